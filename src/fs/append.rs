@@ -1,0 +1,362 @@
+//! Tails and token files: the daemon serves them and lets them only grow.
+//!
+//! A tail holds token rows, `K[num_kv_heads, head_dim]` then `V[num_kv_heads, v_head_dim]`. The
+//! append that fills the page seals it, transposed to the manifest's layout, and opens the next
+//! tail.
+
+use std::sync::{Arc, Mutex};
+
+use super::attributes::Place;
+use super::open::{Opened, OpenedBy};
+use super::publish::{Verified, page_role};
+use super::state::{Handle, Served, State};
+use super::{FileSystem, FsError};
+use crate::ingest::seal::{self, SealError};
+use crate::page::{PageError, PagePlace, names, pack_page};
+use crate::store::disk::{Access, DiskFile, read_all};
+use crate::store::metadata::Life;
+use crate::store::record::{
+    DirectoryClass, Entry, FileRecord, Inode, InodeId, Kind, ObjectId, ObjectKind, Role, Time,
+};
+
+/// Bytes of one token id.
+const TOKEN_BYTES: u64 = 4;
+
+impl FileSystem {
+    pub(super) fn open_append(
+        &self,
+        id: InodeId,
+        writes: bool,
+        truncates: bool,
+    ) -> Result<Opened, FsError> {
+        let mut state = if writes {
+            self.state_to_change()?
+        } else {
+            self.state()
+        };
+        let inode = state.inode(id)?;
+        let object = inode
+            .file()
+            .and_then(|file| file.object)
+            .ok_or(FsError::Stale)?;
+        let file: Arc<dyn DiskFile> = Arc::from(self.store.open_object(object, Access::ReadWrite)?);
+        let handle = state.add_handle(Handle::new(id, writes, Served::Append(Arc::clone(&file))));
+        let turn = append_turn(&mut state, id);
+        drop(state);
+        if truncates {
+            let _turn = turn
+                .lock()
+                .unwrap_or_else(std::sync::PoisonError::into_inner);
+            if let Err(error) = file.set_length(0) {
+                self.release(handle)?;
+                return Err(error.into());
+            }
+        }
+        Ok(Opened {
+            handle,
+            by: OpenedBy::Daemon,
+            is_sealed: false,
+            is_append: true,
+        })
+    }
+
+    /// Appends to a tail or token file. `offset` is `None` for a descriptor opened with
+    /// `O_APPEND`; otherwise it must be the end.
+    pub(super) fn append(
+        &self,
+        id: InodeId,
+        file: &dyn DiskFile,
+        offset: Option<u64>,
+        bytes: &[u8],
+    ) -> Result<(), FsError> {
+        let mut state = self.state_to_change()?;
+        let turn = append_turn(&mut state, id);
+        drop(state);
+        let _turn = turn
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        let inode = self.state().inode(id)?;
+        let record = inode.file().ok_or(FsError::Invalid)?.clone();
+        let size = file.stat()?.length;
+        if offset.is_some_and(|offset| offset != size) {
+            return Err(FsError::NotPermitted);
+        }
+        let border = match record.role {
+            _ if inode.links == 0 => return Err(FsError::CrossesPage),
+            Role::Tail { start, directory } => Some(self.tail_place(directory, start)?),
+            _ => None,
+        };
+        let end = size + bytes.len() as u64;
+        if border
+            .as_ref()
+            .is_some_and(|(_, page)| end > rows_bytes(page))
+        {
+            return Err(FsError::CrossesPage);
+        }
+        if let Err(error) = file.write_all_at(bytes, size) {
+            // A full disk may have taken a part of it: rows are appended whole or not at all.
+            file.set_length(size)?;
+            return Err(error.into());
+        }
+        match border {
+            Some((place, page)) if end == rows_bytes(&page) => {
+                self.seal_tail(id, &inode, file, (&place, &page))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The page that a tail becomes, and the tail's name.
+    fn tail_place(&self, parent: InodeId, start: u64) -> Result<(Place, PagePlace), FsError> {
+        let mut state = self.state();
+        let (_, class) = state.directory(parent)?;
+        let DirectoryClass::Layer(layer) = class else {
+            return Err(FsError::Invalid);
+        };
+        let name = names::format_tail(crate::page::TokenStart(start)).into_bytes();
+        let place = Place { parent, name };
+        let model = self.model_of(&mut state, parent);
+        drop(state);
+        let page = model.and_then(|model| model.place(layer, start).map_err(SealError::Refused));
+        match page {
+            Ok(page) => Ok((place, page)),
+            Err(error) => Err(self.report(&place, error)),
+        }
+    }
+
+    /// Checks that a tail may begin at a token.
+    pub(super) fn check_tail(
+        &self,
+        state: &mut State,
+        place: &Place,
+        start: u64,
+    ) -> Result<PagePlace, FsError> {
+        let (_, class) = state.directory(place.parent)?;
+        let DirectoryClass::Layer(layer) = class else {
+            return Err(FsError::Invalid);
+        };
+        let page = self
+            .model_of(state, place.parent)
+            .and_then(|model| model.place(layer, start).map_err(SealError::Refused));
+        let page = page.map_err(|error| match error {
+            SealError::Io(error) => FsError::Io(error),
+            SealError::Refused(error) => {
+                let path = state.path(place.parent, &place.name);
+                self.observer
+                    .refused(&path, error.reason(), &error.to_string());
+                FsError::Refused
+            }
+        })?;
+        let name = names::format_page(crate::page::TokenStart(start));
+        match state.entry(place.parent, name.as_bytes())? {
+            Some(_) => Err(FsError::Exists),
+            None => Ok(page),
+        }
+    }
+
+    /// Seals a full tail and opens the next.
+    fn seal_tail(
+        &self,
+        id: InodeId,
+        tail: &Inode,
+        file: &dyn DiskFile,
+        (place, page): (&Place, &PagePlace),
+    ) -> Result<(), FsError> {
+        let tokens = page.geometry().page_tokens();
+        let rows = read_all(file, rows_bytes(page))?;
+        let bytes = pack_page(page, &rows, tokens)
+            .map_err(|error| self.report(place, SealError::Refused(error)))?;
+        let object = self.state().metadata.new_object();
+        let verified = self.write_page(object, &bytes, page).inspect_err(|_| {
+            self.state().metadata.remove_object(object);
+        })?;
+        let mut state = self.state_to_change()?;
+        let start = page.start().0;
+        let name = names::format_page(page.start()).into_bytes();
+        let mut sealed = tail.clone();
+        sealed.mtime = Time::now();
+        self.remove_source(&mut state, id, place, false)?;
+        let to = Place {
+            parent: place.parent,
+            name,
+        };
+        self.insert_sealed(&mut state, &sealed, &to, (object, &verified))?;
+        self.open_next_tail(&mut state, tail, place.parent, start + u64::from(tokens))
+    }
+
+    fn write_page(
+        &self,
+        object: ObjectId,
+        bytes: &[u8],
+        page: &PagePlace,
+    ) -> Result<Verified, FsError> {
+        let file = self.store.create_object(object)?;
+        file.write_all_at(bytes, 0)?;
+        let verified = seal::verify_file(file.as_ref(), page).map_err(|error| match error {
+            SealError::Io(error) => FsError::Io(error),
+            SealError::Refused(_) => FsError::Corrupt,
+        })?;
+        let role = page_role(page, verified.header.tokens, verified.digest.page.0);
+        Ok(Verified {
+            role,
+            checksum: verified.digest.object.0,
+            length: bytes.len() as u64,
+        })
+    }
+
+    fn open_next_tail(
+        &self,
+        state: &mut State,
+        tail: &Inode,
+        parent: InodeId,
+        start: u64,
+    ) -> Result<(), FsError> {
+        let name = names::format_tail(crate::page::TokenStart(start)).into_bytes();
+        if state.entry(parent, &name)?.is_some() {
+            return Ok(());
+        }
+        let object = state.metadata.new_object();
+        self.store.create_object(object)?;
+        let now = Time::now();
+        let inode = Inode {
+            mtime: now,
+            ctime: now,
+            atime: now,
+            links: 1,
+            ..tail.clone()
+        };
+        self.insert_append(
+            state,
+            &Place { parent, name },
+            inode,
+            (
+                object,
+                Role::Tail {
+                    start,
+                    directory: parent,
+                },
+            ),
+        )
+    }
+
+    /// Gives an append-only file its name.
+    pub(super) fn insert_append(
+        &self,
+        state: &mut State,
+        place: &Place,
+        inode: Inode,
+        (object, role): (ObjectId, Role),
+    ) -> Result<(), FsError> {
+        let record = FileRecord {
+            role,
+            object: Some(object),
+            size: 0,
+            blocks: 0,
+            unsettled: true,
+        };
+        let id = state.metadata.new_inode();
+        let inode = Inode {
+            kind: Kind::File(record),
+            ..inode
+        };
+        state.metadata.put_inode(Life::Durable, id, &inode);
+        let entry = Entry {
+            inode: id,
+            file_type: libc::S_IFREG,
+        };
+        state
+            .metadata
+            .put_entry(Life::Durable, place.parent, &place.name, entry);
+        state.publish(object, ObjectKind::Rows, 0)?;
+        state.touch_directory(place.parent, 0)?;
+        self.invalidate(super::Invalidation::Name(place.clone()));
+        self.invalidate(super::Invalidation::Inode(place.parent));
+        Ok(())
+    }
+
+    /// Renames an ordinary file onto the name of a tail or token file: its bytes become the
+    /// content.
+    pub(super) fn replace_append(
+        &self,
+        id: InodeId,
+        (from, to): (&Place, &Place),
+        role: Role,
+    ) -> Result<(), FsError> {
+        let full = self.check_rows(id, to, role)?;
+        let (source, object, taken) = self.take_over(id)?;
+        let mut state = self.state_to_change()?;
+        state.sealing.remove(&id);
+        self.remove_source(&mut state, id, from, taken)?;
+        if let Some(entry) = state.entry(to.parent, &to.name)? {
+            let mut old = state.inode(entry.inode)?;
+            state.drop_link(entry.inode, &mut old)?;
+        }
+        let inode = Inode {
+            links: 1,
+            ctime: Time::now(),
+            ..source
+        };
+        self.insert_append(&mut state, to, inode.clone(), (object, role))?;
+        let Some(page) = full else {
+            return Ok(());
+        };
+        let entry = state.entry(to.parent, &to.name)?.ok_or(FsError::NotFound)?;
+        drop(state);
+        let file = self.store.open_object(object, Access::Read)?;
+        self.seal_tail(entry.inode, &inode, file.as_ref(), (to, &page))
+    }
+
+    /// Checks that a file can be the content of a tail or token file. A tail of a whole page is
+    /// returned: it is to be sealed.
+    fn check_rows(
+        &self,
+        id: InodeId,
+        to: &Place,
+        role: Role,
+    ) -> Result<Option<PagePlace>, FsError> {
+        let mut state = self.wait_for_release(self.state(), id);
+        let size = state.attributes(&self.store, id)?.size;
+        let Role::Tail { start, .. } = role else {
+            drop(state);
+            return match size % TOKEN_BYTES {
+                0 => Ok(None),
+                _ => Err(self.refuse_rows(to, &format!("{size} bytes are no whole token ids"))),
+            };
+        };
+        let existing = state.entry(to.parent, &to.name)?.is_some();
+        let page = match self.check_tail(&mut state, to, start) {
+            Err(FsError::Exists) if existing => return Err(FsError::Exists),
+            outcome => outcome?,
+        };
+        drop(state);
+        let row = page.geometry().row_bytes();
+        if size > rows_bytes(&page) || size % row != 0 {
+            let why = format!(
+                "{size} bytes are not 0..={} rows of {row} bytes",
+                page.geometry().page_tokens()
+            );
+            return Err(self.refuse_rows(to, &why));
+        }
+        Ok((size == rows_bytes(&page)).then_some(page))
+    }
+
+    fn refuse_rows(&self, to: &Place, why: &str) -> FsError {
+        self.report(to, SealError::Refused(PageError::Rows(why.to_owned())))
+    }
+}
+
+/// Bytes of a full tail.
+fn rows_bytes(page: &PagePlace) -> u64 {
+    page.geometry().row_bytes() * u64::from(page.geometry().page_tokens())
+}
+
+fn append_turn(state: &mut State, id: InodeId) -> Arc<Mutex<()>> {
+    Arc::clone(
+        state
+            .nodes
+            .entry(id)
+            .or_default()
+            .append
+            .get_or_insert_default(),
+    )
+}

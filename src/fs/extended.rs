@@ -1,0 +1,126 @@
+//! Extended attributes: the user's own, kept with the inode, and `user.kvfs.*`, which tell where
+//! and how a file is stored. The latter are never listed, so that `rsync -X` does not try to copy
+//! them back.
+
+use super::{FileSystem, FsError, views};
+use crate::page::Checksum;
+use crate::store::record::{InodeId, Role, Time};
+
+/// What the daemon answers itself.
+const OWN_PREFIX: &[u8] = b"user.kvfs.";
+/// Limits of the kernel (`XATTR_SIZE_MAX`).
+const VALUE_BYTES_MAX: usize = 64 << 10;
+
+impl FileSystem {
+    /// One attribute.
+    pub fn extended_attribute(&self, id: InodeId, name: &[u8]) -> Result<Vec<u8>, FsError> {
+        if views::is_view(id) {
+            return Err(FsError::NoAttribute);
+        }
+        if let Some(own) = name.strip_prefix(OWN_PREFIX) {
+            return self.own_attribute(id, own);
+        }
+        check_namespace(name)?;
+        self.state()
+            .metadata
+            .attribute(id, name)?
+            .ok_or(FsError::NoAttribute)
+    }
+
+    fn own_attribute(&self, id: InodeId, name: &[u8]) -> Result<Vec<u8>, FsError> {
+        let state = self.state();
+        let inode = state.inode(id)?;
+        let file = inode.file().ok_or(FsError::NoAttribute)?;
+        let text = match name {
+            b"tier" => "ssd".to_owned(),
+            b"encoding" => "raw".to_owned(),
+            b"stored_bytes" => state
+                .attributes_of(&self.store, id, &inode)?
+                .size
+                .to_string(),
+            b"checksum" => {
+                let object = file.object.ok_or(FsError::NoAttribute)?;
+                let stored = state
+                    .metadata
+                    .object(object)?
+                    .and_then(|record| record.checksum);
+                match file.role {
+                    Role::Page(page) => Checksum(page.checksum).to_string(),
+                    _ => Checksum(stored.ok_or(FsError::NoAttribute)?).to_string(),
+                }
+            }
+            _ => return Err(FsError::NoAttribute),
+        };
+        Ok(text.into_bytes())
+    }
+
+    /// Names of the user's attributes, each followed by a zero byte.
+    pub fn list_extended_attributes(&self, id: InodeId) -> Result<Vec<u8>, FsError> {
+        if views::is_view(id) {
+            return Ok(Vec::new());
+        }
+        let mut names = Vec::new();
+        for (name, _) in self.state().metadata.attributes(id)? {
+            names.extend_from_slice(&name);
+            names.push(0);
+        }
+        Ok(names)
+    }
+
+    /// Sets an attribute; `flags` are those of setxattr(2).
+    pub fn set_extended_attribute(
+        &self,
+        id: InodeId,
+        name: &[u8],
+        value: &[u8],
+        flags: i32,
+    ) -> Result<(), FsError> {
+        check_namespace(name)?;
+        if views::is_view(id) || name.starts_with(OWN_PREFIX) {
+            return Err(FsError::Unsupported);
+        }
+        if value.len() > VALUE_BYTES_MAX {
+            return Err(FsError::AttributeTooLarge);
+        }
+        let mut state = self.state_to_change()?;
+        let mut inode = state.inode(id)?;
+        let exists = state.metadata.attribute(id, name)?.is_some();
+        if exists && flags & libc::XATTR_CREATE != 0 {
+            return Err(FsError::Exists);
+        }
+        if !exists && flags & libc::XATTR_REPLACE != 0 {
+            return Err(FsError::NoAttribute);
+        }
+        let life = state.metadata.life(id);
+        state.metadata.put_attribute(life, id, name, value);
+        inode.ctime = Time::now();
+        state.put_inode(id, &inode);
+        Ok(())
+    }
+
+    /// Removes an attribute.
+    pub fn remove_extended_attribute(&self, id: InodeId, name: &[u8]) -> Result<(), FsError> {
+        check_namespace(name)?;
+        let mut state = self.state_to_change()?;
+        if views::is_view(id) || state.metadata.attribute(id, name)?.is_none() {
+            return Err(FsError::NoAttribute);
+        }
+        let mut inode = state.inode(id)?;
+        let life = state.metadata.life(id);
+        state.metadata.remove_attribute(life, id, name);
+        inode.ctime = Time::now();
+        state.put_inode(id, &inode);
+        Ok(())
+    }
+}
+
+/// Only `user.*` and `trusted.*` are kept. A plain "unsupported" for the others lets `ls -l` stop
+/// asking for ACLs and labels after the first file of a directory.
+fn check_namespace(name: &[u8]) -> Result<(), FsError> {
+    let kept = name.starts_with(b"user.") || name.starts_with(b"trusted.");
+    if kept {
+        Ok(())
+    } else {
+        Err(FsError::Unsupported)
+    }
+}

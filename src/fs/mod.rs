@@ -1,0 +1,226 @@
+//! The file system: what each operation means, without any type of the FUSE library.
+//!
+//! [`FileSystem`] is the mount's single entry point; [`crate::fuse`] decodes a request, makes one
+//! call here and replies. The operations lie in one file per concept:
+//!
+//! | file | operations |
+//! |---|---|
+//! | `lookup` | lookup, forget, getattr, the permissions' neighbours |
+//! | `create` | create, mkdir, mknod, symlink |
+//! | `open` | open, and the check that bytes are what was sealed |
+//! | `transfer` | read, write, fallocate, seek, copy for handles that the daemon serves |
+//! | `append` | rows of tails and token files |
+//! | `settle` | flush, release: a writer is done |
+//! | `publish` | pages and manifests appear |
+//! | `rename`, `link`, `remove` | names |
+//! | `setattr`, `extended` | attributes |
+//! | `list` | readdir |
+//! | `sync` | fsync, the group commit |
+//! | `views` | `.kvfs/` |
+
+mod append;
+pub(crate) mod attributes;
+mod classify;
+mod create;
+mod error;
+mod extended;
+mod link;
+mod list;
+mod lookup;
+mod open;
+mod publish;
+mod remove;
+mod rename;
+mod setattr;
+mod settle;
+mod state;
+mod sync;
+mod transfer;
+mod views;
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
+
+pub use attributes::{Attributes, Caller, Found, Place};
+pub use create::{Created, NewNode};
+pub use error::FsError;
+pub use list::{Listed, Listing};
+pub use lookup::Lookup;
+pub use open::{Opened, OpenedBy};
+pub use setattr::{NewTime, SetAttributes};
+
+use crate::observe::Observer;
+use crate::store::record::{DirectoryClass, Entry, Inode, InodeId, Kind, Time};
+use crate::store::recovery::{self, Recovered};
+use crate::store::{Store, StoreError, metadata::Life, metadata::Metadata};
+use state::State;
+
+/// Longest name, as on every Linux filesystem.
+pub const NAME_BYTES_MAX: usize = 255;
+
+/// Names that can be sealed at the same time; more than any machine has cores for.
+const SEALING_TURNS: usize = 64;
+
+/// How file bytes reach the clients.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum IoMode {
+    /// The kernel reads and writes the backing files itself.
+    Passthrough,
+    /// The daemon serves every byte; the reason says why.
+    Served(String),
+}
+
+/// Something that the kernel caches and must forget.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Invalidation {
+    /// A name.
+    Name(Place),
+    /// Attributes of an inode, and the listing if it is a directory.
+    Inode(InodeId),
+}
+
+/// A mounted store.
+#[derive(Debug)]
+pub struct FileSystem {
+    store: Store,
+    state: Mutex<State>,
+    /// Held while committing; counts the freezes that are durable.
+    durable_generation: Mutex<u64>,
+    /// Signalled whenever a handle is released.
+    released: Condvar,
+    /// Which names are being sealed, by a hash of the name.
+    sealing_turns: [Mutex<()>; SEALING_TURNS],
+    observer: Arc<Observer>,
+    io_mode: OnceLock<IoMode>,
+    invalidations: crossbeam_channel::Sender<Invalidation>,
+}
+
+impl FileSystem {
+    /// Opens the metadata of a store and recovers what a crash left.
+    pub fn open(
+        store: Store,
+        observer: Arc<Observer>,
+        invalidations: crossbeam_channel::Sender<Invalidation>,
+    ) -> Result<(FileSystem, Recovered), StoreError> {
+        let mut metadata = Metadata::open(store.disk.metadata()?)?;
+        let recovered = recovery::recover(&store, &mut metadata)?;
+        make_roots(&mut metadata)?;
+        let file_system = FileSystem {
+            store,
+            state: Mutex::new(State::new(metadata)),
+            durable_generation: Mutex::new(0),
+            released: Condvar::new(),
+            sealing_turns: [const { Mutex::new(()) }; SEALING_TURNS],
+            observer,
+            io_mode: OnceLock::new(),
+            invalidations,
+        };
+        Ok((file_system, recovered))
+    }
+
+    /// Removes object files that a crash left without a record; runs beside the mount.
+    pub fn sweep_after_crash(&self) -> Result<usize, StoreError> {
+        let (referenced, below) = {
+            let mut state = self.state();
+            if state.metadata.was_clean {
+                return Ok(0);
+            }
+            let below = state.metadata.new_object();
+            state.metadata.staged.remove(&below);
+            (recovery::referenced(&state.metadata)?, below)
+        };
+        Ok(recovery::sweep(&self.store, &referenced, below)?)
+    }
+
+    /// How bytes reach the clients; `trial` decides on the first call.
+    pub fn io_mode(&self, trial: impl FnOnce() -> IoMode) -> &IoMode {
+        self.io_mode.get_or_init(|| {
+            let mode = trial();
+            self.observer.set_passthrough(mode == IoMode::Passthrough);
+            mode
+        })
+    }
+
+    fn is_passthrough(&self) -> bool {
+        matches!(self.io_mode.get(), Some(IoMode::Passthrough))
+    }
+
+    /// The store below.
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// Counters and recent errors.
+    pub fn observer(&self) -> &Observer {
+        &self.observer
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// The state, for an operation that changes something.
+    fn state_to_change(&self) -> Result<MutexGuard<'_, State>, FsError> {
+        let state = self.state();
+        if state.failed {
+            Err(FsError::ReadOnly)
+        } else {
+            Ok(state)
+        }
+    }
+
+    /// The kernel shall forget something; it is told after the running operation has answered.
+    fn invalidate(&self, what: Invalidation) {
+        // A full queue only delays what short-lived caching in those directories bounds anyway.
+        let _ = self.invalidations.try_send(what);
+    }
+}
+
+/// Checks a name that is to be made.
+fn check_name(name: &[u8]) -> Result<(), FsError> {
+    if name.len() > NAME_BYTES_MAX {
+        Err(FsError::NameTooLong)
+    } else {
+        Ok(())
+    }
+}
+
+/// The directories that every mount has.
+fn make_roots(metadata: &mut Metadata) -> Result<(), StoreError> {
+    const MODELS: InodeId = InodeId(2);
+    const FILES: InodeId = InodeId(3);
+    if metadata.inode(InodeId::ROOT)?.is_some() {
+        return Ok(());
+    }
+    let now = Time::now();
+    let directory = |class, name: &[u8], links| Inode {
+        kind: Kind::Directory {
+            class,
+            parent: InodeId::ROOT,
+            name: name.to_vec(),
+        },
+        mode: 0o755,
+        uid: nix::unistd::geteuid().as_raw(),
+        gid: nix::unistd::getegid().as_raw(),
+        links,
+        atime: now,
+        mtime: now,
+        ctime: now,
+    };
+    let root = directory(DirectoryClass::Root, b"", 4);
+    metadata.put_inode(Life::Durable, InodeId::ROOT, &root);
+    for (id, class, name) in [
+        (MODELS, DirectoryClass::Models, "models"),
+        (FILES, DirectoryClass::Plain, "files"),
+    ] {
+        let inode = directory(class, name.as_bytes(), 2);
+        metadata.put_inode(Life::Durable, id, &inode);
+        let entry = Entry {
+            inode: id,
+            file_type: libc::S_IFDIR,
+        };
+        metadata.put_entry(Life::Durable, InodeId::ROOT, name.as_bytes(), entry);
+    }
+    Ok(())
+}

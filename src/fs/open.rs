@@ -1,0 +1,296 @@
+//! Opening a file: its bytes are resident and checked before the open answers, so that no read
+//! is ever short or wrong.
+
+use std::sync::Arc;
+
+use super::state::{Handle, Served, State};
+use super::{FileSystem, FsError, views};
+use crate::ingest::seal;
+use crate::store::disk::{Access, DiskFile, FileStat};
+use crate::store::metadata::Life;
+use crate::store::record::{FileRecord, Inode, InodeId, ObjectId, Role};
+
+/// An open file.
+#[derive(Debug)]
+pub struct Opened {
+    /// Number of the handle.
+    pub handle: u64,
+    /// Who moves its bytes.
+    pub by: OpenedBy,
+    /// The bytes never change: caches keep them, close() has nothing to check.
+    pub is_sealed: bool,
+    /// Writes append, whatever their offset claims; nothing is cached.
+    pub is_append: bool,
+}
+
+/// Who moves the bytes of an open file.
+#[derive(Debug)]
+pub enum OpenedBy {
+    /// The kernel, from this file (open read-only, so that it counts as no writer).
+    Kernel {
+        /// The object that the file holds.
+        object: ObjectId,
+        /// The file.
+        file: Arc<dyn DiskFile>,
+    },
+    /// The daemon.
+    Daemon,
+}
+
+impl FileSystem {
+    /// Opens a file; `flags` are those of open(2).
+    pub fn open_file(&self, id: InodeId, flags: i32) -> Result<Opened, FsError> {
+        if views::is_view(id) {
+            return self.open_view(id);
+        }
+        let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
+        let truncates = flags & libc::O_TRUNC != 0;
+        let inode = self.state().inode(id)?;
+        let file = match inode.file() {
+            Some(file) => file.clone(),
+            None if inode.is_directory() => return Err(FsError::IsDirectory),
+            None => return Err(FsError::Invalid),
+        };
+        match file.role {
+            Role::Page(_) | Role::Manifest if writes || truncates => Err(FsError::NotPermitted),
+            Role::Tail { .. } | Role::Tokens => self.open_append(id, writes, truncates),
+            _ if truncates => self.open_truncated(id, writes),
+            _ if writes => self.open_writer(id),
+            _ => self.open_reader(id, &inode, &file),
+        }
+    }
+
+    fn open_reader(
+        &self,
+        id: InodeId,
+        inode: &Inode,
+        file: &FileRecord,
+    ) -> Result<Opened, FsError> {
+        let (object, settled, verified) = {
+            let mut state = self.state();
+            let object = state.current_object(id, file).ok_or(FsError::Stale)?;
+            // Counted before the lock goes, so that nobody replaces the bytes meanwhile.
+            let node = state.nodes.entry(id).or_default();
+            node.readers += 1;
+            let verified = node.verified;
+            let settled = !file.unsettled && !state.unsettled.contains_key(&id);
+            (object, settled, verified)
+        };
+        let outcome = self.open_verified(id, inode, (object, settled), verified);
+        let mut state = self.state();
+        if let Some(node) = state.nodes.get_mut(&id) {
+            node.readers -= 1;
+        }
+        match outcome {
+            Ok((opened, stat)) => {
+                if let Some(node) = state.nodes.get_mut(&id) {
+                    node.verified = settled.then_some(stat);
+                }
+                let sealed = file.role.is_sealed();
+                Ok(self.add_opened(&mut state, (id, object), Arc::from(opened), false, sealed))
+            }
+            Err(error) => {
+                state.drop_node_if_idle(id)?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Opens an object and, the first time, checks that its bytes are those that were sealed.
+    fn open_verified(
+        &self,
+        id: InodeId,
+        inode: &Inode,
+        (object, settled): (ObjectId, bool),
+        verified: Option<FileStat>,
+    ) -> Result<(Box<dyn DiskFile>, FileStat), FsError> {
+        let opened = self
+            .store
+            .open_object(object, Access::Read)
+            .map_err(|error| {
+                if error.kind() == std::io::ErrorKind::NotFound {
+                    self.observer
+                        .corrupt(&format!("object {object} is missing from the store"));
+                    FsError::Corrupt
+                } else {
+                    FsError::Io(error)
+                }
+            })?;
+        let stat = opened.stat()?;
+        if settled && verified != Some(stat) {
+            self.verify(id, inode, object, opened.as_ref())?;
+        }
+        Ok((opened, stat))
+    }
+
+    fn verify(
+        &self,
+        id: InodeId,
+        inode: &Inode,
+        object: ObjectId,
+        opened: &dyn DiskFile,
+    ) -> Result<(), FsError> {
+        let file = inode.file().ok_or(FsError::Invalid)?;
+        let length = opened.stat()?.length;
+        let expected = self
+            .state()
+            .metadata
+            .object(object)?
+            .and_then(|record| record.checksum);
+        let what = format!("inode {} (object {object})", id.0);
+        if length != file.size {
+            let size = file.size;
+            self.observer
+                .corrupt(&format!("{what} has {length} bytes instead of {size}"));
+            return Err(FsError::Corrupt);
+        }
+        let Some(expected) = expected else {
+            return Ok(());
+        };
+        let actual = match file.role {
+            Role::Page(page) => seal::page_checksum(opened, &page)?,
+            _ => seal::content_checksum(opened)?,
+        };
+        if actual == expected {
+            return Ok(());
+        }
+        self.observer.corrupt(&format!(
+            "{what}: the stored bytes are not those that were written (checksum mismatch)"
+        ));
+        Err(FsError::Corrupt)
+    }
+
+    /// Opens for writing in place. What a commit may already have promised about the bytes is
+    /// taken back, durably, before the first of them can change.
+    fn open_writer(&self, id: InodeId) -> Result<Opened, FsError> {
+        let (opened, wait) = {
+            let mut state = self.state_to_change()?;
+            let wait = self.begin_in_place(&mut state, id)?;
+            let inode = state.inode(id)?;
+            let file = inode.file().ok_or(FsError::Invalid)?;
+            let object = state.current_object(id, file).ok_or(FsError::Stale)?;
+            let opened = self.store.open_object(object, self.writer_access())?;
+            (
+                self.add_opened(&mut state, (id, object), Arc::from(opened), true, false),
+                wait,
+            )
+        };
+        if wait && let Err(error) = self.commit() {
+            self.release(opened.handle)?;
+            return Err(error);
+        }
+        Ok(opened)
+    }
+
+    /// Marks a file as changing in place. Returns whether that must be durable first.
+    pub(super) fn begin_in_place(&self, state: &mut State, id: InodeId) -> Result<bool, FsError> {
+        if state.sealing.contains(&id) {
+            return Err(FsError::Busy);
+        }
+        if state.unsettled.contains_key(&id) {
+            return Ok(false);
+        }
+        let mut inode = state.inode(id)?;
+        let mtime = inode.mtime;
+        let life = state.metadata.life(id);
+        let file = inode.file_mut().ok_or(FsError::Invalid)?;
+        let object = file.object.ok_or(FsError::Stale)?;
+        let backing = self.store.stat_object(object)?;
+        if backing.mtime != mtime {
+            // From here on the file on the disk tells the time of the last write.
+            self.store
+                .open_object(object, Access::ReadWrite)?
+                .set_modified(mtime)?;
+        }
+        file.unsettled = true;
+        state.metadata.put_inode(life, id, &inode);
+        state.unsettled.insert(id, object);
+        let record = state.metadata.object(object)?;
+        if let Some(record) = record.filter(|record| record.checksum.is_some()) {
+            let changed = crate::store::record::ObjectRecord {
+                checksum: None,
+                ..record
+            };
+            state.metadata.put_object(object, &changed);
+        }
+        if let Some(node) = state.nodes.get_mut(&id) {
+            node.verified = None;
+        }
+        let promised = record.is_some_and(|record| record.checksum.is_some());
+        Ok(life == Life::Durable && (promised || !state.metadata.staged.contains(&object)))
+    }
+
+    /// Opens with `O_TRUNC`: the new version is made beside the old one, which comes back after a
+    /// crash, unless somebody still has the old one open or mapped.
+    fn open_truncated(&self, id: InodeId, writes: bool) -> Result<Opened, FsError> {
+        let mut state = self.state_to_change()?;
+        let inode = state.inode(id)?;
+        let old = inode
+            .file()
+            .and_then(|file| file.object)
+            .ok_or(FsError::Stale)?;
+        let held = state.nodes.get(&id).is_some_and(|node| node.handles() > 0);
+        let changing = state.unsettled.contains_key(&id) || state.sealing.contains(&id);
+        if held || changing || inode.links == 0 || !seal::is_at_rest(&self.store, old)? {
+            let wait = self.begin_in_place(&mut state, id)?;
+            drop(state);
+            if wait {
+                self.commit()?;
+            }
+            return self.truncate_in_place(id, writes);
+        }
+        let object = state.metadata.new_object();
+        let made = Arc::from(self.store.create_object(object)?);
+        state.unsettled.insert(id, object);
+        let node = state.nodes.entry(id).or_default();
+        node.replacement = Some(object);
+        node.verified = None;
+        Ok(self.add_opened(&mut state, (id, object), made, writes, false))
+    }
+
+    fn truncate_in_place(&self, id: InodeId, writes: bool) -> Result<Opened, FsError> {
+        let mut state = self.state_to_change()?;
+        let inode = state.inode(id)?;
+        let file = inode.file().ok_or(FsError::Invalid)?;
+        let object = state.current_object(id, file).ok_or(FsError::Stale)?;
+        self.store
+            .open_object(object, Access::ReadWrite)?
+            .set_length(0)?;
+        let opened = self.store.open_object(object, self.writer_access())?;
+        Ok(self.add_opened(&mut state, (id, object), Arc::from(opened), writes, false))
+    }
+
+    /// The kernel opens the backing file anew with the writer's own flags, so the daemon's
+    /// descriptor can stay read-only and never counts as a writer.
+    fn writer_access(&self) -> Access {
+        if self.is_passthrough() {
+            Access::Read
+        } else {
+            Access::ReadWrite
+        }
+    }
+
+    fn add_opened(
+        &self,
+        state: &mut State,
+        (inode, object): (InodeId, ObjectId),
+        file: Arc<dyn DiskFile>,
+        writes: bool,
+        is_sealed: bool,
+    ) -> Opened {
+        self.observer
+            .opened(file.stat().map_or(0, |stat| stat.length));
+        let (served, by) = if self.is_passthrough() {
+            (Served::Passthrough, OpenedBy::Kernel { object, file })
+        } else {
+            (Served::File(file), OpenedBy::Daemon)
+        };
+        let handle = state.add_handle(Handle::new(inode, writes, served));
+        Opened {
+            handle,
+            by,
+            is_sealed,
+            is_append: false,
+        }
+    }
+}

@@ -1,0 +1,481 @@
+//! Pages and manifests appear: whole and verified, or not at all.
+//!
+//! A page appears by rename from a temporary name ([`FileSystem::publish_renamed`]) or after the
+//! last close when it was written under its own name ([`FileSystem::publish_pending`]). Either
+//! way the bytes are at rest before they are checked: nobody has them open or mapped for writing.
+//! A renamed file whose writer is still there is sealed from a copy. The sealed file is a new
+//! inode, so nothing that a client still holds of the old one can reach its bytes.
+
+use std::sync::{Arc, MutexGuard};
+use std::time::{Duration, Instant};
+
+use super::attributes::Place;
+use super::classify::{self, FileClass};
+use super::state::State;
+use super::{FileSystem, FsError};
+use crate::ingest::model::{MANIFEST_BYTES_MAX, ManifestError, Model};
+use crate::ingest::seal::{self, SealError};
+use crate::page::{Manifest, PageError, names};
+use crate::store::disk::{Access, read_all};
+use crate::store::metadata::Life;
+use crate::store::quarantine::{self, Take};
+use crate::store::record::{
+    DirectoryClass, Entry, FileRecord, Inode, InodeId, Kind, ObjectId, ObjectKind, ObjectRecord,
+    PageRecord, Role, Time,
+};
+
+/// close() returns before the daemon hears of it. A writer whose descriptors have all been
+/// closed is waited for this long; it takes some 20 us unless the machine is overloaded.
+const RELEASE_WAIT_MAX: Duration = Duration::from_millis(50);
+
+/// Bytes that were verified, and as what.
+pub(super) struct Verified {
+    pub(super) role: Role,
+    pub(super) checksum: [u8; 16],
+    pub(super) length: u64,
+}
+
+impl FileSystem {
+    /// The model above a directory of its tree.
+    pub(super) fn model_of(
+        &self,
+        state: &mut State,
+        directory: InodeId,
+    ) -> Result<Arc<Model>, SealError> {
+        let id = model_directory(state, directory).map_err(seal_io)?;
+        if let Some(model) = state.models.get(&id) {
+            return Ok(Arc::clone(model));
+        }
+        let missing = || {
+            SealError::Refused(PageError::Manifest(
+                "the model has no manifest.json: create it before the pages (kvfs create)".into(),
+            ))
+        };
+        let entry = state
+            .entry(id, names::MANIFEST.as_bytes())
+            .map_err(seal_io)?;
+        let inode = state
+            .inode(entry.ok_or_else(missing)?.inode)
+            .map_err(seal_io)?;
+        let object = inode
+            .file()
+            .and_then(|file| file.object)
+            .ok_or_else(missing)?;
+        let model = Arc::new(
+            Model::load(&self.store, object).map_err(|error| match error {
+                ManifestError::Io(error) => SealError::Io(error),
+                ManifestError::Refused(error) => SealError::Refused(error),
+            })?,
+        );
+        state.models.insert(id, Arc::clone(&model));
+        Ok(model)
+    }
+
+    /// Answers FLUSH for a page or manifest that is being written under its own name.
+    pub(super) fn check_pending(&self, place: &Place, object: ObjectId) -> Result<(), FsError> {
+        let outcome = match self.class_of(place)? {
+            (FileClass::Page(start), layer) => self
+                .page_place(place.parent, layer, start)
+                .and_then(|page| seal::check_header(&self.store, object, &page)),
+            (FileClass::Manifest, _) => self.read_manifest(object).map(|_| ()),
+            _ => Ok(()),
+        };
+        outcome.map_err(|error| self.report(place, error))
+    }
+
+    /// Seals what was written under this name, if its writers are done. Returns whether the name
+    /// may be there now.
+    pub(super) fn publish_pending(&self, place: &Place) -> Result<bool, FsError> {
+        if !self
+            .class_of(place)
+            .is_ok_and(|(class, _)| class.is_sealed())
+        {
+            return Ok(false);
+        }
+        // One thread seals, another that looks the name up waits for it.
+        let _turn = self.sealing_turn(place);
+        let waiting = self.state().pending.get(place).cloned().unwrap_or_default();
+        for id in waiting {
+            let Some(object) = self.claim_pending(place, id)? else {
+                continue;
+            };
+            if let Err(error) = self.seal_pending(place, id, object) {
+                // The writer heard of it at close(); a lookup only finds nothing.
+                log::debug!("{}: {error}", self.state().path(place.parent, &place.name));
+            }
+        }
+        Ok(true)
+    }
+
+    /// Takes a pending file over for sealing if its bytes are at rest.
+    fn claim_pending(&self, place: &Place, id: InodeId) -> Result<Option<ObjectId>, FsError> {
+        let mut state = self.wait_for_release(self.state(), id);
+        let Some(&object) = state.unsettled.get(&id) else {
+            return Ok(None);
+        };
+        let writers = state.nodes.get(&id).map_or(0, |node| node.writers);
+        if writers > 0 || !seal::is_at_rest(&self.store, object)? {
+            return Ok(None);
+        }
+        state.unsettled.remove(&id);
+        if let Some(node) = state.nodes.get_mut(&id) {
+            node.pending = None;
+        }
+        if let Some(waiting) = state.pending.get_mut(place) {
+            waiting.retain(|other| *other != id);
+            if waiting.is_empty() {
+                state.pending.remove(place);
+            }
+        }
+        Ok(Some(object))
+    }
+
+    fn seal_pending(&self, place: &Place, id: InodeId, object: ObjectId) -> Result<(), FsError> {
+        let source = self.state().inode(id)?;
+        let outcome = self.verify_as(object, place);
+        let mut state = self.state_to_change()?;
+        let mut emptied = source.clone();
+        if let Some(file) = emptied.file_mut() {
+            file.object = None;
+        }
+        state.drop_link(id, &mut emptied)?;
+        match outcome {
+            Ok(verified) => self.insert_sealed(&mut state, &source, place, (object, &verified)),
+            Err(error) => {
+                state.metadata.staged.remove(&object);
+                drop(state);
+                self.quarantine(place, object, Take::Move, &error);
+                Err(self.report(place, error))
+            }
+        }
+    }
+
+    /// Seals a file by renaming it onto the name of a page or manifest.
+    pub(super) fn publish_renamed(
+        &self,
+        id: InodeId,
+        from: &Place,
+        to: &Place,
+    ) -> Result<(), FsError> {
+        let _turn = self.sealing_turn(to);
+        let (source, object, taken) = self.take_over(id)?;
+        let outcome = self.verify_as(object, to);
+        let mut state = self.state_to_change()?;
+        state.sealing.remove(&id);
+        let verified = match outcome {
+            Ok(verified) => verified,
+            Err(error) => {
+                if !taken {
+                    state.metadata.staged.remove(&object);
+                }
+                drop(state);
+                let take = if taken { Take::Copy } else { Take::Move };
+                self.quarantine(to, object, take, &error);
+                return Err(self.report(to, error));
+            }
+        };
+        self.remove_source(&mut state, id, from, taken)?;
+        self.insert_sealed(&mut state, &source, to, (object, &verified))
+    }
+
+    /// The bytes of a file for another inode: the object itself if nobody else can reach it, else
+    /// a copy. Returns the file's record, the object, and whether it was taken from the file.
+    pub(super) fn take_over(&self, id: InodeId) -> Result<(Inode, ObjectId, bool), FsError> {
+        let mut state = self.wait_for_release(self.state_to_change()?, id);
+        let mut source = state.inode(id)?;
+        let replaced = self.adopt(&mut state, id, &mut source)?;
+        if let Some(old) = replaced {
+            state.put_inode(id, &source);
+            state.drop_object(old)?;
+        }
+        let object = source
+            .file()
+            .and_then(|file| file.object)
+            .ok_or(FsError::Stale)?;
+        let stat = self.store.stat_object(object)?;
+        if state.unsettled.contains_key(&id) {
+            source.mtime = stat.mtime;
+        }
+        let writers = state.nodes.get(&id).map_or(0, |node| node.writers);
+        if source.links == 1 && writers == 0 && seal::is_at_rest(&self.store, object)? {
+            state.sealing.insert(id);
+            return Ok((source, object, true));
+        }
+        let copy = state.metadata.new_object();
+        drop(state);
+        seal::copy(&self.store, object, copy).inspect_err(|_| {
+            self.state().metadata.remove_object(copy);
+        })?;
+        Ok((source, copy, false))
+    }
+
+    /// Takes the old name away after its bytes were published under another.
+    pub(super) fn remove_source(
+        &self,
+        state: &mut State,
+        id: InodeId,
+        from: &Place,
+        taken: bool,
+    ) -> Result<(), FsError> {
+        let mut source = state.inode(id)?;
+        if taken {
+            state.unsettled.remove(&id);
+            if let Some(file) = source.file_mut() {
+                file.object = None;
+            }
+        }
+        state.remove_name(from, id);
+        state.touch_directory(from.parent, 0)?;
+        state.drop_link(id, &mut source)
+    }
+
+    /// Gives verified bytes a name. An identical page that is there already stays.
+    pub(super) fn insert_sealed(
+        &self,
+        state: &mut State,
+        source: &Inode,
+        to: &Place,
+        (object, verified): (ObjectId, &Verified),
+    ) -> Result<(), FsError> {
+        let inode = Inode {
+            links: 1,
+            ctime: Time::now(),
+            ..source.clone()
+        };
+        if let Some(entry) = state.entry(to.parent, &to.name)? {
+            let mut old = state.inode(entry.inode)?;
+            if old.file().is_some_and(|file| file.role == verified.role) && old.links == 1 {
+                (old.mode, old.uid, old.gid) = (inode.mode, inode.uid, inode.gid);
+                (old.atime, old.mtime, old.ctime) = (inode.atime, inode.mtime, inode.ctime);
+                state.put_inode(entry.inode, &old);
+                return state.drop_object(object);
+            }
+            state.drop_link(entry.inode, &mut old)?;
+        }
+        let record = FileRecord {
+            role: verified.role,
+            object: Some(object),
+            size: verified.length,
+            blocks: verified.length.div_ceil(512),
+            unsettled: false,
+        };
+        let checksum = Some(verified.checksum);
+        let length = verified.length;
+        let stored = ObjectRecord {
+            kind: stored_kind(verified.role),
+            length,
+            checksum,
+            references: 1,
+        };
+        state.metadata.put_object(object, &stored);
+        state.metadata.publish(object);
+        let id = state.metadata.new_inode();
+        state.metadata.put_inode(
+            Life::Durable,
+            id,
+            &Inode {
+                kind: Kind::File(record),
+                ..inode
+            },
+        );
+        let entry = Entry {
+            inode: id,
+            file_type: libc::S_IFREG,
+        };
+        state
+            .metadata
+            .put_entry(Life::Durable, to.parent, &to.name, entry);
+        state.touch_directory(to.parent, 0)?;
+        if verified.role == Role::Manifest {
+            state.models.remove(&to.parent);
+        }
+        self.observer.sealed(length);
+        self.invalidate(super::Invalidation::Name(to.clone()));
+        self.invalidate(super::Invalidation::Inode(to.parent));
+        Ok(())
+    }
+
+    /// Checks the bytes of an object as what a name says they are.
+    fn verify_as(&self, object: ObjectId, place: &Place) -> Result<Verified, SealError> {
+        match self.class_of(place).map_err(seal_io)? {
+            (FileClass::Page(start), layer) => {
+                let page = self.page_place(place.parent, layer, start)?;
+                let verified = seal::verify_page(&self.store, object, &page)?;
+                let tokens = verified.header.tokens;
+                let role = page_role(&page, tokens, verified.digest.page.0);
+                let length = page.geometry().file_bytes(tokens);
+                Ok(Verified {
+                    role,
+                    checksum: verified.digest.object.0,
+                    length,
+                })
+            }
+            (FileClass::Manifest, _) => self.verify_manifest(object, place),
+            _ => Err(seal_io(FsError::Invalid)),
+        }
+    }
+
+    /// Checks a manifest, also against the one that it would replace: it is written once.
+    fn verify_manifest(&self, object: ObjectId, place: &Place) -> Result<Verified, SealError> {
+        let (manifest, bytes) = self.read_manifest(object)?;
+        let mut state = self.state();
+        let existing = state.entry(place.parent, &place.name).map_err(seal_io)?;
+        if existing.is_some() {
+            let model = self.model_of(&mut state, place.parent)?;
+            let used = state
+                .entry(place.parent, names::SEQUENCES.as_bytes())
+                .map_err(seal_io)?;
+            let mut has_sequences = false;
+            if let Some(sequences) = used {
+                let found = state.metadata.entries(sequences.inode, 0, |_, _, _| {
+                    has_sequences = true;
+                    false
+                });
+                found.map_err(|error| seal_io(error.into()))?;
+            }
+            if has_sequences && !model.manifest.same_cache(&manifest) {
+                return Err(SealError::Refused(PageError::Manifest(
+                    "the model has sequences of another geometry or identity: a manifest is \
+                     written once, make a new model directory"
+                        .into(),
+                )));
+            }
+        }
+        let checksum = crate::page::content_checksum(&bytes).0;
+        Ok(Verified {
+            role: Role::Manifest,
+            checksum,
+            length: bytes.len() as u64,
+        })
+    }
+
+    fn read_manifest(&self, object: ObjectId) -> Result<(Manifest, Vec<u8>), SealError> {
+        let file = self
+            .store
+            .open_object(object, Access::Read)
+            .map_err(SealError::Io)?;
+        let bytes = read_all(file.as_ref(), MANIFEST_BYTES_MAX)
+            .map_err(|error| SealError::Refused(PageError::Manifest(error.to_string())))?;
+        let manifest = Manifest::parse(&bytes).map_err(SealError::Refused)?;
+        Ok((manifest, bytes))
+    }
+
+    /// Where a page stands.
+    pub(super) fn page_place(
+        &self,
+        directory: InodeId,
+        layer: u32,
+        start: u64,
+    ) -> Result<crate::page::PagePlace, SealError> {
+        let model = self.model_of(&mut self.state(), directory)?;
+        model.place(layer, start).map_err(SealError::Refused)
+    }
+
+    /// What a name means, and the layer of its directory.
+    pub(super) fn class_of(&self, place: &Place) -> Result<(FileClass, u32), FsError> {
+        let (_, directory) = self.state().directory(place.parent)?;
+        let layer = if let DirectoryClass::Layer(layer) = directory {
+            layer
+        } else {
+            0
+        };
+        Ok((classify::file(directory, &place.name), layer))
+    }
+
+    /// Tells why something was refused: in `.kvfs/errors`, in the log, and by errno.
+    pub(super) fn report(&self, place: &Place, error: SealError) -> FsError {
+        match error {
+            SealError::Io(error) => FsError::Io(error),
+            SealError::Refused(error) => {
+                let path = self.state().path(place.parent, &place.name);
+                self.observer
+                    .refused(&path, error.reason(), &error.to_string());
+                FsError::Refused
+            }
+        }
+    }
+
+    fn quarantine(&self, place: &Place, object: ObjectId, take: Take, error: &SealError) {
+        let SealError::Refused(error) = error else {
+            return;
+        };
+        let path = self.state().path(place.parent, &place.name);
+        let reason = format!("{path}: {error}");
+        if let Err(error) = quarantine::put(&self.store, object, take, &reason) {
+            log::warn!("{path}: its bytes could not be kept in quarantine: {error}");
+        }
+    }
+
+    /// Waits until every writer that has closed its descriptors is known to be gone.
+    pub(super) fn wait_for_release<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        id: InodeId,
+    ) -> MutexGuard<'a, State> {
+        let deadline = Instant::now() + RELEASE_WAIT_MAX;
+        loop {
+            let closing = state
+                .nodes
+                .get(&id)
+                .is_some_and(|node| node.writers > 0 && node.writers_flushed >= node.writers);
+            let left = deadline.saturating_duration_since(Instant::now());
+            if !closing || left.is_zero() {
+                return state;
+            }
+            state = self
+                .released
+                .wait_timeout(state, left)
+                .unwrap_or_else(std::sync::PoisonError::into_inner)
+                .0;
+        }
+    }
+
+    /// Held while something is sealed under a name.
+    fn sealing_turn(&self, place: &Place) -> MutexGuard<'_, ()> {
+        let hash = twox_hash::XxHash3_64::oneshot_with_seed(place.parent.0, &place.name);
+        let turn =
+            &self.sealing_turns[usize::from(hash.to_le_bytes()[0]) % self.sealing_turns.len()];
+        turn.lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+/// The role of a sealed page.
+pub(super) fn page_role(page: &crate::page::PagePlace, tokens: u32, checksum: [u8; 16]) -> Role {
+    let identity = page.identity(tokens);
+    Role::Page(PageRecord {
+        model: identity.model.0,
+        layer: identity.layer.0,
+        start: identity.start.0,
+        tokens,
+        dtype: identity.dtype,
+        checksum,
+    })
+}
+
+fn seal_io(error: FsError) -> SealError {
+    SealError::Io(std::io::Error::from_raw_os_error(error.errno()))
+}
+
+/// The model directory above (or at) a directory of its tree.
+pub(super) fn model_directory(state: &State, directory: InodeId) -> Result<InodeId, FsError> {
+    let mut at = directory;
+    loop {
+        match state.inode(at)?.kind {
+            Kind::Directory {
+                class: DirectoryClass::Model,
+                ..
+            } => return Ok(at),
+            Kind::Directory { parent, .. } if parent != at => at = parent,
+            _ => return Err(FsError::Invalid),
+        }
+    }
+}
+
+fn stored_kind(role: Role) -> ObjectKind {
+    if matches!(role, Role::Page(_)) {
+        ObjectKind::Page
+    } else {
+        ObjectKind::File
+    }
+}

@@ -1,0 +1,89 @@
+//! unlink(2) and rmdir(2).
+
+use super::attributes::Place;
+use super::state::State;
+use super::{FileSystem, FsError};
+use crate::page::names;
+use crate::store::metadata::Life;
+use crate::store::record::{Inode, InodeId};
+
+impl FileSystem {
+    /// Removes a name of a file. Whoever has the file open keeps its bytes.
+    pub fn unlink(&self, place: &Place) -> Result<(), FsError> {
+        let mut state = self.state_to_change()?;
+        let entry = state
+            .entry(place.parent, &place.name)?
+            .ok_or(FsError::NotFound)?;
+        let mut inode = state.inode(entry.inode)?;
+        if inode.is_directory() {
+            return Err(FsError::IsDirectory);
+        }
+        state.remove_name(place, entry.inode);
+        state.touch_directory(place.parent, 0)?;
+        if place.name == names::MANIFEST.as_bytes() {
+            state.models.remove(&place.parent);
+        }
+        state.drop_link(entry.inode, &mut inode)
+    }
+
+    /// Removes an empty directory.
+    pub fn remove_directory(&self, place: &Place) -> Result<(), FsError> {
+        let mut state = self.state_to_change()?;
+        let entry = state
+            .entry(place.parent, &place.name)?
+            .ok_or(FsError::NotFound)?;
+        if entry.file_type != libc::S_IFDIR {
+            return Err(FsError::NotDirectory);
+        }
+        if place.parent == InodeId::ROOT {
+            return Err(FsError::NotPermitted);
+        }
+        check_empty(&state, entry.inode)?;
+        state
+            .metadata
+            .remove_entry(Life::Durable, place.parent, &place.name);
+        state.touch_directory(place.parent, -1)?;
+        state.metadata.remove_inode(Life::Durable, entry.inode)?;
+        state.keep_removed_directory(entry.inode)
+    }
+}
+
+impl State {
+    /// A removed directory that is somebody's working directory still answers `stat`.
+    pub(super) fn keep_removed_directory(&mut self, id: InodeId) -> Result<(), FsError> {
+        self.models.remove(&id);
+        if self.nodes.contains_key(&id) {
+            let now = crate::store::record::Time::now();
+            let kind = crate::store::record::Kind::Special {
+                file_type: libc::S_IFDIR,
+                device: 0,
+            };
+            let inode = Inode {
+                kind,
+                mode: 0o700,
+                uid: 0,
+                gid: 0,
+                links: 0,
+                atime: now,
+                mtime: now,
+                ctime: now,
+            };
+            self.metadata.put_inode(Life::Volatile, id, &inode);
+        }
+        Ok(())
+    }
+}
+
+/// Refuses a directory that has names.
+pub(super) fn check_empty(state: &State, directory: InodeId) -> Result<(), FsError> {
+    let mut empty = true;
+    state.metadata.entries(directory, 0, |_, _, _| {
+        empty = false;
+        false
+    })?;
+    if empty {
+        Ok(())
+    } else {
+        Err(FsError::NotEmpty)
+    }
+}

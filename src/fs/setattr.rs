@@ -1,0 +1,101 @@
+//! chmod, chown, utimensat and truncate.
+
+use super::attributes::Attributes;
+use super::{FileSystem, FsError, views};
+use crate::store::disk::Access;
+use crate::store::record::{Inode, InodeId, Time};
+
+/// A time to set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NewTime {
+    /// The time of the call.
+    Now,
+    /// This time.
+    At(Time),
+}
+
+/// What to change; `None` leaves it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SetAttributes {
+    /// Permission bits.
+    pub mode: Option<u16>,
+    /// Owner.
+    pub uid: Option<u32>,
+    /// Group.
+    pub gid: Option<u32>,
+    /// Logical size.
+    pub size: Option<u64>,
+    /// Last access.
+    pub atime: Option<NewTime>,
+    /// Last change of content.
+    pub mtime: Option<NewTime>,
+}
+
+impl NewTime {
+    fn resolve(self) -> Time {
+        match self {
+            NewTime::Now => Time::now(),
+            NewTime::At(time) => time,
+        }
+    }
+}
+
+impl FileSystem {
+    /// Changes attributes. The kernel has checked that the caller may.
+    pub fn set_attributes(&self, id: InodeId, set: &SetAttributes) -> Result<Attributes, FsError> {
+        if views::is_view(id) {
+            return Err(FsError::NotPermitted);
+        }
+        if let Some(size) = set.size {
+            self.truncate(id, size)?;
+        }
+        let mut state = self.state_to_change()?;
+        let mut inode = state.inode(id)?;
+        inode.mode = set.mode.map_or(inode.mode, |mode| mode & 0o7777);
+        inode.uid = set.uid.unwrap_or(inode.uid);
+        inode.gid = set.gid.unwrap_or(inode.gid);
+        inode.atime = set.atime.map_or(inode.atime, NewTime::resolve);
+        inode.ctime = Time::now();
+        if let Some(mtime) = set.mtime.map(NewTime::resolve) {
+            inode.mtime = mtime;
+            let changing = state.unsettled.get(&id).copied();
+            let object = inode
+                .file()
+                .filter(|file| file.unsettled)
+                .and_then(|file| file.object);
+            if let Some(object) = changing.or(object) {
+                // As long as a file changes in place, its file on the disk tells the time.
+                self.store
+                    .open_object(object, Access::ReadWrite)?
+                    .set_modified(mtime)?;
+            }
+        }
+        state.put_inode(id, &inode);
+        state.attributes_of(&self.store, id, &inode)
+    }
+
+    fn truncate(&self, id: InodeId, size: u64) -> Result<(), FsError> {
+        let mut state = self.state_to_change()?;
+        let inode: Inode = state.inode(id)?;
+        let file = match inode.file() {
+            Some(file) => file.clone(),
+            None if inode.is_directory() => return Err(FsError::IsDirectory),
+            None => return Err(FsError::Invalid),
+        };
+        if file.role.is_sealed() || (file.role.is_append_only() && size > 0) {
+            return Err(FsError::NotPermitted);
+        }
+        let wait = !file.role.is_append_only() && self.begin_in_place(&mut state, id)?;
+        let object = state.current_object(id, &file).ok_or(FsError::Stale)?;
+        drop(state);
+        if wait {
+            self.commit()?;
+        }
+        self.store
+            .open_object(object, Access::ReadWrite)?
+            .set_length(size)?;
+        let mut state = self.state();
+        self.settle_if_at_rest(&mut state, id)?;
+        Ok(())
+    }
+}

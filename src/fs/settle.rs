@@ -1,0 +1,199 @@
+//! A writer is done: its file comes to rest and becomes part of the next commit.
+
+use super::attributes::Place;
+use super::state::State;
+use super::{FileSystem, FsError};
+use crate::ingest::seal;
+use crate::store::disk::Access;
+use crate::store::record::{InodeId, ObjectId, ObjectKind, Time};
+
+impl FileSystem {
+    /// close() on some descriptor of a handle. It answers for pages only, and changes nothing:
+    /// it also comes from descriptors that dup and fork made.
+    pub fn flush(&self, handle: u64) -> Result<(), FsError> {
+        let (place, object) = {
+            let mut state = self.state();
+            let State {
+                handles,
+                nodes,
+                unsettled,
+                ..
+            } = &mut *state;
+            let open = handles.get_mut(&handle).ok_or(FsError::BadHandle)?;
+            let Some(node) = nodes.get_mut(&open.inode) else {
+                return Ok(());
+            };
+            if open.writes && !open.flushed {
+                open.flushed = true;
+                node.writers_flushed += 1;
+            }
+            match (node.pending.clone(), unsettled.get(&open.inode)) {
+                (Some(place), Some(object)) => (place, *object),
+                _ => return Ok(()),
+            }
+        };
+        self.check_pending(&place, object)
+    }
+
+    /// The last descriptor of a handle is gone.
+    pub fn release(&self, handle: u64) -> Result<(), FsError> {
+        let mut state = self.state();
+        let Some(closed) = state.handles.remove(&handle) else {
+            return Err(FsError::BadHandle);
+        };
+        let id = closed.inode;
+        // The file must be closed before the probe, or the daemon sees itself as a writer.
+        drop(closed.served);
+        let Some(node) = state.nodes.get_mut(&id) else {
+            return Ok(());
+        };
+        if closed.writes {
+            node.writers -= 1
+        } else {
+            node.readers -= 1
+        }
+        node.writers_flushed -= u32::from(closed.flushed);
+        self.released.notify_all();
+        let writers = node.writers;
+        let pending: Option<Place> = node.pending.as_deref().cloned();
+        if let Some(place) = pending {
+            drop(state);
+            self.publish_pending(&place)?;
+            return self.state().drop_node_if_idle(id);
+        }
+        if writers == 0 && state.unsettled.contains_key(&id) {
+            self.settle_if_at_rest(&mut state, id)?;
+        }
+        state.drop_node_if_idle(id)
+    }
+
+    /// Settles a file unless somebody still has it mapped for writing. Returns whether it did.
+    pub(super) fn settle_if_at_rest(
+        &self,
+        state: &mut State,
+        id: InodeId,
+    ) -> Result<bool, FsError> {
+        let Some(&object) = state.unsettled.get(&id) else {
+            return Ok(true);
+        };
+        let busy = state
+            .nodes
+            .get(&id)
+            .is_some_and(|node| node.writers > 0 || node.pending.is_some());
+        if busy || !seal::is_at_rest(&self.store, object)? {
+            return Ok(false);
+        }
+        self.settle(state, id, object)?;
+        Ok(true)
+    }
+
+    /// What was written is the file now.
+    fn settle(&self, state: &mut State, id: InodeId, object: ObjectId) -> Result<(), FsError> {
+        let mut inode = state.inode(id)?;
+        state.unsettled.remove(&id);
+        if inode.links == 0 {
+            return Ok(());
+        }
+        let stat = self.store.stat_object(object)?;
+        let old = self.adopt(state, id, &mut inode)?;
+        if let Some(file) = inode.file_mut() {
+            file.size = stat.length;
+            file.blocks = stat.blocks;
+            file.unsettled = false;
+        }
+        inode.ctime = inode.ctime.max(stat.mtime.min(Time::now()));
+        inode.mtime = stat.mtime;
+        // Writes through a mapping changed attributes that the kernel may have cached.
+        self.invalidate(super::Invalidation::Inode(id));
+        state.put_inode(id, &inode);
+        state.make_durable(id)?;
+        state.publish(object, ObjectKind::File, stat.length)?;
+        if let Some(old) = old {
+            state.drop_object(old)?;
+        }
+        Ok(())
+    }
+
+    /// Makes the version that a truncating writer made the file's own. Returns the old one.
+    pub(super) fn adopt(
+        &self,
+        state: &mut State,
+        id: InodeId,
+        inode: &mut crate::store::record::Inode,
+    ) -> Result<Option<ObjectId>, FsError> {
+        let Some(new) = state
+            .nodes
+            .get_mut(&id)
+            .and_then(|node| node.replacement.take())
+        else {
+            return Ok(None);
+        };
+        let file = inode.file_mut().ok_or(FsError::Invalid)?;
+        Ok(file.object.replace(new))
+    }
+
+    /// Settles every file whose last writer or mapping went away unnoticed.
+    pub(super) fn settle_idle(&self, state: &mut State) -> Result<(), FsError> {
+        let candidates: Vec<InodeId> = state.unsettled.keys().copied().collect();
+        for id in candidates {
+            self.settle_if_at_rest(state, id)?;
+            state.drop_node_if_idle(id)?;
+        }
+        Ok(())
+    }
+
+    /// fsync: what was written so far, the file's name and attributes survive a crash.
+    pub fn sync_file(&self, handle: u64) -> Result<(), FsError> {
+        {
+            let mut state = self.state_to_change()?;
+            let Some(open) = state.handles.get(&handle) else {
+                return Err(FsError::BadHandle);
+            };
+            let id = open.inode;
+            let Some(mut inode) = state.metadata.inode(id)? else {
+                return Ok(());
+            };
+            let Some(file) = inode.file() else {
+                return Ok(());
+            };
+            let Some(object) = state.current_object(id, file) else {
+                return Ok(());
+            };
+            let nameless = inode.links == 0
+                || state
+                    .nodes
+                    .get(&id)
+                    .is_some_and(|node| node.pending.is_some());
+            if nameless {
+                drop(state);
+                return Ok(self.store.open_object(object, Access::Read)?.sync()?);
+            }
+            self.expose(&mut state, id, &mut inode)?;
+            state.metadata.publish(object);
+        }
+        self.commit()
+    }
+
+    /// Lets the next commit see a file that is still being written, as it is.
+    pub(super) fn expose(
+        &self,
+        state: &mut State,
+        id: InodeId,
+        inode: &mut crate::store::record::Inode,
+    ) -> Result<(), FsError> {
+        let unsettled = state.unsettled.get(&id).copied();
+        if let Some(old) = self.adopt(state, id, inode)? {
+            if let Some(file) = inode.file_mut() {
+                file.unsettled = true;
+            }
+            state.put_inode(id, inode);
+            if let Some(new) = unsettled {
+                state.publish(new, ObjectKind::File, 0)?;
+            }
+            state.drop_object(old)?;
+        }
+        state.make_durable(id)?;
+        *inode = state.inode(id)?;
+        Ok(())
+    }
+}

@@ -1,0 +1,356 @@
+//! What the running mount knows: metadata, the inodes that the kernel holds, open handles.
+//!
+//! All of it is guarded by one mutex. Operations take it for microseconds; hashing, copying and
+//! syncing happen outside of it.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::{Arc, Mutex};
+
+use super::FsError;
+use super::attributes::{Attributes, Place};
+use crate::ingest::model::Model;
+use crate::store::Store;
+use crate::store::disk::{DiskFile, FileStat};
+use crate::store::metadata::{Life, Metadata};
+use crate::store::record::{
+    DirectoryClass, Entry, FileRecord, Inode, InodeId, Kind, ObjectId, ObjectKind, ObjectRecord,
+    Time,
+};
+
+/// An inode that the kernel or an open handle holds.
+#[derive(Debug, Default)]
+pub(crate) struct Node {
+    /// References that the kernel holds (lookup count).
+    pub(crate) lookups: u64,
+    /// Handles open for reading only.
+    pub(crate) readers: u32,
+    /// Handles open for writing.
+    pub(crate) writers: u32,
+    /// Those of them whose descriptor was closed at least once: their release is on its way,
+    /// unless dup or fork made more descriptors.
+    pub(crate) writers_flushed: u32,
+    /// The new version that a writer that truncated is making; the old one stays until it is done.
+    pub(crate) replacement: Option<ObjectId>,
+    /// A page or manifest being written in place: where it will appear.
+    pub(crate) pending: Option<Box<Place>>,
+    /// What the file was when it was last verified.
+    pub(crate) verified: Option<FileStat>,
+    /// Serialises appends.
+    pub(crate) append: Option<Arc<Mutex<()>>>,
+}
+
+impl Node {
+    /// Handles open.
+    pub(crate) fn handles(&self) -> u32 {
+        self.readers + self.writers
+    }
+}
+
+/// An open file.
+#[derive(Debug)]
+pub(crate) struct Handle {
+    /// The inode.
+    pub(crate) inode: InodeId,
+    /// Opened for writing.
+    pub(crate) writes: bool,
+    /// A descriptor of it was closed.
+    pub(crate) flushed: bool,
+    /// How its bytes are served.
+    pub(crate) served: Served,
+}
+
+impl Handle {
+    /// A handle that nobody has closed yet.
+    pub(crate) fn new(inode: InodeId, writes: bool, served: Served) -> Handle {
+        Handle {
+            inode,
+            writes,
+            flushed: false,
+            served,
+        }
+    }
+}
+
+/// Who moves the bytes of a handle.
+#[derive(Clone, Debug)]
+pub(crate) enum Served {
+    /// The kernel.
+    Passthrough,
+    /// The daemon, from a resident file.
+    File(Arc<dyn DiskFile>),
+    /// The daemon; writes append.
+    Append(Arc<dyn DiskFile>),
+    /// The daemon, from a text made at open.
+    Text(Arc<[u8]>),
+}
+
+/// The guarded state.
+#[derive(Debug)]
+pub(crate) struct State {
+    /// Names, inodes and objects.
+    pub(crate) metadata: Metadata,
+    /// Inodes held by the kernel or by handles.
+    pub(crate) nodes: HashMap<InodeId, Node>,
+    /// Open handles.
+    pub(crate) handles: HashMap<u64, Handle>,
+    next_handle: u64,
+    /// Manifests in use, by model directory.
+    pub(crate) models: HashMap<InodeId, Arc<Model>>,
+    /// Files written for the first time: where their volatile name stands.
+    pub(crate) fresh: HashMap<InodeId, Place>,
+    /// Pages and manifests being written in place, by where they will appear.
+    pub(crate) pending: HashMap<Place, Vec<InodeId>>,
+    /// Files that somebody may have written to since they were last at rest, and where.
+    pub(crate) unsettled: BTreeMap<InodeId, ObjectId>,
+    /// Files whose bytes are being sealed under another name: no new writers.
+    pub(crate) sealing: HashSet<InodeId>,
+    /// The disk failed in a way that makes further changes unsafe.
+    pub(crate) failed: bool,
+}
+
+impl State {
+    /// The state of a fresh mount.
+    pub(crate) fn new(metadata: Metadata) -> State {
+        State {
+            metadata,
+            nodes: HashMap::new(),
+            handles: HashMap::new(),
+            next_handle: 1,
+            models: HashMap::new(),
+            fresh: HashMap::new(),
+            pending: HashMap::new(),
+            unsettled: BTreeMap::new(),
+            sealing: HashSet::new(),
+            failed: false,
+        }
+    }
+
+    /// One inode, which must exist.
+    pub(crate) fn inode(&self, id: InodeId) -> Result<Inode, FsError> {
+        self.metadata.inode(id)?.ok_or(FsError::NotFound)
+    }
+
+    /// A directory and its class.
+    pub(crate) fn directory(&self, id: InodeId) -> Result<(Inode, DirectoryClass), FsError> {
+        let inode = self.inode(id)?;
+        match inode.kind {
+            Kind::Directory { class, .. } => Ok((inode, class)),
+            _ => Err(FsError::NotDirectory),
+        }
+    }
+
+    /// A name in a directory, if it is there.
+    pub(crate) fn entry(&self, parent: InodeId, name: &[u8]) -> Result<Option<Entry>, FsError> {
+        Ok(self.metadata.entry(parent, name)?)
+    }
+
+    /// Stores a changed inode where it already lives.
+    pub(crate) fn put_inode(&mut self, id: InodeId, inode: &Inode) {
+        let life = self.metadata.life(id);
+        self.metadata.put_inode(life, id, inode);
+    }
+
+    /// The object that holds the current bytes of a file.
+    pub(crate) fn current_object(&self, id: InodeId, file: &FileRecord) -> Option<ObjectId> {
+        self.nodes
+            .get(&id)
+            .and_then(|node| node.replacement)
+            .or(file.object)
+    }
+
+    /// Notes a change of a directory's names.
+    pub(crate) fn touch_directory(
+        &mut self,
+        id: InodeId,
+        links_change: i32,
+    ) -> Result<(), FsError> {
+        let mut inode = self.inode(id)?;
+        let now = Time::now();
+        (inode.mtime, inode.ctime) = (now, now);
+        inode.links = inode.links.saturating_add_signed(links_change);
+        self.put_inode(id, &inode);
+        Ok(())
+    }
+
+    /// What `stat` shows. While somebody may be writing, the file on the disk knows better than
+    /// the record.
+    pub(crate) fn attributes(&self, store: &Store, id: InodeId) -> Result<Attributes, FsError> {
+        let inode = self.inode(id)?;
+        self.attributes_of(store, id, &inode)
+    }
+
+    /// [`State::attributes`] of a record at hand.
+    pub(crate) fn attributes_of(
+        &self,
+        store: &Store,
+        id: InodeId,
+        inode: &Inode,
+    ) -> Result<Attributes, FsError> {
+        let mut attributes = Attributes::of_record(id, inode);
+        let Some(file) = inode.file() else {
+            return Ok(attributes);
+        };
+        if (file.unsettled || self.unsettled.contains_key(&id))
+            && let Some(object) = self.current_object(id, file)
+        {
+            let stat = store.stat_object(object)?;
+            attributes.size = stat.length;
+            attributes.blocks = stat.blocks;
+            attributes.mtime = stat.mtime;
+            // A write changes ctime as well; utimensat may have set mtime into the future.
+            attributes.ctime = inode.ctime.max(stat.mtime.min(Time::now()));
+            attributes.is_at_rest = false;
+        }
+        Ok(attributes)
+    }
+
+    /// Opens a handle.
+    pub(crate) fn add_handle(&mut self, handle: Handle) -> u64 {
+        let node = self.nodes.entry(handle.inode).or_default();
+        if handle.writes {
+            node.writers += 1
+        } else {
+            node.readers += 1
+        }
+        let number = self.next_handle;
+        self.next_handle += 1;
+        self.handles.insert(number, handle);
+        number
+    }
+
+    /// Makes a first-time file part of the next commit, written out or not.
+    pub(crate) fn make_durable(&mut self, id: InodeId) -> Result<(), FsError> {
+        let Some(place) = self.fresh.remove(&id) else {
+            return Ok(());
+        };
+        self.metadata
+            .make_durable(id, Some((place.parent, &place.name)));
+        let mut inode = self.inode(id)?;
+        if let Some(file) = inode.file_mut() {
+            file.unsettled = self.unsettled.contains_key(&id);
+            if let Some(object) = file.object {
+                self.publish(object, ObjectKind::File, 0)?;
+            }
+        }
+        self.put_inode(id, &inode);
+        Ok(())
+    }
+
+    /// Makes the bytes of a file that is no page part of the next commit, without a checksum.
+    pub(crate) fn publish(
+        &mut self,
+        object: ObjectId,
+        kind: ObjectKind,
+        length: u64,
+    ) -> Result<(), FsError> {
+        let references = self
+            .metadata
+            .object(object)?
+            .map_or(1, |record| record.references);
+        let record = ObjectRecord {
+            kind,
+            length,
+            checksum: None,
+            references,
+        };
+        self.metadata.put_object(object, &record);
+        self.metadata.publish(object);
+        Ok(())
+    }
+
+    /// Drops one reference to an object; the last one takes the file along.
+    pub(crate) fn drop_object(&mut self, object: ObjectId) -> Result<(), FsError> {
+        match self.metadata.object(object)? {
+            Some(mut record) if record.references > 1 => {
+                record.references -= 1;
+                self.metadata.put_object(object, &record);
+            }
+            _ => {
+                self.metadata.remove_object(object);
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes a name from where it is kept.
+    pub(crate) fn remove_name(&mut self, place: &Place, id: InodeId) {
+        let fresh = self.fresh.contains_key(&id);
+        let life = if fresh { Life::Volatile } else { Life::Durable };
+        self.metadata.remove_entry(life, place.parent, &place.name);
+    }
+
+    /// Takes one name away from an inode. With the last one it goes, as soon as nobody holds it.
+    pub(crate) fn drop_link(&mut self, id: InodeId, inode: &mut Inode) -> Result<(), FsError> {
+        inode.links = inode.links.saturating_sub(1);
+        inode.ctime = Time::now();
+        if inode.links > 0 {
+            self.put_inode(id, inode);
+            return Ok(());
+        }
+        self.metadata.remove_inode(Life::Durable, id)?;
+        self.fresh.remove(&id);
+        self.unsettled.remove(&id);
+        if self.nodes.contains_key(&id) {
+            if let Some(file) = inode.file_mut() {
+                file.unsettled = true;
+            }
+            self.metadata.put_inode(Life::Volatile, id, inode);
+            return Ok(());
+        }
+        self.drop_orphan(id, inode)
+    }
+
+    /// The end of an inode without names that nobody holds.
+    fn drop_orphan(&mut self, id: InodeId, inode: &Inode) -> Result<(), FsError> {
+        self.metadata.remove_inode(Life::Volatile, id)?;
+        if let Some(object) = inode.file().and_then(|file| file.object) {
+            self.drop_object(object)?;
+        }
+        Ok(())
+    }
+
+    /// Forgets a node that neither the kernel nor a handle holds any more.
+    pub(crate) fn drop_node_if_idle(&mut self, id: InodeId) -> Result<(), FsError> {
+        let Some(node) = self.nodes.get(&id) else {
+            return Ok(());
+        };
+        if node.lookups > 0 || node.handles() > 0 || node.pending.is_some() {
+            return Ok(());
+        }
+        // A replacement that is not settled yet must not be forgotten with the node.
+        if node.replacement.is_some() && self.metadata.inode(id)?.is_some_and(|i| i.links > 0) {
+            return Ok(());
+        }
+        let replacement = node.replacement;
+        self.nodes.remove(&id);
+        if self.metadata.life(id) == Life::Volatile
+            && let Some(inode) = self.metadata.inode(id)?
+            && inode.links == 0
+        {
+            self.drop_orphan(id, &inode)?;
+            if let Some(object) = replacement {
+                self.drop_object(object)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The path of a directory in the mount, for messages.
+    pub(crate) fn path(&self, directory: InodeId, name: &[u8]) -> String {
+        let mut parts = vec![String::from_utf8_lossy(name).into_owned()];
+        let mut at = directory;
+        while at != InodeId::ROOT {
+            let Ok(Inode {
+                kind: Kind::Directory { parent, name, .. },
+                ..
+            }) = self.inode(at)
+            else {
+                break;
+            };
+            parts.push(String::from_utf8_lossy(&name).into_owned());
+            at = parent;
+        }
+        parts.reverse();
+        parts.join("/")
+    }
+}

@@ -1,0 +1,161 @@
+//! The group commit: everything that happened so far becomes durable at once.
+//!
+//! Whoever needs durability commits. Callers queue on one mutex; the first of a queue commits for
+//! all that came before it took the mutex, so a burst of fsyncs costs few disk flushes. A timer
+//! commits for those who never ask.
+
+use std::io;
+use std::sync::PoisonError;
+
+use super::{FileSystem, FsError};
+use crate::ingest::seal;
+use crate::store::StoreError;
+use crate::store::commit::publish;
+use crate::store::disk::Access;
+use crate::store::layer::Layer;
+use crate::store::record::{ObjectId, ObjectKind, ObjectRecord};
+
+/// Plain files up to this size get a checksum when they come to rest; reading more than this
+/// back after each change would cost more than it protects.
+const CHECKSUM_BYTES_MAX: u64 = 1 << 30;
+
+impl FileSystem {
+    /// Makes every change so far durable.
+    pub fn commit(&self) -> Result<(), FsError> {
+        let wanted = {
+            let state = self.state();
+            state.metadata.generation - u64::from(state.metadata.uncommitted() == 0)
+        };
+        let mut durable = self
+            .durable_generation
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if *durable >= wanted {
+            return Ok(());
+        }
+        let (frozen, writer, generation) = {
+            let mut state = self.state_to_change()?;
+            self.settle_idle(&mut state)?;
+            let Some(frozen) = state.metadata.freeze() else {
+                return Ok(());
+            };
+            (
+                frozen,
+                state.metadata.writer(),
+                state.metadata.generation - 1,
+            )
+        };
+        let outcome = self.persist(&frozen).and_then(|checksums| {
+            // The last reference outside of the state: amending does not copy the layer.
+            drop(frozen);
+            self.amend(&checksums)
+                .map_or(Ok(()), |layer| writer.write(&layer))
+        });
+        self.conclude(outcome)?;
+        *durable = generation;
+        Ok(())
+    }
+
+    /// The last commit of a mount.
+    pub fn commit_and_close(&self) -> Result<(), FsError> {
+        self.commit()?;
+        self.state().metadata.put_epoch(true);
+        self.commit()
+    }
+
+    /// Makes the bytes of a frozen layer's objects durable; returns checksums of those at rest.
+    fn persist(&self, frozen: &Layer) -> Result<Vec<(ObjectId, ObjectRecord)>, StoreError> {
+        publish(&self.store, frozen.publish.iter(), |object| {
+            self.state().metadata.staged.remove(&object);
+        })?;
+        let mut checksums = Vec::new();
+        for &object in &frozen.publish {
+            if let Some(record) = self.checksum_at_rest(object)? {
+                checksums.push((object, record));
+            }
+        }
+        Ok(checksums)
+    }
+
+    fn checksum_at_rest(&self, object: ObjectId) -> Result<Option<ObjectRecord>, StoreError> {
+        let record = {
+            let state = self.state();
+            let Some(record) = state.metadata.object(object)? else {
+                return Ok(None);
+            };
+            if record.checksum.is_some() || !state.is_settled(object, &record) {
+                return Ok(None);
+            }
+            record
+        };
+        let file = match self.store.open_object(object, Access::Read) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            outcome => outcome?,
+        };
+        let length = file.stat()?.length;
+        if length > CHECKSUM_BYTES_MAX || !file.is_at_rest()? {
+            return Ok(None);
+        }
+        let checksum = Some(seal::content_checksum(file.as_ref())?);
+        Ok(Some(ObjectRecord {
+            length,
+            checksum,
+            ..record
+        }))
+    }
+
+    /// Puts the checksums of files that nobody opened meanwhile into the frozen layer.
+    fn amend(&self, checksums: &[(ObjectId, ObjectRecord)]) -> Option<std::sync::Arc<Layer>> {
+        let mut state = self.state();
+        for (object, record) in checksums {
+            let current = state.metadata.object(*object).ok().flatten();
+            let unchanged = current.is_some_and(|current| {
+                current.checksum.is_none() && state.is_settled(*object, &current)
+            });
+            if unchanged && !state.metadata.publishes(*object) {
+                state.metadata.amend_frozen(*object, record);
+            }
+        }
+        state.metadata.frozen()
+    }
+
+    /// After the attempt: the layer is the base now, or goes back to be tried again.
+    fn conclude(&self, outcome: Result<(), StoreError>) -> Result<(), FsError> {
+        let mut state = self.state();
+        let Err(error) = outcome else {
+            let removals = state.metadata.frozen().map(|layer| layer.removals.clone());
+            state.metadata.thaw_committed()?;
+            drop(state);
+            for object in removals.unwrap_or_default() {
+                if let Err(error) = self.store.remove_object(object) {
+                    log::warn!("object {object} could not be removed: {error}");
+                }
+            }
+            return Ok(());
+        };
+        state.metadata.thaw_failed();
+        if !is_out_of_space(&error) {
+            // After a failed fsync nobody knows what the disk holds: no further promises.
+            state.failed = true;
+            self.observer
+                .failed(&format!("the store is read-only from now on: {error}"));
+        }
+        Err(error.into())
+    }
+}
+
+impl super::state::State {
+    /// Nobody may be writing to the object.
+    fn is_settled(&self, object: ObjectId, record: &ObjectRecord) -> bool {
+        record.kind != ObjectKind::Rows
+            && !self.unsettled.values().any(|changing| *changing == object)
+    }
+}
+
+fn is_out_of_space(error: &StoreError) -> bool {
+    let code = match error {
+        StoreError::Io(error) => error.raw_os_error(),
+        _ => None,
+    };
+    matches!(code, Some(libc::ENOSPC | libc::EDQUOT))
+}

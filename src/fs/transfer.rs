@@ -1,0 +1,122 @@
+//! Bytes that pass through the daemon: everything without passthrough, and always what the kernel
+//! does not pass through (fallocate, holes, copies between files, rows, views).
+
+use std::sync::Arc;
+
+use super::state::Served;
+use super::{FileSystem, FsError};
+use crate::store::disk::{Access, Allocation, DiskFile, Seek};
+use crate::store::record::InodeId;
+
+impl FileSystem {
+    fn served(&self, handle: u64) -> Result<(InodeId, bool, Served), FsError> {
+        let state = self.state();
+        let open = state.handles.get(&handle).ok_or(FsError::BadHandle)?;
+        Ok((open.inode, open.writes, open.served.clone()))
+    }
+
+    /// Whether the kernel holds a backing file for a handle.
+    pub fn is_backed(&self, handle: u64) -> bool {
+        self.served(handle)
+            .is_ok_and(|(_, _, served)| matches!(served, Served::Passthrough))
+    }
+
+    /// Reads for a handle into `buffer`; short only at the end of the file.
+    pub fn read(&self, handle: u64, offset: u64, buffer: &mut [u8]) -> Result<usize, FsError> {
+        let (id, _, served) = self.served(handle)?;
+        match served {
+            Served::File(file) | Served::Append(file) => Ok(file.read_at(buffer, offset)?),
+            Served::Passthrough => Ok(self
+                .open_current(id, Access::Read)?
+                .read_at(buffer, offset)?),
+            Served::Text(text) => {
+                let start = usize::try_from(offset)
+                    .unwrap_or(usize::MAX)
+                    .min(text.len());
+                let count = buffer.len().min(text.len() - start);
+                buffer[..count].copy_from_slice(&text[start..start + count]);
+                Ok(count)
+            }
+        }
+    }
+
+    /// Writes for a handle. `appends` says that it was opened with `O_APPEND`.
+    pub fn write(
+        &self,
+        handle: u64,
+        offset: u64,
+        bytes: &[u8],
+        appends: bool,
+    ) -> Result<(), FsError> {
+        let (id, writes, served) = self.served(handle)?;
+        if !writes {
+            return Err(FsError::BadHandle);
+        }
+        match served {
+            Served::File(file) => Ok(file.write_all_at(bytes, offset)?),
+            Served::Append(file) => {
+                self.append(id, file.as_ref(), (!appends).then_some(offset), bytes)
+            }
+            Served::Passthrough => Ok(self
+                .open_current(id, Access::ReadWrite)?
+                .write_all_at(bytes, offset)?),
+            Served::Text(_) => Err(FsError::NotPermitted),
+        }
+    }
+
+    /// fallocate(2)
+    pub fn allocate(&self, handle: u64, allocation: Allocation) -> Result<(), FsError> {
+        let (id, _, served) = self.served(handle)?;
+        if !matches!(served, Served::File(_) | Served::Passthrough) {
+            return Err(FsError::Unsupported);
+        }
+        Ok(self
+            .open_current(id, Access::ReadWrite)?
+            .allocate(allocation)?)
+    }
+
+    /// `SEEK_DATA` and `SEEK_HOLE`
+    pub fn seek(&self, handle: u64, offset: i64, seek: Seek) -> Result<u64, FsError> {
+        let (id, _, served) = self.served(handle)?;
+        match served {
+            Served::Text(_) => Err(FsError::Invalid),
+            Served::File(file) | Served::Append(file) => Ok(file.seek(offset, seek)?),
+            Served::Passthrough => Ok(self.open_current(id, Access::Read)?.seek(offset, seek)?),
+        }
+    }
+
+    /// copy_file_range(2); returns the bytes copied.
+    pub fn copy_range(
+        &self,
+        (from, from_offset): (u64, u64),
+        (to, to_offset): (u64, u64),
+        length: u64,
+    ) -> Result<u64, FsError> {
+        let (source, _, source_served) = self.served(from)?;
+        let (target, writes, target_served) = self.served(to)?;
+        if !writes {
+            return Err(FsError::BadHandle);
+        }
+        if !matches!(target_served, Served::File(_) | Served::Passthrough) {
+            // The kernel falls back to reads and writes, which append.
+            return Err(FsError::CrossDevice);
+        }
+        if matches!(source_served, Served::Text(_)) {
+            return Err(FsError::CrossDevice);
+        }
+        let target = self.open_current(target, Access::ReadWrite)?;
+        let source = self.open_current(source, Access::Read)?;
+        Ok(source.copy_to(from_offset, target.as_ref(), to_offset, length)?)
+    }
+
+    /// The file that holds the current bytes of an inode.
+    fn open_current(&self, id: InodeId, access: Access) -> Result<Arc<dyn DiskFile>, FsError> {
+        let object = {
+            let state = self.state();
+            let inode = state.inode(id)?;
+            let file = inode.file().ok_or(FsError::Invalid)?;
+            state.current_object(id, file).ok_or(FsError::Stale)?
+        };
+        Ok(Arc::from(self.store.open_object(object, access)?))
+    }
+}

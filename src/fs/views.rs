@@ -1,0 +1,205 @@
+//! `.kvfs/`: read-only text made when it is opened. It answers lookups by name and is not listed
+//! (as ZFS does with `.zfs`), so `du`, `cp -r` and `rsync` of the mount see nothing virtual.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use super::attributes::Attributes;
+use super::list::Listed;
+use super::open::{Opened, OpenedBy};
+use super::state::{Handle, Served};
+use super::{FileSystem, FsError, IoMode};
+use crate::store::quarantine;
+use crate::store::record::{InodeId, Time};
+
+/// Numbers below 2^32 are never given to stored inodes, except the three roots.
+const DIRECTORY: InodeId = InodeId(16);
+const VIEWS: [(InodeId, &str); 4] = [
+    (InodeId(17), "status"),
+    (InodeId(18), "metrics"),
+    (InodeId(19), "config"),
+    (InodeId(20), "errors"),
+];
+
+/// Whether an inode is virtual.
+pub(super) fn is_view(id: InodeId) -> bool {
+    (DIRECTORY.0..=DIRECTORY.0 + VIEWS.len() as u64).contains(&id.0)
+}
+
+impl FileSystem {
+    /// Finds a virtual name.
+    pub(super) fn lookup_view(
+        &self,
+        parent: InodeId,
+        name: &[u8],
+    ) -> Result<Option<Attributes>, FsError> {
+        let found = match parent {
+            InodeId::ROOT if name == b".kvfs" => Some(DIRECTORY),
+            DIRECTORY => {
+                let view = VIEWS.iter().find(|(_, view)| view.as_bytes() == name);
+                Some(view.ok_or(FsError::NotFound)?.0)
+            }
+            parent if is_view(parent) => return Err(FsError::NotDirectory),
+            _ => None,
+        };
+        Ok(found.map(|id| self.view_attributes(id)))
+    }
+
+    /// What `stat` shows of a virtual inode.
+    pub(super) fn view_attributes(&self, id: InodeId) -> Attributes {
+        let now = Time::now();
+        let directory = id == DIRECTORY;
+        let size = if directory {
+            0
+        } else {
+            self.render(id).len() as u64
+        };
+        Attributes {
+            inode: id,
+            size,
+            blocks: size.div_ceil(512),
+            atime: now,
+            mtime: now,
+            ctime: now,
+            file_type: if directory {
+                libc::S_IFDIR
+            } else {
+                libc::S_IFREG
+            },
+            mode: if directory { 0o500 } else { 0o400 },
+            links: if directory { 2 } else { 1 },
+            uid: nix::unistd::geteuid().as_raw(),
+            gid: nix::unistd::getegid().as_raw(),
+            device: 0,
+            is_at_rest: false,
+        }
+    }
+
+    pub(super) fn open_view(&self, id: InodeId) -> Result<Opened, FsError> {
+        if id == DIRECTORY {
+            return Err(FsError::IsDirectory);
+        }
+        let text = Arc::from(self.render(id).into_bytes());
+        let handle = self
+            .state()
+            .add_handle(Handle::new(id, false, Served::Text(text)));
+        Ok(Opened {
+            handle,
+            by: OpenedBy::Daemon,
+            is_sealed: false,
+            is_append: true,
+        })
+    }
+
+    pub(super) fn list_views(
+        &self,
+        id: InodeId,
+        offset: u64,
+        mut emit: impl FnMut(&Listed<'_>) -> bool,
+    ) -> Result<(), FsError> {
+        if id != DIRECTORY {
+            return Err(FsError::NotDirectory);
+        }
+        let dots = [(DIRECTORY, "."), (InodeId::ROOT, "..")];
+        for (index, (inode, name)) in dots.into_iter().chain(VIEWS).enumerate() {
+            let line = Listed {
+                next_offset: index as u64 + 1,
+                name: name.as_bytes(),
+                inode,
+                file_type: if index < dots.len() {
+                    libc::S_IFDIR
+                } else {
+                    libc::S_IFREG
+                },
+                attributes: None,
+                name_is_stable: false,
+            };
+            if offset <= index as u64 && !emit(&line) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn render(&self, id: InodeId) -> String {
+        match VIEWS
+            .iter()
+            .find(|(view, _)| *view == id)
+            .map(|(_, name)| *name)
+        {
+            Some("status") => self.status(),
+            Some("metrics") => self.metrics(),
+            Some("config") => self.observer.config(),
+            Some("errors") => self.observer.errors(),
+            _ => String::new(),
+        }
+    }
+
+    /// One `key: value` line each.
+    fn status(&self) -> String {
+        let (totals, held, handles, uncommitted, failed) = {
+            let state = self.state();
+            let uncommitted = state.metadata.uncommitted() + state.unsettled.len();
+            (
+                state.metadata.totals,
+                state.nodes.len(),
+                state.handles.len(),
+                uncommitted,
+                state.failed,
+            )
+        };
+        let passthrough = match self.io_mode.get() {
+            Some(IoMode::Passthrough) => "yes".to_owned(),
+            Some(IoMode::Served(reason)) => format!("no: {reason}"),
+            None => "not tried yet".to_owned(),
+        };
+        let free = self
+            .store
+            .disk
+            .space()
+            .map_or(0, |space| space.available_bytes);
+        let mut text = String::new();
+        let mut line = |key: &str, value: &dyn std::fmt::Display| {
+            let _ = writeln!(text, "{key}: {value}");
+        };
+        line("version", &env!("CARGO_PKG_VERSION"));
+        line("pid", &std::process::id());
+        line("store", &self.store.path().display());
+        line("mountpoint", &self.observer.mountpoint().display());
+        line(
+            "state",
+            &if failed {
+                "read-only after a disk error"
+            } else {
+                "ok"
+            },
+        );
+        line("passthrough", &passthrough);
+        line("uptime_seconds", &self.observer.uptime().as_secs());
+        line("objects", &totals.objects);
+        line("pages", &totals.pages);
+        line("stored_bytes", &totals.bytes);
+        line("free_bytes", &free);
+        line("inodes_held", &held);
+        line("open_files", &handles);
+        line("uncommitted_changes", &uncommitted);
+        line(
+            "quarantined_objects",
+            &quarantine::count(&self.store).unwrap_or(0),
+        );
+        line("errors", &self.observer.error_count());
+        text
+    }
+
+    fn metrics(&self) -> String {
+        let totals = self.state().metadata.totals;
+        let space = self.store.disk.space().unwrap_or_default();
+        let quarantined = quarantine::count(&self.store).unwrap_or(0);
+        self.observer.metrics(&crate::observe::Gauges {
+            totals,
+            capacity_bytes: space.total_bytes,
+            free_bytes: space.available_bytes,
+            quarantined_objects: quarantined,
+        })
+    }
+}

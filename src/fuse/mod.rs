@@ -1,0 +1,10 @@
+//! The kernel's side: decodes FUSE requests, makes one call into [`crate::fs`], replies.
+//!
+//! fuser is pinned and stays behind this module.
+
+mod callbacks;
+mod convert;
+mod mount;
+mod passthrough;
+
+pub use mount::{MountError, MountOptions, Passthrough, serve};

@@ -1,0 +1,226 @@
+//! The life of a mount: open the store, mount, serve, flush.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
+use fuser::{Config, INodeNo, MountOption, Notifier, Session, SessionACL};
+
+use super::callbacks::Callbacks;
+use crate::fs::{FileSystem, FsError, Invalidation};
+use crate::observe::Observer;
+use crate::store::{Store, StoreError};
+
+/// Names and inodes that wait to be invalidated. They come one or two per sealed page.
+const INVALIDATIONS_MAX: usize = 4096;
+
+/// Whether the kernel shall read and write files itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Passthrough {
+    /// If it can.
+    #[default]
+    Auto,
+    /// No: the daemon serves every byte.
+    Off,
+}
+
+/// What a mount needs.
+#[derive(Clone, Debug)]
+pub struct MountOptions {
+    /// The store's directory; made if it is missing or empty.
+    pub store: PathBuf,
+    /// Where to mount.
+    pub mountpoint: PathBuf,
+    /// Let other users in; their permissions are checked either way.
+    pub allow_other: bool,
+    /// Refuse changes.
+    pub read_only: bool,
+    /// Whether the kernel reads and writes files itself.
+    pub passthrough: Passthrough,
+    /// Further options for the kernel: `noexec`, `noatime` and the like.
+    pub kernel_options: Vec<String>,
+    /// Longest time that a change which nobody syncs stays in memory.
+    pub commit_interval: Duration,
+    /// Threads that serve requests.
+    pub threads: usize,
+    /// The configuration as TOML, for `.kvfs/config`.
+    pub config_text: String,
+}
+
+impl MountOptions {
+    /// The defaults.
+    pub fn new(store: &Path, mountpoint: &Path) -> MountOptions {
+        MountOptions {
+            store: store.to_owned(),
+            mountpoint: mountpoint.to_owned(),
+            allow_other: false,
+            read_only: false,
+            passthrough: Passthrough::Auto,
+            kernel_options: Vec::new(),
+            commit_interval: Duration::from_secs(1),
+            threads: 4,
+            config_text: String::new(),
+        }
+    }
+}
+
+/// Why a mount could not be made or did not end well.
+#[derive(Debug)]
+pub enum MountError {
+    /// The store cannot be used.
+    Store(StoreError),
+    /// The kernel did not mount.
+    Mount(io::Error),
+    /// A thread could not be started.
+    Thread(io::Error),
+    /// Serving failed.
+    Serve(io::Error),
+    /// The last changes could not be made durable.
+    Flush(FsError),
+}
+
+impl std::fmt::Display for MountError {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            MountError::Store(error) => write!(formatter, "{error}"),
+            MountError::Mount(error) => write!(formatter, "the kernel refused the mount: {error}"),
+            MountError::Thread(error) => write!(formatter, "no thread could be started: {error}"),
+            MountError::Serve(error) => write!(formatter, "serving the mount failed: {error}"),
+            MountError::Flush(error) => {
+                write!(formatter, "the last changes could not be written: {error}")
+            }
+        }
+    }
+}
+
+impl std::error::Error for MountError {}
+
+impl From<StoreError> for MountError {
+    fn from(error: StoreError) -> MountError {
+        MountError::Store(error)
+    }
+}
+
+/// Opens the store, mounts it, calls `ready`, serves until it is unmounted, and flushes.
+pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountError> {
+    let store = Store::open_or_create(&options.store)?;
+    let observer = Arc::new(Observer::new());
+    observer.describe(&options.mountpoint, &options.config_text);
+    let (sender, invalidations) = bounded(INVALIDATIONS_MAX);
+    let (file_system, recovered) = FileSystem::open(store, observer, sender)?;
+    log::info!(
+        "opened the store {}: {recovered:?}",
+        options.store.display()
+    );
+    let file_system = Arc::new(file_system);
+    let callbacks = Callbacks::new(Arc::clone(&file_system), options.passthrough);
+    let session = Session::new(callbacks, &options.mountpoint, &session_config(options))
+        .map_err(MountError::Mount)?;
+
+    let (stop, stopped) = bounded::<()>(0);
+    let notifier = session.notifier();
+    let threads = vec![
+        start("kvfs-commit", {
+            let (file_system, interval) = (Arc::clone(&file_system), options.commit_interval);
+            let stopped = stopped.clone();
+            move || commit_regularly(&file_system, interval, &stopped)
+        })?,
+        start("kvfs-notify", move || {
+            notify(&notifier, &invalidations, &stopped)
+        })?,
+        start("kvfs-sweep", {
+            let file_system = Arc::clone(&file_system);
+            move || sweep(&file_system)
+        })?,
+    ];
+    ready();
+    let served = session.run();
+    drop(stop);
+    for thread in threads {
+        if thread.join().is_err() {
+            log::error!("a background thread panicked");
+        }
+    }
+    file_system.commit_and_close().map_err(MountError::Flush)?;
+    log::info!("unmounted {}", options.mountpoint.display());
+    served.map_err(MountError::Serve)
+}
+
+fn session_config(options: &MountOptions) -> Config {
+    let mut config = Config::default();
+    config.mount_options = vec![
+        MountOption::FSName(options.store.display().to_string()),
+        MountOption::Subtype("kvfs".to_owned()),
+        MountOption::DefaultPermissions,
+        MountOption::NoDev,
+        MountOption::NoSuid,
+    ];
+    if options.read_only {
+        config.mount_options.push(MountOption::RO);
+    }
+    for option in &options.kernel_options {
+        config.mount_options.push(match option.as_str() {
+            "noexec" => MountOption::NoExec,
+            "noatime" => MountOption::NoAtime,
+            "dirsync" => MountOption::DirSync,
+            "sync" => MountOption::Sync,
+            other => MountOption::CUSTOM(other.to_owned()),
+        });
+    }
+    config.acl = if options.allow_other {
+        SessionACL::All
+    } else {
+        SessionACL::Owner
+    };
+    config.n_threads = Some(options.threads.max(1));
+    config.clone_fd = true;
+    config
+}
+
+fn start(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, MountError> {
+    thread::Builder::new()
+        .name(name.to_owned())
+        .spawn(run)
+        .map_err(MountError::Thread)
+}
+
+fn commit_regularly(file_system: &FileSystem, interval: Duration, stopped: &Receiver<()>) {
+    while stopped.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
+        if let Err(error) = file_system.commit() {
+            log::error!("changes could not be made durable: {error}");
+        }
+    }
+}
+
+/// Tells the kernel what to forget. It runs beside the requests because the kernel may hold the
+/// very directory locked until a running request is answered.
+fn notify(notifier: &Notifier, invalidations: &Receiver<Invalidation>, stopped: &Receiver<()>) {
+    use std::os::unix::ffi::OsStrExt;
+    loop {
+        let outcome = crossbeam_channel::select! {
+            recv(stopped) -> _ => return,
+            recv(invalidations) -> what => match what {
+                Err(_) => return,
+                Ok(Invalidation::Inode(inode)) => notifier.inval_inode(INodeNo(inode.0), 0, 0),
+                Ok(Invalidation::Name(place)) => notifier
+                    .inval_entry(INodeNo(place.parent.0), std::ffi::OsStr::from_bytes(&place.name)),
+            },
+        };
+        if let Err(error) = outcome
+            && error.raw_os_error() != Some(libc::ENOENT)
+        {
+            log::debug!("the kernel did not take an invalidation: {error}");
+        }
+    }
+}
+
+fn sweep(file_system: &FileSystem) {
+    match file_system.sweep_after_crash() {
+        Ok(0) => {}
+        Ok(removed) => log::info!("removed {removed} object files that a crash had left"),
+        Err(error) => log::warn!("looking for what a crash left: {error}"),
+    }
+}

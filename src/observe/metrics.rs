@@ -1,0 +1,233 @@
+//! Counters in Prometheus' text format. The names are part of what operators rely on.
+
+use std::time::Duration;
+
+use prometheus::{
+    Encoder, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
+    IntGaugeVec, Opts, Registry, TextEncoder,
+};
+
+use crate::store::record::Totals;
+
+macro_rules! operations {
+    ($($variant:ident = $name:literal),* $(,)?) => {
+        /// The FUSE requests that are counted.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Operation { $(#[doc = $name] $variant),* }
+        const OPERATIONS: &[&str] = &[$($name),*];
+    };
+}
+operations! {
+    Lookup = "lookup", GetAttr = "getattr", SetAttr = "setattr", ReadLink = "readlink",
+    Make = "make", Create = "create", Open = "open", Read = "read", Write = "write",
+    Flush = "flush", Release = "release", Fsync = "fsync", Unlink = "unlink", Rmdir = "rmdir",
+    Rename = "rename", Link = "link", List = "list", StatFs = "statfs",
+    GetXattr = "getxattr", SetXattr = "setxattr", ListXattr = "listxattr",
+    RemoveXattr = "removexattr", Fallocate = "fallocate", Seek = "seek", CopyRange = "copy_range",
+}
+
+/// Values that are read when the metrics are.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Gauges {
+    /// What the store holds.
+    pub totals: Totals,
+    /// Size of the store's filesystem.
+    pub capacity_bytes: u64,
+    /// Free there.
+    pub free_bytes: u64,
+    /// Objects in quarantine.
+    pub quarantined_objects: usize,
+}
+
+struct Request {
+    ok: IntCounter,
+    failed: IntCounter,
+    duration: Histogram,
+}
+
+pub(super) struct Metrics {
+    registry: Registry,
+    /// By [`Operation`].
+    requests: Vec<Request>,
+    opens: IntCounter,
+    opened_bytes: IntCounter,
+    sealed: IntCounter,
+    sealed_bytes: IntCounter,
+    refused: IntCounterVec,
+    corrupt: IntCounterVec,
+    passthrough: IntGauge,
+    used_bytes: IntGaugeVec,
+    capacity_bytes: IntGaugeVec,
+    free_bytes: IntGaugeVec,
+    pages: IntGaugeVec,
+    quarantined: IntGauge,
+}
+
+const VALID: &str = "names and labels are constants";
+
+impl Metrics {
+    pub(super) fn new() -> Metrics {
+        let registry = Registry::new();
+        let by_tier = |name, help| gauge_vec(&registry, name, help, &["tier"]);
+        let (used_bytes, capacity_bytes, free_bytes, pages) = (
+            by_tier("kvfs_tier_used_bytes", "Bytes of objects in the tier"),
+            by_tier("kvfs_tier_capacity_bytes", "Size of the tier"),
+            by_tier(
+                "kvfs_tier_free_bytes",
+                "Bytes that can still be written to the tier",
+            ),
+            by_tier("kvfs_tier_pages", "Sealed pages in the tier"),
+        );
+        let build = gauge_vec(&registry, "kvfs_build_info", "Version", &["version"]);
+        build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
+        gauge(&registry, "kvfs_mount_ready", "The mount answers").set(1);
+        Metrics {
+            requests: requests(&registry),
+            opens: counter(&registry, "kvfs_opens_total", "Files opened"),
+            opened_bytes: counter(
+                &registry,
+                "kvfs_opened_bytes_total",
+                "Bytes of opened files",
+            ),
+            sealed: counter(&registry, "kvfs_sealed_total", "Pages and manifests sealed"),
+            sealed_bytes: counter(&registry, "kvfs_sealed_bytes_total", "Bytes sealed"),
+            refused: counter_vec(
+                &registry,
+                "kvfs_pages_refused_total",
+                "Pages and manifests refused",
+                &["reason"],
+            ),
+            corrupt: counter_vec(
+                &registry,
+                "kvfs_checksum_errors_total",
+                "Objects whose bytes are not what was written",
+                &["tier"],
+            ),
+            passthrough: gauge(
+                &registry,
+                "kvfs_passthrough_enabled",
+                "The kernel reads and writes files itself",
+            ),
+            used_bytes,
+            capacity_bytes,
+            free_bytes,
+            pages,
+            quarantined: gauge(
+                &registry,
+                "kvfs_quarantined_objects",
+                "Objects in quarantine",
+            ),
+            registry,
+        }
+    }
+
+    pub(super) fn request(&self, operation: Operation, ok: bool, duration: Duration) {
+        let request = &self.requests[operation as usize];
+        if ok {
+            request.ok.inc()
+        } else {
+            request.failed.inc()
+        }
+        request.duration.observe(duration.as_secs_f64());
+    }
+
+    pub(super) fn opened(&self, bytes: u64) {
+        self.opens.inc();
+        self.opened_bytes.inc_by(bytes);
+    }
+
+    pub(super) fn sealed(&self, bytes: u64) {
+        self.sealed.inc();
+        self.sealed_bytes.inc_by(bytes);
+    }
+
+    pub(super) fn refused(&self, reason: &str) {
+        self.refused.with_label_values(&[reason]).inc();
+    }
+
+    pub(super) fn corrupt(&self) {
+        self.corrupt.with_label_values(&["ssd"]).inc();
+    }
+
+    pub(super) fn set_passthrough(&self, enabled: bool) {
+        self.passthrough.set(i64::from(enabled));
+    }
+
+    pub(super) fn text(&self, gauges: &Gauges) -> String {
+        let signed = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
+        let ssd = &["ssd"];
+        self.used_bytes
+            .with_label_values(ssd)
+            .set(signed(gauges.totals.bytes));
+        self.capacity_bytes
+            .with_label_values(ssd)
+            .set(signed(gauges.capacity_bytes));
+        self.free_bytes
+            .with_label_values(ssd)
+            .set(signed(gauges.free_bytes));
+        self.pages
+            .with_label_values(ssd)
+            .set(signed(gauges.totals.pages));
+        self.quarantined
+            .set(signed(gauges.quarantined_objects as u64));
+        let mut text = Vec::new();
+        if let Err(error) = TextEncoder::new().encode(&self.registry.gather(), &mut text) {
+            log::error!("metrics: {error}");
+        }
+        String::from_utf8_lossy(&text).into_owned()
+    }
+}
+
+impl std::fmt::Debug for Metrics {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Metrics").finish_non_exhaustive()
+    }
+}
+
+/// One set of counters per operation, resolved once: counting a request costs no lookup.
+fn requests(registry: &Registry) -> Vec<Request> {
+    let counts = counter_vec(
+        registry,
+        "kvfs_fuse_requests_total",
+        "Requests of the kernel",
+        &["op", "result"],
+    );
+    // 10 us to 10 s: a request that waits for nothing takes some 5 us.
+    let buckets = prometheus::exponential_buckets(1e-5, 10.0, 7).expect(VALID);
+    let options = HistogramOpts::new(
+        "kvfs_fuse_request_duration_seconds",
+        "Time from request to answer",
+    );
+    let durations = HistogramVec::new(options.buckets(buckets), &["op"]).expect(VALID);
+    registry.register(Box::new(durations.clone())).expect(VALID);
+    let request = |name: &&str| Request {
+        ok: counts.with_label_values(&[name, "ok"]),
+        failed: counts.with_label_values(&[name, "error"]),
+        duration: durations.with_label_values(&[name]),
+    };
+    OPERATIONS.iter().map(request).collect()
+}
+
+fn counter(registry: &Registry, name: &str, help: &str) -> IntCounter {
+    let counter = IntCounter::new(name, help).expect(VALID);
+    registry.register(Box::new(counter.clone())).expect(VALID);
+    counter
+}
+
+fn counter_vec(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> IntCounterVec {
+    let counter = IntCounterVec::new(Opts::new(name, help), labels).expect(VALID);
+    registry.register(Box::new(counter.clone())).expect(VALID);
+    counter
+}
+
+fn gauge(registry: &Registry, name: &str, help: &str) -> IntGauge {
+    let gauge = IntGauge::new(name, help).expect(VALID);
+    registry.register(Box::new(gauge.clone())).expect(VALID);
+    gauge
+}
+
+fn gauge_vec(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> IntGaugeVec {
+    let gauge = IntGaugeVec::new(Opts::new(name, help), labels).expect(VALID);
+    registry.register(Box::new(gauge.clone())).expect(VALID);
+    gauge
+}

@@ -1,0 +1,204 @@
+//! Which manifests are accepted, and what is said about the others.
+
+use super::*;
+
+const MINIMAL: &str = r#"{"schema_version":1,"model_id":"m","dtype":"f16","num_layers":2,"num_kv_heads":2,"head_dim":64}"#;
+
+/// `MINIMAL` with one field replaced or added; `null` leaves a field out.
+fn with(field: &str, value: &str) -> String {
+    let mut object: Map<String, Value> = serde_json::from_str(MINIMAL).unwrap();
+    object.insert(field.to_owned(), serde_json::from_str(value).unwrap());
+    Value::Object(object).to_string()
+}
+
+#[test]
+fn minimal_and_defaults() {
+    let manifest = Manifest::parse(MINIMAL.as_bytes()).unwrap();
+    let geometry = manifest.geometry();
+    assert_eq!(geometry.v_head_dim(), 64);
+    assert_eq!(geometry.page_tokens(), 1024);
+    assert_eq!(geometry.layout(), Layout::Hnd);
+    assert_eq!(manifest.layer_kind(Layer(1)), Some(LayerKind::Attention));
+    assert_eq!(manifest.layer_kind(Layer(2)), None);
+    let fields = ManifestFields::new("m", Dtype::F16, 2, 2, 64);
+    assert_eq!(Manifest::new(fields), Ok(manifest));
+}
+
+#[test]
+fn accepted_and_kept_through_a_round_trip() {
+    fn check(json: &str) {
+        let manifest = Manifest::parse(json.as_bytes()).unwrap();
+        let again = Manifest::parse(manifest.to_json().as_bytes()).unwrap();
+        assert_eq!(again, manifest);
+        let before: Map<String, Value> = serde_json::from_str(json).unwrap();
+        let after: Map<String, Value> = serde_json::from_str(&again.to_json()).unwrap();
+        for (key, value) in before.iter().filter(|(_, value)| !value.is_null()) {
+            assert_eq!(after.get(key), Some(value), "{key}");
+        }
+    }
+    check(MINIMAL);
+    check(&with(
+        "future",
+        r#"{"deep":[1,{"x":null}],"n":18446744073709551615}"#,
+    ));
+    check(&with(
+        "layers",
+        r#"["recurrent",{"sliding":{"window":4096}}]"#,
+    ));
+    check(&with("v_head_dim", "0"));
+    check(&with("v_head_dim", "null"));
+    check(&with("page_tokens", "544"));
+    check(&with("layout", r#""nhd""#));
+    check(&with("dtype", r#""q8_0""#));
+    check(&with("kv_rotation", "true"));
+    check(&with("kv_rotation", r#""hadamard""#));
+    check(&with(
+        "rope",
+        r#"{"theta":500000.0,"scaling":{"factor":8.0},"dims":64,"new":1}"#,
+    ));
+    check(&with("shard", r#"{"rank":3,"size":4,"axis":"heads"}"#));
+    check(&with("tenant", r#""a\nb""#));
+    check(&with("cold_encoding", r#""q8_0""#));
+}
+
+#[test]
+fn refused() {
+    fn check(json: &str, expected: &str) {
+        let error = Manifest::parse(json.as_bytes()).unwrap_err();
+        assert_eq!(error.to_string(), expected);
+        assert_eq!(error.reason(), "manifest");
+    }
+    let read = |rest: &str| format!("manifest cannot be read: {rest}");
+    check("", &read("EOF while parsing a value at line 1 column 0"));
+    check(
+        "[]",
+        &read("invalid type: sequence, expected a map at line 1 column 0"),
+    );
+    check(
+        &format!("{MINIMAL}x"),
+        &read("trailing characters at line 1 column 96"),
+    );
+    check(
+        &MINIMAL.replace("\"m\"", "\"m\",\"model_id\":\"n\""),
+        &read("duplicate field `model_id` at line 1 column 45"),
+    );
+    check(
+        &with("model_id", r#""""#),
+        "model_id is empty: name the model",
+    );
+    check(
+        &with("num_layers", "0"),
+        "num_layers is 0: must be from 1 to 4096",
+    );
+    check(
+        &with("head_dim", "0"),
+        "head_dim is 0: must be from 1 to 4096",
+    );
+    check(
+        &with("v_head_dim", "5000"),
+        "v_head_dim is 5000: must be from 0 to 4096",
+    );
+    check(
+        &with("page_tokens", "0"),
+        "page_tokens is 0: must be from 1 to 1048576",
+    );
+    check(
+        &with("layers", r#"["attention"]"#),
+        "layers has 1 entries, num_layers is 2: list every layer or leave layers out",
+    );
+    check(
+        &with("layers", r#"["attention",{"sliding":{"window":0}}]"#),
+        "layers[1] has a window of 0 tokens: at least 1",
+    );
+    check(
+        &with("rope", r#"{"theta":0}"#),
+        "rope.theta is 0: must be a finite number above 0",
+    );
+    check(
+        &with("rope", r#"{"theta":1,"dims":66}"#),
+        "rope.dims is 66, head_dim is 64: a row cannot rotate more elements than it has",
+    );
+    check(
+        &with("rope", r#"{"theta":1,"dims":63}"#),
+        "rope.dims is 63: elements rotate in pairs",
+    );
+    check(
+        &with("shard", r#"{"rank":2,"size":2}"#),
+        "shard.rank is 2, shard.size is 2: ranks count from 0",
+    );
+    check(
+        &with("shard", r#"{"rank":0,"size":0}"#),
+        "shard.size is 0: must be from 1 to 65536",
+    );
+}
+
+#[test]
+fn bad_versions() {
+    fn check(json: &str, expected: &str) {
+        let error = Manifest::parse(json.as_bytes()).unwrap_err();
+        assert_eq!(error.to_string(), expected);
+        assert_eq!(error.reason(), "manifest");
+    }
+    let missing = "manifest has no whole number schema_version: set it to 1";
+    check("{}", missing);
+    check(&with("schema_version", r#""1""#), missing);
+    check(&with("schema_version", "1.5"), missing);
+    check(&with("schema_version", "-1"), missing);
+    check(
+        &with("schema_version", "0"),
+        "schema_version is 0: the first is 1",
+    );
+}
+
+#[test]
+fn refused_by_the_kind_of_a_value() {
+    fn check(json: &str, expected: &str) {
+        let error = Manifest::parse(json.as_bytes()).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+        assert!(!error.contains('\n'), "{error}");
+    }
+    check(&with("num_layers", "-1"), "invalid value: integer `-1`");
+    check(
+        &with("num_layers", "4294967296"),
+        "invalid value: integer `4294967296`",
+    );
+    check(
+        &with("head_dim", "64.5"),
+        "invalid type: floating point `64.5`",
+    );
+    check(&with("head_dim", "null"), "invalid type: null");
+    check(&with("dtype", r#""in\nt4""#), "unknown dtype \"in\\nt4\"");
+    check(&with("layout", r#""n\nhd""#), "unknown variant `n\\nhd`");
+    check(
+        &with("layers", r#"["mamba","attention"]"#),
+        "unknown variant `mamba`",
+    );
+    check(
+        &with("layers", r#"[{"sliding":{"windw":1}},"attention"]"#),
+        "unknown field `windw`",
+    );
+    check(&with("rope", "{}"), "missing field `theta`");
+    check(&with("kv_rotation", "7"), "did not match any variant");
+    let deep = format!("{}{}", "[".repeat(200), "]".repeat(200));
+    check(&MINIMAL.replace("\"m\"", &deep), "recursion limit exceeded");
+}
+
+#[test]
+fn newer_and_oversized() {
+    let newer = r#"{"schema_version":2,"everything":"else changed"}"#;
+    let error = Manifest::parse(newer.as_bytes()).unwrap_err();
+    assert_eq!(error.reason(), "version");
+    assert_eq!(
+        error.to_string(),
+        "manifest has schema_version 2, this program reads up to 1: written by a newer kvfs, \
+         upgrade to use it"
+    );
+    let oversized = vec![b' '; (1 << 20) + 1];
+    assert_eq!(
+        Manifest::parse(&oversized).unwrap_err().to_string(),
+        "manifest is 1048577 bytes as kvfs writes it, the limit is 1048576: not a kvfs manifest"
+    );
+    let grows = with("future", &format!("[{}1]", "1,".repeat(300_000)));
+    let error = Manifest::parse(grows.as_bytes()).unwrap_err();
+    assert!(error.to_string().starts_with("manifest is 2"), "{error}");
+}

@@ -1,0 +1,225 @@
+//! The one door to the disk: every byte of a store passes through [`Disk`] and [`DiskFile`].
+//!
+//! It is narrow so that a simulated disk can stand in for the real one ([`super::local_disk`])
+//! in crash tests. Nothing else in kvfs renames, creates or removes a file of a store.
+
+use std::fmt::Debug;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::path::PathBuf;
+
+use super::record::{ObjectId, Time};
+
+/// Names of files in a store. There is no way to name anything outside of it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum DiskPath {
+    /// `FORMAT`
+    Format,
+    /// `FORMAT.tmp`, only while a store is being made.
+    FormatStaging,
+    /// `staging/<id>`: bytes that no committed name refers to.
+    Staging(ObjectId),
+    /// `objects/ab/<id>`: bytes that a committed name may refer to.
+    Object(ObjectId),
+    /// `quarantine/<name>`: refused or corrupt bytes, and beside them the reason.
+    Quarantine(String),
+}
+
+/// Directories of a store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum DiskDirectory {
+    /// The store itself.
+    Store,
+    /// `objects/`
+    Objects,
+    /// `objects/ab/`
+    ObjectShard(u8),
+    /// `staging/`
+    Staging,
+    /// `quarantine/`
+    Quarantine,
+}
+
+/// The directory below `objects/` that holds an object. Neighbouring numbers share one, so that
+/// a group commit syncs few directories.
+pub fn shard(object: ObjectId) -> u8 {
+    (object.0 >> 8).to_le_bytes()[0]
+}
+
+impl DiskDirectory {
+    /// Path relative to the store.
+    pub fn relative(self) -> PathBuf {
+        match self {
+            DiskDirectory::Store => PathBuf::from("."),
+            DiskDirectory::Objects => PathBuf::from("objects"),
+            DiskDirectory::ObjectShard(shard) => PathBuf::from(format!("objects/{shard:02x}")),
+            DiskDirectory::Staging => PathBuf::from("staging"),
+            DiskDirectory::Quarantine => PathBuf::from("quarantine"),
+        }
+    }
+}
+
+impl DiskPath {
+    /// Path relative to the store.
+    pub fn relative(&self) -> PathBuf {
+        match self {
+            DiskPath::Format => PathBuf::from("FORMAT"),
+            DiskPath::FormatStaging => PathBuf::from("FORMAT.tmp"),
+            DiskPath::Staging(object) => PathBuf::from(format!("staging/{object}")),
+            DiskPath::Object(object) => {
+                PathBuf::from(format!("objects/{:02x}/{object}", shard(*object)))
+            }
+            DiskPath::Quarantine(name) => PathBuf::from(format!("quarantine/{name}")),
+        }
+    }
+}
+
+/// How a file is opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Read-only. The fd counts as no writer, and may be registered for passthrough.
+    Read,
+    /// Read and write.
+    ReadWrite,
+}
+
+/// What `fstat` tells of a file. Two stats of a path differ when another file was put there or its bytes were written to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileStat {
+    /// Length in bytes.
+    pub length: u64,
+    /// Blocks of 512 bytes.
+    pub blocks: u64,
+    /// Last modification.
+    pub mtime: Time,
+    /// Inode number on the disk.
+    pub inode: u64,
+}
+
+/// Free and used space of the disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Space {
+    /// Size of the filesystem in bytes.
+    pub total_bytes: u64,
+    /// Free bytes, those reserved for root included.
+    pub free_bytes: u64,
+    /// Bytes that an ordinary user may still write.
+    pub available_bytes: u64,
+    /// Inodes in all.
+    pub inodes_total: u64,
+    /// Inodes free.
+    pub inodes_free: u64,
+}
+
+/// A disk that holds one store.
+pub trait Disk: Debug + Send + Sync {
+    /// Creates a file, readable and writable by the owner alone; an existing one is an error.
+    fn create(&self, path: &DiskPath) -> io::Result<Box<dyn DiskFile>>;
+    /// Opens an existing file.
+    fn open(&self, path: &DiskPath, access: Access) -> io::Result<Box<dyn DiskFile>>;
+    /// `fstat` without opening.
+    fn stat(&self, path: &DiskPath) -> io::Result<FileStat>;
+    /// Renames over whatever is there. Durable only after [`Disk::sync_directory`].
+    fn rename(&self, from: &DiskPath, to: &DiskPath) -> io::Result<()>;
+    /// Removes a file.
+    fn remove(&self, path: &DiskPath) -> io::Result<()>;
+    /// Creates a directory; an existing one is fine.
+    fn create_directory(&self, directory: DiskDirectory) -> io::Result<()>;
+    /// Makes the names in a directory durable.
+    fn sync_directory(&self, directory: DiskDirectory) -> io::Result<()>;
+    /// Names of the files in a directory.
+    fn list(&self, directory: DiskDirectory) -> io::Result<Vec<String>>;
+    /// Free and used space.
+    fn space(&self) -> io::Result<Space>;
+    /// Stacked filesystems below the store (1 on overlayfs): the kernel wants to know when it is
+    /// to pass files through.
+    fn stack_depth(&self) -> io::Result<u32>;
+    /// Where `meta.redb` lives.
+    fn metadata(&self) -> io::Result<Box<dyn redb::StorageBackend>>;
+}
+
+/// A range operation of `fallocate(2)`, passed on with its mode bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Allocation {
+    /// `FALLOC_FL_*`.
+    pub mode: i32,
+    /// First byte.
+    pub offset: u64,
+    /// Bytes.
+    pub length: u64,
+}
+
+/// Where `lseek(2)` looks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seek {
+    /// `SEEK_DATA`
+    Data,
+    /// `SEEK_HOLE`
+    Hole,
+}
+
+/// An open file of a store.
+pub trait DiskFile: Debug + Send + Sync {
+    /// Reads at an offset; short only at the end of the file.
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize>;
+    /// Writes all at an offset.
+    fn write_all_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
+    /// Truncates or extends.
+    fn set_length(&self, length: u64) -> io::Result<()>;
+    /// `fallocate(2)`
+    fn allocate(&self, allocation: Allocation) -> io::Result<()>;
+    /// `lseek(2)` for holes and data.
+    fn seek(&self, offset: i64, seek: Seek) -> io::Result<u64>;
+    /// Copies a range into another file, in the kernel where it can.
+    fn copy_to(
+        &self,
+        offset: u64,
+        target: &dyn DiskFile,
+        target_offset: u64,
+        length: u64,
+    ) -> io::Result<u64>;
+    /// Makes the content durable.
+    fn sync(&self) -> io::Result<()>;
+    /// `fstat`
+    fn stat(&self) -> io::Result<FileStat>;
+    /// Sets the modification time.
+    fn set_modified(&self, mtime: Time) -> io::Result<()>;
+    /// Whether nobody else can write to the file: no open writer and no shared writable mapping.
+    /// Only for files opened with [`Access::Read`].
+    fn is_at_rest(&self) -> io::Result<bool>;
+    /// The descriptor, where the file is a real one.
+    fn descriptor(&self) -> Option<BorrowedFd<'_>>;
+}
+
+/// Reads a whole small file.
+pub fn read_all(file: &dyn DiskFile, length_max: u64) -> io::Result<Vec<u8>> {
+    let length = file.stat()?.length;
+    if length > length_max {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!("file of {length} bytes exceeds the limit {length_max}"),
+        ));
+    }
+    let mut bytes = vec![0; usize::try_from(length).map_err(io::Error::other)?];
+    let mut filled = 0;
+    while filled < bytes.len() {
+        match file.read_at(&mut bytes[filled..], filled as u64)? {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            count => filled += count,
+        }
+    }
+    Ok(bytes)
+}
+
+/// Copies a whole file, keeping holes out of the question: every byte is written.
+pub fn copy_all(from: &dyn DiskFile, to: &dyn DiskFile) -> io::Result<u64> {
+    let length = from.stat()?.length;
+    let mut copied = 0;
+    while copied < length {
+        match from.copy_to(copied, to, copied, length - copied)? {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            count => copied += count,
+        }
+    }
+    Ok(copied)
+}

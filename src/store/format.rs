@@ -1,0 +1,143 @@
+//! `FORMAT`: says that a directory is a store and which version wrote it, and is the file whose
+//! lock keeps a second daemon out.
+
+use std::fs::{DirBuilder, File};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::Path;
+
+use nix::fcntl::{Flock, FlockArg};
+
+use super::StoreError;
+use super::disk::{Access, Disk, DiskDirectory, DiskFile, DiskPath, read_all};
+use super::local_disk::LocalDisk;
+
+/// First words of `FORMAT`; the version follows.
+const MAGIC: &str = "kvfs store ";
+/// Version of the layout and of every record in it.
+pub const VERSION: u32 = 1;
+/// `FORMAT` is one short line.
+const FORMAT_BYTES_MAX: u64 = 256;
+
+/// Held as long as the store is in use; the kernel drops it when the process dies.
+#[derive(Debug)]
+pub struct Lock {
+    _file: Flock<File>,
+}
+
+/// Makes a store of a missing or empty directory; leaves an existing store alone.
+pub fn create_if_empty(path: &Path) -> Result<(), StoreError> {
+    match DirBuilder::new().mode(0o700).create(path) {
+        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        Err(error) => return Err(error.into()),
+    }
+    if path.join("FORMAT").exists() {
+        return Ok(());
+    }
+    for entry in path.read_dir()? {
+        // `lost+found` of a fresh filesystem and our own half-made store do not count.
+        let name = entry?.file_name();
+        let ours = [
+            "lost+found",
+            "FORMAT.tmp",
+            "objects",
+            "staging",
+            "quarantine",
+        ];
+        if !ours.iter().any(|known| name == *known) {
+            return Err(StoreError::NotAStore(path.to_owned()));
+        }
+    }
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o700))?;
+    create(&LocalDisk::open(path)?)
+}
+
+/// Makes the directories and, last, `FORMAT`, so that a crash leaves no half store.
+pub fn create(disk: &dyn Disk) -> Result<(), StoreError> {
+    disk.create_directory(DiskDirectory::Staging)?;
+    disk.create_directory(DiskDirectory::Quarantine)?;
+    disk.create_directory(DiskDirectory::Objects)?;
+    for shard in 0..=u8::MAX {
+        disk.create_directory(DiskDirectory::ObjectShard(shard))?;
+    }
+    disk.sync_directory(DiskDirectory::Objects)?;
+    match disk.remove(&DiskPath::FormatStaging) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
+        _ => {}
+    }
+    let file = disk.create(&DiskPath::FormatStaging)?;
+    file.write_all_at(format!("{MAGIC}{VERSION}\n").as_bytes(), 0)?;
+    file.sync()?;
+    disk.rename(&DiskPath::FormatStaging, &DiskPath::Format)?;
+    disk.sync_directory(DiskDirectory::Store)?;
+    Ok(())
+}
+
+/// Takes the store's lock.
+pub fn lock(path: &Path) -> Result<Lock, StoreError> {
+    let file = match File::open(path.join("FORMAT")) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return Err(StoreError::NotAStore(path.to_owned()));
+        }
+        Err(error) => return Err(error.into()),
+    };
+    match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+        Ok(file) => Ok(Lock { _file: file }),
+        Err((_, nix::errno::Errno::EAGAIN)) => Err(StoreError::Locked(path.to_owned())),
+        Err((_, error)) => Err(io::Error::from(error).into()),
+    }
+}
+
+/// Refuses a store of another version.
+pub fn check(disk: &dyn Disk, path: &Path) -> Result<(), StoreError> {
+    let file: Box<dyn DiskFile> = disk.open(&DiskPath::Format, Access::Read)?;
+    let bytes = read_all(file.as_ref(), FORMAT_BYTES_MAX)
+        .map_err(|_| StoreError::NotAStore(path.to_owned()))?;
+    let text = String::from_utf8_lossy(&bytes);
+    let version = text
+        .trim_end()
+        .strip_prefix(MAGIC)
+        .and_then(|rest| rest.parse::<u32>().ok());
+    match version {
+        Some(VERSION) => Ok(()),
+        Some(version) => Err(StoreError::Version(format!(
+            "the store {} has format {version}, this kvfs reads format {VERSION}: use the kvfs \
+             that wrote it",
+            path.display()
+        ))),
+        None => Err(StoreError::NotAStore(path.to_owned())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::Store;
+
+    #[test]
+    fn a_store_is_made_once_locked_and_checked() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("store");
+        let store = Store::open_or_create(&path).unwrap();
+        assert_eq!(
+            std::fs::metadata(&path).unwrap().permissions().mode() & 0o777,
+            0o700
+        );
+        assert!(matches!(Store::open(&path), Err(StoreError::Locked(_))));
+        drop(store);
+        std::fs::write(path.join("FORMAT"), "kvfs store 99\n").unwrap();
+        assert!(matches!(Store::open(&path), Err(StoreError::Version(_))));
+        std::fs::write(path.join("FORMAT"), "something else").unwrap();
+        assert!(matches!(Store::open(&path), Err(StoreError::NotAStore(_))));
+    }
+
+    #[test]
+    fn a_directory_with_other_files_is_left_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("thesis.tex"), "").unwrap();
+        let outcome = Store::open_or_create(directory.path());
+        assert!(matches!(outcome, Err(StoreError::NotAStore(_))));
+    }
+}

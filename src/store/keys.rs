@@ -1,0 +1,123 @@
+//! Keys of the records in `meta.redb`: one ordered byte string each, numbers big-endian so that
+//! the order of bytes is the order of numbers.
+//!
+//! | key | value |
+//! |---|---|
+//! | `I` inode(8) | [`Inode`](super::record::Inode) |
+//! | `E` parent(8) hash(8) name | [`Entry`](super::record::Entry) |
+//! | `X` inode(8) name | bytes of the extended attribute |
+//! | `O` object(8) | [`ObjectRecord`](super::record::ObjectRecord) |
+//! | `U` inode(8) | empty: the inode is unsettled, recovery looks at it |
+//! | `T` | [`Totals`](super::record::Totals) |
+//! | `C` | `(u32, bool)`: the epoch of the last mount, and whether it ended in good order |
+//!
+//! Entries are ordered by a hash of the name, so that a directory can be listed from any offset
+//! without the daemon remembering anything about the reader. Two names of one directory share a
+//! hash with probability 2^-62 per pair: about 10^-7 in a directory of a million. Both can be
+//! looked up even then; a listing that breaks exactly between them repeats neither and may skip one.
+
+use super::record::{InodeId, ObjectId};
+
+/// First offset that belongs to a name; smaller ones are `.` and `..`.
+pub(crate) const FIRST_NAME_OFFSET: u64 = 3;
+
+/// Key of an inode.
+pub(crate) fn inode(inode: InodeId) -> Vec<u8> {
+    numbered(b'I', inode.0)
+}
+
+/// Key of an object.
+pub(crate) fn object(object: ObjectId) -> Vec<u8> {
+    numbered(b'O', object.0)
+}
+
+/// Key of the mark that an inode is unsettled.
+pub(crate) fn unsettled(inode: InodeId) -> Vec<u8> {
+    numbered(b'U', inode.0)
+}
+
+/// Key of the epoch.
+pub(crate) fn epoch() -> Vec<u8> {
+    vec![b'C']
+}
+
+/// Key of the totals.
+pub(crate) fn totals() -> Vec<u8> {
+    vec![b'T']
+}
+
+/// Key of a name in a directory.
+pub(crate) fn entry(parent: InodeId, name: &[u8]) -> Vec<u8> {
+    let mut key = numbered(b'E', parent.0);
+    key.extend_from_slice(&name_offset(name).to_be_bytes());
+    key.extend_from_slice(name);
+    key
+}
+
+/// Where the entries of a directory start whose offset is at least `offset`.
+pub(crate) fn entries_from(parent: InodeId, offset: u64) -> Vec<u8> {
+    let mut key = numbered(b'E', parent.0);
+    key.extend_from_slice(&offset.to_be_bytes());
+    key
+}
+
+/// What all entries of a directory start with.
+pub(crate) fn entries(parent: InodeId) -> Vec<u8> {
+    numbered(b'E', parent.0)
+}
+
+/// Offset and name of an entry's key.
+pub(crate) fn split_entry(key: &[u8]) -> Option<(u64, &[u8])> {
+    let offset = key.get(9..17)?.try_into().ok()?;
+    Some((u64::from_be_bytes(offset), key.get(17..)?))
+}
+
+/// Key of an extended attribute.
+pub(crate) fn attribute(inode: InodeId, name: &[u8]) -> Vec<u8> {
+    let mut key = numbered(b'X', inode.0);
+    key.extend_from_slice(name);
+    key
+}
+
+/// What all extended attributes of an inode start with; the name follows.
+pub(crate) fn attributes(inode: InodeId) -> Vec<u8> {
+    numbered(b'X', inode.0)
+}
+
+/// The first key of a table, which is also what all its keys start with.
+pub(crate) fn table(tag: u8) -> Vec<u8> {
+    vec![tag]
+}
+
+/// The number in a key that [`numbered`] made.
+pub(crate) fn number(key: &[u8]) -> Option<u64> {
+    Some(u64::from_be_bytes(key.get(1..9)?.try_into().ok()?))
+}
+
+/// Offset of a name in a listing: positive as `off_t`, and not that of `.` or `..`.
+fn name_offset(name: &[u8]) -> u64 {
+    (twox_hash::XxHash3_64::oneshot(name) >> 2).max(FIRST_NAME_OFFSET)
+}
+
+fn numbered(tag: u8, number: u64) -> Vec<u8> {
+    let mut key = Vec::with_capacity(48);
+    key.push(tag);
+    key.extend_from_slice(&number.to_be_bytes());
+    key
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_key_gives_back_its_name_and_lies_in_its_directory() {
+        let key = entry(InodeId(9), b"name");
+        let (offset, name) = split_entry(&key).unwrap();
+        assert_eq!(name, b"name");
+        assert!(key.starts_with(&entries(InodeId(9))));
+        assert!(entries_from(InodeId(9), offset) <= key);
+        assert!(entries_from(InodeId(9), offset + 1) > key);
+        assert!(i64::try_from(offset).is_ok());
+    }
+}

@@ -1,0 +1,270 @@
+//! [`Disk`] on a directory of a real filesystem.
+//!
+//! Every path is resolved beneath the store's own descriptor without following a symbolic link,
+//! so nothing that somebody plants in a store can lead the daemon out of it.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag};
+use nix::sys::stat::Mode;
+
+use super::disk::{
+    Access, Allocation, Disk, DiskDirectory, DiskFile, DiskPath, FileStat, Seek, Space,
+};
+use super::record::Time;
+
+/// Only the owner may look into a store: the cache holds users' prompts.
+const FILE_MODE: Mode = Mode::S_IRUSR.union(Mode::S_IWUSR);
+const DIRECTORY_MODE: Mode = FILE_MODE.union(Mode::S_IXUSR);
+
+/// A store's directory on a local filesystem.
+#[derive(Debug)]
+pub struct LocalDisk {
+    root: OwnedFd,
+}
+
+/// A file of it.
+#[derive(Debug)]
+struct LocalFile(File);
+
+impl LocalDisk {
+    /// Opens an existing directory.
+    pub fn open(path: &Path) -> io::Result<LocalDisk> {
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        let root = nix::fcntl::open(path, flags, Mode::empty())?;
+        Ok(LocalDisk { root })
+    }
+
+    fn openat(&self, path: &Path, flags: OFlag, mode: Mode) -> io::Result<File> {
+        let how = OpenHow::new()
+            .flags(flags | OFlag::O_CLOEXEC)
+            .mode(mode)
+            .resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS);
+        Ok(File::from(nix::fcntl::openat2(&self.root, path, how)?))
+    }
+}
+
+impl Disk for LocalDisk {
+    fn create(&self, path: &DiskPath) -> io::Result<Box<dyn DiskFile>> {
+        let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_EXCL;
+        Ok(Box::new(LocalFile(self.openat(
+            &path.relative(),
+            flags,
+            FILE_MODE,
+        )?)))
+    }
+
+    fn open(&self, path: &DiskPath, access: Access) -> io::Result<Box<dyn DiskFile>> {
+        let flags = match access {
+            Access::Read => OFlag::O_RDONLY,
+            Access::ReadWrite => OFlag::O_RDWR,
+        };
+        Ok(Box::new(LocalFile(self.openat(
+            &path.relative(),
+            flags,
+            Mode::empty(),
+        )?)))
+    }
+
+    fn stat(&self, path: &DiskPath) -> io::Result<FileStat> {
+        let stat = nix::sys::stat::fstatat(
+            &self.root,
+            &path.relative(),
+            nix::fcntl::AtFlags::AT_SYMLINK_NOFOLLOW,
+        )?;
+        Ok(FileStat {
+            length: u64::try_from(stat.st_size).unwrap_or(0),
+            blocks: u64::try_from(stat.st_blocks).unwrap_or(0),
+            mtime: time(stat.st_mtime, stat.st_mtime_nsec),
+            inode: stat.st_ino,
+        })
+    }
+
+    fn rename(&self, from: &DiskPath, to: &DiskPath) -> io::Result<()> {
+        nix::fcntl::renameat(&self.root, &from.relative(), &self.root, &to.relative())?;
+        Ok(())
+    }
+
+    fn remove(&self, path: &DiskPath) -> io::Result<()> {
+        let flags = nix::unistd::UnlinkatFlags::NoRemoveDir;
+        nix::unistd::unlinkat(&self.root, &path.relative(), flags)?;
+        Ok(())
+    }
+
+    fn create_directory(&self, directory: DiskDirectory) -> io::Result<()> {
+        match nix::sys::stat::mkdirat(&self.root, &directory.relative(), DIRECTORY_MODE) {
+            Ok(()) | Err(nix::errno::Errno::EEXIST) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn sync_directory(&self, directory: DiskDirectory) -> io::Result<()> {
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
+        self.openat(&directory.relative(), flags, Mode::empty())?
+            .sync_all()
+    }
+
+    fn list(&self, directory: DiskDirectory) -> io::Result<Vec<String>> {
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
+        let file = self.openat(&directory.relative(), flags, Mode::empty())?;
+        let mut names = Vec::new();
+        for entry in nix::dir::Dir::from_fd(OwnedFd::from(file))?.iter() {
+            let name = entry?.file_name().to_string_lossy().into_owned();
+            if name != "." && name != ".." {
+                names.push(name);
+            }
+        }
+        Ok(names)
+    }
+
+    fn space(&self) -> io::Result<Space> {
+        let stat = nix::sys::statvfs::fstatvfs(&self.root)?;
+        let block = stat.fragment_size();
+        Ok(Space {
+            total_bytes: stat.blocks().saturating_mul(block),
+            free_bytes: stat.blocks_free().saturating_mul(block),
+            available_bytes: stat.blocks_available().saturating_mul(block),
+            inodes_total: stat.files(),
+            inodes_free: stat.files_free(),
+        })
+    }
+
+    fn stack_depth(&self) -> io::Result<u32> {
+        let kind = nix::sys::statfs::fstatfs(&self.root)?.filesystem_type();
+        Ok(u32::from(kind == nix::sys::statfs::OVERLAYFS_SUPER_MAGIC))
+    }
+
+    fn metadata(&self) -> io::Result<Box<dyn redb::StorageBackend>> {
+        let flags = OFlag::O_RDWR | OFlag::O_CREAT;
+        let file = self.openat(Path::new("meta.redb"), flags, FILE_MODE)?;
+        let backend = redb::backends::FileBackend::new(file).map_err(io::Error::other)?;
+        Ok(Box::new(backend))
+    }
+}
+
+impl DiskFile for LocalFile {
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+        let mut filled = 0;
+        while filled < buffer.len() {
+            match self
+                .0
+                .read_at(&mut buffer[filled..], offset + filled as u64)
+            {
+                Ok(0) => break,
+                Ok(count) => filled += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(filled)
+    }
+
+    fn write_all_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.0.write_all_at(bytes, offset)
+    }
+
+    fn set_length(&self, length: u64) -> io::Result<()> {
+        self.0.set_len(length)
+    }
+
+    fn allocate(&self, allocation: Allocation) -> io::Result<()> {
+        let mode = nix::fcntl::FallocateFlags::from_bits_retain(allocation.mode);
+        nix::fcntl::fallocate(
+            &self.0,
+            mode,
+            signed(allocation.offset)?,
+            signed(allocation.length)?,
+        )?;
+        Ok(())
+    }
+
+    fn seek(&self, offset: i64, seek: Seek) -> io::Result<u64> {
+        let whence = match seek {
+            Seek::Data => nix::unistd::Whence::SeekData,
+            Seek::Hole => nix::unistd::Whence::SeekHole,
+        };
+        let position = nix::unistd::lseek(&self.0, offset, whence)?;
+        u64::try_from(position).map_err(io::Error::other)
+    }
+
+    fn copy_to(
+        &self,
+        offset: u64,
+        target: &dyn DiskFile,
+        target_offset: u64,
+        length: u64,
+    ) -> io::Result<u64> {
+        let descriptor = target.descriptor().ok_or(io::ErrorKind::Unsupported)?;
+        let (mut from, mut to) = (signed(offset)?, signed(target_offset)?);
+        let length = usize::try_from(length).map_err(io::Error::other)?;
+        let copied = nix::fcntl::copy_file_range(
+            &self.0,
+            Some(&mut from),
+            descriptor,
+            Some(&mut to),
+            length,
+        )?;
+        Ok(copied as u64)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.0.sync_all()
+    }
+
+    fn stat(&self) -> io::Result<FileStat> {
+        let metadata = self.0.metadata()?;
+        Ok(FileStat {
+            length: metadata.len(),
+            blocks: metadata.blocks(),
+            mtime: time(metadata.mtime(), metadata.mtime_nsec()),
+            inode: metadata.ino(),
+        })
+    }
+
+    fn set_modified(&self, mtime: Time) -> io::Result<()> {
+        let omit = nix::sys::time::TimeSpec::UTIME_OMIT;
+        let mtime = nix::sys::time::TimeSpec::new(mtime.seconds, i64::from(mtime.nanoseconds));
+        nix::sys::stat::futimens(&self.0, &omit, &mtime)?;
+        Ok(())
+    }
+
+    fn is_at_rest(&self) -> io::Result<bool> {
+        crate::sys::is_at_rest(self.0.as_fd())
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.0.as_fd())
+    }
+}
+
+fn time(seconds: i64, nanoseconds: i64) -> Time {
+    Time {
+        seconds,
+        nanoseconds: u32::try_from(nanoseconds).unwrap_or(0),
+    }
+}
+
+fn signed(value: u64) -> io::Result<i64> {
+    i64::try_from(value).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::record::ObjectId;
+
+    #[test]
+    fn a_planted_symbolic_link_leads_nowhere() {
+        let directory = tempfile::tempdir().unwrap();
+        let disk = LocalDisk::open(directory.path()).unwrap();
+        disk.create_directory(DiskDirectory::Staging).unwrap();
+        let path = DiskPath::Staging(ObjectId(7));
+        std::os::unix::fs::symlink("/etc/passwd", directory.path().join(path.relative())).unwrap();
+        let error = disk.open(&path, Access::Read).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ELOOP));
+    }
+}

@@ -1,0 +1,532 @@
+//! Metadata as the running mount sees it: `meta.redb` and the uncommitted layers above it.
+//!
+//! ```text
+//! volatile     names and inodes that must not survive a crash: files still being written for
+//!              the first time, and unlinked files that somebody holds open
+//! active       changes since the last freeze
+//! committing   the frozen layer that is being written out, if any
+//! base         meta.redb as of the last commit
+//! ```
+//!
+//! A name enters `active` only when its object may be published, so a crash can leave garbage
+//! files but never a name without its bytes. One mutex of the caller guards all of it; nothing
+//! here waits for the disk except [`Writer::write`], which runs outside of that mutex.
+
+use std::borrow::Cow;
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::StoreError;
+use super::keys;
+use super::layer::{Layer, Record, merge};
+use super::record::{Entry, Inode, InodeId, ObjectId, ObjectKind, ObjectRecord, Totals};
+
+const RECORDS: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("records");
+
+/// Pages of `meta.redb` kept in memory. 16 MiB hold the inner nodes of tens of millions of
+/// records; the rest is the kernel's page cache. (redb's own default is 1 GiB.)
+const CACHE_BYTES: usize = 16 << 20;
+
+/// Where a change goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Life {
+    /// Part of the next commit.
+    Durable,
+    /// Forgotten in a crash.
+    Volatile,
+}
+
+/// The layers and the base.
+pub(crate) struct Metadata {
+    volatile: Layer,
+    active: Layer,
+    committing: Option<Arc<Layer>>,
+    base: redb::ReadOnlyTable<&'static [u8], &'static [u8]>,
+    database: Arc<Database>,
+    /// Objects whose file still lies in `staging/`.
+    pub(crate) staged: HashSet<ObjectId>,
+    next_number: u64,
+    /// What the store holds, uncommitted changes included.
+    pub(crate) totals: Totals,
+    /// The last mount ended without a crash.
+    pub(crate) was_clean: bool,
+    /// Counts freezes; a change made now is durable once this freeze is.
+    pub(crate) generation: u64,
+}
+
+/// Writes a frozen layer out.
+#[derive(Clone)]
+pub(crate) struct Writer {
+    database: Arc<Database>,
+}
+
+impl Metadata {
+    /// Opens or creates the database on a store's disk and starts a new epoch of numbers.
+    pub(crate) fn open(backend: Box<dyn redb::StorageBackend>) -> Result<Metadata, StoreError> {
+        let database = open_database(backend)?;
+        let transaction = begin_durable(&database)?;
+        let (epoch, was_clean) = {
+            let mut table = transaction.open_table(RECORDS)?;
+            let key = keys::epoch();
+            let last = table
+                .get(key.as_slice())?
+                .map(|value| decode(value.value()));
+            let (last, was_clean): (u32, bool) = last.transpose()?.unwrap_or((0, true));
+            let epoch = last.checked_add(1).ok_or(StoreError::Full)?;
+            table.insert(key.as_slice(), encode(&(epoch, false)).as_slice())?;
+            (epoch, was_clean)
+        };
+        transaction.commit()?;
+        let database = Arc::new(database);
+        let base = database.begin_read()?.open_table(RECORDS)?;
+        let totals = base
+            .get(keys::totals().as_slice())?
+            .map(|value| decode(value.value()));
+        Ok(Metadata {
+            totals: totals.transpose()?.unwrap_or_default(),
+            volatile: Layer::default(),
+            active: Layer::default(),
+            committing: None,
+            base,
+            database,
+            staged: HashSet::new(),
+            next_number: u64::from(epoch) << 32,
+            was_clean,
+            generation: 1,
+        })
+    }
+
+    /// What writes frozen layers out.
+    pub(crate) fn writer(&self) -> Writer {
+        Writer {
+            database: Arc::clone(&self.database),
+        }
+    }
+
+    /// A number for a new inode or object. An epoch has 2^32; a mount that lives to use them up
+    /// runs on into the next epoch's, which [`Metadata::open`] will then skip by starting higher.
+    fn number(&mut self) -> u64 {
+        self.next_number += 1;
+        if self.next_number.trailing_zeros() >= 32 {
+            self.put_epoch(false);
+        }
+        self.next_number
+    }
+
+    /// Notes, as part of the next commit, whether this mount ends in good order.
+    pub(crate) fn put_epoch(&mut self, clean: bool) {
+        let epoch = u32::try_from(self.next_number >> 32).unwrap_or(u32::MAX);
+        self.put(Life::Durable, keys::epoch(), &(epoch, clean));
+    }
+
+    /// Whether what is known of an inode would be forgotten in a crash.
+    pub(crate) fn life(&self, inode: InodeId) -> Life {
+        let volatile = self.volatile.records.contains_key(&keys::inode(inode));
+        if volatile {
+            Life::Volatile
+        } else {
+            Life::Durable
+        }
+    }
+
+    /// A number for a new inode.
+    pub(crate) fn new_inode(&mut self) -> InodeId {
+        InodeId(self.number())
+    }
+
+    /// A number for a new object, whose file is made in `staging/`.
+    pub(crate) fn new_object(&mut self) -> ObjectId {
+        let object = ObjectId(self.number());
+        self.staged.insert(object);
+        object
+    }
+
+    fn get<T: DeserializeOwned>(&self, key: &[u8]) -> Result<Option<T>, StoreError> {
+        let layers = [
+            Some(&self.volatile),
+            Some(&self.active),
+            self.committing.as_deref(),
+        ];
+        for layer in layers.into_iter().flatten() {
+            if let Some(change) = layer.records.get(key) {
+                return change.as_deref().map(decode).transpose();
+            }
+        }
+        self.base
+            .get(key)?
+            .map(|value| decode(value.value()))
+            .transpose()
+    }
+
+    fn put<T: Serialize>(&mut self, life: Life, key: Vec<u8>, value: &T) {
+        self.layer(life).records.insert(key, Some(encode(value)));
+    }
+
+    fn remove(&mut self, life: Life, key: Vec<u8>) {
+        match life {
+            Life::Volatile => self.volatile.records.remove(&key),
+            Life::Durable => self.active.records.insert(key, None),
+        };
+    }
+
+    fn layer(&mut self, life: Life) -> &mut Layer {
+        match life {
+            Life::Volatile => &mut self.volatile,
+            Life::Durable => &mut self.active,
+        }
+    }
+
+    /// One inode.
+    pub(crate) fn inode(&self, inode: InodeId) -> Result<Option<Inode>, StoreError> {
+        self.get(&keys::inode(inode))
+    }
+
+    /// Stores an inode.
+    pub(crate) fn put_inode(&mut self, life: Life, inode: InodeId, record: &Inode) {
+        self.put(life, keys::inode(inode), record);
+        if life == Life::Durable && record.file().is_some() {
+            let unsettled = record.file().is_some_and(|file| file.unsettled);
+            let marked = self
+                .get::<()>(&keys::unsettled(inode))
+                .ok()
+                .flatten()
+                .is_some();
+            match (unsettled, marked) {
+                (true, false) => self.put(life, keys::unsettled(inode), &()),
+                (false, true) => self.remove(life, keys::unsettled(inode)),
+                _ => {}
+            }
+        }
+    }
+
+    /// Forgets an inode and its extended attributes.
+    pub(crate) fn remove_inode(&mut self, life: Life, inode: InodeId) -> Result<(), StoreError> {
+        for (name, _) in self.attributes(inode)? {
+            self.remove(life, keys::attribute(inode, &name));
+        }
+        if life == Life::Durable && self.get::<()>(&keys::unsettled(inode))?.is_some() {
+            self.remove(life, keys::unsettled(inode));
+        }
+        self.remove(life, keys::inode(inode));
+        Ok(())
+    }
+
+    /// A name in a directory.
+    pub(crate) fn entry(&self, parent: InodeId, name: &[u8]) -> Result<Option<Entry>, StoreError> {
+        self.get(&keys::entry(parent, name))
+    }
+
+    /// Stores a name.
+    pub(crate) fn put_entry(&mut self, life: Life, parent: InodeId, name: &[u8], entry: Entry) {
+        self.put(life, keys::entry(parent, name), &entry);
+    }
+
+    /// Removes a name.
+    pub(crate) fn remove_entry(&mut self, life: Life, parent: InodeId, name: &[u8]) {
+        self.remove(life, keys::entry(parent, name));
+    }
+
+    /// One object.
+    pub(crate) fn object(&self, object: ObjectId) -> Result<Option<ObjectRecord>, StoreError> {
+        self.get(&keys::object(object))
+    }
+
+    /// Stores an object.
+    pub(crate) fn put_object(&mut self, object: ObjectId, record: &ObjectRecord) {
+        let old = self.object(object).ok().flatten();
+        self.count(old.as_ref(), Some(record));
+        self.put(Life::Durable, keys::object(object), record);
+    }
+
+    fn count(&mut self, old: Option<&ObjectRecord>, new: Option<&ObjectRecord>) {
+        let totals = &mut self.totals;
+        if let Some(old) = old {
+            totals.objects = totals.objects.saturating_sub(1);
+            totals.pages = totals
+                .pages
+                .saturating_sub(u64::from(old.kind == ObjectKind::Page));
+            totals.bytes = totals.bytes.saturating_sub(old.length);
+        }
+        if let Some(new) = new {
+            totals.objects += 1;
+            totals.pages += u64::from(new.kind == ObjectKind::Page);
+            totals.bytes += new.length;
+        }
+    }
+
+    /// The next commit will make the object's bytes durable.
+    pub(crate) fn publishes(&self, object: ObjectId) -> bool {
+        self.active.publish.contains(&object)
+    }
+
+    /// Forgets an object; its file goes after the commit.
+    pub(crate) fn remove_object(&mut self, object: ObjectId) {
+        let old = self.object(object).ok().flatten();
+        self.count(old.as_ref(), None);
+        self.staged.remove(&object);
+        self.remove(Life::Durable, keys::object(object));
+        self.active.publish.remove(&object);
+        self.active.removals.insert(object);
+    }
+
+    /// The object's bytes must be durable before the changes made since the last freeze are.
+    pub(crate) fn publish(&mut self, object: ObjectId) {
+        self.active.publish.insert(object);
+    }
+
+    /// Moves what is known of a file from the volatile layer into the next commit.
+    pub(crate) fn make_durable(&mut self, inode: InodeId, name: Option<(InodeId, &[u8])>) {
+        let mut keys_moved: Vec<Vec<u8>> = self
+            .volatile
+            .range(&keys::attributes(inode), &keys::attributes(inode))
+            .map(|(key, _)| key.to_vec())
+            .collect();
+        keys_moved.push(keys::inode(inode));
+        keys_moved.extend(name.map(|(parent, name)| keys::entry(parent, name)));
+        for key in keys_moved {
+            if let Some(value) = self.volatile.records.remove(&key) {
+                self.active.records.insert(key, value);
+            }
+        }
+    }
+
+    /// Calls `visit(offset, name, entry)` for the names of a directory from `offset` on, until
+    /// it returns false.
+    pub(crate) fn entries(
+        &self,
+        parent: InodeId,
+        offset: u64,
+        mut visit: impl FnMut(u64, &[u8], Entry) -> bool,
+    ) -> Result<(), StoreError> {
+        let mut outcome = Ok(());
+        let prefix = keys::entries(parent);
+        self.scan(
+            &keys::entries_from(parent, offset),
+            &prefix,
+            |key, value| match (keys::split_entry(key), decode::<Entry>(value)) {
+                (Some((offset, name)), Ok(entry)) => visit(offset, name, entry),
+                (_, Err(error)) => {
+                    outcome = Err(error);
+                    false
+                }
+                (None, _) => true,
+            },
+        )?;
+        outcome
+    }
+
+    /// Names and values of an inode's extended attributes.
+    pub(crate) fn attributes(&self, inode: InodeId) -> Result<Vec<Attribute>, StoreError> {
+        let prefix = keys::attributes(inode);
+        let mut found = Vec::new();
+        self.scan(&prefix, &prefix, |key, value| {
+            if let Ok(value) = decode(value) {
+                found.push((key[prefix.len()..].to_vec(), value));
+            }
+            true
+        })?;
+        Ok(found)
+    }
+
+    /// One extended attribute.
+    pub(crate) fn attribute(
+        &self,
+        inode: InodeId,
+        name: &[u8],
+    ) -> Result<Option<Vec<u8>>, StoreError> {
+        self.get(&keys::attribute(inode, name))
+    }
+
+    /// Stores an extended attribute.
+    pub(crate) fn put_attribute(&mut self, life: Life, inode: InodeId, name: &[u8], value: &[u8]) {
+        self.put(life, keys::attribute(inode, name), &value.to_vec());
+    }
+
+    /// Removes an extended attribute.
+    pub(crate) fn remove_attribute(&mut self, life: Life, inode: InodeId, name: &[u8]) {
+        self.remove(life, keys::attribute(inode, name));
+    }
+
+    /// Visits every record of one table, newest state.
+    pub(crate) fn scan_table<T: DeserializeOwned>(
+        &self,
+        tag: u8,
+        mut visit: impl FnMut(&[u8], T),
+    ) -> Result<(), StoreError> {
+        let mut outcome = Ok(());
+        let prefix = keys::table(tag);
+        self.scan(&prefix, &prefix, |key, value| match decode(value) {
+            Ok(value) => {
+                visit(key, value);
+                true
+            }
+            Err(error) => {
+                outcome = Err(error);
+                false
+            }
+        })?;
+        outcome
+    }
+
+    fn scan(
+        &self,
+        from: &[u8],
+        prefix: &[u8],
+        visit: impl FnMut(&[u8], &[u8]) -> bool,
+    ) -> Result<(), StoreError> {
+        let mut failure = None;
+        let mut sources: Vec<Box<dyn Iterator<Item = Record<'_>> + '_>> = Vec::with_capacity(4);
+        let layers = [
+            Some(&self.volatile),
+            Some(&self.active),
+            self.committing.as_deref(),
+        ];
+        for layer in layers.into_iter().flatten() {
+            let range = layer.range(from, prefix);
+            sources.push(Box::new(
+                range.map(|(k, v)| (Cow::Borrowed(k), v.map(Cow::Borrowed))),
+            ));
+        }
+        let base = self.base.range(from..)?;
+        sources.push(Box::new(
+            base.map_while(|record| record.map_err(|error| failure = Some(error)).ok())
+                .take_while(|(key, _)| key.value().starts_with(prefix))
+                .map(|(key, value)| {
+                    (
+                        Cow::Owned(key.value().to_vec()),
+                        Some(Cow::Owned(value.value().to_vec())),
+                    )
+                }),
+        ));
+        merge(&mut sources, visit);
+        drop(sources);
+        failure.map_or(Ok(()), |error| Err(error.into()))
+    }
+
+    /// Changes that wait for a commit.
+    pub(crate) fn uncommitted(&self) -> usize {
+        self.active.records.len() + self.active.publish.len()
+    }
+
+    /// Freezes the active layer, if there is anything in it and none is being written.
+    pub(crate) fn freeze(&mut self) -> Option<Arc<Layer>> {
+        if self.committing.is_some() || self.active.is_empty() {
+            return None;
+        }
+        let totals = self.totals;
+        self.put(Life::Durable, keys::totals(), &totals);
+        let frozen = Arc::new(std::mem::take(&mut self.active));
+        self.committing = Some(Arc::clone(&frozen));
+        self.generation += 1;
+        Some(frozen)
+    }
+
+    /// Adds a record to the frozen layer; the caller has dropped its own reference to it.
+    pub(crate) fn amend_frozen(&mut self, object: ObjectId, record: &ObjectRecord) {
+        if let Some(layer) = &mut self.committing {
+            let records = &mut Arc::make_mut(layer).records;
+            records.insert(keys::object(object), Some(encode(record)));
+        }
+    }
+
+    /// The frozen layer.
+    pub(crate) fn frozen(&self) -> Option<Arc<Layer>> {
+        self.committing.clone()
+    }
+
+    /// The frozen layer is durable: read it from the base from now on.
+    pub(crate) fn thaw_committed(&mut self) -> Result<(), StoreError> {
+        self.base = self.database.begin_read()?.open_table(RECORDS)?;
+        self.committing = None;
+        Ok(())
+    }
+
+    /// The frozen layer could not be written: it goes back below the active one.
+    pub(crate) fn thaw_failed(&mut self) {
+        if let Some(layer) = self.committing.take() {
+            self.active.absorb_older(Arc::unwrap_or_clone(layer));
+        }
+    }
+}
+
+/// Name and value of an extended attribute.
+pub(crate) type Attribute = (Vec<u8>, Vec<u8>);
+
+impl Writer {
+    /// Writes a layer and makes it durable.
+    pub(crate) fn write(&self, layer: &Layer) -> Result<(), StoreError> {
+        let transaction = begin_durable(&self.database)?;
+        {
+            let mut table = transaction.open_table(RECORDS)?;
+            for (key, change) in &layer.records {
+                match change {
+                    Some(value) => table.insert(key.as_slice(), value.as_slice())?,
+                    None => table.remove(key.as_slice())?,
+                };
+            }
+        }
+        transaction.commit()?;
+        Ok(())
+    }
+}
+
+impl std::fmt::Debug for Metadata {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter
+            .debug_struct("Metadata")
+            .field("uncommitted", &self.uncommitted())
+            .field("staged", &self.staged.len())
+            .finish_non_exhaustive()
+    }
+}
+
+fn open_database(backend: Box<dyn redb::StorageBackend>) -> Result<Database, StoreError> {
+    let mut builder = redb::Builder::new();
+    builder.set_cache_size(CACHE_BYTES);
+    Ok(builder.create_with_backend(Backend(backend))?)
+}
+
+/// A write transaction whose commit makes a later open after a crash fast: without quick repair
+/// redb would walk the whole file (seconds for a million records) before the mount answers.
+fn begin_durable(database: &Database) -> Result<redb::WriteTransaction, StoreError> {
+    let mut transaction = database.begin_write()?;
+    transaction.set_quick_repair(true);
+    Ok(transaction)
+}
+
+fn encode<T: Serialize>(value: &T) -> Vec<u8> {
+    postcard::to_stdvec(value).expect("records are plain data, which postcard always encodes")
+}
+
+fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, StoreError> {
+    postcard::from_bytes(bytes).map_err(|error| StoreError::Corrupt(format!("a record: {error}")))
+}
+
+/// redb takes its backend by value; ours is chosen at run time.
+#[derive(Debug)]
+struct Backend(Box<dyn redb::StorageBackend>);
+
+impl redb::StorageBackend for Backend {
+    fn len(&self) -> std::io::Result<u64> {
+        self.0.len()
+    }
+    fn read(&self, offset: u64, out: &mut [u8]) -> std::io::Result<()> {
+        self.0.read(offset, out)
+    }
+    fn set_len(&self, length: u64) -> std::io::Result<()> {
+        self.0.set_len(length)
+    }
+    fn sync_data(&self) -> std::io::Result<()> {
+        self.0.sync_data()
+    }
+    fn write(&self, offset: u64, data: &[u8]) -> std::io::Result<()> {
+        self.0.write(offset, data)
+    }
+    fn close(&self) -> std::io::Result<()> {
+        self.0.close()
+    }
+}

@@ -1,0 +1,189 @@
+//! The store: where a mount's bytes and names live on the SSD.
+//!
+//! ```text
+//! STORE/
+//! ├── FORMAT          version of this layout; also the lock against a second daemon
+//! ├── meta.redb       names, attributes, objects, reference counts
+//! ├── objects/ab/ID   one file per object that a committed name may refer to
+//! ├── staging/ID      bytes being written; garbage after a crash
+//! └── quarantine/     refused or corrupt bytes, each with its reason
+//! ```
+//!
+//! Publishing has one order ([`commit`]): object bytes, fsync, rename into `objects/`, fsync of
+//! the directory, then the commit of `meta.redb`. The commit is the last step, so a crash leaves
+//! garbage files and never a name without its bytes.
+
+pub mod commit;
+pub mod disk;
+pub mod format;
+
+pub(crate) mod keys;
+pub(crate) mod layer;
+pub mod local_disk;
+pub(crate) mod metadata;
+pub mod quarantine;
+pub mod record;
+pub mod recovery;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use disk::{Access, Disk, DiskFile, DiskPath};
+use record::ObjectId;
+
+/// Why a store cannot be used, by what the user has to do.
+#[derive(Debug)]
+pub enum StoreError {
+    /// The directory is not a store.
+    NotAStore(PathBuf),
+    /// Another daemon has it.
+    Locked(PathBuf),
+    /// It was written by another version.
+    Version(String),
+    /// Its metadata contradicts itself or cannot be decoded.
+    Corrupt(String),
+    /// The numbers for inodes and objects are used up.
+    Full,
+    /// The database failed.
+    Database(Box<redb::Error>),
+    /// The disk failed.
+    Io(io::Error),
+}
+
+impl std::fmt::Display for StoreError {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            StoreError::NotAStore(path) => write!(
+                formatter,
+                "{} is not a kvfs store and not empty: name a store or an empty directory",
+                path.display()
+            ),
+            StoreError::Locked(path) => write!(
+                formatter,
+                "the store {} is in use by another kvfs: unmount it first",
+                path.display()
+            ),
+            StoreError::Version(text) => formatter.write_str(text),
+            StoreError::Corrupt(what) => {
+                write!(
+                    formatter,
+                    "the store's metadata is damaged ({what}): run kvfs fsck"
+                )
+            }
+            StoreError::Full => formatter.write_str("the store has used up its numbers"),
+            StoreError::Database(error) => write!(formatter, "meta.redb: {error}"),
+            StoreError::Io(error) => write!(formatter, "{error}"),
+        }
+    }
+}
+
+impl std::error::Error for StoreError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            StoreError::Database(error) => Some(error),
+            StoreError::Io(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+impl From<io::Error> for StoreError {
+    fn from(error: io::Error) -> StoreError {
+        StoreError::Io(error)
+    }
+}
+
+macro_rules! from_redb {
+    ($($error:ty),*) => {$(
+        impl From<$error> for StoreError {
+            fn from(error: $error) -> StoreError {
+                match redb::Error::from(error) {
+                    redb::Error::Io(error) => StoreError::Io(error),
+                    redb::Error::Corrupted(what) => StoreError::Corrupt(what),
+                    error => StoreError::Database(Box::new(error)),
+                }
+            }
+        }
+    )*};
+}
+from_redb!(
+    redb::DatabaseError,
+    redb::TransactionError,
+    redb::TableError,
+    redb::StorageError,
+    redb::CommitError
+);
+
+/// An open, locked store: its disk and what to do with the files on it.
+#[derive(Clone, Debug)]
+pub struct Store {
+    /// The disk.
+    pub disk: Arc<dyn Disk>,
+    path: PathBuf,
+    _lock: Arc<format::Lock>,
+}
+
+impl Store {
+    /// Opens a store, making one of an empty or missing directory.
+    pub fn open_or_create(path: &Path) -> Result<Store, StoreError> {
+        format::create_if_empty(path)?;
+        Store::open(path)
+    }
+
+    /// Opens an existing store and locks it.
+    pub fn open(path: &Path) -> Result<Store, StoreError> {
+        let lock = format::lock(path)?;
+        let disk = Arc::new(local_disk::LocalDisk::open(path)?);
+        format::check(disk.as_ref(), path)?;
+        Ok(Store {
+            disk,
+            path: path.to_owned(),
+            _lock: Arc::new(lock),
+        })
+    }
+
+    /// Where the store is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Makes the file of a new object in `staging/`.
+    pub fn create_object(&self, object: ObjectId) -> io::Result<Box<dyn DiskFile>> {
+        self.disk.create(&DiskPath::Staging(object))
+    }
+
+    /// Opens an object's file wherever it lies. A commit may move it from `staging/` to
+    /// `objects/` at any time, never back, so looking twice in that order finds it.
+    pub fn open_object(&self, object: ObjectId, access: Access) -> io::Result<Box<dyn DiskFile>> {
+        self.find(object, |path| self.disk.open(path, access))
+    }
+
+    /// `fstat` of an object's file.
+    pub fn stat_object(&self, object: ObjectId) -> io::Result<disk::FileStat> {
+        self.find(object, |path| self.disk.stat(path))
+    }
+
+    /// Removes an object's file; one that is already gone is fine.
+    pub fn remove_object(&self, object: ObjectId) -> io::Result<()> {
+        match self.find(object, |path| self.disk.remove(path)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            outcome => outcome,
+        }
+    }
+
+    fn find<T>(
+        &self,
+        object: ObjectId,
+        mut act: impl FnMut(&DiskPath) -> io::Result<T>,
+    ) -> io::Result<T> {
+        match act(&DiskPath::Object(object)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            outcome => return outcome,
+        }
+        match act(&DiskPath::Staging(object)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => act(&DiskPath::Object(object)),
+            outcome => outcome,
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! `quarantine/`: refused and corrupt bytes, kept for whoever wants to know why.
+//!
+//! Bounded: the oldest go when there are more than [`FILES_MAX`], so that an engine that writes
+//! broken pages all night does not fill the disk.
+
+use std::io;
+
+use super::Store;
+use super::disk::{Access, DiskDirectory, DiskPath, copy_all};
+use super::record::ObjectId;
+
+/// Bytes kept in quarantine: 64 pages of the default geometry are 256 MiB.
+const FILES_MAX: usize = 64;
+
+/// How the bytes get into quarantine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Take {
+    /// The object's file itself: nothing refers to it any more.
+    Move,
+    /// A copy: its writer still has the file.
+    Copy,
+}
+
+/// Puts an object's bytes and the reason into quarantine.
+pub fn put(store: &Store, object: ObjectId, take: Take, reason: &str) -> io::Result<()> {
+    let disk = store.disk.as_ref();
+    let target = DiskPath::Quarantine(object.to_string());
+    match take {
+        Take::Move => {
+            let from = [DiskPath::Staging(object), DiskPath::Object(object)];
+            let moved = disk.rename(&from[0], &target);
+            moved.or_else(|_| disk.rename(&from[1], &target))?;
+        }
+        Take::Copy => {
+            discard(store, &object.to_string())?;
+            let source = store.open_object(object, Access::Read)?;
+            copy_all(source.as_ref(), disk.create(&target)?.as_ref())?;
+        }
+    }
+    let note = format!("{object}.reason");
+    discard(store, &note)?;
+    disk.create(&DiskPath::Quarantine(note))?
+        .write_all_at(format!("{reason}\n").as_bytes(), 0)?;
+    trim(store)
+}
+
+/// Number of quarantined objects.
+pub fn count(store: &Store) -> io::Result<usize> {
+    let names = store.disk.list(DiskDirectory::Quarantine)?;
+    Ok(names.iter().filter(|name| !name.contains('.')).count())
+}
+
+fn discard(store: &Store, name: &str) -> io::Result<()> {
+    match store.disk.remove(&DiskPath::Quarantine(name.to_owned())) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Names are object numbers, which grow with time: the smallest are the oldest.
+fn trim(store: &Store) -> io::Result<()> {
+    let mut names = store.disk.list(DiskDirectory::Quarantine)?;
+    names.retain(|name| !name.contains('.'));
+    names.sort_unstable();
+    for name in names.iter().take(names.len().saturating_sub(FILES_MAX)) {
+        discard(store, name)?;
+        discard(store, &format!("{name}.reason"))?;
+    }
+    Ok(())
+}

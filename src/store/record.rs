@@ -1,0 +1,307 @@
+//! The records that `meta.redb` keeps: what a name, an inode and an object are.
+//!
+//! Values are encoded with postcard (its wire format is stable and documented); a change of any
+//! type here is a new store version, see [`super::format`].
+
+use serde::{Deserialize, Serialize};
+
+use crate::page::Dtype;
+
+/// Number of an inode: `epoch << 32 | counter`, never reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct InodeId(pub u64);
+
+/// Number of an object (one file below `objects/` or `staging/`), never reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct ObjectId(pub u64);
+
+impl InodeId {
+    /// The mount's root directory; the kernel fixes this number.
+    pub const ROOT: InodeId = InodeId(1);
+}
+
+impl std::fmt::Display for ObjectId {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "{:016x}", self.0)
+    }
+}
+
+/// A point in time, to the nanosecond, before or after 1970.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Time {
+    /// Whole seconds since 1970, rounded down.
+    pub seconds: i64,
+    /// 0..1_000_000_000.
+    pub nanoseconds: u32,
+}
+
+impl Time {
+    /// The time now.
+    pub fn now() -> Time {
+        std::time::SystemTime::now().into()
+    }
+}
+
+impl From<std::time::SystemTime> for Time {
+    fn from(time: std::time::SystemTime) -> Time {
+        match time.duration_since(std::time::UNIX_EPOCH) {
+            Ok(after) => Time {
+                seconds: i64::try_from(after.as_secs()).unwrap_or(i64::MAX),
+                nanoseconds: after.subsec_nanos(),
+            },
+            Err(error) => {
+                let before = error.duration();
+                let seconds = -i64::try_from(before.as_secs()).unwrap_or(i64::MAX);
+                match before.subsec_nanos() {
+                    0 => Time {
+                        seconds,
+                        nanoseconds: 0,
+                    },
+                    nanoseconds => Time {
+                        seconds: seconds - 1,
+                        nanoseconds: 1_000_000_000 - nanoseconds,
+                    },
+                }
+            }
+        }
+    }
+}
+
+impl From<Time> for std::time::SystemTime {
+    fn from(time: Time) -> std::time::SystemTime {
+        let nanoseconds = std::time::Duration::from_nanos(u64::from(time.nanoseconds));
+        let seconds = std::time::Duration::from_secs(time.seconds.unsigned_abs());
+        if time.seconds >= 0 {
+            std::time::UNIX_EPOCH + seconds + nanoseconds
+        } else {
+            std::time::UNIX_EPOCH - seconds + nanoseconds
+        }
+    }
+}
+
+/// One inode.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Inode {
+    /// What it is, with what only that kind has.
+    pub kind: Kind,
+    /// Permission bits, `0..=0o7777`.
+    pub mode: u16,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Hard links; for a directory 2 + subdirectories.
+    pub links: u32,
+    /// Last access.
+    pub atime: Time,
+    /// Last change of the content.
+    pub mtime: Time,
+    /// Last change of the inode.
+    pub ctime: Time,
+}
+
+/// The kinds of inode.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Kind {
+    /// A directory. Parent and name are kept to find the model above a page and to name paths.
+    Directory {
+        /// What the directory is for.
+        class: DirectoryClass,
+        /// The directory above; the root is its own.
+        parent: InodeId,
+        /// Its name there.
+        name: Vec<u8>,
+    },
+    /// A regular file.
+    File(FileRecord),
+    /// A symbolic link.
+    Symlink {
+        /// What it points to.
+        target: Vec<u8>,
+    },
+    /// A FIFO, socket or device node.
+    Special {
+        /// `S_IFMT` bits of the mode.
+        file_type: u32,
+        /// Device number, 0 for FIFO and socket.
+        device: u32,
+    },
+}
+
+/// What a directory is for; decided by its place when it is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DirectoryClass {
+    /// The mount's root.
+    Root,
+    /// `models/`
+    Models,
+    /// `models/NAME/`
+    Model,
+    /// `models/NAME/sequences/`
+    Sequences,
+    /// `models/NAME/sequences/NAME/`
+    Sequence,
+    /// `.../sequences/NAME/LAYER/`
+    Layer(u32),
+    /// `files/`, everything below it, and staging directories elsewhere.
+    Plain,
+}
+
+/// A regular file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileRecord {
+    /// The rules that hold for it.
+    pub role: Role,
+    /// The bytes; `None` once another inode has taken them over.
+    pub object: Option<ObjectId>,
+    /// Logical size; while [`FileRecord::unsettled`], the object's file knows better.
+    pub size: u64,
+    /// Blocks of 512 bytes.
+    pub blocks: u64,
+    /// Somebody may be writing to the object: size, blocks and mtime are read from its file,
+    /// and it has no checksum. Recovery settles what a crash left so.
+    pub unsettled: bool,
+}
+
+/// What rules hold for a regular file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Role {
+    /// Full POSIX.
+    Plain,
+    /// A sealed page: immutable.
+    Page(PageRecord),
+    /// A sealed manifest: immutable.
+    Manifest,
+    /// Rows of the open page: append-only.
+    Tail {
+        /// First token of the page that it becomes.
+        start: u64,
+        /// The layer's directory.
+        directory: InodeId,
+    },
+    /// Token ids of a sequence: append-only.
+    Tokens,
+}
+
+impl Role {
+    /// Nobody can write to it any more.
+    pub fn is_sealed(self) -> bool {
+        matches!(self, Role::Page(_) | Role::Manifest)
+    }
+
+    /// The daemon serves it and lets it only grow.
+    pub fn is_append_only(self) -> bool {
+        matches!(self, Role::Tail { .. } | Role::Tokens)
+    }
+}
+
+/// What a sealed page was verified to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PageRecord {
+    /// Identity of the model's cache (see the manifest).
+    pub model: [u8; 16],
+    /// Layer.
+    pub layer: u32,
+    /// First token.
+    pub start: u64,
+    /// Tokens held.
+    pub tokens: u32,
+    /// How elements are stored.
+    pub dtype: Dtype,
+    /// The public checksum over identity and payload.
+    pub checksum: [u8; 16],
+}
+
+/// What an object's bytes are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ObjectKind {
+    /// A file's; they may change in place.
+    File,
+    /// A sealed page's.
+    Page,
+    /// Rows or token ids; they grow, so they never get a checksum.
+    Rows,
+}
+
+/// What a store holds, kept up to date with every commit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Totals {
+    /// Objects of every kind.
+    pub objects: u64,
+    /// Sealed pages among them.
+    pub pages: u64,
+    /// Their bytes, as of when each came to rest.
+    pub bytes: u64,
+}
+
+/// One object: the bytes behind one file version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ObjectRecord {
+    /// What the bytes are.
+    pub kind: ObjectKind,
+    /// Length in bytes.
+    pub length: u64,
+    /// Checksum of the stored bytes, absent while somebody may be writing.
+    pub checksum: Option<[u8; 16]>,
+    /// Inodes that refer to it.
+    pub references: u32,
+}
+
+/// A name in a directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entry {
+    /// The inode.
+    pub inode: InodeId,
+    /// `S_IFMT` bits, for `readdir`.
+    pub file_type: u32,
+}
+
+impl Inode {
+    /// `S_IFMT` bits.
+    pub fn file_type(&self) -> u32 {
+        match &self.kind {
+            Kind::Directory { .. } => libc::S_IFDIR,
+            Kind::File(_) => libc::S_IFREG,
+            Kind::Symlink { .. } => libc::S_IFLNK,
+            Kind::Special { file_type, .. } => *file_type,
+        }
+    }
+
+    /// Whether it is a directory.
+    pub fn is_directory(&self) -> bool {
+        matches!(self.kind, Kind::Directory { .. })
+    }
+
+    /// The file part, if it is a regular file.
+    pub fn file(&self) -> Option<&FileRecord> {
+        match &self.kind {
+            Kind::File(file) => Some(file),
+            _ => None,
+        }
+    }
+
+    /// The file part, if it is a regular file.
+    pub fn file_mut(&mut self) -> Option<&mut FileRecord> {
+        match &mut self.kind {
+            Kind::File(file) => Some(file),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+    #[test]
+    fn times_before_and_after_1970_survive_the_round_trip() {
+        fn check(time: SystemTime) {
+            assert_eq!(SystemTime::from(Time::from(time)), time);
+        }
+        check(UNIX_EPOCH);
+        check(UNIX_EPOCH + Duration::new(1_700_000_000, 123_456_789));
+        check(UNIX_EPOCH - Duration::new(5, 1));
+        check(UNIX_EPOCH - Duration::new(5, 0));
+    }
+}

@@ -1,0 +1,99 @@
+//! What a mount does before it answers, so that a crash leaves no trace but freed space.
+//!
+//! 1. Everything in `staging/` goes: no committed name refers to it.
+//! 2. Files that were being written in place get the size and time that their bytes have.
+//! 3. In the background, files in `objects/` that no record refers to go. Their numbers are
+//!    smaller than any that this mount gives out and numbers are never reused, so the sweep needs
+//!    no lock against the running mount.
+
+use std::collections::HashSet;
+
+use super::disk::{DiskDirectory, DiskPath};
+use super::metadata::{Life, Metadata};
+use super::record::{InodeId, ObjectId, ObjectRecord};
+use super::{Store, StoreError, keys};
+
+/// What recovery found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Recovered {
+    /// Files removed from `staging/`.
+    pub staging_removed: usize,
+    /// Files that were being written in place.
+    pub files_settled: usize,
+}
+
+/// Steps 1 and 2.
+pub(crate) fn recover(store: &Store, metadata: &mut Metadata) -> Result<Recovered, StoreError> {
+    let mut recovered = Recovered::default();
+    for name in store.disk.list(DiskDirectory::Staging)? {
+        if let Some(object) = parse(&name) {
+            store.disk.remove(&DiskPath::Staging(object))?;
+            recovered.staging_removed += 1;
+        }
+    }
+    let mut unsettled = Vec::new();
+    metadata.scan_table::<()>(b'U', |key, ()| {
+        unsettled.extend(keys::number(key).map(InodeId))
+    })?;
+    for inode in unsettled {
+        settle(store, metadata, inode)?;
+        recovered.files_settled += 1;
+    }
+    Ok(recovered)
+}
+
+/// Reads size and times of a file that was being written in place. Append-only files stay
+/// unsettled: they are written to as long as they live.
+fn settle(store: &Store, metadata: &mut Metadata, id: InodeId) -> Result<(), StoreError> {
+    let Some(mut inode) = metadata.inode(id)? else {
+        return Ok(());
+    };
+    let Some(file) = inode.file_mut() else {
+        return Ok(());
+    };
+    let Some(object) = file.object else {
+        return Ok(());
+    };
+    let stat = store.stat_object(object)?;
+    file.size = stat.length;
+    file.blocks = stat.blocks;
+    file.unsettled = file.role.is_append_only();
+    inode.mtime = stat.mtime;
+    metadata.put_inode(Life::Durable, id, &inode);
+    Ok(())
+}
+
+/// Step 3: removes objects that no record refers to. Returns how many.
+pub fn sweep(
+    store: &Store,
+    referenced: &HashSet<ObjectId>,
+    below: ObjectId,
+) -> std::io::Result<usize> {
+    let mut removed = 0;
+    for shard in 0..=u8::MAX {
+        for name in store.disk.list(DiskDirectory::ObjectShard(shard))? {
+            let Some(object) = parse(&name) else { continue };
+            if object < below && !referenced.contains(&object) {
+                store.disk.remove(&DiskPath::Object(object))?;
+                removed += 1;
+            }
+        }
+    }
+    Ok(removed)
+}
+
+/// The numbers of all objects that have a record.
+pub(crate) fn referenced(metadata: &Metadata) -> Result<HashSet<ObjectId>, StoreError> {
+    let mut found = HashSet::new();
+    metadata.scan_table::<ObjectRecord>(b'O', |key, _| {
+        found.extend(keys::number(key).map(ObjectId));
+    })?;
+    Ok(found)
+}
+
+/// The number that an object's file name stands for.
+pub(crate) fn parse(name: &str) -> Option<ObjectId> {
+    (name.len() == 16)
+        .then(|| u64::from_str_radix(name, 16).ok().map(ObjectId))
+        .flatten()
+}

@@ -1,0 +1,61 @@
+//! System calls that neither std nor nix wraps. The only `unsafe` outside SIMD and CUDA.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
+/// Whether nobody can write through another descriptor or mapping of this file.
+///
+/// A read lease is granted only while no open write descriptor and no shared writable mapping
+/// exists (fcntl(2), "Leases"), so asking for one answers the question. It is given back at once:
+/// a held lease would block the next open for write.
+///
+/// `file` must be open read-only, or it counts as a writer itself (EAGAIN).
+pub(crate) fn is_at_rest(file: BorrowedFd<'_>) -> io::Result<bool> {
+    match lease(file, libc::F_RDLCK) {
+        Ok(()) => {
+            lease(file, libc::F_UNLCK)?;
+            Ok(true)
+        }
+        Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+fn lease(file: BorrowedFd<'_>, kind: libc::c_int) -> io::Result<()> {
+    // SAFETY: F_SETLEASE takes an integer and touches no memory; the descriptor is borrowed.
+    let result = unsafe { libc::fcntl(file.as_fd().as_raw_fd(), libc::F_SETLEASE, kind) };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::{File, OpenOptions};
+
+    #[test]
+    fn an_open_writer_and_a_writable_mapping_are_noticed() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        std::fs::write(&path, [0; 4096]).unwrap();
+        let reader = File::open(&path).unwrap();
+        assert!(is_at_rest(reader.as_fd()).unwrap());
+
+        let writer = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(&path)
+            .unwrap();
+        assert!(!is_at_rest(reader.as_fd()).unwrap());
+
+        // SAFETY: nobody truncates the file while it is mapped.
+        let map = unsafe { memmap2::MmapMut::map_mut(&writer) }.unwrap();
+        drop(writer);
+        assert!(!is_at_rest(reader.as_fd()).unwrap());
+        drop(map);
+        assert!(is_at_rest(reader.as_fd()).unwrap());
+    }
+}
