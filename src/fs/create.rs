@@ -57,6 +57,7 @@ impl FileSystem {
             self.release(created.opened.handle)?;
             return Ok(created.found);
         }
+        self.throttle()?;
         let mut state = self.state_to_change()?;
         let (parent, class) = state.directory(place.parent)?;
         if state.entry(place.parent, &place.name)?.is_some() {
@@ -97,6 +98,7 @@ impl FileSystem {
         writes: bool,
     ) -> Result<Created, FsError> {
         check_name(&place.name)?;
+        self.throttle()?;
         let (id, object, inode, class) = self.reserve(place, mode, caller)?;
         let file: Arc<dyn DiskFile> = match self.store.create_object(object) {
             Ok(file) => Arc::from(file),

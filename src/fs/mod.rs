@@ -60,6 +60,10 @@ pub const NAME_BYTES_MAX: usize = 255;
 /// Names that can be sealed at the same time; more than any machine has cores for.
 const SEALING_TURNS: usize = 64;
 
+/// Uncommitted records that may wait in memory, some 250 bytes each: 12 MiB, and as much again
+/// while they are being written out.
+const CHANGES_MAX: usize = 50_000;
+
 /// How file bytes reach the clients.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum IoMode {
@@ -104,9 +108,11 @@ impl FileSystem {
         let mut metadata = Metadata::open(store.disk.metadata()?)?;
         let recovered = recovery::recover(&store, &mut metadata)?;
         make_roots(&mut metadata)?;
+        let mut state = State::new(metadata);
+        state.unsettled.extend(recovered.still_changing.iter().copied());
         let file_system = FileSystem {
             store,
-            state: Mutex::new(State::new(metadata)),
+            state: Mutex::new(state),
             durable_generation: Mutex::new(0),
             released: Condvar::new(),
             sealing_turns: [const { Mutex::new(()) }; SEALING_TURNS],
@@ -168,6 +174,11 @@ impl FileSystem {
         } else {
             Ok(state)
         }
+    }
+
+    /// Commits before changing more when the timer does not keep up: memory stays bounded.
+    fn throttle(&self) -> Result<(), FsError> {
+        if self.state().metadata.uncommitted() < CHANGES_MAX { Ok(()) } else { self.commit() }
     }
 
     /// The kernel shall forget something; it is told after the running operation has answered.

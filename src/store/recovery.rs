@@ -8,18 +8,21 @@
 
 use std::collections::HashSet;
 
-use super::disk::{DiskDirectory, DiskPath};
+use super::disk::{Access, DiskDirectory, DiskPath};
 use super::metadata::{Life, Metadata};
 use super::record::{InodeId, ObjectId, ObjectRecord};
 use super::{Store, StoreError, keys};
 
 /// What recovery found.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recovered {
     /// Files removed from `staging/`.
     pub staging_removed: usize,
     /// Files that were being written in place.
     pub files_settled: usize,
+    /// Files that a client of the dead mount can still write to: its descriptors and mappings
+    /// outlive the daemon.
+    pub still_changing: Vec<(InodeId, ObjectId)>,
 }
 
 /// Steps 1 and 2.
@@ -36,31 +39,40 @@ pub(crate) fn recover(store: &Store, metadata: &mut Metadata) -> Result<Recovere
         unsettled.extend(keys::number(key).map(InodeId))
     })?;
     for inode in unsettled {
-        settle(store, metadata, inode)?;
-        recovered.files_settled += 1;
+        match settle(store, metadata, inode)? {
+            Some(object) => recovered.still_changing.push((inode, object)),
+            None => recovered.files_settled += 1,
+        }
     }
     Ok(recovered)
 }
 
 /// Reads size and times of a file that was being written in place. Append-only files stay
-/// unsettled: they are written to as long as they live.
-fn settle(store: &Store, metadata: &mut Metadata, id: InodeId) -> Result<(), StoreError> {
+/// unsettled: they are written to as long as they live. So does a file that is not at rest; its
+/// object is returned.
+fn settle(
+    store: &Store,
+    metadata: &mut Metadata,
+    id: InodeId,
+) -> Result<Option<ObjectId>, StoreError> {
     let Some(mut inode) = metadata.inode(id)? else {
-        return Ok(());
+        return Ok(None);
     };
     let Some(file) = inode.file_mut() else {
-        return Ok(());
+        return Ok(None);
     };
     let Some(object) = file.object else {
-        return Ok(());
+        return Ok(None);
     };
-    let stat = store.stat_object(object)?;
+    let opened = store.open_object(object, Access::Read)?;
+    let changing = !file.role.is_append_only() && !opened.is_at_rest()?;
+    let stat = opened.stat()?;
     file.size = stat.length;
     file.blocks = stat.blocks;
-    file.unsettled = file.role.is_append_only();
+    file.unsettled = changing || file.role.is_append_only();
     inode.mtime = stat.mtime;
     metadata.put_inode(Life::Durable, id, &inode);
-    Ok(())
+    Ok(changing.then_some(object))
 }
 
 /// Step 3: removes objects that no record refers to. Returns how many.

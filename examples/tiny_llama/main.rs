@@ -1,0 +1,128 @@
+//! Runs a small Llama model on the CPU: prefill of a prompt, then greedy continuation.
+//!
+//! ```text
+//! cargo run --release --example tiny_llama -- --model tests/fixtures/tiny-llama \
+//!     --prompt tests/fixtures/tiny-llama/prompt.txt --prompt-tokens 1024 --tokens 200
+//! ```
+//!
+//! The model lies in `tests/fixtures/tiny-llama`, whose tokens are bytes. The KV cache is outside
+//! of the model, behind [`model::KeyValueCache`]; this program keeps it in memory.
+
+use std::error::Error;
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Instant;
+
+use crate::memory_cache::MemoryCache;
+use crate::model::Model;
+use crate::weights::Weights;
+
+mod attention;
+mod generate;
+mod matrix;
+mod memory_cache;
+mod model;
+mod sample;
+#[cfg(test)]
+mod tests;
+mod weights;
+
+/// The result of anything here that can fail; the message is for people.
+pub(crate) type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
+
+/// Tokens per page of the cache, as in the sequences of the demo.
+const PAGE_TOKENS: usize = 256;
+
+const USAGE: &str =
+    "usage: tiny_llama --model DIR --prompt FILE|TEXT [--prompt-tokens N] --tokens N";
+
+struct Options {
+    model: PathBuf,
+    prompt: Vec<u8>,
+    tokens: usize,
+}
+
+fn main() -> ExitCode {
+    let options = match parse(std::env::args().skip(1)) {
+        Ok(options) => options,
+        Err(error) => {
+            eprintln!("tiny_llama: {error}\n{USAGE}");
+            return ExitCode::from(2);
+        }
+    };
+    match run(&options) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("tiny_llama: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
+    let (mut model, mut prompt, mut prompt_tokens, mut tokens) = (None, None, None, None);
+    while let Some(name) = arguments.next() {
+        let value = arguments
+            .next()
+            .ok_or_else(|| format!("{name} needs a value"))?;
+        match name.as_str() {
+            "--model" => model = Some(PathBuf::from(value)),
+            "--prompt" => prompt = Some(read_prompt(value)?),
+            "--prompt-tokens" => prompt_tokens = Some(value.parse()?),
+            "--tokens" => tokens = Some(value.parse()?),
+            _ => return Err(format!("unknown option {name}").into()),
+        }
+    }
+    let mut prompt = prompt.ok_or("--prompt is missing")?;
+    prompt.truncate(prompt_tokens.unwrap_or(prompt.len()));
+    Ok(Options {
+        model: model.ok_or("--model is missing")?,
+        prompt,
+        tokens: tokens.ok_or("--tokens is missing")?,
+    })
+}
+
+/// The content of the file `value` names, or else `value` itself.
+fn read_prompt(value: String) -> Result<Vec<u8>> {
+    if Path::new(&value).is_file() {
+        return Ok(fs::read(value)?);
+    }
+    Ok(value.into_bytes())
+}
+
+fn run(options: &Options) -> Result<()> {
+    let model = Model::new(Weights::load(&options.model)?);
+    let config = model.config();
+    let mut cache = MemoryCache::new(config.shape(), config.num_hidden_layers, PAGE_TOKENS);
+    let prompt: Vec<u32> = options.prompt.iter().copied().map(u32::from).collect();
+
+    let started = Instant::now();
+    let logits = generate::prefill(&model, &mut cache, 0, &prompt)?;
+    report("prefill", prompt.len(), started);
+
+    let mut out = io::stdout().lock();
+    let started = Instant::now();
+    generate::continue_greedily(
+        &model,
+        &mut cache,
+        prompt.len(),
+        logits,
+        options.tokens,
+        &mut |token| {
+            out.write_all(&[u8::try_from(token)?])?;
+            Ok(out.flush()?)
+        },
+    )?;
+    out.write_all(b"\n")?;
+    report("decode", options.tokens, started);
+    Ok(())
+}
+
+fn report(what: &str, tokens: usize, started: Instant) {
+    let seconds = started.elapsed().as_secs_f64();
+    #[expect(clippy::cast_precision_loss, reason = "a count of tokens in a message")]
+    let rate = tokens as f64 / seconds;
+    eprintln!("{what}: {tokens} tokens in {seconds:.2} s, {rate:.0} tokens/s");
+}
