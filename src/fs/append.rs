@@ -175,7 +175,7 @@ impl FileSystem {
         let name = names::format_page(page.start()).into_bytes();
         let mut sealed = tail.clone();
         sealed.mtime = Time::now();
-        self.remove_source(&mut state, id, place, false)?;
+        state.remove_source(id, place, false)?;
         let to = Place {
             parent: place.parent,
             name,
@@ -228,7 +228,7 @@ impl FileSystem {
         self.insert_append(
             state,
             &Place { parent, name },
-            inode,
+            &inode,
             (
                 object,
                 Role::Tail {
@@ -244,7 +244,7 @@ impl FileSystem {
         &self,
         state: &mut State,
         place: &Place,
-        inode: Inode,
+        inode: &Inode,
         (object, role): (ObjectId, Role),
     ) -> Result<(), FsError> {
         let record = FileRecord {
@@ -257,7 +257,7 @@ impl FileSystem {
         let id = state.metadata.new_inode();
         let inode = Inode {
             kind: Kind::File(record),
-            ..inode
+            ..inode.clone()
         };
         state.metadata.put_inode(Life::Durable, id, &inode);
         let entry = Entry {
@@ -286,7 +286,7 @@ impl FileSystem {
         let (source, object, taken) = self.take_over(id)?;
         let mut state = self.state_to_change()?;
         state.sealing.remove(&id);
-        self.remove_source(&mut state, id, from, taken)?;
+        state.remove_source(id, from, taken)?;
         if let Some(entry) = state.entry(to.parent, &to.name)? {
             let mut old = state.inode(entry.inode)?;
             state.drop_link(entry.inode, &mut old)?;
@@ -296,7 +296,7 @@ impl FileSystem {
             ctime: Time::now(),
             ..source
         };
-        self.insert_append(&mut state, to, inode.clone(), (object, role))?;
+        self.insert_append(&mut state, to, &inode, (object, role))?;
         let Some(page) = full else {
             return Ok(());
         };

@@ -74,7 +74,6 @@ impl FsError {
             FsError::CrossDevice => libc::EXDEV,
             FsError::CrossesPage => libc::EFBIG,
             FsError::Stale => libc::ESTALE,
-            FsError::Corrupt => libc::EIO,
             FsError::NoAttribute => libc::ENODATA,
             FsError::AttributeRange => libc::ERANGE,
             FsError::AttributeTooLarge => libc::E2BIG,
@@ -83,9 +82,10 @@ impl FsError {
             FsError::BadHandle => libc::EBADF,
             FsError::ReadOnly => libc::EROFS,
             FsError::NoSuchOffset => libc::ENXIO,
-            FsError::Io(error) => error.raw_os_error().unwrap_or(libc::EIO),
-            FsError::Store(StoreError::Io(error)) => error.raw_os_error().unwrap_or(libc::EIO),
-            FsError::Store(_) => libc::EIO,
+            FsError::Io(error) | FsError::Store(StoreError::Io(error)) => {
+                error.raw_os_error().unwrap_or(libc::EIO)
+            }
+            FsError::Corrupt | FsError::Store(_) => libc::EIO,
         }
     }
 

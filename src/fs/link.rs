@@ -108,7 +108,7 @@ impl FileSystem {
             ctime: Time::now(),
             ..inode.clone()
         };
-        self.insert_append(&mut state, place, copy, (object, role))?;
+        self.insert_append(&mut state, place, &copy, (object, role))?;
         let entry = state
             .entry(place.parent, &place.name)?
             .ok_or(FsError::NotFound)?;

@@ -41,7 +41,7 @@ impl FileSystem {
         mut emit: impl FnMut(&Listed<'_>) -> bool,
     ) -> Result<(), FsError> {
         if views::is_view(id) {
-            return self.list_views(id, offset, emit);
+            return views::list_views(id, offset, emit);
         }
         let mut state = self.state();
         let (inode, class) = match state.directory(id) {

@@ -109,7 +109,9 @@ impl FileSystem {
         let recovered = recovery::recover(&store, &mut metadata)?;
         make_roots(&mut metadata)?;
         let mut state = State::new(metadata);
-        state.unsettled.extend(recovered.still_changing.iter().copied());
+        state
+            .unsettled
+            .extend(recovered.still_changing.iter().copied());
         let file_system = FileSystem {
             store,
             state: Mutex::new(state),
@@ -178,7 +180,11 @@ impl FileSystem {
 
     /// Commits before changing more when the timer does not keep up: memory stays bounded.
     fn throttle(&self) -> Result<(), FsError> {
-        if self.state().metadata.uncommitted() < CHANGES_MAX { Ok(()) } else { self.commit() }
+        if self.state().metadata.uncommitted() < CHANGES_MAX {
+            Ok(())
+        } else {
+            self.commit()
+        }
     }
 
     /// The kernel shall forget something; it is told after the running operation has answered.

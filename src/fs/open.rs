@@ -17,7 +17,7 @@ pub struct Opened {
     pub handle: u64,
     /// Who moves its bytes.
     pub by: OpenedBy,
-    /// The bytes never change: caches keep them, close() has nothing to check.
+    /// The bytes never change: caches keep them, `close()` has nothing to check.
     pub is_sealed: bool,
     /// Writes append, whatever their offset claims; nothing is cached.
     pub is_append: bool,

@@ -24,7 +24,7 @@ use crate::store::record::{
     PageRecord, Role, Time,
 };
 
-/// close() returns before the daemon hears of it. A writer whose descriptors have all been
+/// `close()` returns before the daemon hears of it. A writer whose descriptors have all been
 /// closed is waited for this long; it takes some 20 us unless the machine is overloaded.
 const RELEASE_WAIT_MAX: Duration = Duration::from_millis(50);
 
@@ -42,7 +42,7 @@ impl FileSystem {
         state: &mut State,
         directory: InodeId,
     ) -> Result<Arc<Model>, SealError> {
-        let id = model_directory(state, directory).map_err(seal_io)?;
+        let id = model_directory(state, directory)?;
         if let Some(model) = state.models.get(&id) {
             return Ok(Arc::clone(model));
         }
@@ -51,12 +51,8 @@ impl FileSystem {
                 "the model has no manifest.json: create it before the pages (kvfs create)".into(),
             ))
         };
-        let entry = state
-            .entry(id, names::MANIFEST.as_bytes())
-            .map_err(seal_io)?;
-        let inode = state
-            .inode(entry.ok_or_else(missing)?.inode)
-            .map_err(seal_io)?;
+        let entry = state.entry(id, names::MANIFEST.as_bytes())?;
+        let inode = state.inode(entry.ok_or_else(missing)?.inode)?;
         let object = inode
             .file()
             .and_then(|file| file.object)
@@ -174,7 +170,7 @@ impl FileSystem {
                 return Err(self.report(to, error));
             }
         };
-        self.remove_source(&mut state, id, from, taken)?;
+        state.remove_source(id, from, taken)?;
         self.insert_sealed(&mut state, &source, to, (object, &verified))
     }
 
@@ -183,7 +179,7 @@ impl FileSystem {
     pub(super) fn take_over(&self, id: InodeId) -> Result<(Inode, ObjectId, bool), FsError> {
         let mut state = self.wait_for_release(self.state_to_change()?, id);
         let mut source = state.inode(id)?;
-        let replaced = self.adopt(&mut state, id, &mut source)?;
+        let replaced = state.adopt(id, &mut source)?;
         if let Some(old) = replaced {
             state.put_inode(id, &source);
             state.drop_object(old)?;
@@ -207,26 +203,6 @@ impl FileSystem {
             self.state().metadata.remove_object(copy);
         })?;
         Ok((source, copy, false))
-    }
-
-    /// Takes the old name away after its bytes were published under another.
-    pub(super) fn remove_source(
-        &self,
-        state: &mut State,
-        id: InodeId,
-        from: &Place,
-        taken: bool,
-    ) -> Result<(), FsError> {
-        let mut source = state.inode(id)?;
-        if taken {
-            state.unsettled.remove(&id);
-            if let Some(file) = source.file_mut() {
-                file.object = None;
-            }
-        }
-        state.remove_name(from, id);
-        state.touch_directory(from.parent, 0)?;
-        state.drop_link(id, &mut source)
     }
 
     /// Gives verified bytes a name. An identical page that is there already stays.
@@ -297,7 +273,7 @@ impl FileSystem {
 
     /// Checks the bytes of an object as what a name says they are.
     fn verify_as(&self, object: ObjectId, place: &Place) -> Result<Verified, SealError> {
-        match self.class_of(place).map_err(seal_io)? {
+        match self.class_of(place)? {
             (FileClass::Page(start), layer) => {
                 let page = self.page_place(place.parent, layer, start)?;
                 let verified = seal::verify_page(&self.store, object, &page)?;
@@ -311,7 +287,7 @@ impl FileSystem {
                 })
             }
             (FileClass::Manifest, _) => self.verify_manifest(object, place),
-            _ => Err(seal_io(FsError::Invalid)),
+            _ => Err(FsError::Invalid.into()),
         }
     }
 
@@ -319,19 +295,17 @@ impl FileSystem {
     fn verify_manifest(&self, object: ObjectId, place: &Place) -> Result<Verified, SealError> {
         let (manifest, bytes) = self.read_manifest(object)?;
         let mut state = self.state();
-        let existing = state.entry(place.parent, &place.name).map_err(seal_io)?;
+        let existing = state.entry(place.parent, &place.name)?;
         if existing.is_some() {
             let model = self.model_of(&mut state, place.parent)?;
-            let used = state
-                .entry(place.parent, names::SEQUENCES.as_bytes())
-                .map_err(seal_io)?;
+            let used = state.entry(place.parent, names::SEQUENCES.as_bytes())?;
             let mut has_sequences = false;
             if let Some(sequences) = used {
                 let found = state.metadata.entries(sequences.inode, 0, |_, _, _| {
                     has_sequences = true;
                     false
                 });
-                found.map_err(|error| seal_io(error.into()))?;
+                found.map_err(FsError::from)?;
             }
             if has_sequences && !model.manifest.same_cache(&manifest) {
                 return Err(SealError::Refused(PageError::Manifest(
@@ -453,8 +427,10 @@ pub(super) fn page_role(page: &crate::page::PagePlace, tokens: u32, checksum: [u
     })
 }
 
-fn seal_io(error: FsError) -> SealError {
-    SealError::Io(std::io::Error::from_raw_os_error(error.errno()))
+impl From<FsError> for SealError {
+    fn from(error: FsError) -> SealError {
+        SealError::Io(std::io::Error::from_raw_os_error(error.errno()))
+    }
 }
 
 /// The model directory above (or at) a directory of its tree.

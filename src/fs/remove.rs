@@ -44,13 +44,14 @@ impl FileSystem {
             .remove_entry(Life::Durable, place.parent, &place.name);
         state.touch_directory(place.parent, -1)?;
         state.metadata.remove_inode(Life::Durable, entry.inode)?;
-        state.keep_removed_directory(entry.inode)
+        state.keep_removed_directory(entry.inode);
+        Ok(())
     }
 }
 
 impl State {
     /// A removed directory that is somebody's working directory still answers `stat`.
-    pub(super) fn keep_removed_directory(&mut self, id: InodeId) -> Result<(), FsError> {
+    pub(super) fn keep_removed_directory(&mut self, id: InodeId) {
         self.models.remove(&id);
         if self.nodes.contains_key(&id) {
             let now = crate::store::record::Time::now();
@@ -70,7 +71,6 @@ impl State {
             };
             self.metadata.put_inode(Life::Volatile, id, &inode);
         }
-        Ok(())
     }
 }
 

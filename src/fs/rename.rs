@@ -187,7 +187,7 @@ fn rename_directory(
     if let Some(target) = target {
         state.metadata.remove_inode(Life::Durable, target.inode)?;
         state.touch_directory(to.parent, -1)?;
-        state.keep_removed_directory(target.inode)?;
+        state.keep_removed_directory(target.inode);
     }
     state
         .metadata

@@ -8,7 +8,7 @@ use crate::store::disk::Access;
 use crate::store::record::{InodeId, ObjectId, ObjectKind, Time};
 
 impl FileSystem {
-    /// close() on some descriptor of a handle. It answers for pages only, and changes nothing:
+    /// `close()` on some descriptor of a handle. It answers for pages only, and changes nothing:
     /// it also comes from descriptors that dup and fork made.
     pub fn flush(&self, handle: u64) -> Result<(), FsError> {
         let (place, object) = {
@@ -48,9 +48,9 @@ impl FileSystem {
             return Ok(());
         };
         if closed.writes {
-            node.writers -= 1
+            node.writers -= 1;
         } else {
-            node.readers -= 1
+            node.readers -= 1;
         }
         node.writers_flushed -= u32::from(closed.flushed);
         self.released.notify_all();
@@ -95,7 +95,7 @@ impl FileSystem {
             return Ok(());
         }
         let stat = self.store.stat_object(object)?;
-        let old = self.adopt(state, id, &mut inode)?;
+        let old = state.adopt(id, &mut inode)?;
         if let Some(file) = inode.file_mut() {
             file.size = stat.length;
             file.blocks = stat.blocks;
@@ -112,24 +112,6 @@ impl FileSystem {
             state.drop_object(old)?;
         }
         Ok(())
-    }
-
-    /// Makes the version that a truncating writer made the file's own. Returns the old one.
-    pub(super) fn adopt(
-        &self,
-        state: &mut State,
-        id: InodeId,
-        inode: &mut crate::store::record::Inode,
-    ) -> Result<Option<ObjectId>, FsError> {
-        let Some(new) = state
-            .nodes
-            .get_mut(&id)
-            .and_then(|node| node.replacement.take())
-        else {
-            return Ok(None);
-        };
-        let file = inode.file_mut().ok_or(FsError::Invalid)?;
-        Ok(file.object.replace(new))
     }
 
     /// Settles every file whose last writer or mapping went away unnoticed.
@@ -182,7 +164,7 @@ impl FileSystem {
         inode: &mut crate::store::record::Inode,
     ) -> Result<(), FsError> {
         let unsettled = state.unsettled.get(&id).copied();
-        if let Some(old) = self.adopt(state, id, inode)? {
+        if let Some(old) = state.adopt(id, inode)? {
             if let Some(file) = inode.file_mut() {
                 file.unsettled = true;
             }

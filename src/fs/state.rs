@@ -208,9 +208,9 @@ impl State {
     pub(crate) fn add_handle(&mut self, handle: Handle) -> u64 {
         let node = self.nodes.entry(handle.inode).or_default();
         if handle.writes {
-            node.writers += 1
+            node.writers += 1;
         } else {
-            node.readers += 1
+            node.readers += 1;
         }
         let number = self.next_handle;
         self.next_handle += 1;
@@ -298,6 +298,42 @@ impl State {
             return Ok(());
         }
         self.drop_orphan(id, inode)
+    }
+
+    /// Makes the version that a truncating writer made the file's own. Returns the old one.
+    pub(crate) fn adopt(
+        &mut self,
+        id: InodeId,
+        inode: &mut Inode,
+    ) -> Result<Option<ObjectId>, FsError> {
+        let Some(new) = self
+            .nodes
+            .get_mut(&id)
+            .and_then(|node| node.replacement.take())
+        else {
+            return Ok(None);
+        };
+        let file = inode.file_mut().ok_or(FsError::Invalid)?;
+        Ok(file.object.replace(new))
+    }
+
+    /// Takes the old name away after its bytes were published under another.
+    pub(crate) fn remove_source(
+        &mut self,
+        id: InodeId,
+        from: &Place,
+        taken: bool,
+    ) -> Result<(), FsError> {
+        let mut source = self.inode(id)?;
+        if taken {
+            self.unsettled.remove(&id);
+            if let Some(file) = source.file_mut() {
+                file.object = None;
+            }
+        }
+        self.remove_name(from, id);
+        self.touch_directory(from.parent, 0)?;
+        self.drop_link(id, &mut source)
     }
 
     /// The end of an inode without names that nobody holds.

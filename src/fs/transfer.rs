@@ -85,7 +85,7 @@ impl FileSystem {
         }
     }
 
-    /// copy_file_range(2); returns the bytes copied.
+    /// `copy_file_range(2)`; returns the bytes copied.
     pub fn copy_range(
         &self,
         (from, from_offset): (u64, u64),

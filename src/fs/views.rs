@@ -91,36 +91,6 @@ impl FileSystem {
         })
     }
 
-    pub(super) fn list_views(
-        &self,
-        id: InodeId,
-        offset: u64,
-        mut emit: impl FnMut(&Listed<'_>) -> bool,
-    ) -> Result<(), FsError> {
-        if id != DIRECTORY {
-            return Err(FsError::NotDirectory);
-        }
-        let dots = [(DIRECTORY, "."), (InodeId::ROOT, "..")];
-        for (index, (inode, name)) in dots.into_iter().chain(VIEWS).enumerate() {
-            let line = Listed {
-                next_offset: index as u64 + 1,
-                name: name.as_bytes(),
-                inode,
-                file_type: if index < dots.len() {
-                    libc::S_IFDIR
-                } else {
-                    libc::S_IFREG
-                },
-                attributes: None,
-                name_is_stable: false,
-            };
-            if offset <= index as u64 && !emit(&line) {
-                break;
-            }
-        }
-        Ok(())
-    }
-
     fn render(&self, id: InodeId) -> String {
         match VIEWS
             .iter()
@@ -202,4 +172,34 @@ impl FileSystem {
             quarantined_objects: quarantined,
         })
     }
+}
+
+/// Lists the virtual directory.
+pub(super) fn list_views(
+    id: InodeId,
+    offset: u64,
+    mut emit: impl FnMut(&Listed<'_>) -> bool,
+) -> Result<(), FsError> {
+    if id != DIRECTORY {
+        return Err(FsError::NotDirectory);
+    }
+    let dots = [(DIRECTORY, "."), (InodeId::ROOT, "..")];
+    for (index, (inode, name)) in dots.into_iter().chain(VIEWS).enumerate() {
+        let line = Listed {
+            next_offset: index as u64 + 1,
+            name: name.as_bytes(),
+            inode,
+            file_type: if index < dots.len() {
+                libc::S_IFDIR
+            } else {
+                libc::S_IFREG
+            },
+            attributes: None,
+            name_is_stable: false,
+        };
+        if offset <= index as u64 && !emit(&line) {
+            break;
+        }
+    }
+    Ok(())
 }

@@ -129,7 +129,7 @@ pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountEr
             move || commit_regularly(&file_system, interval, &stopped)
         })?,
         start("kvfs-notify", move || {
-            notify(&notifier, &invalidations, &stopped)
+            notify(&notifier, &invalidations, &stopped);
         })?,
         start("kvfs-sweep", {
             let file_system = Arc::clone(&file_system);

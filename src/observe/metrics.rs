@@ -13,7 +13,7 @@ macro_rules! operations {
     ($($variant:ident = $name:literal),* $(,)?) => {
         /// The FUSE requests that are counted.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum Operation { $(#[doc = $name] $variant),* }
+        pub enum Operation { $(#[doc = concat!("`", $name, "`")] $variant),* }
         const OPERATIONS: &[&str] = &[$($name),*];
     };
 }
@@ -124,9 +124,9 @@ impl Metrics {
     pub(super) fn request(&self, operation: Operation, ok: bool, duration: Duration) {
         let request = &self.requests[operation as usize];
         if ok {
-            request.ok.inc()
+            request.ok.inc();
         } else {
-            request.failed.inc()
+            request.failed.inc();
         }
         request.duration.observe(duration.as_secs_f64());
     }

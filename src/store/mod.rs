@@ -156,34 +156,31 @@ impl Store {
     /// Opens an object's file wherever it lies. A commit may move it from `staging/` to
     /// `objects/` at any time, never back, so looking twice in that order finds it.
     pub fn open_object(&self, object: ObjectId, access: Access) -> io::Result<Box<dyn DiskFile>> {
-        self.find(object, |path| self.disk.open(path, access))
+        find(object, |path| self.disk.open(path, access))
     }
 
     /// `fstat` of an object's file.
     pub fn stat_object(&self, object: ObjectId) -> io::Result<disk::FileStat> {
-        self.find(object, |path| self.disk.stat(path))
+        find(object, |path| self.disk.stat(path))
     }
 
     /// Removes an object's file; one that is already gone is fine.
     pub fn remove_object(&self, object: ObjectId) -> io::Result<()> {
-        match self.find(object, |path| self.disk.remove(path)) {
+        match find(object, |path| self.disk.remove(path)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             outcome => outcome,
         }
     }
+}
 
-    fn find<T>(
-        &self,
-        object: ObjectId,
-        mut act: impl FnMut(&DiskPath) -> io::Result<T>,
-    ) -> io::Result<T> {
-        match act(&DiskPath::Object(object)) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            outcome => return outcome,
-        }
-        match act(&DiskPath::Staging(object)) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => act(&DiskPath::Object(object)),
-            outcome => outcome,
-        }
+/// Looks for an object's file where it may lie.
+fn find<T>(object: ObjectId, mut act: impl FnMut(&DiskPath) -> io::Result<T>) -> io::Result<T> {
+    match act(&DiskPath::Object(object)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        outcome => return outcome,
+    }
+    match act(&DiskPath::Staging(object)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => act(&DiskPath::Object(object)),
+        outcome => outcome,
     }
 }

@@ -31,7 +31,7 @@ impl std::fmt::Display for ObjectId {
 pub struct Time {
     /// Whole seconds since 1970, rounded down.
     pub seconds: i64,
-    /// 0..1_000_000_000.
+    /// Below one billion.
     pub nanoseconds: u32,
 }
 

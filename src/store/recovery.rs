@@ -36,7 +36,7 @@ pub(crate) fn recover(store: &Store, metadata: &mut Metadata) -> Result<Recovere
     }
     let mut unsettled = Vec::new();
     metadata.scan_table::<()>(b'U', |key, ()| {
-        unsettled.extend(keys::number(key).map(InodeId))
+        unsettled.extend(keys::number(key).map(InodeId));
     })?;
     for inode in unsettled {
         match settle(store, metadata, inode)? {
@@ -78,7 +78,7 @@ fn settle(
 /// Step 3: removes objects that no record refers to. Returns how many.
 pub fn sweep(
     store: &Store,
-    referenced: &HashSet<ObjectId>,
+    referenced: &HashSet<ObjectId, impl std::hash::BuildHasher>,
     below: ObjectId,
 ) -> std::io::Result<usize> {
     let mut removed = 0;
