@@ -42,7 +42,7 @@ impl FileSystem {
             drop(state);
             return self.link_by_copy(id, &inode, place, (role, class));
         }
-        self.expose(&mut state, id, &mut inode)?;
+        state.expose(id, &mut inode)?;
         inode.links += 1;
         inode.ctime = Time::now();
         state.put_inode(id, &inode);

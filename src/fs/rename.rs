@@ -75,7 +75,7 @@ impl FileSystem {
         let target = state.entry(to.parent, &to.name)?;
         if let Some(target) = target {
             // The old file must not be lost to a crash before the new one is durable.
-            self.expose(&mut state, id, &mut inode)?;
+            state.expose(id, &mut inode)?;
             let mut replaced = state.inode(target.inode)?;
             state.remove_name(to, target.inode);
             state.drop_link(target.inode, &mut replaced)?;

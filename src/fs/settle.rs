@@ -150,32 +150,9 @@ impl FileSystem {
                 drop(state);
                 return Ok(self.store.open_object(object, Access::Read)?.sync()?);
             }
-            self.expose(&mut state, id, &mut inode)?;
+            state.expose(id, &mut inode)?;
             state.metadata.publish(object);
         }
         self.commit()
-    }
-
-    /// Lets the next commit see a file that is still being written, as it is.
-    pub(super) fn expose(
-        &self,
-        state: &mut State,
-        id: InodeId,
-        inode: &mut crate::store::record::Inode,
-    ) -> Result<(), FsError> {
-        let unsettled = state.unsettled.get(&id).copied();
-        if let Some(old) = state.adopt(id, inode)? {
-            if let Some(file) = inode.file_mut() {
-                file.unsettled = true;
-            }
-            state.put_inode(id, inode);
-            if let Some(new) = unsettled {
-                state.publish(new, ObjectKind::File, 0)?;
-            }
-            state.drop_object(old)?;
-        }
-        state.make_durable(id)?;
-        *inode = state.inode(id)?;
-        Ok(())
     }
 }

@@ -336,6 +336,24 @@ impl State {
         self.drop_link(id, &mut source)
     }
 
+    /// Lets the next commit see a file that is still being written, as it is.
+    pub(crate) fn expose(&mut self, id: InodeId, inode: &mut Inode) -> Result<(), FsError> {
+        let unsettled = self.unsettled.get(&id).copied();
+        if let Some(old) = self.adopt(id, inode)? {
+            if let Some(file) = inode.file_mut() {
+                file.unsettled = true;
+            }
+            self.put_inode(id, inode);
+            if let Some(new) = unsettled {
+                self.publish(new, ObjectKind::File, 0)?;
+            }
+            self.drop_object(old)?;
+        }
+        self.make_durable(id)?;
+        *inode = self.inode(id)?;
+        Ok(())
+    }
+
     /// The end of an inode without names that nobody holds.
     fn drop_orphan(&mut self, id: InodeId, inode: &Inode) -> Result<(), FsError> {
         self.metadata.remove_inode(Life::Volatile, id)?;
