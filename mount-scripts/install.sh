@@ -1,0 +1,71 @@
+#!/usr/bin/env bash
+# Installs the release binary and the names by which mount(8) and umount(8) find it.
+#
+#   mount-scripts/install.sh [--uninstall]
+#
+#   PREFIX    where bin/kvfs goes (/usr/local)
+#   SBINDIR   where mount(8) looks for helpers (/sbin)
+#   DESTDIR   a directory in front of both, for packages
+set -euo pipefail
+
+usage="usage: mount-scripts/install.sh [--uninstall]   (PREFIX, SBINDIR and DESTDIR are honoured)"
+prefix=${PREFIX:-/usr/local}
+sbin=${SBINDIR:-/sbin}
+root=${DESTDIR:-}
+helpers="mount.kvfs mount.fuse.kvfs umount.kvfs umount.fuse.kvfs"
+here=$(cd -- "$(dirname -- "$0")/.." && pwd)
+binary=${CARGO_TARGET_DIR:-$here/target}/release/kvfs
+
+fail() {
+    echo "install.sh: $*" >&2
+    exit 1
+}
+
+# A helper that is not ours is left alone: a distribution's package may own it.
+is_ours() {
+    [ -L "$1" ] && [ "$(readlink "$1")" = "$prefix/bin/kvfs" ]
+}
+
+uninstall() {
+    for helper in $helpers; do
+        if is_ours "$root$sbin/$helper"; then
+            rm -f -- "$root$sbin/$helper"
+        fi
+    done
+    rm -f -- "$root$prefix/bin/kvfs"
+    echo "kvfs is removed; stores and logs are where they were"
+}
+
+install_all() {
+    [ -x "$binary" ] || fail "$binary is missing: run cargo build --release --locked first"
+    for helper in $helpers; do
+        if [ -e "$root$sbin/$helper" ] && ! is_ours "$root$sbin/$helper"; then
+            fail "$root$sbin/$helper belongs to something else: remove it first"
+        fi
+    done
+    mkdir -p -- "$root$prefix/bin" "$root$sbin"
+    # install(1) replaces the file, so a running daemon keeps the one it started from.
+    install -m 0755 -- "$binary" "$root$prefix/bin/kvfs"
+    for helper in $helpers; do
+        ln -sfn -- "$prefix/bin/kvfs" "$root$sbin/$helper"
+    done
+    echo "installed $root$prefix/bin/kvfs, and in $root$sbin: $helpers"
+}
+
+case $# in
+    0) action=install_all ;;
+    1) case $1 in
+           --uninstall) action=uninstall ;;
+           -h | --help) echo "$usage"; exit 0 ;;
+           *) echo "$usage" >&2; exit 2 ;;
+       esac ;;
+    *) echo "$usage" >&2; exit 2 ;;
+esac
+
+# The first directory that exists decides whether this may work at all.
+target=$root$prefix
+while [ ! -e "$target" ] && [ "$target" != / ] && [ -n "$target" ]; do
+    target=$(dirname -- "$target")
+done
+[ -w "$target" ] || fail "$target is not writable: run as root, or set PREFIX and SBINDIR"
+"$action"

@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Installs what the tests call and runs all of them.
+#
+#   mount-scripts/test.sh [ARGUMENTS OF cargo test]
+#
+# A test that lacks something (root, /dev/fuse, a program) prints why and passes;
+# KVFS_REQUIRE=fuse,root,rsync,python,pjdfstest,fsx turns that into a failure, word by word.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+PYTHON_PACKAGES=(safetensors==0.8.0 numpy==2.4.6 xxhash==4.1.0)
+
+mount-scripts/setup.sh --tests
+
+# Everything else goes below target/, so that `cargo clean` takes it away.
+tools=$PWD/target/test-tools
+[ -x "$tools/bin/pjdfstest" ] ||
+    cargo install --quiet --locked --root "$tools" pjdfstest --version 0.2.2
+[ -x "$tools/bin/fsx" ] || cargo install --quiet --locked --root "$tools" fsx --version 0.3.2
+export PATH=$tools/bin:$PATH
+
+export KVFS_TEST_PYTHON=$tools/python/bin/python
+if ! "$KVFS_TEST_PYTHON" -c 'import safetensors, numpy, xxhash' 2>/dev/null; then
+    python3 -m venv "$tools/python"
+    "$KVFS_TEST_PYTHON" -m pip install --quiet --disable-pip-version-check "${PYTHON_PACKAGES[@]}"
+fi
+
+exec cargo test --locked "$@"
