@@ -1,7 +1,7 @@
 //! Opening a file: its bytes are resident and checked before the open answers, so that no read
 //! is ever short or wrong.
 
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 
 use super::state::{Handle, Served, State};
 use super::{FileSystem, FsError, views};
@@ -232,12 +232,7 @@ impl FileSystem {
         let held = state.nodes.get(&id).is_some_and(|node| node.handles() > 0);
         let changing = state.unsettled.contains_key(&id) || state.sealing.contains(&id);
         if held || changing || inode.links == 0 || !seal::is_at_rest(&self.store, old)? {
-            let wait = self.begin_in_place(&mut state, id)?;
-            drop(state);
-            if wait {
-                self.commit()?;
-            }
-            return self.truncate_in_place(id, writes);
+            return self.truncate_in_place(state, id, writes);
         }
         let object = state.metadata.new_object();
         let made = Arc::from(self.store.create_object(object)?);
@@ -248,16 +243,48 @@ impl FileSystem {
         Ok(self.add_opened(&mut state, (id, object), made, writes, false))
     }
 
-    fn truncate_in_place(&self, id: InodeId, writes: bool) -> Result<Opened, FsError> {
-        let mut state = self.state_to_change()?;
+    fn truncate_in_place(
+        &self,
+        state: MutexGuard<'_, State>,
+        id: InodeId,
+        writes: bool,
+    ) -> Result<Opened, FsError> {
+        let mut state = self.set_length_in_place(state, id, 0)?;
         let inode = state.inode(id)?;
         let file = inode.file().ok_or(FsError::Invalid)?;
         let object = state.current_object(id, file).ok_or(FsError::Stale)?;
-        self.store
-            .open_object(object, Access::ReadWrite)?
-            .set_length(0)?;
         let opened = self.store.open_object(object, self.writer_access())?;
         Ok(self.add_opened(&mut state, (id, object), Arc::from(opened), writes, false))
+    }
+
+    /// Cuts or extends a file in place. Meanwhile it counts as having one more writer: the commit
+    /// that is waited for, or any other, must not take it for settled before the length changes.
+    pub(super) fn set_length_in_place<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        id: InodeId,
+        length: u64,
+    ) -> Result<MutexGuard<'a, State>, FsError> {
+        let wait = self.begin_in_place(&mut state, id)?;
+        let inode = state.inode(id)?;
+        let file = inode.file().ok_or(FsError::Invalid)?;
+        let object = state.current_object(id, file).ok_or(FsError::Stale)?;
+        state.nodes.entry(id).or_default().writers += 1;
+        drop(state);
+        let waited = if wait { self.commit() } else { Ok(()) };
+        let outcome = waited.and_then(|()| {
+            let file = self.store.open_object(object, Access::ReadWrite)?;
+            Ok(file.set_length(length)?)
+        });
+        let mut state = self.state();
+        if let Some(node) = state.nodes.get_mut(&id) {
+            node.writers -= 1;
+        }
+        if let Err(error) = outcome {
+            state.drop_node_if_idle(id)?;
+            return Err(error);
+        }
+        Ok(state)
     }
 
     /// The kernel opens the backing file anew with the writer's own flags, so the daemon's

@@ -75,7 +75,7 @@ impl FileSystem {
     }
 
     fn truncate(&self, id: InodeId, size: u64) -> Result<(), FsError> {
-        let mut state = self.state_to_change()?;
+        let state = self.state_to_change()?;
         let inode: Inode = state.inode(id)?;
         let file = match inode.file() {
             Some(file) => file.clone(),
@@ -85,17 +85,14 @@ impl FileSystem {
         if file.role.is_sealed() || (file.role.is_append_only() && size > 0) {
             return Err(FsError::NotPermitted);
         }
-        let wait = !file.role.is_append_only() && self.begin_in_place(&mut state, id)?;
-        let object = state.current_object(id, &file).ok_or(FsError::Stale)?;
-        drop(state);
-        if wait {
-            self.commit()?;
+        if file.role.is_append_only() {
+            let object = file.object.ok_or(FsError::Stale)?;
+            drop(state);
+            let file = self.store.open_object(object, Access::ReadWrite)?;
+            return Ok(file.set_length(size)?);
         }
-        self.store
-            .open_object(object, Access::ReadWrite)?
-            .set_length(size)?;
-        let mut state = self.state();
+        let mut state = self.set_length_in_place(state, id, size)?;
         self.settle_if_at_rest(&mut state, id)?;
-        Ok(())
+        state.drop_node_if_idle(id)
     }
 }
