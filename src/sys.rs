@@ -11,6 +11,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 ///
 /// `file` must be open read-only, or it counts as a writer itself (EAGAIN).
 pub(crate) fn is_at_rest(file: BorrowedFd<'_>) -> io::Result<bool> {
+    ignore_broken_leases();
     match lease(file, libc::F_RDLCK) {
         Ok(()) => {
             lease(file, libc::F_UNLCK)?;
@@ -19,6 +20,16 @@ pub(crate) fn is_at_rest(file: BorrowedFd<'_>) -> io::Result<bool> {
         Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => Ok(false),
         Err(error) => Err(error),
     }
+}
+
+/// An open for write that comes between the two calls breaks the lease, and the kernel says so by
+/// SIGIO, whose default action ends the process. The open itself only waits for the second call.
+fn ignore_broken_leases() {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: ignoring a signal installs no handler that could run.
+        unsafe { libc::signal(libc::SIGIO, libc::SIG_IGN) };
+    });
 }
 
 fn lease(file: BorrowedFd<'_>, kind: libc::c_int) -> io::Result<()> {
