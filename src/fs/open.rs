@@ -217,7 +217,9 @@ impl FileSystem {
             node.verified = None;
         }
         let promised = record.is_some_and(|record| record.checksum.is_some());
-        Ok(life == Life::Durable && (promised || !state.metadata.staged.contains(&object)))
+        let staged = state.metadata.staged.contains(&object);
+        let committing = state.metadata.is_committing(object);
+        Ok(life == Life::Durable && (promised || committing || !staged))
     }
 
     /// Opens with `O_TRUNC`: the new version is made beside the old one, which comes back after a

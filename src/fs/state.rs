@@ -195,7 +195,7 @@ impl State {
         {
             let stat = store.stat_object(object)?;
             attributes.size = stat.length;
-            attributes.blocks = stat.blocks;
+            attributes.blocks = stat.blocks.max(u64::from(stat.length > 0));
             attributes.mtime = stat.mtime;
             // A write changes ctime as well; utimensat may have set mtime into the future.
             attributes.ctime = inode.ctime.max(stat.mtime.min(Time::now()));
@@ -272,6 +272,15 @@ impl State {
         Ok(())
     }
 
+    /// Takes an object whose file somebody still has open off the record, unless it is shared.
+    fn disown(&mut self, object: ObjectId) -> Result<(), FsError> {
+        let record = self.metadata.object(object)?;
+        if record.is_none_or(|record| record.references <= 1) {
+            self.metadata.disown_object(object);
+        }
+        Ok(())
+    }
+
     /// Removes a name from where it is kept.
     pub(crate) fn remove_name(&mut self, place: &Place, id: InodeId) {
         let fresh = self.fresh.contains_key(&id);
@@ -293,6 +302,9 @@ impl State {
         if self.nodes.contains_key(&id) {
             if let Some(file) = inode.file_mut() {
                 file.unsettled = true;
+                if let Some(object) = file.object {
+                    self.disown(object)?;
+                }
             }
             self.metadata.put_inode(Life::Volatile, id, inode);
             return Ok(());
@@ -357,6 +369,8 @@ impl State {
     /// The end of an inode without names that nobody holds.
     fn drop_orphan(&mut self, id: InodeId, inode: &Inode) -> Result<(), FsError> {
         self.metadata.remove_inode(Life::Volatile, id)?;
+        // Whoever truncated it after the last name went made it change again.
+        self.unsettled.remove(&id);
         if let Some(object) = inode.file().and_then(|file| file.object) {
             self.drop_object(object)?;
         }

@@ -13,7 +13,7 @@ use crate::store::StoreError;
 use crate::store::commit::publish;
 use crate::store::disk::Access;
 use crate::store::layer::Layer;
-use crate::store::record::{ObjectId, ObjectKind, ObjectRecord};
+use crate::store::record::{InodeId, ObjectId, ObjectKind, ObjectRecord};
 
 /// Plain files up to this size get a checksum when they come to rest; reading more than this
 /// back after each change would cost more than it protects.
@@ -23,7 +23,11 @@ impl FileSystem {
     /// Makes every change so far durable.
     pub fn commit(&self) -> Result<(), FsError> {
         let wanted = {
-            let state = self.state();
+            let mut state = self.state();
+            if state.metadata.uncommitted() == 0 {
+                // A mapping may have gone away unnoticed: that alone is worth a commit.
+                self.settle_idle(&mut state)?;
+            }
             state.metadata.generation - u64::from(state.metadata.uncommitted() == 0)
         };
         let mut durable = self
@@ -58,9 +62,40 @@ impl FileSystem {
 
     /// The last commit of a mount.
     pub fn commit_and_close(&self) -> Result<(), FsError> {
+        self.let_go()?;
         self.commit()?;
         self.state().metadata.put_epoch(true);
         self.commit()
+    }
+
+    /// Nobody will release or forget anything any more. Files that a mapping still changes are
+    /// kept as they are, and those without names go. What a truncating writer has not closed is
+    /// given up: the old version stays.
+    fn let_go(&self) -> Result<(), FsError> {
+        let mut state = self.state();
+        self.settle_idle(&mut state)?;
+        let unsettled: Vec<InodeId> = state.unsettled.keys().copied().collect();
+        for id in unsettled {
+            let unfinished = state.nodes.get(&id).is_some_and(|node| {
+                node.pending.is_some() || (node.replacement.is_some() && node.writers > 0)
+            });
+            if !unfinished {
+                let mut inode = state.inode(id)?;
+                state.expose(id, &mut inode)?;
+            }
+        }
+        let held: Vec<InodeId> = state.nodes.keys().copied().collect();
+        for id in held {
+            let nameless = state
+                .metadata
+                .inode(id)?
+                .is_some_and(|inode| inode.links == 0);
+            if let Some(node) = state.nodes.get_mut(&id).filter(|_| nameless) {
+                (node.lookups, node.readers, node.writers) = (0, 0, 0);
+                state.drop_node_if_idle(id)?;
+            }
+        }
+        Ok(())
     }
 
     /// Makes the bytes of a frozen layer's objects durable; returns checksums of those at rest.

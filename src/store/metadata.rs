@@ -263,13 +263,26 @@ impl Metadata {
         self.active.publish.contains(&object)
     }
 
-    /// Forgets an object; its file goes after the commit.
-    pub(crate) fn remove_object(&mut self, object: ObjectId) {
+    /// The commit that is under way makes the object's bytes durable, as they are recorded.
+    pub(crate) fn is_committing(&self, object: ObjectId) -> bool {
+        self.committing
+            .as_ref()
+            .is_some_and(|layer| layer.publish.contains(&object))
+    }
+
+    /// Forgets an object whose file is still in use. Should nobody remove it, because of a crash,
+    /// recovery will: it is in `staging/`, or in `objects/` without a record.
+    pub(crate) fn disown_object(&mut self, object: ObjectId) {
         let old = self.object(object).ok().flatten();
         self.count(old.as_ref(), None);
-        self.staged.remove(&object);
         self.remove(Life::Durable, keys::object(object));
         self.active.publish.remove(&object);
+    }
+
+    /// Forgets an object; its file goes after the commit.
+    pub(crate) fn remove_object(&mut self, object: ObjectId) {
+        self.disown_object(object);
+        self.staged.remove(&object);
         self.active.removals.insert(object);
     }
 
