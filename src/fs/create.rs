@@ -11,7 +11,7 @@ use crate::store::record::{
 use std::sync::Arc;
 
 use super::open::{Opened, OpenedBy};
-use crate::store::disk::DiskFile;
+use crate::store::disk::{Access, DiskFile};
 
 /// What is made besides directories and open files.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -100,8 +100,14 @@ impl FileSystem {
         check_name(&place.name)?;
         self.throttle()?;
         let (id, object, inode, class) = self.reserve(place, mode, caller)?;
-        let file: Arc<dyn DiskFile> = match self.store.create_object(object) {
-            Ok(file) => Arc::from(file),
+        let append = inode.file().is_some_and(|file| file.role.is_append_only());
+        let access = if append {
+            Access::ReadWrite
+        } else {
+            self.writer_access()
+        };
+        let file = match self.create_for_client(object, access) {
+            Ok(file) => file,
             Err(error) => {
                 self.state().metadata.staged.remove(&object);
                 return Err(error.into());
@@ -109,7 +115,6 @@ impl FileSystem {
         };
         let mut state = self.state_to_change()?;
         add_file(&mut state, place, id, &inode, class)?;
-        let append = inode.file().is_some_and(|file| file.role.is_append_only());
         if append {
             state.publish(object, ObjectKind::Rows, 0)?;
         } else {
@@ -148,6 +153,22 @@ impl FileSystem {
                 is_append: append,
             },
         })
+    }
+
+    /// Makes the file of a new object. Where the kernel opens it anew, the daemon keeps only a
+    /// reading descriptor: one for writing, still open while a reply is on its way, would make
+    /// the page of a fast writer look unfinished.
+    pub(super) fn create_for_client(
+        &self,
+        object: ObjectId,
+        access: Access,
+    ) -> std::io::Result<Arc<dyn DiskFile>> {
+        let made = self.store.create_object(object)?;
+        if access == Access::ReadWrite {
+            return Ok(Arc::from(made));
+        }
+        drop(made);
+        Ok(Arc::from(self.store.open_object(object, access)?))
     }
 
     /// Numbers and record of a file to be made.

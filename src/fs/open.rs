@@ -237,7 +237,7 @@ impl FileSystem {
             return self.truncate_in_place(state, id, writes);
         }
         let object = state.metadata.new_object();
-        let made = Arc::from(self.store.create_object(object)?);
+        let made = self.create_for_client(object, self.writer_access())?;
         state.unsettled.insert(id, object);
         let node = state.nodes.entry(id).or_default();
         node.replacement = Some(object);
@@ -291,7 +291,7 @@ impl FileSystem {
 
     /// The kernel opens the backing file anew with the writer's own flags, so the daemon's
     /// descriptor can stay read-only and never counts as a writer.
-    fn writer_access(&self) -> Access {
+    pub(super) fn writer_access(&self) -> Access {
         if self.is_passthrough() {
             Access::Read
         } else {
