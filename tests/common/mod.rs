@@ -1,0 +1,70 @@
+//! What every integration test shares: a mount served by a daemon of its own, rules for skipping,
+//! models with pages of known content, and system calls that report errno.
+//!
+//! The daemon is a separate process, so that a test can kill it. Its store and mountpoint lie in
+//! a directory below `$KVFS_TEST_DIR`, or below the target directory; that must be on a real
+//! disk filesystem, since an overlay needs another stack depth.
+
+#![allow(
+    dead_code,
+    unused_imports,
+    reason = "each test binary uses its own part"
+)]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+pub(crate) mod model;
+pub(crate) mod mount;
+pub(crate) mod require;
+pub(crate) mod sys;
+
+pub(crate) use model::{Model, fill};
+pub(crate) use mount::{Mode, Mount};
+pub(crate) use require::available;
+
+use std::time::{Duration, Instant};
+
+/// Longest wait for anything that is bound to happen; only a hanging daemon reaches it.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Polls until `done` answers, and panics after [`PATIENCE`].
+#[track_caller]
+pub(crate) fn eventually<T>(what: &str, mut done: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(value) = done() {
+            return value;
+        }
+        assert!(Instant::now() < deadline, "waited in vain for: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Leaves the test, with a printed reason, unless the machine has everything named:
+/// `require!(fuse, root)`. A word in `KVFS_REQUIRE` (a comma list) turns its absence into a
+/// failure.
+#[macro_export]
+macro_rules! require {
+    ($($what:ident),+ $(,)?) => {
+        $(if !$crate::common::available(stringify!($what)) { return; })+
+    };
+}
+
+/// Makes two tests of each scenario, a function of [`Mode`]: `scenario::passthrough` and
+/// `scenario::served`.
+#[macro_export]
+macro_rules! in_both_modes {
+    ($($scenario:ident),+ $(,)?) => {
+        $(mod $scenario {
+            #[test]
+            fn passthrough() {
+                $crate::require!(fuse, root);
+                super::$scenario($crate::common::Mode::Passthrough);
+            }
+            #[test]
+            fn served() {
+                $crate::require!(fuse);
+                super::$scenario($crate::common::Mode::Served);
+            }
+        })+
+    };
+}

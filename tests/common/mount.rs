@@ -1,0 +1,300 @@
+//! A mount with a daemon of its own.
+
+use std::fs::File;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+
+use super::eventually;
+
+/// Who moves the bytes of ordinary files and pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// The kernel.
+    Passthrough,
+    /// The daemon.
+    Served,
+}
+
+/// A mounted store. Dropping it unmounts; the directory goes as well.
+#[derive(Debug)]
+pub(crate) struct Mount {
+    mode: Mode,
+    options: Vec<String>,
+    daemon: Option<Child>,
+    store: PathBuf,
+    mountpoint: PathBuf,
+    directory: tempfile::TempDir,
+}
+
+/// How the daemon is started; it stays in the foreground.
+fn daemon_command(mode: Mode, options: &[String], store: &Path, mountpoint: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvfs"));
+    command.args(options).arg(store).arg(mountpoint);
+    if mode == Mode::Served {
+        command.arg("served");
+    }
+    command
+}
+
+/// An empty directory on a real disk filesystem.
+pub(crate) fn scratch_directory() -> tempfile::TempDir {
+    let base = std::env::var_os("KVFS_TEST_DIR")
+        .map_or_else(|| PathBuf::from(env!("CARGO_TARGET_TMPDIR")), PathBuf::from);
+    std::fs::create_dir_all(&base).unwrap();
+    tempfile::Builder::new()
+        .prefix("kvfs-")
+        .tempdir_in(base)
+        .unwrap()
+}
+
+impl Mount {
+    /// Mounts a new, empty store.
+    pub(crate) fn new(mode: Mode) -> Mount {
+        Mount::with_options(mode, &[])
+    }
+
+    /// Mounts a new, empty store with further options of `kvfs mount`.
+    pub(crate) fn with_options(mode: Mode, options: &[&str]) -> Mount {
+        let directory = scratch_directory();
+        let store = directory.path().join("store");
+        Mount::at(mode, options, store, directory)
+    }
+
+    /// Mounts a store that lies elsewhere.
+    pub(crate) fn of_store(mode: Mode, store: &Path) -> Mount {
+        Mount::at(mode, &[], store.to_owned(), scratch_directory())
+    }
+
+    fn at(mode: Mode, options: &[&str], store: PathBuf, directory: tempfile::TempDir) -> Mount {
+        let mountpoint = directory.path().join("mnt");
+        std::fs::create_dir(&mountpoint).unwrap();
+        let mut mount = Mount {
+            mode,
+            options: options.iter().map(|&option| option.to_owned()).collect(),
+            daemon: None,
+            store,
+            mountpoint,
+            directory,
+        };
+        mount.start();
+        mount
+    }
+
+    /// Starts the daemon and waits until the mount answers.
+    fn start(&mut self) {
+        let log = self.directory.path().join("daemon.log");
+        let log = File::options().create(true).append(true).open(log).unwrap();
+        let mut command = daemon_command(self.mode, &self.options, &self.store, &self.mountpoint);
+        command.stdin(Stdio::null()).stderr(log);
+        command.stdout(Stdio::null());
+        if std::env::var_os("RUST_LOG").is_none() {
+            command.env("RUST_LOG", "kvfs=info");
+        }
+        let mut daemon = command.spawn().unwrap();
+        let pid = daemon.id().to_string();
+        eventually("the mount to answer", || {
+            if let Some(status) = daemon.try_wait().unwrap() {
+                panic!("the daemon gave up ({status}):\n{}", self.log());
+            }
+            (self.try_status("pid").as_deref() == Some(pid.as_str())).then_some(())
+        });
+        self.daemon = Some(daemon);
+        if self.mode == Mode::Passthrough {
+            assert_eq!(self.status("passthrough"), "yes");
+        } else {
+            assert!(self.status("passthrough").starts_with("no: "));
+        }
+    }
+
+    /// The mountpoint.
+    pub(crate) fn path(&self) -> &Path {
+        &self.mountpoint
+    }
+
+    /// A path in the mount.
+    pub(crate) fn join(&self, path: impl AsRef<Path>) -> PathBuf {
+        self.mountpoint.join(path)
+    }
+
+    /// A path in `files/`.
+    pub(crate) fn files(&self, path: impl AsRef<Path>) -> PathBuf {
+        self.mountpoint.join("files").join(path)
+    }
+
+    /// The store's directory.
+    pub(crate) fn store(&self) -> &Path {
+        &self.store
+    }
+
+    /// A directory beside the mount, on the same disk, that goes with it.
+    pub(crate) fn beside(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// How bytes move.
+    pub(crate) fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// The daemon's process id.
+    pub(crate) fn pid(&self) -> u32 {
+        self.daemon.as_ref().unwrap().id()
+    }
+
+    /// What the daemon has logged.
+    pub(crate) fn log(&self) -> String {
+        std::fs::read_to_string(self.directory.path().join("daemon.log")).unwrap_or_default()
+    }
+
+    /// One value of `.kvfs/status`.
+    #[track_caller]
+    pub(crate) fn status(&self, key: &str) -> String {
+        let value = self.try_status(key);
+        value.unwrap_or_else(|| panic!(".kvfs/status has no {key}"))
+    }
+
+    /// [`Mount::status`] as a number.
+    #[track_caller]
+    pub(crate) fn status_number(&self, key: &str) -> u64 {
+        self.status(key).parse().unwrap()
+    }
+
+    fn try_status(&self, key: &str) -> Option<String> {
+        let text = std::fs::read_to_string(self.join(".kvfs/status")).ok()?;
+        let mut pairs = text.lines().filter_map(|line| line.split_once(": "));
+        pairs
+            .find(|(name, _)| *name == key)
+            .map(|(_, value)| value.to_owned())
+    }
+
+    /// One value of `.kvfs/metrics`, named as there, labels included:
+    /// `kvfs_pages_refused_total{reason="shape"}`. Absent is 0; only counters and gauges.
+    pub(crate) fn metric(&self, name: &str) -> u64 {
+        let text = std::fs::read_to_string(self.join(".kvfs/metrics")).unwrap();
+        let mut lines = text.lines().filter_map(|line| line.rsplit_once(' '));
+        lines
+            .find(|(found, _)| *found == name)
+            .map_or(0, |(_, value)| value.parse().unwrap())
+    }
+
+    /// The lines of `.kvfs/errors`.
+    pub(crate) fn errors(&self) -> Vec<String> {
+        let text = std::fs::read_to_string(self.join(".kvfs/errors")).unwrap();
+        text.lines().map(str::to_owned).collect()
+    }
+
+    /// Files in `STORE/quarantine`, without the reasons beside them.
+    pub(crate) fn quarantined(&self) -> Vec<PathBuf> {
+        let mut paths = object_files(&self.store.join("quarantine"));
+        paths.retain(|path| path.extension().is_none());
+        paths
+    }
+
+    /// Files in `STORE/objects`.
+    pub(crate) fn objects(&self) -> Vec<PathBuf> {
+        object_files(&self.store.join("objects"))
+    }
+
+    /// Files in `STORE/staging`.
+    pub(crate) fn staging(&self) -> Vec<PathBuf> {
+        object_files(&self.store.join("staging"))
+    }
+
+    /// Ends the daemon at once, as a crash would. The dead mount stays.
+    pub(crate) fn kill(&mut self) {
+        let mut daemon = self.daemon.take().unwrap();
+        daemon.kill().unwrap();
+        assert_eq!(daemon.wait().unwrap().signal(), Some(libc::SIGKILL));
+    }
+
+    /// Unmounts, waits until the daemon has flushed and ended, and returns how.
+    pub(crate) fn unmount(&mut self) -> ExitStatus {
+        let status = unmount_command(&self.mountpoint, false).status().unwrap();
+        assert!(status.success(), "umount: {status}");
+        let mut daemon = self.daemon.take().unwrap();
+        eventually("the daemon to end", || daemon.try_wait().unwrap())
+    }
+
+    /// Mounts again, after [`Mount::kill`] or [`Mount::unmount`].
+    pub(crate) fn mount(&mut self) {
+        assert!(self.daemon.is_none(), "it is mounted");
+        detach(&self.mountpoint);
+        self.start();
+    }
+
+    /// Unmounts and mounts again.
+    pub(crate) fn remount(&mut self) {
+        assert!(self.unmount().success(), "{}", self.log());
+        self.mount();
+    }
+
+    /// Kills the daemon and mounts again.
+    pub(crate) fn crash(&mut self) {
+        self.kill();
+        self.mount();
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("log of the daemon:\n{}", self.log());
+        }
+        if let Some(mut daemon) = self.daemon.take() {
+            let unmounted = unmount_command(&self.mountpoint, false)
+                .stderr(Stdio::null())
+                .status();
+            if !unmounted.is_ok_and(|status| status.success()) {
+                detach(&self.mountpoint);
+                let _ = daemon.kill();
+            }
+            let _ = daemon.wait();
+        }
+        detach(&self.mountpoint);
+    }
+}
+
+fn unmount_command(mountpoint: &Path, lazy: bool) -> Command {
+    let mut command = if nix::unistd::geteuid().is_root() {
+        Command::new("umount")
+    } else {
+        let mut command = Command::new("fusermount3");
+        command.arg("-u");
+        command
+    };
+    if lazy {
+        command.arg(if nix::unistd::geteuid().is_root() {
+            "-l"
+        } else {
+            "-z"
+        });
+    }
+    command.arg(mountpoint);
+    command
+}
+
+/// Takes the mountpoint out of the tree, whoever still uses it.
+fn detach(mountpoint: &Path) {
+    let _ = unmount_command(mountpoint, true)
+        .stderr(Stdio::null())
+        .status();
+}
+
+/// Regular files below a directory of the store, sorted.
+fn object_files(directory: &Path) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    let mut directories = vec![directory.to_owned()];
+    while let Some(directory) = directories.pop() {
+        for entry in std::fs::read_dir(directory).unwrap() {
+            let entry = entry.unwrap();
+            if entry.file_type().unwrap().is_dir() {
+                directories.push(entry.path());
+            } else {
+                files.push(entry.path());
+            }
+        }
+    }
+    files.sort();
+    files
+}

@@ -1,0 +1,156 @@
+//! System calls that report errno.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+
+/// The errno of a failure; 0 of a success.
+pub(crate) fn errno<T>(outcome: &io::Result<T>) -> i32 {
+    match outcome {
+        Ok(_) => 0,
+        Err(error) => error.raw_os_error().expect("a system call's error"),
+    }
+}
+
+/// Asserts that a system call failed with exactly this errno.
+#[track_caller]
+pub(crate) fn assert_errno<T>(outcome: io::Result<T>, expected: i32) {
+    let found = errno(&outcome);
+    drop(outcome);
+    assert!(
+        found == expected,
+        "expected {}, found {}",
+        io::Error::from_raw_os_error(expected),
+        if found == 0 {
+            "success".to_owned()
+        } else {
+            io::Error::from_raw_os_error(found).to_string()
+        }
+    );
+}
+
+/// Opens with flags of open(2), mode 0644 on creation.
+pub(crate) fn open(path: impl AsRef<Path>, flags: i32) -> io::Result<File> {
+    let access = flags & libc::O_ACCMODE;
+    // std refuses combinations that open(2) allows, such as O_RDONLY | O_TRUNC.
+    let path = path.as_ref();
+    if access == libc::O_RDONLY && flags & (libc::O_CREAT | libc::O_TRUNC) != 0 {
+        let flags = nix::fcntl::OFlag::from_bits_retain(flags);
+        let mode = nix::sys::stat::Mode::from_bits_truncate(0o644);
+        return Ok(File::from(nix::fcntl::open(path, flags, mode)?));
+    }
+    let mut options = OpenOptions::new();
+    options.read(access != libc::O_WRONLY);
+    options.write(access != libc::O_RDONLY);
+    options.create(flags & libc::O_CREAT != 0 && flags & libc::O_EXCL == 0);
+    options.create_new(flags & libc::O_CREAT != 0 && flags & libc::O_EXCL != 0);
+    options.truncate(flags & libc::O_TRUNC != 0);
+    let rest = flags & !(libc::O_ACCMODE | libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC);
+    options.mode(0o644).custom_flags(rest).open(path)
+}
+
+/// Closes and reports what close(2) said, which dropping a file does not.
+pub(crate) fn close(file: File) -> io::Result<()> {
+    Ok(nix::unistd::close(file)?)
+}
+
+/// rename(2)
+pub(crate) fn rename(from: impl AsRef<Path>, to: impl AsRef<Path>) -> io::Result<()> {
+    #[allow(clippy::disallowed_methods, reason = "a client renames")]
+    std::fs::rename(from, to)
+}
+
+/// Writes a new file and reports the first failure, close(2) included.
+pub(crate) fn write_and_close(path: impl AsRef<Path>, bytes: &[u8]) -> io::Result<()> {
+    let file = open(path, libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL)?;
+    file.write_all_at(bytes, 0)?;
+    close(file)
+}
+
+/// One pwrite(2), as it is: how many bytes were taken, or errno.
+pub(crate) fn pwrite(file: &File, bytes: &[u8], offset: i64) -> io::Result<usize> {
+    Ok(nix::sys::uio::pwrite(file, bytes, offset)?)
+}
+
+/// One write(2).
+pub(crate) fn write(file: &File, bytes: &[u8]) -> io::Result<usize> {
+    Ok(nix::unistd::write(file, bytes)?)
+}
+
+/// An extended attribute as text.
+pub(crate) fn getxattr(path: impl AsRef<Path>, name: &str) -> io::Result<String> {
+    let path = c_string(path.as_ref().as_os_str().as_encoded_bytes());
+    let name = c_string(name.as_bytes());
+    let mut buffer = vec![0_u8; 64 << 10];
+    // SAFETY: both strings end in a zero byte and the buffer is as long as said.
+    let count = unsafe {
+        libc::getxattr(
+            path.as_ptr(),
+            name.as_ptr(),
+            buffer.as_mut_ptr().cast(),
+            buffer.len(),
+        )
+    };
+    buffer.truncate(usize::try_from(count).map_err(|_| io::Error::last_os_error())?);
+    Ok(String::from_utf8(buffer).expect("text"))
+}
+
+/// setxattr(2)
+pub(crate) fn setxattr(path: impl AsRef<Path>, name: &str, value: &[u8]) -> io::Result<()> {
+    let path = c_string(path.as_ref().as_os_str().as_encoded_bytes());
+    let name = c_string(name.as_bytes());
+    let value_pointer = value.as_ptr().cast();
+    // SAFETY: both strings end in a zero byte and the value is as long as said.
+    let result =
+        unsafe { libc::setxattr(path.as_ptr(), name.as_ptr(), value_pointer, value.len(), 0) };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// Names of the extended attributes, in the order given.
+pub(crate) fn listxattr(path: impl AsRef<Path>) -> io::Result<Vec<String>> {
+    let path = c_string(path.as_ref().as_os_str().as_encoded_bytes());
+    let mut buffer = vec![0_u8; 64 << 10];
+    // SAFETY: the path ends in a zero byte and the buffer is as long as said.
+    let count = unsafe { libc::listxattr(path.as_ptr(), buffer.as_mut_ptr().cast(), buffer.len()) };
+    buffer.truncate(usize::try_from(count).map_err(|_| io::Error::last_os_error())?);
+    let names = buffer
+        .split(|byte| *byte == 0)
+        .filter(|name| !name.is_empty());
+    Ok(names
+        .map(|name| String::from_utf8_lossy(name).into_owned())
+        .collect())
+}
+
+/// fsync(2) of a directory.
+pub(crate) fn sync_directory(path: impl AsRef<Path>) -> io::Result<()> {
+    File::open(path)?.sync_all()
+}
+
+/// Maps a whole file for reading.
+pub(crate) fn map(file: &File) -> memmap2::Mmap {
+    // SAFETY: the tests that map a file know who writes to it, and nobody makes it shorter.
+    unsafe { memmap2::Mmap::map(file) }.unwrap()
+}
+
+/// Maps a whole file, shared and writable.
+pub(crate) fn map_mut(file: &File) -> memmap2::MmapMut {
+    // SAFETY: the tests that map a file know who writes to it, and nobody makes it shorter.
+    unsafe { memmap2::MmapMut::map_mut(file) }.unwrap()
+}
+
+/// fcntl(2) `F_DUPFD_CLOEXEC`
+pub(crate) fn duplicate(file: &File) -> File {
+    let duplicate = file.try_clone().unwrap();
+    assert_ne!(duplicate.as_raw_fd(), file.as_raw_fd());
+    duplicate
+}
+
+fn c_string(bytes: &[u8]) -> std::ffi::CString {
+    std::ffi::CString::new(bytes).expect("no zero byte")
+}

@@ -1,0 +1,10 @@
+//! Pages, tails, token files and manifests on real mounts: what a writer, a reader, a backup and
+//! a crash see of them.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "../common/mod.rs"]
+#[macro_use]
+mod common;
+
+mod views;
