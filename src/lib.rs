@@ -16,4 +16,6 @@ pub mod fuse;
 
 pub mod observe;
 
+pub mod cli;
+
 mod sys;

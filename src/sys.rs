@@ -1,7 +1,15 @@
 //! System calls that neither std nor nix wraps. The only `unsafe` outside SIMD and CUDA.
 
+use std::ffi::{CStr, CString};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use nix::unistd::ForkResult;
+
+/// Longest value of an attribute that anybody here asks for.
+const ATTRIBUTE_BYTES_MAX: usize = 256;
 
 /// Whether nobody can write through another descriptor or mapping of this file.
 ///
@@ -39,6 +47,35 @@ fn lease(file: BorrowedFd<'_>, kind: libc::c_int) -> io::Result<()> {
         Ok(())
     } else {
         Err(io::Error::last_os_error())
+    }
+}
+
+/// Makes a copy of this process, which must have one thread: in the copy of another, locks would
+/// stay taken for ever.
+pub(crate) fn fork() -> io::Result<ForkResult> {
+    if std::fs::read_dir("/proc/self/task")?.count() > 1 {
+        return Err(io::Error::other("the process already has threads"));
+    }
+    // SAFETY: there is no other thread, so the child may do whatever this one may.
+    let result = unsafe { nix::unistd::fork() };
+    Ok(result?)
+}
+
+/// The value of an extended attribute, or None where the file has no such attribute.
+pub(crate) fn extended_attribute(path: &Path, name: &CStr) -> io::Result<Option<Vec<u8>>> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    let mut value = vec![0; ATTRIBUTE_BYTES_MAX];
+    let buffer = value.as_mut_ptr().cast();
+    // SAFETY: both names end in NUL, and the kernel writes at most the buffer's length.
+    let length =
+        unsafe { libc::getxattr(path.as_ptr(), name.as_ptr(), buffer, ATTRIBUTE_BYTES_MAX) };
+    if let Ok(length) = usize::try_from(length) {
+        value.truncate(length);
+        return Ok(Some(value));
+    }
+    match io::Error::last_os_error() {
+        error if matches!(error.raw_os_error(), Some(libc::ENODATA | libc::ENOTSUP)) => Ok(None),
+        error => Err(error),
     }
 }
 

@@ -20,7 +20,7 @@
 
 mod append;
 pub(crate) mod attributes;
-mod classify;
+pub(crate) mod classify;
 mod create;
 mod error;
 mod extended;

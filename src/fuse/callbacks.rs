@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
+use crossbeam_channel::Sender;
 use fuser::{
     BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation,
     INodeNo, InitFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate,
@@ -33,14 +34,21 @@ pub(super) struct Callbacks {
     fs: Arc<FileSystem>,
     backings: Backings,
     passthrough: Passthrough,
+    /// Dropped with the callbacks, which tells that the mount is gone.
+    _served: Sender<()>,
 }
 
 impl Callbacks {
-    pub(super) fn new(fs: Arc<FileSystem>, passthrough: Passthrough) -> Callbacks {
+    pub(super) fn new(
+        fs: Arc<FileSystem>,
+        passthrough: Passthrough,
+        served: Sender<()>,
+    ) -> Callbacks {
         Callbacks {
             fs,
             backings: Backings::default(),
             passthrough,
+            _served: served,
         }
     }
 

@@ -76,8 +76,6 @@ pub enum MountError {
     Mount(io::Error),
     /// A thread could not be started.
     Thread(io::Error),
-    /// Serving failed.
-    Serve(io::Error),
     /// The last changes could not be made durable.
     Flush(FsError),
 }
@@ -88,7 +86,6 @@ impl std::fmt::Display for MountError {
             MountError::Store(error) => write!(formatter, "{error}"),
             MountError::Mount(error) => write!(formatter, "the kernel refused the mount: {error}"),
             MountError::Thread(error) => write!(formatter, "no thread could be started: {error}"),
-            MountError::Serve(error) => write!(formatter, "serving the mount failed: {error}"),
             MountError::Flush(error) => {
                 write!(formatter, "the last changes could not be written: {error}")
             }
@@ -116,7 +113,9 @@ pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountEr
         options.store.display()
     );
     let file_system = Arc::new(file_system);
-    let callbacks = Callbacks::new(Arc::clone(&file_system), options.passthrough);
+    // Callbacks hold the sender; they are dropped when the kernel has let the mount go.
+    let (served, unmounted) = bounded::<()>(0);
+    let callbacks = Callbacks::new(Arc::clone(&file_system), options.passthrough, served);
     let session = Session::new(callbacks, &options.mountpoint, &session_config(options))
         .map_err(MountError::Mount)?;
 
@@ -136,8 +135,11 @@ pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountEr
             move || sweep(&file_system)
         })?,
     ];
+    let session = session.spawn().map_err(MountError::Thread)?;
     ready();
-    let served = session.run();
+    let _ = unmounted.recv();
+    // fuser would unmount the mountpoint once more, and hit whoever mounts there next.
+    std::mem::forget(session);
     drop(stop);
     for thread in threads {
         if thread.join().is_err() {
@@ -146,14 +148,15 @@ pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountEr
     }
     file_system.commit_and_close().map_err(MountError::Flush)?;
     log::info!("unmounted {}", options.mountpoint.display());
-    served.map_err(MountError::Serve)
+    Ok(())
 }
 
 fn session_config(options: &MountOptions) -> Config {
     let mut config = Config::default();
     config.mount_options = vec![
         MountOption::FSName(options.store.display().to_string()),
-        MountOption::Subtype("kvfs".to_owned()),
+        // fuser drops its own Subtype option when it mounts without fusermount3.
+        MountOption::CUSTOM("subtype=kvfs".to_owned()),
         MountOption::DefaultPermissions,
         MountOption::NoDev,
         MountOption::NoSuid,

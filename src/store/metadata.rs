@@ -25,7 +25,7 @@ use super::keys;
 use super::layer::{Layer, Record, merge};
 use super::record::{Entry, Inode, InodeId, ObjectId, ObjectKind, ObjectRecord, Totals};
 
-const RECORDS: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("records");
+pub(super) const RECORDS: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("records");
 
 /// Pages of `meta.redb` kept in memory. 16 MiB hold the inner nodes of tens of millions of
 /// records; the rest is the kernel's page cache. (redb's own default is 1 GiB.)
@@ -497,7 +497,9 @@ impl std::fmt::Debug for Metadata {
     }
 }
 
-fn open_database(backend: Box<dyn redb::StorageBackend>) -> Result<Database, StoreError> {
+pub(super) fn open_database(
+    backend: Box<dyn redb::StorageBackend>,
+) -> Result<Database, StoreError> {
     let mut builder = redb::Builder::new();
     builder.set_cache_size(CACHE_BYTES);
     Ok(builder.create_with_backend(Backend(backend))?)
@@ -505,17 +507,17 @@ fn open_database(backend: Box<dyn redb::StorageBackend>) -> Result<Database, Sto
 
 /// A write transaction whose commit makes a later open after a crash fast: without quick repair
 /// redb would walk the whole file (seconds for a million records) before the mount answers.
-fn begin_durable(database: &Database) -> Result<redb::WriteTransaction, StoreError> {
+pub(super) fn begin_durable(database: &Database) -> Result<redb::WriteTransaction, StoreError> {
     let mut transaction = database.begin_write()?;
     transaction.set_quick_repair(true);
     Ok(transaction)
 }
 
-fn encode<T: Serialize>(value: &T) -> Vec<u8> {
+pub(super) fn encode<T: Serialize>(value: &T) -> Vec<u8> {
     postcard::to_stdvec(value).expect("records are plain data, which postcard always encodes")
 }
 
-fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, StoreError> {
+pub(super) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, StoreError> {
     postcard::from_bytes(bytes).map_err(|error| StoreError::Corrupt(format!("a record: {error}")))
 }
 

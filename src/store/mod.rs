@@ -16,13 +16,16 @@
 pub mod commit;
 pub mod disk;
 pub mod format;
+pub mod fsck;
 
 pub(crate) mod keys;
 pub(crate) mod layer;
 pub mod local_disk;
 pub(crate) mod metadata;
+mod overlay;
 pub mod quarantine;
 pub mod record;
+mod records;
 pub mod recovery;
 
 use std::io;

@@ -1,0 +1,324 @@
+//! The arguments of every subcommand. The comments here are the help texts.
+
+use std::path::PathBuf;
+
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use super::bench::BenchArguments;
+use super::config::{self, Layer, MountConfig, Named};
+use super::options;
+use super::output::Failure;
+use super::probe::ProbeArguments;
+use crate::page::{Dtype, Layout};
+
+/// A filesystem whose files are the KV cache of language models.
+#[derive(Debug, Parser)]
+#[command(name = "kvfs", version, arg_required_else_help = true)]
+pub(crate) struct Arguments {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The subcommands.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Mount a store, which is made if the directory is missing or empty
+    Mount(MountArguments),
+    /// Make everything durable and unmount
+    #[command(alias = "unmount")]
+    Umount(UmountArguments),
+    /// Make the directory and the manifest of a model's cache
+    Create(CreateArguments),
+    /// Show what a mount is doing
+    Status(StatusArguments),
+    /// Make everything in a mount durable
+    Sync(SyncArguments),
+    /// Explain a page, manifest, tail, tokens file, or the directory of a sequence or model
+    Inspect(InspectArguments),
+    /// Check a store that is not mounted
+    Fsck(FsckArguments),
+    /// Measure
+    Bench(BenchArguments),
+    /// Print the version
+    Version,
+    /// Ask a mount something that may hang (used by the other commands)
+    #[command(hide = true)]
+    Probe(ProbeArguments),
+}
+
+const MOUNT_HELP: &str = "\
+Without --foreground the command returns 0 once the mount answers, and a daemon serves it. The
+daemon ends when it is unmounted or gets SIGTERM, SIGINT (or, in the foreground, SIGHUP): it
+unmounts, waits up to 10 seconds for programs that use the mount, then makes everything durable.
+A second signal ends the waiting.
+
+Settings come from, in this order: arguments, -o, variables, the file named by --config.
+
+  argument             -o and TOML key     variable               default
+  --allow-other        allow_other         KVFS_ALLOW_OTHER       no
+  --read-only          read_only (ro, rw)  KVFS_READ_ONLY         no
+  --no-passthrough     passthrough         KVFS_PASSTHROUGH       yes
+  --commit-interval    commit_interval     KVFS_COMMIT_INTERVAL   1 (seconds)
+  --log                log_file            KVFS_LOG_FILE          see below
+                       log_level           KVFS_LOG, RUST_LOG     info
+                       threads             KVFS_THREADS           4
+                       nonempty            KVFS_NONEMPTY          no
+  --config             config (only -o)    KVFS_CONFIG            none
+
+Switches are yes or no. -o also takes noexec, noatime, sync, dirsync and their opposites (as a
+TOML list: options, as a variable: KVFS_OPTIONS), and ignores what is meant for mount(8) and
+systemd (x-*, _netdev, nofail, noauto, user, defaults) or always the case (nosuid, nodev).
+Anything else is an error.
+
+The daemon appends to its log: --log, otherwise /var/log/kvfs/<store's name>.log for root and
+$XDG_STATE_HOME/kvfs/<store's name>.log (~/.local/state) for others. It does not rotate the log
+and does not keep more than it is told to (log_level): logrotate needs copytruncate. In the
+foreground the log goes to standard error unless --log names a file.";
+
+/// `kvfs mount`.
+#[derive(Debug, Args)]
+#[command(after_help = MOUNT_HELP)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is a switch on the command line"
+)]
+pub(crate) struct MountArguments {
+    /// Let other users into the mount; permissions are checked
+    #[arg(long)]
+    allow_other: bool,
+    /// Stay in the foreground and log to standard error
+    #[arg(long, short = 'f')]
+    foreground: bool,
+    /// Refuse every change
+    #[arg(long)]
+    read_only: bool,
+    /// Serve all reads and writes from the daemon
+    #[arg(long)]
+    no_passthrough: bool,
+    /// Where the log goes
+    #[arg(long, value_name = "FILE")]
+    log: Option<PathBuf>,
+    /// TOML file with settings
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Longest time for which a change may be lost in a crash
+    #[arg(long, value_name = "SECONDS")]
+    commit_interval: Option<f64>,
+    /// Mount options as in fstab
+    #[arg(short = 'o', value_name = "OPTIONS")]
+    options: Vec<String>,
+    /// Directory of the store
+    store: PathBuf,
+    /// Empty directory where the cache appears
+    mountpoint: PathBuf,
+}
+
+impl MountArguments {
+    /// The validated configuration, from all sources.
+    pub(crate) fn config(self) -> Result<MountConfig, Failure> {
+        let dash_o = options::parse(&self.options).map_err(Failure::Usage)?;
+        // A file named on the command line is relative to where the user is.
+        let log_file = self.log.map(std::path::absolute).transpose();
+        let log_file = log_file.map_err(|error| Failure::Usage(format!("--log: {error}")))?;
+        let named = Named {
+            store: self.store,
+            mountpoint: self.mountpoint,
+            foreground: self.foreground,
+            config: self.config,
+            layer: Layer {
+                allow_other: self.allow_other.then_some(true),
+                read_only: self.read_only.then_some(true),
+                passthrough: self.no_passthrough.then_some(false),
+                commit_interval: self.commit_interval,
+                log_file,
+                ..Layer::default()
+            },
+        };
+        config::resolve(named, dash_o, &|name| std::env::var_os(name))
+    }
+}
+
+/// `kvfs umount`.
+#[derive(Debug, Default, Args)]
+pub(crate) struct UmountArguments {
+    /// Detach now, even if programs still use the mount; it is served until they end
+    #[arg(long, short = 'l')]
+    pub lazy: bool,
+    /// Cut off programs that use the mount and a daemon that does not answer
+    #[arg(long, short = 'f')]
+    pub force: bool,
+    /// Where the cache is mounted
+    pub mountpoint: PathBuf,
+}
+
+/// `kvfs create`.
+#[derive(Debug, Args)]
+pub(crate) struct CreateArguments {
+    /// MOUNTPOINT/models/NAME
+    pub path: PathBuf,
+    /// Layers of the model
+    #[arg(long, value_name = "N")]
+    pub layers: u32,
+    /// KV heads per layer
+    #[arg(long, value_name = "H")]
+    pub kv_heads: u32,
+    /// Elements of one K row
+    #[arg(long, value_name = "D")]
+    pub head_dim: u32,
+    /// Elements of one V row, 0 if the model keeps no V [default: head-dim]
+    #[arg(long, value_name = "D")]
+    pub v_head_dim: Option<u32>,
+    /// Tokens of a full page
+    #[arg(long, value_name = "T", default_value_t = crate::page::limits::DEFAULT_PAGE_TOKENS)]
+    pub page_tokens: u32,
+    /// Element type
+    #[arg(long, default_value = "f16", ignore_case = true, value_parser = dtypes())]
+    pub dtype: Dtype,
+    /// Order of heads and tokens in a page
+    #[arg(long, value_enum, default_value = "hnd")]
+    pub layout: LayoutArgument,
+    /// The model, as its users name it [default: NAME]
+    #[arg(long, value_name = "ID")]
+    pub model_id: Option<String>,
+    /// Commit or version of the weights
+    #[arg(long, value_name = "R")]
+    pub model_revision: Option<String>,
+    /// Who writes the pages
+    #[arg(long, value_name = "E")]
+    pub engine: Option<String>,
+    /// Base frequency of the position encoding in K
+    #[arg(long, value_name = "F")]
+    pub rope_theta: Option<f64>,
+    /// Rotated elements of a row, if not all of them
+    #[arg(long, value_name = "N", requires = "rope_theta")]
+    pub rope_dims: Option<u32>,
+    /// Whose cache this is; tenants never share pages
+    #[arg(long, value_name = "T")]
+    pub tenant: Option<String>,
+    /// Seed that keeps caches apart
+    #[arg(long, value_name = "S")]
+    pub salt: Option<String>,
+    /// Adapter that the values are computed with
+    #[arg(long, value_name = "L")]
+    pub lora: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Order of heads and tokens.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum LayoutArgument {
+    /// Heads first: [heads, tokens, dim]
+    Hnd,
+    /// Tokens first: [tokens, heads, dim]
+    Nhd,
+}
+
+impl From<LayoutArgument> for Layout {
+    fn from(layout: LayoutArgument) -> Layout {
+        match layout {
+            LayoutArgument::Hnd => Layout::Hnd,
+            LayoutArgument::Nhd => Layout::Nhd,
+        }
+    }
+}
+
+/// `kvfs status`.
+#[derive(Debug, Args)]
+pub(crate) struct StatusArguments {
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Where the cache is mounted
+    pub mountpoint: PathBuf,
+}
+
+/// `kvfs sync`.
+#[derive(Debug, Args)]
+pub(crate) struct SyncArguments {
+    /// Where the cache is mounted
+    pub mountpoint: PathBuf,
+}
+
+/// `kvfs inspect`.
+#[derive(Debug, Args)]
+pub(crate) struct InspectArguments {
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// A file or directory in a mount, or a copy of one
+    pub path: PathBuf,
+}
+
+/// `kvfs fsck`.
+#[derive(Debug, Args)]
+pub(crate) struct FsckArguments {
+    /// Repair what can be repaired, move the rest to quarantine
+    #[arg(long)]
+    pub repair: bool,
+    /// Also read the bytes of the K-th of N parts of the objects, 1/1 for all
+    #[arg(long, value_name = "K/N", value_parser = parse_subset)]
+    pub read_data_subset: Option<(u32, u32)>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Directory of the store
+    pub store: PathBuf,
+}
+
+fn dtypes() -> impl TypedValueParser<Value = Dtype> {
+    PossibleValuesParser::new(Dtype::ALL.map(Dtype::name)).try_map(|name| name.parse::<Dtype>())
+}
+
+fn parse_subset(text: &str) -> Result<(u32, u32), String> {
+    let numbers = text.split_once('/').and_then(|(part, parts)| {
+        let numbers: (u32, u32) = (part.parse().ok()?, parts.parse().ok()?);
+        (1..=numbers.1).contains(&numbers.0).then_some(numbers)
+    });
+    numbers.ok_or_else(|| "must be K/N with K from 1 to N, such as 1/10".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_definition_is_consistent() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn subsets() {
+        fn check(text: &str, expected: Option<(u32, u32)>) {
+            assert_eq!(parse_subset(text).ok(), expected, "{text}");
+        }
+        check("1/1", Some((1, 1)));
+        check("3/10", Some((3, 10)));
+        check("0/10", None);
+        check("11/10", None);
+        check("1/0", None);
+        check("1", None);
+        check("-1/2", None);
+        check("1/2/3", None);
+    }
+
+    #[test]
+    fn options_of_what_does_not_exist_are_refused() {
+        fn check(line: &str) {
+            let outcome = Arguments::try_parse_from(line.split(' '));
+            assert!(outcome.is_err(), "{line}");
+        }
+        check("kvfs mount --ram 1G /s /m");
+        check("kvfs mount --ssd 1G /s /m");
+        check("kvfs mount --remote /r /s /m");
+        check("kvfs promote /m/x");
+        check("kvfs gc /m");
+        check("kvfs scrub /m");
+        check("kvfs mount /s");
+        check("kvfs umount --now /m");
+    }
+}

@@ -1,0 +1,272 @@
+//! The configuration of a mount: many sources, one validated result.
+//!
+//! A setting is taken from the first source that has it: the command line, `-o`, a `KVFS_*`
+//! variable, the TOML file, the default. Flags for the kernel are collected from all of them; of
+//! two opposites the one from the earlier source counts.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use super::options::{self, is_effective, kernel_flag, number, push_kernel_flag, yes_or_no};
+use super::output::Failure;
+use crate::fuse::{MountOptions, Passthrough};
+
+/// Threads that answer the kernel: with passthrough they only open and close files.
+const DEFAULT_THREADS: usize = 4;
+/// More than this never helped, and each has a buffer of 16 MiB.
+const THREADS_MAX: usize = 64;
+/// What a crash may lose by default.
+const DEFAULT_COMMIT_INTERVAL_SECONDS: f64 = 1.0;
+/// A durable commit takes about a millisecond; more often than this the disk does nothing else.
+const COMMIT_INTERVAL_SECONDS_MIN: f64 = 0.01;
+/// An hour of work is lost by mistake, not by choice.
+const COMMIT_INTERVAL_SECONDS_MAX: f64 = 3600.0;
+
+/// What one source says about a mount; also the form of the TOML file.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Layer {
+    /// Other users may look into the mount.
+    pub allow_other: Option<bool>,
+    /// Nothing may change.
+    pub read_only: Option<bool>,
+    /// The kernel may read and write the files of the store directly.
+    pub passthrough: Option<bool>,
+    /// The mountpoint may hold files, which the mount then hides.
+    pub nonempty: Option<bool>,
+    /// In seconds.
+    pub commit_interval: Option<f64>,
+    /// Threads that answer the kernel.
+    pub threads: Option<usize>,
+    /// Where the log goes.
+    pub log_file: Option<PathBuf>,
+    /// `info`, or a filter such as `info,kvfs::store=debug`.
+    pub log_level: Option<String>,
+    /// Flags for the kernel such as `noatime`.
+    pub options: Option<Vec<String>>,
+}
+
+/// A mount as it will be made.
+#[derive(Debug, Clone)]
+pub(crate) struct MountConfig {
+    /// For the filesystem.
+    pub options: MountOptions,
+    /// Stay, instead of becoming a daemon.
+    pub foreground: bool,
+    /// The mountpoint may hold files.
+    pub nonempty: bool,
+    /// The log file where one was named.
+    pub log_file: Option<PathBuf>,
+    /// The log filter where one was given.
+    pub log_level: Option<String>,
+}
+
+impl MountConfig {
+    /// The configuration as a file that gives the same mount, for `.kvfs/config`.
+    pub(crate) fn to_toml(&self) -> String {
+        let options = &self.options;
+        // Every JSON string is a TOML string.
+        let text = |path: &Path| serde_json::Value::from(path.to_string_lossy()).to_string();
+        let log_file = self
+            .log_file
+            .as_ref()
+            .map(|path| format!("log_file = {}\n", text(path)));
+        let log_level = self.log_level.as_deref().map(Path::new);
+        let log_level = log_level.map(|level| format!("log_level = {}\n", text(level)));
+        format!(
+            "# store = {}\n# mountpoint = {}\nallow_other = {}\nread_only = {}\npassthrough = {}\n\
+             nonempty = {}\ncommit_interval = {:?}\nthreads = {}\noptions = {:?}\n{}{}",
+            text(&options.store),
+            text(&options.mountpoint),
+            options.allow_other,
+            options.read_only,
+            options.passthrough == Passthrough::Auto,
+            self.nonempty,
+            options.commit_interval.as_secs_f64(),
+            options.threads,
+            options.kernel_options,
+            log_file.unwrap_or_default(),
+            log_level.unwrap_or_default(),
+        )
+    }
+}
+
+/// What the caller names: the parts that no other source can give.
+#[derive(Debug, Default)]
+pub(crate) struct Named {
+    /// The store.
+    pub store: PathBuf,
+    /// The mountpoint.
+    pub mountpoint: PathBuf,
+    /// Stay in the foreground.
+    pub foreground: bool,
+    /// `--config`.
+    pub config: Option<PathBuf>,
+    /// Settings given as arguments.
+    pub layer: Layer,
+}
+
+/// Merges and validates all sources. `environment` looks a variable up.
+pub(crate) fn resolve(
+    named: Named,
+    dash_o: options::Parsed,
+    environment: &dyn Fn(&str) -> Option<OsString>,
+) -> Result<MountConfig, Failure> {
+    if let Some(unknown) = dash_o.unknown {
+        return Err(Failure::Usage(format!(
+            "unknown mount option {unknown:?}: see kvfs mount --help"
+        )));
+    }
+    let file = match named
+        .config
+        .or(dash_o.config)
+        .or(environment("KVFS_CONFIG").map(Into::into))
+    {
+        Some(path) => read_file(&path)?,
+        None => Layer::default(),
+    };
+    let from_environment = environment_layer(environment).map_err(Failure::Usage)?;
+    let layers = [named.layer, dash_o.layer, from_environment, file];
+    let store = std::path::absolute(&named.store)
+        .map_err(|error| Failure::Usage(format!("store {}: {error}", named.store.display())))?;
+    validate(&layers, store, named.mountpoint, named.foreground).map_err(Failure::Usage)
+}
+
+fn validate(
+    layers: &[Layer; 4],
+    store: PathBuf,
+    mountpoint: PathBuf,
+    foreground: bool,
+) -> Result<MountConfig, String> {
+    let first = Layers(layers);
+    let seconds = first
+        .get(|l| l.commit_interval)
+        .unwrap_or(DEFAULT_COMMIT_INTERVAL_SECONDS);
+    if !(COMMIT_INTERVAL_SECONDS_MIN..=COMMIT_INTERVAL_SECONDS_MAX).contains(&seconds) {
+        return Err(format!(
+            "commit_interval is {seconds}: must be from {COMMIT_INTERVAL_SECONDS_MIN} to \
+             {COMMIT_INTERVAL_SECONDS_MAX} seconds"
+        ));
+    }
+    let threads = first.get(|l| l.threads).unwrap_or(DEFAULT_THREADS);
+    if !(1..=THREADS_MAX).contains(&threads) {
+        return Err(format!(
+            "threads is {threads}: must be from 1 to {THREADS_MAX}"
+        ));
+    }
+    let log_file = first.get(|l| l.log_file.clone());
+    if let Some(path) = log_file.as_ref().filter(|path| !path.is_absolute()) {
+        return Err(format!(
+            "log file {} must be an absolute path",
+            path.display()
+        ));
+    }
+    let log_level = first.get(|l| l.log_level.clone());
+    super::logging::check_filter(log_level.as_deref())?;
+    let passthrough = first.get(|l| l.passthrough).unwrap_or(true);
+    Ok(MountConfig {
+        options: MountOptions {
+            store,
+            mountpoint,
+            allow_other: first.get(|l| l.allow_other).unwrap_or(false),
+            read_only: first.get(|l| l.read_only).unwrap_or(false),
+            passthrough: if passthrough {
+                Passthrough::Auto
+            } else {
+                Passthrough::Off
+            },
+            kernel_options: kernel_options(layers)?,
+            commit_interval: Duration::from_secs_f64(seconds),
+            threads,
+            config_text: String::new(),
+        },
+        foreground,
+        nonempty: first.get(|l| l.nonempty).unwrap_or(false),
+        log_file,
+        log_level,
+    })
+}
+
+/// The sources in their order.
+struct Layers<'a>(&'a [Layer; 4]);
+
+impl Layers<'_> {
+    fn get<T>(&self, field: impl Fn(&Layer) -> Option<T>) -> Option<T> {
+        self.0.iter().find_map(field)
+    }
+}
+
+fn kernel_options(layers: &[Layer; 4]) -> Result<Vec<String>, String> {
+    let mut flags = Vec::new();
+    for option in layers
+        .iter()
+        .rev()
+        .filter_map(|layer| layer.options.as_ref())
+        .flatten()
+    {
+        match kernel_flag(option) {
+            Some(flag) => push_kernel_flag(&mut flags, flag),
+            None => {
+                return Err(format!(
+                    "options has {option:?}: not a flag such as noatime"
+                ));
+            }
+        }
+    }
+    flags.retain(|flag| is_effective(flag));
+    Ok(flags)
+}
+
+fn read_file(path: &Path) -> Result<Layer, Failure> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| Failure::failed(format!("config {}: {error}", path.display())))?;
+    toml::from_str(&text).map_err(|error| {
+        let line = error.span().map_or(1, |span| {
+            text.bytes()
+                .take(span.start)
+                .filter(|byte| *byte == b'\n')
+                .count()
+                + 1
+        });
+        let message = error.message().replace('\n', " ");
+        Failure::Usage(format!("config {} line {line}: {message}", path.display()))
+    })
+}
+
+fn environment_layer(environment: &dyn Fn(&str) -> Option<OsString>) -> Result<Layer, String> {
+    let text = |name: &str| match environment(name).map(OsString::into_string) {
+        None => Ok(None),
+        Some(Ok(value)) if value.is_empty() => Ok(None),
+        Some(Ok(value)) => Ok(Some(value)),
+        Some(Err(_)) => Err(format!("{name} is not UTF-8")),
+    };
+    let switch = |name: &str| {
+        text(name)?
+            .map(|value| yes_or_no(name, Some(&value)))
+            .transpose()
+    };
+    Ok(Layer {
+        allow_other: switch("KVFS_ALLOW_OTHER")?,
+        read_only: switch("KVFS_READ_ONLY")?,
+        passthrough: switch("KVFS_PASSTHROUGH")?,
+        nonempty: switch("KVFS_NONEMPTY")?,
+        commit_interval: text("KVFS_COMMIT_INTERVAL")?
+            .map(|value| number("KVFS_COMMIT_INTERVAL", &value))
+            .transpose()?,
+        threads: text("KVFS_THREADS")?
+            .map(|value| number("KVFS_THREADS", &value))
+            .transpose()?,
+        log_file: environment("KVFS_LOG_FILE").map(PathBuf::from),
+        log_level: match text("KVFS_LOG")? {
+            Some(filter) => Some(filter),
+            None => text("RUST_LOG")?,
+        },
+        options: text("KVFS_OPTIONS")?.map(|value| value.split(',').map(str::to_owned).collect()),
+    })
+}
+
+#[cfg(test)]
+mod tests;

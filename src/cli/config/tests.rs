@@ -1,0 +1,159 @@
+//! Which source of a setting counts, and which settings are refused.
+
+use super::*;
+
+/// Resolves with an environment given as a table.
+fn resolved(
+    layer: Layer,
+    dash_o: &str,
+    environment: &[(&str, &str)],
+    file: &str,
+) -> Result<MountConfig, Failure> {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("kvfs.toml");
+    std::fs::write(&path, file).unwrap();
+    let named = Named {
+        store: PathBuf::from("/store"),
+        mountpoint: PathBuf::from("/mnt"),
+        config: Some(path),
+        layer,
+        ..Named::default()
+    };
+    resolve(named, options::parse(&[dash_o]).unwrap(), &|name| {
+        let found = environment.iter().find(|(known, _)| *known == name);
+        found.map(|(_, value)| OsString::from(value))
+    })
+}
+
+#[test]
+fn defaults() {
+    let config = resolved(Layer::default(), "", &[], "").unwrap();
+    let expected = "# store = \"/store\"\n# mountpoint = \"/mnt\"\nallow_other = false\n\
+        read_only = false\npassthrough = true\nnonempty = false\ncommit_interval = 1.0\n\
+        threads = 4\noptions = []\n";
+    assert_eq!(config.to_toml(), expected);
+    assert!(!config.foreground && !config.nonempty);
+}
+
+#[test]
+fn the_earlier_source_counts() {
+    fn check(line: Option<usize>, dash_o: &str, variable: &str, file: &str, expected: usize) {
+        let layer = Layer {
+            threads: line,
+            ..Layer::default()
+        };
+        let config = resolved(layer, dash_o, &[("KVFS_THREADS", variable)], file).unwrap();
+        assert_eq!(config.options.threads, expected);
+    }
+    check(None, "", "", "", 4);
+    check(None, "", "", "threads = 5", 5);
+    check(None, "", "6", "threads = 5", 6);
+    check(None, "threads=7", "6", "threads = 5", 7);
+    check(Some(8), "threads=7", "6", "threads = 5", 8);
+}
+
+#[test]
+fn every_setting_from_every_source() {
+    let file = "allow_other = true\nread_only = true\npassthrough = false\nnonempty = true\n\
+        commit_interval = 2\nthreads = 3\nlog_file = \"/l\"\nlog_level = \"debug\"\n\
+        options = [\"noatime\", \"dirsync\"]";
+    let variables = [
+        ("KVFS_ALLOW_OTHER", "yes"),
+        ("KVFS_READ_ONLY", "1"),
+        ("KVFS_PASSTHROUGH", "no"),
+        ("KVFS_NONEMPTY", "true"),
+        ("KVFS_COMMIT_INTERVAL", "2"),
+        ("KVFS_THREADS", "3"),
+        ("KVFS_LOG_FILE", "/l"),
+        ("KVFS_LOG", "debug"),
+        ("KVFS_OPTIONS", "noatime,dirsync"),
+    ];
+    let dash_o = "allow_other,ro,passthrough=no,nonempty,commit_interval=2,threads=3,log_file=/l,\
+        log_level=debug,noatime,dirsync";
+    let from_file = resolved(Layer::default(), "", &[], file).unwrap();
+    let from_environment = resolved(Layer::default(), "", &variables, "").unwrap();
+    let from_dash_o = resolved(Layer::default(), dash_o, &[], "").unwrap();
+    let text = from_file.to_toml();
+    assert_eq!(text, from_environment.to_toml());
+    assert_eq!(text, from_dash_o.to_toml());
+    assert_eq!(
+        text,
+        resolved(Layer::default(), "", &[], &text)
+            .unwrap()
+            .to_toml()
+    );
+    assert!(from_file.options.allow_other && from_file.options.read_only && from_file.nonempty);
+    assert_eq!(from_file.options.passthrough, Passthrough::Off);
+    assert_eq!(from_file.options.kernel_options, ["noatime", "dirsync"]);
+}
+
+#[test]
+fn flags_are_collected_and_opposites_replaced() {
+    let config = resolved(
+        Layer::default(),
+        "exec",
+        &[],
+        "options = [\"noexec\", \"noatime\"]",
+    );
+    assert_eq!(config.unwrap().options.kernel_options, ["noatime"]);
+}
+
+#[test]
+fn the_filter_of_kvfs_counts_before_that_of_rust() {
+    let variables = [("RUST_LOG", "trace"), ("KVFS_LOG", "warn")];
+    let config = resolved(Layer::default(), "", &variables, "").unwrap();
+    assert_eq!(config.log_level.as_deref(), Some("warn"));
+    let config = resolved(Layer::default(), "", &variables[..1], "").unwrap();
+    assert_eq!(config.log_level.as_deref(), Some("trace"));
+}
+
+#[test]
+fn refused() {
+    fn check(dash_o: &str, environment: &[(&str, &str)], file: &str, expected: &str) {
+        let failure = resolved(Layer::default(), dash_o, environment, file).unwrap_err();
+        assert!(matches!(failure, Failure::Usage(_)));
+        assert!(failure.line().ends_with(expected), "{}", failure.line());
+        assert!(!failure.line().contains('\n'), "{}", failure.line());
+    }
+    check(
+        "ram=1G",
+        &[],
+        "",
+        "unknown mount option \"ram=1G\": see kvfs mount --help",
+    );
+    check("threads=0", &[], "", "threads is 0: must be from 1 to 64");
+    check(
+        "",
+        &[("KVFS_THREADS", "x")],
+        "",
+        "KVFS_THREADS is \"x\": must be a number",
+    );
+    check(
+        "",
+        &[("KVFS_READ_ONLY", "x")],
+        "",
+        "KVFS_READ_ONLY is \"x\": must be yes or no",
+    );
+    let interval = "must be from 0.01 to 3600 seconds";
+    check("commit_interval=0", &[], "", interval);
+    check("commit_interval=nan", &[], "", interval);
+    check("commit_interval=-1", &[], "", interval);
+    check(
+        "log_file=kvfs.log",
+        &[],
+        "",
+        "log file kvfs.log must be an absolute path",
+    );
+    check(
+        "",
+        &[],
+        "options = [\"ro\"]",
+        "options has \"ro\": not a flag such as noatime",
+    );
+    let failure = resolved(Layer::default(), "", &[], "threads = 1\nram = 4").unwrap_err();
+    assert!(
+        failure.line().contains("line 2: unknown field `ram`"),
+        "{}",
+        failure.line()
+    );
+}

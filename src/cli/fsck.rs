@@ -1,0 +1,94 @@
+//! `kvfs fsck`: checks a store that no daemon uses.
+
+use std::fmt::Write;
+use std::io::IsTerminal;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde_json::json;
+
+use super::arguments::FsckArguments;
+use super::output::{EXIT_FSCK_ERRORS, EXIT_OK, Failure, Outcome, Report, bytes};
+use crate::store::fsck::{self, FsckOptions};
+use crate::store::{Store, StoreError};
+
+/// Checks, and repairs if asked to.
+pub(crate) fn run(arguments: &FsckArguments) -> Outcome {
+    let store = Store::open(&arguments.store).map_err(|error| match error {
+        StoreError::NotAStore(path) => {
+            Failure::Failed(format!("{} is not a kvfs store", path.display()))
+        }
+        StoreError::Io(error) => {
+            Failure::Failed(format!("store {}: {error}", arguments.store.display()))
+        }
+        error => Failure::failed(error),
+    })?;
+    let options = FsckOptions {
+        repair: arguments.repair,
+        subset: arguments.read_data_subset,
+    };
+    let bar = progress_bar();
+    let outcome = fsck::run(&store, &options, &|done, total| {
+        bar.set_length(total);
+        bar.set_position(done);
+    });
+    bar.finish_and_clear();
+    let found = outcome.map_err(Failure::failed)?;
+    let text = if arguments.json {
+        format!("{:#}\n", to_json(&found))
+    } else {
+        to_text(&found)
+    };
+    let exit = if found.findings.is_empty() {
+        EXIT_OK
+    } else {
+        EXIT_FSCK_ERRORS
+    };
+    Ok(Report { text, exit })
+}
+
+fn progress_bar() -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+    match ProgressStyle::with_template("checking {wide_bar} {percent}% {eta}") {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
+    }
+}
+
+fn to_text(found: &fsck::Report) -> String {
+    let mut text = String::new();
+    for finding in &found.findings {
+        let end = if finding.repaired { " (repaired)" } else { "" };
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "{}{end}", finding.what);
+    }
+    let count = found.findings.len();
+    let read = bytes(found.bytes_read);
+    let _ = writeln!(
+        text,
+        "{} inodes, {} objects, {read} read: {}",
+        found.inodes,
+        found.objects,
+        match count {
+            0 => "no errors".to_owned(),
+            1 => "1 error".to_owned(),
+            count => format!("{count} errors"),
+        }
+    );
+    text
+}
+
+fn to_json(found: &fsck::Report) -> serde_json::Value {
+    let errors = found
+        .findings
+        .iter()
+        .map(|finding| json!({ "what": finding.what, "repaired": finding.repaired }));
+    json!({
+        "inodes": found.inodes,
+        "objects": found.objects,
+        "bytes_read": found.bytes_read,
+        "errors": errors.collect::<Vec<_>>(),
+    })
+}

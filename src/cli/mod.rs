@@ -1,0 +1,76 @@
+//! The command line: what a person, a script, mount(8) and umount(8) call.
+//!
+//! One binary plays three roles, told apart by its name and first argument (`role`): `kvfs`
+//! with subcommands, the mount helper (`mount.kvfs`) and the umount helper (`umount.fuse.kvfs`).
+//! A command takes validated arguments and gives back the text to print and an exit code
+//! (`output`), or the one line that says what is wrong, where, and what to do about it.
+//!
+//! Whatever may hang (a mount whose daemon is stuck) is asked in a child process with a deadline
+//! (`probe`); nothing is ever concluded from silence.
+
+mod arguments;
+pub mod bench;
+mod busy;
+mod config;
+mod create;
+mod daemon;
+mod fsck;
+mod helper;
+mod inspect;
+mod logging;
+mod mount;
+mod mountinfo;
+mod options;
+mod output;
+mod preflight;
+mod probe;
+mod process;
+mod role;
+mod stale;
+mod status;
+mod stop;
+mod summary;
+mod sync;
+mod umount;
+mod unmount;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use arguments::{Arguments, Command};
+use clap::Parser;
+use output::{Failure, Outcome, Report};
+use role::Role;
+
+/// Runs the program with its arguments, the program's name first.
+pub fn run(arguments: Vec<OsString>) -> ExitCode {
+    match role::of(&arguments) {
+        Role::MountHelper(rest) => helper::mount(&rest),
+        Role::UmountHelper(rest) => helper::umount(&rest),
+        Role::Command => match Arguments::try_parse_from(arguments) {
+            Ok(parsed) => output::finish("kvfs", dispatch(parsed.command)),
+            Err(error) => output::usage(&error),
+        },
+    }
+}
+
+fn dispatch(command: Command) -> Outcome {
+    match command {
+        Command::Mount(arguments) => mount::run(&arguments.config()?),
+        Command::Umount(arguments) => umount::run(&arguments),
+        Command::Create(arguments) => create::run(&arguments),
+        Command::Status(arguments) => status::run(&arguments),
+        Command::Sync(arguments) => sync::run(&arguments),
+        Command::Inspect(arguments) => inspect::run(&arguments),
+        Command::Fsck(arguments) => fsck::run(&arguments),
+        Command::Bench(arguments) => match bench::run(&arguments) {
+            Ok(()) => Ok(Report::default()),
+            Err(line) => Err(Failure::Failed(line)),
+        },
+        Command::Version => Ok(Report::text(format!(
+            "kvfs {}\n",
+            env!("CARGO_PKG_VERSION")
+        ))),
+        Command::Probe(arguments) => probe::answer(&arguments),
+    }
+}

@@ -1,0 +1,179 @@
+//! `kvfs mount`: checks, becomes a daemon unless told to stay, serves.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::signal::Signal;
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+
+use super::config::MountConfig;
+use super::daemon::{self, Child, Reporter, Side};
+use super::output::{EXIT_FAILED, EXIT_OK, Failure, Outcome, Report};
+use super::probe::{ANSWER_DEADLINE, Answer, Question, ask, daemon as daemon_of};
+use super::stop::StopSignals;
+use super::{logging, preflight};
+use crate::fuse;
+
+/// Every open file of a client is one here too; the default of 1024 is less than one sequence.
+const OPEN_FILES: u64 = 1 << 20;
+
+/// Mounts as configured.
+pub(crate) fn run(config: &MountConfig) -> Outcome {
+    let mut config = preflight::check(config)?;
+    config.options.config_text = config.to_toml();
+    if config.foreground {
+        stay(&config)
+    } else {
+        start(&config)
+    }
+}
+
+fn stay(config: &MountConfig) -> Outcome {
+    let log = config.log_file.as_deref().map(logging::open).transpose();
+    logging::start(config.log_level.as_deref(), log.map_err(Failure::Failed)?);
+    serve(config, || {}).map_err(Failure::Failed)?;
+    Ok(Report::default())
+}
+
+fn start(config: &MountConfig) -> Outcome {
+    let path = match &config.log_file {
+        Some(path) => path.clone(),
+        None => logging::default_path(&config.options.store).map_err(Failure::Failed)?,
+    };
+    let log = logging::open(&path).map_err(Failure::Failed)?;
+    match daemon::split().map_err(|error| Failure::failed(format!("fork: {error}")))? {
+        Side::Parent(child) => {
+            confirm(child, config, &path).map_err(Failure::Failed)?;
+            Ok(Report::default())
+        }
+        Side::Daemon(reporter) => {
+            let outcome = daemon::detach(log, &reporter);
+            let outcome = outcome.map_err(|error| format!("daemon: {error}"));
+            let exit = run_daemon(outcome, config, &reporter);
+            // Not back into the caller's code, which may have more to say to the terminal.
+            std::process::exit(i32::from(exit));
+        }
+    }
+}
+
+fn run_daemon(detached: Result<(), String>, config: &MountConfig, reporter: &Reporter) -> u8 {
+    logging::start(config.log_level.as_deref(), None);
+    let ready = {
+        let reporter = reporter.clone();
+        move || {
+            if !reporter.ready() {
+                log::warn!("whoever asked for this mount is gone");
+                // The signal is held for the thread that unmounts.
+                if let Err(error) = nix::sys::signal::kill(nix::unistd::getpid(), Signal::SIGTERM) {
+                    log::error!("cannot stop: {error}");
+                }
+            }
+        }
+    };
+    match detached.and_then(|()| serve(config, ready)) {
+        Ok(()) => EXIT_OK,
+        Err(line) => {
+            log::error!("{line}");
+            reporter.failed(&line);
+            EXIT_FAILED
+        }
+    }
+}
+
+/// Serves until unmounted or stopped.
+fn serve(config: &MountConfig, announce: impl FnOnce() + Send + 'static) -> Result<(), String> {
+    let options = &config.options;
+    let started = || -> io::Result<_> {
+        raise_open_files();
+        let ready = Arc::new(AtomicBool::new(false));
+        let signals = StopSignals::hold(config.foreground)?;
+        let watch = signals.watch(
+            options.store.clone(),
+            options.mountpoint.clone(),
+            ready.clone(),
+        )?;
+        Ok((ready, watch))
+    };
+    let (ready, watch) = started().map_err(|error| format!("signals: {error}"))?;
+    log::info!(
+        "kvfs {} (pid {}): mounting {} at {}",
+        env!("CARGO_PKG_VERSION"),
+        std::process::id(),
+        options.store.display(),
+        options.mountpoint.display()
+    );
+    let mountpoint = options.mountpoint.clone();
+    let outcome = fuse::serve(options, move || {
+        ready.store(true, Ordering::Release);
+        log::info!("{} is ready", mountpoint.display());
+        announce();
+    });
+    watch.finish();
+    match outcome {
+        Ok(()) => log::info!(
+            "{} is unmounted, everything is durable",
+            options.mountpoint.display()
+        ),
+        // Helpers that the kernel or fuser call add line feeds of their own.
+        Err(error) => return Err(error.to_string().trim_end().replace('\n', " ")),
+    }
+    Ok(())
+}
+
+fn raise_open_files() {
+    let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else {
+        return;
+    };
+    // Only root may raise the hard limit; everybody may use all of it.
+    let more = hard.max(OPEN_FILES);
+    if setrlimit(Resource::RLIMIT_NOFILE, more, more).is_err()
+        && let Err(error) = setrlimit(Resource::RLIMIT_NOFILE, hard, hard)
+    {
+        log::warn!("the limit of open files stays as it is: {error}");
+    }
+}
+
+/// Waits until the daemon says that it serves, and then asks the mount itself.
+fn confirm(child: Child, config: &MountConfig, log: &Path) -> Result<(), String> {
+    let pid = child.pid;
+    let see = format!("see {}", log.display());
+    match child.wait_until_ready() {
+        Ok(()) => {}
+        Err(Some(line)) => return Err(line),
+        Err(None) => {
+            let end = match waitpid(pid, None) {
+                Ok(WaitStatus::Signaled(_, signal, _)) => format!("was killed by {signal}"),
+                _ => "ended".to_owned(),
+            };
+            return Err(format!(
+                "the daemon {end} before the mount was ready: {see}"
+            ));
+        }
+    }
+    let place = config.options.mountpoint.display();
+    let answer = ask(
+        &config.options.mountpoint,
+        Question::Status,
+        ANSWER_DEADLINE,
+    );
+    match answer.map_err(|error| format!("{place} is mounted but cannot be asked: {error}"))? {
+        Answer::Alive(status) if daemon_of(&status).0 == Some(pid.as_raw()) => Ok(()),
+        Answer::Alive(_) => Err(format!("{place} is served by another daemon: {see}")),
+        Answer::Refused(error) => Err(format!("{place} is mounted but answers {error}: {see}")),
+        Answer::Dead => {
+            // Collected, so that its end is not mistaken for a running daemon.
+            let _ = waitpid(pid, Some(WaitPidFlag::WNOHANG));
+            Err(format!(
+                "the daemon ended right after mounting {place}: {see}"
+            ))
+        }
+        Answer::Stuck => Err(format!(
+            "{place} is mounted but does not answer within {} seconds: {see}, or unmount it with \
+             kvfs umount --force {place}",
+            ANSWER_DEADLINE.as_secs()
+        )),
+    }
+}

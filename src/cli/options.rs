@@ -1,0 +1,249 @@
+//! `-o key=value,...`, as mount(8) and fstab(5) write it.
+//!
+//! Every option is honoured, known to be somebody else's, or an error: a mistyped option that
+//! was ignored would surface only when it is needed.
+
+use std::path::PathBuf;
+
+use super::config::Layer;
+
+/// Flags that the kernel knows and their opposites; of a pair the last one counts.
+const KERNEL_FLAGS: [(&str, &str); 4] = [
+    ("noexec", "exec"),
+    ("noatime", "atime"),
+    ("sync", "async"),
+    ("dirsync", ""),
+];
+
+/// Options for mount(8), systemd or the boot scripts, or that say what is the case anyway: a
+/// cache holds neither devices nor programs (but `mount.fuse3` always passes `dev,suid`), FUSE
+/// updates access times as `relatime`, and the kernel always checks permissions.
+const IGNORED: [&str; 25] = [
+    "defaults",
+    "_netdev",
+    "nofail",
+    "auto",
+    "noauto",
+    "user",
+    "users",
+    "nouser",
+    "owner",
+    "group",
+    "nosuid",
+    "suid",
+    "nodev",
+    "dev",
+    "relatime",
+    "norelatime",
+    "diratime",
+    "nodiratime",
+    "strictatime",
+    "nostrictatime",
+    "lazytime",
+    "nolazytime",
+    "silent",
+    "loud",
+    "default_permissions",
+];
+
+/// The same with a value.
+const IGNORED_PREFIXES: [&str; 3] = ["x-", "X-", "comment="];
+
+/// What the options say.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Parsed {
+    /// Settings.
+    pub layer: Layer,
+    /// `config=FILE`.
+    pub config: Option<PathBuf>,
+    /// The first option that nobody knows.
+    pub unknown: Option<String>,
+}
+
+/// Reads options, each element a comma-separated list.
+pub(crate) fn parse<S: AsRef<str>>(lists: &[S]) -> Result<Parsed, String> {
+    let mut parsed = Parsed::default();
+    let options = lists.iter().flat_map(|list| list.as_ref().split(','));
+    for option in options.filter(|option| !option.is_empty()) {
+        if !apply(&mut parsed, option)? {
+            parsed.unknown.get_or_insert_with(|| option.to_owned());
+        }
+    }
+    Ok(parsed)
+}
+
+/// Applies one option; false if nobody knows it.
+fn apply(parsed: &mut Parsed, option: &str) -> Result<bool, String> {
+    let ignored = IGNORED.contains(&option)
+        || IGNORED_PREFIXES
+            .iter()
+            .any(|prefix| option.starts_with(prefix));
+    if ignored {
+        return Ok(true);
+    }
+    if let Some(flag) = kernel_flag(option) {
+        push_kernel_flag(parsed.layer.options.get_or_insert_default(), flag);
+        return Ok(true);
+    }
+    let layer = &mut parsed.layer;
+    let (key, value) = match option.split_once('=') {
+        Some((key, value)) => (key, Some(value)),
+        None => (option, None),
+    };
+    match (key, value) {
+        ("ro", None) => layer.read_only = Some(true),
+        ("rw", None) => layer.read_only = Some(false),
+        ("allow_other", value) => layer.allow_other = Some(yes_or_no(key, value)?),
+        ("read_only", value) => layer.read_only = Some(yes_or_no(key, value)?),
+        ("passthrough", value) => layer.passthrough = Some(yes_or_no(key, value)?),
+        ("nonempty", value) => layer.nonempty = Some(yes_or_no(key, value)?),
+        ("commit_interval", Some(value)) => layer.commit_interval = Some(number(key, value)?),
+        ("threads", Some(value)) => layer.threads = Some(number(key, value)?),
+        ("log_file", Some(value)) => layer.log_file = Some(PathBuf::from(value)),
+        ("log_level", Some(value)) => layer.log_level = Some(value.to_owned()),
+        ("config", Some(value)) => parsed.config = Some(PathBuf::from(value)),
+        ("commit_interval" | "threads" | "log_file" | "log_level" | "config", None) => {
+            return Err(format!("option {key} needs a value: {key}=..."));
+        }
+        _ => return Ok(false),
+    }
+    Ok(true)
+}
+
+/// Whether a flag asks for something that is not the default.
+pub(crate) fn is_effective(flag: &str) -> bool {
+    KERNEL_FLAGS.iter().any(|(on, _)| *on == flag)
+}
+
+/// The flag with a static lifetime, if the kernel knows it.
+pub(crate) fn kernel_flag(option: &str) -> Option<&'static str> {
+    let flags = KERNEL_FLAGS.iter().flat_map(|(on, off)| [*on, *off]);
+    flags
+        .filter(|flag| !flag.is_empty())
+        .find(|flag| *flag == option)
+}
+
+/// Adds a flag, replacing its opposite or itself.
+pub(crate) fn push_kernel_flag(flags: &mut Vec<String>, flag: &str) {
+    let pair = KERNEL_FLAGS
+        .iter()
+        .find(|(on, off)| *on == flag || *off == flag);
+    if let Some((on, off)) = pair {
+        flags.retain(|known| known != on && known != off);
+    }
+    flags.push(flag.to_owned());
+}
+
+/// The value of a switch; a bare option switches on.
+pub(crate) fn yes_or_no(key: &str, value: Option<&str>) -> Result<bool, String> {
+    match value {
+        None | Some("yes" | "true" | "1") => Ok(true),
+        Some("no" | "false" | "0") => Ok(false),
+        Some(value) => Err(format!("{key} is {value:?}: must be yes or no")),
+    }
+}
+
+/// A value that is a number.
+pub(crate) fn number<T: std::str::FromStr>(key: &str, value: &str) -> Result<T, String> {
+    value
+        .parse()
+        .map_err(|_| format!("{key} is {value:?}: must be a number"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn accepted() {
+        fn check(list: &str, expected: Layer) {
+            let parsed = parse(&[list]).unwrap();
+            assert_eq!(
+                parsed,
+                Parsed {
+                    layer: expected,
+                    ..Parsed::default()
+                },
+                "{list}"
+            );
+        }
+        let flags = |flags: &[&str]| Layer {
+            options: Some(flags.iter().map(|flag| (*flag).to_owned()).collect()),
+            ..Layer::default()
+        };
+        let read_only = |on| Layer {
+            read_only: Some(on),
+            ..Layer::default()
+        };
+        let allow_other = |on| Layer {
+            allow_other: Some(on),
+            ..Layer::default()
+        };
+        check("", Layer::default());
+        check(",,defaults,_netdev,nofail,noauto,user", Layer::default());
+        check(
+            "x-systemd.automount,X-mount.mkdir,comment=cache",
+            Layer::default(),
+        );
+        check("relatime,default_permissions", Layer::default());
+        check("ro", read_only(true));
+        check("ro,rw", read_only(false));
+        check("read_only=no", read_only(false));
+        check("allow_other", allow_other(true));
+        check("allow_other,allow_other=no", allow_other(false));
+        check("nosuid,nodev,suid,dev", Layer::default());
+        check("noexec,noatime", flags(&["noexec", "noatime"]));
+        check("noexec,noatime,exec", flags(&["noatime", "exec"]));
+        check("dirsync,dirsync", flags(&["dirsync"]));
+        check(
+            "threads=8,commit_interval=0.5,passthrough=no,nonempty",
+            Layer {
+                threads: Some(8),
+                commit_interval: Some(0.5),
+                passthrough: Some(false),
+                nonempty: Some(true),
+                ..Layer::default()
+            },
+        );
+        check(
+            "log_file=/var/log/a=b.log,log_level=debug",
+            Layer {
+                log_file: Some(PathBuf::from("/var/log/a=b.log")),
+                log_level: Some("debug".to_owned()),
+                ..Layer::default()
+            },
+        );
+    }
+
+    #[test]
+    fn refused() {
+        fn check(list: &str, expected: &str) {
+            assert_eq!(parse(&[list]), Err(expected.to_owned()), "{list}");
+        }
+        check(
+            "allow_other=maybe",
+            "allow_other is \"maybe\": must be yes or no",
+        );
+        check("threads=many", "threads is \"many\": must be a number");
+        check("threads=-1", "threads is \"-1\": must be a number");
+        check("config", "option config needs a value: config=...");
+    }
+
+    #[test]
+    fn unknown_and_config() {
+        fn check(list: &str, unknown: Option<&str>) {
+            assert_eq!(
+                parse(&[list]).unwrap().unknown.as_deref(),
+                unknown,
+                "{list}"
+            );
+        }
+        check("rw,alow_other,foo", Some("alow_other"));
+        check("ram=4G", Some("ram=4G"));
+        check("ro=yes", Some("ro=yes"));
+        check("uid=1000", Some("uid=1000"));
+        check("x-anything=at,all", Some("all"));
+        let parsed = parse(&["ro", "config=/etc/kvfs.toml"]).unwrap();
+        assert_eq!(parsed.config, Some(PathBuf::from("/etc/kvfs.toml")));
+    }
+}

@@ -1,0 +1,161 @@
+//! How a command ends: text and an exit code, or one line that says what is wrong.
+//!
+//! Commands build their text and return it, so that a closed pipe (`kvfs inspect ... | head`) is
+//! handled once, here.
+
+use std::fmt::Display;
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+/// Everything went well.
+pub(crate) const EXIT_OK: u8 = 0;
+/// The command failed.
+pub(crate) const EXIT_FAILED: u8 = 1;
+/// The arguments make no sense.
+pub(crate) const EXIT_USAGE: u8 = 2;
+/// `fsck` did its work and found errors.
+pub(crate) const EXIT_FSCK_ERRORS: u8 = 3;
+
+/// What a command that did its work prints, and its exit code.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Report {
+    /// For standard output, ending in a line feed where it is not empty.
+    pub text: String,
+    /// The exit code.
+    pub exit: u8,
+}
+
+impl Report {
+    /// A report of success.
+    pub(crate) fn text(text: String) -> Report {
+        Report {
+            text,
+            exit: EXIT_OK,
+        }
+    }
+
+    /// A report of success as one JSON document.
+    pub(crate) fn json(value: &serde_json::Value) -> Report {
+        Report::text(format!("{value:#}\n"))
+    }
+}
+
+/// Why a command did not do its work; the text is one line.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Failure {
+    /// The user asked for something that makes no sense.
+    Usage(String),
+    /// It could not be done.
+    Failed(String),
+}
+
+impl Failure {
+    /// A failure from any error or line.
+    pub(crate) fn failed(line: impl Display) -> Failure {
+        Failure::Failed(line.to_string())
+    }
+
+    /// The line.
+    pub(crate) fn line(&self) -> &str {
+        match self {
+            Failure::Usage(line) | Failure::Failed(line) => line,
+        }
+    }
+
+    fn exit(&self) -> u8 {
+        match self {
+            Failure::Usage(_) => EXIT_USAGE,
+            Failure::Failed(_) => EXIT_FAILED,
+        }
+    }
+}
+
+/// How a command ends.
+pub(crate) type Outcome = Result<Report, Failure>;
+
+/// Prints how a command ended.
+pub(crate) fn finish(program: &str, outcome: Outcome) -> ExitCode {
+    match outcome {
+        Ok(report) => ExitCode::from(print(&report)),
+        Err(failure) => {
+            complain(program, failure.line());
+            ExitCode::from(failure.exit())
+        }
+    }
+}
+
+fn print(report: &Report) -> u8 {
+    let mut stdout = io::stdout().lock();
+    let written = stdout
+        .write_all(report.text.as_bytes())
+        .and_then(|()| stdout.flush());
+    match written {
+        Ok(()) => report.exit,
+        // Whoever reads has seen enough.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => report.exit,
+        Err(error) => {
+            complain(
+                "kvfs",
+                &format!("standard output cannot be written: {error}"),
+            );
+            EXIT_FAILED
+        }
+    }
+}
+
+/// Prints clap's help, version or error. Help goes to standard output and is no failure.
+pub(crate) fn usage(error: &clap::Error) -> ExitCode {
+    let exit = if error.use_stderr() {
+        EXIT_USAGE
+    } else {
+        EXIT_OK
+    };
+    // Nobody is left to tell if this cannot be printed.
+    let _ = error.print();
+    ExitCode::from(exit)
+}
+
+/// One line of trouble on standard error.
+pub(crate) fn complain(program: &str, line: &str) {
+    note(&format!("{program}: {line}"));
+}
+
+/// One line for people on standard error, where it does not disturb `--json`.
+pub(crate) fn note(line: &str) {
+    // Unlike eprintln this does not panic where standard error is closed.
+    let _ = writeln!(io::stderr().lock(), "{line}");
+}
+
+/// A number of bytes for people: `4.0 MiB`.
+pub(crate) fn bytes(count: u64) -> String {
+    const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
+    if count < 1024 {
+        return format!("{count} bytes");
+    }
+    let mut unit = 0;
+    let mut tenths = u128::from(count) * 10 / 1024;
+    while tenths >= 10240 && unit + 1 < UNITS.len() {
+        tenths /= 1024;
+        unit += 1;
+    }
+    format!("{}.{} {}", tenths / 10, tenths % 10, UNITS[unit])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_for_people() {
+        fn check(count: u64, expected: &str) {
+            assert_eq!(bytes(count), expected);
+        }
+        check(0, "0 bytes");
+        check(1023, "1023 bytes");
+        check(1024, "1.0 KiB");
+        check(1536, "1.5 KiB");
+        check((4 << 20) + 4096, "4.0 MiB");
+        check(5 << 40, "5.0 TiB");
+        check(u64::MAX, "16777215.9 TiB");
+    }
+}

@@ -1,0 +1,78 @@
+//! Watching a process that is not our child.
+
+use std::time::{Duration, Instant};
+
+/// How often the process is looked at.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
+
+/// A running process. The start time tells it from a later one with the same number.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Process {
+    pid: i32,
+    start_ticks: u64,
+}
+
+impl Process {
+    /// The process with this number; None if there is none (any more).
+    pub(crate) fn find(pid: i32) -> Option<Process> {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        let (state, start_ticks) = parse_stat(&stat)?;
+        // A zombie has exited; nobody has collected it, as in a container without init.
+        (!matches!(state, 'Z' | 'X')).then_some(Process { pid, start_ticks })
+    }
+
+    /// Its number.
+    pub(crate) fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// Waits until it has exited; false if it has not by the deadline.
+    pub(crate) fn wait_for_exit(&self, deadline: Duration) -> bool {
+        let end = Instant::now() + deadline;
+        while Process::find(self.pid).as_ref() == Some(self) {
+            if Instant::now() >= end {
+                return false;
+            }
+            std::thread::sleep(POLL_INTERVAL);
+        }
+        true
+    }
+}
+
+/// State and start time of `/proc/PID/stat`. The name in parentheses may hold anything.
+fn parse_stat(stat: &str) -> Option<(char, u64)> {
+    let (_, rest) = stat.rsplit_once(") ")?;
+    let mut fields = rest.split(' ');
+    let state = fields.next()?.chars().next()?;
+    // The state is field 3 of proc(5), the start time field 22.
+    Some((state, fields.nth(18)?.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stat() {
+        let tail = "1 1 1 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 4711 0 0";
+        assert_eq!(
+            parse_stat(&format!("7 (a) Z (b) S {tail}")),
+            Some(('S', 4711))
+        );
+        assert_eq!(parse_stat("7 (a) S 1"), None);
+        assert_eq!(parse_stat(""), None);
+    }
+
+    #[test]
+    fn an_exit_is_noticed_even_if_nobody_collects_the_process() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let pid = i32::try_from(child.id()).unwrap();
+        if let Some(process) = Process::find(pid) {
+            assert!(process.wait_for_exit(Duration::from_secs(10)));
+        }
+        assert_eq!(Process::find(pid), None);
+        child.wait().unwrap();
+        let own = Process::find(i32::try_from(std::process::id()).unwrap()).unwrap();
+        assert!(!own.wait_for_exit(Duration::ZERO));
+    }
+}

@@ -1,0 +1,55 @@
+//! `kvfs status`: what a mount says about itself in `.kvfs/status`.
+
+use serde_json::{Map, Value};
+
+use super::arguments::StatusArguments;
+use super::mountinfo;
+use super::output::{Failure, Outcome, Report};
+use super::probe::{ANSWER_DEADLINE, Answer, Question, ask};
+
+/// Prints the status, as it stands or as JSON.
+pub(crate) fn run(arguments: &StatusArguments) -> Outcome {
+    let (mount, _) = mountinfo::kvfs_at(&arguments.mountpoint).map_err(Failure::Failed)?;
+    let place = mount.mountpoint.display();
+    let answer = ask(&mount.mountpoint, Question::Status, ANSWER_DEADLINE);
+    match answer.map_err(|error| Failure::failed(format!("{place}: {error}")))? {
+        Answer::Alive(text) if arguments.json => Ok(Report::json(&to_json(&text))),
+        Answer::Alive(text) => Ok(Report::text(text)),
+        Answer::Dead => Err(Failure::Failed(format!(
+            "the daemon of {place} is gone: mount the store {} again, which clears it",
+            mount.source.display()
+        ))),
+        Answer::Stuck => Err(Failure::Failed(format!(
+            "{place} does not answer within {} seconds",
+            ANSWER_DEADLINE.as_secs()
+        ))),
+        Answer::Refused(error) => Err(Failure::Failed(format!("{place}: {error}"))),
+    }
+}
+
+/// One field per `key: value` line; whole numbers become numbers.
+fn to_json(text: &str) -> Value {
+    let fields = text.lines().filter_map(|line| line.split_once(": "));
+    let fields = fields.map(|(key, value)| {
+        let value = value
+            .parse::<u64>()
+            .map_or_else(|_| Value::from(value), Value::from);
+        (key.to_owned(), value)
+    });
+    Value::Object(fields.collect::<Map<_, _>>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn lines_become_fields() {
+        let text = "version: 0.1.0\npid: 12\npassthrough: no: needs root\nstore: /a: b\n\nodd\n";
+        let expected = json!({
+            "version": "0.1.0", "pid": 12, "passthrough": "no: needs root", "store": "/a: b"
+        });
+        assert_eq!(to_json(text), expected);
+    }
+}

@@ -1,0 +1,211 @@
+//! Ending a mount by a signal.
+//!
+//! SIGTERM and SIGINT unmount: the kernel then ends the session, and `serve` flushes and
+//! returns. As long as programs use the mount it stays, for a bounded time, because a service
+//! manager kills a daemon that does not end, and a killed daemon flushes nothing. After that the
+//! programs are cut off.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::fcntl::OFlag;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+
+use super::busy;
+use super::mountinfo;
+use super::output::EXIT_FAILED;
+use super::unmount::{How, UnmountError, unmount};
+
+/// Time for programs to let go of the mount; systemd kills after 90 seconds.
+const GRACE: Duration = Duration::from_secs(10);
+/// How often unmounting is tried meanwhile.
+const RETRY_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Signals that are held back for the thread that waits for them.
+#[derive(Debug)]
+pub(crate) struct StopSignals {
+    signals: SignalFd,
+}
+
+/// The thread that waits for signals.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    thread: JoinHandle<()>,
+    served: OwnedFd,
+}
+
+/// What the thread needs to know.
+struct Watched {
+    signals: SignalFd,
+    /// Readable (closed) once `serve` has returned.
+    served: OwnedFd,
+    store: PathBuf,
+    mountpoint: PathBuf,
+    ready: Arc<AtomicBool>,
+}
+
+/// What ended the waiting.
+#[derive(Debug, PartialEq, Eq)]
+enum Event {
+    Signal,
+    Served,
+    Timeout,
+}
+
+impl StopSignals {
+    /// Holds the signals back, in this thread and those it starts: call it before any other
+    /// thread runs. A daemon has no terminal whose end SIGHUP could mean, so it ignores that.
+    pub(crate) fn hold(foreground: bool) -> io::Result<StopSignals> {
+        let mut held = SigSet::empty();
+        held.add(Signal::SIGTERM);
+        held.add(Signal::SIGINT);
+        let waited_for = if foreground {
+            held.add(Signal::SIGHUP);
+            held
+        } else {
+            let waited_for = held;
+            held.add(Signal::SIGHUP);
+            waited_for
+        };
+        held.thread_block()?;
+        let signals = SignalFd::with_flags(&waited_for, SfdFlags::SFD_CLOEXEC)?;
+        Ok(StopSignals { signals })
+    }
+
+    /// Starts the thread. `ready` says whether the mount has been announced.
+    pub(crate) fn watch(
+        self,
+        store: PathBuf,
+        mountpoint: PathBuf,
+        ready: Arc<AtomicBool>,
+    ) -> io::Result<Watch> {
+        let (read_end, write_end) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
+        let watched = Watched {
+            signals: self.signals,
+            served: read_end,
+            store,
+            mountpoint,
+            ready,
+        };
+        let thread = std::thread::Builder::new()
+            .name("kvfs-signals".to_owned())
+            .spawn(move || watched.run())?;
+        Ok(Watch {
+            thread,
+            served: write_end,
+        })
+    }
+}
+
+impl Watch {
+    /// Ends the thread; `serve` has returned.
+    pub(crate) fn finish(self) {
+        drop(self.served);
+        if self.thread.join().is_err() {
+            log::error!("the signal thread panicked");
+        }
+    }
+}
+
+impl Watched {
+    fn run(&self) {
+        while self.wait(None) == Event::Signal {
+            log::info!("stopping: unmounting {}", self.mountpoint.display());
+            self.stop();
+        }
+    }
+
+    fn stop(&self) {
+        if !self.is_ours() {
+            if !self.ready.load(Ordering::Acquire) {
+                log::info!("stopped before the mount was ready");
+                // Nothing was promised yet: a crash-safe store needs no farewell.
+                std::process::exit(i32::from(EXIT_FAILED));
+            }
+            log::info!("already unmounted");
+            return;
+        }
+        let deadline = Instant::now() + GRACE;
+        let mut told = false;
+        let mut insist = false;
+        loop {
+            let how = if insist || Instant::now() >= deadline {
+                How::Abort
+            } else {
+                How::Unused
+            };
+            match unmount(&self.mountpoint, how) {
+                Ok(()) if how == How::Abort => {
+                    log::warn!("programs that still used the mount were cut off");
+                    return;
+                }
+                Ok(()) | Err(UnmountError::NotMounted) => return,
+                Err(UnmountError::Busy) if how == How::Unused => {}
+                Err(UnmountError::Other(line)) => {
+                    log::error!("not cleanly unmounted: {line}");
+                    return;
+                }
+                Err(UnmountError::Busy) => {
+                    log::error!("still {}", busy::describe(&self.mountpoint));
+                    return;
+                }
+            }
+            if !told {
+                told = true;
+                let seconds = GRACE.as_secs();
+                log::warn!(
+                    "{}; cut off in {seconds} seconds",
+                    busy::describe(&self.mountpoint)
+                );
+            }
+            match self.wait(Some(RETRY_INTERVAL)) {
+                Event::Signal => insist = true,
+                Event::Served => return,
+                Event::Timeout => {}
+            }
+        }
+    }
+
+    /// Whether what is mounted there is still this mount.
+    fn is_ours(&self) -> bool {
+        let mounts = mountinfo::read().unwrap_or_default();
+        mountinfo::top_at(&mounts, &self.mountpoint)
+            .is_some_and(|mount| mount.is_kvfs() && mount.source == self.store)
+    }
+
+    fn wait(&self, timeout: Option<Duration>) -> Event {
+        let timeout = timeout.map_or(PollTimeout::NONE, |timeout| {
+            PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX)
+        });
+        let mut descriptors = [
+            PollFd::new(self.served.as_fd(), PollFlags::POLLIN),
+            PollFd::new(self.signals.as_fd(), PollFlags::POLLIN),
+        ];
+        match poll(&mut descriptors, timeout) {
+            Ok(0) | Err(Errno::EINTR) => return Event::Timeout,
+            Ok(_) => {}
+            Err(error) => {
+                log::error!("signals can no longer be waited for: {error}");
+                return Event::Served;
+            }
+        }
+        if descriptors[0].any().unwrap_or(true) {
+            return Event::Served;
+        }
+        match self.signals.read_signal() {
+            Ok(_) => Event::Signal,
+            Err(error) => {
+                log::error!("signals can no longer be read: {error}");
+                Event::Served
+            }
+        }
+    }
+}

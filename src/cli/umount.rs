@@ -1,0 +1,168 @@
+//! `kvfs umount`: when it returns 0, the mount is gone and everything in it is durable.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use super::arguments::UmountArguments;
+use super::busy;
+use super::mountinfo::{self, Mount};
+use super::output::{Failure, Outcome, Report, note};
+use super::probe::{ANSWER_DEADLINE, Answer, Question, ask, daemon};
+use super::process::Process;
+use super::stale;
+use super::unmount::{How, UnmountError, unmount};
+
+/// Time for the flush before unmounting: 128 GiB at 200 MB/s.
+const FLUSH_DEADLINE: Duration = Duration::from_secs(11 * 60);
+/// Time for the daemon to end afterwards: there is little left to write.
+const EXIT_DEADLINE: Duration = Duration::from_secs(60);
+/// The same after detaching, which waits for nobody.
+const DETACHED_EXIT_DEADLINE: Duration = Duration::from_secs(1);
+
+/// How often the lock of a store is looked at.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Unmounts.
+pub(crate) fn run(arguments: &UmountArguments) -> Outcome {
+    let (mount, mounts) = mountinfo::kvfs_at(&arguments.mountpoint).map_err(Failure::Failed)?;
+    let answer = ask(&mount.mountpoint, Question::Status, ANSWER_DEADLINE)
+        .map_err(|error| failed(&mount, &format!("cannot be asked: {error}")))?;
+    match answer {
+        Answer::Alive(status) => alive(&mount, &mounts, &status, arguments),
+        Answer::Dead => {
+            take_away(&mount, How::Detach)?;
+            let place = mount.mountpoint.display();
+            note(&format!(
+                "kvfs: the daemon of {place} was already gone: unmounted"
+            ));
+            Ok(Report::default())
+        }
+        Answer::Stuck if arguments.force => {
+            take_away(&mount, How::Abort)?;
+            let place = mount.mountpoint.display();
+            note(&format!(
+                "kvfs: {place} did not answer: cut off without a flush"
+            ));
+            Ok(Report::default())
+        }
+        Answer::Stuck => Err(failed(
+            &mount,
+            &format!(
+                "does not answer within {} seconds: wait, or cut it off with --force and lose \
+                 what is not yet durable",
+                ANSWER_DEADLINE.as_secs()
+            ),
+        )),
+        // Somebody else's mount: only the kernel can say whether it may be taken away.
+        Answer::Refused(_) => {
+            take_away(&mount, how(arguments))?;
+            wait_for_store(&mount, arguments.lazy)
+        }
+    }
+}
+
+fn how(arguments: &UmountArguments) -> How {
+    match arguments {
+        UmountArguments { force: true, .. } => How::Abort,
+        UmountArguments { lazy: true, .. } => How::Detach,
+        _ => How::Unused,
+    }
+}
+
+fn alive(mount: &Mount, mounts: &[Mount], status: &str, arguments: &UmountArguments) -> Outcome {
+    let (pid, _) = daemon(status);
+    let process = pid.and_then(Process::find);
+    flush(mount, arguments.force)?;
+    take_away(mount, how(arguments))?;
+    // A bind mount of the same session: its daemon goes on serving the others.
+    let shared = mounts
+        .iter()
+        .filter(|other| other.device == mount.device)
+        .count()
+        > 1;
+    let Some(process) = process.filter(|_| !shared) else {
+        return Ok(Report::default());
+    };
+    let pid = process.pid();
+    if arguments.lazy && !arguments.force {
+        if !process.wait_for_exit(DETACHED_EXIT_DEADLINE) {
+            note(&format!(
+                "kvfs: the daemon (pid {pid}) goes on until the last user ends"
+            ));
+        }
+    } else if !process.wait_for_exit(EXIT_DEADLINE) {
+        let line = format!(
+            "is unmounted, but its daemon (pid {pid}) is still working after {} seconds: do not \
+             switch off before it has ended",
+            EXIT_DEADLINE.as_secs()
+        );
+        return Err(failed(mount, &line));
+    }
+    Ok(Report::default())
+}
+
+/// The daemon could not be asked who it is, but it holds the lock of its store to its end.
+fn wait_for_store(mount: &Mount, lazy: bool) -> Outcome {
+    let end = Instant::now() + EXIT_DEADLINE;
+    while !lazy && stale::is_locked(&mount.source) {
+        if Instant::now() >= end {
+            let store = mount.source.display();
+            return Err(failed(
+                mount,
+                &format!("is unmounted, but {store} is still in use"),
+            ));
+        }
+        std::thread::sleep(POLL_INTERVAL);
+    }
+    Ok(Report::default())
+}
+
+/// The flush comes first, while an error can still be told and the mount is still there.
+fn flush(mount: &Mount, force: bool) -> Result<(), Failure> {
+    let answer = ask(&mount.mountpoint, Question::Sync, FLUSH_DEADLINE)
+        .map_err(|error| failed(mount, &format!("cannot be flushed: {error}")))?;
+    let line = match answer {
+        // A daemon that died between the two questions has nothing left to flush.
+        Answer::Alive(_) | Answer::Dead => return Ok(()),
+        Answer::Refused(error) => format!("cannot be flushed: {error}"),
+        Answer::Stuck => {
+            format!(
+                "is not flushed after {} minutes",
+                FLUSH_DEADLINE.as_secs() / 60
+            )
+        }
+    };
+    if force {
+        note(&format!(
+            "kvfs: {} {line}: unmounted all the same",
+            mount.mountpoint.display()
+        ));
+        return Ok(());
+    }
+    Err(failed(
+        mount,
+        &format!("{line}; still mounted: try again, or --force"),
+    ))
+}
+
+fn take_away(mount: &Mount, how: How) -> Result<(), Failure> {
+    match unmount(&mount.mountpoint, how) {
+        Ok(()) => Ok(()),
+        Err(UnmountError::Busy) => {
+            let users = busy::describe(&mount.mountpoint);
+            Err(failed(
+                mount,
+                &format!("is {users}: end them, or use --lazy"),
+            ))
+        }
+        Err(UnmountError::NotMounted) => Err(failed(mount, "was unmounted by somebody else")),
+        Err(UnmountError::Other(line)) => {
+            Err(failed(mount, &format!("is not cleanly unmounted: {line}")))
+        }
+    }
+}
+
+fn failed(mount: &Mount, line: &str) -> Failure {
+    let place: &Path = &mount.mountpoint;
+    Failure::Failed(format!("{} {line}", place.display()))
+}

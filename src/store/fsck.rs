@@ -1,0 +1,158 @@
+//! The check of a store that nobody has mounted: do the records agree with each other and with
+//! the bytes, and what can be done where they do not.
+//!
+//! | file | what it compares |
+//! |---|---|
+//! | `image` | every record can be decoded; holds them all, and the changes a repair will make |
+//! | `names` | names lead to inodes, directories hang together |
+//! | `places` | pages and manifests stand where they mean what they were sealed as |
+//! | `objects` | the bytes are there, as long and as they were written |
+//! | `links` | reference counts; what lost its name comes to `files/lost+found` |
+//! | `rest` | extended attributes, marks, totals, files without a record |
+//!
+//! What the next mount does by itself (files left in `staging/`, sizes of files that were being
+//! written, objects of a mount that ended in a crash) is counted and is no finding.
+//!
+//! A repair plans first: bytes that are not what was sealed go to `quarantine/`, then one durable
+//! write changes all records, then files that nothing refers to go. Ended at any moment, it can
+//! be run again. Without `repair` not a bit of the store changes.
+
+mod image;
+mod links;
+mod names;
+mod objects;
+mod places;
+mod rest;
+
+use super::overlay::Overlay;
+use super::quarantine::{self, Take};
+use super::records::Records;
+use super::{Store, StoreError};
+use image::Image;
+
+/// What to check and what to do about it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FsckOptions {
+    /// Repair what can be repaired.
+    pub repair: bool,
+    /// K and N of `K/N`: read the bytes only of every N-th object, beginning with the K-th.
+    /// Everything else is checked for all objects.
+    pub subset: Option<(u32, u32)>,
+}
+
+impl FsckOptions {
+    fn reads(&self, number: u64) -> bool {
+        self.subset.is_none_or(|(part, parts)| {
+            number % u64::from(parts.max(1)) == u64::from(part.saturating_sub(1))
+        })
+    }
+}
+
+/// Something that is wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// One line: what, and where.
+    pub what: String,
+    /// It is right again.
+    pub repaired: bool,
+}
+
+/// What the next mount would have done by itself; a repair does it as well.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Leftovers {
+    /// Files in `staging/`: no name refers to them.
+    pub staged: u64,
+    /// Files whose size and time are to be read from their bytes.
+    pub unsettled: u64,
+    /// Objects that nothing refers to, after a mount that ended in a crash.
+    pub unreferenced: u64,
+}
+
+/// What was found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Everything that is wrong.
+    pub findings: Vec<Finding>,
+    /// What is not wrong, but waits for the next mount.
+    pub leftovers: Leftovers,
+    /// Inodes looked at.
+    pub inodes: u64,
+    /// Objects looked at.
+    pub objects: u64,
+    /// Bytes of objects read.
+    pub bytes_read: u64,
+}
+
+/// Checks an open, unmounted store. `progress` is told how many objects of how many are done.
+pub fn run(
+    store: &Store,
+    options: &FsckOptions,
+    progress: &dyn Fn(u64, u64),
+) -> Result<Report, StoreError> {
+    let mut records = match open(store, options) {
+        Ok(records) => records,
+        Err(StoreError::Corrupt(what)) => return Ok(unreadable(&what)),
+        Err(error) => return Err(error),
+    };
+    let sound = match records.check_integrity() {
+        Ok(sound) => sound,
+        Err(StoreError::Corrupt(what)) => return Ok(unreadable(&what)),
+        Err(error) => return Err(error),
+    };
+    let mut image = Image::load(store, options, &records)?;
+    if !sound {
+        let what = "meta.redb: its checksums do not match, changes since its last sound commit \
+                    are lost";
+        image.find(what, true);
+    }
+    if !image.is_empty() {
+        names::check(&mut image);
+        places::check(&mut image)?;
+        objects::check(&mut image, progress)?;
+        links::check(&mut image);
+    }
+    rest::check(&mut image)?;
+    if options.repair {
+        repair(&image, &records)?;
+    }
+    Ok(image.report)
+}
+
+fn open(store: &Store, options: &FsckOptions) -> Result<Records, StoreError> {
+    let backend = store.disk.metadata()?;
+    if options.repair {
+        Records::open(backend)
+    } else {
+        Records::open(Box::new(Overlay::new(backend)?))
+    }
+}
+
+/// The database itself is beyond reading.
+fn unreadable(what: &str) -> Report {
+    let what = format!(
+        "meta.redb: cannot be read ({what}): restore it from a backup, the bytes of all files are \
+         in objects/"
+    );
+    let finding = Finding {
+        what,
+        repaired: false,
+    };
+    Report {
+        findings: vec![finding],
+        ..Report::default()
+    }
+}
+
+/// Bytes first, so that they are never lost between two steps; then all records; then garbage.
+fn repair(image: &Image<'_>, records: &Records) -> Result<(), StoreError> {
+    for (object, reason) in &image.quarantine {
+        quarantine::put(image.store, *object, Take::Move, reason)?;
+    }
+    if !image.changes.is_empty() {
+        records.write(&image.changes)?;
+    }
+    for path in &image.garbage {
+        image.store.disk.remove(path)?;
+    }
+    Ok(())
+}

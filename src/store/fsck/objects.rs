@@ -1,0 +1,205 @@
+//! The bytes behind every file: there, as long as they should be, and those that were written.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::io;
+
+use super::image::Image;
+use crate::ingest::seal;
+use crate::store::StoreError;
+use crate::store::disk::{Access, DiskPath, FileStat};
+use crate::store::record::{FileRecord, Inode, InodeId, ObjectId, ObjectKind, ObjectRecord, Role};
+
+pub(super) fn check(image: &mut Image<'_>, progress: &dyn Fn(u64, u64)) -> Result<(), StoreError> {
+    let files: BTreeMap<ObjectId, InodeId> = image
+        .inodes
+        .iter()
+        .filter_map(|(id, inode)| Some((inode.file()?.object?, *id)))
+        .collect();
+    let total = files.len() as u64;
+    // In the order of the numbers: objects written together lie together on the disk.
+    for (done, (object, id)) in files.iter().enumerate() {
+        progress(done as u64, total);
+        if image.lost.contains_key(id) {
+            continue;
+        }
+        let Some(file) = image.inodes.get(id).and_then(Inode::file).cloned() else {
+            continue;
+        };
+        if let Err(why) = check_file(image, (*id, *object), &file)? {
+            image.lost.insert(*id, why);
+        }
+    }
+    progress(total, total);
+    let without: Vec<InodeId> = image
+        .inodes
+        .iter()
+        .filter(|(_, inode)| inode.file().is_some_and(|file| file.object.is_none()))
+        .map(|(id, _)| *id)
+        .collect();
+    for id in without {
+        image.lost.insert(id, "has no bytes".to_owned());
+    }
+    drop_lost(image);
+    Ok(())
+}
+
+/// The inner error says why the file is lost.
+fn check_file(
+    image: &mut Image<'_>,
+    (id, object): (InodeId, ObjectId),
+    file: &FileRecord,
+) -> Result<Result<(), String>, StoreError> {
+    let stat = match image.store.disk.stat(&DiskPath::Object(object)) {
+        Ok(stat) => stat,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return Ok(Err(format!("the bytes of object {object} are missing")));
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let record = match image.objects.get(&object) {
+        Some(record) => *record,
+        None => make_record(image, (id, object), file, stat),
+    };
+    if file.unsettled {
+        settle(image, (id, object), (file, &record), stat);
+        return Ok(Ok(()));
+    }
+    if stat.length != file.size {
+        return Ok(Err(format!(
+            "object {object} has {} bytes instead of {}",
+            stat.length, file.size
+        )));
+    }
+    let Some(expected) = record.checksum else {
+        return Ok(Ok(()));
+    };
+    if record.length != stat.length {
+        return Ok(Err(format!(
+            "object {object} has {} bytes, its record says {}",
+            stat.length, record.length
+        )));
+    }
+    if !image.options.reads(object.0) {
+        return Ok(Ok(()));
+    }
+    let opened = image.store.open_object(object, Access::Read)?;
+    image.report.bytes_read += stat.length;
+    let actual = match file.role {
+        Role::Page(page) => seal::page_checksum(opened.as_ref(), &page),
+        _ => seal::content_checksum(opened.as_ref()),
+    };
+    match actual {
+        Ok(actual) if actual == expected => Ok(Ok(())),
+        Ok(_) => Ok(Err(format!(
+            "the bytes of object {object} are not those that were written (checksum mismatch)"
+        ))),
+        Err(error) if error.raw_os_error() == Some(libc::EIO) => Ok(Err(format!(
+            "the bytes of object {object} cannot be read: {error}"
+        ))),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// A file that was being written: its bytes tell size and time, as after a crash.
+fn settle(
+    image: &mut Image<'_>,
+    (id, object): (InodeId, ObjectId),
+    (file, record): (&FileRecord, &ObjectRecord),
+    stat: FileStat,
+) {
+    if record.checksum.is_some() {
+        image.find(
+            &format!("object {object}: has a checksum although its file may have changed"),
+            true,
+        );
+        let checksum = None;
+        image.put_object(
+            object,
+            ObjectRecord {
+                checksum,
+                ..*record
+            },
+        );
+    }
+    if file.role.is_append_only() {
+        return;
+    }
+    image.report.leftovers.unsettled += 1;
+    if let Some(mut inode) = image.inodes.get(&id).cloned() {
+        inode.mtime = stat.mtime;
+        if let Some(file) = inode.file_mut() {
+            file.size = stat.length;
+            file.blocks = stat.blocks;
+            file.unsettled = false;
+        }
+        image.put_inode(id, inode);
+    }
+}
+
+/// The record of an object that has none; a page's checksum can be told from nothing else, so it
+/// stays unknown until fsck is run again.
+fn make_record(
+    image: &mut Image<'_>,
+    (id, object): (InodeId, ObjectId),
+    file: &FileRecord,
+    stat: FileStat,
+) -> ObjectRecord {
+    let kind = match file.role {
+        Role::Page(_) => ObjectKind::Page,
+        Role::Tail { .. } | Role::Tokens => ObjectKind::Rows,
+        Role::Plain | Role::Manifest => ObjectKind::File,
+    };
+    let record = ObjectRecord {
+        kind,
+        length: stat.length,
+        checksum: None,
+        references: 1,
+    };
+    let what = format!("object {object} (inode {:016x}): has no record, made", id.0);
+    image.find(&what, true);
+    image.put_object(object, record);
+    record
+}
+
+/// A lost file is a miss from now on: its names go, its bytes are kept aside.
+fn drop_lost(image: &mut Image<'_>) {
+    let lost = std::mem::take(&mut image.lost);
+    let mut names: BTreeMap<InodeId, Vec<usize>> = BTreeMap::new();
+    for (index, name) in image.names.iter().enumerate() {
+        if name.kept && lost.contains_key(&name.inode) {
+            names.entry(name.inode).or_default().push(index);
+        }
+    }
+    let mut dropped = HashSet::new();
+    for (id, why) in &lost {
+        let indexes = names.remove(id).unwrap_or_default();
+        let paths: BTreeSet<String> = indexes.iter().map(|index| image.path_of(*index)).collect();
+        let paths = Vec::from_iter(paths).join(", ");
+        let what = if paths.is_empty() {
+            format!("inode {:016x}: {why}", id.0)
+        } else {
+            format!("{paths}: {why}")
+        };
+        let object = image
+            .inodes
+            .get(id)
+            .and_then(Inode::file)
+            .and_then(|file| file.object);
+        let kept =
+            object.filter(|object| image.store.disk.stat(&DiskPath::Object(*object)).is_ok());
+        let end = if kept.is_some() {
+            "a miss after repair, its bytes are kept in quarantine"
+        } else {
+            "a miss after repair"
+        };
+        image.find(&format!("{what}; {end}"), true);
+        for index in indexes {
+            image.remove_name(index);
+        }
+        image.remove_inode(*id);
+        if let Some(object) = object.filter(|object| dropped.insert(*object)) {
+            image.remove_object(object);
+            image.quarantine.extend(kept.map(|object| (object, what)));
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! What hangs on inodes, what adds up, and files that no record knows.
+
+use std::collections::HashSet;
+
+use super::image::{Image, count};
+use crate::store::StoreError;
+use crate::store::disk::{DiskDirectory, DiskPath};
+use crate::store::metadata::encode;
+use crate::store::record::{InodeId, ObjectId, Totals};
+use crate::store::{keys, recovery};
+
+pub(super) fn check(image: &mut Image<'_>) -> Result<(), StoreError> {
+    check_attributes(image);
+    check_marks(image);
+    check_totals(image);
+    check_epoch(image);
+    check_staging(image)?;
+    check_unknown_files(image)
+}
+
+fn check_attributes(image: &mut Image<'_>) {
+    let mut last = None;
+    for key in std::mem::take(&mut image.attributes) {
+        let id = keys::number(&key).map(InodeId);
+        if id.is_some_and(|id| image.inodes.contains_key(&id)) {
+            continue;
+        }
+        let removed = id.is_some_and(|id| image.changes.contains_key(&keys::inode(id)));
+        // Attributes of one inode follow each other; those of one that went just now are no news.
+        if !removed && last != Some(id) {
+            let number = id.map_or(0, |id| id.0);
+            let what = format!("inode {number:016x}: does not exist but has attributes, removed");
+            image.find(&what, true);
+        }
+        last = Some(id);
+        image.changes.insert(key, None);
+    }
+}
+
+/// The marks are a list of the unsettled inodes, so that recovery need not look at all.
+fn check_marks(image: &mut Image<'_>) {
+    let unsettled: HashSet<InodeId> = image
+        .inodes
+        .iter()
+        .filter(|(_, inode)| inode.file().is_some_and(|file| file.unsettled))
+        .map(|(id, _)| *id)
+        .collect();
+    let marks = std::mem::take(&mut image.marks);
+    for id in marks.symmetric_difference(&unsettled) {
+        let missing = unsettled.contains(id);
+        let changed = image.changes.contains_key(&keys::inode(*id));
+        if !changed {
+            let what = if missing {
+                "may have been written to, but recovery would not look at it"
+            } else {
+                "marked for recovery without need"
+            };
+            image.find(&format!("inode {:016x}: {what}", id.0), true);
+        }
+        let change = missing.then(|| encode(&()));
+        image.changes.insert(keys::unsettled(*id), change);
+    }
+}
+
+fn check_totals(image: &mut Image<'_>) {
+    if image.totals != image.counted {
+        let (told, counted) = (image.totals, image.counted);
+        let what = format!(
+            "totals: {} objects, {} pages, {} bytes; counted: {}, {}, {}",
+            told.objects, told.pages, told.bytes, counted.objects, counted.pages, counted.bytes
+        );
+        image.find(&what, true);
+    }
+    let mut after = Totals::default();
+    for record in image.objects.values() {
+        count(&mut after, record);
+    }
+    if after != image.totals {
+        image.changes.insert(keys::totals(), Some(encode(&after)));
+    }
+}
+
+/// Numbers are never given out twice: the next epoch lies above all of them.
+fn check_epoch(image: &mut Image<'_>) {
+    let inodes = image.inodes.keys().map(|id| id.0);
+    let objects = image.objects.keys().map(|id| id.0);
+    let highest = inodes.chain(objects).max().unwrap_or(0) >> 32;
+    let highest = u32::try_from(highest).unwrap_or(u32::MAX);
+    if highest > image.epoch && !image.changes.contains_key(&keys::epoch()) {
+        let what = format!(
+            "epoch {}: numbers of epoch {highest} are in use already",
+            image.epoch
+        );
+        image.find(&what, true);
+        image.put_epoch(highest);
+    }
+}
+
+fn check_staging(image: &mut Image<'_>) -> Result<(), StoreError> {
+    for name in image.store.disk.list(DiskDirectory::Staging)? {
+        if let Some(object) = recovery::parse(&name) {
+            image.report.leftovers.staged += 1;
+            image.garbage.push(DiskPath::Staging(object));
+        }
+    }
+    Ok(())
+}
+
+fn check_unknown_files(image: &mut Image<'_>) -> Result<(), StoreError> {
+    let aside: HashSet<ObjectId> = image.quarantine.iter().map(|(object, _)| *object).collect();
+    for shard in 0..=u8::MAX {
+        let directory = DiskDirectory::ObjectShard(shard);
+        for name in image.store.disk.list(directory)? {
+            let object =
+                recovery::parse(&name).filter(|object| crate::store::disk::shard(*object) == shard);
+            let Some(object) = object else {
+                let path = directory.relative().join(&name);
+                let what = format!("{}: no file of a store, left alone", path.display());
+                image.find(&what, false);
+                continue;
+            };
+            if image.objects.contains_key(&object) || aside.contains(&object) {
+                continue;
+            }
+            let had_record = image.changes.contains_key(&keys::object(object));
+            if image.was_clean && !had_record {
+                image.find(&format!("object {object}: has no record, removed"), true);
+            } else if !had_record {
+                image.report.leftovers.unreferenced += 1;
+            }
+            image.garbage.push(DiskPath::Object(object));
+        }
+    }
+    Ok(())
+}

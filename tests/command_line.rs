@@ -1,0 +1,266 @@
+//! The program as people and mount(8) call it: a real mount from start to end.
+//!
+//! Without /dev/fuse these tests are skipped; with `KVFS_TEST_REQUIRE_FUSE` set that is a failure.
+
+#![expect(clippy::unwrap_used, reason = "a test ends where it cannot go on")]
+
+use std::fs::{File, OpenOptions};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+/// A store and a mountpoint of their own, unmounted at the end.
+struct Place {
+    base: tempfile::TempDir,
+    mountpoint: PathBuf,
+}
+
+impl Place {
+    /// None, with the reason printed, where nothing can be mounted.
+    fn new() -> Option<Place> {
+        if let Err(error) = OpenOptions::new().read(true).write(true).open("/dev/fuse") {
+            assert!(
+                std::env::var_os("KVFS_TEST_REQUIRE_FUSE").is_none(),
+                "/dev/fuse is required: {error}"
+            );
+            eprintln!("skipped: /dev/fuse: {error}");
+            return None;
+        }
+        let base = tempfile::tempdir().unwrap();
+        let mountpoint = base.path().canonicalize().unwrap().join("mount point");
+        std::fs::create_dir(&mountpoint).unwrap();
+        Some(Place { base, mountpoint })
+    }
+
+    fn command(&self, name: &str) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kvfs"));
+        command.arg0(name).current_dir(self.base.path());
+        for (name, _) in std::env::vars_os() {
+            if name.to_string_lossy().starts_with("KVFS_") {
+                command.env_remove(name);
+            }
+        }
+        command.env("KVFS_LOG_FILE", self.base.path().join("log"));
+        command
+    }
+
+    /// Runs `kvfs` with arguments in which `STORE` and `MNT` stand for this place.
+    fn run(&self, line: &str) -> Output {
+        self.run_as("kvfs", line)
+    }
+
+    fn run_as(&self, name: &str, line: &str) -> Output {
+        let mut command = self.command(name);
+        for word in line.split(' ') {
+            match word {
+                "MNT" => command.arg(&self.mountpoint),
+                "STORE" => command.arg(self.base.path().join("store")),
+                word => command.arg(word),
+            };
+        }
+        command.output().unwrap()
+    }
+
+    /// Runs, expects an exit code, and a text in what is printed.
+    fn check(&self, name: &str, line: &str, exit: i32, expected: &str) {
+        let output = self.run_as(name, line);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned()
+            + &String::from_utf8_lossy(&output.stdout);
+        assert_eq!(
+            output.status.code(),
+            Some(exit),
+            "{name} {line}: {said}\n{}",
+            self.log()
+        );
+        assert!(said.contains(expected), "{name} {line}: {said}");
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.base.path().join("log")).unwrap_or_default()
+    }
+
+    fn is_mounted(&self) -> bool {
+        let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let escaped = self.mountpoint.to_str().unwrap().replace(' ', "\\040");
+        mounts
+            .lines()
+            .any(|line| line.contains(&escaped) && line.contains(" - fuse.kvfs "))
+    }
+
+    fn signal_daemon(&self, signal: &str) {
+        let status = self.run("status --json MNT");
+        let status: serde_json::Value = serde_json::from_slice(&status.stdout).unwrap();
+        let pid = status["pid"].to_string();
+        assert!(
+            Command::new("kill")
+                .args([signal, &pid])
+                .status()
+                .unwrap()
+                .success()
+        );
+    }
+
+    fn wait_for_log(&self, text: &str) {
+        let end = Instant::now() + Duration::from_secs(20);
+        while !self.log().contains(text) {
+            assert!(
+                Instant::now() < end,
+                "no {text:?} in the log:\n{}",
+                self.log()
+            );
+            sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if self.is_mounted() {
+            self.run("umount --force MNT");
+        }
+    }
+}
+
+#[test]
+fn mount_ask_sync_and_unmount() {
+    let Some(place) = Place::new() else { return };
+    place.check("kvfs", "mount STORE MNT", 0, "");
+    assert!(place.is_mounted());
+    place.check("kvfs", "status MNT", 0, "uptime_seconds: ");
+    place.check("kvfs", "sync MNT", 0, "");
+    place.check("kvfs", "mount STORE MNT", 1, "already has the store");
+    std::fs::create_dir(place.base.path().join("second")).unwrap();
+    place.check("kvfs", "mount STORE second", 1, "is already mounted at");
+    place.check("kvfs", "fsck STORE", 1, "is in use by another kvfs");
+    place.check("kvfs", "umount MNT", 0, "");
+    assert!(!place.is_mounted());
+    assert!(place.log().contains("everything is durable"));
+    place.check("kvfs", "umount MNT", 1, "is not a mountpoint of kvfs");
+    place.check("kvfs", "mount STORE MNT", 0, "");
+    assert!(
+        Command::new("fusermount3")
+            .arg("-u")
+            .arg(&place.mountpoint)
+            .status()
+            .unwrap()
+            .success()
+    );
+    place.check("kvfs", "mount STORE MNT", 0, "");
+    place.check("kvfs", "umount MNT", 0, "");
+    place.check("kvfs", "status MNT", 1, "is not a mountpoint of kvfs");
+    place.check("kvfs", "fsck STORE", 0, "no errors");
+}
+
+#[test]
+fn a_used_mount_stays_and_its_users_are_named() {
+    let Some(place) = Place::new() else { return };
+    place.check("kvfs", "mount STORE MNT", 0, "");
+    let open = File::open(&place.mountpoint).unwrap();
+    place.check(
+        "kvfs",
+        "umount MNT",
+        1,
+        &format!("(pid {}, open file", std::process::id()),
+    );
+    assert!(place.is_mounted());
+    place.check(
+        "kvfs",
+        "umount --lazy MNT",
+        0,
+        "goes on until the last user ends",
+    );
+    assert!(!place.is_mounted());
+    drop(open);
+    place.wait_for_log("everything is durable");
+}
+
+#[test]
+fn a_dead_daemon_is_cleared_by_mount_and_by_umount() {
+    let Some(place) = Place::new() else { return };
+    place.check("kvfs", "mount STORE MNT", 0, "");
+    place.signal_daemon("-KILL");
+    place.check(
+        "kvfs",
+        "mount STORE MNT",
+        0,
+        "had a mount whose daemon is gone: unmounted",
+    );
+    place.signal_daemon("-KILL");
+    place.check("kvfs", "umount MNT", 0, "was already gone: unmounted");
+    assert!(!place.is_mounted());
+}
+
+#[test]
+fn a_signal_unmounts_and_a_second_one_cuts_users_off() {
+    let Some(place) = Place::new() else { return };
+    place.check("kvfs", "mount STORE MNT", 0, "");
+    place.signal_daemon("-TERM");
+    place.wait_for_log("everything is durable");
+    assert!(!place.is_mounted());
+
+    std::fs::remove_file(place.base.path().join("log")).unwrap();
+    place.check("kvfs", "mount STORE MNT", 0, "");
+    let open = File::open(&place.mountpoint).unwrap();
+    place.signal_daemon("-TERM");
+    place.wait_for_log("in use by");
+    assert!(place.is_mounted());
+    place.signal_daemon("-INT");
+    place.wait_for_log("everything is durable");
+    drop(open);
+}
+
+#[test]
+fn what_mount_and_umount_of_the_system_expect() {
+    let Some(place) = Place::new() else { return };
+    let mount = |line: &str, exit, expected: &str| place.check("mount.kvfs", line, exit, expected);
+    mount("STORE MNT -f -o rw", 0, "");
+    assert!(!place.is_mounted());
+    mount(
+        "STORE MNT -o rw,noexec,_netdev,nofail,x-systemd.automount",
+        0,
+        "",
+    );
+    assert!(place.is_mounted());
+    mount("STORE MNT -o rw", 32, "already has the store");
+    mount(
+        "STORE MNT -o rw,ram=1G",
+        1,
+        "unknown mount option \"ram=1G\"",
+    );
+    mount("STORE", 1, "usage: mount.kvfs");
+    place.check("umount.fuse.kvfs", "MNT -v", 0, "");
+    place.check("umount.fuse.kvfs", "MNT", 32, "is not a mountpoint of kvfs");
+    place.check("kvfs", "STORE MNT -o rw,dev,suid", 0, "");
+    place.check("umount.fuse.kvfs", "MNT -l", 0, "");
+}
+
+#[test]
+fn a_mount_that_cannot_be_says_why() {
+    let Some(place) = Place::new() else { return };
+    let base: &Path = place.base.path();
+    for directory in ["full", "other", "other/inside", "foreign"] {
+        std::fs::create_dir(base.join(directory)).unwrap();
+    }
+    std::fs::write(base.join("full/file"), "").unwrap();
+    std::fs::write(base.join("foreign/FORMAT"), "kvfs store 99\n").unwrap();
+    let check = |line: &str, exit, expected: &str| place.check("kvfs", line, exit, expected);
+    check(
+        "mount STORE absent",
+        1,
+        "does not exist: make the directory first",
+    );
+    check("mount STORE log", 1, "mountpoint");
+    check("mount STORE full", 1, "is not empty");
+    check("mount full MNT", 1, "is not a kvfs store");
+    check("mount foreign MNT", 1, "format");
+    check("mount other other/inside", 1, "is inside the store");
+    check("mount full/store full", 1, "is inside the mountpoint");
+    check("mount other other", 1, "both store and mountpoint");
+    check("mount --config absent.toml STORE MNT", 1, "absent.toml");
+    check("mount --commit-interval 0 STORE MNT", 2, "must be from");
+    check("mount --ram 1G STORE MNT", 2, "unexpected argument");
+    check("umount /proc", 1, "is a mount of type proc, not of kvfs");
+    assert!(!place.is_mounted());
+}
