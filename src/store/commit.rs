@@ -1,7 +1,7 @@
 //! Publishing: the one place where an object's bytes become durable under a committed name.
 //!
 //! The order is the store's promise: bytes, fsync, rename into `objects/`, fsync of the
-//! directory, commit of `meta.redb`. [`publish`] does all but the last step for a frozen layer.
+//! directory, commit of `meta.redb`. `publish` does all but the last step for a frozen layer.
 
 use std::collections::BTreeSet;
 use std::io;

@@ -1,6 +1,6 @@
 //! `quarantine/`: refused and corrupt bytes, kept for whoever wants to know why.
 //!
-//! Bounded: the oldest go when there are more than [`FILES_MAX`], so that an engine that writes
+//! Bounded: the oldest go when there are more than `FILES_MAX`, so that an engine that writes
 //! broken pages all night does not fill the disk.
 
 use std::io;
