@@ -99,6 +99,7 @@ impl FileSystem {
     ) -> Result<Created, FsError> {
         check_name(&place.name)?;
         self.throttle()?;
+        self.publish_manifest_above(place.parent)?;
         let (id, object, inode, class) = self.reserve(place, mode, caller)?;
         let append = inode.file().is_some_and(|file| file.role.is_append_only());
         let access = if append {

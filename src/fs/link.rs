@@ -17,6 +17,7 @@ impl FileSystem {
     /// Gives a file another name.
     pub fn link(&self, id: InodeId, place: &Place) -> Result<Found, FsError> {
         check_name(&place.name)?;
+        self.publish_manifest_above(place.parent)?;
         let mut state = self.state_to_change()?;
         let mut inode = state.inode(id)?;
         if inode.is_directory() {

@@ -43,6 +43,9 @@ impl FileSystem {
         if views::is_view(id) {
             return views::list_views(id, offset, emit);
         }
+        if offset == 0 {
+            self.publish_all_pending(Some(id));
+        }
         let mut state = self.state();
         let (inode, class) = match state.directory(id) {
             // A removed directory that somebody still has open is empty.

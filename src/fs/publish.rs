@@ -69,6 +69,9 @@ impl FileSystem {
 
     /// Answers FLUSH for a page or manifest that is being written under its own name.
     pub(super) fn check_pending(&self, place: &Place, object: ObjectId) -> Result<(), FsError> {
+        if place.name != names::MANIFEST.as_bytes() {
+            self.publish_manifest_above(place.parent)?;
+        }
         let outcome = match self.class_of(place)? {
             (FileClass::Page(start), layer) => self
                 .page_place(place.parent, layer, start)
@@ -79,6 +82,43 @@ impl FileSystem {
         outcome.map_err(|error| self.report(place, error))
     }
 
+    /// Seals the manifest above a directory, if it was written in place a moment ago and nobody
+    /// has looked at it since: what comes next relies on it.
+    pub(super) fn publish_manifest_above(&self, directory: InodeId) -> Result<(), FsError> {
+        let place = {
+            let state = self.state();
+            if state.pending.is_empty() {
+                return Ok(());
+            }
+            let Ok(parent) = model_directory(&state, directory) else {
+                return Ok(());
+            };
+            let name = names::MANIFEST.as_bytes().to_vec();
+            let place = Place { parent, name };
+            if !state.pending.contains_key(&place) {
+                return Ok(());
+            }
+            place
+        };
+        self.publish_pending(&place).map(drop)
+    }
+
+    /// Seals what was written in place in a directory, or everywhere, and whose writers are done.
+    /// The last release cannot always do it: it may arrive before the kernel has let go of the
+    /// backing file, and a mapping goes away without notice.
+    pub(super) fn publish_all_pending(&self, directory: Option<InodeId>) {
+        let places: Vec<Place> = {
+            let state = self.state();
+            let here = |place: &&Place| directory.is_none_or(|parent| place.parent == parent);
+            state.pending.keys().filter(here).cloned().collect()
+        };
+        for place in places {
+            if let Err(error) = self.publish_pending(&place) {
+                log::warn!("{}: {error}", self.state().path(place.parent, &place.name));
+            }
+        }
+    }
+
     /// Seals what was written under this name, if its writers are done. Returns whether the name
     /// may be there now.
     pub(super) fn publish_pending(&self, place: &Place) -> Result<bool, FsError> {
@@ -87,6 +127,9 @@ impl FileSystem {
             .is_ok_and(|(class, _)| class.is_sealed())
         {
             return Ok(false);
+        }
+        if place.name != names::MANIFEST.as_bytes() {
+            self.publish_manifest_above(place.parent)?;
         }
         // One thread seals, another that looks the name up waits for it.
         let _turn = self.sealing_turn(place);

@@ -16,6 +16,7 @@ impl FileSystem {
         if flags & !libc::RENAME_NOREPLACE != 0 {
             return Err(FsError::Invalid);
         }
+        self.publish_manifest_above(to.parent)?;
         let mut state = self.state_to_change()?;
         let entry = state
             .entry(from.parent, &from.name)?

@@ -22,6 +22,7 @@ const CHECKSUM_BYTES_MAX: u64 = 1 << 30;
 impl FileSystem {
     /// Makes every change so far durable.
     pub fn commit(&self) -> Result<(), FsError> {
+        self.publish_all_pending(None);
         let wanted = {
             let mut state = self.state();
             if state.metadata.uncommitted() == 0 {
