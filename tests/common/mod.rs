@@ -12,6 +12,7 @@
 )]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+pub(crate) mod forks;
 pub(crate) mod model;
 pub(crate) mod mount;
 pub(crate) mod require;

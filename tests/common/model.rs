@@ -6,7 +6,7 @@ use kvfs::page::{
     Dtype, Layer, Manifest, ManifestFields, PageHasher, PagePlace, TokenStart, names, pack_page,
 };
 
-use super::Mount;
+use super::{Mount, sys};
 
 /// Bytes that look random and depend on `seed` alone (splitmix64).
 pub(crate) fn fill(seed: u64, length: usize) -> Vec<u8> {
@@ -103,7 +103,7 @@ impl Model {
         let directory = self.directory(mount);
         std::fs::create_dir(&directory).unwrap();
         let manifest = directory.join(names::MANIFEST);
-        std::fs::write(manifest, self.manifest.to_json()).unwrap();
+        sys::write_and_close(manifest, self.manifest.to_json().as_bytes()).unwrap();
         std::fs::create_dir(directory.join(names::SEQUENCES)).unwrap();
     }
 

@@ -5,7 +5,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 
-use super::eventually;
+use super::{eventually, forks};
 
 /// Who moves the bytes of ordinary files and pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,7 +91,7 @@ impl Mount {
         if std::env::var_os("RUST_LOG").is_none() {
             command.env("RUST_LOG", "kvfs=info");
         }
-        let mut daemon = command.spawn().unwrap();
+        let mut daemon = forks::spawn(&mut command).unwrap();
         let pid = daemon.id().to_string();
         eventually("the mount to answer", || {
             if let Some(status) = daemon.try_wait().unwrap() {
@@ -210,8 +210,7 @@ impl Mount {
 
     /// Unmounts, waits until the daemon has flushed and ended, and returns how.
     pub(crate) fn unmount(&mut self) -> ExitStatus {
-        let status = unmount_command(&self.mountpoint, false).status().unwrap();
-        assert!(status.success(), "umount: {status}");
+        forks::succeed(&mut unmount_command(&self.mountpoint, false));
         let mut daemon = self.daemon.take().unwrap();
         eventually("the daemon to end", || daemon.try_wait().unwrap())
     }
@@ -242,10 +241,8 @@ impl Drop for Mount {
             eprintln!("log of the daemon:\n{}", self.log());
         }
         if let Some(mut daemon) = self.daemon.take() {
-            let unmounted = unmount_command(&self.mountpoint, false)
-                .stderr(Stdio::null())
-                .status();
-            if !unmounted.is_ok_and(|status| status.success()) {
+            let unmounted = forks::output(&mut unmount_command(&self.mountpoint, false));
+            if !unmounted.status.success() {
                 detach(&self.mountpoint);
                 let _ = daemon.kill();
             }
@@ -276,9 +273,7 @@ fn unmount_command(mountpoint: &Path, lazy: bool) -> Command {
 
 /// Takes the mountpoint out of the tree, whoever still uses it.
 fn detach(mountpoint: &Path) {
-    let _ = unmount_command(mountpoint, true)
-        .stderr(Stdio::null())
-        .status();
+    let _ = forks::output(&mut unmount_command(mountpoint, true));
 }
 
 /// Regular files below a directory of the store, sorted.

@@ -6,6 +6,8 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
+use super::forks::no_forks;
+
 /// The errno of a failure; 0 of a success.
 pub(crate) fn errno<T>(outcome: &io::Result<T>) -> i32 {
     match outcome {
@@ -62,8 +64,10 @@ pub(crate) fn rename(from: impl AsRef<Path>, to: impl AsRef<Path>) -> io::Result
     std::fs::rename(from, to)
 }
 
-/// Writes a new file and reports the first failure, close(2) included.
+/// Writes a new file and reports the first failure, close(2) included. Nobody else has a
+/// descriptor of it, so a page is sealed when this returns.
 pub(crate) fn write_and_close(path: impl AsRef<Path>, bytes: &[u8]) -> io::Result<()> {
+    let _quiet = no_forks();
     let file = open(path, libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL)?;
     file.write_all_at(bytes, 0)?;
     close(file)
@@ -153,4 +157,17 @@ pub(crate) fn duplicate(file: &File) -> File {
 
 fn c_string(bytes: &[u8]) -> std::ffi::CString {
     std::ffi::CString::new(bytes).expect("no zero byte")
+}
+
+/// utimensat(2) by name: no descriptor for writing is needed.
+pub(crate) fn set_modified(path: impl AsRef<Path>, time: std::time::SystemTime) -> io::Result<()> {
+    use nix::sys::stat::{UtimensatFlags, utimensat};
+    use nix::sys::time::TimeSpec;
+    let since = time
+        .duration_since(std::time::UNIX_EPOCH)
+        .expect("after 1970");
+    let time = TimeSpec::from_duration(since);
+    let flags = UtimensatFlags::FollowSymlink;
+    utimensat(nix::fcntl::AT_FDCWD, path.as_ref(), &time, &time, flags)?;
+    Ok(())
 }

@@ -7,4 +7,5 @@
 #[macro_use]
 mod common;
 
+mod rename;
 mod views;

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt;
 
-use crate::common::sys::{assert_errno, open};
+use crate::common::sys::{assert_errno, open, write_and_close};
 use crate::common::{Mode, Model, Mount};
 
 in_both_modes!(
@@ -54,7 +54,7 @@ fn metrics_parse_and_count(mode: Mode) {
     let model = Model::small();
     model.install(&mount);
     let path = model.page_path(&mount, "chat", 0, 0);
-    std::fs::write(&path, model.page(0, 0, 1)).unwrap();
+    write_and_close(&path, &model.page(0, 0, 1)).unwrap();
     assert!(path.exists());
     let text = std::fs::read_to_string(mount.join(".kvfs/metrics")).unwrap();
     for line in text.lines().filter(|line| !line.starts_with('#')) {
