@@ -7,5 +7,7 @@
 #[macro_use]
 mod common;
 
+mod in_place;
 mod rename;
+mod tail;
 mod views;
