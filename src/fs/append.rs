@@ -175,12 +175,13 @@ impl FileSystem {
         let name = names::format_page(page.start()).into_bytes();
         let mut sealed = tail.clone();
         sealed.mtime = Time::now();
+        let attributes = state.metadata.attributes(id)?;
         state.remove_source(id, place, false)?;
         let to = Place {
             parent: place.parent,
             name,
         };
-        self.insert_sealed(&mut state, &sealed, &to, (object, &verified))?;
+        self.insert_sealed(&mut state, (&sealed, &attributes), &to, (object, &verified))?;
         self.open_next_tail(&mut state, tail, place.parent, start + u64::from(tokens))
     }
 
@@ -286,6 +287,7 @@ impl FileSystem {
         let (source, object, taken) = self.take_over(id)?;
         let mut state = self.state_to_change()?;
         state.sealing.remove(&id);
+        let attributes = state.metadata.attributes(id)?;
         state.remove_source(id, from, taken)?;
         if let Some(entry) = state.entry(to.parent, &to.name)? {
             let mut old = state.inode(entry.inode)?;
@@ -297,10 +299,11 @@ impl FileSystem {
             ..source
         };
         self.insert_append(&mut state, to, &inode, (object, role))?;
+        let entry = state.entry(to.parent, &to.name)?.ok_or(FsError::NotFound)?;
+        state.replace_attributes(entry.inode, &attributes)?;
         let Some(page) = full else {
             return Ok(());
         };
-        let entry = state.entry(to.parent, &to.name)?.ok_or(FsError::NotFound)?;
         drop(state);
         let file = self.store.open_object(object, Access::Read)?;
         self.seal_tail(entry.inode, &inode, file.as_ref(), (to, &page))

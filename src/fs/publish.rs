@@ -17,7 +17,7 @@ use crate::ingest::model::{MANIFEST_BYTES_MAX, ManifestError, Model};
 use crate::ingest::seal::{self, SealError};
 use crate::page::{Manifest, PageError, names};
 use crate::store::disk::{Access, read_all};
-use crate::store::metadata::Life;
+use crate::store::metadata::{Attribute, Life};
 use crate::store::quarantine::{self, Take};
 use crate::store::record::{
     DirectoryClass, Entry, FileRecord, Inode, InodeId, Kind, ObjectId, ObjectKind, ObjectRecord,
@@ -177,9 +177,15 @@ impl FileSystem {
         if let Some(file) = emptied.file_mut() {
             file.object = None;
         }
+        let attributes = state.metadata.attributes(id)?;
         state.drop_link(id, &mut emptied)?;
         match outcome {
-            Ok(verified) => self.insert_sealed(&mut state, &source, place, (object, &verified)),
+            Ok(verified) => self.insert_sealed(
+                &mut state,
+                (&source, &attributes),
+                place,
+                (object, &verified),
+            ),
             Err(error) => {
                 state.metadata.staged.remove(&object);
                 drop(state);
@@ -213,8 +219,14 @@ impl FileSystem {
                 return Err(self.report(to, error));
             }
         };
+        let attributes = state.metadata.attributes(id)?;
         state.remove_source(id, from, taken)?;
-        self.insert_sealed(&mut state, &source, to, (object, &verified))
+        self.insert_sealed(
+            &mut state,
+            (&source, &attributes),
+            to,
+            (object, &verified),
+        )
     }
 
     /// The bytes of a file for another inode: the object itself if nobody else can reach it, else
@@ -252,7 +264,7 @@ impl FileSystem {
     pub(super) fn insert_sealed(
         &self,
         state: &mut State,
-        source: &Inode,
+        (source, attributes): (&Inode, &[Attribute]),
         to: &Place,
         (object, verified): (ObjectId, &Verified),
     ) -> Result<(), FsError> {
@@ -267,6 +279,7 @@ impl FileSystem {
                 (old.mode, old.uid, old.gid) = (inode.mode, inode.uid, inode.gid);
                 (old.atime, old.mtime, old.ctime) = (inode.atime, inode.mtime, inode.ctime);
                 state.put_inode(entry.inode, &old);
+                state.replace_attributes(entry.inode, attributes)?;
                 return state.drop_object(object);
             }
             state.drop_link(entry.inode, &mut old)?;
@@ -297,6 +310,7 @@ impl FileSystem {
                 ..inode
             },
         );
+        state.replace_attributes(id, attributes)?;
         let entry = Entry {
             inode: id,
             file_type: libc::S_IFREG,

@@ -11,7 +11,7 @@ use super::attributes::{Attributes, Place};
 use crate::ingest::model::Model;
 use crate::store::Store;
 use crate::store::disk::{DiskFile, FileStat};
-use crate::store::metadata::{Life, Metadata};
+use crate::store::metadata::{Attribute, Life, Metadata};
 use crate::store::record::{
     DirectoryClass, Entry, FileRecord, Inode, InodeId, Kind, ObjectId, ObjectKind, ObjectRecord,
     Time,
@@ -277,6 +277,22 @@ impl State {
         let record = self.metadata.object(object)?;
         if record.is_none_or(|record| record.references <= 1) {
             self.metadata.disown_object(object);
+        }
+        Ok(())
+    }
+
+    /// Gives an inode the extended attributes of the file that it takes the place of.
+    pub(crate) fn replace_attributes(
+        &mut self,
+        id: InodeId,
+        attributes: &[Attribute],
+    ) -> Result<(), FsError> {
+        let life = self.metadata.life(id);
+        for (name, _) in self.metadata.attributes(id)? {
+            self.metadata.remove_attribute(life, id, &name);
+        }
+        for (name, value) in attributes {
+            self.metadata.put_attribute(life, id, name, value);
         }
         Ok(())
     }
