@@ -138,7 +138,9 @@ impl FileSystem {
             let Some(object) = self.claim_pending(place, id)? else {
                 continue;
             };
-            if let Err(error) = self.seal_pending(place, id, object) {
+            let outcome = self.seal_pending(place, id, object);
+            self.forget_pending(place, id);
+            if let Err(error) = outcome {
                 // The writer heard of it at close(); a lookup only finds nothing.
                 log::debug!("{}: {error}", self.state().path(place.parent, &place.name));
             }
@@ -160,13 +162,18 @@ impl FileSystem {
         if let Some(node) = state.nodes.get_mut(&id) {
             node.pending = None;
         }
+        Ok(Some(object))
+    }
+
+    /// A pending file is sealed or refused. Only now, since who finds it waiting waits for it.
+    fn forget_pending(&self, place: &Place, id: InodeId) {
+        let mut state = self.state();
         if let Some(waiting) = state.pending.get_mut(place) {
             waiting.retain(|other| *other != id);
             if waiting.is_empty() {
                 state.pending.remove(place);
             }
         }
-        Ok(Some(object))
     }
 
     fn seal_pending(&self, place: &Place, id: InodeId, object: ObjectId) -> Result<(), FsError> {
