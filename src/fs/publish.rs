@@ -68,7 +68,12 @@ impl FileSystem {
     }
 
     /// Answers FLUSH for a page or manifest that is being written under its own name.
-    pub(super) fn check_pending(&self, place: &Place, object: ObjectId) -> Result<(), FsError> {
+    pub(super) fn check_pending(
+        &self,
+        id: InodeId,
+        place: &Place,
+        object: ObjectId,
+    ) -> Result<(), FsError> {
         if place.name != names::MANIFEST.as_bytes() {
             self.publish_manifest_above(place.parent)?;
         }
@@ -79,7 +84,7 @@ impl FileSystem {
             (FileClass::Manifest, _) => self.read_manifest(object).map(|_| ()),
             _ => Ok(()),
         };
-        outcome.map_err(|error| self.report(place, error))
+        outcome.map_err(|error| self.report_once(id, place, error))
     }
 
     /// Seals the manifest above a directory, if it was written in place a moment ago and nobody
@@ -135,7 +140,7 @@ impl FileSystem {
         let _turn = self.sealing_turn(place);
         let waiting = self.state().pending.get(place).cloned().unwrap_or_default();
         for id in waiting {
-            let Some(object) = self.claim_pending(place, id)? else {
+            let Some(object) = self.claim_pending(id)? else {
                 continue;
             };
             let outcome = self.seal_pending(place, id, object);
@@ -149,7 +154,7 @@ impl FileSystem {
     }
 
     /// Takes a pending file over for sealing if its bytes are at rest.
-    fn claim_pending(&self, place: &Place, id: InodeId) -> Result<Option<ObjectId>, FsError> {
+    fn claim_pending(&self, id: InodeId) -> Result<Option<ObjectId>, FsError> {
         let mut state = self.wait_for_release(self.state(), id);
         let Some(&object) = state.unsettled.get(&id) else {
             return Ok(None);
@@ -197,7 +202,7 @@ impl FileSystem {
                 state.metadata.staged.remove(&object);
                 drop(state);
                 self.quarantine(place, object, Take::Move, &error);
-                Err(self.report(place, error))
+                Err(self.report_once(id, place, error))
             }
         }
     }
@@ -431,6 +436,21 @@ impl FileSystem {
                 FsError::Refused
             }
         }
+    }
+
+    /// [`FileSystem::report`] for a file that is looked at more than once, at each close() and
+    /// when it would be sealed.
+    fn report_once(&self, id: InodeId, place: &Place, error: SealError) -> FsError {
+        if let (SealError::Refused(error), Some(node)) =
+            (&error, self.state().nodes.get_mut(&id))
+        {
+            let text = Some(error.to_string());
+            if node.refusal == text {
+                return FsError::Refused;
+            }
+            node.refusal = text;
+        }
+        self.report(place, error)
     }
 
     fn quarantine(&self, place: &Place, object: ObjectId, take: Take, error: &SealError) {

@@ -11,7 +11,7 @@ impl FileSystem {
     /// `close()` on some descriptor of a handle. It answers for pages only, and changes nothing:
     /// it also comes from descriptors that dup and fork made.
     pub fn flush(&self, handle: u64) -> Result<(), FsError> {
-        let (place, object) = {
+        let (id, place, object) = {
             let mut state = self.state();
             let State {
                 handles,
@@ -28,11 +28,11 @@ impl FileSystem {
                 node.writers_flushed += 1;
             }
             match (node.pending.clone(), unsettled.get(&open.inode)) {
-                (Some(place), Some(object)) => (place, *object),
+                (Some(place), Some(object)) => (open.inode, place, *object),
                 _ => return Ok(()),
             }
         };
-        self.check_pending(&place, object)
+        self.check_pending(id, &place, object)
     }
 
     /// The last descriptor of a handle is gone.

@@ -33,6 +33,8 @@ pub(crate) struct Node {
     pub(crate) replacement: Option<ObjectId>,
     /// A page or manifest being written in place: where it will appear.
     pub(crate) pending: Option<Box<Place>>,
+    /// Why it was refused, as it was told.
+    pub(crate) refusal: Option<String>,
     /// What the file was when it was last verified.
     pub(crate) verified: Option<FileStat>,
     /// Serialises appends.
