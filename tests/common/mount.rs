@@ -30,10 +30,14 @@ pub(crate) struct Mount {
 /// How the daemon is started; it stays in the foreground.
 fn daemon_command(mode: Mode, options: &[String], store: &Path, mountpoint: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kvfs"));
-    command.args(options).arg(store).arg(mountpoint);
-    if mode == Mode::Served {
-        command.arg("served");
+    command.args(["mount", "--foreground"]);
+    if nix::unistd::geteuid().is_root() {
+        command.arg("--allow-other");
     }
+    if mode == Mode::Served {
+        command.arg("--no-passthrough");
+    }
+    command.args(options).arg(store).arg(mountpoint);
     command
 }
 

@@ -333,6 +333,7 @@ fn tokens_are_appended(mode: Mode) {
     let outcome = rename(path.with_file_name(".tokens.q2"), &path);
     assert_errno(outcome, libc::EINVAL);
     assert!(std::fs::read(&path).unwrap() == other);
+    drop((tokens, writer));
     let mut mount = mount;
     mount.remount();
     assert!(std::fs::read(&path).unwrap() == other);
