@@ -60,6 +60,23 @@ impl FileSystem {
         }
     }
 
+    /// Opens a sealed file for reading whose backing file the kernel still holds from an earlier
+    /// open. `None` if that file is not the one on the disk any more.
+    pub fn open_held(&self, id: InodeId) -> Result<Option<u64>, FsError> {
+        let mut state = self.state();
+        let verified = state.nodes.get(&id).and_then(|node| node.verified);
+        let Some((object, known)) = verified else {
+            return Ok(None);
+        };
+        match self.store.stat_object(object) {
+            Ok(stat) if stat.is_same_content(&known) => {}
+            _ => return Ok(None),
+        }
+        self.observer.opened(known.length);
+        let handle = Handle::new(id, false, Served::Passthrough);
+        Ok(Some(state.add_handle(handle)))
+    }
+
     fn open_reader(
         &self,
         id: InodeId,
@@ -84,7 +101,7 @@ impl FileSystem {
         match outcome {
             Ok((opened, stat)) => {
                 if let Some(node) = state.nodes.get_mut(&id) {
-                    node.verified = settled.then_some(stat);
+                    node.verified = settled.then_some((object, stat));
                 }
                 let sealed = file.role.is_sealed();
                 Ok(self.add_opened(&mut state, (id, object), Arc::from(opened), false, sealed))
@@ -102,7 +119,7 @@ impl FileSystem {
         id: InodeId,
         inode: &Inode,
         (object, settled): (ObjectId, bool),
-        verified: Option<FileStat>,
+        verified: Option<(ObjectId, FileStat)>,
     ) -> Result<(Box<dyn DiskFile>, FileStat), FsError> {
         let opened = self
             .store
@@ -117,7 +134,8 @@ impl FileSystem {
                 }
             })?;
         let stat = opened.stat()?;
-        if settled && verified != Some(stat) {
+        let known = verified.is_some_and(|(_, known)| known.is_same_content(&stat));
+        if settled && !known {
             self.verify(id, inode, object, opened.as_ref())?;
         }
         Ok((opened, stat))

@@ -233,12 +233,7 @@ impl FileSystem {
         };
         let attributes = state.metadata.attributes(id)?;
         state.remove_source(id, from, taken)?;
-        self.insert_sealed(
-            &mut state,
-            (&source, &attributes),
-            to,
-            (object, &verified),
-        )
+        self.insert_sealed(&mut state, (&source, &attributes), to, (object, &verified))
     }
 
     /// The bytes of a file for another inode: the object itself if nobody else can reach it, else
@@ -438,12 +433,10 @@ impl FileSystem {
         }
     }
 
-    /// [`FileSystem::report`] for a file that is looked at more than once, at each close() and
+    /// [`FileSystem::report`] for a file that is looked at more than once, at each `close()` and
     /// when it would be sealed.
     fn report_once(&self, id: InodeId, place: &Place, error: SealError) -> FsError {
-        if let (SealError::Refused(error), Some(node)) =
-            (&error, self.state().nodes.get_mut(&id))
-        {
+        if let (SealError::Refused(error), Some(node)) = (&error, self.state().nodes.get_mut(&id)) {
             let text = Some(error.to_string());
             if node.refusal == text {
                 return FsError::Refused;

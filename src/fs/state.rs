@@ -35,8 +35,8 @@ pub(crate) struct Node {
     pub(crate) pending: Option<Box<Place>>,
     /// Why it was refused, as it was told.
     pub(crate) refusal: Option<String>,
-    /// What the file was when it was last verified.
-    pub(crate) verified: Option<FileStat>,
+    /// The object that was last verified, and what its file was then.
+    pub(crate) verified: Option<(ObjectId, FileStat)>,
     /// Serialises appends.
     pub(crate) append: Option<Arc<Mutex<()>>>,
 }

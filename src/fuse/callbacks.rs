@@ -109,6 +109,20 @@ impl Callbacks {
         });
     }
 
+    /// Opens a page whose backing file is still registered.
+    fn open_held(&self, number: InodeId) -> Option<(u64, Arc<fuser::BackingId>)> {
+        let id = self.backings.attach_held(number)?;
+        let start = Instant::now();
+        if let Ok(Some(handle)) = self.fs.open_held(number) {
+            let observer = self.fs.observer();
+            observer.request(Operation::Open, true, start.elapsed());
+            return Some((handle, id));
+        }
+        self.backings.detach(number);
+        self.backings.let_go(number);
+        None
+    }
+
     fn undo_open(&self, handle: u64, error: &std::io::Error) -> Errno {
         log::error!("the kernel did not take a backing file: {error}");
         if let Err(error) = self.fs.release(handle) {
@@ -172,6 +186,7 @@ impl Filesystem for Callbacks {
     }
 
     fn forget(&self, _request: &Request, number: INodeNo, count: u64) {
+        self.backings.let_go(inode(number));
         self.fs.forget(inode(number), count);
     }
 
@@ -373,7 +388,10 @@ impl Filesystem for Callbacks {
                     Some(descriptor) => reply.open_backing(descriptor),
                     None => Err(std::io::ErrorKind::Unsupported.into()),
                 };
-                match self.backings.attach(found.attributes.inode, register) {
+                match self
+                    .backings
+                    .attach(found.attributes.inode, false, register)
+                {
                     Ok(id) => reply.created_passthrough(
                         &ttl,
                         &shown,
@@ -390,12 +408,16 @@ impl Filesystem for Callbacks {
 
     fn open(&self, _request: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         self.mode(|descriptor| reply.open_backing(descriptor));
+        let reads_only = flags.0 & (libc::O_ACCMODE | libc::O_TRUNC) == libc::O_RDONLY;
+        if reads_only && let Some((handle, id)) = self.open_held(inode(number)) {
+            let handle = FileHandle(handle);
+            return reply.opened_passthrough(handle, FopenFlags::FOPEN_NOFLUSH, &id);
+        }
         let opened = match self.call(Operation::Open, |fs| fs.open_file(inode(number), flags.0)) {
             Ok(opened) => opened,
             Err(error) => return reply.error(error),
         };
         let handle = FileHandle(opened.handle);
-        let reads_only = flags.0 & libc::O_ACCMODE == libc::O_RDONLY;
         // close() of a reader has nothing to report: the round trip is saved.
         let quiet = if reads_only {
             FopenFlags::FOPEN_NOFLUSH
@@ -409,7 +431,10 @@ impl Filesystem for Callbacks {
                     Some(descriptor) => reply.open_backing(descriptor),
                     None => Err(std::io::ErrorKind::Unsupported.into()),
                 };
-                match self.backings.attach(inode(number), register) {
+                match self
+                    .backings
+                    .attach(inode(number), opened.is_sealed, register)
+                {
                     Ok(id) => reply.opened_passthrough(handle, quiet, &id),
                     Err(error) => reply.error(self.undo_open(opened.handle, &error)),
                 }

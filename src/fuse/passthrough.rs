@@ -3,10 +3,10 @@
 //! The kernel allows one backing file per inode while any open of the inode lives (a second one,
 //! or a cached open beside it, gives EIO), so opens of an inode share an id until the last closes.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fuser::BackingId;
 
@@ -15,47 +15,102 @@ use crate::store::Store;
 use crate::store::disk::{Access, DiskPath};
 use crate::store::record::InodeId;
 
+/// Backing files of sealed files that stay registered after the last close: a page that is opened
+/// again costs one round trip and one `stat`. Each keeps a file open in the kernel, some 300 bytes.
+const HELD_MAX: usize = 1024;
+
 /// The ids in use.
 #[derive(Debug, Default)]
-pub(super) struct Backings(Mutex<HashMap<InodeId, Backing>>);
+pub(super) struct Backings(Mutex<Registered>);
+
+#[derive(Debug, Default)]
+struct Registered {
+    by_inode: HashMap<InodeId, Backing>,
+    /// Sealed files without an open, in the order in which they were closed. A file that was
+    /// opened again since is still in it; its turn passes without effect.
+    held: VecDeque<InodeId>,
+}
 
 #[derive(Debug)]
 struct Backing {
     id: Arc<BackingId>,
     opens: u32,
+    is_sealed: bool,
 }
 
 impl Backings {
+    fn registered(&self) -> MutexGuard<'_, Registered> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The id for one more open of an inode; `register` makes one if this is the first.
     pub(super) fn attach(
         &self,
         inode: InodeId,
+        is_sealed: bool,
         register: impl FnOnce() -> io::Result<BackingId>,
     ) -> io::Result<Arc<BackingId>> {
-        let mut backings = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(backing) = backings.get_mut(&inode) {
+        let mut registered = self.registered();
+        if let Some(backing) = registered.by_inode.get_mut(&inode) {
             backing.opens += 1;
             return Ok(Arc::clone(&backing.id));
         }
         let id = Arc::new(register()?);
-        backings.insert(
-            inode,
-            Backing {
-                id: Arc::clone(&id),
-                opens: 1,
-            },
-        );
+        let backing = Backing {
+            id: Arc::clone(&id),
+            opens: 1,
+            is_sealed,
+        };
+        registered.by_inode.insert(inode, backing);
         Ok(id)
+    }
+
+    /// The id for one more open of a sealed inode whose backing file is still registered.
+    pub(super) fn attach_held(&self, inode: InodeId) -> Option<Arc<BackingId>> {
+        let mut registered = self.registered();
+        let backing = registered.by_inode.get_mut(&inode)?;
+        backing.is_sealed.then(|| {
+            backing.opens += 1;
+            Arc::clone(&backing.id)
+        })
     }
 
     /// An open of an inode is gone; it may have been one without passthrough.
     pub(super) fn detach(&self, inode: InodeId) {
-        let mut backings = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(backing) = backings.get_mut(&inode) {
-            backing.opens -= 1;
-            if backing.opens == 0 {
-                backings.remove(&inode);
-            }
+        let mut registered = self.registered();
+        let Some(backing) = registered.by_inode.get_mut(&inode) else {
+            return;
+        };
+        backing.opens -= 1;
+        if backing.opens > 0 {
+            return;
+        }
+        if !backing.is_sealed {
+            registered.by_inode.remove(&inode);
+            return;
+        }
+        registered.held.push_back(inode);
+        if registered.held.len() > HELD_MAX
+            && let Some(oldest) = registered.held.pop_front()
+        {
+            registered.drop_idle(oldest);
+        }
+    }
+
+    /// The file of an inode is not to be opened again from what is registered now.
+    pub(super) fn let_go(&self, inode: InodeId) {
+        self.registered().drop_idle(inode);
+    }
+}
+
+impl Registered {
+    fn drop_idle(&mut self, inode: InodeId) {
+        if self
+            .by_inode
+            .get(&inode)
+            .is_some_and(|backing| backing.opens == 0)
+        {
+            self.by_inode.remove(&inode);
         }
     }
 }

@@ -10,6 +10,14 @@ use std::path::PathBuf;
 
 use super::record::{ObjectId, Time};
 
+impl FileStat {
+    /// Whether both are of the same file with the same content. Blocks do not count: they change
+    /// when the kernel writes back.
+    pub fn is_same_content(&self, other: &FileStat) -> bool {
+        (self.inode, self.length, self.mtime) == (other.inode, other.length, other.mtime)
+    }
+}
+
 /// Names of files in a store. There is no way to name anything outside of it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum DiskPath {
@@ -83,7 +91,7 @@ pub enum Access {
     ReadWrite,
 }
 
-/// What `fstat` tells of a file. Two stats of a path differ when another file was put there or its bytes were written to.
+/// What `fstat` tells of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileStat {
     /// Length in bytes.
