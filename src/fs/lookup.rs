@@ -71,7 +71,11 @@ impl FileSystem {
         if views::is_view(inode) {
             return Ok(self.view_attributes(inode));
         }
-        self.state().attributes(&self.store, inode)
+        let state = self.state();
+        state.check_current(inode)?;
+        let mut attributes = state.attributes(&self.store, inode)?;
+        attributes.is_at_rest &= attributes.links > 0;
+        Ok(attributes)
     }
 
     /// Target of a symbolic link.

@@ -41,11 +41,17 @@ impl FileSystem {
     /// Opens a file; `flags` are those of open(2).
     pub fn open_file(&self, id: InodeId, flags: i32) -> Result<Opened, FsError> {
         if views::is_view(id) {
-            return self.open_view(id);
+            return self.open_view(id, flags);
         }
         let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
         let truncates = flags & libc::O_TRUNC != 0;
-        let inode = self.state().inode(id)?;
+        let inode = {
+            let state = self.state();
+            if state.nodes.get(&id).is_some_and(|node| node.superseded) {
+                return Err(FsError::Stale);
+            }
+            state.inode(id)?
+        };
         let file = match inode.file() {
             Some(file) => file.clone(),
             None if inode.is_directory() => return Err(FsError::IsDirectory),

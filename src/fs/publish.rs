@@ -287,6 +287,8 @@ impl FileSystem {
                 (old.atime, old.mtime, old.ctime) = (inode.atime, inode.mtime, inode.ctime);
                 state.put_inode(entry.inode, &old);
                 state.replace_attributes(entry.inode, attributes)?;
+                self.invalidate(super::Invalidation::Name(to.clone()));
+                self.invalidate(super::Invalidation::Inode(entry.inode));
                 return state.drop_object(object);
             }
             state.drop_link(entry.inode, &mut old)?;

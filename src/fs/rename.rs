@@ -10,8 +10,10 @@ use crate::store::metadata::Life;
 use crate::store::record::{DirectoryClass, Entry, Inode, InodeId, Kind, Role, Time};
 
 impl FileSystem {
-    /// Renames; `flags` are those of renameat2(2).
-    pub fn rename(&self, from: &Place, to: &Place, flags: u32) -> Result<(), FsError> {
+    /// Renames; `flags` are those of renameat2(2). Where the file became another inode, the old
+    /// one is returned: the kernel moves its own entry to the new name, and must be told to forget
+    /// what it knows of that inode before it hears that the rename is done.
+    pub fn rename(&self, from: &Place, to: &Place, flags: u32) -> Result<Option<InodeId>, FsError> {
         check_name(&to.name)?;
         if flags & !libc::RENAME_NOREPLACE != 0 {
             return Err(FsError::Invalid);
@@ -26,21 +28,22 @@ impl FileSystem {
             return Err(FsError::Exists);
         }
         if target.is_some_and(|target| target.inode == entry.inode) {
-            return Ok(());
+            return Ok(None);
         }
         let inode = state.inode(entry.inode)?;
         check_replaceable(&state, &inode, target)?;
         if inode.is_directory() {
-            return rename_directory(&mut state, (from, to), (entry, inode), target);
+            rename_directory(&mut state, (from, to), (entry, inode), target)?;
+            return Ok(None);
         }
         let (_, directory) = state.directory(to.parent)?;
         let class = classify::file(directory, &to.name);
         let role = inode.file().map(|file| file.role);
         match (role, class) {
-            (_, FileClass::Reserved) => Err(FsError::NotPermitted),
+            (_, FileClass::Reserved) => return Err(FsError::NotPermitted),
             (Some(Role::Plain), FileClass::Page(_) | FileClass::Manifest) => {
                 drop(state);
-                self.publish_renamed(entry.inode, from, to)
+                self.publish_renamed(entry.inode, from, to)?;
             }
             (Some(Role::Plain), FileClass::Tail(start)) => {
                 drop(state);
@@ -48,14 +51,18 @@ impl FileSystem {
                     start,
                     directory: to.parent,
                 };
-                self.replace_append(entry.inode, (from, to), role)
+                self.replace_append(entry.inode, (from, to), role)?;
             }
             (Some(Role::Plain), FileClass::Tokens) => {
                 drop(state);
-                self.replace_append(entry.inode, (from, to), Role::Tokens)
+                self.replace_append(entry.inode, (from, to), Role::Tokens)?;
             }
-            _ => self.move_file(state, (from, to), (entry, inode), class),
+            _ => {
+                self.move_file(state, (from, to), (entry, inode), class)?;
+                return Ok(None);
+            }
         }
+        Ok(Some(entry.inode))
     }
 
     /// Moves a name whose file stays what it is.

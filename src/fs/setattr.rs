@@ -46,6 +46,7 @@ impl FileSystem {
         if views::is_view(id) {
             return Err(FsError::NotPermitted);
         }
+        self.state().check_current(id)?;
         if let Some(size) = set.size {
             self.truncate(id, size)?;
         }

@@ -33,6 +33,8 @@ pub(crate) struct Node {
     pub(crate) replacement: Option<ObjectId>,
     /// A page or manifest being written in place: where it will appear.
     pub(crate) pending: Option<Box<Place>>,
+    /// Its bytes were published under another name, as another inode.
+    pub(crate) superseded: bool,
     /// Why it was refused, as it was told.
     pub(crate) refusal: Option<String>,
     /// The object that was last verified, and what its file was then.
@@ -361,9 +363,21 @@ impl State {
                 file.object = None;
             }
         }
+        if let Some(node) = self.nodes.get_mut(&id) {
+            node.superseded = true;
+        }
         self.remove_name(from, id);
         self.touch_directory(from.parent, 0)?;
         self.drop_link(id, &mut source)
+    }
+
+    /// Refuses an inode whose name leads to another one now, unless a descriptor asks: the kernel
+    /// then looks the name up again.
+    pub(crate) fn check_current(&self, id: InodeId) -> Result<(), FsError> {
+        match self.nodes.get(&id) {
+            Some(node) if node.superseded && node.handles() == 0 => Err(FsError::Stale),
+            _ => Ok(()),
+        }
     }
 
     /// Lets the next commit see a file that is still being written, as it is.

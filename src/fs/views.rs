@@ -75,9 +75,12 @@ impl FileSystem {
         }
     }
 
-    pub(super) fn open_view(&self, id: InodeId) -> Result<Opened, FsError> {
+    pub(super) fn open_view(&self, id: InodeId, flags: i32) -> Result<Opened, FsError> {
         if id == DIRECTORY {
             return Err(FsError::IsDirectory);
+        }
+        if flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_TRUNC != 0 {
+            return Err(FsError::NotPermitted);
         }
         let text = Arc::from(self.render(id).into_bytes());
         let handle = self

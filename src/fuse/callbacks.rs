@@ -3,15 +3,15 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Instant, SystemTime};
 
 use crossbeam_channel::Sender;
 use fuser::{
     BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation,
-    INodeNo, InitFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate,
-    ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen,
-    ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+    INodeNo, InitFlags, KernelConfig, LockOwner, Notifier, OpenFlags, RenameFlags, ReplyAttr,
+    ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLseek,
+    ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 
 use super::convert::{absent, attributes, errno, file_type, inode, new_time, ttl};
@@ -34,6 +34,8 @@ pub(super) struct Callbacks {
     fs: Arc<FileSystem>,
     backings: Backings,
     passthrough: Passthrough,
+    /// Set as soon as there is a session.
+    notifier: Arc<OnceLock<Notifier>>,
     /// Dropped with the callbacks, which tells that the mount is gone.
     _served: Sender<()>,
 }
@@ -42,12 +44,14 @@ impl Callbacks {
     pub(super) fn new(
         fs: Arc<FileSystem>,
         passthrough: Passthrough,
+        notifier: Arc<OnceLock<Notifier>>,
         served: Sender<()>,
     ) -> Callbacks {
         Callbacks {
             fs,
             backings: Backings::default(),
             passthrough,
+            notifier,
             _served: served,
         }
     }
@@ -328,7 +332,12 @@ impl Filesystem for Callbacks {
                 flags.bits(),
             )
         });
-        Self::reply_empty(reply, outcome);
+        if let (Ok(Some(old)), Some(notifier)) = (&outcome, self.notifier.get()) {
+            // A negative offset spares the cached bytes, and with them every lock that the kernel
+            // holds while it waits for this answer. An inode that it has forgotten is no error.
+            let _ = notifier.inval_inode(INodeNo(old.0), -1, 0);
+        }
+        Self::reply_empty(reply, outcome.map(drop));
     }
 
     fn link(

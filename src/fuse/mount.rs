@@ -2,7 +2,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -115,12 +115,19 @@ pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountEr
     let file_system = Arc::new(file_system);
     // Callbacks hold the sender; they are dropped when the kernel has let the mount go.
     let (served, unmounted) = bounded::<()>(0);
-    let callbacks = Callbacks::new(Arc::clone(&file_system), options.passthrough, served);
+    let early = Arc::new(OnceLock::new());
+    let callbacks = Callbacks::new(
+        Arc::clone(&file_system),
+        options.passthrough,
+        Arc::clone(&early),
+        served,
+    );
     let session = Session::new(callbacks, &options.mountpoint, &session_config(options))
         .map_err(MountError::Mount)?;
 
     let (stop, stopped) = bounded::<()>(0);
     let notifier = session.notifier();
+    let _ = early.set(notifier.clone());
     let threads = vec![
         start("kvfs-commit", {
             let (file_system, interval) = (Arc::clone(&file_system), options.commit_interval);
