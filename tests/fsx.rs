@@ -1,6 +1,8 @@
 //! fsx (`cargo install fsx`), the file system exerciser: random reads, writes, mappings, holes and
 //! copies on one file, each read checked against a copy in memory.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod common;
 
 use std::process::Command;
@@ -22,7 +24,7 @@ posix_fadvise = 2
 copy_file_range = 5
 ";
 
-/// Whole pages, as O_DIRECT and the engines' blocks have them, in a larger file.
+/// Whole pages, as `O_DIRECT` and the engines' blocks have them, in a larger file.
 const PAGES: &str = "
 flen = 4194304
 [opsize]

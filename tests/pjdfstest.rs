@@ -1,6 +1,8 @@
 //! pjdfstest (`cargo install pjdfstest --version 0.2.2`), the POSIX conformance suite, on `files/`.
 //! What may fail is in `pjdfstest.expected`, and exactly that has to.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod common;
 
 use std::collections::{BTreeMap, BTreeSet};
