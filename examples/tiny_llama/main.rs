@@ -6,7 +6,16 @@
 //! ```
 //!
 //! The model lies in `tests/fixtures/tiny-llama`, whose tokens are bytes. The KV cache is outside
-//! of the model, behind [`model::KeyValueCache`]; this program keeps it in memory.
+//! of the model, behind [`model::KeyValueCache`]. With `--cache` it lies in a mount, and a second
+//! run with the same prompt, or a longer one, starts where the first one stopped:
+//!
+//! ```text
+//! kvfs mount STORE /mnt/kv
+//! kvfs create /mnt/kv/models/tiny-llama --layers 4 --kv-heads 2 --head-dim 64 --page-tokens 256
+//! cargo run --release --example tiny_llama -- --model tests/fixtures/tiny-llama \
+//!     --prompt tests/fixtures/tiny-llama/prompt.txt --prompt-tokens 1024 --tokens 200 \
+//!     --cache /mnt/kv/models/tiny-llama/sequences/ruth
+//! ```
 
 use std::error::Error;
 use std::fs;
@@ -16,7 +25,8 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use crate::memory_cache::MemoryCache;
-use crate::model::Model;
+use crate::model::{KeyValueCache, Model};
+use crate::mount_cache::MountCache;
 use crate::weights::Weights;
 
 mod attention;
@@ -24,6 +34,7 @@ mod generate;
 mod matrix;
 mod memory_cache;
 mod model;
+mod mount_cache;
 mod sample;
 #[cfg(test)]
 mod tests;
@@ -32,16 +43,17 @@ mod weights;
 /// The result of anything here that can fail; the message is for people.
 pub(crate) type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
-/// Tokens per page of the cache, as in the sequences of the demo.
+/// Tokens per page of a cache in memory, as in the sequences of the demo.
 const PAGE_TOKENS: usize = 256;
 
-const USAGE: &str =
-    "usage: tiny_llama --model DIR --prompt FILE|TEXT [--prompt-tokens N] --tokens N";
+const USAGE: &str = "usage: tiny_llama --model DIR --prompt FILE|TEXT [--prompt-tokens N] --tokens N \
+     [--cache MOUNT/models/NAME/sequences/SEQUENCE]";
 
 struct Options {
     model: PathBuf,
     prompt: Vec<u8>,
     tokens: usize,
+    cache: Option<PathBuf>,
 }
 
 fn main() -> ExitCode {
@@ -63,6 +75,7 @@ fn main() -> ExitCode {
 
 fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
     let (mut model, mut prompt, mut prompt_tokens, mut tokens) = (None, None, None, None);
+    let mut cache = None;
     while let Some(name) = arguments.next() {
         let value = arguments
             .next()
@@ -72,6 +85,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
             "--prompt" => prompt = Some(read_prompt(value)?),
             "--prompt-tokens" => prompt_tokens = Some(value.parse()?),
             "--tokens" => tokens = Some(value.parse()?),
+            "--cache" => cache = Some(PathBuf::from(value)),
             _ => return Err(format!("unknown option {name}").into()),
         }
     }
@@ -81,6 +95,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
         model: model.ok_or("--model is missing")?,
         prompt,
         tokens: tokens.ok_or("--tokens is missing")?,
+        cache,
     })
 }
 
@@ -95,28 +110,45 @@ fn read_prompt(value: String) -> Result<Vec<u8>> {
 fn run(options: &Options) -> Result<()> {
     let model = Model::new(Weights::load(&options.model)?);
     let config = model.config();
-    let mut cache = MemoryCache::new(config.shape(), config.num_hidden_layers, PAGE_TOKENS);
     let prompt: Vec<u32> = options.prompt.iter().copied().map(u32::from).collect();
 
     let started = Instant::now();
-    let logits = generate::prefill(&model, &mut cache, 0, &prompt)?;
+    let Some(sequence) = &options.cache else {
+        let mut cache = MemoryCache::new(config.shape(), config.num_hidden_layers, PAGE_TOKENS);
+        let logits = generate::prefill(&model, &mut cache, 0, &prompt)?;
+        report("prefill", prompt.len(), started);
+        return decode(&model, &mut cache, &prompt, logits, options.tokens);
+    };
+    let mut cache = MountCache::open(sequence, config)?;
+    let before = cache.tokens().len();
+    let (logits, resumed) = mount_cache::read(&model, &mut cache, &prompt)?;
+    let counts = cache.counts();
+    eprintln!(
+        "cache: {before} tokens held; {} of {} prompt tokens came from it, {} were computed",
+        resumed.usable(),
+        prompt.len(),
+        counts.refilled + counts.added
+    );
     report("prefill", prompt.len(), started);
+    decode(&model, &mut cache, &prompt, logits, options.tokens)?;
+    cache.durable()
+}
 
+fn decode(
+    model: &Model,
+    cache: &mut dyn KeyValueCache,
+    prompt: &[u32],
+    logits: Vec<f32>,
+    count: usize,
+) -> Result<()> {
     let mut out = io::stdout().lock();
     let started = Instant::now();
-    generate::continue_greedily(
-        &model,
-        &mut cache,
-        prompt.len(),
-        logits,
-        options.tokens,
-        &mut |token| {
-            out.write_all(&[u8::try_from(token)?])?;
-            Ok(out.flush()?)
-        },
-    )?;
+    generate::continue_greedily(model, cache, prompt.len(), logits, count, &mut |token| {
+        out.write_all(&[u8::try_from(token)?])?;
+        Ok(out.flush()?)
+    })?;
     out.write_all(b"\n")?;
-    report("decode", options.tokens, started);
+    report("decode", count, started);
     Ok(())
 }
 

@@ -30,6 +30,12 @@ pub(crate) trait KeyValueCache {
         queries: &[f32],
         out: &mut [f32],
     ) -> Result<()>;
+
+    /// Hears that every layer has the rows of these consecutive tokens, the first of them at
+    /// `position`.
+    fn complete(&mut self, _position: usize, _tokens: &[u32]) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// A Llama model.
@@ -72,6 +78,7 @@ impl Model {
         for layer in 0..self.weights.layers.len() {
             self.layer(layer, position, &mut hidden, cache)?;
         }
+        cache.complete(position, tokens)?;
         self.logits(&hidden)
     }
 
