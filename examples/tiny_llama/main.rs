@@ -129,7 +129,7 @@ fn run(options: &Options) -> Result<()> {
         prompt.len(),
         counts.refilled + counts.added
     );
-    report("prefill", prompt.len(), started);
+    eprintln!("first token after {:.3} s", started.elapsed().as_secs_f64());
     decode(&model, &mut cache, &prompt, logits, options.tokens)?;
     cache.durable()
 }

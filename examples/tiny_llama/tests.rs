@@ -58,7 +58,7 @@ fn dot_agrees_with_f64_at_every_length() {
 }
 
 /// A two-layer model with random weights.
-fn small_model() -> Model {
+pub(crate) fn small_model() -> Model {
     let (hidden, inner, vocabulary) = (64, 96, 50);
     let (q_width, kv_width) = (64, 32);
     let mut random = Random(4);
@@ -102,7 +102,7 @@ fn small_model() -> Model {
     })
 }
 
-fn empty_cache(model: &Model, page_tokens: usize) -> MemoryCache {
+pub(crate) fn empty_cache(model: &Model, page_tokens: usize) -> MemoryCache {
     MemoryCache::new(
         model.config().shape(),
         model.config().num_hidden_layers,
