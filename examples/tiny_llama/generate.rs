@@ -26,7 +26,7 @@ pub(crate) fn prefill(
 }
 
 /// Continues greedily after `logits` with `count` tokens, the first of them at `position`, and
-/// hands each to `emit` before it runs through the model.
+/// hands each to `emit`, with the logits that chose it, before it runs through the model.
 ///
 /// Afterwards the cache holds every emitted token but the last.
 pub(crate) fn continue_greedily(
@@ -35,11 +35,11 @@ pub(crate) fn continue_greedily(
     position: usize,
     mut logits: Vec<f32>,
     count: usize,
-    emit: &mut dyn FnMut(u32) -> Result<()>,
+    emit: &mut dyn FnMut(u32, &[f32]) -> Result<()>,
 ) -> Result<()> {
     for index in 0..count {
         let token = greedy(&logits).ok_or("no prompt to continue")?;
-        emit(token)?;
+        emit(token, &logits)?;
         if index + 1 < count {
             logits = model.forward(&[token], position + index, cache)?;
         }

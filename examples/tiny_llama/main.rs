@@ -143,10 +143,17 @@ fn decode(
 ) -> Result<()> {
     let mut out = io::stdout().lock();
     let started = Instant::now();
-    generate::continue_greedily(model, cache, prompt.len(), logits, count, &mut |token| {
-        out.write_all(&[u8::try_from(token)?])?;
-        Ok(out.flush()?)
-    })?;
+    generate::continue_greedily(
+        model,
+        cache,
+        prompt.len(),
+        logits,
+        count,
+        &mut |token, _| {
+            out.write_all(&[u8::try_from(token)?])?;
+            Ok(out.flush()?)
+        },
+    )?;
     out.write_all(b"\n")?;
     report("decode", count, started);
     Ok(())

@@ -143,10 +143,17 @@ fn extend(
     count: usize,
 ) -> Result<()> {
     let logits = prefill(model, cache, position, &tokens[position..])?;
-    continue_greedily(model, cache, tokens.len(), logits, count, &mut |token| {
-        tokens.push(token);
-        Ok(())
-    })
+    continue_greedily(
+        model,
+        cache,
+        tokens.len(),
+        logits,
+        count,
+        &mut |token, _| {
+            tokens.push(token);
+            Ok(())
+        },
+    )
 }
 
 #[test]
