@@ -285,8 +285,14 @@ impl FileSystem {
     ) -> Result<(), FsError> {
         let full = self.check_rows(id, to, role)?;
         let (source, object, taken) = self.take_over(id)?;
+        // From here on the file on the disk tells the time of the last append.
+        let dated = self
+            .store
+            .open_object(object, Access::ReadWrite)
+            .and_then(|rows| rows.set_modified(source.mtime));
         let mut state = self.state_to_change()?;
         state.sealing.remove(&id);
+        dated?;
         let attributes = state.metadata.attributes(id)?;
         state.remove_source(id, from, taken)?;
         if let Some(entry) = state.entry(to.parent, &to.name)? {
