@@ -395,7 +395,7 @@ impl Driver {
         let keeps = self.random.one_in(6);
         let flags = if keeps { libc::RENAME_NOREPLACE } else { 0 };
         let places = (self.place(from, &name), self.place(to, &new_name));
-        let outcome = errno(self.fs().rename(&places.0, &places.1, flags));
+        let outcome = errno(self.fs().rename(&places.0, &places.1, flags)).map(|_| ());
         let directory = self.tree.is_directory(id);
         let expected = match found {
             None => Ok(()),
