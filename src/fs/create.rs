@@ -3,7 +3,7 @@
 use super::attributes::{Attributes, Caller, Found, Place};
 use super::classify::{self, FileClass};
 use super::state::{Handle, Served, State};
-use super::{FileSystem, FsError, check_name};
+use super::{FileSystem, FsError, check_new};
 use crate::store::metadata::Life;
 use crate::store::record::{
     DirectoryClass, Entry, FileRecord, Inode, InodeId, Kind, ObjectId, ObjectKind, Role, Time,
@@ -47,7 +47,7 @@ impl FileSystem {
         mode: u16,
         caller: Caller,
     ) -> Result<Found, FsError> {
-        check_name(&place.name)?;
+        check_new(place)?;
         if let NewNode::Special {
             file_type: libc::S_IFREG,
             ..
@@ -97,9 +97,9 @@ impl FileSystem {
         caller: Caller,
         writes: bool,
     ) -> Result<Created, FsError> {
-        check_name(&place.name)?;
+        check_new(place)?;
         self.throttle()?;
-        self.publish_manifest_above(place.parent)?;
+        self.publish_before(place)?;
         let (id, object, inode, class) = self.reserve(place, mode, caller)?;
         let append = inode.file().is_some_and(|file| file.role.is_append_only());
         let access = if append {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::attributes::{Found, Place};
 use super::classify::{self, FileClass};
-use super::{FileSystem, FsError, check_name};
+use super::{FileSystem, FsError, check_new};
 use crate::ingest::seal;
 use crate::store::metadata::Life;
 use crate::store::record::{Entry, Inode, InodeId, Role, Time};
@@ -16,8 +16,8 @@ const LINKS_MAX: u32 = 65_000;
 impl FileSystem {
     /// Gives a file another name.
     pub fn link(&self, id: InodeId, place: &Place) -> Result<Found, FsError> {
-        check_name(&place.name)?;
-        self.publish_manifest_above(place.parent)?;
+        check_new(place)?;
+        self.publish_before(place)?;
         let mut state = self.state_to_change()?;
         let mut inode = state.inode(id)?;
         if inode.is_directory() {

@@ -195,6 +195,14 @@ impl FileSystem {
 }
 
 /// Checks a name that is to be made.
+fn check_new(place: &Place) -> Result<(), FsError> {
+    if views::is_view(place.parent) {
+        return Err(FsError::NotPermitted);
+    }
+    check_name(&place.name)
+}
+
+/// Checks the length of a name.
 fn check_name(name: &[u8]) -> Result<(), FsError> {
     if name.len() > NAME_BYTES_MAX {
         Err(FsError::NameTooLong)

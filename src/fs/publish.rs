@@ -89,7 +89,7 @@ impl FileSystem {
 
     /// Seals the manifest above a directory, if it was written in place a moment ago and nobody
     /// has looked at it since: what comes next relies on it.
-    pub(super) fn publish_manifest_above(&self, directory: InodeId) -> Result<(), FsError> {
+    fn publish_manifest_above(&self, directory: InodeId) -> Result<(), FsError> {
         let place = {
             let state = self.state();
             if state.pending.is_empty() {
@@ -106,6 +106,19 @@ impl FileSystem {
             place
         };
         self.publish_pending(&place).map(drop)
+    }
+
+    /// Seals what a new name depends on, if it was written in place a moment ago: the manifest,
+    /// and the page that a tail would be.
+    pub(super) fn publish_before(&self, place: &Place) -> Result<(), FsError> {
+        self.publish_manifest_above(place.parent)?;
+        if let Some(start) = names::parse_tail(&place.name) {
+            self.publish_pending(&Place {
+                parent: place.parent,
+                name: names::format_page(start).into_bytes(),
+            })?;
+        }
+        Ok(())
     }
 
     /// Seals what was written in place in a directory, or everywhere, and whose writers are done.

@@ -10,6 +10,9 @@ use crate::store::record::{Inode, InodeId};
 impl FileSystem {
     /// Removes a name of a file. Whoever has the file open keeps its bytes.
     pub fn unlink(&self, place: &Place) -> Result<(), FsError> {
+        if self.lookup_view(place.parent, &place.name)?.is_some() {
+            return Err(FsError::NotPermitted);
+        }
         let mut state = self.state_to_change()?;
         let entry = state
             .entry(place.parent, &place.name)?
@@ -28,6 +31,9 @@ impl FileSystem {
 
     /// Removes an empty directory.
     pub fn remove_directory(&self, place: &Place) -> Result<(), FsError> {
+        if self.lookup_view(place.parent, &place.name)?.is_some() {
+            return Err(FsError::NotPermitted);
+        }
         let mut state = self.state_to_change()?;
         let entry = state
             .entry(place.parent, &place.name)?
@@ -37,6 +43,11 @@ impl FileSystem {
         }
         if place.parent == InodeId::ROOT {
             return Err(FsError::NotPermitted);
+        }
+        if state.pending.keys().any(|page| page.parent == entry.inode) {
+            drop(state);
+            self.publish_all_pending(Some(entry.inode));
+            state = self.state_to_change()?;
         }
         check_empty(&state, entry.inode)?;
         state

@@ -5,7 +5,7 @@ use std::sync::MutexGuard;
 use super::attributes::Place;
 use super::classify::{self, FileClass};
 use super::state::State;
-use super::{FileSystem, FsError, check_name};
+use super::{FileSystem, FsError, check_new};
 use crate::store::metadata::Life;
 use crate::store::record::{DirectoryClass, Entry, Inode, InodeId, Kind, Role, Time};
 
@@ -14,11 +14,11 @@ impl FileSystem {
     /// one is returned: the kernel moves its own entry to the new name, and must be told to forget
     /// what it knows of that inode before it hears that the rename is done.
     pub fn rename(&self, from: &Place, to: &Place, flags: u32) -> Result<Option<InodeId>, FsError> {
-        check_name(&to.name)?;
+        check_new(to)?;
         if flags & !libc::RENAME_NOREPLACE != 0 {
             return Err(FsError::Invalid);
         }
-        self.publish_manifest_above(to.parent)?;
+        self.publish_before(to)?;
         let mut state = self.state_to_change()?;
         let entry = state
             .entry(from.parent, &from.name)?

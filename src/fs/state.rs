@@ -437,7 +437,7 @@ impl State {
 
     /// The path of a directory in the mount, for messages.
     pub(crate) fn path(&self, directory: InodeId, name: &[u8]) -> String {
-        let mut parts = vec![String::from_utf8_lossy(name).into_owned()];
+        let mut parts = vec![shown(name)];
         let mut at = directory;
         while at != InodeId::ROOT {
             let Ok(Inode {
@@ -447,10 +447,23 @@ impl State {
             else {
                 break;
             };
-            parts.push(String::from_utf8_lossy(&name).into_owned());
+            parts.push(shown(&name));
             at = parent;
         }
         parts.reverse();
         parts.join("/")
     }
+}
+
+/// A name for a message: whatever it contains, the message stays one line.
+fn shown(name: &[u8]) -> String {
+    let mut text = String::new();
+    for character in String::from_utf8_lossy(name).chars() {
+        if character.is_control() {
+            text.extend(character.escape_default());
+        } else {
+            text.push(character);
+        }
+    }
+    text
 }
