@@ -8,6 +8,7 @@
 mod common;
 
 mod in_place;
+mod refused;
 mod rename;
 mod tail;
 mod views;
