@@ -132,9 +132,7 @@ impl FileSystem {
             .open_object(object, Access::Read)
             .map_err(|error| {
                 if error.kind() == std::io::ErrorKind::NotFound {
-                    self.observer
-                        .corrupt(&format!("object {object} is missing from the store"));
-                    FsError::Corrupt
+                    self.corrupt(id, object, "its file is missing from the store")
                 } else {
                     FsError::Io(error)
                 }
@@ -161,12 +159,10 @@ impl FileSystem {
             .metadata
             .object(object)?
             .and_then(|record| record.checksum);
-        let what = format!("inode {} (object {object})", id.0);
         if length != file.size {
             let size = file.size;
-            self.observer
-                .corrupt(&format!("{what} has {length} bytes instead of {size}"));
-            return Err(FsError::Corrupt);
+            let why = format!("its file has {length} bytes instead of {size}");
+            return Err(self.corrupt(id, object, &why));
         }
         let Some(expected) = expected else {
             return Ok(());
@@ -178,10 +174,17 @@ impl FileSystem {
         if actual == expected {
             return Ok(());
         }
-        self.observer.corrupt(&format!(
-            "{what}: the stored bytes are not those that were written (checksum mismatch)"
-        ));
-        Err(FsError::Corrupt)
+        let why = "the stored bytes are not those that were written (checksum mismatch)";
+        Err(self.corrupt(id, object, why))
+    }
+
+    /// Tells that stored bytes are not what they should be.
+    fn corrupt(&self, id: InodeId, object: ObjectId, why: &str) -> FsError {
+        let name = self.state().any_path(id);
+        let name = name.unwrap_or_else(|| format!("inode {}", id.0));
+        self.observer
+            .corrupt(&format!("{name}: object {object}: {why}"));
+        FsError::Corrupt
     }
 
     /// Opens for writing in place. What a commit may already have promised about the bytes is

@@ -11,6 +11,7 @@ use super::attributes::{Attributes, Place};
 use crate::ingest::model::Model;
 use crate::store::Store;
 use crate::store::disk::{DiskFile, FileStat};
+use crate::store::keys;
 use crate::store::metadata::{Attribute, Life, Metadata};
 use crate::store::record::{
     DirectoryClass, Entry, FileRecord, Inode, InodeId, Kind, ObjectId, ObjectKind, ObjectRecord,
@@ -433,6 +434,23 @@ impl State {
             }
         }
         Ok(())
+    }
+
+    /// Some path of a file, for messages. It looks through all names, since nothing else needs to
+    /// find them by inode: only for what hardly ever happens.
+    pub(crate) fn any_path(&self, id: InodeId) -> Option<String> {
+        let mut place = None;
+        let scanned = self.metadata.scan_table::<Entry>(b'E', |key, entry| {
+            if entry.inode == id
+                && let (Some(parent), Some((_, name))) = (keys::number(key), keys::split_entry(key))
+            {
+                place = Some((InodeId(parent), name.to_vec()));
+            }
+        });
+        if let Err(error) = scanned {
+            log::warn!("looking for a name of inode {}: {error}", id.0);
+        }
+        place.map(|(parent, name)| self.path(parent, &name))
     }
 
     /// The path of a directory in the mount, for messages.

@@ -112,7 +112,7 @@ impl FileSystem {
     fn status(&self) -> String {
         let (totals, held, handles, uncommitted, failed) = {
             let state = self.state();
-            let uncommitted = state.metadata.uncommitted() + state.unsettled.len();
+            let uncommitted = state.metadata.not_durable() + state.unsettled.len();
             (
                 state.metadata.totals,
                 state.nodes.len(),

@@ -425,6 +425,12 @@ impl Metadata {
         self.active.records.len() + self.active.publish.len()
     }
 
+    /// Changes that a crash would lose: those and what a running commit has not written yet.
+    pub(crate) fn not_durable(&self) -> usize {
+        let committing = self.committing.as_ref();
+        self.uncommitted() + committing.map_or(0, |layer| layer.records.len() + layer.publish.len())
+    }
+
     /// Freezes the active layer, if there is anything in it and none is being written.
     pub(crate) fn freeze(&mut self) -> Option<Arc<Layer>> {
         if self.committing.is_some() || self.active.is_empty() {
