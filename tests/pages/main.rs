@@ -7,6 +7,8 @@
 #[macro_use]
 mod common;
 
+mod damaged;
+mod durability;
 mod in_place;
 mod refused;
 mod rename;
