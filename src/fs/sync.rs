@@ -129,15 +129,12 @@ impl FileSystem {
             outcome => outcome?,
         };
         let length = file.stat()?.length;
-        if length > CHECKSUM_BYTES_MAX || !file.is_at_rest()? {
+        // A file that is not as long as its record says is not what it was when it settled.
+        if length != record.length || length > CHECKSUM_BYTES_MAX || !file.is_at_rest()? {
             return Ok(None);
         }
         let checksum = Some(seal::content_checksum(file.as_ref())?);
-        Ok(Some(ObjectRecord {
-            length,
-            checksum,
-            ..record
-        }))
+        Ok(Some(ObjectRecord { checksum, ..record }))
     }
 
     /// Puts the checksums of files that nobody opened meanwhile into the frozen layer.

@@ -69,9 +69,14 @@ fn settle(
     let stat = opened.stat()?;
     file.size = stat.length;
     file.blocks = stat.blocks;
-    file.unsettled = changing || file.role.is_append_only();
+    let append = file.role.is_append_only();
+    file.unsettled = changing || append;
     inode.mtime = stat.mtime;
     metadata.put_inode(Life::Durable, id, &inode);
+    if let Some(record) = metadata.object(object)?.filter(|_| !append) {
+        let length = stat.length;
+        metadata.put_object(object, &ObjectRecord { length, ..record });
+    }
     Ok(changing.then_some(object))
 }
 
