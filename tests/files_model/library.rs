@@ -792,6 +792,8 @@ impl Driver {
         (self.tree, self.inodes) = (tree, inodes);
         self.views = vec![self.tree.durable()];
         self.check_store();
+        let bytes: usize = self.tree.objects.values().map(Vec::len).sum();
+        assert_eq!(self.status("stored_bytes"), bytes as u64);
     }
 
     /// As many object files as files, and totals that agree.
