@@ -45,7 +45,7 @@ struct Driver {
 
 #[test]
 fn random_operations_and_crashes_follow_the_model() {
-    for seed in seeds(16) {
+    for seed in seeds(10) {
         eprintln!("seed {seed}");
         Driver::new(seed).run();
     }

@@ -28,7 +28,7 @@ struct Side {
 in_both_modes!(twins);
 
 fn twins(mode: Mode) {
-    for seed in seeds(4) {
+    for seed in seeds(3) {
         eprintln!("seed {seed}");
         let mut mount = Mount::new(mode);
         let twin = mount.beside("twin");
