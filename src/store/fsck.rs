@@ -89,13 +89,8 @@ pub fn run(
     options: &FsckOptions,
     progress: &dyn Fn(u64, u64),
 ) -> Result<Report, StoreError> {
-    let mut records = match open(store, options) {
-        Ok(records) => records,
-        Err(StoreError::Corrupt(what)) => return Ok(unreadable(&what)),
-        Err(error) => return Err(error),
-    };
-    let sound = match records.check_integrity() {
-        Ok(sound) => sound,
+    let (records, sound) = match open(store, options) {
+        Ok(opened) => opened,
         Err(StoreError::Corrupt(what)) => return Ok(unreadable(&what)),
         Err(error) => return Err(error),
     };
@@ -118,7 +113,7 @@ pub fn run(
     Ok(image.report)
 }
 
-fn open(store: &Store, options: &FsckOptions) -> Result<Records, StoreError> {
+fn open(store: &Store, options: &FsckOptions) -> Result<(Records, bool), StoreError> {
     let backend = store.disk.metadata()?;
     if options.repair {
         Records::open(backend)

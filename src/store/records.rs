@@ -1,6 +1,7 @@
 //! The records of `meta.redb` as they lie there, for a check that trusts none of them.
 
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use redb::{Database, ReadableDatabase, TableError};
 
@@ -17,17 +18,19 @@ pub(crate) struct Records {
 }
 
 impl Records {
-    /// Opens it without starting a new epoch.
-    pub(crate) fn open(backend: Box<dyn redb::StorageBackend>) -> Result<Records, StoreError> {
-        Ok(Records {
-            database: open_database(backend)?,
-        })
-    }
-
-    /// Reads the whole database and compares its own checksums. False: it went back to its last
-    /// sound commit.
-    pub(crate) fn check_integrity(&mut self) -> Result<bool, StoreError> {
-        Ok(self.database.check_integrity()?)
+    /// Opens it without starting a new epoch, reads all of it and compares its own checksums.
+    /// The flag is false if it had to go back to its last sound commit.
+    pub(crate) fn open(
+        backend: Box<dyn redb::StorageBackend>,
+    ) -> Result<(Records, bool), StoreError> {
+        // redb meets some kinds of damage with a panic.
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            let mut database = open_database(backend)?;
+            let sound = database.check_integrity()?;
+            Ok((Records { database }, sound))
+        }));
+        let panicked = || StoreError::Corrupt("its inner structure is broken".to_owned());
+        outcome.unwrap_or_else(|_| Err(panicked()))
     }
 
     /// Visits the records whose keys start with `tag`, in the order of their keys.

@@ -16,7 +16,7 @@ const DEPTH_MAX: usize = 4096;
 
 /// A name in a directory.
 #[derive(Debug)]
-pub(super) struct Name {
+pub(super) struct Named {
     pub(super) parent: InodeId,
     pub(super) name: Vec<u8>,
     pub(super) inode: InodeId,
@@ -32,7 +32,7 @@ pub(super) struct Image<'a> {
     pub(super) options: &'a FsckOptions,
     pub(super) report: Report,
     pub(super) inodes: HashMap<InodeId, Inode>,
-    pub(super) names: Vec<Name>,
+    pub(super) names: Vec<Named>,
     pub(super) objects: BTreeMap<ObjectId, ObjectRecord>,
     /// Keys of the extended attributes.
     pub(super) attributes: Vec<Vec<u8>>,
@@ -42,6 +42,8 @@ pub(super) struct Image<'a> {
     /// What the object records alone add up to.
     pub(super) counted: Totals,
     pub(super) epoch: u32,
+    /// The highest epoch that any number is of.
+    pub(super) epoch_in_use: u32,
     pub(super) was_clean: bool,
     /// What a repair writes.
     pub(super) changes: Changes,
@@ -77,6 +79,7 @@ impl<'a> Image<'a> {
             totals: Totals::default(),
             counted: Totals::default(),
             epoch: 0,
+            epoch_in_use: 0,
             was_clean: true,
             changes: Changes::new(),
             quarantine: Vec::new(),
@@ -103,8 +106,11 @@ impl<'a> Image<'a> {
         })?;
         image.report.inodes = image.inodes.len() as u64;
         image.report.objects = image.objects.len() as u64;
-        // A number that the next mount would give out must not be taken.
-        image.next_number = (u64::from(image.epoch) + 1) << 32;
+        let inodes = image.inodes.keys().map(|id| id.0);
+        let objects = image.objects.keys().map(|id| id.0);
+        let highest = inodes.chain(objects).max().unwrap_or(0) >> 32;
+        image.epoch_in_use = u32::try_from(highest).unwrap_or(u32::MAX);
+        image.next_number = (u64::from(image.epoch.max(image.epoch_in_use)) + 1) << 32;
         Ok(image)
     }
 
@@ -148,7 +154,7 @@ impl<'a> Image<'a> {
             self.changes.insert(key.to_vec(), None);
             return;
         }
-        self.names.push(Name {
+        self.names.push(Named {
             parent,
             name: name.to_vec(),
             inode: entry.inode,
@@ -241,7 +247,7 @@ impl<'a> Image<'a> {
         self.touched.extend([parent, inode]);
         self.changes
             .insert(keys::entry(parent, name), Some(encode(&entry)));
-        self.names.push(Name {
+        self.names.push(Named {
             parent,
             name: name.to_vec(),
             inode,

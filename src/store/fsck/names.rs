@@ -50,7 +50,7 @@ fn check_fixed(image: &mut Image<'_>) {
             image.find(&format!("/{name}: its directory is missing, made"), true);
             image.put_inode(id, expected);
         }
-        let place = |other: &super::image::Name| {
+        let place = |other: &super::image::Named| {
             other.parent == InodeId::ROOT && other.name == name.as_bytes()
         };
         let index = image.names.iter().position(place);

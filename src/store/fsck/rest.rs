@@ -82,17 +82,16 @@ fn check_totals(image: &mut Image<'_>) {
 
 /// Numbers are never given out twice: the next epoch lies above all of them.
 fn check_epoch(image: &mut Image<'_>) {
-    let inodes = image.inodes.keys().map(|id| id.0);
-    let objects = image.objects.keys().map(|id| id.0);
-    let highest = inodes.chain(objects).max().unwrap_or(0) >> 32;
-    let highest = u32::try_from(highest).unwrap_or(u32::MAX);
-    if highest > image.epoch && !image.changes.contains_key(&keys::epoch()) {
+    let in_use = image.epoch_in_use;
+    if in_use > image.epoch {
         let what = format!(
-            "epoch {}: numbers of epoch {highest} are in use already",
+            "epoch {}: numbers of epoch {in_use} are in use already",
             image.epoch
         );
         image.find(&what, true);
-        image.put_epoch(highest);
+        if !image.changes.contains_key(&keys::epoch()) {
+            image.put_epoch(in_use);
+        }
     }
 }
 

@@ -1,0 +1,146 @@
+//! `kvfs bench`: what a mount costs, measured against the same work on the filesystem below it.
+//!
+//! Each figure alternates between the mount and plain files on the same disk (kvfs, native, kvfs,
+//! native, ...), so that a slow moment of the machine hits both. `value` and `baseline` are
+//! medians, `target` is what `value` must reach, computed from the baseline where it is relative.
+//!
+//! A run in which a read or a write of a passed-through file reached the daemon measured
+//! something else, so it fails instead of printing numbers.
+
+mod build;
+mod daemon;
+mod figure;
+mod listing;
+mod machine;
+mod measure;
+mod scale;
+mod transfer;
+mod unsynced;
+mod workplace;
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use figure::Figure;
+use workplace::Workplace;
+
+/// Arguments of `kvfs bench`.
+#[derive(Debug, clap::Args)]
+pub struct BenchArguments {
+    /// What to measure
+    #[arg(value_enum, default_value = "fs")]
+    pub what: What,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Measure on the filesystem of this directory; some GB are written and removed again
+    /// [default: $TMPDIR or /var/tmp]
+    #[arg(long, value_name = "DIR")]
+    pub dir: Option<PathBuf>,
+    /// Few and small files: shows that everything works, not how fast it is
+    #[arg(long)]
+    pub quick: bool,
+    /// Go on without passthrough
+    #[arg(long)]
+    pub allow_served: bool,
+}
+
+/// What can be measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum What {
+    /// Files: throughput, opening, publishing, listing, memory, mounting
+    Fs,
+    /// Everything
+    All,
+}
+
+/// How much of everything.
+#[derive(Clone, Copy, Debug)]
+struct Sizes {
+    /// Rounds of every figure.
+    rounds: usize,
+    /// Pages of 4 MiB.
+    large_pages: u64,
+    /// Pages of 1 MiB.
+    medium_pages: u64,
+    /// Pages in the directory that is listed.
+    listed_pages: u64,
+    /// Pages whose names the kernel holds.
+    held_pages: u64,
+    /// Pages published per round.
+    published_pages: u64,
+}
+
+const FULL: Sizes = Sizes {
+    rounds: 9,
+    large_pages: 32,
+    medium_pages: 128,
+    listed_pages: 10_000,
+    held_pages: 100_000,
+    published_pages: 16,
+};
+
+const QUICK: Sizes = Sizes {
+    rounds: 7,
+    large_pages: 4,
+    medium_pages: 16,
+    listed_pages: 500,
+    held_pages: 2_000,
+    published_pages: 2,
+};
+
+/// Measures and prints. The error is one line.
+pub fn run(arguments: &BenchArguments) -> Result<(), String> {
+    let sizes = if arguments.quick { QUICK } else { FULL };
+    let workplace = Workplace::make(arguments.dir.as_deref())?;
+    note("building the store");
+    build::build(&workplace, &sizes)?;
+    let mut figures = scale::mounting(&workplace, &sizes)?;
+    let mut daemon = daemon::Daemon::start(&workplace)?;
+    let passthrough = daemon.passthrough()?;
+    if passthrough != "yes" && !arguments.allow_served {
+        return Err(format!(
+            "the mount has no passthrough ({passthrough}): use --allow-served to measure anyway"
+        ));
+    }
+    let watch = daemon.watch()?;
+    figures.extend(transfer::reading(&workplace, &sizes)?);
+    figures.extend(transfer::publishing(&workplace, &sizes)?);
+    let transfers = watch.transfers(&daemon)?;
+    if passthrough == "yes" && transfers > 0 {
+        return Err(format!(
+            "{transfers} reads and writes reached the daemon: the kernel was to pass them through"
+        ));
+    }
+    figures.extend(listing::listing(&workplace, &sizes)?);
+    figures.extend(scale::memory(&workplace, &daemon)?);
+    daemon.stop()?;
+    let machine = machine::describe(workplace.path(), &passthrough);
+    print(arguments.json, &machine, &figures)
+}
+
+fn print(json: bool, machine: &serde_json::Value, figures: &[Figure]) -> Result<(), String> {
+    let text = if json {
+        let figures: Vec<_> = figures.iter().map(Figure::to_json).collect();
+        let document = serde_json::json!({ "machine": machine, "figures": figures });
+        format!("{document:#}\n")
+    } else {
+        figure::table(machine, figures)
+    };
+    let mut output = std::io::stdout().lock();
+    match output
+        .write_all(text.as_bytes())
+        .and_then(|()| output.flush())
+    {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(format!("standard output cannot be written: {error}"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// One line about what is going on, beside the result.
+fn note(line: &str) {
+    // Nothing is lost if nobody reads it.
+    let _ = writeln!(std::io::stderr().lock(), "kvfs bench: {line}");
+}
