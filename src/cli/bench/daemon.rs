@@ -47,7 +47,8 @@ fn command(store: &Path, mountpoint: &Path) -> Result<Command, String> {
     command
         .args(["mount", "--foreground"])
         .arg(store)
-        .arg(mountpoint);
+        .arg(mountpoint)
+        .env("KVFS_LOG", "warn");
     Ok(command)
 }
 
