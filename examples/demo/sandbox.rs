@@ -110,11 +110,6 @@ impl Sandbox {
         }
         Ok(pid)
     }
-
-    /// Everything in the store is gone.
-    pub(crate) fn wipe_store(&self) -> Result<()> {
-        Ok(fs::remove_dir_all(self.path(STORE))?)
-    }
 }
 
 impl Drop for Sandbox {

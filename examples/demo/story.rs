@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::engine::{Reference, Stage};
 use crate::mount_cache::Counts;
 use crate::printer::Printer;
-use crate::sandbox::{KvfsLine, MODEL, MOUNT, Sandbox};
+use crate::sandbox::{KvfsLine, MODEL, MOUNT, STORE, Sandbox};
 use crate::{Result, Size, interrupt};
 
 /// Where the sequence lies in the model.
@@ -18,26 +18,17 @@ const LOST_LAYER: &str = "002";
 const LOST_PAGE: usize = 2;
 
 /// Lines of the status that are worth a look here.
-const STATUS: [&str; 6] = [
-    "state",
-    "passthrough",
-    "objects",
-    "pages",
-    "stored_bytes",
-    "errors",
-];
+const STATUS: [&str; 4] = ["state", "passthrough", "pages", "stored_bytes"];
 
 /// Lines of `kvfs inspect` that are worth a look here.
-const HEADER: [&str; 6] = [
-    "kind", "dtype", "k_shape", "v_shape", "checksum", "verified",
-];
+const HEADER: [&str; 5] = ["kind", "dtype", "k_shape", "checksum", "verified"];
 
 /// Runs everything; the error names the step.
 pub(crate) fn tell(size: Size) -> Result<()> {
     let mut printer = Printer::new();
     let sandbox = Sandbox::new()?;
     interrupt::watch(sandbox.give_up())?;
-    printer.say("kvfs: the KV cache of a language model, kept in files")?;
+    printer.say("The KV cache of a language model, kept in files: a small Llama reads, and nothing is read twice.")?;
     let mut story = Story {
         size,
         sequence: sandbox.path(SEQUENCE),
@@ -48,7 +39,7 @@ pub(crate) fn tell(size: Size) -> Result<()> {
     drop(sandbox);
     let step = printer.step();
     told.map_err(|error| format!("step \"{step}\": {error}"))?;
-    printer.say("\nEverything as in the uninterrupted run; the mount and its files are removed.")
+    printer.say("\nAll as without interruption. The mount and everything in it are removed.")
 }
 
 struct Story<'a> {
@@ -71,7 +62,7 @@ impl Story<'_> {
 
     fn read_in_memory(&mut self) -> Result<Reference> {
         self.printer
-            .begin("A run in memory that nobody interrupts, to compare with")?;
+            .begin("To compare with: a run in memory that nobody interrupts")?;
         let started = Instant::now();
         let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny-llama");
         let reference = Reference::run(&fixtures, self.size)?;
@@ -90,8 +81,7 @@ impl Story<'_> {
     }
 
     fn read_through_the_mount(&mut self, reference: &Reference) -> Result<()> {
-        self.printer
-            .begin("The same with the cache in a mount, up to its first stop")?;
+        self.printer.begin("The same, with the cache in a mount")?;
         self.mount()?;
         let config = reference.model.config();
         let create = KvfsLine::Create {
@@ -106,21 +96,19 @@ impl Story<'_> {
             ..Counts::default()
         };
         expect_equal("tokens that ran through the model", stage.reading, all_new)?;
-        let time = seconds(stage.first_token);
-        self.printer.tell(format_args!(
-            "{} tokens read in {time}, {} generated as in memory; fsync: all of it is durable",
-            self.size.prompt_tokens, stage.compared
-        ))
+        let (tokens, time) = (self.size.prompt_tokens, seconds(stage.first_token));
+        self.printer
+            .tell(format_args!("{tokens} tokens read in {time}"))?;
+        self.tell_generated(&stage)
     }
 
     fn look_around(&mut self) -> Result<()> {
-        self.printer.begin("What it looks like")?;
+        self.printer.begin("What that looks like")?;
         let layer = format!("{SEQUENCE}/000");
         let listing = self.sandbox.run(self.printer, &format!("ls -l {layer}"))?;
-        self.printer.show(listing.lines())?;
-        let status = self
-            .sandbox
-            .run(self.printer, &format!("cat {MOUNT}/.kvfs/status"))?;
+        self.printer.show(listing.lines().skip(1))?;
+        let status = format!("cat {MOUNT}/.kvfs/status");
+        let status = self.sandbox.run(self.printer, &status)?;
         self.printer.show(pick(&status, &STATUS))?;
         let page = format!("{layer}/0000000.safetensors");
         let header = self.sandbox.kvfs(self.printer, &KvfsLine::Inspect(&page))?;
@@ -137,34 +125,36 @@ impl Story<'_> {
         self.printer.tell(format_args!("$ kill -9 {pid}"))?;
         self.mount()?;
         let stage = self.stage(reference, 1)?;
-        expect_equal(
-            "tokens in the cache",
-            stage.resumed.held,
-            self.held_after(0),
-        )?;
-        expect_equal(
-            "tokens that ran through the model",
-            stage.reading,
-            LAST_ONLY,
-        )?;
+        self.tell_nothing_lost(&stage, 0)?;
+        self.tell_tail_sealed()
+    }
+
+    /// The rows of the last page of the prompt came one by one, some before the crash.
+    fn tell_tail_sealed(&mut self) -> Result<()> {
+        let start = self.size.prompt_tokens / self.size.page_tokens * self.size.page_tokens;
+        let page = self
+            .sequence
+            .join(format!("{LOST_LAYER}/{start:07}.safetensors"));
+        if !page.is_file() || page.with_extension("tail").exists() {
+            return Err(format!("{start:07}.tail is full and not a page").into());
+        }
         self.printer.tell(format_args!(
-            "{} tokens found, 0 of {} prompt tokens computed again; the next {} generated tokens \
-             and their logits are the same to the last bit",
-            stage.resumed.held, self.size.prompt_tokens, stage.compared
+            "on the way {start:07}.tail filled up and was sealed as {start:07}.safetensors"
         ))
     }
 
     fn compare_times(&mut self, reference: &Reference) -> Result<()> {
-        self.printer.begin("The time to the first token")?;
+        self.printer.begin("The time to the next token")?;
         let [with_cache, without] = reference.first_token(&self.sequence, self.size.runs)?;
         let factor = without.as_secs_f64() / with_cache.as_secs_f64();
+        let (tokens, runs) = (self.held_after(1), self.size.runs);
         self.printer.tell(format_args!(
-            "{} from the cache in the mount, {} without a cache: {factor:.0} times faster \
-             ({} tokens, medians of {})",
-            seconds(with_cache),
-            seconds(without),
-            self.held_after(1),
-            self.size.runs
+            "after {tokens} tokens, median of {runs}: {} with the cache in the mount,",
+            seconds(with_cache)
+        ))?;
+        self.printer.tell(format_args!(
+            "{} reading everything again: {factor:.0} times as long",
+            seconds(without)
         ))
     }
 
@@ -174,10 +164,9 @@ impl Story<'_> {
         let page = format!("{SEQUENCE}/{LOST_LAYER}/{start:07}.safetensors");
         self.sandbox.run(self.printer, &format!("rm {page}"))?;
         let stage = self.stage(reference, 2)?;
-        let end = start + self.size.page_tokens;
-        expect_equal("missing tokens", &stage.resumed.missing[..], &[start..end])?;
+        let lost = start..start + self.size.page_tokens;
         let page_and_last = Counts {
-            refilled: self.size.page_tokens,
+            refilled: lost.len(),
             ..LAST_ONLY
         };
         expect_equal(
@@ -185,55 +174,65 @@ impl Story<'_> {
             stage.reading,
             page_and_last,
         )?;
+        self.printer.tell(format_args!(
+            "{} of {} tokens found; exactly the {} from {start} on computed again and written back",
+            stage.resumed.usable(),
+            stage.resumed.held,
+            stage.reading.refilled
+        ))?;
+        expect_equal("missing tokens", stage.resumed.missing.clone(), vec![lost])?;
         if !self.sandbox.path(&page).is_file() {
             return Err(format!("{page} was not written again").into());
         }
-        self.printer.tell(format_args!(
-            "{} of {} tokens found, exactly its {} computed again and written back; the next {} \
-             generated tokens are the same",
-            stage.resumed.usable(),
-            stage.resumed.held,
-            stage.reading.refilled,
-            stage.compared
-        ))
+        self.tell_generated(&stage)
     }
 
     fn lose_the_store(&mut self, reference: &Reference) -> Result<()> {
         self.printer
-            .begin("A backup goes into a new, empty store")?;
-        self.sandbox
-            .run(self.printer, &format!("rsync -a {MODEL}/ backup/"))?;
+            .begin("A backup is restored into a new, empty store")?;
+        let back_up = format!("rsync -a {MODEL}/ backup/");
+        self.sandbox.run(self.printer, &back_up)?;
         let (files, bytes) = tree_size(&self.sandbox.path("backup"))?;
         self.sandbox.kvfs(self.printer, &KvfsLine::Umount)?;
-        self.sandbox.wipe_store()?;
-        self.printer.tell("$ rm -r store")?;
+        self.sandbox.run(self.printer, &format!("rm -r {STORE}"))?;
         self.mount()?;
-        let restore = format!("rsync -a --itemize-changes backup/ {MODEL}/");
+        let restore = format!("rsync -ai backup/ {MODEL}/");
         let moved = self.sandbox.run(self.printer, &restore)?;
         let moved = moved.lines().filter(|line| line.starts_with(">f")).count();
         expect_equal("files restored", moved, files)?;
         let again = self.sandbox.run(self.printer, &restore)?;
-        expect_equal("changes found by the second rsync", again.as_str(), "")?;
+        expect_equal("changes that the second rsync found", again.as_str(), "")?;
         self.printer.tell(format_args!(
-            "{files} files, {bytes} bytes went out and back; the second rsync found nothing to move"
+            "{files} files of {bytes} bytes went out and back; the second rsync moved nothing"
         ))?;
         let stage = self.stage(reference, 3)?;
-        expect_equal(
-            "tokens in the cache",
-            stage.resumed.held,
-            self.held_after(2),
-        )?;
+        self.tell_nothing_lost(&stage, 2)?;
+        self.sandbox.kvfs(self.printer, &KvfsLine::Umount)?;
+        Ok(())
+    }
+
+    /// After a loss that the cache survives whole.
+    fn tell_nothing_lost(&mut self, stage: &Stage, stop: usize) -> Result<()> {
+        let held = stage.resumed.held;
+        expect_equal("tokens in the cache", held, self.held_after(stop))?;
         expect_equal(
             "tokens that ran through the model",
             stage.reading,
             LAST_ONLY,
         )?;
+        let prompt = self.size.prompt_tokens;
         self.printer.tell(format_args!(
-            "{} tokens found, 0 computed again; the last {} generated tokens are the same",
-            stage.resumed.held, stage.compared
+            "{held} tokens found; 0 of the {prompt} prompt tokens computed again"
         ))?;
-        self.sandbox.kvfs(self.printer, &KvfsLine::Umount)?;
-        Ok(())
+        self.tell_generated(stage)
+    }
+
+    /// Every token was compared when it was chosen.
+    fn tell_generated(&mut self, stage: &Stage) -> Result<()> {
+        self.printer.tell(format_args!(
+            "{} tokens generated, the same as without interruption, logits bit for bit; fsync",
+            stage.compared
+        ))
     }
 
     fn mount(&mut self) -> Result<()> {
@@ -251,7 +250,7 @@ impl Story<'_> {
     }
 }
 
-/// The last token, a generated one, runs again: logits are not kept.
+/// The last token, a generated one, runs again after each interruption: logits are not kept.
 const LAST_ONLY: Counts = Counts {
     refilled: 0,
     repeated: 1,

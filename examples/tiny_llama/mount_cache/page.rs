@@ -13,6 +13,9 @@ use crate::Result;
 use crate::attention::Rows;
 
 /// A page file, mapped for as long as the cache is open.
+///
+/// With passthrough the mapping outlives the daemon. Without it a daemon that dies takes the pages
+/// along that were not yet read, and touching one of them is SIGBUS, as with a cut off NFS server.
 #[derive(Debug)]
 pub(super) struct MappedPage {
     map: Mmap,

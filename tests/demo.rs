@@ -1,0 +1,144 @@
+//! The demo, as a user runs it: what it says, how it ends, and that it leaves nothing behind.
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+mod common;
+
+/// The example beside the program; `cargo test --test demo` alone does not build it.
+fn example() -> PathBuf {
+    let kvfs = Path::new(env!("CARGO_BIN_EXE_kvfs"));
+    let path = kvfs.with_file_name("examples").join("demo");
+    if !path.exists() {
+        let mut build = Command::new(env!("CARGO"));
+        build.args(["build", "--example", "demo"]);
+        if !cfg!(debug_assertions) {
+            build.arg("--release");
+        }
+        assert!(build.status().unwrap().success());
+    }
+    path
+}
+
+/// The demo, with a directory for its temporary files. Without optimisation the whole prompt
+/// would take minutes.
+fn demo(temporary: &Path) -> Command {
+    let mut command = Command::new(example());
+    command.env("TMPDIR", temporary);
+    command.env("CARGO_BIN_EXE_kvfs", env!("CARGO_BIN_EXE_kvfs"));
+    command.stdin(Stdio::null());
+    if cfg!(debug_assertions) {
+        command.arg("--quick");
+    }
+    command
+}
+
+#[track_caller]
+fn assert_nothing_left(temporary: &Path) {
+    let left: Vec<_> = temporary.read_dir().unwrap().collect();
+    assert!(left.is_empty(), "{left:?}");
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    assert!(!mounts.contains(temporary.to_str().unwrap()), "{mounts}");
+}
+
+/// What a program printed, for the message of a failed test.
+fn said(output: &Output) -> String {
+    let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
+    text(&output.stdout) + &text(&output.stderr)
+}
+
+#[test]
+fn every_step_succeeds() {
+    require!(fuse, rsync);
+    let directory = common::mount::scratch_directory();
+    let output = demo(directory.path()).output().unwrap();
+    let said = said(&output);
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    let lines: &[&str] = if cfg!(debug_assertions) {
+        &[
+            "0 of the 310 prompt tokens computed again",
+            "0000256.tail filled up and was sealed as 0000256.safetensors",
+            "261 of 325 tokens found; exactly the 64 from 128 on computed again and written back",
+        ]
+    } else {
+        &[
+            "0 of the 1250 prompt tokens computed again",
+            "0001024.tail filled up and was sealed as 0001024.safetensors",
+            "1033 of 1289 tokens found; exactly the 256 from 512 on computed again and written back",
+        ]
+    };
+    for line in lines.iter().chain(&[
+        "     kind: page",
+        "     state: ok",
+        "26 files of",
+        "the second rsync moved nothing",
+        "All as without interruption.",
+    ]) {
+        assert!(said.contains(line), "{line:?} is missing in\n{said}");
+    }
+    assert_nothing_left(directory.path());
+}
+
+#[test]
+fn an_interrupted_demo_cleans_up() {
+    require!(fuse, rsync);
+    let directory = common::mount::scratch_directory();
+    let mut command = demo(directory.path());
+    let mut child = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let mounted = lines.find(|line| line.as_ref().unwrap().contains("$ kvfs create"));
+    assert!(mounted.is_some());
+    let pid = Pid::from_raw(i32::try_from(child.id()).unwrap());
+    kill(pid, Signal::SIGINT).unwrap();
+    let rest: Vec<String> = lines.map(Result::unwrap).collect();
+    let mut error = String::new();
+    child
+        .stderr
+        .take()
+        .unwrap()
+        .read_to_string(&mut error)
+        .unwrap();
+    assert_eq!(
+        child.wait().unwrap().code(),
+        Some(130),
+        "{error}\n{rest:#?}"
+    );
+    assert!(error.ends_with(": interrupted\n"), "{error}");
+    assert_nothing_left(directory.path());
+}
+
+#[test]
+fn a_failure_names_the_step() {
+    require!(fuse, rsync);
+    let directory = common::mount::scratch_directory();
+    let mut command = demo(directory.path());
+    let output = command
+        .env("CARGO_BIN_EXE_kvfs", "/bin/false")
+        .output()
+        .unwrap();
+    let said = said(&output);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    let expected = "demo: step \"The same, with the cache in a mount\": false ended with";
+    assert!(said.contains(expected), "{said}");
+    assert_nothing_left(directory.path());
+}
+
+#[test]
+fn what_is_missing_is_said_in_one_line() {
+    require!(fuse);
+    let directory = common::mount::scratch_directory();
+    let output = demo(directory.path()).env("PATH", "/nowhere").output();
+    let output = output.unwrap();
+    let expected = "demo: rsync is missing: install it with mount-scripts/setup.sh\n";
+    assert_eq!(said(&output), expected);
+    assert_eq!(output.status.code(), Some(1));
+    assert_nothing_left(directory.path());
+}
