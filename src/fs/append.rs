@@ -285,14 +285,12 @@ impl FileSystem {
     ) -> Result<(), FsError> {
         let full = self.check_rows(id, to, role)?;
         let (source, object, taken) = self.take_over(id)?;
-        // From here on the file on the disk tells the time of the last append.
-        let dated = self
-            .store
-            .open_object(object, Access::ReadWrite)
-            .and_then(|rows| rows.set_modified(source.mtime));
         let mut state = self.state_to_change()?;
         state.sealing.remove(&id);
-        dated?;
+        // From now on its file on the disk tells the time; a backup has set that of the record.
+        self.store
+            .open_object(object, Access::ReadWrite)?
+            .set_modified(source.mtime)?;
         let attributes = state.metadata.attributes(id)?;
         state.remove_source(id, from, taken)?;
         if let Some(entry) = state.entry(to.parent, &to.name)? {

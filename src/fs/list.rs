@@ -82,8 +82,9 @@ impl FileSystem {
                     }
                 },
             };
-            let name_is_stable =
-                attributes.is_some_and(|shown| lookup::name_is_stable(class, &shown, name));
+            let name_is_stable = attributes
+                .is_some_and(|shown| lookup::name_is_stable(class, &shown, name))
+                && !state.is_pending(id, name);
             let (inode, file_type) = (entry.inode, entry.file_type);
             let next_offset = at + 1;
             let fits = emit(&Listed {

@@ -26,13 +26,16 @@ impl FileSystem {
             }));
         }
         super::check_name(name)?;
-        let first = self.lookup_stored(parent, name)?;
-        // A page whose writer is done but whose release has not arrived yet.
-        let place = || Place {
+        // A page whose writer is done but whose release has not arrived yet is sealed first.
+        let place = Place {
             parent,
             name: name.to_vec(),
         };
-        if matches!(first, Lookup::Absent { stable: false }) && self.publish_pending(&place())? {
+        if self.state().is_pending(parent, name) {
+            self.publish_pending(&place)?;
+        }
+        let first = self.lookup_stored(parent, name)?;
+        if matches!(first, Lookup::Absent { stable: false }) && self.publish_pending(&place)? {
             return self.lookup_stored(parent, name);
         }
         Ok(first)
@@ -48,7 +51,8 @@ impl FileSystem {
         };
         let attributes = state.attributes(&self.store, entry.inode)?;
         state.nodes.entry(entry.inode).or_default().lookups += 1;
-        let name_is_stable = name_is_stable(class, &attributes, name);
+        let name_is_stable =
+            name_is_stable(class, &attributes, name) && !state.is_pending(parent, name);
         Ok(Lookup::Found(Found {
             attributes,
             name_is_stable,

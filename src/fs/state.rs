@@ -149,6 +149,15 @@ impl State {
         Ok(self.metadata.entry(parent, name)?)
     }
 
+    /// Whether a page or manifest is being written under this name: it may be another file soon.
+    pub(crate) fn is_pending(&self, parent: InodeId, name: &[u8]) -> bool {
+        !self.pending.is_empty()
+            && self.pending.contains_key(&Place {
+                parent,
+                name: name.to_vec(),
+            })
+    }
+
     /// Stores a changed inode where it already lives.
     pub(crate) fn put_inode(&mut self, id: InodeId, inode: &Inode) {
         let life = self.metadata.life(id);

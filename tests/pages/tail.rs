@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use kvfs::page::{Dtype, Layout};
 
 use crate::common::sys::{
-    assert_errno, close, getxattr, open, pwrite, rename, sync_directory, write, write_and_close,
+    assert_errno, close, getxattr, open, pwrite, rename, set_modified, sync_directory, write,
+    write_and_close,
 };
 use crate::common::{Mode, Model, Mount, fill};
 
@@ -18,6 +19,7 @@ in_both_modes!(
     a_tail_stands_where_a_page_could,
     truncating_to_nothing,
     renaming_replaces_the_rows,
+    a_restored_tail_keeps_its_time,
     a_full_tail_by_rename_seals_at_once,
     tokens_are_appended,
     appenders_do_not_tear_rows,
@@ -294,6 +296,33 @@ fn renaming_replaces_the_rows(mode: Mode) {
             .all(|line| line.contains("chat/000/0000000.tail"))
     );
     assert!(std::fs::read(&path).unwrap() == [rows, model.rows(3, 1)].concat());
+}
+
+fn a_restored_tail_keeps_its_time(mode: Mode) {
+    let model = Model::small();
+    let mut mount = prepared(mode, &model);
+    let time = std::time::UNIX_EPOCH + std::time::Duration::new(1_000_000_000, 123_456_789);
+    let tail = model.tail_path(&mount, "chat", 0, 0);
+    let tokens = model.tokens_path(&mount, "chat");
+    for (path, bytes) in [(&tail, model.rows(1, 3)), (&tokens, fill(1, 12))] {
+        // rsync sets the time when it has closed the file: at rest or not, as it happens.
+        for wait_for_rest in [false, true] {
+            let temporary = path.with_file_name(".restored.q1");
+            write_and_close(&temporary, &bytes).unwrap();
+            if wait_for_rest {
+                sync_directory(mount.path()).unwrap();
+            }
+            set_modified(&temporary, time).unwrap();
+            rename(&temporary, path).unwrap();
+            let modified = std::fs::metadata(path).unwrap().modified().unwrap();
+            assert_eq!(modified, time, "{}, {wait_for_rest}", path.display());
+        }
+    }
+    mount.remount();
+    for path in [&tail, &tokens] {
+        let modified = std::fs::metadata(path).unwrap().modified().unwrap();
+        assert_eq!(modified, time, "{}", path.display());
+    }
 }
 
 fn a_full_tail_by_rename_seals_at_once(mode: Mode) {
