@@ -89,7 +89,7 @@ pub struct FileSystem {
     state: Mutex<State>,
     /// Held while committing; counts the freezes that are durable.
     durable_generation: Mutex<u64>,
-    /// Signalled whenever a handle is released.
+    /// Signalled whenever a writer's handle is released.
     released: Condvar,
     /// Which names are being sealed, by a hash of the name.
     sealing_turns: [Mutex<()>; SEALING_TURNS],

@@ -45,32 +45,38 @@ impl FileSystem {
         }
         let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
         let truncates = flags & libc::O_TRUNC != 0;
-        let inode = {
-            let state = self.state();
-            if state.nodes.get(&id).is_some_and(|node| node.superseded) {
-                return Err(FsError::Stale);
-            }
-            state.inode(id)?
-        };
+        let state = self.state();
+        if state.nodes.get(&id).is_some_and(|node| node.superseded) {
+            return Err(FsError::Stale);
+        }
+        let inode = state.inode(id)?;
         let file = match inode.file() {
-            Some(file) => file.clone(),
+            Some(file) => file,
             None if inode.is_directory() => return Err(FsError::IsDirectory),
             None => return Err(FsError::Invalid),
         };
         match file.role {
-            Role::Page(_) | Role::Manifest if writes || truncates => Err(FsError::NotPermitted),
-            Role::Tail { .. } | Role::Tokens => self.open_append(id, writes, truncates),
-            _ if truncates => self.open_truncated(id, writes),
-            _ if writes => self.open_writer(id),
-            _ => self.open_reader(id, &inode, &file),
+            Role::Page(_) | Role::Manifest if writes || truncates => {
+                return Err(FsError::NotPermitted);
+            }
+            Role::Tail { .. } | Role::Tokens => {}
+            _ if truncates || writes => {}
+            _ => return self.open_reader(state, id, &inode, file),
+        }
+        drop(state);
+        if file.role.is_append_only() {
+            self.open_append(id, writes, truncates)
+        } else if truncates {
+            self.open_truncated(id, writes)
+        } else {
+            self.open_writer(id)
         }
     }
 
     /// Opens a sealed file for reading whose backing file the kernel still holds from an earlier
     /// open. `None` if that file is not the one on the disk any more.
     pub fn open_held(&self, id: InodeId) -> Result<Option<u64>, FsError> {
-        let mut state = self.state();
-        let verified = state.nodes.get(&id).and_then(|node| node.verified);
+        let verified = self.state().nodes.get(&id).and_then(|node| node.verified);
         let Some((object, known)) = verified else {
             return Ok(None);
         };
@@ -80,26 +86,27 @@ impl FileSystem {
         }
         self.observer.opened(known.length);
         let handle = Handle::new(id, false, Served::Passthrough);
-        Ok(Some(state.add_handle(handle)))
+        Ok(Some(self.state().add_handle(handle)))
     }
 
     fn open_reader(
         &self,
+        mut state: MutexGuard<'_, State>,
         id: InodeId,
         inode: &Inode,
         file: &FileRecord,
     ) -> Result<Opened, FsError> {
-        let (object, settled, verified) = {
-            let mut state = self.state();
-            let object = state.current_object(id, file).ok_or(FsError::Stale)?;
-            // Counted before the lock goes, so that nobody replaces the bytes meanwhile.
-            let node = state.nodes.entry(id).or_default();
-            node.readers += 1;
-            let verified = node.verified;
-            let settled = !file.unsettled && !state.unsettled.contains_key(&id);
-            (object, settled, verified)
-        };
+        let object = state.current_object(id, file).ok_or(FsError::Stale)?;
+        // Counted before the lock goes, so that nobody replaces the bytes meanwhile.
+        let node = state.nodes.entry(id).or_default();
+        node.readers += 1;
+        let verified = node.verified;
+        let settled = !file.unsettled && !state.unsettled.contains_key(&id);
+        drop(state);
         let outcome = self.open_verified(id, inode, (object, settled), verified);
+        if let Ok((_, stat)) = &outcome {
+            self.observer.opened(stat.length);
+        }
         let mut state = self.state();
         if let Some(node) = state.nodes.get_mut(&id) {
             node.readers -= 1;
@@ -197,6 +204,7 @@ impl FileSystem {
             let file = inode.file().ok_or(FsError::Invalid)?;
             let object = state.current_object(id, file).ok_or(FsError::Stale)?;
             let opened = self.store.open_object(object, self.writer_access())?;
+            self.observer.opened(opened.stat()?.length);
             (
                 self.add_opened(&mut state, (id, object), Arc::from(opened), true, false),
                 wait,
@@ -265,6 +273,7 @@ impl FileSystem {
         }
         let object = state.metadata.new_object();
         let made = self.create_for_client(object, self.writer_access())?;
+        self.observer.opened(0);
         state.unsettled.insert(id, object);
         let node = state.nodes.entry(id).or_default();
         node.replacement = Some(object);
@@ -283,6 +292,7 @@ impl FileSystem {
         let file = inode.file().ok_or(FsError::Invalid)?;
         let object = state.current_object(id, file).ok_or(FsError::Stale)?;
         let opened = self.store.open_object(object, self.writer_access())?;
+        self.observer.opened(0);
         Ok(self.add_opened(&mut state, (id, object), Arc::from(opened), writes, false))
     }
 
@@ -334,8 +344,6 @@ impl FileSystem {
         writes: bool,
         is_sealed: bool,
     ) -> Opened {
-        self.observer
-            .opened(file.stat().map_or(0, |stat| stat.length));
         let (served, by) = if self.is_passthrough() {
             (Served::Passthrough, OpenedBy::Kernel { object, file })
         } else {

@@ -49,11 +49,11 @@ impl FileSystem {
         };
         if closed.writes {
             node.writers -= 1;
+            node.writers_flushed -= u32::from(closed.flushed);
+            self.released.notify_all();
         } else {
             node.readers -= 1;
         }
-        node.writers_flushed -= u32::from(closed.flushed);
-        self.released.notify_all();
         let writers = node.writers;
         let pending: Option<Place> = node.pending.as_deref().cloned();
         if let Some(place) = pending {

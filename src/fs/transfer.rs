@@ -17,8 +17,9 @@ impl FileSystem {
 
     /// Whether the kernel holds a backing file for a handle.
     pub fn is_backed(&self, handle: u64) -> bool {
-        self.served(handle)
-            .is_ok_and(|(_, _, served)| matches!(served, Served::Passthrough))
+        let state = self.state();
+        let open = state.handles.get(&handle);
+        open.is_some_and(|open| matches!(open.served, Served::Passthrough))
     }
 
     /// Reads for a handle into `buffer`; short only at the end of the file.

@@ -77,41 +77,34 @@ impl Backings {
 
     /// An open of an inode is gone; it may have been one without passthrough.
     pub(super) fn detach(&self, inode: InodeId) {
-        let mut registered = self.registered();
-        let Some(backing) = registered.by_inode.get_mut(&inode) else {
-            return;
-        };
-        backing.opens -= 1;
-        if backing.opens > 0 {
-            return;
-        }
-        if !backing.is_sealed {
-            registered.by_inode.remove(&inode);
-            return;
-        }
-        registered.held.push_back(inode);
-        if registered.held.len() > HELD_MAX
-            && let Some(oldest) = registered.held.pop_front()
-        {
-            registered.drop_idle(oldest);
-        }
+        // Dropped after the lock: other opens do not wait while the kernel closes the file.
+        let _dropped = self.registered().close(inode);
     }
 
     /// The file of an inode is not to be opened again from what is registered now.
     pub(super) fn let_go(&self, inode: InodeId) {
-        self.registered().drop_idle(inode);
+        let _dropped = self.registered().take_idle(inode);
     }
 }
 
 impl Registered {
-    fn drop_idle(&mut self, inode: InodeId) {
-        if self
-            .by_inode
-            .get(&inode)
-            .is_some_and(|backing| backing.opens == 0)
-        {
-            self.by_inode.remove(&inode);
+    fn close(&mut self, inode: InodeId) -> Option<Backing> {
+        let backing = self.by_inode.get_mut(&inode)?;
+        backing.opens -= 1;
+        if backing.opens > 0 {
+            return None;
         }
+        if !backing.is_sealed {
+            return self.by_inode.remove(&inode);
+        }
+        self.held.push_back(inode);
+        let oldest = (self.held.len() > HELD_MAX).then(|| self.held.pop_front())??;
+        self.take_idle(oldest)
+    }
+
+    fn take_idle(&mut self, inode: InodeId) -> Option<Backing> {
+        let idle = self.by_inode.get(&inode)?.opens == 0;
+        idle.then(|| self.by_inode.remove(&inode))?
     }
 }
 
