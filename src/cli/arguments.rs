@@ -259,7 +259,7 @@ pub(crate) struct FsckArguments {
     /// Repair what can be repaired, move the rest to quarantine
     #[arg(long)]
     pub repair: bool,
-    /// Also read the bytes of the K-th of N parts of the objects, 1/1 for all
+    /// Read the bytes of only the K-th of N parts of the objects [default: of all]
     #[arg(long, value_name = "K/N", value_parser = parse_subset)]
     pub read_data_subset: Option<(u32, u32)>,
     /// Print JSON

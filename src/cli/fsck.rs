@@ -64,6 +64,16 @@ fn to_text(found: &fsck::Report) -> String {
         // Writing to a String cannot fail.
         let _ = writeln!(text, "{}{end}", finding.what);
     }
+    let left = &found.leftovers;
+    let leftovers = left.staged + left.unsettled + left.unreferenced;
+    if leftovers > 0 {
+        let _ = writeln!(
+            text,
+            "not errors: {} unfinished files, {} changed in place, {} unreferenced objects: the \
+             next mount tidies up",
+            left.staged, left.unsettled, left.unreferenced
+        );
+    }
     let count = found.findings.len();
     let read = bytes(found.bytes_read);
     let _ = writeln!(
@@ -89,6 +99,11 @@ fn to_json(found: &fsck::Report) -> serde_json::Value {
         "inodes": found.inodes,
         "objects": found.objects,
         "bytes_read": found.bytes_read,
+        "leftovers": {
+            "staged": found.leftovers.staged,
+            "unsettled": found.leftovers.unsettled,
+            "unreferenced": found.leftovers.unreferenced,
+        },
         "errors": errors.collect::<Vec<_>>(),
     })
 }
