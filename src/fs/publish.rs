@@ -295,7 +295,7 @@ impl FileSystem {
         };
         if let Some(entry) = state.entry(to.parent, &to.name)? {
             let mut old = state.inode(entry.inode)?;
-            if old.file().is_some_and(|file| file.role == verified.role) && old.links == 1 {
+            if old.links == 1 && state.has_content(&old, verified.role, verified.checksum)? {
                 (old.mode, old.uid, old.gid) = (inode.mode, inode.uid, inode.gid);
                 (old.atime, old.mtime, old.ctime) = (inode.atime, inode.mtime, inode.ctime);
                 state.put_inode(entry.inode, &old);

@@ -15,7 +15,7 @@ use crate::store::keys;
 use crate::store::metadata::{Attribute, Life, Metadata};
 use crate::store::record::{
     DirectoryClass, Entry, FileRecord, Inode, InodeId, Kind, ObjectId, ObjectKind, ObjectRecord,
-    Time,
+    Role, Time,
 };
 
 /// An inode that the kernel or an open handle holds.
@@ -293,6 +293,21 @@ impl State {
             self.metadata.disown_object(object);
         }
         Ok(())
+    }
+
+    /// Whether a sealed file is the same, byte for byte.
+    pub(crate) fn has_content(
+        &self,
+        inode: &Inode,
+        role: Role,
+        checksum: [u8; 16],
+    ) -> Result<bool, FsError> {
+        let file = inode.file().filter(|file| file.role == role);
+        let Some(object) = file.and_then(|file| file.object) else {
+            return Ok(false);
+        };
+        let record = self.metadata.object(object)?;
+        Ok(record.is_some_and(|record| record.checksum == Some(checksum)))
     }
 
     /// Gives an inode the extended attributes of the file that it takes the place of.
