@@ -26,7 +26,9 @@ fn missing(what: &str) -> Option<String> {
             opened.err().map(|error| format!("no /dev/fuse: {error}"))
         }
         "root" => (!nix::unistd::geteuid().is_root()).then(|| "not root".to_owned()),
-        "loop" => (!Path::new("/dev/loop-control").exists()).then(|| "no loop devices".to_owned()),
+        "loop" | "r#loop" => {
+            (!Path::new("/dev/loop-control").exists()).then(|| "no loop devices".to_owned())
+        }
         "python" => missing_program("python3"),
         program => missing_program(program),
     }

@@ -9,8 +9,11 @@ mod common;
 
 mod damaged;
 mod durability;
+mod full_disk;
 mod in_place;
+mod manifest;
 mod refused;
 mod rename;
 mod tail;
+mod tools;
 mod views;

@@ -173,6 +173,16 @@ fn an_identical_page_is_dropped(mode: Mode) {
     assert_eq!(after.mode() & 0o7777, 0o600);
     assert_eq!(mount.status("pages"), "1");
     assert_eq!(std::fs::read(&path).unwrap(), page);
+
+    // The same rows under another header are another file.
+    let mut metadata = model.place(0, 0).declared().to_metadata();
+    metadata.insert("note".to_owned(), "other".to_owned());
+    let rows = model.rows(1, 32);
+    let other = kvfs::page::pack_rows(model.manifest.geometry(), &rows, 32, &metadata).unwrap();
+    assert_eq!(model.checksum(0, 0, &other), model.checksum(0, 0, &page));
+    write_and_close(&temporary, &other).unwrap();
+    rename(&temporary, &path).unwrap();
+    assert!(std::fs::read(&path).unwrap() == other);
 }
 
 fn another_page_replaces(mode: Mode) {

@@ -1,0 +1,236 @@
+//! A store on a disk that is full: writers hear of it, readers do not, and nothing is lost.
+
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::common::forks::{output, succeed};
+use crate::common::mount::scratch_directory;
+use crate::common::sys::{
+    assert_errno, close, errno, open, rename, sync_directory, write, write_and_close,
+};
+use crate::common::{Mode, Model, Mount, fill};
+
+/// An ext4 of 48 MiB in a file.
+struct SmallDisk {
+    mountpoint: PathBuf,
+    _directory: tempfile::TempDir,
+}
+
+impl SmallDisk {
+    fn new() -> SmallDisk {
+        let directory = scratch_directory();
+        let image = directory.path().join("image");
+        std::fs::File::create(&image)
+            .unwrap()
+            .set_len(48 << 20)
+            .unwrap();
+        succeed(
+            Command::new("mkfs.ext4")
+                .args(["-q", "-m", "0"])
+                .arg(&image),
+        );
+        let mountpoint = directory.path().join("disk");
+        std::fs::create_dir(&mountpoint).unwrap();
+        succeed(
+            Command::new("mount")
+                .args(["-o", "loop"])
+                .arg(&image)
+                .arg(&mountpoint),
+        );
+        SmallDisk {
+            mountpoint,
+            _directory: directory,
+        }
+    }
+
+    /// Takes all the space that is left.
+    fn fill_up(&self) -> PathBuf {
+        let ballast = self.mountpoint.join("ballast");
+        let file = std::fs::File::create(&ballast).unwrap();
+        for chunk in [1 << 20, 4096_usize] {
+            let mut offset = file.metadata().unwrap().len();
+            while file.write_all_at(&vec![1; chunk], offset).is_ok() {
+                offset = file.metadata().unwrap().len();
+            }
+        }
+        file.sync_all().unwrap();
+        ballast
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        if !output(Command::new("umount").arg(&self.mountpoint))
+            .status
+            .success()
+        {
+            output(Command::new("umount").arg("-l").arg(&self.mountpoint));
+        }
+    }
+}
+
+macro_rules! on_a_small_disk {
+    ($($scenario:ident),+ $(,)?) => {
+        $(mod $scenario {
+            use crate::common::{Mode, Mount};
+
+            fn run(mode: Mode) {
+                crate::require!(fuse, root, r#loop);
+                let disk = super::SmallDisk::new();
+                let mount = Mount::of_store(mode, &disk.mountpoint.join("store"));
+                super::$scenario(&disk, mount);
+            }
+
+            #[test]
+            fn passthrough() {
+                run(Mode::Passthrough);
+            }
+
+            #[test]
+            fn served() {
+                run(Mode::Served);
+            }
+        })+
+    };
+}
+
+on_a_small_disk!(nothing_by_halves, synced_data_survives, appends_are_whole);
+
+/// Whether the writer of a page heard that it could not be written; if it did not, the page is
+/// there.
+fn write_or_enospc(path: &Path, page: &[u8]) -> bool {
+    let outcome = write_and_close(path, page);
+    let code = errno(&outcome);
+    assert!([0, libc::ENOSPC].contains(&code), "{outcome:?}");
+    code == libc::ENOSPC
+}
+
+fn large_model() -> Model {
+    // A page file is 1 MiB + 4 KiB.
+    Model::with(|fields| {
+        fields.head_dim = 128;
+        fields.num_kv_heads = 8;
+        fields.page_tokens = 256;
+    })
+}
+
+fn nothing_by_halves(disk: &SmallDisk, mount: Mount) {
+    let mut mount = mount;
+    let model = large_model();
+    model.install(&mount);
+    let path = |number: u64| model.page_path(&mount, "chat", 0, number * 256);
+    let page = |number: u64| model.page(0, number * 256, number);
+    let kept = path(0);
+    write_and_close(&kept, &page(0)).unwrap();
+    sync_directory(mount.path()).unwrap();
+
+    // In place, until the disk is full.
+    let mut stored = 1;
+    while !write_or_enospc(&path(stored), &page(stored)) {
+        assert!(std::fs::read(path(stored)).unwrap() == page(stored));
+        stored += 1;
+        assert!(stored < 60, "the disk never got full");
+    }
+    assert!(stored > 10);
+    assert_errno(std::fs::metadata(path(stored)), libc::ENOENT);
+    // By a temporary name.
+    let temporary = kept.with_file_name(".next");
+    let file = open(&temporary, libc::O_WRONLY | libc::O_CREAT).unwrap();
+    let outcome = file.write_all_at(&page(99), 0);
+    assert_errno(outcome, libc::ENOSPC);
+    drop(file);
+    assert_errno(rename(&temporary, path(99)), libc::EINVAL);
+    assert_errno(std::fs::metadata(path(99)), libc::ENOENT);
+    std::fs::remove_file(&temporary).unwrap();
+    // Reading goes on, and so does listing.
+    for number in 0..stored {
+        assert!(std::fs::read(path(number)).unwrap() == page(number));
+    }
+    let listed = std::fs::read_dir(kept.parent().unwrap()).unwrap().count();
+    assert_eq!(listed as u64, stored);
+
+    // Space comes back when pages go.
+    for number in 1..stored {
+        std::fs::remove_file(path(number)).unwrap();
+    }
+    sync_directory(mount.path()).unwrap();
+    for number in 1..10 {
+        write_and_close(&path(number), &page(number)).unwrap();
+        assert!(std::fs::read(path(number)).unwrap() == page(number));
+    }
+    sync_directory(mount.path()).unwrap();
+    assert_eq!(mount.status("state"), "ok");
+    let paths: Vec<_> = (0..10).map(path).collect();
+    mount.crash();
+    for (number, path) in paths.iter().enumerate() {
+        assert!(std::fs::read(path).unwrap() == page(number as u64));
+    }
+    let _ = disk;
+}
+
+fn synced_data_survives(disk: &SmallDisk, mount: Mount) {
+    let mut mount = mount;
+    let model = large_model();
+    model.install(&mount);
+    let page_path = model.page_path(&mount, "chat", 0, 0);
+    let page = model.page(0, 0, 1);
+    write_and_close(&page_path, &page).unwrap();
+    let plain = mount.files("plain");
+    write_and_close(&plain, &fill(1, 100_000)).unwrap();
+    sync_directory(mount.path()).unwrap();
+    let ballast = disk.fill_up();
+
+    // What fsync promises it keeps, or says that it cannot.
+    let mut promised = Vec::new();
+    for number in 0..20 {
+        let path = mount.files(number.to_string());
+        let Ok(file) = open(&path, libc::O_WRONLY | libc::O_CREAT) else {
+            continue;
+        };
+        let bytes = fill(number, 50_000);
+        if file.write_all_at(&bytes, 0).is_ok() && file.sync_all().is_ok() {
+            promised.push((path, bytes));
+        }
+    }
+    assert!(promised.len() < 20, "the disk was not full");
+    assert!(std::fs::read(&page_path).unwrap() == page);
+    mount.kill();
+    std::fs::remove_file(ballast).unwrap();
+    mount.mount();
+    assert!(std::fs::read(&page_path).unwrap() == page);
+    assert!(std::fs::read(&plain).unwrap() == fill(1, 100_000));
+    for (path, bytes) in promised {
+        assert!(std::fs::read(&path).unwrap() == bytes, "{path:?}");
+    }
+    write_and_close(mount.files("after"), b"works").unwrap();
+    sync_directory(mount.path()).unwrap();
+    assert_eq!(mount.status("state"), "ok");
+}
+
+fn appends_are_whole(disk: &SmallDisk, mount: Mount) {
+    let model = large_model();
+    model.install(&mount);
+    let path = model.tail_path(&mount, "chat", 0, 0);
+    let row = model.row_bytes();
+    let rows = model.rows(1, 200);
+    let tail = open(&path, libc::O_WRONLY | libc::O_CREAT | libc::O_APPEND).unwrap();
+    write(&tail, &rows[..10 * row]).unwrap();
+    tail.sync_all().unwrap();
+    let ballast = disk.fill_up();
+    let mut written = 10 * row;
+    let outcome = loop {
+        match write(&tail, &rows[written..written + 3 * row]) {
+            Ok(count) => written += count,
+            outcome => break outcome,
+        }
+    };
+    assert_errno(outcome, libc::ENOSPC);
+    assert!(std::fs::read(&path).unwrap() == rows[..written]);
+    std::fs::remove_file(ballast).unwrap();
+    sync_directory(&disk.mountpoint).unwrap();
+    write(&tail, &rows[written..written + row]).unwrap();
+    assert!(std::fs::read(&path).unwrap() == rows[..written + row]);
+    close(tail).unwrap();
+    assert_eq!(mount.status("state"), "ok");
+}
