@@ -5,7 +5,7 @@ use super::state::State;
 use super::{FileSystem, FsError};
 use crate::page::names;
 use crate::store::metadata::Life;
-use crate::store::record::{Inode, InodeId};
+use crate::store::record::{Inode, InodeId, Kind, Time};
 
 impl FileSystem {
     /// Removes a name of a file. Whoever has the file open keeps its bytes.
@@ -50,38 +50,39 @@ impl FileSystem {
             state = self.state_to_change()?;
         }
         check_empty(&state, entry.inode)?;
+        let inode = state.inode(entry.inode)?;
         state
             .metadata
             .remove_entry(Life::Durable, place.parent, &place.name);
         state.touch_directory(place.parent, -1)?;
-        state.metadata.remove_inode(Life::Durable, entry.inode)?;
-        state.keep_removed_directory(entry.inode);
-        Ok(())
+        state.remove_directory_inode(entry.inode, &inode)
     }
 }
 
 impl State {
-    /// A removed directory that is somebody's working directory still answers `stat`.
-    pub(super) fn keep_removed_directory(&mut self, id: InodeId) {
+    /// Removes the inode of an empty directory. One that is somebody's working directory still
+    /// answers `stat`, but names can no longer be made in it.
+    pub(super) fn remove_directory_inode(
+        &mut self,
+        id: InodeId,
+        inode: &Inode,
+    ) -> Result<(), FsError> {
         self.models.remove(&id);
+        self.metadata.remove_inode(Life::Durable, id)?;
         if self.nodes.contains_key(&id) {
-            let now = crate::store::record::Time::now();
-            let kind = crate::store::record::Kind::Special {
+            let kind = Kind::Special {
                 file_type: libc::S_IFDIR,
                 device: 0,
             };
             let inode = Inode {
                 kind,
-                mode: 0o700,
-                uid: 0,
-                gid: 0,
                 links: 0,
-                atime: now,
-                mtime: now,
-                ctime: now,
+                ctime: Time::now(),
+                ..inode.clone()
             };
             self.metadata.put_inode(Life::Volatile, id, &inode);
         }
+        Ok(())
     }
 }
 

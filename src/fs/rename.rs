@@ -193,9 +193,9 @@ fn rename_directory(
     name.clone_from(&to.name);
     inode.ctime = Time::now();
     if let Some(target) = target {
-        state.metadata.remove_inode(Life::Durable, target.inode)?;
+        let replaced = state.inode(target.inode)?;
         state.touch_directory(to.parent, -1)?;
-        state.keep_removed_directory(target.inode);
+        state.remove_directory_inode(target.inode, &replaced)?;
     }
     state
         .metadata
