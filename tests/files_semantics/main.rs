@@ -1,0 +1,16 @@
+//! The contract of `files/` on real mounts, one rule a test, in both modes.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "../common/mod.rs"]
+#[macro_use]
+mod common;
+
+mod engines;
+mod fallbacks;
+mod mappings;
+mod names;
+mod rights;
+mod times;
+mod versions;
+mod writing;
