@@ -9,9 +9,10 @@ use std::time::{Instant, SystemTime};
 use crossbeam_channel::Sender;
 use fuser::{
     BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation,
-    INodeNo, InitFlags, KernelConfig, LockOwner, Notifier, OpenFlags, RenameFlags, ReplyAttr,
-    ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLseek,
-    ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+    INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner, Notifier, OpenFlags, RenameFlags,
+    ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry,
+    ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow,
+    WriteFlags,
 };
 
 use super::convert::{absent, attributes, errno, file_type, inode, new_time, ttl};
@@ -711,6 +712,21 @@ impl Filesystem for Callbacks {
             Ok(position) => reply.offset(i64::try_from(position).unwrap_or(i64::MAX)),
             Err(error) => reply.error(error),
         }
+    }
+
+    fn ioctl(
+        &self,
+        _request: &Request,
+        _number: INodeNo,
+        _handle: FileHandle,
+        _flags: IoctlFlags,
+        _command: u32,
+        _data: &[u8],
+        _answer_bytes_max: u32,
+        reply: ReplyIoctl,
+    ) {
+        // Python asks each file that it opens whether it is a terminal.
+        reply.error(Errno::ENOTTY);
     }
 
     fn copy_file_range(
