@@ -1,5 +1,7 @@
 //! The demo, as a user runs it: what it says, how it ends, and that it leaves nothing behind.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};

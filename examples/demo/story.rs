@@ -95,7 +95,11 @@ impl Story<'_> {
             added: self.size.prompt_tokens,
             ..Counts::default()
         };
-        expect_equal("tokens that ran through the model", stage.reading, all_new)?;
+        expect_equal(
+            "tokens that ran through the model",
+            &stage.reading,
+            &all_new,
+        )?;
         let (tokens, time) = (self.size.prompt_tokens, seconds(stage.first_token));
         self.printer
             .tell(format_args!("{tokens} tokens read in {time}"))?;
@@ -171,8 +175,8 @@ impl Story<'_> {
         };
         expect_equal(
             "tokens that ran through the model",
-            stage.reading,
-            page_and_last,
+            &stage.reading,
+            &page_and_last,
         )?;
         self.printer.tell(format_args!(
             "{} of {} tokens found; exactly the {} from {start} on computed again and written back",
@@ -180,7 +184,7 @@ impl Story<'_> {
             stage.resumed.held,
             stage.reading.refilled
         ))?;
-        expect_equal("missing tokens", stage.resumed.missing.clone(), vec![lost])?;
+        expect_equal("missing tokens", &stage.resumed.missing, &vec![lost])?;
         if !self.sandbox.path(&page).is_file() {
             return Err(format!("{page} was not written again").into());
         }
@@ -199,7 +203,7 @@ impl Story<'_> {
         let restore = format!("rsync -ai backup/ {MODEL}/");
         let moved = self.sandbox.run(self.printer, &restore)?;
         let moved = moved.lines().filter(|line| line.starts_with(">f")).count();
-        expect_equal("files restored", moved, files)?;
+        expect_equal("files restored", &moved, &files)?;
         let again = self.sandbox.run(self.printer, &restore)?;
         expect_equal("changes that the second rsync found", again.as_str(), "")?;
         self.printer.tell(format_args!(
@@ -214,11 +218,11 @@ impl Story<'_> {
     /// After a loss that the cache survives whole.
     fn tell_nothing_lost(&mut self, stage: &Stage, stop: usize) -> Result<()> {
         let held = stage.resumed.held;
-        expect_equal("tokens in the cache", held, self.held_after(stop))?;
+        expect_equal("tokens in the cache", &held, &self.held_after(stop))?;
         expect_equal(
             "tokens that ran through the model",
-            stage.reading,
-            LAST_ONLY,
+            &stage.reading,
+            &LAST_ONLY,
         )?;
         let prompt = self.size.prompt_tokens;
         self.printer.tell(format_args!(
@@ -257,7 +261,10 @@ const LAST_ONLY: Counts = Counts {
     added: 0,
 };
 
-fn expect_equal<T: PartialEq + std::fmt::Debug>(what: &str, found: T, expected: T) -> Result<()> {
+fn expect_equal<T>(what: &str, found: &T, expected: &T) -> Result<()>
+where
+    T: PartialEq + std::fmt::Debug + ?Sized,
+{
     if found == expected {
         return Ok(());
     }
