@@ -83,12 +83,21 @@ impl FileSystem {
             None if inode.is_directory() => return Err(FsError::IsDirectory),
             None => return Err(FsError::Invalid),
         };
-        if file.role.is_sealed() || (file.role.is_append_only() && size > 0) {
+        if file.role.is_sealed() {
             return Err(FsError::NotPermitted);
         }
         if file.role.is_append_only() {
             let object = file.object.ok_or(FsError::Stale)?;
             drop(state);
+            if size > 0 {
+                // rsync --inplace cuts a file to the length that it has just written.
+                let length = self.store.stat_object(object)?.length;
+                return if size == length {
+                    Ok(())
+                } else {
+                    Err(FsError::NotPermitted)
+                };
+            }
             let file = self.store.open_object(object, Access::ReadWrite)?;
             return Ok(file.set_length(size)?);
         }
