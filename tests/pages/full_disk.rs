@@ -9,7 +9,7 @@ use crate::common::mount::scratch_directory;
 use crate::common::sys::{
     assert_errno, close, errno, open, rename, sync_directory, write, write_and_close,
 };
-use crate::common::{Mode, Model, Mount, fill};
+use crate::common::{Model, Mount, fill};
 
 /// An ext4 of 48 MiB in a file.
 struct SmallDisk {
@@ -79,7 +79,7 @@ macro_rules! on_a_small_disk {
                 crate::require!(fuse, root, r#loop);
                 let disk = super::SmallDisk::new();
                 let mount = Mount::of_store(mode, &disk.mountpoint.join("store"));
-                super::$scenario(&disk, mount);
+                super::$scenario(&disk, &mut { mount });
             }
 
             #[test]
@@ -115,11 +115,10 @@ fn large_model() -> Model {
     })
 }
 
-fn nothing_by_halves(disk: &SmallDisk, mount: Mount) {
-    let mut mount = mount;
+fn nothing_by_halves(_disk: &SmallDisk, mount: &mut Mount) {
     let model = large_model();
-    model.install(&mount);
-    let path = |number: u64| model.page_path(&mount, "chat", 0, number * 256);
+    model.install(mount);
+    let path = |number: u64| model.page_path(mount, "chat", 0, number * 256);
     let page = |number: u64| model.page(0, number * 256, number);
     let kept = path(0);
     write_and_close(&kept, &page(0)).unwrap();
@@ -156,7 +155,7 @@ fn nothing_by_halves(disk: &SmallDisk, mount: Mount) {
     }
     sync_directory(mount.path()).unwrap();
     for number in 1..10 {
-        write_and_close(&path(number), &page(number)).unwrap();
+        write_and_close(path(number), &page(number)).unwrap();
         assert!(std::fs::read(path(number)).unwrap() == page(number));
     }
     sync_directory(mount.path()).unwrap();
@@ -166,14 +165,12 @@ fn nothing_by_halves(disk: &SmallDisk, mount: Mount) {
     for (number, path) in paths.iter().enumerate() {
         assert!(std::fs::read(path).unwrap() == page(number as u64));
     }
-    let _ = disk;
 }
 
-fn synced_data_survives(disk: &SmallDisk, mount: Mount) {
-    let mut mount = mount;
+fn synced_data_survives(disk: &SmallDisk, mount: &mut Mount) {
     let model = large_model();
-    model.install(&mount);
-    let page_path = model.page_path(&mount, "chat", 0, 0);
+    model.install(mount);
+    let page_path = model.page_path(mount, "chat", 0, 0);
     let page = model.page(0, 0, 1);
     write_and_close(&page_path, &page).unwrap();
     let plain = mount.files("plain");
@@ -201,17 +198,17 @@ fn synced_data_survives(disk: &SmallDisk, mount: Mount) {
     assert!(std::fs::read(&page_path).unwrap() == page);
     assert!(std::fs::read(&plain).unwrap() == fill(1, 100_000));
     for (path, bytes) in promised {
-        assert!(std::fs::read(&path).unwrap() == bytes, "{path:?}");
+        assert!(std::fs::read(&path).unwrap() == bytes, "{}", path.display());
     }
     write_and_close(mount.files("after"), b"works").unwrap();
     sync_directory(mount.path()).unwrap();
     assert_eq!(mount.status("state"), "ok");
 }
 
-fn appends_are_whole(disk: &SmallDisk, mount: Mount) {
+fn appends_are_whole(disk: &SmallDisk, mount: &mut Mount) {
     let model = large_model();
-    model.install(&mount);
-    let path = model.tail_path(&mount, "chat", 0, 0);
+    model.install(mount);
+    let path = model.tail_path(mount, "chat", 0, 0);
     let row = model.row_bytes();
     let rows = model.rows(1, 200);
     let tail = open(&path, libc::O_WRONLY | libc::O_CREAT | libc::O_APPEND).unwrap();

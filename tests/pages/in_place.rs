@@ -45,8 +45,8 @@ fn it_appears_at_close(mode: Mode) {
         assert_eq!(file.metadata().unwrap().len(), page.len() as u64);
         close(file).unwrap();
         if round % 2 == 0 {
-            let stat = std::fs::metadata(&path).unwrap();
-            assert_eq!(stat.len(), page.len() as u64, "round {round}");
+            let found = std::fs::metadata(&path).unwrap();
+            assert_eq!(found.len(), page.len() as u64, "round {round}");
         }
         assert_eq!(std::fs::read(&path).unwrap(), page, "round {round}");
     }

@@ -56,28 +56,30 @@ fn tensors(k: &str, v: &str) -> Vec<u8> {
 const K: &str = r#"{"dtype":"F16","shape":[2,32,16],"data_offsets":[0,2048]}"#;
 const V: &str = r#"{"dtype":"F16","shape":[2,32,16],"data_offsets":[2048,4096]}"#;
 
-/// Files that are no pages, each with a word of the reason.
-fn broken_pages(model: &Model) -> Vec<(&'static str, Vec<u8>, &'static str)> {
+/// A file that is no page, what is wrong with it, and a word of the reason that is given.
+type Broken = (&'static str, Vec<u8>, &'static str);
+
+/// Everything that is no page.
+fn broken_pages(model: &Model) -> Vec<Broken> {
+    let mut all = broken_files(model);
+    all.extend(broken_headers(model));
+    all.extend(broken_tensors(model));
+    all.extend(broken_declarations(model));
+    all
+}
+
+/// Files of a wrong length.
+fn broken_files(model: &Model) -> Vec<Broken> {
     let good = model.page(0, 0, 1);
-    let payload = &good[4096..];
-    let k = |from: &str, to: &str| with_header(&tensors(&K.replace(from, to), V), payload);
-    let v = |from: &str, to: &str| with_header(&tensors(K, &V.replace(from, to)), payload);
-    let rows = model.rows(1, 32);
-    let declared = |declared: Declared| {
-        let metadata = declared.to_metadata();
-        pack_rows(model.manifest.geometry(), &rows, 32, &metadata).unwrap()
-    };
-    let length = |length: u64| [&length.to_le_bytes(), &good[8..]].concat();
-    let mut flipped = good.clone();
-    *flipped.last_mut().unwrap() ^= 1;
-    let extra = format!("{{\"k\":{K},\"v\":{V},\"w\":{V}}}");
-    let without_v = format!("{{\"k\":{K}}}");
-    let twice = format!("{{\"k\":{K},\"k\":{K},\"v\":{V}}}");
     vec![
         ("empty", Vec::new(), "0 bytes"),
         ("one byte", vec![1], "1 bytes"),
         ("header only", good[..4096].to_vec(), "4096 bytes"),
-        ("cut in the header", good[..100].to_vec(), ""),
+        (
+            "cut in the header",
+            good[..100].to_vec(),
+            "100 of 4096 bytes",
+        ),
         ("cut by one", good[..8191].to_vec(), "8191 bytes"),
         ("one too many", [&good[..], &[0]].concat(), "8193 bytes"),
         (
@@ -86,103 +88,91 @@ fn broken_pages(model: &Model) -> Vec<(&'static str, Vec<u8>, &'static str)> {
             "12288 bytes",
         ),
         ("all zeros", vec![0; 8192], ""),
+    ]
+}
+
+/// Headers that are none.
+fn broken_headers(model: &Model) -> Vec<Broken> {
+    let good = model.page(0, 0, 1);
+    let payload = &good[4096..];
+    let length = |length: u64| [&length.to_le_bytes(), &good[8..]].concat();
+    let mut zeros = with_header(&tensors(K, V), payload);
+    zeros[8 + tensors(K, V).len()..4096].fill(0);
+    vec![
         ("no JSON", with_header(b"garbage", payload), ""),
         ("an array", with_header(b"[]", payload), ""),
         ("not UTF-8", with_header(b"{\"\xff\":1}", payload), ""),
-        (
-            "JSON padded with zeros",
-            {
-                let mut file = with_header(&tensors(K, V), payload);
-                let end = file
-                    .iter()
-                    .rposition(|byte| *byte == b'}')
-                    .filter(|at| *at < 4096);
-                let end = end.unwrap_or(tensors(K, V).len() + 7);
-                file[end + 1..4096].fill(0);
-                file
-            },
-            "",
-        ),
+        ("JSON padded with zeros", zeros, ""),
         ("length 0", length(0), ""),
         ("length too small", length(100), ""),
         ("length too large", length(4096), ""),
         ("length enormous", length(u64::MAX), ""),
-        ("no tensors", with_header(b"{}", payload), "k"),
-        ("no v", with_header(without_v.as_bytes(), payload), "v"),
-        (
-            "a third tensor",
-            with_header(extra.as_bytes(), payload),
-            "w",
-        ),
-        ("k twice", with_header(twice.as_bytes(), payload), "k"),
+    ]
+}
+
+/// Tensors that are not those of the model.
+fn broken_tensors(model: &Model) -> Vec<Broken> {
+    let good = model.page(0, 0, 1);
+    let payload = &good[4096..];
+    let json = |text: &str| with_header(text.as_bytes(), payload);
+    let k = |from: &str, to: &str| with_header(&tensors(&K.replace(from, to), V), payload);
+    let v = |from: &str, to: &str| with_header(&tensors(K, &V.replace(from, to)), payload);
+    let extra = format!("{{\"k\":{K},\"v\":{V},\"w\":{V}}}");
+    let without_v = format!("{{\"k\":{K}}}");
+    let twice = format!("{{\"k\":{K},\"k\":{K},\"v\":{V}}}");
+    let enormous = "[2,18446744073709551615,16]";
+    vec![
+        ("no tensors", json("{}"), "k"),
+        ("no v", json(&without_v), "v"),
+        ("a third tensor", json(&extra), "w"),
+        ("k twice", json(&twice), "k"),
         ("wrong dtype", k("F16", "BF16"), "BF16"),
         ("wrong dtype of v", v("F16", "F32"), "F32"),
         ("unknown dtype", k("F16", "Q9"), "Q9"),
         ("other layout", k("[2,32,16]", "[32,2,16]"), "[32, 2, 16]"),
-        ("too many heads", k("[2,32,16]", "[4,16,16]"), ""),
-        ("two dimensions", k("[2,32,16]", "[2,512]"), ""),
+        ("too many heads", k("[2,32,16]", "[4,16,16]"), "k"),
+        ("two dimensions", k("[2,32,16]", "[2,512]"), "k"),
         ("no tokens", k("[2,32,16]", "[2,0,16]"), ""),
         ("too many tokens", k("[2,32,16]", "[2,64,16]"), ""),
         ("negative", k("[2,32,16]", "[2,-32,16]"), ""),
-        (
-            "overflowing",
-            k("[2,32,16]", "[2,18446744073709551615,16]"),
-            "",
-        ),
-        ("tokens of v differ", v("[2,32,16]", "[2,16,16]"), ""),
-        ("overlapping", v("[2048,4096]", "[1024,3072]"), ""),
-        ("a gap", v("[2048,4096]", "[2056,4104]"), ""),
-        ("backwards", v("[2048,4096]", "[4096,2048]"), ""),
-        ("past the end", v("[2048,4096]", "[2048,1000000]"), ""),
-        (
-            "another checksum",
-            declared(Declared {
-                checksum: Some(Checksum([7; 16])),
-                ..Declared::default()
-            }),
-            "kvfs.checksum 0707",
-        ),
+        ("overflowing", k("[2,32,16]", enormous), ""),
+        ("tokens of v differ", v("[2,32,16]", "[2,16,16]"), "v"),
+        ("overlapping", v("[2048,4096]", "[1024,3072]"), "v"),
+        ("a gap", v("[2048,4096]", "[2056,4104]"), "v"),
+        ("backwards", v("[2048,4096]", "[4096,2048]"), "v"),
+        ("past the end", v("[2048,4096]", "[2048,1000000]"), "v"),
+    ]
+}
+
+/// Pages that say something untrue about themselves.
+fn broken_declarations(model: &Model) -> Vec<Broken> {
+    let good = model.page(0, 0, 1);
+    let rows = model.rows(1, 32);
+    let with = |change: &dyn Fn(&mut Declared)| {
+        let mut declared = Declared::default();
+        change(&mut declared);
+        let metadata = declared.to_metadata();
+        pack_rows(model.manifest.geometry(), &rows, 32, &metadata).unwrap()
+    };
+    let checksum = with(&|declared| declared.checksum = Some(Checksum([7; 16])));
+    let other_model = with(&|declared| declared.model = Some(ModelIdentity([7; 16])));
+    let other_layer = with(&|declared| declared.layer = Some(Layer(1)));
+    let no_layer = with(&|declared| declared.layer = Some(Layer(7)));
+    let other_start = with(&|declared| declared.start = Some(TokenStart(64)));
+    let metadata = "\"__metadata__\":{\"kvfs.checksum\":\"x\\u001b[31m\\n\"}";
+    let text = format!("{{{metadata},\"k\":{K},\"v\":{V}}}");
+    let mut flipped = good.clone();
+    *flipped.last_mut().unwrap() ^= 1;
+    vec![
         ("damaged", flipped, "kvfs.checksum"),
-        (
-            "of another model",
-            declared(Declared {
-                model: Some(ModelIdentity([7; 16])),
-                ..Declared::default()
-            }),
-            "kvfs.model 0707",
-        ),
-        (
-            "of another layer",
-            declared(Declared {
-                layer: Some(Layer(1)),
-                ..Declared::default()
-            }),
-            "kvfs.layer 1",
-        ),
-        (
-            "of a layer that is not",
-            declared(Declared {
-                layer: Some(Layer(7)),
-                ..Declared::default()
-            }),
-            "kvfs.layer 7",
-        ),
-        (
-            "of another start",
-            declared(Declared {
-                start: Some(TokenStart(64)),
-                ..Declared::default()
-            }),
-            "kvfs.start 64",
-        ),
+        ("with another checksum", checksum, "kvfs.checksum 0707"),
+        ("of another model", other_model, "kvfs.model 0707"),
+        ("of another layer", other_layer, "kvfs.layer 1"),
+        ("of a layer that is not", no_layer, "kvfs.layer 7"),
+        ("of another start", other_start, "kvfs.start 64"),
         (
             "with a checksum that is none",
-            {
-                let json = format!(
-                    "{{\"__metadata__\":{{\"kvfs.checksum\":\"x\\u001b[31m\\n\"}},\"k\":{K},\"v\":{V}}}"
-                );
-                with_header(json.as_bytes(), payload)
-            },
+            with_header(text.as_bytes(), &good[4096..]),
             "kvfs.checksum",
         ),
     ]

@@ -41,7 +41,7 @@ fn every_staging_name_publishes(mode: Mode) {
         rename(&from, &to).unwrap();
         let sealed = std::fs::metadata(&to).unwrap();
         assert_errno(std::fs::metadata(&from), libc::ENOENT);
-        assert_ne!(before.ino(), sealed.ino(), "{from:?}");
+        assert_ne!(before.ino(), sealed.ino(), "{}", from.display());
         assert_eq!(sealed.len(), page.len() as u64);
         assert_eq!(sealed.nlink(), 1);
         assert!(sealed.blocks() > 0);

@@ -115,7 +115,7 @@ fn an_append_across_the_border_writes_nothing(mode: Mode) {
     assert_eq!(std::fs::metadata(&path).unwrap().len(), 0);
     write(&tail, &rows[..30 * row]).unwrap();
     assert_errno(write(&tail, &rows[30 * row..]), libc::EFBIG);
-    assert_errno(write(&tail, &rows[30 * row..32 * row + 1]), libc::EFBIG);
+    assert_errno(write(&tail, &rows[30 * row..=32 * row]), libc::EFBIG);
     assert!(std::fs::read(&path).unwrap() == rows[..30 * row]);
     write(&tail, &rows[30 * row..32 * row]).unwrap();
     assert_errno(std::fs::metadata(&path), libc::ENOENT);

@@ -74,11 +74,12 @@ fn assert_same_tree(left: &Tree, right: &Tree) {
     assert_eq!(names(left), names(right));
     for (name, (bytes, mode, seconds, nanoseconds)) in left {
         let other = &right[name];
-        assert!(*bytes == other.0, "{name:?} has other bytes");
+        assert!(*bytes == other.0, "{} has other bytes", name.display());
         assert_eq!(
             (*mode, *seconds, *nanoseconds),
             (other.1, other.2, other.3),
-            "{name:?}"
+            "{}",
+            name.display()
         );
     }
 }
@@ -316,8 +317,8 @@ fn tar_there_and_back(mode: Mode) {
     let (left, right) = (tree(mount.path()), tree(empty.path()));
     assert_eq!(left.len(), right.len());
     for (name, file) in &left {
-        assert!(file.0 == right[name].0, "{name:?}");
-        assert_eq!(file.2, right[name].2, "{name:?}");
+        assert!(file.0 == right[name].0, "{}", name.display());
+        assert_eq!(file.2, right[name].2, "{}", name.display());
     }
     assert_eq!(empty.status("pages"), "12");
     assert_eq!(empty.errors(), [] as [String; 0]);

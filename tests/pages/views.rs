@@ -34,8 +34,8 @@ fn views_are_read_only_text(mode: Mode) {
         open(mount.join(".kvfs/other"), libc::O_RDONLY),
         libc::ENOENT,
     );
-    let made = open(mount.join(".kvfs/made"), libc::O_CREAT | libc::O_WRONLY);
-    assert_errno(made, libc::EPERM);
+    let created = open(mount.join(".kvfs/made"), libc::O_CREAT | libc::O_WRONLY);
+    assert_errno(created, libc::EPERM);
     assert_errno(std::fs::create_dir(mount.join(".kvfs/made")), libc::EPERM);
     assert_errno(std::fs::remove_dir(mount.join(".kvfs")), libc::EPERM);
 }
