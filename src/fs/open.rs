@@ -260,7 +260,8 @@ impl FileSystem {
     /// Opens with `O_TRUNC`: the new version is made beside the old one, which comes back after a
     /// crash, unless somebody still has the old one open or mapped.
     fn open_truncated(&self, id: InodeId, writes: bool) -> Result<Opened, FsError> {
-        let mut state = self.state_to_change()?;
+        let mut state = self.wait_for_readers(self.state_to_change()?, id);
+        self.settle_if_at_rest(&mut state, id)?;
         let inode = state.inode(id)?;
         let old = inode
             .file()

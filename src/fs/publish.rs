@@ -7,7 +7,6 @@
 //! inode, so nothing that a client still holds of the old one can reach its bytes.
 
 use std::sync::{Arc, MutexGuard};
-use std::time::{Duration, Instant};
 
 use super::attributes::Place;
 use super::classify::{self, FileClass};
@@ -23,10 +22,6 @@ use crate::store::record::{
     DirectoryClass, Entry, FileRecord, Inode, InodeId, Kind, ObjectId, ObjectKind, ObjectRecord,
     PageRecord, Role, Time,
 };
-
-/// `close()` returns before the daemon hears of it. A writer whose descriptors have all been
-/// closed is waited for this long; it takes some 20 us unless the machine is overloaded.
-const RELEASE_WAIT_MAX: Duration = Duration::from_millis(50);
 
 /// Bytes that were verified, and as what.
 pub(super) struct Verified {
@@ -469,30 +464,6 @@ impl FileSystem {
         let reason = format!("{path}: {error}");
         if let Err(error) = quarantine::put(&self.store, object, take, &reason) {
             log::warn!("{path}: its bytes could not be kept in quarantine: {error}");
-        }
-    }
-
-    /// Waits until every writer that has closed its descriptors is known to be gone.
-    pub(super) fn wait_for_release<'a>(
-        &'a self,
-        mut state: MutexGuard<'a, State>,
-        id: InodeId,
-    ) -> MutexGuard<'a, State> {
-        let deadline = Instant::now() + RELEASE_WAIT_MAX;
-        loop {
-            let closing = state
-                .nodes
-                .get(&id)
-                .is_some_and(|node| node.writers > 0 && node.writers_flushed >= node.writers);
-            let left = deadline.saturating_duration_since(Instant::now());
-            if !closing || left.is_zero() {
-                return state;
-            }
-            state = self
-                .released
-                .wait_timeout(state, left)
-                .unwrap_or_else(std::sync::PoisonError::into_inner)
-                .0;
         }
     }
 

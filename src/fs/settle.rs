@@ -1,11 +1,22 @@
 //! A writer is done: its file comes to rest and becomes part of the next commit.
 
+use std::sync::MutexGuard;
+use std::time::{Duration, Instant};
+
 use super::attributes::Place;
-use super::state::State;
+use super::state::{Node, State};
 use super::{FileSystem, FsError};
 use crate::ingest::seal;
 use crate::store::disk::Access;
 use crate::store::record::{InodeId, ObjectId, ObjectKind, Time};
+
+/// `close()` returns before the daemon hears of it. A writer whose descriptors have all been
+/// closed is waited for this long; it takes some 20 us unless the machine is overloaded.
+const RELEASE_WAIT_MAX: Duration = Duration::from_millis(50);
+
+/// A reader leaves no such trace: it is waited for only before a truncation, which would otherwise
+/// take the bytes from under a mapping that outlived its descriptor.
+const READER_WAIT_MAX: Duration = Duration::from_millis(20);
 
 impl FileSystem {
     /// `close()` on some descriptor of a handle. It answers for pages only, and changes nothing:
@@ -65,6 +76,49 @@ impl FileSystem {
             self.settle_if_at_rest(&mut state, id)?;
         }
         state.drop_node_if_idle(id)
+    }
+
+    /// Waits until every writer that has closed its descriptors is known to be gone.
+    pub(super) fn wait_for_release<'a>(
+        &'a self,
+        state: MutexGuard<'a, State>,
+        id: InodeId,
+    ) -> MutexGuard<'a, State> {
+        self.wait_while(state, id, RELEASE_WAIT_MAX, |node| {
+            node.writers > 0 && node.writers_flushed >= node.writers
+        })
+    }
+
+    /// The same, for readers as well, which may all be open still.
+    pub(super) fn wait_for_readers<'a>(
+        &'a self,
+        state: MutexGuard<'a, State>,
+        id: InodeId,
+    ) -> MutexGuard<'a, State> {
+        self.wait_while(state, id, READER_WAIT_MAX, |node| {
+            node.handles() > 0 && node.writers_flushed >= node.writers
+        })
+    }
+
+    fn wait_while<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        id: InodeId,
+        longest: Duration,
+        closing: impl Fn(&Node) -> bool,
+    ) -> MutexGuard<'a, State> {
+        let deadline = Instant::now() + longest;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() || !state.nodes.get(&id).is_some_and(&closing) {
+                return state;
+            }
+            state = self
+                .released
+                .wait_timeout(state, left)
+                .unwrap_or_else(std::sync::PoisonError::into_inner)
+                .0;
+        }
     }
 
     /// Settles a file unless somebody still has it mapped for writing. Returns whether it did.
