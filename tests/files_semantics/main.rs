@@ -11,6 +11,7 @@ mod fallbacks;
 mod mappings;
 mod names;
 mod rights;
+mod storm;
 mod times;
 mod versions;
 mod writing;
