@@ -12,8 +12,9 @@ use kvfs::store::Store;
 use kvfs::store::disk::Allocation;
 use kvfs::store::record::{InodeId, Time};
 
+use crate::common::Model;
 use crate::common::mount::scratch_directory;
-use crate::model::{File, Id, Kind, ROOT, Seen, Tree, View, What, difference};
+use crate::model::{File, Id, Kind, ROOT, Seen, Tree, View, What, difference, page_path};
 use crate::random::{Random, seeds};
 
 const FILES: InodeId = InodeId(3);
@@ -41,6 +42,8 @@ struct Driver {
     /// What a commit would have made durable, at each moment since the last one.
     views: Vec<View>,
     random: Random,
+    model: Model,
+    layer: InodeId,
 }
 
 #[test]
@@ -77,7 +80,10 @@ impl Driver {
             held: Vec::new(),
             views: Vec::new(),
             random: Random::new(seed),
+            model: Model::small(),
+            layer: InodeId::ROOT,
         };
+        driver.install_model();
         driver.commit();
         driver
     }
@@ -112,9 +118,10 @@ impl Driver {
             88..89 => self.make_symlink(),
             89..92 => self.attribute(),
             92..94 => self.set_attributes(),
-            94..96 => self.sync_file(),
+            94 => self.sync_file(),
+            95 => self.seal(),
             96..97 => self.forget(),
-            97..98 => self.commit(),
+            97 => self.commit(),
             98 => self.check(),
             _ if self.random.one_in(3) => self.crash(),
             _ if self.random.one_in(3) => self.close_and_open(),
@@ -614,6 +621,90 @@ impl Driver {
         self.views = vec![self.tree.durable()];
     }
 
+    /// The directory of a layer, and the manifest above it.
+    fn install_model(&mut self) {
+        let Lookup::Found(models) = self.fs().lookup(InodeId::ROOT, b"models").unwrap() else {
+            panic!("no models");
+        };
+        let mut at = models.attributes.inode;
+        let manifest = self.model.manifest.to_json();
+        for (depth, name) in ["small", "sequences", "chat", "000"].iter().enumerate() {
+            let place = |name: &str| Place {
+                parent: at,
+                name: name.as_bytes().to_vec(),
+            };
+            let fs = self.fs.as_ref().unwrap();
+            let directory = NewNode::Directory;
+            let made = fs.make(&place(name), &directory, 0o755, Self::caller());
+            at = made.unwrap().attributes.inode;
+            if depth == 0 {
+                let place = Place {
+                    parent: at,
+                    name: b"manifest.json".to_vec(),
+                };
+                let made = fs.create(&place, 0o644, Self::caller(), true).unwrap();
+                let handle = made.opened.handle;
+                fs.write(handle, 0, manifest.as_ref(), false).unwrap();
+                fs.release(handle).unwrap();
+                fs.forget(made.found.attributes.inode, 1);
+            }
+            fs.forget(at, 1);
+        }
+        self.layer = at;
+        self.fs().forget(models.attributes.inode, 1);
+    }
+
+    /// Writes a page under some name and renames it onto that of a page. A damaged one is refused
+    /// and stays the ordinary file that it was.
+    fn seal(&mut self) {
+        let (directory, name, found) = self.any_place();
+        if found.is_some() {
+            return;
+        }
+        let start = 32 * self.random.below(2) as u64;
+        let mut bytes = self.model.page(0, start, self.random.next());
+        let damaged = self.random.one_in(3);
+        if damaged {
+            bytes[5000] ^= 1;
+        }
+        let from = self.place(directory, &name);
+        let fs = self.fs.as_ref().unwrap();
+        let created = fs.create(&from, 0o640, Self::caller(), true).unwrap();
+        let (handle, inode) = (created.opened.handle, created.found.attributes.inode);
+        fs.write(handle, 0, &bytes, false).unwrap();
+        fs.flush(handle).unwrap();
+        fs.release(handle).unwrap();
+        let to = Place {
+            parent: self.layer,
+            name: page_name(start),
+        };
+        let outcome = errno(fs.rename(&from, &to, 0));
+        fs.forget(inode, 1);
+        let object = self.tree.new_object(bytes);
+        if damaged {
+            assert_eq!(outcome, Err(libc::EINVAL));
+            let file = File {
+                object,
+                replacement: None,
+                fresh: false,
+                readers: 0,
+                writers: 0,
+            };
+            let id = self.tree.add(Kind::File(file), 0o640, 1);
+            self.tree.names(directory).insert(name, id);
+            self.inodes.insert(id, inode);
+            return;
+        }
+        outcome.unwrap();
+        let page = Seen {
+            what: What::Object(object),
+            mode: 0o640,
+            links: 1,
+            attributes: BTreeMap::new(),
+        };
+        self.tree.pages.insert(start, page);
+    }
+
     /// Walks everything and compares it with the model, file handles included.
     fn check(&mut self) {
         let seen = self.walk();
@@ -640,6 +731,13 @@ impl Driver {
     /// Everything that there is, found through lookups, listings and reads.
     fn walk(&mut self) -> View {
         let mut view = View::new();
+        for start in [0, 32] {
+            let found = self.fs().lookup(self.layer, &page_name(start)).unwrap();
+            if let Lookup::Found(found) = found {
+                view.insert(page_path(start), self.see(&found.attributes));
+                self.fs().forget(found.attributes.inode, 1);
+            }
+        }
         let mut directories = vec![(String::new(), FILES)];
         while let Some((path, directory)) = directories.pop() {
             let mut names = BTreeSet::new();
@@ -755,7 +853,20 @@ impl Driver {
         let mut inodes = BTreeMap::from([(ROOT, FILES)]);
         let mut by_inode: BTreeMap<InodeId, Id> = BTreeMap::new();
         let mut directories = BTreeMap::from([(String::new(), ROOT)]);
-        for (path, seen) in seen {
+        for start in [0, 32] {
+            if let Some(page) = seen.get(&page_path(start)) {
+                let What::Bytes(bytes) = &page.what else {
+                    panic!("a page is a file");
+                };
+                let what = What::Object(tree.new_object(bytes.clone()));
+                let page = Seen {
+                    what,
+                    ..page.clone()
+                };
+                tree.pages.insert(start, page);
+            }
+        }
+        for (path, seen) in seen.iter().filter(|(path, _)| path.starts_with('/')) {
             let (above, name) = path.rsplit_once('/').unwrap();
             let parent = directories[above];
             let Lookup::Found(found) = self.fs().lookup(inodes[&parent], name.as_bytes()).unwrap()
@@ -784,6 +895,9 @@ impl Driver {
             tree.node(id).attributes.clone_from(&seen.attributes);
             tree.names(parent).insert(name.to_owned(), id);
             if tree.is_directory(id) {
+                if parent == ROOT {
+                    tree.node(ROOT).links += 1;
+                }
                 directories.insert(path.clone(), id);
             }
             by_inode.insert(inode, id);
@@ -793,13 +907,14 @@ impl Driver {
         self.views = vec![self.tree.durable()];
         self.check_store();
         let bytes: usize = self.tree.objects.values().map(Vec::len).sum();
-        assert_eq!(self.status("stored_bytes"), bytes as u64);
+        let manifest = self.model.manifest.to_json().len();
+        assert_eq!(self.status("stored_bytes"), (bytes + manifest) as u64);
     }
 
     /// As many object files as files, and totals that agree.
     fn check_store(&self) {
         let files = self.tree.nodes.keys().filter(|&&id| self.tree.is_file(id));
-        let files = files.count();
+        let files = files.count() + self.tree.pages.len() + 1;
         assert_eq!(self.count("objects"), files, "object files");
         assert_eq!(self.count("staging"), 0, "staged files");
         assert_eq!(self.status("objects"), files as u64);
@@ -843,6 +958,13 @@ impl Driver {
     /// With the last name and the last handle the last byte goes.
     fn remove_everything(mut self) {
         self.check();
+        for (start, _) in std::mem::take(&mut self.tree.pages) {
+            let page = Place {
+                parent: self.layer,
+                name: page_name(start),
+            };
+            self.fs().unlink(&page).unwrap();
+        }
         while let Some((directory, name, id)) =
             self.any_node(|tree, id| !tree.is_directory(id) || tree.is_empty(id))
         {
@@ -864,11 +986,15 @@ impl Driver {
         }
         self.fs().commit().unwrap();
         self.check_store();
-        assert_eq!(self.status("stored_bytes"), 0);
+        let manifest = self.model.manifest.to_json().len();
+        assert_eq!(self.status("stored_bytes"), manifest as u64);
         assert_eq!(self.status("open_files"), 0);
         assert_eq!(self.status("inodes_held"), 0);
-        assert_eq!(self.status("errors"), 0);
     }
+}
+
+fn page_name(start: u64) -> Vec<u8> {
+    kvfs::page::names::format_page(kvfs::page::TokenStart(start)).into_bytes()
 }
 
 fn overwrite(bytes: &mut Vec<u8>, offset: usize, with: &[u8]) {

@@ -46,6 +46,8 @@ pub(crate) struct Node {
 pub(crate) struct Tree {
     pub(crate) nodes: BTreeMap<Id, Node>,
     pub(crate) objects: BTreeMap<Id, Vec<u8>>,
+    /// Sealed pages of one layer, by their first token.
+    pub(crate) pages: BTreeMap<u64, Seen>,
     next: Id,
 }
 
@@ -91,6 +93,11 @@ pub(crate) fn difference(left: &View, right: &View) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
+/// The path of a page in a view.
+pub(crate) fn page_path(start: u64) -> String {
+    format!("page {start}")
+}
+
 /// Everything by path.
 pub(crate) type View = BTreeMap<String, Seen>;
 
@@ -99,6 +106,7 @@ impl Tree {
         let mut tree = Tree {
             nodes: BTreeMap::new(),
             objects: BTreeMap::new(),
+            pages: BTreeMap::new(),
             next: 0,
         };
         tree.add(Kind::Directory(BTreeMap::new()), 0o755, 2);
@@ -203,7 +211,10 @@ impl Tree {
 
     /// What a commit at this moment makes durable.
     pub(crate) fn durable(&self) -> View {
-        let mut view = View::new();
+        let pages = self.pages.iter();
+        let mut view: View = pages
+            .map(|(start, page)| (page_path(*start), page.clone()))
+            .collect();
         for (path, directory) in self.directories() {
             let Kind::Directory(names) = &self.nodes[&directory].kind else {
                 continue;
