@@ -12,10 +12,9 @@ use serde::Deserialize;
 
 use super::options::{self, is_effective, kernel_flag, number, push_kernel_flag, yes_or_no};
 use super::output::Failure;
-use crate::fuse::{MountOptions, Passthrough};
+use crate::fuse::{MountOptions, Passthrough, default_threads};
 
 /// Threads that answer the kernel: with passthrough they only open and close files.
-const DEFAULT_THREADS: usize = 4;
 /// More than this never helped, and each has a buffer of 16 MiB.
 const THREADS_MAX: usize = 64;
 /// What a crash may lose by default.
@@ -151,7 +150,7 @@ fn validate(
              {COMMIT_INTERVAL_SECONDS_MAX} seconds"
         ));
     }
-    let threads = first.get(|l| l.threads).unwrap_or(DEFAULT_THREADS);
+    let threads = first.get(|l| l.threads).unwrap_or_else(default_threads);
     if !(1..=THREADS_MAX).contains(&threads) {
         return Err(format!(
             "threads is {threads}: must be from 1 to {THREADS_MAX}"

@@ -167,8 +167,7 @@ impl FileSystem {
         let Some(&object) = state.unsettled.get(&id) else {
             return Ok(None);
         };
-        let writers = state.nodes.get(&id).map_or(0, |node| node.writers);
-        if writers > 0 || !seal::is_at_rest(&self.store, object)? {
+        if self.has_writers(&state, id) || !seal::is_at_rest(&self.store, object)? {
             return Ok(None);
         }
         state.unsettled.remove(&id);
@@ -262,8 +261,8 @@ impl FileSystem {
         if state.unsettled.contains_key(&id) {
             source.mtime = stat.mtime;
         }
-        let writers = state.nodes.get(&id).map_or(0, |node| node.writers);
-        if source.links == 1 && writers == 0 && seal::is_at_rest(&self.store, object)? {
+        let alone = source.links == 1 && !self.has_writers(&state, id);
+        if alone && seal::is_at_rest(&self.store, object)? {
             state.sealing.insert(id);
             return Ok((source, object, true));
         }

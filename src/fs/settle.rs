@@ -78,25 +78,43 @@ impl FileSystem {
         state.drop_node_if_idle(id)
     }
 
-    /// Waits until every writer that has closed its descriptors is known to be gone.
+    /// Whether somebody may have the file open for writing, or be about to: the probe of its bytes
+    /// could fall between the answer to an open and the kernel's opening of the backing file.
+    ///
+    /// With passthrough a descriptor that was closed is proof that the kernel had opened the
+    /// backing file; if the probe then finds no writer, the handle is gone for good and its release
+    /// is on its way. The daemon's own descriptor of a handle that it serves would answer the probe.
+    pub(super) fn has_writers(&self, state: &State, id: InodeId) -> bool {
+        let settled = if self.is_passthrough() {
+            Node::all_closed
+        } else {
+            Node::all_released
+        };
+        !state.nodes.get(&id).is_none_or(settled)
+    }
+
+    /// Without passthrough, waits until every writer that has closed its descriptors is gone.
     pub(super) fn wait_for_release<'a>(
         &'a self,
         state: MutexGuard<'a, State>,
         id: InodeId,
     ) -> MutexGuard<'a, State> {
+        if self.is_passthrough() {
+            return state;
+        }
         self.wait_while(state, id, RELEASE_WAIT_MAX, |node| {
-            node.writers > 0 && node.writers_flushed >= node.writers
+            node.all_closed() && !node.all_released()
         })
     }
 
-    /// The same, for readers as well, which may all be open still.
+    /// Waits for closed writers and for readers, which may all be open still.
     pub(super) fn wait_for_readers<'a>(
         &'a self,
         state: MutexGuard<'a, State>,
         id: InodeId,
     ) -> MutexGuard<'a, State> {
         self.wait_while(state, id, READER_WAIT_MAX, |node| {
-            node.handles() > 0 && node.writers_flushed >= node.writers
+            node.handles() > 0 && node.all_closed()
         })
     }
 
@@ -130,11 +148,11 @@ impl FileSystem {
         let Some(&object) = state.unsettled.get(&id) else {
             return Ok(true);
         };
-        let busy = state
+        let pending = state
             .nodes
             .get(&id)
-            .is_some_and(|node| node.writers > 0 || node.pending.is_some());
-        if busy || !seal::is_at_rest(&self.store, object)? {
+            .is_some_and(|node| node.pending.is_some());
+        if pending || self.has_writers(state, id) || !seal::is_at_rest(&self.store, object)? {
             return Ok(false);
         }
         self.settle(state, id, object)?;

@@ -45,6 +45,16 @@ pub(crate) struct Node {
 }
 
 impl Node {
+    /// Every writer closed a descriptor at least once.
+    pub(crate) fn all_closed(&self) -> bool {
+        self.writers_flushed >= self.writers
+    }
+
+    /// No writer's handle is left.
+    pub(crate) fn all_released(&self) -> bool {
+        self.writers == 0
+    }
+
     /// Handles open.
     pub(crate) fn handles(&self) -> u32 {
         self.readers + self.writers

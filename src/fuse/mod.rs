@@ -7,4 +7,4 @@ mod convert;
 mod mount;
 mod passthrough;
 
-pub use mount::{MountError, MountOptions, Passthrough, serve};
+pub use mount::{MountError, MountOptions, Passthrough, default_threads, serve};

@@ -28,9 +28,12 @@ fn resolved(
 #[test]
 fn defaults() {
     let config = resolved(Layer::default(), "", &[], "").unwrap();
-    let expected = "# store = \"/store\"\n# mountpoint = \"/mnt\"\nallow_other = false\n\
-        read_only = false\npassthrough = true\nnonempty = false\ncommit_interval = 1.0\n\
-        threads = 4\noptions = []\n";
+    let threads = crate::fuse::default_threads();
+    let expected = format!(
+        "# store = \"/store\"\n# mountpoint = \"/mnt\"\nallow_other = false\n\
+         read_only = false\npassthrough = true\nnonempty = false\ncommit_interval = 1.0\n\
+         threads = {threads}\noptions = []\n"
+    );
     assert_eq!(config.to_toml(), expected);
     assert!(!config.foreground && !config.nonempty);
 }
@@ -45,7 +48,7 @@ fn the_earlier_source_counts() {
         let config = resolved(layer, dash_o, &[("KVFS_THREADS", variable)], file).unwrap();
         assert_eq!(config.options.threads, expected);
     }
-    check(None, "", "", "", 4);
+    check(None, "", "", "", crate::fuse::default_threads());
     check(None, "", "", "threads = 5", 5);
     check(None, "", "6", "threads = 5", 6);
     check(None, "threads=7", "6", "threads = 5", 7);
