@@ -3,6 +3,7 @@
 //! more. So programs are started by [`spawn`] only, and never while somebody holds [`no_forks`].
 
 use std::cell::Cell;
+use std::fs::File;
 use std::io;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
@@ -40,6 +41,17 @@ pub(crate) fn spawn(command: &mut Command) -> io::Result<Child> {
     assert_eq!(DEPTH.get(), 0, "forks are forbidden here");
     let _alone = FORKS.write().unwrap_or_else(PoisonError::into_inner);
     command.spawn()
+}
+
+/// Starts a program that inherits a copy of a descriptor, and nobody else does.
+pub(crate) fn spawn_with(command: &mut Command, file: &File) -> io::Result<Child> {
+    assert_eq!(DEPTH.get(), 0, "forks are forbidden here");
+    let _alone = FORKS.write().unwrap_or_else(PoisonError::into_inner);
+    // std marks its descriptors to be closed by exec.
+    let copy = nix::fcntl::fcntl(file, nix::fcntl::FcntlArg::F_DUPFD(3))?;
+    let child = command.spawn();
+    nix::unistd::close(copy)?;
+    child
 }
 
 /// Runs a program to its end.
