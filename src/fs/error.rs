@@ -44,7 +44,7 @@ pub enum FsError {
     AttributeTooLarge,
     /// Not offered on this kind of file.
     Unsupported,
-    /// The file is being sealed.
+    /// The file is being sealed, or a program runs from it.
     Busy,
     /// The handle is not open, or not for this.
     BadHandle,

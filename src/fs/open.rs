@@ -10,6 +10,10 @@ use crate::store::disk::{Access, DiskFile, FileStat};
 use crate::store::metadata::Life;
 use crate::store::record::{FileRecord, Inode, InodeId, ObjectId, Role};
 
+/// Flag of an open by execve(2) (`__FMODE_EXEC`). The kernel protects a running program from
+/// writers, but learns only after an open with `O_RDONLY | O_TRUNC` that it should have refused.
+const EXECUTES: i32 = 0x20;
+
 /// An open file.
 #[derive(Debug)]
 pub struct Opened {
@@ -61,7 +65,18 @@ impl FileSystem {
             }
             Role::Tail { .. } | Role::Tokens => {}
             _ if truncates || writes => {}
-            _ => return self.open_reader(state, id, &inode, file),
+            _ => {
+                let opened = self.open_reader(state, id, &inode, file)?;
+                if flags & EXECUTES != 0
+                    && let Some(handle) = self.state().handles.get_mut(&opened.handle)
+                {
+                    handle.executes = true;
+                }
+                return Ok(opened);
+            }
+        }
+        if truncates && !writes && state.is_running(id) {
+            return Err(FsError::Busy);
         }
         drop(state);
         if file.role.is_append_only() {

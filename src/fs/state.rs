@@ -70,6 +70,8 @@ pub(crate) struct Handle {
     pub(crate) writes: bool,
     /// A descriptor of it was closed.
     pub(crate) flushed: bool,
+    /// A program runs from it.
+    pub(crate) executes: bool,
     /// How its bytes are served.
     pub(crate) served: Served,
 }
@@ -81,6 +83,7 @@ impl Handle {
             inode,
             writes,
             flushed: false,
+            executes: false,
             served,
         }
     }
@@ -334,6 +337,12 @@ impl State {
             self.metadata.put_attribute(life, id, name, value);
         }
         Ok(())
+    }
+
+    /// Whether a program runs from a file.
+    pub(crate) fn is_running(&self, id: InodeId) -> bool {
+        let mut handles = self.handles.values();
+        handles.any(|handle| handle.inode == id && handle.executes)
     }
 
     /// Removes a name from where it is kept.
