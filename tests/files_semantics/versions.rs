@@ -16,6 +16,7 @@ in_both_modes!(
     a_name_truncated_by_path_keeps_its_length,
     size_is_seen_while_another_descriptor_writes,
     a_file_that_was_never_synced_survives_an_unmount,
+    a_running_program_is_not_truncated,
 );
 
 /// Waits until everything so far is durable, so that the file is one at rest.
@@ -185,6 +186,39 @@ fn size_is_seen_while_another_descriptor_writes(mode: Mode) {
         assert!((now.mtime(), now.mtime_nsec()) >= (before.mtime(), before.mtime_nsec()));
         before = now;
     }
+}
+
+fn a_running_program_is_not_truncated(mode: Mode) {
+    use crate::common::forks::{spawn, succeed};
+    use std::process::Command;
+    let mount = Mount::new(mode);
+    let path = mount.files("program");
+    succeed(
+        Command::new("sh")
+            .args(["-c", "cp \"$(command -v sleep)\" program"])
+            .current_dir(mount.files("")),
+    );
+    settle(&mount);
+    let length = fs::metadata(&path).unwrap().len();
+    let mut program = spawn(Command::new(&path).arg("100")).unwrap();
+    for flags in [
+        libc::O_WRONLY,
+        libc::O_RDWR | libc::O_TRUNC,
+        libc::O_RDONLY | libc::O_TRUNC,
+    ] {
+        crate::common::sys::assert_errno(open(&path, flags), libc::ETXTBSY);
+        assert_eq!(fs::metadata(&path).unwrap().len(), length);
+    }
+    program.kill().unwrap();
+    let status = program.wait().unwrap();
+    assert_eq!(
+        std::os::unix::process::ExitStatusExt::signal(&status),
+        Some(libc::SIGKILL)
+    );
+    eventually("the program to be let go", || {
+        open(&path, libc::O_RDONLY | libc::O_TRUNC).ok().map(drop)
+    });
+    assert_eq!(fs::metadata(&path).unwrap().len(), 0);
 }
 
 fn a_file_that_was_never_synced_survives_an_unmount(mode: Mode) {
