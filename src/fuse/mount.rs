@@ -211,7 +211,7 @@ fn commit_regularly(file_system: &FileSystem, interval: Duration, stopped: &Rece
     }
 }
 
-/// Tells the kernel what to forget. It runs beside the requests because the kernel may hold the
+/// Tells the kernel what to forget: names and attributes, not cached bytes (offset -1). It runs beside the requests because the kernel may hold the
 /// very directory locked until a running request is answered.
 fn notify(notifier: &Notifier, invalidations: &Receiver<Invalidation>, stopped: &Receiver<()>) {
     use std::os::unix::ffi::OsStrExt;
@@ -220,7 +220,7 @@ fn notify(notifier: &Notifier, invalidations: &Receiver<Invalidation>, stopped: 
             recv(stopped) -> _ => return,
             recv(invalidations) -> what => match what {
                 Err(_) => return,
-                Ok(Invalidation::Inode(inode)) => notifier.inval_inode(INodeNo(inode.0), 0, 0),
+                Ok(Invalidation::Inode(inode)) => notifier.inval_inode(INodeNo(inode.0), -1, 0),
                 Ok(Invalidation::Name(place)) => notifier
                     .inval_entry(INodeNo(place.parent.0), std::ffi::OsStr::from_bytes(&place.name)),
             },

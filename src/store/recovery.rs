@@ -64,7 +64,17 @@ fn settle(
     let Some(object) = file.object else {
         return Ok(None);
     };
-    let opened = store.open_object(object, Access::Read)?;
+    let opened = match store.open_object(object, Access::Read) {
+        // Opening that one file will answer EIO; the rest of the store is not to blame.
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            log::error!(
+                "object {object} of inode {} is missing: run kvfs fsck",
+                id.0
+            );
+            return Ok(None);
+        }
+        outcome => outcome?,
+    };
     let changing = !file.role.is_append_only() && !opened.is_at_rest()?;
     let stat = opened.stat()?;
     file.size = stat.length;
