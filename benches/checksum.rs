@@ -19,9 +19,7 @@ fn place(layout: Layout) -> PagePlace {
 }
 
 fn rows() -> Vec<u8> {
-    (0..4u32 << 20)
-        .map(|i| i.wrapping_mul(0x9e37_79b9).to_be_bytes()[0])
-        .collect()
+    (0..4u32 << 20).map(|i| i.wrapping_mul(0x9e37_79b9).to_be_bytes()[0]).collect()
 }
 
 fn checksum(criterion: &mut Criterion) {
@@ -35,18 +33,14 @@ fn checksum(criterion: &mut Criterion) {
     group.bench_function("content_128k_pieces", |b| {
         b.iter(|| {
             let mut hasher = ContentHasher::new();
-            black_box(&file)
-                .chunks(128 << 10)
-                .for_each(|piece| hasher.update(piece));
+            black_box(&file).chunks(128 << 10).for_each(|piece| hasher.update(piece));
             hasher.finish()
         });
     });
     group.bench_function("page_128k_pieces", |b| {
         b.iter(|| {
             let mut hasher = PageHasher::new();
-            black_box(&file)
-                .chunks(128 << 10)
-                .for_each(|piece| hasher.update(piece));
+            black_box(&file).chunks(128 << 10).for_each(|piece| hasher.update(piece));
             hasher.finish(&place.identity(1024))
         });
     });
@@ -58,9 +52,7 @@ fn checksum(criterion: &mut Criterion) {
                 buffer[..bytes].copy_from_slice(&file[start..start + bytes]);
                 Ok(bytes)
             };
-            place
-                .verify(&mut read_at, file.len() as u64)
-                .expect("the page is whole")
+            place.verify(&mut read_at, file.len() as u64).expect("the page is whole")
         });
     });
     group.finish();

@@ -43,11 +43,7 @@ fn ignore_broken_leases() {
 fn lease(file: BorrowedFd<'_>, kind: libc::c_int) -> io::Result<()> {
     // SAFETY: F_SETLEASE takes an integer and touches no memory; the descriptor is borrowed.
     let result = unsafe { libc::fcntl(file.as_fd().as_raw_fd(), libc::F_SETLEASE, kind) };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Makes a copy of this process, which must have one thread: in the copy of another, locks would
@@ -92,11 +88,7 @@ mod tests {
         let reader = File::open(&path).unwrap();
         assert!(is_at_rest(reader.as_fd()).unwrap());
 
-        let writer = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .open(&path)
-            .unwrap();
+        let writer = OpenOptions::new().read(true).write(true).open(&path).unwrap();
         assert!(!is_at_rest(reader.as_fd()).unwrap());
 
         // SAFETY: nobody truncates the file while it is mapped.

@@ -68,12 +68,7 @@ impl Place {
         let output = self.run_as(name, line);
         let said = String::from_utf8_lossy(&output.stderr).into_owned()
             + &String::from_utf8_lossy(&output.stdout);
-        assert_eq!(
-            output.status.code(),
-            Some(exit),
-            "{name} {line}: {said}\n{}",
-            self.log()
-        );
+        assert_eq!(output.status.code(), Some(exit), "{name} {line}: {said}\n{}", self.log());
         assert!(said.contains(expected), "{name} {line}: {said}");
     }
 
@@ -84,32 +79,20 @@ impl Place {
     fn is_mounted(&self) -> bool {
         let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
         let escaped = self.mountpoint.to_str().unwrap().replace(' ', "\\040");
-        mounts
-            .lines()
-            .any(|line| line.contains(&escaped) && line.contains(" - fuse.kvfs "))
+        mounts.lines().any(|line| line.contains(&escaped) && line.contains(" - fuse.kvfs "))
     }
 
     fn signal_daemon(&self, signal: &str) {
         let status = self.run("status --json MNT");
         let status: serde_json::Value = serde_json::from_slice(&status.stdout).unwrap();
         let pid = status["pid"].to_string();
-        assert!(
-            Command::new("kill")
-                .args([signal, &pid])
-                .status()
-                .unwrap()
-                .success()
-        );
+        assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
     }
 
     fn wait_for_log(&self, text: &str) {
         let end = Instant::now() + Duration::from_secs(20);
         while !self.log().contains(text) {
-            assert!(
-                Instant::now() < end,
-                "no {text:?} in the log:\n{}",
-                self.log()
-            );
+            assert!(Instant::now() < end, "no {text:?} in the log:\n{}", self.log());
             sleep(Duration::from_millis(10));
         }
     }
@@ -140,12 +123,7 @@ fn mount_ask_sync_and_unmount() {
     place.check("kvfs", "umount MNT", 1, "is not a mountpoint of kvfs");
     place.check("kvfs", "mount STORE MNT", 0, "");
     assert!(
-        Command::new("fusermount3")
-            .arg("-u")
-            .arg(&place.mountpoint)
-            .status()
-            .unwrap()
-            .success()
+        Command::new("fusermount3").arg("-u").arg(&place.mountpoint).status().unwrap().success()
     );
     place.check("kvfs", "mount STORE MNT", 0, "");
     place.check("kvfs", "umount MNT", 0, "");
@@ -158,19 +136,9 @@ fn a_used_mount_stays_and_its_users_are_named() {
     let Some(place) = Place::new() else { return };
     place.check("kvfs", "mount STORE MNT", 0, "");
     let open = File::open(&place.mountpoint).unwrap();
-    place.check(
-        "kvfs",
-        "umount MNT",
-        1,
-        &format!("(pid {}, open file", std::process::id()),
-    );
+    place.check("kvfs", "umount MNT", 1, &format!("(pid {}, open file", std::process::id()));
     assert!(place.is_mounted());
-    place.check(
-        "kvfs",
-        "umount --lazy MNT",
-        0,
-        "goes on until the last user ends",
-    );
+    place.check("kvfs", "umount --lazy MNT", 0, "goes on until the last user ends");
     assert!(!place.is_mounted());
     drop(open);
     place.wait_for_log("everything is durable");
@@ -181,12 +149,7 @@ fn a_dead_daemon_is_cleared_by_mount_and_by_umount() {
     let Some(place) = Place::new() else { return };
     place.check("kvfs", "mount STORE MNT", 0, "");
     place.signal_daemon("-KILL");
-    place.check(
-        "kvfs",
-        "mount STORE MNT",
-        0,
-        "had a mount whose daemon is gone: unmounted",
-    );
+    place.check("kvfs", "mount STORE MNT", 0, "had a mount whose daemon is gone: unmounted");
     place.signal_daemon("-KILL");
     place.check("kvfs", "umount MNT", 0, "was already gone: unmounted");
     assert!(!place.is_mounted());
@@ -217,18 +180,10 @@ fn what_mount_and_umount_of_the_system_expect() {
     let mount = |line: &str, exit, expected: &str| place.check("mount.kvfs", line, exit, expected);
     mount("STORE MNT -f -o rw", 0, "");
     assert!(!place.is_mounted());
-    mount(
-        "STORE MNT -o rw,noexec,_netdev,nofail,x-systemd.automount",
-        0,
-        "",
-    );
+    mount("STORE MNT -o rw,noexec,_netdev,nofail,x-systemd.automount", 0, "");
     assert!(place.is_mounted());
     mount("STORE MNT -o rw", 32, "already has the store");
-    mount(
-        "STORE MNT -o rw,ram=1G",
-        1,
-        "unknown mount option \"ram=1G\"",
-    );
+    mount("STORE MNT -o rw,ram=1G", 1, "unknown mount option \"ram=1G\"");
     mount("STORE", 1, "usage: mount.kvfs");
     place.check("umount.fuse.kvfs", "MNT -v", 0, "");
     place.check("umount.fuse.kvfs", "MNT", 32, "is not a mountpoint of kvfs");
@@ -246,11 +201,7 @@ fn a_mount_that_cannot_be_says_why() {
     std::fs::write(base.join("full/file"), "").unwrap();
     std::fs::write(base.join("foreign/FORMAT"), "kvfs store 99\n").unwrap();
     let check = |line: &str, exit, expected: &str| place.check("kvfs", line, exit, expected);
-    check(
-        "mount STORE absent",
-        1,
-        "does not exist: make the directory first",
-    );
+    check("mount STORE absent", 1, "does not exist: make the directory first");
     check("mount STORE log", 1, "mountpoint");
     check("mount STORE full", 1, "is not empty");
     check("mount full MNT", 1, "is not a kvfs store");

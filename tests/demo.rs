@@ -90,11 +90,7 @@ fn an_interrupted_demo_cleans_up() {
     require!(fuse, rsync);
     let directory = common::mount::scratch_directory();
     let mut command = demo(directory.path());
-    let mut child = command
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     let mounted = lines.find(|line| line.as_ref().unwrap().contains("$ kvfs create"));
     assert!(mounted.is_some());
@@ -102,17 +98,8 @@ fn an_interrupted_demo_cleans_up() {
     kill(pid, Signal::SIGINT).unwrap();
     let rest: Vec<String> = lines.map(Result::unwrap).collect();
     let mut error = String::new();
-    child
-        .stderr
-        .take()
-        .unwrap()
-        .read_to_string(&mut error)
-        .unwrap();
-    assert_eq!(
-        child.wait().unwrap().code(),
-        Some(130),
-        "{error}\n{rest:#?}"
-    );
+    child.stderr.take().unwrap().read_to_string(&mut error).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130), "{error}\n{rest:#?}");
     assert!(error.ends_with(": interrupted\n"), "{error}");
     assert_nothing_left(directory.path());
 }
@@ -122,10 +109,7 @@ fn a_failure_names_the_step() {
     require!(fuse, rsync);
     let directory = common::mount::scratch_directory();
     let mut command = demo(directory.path());
-    let output = command
-        .env("CARGO_BIN_EXE_kvfs", "/bin/false")
-        .output()
-        .unwrap();
+    let output = command.env("CARGO_BIN_EXE_kvfs", "/bin/false").output().unwrap();
     let said = said(&output);
     assert_eq!(output.status.code(), Some(1), "{said}");
     let expected = "demo: step \"The same, with the cache in a mount\": false ended with";

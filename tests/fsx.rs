@@ -51,11 +51,9 @@ fsync = 2
 fn run(mode: Mode) {
     require!(fuse, root, fsx);
     let mount = Mount::new(mode);
-    for (name, configuration, operations) in [
-        ("bytes", BYTES, 1500),
-        ("pages", PAGES, 800),
-        ("mappings", MAPPINGS, 1000),
-    ] {
+    for (name, configuration, operations) in
+        [("bytes", BYTES, 1500), ("pages", PAGES, 800), ("mappings", MAPPINGS, 1000)]
+    {
         let file = mount.beside("fsx.toml");
         std::fs::write(&file, configuration).unwrap();
         for seed in [1, 20_260_101, 0xdead_beef_u64] {

@@ -59,14 +59,7 @@ impl Reference {
             logits.push(bits(chosen));
             interrupt::check()
         };
-        continue_greedily(
-            &reference.model,
-            &mut cache,
-            position,
-            first,
-            count,
-            &mut keep,
-        )?;
+        continue_greedily(&reference.model, &mut cache, position, first, count, &mut keep)?;
         Ok(reference)
     }
 
@@ -97,21 +90,9 @@ impl Reference {
             index += 1;
             interrupt::check()
         };
-        continue_greedily(
-            &self.model,
-            &mut cache,
-            position,
-            logits,
-            count,
-            &mut compare,
-        )?;
+        continue_greedily(&self.model, &mut cache, position, logits, count, &mut compare)?;
         cache.durable()?;
-        Ok(Stage {
-            resumed,
-            reading,
-            compared: count,
-            first_token,
-        })
+        Ok(Stage { resumed, reading, compared: count, first_token })
     }
 
     /// The time from opening the sequence to the choice of the next token, and the same without

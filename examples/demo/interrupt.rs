@@ -24,9 +24,7 @@ pub(crate) fn check() -> Result<()> {
 /// Takes signals from now on, instead of being ended by them. The second one does not wait for
 /// the demo: it calls `give_up`, and the program ends.
 pub(crate) fn watch(give_up: impl Fn() + Send + 'static) -> Result<()> {
-    let signals: SigSet = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP]
-        .into_iter()
-        .collect();
+    let signals: SigSet = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP].into_iter().collect();
     // Before any other thread starts: they all inherit this.
     signals.thread_block().map_err(io::Error::from)?;
     let wait = move || {
@@ -37,8 +35,6 @@ pub(crate) fn watch(give_up: impl Fn() + Send + 'static) -> Result<()> {
             }
         }
     };
-    thread::Builder::new()
-        .name("signals".to_owned())
-        .spawn(wait)?;
+    thread::Builder::new().name("signals".to_owned()).spawn(wait)?;
     Ok(())
 }

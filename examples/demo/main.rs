@@ -55,19 +55,9 @@ pub(crate) struct Size {
 
 /// The first stop is short of a page border, the second beyond it: the rows of that page survive
 /// the crash in a tail, and its last row seals it.
-const FULL: Size = Size {
-    prompt_tokens: 1250,
-    page_tokens: 256,
-    stops: [24, 40, 52, 64],
-    runs: 5,
-};
+const FULL: Size = Size { prompt_tokens: 1250, page_tokens: 256, stops: [24, 40, 52, 64], runs: 5 };
 
-const QUICK: Size = Size {
-    prompt_tokens: 310,
-    page_tokens: 64,
-    stops: [8, 16, 20, 24],
-    runs: 1,
-};
+const QUICK: Size = Size { prompt_tokens: 310, page_tokens: 64, stops: [8, 16, 20, 24], runs: 1 };
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();

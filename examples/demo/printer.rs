@@ -15,11 +15,7 @@ pub(crate) struct Printer {
 
 impl Printer {
     pub(crate) fn new() -> Self {
-        Self {
-            out: io::stdout().lock(),
-            step: "start",
-            steps: 0,
-        }
+        Self { out: io::stdout().lock(), step: "start", steps: 0 }
     }
 
     /// A line of its own.

@@ -84,9 +84,7 @@ impl Sandbox {
         command.stdin(Stdio::null());
         let name = Path::new(command.get_program()).file_name();
         let name = name.unwrap_or_default().to_string_lossy().into_owned();
-        let output = command
-            .output()
-            .map_err(|error| format!("{name}: {error}"))?;
+        let output = command.output().map_err(|error| format!("{name}: {error}"))?;
         if !output.status.success() {
             let said = String::from_utf8_lossy(&output.stderr);
             return Err(format!("{name} ended with {}: {}", output.status, said.trim()).into());
@@ -127,11 +125,7 @@ impl Drop for Sandbox {
 pub(crate) enum KvfsLine<'a> {
     Mount,
     Umount,
-    Create {
-        shape: Shape,
-        layers: usize,
-        page_tokens: usize,
-    },
+    Create { shape: Shape, layers: usize, page_tokens: usize },
     Inspect(&'a str),
 }
 
@@ -141,11 +135,7 @@ impl KvfsLine<'_> {
         match self {
             Self::Mount => format!("mount {STORE} {MOUNT}"),
             Self::Umount => format!("umount {MOUNT}"),
-            Self::Create {
-                shape,
-                layers,
-                page_tokens,
-            } => format!(
+            Self::Create { shape, layers, page_tokens } => format!(
                 "create {MODEL} --layers {layers} --kv-heads {} --head-dim {} --page-tokens {page_tokens}",
                 shape.kv_heads, shape.head_dim
             ),
@@ -194,9 +184,7 @@ fn is_mounted(directory: &Path) -> bool {
     let mountpoint = directory.join(MOUNT);
     let mountpoint = fs::canonicalize(directory).map_or(mountpoint, |path| path.join(MOUNT));
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    mounts
-        .lines()
-        .any(|line| line.split(' ').nth(4).map(Path::new) == Some(&mountpoint))
+    mounts.lines().any(|line| line.split(' ').nth(4).map(Path::new) == Some(&mountpoint))
 }
 
 /// The program beside this example: `target/release/kvfs` for `target/release/examples/demo`.

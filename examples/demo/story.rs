@@ -29,12 +29,8 @@ pub(crate) fn tell(size: Size) -> Result<()> {
     let sandbox = Sandbox::new()?;
     interrupt::watch(sandbox.give_up())?;
     printer.say("The KV cache of a language model, kept in files: a small Llama reads, and nothing is read twice.")?;
-    let mut story = Story {
-        size,
-        sequence: sandbox.path(SEQUENCE),
-        sandbox: &sandbox,
-        printer: &mut printer,
-    };
+    let mut story =
+        Story { size, sequence: sandbox.path(SEQUENCE), sandbox: &sandbox, printer: &mut printer };
     let told = story.tell();
     drop(sandbox);
     let step = printer.step();
@@ -61,22 +57,16 @@ impl Story<'_> {
     }
 
     fn read_in_memory(&mut self) -> Result<Reference> {
-        self.printer
-            .begin("To compare with: a run in memory that nobody interrupts")?;
+        self.printer.begin("To compare with: a run in memory that nobody interrupts")?;
         let started = Instant::now();
         let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny-llama");
         let reference = Reference::run(&fixtures, self.size)?;
-        let Size {
-            prompt_tokens,
-            stops: [.., last],
-            ..
-        } = self.size;
+        let Size { prompt_tokens, stops: [.., last], .. } = self.size;
         let time = seconds(started.elapsed());
         self.printer.tell(format_args!(
             "{prompt_tokens} tokens of the book of Ruth read, {last} generated, in {time}:"
         ))?;
-        self.printer
-            .tell(format_args!("\"{}\"", reference.generated()))?;
+        self.printer.tell(format_args!("\"{}\"", reference.generated()))?;
         Ok(reference)
     }
 
@@ -91,18 +81,10 @@ impl Story<'_> {
         };
         self.sandbox.kvfs(self.printer, &create)?;
         let stage = self.stage(reference, 0)?;
-        let all_new = Counts {
-            added: self.size.prompt_tokens,
-            ..Counts::default()
-        };
-        expect_equal(
-            "tokens that ran through the model",
-            &stage.reading,
-            &all_new,
-        )?;
+        let all_new = Counts { added: self.size.prompt_tokens, ..Counts::default() };
+        expect_equal("tokens that ran through the model", &stage.reading, &all_new)?;
         let (tokens, time) = (self.size.prompt_tokens, seconds(stage.first_token));
-        self.printer
-            .tell(format_args!("{tokens} tokens read in {time}"))?;
+        self.printer.tell(format_args!("{tokens} tokens read in {time}"))?;
         self.tell_generated(&stage)
     }
 
@@ -120,8 +102,7 @@ impl Story<'_> {
     }
 
     fn lose_the_daemon(&mut self, reference: &Reference) -> Result<()> {
-        self.printer
-            .begin("The daemon is killed, and the store mounted again")?;
+        self.printer.begin("The daemon is killed, and the store mounted again")?;
         // The engine still has its files open when it happens.
         let open = reference.open(&self.sequence)?;
         let pid = self.sandbox.kill_daemon()?;
@@ -136,9 +117,7 @@ impl Story<'_> {
     /// The rows of the last page of the prompt came one by one, some before the crash.
     fn tell_tail_sealed(&mut self) -> Result<()> {
         let start = self.size.prompt_tokens / self.size.page_tokens * self.size.page_tokens;
-        let page = self
-            .sequence
-            .join(format!("{LOST_LAYER}/{start:07}.safetensors"));
+        let page = self.sequence.join(format!("{LOST_LAYER}/{start:07}.safetensors"));
         if !page.is_file() || page.with_extension("tail").exists() {
             return Err(format!("{start:07}.tail is full and not a page").into());
         }
@@ -169,15 +148,8 @@ impl Story<'_> {
         self.sandbox.run(self.printer, &format!("rm {page}"))?;
         let stage = self.stage(reference, 2)?;
         let lost = start..start + self.size.page_tokens;
-        let page_and_last = Counts {
-            refilled: lost.len(),
-            ..LAST_ONLY
-        };
-        expect_equal(
-            "tokens that ran through the model",
-            &stage.reading,
-            &page_and_last,
-        )?;
+        let page_and_last = Counts { refilled: lost.len(), ..LAST_ONLY };
+        expect_equal("tokens that ran through the model", &stage.reading, &page_and_last)?;
         self.printer.tell(format_args!(
             "{} of {} tokens found; exactly the {} from {start} on computed again and written back",
             stage.resumed.usable(),
@@ -192,8 +164,7 @@ impl Story<'_> {
     }
 
     fn lose_the_store(&mut self, reference: &Reference) -> Result<()> {
-        self.printer
-            .begin("A backup is restored into a new, empty store")?;
+        self.printer.begin("A backup is restored into a new, empty store")?;
         let back_up = format!("rsync -a {MODEL}/ backup/");
         self.sandbox.run(self.printer, &back_up)?;
         let (files, bytes) = tree_size(&self.sandbox.path("backup"))?;
@@ -219,11 +190,7 @@ impl Story<'_> {
     fn tell_nothing_lost(&mut self, stage: &Stage, stop: usize) -> Result<()> {
         let held = stage.resumed.held;
         expect_equal("tokens in the cache", &held, &self.held_after(stop))?;
-        expect_equal(
-            "tokens that ran through the model",
-            &stage.reading,
-            &LAST_ONLY,
-        )?;
+        expect_equal("tokens that ran through the model", &stage.reading, &LAST_ONLY)?;
         let prompt = self.size.prompt_tokens;
         self.printer.tell(format_args!(
             "{held} tokens found; 0 of the {prompt} prompt tokens computed again"
@@ -255,11 +222,7 @@ impl Story<'_> {
 }
 
 /// The last token, a generated one, runs again after each interruption: logits are not kept.
-const LAST_ONLY: Counts = Counts {
-    refilled: 0,
-    repeated: 1,
-    added: 0,
-};
+const LAST_ONLY: Counts = Counts { refilled: 0, repeated: 1, added: 0 };
 
 fn expect_equal<T>(what: &str, found: &T, expected: &T) -> Result<()>
 where
@@ -273,10 +236,8 @@ where
 
 /// The lines with these keys.
 fn pick<'a>(text: &'a str, keys: &'a [&str]) -> impl Iterator<Item = &'a str> {
-    text.lines().filter(move |line| {
-        line.split_once(": ")
-            .is_some_and(|(key, _)| keys.contains(&key))
-    })
+    text.lines()
+        .filter(move |line| line.split_once(": ").is_some_and(|(key, _)| keys.contains(&key)))
 }
 
 /// Files below a directory, and their bytes.

@@ -46,11 +46,7 @@ impl Rows<'_> {
 
     /// Appends the first `tokens` keys and values of one head to `keys_out` and `values_out`.
     fn extend(
-        &self,
-        shape: Shape,
-        head: usize,
-        tokens: usize,
-        keys_out: &mut Vec<f32>,
+        &self, shape: Shape, head: usize, tokens: usize, keys_out: &mut Vec<f32>,
         values_out: &mut Vec<f32>,
     ) {
         let dim = shape.head_dim;
@@ -78,11 +74,7 @@ impl Rows<'_> {
 /// embedding) and values from position 0 on, in order. The result is the same to the last bit
 /// however the positions are divided into pages and tails, and the tokens into calls.
 pub(crate) fn attend(
-    shape: Shape,
-    rows: &[Rows<'_>],
-    queries: &[f32],
-    first_position: usize,
-    out: &mut [f32],
+    shape: Shape, rows: &[Rows<'_>], queries: &[f32], first_position: usize, out: &mut [f32],
 ) -> Result<()> {
     let width = shape.query_width();
     let end = first_position + queries.len() / width;
@@ -99,9 +91,8 @@ pub(crate) fn attend(
             let (keys, values) = (&keys[..visible], &values[..visible]);
             let query = &queries[token * width + kv_head * group..][..group];
             let out = &mut out[kv_head * group..][..group];
-            for (query, out) in query
-                .chunks_exact(shape.head_dim)
-                .zip(out.chunks_exact_mut(shape.head_dim))
+            for (query, out) in
+                query.chunks_exact(shape.head_dim).zip(out.chunks_exact_mut(shape.head_dim))
             {
                 attend_head(query, keys, values, out);
             }
@@ -112,11 +103,7 @@ pub(crate) fn attend(
 
 /// Collects the keys and values of one head, positions `0..end`, as f32.
 fn gather(
-    shape: Shape,
-    rows: &[Rows<'_>],
-    head: usize,
-    end: usize,
-    keys: &mut Vec<f32>,
+    shape: Shape, rows: &[Rows<'_>], head: usize, end: usize, keys: &mut Vec<f32>,
     values: &mut Vec<f32>,
 ) {
     keys.clear();
@@ -134,10 +121,7 @@ fn attend_head(query: &[f32], keys: &[f32], values: &[f32], out: &mut [f32]) {
     let dim = query.len();
     #[expect(clippy::cast_precision_loss, reason = "head dimensions are small")]
     let scale = 1.0 / (dim as f32).sqrt();
-    let mut weights: Vec<f32> = keys
-        .chunks_exact(dim)
-        .map(|key| dot(query, key) * scale)
-        .collect();
+    let mut weights: Vec<f32> = keys.chunks_exact(dim).map(|key| dot(query, key) * scale).collect();
     let highest = weights.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let mut total = 0.0;
     for weight in &mut weights {
@@ -171,11 +155,7 @@ mod tests {
     use crate::model::KeyValueCache;
     use crate::tests::{Random, bits};
 
-    const SHAPE: Shape = Shape {
-        query_heads: 4,
-        kv_heads: 2,
-        head_dim: 64,
-    };
+    const SHAPE: Shape = Shape { query_heads: 4, kv_heads: 2, head_dim: 64 };
 
     /// A cache of one layer with these rows, `[tokens, kv_heads, head_dim]`, in pages of `page_tokens`.
     fn cache_of(keys: &[f16], values: &[f16], page_tokens: usize) -> Result<MemoryCache> {
@@ -191,24 +171,15 @@ mod tests {
         for (head, query) in query.chunks_exact(dim).enumerate() {
             let start = head / (SHAPE.query_heads / SHAPE.kv_heads) * dim;
             let weight = |key: &[f16]| {
-                let score: f64 = query
-                    .iter()
-                    .zip(&key[start..])
-                    .map(|(q, k)| f64::from(*q) * k.to_f64())
-                    .sum();
+                let score: f64 =
+                    query.iter().zip(&key[start..]).map(|(q, k)| f64::from(*q) * k.to_f64()).sum();
                 (score / 8.0).exp()
             };
             let weights: Vec<f64> = keys.chunks_exact(width).map(weight).collect();
             let total: f64 = weights.iter().sum();
             for index in start..start + dim {
                 let column = values.iter().skip(index).step_by(width);
-                out.push(
-                    column
-                        .zip(&weights)
-                        .map(|(v, w)| v.to_f64() * w)
-                        .sum::<f64>()
-                        / total,
-                );
+                out.push(column.zip(&weights).map(|(v, w)| v.to_f64() * w).sum::<f64>() / total);
             }
         }
         out
@@ -224,17 +195,13 @@ mod tests {
         let queries = random.floats(tokens * SHAPE.query_width(), 3.0);
         let mut out = vec![0.0; queries.len()];
         cache_of(&keys, &values, 16)?.attend(0, first, &queries, &mut out)?;
-        let rows = queries
-            .chunks_exact(SHAPE.query_width())
-            .zip(out.chunks_exact(SHAPE.query_width()));
+        let rows =
+            queries.chunks_exact(SHAPE.query_width()).zip(out.chunks_exact(SHAPE.query_width()));
         for (token, (query, out)) in rows.enumerate() {
             let visible = (first + token + 1) * SHAPE.kv_width();
             let expected = attention_in_f64(query, &keys[..visible], &values[..visible]);
             for (got, expected) in out.iter().zip(expected) {
-                assert!(
-                    (f64::from(*got) - expected).abs() < 1e-5,
-                    "{got} is not {expected}"
-                );
+                assert!((f64::from(*got) - expected).abs() < 1e-5, "{got} is not {expected}");
             }
         }
         Ok(())

@@ -13,10 +13,7 @@ const CHUNK_TOKENS: usize = 256;
 /// To resume from a cache that holds `n` tokens, pass the tokens from `n` on; where that leaves
 /// none, pass the last one again, since the cache does not keep logits.
 pub(crate) fn prefill(
-    model: &Model,
-    cache: &mut dyn KeyValueCache,
-    position: usize,
-    tokens: &[u32],
+    model: &Model, cache: &mut dyn KeyValueCache, position: usize, tokens: &[u32],
 ) -> Result<Vec<f32>> {
     let mut logits = Vec::new();
     for (index, chunk) in tokens.chunks(CHUNK_TOKENS).enumerate() {
@@ -30,12 +27,8 @@ pub(crate) fn prefill(
 ///
 /// Afterwards the cache holds every emitted token but the last.
 pub(crate) fn continue_greedily(
-    model: &Model,
-    cache: &mut dyn KeyValueCache,
-    position: usize,
-    mut logits: Vec<f32>,
-    count: usize,
-    emit: &mut dyn FnMut(u32, &[f32]) -> Result<()>,
+    model: &Model, cache: &mut dyn KeyValueCache, position: usize, mut logits: Vec<f32>,
+    count: usize, emit: &mut dyn FnMut(u32, &[f32]) -> Result<()>,
 ) -> Result<()> {
     for index in 0..count {
         let token = greedy(&logits).ok_or("no prompt to continue")?;

@@ -77,9 +77,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
     let (mut model, mut prompt, mut prompt_tokens, mut tokens) = (None, None, None, None);
     let mut cache = None;
     while let Some(name) = arguments.next() {
-        let value = arguments
-            .next()
-            .ok_or_else(|| format!("{name} needs a value"))?;
+        let value = arguments.next().ok_or_else(|| format!("{name} needs a value"))?;
         match name.as_str() {
             "--model" => model = Some(PathBuf::from(value)),
             "--prompt" => prompt = Some(read_prompt(value)?),
@@ -135,25 +133,14 @@ fn run(options: &Options) -> Result<()> {
 }
 
 fn decode(
-    model: &Model,
-    cache: &mut dyn KeyValueCache,
-    prompt: &[u32],
-    logits: Vec<f32>,
-    count: usize,
+    model: &Model, cache: &mut dyn KeyValueCache, prompt: &[u32], logits: Vec<f32>, count: usize,
 ) -> Result<()> {
     let mut out = io::stdout().lock();
     let started = Instant::now();
-    generate::continue_greedily(
-        model,
-        cache,
-        prompt.len(),
-        logits,
-        count,
-        &mut |token, _| {
-            out.write_all(&[u8::try_from(token)?])?;
-            Ok(out.flush()?)
-        },
-    )?;
+    generate::continue_greedily(model, cache, prompt.len(), logits, count, &mut |token, _| {
+        out.write_all(&[u8::try_from(token)?])?;
+        Ok(out.flush()?)
+    })?;
     out.write_all(b"\n")?;
     report("decode", count, started);
     Ok(())

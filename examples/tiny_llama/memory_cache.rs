@@ -32,17 +32,11 @@ impl MemoryCache {
     /// An empty cache for `layers` layers that seals a page every `page_tokens` tokens.
     pub(crate) fn new(shape: Shape, layers: usize, page_tokens: usize) -> Self {
         let layers = (0..layers).map(|_| LayerRows::default()).collect();
-        Self {
-            shape,
-            page_tokens,
-            layers,
-        }
+        Self { shape, page_tokens, layers }
     }
 
     fn layer(&self, layer: usize) -> Result<&LayerRows> {
-        self.layers
-            .get(layer)
-            .ok_or_else(|| format!("no layer {layer} in the cache").into())
+        self.layers.get(layer).ok_or_else(|| format!("no layer {layer} in the cache").into())
     }
 
     /// How many tokens `layer` holds.
@@ -53,11 +47,7 @@ impl MemoryCache {
 
 impl KeyValueCache for MemoryCache {
     fn append(
-        &mut self,
-        layer: usize,
-        position: usize,
-        keys: &[f16],
-        values: &[f16],
+        &mut self, layer: usize, position: usize, keys: &[f16], values: &[f16],
     ) -> Result<()> {
         let held = self.tokens(self.layer(layer)?);
         let known = held
@@ -66,11 +56,7 @@ impl KeyValueCache for MemoryCache {
         let (shape, page_tokens) = (self.shape, self.page_tokens);
         let width = shape.kv_width();
         let layer = &mut self.layers[layer];
-        for (keys, values) in keys
-            .chunks_exact(width)
-            .zip(values.chunks_exact(width))
-            .skip(known)
-        {
+        for (keys, values) in keys.chunks_exact(width).zip(values.chunks_exact(width)).skip(known) {
             layer.tail.extend_from_slice(keys);
             layer.tail.extend_from_slice(values);
             if layer.tail.len() == page_tokens * 2 * width {
@@ -82,17 +68,11 @@ impl KeyValueCache for MemoryCache {
     }
 
     fn attend(
-        &mut self,
-        layer: usize,
-        position: usize,
-        queries: &[f32],
-        out: &mut [f32],
+        &mut self, layer: usize, position: usize, queries: &[f32], out: &mut [f32],
     ) -> Result<()> {
         let layer = self.layer(layer)?;
-        let pages = layer.pages.iter().map(|page| Rows::Page {
-            keys: &page.keys,
-            values: &page.values,
-        });
+        let pages =
+            layer.pages.iter().map(|page| Rows::Page { keys: &page.keys, values: &page.values });
         let rows: Vec<Rows<'_>> = pages.chain([Rows::Tail(&layer.tail)]).collect();
         attend(self.shape, &rows, queries, position, out)
     }
@@ -110,8 +90,5 @@ fn seal(shape: Shape, tail: &[f16]) -> Page {
         }
         out
     };
-    Page {
-        keys: head_major(0),
-        values: head_major(width),
-    }
+    Page { keys: head_major(0), values: head_major(width) }
 }

@@ -24,11 +24,7 @@ pub(crate) trait KeyValueCache {
     /// Attends from consecutive tokens, the first of them at `position`, to all positions up to
     /// and including their own; `queries` and `out` are `[tokens, query_heads, head_dim]`.
     fn attend(
-        &mut self,
-        layer: usize,
-        position: usize,
-        queries: &[f32],
-        out: &mut [f32],
+        &mut self, layer: usize, position: usize, queries: &[f32], out: &mut [f32],
     ) -> Result<()>;
 
     /// Hears that every layer has the rows of these consecutive tokens, the first of them at
@@ -52,13 +48,8 @@ impl Model {
         let half = weights.config.head_dim / 2;
         let theta = weights.config.rope_theta;
         #[expect(clippy::cast_precision_loss, reason = "head dimensions are small")]
-        let frequencies = (0..half)
-            .map(|pair| theta.powf(-(pair as f64) / half as f64))
-            .collect();
-        Self {
-            weights,
-            frequencies,
-        }
+        let frequencies = (0..half).map(|pair| theta.powf(-(pair as f64) / half as f64)).collect();
+        Self { weights, frequencies }
     }
 
     /// The configuration the model was loaded with.
@@ -69,10 +60,7 @@ impl Model {
     /// Runs consecutive tokens, the first of them at `position`, through all layers. Returns the
     /// logits after the last one.
     pub(crate) fn forward(
-        &self,
-        tokens: &[u32],
-        position: usize,
-        cache: &mut dyn KeyValueCache,
+        &self, tokens: &[u32], position: usize, cache: &mut dyn KeyValueCache,
     ) -> Result<Vec<f32>> {
         let mut hidden = self.embed(tokens)?;
         for layer in 0..self.weights.layers.len() {
@@ -86,9 +74,8 @@ impl Model {
     pub(crate) fn embed(&self, tokens: &[u32]) -> Result<Vec<f32>> {
         let mut hidden = Vec::with_capacity(tokens.len() * self.config().hidden_size);
         for &token in tokens {
-            let row = usize::try_from(token)
-                .ok()
-                .and_then(|token| self.weights.embedding.row(token));
+            let row =
+                usize::try_from(token).ok().and_then(|token| self.weights.embedding.row(token));
             hidden.extend_from_slice(
                 row.ok_or_else(|| format!("token {token} is not in the vocabulary"))?,
             );
@@ -98,20 +85,14 @@ impl Model {
 
     /// Runs `hidden`, `[tokens, hidden_size]`, through one layer in place.
     pub(crate) fn layer(
-        &self,
-        index: usize,
-        position: usize,
-        hidden: &mut [f32],
-        cache: &mut dyn KeyValueCache,
+        &self, index: usize, position: usize, hidden: &mut [f32], cache: &mut dyn KeyValueCache,
     ) -> Result<()> {
         let config = self.config();
         let tokens = hidden.len() / config.hidden_size;
         if position + tokens > config.max_position_embeddings {
-            return Err(format!(
-                "the model ends at position {}",
-                config.max_position_embeddings
-            )
-            .into());
+            return Err(
+                format!("the model ends at position {}", config.max_position_embeddings).into()
+            );
         }
         let layer = self.weights.layers.get(index).ok_or("no such layer")?;
         let normed = rms_norm(hidden, &layer.attention_norm, config.rms_norm_eps);
@@ -133,14 +114,8 @@ impl Model {
     /// The logits after the last token of `hidden`, `[tokens, hidden_size]` after all layers.
     pub(crate) fn logits(&self, hidden: &[f32]) -> Result<Vec<f32>> {
         let config = self.config();
-        let last = hidden
-            .rchunks_exact(config.hidden_size)
-            .next()
-            .ok_or("no tokens")?;
-        Ok(self
-            .weights
-            .head
-            .apply(&rms_norm(last, &self.weights.norm, config.rms_norm_eps)))
+        let last = hidden.rchunks_exact(config.hidden_size).next().ok_or("no tokens")?;
+        Ok(self.weights.head.apply(&rms_norm(last, &self.weights.norm, config.rms_norm_eps)))
     }
 
     /// Rotary embedding in the `rotate_half` convention: value `i` of a head turns with value
@@ -152,10 +127,7 @@ impl Model {
             let position = (position + token) as f64;
             for (pair, frequency) in self.frequencies.iter().enumerate() {
                 let (sin, cos) = (position * frequency).sin_cos();
-                #[expect(
-                    clippy::cast_possible_truncation,
-                    reason = "f32 arithmetic from here on"
-                )]
+                #[expect(clippy::cast_possible_truncation, reason = "f32 arithmetic from here on")]
                 let (sin, cos) = (sin as f32, cos as f32);
                 for head in row.chunks_exact_mut(2 * half) {
                     let (low, high) = (head[pair], head[pair + half]);

@@ -48,11 +48,7 @@ fn dot_agrees_with_f64_at_every_length() {
     let mut random = Random(3);
     for length in [0, 1, 15, 16, 17, 64, 100] {
         let (a, b) = (random.floats(length, 1.0), random.floats(length, 1.0));
-        let expected: f64 = a
-            .iter()
-            .zip(&b)
-            .map(|(a, b)| f64::from(*a) * f64::from(*b))
-            .sum();
+        let expected: f64 = a.iter().zip(&b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
         assert!((f64::from(dot(&a, &b)) - expected).abs() < 1e-5);
     }
 }
@@ -103,11 +99,7 @@ pub(crate) fn small_model() -> Model {
 }
 
 pub(crate) fn empty_cache(model: &Model, page_tokens: usize) -> MemoryCache {
-    MemoryCache::new(
-        model.config().shape(),
-        model.config().num_hidden_layers,
-        page_tokens,
-    )
+    MemoryCache::new(model.config().shape(), model.config().num_hidden_layers, page_tokens)
 }
 
 pub(crate) fn bits(values: &[f32]) -> Vec<u32> {
@@ -125,35 +117,20 @@ fn logits_do_not_depend_on_chunks_or_pages() -> Result<()> {
         for (index, tokens) in prompt.chunks(chunk).enumerate() {
             logits = model.forward(tokens, index * chunk, &mut cache)?;
         }
-        assert_eq!(
-            bits(&logits),
-            whole,
-            "chunks of {chunk}, pages of {page_tokens}"
-        );
+        assert_eq!(bits(&logits), whole, "chunks of {chunk}, pages of {page_tokens}");
     }
     Ok(())
 }
 
 /// Runs `tokens` from `position` on, then continues them by `count`.
 fn extend(
-    model: &Model,
-    cache: &mut MemoryCache,
-    position: usize,
-    tokens: &mut Vec<u32>,
-    count: usize,
+    model: &Model, cache: &mut MemoryCache, position: usize, tokens: &mut Vec<u32>, count: usize,
 ) -> Result<()> {
     let logits = prefill(model, cache, position, &tokens[position..])?;
-    continue_greedily(
-        model,
-        cache,
-        tokens.len(),
-        logits,
-        count,
-        &mut |token, _| {
-            tokens.push(token);
-            Ok(())
-        },
-    )
+    continue_greedily(model, cache, tokens.len(), logits, count, &mut |token, _| {
+        tokens.push(token);
+        Ok(())
+    })
 }
 
 #[test]
@@ -161,13 +138,7 @@ fn a_resumed_run_continues_as_an_uninterrupted_one() -> Result<()> {
     let model = small_model();
     let prompt: Vec<u32> = (0..40).map(|index| index * 11 % 50).collect();
     let mut uninterrupted = prompt.clone();
-    extend(
-        &model,
-        &mut empty_cache(&model, 16),
-        0,
-        &mut uninterrupted,
-        60,
-    )?;
+    extend(&model, &mut empty_cache(&model, 16), 0, &mut uninterrupted, 60)?;
 
     // The same in two runs: the second has the cache and the tokens that the first one left, and
     // the last token's rows are not among them.
@@ -193,10 +164,7 @@ fn a_repeated_token_finds_its_rows_and_gives_the_same_logits() -> Result<()> {
     let mut fresh = empty_cache(&model, 16);
     model.forward(&prompt, 0, &mut fresh)?;
     assert_eq!(bits(&next), bits(&model.forward(&[7], 32, &mut fresh)?));
-    assert!(
-        model.forward(&[7], 34, &mut cache).is_err(),
-        "position 33 is missing"
-    );
+    assert!(model.forward(&[7], 34, &mut cache).is_err(), "position 33 is missing");
     Ok(())
 }
 
@@ -204,14 +172,8 @@ fn a_repeated_token_finds_its_rows_and_gives_the_same_logits() -> Result<()> {
 fn refuses_what_the_model_cannot_run() {
     let model = small_model();
     let mut cache = empty_cache(&model, 16);
-    assert!(
-        model.forward(&[50], 0, &mut cache).is_err(),
-        "not in the vocabulary"
-    );
-    assert!(
-        model.forward(&[1; 129], 0, &mut cache).is_err(),
-        "past the last position"
-    );
+    assert!(model.forward(&[50], 0, &mut cache).is_err(), "not in the vocabulary");
+    assert!(model.forward(&[1; 129], 0, &mut cache).is_err(), "past the last position");
     assert!(model.forward(&[], 0, &mut cache).is_err(), "no tokens");
 }
 
@@ -232,10 +194,7 @@ fn agrees_with_the_reference_implementation() -> Result<()> {
     for (byte, (got, expected)) in logits.iter().zip(&reference.logits).enumerate() {
         // Keys and values are rounded to f16 here and not in the reference.
         let allowed = 1e-2 + 1e-3 * expected.abs();
-        assert!(
-            (got - expected).abs() < allowed,
-            "byte {byte}: {got} is not {expected}"
-        );
+        assert!((got - expected).abs() < allowed, "byte {byte}: {got} is not {expected}");
     }
     Ok(())
 }

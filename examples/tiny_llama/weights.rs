@@ -137,10 +137,7 @@ fn load_layer(tensors: &SafeTensors<'_>, config: &Config, index: usize) -> Resul
 }
 
 fn matrix(tensors: &SafeTensors<'_>, name: &str, rows: usize, columns: usize) -> Result<Matrix> {
-    Ok(Matrix::new(
-        columns,
-        floats(tensors, name, &[rows, columns])?,
-    ))
+    Ok(Matrix::new(columns, floats(tensors, name, &[rows, columns])?))
 }
 
 fn floats(tensors: &SafeTensors<'_>, name: &str, shape: &[usize]) -> Result<Vec<f32>> {

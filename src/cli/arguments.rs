@@ -80,10 +80,7 @@ foreground the log goes to standard error unless --log names a file.";
 /// `kvfs mount`.
 #[derive(Debug, Args)]
 #[command(after_help = MOUNT_HELP)]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "each is a switch on the command line"
-)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch on the command line")]
 pub(crate) struct MountArguments {
     /// Let other users into the mount; permissions are checked
     #[arg(long)]

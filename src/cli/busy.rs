@@ -9,12 +9,7 @@ const USERS_MAX: usize = 5;
 /// One line that names programs using a mount, or says that none was found.
 pub(crate) fn describe(mountpoint: &Path) -> String {
     let found = users(mountpoint);
-    let list = found
-        .iter()
-        .take(USERS_MAX)
-        .cloned()
-        .collect::<Vec<_>>()
-        .join(", ");
+    let list = found.iter().take(USERS_MAX).cloned().collect::<Vec<_>>().join(", ");
     match found.len() {
         0 => "in use by a process that cannot be seen from here".to_owned(),
         count if count > USERS_MAX => format!("in use by {list} and others"),
@@ -31,10 +26,7 @@ fn users(mountpoint: &Path) -> Vec<String> {
         let name = path.file_name().and_then(|name| name.to_str());
         name.is_some_and(|name| name.bytes().all(|byte| byte.is_ascii_digit()))
     });
-    processes
-        .filter_map(|process| user(&process, mountpoint))
-        .take(USERS_MAX + 1)
-        .collect()
+    processes.filter_map(|process| user(&process, mountpoint)).take(USERS_MAX + 1).collect()
 }
 
 /// `python (pid 4711, working directory)` if the process at `/proc/4711` uses the mount.
@@ -49,24 +41,16 @@ fn user(process: &Path, mountpoint: &Path) -> Option<String> {
 fn uses(process: &Path, mountpoint: &Path) -> Option<String> {
     // These links are read without following them, so the mount is not asked.
     let inside = |link: PathBuf| {
-        std::fs::read_link(link)
-            .ok()
-            .filter(|target| target.starts_with(mountpoint))
+        std::fs::read_link(link).ok().filter(|target| target.starts_with(mountpoint))
     };
-    for (link, how) in [
-        ("cwd", "working directory"),
-        ("root", "root directory"),
-        ("exe", "program"),
-    ] {
+    for (link, how) in
+        [("cwd", "working directory"), ("root", "root directory"), ("exe", "program")]
+    {
         if inside(process.join(link)).is_some() {
             return Some(how.to_owned());
         }
     }
-    let descriptors = std::fs::read_dir(process.join("fd"))
-        .ok()
-        .into_iter()
-        .flatten()
-        .flatten();
+    let descriptors = std::fs::read_dir(process.join("fd")).ok().into_iter().flatten().flatten();
     if let Some(path) = descriptors.map(|entry| entry.path()).find_map(inside) {
         return Some(format!("open file {}", path.display()));
     }
@@ -98,17 +82,9 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().canonicalize().unwrap();
         assert_eq!(users(&path), Vec::<String>::new());
-        check(
-            &path,
-            Command::new("sleep").current_dir(&path),
-            "working directory",
-        );
+        check(&path, Command::new("sleep").current_dir(&path), "working directory");
         let file = path.join("page");
         let stdin = Stdio::from(File::create(&file).unwrap());
-        check(
-            &path,
-            Command::new("sleep").stdin(stdin),
-            &format!("open file {}", file.display()),
-        );
+        check(&path, Command::new("sleep").stdin(stdin), &format!("open file {}", file.display()));
     }
 }

@@ -69,10 +69,7 @@ impl MountConfig {
         let options = &self.options;
         // Every JSON string is a TOML string.
         let text = |path: &Path| serde_json::Value::from(path.to_string_lossy()).to_string();
-        let log_file = self
-            .log_file
-            .as_ref()
-            .map(|path| format!("log_file = {}\n", text(path)));
+        let log_file = self.log_file.as_ref().map(|path| format!("log_file = {}\n", text(path)));
         let log_level = self.log_level.as_deref().map(Path::new);
         let log_level = log_level.map(|level| format!("log_level = {}\n", text(level)));
         format!(
@@ -110,20 +107,14 @@ pub(crate) struct Named {
 
 /// Merges and validates all sources. `environment` looks a variable up.
 pub(crate) fn resolve(
-    named: Named,
-    dash_o: options::Parsed,
-    environment: &dyn Fn(&str) -> Option<OsString>,
+    named: Named, dash_o: options::Parsed, environment: &dyn Fn(&str) -> Option<OsString>,
 ) -> Result<MountConfig, Failure> {
     if let Some(unknown) = dash_o.unknown {
         return Err(Failure::Usage(format!(
             "unknown mount option {unknown:?}: see kvfs mount --help"
         )));
     }
-    let file = match named
-        .config
-        .or(dash_o.config)
-        .or(environment("KVFS_CONFIG").map(Into::into))
-    {
+    let file = match named.config.or(dash_o.config).or(environment("KVFS_CONFIG").map(Into::into)) {
         Some(path) => read_file(&path)?,
         None => Layer::default(),
     };
@@ -135,15 +126,10 @@ pub(crate) fn resolve(
 }
 
 fn validate(
-    layers: &[Layer; 4],
-    store: PathBuf,
-    mountpoint: PathBuf,
-    foreground: bool,
+    layers: &[Layer; 4], store: PathBuf, mountpoint: PathBuf, foreground: bool,
 ) -> Result<MountConfig, String> {
     let first = Layers(layers);
-    let seconds = first
-        .get(|l| l.commit_interval)
-        .unwrap_or(DEFAULT_COMMIT_INTERVAL_SECONDS);
+    let seconds = first.get(|l| l.commit_interval).unwrap_or(DEFAULT_COMMIT_INTERVAL_SECONDS);
     if !(COMMIT_INTERVAL_SECONDS_MIN..=COMMIT_INTERVAL_SECONDS_MAX).contains(&seconds) {
         return Err(format!(
             "commit_interval is {seconds}: must be from {COMMIT_INTERVAL_SECONDS_MIN} to \
@@ -152,16 +138,11 @@ fn validate(
     }
     let threads = first.get(|l| l.threads).unwrap_or_else(default_threads);
     if !(1..=THREADS_MAX).contains(&threads) {
-        return Err(format!(
-            "threads is {threads}: must be from 1 to {THREADS_MAX}"
-        ));
+        return Err(format!("threads is {threads}: must be from 1 to {THREADS_MAX}"));
     }
     let log_file = first.get(|l| l.log_file.clone());
     if let Some(path) = log_file.as_ref().filter(|path| !path.is_absolute()) {
-        return Err(format!(
-            "log file {} must be an absolute path",
-            path.display()
-        ));
+        return Err(format!("log file {} must be an absolute path", path.display()));
     }
     let log_level = first.get(|l| l.log_level.clone());
     super::logging::check_filter(log_level.as_deref())?;
@@ -172,11 +153,7 @@ fn validate(
             mountpoint,
             allow_other: first.get(|l| l.allow_other).unwrap_or(false),
             read_only: first.get(|l| l.read_only).unwrap_or(false),
-            passthrough: if passthrough {
-                Passthrough::Auto
-            } else {
-                Passthrough::Off
-            },
+            passthrough: if passthrough { Passthrough::Auto } else { Passthrough::Off },
             kernel_options: kernel_options(layers)?,
             commit_interval: Duration::from_secs_f64(seconds),
             threads,
@@ -200,18 +177,11 @@ impl Layers<'_> {
 
 fn kernel_options(layers: &[Layer; 4]) -> Result<Vec<String>, String> {
     let mut flags = Vec::new();
-    for option in layers
-        .iter()
-        .rev()
-        .filter_map(|layer| layer.options.as_ref())
-        .flatten()
-    {
+    for option in layers.iter().rev().filter_map(|layer| layer.options.as_ref()).flatten() {
         match kernel_flag(option) {
             Some(flag) => push_kernel_flag(&mut flags, flag),
             None => {
-                return Err(format!(
-                    "options has {option:?}: not a flag such as noatime"
-                ));
+                return Err(format!("options has {option:?}: not a flag such as noatime"));
             }
         }
     }
@@ -224,11 +194,7 @@ fn read_file(path: &Path) -> Result<Layer, Failure> {
         .map_err(|error| Failure::failed(format!("config {}: {error}", path.display())))?;
     toml::from_str(&text).map_err(|error| {
         let line = error.span().map_or(1, |span| {
-            text.bytes()
-                .take(span.start)
-                .filter(|byte| *byte == b'\n')
-                .count()
-                + 1
+            text.bytes().take(span.start).filter(|byte| *byte == b'\n').count() + 1
         });
         let message = error.message().replace('\n', " ");
         Failure::Usage(format!("config {} line {line}: {message}", path.display()))
@@ -242,11 +208,7 @@ fn environment_layer(environment: &dyn Fn(&str) -> Option<OsString>) -> Result<L
         Some(Ok(value)) => Ok(Some(value)),
         Some(Err(_)) => Err(format!("{name} is not UTF-8")),
     };
-    let switch = |name: &str| {
-        text(name)?
-            .map(|value| yes_or_no(name, Some(&value)))
-            .transpose()
-    };
+    let switch = |name: &str| text(name)?.map(|value| yes_or_no(name, Some(&value))).transpose();
     Ok(Layer {
         allow_other: switch("KVFS_ALLOW_OTHER")?,
         read_only: switch("KVFS_READ_ONLY")?,
@@ -255,9 +217,7 @@ fn environment_layer(environment: &dyn Fn(&str) -> Option<OsString>) -> Result<L
         commit_interval: text("KVFS_COMMIT_INTERVAL")?
             .map(|value| number("KVFS_COMMIT_INTERVAL", &value))
             .transpose()?,
-        threads: text("KVFS_THREADS")?
-            .map(|value| number("KVFS_THREADS", &value))
-            .transpose()?,
+        threads: text("KVFS_THREADS")?.map(|value| number("KVFS_THREADS", &value)).transpose()?,
         log_file: environment("KVFS_LOG_FILE").map(PathBuf::from),
         log_level: match text("KVFS_LOG")? {
             Some(filter) => Some(filter),

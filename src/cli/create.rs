@@ -20,9 +20,7 @@ pub(crate) fn run(arguments: &CreateArguments) -> Outcome {
     let name = model_name(path)?;
     let manifest = manifest(arguments, &name)
         .map_err(|error| Failure::Usage(format!("{}: {error}", path.display())))?;
-    DirBuilder::new()
-        .create(path)
-        .map_err(|error| explain(path, &error))?;
+    DirBuilder::new().create(path).map_err(|error| explain(path, &error))?;
     if let Err(error) = fill(path, &manifest) {
         // Best effort: the first error is the one to tell.
         let _ = std::fs::remove_file(path.join(MANIFEST_STAGING));
@@ -40,10 +38,7 @@ pub(crate) fn run(arguments: &CreateArguments) -> Outcome {
 /// The name, if the path is that of a model in a mount.
 fn model_name(path: &Path) -> Result<String, Failure> {
     let usage = |line: &str| {
-        Failure::Usage(format!(
-            "{} {line}: name MOUNTPOINT/models/NAME",
-            path.display()
-        ))
+        Failure::Usage(format!("{} {line}: name MOUNTPOINT/models/NAME", path.display()))
     };
     let absolute = std::path::absolute(path).map_err(Failure::failed)?;
     let (Some(name), Some(parent)) = (absolute.file_name(), absolute.parent()) else {
@@ -54,9 +49,7 @@ fn model_name(path: &Path) -> Result<String, Failure> {
     }
     let name = name.to_str().ok_or_else(|| usage("is not UTF-8"))?;
     if is_staging(name.as_bytes()) {
-        return Err(usage(
-            "begins with a dot or ends in .tmp, which means unfinished",
-        ));
+        return Err(usage("begins with a dot or ends in .tmp, which means unfinished"));
     }
     Ok(name.to_owned())
 }
@@ -173,11 +166,7 @@ mod tests {
         let base = tempfile::tempdir().unwrap();
         let path = base.path().join("models/llama");
         let missing = create(&path, LLAMA).unwrap_err();
-        assert!(
-            missing
-                .line()
-                .ends_with("models does not exist: is the cache mounted?")
-        );
+        assert!(missing.line().ends_with("models does not exist: is the cache mounted?"));
         std::fs::create_dir(base.path().join("models")).unwrap();
         let report = create(&path, LLAMA).unwrap();
         let expected = format!(
@@ -187,18 +176,11 @@ mod tests {
         );
         assert_eq!(report.text, expected);
         let again = create(&path, LLAMA).unwrap_err();
-        assert!(
-            again.line().ends_with("llama exists already"),
-            "{}",
-            again.line()
-        );
+        assert!(again.line().ends_with("llama exists already"), "{}", again.line());
         let manifest = Manifest::parse(&std::fs::read(path.join(MANIFEST)).unwrap()).unwrap();
         assert_eq!(manifest.fields().model_id, "llama");
-        let mut names: Vec<_> = path
-            .read_dir()
-            .unwrap()
-            .map(|entry| entry.unwrap().file_name())
-            .collect();
+        let mut names: Vec<_> =
+            path.read_dir().unwrap().map(|entry| entry.unwrap().file_name()).collect();
         names.sort();
         assert_eq!(names, [MANIFEST, SEQUENCES]);
     }
@@ -230,18 +212,10 @@ mod tests {
             assert!(matches!(failure, Failure::Usage(_)));
             assert!(failure.line().contains(expected), "{}", failure.line());
         }
-        check(
-            "/mnt/kv/llama",
-            LLAMA,
-            "is not in a directory called models",
-        );
+        check("/mnt/kv/llama", LLAMA, "is not in a directory called models");
         check("/mnt/kv/models/.a", LLAMA, "which means unfinished");
         check("/mnt/kv/models/a.tmp", LLAMA, "which means unfinished");
-        check(
-            "/m/models/a",
-            "--layers 0 --kv-heads 8 --head-dim 128",
-            "num_layers is 0",
-        );
+        check("/m/models/a", "--layers 0 --kv-heads 8 --head-dim 128", "num_layers is 0");
         let rope = "--layers 1 --kv-heads 8 --head-dim 128 --rope-theta 1 --rope-dims 3";
         check("/m/models/a", rope, "rope.dims is 3");
     }

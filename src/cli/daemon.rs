@@ -45,10 +45,9 @@ pub(crate) struct Reporter(Arc<Mutex<Option<File>>>);
 pub(crate) fn split() -> io::Result<Side> {
     let (read_end, write_end) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
     Ok(match sys::fork()? {
-        ForkResult::Parent { child } => Side::Parent(Child {
-            pid: child,
-            pipe: File::from(read_end),
-        }),
+        ForkResult::Parent { child } => {
+            Side::Parent(Child { pid: child, pipe: File::from(read_end) })
+        }
         ForkResult::Child => {
             let pipe = File::from(write_end);
             Side::Daemon(Reporter(Arc::new(Mutex::new(Some(pipe)))))
@@ -90,10 +89,7 @@ impl Reporter {
         let open: Vec<RawFd> = std::fs::read_dir("/proc/self/fd")?
             .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
             .collect();
-        for descriptor in open
-            .into_iter()
-            .filter(|number| *number > 2 && Some(*number) != kept)
-        {
+        for descriptor in open.into_iter().filter(|number| *number > 2 && Some(*number) != kept) {
             // The listing's own descriptor is closed already.
             let _ = nix::unistd::close(descriptor);
         }
@@ -111,10 +107,7 @@ impl Reporter {
 pub(crate) fn detach(log: File, reporter: &Reporter) -> io::Result<()> {
     nix::unistd::setsid()?;
     std::env::set_current_dir(Path::new("/"))?;
-    let null = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open("/dev/null")?;
+    let null = OpenOptions::new().read(true).write(true).open("/dev/null")?;
     nix::unistd::dup2_stdin(&null)?;
     nix::unistd::dup2_stdout(&null)?;
     nix::unistd::dup2_stderr(&log)?;

@@ -22,10 +22,7 @@ pub(crate) fn run(arguments: &FsckArguments) -> Outcome {
         }
         error => Failure::failed(error),
     })?;
-    let options = FsckOptions {
-        repair: arguments.repair,
-        subset: arguments.read_data_subset,
-    };
+    let options = FsckOptions { repair: arguments.repair, subset: arguments.read_data_subset };
     let bar = progress_bar();
     let outcome = fsck::run(&store, &options, &|done, total| {
         bar.set_length(total);
@@ -33,16 +30,8 @@ pub(crate) fn run(arguments: &FsckArguments) -> Outcome {
     });
     bar.finish_and_clear();
     let found = outcome.map_err(Failure::failed)?;
-    let text = if arguments.json {
-        format!("{:#}\n", to_json(&found))
-    } else {
-        to_text(&found)
-    };
-    let exit = if found.findings.is_empty() {
-        EXIT_OK
-    } else {
-        EXIT_FSCK_ERRORS
-    };
+    let text = if arguments.json { format!("{:#}\n", to_json(&found)) } else { to_text(&found) };
+    let exit = if found.findings.is_empty() { EXIT_OK } else { EXIT_FSCK_ERRORS };
     Ok(Report { text, exit })
 }
 

@@ -24,18 +24,12 @@ const EXIT_MOUNT_FAILED: u8 = 32;
 
 /// Runs as `mount.kvfs`, with the arguments after the program's name.
 pub(crate) fn mount(arguments: &[OsString]) -> ExitCode {
-    finish(
-        "mount.kvfs",
-        parse(arguments, "mount").and_then(|call| mount_call(&call)),
-    )
+    finish("mount.kvfs", parse(arguments, "mount").and_then(|call| mount_call(&call)))
 }
 
 /// Runs as `umount.fuse.kvfs`, with the arguments after the program's name.
 pub(crate) fn umount(arguments: &[OsString]) -> ExitCode {
-    finish(
-        "umount.kvfs",
-        parse(arguments, "umount").and_then(|call| umount_call(&call)),
-    )
+    finish("umount.kvfs", parse(arguments, "umount").and_then(|call| umount_call(&call)))
 }
 
 fn finish(program: &str, outcome: Result<(), Failure>) -> ExitCode {
@@ -51,19 +45,13 @@ fn finish(program: &str, outcome: Result<(), Failure>) -> ExitCode {
 
 fn mount_call(call: &Call) -> Result<(), Failure> {
     let [store, mountpoint] = call.paths.as_slice() else {
-        return Err(Failure::Usage(
-            "usage: mount.kvfs STORE MOUNTPOINT [-o OPTIONS]".to_owned(),
-        ));
+        return Err(Failure::Usage("usage: mount.kvfs STORE MOUNTPOINT [-o OPTIONS]".to_owned()));
     };
     let mut dash_o = options::parse(&call.options).map_err(Failure::Usage)?;
     if call.has('s') {
         dash_o.unknown = None;
     }
-    let named = Named {
-        store: store.clone(),
-        mountpoint: mountpoint.clone(),
-        ..Named::default()
-    };
+    let named = Named { store: store.clone(), mountpoint: mountpoint.clone(), ..Named::default() };
     let config = config::resolve(named, dash_o, &|name| std::env::var_os(name))?;
     if call.has('f') {
         return preflight::check_paths(&config).map(|_| ());
@@ -73,9 +61,7 @@ fn mount_call(call: &Call) -> Result<(), Failure> {
 
 fn umount_call(call: &Call) -> Result<(), Failure> {
     let [mountpoint] = call.paths.as_slice() else {
-        return Err(Failure::Usage(
-            "usage: umount.fuse.kvfs MOUNTPOINT [-l] [-f]".to_owned(),
-        ));
+        return Err(Failure::Usage("usage: umount.fuse.kvfs MOUNTPOINT [-l] [-f]".to_owned()));
     };
     let arguments = UmountArguments {
         lazy: call.has('l'),
@@ -101,11 +87,7 @@ impl Call {
 }
 
 fn parse(arguments: &[OsString], role: &str) -> Result<Call, Failure> {
-    let (flags, values) = if role == "mount" {
-        ("sfnv", "otN")
-    } else {
-        ("flnrv", "tN")
-    };
+    let (flags, values) = if role == "mount" { ("sfnv", "otN") } else { ("flnrv", "tN") };
     let mut call = Call::default();
     let mut rest = arguments.iter();
     while let Some(argument) = rest.next() {
@@ -144,9 +126,7 @@ fn take_value(call: &mut Call, letter: char, value: &str) -> Result<(), Failure>
         // The type is the one by which this program was found.
         't' => {}
         _ => {
-            return Err(Failure::Usage(format!(
-                "-{letter} {value} is not supported"
-            )));
+            return Err(Failure::Usage(format!("-{letter} {value} is not supported")));
         }
     }
     Ok(())
@@ -154,10 +134,7 @@ fn take_value(call: &mut Call, letter: char, value: &str) -> Result<(), Failure>
 
 fn utf8(argument: &OsStr) -> Result<&str, Failure> {
     argument.to_str().ok_or_else(|| {
-        Failure::Usage(format!(
-            "argument {} is not UTF-8",
-            argument.to_string_lossy()
-        ))
+        Failure::Usage(format!("argument {} is not UTF-8", argument.to_string_lossy()))
     })
 }
 
@@ -172,28 +149,14 @@ mod tests {
             let found = parse(&arguments, role).map(|call| {
                 let paths = call.paths.iter().map(|path| path.display().to_string());
                 let paths = paths.collect::<Vec<_>>().join(" ");
-                (
-                    paths,
-                    call.flags.into_iter().collect::<String>(),
-                    call.options.join(" "),
-                )
+                (paths, call.flags.into_iter().collect::<String>(), call.options.join(" "))
             });
-            let found = found
-                .as_ref()
-                .map(|(p, f, o)| (p.as_str(), f.as_str(), o.as_str()));
+            let found = found.as_ref().map(|(p, f, o)| (p.as_str(), f.as_str(), o.as_str()));
             assert_eq!(found.map_err(Failure::line), expected, "{line}");
         }
-        check(
-            "mount",
-            "/s /m -o rw,dev,suid",
-            Ok(("/s /m", "", "rw,dev,suid")),
-        );
+        check("mount", "/s /m -o rw,dev,suid", Ok(("/s /m", "", "rw,dev,suid")));
         check("mount", "/s /m -f -n -v -o rw", Ok(("/s /m", "fnv", "rw")));
-        check(
-            "mount",
-            "/s /m -sfv -orw -o ro",
-            Ok(("/s /m", "sfv", "rw ro")),
-        );
+        check("mount", "/s /m -sfv -orw -o ro", Ok(("/s /m", "sfv", "rw ro")));
         check("mount", "-t fuse.kvfs /s /m", Ok(("/s /m", "", "")));
         check("mount", "/s - -o rw", Ok(("/s -", "", "rw")));
         check("mount", "/s /m -o", Err("-o needs a value"));
@@ -201,11 +164,7 @@ mod tests {
         check("mount", "/s /m -l", Err("unknown option -l"));
         check("mount", "/s /m -N 7", Err("-N 7 is not supported"));
         check("umount", "/m", Ok(("/m", "", "")));
-        check(
-            "umount",
-            "/m -l -f -n -r -v -t fuse.kvfs",
-            Ok(("/m", "lfnrv", "")),
-        );
+        check("umount", "/m -l -f -n -r -v -t fuse.kvfs", Ok(("/m", "lfnrv", "")));
         check("umount", "/m -o rw", Err("unknown option -o"));
     }
 }

@@ -73,22 +73,17 @@ fn inspect(path: &Path, metadata: &Metadata, summary: &mut Summary) -> io::Resul
 
 /// The nearest manifest above a path, if there is one that can be read.
 fn manifest_above(path: &Path) -> Option<(PathBuf, Manifest)> {
-    path.ancestors()
-        .skip(1)
-        .take(LEVELS_MAX)
-        .find_map(|directory| {
-            let file = directory.join(MANIFEST);
-            let manifest = Manifest::parse(&read_manifest(&file).ok()?).ok()?;
-            Some((file, manifest))
-        })
+    path.ancestors().skip(1).take(LEVELS_MAX).find_map(|directory| {
+        let file = directory.join(MANIFEST);
+        let manifest = Manifest::parse(&read_manifest(&file).ok()?).ok()?;
+        Some((file, manifest))
+    })
 }
 
 fn read_manifest(path: &Path) -> io::Result<Vec<u8>> {
     let mut json = Vec::new();
     // One byte more than allowed is read, so that a longer one is refused and not cut.
-    File::open(path)?
-        .take(MAX_MANIFEST_BYTES as u64 + 1)
-        .read_to_end(&mut json)?;
+    File::open(path)?.take(MAX_MANIFEST_BYTES as u64 + 1).read_to_end(&mut json)?;
     Ok(json)
 }
 
@@ -211,11 +206,7 @@ fn attributes(path: &Path, summary: &mut Summary) {
 
 /// `4198400 (4.0 MiB)`, for the text form.
 fn with_unit(count: u64) -> String {
-    if count < 1024 {
-        count.to_string()
-    } else {
-        format!("{count} ({})", bytes(count))
-    }
+    if count < 1024 { count.to_string() } else { format!("{count} ({})", bytes(count)) }
 }
 
 impl Summary {

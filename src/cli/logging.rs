@@ -30,10 +30,7 @@ pub(crate) fn check_filter(filter: Option<&str>) -> Result<(), String> {
     let Some(filter) = filter else { return Ok(()) };
     // The form is "level" or "module=level", in a list; "/pattern" may follow.
     let directives = filter.split('/').next().unwrap_or("");
-    for directive in directives
-        .split(',')
-        .filter(|directive| !directive.is_empty())
-    {
+    for directive in directives.split(',').filter(|directive| !directive.is_empty()) {
         if let Some((_, level)) = directive.split_once('=')
             && level.parse::<log::LevelFilter>().is_err()
         {
@@ -47,25 +44,12 @@ pub(crate) fn check_filter(filter: Option<&str>) -> Result<(), String> {
 
 /// Opens a log to append to. Its lines name files of users, so only the owner may read it.
 pub(crate) fn open(path: &Path) -> Result<File, String> {
-    let explain = |error: io::Error| {
-        format!(
-            "log {}: {error}: name another file with --log",
-            path.display()
-        )
-    };
+    let explain =
+        |error: io::Error| format!("log {}: {error}: name another file with --log", path.display());
     if let Some(directory) = path.parent() {
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(directory)
-            .map_err(explain)?;
+        DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(explain)?;
     }
-    OpenOptions::new()
-        .append(true)
-        .create(true)
-        .mode(0o600)
-        .open(path)
-        .map_err(explain)
+    OpenOptions::new().append(true).create(true).mode(0o600).open(path).map_err(explain)
 }
 
 /// The log file of a store's daemon where none was named.
@@ -86,9 +70,7 @@ fn file_name(store: &Path) -> PathBuf {
 
 fn state_home() -> Option<PathBuf> {
     let absolute = |path: &PathBuf| path.is_absolute();
-    let named = std::env::var_os("XDG_STATE_HOME")
-        .map(PathBuf::from)
-        .filter(absolute);
+    let named = std::env::var_os("XDG_STATE_HOME").map(PathBuf::from).filter(absolute);
     named.or_else(|| {
         let home = std::env::var_os("HOME").map(PathBuf::from).filter(absolute);
         // Services have no HOME.

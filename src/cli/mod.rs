@@ -67,10 +67,7 @@ fn dispatch(command: Command) -> Outcome {
             Ok(()) => Ok(Report::default()),
             Err(line) => Err(Failure::Failed(line)),
         },
-        Command::Version => Ok(Report::text(format!(
-            "kvfs {}\n",
-            env!("CARGO_PKG_VERSION")
-        ))),
+        Command::Version => Ok(Report::text(format!("kvfs {}\n", env!("CARGO_PKG_VERSION")))),
         Command::Probe(arguments) => probe::answer(&arguments),
     }
 }

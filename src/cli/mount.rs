@@ -24,11 +24,7 @@ const OPEN_FILES: u64 = 1 << 20;
 pub(crate) fn run(config: &MountConfig) -> Outcome {
     let mut config = preflight::check(config)?;
     config.options.config_text = config.to_toml();
-    if config.foreground {
-        stay(&config)
-    } else {
-        start(&config)
-    }
+    if config.foreground { stay(&config) } else { start(&config) }
 }
 
 fn stay(config: &MountConfig) -> Outcome {
@@ -90,11 +86,8 @@ fn serve(config: &MountConfig, announce: impl FnOnce() + Send + 'static) -> Resu
         raise_open_files();
         let ready = Arc::new(AtomicBool::new(false));
         let signals = StopSignals::hold(config.foreground)?;
-        let watch = signals.watch(
-            options.store.clone(),
-            options.mountpoint.clone(),
-            ready.clone(),
-        )?;
+        let watch =
+            signals.watch(options.store.clone(), options.mountpoint.clone(), ready.clone())?;
         Ok((ready, watch))
     };
     let (ready, watch) = started().map_err(|error| format!("signals: {error}"))?;
@@ -113,10 +106,9 @@ fn serve(config: &MountConfig, announce: impl FnOnce() + Send + 'static) -> Resu
     });
     watch.finish();
     match outcome {
-        Ok(()) => log::info!(
-            "{} is unmounted, everything is durable",
-            options.mountpoint.display()
-        ),
+        Ok(()) => {
+            log::info!("{} is unmounted, everything is durable", options.mountpoint.display())
+        }
         // Helpers that the kernel or fuser call add line feeds of their own.
         Err(error) => return Err(error.to_string().trim_end().replace('\n', " ")),
     }
@@ -148,17 +140,11 @@ fn confirm(child: Child, config: &MountConfig, log: &Path) -> Result<(), String>
                 Ok(WaitStatus::Signaled(_, signal, _)) => format!("was killed by {signal}"),
                 _ => "ended".to_owned(),
             };
-            return Err(format!(
-                "the daemon {end} before the mount was ready: {see}"
-            ));
+            return Err(format!("the daemon {end} before the mount was ready: {see}"));
         }
     }
     let place = config.options.mountpoint.display();
-    let answer = ask(
-        &config.options.mountpoint,
-        Question::Status,
-        ANSWER_DEADLINE,
-    );
+    let answer = ask(&config.options.mountpoint, Question::Status, ANSWER_DEADLINE);
     match answer.map_err(|error| format!("{place} is mounted but cannot be asked: {error}"))? {
         Answer::Alive(status) if daemon_of(&status).0 == Some(pid.as_raw()) => Ok(()),
         Answer::Alive(_) => Err(format!("{place} is served by another daemon: {see}")),
@@ -166,9 +152,7 @@ fn confirm(child: Child, config: &MountConfig, log: &Path) -> Result<(), String>
         Answer::Dead => {
             // Collected, so that its end is not mistaken for a running daemon.
             let _ = waitpid(pid, Some(WaitPidFlag::WNOHANG));
-            Err(format!(
-                "the daemon ended right after mounting {place}: {see}"
-            ))
+            Err(format!("the daemon ended right after mounting {place}: {see}"))
         }
         Answer::Stuck => Err(format!(
             "{place} is mounted but does not answer within {} seconds: {see}, or unmount it with \

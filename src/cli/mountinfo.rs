@@ -38,10 +38,7 @@ pub(crate) fn read() -> io::Result<Vec<Mount>> {
 
 /// The mount that a path leads to: of several at one mountpoint, the last hides the others.
 pub(crate) fn top_at<'a>(mounts: &'a [Mount], mountpoint: &Path) -> Option<&'a Mount> {
-    mounts
-        .iter()
-        .rev()
-        .find(|mount| mount.mountpoint == mountpoint)
+    mounts.iter().rev().find(|mount| mount.mountpoint == mountpoint)
 }
 
 /// `path` as mountinfo spells it: absolute, without symbolic links. A mountpoint itself is not
@@ -68,23 +65,15 @@ pub(crate) fn kvfs_at(path: &Path) -> Result<(Mount, Vec<Mount>), String> {
         canonical(path, &mounts).map_err(|error| format!("{}: {error}", path.display()))?;
     match top_at(&mounts, &mountpoint) {
         Some(mount) if mount.is_kvfs() => Ok((mount.clone(), mounts)),
-        Some(mount) => Err(format!(
-            "{} is a mount of type {}, not of kvfs",
-            mountpoint.display(),
-            mount.kind
-        )),
-        None => Err(format!(
-            "{} is not a mountpoint of kvfs",
-            mountpoint.display()
-        )),
+        Some(mount) => {
+            Err(format!("{} is a mount of type {}, not of kvfs", mountpoint.display(), mount.kind))
+        }
+        None => Err(format!("{} is not a mountpoint of kvfs", mountpoint.display())),
     }
 }
 
 fn parse(bytes: &[u8]) -> Vec<Mount> {
-    bytes
-        .split(|byte| *byte == b'\n')
-        .filter_map(parse_line)
-        .collect()
+    bytes.split(|byte| *byte == b'\n').filter_map(parse_line).collect()
 }
 
 /// `36 35 98:0 / /mnt rw,noatime shared:1 - fuse.kvfs /store rw,user_id=0`; any number of
@@ -95,9 +84,7 @@ fn parse_line(line: &[u8]) -> Option<Mount> {
     Some(Mount {
         device: String::from_utf8_lossy(fields[2]).into_owned(),
         mountpoint: unescape(fields[4]),
-        kind: unescape(fields.get(dash + 1)?)
-            .to_string_lossy()
-            .into_owned(),
+        kind: unescape(fields.get(dash + 1)?).to_string_lossy().into_owned(),
         source: unescape(fields.get(dash + 2)?),
     })
 }
@@ -107,9 +94,7 @@ fn unescape(field: &[u8]) -> PathBuf {
     let mut path = Vec::with_capacity(field.len());
     let mut rest = field;
     while let Some((&first, after)) = rest.split_first() {
-        let octal = after
-            .get(..3)
-            .filter(|digits| digits.iter().all(|d| (b'0'..b'8').contains(d)));
+        let octal = after.get(..3).filter(|digits| digits.iter().all(|d| (b'0'..b'8').contains(d)));
         let value = octal.map(|digits| digits.iter().fold(0, |v, d| v * 8 + u32::from(d - b'0')));
         match value.map(u8::try_from) {
             Some(Ok(value)) if first == b'\\' => {

@@ -8,12 +8,8 @@ use std::path::PathBuf;
 use super::config::Layer;
 
 /// Flags that the kernel knows and their opposites; of a pair the last one counts.
-const KERNEL_FLAGS: [(&str, &str); 4] = [
-    ("noexec", "exec"),
-    ("noatime", "atime"),
-    ("sync", "async"),
-    ("dirsync", ""),
-];
+const KERNEL_FLAGS: [(&str, &str); 4] =
+    [("noexec", "exec"), ("noatime", "atime"), ("sync", "async"), ("dirsync", "")];
 
 /// Options for mount(8), systemd or the boot scripts, or that say what is the case anyway: a
 /// cache holds neither devices nor programs (but `mount.fuse3` always passes `dev,suid`), FUSE
@@ -75,9 +71,7 @@ pub(crate) fn parse<S: AsRef<str>>(lists: &[S]) -> Result<Parsed, String> {
 /// Applies one option; false if nobody knows it.
 fn apply(parsed: &mut Parsed, option: &str) -> Result<bool, String> {
     let ignored = IGNORED.contains(&option)
-        || IGNORED_PREFIXES
-            .iter()
-            .any(|prefix| option.starts_with(prefix));
+        || IGNORED_PREFIXES.iter().any(|prefix| option.starts_with(prefix));
     if ignored {
         return Ok(true);
     }
@@ -118,16 +112,12 @@ pub(crate) fn is_effective(flag: &str) -> bool {
 /// The flag with a static lifetime, if the kernel knows it.
 pub(crate) fn kernel_flag(option: &str) -> Option<&'static str> {
     let flags = KERNEL_FLAGS.iter().flat_map(|(on, off)| [*on, *off]);
-    flags
-        .filter(|flag| !flag.is_empty())
-        .find(|flag| *flag == option)
+    flags.filter(|flag| !flag.is_empty()).find(|flag| *flag == option)
 }
 
 /// Adds a flag, replacing its opposite or itself.
 pub(crate) fn push_kernel_flag(flags: &mut Vec<String>, flag: &str) {
-    let pair = KERNEL_FLAGS
-        .iter()
-        .find(|(on, off)| *on == flag || *off == flag);
+    let pair = KERNEL_FLAGS.iter().find(|(on, off)| *on == flag || *off == flag);
     if let Some((on, off)) = pair {
         flags.retain(|known| known != on && known != off);
     }
@@ -145,9 +135,7 @@ pub(crate) fn yes_or_no(key: &str, value: Option<&str>) -> Result<bool, String> 
 
 /// A value that is a number.
 pub(crate) fn number<T: std::str::FromStr>(key: &str, value: &str) -> Result<T, String> {
-    value
-        .parse()
-        .map_err(|_| format!("{key} is {value:?}: must be a number"))
+    value.parse().map_err(|_| format!("{key} is {value:?}: must be a number"))
 }
 
 #[cfg(test)]
@@ -158,33 +146,17 @@ mod tests {
     fn accepted() {
         fn check(list: &str, expected: Layer) {
             let parsed = parse(&[list]).unwrap();
-            assert_eq!(
-                parsed,
-                Parsed {
-                    layer: expected,
-                    ..Parsed::default()
-                },
-                "{list}"
-            );
+            assert_eq!(parsed, Parsed { layer: expected, ..Parsed::default() }, "{list}");
         }
         let flags = |flags: &[&str]| Layer {
             options: Some(flags.iter().map(|flag| (*flag).to_owned()).collect()),
             ..Layer::default()
         };
-        let read_only = |on| Layer {
-            read_only: Some(on),
-            ..Layer::default()
-        };
-        let allow_other = |on| Layer {
-            allow_other: Some(on),
-            ..Layer::default()
-        };
+        let read_only = |on| Layer { read_only: Some(on), ..Layer::default() };
+        let allow_other = |on| Layer { allow_other: Some(on), ..Layer::default() };
         check("", Layer::default());
         check(",,defaults,_netdev,nofail,noauto,user", Layer::default());
-        check(
-            "x-systemd.automount,X-mount.mkdir,comment=cache",
-            Layer::default(),
-        );
+        check("x-systemd.automount,X-mount.mkdir,comment=cache", Layer::default());
         check("relatime,default_permissions", Layer::default());
         check("ro", read_only(true));
         check("ro,rw", read_only(false));
@@ -220,10 +192,7 @@ mod tests {
         fn check(list: &str, expected: &str) {
             assert_eq!(parse(&[list]), Err(expected.to_owned()), "{list}");
         }
-        check(
-            "allow_other=maybe",
-            "allow_other is \"maybe\": must be yes or no",
-        );
+        check("allow_other=maybe", "allow_other is \"maybe\": must be yes or no");
         check("threads=many", "threads is \"many\": must be a number");
         check("threads=-1", "threads is \"-1\": must be a number");
         check("config", "option config needs a value: config=...");
@@ -232,11 +201,7 @@ mod tests {
     #[test]
     fn unknown_and_config() {
         fn check(list: &str, unknown: Option<&str>) {
-            assert_eq!(
-                parse(&[list]).unwrap().unknown.as_deref(),
-                unknown,
-                "{list}"
-            );
+            assert_eq!(parse(&[list]).unwrap().unknown.as_deref(), unknown, "{list}");
         }
         check("rw,alow_other,foo", Some("alow_other"));
         check("ram=4G", Some("ram=4G"));

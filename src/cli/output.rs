@@ -28,10 +28,7 @@ pub(crate) struct Report {
 impl Report {
     /// A report of success.
     pub(crate) fn text(text: String) -> Report {
-        Report {
-            text,
-            exit: EXIT_OK,
-        }
+        Report { text, exit: EXIT_OK }
     }
 
     /// A report of success as one JSON document.
@@ -86,18 +83,13 @@ pub(crate) fn finish(program: &str, outcome: Outcome) -> ExitCode {
 
 fn print(report: &Report) -> u8 {
     let mut stdout = io::stdout().lock();
-    let written = stdout
-        .write_all(report.text.as_bytes())
-        .and_then(|()| stdout.flush());
+    let written = stdout.write_all(report.text.as_bytes()).and_then(|()| stdout.flush());
     match written {
         Ok(()) => report.exit,
         // Whoever reads has seen enough.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => report.exit,
         Err(error) => {
-            complain(
-                "kvfs",
-                &format!("standard output cannot be written: {error}"),
-            );
+            complain("kvfs", &format!("standard output cannot be written: {error}"));
             EXIT_FAILED
         }
     }
@@ -105,11 +97,7 @@ fn print(report: &Report) -> u8 {
 
 /// Prints clap's help, version or error. Help goes to standard output and is no failure.
 pub(crate) fn usage(error: &clap::Error) -> ExitCode {
-    let exit = if error.use_stderr() {
-        EXIT_USAGE
-    } else {
-        EXIT_OK
-    };
+    let exit = if error.use_stderr() { EXIT_USAGE } else { EXIT_OK };
     // Nobody is left to tell if this cannot be printed.
     let _ = error.print();
     ExitCode::from(exit)

@@ -64,10 +64,7 @@ fn find_mountpoint(path: &Path) -> Result<PathBuf, String> {
     let mounts = mountinfo::read().map_err(|error| format!("/proc/self/mountinfo: {error}"))?;
     mountinfo::canonical(path, &mounts).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => {
-            format!(
-                "mountpoint {} does not exist: make the directory first",
-                path.display()
-            )
+            format!("mountpoint {} does not exist: make the directory first", path.display())
         }
         _ => format!("mountpoint {}: {error}", path.display()),
     })
@@ -79,9 +76,7 @@ fn nesting(store: &Path, mountpoint: &Path) -> Result<(), String> {
     if store == mountpoint {
         Err(format!("{store_text} cannot be both store and mountpoint"))
     } else if mountpoint.starts_with(store) {
-        Err(format!(
-            "mountpoint {mountpoint_text} is inside the store {store_text}: move it out"
-        ))
+        Err(format!("mountpoint {mountpoint_text} is inside the store {store_text}: move it out"))
     } else if store.starts_with(mountpoint) {
         Err(format!(
             "store {store_text} is inside the mountpoint {mountpoint_text}, which would hide it: \
@@ -96,10 +91,7 @@ fn device() -> Result<(), String> {
     match OpenOptions::new().read(true).write(true).open(FUSE_DEVICE) {
         Ok(_) => Ok(()),
         Err(error)
-            if matches!(
-                error.raw_os_error(),
-                Some(libc::ENOENT | libc::ENODEV | libc::ENXIO)
-            ) =>
+            if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENODEV | libc::ENXIO)) =>
         {
             Err(format!(
                 "{FUSE_DEVICE} is missing: load the kernel module (modprobe fuse), or give the \
@@ -118,11 +110,9 @@ fn privileges(allow_other: bool) -> Result<(), String> {
         return Ok(());
     }
     if fusermount().is_none() {
-        return Err(
-            "fusermount3 is not installed, and only root can mount without it: install \
+        return Err("fusermount3 is not installed, and only root can mount without it: install \
                     fuse3"
-                .to_owned(),
-        );
+            .to_owned());
     }
     let config = std::fs::read_to_string(FUSE_CONFIG).unwrap_or_default();
     if allow_other && !allows_other(&config) {
@@ -191,20 +181,14 @@ mod tests {
         let check = |nonempty, expected: &str| {
             let outcome = directory(base.path(), nonempty);
             let line = outcome.err().unwrap_or_default();
-            assert!(
-                line.contains(expected) && line.is_empty() == expected.is_empty(),
-                "{line}"
-            );
+            assert!(line.contains(expected) && line.is_empty() == expected.is_empty(), "{line}");
         };
         check(false, "");
         std::fs::write(base.path().join("file"), "").unwrap();
         check(false, "is not empty");
         check(true, "");
         let missing = find_mountpoint(&base.path().join("absent")).unwrap_err();
-        assert!(
-            missing.ends_with("does not exist: make the directory first"),
-            "{missing}"
-        );
+        assert!(missing.ends_with("does not exist: make the directory first"), "{missing}");
         let file = directory(&base.path().join("file"), false).unwrap_err();
         assert!(file.ends_with("is not a directory"), "{file}");
     }

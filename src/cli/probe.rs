@@ -106,13 +106,8 @@ pub(crate) fn answer(arguments: &ProbeArguments) -> Outcome {
     Ok(match answer {
         Ok(text) => Report::text(text),
         Err(error) => {
-            let errno = error
-                .raw_os_error()
-                .and_then(|errno| u8::try_from(errno).ok());
-            Report {
-                text: String::new(),
-                exit: errno.unwrap_or(EXIT_FAILED),
-            }
+            let errno = error.raw_os_error().and_then(|errno| u8::try_from(errno).ok());
+            Report { text: String::new(), exit: errno.unwrap_or(EXIT_FAILED) }
         }
     })
 }
@@ -131,9 +126,7 @@ fn sync_root(mountpoint: &Path) -> io::Result<()> {
 
 /// The value of a `key: value` line of a status.
 pub(crate) fn status_value<'a>(status: &'a str, key: &str) -> Option<&'a str> {
-    status
-        .lines()
-        .find_map(|line| line.strip_prefix(key)?.strip_prefix(": "))
+    status.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(": "))
 }
 
 /// The daemon's process id and its store, from a status.

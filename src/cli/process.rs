@@ -55,10 +55,7 @@ mod tests {
     #[test]
     fn stat() {
         let tail = "1 1 1 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 4711 0 0";
-        assert_eq!(
-            parse_stat(&format!("7 (a) Z (b) S {tail}")),
-            Some(('S', 4711))
-        );
+        assert_eq!(parse_stat(&format!("7 (a) Z (b) S {tail}")), Some(('S', 4711)));
         assert_eq!(parse_stat("7 (a) S 1"), None);
         assert_eq!(parse_stat(""), None);
     }

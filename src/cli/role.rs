@@ -24,10 +24,7 @@ pub(crate) fn of(arguments: &[OsString]) -> Role {
     match program.and_then(OsStr::to_str) {
         Some("mount.kvfs" | "mount.fuse.kvfs") => Role::MountHelper(rest()),
         Some("umount.kvfs" | "umount.fuse.kvfs") => Role::UmountHelper(rest()),
-        _ if arguments
-            .get(1)
-            .is_some_and(|first| Path::new(first).is_absolute()) =>
-        {
+        _ if arguments.get(1).is_some_and(|first| Path::new(first).is_absolute()) => {
             Role::MountHelper(rest())
         }
         _ => Role::Command,
@@ -51,14 +48,8 @@ mod tests {
         }
         check(&[], "command");
         check(&["kvfs"], "command");
-        check(
-            &["/usr/local/bin/kvfs", "mount", "/store", "/mnt"],
-            "command",
-        );
-        check(
-            &["/sbin/mount.kvfs", "/store", "/mnt", "-o", "rw"],
-            "mount 4",
-        );
+        check(&["/usr/local/bin/kvfs", "mount", "/store", "/mnt"], "command");
+        check(&["/sbin/mount.kvfs", "/store", "/mnt", "-o", "rw"], "mount 4");
         check(&["mount.fuse.kvfs", "store", "/mnt"], "mount 2");
         check(&["kvfs", "/store", "/mnt", "-o", "rw,dev,suid"], "mount 4");
         check(&["/sbin/umount.fuse.kvfs", "/mnt", "-l"], "umount 2");

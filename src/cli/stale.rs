@@ -31,10 +31,7 @@ pub(crate) fn clear(mountpoint: &Path) -> Result<(), Failure> {
             Some(mount) => clear_one(mount).map_err(Failure::Failed)?,
         }
     }
-    Err(Failure::failed(format!(
-        "{}: too many stale mounts",
-        mountpoint.display()
-    )))
+    Err(Failure::failed(format!("{}: too many stale mounts", mountpoint.display())))
 }
 
 fn clear_one(mount: &Mount) -> Result<(), String> {
@@ -72,15 +69,13 @@ fn clear_dead(mount: &Mount) -> Result<(), String> {
     }
     match unmount(&mount.mountpoint, How::Detach) {
         Ok(()) | Err(UnmountError::NotMounted) => {
-            note(&format!(
-                "kvfs: {place} had a mount whose daemon is gone: unmounted"
-            ));
+            note(&format!("kvfs: {place} had a mount whose daemon is gone: unmounted"));
             Ok(())
         }
         Err(UnmountError::Busy) => Err(format!("{place} has a stale mount that is in use")),
-        Err(UnmountError::Other(line)) => Err(format!(
-            "{place} has a stale mount that cannot be unmounted: {line}"
-        )),
+        Err(UnmountError::Other(line)) => {
+            Err(format!("{place} has a stale mount that cannot be unmounted: {line}"))
+        }
     }
 }
 
@@ -88,9 +83,7 @@ fn clear_dead(mount: &Mount) -> Result<(), String> {
 /// `fusermount3 -u`, or after umount(8) where this program is not installed as its helper.
 pub(crate) fn wait_for_flush(store: &Path) -> Result<(), Failure> {
     let mounts = mountinfo::read().unwrap_or_default();
-    let mounted = mounts
-        .iter()
-        .find(|mount| mount.is_kvfs() && mount.source == store);
+    let mounted = mounts.iter().find(|mount| mount.is_kvfs() && mount.source == store);
     match mounted {
         Some(mount) => Err(Failure::failed(format!(
             "the store {} is already mounted at {}: unmount it first",

@@ -31,9 +31,7 @@ pub(crate) fn run(arguments: &StatusArguments) -> Outcome {
 fn to_json(text: &str) -> Value {
     let fields = text.lines().filter_map(|line| line.split_once(": "));
     let fields = fields.map(|(key, value)| {
-        let value = value
-            .parse::<u64>()
-            .map_or_else(|_| Value::from(value), Value::from);
+        let value = value.parse::<u64>().map_or_else(|_| Value::from(value), Value::from);
         (key.to_owned(), value)
     });
     Value::Object(fields.collect::<Map<_, _>>())

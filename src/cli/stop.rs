@@ -82,26 +82,14 @@ impl StopSignals {
 
     /// Starts the thread. `ready` says whether the mount has been announced.
     pub(crate) fn watch(
-        self,
-        store: PathBuf,
-        mountpoint: PathBuf,
-        ready: Arc<AtomicBool>,
+        self, store: PathBuf, mountpoint: PathBuf, ready: Arc<AtomicBool>,
     ) -> io::Result<Watch> {
         let (read_end, write_end) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
-        let watched = Watched {
-            signals: self.signals,
-            served: read_end,
-            store,
-            mountpoint,
-            ready,
-        };
+        let watched = Watched { signals: self.signals, served: read_end, store, mountpoint, ready };
         let thread = std::thread::Builder::new()
             .name("kvfs-signals".to_owned())
             .spawn(move || watched.run())?;
-        Ok(Watch {
-            thread,
-            served: write_end,
-        })
+        Ok(Watch { thread, served: write_end })
     }
 }
 
@@ -137,11 +125,7 @@ impl Watched {
         let mut told = false;
         let mut insist = false;
         loop {
-            let how = if insist || Instant::now() >= deadline {
-                How::Abort
-            } else {
-                How::Unused
-            };
+            let how = if insist || Instant::now() >= deadline { How::Abort } else { How::Unused };
             match unmount(&self.mountpoint, how) {
                 Ok(()) if how == How::Abort => {
                     log::warn!("programs that still used the mount were cut off");
@@ -161,10 +145,7 @@ impl Watched {
             if !told {
                 told = true;
                 let seconds = GRACE.as_secs();
-                log::warn!(
-                    "{}; cut off in {seconds} seconds",
-                    busy::describe(&self.mountpoint)
-                );
+                log::warn!("{}; cut off in {seconds} seconds", busy::describe(&self.mountpoint));
             }
             match self.wait(Some(RETRY_INTERVAL)) {
                 Event::Signal => insist = true,

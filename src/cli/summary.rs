@@ -29,20 +29,12 @@ impl Summary {
 
     /// Adds a fact.
     pub(crate) fn add(&mut self, name: &'static str, value: impl Into<Value>) {
-        self.facts.push(Fact {
-            name,
-            value: value.into(),
-            text: None,
-        });
+        self.facts.push(Fact { name, value: value.into(), text: None });
     }
 
     /// Adds a fact that people read in another form.
     pub(crate) fn add_with_text(&mut self, name: &'static str, value: Value, text: String) {
-        self.facts.push(Fact {
-            name,
-            value,
-            text: Some(text),
-        });
+        self.facts.push(Fact { name, value, text: Some(text) });
     }
 
     /// The facts as lines.
@@ -65,10 +57,7 @@ impl Summary {
 
     /// The facts as one object.
     pub(crate) fn to_json(&self) -> Value {
-        let facts = self
-            .facts
-            .iter()
-            .map(|fact| (fact.name.to_owned(), fact.value.clone()));
+        let facts = self.facts.iter().map(|fact| (fact.name.to_owned(), fact.value.clone()));
         Value::Object(facts.collect::<Map<_, _>>())
     }
 }

@@ -13,9 +13,6 @@ pub(crate) fn run(arguments: &SyncArguments) -> Outcome {
     let synced = File::open(&mount.mountpoint).and_then(|root| root.sync_all());
     match synced {
         Ok(()) => Ok(Report::default()),
-        Err(error) => Err(Failure::Failed(format!(
-            "{}: {error}",
-            mount.mountpoint.display()
-        ))),
+        Err(error) => Err(Failure::Failed(format!("{}: {error}", mount.mountpoint.display()))),
     }
 }

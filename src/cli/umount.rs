@@ -32,17 +32,13 @@ pub(crate) fn run(arguments: &UmountArguments) -> Outcome {
         Answer::Dead => {
             take_away(&mount, How::Detach)?;
             let place = mount.mountpoint.display();
-            note(&format!(
-                "kvfs: the daemon of {place} was already gone: unmounted"
-            ));
+            note(&format!("kvfs: the daemon of {place} was already gone: unmounted"));
             Ok(Report::default())
         }
         Answer::Stuck if arguments.force => {
             take_away(&mount, How::Abort)?;
             let place = mount.mountpoint.display();
-            note(&format!(
-                "kvfs: {place} did not answer: cut off without a flush"
-            ));
+            note(&format!("kvfs: {place} did not answer: cut off without a flush"));
             Ok(Report::default())
         }
         Answer::Stuck => Err(failed(
@@ -75,20 +71,14 @@ fn alive(mount: &Mount, mounts: &[Mount], status: &str, arguments: &UmountArgume
     flush(mount, arguments.force)?;
     take_away(mount, how(arguments))?;
     // A bind mount of the same session: its daemon goes on serving the others.
-    let shared = mounts
-        .iter()
-        .filter(|other| other.device == mount.device)
-        .count()
-        > 1;
+    let shared = mounts.iter().filter(|other| other.device == mount.device).count() > 1;
     let Some(process) = process.filter(|_| !shared) else {
         return Ok(Report::default());
     };
     let pid = process.pid();
     if arguments.lazy && !arguments.force {
         if !process.wait_for_exit(DETACHED_EXIT_DEADLINE) {
-            note(&format!(
-                "kvfs: the daemon (pid {pid}) goes on until the last user ends"
-            ));
+            note(&format!("kvfs: the daemon (pid {pid}) goes on until the last user ends"));
         }
     } else if !process.wait_for_exit(EXIT_DEADLINE) {
         let line = format!(
@@ -107,10 +97,7 @@ fn wait_for_store(mount: &Mount, lazy: bool) -> Outcome {
     while !lazy && stale::is_locked(&mount.source) {
         if Instant::now() >= end {
             let store = mount.source.display();
-            return Err(failed(
-                mount,
-                &format!("is unmounted, but {store} is still in use"),
-            ));
+            return Err(failed(mount, &format!("is unmounted, but {store} is still in use")));
         }
         std::thread::sleep(POLL_INTERVAL);
     }
@@ -126,23 +113,14 @@ fn flush(mount: &Mount, force: bool) -> Result<(), Failure> {
         Answer::Alive(_) | Answer::Dead => return Ok(()),
         Answer::Refused(error) => format!("cannot be flushed: {error}"),
         Answer::Stuck => {
-            format!(
-                "is not flushed after {} minutes",
-                FLUSH_DEADLINE.as_secs() / 60
-            )
+            format!("is not flushed after {} minutes", FLUSH_DEADLINE.as_secs() / 60)
         }
     };
     if force {
-        note(&format!(
-            "kvfs: {} {line}: unmounted all the same",
-            mount.mountpoint.display()
-        ));
+        note(&format!("kvfs: {} {line}: unmounted all the same", mount.mountpoint.display()));
         return Ok(());
     }
-    Err(failed(
-        mount,
-        &format!("{line}; still mounted: try again, or --force"),
-    ))
+    Err(failed(mount, &format!("{line}; still mounted: try again, or --force")))
 }
 
 fn take_away(mount: &Mount, how: How) -> Result<(), Failure> {
@@ -150,10 +128,7 @@ fn take_away(mount: &Mount, how: How) -> Result<(), Failure> {
         Ok(()) => Ok(()),
         Err(UnmountError::Busy) => {
             let users = busy::describe(&mount.mountpoint);
-            Err(failed(
-                mount,
-                &format!("is {users}: end them, or use --lazy"),
-            ))
+            Err(failed(mount, &format!("is {users}: end them, or use --lazy")))
         }
         Err(UnmountError::NotMounted) => Err(failed(mount, "was unmounted by somebody else")),
         Err(UnmountError::Other(line)) => {

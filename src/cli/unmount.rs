@@ -46,10 +46,7 @@ pub(crate) fn unmount(mountpoint: &Path, how: How) -> Result<(), UnmountError> {
         Err(Errno::EBUSY) => Err(UnmountError::Busy),
         Err(Errno::EINVAL | Errno::ENOENT) => Err(UnmountError::NotMounted),
         Err(Errno::EPERM) => unprivileged(mountpoint, how),
-        Err(error) => Err(UnmountError::Other(format!(
-            "{}: {error}",
-            mountpoint.display()
-        ))),
+        Err(error) => Err(UnmountError::Other(format!("{}: {error}", mountpoint.display()))),
     }
 }
 
@@ -58,21 +55,13 @@ fn unprivileged(mountpoint: &Path, how: How) -> Result<(), UnmountError> {
         UnmountError::Other("fusermount3 is not installed: install fuse3".to_owned())
     })?;
     // Before the name is gone, which tells the connection.
-    let cut = if how == How::Abort {
-        abort(mountpoint)
-    } else {
-        Ok(())
-    };
+    let cut = if how == How::Abort { abort(mountpoint) } else { Ok(()) };
     let mut command = Command::new(helper);
     command.arg("-u");
     if how != How::Unused {
         command.arg("-z");
     }
-    let output = command
-        .arg("--")
-        .arg(mountpoint)
-        .stdin(Stdio::null())
-        .output();
+    let output = command.arg("--").arg(mountpoint).stdin(Stdio::null()).output();
     let output = output.map_err(|error| UnmountError::Other(format!("fusermount3: {error}")))?;
     if output.status.success() {
         return cut.map_err(|error| {
@@ -97,9 +86,7 @@ fn unprivileged(mountpoint: &Path, how: How) -> Result<(), UnmountError> {
 fn abort(mountpoint: &Path) -> io::Result<()> {
     let mounts = mountinfo::read()?;
     let device = mountinfo::top_at(&mounts, mountpoint).map(|mount| mount.device.clone());
-    let minor = device
-        .as_deref()
-        .and_then(|device| device.strip_prefix("0:"));
+    let minor = device.as_deref().and_then(|device| device.strip_prefix("0:"));
     let minor = minor.ok_or(io::ErrorKind::NotFound)?;
     let path = format!("/sys/fs/fuse/connections/{minor}/abort");
     let cut = std::fs::write(&path, "1");
@@ -112,9 +99,6 @@ pub(crate) fn fusermount() -> Option<PathBuf> {
     let usual = ["/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin", "/sbin"].map(PathBuf::from);
     let directories: Vec<PathBuf> = std::env::split_paths(&path).chain(usual).collect();
     ["fusermount3", "fusermount"].iter().find_map(|name| {
-        directories
-            .iter()
-            .map(|directory| directory.join(name))
-            .find(|path| path.is_file())
+        directories.iter().map(|directory| directory.join(name)).find(|path| path.is_file())
     })
 }

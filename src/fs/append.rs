@@ -24,57 +24,34 @@ const TOKEN_BYTES: u64 = 4;
 
 impl FileSystem {
     pub(super) fn open_append(
-        &self,
-        id: InodeId,
-        writes: bool,
-        truncates: bool,
+        &self, id: InodeId, writes: bool, truncates: bool,
     ) -> Result<Opened, FsError> {
-        let mut state = if writes {
-            self.state_to_change()?
-        } else {
-            self.state()
-        };
+        let mut state = if writes { self.state_to_change()? } else { self.state() };
         let inode = state.inode(id)?;
-        let object = inode
-            .file()
-            .and_then(|file| file.object)
-            .ok_or(FsError::Stale)?;
+        let object = inode.file().and_then(|file| file.object).ok_or(FsError::Stale)?;
         let file: Arc<dyn DiskFile> = Arc::from(self.store.open_object(object, Access::ReadWrite)?);
         let handle = state.add_handle(Handle::new(id, writes, Served::Append(Arc::clone(&file))));
         let turn = append_turn(&mut state, id);
         drop(state);
         if truncates {
-            let _turn = turn
-                .lock()
-                .unwrap_or_else(std::sync::PoisonError::into_inner);
+            let _turn = turn.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
             if let Err(error) = file.set_length(0) {
                 self.release(handle)?;
                 return Err(error.into());
             }
         }
-        Ok(Opened {
-            handle,
-            by: OpenedBy::Daemon,
-            is_sealed: false,
-            is_append: true,
-        })
+        Ok(Opened { handle, by: OpenedBy::Daemon, is_sealed: false, is_append: true })
     }
 
     /// Appends to a tail or token file. `offset` is `None` for a descriptor opened with
     /// `O_APPEND`; otherwise it must be the end.
     pub(super) fn append(
-        &self,
-        id: InodeId,
-        file: &dyn DiskFile,
-        offset: Option<u64>,
-        bytes: &[u8],
+        &self, id: InodeId, file: &dyn DiskFile, offset: Option<u64>, bytes: &[u8],
     ) -> Result<(), FsError> {
         let mut state = self.state_to_change()?;
         let turn = append_turn(&mut state, id);
         drop(state);
-        let _turn = turn
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        let _turn = turn.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let inode = self.state().inode(id)?;
         let record = inode.file().ok_or(FsError::Invalid)?.clone();
         let size = file.stat()?.length;
@@ -87,10 +64,7 @@ impl FileSystem {
             _ => None,
         };
         let end = size + bytes.len() as u64;
-        if border
-            .as_ref()
-            .is_some_and(|(_, page)| end > rows_bytes(page))
-        {
+        if border.as_ref().is_some_and(|(_, page)| end > rows_bytes(page)) {
             return Err(FsError::CrossesPage);
         }
         if let Err(error) = file.write_all_at(bytes, size) {
@@ -126,10 +100,7 @@ impl FileSystem {
 
     /// Checks that a tail may begin at a token.
     pub(super) fn check_tail(
-        &self,
-        state: &mut State,
-        place: &Place,
-        start: u64,
+        &self, state: &mut State, place: &Place, start: u64,
     ) -> Result<PagePlace, FsError> {
         let (_, class) = state.directory(place.parent)?;
         let DirectoryClass::Layer(layer) = class else {
@@ -142,8 +113,7 @@ impl FileSystem {
             SealError::Io(error) => FsError::Io(error),
             SealError::Refused(error) => {
                 let path = state.path(place.parent, &place.name);
-                self.observer
-                    .refused(&path, error.reason(), &error.to_string());
+                self.observer.refused(&path, error.reason(), &error.to_string());
                 FsError::Refused
             }
         })?;
@@ -156,11 +126,7 @@ impl FileSystem {
 
     /// Seals a full tail and opens the next.
     fn seal_tail(
-        &self,
-        id: InodeId,
-        tail: &Inode,
-        file: &dyn DiskFile,
-        (place, page): (&Place, &PagePlace),
+        &self, id: InodeId, tail: &Inode, file: &dyn DiskFile, (place, page): (&Place, &PagePlace),
     ) -> Result<(), FsError> {
         let tokens = page.geometry().page_tokens();
         let rows = read_all(file, rows_bytes(page))?;
@@ -177,19 +143,13 @@ impl FileSystem {
         sealed.mtime = Time::now();
         let attributes = state.metadata.attributes(id)?;
         state.remove_source(id, place, false)?;
-        let to = Place {
-            parent: place.parent,
-            name,
-        };
+        let to = Place { parent: place.parent, name };
         self.insert_sealed(&mut state, (&sealed, &attributes), &to, (object, &verified))?;
         self.open_next_tail(&mut state, tail, place.parent, start + u64::from(tokens))
     }
 
     fn write_page(
-        &self,
-        object: ObjectId,
-        bytes: &[u8],
-        page: &PagePlace,
+        &self, object: ObjectId, bytes: &[u8], page: &PagePlace,
     ) -> Result<Verified, FsError> {
         let file = self.store.create_object(object)?;
         file.write_all_at(bytes, 0)?;
@@ -198,19 +158,11 @@ impl FileSystem {
             SealError::Refused(_) => FsError::Corrupt,
         })?;
         let role = page_role(page, verified.header.tokens, verified.digest.page.0);
-        Ok(Verified {
-            role,
-            checksum: verified.digest.object.0,
-            length: bytes.len() as u64,
-        })
+        Ok(Verified { role, checksum: verified.digest.object.0, length: bytes.len() as u64 })
     }
 
     fn open_next_tail(
-        &self,
-        state: &mut State,
-        tail: &Inode,
-        parent: InodeId,
-        start: u64,
+        &self, state: &mut State, tail: &Inode, parent: InodeId, start: u64,
     ) -> Result<(), FsError> {
         let name = names::format_tail(crate::page::TokenStart(start)).into_bytes();
         if state.entry(parent, &name)?.is_some() {
@@ -219,55 +171,25 @@ impl FileSystem {
         let object = state.metadata.new_object();
         self.store.create_object(object)?;
         let now = Time::now();
-        let inode = Inode {
-            mtime: now,
-            ctime: now,
-            atime: now,
-            links: 1,
-            ..tail.clone()
-        };
+        let inode = Inode { mtime: now, ctime: now, atime: now, links: 1, ..tail.clone() };
         self.insert_append(
             state,
             &Place { parent, name },
             &inode,
-            (
-                object,
-                Role::Tail {
-                    start,
-                    directory: parent,
-                },
-            ),
+            (object, Role::Tail { start, directory: parent }),
         )
     }
 
     /// Gives an append-only file its name.
     pub(super) fn insert_append(
-        &self,
-        state: &mut State,
-        place: &Place,
-        inode: &Inode,
-        (object, role): (ObjectId, Role),
+        &self, state: &mut State, place: &Place, inode: &Inode, (object, role): (ObjectId, Role),
     ) -> Result<(), FsError> {
-        let record = FileRecord {
-            role,
-            object: Some(object),
-            size: 0,
-            blocks: 0,
-            unsettled: true,
-        };
+        let record = FileRecord { role, object: Some(object), size: 0, blocks: 0, unsettled: true };
         let id = state.metadata.new_inode();
-        let inode = Inode {
-            kind: Kind::File(record),
-            ..inode.clone()
-        };
+        let inode = Inode { kind: Kind::File(record), ..inode.clone() };
         state.metadata.put_inode(Life::Durable, id, &inode);
-        let entry = Entry {
-            inode: id,
-            file_type: libc::S_IFREG,
-        };
-        state
-            .metadata
-            .put_entry(Life::Durable, place.parent, &place.name, entry);
+        let entry = Entry { inode: id, file_type: libc::S_IFREG };
+        state.metadata.put_entry(Life::Durable, place.parent, &place.name, entry);
         state.publish(object, ObjectKind::Rows, 0)?;
         state.touch_directory(place.parent, 0)?;
         self.invalidate(super::Invalidation::Name(place.clone()));
@@ -278,30 +200,21 @@ impl FileSystem {
     /// Renames an ordinary file onto the name of a tail or token file: its bytes become the
     /// content.
     pub(super) fn replace_append(
-        &self,
-        id: InodeId,
-        (from, to): (&Place, &Place),
-        role: Role,
+        &self, id: InodeId, (from, to): (&Place, &Place), role: Role,
     ) -> Result<(), FsError> {
         let full = self.check_rows(id, to, role)?;
         let (source, object, taken) = self.take_over(id)?;
         let mut state = self.state_to_change()?;
         state.sealing.remove(&id);
         // From now on its file on the disk tells the time; a backup has set that of the record.
-        self.store
-            .open_object(object, Access::ReadWrite)?
-            .set_modified(source.mtime)?;
+        self.store.open_object(object, Access::ReadWrite)?.set_modified(source.mtime)?;
         let attributes = state.metadata.attributes(id)?;
         state.remove_source(id, from, taken)?;
         if let Some(entry) = state.entry(to.parent, &to.name)? {
             let mut old = state.inode(entry.inode)?;
             state.drop_link(entry.inode, &mut old)?;
         }
-        let inode = Inode {
-            links: 1,
-            ctime: Time::now(),
-            ..source
-        };
+        let inode = Inode { links: 1, ctime: Time::now(), ..source };
         self.insert_append(&mut state, to, &inode, (object, role))?;
         let entry = state.entry(to.parent, &to.name)?.ok_or(FsError::NotFound)?;
         state.replace_attributes(entry.inode, &attributes)?;
@@ -316,10 +229,7 @@ impl FileSystem {
     /// Checks that a file can be the content of a tail or token file. A tail of a whole page is
     /// returned: it is to be sealed.
     fn check_rows(
-        &self,
-        id: InodeId,
-        to: &Place,
-        role: Role,
+        &self, id: InodeId, to: &Place, role: Role,
     ) -> Result<Option<PagePlace>, FsError> {
         let mut state = self.wait_for_release(self.state(), id);
         let size = state.attributes(&self.store, id)?.size;
@@ -358,12 +268,5 @@ fn rows_bytes(page: &PagePlace) -> u64 {
 }
 
 fn append_turn(state: &mut State, id: InodeId) -> Arc<Mutex<()>> {
-    Arc::clone(
-        state
-            .nodes
-            .entry(id)
-            .or_default()
-            .append
-            .get_or_insert_default(),
-    )
+    Arc::clone(state.nodes.entry(id).or_default().append.get_or_insert_default())
 }

@@ -30,11 +30,7 @@ impl FileClass {
 /// What a file of that name would be.
 pub(crate) fn file(parent: DirectoryClass, name: &[u8]) -> FileClass {
     if names::is_staging(name) {
-        return if parent == DirectoryClass::Root {
-            FileClass::Reserved
-        } else {
-            FileClass::Plain
-        };
+        return if parent == DirectoryClass::Root { FileClass::Reserved } else { FileClass::Plain };
     }
     match parent {
         DirectoryClass::Root => FileClass::Reserved,
@@ -100,11 +96,7 @@ mod tests {
     #[test]
     fn a_name_means_what_its_place_says() {
         fn check(parent: DirectoryClass, name: &str, expected: FileClass) {
-            assert_eq!(
-                file(parent, name.as_bytes()),
-                expected,
-                "{name} in {parent:?}"
-            );
+            assert_eq!(file(parent, name.as_bytes()), expected, "{name} in {parent:?}");
         }
         use DirectoryClass::{Layer, Model, Models, Plain, Root, Sequence};
         check(Root, "anything", FileClass::Reserved);
@@ -125,11 +117,7 @@ mod tests {
     #[test]
     fn a_directory_is_what_its_place_says() {
         fn check(parent: DirectoryClass, name: &str, expected: Option<DirectoryClass>) {
-            assert_eq!(
-                directory(parent, name.as_bytes()),
-                expected,
-                "{name} in {parent:?}"
-            );
+            assert_eq!(directory(parent, name.as_bytes()), expected, "{name} in {parent:?}");
         }
         use DirectoryClass::{Layer, Model, Models, Plain, Root, Sequence, Sequences};
         check(Root, "x", None);

@@ -41,18 +41,10 @@ pub struct Created {
 impl FileSystem {
     /// Makes a directory, symbolic link or special file.
     pub fn make(
-        &self,
-        place: &Place,
-        node: &NewNode,
-        mode: u16,
-        caller: Caller,
+        &self, place: &Place, node: &NewNode, mode: u16, caller: Caller,
     ) -> Result<Found, FsError> {
         check_new(place)?;
-        if let NewNode::Special {
-            file_type: libc::S_IFREG,
-            ..
-        } = node
-        {
+        if let NewNode::Special { file_type: libc::S_IFREG, .. } = node {
             let created = self.create(place, mode, caller, false)?;
             self.release(created.opened.handle)?;
             return Ok(created.found);
@@ -72,41 +64,25 @@ impl FileSystem {
         }
         let id = state.metadata.new_inode();
         state.metadata.put_inode(Life::Durable, id, &inode);
-        let entry = Entry {
-            inode: id,
-            file_type: inode.file_type(),
-        };
-        state
-            .metadata
-            .put_entry(Life::Durable, place.parent, &place.name, entry);
+        let entry = Entry { inode: id, file_type: inode.file_type() };
+        state.metadata.put_entry(Life::Durable, place.parent, &place.name, entry);
         state.touch_directory(place.parent, i32::from(is_directory))?;
         state.nodes.entry(id).or_default().lookups += 1;
         let attributes = Attributes::of_record(id, &inode);
         let name_is_stable = super::lookup::name_is_stable(class, &attributes, &place.name);
-        Ok(Found {
-            attributes,
-            name_is_stable,
-        })
+        Ok(Found { attributes, name_is_stable })
     }
 
     /// Makes a file and opens it for writing. With `writes` false the handle is only a reader.
     pub fn create(
-        &self,
-        place: &Place,
-        mode: u16,
-        caller: Caller,
-        writes: bool,
+        &self, place: &Place, mode: u16, caller: Caller, writes: bool,
     ) -> Result<Created, FsError> {
         check_new(place)?;
         self.throttle()?;
         self.publish_before(place)?;
         let (id, object, inode, class) = self.reserve(place, mode, caller)?;
         let append = inode.file().is_some_and(|file| file.role.is_append_only());
-        let access = if append {
-            Access::ReadWrite
-        } else {
-            self.writer_access()
-        };
+        let access = if append { Access::ReadWrite } else { self.writer_access() };
         let file = match self.create_for_client(object, access) {
             Ok(file) => file,
             Err(error) => {
@@ -124,35 +100,18 @@ impl FileSystem {
         let (served, by) = if append {
             (Served::Append(file), OpenedBy::Daemon)
         } else if self.is_passthrough() {
-            (
-                Served::Passthrough,
-                OpenedBy::Kernel {
-                    object,
-                    file: Arc::clone(&file),
-                },
-            )
+            (Served::Passthrough, OpenedBy::Kernel { object, file: Arc::clone(&file) })
         } else {
             (Served::File(Arc::clone(&file)), OpenedBy::Daemon)
         };
         let handle = state.add_handle(Handle::new(id, writes, served));
         state.nodes.entry(id).or_default().lookups += 1;
-        let attributes = Attributes {
-            is_at_rest: false,
-            ..Attributes::of_record(id, &inode)
-        };
+        let attributes = Attributes { is_at_rest: false, ..Attributes::of_record(id, &inode) };
         let stable = class == FileClass::Plain
             && super::lookup::name_is_stable(state.directory(place.parent)?.1, &attributes, b"");
         Ok(Created {
-            found: Found {
-                attributes,
-                name_is_stable: stable,
-            },
-            opened: Opened {
-                handle,
-                by,
-                is_sealed: false,
-                is_append: append,
-            },
+            found: Found { attributes, name_is_stable: stable },
+            opened: Opened { handle, by, is_sealed: false, is_append: append },
         })
     }
 
@@ -160,9 +119,7 @@ impl FileSystem {
     /// reading descriptor: one for writing, still open while a reply is on its way, would make
     /// the page of a fast writer look unfinished.
     pub(super) fn create_for_client(
-        &self,
-        object: ObjectId,
-        access: Access,
+        &self, object: ObjectId, access: Access,
     ) -> std::io::Result<Arc<dyn DiskFile>> {
         let made = self.store.create_object(object)?;
         if access == Access::ReadWrite {
@@ -174,10 +131,7 @@ impl FileSystem {
 
     /// Numbers and record of a file to be made.
     fn reserve(
-        &self,
-        place: &Place,
-        mode: u16,
-        caller: Caller,
+        &self, place: &Place, mode: u16, caller: Caller,
     ) -> Result<(InodeId, ObjectId, Inode, FileClass), FsError> {
         let mut state = self.state_to_change()?;
         let (parent, parent_class) = state.directory(place.parent)?;
@@ -190,10 +144,7 @@ impl FileSystem {
             FileClass::Plain | FileClass::Page(_) | FileClass::Manifest => Role::Plain,
             FileClass::Tail(start) => {
                 self.check_tail(&mut state, place, start)?;
-                Role::Tail {
-                    start,
-                    directory: place.parent,
-                }
+                Role::Tail { start, directory: place.parent }
             }
             FileClass::Tokens => Role::Tokens,
         };
@@ -212,11 +163,7 @@ impl FileSystem {
 
 /// Gives a new file its name, or, for a page, the promise of one.
 fn add_file(
-    state: &mut State,
-    place: &Place,
-    id: InodeId,
-    inode: &Inode,
-    class: FileClass,
+    state: &mut State, place: &Place, id: InodeId, inode: &Inode, class: FileClass,
 ) -> Result<(), FsError> {
     if class.is_sealed() {
         state.metadata.put_inode(Life::Volatile, id, inode);
@@ -225,19 +172,10 @@ fn add_file(
         return Ok(());
     }
     let append = inode.file().is_some_and(|file| file.role.is_append_only());
-    let life = if append {
-        Life::Durable
-    } else {
-        Life::Volatile
-    };
+    let life = if append { Life::Durable } else { Life::Volatile };
     state.metadata.put_inode(life, id, inode);
-    let entry = Entry {
-        inode: id,
-        file_type: libc::S_IFREG,
-    };
-    state
-        .metadata
-        .put_entry(life, place.parent, &place.name, entry);
+    let entry = Entry { inode: id, file_type: libc::S_IFREG };
+    state.metadata.put_entry(life, place.parent, &place.name, entry);
     if !append {
         state.fresh.insert(id, place.clone());
     }
@@ -247,23 +185,16 @@ fn add_file(
 fn new_kind(node: &NewNode, parent: DirectoryClass, place: &Place) -> Result<Kind, FsError> {
     if *node == NewNode::Directory {
         let class = classify::directory(parent, &place.name).ok_or(FsError::NotPermitted)?;
-        return Ok(Kind::Directory {
-            class,
-            parent: place.parent,
-            name: place.name.clone(),
-        });
+        return Ok(Kind::Directory { class, parent: place.parent, name: place.name.clone() });
     }
     if classify::file(parent, &place.name) != FileClass::Plain {
         return Err(FsError::NotPermitted);
     }
     Ok(match node {
-        NewNode::Symlink(target) => Kind::Symlink {
-            target: target.clone(),
-        },
-        NewNode::Special { file_type, device } => Kind::Special {
-            file_type: *file_type,
-            device: *device,
-        },
+        NewNode::Symlink(target) => Kind::Symlink { target: target.clone() },
+        NewNode::Special { file_type, device } => {
+            Kind::Special { file_type: *file_type, device: *device }
+        }
         NewNode::Directory => return Err(FsError::Invalid),
     })
 }
@@ -271,11 +202,7 @@ fn new_kind(node: &NewNode, parent: DirectoryClass, place: &Place) -> Result<Kin
 /// An inode of the caller; in a directory with the set-group-ID bit, of the directory's group.
 pub(super) fn new_inode(parent: &Inode, kind: Kind, mode: u16, caller: Caller) -> Inode {
     let now = Time::now();
-    let gid = if parent.mode & 0o2000 == 0 {
-        caller.gid
-    } else {
-        parent.gid
-    };
+    let gid = if parent.mode & 0o2000 == 0 { caller.gid } else { parent.gid };
     Inode {
         kind,
         mode: mode & 0o7777,

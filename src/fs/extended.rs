@@ -21,10 +21,7 @@ impl FileSystem {
             return self.own_attribute(id, own);
         }
         check_namespace(name)?;
-        self.state()
-            .metadata
-            .attribute(id, name)?
-            .ok_or(FsError::NoAttribute)
+        self.state().metadata.attribute(id, name)?.ok_or(FsError::NoAttribute)
     }
 
     fn own_attribute(&self, id: InodeId, name: &[u8]) -> Result<Vec<u8>, FsError> {
@@ -34,16 +31,10 @@ impl FileSystem {
         let text = match name {
             b"tier" => "ssd".to_owned(),
             b"encoding" => "raw".to_owned(),
-            b"stored_bytes" => state
-                .attributes_of(&self.store, id, &inode)?
-                .size
-                .to_string(),
+            b"stored_bytes" => state.attributes_of(&self.store, id, &inode)?.size.to_string(),
             b"checksum" => {
                 let object = file.object.ok_or(FsError::NoAttribute)?;
-                let stored = state
-                    .metadata
-                    .object(object)?
-                    .and_then(|record| record.checksum);
+                let stored = state.metadata.object(object)?.and_then(|record| record.checksum);
                 match file.role {
                     Role::Page(page) => Checksum(page.checksum).to_string(),
                     _ => Checksum(stored.ok_or(FsError::NoAttribute)?).to_string(),
@@ -69,11 +60,7 @@ impl FileSystem {
 
     /// Sets an attribute; `flags` are those of setxattr(2).
     pub fn set_extended_attribute(
-        &self,
-        id: InodeId,
-        name: &[u8],
-        value: &[u8],
-        flags: i32,
+        &self, id: InodeId, name: &[u8], value: &[u8], flags: i32,
     ) -> Result<(), FsError> {
         check_namespace(name)?;
         if views::is_view(id) || name.starts_with(OWN_PREFIX) {
@@ -118,9 +105,5 @@ impl FileSystem {
 /// asking for ACLs and labels after the first file of a directory.
 fn check_namespace(name: &[u8]) -> Result<(), FsError> {
     let kept = name.starts_with(b"user.") || name.starts_with(b"trusted.");
-    if kept {
-        Ok(())
-    } else {
-        Err(FsError::Unsupported)
-    }
+    if kept { Ok(()) } else { Err(FsError::Unsupported) }
 }

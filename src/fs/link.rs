@@ -35,10 +35,7 @@ impl FileSystem {
         }
         let class = classify::file(directory, &place.name);
         self.check_role_fits(&mut state, &inode, place, class)?;
-        if let Some(role) = inode
-            .file()
-            .map(|file| file.role)
-            .filter(|role| role.is_append_only())
+        if let Some(role) = inode.file().map(|file| file.role).filter(|role| role.is_append_only())
         {
             drop(state);
             return self.link_by_copy(id, &inode, place, (role, class));
@@ -47,80 +44,43 @@ impl FileSystem {
         inode.links += 1;
         inode.ctime = Time::now();
         state.put_inode(id, &inode);
-        let entry = Entry {
-            inode: id,
-            file_type: inode.file_type(),
-        };
-        state
-            .metadata
-            .put_entry(Life::Durable, place.parent, &place.name, entry);
+        let entry = Entry { inode: id, file_type: inode.file_type() };
+        state.metadata.put_entry(Life::Durable, place.parent, &place.name, entry);
         state.touch_directory(place.parent, 0)?;
         state.models.remove(&place.parent);
         state.nodes.entry(id).or_default().lookups += 1;
         let attributes = state.attributes_of(&self.store, id, &inode)?;
         let name_is_stable = super::lookup::name_is_stable(directory, &attributes, &place.name);
-        Ok(Found {
-            attributes,
-            name_is_stable,
-        })
+        Ok(Found { attributes, name_is_stable })
     }
 
     /// A new file with the rows that the old one has now.
     fn link_by_copy(
-        &self,
-        id: InodeId,
-        inode: &Inode,
-        place: &Place,
-        (role, class): (Role, FileClass),
+        &self, id: InodeId, inode: &Inode, place: &Place, (role, class): (Role, FileClass),
     ) -> Result<Found, FsError> {
-        let turn = Arc::clone(
-            self.state()
-                .nodes
-                .entry(id)
-                .or_default()
-                .append
-                .get_or_insert_default(),
-        );
-        let _turn = turn
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
-        let old = inode
-            .file()
-            .and_then(|file| file.object)
-            .ok_or(FsError::Stale)?;
+        let turn =
+            Arc::clone(self.state().nodes.entry(id).or_default().append.get_or_insert_default());
+        let _turn = turn.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let old = inode.file().and_then(|file| file.object).ok_or(FsError::Stale)?;
         let object = self.state().metadata.new_object();
         seal::copy(&self.store, old, object)?;
         let stat = self.store.stat_object(old)?;
-        let file = self
-            .store
-            .open_object(object, crate::store::disk::Access::ReadWrite)?;
+        let file = self.store.open_object(object, crate::store::disk::Access::ReadWrite)?;
         file.set_modified(stat.mtime)?;
         let mut state = self.state_to_change()?;
         let role = match (role, class) {
             (_, FileClass::Plain) => Role::Plain,
-            (Role::Tail { start, .. }, _) => Role::Tail {
-                start,
-                directory: place.parent,
-            },
+            (Role::Tail { start, .. }, _) => Role::Tail { start, directory: place.parent },
             (role, _) => role,
         };
-        let copy = Inode {
-            links: 1,
-            ctime: Time::now(),
-            ..inode.clone()
-        };
+        let copy = Inode { links: 1, ctime: Time::now(), ..inode.clone() };
         self.insert_append(&mut state, place, &copy, (object, role))?;
-        let entry = state
-            .entry(place.parent, &place.name)?
-            .ok_or(FsError::NotFound)?;
+        let entry = state.entry(place.parent, &place.name)?.ok_or(FsError::NotFound)?;
         if role == Role::Plain {
             state.unsettled.insert(entry.inode, object);
         }
         let attributes = state.attributes(&self.store, entry.inode)?;
         state.nodes.entry(entry.inode).or_default().lookups += 1;
-        Ok(Found {
-            attributes,
-            name_is_stable: false,
-        })
+        Ok(Found { attributes, name_is_stable: false })
     }
 }

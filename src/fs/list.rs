@@ -34,10 +34,7 @@ pub struct Listed<'a> {
 impl FileSystem {
     /// Lists a directory from `offset` on. `emit` returns false when its buffer is full.
     pub fn list(
-        &self,
-        id: InodeId,
-        offset: u64,
-        listing: Listing,
+        &self, id: InodeId, offset: u64, listing: Listing,
         mut emit: impl FnMut(&Listed<'_>) -> bool,
     ) -> Result<(), FsError> {
         if views::is_view(id) {
@@ -87,14 +84,8 @@ impl FileSystem {
                 && !state.is_pending(id, name);
             let (inode, file_type) = (entry.inode, entry.file_type);
             let next_offset = at + 1;
-            let fits = emit(&Listed {
-                next_offset,
-                name,
-                inode,
-                file_type,
-                attributes,
-                name_is_stable,
-            });
+            let fits =
+                emit(&Listed { next_offset, name, inode, file_type, attributes, name_is_stable });
             if fits && attributes.is_some() {
                 shown.push(inode);
             }

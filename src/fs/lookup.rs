@@ -20,17 +20,11 @@ impl FileSystem {
     /// Finds a name; a found inode is held until the kernel forgets it.
     pub fn lookup(&self, parent: InodeId, name: &[u8]) -> Result<Lookup, FsError> {
         if let Some(attributes) = self.lookup_view(parent, name)? {
-            return Ok(Lookup::Found(Found {
-                attributes,
-                name_is_stable: true,
-            }));
+            return Ok(Lookup::Found(Found { attributes, name_is_stable: true }));
         }
         super::check_name(name)?;
         // A page whose writer is done but whose release has not arrived yet is sealed first.
-        let place = Place {
-            parent,
-            name: name.to_vec(),
-        };
+        let place = Place { parent, name: name.to_vec() };
         if self.state().is_pending(parent, name) {
             self.publish_pending(&place)?;
         }
@@ -53,10 +47,7 @@ impl FileSystem {
         state.nodes.entry(entry.inode).or_default().lookups += 1;
         let name_is_stable =
             name_is_stable(class, &attributes, name) && !state.is_pending(parent, name);
-        Ok(Lookup::Found(Found {
-            attributes,
-            name_is_stable,
-        }))
+        Ok(Lookup::Found(Found { attributes, name_is_stable }))
     }
 
     /// The kernel drops `count` references to an inode.

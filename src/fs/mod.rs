@@ -101,17 +101,14 @@ pub struct FileSystem {
 impl FileSystem {
     /// Opens the metadata of a store and recovers what a crash left.
     pub fn open(
-        store: Store,
-        observer: Arc<Observer>,
+        store: Store, observer: Arc<Observer>,
         invalidations: crossbeam_channel::Sender<Invalidation>,
     ) -> Result<(FileSystem, Recovered), StoreError> {
         let mut metadata = Metadata::open(store.disk.metadata()?)?;
         let recovered = recovery::recover(&store, &mut metadata)?;
         make_roots(&mut metadata)?;
         let mut state = State::new(metadata);
-        state
-            .unsettled
-            .extend(recovered.still_changing.iter().copied());
+        state.unsettled.extend(recovered.still_changing.iter().copied());
         let file_system = FileSystem {
             store,
             state: Mutex::new(state),
@@ -163,28 +160,18 @@ impl FileSystem {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     /// The state, for an operation that changes something.
     fn state_to_change(&self) -> Result<MutexGuard<'_, State>, FsError> {
         let state = self.state();
-        if state.failed {
-            Err(FsError::ReadOnly)
-        } else {
-            Ok(state)
-        }
+        if state.failed { Err(FsError::ReadOnly) } else { Ok(state) }
     }
 
     /// Commits before changing more when the timer does not keep up: memory stays bounded.
     fn throttle(&self) -> Result<(), FsError> {
-        if self.state().metadata.uncommitted() < CHANGES_MAX {
-            Ok(())
-        } else {
-            self.commit()
-        }
+        if self.state().metadata.uncommitted() < CHANGES_MAX { Ok(()) } else { self.commit() }
     }
 
     /// The kernel shall forget something; it is told after the running operation has answered.
@@ -204,11 +191,7 @@ fn check_new(place: &Place) -> Result<(), FsError> {
 
 /// Checks the length of a name.
 fn check_name(name: &[u8]) -> Result<(), FsError> {
-    if name.len() > NAME_BYTES_MAX {
-        Err(FsError::NameTooLong)
-    } else {
-        Ok(())
-    }
+    if name.len() > NAME_BYTES_MAX { Err(FsError::NameTooLong) } else { Ok(()) }
 }
 
 /// The directories that every mount has.
@@ -220,11 +203,7 @@ fn make_roots(metadata: &mut Metadata) -> Result<(), StoreError> {
     }
     let now = Time::now();
     let directory = |class, name: &[u8], links| Inode {
-        kind: Kind::Directory {
-            class,
-            parent: InodeId::ROOT,
-            name: name.to_vec(),
-        },
+        kind: Kind::Directory { class, parent: InodeId::ROOT, name: name.to_vec() },
         mode: 0o755,
         uid: nix::unistd::geteuid().as_raw(),
         gid: nix::unistd::getegid().as_raw(),
@@ -235,16 +214,12 @@ fn make_roots(metadata: &mut Metadata) -> Result<(), StoreError> {
     };
     let root = directory(DirectoryClass::Root, b"", 4);
     metadata.put_inode(Life::Durable, InodeId::ROOT, &root);
-    for (id, class, name) in [
-        (MODELS, DirectoryClass::Models, "models"),
-        (FILES, DirectoryClass::Plain, "files"),
-    ] {
+    for (id, class, name) in
+        [(MODELS, DirectoryClass::Models, "models"), (FILES, DirectoryClass::Plain, "files")]
+    {
         let inode = directory(class, name.as_bytes(), 2);
         metadata.put_inode(Life::Durable, id, &inode);
-        let entry = Entry {
-            inode: id,
-            file_type: libc::S_IFDIR,
-        };
+        let entry = Entry { inode: id, file_type: libc::S_IFDIR };
         metadata.put_entry(Life::Durable, InodeId::ROOT, name.as_bytes(), entry);
     }
     Ok(())

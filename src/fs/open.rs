@@ -105,11 +105,7 @@ impl FileSystem {
     }
 
     fn open_reader(
-        &self,
-        mut state: MutexGuard<'_, State>,
-        id: InodeId,
-        inode: &Inode,
-        file: &FileRecord,
+        &self, mut state: MutexGuard<'_, State>, id: InodeId, inode: &Inode, file: &FileRecord,
     ) -> Result<Opened, FsError> {
         let object = state.current_object(id, file).ok_or(FsError::Stale)?;
         // Counted before the lock goes, so that nobody replaces the bytes meanwhile.
@@ -143,22 +139,16 @@ impl FileSystem {
 
     /// Opens an object and, the first time, checks that its bytes are those that were sealed.
     fn open_verified(
-        &self,
-        id: InodeId,
-        inode: &Inode,
-        (object, settled): (ObjectId, bool),
+        &self, id: InodeId, inode: &Inode, (object, settled): (ObjectId, bool),
         verified: Option<(ObjectId, FileStat)>,
     ) -> Result<(Box<dyn DiskFile>, FileStat), FsError> {
-        let opened = self
-            .store
-            .open_object(object, Access::Read)
-            .map_err(|error| {
-                if error.kind() == std::io::ErrorKind::NotFound {
-                    self.corrupt(id, object, "its file is missing from the store")
-                } else {
-                    FsError::Io(error)
-                }
-            })?;
+        let opened = self.store.open_object(object, Access::Read).map_err(|error| {
+            if error.kind() == std::io::ErrorKind::NotFound {
+                self.corrupt(id, object, "its file is missing from the store")
+            } else {
+                FsError::Io(error)
+            }
+        })?;
         let stat = opened.stat()?;
         let known = verified.is_some_and(|(_, known)| known.is_same_content(&stat));
         if settled && !known {
@@ -168,19 +158,11 @@ impl FileSystem {
     }
 
     fn verify(
-        &self,
-        id: InodeId,
-        inode: &Inode,
-        object: ObjectId,
-        opened: &dyn DiskFile,
+        &self, id: InodeId, inode: &Inode, object: ObjectId, opened: &dyn DiskFile,
     ) -> Result<(), FsError> {
         let file = inode.file().ok_or(FsError::Invalid)?;
         let length = opened.stat()?.length;
-        let expected = self
-            .state()
-            .metadata
-            .object(object)?
-            .and_then(|record| record.checksum);
+        let expected = self.state().metadata.object(object)?.and_then(|record| record.checksum);
         if length != file.size {
             let size = file.size;
             let why = format!("its file has {length} bytes instead of {size}");
@@ -204,8 +186,7 @@ impl FileSystem {
     fn corrupt(&self, id: InodeId, object: ObjectId, why: &str) -> FsError {
         let name = self.state().any_path(id);
         let name = name.unwrap_or_else(|| format!("inode {}", id.0));
-        self.observer
-            .corrupt(&format!("{name}: object {object}: {why}"));
+        self.observer.corrupt(&format!("{name}: object {object}: {why}"));
         FsError::Corrupt
     }
 
@@ -220,10 +201,7 @@ impl FileSystem {
             let object = state.current_object(id, file).ok_or(FsError::Stale)?;
             let opened = self.store.open_object(object, self.writer_access())?;
             self.observer.opened(opened.stat()?.length);
-            (
-                self.add_opened(&mut state, (id, object), Arc::from(opened), true, false),
-                wait,
-            )
+            (self.add_opened(&mut state, (id, object), Arc::from(opened), true, false), wait)
         };
         if wait && let Err(error) = self.commit() {
             self.release(opened.handle)?;
@@ -248,19 +226,14 @@ impl FileSystem {
         let backing = self.store.stat_object(object)?;
         if backing.mtime != mtime {
             // From here on the file on the disk tells the time of the last write.
-            self.store
-                .open_object(object, Access::ReadWrite)?
-                .set_modified(mtime)?;
+            self.store.open_object(object, Access::ReadWrite)?.set_modified(mtime)?;
         }
         file.unsettled = true;
         state.metadata.put_inode(life, id, &inode);
         state.unsettled.insert(id, object);
         let record = state.metadata.object(object)?;
         if let Some(record) = record.filter(|record| record.checksum.is_some()) {
-            let changed = crate::store::record::ObjectRecord {
-                checksum: None,
-                ..record
-            };
+            let changed = crate::store::record::ObjectRecord { checksum: None, ..record };
             state.metadata.put_object(object, &changed);
         }
         if let Some(node) = state.nodes.get_mut(&id) {
@@ -278,10 +251,7 @@ impl FileSystem {
         let mut state = self.wait_for_readers(self.state_to_change()?, id);
         self.settle_if_at_rest(&mut state, id)?;
         let inode = state.inode(id)?;
-        let old = inode
-            .file()
-            .and_then(|file| file.object)
-            .ok_or(FsError::Stale)?;
+        let old = inode.file().and_then(|file| file.object).ok_or(FsError::Stale)?;
         let held = state.nodes.get(&id).is_some_and(|node| node.handles() > 0);
         let changing = state.unsettled.contains_key(&id) || state.sealing.contains(&id);
         if held || changing || inode.links == 0 || !seal::is_at_rest(&self.store, old)? {
@@ -298,10 +268,7 @@ impl FileSystem {
     }
 
     fn truncate_in_place(
-        &self,
-        state: MutexGuard<'_, State>,
-        id: InodeId,
-        writes: bool,
+        &self, state: MutexGuard<'_, State>, id: InodeId, writes: bool,
     ) -> Result<Opened, FsError> {
         let mut state = self.set_length_in_place(state, id, 0)?;
         let inode = state.inode(id)?;
@@ -315,10 +282,7 @@ impl FileSystem {
     /// Cuts or extends a file in place. Meanwhile it counts as having one more writer: the commit
     /// that is waited for, or any other, must not take it for settled before the length changes.
     pub(super) fn set_length_in_place<'a>(
-        &'a self,
-        mut state: MutexGuard<'a, State>,
-        id: InodeId,
-        length: u64,
+        &'a self, mut state: MutexGuard<'a, State>, id: InodeId, length: u64,
     ) -> Result<MutexGuard<'a, State>, FsError> {
         let wait = self.begin_in_place(&mut state, id)?;
         let inode = state.inode(id)?;
@@ -345,20 +309,12 @@ impl FileSystem {
     /// The kernel opens the backing file anew with the writer's own flags, so the daemon's
     /// descriptor can stay read-only and never counts as a writer.
     pub(super) fn writer_access(&self) -> Access {
-        if self.is_passthrough() {
-            Access::Read
-        } else {
-            Access::ReadWrite
-        }
+        if self.is_passthrough() { Access::Read } else { Access::ReadWrite }
     }
 
     fn add_opened(
-        &self,
-        state: &mut State,
-        (inode, object): (InodeId, ObjectId),
-        file: Arc<dyn DiskFile>,
-        writes: bool,
-        is_sealed: bool,
+        &self, state: &mut State, (inode, object): (InodeId, ObjectId), file: Arc<dyn DiskFile>,
+        writes: bool, is_sealed: bool,
     ) -> Opened {
         let (served, by) = if self.is_passthrough() {
             (Served::Passthrough, OpenedBy::Kernel { object, file })
@@ -366,11 +322,6 @@ impl FileSystem {
             (Served::File(file), OpenedBy::Daemon)
         };
         let handle = state.add_handle(Handle::new(inode, writes, served));
-        Opened {
-            handle,
-            by,
-            is_sealed,
-            is_append: false,
-        }
+        Opened { handle, by, is_sealed, is_append: false }
     }
 }

@@ -33,9 +33,7 @@ pub(super) struct Verified {
 impl FileSystem {
     /// The model above a directory of its tree.
     pub(super) fn model_of(
-        &self,
-        state: &mut State,
-        directory: InodeId,
+        &self, state: &mut State, directory: InodeId,
     ) -> Result<Arc<Model>, SealError> {
         let id = model_directory(state, directory)?;
         if let Some(model) = state.models.get(&id) {
@@ -48,26 +46,18 @@ impl FileSystem {
         };
         let entry = state.entry(id, names::MANIFEST.as_bytes())?;
         let inode = state.inode(entry.ok_or_else(missing)?.inode)?;
-        let object = inode
-            .file()
-            .and_then(|file| file.object)
-            .ok_or_else(missing)?;
-        let model = Arc::new(
-            Model::load(&self.store, object).map_err(|error| match error {
-                ManifestError::Io(error) => SealError::Io(error),
-                ManifestError::Refused(error) => SealError::Refused(error),
-            })?,
-        );
+        let object = inode.file().and_then(|file| file.object).ok_or_else(missing)?;
+        let model = Arc::new(Model::load(&self.store, object).map_err(|error| match error {
+            ManifestError::Io(error) => SealError::Io(error),
+            ManifestError::Refused(error) => SealError::Refused(error),
+        })?);
         state.models.insert(id, Arc::clone(&model));
         Ok(model)
     }
 
     /// Answers FLUSH for a page or manifest that is being written under its own name.
     pub(super) fn check_pending(
-        &self,
-        id: InodeId,
-        place: &Place,
-        object: ObjectId,
+        &self, id: InodeId, place: &Place, object: ObjectId,
     ) -> Result<(), FsError> {
         if place.name != names::MANIFEST.as_bytes() {
             self.publish_manifest_above(place.parent)?;
@@ -135,10 +125,7 @@ impl FileSystem {
     /// Seals what was written under this name, if its writers are done. Returns whether the name
     /// may be there now.
     pub(super) fn publish_pending(&self, place: &Place) -> Result<bool, FsError> {
-        if !self
-            .class_of(place)
-            .is_ok_and(|(class, _)| class.is_sealed())
-        {
+        if !self.class_of(place).is_ok_and(|(class, _)| class.is_sealed()) {
             return Ok(false);
         }
         if place.name != names::MANIFEST.as_bytes() {
@@ -199,12 +186,9 @@ impl FileSystem {
         let attributes = state.metadata.attributes(id)?;
         state.drop_link(id, &mut emptied)?;
         match outcome {
-            Ok(verified) => self.insert_sealed(
-                &mut state,
-                (&source, &attributes),
-                place,
-                (object, &verified),
-            ),
+            Ok(verified) => {
+                self.insert_sealed(&mut state, (&source, &attributes), place, (object, &verified))
+            }
             Err(error) => {
                 state.metadata.staged.remove(&object);
                 drop(state);
@@ -216,10 +200,7 @@ impl FileSystem {
 
     /// Seals a file by renaming it onto the name of a page or manifest.
     pub(super) fn publish_renamed(
-        &self,
-        id: InodeId,
-        from: &Place,
-        to: &Place,
+        &self, id: InodeId, from: &Place, to: &Place,
     ) -> Result<(), FsError> {
         let _turn = self.sealing_turn(to);
         let (source, object, taken) = self.take_over(id)?;
@@ -253,10 +234,7 @@ impl FileSystem {
             state.put_inode(id, &source);
             state.drop_object(old)?;
         }
-        let object = source
-            .file()
-            .and_then(|file| file.object)
-            .ok_or(FsError::Stale)?;
+        let object = source.file().and_then(|file| file.object).ok_or(FsError::Stale)?;
         let stat = self.store.stat_object(object)?;
         if state.unsettled.contains_key(&id) {
             source.mtime = stat.mtime;
@@ -276,17 +254,10 @@ impl FileSystem {
 
     /// Gives verified bytes a name. An identical page that is there already stays.
     pub(super) fn insert_sealed(
-        &self,
-        state: &mut State,
-        (source, attributes): (&Inode, &[Attribute]),
-        to: &Place,
+        &self, state: &mut State, (source, attributes): (&Inode, &[Attribute]), to: &Place,
         (object, verified): (ObjectId, &Verified),
     ) -> Result<(), FsError> {
-        let inode = Inode {
-            links: 1,
-            ctime: Time::now(),
-            ..source.clone()
-        };
+        let inode = Inode { links: 1, ctime: Time::now(), ..source.clone() };
         if let Some(entry) = state.entry(to.parent, &to.name)? {
             let mut old = state.inode(entry.inode)?;
             if old.links == 1 && state.has_content(&old, verified.role, verified.checksum)? {
@@ -309,31 +280,15 @@ impl FileSystem {
         };
         let checksum = Some(verified.checksum);
         let length = verified.length;
-        let stored = ObjectRecord {
-            kind: stored_kind(verified.role),
-            length,
-            checksum,
-            references: 1,
-        };
+        let stored =
+            ObjectRecord { kind: stored_kind(verified.role), length, checksum, references: 1 };
         state.metadata.put_object(object, &stored);
         state.metadata.publish(object);
         let id = state.metadata.new_inode();
-        state.metadata.put_inode(
-            Life::Durable,
-            id,
-            &Inode {
-                kind: Kind::File(record),
-                ..inode
-            },
-        );
+        state.metadata.put_inode(Life::Durable, id, &Inode { kind: Kind::File(record), ..inode });
         state.replace_attributes(id, attributes)?;
-        let entry = Entry {
-            inode: id,
-            file_type: libc::S_IFREG,
-        };
-        state
-            .metadata
-            .put_entry(Life::Durable, to.parent, &to.name, entry);
+        let entry = Entry { inode: id, file_type: libc::S_IFREG };
+        state.metadata.put_entry(Life::Durable, to.parent, &to.name, entry);
         state.touch_directory(to.parent, 0)?;
         if verified.role == Role::Manifest {
             state.models.remove(&to.parent);
@@ -353,11 +308,7 @@ impl FileSystem {
                 let tokens = verified.header.tokens;
                 let role = page_role(&page, tokens, verified.digest.page.0);
                 let length = page.geometry().file_bytes(tokens);
-                Ok(Verified {
-                    role,
-                    checksum: verified.digest.object.0,
-                    length,
-                })
+                Ok(Verified { role, checksum: verified.digest.object.0, length })
             }
             (FileClass::Manifest, _) => self.verify_manifest(object, place),
             _ => Err(FsError::Invalid.into()),
@@ -389,18 +340,11 @@ impl FileSystem {
             }
         }
         let checksum = crate::page::content_checksum(&bytes).0;
-        Ok(Verified {
-            role: Role::Manifest,
-            checksum,
-            length: bytes.len() as u64,
-        })
+        Ok(Verified { role: Role::Manifest, checksum, length: bytes.len() as u64 })
     }
 
     fn read_manifest(&self, object: ObjectId) -> Result<(Manifest, Vec<u8>), SealError> {
-        let file = self
-            .store
-            .open_object(object, Access::Read)
-            .map_err(SealError::Io)?;
+        let file = self.store.open_object(object, Access::Read).map_err(SealError::Io)?;
         let bytes = read_all(file.as_ref(), MANIFEST_BYTES_MAX)
             .map_err(|error| SealError::Refused(PageError::Manifest(error.to_string())))?;
         let manifest = Manifest::parse(&bytes).map_err(SealError::Refused)?;
@@ -409,10 +353,7 @@ impl FileSystem {
 
     /// Where a page stands.
     pub(super) fn page_place(
-        &self,
-        directory: InodeId,
-        layer: u32,
-        start: u64,
+        &self, directory: InodeId, layer: u32, start: u64,
     ) -> Result<crate::page::PagePlace, SealError> {
         let model = self.model_of(&mut self.state(), directory)?;
         model.place(layer, start).map_err(SealError::Refused)
@@ -421,11 +362,7 @@ impl FileSystem {
     /// What a name means, and the layer of its directory.
     pub(super) fn class_of(&self, place: &Place) -> Result<(FileClass, u32), FsError> {
         let (_, directory) = self.state().directory(place.parent)?;
-        let layer = if let DirectoryClass::Layer(layer) = directory {
-            layer
-        } else {
-            0
-        };
+        let layer = if let DirectoryClass::Layer(layer) = directory { layer } else { 0 };
         Ok((classify::file(directory, &place.name), layer))
     }
 
@@ -435,8 +372,7 @@ impl FileSystem {
             SealError::Io(error) => FsError::Io(error),
             SealError::Refused(error) => {
                 let path = self.state().path(place.parent, &place.name);
-                self.observer
-                    .refused(&path, error.reason(), &error.to_string());
+                self.observer.refused(&path, error.reason(), &error.to_string());
                 FsError::Refused
             }
         }
@@ -471,8 +407,7 @@ impl FileSystem {
         let hash = twox_hash::XxHash3_64::oneshot_with_seed(place.parent.0, &place.name);
         let turn =
             &self.sealing_turns[usize::from(hash.to_le_bytes()[0]) % self.sealing_turns.len()];
-        turn.lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
+        turn.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
 
@@ -500,10 +435,7 @@ pub(super) fn model_directory(state: &State, directory: InodeId) -> Result<Inode
     let mut at = directory;
     loop {
         match state.inode(at)?.kind {
-            Kind::Directory {
-                class: DirectoryClass::Model,
-                ..
-            } => return Ok(at),
+            Kind::Directory { class: DirectoryClass::Model, .. } => return Ok(at),
             Kind::Directory { parent, .. } if parent != at => at = parent,
             _ => return Err(FsError::Invalid),
         }
@@ -511,9 +443,5 @@ pub(super) fn model_directory(state: &State, directory: InodeId) -> Result<Inode
 }
 
 fn stored_kind(role: Role) -> ObjectKind {
-    if matches!(role, Role::Page(_)) {
-        ObjectKind::Page
-    } else {
-        ObjectKind::File
-    }
+    if matches!(role, Role::Page(_)) { ObjectKind::Page } else { ObjectKind::File }
 }

@@ -14,9 +14,7 @@ impl FileSystem {
             return Err(FsError::NotPermitted);
         }
         let mut state = self.state_to_change()?;
-        let entry = state
-            .entry(place.parent, &place.name)?
-            .ok_or(FsError::NotFound)?;
+        let entry = state.entry(place.parent, &place.name)?.ok_or(FsError::NotFound)?;
         let mut inode = state.inode(entry.inode)?;
         if inode.is_directory() {
             return Err(FsError::IsDirectory);
@@ -35,9 +33,7 @@ impl FileSystem {
             return Err(FsError::NotPermitted);
         }
         let mut state = self.state_to_change()?;
-        let entry = state
-            .entry(place.parent, &place.name)?
-            .ok_or(FsError::NotFound)?;
+        let entry = state.entry(place.parent, &place.name)?.ok_or(FsError::NotFound)?;
         if entry.file_type != libc::S_IFDIR {
             return Err(FsError::NotDirectory);
         }
@@ -51,9 +47,7 @@ impl FileSystem {
         }
         check_empty(&state, entry.inode)?;
         let inode = state.inode(entry.inode)?;
-        state
-            .metadata
-            .remove_entry(Life::Durable, place.parent, &place.name);
+        state.metadata.remove_entry(Life::Durable, place.parent, &place.name);
         state.touch_directory(place.parent, -1)?;
         state.remove_directory_inode(entry.inode, &inode)
     }
@@ -63,23 +57,13 @@ impl State {
     /// Removes the inode of an empty directory. One that is somebody's working directory still
     /// answers `stat`, but names can no longer be made in it.
     pub(super) fn remove_directory_inode(
-        &mut self,
-        id: InodeId,
-        inode: &Inode,
+        &mut self, id: InodeId, inode: &Inode,
     ) -> Result<(), FsError> {
         self.models.remove(&id);
         self.metadata.remove_inode(Life::Durable, id)?;
         if self.nodes.contains_key(&id) {
-            let kind = Kind::Special {
-                file_type: libc::S_IFDIR,
-                device: 0,
-            };
-            let inode = Inode {
-                kind,
-                links: 0,
-                ctime: Time::now(),
-                ..inode.clone()
-            };
+            let kind = Kind::Special { file_type: libc::S_IFDIR, device: 0 };
+            let inode = Inode { kind, links: 0, ctime: Time::now(), ..inode.clone() };
             self.metadata.put_inode(Life::Volatile, id, &inode);
         }
         Ok(())
@@ -93,9 +77,5 @@ pub(super) fn check_empty(state: &State, directory: InodeId) -> Result<(), FsErr
         empty = false;
         false
     })?;
-    if empty {
-        Ok(())
-    } else {
-        Err(FsError::NotEmpty)
-    }
+    if empty { Ok(()) } else { Err(FsError::NotEmpty) }
 }

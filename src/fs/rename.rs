@@ -20,9 +20,7 @@ impl FileSystem {
         }
         self.publish_before(to)?;
         let mut state = self.state_to_change()?;
-        let entry = state
-            .entry(from.parent, &from.name)?
-            .ok_or(FsError::NotFound)?;
+        let entry = state.entry(from.parent, &from.name)?.ok_or(FsError::NotFound)?;
         let target = state.entry(to.parent, &to.name)?;
         if target.is_some() && flags & libc::RENAME_NOREPLACE != 0 {
             return Err(FsError::Exists);
@@ -47,10 +45,7 @@ impl FileSystem {
             }
             (Some(Role::Plain), FileClass::Tail(start)) => {
                 drop(state);
-                let role = Role::Tail {
-                    start,
-                    directory: to.parent,
-                };
+                let role = Role::Tail { start, directory: to.parent };
                 self.replace_append(entry.inode, (from, to), role)?;
             }
             (Some(Role::Plain), FileClass::Tokens) => {
@@ -67,11 +62,8 @@ impl FileSystem {
 
     /// Moves a name whose file stays what it is.
     fn move_file<'a>(
-        &'a self,
-        mut state: MutexGuard<'a, State>,
-        (from, to): (&Place, &Place),
-        (entry, mut inode): (Entry, Inode),
-        class: FileClass,
+        &'a self, mut state: MutexGuard<'a, State>, (from, to): (&Place, &Place),
+        (entry, mut inode): (Entry, Inode), class: FileClass,
     ) -> Result<(), FsError> {
         let id = entry.inode;
         self.check_role_fits(&mut state, &inode, to, class)?;
@@ -116,11 +108,7 @@ impl FileSystem {
     /// A sealed or append-only file may only stand where it means the same; under an ordinary
     /// name it is an ordinary file, immutable if it was sealed.
     pub(super) fn check_role_fits(
-        &self,
-        state: &mut State,
-        inode: &Inode,
-        to: &Place,
-        class: FileClass,
+        &self, state: &mut State, inode: &Inode, to: &Place, class: FileClass,
     ) -> Result<(), FsError> {
         let role = inode.file().map(|file| file.role);
         let fits = match (role, class) {
@@ -130,20 +118,14 @@ impl FileSystem {
             (Some(Role::Tail { start, .. }), FileClass::Tail(there)) => start == there,
             (Some(Role::Page(page)), FileClass::Page(start)) => {
                 let (_, directory) = state.directory(to.parent)?;
-                let model = self
-                    .model_of(state, to.parent)
-                    .map_err(|_| FsError::NotPermitted)?;
+                let model = self.model_of(state, to.parent).map_err(|_| FsError::NotPermitted)?;
                 page.start == start
                     && directory == DirectoryClass::Layer(page.layer)
                     && model.identity.0 == page.model
             }
             _ => false,
         };
-        if fits {
-            Ok(())
-        } else {
-            Err(FsError::NotPermitted)
-        }
+        if fits { Ok(()) } else { Err(FsError::NotPermitted) }
     }
 }
 
@@ -162,20 +144,13 @@ fn check_replaceable(state: &State, inode: &Inode, target: Option<Entry>) -> Res
 /// Moves a directory. What stands below it must mean the same afterwards: a layer stays that
 /// layer, a sequence stays in its model. Elsewhere `mv` copies, and every page is checked.
 fn rename_directory(
-    state: &mut State,
-    (from, to): (&Place, &Place),
-    (entry, mut inode): (Entry, Inode),
+    state: &mut State, (from, to): (&Place, &Place), (entry, mut inode): (Entry, Inode),
     target: Option<Entry>,
 ) -> Result<(), FsError> {
     let id = entry.inode;
     let (_, parent_class) = state.directory(to.parent)?;
     let there = classify::directory(parent_class, &to.name).ok_or(FsError::NotPermitted)?;
-    let Kind::Directory {
-        class,
-        parent,
-        name,
-    } = &mut inode.kind
-    else {
+    let Kind::Directory { class, parent, name } = &mut inode.kind else {
         return Err(FsError::NotDirectory);
     };
     if from.parent == InodeId::ROOT {
@@ -197,12 +172,8 @@ fn rename_directory(
         state.touch_directory(to.parent, -1)?;
         state.remove_directory_inode(target.inode, &replaced)?;
     }
-    state
-        .metadata
-        .remove_entry(Life::Durable, from.parent, &from.name);
-    state
-        .metadata
-        .put_entry(Life::Durable, to.parent, &to.name, entry);
+    state.metadata.remove_entry(Life::Durable, from.parent, &from.name);
+    state.metadata.put_entry(Life::Durable, to.parent, &to.name, entry);
     state.put_inode(id, &inode);
     state.models.clear();
     let moved = i32::from(from.parent != to.parent);

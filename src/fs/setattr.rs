@@ -60,15 +60,10 @@ impl FileSystem {
         if let Some(mtime) = set.mtime.map(NewTime::resolve) {
             inode.mtime = mtime;
             let changing = state.unsettled.get(&id).copied();
-            let object = inode
-                .file()
-                .filter(|file| file.unsettled)
-                .and_then(|file| file.object);
+            let object = inode.file().filter(|file| file.unsettled).and_then(|file| file.object);
             if let Some(object) = changing.or(object) {
                 // As long as a file changes in place, its file on the disk tells the time.
-                self.store
-                    .open_object(object, Access::ReadWrite)?
-                    .set_modified(mtime)?;
+                self.store.open_object(object, Access::ReadWrite)?.set_modified(mtime)?;
             }
         }
         state.put_inode(id, &inode);
@@ -92,11 +87,7 @@ impl FileSystem {
             if size > 0 {
                 // rsync --inplace cuts a file to the length that it has just written.
                 let length = self.store.stat_object(object)?.length;
-                return if size == length {
-                    Ok(())
-                } else {
-                    Err(FsError::NotPermitted)
-                };
+                return if size == length { Ok(()) } else { Err(FsError::NotPermitted) };
             }
             let file = self.store.open_object(object, Access::ReadWrite)?;
             return Ok(file.set_length(size)?);

@@ -24,12 +24,7 @@ impl FileSystem {
     pub fn flush(&self, handle: u64) -> Result<(), FsError> {
         let (id, place, object) = {
             let mut state = self.state();
-            let State {
-                handles,
-                nodes,
-                unsettled,
-                ..
-            } = &mut *state;
+            let State { handles, nodes, unsettled, .. } = &mut *state;
             let open = handles.get_mut(&handle).ok_or(FsError::BadHandle)?;
             let Some(node) = nodes.get_mut(&open.inode) else {
                 return Ok(());
@@ -85,19 +80,13 @@ impl FileSystem {
     /// backing file; if the probe then finds no writer, the handle is gone for good and its release
     /// is on its way. The daemon's own descriptor of a handle that it serves would answer the probe.
     pub(super) fn has_writers(&self, state: &State, id: InodeId) -> bool {
-        let settled = if self.is_passthrough() {
-            Node::all_closed
-        } else {
-            Node::all_released
-        };
+        let settled = if self.is_passthrough() { Node::all_closed } else { Node::all_released };
         !state.nodes.get(&id).is_none_or(settled)
     }
 
     /// Without passthrough, waits until every writer that has closed its descriptors is gone.
     pub(super) fn wait_for_release<'a>(
-        &'a self,
-        state: MutexGuard<'a, State>,
-        id: InodeId,
+        &'a self, state: MutexGuard<'a, State>, id: InodeId,
     ) -> MutexGuard<'a, State> {
         if self.is_passthrough() {
             return state;
@@ -109,20 +98,13 @@ impl FileSystem {
 
     /// Waits for closed writers and for readers, which may all be open still.
     pub(super) fn wait_for_readers<'a>(
-        &'a self,
-        state: MutexGuard<'a, State>,
-        id: InodeId,
+        &'a self, state: MutexGuard<'a, State>, id: InodeId,
     ) -> MutexGuard<'a, State> {
-        self.wait_while(state, id, READER_WAIT_MAX, |node| {
-            node.handles() > 0 && node.all_closed()
-        })
+        self.wait_while(state, id, READER_WAIT_MAX, |node| node.handles() > 0 && node.all_closed())
     }
 
     fn wait_while<'a>(
-        &'a self,
-        mut state: MutexGuard<'a, State>,
-        id: InodeId,
-        longest: Duration,
+        &'a self, mut state: MutexGuard<'a, State>, id: InodeId, longest: Duration,
         closing: impl Fn(&Node) -> bool,
     ) -> MutexGuard<'a, State> {
         let deadline = Instant::now() + longest;
@@ -141,17 +123,12 @@ impl FileSystem {
 
     /// Settles a file unless somebody still has it mapped for writing. Returns whether it did.
     pub(super) fn settle_if_at_rest(
-        &self,
-        state: &mut State,
-        id: InodeId,
+        &self, state: &mut State, id: InodeId,
     ) -> Result<bool, FsError> {
         let Some(&object) = state.unsettled.get(&id) else {
             return Ok(true);
         };
-        let pending = state
-            .nodes
-            .get(&id)
-            .is_some_and(|node| node.pending.is_some());
+        let pending = state.nodes.get(&id).is_some_and(|node| node.pending.is_some());
         if pending || self.has_writers(state, id) || !seal::is_at_rest(&self.store, object)? {
             return Ok(false);
         }
@@ -213,11 +190,8 @@ impl FileSystem {
             let Some(object) = state.current_object(id, file) else {
                 return Ok(());
             };
-            let nameless = inode.links == 0
-                || state
-                    .nodes
-                    .get(&id)
-                    .is_some_and(|node| node.pending.is_some());
+            let nameless =
+                inode.links == 0 || state.nodes.get(&id).is_some_and(|node| node.pending.is_some());
             if nameless {
                 drop(state);
                 return Ok(self.store.open_object(object, Access::Read)?.sync()?);

@@ -79,13 +79,7 @@ pub(crate) struct Handle {
 impl Handle {
     /// A handle that nobody has closed yet.
     pub(crate) fn new(inode: InodeId, writes: bool, served: Served) -> Handle {
-        Handle {
-            inode,
-            writes,
-            flushed: false,
-            executes: false,
-            served,
-        }
+        Handle { inode, writes, flushed: false, executes: false, served }
     }
 }
 
@@ -165,10 +159,7 @@ impl State {
     /// Whether a page or manifest is being written under this name: it may be another file soon.
     pub(crate) fn is_pending(&self, parent: InodeId, name: &[u8]) -> bool {
         !self.pending.is_empty()
-            && self.pending.contains_key(&Place {
-                parent,
-                name: name.to_vec(),
-            })
+            && self.pending.contains_key(&Place { parent, name: name.to_vec() })
     }
 
     /// Stores a changed inode where it already lives.
@@ -179,17 +170,12 @@ impl State {
 
     /// The object that holds the current bytes of a file.
     pub(crate) fn current_object(&self, id: InodeId, file: &FileRecord) -> Option<ObjectId> {
-        self.nodes
-            .get(&id)
-            .and_then(|node| node.replacement)
-            .or(file.object)
+        self.nodes.get(&id).and_then(|node| node.replacement).or(file.object)
     }
 
     /// Notes a change of a directory's names.
     pub(crate) fn touch_directory(
-        &mut self,
-        id: InodeId,
-        links_change: i32,
+        &mut self, id: InodeId, links_change: i32,
     ) -> Result<(), FsError> {
         let mut inode = self.inode(id)?;
         let now = Time::now();
@@ -208,10 +194,7 @@ impl State {
 
     /// [`State::attributes`] of a record at hand.
     pub(crate) fn attributes_of(
-        &self,
-        store: &Store,
-        id: InodeId,
-        inode: &Inode,
+        &self, store: &Store, id: InodeId, inode: &Inode,
     ) -> Result<Attributes, FsError> {
         let mut attributes = Attributes::of_record(id, inode);
         let Some(file) = inode.file() else {
@@ -250,8 +233,7 @@ impl State {
         let Some(place) = self.fresh.remove(&id) else {
             return Ok(());
         };
-        self.metadata
-            .make_durable(id, Some((place.parent, &place.name)));
+        self.metadata.make_durable(id, Some((place.parent, &place.name)));
         let mut inode = self.inode(id)?;
         if let Some(file) = inode.file_mut() {
             file.unsettled = self.unsettled.contains_key(&id);
@@ -265,21 +247,10 @@ impl State {
 
     /// Makes the bytes of a file that is no page part of the next commit, without a checksum.
     pub(crate) fn publish(
-        &mut self,
-        object: ObjectId,
-        kind: ObjectKind,
-        length: u64,
+        &mut self, object: ObjectId, kind: ObjectKind, length: u64,
     ) -> Result<(), FsError> {
-        let references = self
-            .metadata
-            .object(object)?
-            .map_or(1, |record| record.references);
-        let record = ObjectRecord {
-            kind,
-            length,
-            checksum: None,
-            references,
-        };
+        let references = self.metadata.object(object)?.map_or(1, |record| record.references);
+        let record = ObjectRecord { kind, length, checksum: None, references };
         self.metadata.put_object(object, &record);
         self.metadata.publish(object);
         Ok(())
@@ -310,10 +281,7 @@ impl State {
 
     /// Whether a sealed file is the same, byte for byte.
     pub(crate) fn has_content(
-        &self,
-        inode: &Inode,
-        role: Role,
-        checksum: [u8; 16],
+        &self, inode: &Inode, role: Role, checksum: [u8; 16],
     ) -> Result<bool, FsError> {
         let file = inode.file().filter(|file| file.role == role);
         let Some(object) = file.and_then(|file| file.object) else {
@@ -325,9 +293,7 @@ impl State {
 
     /// Gives an inode the extended attributes of the file that it takes the place of.
     pub(crate) fn replace_attributes(
-        &mut self,
-        id: InodeId,
-        attributes: &[Attribute],
+        &mut self, id: InodeId, attributes: &[Attribute],
     ) -> Result<(), FsError> {
         let life = self.metadata.life(id);
         for (name, _) in self.metadata.attributes(id)? {
@@ -378,15 +344,9 @@ impl State {
 
     /// Makes the version that a truncating writer made the file's own. Returns the old one.
     pub(crate) fn adopt(
-        &mut self,
-        id: InodeId,
-        inode: &mut Inode,
+        &mut self, id: InodeId, inode: &mut Inode,
     ) -> Result<Option<ObjectId>, FsError> {
-        let Some(new) = self
-            .nodes
-            .get_mut(&id)
-            .and_then(|node| node.replacement.take())
-        else {
+        let Some(new) = self.nodes.get_mut(&id).and_then(|node| node.replacement.take()) else {
             return Ok(None);
         };
         let file = inode.file_mut().ok_or(FsError::Invalid)?;
@@ -395,10 +355,7 @@ impl State {
 
     /// Takes the old name away after its bytes were published under another.
     pub(crate) fn remove_source(
-        &mut self,
-        id: InodeId,
-        from: &Place,
-        taken: bool,
+        &mut self, id: InodeId, from: &Place, taken: bool,
     ) -> Result<(), FsError> {
         let mut source = self.inode(id)?;
         if taken {
@@ -501,10 +458,7 @@ impl State {
         let mut parts = vec![shown(name)];
         let mut at = directory;
         while at != InodeId::ROOT {
-            let Ok(Inode {
-                kind: Kind::Directory { parent, name, .. },
-                ..
-            }) = self.inode(at)
+            let Ok(Inode { kind: Kind::Directory { parent, name, .. }, .. }) = self.inode(at)
             else {
                 break;
             };

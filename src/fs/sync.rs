@@ -31,10 +31,7 @@ impl FileSystem {
             }
             state.metadata.generation - u64::from(state.metadata.uncommitted() == 0)
         };
-        let mut durable = self
-            .durable_generation
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut durable = self.durable_generation.lock().unwrap_or_else(PoisonError::into_inner);
         if *durable >= wanted {
             return Ok(());
         }
@@ -44,17 +41,12 @@ impl FileSystem {
             let Some(frozen) = state.metadata.freeze() else {
                 return Ok(());
             };
-            (
-                frozen,
-                state.metadata.writer(),
-                state.metadata.generation - 1,
-            )
+            (frozen, state.metadata.writer(), state.metadata.generation - 1)
         };
         let outcome = self.persist(&frozen).and_then(|checksums| {
             // The last reference outside of the state: amending does not copy the layer.
             drop(frozen);
-            self.amend(&checksums)
-                .map_or(Ok(()), |layer| writer.write(&layer))
+            self.amend(&checksums).map_or(Ok(()), |layer| writer.write(&layer))
         });
         self.conclude(outcome)?;
         *durable = generation;
@@ -87,10 +79,7 @@ impl FileSystem {
         }
         let held: Vec<InodeId> = state.nodes.keys().copied().collect();
         for id in held {
-            let nameless = state
-                .metadata
-                .inode(id)?
-                .is_some_and(|inode| inode.links == 0);
+            let nameless = state.metadata.inode(id)?.is_some_and(|inode| inode.links == 0);
             if let Some(node) = state.nodes.get_mut(&id).filter(|_| nameless) {
                 (node.lookups, node.readers, node.writers) = (0, 0, 0);
                 state.drop_node_if_idle(id)?;
@@ -170,8 +159,7 @@ impl FileSystem {
         if !is_out_of_space(&error) {
             // After a failed fsync nobody knows what the disk holds: no further promises.
             state.failed = true;
-            self.observer
-                .failed(&format!("the store is read-only from now on: {error}"));
+            self.observer.failed(&format!("the store is read-only from now on: {error}"));
         }
         Err(error.into())
     }

@@ -27,13 +27,11 @@ impl FileSystem {
         let (id, _, served) = self.served(handle)?;
         match served {
             Served::File(file) | Served::Append(file) => Ok(file.read_at(buffer, offset)?),
-            Served::Passthrough => Ok(self
-                .open_current(id, Access::Read)?
-                .read_at(buffer, offset)?),
+            Served::Passthrough => {
+                Ok(self.open_current(id, Access::Read)?.read_at(buffer, offset)?)
+            }
             Served::Text(text) => {
-                let start = usize::try_from(offset)
-                    .unwrap_or(usize::MAX)
-                    .min(text.len());
+                let start = usize::try_from(offset).unwrap_or(usize::MAX).min(text.len());
                 let count = buffer.len().min(text.len() - start);
                 buffer[..count].copy_from_slice(&text[start..start + count]);
                 Ok(count)
@@ -43,11 +41,7 @@ impl FileSystem {
 
     /// Writes for a handle. `appends` says that it was opened with `O_APPEND`.
     pub fn write(
-        &self,
-        handle: u64,
-        offset: u64,
-        bytes: &[u8],
-        appends: bool,
+        &self, handle: u64, offset: u64, bytes: &[u8], appends: bool,
     ) -> Result<(), FsError> {
         let (id, writes, served) = self.served(handle)?;
         if !writes {
@@ -58,9 +52,9 @@ impl FileSystem {
             Served::Append(file) => {
                 self.append(id, file.as_ref(), (!appends).then_some(offset), bytes)
             }
-            Served::Passthrough => Ok(self
-                .open_current(id, Access::ReadWrite)?
-                .write_all_at(bytes, offset)?),
+            Served::Passthrough => {
+                Ok(self.open_current(id, Access::ReadWrite)?.write_all_at(bytes, offset)?)
+            }
             Served::Text(_) => Err(FsError::NotPermitted),
         }
     }
@@ -71,9 +65,7 @@ impl FileSystem {
         if !matches!(served, Served::File(_) | Served::Passthrough) {
             return Err(FsError::Unsupported);
         }
-        Ok(self
-            .open_current(id, Access::ReadWrite)?
-            .allocate(allocation)?)
+        Ok(self.open_current(id, Access::ReadWrite)?.allocate(allocation)?)
     }
 
     /// `SEEK_DATA` and `SEEK_HOLE`
@@ -88,10 +80,7 @@ impl FileSystem {
 
     /// `copy_file_range(2)`; returns the bytes copied.
     pub fn copy_range(
-        &self,
-        (from, from_offset): (u64, u64),
-        (to, to_offset): (u64, u64),
-        length: u64,
+        &self, (from, from_offset): (u64, u64), (to, to_offset): (u64, u64), length: u64,
     ) -> Result<u64, FsError> {
         let (source, _, source_served) = self.served(from)?;
         let (target, writes, target_served) = self.served(to)?;

@@ -29,9 +29,7 @@ pub(super) fn is_view(id: InodeId) -> bool {
 impl FileSystem {
     /// Finds a virtual name.
     pub(super) fn lookup_view(
-        &self,
-        parent: InodeId,
-        name: &[u8],
+        &self, parent: InodeId, name: &[u8],
     ) -> Result<Option<Attributes>, FsError> {
         let found = match parent {
             InodeId::ROOT if name == b".kvfs" => Some(DIRECTORY),
@@ -49,11 +47,7 @@ impl FileSystem {
     pub(super) fn view_attributes(&self, id: InodeId) -> Attributes {
         let now = Time::now();
         let directory = id == DIRECTORY;
-        let size = if directory {
-            0
-        } else {
-            self.render(id).len() as u64
-        };
+        let size = if directory { 0 } else { self.render(id).len() as u64 };
         Attributes {
             inode: id,
             size,
@@ -61,11 +55,7 @@ impl FileSystem {
             atime: now,
             mtime: now,
             ctime: now,
-            file_type: if directory {
-                libc::S_IFDIR
-            } else {
-                libc::S_IFREG
-            },
+            file_type: if directory { libc::S_IFDIR } else { libc::S_IFREG },
             mode: if directory { 0o500 } else { 0o400 },
             links: if directory { 2 } else { 1 },
             uid: nix::unistd::geteuid().as_raw(),
@@ -83,23 +73,12 @@ impl FileSystem {
             return Err(FsError::NotPermitted);
         }
         let text = Arc::from(self.render(id).into_bytes());
-        let handle = self
-            .state()
-            .add_handle(Handle::new(id, false, Served::Text(text)));
-        Ok(Opened {
-            handle,
-            by: OpenedBy::Daemon,
-            is_sealed: false,
-            is_append: true,
-        })
+        let handle = self.state().add_handle(Handle::new(id, false, Served::Text(text)));
+        Ok(Opened { handle, by: OpenedBy::Daemon, is_sealed: false, is_append: true })
     }
 
     fn render(&self, id: InodeId) -> String {
-        match VIEWS
-            .iter()
-            .find(|(view, _)| *view == id)
-            .map(|(_, name)| *name)
-        {
+        match VIEWS.iter().find(|(view, _)| *view == id).map(|(_, name)| *name) {
             Some("status") => self.status(),
             Some("metrics") => self.metrics(),
             Some("config") => self.observer.config(),
@@ -126,11 +105,7 @@ impl FileSystem {
             Some(IoMode::Served(reason)) => format!("no: {reason}"),
             None => "not tried yet".to_owned(),
         };
-        let free = self
-            .store
-            .disk
-            .space()
-            .map_or(0, |space| space.available_bytes);
+        let free = self.store.disk.space().map_or(0, |space| space.available_bytes);
         let mut text = String::new();
         let mut line = |key: &str, value: &dyn std::fmt::Display| {
             let _ = writeln!(text, "{key}: {value}");
@@ -139,14 +114,7 @@ impl FileSystem {
         line("pid", &std::process::id());
         line("store", &self.store.path().display());
         line("mountpoint", &self.observer.mountpoint().display());
-        line(
-            "state",
-            &if failed {
-                "read-only after a disk error"
-            } else {
-                "ok"
-            },
-        );
+        line("state", &if failed { "read-only after a disk error" } else { "ok" });
         line("passthrough", &passthrough);
         line("uptime_seconds", &self.observer.uptime().as_secs());
         line("objects", &totals.objects);
@@ -156,10 +124,7 @@ impl FileSystem {
         line("inodes_held", &held);
         line("open_files", &handles);
         line("uncommitted_changes", &uncommitted);
-        line(
-            "quarantined_objects",
-            &quarantine::count(&self.store).unwrap_or(0),
-        );
+        line("quarantined_objects", &quarantine::count(&self.store).unwrap_or(0));
         line("errors", &self.observer.error_count());
         text
     }
@@ -179,9 +144,7 @@ impl FileSystem {
 
 /// Lists the virtual directory.
 pub(super) fn list_views(
-    id: InodeId,
-    offset: u64,
-    mut emit: impl FnMut(&Listed<'_>) -> bool,
+    id: InodeId, offset: u64, mut emit: impl FnMut(&Listed<'_>) -> bool,
 ) -> Result<(), FsError> {
     if id != DIRECTORY {
         return Err(FsError::NotDirectory);
@@ -192,11 +155,7 @@ pub(super) fn list_views(
             next_offset: index as u64 + 1,
             name: name.as_bytes(),
             inode,
-            file_type: if index < dots.len() {
-                libc::S_IFDIR
-            } else {
-                libc::S_IFREG
-            },
+            file_type: if index < dots.len() { libc::S_IFDIR } else { libc::S_IFREG },
             attributes: None,
             name_is_stable: false,
         };

@@ -3,157 +3,25 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
-use std::time::{Instant, SystemTime};
+use std::time::SystemTime;
 
-use crossbeam_channel::Sender;
 use fuser::{
     BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation,
-    INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner, Notifier, OpenFlags, RenameFlags,
-    ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry,
-    ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow,
-    WriteFlags,
+    INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr,
+    ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl,
+    ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 
-use super::convert::{absent, attributes, errno, file_type, inode, new_time, ttl};
-use super::mount::Passthrough;
-use super::passthrough::{Backings, trial};
-use crate::fs::{
-    Caller, FileSystem, Found, FsError, IoMode, Listing, Lookup, NAME_BYTES_MAX, NewNode, Opened,
-    OpenedBy, Place, SetAttributes,
-};
+use super::convert::{absent, attributes, file_type, inode, new_time, ttl};
+use super::shared::{Callbacks, caller, permissions, place, reply_attribute};
+use crate::fs::{FileSystem, Listing, Lookup, NAME_BYTES_MAX, NewNode, OpenedBy, SetAttributes};
 use crate::observe::Operation;
 use crate::store::disk::{Allocation, Seek};
-use crate::store::record::InodeId;
 
 /// Largest request without passthrough: beyond 1 MiB copying costs more than round trips.
 const WRITE_BYTES_MAX: u32 = 1 << 20;
 /// Requests that the kernel may have under way in the background (readahead, releases).
 const BACKGROUND_MAX: u16 = 64;
-
-pub(super) struct Callbacks {
-    fs: Arc<FileSystem>,
-    backings: Backings,
-    passthrough: Passthrough,
-    /// Set as soon as there is a session.
-    notifier: Arc<OnceLock<Notifier>>,
-    /// Dropped with the callbacks, which tells that the mount is gone.
-    _served: Sender<()>,
-}
-
-impl Callbacks {
-    pub(super) fn new(
-        fs: Arc<FileSystem>,
-        passthrough: Passthrough,
-        notifier: Arc<OnceLock<Notifier>>,
-        served: Sender<()>,
-    ) -> Callbacks {
-        Callbacks {
-            fs,
-            backings: Backings::default(),
-            passthrough,
-            notifier,
-            _served: served,
-        }
-    }
-
-    /// Runs an operation, counts it, and logs what the caller cannot mend.
-    fn call<T>(
-        &self,
-        operation: Operation,
-        act: impl FnOnce(&FileSystem) -> Result<T, FsError>,
-    ) -> Result<T, Errno> {
-        let start = Instant::now();
-        let outcome = act(&self.fs);
-        self.fs
-            .observer()
-            .request(operation, outcome.is_ok(), start.elapsed());
-        outcome.map_err(|error| {
-            if error.is_internal() {
-                log::error!("{operation:?}: {error}");
-            }
-            errno(&error)
-        })
-    }
-
-    fn reply_entry(reply: ReplyEntry, outcome: Result<Found, Errno>) {
-        match outcome {
-            Ok(found) => reply.entry_with_ttls(
-                &ttl(found.name_is_stable),
-                &ttl(found.attributes.is_at_rest),
-                &attributes(&found.attributes),
-                Generation(0),
-            ),
-            Err(error) => reply.error(error),
-        }
-    }
-
-    fn reply_empty(reply: ReplyEmpty, outcome: Result<(), Errno>) {
-        match outcome {
-            Ok(()) => reply.ok(),
-            Err(error) => reply.error(error),
-        }
-    }
-
-    /// Flags of an open that the daemon serves: rows and views are never cached.
-    fn served_flags(opened: &Opened) -> FopenFlags {
-        if opened.is_append {
-            FopenFlags::FOPEN_DIRECT_IO
-        } else {
-            FopenFlags::FOPEN_KEEP_CACHE
-        }
-    }
-
-    fn mode(
-        &self,
-        register: impl FnOnce(std::os::fd::BorrowedFd<'_>) -> std::io::Result<fuser::BackingId>,
-    ) {
-        self.fs.io_mode(|| match self.passthrough {
-            Passthrough::Auto => trial(self.fs.store(), register),
-            Passthrough::Off => IoMode::Served("turned off by option".to_owned()),
-        });
-    }
-
-    /// Opens a page whose backing file is still registered.
-    fn open_held(&self, number: InodeId) -> Option<(u64, Arc<fuser::BackingId>)> {
-        let id = self.backings.attach_held(number)?;
-        let start = Instant::now();
-        if let Ok(Some(handle)) = self.fs.open_held(number) {
-            let observer = self.fs.observer();
-            observer.request(Operation::Open, true, start.elapsed());
-            return Some((handle, id));
-        }
-        self.backings.detach(number);
-        self.backings.let_go(number);
-        None
-    }
-
-    fn undo_open(&self, handle: u64, error: &std::io::Error) -> Errno {
-        log::error!("the kernel did not take a backing file: {error}");
-        if let Err(error) = self.fs.release(handle) {
-            log::error!("undoing an open: {error}");
-        }
-        Errno::EIO
-    }
-}
-
-fn place(parent: INodeNo, name: &OsStr) -> Place {
-    Place {
-        parent: inode(parent),
-        name: name.as_bytes().to_vec(),
-    }
-}
-
-fn caller(request: &Request) -> Caller {
-    Caller {
-        uid: request.uid(),
-        gid: request.gid(),
-    }
-}
-
-fn permissions(mode: u32) -> u16 {
-    u16::try_from(mode & 0o7777).unwrap_or(0)
-}
 
 #[allow(clippy::too_many_arguments, reason = "the signatures are fuser's")]
 impl Filesystem for Callbacks {
@@ -178,9 +46,7 @@ impl Filesystem for Callbacks {
     }
 
     fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        match self.call(Operation::Lookup, |fs| {
-            fs.lookup(inode(parent), name.as_bytes())
-        }) {
+        match self.call(Operation::Lookup, |fs| fs.lookup(inode(parent), name.as_bytes())) {
             Ok(Lookup::Found(found)) => Self::reply_entry(reply, Ok(found)),
             Ok(Lookup::Absent { stable: true }) => {
                 reply.entry(&ttl(true), &absent(), Generation(0));
@@ -203,21 +69,10 @@ impl Filesystem for Callbacks {
     }
 
     fn setattr(
-        &self,
-        _request: &Request,
-        number: INodeNo,
-        mode: Option<u32>,
-        uid: Option<u32>,
-        gid: Option<u32>,
-        size: Option<u64>,
-        atime: Option<TimeOrNow>,
-        mtime: Option<TimeOrNow>,
-        _ctime: Option<SystemTime>,
-        _handle: Option<FileHandle>,
-        _crtime: Option<SystemTime>,
-        _chgtime: Option<SystemTime>,
-        _bkuptime: Option<SystemTime>,
-        _flags: Option<BsdFileFlags>,
+        &self, _request: &Request, number: INodeNo, mode: Option<u32>, uid: Option<u32>,
+        gid: Option<u32>, size: Option<u64>, atime: Option<TimeOrNow>, mtime: Option<TimeOrNow>,
+        _ctime: Option<SystemTime>, _handle: Option<FileHandle>, _crtime: Option<SystemTime>,
+        _chgtime: Option<SystemTime>, _bkuptime: Option<SystemTime>, _flags: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
         let set = SetAttributes {
@@ -228,9 +83,7 @@ impl Filesystem for Callbacks {
             atime: atime.map(new_time),
             mtime: mtime.map(new_time),
         };
-        match self.call(Operation::SetAttr, |fs| {
-            fs.set_attributes(inode(number), &set)
-        }) {
+        match self.call(Operation::SetAttr, |fs| fs.set_attributes(inode(number), &set)) {
             Ok(found) => reply.attr(&ttl(found.is_at_rest), &attributes(&found)),
             Err(error) => reply.error(error),
         }
@@ -244,58 +97,29 @@ impl Filesystem for Callbacks {
     }
 
     fn mknod(
-        &self,
-        request: &Request,
-        parent: INodeNo,
-        name: &OsStr,
-        mode: u32,
-        _umask: u32,
-        device: u32,
-        reply: ReplyEntry,
+        &self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, _umask: u32,
+        device: u32, reply: ReplyEntry,
     ) {
-        let node = NewNode::Special {
-            file_type: mode & libc::S_IFMT,
-            device,
-        };
+        let node = NewNode::Special { file_type: mode & libc::S_IFMT, device };
         let outcome = self.call(Operation::Make, |fs| {
-            fs.make(
-                &place(parent, name),
-                &node,
-                permissions(mode),
-                caller(request),
-            )
+            fs.make(&place(parent, name), &node, permissions(mode), caller(request))
         });
         Self::reply_entry(reply, outcome);
     }
 
     fn mkdir(
-        &self,
-        request: &Request,
-        parent: INodeNo,
-        name: &OsStr,
-        mode: u32,
-        _umask: u32,
+        &self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, _umask: u32,
         reply: ReplyEntry,
     ) {
         let outcome = self.call(Operation::Make, |fs| {
             let place = place(parent, name);
-            fs.make(
-                &place,
-                &NewNode::Directory,
-                permissions(mode),
-                caller(request),
-            )
+            fs.make(&place, &NewNode::Directory, permissions(mode), caller(request))
         });
         Self::reply_entry(reply, outcome);
     }
 
     fn symlink(
-        &self,
-        request: &Request,
-        parent: INodeNo,
-        name: &OsStr,
-        target: &Path,
-        reply: ReplyEntry,
+        &self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry,
     ) {
         let node = NewNode::Symlink(target.as_os_str().as_bytes().to_vec());
         let outcome = self.call(Operation::Make, |fs| {
@@ -310,28 +134,16 @@ impl Filesystem for Callbacks {
     }
 
     fn rmdir(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let outcome = self.call(Operation::Rmdir, |fs| {
-            fs.remove_directory(&place(parent, name))
-        });
+        let outcome = self.call(Operation::Rmdir, |fs| fs.remove_directory(&place(parent, name)));
         Self::reply_empty(reply, outcome);
     }
 
     fn rename(
-        &self,
-        _request: &Request,
-        parent: INodeNo,
-        name: &OsStr,
-        new_parent: INodeNo,
-        new_name: &OsStr,
-        flags: RenameFlags,
-        reply: ReplyEmpty,
+        &self, _request: &Request, parent: INodeNo, name: &OsStr, new_parent: INodeNo,
+        new_name: &OsStr, flags: RenameFlags, reply: ReplyEmpty,
     ) {
         let outcome = self.call(Operation::Rename, |fs| {
-            fs.rename(
-                &place(parent, name),
-                &place(new_parent, new_name),
-                flags.bits(),
-            )
+            fs.rename(&place(parent, name), &place(new_parent, new_name), flags.bits())
         });
         if let (Ok(Some(old)), Some(notifier)) = (&outcome, self.notifier.get()) {
             // A negative offset spares the cached bytes, and with them every lock that the kernel
@@ -342,38 +154,21 @@ impl Filesystem for Callbacks {
     }
 
     fn link(
-        &self,
-        _request: &Request,
-        number: INodeNo,
-        parent: INodeNo,
-        name: &OsStr,
+        &self, _request: &Request, number: INodeNo, parent: INodeNo, name: &OsStr,
         reply: ReplyEntry,
     ) {
-        let outcome = self.call(Operation::Link, |fs| {
-            fs.link(inode(number), &place(parent, name))
-        });
+        let outcome = self.call(Operation::Link, |fs| fs.link(inode(number), &place(parent, name)));
         Self::reply_entry(reply, outcome);
     }
 
     fn create(
-        &self,
-        request: &Request,
-        parent: INodeNo,
-        name: &OsStr,
-        mode: u32,
-        _umask: u32,
-        flags: i32,
-        reply: ReplyCreate,
+        &self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, _umask: u32,
+        flags: i32, reply: ReplyCreate,
     ) {
         self.mode(|descriptor| reply.open_backing(descriptor));
         let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
         let created = self.call(Operation::Create, |fs| {
-            fs.create(
-                &place(parent, name),
-                permissions(mode),
-                caller(request),
-                writes,
-            )
+            fs.create(&place(parent, name), permissions(mode), caller(request), writes)
         });
         let created = match created {
             Ok(created) => created,
@@ -385,23 +180,14 @@ impl Filesystem for Callbacks {
         let (ttl, shown) = (ttl(false), attributes(&found.attributes));
         match &opened.by {
             OpenedBy::Daemon => {
-                reply.created(
-                    &ttl,
-                    &shown,
-                    Generation(0),
-                    handle,
-                    Self::served_flags(&opened),
-                );
+                reply.created(&ttl, &shown, Generation(0), handle, Self::served_flags(&opened));
             }
             OpenedBy::Kernel { file, .. } => {
                 let register = || match file.descriptor() {
                     Some(descriptor) => reply.open_backing(descriptor),
                     None => Err(std::io::ErrorKind::Unsupported.into()),
                 };
-                match self
-                    .backings
-                    .attach(found.attributes.inode, false, register)
-                {
+                match self.backings.attach(found.attributes.inode, false, register) {
                     Ok(id) => reply.created_passthrough(
                         &ttl,
                         &shown,
@@ -429,11 +215,7 @@ impl Filesystem for Callbacks {
         };
         let handle = FileHandle(opened.handle);
         // close() of a reader has nothing to report: the round trip is saved.
-        let quiet = if reads_only {
-            FopenFlags::FOPEN_NOFLUSH
-        } else {
-            FopenFlags::empty()
-        };
+        let quiet = if reads_only { FopenFlags::FOPEN_NOFLUSH } else { FopenFlags::empty() };
         match &opened.by {
             OpenedBy::Daemon => reply.opened(handle, Self::served_flags(&opened) | quiet),
             OpenedBy::Kernel { file, .. } => {
@@ -441,10 +223,7 @@ impl Filesystem for Callbacks {
                     Some(descriptor) => reply.open_backing(descriptor),
                     None => Err(std::io::ErrorKind::Unsupported.into()),
                 };
-                match self
-                    .backings
-                    .attach(inode(number), opened.is_sealed, register)
-                {
+                match self.backings.attach(inode(number), opened.is_sealed, register) {
                     Ok(id) => reply.opened_passthrough(handle, quiet, &id),
                     Err(error) => reply.error(self.undo_open(opened.handle, &error)),
                 }
@@ -453,15 +232,8 @@ impl Filesystem for Callbacks {
     }
 
     fn read(
-        &self,
-        _request: &Request,
-        _number: INodeNo,
-        handle: FileHandle,
-        offset: u64,
-        size: u32,
-        _flags: OpenFlags,
-        _lock_owner: Option<LockOwner>,
-        reply: ReplyData,
+        &self, _request: &Request, _number: INodeNo, handle: FileHandle, offset: u64, size: u32,
+        _flags: OpenFlags, _lock_owner: Option<LockOwner>, reply: ReplyData,
     ) {
         thread_local! {
             static BUFFER: std::cell::RefCell<Vec<u8>> = const { std::cell::RefCell::new(Vec::new()) };
@@ -480,76 +252,43 @@ impl Filesystem for Callbacks {
     }
 
     fn write(
-        &self,
-        _request: &Request,
-        _number: INodeNo,
-        handle: FileHandle,
-        offset: u64,
-        data: &[u8],
-        _write_flags: WriteFlags,
-        flags: OpenFlags,
-        _lock_owner: Option<LockOwner>,
+        &self, _request: &Request, _number: INodeNo, handle: FileHandle, offset: u64, data: &[u8],
+        _write_flags: WriteFlags, flags: OpenFlags, _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
         let appends = flags.0 & libc::O_APPEND != 0;
-        match self.call(Operation::Write, |fs| {
-            fs.write(handle.0, offset, data, appends)
-        }) {
+        match self.call(Operation::Write, |fs| fs.write(handle.0, offset, data, appends)) {
             Ok(()) => reply.written(u32::try_from(data.len()).unwrap_or(u32::MAX)),
             Err(error) => reply.error(error),
         }
     }
 
     fn flush(
-        &self,
-        _request: &Request,
-        _number: INodeNo,
-        handle: FileHandle,
-        _lock_owner: LockOwner,
+        &self, _request: &Request, _number: INodeNo, handle: FileHandle, _lock_owner: LockOwner,
         reply: ReplyEmpty,
     ) {
         Self::reply_empty(reply, self.call(Operation::Flush, |fs| fs.flush(handle.0)));
     }
 
     fn release(
-        &self,
-        _request: &Request,
-        number: INodeNo,
-        handle: FileHandle,
-        _flags: OpenFlags,
-        _lock_owner: Option<LockOwner>,
-        _flush: bool,
-        reply: ReplyEmpty,
+        &self, _request: &Request, number: INodeNo, handle: FileHandle, _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>, _flush: bool, reply: ReplyEmpty,
     ) {
         if self.fs.is_backed(handle.0) {
             self.backings.detach(inode(number));
         }
-        Self::reply_empty(
-            reply,
-            self.call(Operation::Release, |fs| fs.release(handle.0)),
-        );
+        Self::reply_empty(reply, self.call(Operation::Release, |fs| fs.release(handle.0)));
     }
 
     fn fsync(
-        &self,
-        _request: &Request,
-        _number: INodeNo,
-        handle: FileHandle,
-        _data_only: bool,
+        &self, _request: &Request, _number: INodeNo, handle: FileHandle, _data_only: bool,
         reply: ReplyEmpty,
     ) {
-        Self::reply_empty(
-            reply,
-            self.call(Operation::Fsync, |fs| fs.sync_file(handle.0)),
-        );
+        Self::reply_empty(reply, self.call(Operation::Fsync, |fs| fs.sync_file(handle.0)));
     }
 
     fn fsyncdir(
-        &self,
-        _request: &Request,
-        _number: INodeNo,
-        _handle: FileHandle,
-        _data_only: bool,
+        &self, _request: &Request, _number: INodeNo, _handle: FileHandle, _data_only: bool,
         reply: ReplyEmpty,
     ) {
         Self::reply_empty(reply, self.call(Operation::Fsync, FileSystem::commit));
@@ -562,11 +301,7 @@ impl Filesystem for Callbacks {
     }
 
     fn readdir(
-        &self,
-        _request: &Request,
-        number: INodeNo,
-        _handle: FileHandle,
-        offset: u64,
+        &self, _request: &Request, number: INodeNo, _handle: FileHandle, offset: u64,
         mut reply: ReplyDirectory,
     ) {
         let outcome = self.call(Operation::List, |fs| {
@@ -583,11 +318,7 @@ impl Filesystem for Callbacks {
     }
 
     fn readdirplus(
-        &self,
-        _request: &Request,
-        number: INodeNo,
-        _handle: FileHandle,
-        offset: u64,
+        &self, _request: &Request, number: INodeNo, _handle: FileHandle, offset: u64,
         mut reply: ReplyDirectoryPlus,
     ) {
         let outcome = self.call(Operation::List, |fs| {
@@ -604,14 +335,7 @@ impl Filesystem for Callbacks {
                 }
                 let name = OsStr::from_bytes(line.name);
                 let number = INodeNo(line.inode.0);
-                !reply.add(
-                    number,
-                    line.next_offset,
-                    name,
-                    &ttl(stable),
-                    &shown,
-                    Generation(0),
-                )
+                !reply.add(number, line.next_offset, name, &ttl(stable), &shown, Generation(0))
             })
         });
         match outcome {
@@ -639,14 +363,8 @@ impl Filesystem for Callbacks {
     }
 
     fn setxattr(
-        &self,
-        _request: &Request,
-        number: INodeNo,
-        name: &OsStr,
-        value: &[u8],
-        flags: i32,
-        _position: u32,
-        reply: ReplyEmpty,
+        &self, _request: &Request, number: INodeNo, name: &OsStr, value: &[u8], flags: i32,
+        _position: u32, reply: ReplyEmpty,
     ) {
         let outcome = self.call(Operation::SetXattr, |fs| {
             fs.set_extended_attribute(inode(number), name.as_bytes(), value, flags)
@@ -655,16 +373,14 @@ impl Filesystem for Callbacks {
     }
 
     fn getxattr(&self, _r: &Request, number: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
-        let outcome = self.call(Operation::GetXattr, |fs| {
-            fs.extended_attribute(inode(number), name.as_bytes())
-        });
+        let outcome = self
+            .call(Operation::GetXattr, |fs| fs.extended_attribute(inode(number), name.as_bytes()));
         reply_attribute(reply, size, outcome);
     }
 
     fn listxattr(&self, _request: &Request, number: INodeNo, size: u32, reply: ReplyXattr) {
-        let outcome = self.call(Operation::ListXattr, |fs| {
-            fs.list_extended_attributes(inode(number))
-        });
+        let outcome =
+            self.call(Operation::ListXattr, |fs| fs.list_extended_attributes(inode(number)));
         reply_attribute(reply, size, outcome);
     }
 
@@ -676,31 +392,16 @@ impl Filesystem for Callbacks {
     }
 
     fn fallocate(
-        &self,
-        _request: &Request,
-        _number: INodeNo,
-        handle: FileHandle,
-        offset: u64,
-        length: u64,
-        mode: i32,
-        reply: ReplyEmpty,
+        &self, _request: &Request, _number: INodeNo, handle: FileHandle, offset: u64, length: u64,
+        mode: i32, reply: ReplyEmpty,
     ) {
-        let allocation = Allocation {
-            mode,
-            offset,
-            length,
-        };
+        let allocation = Allocation { mode, offset, length };
         let outcome = self.call(Operation::Fallocate, |fs| fs.allocate(handle.0, allocation));
         Self::reply_empty(reply, outcome);
     }
 
     fn lseek(
-        &self,
-        _request: &Request,
-        _number: INodeNo,
-        handle: FileHandle,
-        offset: i64,
-        whence: i32,
+        &self, _request: &Request, _number: INodeNo, handle: FileHandle, offset: i64, whence: i32,
         reply: ReplyLseek,
     ) {
         let seek = match whence {
@@ -715,41 +416,22 @@ impl Filesystem for Callbacks {
     }
 
     fn ioctl(
-        &self,
-        _request: &Request,
-        _number: INodeNo,
-        _handle: FileHandle,
-        _flags: IoctlFlags,
-        _command: u32,
-        _data: &[u8],
-        _answer_bytes_max: u32,
-        reply: ReplyIoctl,
+        &self, _request: &Request, _number: INodeNo, _handle: FileHandle, _flags: IoctlFlags,
+        _command: u32, _data: &[u8], _answer_bytes_max: u32, reply: ReplyIoctl,
     ) {
         // Python asks each file that it opens whether it is a terminal.
         reply.error(Errno::ENOTTY);
     }
 
     fn copy_file_range(
-        &self,
-        _request: &Request,
-        _from: INodeNo,
-        from_handle: FileHandle,
-        from_offset: u64,
-        _to: INodeNo,
-        to_handle: FileHandle,
-        to_offset: u64,
-        length: u64,
-        _flags: CopyFileRangeFlags,
-        reply: ReplyWrite,
+        &self, _request: &Request, _from: INodeNo, from_handle: FileHandle, from_offset: u64,
+        _to: INodeNo, to_handle: FileHandle, to_offset: u64, length: u64,
+        _flags: CopyFileRangeFlags, reply: ReplyWrite,
     ) {
         // The reply counts in 32 bits.
         let length = length.min(1 << 30);
         let outcome = self.call(Operation::CopyRange, |fs| {
-            fs.copy_range(
-                (from_handle.0, from_offset),
-                (to_handle.0, to_offset),
-                length,
-            )
+            fs.copy_range((from_handle.0, from_offset), (to_handle.0, to_offset), length)
         });
         match outcome {
             Ok(copied) => reply.written(u32::try_from(copied).unwrap_or(u32::MAX)),
@@ -757,16 +439,3 @@ impl Filesystem for Callbacks {
         }
     }
 }
-
-/// getxattr and listxattr answer the size when asked with a buffer of none.
-fn reply_attribute(reply: ReplyXattr, size: u32, outcome: Result<Vec<u8>, Errno>) {
-    match outcome {
-        Err(error) => reply.error(error),
-        Ok(value) if size == 0 => reply.size(u32::try_from(value.len()).unwrap_or(u32::MAX)),
-        Ok(value) if value.len() > size as usize => reply.error(Errno::ERANGE),
-        Ok(value) => reply.data(&value),
-    }
-}
-
-/// Keeps the compiler's eye on what the kernel is promised about inode numbers.
-const _: () = assert!(InodeId::ROOT.0 == 1);

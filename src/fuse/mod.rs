@@ -6,5 +6,6 @@ mod callbacks;
 mod convert;
 mod mount;
 mod passthrough;
+mod shared;
 
 pub use mount::{MountError, MountOptions, Passthrough, default_threads, serve};

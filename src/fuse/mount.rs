@@ -9,7 +9,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 use fuser::{Config, INodeNo, MountOption, Notifier, Session, SessionACL};
 
-use super::callbacks::Callbacks;
+use super::shared::Callbacks;
 use crate::fs::{FileSystem, FsError, Invalidation};
 use crate::observe::Observer;
 use crate::store::{Store, StoreError};
@@ -114,20 +114,13 @@ pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountEr
     observer.describe(&options.mountpoint, &options.config_text);
     let (sender, invalidations) = bounded(INVALIDATIONS_MAX);
     let (file_system, recovered) = FileSystem::open(store, observer, sender)?;
-    log::info!(
-        "opened the store {}: {recovered:?}",
-        options.store.display()
-    );
+    log::info!("opened the store {}: {recovered:?}", options.store.display());
     let file_system = Arc::new(file_system);
     // Callbacks hold the sender; they are dropped when the kernel has let the mount go.
     let (served, unmounted) = bounded::<()>(0);
     let early = Arc::new(OnceLock::new());
-    let callbacks = Callbacks::new(
-        Arc::clone(&file_system),
-        options.passthrough,
-        Arc::clone(&early),
-        served,
-    );
+    let callbacks =
+        Callbacks::new(Arc::clone(&file_system), options.passthrough, Arc::clone(&early), served);
     let session = Session::new(callbacks, &options.mountpoint, &session_config(options))
         .map_err(MountError::Mount)?;
 
@@ -186,21 +179,14 @@ fn session_config(options: &MountOptions) -> Config {
             other => MountOption::CUSTOM(other.to_owned()),
         });
     }
-    config.acl = if options.allow_other {
-        SessionACL::All
-    } else {
-        SessionACL::Owner
-    };
+    config.acl = if options.allow_other { SessionACL::All } else { SessionACL::Owner };
     config.n_threads = Some(options.threads.max(1));
     config.clone_fd = true;
     config
 }
 
 fn start(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, MountError> {
-    thread::Builder::new()
-        .name(name.to_owned())
-        .spawn(run)
-        .map_err(MountError::Thread)
+    thread::Builder::new().name(name.to_owned()).spawn(run).map_err(MountError::Thread)
 }
 
 fn commit_regularly(file_system: &FileSystem, interval: Duration, stopped: &Receiver<()>) {

@@ -45,10 +45,7 @@ impl Backings {
 
     /// The id for one more open of an inode; `register` makes one if this is the first.
     pub(super) fn attach(
-        &self,
-        inode: InodeId,
-        is_sealed: bool,
-        register: impl FnOnce() -> io::Result<BackingId>,
+        &self, inode: InodeId, is_sealed: bool, register: impl FnOnce() -> io::Result<BackingId>,
     ) -> io::Result<Arc<BackingId>> {
         let mut registered = self.registered();
         if let Some(backing) = registered.by_inode.get_mut(&inode) {
@@ -56,11 +53,7 @@ impl Backings {
             return Ok(Arc::clone(&backing.id));
         }
         let id = Arc::new(register()?);
-        let backing = Backing {
-            id: Arc::clone(&id),
-            opens: 1,
-            is_sealed,
-        };
+        let backing = Backing { id: Arc::clone(&id), opens: 1, is_sealed };
         registered.by_inode.insert(inode, backing);
         Ok(id)
     }
@@ -110,16 +103,12 @@ impl Registered {
 
 /// Tries once whether this kernel takes backing files from this store.
 pub(super) fn trial(
-    store: &Store,
-    register: impl FnOnce(BorrowedFd<'_>) -> io::Result<BackingId>,
+    store: &Store, register: impl FnOnce(BorrowedFd<'_>) -> io::Result<BackingId>,
 ) -> IoMode {
-    let outcome = store
-        .disk
-        .open(&DiskPath::Format, Access::Read)
-        .and_then(|file| {
-            let descriptor = file.descriptor().ok_or(io::ErrorKind::Unsupported)?;
-            register(descriptor).map(drop)
-        });
+    let outcome = store.disk.open(&DiskPath::Format, Access::Read).and_then(|file| {
+        let descriptor = file.descriptor().ok_or(io::ErrorKind::Unsupported)?;
+        register(descriptor).map(drop)
+    });
     match outcome {
         Ok(()) => IoMode::Passthrough,
         Err(error) => IoMode::Served(match error.raw_os_error() {

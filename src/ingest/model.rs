@@ -29,9 +29,7 @@ pub enum ManifestError {
 impl Model {
     /// Reads and checks a manifest.
     pub fn load(store: &Store, object: ObjectId) -> Result<Model, ManifestError> {
-        let file = store
-            .open_object(object, Access::Read)
-            .map_err(ManifestError::Io)?;
+        let file = store.open_object(object, Access::Read).map_err(ManifestError::Io)?;
         let bytes = read_all(file.as_ref(), MANIFEST_BYTES_MAX).map_err(ManifestError::Io)?;
         let manifest = Manifest::parse(&bytes).map_err(ManifestError::Refused)?;
         let identity = manifest.identity();

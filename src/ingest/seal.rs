@@ -26,13 +26,9 @@ pub enum SealError {
 
 /// Checks a page and computes its checksums.
 pub fn verify_page(
-    store: &Store,
-    object: ObjectId,
-    place: &PagePlace,
+    store: &Store, object: ObjectId, place: &PagePlace,
 ) -> Result<VerifiedPage, SealError> {
-    let file = store
-        .open_object(object, Access::Read)
-        .map_err(SealError::Io)?;
+    let file = store.open_object(object, Access::Read).map_err(SealError::Io)?;
     verify_file(file.as_ref(), place)
 }
 
@@ -40,25 +36,19 @@ pub fn verify_page(
 pub fn verify_file(file: &dyn DiskFile, place: &PagePlace) -> Result<VerifiedPage, SealError> {
     let length = file.stat().map_err(SealError::Io)?.length;
     let mut read = |offset: u64, buffer: &mut [u8]| file.read_at(buffer, offset);
-    place
-        .verify(&mut read, length)
-        .map_err(|error| match error {
-            VerifyError::Io(error) => SealError::Io(error),
-            VerifyError::Page(error) => SealError::Refused(error),
-        })
+    place.verify(&mut read, length).map_err(|error| match error {
+        VerifyError::Io(error) => SealError::Io(error),
+        VerifyError::Page(error) => SealError::Refused(error),
+    })
 }
 
 /// Checks what can be checked while the writer still has the file: FLUSH answers with this.
 pub fn check_header(store: &Store, object: ObjectId, place: &PagePlace) -> Result<(), SealError> {
-    let file = store
-        .open_object(object, Access::Read)
-        .map_err(SealError::Io)?;
+    let file = store.open_object(object, Access::Read).map_err(SealError::Io)?;
     let length = file.stat().map_err(SealError::Io)?.length;
     let mut first = vec![0; 4096];
     let count = file.read_at(&mut first, 0).map_err(SealError::Io)?;
-    let header = place
-        .check_header(&first[..count], length)
-        .map_err(SealError::Refused)?;
+    let header = place.check_header(&first[..count], length).map_err(SealError::Refused)?;
     if header.declared.checksum.is_some() {
         verify_file(file.as_ref(), place)?;
     }

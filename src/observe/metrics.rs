@@ -72,10 +72,7 @@ impl Metrics {
         let (used_bytes, capacity_bytes, free_bytes, pages) = (
             by_tier("kvfs_tier_used_bytes", "Bytes of objects in the tier"),
             by_tier("kvfs_tier_capacity_bytes", "Size of the tier"),
-            by_tier(
-                "kvfs_tier_free_bytes",
-                "Bytes that can still be written to the tier",
-            ),
+            by_tier("kvfs_tier_free_bytes", "Bytes that can still be written to the tier"),
             by_tier("kvfs_tier_pages", "Sealed pages in the tier"),
         );
         let build = gauge_vec(&registry, "kvfs_build_info", "Version", &["version"]);
@@ -84,11 +81,7 @@ impl Metrics {
         Metrics {
             requests: requests(&registry),
             opens: counter(&registry, "kvfs_opens_total", "Files opened"),
-            opened_bytes: counter(
-                &registry,
-                "kvfs_opened_bytes_total",
-                "Bytes of opened files",
-            ),
+            opened_bytes: counter(&registry, "kvfs_opened_bytes_total", "Bytes of opened files"),
             sealed: counter(&registry, "kvfs_sealed_total", "Pages and manifests sealed"),
             sealed_bytes: counter(&registry, "kvfs_sealed_bytes_total", "Bytes sealed"),
             refused: counter_vec(
@@ -112,11 +105,7 @@ impl Metrics {
             capacity_bytes,
             free_bytes,
             pages,
-            quarantined: gauge(
-                &registry,
-                "kvfs_quarantined_objects",
-                "Objects in quarantine",
-            ),
+            quarantined: gauge(&registry, "kvfs_quarantined_objects", "Objects in quarantine"),
             registry,
         }
     }
@@ -156,20 +145,11 @@ impl Metrics {
     pub(super) fn text(&self, gauges: &Gauges) -> String {
         let signed = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
         let ssd = &["ssd"];
-        self.used_bytes
-            .with_label_values(ssd)
-            .set(signed(gauges.totals.bytes));
-        self.capacity_bytes
-            .with_label_values(ssd)
-            .set(signed(gauges.capacity_bytes));
-        self.free_bytes
-            .with_label_values(ssd)
-            .set(signed(gauges.free_bytes));
-        self.pages
-            .with_label_values(ssd)
-            .set(signed(gauges.totals.pages));
-        self.quarantined
-            .set(signed(gauges.quarantined_objects as u64));
+        self.used_bytes.with_label_values(ssd).set(signed(gauges.totals.bytes));
+        self.capacity_bytes.with_label_values(ssd).set(signed(gauges.capacity_bytes));
+        self.free_bytes.with_label_values(ssd).set(signed(gauges.free_bytes));
+        self.pages.with_label_values(ssd).set(signed(gauges.totals.pages));
+        self.quarantined.set(signed(gauges.quarantined_objects as u64));
         let mut text = Vec::new();
         if let Err(error) = TextEncoder::new().encode(&self.registry.gather(), &mut text) {
             log::error!("metrics: {error}");
@@ -194,10 +174,8 @@ fn requests(registry: &Registry) -> Vec<Request> {
     );
     // 10 us to 10 s: a request that waits for nothing takes some 5 us.
     let buckets = prometheus::exponential_buckets(1e-5, 10.0, 7).expect(VALID);
-    let options = HistogramOpts::new(
-        "kvfs_fuse_request_duration_seconds",
-        "Time from request to answer",
-    );
+    let options =
+        HistogramOpts::new("kvfs_fuse_request_duration_seconds", "Time from request to answer");
     let durations = HistogramVec::new(options.buckets(buckets), &["op"]).expect(VALID);
     registry.register(Box::new(durations.clone())).expect(VALID);
     let request = |name: &&str| Request {

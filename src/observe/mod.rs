@@ -45,9 +45,7 @@ impl Observer {
 
     /// Where the mount is.
     pub fn mountpoint(&self) -> &Path {
-        self.mountpoint
-            .get()
-            .map_or(Path::new(""), PathBuf::as_path)
+        self.mountpoint.get().map_or(Path::new(""), PathBuf::as_path)
     }
 
     /// How the mount was configured.

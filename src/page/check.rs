@@ -79,12 +79,7 @@ impl PagePlace {
                 "no page starts at token {start}: the limit is {MAX_TOKEN_START}"
             )));
         }
-        Ok(Self {
-            model: manifest.identity(),
-            geometry,
-            layer,
-            start,
-        })
+        Ok(Self { model: manifest.identity(), geometry, layer, start })
     }
 
     /// The shape of pages here.
@@ -128,9 +123,7 @@ impl PagePlace {
     /// # Errors
     /// As [`PageHeader::parse`], and [`PageError::Place`] if the page says it belongs elsewhere.
     pub fn check_header(
-        &self,
-        first_bytes: &[u8],
-        file_bytes: u64,
+        &self, first_bytes: &[u8], file_bytes: u64,
     ) -> Result<PageHeader, PageError> {
         let header = PageHeader::parse(first_bytes, file_bytes, &self.geometry)?;
         let declared = &header.declared;
@@ -150,9 +143,7 @@ impl PagePlace {
     /// [`check_header`](Self::check_header), [`PageError::Size`] if the file ends early and
     /// [`PageError::Checksum`] if the bytes are not those of the declared checksum.
     pub fn verify(
-        &self,
-        read_at: &mut impl FnMut(u64, &mut [u8]) -> io::Result<usize>,
-        file_bytes: u64,
+        &self, read_at: &mut impl FnMut(u64, &mut [u8]) -> io::Result<usize>, file_bytes: u64,
     ) -> Result<VerifiedPage, VerifyError> {
         let mut buffer = vec![0; BUFFER_BYTES];
         let first = next_piece(&mut buffer, file_bytes);
@@ -170,10 +161,7 @@ impl PagePlace {
         let digest = hasher.finish(&self.identity(header.tokens));
         match header.declared.checksum {
             Some(declared) if declared != digest.page => {
-                Err(VerifyError::Page(PageError::Checksum {
-                    declared,
-                    computed: digest.page,
-                }))
+                Err(VerifyError::Page(PageError::Checksum { declared, computed: digest.page }))
             }
             _ => Ok(VerifiedPage { header, digest }),
         }
@@ -181,9 +169,7 @@ impl PagePlace {
 }
 
 fn same_or_undeclared<T: PartialEq + fmt::Display>(
-    name: &str,
-    declared: Option<T>,
-    here: &T,
+    name: &str, declared: Option<T>, here: &T,
 ) -> Result<(), PageError> {
     match declared {
         Some(declared) if declared != *here => Err(PageError::Place(format!(
@@ -202,9 +188,7 @@ fn next_piece(buffer: &mut [u8], bytes_left: u64) -> &mut [u8] {
 
 /// Fills `piece` from `offset`; a file that ends before is refused.
 fn read_exact_at(
-    read_at: &mut impl FnMut(u64, &mut [u8]) -> io::Result<usize>,
-    offset: u64,
-    piece: &mut [u8],
+    read_at: &mut impl FnMut(u64, &mut [u8]) -> io::Result<usize>, offset: u64, piece: &mut [u8],
     file_bytes: u64,
 ) -> Result<(), VerifyError> {
     let mut filled = 0;

@@ -68,13 +68,7 @@ pub struct PageIdentity {
 
 impl PageIdentity {
     fn line(&self, format: &str) -> String {
-        let Self {
-            model,
-            layer,
-            start,
-            tokens,
-            dtype,
-        } = self;
+        let Self { model, layer, start, tokens, dtype } = self;
         format!(
             "{format} model={model} layer={layer} start={start} tokens={tokens} dtype={dtype}\n"
         )
@@ -228,18 +222,9 @@ mod tests {
         let file: Vec<u8> = (0..=250).cycle().take(12288).collect();
         let digest = digest(&file, &IDENTITY);
         assert_eq!(digest.page.to_string(), "bf405b0ac74660e978fc150fb16c032a");
-        assert_eq!(
-            digest.object.to_string(),
-            "0959856c401c077551e2b5d780861ec1"
-        );
-        assert_eq!(
-            content_checksum(&file).to_string(),
-            "6f94362169f4fe1398a94fb09d56785b"
-        );
-        assert_eq!(
-            content_checksum(b"").to_string(),
-            "99aa06d3014798d86001c324468d497f"
-        );
+        assert_eq!(digest.object.to_string(), "0959856c401c077551e2b5d780861ec1");
+        assert_eq!(content_checksum(&file).to_string(), "6f94362169f4fe1398a94fb09d56785b");
+        assert_eq!(content_checksum(b"").to_string(), "99aa06d3014798d86001c324468d497f");
     }
 
     #[test]
@@ -247,26 +232,11 @@ mod tests {
         let file = vec![7; 8192];
         let own = digest(&file, &IDENTITY);
         let others = [
-            PageIdentity {
-                model: ModelIdentity([0; 16]),
-                ..IDENTITY
-            },
-            PageIdentity {
-                layer: Layer(8),
-                ..IDENTITY
-            },
-            PageIdentity {
-                start: TokenStart(2048),
-                ..IDENTITY
-            },
-            PageIdentity {
-                tokens: 4,
-                ..IDENTITY
-            },
-            PageIdentity {
-                dtype: Dtype::Bf16,
-                ..IDENTITY
-            },
+            PageIdentity { model: ModelIdentity([0; 16]), ..IDENTITY },
+            PageIdentity { layer: Layer(8), ..IDENTITY },
+            PageIdentity { start: TokenStart(2048), ..IDENTITY },
+            PageIdentity { tokens: 4, ..IDENTITY },
+            PageIdentity { dtype: Dtype::Bf16, ..IDENTITY },
         ];
         for other in others {
             let found = digest(&file, &other);

@@ -31,9 +31,8 @@ pub fn row_f32(dtype: Dtype, row: &[u8], out: &mut [f32]) {
         }
         Dtype::F16 => {
             let mut halves = [f16::ZERO; CHUNK_ELEMENTS];
-            for (bytes, values) in row
-                .chunks(2 * CHUNK_ELEMENTS)
-                .zip(out.chunks_mut(CHUNK_ELEMENTS))
+            for (bytes, values) in
+                row.chunks(2 * CHUNK_ELEMENTS).zip(out.chunks_mut(CHUNK_ELEMENTS))
             {
                 let halves = &mut halves[..values.len()];
                 for (half, bytes) in halves.iter_mut().zip(bytes.as_chunks().0) {
@@ -70,10 +69,7 @@ pub fn row_f32(dtype: Dtype, row: &[u8], out: &mut [f32]) {
 
 /// Blocks of an f16 scale and the quantised rest, 32 elements each.
 fn decode_blocks(
-    row: &[u8],
-    out: &mut [f32],
-    block_bytes: usize,
-    decode: impl Fn(&[u8], f32, &mut [f32]),
+    row: &[u8], out: &mut [f32], block_bytes: usize, decode: impl Fn(&[u8], f32, &mut [f32]),
 ) {
     for (block, values) in row.chunks_exact(block_bytes).zip(out.chunks_exact_mut(32)) {
         let (scale, quants) = block.split_at(2);
@@ -145,11 +141,7 @@ mod tests {
         assert!(decode(Dtype::F8E4m3, &[0x7f], 1)[0].is_nan());
         assert!(decode(Dtype::F8E4m3, &[0xff], 1)[0].is_nan());
         let finite = (0..=255u8).filter(|byte| byte & 0x7f != 0x7f);
-        assert!(
-            finite
-                .map(|byte| F8_E4M3[usize::from(byte)])
-                .all(f32::is_finite)
-        );
+        assert!(finite.map(|byte| F8_E4M3[usize::from(byte)]).all(f32::is_finite));
     }
 
     #[test]
@@ -159,20 +151,12 @@ mod tests {
             for elements in [0u16, 1, 63, 64, 65, 130] {
                 let values: Vec<f32> = (0..elements).map(|i| f32::from(i) / 8.0 - 4.0).collect();
                 let row: Vec<u8> = values.iter().flat_map(|value| encode(*value)).collect();
-                assert_eq!(
-                    decode(dtype, &row, values.len()),
-                    values,
-                    "{dtype} {elements}"
-                );
+                assert_eq!(decode(dtype, &row, values.len()), values, "{dtype} {elements}");
             }
         }
         check(Dtype::F32, |value| value.to_le_bytes().to_vec());
-        check(Dtype::F16, |value| {
-            f16::from_f32(value).to_le_bytes().to_vec()
-        });
-        check(Dtype::Bf16, |value| {
-            bf16::from_f32(value).to_le_bytes().to_vec()
-        });
+        check(Dtype::F16, |value| f16::from_f32(value).to_le_bytes().to_vec());
+        check(Dtype::Bf16, |value| bf16::from_f32(value).to_le_bytes().to_vec());
     }
 
     #[test]

@@ -35,14 +35,8 @@ pub enum Dtype {
 
 impl Dtype {
     /// All of them, for tables and help texts.
-    pub const ALL: [Self; 6] = [
-        Self::F16,
-        Self::Bf16,
-        Self::F32,
-        Self::F8E4m3,
-        Self::Q8_0,
-        Self::Q4_0,
-    ];
+    pub const ALL: [Self; 6] =
+        [Self::F16, Self::Bf16, Self::F32, Self::F8E4m3, Self::Q8_0, Self::Q4_0];
 
     /// The name in a manifest and on the command line.
     pub fn name(self) -> &'static str {
@@ -93,11 +87,7 @@ impl Dtype {
 
     /// Last dimension of a tensor with rows of `elements`: elements, or bytes for blocks.
     pub fn stored_dim(self, elements: u32) -> u64 {
-        if self.block_elements() == 1 {
-            u64::from(elements)
-        } else {
-            self.row_bytes(elements)
-        }
+        if self.block_elements() == 1 { u64::from(elements) } else { self.row_bytes(elements) }
     }
 }
 
@@ -112,13 +102,12 @@ impl FromStr for Dtype {
 
     /// Upper and lower case mean the same, so that safetensors names work on the command line.
     fn from_str(text: &str) -> Result<Self, String> {
-        Self::ALL
-            .into_iter()
-            .find(|dtype| dtype.name().eq_ignore_ascii_case(text))
-            .ok_or_else(|| {
+        Self::ALL.into_iter().find(|dtype| dtype.name().eq_ignore_ascii_case(text)).ok_or_else(
+            || {
                 let names = Self::ALL.map(Self::name).join(", ");
                 format!("unknown dtype {}: one of {names}", quoted(text))
-            })
+            },
+        )
     }
 }
 

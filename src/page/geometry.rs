@@ -222,77 +222,38 @@ mod tests {
         let mib = 1 << 20;
         check(LLAMA, 1024, (4096, 2 * mib, 2 * mib, 0, 4 * mib + 4096));
         check(LLAMA, 1, (4096, 2048, 2048, 0, 8192));
-        let latent = GeometrySpec {
-            num_kv_heads: 1,
-            head_dim: 576,
-            v_head_dim: 0,
-            ..LLAMA
-        };
+        let latent = GeometrySpec { num_kv_heads: 1, head_dim: 576, v_head_dim: 0, ..LLAMA };
         check(latent, 3, (1152, 3456, 0, 640, 8192));
-        let quantised = GeometrySpec {
-            dtype: Dtype::Q8_0,
-            ..LLAMA
-        };
+        let quantised = GeometrySpec { dtype: Dtype::Q8_0, ..LLAMA };
         check(quantised, 1, (2176, 1088, 1088, 1920, 8192));
     }
 
     #[test]
     fn refused() {
         fn check(spec: GeometrySpec, expected: &str) {
-            assert_eq!(
-                Geometry::new(spec),
-                Err(PageError::Manifest(expected.to_owned()))
-            );
+            assert_eq!(Geometry::new(spec), Err(PageError::Manifest(expected.to_owned())));
         }
         let spec = LLAMA;
+        check(GeometrySpec { num_layers: 0, ..spec }, "num_layers is 0: must be from 1 to 4096");
         check(
-            GeometrySpec {
-                num_layers: 0,
-                ..spec
-            },
-            "num_layers is 0: must be from 1 to 4096",
-        );
-        check(
-            GeometrySpec {
-                num_kv_heads: 1025,
-                ..spec
-            },
+            GeometrySpec { num_kv_heads: 1025, ..spec },
             "num_kv_heads is 1025: must be from 1 to 1024",
         );
+        check(GeometrySpec { head_dim: 0, ..spec }, "head_dim is 0: must be from 1 to 4096");
         check(
-            GeometrySpec {
-                head_dim: 0,
-                ..spec
-            },
-            "head_dim is 0: must be from 1 to 4096",
-        );
-        check(
-            GeometrySpec {
-                v_head_dim: 4097,
-                ..spec
-            },
+            GeometrySpec { v_head_dim: 4097, ..spec },
             "v_head_dim is 4097: must be from 0 to 4096",
         );
         check(
-            GeometrySpec {
-                page_tokens: u32::MAX,
-                ..spec
-            },
+            GeometrySpec { page_tokens: u32::MAX, ..spec },
             "page_tokens is 4294967295: must be from 1 to 1048576",
         );
         check(
-            GeometrySpec {
-                dtype: Dtype::Q4_0,
-                head_dim: 80,
-                ..spec
-            },
+            GeometrySpec { dtype: Dtype::Q4_0, head_dim: 80, ..spec },
             "head_dim is 80: q4_0 rows are a multiple of 32 elements",
         );
         check(
-            GeometrySpec {
-                page_tokens: 1 << 18,
-                ..spec
-            },
+            GeometrySpec { page_tokens: 1 << 18, ..spec },
             "a full page would be 1073745920 bytes, the limit is 1073741824: lower page_tokens \
              (262144)",
         );

@@ -48,9 +48,7 @@ impl PageHeader {
     /// [`PageError::Header`], [`PageError::Shape`], [`PageError::Dtype`], [`PageError::Offsets`]
     /// and [`PageError::Size`], checked in this order.
     pub fn parse(
-        first_bytes: &[u8],
-        file_bytes: u64,
-        geometry: &Geometry,
+        first_bytes: &[u8], file_bytes: u64, geometry: &Geometry,
     ) -> Result<Self, PageError> {
         let mut header = json::parse(json_text(first_bytes, file_bytes)?)?;
         let metadata = take_metadata(&mut header)?;
@@ -67,11 +65,7 @@ impl PageHeader {
                 }
             )));
         }
-        Ok(Self {
-            tokens,
-            declared,
-            metadata,
-        })
+        Ok(Self { tokens, declared, metadata })
     }
 }
 
@@ -81,9 +75,7 @@ impl PageHeader {
 /// [`PageError::Shape`] if the page cannot have that many tokens, [`PageError::Header`] if the
 /// metadata does not fit.
 pub fn build_header(
-    geometry: &Geometry,
-    tokens: u32,
-    metadata: &Metadata,
+    geometry: &Geometry, tokens: u32, metadata: &Metadata,
 ) -> Result<Vec<u8>, PageError> {
     check_tokens(u64::from(tokens), geometry)?;
     let mut entries = Vec::new();
@@ -236,14 +228,10 @@ fn check_tensors(mut header: Header, geometry: &Geometry) -> Result<u32, PageErr
 /// The number that stands where `k` says its tokens.
 fn token_dimension(header: &Header, geometry: &Geometry) -> Result<u64, PageError> {
     let Some(entry) = header.get("k") else {
-        return Err(PageError::Shape(
-            "tensor k is missing: not a kvfs page".to_owned(),
-        ));
+        return Err(PageError::Shape("tensor k is missing: not a kvfs page".to_owned()));
     };
     let Some(Value::Numbers(shape)) = entry.get("shape") else {
-        return Err(PageError::Header(
-            "tensor k has no shape: not a safetensors file".to_owned(),
-        ));
+        return Err(PageError::Header("tensor k has no shape: not a safetensors file".to_owned()));
     };
     match (geometry.layout(), shape.as_slice()) {
         (Layout::Hnd, [_, tokens, _]) | (Layout::Nhd, [tokens, _, _]) => Ok(*tokens),
@@ -267,8 +255,7 @@ fn check_tokens(tokens: u64, geometry: &Geometry) -> Result<u32, PageError> {
 }
 
 fn check_tensor(
-    mut entry: std::collections::BTreeMap<String, Value>,
-    expected: &Tensor,
+    mut entry: std::collections::BTreeMap<String, Value>, expected: &Tensor,
 ) -> Result<(), PageError> {
     let name = expected.name;
     let (

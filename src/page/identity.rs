@@ -218,15 +218,9 @@ mod tests {
             assert_eq!(left.identity(), right.identity());
             assert!(left.same_cache(&right));
         }
-        check(
-            "{}",
-            r#"{"v_head_dim":64,"page_tokens":1024,"layout":"hnd"}"#,
-        );
+        check("{}", r#"{"v_head_dim":64,"page_tokens":1024,"layout":"hnd"}"#);
         check("{}", r#"{"layers":["attention","attention"]}"#);
-        check(
-            "{}",
-            r#"{"engine":"vllm","cold_encoding":"zstd","future":[1]}"#,
-        );
+        check("{}", r#"{"engine":"vllm","cold_encoding":"zstd","future":[1]}"#);
         check("{}", r#"{"tenant":"","salt":null,"kv_rotation":false}"#);
         check("{}", r#"{"shard":{"rank":0,"size":1}}"#);
         check(
@@ -266,22 +260,10 @@ mod tests {
         }
         check(r#"{"tenant":"t"}"#, r#"{"salt":"t"}"#);
         check(r#"{"tenant":"a","salt":"b"}"#, r#"{"tenant":"ab"}"#);
-        check(
-            r#"{"layers":["recurrent","attention"]}"#,
-            r#"{"layers":["attention","recurrent"]}"#,
-        );
-        check(
-            r#"{"shard":{"rank":0,"size":2}}"#,
-            r#"{"shard":{"rank":1,"size":2}}"#,
-        );
-        check(
-            r#"{"rope":{"theta":10000}}"#,
-            r#"{"rope":{"theta":10000,"dims":32}}"#,
-        );
-        check(
-            r#"{"rope":{"theta":10000,"type":"a"}}"#,
-            r#"{"rope":{"theta":10000,"type":"b"}}"#,
-        );
+        check(r#"{"layers":["recurrent","attention"]}"#, r#"{"layers":["attention","recurrent"]}"#);
+        check(r#"{"shard":{"rank":0,"size":2}}"#, r#"{"shard":{"rank":1,"size":2}}"#);
+        check(r#"{"rope":{"theta":10000}}"#, r#"{"rope":{"theta":10000,"dims":32}}"#);
+        check(r#"{"rope":{"theta":10000,"type":"a"}}"#, r#"{"rope":{"theta":10000,"type":"b"}}"#);
     }
 
     /// Stores hold this value: if the test fails, the encoding changed and needs a new version.

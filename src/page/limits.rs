@@ -51,9 +51,7 @@ pub const DEFAULT_PAGE_TOKENS: u32 = 1024;
 // Sizes are computed in u64 without checks: the largest product of allowed numbers (4 bytes per
 // element, K and V, any u32 of tokens) cannot overflow.
 const _: () = assert!(
-    (MAX_KV_HEADS as u64 * MAX_HEAD_DIM as u64 * 4 * 2)
-        .checked_mul(u32::MAX as u64)
-        .is_some()
+    (MAX_KV_HEADS as u64 * MAX_HEAD_DIM as u64 * 4 * 2).checked_mul(u32::MAX as u64).is_some()
 );
 const _: () = assert!(MAX_FILE_BYTES.is_multiple_of(FILE_ALIGNMENT));
 const _: () = assert!(MAX_FILE_BYTES <= i32::MAX as u64);

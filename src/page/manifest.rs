@@ -146,11 +146,7 @@ fn default_page_tokens() -> u32 {
 impl ManifestFields {
     /// The least that a manifest needs, everything else at its default.
     pub fn new(
-        model_id: &str,
-        dtype: Dtype,
-        num_layers: u32,
-        num_kv_heads: u32,
-        head_dim: u32,
+        model_id: &str, dtype: Dtype, num_layers: u32, num_kv_heads: u32, head_dim: u32,
     ) -> Self {
         Self {
             schema_version: SCHEMA_VERSION,
@@ -224,11 +220,7 @@ impl Manifest {
             return Err(PageError::Manifest(contradiction));
         }
         let identity = ModelIdentity(content_checksum(&canonical_bytes(&fields, &geometry)).0);
-        let manifest = Self {
-            fields,
-            geometry,
-            identity,
-        };
+        let manifest = Self { fields, geometry, identity };
         // A rewrite adds white space: what is accepted must stay readable after it.
         check_length(manifest.to_json().len())?;
         Ok(manifest)
@@ -293,13 +285,10 @@ fn check_length(bytes: usize) -> Result<(), PageError> {
 fn check_version(found: u64) -> Result<(), PageError> {
     match found {
         SCHEMA_VERSION => Ok(()),
-        0 => Err(PageError::Manifest(format!(
-            "schema_version is 0: the first is {SCHEMA_VERSION}"
-        ))),
-        _ => Err(PageError::Newer {
-            found,
-            supported: SCHEMA_VERSION,
-        }),
+        0 => {
+            Err(PageError::Manifest(format!("schema_version is 0: the first is {SCHEMA_VERSION}")))
+        }
+        _ => Err(PageError::Newer { found, supported: SCHEMA_VERSION }),
     }
 }
 
@@ -324,18 +313,13 @@ fn layers_contradiction(fields: &ManifestFields) -> Option<String> {
     }
     let empty = LayerKind::Sliding { window: 0 };
     let layer = kinds.iter().position(|kind| *kind == empty)?;
-    Some(format!(
-        "layers[{layer}] has a window of 0 tokens: at least 1"
-    ))
+    Some(format!("layers[{layer}] has a window of 0 tokens: at least 1"))
 }
 
 fn rope_contradiction(fields: &ManifestFields) -> Option<String> {
     let rope = fields.rope.as_ref()?;
     if !rope.theta.is_finite() || rope.theta <= 0.0 {
-        return Some(format!(
-            "rope.theta is {}: must be a finite number above 0",
-            rope.theta
-        ));
+        return Some(format!("rope.theta is {}: must be a finite number above 0", rope.theta));
     }
     let dims = rope.dims?;
     if dims > fields.head_dim {
@@ -350,16 +334,10 @@ fn rope_contradiction(fields: &ManifestFields) -> Option<String> {
 fn shard_contradiction(fields: &ManifestFields) -> Option<String> {
     let shard = fields.shard.as_ref()?;
     if shard.size == 0 || shard.size > MAX_SHARDS {
-        return Some(format!(
-            "shard.size is {}: must be from 1 to {MAX_SHARDS}",
-            shard.size
-        ));
+        return Some(format!("shard.size is {}: must be from 1 to {MAX_SHARDS}", shard.size));
     }
     (shard.rank >= shard.size).then(|| {
-        format!(
-            "shard.rank is {}, shard.size is {}: ranks count from 0",
-            shard.rank, shard.size
-        )
+        format!("shard.rank is {}, shard.size is {}: ranks count from 0", shard.rank, shard.size)
     })
 }
 

@@ -60,10 +60,7 @@ impl Declared {
             (START, self.start.map(|value| value.to_string())),
             (SEQUENCE, self.sequence.clone()),
         ];
-        entries
-            .into_iter()
-            .filter_map(|(name, value)| Some((name.to_owned(), value?)))
-            .collect()
+        entries.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
     }
 }
 
@@ -72,10 +69,7 @@ fn parsed<T: FromStr>(metadata: &Metadata, name: &str, form: &str) -> Result<Opt
         return Ok(None);
     };
     text.parse().map(Some).map_err(|_| {
-        PageError::Header(format!(
-            "header metadata {name} is {}: must be {form}",
-            quoted(text)
-        ))
+        PageError::Header(format!("header metadata {name} is {}: must be {form}", quoted(text)))
     })
 }
 
@@ -116,11 +110,7 @@ mod tests {
             "",
             "header metadata kvfs.model is \"\": must be 32 lower-case hexadecimal digits",
         );
-        check(
-            "kvfs.layer",
-            "-1",
-            "header metadata kvfs.layer is \"-1\": must be a decimal number",
-        );
+        check("kvfs.layer", "-1", "header metadata kvfs.layer is \"-1\": must be a decimal number");
         check(
             "kvfs.start",
             "18446744073709551616",

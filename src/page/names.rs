@@ -161,10 +161,7 @@ mod tests {
         check(b"0000000.safetensors", Page(TokenStart(0)));
         check(b"0001024.safetensors", Page(TokenStart(1024)));
         check(b"10000000.safetensors", Page(TokenStart(10_000_000)));
-        check(
-            b"18446744073709551615.safetensors",
-            Page(TokenStart(u64::MAX)),
-        );
+        check(b"18446744073709551615.safetensors", Page(TokenStart(u64::MAX)));
         check(b"18446744073709551616.safetensors", Other);
         check(b"00001024.safetensors", Other);
         check(b"1024.safetensors", Other);

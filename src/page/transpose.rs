@@ -24,10 +24,7 @@ const BLOCK_BYTES: usize = 256 << 10;
 /// [`PageError::Rows`] if `rows` has another length, otherwise as
 /// [`build_header`].
 pub fn pack_rows(
-    geometry: &Geometry,
-    rows: &[u8],
-    tokens: u32,
-    metadata: &Metadata,
+    geometry: &Geometry, rows: &[u8], tokens: u32, metadata: &Metadata,
 ) -> Result<Vec<u8>, PageError> {
     let header = build_header(geometry, tokens, metadata)?;
     let expected = u64::from(tokens) * geometry.row_bytes();
@@ -65,10 +62,7 @@ pub fn pack_page(place: &PagePlace, rows: &[u8], tokens: u32) -> Result<Vec<u8>,
     hasher.update(&file);
     let digest = hasher.finish(&place.identity(tokens));
     // The public checksum does not cover the header, so it can still be put there.
-    let declared = Declared {
-        checksum: Some(digest.page),
-        ..declared
-    };
+    let declared = Declared { checksum: Some(digest.page), ..declared };
     let header = build_header(geometry, tokens, &declared.to_metadata())?;
     file[..header.len()].copy_from_slice(&header);
     Ok(file)
@@ -115,10 +109,7 @@ impl Tensors {
         Self {
             tokens: tokens as usize,
             row_bytes: index(geometry.row_bytes()),
-            parts: [
-                (pieces, k * heads_per_piece, 0),
-                (pieces, v * heads_per_piece, k * heads),
-            ],
+            parts: [(pieces, k * heads_per_piece, 0), (pieces, v * heads_per_piece, k * heads)],
         }
     }
 

@@ -48,12 +48,7 @@ impl<'a> PageView<'a> {
         }
         let payload = &file[index(PAYLOAD_OFFSET)..];
         let (k, rest) = payload.split_at(index(geometry.k_bytes(tokens)));
-        Ok(Self {
-            geometry: *geometry,
-            tokens,
-            k,
-            v: &rest[..index(geometry.v_bytes(tokens))],
-        })
+        Ok(Self { geometry: *geometry, tokens, k, v: &rest[..index(geometry.v_bytes(tokens))] })
     }
 
     /// The shape that the page was checked against.
@@ -109,10 +104,7 @@ impl<'a> PageView<'a> {
 
     fn strides(&self, row_bytes: usize) -> Strides {
         match self.geometry.layout() {
-            Layout::Hnd => Strides {
-                head: row_bytes * self.tokens as usize,
-                token: row_bytes,
-            },
+            Layout::Hnd => Strides { head: row_bytes * self.tokens as usize, token: row_bytes },
             Layout::Nhd => Strides {
                 head: row_bytes,
                 token: row_bytes * self.geometry.num_kv_heads() as usize,

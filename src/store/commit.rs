@@ -15,9 +15,7 @@ use super::record::ObjectId;
 /// `moved` is told of each object that lies in `objects/` now. An object whose file is gone was
 /// never written to after its name went: nothing to do.
 pub(crate) fn publish<'a>(
-    store: &Store,
-    objects: impl Iterator<Item = &'a ObjectId>,
-    mut moved: impl FnMut(ObjectId),
+    store: &Store, objects: impl Iterator<Item = &'a ObjectId>, mut moved: impl FnMut(ObjectId),
 ) -> io::Result<()> {
     let mut directories = BTreeSet::new();
     for &object in objects {
@@ -26,10 +24,7 @@ pub(crate) fn publish<'a>(
             outcome => outcome?,
         };
         file.sync()?;
-        match store
-            .disk
-            .rename(&DiskPath::Staging(object), &DiskPath::Object(object))
-        {
+        match store.disk.rename(&DiskPath::Staging(object), &DiskPath::Object(object)) {
             Ok(()) => {
                 directories.insert(DiskDirectory::ObjectShard(shard(object)));
                 moved(object);

@@ -180,11 +180,7 @@ pub trait DiskFile: Debug + Send + Sync {
     fn seek(&self, offset: i64, seek: Seek) -> io::Result<u64>;
     /// Copies a range into another file, in the kernel where it can.
     fn copy_to(
-        &self,
-        offset: u64,
-        target: &dyn DiskFile,
-        target_offset: u64,
-        length: u64,
+        &self, offset: u64, target: &dyn DiskFile, target_offset: u64, length: u64,
     ) -> io::Result<u64>;
     /// Makes the content durable.
     fn sync(&self) -> io::Result<()>;

@@ -38,13 +38,7 @@ pub fn create_if_empty(path: &Path) -> Result<(), StoreError> {
     for entry in path.read_dir()? {
         // `lost+found` of a fresh filesystem and our own half-made store do not count.
         let name = entry?.file_name();
-        let ours = [
-            "lost+found",
-            "FORMAT.tmp",
-            "objects",
-            "staging",
-            "quarantine",
-        ];
+        let ours = ["lost+found", "FORMAT.tmp", "objects", "staging", "quarantine"];
         if !ours.iter().any(|known| name == *known) {
             return Err(StoreError::NotAStore(path.to_owned()));
         }
@@ -96,10 +90,7 @@ pub fn check(disk: &dyn Disk, path: &Path) -> Result<(), StoreError> {
     let bytes = read_all(file.as_ref(), FORMAT_BYTES_MAX)
         .map_err(|_| StoreError::NotAStore(path.to_owned()))?;
     let text = String::from_utf8_lossy(&bytes);
-    let version = text
-        .trim_end()
-        .strip_prefix(MAGIC)
-        .and_then(|rest| rest.parse::<u32>().ok());
+    let version = text.trim_end().strip_prefix(MAGIC).and_then(|rest| rest.parse::<u32>().ok());
     match version {
         Some(VERSION) => Ok(()),
         Some(version) => Err(StoreError::Version(format!(
@@ -121,10 +112,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("store");
         let store = Store::open_or_create(&path).unwrap();
-        assert_eq!(
-            std::fs::metadata(&path).unwrap().permissions().mode() & 0o777,
-            0o700
-        );
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o700);
         assert!(matches!(Store::open(&path), Err(StoreError::Locked(_))));
         drop(store);
         std::fs::write(path.join("FORMAT"), "kvfs store 99\n").unwrap();

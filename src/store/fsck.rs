@@ -85,9 +85,7 @@ pub struct Report {
 
 /// Checks an open, unmounted store. `progress` is told how many objects of how many are done.
 pub fn run(
-    store: &Store,
-    options: &FsckOptions,
-    progress: &dyn Fn(u64, u64),
+    store: &Store, options: &FsckOptions, progress: &dyn Fn(u64, u64),
 ) -> Result<Report, StoreError> {
     let (records, sound) = match open(store, options) {
         Ok(opened) => opened,
@@ -128,14 +126,8 @@ fn unreadable(what: &str) -> Report {
         "meta.redb: cannot be read ({what}): restore it from a backup, the bytes of all files are \
          in objects/"
     );
-    let finding = Finding {
-        what,
-        repaired: false,
-    };
-    Report {
-        findings: vec![finding],
-        ..Report::default()
-    }
+    let finding = Finding { what, repaired: false };
+    Report { findings: vec![finding], ..Report::default() }
 }
 
 /// Bytes first, so that they are never lost between two steps; then all records; then garbage.

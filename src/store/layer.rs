@@ -27,9 +27,7 @@ impl Layer {
 
     /// The changed records whose keys start with `prefix` and are not below `from`.
     pub(crate) fn range<'layer>(
-        &'layer self,
-        from: &[u8],
-        prefix: &'layer [u8],
+        &'layer self, from: &[u8], prefix: &'layer [u8],
     ) -> impl Iterator<Item = (&'layer [u8], Option<&'layer [u8]>)> + use<'layer> {
         self.records
             .range::<[u8], _>((Bound::Included(from), Bound::Unbounded))
@@ -74,10 +72,7 @@ pub(crate) fn merge<'a>(
 }
 
 /// A key and its value, or that it was removed.
-pub(crate) type Record<'a> = (
-    std::borrow::Cow<'a, [u8]>,
-    Option<std::borrow::Cow<'a, [u8]>>,
-);
+pub(crate) type Record<'a> = (std::borrow::Cow<'a, [u8]>, Option<std::borrow::Cow<'a, [u8]>>);
 
 #[cfg(test)]
 mod tests {
@@ -87,10 +82,7 @@ mod tests {
     fn layer(records: &[(&str, Option<&str>)]) -> Layer {
         let bytes = |text: &str| text.as_bytes().to_vec();
         Layer {
-            records: records
-                .iter()
-                .map(|(key, value)| (bytes(key), value.map(bytes)))
-                .collect(),
+            records: records.iter().map(|(key, value)| (bytes(key), value.map(bytes))).collect(),
             ..Layer::default()
         }
     }
@@ -99,9 +91,7 @@ mod tests {
         let mut sources: Vec<Box<dyn Iterator<Item = Record<'_>>>> = Vec::new();
         for layer in layers {
             let range = layer.range(b"", b"");
-            sources.push(Box::new(
-                range.map(|(k, v)| (Cow::Borrowed(k), v.map(Cow::Borrowed))),
-            ));
+            sources.push(Box::new(range.map(|(k, v)| (Cow::Borrowed(k), v.map(Cow::Borrowed)))));
         }
         let mut text = String::new();
         merge(&mut sources, |key, value| {

@@ -51,11 +51,7 @@ impl LocalDisk {
 impl Disk for LocalDisk {
     fn create(&self, path: &DiskPath) -> io::Result<Box<dyn DiskFile>> {
         let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_EXCL;
-        Ok(Box::new(LocalFile(self.openat(
-            &path.relative(),
-            flags,
-            FILE_MODE,
-        )?)))
+        Ok(Box::new(LocalFile(self.openat(&path.relative(), flags, FILE_MODE)?)))
     }
 
     fn open(&self, path: &DiskPath, access: Access) -> io::Result<Box<dyn DiskFile>> {
@@ -63,11 +59,7 @@ impl Disk for LocalDisk {
             Access::Read => OFlag::O_RDONLY,
             Access::ReadWrite => OFlag::O_RDWR,
         };
-        Ok(Box::new(LocalFile(self.openat(
-            &path.relative(),
-            flags,
-            Mode::empty(),
-        )?)))
+        Ok(Box::new(LocalFile(self.openat(&path.relative(), flags, Mode::empty())?)))
     }
 
     fn stat(&self, path: &DiskPath) -> io::Result<FileStat> {
@@ -104,8 +96,7 @@ impl Disk for LocalDisk {
 
     fn sync_directory(&self, directory: DiskDirectory) -> io::Result<()> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
-        self.openat(&directory.relative(), flags, Mode::empty())?
-            .sync_all()
+        self.openat(&directory.relative(), flags, Mode::empty())?.sync_all()
     }
 
     fn list(&self, directory: DiskDirectory) -> io::Result<Vec<String>> {
@@ -150,10 +141,7 @@ impl DiskFile for LocalFile {
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
         let mut filled = 0;
         while filled < buffer.len() {
-            match self
-                .0
-                .read_at(&mut buffer[filled..], offset + filled as u64)
-            {
+            match self.0.read_at(&mut buffer[filled..], offset + filled as u64) {
                 Ok(0) => break,
                 Ok(count) => filled += count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -192,11 +180,7 @@ impl DiskFile for LocalFile {
     }
 
     fn copy_to(
-        &self,
-        offset: u64,
-        target: &dyn DiskFile,
-        target_offset: u64,
-        length: u64,
+        &self, offset: u64, target: &dyn DiskFile, target_offset: u64, length: u64,
     ) -> io::Result<u64> {
         let descriptor = target.descriptor().ok_or(io::ErrorKind::Unsupported)?;
         let (mut from, mut to) = (signed(offset)?, signed(target_offset)?);
@@ -242,10 +226,7 @@ impl DiskFile for LocalFile {
 }
 
 fn time(seconds: i64, nanoseconds: i64) -> Time {
-    Time {
-        seconds,
-        nanoseconds: u32::try_from(nanoseconds).unwrap_or(0),
-    }
+    Time { seconds, nanoseconds: u32::try_from(nanoseconds).unwrap_or(0) }
 }
 
 fn signed(value: u64) -> io::Result<i64> {

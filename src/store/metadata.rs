@@ -16,20 +16,15 @@ use std::borrow::Cow;
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
+use redb::{Database, ReadableDatabase, ReadableTable};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::StoreError;
+use super::database::{RECORDS, Writer, begin_durable, decode, encode, open_database};
 use super::keys;
 use super::layer::{Layer, Record, merge};
 use super::record::{Entry, Inode, InodeId, ObjectId, ObjectKind, ObjectRecord, Totals};
-
-pub(super) const RECORDS: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("records");
-
-/// Pages of `meta.redb` kept in memory. 16 MiB hold the inner nodes of tens of millions of
-/// records; the rest is the kernel's page cache. (redb's own default is 1 GiB.)
-const CACHE_BYTES: usize = 16 << 20;
 
 /// Where a change goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,12 +53,6 @@ pub(crate) struct Metadata {
     pub(crate) generation: u64,
 }
 
-/// Writes a frozen layer out.
-#[derive(Clone)]
-pub(crate) struct Writer {
-    database: Arc<Database>,
-}
-
 impl Metadata {
     /// Opens or creates the database on a store's disk and starts a new epoch of numbers.
     pub(crate) fn open(backend: Box<dyn redb::StorageBackend>) -> Result<Metadata, StoreError> {
@@ -72,9 +61,7 @@ impl Metadata {
         let (epoch, was_clean) = {
             let mut table = transaction.open_table(RECORDS)?;
             let key = keys::epoch();
-            let last = table
-                .get(key.as_slice())?
-                .map(|value| decode(value.value()));
+            let last = table.get(key.as_slice())?.map(|value| decode(value.value()));
             let (last, was_clean): (u32, bool) = last.transpose()?.unwrap_or((0, true));
             let epoch = last.checked_add(1).ok_or(StoreError::Full)?;
             table.insert(key.as_slice(), encode(&(epoch, false)).as_slice())?;
@@ -83,9 +70,7 @@ impl Metadata {
         transaction.commit()?;
         let database = Arc::new(database);
         let base = database.begin_read()?.open_table(RECORDS)?;
-        let totals = base
-            .get(keys::totals().as_slice())?
-            .map(|value| decode(value.value()));
+        let totals = base.get(keys::totals().as_slice())?.map(|value| decode(value.value()));
         Ok(Metadata {
             totals: totals.transpose()?.unwrap_or_default(),
             volatile: Layer::default(),
@@ -102,9 +87,7 @@ impl Metadata {
 
     /// What writes frozen layers out.
     pub(crate) fn writer(&self) -> Writer {
-        Writer {
-            database: Arc::clone(&self.database),
-        }
+        Writer::new(Arc::clone(&self.database))
     }
 
     /// A number for a new inode or object. An epoch has 2^32; a mount that lives to use them up
@@ -126,11 +109,7 @@ impl Metadata {
     /// Whether what is known of an inode would be forgotten in a crash.
     pub(crate) fn life(&self, inode: InodeId) -> Life {
         let volatile = self.volatile.records.contains_key(&keys::inode(inode));
-        if volatile {
-            Life::Volatile
-        } else {
-            Life::Durable
-        }
+        if volatile { Life::Volatile } else { Life::Durable }
     }
 
     /// A number for a new inode.
@@ -146,20 +125,13 @@ impl Metadata {
     }
 
     fn get<T: DeserializeOwned>(&self, key: &[u8]) -> Result<Option<T>, StoreError> {
-        let layers = [
-            Some(&self.volatile),
-            Some(&self.active),
-            self.committing.as_deref(),
-        ];
+        let layers = [Some(&self.volatile), Some(&self.active), self.committing.as_deref()];
         for layer in layers.into_iter().flatten() {
             if let Some(change) = layer.records.get(key) {
                 return change.as_deref().map(decode).transpose();
             }
         }
-        self.base
-            .get(key)?
-            .map(|value| decode(value.value()))
-            .transpose()
+        self.base.get(key)?.map(|value| decode(value.value())).transpose()
     }
 
     fn put<T: Serialize>(&mut self, life: Life, key: Vec<u8>, value: &T) {
@@ -190,11 +162,7 @@ impl Metadata {
         self.put(life, keys::inode(inode), record);
         if life == Life::Durable && record.file().is_some() {
             let unsettled = record.file().is_some_and(|file| file.unsettled);
-            let marked = self
-                .get::<()>(&keys::unsettled(inode))
-                .ok()
-                .flatten()
-                .is_some();
+            let marked = self.get::<()>(&keys::unsettled(inode)).ok().flatten().is_some();
             match (unsettled, marked) {
                 (true, false) => self.put(life, keys::unsettled(inode), &()),
                 (false, true) => self.remove(life, keys::unsettled(inode)),
@@ -246,9 +214,7 @@ impl Metadata {
         let totals = &mut self.totals;
         if let Some(old) = old {
             totals.objects = totals.objects.saturating_sub(1);
-            totals.pages = totals
-                .pages
-                .saturating_sub(u64::from(old.kind == ObjectKind::Page));
+            totals.pages = totals.pages.saturating_sub(u64::from(old.kind == ObjectKind::Page));
             totals.bytes = totals.bytes.saturating_sub(old.length);
         }
         if let Some(new) = new {
@@ -265,9 +231,7 @@ impl Metadata {
 
     /// The commit that is under way makes the object's bytes durable, as they are recorded.
     pub(crate) fn is_committing(&self, object: ObjectId) -> bool {
-        self.committing
-            .as_ref()
-            .is_some_and(|layer| layer.publish.contains(&object))
+        self.committing.as_ref().is_some_and(|layer| layer.publish.contains(&object))
     }
 
     /// Forgets an object whose file is still in use. Should nobody remove it, because of a crash,
@@ -310,25 +274,20 @@ impl Metadata {
     /// Calls `visit(offset, name, entry)` for the names of a directory from `offset` on, until
     /// it returns false.
     pub(crate) fn entries(
-        &self,
-        parent: InodeId,
-        offset: u64,
-        mut visit: impl FnMut(u64, &[u8], Entry) -> bool,
+        &self, parent: InodeId, offset: u64, mut visit: impl FnMut(u64, &[u8], Entry) -> bool,
     ) -> Result<(), StoreError> {
         let mut outcome = Ok(());
         let prefix = keys::entries(parent);
-        self.scan(
-            &keys::entries_from(parent, offset),
-            &prefix,
-            |key, value| match (keys::split_entry(key), decode::<Entry>(value)) {
+        self.scan(&keys::entries_from(parent, offset), &prefix, |key, value| {
+            match (keys::split_entry(key), decode::<Entry>(value)) {
                 (Some((offset, name)), Ok(entry)) => visit(offset, name, entry),
                 (_, Err(error)) => {
                     outcome = Err(error);
                     false
                 }
                 (None, _) => true,
-            },
-        )?;
+            }
+        })?;
         outcome
     }
 
@@ -347,9 +306,7 @@ impl Metadata {
 
     /// One extended attribute.
     pub(crate) fn attribute(
-        &self,
-        inode: InodeId,
-        name: &[u8],
+        &self, inode: InodeId, name: &[u8],
     ) -> Result<Option<Vec<u8>>, StoreError> {
         self.get(&keys::attribute(inode, name))
     }
@@ -366,9 +323,7 @@ impl Metadata {
 
     /// Visits every record of one table, newest state.
     pub(crate) fn scan_table<T: DeserializeOwned>(
-        &self,
-        tag: u8,
-        mut visit: impl FnMut(&[u8], T),
+        &self, tag: u8, mut visit: impl FnMut(&[u8], T),
     ) -> Result<(), StoreError> {
         let mut outcome = Ok(());
         let prefix = keys::table(tag);
@@ -386,33 +341,21 @@ impl Metadata {
     }
 
     fn scan(
-        &self,
-        from: &[u8],
-        prefix: &[u8],
-        visit: impl FnMut(&[u8], &[u8]) -> bool,
+        &self, from: &[u8], prefix: &[u8], visit: impl FnMut(&[u8], &[u8]) -> bool,
     ) -> Result<(), StoreError> {
         let mut failure = None;
         let mut sources: Vec<Box<dyn Iterator<Item = Record<'_>> + '_>> = Vec::with_capacity(4);
-        let layers = [
-            Some(&self.volatile),
-            Some(&self.active),
-            self.committing.as_deref(),
-        ];
+        let layers = [Some(&self.volatile), Some(&self.active), self.committing.as_deref()];
         for layer in layers.into_iter().flatten() {
             let range = layer.range(from, prefix);
-            sources.push(Box::new(
-                range.map(|(k, v)| (Cow::Borrowed(k), v.map(Cow::Borrowed))),
-            ));
+            sources.push(Box::new(range.map(|(k, v)| (Cow::Borrowed(k), v.map(Cow::Borrowed)))));
         }
         let base = self.base.range(from..)?;
         sources.push(Box::new(
             base.map_while(|record| record.map_err(|error| failure = Some(error)).ok())
                 .take_while(|(key, _)| key.value().starts_with(prefix))
                 .map(|(key, value)| {
-                    (
-                        Cow::Owned(key.value().to_vec()),
-                        Some(Cow::Owned(value.value().to_vec())),
-                    )
+                    (Cow::Owned(key.value().to_vec()), Some(Cow::Owned(value.value().to_vec())))
                 }),
         ));
         merge(&mut sources, visit);
@@ -475,24 +418,6 @@ impl Metadata {
 /// Name and value of an extended attribute.
 pub(crate) type Attribute = (Vec<u8>, Vec<u8>);
 
-impl Writer {
-    /// Writes a layer and makes it durable.
-    pub(crate) fn write(&self, layer: &Layer) -> Result<(), StoreError> {
-        let transaction = begin_durable(&self.database)?;
-        {
-            let mut table = transaction.open_table(RECORDS)?;
-            for (key, change) in &layer.records {
-                match change {
-                    Some(value) => table.insert(key.as_slice(), value.as_slice())?,
-                    None => table.remove(key.as_slice())?,
-                };
-            }
-        }
-        transaction.commit()?;
-        Ok(())
-    }
-}
-
 impl std::fmt::Debug for Metadata {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter
@@ -500,54 +425,5 @@ impl std::fmt::Debug for Metadata {
             .field("uncommitted", &self.uncommitted())
             .field("staged", &self.staged.len())
             .finish_non_exhaustive()
-    }
-}
-
-pub(super) fn open_database(
-    backend: Box<dyn redb::StorageBackend>,
-) -> Result<Database, StoreError> {
-    let mut builder = redb::Builder::new();
-    builder.set_cache_size(CACHE_BYTES);
-    Ok(builder.create_with_backend(Backend(backend))?)
-}
-
-/// A write transaction whose commit makes a later open after a crash fast: without quick repair
-/// redb would walk the whole file (seconds for a million records) before the mount answers.
-pub(super) fn begin_durable(database: &Database) -> Result<redb::WriteTransaction, StoreError> {
-    let mut transaction = database.begin_write()?;
-    transaction.set_quick_repair(true);
-    Ok(transaction)
-}
-
-pub(super) fn encode<T: Serialize>(value: &T) -> Vec<u8> {
-    postcard::to_stdvec(value).expect("records are plain data, which postcard always encodes")
-}
-
-pub(super) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, StoreError> {
-    postcard::from_bytes(bytes).map_err(|error| StoreError::Corrupt(format!("a record: {error}")))
-}
-
-/// redb takes its backend by value; ours is chosen at run time.
-#[derive(Debug)]
-struct Backend(Box<dyn redb::StorageBackend>);
-
-impl redb::StorageBackend for Backend {
-    fn len(&self) -> std::io::Result<u64> {
-        self.0.len()
-    }
-    fn read(&self, offset: u64, out: &mut [u8]) -> std::io::Result<()> {
-        self.0.read(offset, out)
-    }
-    fn set_len(&self, length: u64) -> std::io::Result<()> {
-        self.0.set_len(length)
-    }
-    fn sync_data(&self) -> std::io::Result<()> {
-        self.0.sync_data()
-    }
-    fn write(&self, offset: u64, data: &[u8]) -> std::io::Result<()> {
-        self.0.write(offset, data)
-    }
-    fn close(&self) -> std::io::Result<()> {
-        self.0.close()
     }
 }

@@ -14,6 +14,7 @@
 //! garbage files and never a name without its bytes.
 
 pub mod commit;
+pub(crate) mod database;
 pub mod disk;
 pub mod format;
 pub mod fsck;
@@ -69,10 +70,7 @@ impl std::fmt::Display for StoreError {
             ),
             StoreError::Version(text) => formatter.write_str(text),
             StoreError::Corrupt(what) => {
-                write!(
-                    formatter,
-                    "the store's metadata is damaged ({what}): run kvfs fsck"
-                )
+                write!(formatter, "the store's metadata is damaged ({what}): run kvfs fsck")
             }
             StoreError::Full => formatter.write_str("the store has used up its numbers"),
             StoreError::Database(error) => write!(formatter, "meta.redb: {error}"),
@@ -139,11 +137,7 @@ impl Store {
         let lock = format::lock(path)?;
         let disk = Arc::new(local_disk::LocalDisk::open(path)?);
         format::check(disk.as_ref(), path)?;
-        Ok(Store {
-            disk,
-            path: path.to_owned(),
-            _lock: Arc::new(lock),
-        })
+        Ok(Store { disk, path: path.to_owned(), _lock: Arc::new(lock) })
     }
 
     /// Where the store is.

@@ -31,15 +31,8 @@ impl Overlay {
     /// Nothing written yet.
     pub(super) fn new(below: Box<dyn StorageBackend>) -> io::Result<Overlay> {
         let length = below.len()?;
-        let state = State {
-            blocks: HashMap::new(),
-            length,
-            below_length: length,
-        };
-        Ok(Overlay {
-            below,
-            state: Mutex::new(state),
-        })
+        let state = State { blocks: HashMap::new(), length, below_length: length };
+        Ok(Overlay { below, state: Mutex::new(state) })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -64,8 +57,7 @@ impl Overlay {
 
 /// The blocks that a range touches: number, offset within, and the range of the buffer.
 fn pieces(
-    offset: u64,
-    length: usize,
+    offset: u64, length: usize,
 ) -> impl Iterator<Item = (u64, usize, std::ops::Range<usize>)> {
     let mut done = 0;
     std::iter::from_fn(move || {

@@ -39,8 +39,7 @@ pub fn put(store: &Store, object: ObjectId, take: Take, reason: &str) -> io::Res
     }
     let note = format!("{object}.reason");
     discard(store, &note)?;
-    disk.create(&DiskPath::Quarantine(note))?
-        .write_all_at(format!("{reason}\n").as_bytes(), 0)?;
+    disk.create(&DiskPath::Quarantine(note))?.write_all_at(format!("{reason}\n").as_bytes(), 0)?;
     trim(store)
 }
 

@@ -53,14 +53,10 @@ impl From<std::time::SystemTime> for Time {
                 let before = error.duration();
                 let seconds = -i64::try_from(before.as_secs()).unwrap_or(i64::MAX);
                 match before.subsec_nanos() {
-                    0 => Time {
-                        seconds,
-                        nanoseconds: 0,
-                    },
-                    nanoseconds => Time {
-                        seconds: seconds - 1,
-                        nanoseconds: 1_000_000_000 - nanoseconds,
-                    },
+                    0 => Time { seconds, nanoseconds: 0 },
+                    nanoseconds => {
+                        Time { seconds: seconds - 1, nanoseconds: 1_000_000_000 - nanoseconds }
+                    }
                 }
             }
         }

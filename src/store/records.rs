@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use redb::{Database, ReadableDatabase, TableError};
 
-use super::metadata::{RECORDS, begin_durable, open_database};
+use super::database::{RECORDS, begin_durable, open_database};
 use super::{StoreError, keys};
 
 /// Changed records by key; `None` means "removed".
@@ -35,9 +35,7 @@ impl Records {
 
     /// Visits the records whose keys start with `tag`, in the order of their keys.
     pub(crate) fn scan(
-        &self,
-        tag: u8,
-        mut visit: impl FnMut(&[u8], &[u8]),
+        &self, tag: u8, mut visit: impl FnMut(&[u8], &[u8]),
     ) -> Result<(), StoreError> {
         let table = match self.database.begin_read()?.open_table(RECORDS) {
             // The store was made and never mounted.

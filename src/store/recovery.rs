@@ -51,9 +51,7 @@ pub(crate) fn recover(store: &Store, metadata: &mut Metadata) -> Result<Recovere
 /// unsettled: they are written to as long as they live. So does a file that is not at rest; its
 /// object is returned.
 fn settle(
-    store: &Store,
-    metadata: &mut Metadata,
-    id: InodeId,
+    store: &Store, metadata: &mut Metadata, id: InodeId,
 ) -> Result<Option<ObjectId>, StoreError> {
     let Some(mut inode) = metadata.inode(id)? else {
         return Ok(None);
@@ -67,10 +65,7 @@ fn settle(
     let opened = match store.open_object(object, Access::Read) {
         // Opening that one file will answer EIO; the rest of the store is not to blame.
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            log::error!(
-                "object {object} of inode {} is missing: run kvfs fsck",
-                id.0
-            );
+            log::error!("object {object} of inode {} is missing: run kvfs fsck", id.0);
             return Ok(None);
         }
         outcome => outcome?,
@@ -92,9 +87,7 @@ fn settle(
 
 /// Step 3: removes objects that no record refers to. Returns how many.
 pub fn sweep(
-    store: &Store,
-    referenced: &HashSet<ObjectId, impl std::hash::BuildHasher>,
-    below: ObjectId,
+    store: &Store, referenced: &HashSet<ObjectId, impl std::hash::BuildHasher>, below: ObjectId,
 ) -> std::io::Result<usize> {
     let mut removed = 0;
     for shard in 0..=u8::MAX {
@@ -120,7 +113,5 @@ pub(crate) fn referenced(metadata: &Metadata) -> Result<HashSet<ObjectId>, Store
 
 /// The number that an object's file name stands for.
 pub(crate) fn parse(name: &str) -> Option<ObjectId> {
-    (name.len() == 16)
-        .then(|| u64::from_str_radix(name, 16).ok().map(ObjectId))
-        .flatten()
+    (name.len() == 16).then(|| u64::from_str_radix(name, 16).ok().map(ObjectId)).flatten()
 }

@@ -25,9 +25,7 @@ pub(crate) fn no_forks() -> NoForks {
     let depth = DEPTH.get();
     DEPTH.set(depth + 1);
     let lock = || FORKS.read().unwrap_or_else(PoisonError::into_inner);
-    NoForks {
-        _outermost: (depth == 0).then(lock),
-    }
+    NoForks { _outermost: (depth == 0).then(lock) }
 }
 
 impl Drop for NoForks {
@@ -78,9 +76,5 @@ pub(crate) fn succeed(command: &mut Command) -> String {
 /// Runs a shell script that must succeed in a directory and returns what it printed.
 #[track_caller]
 pub(crate) fn shell(directory: &std::path::Path, script: &str) -> String {
-    succeed(
-        Command::new("sh")
-            .args(["-euc", script])
-            .current_dir(directory),
-    )
+    succeed(Command::new("sh").args(["-euc", script]).current_dir(directory))
 }

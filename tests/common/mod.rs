@@ -5,11 +5,7 @@
 //! a directory below `$KVFS_TEST_DIR`, or below the target directory; that must be on a real
 //! disk filesystem, since an overlay needs another stack depth.
 
-#![allow(
-    dead_code,
-    unused_imports,
-    reason = "each test binary uses its own part"
-)]
+#![allow(dead_code, unused_imports, reason = "each test binary uses its own part")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 pub(crate) mod forks;

@@ -43,10 +43,7 @@ impl Model {
         let mut fields = ManifestFields::new("test/small", Dtype::F16, 2, 2, 16);
         fields.page_tokens = 32;
         change(&mut fields);
-        Model {
-            name: "small".to_owned(),
-            manifest: Manifest::new(fields).unwrap(),
-        }
+        Model { name: "small".to_owned(), manifest: Manifest::new(fields).unwrap() }
     }
 
     /// The same under another directory name.
@@ -89,9 +86,7 @@ impl Model {
     /// The public checksum of a page file at its place, as `user.kvfs.checksum` shows it.
     pub(crate) fn checksum(&self, layer: u32, start: u64, file: &[u8]) -> String {
         let place = self.place(layer, start);
-        let header = place
-            .check_header(&file[..4096], file.len() as u64)
-            .unwrap();
+        let header = place.check_header(&file[..4096], file.len() as u64).unwrap();
         let mut hasher = PageHasher::new();
         hasher.update(file);
         let digest = hasher.finish(&place.identity(header.tokens));
@@ -127,11 +122,7 @@ impl Model {
 
     /// The path of a page, in a layer directory that exists afterwards.
     pub(crate) fn page_path(
-        &self,
-        mount: &Mount,
-        sequence: &str,
-        layer: u32,
-        start: u64,
+        &self, mount: &Mount, sequence: &str, layer: u32, start: u64,
     ) -> PathBuf {
         let name = names::format_page(TokenStart(start));
         self.layer(mount, sequence, layer).join(name)
@@ -139,11 +130,7 @@ impl Model {
 
     /// The path of a tail, in a layer directory that exists afterwards.
     pub(crate) fn tail_path(
-        &self,
-        mount: &Mount,
-        sequence: &str,
-        layer: u32,
-        start: u64,
+        &self, mount: &Mount, sequence: &str, layer: u32, start: u64,
     ) -> PathBuf {
         let name = names::format_tail(TokenStart(start));
         self.layer(mount, sequence, layer).join(name)

@@ -46,10 +46,7 @@ pub(crate) fn scratch_directory() -> tempfile::TempDir {
     let base = std::env::var_os("KVFS_TEST_DIR")
         .map_or_else(|| PathBuf::from(env!("CARGO_TARGET_TMPDIR")), PathBuf::from);
     std::fs::create_dir_all(&base).unwrap();
-    tempfile::Builder::new()
-        .prefix("kvfs-")
-        .tempdir_in(base)
-        .unwrap()
+    tempfile::Builder::new().prefix("kvfs-").tempdir_in(base).unwrap()
 }
 
 impl Mount {
@@ -167,9 +164,7 @@ impl Mount {
     fn try_status(&self, key: &str) -> Option<String> {
         let text = std::fs::read_to_string(self.join(".kvfs/status")).ok()?;
         let mut pairs = text.lines().filter_map(|line| line.split_once(": "));
-        pairs
-            .find(|(name, _)| *name == key)
-            .map(|(_, value)| value.to_owned())
+        pairs.find(|(name, _)| *name == key).map(|(_, value)| value.to_owned())
     }
 
     /// One value of `.kvfs/metrics`, named as there, labels included:
@@ -177,9 +172,7 @@ impl Mount {
     pub(crate) fn metric(&self, name: &str) -> u64 {
         let text = std::fs::read_to_string(self.join(".kvfs/metrics")).unwrap();
         let mut lines = text.lines().filter_map(|line| line.rsplit_once(' '));
-        lines
-            .find(|(found, _)| *found == name)
-            .map_or(0, |(_, value)| value.parse().unwrap())
+        lines.find(|(found, _)| *found == name).map_or(0, |(_, value)| value.parse().unwrap())
     }
 
     /// The lines of `.kvfs/errors`.
@@ -265,11 +258,7 @@ fn unmount_command(mountpoint: &Path, lazy: bool) -> Command {
         command
     };
     if lazy {
-        command.arg(if nix::unistd::geteuid().is_root() {
-            "-l"
-        } else {
-            "-z"
-        });
+        command.arg(if nix::unistd::geteuid().is_root() { "-l" } else { "-z" });
     }
     command.arg(mountpoint);
     command

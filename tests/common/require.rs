@@ -19,10 +19,7 @@ pub(crate) fn available(what: &str) -> bool {
 fn missing(what: &str) -> Option<String> {
     match what {
         "fuse" => {
-            let opened = std::fs::OpenOptions::new()
-                .read(true)
-                .write(true)
-                .open("/dev/fuse");
+            let opened = std::fs::OpenOptions::new().read(true).write(true).open("/dev/fuse");
             opened.err().map(|error| format!("no /dev/fuse: {error}"))
         }
         "root" => (!nix::unistd::geteuid().is_root()).then(|| "not root".to_owned()),

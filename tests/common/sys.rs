@@ -90,12 +90,7 @@ pub(crate) fn getxattr(path: impl AsRef<Path>, name: &str) -> io::Result<String>
     let mut buffer = vec![0_u8; 64 << 10];
     // SAFETY: both strings end in a zero byte and the buffer is as long as said.
     let count = unsafe {
-        libc::getxattr(
-            path.as_ptr(),
-            name.as_ptr(),
-            buffer.as_mut_ptr().cast(),
-            buffer.len(),
-        )
+        libc::getxattr(path.as_ptr(), name.as_ptr(), buffer.as_mut_ptr().cast(), buffer.len())
     };
     buffer.truncate(usize::try_from(count).map_err(|_| io::Error::last_os_error())?);
     Ok(String::from_utf8(buffer).expect("text"))
@@ -109,11 +104,7 @@ pub(crate) fn setxattr(path: impl AsRef<Path>, name: &str, value: &[u8]) -> io::
     // SAFETY: both strings end in a zero byte and the value is as long as said.
     let result =
         unsafe { libc::setxattr(path.as_ptr(), name.as_ptr(), value_pointer, value.len(), 0) };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Names of the extended attributes, in the order given.
@@ -123,12 +114,8 @@ pub(crate) fn listxattr(path: impl AsRef<Path>) -> io::Result<Vec<String>> {
     // SAFETY: the path ends in a zero byte and the buffer is as long as said.
     let count = unsafe { libc::listxattr(path.as_ptr(), buffer.as_mut_ptr().cast(), buffer.len()) };
     buffer.truncate(usize::try_from(count).map_err(|_| io::Error::last_os_error())?);
-    let names = buffer
-        .split(|byte| *byte == 0)
-        .filter(|name| !name.is_empty());
-    Ok(names
-        .map(|name| String::from_utf8_lossy(name).into_owned())
-        .collect())
+    let names = buffer.split(|byte| *byte == 0).filter(|name| !name.is_empty());
+    Ok(names.map(|name| String::from_utf8_lossy(name).into_owned()).collect())
 }
 
 /// fsync(2) of a directory.
@@ -163,9 +150,7 @@ fn c_string(bytes: &[u8]) -> std::ffi::CString {
 pub(crate) fn set_modified(path: impl AsRef<Path>, time: std::time::SystemTime) -> io::Result<()> {
     use nix::sys::stat::{UtimensatFlags, utimensat};
     use nix::sys::time::TimeSpec;
-    let since = time
-        .duration_since(std::time::UNIX_EPOCH)
-        .expect("after 1970");
+    let since = time.duration_since(std::time::UNIX_EPOCH).expect("after 1970");
     let time = TimeSpec::from_duration(since);
     let flags = UtimensatFlags::FollowSymlink;
     utimensat(nix::fcntl::AT_FDCWD, path.as_ref(), &time, &time, flags)?;

@@ -143,10 +143,7 @@ impl Driver {
     }
 
     fn place(&self, directory: Id, name: &str) -> Place {
-        Place {
-            parent: self.inodes[&directory],
-            name: name.as_bytes().to_vec(),
-        }
+        Place { parent: self.inodes[&directory], name: name.as_bytes().to_vec() }
     }
 
     /// A node somewhere that fits.
@@ -192,12 +189,7 @@ impl Driver {
         let inode = created.found.attributes.inode;
         self.inodes.insert(id, inode);
         self.held.push(inode);
-        self.handles.push(Handle {
-            number: created.opened.handle,
-            node: id,
-            reads: true,
-            writes,
-        });
+        self.handles.push(Handle { number: created.opened.handle, node: id, reads: true, writes });
         if !writes {
             // The daemon's own descriptor of a new file writes: it comes to rest at close.
             self.close_at(self.handles.len() - 1);
@@ -211,9 +203,7 @@ impl Driver {
         if self.handles.len() >= HANDLES_MAX {
             return self.close();
         }
-        let access = *self
-            .random
-            .pick(&[libc::O_RDONLY, libc::O_WRONLY, libc::O_RDWR]);
+        let access = *self.random.pick(&[libc::O_RDONLY, libc::O_WRONLY, libc::O_RDWR]);
         let truncates = access != libc::O_RDONLY && self.random.one_in(3);
         let flags = access | if truncates { libc::O_TRUNC } else { 0 };
         let opened = self.fs().open_file(self.inodes[&id], flags).unwrap();
@@ -258,9 +248,7 @@ impl Driver {
         let offset = self.random.below(FILE_BYTES_MAX);
         let length = self.random.below(FILE_BYTES_MAX - offset) + 1;
         let bytes = self.random.bytes(length);
-        self.fs()
-            .write(handle, offset as u64, &bytes, false)
-            .unwrap();
+        self.fs().write(handle, offset as u64, &bytes, false).unwrap();
         overwrite(self.tree.bytes(id), offset, &bytes);
         self.tree.node(id).mtime = None;
     }
@@ -309,17 +297,10 @@ impl Driver {
     fn truncate(&mut self) {
         let named = self.any_node(Tree::is_file).map(|(.., id)| id);
         let opened = self.any_handle(|handle| handle.writes).map(|(_, id)| id);
-        let (first, second) = if self.random.one_in(2) {
-            (named, opened)
-        } else {
-            (opened, named)
-        };
+        let (first, second) = if self.random.one_in(2) { (named, opened) } else { (opened, named) };
         let Some(id) = first.or(second) else { return };
         let size = self.random.below(FILE_BYTES_MAX);
-        let set = SetAttributes {
-            size: Some(size as u64),
-            ..SetAttributes::default()
-        };
+        let set = SetAttributes { size: Some(size as u64), ..SetAttributes::default() };
         let shown = self.fs().set_attributes(self.inodes[&id], &set).unwrap();
         assert_eq!(shown.size, size as u64);
         self.tree.bytes(id).resize(size, 0);
@@ -336,16 +317,8 @@ impl Driver {
         let offset = self.random.below(FILE_BYTES_MAX);
         let length = self.random.below(FILE_BYTES_MAX) + 1;
         let punches = self.random.one_in(2);
-        let mode = if punches {
-            libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE
-        } else {
-            0
-        };
-        let allocation = Allocation {
-            offset: offset as u64,
-            length: length as u64,
-            mode,
-        };
+        let mode = if punches { libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE } else { 0 };
+        let allocation = Allocation { offset: offset as u64, length: length as u64, mode };
         self.fs().allocate(handle, allocation).unwrap();
         let bytes = self.tree.bytes(id);
         let end = offset + length;
@@ -370,9 +343,8 @@ impl Driver {
         let (from_offset, to_offset) = (self.random.below(5000), self.random.below(5000));
         let length = self.random.below(5000) as u64 + 1;
         let fs = self.fs.as_ref().unwrap();
-        let copied = fs
-            .copy_range((from, from_offset as u64), (to, to_offset as u64), length)
-            .unwrap();
+        let copied =
+            fs.copy_range((from, from_offset as u64), (to, to_offset as u64), length).unwrap();
         let copied = usize::try_from(copied).unwrap();
         let bytes = self.tree.bytes(source);
         let left = bytes.len().saturating_sub(from_offset) as u64;
@@ -445,10 +417,7 @@ impl Driver {
                 let Kind::Directory(names) = &node.kind else {
                     return None;
                 };
-                names
-                    .values()
-                    .any(|child| *child == directory)
-                    .then_some(*id)
+                names.values().any(|child| *child == directory).then_some(*id)
             });
             match parents.next() {
                 Some(parent) => directory = parent,
@@ -558,9 +527,7 @@ impl Driver {
             return;
         }
         let value = self.random.bytes(20);
-        let flags = *self
-            .random
-            .pick(&[0, libc::XATTR_CREATE, libc::XATTR_REPLACE]);
+        let flags = *self.random.pick(&[0, libc::XATTR_CREATE, libc::XATTR_REPLACE]);
         let fs = self.fs.as_ref().unwrap();
         let outcome = errno(fs.set_extended_attribute(inode, name, &value, flags));
         let expected = match flags {
@@ -580,10 +547,7 @@ impl Driver {
         };
         let mode = u16::try_from(self.random.below(0o1000)).unwrap();
         let seconds = i64::try_from(self.random.below(4_000_000_000)).unwrap();
-        let time = Time {
-            seconds,
-            nanoseconds: 5,
-        };
+        let time = Time { seconds, nanoseconds: 5 };
         let set = SetAttributes {
             mode: Some(mode),
             mtime: Some(NewTime::At(time)),
@@ -629,19 +593,13 @@ impl Driver {
         let mut at = models.attributes.inode;
         let manifest = self.model.manifest.to_json();
         for (depth, name) in ["small", "sequences", "chat", "000"].iter().enumerate() {
-            let place = |name: &str| Place {
-                parent: at,
-                name: name.as_bytes().to_vec(),
-            };
+            let place = |name: &str| Place { parent: at, name: name.as_bytes().to_vec() };
             let fs = self.fs.as_ref().unwrap();
             let directory = NewNode::Directory;
             let made = fs.make(&place(name), &directory, 0o755, Self::caller());
             at = made.unwrap().attributes.inode;
             if depth == 0 {
-                let place = Place {
-                    parent: at,
-                    name: b"manifest.json".to_vec(),
-                };
+                let place = Place { parent: at, name: b"manifest.json".to_vec() };
                 let made = fs.create(&place, 0o644, Self::caller(), true).unwrap();
                 let handle = made.opened.handle;
                 fs.write(handle, 0, manifest.as_ref(), false).unwrap();
@@ -674,34 +632,21 @@ impl Driver {
         fs.write(handle, 0, &bytes, false).unwrap();
         fs.flush(handle).unwrap();
         fs.release(handle).unwrap();
-        let to = Place {
-            parent: self.layer,
-            name: page_name(start),
-        };
+        let to = Place { parent: self.layer, name: page_name(start) };
         let outcome = errno(fs.rename(&from, &to, 0));
         fs.forget(inode, 1);
         let object = self.tree.new_object(bytes);
         if damaged {
             assert_eq!(outcome, Err(libc::EINVAL));
-            let file = File {
-                object,
-                replacement: None,
-                fresh: false,
-                readers: 0,
-                writers: 0,
-            };
+            let file = File { object, replacement: None, fresh: false, readers: 0, writers: 0 };
             let id = self.tree.add(Kind::File(file), 0o640, 1);
             self.tree.names(directory).insert(name, id);
             self.inodes.insert(id, inode);
             return;
         }
         outcome.unwrap();
-        let page = Seen {
-            what: What::Object(object),
-            mode: 0o640,
-            links: 1,
-            attributes: BTreeMap::new(),
-        };
+        let page =
+            Seen { what: What::Object(object), mode: 0o640, links: 1, attributes: BTreeMap::new() };
         self.tree.pages.insert(start, page);
     }
 
@@ -756,9 +701,7 @@ impl Driver {
                     assert!(names.insert(name), "a name is listed twice");
                     true
                 };
-                self.fs()
-                    .list(directory, from, Listing::Names, list)
-                    .unwrap();
+                self.fs().list(directory, from, Listing::Names, list).unwrap();
             }
             assert!(names.remove(".") && names.remove(".."));
             for name in names {
@@ -795,19 +738,12 @@ impl Driver {
             }
         };
         let names = fs.list_extended_attributes(shown.inode).unwrap();
-        let names = names
-            .split(|byte| *byte == 0)
-            .filter(|name| !name.is_empty());
+        let names = names.split(|byte| *byte == 0).filter(|name| !name.is_empty());
         let attributes = names.map(|name| {
             let value = fs.extended_attribute(shown.inode, name).unwrap();
             (name.to_vec(), value)
         });
-        Seen {
-            what,
-            mode: shown.mode,
-            links: shown.links,
-            attributes: attributes.collect(),
-        }
+        Seen { what, mode: shown.mode, links: shown.links, attributes: attributes.collect() }
     }
 
     /// The daemon ends without a word; what comes back is some moment since the last commit.
@@ -815,17 +751,10 @@ impl Driver {
         self.fs = None;
         self.reopen();
         let seen = self.walk();
-        let views: Vec<View> = self
-            .views
-            .iter()
-            .map(|view| self.tree.resolve(view))
-            .collect();
+        let views: Vec<View> = self.views.iter().map(|view| self.tree.resolve(view)).collect();
         let differences = views.iter().map(|view| difference(&seen, view));
         let closest = differences.min_by_key(String::len).unwrap();
-        assert!(
-            closest.is_empty(),
-            "seen after a crash, and closest:\n{closest}"
-        );
+        assert!(closest.is_empty(), "seen after a crash, and closest:\n{closest}");
         self.adopt(&seen);
     }
 
@@ -859,10 +788,7 @@ impl Driver {
                     panic!("a page is a file");
                 };
                 let what = What::Object(tree.new_object(bytes.clone()));
-                let page = Seen {
-                    what,
-                    ..page.clone()
-                };
+                let page = Seen { what, ..page.clone() };
                 tree.pages.insert(start, page);
             }
         }
@@ -959,10 +885,7 @@ impl Driver {
     fn remove_everything(mut self) {
         self.check();
         for (start, _) in std::mem::take(&mut self.tree.pages) {
-            let page = Place {
-                parent: self.layer,
-                name: page_name(start),
-            };
+            let page = Place { parent: self.layer, name: page_name(start) };
             self.fs().unlink(&page).unwrap();
         }
         while let Some((directory, name, id)) =

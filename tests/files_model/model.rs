@@ -86,9 +86,7 @@ impl std::fmt::Debug for What {
 /// Paths at which two views differ, with both sides.
 pub(crate) fn difference(left: &View, right: &View) -> String {
     let paths: std::collections::BTreeSet<_> = left.keys().chain(right.keys()).collect();
-    let differing = paths
-        .into_iter()
-        .filter(|path| left.get(*path) != right.get(*path));
+    let differing = paths.into_iter().filter(|path| left.get(*path) != right.get(*path));
     let lines = differing.map(|path| format!("{path}: {:?} {:?}", left.get(path), right.get(path)));
     lines.collect::<Vec<_>>().join("\n")
 }
@@ -120,13 +118,7 @@ impl Tree {
 
     pub(crate) fn add(&mut self, kind: Kind, mode: u16, links: u32) -> Id {
         let id = self.number();
-        let node = Node {
-            kind,
-            mode,
-            links,
-            attributes: BTreeMap::new(),
-            mtime: None,
-        };
+        let node = Node { kind, mode, links, attributes: BTreeMap::new(), mtime: None };
         self.nodes.insert(id, node);
         id
     }
@@ -212,9 +204,7 @@ impl Tree {
     /// What a commit at this moment makes durable.
     pub(crate) fn durable(&self) -> View {
         let pages = self.pages.iter();
-        let mut view: View = pages
-            .map(|(start, page)| (page_path(*start), page.clone()))
-            .collect();
+        let mut view: View = pages.map(|(start, page)| (page_path(*start), page.clone())).collect();
         for (path, directory) in self.directories() {
             let Kind::Directory(names) = &self.nodes[&directory].kind else {
                 continue;

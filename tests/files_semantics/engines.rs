@@ -50,11 +50,7 @@ fn vllm_blocks(mode: Mode) {
         nix::unistd::access(&path, nix::unistd::AccessFlags::F_OK).unwrap();
         let file = open(&path, libc::O_RDONLY | libc::O_DIRECT).unwrap();
         let mut buffer = aligned(&vec![0; MIB]);
-        assert_eq!(
-            file.read_at(&mut buffer, 0).unwrap(),
-            MIB,
-            "short reads unlink"
-        );
+        assert_eq!(file.read_at(&mut buffer, 0).unwrap(), MIB, "short reads unlink");
         assert!(buffer[..] == block[..]);
         drop(file);
         mount.remount();
@@ -119,11 +115,7 @@ fn sglang_hicache(mode: Mode) {
     for index in 0..25_u64 {
         fs::remove_file(mount.files(format!("{index:064x}_model_1_0.bin"))).unwrap();
     }
-    let mut file = open(
-        mount.files(format!("{:064x}_model_1_0.bin", 30)),
-        libc::O_RDONLY,
-    )
-    .unwrap();
+    let mut file = open(mount.files(format!("{:064x}_model_1_0.bin", 30)), libc::O_RDONLY).unwrap();
     let mut buffer = vec![0; 20_000];
     file.read_exact(&mut buffer).unwrap();
     assert!(buffer == fill(30, 20_000));
@@ -156,24 +148,15 @@ fn mooncake_buckets(mode: Mode) {
     let path = mount.files("bucket_0001");
     let file = open(&path, libc::O_RDWR | libc::O_CREAT).unwrap();
     let (first, second) = (fill(1, 10_000), fill(2, 30_000));
-    let pieces = [
-        std::io::IoSlice::new(&first),
-        std::io::IoSlice::new(&second),
-    ];
+    let pieces = [std::io::IoSlice::new(&first), std::io::IoSlice::new(&second)];
     assert_eq!(nix::sys::uio::pwritev(&file, &pieces, 0).unwrap(), 40_000);
     file.sync_data().unwrap();
     drop(file);
     mount.crash();
     let file = open(&path, libc::O_RDONLY).unwrap();
     let (mut one, mut two) = (vec![0; 10_000], vec![0; 30_000]);
-    let mut pieces = [
-        std::io::IoSliceMut::new(&mut one),
-        std::io::IoSliceMut::new(&mut two),
-    ];
-    assert_eq!(
-        nix::sys::uio::preadv(&file, &mut pieces, 0).unwrap(),
-        40_000
-    );
+    let mut pieces = [std::io::IoSliceMut::new(&mut one), std::io::IoSliceMut::new(&mut two)];
+    assert_eq!(nix::sys::uio::preadv(&file, &mut pieces, 0).unwrap(), 40_000);
     assert!(one == first && two == second);
 }
 

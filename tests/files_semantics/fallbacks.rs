@@ -14,11 +14,7 @@ fn an_ordinary_user_can_mount() {
     let directory = tempfile::Builder::new().tempdir_in("/tmp").unwrap();
     let nobody = Some(65534);
     std::os::unix::fs::chown(directory.path(), nobody, nobody).unwrap();
-    fs::copy(
-        env!("CARGO_BIN_EXE_kvfs"),
-        directory.path().join("kvfs-copy"),
-    )
-    .unwrap();
+    fs::copy(env!("CARGO_BIN_EXE_kvfs"), directory.path().join("kvfs-copy")).unwrap();
     let user = "
         mkdir mnt
         ./kvfs-copy mount --foreground store mnt & daemon=$!
@@ -54,12 +50,8 @@ fn a_store_on_an_overlay_works() {
         fs::create_dir(base.path().join(name)).unwrap();
     }
     let at = |name: &str| base.path().join(name).display().to_string();
-    let options = format!(
-        "lowerdir={},upperdir={},workdir={}",
-        at("lower"),
-        at("upper"),
-        at("work")
-    );
+    let options =
+        format!("lowerdir={},upperdir={},workdir={}", at("lower"), at("upper"), at("work"));
     let mounted = output(Command::new("mount").args([
         "-t",
         "overlay",

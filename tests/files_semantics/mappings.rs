@@ -41,10 +41,7 @@ fn mappings_of_two_descriptors_are_one(mode: Mode) {
     let mount = Mount::new(mode);
     let path = mount.files("file");
     fs::write(&path, [0; 4096]).unwrap();
-    let (one, two) = (
-        open(&path, libc::O_RDWR).unwrap(),
-        open(&path, libc::O_RDWR).unwrap(),
-    );
+    let (one, two) = (open(&path, libc::O_RDWR).unwrap(), open(&path, libc::O_RDWR).unwrap());
     let (mut first, second) = (map_mut(&one), map(&two));
     for round in 0..100 {
         first[usize::from(round)] = round;

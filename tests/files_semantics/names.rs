@@ -175,17 +175,12 @@ fn special_files_are_what_they_were_made(mode: Mode) {
     let script = "import os, socket; os.mkfifo('fifo'); os.symlink('fifo', 'link'); \
                   socket.socket(socket.AF_UNIX).bind('socket')";
     succeed(
-        std::process::Command::new("python3")
-            .args(["-c", script])
-            .current_dir(mount.files("")),
+        std::process::Command::new("python3").args(["-c", script]).current_dir(mount.files("")),
     );
     let check = |mount: &Mount| {
         let kind = |name| fs::symlink_metadata(mount.files(name)).unwrap().file_type();
         assert!(kind("fifo").is_fifo() && kind("socket").is_socket());
-        assert_eq!(
-            fs::read_link(mount.files("link")).unwrap(),
-            Path::new("fifo")
-        );
+        assert_eq!(fs::read_link(mount.files("link")).unwrap(), Path::new("fifo"));
         assert_eq!(fs::symlink_metadata(mount.files("link")).unwrap().len(), 4);
     };
     check(&mount);

@@ -61,12 +61,9 @@ fn a_file_belongs_to_its_maker(mode: Mode) {
     let script = "umask 027; echo x > file; mkdir directory; ln -s file link; mkfifo fifo";
     succeed(&mut shell_as(&mount, NOBODY, script));
     for round in 0..2 {
-        for (name, mode) in [
-            ("file", 0o640),
-            ("directory", 0o750),
-            ("link", 0o777),
-            ("fifo", 0o640),
-        ] {
+        for (name, mode) in
+            [("file", 0o640), ("directory", 0o750), ("link", 0o777), ("fifo", 0o640)]
+        {
             let metadata = fs::symlink_metadata(mount.files(name)).unwrap();
             let found = (metadata.uid(), metadata.gid(), metadata.mode() & 0o7777);
             assert_eq!(found, (NOBODY, NOBODY, mode), "{name}, round {round}");

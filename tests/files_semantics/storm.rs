@@ -30,9 +30,7 @@ fn a_storm_on_few_names(mode: Mode) {
             scope.spawn(move || {
                 let mut choice = thread;
                 while Instant::now() < end {
-                    choice = choice
-                        .wrapping_mul(6_364_136_223_846_793_005)
-                        .wrapping_add(1);
+                    choice = choice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
                     let pick = |shift: u32| usize::try_from((choice >> shift) % 64).unwrap();
                     let one = files.join(format!("n{}", pick(20) % NAMES));
                     let two = files.join(format!("n{}", pick(28) % NAMES));
@@ -64,19 +62,14 @@ fn a_storm_on_few_names(mode: Mode) {
     });
     sync_directory(&files).unwrap();
     let contents = || -> Vec<_> {
-        (0..NAMES)
-            .map(|index| fs::read(files.join(format!("n{index}"))).ok())
-            .collect()
+        (0..NAMES).map(|index| fs::read(files.join(format!("n{index}"))).ok()).collect()
     };
     let before = contents();
     assert_eq!(mount.errors(), Vec::<String>::new());
     mount.remount();
     assert!(contents() == before, "a remount changes nothing");
     for index in 0..NAMES {
-        expect(
-            fs::remove_file(files.join(format!("n{index}"))),
-            &[libc::ENOENT],
-        );
+        expect(fs::remove_file(files.join(format!("n{index}"))), &[libc::ENOENT]);
     }
     mount.remount();
     assert_eq!((mount.objects().len(), mount.staging().len()), (0, 0));

@@ -34,10 +34,7 @@ fn a_time_set_right_after_close_stays(mode: Mode) {
         assert_eq!(modified(&path), time);
         let ctime = fs::metadata(&path).unwrap().ctime();
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-        assert!(
-            (now.unwrap().as_secs().cast_signed() - ctime).abs() < 60,
-            "ctime is not set"
-        );
+        assert!((now.unwrap().as_secs().cast_signed() - ctime).abs() < 60, "ctime is not set");
     }
     // And before close.
     let path = mount.files("open");
@@ -83,12 +80,8 @@ fn a_file_comes_to_rest_without_being_told(mode: Mode) {
     sync_directory(mount.files("")).unwrap();
     mapped[0] = 1;
     drop(mapped);
-    eventually("the file to be durable", || {
-        (mount.objects().len() == 1).then_some(())
-    });
-    eventually("the commit", || {
-        (mount.status_number("uncommitted_changes") == 0).then_some(())
-    });
+    eventually("the file to be durable", || (mount.objects().len() == 1).then_some(()));
+    eventually("the commit", || (mount.status_number("uncommitted_changes") == 0).then_some(()));
     mount.crash();
     assert_eq!(fs::read(&path).unwrap()[..2], [1, 0]);
 }

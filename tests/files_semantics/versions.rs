@@ -81,9 +81,7 @@ fn a_file_truncated_at_rest_gets_a_new_version(mode: Mode) {
     assert_eq!(fs::read(&path).unwrap(), b"new");
     assert_eq!(fs::metadata(&path).unwrap().ino(), inode);
     settle(&mount);
-    eventually("the old version to go", || {
-        (mount.objects().len() == 1).then_some(())
-    });
+    eventually("the old version to go", || (mount.objects().len() == 1).then_some(()));
     mount.remount();
     assert_eq!(fs::read(&path).unwrap(), b"new");
 }
@@ -129,9 +127,7 @@ fn an_unlinked_file_lives_until_the_last_close(mode: Mode) {
     settle(&mount);
     mount.crash();
     drop(reader);
-    eventually("the bytes of a nameless file to go", || {
-        mount.objects().is_empty().then_some(())
-    });
+    eventually("the bytes of a nameless file to go", || mount.objects().is_empty().then_some(()));
     assert_eq!(mount.status_number("objects"), 0);
 }
 
@@ -201,20 +197,13 @@ fn a_running_program_is_not_truncated(mode: Mode) {
     settle(&mount);
     let length = fs::metadata(&path).unwrap().len();
     let mut program = spawn(Command::new(&path).arg("100")).unwrap();
-    for flags in [
-        libc::O_WRONLY,
-        libc::O_RDWR | libc::O_TRUNC,
-        libc::O_RDONLY | libc::O_TRUNC,
-    ] {
+    for flags in [libc::O_WRONLY, libc::O_RDWR | libc::O_TRUNC, libc::O_RDONLY | libc::O_TRUNC] {
         crate::common::sys::assert_errno(open(&path, flags), libc::ETXTBSY);
         assert_eq!(fs::metadata(&path).unwrap().len(), length);
     }
     program.kill().unwrap();
     let status = program.wait().unwrap();
-    assert_eq!(
-        std::os::unix::process::ExitStatusExt::signal(&status),
-        Some(libc::SIGKILL)
-    );
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(libc::SIGKILL));
     eventually("the program to be let go", || {
         open(&path, libc::O_RDONLY | libc::O_TRUNC).ok().map(drop)
     });

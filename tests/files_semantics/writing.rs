@@ -55,10 +55,7 @@ fn holes_are_found_and_cost_nothing(mode: Mode) {
 
     let empty = open(mount.files("hole"), CREATE).unwrap();
     empty.set_len(10 << 20).unwrap();
-    assert!(
-        empty.metadata().unwrap().blocks() >= 1,
-        "tar -S would drop it"
-    );
+    assert!(empty.metadata().unwrap().blocks() >= 1, "tar -S would drop it");
 }
 
 fn space_is_allocated_punched_and_zeroed(mode: Mode) {
@@ -185,8 +182,5 @@ fn free_space_follows_the_disk(mode: Mode) {
     let bytes = |stat: &nix::sys::statvfs::Statvfs| stat.blocks_available() * stat.fragment_size();
     let apart = bytes(&ours).abs_diff(bytes(&theirs));
     assert!(apart < 1 << 30, "{apart} bytes apart");
-    assert_eq!(
-        ours.blocks() * 4096,
-        theirs.blocks() * theirs.fragment_size()
-    );
+    assert_eq!(ours.blocks() * 4096, theirs.blocks() * theirs.fragment_size());
 }

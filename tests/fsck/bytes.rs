@@ -32,26 +32,12 @@ fn damaged_bytes_become_a_miss_and_go_to_quarantine() {
             std::fs::write(&file, bytes).unwrap();
         }
     };
-    let patient = check(
-        flip(PAGE, 5000),
-        &["0000000.safetensors: the bytes of object"],
-        &[PAGE],
-    );
+    let patient = check(flip(PAGE, 5000), &["0000000.safetensors: the bytes of object"], &[PAGE]);
     let names = patient.path.join("quarantine").read_dir().unwrap();
-    let reason = names
-        .map(|entry| entry.unwrap().path())
-        .find(|path| path.extension().is_some());
-    assert!(
-        std::fs::read_to_string(reason.unwrap())
-            .unwrap()
-            .starts_with(PAGE)
-    );
+    let reason = names.map(|entry| entry.unwrap().path()).find(|path| path.extension().is_some());
+    assert!(std::fs::read_to_string(reason.unwrap()).unwrap().starts_with(PAGE));
     check(flip(PAGE, 9), &["0000000.safetensors: "], &[PAGE]);
-    check(
-        flip("files/d/b", 0),
-        &["files/d/b: the bytes of object"],
-        &["files/d/b"],
-    );
+    check(flip("files/d/b", 0), &["files/d/b: the bytes of object"], &["files/d/b"]);
     // One object behind two names.
     check(
         flip("files/a", 0),
@@ -64,27 +50,17 @@ fn damaged_bytes_become_a_miss_and_go_to_quarantine() {
 fn cut_and_missing_bytes() {
     let cut = |path: &'static str| {
         move |patient: &Patient| {
-            let file = std::fs::OpenOptions::new()
-                .write(true)
-                .open(patient.object_path(path))
-                .unwrap();
+            let file =
+                std::fs::OpenOptions::new().write(true).open(patient.object_path(path)).unwrap();
             file.set_len(4).unwrap();
         }
     };
     let remove = |path: &'static str| {
         move |patient: &Patient| std::fs::remove_file(patient.object_path(path)).unwrap()
     };
-    check(
-        cut("files/d/b"),
-        &["has 4 bytes instead of 10000"],
-        &["files/d/b"],
-    );
+    check(cut("files/d/b"), &["has 4 bytes instead of 10000"], &["files/d/b"]);
     check(cut(PAGE), &["0000000.safetensors: "], &[PAGE]);
-    check(
-        remove(PAGE),
-        &["0000000.safetensors: the bytes of object"],
-        &[PAGE],
-    );
+    check(remove(PAGE), &["0000000.safetensors: the bytes of object"], &[PAGE]);
     check(
         remove("models/m/sequences/s/tokens"),
         &["tokens: the bytes of object"],
@@ -146,20 +122,12 @@ fn records_of_objects() {
             patient.put(&key, &record);
         }
     };
-    check(
-        change(|record| record.references = 3),
-        &["3 references instead of 1"],
-        &[],
-    );
+    check(change(|record| record.references = 3), &["3 references instead of 1"], &[]);
     check(
         |patient| {
             let key = number_key(b'O', 0x0000_0001_0000_0099);
-            let record = ObjectRecord {
-                kind: ObjectKind::File,
-                length: 5,
-                checksum: None,
-                references: 1,
-            };
+            let record =
+                ObjectRecord { kind: ObjectKind::File, length: 5, checksum: None, references: 1 };
             patient.put(&key, &record);
         },
         &["no file refers to it; its record is removed", "totals"],
@@ -167,14 +135,7 @@ fn records_of_objects() {
     );
     check(
         |patient| {
-            patient.put(
-                b"T",
-                &Totals {
-                    objects: 1,
-                    pages: 2,
-                    bytes: 3,
-                },
-            );
+            patient.put(b"T", &Totals { objects: 1, pages: 2, bytes: 3 });
         },
         &["totals: 1 objects, 2 pages, 3 bytes"],
         &[],
@@ -186,11 +147,7 @@ fn files_that_no_record_knows() {
     let plant = |patient: &Patient| {
         std::fs::write(patient.path.join("objects/01/0000000100000123"), b"orphan").unwrap();
     };
-    let patient = check(
-        plant,
-        &["object 0000000100000123: has no record, removed"],
-        &[],
-    );
+    let patient = check(plant, &["object 0000000100000123: has no record, removed"], &[]);
     assert!(!patient.path.join("objects/01/0000000100000123").exists());
 }
 
@@ -198,9 +155,7 @@ fn files_that_no_record_knows() {
 fn what_a_crash_leaves_is_no_damage() {
     let patient = Patient::new();
     let fs = Mounted::open(&patient.path);
-    let staged =
-        fs.0.create(&fs.place("files/half"), 0o644, CALLER, true)
-            .unwrap();
+    let staged = fs.0.create(&fs.place("files/half"), 0o644, CALLER, true).unwrap();
     fs.0.write(staged.opened.handle, 0, b"half", true).unwrap();
     // Written to in place, and unlinked while open.
     let b = fs.find("files/d/b").unwrap();
@@ -210,29 +165,18 @@ fn what_a_crash_leaves_is_no_damage() {
     fs.0.open_file(zero, libc::O_RDONLY).unwrap();
     fs.0.unlink(&fs.place("files/zero")).unwrap();
     fs.0.commit().unwrap();
-    std::fs::write(
-        patient.path.join("objects/01/0000000100000123"),
-        b"not committed",
-    )
-    .unwrap();
+    std::fs::write(patient.path.join("objects/01/0000000100000123"), b"not committed").unwrap();
     drop(fs);
     let before = patient.bytes();
     let report = patient.fsck(false);
     assert_eq!(report.findings, []);
-    let expected = fsck::Leftovers {
-        staged: 1,
-        unsettled: 1,
-        unreferenced: 2,
-    };
+    let expected = fsck::Leftovers { staged: 1, unsettled: 1, unreferenced: 2 };
     assert_eq!(report.leftovers, expected);
     assert!(patient.bytes() == before);
     let repaired = patient.fsck(true);
     assert_eq!((repaired.findings, repaired.leftovers), (vec![], expected));
     let after = patient.fsck(false);
-    assert_eq!(
-        (after.findings, after.leftovers),
-        (vec![], fsck::Leftovers::default())
-    );
+    assert_eq!((after.findings, after.leftovers), (vec![], fsck::Leftovers::default()));
     let fs = Mounted::open(&patient.path);
     assert_eq!(fs.read("files/zero"), None);
     assert_eq!(fs.read("files/half"), None);
@@ -249,10 +193,7 @@ fn a_subset_reads_only_its_part() {
     std::fs::write(&file, bytes).unwrap();
     let store = Store::open(&patient.path).unwrap();
     for part in 1..=3 {
-        let options = FsckOptions {
-            repair: false,
-            subset: Some((part, 3)),
-        };
+        let options = FsckOptions { repair: false, subset: Some((part, 3)) };
         let report = fsck::run(&store, &options, &|_, _| ()).unwrap();
         let expected = usize::from(object % 3 == u64::from(part) - 1);
         assert_eq!(report.findings.len(), expected, "part {part}");
@@ -269,9 +210,6 @@ fn a_database_beyond_reading_is_told() {
     std::fs::write(&file, bytes).unwrap();
     let report = patient.fsck(false);
     assert_eq!(report.findings.len(), 1, "{report:?}");
-    assert!(
-        report.findings[0].what.starts_with("meta.redb: "),
-        "{report:?}"
-    );
+    assert!(report.findings[0].what.starts_with("meta.redb: "), "{report:?}");
     assert!(!report.findings[0].repaired);
 }

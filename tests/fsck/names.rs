@@ -12,24 +12,14 @@ fn names_that_lead_nowhere() {
             patient.change(&number_key(b'I', id.0), None);
         }
     };
-    check(
-        remove_inode("files/symlink"),
-        &["files/symlink: leads to inode"],
-        &[],
-    );
+    check(remove_inode("files/symlink"), &["files/symlink: leads to inode"], &[]);
     // Its object is then one that nothing refers to.
     let patient = check(
         remove_inode("files/d/b"),
-        &[
-            "files/d/b: leads to inode",
-            "no file refers to it; its bytes are kept",
-        ],
+        &["files/d/b: leads to inode", "no file refers to it; its bytes are kept"],
         &["files/d/b"],
     );
-    assert_eq!(
-        patient.path.join("quarantine").read_dir().unwrap().count(),
-        2
-    );
+    assert_eq!(patient.path.join("quarantine").read_dir().unwrap().count(), 2);
 }
 
 #[test]
@@ -55,16 +45,8 @@ fn records_that_cannot_be_decoded() {
         &["b in directory", "has no name, now files/lost+found/#"],
         &["files/d/b"],
     );
-    check(
-        garble(b'O', "files/d/b"),
-        &["cannot be decoded", "has no record, made", "totals"],
-        &[],
-    );
-    check(
-        |patient| patient.change(b"T", Some(&[0xff])),
-        &["the totals", "totals: 0 objects"],
-        &[],
-    );
+    check(garble(b'O', "files/d/b"), &["cannot be decoded", "has no record, made", "totals"], &[]);
+    check(|patient| patient.change(b"T", Some(&[0xff])), &["the totals", "totals: 0 objects"], &[]);
 }
 
 #[test]
@@ -74,13 +56,7 @@ fn wrong_types_and_keys_of_names() {
             let records = patient.records();
             let key = records.entry_key("files/a");
             let entry: Entry = records.get(&key);
-            patient.put(
-                &key,
-                &Entry {
-                    file_type: libc::S_IFDIR,
-                    ..entry
-                },
-            );
+            patient.put(&key, &Entry { file_type: libc::S_IFDIR, ..entry });
         },
         &["files/a: listed as another type"],
         &[],
@@ -90,9 +66,7 @@ fn wrong_types_and_keys_of_names() {
             let mut key = number_key(b'E', 3);
             key.extend([9; 8]);
             key.extend(b"unreachable");
-            let entry: Entry = patient
-                .records()
-                .get(&patient.records().entry_key("files/a"));
+            let entry: Entry = patient.records().get(&patient.records().entry_key("files/a"));
             patient.put(&key, &entry);
         },
         &["unreachable in directory 3: a name that cannot be looked up"],
@@ -124,11 +98,7 @@ fn directories_that_think_to_be_elsewhere() {
             }
         });
     };
-    check(
-        rename,
-        &["files/d/e: the directory thinks to be elsewhere"],
-        &[],
-    );
+    check(rename, &["files/d/e: the directory thinks to be elsewhere"], &[]);
     let class = |patient: &Patient| {
         patient.put_inode(LAYER, |inode| {
             if let Kind::Directory { class, .. } = &mut inode.kind {
@@ -136,11 +106,7 @@ fn directories_that_think_to_be_elsewhere() {
             }
         });
     };
-    check(
-        class,
-        &["marked as Layer(1), stands where Layer(0) belongs"],
-        &[],
-    );
+    check(class, &["marked as Layer(1), stands where Layer(0) belongs"], &[]);
 }
 
 #[test]
@@ -150,10 +116,7 @@ fn directories_without_a_name() {
     };
     check(
         remove_name("files/empty"),
-        &[
-            "has no name and no file in it, removed",
-            "files: link count",
-        ],
+        &["has no name and no file in it, removed", "files: link count"],
         &[],
     );
     let patient = check(
@@ -176,18 +139,11 @@ fn directories_without_a_name() {
             "tokens: marked",
             "tail: marked",
         ],
-        &[
-            PAGE,
-            NEXT_PAGE,
-            "models/m/sequences/s/tokens",
-            "models/m/sequences/s/000/0000032.tail",
-        ],
+        &[PAGE, NEXT_PAGE, "models/m/sequences/s/tokens", "models/m/sequences/s/000/0000032.tail"],
     );
     let fs = Mounted::open(&patient.path);
-    let kept = format!(
-        "files/lost+found/{}/000/0000000.safetensors",
-        fs.list("files/lost+found")[0]
-    );
+    let kept =
+        format!("files/lost+found/{}/000/0000000.safetensors", fs.list("files/lost+found")[0]);
     assert_eq!(fs.read(&kept), Some(Ok(patient.files[PAGE].clone())));
     fs.close();
 }
@@ -204,13 +160,7 @@ fn a_circle_of_directories() {
                 let hash = (twox_hash::XxHash3_64::oneshot(b"d") >> 2).max(3);
                 [&number_key(b'E', e.0)[..], &hash.to_be_bytes(), b"d"].concat()
             };
-            patient.put(
-                &fs_key,
-                &Entry {
-                    inode: d,
-                    file_type: libc::S_IFDIR,
-                },
-            );
+            patient.put(&fs_key, &Entry { inode: d, file_type: libc::S_IFDIR });
             let mut inode: Inode = records.get(&number_key(b'I', d.0));
             if let Kind::Directory { parent, .. } = &mut inode.kind {
                 *parent = e;
@@ -283,9 +233,5 @@ fn attributes_and_marks_without_an_inode() {
 
 #[test]
 fn numbers_of_a_later_epoch() {
-    check(
-        |patient| patient.put(b"C", &(0_u32, true)),
-        &["epoch 0: numbers of epoch 1"],
-        &[],
-    );
+    check(|patient| patient.put(b"C", &(0_u32, true)), &["epoch 0: numbers of epoch 1"], &[]);
 }

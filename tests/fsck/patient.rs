@@ -28,11 +28,7 @@ impl Mounted {
     pub(crate) fn open(path: &Path) -> Mounted {
         let store = Store::open_or_create(path).unwrap();
         let (sender, _) = crossbeam_channel::bounded(1 << 16);
-        Mounted(
-            FileSystem::open(store, Arc::new(Observer::new()), sender)
-                .unwrap()
-                .0,
-        )
+        Mounted(FileSystem::open(store, Arc::new(Observer::new()), sender).unwrap().0)
     }
 
     pub(crate) fn find(&self, path: &str) -> Option<InodeId> {
@@ -49,23 +45,15 @@ impl Mounted {
     pub(crate) fn place(&self, path: &str) -> Place {
         let (parent, name) = path.rsplit_once('/').unwrap_or(("", path));
         let parent = self.find(parent).unwrap();
-        Place {
-            parent,
-            name: name.as_bytes().to_vec(),
-        }
+        Place { parent, name: name.as_bytes().to_vec() }
     }
 
     pub(crate) fn directory(&self, path: &str) {
-        self.0
-            .make(&self.place(path), &NewNode::Directory, 0o755, CALLER)
-            .unwrap();
+        self.0.make(&self.place(path), &NewNode::Directory, 0o755, CALLER).unwrap();
     }
 
     pub(crate) fn write(&self, path: &str, bytes: &[u8]) {
-        let created = self
-            .0
-            .create(&self.place(path), 0o644, CALLER, true)
-            .unwrap();
+        let created = self.0.create(&self.place(path), 0o644, CALLER, true).unwrap();
         self.0.write(created.opened.handle, 0, bytes, true).unwrap();
         self.0.flush(created.opened.handle).unwrap();
         self.0.release(created.opened.handle).unwrap();
@@ -104,21 +92,16 @@ impl Mounted {
 pub(crate) fn page(manifest: &Manifest, start: u64) -> Vec<u8> {
     let place = PagePlace::new(manifest, Layer(0), TokenStart(start)).unwrap();
     let length = usize::try_from(place.geometry().row_bytes()).unwrap() * TOKENS as usize;
-    let rows: Vec<u8> = (0..=250)
-        .cycle()
-        .skip(usize::try_from(start).unwrap())
-        .take(length)
-        .collect();
+    let rows: Vec<u8> =
+        (0..=250).cycle().skip(usize::try_from(start).unwrap()).take(length).collect();
     pack_page(&place, &rows, TOKENS).unwrap()
 }
 
 /// A store with one of everything.
 pub(crate) fn make_store(path: &Path) -> Files {
     let fs = Mounted::open(path);
-    let fields = ManifestFields {
-        page_tokens: TOKENS,
-        ..ManifestFields::new("m", Dtype::F16, 2, 2, 8)
-    };
+    let fields =
+        ManifestFields { page_tokens: TOKENS, ..ManifestFields::new("m", Dtype::F16, 2, 2, 8) };
     let manifest = Manifest::new(fields).unwrap();
     let mut files = Files::new();
     for path in [
@@ -135,16 +118,12 @@ pub(crate) fn make_store(path: &Path) -> Files {
         }
         fs.directory(path);
     }
-    files.insert(
-        "models/m/manifest.json".into(),
-        manifest.to_json().into_bytes(),
-    );
+    files.insert("models/m/manifest.json".into(), manifest.to_json().into_bytes());
     for (name, start) in [(PAGE, 0), (NEXT_PAGE, u64::from(TOKENS))] {
         let bytes = page(&manifest, start);
         let temporary = format!("{LAYER}/.tmp");
         fs.write(&temporary, &bytes);
-        fs.0.rename(&fs.place(&temporary), &fs.place(name), 0)
-            .unwrap();
+        fs.0.rename(&fs.place(&temporary), &fs.place(name), 0).unwrap();
         files.insert(name.into(), bytes);
     }
     for (name, bytes) in [
@@ -161,15 +140,8 @@ pub(crate) fn make_store(path: &Path) -> Files {
     let a = fs.find("files/a").unwrap();
     fs.0.link(a, &fs.place("files/d/linked")).unwrap();
     files.insert("files/d/linked".into(), b"first".to_vec());
-    fs.0.make(
-        &fs.place("files/symlink"),
-        &NewNode::Symlink(b"a".to_vec()),
-        0o777,
-        CALLER,
-    )
-    .unwrap();
-    fs.0.set_extended_attribute(a, b"user.colour", b"blue", 0)
-        .unwrap();
+    fs.0.make(&fs.place("files/symlink"), &NewNode::Symlink(b"a".to_vec()), 0o777, CALLER).unwrap();
+    fs.0.set_extended_attribute(a, b"user.colour", b"blue", 0).unwrap();
     fs.close();
     files
 }
@@ -235,11 +207,7 @@ impl Patient {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("store");
         let files = make_store(&path);
-        Patient {
-            _directory: directory,
-            path,
-            files,
-        }
+        Patient { _directory: directory, path, files }
     }
 
     pub(crate) fn records(&self) -> Records {
@@ -278,10 +246,7 @@ impl Patient {
 
     pub(crate) fn fsck(&self, repair: bool) -> Report {
         let store = Store::open(&self.path).unwrap();
-        let options = FsckOptions {
-            repair,
-            subset: None,
-        };
+        let options = FsckOptions { repair, subset: None };
         fsck::run(&store, &options, &|_, _| ()).unwrap()
     }
 
@@ -306,34 +271,17 @@ pub(crate) fn check(damage: impl FnOnce(&Patient), expected: &[&str], lost: &[&s
     damage(&patient);
     let before = patient.bytes();
     let found = patient.fsck(false);
-    let lines: Vec<&str> = found
-        .findings
-        .iter()
-        .map(|finding| finding.what.as_str())
-        .collect();
-    assert_eq!(
-        lines.len(),
-        expected.len(),
-        "{lines:#?} instead of {expected:#?}"
-    );
+    let lines: Vec<&str> = found.findings.iter().map(|finding| finding.what.as_str()).collect();
+    assert_eq!(lines.len(), expected.len(), "{lines:#?} instead of {expected:#?}");
     for part in expected {
-        assert!(
-            lines.iter().any(|line| line.contains(part)),
-            "{part:?} is not in {lines:#?}"
-        );
+        assert!(lines.iter().any(|line| line.contains(part)), "{part:?} is not in {lines:#?}");
     }
     assert!(found.findings.iter().all(|finding| !finding.repaired));
     assert!(lines.iter().all(|line| !line.contains('\n')));
-    assert!(
-        patient.bytes() == before,
-        "a check without repair changed the store"
-    );
+    assert!(patient.bytes() == before, "a check without repair changed the store");
 
     let repaired = patient.fsck(true);
-    assert!(
-        repaired.findings.iter().all(|finding| finding.repaired),
-        "{repaired:#?}"
-    );
+    assert!(repaired.findings.iter().all(|finding| finding.repaired), "{repaired:#?}");
     assert_eq!(repaired.findings.len(), expected.len());
     let after = patient.fsck(false);
     assert_eq!(after.findings, [], "after the repair");

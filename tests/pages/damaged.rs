@@ -6,11 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::common::sys::{assert_errno, getxattr, open, rename, sync_directory, write_and_close};
 use crate::common::{Mode, Model, Mount};
 
-in_both_modes!(
-    swapped_while_unmounted,
-    swapped_while_mounted,
-    flipped_cut_and_missing,
-);
+in_both_modes!(swapped_while_unmounted, swapped_while_mounted, flipped_cut_and_missing,);
 
 /// Two sealed and committed pages, and their object files.
 fn prepared(mode: Mode) -> (Mount, [PathBuf; 2], [PathBuf; 2]) {
@@ -93,21 +89,11 @@ fn flipped_cut_and_missing(mode: Mode) {
     assert_errno(open(&paths[1], libc::O_RDONLY), libc::EIO);
     let errors = mount.errors();
     assert_eq!(errors.len(), 2, "{errors:#?}");
-    assert!(
-        errors[0].contains("chat/000/0000000.safetensors"),
-        "{errors:#?}"
-    );
-    assert!(
-        errors[1].contains("8000 bytes instead of 8192"),
-        "{errors:#?}"
-    );
+    assert!(errors[0].contains("chat/000/0000000.safetensors"), "{errors:#?}");
+    assert!(errors[1].contains("8000 bytes instead of 8192"), "{errors:#?}");
     std::fs::remove_file(&objects[0]).unwrap();
     assert_errno(open(&paths[0], libc::O_RDONLY), libc::EIO);
-    assert!(
-        mount.errors()[2].contains("missing"),
-        "{:#?}",
-        mount.errors()
-    );
+    assert!(mount.errors()[2].contains("missing"), "{:#?}", mount.errors());
     // A good copy can be put in its place.
     let model = Model::small();
     write_and_close(mount.files("copy"), &model.page(0, 0, 0)).unwrap();

@@ -137,11 +137,7 @@ fn an_unfinished_file_leaves_nothing(mode: Mode) {
     let path = model.page_path(&mount, "chat", 0, 0);
     let new = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL;
     let mut held = Vec::new();
-    for target in [
-        path.clone(),
-        path.with_file_name(".x"),
-        mount.files("plain"),
-    ] {
+    for target in [path.clone(), path.with_file_name(".x"), mount.files("plain")] {
         let file = open(&target, new).unwrap();
         file.write_all_at(&page[..4096], 0).unwrap();
         held.push(file);
@@ -156,10 +152,7 @@ fn an_unfinished_file_leaves_nothing(mode: Mode) {
     assert_errno(std::fs::metadata(path.with_file_name(".x")), libc::ENOENT);
     assert_errno(std::fs::metadata(mount.files("plain")), libc::ENOENT);
     assert_eq!(mount.staging().len(), 0);
-    assert_eq!(
-        std::fs::read_dir(path.parent().unwrap()).unwrap().count(),
-        0
-    );
+    assert_eq!(std::fs::read_dir(path.parent().unwrap()).unwrap().count(), 0);
     write_and_close(&path, &page).unwrap();
     assert!(std::fs::read(&path).unwrap() == page);
 }

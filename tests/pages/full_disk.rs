@@ -21,27 +21,12 @@ impl SmallDisk {
     fn new() -> SmallDisk {
         let directory = scratch_directory();
         let image = directory.path().join("image");
-        std::fs::File::create(&image)
-            .unwrap()
-            .set_len(48 << 20)
-            .unwrap();
-        succeed(
-            Command::new("mkfs.ext4")
-                .args(["-q", "-m", "0"])
-                .arg(&image),
-        );
+        std::fs::File::create(&image).unwrap().set_len(48 << 20).unwrap();
+        succeed(Command::new("mkfs.ext4").args(["-q", "-m", "0"]).arg(&image));
         let mountpoint = directory.path().join("disk");
         std::fs::create_dir(&mountpoint).unwrap();
-        succeed(
-            Command::new("mount")
-                .args(["-o", "loop"])
-                .arg(&image)
-                .arg(&mountpoint),
-        );
-        SmallDisk {
-            mountpoint,
-            _directory: directory,
-        }
+        succeed(Command::new("mount").args(["-o", "loop"]).arg(&image).arg(&mountpoint));
+        SmallDisk { mountpoint, _directory: directory }
     }
 
     /// Takes all the space that is left.
@@ -61,10 +46,7 @@ impl SmallDisk {
 
 impl Drop for SmallDisk {
     fn drop(&mut self) {
-        if !output(Command::new("umount").arg(&self.mountpoint))
-            .status
-            .success()
-        {
+        if !output(Command::new("umount").arg(&self.mountpoint)).status.success() {
             output(Command::new("umount").arg("-l").arg(&self.mountpoint));
         }
     }

@@ -82,10 +82,7 @@ fn a_refused_page_fails_close_and_is_kept(mode: Mode) {
     assert!(reason.contains(name), "{reason}");
     let errors = mount.errors();
     assert_eq!(errors.len(), 1, "{errors:?}");
-    assert!(
-        errors[0].contains(name) && errors[0].contains("8000 bytes"),
-        "{errors:?}"
-    );
+    assert!(errors[0].contains(name) && errors[0].contains("8000 bytes"), "{errors:?}");
     let refused = mount.metric("kvfs_pages_refused_total{reason=\"size\"}");
     assert_eq!(refused, 1);
     assert_eq!(mount.status("quarantined_objects"), "1");

@@ -48,10 +48,7 @@ fn it_may_change_until_there_are_sequences(mode: Mode) {
     let path = model.directory(&mount).join("manifest.json");
     write_and_close(mount.files("m"), other.manifest.to_json().as_bytes()).unwrap();
     rename(mount.files("m"), &path).unwrap();
-    assert_eq!(
-        std::fs::read_to_string(&path).unwrap(),
-        other.manifest.to_json()
-    );
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), other.manifest.to_json());
     // Pages are checked against the new one.
     let page = model.page_path(&mount, "chat", 0, 0);
     assert_errno(write_and_close(&page, &model.page(0, 0, 1)), libc::EINVAL);
@@ -72,20 +69,14 @@ fn afterwards_only_notes_may_change(mode: Mode) {
     assert_errno(rename(mount.files("m"), &path), libc::EINVAL);
     let errors = mount.errors();
     assert_eq!(errors.len(), 1, "{errors:#?}");
-    assert!(
-        errors[0].contains("models/small/manifest.json: "),
-        "{errors:#?}"
-    );
+    assert!(errors[0].contains("models/small/manifest.json: "), "{errors:#?}");
     assert!(errors[0].contains("written once"), "{errors:#?}");
     assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
     // Who wrote the pages is a note.
     let noted = Model::with(|fields| fields.engine = Some("test".to_owned()));
     write_and_close(mount.files("n"), noted.manifest.to_json().as_bytes()).unwrap();
     rename(mount.files("n"), &path).unwrap();
-    assert_eq!(
-        std::fs::read_to_string(&path).unwrap(),
-        noted.manifest.to_json()
-    );
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), noted.manifest.to_json());
     assert!(std::fs::read(&page).unwrap() == model.page(0, 0, 1));
     let next = model.page_path(&mount, "chat", 0, 32);
     write_and_close(&next, &model.page(0, 32, 1)).unwrap();

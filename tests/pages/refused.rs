@@ -75,18 +75,10 @@ fn broken_files(model: &Model) -> Vec<Broken> {
         ("empty", Vec::new(), "0 bytes"),
         ("one byte", vec![1], "1 bytes"),
         ("header only", good[..4096].to_vec(), "4096 bytes"),
-        (
-            "cut in the header",
-            good[..100].to_vec(),
-            "100 of 4096 bytes",
-        ),
+        ("cut in the header", good[..100].to_vec(), "100 of 4096 bytes"),
         ("cut by one", good[..8191].to_vec(), "8191 bytes"),
         ("one too many", [&good[..], &[0]].concat(), "8193 bytes"),
-        (
-            "padded with zeros",
-            [&good[..], &[0; 4096]].concat(),
-            "12288 bytes",
-        ),
+        ("padded with zeros", [&good[..], &[0; 4096]].concat(), "12288 bytes"),
         ("all zeros", vec![0; 8192], ""),
     ]
 }
@@ -226,12 +218,7 @@ fn pages_in_the_wrong_place(mode: Mode) {
     });
     model.install(&mount);
     let rows = model.rows(1, 32);
-    let page = pack_rows(
-        model.manifest.geometry(),
-        &rows,
-        32,
-        &kvfs::page::Metadata::new(),
-    );
+    let page = pack_rows(model.manifest.geometry(), &rows, 32, &kvfs::page::Metadata::new());
     let page = page.unwrap();
     let check = |layer: u32, start: u64, why: &str| {
         let path = model.page_path(&mount, "chat", layer, start);
@@ -274,35 +261,14 @@ fn manifests(mode: Mode) {
         (b"not json".to_vec(), ""),
         (good.as_bytes()[..good.len() / 2].to_vec(), ""),
         (vec![b' '; 2 << 20], ""),
-        (
-            change("\"schema_version\": 1", "\"schema_version\": 2"),
-            "newer kvfs",
-        ),
-        (
-            change("\"schema_version\": 1", "\"schema_version\": 0"),
-            "schema_version",
-        ),
-        (
-            change("\"num_layers\": 2", "\"num_layers\": 0"),
-            "num_layers",
-        ),
-        (
-            change("\"num_layers\": 2", "\"num_layers\": 5000"),
-            "num_layers",
-        ),
+        (change("\"schema_version\": 1", "\"schema_version\": 2"), "newer kvfs"),
+        (change("\"schema_version\": 1", "\"schema_version\": 0"), "schema_version"),
+        (change("\"num_layers\": 2", "\"num_layers\": 0"), "num_layers"),
+        (change("\"num_layers\": 2", "\"num_layers\": 5000"), "num_layers"),
         (change("\"head_dim\": 16", "\"head_dim\": -1"), ""),
         (change("\"dtype\": \"f16\"", "\"dtype\": \"f17\""), "f17"),
-        (
-            change("\"dtype\": \"f16\"", "\"dtype\": \"q8_0\""),
-            "head_dim",
-        ),
-        (
-            change(
-                "\"num_layers\": 2",
-                "\"num_layers\": 2, \"layers\": [\"attention\"]",
-            ),
-            "layers",
-        ),
+        (change("\"dtype\": \"f16\"", "\"dtype\": \"q8_0\""), "head_dim"),
+        (change("\"num_layers\": 2", "\"num_layers\": 2, \"layers\": [\"attention\"]"), "layers"),
     ];
     for (bytes, why) in cases {
         let text = String::from_utf8_lossy(&bytes[..bytes.len().min(300)]).into_owned();
@@ -338,12 +304,7 @@ fn a_missing_manifest(mode: Mode) {
     let before = mount.errors();
     let tail = model.tail_path(&mount, "chat", 0, 32);
     assert_errno(open(&tail, libc::O_WRONLY | libc::O_CREAT), libc::EINVAL);
-    one_line(
-        &mount,
-        &before,
-        &format!("{LAYER}/0000032.tail"),
-        "no manifest.json",
-    );
+    one_line(&mount, &before, &format!("{LAYER}/0000032.tail"), "no manifest.json");
 
     // With the manifest everything is fine, also what was refused before.
     let manifest = model.directory(&mount).join("manifest.json");
@@ -384,20 +345,12 @@ fn odd_names(mode: Mode) {
             let path = directory.join(name);
             write_and_close(&path, b"x").unwrap();
             let listed = std::fs::read_dir(directory).unwrap();
-            assert!(
-                listed
-                    .into_iter()
-                    .any(|entry| entry.unwrap().path() == path)
-            );
+            assert!(listed.into_iter().any(|entry| entry.unwrap().path() == path));
             std::fs::remove_file(path).unwrap();
         }
     }
     let long = OsStr::from_bytes(&[b'x'; 256]);
-    for directory in [
-        mount.files(""),
-        model.sequence(&mount, ""),
-        mount.join("models"),
-    ] {
+    for directory in [mount.files(""), model.sequence(&mount, ""), mount.join("models")] {
         let path = directory.join(long);
         assert_errno(write_and_close(&path, b"x"), libc::ENAMETOOLONG);
         assert_errno(std::fs::create_dir(&path), libc::ENAMETOOLONG);
@@ -405,14 +358,8 @@ fn odd_names(mode: Mode) {
         assert_errno(symlink("x", &path), libc::ENAMETOOLONG);
     }
     write_and_close(mount.files("x"), b"x").unwrap();
-    assert_errno(
-        rename(mount.files("x"), mount.files(long)),
-        libc::ENAMETOOLONG,
-    );
-    assert_errno(
-        std::fs::hard_link(mount.files("x"), mount.files(long)),
-        libc::ENAMETOOLONG,
-    );
+    assert_errno(rename(mount.files("x"), mount.files(long)), libc::ENAMETOOLONG);
+    assert_errno(std::fs::hard_link(mount.files("x"), mount.files(long)), libc::ENAMETOOLONG);
 }
 
 fn links(mode: Mode) {
@@ -439,10 +386,7 @@ fn links(mode: Mode) {
         assert_errno(open(&other, libc::O_WRONLY), libc::EPERM);
     }
     // A page that got an ordinary name may come back to its place, and only there.
-    assert_errno(
-        std::fs::hard_link(mount.files("kept"), path("c", 0, 32)),
-        libc::EPERM,
-    );
+    assert_errno(std::fs::hard_link(mount.files("kept"), path("c", 0, 32)), libc::EPERM);
     std::fs::hard_link(mount.files("kept"), path("c", 0, 0)).unwrap();
 
     // An ordinary file never becomes a page by a link: somebody may still write to it.
@@ -467,16 +411,9 @@ fn reserved_names(mode: Mode) {
     let model = Model::small();
     model.install(&mount);
     for name in ["x", ".x", "x.tmp", "models", "manifest.json"] {
-        let expected = if name == "models" {
-            libc::EEXIST
-        } else {
-            libc::EPERM
-        };
+        let expected = if name == "models" { libc::EEXIST } else { libc::EPERM };
         let path = mount.join(name);
-        assert_errno(
-            open(&path, libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL),
-            expected,
-        );
+        assert_errno(open(&path, libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL), expected);
         assert_errno(std::fs::create_dir(&path), expected);
         assert_errno(symlink("x", &path), expected);
     }
@@ -486,10 +423,7 @@ fn reserved_names(mode: Mode) {
         assert_errno(rename(mount.files("x"), &path), libc::EPERM);
         assert_errno(std::fs::hard_link(mount.files("x"), &path), libc::EPERM);
     }
-    assert_errno(
-        std::fs::create_dir(mount.join("models/small/slots")),
-        libc::EPERM,
-    );
+    assert_errno(std::fs::create_dir(mount.join("models/small/slots")), libc::EPERM);
     // Pages, tails and tokens are files, and neither links nor devices.
     for path in [
         model.page_path(&mount, "chat", 0, 0),
@@ -503,11 +437,7 @@ fn reserved_names(mode: Mode) {
     }
     for root in ["models", "files"] {
         assert_errno(std::fs::remove_dir(mount.join(root)), libc::EPERM);
-        let moved = mount.join(if root == "models" {
-            "files/m"
-        } else {
-            "models/f"
-        });
+        let moved = mount.join(if root == "models" { "files/m" } else { "models/f" });
         assert_errno(rename(mount.join(root), moved), libc::EPERM);
     }
 }
@@ -536,11 +466,7 @@ fn moving_pages(mode: Mode) {
     check(&page, &moved, 0);
     check(&moved, &mount.files("aside"), 0);
     assert_errno(open(mount.files("aside"), libc::O_WRONLY), libc::EPERM);
-    check(
-        &mount.files("aside"),
-        &other.page_path(&mount, "b", 0, 0),
-        libc::EPERM,
-    );
+    check(&mount.files("aside"), &other.page_path(&mount, "b", 0, 0), libc::EPERM);
     check(&mount.files("aside"), &page, 0);
     assert_eq!(std::fs::metadata(&page).unwrap().ino(), ino);
 

@@ -77,14 +77,9 @@ fn rows_are_appended(mode: Mode) {
         let outcome = pwrite(&writer, &rows[..row], elsewhere);
         assert_errno(outcome, libc::EPERM);
     }
-    assert_eq!(
-        pwrite(&writer, &rows[2 * row..4 * row], end).unwrap(),
-        2 * row
-    );
+    assert_eq!(pwrite(&writer, &rows[2 * row..4 * row], end).unwrap(), 2 * row);
     // A part of a row is taken as well: a pipe need not care for rows.
-    writer
-        .write_all_at(&rows[4 * row..4 * row + 10], 4 * row as u64)
-        .unwrap();
+    writer.write_all_at(&rows[4 * row..4 * row + 10], 4 * row as u64).unwrap();
     write(&appender, &rows[4 * row + 10..]).unwrap();
     let mut found = vec![0; rows.len()];
     writer.read_exact_at(&mut found, 0).unwrap();
@@ -93,14 +88,8 @@ fn rows_are_appended(mode: Mode) {
     close(writer).unwrap();
     close(appender).unwrap();
     assert!(std::fs::read(&path).unwrap() == rows);
-    assert_errno(
-        nix::unistd::truncate(&path, 10).map_err(Into::into),
-        libc::EPERM,
-    );
-    assert_errno(
-        nix::unistd::truncate(&path, 1 << 20).map_err(Into::into),
-        libc::EPERM,
-    );
+    assert_errno(nix::unistd::truncate(&path, 10).map_err(Into::into), libc::EPERM);
+    assert_errno(nix::unistd::truncate(&path, 1 << 20).map_err(Into::into), libc::EPERM);
     assert!(std::fs::read(&path).unwrap() == rows);
 }
 
@@ -170,9 +159,8 @@ fn filling_seals(mode: Mode) {
 /// Names in a layer of the sequence `chat`.
 fn names(model: &Model, mount: &Mount, layer: u32) -> Vec<String> {
     let entries = std::fs::read_dir(model.layer(mount, "chat", layer)).unwrap();
-    let mut names: Vec<_> = entries
-        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .collect();
+    let mut names: Vec<_> =
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
     names
 }
@@ -277,10 +265,7 @@ fn renaming_replaces_the_rows(mode: Mode) {
     // It is a tail again.
     let tail = open(&path, libc::O_WRONLY | libc::O_APPEND).unwrap();
     write(&tail, &model.rows(3, 1)).unwrap();
-    assert_errno(
-        pwrite(&open(&path, libc::O_WRONLY).unwrap(), b"x", 0),
-        libc::EPERM,
-    );
+    assert_errno(pwrite(&open(&path, libc::O_WRONLY).unwrap(), b"x", 0), libc::EPERM);
 
     for (length, why) in [(10, "no whole row"), (33 * 128, "more than a page")] {
         write_and_close(mount.files("wrong"), &fill(1, length)).unwrap();
@@ -290,11 +275,7 @@ fn renaming_replaces_the_rows(mode: Mode) {
     }
     let errors = mount.errors();
     assert_eq!(errors.len(), 2, "{errors:?}");
-    assert!(
-        errors
-            .iter()
-            .all(|line| line.contains("chat/000/0000000.tail"))
-    );
+    assert!(errors.iter().all(|line| line.contains("chat/000/0000000.tail")));
     assert!(std::fs::read(&path).unwrap() == [rows, model.rows(3, 1)].concat());
 }
 
@@ -332,10 +313,7 @@ fn a_full_tail_by_rename_seals_at_once(mode: Mode) {
     write_and_close(&path, &model.rows(1, 3)).unwrap();
     write_and_close(mount.files("full"), &model.rows(2, 32)).unwrap();
     rename(mount.files("full"), &path).unwrap();
-    assert_eq!(
-        names(&model, &mount, 0),
-        ["0000000.safetensors", "0000032.tail"]
-    );
+    assert_eq!(names(&model, &mount, 0), ["0000000.safetensors", "0000032.tail"]);
     let page = std::fs::read(model.page_path(&mount, "chat", 0, 0)).unwrap();
     assert!(page == model.page(0, 0, 2));
     assert_errno(std::fs::metadata(mount.files("full")), libc::ENOENT);

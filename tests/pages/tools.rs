@@ -97,10 +97,7 @@ fn rsync_out_and_back(mode: Mode) {
     for (from, to) in [(mount.path(), backup.as_path()), (&backup, mount.path())] {
         let (from, to) = (from.display(), to.display());
         for options in ["-ai", "-aci", "-aHi"] {
-            let moved = shell(
-                Path::new("/"),
-                &format!("rsync {options} '{from}/' '{to}/'"),
-            );
+            let moved = shell(Path::new("/"), &format!("rsync {options} '{from}/' '{to}/'"));
             assert_eq!(moved, "", "{from} to {to}");
         }
     }
@@ -116,10 +113,7 @@ fn rsync_out_and_back(mode: Mode) {
     empty.remount();
     assert_same_tree(&original, &tree(empty.path()));
     shell(mount.path(), "rm -r models/* files/*");
-    shell(
-        Path::new("/"),
-        &format!("rsync -a --inplace '{to}/' '{from}/'"),
-    );
+    shell(Path::new("/"), &format!("rsync -a --inplace '{to}/' '{from}/'"));
     assert_same_tree(&original, &tree(mount.path()));
     assert_eq!(mount.errors(), [] as [String; 0]);
     // What came back is what it was: pages are sealed, tails grow.
@@ -157,12 +151,7 @@ fn rsync_updates_a_growing_sequence(mode: Mode) {
     let (mount, model) = populated(mode);
     let replica = Mount::new(mode);
     let (from, to) = (mount.path().display(), replica.path().display());
-    let sync = || {
-        shell(
-            Path::new("/"),
-            &format!("rsync -a --delete '{from}/' '{to}/'"),
-        )
-    };
+    let sync = || shell(Path::new("/"), &format!("rsync -a --delete '{from}/' '{to}/'"));
     sync();
     let append = libc::O_WRONLY | libc::O_APPEND;
     let tail = open(model.tail_path(&mount, "a", 0, 96), append).unwrap();
@@ -185,23 +174,13 @@ fn cp_copies(mode: Mode) {
     let (from, to) = (model.sequence(&mount, "a"), model.sequence(&mount, "copy"));
     assert_same_tree(&tree(&from), &tree(&to));
     let out = mount.beside("out");
-    shell(
-        &model.sequence(&mount, ""),
-        &format!("cp -a a '{}'", out.display()),
-    );
+    shell(&model.sequence(&mount, ""), &format!("cp -a a '{}'", out.display()));
     assert_same_tree(&tree(&from), &tree(&out));
-    shell(
-        &out,
-        &format!("cp -r . '{}'", model.sequence(&mount, "in").display()),
-    );
+    shell(&out, &format!("cp -r . '{}'", model.sequence(&mount, "in").display()));
     let copied = tree(&model.sequence(&mount, "in"));
     let names: Vec<_> = copied.keys().cloned().collect();
     assert_eq!(names, tree(&out).keys().cloned().collect::<Vec<_>>());
-    assert!(
-        copied
-            .iter()
-            .all(|(name, file)| tree(&out)[name].0 == file.0)
-    );
+    assert!(copied.iter().all(|(name, file)| tree(&out)[name].0 == file.0));
     assert_eq!(mount.errors(), [] as [String; 0]);
 }
 
@@ -221,10 +200,8 @@ fn cp_shares_links(mode: Mode) {
             assert_eq!(one.1, 2);
         }
         // What grows is a copy of its own.
-        let (one, other) = (
-            model.tail_path(&mount, "a", layer, 96),
-            model.tail_path(&mount, "fork", layer, 96),
-        );
+        let (one, other) =
+            (model.tail_path(&mount, "a", layer, 96), model.tail_path(&mount, "fork", layer, 96));
         assert_ne!(inode(one.clone()), inode(other.clone()));
         let tail = open(&other, libc::O_WRONLY | libc::O_APPEND).unwrap();
         write(&tail, &model.rows(8, 1)).unwrap();
@@ -256,10 +233,7 @@ fn mv_moves_sequences(mode: Mode) {
     // Another model of the same cache: mv copies, and every page is checked.
     let other = Model::small().named("other");
     other.install(&mount);
-    shell(
-        &mount.join("models"),
-        "mv small/sequences/moved other/sequences/",
-    );
+    shell(&mount.join("models"), "mv small/sequences/moved other/sequences/");
     assert_same_tree(&content, &tree(&other.sequence(&mount, "moved")));
     assert!(!model.sequence(&mount, "moved").exists());
     // Out of the models and back.
@@ -278,42 +252,21 @@ fn nothing_virtual_shows(mode: Mode) {
     }
     assert_eq!(shell(mount.path(), "ls -A"), "files\nmodels\n");
     assert_eq!(shell(mount.path(), "find . -type f | wc -l").trim(), "21");
-    let bytes: u64 = tree(mount.path())
-        .values()
-        .map(|file| file.0.len() as u64)
-        .sum();
+    let bytes: u64 = tree(mount.path()).values().map(|file| file.0.len() as u64).sum();
     let apparent = "find . -type f -print0 | du -b --files0-from=- -c | tail -n1 | cut -f1";
     assert_eq!(shell(mount.path(), apparent).trim(), bytes.to_string());
-    let blocks: u64 = shell(mount.path(), "du -sk . | cut -f1")
-        .trim()
-        .parse()
-        .unwrap();
+    let blocks: u64 = shell(mount.path(), "du -sk . | cut -f1").trim().parse().unwrap();
     assert!(blocks * 1024 >= bytes, "{blocks} KiB for {bytes} bytes");
-    assert!(
-        shell(mount.path(), "stat -c %s .kvfs/status")
-            .trim()
-            .parse::<u64>()
-            .unwrap()
-            > 0
-    );
-    assert_eq!(
-        shell(mount.path(), "find . -type f -empty | wc -l").trim(),
-        "0"
-    );
+    assert!(shell(mount.path(), "stat -c %s .kvfs/status").trim().parse::<u64>().unwrap() > 0);
+    assert_eq!(shell(mount.path(), "find . -type f -empty | wc -l").trim(), "0");
 }
 
 fn tar_there_and_back(mode: Mode) {
     let (mount, _) = populated(mode);
     let archive = mount.beside("archive.tar");
-    shell(
-        mount.path(),
-        &format!("tar -cSf '{}' models files", archive.display()),
-    );
+    shell(mount.path(), &format!("tar -cSf '{}' models files", archive.display()));
     let empty = Mount::new(mode);
-    shell(
-        empty.path(),
-        &format!("tar -xSf '{}' --delay-directory-restore", archive.display()),
-    );
+    shell(empty.path(), &format!("tar -xSf '{}' --delay-directory-restore", archive.display()));
     let (left, right) = (tree(mount.path()), tree(empty.path()));
     assert_eq!(left.len(), right.len());
     for (name, file) in &left {

@@ -6,20 +6,13 @@ use std::os::unix::fs::MetadataExt;
 use crate::common::sys::{assert_errno, open, write_and_close};
 use crate::common::{Mode, Model, Mount};
 
-in_both_modes!(
-    views_are_read_only_text,
-    nothing_virtual_is_listed,
-    metrics_parse_and_count
-);
+in_both_modes!(views_are_read_only_text, nothing_virtual_is_listed, metrics_parse_and_count);
 
 fn views_are_read_only_text(mode: Mode) {
     let mount = Mount::new(mode);
     assert_eq!(mount.status("state"), "ok");
     assert_eq!(mount.status("store"), mount.store().display().to_string());
-    assert_eq!(
-        mount.status("mountpoint"),
-        mount.path().display().to_string()
-    );
+    assert_eq!(mount.status("mountpoint"), mount.path().display().to_string());
     assert_eq!(mount.status("pages"), "0");
     for view in ["status", "metrics", "config", "errors"] {
         let path = mount.join(".kvfs").join(view);
@@ -30,10 +23,7 @@ fn views_are_read_only_text(mode: Mode) {
         assert_errno(open(&path, libc::O_RDWR), libc::EPERM);
         assert_errno(std::fs::remove_file(&path), libc::EPERM);
     }
-    assert_errno(
-        open(mount.join(".kvfs/other"), libc::O_RDONLY),
-        libc::ENOENT,
-    );
+    assert_errno(open(mount.join(".kvfs/other"), libc::O_RDONLY), libc::ENOENT);
     let created = open(mount.join(".kvfs/made"), libc::O_CREAT | libc::O_WRONLY);
     assert_errno(created, libc::EPERM);
     assert_errno(std::fs::create_dir(mount.join(".kvfs/made")), libc::EPERM);
@@ -42,10 +32,8 @@ fn views_are_read_only_text(mode: Mode) {
 
 fn nothing_virtual_is_listed(mode: Mode) {
     let mount = Mount::new(mode);
-    let names: BTreeSet<_> = std::fs::read_dir(mount.path())
-        .unwrap()
-        .map(|entry| entry.unwrap().file_name())
-        .collect();
+    let names: BTreeSet<_> =
+        std::fs::read_dir(mount.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(names, ["files", "models"].map(Into::into).into());
 }
 

@@ -108,15 +108,11 @@ impl LayerFiles {
     pub(super) fn append(&mut self, position: usize, rows: &[u8]) -> Result<bool> {
         if position > self.end {
             let layer = self.layer;
-            return Err(format!(
-                "layer {layer}: append at {position} after {} tokens",
-                self.end
-            )
-            .into());
+            return Err(
+                format!("layer {layer}: append at {position} after {} tokens", self.end).into()
+            );
         }
-        let known = rows
-            .len()
-            .min((self.end - position).saturating_mul(self.row_bytes()));
+        let known = rows.len().min((self.end - position).saturating_mul(self.row_bytes()));
         let (known, mut new) = rows.split_at(known);
         let has_refilled = self.refill(position, known)?;
         while !new.is_empty() {
@@ -144,9 +140,7 @@ impl LayerFiles {
         {
             let width = self.row_bytes() / size_of::<f16>();
             self.rows.resize(part * width, f16::ZERO);
-            tail.file
-                .read_exact_at(self.rows.as_mut_bytes(), 0)
-                .map_err(about(&tail.path))?;
+            tail.file.read_exact_at(self.rows.as_mut_bytes(), 0).map_err(about(&tail.path))?;
         }
         let missing = |number: usize| {
             let start = number * self.page_tokens();
@@ -335,20 +329,13 @@ impl Tail {
         let options = options.read(true).append(true).create(true);
         let file = options.open(&path).map_err(about(&path))?;
         let bytes = usize::try_from(file.metadata().map_err(about(&path))?.len())?;
-        Ok(Self {
-            number,
-            path,
-            file,
-            bytes,
-        })
+        Ok(Self { number, path, file, bytes })
     }
 
     /// Its first bytes.
     fn read(&self, bytes: usize) -> Result<Vec<u8>> {
         let mut rows = vec![0; bytes];
-        self.file
-            .read_exact_at(&mut rows, 0)
-            .map_err(about(&self.path))?;
+        self.file.read_exact_at(&mut rows, 0).map_err(about(&self.path))?;
         Ok(rows)
     }
 }

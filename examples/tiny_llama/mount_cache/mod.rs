@@ -38,10 +38,7 @@ use crate::generate::prefill;
 use crate::model::{KeyValueCache, Model};
 use crate::weights::Config;
 
-const _: () = assert!(
-    cfg!(target_endian = "little"),
-    "rows are used as they lie in the files"
-);
+const _: () = assert!(cfg!(target_endian = "little"), "rows are used as they lie in the files");
 
 /// The cache of one sequence.
 #[derive(Debug)]
@@ -78,12 +75,7 @@ pub(crate) struct Resumed {
 impl Resumed {
     /// Tokens that need not run through the model.
     pub(crate) fn usable(&self) -> usize {
-        self.held
-            - self
-                .missing
-                .iter()
-                .map(ExactSizeIterator::len)
-                .sum::<usize>()
+        self.held - self.missing.iter().map(ExactSizeIterator::len).sum::<usize>()
     }
 }
 
@@ -123,10 +115,7 @@ impl MountCache {
         let known = self.tokens.ids().iter().zip(tokens);
         let mut held = known.take_while(|(known, token)| known == token).count();
         loop {
-            let usable = self
-                .layers
-                .iter()
-                .fold(held, |held, layer| layer.usable(held));
+            let usable = self.layers.iter().fold(held, |held, layer| layer.usable(held));
             if usable == held {
                 break;
             }
@@ -156,9 +145,7 @@ impl MountCache {
 /// Makes `cache` hold `tokens` and returns the logits after the last of them. Only what the
 /// cache does not hold runs through the model, and the last token, since logits are not kept.
 pub(crate) fn read(
-    model: &Model,
-    cache: &mut MountCache,
-    tokens: &[u32],
+    model: &Model, cache: &mut MountCache, tokens: &[u32],
 ) -> Result<(Vec<f32>, Resumed)> {
     let resumed = cache.resume(tokens)?;
     for page in &resumed.missing {
@@ -172,11 +159,7 @@ pub(crate) fn read(
 
 impl KeyValueCache for MountCache {
     fn append(
-        &mut self,
-        layer: usize,
-        position: usize,
-        keys: &[f16],
-        values: &[f16],
+        &mut self, layer: usize, position: usize, keys: &[f16], values: &[f16],
     ) -> Result<()> {
         let width = self.shape.kv_width();
         let mut rows = Vec::with_capacity(2 * keys.as_bytes().len());
@@ -189,11 +172,7 @@ impl KeyValueCache for MountCache {
     }
 
     fn attend(
-        &mut self,
-        layer: usize,
-        position: usize,
-        queries: &[f32],
-        out: &mut [f32],
+        &mut self, layer: usize, position: usize, queries: &[f32], out: &mut [f32],
     ) -> Result<()> {
         let end = position + queries.len() / self.shape.query_width();
         let rows = layer_of(&mut self.layers, layer)?.rows(end)?;
@@ -214,9 +193,7 @@ impl KeyValueCache for MountCache {
 }
 
 fn layer_of(layers: &mut [LayerFiles], layer: usize) -> Result<&mut LayerFiles> {
-    layers
-        .get_mut(layer)
-        .ok_or_else(|| format!("no layer {layer} in the cache").into())
+    layers.get_mut(layer).ok_or_else(|| format!("no layer {layer} in the cache").into())
 }
 
 /// The manifest above a sequence, if its pages are those of a model with this configuration.

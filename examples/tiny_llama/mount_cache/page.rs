@@ -32,11 +32,7 @@ impl MappedPage {
         // from then on. Removing or replacing it changes the name, not these bytes.
         let map = unsafe { Mmap::map(&file) }.map_err(about(path))?;
         let tokens = PageView::parse(&map, geometry)?.tokens();
-        let page = Self {
-            map,
-            geometry: *geometry,
-            tokens,
-        };
+        let page = Self { map, geometry: *geometry, tokens };
         Ok((page, file))
     }
 
@@ -48,10 +44,7 @@ impl MappedPage {
     /// Its keys and values, where they lie.
     pub(super) fn rows(&self) -> Result<Rows<'_>> {
         let view = self.view()?;
-        Ok(Rows::Page {
-            keys: halves(view.k())?,
-            values: halves(view.v())?,
-        })
+        Ok(Rows::Page { keys: halves(view.k())?, values: halves(view.v())? })
     }
 
     /// Its rows in the order of a tail.

@@ -65,9 +65,7 @@ fn open_page(sequence: &Path, start: usize, rows: usize) {
 /// What a run does with `tokens` after `spoil` has changed the sequence; its logits must be those
 /// of a run that started from nothing, and the next run must find everything.
 fn check(
-    tokens: &[u32],
-    spoil: impl Fn(&Path),
-    (held, missing): (usize, &[usize]),
+    tokens: &[u32], spoil: impl Fn(&Path), (held, missing): (usize, &[usize]),
     (refilled, repeated, added): (usize, usize, usize),
 ) {
     let model = small_model();
@@ -80,21 +78,14 @@ fn check(
     let (logits, resumed) = read(&model, &mut cache, tokens).unwrap();
     let missing = missing.iter().map(|&start| start..start + PAGE).collect();
     assert_eq!(resumed, Resumed { held, missing });
-    let counts = Counts {
-        refilled,
-        repeated,
-        added,
-    };
+    let counts = Counts { refilled, repeated, added };
     assert_eq!(cache.counts(), counts);
     assert_eq!(bits(&logits), bits(&expected));
     assert_eq!(cache.tokens(), tokens);
 
     let mut cache = MountCache::open(&sequence, model.config()).unwrap();
     let (logits, resumed) = read(&model, &mut cache, tokens).unwrap();
-    assert_eq!(
-        (resumed.usable(), cache.counts().repeated),
-        (tokens.len(), 1)
-    );
+    assert_eq!((resumed.usable(), cache.counts().repeated), (tokens.len(), 1));
     assert_eq!(bits(&logits), bits(&expected));
 }
 
@@ -119,29 +110,14 @@ fn missing_pages_are_computed_again_and_nothing_else() {
         }
     };
     let text = text();
-    check(
-        &text,
-        without(&["001/0000016.safetensors"]),
-        (40, &[16]),
-        (16, 1, 0),
-    );
-    check(
-        &text,
-        without(&["000/0000000.safetensors"]),
-        (40, &[0]),
-        (16, 1, 0),
-    );
+    check(&text, without(&["001/0000016.safetensors"]), (40, &[16]), (16, 1, 0));
+    check(&text, without(&["000/0000000.safetensors"]), (40, &[0]), (16, 1, 0));
     let both = ["000/0000000.safetensors", "001/0000016.safetensors"];
     let both: &[&str] = Box::leak(Box::new(both));
     check(&text, without(both), (40, &[0, 16]), (32, 1, 0));
     // Of a tail nothing can be told from its neighbours: the layer ends where its pages do.
     check(&text, without(&["001/0000032.tail"]), (32, &[]), (0, 0, 8));
-    check(
-        &text[..20],
-        without(&["001/0000016.safetensors"]),
-        (16, &[]),
-        (0, 0, 4),
-    );
+    check(&text[..20], without(&["001/0000016.safetensors"]), (16, &[]), (0, 0, 4));
 }
 
 #[test]
@@ -152,9 +128,7 @@ fn an_interrupted_run_is_continued_where_everything_is_there() {
     check(&text, longer, (40, &[]), (0, 1, 0));
     // Fewer rows than ids in one layer.
     let shorter = |sequence: &Path| {
-        let tail = OpenOptions::new()
-            .write(true)
-            .open(sequence.join("001/0000032.tail"));
+        let tail = OpenOptions::new().write(true).open(sequence.join("001/0000032.tail"));
         tail.unwrap().set_len(3 * ROW as u64 + 1).unwrap();
     };
     check(&text, shorter, (35, &[]), (0, 0, 5));
@@ -162,11 +136,7 @@ fn an_interrupted_run_is_continued_where_everything_is_there() {
     let replace = |count: usize, extra: &'static [u8]| {
         move |sequence: &Path| {
             let bytes = fs::read(sequence.join("tokens")).unwrap();
-            fs::write(
-                sequence.join("tokens"),
-                [&bytes[..4 * count], extra].concat(),
-            )
-            .unwrap();
+            fs::write(sequence.join("tokens"), [&bytes[..4 * count], extra].concat()).unwrap();
         }
     };
     check(&text, replace(36, &[]), (36, &[]), (0, 0, 4));
@@ -212,11 +182,7 @@ fn another_model_and_another_writer_are_noticed() -> Result<()> {
     read(&model, &mut cache, &text()[..32])?;
     add(fresh.join("000/0000032.tail"), &[0; ROW]);
     let error = model.forward(&[1], 32, &mut cache).unwrap_err();
-    assert!(
-        error
-            .to_string()
-            .ends_with("another program writes to the sequence")
-    );
+    assert!(error.to_string().ends_with("another program writes to the sequence"));
 
     let mut config = model.config().clone();
     config.num_hidden_layers = 3;

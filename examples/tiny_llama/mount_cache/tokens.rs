@@ -48,9 +48,7 @@ impl TokenFile {
         if ids.is_empty() {
             return Ok(());
         }
-        self.file
-            .write_all(ids.as_bytes())
-            .map_err(about(&self.path))?;
+        self.file.write_all(ids.as_bytes()).map_err(about(&self.path))?;
         self.ids.extend_from_slice(ids);
         Ok(())
     }

@@ -68,9 +68,7 @@ pub(super) fn layer_path(workplace: &Workplace, model: Model, sequence: &str) ->
 
 /// A directory of plain files.
 pub(super) fn native_path(workplace: &Workplace, model: Model, sequence: &str) -> PathBuf {
-    workplace
-        .native()
-        .join(format!("{}-{sequence}", model.name()))
+    workplace.native().join(format!("{}-{sequence}", model.name()))
 }
 
 /// Makes pages of one model.
@@ -114,17 +112,9 @@ fn noise(length: u64, seed: u64) -> Vec<u8> {
 /// Fills the store and the plain files, and flushes both.
 pub(super) fn build(workplace: &Workplace, sizes: &Sizes) -> Result<(), String> {
     let mut builder = Builder::open(workplace)?;
-    for (model, pages) in [
-        (Model::Large, sizes.large_pages),
-        (Model::Medium, sizes.medium_pages),
-    ] {
+    for (model, pages) in [(Model::Large, sizes.large_pages), (Model::Medium, sizes.medium_pages)] {
         let layer = builder.layer(model, "s", 0)?;
-        builder.fill(
-            &Pages::new(model)?,
-            layer,
-            pages,
-            native_path(workplace, model, "s"),
-        )?;
+        builder.fill(&Pages::new(model)?, layer, pages, native_path(workplace, model, "s"))?;
     }
     let pages = Pages::new(Model::Small)?;
     let layer = builder.layer(Model::Small, "listed", 0)?;
@@ -137,10 +127,7 @@ pub(super) fn build(workplace: &Workplace, sizes: &Sizes) -> Result<(), String> 
         let left = sizes.held_pages - u64::from(number) * HELD_PER_LAYER;
         builder.fill(&pages, layer, left.min(HELD_PER_LAYER), None)?;
     }
-    builder
-        .file_system
-        .commit_and_close()
-        .map_err(|error| error.to_string())?;
+    builder.file_system.commit_and_close().map_err(|error| error.to_string())?;
     nix::unistd::sync();
     Ok(())
 }
@@ -172,15 +159,10 @@ impl Builder {
         let lookup = self.file_system.lookup(directory, manifest.as_bytes());
         if matches!(lookup.map_err(failed)?, Lookup::Absent { .. }) {
             let text = model.manifest()?.to_json();
-            self.publish(directory, manifest, text.as_bytes())
-                .map_err(failed)?;
+            self.publish(directory, manifest, text.as_bytes()).map_err(failed)?;
         }
         let mut at = directory;
-        for name in [
-            names::SEQUENCES,
-            sequence,
-            &names::format_layer(Layer(layer)),
-        ] {
+        for name in [names::SEQUENCES, sequence, &names::format_layer(Layer(layer))] {
             at = self.directory(at, name).map_err(failed)?;
         }
         Ok((layer, at))
@@ -190,22 +172,14 @@ impl Builder {
         if let Lookup::Found(found) = self.file_system.lookup(parent, name.as_bytes())? {
             return Ok(found.attributes.inode);
         }
-        let place = Place {
-            parent,
-            name: name.as_bytes().to_vec(),
-        };
-        let made = self
-            .file_system
-            .make(&place, &NewNode::Directory, 0o755, CALLER)?;
+        let place = Place { parent, name: name.as_bytes().to_vec() };
+        let made = self.file_system.make(&place, &NewNode::Directory, 0o755, CALLER)?;
         Ok(made.attributes.inode)
     }
 
     /// Writes under a temporary name and renames, as an engine does.
     fn publish(&self, parent: InodeId, name: &str, bytes: &[u8]) -> Result<(), FsError> {
-        let place = |name: &str| Place {
-            parent,
-            name: name.as_bytes().to_vec(),
-        };
+        let place = |name: &str| Place { parent, name: name.as_bytes().to_vec() };
         let temporary = place(".tmp");
         let created = self.file_system.create(&temporary, 0o644, CALLER, true)?;
         let handle = created.opened.handle;
@@ -219,10 +193,7 @@ impl Builder {
     }
 
     fn fill(
-        &mut self,
-        pages: &Pages,
-        (layer, directory): (u32, InodeId),
-        count: u64,
+        &mut self, pages: &Pages, (layer, directory): (u32, InodeId), count: u64,
         native: impl Into<Option<PathBuf>>,
     ) -> Result<(), String> {
         let native = native.into();
@@ -231,8 +202,7 @@ impl Builder {
         }
         for index in 0..count {
             let (name, bytes) = pages.page(layer, index)?;
-            self.publish(directory, &name, &bytes)
-                .map_err(|error| format!("{name}: {error}"))?;
+            self.publish(directory, &name, &bytes).map_err(|error| format!("{name}: {error}"))?;
             if let Some(path) = native.as_ref().map(|path| path.join(&name)) {
                 fs::write(&path, &bytes).map_err(at(&path))?;
             }

@@ -44,11 +44,7 @@ impl Watch {
 fn command(store: &Path, mountpoint: &Path) -> Result<Command, String> {
     let program = std::env::current_exe().map_err(|error| format!("this program: {error}"))?;
     let mut command = Command::new(program);
-    command
-        .args(["mount", "--foreground"])
-        .arg(store)
-        .arg(mountpoint)
-        .env("KVFS_LOG", "warn");
+    command.args(["mount", "--foreground"]).arg(store).arg(mountpoint).env("KVFS_LOG", "warn");
     Ok(command)
 }
 
@@ -62,11 +58,7 @@ impl Daemon {
             .stdout(Stdio::null())
             .spawn()
             .map_err(|error| format!("the daemon could not be started: {error}"))?;
-        let mut daemon = Daemon {
-            child: Some(child),
-            mountpoint,
-            answered_after: Duration::ZERO,
-        };
+        let mut daemon = Daemon { child: Some(child), mountpoint, answered_after: Duration::ZERO };
         let status = daemon.mountpoint.join(".kvfs/status");
         while !status.exists() {
             let child = daemon.child.as_mut().expect("it was started above");
@@ -95,11 +87,8 @@ impl Daemon {
     /// A line of the status.
     pub(super) fn status(&self, key: &str) -> Result<String, String> {
         let text = self.view("status")?;
-        let line = text
-            .lines()
-            .find_map(|line| line.strip_prefix(key)?.strip_prefix(": "));
-        line.map(str::to_owned)
-            .ok_or_else(|| format!("the status does not tell {key}"))
+        let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(": "));
+        line.map(str::to_owned).ok_or_else(|| format!("the status does not tell {key}"))
     }
 
     /// `yes`, or why not. The first open of a file decides.
@@ -114,9 +103,7 @@ impl Daemon {
         // The daemon serves its metrics itself: what looking costs is taken off.
         let first = count_transfers(&self.view("metrics")?);
         let before = count_transfers(&self.view("metrics")?);
-        Ok(Watch {
-            before: before + before.saturating_sub(first),
-        })
+        Ok(Watch { before: before + before.saturating_sub(first) })
     }
 
     /// Bytes of memory that the daemon has.
@@ -161,19 +148,14 @@ impl Drop for Daemon {
 }
 
 fn unmount(mountpoint: &Path, lazily: bool) -> Result<(), String> {
-    let flags = if lazily {
-        nix::mount::MntFlags::MNT_DETACH
-    } else {
-        nix::mount::MntFlags::empty()
-    };
+    let flags =
+        if lazily { nix::mount::MntFlags::MNT_DETACH } else { nix::mount::MntFlags::empty() };
     match nix::mount::umount2(mountpoint, flags) {
         Err(nix::errno::Errno::EPERM) => {}
         outcome => return outcome.map_err(|error| format!("{}: {error}", mountpoint.display())),
     }
     let mut helper = Command::new("fusermount3");
-    helper
-        .arg(if lazily { "-uz" } else { "-u" })
-        .arg(mountpoint);
+    helper.arg(if lazily { "-uz" } else { "-u" }).arg(mountpoint);
     match helper.status() {
         Ok(status) if status.success() => Ok(()),
         Ok(status) => Err(format!("fusermount3: {status}")),

@@ -111,9 +111,7 @@ pub(super) fn table(machine: &Value, figures: &[Figure]) -> String {
     let mut text = String::new();
     // Writing to a String cannot fail.
     for (key, value) in machine.as_object().into_iter().flatten() {
-        let plain = value
-            .as_str()
-            .map_or_else(|| value.to_string(), str::to_owned);
+        let plain = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
         let _ = writeln!(text, "{key}: {plain}");
     }
     let _ = writeln!(

@@ -27,8 +27,7 @@ pub(super) fn describe(path: &Path, passthrough: &str) -> Value {
 pub(super) fn field(path: &str, name: &str) -> Option<String> {
     let text = fs::read_to_string(path).ok()?;
     let line = text.lines().find(|line| {
-        line.strip_prefix(name)
-            .is_some_and(|rest| rest.trim_start().starts_with(':'))
+        line.strip_prefix(name).is_some_and(|rest| rest.trim_start().starts_with(':'))
     })?;
     Some(line.split_once(':')?.1.trim().to_owned())
 }
@@ -44,9 +43,7 @@ fn filesystem(path: &Path) -> Option<String> {
         };
         // Later lines cover earlier ones of the same length.
         if path.starts_with(mountpoint)
-            && found
-                .as_ref()
-                .is_none_or(|(length, _)| *length <= mountpoint.len())
+            && found.as_ref().is_none_or(|(length, _)| *length <= mountpoint.len())
         {
             found = Some((mountpoint.len(), kind.to_owned()));
         }

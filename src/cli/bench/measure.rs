@@ -13,8 +13,7 @@ pub(super) struct Rounds {
 
 /// Runs the same on the mount and on plain files, in turns.
 pub(super) fn interleave(
-    rounds: usize,
-    mut kvfs: impl FnMut(usize) -> Result<f64, String>,
+    rounds: usize, mut kvfs: impl FnMut(usize) -> Result<f64, String>,
     mut native: impl FnMut(usize) -> Result<f64, String>,
 ) -> Result<Rounds, String> {
     let mut values = Rounds::default();

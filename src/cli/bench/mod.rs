@@ -128,10 +128,7 @@ fn print(json: bool, machine: &serde_json::Value, figures: &[Figure]) -> Result<
         figure::table(machine, figures)
     };
     let mut output = std::io::stdout().lock();
-    match output
-        .write_all(text.as_bytes())
-        .and_then(|()| output.flush())
-    {
+    match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
             Err(format!("standard output cannot be written: {error}"))
         }

@@ -34,10 +34,7 @@ pub(super) fn mounting(workplace: &Workplace, sizes: &Sizes) -> Result<Vec<Figur
         values,
         baselines: Vec::new(),
     };
-    Ok(vec![
-        figure("mount_after_unmount", clean),
-        figure("mount_after_kill", crashed),
-    ])
+    Ok(vec![figure("mount_after_unmount", clean), figure("mount_after_kill", crashed)])
 }
 
 /// The daemon's memory while the kernel holds many of its inodes.
@@ -54,22 +51,15 @@ pub(super) fn memory(workplace: &Workplace, daemon: &Daemon) -> Result<Vec<Figur
         }
     }
     let status = daemon.status("inodes_held")?;
-    let inodes: u64 = status
-        .parse()
-        .map_err(|_| format!("inodes_held: {status}"))?;
+    let inodes: u64 = status.parse().map_err(|_| format!("inodes_held: {status}"))?;
     if inodes < held {
-        return Err(format!(
-            "the kernel holds {inodes} inodes instead of {held}"
-        ));
+        return Err(format!("the kernel holds {inodes} inodes instead of {held}"));
     }
     let resident = daemon.resident_bytes()?;
     Ok(memory_figures(resident, inodes))
 }
 
-#[allow(
-    clippy::cast_precision_loss,
-    reason = "bytes of memory are far below 2^53"
-)]
+#[allow(clippy::cast_precision_loss, reason = "bytes of memory are far below 2^53")]
 fn memory_figures(resident: u64, inodes: u64) -> Vec<Figure> {
     let each = resident.saturating_sub(FIXED_BYTES) as f64 / inodes as f64;
     let figure = |name, unit, target, value| Figure {
@@ -81,18 +71,8 @@ fn memory_figures(resident: u64, inodes: u64) -> Vec<Figure> {
         baselines: Vec::new(),
     };
     vec![
-        figure(
-            "memory_above_64mib_per_inode",
-            "B",
-            Target::Absolute(400.0),
-            each,
-        ),
-        figure(
-            "memory_resident",
-            "MiB",
-            Target::None,
-            resident as f64 / MIB,
-        ),
+        figure("memory_above_64mib_per_inode", "B", Target::Absolute(400.0), each),
+        figure("memory_resident", "MiB", Target::None, resident as f64 / MIB),
         figure("inodes_held", "inodes", Target::None, inodes as f64),
     ]
 }

@@ -26,18 +26,8 @@ const OPENS: u64 = 512;
 pub(super) fn reading(workplace: &Workplace, sizes: &Sizes) -> Result<Vec<Figure>, String> {
     let mut figures = Vec::new();
     for (model, target, read, copy) in [
-        (
-            Model::Large,
-            0.95,
-            "read_4mib_open",
-            "mmap_copy_4mib_mapped",
-        ),
-        (
-            Model::Medium,
-            0.85,
-            "read_1mib_open",
-            "mmap_copy_1mib_mapped",
-        ),
+        (Model::Large, 0.95, "read_4mib_open", "mmap_copy_4mib_mapped"),
+        (Model::Medium, 0.85, "read_1mib_open", "mmap_copy_1mib_mapped"),
     ] {
         note(&format!("reading {} pages", model.name()));
         let kvfs = Files::of(&layer_path(workplace, model, "s"))?;
@@ -50,11 +40,7 @@ pub(super) fn reading(workplace: &Workplace, sizes: &Sizes) -> Result<Vec<Figure
     note("opening pages");
     let kvfs = paths(&layer_path(workplace, Model::Large, "s"))?;
     let native = paths(&native_path(workplace, Model::Large, "s"))?;
-    let rounds = interleave(
-        sizes.rounds,
-        |_| open_and_map(&kvfs),
-        |_| open_and_map(&native),
-    )?;
+    let rounds = interleave(sizes.rounds, |_| open_and_map(&kvfs), |_| open_and_map(&native))?;
     figures.push(Figure {
         name: "open_mmap_munmap_close",
         unit: "us",
@@ -63,11 +49,7 @@ pub(super) fn reading(workplace: &Workplace, sizes: &Sizes) -> Result<Vec<Figure
         values: rounds.kvfs,
         baselines: rounds.native,
     });
-    let rounds = interleave(
-        sizes.rounds,
-        |_| open_and_read(&kvfs),
-        |_| open_and_read(&native),
-    )?;
+    let rounds = interleave(sizes.rounds, |_| open_and_read(&kvfs), |_| open_and_read(&native))?;
     figures.push(gigabytes("open_read_close_4mib", 0.75, rounds));
     Ok(figures)
 }
@@ -108,12 +90,7 @@ impl Files {
         let maps = maps.collect::<Result<Vec<_>, _>>()?;
         let bytes: u64 = maps.iter().map(|map| map.len() as u64).sum();
         let passes = PASS_BYTES_MIN.div_ceil(bytes.max(1));
-        let made = Files {
-            opened: files,
-            maps,
-            bytes,
-            passes,
-        };
+        let made = Files { opened: files, maps, bytes, passes };
         // The first pass brings everything into memory and sets the page tables up.
         made.read()?;
         made.copy()?;

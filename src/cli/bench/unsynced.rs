@@ -89,11 +89,7 @@ impl DiskFile for UnsyncedFile {
     }
 
     fn copy_to(
-        &self,
-        offset: u64,
-        target: &dyn DiskFile,
-        target_offset: u64,
-        length: u64,
+        &self, offset: u64, target: &dyn DiskFile, target_offset: u64, length: u64,
     ) -> io::Result<u64> {
         self.0.copy_to(offset, target, target_offset, length)
     }

@@ -29,11 +29,7 @@ impl Workplace {
         }
         let path = directory.join(format!("kvfs-bench-{}", std::process::id()));
         let workplace = Workplace { path };
-        for path in [
-            workplace.path.clone(),
-            workplace.mount(),
-            workplace.native(),
-        ] {
+        for path in [workplace.path.clone(), workplace.mount(), workplace.native()] {
             fs::create_dir(&path).map_err(|error| format!("{}: {error}", path.display()))?;
         }
         Ok(workplace)

@@ -4,10 +4,7 @@ use super::*;
 
 /// Resolves with an environment given as a table.
 fn resolved(
-    layer: Layer,
-    dash_o: &str,
-    environment: &[(&str, &str)],
-    file: &str,
+    layer: Layer, dash_o: &str, environment: &[(&str, &str)], file: &str,
 ) -> Result<MountConfig, Failure> {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("kvfs.toml");
@@ -41,10 +38,7 @@ fn defaults() {
 #[test]
 fn the_earlier_source_counts() {
     fn check(line: Option<usize>, dash_o: &str, variable: &str, file: &str, expected: usize) {
-        let layer = Layer {
-            threads: line,
-            ..Layer::default()
-        };
+        let layer = Layer { threads: line, ..Layer::default() };
         let config = resolved(layer, dash_o, &[("KVFS_THREADS", variable)], file).unwrap();
         assert_eq!(config.options.threads, expected);
     }
@@ -79,12 +73,7 @@ fn every_setting_from_every_source() {
     let text = from_file.to_toml();
     assert_eq!(text, from_environment.to_toml());
     assert_eq!(text, from_dash_o.to_toml());
-    assert_eq!(
-        text,
-        resolved(Layer::default(), "", &[], &text)
-            .unwrap()
-            .to_toml()
-    );
+    assert_eq!(text, resolved(Layer::default(), "", &[], &text).unwrap().to_toml());
     assert!(from_file.options.allow_other && from_file.options.read_only && from_file.nonempty);
     assert_eq!(from_file.options.passthrough, Passthrough::Off);
     assert_eq!(from_file.options.kernel_options, ["noatime", "dirsync"]);
@@ -92,12 +81,7 @@ fn every_setting_from_every_source() {
 
 #[test]
 fn flags_are_collected_and_opposites_replaced() {
-    let config = resolved(
-        Layer::default(),
-        "exec",
-        &[],
-        "options = [\"noexec\", \"noatime\"]",
-    );
+    let config = resolved(Layer::default(), "exec", &[], "options = [\"noexec\", \"noatime\"]");
     assert_eq!(config.unwrap().options.kernel_options, ["noatime"]);
 }
 
@@ -118,45 +102,16 @@ fn refused() {
         assert!(failure.line().ends_with(expected), "{}", failure.line());
         assert!(!failure.line().contains('\n'), "{}", failure.line());
     }
-    check(
-        "ram=1G",
-        &[],
-        "",
-        "unknown mount option \"ram=1G\": see kvfs mount --help",
-    );
+    check("ram=1G", &[], "", "unknown mount option \"ram=1G\": see kvfs mount --help");
     check("threads=0", &[], "", "threads is 0: must be from 1 to 64");
-    check(
-        "",
-        &[("KVFS_THREADS", "x")],
-        "",
-        "KVFS_THREADS is \"x\": must be a number",
-    );
-    check(
-        "",
-        &[("KVFS_READ_ONLY", "x")],
-        "",
-        "KVFS_READ_ONLY is \"x\": must be yes or no",
-    );
+    check("", &[("KVFS_THREADS", "x")], "", "KVFS_THREADS is \"x\": must be a number");
+    check("", &[("KVFS_READ_ONLY", "x")], "", "KVFS_READ_ONLY is \"x\": must be yes or no");
     let interval = "must be from 0.01 to 3600 seconds";
     check("commit_interval=0", &[], "", interval);
     check("commit_interval=nan", &[], "", interval);
     check("commit_interval=-1", &[], "", interval);
-    check(
-        "log_file=kvfs.log",
-        &[],
-        "",
-        "log file kvfs.log must be an absolute path",
-    );
-    check(
-        "",
-        &[],
-        "options = [\"ro\"]",
-        "options has \"ro\": not a flag such as noatime",
-    );
+    check("log_file=kvfs.log", &[], "", "log file kvfs.log must be an absolute path");
+    check("", &[], "options = [\"ro\"]", "options has \"ro\": not a flag such as noatime");
     let failure = resolved(Layer::default(), "", &[], "threads = 1\nram = 4").unwrap_err();
-    assert!(
-        failure.line().contains("line 2: unknown field `ram`"),
-        "{}",
-        failure.line()
-    );
+    assert!(failure.line().contains("line 2: unknown field `ram`"), "{}", failure.line());
 }

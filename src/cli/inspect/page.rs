@@ -17,24 +17,14 @@ use crate::page::{Layer, Manifest, PageHeader, PagePlace, TokenStart, VerifyErro
 
 /// Explains a file that is or might be a page.
 pub(super) fn inspect(
-    path: &Path,
-    file_bytes: u64,
-    entry: LayerEntry,
-    summary: &mut Summary,
+    path: &Path, file_bytes: u64, entry: LayerEntry, summary: &mut Summary,
 ) -> io::Result<()> {
     let file = File::open(path)?;
     let Some(header) = read_header(&file)? else {
         summary.add("kind", "file");
         return Ok(());
     };
-    summary.add(
-        "kind",
-        if header.contains_key("k") {
-            "page"
-        } else {
-            "safetensors file"
-        },
-    );
+    summary.add("kind", if header.contains_key("k") { "page" } else { "safetensors file" });
     let layer = layer_of(path);
     let start = match entry {
         LayerEntry::Page(start) => Some(start),
@@ -45,19 +35,13 @@ pub(super) fn inspect(
         summary.add("start", start.0);
     }
     let manifest = manifest_above(path);
-    describe_header(
-        header,
-        manifest.as_ref().map(|(_, manifest)| manifest),
-        summary,
-    );
+    describe_header(header, manifest.as_ref().map(|(_, manifest)| manifest), summary);
     let Some((manifest_path, manifest)) = manifest else {
         summary.add("note", "no manifest.json above: not verified");
         return Ok(());
     };
     summary.add("manifest", manifest_path.display().to_string());
-    let place = layer
-        .zip(start)
-        .map(|(layer, start)| PagePlace::new(&manifest, layer, start));
+    let place = layer.zip(start).map(|(layer, start)| PagePlace::new(&manifest, layer, start));
     match place {
         Some(Ok(place)) => verify(&file, file_bytes, &place, summary)?,
         Some(Err(error)) => summary.add("refused", error.to_string()),
@@ -74,8 +58,7 @@ fn layer_of(path: &Path) -> Option<Layer> {
 /// The header of a safetensors file, None for any other file.
 fn read_header(file: &File) -> io::Result<Option<Map<String, Value>>> {
     let mut head = Vec::new();
-    file.take(LENGTH_PREFIX_BYTES + HEADER_JSON_BYTES)
-        .read_to_end(&mut head)?;
+    file.take(LENGTH_PREFIX_BYTES + HEADER_JSON_BYTES).read_to_end(&mut head)?;
     let Some((length, json)) = head.split_first_chunk() else {
         return Ok(None);
     };
@@ -86,9 +69,7 @@ fn read_header(file: &File) -> io::Result<Option<Map<String, Value>>> {
 
 /// Shapes, element types and metadata as the file has them.
 fn describe_header(
-    mut header: Map<String, Value>,
-    manifest: Option<&Manifest>,
-    summary: &mut Summary,
+    mut header: Map<String, Value>, manifest: Option<&Manifest>, summary: &mut Summary,
 ) {
     let metadata = header.remove("__metadata__");
     if let Some(Value::Object(k)) = header.get("k") {
@@ -110,10 +91,7 @@ fn describe_header(
 }
 
 fn verify(
-    file: &File,
-    file_bytes: u64,
-    place: &PagePlace,
-    summary: &mut Summary,
+    file: &File, file_bytes: u64, place: &PagePlace, summary: &mut Summary,
 ) -> io::Result<()> {
     let mut read_at = |offset, buffer: &mut [u8]| file.read_at(buffer, offset);
     match place.verify(&mut read_at, file_bytes) {
@@ -121,14 +99,7 @@ fn verify(
             summary.add("tokens", verified.header.tokens);
             summary.add("checksum", verified.digest.page.to_string());
             let declared = verified.header.declared.checksum.is_some();
-            summary.add(
-                "verified",
-                if declared {
-                    "declared checksum matches"
-                } else {
-                    "shape"
-                },
-            );
+            summary.add("verified", if declared { "declared checksum matches" } else { "shape" });
         }
         Err(VerifyError::Io(error)) => return Err(error),
         Err(VerifyError::Page(error)) => summary.add("refused", error.to_string()),
@@ -138,16 +109,12 @@ fn verify(
 
 /// A page that was copied out of its directory may still say where it belongs.
 fn verify_where_it_says(
-    file: &File,
-    file_bytes: u64,
-    manifest: &Manifest,
-    summary: &mut Summary,
+    file: &File, file_bytes: u64, manifest: &Manifest, summary: &mut Summary,
 ) -> io::Result<()> {
     let mut head = Vec::new();
     let mut read = file.try_clone()?;
     io::Seek::rewind(&mut read)?;
-    read.take(LENGTH_PREFIX_BYTES + HEADER_JSON_BYTES)
-        .read_to_end(&mut head)?;
+    read.take(LENGTH_PREFIX_BYTES + HEADER_JSON_BYTES).read_to_end(&mut head)?;
     let header = match PageHeader::parse(&head, file_bytes, manifest.geometry()) {
         Ok(header) => header,
         Err(error) => {
@@ -158,10 +125,7 @@ fn verify_where_it_says(
     let declared = &header.declared;
     let (Some(layer), Some(start)) = (declared.layer, declared.start) else {
         summary.add("tokens", header.tokens);
-        summary.add(
-            "note",
-            "neither its path nor its header says layer and start: no checksum",
-        );
+        summary.add("note", "neither its path nor its header says layer and start: no checksum");
         return Ok(());
     };
     let TokenStart(first) = start;

@@ -32,11 +32,7 @@ impl Tree {
 
     fn facts(&self, path: &str) -> Value {
         let path = self.base.path().join(path);
-        let report = run(&InspectArguments {
-            json: true,
-            path: path.clone(),
-        })
-        .unwrap();
+        let report = run(&InspectArguments { json: true, path: path.clone() }).unwrap();
         let text = run(&InspectArguments { json: false, path }).unwrap();
         assert!(text.text.starts_with("path: "));
         serde_json::from_str(&report.text).unwrap()
@@ -88,10 +84,7 @@ fn every_kind_is_explained() {
         "m",
         &serde_json::json!({ "kind": "model", "sequences": 1, "pages": 1, "bytes": bytes }),
     );
-    tree.check(
-        "m/sequences/chat/000",
-        &serde_json::json!({ "kind": "layer", "pages": 1 }),
-    );
+    tree.check("m/sequences/chat/000", &serde_json::json!({ "kind": "layer", "pages": 1 }));
     tree.check("", &serde_json::json!({ "kind": "directory" }));
 }
 
@@ -115,10 +108,7 @@ fn a_page_without_its_place() {
     let rows = [7; 32];
     let plain = pack_rows(tree.manifest.geometry(), &rows, 1, &PageMetadata::new()).unwrap();
     std::fs::write(base.join("m/bare"), plain).unwrap();
-    tree.check(
-        "m/bare",
-        &serde_json::json!({ "tokens": 1, "verified": null, "refused": null }),
-    );
+    tree.check("m/bare", &serde_json::json!({ "tokens": 1, "verified": null, "refused": null }));
 }
 
 #[test]
@@ -127,22 +117,13 @@ fn what_is_wrong_is_said() {
     let base = tree.base.path();
     let page = base.join("m/sequences/chat/000/0000000.safetensors");
     let check = |path: &str, expected: &str| {
-        let refused = tree.facts(path)["refused"]
-            .as_str()
-            .unwrap_or_default()
-            .to_owned();
+        let refused = tree.facts(path)["refused"].as_str().unwrap_or_default().to_owned();
         assert!(refused.contains(expected), "{refused}");
     };
     std::fs::copy(&page, base.join("m/sequences/chat/000/0000016.safetensors")).unwrap();
-    check(
-        "m/sequences/chat/000/0000016.safetensors",
-        "the page belongs elsewhere",
-    );
+    check("m/sequences/chat/000/0000016.safetensors", "the page belongs elsewhere");
     std::fs::copy(&page, base.join("m/sequences/chat/000/0000001.safetensors")).unwrap();
-    check(
-        "m/sequences/chat/000/0000001.safetensors",
-        "no page starts at token 1",
-    );
+    check("m/sequences/chat/000/0000001.safetensors", "no page starts at token 1");
     let mut bytes = std::fs::read(&page).unwrap();
     bytes[5000] ^= 1;
     std::fs::write(&page, bytes).unwrap();
@@ -150,15 +131,9 @@ fn what_is_wrong_is_said() {
     std::fs::write(base.join("m/manifest.json"), "{}").unwrap();
     check("m/manifest.json", "schema_version");
     std::fs::write(base.join("notes.txt"), "hello").unwrap();
-    tree.check(
-        "notes.txt",
-        &serde_json::json!({ "kind": "file", "bytes": 5 }),
-    );
+    tree.check("notes.txt", &serde_json::json!({ "kind": "file", "bytes": 5 }));
     std::fs::write(base.join("empty"), "").unwrap();
     tree.check("empty", &serde_json::json!({ "kind": "file", "bytes": 0 }));
-    let absent = InspectArguments {
-        json: false,
-        path: base.join("absent"),
-    };
+    let absent = InspectArguments { json: false, path: base.join("absent") };
     assert!(matches!(run(&absent), Err(Failure::Failed(_))));
 }

@@ -69,9 +69,7 @@ fn is_layer(path: &Path) -> bool {
 /// The entries of a directory that are not staging.
 fn entries(path: &Path) -> io::Result<impl Iterator<Item = io::Result<DirEntry>>> {
     Ok(path.read_dir()?.filter(|entry| {
-        entry
-            .as_ref()
-            .map_or(true, |entry| !is_staging(entry.file_name().as_bytes()))
+        entry.as_ref().map_or(true, |entry| !is_staging(entry.file_name().as_bytes()))
     }))
 }
 

@@ -7,11 +7,8 @@ use proptest::prelude::*;
 fn manifest() -> Manifest {
     let mut fields = ManifestFields::new("m", Dtype::F16, 3, 2, 64);
     fields.page_tokens = 512;
-    fields.layers = Some(vec![
-        LayerKind::Attention,
-        LayerKind::Sliding { window: 64 },
-        LayerKind::Recurrent,
-    ]);
+    fields.layers =
+        Some(vec![LayerKind::Attention, LayerKind::Sliding { window: 64 }, LayerKind::Recurrent]);
     Manifest::new(fields).unwrap()
 }
 
@@ -45,31 +42,11 @@ fn places() {
     check(0, 0, Ok(()));
     check(1, 512, Ok(()));
     check(0, 1 << 40, Ok(()));
-    check(
-        2,
-        0,
-        Err("layer 2 is recurrent: it keeps state snapshots, not pages"),
-    );
-    check(
-        3,
-        0,
-        Err("layer 3 does not exist: the manifest has num_layers 3"),
-    );
-    check(
-        u32::MAX,
-        0,
-        Err("layer 4294967295 does not exist: the manifest has num_layers 3"),
-    );
-    check(
-        0,
-        511,
-        Err("no page starts at token 511: page_tokens is 512"),
-    );
-    check(
-        0,
-        1 << 41,
-        Err("no page starts at token 2199023255552: the limit is 1099511627776"),
-    );
+    check(2, 0, Err("layer 2 is recurrent: it keeps state snapshots, not pages"));
+    check(3, 0, Err("layer 3 does not exist: the manifest has num_layers 3"));
+    check(u32::MAX, 0, Err("layer 4294967295 does not exist: the manifest has num_layers 3"));
+    check(0, 511, Err("no page starts at token 511: page_tokens is 512"));
+    check(0, 1 << 41, Err("no page starts at token 2199023255552: the limit is 1099511627776"));
 }
 
 #[test]
@@ -82,10 +59,7 @@ fn accepted_in_pieces_of_any_size() {
         hasher.update(&file);
         assert_eq!(verified.digest, hasher.finish(&place.identity(tokens)));
         assert_eq!(verified.header.tokens, tokens);
-        assert_eq!(
-            verified.header.declared.checksum,
-            Some(verified.digest.page)
-        );
+        assert_eq!(verified.header.declared.checksum, Some(verified.digest.page));
     }
     check(1, usize::MAX);
     check(1, 1);
@@ -116,18 +90,8 @@ fn refused() {
     let here = place(0, 512);
     let file = page(&here, 3);
     let elsewhere = "the page belongs elsewhere";
-    check(
-        &place(1, 512),
-        &file,
-        "place",
-        "kvfs.layer 0, this place is 1: ",
-    );
-    check(
-        &place(0, 0),
-        &file,
-        "place",
-        "kvfs.start 512, this place is 0: ",
-    );
+    check(&place(1, 512), &file, "place", "kvfs.layer 0, this place is 1: ");
+    check(&place(0, 0), &file, "place", "kvfs.start 512, this place is 0: ");
     let mut fields = manifest().fields().clone();
     fields.tenant = Some("other".to_owned());
     let other = Manifest::new(fields).unwrap();
@@ -139,29 +103,16 @@ fn refused() {
 
     let mut damaged = file.clone();
     damaged[5000] ^= 1;
-    check(
-        &here,
-        &damaged,
-        "checksum",
-        "damaged, or another page's bytes",
-    );
+    check(&here, &damaged, "checksum", "damaged, or another page's bytes");
 
     // Only the checksum is declared: the bytes alone give away that they lie elsewhere.
     let digest = verify(&here, &file, usize::MAX).unwrap().digest;
-    let declared = Declared {
-        checksum: Some(digest.page),
-        ..Declared::default()
-    };
+    let declared = Declared { checksum: Some(digest.page), ..Declared::default() };
     let mut swapped = file.clone();
     let header = build_header(here.geometry(), 3, &declared.to_metadata()).unwrap();
     swapped[..4096].copy_from_slice(&header);
     assert!(verify(&here, &swapped, usize::MAX).is_ok());
-    check(
-        &place(1, 512),
-        &swapped,
-        "checksum",
-        "header declares kvfs.checksum",
-    );
+    check(&place(1, 512), &swapped, "checksum", "header declares kvfs.checksum");
 }
 
 #[test]
@@ -170,18 +121,12 @@ fn reading_fails() {
         let error = place(0, 0).verify(&mut read_at, 8192).unwrap_err();
         assert_eq!(error.to_string(), expected);
     }
-    check(
-        |_, _| Ok(0),
-        "file ends at byte 0 of 8192: it was cut while it was read",
-    );
+    check(|_, _| Ok(0), "file ends at byte 0 of 8192: it was cut while it was read");
     check(
         |_, buffer| Ok(buffer.len() + 1),
         "page cannot be read: the reader gave more bytes than it was asked for",
     );
-    check(
-        |_, _| Err(io::Error::other("bad sector")),
-        "page cannot be read: bad sector",
-    );
+    check(|_, _| Err(io::Error::other("bad sector")), "page cannot be read: bad sector");
     let mut interrupted = false;
     let once = move |_: u64, _: &mut [u8]| {
         if std::mem::replace(&mut interrupted, true) {
@@ -189,10 +134,7 @@ fn reading_fails() {
         }
         Err(io::ErrorKind::Interrupted.into())
     };
-    check(
-        once,
-        "file ends at byte 0 of 8192: it was cut while it was read",
-    );
+    check(once, "file ends at byte 0 of 8192: it was cut while it was read");
 }
 
 proptest! {

@@ -49,13 +49,8 @@ fn accepted_however_it_is_written() {
     check(&format!("{{{P},{V},{K}}}"));
     check(&format!("{{ {K} ,\n\t{V}, {P}\r\n}}"));
     check(&format!("{{\"__metadata__\":{{}},{K},{V},{P}}}"));
-    check(&format!(
-        "{{\"__metadata__\":{{\"format\":\"pt\"}},{K},{V},{P}}}"
-    ));
-    check(&format!(
-        "{{{},{V},{P}}}",
-        K.replace("\"k\"", "\"\\u006b\"")
-    ));
+    check(&format!("{{\"__metadata__\":{{\"format\":\"pt\"}},{K},{V},{P}}}"));
+    check(&format!("{{{},{V},{P}}}", K.replace("\"k\"", "\"\\u006b\"")));
     let reordered = r#""k":{"data_offsets":[0,1024],"shape":[2,4,64],"dtype":"F16"}"#;
     check(&format!("{{{reordered},{V},{P}}}"));
 }
@@ -108,12 +103,7 @@ fn bad_prefix_and_padding() {
         "header ends after 4095 of 4096 bytes: the copy or the writer has not finished",
     );
     let object = "header is not a JSON object padded with spaces: not a safetensors file";
-    let nul: Vec<u8> = good
-        .iter()
-        .rev()
-        .skip_while(|byte| **byte == b' ')
-        .copied()
-        .collect();
+    let nul: Vec<u8> = good.iter().rev().skip_while(|byte| **byte == b' ').copied().collect();
     let mut nul: Vec<u8> = nul.into_iter().rev().collect();
     nul.resize(4096, 0);
     check(&nul, "header is padded with NUL bytes: pad it with spaces");
@@ -131,10 +121,7 @@ fn bad_prefix_and_padding() {
         &padded(&format!("{{{K}")),
         "header cannot be read: EOF while parsing an object at line 1 column 61",
     );
-    check(
-        &padded("{}{}"),
-        "header cannot be read: trailing characters at line 1 column 3",
-    );
+    check(&padded("{}{}"), "header cannot be read: trailing characters at line 1 column 3");
 }
 
 #[test]
@@ -146,48 +133,20 @@ fn bad_json() {
         assert!(text.contains(expected) && !text.contains('\n'), "{text}");
     }
     check(&format!("{{{K},{K},{V},{P}}}"), "duplicate key \"k\"");
-    check(
-        &format!("{{{K},{V},{P},\"\\u006b\":{{}}}}"),
-        "duplicate key \"k\"",
-    );
-    check(
-        r#"{"k":{"dtype":"F16","dtype":"F16"}}"#,
-        "duplicate key \"dtype\"",
-    );
-    check(
-        r#"{"__metadata__":{"a\nb":"1","a\nb":"2"}}"#,
-        r#"duplicate key "a\nb""#,
-    );
-    check(
-        r#"{"__metadata__":{},"__metadata__":{}}"#,
-        "duplicate key \"__metadata__\"",
-    );
-    check(
-        r#"{"__metadata__":null}"#,
-        "invalid type: null, expected an object",
-    );
+    check(&format!("{{{K},{V},{P},\"\\u006b\":{{}}}}"), "duplicate key \"k\"");
+    check(r#"{"k":{"dtype":"F16","dtype":"F16"}}"#, "duplicate key \"dtype\"");
+    check(r#"{"__metadata__":{"a\nb":"1","a\nb":"2"}}"#, r#"duplicate key "a\nb""#);
+    check(r#"{"__metadata__":{},"__metadata__":{}}"#, "duplicate key \"__metadata__\"");
+    check(r#"{"__metadata__":null}"#, "invalid type: null, expected an object");
     check(r#"{"k":[]}"#, "invalid type: sequence, expected an object");
     check(r#"{"k":{"shape":[-1]}}"#, "integer `-1`, expected u64");
-    check(
-        r#"{"k":{"shape":[1.5]}}"#,
-        "floating point `1.5`, expected u64",
-    );
+    check(r#"{"k":{"shape":[1.5]}}"#, "floating point `1.5`, expected u64");
     check(r#"{"k":{"shape":[18446744073709551616]}}"#, "expected u64");
-    check(
-        r#"{"k":{"shape":[[1]]}}"#,
-        "invalid type: sequence, expected u64",
-    );
+    check(r#"{"k":{"shape":[[1]]}}"#, "invalid type: sequence, expected u64");
     check(r#"{"k":{"shape":["1"]}}"#, "expected u64");
+    check(&format!("{{\"k\":{}1{}}}", "[".repeat(300), "]".repeat(300)), "expected");
     check(
-        &format!("{{\"k\":{}1{}}}", "[".repeat(300), "]".repeat(300)),
-        "expected",
-    );
-    check(
-        &format!(
-            "{{\"k\":{{\"x\":{{\"y\":{}{}}}}}}}",
-            "[".repeat(300),
-            "]".repeat(300)
-        ),
+        &format!("{{\"k\":{{\"x\":{{\"y\":{}{}}}}}}}", "[".repeat(300), "]".repeat(300)),
         "tensor k has no shape",
     );
     for value in ["1", "-1", "1.5", "true", "null", "[1]", "{\"x\":1}"] {
@@ -216,11 +175,7 @@ fn malformed_tensor_entries() {
     check(&K.replace("\"F16\"", "null"));
     check(&K.replace("\"F16\"", "\"F16\",\"extra\":\"x\""));
     let no_shape = "tensor k has no shape: not a safetensors file";
-    refused(
-        r#"{"k":{"dtype":"F16","data_offsets":[0,1024]}}"#,
-        "header",
-        no_shape,
-    );
+    refused(r#"{"k":{"dtype":"F16","data_offsets":[0,1024]}}"#, "header", no_shape);
     refused(r#"{"k":{"shape":"2,4,64"}}"#, "header", no_shape);
     refused(r#"{"k":{}}"#, "header", no_shape);
 }
@@ -237,18 +192,9 @@ fn wrong_tensors_and_shapes() {
         format!("{{{k},{V},{P}}}")
     };
     check("{}", "tensor k is missing: not a kvfs page");
-    check(
-        &format!("{{{V},{P}}}"),
-        "tensor k is missing: not a kvfs page",
-    );
-    check(
-        &format!("{{{K},{P}}}"),
-        "tensor v is missing: 4 tokens need one of shape [2, 4, 32]",
-    );
-    check(
-        &format!("{{{K},{V}}}"),
-        "tensor _pad is missing: 4 tokens need one of shape [2560]",
-    );
+    check(&format!("{{{V},{P}}}"), "tensor k is missing: not a kvfs page");
+    check(&format!("{{{K},{P}}}"), "tensor v is missing: 4 tokens need one of shape [2, 4, 32]");
+    check(&format!("{{{K},{V}}}"), "tensor _pad is missing: 4 tokens need one of shape [2560]");
     check(
         &format!("{{{K},{V},{P},\"q\\n\":{{}}}}"),
         "tensor \"q\\n\" is unknown: a page holds k, v and _pad",
@@ -268,51 +214,20 @@ fn wrong_tensors_and_shapes() {
 #[test]
 fn wrong_shapes() {
     fn check(shape: &str, expected: &str) {
-        refused(
-            &format!("{{{},{V},{P}}}", K.replace("[2,4,64]", shape)),
-            "shape",
-            expected,
-        );
+        refused(&format!("{{{},{V},{P}}}", K.replace("[2,4,64]", shape)), "shape", expected);
     }
     check("[]", "tensor k has 0 dimensions: a page has 3, layout hnd");
-    check(
-        "[4,64]",
-        "tensor k has 2 dimensions: a page has 3, layout hnd",
-    );
-    check(
-        "[1,2,4,64]",
-        "tensor k has 4 dimensions: a page has 3, layout hnd",
-    );
-    check(
-        "[3,4,64]",
-        "tensor k has shape [3, 4, 64], this cache has [2, 4, 64]",
-    );
-    check(
-        "[2,4,63]",
-        "tensor k has shape [2, 4, 63], this cache has [2, 4, 64]",
-    );
-    check(
-        "[4,2,64]",
-        "tensor k has shape [4, 2, 64], this cache has [2, 2, 64]",
-    );
+    check("[4,64]", "tensor k has 2 dimensions: a page has 3, layout hnd");
+    check("[1,2,4,64]", "tensor k has 4 dimensions: a page has 3, layout hnd");
+    check("[3,4,64]", "tensor k has shape [3, 4, 64], this cache has [2, 4, 64]");
+    check("[2,4,63]", "tensor k has shape [2, 4, 63], this cache has [2, 4, 64]");
+    check("[4,2,64]", "tensor k has shape [4, 2, 64], this cache has [2, 2, 64]");
     let long = format!("{{{K},{V},{}}}", P.replace("[2560]", "[1,1,1,1,2560]"));
-    refused(
-        &long,
-        "shape",
-        "tensor _pad has shape of 5 numbers, this cache has [2560]",
-    );
+    refused(&long, "shape", "tensor _pad has shape of 5 numbers, this cache has [2560]");
     let v = format!("{{{K},{},{P}}}", V.replace("4,32", "5,32"));
-    refused(
-        &v,
-        "shape",
-        "tensor v has shape [2, 5, 32], this cache has [2, 4, 32]",
-    );
+    refused(&v, "shape", "tensor v has shape [2, 5, 32], this cache has [2, 4, 32]");
     let pad = format!("{{{K},{V},{}}}", P.replace("[2560]", "[6656]"));
-    refused(
-        &pad,
-        "shape",
-        "tensor _pad has shape [6656], this cache has [2560]",
-    );
+    refused(&pad, "shape", "tensor _pad has shape [6656], this cache has [2560]");
 }
 
 #[test]
@@ -322,30 +237,10 @@ fn wrong_dtypes() {
         let wrong = tensor.replace(from, to);
         refused(&json.replace(tensor, &wrong), "dtype", expected);
     }
-    check(
-        K,
-        "F16",
-        "BF16",
-        "tensor k has dtype \"BF16\", this cache has F16",
-    );
-    check(
-        V,
-        "F16",
-        "f16",
-        "tensor v has dtype \"f16\", this cache has F16",
-    );
-    check(
-        P,
-        "U8",
-        "I8",
-        "tensor _pad has dtype \"I8\", this cache has U8",
-    );
-    check(
-        K,
-        "F16",
-        "\\n",
-        "tensor k has dtype \"\\n\", this cache has F16",
-    );
+    check(K, "F16", "BF16", "tensor k has dtype \"BF16\", this cache has F16");
+    check(V, "F16", "f16", "tensor v has dtype \"f16\", this cache has F16");
+    check(P, "U8", "I8", "tensor _pad has dtype \"I8\", this cache has U8");
+    check(K, "F16", "\\n", "tensor k has dtype \"\\n\", this cache has F16");
 }
 
 #[test]
@@ -358,57 +253,21 @@ fn wrong_offsets() {
         refused(&json, "offsets", &text);
     }
     // A hole, an overlap, the wrong order, overflow, nonsense.
-    check(
-        V,
-        "[1025,1537]",
-        "v has data_offsets [1025, 1537], must have [1024, 1536]",
-    );
-    check(
-        V,
-        "[1023,1535]",
-        "v has data_offsets [1023, 1535], must have [1024, 1536]",
-    );
-    check(
-        V,
-        "[0,512]",
-        "v has data_offsets [0, 512], must have [1024, 1536]",
-    );
-    check(
-        K,
-        "[0,1023]",
-        "k has data_offsets [0, 1023], must have [0, 1024]",
-    );
-    check(
-        K,
-        "[1024,0]",
-        "k has data_offsets [1024, 0], must have [0, 1024]",
-    );
-    check(
-        K,
-        "[512,1536]",
-        "k has data_offsets [512, 1536], must have [0, 1024]",
-    );
-    check(
-        P,
-        "[1536,4097]",
-        "_pad has data_offsets [1536, 4097], must have [1536, 4096]",
-    );
+    check(V, "[1025,1537]", "v has data_offsets [1025, 1537], must have [1024, 1536]");
+    check(V, "[1023,1535]", "v has data_offsets [1023, 1535], must have [1024, 1536]");
+    check(V, "[0,512]", "v has data_offsets [0, 512], must have [1024, 1536]");
+    check(K, "[0,1023]", "k has data_offsets [0, 1023], must have [0, 1024]");
+    check(K, "[1024,0]", "k has data_offsets [1024, 0], must have [0, 1024]");
+    check(K, "[512,1536]", "k has data_offsets [512, 1536], must have [0, 1024]");
+    check(P, "[1536,4097]", "_pad has data_offsets [1536, 4097], must have [1536, 4096]");
     check(
         K,
         "[18446744073709551615,1023]",
         "k has data_offsets [18446744073709551615, 1023], must have [0, 1024]",
     );
     check(K, "[]", "k has data_offsets [], must have [0, 1024]");
-    check(
-        K,
-        "[0,1024,0]",
-        "k has data_offsets [0, 1024, 0], must have [0, 1024]",
-    );
-    check(
-        K,
-        "[0,0,0,0,0]",
-        "k has data_offsets of 5 numbers, must have [0, 1024]",
-    );
+    check(K, "[0,1024,0]", "k has data_offsets [0, 1024, 0], must have [0, 1024]");
+    check(K, "[0,0,0,0,0]", "k has data_offsets of 5 numbers, must have [0, 1024]");
 }
 
 #[test]

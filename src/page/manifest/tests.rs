@@ -37,14 +37,8 @@ fn accepted_and_kept_through_a_round_trip() {
         }
     }
     check(MINIMAL);
-    check(&with(
-        "future",
-        r#"{"deep":[1,{"x":null}],"n":18446744073709551615}"#,
-    ));
-    check(&with(
-        "layers",
-        r#"["recurrent",{"sliding":{"window":4096}}]"#,
-    ));
+    check(&with("future", r#"{"deep":[1,{"x":null}],"n":18446744073709551615}"#));
+    check(&with("layers", r#"["recurrent",{"sliding":{"window":4096}}]"#));
     check(&with("v_head_dim", "0"));
     check(&with("v_head_dim", "null"));
     check(&with("page_tokens", "544"));
@@ -52,10 +46,7 @@ fn accepted_and_kept_through_a_round_trip() {
     check(&with("dtype", r#""q8_0""#));
     check(&with("kv_rotation", "true"));
     check(&with("kv_rotation", r#""hadamard""#));
-    check(&with(
-        "rope",
-        r#"{"theta":500000.0,"scaling":{"factor":8.0},"dims":64,"new":1}"#,
-    ));
+    check(&with("rope", r#"{"theta":500000.0,"scaling":{"factor":8.0},"dims":64,"new":1}"#));
     check(&with("shard", r#"{"rank":3,"size":4,"axis":"heads"}"#));
     check(&with("tenant", r#""a\nb""#));
     check(&with("cold_encoding", r#""q8_0""#));
@@ -70,38 +61,17 @@ fn refused() {
     }
     let read = |rest: &str| format!("manifest cannot be read: {rest}");
     check("", &read("EOF while parsing a value at line 1 column 0"));
-    check(
-        "[]",
-        &read("invalid type: sequence, expected a map at line 1 column 0"),
-    );
-    check(
-        &format!("{MINIMAL}x"),
-        &read("trailing characters at line 1 column 96"),
-    );
+    check("[]", &read("invalid type: sequence, expected a map at line 1 column 0"));
+    check(&format!("{MINIMAL}x"), &read("trailing characters at line 1 column 96"));
     check(
         &MINIMAL.replace("\"m\"", "\"m\",\"model_id\":\"n\""),
         &read("duplicate field `model_id` at line 1 column 45"),
     );
-    check(
-        &with("model_id", r#""""#),
-        "model_id is empty: name the model",
-    );
-    check(
-        &with("num_layers", "0"),
-        "num_layers is 0: must be from 1 to 4096",
-    );
-    check(
-        &with("head_dim", "0"),
-        "head_dim is 0: must be from 1 to 4096",
-    );
-    check(
-        &with("v_head_dim", "5000"),
-        "v_head_dim is 5000: must be from 0 to 4096",
-    );
-    check(
-        &with("page_tokens", "0"),
-        "page_tokens is 0: must be from 1 to 1048576",
-    );
+    check(&with("model_id", r#""""#), "model_id is empty: name the model");
+    check(&with("num_layers", "0"), "num_layers is 0: must be from 1 to 4096");
+    check(&with("head_dim", "0"), "head_dim is 0: must be from 1 to 4096");
+    check(&with("v_head_dim", "5000"), "v_head_dim is 5000: must be from 0 to 4096");
+    check(&with("page_tokens", "0"), "page_tokens is 0: must be from 1 to 1048576");
     check(
         &with("layers", r#"["attention"]"#),
         "layers has 1 entries, num_layers is 2: list every layer or leave layers out",
@@ -110,26 +80,17 @@ fn refused() {
         &with("layers", r#"["attention",{"sliding":{"window":0}}]"#),
         "layers[1] has a window of 0 tokens: at least 1",
     );
-    check(
-        &with("rope", r#"{"theta":0}"#),
-        "rope.theta is 0: must be a finite number above 0",
-    );
+    check(&with("rope", r#"{"theta":0}"#), "rope.theta is 0: must be a finite number above 0");
     check(
         &with("rope", r#"{"theta":1,"dims":66}"#),
         "rope.dims is 66, head_dim is 64: a row cannot rotate more elements than it has",
     );
-    check(
-        &with("rope", r#"{"theta":1,"dims":63}"#),
-        "rope.dims is 63: elements rotate in pairs",
-    );
+    check(&with("rope", r#"{"theta":1,"dims":63}"#), "rope.dims is 63: elements rotate in pairs");
     check(
         &with("shard", r#"{"rank":2,"size":2}"#),
         "shard.rank is 2, shard.size is 2: ranks count from 0",
     );
-    check(
-        &with("shard", r#"{"rank":0,"size":0}"#),
-        "shard.size is 0: must be from 1 to 65536",
-    );
+    check(&with("shard", r#"{"rank":0,"size":0}"#), "shard.size is 0: must be from 1 to 65536");
 }
 
 #[test]
@@ -144,10 +105,7 @@ fn bad_versions() {
     check(&with("schema_version", r#""1""#), missing);
     check(&with("schema_version", "1.5"), missing);
     check(&with("schema_version", "-1"), missing);
-    check(
-        &with("schema_version", "0"),
-        "schema_version is 0: the first is 1",
-    );
+    check(&with("schema_version", "0"), "schema_version is 0: the first is 1");
 }
 
 #[test]
@@ -158,25 +116,13 @@ fn refused_by_the_kind_of_a_value() {
         assert!(!error.contains('\n'), "{error}");
     }
     check(&with("num_layers", "-1"), "invalid value: integer `-1`");
-    check(
-        &with("num_layers", "4294967296"),
-        "invalid value: integer `4294967296`",
-    );
-    check(
-        &with("head_dim", "64.5"),
-        "invalid type: floating point `64.5`",
-    );
+    check(&with("num_layers", "4294967296"), "invalid value: integer `4294967296`");
+    check(&with("head_dim", "64.5"), "invalid type: floating point `64.5`");
     check(&with("head_dim", "null"), "invalid type: null");
     check(&with("dtype", r#""in\nt4""#), "unknown dtype \"in\\nt4\"");
     check(&with("layout", r#""n\nhd""#), "unknown variant `n\\nhd`");
-    check(
-        &with("layers", r#"["mamba","attention"]"#),
-        "unknown variant `mamba`",
-    );
-    check(
-        &with("layers", r#"[{"sliding":{"windw":1}},"attention"]"#),
-        "unknown field `windw`",
-    );
+    check(&with("layers", r#"["mamba","attention"]"#), "unknown variant `mamba`");
+    check(&with("layers", r#"[{"sliding":{"windw":1}},"attention"]"#), "unknown field `windw`");
     check(&with("rope", "{}"), "missing field `theta`");
     check(&with("kv_rotation", "7"), "did not match any variant");
     let deep = format!("{}{}", "[".repeat(200), "]".repeat(200));

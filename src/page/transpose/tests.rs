@@ -19,9 +19,7 @@ fn geometry(dtype: Dtype, layout: Layout, v_head_dim: u32) -> Geometry {
 /// Bytes in which equal pieces are unlikely.
 fn rows(geometry: &Geometry, tokens: u32) -> Vec<u8> {
     let bytes = u64::from(tokens) * geometry.row_bytes();
-    (0..bytes)
-        .map(|i| i.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes()[0])
-        .collect()
+    (0..bytes).map(|i| i.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes()[0]).collect()
 }
 
 #[test]
@@ -64,11 +62,7 @@ fn refused() {
     }
     check(767, 1, "1 tokens are 768 bytes of rows, 767 were given");
     check(0, 1, "1 tokens are 768 bytes of rows, 0 were given");
-    check(
-        0,
-        0,
-        "page has 0 tokens, the manifest allows 1 to 700 (layout hnd)",
-    );
+    check(0, 0, "page has 0 tokens, the manifest allows 1 to 700 (layout hnd)");
 }
 
 #[test]

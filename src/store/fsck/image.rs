@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::{Finding, FsckOptions, Report};
+use crate::store::database::{decode, encode};
 use crate::store::disk::DiskPath;
-use crate::store::metadata::{decode, encode};
 use crate::store::record::{
     DirectoryClass, Entry, Inode, InodeId, Kind, ObjectId, ObjectRecord, Totals,
 };
@@ -63,9 +63,7 @@ pub(super) struct Image<'a> {
 impl<'a> Image<'a> {
     /// Reads everything. A record that cannot be decoded is a finding and counts as absent.
     pub(super) fn load(
-        store: &'a Store,
-        options: &'a FsckOptions,
-        records: &Records,
+        store: &'a Store, options: &'a FsckOptions, records: &Records,
     ) -> Result<Image<'a>, StoreError> {
         let mut image = Image {
             store,
@@ -147,10 +145,7 @@ impl<'a> Image<'a> {
             && !name.contains(&b'/')
             && !name.contains(&0);
         if !valid || keys::entry(parent, name) != key {
-            self.find(
-                &format!("{what}: a name that cannot be looked up, removed"),
-                true,
-            );
+            self.find(&format!("{what}: a name that cannot be looked up, removed"), true);
             self.changes.insert(key.to_vec(), None);
             return;
         }
@@ -164,18 +159,12 @@ impl<'a> Image<'a> {
     }
 
     fn decoded<T: serde::de::DeserializeOwned>(
-        &mut self,
-        key: &[u8],
-        value: &[u8],
-        what: &str,
+        &mut self, key: &[u8], value: &[u8], what: &str,
     ) -> Option<T> {
         let decoded = decode(value).ok();
         if decoded.is_none() {
             self.has_lost_records |= key.first() == Some(&b'I');
-            self.find(
-                &format!("{what}: the record cannot be decoded, removed"),
-                true,
-            );
+            self.find(&format!("{what}: the record cannot be decoded, removed"), true);
             self.changes.insert(key.to_vec(), None);
         }
         decoded
@@ -188,10 +177,9 @@ impl<'a> Image<'a> {
 
     /// Notes that something is wrong, and whether a repair mends it.
     pub(super) fn find(&mut self, what: &str, mendable: bool) {
-        self.report.findings.push(Finding {
-            what: what.to_owned(),
-            repaired: mendable && self.options.repair,
-        });
+        self.report
+            .findings
+            .push(Finding { what: what.to_owned(), repaired: mendable && self.options.repair });
     }
 
     /// A number that nothing has.
@@ -203,8 +191,7 @@ impl<'a> Image<'a> {
 
     /// Raises the epoch of the last mount.
     pub(super) fn put_epoch(&mut self, epoch: u32) {
-        self.changes
-            .insert(keys::epoch(), Some(encode(&(epoch, self.was_clean))));
+        self.changes.insert(keys::epoch(), Some(encode(&(epoch, self.was_clean))));
     }
 
     /// Stores an inode.
@@ -245,15 +232,8 @@ impl<'a> Image<'a> {
         let file_type = self.inodes.get(&inode).map_or(0, Inode::file_type);
         let entry = Entry { inode, file_type };
         self.touched.extend([parent, inode]);
-        self.changes
-            .insert(keys::entry(parent, name), Some(encode(&entry)));
-        self.names.push(Named {
-            parent,
-            name: name.to_vec(),
-            inode,
-            file_type,
-            kept: true,
-        });
+        self.changes.insert(keys::entry(parent, name), Some(encode(&entry)));
+        self.names.push(Named { parent, name: name.to_vec(), inode, file_type, kept: true });
     }
 
     /// The class of a directory.

@@ -22,11 +22,9 @@ pub(super) fn link_lost(image: &mut Image<'_>, id: InodeId) -> String {
     let name = format!("#{:016x}", id.0).into_bytes();
     if let Some(mut inode) = image.inodes.get(&id).cloned() {
         match &mut inode.kind {
-            Kind::Directory {
-                parent,
-                name: own_name,
-                ..
-            } => (*parent, *own_name) = (directory, name.clone()),
+            Kind::Directory { parent, name: own_name, .. } => {
+                (*parent, *own_name) = (directory, name.clone())
+            }
             // Rows outside of their layer are an ordinary file.
             Kind::File(file) if file.role.is_append_only() => file.role = Role::Plain,
             _ => {}
@@ -59,12 +57,8 @@ fn lost_and_found(image: &mut Image<'_>) -> InodeId {
 
 /// An inode without a name keeps its bytes, if it has any.
 fn check_nameless(image: &mut Image<'_>) {
-    let named: HashSet<InodeId> = image
-        .names
-        .iter()
-        .filter(|name| name.kept)
-        .map(|name| name.inode)
-        .collect();
+    let named: HashSet<InodeId> =
+        image.names.iter().filter(|name| name.kept).map(|name| name.inode).collect();
     let nameless: BTreeSet<InodeId> = image
         .inodes
         .iter()
@@ -72,11 +66,8 @@ fn check_nameless(image: &mut Image<'_>) {
         .map(|(id, _)| *id)
         .collect();
     for id in nameless {
-        let has_data = image
-            .inodes
-            .get(&id)
-            .and_then(Inode::file)
-            .is_some_and(|file| file.object.is_some());
+        let has_data =
+            image.inodes.get(&id).and_then(Inode::file).is_some_and(|file| file.object.is_some());
         let end = if has_data {
             format!("now {}", link_lost(image, id))
         } else {
@@ -125,13 +116,7 @@ fn check_links(image: &mut Image<'_>) {
             let what = format!("{path}: link count {} instead of {expected}", inode.links);
             image.find(&what, true);
         }
-        image.put_inode(
-            id,
-            Inode {
-                links: expected,
-                ..inode
-            },
-        );
+        image.put_inode(id, Inode { links: expected, ..inode });
     }
 }
 
@@ -154,19 +139,10 @@ fn check_references(image: &mut Image<'_>) {
             drop_unreferenced(image, id);
             continue;
         }
-        let what = format!(
-            "object {id}: {} references instead of {expected}",
-            record.references
-        );
+        let what = format!("object {id}: {} references instead of {expected}", record.references);
         image.find(&what, true);
         let references = expected;
-        image.put_object(
-            id,
-            ObjectRecord {
-                references,
-                ..record
-            },
-        );
+        image.put_object(id, ObjectRecord { references, ..record });
     }
 }
 
@@ -179,11 +155,7 @@ fn drop_unreferenced(image: &mut Image<'_>, id: ObjectId) {
     } else {
         let what = format!("object {id}: no file refers to it");
         let kept = image.store.disk.stat(&DiskPath::Object(id)).is_ok();
-        let end = if kept {
-            "its bytes are kept in quarantine"
-        } else {
-            "its record is removed"
-        };
+        let end = if kept { "its bytes are kept in quarantine" } else { "its record is removed" };
         image.find(&format!("{what}; {end}"), true);
         image.quarantine.extend(kept.then_some((id, what)));
     }

@@ -27,11 +27,7 @@ pub(super) fn check(image: &mut Image<'_>) {
 pub(super) fn new_directory(class: DirectoryClass, parent: InodeId, name: &[u8]) -> Inode {
     let now = Time::now();
     Inode {
-        kind: Kind::Directory {
-            class,
-            parent,
-            name: name.to_vec(),
-        },
+        kind: Kind::Directory { class, parent, name: name.to_vec() },
         mode: 0o755,
         uid: nix::unistd::geteuid().as_raw(),
         gid: nix::unistd::getegid().as_raw(),
@@ -74,10 +70,7 @@ fn check_entries(image: &mut Image<'_>) {
         let problem = if image.class(name.parent).is_none() {
             Some("stands in a directory that does not exist".to_owned())
         } else if !image.inodes.contains_key(&name.inode) {
-            Some(format!(
-                "leads to inode {:016x}, which does not exist",
-                name.inode.0
-            ))
+            Some(format!("leads to inode {:016x}, which does not exist", name.inode.0))
         } else if name.inode == InodeId::ROOT {
             Some("leads to the root".to_owned())
         } else {
@@ -91,10 +84,8 @@ fn check_entries(image: &mut Image<'_>) {
         }
         let actual = image.inodes[&image.names[index].inode].file_type();
         if image.names[index].file_type != actual {
-            let what = format!(
-                "{}: listed as another type of file than it is",
-                image.path_of(index)
-            );
+            let what =
+                format!("{}: listed as another type of file than it is", image.path_of(index));
             image.find(&what, true);
             let (parent, inode) = (image.names[index].parent, image.names[index].inode);
             let name = std::mem::take(&mut image.names[index].name);
@@ -116,12 +107,7 @@ fn check_directory_names(image: &mut Image<'_>) {
         let Some(inode) = image.inodes.get(&id).cloned() else {
             continue;
         };
-        let Kind::Directory {
-            class,
-            parent,
-            name,
-        } = &inode.kind
-        else {
+        let Kind::Directory { class, parent, name } = &inode.kind else {
             continue;
         };
         let is_own = |&&index: &&usize| {
@@ -130,18 +116,12 @@ fn check_directory_names(image: &mut Image<'_>) {
         let own = indexes.iter().find(is_own).copied();
         let chosen = own.unwrap_or(indexes[0]);
         for &index in indexes.iter().filter(|index| **index != chosen) {
-            let what = format!(
-                "{}: second name of a directory, removed",
-                image.path_of(index)
-            );
+            let what = format!("{}: second name of a directory, removed", image.path_of(index));
             image.find(&what, true);
             image.remove_name(index);
         }
         if own.is_none() {
-            let what = format!(
-                "{}: the directory thinks to be elsewhere",
-                image.path_of(chosen)
-            );
+            let what = format!("{}: the directory thinks to be elsewhere", image.path_of(chosen));
             image.find(&what, true);
             let kind = Kind::Directory {
                 class: *class,
@@ -230,10 +210,7 @@ fn keep_or_remove(image: &mut Image<'_>, top: InodeId, tree: &[InodeId]) {
         image.find(&what, true);
         return;
     }
-    let what = format!(
-        "directory {:016x}: has no name and no file in it, removed",
-        top.0
-    );
+    let what = format!("directory {:016x}: has no name and no file in it, removed", top.0);
     image.find(&what, true);
     for index in inside {
         image.remove_name(index);
@@ -249,12 +226,7 @@ fn check_classes(image: &mut Image<'_>) {
         let Some(inode) = image.inodes.get(&id).cloned() else {
             continue;
         };
-        let Kind::Directory {
-            class,
-            parent,
-            name,
-        } = &inode.kind
-        else {
+        let Kind::Directory { class, parent, name } = &inode.kind else {
             continue;
         };
         let fixed = FIXED.iter().find(|(fixed, _, _)| *fixed == id);
@@ -268,11 +240,7 @@ fn check_classes(image: &mut Image<'_>) {
             "{}: marked as {class:?}, stands where {expected:?} belongs",
             image.path(*parent, name)
         );
-        let kind = Kind::Directory {
-            class: expected,
-            parent: *parent,
-            name: name.clone(),
-        };
+        let kind = Kind::Directory { class: expected, parent: *parent, name: name.clone() };
         image.find(&what, true);
         image.put_inode(id, Inode { kind, ..inode });
     }

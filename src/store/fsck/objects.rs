@@ -10,11 +10,8 @@ use crate::store::disk::{Access, DiskPath, FileStat};
 use crate::store::record::{FileRecord, Inode, InodeId, ObjectId, ObjectKind, ObjectRecord, Role};
 
 pub(super) fn check(image: &mut Image<'_>, progress: &dyn Fn(u64, u64)) -> Result<(), StoreError> {
-    let files: BTreeMap<ObjectId, InodeId> = image
-        .inodes
-        .iter()
-        .filter_map(|(id, inode)| Some((inode.file()?.object?, *id)))
-        .collect();
+    let files: BTreeMap<ObjectId, InodeId> =
+        image.inodes.iter().filter_map(|(id, inode)| Some((inode.file()?.object?, *id))).collect();
     let total = files.len() as u64;
     // In the order of the numbers: objects written together lie together on the disk.
     for (done, (object, id)) in files.iter().enumerate() {
@@ -45,9 +42,7 @@ pub(super) fn check(image: &mut Image<'_>, progress: &dyn Fn(u64, u64)) -> Resul
 
 /// The inner error says why the file is lost.
 fn check_file(
-    image: &mut Image<'_>,
-    (id, object): (InodeId, ObjectId),
-    file: &FileRecord,
+    image: &mut Image<'_>, (id, object): (InodeId, ObjectId), file: &FileRecord,
 ) -> Result<Result<(), String>, StoreError> {
     let stat = match image.store.disk.stat(&DiskPath::Object(object)) {
         Ok(stat) => stat,
@@ -93,19 +88,17 @@ fn check_file(
         Ok(_) => Ok(Err(format!(
             "the bytes of object {object} are not those that were written (checksum mismatch)"
         ))),
-        Err(error) if error.raw_os_error() == Some(libc::EIO) => Ok(Err(format!(
-            "the bytes of object {object} cannot be read: {error}"
-        ))),
+        Err(error) if error.raw_os_error() == Some(libc::EIO) => {
+            Ok(Err(format!("the bytes of object {object} cannot be read: {error}")))
+        }
         Err(error) => Err(error.into()),
     }
 }
 
 /// A file that was being written: its bytes tell size and time, as after a crash.
 fn settle(
-    image: &mut Image<'_>,
-    (id, object): (InodeId, ObjectId),
-    (file, record): (&FileRecord, &ObjectRecord),
-    stat: FileStat,
+    image: &mut Image<'_>, (id, object): (InodeId, ObjectId),
+    (file, record): (&FileRecord, &ObjectRecord), stat: FileStat,
 ) {
     if record.checksum.is_some() {
         image.find(
@@ -113,13 +106,7 @@ fn settle(
             true,
         );
         let checksum = None;
-        image.put_object(
-            object,
-            ObjectRecord {
-                checksum,
-                ..*record
-            },
-        );
+        image.put_object(object, ObjectRecord { checksum, ..*record });
     }
     if file.role.is_append_only() {
         return;
@@ -139,22 +126,14 @@ fn settle(
 /// The record of an object that has none; a page's checksum can be told from nothing else, so it
 /// stays unknown until fsck is run again.
 fn make_record(
-    image: &mut Image<'_>,
-    (id, object): (InodeId, ObjectId),
-    file: &FileRecord,
-    stat: FileStat,
+    image: &mut Image<'_>, (id, object): (InodeId, ObjectId), file: &FileRecord, stat: FileStat,
 ) -> ObjectRecord {
     let kind = match file.role {
         Role::Page(_) => ObjectKind::Page,
         Role::Tail { .. } | Role::Tokens => ObjectKind::Rows,
         Role::Plain | Role::Manifest => ObjectKind::File,
     };
-    let record = ObjectRecord {
-        kind,
-        length: stat.length,
-        checksum: None,
-        references: 1,
-    };
+    let record = ObjectRecord { kind, length: stat.length, checksum: None, references: 1 };
     let what = format!("object {object} (inode {:016x}): has no record, made", id.0);
     image.find(&what, true);
     image.put_object(object, record);
@@ -180,11 +159,7 @@ fn drop_lost(image: &mut Image<'_>) {
         } else {
             format!("{paths}: {why}")
         };
-        let object = image
-            .inodes
-            .get(id)
-            .and_then(Inode::file)
-            .and_then(|file| file.object);
+        let object = image.inodes.get(id).and_then(Inode::file).and_then(|file| file.object);
         let kept =
             object.filter(|object| image.store.disk.stat(&DiskPath::Object(*object)).is_ok());
         let end = if kept.is_some() {

@@ -35,10 +35,7 @@ pub(super) fn check(image: &mut Image<'_>) -> Result<(), StoreError> {
         .filter(|name| name.kept && name.name == names::MANIFEST.as_bytes())
         .map(|name| (name.parent, name.inode))
         .collect();
-    let mut models = Models {
-        manifests,
-        loaded: BTreeMap::new(),
-    };
+    let mut models = Models { manifests, loaded: BTreeMap::new() };
     for index in 0..image.names.len() {
         if !image.names[index].kept {
             continue;
@@ -70,9 +67,7 @@ pub(super) fn check(image: &mut Image<'_>) -> Result<(), StoreError> {
 }
 
 fn check_name(
-    image: &mut Image<'_>,
-    models: &mut Models,
-    index: usize,
+    image: &mut Image<'_>, models: &mut Models, index: usize,
 ) -> Result<Verdict, StoreError> {
     let name = &image.names[index];
     let (parent, inode) = (name.parent, name.inode);
@@ -100,10 +95,7 @@ fn check_name(
             Ok(if directory_fits {
                 Verdict::Fits
             } else {
-                Verdict::NewRole(Role::Tail {
-                    start,
-                    directory: parent,
-                })
+                Verdict::NewRole(Role::Tail { start, directory: parent })
             })
         }
         (Role::Page(page), FileClass::Page(start)) => {
@@ -121,18 +113,14 @@ fn check_name(
 
 /// A page's header is that of its place in the model above.
 fn check_page(
-    image: &mut Image<'_>,
-    models: &mut Models,
-    (directory, object): (InodeId, Option<ObjectId>),
+    image: &mut Image<'_>, models: &mut Models, (directory, object): (InodeId, Option<ObjectId>),
     page: &PageRecord,
 ) -> Result<Verdict, StoreError> {
     let Some(model) = model_above(image, models, directory)? else {
         return Ok(Verdict::Fits);
     };
     if model.identity.0 != page.model {
-        return Ok(Verdict::Misplaced(
-            "holds a page of another model".to_owned(),
-        ));
+        return Ok(Verdict::Misplaced("holds a page of another model".to_owned()));
     }
     let place = match model.place(page.layer, page.start) {
         Ok(place) => place,
@@ -157,9 +145,7 @@ fn check_page(
 }
 
 fn model_above(
-    image: &mut Image<'_>,
-    models: &mut Models,
-    directory: InodeId,
+    image: &mut Image<'_>, models: &mut Models, directory: InodeId,
 ) -> Result<Option<Rc<Model>>, StoreError> {
     let Some(id) = model_directory(image, directory) else {
         return Ok(None);
@@ -198,10 +184,7 @@ fn model_directory(image: &Image<'_>, directory: InodeId) -> Option<InodeId> {
     // Every directory hangs at the root by now, so this ends.
     while at != InodeId::ROOT {
         match image.inodes.get(&at)?.kind {
-            Kind::Directory {
-                class: DirectoryClass::Model,
-                ..
-            } => return Some(at),
+            Kind::Directory { class: DirectoryClass::Model, .. } => return Some(at),
             Kind::Directory { parent, .. } => at = parent,
             _ => return None,
         }

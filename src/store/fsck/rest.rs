@@ -4,8 +4,8 @@ use std::collections::HashSet;
 
 use super::image::{Image, count};
 use crate::store::StoreError;
+use crate::store::database::encode;
 use crate::store::disk::{DiskDirectory, DiskPath};
-use crate::store::metadata::encode;
 use crate::store::record::{InodeId, ObjectId, Totals};
 use crate::store::{keys, recovery};
 
@@ -84,10 +84,7 @@ fn check_totals(image: &mut Image<'_>) {
 fn check_epoch(image: &mut Image<'_>) {
     let in_use = image.epoch_in_use;
     if in_use > image.epoch {
-        let what = format!(
-            "epoch {}: numbers of epoch {in_use} are in use already",
-            image.epoch
-        );
+        let what = format!("epoch {}: numbers of epoch {in_use} are in use already", image.epoch);
         image.find(&what, true);
         if !image.changes.contains_key(&keys::epoch()) {
             image.put_epoch(in_use);

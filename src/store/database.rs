@@ -1,0 +1,95 @@
+//! `meta.redb`: one ordered table of records, written a frozen layer at a time.
+
+use std::sync::Arc;
+
+use redb::{Database, TableDefinition};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::StoreError;
+use super::layer::Layer;
+
+pub(super) const RECORDS: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("records");
+
+/// Pages of `meta.redb` kept in memory. 16 MiB hold the inner nodes of tens of millions of
+/// records; the rest is the kernel's page cache. (redb's own default is 1 GiB.)
+const CACHE_BYTES: usize = 16 << 20;
+
+/// Writes a frozen layer out.
+#[derive(Clone)]
+pub(crate) struct Writer {
+    database: Arc<Database>,
+}
+
+impl Writer {
+    /// A writer to a database.
+    pub(super) fn new(database: Arc<Database>) -> Writer {
+        Writer { database }
+    }
+
+    /// Writes a layer and makes it durable.
+    pub(crate) fn write(&self, layer: &Layer) -> Result<(), StoreError> {
+        let transaction = begin_durable(&self.database)?;
+        {
+            let mut table = transaction.open_table(RECORDS)?;
+            for (key, change) in &layer.records {
+                match change {
+                    Some(value) => table.insert(key.as_slice(), value.as_slice())?,
+                    None => table.remove(key.as_slice())?,
+                };
+            }
+        }
+        transaction.commit()?;
+        Ok(())
+    }
+}
+
+/// Opens or creates the database.
+pub(super) fn open_database(
+    backend: Box<dyn redb::StorageBackend>,
+) -> Result<Database, StoreError> {
+    let mut builder = redb::Builder::new();
+    builder.set_cache_size(CACHE_BYTES);
+    Ok(builder.create_with_backend(Backend(backend))?)
+}
+
+/// A write transaction whose commit makes a later open after a crash fast: without quick repair
+/// redb would walk the whole file (seconds for a million records) before the mount answers.
+pub(super) fn begin_durable(database: &Database) -> Result<redb::WriteTransaction, StoreError> {
+    let mut transaction = database.begin_write()?;
+    transaction.set_quick_repair(true);
+    Ok(transaction)
+}
+
+pub(super) fn encode<T: Serialize>(value: &T) -> Vec<u8> {
+    postcard::to_stdvec(value).expect("records are plain data, which postcard always encodes")
+}
+
+pub(super) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, StoreError> {
+    postcard::from_bytes(bytes).map_err(|error| StoreError::Corrupt(format!("a record: {error}")))
+}
+
+/// redb takes its backend by value; ours is chosen at run time.
+#[derive(Debug)]
+struct Backend(Box<dyn redb::StorageBackend>);
+
+impl redb::StorageBackend for Backend {
+    fn len(&self) -> std::io::Result<u64> {
+        self.0.len()
+    }
+    fn read(&self, offset: u64, out: &mut [u8]) -> std::io::Result<()> {
+        self.0.read(offset, out)
+    }
+    fn set_len(&self, length: u64) -> std::io::Result<()> {
+        self.0.set_len(length)
+    }
+    fn sync_data(&self) -> std::io::Result<()> {
+        self.0.sync_data()
+    }
+    fn write(&self, offset: u64, data: &[u8]) -> std::io::Result<()> {
+        self.0.write(offset, data)
+    }
+    fn close(&self) -> std::io::Result<()> {
+        self.0.close()
+    }
+}
