@@ -23,7 +23,7 @@ pub(super) fn link_lost(image: &mut Image<'_>, id: InodeId) -> String {
     if let Some(mut inode) = image.inodes.get(&id).cloned() {
         match &mut inode.kind {
             Kind::Directory { parent, name: own_name, .. } => {
-                (*parent, *own_name) = (directory, name.clone())
+                (*parent, *own_name) = (directory, name.clone());
             }
             // Rows outside of their layer are an ordinary file.
             Kind::File(file) if file.role.is_append_only() => file.role = Role::Plain,
