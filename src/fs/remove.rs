@@ -32,6 +32,11 @@ impl FileSystem {
         if self.lookup_view(place.parent, &place.name)?.is_some() {
             return Err(FsError::NotPermitted);
         }
+        // A page whose writer is done makes its directory one that is not empty.
+        let entry = self.state().entry(place.parent, &place.name)?;
+        if let Some(entry) = entry {
+            self.publish_all_pending(Some(entry.inode));
+        }
         let mut state = self.state_to_change()?;
         let entry = state.entry(place.parent, &place.name)?.ok_or(FsError::NotFound)?;
         if entry.file_type != libc::S_IFDIR {
@@ -40,16 +45,18 @@ impl FileSystem {
         if place.parent == InodeId::ROOT {
             return Err(FsError::NotPermitted);
         }
-        if state.pending.keys().any(|page| page.parent == entry.inode) {
-            drop(state);
-            self.publish_all_pending(Some(entry.inode));
-            state = self.state_to_change()?;
-        }
         check_empty(&state, entry.inode)?;
         let inode = state.inode(entry.inode)?;
         state.metadata.remove_entry(Life::Durable, place.parent, &place.name);
         state.touch_directory(place.parent, -1)?;
-        state.remove_directory_inode(entry.inode, &inode)
+        let orphans = state.orphan_pending(entry.inode)?;
+        state.remove_directory_inode(entry.inode, &inode)?;
+        drop(state);
+        for orphan in orphans {
+            // Or the kernel keeps them, not knowing that they have no name any more.
+            self.invalidate(super::Invalidation::Name(orphan));
+        }
+        Ok(())
     }
 }
 
@@ -67,6 +74,27 @@ impl State {
             self.metadata.put_inode(Life::Volatile, id, &inode);
         }
         Ok(())
+    }
+
+    /// What is being written in place in a directory that goes has no name to come: it is like
+    /// any other file that was removed while it was open. Returns the names.
+    fn orphan_pending(&mut self, directory: InodeId) -> Result<Vec<Place>, FsError> {
+        let orphans: Vec<_> = self
+            .pending
+            .extract_if(|place, _| place.parent == directory)
+            .collect();
+        let mut places = Vec::with_capacity(orphans.len());
+        for (place, waiting) in orphans {
+            for id in waiting {
+                if let Some(node) = self.nodes.get_mut(&id) {
+                    node.pending = None;
+                }
+                let mut inode = self.inode(id)?;
+                self.drop_link(id, &mut inode)?;
+            }
+            places.push(place);
+        }
+        Ok(places)
     }
 }
 
