@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use crate::common::forks::{no_forks, spawn_with};
 use crate::common::sys::{
-    assert_errno, close, duplicate, map_mut, open, rename, sync_directory, write_and_close,
+    assert_errno, close, duplicate, errno, map_mut, open, rename, sync_directory, write_and_close,
 };
 use crate::common::{Mode, Model, Mount, eventually};
 
@@ -20,6 +20,7 @@ in_both_modes!(
     a_mapping_keeps_it_back,
     writers_of_one_name_do_not_mix,
     unlinking_and_renaming_what_is_being_written,
+    a_directory_that_goes_takes_along_what_is_being_written,
 );
 
 fn prepared(mode: Mode) -> (Mount, Model) {
@@ -203,4 +204,20 @@ fn unlinking_and_renaming_what_is_being_written(mode: Mode) {
     });
     std::fs::remove_file(&path).unwrap();
     assert_errno(std::fs::metadata(&path), libc::ENOENT);
+}
+
+fn a_directory_that_goes_takes_along_what_is_being_written(mode: Mode) {
+    let (mount, model) = prepared(mode);
+    let _quiet = no_forks();
+    let path = model.page_path(&mount, "chat", 0, 0);
+    let file = open(&path, NEW).unwrap();
+    file.write_all_at(&model.page(0, 0, 1), 0).unwrap();
+    std::fs::remove_dir(path.parent().unwrap()).unwrap();
+    assert_errno(open(&path, NEW), libc::ENOENT);
+    let outcome = close(file);
+    assert!(matches!(errno(&outcome), 0 | libc::ENOENT), "{outcome:?}");
+    eventually("the file to go", || {
+        sync_directory(mount.path()).unwrap();
+        (mount.staging().is_empty() && mount.status("uncommitted_changes") == "0").then_some(())
+    });
 }
