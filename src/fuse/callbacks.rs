@@ -46,6 +46,7 @@ impl Filesystem for Callbacks {
     }
 
     fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let _awake = self.linger.after_reply();
         match self.call(Operation::Lookup, |fs| fs.lookup(inode(parent), name.as_bytes())) {
             Ok(Lookup::Found(found)) => Self::reply_entry(reply, Ok(found)),
             Ok(Lookup::Absent { stable: true }) => {
@@ -62,6 +63,7 @@ impl Filesystem for Callbacks {
     }
 
     fn getattr(&self, _r: &Request, number: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
+        let _awake = self.linger.after_reply();
         match self.call(Operation::GetAttr, |fs| fs.attributes(inode(number))) {
             Ok(found) => reply.attr(&ttl(found.is_at_rest), &attributes(&found)),
             Err(error) => reply.error(error),
@@ -142,6 +144,7 @@ impl Filesystem for Callbacks {
         &self, _request: &Request, parent: INodeNo, name: &OsStr, new_parent: INodeNo,
         new_name: &OsStr, flags: RenameFlags, reply: ReplyEmpty,
     ) {
+        let _awake = self.linger.after_reply();
         let outcome = self.call(Operation::Rename, |fs| {
             fs.rename(&place(parent, name), &place(new_parent, new_name), flags.bits())
         });
@@ -165,6 +168,7 @@ impl Filesystem for Callbacks {
         &self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, _umask: u32,
         flags: i32, reply: ReplyCreate,
     ) {
+        let _awake = self.linger.after_reply();
         self.mode(|descriptor| reply.open_backing(descriptor));
         let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
         let created = self.call(Operation::Create, |fs| {
@@ -203,6 +207,7 @@ impl Filesystem for Callbacks {
     }
 
     fn open(&self, _request: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        let _awake = self.linger.after_reply();
         self.mode(|descriptor| reply.open_backing(descriptor));
         let reads_only = flags.0 & (libc::O_ACCMODE | libc::O_TRUNC) == libc::O_RDONLY;
         if reads_only && let Some((handle, id)) = self.open_held(inode(number)) {
@@ -267,6 +272,7 @@ impl Filesystem for Callbacks {
         &self, _request: &Request, _number: INodeNo, handle: FileHandle, _lock_owner: LockOwner,
         reply: ReplyEmpty,
     ) {
+        let _awake = self.linger.after_reply();
         Self::reply_empty(reply, self.call(Operation::Flush, |fs| fs.flush(handle.0)));
     }
 
@@ -274,6 +280,7 @@ impl Filesystem for Callbacks {
         &self, _request: &Request, number: INodeNo, handle: FileHandle, _flags: OpenFlags,
         _lock_owner: Option<LockOwner>, _flush: bool, reply: ReplyEmpty,
     ) {
+        let _awake = self.linger.after_reply();
         if self.fs.is_backed(handle.0) {
             self.backings.detach(inode(number));
         }

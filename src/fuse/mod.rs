@@ -4,6 +4,7 @@
 
 mod callbacks;
 mod convert;
+mod linger;
 mod mount;
 mod passthrough;
 mod shared;

@@ -1,6 +1,7 @@
 //! The life of a mount: open the store, mount, serve, flush.
 
 use std::io;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
@@ -9,6 +10,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 use fuser::{Config, INodeNo, MountOption, Notifier, Session, SessionACL};
 
+use super::linger::Linger;
 use super::shared::Callbacks;
 use crate::fs::{FileSystem, FsError, Invalidation};
 use crate::observe::Observer;
@@ -119,14 +121,21 @@ pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountEr
     // Callbacks hold the sender; they are dropped when the kernel has let the mount go.
     let (served, unmounted) = bounded::<()>(0);
     let early = Arc::new(OnceLock::new());
-    let callbacks =
-        Callbacks::new(Arc::clone(&file_system), options.passthrough, Arc::clone(&early), served);
+    let linger = Arc::new(Linger::new());
+    let callbacks = Callbacks::new(
+        Arc::clone(&file_system),
+        options.passthrough,
+        Arc::clone(&early),
+        Arc::clone(&linger),
+        served,
+    );
     let session = Session::new(callbacks, &options.mountpoint, &session_config(options))
         .map_err(MountError::Mount)?;
 
     let (stop, stopped) = bounded::<()>(0);
     let notifier = session.notifier();
     let _ = early.set(notifier.clone());
+    linger.watch(session.as_fd().try_clone_to_owned().map_err(MountError::Mount)?);
     let threads = vec![
         start("kvfs-commit", {
             let (file_system, interval) = (Arc::clone(&file_system), options.commit_interval);

@@ -11,6 +11,7 @@ use fuser::{
 };
 
 use super::convert::{attributes, errno, inode, ttl};
+use super::linger::Linger;
 use super::mount::Passthrough;
 use super::passthrough::{Backings, trial};
 use crate::fs::{Caller, FileSystem, Found, FsError, IoMode, Opened, Place};
@@ -24,6 +25,7 @@ pub(super) struct Callbacks {
     passthrough: Passthrough,
     /// Set as soon as there is a session.
     pub(super) notifier: Arc<OnceLock<Notifier>>,
+    pub(super) linger: Arc<Linger>,
     /// Dropped with the callbacks, which tells that the mount is gone.
     _served: Sender<()>,
 }
@@ -31,9 +33,16 @@ pub(super) struct Callbacks {
 impl Callbacks {
     pub(super) fn new(
         fs: Arc<FileSystem>, passthrough: Passthrough, notifier: Arc<OnceLock<Notifier>>,
-        served: Sender<()>,
+        linger: Arc<Linger>, served: Sender<()>,
     ) -> Callbacks {
-        Callbacks { fs, backings: Backings::default(), passthrough, notifier, _served: served }
+        Callbacks {
+            fs,
+            backings: Backings::default(),
+            passthrough,
+            notifier,
+            linger,
+            _served: served,
+        }
     }
 
     /// Runs an operation, counts it, and logs what the caller cannot mend.
