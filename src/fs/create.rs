@@ -121,11 +121,12 @@ impl FileSystem {
     pub(super) fn create_for_client(
         &self, object: ObjectId, access: Access,
     ) -> std::io::Result<Arc<dyn DiskFile>> {
-        let made = self.store.create_object(object)?;
         if access == Access::ReadWrite {
-            return Ok(Arc::from(made));
+            return Ok(Arc::from(self.store.create_object(object)?));
         }
-        drop(made);
+        if !self.take_spare(object) {
+            self.store.create_object(object)?;
+        }
         Ok(Arc::from(self.store.open_object(object, access)?))
     }
 

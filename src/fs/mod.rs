@@ -33,6 +33,7 @@ mod remove;
 mod rename;
 mod setattr;
 mod settle;
+mod spare;
 mod state;
 mod sync;
 mod transfer;
@@ -93,6 +94,7 @@ pub struct FileSystem {
     released: Condvar,
     /// Which names are being sealed, by a hash of the name.
     sealing_turns: [Mutex<()>; SEALING_TURNS],
+    spares: spare::Spares,
     observer: Arc<Observer>,
     io_mode: OnceLock<IoMode>,
     invalidations: crossbeam_channel::Sender<Invalidation>,
@@ -114,6 +116,7 @@ impl FileSystem {
             state: Mutex::new(state),
             durable_generation: Mutex::new(0),
             released: Condvar::new(),
+            spares: spare::Spares::default(),
             sealing_turns: [const { Mutex::new(()) }; SEALING_TURNS],
             observer,
             io_mode: OnceLock::new(),

@@ -55,6 +55,7 @@ impl FileSystem {
 
     /// The last commit of a mount.
     pub fn commit_and_close(&self) -> Result<(), FsError> {
+        self.drop_spares();
         self.let_go()?;
         self.commit()?;
         self.state().metadata.put_epoch(true);

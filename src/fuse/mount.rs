@@ -136,20 +136,7 @@ pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountEr
     let notifier = session.notifier();
     let _ = early.set(notifier.clone());
     linger.watch(session.as_fd().try_clone_to_owned().map_err(MountError::Mount)?);
-    let threads = vec![
-        start("kvfs-commit", {
-            let (file_system, interval) = (Arc::clone(&file_system), options.commit_interval);
-            let stopped = stopped.clone();
-            move || commit_regularly(&file_system, interval, &stopped)
-        })?,
-        start("kvfs-notify", move || {
-            notify(&notifier, &invalidations, &stopped);
-        })?,
-        start("kvfs-sweep", {
-            let file_system = Arc::clone(&file_system);
-            move || sweep(&file_system)
-        })?,
-    ];
+    let threads = start_threads(options, &file_system, (notifier, invalidations), &stopped)?;
     let session = session.spawn().map_err(MountError::Thread)?;
     ready();
     let _ = unmounted.recv();
@@ -164,6 +151,34 @@ pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountEr
     file_system.commit_and_close().map_err(MountError::Flush)?;
     log::info!("unmounted {}", options.mountpoint.display());
     Ok(())
+}
+
+/// What runs beside the requests, until `stopped` is closed.
+fn start_threads(
+    options: &MountOptions, file_system: &Arc<FileSystem>,
+    (notifier, invalidations): (Notifier, Receiver<Invalidation>), stopped: &Receiver<()>,
+) -> Result<Vec<JoinHandle<()>>, MountError> {
+    Ok(vec![
+        start("kvfs-commit", {
+            let (file_system, interval) = (Arc::clone(file_system), options.commit_interval);
+            let stopped = stopped.clone();
+            move || commit_regularly(&file_system, interval, &stopped)
+        })?,
+        start("kvfs-notify", {
+            let stopped = stopped.clone();
+            move || notify(&notifier, &invalidations, &stopped)
+        })?,
+        start("kvfs-spares", {
+            let (file_system, stopped) = (Arc::clone(file_system), stopped.clone());
+            let (wanted, requests) = bounded(1);
+            file_system.keep_spares(wanted);
+            move || make_spares(&file_system, &requests, &stopped)
+        })?,
+        start("kvfs-sweep", {
+            let file_system = Arc::clone(file_system);
+            move || sweep(&file_system)
+        })?,
+    ])
 }
 
 fn session_config(options: &MountOptions) -> Config {
@@ -224,6 +239,18 @@ fn notify(notifier: &Notifier, invalidations: &Receiver<Invalidation>, stopped: 
             && error.raw_os_error() != Some(libc::ENOENT)
         {
             log::debug!("the kernel did not take an invalidation: {error}");
+        }
+    }
+}
+
+fn make_spares(file_system: &FileSystem, requests: &Receiver<()>, stopped: &Receiver<()>) {
+    loop {
+        crossbeam_channel::select! {
+            recv(stopped) -> _ => return,
+            recv(requests) -> request => match request {
+                Ok(()) => file_system.make_spares(),
+                Err(_) => return,
+            },
         }
     }
 }

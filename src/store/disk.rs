@@ -27,10 +27,25 @@ pub enum DiskPath {
     FormatStaging,
     /// `staging/<id>`: bytes that no committed name refers to.
     Staging(ObjectId),
+    /// `staging/spare-<number>`: an empty file, made ahead of need.
+    Spare(u64),
     /// `objects/ab/<id>`: bytes that a committed name may refer to.
     Object(ObjectId),
     /// `quarantine/<name>`: refused or corrupt bytes, and beside them the reason.
     Quarantine(String),
+}
+
+/// What the names of spare files begin with; a number follows.
+const SPARE_PREFIX: &str = "spare-";
+
+impl DiskPath {
+    /// The file that a name in `staging/` stands for.
+    pub fn in_staging(name: &str) -> Option<DiskPath> {
+        match name.strip_prefix(SPARE_PREFIX) {
+            Some(number) => number.parse().ok().map(DiskPath::Spare),
+            None => super::recovery::parse(name).map(DiskPath::Staging),
+        }
+    }
 }
 
 /// Directories of a store.
@@ -74,6 +89,7 @@ impl DiskPath {
             DiskPath::Format => PathBuf::from("FORMAT"),
             DiskPath::FormatStaging => PathBuf::from("FORMAT.tmp"),
             DiskPath::Staging(object) => PathBuf::from(format!("staging/{object}")),
+            DiskPath::Spare(number) => PathBuf::from(format!("staging/{SPARE_PREFIX}{number}")),
             DiskPath::Object(object) => {
                 PathBuf::from(format!("objects/{:02x}/{object}", shard(*object)))
             }

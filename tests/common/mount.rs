@@ -195,7 +195,10 @@ impl Mount {
 
     /// Files in `STORE/staging`.
     pub(crate) fn staging(&self) -> Vec<PathBuf> {
-        object_files(&self.store.join("staging"))
+        let mut files = object_files(&self.store.join("staging"));
+        // Files made ahead of need hold nothing.
+        files.retain(|path| !path.file_name().unwrap().to_string_lossy().starts_with("spare-"));
+        files
     }
 
     /// Ends the daemon at once, as a crash would. The dead mount stays.
