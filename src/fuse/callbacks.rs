@@ -3,8 +3,10 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::SystemTime;
 
+use crossbeam_channel::Sender;
 use fuser::{
     BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation,
     INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr,
@@ -13,7 +15,8 @@ use fuser::{
 };
 
 use super::convert::{absent, attributes, file_type, inode, new_time, ttl};
-use super::shared::{Callbacks, caller, permissions, place, reply_attribute};
+use super::shared::{Shared, caller, is_reader, permissions, place, reply_attribute};
+use super::slow::Job;
 use crate::fs::{FileSystem, Listing, Lookup, NAME_BYTES_MAX, NewNode, OpenedBy, SetAttributes};
 use crate::observe::Operation;
 use crate::store::disk::{Allocation, Seek};
@@ -22,6 +25,36 @@ use crate::store::disk::{Allocation, Seek};
 const WRITE_BYTES_MAX: u32 = 1 << 20;
 /// Requests that the kernel may have under way in the background (readahead, releases).
 const BACKGROUND_MAX: u16 = 64;
+
+/// The kernel's requests come in here.
+pub(super) struct Callbacks {
+    shared: Arc<Shared>,
+    /// Takes what may wait for the disk; closed when the kernel has let the mount go.
+    slow: Sender<Job>,
+}
+
+impl Callbacks {
+    pub(super) fn new(shared: Arc<Shared>, slow: Sender<Job>) -> Callbacks {
+        Callbacks { shared, slow }
+    }
+
+    /// Runs what may wait for a commit beside the requests: two clients that fsync must not keep
+    /// everybody else from opening files.
+    fn later(&self, job: impl FnOnce(&Shared) + Send + 'static) {
+        let shared = Arc::clone(&self.shared);
+        if let Err(full) = self.slow.try_send(Box::new(move || job(&shared))) {
+            full.into_inner()();
+        }
+    }
+}
+
+impl std::ops::Deref for Callbacks {
+    type Target = Shared;
+
+    fn deref(&self) -> &Shared {
+        &self.shared
+    }
+}
 
 #[allow(clippy::too_many_arguments, reason = "the signatures are fuser's")]
 impl Filesystem for Callbacks {
@@ -48,7 +81,7 @@ impl Filesystem for Callbacks {
     fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let _awake = self.linger.after_reply();
         match self.call(Operation::Lookup, |fs| fs.lookup(inode(parent), name.as_bytes())) {
-            Ok(Lookup::Found(found)) => Self::reply_entry(reply, Ok(found)),
+            Ok(Lookup::Found(found)) => Shared::reply_entry(reply, Ok(found)),
             Ok(Lookup::Absent { stable: true }) => {
                 reply.entry(&ttl(true), &absent(), Generation(0));
             }
@@ -85,10 +118,13 @@ impl Filesystem for Callbacks {
             atime: atime.map(new_time),
             mtime: mtime.map(new_time),
         };
-        match self.call(Operation::SetAttr, |fs| fs.set_attributes(inode(number), &set)) {
+        let answer = move |shared: &Shared| match shared
+            .call(Operation::SetAttr, |fs| fs.set_attributes(inode(number), &set))
+        {
             Ok(found) => reply.attr(&ttl(found.is_at_rest), &attributes(&found)),
             Err(error) => reply.error(error),
-        }
+        };
+        if set.size.is_some() { self.later(answer) } else { answer(self) }
     }
 
     fn readlink(&self, _request: &Request, number: INodeNo, reply: ReplyData) {
@@ -106,7 +142,7 @@ impl Filesystem for Callbacks {
         let outcome = self.call(Operation::Make, |fs| {
             fs.make(&place(parent, name), &node, permissions(mode), caller(request))
         });
-        Self::reply_entry(reply, outcome);
+        Shared::reply_entry(reply, outcome);
     }
 
     fn mkdir(
@@ -117,7 +153,7 @@ impl Filesystem for Callbacks {
             let place = place(parent, name);
             fs.make(&place, &NewNode::Directory, permissions(mode), caller(request))
         });
-        Self::reply_entry(reply, outcome);
+        Shared::reply_entry(reply, outcome);
     }
 
     fn symlink(
@@ -127,17 +163,17 @@ impl Filesystem for Callbacks {
         let outcome = self.call(Operation::Make, |fs| {
             fs.make(&place(parent, name), &node, 0o777, caller(request))
         });
-        Self::reply_entry(reply, outcome);
+        Shared::reply_entry(reply, outcome);
     }
 
     fn unlink(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let outcome = self.call(Operation::Unlink, |fs| fs.unlink(&place(parent, name)));
-        Self::reply_empty(reply, outcome);
+        Shared::reply_empty(reply, outcome);
     }
 
     fn rmdir(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let outcome = self.call(Operation::Rmdir, |fs| fs.remove_directory(&place(parent, name)));
-        Self::reply_empty(reply, outcome);
+        Shared::reply_empty(reply, outcome);
     }
 
     fn rename(
@@ -153,7 +189,7 @@ impl Filesystem for Callbacks {
             // holds while it waits for this answer. An inode that it has forgotten is no error.
             let _ = notifier.inval_inode(INodeNo(old.0), -1, 0);
         }
-        Self::reply_empty(reply, outcome.map(drop));
+        Shared::reply_empty(reply, outcome.map(drop));
     }
 
     fn link(
@@ -161,7 +197,7 @@ impl Filesystem for Callbacks {
         reply: ReplyEntry,
     ) {
         let outcome = self.call(Operation::Link, |fs| fs.link(inode(number), &place(parent, name)));
-        Self::reply_entry(reply, outcome);
+        Shared::reply_entry(reply, outcome);
     }
 
     fn create(
@@ -184,7 +220,7 @@ impl Filesystem for Callbacks {
         let (ttl, shown) = (ttl(false), attributes(&found.attributes));
         match &opened.by {
             OpenedBy::Daemon => {
-                reply.created(&ttl, &shown, Generation(0), handle, Self::served_flags(&opened));
+                reply.created(&ttl, &shown, Generation(0), handle, Shared::served_flags(&opened));
             }
             OpenedBy::Kernel { file, .. } => {
                 let register = || match file.descriptor() {
@@ -209,30 +245,15 @@ impl Filesystem for Callbacks {
     fn open(&self, _request: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let _awake = self.linger.after_reply();
         self.mode(|descriptor| reply.open_backing(descriptor));
-        let reads_only = flags.0 & (libc::O_ACCMODE | libc::O_TRUNC) == libc::O_RDONLY;
+        let reads_only = is_reader(flags);
         if reads_only && let Some((handle, id)) = self.open_held(inode(number)) {
             let handle = FileHandle(handle);
             return reply.opened_passthrough(handle, FopenFlags::FOPEN_NOFLUSH, &id);
         }
-        let opened = match self.call(Operation::Open, |fs| fs.open_file(inode(number), flags.0)) {
-            Ok(opened) => opened,
-            Err(error) => return reply.error(error),
-        };
-        let handle = FileHandle(opened.handle);
-        // close() of a reader has nothing to report: the round trip is saved.
-        let quiet = if reads_only { FopenFlags::FOPEN_NOFLUSH } else { FopenFlags::empty() };
-        match &opened.by {
-            OpenedBy::Daemon => reply.opened(handle, Self::served_flags(&opened) | quiet),
-            OpenedBy::Kernel { file, .. } => {
-                let register = || match file.descriptor() {
-                    Some(descriptor) => reply.open_backing(descriptor),
-                    None => Err(std::io::ErrorKind::Unsupported.into()),
-                };
-                match self.backings.attach(inode(number), opened.is_sealed, register) {
-                    Ok(id) => reply.opened_passthrough(handle, quiet, &id),
-                    Err(error) => reply.error(self.undo_open(opened.handle, &error)),
-                }
-            }
+        if reads_only {
+            self.answer_open(number, flags, reply);
+        } else {
+            self.later(move |shared| shared.answer_open(number, flags, reply));
         }
     }
 
@@ -273,7 +294,7 @@ impl Filesystem for Callbacks {
         reply: ReplyEmpty,
     ) {
         let _awake = self.linger.after_reply();
-        Self::reply_empty(reply, self.call(Operation::Flush, |fs| fs.flush(handle.0)));
+        Shared::reply_empty(reply, self.call(Operation::Flush, |fs| fs.flush(handle.0)));
     }
 
     fn release(
@@ -284,21 +305,26 @@ impl Filesystem for Callbacks {
         if self.fs.is_backed(handle.0) {
             self.backings.detach(inode(number));
         }
-        Self::reply_empty(reply, self.call(Operation::Release, |fs| fs.release(handle.0)));
+        Shared::reply_empty(reply, self.call(Operation::Release, |fs| fs.release(handle.0)));
     }
 
     fn fsync(
         &self, _request: &Request, _number: INodeNo, handle: FileHandle, _data_only: bool,
         reply: ReplyEmpty,
     ) {
-        Self::reply_empty(reply, self.call(Operation::Fsync, |fs| fs.sync_file(handle.0)));
+        self.later(move |shared| {
+            let outcome = shared.call(Operation::Fsync, |fs| fs.sync_file(handle.0));
+            Shared::reply_empty(reply, outcome);
+        });
     }
 
     fn fsyncdir(
         &self, _request: &Request, _number: INodeNo, _handle: FileHandle, _data_only: bool,
         reply: ReplyEmpty,
     ) {
-        Self::reply_empty(reply, self.call(Operation::Fsync, FileSystem::commit));
+        self.later(move |shared| {
+            Shared::reply_empty(reply, shared.call(Operation::Fsync, FileSystem::commit));
+        });
     }
 
     fn opendir(&self, _request: &Request, _number: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
@@ -376,7 +402,7 @@ impl Filesystem for Callbacks {
         let outcome = self.call(Operation::SetXattr, |fs| {
             fs.set_extended_attribute(inode(number), name.as_bytes(), value, flags)
         });
-        Self::reply_empty(reply, outcome);
+        Shared::reply_empty(reply, outcome);
     }
 
     fn getxattr(&self, _r: &Request, number: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
@@ -395,7 +421,7 @@ impl Filesystem for Callbacks {
         let outcome = self.call(Operation::RemoveXattr, |fs| {
             fs.remove_extended_attribute(inode(number), name.as_bytes())
         });
-        Self::reply_empty(reply, outcome);
+        Shared::reply_empty(reply, outcome);
     }
 
     fn fallocate(
@@ -404,7 +430,7 @@ impl Filesystem for Callbacks {
     ) {
         let allocation = Allocation { mode, offset, length };
         let outcome = self.call(Operation::Fallocate, |fs| fs.allocate(handle.0, allocation));
-        Self::reply_empty(reply, outcome);
+        Shared::reply_empty(reply, outcome);
     }
 
     fn lseek(

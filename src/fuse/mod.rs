@@ -8,5 +8,6 @@ mod linger;
 mod mount;
 mod passthrough;
 mod shared;
+mod slow;
 
 pub use mount::{MountError, MountOptions, Passthrough, default_threads, serve};

@@ -3,15 +3,16 @@
 use std::io;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 use fuser::{Config, INodeNo, MountOption, Notifier, Session, SessionACL};
 
-use super::linger::Linger;
-use super::shared::Callbacks;
+use super::callbacks::Callbacks;
+use super::shared::Shared;
+use super::slow;
 use crate::fs::{FileSystem, FsError, Invalidation};
 use crate::observe::Observer;
 use crate::store::{Store, StoreError};
@@ -118,36 +119,31 @@ pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountEr
     let (file_system, recovered) = FileSystem::open(store, observer, sender)?;
     log::info!("opened the store {}: {recovered:?}", options.store.display());
     let file_system = Arc::new(file_system);
-    // Callbacks hold the sender; they are dropped when the kernel has let the mount go.
-    let (served, unmounted) = bounded::<()>(0);
-    let early = Arc::new(OnceLock::new());
-    let linger = Arc::new(Linger::new());
-    let callbacks = Callbacks::new(
-        Arc::clone(&file_system),
-        options.passthrough,
-        Arc::clone(&early),
-        Arc::clone(&linger),
-        served,
-    );
+    let shared = Arc::new(Shared::new(Arc::clone(&file_system), options.passthrough));
+    // The callbacks hold the sender. They are dropped when the kernel has let the mount go, upon
+    // which the slow threads end.
+    let (sender, jobs) = bounded(slow::JOBS_MAX);
+    let callbacks = Callbacks::new(Arc::clone(&shared), sender);
     let session = Session::new(callbacks, &options.mountpoint, &session_config(options))
         .map_err(MountError::Mount)?;
 
     let (stop, stopped) = bounded::<()>(0);
     let notifier = session.notifier();
-    let _ = early.set(notifier.clone());
-    linger.watch(session.as_fd().try_clone_to_owned().map_err(MountError::Mount)?);
+    let _ = shared.notifier.set(notifier.clone());
+    shared.linger.watch(session.as_fd().try_clone_to_owned().map_err(MountError::Mount)?);
     let threads = start_threads(options, &file_system, (notifier, invalidations), &stopped)?;
+    let mut slow_threads = Vec::new();
+    for number in 0..slow::THREADS {
+        let jobs = jobs.clone();
+        slow_threads.push(start(&format!("kvfs-slow-{number}"), move || slow::run(&jobs))?);
+    }
     let session = session.spawn().map_err(MountError::Thread)?;
     ready();
-    let _ = unmounted.recv();
+    join(slow_threads);
     // fuser would unmount the mountpoint once more, and hit whoever mounts there next.
     std::mem::forget(session);
     drop(stop);
-    for thread in threads {
-        if thread.join().is_err() {
-            log::error!("a background thread panicked");
-        }
-    }
+    join(threads);
     file_system.commit_and_close().map_err(MountError::Flush)?;
     log::info!("unmounted {}", options.mountpoint.display());
     Ok(())
@@ -211,6 +207,14 @@ fn session_config(options: &MountOptions) -> Config {
 
 fn start(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, MountError> {
     thread::Builder::new().name(name.to_owned()).spawn(run).map_err(MountError::Thread)
+}
+
+fn join(threads: Vec<JoinHandle<()>>) {
+    for thread in threads {
+        if thread.join().is_err() {
+            log::error!("a background thread panicked");
+        }
+    }
 }
 
 fn commit_regularly(file_system: &FileSystem, interval: Duration, stopped: &Receiver<()>) {

@@ -5,44 +5,33 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use crossbeam_channel::Sender;
 use fuser::{
-    Errno, FopenFlags, Generation, INodeNo, Notifier, ReplyEmpty, ReplyEntry, ReplyXattr, Request,
+    Errno, FileHandle, FopenFlags, Generation, INodeNo, Notifier, OpenFlags, ReplyEmpty,
+    ReplyEntry, ReplyOpen, ReplyXattr, Request,
 };
 
 use super::convert::{attributes, errno, inode, ttl};
 use super::linger::Linger;
 use super::mount::Passthrough;
 use super::passthrough::{Backings, trial};
-use crate::fs::{Caller, FileSystem, Found, FsError, IoMode, Opened, Place};
+use crate::fs::{Caller, FileSystem, Found, FsError, IoMode, Opened, OpenedBy, Place};
 use crate::observe::Operation;
 use crate::store::record::InodeId;
 
-/// What the callbacks share.
-pub(super) struct Callbacks {
+/// What the callbacks share with the threads that run their slow operations.
+pub(super) struct Shared {
     pub(super) fs: Arc<FileSystem>,
     pub(super) backings: Backings,
     passthrough: Passthrough,
     /// Set as soon as there is a session.
-    pub(super) notifier: Arc<OnceLock<Notifier>>,
-    pub(super) linger: Arc<Linger>,
-    /// Dropped with the callbacks, which tells that the mount is gone.
-    _served: Sender<()>,
+    pub(super) notifier: OnceLock<Notifier>,
+    pub(super) linger: Linger,
 }
 
-impl Callbacks {
-    pub(super) fn new(
-        fs: Arc<FileSystem>, passthrough: Passthrough, notifier: Arc<OnceLock<Notifier>>,
-        linger: Arc<Linger>, served: Sender<()>,
-    ) -> Callbacks {
-        Callbacks {
-            fs,
-            backings: Backings::default(),
-            passthrough,
-            notifier,
-            linger,
-            _served: served,
-        }
+impl Shared {
+    pub(super) fn new(fs: Arc<FileSystem>, passthrough: Passthrough) -> Shared {
+        let (backings, linger) = (Backings::default(), Linger::new());
+        Shared { fs, backings, passthrough, notifier: OnceLock::new(), linger }
     }
 
     /// Runs an operation, counts it, and logs what the caller cannot mend.
@@ -108,6 +97,31 @@ impl Callbacks {
         None
     }
 
+    /// Opens a file and answers.
+    pub(super) fn answer_open(&self, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        let reads_only = is_reader(flags);
+        let opened = match self.call(Operation::Open, |fs| fs.open_file(inode(number), flags.0)) {
+            Ok(opened) => opened,
+            Err(error) => return reply.error(error),
+        };
+        let handle = FileHandle(opened.handle);
+        // close() of a reader has nothing to report: the round trip is saved.
+        let quiet = if reads_only { FopenFlags::FOPEN_NOFLUSH } else { FopenFlags::empty() };
+        match &opened.by {
+            OpenedBy::Daemon => reply.opened(handle, Self::served_flags(&opened) | quiet),
+            OpenedBy::Kernel { file, .. } => {
+                let register = || match file.descriptor() {
+                    Some(descriptor) => reply.open_backing(descriptor),
+                    None => Err(std::io::ErrorKind::Unsupported.into()),
+                };
+                match self.backings.attach(inode(number), opened.is_sealed, register) {
+                    Ok(id) => reply.opened_passthrough(handle, quiet, &id),
+                    Err(error) => reply.error(self.undo_open(opened.handle, &error)),
+                }
+            }
+        }
+    }
+
     pub(super) fn undo_open(&self, handle: u64, error: &std::io::Error) -> Errno {
         log::error!("the kernel did not take a backing file: {error}");
         if let Err(error) = self.fs.release(handle) {
@@ -127,6 +141,11 @@ pub(super) fn caller(request: &Request) -> Caller {
 
 pub(super) fn permissions(mode: u32) -> u16 {
     u16::try_from(mode & 0o7777).unwrap_or(0)
+}
+
+/// Opened for reading, and nothing is cut off.
+pub(super) fn is_reader(flags: OpenFlags) -> bool {
+    flags.0 & (libc::O_ACCMODE | libc::O_TRUNC) == libc::O_RDONLY
 }
 
 /// getxattr and listxattr answer the size when asked with a buffer of none.

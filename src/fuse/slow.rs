@@ -1,0 +1,21 @@
+//! Threads for operations that may wait for the disk, so that the threads that serve requests do
+//! not.
+
+use crossbeam_channel::Receiver;
+
+/// An operation and its reply.
+pub(super) type Job = Box<dyn FnOnce() + Send>;
+
+/// Operations that may wait to be run. Each stands for a client that waits for its answer; if even
+/// these do not suffice, a request is served where it came in.
+pub(super) const JOBS_MAX: usize = 1024;
+
+/// Threads that run them. Commits queue on one mutex anyway: more would only wait there.
+pub(super) const THREADS: usize = 4;
+
+/// Runs jobs until nobody can send any more.
+pub(super) fn run(jobs: &Receiver<Job>) {
+    for job in jobs {
+        job();
+    }
+}
