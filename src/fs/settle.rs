@@ -8,7 +8,7 @@ use super::state::{Node, State};
 use super::{FileSystem, FsError};
 use crate::ingest::seal;
 use crate::store::disk::Access;
-use crate::store::record::{InodeId, ObjectId, ObjectKind, Time};
+use crate::store::record::{DirectoryClass, InodeId, ObjectId, ObjectKind, Time};
 
 /// `close()` returns before the daemon hears of it. A writer whose descriptors have all been
 /// closed is waited for this long; it takes some 20 us unless the machine is overloaded.
@@ -67,7 +67,7 @@ impl FileSystem {
             self.publish_pending(&place)?;
             return self.state().drop_node_if_idle(id);
         }
-        if writers == 0 && state.unsettled.contains_key(&id) {
+        if writers == 0 && state.unsettled.contains_key(&id) && !awaits_rename(&state, id) {
             self.settle_if_at_rest(&mut state, id)?;
         }
         state.drop_node_if_idle(id)
@@ -201,4 +201,12 @@ impl FileSystem {
         }
         self.commit()
     }
+}
+
+/// A file under a temporary name beside pages will most likely be one within microseconds. Settling
+/// it would only keep the rename waiting for the lock; if it is not renamed, the next commit does.
+fn awaits_rename(state: &State, id: InodeId) -> bool {
+    let layer = |class| matches!(class, DirectoryClass::Layer(_));
+    let place = state.fresh.get(&id);
+    place.is_some_and(|place| state.directory(place.parent).is_ok_and(|(_, class)| layer(class)))
 }

@@ -12,6 +12,7 @@ mod durability;
 mod full_disk;
 mod in_place;
 mod manifest;
+mod python;
 mod refused;
 mod rename;
 mod tail;
