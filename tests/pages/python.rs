@@ -45,7 +45,7 @@ fn python(script: &str, arguments: &[String]) -> String {
 }
 
 fn hex(row: &[u8], element: usize) -> String {
-    row[2 * element..2 * element + 2].iter().map(|byte| format!("{byte:02x}")).collect()
+    format!("{:02x}{:02x}", row[2 * element], row[2 * element + 1])
 }
 
 fn python_reads_a_page(mode: Mode) {
