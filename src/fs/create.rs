@@ -124,10 +124,16 @@ impl FileSystem {
         if access == Access::ReadWrite {
             return Ok(Arc::from(self.store.create_object(object)?));
         }
-        if !self.take_spare(object) {
+        let spare = self.take_spare(object);
+        if !spare {
             self.store.create_object(object)?;
         }
-        Ok(Arc::from(self.store.open_object(object, access)?))
+        let file = self.store.open_object(object, access)?;
+        if spare {
+            // It was made earlier, and its time is what stat shows from now on.
+            file.set_modified(Time::now())?;
+        }
+        Ok(Arc::from(file))
     }
 
     /// Numbers and record of a file to be made.

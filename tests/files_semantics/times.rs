@@ -12,10 +12,27 @@ in_both_modes!(
     a_time_set_right_after_close_stays,
     extended_attributes_go_with_the_file,
     a_file_comes_to_rest_without_being_told,
+    a_new_file_is_not_older_than_its_creation,
 );
 
 fn modified(path: &Path) -> SystemTime {
     fs::metadata(path).unwrap().modified().unwrap()
+}
+
+fn a_new_file_is_not_older_than_its_creation(mode: Mode) {
+    let mount = Mount::new(mode);
+    // Files are made ahead of need, and a version that replaces another is such a file as well.
+    fs::write(mount.files("first"), b"1").unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    // The kernel's clock for files ticks every 4 ms.
+    let now = SystemTime::now() - Duration::from_millis(10);
+    let empty = mount.files("empty");
+    close(open(&empty, libc::O_WRONLY | libc::O_CREAT).unwrap()).unwrap();
+    assert!(modified(&empty) >= now);
+    close(open(mount.files("first"), libc::O_WRONLY | libc::O_TRUNC).unwrap()).unwrap();
+    assert!(modified(&mount.files("first")) >= now);
+    sync_directory(mount.files("")).unwrap();
+    assert!(modified(&empty) >= now);
 }
 
 fn a_time_set_right_after_close_stays(mode: Mode) {
