@@ -3,6 +3,23 @@
 //! The modules stand in the order in which the data flows: a [`page`] is the unit, [`ingest`]
 //! proves that bytes are one, [`store`] keeps it, [`fs`] gives it a name, [`fuse`] shows it to
 //! the kernel. `ARCHITECTURE.md` tells the way of a byte.
+//!
+//! An engine that writes page files itself needs only [`page`]:
+//!
+//! ```
+//! use kvfs::page::{Dtype, Layer, Manifest, ManifestFields, PagePlace, PageView, TokenStart, pack_page};
+//!
+//! // One layer, two key-value heads of 64, in f16.
+//! let manifest = Manifest::new(ManifestFields::new("tiny", Dtype::F16, 1, 2, 64))?;
+//! let place = PagePlace::new(&manifest, Layer(0), TokenStart(0))?;
+//! // Four tokens: rows K[2, 64] then V[2, 64], two bytes each.
+//! let rows = vec![0; 4 * (2 * 64 + 2 * 64) * 2];
+//! let file = pack_page(&place, &rows, 4)?;
+//! let page = PageView::parse(&file, place.geometry())?;
+//! assert_eq!(page.tokens(), 4);
+//! assert_eq!(page.k_row(1, 3).len(), 64 * 2);
+//! # Ok::<(), kvfs::page::PageError>(())
+//! ```
 
 pub mod page;
 
