@@ -48,12 +48,13 @@ as_root() {
 need cc gcc
 need mount mount
 need fusermount3 fuse3
+# The demonstration backs a cache up with it.
+need rsync rsync
 # The C library's headers and start files; cc alone cannot link without them.
 if command -v dpkg-query >/dev/null 2>&1; then
     need_package libc6-dev
 fi
 if [ "$tests" = yes ]; then
-    need rsync rsync
     need setfattr attr
     need mkfs.ext4 e2fsprogs
     need mkfs.xfs xfsprogs
