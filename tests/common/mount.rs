@@ -210,7 +210,13 @@ impl Mount {
 
     /// Unmounts, waits until the daemon has flushed and ended, and returns how.
     pub(crate) fn unmount(&mut self) -> ExitStatus {
-        forks::succeed(&mut unmount_command(&self.mountpoint, false));
+        // A program that another test starts holds copies of descriptors until it runs.
+        eventually("the mount not to be busy", || {
+            let ended = forks::output(&mut unmount_command(&self.mountpoint, false));
+            let text = String::from_utf8_lossy(&ended.stderr).into_owned();
+            assert!(ended.status.success() || text.contains("busy"), "{text}");
+            ended.status.success().then_some(())
+        });
         let mut daemon = self.daemon.take().unwrap();
         eventually("the daemon to end", || daemon.try_wait().unwrap())
     }
