@@ -1,8 +1,8 @@
 //! kvfs exposes the key-value cache of language models as files.
 //!
 //! The modules stand in the order in which the data flows: a [`page`] is the unit, [`ingest`]
-//! proves that bytes are one, [`store`] keeps it, [`fs`] gives it a name, [`fuse`] shows it to
-//! the kernel. `ARCHITECTURE.md` tells the way of a byte.
+//! proves that bytes are one, [`store`] keeps it, [`tier`] moves it, [`fs`] gives it a name,
+//! [`fuse`] shows it to the kernel. `ARCHITECTURE.md` tells the way of a byte.
 //!
 //! An engine that writes page files itself needs only [`page`]:
 //!
@@ -26,6 +26,8 @@ pub mod page;
 pub mod store;
 
 pub mod ingest;
+
+pub mod tier;
 
 pub mod fs;
 

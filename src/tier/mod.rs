@@ -1,0 +1,4 @@
+//! Where the bytes behind the files are: memory, the local disk, a remote store.
+
+pub mod content;
+pub mod encoding;
