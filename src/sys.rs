@@ -1,11 +1,13 @@
 //! System calls that neither std nor nix wraps. The only `unsafe` outside SIMD and CUDA.
 
 use std::ffi::{CStr, CString};
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use memmap2::{Advice, Mmap};
 use nix::unistd::ForkResult;
 
 /// Longest value of an attribute that anybody here asks for.
@@ -46,6 +48,17 @@ fn lease(file: BorrowedFd<'_>, kind: libc::c_int) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Maps a file to which nobody can write any more, with every page in memory.
+///
+/// A disk error while pages are read in is an error here (madvise(2), `MADV_POPULATE_READ`) and not
+/// a signal later.
+pub(crate) fn map_populated(file: &File) -> io::Result<Mmap> {
+    // SAFETY: the caller says that nobody writes to the file, and nothing truncates such files.
+    let map = unsafe { Mmap::map(file) }?;
+    map.advise(Advice::PopulateRead)?;
+    Ok(map)
+}
+
 /// Makes a copy of this process, which must have one thread: in the copy of another, locks would
 /// stay taken for ever.
 pub(crate) fn fork() -> io::Result<ForkResult> {
@@ -78,7 +91,7 @@ pub(crate) fn extended_attribute(path: &Path, name: &CStr) -> io::Result<Option<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs::{File, OpenOptions};
+    use std::fs::OpenOptions;
 
     #[test]
     fn an_open_writer_and_a_writable_mapping_are_noticed() {

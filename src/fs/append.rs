@@ -40,7 +40,13 @@ impl FileSystem {
                 return Err(error.into());
             }
         }
-        Ok(Opened { handle, by: OpenedBy::Daemon, is_sealed: false, is_append: true })
+        Ok(Opened {
+            handle,
+            by: OpenedBy::Daemon,
+            is_sealed: false,
+            is_append: true,
+            closes_quietly: !writes,
+        })
     }
 
     /// Appends to a tail or token file. `offset` is `None` for a descriptor opened with
@@ -145,6 +151,7 @@ impl FileSystem {
         state.remove_source(id, place, false)?;
         let to = Place { parent: place.parent, name };
         self.insert_sealed(&mut state, (&sealed, &attributes), &to, (object, &verified))?;
+        self.announce(&to);
         self.open_next_tail(&mut state, tail, place.parent, start + u64::from(tokens))
     }
 
@@ -192,8 +199,7 @@ impl FileSystem {
         state.metadata.put_entry(Life::Durable, place.parent, &place.name, entry);
         state.publish(object, ObjectKind::Rows, 0)?;
         state.touch_directory(place.parent, 0)?;
-        self.invalidate(super::Invalidation::Name(place.clone()));
-        self.invalidate(super::Invalidation::Inode(place.parent));
+        self.announce(place);
         Ok(())
     }
 

@@ -2,16 +2,18 @@
 
 use super::attributes::{Attributes, Caller, Found, Place};
 use super::classify::{self, FileClass};
+use super::settle::awaits_rename;
 use super::state::{Handle, Served, State};
 use super::{FileSystem, FsError, check_new};
 use crate::store::metadata::Life;
 use crate::store::record::{
-    DirectoryClass, Entry, FileRecord, Inode, InodeId, Kind, ObjectId, ObjectKind, Role, Time,
+    DirectoryClass, Entry, FileRecord, Inode, InodeId, Kind, ObjectKind, Role, Time,
 };
 use std::sync::Arc;
 
 use super::open::{Opened, OpenedBy};
-use crate::store::disk::{Access, DiskFile};
+use super::spare::NewFile;
+use crate::store::disk::Access;
 
 /// What is made besides directories and open files.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,16 +82,13 @@ impl FileSystem {
         check_new(place)?;
         self.throttle()?;
         self.publish_before(place)?;
-        let (id, object, inode, class) = self.reserve(place, mode, caller)?;
+        let (id, mut inode, class) = self.reserve(place, mode, caller)?;
         let append = inode.file().is_some_and(|file| file.role.is_append_only());
         let access = if append { Access::ReadWrite } else { self.writer_access() };
-        let file = match self.create_for_client(object, access) {
-            Ok(file) => file,
-            Err(error) => {
-                self.state().metadata.staged.remove(&object);
-                return Err(error.into());
-            }
-        };
+        let (object, file) = self.new_file(access)?;
+        if let Some(file) = inode.file_mut() {
+            file.object = Some(object);
+        }
         let mut state = self.state_to_change()?;
         add_file(&mut state, place, id, &inode, class)?;
         if append {
@@ -107,39 +106,31 @@ impl FileSystem {
         let handle = state.add_handle(Handle::new(id, writes, served));
         state.nodes.entry(id).or_default().lookups += 1;
         let attributes = Attributes { is_at_rest: false, ..Attributes::of_record(id, &inode) };
+        // A rename proves that such a file is at rest by its release; the round trip is saved.
+        let closes_quietly = self.is_passthrough() && awaits_rename(&state, id);
         let stable = class == FileClass::Plain
             && super::lookup::name_is_stable(state.directory(place.parent)?.1, &attributes, b"");
         Ok(Created {
             found: Found { attributes, name_is_stable: stable },
-            opened: Opened { handle, by, is_sealed: false, is_append: append },
+            opened: Opened { handle, by, is_sealed: false, is_append: append, closes_quietly },
         })
     }
 
-    /// Makes the file of a new object. Where the kernel opens it anew, the daemon keeps only a
-    /// reading descriptor: one for writing, still open while a reply is on its way, would make
-    /// the page of a fast writer look unfinished.
-    pub(super) fn create_for_client(
-        &self, object: ObjectId, access: Access,
-    ) -> std::io::Result<Arc<dyn DiskFile>> {
-        if access == Access::ReadWrite {
-            return Ok(Arc::from(self.store.create_object(object)?));
+    fn new_file(&self, access: Access) -> std::io::Result<NewFile> {
+        if let Some(spare) = self.take_spare(access)? {
+            return Ok(spare);
         }
-        let spare = self.take_spare(object);
-        if !spare {
-            self.store.create_object(object)?;
-        }
-        let file = self.store.open_object(object, access)?;
-        if spare {
-            // It was made earlier, and its time is what stat shows from now on.
-            file.set_modified(Time::now())?;
-        }
-        Ok(Arc::from(file))
+        let object = self.state().metadata.new_object();
+        let made = self.make_object_file(object, access).inspect_err(|_| {
+            self.state().metadata.staged.remove(&object);
+        });
+        Ok((object, made?))
     }
 
-    /// Numbers and record of a file to be made.
+    /// Number and record of a file to be made, still without an object.
     fn reserve(
         &self, place: &Place, mode: u16, caller: Caller,
-    ) -> Result<(InodeId, ObjectId, Inode, FileClass), FsError> {
+    ) -> Result<(InodeId, Inode, FileClass), FsError> {
         let mut state = self.state_to_change()?;
         let (parent, parent_class) = state.directory(place.parent)?;
         if state.entry(place.parent, &place.name)?.is_some() {
@@ -155,16 +146,10 @@ impl FileSystem {
             }
             FileClass::Tokens => Role::Tokens,
         };
-        let object = state.metadata.new_object();
-        let record = FileRecord {
-            role,
-            object: Some(object),
-            size: 0,
-            blocks: 0,
-            unsettled: role.is_append_only(),
-        };
+        let record =
+            FileRecord { role, object: None, size: 0, blocks: 0, unsettled: role.is_append_only() };
         let inode = new_inode(&parent, Kind::File(record), mode, caller);
-        Ok((state.metadata.new_inode(), object, inode, class))
+        Ok((state.metadata.new_inode(), inode, class))
     }
 }
 

@@ -25,6 +25,8 @@ pub struct Opened {
     pub is_sealed: bool,
     /// Writes append, whatever their offset claims; nothing is cached.
     pub is_append: bool,
+    /// `close()` has nothing to check or to report: the round trip is saved.
+    pub closes_quietly: bool,
 }
 
 /// Who moves the bytes of an open file.
@@ -268,8 +270,13 @@ impl FileSystem {
         if held || changing || inode.links == 0 || !seal::is_at_rest(&self.store, old)? {
             return self.truncate_in_place(state, id, writes);
         }
-        let object = state.metadata.new_object();
-        let made = self.create_for_client(object, self.writer_access())?;
+        let access = self.writer_access();
+        let (object, made) = if let Some(spare) = self.take_spare(access)? {
+            spare
+        } else {
+            let object = state.metadata.new_object();
+            (object, self.make_object_file(object, access)?)
+        };
         self.observer.opened(0);
         state.unsettled.insert(id, object);
         let node = state.nodes.entry(id).or_default();
@@ -333,6 +340,6 @@ impl FileSystem {
             (Served::File(file), OpenedBy::Daemon)
         };
         let handle = state.add_handle(Handle::new(inode, writes, served));
-        Opened { handle, by, is_sealed, is_append: false }
+        Opened { handle, by, is_sealed, is_append: false, closes_quietly: !writes }
     }
 }

@@ -187,7 +187,10 @@ impl FileSystem {
         state.drop_link(id, &mut emptied)?;
         match outcome {
             Ok(verified) => {
-                self.insert_sealed(&mut state, (&source, &attributes), place, (object, &verified))
+                let verified = (object, &verified);
+                self.insert_sealed(&mut state, (&source, &attributes), place, verified)?;
+                self.announce(place);
+                Ok(())
             }
             Err(error) => {
                 state.metadata.staged.remove(&object);
@@ -235,12 +238,12 @@ impl FileSystem {
             state.drop_object(old)?;
         }
         let object = source.file().and_then(|file| file.object).ok_or(FsError::Stale)?;
-        let stat = self.store.stat_object(object)?;
+        let file = self.store.open_object(object, Access::Read)?;
         if state.unsettled.contains_key(&id) {
-            source.mtime = stat.mtime;
+            source.mtime = file.stat()?.mtime;
         }
         let alone = source.links == 1 && !self.has_writers(&state, id);
-        if alone && seal::is_at_rest(&self.store, object)? {
+        if alone && file.is_at_rest()? {
             state.sealing.insert(id);
             return Ok((source, object, true));
         }
@@ -265,7 +268,6 @@ impl FileSystem {
                 (old.atime, old.mtime, old.ctime) = (inode.atime, inode.mtime, inode.ctime);
                 state.put_inode(entry.inode, &old);
                 state.replace_attributes(entry.inode, attributes)?;
-                self.invalidate(super::Invalidation::Name(to.clone()));
                 self.invalidate(super::Invalidation::Inode(entry.inode));
                 return state.drop_object(object);
             }
@@ -294,9 +296,13 @@ impl FileSystem {
             state.models.remove(&to.parent);
         }
         self.observer.sealed(length);
-        self.invalidate(super::Invalidation::Name(to.clone()));
-        self.invalidate(super::Invalidation::Inode(to.parent));
         Ok(())
+    }
+
+    /// A name appeared that the kernel did not make itself, as it does when it renames.
+    pub(super) fn announce(&self, place: &Place) {
+        self.invalidate(super::Invalidation::Name(place.clone()));
+        self.invalidate(super::Invalidation::Inode(place.parent));
     }
 
     /// Checks the bytes of an object as what a name says they are.

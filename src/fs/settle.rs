@@ -84,11 +84,20 @@ impl FileSystem {
         !state.nodes.get(&id).is_none_or(settled)
     }
 
-    /// Without passthrough, waits until every writer that has closed its descriptors is gone.
+    /// Waits until every writer that has closed its descriptors is gone.
+    ///
+    /// With passthrough only those are waited for that close without a FLUSH: then the probe tells
+    /// whether there is anybody to wait for.
     pub(super) fn wait_for_release<'a>(
         &'a self, state: MutexGuard<'a, State>, id: InodeId,
     ) -> MutexGuard<'a, State> {
         if self.is_passthrough() {
+            let closes_quietly = awaits_rename(&state, id) && self.has_writers(&state, id);
+            let object = state.unsettled.get(&id).filter(|_| closes_quietly);
+            if object.is_some_and(|object| seal::is_at_rest(&self.store, *object).unwrap_or(false))
+            {
+                return self.wait_while(state, id, RELEASE_WAIT_MAX, |node| !node.all_released());
+            }
             return state;
         }
         self.wait_while(state, id, RELEASE_WAIT_MAX, |node| {
@@ -205,7 +214,7 @@ impl FileSystem {
 
 /// A file under a temporary name beside pages will most likely be one within microseconds. Settling
 /// it would only keep the rename waiting for the lock; if it is not renamed, the next commit does.
-fn awaits_rename(state: &State, id: InodeId) -> bool {
+pub(super) fn awaits_rename(state: &State, id: InodeId) -> bool {
     let layer = |class| matches!(class, DirectoryClass::Layer(_));
     let place = state.fresh.get(&id);
     place.is_some_and(|place| state.directory(place.parent).is_ok_and(|(_, class)| layer(class)))

@@ -1,25 +1,27 @@
-//! Files made ahead of need. Making a file costs the local filesystem some 100 us, a fifth of what
-//! publishing a page may cost; renaming one that is there already costs a tenth of that.
+//! Files made ahead of need: the file of a new object, with its number and open for reading. Making
+//! one costs the local filesystem some 100 us, a fifth of what publishing a page may cost.
 //!
 //! A mount starts without spares; the first file that is made asks for them.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crossbeam_channel::Sender;
 
 use super::FileSystem;
-use crate::store::disk::DiskPath;
-use crate::store::record::ObjectId;
+use crate::store::disk::{Access, DiskFile};
+use crate::store::record::{ObjectId, Time};
 
 /// Enough for the files that are made while one more spare is.
 const SPARES_MAX: usize = 8;
 
+/// The file of a new object.
+pub(super) type NewFile = (ObjectId, Arc<dyn DiskFile>);
+
 /// The files that are ready.
 #[derive(Debug, Default)]
 pub(super) struct Spares {
-    ready: Mutex<Vec<u64>>,
-    next: AtomicU64,
+    ready: Mutex<Vec<NewFile>>,
     /// Wakes the thread that makes more.
     wanted: OnceLock<Sender<()>>,
 }
@@ -34,40 +36,59 @@ impl FileSystem {
     /// of it.
     pub fn make_spares(&self) {
         while self.spares.ready().len() < SPARES_MAX {
-            let number = self.spares.next.fetch_add(1, Ordering::Relaxed);
-            if self.store.disk.create(&DiskPath::Spare(number)).is_err() {
-                return;
+            let object = self.state().metadata.new_object();
+            match self.make_object_file(object, Access::Read) {
+                Ok(file) => self.spares.ready().push((object, file)),
+                Err(_) => return self.drop_spare(object),
             }
-            self.spares.ready().push(number);
         }
     }
 
-    /// Makes the file of a new object of a spare, if there is one.
-    pub(super) fn take_spare(&self, object: ObjectId) -> bool {
-        let Some(wanted) = self.spares.wanted.get() else {
-            return false;
+    /// A file made earlier, as if it were made now. Only for who needs no descriptor for writing.
+    pub(super) fn take_spare(&self, access: Access) -> io::Result<Option<NewFile>> {
+        let Some(wanted) = self.spares.wanted.get().filter(|_| access == Access::Read) else {
+            return Ok(None);
         };
         let spare = self.spares.ready().pop();
         // A full queue means that the thread is told already.
         let _ = wanted.try_send(());
-        spare.is_some_and(|number| {
-            let (from, to) = (DiskPath::Spare(number), DiskPath::Staging(object));
-            self.store.disk.rename(&from, &to).is_ok()
-        })
+        if let Some((_, file)) = &spare {
+            file.set_modified(Time::now())?;
+        }
+        Ok(spare)
+    }
+
+    /// Makes the file of a new object. Where the kernel opens it anew, the daemon keeps only a
+    /// reading descriptor: one for writing, still open while a reply is on its way, would make
+    /// the page of a fast writer look unfinished.
+    pub(super) fn make_object_file(
+        &self, object: ObjectId, access: Access,
+    ) -> io::Result<Arc<dyn DiskFile>> {
+        let made = self.store.create_object(object)?;
+        if access == Access::ReadWrite {
+            return Ok(Arc::from(made));
+        }
+        Ok(Arc::from(self.store.open_object(object, access)?))
     }
 
     /// Removes what was not needed.
     pub(super) fn drop_spares(&self) {
-        for number in self.spares.ready().drain(..) {
-            if let Err(error) = self.store.disk.remove(&DiskPath::Spare(number)) {
-                log::debug!("spare file {number}: {error}");
-            }
+        let spares = std::mem::take(&mut *self.spares.ready());
+        for (object, _) in spares {
+            self.drop_spare(object);
+        }
+    }
+
+    fn drop_spare(&self, object: ObjectId) {
+        self.state().metadata.staged.remove(&object);
+        if let Err(error) = self.store.remove_object(object) {
+            log::debug!("spare object {object}: {error}");
         }
     }
 }
 
 impl Spares {
-    fn ready(&self) -> std::sync::MutexGuard<'_, Vec<u64>> {
+    fn ready(&self) -> MutexGuard<'_, Vec<NewFile>> {
         self.ready.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

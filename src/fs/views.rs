@@ -74,7 +74,13 @@ impl FileSystem {
         }
         let text = Arc::from(self.render(id).into_bytes());
         let handle = self.state().add_handle(Handle::new(id, false, Served::Text(text)));
-        Ok(Opened { handle, by: OpenedBy::Daemon, is_sealed: false, is_append: true })
+        Ok(Opened {
+            handle,
+            by: OpenedBy::Daemon,
+            is_sealed: false,
+            is_append: true,
+            closes_quietly: true,
+        })
     }
 
     fn render(&self, id: InodeId) -> String {

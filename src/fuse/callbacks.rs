@@ -15,7 +15,7 @@ use fuser::{
 };
 
 use super::convert::{absent, attributes, file_type, inode, new_time, ttl};
-use super::shared::{Shared, caller, is_reader, permissions, place, reply_attribute};
+use super::shared::{Shared, caller, is_reader, permissions, place, quiet, reply_attribute};
 use super::slow::Job;
 use crate::fs::{FileSystem, Listing, Lookup, NAME_BYTES_MAX, NewNode, OpenedBy, SetAttributes};
 use crate::observe::Operation;
@@ -233,7 +233,7 @@ impl Filesystem for Callbacks {
                         &shown,
                         Generation(0),
                         handle,
-                        FopenFlags::empty(),
+                        quiet(&opened),
                         &id,
                     ),
                     Err(error) => reply.error(self.undo_open(opened.handle, &error)),

@@ -99,14 +99,12 @@ impl Shared {
 
     /// Opens a file and answers.
     pub(super) fn answer_open(&self, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        let reads_only = is_reader(flags);
         let opened = match self.call(Operation::Open, |fs| fs.open_file(inode(number), flags.0)) {
             Ok(opened) => opened,
             Err(error) => return reply.error(error),
         };
         let handle = FileHandle(opened.handle);
-        // close() of a reader has nothing to report: the round trip is saved.
-        let quiet = if reads_only { FopenFlags::FOPEN_NOFLUSH } else { FopenFlags::empty() };
+        let quiet = quiet(&opened);
         match &opened.by {
             OpenedBy::Daemon => reply.opened(handle, Self::served_flags(&opened) | quiet),
             OpenedBy::Kernel { file, .. } => {
@@ -141,6 +139,11 @@ pub(super) fn caller(request: &Request) -> Caller {
 
 pub(super) fn permissions(mode: u32) -> u16 {
     u16::try_from(mode & 0o7777).unwrap_or(0)
+}
+
+/// The flag that spares the FLUSH.
+pub(super) fn quiet(opened: &Opened) -> FopenFlags {
+    if opened.closes_quietly { FopenFlags::FOPEN_NOFLUSH } else { FopenFlags::empty() }
 }
 
 /// Opened for reading, and nothing is cut off.

@@ -11,8 +11,8 @@ use crate::store::Store;
 use crate::store::disk::{Access, DiskFile, copy_all};
 use crate::store::record::{ObjectId, PageRecord};
 
-/// Reads in pieces that stay in the second-level cache: measured 26 GB/s for read and checksum
-/// together, a fifth less at 32 KiB.
+/// Reads in pieces that stay in the second-level cache: reading and hashing 4 MiB in 128 KiB takes
+/// 220 us, in 32 KiB 270 us. From a mapping it takes 85 us.
 pub const READ_BYTES: usize = 128 << 10;
 
 /// Why a page was not sealed.
@@ -34,6 +34,14 @@ pub fn verify_page(
 
 /// [`verify_page`] of an open file.
 pub fn verify_file(file: &dyn DiskFile, place: &PagePlace) -> Result<VerifiedPage, SealError> {
+    match file.map_at_rest() {
+        Some(bytes) => place.verify_bytes(&bytes).map_err(SealError::Refused),
+        None => verify_changing(file, place),
+    }
+}
+
+/// [`verify_file`] while somebody may still write.
+fn verify_changing(file: &dyn DiskFile, place: &PagePlace) -> Result<VerifiedPage, SealError> {
     let length = file.stat().map_err(SealError::Io)?.length;
     let mut read = |offset: u64, buffer: &mut [u8]| file.read_at(buffer, offset);
     place.verify(&mut read, length).map_err(|error| match error {
@@ -50,7 +58,7 @@ pub fn check_header(store: &Store, object: ObjectId, place: &PagePlace) -> Resul
     let count = file.read_at(&mut first, 0).map_err(SealError::Io)?;
     let header = place.check_header(&first[..count], length).map_err(SealError::Refused)?;
     if header.declared.checksum.is_some() {
-        verify_file(file.as_ref(), place)?;
+        verify_changing(file.as_ref(), place)?;
     }
     Ok(())
 }
@@ -58,14 +66,19 @@ pub fn check_header(store: &Store, object: ObjectId, place: &PagePlace) -> Resul
 /// Checksum of a file that is no page.
 pub fn content_checksum(file: &dyn DiskFile) -> io::Result<[u8; 16]> {
     let mut hasher = ContentHasher::new();
+    read_through(file, |piece| hasher.update(piece))?;
+    Ok(hasher.finish().0)
+}
+
+fn read_through(file: &dyn DiskFile, mut each: impl FnMut(&[u8])) -> io::Result<()> {
     let mut buffer = vec![0; READ_BYTES];
     let mut offset = 0;
     loop {
         let count = file.read_at(&mut buffer, offset)?;
         if count == 0 {
-            return Ok(hasher.finish().0);
+            return Ok(());
         }
-        hasher.update(&buffer[..count]);
+        each(&buffer[..count]);
         offset += count as u64;
     }
 }
@@ -85,15 +98,9 @@ pub fn copy(store: &Store, object: ObjectId, copy: ObjectId) -> io::Result<()> {
 /// The object checksum of a sealed page, computed anew from its bytes.
 pub fn page_checksum(file: &dyn DiskFile, page: &PageRecord) -> io::Result<[u8; 16]> {
     let mut hasher = PageHasher::new();
-    let mut buffer = vec![0; READ_BYTES];
-    let mut offset = 0;
-    loop {
-        let count = file.read_at(&mut buffer, offset)?;
-        if count == 0 {
-            break;
-        }
-        hasher.update(&buffer[..count]);
-        offset += count as u64;
+    match file.map_at_rest() {
+        Some(bytes) => hasher.update(&bytes),
+        None => read_through(file, |piece| hasher.update(piece))?,
     }
     let identity = PageIdentity {
         model: ModelIdentity(page.model),

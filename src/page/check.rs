@@ -11,7 +11,7 @@ use super::error::PageError;
 use super::geometry::Geometry;
 use super::header::PageHeader;
 use super::identity::ModelIdentity;
-use super::limits::MAX_TOKEN_START;
+use super::limits::{MAX_TOKEN_START, PAYLOAD_OFFSET, index};
 use super::manifest::{LayerKind, Manifest};
 use super::metadata::Declared;
 use super::{Layer, TokenStart};
@@ -158,10 +158,26 @@ impl PagePlace {
             hasher.update(piece);
             offset += piece.len() as u64;
         }
+        Ok(self.conclude(header, &hasher)?)
+    }
+
+    /// [`PagePlace::verify`] of a page file that is in memory.
+    ///
+    /// # Errors
+    /// As [`check_header`](Self::check_header), and [`PageError::Checksum`].
+    pub fn verify_bytes(&self, file: &[u8]) -> Result<VerifiedPage, PageError> {
+        let first = &file[..file.len().min(index(PAYLOAD_OFFSET))];
+        let header = self.check_header(first, file.len() as u64)?;
+        let mut hasher = PageHasher::new();
+        hasher.update(file);
+        self.conclude(header, &hasher)
+    }
+
+    fn conclude(&self, header: PageHeader, hasher: &PageHasher) -> Result<VerifiedPage, PageError> {
         let digest = hasher.finish(&self.identity(header.tokens));
         match header.declared.checksum {
             Some(declared) if declared != digest.page => {
-                Err(VerifyError::Page(PageError::Checksum { declared, computed: digest.page }))
+                Err(PageError::Checksum { declared, computed: digest.page })
             }
             _ => Ok(VerifiedPage { header, digest }),
         }

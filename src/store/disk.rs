@@ -8,6 +8,8 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 
+use memmap2::Mmap;
+
 use super::record::{ObjectId, Time};
 
 impl FileStat {
@@ -27,25 +29,10 @@ pub enum DiskPath {
     FormatStaging,
     /// `staging/<id>`: bytes that no committed name refers to.
     Staging(ObjectId),
-    /// `staging/spare-<number>`: an empty file, made ahead of need.
-    Spare(u64),
     /// `objects/ab/<id>`: bytes that a committed name may refer to.
     Object(ObjectId),
     /// `quarantine/<name>`: refused or corrupt bytes, and beside them the reason.
     Quarantine(String),
-}
-
-/// What the names of spare files begin with; a number follows.
-const SPARE_PREFIX: &str = "spare-";
-
-impl DiskPath {
-    /// The file that a name in `staging/` stands for.
-    pub fn in_staging(name: &str) -> Option<DiskPath> {
-        match name.strip_prefix(SPARE_PREFIX) {
-            Some(number) => number.parse().ok().map(DiskPath::Spare),
-            None => super::recovery::parse(name).map(DiskPath::Staging),
-        }
-    }
 }
 
 /// Directories of a store.
@@ -89,7 +76,6 @@ impl DiskPath {
             DiskPath::Format => PathBuf::from("FORMAT"),
             DiskPath::FormatStaging => PathBuf::from("FORMAT.tmp"),
             DiskPath::Staging(object) => PathBuf::from(format!("staging/{object}")),
-            DiskPath::Spare(number) => PathBuf::from(format!("staging/{SPARE_PREFIX}{number}")),
             DiskPath::Object(object) => {
                 PathBuf::from(format!("objects/{:02x}/{object}", shard(*object)))
             }
@@ -190,6 +176,9 @@ pub trait DiskFile: Debug + Send + Sync {
     fn write_all_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
     /// Truncates or extends.
     fn set_length(&self, length: u64) -> io::Result<()>;
+    /// The whole file, read into memory, where the disk can map it. Only for files to which nobody
+    /// can write any more.
+    fn map_at_rest(&self) -> Option<Mmap>;
     /// `fallocate(2)`
     fn allocate(&self, allocation: Allocation) -> io::Result<()>;
     /// `lseek(2)` for holes and data.

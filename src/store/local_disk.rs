@@ -16,6 +16,7 @@ use super::disk::{
     Access, Allocation, Disk, DiskDirectory, DiskFile, DiskPath, FileStat, Seek, Space,
 };
 use super::record::Time;
+use memmap2::Mmap;
 
 /// Only the owner may look into a store: the cache holds users' prompts.
 const FILE_MODE: Mode = Mode::S_IRUSR.union(Mode::S_IWUSR);
@@ -149,6 +150,10 @@ impl DiskFile for LocalFile {
             }
         }
         Ok(filled)
+    }
+
+    fn map_at_rest(&self) -> Option<Mmap> {
+        crate::sys::map_populated(&self.0).ok()
     }
 
     fn write_all_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {

@@ -29,8 +29,8 @@ pub struct Recovered {
 pub(crate) fn recover(store: &Store, metadata: &mut Metadata) -> Result<Recovered, StoreError> {
     let mut recovered = Recovered::default();
     for name in store.disk.list(DiskDirectory::Staging)? {
-        if let Some(path) = DiskPath::in_staging(&name) {
-            store.disk.remove(&path)?;
+        if let Some(object) = parse(&name) {
+            store.disk.remove(&DiskPath::Staging(object))?;
             recovered.staging_removed += 1;
         }
     }

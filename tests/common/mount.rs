@@ -193,11 +193,10 @@ impl Mount {
         object_files(&self.store.join("objects"))
     }
 
-    /// Files in `STORE/staging`.
+    /// Files in `STORE/staging` that hold something.
     pub(crate) fn staging(&self) -> Vec<PathBuf> {
         let mut files = object_files(&self.store.join("staging"));
-        // Files made ahead of need hold nothing.
-        files.retain(|path| !path.file_name().unwrap().to_string_lossy().starts_with("spare-"));
+        files.retain(|path| path.metadata().is_ok_and(|metadata| metadata.len() > 0));
         files
     }
 

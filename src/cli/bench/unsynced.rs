@@ -5,6 +5,8 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
+use memmap2::Mmap;
+
 use crate::store::disk::{
     Access, Allocation, Disk, DiskDirectory, DiskFile, DiskPath, FileStat, Seek, Space,
 };
@@ -70,6 +72,10 @@ impl Disk for Unsynced {
 impl DiskFile for UnsyncedFile {
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
         self.0.read_at(buffer, offset)
+    }
+
+    fn map_at_rest(&self) -> Option<Mmap> {
+        self.0.map_at_rest()
     }
 
     fn write_all_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {

@@ -94,9 +94,9 @@ fn check_epoch(image: &mut Image<'_>) {
 
 fn check_staging(image: &mut Image<'_>) -> Result<(), StoreError> {
     for name in image.store.disk.list(DiskDirectory::Staging)? {
-        if let Some(path) = DiskPath::in_staging(&name) {
+        if let Some(object) = recovery::parse(&name) {
             image.report.leftovers.staged += 1;
-            image.garbage.push(path);
+            image.garbage.push(DiskPath::Staging(object));
         }
     }
     Ok(())

@@ -11,9 +11,9 @@ pub enum Encoding {
     Zstd,
     /// zstd frames over bytes that were shuffled by significance.
     ZstdShuffled,
-    /// A page whose values are stored as q8_0 blocks.
+    /// A page whose values are stored as `q8_0` blocks.
     Q8_0,
-    /// A page whose values are stored as q4_0 blocks.
+    /// A page whose values are stored as `q4_0` blocks.
     Q4_0,
 }
 
