@@ -1,4 +1,34 @@
 //! How a cold copy of an object is stored.
+//!
+//! A *blob* is the stored form of an object's *logical* bytes. `raw` is the logical bytes
+//! themselves. Every other encoding is a file of zstd frames (`blob` has its layout once): the
+//! logical bytes are cut into chunks, a `filter` prepares each of them, zstd compresses it. So
+//! memory is bounded whatever the length, and stock `zstd -d` reads a `zstd` blob.
+//!
+//! [`encode`] and [`decode`] stream and lose nothing. [`quantise_page`] makes a *new version* of a
+//! page whose values fit `q8_0` or `q4_0` blocks; its blob decodes to that version exactly.
+//!
+//! `encode` and `decode` do not know which bytes are the right ones: they return a [`Digest`] of the
+//! logical bytes that passed, and the caller compares it with what it has on record.
+
+mod blob;
+mod cold;
+mod decode;
+mod digest;
+mod encode;
+mod error;
+mod filter;
+mod limits;
+mod page_version;
+mod quantise;
+mod shuffle;
+
+pub use cold::{ColdEncoding, NotAColdEncoding, Quantisation, ZstdLevel};
+pub use decode::{Stored, decode};
+pub use digest::{Digest, Subject};
+pub use encode::{Encoded, Lossless, encode};
+pub use error::EncodingError;
+pub use page_version::{Quantised, Unsuitable, Version, quantise_page};
 
 use serde::{Deserialize, Serialize};
 
@@ -33,3 +63,6 @@ impl Encoding {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
