@@ -2,3 +2,4 @@
 
 pub mod content;
 pub mod encoding;
+pub mod replacement;
