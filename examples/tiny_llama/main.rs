@@ -30,6 +30,8 @@ use crate::mount_cache::MountCache;
 use crate::weights::Weights;
 
 mod attention;
+#[cfg(test)]
+mod cold_copies;
 mod generate;
 mod matrix;
 mod memory_cache;

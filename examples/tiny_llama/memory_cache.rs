@@ -35,6 +35,12 @@ impl MemoryCache {
         Self { shape, page_tokens, layers }
     }
 
+    /// The heads of a layer.
+    #[cfg(test)]
+    pub(crate) fn shape(&self) -> Shape {
+        self.shape
+    }
+
     fn layer(&self, layer: usize) -> Result<&LayerRows> {
         self.layers.get(layer).ok_or_else(|| format!("no layer {layer} in the cache").into())
     }
