@@ -8,6 +8,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use memmap2::{Advice, Mmap};
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag};
+use nix::sys::stat::Mode;
 use nix::unistd::ForkResult;
 
 /// Longest value of an attribute that anybody here asks for.
@@ -57,6 +59,18 @@ pub(crate) fn map_populated(file: &File) -> io::Result<Mmap> {
     let map = unsafe { Mmap::map(file) }?;
     map.advise(Advice::PopulateRead)?;
     Ok(map)
+}
+
+/// Opens a path beneath a directory without following a symbolic link, so that nothing planted
+/// there leads out of it. `mode` is that of a file that is made.
+pub(crate) fn open_beneath(
+    root: impl AsFd, path: &Path, flags: OFlag, mode: Mode,
+) -> io::Result<File> {
+    let how = OpenHow::new()
+        .flags(flags | OFlag::O_CLOEXEC)
+        .mode(mode)
+        .resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS);
+    Ok(File::from(nix::fcntl::openat2(root, path, how)?))
 }
 
 /// Makes a copy of this process, which must have one thread: in the copy of another, locks would

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
-use nix::fcntl::{OFlag, OpenHow, ResolveFlag};
+use nix::fcntl::OFlag;
 use nix::sys::stat::Mode;
 
 use super::disk::{
@@ -41,11 +41,7 @@ impl LocalDisk {
     }
 
     fn openat(&self, path: &Path, flags: OFlag, mode: Mode) -> io::Result<File> {
-        let how = OpenHow::new()
-            .flags(flags | OFlag::O_CLOEXEC)
-            .mode(mode)
-            .resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS);
-        Ok(File::from(nix::fcntl::openat2(&self.root, path, how)?))
+        crate::sys::open_beneath(&self.root, path, flags, mode)
     }
 }
 

@@ -2,4 +2,5 @@
 
 pub mod content;
 pub mod encoding;
+pub mod remote;
 pub mod replacement;

@@ -1,0 +1,293 @@
+//! [`Remote`]: a remote that never makes its callers wait for ever.
+//!
+//! Every call has a deadline: a transfer may be silent for so long, anything else may take so
+//! long. The breaker ([`super::health`]) answers while the remote is down; connecting happens in
+//! the background, from the first on, so a mount never waits for its remote.
+
+use std::io;
+use std::num::NonZeroU64;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime};
+
+use prometheus::IntCounter;
+
+use super::counters::{Counters, Direction, Operation};
+use super::error::{RemoteError, Result};
+use super::health::{Health, State};
+use super::marker::{RemoteId, attach};
+use super::name::{RemoteName, RemotePrefix};
+use super::pool::{Abandoned, Bounds, Pool, Watch};
+use super::spec::RemoteSpec;
+use super::throttle::{Bucket, Throttled};
+use super::transfer::{Extent, ReadAt, Sink, Source, WriteAt};
+use super::{BlobStore, Listing, Put, PutMode, Stat};
+
+/// Pauses between attempts to connect: from a moment, doubled, up to half a minute. A server that
+/// restarts is back in the first seconds; one that is off for a day is asked 3000 times.
+const PAUSE_MIN: Duration = Duration::from_millis(250);
+const PAUSE_MAX: Duration = Duration::from_secs(30);
+
+/// Makes connections to one place. Called again after every outage.
+pub trait Connector: Send + Sync + 'static {
+    /// The place, as the user wrote it.
+    fn place(&self) -> String;
+    /// Opens it, without looking at what is there.
+    fn connect(&self, counters: &Counters) -> Result<Arc<dyn BlobStore>>;
+}
+
+/// Bounds of the calls on a remote.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Longest time in which nothing happens. An NFS server that restarts stalls a call for 6 to
+    /// 9 s, so the default is 30 s.
+    pub quiet_max: Duration,
+    /// Calls at a time.
+    pub threads_max: usize,
+    /// Threads that may hang beside them.
+    pub stuck_max: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits { quiet_max: Duration::from_secs(30), threads_max: 8, stuck_max: 8 }
+    }
+}
+
+/// How a remote is used.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options {
+    /// Bounds of calls.
+    pub limits: Limits,
+    /// Bytes per second in both directions together.
+    pub bandwidth: Option<NonZeroU64>,
+    /// The remote that the store used before; None makes an empty place a remote.
+    pub expected: Option<RemoteId>,
+}
+
+/// A remote behind deadlines, a breaker and counters.
+#[derive(Debug)]
+pub struct Remote {
+    inner: Arc<Inner>,
+    reconnecting: Option<JoinHandle<()>>,
+}
+
+struct Inner {
+    place: String,
+    connector: Arc<dyn Connector>,
+    options: Options,
+    bucket: Option<Arc<Bucket>>,
+    pool: Pool,
+    health: Health,
+    counters: Counters,
+}
+
+impl Remote {
+    /// Starts to connect to a place, and returns at once.
+    pub fn open(spec: &RemoteSpec, options: Options) -> io::Result<Remote> {
+        Remote::with_connector(spec.connector(std::env::vars()), options)
+    }
+
+    /// The same, to wherever a connector leads.
+    pub fn with_connector(connector: Arc<dyn Connector>, options: Options) -> io::Result<Remote> {
+        let Limits { threads_max, stuck_max, .. } = options.limits;
+        let inner = Arc::new(Inner {
+            place: connector.place(),
+            connector,
+            options,
+            bucket: options.bandwidth.map(|rate| Arc::new(Bucket::new(rate))),
+            pool: Pool::new(Bounds { threads_max, stuck_max }),
+            health: Health::new(),
+            counters: Counters::default(),
+        });
+        let shared = Arc::clone(&inner);
+        let thread = std::thread::Builder::new().name("kvfs-remote-connect".to_owned());
+        let reconnecting = Some(thread.spawn(move || shared.keep_connected())?);
+        Ok(Remote { inner, reconnecting })
+    }
+
+    /// Whether it answers.
+    pub fn state(&self) -> State {
+        self.inner.health.state()
+    }
+
+    /// Waits for the first answer or failure, for a start-up check; a timeout leaves it
+    /// [`State::Connecting`].
+    pub fn wait_for_answer(&self, patience: Duration) -> State {
+        self.inner.health.wait_for_answer(patience)
+    }
+
+    /// What was asked of it.
+    pub fn counters(&self) -> &Counters {
+        &self.inner.counters
+    }
+
+    /// Threads in calls that were left behind.
+    pub fn stuck_threads(&self) -> usize {
+        self.inner.pool.stuck()
+    }
+}
+
+impl Drop for Remote {
+    fn drop(&mut self) {
+        self.inner.health.close();
+        self.inner.pool.close();
+        if let Some(thread) = self.reconnecting.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl std::fmt::Debug for Inner {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Inner").field("place", &self.place).finish_non_exhaustive()
+    }
+}
+
+impl Inner {
+    fn keep_connected(&self) {
+        let mut pause = PAUSE_MIN;
+        while self.health.wait_until_down() {
+            let outcome = self.connect();
+            let is_up = outcome.is_ok();
+            self.health.connected(outcome);
+            if is_up {
+                pause = PAUSE_MIN;
+            } else {
+                self.health.pause(pause);
+                pause = (pause * 2).min(PAUSE_MAX);
+            }
+        }
+    }
+
+    fn connect(&self) -> Result<(Arc<dyn BlobStore>, RemoteId)> {
+        let (connector, expected) = (Arc::clone(&self.connector), self.options.expected);
+        let counters = self.counters.clone();
+        let (store, id) = self.call(&self.watch(), move || {
+            let store = connector.connect(&counters)?;
+            let id = attach(store.as_ref(), expected)?;
+            Ok((store, id))
+        })?;
+        let store = match &self.bucket {
+            Some(bucket) => Arc::new(Throttled::new(store, Arc::clone(bucket))),
+            None => store,
+        };
+        Ok((store, id))
+    }
+
+    fn watch(&self) -> Arc<Watch> {
+        Watch::new(self.options.limits.quiet_max)
+    }
+
+    fn call<T: Send + 'static>(
+        &self, watch: &Watch, work: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let place = &self.place;
+        self.pool.call(watch, work).unwrap_or_else(|abandoned| {
+            Err(match abandoned {
+                Abandoned::Silent => RemoteError::Timeout(format!(
+                    "remote {place}: nothing happened for {} s",
+                    self.options.limits.quiet_max.as_secs_f32()
+                )),
+                Abandoned::NoThread => RemoteError::Unreachable(format!(
+                    "remote {place}: {} calls hang or too many wait",
+                    self.pool.stuck()
+                )),
+                Abandoned::Ended => RemoteError::Unreachable(format!("remote {place}: call ended")),
+            })
+        })
+    }
+
+    /// One counted call on the connection.
+    fn run<T: Send + 'static>(
+        &self, operation: Operation, watch: &Watch,
+        work: impl FnOnce(&dyn BlobStore) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let start = Instant::now();
+        let outcome = self.health.connection(&self.place).and_then(|connection| {
+            let store = Arc::clone(&connection.store);
+            let outcome = self.call(watch, move || work(store.as_ref()));
+            self.health.record(&connection, &outcome);
+            outcome
+        });
+        self.counters.request(operation, &outcome, start.elapsed());
+        outcome
+    }
+}
+
+/// A source or sink that shows progress and counts what moves.
+struct Watched<T> {
+    inner: T,
+    watch: Arc<Watch>,
+    moved: IntCounter,
+}
+
+impl ReadAt for Watched<Arc<dyn ReadAt>> {
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+        let count = self.inner.read_at(buffer, offset)?;
+        self.watch.tick();
+        self.moved.inc_by(count as u64);
+        Ok(count)
+    }
+}
+
+impl WriteAt for Watched<Sink> {
+    fn write_all_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.inner.write_all_at(bytes, offset)?;
+        self.watch.tick();
+        self.moved.inc_by(bytes.len() as u64);
+        Ok(())
+    }
+}
+
+impl BlobStore for Remote {
+    fn place(&self) -> &str {
+        &self.inner.place
+    }
+
+    fn put(&self, name: RemoteName, source: Source, mode: PutMode) -> Result<Put> {
+        let watch = self.inner.watch();
+        let moved = self.inner.counters.moved(Direction::Out);
+        let shown = Arc::clone(&watch);
+        let source = source.through(|inner| Arc::new(Watched { inner, watch: shown, moved }));
+        self.inner.run(Operation::Put, &watch, move |store| store.put(name, source, mode))
+    }
+
+    fn get(&self, name: RemoteName, extent: Extent, sink: Sink) -> Result<u64> {
+        let watch = self.inner.watch();
+        let moved = self.inner.counters.moved(Direction::In);
+        let sink = Watched { inner: sink, watch: Arc::clone(&watch), moved };
+        let sink = Arc::new(sink);
+        self.inner.run(Operation::Get, &watch, move |store| store.get(name, extent, sink))
+    }
+
+    fn head(&self, name: RemoteName) -> Result<Option<Stat>> {
+        let watch = self.inner.watch();
+        self.inner.run(Operation::Head, &watch, move |store| store.head(name))
+    }
+
+    fn refresh(&self, name: RemoteName) -> Result<()> {
+        let watch = self.inner.watch();
+        self.inner.run(Operation::Refresh, &watch, move |store| store.refresh(name))
+    }
+
+    fn delete(&self, name: RemoteName) -> Result<()> {
+        let watch = self.inner.watch();
+        self.inner.run(Operation::Delete, &watch, move |store| store.delete(name))
+    }
+
+    fn list(&self, prefix: RemotePrefix, after: Option<RemoteName>) -> Result<Listing> {
+        let watch = self.inner.watch();
+        self.inner.run(Operation::List, &watch, move |store| store.list(prefix, after))
+    }
+
+    fn sweep(&self, older_than: SystemTime) -> Result<u64> {
+        let watch = self.inner.watch();
+        self.inner.run(Operation::Sweep, &watch, move |store| store.sweep(older_than))
+    }
+
+    fn is_vacant(&self) -> Result<bool> {
+        let watch = self.inner.watch();
+        self.inner.run(Operation::List, &watch, BlobStore::is_vacant)
+    }
+}
