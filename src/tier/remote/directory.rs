@@ -38,6 +38,8 @@ const BUFFER_BYTES: usize = 1 << 20;
 const SYNC_BYTES: u64 = 64 << 20;
 /// What temporary files begin with; random digits follow.
 const TEMPORARY: &str = ".tmp-";
+/// What an object that may be deleted is called while it is looked at; its own name follows.
+const CONDEMNED: &str = ".tmp-old-";
 /// May lie in a place that is otherwise vacant: of a fresh filesystem, of filers.
 const TOLERATED: [&str; 2] = ["lost+found", ".snapshot"];
 
@@ -314,6 +316,18 @@ impl BlobStore for Directory {
         }
     }
 
+    fn delete_if_older(&self, name: RemoteName, than: SystemTime) -> Result<bool> {
+        let failed = |error: &io::Error| self.failed("delete", name, error);
+        match self.parent(name).and_then(|open| delete_if_older(&open, than)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            other => other.map_err(|error| failed(&error)),
+        }
+    }
+
+    fn settling(&self) -> Duration {
+        Duration::ZERO
+    }
+
     fn list(&self, prefix: RemotePrefix, after: Option<RemoteName>) -> Result<Listing> {
         let failed = |error: io::Error| self.failed("list", prefix, &error);
         let after = after.map(|name| PathBuf::from(name.to_string()));
@@ -351,9 +365,15 @@ impl BlobStore for Directory {
             };
             for leaf in leftovers {
                 let stat = stat(&directory, &leaf).map_err(failed)?;
-                if stat.is_some_and(|stat| stat.modified < older_than) {
+                let Some(stat) = stat else {
+                    continue;
+                };
+                if stat.modified < older_than {
                     remove(&directory, &leaf).map_err(failed)?;
                     swept += 1;
+                } else if let Some(name) = leaf.strip_prefix(CONDEMNED) {
+                    // A deletion was cut off after somebody refreshed the object.
+                    give_back(&directory, &leaf, name).map_err(failed)?;
                 }
             }
         }
@@ -392,6 +412,40 @@ fn publish(open: &Open, temporary: &str, file: &File, mode: PutMode) -> io::Resu
                 Err(errno) => Err(errno.into()),
             }
         }
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// Takes the object's name away first, so that whoever refreshes it later finds it missing, and
+/// gives the name back if somebody was earlier.
+fn delete_if_older(open: &Open, than: SystemTime) -> io::Result<bool> {
+    let (directory, leaf) = (&open.directory, open.leaf.as_str());
+    let is_older = |leaf: &str| {
+        let found = stat(directory, leaf)?;
+        io::Result::Ok(found.is_some_and(|stat| stat.modified < than))
+    };
+    if !is_older(leaf)? {
+        return Ok(false);
+    }
+    let condemned = format!("{CONDEMNED}{leaf}");
+    nix::fcntl::renameat(directory, leaf, directory, condemned.as_str())?;
+    if is_older(&condemned)? {
+        remove(directory, &condemned)?;
+        return Ok(true);
+    }
+    give_back(directory, &condemned, leaf)?;
+    Ok(false)
+}
+
+/// Whoever put the object anew meanwhile put the same content.
+fn give_back(directory: &File, condemned: &str, leaf: &str) -> io::Result<()> {
+    match nix::unistd::linkat(directory, condemned, directory, leaf, AtFlags::empty()) {
+        Ok(()) | Err(Errno::EEXIST) => remove(directory, condemned),
+        // Without hard links; replacing is harmless.
+        Err(Errno::EPERM | Errno::EOPNOTSUPP | Errno::ENOSYS) => {
+            Ok(nix::fcntl::renameat(directory, condemned, directory, leaf)?)
+        }
+        Err(Errno::ENOENT) => Ok(()),
         Err(errno) => Err(errno.into()),
     }
 }

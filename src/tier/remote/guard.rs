@@ -276,6 +276,18 @@ impl BlobStore for Remote {
         self.inner.run(Operation::Delete, &watch, move |store| store.delete(name))
     }
 
+    fn delete_if_older(&self, name: RemoteName, than: SystemTime) -> Result<bool> {
+        let watch = self.inner.watch();
+        let work = move |store: &dyn BlobStore| store.delete_if_older(name, than);
+        self.inner.run(Operation::Delete, &watch, work)
+    }
+
+    /// While there is no connection nothing can be said, and nothing can be put either.
+    fn settling(&self) -> Duration {
+        let connection = self.inner.health.connection(&self.inner.place);
+        connection.map_or(Duration::MAX, |connection| connection.store.settling())
+    }
+
     fn list(&self, prefix: RemotePrefix, after: Option<RemoteName>) -> Result<Listing> {
         let watch = self.inner.watch();
         self.inner.run(Operation::List, &watch, move |store| store.list(prefix, after))

@@ -9,7 +9,7 @@
 //!
 //! Nobody coordinates the stores that share a remote. Objects never change and are put only where
 //! nothing is; what may be deleted follows from the manifests of all stores and from the age of
-//! objects.
+//! objects ([`gc`] has the argument).
 //!
 //! [`BlobStore`] is the narrow door: a shared [`directory`], an [`object`] store, and in front of
 //! either a bandwidth limit ([`throttle`]) and deadlines ([`Remote`]). Everything that crosses it
@@ -18,10 +18,13 @@
 pub mod counters;
 pub mod directory;
 mod error;
+pub mod gc;
 mod guard;
 mod health;
+pub mod hold;
 mod marker;
 mod name;
+pub mod names;
 pub mod object;
 mod pool;
 mod spec;
@@ -29,7 +32,7 @@ pub mod throttle;
 mod transfer;
 
 use std::fmt::Debug;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 pub use error::{RemoteError, Result};
 pub use guard::{Connector, Limits, Options, Remote};
@@ -67,6 +70,15 @@ pub trait BlobStore: Debug + Send + Sync + 'static {
 
     /// Deletes an object; one that is not there is fine.
     fn delete(&self, name: RemoteName) -> Result<()>;
+
+    /// Deletes an object that was modified before a time; whether it did. The age is tested at
+    /// the deletion, so a [`BlobStore::refresh`] saves the object; for how late a deletion may
+    /// still come, see [`BlobStore::settling`].
+    fn delete_if_older(&self, name: RemoteName, than: SystemTime) -> Result<bool>;
+
+    /// How long after it was put or refreshed an object may still fall to a deletion that looked
+    /// at it before.
+    fn settling(&self) -> Duration;
 
     /// The next objects in the order of their names, after `after`. Foreign names are left out.
     fn list(&self, prefix: RemotePrefix, after: Option<RemoteName>) -> Result<Listing>;

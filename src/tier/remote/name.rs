@@ -21,8 +21,10 @@ pub struct BlobName {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct StoreId(pub u128);
 
-/// Number of a manifest of names: each store counts its own, upwards.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+/// Number of a manifest of names: each store counts its own, upwards from 1.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
+)]
 pub struct Sequence(pub u64);
 
 /// Any object in a remote.

@@ -47,6 +47,8 @@ const RETRIES_WITHIN: Duration = Duration::from_secs(15);
 const CONNECT_MAX: Duration = Duration::from_secs(5);
 /// Between two packets of an answer.
 const READ_MAX: Duration = Duration::from_secs(15);
+/// A look and a deletion: each with its repetitions, the last of which may wait for its answer.
+const SETTLING: Duration = RETRIES_WITHIN.saturating_add(READ_MAX).saturating_mul(2);
 /// Threads that do network I/O: one core moves more than 1 GB/s without TLS, half with.
 const IO_THREADS: usize = 2;
 
@@ -345,6 +347,18 @@ impl BlobStore for Objects {
             Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
             Err(error) => Err(self.failed("delete", name)(error)),
         }
+    }
+
+    fn delete_if_older(&self, name: RemoteName, than: SystemTime) -> Result<bool> {
+        let is_older = self.head(name)?.is_some_and(|stat| stat.modified < than);
+        if is_older {
+            self.delete(name)?;
+        }
+        Ok(is_older)
+    }
+
+    fn settling(&self) -> Duration {
+        SETTLING
     }
 
     fn list(&self, prefix: RemotePrefix, after: Option<RemoteName>) -> Result<Listing> {

@@ -116,6 +116,14 @@ impl BlobStore for Throttled {
         self.store.delete(name)
     }
 
+    fn delete_if_older(&self, name: RemoteName, than: SystemTime) -> Result<bool> {
+        self.store.delete_if_older(name, than)
+    }
+
+    fn settling(&self) -> Duration {
+        self.store.settling()
+    }
+
     fn list(&self, prefix: RemotePrefix, after: Option<RemoteName>) -> Result<Listing> {
         self.store.list(prefix, after)
     }
