@@ -1,6 +1,6 @@
 //! Skips, and how they become failures.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Whether the machine has something that a test needs. If not, says so, or panics if the
 /// environment promises it.
@@ -26,6 +26,12 @@ fn missing(what: &str) -> Option<String> {
         }
         "root" => (!nix::unistd::geteuid().is_root()).then(|| "not root".to_owned()),
         "loop" => (!Path::new("/dev/loop-control").exists()).then(|| "no loop devices".to_owned()),
+        "s3" => s3_server().is_none().then(|| {
+            "no S3 server: cargo install s3s-fs --version 0.14.1 --features binary --locked, and \
+             PATH or KVFS_S3S_FS"
+                .to_owned()
+        }),
+        "nfs" => nfs_directory().err(),
         "python" => missing_program("python3"),
         "safetensors" => missing_python_packages(),
         program => missing_program(program),
@@ -39,6 +45,26 @@ fn missing_python_packages() -> Option<String> {
     let ran = python.args(["-c", "import numpy, safetensors, xxhash"]).output();
     let there = ran.is_ok_and(|output| output.status.success());
     (!there).then(|| "no Python with numpy, safetensors and xxhash".to_owned())
+}
+
+/// The S3 server that tests start: `KVFS_S3S_FS`, or `s3s-fs` on the PATH.
+pub(crate) fn s3_server() -> Option<PathBuf> {
+    let named = std::env::var_os("KVFS_S3S_FS").map(PathBuf::from);
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&path).map(|directory| directory.join("s3s-fs"));
+    named.into_iter().chain(found).find(|program| program.is_file())
+}
+
+/// A directory on a mount of a kernel's NFS client: `KVFS_TEST_NFS`.
+pub(crate) fn nfs_directory() -> Result<PathBuf, String> {
+    let directory = std::env::var_os("KVFS_TEST_NFS").map(PathBuf::from);
+    let directory = directory.ok_or("no NFS mount named by KVFS_TEST_NFS")?;
+    let kind = nix::sys::statfs::statfs(&directory).map_err(|error| error.to_string())?;
+    if kind.filesystem_type() == nix::sys::statfs::NFS_SUPER_MAGIC {
+        Ok(directory)
+    } else {
+        Err(format!("KVFS_TEST_NFS: {} is not on NFS", directory.display()))
+    }
 }
 
 fn missing_program(name: &str) -> Option<String> {

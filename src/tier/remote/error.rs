@@ -37,7 +37,7 @@ impl RemoteError {
     }
 
     /// From a system call on a shared directory. `what` says the operation and the name.
-    pub(super) fn from_errno(what: &str, place: &str, error: &io::Error) -> RemoteError {
+    pub fn from_errno(what: &str, place: &str, error: &io::Error) -> RemoteError {
         let text = format!("remote {place}: {what}: {error}");
         match error.raw_os_error() {
             Some(libc::ENOENT) => RemoteError::Missing(text),

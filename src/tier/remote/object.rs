@@ -33,7 +33,7 @@ use super::transfer::{Extent, Sink, Source};
 use super::{BlobStore, LISTING_MAX, Listed, Listing, Put, PutMode, Stat};
 
 /// Part of a multipart upload, and the largest object that is put whole. S3 wants at least 5 MiB;
-/// a transfer holds [`PARTS_IN_FLIGHT`] + 1 of them in memory.
+/// a transfer holds five of them in memory.
 pub const PART_BYTES: u64 = 8 << 20;
 /// Parts sent at a time: enough for 100 MB/s at 200 ms to the server.
 const PARTS_IN_FLIGHT: usize = 4;

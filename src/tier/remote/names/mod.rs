@@ -2,7 +2,7 @@
 //!
 //! A store's metadata is an ordered table of rows. It is cut where the keys say so ([`cut`]), so
 //! an unchanged part of the table is the same chunk in the next manifest and is not sent again.
-//! The manifest itself ([`format`]) lists the chunks, and appears under the next number only when
+//! The manifest itself ([`mod@format`]) lists the chunks, and appears under the next number only when
 //! all of them are there. The last [`VERSIONS_KEPT`] stay.
 
 pub mod cut;
