@@ -278,6 +278,30 @@ fn a_hung_remote_is_left_behind_in_time_and_used_again_when_it_answers() {
 }
 
 #[test]
+fn the_mountpoint_of_a_share_that_is_gone_is_not_made_a_remote() {
+    let fixture = fixture(limits());
+    let name = put(fixture.remote.as_ref(), b"page");
+    let mountpoint = &fixture.place.files;
+    let share = mountpoint.with_extension("share");
+    crate::common::sys::rename(mountpoint, &share).unwrap();
+    std::fs::create_dir(mountpoint).unwrap();
+    fixture.plan.set(Fault::Errno(libc::ESTALE), When::From(1));
+    while matches!(fixture.remote.state(), State::Up { .. }) {
+        assert!(get(fixture.remote.as_ref(), name, WHOLE).is_err());
+    }
+    fixture.plan.heal();
+    eventually("the place is looked at", || {
+        let State::Down { error, .. } = fixture.remote.state() else { panic!("an empty place") };
+        error.to_string().contains("is it mounted?").then_some(())
+    });
+    assert_eq!(std::fs::read_dir(mountpoint).unwrap().count(), 0);
+    std::fs::remove_dir(mountpoint).unwrap();
+    crate::common::sys::rename(&share, mountpoint).unwrap();
+    wait_until_up(&fixture.remote);
+    assert_eq!(get(fixture.remote.as_ref(), name, WHOLE).unwrap(), b"page");
+}
+
+#[test]
 fn a_hung_remote_can_be_closed() {
     let fixture = fixture(limits());
     fixture.plan.set(Fault::Hang, When::From(1));

@@ -6,7 +6,7 @@
 
 use std::io;
 use std::num::NonZeroU64;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -17,6 +17,7 @@ use super::error::{RemoteError, Result};
 use super::health::{Health, State};
 use super::marker::{RemoteId, attach};
 use super::name::{RemoteName, RemotePrefix};
+use super::object::SETTLING;
 use super::pool::{Abandoned, Bounds, Pool, Watch};
 use super::spec::RemoteSpec;
 use super::throttle::{Bucket, Throttled};
@@ -42,7 +43,8 @@ pub struct Limits {
     /// Longest time in which nothing happens. An NFS server that restarts stalls a call for 6 to
     /// 9 s, so the default is 30 s.
     pub quiet_max: Duration,
-    /// Calls at a time.
+    /// Calls at a time; others wait, at most as long as silence lasts. Whoever moves objects in
+    /// the background uses fewer, so that an open finds one free.
     pub threads_max: usize,
     /// Threads that may hang beside them.
     pub stuck_max: usize,
@@ -80,6 +82,8 @@ struct Inner {
     pool: Pool,
     health: Health,
     counters: Counters,
+    /// Which remote it was when it first answered: an empty mountpoint is not taken for a new one.
+    id: OnceLock<RemoteId>,
 }
 
 impl Remote {
@@ -99,6 +103,7 @@ impl Remote {
             pool: Pool::new(Bounds { threads_max, stuck_max }),
             health: Health::new(),
             counters: Counters::default(),
+            id: options.expected.map(OnceLock::from).unwrap_or_default(),
         });
         let shared = Arc::clone(&inner);
         let thread = std::thread::Builder::new().name("kvfs-remote-connect".to_owned());
@@ -161,13 +166,15 @@ impl Inner {
     }
 
     fn connect(&self) -> Result<(Arc<dyn BlobStore>, RemoteId)> {
-        let (connector, expected) = (Arc::clone(&self.connector), self.options.expected);
+        let (connector, expected) = (Arc::clone(&self.connector), self.id.get().copied());
         let counters = self.counters.clone();
-        let (store, id) = self.call(&self.watch(), move || {
+        let answer = self.pool.call(&self.watch(), move || {
             let store = connector.connect(&counters)?;
             let id = attach(store.as_ref(), expected)?;
             Ok((store, id))
-        })?;
+        });
+        let (store, id) = answer.unwrap_or_else(|abandoned| Err(self.explain(abandoned)))?;
+        let id = *self.id.get_or_init(|| id);
         let store = match &self.bucket {
             Some(bucket) => Arc::new(Throttled::new(store, Arc::clone(bucket))),
             None => store,
@@ -179,23 +186,19 @@ impl Inner {
         Watch::new(self.options.limits.quiet_max)
     }
 
-    fn call<T: Send + 'static>(
-        &self, watch: &Watch, work: impl FnOnce() -> Result<T> + Send + 'static,
-    ) -> Result<T> {
+    fn explain(&self, abandoned: Abandoned) -> RemoteError {
         let place = &self.place;
-        self.pool.call(watch, work).unwrap_or_else(|abandoned| {
-            Err(match abandoned {
-                Abandoned::Silent => RemoteError::Timeout(format!(
-                    "remote {place}: nothing happened for {} s",
-                    self.options.limits.quiet_max.as_secs_f32()
-                )),
-                Abandoned::NoThread => RemoteError::Unreachable(format!(
-                    "remote {place}: {} calls hang or too many wait",
-                    self.pool.stuck()
-                )),
-                Abandoned::Ended => RemoteError::Unreachable(format!("remote {place}: call ended")),
-            })
-        })
+        match abandoned {
+            Abandoned::Silent => RemoteError::Timeout(format!(
+                "remote {place}: nothing happened for {} s",
+                self.options.limits.quiet_max.as_secs_f32()
+            )),
+            Abandoned::NoThread => RemoteError::Unreachable(format!(
+                "remote {place}: no thread was free for the call, {} hang",
+                self.pool.stuck()
+            )),
+            Abandoned::Ended => RemoteError::Unreachable(format!("remote {place}: call ended")),
+        }
     }
 
     /// One counted call on the connection.
@@ -206,8 +209,13 @@ impl Inner {
         let start = Instant::now();
         let outcome = self.health.connection(&self.place).and_then(|connection| {
             let store = Arc::clone(&connection.store);
-            let outcome = self.call(watch, move || work(store.as_ref()));
-            self.health.record(&connection, &outcome);
+            let answer = self.pool.call(watch, move || work(store.as_ref()));
+            // Only what the remote was asked tells something about it.
+            let was_asked = !matches!(answer, Err(Abandoned::NoThread | Abandoned::Ended));
+            let outcome = answer.unwrap_or_else(|abandoned| Err(self.explain(abandoned)));
+            if was_asked {
+                self.health.record(&connection, &outcome);
+            }
             outcome
         });
         self.counters.request(operation, &outcome, start.elapsed());
@@ -282,10 +290,10 @@ impl BlobStore for Remote {
         self.inner.run(Operation::Delete, &watch, work)
     }
 
-    /// While there is no connection nothing can be said, and nothing can be put either.
+    /// The longest there is while there is no connection to ask.
     fn settling(&self) -> Duration {
         let connection = self.inner.health.connection(&self.inner.place);
-        connection.map_or(Duration::MAX, |connection| connection.store.settling())
+        connection.map_or(SETTLING, |connection| connection.store.settling())
     }
 
     fn list(&self, prefix: RemotePrefix, after: Option<RemoteName>) -> Result<Listing> {

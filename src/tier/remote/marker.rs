@@ -51,9 +51,11 @@ pub fn attach(store: &dyn BlobStore, expected: Option<RemoteId>) -> Result<Remot
 /// Some object stores ignore the condition of a put; stores that share such a place would
 /// overwrite each other's manifests.
 fn check_exclusive(store: &dyn BlobStore, id: RemoteId) -> Result<()> {
-    match store.put(RemoteName::Marker, Source::of(text(id)), PutMode::IfAbsent)? {
-        Put::AlreadyThere => Ok(()),
-        Put::Stored => Err(RemoteError::Other(format!(
+    match store.put(RemoteName::Marker, Source::of(text(id)), PutMode::IfAbsent) {
+        // Where nothing can be put, nothing can be overwritten.
+        Ok(Put::AlreadyThere) | Err(RemoteError::Denied(_)) => Ok(()),
+        Err(error) => Err(error),
+        Ok(Put::Stored) => Err(RemoteError::Other(format!(
             "remote {}: does not honour put-if-absent (If-None-Match): use another object store",
             store.place()
         ))),

@@ -48,7 +48,7 @@ const CONNECT_MAX: Duration = Duration::from_secs(5);
 /// Between two packets of an answer.
 const READ_MAX: Duration = Duration::from_secs(15);
 /// A look and a deletion: each with its repetitions, the last of which may wait for its answer.
-const SETTLING: Duration = RETRIES_WITHIN.saturating_add(READ_MAX).saturating_mul(2);
+pub const SETTLING: Duration = RETRIES_WITHIN.saturating_add(READ_MAX).saturating_mul(2);
 /// Threads that do network I/O: one core moves more than 1 GB/s without TLS, half with.
 const IO_THREADS: usize = 2;
 
@@ -389,10 +389,6 @@ impl BlobStore for Objects {
         match first {
             None => Ok(true),
             Some(Ok(_)) => Ok(false),
-            Some(Err(object_store::Error::NotFound { .. })) => Err(RemoteError::Other(format!(
-                "remote {}: there is no such bucket, create it",
-                self.place
-            ))),
             Some(Err(error)) => Err(self.failed("list", "the bucket")(error)),
         }
     }

@@ -25,7 +25,7 @@ const CLOSING_MAX: Duration = Duration::from_secs(2);
 pub(super) enum Abandoned {
     /// No progress for the time allowed; the call may still take place.
     Silent,
-    /// Every thread is stuck, or too many calls wait; the call did not begin.
+    /// No thread was free in time; the call did not begin.
     NoThread,
     /// The call panicked, or the pool closed.
     Ended,
@@ -159,8 +159,12 @@ impl Pool {
             }
             let is_closing = self.shared.closing.load(Ordering::Acquire);
             if is_closing || watch.remaining().is_zero() {
-                self.shared.leave(&phase);
-                let gave_up = if is_closing { Abandoned::Ended } else { Abandoned::Silent };
+                let had_begun = self.shared.leave(&phase);
+                let gave_up = match (is_closing, had_begun) {
+                    (true, _) => Abandoned::Ended,
+                    (false, true) => Abandoned::Silent,
+                    (false, false) => Abandoned::NoThread,
+                };
                 return answered.try_recv().map_err(|_| gave_up);
             }
         }
@@ -240,13 +244,17 @@ impl Shared {
         self.thread_ended.notify_all();
     }
 
-    /// The caller no longer waits.
-    fn leave(&self, phase: &Phase) {
+    /// The caller no longer waits; whether the call had begun.
+    fn leave(&self, phase: &Phase) -> bool {
         let mut threads = self.lock();
-        if !phase.change(QUEUED, LEFT) && phase.change(RUNNING, LEFT) {
+        if phase.change(QUEUED, LEFT) {
+            return false;
+        }
+        if phase.change(RUNNING, LEFT) {
             threads.alive -= 1;
             threads.stuck += 1;
         }
+        true
     }
 
     /// The call came back. A thread that was stuck counts again, and [`Shared::serve`] ends it if
@@ -306,6 +314,25 @@ mod tests {
             }
         });
         assert_eq!(outcome, Ok(()));
+    }
+
+    #[test]
+    fn a_call_that_found_no_thread_is_not_silent() {
+        let pool = Pool::new(Bounds { threads_max: 1, stuck_max: 0 });
+        let (release, held) = bounded::<()>(0);
+        std::thread::scope(|scope| {
+            let busy = Watch::new(Duration::from_secs(60));
+            let pool = &pool;
+            let long = scope.spawn(move || pool.call(&busy, move || held.recv().is_err()));
+            while pool.shared.lock().idle > 0 || pool.shared.lock().started == 0 {
+                std::thread::yield_now();
+            }
+            let waiting = pool.call(&Watch::new(QUIET_MAX), || 7);
+            assert_eq!((waiting, pool.stuck()), (Err(Abandoned::NoThread), 0));
+            drop(release);
+            assert_eq!(long.join().unwrap(), Ok(true));
+        });
+        assert_eq!(pool.call(&Watch::new(Duration::from_secs(10)), || 7), Ok(7));
     }
 
     #[test]

@@ -14,6 +14,9 @@ const CAUSE_CHARS_MAX: usize = 300;
 pub(super) fn classify(what: &str, error: &Error) -> RemoteError {
     let cause = one_line(&error.to_string());
     let text = format!("{what}: {cause}");
+    if cause.contains("NoSuchBucket") {
+        return RemoteError::Other(format!("{what}: there is no such bucket, create it"));
+    }
     match error {
         Error::NotFound { .. } => RemoteError::Missing(text),
         Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => RemoteError::Denied(text),
