@@ -11,4 +11,5 @@ mod faults;
 mod names;
 mod place;
 mod s3;
+mod shared;
 mod suite;

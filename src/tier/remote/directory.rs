@@ -12,20 +12,24 @@
 //! Pages of the kernel's cache are dropped after a sync and after a read, so that reading a copy
 //! back asks the server, and the bytes are not cached twice on this machine.
 
+mod entry;
+
 use std::collections::{BTreeSet, BinaryHeap};
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use nix::errno::Errno;
-use nix::fcntl::{AtFlags, OFlag, PosixFadviseAdvice, RenameFlags, posix_fadvise};
-use nix::sys::stat::{FileStat, Mode, SFlag, UtimensatFlags};
+use nix::fcntl::OFlag;
+use nix::sys::stat::{Mode, UtimensatFlags};
 use nix::sys::time::TimeSpec;
-use nix::unistd::UnlinkatFlags;
 
+use self::entry::{
+    CONDEMNED, Open, delete_if_older, drop_cached, give_back, publish, remove, stat, sync_directory,
+};
 use super::error::{RemoteError, Result};
 use super::name::{RemoteName, RemotePrefix, random};
 use super::transfer::{Extent, Sink, Source};
@@ -38,8 +42,6 @@ const BUFFER_BYTES: usize = 1 << 20;
 const SYNC_BYTES: u64 = 64 << 20;
 /// What temporary files begin with; random digits follow.
 const TEMPORARY: &str = ".tmp-";
-/// What an object that may be deleted is called while it is looked at; its own name follows.
-const CONDEMNED: &str = ".tmp-old-";
 /// May lie in a place that is otherwise vacant: of a fresh filesystem, of filers.
 const TOLERATED: [&str; 2] = ["lost+found", ".snapshot"];
 
@@ -52,12 +54,6 @@ pub struct Directory {
     place: String,
     mode_of_files: Mode,
     mode_of_directories: Mode,
-}
-
-/// A directory of it that is open, for operations on what lies directly in it.
-struct Open {
-    directory: File,
-    leaf: String,
 }
 
 impl Directory {
@@ -389,104 +385,6 @@ impl BlobStore for Directory {
         .map_err(|error| self.failed("list", ".", &error))?;
         Ok(is_vacant)
     }
-}
-
-/// Gives a synced temporary file its name.
-fn publish(open: &Open, temporary: &str, file: &File, mode: PutMode) -> io::Result<Put> {
-    let (directory, leaf) = (&open.directory, open.leaf.as_str());
-    if mode == PutMode::Replace {
-        nix::fcntl::renameat(directory, temporary, directory, leaf)?;
-        return Ok(Put::Stored);
-    }
-    match nix::unistd::linkat(directory, temporary, directory, leaf, AtFlags::empty()) {
-        Ok(()) => Ok(Put::Stored),
-        // An NFS client that repeats a request whose answer was lost may be told that the name
-        // exists: it is ours if the file has two names.
-        Err(Errno::EEXIST) if file.metadata()?.nlink() == 2 => Ok(Put::Stored),
-        Err(Errno::EEXIST) => Ok(Put::AlreadyThere),
-        Err(Errno::EPERM | Errno::EOPNOTSUPP | Errno::ENOSYS | Errno::EMLINK) => {
-            let flags = RenameFlags::RENAME_NOREPLACE;
-            match nix::fcntl::renameat2(directory, temporary, directory, leaf, flags) {
-                Ok(()) => Ok(Put::Stored),
-                Err(Errno::EEXIST) => Ok(Put::AlreadyThere),
-                Err(errno) => Err(errno.into()),
-            }
-        }
-        Err(errno) => Err(errno.into()),
-    }
-}
-
-/// Takes the object's name away first, so that whoever refreshes it later finds it missing, and
-/// gives the name back if somebody was earlier.
-fn delete_if_older(open: &Open, than: SystemTime) -> io::Result<bool> {
-    let (directory, leaf) = (&open.directory, open.leaf.as_str());
-    let is_older = |leaf: &str| {
-        let found = stat(directory, leaf)?;
-        io::Result::Ok(found.is_some_and(|stat| stat.modified < than))
-    };
-    if !is_older(leaf)? {
-        return Ok(false);
-    }
-    let condemned = format!("{CONDEMNED}{leaf}");
-    nix::fcntl::renameat(directory, leaf, directory, condemned.as_str())?;
-    if is_older(&condemned)? {
-        remove(directory, &condemned)?;
-        return Ok(true);
-    }
-    give_back(directory, &condemned, leaf)?;
-    Ok(false)
-}
-
-/// Whoever put the object anew meanwhile put the same content.
-fn give_back(directory: &File, condemned: &str, leaf: &str) -> io::Result<()> {
-    match nix::unistd::linkat(directory, condemned, directory, leaf, AtFlags::empty()) {
-        Ok(()) | Err(Errno::EEXIST) => remove(directory, condemned),
-        // Without hard links; replacing is harmless.
-        Err(Errno::EPERM | Errno::EOPNOTSUPP | Errno::ENOSYS) => {
-            Ok(nix::fcntl::renameat(directory, condemned, directory, leaf)?)
-        }
-        Err(Errno::ENOENT) => Ok(()),
-        Err(errno) => Err(errno.into()),
-    }
-}
-
-fn stat(directory: impl AsFd, leaf: &str) -> io::Result<Option<Stat>> {
-    match nix::sys::stat::fstatat(directory, leaf, AtFlags::AT_SYMLINK_NOFOLLOW) {
-        Ok(stat) if is_file(&stat) => Ok(Some(Stat {
-            bytes: u64::try_from(stat.st_size).unwrap_or(0),
-            modified: modified(&stat),
-        })),
-        Ok(_) => Err(io::Error::other("not a file: remove what is there")),
-        Err(Errno::ENOENT) => Ok(None),
-        Err(errno) => Err(errno.into()),
-    }
-}
-
-fn is_file(stat: &FileStat) -> bool {
-    stat.st_mode & SFlag::S_IFMT.bits() == SFlag::S_IFREG.bits()
-}
-
-fn modified(stat: &FileStat) -> SystemTime {
-    let seconds = Duration::from_secs(u64::try_from(stat.st_mtime).unwrap_or(0));
-    let nanoseconds = Duration::from_nanos(u64::try_from(stat.st_mtime_nsec).unwrap_or(0));
-    SystemTime::UNIX_EPOCH + seconds + nanoseconds
-}
-
-fn remove(directory: impl AsFd, leaf: &str) -> io::Result<()> {
-    Ok(nix::unistd::unlinkat(directory, leaf, UnlinkatFlags::NoRemoveDir)?)
-}
-
-/// Makes names durable. Some user-space filesystems cannot sync a directory and say so.
-fn sync_directory(directory: &File) -> io::Result<()> {
-    match directory.sync_all() {
-        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(()),
-        other => other,
-    }
-}
-
-/// Only advice: a kernel that keeps the pages is merely slower to tell the truth.
-fn drop_cached(file: &File) {
-    let _ = posix_fadvise(file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED);
 }
 
 fn parent_of(path: &Path) -> &Path {
