@@ -146,7 +146,7 @@ struct Fixture {
 }
 
 fn fixture(limits: Limits) -> Fixture {
-    let place = Place::directory();
+    let place = Place::quick();
     let state = Mutex::new((Fault::Errno(0), When::Never, 0));
     let plan = Arc::new(Plan { state, changed: Condvar::new() });
     let connector = Arc::new(FaultyConnector(place.files.clone(), Arc::clone(&plan)));
@@ -314,7 +314,7 @@ fn a_hung_remote_can_be_closed() {
 
 #[test]
 fn a_slow_transfer_that_moves_is_no_silence() {
-    let place = Place::directory();
+    let place = Place::quick();
     let spec = place.files.to_str().unwrap().parse().unwrap();
     let quick = Limits { quiet_max: Duration::from_millis(500), ..Limits::default() };
     let rate = std::num::NonZeroU64::new(1 << 20);

@@ -39,26 +39,25 @@ fn latest(place: &Place) -> (Sequence, Vec<Row>, usize) {
     (names.sequence(), rows, names.damaged.len())
 }
 
-#[test]
-fn a_table_comes_back_and_only_what_changed_is_sent() {
-    let place = Place::directory();
+/// One of the behaviours of [`crate::suite`].
+pub(crate) fn a_table_comes_back_and_only_what_changed_is_sent(place: &Place) {
     assert!(read_latest(&place.store, STORE).unwrap().is_none());
     let mut table = table(50_000);
-    let mut publisher = publisher(&place);
+    let mut publisher = publisher(place);
     let first = publisher.publish(3, snapshot(&table), None).unwrap();
     assert!(first.is_reliable && first.chunks == first.chunks_sent && first.chunks > 10);
-    assert_eq!(latest(&place), (Sequence(1), table.clone(), 0));
+    assert_eq!(latest(place), (Sequence(1), table.clone(), 0));
 
     table[30_000].value = b"changed".to_vec();
     let second = publisher.publish(3, snapshot(&table), None).unwrap();
     assert_eq!((second.sequence, second.chunks_sent), (Sequence(2), 1));
-    assert_eq!(latest(&place), (Sequence(2), table.clone(), 0));
+    assert_eq!(latest(place), (Sequence(2), table.clone(), 0));
 
     // Another process knows what is there as well.
     table.remove(10_000);
-    let third = self::publisher(&place).publish(3, snapshot(&table), None).unwrap();
+    let third = self::publisher(place).publish(3, snapshot(&table), None).unwrap();
     assert!((1..=2).contains(&third.chunks_sent), "{third:?}");
-    assert_eq!(latest(&place), (Sequence(3), table, 0));
+    assert_eq!(latest(place), (Sequence(3), table, 0));
     assert_eq!(stores(place.store.as_ref()).unwrap(), [STORE]);
     let names = read_latest(&place.store, STORE).unwrap().unwrap();
     assert_eq!((names.layout(), names.row_count()), (3, 49_999));

@@ -70,7 +70,7 @@ fn choice(id: u64, round: u64, turn: u64) -> u64 {
 
 #[test]
 fn no_store_loses_what_it_relies_on_while_garbage_is_collected() {
-    let place = Place::directory();
+    let place = Place::quick();
     let store = &place.store;
     let (end, found) = (Instant::now() + LASTS, AtomicU64::new(0));
     let (relied, deleted) = std::thread::scope(|scope| {
@@ -89,7 +89,7 @@ fn no_store_loses_what_it_relies_on_while_garbage_is_collected() {
     });
     let found = found.into_inner();
     assert!(
-        relied > 10 && deleted > 10 && found > 10,
+        relied > 5 && deleted > 5 && found > 5,
         "{relied} relied, {deleted} deleted, {found} found"
     );
 

@@ -1,5 +1,6 @@
 //! What can go wrong with a remote, one variant per decision of the caller.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::io;
 use std::sync::Arc;
@@ -49,6 +50,21 @@ impl RemoteError {
         }
     }
 
+    /// What was tried, where, and the cause, without advice.
+    pub(super) fn text(&self) -> Cow<'_, str> {
+        match self {
+            RemoteError::Missing(text)
+            | RemoteError::Unreachable(text)
+            | RemoteError::Timeout(text)
+            | RemoteError::Full(text)
+            | RemoteError::Denied(text)
+            | RemoteError::Corrupt(text)
+            | RemoteError::Foreign(text)
+            | RemoteError::Other(text) => text.into(),
+            RemoteError::Local(error) => format!("on this machine: {error}").into(),
+        }
+    }
+
     /// Whether the remote itself failed, rather than said no.
     pub fn is_outage(&self) -> bool {
         matches!(self, RemoteError::Unreachable(_) | RemoteError::Timeout(_))
@@ -92,24 +108,22 @@ const AWAY: [i32; 15] = [
 
 impl fmt::Display for RemoteError {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (text, advice) = match self {
-            RemoteError::Missing(text) => (text, "the object was deleted or never stored"),
-            RemoteError::Unreachable(text) => {
-                (text, "local files are unaffected, it is tried again by itself")
+        formatter.write_str(&self.text())?;
+        let advice = match self {
+            RemoteError::Missing(_) => "the object was deleted or never stored",
+            RemoteError::Unreachable(_) => {
+                "local files are unaffected, it is tried again by itself"
             }
-            RemoteError::Timeout(text) => {
-                (text, "check the network and the server, it is tried again by itself")
+            RemoteError::Timeout(_) => {
+                "check the network and the server, it is tried again by itself"
             }
-            RemoteError::Full(text) => (text, "make room there, or collect garbage with kvfs gc"),
-            RemoteError::Denied(text) => {
-                (text, "check the directory's permissions or the AWS_* credentials")
-            }
-            RemoteError::Corrupt(text) => (text, "this copy is not used"),
-            RemoteError::Foreign(text) => (text, "name an empty place or the right remote"),
-            RemoteError::Other(text) => return formatter.write_str(text),
-            RemoteError::Local(error) => return write!(formatter, "on this machine: {error}"),
+            RemoteError::Full(_) => "make room there, or collect garbage with kvfs gc",
+            RemoteError::Denied(_) => "check the directory's permissions or the AWS_* credentials",
+            RemoteError::Corrupt(_) => "this copy is not used",
+            RemoteError::Foreign(_) => "name an empty place or the right remote",
+            RemoteError::Other(_) | RemoteError::Local(_) => return Ok(()),
         };
-        write!(formatter, "{text} ({advice})")
+        write!(formatter, " ({advice})")
     }
 }
 

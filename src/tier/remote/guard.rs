@@ -4,6 +4,7 @@
 //! long. The breaker ([`super::health`]) answers while the remote is down; connecting happens in
 //! the background, from the first on, so a mount never waits for its remote.
 
+use std::ffi::OsString;
 use std::io;
 use std::num::NonZeroU64;
 use std::sync::{Arc, OnceLock};
@@ -89,7 +90,12 @@ struct Inner {
 impl Remote {
     /// Starts to connect to a place, and returns at once.
     pub fn open(spec: &RemoteSpec, options: Options) -> io::Result<Remote> {
-        Remote::with_connector(spec.connector(std::env::vars()), options)
+        // Variables that are no text are not meant for us.
+        let text = |(name, value): (OsString, OsString)| {
+            Some((name.into_string().ok()?, value.into_string().ok()?))
+        };
+        let environment = std::env::vars_os().filter_map(text);
+        Remote::with_connector(spec.connector(environment), options)
     }
 
     /// The same, to wherever a connector leads.
@@ -106,7 +112,7 @@ impl Remote {
             id: options.expected.map(OnceLock::from).unwrap_or_default(),
         });
         let shared = Arc::clone(&inner);
-        let thread = std::thread::Builder::new().name("kvfs-remote-connect".to_owned());
+        let thread = std::thread::Builder::new().name("kvfs-connect".to_owned());
         let reconnecting = Some(thread.spawn(move || shared.keep_connected())?);
         Ok(Remote { inner, reconnecting })
     }

@@ -88,7 +88,7 @@ impl Health {
             State::Down { error, .. } if !error.is_outage() => error.clone(),
             State::Down { since, error } => {
                 let seconds = since.elapsed().unwrap_or_default().as_secs();
-                RemoteError::Unreachable(format!("down for {seconds} s; last error: {error}"))
+                RemoteError::Unreachable(format!("{}; down for {seconds} s", error.text()))
             }
             _ => RemoteError::Unreachable(format!("remote {place}: not connected yet")),
         })
@@ -129,6 +129,9 @@ impl Health {
     /// An attempt to connect ended.
     pub(super) fn connected(&self, outcome: Result<(Arc<dyn BlobStore>, RemoteId)>) {
         let mut inner = self.lock();
+        if inner.closing {
+            return;
+        }
         match outcome {
             Ok((store, id)) => {
                 inner.generation += 1;
