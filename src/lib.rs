@@ -25,6 +25,8 @@ pub mod page;
 
 pub mod store;
 
+pub mod attention;
+
 pub mod ingest;
 
 pub mod tier;

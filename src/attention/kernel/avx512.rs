@@ -1,0 +1,259 @@
+//! AVX-512 (F, BW, DQ, VL).
+
+#![allow(clippy::inline_always, reason = "vectors must not travel through memory")]
+
+use std::arch::x86_64::{
+    __m128i, __m256i, __m512, _MM_HINT_T1, _mm_add_ps, _mm_loadu_si128, _mm_prefetch,
+    _mm_storeu_ps, _mm256_add_ps, _mm256_and_si256, _mm256_castpd_ps, _mm256_castps_pd,
+    _mm256_castps256_ps128, _mm256_cmpeq_epi16_mask, _mm256_cvtepu8_epi16, _mm256_extractf128_ps,
+    _mm256_loadu_si256, _mm256_mask_mov_epi16, _mm256_or_si256, _mm256_set1_epi16,
+    _mm256_slli_epi16, _mm256_unpackhi_pd, _mm256_unpackhi_ps, _mm256_unpacklo_pd,
+    _mm256_unpacklo_ps, _mm512_add_ps, _mm512_castps512_ps256, _mm512_castsi512_ps,
+    _mm512_cmp_ps_mask, _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps, _mm512_cvtepu8_epi32,
+    _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_div_ps, _mm512_extractf32x8_ps, _mm512_fmadd_ps,
+    _mm512_loadu_ps, _mm512_max_ps, _mm512_mul_ps, _mm512_permutexvar_ps, _mm512_reduce_max_ps,
+    _mm512_roundscale_ps, _mm512_scalef_ps, _mm512_set1_ps, _mm512_setr_ps, _mm512_slli_epi32,
+    _mm512_srli_epi32, _mm512_storeu_ps, _mm512_sub_ps,
+};
+
+use super::simd::Simd;
+
+/// Exists only where the processor has the instructions.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::attention) struct Avx512(());
+
+impl Avx512 {
+    pub(super) fn detect() -> Option<Self> {
+        let found = is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512dq")
+            && is_x86_feature_detected!("avx512vl");
+        found.then_some(Self(()))
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn sums(a: [__m512; 4]) -> [f32; 4] {
+    // Halves first: the rest then works on vectors of half the width.
+    let [a, b, c, d] =
+        a.map(|a| _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps::<1>(a)));
+    // Two rounds of interleaving leave the four sums side by side in each 128 bits.
+    let low = _mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+    let high = _mm256_add_ps(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
+    let (low, high) = (_mm256_castps_pd(low), _mm256_castps_pd(high));
+    let quarters = _mm256_add_ps(
+        _mm256_castpd_ps(_mm256_unpacklo_pd(low, high)),
+        _mm256_castpd_ps(_mm256_unpackhi_pd(low, high)),
+    );
+    let sums = _mm_add_ps(_mm256_castps256_ps128(quarters), _mm256_extractf128_ps::<1>(quarters));
+    let mut result = [0.0; 4];
+    // SAFETY: the array holds four values.
+    unsafe { _mm_storeu_ps(result.as_mut_ptr(), sums) };
+    result
+}
+
+/// `S.EEEE.MMM` becomes an f16 that is 2^8 too small, subnormals included.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn f8_e4m3(bytes: __m128i) -> __m512 {
+    let wide = _mm256_cvtepu8_epi16(bytes);
+    let magnitude = _mm256_and_si256(wide, _mm256_set1_epi16(0x7f));
+    let sign = _mm256_slli_epi16::<8>(_mm256_and_si256(wide, _mm256_set1_epi16(0x80)));
+    let nan = _mm256_cmpeq_epi16_mask(magnitude, _mm256_set1_epi16(0x7f));
+    let halves = _mm256_or_si256(_mm256_slli_epi16::<7>(magnitude), sign);
+    let halves = _mm256_mask_mov_epi16(halves, nan, _mm256_set1_epi16(0x7e00));
+    _mm512_mul_ps(_mm512_cvtph_ps(halves), _mm512_set1_ps(256.0))
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn splat_f16(half: i16) -> __m512 {
+    _mm512_cvtph_ps(_mm256_set1_epi16(half))
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn bf16(halves: __m256i) -> __m512 {
+    _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(halves)))
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn i8(bytes: __m128i) -> __m512 {
+    _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes))
+}
+
+/// A table of the sixteen values; the permutation looks at the low four bits alone.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn nibbles(bytes: __m128i, high: bool) -> __m512 {
+    let values = _mm512_setr_ps(
+        -8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0,
+    );
+    let wide = _mm512_cvtepu8_epi32(bytes);
+    _mm512_permutexvar_ps(if high { _mm512_srli_epi32::<4>(wide) } else { wide }, values)
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn any_greater(a: __m512, b: __m512) -> bool {
+    _mm512_cmp_ps_mask::<{ std::arch::x86_64::_CMP_GT_OQ }>(a, b) != 0
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn power_of_two(n: __m512) -> __m512 {
+    _mm512_scalef_ps(_mm512_set1_ps(1.0), n)
+}
+
+impl Simd for Avx512 {
+    type Vector = __m512;
+    const LANES: usize = 16;
+
+    #[inline(always)]
+    fn splat(self, value: f32) -> Self::Vector {
+        // SAFETY: the token exists, so the processor has the instructions.
+        unsafe { _mm512_set1_ps(value) }
+    }
+
+    #[inline(always)]
+    fn add(self, a: Self::Vector, b: Self::Vector) -> Self::Vector {
+        // SAFETY: the token exists, so the processor has the instructions.
+        unsafe { _mm512_add_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn sub(self, a: Self::Vector, b: Self::Vector) -> Self::Vector {
+        // SAFETY: the token exists, so the processor has the instructions.
+        unsafe { _mm512_sub_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn mul(self, a: Self::Vector, b: Self::Vector) -> Self::Vector {
+        // SAFETY: the token exists, so the processor has the instructions.
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn div(self, a: Self::Vector, b: Self::Vector) -> Self::Vector {
+        // SAFETY: the token exists, so the processor has the instructions.
+        unsafe { _mm512_div_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector {
+        // SAFETY: the token exists, so the processor has the instructions.
+        unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+
+    #[inline(always)]
+    fn max(self, a: Self::Vector, b: Self::Vector) -> Self::Vector {
+        // SAFETY: the token exists, so the processor has the instructions.
+        unsafe { _mm512_max_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn round(self, a: Self::Vector) -> Self::Vector {
+        // SAFETY: the token exists, so the processor has the instructions.
+        unsafe { _mm512_roundscale_ps::<0>(a) }
+    }
+
+    #[inline(always)]
+    fn power_of_two(self, n: Self::Vector) -> Self::Vector {
+        // SAFETY: the token exists, so the processor has the instructions.
+        unsafe { power_of_two(n) }
+    }
+
+    #[inline(always)]
+    fn any_greater(self, a: Self::Vector, b: Self::Vector) -> bool {
+        // SAFETY: the token exists, so the processor has the instructions.
+        unsafe { any_greater(a, b) }
+    }
+
+    #[inline(always)]
+    fn largest(self, a: Self::Vector) -> f32 {
+        // SAFETY: the token exists, so the processor has the instructions.
+        unsafe { _mm512_reduce_max_ps(a) }
+    }
+
+    #[inline(always)]
+    fn sums(self, vectors: [Self::Vector; 4]) -> [f32; 4] {
+        // SAFETY: the token exists, so the processor has the instructions.
+        unsafe { sums(vectors) }
+    }
+
+    #[inline(always)]
+    unsafe fn splat_f16(self, from: *const u8) -> Self::Vector {
+        // SAFETY: the caller promises the element; any alignment will do.
+        let half = unsafe { from.cast::<i16>().read_unaligned() };
+        // SAFETY: the token exists, so the processor has the instructions.
+        unsafe { splat_f16(half) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_f32(self, from: *const u8) -> Self::Vector {
+        // SAFETY: the caller promises the elements; any alignment will do.
+        unsafe { _mm512_loadu_ps(from.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(self, from: *const u8) -> Self::Vector {
+        // SAFETY: the caller promises the elements; any alignment will do.
+        let bits = unsafe { _mm256_loadu_si256(from.cast()) };
+        // SAFETY: the token exists, so the processor has the instructions.
+        unsafe { _mm512_cvtph_ps(bits) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(self, from: *const u8) -> Self::Vector {
+        // SAFETY: the caller promises the elements; any alignment will do.
+        let bits = unsafe { _mm256_loadu_si256(from.cast()) };
+        // SAFETY: the token exists, so the processor has the instructions.
+        unsafe { bf16(bits) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_f8_e4m3(self, from: *const u8) -> Self::Vector {
+        // SAFETY: the caller promises the elements; any alignment will do.
+        let bits = unsafe { _mm_loadu_si128(from.cast()) };
+        // SAFETY: the token exists, so the processor has the instructions.
+        unsafe { f8_e4m3(bits) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_i8(self, from: *const u8) -> Self::Vector {
+        // SAFETY: the caller promises the elements; any alignment will do.
+        let bits = unsafe { _mm_loadu_si128(from.cast()) };
+        // SAFETY: the token exists, so the processor has the instructions.
+        unsafe { i8(bits) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_nibbles(self, from: *const u8, high: bool) -> Self::Vector {
+        // SAFETY: the caller promises the elements; any alignment will do.
+        let bits = unsafe { _mm_loadu_si128(from.cast()) };
+        // SAFETY: the token exists, so the processor has the instructions.
+        unsafe { nibbles(bits, high) }
+    }
+
+    #[inline(always)]
+    fn load(self, from: &[f32]) -> Self::Vector {
+        let from: &[f32; Self::LANES] = from.first_chunk().expect("a vector of values");
+        // SAFETY: the array holds a vector; any alignment will do.
+        unsafe { _mm512_loadu_ps(from.as_ptr()) }
+    }
+
+    #[inline(always)]
+    fn store(self, to: &mut [f32], vector: Self::Vector) {
+        let to: &mut [f32; Self::LANES] = to.first_chunk_mut().expect("room for a vector");
+        // SAFETY: the array holds a vector; any alignment will do.
+        unsafe { _mm512_storeu_ps(to.as_mut_ptr(), vector) }
+    }
+
+    #[inline(always)]
+    fn prefetch(self, address: *const u8) {
+        // SAFETY: a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) }
+    }
+}

@@ -1,0 +1,137 @@
+//! One thread's share of a call.
+
+use std::f64::consts::LN_2;
+use std::ops::Range;
+
+use super::Partials;
+use super::kernel::{Rows, SUM_LANES, Scratch, Tile, Work};
+use super::mass::{Recorder, output_row};
+use super::plan::{Place, Plan};
+use super::state::EMPTY_M;
+
+/// What a thread gathers: rows are `[num_kv_heads, num_queries, group]`, in units of log2.
+pub(super) struct Worker<'p, 'a> {
+    plan: &'p Plan<'a>,
+    o: Vec<f32>,
+    m: Vec<f32>,
+    l: Vec<[f32; SUM_LANES]>,
+    scratch: Scratch,
+    recorder: Option<&'p mut Recorder>,
+}
+
+impl<'p, 'a> Worker<'p, 'a> {
+    pub(super) fn new(plan: &'p Plan<'a>, recorder: Option<&'p mut Recorder>) -> Self {
+        let rows = plan.num_queries() * plan.shape.num_qo_heads();
+        Self {
+            plan,
+            o: vec![0.0; rows * plan.shape.v_head_dim()],
+            m: vec![EMPTY_M; rows],
+            l: vec![[0.0; SUM_LANES]; rows],
+            scratch: Scratch::new(plan.shape.v_head_dim()),
+            recorder,
+        }
+    }
+
+    /// Attends to consecutive units.
+    pub(super) fn run(mut self, units: Range<usize>) -> Partials {
+        let plan = self.plan;
+        // The last query of a causal chunk sees the most.
+        let Some(last) = plan.num_queries().checked_sub(1) else { return self.partials() };
+        let tile_of = |unit: usize| {
+            let (head, place) = plan.unit(unit);
+            plan.tile(head, place, last)
+        };
+        let mut next = (!units.is_empty()).then(|| tile_of(units.start));
+        for unit in units.clone() {
+            let (head, place) = plan.unit(unit);
+            let current = next;
+            next = (unit + 1 < units.end).then(|| tile_of(unit + 1));
+            let mut query = 0;
+            while query <= last {
+                let queries = plan.run_of_queries(place, query);
+                query = queries.end;
+                // Only the last queries prefetch, as their tile is the one next in order.
+                let next = next.as_ref().filter(|_| queries.end > last);
+                match &current {
+                    Some(tile) if queries.end > last => {
+                        self.attend((head, place), tile, next, queries);
+                    }
+                    _ => {
+                        let tile = plan.tile(head, place, queries.start);
+                        self.attend((head, place), &tile, next, queries);
+                    }
+                }
+            }
+        }
+        self.partials()
+    }
+
+    /// Adds a tile to the rows of some queries that see the same of it.
+    fn attend(
+        &mut self, unit: (usize, &Place), tile: &Tile<'_>, mut next: Option<&Tile<'_>>,
+        queries: Range<usize>,
+    ) {
+        if tile.len == 0 {
+            return;
+        }
+        let (plan, (head, place)) = (self.plan, unit);
+        let shape = plan.shape;
+        let (group, dim, v_dim) = (shape.group(), shape.head_dim(), shape.v_head_dim());
+        let logits = plan.logits(place, tile, queries.start);
+        let (q, slopes) = (plan.q(head, place.block), plan.slopes(head));
+        let head_rows = head * plan.num_queries() * group;
+        let rows = queries.start * group..queries.end * group;
+        // Passes of nearly equal size, because each converts K and V anew.
+        let passes = rows.len().div_ceil(plan.kernel.rows_max());
+        let step = rows.len().div_ceil(passes);
+        for first in rows.clone().step_by(step) {
+            let count = step.min(rows.end - first);
+            let row = head_rows + first;
+            let in_group = first - rows.start;
+            let work = Work { tile, next, logits: &logits, head_dim: dim, v_head_dim: v_dim };
+            plan.kernel.attend(
+                plan.blocks[place.block].dtype,
+                &work,
+                Rows {
+                    q: &q[first * dim..][..count * dim],
+                    o: &mut self.o[row * v_dim..][..count * v_dim],
+                    m: &mut self.m[row..][..count],
+                    l: &mut self.l[row..][..count],
+                    slopes: slopes.get(in_group..in_group + count).unwrap_or_default(),
+                },
+                &mut self.scratch,
+            );
+            if let Some(recorder) = &mut self.recorder {
+                let m = &self.m[row..][..count];
+                let weights = &self.scratch.weights;
+                recorder.record(row, m, place.block_start, tile.tokens(), weights);
+            }
+            next = None;
+        }
+    }
+
+    /// From log2 and KV heads to what callers see.
+    #[allow(clippy::cast_possible_truncation, reason = "f32 is what the partials hold")]
+    fn partials(self) -> Partials {
+        let plan = self.plan;
+        let v_dim = plan.shape.v_head_dim();
+        let mut partials = Partials::empty(plan.shape, plan.num_queries());
+        for row in 0..self.m.len() {
+            let out = output_row(&partials, row);
+            let l: f32 = self.l[row].iter().sum();
+            if self.m[row] == EMPTY_M && l == 0.0 {
+                continue;
+            }
+            let m = f64::from(self.m[row]) * LN_2;
+            partials.m[out] = m as f32;
+            // What rounding took from m.
+            let factor = (m - f64::from(partials.m[out])).exp() as f32;
+            partials.l[out] = l * factor;
+            let o = &self.o[row * v_dim..][..v_dim];
+            for (to, from) in partials.o[out * v_dim..][..v_dim].iter_mut().zip(o) {
+                *to = from * factor;
+            }
+        }
+        partials
+    }
+}
