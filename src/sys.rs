@@ -23,8 +23,19 @@ const ATTRIBUTE_BYTES_MAX: usize = 256;
 ///
 /// `file` must be open read-only, or it counts as a writer itself (EAGAIN).
 pub(crate) fn is_at_rest(file: BorrowedFd<'_>) -> io::Result<bool> {
+    probe(file, libc::F_RDLCK)
+}
+
+/// Whether nobody has this file open or mapped through another descriptor, for reading either.
+///
+/// The same with a write lease. `file` must be open read-only.
+pub(crate) fn is_unused(file: BorrowedFd<'_>) -> io::Result<bool> {
+    probe(file, libc::F_WRLCK)
+}
+
+fn probe(file: BorrowedFd<'_>, kind: libc::c_int) -> io::Result<bool> {
     ignore_broken_leases();
-    match lease(file, libc::F_RDLCK) {
+    match lease(file, kind) {
         Ok(()) => {
             lease(file, libc::F_UNLCK)?;
             Ok(true)

@@ -10,6 +10,7 @@ use super::config::{self, Layer, MountConfig, Named};
 use super::options;
 use super::output::Failure;
 use super::probe::ProbeArguments;
+use super::size::Size;
 use crate::page::{Dtype, Layout};
 
 /// A filesystem whose files are the KV cache of language models.
@@ -61,6 +62,7 @@ Settings come from, in this order: arguments, -o, variables, the file named by -
   --read-only          read_only (ro, rw)  KVFS_READ_ONLY         no
   --no-passthrough     passthrough         KVFS_PASSTHROUGH       yes
   --commit-interval    commit_interval     KVFS_COMMIT_INTERVAL   1 (seconds)
+  --ram                ram                 KVFS_RAM               0 (none)
   --log                log_file            KVFS_LOG_FILE          see below
                        log_level           KVFS_LOG, RUST_LOG     info
                        threads             KVFS_THREADS           cores, 2 to 4
@@ -103,6 +105,9 @@ pub(crate) struct MountArguments {
     /// Longest time for which a change may be lost in a crash
     #[arg(long, value_name = "SECONDS")]
     commit_interval: Option<f64>,
+    /// Memory for pages: new ones are written there first, then to the store [default: 0]
+    #[arg(long, value_name = "SIZE")]
+    ram: Option<Size>,
     /// Mount options as in fstab
     #[arg(short = 'o', value_name = "OPTIONS")]
     options: Vec<String>,
@@ -129,6 +134,7 @@ impl MountArguments {
                 read_only: self.read_only.then_some(true),
                 passthrough: self.no_passthrough.then_some(false),
                 commit_interval: self.commit_interval,
+                ram: self.ram,
                 log_file,
                 ..Layer::default()
             },
@@ -309,7 +315,7 @@ mod tests {
             let outcome = Arguments::try_parse_from(line.split(' '));
             assert!(outcome.is_err(), "{line}");
         }
-        check("kvfs mount --ram 1G /s /m");
+        check("kvfs mount --ram lots /s /m");
         check("kvfs mount --ssd 1G /s /m");
         check("kvfs mount --remote /r /s /m");
         check("kvfs promote /m/x");

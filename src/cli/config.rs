@@ -10,8 +10,9 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-use super::options::{self, is_effective, kernel_flag, number, push_kernel_flag, yes_or_no};
+use super::options::{self, is_effective, kernel_flag, number, push_kernel_flag, size, yes_or_no};
 use super::output::Failure;
+use super::size::Size;
 use crate::fuse::{MountOptions, Passthrough, default_threads};
 
 /// Threads that answer the kernel: with passthrough they only open and close files.
@@ -38,6 +39,8 @@ pub(crate) struct Layer {
     pub nonempty: Option<bool>,
     /// In seconds.
     pub commit_interval: Option<f64>,
+    /// Bytes of pages that are kept in memory.
+    pub ram: Option<Size>,
     /// Threads that answer the kernel.
     pub threads: Option<usize>,
     /// Where the log goes.
@@ -74,7 +77,7 @@ impl MountConfig {
         let log_level = log_level.map(|level| format!("log_level = {}\n", text(level)));
         format!(
             "# store = {}\n# mountpoint = {}\nallow_other = {}\nread_only = {}\npassthrough = {}\n\
-             nonempty = {}\ncommit_interval = {:?}\nthreads = {}\noptions = {:?}\n{}{}",
+             nonempty = {}\ncommit_interval = {:?}\nram = {}\nthreads = {}\noptions = {:?}\n{}{}",
             text(&options.store),
             text(&options.mountpoint),
             options.allow_other,
@@ -82,6 +85,7 @@ impl MountConfig {
             options.passthrough == Passthrough::Auto,
             self.nonempty,
             options.commit_interval.as_secs_f64(),
+            options.ram_bytes,
             options.threads,
             options.kernel_options,
             log_file.unwrap_or_default(),
@@ -156,6 +160,7 @@ fn validate(
             passthrough: if passthrough { Passthrough::Auto } else { Passthrough::Off },
             kernel_options: kernel_options(layers)?,
             commit_interval: Duration::from_secs_f64(seconds),
+            ram_bytes: first.get(|l| l.ram).map_or(0, |size| size.0),
             threads,
             config_text: String::new(),
         },
@@ -217,6 +222,7 @@ fn environment_layer(environment: &dyn Fn(&str) -> Option<OsString>) -> Result<L
         commit_interval: text("KVFS_COMMIT_INTERVAL")?
             .map(|value| number("KVFS_COMMIT_INTERVAL", &value))
             .transpose()?,
+        ram: text("KVFS_RAM")?.map(|value| size("KVFS_RAM", &value)).transpose()?,
         threads: text("KVFS_THREADS")?.map(|value| number("KVFS_THREADS", &value)).transpose()?,
         log_file: environment("KVFS_LOG_FILE").map(PathBuf::from),
         log_level: match text("KVFS_LOG")? {

@@ -26,6 +26,7 @@ mod preflight;
 mod probe;
 mod process;
 mod role;
+mod size;
 mod stale;
 mod status;
 mod stop;

@@ -6,6 +6,7 @@
 use std::path::PathBuf;
 
 use super::config::Layer;
+use super::size::Size;
 
 /// Flags that the kernel knows and their opposites; of a pair the last one counts.
 const KERNEL_FLAGS: [(&str, &str); 4] =
@@ -92,11 +93,12 @@ fn apply(parsed: &mut Parsed, option: &str) -> Result<bool, String> {
         ("passthrough", value) => layer.passthrough = Some(yes_or_no(key, value)?),
         ("nonempty", value) => layer.nonempty = Some(yes_or_no(key, value)?),
         ("commit_interval", Some(value)) => layer.commit_interval = Some(number(key, value)?),
+        ("ram", Some(value)) => layer.ram = Some(size(key, value)?),
         ("threads", Some(value)) => layer.threads = Some(number(key, value)?),
         ("log_file", Some(value)) => layer.log_file = Some(PathBuf::from(value)),
         ("log_level", Some(value)) => layer.log_level = Some(value.to_owned()),
         ("config", Some(value)) => parsed.config = Some(PathBuf::from(value)),
-        ("commit_interval" | "threads" | "log_file" | "log_level" | "config", None) => {
+        ("commit_interval" | "ram" | "threads" | "log_file" | "log_level" | "config", None) => {
             return Err(format!("option {key} needs a value: {key}=..."));
         }
         _ => return Ok(false),
@@ -138,6 +140,11 @@ pub(crate) fn number<T: std::str::FromStr>(key: &str, value: &str) -> Result<T, 
     value.parse().map_err(|_| format!("{key} is {value:?}: must be a number"))
 }
 
+/// A value that is a number of bytes.
+pub(crate) fn size(key: &str, value: &str) -> Result<Size, String> {
+    value.parse().map_err(|error| format!("{key}: {error}"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -168,8 +175,9 @@ mod tests {
         check("noexec,noatime,exec", flags(&["noatime", "exec"]));
         check("dirsync,dirsync", flags(&["dirsync"]));
         check(
-            "threads=8,commit_interval=0.5,passthrough=no,nonempty",
+            "threads=8,commit_interval=0.5,ram=2G,passthrough=no,nonempty",
             Layer {
+                ram: Some(Size(2 << 30)),
                 threads: Some(8),
                 commit_interval: Some(0.5),
                 passthrough: Some(false),
@@ -194,6 +202,7 @@ mod tests {
         }
         check("allow_other=maybe", "allow_other is \"maybe\": must be yes or no");
         check("threads=many", "threads is \"many\": must be a number");
+        check("ram=lots", "ram: \"lots\" is no size: write bytes or a number with K, M, G or T");
         check("threads=-1", "threads is \"-1\": must be a number");
         check("config", "option config needs a value: config=...");
     }
@@ -204,7 +213,7 @@ mod tests {
             assert_eq!(parse(&[list]).unwrap().unknown.as_deref(), unknown, "{list}");
         }
         check("rw,alow_other,foo", Some("alow_other"));
-        check("ram=4G", Some("ram=4G"));
+        check("ssd=4G", Some("ssd=4G"));
         check("ro=yes", Some("ro=yes"));
         check("uid=1000", Some("uid=1000"));
         check("x-anything=at,all", Some("all"));

@@ -209,9 +209,16 @@ impl FileSystem {
         &self, id: InodeId, (from, to): (&Place, &Place), role: Role,
     ) -> Result<(), FsError> {
         let full = self.check_rows(id, to, role)?;
-        let (source, object, taken) = self.take_over(id)?;
+        let (source, mut object, mut taken) = self.take_over(id)?;
+        // Rows are added on the disk; memory is for what does not change any more.
+        let mut copied = Ok(object);
+        if taken && self.store.ram.as_ref().is_some_and(|ram| ram.holds(object)) {
+            copied = self.copy_object(object);
+            taken = false;
+        }
         let mut state = self.state_to_change()?;
         state.sealing.remove(&id);
+        object = copied?;
         // From now on its file on the disk tells the time; a backup has set that of the record.
         self.store.open_object(object, Access::ReadWrite)?.set_modified(source.mtime)?;
         let attributes = state.metadata.attributes(id)?;

@@ -85,7 +85,8 @@ impl FileSystem {
         let (id, mut inode, class) = self.reserve(place, mode, caller)?;
         let append = inode.file().is_some_and(|file| file.role.is_append_only());
         let access = if append { Access::ReadWrite } else { self.writer_access() };
-        let (object, file) = self.new_file(access)?;
+        let page_bytes = if append { None } else { self.page_bytes(place.parent) };
+        let (object, file) = self.new_file(page_bytes, access)?;
         if let Some(file) = inode.file_mut() {
             file.object = Some(object);
         }
@@ -116,7 +117,16 @@ impl FileSystem {
         })
     }
 
-    fn new_file(&self, access: Access) -> std::io::Result<NewFile> {
+    /// The file of a new object: in memory if it may become a page of some length and there is
+    /// room, else on the disk.
+    fn new_file(&self, page_bytes: Option<u64>, access: Access) -> std::io::Result<NewFile> {
+        if let Some(bytes) = page_bytes {
+            let object = self.state().metadata.new_object();
+            if let Some(file) = self.store.create_in_ram(object, bytes, access)? {
+                return Ok((object, Arc::from(file)));
+            }
+            self.state().metadata.staged.remove(&object);
+        }
         if let Some(spare) = self.take_spare(access)? {
             return Ok(spare);
         }
@@ -125,6 +135,18 @@ impl FileSystem {
             self.state().metadata.staged.remove(&object);
         });
         Ok((object, made?))
+    }
+
+    /// Length of a full page of a layer's directory, if pages are written to memory first.
+    fn page_bytes(&self, directory: InodeId) -> Option<u64> {
+        self.store.ram.as_ref()?;
+        let mut state = self.state();
+        let DirectoryClass::Layer(_) = state.directory(directory).ok()?.1 else {
+            return None;
+        };
+        let model = self.model_of(&mut state, directory).ok()?;
+        let geometry = model.manifest.geometry();
+        Some(geometry.file_bytes(geometry.page_tokens()))
     }
 
     /// Number and record of a file to be made, still without an object.

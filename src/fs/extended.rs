@@ -29,7 +29,11 @@ impl FileSystem {
         let inode = state.inode(id)?;
         let file = inode.file().ok_or(FsError::NoAttribute)?;
         let text = match name {
-            b"tier" => "ssd".to_owned(),
+            b"tier" => {
+                let object = state.current_object(id, file).ok_or(FsError::NoAttribute)?;
+                let in_ram = self.store.ram.as_ref().is_some_and(|ram| ram.holds(object));
+                if in_ram { "ram" } else { "ssd" }.to_owned()
+            }
             b"encoding" => "raw".to_owned(),
             b"stored_bytes" => state.attributes_of(&self.store, id, &inode)?.size.to_string(),
             b"checksum" => {

@@ -244,6 +244,9 @@ impl FileSystem {
         file.unsettled = true;
         state.metadata.put_inode(life, id, &inode);
         state.unsettled.insert(id, object);
+        if let Some(ram) = &self.store.ram {
+            ram.make_dirty(object);
+        }
         let record = state.metadata.object(object)?;
         if let Some(record) = record.filter(|record| record.checksum.is_some()) {
             let changed = crate::store::record::ObjectRecord { checksum: None, ..record };

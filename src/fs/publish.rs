@@ -247,12 +247,17 @@ impl FileSystem {
             state.sealing.insert(id);
             return Ok((source, object, true));
         }
-        let copy = state.metadata.new_object();
         drop(state);
+        Ok((source, self.copy_object(object)?, false))
+    }
+
+    /// Copies an object's bytes to a new object on the disk.
+    pub(super) fn copy_object(&self, object: ObjectId) -> Result<ObjectId, FsError> {
+        let copy = self.state().metadata.new_object();
         seal::copy(&self.store, object, copy).inspect_err(|_| {
             self.state().metadata.remove_object(copy);
         })?;
-        Ok((source, copy, false))
+        Ok(copy)
     }
 
     /// Gives verified bytes a name. An identical page that is there already stays.
@@ -287,6 +292,9 @@ impl FileSystem {
         state.metadata.put_object(object, &stored);
         state.metadata.publish(object);
         let id = state.metadata.new_inode();
+        if let Some(ram) = &self.store.ram {
+            ram.belongs_to(object, id);
+        }
         state.metadata.put_inode(Life::Durable, id, &Inode { kind: Kind::File(record), ..inode });
         state.replace_attributes(id, attributes)?;
         let entry = Entry { inode: id, file_type: libc::S_IFREG };

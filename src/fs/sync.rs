@@ -10,7 +10,7 @@ use std::sync::PoisonError;
 use super::{FileSystem, FsError};
 use crate::ingest::seal;
 use crate::store::StoreError;
-use crate::store::commit::publish;
+use crate::store::commit::{Flushed, publish};
 use crate::store::disk::Access;
 use crate::store::layer::Layer;
 use crate::store::record::{InodeId, ObjectId, ObjectKind, ObjectRecord};
@@ -91,9 +91,10 @@ impl FileSystem {
 
     /// Makes the bytes of a frozen layer's objects durable; returns checksums of those at rest.
     fn persist(&self, frozen: &Layer) -> Result<Vec<(ObjectId, ObjectRecord)>, StoreError> {
-        publish(&self.store, frozen.publish.iter(), |object| {
+        let flushed = publish(&self.store, frozen.publish.iter(), |object| {
             self.state().metadata.staged.remove(&object);
         })?;
+        self.note_flushed(&flushed);
         let mut checksums = Vec::new();
         for &object in &frozen.publish {
             if let Some(record) = self.checksum_at_rest(object)? {
@@ -101,6 +102,19 @@ impl FileSystem {
             }
         }
         Ok(checksums)
+    }
+
+    /// What the disk has now may leave the memory, unless somebody goes on writing to it.
+    fn note_flushed(&self, flushed: &[Flushed]) {
+        let Some(ram) = &self.store.ram else {
+            return;
+        };
+        let state = self.state();
+        for copy in flushed {
+            if !state.is_changing(copy.object) {
+                ram.make_clean(copy.object, copy.version);
+            }
+        }
     }
 
     fn checksum_at_rest(&self, object: ObjectId) -> Result<Option<ObjectRecord>, StoreError> {
@@ -169,8 +183,11 @@ impl FileSystem {
 impl super::state::State {
     /// Nobody may be writing to the object.
     fn is_settled(&self, object: ObjectId, record: &ObjectRecord) -> bool {
-        record.kind != ObjectKind::Rows
-            && !self.unsettled.values().any(|changing| *changing == object)
+        record.kind != ObjectKind::Rows && !self.is_changing(object)
+    }
+
+    fn is_changing(&self, object: ObjectId) -> bool {
+        self.unsettled.values().any(|changing| *changing == object)
     }
 }
 

@@ -127,6 +127,15 @@ impl FileSystem {
         line("pages", &totals.pages);
         line("stored_bytes", &totals.bytes);
         line("free_bytes", &free);
+        if let Some(ram) = &self.store.ram {
+            let usage = ram.usage();
+            line("ram_tier", ram.place());
+            line("ram_budget_bytes", &ram.budget_bytes());
+            line("ram_used_bytes", &usage.used_bytes);
+            line("ram_dirty_bytes", &usage.dirty_bytes);
+            line("ram_pinned_bytes", &usage.pinned_bytes);
+            line("ram_objects", &usage.objects);
+        }
         line("inodes_held", &held);
         line("open_files", &handles);
         line("uncommitted_changes", &uncommitted);
@@ -144,6 +153,7 @@ impl FileSystem {
             capacity_bytes: space.total_bytes,
             free_bytes: space.available_bytes,
             quarantined_objects: quarantined,
+            ram: self.store.ram.as_ref().map(|ram| (ram.budget_bytes(), ram.usage())),
         })
     }
 }

@@ -16,6 +16,7 @@ use super::slow;
 use crate::fs::{FileSystem, FsError, Invalidation};
 use crate::observe::Observer;
 use crate::store::{Store, StoreError};
+use crate::tier::ram::{LetGo, RamTier};
 
 /// Names and inodes that wait to be invalidated. They come one or two per sealed page.
 const INVALIDATIONS_MAX: usize = 4096;
@@ -53,6 +54,8 @@ pub struct MountOptions {
     pub kernel_options: Vec<String>,
     /// Longest time that a change which nobody syncs stays in memory.
     pub commit_interval: Duration,
+    /// Budget of the RAM tier; 0 for none.
+    pub ram_bytes: u64,
     /// Threads that serve requests.
     pub threads: usize,
     /// The configuration as TOML, for `.kvfs/config`.
@@ -70,6 +73,7 @@ impl MountOptions {
             passthrough: Passthrough::Auto,
             kernel_options: Vec::new(),
             commit_interval: Duration::from_secs(1),
+            ram_bytes: 0,
             threads: default_threads(),
             config_text: String::new(),
         }
@@ -83,6 +87,8 @@ pub enum MountError {
     Store(StoreError),
     /// The kernel did not mount.
     Mount(io::Error),
+    /// There is no memory filesystem for the RAM tier.
+    Memory(io::Error),
     /// A thread could not be started.
     Thread(io::Error),
     /// The last changes could not be made durable.
@@ -94,6 +100,9 @@ impl std::fmt::Display for MountError {
         match self {
             MountError::Store(error) => write!(formatter, "{error}"),
             MountError::Mount(error) => write!(formatter, "the kernel refused the mount: {error}"),
+            MountError::Memory(error) => {
+                write!(formatter, "the RAM tier could not be made: {error} (mount without --ram)")
+            }
             MountError::Thread(error) => write!(formatter, "no thread could be started: {error}"),
             MountError::Flush(error) => {
                 write!(formatter, "the last changes could not be written: {error}")
@@ -112,7 +121,10 @@ impl From<StoreError> for MountError {
 
 /// Opens the store, mounts it, calls `ready`, serves until it is unmounted, and flushes.
 pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountError> {
-    let store = Store::open_or_create(&options.store)?;
+    let mut store = Store::open_or_create(&options.store)?;
+    if options.ram_bytes > 0 && !options.read_only {
+        store.ram = Some(Arc::new(RamTier::open(options.ram_bytes).map_err(MountError::Memory)?));
+    }
     let observer = Arc::new(Observer::new());
     observer.describe(&options.mountpoint, &options.config_text);
     let (sender, invalidations) = bounded(INVALIDATIONS_MAX);
@@ -120,6 +132,15 @@ pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountEr
     log::info!("opened the store {}: {recovered:?}", options.store.display());
     let file_system = Arc::new(file_system);
     let shared = Arc::new(Shared::new(Arc::clone(&file_system), options.passthrough));
+    if let Some(ram) = &file_system.store().ram {
+        if let Err(error) = ram.register(file_system.observer().registry()) {
+            log::error!("metrics of the RAM tier: {error}");
+        }
+        let shared = Arc::downgrade(&shared);
+        let let_go =
+            move |inode| shared.upgrade().is_none_or(|shared| shared.backings.let_go(inode));
+        ram.on_eviction(LetGo(Box::new(let_go)));
+    }
     // The callbacks hold the sender. They are dropped when the kernel has let the mount go, upon
     // which the slow threads end.
     let (sender, jobs) = bounded(slow::JOBS_MAX);

@@ -74,9 +74,15 @@ impl Backings {
         let _dropped = self.registered().close(inode);
     }
 
-    /// The file of an inode is not to be opened again from what is registered now.
-    pub(super) fn let_go(&self, inode: InodeId) {
-        let _dropped = self.registered().take_idle(inode);
+    /// The file of an inode is not to be opened again from what is registered now. Whether nothing
+    /// of it is registered any more.
+    pub(super) fn let_go(&self, inode: InodeId) -> bool {
+        let mut registered = self.registered();
+        let dropped = registered.take_idle(inode);
+        let gone = !registered.by_inode.contains_key(&inode);
+        drop(registered);
+        drop(dropped);
+        gone
     }
 }
 

@@ -8,6 +8,7 @@ use prometheus::{
 };
 
 use crate::store::record::Totals;
+use crate::tier::ram::RamUse;
 
 macro_rules! operations {
     ($($variant:ident = $name:literal),* $(,)?) => {
@@ -37,6 +38,8 @@ pub struct Gauges {
     pub free_bytes: u64,
     /// Objects in quarantine.
     pub quarantined_objects: usize,
+    /// Budget in bytes and use of the RAM tier.
+    pub ram: Option<(u64, RamUse)>,
 }
 
 struct Request {
@@ -61,6 +64,8 @@ pub(super) struct Metrics {
     free_bytes: IntGaugeVec,
     pages: IntGaugeVec,
     quarantined: IntGauge,
+    pinned_bytes: IntGaugeVec,
+    dirty_bytes: IntGauge,
 }
 
 const VALID: &str = "names and labels are constants";
@@ -69,6 +74,8 @@ impl Metrics {
     pub(super) fn new() -> Metrics {
         let registry = Registry::new();
         let by_tier = |name, help| gauge_vec(&registry, name, help, &["tier"]);
+        let pinned_bytes =
+            by_tier("kvfs_tier_pinned_bytes", "Bytes in use when room was last needed");
         let (used_bytes, capacity_bytes, free_bytes, pages) = (
             by_tier("kvfs_tier_used_bytes", "Bytes of objects in the tier"),
             by_tier("kvfs_tier_capacity_bytes", "Size of the tier"),
@@ -106,8 +113,14 @@ impl Metrics {
             free_bytes,
             pages,
             quarantined: gauge(&registry, "kvfs_quarantined_objects", "Objects in quarantine"),
+            pinned_bytes,
+            dirty_bytes: gauge(&registry, "kvfs_dirty_bytes", "Bytes that only memory has"),
             registry,
         }
+    }
+
+    pub(super) fn registry(&self) -> &Registry {
+        &self.registry
     }
 
     pub(super) fn request(&self, operation: Operation, ok: bool, duration: Duration) {
@@ -150,6 +163,16 @@ impl Metrics {
         self.free_bytes.with_label_values(ssd).set(signed(gauges.free_bytes));
         self.pages.with_label_values(ssd).set(signed(gauges.totals.pages));
         self.quarantined.set(signed(gauges.quarantined_objects as u64));
+        if let Some((budget_bytes, usage)) = gauges.ram {
+            let ram = &["ram"];
+            self.used_bytes.with_label_values(ram).set(signed(usage.used_bytes));
+            self.capacity_bytes.with_label_values(ram).set(signed(budget_bytes));
+            self.free_bytes
+                .with_label_values(ram)
+                .set(signed(budget_bytes.saturating_sub(usage.used_bytes)));
+            self.pinned_bytes.with_label_values(ram).set(signed(usage.pinned_bytes));
+            self.dirty_bytes.set(signed(usage.dirty_bytes));
+        }
         let mut text = Vec::new();
         if let Err(error) = TextEncoder::new().encode(&self.registry.gather(), &mut text) {
             log::error!("metrics: {error}");

@@ -98,6 +98,11 @@ impl Observer {
         self.metrics.request(operation, ok, duration);
     }
 
+    /// Where others add counters of their own.
+    pub fn registry(&self) -> &prometheus::Registry {
+        self.metrics.registry()
+    }
+
     /// Recent errors, one line each, oldest first.
     pub fn errors(&self) -> String {
         self.errors.text()

@@ -7,23 +7,38 @@ use std::collections::BTreeSet;
 use std::io;
 
 use super::Store;
-use super::disk::{Access, DiskDirectory, DiskPath, shard};
+use super::disk::{Access, DiskDirectory, DiskPath, copy_all, shard};
 use super::record::ObjectId;
 
-/// Makes the bytes of `objects` durable and moves those in `staging/` to `objects/`.
+/// A copy in memory whose bytes the disk has now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Flushed {
+    pub(crate) object: ObjectId,
+    pub(crate) version: u64,
+}
+
+/// Makes the bytes of `objects` durable and moves those in `staging/` to `objects/`; those that
+/// only memory has are copied first.
 ///
 /// `moved` is told of each object that lies in `objects/` now. An object whose file is gone was
 /// never written to after its name went: nothing to do.
 pub(crate) fn publish<'a>(
     store: &Store, objects: impl Iterator<Item = &'a ObjectId>, mut moved: impl FnMut(ObjectId),
-) -> io::Result<()> {
+) -> io::Result<Vec<Flushed>> {
     let mut directories = BTreeSet::new();
+    let mut flushed = Vec::new();
     for &object in objects {
-        let file = match store.open_object(object, Access::Read) {
+        let outcome = match store.ram.as_ref().and_then(|ram| ram.dirty_version(object)) {
+            Some(version) => {
+                flushed.push(Flushed { object, version });
+                write_out(store, object)
+            }
+            None => sync(store, object),
+        };
+        match outcome {
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             outcome => outcome?,
-        };
-        file.sync()?;
+        }
         match store.disk.rename(&DiskPath::Staging(object), &DiskPath::Object(object)) {
             Ok(()) => {
                 directories.insert(DiskDirectory::ObjectShard(shard(object)));
@@ -35,6 +50,29 @@ pub(crate) fn publish<'a>(
     }
     for directory in directories {
         store.disk.sync_directory(directory)?;
+    }
+    Ok(flushed)
+}
+
+fn sync(store: &Store, object: ObjectId) -> io::Result<()> {
+    store.open_object(object, Access::Read)?.sync()
+}
+
+/// Copies an object from memory to `staging/`, durably.
+fn write_out(store: &Store, object: ObjectId) -> io::Result<()> {
+    let path = DiskPath::Staging(object);
+    // An attempt that failed may have left one.
+    match store.disk.remove(&path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let source = store.open_object(object, Access::Read)?;
+    let target = store.disk.create(&path)?;
+    let bytes = copy_all(source.as_ref(), target.as_ref())?;
+    target.set_modified(source.stat()?.mtime)?;
+    target.sync()?;
+    if let Some(ram) = &store.ram {
+        ram.count_flush(bytes);
     }
     Ok(())
 }

@@ -31,6 +31,8 @@ pub enum DiskPath {
     Staging(ObjectId),
     /// `objects/ab/<id>`: bytes that a committed name may refer to.
     Object(ObjectId),
+    /// `<id>` on the RAM tier's own filesystem.
+    Ram(ObjectId),
     /// `quarantine/<name>`: refused or corrupt bytes, and beside them the reason.
     Quarantine(String),
 }
@@ -79,6 +81,7 @@ impl DiskPath {
             DiskPath::Object(object) => {
                 PathBuf::from(format!("objects/{:02x}/{object}", shard(*object)))
             }
+            DiskPath::Ram(object) => PathBuf::from(object.to_string()),
             DiskPath::Quarantine(name) => PathBuf::from(format!("quarantine/{name}")),
         }
     }
@@ -196,6 +199,9 @@ pub trait DiskFile: Debug + Send + Sync {
     /// Whether nobody else can write to the file: no open writer and no shared writable mapping.
     /// Only for files opened with [`Access::Read`].
     fn is_at_rest(&self) -> io::Result<bool>;
+    /// Whether nobody else has the file open or mapped at all.
+    /// Only for files opened with [`Access::Read`].
+    fn is_unused(&self) -> io::Result<bool>;
     /// The descriptor, where the file is a real one.
     fn descriptor(&self) -> Option<BorrowedFd<'_>>;
 }
@@ -220,14 +226,41 @@ pub fn read_all(file: &dyn DiskFile, length_max: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
+/// Bytes per read and write where the kernel does not copy: as much as a second-level cache holds.
+const COPY_BYTES: usize = 1 << 20;
+
 /// Copies a whole file, keeping holes out of the question: every byte is written.
 pub fn copy_all(from: &dyn DiskFile, to: &dyn DiskFile) -> io::Result<u64> {
     let length = from.stat()?.length;
     let mut copied = 0;
     while copied < length {
-        match from.copy_to(copied, to, copied, length - copied)? {
+        match from.copy_to(copied, to, copied, length - copied) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(count) => copied += count,
+            // The kernel copies only within a filesystem.
+            Err(error) if error.raw_os_error() == Some(libc::EXDEV) => {
+                return copy_by_hand(from, to, length);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(copied)
+}
+
+fn copy_by_hand(from: &dyn DiskFile, to: &dyn DiskFile, length: u64) -> io::Result<u64> {
+    if let Some(bytes) = from.map_at_rest() {
+        to.write_all_at(&bytes, 0)?;
+        return Ok(bytes.len() as u64);
+    }
+    let mut buffer = vec![0; COPY_BYTES];
+    let mut copied = 0;
+    while copied < length {
+        match from.read_at(&mut buffer, copied)? {
             0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-            count => copied += count,
+            count => {
+                to.write_all_at(&buffer[..count], copied)?;
+                copied += count as u64;
+            }
         }
     }
     Ok(copied)

@@ -40,6 +40,11 @@ impl LocalDisk {
         Ok(LocalDisk { root })
     }
 
+    /// The directory that this descriptor stands for.
+    pub fn at(root: OwnedFd) -> LocalDisk {
+        LocalDisk { root }
+    }
+
     fn openat(&self, path: &Path, flags: OFlag, mode: Mode) -> io::Result<File> {
         crate::sys::open_beneath(&self.root, path, flags, mode)
     }
@@ -219,6 +224,10 @@ impl DiskFile for LocalFile {
 
     fn is_at_rest(&self) -> io::Result<bool> {
         crate::sys::is_at_rest(self.0.as_fd())
+    }
+
+    fn is_unused(&self) -> io::Result<bool> {
+        crate::sys::is_unused(self.0.as_fd())
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {

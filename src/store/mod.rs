@@ -33,6 +33,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::tier::ram::RamTier;
 use disk::{Access, Disk, DiskFile, DiskPath};
 use record::ObjectId;
 
@@ -121,6 +122,8 @@ from_redb!(
 pub struct Store {
     /// The disk.
     pub disk: Arc<dyn Disk>,
+    /// Copies in memory, and what the next commit will write to the disk.
+    pub ram: Option<Arc<RamTier>>,
     path: PathBuf,
     _lock: Arc<format::Lock>,
 }
@@ -137,7 +140,7 @@ impl Store {
         let lock = format::lock(path)?;
         let disk = Arc::new(local_disk::LocalDisk::open(path)?);
         format::check(disk.as_ref(), path)?;
-        Ok(Store { disk, path: path.to_owned(), _lock: Arc::new(lock) })
+        Ok(Store { disk, ram: None, path: path.to_owned(), _lock: Arc::new(lock) })
     }
 
     /// Where the store is.
@@ -150,19 +153,43 @@ impl Store {
         self.disk.create(&DiskPath::Staging(object))
     }
 
-    /// Opens an object's file wherever it lies. A commit may move it from `staging/` to
-    /// `objects/` at any time, never back, so looking twice in that order finds it.
+    /// Makes the file of a new object of up to `bytes` in memory, if there is room.
+    pub fn create_in_ram(
+        &self, object: ObjectId, bytes: u64, access: Access,
+    ) -> io::Result<Option<Box<dyn DiskFile>>> {
+        let Some(ram) = &self.ram else {
+            return Ok(None);
+        };
+        // What is taken into memory must fit on the disk, whatever others write there until the
+        // next commit: on a disk that is nearly full, writers hear of it at once.
+        if self.disk.space()?.available_bytes / 2 < ram.budget_bytes() {
+            return Ok(None);
+        }
+        ram.create(object, bytes, access)
+    }
+
+    /// Opens an object's file wherever it lies, in memory first. A commit may move it from
+    /// `staging/` to `objects/` at any time, never back, so looking twice in that order finds it.
     pub fn open_object(&self, object: ObjectId, access: Access) -> io::Result<Box<dyn DiskFile>> {
+        if let Some(outcome) = self.ram.as_ref().and_then(|ram| ram.open_copy(object, access)) {
+            return outcome;
+        }
         find(object, |path| self.disk.open(path, access))
     }
 
     /// `fstat` of an object's file.
     pub fn stat_object(&self, object: ObjectId) -> io::Result<disk::FileStat> {
+        if let Some(outcome) = self.ram.as_ref().and_then(|ram| ram.stat(object)) {
+            return outcome;
+        }
         find(object, |path| self.disk.stat(path))
     }
 
-    /// Removes an object's file; one that is already gone is fine.
+    /// Removes an object's files; one that is already gone is fine.
     pub fn remove_object(&self, object: ObjectId) -> io::Result<()> {
+        if let Some(ram) = &self.ram {
+            ram.remove(object);
+        }
         match find(object, |path| self.disk.remove(path)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             outcome => outcome,

@@ -26,21 +26,28 @@ pub fn put(store: &Store, object: ObjectId, take: Take, reason: &str) -> io::Res
     let disk = store.disk.as_ref();
     let target = DiskPath::Quarantine(object.to_string());
     match take {
+        Take::Move if store.ram.as_ref().is_some_and(|ram| ram.holds(object)) => {
+            copy(store, object, &target)?;
+            store.remove_object(object)?;
+        }
         Take::Move => {
             let from = [DiskPath::Staging(object), DiskPath::Object(object)];
             let moved = disk.rename(&from[0], &target);
             moved.or_else(|_| disk.rename(&from[1], &target))?;
         }
-        Take::Copy => {
-            discard(store, &object.to_string())?;
-            let source = store.open_object(object, Access::Read)?;
-            copy_all(source.as_ref(), disk.create(&target)?.as_ref())?;
-        }
+        Take::Copy => copy(store, object, &target)?,
     }
     let note = format!("{object}.reason");
     discard(store, &note)?;
     disk.create(&DiskPath::Quarantine(note))?.write_all_at(format!("{reason}\n").as_bytes(), 0)?;
     trim(store)
+}
+
+fn copy(store: &Store, object: ObjectId, target: &DiskPath) -> io::Result<()> {
+    discard(store, &object.to_string())?;
+    let source = store.open_object(object, Access::Read)?;
+    copy_all(source.as_ref(), store.disk.create(target)?.as_ref())?;
+    Ok(())
 }
 
 /// Number of quarantined objects.

@@ -2,5 +2,6 @@
 
 pub mod content;
 pub mod encoding;
+pub mod ram;
 pub mod remote;
 pub mod replacement;

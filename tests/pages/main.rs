@@ -13,6 +13,7 @@ mod full_disk;
 mod in_place;
 mod manifest;
 mod python;
+mod ram;
 mod refused;
 mod rename;
 mod tail;

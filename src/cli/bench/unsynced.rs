@@ -116,6 +116,10 @@ impl DiskFile for UnsyncedFile {
         self.0.is_at_rest()
     }
 
+    fn is_unused(&self) -> io::Result<bool> {
+        self.0.is_unused()
+    }
+
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.0.descriptor()
     }

@@ -29,7 +29,7 @@ fn defaults() {
     let expected = format!(
         "# store = \"/store\"\n# mountpoint = \"/mnt\"\nallow_other = false\n\
          read_only = false\npassthrough = true\nnonempty = false\ncommit_interval = 1.0\n\
-         threads = {threads}\noptions = []\n"
+         ram = 0\nthreads = {threads}\noptions = []\n"
     );
     assert_eq!(config.to_toml(), expected);
     assert!(!config.foreground && !config.nonempty);
@@ -102,8 +102,14 @@ fn refused() {
         assert!(failure.line().ends_with(expected), "{}", failure.line());
         assert!(!failure.line().contains('\n'), "{}", failure.line());
     }
-    check("ram=1G", &[], "", "unknown mount option \"ram=1G\": see kvfs mount --help");
+    check("ssd=1G", &[], "", "unknown mount option \"ssd=1G\": see kvfs mount --help");
     check("threads=0", &[], "", "threads is 0: must be from 1 to 64");
+    check(
+        "",
+        &[("KVFS_RAM", "x")],
+        "",
+        "\"x\" is no size: write bytes or a number with K, M, G or T",
+    );
     check("", &[("KVFS_THREADS", "x")], "", "KVFS_THREADS is \"x\": must be a number");
     check("", &[("KVFS_READ_ONLY", "x")], "", "KVFS_READ_ONLY is \"x\": must be yes or no");
     let interval = "must be from 0.01 to 3600 seconds";
@@ -112,6 +118,6 @@ fn refused() {
     check("commit_interval=-1", &[], "", interval);
     check("log_file=kvfs.log", &[], "", "log file kvfs.log must be an absolute path");
     check("", &[], "options = [\"ro\"]", "options has \"ro\": not a flag such as noatime");
-    let failure = resolved(Layer::default(), "", &[], "threads = 1\nram = 4").unwrap_err();
-    assert!(failure.line().contains("line 2: unknown field `ram`"), "{}", failure.line());
+    let failure = resolved(Layer::default(), "", &[], "threads = 1\nssd = 4").unwrap_err();
+    assert!(failure.line().contains("line 2: unknown field `ssd`"), "{}", failure.line());
 }
