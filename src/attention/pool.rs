@@ -62,23 +62,28 @@ impl Pool {
     }
 
     /// Calls `job` with 0 to `size() - 1`, each on a thread of its own, and returns when all have
-    /// returned.
+    /// returned. Calls of a pool with several threads wait for each other.
     ///
     /// # Panics
     /// If one of them does.
     pub(super) fn run(&self, job: &(dyn Fn(usize) + Sync)) {
+        if self.threads.is_empty() {
+            // Nobody to share with: calls from several threads need not wait for each other.
+            return job(0);
+        }
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: the lifetimes differ, nothing else. No thread keeps the reference beyond this
-        // call: `Finish` waits for all of them, even if this thread's share panics.
-        let job = unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), Job>(job) };
-        if !self.threads.is_empty() {
+        let finish = Finish(&self.shared);
+        // SAFETY: only the lifetime changes, and nobody uses the reference after this call: when it
+        // returns or unwinds, `Finish`, which is there already, waits until every thread has
+        // returned from the job, and takes the job out of the state.
+        let erased = unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), Job>(job) };
+        {
             let mut state = lock(&self.shared);
-            state.job = Some(job);
+            state.job = Some(erased);
             self.shared.running.store(self.threads.len(), Ordering::Relaxed);
             self.shared.generation.fetch_add(1, Ordering::Release);
             self.shared.started.notify_all();
         }
-        let finish = Finish(&self.shared);
         job(0);
         drop(finish);
         assert!(!std::mem::take(&mut lock(&self.shared).panicked), "an attention thread panicked");
@@ -97,18 +102,18 @@ impl Drop for Pool {
     }
 }
 
-/// Waits for the others when dropped.
+/// Waits for the others when dropped, and takes the job away.
 struct Finish<'a>(&'a Shared);
 
 impl Drop for Finish<'_> {
     fn drop(&mut self) {
         let finished = || self.0.running.load(Ordering::Acquire) == 0;
-        if !linger(finished) {
-            let mut state = lock(self.0);
-            while !finished() {
-                state = self.0.finished.wait(state).unwrap_or_else(PoisonError::into_inner);
-            }
+        linger(finished);
+        let mut state = lock(self.0);
+        while !finished() {
+            state = self.0.finished.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+        state.job = None;
     }
 }
 
