@@ -49,7 +49,7 @@ impl Reference {
             page_tokens: size.page_tokens,
             logits: Vec::new(),
         };
-        let mut cache = reference.memory();
+        let mut cache = reference.memory()?;
         let prompt = reference.tokens.clone();
         let first = prefill(&reference.model, &mut cache, 0, &prompt)?;
         let (count, position) = (size.stops[size.stops.len() - 1], prompt.len());
@@ -104,7 +104,7 @@ impl Reference {
             let mut cache = self.open(sequence)?;
             Ok(read(&self.model, &mut cache, text)?.0)
         };
-        let without = || prefill(&self.model, &mut self.memory(), 0, text);
+        let without = || prefill(&self.model, &mut self.memory()?, 0, text);
         let median = |run: &dyn Fn() -> Result<Vec<f32>>| {
             let mut times = Vec::new();
             for _ in 0..runs {
@@ -147,9 +147,9 @@ impl Reference {
         Ok(())
     }
 
-    fn memory(&self) -> MemoryCache {
+    fn memory(&self) -> Result<MemoryCache> {
         let config = self.model.config();
-        MemoryCache::new(config.shape(), config.num_hidden_layers, self.page_tokens)
+        MemoryCache::new(config.shape()?, config.num_hidden_layers, self.page_tokens)
     }
 }
 

@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use kvfs::attention::Shape;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
 use crate::Result;
-use crate::attention::Shape;
 use crate::printer::Printer;
 
 pub(crate) const STORE: &str = "store";
@@ -137,7 +137,8 @@ impl KvfsLine<'_> {
             Self::Umount => format!("umount {MOUNT}"),
             Self::Create { shape, layers, page_tokens } => format!(
                 "create {MODEL} --layers {layers} --kv-heads {} --head-dim {} --page-tokens {page_tokens}",
-                shape.kv_heads, shape.head_dim
+                shape.num_kv_heads(),
+                shape.head_dim()
             ),
             Self::Inspect(path) => format!("inspect {path}"),
         }

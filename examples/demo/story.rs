@@ -75,7 +75,7 @@ impl Story<'_> {
         self.mount()?;
         let config = reference.model.config();
         let create = KvfsLine::Create {
-            shape: config.shape(),
+            shape: config.shape()?,
             layers: config.num_hidden_layers,
             page_tokens: self.size.page_tokens,
         };

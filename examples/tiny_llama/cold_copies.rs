@@ -4,8 +4,10 @@ use std::fs;
 use std::path::PathBuf;
 
 use half::f16;
+use kvfs::attention::Shape;
 use kvfs::page::{
     Dtype, Layer, Manifest, ManifestFields, PagePlace, PageView, TokenStart, pack_page, row_f32,
+    unpack_rows,
 };
 use kvfs::tier::encoding::{
     Encoding, Lossless, Quantisation, Quantised, Stored, Subject, ZstdLevel, decode, encode,
@@ -14,10 +16,11 @@ use kvfs::tier::encoding::{
 use zerocopy::IntoBytes;
 
 use crate::Result;
-use crate::attention::Shape;
+use crate::attention::{kv_width, query_width};
 use crate::generate::prefill;
 use crate::memory_cache::MemoryCache;
 use crate::model::{KeyValueCache, Model};
+use crate::reference::{self, Rows};
 use crate::weights::Weights;
 
 const TOKENS: usize = 1024;
@@ -27,6 +30,7 @@ const QUERY_STEP: usize = 32;
 
 /// A cache that also keeps what passes through it, by layer.
 struct Recorder {
+    shape: Shape,
     inner: MemoryCache,
     layers: Vec<Recorded>,
 }
@@ -42,7 +46,7 @@ impl KeyValueCache for Recorder {
     fn append(
         &mut self, layer: usize, position: usize, keys: &[f16], values: &[f16],
     ) -> Result<()> {
-        let width = self.inner.shape().kv_width();
+        let width = kv_width(self.shape);
         for (keys, values) in keys.chunks(width).zip(values.chunks(width)) {
             self.layers[layer].rows.extend_from_slice(keys);
             self.layers[layer].rows.extend_from_slice(values);
@@ -62,9 +66,9 @@ impl KeyValueCache for Recorder {
 fn record() -> Result<(Shape, Vec<Recorded>)> {
     let directory = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny-llama");
     let model = Model::new(Weights::load(&directory)?);
-    let (shape, layers) = (model.config().shape(), model.config().num_hidden_layers);
-    let inner = MemoryCache::new(shape, layers, TOKENS);
-    let mut cache = Recorder { inner, layers: vec![Recorded::default(); layers] };
+    let (shape, layers) = (model.config().shape()?, model.config().num_hidden_layers);
+    let inner = MemoryCache::new(shape, layers, TOKENS)?;
+    let mut cache = Recorder { shape, inner, layers: vec![Recorded::default(); layers] };
     let prompt = fs::read(directory.join("prompt.txt"))?;
     let tokens: Vec<u32> = prompt.iter().take(TOKENS).copied().map(u32::from).collect();
     prefill(&model, &mut cache, 0, &tokens)?;
@@ -74,7 +78,7 @@ fn record() -> Result<(Shape, Vec<Recorded>)> {
 /// The page of each layer.
 fn pages(shape: Shape, layers: &[Recorded]) -> Result<Vec<(PagePlace, Vec<u8>)>> {
     let [count, heads, dim] =
-        [layers.len(), shape.kv_heads, shape.head_dim].map(|n| u32::try_from(n).unwrap());
+        [layers.len(), shape.num_kv_heads(), shape.head_dim()].map(|n| u32::try_from(n).unwrap());
     let manifest = Manifest::new(ManifestFields::new("tiny-llama", Dtype::F16, count, heads, dim))?;
     let places = (0..count).map(|layer| PagePlace::new(&manifest, Layer(layer), TokenStart(0)));
     let tokens = u32::try_from(TOKENS)?;
@@ -90,36 +94,14 @@ fn pages(shape: Shape, layers: &[Recorded]) -> Result<Vec<(PagePlace, Vec<u8>)>>
 
 /// Attention of some tokens over a page and its own past, in f64 from its definition.
 fn attention_in_f64(shape: Shape, page: &PageView<'_>, queries: &[f32]) -> Vec<f64> {
-    let dim = shape.head_dim;
-    let decoded = |rows: &[u8]| {
-        let mut values = vec![0.0; rows.len() / 2];
-        row_f32(Dtype::F16, rows, &mut values);
-        values
-    };
-    let (k, v) = (decoded(page.k()), decoded(page.v()));
-    let head_width = TOKENS * dim;
-    let mut out = Vec::new();
-    for token in (0..TOKENS).step_by(QUERY_STEP) {
-        for head in 0..shape.query_heads {
-            let kv_head = head * shape.kv_heads / shape.query_heads;
-            let query = &queries[token * shape.query_width() + head * dim..][..dim];
-            let [k, v] = [&k, &v].map(|t| &t[kv_head * head_width..][..(token + 1) * dim]);
-            let dot = |key: &[f32]| -> f64 {
-                key.iter().zip(query).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
-            };
-            #[expect(clippy::cast_precision_loss, reason = "head dimensions are small")]
-            let scale = 1.0 / (dim as f64).sqrt();
-            let scores: Vec<f64> = k.chunks(dim).map(|key| dot(key) * scale).collect();
-            let highest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            let weights: Vec<f64> = scores.iter().map(|score| (score - highest).exp()).collect();
-            let total: f64 = weights.iter().sum();
-            out.extend((0..dim).map(|column| {
-                let values = v.chunks(dim).map(|value| f64::from(value[column]));
-                weights.iter().zip(values).map(|(w, value)| w * value).sum::<f64>() / total
-            }));
-        }
-    }
-    out
+    let tail = unpack_rows(page);
+    let mut values = vec![0.0; tail.len() / 2];
+    row_f32(Dtype::F16, &tail, &mut values);
+    let rows = Rows::of_tail(shape, values);
+    let queries = queries.chunks_exact(query_width(shape)).enumerate().step_by(QUERY_STEP);
+    queries
+        .flat_map(|(token, query)| reference::attend(shape, query, &rows, &|seen| seen <= token))
+        .collect()
 }
 
 /// `|found - expected| / |expected|`, Euclidean.

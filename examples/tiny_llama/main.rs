@@ -37,7 +37,13 @@ mod matrix;
 mod memory_cache;
 mod model;
 mod mount_cache;
+#[cfg(test)]
+mod perplexity;
+#[cfg(test)]
+mod reference;
 mod sample;
+#[cfg(test)]
+mod selected_cache;
 #[cfg(test)]
 mod tests;
 mod weights;
@@ -114,7 +120,7 @@ fn run(options: &Options) -> Result<()> {
 
     let started = Instant::now();
     let Some(sequence) = &options.cache else {
-        let mut cache = MemoryCache::new(config.shape(), config.num_hidden_layers, PAGE_TOKENS);
+        let mut cache = MemoryCache::new(config.shape()?, config.num_hidden_layers, PAGE_TOKENS)?;
         let logits = generate::prefill(&model, &mut cache, 0, &prompt)?;
         report("prefill", prompt.len(), started);
         return decode(&model, &mut cache, &prompt, logits, options.tokens);

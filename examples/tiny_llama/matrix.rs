@@ -4,6 +4,8 @@
 //! to be the same however the prompt was cut into chunks. Every sum here therefore has one fixed
 //! order, and threads only ever split rows, never a sum.
 
+use std::convert::Infallible;
+use std::panic::resume_unwind;
 use std::sync::OnceLock;
 use std::thread;
 
@@ -64,23 +66,33 @@ pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
 /// Calls `work` with the index and the slice of every `width` long row of `out`, on several
 /// threads where there are rows enough.
 pub(crate) fn for_each_row(out: &mut [f32], width: usize, work: impl Fn(usize, &mut [f32]) + Sync) {
+    let Ok(()) = divide_rows(out, width, |first, out| {
+        for (row, out) in out.chunks_exact_mut(width).enumerate() {
+            work(first + row, out);
+        }
+        Ok::<(), Infallible>(())
+    });
+}
+
+/// Divides the `width` long rows of `out` among threads where there are rows enough; calls `work`
+/// with the index of the first row and the slice of each share.
+pub(crate) fn divide_rows<E: Send>(
+    out: &mut [f32], width: usize, work: impl Fn(usize, &mut [f32]) -> Result<(), E> + Sync,
+) -> Result<(), E> {
     let rows = out.len() / width;
     let threads = cpus().min(rows / MIN_ROWS_PER_THREAD).max(1);
     let share = rows.div_ceil(threads).max(1);
-    let run = |part: usize, out: &mut [f32]| {
-        for (row, out) in out.chunks_exact_mut(width).enumerate() {
-            work(part * share + row, out);
-        }
-    };
     if threads == 1 {
-        return run(0, out);
+        return work(0, out);
     }
     thread::scope(|scope| {
-        for (part, out) in out.chunks_mut(share * width).enumerate() {
-            let run = &run;
-            scope.spawn(move || run(part, out));
-        }
-    });
+        let parts = out.chunks_mut(share * width).enumerate().map(|(part, out)| {
+            let work = &work;
+            scope.spawn(move || work(part * share, out))
+        });
+        let parts: Vec<_> = parts.collect();
+        parts.into_iter().try_for_each(|part| part.join().unwrap_or_else(|why| resume_unwind(why)))
+    })
 }
 
 /// How many CPUs this process may use. Asked once: the answer comes from files.

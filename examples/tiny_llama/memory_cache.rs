@@ -1,9 +1,12 @@
 //! A KV cache in memory, in the same pages and tails as a sequence directory.
 
 use half::f16;
+use kvfs::attention::{KvBlock, Shape, Tensor, Values};
+use kvfs::page::{Dtype, Strides};
+use zerocopy::IntoBytes;
 
 use crate::Result;
-use crate::attention::{Rows, Shape, attend};
+use crate::attention::{CausalAttention, kv_width};
 use crate::model::KeyValueCache;
 
 /// A sealed page of one layer; keys and values are each `[kv_heads, page_tokens, head_dim]`.
@@ -13,7 +16,7 @@ struct Page {
     values: Vec<f16>,
 }
 
-/// One layer: full pages, then the rows of the open one.
+/// One layer: full pages, then the rows of the open one, of each token keys, then values.
 #[derive(Debug, Default)]
 struct LayerRows {
     pages: Vec<Page>,
@@ -23,22 +26,45 @@ struct LayerRows {
 /// The reference implementation of [`KeyValueCache`].
 #[derive(Debug)]
 pub(crate) struct MemoryCache {
-    shape: Shape,
+    attention: CausalAttention,
     page_tokens: usize,
     layers: Vec<LayerRows>,
 }
 
 impl MemoryCache {
     /// An empty cache for `layers` layers that seals a page every `page_tokens` tokens.
-    pub(crate) fn new(shape: Shape, layers: usize, page_tokens: usize) -> Self {
+    pub(crate) fn new(shape: Shape, layers: usize, page_tokens: usize) -> Result<Self> {
         let layers = (0..layers).map(|_| LayerRows::default()).collect();
-        Self { shape, page_tokens, layers }
+        Ok(Self { attention: CausalAttention::new(shape)?, page_tokens, layers })
     }
 
-    /// The heads of a layer.
-    #[cfg(test)]
-    pub(crate) fn shape(&self) -> Shape {
-        self.shape
+    fn shape(&self) -> Shape {
+        self.attention.shape()
+    }
+
+    /// The rows of a layer, from position 0 on.
+    pub(crate) fn blocks(&self, layer: usize) -> Result<Vec<KvBlock<'_>>> {
+        let layer = self.layer(layer)?;
+        let (dim, width) = (self.shape().head_dim(), kv_width(self.shape()));
+        let [row, token] = [dim, 2 * width].map(|values| values * size_of::<f16>());
+        let block = |number: usize, k, v, tokens, strides| KvBlock {
+            k: Tensor { bytes: k, strides },
+            v: Values::Rows(Tensor { bytes: v, strides }),
+            dtype: Dtype::F16,
+            tokens,
+            first_position: (number * self.page_tokens) as u64,
+            shift: 0,
+        };
+        let in_page = Strides { head: self.page_tokens * row, token: row };
+        let pages = layer.pages.iter().enumerate().map(|(number, page)| {
+            let (k, v) = (page.keys.as_bytes(), page.values.as_bytes());
+            block(number, k, v, self.page_tokens, in_page)
+        });
+        let (k, v) = (&layer.tail[..], layer.tail.get(width..).unwrap_or_default());
+        let in_tail = Strides { head: row, token };
+        let tokens = layer.tail.len() / (2 * width);
+        let tail = block(layer.pages.len(), k.as_bytes(), v.as_bytes(), tokens, in_tail);
+        Ok(pages.chain([tail]).collect())
     }
 
     fn layer(&self, layer: usize) -> Result<&LayerRows> {
@@ -47,7 +73,7 @@ impl MemoryCache {
 
     /// How many tokens `layer` holds.
     fn tokens(&self, layer: &LayerRows) -> usize {
-        layer.pages.len() * self.page_tokens + layer.tail.len() / (2 * self.shape.kv_width())
+        layer.pages.len() * self.page_tokens + layer.tail.len() / (2 * kv_width(self.shape()))
     }
 }
 
@@ -59,8 +85,8 @@ impl KeyValueCache for MemoryCache {
         let known = held
             .checked_sub(position)
             .ok_or_else(|| format!("append at {position} after {held} tokens"))?;
-        let (shape, page_tokens) = (self.shape, self.page_tokens);
-        let width = shape.kv_width();
+        let (shape, page_tokens) = (self.shape(), self.page_tokens);
+        let width = kv_width(shape);
         let layer = &mut self.layers[layer];
         for (keys, values) in keys.chunks_exact(width).zip(values.chunks_exact(width)).skip(known) {
             layer.tail.extend_from_slice(keys);
@@ -76,20 +102,16 @@ impl KeyValueCache for MemoryCache {
     fn attend(
         &mut self, layer: usize, position: usize, queries: &[f32], out: &mut [f32],
     ) -> Result<()> {
-        let layer = self.layer(layer)?;
-        let pages =
-            layer.pages.iter().map(|page| Rows::Page { keys: &page.keys, values: &page.values });
-        let rows: Vec<Rows<'_>> = pages.chain([Rows::Tail(&layer.tail)]).collect();
-        attend(self.shape, &rows, queries, position, out)
+        self.attention.attend(&self.blocks(layer)?, queries, position, out)
     }
 }
 
 /// The page made of the rows of a full tail: token-major becomes head-major.
 fn seal(shape: Shape, tail: &[f16]) -> Page {
-    let (width, dim) = (shape.kv_width(), shape.head_dim);
+    let (width, dim) = (kv_width(shape), shape.head_dim());
     let head_major = |offset: usize| {
         let mut out = Vec::with_capacity(tail.len() / 2);
-        for head in 0..shape.kv_heads {
+        for head in 0..shape.num_kv_heads() {
             for row in tail.chunks_exact(2 * width) {
                 out.extend_from_slice(&row[offset + head * dim..][..dim]);
             }

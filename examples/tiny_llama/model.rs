@@ -4,6 +4,7 @@ use half::f16;
 use half::slice::HalfFloatSliceExt;
 
 use crate::Result;
+use crate::attention::{kv_width, query_width};
 use crate::matrix::for_each_row;
 use crate::weights::{Config, Layer, Weights};
 
@@ -99,9 +100,9 @@ impl Model {
         let mut queries = layer.query.apply(&normed);
         let mut keys = layer.key.apply(&normed);
         let values = layer.value.apply(&normed);
-        let shape = config.shape();
-        self.rotate(&mut queries, shape.query_width(), position);
-        self.rotate(&mut keys, shape.kv_width(), position);
+        let shape = config.shape()?;
+        self.rotate(&mut queries, query_width(shape), position);
+        self.rotate(&mut keys, kv_width(shape), position);
         cache.append(index, position, &to_f16(&keys), &to_f16(&values))?;
         let mut attended = vec![0.0; queries.len()];
         cache.attend(index, position, &queries, &mut attended)?;

@@ -5,11 +5,11 @@ use std::path::Path;
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
+use kvfs::attention::Shape;
 use safetensors::{Dtype, SafeTensors};
 use serde::Deserialize;
 
 use crate::Result;
-use crate::attention::Shape;
 use crate::matrix::Matrix;
 
 /// The fields of `config.json` that the forward pass depends on.
@@ -38,12 +38,9 @@ pub(crate) struct Config {
 
 impl Config {
     /// The heads of the attention layers.
-    pub(crate) fn shape(&self) -> Shape {
-        Shape {
-            query_heads: self.num_attention_heads,
-            kv_heads: self.num_key_value_heads,
-            head_dim: self.head_dim,
-        }
+    pub(crate) fn shape(&self) -> Result<Shape> {
+        let (query_heads, kv_heads) = (self.num_attention_heads, self.num_key_value_heads);
+        Ok(Shape::new(query_heads, kv_heads, self.head_dim, self.head_dim)?)
     }
 
     /// Refuses a variant of Llama that this code would compute wrongly.
@@ -58,11 +55,8 @@ impl Config {
         if self.rope_scaling.is_some() {
             return Err("config.json: rope_scaling is not supported".into());
         }
-        let groups = self.num_key_value_heads;
-        if groups == 0 || !self.num_attention_heads.is_multiple_of(groups) {
-            return Err("config.json: query heads do not divide among key-value heads".into());
-        }
-        if self.head_dim == 0 || !self.head_dim.is_multiple_of(2) {
+        self.shape().map_err(|error| format!("config.json: {error}"))?;
+        if !self.head_dim.is_multiple_of(2) {
             return Err("config.json: head_dim must be even".into());
         }
         Ok(())

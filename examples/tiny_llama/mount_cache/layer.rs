@@ -9,14 +9,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use half::f16;
+use kvfs::attention::KvBlock;
 use kvfs::page::names::{LayerEntry, format_layer, format_page, format_tail, layer_entry};
 use kvfs::page::{Geometry, Layer, Manifest, PagePlace, TokenStart, pack_page};
-use zerocopy::IntoBytes;
 
 use super::files::{about, publish, remove};
 use super::page::MappedPage;
 use crate::Result;
-use crate::attention::Rows;
 
 /// A layer's directory.
 ///
@@ -33,7 +32,7 @@ pub(super) struct LayerFiles {
     /// Pages made since the last sync.
     unsynced: Vec<File>,
     /// The rows of the tail, as they were read last.
-    rows: Vec<f16>,
+    rows: Vec<u8>,
 }
 
 /// An open tail.
@@ -132,15 +131,14 @@ impl LayerFiles {
     }
 
     /// The rows of the tokens before `end`, where they lie.
-    pub(super) fn rows(&mut self, end: usize) -> Result<Vec<Rows<'_>>> {
+    pub(super) fn blocks(&mut self, end: usize) -> Result<Vec<KvBlock<'_>>> {
         let (last, part) = self.split(end);
         let tail = self.tail.as_ref().filter(|tail| tail.number == last);
         if let Some(tail) = tail
             && part > 0
         {
-            let width = self.row_bytes() / size_of::<f16>();
-            self.rows.resize(part * width, f16::ZERO);
-            tail.file.read_exact_at(self.rows.as_mut_bytes(), 0).map_err(about(&tail.path))?;
+            self.rows.resize(part * self.row_bytes(), 0);
+            tail.file.read_exact_at(&mut self.rows, 0).map_err(about(&tail.path))?;
         }
         let missing = |number: usize| {
             let start = number * self.page_tokens();
@@ -148,8 +146,10 @@ impl LayerFiles {
         };
         (0..last + usize::from(part > 0))
             .map(|number| match self.pages.get(&number) {
-                Some(page) => page.rows(),
-                None if number == last && tail.is_some() => Ok(Rows::Tail(&self.rows)),
+                Some(page) => page.block(self.start(number).0),
+                None if number == last && tail.is_some() => {
+                    Ok(KvBlock::tail(&self.rows, self.geometry(), self.start(number).0))
+                }
                 None => Err(missing(number).into()),
             })
             .collect()

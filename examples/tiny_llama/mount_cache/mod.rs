@@ -11,7 +11,7 @@
 //! chunk covers a whole page, the page file is written at once, under a temporary name that is
 //! then renamed. The ids go into `tokens` when every layer has their rows, so `tokens` says how
 //! many rows are valid, whenever a run is interrupted: what lies beyond is dropped by the next
-//! one. Attention reads the rows where they lie: pages are mapped, tails are read.
+//! one. Attention reads the f16 rows where they lie: pages are mapped, tails are read.
 
 mod files;
 mod layer;
@@ -33,7 +33,7 @@ use self::files::about;
 use self::layer::LayerFiles;
 use self::tokens::TokenFile;
 use crate::Result;
-use crate::attention::{Shape, attend};
+use crate::attention::{CausalAttention, kv_width, query_width};
 use crate::generate::prefill;
 use crate::model::{KeyValueCache, Model};
 use crate::weights::Config;
@@ -43,7 +43,7 @@ const _: () = assert!(cfg!(target_endian = "little"), "rows are used as they lie
 /// The cache of one sequence.
 #[derive(Debug)]
 pub(crate) struct MountCache {
-    shape: Shape,
+    attention: CausalAttention,
     page_tokens: usize,
     layers: Vec<LayerFiles>,
     tokens: TokenFile,
@@ -88,7 +88,7 @@ impl MountCache {
             .map(|layer| LayerFiles::open(sequence, Layer(layer), &manifest))
             .collect::<Result<_>>()?;
         Ok(Self {
-            shape: config.shape(),
+            attention: CausalAttention::new(config.shape()?)?,
             page_tokens: manifest.geometry().page_tokens() as usize,
             layers,
             tokens: TokenFile::open(sequence)?,
@@ -161,7 +161,7 @@ impl KeyValueCache for MountCache {
     fn append(
         &mut self, layer: usize, position: usize, keys: &[f16], values: &[f16],
     ) -> Result<()> {
-        let width = self.shape.kv_width();
+        let width = kv_width(self.attention.shape());
         let mut rows = Vec::with_capacity(2 * keys.as_bytes().len());
         for (keys, values) in keys.chunks_exact(width).zip(values.chunks_exact(width)) {
             rows.extend_from_slice(keys.as_bytes());
@@ -174,9 +174,9 @@ impl KeyValueCache for MountCache {
     fn attend(
         &mut self, layer: usize, position: usize, queries: &[f32], out: &mut [f32],
     ) -> Result<()> {
-        let end = position + queries.len() / self.shape.query_width();
-        let rows = layer_of(&mut self.layers, layer)?.rows(end)?;
-        attend(self.shape, &rows, queries, position, out)
+        let end = position + queries.len() / query_width(self.attention.shape());
+        let blocks = layer_of(&mut self.layers, layer)?.blocks(end)?;
+        self.attention.attend(&blocks, queries, position, out)
     }
 
     fn complete(&mut self, position: usize, tokens: &[u32]) -> Result<()> {
@@ -201,10 +201,11 @@ fn read_manifest(sequence: &Path, config: &Config) -> Result<Manifest> {
     let sequence = std::path::absolute(sequence).map_err(about(sequence))?;
     let model = sequence.ancestors().nth(2).ok_or("not in a model")?;
     let path = model.join(names::MANIFEST);
-    let (layers, shape) = (config.num_hidden_layers, config.shape());
+    let (layers, shape) = (config.num_hidden_layers, config.shape()?);
     let create = format!(
         "make it with: kvfs create MOUNT/models/NAME --layers {layers} --kv-heads {} --head-dim {}",
-        shape.kv_heads, shape.head_dim
+        shape.num_kv_heads(),
+        shape.head_dim()
     );
     let json = fs::read(&path).map_err(|error| format!("{}: {error}; {create}", path.display()))?;
     let manifest = Manifest::parse(&json)?;
@@ -215,7 +216,7 @@ fn read_manifest(sequence: &Path, config: &Config) -> Result<Manifest> {
         geometry.head_dim() as usize,
         geometry.v_head_dim() as usize,
     ];
-    let expected = [layers, shape.kv_heads, shape.head_dim, shape.head_dim];
+    let expected = [layers, shape.num_kv_heads(), shape.head_dim(), shape.v_head_dim()];
     let same_format = (geometry.dtype(), geometry.layout()) == (Dtype::F16, Layout::Hnd);
     if found != expected || !same_format {
         let path = path.display();

@@ -3,14 +3,12 @@
 use std::fs::File;
 use std::path::Path;
 
-use half::f16;
+use kvfs::attention::KvBlock;
 use kvfs::page::{Geometry, PageView, unpack_rows};
 use memmap2::Mmap;
-use zerocopy::FromBytes;
 
 use super::files::about;
 use crate::Result;
-use crate::attention::Rows;
 
 /// A page file, mapped for as long as the cache is open.
 ///
@@ -42,9 +40,8 @@ impl MappedPage {
     }
 
     /// Its keys and values, where they lie.
-    pub(super) fn rows(&self) -> Result<Rows<'_>> {
-        let view = self.view()?;
-        Ok(Rows::Page { keys: halves(view.k())?, values: halves(view.v())? })
+    pub(super) fn block(&self, first_position: u64) -> Result<KvBlock<'_>> {
+        Ok(KvBlock::page(&self.view()?, first_position))
     }
 
     /// Its rows in the order of a tail.
@@ -55,9 +52,4 @@ impl MappedPage {
     fn view(&self) -> Result<PageView<'_>> {
         Ok(PageView::new(&self.map, &self.geometry, self.tokens)?)
     }
-}
-
-/// The payload begins at byte 4096 of a mapping, so it is aligned for any element.
-fn halves(bytes: &[u8]) -> Result<&[f16]> {
-    FromBytes::ref_from_bytes(bytes).map_err(|_| "a tensor is not aligned to its elements".into())
 }
