@@ -178,6 +178,22 @@ mod tests {
     }
 
     #[test]
+    fn alone_it_takes_several_calls_at_once() {
+        let pool = Pool::new(1).unwrap();
+        // Neither call returns before both have begun.
+        let both = std::sync::Barrier::new(2);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    pool.run(&|_| {
+                        both.wait();
+                    });
+                });
+            }
+        });
+    }
+
+    #[test]
     fn a_panic_comes_back_and_the_pool_lives_on() {
         let pool = Pool::new(2).unwrap();
         for bad in [0, 1] {
