@@ -60,6 +60,7 @@ if [ "$tests" = yes ]; then
     need mkfs.xfs xfsprogs
     need unshare util-linux
     need python3 python3
+    need zstd zstd
     if command -v dpkg-query >/dev/null 2>&1; then
         need_package python3-venv
     fi

@@ -4,7 +4,8 @@
 #   mount-scripts/test.sh [ARGUMENTS OF cargo test]
 #
 # A test that lacks something (root, /dev/fuse, a program) prints why and passes;
-# KVFS_REQUIRE=fuse,root,loop,rsync,python,safetensors,pjdfstest,fsx turns that into a failure, word by word.
+# KVFS_REQUIRE=fuse,root,loop,rsync,python,safetensors,pjdfstest,fsx,s3,zstd turns that into a
+# failure, word by word.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -17,6 +18,9 @@ tools=$PWD/target/test-tools
 [ -x "$tools/bin/pjdfstest" ] ||
     cargo install --quiet --locked --root "$tools" pjdfstest --version 0.2.2
 [ -x "$tools/bin/fsx" ] || cargo install --quiet --locked --root "$tools" fsx --version 0.3.2
+# An S3 server on loopback, for the remote tier.
+[ -x "$tools/bin/s3s-fs" ] ||
+    cargo install --quiet --locked --root "$tools" s3s-fs --version 0.14.1 --features binary
 export PATH=$tools/bin:$PATH
 
 export KVFS_TEST_PYTHON=$tools/python/bin/python

@@ -1,4 +1,5 @@
-//! System calls that neither std nor nix wraps. The only `unsafe` outside SIMD and CUDA.
+//! System calls that neither std nor nix wraps. With the SIMD kernels of attention and
+//! its thread pool the only `unsafe`.
 
 use std::ffi::{CStr, CString};
 use std::fs::File;
