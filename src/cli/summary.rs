@@ -5,6 +5,8 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
+use crate::page::escaped;
+
 /// The facts.
 #[derive(Debug, Default)]
 pub(crate) struct Summary {
@@ -44,7 +46,7 @@ impl Summary {
             // Writing to a String cannot fail.
             let _ = match (value, text) {
                 (_, Some(text)) | (Value::String(text), None) => {
-                    writeln!(lines, "{name}: {}", one_line(text))
+                    writeln!(lines, "{name}: {}", escaped(text.chars()))
                 }
                 (Value::Object(entries), None) => entries
                     .iter()
@@ -64,22 +66,9 @@ impl Summary {
 
 fn plain(value: &Value) -> String {
     match value {
-        Value::String(text) => one_line(text),
+        Value::String(text) => escaped(text.chars()),
         value => value.to_string(),
     }
-}
-
-/// Foreign text must not be able to fake lines or to control a terminal.
-fn one_line(text: &str) -> String {
-    let mut line = String::with_capacity(text.len());
-    for character in text.chars() {
-        if character.is_control() {
-            line.extend(character.escape_default());
-        } else {
-            line.push(character);
-        }
-    }
-    line
 }
 
 #[cfg(test)]

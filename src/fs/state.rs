@@ -472,13 +472,5 @@ impl State {
 
 /// A name for a message: whatever it contains, the message stays one line.
 fn shown(name: &[u8]) -> String {
-    let mut text = String::new();
-    for character in String::from_utf8_lossy(name).chars() {
-        if character.is_control() {
-            text.extend(character.escape_default());
-        } else {
-            text.push(character);
-        }
-    }
-    text
+    crate::page::escaped(String::from_utf8_lossy(name).chars())
 }

@@ -100,8 +100,13 @@ pub(super) fn quoted(text: &str) -> String {
 /// A library's message as part of an error line: control characters are escaped, the rest is cut.
 pub(super) fn one_line(message: &dyn fmt::Display) -> String {
     const CHARS_MAX: usize = 240;
+    escaped(message.to_string().chars().take(CHARS_MAX))
+}
+
+/// Text without control characters: it cannot fake lines or control a terminal.
+pub(crate) fn escaped(characters: impl Iterator<Item = char>) -> String {
     let mut line = String::new();
-    for character in message.to_string().chars().take(CHARS_MAX) {
+    for character in characters {
         if character.is_control() {
             line.extend(character.escape_default());
         } else {

@@ -43,6 +43,7 @@ pub use checksum::{
 pub use decode::row_f32;
 pub use dtype::Dtype;
 pub use error::PageError;
+pub(crate) use error::escaped;
 pub use geometry::{Geometry, GeometrySpec, Layout};
 pub use header::{PageHeader, build_header};
 pub use identity::ModelIdentity;

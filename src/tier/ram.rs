@@ -33,6 +33,9 @@ use crate::store::record::{InodeId, ObjectId};
 /// is told by the kernel: one large page.
 const SLACK_BYTES: u64 = 64 << 20;
 
+/// Directories to make in `/dev/shm` before giving up; one daemon starting beside us takes one.
+const ATTEMPTS_MAX: u32 = 8;
+
 /// Where the copies are.
 #[derive(Debug)]
 pub enum RamPlace {
@@ -430,11 +433,18 @@ impl SharedDirectory {
             return Err(io::Error::other("/dev/shm is no tmpfs"));
         }
         SharedDirectory::remove_orphans();
-        // mkdtemp(3) makes it with mode 0700.
-        let template = format!("{}/{}XXXXXX", SharedDirectory::PLACE, SharedDirectory::PREFIX);
-        let path = nix::unistd::mkdtemp(template.as_str())?;
-        let lock = lock(&path)?;
-        Ok(SharedDirectory { path, _lock: lock })
+        // Another daemon that starts now may take it for an orphan until it is locked.
+        for _ in 0..ATTEMPTS_MAX {
+            // mkdtemp(3) makes it with mode 0700 and replaces the X.
+            let template = format!("{}/{}XXXXXX", SharedDirectory::PLACE, SharedDirectory::PREFIX);
+            let path = nix::unistd::mkdtemp(template.as_str())?;
+            if let Ok(lock) = lock(&path)
+                && path.exists()
+            {
+                return Ok(SharedDirectory { path, _lock: lock });
+            }
+        }
+        Err(io::Error::other("other daemons keep removing its directory in /dev/shm"))
     }
 
     /// What a daemon left that was killed: directories of ours that nobody has locked.

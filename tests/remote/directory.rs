@@ -12,7 +12,7 @@ use kvfs::tier::remote::{
 };
 
 use crate::common::require::nfs_directory;
-use crate::place::{Place, WHOLE, bytes, get, named, put};
+use crate::place::{Place, WHOLE, bytes, get, named, put, refusal};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -29,27 +29,21 @@ fn behaves_so_on_nfs_too() {
 }
 
 /// How opening a directory as a remote fails.
-fn refusal(path: &Path) -> RemoteError {
+fn refusal_of(path: &Path) -> RemoteError {
     let remote = Remote::open(&RemoteSpec::Directory(path.to_owned()), Options::default()).unwrap();
-    match remote.wait_for_answer(PATIENCE) {
-        State::Down { error, .. } => {
-            assert!(!error.to_string().contains('\n'), "one line: {error}");
-            error
-        }
-        state => panic!("{state:?}"),
-    }
+    refusal(&remote)
 }
 
 #[test]
 fn a_place_that_is_missing_foreign_or_no_directory_is_refused() {
     let directory = tempfile::tempdir().unwrap();
-    let missing = refusal(&directory.path().join("missing"));
+    let missing = refusal_of(&directory.path().join("missing"));
     assert!(matches!(missing, RemoteError::Unreachable(_)), "{missing}");
     let file = directory.path().join("file");
     std::fs::write(&file, "thesis").unwrap();
-    let no_directory = refusal(&file);
+    let no_directory = refusal_of(&file);
     assert!(matches!(no_directory, RemoteError::Foreign(_)), "{no_directory}");
-    let foreign = refusal(directory.path());
+    let foreign = refusal_of(directory.path());
     assert!(matches!(foreign, RemoteError::Foreign(_)), "{foreign}");
     assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1, "left alone");
 }

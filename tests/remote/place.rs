@@ -8,8 +8,23 @@ use kvfs::tier::content::ContentHash;
 use kvfs::tier::encoding::Encoding;
 use kvfs::tier::remote::directory::Directory;
 use kvfs::tier::remote::{
-    BlobName, BlobStore, Extent, MemorySink, PutMode, RemoteName, Result, Source, attach,
+    BlobName, BlobStore, Extent, MemorySink, PutMode, Remote, RemoteError, RemoteName, Result,
+    Source, State, attach,
 };
+
+/// Longest time in which a remote says what is wrong; a client may repeat requests for 15 s.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Why a remote cannot be used.
+pub(crate) fn refusal(remote: &Remote) -> RemoteError {
+    match remote.wait_for_answer(PATIENCE) {
+        State::Down { error, .. } => {
+            assert!(!error.to_string().contains('\n'), "one line: {error}");
+            error
+        }
+        state => panic!("{state:?}"),
+    }
+}
 
 /// An open remote, and the directory that its objects are files of.
 pub(crate) struct Place {

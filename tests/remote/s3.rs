@@ -12,7 +12,7 @@ use kvfs::tier::remote::{
 
 use crate::common::eventually;
 use crate::common::require::s3_server;
-use crate::place::{Place, WHOLE, bytes, get, named, put};
+use crate::place::{Place, WHOLE, bytes, get, named, put, refusal};
 
 const KEY: &str = "test-key";
 const SECRET: &str = "test-secret";
@@ -100,16 +100,6 @@ fn remote(server: &Server, place: &str, secret: &str) -> Remote {
     // The client repeats requests for 15 s, which must not look like silence.
     let limits = Limits { quiet_max: Duration::from_secs(20), ..Limits::default() };
     Remote::with_connector(connector, Options { limits, ..Options::default() }).unwrap()
-}
-
-fn refusal(remote: &Remote) -> RemoteError {
-    match remote.wait_for_answer(PATIENCE) {
-        State::Down { error, .. } => {
-            assert!(!error.to_string().contains('\n'), "one line: {error}");
-            error
-        }
-        state => panic!("{state:?}"),
-    }
 }
 
 #[test]

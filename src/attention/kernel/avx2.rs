@@ -3,10 +3,10 @@
 #![allow(clippy::inline_always, reason = "vectors must not travel through memory")]
 
 use std::arch::x86_64::{
-    __m128, __m128i, __m256, _CMP_GT_OQ, _MM_HINT_T1, _mm_add_ps, _mm_and_si128, _mm_blendv_epi8,
+    __m128, __m128i, __m256, _CMP_GT_OQ, _mm_add_ps, _mm_and_si128, _mm_blendv_epi8,
     _mm_cmpeq_epi16, _mm_cvtepu8_epi16, _mm_hadd_ps, _mm_loadl_epi64, _mm_loadu_si128,
-    _mm_or_si128, _mm_prefetch, _mm_set1_epi16, _mm_slli_epi16, _mm_storeu_ps, _mm256_add_epi32,
-    _mm256_add_ps, _mm256_and_si256, _mm256_castps256_ps128, _mm256_castsi256_ps, _mm256_cmp_ps,
+    _mm_or_si128, _mm_set1_epi16, _mm_slli_epi16, _mm_storeu_ps, _mm256_add_epi32, _mm256_add_ps,
+    _mm256_and_si256, _mm256_castps256_ps128, _mm256_castsi256_ps, _mm256_cmp_ps,
     _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps, _mm256_cvtepu8_epi32, _mm256_cvtepu16_epi32,
     _mm256_cvtph_ps, _mm256_cvtps_epi32, _mm256_div_ps, _mm256_extractf128_ps, _mm256_fmadd_ps,
     _mm256_loadu_ps, _mm256_max_ps, _mm256_movemask_ps, _mm256_mul_ps, _mm256_round_ps,
@@ -14,7 +14,7 @@ use std::arch::x86_64::{
     _mm256_sub_epi32, _mm256_sub_ps,
 };
 
-use super::simd::Simd;
+use super::simd::{Simd, implement_simd};
 
 /// Exists only where the processor has the instructions.
 #[derive(Clone, Copy, Debug)]
@@ -113,153 +113,34 @@ fn power_of_two(n: __m256) -> __m256 {
     _mm256_castsi256_ps(_mm256_slli_epi32::<23>(exponent))
 }
 
-impl Simd for Avx2 {
-    type Vector = __m256;
-    const LANES: usize = 8;
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn round(a: __m256) -> __m256 {
+    _mm256_round_ps::<0>(a)
+}
 
-    #[inline(always)]
-    fn splat(self, value: f32) -> Self::Vector {
-        // SAFETY: the token exists, so the processor has the instructions.
-        unsafe { _mm256_set1_ps(value) }
-    }
-
-    #[inline(always)]
-    fn add(self, a: Self::Vector, b: Self::Vector) -> Self::Vector {
-        // SAFETY: the token exists, so the processor has the instructions.
-        unsafe { _mm256_add_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn sub(self, a: Self::Vector, b: Self::Vector) -> Self::Vector {
-        // SAFETY: the token exists, so the processor has the instructions.
-        unsafe { _mm256_sub_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn mul(self, a: Self::Vector, b: Self::Vector) -> Self::Vector {
-        // SAFETY: the token exists, so the processor has the instructions.
-        unsafe { _mm256_mul_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn div(self, a: Self::Vector, b: Self::Vector) -> Self::Vector {
-        // SAFETY: the token exists, so the processor has the instructions.
-        unsafe { _mm256_div_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn mul_add(self, a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector {
-        // SAFETY: the token exists, so the processor has the instructions.
-        unsafe { _mm256_fmadd_ps(a, b, c) }
-    }
-
-    #[inline(always)]
-    fn max(self, a: Self::Vector, b: Self::Vector) -> Self::Vector {
-        // SAFETY: the token exists, so the processor has the instructions.
-        unsafe { _mm256_max_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn round(self, a: Self::Vector) -> Self::Vector {
-        // SAFETY: the token exists, so the processor has the instructions.
-        unsafe { _mm256_round_ps::<0>(a) }
-    }
-
-    #[inline(always)]
-    fn power_of_two(self, n: Self::Vector) -> Self::Vector {
-        // SAFETY: the token exists, so the processor has the instructions.
-        unsafe { power_of_two(n) }
-    }
-
-    #[inline(always)]
-    fn any_greater(self, a: Self::Vector, b: Self::Vector) -> bool {
-        // SAFETY: the token exists, so the processor has the instructions.
-        unsafe { any_greater(a, b) }
-    }
-
-    #[inline(always)]
-    fn largest(self, a: Self::Vector) -> f32 {
-        // SAFETY: the token exists, so the processor has the instructions.
-        unsafe { largest(a) }
-    }
-
-    #[inline(always)]
-    fn sums(self, vectors: [Self::Vector; 4]) -> [f32; 4] {
-        // SAFETY: the token exists, so the processor has the instructions.
-        unsafe { sums(vectors) }
-    }
-
-    #[inline(always)]
-    unsafe fn splat_f16(self, from: *const u8) -> Self::Vector {
-        // SAFETY: the caller promises the element; any alignment will do.
-        let half = unsafe { from.cast::<i16>().read_unaligned() };
-        // SAFETY: the token exists, so the processor has the instructions.
-        unsafe { splat_f16(half) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_f32(self, from: *const u8) -> Self::Vector {
-        // SAFETY: the caller promises the elements; any alignment will do.
-        unsafe { _mm256_loadu_ps(from.cast()) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_f16(self, from: *const u8) -> Self::Vector {
-        // SAFETY: the caller promises the elements; any alignment will do.
-        let bits = unsafe { _mm_loadu_si128(from.cast()) };
-        // SAFETY: the token exists, so the processor has the instructions.
-        unsafe { _mm256_cvtph_ps(bits) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_bf16(self, from: *const u8) -> Self::Vector {
-        // SAFETY: the caller promises the elements; any alignment will do.
-        let bits = unsafe { _mm_loadu_si128(from.cast()) };
-        // SAFETY: the token exists, so the processor has the instructions.
-        unsafe { bf16(bits) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_f8_e4m3(self, from: *const u8) -> Self::Vector {
-        // SAFETY: the caller promises the elements; any alignment will do.
-        let bits = unsafe { _mm_loadl_epi64(from.cast()) };
-        // SAFETY: the token exists, so the processor has the instructions.
-        unsafe { f8_e4m3(bits) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_i8(self, from: *const u8) -> Self::Vector {
-        // SAFETY: the caller promises the elements; any alignment will do.
-        let bits = unsafe { _mm_loadl_epi64(from.cast()) };
-        // SAFETY: the token exists, so the processor has the instructions.
-        unsafe { i8(bits) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_nibbles(self, from: *const u8, high: bool) -> Self::Vector {
-        // SAFETY: the caller promises the elements; any alignment will do.
-        let bits = unsafe { _mm_loadl_epi64(from.cast()) };
-        // SAFETY: the token exists, so the processor has the instructions.
-        unsafe { nibbles(bits, high) }
-    }
-
-    #[inline(always)]
-    fn load(self, from: &[f32]) -> Self::Vector {
-        let from: &[f32; Self::LANES] = from.first_chunk().expect("a vector of values");
-        // SAFETY: the array holds a vector; any alignment will do.
-        unsafe { _mm256_loadu_ps(from.as_ptr()) }
-    }
-
-    #[inline(always)]
-    fn store(self, to: &mut [f32], vector: Self::Vector) {
-        let to: &mut [f32; Self::LANES] = to.first_chunk_mut().expect("room for a vector");
-        // SAFETY: the array holds a vector; any alignment will do.
-        unsafe { _mm256_storeu_ps(to.as_mut_ptr(), vector) }
-    }
-
-    #[inline(always)]
-    fn prefetch(self, address: *const u8) {
-        // SAFETY: a prefetch never faults.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) }
-    }
+implement_simd! {
+    Avx2, __m256, 8,
+    splat: _mm256_set1_ps,
+    add: _mm256_add_ps,
+    sub: _mm256_sub_ps,
+    mul: _mm256_mul_ps,
+    div: _mm256_div_ps,
+    mul_add: _mm256_fmadd_ps,
+    max: _mm256_max_ps,
+    round: round,
+    power_of_two: power_of_two,
+    any_greater: any_greater,
+    largest: largest,
+    sums: sums,
+    splat_f16: splat_f16,
+    load: _mm256_loadu_ps,
+    store: _mm256_storeu_ps,
+    load_words: _mm_loadu_si128,
+    load_bytes: _mm_loadl_epi64,
+    f16: _mm256_cvtph_ps,
+    bf16: bf16,
+    f8_e4m3: f8_e4m3,
+    i8: i8,
+    nibbles: nibbles,
 }

@@ -101,3 +101,168 @@ pub(super) fn tanh<S: Simd>(simd: S, x: S::Vector) -> S::Vector {
     let (_, less_one) = exp2(simd, twice);
     simd.div(less_one, simd.add(less_one, simd.splat(2.0)))
 }
+
+/// Implements [`Simd`] for an instruction set of x86: the same for both, but for the instructions.
+/// `load_words` and `load_bytes` load as many 16-bit and 8-bit elements as a vector has lanes.
+macro_rules! implement_simd {
+    (
+        $simd:ty, $vector:ty, $lanes:literal,
+        splat: $splat:ident, add: $add:ident, sub: $sub:ident, mul: $mul:ident, div: $div:ident, mul_add: $mul_add:ident, max: $max:ident, round: $round:ident, power_of_two: $power_of_two:ident, any_greater: $any_greater:ident, largest: $largest:ident, sums: $sums:ident, splat_f16: $splat_f16:ident, load: $load:ident, store: $store:ident, load_words: $load_words:ident, load_bytes: $load_bytes:ident, f16: $f16:ident, bf16: $bf16:ident, f8_e4m3: $f8_e4m3:ident, i8: $i8:ident, nibbles: $nibbles:ident $(,)?
+    ) => {
+        impl Simd for $simd {
+            type Vector = $vector;
+            const LANES: usize = $lanes;
+
+            #[inline(always)]
+            fn splat(self, value: f32) -> Self::Vector {
+                // SAFETY: the token exists, so the processor has the instructions.
+                unsafe { $splat(value) }
+            }
+
+            #[inline(always)]
+            fn add(self, a: Self::Vector, b: Self::Vector) -> Self::Vector {
+                // SAFETY: the token exists, so the processor has the instructions.
+                unsafe { $add(a, b) }
+            }
+
+            #[inline(always)]
+            fn sub(self, a: Self::Vector, b: Self::Vector) -> Self::Vector {
+                // SAFETY: the token exists, so the processor has the instructions.
+                unsafe { $sub(a, b) }
+            }
+
+            #[inline(always)]
+            fn mul(self, a: Self::Vector, b: Self::Vector) -> Self::Vector {
+                // SAFETY: the token exists, so the processor has the instructions.
+                unsafe { $mul(a, b) }
+            }
+
+            #[inline(always)]
+            fn div(self, a: Self::Vector, b: Self::Vector) -> Self::Vector {
+                // SAFETY: the token exists, so the processor has the instructions.
+                unsafe { $div(a, b) }
+            }
+
+            #[inline(always)]
+            fn mul_add(self, a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector {
+                // SAFETY: the token exists, so the processor has the instructions.
+                unsafe { $mul_add(a, b, c) }
+            }
+
+            #[inline(always)]
+            fn max(self, a: Self::Vector, b: Self::Vector) -> Self::Vector {
+                // SAFETY: the token exists, so the processor has the instructions.
+                unsafe { $max(a, b) }
+            }
+
+            #[inline(always)]
+            fn round(self, a: Self::Vector) -> Self::Vector {
+                // SAFETY: the token exists, so the processor has the instructions.
+                unsafe { $round(a) }
+            }
+
+            #[inline(always)]
+            fn power_of_two(self, n: Self::Vector) -> Self::Vector {
+                // SAFETY: the token exists, so the processor has the instructions.
+                unsafe { $power_of_two(n) }
+            }
+
+            #[inline(always)]
+            fn any_greater(self, a: Self::Vector, b: Self::Vector) -> bool {
+                // SAFETY: the token exists, so the processor has the instructions.
+                unsafe { $any_greater(a, b) }
+            }
+
+            #[inline(always)]
+            fn largest(self, a: Self::Vector) -> f32 {
+                // SAFETY: the token exists, so the processor has the instructions.
+                unsafe { $largest(a) }
+            }
+
+            #[inline(always)]
+            fn sums(self, vectors: [Self::Vector; 4]) -> [f32; 4] {
+                // SAFETY: the token exists, so the processor has the instructions.
+                unsafe { $sums(vectors) }
+            }
+
+            #[inline(always)]
+            unsafe fn splat_f16(self, from: *const u8) -> Self::Vector {
+                // SAFETY: the caller promises the element; any alignment will do.
+                let half = unsafe { from.cast::<i16>().read_unaligned() };
+                // SAFETY: the token exists, so the processor has the instructions.
+                unsafe { $splat_f16(half) }
+            }
+
+            #[inline(always)]
+            unsafe fn load_f32(self, from: *const u8) -> Self::Vector {
+                // SAFETY: the caller promises the elements; any alignment will do.
+                unsafe { $load(from.cast()) }
+            }
+
+            #[inline(always)]
+            unsafe fn load_f16(self, from: *const u8) -> Self::Vector {
+                // SAFETY: the caller promises the elements; any alignment will do.
+                let bits = unsafe { $load_words(from.cast()) };
+                // SAFETY: the token exists, so the processor has the instructions.
+                unsafe { $f16(bits) }
+            }
+
+            #[inline(always)]
+            unsafe fn load_bf16(self, from: *const u8) -> Self::Vector {
+                // SAFETY: the caller promises the elements; any alignment will do.
+                let bits = unsafe { $load_words(from.cast()) };
+                // SAFETY: the token exists, so the processor has the instructions.
+                unsafe { $bf16(bits) }
+            }
+
+            #[inline(always)]
+            unsafe fn load_f8_e4m3(self, from: *const u8) -> Self::Vector {
+                // SAFETY: the caller promises the elements; any alignment will do.
+                let bits = unsafe { $load_bytes(from.cast()) };
+                // SAFETY: the token exists, so the processor has the instructions.
+                unsafe { $f8_e4m3(bits) }
+            }
+
+            #[inline(always)]
+            unsafe fn load_i8(self, from: *const u8) -> Self::Vector {
+                // SAFETY: the caller promises the elements; any alignment will do.
+                let bits = unsafe { $load_bytes(from.cast()) };
+                // SAFETY: the token exists, so the processor has the instructions.
+                unsafe { $i8(bits) }
+            }
+
+            #[inline(always)]
+            unsafe fn load_nibbles(self, from: *const u8, high: bool) -> Self::Vector {
+                // SAFETY: the caller promises the elements; any alignment will do.
+                let bits = unsafe { $load_bytes(from.cast()) };
+                // SAFETY: the token exists, so the processor has the instructions.
+                unsafe { $nibbles(bits, high) }
+            }
+
+            #[inline(always)]
+            fn load(self, from: &[f32]) -> Self::Vector {
+                let from: &[f32; Self::LANES] = from.first_chunk().expect("a vector of values");
+                // SAFETY: the array holds a vector; any alignment will do.
+                unsafe { $load(from.as_ptr()) }
+            }
+
+            #[inline(always)]
+            fn store(self, to: &mut [f32], vector: Self::Vector) {
+                let to: &mut [f32; Self::LANES] = to.first_chunk_mut().expect("room for a vector");
+                // SAFETY: the array holds a vector; any alignment will do.
+                unsafe { $store(to.as_mut_ptr(), vector) }
+            }
+
+            #[inline(always)]
+            fn prefetch(self, address: *const u8) {
+                // SAFETY: a prefetch never faults.
+                unsafe {
+                    std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(
+                        address.cast(),
+                    )
+                }
+            }
+        }
+    };
+}
+pub(super) use implement_simd;
