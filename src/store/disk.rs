@@ -248,10 +248,7 @@ pub fn copy_all(from: &dyn DiskFile, to: &dyn DiskFile) -> io::Result<u64> {
 }
 
 fn copy_by_hand(from: &dyn DiskFile, to: &dyn DiskFile, length: u64) -> io::Result<u64> {
-    if let Some(bytes) = from.map_at_rest() {
-        to.write_all_at(&bytes, 0)?;
-        return Ok(bytes.len() as u64);
-    }
+    // Read and not mapped: a writer may still be there.
     let mut buffer = vec![0; COPY_BYTES];
     let mut copied = 0;
     while copied < length {

@@ -12,6 +12,7 @@ in_both_modes!(
     the_budget_holds_under_many_writers,
     what_is_used_stays_and_what_is_not_leaves,
     a_temporary_file_may_change_after_it_was_flushed,
+    a_file_may_shrink_while_it_is_flushed,
     rows_are_never_kept_in_memory,
     a_refused_page_goes_to_quarantine,
     a_page_that_is_larger_than_the_budget_goes_to_the_disk,
@@ -184,6 +185,32 @@ fn a_temporary_file_may_change_after_it_was_flushed(mode: Mode) {
     sync_directory(mount.path()).unwrap();
     mount.crash();
     assert!(std::fs::read(&path).unwrap() == page);
+}
+
+fn a_file_may_shrink_while_it_is_flushed(mode: Mode) {
+    let (mount, model) = prepared(mode, "64M");
+    let temporary = model.page_path(&mount, "chat", 0, 0).with_extension("tmp");
+    let file = open(&temporary, libc::O_RDWR | libc::O_CREAT).unwrap();
+    let content = fill(1, usize::try_from(PAGE_BYTES).unwrap());
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                file.write_all_at(&content, 0).unwrap();
+                file.set_len(0).unwrap();
+            }
+        });
+        for _ in 0..300 {
+            file.sync_all().unwrap();
+        }
+        done.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+    file.write_all_at(&content, 0).unwrap();
+    file.sync_all().unwrap();
+    assert!(std::fs::read(&temporary).unwrap() == content);
+    assert_eq!(mount.status("state"), "ok");
+    let moves = mount.metric(r#"kvfs_moves_total{from="ram",to="ssd"}"#);
+    assert!(moves > 100, "{moves} flushes only");
 }
 
 fn rows_are_never_kept_in_memory(mode: Mode) {
