@@ -65,7 +65,7 @@ Settings come from, in this order: arguments, -o, variables, the file named by -
   --ram                ram                 KVFS_RAM               0 (none)
   --log                log_file            KVFS_LOG_FILE          see below
                        log_level           KVFS_LOG, RUST_LOG     info
-                       threads             KVFS_THREADS           cores, 2 to 4
+                       threads             KVFS_THREADS           half the cores, 1 to 4
                        nonempty            KVFS_NONEMPTY          no
   --config             config (only -o)    KVFS_CONFIG            none
 

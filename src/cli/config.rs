@@ -140,7 +140,11 @@ fn validate(
              {COMMIT_INTERVAL_SECONDS_MAX} seconds"
         ));
     }
-    let threads = first.get(|l| l.threads).unwrap_or_else(default_threads);
+    let passthrough = match first.get(|l| l.passthrough) {
+        Some(false) => Passthrough::Off,
+        _ => Passthrough::Auto,
+    };
+    let threads = first.get(|l| l.threads).unwrap_or_else(|| default_threads(passthrough));
     if !(1..=THREADS_MAX).contains(&threads) {
         return Err(format!("threads is {threads}: must be from 1 to {THREADS_MAX}"));
     }
@@ -150,14 +154,13 @@ fn validate(
     }
     let log_level = first.get(|l| l.log_level.clone());
     super::logging::check_filter(log_level.as_deref())?;
-    let passthrough = first.get(|l| l.passthrough).unwrap_or(true);
     Ok(MountConfig {
         options: MountOptions {
             store,
             mountpoint,
             allow_other: first.get(|l| l.allow_other).unwrap_or(false),
             read_only: first.get(|l| l.read_only).unwrap_or(false),
-            passthrough: if passthrough { Passthrough::Auto } else { Passthrough::Off },
+            passthrough,
             kernel_options: kernel_options(layers)?,
             commit_interval: Duration::from_secs_f64(seconds),
             ram_bytes: first.get(|l| l.ram).map_or(0, |size| size.0),

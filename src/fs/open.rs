@@ -14,6 +14,10 @@ use crate::store::record::{FileRecord, Inode, InodeId, ObjectId, Role};
 /// writers, but learns only after an open with `O_RDONLY | O_TRUNC` that it should have refused.
 const EXECUTES: i32 = 0x20;
 
+/// Files up to this size are read where the request came in: it takes less time than another thread
+/// takes to wake up.
+const READ_AT_ONCE_BYTES: u64 = 256 << 10;
+
 /// An open file.
 #[derive(Debug)]
 pub struct Opened {
@@ -104,6 +108,17 @@ impl FileSystem {
         self.observer.opened(known.length);
         let handle = Handle::new(id, false, Served::Passthrough);
         Ok(Some(self.state().add_handle(handle)))
+    }
+
+    /// Whether opening a file for reading will read much of it first, to check it.
+    pub fn must_read_to_open(&self, id: InodeId) -> bool {
+        let state = self.state();
+        if state.nodes.get(&id).is_some_and(|node| node.verified.is_some()) {
+            return false;
+        }
+        let inode = state.metadata.inode(id).ok().flatten();
+        let file = inode.as_ref().and_then(Inode::file);
+        file.is_some_and(|file| file.size > READ_AT_ONCE_BYTES && !file.unsettled)
     }
 
     fn open_reader(

@@ -38,8 +38,8 @@ impl Callbacks {
         Callbacks { shared, slow }
     }
 
-    /// Runs what may wait for a commit beside the requests: two clients that fsync must not keep
-    /// everybody else from opening files.
+    /// Runs what may wait for a commit, for the disk or for another request beside the requests:
+    /// two clients that fsync must not keep everybody else from opening files.
     fn later(&self, job: impl FnOnce(&Shared) + Send + 'static) {
         let shared = Arc::clone(&self.shared);
         if let Err(full) = self.slow.try_send(Box::new(move || job(&shared))) {
@@ -181,15 +181,19 @@ impl Filesystem for Callbacks {
         new_name: &OsStr, flags: RenameFlags, reply: ReplyEmpty,
     ) {
         let _awake = self.linger.after_reply();
-        let outcome = self.call(Operation::Rename, |fs| {
-            fs.rename(&place(parent, name), &place(new_parent, new_name), flags.bits())
-        });
-        if let (Ok(Some(old)), Some(notifier)) = (&outcome, self.notifier.get()) {
-            // A negative offset spares the cached bytes, and with them every lock that the kernel
-            // holds while it waits for this answer. An inode that it has forgotten is no error.
-            let _ = notifier.inval_inode(INodeNo(old.0), -1, 0);
-        }
-        Shared::reply_empty(reply, outcome.map(drop));
+        let (from, to) = (place(parent, name), place(new_parent, new_name));
+        let waits = self.fs.awaits_release(&from);
+        let answer = move |shared: &Shared| {
+            let outcome = shared.call(Operation::Rename, |fs| fs.rename(&from, &to, flags.bits()));
+            if let (Ok(Some(old)), Some(notifier)) = (&outcome, shared.notifier.get()) {
+                // A negative offset spares the cached bytes, and with them every lock that the
+                // kernel holds while it waits for this answer. An inode that it has forgotten is
+                // no error.
+                let _ = notifier.inval_inode(INodeNo(old.0), -1, 0);
+            }
+            Shared::reply_empty(reply, outcome.map(drop));
+        };
+        if waits { self.later(answer) } else { answer(self) }
     }
 
     fn link(
@@ -250,7 +254,7 @@ impl Filesystem for Callbacks {
             let handle = FileHandle(handle);
             return reply.opened_passthrough(handle, FopenFlags::FOPEN_NOFLUSH, &id);
         }
-        if reads_only {
+        if reads_only && !self.fs.must_read_to_open(inode(number)) {
             self.answer_open(number, flags, reply);
         } else {
             self.later(move |shared| shared.answer_open(number, flags, reply));

@@ -7,6 +7,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::StoreError;
+use super::format;
 use super::layer::Layer;
 
 pub(super) const RECORDS: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("records");
@@ -45,12 +46,10 @@ impl Writer {
 }
 
 /// Opens or creates the database.
-pub(super) fn open_database(
-    backend: Box<dyn redb::StorageBackend>,
-) -> Result<Database, StoreError> {
+pub(super) fn open_database(backend: Backend) -> Result<Database, StoreError> {
     let mut builder = redb::Builder::new();
     builder.set_cache_size(CACHE_BYTES);
-    Ok(builder.create_with_backend(Backend(backend))?)
+    Ok(builder.create_with_backend(backend)?)
 }
 
 /// A write transaction whose commit makes a later open after a crash fast: without quick repair
@@ -69,27 +68,31 @@ pub(super) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, StoreError>
     postcard::from_bytes(bytes).map_err(|error| StoreError::Corrupt(format!("a record: {error}")))
 }
 
-/// redb takes its backend by value; ours is chosen at run time.
+/// Where the database lies. It holds the store's lock: redb changes the length of the file when it
+/// closes it, and whoever opened the file before that would find header and length at odds.
 #[derive(Debug)]
-struct Backend(Box<dyn redb::StorageBackend>);
+pub(crate) struct Backend {
+    pub(super) storage: Box<dyn redb::StorageBackend>,
+    pub(super) _lock: Arc<format::Lock>,
+}
 
 impl redb::StorageBackend for Backend {
     fn len(&self) -> std::io::Result<u64> {
-        self.0.len()
+        self.storage.len()
     }
     fn read(&self, offset: u64, out: &mut [u8]) -> std::io::Result<()> {
-        self.0.read(offset, out)
+        self.storage.read(offset, out)
     }
     fn set_len(&self, length: u64) -> std::io::Result<()> {
-        self.0.set_len(length)
+        self.storage.set_len(length)
     }
     fn sync_data(&self) -> std::io::Result<()> {
-        self.0.sync_data()
+        self.storage.sync_data()
     }
     fn write(&self, offset: u64, data: &[u8]) -> std::io::Result<()> {
-        self.0.write(offset, data)
+        self.storage.write(offset, data)
     }
     fn close(&self) -> std::io::Result<()> {
-        self.0.close()
+        self.storage.close()
     }
 }

@@ -122,6 +122,19 @@ mod tests {
     }
 
     #[test]
+    fn the_lock_outlives_the_database() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("store");
+        let store = Store::open_or_create(&path).unwrap();
+        let backend = store.database(store.disk.metadata().unwrap());
+        let metadata = crate::store::metadata::Metadata::open(backend).unwrap();
+        drop(store);
+        assert!(matches!(Store::open(&path), Err(StoreError::Locked(_))));
+        drop(metadata);
+        Store::open(&path).unwrap();
+    }
+
+    #[test]
     fn a_directory_with_other_files_is_left_alone() {
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join("thesis.tex"), "").unwrap();

@@ -112,12 +112,9 @@ pub fn run(
 }
 
 fn open(store: &Store, options: &FsckOptions) -> Result<(Records, bool), StoreError> {
-    let backend = store.disk.metadata()?;
-    if options.repair {
-        Records::open(backend)
-    } else {
-        Records::open(Box::new(Overlay::new(backend)?))
-    }
+    let storage = store.disk.metadata()?;
+    let storage = if options.repair { storage } else { Box::new(Overlay::new(storage)?) };
+    Records::open(store.database(storage))
 }
 
 /// The database itself is beyond reading.

@@ -21,7 +21,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::StoreError;
-use super::database::{RECORDS, Writer, begin_durable, decode, encode, open_database};
+use super::database::{Backend, RECORDS, Writer, begin_durable, decode, encode, open_database};
 use super::keys;
 use super::layer::{Layer, Record, merge};
 use super::record::{Entry, Inode, InodeId, ObjectId, ObjectKind, ObjectRecord, Totals};
@@ -55,7 +55,7 @@ pub(crate) struct Metadata {
 
 impl Metadata {
     /// Opens or creates the database on a store's disk and starts a new epoch of numbers.
-    pub(crate) fn open(backend: Box<dyn redb::StorageBackend>) -> Result<Metadata, StoreError> {
+    pub(crate) fn open(backend: Backend) -> Result<Metadata, StoreError> {
         let database = open_database(backend)?;
         let transaction = begin_durable(&database)?;
         let (epoch, was_clean) = {

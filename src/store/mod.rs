@@ -34,6 +34,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::tier::ram::RamTier;
+use database::Backend;
 use disk::{Access, Disk, DiskFile, DiskPath};
 use record::ObjectId;
 
@@ -125,7 +126,7 @@ pub struct Store {
     /// Copies in memory, and what the next commit will write to the disk.
     pub ram: Option<Arc<RamTier>>,
     path: PathBuf,
-    _lock: Arc<format::Lock>,
+    lock: Arc<format::Lock>,
 }
 
 impl Store {
@@ -140,12 +141,17 @@ impl Store {
         let lock = format::lock(path)?;
         let disk = Arc::new(local_disk::LocalDisk::open(path)?);
         format::check(disk.as_ref(), path)?;
-        Ok(Store { disk, ram: None, path: path.to_owned(), _lock: Arc::new(lock) })
+        Ok(Store { disk, ram: None, path: path.to_owned(), lock: Arc::new(lock) })
     }
 
     /// Where the store is.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The database in `storage`, which keeps the store locked until it is closed.
+    pub(crate) fn database(&self, storage: Box<dyn redb::StorageBackend>) -> Backend {
+        Backend { storage, _lock: Arc::clone(&self.lock) }
     }
 
     /// Makes the file of a new object in `staging/`.

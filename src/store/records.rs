@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use redb::{Database, ReadableDatabase, TableError};
 
-use super::database::{RECORDS, begin_durable, open_database};
+use super::database::{Backend, RECORDS, begin_durable, open_database};
 use super::{StoreError, keys};
 
 /// Changed records by key; `None` means "removed".
@@ -20,9 +20,7 @@ pub(crate) struct Records {
 impl Records {
     /// Opens it without starting a new epoch, reads all of it and compares its own checksums.
     /// The flag is false if it had to go back to its last sound commit.
-    pub(crate) fn open(
-        backend: Box<dyn redb::StorageBackend>,
-    ) -> Result<(Records, bool), StoreError> {
+    pub(crate) fn open(backend: Backend) -> Result<(Records, bool), StoreError> {
         // redb meets some kinds of damage with a panic.
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             let mut database = open_database(backend)?;

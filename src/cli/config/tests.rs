@@ -25,7 +25,7 @@ fn resolved(
 #[test]
 fn defaults() {
     let config = resolved(Layer::default(), "", &[], "").unwrap();
-    let threads = crate::fuse::default_threads();
+    let threads = crate::fuse::default_threads(crate::fuse::Passthrough::Auto);
     let expected = format!(
         "# store = \"/store\"\n# mountpoint = \"/mnt\"\nallow_other = false\n\
          read_only = false\npassthrough = true\nnonempty = false\ncommit_interval = 1.0\n\
@@ -42,7 +42,7 @@ fn the_earlier_source_counts() {
         let config = resolved(layer, dash_o, &[("KVFS_THREADS", variable)], file).unwrap();
         assert_eq!(config.options.threads, expected);
     }
-    check(None, "", "", "", crate::fuse::default_threads());
+    check(None, "", "", "", crate::fuse::default_threads(crate::fuse::Passthrough::Auto));
     check(None, "", "", "threads = 5", 5);
     check(None, "", "6", "threads = 5", 6);
     check(None, "threads=7", "6", "threads = 5", 7);
