@@ -73,6 +73,19 @@ pub(crate) fn map_populated(file: &File) -> io::Result<Mmap> {
     Ok(map)
 }
 
+/// Lets everybody else have the processor and the disk before this thread: for work that nobody
+/// waits for. It must hold no lock that others need.
+pub(crate) fn be_idle() {
+    /// `ioprio_set(2)`: of one thread, here the calling one.
+    const WHO_THREAD: libc::c_long = 1;
+    /// The class that is served when nobody else asks.
+    const CLASS_IDLE: libc::c_long = 3 << 13;
+    // SAFETY: an integer call that touches no memory; 0 is the calling thread.
+    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 19) };
+    // SAFETY: the same. A kernel without it leaves the disk's order as it is.
+    unsafe { libc::syscall(libc::SYS_ioprio_set, WHO_THREAD, 0, CLASS_IDLE) };
+}
+
 /// Opens a path beneath a directory without following a symbolic link, so that nothing planted
 /// there leads out of it. `mode` is that of a file that is made.
 pub(crate) fn open_beneath(

@@ -183,7 +183,7 @@ fn what_mount_and_umount_of_the_system_expect() {
     mount("STORE MNT -o rw,noexec,_netdev,nofail,x-systemd.automount", 0, "");
     assert!(place.is_mounted());
     mount("STORE MNT -o rw", 32, "already has the store");
-    mount("STORE MNT -o rw,ssd=1G", 1, "unknown mount option \"ssd=1G\"");
+    mount("STORE MNT -o rw,nvme=1G", 1, "unknown mount option \"nvme=1G\"");
     mount("STORE", 1, "usage: mount.kvfs");
     place.check("umount.fuse.kvfs", "MNT -v", 0, "");
     place.check("umount.fuse.kvfs", "MNT", 32, "is not a mountpoint of kvfs");
@@ -211,7 +211,9 @@ fn a_mount_that_cannot_be_says_why() {
     check("mount other other", 1, "both store and mountpoint");
     check("mount --config absent.toml STORE MNT", 1, "absent.toml");
     check("mount --commit-interval 0 STORE MNT", 2, "must be from");
-    check("mount --ssd 1G STORE MNT", 2, "unexpected argument");
+    check("mount --nvme 1G STORE MNT", 2, "unexpected argument");
+    check("mount --ssd 1G STORE MNT", 2, "is set, but no remote");
+    check("mount --remote gs://bucket STORE MNT", 2, "remote: ");
     check("mount --ram 1X STORE MNT", 2, "is no size");
     check("umount /proc", 1, "is a mount of type proc, not of kvfs");
     assert!(!place.is_mounted());

@@ -63,6 +63,10 @@ Settings come from, in this order: arguments, -o, variables, the file named by -
   --no-passthrough     passthrough         KVFS_PASSTHROUGH       yes
   --commit-interval    commit_interval     KVFS_COMMIT_INTERVAL   1 (seconds)
   --ram                ram                 KVFS_RAM               0 (none)
+  --remote             remote              KVFS_REMOTE            none
+  --ssd                ssd                 KVFS_SSD               no limit
+  --remote-bandwidth   remote_bandwidth    KVFS_REMOTE_BANDWIDTH  no limit (bytes per second)
+  --cold               cold                KVFS_COLD              none
   --log                log_file            KVFS_LOG_FILE          see below
                        log_level           KVFS_LOG, RUST_LOG     info
                        threads             KVFS_THREADS           half the cores, 1 to 4
@@ -108,6 +112,19 @@ pub(crate) struct MountArguments {
     /// Memory for pages: new ones are written there first, then to the store [default: 0]
     #[arg(long, value_name = "SIZE")]
     ram: Option<Size>,
+    /// Where objects go in the background: a shared directory, or `s3://BUCKET/PREFIX` with
+    /// the `AWS_*` variables
+    #[arg(long, value_name = "DIR|s3://...")]
+    remote: Option<String>,
+    /// Disk space for objects: beyond it, those that the remote has leave [default: no limit]
+    #[arg(long, value_name = "SIZE")]
+    ssd: Option<Size>,
+    /// Bytes per second to and from the remote [default: no limit]
+    #[arg(long, value_name = "SIZE")]
+    remote_bandwidth: Option<Size>,
+    /// How copies in the remote are encoded: none, zstd, zstd:LEVEL [default: none]
+    #[arg(long, value_name = "ENCODING")]
+    cold: Option<String>,
     /// Mount options as in fstab
     #[arg(short = 'o', value_name = "OPTIONS")]
     options: Vec<String>,
@@ -135,12 +152,28 @@ impl MountArguments {
                 passthrough: self.no_passthrough.then_some(false),
                 commit_interval: self.commit_interval,
                 ram: self.ram,
+                ssd: self.ssd,
+                remote: self.remote.map(absolute).transpose()?,
+                remote_bandwidth: self.remote_bandwidth,
+                cold: self.cold,
                 log_file,
                 ..Layer::default()
             },
         };
         config::resolve(named, dash_o, &|name| std::env::var_os(name))
     }
+}
+
+/// A directory named on the command line is relative to where the user is.
+fn absolute(remote: String) -> Result<String, Failure> {
+    if remote.contains("://") || remote.is_empty() {
+        return Ok(remote);
+    }
+    let path = std::path::absolute(&remote);
+    let path = path.map_err(|error| Failure::Usage(format!("--remote {remote}: {error}")))?;
+    path.into_os_string()
+        .into_string()
+        .map_err(|_| Failure::Usage(format!("--remote {remote}: the path is not UTF-8")))
 }
 
 /// `kvfs umount`.

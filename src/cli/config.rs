@@ -5,6 +5,7 @@
 //! two opposites the one from the earlier source counts.
 
 use std::ffi::OsString;
+use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -13,11 +14,14 @@ use serde::Deserialize;
 use super::options::{self, is_effective, kernel_flag, number, push_kernel_flag, size, yes_or_no};
 use super::output::Failure;
 use super::size::Size;
-use crate::fuse::{MountOptions, Passthrough, default_threads};
+use crate::fuse::{MountOptions, Passthrough, RemoteOptions, default_threads};
+use crate::tier::encoding::ColdEncoding;
 
 /// Threads that answer the kernel: with passthrough they only open and close files.
 /// More than this never helped, and each has a buffer of 16 MiB.
 const THREADS_MAX: usize = 64;
+/// A budget below a few pages would make every open fetch what the last one pushed out.
+const SSD_BYTES_MIN: u64 = 16 << 20;
 /// What a crash may lose by default.
 const DEFAULT_COMMIT_INTERVAL_SECONDS: f64 = 1.0;
 /// A durable commit takes about a millisecond; more often than this the disk does nothing else.
@@ -41,6 +45,14 @@ pub(crate) struct Layer {
     pub commit_interval: Option<f64>,
     /// Bytes of pages that are kept in memory.
     pub ram: Option<Size>,
+    /// Bytes of objects that stay on the store's disk.
+    pub ssd: Option<Size>,
+    /// A directory that machines share, or `s3://bucket/prefix`.
+    pub remote: Option<String>,
+    /// Bytes per second to and from the remote.
+    pub remote_bandwidth: Option<Size>,
+    /// `none`, `zstd`, `zstd:LEVEL`, `q8_0` or `q4_0`.
+    pub cold: Option<String>,
     /// Threads that answer the kernel.
     pub threads: Option<usize>,
     /// Where the log goes.
@@ -77,7 +89,7 @@ impl MountConfig {
         let log_level = log_level.map(|level| format!("log_level = {}\n", text(level)));
         format!(
             "# store = {}\n# mountpoint = {}\nallow_other = {}\nread_only = {}\npassthrough = {}\n\
-             nonempty = {}\ncommit_interval = {:?}\nram = {}\nthreads = {}\noptions = {:?}\n{}{}",
+             nonempty = {}\ncommit_interval = {:?}\nram = {}\nthreads = {}\noptions = {:?}\n{}{}{}",
             text(&options.store),
             text(&options.mountpoint),
             options.allow_other,
@@ -88,10 +100,22 @@ impl MountConfig {
             options.ram_bytes,
             options.threads,
             options.kernel_options,
+            options.remote.as_ref().map(remote_toml).unwrap_or_default(),
             log_file.unwrap_or_default(),
             log_level.unwrap_or_default(),
         )
     }
+}
+
+fn remote_toml(remote: &RemoteOptions) -> String {
+    let mut text = format!(
+        "remote = {}\ncold = \"{}\"\n",
+        serde_json::Value::from(remote.place.to_string()),
+        remote.cold
+    );
+    text.extend(remote.ssd_bytes.map(|bytes| format!("ssd = {bytes}\n")));
+    text.extend(remote.bandwidth.map(|bytes| format!("remote_bandwidth = {bytes}\n")));
+    text
 }
 
 /// What the caller names: the parts that no other source can give.
@@ -164,6 +188,7 @@ fn validate(
             kernel_options: kernel_options(layers)?,
             commit_interval: Duration::from_secs_f64(seconds),
             ram_bytes: first.get(|l| l.ram).map_or(0, |size| size.0),
+            remote: remote_options(&first)?,
             threads,
             config_text: String::new(),
         },
@@ -172,6 +197,41 @@ fn validate(
         log_file,
         log_level,
     })
+}
+
+fn remote_options(first: &Layers<'_>) -> Result<Option<RemoteOptions>, String> {
+    let (ssd, cold) = (first.get(|l| l.ssd), first.get(|l| l.cold.clone()));
+    let bandwidth = first.get(|l| l.remote_bandwidth);
+    let Some(place) = first.get(|l| l.remote.clone()).filter(|place| !place.is_empty()) else {
+        let alone = [("ssd", ssd.is_some()), ("cold", cold.is_some())];
+        let alone = alone.into_iter().chain([("remote_bandwidth", bandwidth.is_some())]);
+        return match alone.into_iter().find(|(_, given)| *given) {
+            Some((name, _)) => Err(format!(
+                "{name} is set, but no remote: there is nowhere for objects to go (remote=...)"
+            )),
+            None => Ok(None),
+        };
+    };
+    let bandwidth = match bandwidth.map(|size| size.0) {
+        Some(0) => return Err("remote_bandwidth is 0: nothing would ever move".to_owned()),
+        bandwidth => bandwidth.and_then(NonZeroU64::new),
+    };
+    let ssd_bytes = ssd.map(|size| size.0);
+    if let Some(bytes) = ssd_bytes.filter(|bytes| *bytes < SSD_BYTES_MIN) {
+        return Err(format!("ssd is {bytes}: must be at least {SSD_BYTES_MIN} bytes"));
+    }
+    let cold: ColdEncoding = match cold {
+        Some(text) => match text.parse() {
+            Ok(ColdEncoding::Quantised(_)) => {
+                return Err(format!("cold is {text}: only none and zstd can be mounted so far"));
+            }
+            Ok(cold) => cold,
+            Err(error) => return Err(format!("cold: {error}")),
+        },
+        None => ColdEncoding::None,
+    };
+    let place = place.parse().map_err(|error| format!("remote: {error}"))?;
+    Ok(Some(RemoteOptions { place, ssd_bytes, cold, bandwidth }))
 }
 
 /// The sources in their order.
@@ -226,6 +286,12 @@ fn environment_layer(environment: &dyn Fn(&str) -> Option<OsString>) -> Result<L
             .map(|value| number("KVFS_COMMIT_INTERVAL", &value))
             .transpose()?,
         ram: text("KVFS_RAM")?.map(|value| size("KVFS_RAM", &value)).transpose()?,
+        ssd: text("KVFS_SSD")?.map(|value| size("KVFS_SSD", &value)).transpose()?,
+        remote: text("KVFS_REMOTE")?,
+        remote_bandwidth: text("KVFS_REMOTE_BANDWIDTH")?
+            .map(|value| size("KVFS_REMOTE_BANDWIDTH", &value))
+            .transpose()?,
+        cold: text("KVFS_COLD")?,
         threads: text("KVFS_THREADS")?.map(|value| number("KVFS_THREADS", &value)).transpose()?,
         log_file: environment("KVFS_LOG_FILE").map(PathBuf::from),
         log_level: match text("KVFS_LOG")? {

@@ -63,6 +63,13 @@ fn to_text(found: &fsck::Report) -> String {
             left.staged, left.unsettled, left.unreferenced
         );
     }
+    if found.only_remote > 0 {
+        let _ = writeln!(
+            text,
+            "not errors: {} objects are only in the remote, which was not asked",
+            found.only_remote
+        );
+    }
     let count = found.findings.len();
     let read = bytes(found.bytes_read);
     let _ = writeln!(
@@ -88,6 +95,7 @@ fn to_json(found: &fsck::Report) -> serde_json::Value {
         "inodes": found.inodes,
         "objects": found.objects,
         "bytes_read": found.bytes_read,
+        "only_remote": found.only_remote,
         "leftovers": {
             "staged": found.leftovers.staged,
             "unsettled": found.leftovers.unsettled,

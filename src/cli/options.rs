@@ -94,11 +94,19 @@ fn apply(parsed: &mut Parsed, option: &str) -> Result<bool, String> {
         ("nonempty", value) => layer.nonempty = Some(yes_or_no(key, value)?),
         ("commit_interval", Some(value)) => layer.commit_interval = Some(number(key, value)?),
         ("ram", Some(value)) => layer.ram = Some(size(key, value)?),
+        ("ssd", Some(value)) => layer.ssd = Some(size(key, value)?),
+        ("remote", Some(value)) => layer.remote = Some(value.to_owned()),
+        ("remote_bandwidth", Some(value)) => layer.remote_bandwidth = Some(size(key, value)?),
+        ("cold", Some(value)) => layer.cold = Some(value.to_owned()),
         ("threads", Some(value)) => layer.threads = Some(number(key, value)?),
         ("log_file", Some(value)) => layer.log_file = Some(PathBuf::from(value)),
         ("log_level", Some(value)) => layer.log_level = Some(value.to_owned()),
         ("config", Some(value)) => parsed.config = Some(PathBuf::from(value)),
-        ("commit_interval" | "ram" | "threads" | "log_file" | "log_level" | "config", None) => {
+        (
+            "commit_interval" | "ram" | "ssd" | "remote" | "remote_bandwidth" | "cold" | "threads"
+            | "log_file" | "log_level" | "config",
+            None,
+        ) => {
             return Err(format!("option {key} needs a value: {key}=..."));
         }
         _ => return Ok(false),
@@ -186,6 +194,16 @@ mod tests {
             },
         );
         check(
+            "ssd=1T,remote=s3://bucket/a,remote_bandwidth=100M,cold=zstd:5",
+            Layer {
+                ssd: Some(Size(1 << 40)),
+                remote: Some("s3://bucket/a".to_owned()),
+                remote_bandwidth: Some(Size(100 << 20)),
+                cold: Some("zstd:5".to_owned()),
+                ..Layer::default()
+            },
+        );
+        check(
             "log_file=/var/log/a=b.log,log_level=debug",
             Layer {
                 log_file: Some(PathBuf::from("/var/log/a=b.log")),
@@ -213,7 +231,7 @@ mod tests {
             assert_eq!(parse(&[list]).unwrap().unknown.as_deref(), unknown, "{list}");
         }
         check("rw,alow_other,foo", Some("alow_other"));
-        check("ssd=4G", Some("ssd=4G"));
+        check("nvme=4G", Some("nvme=4G"));
         check("ro=yes", Some("ro=yes"));
         check("uid=1000", Some("uid=1000"));
         check("x-anything=at,all", Some("all"));

@@ -4,6 +4,7 @@
 use std::io;
 
 use crate::store::StoreError;
+use crate::tier::remote::RemoteError;
 
 /// An operation's failure.
 #[derive(Debug)]
@@ -54,6 +55,8 @@ pub enum FsError {
     NoSuchOffset,
     /// The disk failed.
     Io(io::Error),
+    /// The remote did not give what only it has.
+    Remote(RemoteError),
     /// The metadata failed.
     Store(StoreError),
 }
@@ -85,13 +88,15 @@ impl FsError {
             FsError::Io(error) | FsError::Store(StoreError::Io(error)) => {
                 error.raw_os_error().unwrap_or(libc::EIO)
             }
-            FsError::Corrupt | FsError::Store(_) => libc::EIO,
+            FsError::Remote(RemoteError::Local(error)) => error.raw_os_error().unwrap_or(libc::EIO),
+            FsError::Remote(RemoteError::Timeout(_)) => libc::ETIMEDOUT,
+            FsError::Corrupt | FsError::Remote(_) | FsError::Store(_) => libc::EIO,
         }
     }
 
     /// Whether the daemon's log should have it: the caller did nothing wrong.
     pub fn is_internal(&self) -> bool {
-        matches!(self, FsError::Corrupt | FsError::Io(_) | FsError::Store(_))
+        matches!(self, FsError::Corrupt | FsError::Io(_) | FsError::Store(_) | FsError::Remote(_))
     }
 }
 
@@ -100,6 +105,7 @@ impl std::fmt::Display for FsError {
         match self {
             FsError::Io(error) => write!(formatter, "{error}"),
             FsError::Store(error) => write!(formatter, "{error}"),
+            FsError::Remote(error) => write!(formatter, "{error}"),
             other => write!(formatter, "{}", io::Error::from_raw_os_error(other.errno())),
         }
     }

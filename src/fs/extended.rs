@@ -5,6 +5,7 @@
 use super::{FileSystem, FsError, views};
 use crate::page::Checksum;
 use crate::store::record::{InodeId, Role, Time};
+use crate::tier::counters::Tier;
 
 /// What the daemon answers itself.
 const OWN_PREFIX: &[u8] = b"user.kvfs.";
@@ -31,11 +32,21 @@ impl FileSystem {
         let text = match name {
             b"tier" => {
                 let object = state.current_object(id, file).ok_or(FsError::NoAttribute)?;
-                let in_ram = self.store.ram.as_ref().is_some_and(|ram| ram.holds(object));
-                if in_ram { "ram" } else { "ssd" }.to_owned()
+                self.tier_of(object).to_string()
             }
-            b"encoding" => "raw".to_owned(),
-            b"stored_bytes" => state.attributes_of(&self.store, id, &inode)?.size.to_string(),
+            b"encoding" | b"stored_bytes" => {
+                let object = state.current_object(id, file).ok_or(FsError::NoAttribute)?;
+                let remote = match self.tier_of(object) {
+                    Tier::Remote => state.metadata.remote_copy(object)?,
+                    Tier::Ram | Tier::Ssd => None,
+                };
+                match (name, remote) {
+                    (b"encoding", Some(copy)) => copy.encoding.extension().to_owned(),
+                    (b"encoding", None) => "raw".to_owned(),
+                    (_, Some(copy)) => copy.stored_bytes.to_string(),
+                    (_, None) => state.attributes_of(&self.store, id, &inode)?.size.to_string(),
+                }
+            }
             b"checksum" => {
                 let object = file.object.ok_or(FsError::NoAttribute)?;
                 let stored = state.metadata.object(object)?.and_then(|record| record.checksum);

@@ -16,26 +16,33 @@
 //! | `setattr`, `extended` | attributes |
 //! | `list` | readdir |
 //! | `sync` | fsync, the group commit |
+//! | `residency` | fetching what only the remote has |
+//! | `demotion`, `manifest_of_names` | moving towards the remote |
+//! | `tiers` | what those share, and what is told of them |
 //! | `views` | `.kvfs/` |
 
 mod append;
 pub(crate) mod attributes;
 pub(crate) mod classify;
 mod create;
+mod demotion;
 mod error;
 mod extended;
 mod link;
 mod list;
 mod lookup;
+mod manifest_of_names;
 mod open;
 mod publish;
 mod remove;
 mod rename;
+mod residency;
 mod setattr;
 mod settle;
 mod spare;
 mod state;
 mod sync;
+mod tiers;
 mod transfer;
 mod views;
 
@@ -43,16 +50,19 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 
 pub use attributes::{Attributes, Caller, Found, Place};
 pub use create::{Created, NewNode};
+pub use demotion::Mover;
 pub use error::FsError;
 pub use list::{Listed, Listing};
 pub use lookup::Lookup;
 pub use open::{Opened, OpenedBy};
 pub use setattr::{NewTime, SetAttributes};
+pub use tiers::Tiers;
 
 use crate::observe::Observer;
 use crate::store::record::{DirectoryClass, Entry, Inode, InodeId, Kind, Time};
 use crate::store::recovery::{self, Recovered};
 use crate::store::{Store, StoreError, metadata::Life, metadata::Metadata};
+use crate::tier::ram::LetGo;
 use state::State;
 
 /// Longest name, as on every Linux filesystem.
@@ -98,6 +108,10 @@ pub struct FileSystem {
     observer: Arc<Observer>,
     io_mode: OnceLock<IoMode>,
     invalidations: crossbeam_channel::Sender<Invalidation>,
+    /// The remote, if there is one, and what leaves for it.
+    tiers: Option<Tiers>,
+    /// Makes the kernel forget a backing file that it keeps for the next open.
+    let_go: OnceLock<LetGo>,
 }
 
 impl FileSystem {
@@ -121,6 +135,8 @@ impl FileSystem {
             observer,
             io_mode: OnceLock::new(),
             invalidations,
+            tiers: None,
+            let_go: OnceLock::new(),
         };
         Ok((file_system, recovered))
     }

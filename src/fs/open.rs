@@ -85,6 +85,7 @@ impl FileSystem {
             return Err(FsError::Busy);
         }
         drop(state);
+        self.make_resident(id)?;
         if file.role.is_append_only() {
             self.open_append(id, writes, truncates)
         } else if truncates {
@@ -134,6 +135,9 @@ impl FileSystem {
         let outcome = self.open_verified(id, inode, (object, settled), verified);
         if let Ok((_, stat)) = &outcome {
             self.observer.opened(stat.length);
+            if let Some(tiers) = &self.tiers {
+                tiers.ssd.used(object, stat.length);
+            }
         }
         let mut state = self.state();
         if let Some(node) = state.nodes.get_mut(&id) {
@@ -159,18 +163,23 @@ impl FileSystem {
         &self, id: InodeId, inode: &Inode, (object, settled): (ObjectId, bool),
         verified: Option<(ObjectId, FileStat)>,
     ) -> Result<(Box<dyn DiskFile>, FileStat), FsError> {
-        let opened = self.store.open_object(object, Access::Read).map_err(|error| {
-            if error.kind() == std::io::ErrorKind::NotFound {
-                self.corrupt(id, object, "its file is missing from the store")
-            } else {
-                FsError::Io(error)
-            }
-        })?;
+        let role = inode.file().ok_or(FsError::Invalid)?.role;
+        let opened = self.open_resident((id, role), object, Access::Read)?;
         let stat = opened.stat()?;
         let known = verified.is_some_and(|(_, known)| known.is_same_content(&stat));
-        if settled && !known {
-            self.verify(id, inode, object, opened.as_ref())?;
+        if !settled || known {
+            return Ok((opened, stat));
         }
+        let Err(damage) = self.verify(id, inode, object, opened.as_ref()) else {
+            return Ok((opened, stat));
+        };
+        drop(opened);
+        if !matches!(damage, FsError::Corrupt) || !self.replace_damaged((id, role), object)? {
+            return Err(damage);
+        }
+        let opened = self.open_resident((id, role), object, Access::Read)?;
+        self.verify(id, inode, object, opened.as_ref())?;
+        let stat = opened.stat()?;
         Ok((opened, stat))
     }
 
@@ -211,7 +220,7 @@ impl FileSystem {
     }
 
     /// Tells that stored bytes are not what they should be.
-    fn corrupt(&self, id: InodeId, object: ObjectId, why: &str) -> FsError {
+    pub(super) fn corrupt(&self, id: InodeId, object: ObjectId, why: &str) -> FsError {
         let name = self.state().any_path(id);
         let name = name.unwrap_or_else(|| format!("inode {}", id.0));
         self.observer.corrupt(&format!("{name}: object {object}: {why}"));
@@ -269,6 +278,10 @@ impl FileSystem {
         }
         if let Some(node) = state.nodes.get_mut(&id) {
             node.verified = None;
+        }
+        if let Some(tiers) = &self.tiers {
+            state.metadata.forget_remote_copy(object)?;
+            tiers.ssd.forget(object);
         }
         let promised = record.is_some_and(|record| record.checksum.is_some());
         let staged = state.metadata.staged.contains(&object);

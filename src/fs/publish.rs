@@ -230,6 +230,7 @@ impl FileSystem {
     /// The bytes of a file for another inode: the object itself if nobody else can reach it, else
     /// a copy. Returns the file's record, the object, and whether it was taken from the file.
     pub(super) fn take_over(&self, id: InodeId) -> Result<(Inode, ObjectId, bool), FsError> {
+        self.make_resident(id)?;
         let mut state = self.wait_for_release(self.state_to_change()?, id);
         let mut source = state.inode(id)?;
         let replaced = state.adopt(id, &mut source)?;
@@ -457,5 +458,9 @@ pub(super) fn model_directory(state: &State, directory: InodeId) -> Result<Inode
 }
 
 fn stored_kind(role: Role) -> ObjectKind {
-    if matches!(role, Role::Page(_)) { ObjectKind::Page } else { ObjectKind::File }
+    match role {
+        Role::Page(_) => ObjectKind::Page,
+        Role::Manifest => ObjectKind::Manifest,
+        Role::Plain | Role::Tail { .. } | Role::Tokens => ObjectKind::File,
+    }
 }

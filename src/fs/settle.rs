@@ -84,15 +84,17 @@ impl FileSystem {
         !state.nodes.get(&id).is_none_or(settled)
     }
 
-    /// Whether a rename of this file may have to wait for a release: not on the thread that would
-    /// receive it.
-    pub fn awaits_release(&self, from: &Place) -> bool {
+    /// Whether a rename of this file may have to wait for its release, which the same thread would
+    /// receive, or for the remote.
+    pub fn rename_waits(&self, from: &Place) -> bool {
         let state = self.state();
         let Ok(Some(entry)) = state.entry(from.parent, &from.name) else {
             return false;
         };
-        state.unsettled.contains_key(&entry.inode)
-            && !state.nodes.get(&entry.inode).is_none_or(Node::all_released)
+        let is_released = state.nodes.get(&entry.inode).is_none_or(Node::all_released);
+        let is_awaited = state.unsettled.contains_key(&entry.inode) && !is_released;
+        drop(state);
+        is_awaited || self.waits_for_remote(entry.inode)
     }
 
     /// Waits until every writer that has closed its descriptors is gone.

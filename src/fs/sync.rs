@@ -167,6 +167,9 @@ impl FileSystem {
                 if let Err(error) = self.store.remove_object(object) {
                     log::warn!("object {object} could not be removed: {error}");
                 }
+                if let Some(tiers) = &self.tiers {
+                    tiers.ssd.forget(object);
+                }
             }
             return Ok(());
         };

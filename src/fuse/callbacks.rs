@@ -31,11 +31,22 @@ pub(super) struct Callbacks {
     shared: Arc<Shared>,
     /// Takes what may wait for the disk; closed when the kernel has let the mount go.
     slow: Sender<Job>,
+    /// Takes what waits for the remote.
+    fetches: Sender<Job>,
 }
 
 impl Callbacks {
-    pub(super) fn new(shared: Arc<Shared>, slow: Sender<Job>) -> Callbacks {
-        Callbacks { shared, slow }
+    pub(super) fn new(shared: Arc<Shared>, slow: Sender<Job>, fetches: Sender<Job>) -> Callbacks {
+        Callbacks { shared, slow, fetches }
+    }
+
+    /// Runs what may wait for the remote: such operations keep each other waiting, and nobody else.
+    fn fetch(&self, job: impl FnOnce(&Shared) + Send + 'static) {
+        let shared = Arc::clone(&self.shared);
+        if self.fetches.try_send(Box::new(move || job(&shared))).is_err() {
+            // A request that is dropped is answered with EIO.
+            log::error!("too many files wait for the remote: a file was not opened");
+        }
     }
 
     /// Runs what may wait for a commit, for the disk or for another request beside the requests:
@@ -182,7 +193,7 @@ impl Filesystem for Callbacks {
     ) {
         let _awake = self.linger.after_reply();
         let (from, to) = (place(parent, name), place(new_parent, new_name));
-        let waits = self.fs.awaits_release(&from);
+        let waits = self.fs.rename_waits(&from);
         let answer = move |shared: &Shared| {
             let outcome = shared.call(Operation::Rename, |fs| fs.rename(&from, &to, flags.bits()));
             if let (Ok(Some(old)), Some(notifier)) = (&outcome, shared.notifier.get()) {
@@ -254,7 +265,9 @@ impl Filesystem for Callbacks {
             let handle = FileHandle(handle);
             return reply.opened_passthrough(handle, FopenFlags::FOPEN_NOFLUSH, &id);
         }
-        if reads_only && !self.fs.must_read_to_open(inode(number)) {
+        if self.fs.waits_for_remote(inode(number)) {
+            self.fetch(move |shared| shared.answer_open(number, flags, reply));
+        } else if reads_only && !self.fs.must_read_to_open(inode(number)) {
             self.answer_open(number, flags, reply);
         } else {
             self.later(move |shared| shared.answer_open(number, flags, reply));

@@ -10,4 +10,4 @@ mod passthrough;
 mod shared;
 mod slow;
 
-pub use mount::{MountError, MountOptions, Passthrough, default_threads, serve};
+pub use mount::{MountError, MountOptions, Passthrough, RemoteOptions, default_threads, serve};

@@ -1,22 +1,33 @@
 //! The life of a mount: open the store, mount, serve, flush.
 
 use std::io;
+use std::num::NonZeroU64;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use fuser::{Config, INodeNo, MountOption, Notifier, Session, SessionACL};
 
 use super::callbacks::Callbacks;
 use super::shared::Shared;
 use super::slow;
-use crate::fs::{FileSystem, FsError, Invalidation};
+use crate::fs::{FileSystem, FsError, Invalidation, Mover, Tiers};
 use crate::observe::Observer;
 use crate::store::{Store, StoreError};
+use crate::tier::counters::Counters;
+use crate::tier::encoding::ColdEncoding;
+use crate::tier::exchange::Exchange;
 use crate::tier::ram::{LetGo, RamTier};
+use crate::tier::remote::hold::Grace;
+use crate::tier::remote::names::Publisher;
+use crate::tier::remote::{self, BlobStore, Remote, RemoteSpec};
+use crate::tier::ssd::SsdTier;
+
+/// How long an unmount waits for a round of moving to end.
+const MOVER_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Names and inodes that wait to be invalidated. They come one or two per sealed page.
 const INVALIDATIONS_MAX: usize = 4096;
@@ -62,6 +73,8 @@ pub struct MountOptions {
     pub commit_interval: Duration,
     /// Budget of the RAM tier; 0 for none.
     pub ram_bytes: u64,
+    /// What leaves the store's disk for the remote, and how.
+    pub remote: Option<RemoteOptions>,
     /// Threads that serve requests.
     pub threads: usize,
     /// The configuration as TOML, for `.kvfs/config`.
@@ -80,10 +93,24 @@ impl MountOptions {
             kernel_options: Vec::new(),
             commit_interval: Duration::from_secs(1),
             ram_bytes: 0,
+            remote: None,
             threads: default_threads(Passthrough::Auto),
             config_text: String::new(),
         }
     }
+}
+
+/// The remote of a mount.
+#[derive(Clone, Debug)]
+pub struct RemoteOptions {
+    /// Where it is.
+    pub place: RemoteSpec,
+    /// Budget of the store's disk; `None` for no limit.
+    pub ssd_bytes: Option<u64>,
+    /// How copies there are encoded.
+    pub cold: ColdEncoding,
+    /// Bytes per second in both directions together.
+    pub bandwidth: Option<NonZeroU64>,
 }
 
 /// Why a mount could not be made or did not end well.
@@ -128,29 +155,37 @@ impl From<StoreError> for MountError {
 /// Opens the store, mounts it, calls `ready`, serves until it is unmounted, and flushes.
 pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountError> {
     let mut store = Store::open_or_create(&options.store)?;
+    let counters = Counters::default();
     if options.ram_bytes > 0 && !options.read_only {
-        store.ram = Some(Arc::new(RamTier::open(options.ram_bytes).map_err(MountError::Memory)?));
+        let ram = RamTier::open(options.ram_bytes, counters.clone()).map_err(MountError::Memory)?;
+        store.ram = Some(Arc::new(ram));
     }
     let observer = Arc::new(Observer::new());
     observer.describe(&options.mountpoint, &options.config_text);
     let (sender, invalidations) = bounded(INVALIDATIONS_MAX);
-    let (file_system, recovered) = FileSystem::open(store, observer, sender)?;
+    let (mut file_system, recovered) = FileSystem::open(store, observer, sender)?;
     log::info!("opened the store {}: {recovered:?}", options.store.display());
+    let mover = attach_remote(options, &mut file_system, &counters)?;
+    if let Err(error) = counters.register(file_system.observer().registry()) {
+        log::error!("metrics of the tiers: {error}");
+    }
     let file_system = Arc::new(file_system);
     let shared = Arc::new(Shared::new(Arc::clone(&file_system), options.passthrough));
-    if let Some(ram) = &file_system.store().ram {
-        if let Err(error) = ram.register(file_system.observer().registry()) {
-            log::error!("metrics of the RAM tier: {error}");
-        }
+    let let_go = {
         let shared = Arc::downgrade(&shared);
-        let let_go =
-            move |inode| shared.upgrade().is_none_or(|shared| shared.backings.let_go(inode));
-        ram.on_eviction(LetGo(Box::new(let_go)));
+        LetGo(Arc::new(move |inode| {
+            shared.upgrade().is_none_or(|shared| shared.backings.let_go(inode))
+        }))
+    };
+    if let Some(ram) = &file_system.store().ram {
+        ram.on_eviction(let_go.clone());
     }
+    file_system.on_leaving(let_go);
     // The callbacks hold the sender. They are dropped when the kernel has let the mount go, upon
     // which the slow threads end.
     let (sender, jobs) = bounded(slow::JOBS_MAX);
-    let callbacks = Callbacks::new(Arc::clone(&shared), sender);
+    let (fetch_sender, fetches) = bounded(slow::JOBS_MAX);
+    let callbacks = Callbacks::new(Arc::clone(&shared), sender, fetch_sender);
     let session = Session::new(callbacks, &options.mountpoint, &session_config(options))
         .map_err(MountError::Mount)?;
 
@@ -164,16 +199,69 @@ pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountEr
         let jobs = jobs.clone();
         slow_threads.push(start(&format!("kvfs-slow-{number}"), move || slow::run(&jobs))?);
     }
+    if file_system.tiers().is_some() {
+        for number in 0..slow::FETCH_THREADS {
+            let fetches = fetches.clone();
+            start(&format!("kvfs-fetch-{number}"), move || slow::run(&fetches))?;
+        }
+    }
+    let moving = mover.map(|mover| start_moving(&file_system, mover, &stopped)).transpose()?;
     let session = session.spawn().map_err(MountError::Thread)?;
     ready();
     join(slow_threads);
+    file_system.stop_moving();
     // fuser would unmount the mountpoint once more, and hit whoever mounts there next.
     std::mem::forget(session);
     drop(stop);
     join(threads);
+    if let Some(done) = moving {
+        // A call that hangs in the remote is left behind; it changes nothing any more.
+        let _ = done.recv_timeout(MOVER_PATIENCE);
+    }
     file_system.commit_and_close().map_err(MountError::Flush)?;
     log::info!("unmounted {}", options.mountpoint.display());
     Ok(())
+}
+
+/// Connects to the remote, in the background, and returns what will move objects there.
+fn attach_remote(
+    options: &MountOptions, file_system: &mut FileSystem, counters: &Counters,
+) -> Result<Option<Mover>, MountError> {
+    let Some(wanted) = &options.remote else {
+        return Ok(None);
+    };
+    let (id, expected) = file_system.remote_identity().map_err(MountError::Flush)?;
+    let remote_options =
+        remote::Options { bandwidth: wanted.bandwidth, expected, ..remote::Options::default() };
+    let remote = Remote::open(&wanted.place, remote_options).map_err(MountError::Thread)?;
+    let remote = Arc::new(remote);
+    if let Err(error) = remote.counters().register(file_system.observer().registry()) {
+        log::error!("metrics of the remote: {error}");
+    }
+    let store = Arc::clone(&remote) as Arc<dyn BlobStore>;
+    let grace = Grace::default();
+    let exchange = Exchange::new(remote, grace, wanted.cold);
+    file_system.attach(Tiers::new(exchange, SsdTier::new(wanted.ssd_bytes), counters.clone()));
+    Ok((!options.read_only).then(|| Mover::new(Publisher::new(store, id, grace))))
+}
+
+/// Moves objects to the remote until `stopped` is closed. The receiver hears of the end.
+fn start_moving(
+    file_system: &Arc<FileSystem>, mut mover: Mover, stopped: &Receiver<()>,
+) -> Result<Receiver<()>, MountError> {
+    let (file_system, stopped) = (Arc::clone(file_system), stopped.clone());
+    let (ended, done) = bounded(0);
+    start("kvfs-mover", move || {
+        let _ended: Sender<()> = ended;
+        if let Err(error) = file_system.survey() {
+            log::error!("looking for files to move: {error}");
+        }
+        let mut pause = Duration::ZERO;
+        while stopped.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
+            pause = file_system.move_objects(&mut mover);
+        }
+    })?;
+    Ok(done)
 }
 
 /// What runs beside the requests, until `stopped` is closed.

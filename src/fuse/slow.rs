@@ -13,6 +13,10 @@ pub(super) const JOBS_MAX: usize = 1024;
 /// Threads that run them. Commits queue on one mutex anyway: more would only wait there.
 pub(super) const THREADS: usize = 4;
 
+/// Threads for opens that wait for the remote: twice the calls that it takes at a time, since one
+/// transfer may serve several opens.
+pub(super) const FETCH_THREADS: usize = 16;
+
 /// Runs jobs until nobody can send any more.
 pub(super) fn run(jobs: &Receiver<Job>) {
     for job in jobs {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use redb::{Database, TableDefinition};
+use redb::{Database, ReadableDatabase, TableDefinition};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -45,6 +45,48 @@ impl Writer {
     }
 }
 
+/// A key and its value.
+pub(crate) type RawRecord = (Vec<u8>, Vec<u8>);
+
+/// The records as of some commit.
+pub(crate) struct Snapshot {
+    table: redb::ReadOnlyTable<&'static [u8], &'static [u8]>,
+}
+
+impl Snapshot {
+    /// As of the last commit.
+    pub(super) fn open(database: &Database) -> Result<Snapshot, StoreError> {
+        Ok(Snapshot { table: database.begin_read()?.open_table(RECORDS)? })
+    }
+
+    /// Keys and values in the order of the keys, from those that start with `tag`.
+    pub(crate) fn records(
+        &self, from: &[u8],
+    ) -> Result<impl Iterator<Item = Result<RawRecord, StoreError>> + use<>, StoreError> {
+        let records = self.table.range::<&[u8]>(from..)?;
+        Ok(records.map(|record| {
+            let (key, value) = record?;
+            Ok((key.value().to_vec(), value.value().to_vec()))
+        }))
+    }
+
+    /// Calls `visit` with the number in the key and the value of each record of one table.
+    pub(crate) fn for_each<T: DeserializeOwned>(
+        &self, tag: u8, mut visit: impl FnMut(u64, T),
+    ) -> Result<(), StoreError> {
+        for record in self.records(&[tag])? {
+            let (key, value) = record?;
+            if key.first() != Some(&tag) {
+                break;
+            }
+            if let Some(number) = super::keys::number(&key) {
+                visit(number, decode(&value)?);
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Opens or creates the database.
 pub(super) fn open_database(backend: Backend) -> Result<Database, StoreError> {
     let mut builder = redb::Builder::new();
@@ -60,11 +102,11 @@ pub(super) fn begin_durable(database: &Database) -> Result<redb::WriteTransactio
     Ok(transaction)
 }
 
-pub(super) fn encode<T: Serialize>(value: &T) -> Vec<u8> {
+pub(crate) fn encode<T: Serialize>(value: &T) -> Vec<u8> {
     postcard::to_stdvec(value).expect("records are plain data, which postcard always encodes")
 }
 
-pub(super) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, StoreError> {
+pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, StoreError> {
     postcard::from_bytes(bytes).map_err(|error| StoreError::Corrupt(format!("a record: {error}")))
 }
 

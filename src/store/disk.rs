@@ -29,6 +29,10 @@ pub enum DiskPath {
     FormatStaging,
     /// `staging/<id>`: bytes that no committed name refers to.
     Staging(ObjectId),
+    /// `staging/scratch-<n>`: unlinked as soon as it is open.
+    Scratch(u64),
+    /// `staging/<id>.in`: an object on its way from the remote.
+    Incoming(ObjectId),
     /// `objects/ab/<id>`: bytes that a committed name may refer to.
     Object(ObjectId),
     /// `<id>` on the RAM tier's own filesystem.
@@ -71,13 +75,29 @@ impl DiskDirectory {
     }
 }
 
+/// How the names of [`DiskPath::Incoming`] end.
+const INCOMING: &str = ".in";
+
 impl DiskPath {
+    /// What a name in `staging/` stands for.
+    pub fn staged(name: &str) -> Option<DiskPath> {
+        if let Some(number) = name.strip_prefix("scratch-") {
+            return number.parse().ok().map(DiskPath::Scratch);
+        }
+        if let Some(id) = name.strip_suffix(INCOMING) {
+            return super::recovery::parse(id).map(DiskPath::Incoming);
+        }
+        super::recovery::parse(name).map(DiskPath::Staging)
+    }
+
     /// Path relative to the store.
     pub fn relative(&self) -> PathBuf {
         match self {
             DiskPath::Format => PathBuf::from("FORMAT"),
             DiskPath::FormatStaging => PathBuf::from("FORMAT.tmp"),
             DiskPath::Staging(object) => PathBuf::from(format!("staging/{object}")),
+            DiskPath::Scratch(number) => PathBuf::from(format!("staging/scratch-{number}")),
+            DiskPath::Incoming(object) => PathBuf::from(format!("staging/{object}{INCOMING}")),
             DiskPath::Object(object) => {
                 PathBuf::from(format!("objects/{:02x}/{object}", shard(*object)))
             }

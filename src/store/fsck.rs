@@ -79,6 +79,8 @@ pub struct Report {
     pub inodes: u64,
     /// Objects looked at.
     pub objects: u64,
+    /// Of them, those that only the remote has, which was not asked.
+    pub only_remote: u64,
     /// Bytes of objects read.
     pub bytes_read: u64,
 }

@@ -7,6 +7,8 @@
 //! | `E` parent(8) hash(8) name | [`Entry`](super::record::Entry) |
 //! | `X` inode(8) name | bytes of the extended attribute |
 //! | `O` object(8) | [`ObjectRecord`](super::record::ObjectRecord) |
+//! | `R` object(8) | [`RemoteCopy`](super::record::RemoteCopy) |
+//! | `N` | [`RemoteIdentity`](super::record::RemoteIdentity) |
 //! | `U` inode(8) | empty: the inode is unsettled, recovery looks at it |
 //! | `T` | [`Totals`](super::record::Totals) |
 //! | `C` | `(u32, bool)`: the epoch of the last mount, and whether it ended in good order |
@@ -34,6 +36,16 @@ pub(crate) fn object(object: ObjectId) -> Vec<u8> {
 /// Key of the mark that an inode is unsettled.
 pub(crate) fn unsettled(inode: InodeId) -> Vec<u8> {
     numbered(b'U', inode.0)
+}
+
+/// Key of an object's copy in the remote.
+pub(crate) fn remote_copy(object: ObjectId) -> Vec<u8> {
+    numbered(b'R', object.0)
+}
+
+/// Key of the names of store and remote.
+pub(crate) fn remote_identity() -> Vec<u8> {
+    vec![b'N']
 }
 
 /// Key of the epoch.

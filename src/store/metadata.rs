@@ -13,7 +13,7 @@
 //! here waits for the disk except [`Writer::write`], which runs outside of that mutex.
 
 use std::borrow::Cow;
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
 use redb::{Database, ReadableDatabase, ReadableTable};
@@ -21,10 +21,15 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::StoreError;
-use super::database::{Backend, RECORDS, Writer, begin_durable, decode, encode, open_database};
+use super::database::{
+    Backend, RECORDS, Snapshot, Writer, begin_durable, decode, encode, open_database,
+};
 use super::keys;
 use super::layer::{Layer, Record, merge};
-use super::record::{Entry, Inode, InodeId, ObjectId, ObjectKind, ObjectRecord, Totals};
+use super::record::{
+    Entry, FileRecord, Inode, InodeId, ObjectId, ObjectKind, ObjectRecord, RemoteCopy,
+    RemoteIdentity, Totals,
+};
 
 /// Where a change goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,6 +52,11 @@ pub(crate) struct Metadata {
     next_number: u64,
     /// What the store holds, uncommitted changes included.
     pub(crate) totals: Totals,
+    /// There is a remote: what comes to rest is noted in `arrivals`.
+    pub(crate) has_remote: bool,
+    /// Files that came to rest and that nobody has looked at since, to copy them to the remote.
+    /// Some 16 bytes each, so a million that wait for a remote that is down are 16 MB.
+    pub(crate) arrivals: BTreeSet<InodeId>,
     /// The last mount ended without a crash.
     pub(crate) was_clean: bool,
     /// Counts freezes; a change made now is durable once this freeze is.
@@ -80,6 +90,8 @@ impl Metadata {
             database,
             staged: HashSet::new(),
             next_number: u64::from(epoch) << 32,
+            has_remote: false,
+            arrivals: BTreeSet::new(),
             was_clean,
             generation: 1,
         })
@@ -160,6 +172,9 @@ impl Metadata {
     /// Stores an inode.
     pub(crate) fn put_inode(&mut self, life: Life, inode: InodeId, record: &Inode) {
         self.put(life, keys::inode(inode), record);
+        if life == Life::Durable && record.file().is_some_and(FileRecord::is_settled) {
+            self.arrivals.extend(self.has_remote.then_some(inode));
+        }
         if life == Life::Durable && record.file().is_some() {
             let unsettled = record.file().is_some_and(|file| file.unsettled);
             let marked = self.get::<()>(&keys::unsettled(inode)).ok().flatten().is_some();
@@ -224,6 +239,39 @@ impl Metadata {
         }
     }
 
+    /// The copy of an object in the remote.
+    pub(crate) fn remote_copy(&self, object: ObjectId) -> Result<Option<RemoteCopy>, StoreError> {
+        self.get(&keys::remote_copy(object))
+    }
+
+    /// Notes a copy in the remote.
+    pub(crate) fn put_remote_copy(&mut self, object: ObjectId, copy: &RemoteCopy) {
+        self.put(Life::Durable, keys::remote_copy(object), copy);
+    }
+
+    /// The remote's copy is not the object any more.
+    pub(crate) fn forget_remote_copy(&mut self, object: ObjectId) -> Result<(), StoreError> {
+        if self.remote_copy(object)?.is_some() {
+            self.remove(Life::Durable, keys::remote_copy(object));
+        }
+        Ok(())
+    }
+
+    /// The names of store and remote.
+    pub(crate) fn remote_identity(&self) -> Result<Option<RemoteIdentity>, StoreError> {
+        self.get(&keys::remote_identity())
+    }
+
+    /// Notes the names of store and remote.
+    pub(crate) fn put_remote_identity(&mut self, identity: &RemoteIdentity) {
+        self.put(Life::Durable, keys::remote_identity(), identity);
+    }
+
+    /// The records as of the last commit, to be read without holding anything up.
+    pub(crate) fn snapshot(&self) -> Result<Snapshot, StoreError> {
+        Snapshot::open(&self.database)
+    }
+
     /// The next commit will make the object's bytes durable.
     pub(crate) fn publishes(&self, object: ObjectId) -> bool {
         self.active.publish.contains(&object)
@@ -240,6 +288,9 @@ impl Metadata {
         let old = self.object(object).ok().flatten();
         self.count(old.as_ref(), None);
         self.remove(Life::Durable, keys::object(object));
+        if self.remote_copy(object).ok().flatten().is_some() {
+            self.remove(Life::Durable, keys::remote_copy(object));
+        }
         self.active.publish.remove(&object);
     }
 

@@ -32,6 +32,7 @@ pub mod recovery;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::tier::ram::RamTier;
 use database::Backend;
@@ -172,6 +173,15 @@ impl Store {
             return Ok(None);
         }
         ram.create(object, bytes, access)
+    }
+
+    /// A file without a name, for bytes that nobody needs after a crash.
+    pub fn scratch(&self) -> io::Result<Box<dyn DiskFile>> {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let path = DiskPath::Scratch(NUMBER.fetch_add(1, Ordering::Relaxed));
+        let file = self.disk.create(&path)?;
+        self.disk.remove(&path)?;
+        Ok(file)
     }
 
     /// Opens an object's file wherever it lies, in memory first. A commit may move it from

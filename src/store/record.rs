@@ -6,6 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::page::Dtype;
+use crate::tier::encoding::Encoding;
 
 /// Number of an inode: `epoch << 32 | counter`, never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -159,6 +160,13 @@ pub struct FileRecord {
     pub unsettled: bool,
 }
 
+impl FileRecord {
+    /// Its bytes are those of its object, and nobody may be writing to them.
+    pub fn is_settled(&self) -> bool {
+        self.object.is_some() && !self.unsettled && !self.role.is_append_only()
+    }
+}
+
 /// What rules hold for a regular file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Role {
@@ -217,6 +225,8 @@ pub enum ObjectKind {
     Page,
     /// Rows or token ids; they grow, so they never get a checksum.
     Rows,
+    /// A sealed manifest's: the model's pages cannot be checked without it, so it never leaves.
+    Manifest,
 }
 
 /// What a store holds, kept up to date with every commit.
@@ -241,6 +251,40 @@ pub struct ObjectRecord {
     pub checksum: Option<[u8; 16]>,
     /// Inodes that refer to it.
     pub references: u32,
+}
+
+/// A copy of an object in the remote tier that was read back and compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RemoteCopy {
+    /// BLAKE3 of the logical bytes, which the remote calls the object by.
+    pub content: [u8; 32],
+    /// How it is encoded there.
+    pub encoding: Encoding,
+    /// Its length there.
+    pub stored_bytes: u64,
+    /// How far the disk may rely on it.
+    pub state: RemoteState,
+}
+
+/// How far a remote copy is relied upon. The order is that of an object that leaves the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RemoteState {
+    /// No manifest of names is known to name it: a collector may still take it away. After a crash
+    /// it is uploaded again.
+    Held,
+    /// A reliable manifest names it: the disk's copy may go.
+    Named,
+    /// The disk's copy is gone, or is garbage that a crash left.
+    Only,
+}
+
+/// The names by which a store and its remote know each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RemoteIdentity {
+    /// What the store publishes its names as.
+    pub store: u128,
+    /// Which remote it uses, once it has answered.
+    pub remote: Option<u128>,
 }
 
 /// A name in a directory.

@@ -29,8 +29,8 @@ pub struct Recovered {
 pub(crate) fn recover(store: &Store, metadata: &mut Metadata) -> Result<Recovered, StoreError> {
     let mut recovered = Recovered::default();
     for name in store.disk.list(DiskDirectory::Staging)? {
-        if let Some(object) = parse(&name) {
-            store.disk.remove(&DiskPath::Staging(object))?;
+        if let Some(path) = DiskPath::staged(&name) {
+            store.disk.remove(&path)?;
             recovered.staging_removed += 1;
         }
     }

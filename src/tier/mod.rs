@@ -1,7 +1,10 @@
 //! Where the bytes behind the files are: memory, the local disk, a remote store.
 
 pub mod content;
+pub mod counters;
 pub mod encoding;
+pub mod exchange;
 pub mod ram;
 pub mod remote;
 pub mod replacement;
+pub mod ssd;

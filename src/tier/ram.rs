@@ -15,15 +15,15 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use nix::fcntl::{Flock, FlockArg};
-use prometheus::{IntCounterVec, Opts, Registry};
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_string, fsmount,
     fsopen,
 };
 
+use super::counters::{Counters, Tier};
 use super::replacement::Replacement;
 use crate::store::disk::{Access, Allocation, Disk, DiskFile, DiskPath, FileStat};
 use crate::store::local_disk::LocalDisk;
@@ -82,40 +82,9 @@ pub struct RamTier {
     counters: Counters,
 }
 
-/// What became of copies.
-#[derive(Debug)]
-struct Counters {
-    evictions: IntCounterVec,
-    skipped: IntCounterVec,
-    moves: IntCounterVec,
-    moved_bytes: IntCounterVec,
-}
-
-impl Counters {
-    fn new() -> prometheus::Result<Counters> {
-        let counters = |name: &str, help: &str, labels: &[&str]| {
-            IntCounterVec::new(Opts::new(name, help), labels)
-        };
-        let from_to = &["from", "to"];
-        Ok(Counters {
-            evictions: counters(
-                "kvfs_evictions_total",
-                "Copies that left to make room",
-                &["tier", "reason"],
-            )?,
-            skipped: counters(
-                "kvfs_eviction_skipped_total",
-                "Copies that stayed when room was needed",
-                &["reason"],
-            )?,
-            moves: counters("kvfs_moves_total", "Objects copied between tiers", from_to)?,
-            moved_bytes: counters("kvfs_move_bytes_total", "Bytes copied between tiers", from_to)?,
-        })
-    }
-}
-
 /// Makes the kernel forget a backing file that it keeps for the next open; whether it did.
-pub struct LetGo(pub Box<dyn Fn(InodeId) -> bool + Send + Sync>);
+#[derive(Clone)]
+pub struct LetGo(pub Arc<dyn Fn(InodeId) -> bool + Send + Sync>);
 
 impl std::fmt::Debug for LetGo {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -144,6 +113,8 @@ struct Copy {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CopyState {
+    /// Its bytes are still coming from another tier: nobody may see it.
+    Arriving,
     /// The only copy of its bytes.
     Dirty,
     /// The disk has them too.
@@ -154,7 +125,7 @@ enum CopyState {
 
 impl RamTier {
     /// A tier of `budget_bytes`.
-    pub fn open(budget_bytes: u64) -> io::Result<RamTier> {
+    pub fn open(budget_bytes: u64, counters: Counters) -> io::Result<RamTier> {
         let (disk, place) = match mount_tmpfs(budget_bytes + SLACK_BYTES) {
             Ok(root) => (LocalDisk::at(root), RamPlace::Tmpfs),
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
@@ -168,18 +139,8 @@ impl RamTier {
             used_bytes: 0,
             replacement: Replacement::new(budget_bytes),
         };
-        let counters = Counters::new().map_err(io::Error::other)?;
         let (held, let_go) = (Mutex::new(held), OnceLock::new());
         Ok(RamTier { disk, place, budget_bytes, held, let_go, counters })
-    }
-
-    /// Shows the tier's counters.
-    pub fn register(&self, registry: &Registry) -> prometheus::Result<()> {
-        let Counters { evictions, skipped, moves, moved_bytes } = &self.counters;
-        for counters in [evictions, skipped, moves, moved_bytes] {
-            registry.register(Box::new(counters.clone()))?;
-        }
-        Ok(())
     }
 
     /// Where the copies are.
@@ -202,7 +163,40 @@ impl RamTier {
     pub fn create(
         &self, object: ObjectId, bytes: u64, access: Access,
     ) -> io::Result<Option<Box<dyn DiskFile>>> {
-        if !self.reserve(object, bytes) {
+        self.make(object, bytes, access, CopyState::Dirty)
+    }
+
+    /// Makes a file for the bytes of an object that another tier has. Nobody sees it until they
+    /// [have arrived](Self::arrived); otherwise it must be [given up](Self::give_up).
+    pub fn receive(&self, object: ObjectId, bytes: u64) -> io::Result<Option<Box<dyn DiskFile>>> {
+        self.make(object, bytes, Access::ReadWrite, CopyState::Arriving)
+    }
+
+    /// The bytes of a copy are complete, and another tier has them too.
+    pub fn arrived(&self, object: ObjectId, inode: InodeId) {
+        let mut held = self.held();
+        if let Some(copy) = held.copies.get_mut(&object)
+            && copy.state == CopyState::Arriving
+        {
+            copy.state = CopyState::Clean;
+            copy.inode = Some(inode);
+        }
+    }
+
+    /// The bytes of a copy did not arrive.
+    pub fn give_up(&self, object: ObjectId) {
+        let mut held = self.held();
+        let arriving = held.copies.get(&object).map(|copy| copy.state);
+        if matches!(arriving, Some(CopyState::Arriving | CopyState::Doomed)) {
+            held.replacement.remove(object);
+            self.drop_file(&mut held, object);
+        }
+    }
+
+    fn make(
+        &self, object: ObjectId, bytes: u64, access: Access, state: CopyState,
+    ) -> io::Result<Option<Box<dyn DiskFile>>> {
+        if !self.reserve(object, bytes, state) {
             return Ok(None);
         }
         let outcome = self.make_file(object, bytes, access);
@@ -231,7 +225,7 @@ impl RamTier {
         &self, object: ObjectId, access: Access,
     ) -> Option<io::Result<Box<dyn DiskFile>>> {
         let mut held = self.held();
-        let bytes = held.copies.get(&object)?.bytes;
+        let bytes = held.visible(object)?.bytes;
         held.replacement.access(object, bytes);
         Some(self.disk.open(&DiskPath::Ram(object), access))
     }
@@ -239,7 +233,7 @@ impl RamTier {
     /// `fstat` of the copy of an object, if there is one.
     pub fn stat(&self, object: ObjectId) -> Option<io::Result<FileStat>> {
         let held = self.held();
-        held.copies.contains_key(&object).then(|| self.disk.stat(&DiskPath::Ram(object)))
+        held.visible(object).map(|_| self.disk.stat(&DiskPath::Ram(object)))
     }
 
     /// The copy belongs to a file that the kernel knows under this number.
@@ -275,9 +269,7 @@ impl RamTier {
 
     /// `bytes` of a copy were written to the disk.
     pub fn count_flush(&self, bytes: u64) {
-        let labels = &["ram", "ssd"];
-        self.counters.moves.with_label_values(labels).inc();
-        self.counters.moved_bytes.with_label_values(labels).inc_by(bytes);
+        self.counters.moved(Tier::Ram, Tier::Ssd, bytes);
     }
 
     /// Nobody refers to the object any more. Whether there was a copy.
@@ -308,7 +300,7 @@ impl RamTier {
 
     /// Whether there is a copy.
     pub fn holds(&self, object: ObjectId) -> bool {
-        self.held().copies.contains_key(&object)
+        self.held().visible(object).is_some()
     }
 
     fn held(&self) -> MutexGuard<'_, Held> {
@@ -316,11 +308,14 @@ impl RamTier {
     }
 
     /// Counts a new copy, making room for it. Whether there is room.
-    fn reserve(&self, object: ObjectId, bytes: u64) -> bool {
+    fn reserve(&self, object: ObjectId, bytes: u64, state: CopyState) -> bool {
         if bytes > self.budget_bytes {
             return false;
         }
         let mut held = self.held();
+        if held.copies.contains_key(&object) {
+            return false;
+        }
         if held.used_bytes + bytes > self.budget_bytes {
             self.make_room(&mut held, bytes);
         }
@@ -329,7 +324,7 @@ impl RamTier {
         }
         held.used_bytes += bytes;
         held.replacement.insert(object, bytes);
-        let copy = Copy { bytes, state: CopyState::Dirty, version: 0, inode: None, pinned: false };
+        let copy = Copy { bytes, state, version: 0, inode: None, pinned: false };
         held.copies.insert(object, copy);
         true
     }
@@ -345,24 +340,23 @@ impl RamTier {
             self.drop_unused(held, object);
         }
         let Held { copies, replacement, .. } = held;
-        let skipped = |reason| self.counters.skipped.with_label_values(&[reason]).inc();
         let victims = replacement.victims(bytes, |object| {
             let Some(copy) = copies.get_mut(&object) else {
                 return false;
             };
             copy.pinned = copy.state != CopyState::Clean;
             if copy.pinned {
-                skipped("dirty");
+                self.counters.skipped("dirty");
             } else if !self.is_unused(object, copy.inode) {
                 copy.pinned = true;
-                skipped("in_use");
+                self.counters.skipped("in_use");
             }
             copy.pinned
         });
         for victim in victims {
             held.replacement.evicted(victim.object);
             self.drop_file(held, victim.object);
-            self.counters.evictions.with_label_values(&["ram", "room"]).inc();
+            self.counters.evicted(Tier::Ram, "room");
         }
     }
 
@@ -394,6 +388,10 @@ impl RamTier {
 }
 
 impl Held {
+    fn visible(&self, object: ObjectId) -> Option<&Copy> {
+        self.copies.get(&object).filter(|copy| copy.state != CopyState::Arriving)
+    }
+
     fn forget(&mut self, object: ObjectId) {
         if let Some(copy) = self.copies.remove(&object) {
             self.used_bytes -= copy.bytes;

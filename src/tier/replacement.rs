@@ -219,10 +219,15 @@ impl Replacement {
     /// They stay resident until [`evicted`](Self::evicted) is called. Those for which `is_pinned`
     /// says so are passed over and count as used now, so that the next search does not begin with
     /// them. The answer frees too little when too many are: serve the object from elsewhere.
-    pub fn victims(
-        &mut self, bytes: u64, mut is_pinned: impl FnMut(ObjectId) -> bool,
-    ) -> Vec<Victim> {
+    pub fn victims(&mut self, bytes: u64, is_pinned: impl FnMut(ObjectId) -> bool) -> Vec<Victim> {
         let wanted = self.resident_bytes().saturating_add(bytes).saturating_sub(self.budget_bytes);
+        self.first_to_leave(wanted, is_pinned)
+    }
+
+    /// The objects that should leave first, `wanted` bytes together; as [`victims`](Self::victims).
+    pub fn first_to_leave(
+        &mut self, wanted: u64, mut is_pinned: impl FnMut(ObjectId) -> bool,
+    ) -> Vec<Victim> {
         let (mut victims, mut freed) = (Vec::new(), 0);
         let mut pinned = Vec::new();
         for list in [&self.cold, &self.hot] {

@@ -99,10 +99,17 @@ fn refused() {
     fn check(dash_o: &str, environment: &[(&str, &str)], file: &str, expected: &str) {
         let failure = resolved(Layer::default(), dash_o, environment, file).unwrap_err();
         assert!(matches!(failure, Failure::Usage(_)));
-        assert!(failure.line().ends_with(expected), "{}", failure.line());
+        assert!(failure.line().contains(expected), "{}", failure.line());
         assert!(!failure.line().contains('\n'), "{}", failure.line());
     }
-    check("ssd=1G", &[], "", "unknown mount option \"ssd=1G\": see kvfs mount --help");
+    check("nvme=1G", &[], "", "unknown mount option \"nvme=1G\": see kvfs mount --help");
+    let lonely = "is set, but no remote: there is nowhere for objects to go (remote=...)";
+    check("ssd=1G", &[], "", &format!("ssd {lonely}"));
+    check("cold=zstd", &[], "", &format!("cold {lonely}"));
+    check("remote=/r,ssd=1M", &[], "", "ssd is 1048576: must be at least 16777216 bytes");
+    check("remote=/r,cold=lz4", &[], "", "cold: \"lz4\" is no cold encoding");
+    check("remote=share", &[], "", "remote: ");
+    check("remote=/r,remote_bandwidth=0", &[], "", "remote_bandwidth is 0: nothing would ever");
     check("threads=0", &[], "", "threads is 0: must be from 1 to 64");
     check(
         "",
@@ -118,6 +125,6 @@ fn refused() {
     check("commit_interval=-1", &[], "", interval);
     check("log_file=kvfs.log", &[], "", "log file kvfs.log must be an absolute path");
     check("", &[], "options = [\"ro\"]", "options has \"ro\": not a flag such as noatime");
-    let failure = resolved(Layer::default(), "", &[], "threads = 1\nssd = 4").unwrap_err();
-    assert!(failure.line().contains("line 2: unknown field `ssd`"), "{}", failure.line());
+    let failure = resolved(Layer::default(), "", &[], "threads = 1\nnvme = 4").unwrap_err();
+    assert!(failure.line().contains("line 2: unknown field `nvme`"), "{}", failure.line());
 }

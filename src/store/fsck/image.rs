@@ -6,7 +6,8 @@ use super::{Finding, FsckOptions, Report};
 use crate::store::database::{decode, encode};
 use crate::store::disk::DiskPath;
 use crate::store::record::{
-    DirectoryClass, Entry, Inode, InodeId, Kind, ObjectId, ObjectRecord, Totals,
+    DirectoryClass, Entry, Inode, InodeId, Kind, ObjectId, ObjectRecord, RemoteCopy, RemoteState,
+    Totals,
 };
 use crate::store::records::{Changes, Records};
 use crate::store::{Store, StoreError, keys};
@@ -34,6 +35,8 @@ pub(super) struct Image<'a> {
     pub(super) inodes: HashMap<InodeId, Inode>,
     pub(super) names: Vec<Named>,
     pub(super) objects: BTreeMap<ObjectId, ObjectRecord>,
+    /// Copies in the remote.
+    pub(super) remote: BTreeMap<ObjectId, RemoteCopy>,
     /// Keys of the extended attributes.
     pub(super) attributes: Vec<Vec<u8>>,
     /// Inodes that recovery shall look at.
@@ -72,6 +75,7 @@ impl<'a> Image<'a> {
             inodes: HashMap::new(),
             names: Vec::new(),
             objects: BTreeMap::new(),
+            remote: BTreeMap::new(),
             attributes: Vec::new(),
             marks: HashSet::new(),
             totals: Totals::default(),
@@ -98,6 +102,11 @@ impl<'a> Image<'a> {
         records.scan(b'I', |key, value| image.load_inode(key, value))?;
         records.scan(b'E', |key, value| image.load_name(key, value))?;
         records.scan(b'O', |key, value| image.load_object(key, value))?;
+        records.scan(b'R', |key, value| {
+            let what = numbered("remote copy of object", key);
+            let copy = image.decoded(key, value, &what);
+            image.remote.extend(keys::number(key).map(ObjectId).zip(copy));
+        })?;
         records.scan(b'X', |key, _| image.attributes.push(key.to_vec()))?;
         records.scan(b'U', |key, _| {
             image.marks.extend(keys::number(key).map(InodeId));
@@ -210,6 +219,21 @@ impl<'a> Image<'a> {
     pub(super) fn put_object(&mut self, id: ObjectId, record: ObjectRecord) {
         self.changes.insert(keys::object(id), Some(encode(&record)));
         self.objects.insert(id, record);
+    }
+
+    /// Whether the remote has an object for sure, and the disk need not.
+    pub(super) fn is_in_remote(&self, id: ObjectId) -> bool {
+        self.remote.get(&id).is_some_and(|copy| copy.state != RemoteState::Held)
+    }
+
+    /// Notes that only the remote has an object.
+    pub(super) fn leave_to_remote(&mut self, id: ObjectId) {
+        if let Some(copy) = self.remote.get_mut(&id)
+            && copy.state != RemoteState::Only
+        {
+            copy.state = RemoteState::Only;
+            self.changes.insert(keys::remote_copy(id), Some(encode(copy)));
+        }
     }
 
     /// Removes the record of an object.

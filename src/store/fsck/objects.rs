@@ -22,8 +22,19 @@ pub(super) fn check(image: &mut Image<'_>, progress: &dyn Fn(u64, u64)) -> Resul
         let Some(file) = image.inodes.get(id).and_then(Inode::file).cloned() else {
             continue;
         };
-        if let Err(why) = check_file(image, (*id, *object), &file)? {
+        let Err(why) = check_file(image, (*id, *object), &file)? else {
+            continue;
+        };
+        if !image.is_in_remote(*object) {
             image.lost.insert(*id, why);
+        } else if image.store.disk.stat(&DiskPath::Object(*object)).is_ok() {
+            let what = format!("object {object}: {why}; the remote's copy takes its place");
+            image.find(&what, true);
+            image.quarantine.push((*object, what));
+            image.leave_to_remote(*object);
+        } else {
+            image.report.only_remote += 1;
+            image.leave_to_remote(*object);
         }
     }
     progress(total, total);
@@ -131,7 +142,8 @@ fn make_record(
     let kind = match file.role {
         Role::Page(_) => ObjectKind::Page,
         Role::Tail { .. } | Role::Tokens => ObjectKind::Rows,
-        Role::Plain | Role::Manifest => ObjectKind::File,
+        Role::Manifest => ObjectKind::Manifest,
+        Role::Plain => ObjectKind::File,
     };
     let record = ObjectRecord { kind, length: stat.length, checksum: None, references: 1 };
     let what = format!("object {object} (inode {:016x}): has no record, made", id.0);

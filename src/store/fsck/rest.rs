@@ -11,6 +11,7 @@ use crate::store::{keys, recovery};
 
 pub(super) fn check(image: &mut Image<'_>) -> Result<(), StoreError> {
     check_attributes(image);
+    check_remote_copies(image);
     check_marks(image);
     check_totals(image);
     check_epoch(image);
@@ -33,6 +34,20 @@ fn check_attributes(image: &mut Image<'_>) {
             image.find(&what, true);
         }
         last = Some(id);
+        image.changes.insert(key, None);
+    }
+}
+
+/// A copy of an object that does not exist is garbage in the remote.
+fn check_remote_copies(image: &mut Image<'_>) {
+    let stale: Vec<ObjectId> =
+        image.remote.keys().filter(|object| !image.objects.contains_key(object)).copied().collect();
+    for object in stale {
+        let key = keys::remote_copy(object);
+        if !image.changes.contains_key(&keys::object(object)) {
+            let what = format!("object {object}: has a remote copy but no record, removed");
+            image.find(&what, true);
+        }
         image.changes.insert(key, None);
     }
 }
@@ -94,9 +109,9 @@ fn check_epoch(image: &mut Image<'_>) {
 
 fn check_staging(image: &mut Image<'_>) -> Result<(), StoreError> {
     for name in image.store.disk.list(DiskDirectory::Staging)? {
-        if let Some(object) = recovery::parse(&name) {
+        if let Some(path) = DiskPath::staged(&name) {
             image.report.leftovers.staged += 1;
-            image.garbage.push(DiskPath::Staging(object));
+            image.garbage.push(path);
         }
     }
     Ok(())

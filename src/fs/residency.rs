@@ -1,0 +1,286 @@
+//! Making bytes resident that only the remote has, and saying which those are.
+//!
+//! Whether the disk has an object is decided by its file alone. Where the file is missing, a
+//! verified remote copy on record takes its place: it is fetched, compared and installed before
+//! the open answers. Who comes meanwhile waits for the same transfer.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+use super::state::State;
+use super::tiers::Tiers;
+use super::{FileSystem, FsError};
+use crate::page::{Checksum, Layer, ModelIdentity, PageIdentity, TokenStart};
+use crate::store::disk::{Access, DiskFile, DiskPath};
+use crate::store::record::{InodeId, ObjectId, PageRecord, RemoteCopy, RemoteState, Role};
+use crate::tier::counters::Tier;
+use crate::tier::encoding::Subject;
+use crate::tier::exchange::Item;
+use crate::tier::remote::RemoteError;
+
+/// Times that a file may vanish between being fetched and being opened.
+const ATTEMPTS_MAX: usize = 3;
+
+/// Objects that are being fetched.
+#[derive(Debug, Default)]
+pub(super) struct Flights(Mutex<HashMap<ObjectId, Arc<Flight>>>);
+
+#[derive(Debug, Default)]
+struct Flight {
+    outcome: Mutex<Option<Result<(), RemoteError>>>,
+    landed: Condvar,
+}
+
+/// Where the bytes of an object go.
+enum Target {
+    Disk(Arc<dyn DiskFile>),
+    Memory(Arc<dyn DiskFile>),
+}
+
+impl FileSystem {
+    /// Opens an object's file, fetching it first if only the remote has it.
+    pub(super) fn open_resident(
+        &self, (id, role): (InodeId, Role), object: ObjectId, access: Access,
+    ) -> Result<Box<dyn DiskFile>, FsError> {
+        for _ in 0..ATTEMPTS_MAX {
+            match self.store.open_object(object, access) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                outcome => return Ok(outcome?),
+            }
+            if !self.fetch((id, role), object)? {
+                break;
+            }
+        }
+        Err(self.corrupt(id, object, "its file is missing from the store"))
+    }
+
+    /// Makes sure that the bytes of a file are on this machine, for operations that cannot wait
+    /// while they hold the state.
+    pub(super) fn make_resident(&self, id: InodeId) -> Result<(), FsError> {
+        if self.tiers.is_none() {
+            return Ok(());
+        }
+        let (role, object) = {
+            let state = self.state();
+            let Some(inode) = state.metadata.inode(id)? else {
+                return Ok(());
+            };
+            let Some(file) = inode.file() else {
+                return Ok(());
+            };
+            match state.current_object(id, file) {
+                Some(object) => (file.role, object),
+                None => return Ok(()),
+            }
+        };
+        if self.is_only_remote(object) {
+            self.open_resident((id, role), object, Access::Read)?;
+        }
+        Ok(())
+    }
+
+    /// Whether opening a file will wait for the remote.
+    pub fn waits_for_remote(&self, id: InodeId) -> bool {
+        if self.tiers.is_none() {
+            return false;
+        }
+        let object = {
+            let state = self.state();
+            let inode = state.metadata.inode(id).ok().flatten();
+            let file = inode.as_ref().and_then(|inode| inode.file());
+            file.and_then(|file| state.current_object(id, file))
+        };
+        object.is_some_and(|object| self.is_only_remote(object))
+    }
+
+    /// Whether an object is on no tier of this machine.
+    pub(super) fn is_only_remote(&self, object: ObjectId) -> bool {
+        self.tier_of(object) == Tier::Remote
+    }
+
+    /// The nearest tier that has an object.
+    pub(super) fn tier_of(&self, object: ObjectId) -> Tier {
+        if self.store.ram.as_ref().is_some_and(|ram| ram.holds(object)) {
+            return Tier::Ram;
+        }
+        let only = self.tiers.as_ref().is_some_and(|tiers| tiers.ssd.is_only_remote(object));
+        if only { Tier::Remote } else { Tier::Ssd }
+    }
+
+    /// Fetches an object from the remote. False if the remote has none.
+    pub(super) fn fetch(
+        &self, (id, role): (InodeId, Role), object: ObjectId,
+    ) -> Result<bool, FsError> {
+        let Some(tiers) = &self.tiers else {
+            return Ok(false);
+        };
+        let (copy, item) = {
+            let state = self.state();
+            let copy = state.metadata.remote_copy(object)?;
+            match (copy, item(&state, role, object)?) {
+                (Some(copy), Some(item)) => (copy, item),
+                _ => return Ok(false),
+            }
+        };
+        let outcome = tiers.flights.share(object, || self.transfer(tiers, id, &item, &copy));
+        outcome.map_err(|error| {
+            if let RemoteError::Corrupt(why) = &error {
+                self.observer.corrupt(why);
+            }
+            FsError::Remote(error)
+        })?;
+        Ok(true)
+    }
+
+    /// Brings an object here and notes that it is.
+    fn transfer(
+        &self, tiers: &Tiers, id: InodeId, item: &Item, copy: &RemoteCopy,
+    ) -> Result<(), RemoteError> {
+        let object = item.object;
+        // Somebody else's transfer may just have ended.
+        if self.store.stat_object(object).is_ok() {
+            return Ok(());
+        }
+        let target = self.target(tiers, item).map_err(RemoteError::local)?;
+        let (Target::Disk(file) | Target::Memory(file)) = &target;
+        let outcome = tiers.exchange.download(&self.store, item, copy, file);
+        match (&outcome, target) {
+            (Ok(()), Target::Memory(_)) => {
+                if let Some(ram) = &self.store.ram {
+                    ram.arrived(object, id);
+                }
+                tiers.counters.moved(Tier::Remote, Tier::Ram, item.length);
+            }
+            (Ok(()), Target::Disk(file)) => {
+                drop(file);
+                self.install(tiers, id, item).map_err(RemoteError::local)?;
+                tiers.counters.moved(Tier::Remote, Tier::Ssd, item.length);
+            }
+            (Err(error), Target::Memory(_)) => {
+                tiers.counters.failed(Tier::Remote, Tier::Ram, error.label());
+                if let Some(ram) = &self.store.ram {
+                    ram.give_up(object);
+                }
+            }
+            (Err(error), Target::Disk(_)) => {
+                tiers.counters.failed(Tier::Remote, Tier::Ssd, error.label());
+                let _ = self.store.disk.remove(&DiskPath::Incoming(object));
+            }
+        }
+        outcome
+    }
+
+    /// The disk while it has room, since its copy outlives a restart; else memory; else the disk,
+    /// from which others leave then.
+    fn target(&self, tiers: &Tiers, item: &Item) -> io::Result<Target> {
+        let used_bytes = self.ssd_used_bytes();
+        if !tiers.ssd.has_room(used_bytes, item.length)
+            && let Some(ram) = &self.store.ram
+            && let Some(file) = ram.receive(item.object, item.length)?
+        {
+            return Ok(Target::Memory(Arc::from(file)));
+        }
+        let path = DiskPath::Incoming(item.object);
+        match self.store.disk.remove(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        Ok(Target::Disk(Arc::from(self.store.disk.create(&path)?)))
+    }
+
+    /// Gives complete and compared bytes their place on the disk, unless they were deleted
+    /// meanwhile. A crash may leave a file without all of its bytes: then the check at its first
+    /// open finds it, and the remote copy takes its place again.
+    fn install(&self, tiers: &Tiers, id: InodeId, item: &Item) -> io::Result<()> {
+        let object = item.object;
+        let mut state = self.state();
+        let copy = state.metadata.remote_copy(object).map_err(io::Error::other)?;
+        let incoming = DiskPath::Incoming(object);
+        let Some(copy) = copy else {
+            return self.store.disk.remove(&incoming);
+        };
+        self.store.disk.rename(&incoming, &DiskPath::Object(object))?;
+        if copy.state == RemoteState::Only {
+            let named = RemoteCopy { state: RemoteState::Named, ..copy };
+            state.metadata.put_remote_copy(object, &named);
+            tiers.ssd.may_leave(object, id, item.length);
+        }
+        Ok(())
+    }
+
+    /// The disk's copy of an object is damaged: it makes room for the remote's. False if there is
+    /// none.
+    pub(super) fn replace_damaged(
+        &self, (id, role): (InodeId, Role), object: ObjectId,
+    ) -> Result<bool, FsError> {
+        let copy = self.state().metadata.remote_copy(object)?;
+        if self.tiers.is_none() || copy.is_none_or(|copy| copy.state == RemoteState::Held) {
+            return Ok(false);
+        }
+        log::warn!("object {object}: the local copy is damaged, the remote's takes its place");
+        self.store.remove_object(object)?;
+        self.fetch((id, role), object)
+    }
+
+    /// Bytes of objects on the disk.
+    pub(super) fn ssd_used_bytes(&self) -> u64 {
+        let stored = self.state().metadata.totals.bytes;
+        let left = self.tiers.as_ref().map_or(0, |tiers| tiers.ssd.remote_use().only_bytes);
+        stored.saturating_sub(left)
+    }
+}
+
+impl Flights {
+    /// Does `work` for an object, or waits for whoever does it already.
+    fn share(
+        &self, object: ObjectId, work: impl FnOnce() -> Result<(), RemoteError>,
+    ) -> Result<(), RemoteError> {
+        let (flight, is_first) = {
+            let mut flights = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let is_first = !flights.contains_key(&object);
+            (Arc::clone(flights.entry(object).or_default()), is_first)
+        };
+        if is_first {
+            let outcome = work();
+            self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&object);
+            *flight.outcome.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome.clone());
+            flight.landed.notify_all();
+            return outcome;
+        }
+        let mut landed = flight.outcome.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            if let Some(outcome) = landed.as_ref() {
+                return outcome.clone();
+            }
+            landed = flight.landed.wait(landed).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// What an object's bytes are known by; `None` as long as it has no checksum.
+pub(super) fn item(state: &State, role: Role, object: ObjectId) -> Result<Option<Item>, FsError> {
+    let Some(record) = state.metadata.object(object)? else {
+        return Ok(None);
+    };
+    let subject = match role {
+        Role::Page(page) => Subject::Page(identity(&page)),
+        _ => Subject::File,
+    };
+    Ok(record.checksum.map(|checksum| Item {
+        object,
+        length: record.length,
+        checksum: Checksum(checksum),
+        subject,
+    }))
+}
+
+fn identity(page: &PageRecord) -> PageIdentity {
+    PageIdentity {
+        model: ModelIdentity(page.model),
+        layer: Layer(page.layer),
+        start: TokenStart(page.start),
+        tokens: page.tokens,
+        dtype: page.dtype,
+    }
+}

@@ -1,0 +1,104 @@
+//! What moved between the tiers, and what did not: metrics that the tiers share.
+
+use prometheus::{IntCounterVec, Opts, Registry};
+
+/// Where bytes are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tier {
+    /// Memory.
+    Ram,
+    /// The local disk.
+    Ssd,
+    /// The shared directory or object store.
+    Remote,
+}
+
+impl Tier {
+    /// The word for it in metrics, attributes and options.
+    pub fn name(self) -> &'static str {
+        match self {
+            Tier::Ram => "ram",
+            Tier::Ssd => "ssd",
+            Tier::Remote => "remote",
+        }
+    }
+}
+
+impl std::fmt::Display for Tier {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(self.name())
+    }
+}
+
+/// Counters of movements.
+#[derive(Clone, Debug)]
+pub struct Counters {
+    evictions: IntCounterVec,
+    skipped: IntCounterVec,
+    moves: IntCounterVec,
+    moved_bytes: IntCounterVec,
+    failures: IntCounterVec,
+}
+
+const VALID: &str = "names and labels are constants";
+
+impl Default for Counters {
+    fn default() -> Counters {
+        let counters = |name: &str, help: &str, labels: &[&str]| {
+            IntCounterVec::new(Opts::new(name, help), labels).expect(VALID)
+        };
+        let from_to = &["from", "to"];
+        Counters {
+            evictions: counters(
+                "kvfs_evictions_total",
+                "Copies that left to make room",
+                &["tier", "reason"],
+            ),
+            skipped: counters(
+                "kvfs_eviction_skipped_total",
+                "Copies that stayed when room was needed",
+                &["reason"],
+            ),
+            moves: counters("kvfs_moves_total", "Objects copied between tiers", from_to),
+            moved_bytes: counters("kvfs_move_bytes_total", "Bytes copied between tiers", from_to),
+            failures: counters(
+                "kvfs_move_failures_total",
+                "Objects that could not be copied",
+                &["from", "to", "error"],
+            ),
+        }
+    }
+}
+
+impl Counters {
+    /// Shows them.
+    pub fn register(&self, registry: &Registry) -> prometheus::Result<()> {
+        let Counters { evictions, skipped, moves, moved_bytes, failures } = self;
+        for counters in [evictions, skipped, moves, moved_bytes, failures] {
+            registry.register(Box::new(counters.clone()))?;
+        }
+        Ok(())
+    }
+
+    /// An object was copied.
+    pub fn moved(&self, from: Tier, to: Tier, bytes: u64) {
+        let labels = &[from.name(), to.name()];
+        self.moves.with_label_values(labels).inc();
+        self.moved_bytes.with_label_values(labels).inc_by(bytes);
+    }
+
+    /// An object could not be copied; `error` is one word.
+    pub fn failed(&self, from: Tier, to: Tier, error: &str) {
+        self.failures.with_label_values(&[from.name(), to.name(), error]).inc();
+    }
+
+    /// A copy left.
+    pub fn evicted(&self, tier: Tier, reason: &str) {
+        self.evictions.with_label_values(&[tier.name(), reason]).inc();
+    }
+
+    /// A copy stayed.
+    pub fn skipped(&self, reason: &str) {
+        self.skipped.with_label_values(&[reason]).inc();
+    }
+}

@@ -1,0 +1,169 @@
+//! The SSD tier: what its budget is, what it holds, and which objects should leave it.
+//!
+//! Only objects that the remote has as well are listed here, verified and named there: leaving is
+//! then nothing but a removal of a file. The order is that of the RAM tier, [`Replacement`].
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::replacement::Replacement;
+use crate::store::record::{InodeId, ObjectId, RemoteCopy};
+
+/// Demotion begins when the objects take this share of the budget, in per cent, ...
+const HIGH_PERCENT: u64 = 95;
+/// ... and goes on down to this one, so that it comes in batches.
+const LOW_PERCENT: u64 = 90;
+
+/// Smaller objects stay: leaving would free little and cost a round trip at the next open.
+pub const LEAVING_BYTES_MIN: u64 = 64 << 10;
+
+/// What the remote has of a store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RemoteUse {
+    /// Objects that are there.
+    pub objects: u64,
+    /// Their length there.
+    pub stored_bytes: u64,
+    /// Objects that are nowhere else on the disk.
+    pub only_objects: u64,
+    /// The logical length of those.
+    pub only_bytes: u64,
+}
+
+/// The tier.
+#[derive(Debug)]
+pub struct SsdTier {
+    budget_bytes: Option<u64>,
+    held: Mutex<Held>,
+}
+
+#[derive(Debug)]
+struct Held {
+    may_leave: Replacement,
+    owners: HashMap<ObjectId, InodeId>,
+    only: HashMap<ObjectId, u64>,
+    stored: HashMap<ObjectId, u64>,
+    stored_bytes: u64,
+    only_bytes: u64,
+}
+
+impl SsdTier {
+    /// A tier of so many bytes, or without a limit.
+    pub fn new(budget_bytes: Option<u64>) -> SsdTier {
+        let held = Held {
+            may_leave: Replacement::new(budget_bytes.unwrap_or(u64::MAX)),
+            owners: HashMap::new(),
+            only: HashMap::new(),
+            stored: HashMap::new(),
+            stored_bytes: 0,
+            only_bytes: 0,
+        };
+        SsdTier { budget_bytes, held: Mutex::new(held) }
+    }
+
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Most bytes that it should hold.
+    pub fn budget_bytes(&self) -> Option<u64> {
+        self.budget_bytes
+    }
+
+    /// What the remote has.
+    pub fn remote_use(&self) -> RemoteUse {
+        let held = self.held();
+        RemoteUse {
+            objects: held.stored.len() as u64,
+            stored_bytes: held.stored_bytes,
+            only_objects: held.only.len() as u64,
+            only_bytes: held.only_bytes,
+        }
+    }
+
+    /// The remote has a verified copy of an object, which may leave if `named` is true.
+    pub fn has_remote_copy(&self, object: ObjectId, copy: &RemoteCopy) {
+        let mut held = self.held();
+        let before = held.stored.insert(object, copy.stored_bytes).unwrap_or(0);
+        held.stored_bytes = held.stored_bytes + copy.stored_bytes - before;
+    }
+
+    /// The object of a file may leave: the remote relies on nobody else to keep it.
+    pub fn may_leave(&self, object: ObjectId, owner: InodeId, bytes: u64) {
+        if bytes < LEAVING_BYTES_MIN {
+            return;
+        }
+        let mut held = self.held();
+        held.come_back(object);
+        held.owners.insert(object, owner);
+        held.may_leave.insert(object, bytes);
+    }
+
+    /// The disk does not have the object any more, the remote does.
+    pub fn has_left(&self, object: ObjectId, bytes: u64) {
+        let mut held = self.held();
+        held.may_leave.evicted(object);
+        held.owners.remove(&object);
+        if held.only.insert(object, bytes).is_none() {
+            held.only_bytes += bytes;
+        }
+    }
+
+    /// The object was deleted, or is changing: no remote copy counts any more.
+    pub fn forget(&self, object: ObjectId) {
+        let mut held = self.held();
+        held.come_back(object);
+        held.may_leave.remove(object);
+        held.owners.remove(&object);
+        if let Some(bytes) = held.stored.remove(&object) {
+            held.stored_bytes -= bytes;
+        }
+    }
+
+    /// Somebody opened the object.
+    pub fn used(&self, object: ObjectId, bytes: u64) {
+        let mut held = self.held();
+        if held.owners.contains_key(&object) {
+            held.may_leave.access(object, bytes);
+        }
+    }
+
+    /// Whether only the remote has the object.
+    pub fn is_only_remote(&self, object: ObjectId) -> bool {
+        let held = self.held();
+        !held.only.is_empty() && held.only.contains_key(&object)
+    }
+
+    /// Whether `bytes` more fit into the budget.
+    pub fn has_room(&self, used_bytes: u64, bytes: u64) -> bool {
+        self.budget_bytes.is_none_or(|budget| used_bytes.saturating_add(bytes) <= budget)
+    }
+
+    /// Bytes that should leave when the disk holds `used_bytes`.
+    pub fn excess_bytes(&self, used_bytes: u64) -> u64 {
+        let Some(budget) = self.budget_bytes else {
+            return 0;
+        };
+        let share = |percent: u64| budget / 100 * percent;
+        if used_bytes <= share(HIGH_PERCENT) { 0 } else { used_bytes - share(LOW_PERCENT) }
+    }
+
+    /// Objects of `bytes` together that should leave first, and their files, without `passed_over`.
+    pub fn next_to_leave(
+        &self, bytes: u64, passed_over: &HashSet<ObjectId>,
+    ) -> Vec<(ObjectId, InodeId)> {
+        let mut held = self.held();
+        let Held { may_leave, owners, .. } = &mut *held;
+        let victims = may_leave.first_to_leave(bytes, |object| passed_over.contains(&object));
+        let owner = |object| owners.get(&object).map(|owner| (object, *owner));
+        victims.into_iter().filter_map(|victim| owner(victim.object)).collect()
+    }
+}
+
+impl Held {
+    fn come_back(&mut self, object: ObjectId) {
+        if let Some(bytes) = self.only.remove(&object) {
+            self.only_bytes -= bytes;
+        }
+    }
+}

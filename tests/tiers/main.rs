@@ -1,0 +1,10 @@
+//! Objects move between memory, the disk and a remote, on real mounts: what leaves, what comes
+//! back, and what is there whatever happens in between.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "../common/mod.rs"]
+#[macro_use]
+mod common;
+
+mod remote;
