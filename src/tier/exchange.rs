@@ -24,7 +24,7 @@ use crate::page::Checksum;
 use crate::store::Store;
 use crate::store::disk::{Access, DiskFile};
 use crate::store::record::{ObjectId, RemoteCopy};
-use bytes::{FileBytes, Reader, Writer};
+use bytes::{Cursor, FileBytes};
 
 /// How long an open waits for the first answer of a remote: as long as for any other.
 const CONNECTING_MAX: Duration = Duration::from_secs(30);
@@ -139,7 +139,7 @@ impl Exchange {
             self.decoded(item, blob, &stored, target.as_ref(), io::sink())?
         } else {
             let scratch = self.get(store, blob, stored_bytes)?;
-            self.decoded(item, blob, &stored, scratch.as_ref(), Writer::new(target.as_ref()))?
+            self.decoded(item, blob, &stored, scratch.as_ref(), Cursor::new(target.as_ref()))?
         };
         self.check(&digest, item, blob)
     }
@@ -147,7 +147,7 @@ impl Exchange {
     fn encode(&self, store: &Store, item: &Item) -> Result<(BlobName, Source)> {
         let file: Arc<dyn DiskFile> =
             store.open_object(item.object, Access::Read).map_err(RemoteError::local)?.into();
-        let mut reader = Reader::new(file.as_ref());
+        let mut reader = Cursor::new(file.as_ref());
         let (encoded, file) = match self.lossless() {
             Lossless::Raw => {
                 let sink = &mut io::sink();
@@ -157,7 +157,7 @@ impl Exchange {
             zstd @ Lossless::Zstd(_) => {
                 let scratch: Arc<dyn DiskFile> =
                     store.scratch().map_err(RemoteError::local)?.into();
-                let sink = &mut Writer::new(scratch.as_ref());
+                let sink = &mut Cursor::new(scratch.as_ref());
                 (encode(&mut reader, item.length, zstd, &item.subject, sink), scratch)
             }
         };
@@ -194,7 +194,7 @@ impl Exchange {
         &self, item: &Item, blob: BlobName, stored: &Stored, file: &dyn DiskFile,
         mut sink: impl io::Write,
     ) -> Result<Digest> {
-        let outcome = decode(&mut Reader::new(file), stored, &item.subject, &mut sink);
+        let outcome = decode(&mut Cursor::new(file), stored, &item.subject, &mut sink);
         outcome.map_err(|error| match error {
             EncodingError::Source(error) | EncodingError::Sink(error) => RemoteError::local(error),
             error => self.corrupt(blob, &error.to_string()),

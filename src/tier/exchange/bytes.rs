@@ -21,19 +21,19 @@ impl WriteAt for FileBytes {
     }
 }
 
-/// Reads a file from its beginning.
-pub(super) struct Reader<'a> {
+/// Reads or writes a file from its beginning.
+pub(super) struct Cursor<'a> {
     file: &'a dyn DiskFile,
     offset: u64,
 }
 
-impl<'a> Reader<'a> {
-    pub(super) fn new(file: &'a dyn DiskFile) -> Reader<'a> {
-        Reader { file, offset: 0 }
+impl<'a> Cursor<'a> {
+    pub(super) fn new(file: &'a dyn DiskFile) -> Cursor<'a> {
+        Cursor { file, offset: 0 }
     }
 }
 
-impl Read for Reader<'_> {
+impl Read for Cursor<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let count = self.file.read_at(buffer, self.offset)?;
         self.offset += count as u64;
@@ -41,19 +41,7 @@ impl Read for Reader<'_> {
     }
 }
 
-/// Writes a file from its beginning.
-pub(super) struct Writer<'a> {
-    file: &'a dyn DiskFile,
-    offset: u64,
-}
-
-impl<'a> Writer<'a> {
-    pub(super) fn new(file: &'a dyn DiskFile) -> Writer<'a> {
-        Writer { file, offset: 0 }
-    }
-}
-
-impl Write for Writer<'_> {
+impl Write for Cursor<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.file.write_all_at(bytes, self.offset)?;
         self.offset += bytes.len() as u64;
