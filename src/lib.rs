@@ -27,6 +27,8 @@ pub mod store;
 
 pub mod attention;
 
+pub mod capi;
+
 pub mod ingest;
 
 pub mod tier;

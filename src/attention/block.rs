@@ -90,7 +90,7 @@ impl<'a> KvBlock<'a> {
     }
 
     /// Whether every row lies within its bytes.
-    pub(super) fn check(&self, shape: Shape) -> Result<(), String> {
+    pub(crate) fn check(&self, shape: Shape) -> Result<(), String> {
         if matches!(self.v, Values::Latent) && shape.v_head_dim() > shape.head_dim() {
             return Err(format!(
                 "v_head_dim {} is more than the {} elements of K that hold it",
@@ -101,6 +101,9 @@ impl<'a> KvBlock<'a> {
         let last = u64::try_from(self.tokens).ok().and_then(|n| self.first_position.checked_add(n));
         if last.is_none_or(|last| i64::try_from(last).is_err()) {
             return Err(format!("{} tokens from position {}", self.tokens, self.first_position));
+        }
+        if self.shift == i64::MIN {
+            return Err(format!("a shift of {}", self.shift));
         }
         if u32::try_from(self.tokens).is_err() {
             return Err(format!("{} tokens, the limit is {}", self.tokens, u32::MAX));

@@ -73,7 +73,7 @@ use pool::Pool;
 use worker::Worker;
 
 /// Most threads of one runtime; beyond the memory's bandwidth more do not help.
-const THREADS_MAX: usize = 256;
+pub(crate) const THREADS_MAX: usize = 256;
 
 /// Attention for one shape, with its threads.
 #[derive(Debug)]

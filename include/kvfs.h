@@ -1,0 +1,764 @@
+/* kvfs: attention over the key-value cache of language models, in pages as they lie in memory.
+ *
+ * Made from src/capi/ by cbindgen; do not edit.
+ *
+ * A program creates a kvfs_attention for the heads of its model once, describes K and V of some
+ * tokens as kvfs_block (kvfs_page_block does it for a page file of a mount), and calls
+ * kvfs_attention_run. The result is partial: what was attended to elsewhere is merged with
+ * kvfs_partials_merge, and kvfs_partials_finish gives the output. examples/c/attend_page.c is a
+ * whole program.
+ *
+ * Linking: -lkvfs, or libkvfs.a with -lpthread -ldl -lm (mount-scripts/build-c-library.sh builds
+ * both).
+ *
+ * Structures start with their size, which the caller sets to sizeof: fields may be added at the
+ * end. What an older program does not have is zero, which is the default of every such field; a
+ * field that the library does not know yet must be zero. So initialise all of a structure:
+ *     kvfs_options options = {.size = sizeof options, .window = 4096};
+ *
+ * Shapes are in C order, the last dimension is contiguous. Choices such as dtype are uint32_t with
+ * the values of an enum. Nothing is retained: what a caller passes belongs to the caller, and only
+ * a kvfs_block points into other memory of it. Handles are created and freed by the library.
+ *
+ * Errors: a function that can fail returns a kvfs_status, one value for each thing that a caller
+ * can do about it; kvfs_last_error() is the reason in words. NULL, misaligned pointers, sizes that
+ * are none and lengths that contradict each other are refused with KVFS_STATUS_ARGUMENT. Nothing
+ * is thrown and no signal is changed; only lack of memory ends the process.
+ *
+ * What a caller promises, because no library can check it: a pointer points to memory of the length
+ * that goes with it; memory that is read does not change during the call, memory that is written
+ * is nobody else's meanwhile; a handle is used between its creation and its freeing, and freed before
+ * the library is unloaded. A page file that is mapped and becomes shorter raises SIGBUS, as any
+ * mapping does: sealed pages of a mount never do.
+ *
+ * Every function may be called from any thread. */
+
+
+#ifndef KVFS_H
+#define KVFS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/**
+ * Version of this interface, to be compared with `kvfs_abi_version()`.
+ */
+#define KVFS_ABI_VERSION 1
+
+/**
+ * How a call ended: one value for each thing that a caller can do about it. A call that does not
+ * end with `KVFS_STATUS_OK` has changed nothing, except that a handle to be created is NULL.
+ */
+enum kvfs_status
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * Done.
+     */
+    KVFS_STATUS_OK = 0,
+    /**
+     * Arguments that contradict each other or the shape: correct the call.
+     */
+    KVFS_STATUS_ARGUMENT = 1,
+    /**
+     * A block that does not hold what it says: leave it out, or read it again.
+     * `kvfs_last_error_block()` is its index.
+     */
+    KVFS_STATUS_BLOCK = 2,
+    /**
+     * Bytes that are no page of this cache at this place, or damaged: compute the tokens anew.
+     */
+    KVFS_STATUS_PAGE = 3,
+    /**
+     * Bytes that are no manifest: this cache cannot be used.
+     */
+    KVFS_STATUS_MANIFEST = 4,
+    /**
+     * A manifest that a newer kvfs wrote: upgrade.
+     */
+    KVFS_STATUS_NEWER = 5,
+    /**
+     * Right, but not something that this processor or this version of the library can do: use
+     * another backend, or leave the new field out.
+     */
+    KVFS_STATUS_UNSUPPORTED = 6,
+    /**
+     * A defect of the library, to be reported with what it wrote to standard error. Its handles can
+     * still be used and freed.
+     */
+    KVFS_STATUS_INTERNAL = 7,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum kvfs_status kvfs_status;
+#else
+typedef uint32_t kvfs_status;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * How elements are stored, little endian.
+ */
+typedef enum kvfs_dtype {
+    /**
+     * IEEE half precision.
+     */
+    KVFS_DTYPE_F16 = 1,
+    /**
+     * The upper half of an f32.
+     */
+    KVFS_DTYPE_BF16 = 2,
+    /**
+     * IEEE single precision.
+     */
+    KVFS_DTYPE_F32 = 3,
+    /**
+     * 8 bits, 4 of exponent and 3 of mantissa, without infinities.
+     */
+    KVFS_DTYPE_F8E4M3 = 4,
+    /**
+     * ggml blocks of 32 elements: an f16 scale, 32 i8.
+     */
+    KVFS_DTYPE_Q8_0 = 5,
+    /**
+     * ggml blocks of 32 elements: an f16 scale, 16 bytes of nibbles.
+     */
+    KVFS_DTYPE_Q4_0 = 6,
+} kvfs_dtype;
+
+/**
+ * Where the values of a block are.
+ */
+typedef enum kvfs_values {
+    /**
+     * In the tensor `v`.
+     */
+    KVFS_VALUES_ROWS = 0,
+    /**
+     * In the first `v_head_dim` elements of the rows of `k` (multi-head latent attention); `v` is
+     * not looked at.
+     */
+    KVFS_VALUES_LATENT = 1,
+} kvfs_values;
+
+/**
+ * Which positions a query sees.
+ */
+typedef enum kvfs_causality {
+    /**
+     * None after its own.
+     */
+    KVFS_CAUSALITY_CAUSAL = 0,
+    /**
+     * All.
+     */
+    KVFS_CAUSALITY_BIDIRECTIONAL = 1,
+} kvfs_causality;
+
+/**
+ * Vector instructions.
+ */
+typedef enum kvfs_instructions {
+    /**
+     * The fastest that the processor has.
+     */
+    KVFS_INSTRUCTIONS_FASTEST = 0,
+    /**
+     * None: works everywhere.
+     */
+    KVFS_INSTRUCTIONS_SCALAR = 1,
+    /**
+     * AVX2 with FMA and F16C.
+     */
+    KVFS_INSTRUCTIONS_AVX2 = 2,
+    /**
+     * AVX-512 F, BW, DQ and VL.
+     */
+    KVFS_INSTRUCTIONS_AVX512 = 3,
+} kvfs_instructions;
+
+/**
+ * Which two elements of a row turn together.
+ */
+typedef enum kvfs_pairing {
+    /**
+     * `i` and `i + dims / 2` (GPT-NeoX, Llama in Hugging Face's order).
+     */
+    KVFS_PAIRING_HALVES = 0,
+    /**
+     * `2i` and `2i + 1` (GPT-J, Llama's original order).
+     */
+    KVFS_PAIRING_INTERLEAVED = 1,
+} kvfs_pairing;
+
+/**
+ * Order of the dimensions of a page's tensors.
+ */
+typedef enum kvfs_layout {
+    /**
+     * `[num_kv_heads, tokens, head_dim]`
+     */
+    KVFS_LAYOUT_HND = 0,
+    /**
+     * `[tokens, num_kv_heads, head_dim]`
+     */
+    KVFS_LAYOUT_NHD = 1,
+} kvfs_layout;
+
+/**
+ * What a layer keeps.
+ */
+typedef enum kvfs_layer_kind {
+    /**
+     * K and V of every token.
+     */
+    KVFS_LAYER_KIND_ATTENTION = 0,
+    /**
+     * The same, and only the last `window` tokens are looked at.
+     */
+    KVFS_LAYER_KIND_SLIDING = 1,
+    /**
+     * State snapshots instead of pages.
+     */
+    KVFS_LAYER_KIND_RECURRENT = 2,
+} kvfs_layer_kind;
+
+/**
+ * Attention for one shape, with its threads. Several threads may use one at the same time; with
+ * more than one thread of its own, it serves one call after the other.
+ */
+typedef struct kvfs_attention kvfs_attention;
+
+/**
+ * A manifest without contradictions. It never changes, so any number of threads may use one.
+ */
+typedef struct kvfs_manifest kvfs_manifest;
+
+/**
+ * A rotary position encoding. It never changes, so any number of threads may use one.
+ */
+typedef struct kvfs_rotation kvfs_rotation;
+
+/**
+ * The heads of a layer, and who attends.
+ */
+typedef struct kvfs_attention_config {
+    /**
+     * `sizeof(kvfs_attention_config)`
+     */
+    size_t size;
+    /**
+     * Query heads, a multiple of `num_kv_heads`. Query head `h` reads KV head
+     * `h / (num_qo_heads / num_kv_heads)`.
+     */
+    uint32_t num_qo_heads;
+    /**
+     * KV heads, at most 1024.
+     */
+    uint32_t num_kv_heads;
+    /**
+     * Elements of a K row and of a query, at most 4096.
+     */
+    uint32_t head_dim;
+    /**
+     * Elements of a V row and of an output, at most 4096; 0: `head_dim`.
+     */
+    uint32_t v_head_dim;
+    /**
+     * Threads, of which the one that calls is one, at most 256; 0: one for each processor that
+     * the process may use.
+     */
+    uint32_t threads;
+    /**
+     * One of `kvfs_instructions`.
+     */
+    uint32_t instructions;
+} kvfs_attention_config;
+
+/**
+ * Queries of one layer. They belong to the caller and are only read.
+ */
+typedef struct kvfs_queries {
+    /**
+     * `sizeof(kvfs_queries)`
+     */
+    size_t size;
+    /**
+     * `[num_queries, num_qo_heads, head_dim]`, already rotated for their positions.
+     */
+    const float *q;
+    /**
+     * `[num_queries]`, below 2^63, in any order.
+     */
+    const uint64_t *positions;
+    /**
+     * How many; 0 is fine.
+     */
+    uint64_t num_queries;
+    /**
+     * Must be that of the attention.
+     */
+    uint32_t num_qo_heads;
+    /**
+     * Must be that of the attention.
+     */
+    uint32_t head_dim;
+} kvfs_queries;
+
+/**
+ * Rows of all KV heads of some tokens: that of (head, token) starts at byte
+ * `head * head_stride + token * token_stride`. This structure does not grow.
+ */
+typedef struct kvfs_tensor {
+    /**
+     * Of any alignment. It belongs to the caller and is only read.
+     */
+    const void *data;
+    /**
+     * Bytes that may be read from `data` on.
+     */
+    size_t bytes;
+    /**
+     * From a head to the next, in bytes.
+     */
+    size_t head_stride;
+    /**
+     * From a token to the next, in bytes.
+     */
+    size_t token_stride;
+} kvfs_tensor;
+
+/**
+ * Consecutive tokens of one layer. It owns nothing.
+ */
+typedef struct kvfs_block {
+    /**
+     * `sizeof(kvfs_block)`, the same in all elements of an array, whose stride it is.
+     */
+    size_t size;
+    /**
+     * One of `kvfs_dtype`, of K and V.
+     */
+    uint32_t dtype;
+    /**
+     * One of `kvfs_values`.
+     */
+    uint32_t values;
+    /**
+     * How many, below 2^32; 0 is fine.
+     */
+    uint64_t tokens;
+    /**
+     * Rows of `head_dim` elements.
+     */
+    struct kvfs_tensor k;
+    /**
+     * Rows of `v_head_dim` elements.
+     */
+    struct kvfs_tensor v;
+    /**
+     * Position of the first token in the sequence that the queries belong to.
+     */
+    uint64_t first_position;
+    /**
+     * That position less the one for which K was rotated. Other than 0 it needs
+     * `kvfs_options.rotation`.
+     */
+    int64_t shift;
+} kvfs_block;
+
+/**
+ * Tokens from `first` to `end - 1`, counted over all blocks in order. This structure does not
+ * grow.
+ */
+typedef struct kvfs_token_range {
+    /**
+     * The first one.
+     */
+    uint64_t first;
+    /**
+     * The one after the last one.
+     */
+    uint64_t end;
+} kvfs_token_range;
+
+/**
+ * How the logits come about, in this order: `q . k * sm_scale`, soft cap, `ALiBi`, mask. Zeros
+ * are the defaults. Sink logits are given to `kvfs_partials_finish`, because they count once for
+ * all parts.
+ */
+typedef struct kvfs_options {
+    /**
+     * `sizeof(kvfs_options)`
+     */
+    size_t size;
+    /**
+     * 0: `1 / sqrt(head_dim)`.
+     */
+    float sm_scale;
+    /**
+     * Logits become `soft_cap * tanh(logit / soft_cap)`; 0: they do not.
+     */
+    float soft_cap;
+    /**
+     * A query sees its own position and those less than `window` before it; 0: no limit.
+     */
+    uint64_t window;
+    /**
+     * One of `kvfs_causality`.
+     */
+    uint32_t causality;
+    /**
+     * `KVFS_DTYPE_F32` or `KVFS_DTYPE_F16`; not looked at without a mask.
+     */
+    uint32_t mask_dtype;
+    /**
+     * `[num_queries, tokens of all blocks in order]`, added to the logits; NULL: nothing is. Where
+     * one is -infinity the query does not see the token, and if no query sees it, its K and V are
+     * never touched.
+     */
+    const void *mask;
+    /**
+     * Values of `mask`.
+     */
+    size_t mask_count;
+    /**
+     * `[num_qo_heads]`: `slope * (position of the token - position of the query)` is added; NULL:
+     * nothing is.
+     */
+    const float *alibi_slopes;
+    /**
+     * Values of `alibi_slopes`.
+     */
+    size_t alibi_slopes_count;
+    /**
+     * Only these tokens are seen, the others never touched; NULL: all are seen.
+     */
+    const struct kvfs_token_range *selection;
+    /**
+     * Ranges of `selection`; with 0 of them and no NULL, nothing is seen.
+     */
+    size_t selection_count;
+    /**
+     * The position encoding in K, for blocks with a shift; NULL: none.
+     */
+    const struct kvfs_rotation *rotation;
+} kvfs_options;
+
+/**
+ * Attention of some queries over some tokens, not normalised: what another thread, machine or
+ * GPU computed over other tokens merges with it.
+ *
+ * The memory belongs to the caller. The structure itself is only read, what its pointers point to
+ * is written.
+ */
+typedef struct kvfs_partials {
+    /**
+     * `sizeof(kvfs_partials)`
+     */
+    size_t size;
+    /**
+     * `[num_queries, num_qo_heads, v_head_dim]`: the sum of V, each token weighted by
+     * `exp(logit - m)`.
+     */
+    float *o;
+    /**
+     * `[num_queries, num_qo_heads]`: the largest logit, natural; -1e30 without tokens.
+     */
+    float *m;
+    /**
+     * `[num_queries, num_qo_heads]`: the sum of `exp(logit - m)`; 0 without tokens. The
+     * log-sum-exp is `m + log(l)`.
+     */
+    float *l;
+    /**
+     * How many; 0 is fine.
+     */
+    uint64_t num_queries;
+    /**
+     * At most 65536.
+     */
+    uint32_t num_qo_heads;
+    /**
+     * At most 4096.
+     */
+    uint32_t v_head_dim;
+    /**
+     * `[tokens of all blocks]`, or NULL: `kvfs_attention_run` adds the attention that each token
+     * got, the sum over queries and heads of its weight in the softmax over these blocks. Others
+     * do not look at it. It costs 4 bytes of memory for each query, query head and token, which
+     * the attention keeps.
+     */
+    float *mass;
+    /**
+     * Values of `mass`.
+     */
+    size_t mass_count;
+} kvfs_partials;
+
+/**
+ * The shape of a cache's pages.
+ */
+typedef struct kvfs_geometry {
+    /**
+     * `sizeof(kvfs_geometry)`, set before the call.
+     */
+    size_t size;
+    /**
+     * One of `kvfs_dtype`.
+     */
+    uint32_t dtype;
+    /**
+     * One of `kvfs_layout`.
+     */
+    uint32_t layout;
+    /**
+     * Layers of the model.
+     */
+    uint32_t num_layers;
+    /**
+     * KV heads of one layer (of this shard).
+     */
+    uint32_t num_kv_heads;
+    /**
+     * Elements of a K row.
+     */
+    uint32_t head_dim;
+    /**
+     * Elements of a V row; 0 where pages have no V (latent attention): the attention's
+     * `v_head_dim` is then the model's.
+     */
+    uint32_t v_head_dim;
+    /**
+     * Tokens of a full page.
+     */
+    uint32_t page_tokens;
+    /**
+     * Whether there is a `rope` for `kvfs_rotation_from_manifest`: 0 or 1.
+     */
+    uint32_t has_rope;
+    /**
+     * Bytes of a full page's file.
+     */
+    uint64_t page_file_bytes;
+    /**
+     * Bytes of a token in a tail.
+     */
+    uint64_t tail_row_bytes;
+} kvfs_geometry;
+
+/**
+ * A layer.
+ */
+typedef struct kvfs_layer {
+    /**
+     * `sizeof(kvfs_layer)`, set before the call.
+     */
+    size_t size;
+    /**
+     * One of `kvfs_layer_kind`.
+     */
+    uint32_t kind;
+    /**
+     * For `kvfs_options.window`, in tokens; 0 where there is none.
+     */
+    uint32_t window;
+} kvfs_layer;
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+/**
+ * The version of the interface that the library has. A program checks once that it equals
+ * `KVFS_ABI_VERSION` of the header that it was compiled with. New functions, new fields at the
+ * end of structures and new values do not change it.
+ */
+uint32_t kvfs_abi_version(void);
+
+/**
+ * The version of the library, such as `"0.1.0"`. It is valid for ever.
+ */
+const char *kvfs_version(void);
+
+/**
+ * Why the last call that failed on this thread did: one line of UTF-8 that says what, where and
+ * what to do; `""` if none failed. It is valid until the next call that fails on this thread, or
+ * the thread ends.
+ */
+const char *kvfs_last_error(void);
+
+/**
+ * The index of the block that the last call that failed on this thread was about, if it ended
+ * with `KVFS_STATUS_BLOCK`, else `SIZE_MAX`.
+ */
+size_t kvfs_last_error_block(void);
+
+/**
+ * Creates `*attention`, to be freed with `kvfs_attention_free`. Its threads start now and sleep
+ * between calls. It belongs to this process: after a fork the child creates its own.
+ *
+ * `KVFS_STATUS_ARGUMENT` for a shape that cannot be, `KVFS_STATUS_UNSUPPORTED` if the processor
+ * lacks the instructions or the threads do not start.
+ */
+kvfs_status kvfs_attention_create(const struct kvfs_attention_config *config,
+                                  struct kvfs_attention **attention);
+
+/**
+ * Frees what `kvfs_attention_create` gave, when no call uses it any more. NULL is fine.
+ */
+void kvfs_attention_free(struct kvfs_attention *attention);
+
+/**
+ * Attends to `num_blocks` blocks (none is fine) and writes `partials`. The order of the blocks
+ * does not matter, except for mask, selection and mass, which count tokens in it. `options` may
+ * be NULL for all defaults: plain causal attention.
+ *
+ * NaN and infinities in K and V are data: they propagate into the heads that see them and into no
+ * other query. K and V that no query sees are never touched. What is read of K and V must not
+ * change and not shrink during the call; sealed pages of a mount do neither.
+ *
+ * `KVFS_STATUS_ARGUMENT` for queries, options or partials that do not fit the shape or each other,
+ * `KVFS_STATUS_BLOCK` for a block that does not fit the shape or its own bytes.
+ */
+kvfs_status kvfs_attention_run(const struct kvfs_attention *attention,
+                               const struct kvfs_queries *queries,
+                               const struct kvfs_block *blocks,
+                               size_t num_blocks,
+                               const struct kvfs_options *options,
+                               struct kvfs_partials *partials);
+
+/**
+ * Makes partials those of no tokens, to merge others into.
+ */
+kvfs_status kvfs_partials_clear(struct kvfs_partials *partials);
+
+/**
+ * Adds the tokens of `other`, which must not be in `partials` yet. The order of merging changes
+ * the result by rounding alone.
+ *
+ * `KVFS_STATUS_ARGUMENT` if the two are of different shapes.
+ */
+kvfs_status kvfs_partials_merge(struct kvfs_partials *partials, const struct kvfs_partials *other);
+
+/**
+ * Writes the result to `out`, `[num_queries, num_qo_heads, v_head_dim]`: `o / l`, 0 without
+ * tokens. `out_count` is the number of its values; it may be `partials->o`.
+ *
+ * `sinks`, `[num_qo_heads]`, are logits that take part in the softmax without a value, as in
+ * gpt-oss; NULL for none. `sinks_count` is the number of them.
+ */
+kvfs_status kvfs_partials_finish(const struct kvfs_partials *partials,
+                                 const float *sinks,
+                                 size_t sinks_count,
+                                 float *out,
+                                 size_t out_count);
+
+/**
+ * Creates `*rotation` for the `rope` of a manifest, to be freed with `kvfs_rotation_free`.
+ * `pairing` is one of `kvfs_pairing`, which the manifest does not tell; `first` is the first
+ * rotated element of a row, other than 0 in latent attention.
+ *
+ * `KVFS_STATUS_ARGUMENT` if the manifest has no `rope`, `KVFS_STATUS_UNSUPPORTED` for a scaling
+ * whose frequencies depend on the length of the sequence.
+ */
+kvfs_status kvfs_rotation_from_manifest(const struct kvfs_manifest *manifest,
+                                        uint32_t pairing,
+                                        uint32_t first,
+                                        struct kvfs_rotation **rotation);
+
+/**
+ * The same for a `rope` object as manifests have it, `{"theta", "scaling", "dims"}`, as UTF-8 of
+ * `json_bytes` bytes, and rows of `head_dim` elements.
+ *
+ * `KVFS_STATUS_ARGUMENT` if it is none.
+ */
+kvfs_status kvfs_rotation_from_json(const char *json,
+                                    size_t json_bytes,
+                                    uint32_t head_dim,
+                                    uint32_t pairing,
+                                    uint32_t first,
+                                    struct kvfs_rotation **rotation);
+
+/**
+ * Frees a rotation that no call uses any more. NULL is fine.
+ */
+void kvfs_rotation_free(struct kvfs_rotation *rotation);
+
+/**
+ * Creates `*manifest` from the `json_bytes` bytes of a `manifest.json`, to be freed with
+ * `kvfs_manifest_free`. The bytes are not needed afterwards.
+ *
+ * `KVFS_STATUS_MANIFEST` or `KVFS_STATUS_NEWER` if they cannot be used.
+ */
+kvfs_status kvfs_manifest_create(const char *json,
+                                 size_t json_bytes,
+                                 struct kvfs_manifest **manifest);
+
+/**
+ * Frees a manifest that no call uses any more. NULL is fine.
+ */
+void kvfs_manifest_free(struct kvfs_manifest *manifest);
+
+/**
+ * Fills `*geometry`, whose `size` the caller has set.
+ */
+kvfs_status kvfs_manifest_geometry(const struct kvfs_manifest *manifest,
+                                   struct kvfs_geometry *geometry);
+
+/**
+ * Fills `*out`, whose `size` the caller has set, with what layer `layer`, from 0, keeps.
+ */
+kvfs_status kvfs_manifest_layer(const struct kvfs_manifest *manifest,
+                                uint32_t layer,
+                                struct kvfs_layer *out);
+
+/**
+ * Fills `*block`, whose `size` the caller has set, with K and V of the page of layer `layer` that
+ * starts at token `start`, at the positions that it was written for. `file` is the whole page
+ * file in memory, `[file_bytes]`; the block points into it.
+ *
+ * Reads the first 4096 bytes and checks shape and place. What a mount shows as a page was
+ * verified; for any other file there is `kvfs_page_verify`.
+ *
+ * `KVFS_STATUS_ARGUMENT` if the cache has no page there, `KVFS_STATUS_PAGE` if the file is not
+ * that page.
+ */
+kvfs_status kvfs_page_block(const struct kvfs_manifest *manifest,
+                            uint32_t layer,
+                            uint64_t start,
+                            const void *file,
+                            size_t file_bytes,
+                            struct kvfs_block *block);
+
+/**
+ * Checks all bytes of a page file, which is given as to `kvfs_page_block`, against the checksum
+ * that it declares. A page that declares none passes if its header is right.
+ *
+ * `KVFS_STATUS_PAGE` if it is damaged, or not that page.
+ */
+kvfs_status kvfs_page_verify(const struct kvfs_manifest *manifest,
+                             uint32_t layer,
+                             uint64_t start,
+                             const void *file,
+                             size_t file_bytes);
+
+/**
+ * Fills `*block`, whose `size` the caller has set, with K and V of a tail: `rows_bytes` bytes of
+ * rows, of each token `K[num_kv_heads, head_dim]`, then `V[num_kv_heads, v_head_dim]`, the first
+ * of them at position `start`. A last row that is not whole is left out. The block points into
+ * `rows`; what is appended to the file afterwards does not change it.
+ */
+kvfs_status kvfs_tail_block(const struct kvfs_manifest *manifest,
+                            uint64_t start,
+                            const void *rows,
+                            size_t rows_bytes,
+                            struct kvfs_block *block);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* KVFS_H */

@@ -1,0 +1,57 @@
+//! The C interface, `include/kvfs.h`: attention over pages from any language.
+//!
+//! The header is made from this module (`cbindgen.toml`), so its documentation is written for
+//! readers of C. What crosses the border is checked here and nowhere else: structures start with
+//! their size and may grow (`memory`), a panic becomes a status (`status`), and numbers that
+//! stand for choices are compared before they become one. Behind the border is
+//! [`attention`](crate::attention) and [`page`](crate::page), nothing of its own.
+//!
+//! | file | question it answers |
+//! |---|---|
+//! | `status`, `memory` | how a call fails, what callers may point to |
+//! | `attention`, `block`, `options`, `partials` | attend to memory, merge results |
+//! | `rotation` | tokens that moved |
+//! | `manifest`, `page` | attend to the files of a mount |
+//!
+//! Cargo builds the library for Rust alone; `mount-scripts/build-c-library.sh` builds `libkvfs.so`
+//! and `libkvfs.a`. As a crate type of every build the shared library would cost a second
+//! compilation each time `cargo build` and `cargo test` take turns, since cargo gives it a name
+//! without a hash.
+
+#![allow(
+    clippy::missing_safety_doc,
+    reason = "the head of the header says once what callers promise for all functions"
+)]
+
+mod attention;
+mod block;
+mod manifest;
+mod memory;
+mod options;
+mod page;
+mod partials;
+mod rotation;
+mod status;
+
+#[cfg(test)]
+mod tests;
+
+pub use attention::{
+    Attention, AttentionConfig, Instructions, kvfs_attention_create, kvfs_attention_free,
+    kvfs_attention_run,
+};
+pub use block::{Block, DataType, Tensor, Values};
+pub use manifest::{
+    Geometry, Layer, LayerKind, Layout, Manifest, kvfs_manifest_create, kvfs_manifest_free,
+    kvfs_manifest_geometry, kvfs_manifest_layer,
+};
+pub use options::{Causality, Options, Queries, TokenRange};
+pub use page::{kvfs_page_block, kvfs_page_verify, kvfs_tail_block};
+pub use partials::{Partials, kvfs_partials_clear, kvfs_partials_finish, kvfs_partials_merge};
+pub use rotation::{
+    Pairing, Rotation, kvfs_rotation_free, kvfs_rotation_from_json, kvfs_rotation_from_manifest,
+};
+pub use status::{
+    KVFS_ABI_VERSION, Status, kvfs_abi_version, kvfs_last_error, kvfs_last_error_block,
+    kvfs_version,
+};
