@@ -61,6 +61,8 @@ if [ "$tests" = yes ]; then
     need unshare util-linux
     need python3 python3
     need zstd zstd
+    need c++ g++
+    need nm binutils
     if command -v dpkg-query >/dev/null 2>&1; then
         need_package python3-venv
     fi
