@@ -29,6 +29,8 @@ pub mod attention;
 
 pub mod capi;
 
+pub mod reader;
+
 pub mod ingest;
 
 pub mod tier;

@@ -127,6 +127,15 @@ pub(crate) fn extended_attribute(path: &Path, name: &CStr) -> io::Result<Option<
     }
 }
 
+/// Sets an extended attribute.
+pub(crate) fn set_extended_attribute(path: &Path, name: &CStr, value: &[u8]) -> io::Result<()> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    let bytes = value.as_ptr().cast();
+    // SAFETY: both names end in NUL, and the kernel reads as many bytes as the value has.
+    let result = unsafe { libc::setxattr(path.as_ptr(), name.as_ptr(), bytes, value.len(), 0) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

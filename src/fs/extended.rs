@@ -4,6 +4,7 @@
 
 use super::{FileSystem, FsError, views};
 use crate::page::Checksum;
+use crate::reader::{self, Counts};
 use crate::store::record::{InodeId, Role, Time};
 use crate::tier::counters::Tier;
 
@@ -47,6 +48,7 @@ impl FileSystem {
                     (_, None) => state.attributes_of(&self.store, id, &inode)?.size.to_string(),
                 }
             }
+            b"served_by" => if self.is_passthrough() { "kernel" } else { "daemon" }.to_owned(),
             b"checksum" => {
                 let object = file.object.ok_or(FsError::NoAttribute)?;
                 let stored = state.metadata.object(object)?.and_then(|record| record.checksum);
@@ -78,6 +80,9 @@ impl FileSystem {
         &self, id: InodeId, name: &[u8], value: &[u8], flags: i32,
     ) -> Result<(), FsError> {
         check_namespace(name)?;
+        if !views::is_view(id) && name == reader::ATTRIBUTE.as_bytes() {
+            return self.add_report(id, value);
+        }
         if views::is_view(id) || name.starts_with(OWN_PREFIX) {
             return Err(FsError::Unsupported);
         }
@@ -97,6 +102,16 @@ impl FileSystem {
         state.metadata.put_attribute(life, id, name, value);
         inode.ctime = Time::now();
         state.put_inode(id, &inode);
+        Ok(())
+    }
+
+    /// What somebody who reads the sequence in a directory has counted since the last time.
+    fn add_report(&self, id: InodeId, report: &[u8]) -> Result<(), FsError> {
+        if !self.state().inode(id)?.is_directory() {
+            return Err(FsError::Unsupported);
+        }
+        let counts = Counts::parse(report).map_err(|_| FsError::Invalid)?;
+        self.observer.attended(&counts);
         Ok(())
     }
 

@@ -3,6 +3,7 @@
 //! Every number is counted where the bytes move. With passthrough the kernel moves them, so there
 //! is no counter of bytes read: what is opened is counted instead.
 
+mod attention;
 mod errors;
 mod metrics;
 
@@ -12,6 +13,8 @@ use std::time::{Duration, Instant};
 
 pub use metrics::{Gauges, Operation};
 
+use crate::reader::Counts;
+use attention::AttentionMetrics;
 use errors::RecentErrors;
 use metrics::Metrics;
 
@@ -21,6 +24,7 @@ pub struct Observer {
     started: Instant,
     errors: RecentErrors,
     metrics: Metrics,
+    attention: AttentionMetrics,
     mountpoint: OnceLock<PathBuf>,
     config: OnceLock<String>,
 }
@@ -28,10 +32,12 @@ pub struct Observer {
 impl Observer {
     /// Nothing has happened yet.
     pub fn new() -> Observer {
+        let metrics = Metrics::new();
         Observer {
             started: Instant::now(),
             errors: RecentErrors::default(),
-            metrics: Metrics::new(),
+            attention: AttentionMetrics::new(metrics.registry()),
+            metrics,
             mountpoint: OnceLock::new(),
             config: OnceLock::new(),
         }
@@ -96,6 +102,11 @@ impl Observer {
     /// A FUSE request was answered.
     pub fn request(&self, operation: Operation, ok: bool, duration: Duration) {
         self.metrics.request(operation, ok, duration);
+    }
+
+    /// Somebody who reads sequences has reported.
+    pub fn attended(&self, counts: &Counts) {
+        self.attention.add(counts);
     }
 
     /// Where others add counters of their own.

@@ -1,0 +1,53 @@
+//! How much memory this process may still take.
+
+use std::fs;
+use std::path::Path;
+
+/// Bytes that can be had without swapping: what the kernel estimates for the machine, or what the
+/// control groups leave, if that is less. Both versions of control groups, at their usual places.
+pub(super) fn available_bytes() -> u64 {
+    let machine = fs::read_to_string("/proc/meminfo").ok();
+    let machine = machine.and_then(|text| meminfo_bytes(&text, "MemAvailable"));
+    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let left = groups.lines().filter_map(left_in_group).min();
+    machine.unwrap_or(0).min(left.unwrap_or(u64::MAX))
+}
+
+/// A line of `/proc/meminfo`, which counts in KiB.
+fn meminfo_bytes(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// What the groups of a line of `/proc/self/cgroup`, `number:controllers:path`, leave.
+fn left_in_group(line: &str) -> Option<u64> {
+    let mut parts = line.splitn(3, ':').skip(1);
+    let (controllers, path) = (parts.next()?, parts.next()?.trim_start_matches('/'));
+    let (root, limit, used) = match controllers {
+        "" => ("/sys/fs/cgroup", "memory.max", "memory.current"),
+        "memory" => ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+        _ => return None,
+    };
+    let number = |path: &Path| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
+    let group = Path::new(root).join(path);
+    // A group has at most what those above it have.
+    let groups = group.ancestors().take_while(|group| group.starts_with(root));
+    let left = groups.filter_map(|group| {
+        let limit = number(&group.join(limit))?;
+        Some(limit.saturating_sub(number(&group.join(used))?))
+    });
+    left.min()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn meminfo() {
+        let text = "MemTotal:       100 kB\nMemAvailable:    50 kB\n";
+        assert_eq!(meminfo_bytes(text, "MemAvailable"), Some(50 * 1024));
+        assert_eq!(meminfo_bytes(text, "Mem"), None);
+        assert!(available_bytes() > 0);
+    }
+}
