@@ -1,0 +1,13 @@
+//! Sequences of a mount through `kvfs::reader`, which maps or streams their pages.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "../common/mod.rs"]
+#[macro_use]
+mod common;
+
+mod failures;
+mod long_context;
+mod mappings;
+mod prepared;
+mod reports;
