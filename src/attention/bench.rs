@@ -146,8 +146,7 @@ impl Cache {
 
     /// Seconds for a layer.
     fn attend(&self, attention: &Attention, setting: &Setting) -> Result<f64, AttentionError> {
-        let queries = self.shape.num_qo_heads() * self.shape.head_dim();
-        let q: Vec<f32> = noise(1).map(unit).take(queries).collect();
+        let q = query(self.shape);
         let positions = [setting.tokens as u64 - 1];
         let queries = Queries { q: &q, positions: &positions };
         let layers: Vec<Vec<KvBlock<'_>>> =
@@ -191,13 +190,52 @@ impl Cache {
     }
 }
 
+/// The memory that [`measure`] uses, for whoever compares something else with it.
+pub(crate) struct PrivateMemory {
+    cache: Cache,
+    readers: Pool,
+    setting: Setting,
+}
+
+impl PrivateMemory {
+    /// Of the first dtype of the setting.
+    pub(crate) fn new(setting: &Setting) -> io::Result<Self> {
+        let dtype = setting.dtypes.first().copied().unwrap_or(Dtype::F16);
+        let (cache, readers) = (Cache::new(setting, dtype)?, Pool::new(setting.threads)?);
+        Ok(Self { cache, readers, setting: setting.clone() })
+    }
+
+    /// Seconds to read as many bytes as a layer has.
+    pub(crate) fn read(&self) -> f64 {
+        self.cache.read(&self.readers)
+    }
+
+    /// Seconds to attend to a layer.
+    pub(crate) fn attend(&self, attention: &Attention) -> Result<f64, AttentionError> {
+        self.cache.attend(attention, &self.setting)
+    }
+}
+
+/// `[num_qo_heads, head_dim]` values of an ordinary size.
+pub(crate) fn query(shape: Shape) -> Vec<f32> {
+    noise(1).map(unit).take(shape.num_qo_heads() * shape.head_dim()).collect()
+}
+
 fn row_bytes(dtype: Dtype, dim: usize) -> usize {
     dim / dtype.block_elements() as usize * dtype.block_bytes() as usize
 }
 
 /// Values of an ordinary size, the same again after some megabytes.
 fn fill(dtype: Dtype, memory: &mut [u8]) {
-    let mut random = noise(2);
+    let pattern = pattern(dtype, 2);
+    for chunk in memory.chunks_mut(pattern.len()) {
+        chunk.copy_from_slice(&pattern[..chunk.len()]);
+    }
+}
+
+/// Some megabytes of values of an ordinary size.
+pub(crate) fn pattern(dtype: Dtype, seed: u64) -> Vec<u8> {
+    let mut random = noise(seed);
     let mut bits = || random.next().unwrap_or_default();
     let mut pattern = Vec::new();
     while pattern.len() < 4 << 20 {
@@ -215,9 +253,7 @@ fn fill(dtype: Dtype, memory: &mut [u8]) {
             }
         }
     }
-    for chunk in memory.chunks_mut(pattern.len()) {
-        chunk.copy_from_slice(&pattern[..chunk.len()]);
-    }
+    pattern
 }
 
 /// Splitmix64.

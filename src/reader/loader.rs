@@ -4,10 +4,11 @@
 //! 40 us where it is in memory, seconds where it is remote. Two threads keep a disk busy with pages
 //! of 4 MiB, one in each of two reads; two more hide the opening of small and of remote pages.
 
+use std::collections::HashSet;
 use std::io;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -15,7 +16,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use super::ReadError;
 use super::buffer::Buffers;
 use super::listing::{ListedPage, layer_directory};
-use super::page::{Home, LoadedPage, Tier};
+use super::page::{Home, LoadedPage, Through, Tier};
 use super::residents::{Key, Residents};
 use crate::page::{Layer, Manifest, PagePlace, names};
 
@@ -33,6 +34,8 @@ pub(super) struct Source {
     pub(super) number: u64,
     pub(super) residents: Arc<Residents>,
     pub(super) buffers: Arc<Buffers>,
+    /// Pages that were opened before.
+    pub(super) opened: Mutex<HashSet<Key>>,
 }
 
 impl Source {
@@ -51,7 +54,9 @@ impl Source {
         let loaded = if self.is_mappable(&path)? {
             LoadedPage::map(&path, place)?
         } else {
-            LoadedPage::read(&path, place, &self.buffers)?
+            let is_first = self.opened.lock().unwrap_or_else(PoisonError::into_inner).insert(key);
+            let through = if is_first { Through::Cache } else { Through::Disk };
+            LoadedPage::read(&path, place, &self.buffers, through)?
         };
         // Elsewhere (overlayfs) a directory may number files in another way.
         if self.home != Home::Directory && loaded.inode() != page.inode {

@@ -82,6 +82,16 @@ impl Home {
     }
 }
 
+/// How a page is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Through {
+    /// From the page cache. The mount verifies a page when it is first opened, so the bytes are
+    /// there then, and reading past the cache would read them from the disk a second time.
+    Cache,
+    /// Past it.
+    Disk,
+}
+
 #[derive(Debug)]
 enum Bytes {
     Mapped(Mmap),
@@ -108,11 +118,15 @@ impl LoadedPage {
         Self::checked(Bytes::Mapped(map), path, place, inode)
     }
 
-    /// Reads a page.
+    /// Reads a page, past the page cache or through it.
     pub(super) fn read(
-        path: &Path, place: PagePlace, buffers: &Arc<Buffers>,
+        path: &Path, place: PagePlace, buffers: &Arc<Buffers>, through: Through,
     ) -> Result<Self, ReadError> {
-        let file = open_direct(path).map_err(|error| absent_or(path, place, error))?;
+        let file = match through {
+            Through::Cache => File::open(path),
+            Through::Disk => open_direct(path),
+        };
+        let file = file.map_err(|error| absent_or(path, place, error))?;
         let metadata = file.metadata().map_err(ReadError::io(path))?;
         let most = place.geometry().file_bytes(place.geometry().page_tokens());
         // Compared before anything is allocated, and since `O_DIRECT` reads whole OS pages.

@@ -4,7 +4,7 @@ use kvfs::page::Layer;
 use kvfs::reader::ReadError;
 
 use crate::common::Mode;
-use crate::prepared::{EVERYTHING, NOTHING, Prepared};
+use crate::prepared::{EVERYTHING, NOTHING, Prepared, compare};
 
 in_both_modes!(
     what_is_loaded_outlives_the_daemon,
@@ -87,7 +87,7 @@ fn a_replaced_page_is_noticed_and_the_old_one_stays_readable(mode: Mode) {
     for sequence in [&mut sequence, &mut other] {
         sequence.refresh().unwrap();
         let mut stream = sequence.stream(0..1024).unwrap();
-        prepared.compare(&prepared.attend(&mut stream, 1024).unwrap(), &expected);
+        compare(&prepared.attend(&mut stream, 1024).unwrap(), &expected);
     }
 }
 

@@ -4,7 +4,7 @@ use kvfs::attention::{InstructionSet, Options, Partials, Queries};
 use kvfs::reader::{Backend, Limits, Rates};
 
 use crate::common::Mode;
-use crate::prepared::Prepared;
+use crate::prepared::{Prepared, compare};
 
 in_both_modes!(two_hundred_thousand_tokens_attend_within_a_memory_budget);
 
@@ -47,7 +47,7 @@ fn two_hundred_thousand_tokens_attend_within_a_memory_budget(mode: Mode) {
                 all.merge(&part).unwrap();
                 most = most.max(resident_bytes().saturating_sub(before));
             }
-            prepared.compare(&all.finish(None).unwrap(), &expected[layer.0 as usize]);
+            compare(&all.finish(None).unwrap(), &expected[layer.0 as usize]);
         }
     }
     assert!(most <= RESIDENT_BYTES_MAX, "{} MiB", most / MIB);

@@ -132,19 +132,8 @@ impl Prepared {
         let mut stream = sequence.stream(0..tokens).unwrap();
         while let Some(layer) = stream.layer() {
             let found = self.attend(&mut stream, tokens).unwrap();
-            self.compare(&found, &self.reference(layer, tokens, |_| 0));
+            compare(&found, &self.reference(layer, tokens, |_| 0));
         }
-    }
-
-    /// Asserts that two results are the same up to rounding.
-    #[track_caller]
-    pub(crate) fn compare(&self, found: &[f32], expected: &[f64]) {
-        assert_eq!(found.len(), expected.len());
-        let pairs = found.iter().zip(expected);
-        let difference: f64 = pairs.map(|(f, e)| (f64::from(*f) - e).powi(2)).sum();
-        let length: f64 = expected.iter().map(|e| e * e).sum();
-        let error = (difference / length).sqrt();
-        assert!(error < 1e-5, "relative error {error}");
     }
 
     /// Attention of the query over a layer, each page in its version, in one pass per head.
@@ -175,6 +164,17 @@ impl Prepared {
         }
         out
     }
+}
+
+/// Asserts that two results are the same up to rounding.
+#[track_caller]
+pub(crate) fn compare(found: &[f32], expected: &[f64]) {
+    assert_eq!(found.len(), expected.len());
+    let pairs = found.iter().zip(expected);
+    let difference: f64 = pairs.map(|(f, e)| (f64::from(*f) - e).powi(2)).sum();
+    let length: f64 = expected.iter().map(|e| e * e).sum();
+    let error = (difference / length).sqrt();
+    assert!(error < 1e-5, "relative error {error}");
 }
 
 /// Everything stays in memory.

@@ -41,19 +41,25 @@ impl Watch {
 }
 
 /// How the daemon is started.
-fn command(store: &Path, mountpoint: &Path) -> Result<Command, String> {
+fn command(store: &Path, mountpoint: &Path, options: &[&str]) -> Result<Command, String> {
     let program = std::env::current_exe().map_err(|error| format!("this program: {error}"))?;
     let mut command = Command::new(program);
-    command.args(["mount", "--foreground"]).arg(store).arg(mountpoint).env("KVFS_LOG", "warn");
+    command.args(["mount", "--foreground"]).args(options).arg(store).arg(mountpoint);
+    command.env("KVFS_LOG", "warn");
     Ok(command)
 }
 
 impl Daemon {
     /// Mounts and waits until the mount answers.
     pub(super) fn start(workplace: &Workplace) -> Result<Daemon, String> {
+        Daemon::start_with(workplace, &[])
+    }
+
+    /// The same with options of `kvfs mount`.
+    pub(super) fn start_with(workplace: &Workplace, options: &[&str]) -> Result<Daemon, String> {
         let mountpoint = workplace.mount();
         let start = Instant::now();
-        let child = command(&workplace.store(), &mountpoint)?
+        let child = command(&workplace.store(), &mountpoint, options)?
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .spawn()

@@ -31,7 +31,7 @@ pub(super) struct Figure {
     pub(super) target: Target,
     /// One value per round.
     pub(super) values: Vec<f64>,
-    /// The same of plain files; empty where there is nothing to compare with.
+    /// The same of plain files, or of whatever it is compared with; empty where there is nothing to compare with.
     pub(super) baselines: Vec<f64>,
 }
 
@@ -117,7 +117,7 @@ pub(super) fn table(machine: &Value, figures: &[Figure]) -> String {
     let _ = writeln!(
         text,
         "\n{:<34}{:>10}{:>10}{:>8}{:>10}{:>9}  unit",
-        "figure", "kvfs", "native", "ratio", "target", "spread"
+        "figure", "kvfs", "baseline", "ratio", "target", "spread"
     );
     for figure in figures {
         let number = |value: Option<f64>| value.map_or("-".to_owned(), short);
@@ -142,6 +142,7 @@ fn short(value: f64) -> String {
     match value.abs() {
         size if size >= 1000.0 => format!("{value:.0}"),
         size if size >= 10.0 => format!("{value:.1}"),
+        size if size < 1e-3 && size > 0.0 => format!("{value:.1e}"),
         _ => format!("{value:.3}"),
     }
 }

@@ -7,6 +7,7 @@
 //! A run in which a read or a write of a passed-through file reached the daemon measured
 //! something else, so it fails instead of printing numbers.
 
+mod attention;
 mod build;
 mod daemon;
 mod figure;
@@ -50,6 +51,8 @@ pub struct BenchArguments {
 pub enum What {
     /// Files: throughput, opening, publishing, listing, memory, mounting
     Fs,
+    /// Attention over pages: throughput, accuracy, contexts beyond memory
+    Attention,
     /// Everything
     All,
 }
@@ -91,12 +94,33 @@ const QUICK: Sizes = Sizes {
 
 /// Measures and prints. The error is one line.
 pub fn run(arguments: &BenchArguments) -> Result<(), String> {
+    let (mut figures, mut passthrough, mut path) = (Vec::new(), String::new(), PathBuf::new());
+    for what in [What::Fs, What::Attention] {
+        if arguments.what == what || arguments.what == What::All {
+            // Each on a store of its own.
+            let workplace = Workplace::make(arguments.dir.as_deref())?;
+            let (measured, passed) = match what {
+                What::Attention => attention::run(&workplace, arguments.quick)?,
+                _ => files(&workplace, arguments)?,
+            };
+            figures.extend(measured);
+            passthrough = passed;
+            workplace.path().clone_into(&mut path);
+        }
+    }
+    let machine = machine::describe(&path, &passthrough);
+    print(arguments.json, &machine, &figures)
+}
+
+/// The figures of files, and whether the kernel passed them through.
+fn files(
+    workplace: &Workplace, arguments: &BenchArguments,
+) -> Result<(Vec<Figure>, String), String> {
     let sizes = if arguments.quick { QUICK } else { FULL };
-    let workplace = Workplace::make(arguments.dir.as_deref())?;
     note("building the store");
-    build::build(&workplace, &sizes)?;
-    let mut figures = scale::mounting(&workplace, &sizes)?;
-    let mut daemon = daemon::Daemon::start(&workplace)?;
+    build::build(workplace, &sizes)?;
+    let mut figures = scale::mounting(workplace, &sizes)?;
+    let mut daemon = daemon::Daemon::start(workplace)?;
     let passthrough = daemon.passthrough()?;
     if passthrough != "yes" && !arguments.allow_served {
         return Err(format!(
@@ -104,19 +128,18 @@ pub fn run(arguments: &BenchArguments) -> Result<(), String> {
         ));
     }
     let watch = daemon.watch()?;
-    figures.extend(transfer::reading(&workplace, &sizes)?);
-    figures.extend(transfer::publishing(&workplace, &sizes)?);
+    figures.extend(transfer::reading(workplace, &sizes)?);
+    figures.extend(transfer::publishing(workplace, &sizes)?);
     let transfers = watch.transfers(&daemon)?;
     if passthrough == "yes" && transfers > 0 {
         return Err(format!(
             "{transfers} reads and writes reached the daemon: the kernel was to pass them through"
         ));
     }
-    figures.extend(listing::listing(&workplace, &sizes)?);
-    figures.extend(scale::memory(&workplace, &daemon)?);
+    figures.extend(listing::listing(workplace, &sizes)?);
+    figures.extend(scale::memory(workplace, &daemon)?);
     daemon.stop()?;
-    let machine = machine::describe(workplace.path(), &passthrough);
-    print(arguments.json, &machine, &figures)
+    Ok((figures, passthrough))
 }
 
 fn print(json: bool, machine: &serde_json::Value, figures: &[Figure]) -> Result<(), String> {

@@ -1,0 +1,126 @@
+//! Pages on the disk, more of them than the memory that the reader may have.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use memmap2::MmapMut;
+
+use super::control_group::MemoryLimit;
+use super::mounted::{PAGE_TOKENS, write_sequence};
+use super::throughput::gigabytes;
+use super::{Sizes, shape};
+use crate::attention::bench::{pattern, query};
+use crate::attention::{Attention, Options, Queries};
+use crate::cli::bench::daemon::Daemon;
+use crate::cli::bench::figure::{Better, Figure, Target};
+use crate::cli::bench::measure::at;
+use crate::cli::bench::note;
+use crate::cli::bench::workplace::Workplace;
+use crate::page::Dtype;
+use crate::reader::{Limits, ReadError, Residents, Sequence, Settings};
+
+/// Bytes of one read of the native file: far above what a disk needs for its full rate.
+const READ_BYTES: u64 = 8 << 20;
+/// Reads of the native file at a time, so that the disk never waits for the next request.
+const READERS: usize = 2;
+
+/// GB/s of attention over pages on the disk, against reading a file of as many bytes.
+pub(super) fn streaming(workplace: &Workplace, sizes: &Sizes) -> Result<Vec<Figure>, String> {
+    note("writing pages to the disk");
+    let mut daemon = Daemon::start(workplace)?;
+    let path = write_sequence(workplace, "on-disk", Dtype::F16, sizes.disk_pages, 0)?;
+    let directory = workplace.mount();
+    File::open(&directory).and_then(|file| file.sync_all()).map_err(at(&directory))?;
+    let native = write_native(workplace, sizes)?;
+    let outcome = match MemoryLimit::enter(sizes.memory_limit_bytes) {
+        Ok(_limit) => measure(&path, &native, sizes).map(|figure| vec![figure]),
+        Err(why) => {
+            note(&format!("memory cannot be bounded here ({why}): no figure of the disk"));
+            Ok(Vec::new())
+        }
+    };
+    daemon.stop()?;
+    outcome
+}
+
+fn measure(path: &Path, native: &PathBuf, sizes: &Sizes) -> Result<Figure, String> {
+    note("streaming from the disk");
+    // Nothing is kept: every byte comes from the disk, every time.
+    let residents = Arc::new(Residents::new(Limits { pages: 0, kept_bytes: 0 }));
+    let settings = Settings { residents, ..Settings::default() };
+    let sequence = Sequence::open_with(path, settings).map_err(|error| error.to_string())?;
+    let (mut values, mut baselines) = (Vec::new(), Vec::new());
+    // In the first round the mount verifies the pages.
+    for round in 0..=sizes.rounds.min(5) {
+        let baseline = read_native(native)?;
+        let value = attend(&sequence).map_err(|error| error.to_string())?;
+        if round > 0 {
+            baselines.push(baseline);
+            values.push(value);
+        }
+    }
+    Ok(Figure {
+        name: "attend_from_disk_beyond_memory",
+        unit: "GB/s",
+        better: Better::Higher,
+        target: Target::TimesBaseline(0.9),
+        values,
+        baselines,
+    })
+}
+
+fn attend(sequence: &Sequence) -> Result<f64, ReadError> {
+    let shape = shape().map_err(ReadError::Arguments)?;
+    let attention = Attention::new(shape, 2)?;
+    let tokens = sequence.valid_tokens()?;
+    let q = query(shape);
+    let queries = Queries { q: &q, positions: &[tokens] };
+    let before = sequence.counts();
+    let start = Instant::now();
+    let mut stream = sequence.stream(0..tokens)?;
+    stream.attend(&attention, &queries, &Options::default())?;
+    let seconds = start.elapsed().as_secs_f64();
+    let streamed = sequence.counts().since(&before).streamed_bytes;
+    Ok(gigabytes(streamed) / seconds)
+}
+
+fn write_native(workplace: &Workplace, sizes: &Sizes) -> Result<PathBuf, String> {
+    let path = workplace.native().join("large");
+    let page = pattern(Dtype::F16, 4);
+    let mut file = File::create_new(&path).map_err(at(&path))?;
+    for _ in 0..sizes.disk_pages * u64::from(PAGE_TOKENS) * 4096 / page.len() as u64 {
+        file.write_all(&page).map_err(at(&path))?;
+    }
+    file.sync_all().map_err(at(&path))?;
+    Ok(path)
+}
+
+/// GB/s past the page cache.
+fn read_native(path: &PathBuf) -> Result<f64, String> {
+    let mut options = OpenOptions::new();
+    let file = options.read(true).custom_flags(libc::O_DIRECT).open(path).map_err(at(path))?;
+    let length = file.metadata().map_err(at(path))?.len();
+    let next = AtomicU64::new(0);
+    let read = || -> std::io::Result<()> {
+        let mut buffer = MmapMut::map_anon(usize::try_from(READ_BYTES).unwrap_or(0))?;
+        loop {
+            let offset = next.fetch_add(READ_BYTES, Ordering::Relaxed);
+            if offset >= length {
+                return Ok(());
+            }
+            file.read_at(&mut buffer, offset)?;
+        }
+    };
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        let readers: Vec<_> = (0..READERS).map(|_| scope.spawn(read)).collect();
+        readers.into_iter().try_for_each(|reader| reader.join().expect("it does not panic"))
+    })
+    .map_err(at(path))?;
+    Ok(gigabytes(length) / start.elapsed().as_secs_f64())
+}
