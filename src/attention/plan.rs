@@ -182,32 +182,27 @@ impl<'a> Plan<'a> {
         (head, &self.places[place])
     }
 
-    /// What a query sees of a tile.
+    /// Makes `tile` what a query sees of a place.
     #[allow(clippy::cast_possible_truncation, reason = "a block has fewer than 2^32 tokens")]
-    pub(super) fn tile(&self, kv_head: usize, place: &Place, query: usize) -> Tile<'a> {
+    pub(super) fn tile(&self, kv_head: usize, place: &Place, query: usize, tile: &mut Tile<'a>) {
         let block = &self.blocks[place.block];
         let values = block.values();
-        let mut tile = Tile {
-            k: &block.k.bytes[kv_head * block.k.strides.head..],
-            v: &values.bytes[kv_head * values.strides.head..],
-            k_stride: block.k.strides.token,
-            v_stride: values.strides.token,
-            tokens: [0; TILE_TOKENS],
-            len: 0,
-        };
+        tile.k = &block.k.bytes[kv_head * block.k.strides.head..];
+        tile.v = &values.bytes[kv_head * values.strides.head..];
+        (tile.k_stride, tile.v_stride) = (block.k.strides.token, values.strides.token);
+        tile.len = 0;
         if self.options.selection.is_none() && self.options.mask.is_none() {
             let range = self.seen_range(place, query);
             tile.len = range.len();
-            for (i, token) in tile.tokens[..tile.len].iter_mut().enumerate() {
-                *token = (range.start + i) as u32;
+            for (token, index) in tile.tokens.iter_mut().zip(range) {
+                *token = index as u32;
             }
-            return tile;
+            return;
         }
         for token in self.seen(place, query) {
             tile.tokens[tile.len] = token as u32;
             tile.len += 1;
         }
-        tile
     }
 
     /// `[num_queries, group, head_dim]` of a KV head, for the shift of a block.
@@ -224,14 +219,10 @@ impl<'a> Plan<'a> {
         self.slopes.get(kv_head * group..(kv_head + 1) * group).unwrap_or_default()
     }
 
-    /// What is done to the scores of a tile.
+    /// What is done to the scores of a tile, written over what was done to another one of the call.
     #[allow(clippy::cast_precision_loss, reason = "distances beyond 2^24 need no more precision")]
-    pub(super) fn logits(&self, place: &Place, tile: &Tile<'_>, query: usize) -> Logits {
-        let mut logits = Logits {
-            soft_cap: self.options.soft_cap.map(|cap| cap * LOG2_E),
-            distances: [0.0; TILE_TOKENS],
-            bias: None,
-        };
+    pub(super) fn logits(&self, place: &Place, tile: &Tile<'_>, query: usize, logits: &mut Logits) {
+        logits.soft_cap = self.options.soft_cap.map(|cap| cap * LOG2_E);
         if self.options.alibi_slopes.is_some() {
             let start = self.blocks[place.block].first_position.cast_signed();
             let position = self.positions[query].cast_signed();
@@ -240,13 +231,11 @@ impl<'a> Plan<'a> {
             }
         }
         if let Some(mask) = self.options.mask {
-            let mut bias = [0.0; TILE_TOKENS];
+            logits.biased = true;
             let row = query * self.tokens + place.block_start;
-            for (bias, token) in bias.iter_mut().zip(tile.tokens()) {
+            for (bias, token) in logits.bias.iter_mut().zip(tile.tokens()) {
                 *bias = mask.get(row + *token as usize) * LOG2_E;
             }
-            logits.bias = Some(bias);
         }
-        logits
     }
 }

@@ -4,7 +4,7 @@ use std::f64::consts::LN_2;
 use std::ops::Range;
 
 use super::Partials;
-use super::kernel::{Rows, SUM_LANES, Scratch, Tile, Work};
+use super::kernel::{Logits, Rows, SUM_LANES, Scratch, Tile, Work};
 use super::mass::{Recorder, output_row};
 use super::plan::{Place, Plan};
 use super::state::EMPTY_M;
@@ -15,6 +15,7 @@ pub(super) struct Worker<'p, 'a> {
     o: Vec<f32>,
     m: Vec<f32>,
     l: Vec<[f32; SUM_LANES]>,
+    logits: Logits,
     scratch: Scratch,
     recorder: Option<&'p mut Recorder>,
 }
@@ -27,6 +28,7 @@ impl<'p, 'a> Worker<'p, 'a> {
             o: vec![0.0; rows * plan.shape.v_head_dim()],
             m: vec![EMPTY_M; rows],
             l: vec![[0.0; SUM_LANES]; rows],
+            logits: Logits::new(),
             scratch: Scratch::new(plan.shape.v_head_dim()),
             recorder,
         }
@@ -37,29 +39,32 @@ impl<'p, 'a> Worker<'p, 'a> {
         let plan = self.plan;
         // The last query of a causal chunk sees the most.
         let Some(last) = plan.num_queries().checked_sub(1) else { return self.partials() };
-        let tile_of = |unit: usize| {
+        // Of the current unit and the next one, and of queries that see less of the current one.
+        let [mut current, mut next, mut part] = std::array::from_fn(|_| Box::new(Tile::empty()));
+        let tile_of = |unit: usize, tile: &mut Tile<'a>| {
             let (head, place) = plan.unit(unit);
-            plan.tile(head, place, last)
+            plan.tile(head, place, last, tile);
         };
-        let mut next = (!units.is_empty()).then(|| tile_of(units.start));
+        if !units.is_empty() {
+            tile_of(units.start, &mut next);
+        }
         for unit in units.clone() {
             let (head, place) = plan.unit(unit);
-            let current = next;
-            next = (unit + 1 < units.end).then(|| tile_of(unit + 1));
+            std::mem::swap(&mut current, &mut next);
+            if unit + 1 < units.end {
+                tile_of(unit + 1, &mut next);
+            }
             let mut query = 0;
             while query <= last {
                 let queries = plan.run_of_queries(place, query);
                 query = queries.end;
-                // Only the last queries prefetch, as their tile is the one next in order.
-                let next = next.as_ref().filter(|_| queries.end > last);
-                match &current {
-                    Some(tile) if queries.end > last => {
-                        self.attend((head, place), tile, next, queries);
-                    }
-                    _ => {
-                        let tile = plan.tile(head, place, queries.start);
-                        self.attend((head, place), &tile, next, queries);
-                    }
+                if queries.end > last {
+                    // Only the last queries prefetch, as their tile is the one next in order.
+                    let next = (unit + 1 < units.end).then_some(&*next);
+                    self.attend((head, place), &current, next, queries);
+                } else {
+                    plan.tile(head, place, queries.start, &mut part);
+                    self.attend((head, place), &part, None, queries);
                 }
             }
         }
@@ -77,7 +82,7 @@ impl<'p, 'a> Worker<'p, 'a> {
         let (plan, (head, place)) = (self.plan, unit);
         let shape = plan.shape;
         let (group, dim, v_dim) = (shape.group(), shape.head_dim(), shape.v_head_dim());
-        let logits = plan.logits(place, tile, queries.start);
+        plan.logits(place, tile, queries.start, &mut self.logits);
         let (q, slopes) = (plan.q(head, place.block), plan.slopes(head));
         let head_rows = head * plan.num_queries() * group;
         let rows = queries.start * group..queries.end * group;
@@ -88,7 +93,7 @@ impl<'p, 'a> Worker<'p, 'a> {
             let count = step.min(rows.end - first);
             let row = head_rows + first;
             let in_group = first - rows.start;
-            let work = Work { tile, next, logits: &logits, head_dim: dim, v_head_dim: v_dim };
+            let work = Work { tile, next, logits: &self.logits, head_dim: dim, v_head_dim: v_dim };
             plan.kernel.attend(
                 plan.blocks[place.block].dtype,
                 &work,

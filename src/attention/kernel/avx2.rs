@@ -3,15 +3,14 @@
 #![allow(clippy::inline_always, reason = "vectors must not travel through memory")]
 
 use std::arch::x86_64::{
-    __m128, __m128i, __m256, _CMP_GT_OQ, _mm_add_ps, _mm_and_si128, _mm_blendv_epi8,
-    _mm_cmpeq_epi16, _mm_cvtepu8_epi16, _mm_hadd_ps, _mm_loadl_epi64, _mm_loadu_si128,
-    _mm_or_si128, _mm_set1_epi16, _mm_slli_epi16, _mm_storeu_ps, _mm256_add_epi32, _mm256_add_ps,
-    _mm256_and_si256, _mm256_castps256_ps128, _mm256_castsi256_ps, _mm256_cmp_ps,
-    _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps, _mm256_cvtepu8_epi32, _mm256_cvtepu16_epi32,
-    _mm256_cvtph_ps, _mm256_cvtps_epi32, _mm256_div_ps, _mm256_extractf128_ps, _mm256_fmadd_ps,
-    _mm256_loadu_ps, _mm256_max_ps, _mm256_movemask_ps, _mm256_mul_ps, _mm256_round_ps,
-    _mm256_set1_epi32, _mm256_set1_ps, _mm256_slli_epi32, _mm256_srli_epi32, _mm256_storeu_ps,
-    _mm256_sub_epi32, _mm256_sub_ps,
+    __m128i, __m256, _CMP_GT_OQ, _mm_and_si128, _mm_blendv_epi8, _mm_cmpeq_epi16,
+    _mm_cvtepu8_epi16, _mm_loadl_epi64, _mm_loadu_si128, _mm_or_si128, _mm_set1_epi16,
+    _mm_slli_epi16, _mm256_add_epi32, _mm256_add_ps, _mm256_and_si256, _mm256_castsi256_ps,
+    _mm256_cmp_ps, _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps, _mm256_cvtepu8_epi32,
+    _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_cvtps_epi32, _mm256_div_ps, _mm256_fmadd_ps,
+    _mm256_hadd_ps, _mm256_loadu_ps, _mm256_max_ps, _mm256_movemask_ps, _mm256_mul_ps,
+    _mm256_permute2f128_ps, _mm256_round_ps, _mm256_set1_epi32, _mm256_set1_ps, _mm256_slli_epi32,
+    _mm256_srli_epi32, _mm256_storeu_ps, _mm256_sub_epi32, _mm256_sub_ps,
 };
 
 use super::simd::{Simd, implement_simd};
@@ -29,22 +28,17 @@ impl Avx2 {
     }
 }
 
+/// Two rounds of interleaving leave the four sums side by side in each 128 bits.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn halves(a: __m256) -> __m128 {
-    _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a))
+fn fold([a, b, c, d]: [__m256; 4]) -> __m256 {
+    _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d))
 }
 
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn sums(a: [__m256; 4]) -> [f32; 4] {
-    let low = _mm_hadd_ps(halves(a[0]), halves(a[1]));
-    let high = _mm_hadd_ps(halves(a[2]), halves(a[3]));
-    let sums = _mm_hadd_ps(low, high);
-    let mut result = [0.0; 4];
-    // SAFETY: the array holds four values.
-    unsafe { _mm_storeu_ps(result.as_mut_ptr(), sums) };
-    result
+fn total([a, b]: [__m256; 2]) -> __m256 {
+    _mm256_add_ps(_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b))
 }
 
 #[inline]
@@ -120,7 +114,7 @@ fn round(a: __m256) -> __m256 {
 }
 
 implement_simd! {
-    Avx2, __m256, 8,
+    Avx2, __m256, 8, 2,
     splat: _mm256_set1_ps,
     add: _mm256_add_ps,
     sub: _mm256_sub_ps,
@@ -132,7 +126,8 @@ implement_simd! {
     power_of_two: power_of_two,
     any_greater: any_greater,
     largest: largest,
-    sums: sums,
+    fold: fold,
+    total: total,
     splat_f16: splat_f16,
     load: _mm256_loadu_ps,
     store: _mm256_storeu_ps,

@@ -3,17 +3,15 @@
 #![allow(clippy::inline_always, reason = "vectors must not travel through memory")]
 
 use std::arch::x86_64::{
-    __m128i, __m256i, __m512, _mm_add_ps, _mm_loadu_si128, _mm_storeu_ps, _mm256_add_ps,
-    _mm256_and_si256, _mm256_castpd_ps, _mm256_castps_pd, _mm256_castps256_ps128,
-    _mm256_cmpeq_epi16_mask, _mm256_cvtepu8_epi16, _mm256_extractf128_ps, _mm256_loadu_si256,
-    _mm256_mask_mov_epi16, _mm256_or_si256, _mm256_set1_epi16, _mm256_slli_epi16,
-    _mm256_unpackhi_pd, _mm256_unpackhi_ps, _mm256_unpacklo_pd, _mm256_unpacklo_ps, _mm512_add_ps,
-    _mm512_castps512_ps256, _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_cvtepi8_epi32,
-    _mm512_cvtepi32_ps, _mm512_cvtepu8_epi32, _mm512_cvtepu16_epi32, _mm512_cvtph_ps,
-    _mm512_div_ps, _mm512_extractf32x8_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_max_ps,
-    _mm512_mul_ps, _mm512_permutexvar_ps, _mm512_reduce_max_ps, _mm512_roundscale_ps,
-    _mm512_scalef_ps, _mm512_set1_ps, _mm512_setr_ps, _mm512_slli_epi32, _mm512_srli_epi32,
-    _mm512_storeu_ps, _mm512_sub_ps,
+    __m128i, __m256i, __m512, _mm_loadu_si128, _mm256_and_si256, _mm256_cmpeq_epi16_mask,
+    _mm256_cvtepu8_epi16, _mm256_loadu_si256, _mm256_mask_mov_epi16, _mm256_or_si256,
+    _mm256_set1_epi16, _mm256_slli_epi16, _mm512_add_ps, _mm512_castpd_ps, _mm512_castps_pd,
+    _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps,
+    _mm512_cvtepu8_epi32, _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_div_ps, _mm512_fmadd_ps,
+    _mm512_loadu_ps, _mm512_max_ps, _mm512_mul_ps, _mm512_permutexvar_ps, _mm512_reduce_max_ps,
+    _mm512_roundscale_ps, _mm512_scalef_ps, _mm512_set1_ps, _mm512_setr_ps, _mm512_shuffle_f32x4,
+    _mm512_slli_epi32, _mm512_srli_epi32, _mm512_storeu_ps, _mm512_sub_ps, _mm512_unpackhi_pd,
+    _mm512_unpackhi_ps, _mm512_unpacklo_pd, _mm512_unpacklo_ps,
 };
 
 use super::simd::{Simd, implement_simd};
@@ -32,25 +30,27 @@ impl Avx512 {
     }
 }
 
+/// Two rounds of interleaving leave the four sums side by side in each 128 bits.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn sums(a: [__m512; 4]) -> [f32; 4] {
-    // Halves first: the rest then works on vectors of half the width.
-    let [a, b, c, d] =
-        a.map(|a| _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps::<1>(a)));
-    // Two rounds of interleaving leave the four sums side by side in each 128 bits.
-    let low = _mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
-    let high = _mm256_add_ps(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
-    let (low, high) = (_mm256_castps_pd(low), _mm256_castps_pd(high));
-    let quarters = _mm256_add_ps(
-        _mm256_castpd_ps(_mm256_unpacklo_pd(low, high)),
-        _mm256_castpd_ps(_mm256_unpackhi_pd(low, high)),
-    );
-    let sums = _mm_add_ps(_mm256_castps256_ps128(quarters), _mm256_extractf128_ps::<1>(quarters));
-    let mut result = [0.0; 4];
-    // SAFETY: the array holds four values.
-    unsafe { _mm_storeu_ps(result.as_mut_ptr(), sums) };
-    result
+fn fold([a, b, c, d]: [__m512; 4]) -> __m512 {
+    let low = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    let high = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+    let (low, high) = (_mm512_castps_pd(low), _mm512_castps_pd(high));
+    _mm512_add_ps(
+        _mm512_castpd_ps(_mm512_unpacklo_pd(low, high)),
+        _mm512_castpd_ps(_mm512_unpackhi_pd(low, high)),
+    )
+}
+
+/// The same for quarters instead of values.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn total([a, b, c, d]: [__m512; 4]) -> __m512 {
+    let low = _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xee>(a, b));
+    let high =
+        _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(c, d), _mm512_shuffle_f32x4::<0xee>(c, d));
+    _mm512_add_ps(_mm512_shuffle_f32x4::<0x88>(low, high), _mm512_shuffle_f32x4::<0xdd>(low, high))
 }
 
 /// `S.EEEE.MMM` becomes an f16 that is 2^8 too small, subnormals included.
@@ -114,7 +114,7 @@ fn round(a: __m512) -> __m512 {
 }
 
 implement_simd! {
-    Avx512, __m512, 16,
+    Avx512, __m512, 16, 4,
     splat: _mm512_set1_ps,
     add: _mm512_add_ps,
     sub: _mm512_sub_ps,
@@ -126,7 +126,8 @@ implement_simd! {
     power_of_two: power_of_two,
     any_greater: any_greater,
     largest: _mm512_reduce_max_ps,
-    sums: sums,
+    fold: fold,
+    total: total,
     splat_f16: splat_f16,
     load: _mm512_loadu_ps,
     store: _mm512_storeu_ps,

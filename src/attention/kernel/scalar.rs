@@ -19,6 +19,7 @@ unsafe fn bytes<const N: usize>(from: *const u8) -> [u8; N] {
 impl Simd for Scalar {
     type Vector = f32;
     const LANES: usize = 1;
+    const PARTS: usize = 1;
 
     fn splat(self, value: f32) -> f32 {
         value
@@ -77,8 +78,12 @@ impl Simd for Scalar {
         a
     }
 
-    fn sums(self, vectors: [f32; 4]) -> [f32; 4] {
-        vectors
+    fn fold(self, vectors: [f32; 4], parts: &mut [f32]) {
+        parts[..4].copy_from_slice(&vectors);
+    }
+
+    fn total(self, parts: &[f32]) -> f32 {
+        parts[0]
     }
 
     unsafe fn splat_f16(self, from: *const u8) -> f32 {

@@ -10,6 +10,8 @@ pub(super) trait Simd: Copy {
     type Vector: Copy;
     /// Values in a vector: 16, 8 or 1.
     const LANES: usize;
+    /// Partial sums that [`fold`](Self::fold) leaves of a vector.
+    const PARTS: usize;
 
     /// The same value in all lanes.
     fn splat(self, value: f32) -> Self::Vector;
@@ -33,8 +35,11 @@ pub(super) trait Simd: Copy {
     fn any_greater(self, a: Self::Vector, b: Self::Vector) -> bool;
     /// The largest lane.
     fn largest(self, a: Self::Vector) -> f32;
-    /// The sum over the lanes of each vector.
-    fn sums(self, vectors: [Self::Vector; 4]) -> [f32; 4];
+    /// The first half of adding up the lanes of four vectors: `[PARTS, 4]` partial sums. The rest
+    /// waits until [`total`](Self::total) can do it for more vectors at once.
+    fn fold(self, vectors: [Self::Vector; 4], parts: &mut [f32]);
+    /// The sums over the lanes of `LANES` vectors, from their parts.
+    fn total(self, parts: &[f32]) -> Self::Vector;
 
     /// The same f16 in all lanes.
     ///
@@ -106,12 +111,13 @@ pub(super) fn tanh<S: Simd>(simd: S, x: S::Vector) -> S::Vector {
 /// `load_words` and `load_bytes` load as many 16-bit and 8-bit elements as a vector has lanes.
 macro_rules! implement_simd {
     (
-        $simd:ty, $vector:ty, $lanes:literal,
-        splat: $splat:ident, add: $add:ident, sub: $sub:ident, mul: $mul:ident, div: $div:ident, mul_add: $mul_add:ident, max: $max:ident, round: $round:ident, power_of_two: $power_of_two:ident, any_greater: $any_greater:ident, largest: $largest:ident, sums: $sums:ident, splat_f16: $splat_f16:ident, load: $load:ident, store: $store:ident, load_words: $load_words:ident, load_bytes: $load_bytes:ident, f16: $f16:ident, bf16: $bf16:ident, f8_e4m3: $f8_e4m3:ident, i8: $i8:ident, nibbles: $nibbles:ident $(,)?
+        $simd:ty, $vector:ty, $lanes:literal, $parts:literal,
+        splat: $splat:ident, add: $add:ident, sub: $sub:ident, mul: $mul:ident, div: $div:ident, mul_add: $mul_add:ident, max: $max:ident, round: $round:ident, power_of_two: $power_of_two:ident, any_greater: $any_greater:ident, largest: $largest:ident, fold: $fold:ident, total: $total:ident, splat_f16: $splat_f16:ident, load: $load:ident, store: $store:ident, load_words: $load_words:ident, load_bytes: $load_bytes:ident, f16: $f16:ident, bf16: $bf16:ident, f8_e4m3: $f8_e4m3:ident, i8: $i8:ident, nibbles: $nibbles:ident $(,)?
     ) => {
         impl Simd for $simd {
             type Vector = $vector;
             const LANES: usize = $lanes;
+            const PARTS: usize = $parts;
 
             #[inline(always)]
             fn splat(self, value: f32) -> Self::Vector {
@@ -180,9 +186,19 @@ macro_rules! implement_simd {
             }
 
             #[inline(always)]
-            fn sums(self, vectors: [Self::Vector; 4]) -> [f32; 4] {
+            fn fold(self, vectors: [Self::Vector; 4], parts: &mut [f32]) {
                 // SAFETY: the token exists, so the processor has the instructions.
-                unsafe { $sums(vectors) }
+                let folded = unsafe { $fold(vectors) };
+                self.store(parts, folded);
+            }
+
+            #[inline(always)]
+            fn total(self, parts: &[f32]) -> Self::Vector {
+                let parts: &[f32; Self::LANES * Self::PARTS] =
+                    parts.first_chunk().expect("parts of a vector of sums");
+                let vector = |part: usize| self.load(&parts[part * Self::LANES..]);
+                // SAFETY: the token exists, so the processor has the instructions.
+                unsafe { $total(std::array::from_fn(vector)) }
             }
 
             #[inline(always)]

@@ -8,8 +8,6 @@
 //!
 //! Scores are in units of log2, so that the exponential needs no multiplication.
 
-use std::ops::Range;
-
 use super::element::{BLOCK_ELEMENTS, Element, block_of, row_bytes};
 use super::simd::{Simd, exp2, tanh};
 
@@ -21,6 +19,10 @@ pub(in crate::attention) const TILE_TOKENS: usize = 128;
 pub(super) const ROWS_MAX: usize = 6;
 /// Values of `l` of one row: one for each lane, added up at the end.
 pub(in crate::attention) const SUM_LANES: usize = 16;
+/// Tokens whose scores are added up together.
+const FOLDED: usize = 4;
+/// Most [`Simd::PARTS`].
+const PARTS_MAX: usize = 4;
 
 /// Up to [`TILE_TOKENS`] tokens of one KV head. K and V of other tokens are never touched.
 #[derive(Clone, Debug)]
@@ -38,6 +40,11 @@ pub(in crate::attention) struct Tile<'a> {
 }
 
 impl Tile<'_> {
+    /// Without tokens.
+    pub(in crate::attention) fn empty() -> Self {
+        Self { k: &[], v: &[], k_stride: 0, v_stride: 0, tokens: [0; TILE_TOKENS], len: 0 }
+    }
+
     pub(in crate::attention) fn tokens(&self) -> &[u32] {
         &self.tokens[..self.len]
     }
@@ -83,15 +90,30 @@ pub(in crate::attention) struct Rows<'a> {
 pub(in crate::attention) struct Logits {
     /// Scores become `cap * tanh(score)`; the cap is times log2(e).
     pub(in crate::attention) soft_cap: Option<f32>,
-    /// Position of each token less that of the query.
+    /// Position of each token less that of the query, for rows with slopes.
     pub(in crate::attention) distances: [f32; TILE_TOKENS],
+    /// Whether there is a bias.
+    pub(in crate::attention) biased: bool,
     /// Added to each token's scores, times log2(e).
-    pub(in crate::attention) bias: Option<[f32; TILE_TOKENS]>,
+    pub(in crate::attention) bias: [f32; TILE_TOKENS],
+}
+
+impl Logits {
+    pub(in crate::attention) fn new() -> Self {
+        Self {
+            soft_cap: None,
+            distances: [0.0; TILE_TOKENS],
+            biased: false,
+            bias: [0.0; TILE_TOKENS],
+        }
+    }
 }
 
 /// Memory that every tile uses again.
 #[derive(Debug)]
 pub(in crate::attention) struct Scratch {
+    /// What the scores are the sums of: `[rows, tokens / 4, parts, 4]`.
+    parts: [[f32; TILE_TOKENS * PARTS_MAX]; ROWS_MAX],
     /// Scores, then weights: `[rows, tokens]`.
     pub(in crate::attention) weights: [[f32; TILE_TOKENS]; ROWS_MAX],
     /// Scales of V's blocks in f16: `[blocks, tokens]`.
@@ -104,6 +126,7 @@ impl Scratch {
     pub(in crate::attention) fn new(v_head_dim: usize) -> Self {
         let blocks = v_head_dim.div_ceil(BLOCK_ELEMENTS);
         Self {
+            parts: [[0.0; TILE_TOKENS * PARTS_MAX]; ROWS_MAX],
             weights: [[0.0; TILE_TOKENS]; ROWS_MAX],
             scales: vec![0; blocks * TILE_TOKENS],
             scaled: [[[0.0; TILE_TOKENS]; ROWS_MAX]; 2],
@@ -186,7 +209,8 @@ unsafe fn scale_bits<E: Element>(row: *const u8, block: usize) -> u16 {
     u16::from_le_bytes(bytes)
 }
 
-/// `scores[r][t] = q[r] . k[t]`
+/// `scores[r][t] = q[r] . k[t]`, in parts. To add up the lanes of a vector takes a fifth as long as
+/// the products; half of it is left to [`softmax`], which does it for four times as many at once.
 ///
 /// # Safety
 /// As [`attend`].
@@ -195,46 +219,59 @@ unsafe fn scores<S: Simd, E: Element, const R: usize, const W: usize>(
     simd: S, work: &Work<'_>, q: &[f32], scratch: &mut Scratch,
 ) {
     let (tile, dim) = (work.tile, work.head_dim);
-    let blocks = dim / BLOCK_ELEMENTS;
+    let q: [&[f32]; R] = std::array::from_fn(|r| &q[r * dim..][..dim]);
     let (next, last) = work.ahead();
-    for first in (0..tile.len.min(TILE_TOKENS)).step_by(W) {
-        let mut k = [std::ptr::null(); W];
-        for (i, row) in k.iter_mut().enumerate() {
-            *row = tile.k_row((first + i).min(tile.len - 1));
-        }
-        let mut sums = [[simd.splat(0.0); W]; R];
-        for block in 0..blocks {
-            for lane in 0..BLOCK_ELEMENTS / S::LANES {
-                let element = block * BLOCK_ELEMENTS + lane * S::LANES;
-                // SAFETY: the caller promises the rows, and vectors divide them.
-                unsafe { multiply::<S, E, R, W>(simd, q, k, element..dim, &mut sums) };
+    for first in (0..tile.len.min(TILE_TOKENS)).step_by(FOLDED) {
+        let mut sums = [[simd.splat(0.0); FOLDED]; R];
+        for start in (0..FOLDED).step_by(W) {
+            let k = std::array::from_fn(|i| tile.k_row((first + start + i).min(tile.len - 1)));
+            // SAFETY: the caller promises the rows, and vectors divide them.
+            let products = unsafe { products::<S, E, R, W>(simd, q, k, dim) };
+            for r in 0..R {
+                sums[r][start..start + W].copy_from_slice(&products[r]);
             }
         }
-        for element in (blocks * BLOCK_ELEMENTS..dim).step_by(S::LANES) {
-            // SAFETY: as above.
-            unsafe { multiply::<S, E, R, W>(simd, q, k, element..dim, &mut sums) };
-        }
-        for token in first..first + W {
+        for token in first..first + FOLDED {
             prefetch(simd, next.k_row(token.min(last)), row_bytes::<E>(dim));
         }
         for r in 0..R {
-            let mut four = [simd.splat(0.0); 4];
-            four[..W].copy_from_slice(&sums[r]);
-            let sums = simd.sums(four);
-            scratch.weights[r][first..first + W].copy_from_slice(&sums[..W]);
+            simd.fold(sums[r], &mut scratch.parts[r][first * S::PARTS..]);
         }
     }
+}
+
+/// The products of `R` rows of q with `W` rows of K, to be added up over the lanes.
+///
+/// # Safety
+/// The rows of K have `dim` elements, and vectors divide them.
+#[inline(always)]
+unsafe fn products<S: Simd, E: Element, const R: usize, const W: usize>(
+    simd: S, q: [&[f32]; R], k: [*const u8; W], dim: usize,
+) -> [[S::Vector; W]; R] {
+    let mut sums = [[simd.splat(0.0); W]; R];
+    let blocks = dim / BLOCK_ELEMENTS;
+    for block in 0..blocks {
+        for lane in 0..BLOCK_ELEMENTS / S::LANES {
+            let element = block * BLOCK_ELEMENTS + lane * S::LANES;
+            // SAFETY: the caller's.
+            unsafe { multiply::<S, E, R, W>(simd, q, k, element, &mut sums) };
+        }
+    }
+    for element in (blocks * BLOCK_ELEMENTS..dim).step_by(S::LANES) {
+        // SAFETY: as above.
+        unsafe { multiply::<S, E, R, W>(simd, q, k, element, &mut sums) };
+    }
+    sums
 }
 
 /// Adds the products of one vector of elements: `R` rows of q with `W` rows of K.
 ///
 /// # Safety
-/// The rows of K have `elements.end` elements, and a vector of them is left.
+/// The rows of K have a vector of elements from `element` on.
 #[inline(always)]
 unsafe fn multiply<S: Simd, E: Element, const R: usize, const W: usize>(
-    simd: S, q: &[f32], k: [*const u8; W], elements: Range<usize>, sums: &mut [[S::Vector; W]; R],
+    simd: S, q: [&[f32]; R], k: [*const u8; W], element: usize, sums: &mut [[S::Vector; W]; R],
 ) {
-    let (element, dim) = (elements.start, elements.end);
     let mut vectors = [simd.splat(0.0); W];
     for i in 0..W {
         // SAFETY: the caller promises the elements.
@@ -247,7 +284,7 @@ unsafe fn multiply<S: Simd, E: Element, const R: usize, const W: usize>(
         }
     }
     for r in 0..R {
-        let q = simd.load(&q[r * dim + element..]);
+        let q = simd.load(&q[r][element..]);
         for i in 0..W {
             sums[r][i] = simd.mul_add(q, vectors[i], sums[r][i]);
         }
@@ -271,6 +308,10 @@ fn softmax<S: Simd, const R: usize>(
     let padded = len.next_multiple_of(S::LANES);
     for r in 0..R {
         let weights = &mut scratch.weights[r];
+        for lane in (0..len).step_by(S::LANES) {
+            let scores = simd.total(&scratch.parts[r][lane * S::PARTS..]);
+            simd.store(&mut weights[lane..], scores);
+        }
         adjust(simd, work.logits, rows.slopes.get(r).copied(), &mut weights[..padded]);
         weights[len..padded].fill(f32::NEG_INFINITY);
         let mut largest = simd.load(weights);
@@ -284,20 +325,23 @@ fn softmax<S: Simd, const R: usize>(
             rescale(simd, (m - rows.m[r]).exp2(), o, &mut rows.l[r]);
         }
         let m = simd.splat(rows.m[r]);
+        let mut sum = simd.load(&rows.l[r]);
         for lane in (0..len).step_by(S::LANES) {
             let (weight, _) = exp2(simd, simd.sub(simd.load(&weights[lane..]), m));
             simd.store(&mut weights[lane..], weight);
             // The weights beyond `len` are 2^-126.
-            let l = &mut rows.l[r][lane % SUM_LANES..];
-            let sum = simd.add(simd.load(l), weight);
-            simd.store(l, sum);
+            sum = simd.add(sum, weight);
         }
+        simd.store(&mut rows.l[r], sum);
     }
 }
 
 /// Soft cap, then what depends on positions.
 #[inline(always)]
 fn adjust<S: Simd>(simd: S, logits: &Logits, slope: Option<f32>, scores: &mut [f32]) {
+    if logits.soft_cap.is_none() && slope.is_none() && !logits.biased {
+        return;
+    }
     for lane in (0..scores.len()).step_by(S::LANES) {
         let mut score = simd.load(&scores[lane..]);
         if let Some(cap) = logits.soft_cap {
@@ -307,8 +351,8 @@ fn adjust<S: Simd>(simd: S, logits: &Logits, slope: Option<f32>, scores: &mut [f
             let distance = simd.load(&logits.distances[lane..]);
             score = simd.mul_add(simd.splat(slope), distance, score);
         }
-        if let Some(bias) = &logits.bias {
-            score = simd.add(score, simd.load(&bias[lane..]));
+        if logits.biased {
+            score = simd.add(score, simd.load(&logits.bias[lane..]));
         }
         simd.store(&mut scores[lane..], score);
     }
@@ -336,7 +380,7 @@ unsafe fn values<S: Simd, E: Element, const R: usize, const C: usize>(
     let (tile, dim) = (work.tile, work.v_head_dim);
     let start = first * S::LANES;
     let padded = tile.len.next_multiple_of(S::LANES);
-    let Scratch { weights, scales, scaled } = scratch;
+    let Scratch { weights, scales, scaled, .. } = scratch;
     if E::SCALED {
         // One for each block that C vectors can touch.
         for (half, scaled) in scaled.iter_mut().enumerate() {
