@@ -1,8 +1,10 @@
-//! How close attention comes to reading memory.
+//! How close attention comes to reading memory, and whether memory or arithmetic keeps it from there.
 //!
 //! K and V lie in private memory on huge pages, as pages of 1024 tokens in order of heads. Each
 //! round reads the memory as fast as possible, then attends to every layer in it, for one dtype
-//! after the other, so that whatever else the machine does meets all of them alike.
+//! after the other, so that whatever else the machine does meets all of them alike. Then it attends
+//! to one head of so few tokens that they stay in the second-level cache: that is the arithmetic
+//! alone.
 
 use std::hint::black_box;
 use std::io;
@@ -17,6 +19,11 @@ use crate::page::{Dtype, Strides};
 
 /// Tokens of a page.
 const PAGE_TOKENS: usize = 1024;
+/// K and V of each thread that stay in a second-level cache, which holds 1 MiB at least on the
+/// processors that have AVX-512.
+const CACHED_BYTES: usize = 512 << 10;
+/// Calls that are timed together, as one takes microseconds.
+const CACHED_CALLS: usize = 64;
 /// A piece of one page and head, at the sizes that are usual.
 const ALIGNMENT: usize = 4096;
 
@@ -48,12 +55,21 @@ pub struct Figures {
     pub layer_seconds: Vec<f64>,
     /// To read as many bytes, in seconds.
     pub stream_seconds: Vec<f64>,
+    /// To attend to as many bytes that lie in the second-level caches, in seconds.
+    pub cached_seconds: Vec<f64>,
 }
 
 impl Figures {
     /// The middle of the rounds' shares of the bandwidth of reading.
     pub fn stream_ratio(&self) -> f64 {
         let ratios = self.stream_seconds.iter().zip(&self.layer_seconds).map(|(s, l)| s / l);
+        median(ratios.collect())
+    }
+
+    /// The share of the bandwidth of reading that the arithmetic alone would reach: what
+    /// [`stream_ratio`](Self::stream_ratio) can be at most, if it is below 1.
+    pub fn arithmetic_ratio(&self) -> f64 {
+        let ratios = self.stream_seconds.iter().zip(&self.cached_seconds).map(|(s, c)| s / c);
         median(ratios.collect())
     }
 
@@ -74,38 +90,51 @@ pub fn median(mut values: Vec<f64>) -> f64 {
 /// # Errors
 /// [`AttentionError::Unsupported`] if there is not enough memory, otherwise as
 /// [`Attention::run`].
+#[allow(clippy::cast_precision_loss, reason = "bytes of a layer")]
 pub fn measure(setting: &Setting) -> Result<Vec<Figures>, AttentionError> {
     let attention = Attention::new(setting.shape, setting.threads)?;
     let no_memory =
         |error: io::Error| AttentionError::Unsupported(format!("so much memory ({error})"));
     let readers = Pool::new(setting.threads).map_err(no_memory)?;
-    let caches: Vec<Cache> = setting
-        .dtypes
-        .iter()
-        .map(|dtype| Cache::new(setting, *dtype))
-        .collect::<io::Result<_>>()
-        .map_err(no_memory)?;
+    let small = cached_setting(setting)?;
+    let small_attention = Attention::new(small.shape, setting.threads)?;
+    let pair = |dtype: &Dtype| Ok((Cache::new(setting, *dtype)?, Cache::cached(&small, *dtype)?));
+    let caches: Vec<(Cache, Cache)> =
+        setting.dtypes.iter().map(pair).collect::<io::Result<_>>().map_err(no_memory)?;
     let mut figures: Vec<Figures> = caches
         .iter()
-        .map(|cache| Figures {
+        .map(|(cache, _)| Figures {
             dtype: cache.dtype,
             layer_bytes: cache.layer_bytes,
             layer_seconds: Vec::new(),
             stream_seconds: Vec::new(),
+            cached_seconds: Vec::new(),
         })
         .collect();
     // The first round is not counted: it wakes what sleeps.
     for round in 0..=setting.rounds {
-        for (cache, figures) in caches.iter().zip(&mut figures) {
+        for ((cache, small), figures) in caches.iter().zip(&mut figures) {
             let stream = cache.read(&readers);
-            let layer = cache.attend(&attention, setting)?;
+            let layer = cache.attend(&attention, 1)?;
+            let cached = small.attend(&small_attention, CACHED_CALLS)?;
             if round > 0 {
                 figures.stream_seconds.push(stream);
                 figures.layer_seconds.push(layer);
+                figures
+                    .cached_seconds
+                    .push(cached * cache.layer_bytes as f64 / small.layer_bytes as f64);
             }
         }
     }
     Ok(figures)
+}
+
+/// One KV head, with the same group of query heads.
+fn cached_setting(setting: &Setting) -> Result<Setting, AttentionError> {
+    let shape = setting.shape;
+    let shape = Shape::new(shape.group(), 1, shape.head_dim(), shape.v_head_dim())?;
+    let memory_bytes = CACHED_BYTES * setting.threads;
+    Ok(Setting { shape, memory_bytes, ..setting.clone() })
 }
 
 /// K and V of some layers.
@@ -113,6 +142,7 @@ struct Cache {
     dtype: Dtype,
     memory: MmapMut,
     layers: usize,
+    tokens: usize,
     layer_bytes: usize,
     /// K and V of a whole page.
     page_bytes: [usize; 2],
@@ -131,7 +161,7 @@ impl Cache {
         let mut memory = MmapMut::map_anon(layers * layer_bytes)?;
         memory.advise(Advice::HugePage)?;
         fill(dtype, &mut memory);
-        Ok(Self { dtype, memory, layers, layer_bytes, page_bytes, shape })
+        Ok(Self { dtype, memory, layers, tokens: setting.tokens, layer_bytes, page_bytes, shape })
     }
 
     /// Seconds for as many bytes as a layer has.
@@ -144,18 +174,32 @@ impl Cache {
         self.of_one(start)
     }
 
-    /// Seconds for a layer.
-    fn attend(&self, attention: &Attention, setting: &Setting) -> Result<f64, AttentionError> {
+    /// One layer of as many pages as stay in the second-level caches, one at least.
+    fn cached(setting: &Setting, dtype: Dtype) -> io::Result<Self> {
+        let page =
+            Self::new(&Setting { tokens: PAGE_TOKENS, ..setting.clone() }, dtype)?.layer_bytes;
+        let pages = (setting.memory_bytes / page).max(1);
+        Self::new(
+            &Setting { tokens: pages * PAGE_TOKENS, memory_bytes: 0, ..setting.clone() },
+            dtype,
+        )
+    }
+
+    /// Seconds for a layer, of so many calls for each.
+    fn attend(&self, attention: &Attention, calls: usize) -> Result<f64, AttentionError> {
         let q = query(self.shape);
-        let positions = [setting.tokens as u64 - 1];
+        let positions = [self.tokens as u64 - 1];
         let queries = Queries { q: &q, positions: &positions };
         let layers: Vec<Vec<KvBlock<'_>>> =
-            (0..self.layers).map(|layer| self.blocks(layer, setting.tokens)).collect();
+            (0..self.layers).map(|layer| self.blocks(layer)).collect();
         let start = Instant::now();
-        for blocks in &layers {
-            black_box(attention.run(&queries, blocks, &Options::default())?);
+        for _ in 0..calls {
+            for blocks in &layers {
+                black_box(attention.run(&queries, blocks, &Options::default())?);
+            }
         }
-        Ok(self.of_one(start))
+        #[allow(clippy::cast_precision_loss, reason = "a few calls")]
+        Ok(self.of_one(start) / calls as f64)
     }
 
     #[allow(clippy::cast_precision_loss, reason = "a few layers")]
@@ -163,7 +207,8 @@ impl Cache {
         start.elapsed().as_secs_f64() / self.layers as f64
     }
 
-    fn blocks(&self, layer: usize, tokens: usize) -> Vec<KvBlock<'_>> {
+    fn blocks(&self, layer: usize) -> Vec<KvBlock<'_>> {
+        let tokens = self.tokens;
         let layer = &self.memory[layer * self.layer_bytes..][..self.layer_bytes];
         let page_stride = self.layer_bytes / tokens.div_ceil(PAGE_TOKENS);
         let [k_bytes, v_bytes] = self.page_bytes;

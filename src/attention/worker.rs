@@ -16,7 +16,7 @@ pub(super) struct Worker<'p, 'a> {
     m: Vec<f32>,
     l: Vec<[f32; SUM_LANES]>,
     logits: Logits,
-    scratch: Scratch,
+    scratch: Box<Scratch>,
     recorder: Option<&'p mut Recorder>,
 }
 
@@ -29,7 +29,7 @@ impl<'p, 'a> Worker<'p, 'a> {
             m: vec![EMPTY_M; rows],
             l: vec![[0.0; SUM_LANES]; rows],
             logits: Logits::new(),
-            scratch: Scratch::new(plan.shape.v_head_dim()),
+            scratch: Box::new(Scratch::new(plan.shape.v_head_dim())),
             recorder,
         }
     }

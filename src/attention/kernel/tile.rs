@@ -8,6 +8,8 @@
 //!
 //! Scores are in units of log2, so that the exponential needs no multiplication.
 
+use std::ops::Range;
+
 use super::element::{BLOCK_ELEMENTS, Element, block_of, row_bytes};
 use super::simd::{Simd, exp2, tanh};
 
@@ -117,7 +119,7 @@ pub(in crate::attention) struct Scratch {
     /// Scores, then weights: `[rows, tokens]`.
     pub(in crate::attention) weights: [[f32; TILE_TOKENS]; ROWS_MAX],
     /// Scales of V's blocks in f16: `[blocks, tokens]`.
-    scales: Vec<u16>,
+    scales: Vec<[u16; TILE_TOKENS]>,
     /// Weights times the scales of two blocks of V: `[blocks, rows, tokens]`.
     scaled: [[[f32; TILE_TOKENS]; ROWS_MAX]; 2],
 }
@@ -128,7 +130,7 @@ impl Scratch {
         Self {
             parts: [[0.0; TILE_TOKENS * PARTS_MAX]; ROWS_MAX],
             weights: [[0.0; TILE_TOKENS]; ROWS_MAX],
-            scales: vec![0; blocks * TILE_TOKENS],
+            scales: vec![[0; TILE_TOKENS]; blocks],
             scaled: [[[0.0; TILE_TOKENS]; ROWS_MAX]; 2],
         }
     }
@@ -162,10 +164,6 @@ impl<'a> Work<'a> {
 pub(super) unsafe fn attend<S: Simd, E: Element, const R: usize, const W: usize>(
     simd: S, work: &Work<'_>, rows: &mut Rows<'_>, scratch: &mut Scratch,
 ) {
-    if E::SCALED {
-        // SAFETY: the caller promises the rows.
-        unsafe { v_scales::<E>(work, &mut scratch.scales) };
-    }
     // SAFETY: the caller promises the rows.
     unsafe { scores::<S, E, R, W>(simd, work, rows.q, scratch) };
     softmax::<S, R>(simd, work, rows, scratch);
@@ -181,19 +179,21 @@ pub(super) unsafe fn attend<S: Simd, E: Element, const R: usize, const W: usize>
     }
 }
 
-/// Scales of all blocks of all V rows. They are gathered long before they are used: a vector that
-/// is loaded soon after its parts were stored waits for all of them to leave the store queue.
+/// Scales of all blocks of some V rows. They are gathered long before they are used, as a vector that
+/// is loaded soon after its parts were stored waits for all of them to leave the store queue; and
+/// beside the products with K, which leave time for it.
 ///
 /// # Safety
 /// As [`attend`].
 #[inline(always)]
-unsafe fn v_scales<E: Element>(work: &Work<'_>, scales: &mut [u16]) {
-    let blocks = work.v_head_dim / BLOCK_ELEMENTS;
-    for token in 0..work.tile.len {
+unsafe fn v_scales<E: Element>(
+    work: &Work<'_>, tokens: Range<usize>, scales: &mut [[u16; TILE_TOKENS]],
+) {
+    for token in tokens.start..tokens.end.min(work.tile.len).min(TILE_TOKENS) {
         let row = work.tile.v_row(token);
-        for block in 0..blocks {
-            // SAFETY: the caller promises the rows, which have this block.
-            scales[block * TILE_TOKENS + token] = unsafe { scale_bits::<E>(row, block) };
+        for (block, scales) in scales.iter_mut().enumerate() {
+            // SAFETY: the caller promises the rows, which have as many blocks.
+            scales[token] = unsafe { scale_bits::<E>(row, block) };
         }
     }
 }
@@ -230,6 +230,10 @@ unsafe fn scores<S: Simd, E: Element, const R: usize, const W: usize>(
             for r in 0..R {
                 sums[r][start..start + W].copy_from_slice(&products[r]);
             }
+        }
+        if E::SCALED {
+            // SAFETY: as above.
+            unsafe { v_scales::<E>(work, first..first + FOLDED, &mut scratch.scales) };
         }
         for token in first..first + FOLDED {
             prefetch(simd, next.k_row(token.min(last)), row_bytes::<E>(dim));
@@ -386,7 +390,7 @@ unsafe fn values<S: Simd, E: Element, const R: usize, const C: usize>(
         for (half, scaled) in scaled.iter_mut().enumerate() {
             if half * BLOCK_ELEMENTS < C * S::LANES {
                 let block = start / BLOCK_ELEMENTS + half;
-                let factors = &scales[block * TILE_TOKENS..][..padded];
+                let factors = &scales[block][..padded];
                 scale_weights::<S, R>(simd, factors, weights, scaled);
             }
         }

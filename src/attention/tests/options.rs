@@ -163,6 +163,68 @@ fn shifted_pages_equal_pages_that_were_rotated_anew() {
     }
 }
 
+/// Frequencies that were computed by the formulas of the `transformers` library's
+/// `modeling_rope_utils`, apart from this program: pairs that are kept, stretched, and between.
+#[test]
+fn frequencies_of_scaled_rotations() {
+    let llama3 = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 8192});
+    let yarn = json!({"type": "yarn", "factor": 16.0, "original_max_position_embeddings": 4096});
+    let untruncated = json!({"rope_type": "yarn", "factor": 32.0, "truncate": false,
+        "beta_fast": 32.0, "beta_slow": 1.0, "original_max_position_embeddings": 4096});
+    let check = |theta, dims: usize, scaling: &serde_json::Value, expected: &[(usize, f64)]| {
+        let rope = Rope { theta, ..rope(Some(scaling.clone()), None) };
+        let rotation = Rotation::new(&rope, dims, Pairing::Halves).unwrap();
+        for (pair, frequency) in expected {
+            // So many positions that the pair turns by about a radian.
+            #[allow(clippy::cast_possible_truncation, reason = "below 2^24")]
+            let positions = (1.0 / frequency) as i32;
+            let mut row = vec![0.0; dims];
+            row[*pair] = 1.0;
+            rotation.rotate(&mut row, i64::from(positions));
+            let angle = f64::from(row[pair + dims / 2]).atan2(f64::from(row[*pair]));
+            let found = angle / f64::from(positions);
+            assert!((found / frequency - 1.0).abs() < 1e-6, "{pair}: {found}, not {frequency}");
+        }
+    };
+    // Llama 3.1
+    let expected = [
+        (0, 1.0),
+        (20, 0.016_560_440_1),
+        (28, 0.003_211_445_99),
+        (29, 0.002_166_570_76),
+        (31, 0.000_856_751_413),
+        (33, 0.000_312_693_75),
+        (35, 9.556_212_35e-05),
+        (40, 3.428_102_2e-05),
+        (63, 3.068_925_99e-07),
+    ];
+    check(500_000.0, 128, &llama3, &expected);
+    let expected = [
+        (0, 1.0),
+        (10, 0.237_137_371),
+        (20, 0.056_234_132_5),
+        (21, 0.046_940_86),
+        (30, 0.008_526_843_77),
+        (40, 0.000_881_788_963),
+        (46, 8.334_508_95e-05),
+        (50, 4.686_838_81e-05),
+        (63, 7.217_387_4e-06),
+    ];
+    check(10_000.0, 128, &yarn, &expected);
+    let expected = [
+        (0, 1.0),
+        (8, 0.050_813_274_8),
+        (9, 0.031_705_696_2),
+        (12, 0.006_794_959_49),
+        (16, 0.000_456_483_919),
+        (17, 0.000_129_318_701),
+        (18, 3.830_881_24e-05),
+        (31, 3.023_511_43e-07),
+    ];
+    check(150_000.0, 64, &untruncated, &expected);
+}
+
 #[test]
 fn rotations() {
     // One position turns the first pair by a radian, whatever the length.

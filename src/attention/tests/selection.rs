@@ -166,6 +166,62 @@ fn the_best_pages_are_kept() {
     assert_eq!(selected.blocks, [1, 3]);
 }
 
+/// Worth of each page by the definition (Quest, equation 2, summed over heads by `exp`), in f64.
+fn worth_of_pages(cache: &Cache, q: &[f32], pages: &[usize]) -> Vec<f64> {
+    let (shape, dim) = (cache.shape, cache.shape.head_dim());
+    let rows: Vec<&[f32]> = cache.k.chunks_exact(dim).collect();
+    let mut worth = vec![0.0; pages.len()];
+    for (head, q) in q.chunks_exact(dim).enumerate() {
+        let mut first = 0;
+        let bounds = pages.iter().map(|tokens| {
+            let page = first..first + tokens;
+            first = page.end;
+            let of_dim = |d: usize| {
+                let product = |token: usize| {
+                    f64::from(rows[token * shape.num_kv_heads() + head / shape.group()][d])
+                        * f64::from(q[d])
+                };
+                page.clone().map(product).fold(f64::NEG_INFINITY, f64::max)
+            };
+            (0..dim).map(of_dim).sum::<f64>() / f64::from(u32::try_from(dim).unwrap()).sqrt()
+        });
+        let bounds: Vec<f64> = bounds.collect();
+        let best = bounds.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        for (worth, bound) in worth.iter_mut().zip(bounds) {
+            *worth += (bound - best).exp();
+        }
+    }
+    worth
+}
+
+#[test]
+fn pages_are_ranked_by_their_bounds() {
+    let shape = shape((10, 2), (64, 64));
+    let pages = [16, 3, 16, 16, 1, 16, 16, 9, 16, 2];
+    for seed in 0..20 {
+        let cache =
+            Cache::new(shape, Dtype::F16, Place::Page(Layout::Nhd), &pages, false, 100 + seed);
+        let blocks = cache.blocks();
+        let summaries: Vec<PageSummary> =
+            blocks.iter().map(|block| PageSummary::new(shape, block).unwrap()).collect();
+        let q = Random(200 + seed).normals(10 * 64);
+        let queries = Queries { q: &q, positions: &[110] };
+        let worth = worth_of_pages(&cache, &q, &pages);
+        for (count, sinks, recent) in [(1, 0, 0), (3, 0, 0), (5, 1, 0), (6, 1, 2), (9, 0, 1)] {
+            let mut expected: Vec<usize> = (0..pages.len()).collect();
+            let always = |page: usize| page < sinks || page >= pages.len() - recent;
+            expected
+                .sort_by(|a, b| always(*b).cmp(&always(*a)).then(worth[*b].total_cmp(&worth[*a])));
+            expected.truncate(count);
+            expected.sort_unstable();
+            let policy = PageTopK { pages: count, sinks, recent };
+            let selected =
+                policy.select(shape, &queries, &blocks, &summaries, &Options::default()).unwrap();
+            assert_eq!(selected.blocks, expected, "seed {seed}, {policy:?}");
+        }
+    }
+}
+
 #[test]
 fn a_page_with_nan_is_not_hidden() {
     let shape = shape((1, 1), (64, 64));
