@@ -228,6 +228,11 @@ impl FileSystem {
             state.drop_link(entry.inode, &mut old)?;
         }
         let inode = Inode { links: 1, ctime: Time::now(), ..source };
+        // Rows will be added: from now on the disk's copy is the only one.
+        state.metadata.forget_remote_copy(object)?;
+        if let Some(tiers) = &self.tiers {
+            tiers.ssd.forget(object);
+        }
         self.insert_append(&mut state, to, &inode, (object, role))?;
         let entry = state.entry(to.parent, &to.name)?.ok_or(FsError::NotFound)?;
         state.replace_attributes(entry.inode, &attributes)?;

@@ -34,6 +34,8 @@ use crate::tier::remote::{RemoteError, State as RemoteHealth};
 
 /// Files uploaded between two looks at everything else: with pages of 4 MiB 256 MiB.
 const BATCH: usize = 64;
+/// Files that a commit will make durable in a moment, looked at while holding the state.
+const PASSED_OVER_MAX: usize = 1024;
 /// Uploads at a time; of the remote's eight calls, opens find at least half free.
 const UPLOADS: usize = 3;
 /// Larger files never move: a fetch of gigabytes at open would look like a hang.
@@ -154,6 +156,7 @@ impl FileSystem {
         let mut batch = Vec::new();
         let mut later = Vec::new();
         while batch.len() < BATCH
+            && later.len() < PASSED_OVER_MAX
             && let Some(id) = state.metadata.arrivals.pop_first()
         {
             match candidate(&state, id)? {
@@ -257,7 +260,11 @@ impl FileSystem {
             if !published.is_reliable {
                 // It took too long: the objects may have been collected meanwhile.
                 state.metadata.forget_remote_copy(object)?;
+                tiers.ssd.forget(object);
                 state.metadata.arrivals.insert(id);
+                continue;
+            }
+            if copy.state != RemoteState::Held {
                 continue;
             }
             let named = RemoteCopy { state: RemoteState::Named, ..copy };
@@ -312,7 +319,7 @@ impl FileSystem {
         let mut marked = Vec::new();
         for &(object, id) in objects {
             if let Some(bytes) = self.mark_leaving(tiers, id, object)? {
-                marked.push((object, bytes));
+                marked.push((id, object, bytes));
             }
         }
         if marked.is_empty() {
@@ -320,8 +327,9 @@ impl FileSystem {
         }
         if let Err(error) = self.commit() {
             let mut state = self.state();
-            for (object, _) in marked {
-                if let Some(copy) = state.metadata.remote_copy(object)? {
+            for (_, object, _) in marked {
+                let copy = state.metadata.remote_copy(object)?;
+                if let Some(copy) = copy.filter(|copy| copy.state == RemoteState::Only) {
                     let named = RemoteCopy { state: RemoteState::Named, ..copy };
                     state.metadata.put_remote_copy(object, &named);
                 }
@@ -329,22 +337,52 @@ impl FileSystem {
             return Err(error);
         }
         let mut gone = Vec::new();
-        for (object, bytes) in marked {
-            let state = self.state();
-            // Somebody may be changing the file by now: then its bytes are the only ones.
-            let copy = state.metadata.remote_copy(object)?;
-            if copy.is_some_and(|copy| copy.state == RemoteState::Only) {
-                match self.store.disk.remove(&DiskPath::Object(object)) {
-                    Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                        return Err(error.into());
-                    }
-                    _ => {}
-                }
-                tiers.ssd.has_left(object, bytes);
+        for (id, object, bytes) in marked {
+            if self.remove_left(tiers, (id, object), bytes)? {
                 gone.push(object);
             }
         }
         Ok(gone)
+    }
+
+    /// Removes the disk's copy of an object, which by now is known not to count, unless somebody
+    /// came to use it meanwhile: then it counts again. Whether it went.
+    pub(super) fn remove_left(
+        &self, tiers: &Tiers, (id, object): (InodeId, ObjectId), bytes: u64,
+    ) -> Result<bool, FsError> {
+        let mut state = self.state();
+        // Somebody may be changing the file by now: then its bytes are the only ones.
+        let copy = state.metadata.remote_copy(object)?;
+        let Some(copy) = copy.filter(|copy| copy.state == RemoteState::Only) else {
+            return Ok(false);
+        };
+        if !self.is_idle(&state, id, object) {
+            let named = RemoteCopy { state: RemoteState::Named, ..copy };
+            state.metadata.put_remote_copy(object, &named);
+            tiers.ssd.may_leave(object, id, bytes);
+            tiers.counters.skipped("in_use");
+            return Ok(false);
+        }
+        match self.store.disk.remove(&DiskPath::Object(object)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
+            _ => {}
+        }
+        tiers.ssd.has_left(object, bytes);
+        drop(state);
+        self.invalidate(super::Invalidation::Inode(id));
+        Ok(true)
+    }
+
+    /// Whether nobody uses the disk's copy of a file's object, nor relies on it.
+    fn is_idle(&self, state: &State, id: InodeId, object: ObjectId) -> bool {
+        let is_idle = state.nodes.get(&id).is_none_or(|node| !node.is_in_use())
+            && !state.unsettled.contains_key(&id)
+            && !state.sealing.contains(&id);
+        let is_unused = || match self.store.disk.open(&DiskPath::Object(object), Access::Read) {
+            Ok(file) => file.is_unused().unwrap_or(false),
+            Err(error) => error.kind() == io::ErrorKind::NotFound,
+        };
+        is_idle && is_unused()
     }
 
     /// Records that the disk's copy does not count, if nobody uses it. Returns its length.
@@ -366,17 +404,10 @@ impl FileSystem {
         let Some(length) = file.map(|file| file.size) else {
             return Ok(None);
         };
-        let is_idle = state.nodes.get(&id).is_none_or(|node| node.handles() == 0)
-            && !state.unsettled.contains_key(&id)
-            && !state.sealing.contains(&id);
-        let is_unused = || {
-            let file = self.store.disk.open(&DiskPath::Object(object), Access::Read);
-            file.and_then(|file| file.is_unused()).unwrap_or(false)
-        };
         if copy.state != RemoteState::Named {
             return Ok(None);
         }
-        if !let_go || !is_idle || !is_unused() {
+        if !let_go || !self.is_idle(&state, id, object) {
             tiers.counters.skipped("in_use");
             return Ok(None);
         }

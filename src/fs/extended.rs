@@ -33,11 +33,11 @@ impl FileSystem {
         let text = match name {
             b"tier" => {
                 let object = state.current_object(id, file).ok_or(FsError::NoAttribute)?;
-                self.tier_of(object).to_string()
+                self.tier_of(&state, object)?.to_string()
             }
             b"encoding" | b"stored_bytes" => {
                 let object = state.current_object(id, file).ok_or(FsError::NoAttribute)?;
-                let remote = match self.tier_of(object) {
+                let remote = match self.tier_of(&state, object)? {
                     Tier::Remote => state.metadata.remote_copy(object)?,
                     Tier::Ram | Tier::Ssd => None,
                 };

@@ -17,6 +17,8 @@
 //! | `list` | readdir |
 //! | `sync` | fsync, the group commit |
 //! | `residency` | fetching what only the remote has |
+//! | `keep_resident` | operations whose bytes must be here and stay |
+//! | `damage` | a local copy that is not what was written |
 //! | `demotion`, `manifest_of_names` | moving towards the remote |
 //! | `tiers` | what those share, and what is told of them |
 //! | `views` | `.kvfs/` |
@@ -25,9 +27,11 @@ mod append;
 pub(crate) mod attributes;
 pub(crate) mod classify;
 mod create;
+mod damage;
 mod demotion;
 mod error;
 mod extended;
+mod keep_resident;
 mod link;
 mod list;
 mod lookup;
@@ -56,6 +60,7 @@ pub use list::{Listed, Listing};
 pub use lookup::Lookup;
 pub use open::{Opened, OpenedBy};
 pub use setattr::{NewTime, SetAttributes};
+pub use settle::Awaited;
 pub use tiers::Tiers;
 
 use crate::observe::Observer;

@@ -85,14 +85,23 @@ impl FileSystem {
             return Err(FsError::Busy);
         }
         drop(state);
-        self.make_resident(id)?;
         if file.role.is_append_only() {
-            self.open_append(id, writes, truncates)
-        } else if truncates {
-            self.open_truncated(id, writes)
-        } else {
-            self.open_writer(id)
+            return self.open_append(id, writes, truncates);
         }
+        if truncates {
+            let resident = self.tiers.is_none();
+            // Bytes that are to be thrown away need not come here first.
+            if let Some(opened) = self.open_truncated(id, writes, resident)? {
+                return Ok(opened);
+            }
+        }
+        self.with_resident(id, || {
+            if truncates {
+                self.open_truncated(id, writes, true)?.ok_or(FsError::Stale)
+            } else {
+                self.open_writer(id)
+            }
+        })
     }
 
     /// Opens a sealed file for reading whose backing file the kernel still holds from an earlier
@@ -159,7 +168,7 @@ impl FileSystem {
     }
 
     /// Opens an object and, the first time, checks that its bytes are those that were sealed.
-    fn open_verified(
+    pub(super) fn open_verified(
         &self, id: InodeId, inode: &Inode, (object, settled): (ObjectId, bool),
         verified: Option<(ObjectId, FileStat)>,
     ) -> Result<(Box<dyn DiskFile>, FileStat), FsError> {
@@ -174,7 +183,8 @@ impl FileSystem {
             return Ok((opened, stat));
         };
         drop(opened);
-        if !matches!(damage, FsError::Corrupt) || !self.replace_damaged((id, role), object)? {
+        let is_damaged = matches!(damage, FsError::Corrupt);
+        if !is_damaged || !self.replace_damaged((id, role), object, &stat)? {
             return Err(damage);
         }
         let opened = self.open_resident((id, role), object, Access::Read)?;
@@ -260,6 +270,10 @@ impl FileSystem {
         let life = state.metadata.life(id);
         let file = inode.file_mut().ok_or(FsError::Invalid)?;
         let object = file.object.ok_or(FsError::Stale)?;
+        if let Some(ram) = &self.store.ram {
+            // First of all: a copy that could still leave might be the one looked at.
+            ram.make_dirty(object);
+        }
         let backing = self.store.stat_object(object)?;
         if backing.mtime != mtime {
             // From here on the file on the disk tells the time of the last write.
@@ -268,9 +282,6 @@ impl FileSystem {
         file.unsettled = true;
         state.metadata.put_inode(life, id, &inode);
         state.unsettled.insert(id, object);
-        if let Some(ram) = &self.store.ram {
-            ram.make_dirty(object);
-        }
         let record = state.metadata.object(object)?;
         if let Some(record) = record.filter(|record| record.checksum.is_some()) {
             let changed = crate::store::record::ObjectRecord { checksum: None, ..record };
@@ -290,16 +301,23 @@ impl FileSystem {
     }
 
     /// Opens with `O_TRUNC`: the new version is made beside the old one, which comes back after a
-    /// crash, unless somebody still has the old one open or mapped.
-    fn open_truncated(&self, id: InodeId, writes: bool) -> Result<Opened, FsError> {
+    /// crash, unless somebody still has the old one open or mapped. `None` if that one changes in
+    /// place then, and is not known to be `resident`.
+    fn open_truncated(
+        &self, id: InodeId, writes: bool, resident: bool,
+    ) -> Result<Option<Opened>, FsError> {
         let mut state = self.wait_for_readers(self.state_to_change()?, id);
         self.settle_if_at_rest(&mut state, id)?;
         let inode = state.inode(id)?;
         let old = inode.file().and_then(|file| file.object).ok_or(FsError::Stale)?;
         let held = state.nodes.get(&id).is_some_and(|node| node.handles() > 0);
         let changing = state.unsettled.contains_key(&id) || state.sealing.contains(&id);
-        if held || changing || inode.links == 0 || !seal::is_at_rest(&self.store, old)? {
-            return self.truncate_in_place(state, id, writes);
+        let must_stay = held || changing || inode.links == 0;
+        if must_stay || !self.is_away_or_at_rest(&state, old)? {
+            if !resident {
+                return Ok(None);
+            }
+            return self.truncate_in_place(state, id, writes).map(Some);
         }
         let access = self.writer_access();
         let (object, made) = if let Some(spare) = self.take_spare(access)? {
@@ -313,7 +331,21 @@ impl FileSystem {
         let node = state.nodes.entry(id).or_default();
         node.replacement = Some(object);
         node.verified = None;
-        Ok(self.add_opened(&mut state, (id, object), made, writes, false))
+        Ok(Some(self.add_opened(&mut state, (id, object), made, writes, false)))
+    }
+
+    /// Nobody can write to an object that is not here.
+    fn is_away_or_at_rest(&self, state: &State, object: ObjectId) -> Result<bool, FsError> {
+        match seal::is_at_rest(&self.store, object) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                if state.metadata.remote_copy(object)?.is_some() {
+                    Ok(true)
+                } else {
+                    Err(error.into())
+                }
+            }
+            outcome => Ok(outcome?),
+        }
     }
 
     fn truncate_in_place(

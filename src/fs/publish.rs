@@ -230,7 +230,10 @@ impl FileSystem {
     /// The bytes of a file for another inode: the object itself if nobody else can reach it, else
     /// a copy. Returns the file's record, the object, and whether it was taken from the file.
     pub(super) fn take_over(&self, id: InodeId) -> Result<(Inode, ObjectId, bool), FsError> {
-        self.make_resident(id)?;
+        self.with_resident(id, || self.take_over_resident(id))
+    }
+
+    fn take_over_resident(&self, id: InodeId) -> Result<(Inode, ObjectId, bool), FsError> {
         let mut state = self.wait_for_release(self.state_to_change()?, id);
         let mut source = state.inode(id)?;
         let replaced = state.adopt(id, &mut source)?;
@@ -295,6 +298,9 @@ impl FileSystem {
         let id = state.metadata.new_inode();
         if let Some(ram) = &self.store.ram {
             ram.belongs_to(object, id);
+        }
+        if let Some(tiers) = &self.tiers {
+            tiers.ssd.belongs_to(object, id);
         }
         state.metadata.put_inode(Life::Durable, id, &Inode { kind: Kind::File(record), ..inode });
         state.replace_attributes(id, attributes)?;

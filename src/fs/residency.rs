@@ -52,32 +52,11 @@ impl FileSystem {
                 break;
             }
         }
+        if self.state().metadata.object(object)?.is_none() {
+            // Its last name went while it was on its way.
+            return Err(FsError::Stale);
+        }
         Err(self.corrupt(id, object, "its file is missing from the store"))
-    }
-
-    /// Makes sure that the bytes of a file are on this machine, for operations that cannot wait
-    /// while they hold the state.
-    pub(super) fn make_resident(&self, id: InodeId) -> Result<(), FsError> {
-        if self.tiers.is_none() {
-            return Ok(());
-        }
-        let (role, object) = {
-            let state = self.state();
-            let Some(inode) = state.metadata.inode(id)? else {
-                return Ok(());
-            };
-            let Some(file) = inode.file() else {
-                return Ok(());
-            };
-            match state.current_object(id, file) {
-                Some(object) => (file.role, object),
-                None => return Ok(()),
-            }
-        };
-        if self.is_only_remote(object) {
-            self.open_resident((id, role), object, Access::Read)?;
-        }
-        Ok(())
     }
 
     /// Whether opening a file will wait for the remote.
@@ -89,23 +68,19 @@ impl FileSystem {
             let state = self.state();
             let inode = state.metadata.inode(id).ok().flatten();
             let file = inode.as_ref().and_then(|inode| inode.file());
-            file.and_then(|file| state.current_object(id, file))
+            let object = file.and_then(|file| state.current_object(id, file));
+            object.filter(|object| state.metadata.remote_copy(*object).ok().flatten().is_some())
         };
-        object.is_some_and(|object| self.is_only_remote(object))
-    }
-
-    /// Whether an object is on no tier of this machine.
-    pub(super) fn is_only_remote(&self, object: ObjectId) -> bool {
-        self.tier_of(object) == Tier::Remote
+        object.is_some_and(|object| self.store.stat_object(object).is_err())
     }
 
     /// The nearest tier that has an object.
-    pub(super) fn tier_of(&self, object: ObjectId) -> Tier {
+    pub(super) fn tier_of(&self, state: &State, object: ObjectId) -> Result<Tier, FsError> {
         if self.store.ram.as_ref().is_some_and(|ram| ram.holds(object)) {
-            return Tier::Ram;
+            return Ok(Tier::Ram);
         }
-        let only = self.tiers.as_ref().is_some_and(|tiers| tiers.ssd.is_only_remote(object));
-        if only { Tier::Remote } else { Tier::Ssd }
+        let only = state.metadata.is_only_remote(object)?;
+        Ok(if only { Tier::Remote } else { Tier::Ssd })
     }
 
     /// Fetches an object from the remote. False if the remote has none.
@@ -125,8 +100,8 @@ impl FileSystem {
         };
         let outcome = tiers.flights.share(object, || self.transfer(tiers, id, &item, &copy));
         outcome.map_err(|error| {
-            if let RemoteError::Corrupt(why) = &error {
-                self.observer.corrupt(why);
+            if let RemoteError::Corrupt(why) | RemoteError::Missing(why) = &error {
+                self.corrupt(id, object, why);
             }
             FsError::Remote(error)
         })?;
@@ -154,7 +129,8 @@ impl FileSystem {
             }
             (Ok(()), Target::Disk(file)) => {
                 drop(file);
-                self.install(tiers, id, item).map_err(RemoteError::local)?;
+                let place = (id, object, item.length);
+                self.install(tiers, place).map_err(RemoteError::local)?;
                 tiers.counters.moved(Tier::Remote, Tier::Ssd, item.length);
             }
             (Err(error), Target::Memory(_)) => {
@@ -181,19 +157,25 @@ impl FileSystem {
         {
             return Ok(Target::Memory(Arc::from(file)));
         }
-        let path = DiskPath::Incoming(item.object);
+        Ok(Target::Disk(Arc::from(self.incoming(item.object)?)))
+    }
+
+    /// An empty file for an object that arrives.
+    pub(super) fn incoming(&self, object: ObjectId) -> io::Result<Box<dyn DiskFile>> {
+        let path = DiskPath::Incoming(object);
         match self.store.disk.remove(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        Ok(Target::Disk(Arc::from(self.store.disk.create(&path)?)))
+        self.store.disk.create(&path)
     }
 
     /// Gives complete and compared bytes their place on the disk, unless they were deleted
     /// meanwhile. A crash may leave a file without all of its bytes: then the check at its first
     /// open finds it, and the remote copy takes its place again.
-    fn install(&self, tiers: &Tiers, id: InodeId, item: &Item) -> io::Result<()> {
-        let object = item.object;
+    pub(super) fn install(
+        &self, tiers: &Tiers, (id, object, length): (InodeId, ObjectId, u64),
+    ) -> io::Result<()> {
         let mut state = self.state();
         let copy = state.metadata.remote_copy(object).map_err(io::Error::other)?;
         let incoming = DiskPath::Incoming(object);
@@ -204,23 +186,11 @@ impl FileSystem {
         if copy.state == RemoteState::Only {
             let named = RemoteCopy { state: RemoteState::Named, ..copy };
             state.metadata.put_remote_copy(object, &named);
-            tiers.ssd.may_leave(object, id, item.length);
+            tiers.ssd.may_leave(object, id, length);
+            drop(state);
+            self.invalidate(super::Invalidation::Inode(id));
         }
         Ok(())
-    }
-
-    /// The disk's copy of an object is damaged: it makes room for the remote's. False if there is
-    /// none.
-    pub(super) fn replace_damaged(
-        &self, (id, role): (InodeId, Role), object: ObjectId,
-    ) -> Result<bool, FsError> {
-        let copy = self.state().metadata.remote_copy(object)?;
-        if self.tiers.is_none() || copy.is_none_or(|copy| copy.state == RemoteState::Held) {
-            return Ok(false);
-        }
-        log::warn!("object {object}: the local copy is damaged, the remote's takes its place");
-        self.store.remove_object(object)?;
-        self.fetch((id, role), object)
     }
 
     /// Bytes of objects on the disk.
@@ -233,7 +203,7 @@ impl FileSystem {
 
 impl Flights {
     /// Does `work` for an object, or waits for whoever does it already.
-    fn share(
+    pub(super) fn share(
         &self, object: ObjectId, work: impl FnOnce() -> Result<(), RemoteError>,
     ) -> Result<(), RemoteError> {
         let (flight, is_first) = {
@@ -242,10 +212,9 @@ impl Flights {
             (Arc::clone(flights.entry(object).or_default()), is_first)
         };
         if is_first {
+            let mut landing = Landing { flights: self, object, flight, outcome: None };
             let outcome = work();
-            self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&object);
-            *flight.outcome.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome.clone());
-            flight.landed.notify_all();
+            landing.outcome = Some(outcome.clone());
             return outcome;
         }
         let mut landed = flight.outcome.lock().unwrap_or_else(PoisonError::into_inner);
@@ -255,6 +224,24 @@ impl Flights {
             }
             landed = flight.landed.wait(landed).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+}
+
+/// The end of a flight, also by a panic: whoever waits for it is told.
+struct Landing<'a> {
+    flights: &'a Flights,
+    object: ObjectId,
+    flight: Arc<Flight>,
+    outcome: Option<Result<(), RemoteError>>,
+}
+
+impl Drop for Landing<'_> {
+    fn drop(&mut self) {
+        let ended = || Err(RemoteError::Other("the transfer ended without a result".to_owned()));
+        let outcome = self.outcome.take().unwrap_or_else(ended);
+        self.flights.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.object);
+        *self.flight.outcome.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
+        self.flight.landed.notify_all();
     }
 }
 

@@ -48,8 +48,7 @@ impl FileSystem {
         }
         self.state().check_current(id)?;
         if let Some(size) = set.size {
-            self.make_resident(id)?;
-            self.truncate(id, size)?;
+            self.with_resident(id, || self.truncate(id, size))?;
         }
         let mut state = self.state_to_change()?;
         let mut inode = state.inode(id)?;

@@ -4,6 +4,7 @@ use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
 use super::attributes::Place;
+use super::classify::FileClass;
 use super::state::{Node, State};
 use super::{FileSystem, FsError};
 use crate::ingest::seal;
@@ -17,6 +18,15 @@ const RELEASE_WAIT_MAX: Duration = Duration::from_millis(50);
 /// A reader leaves no such trace: it is waited for only before a truncation, which would otherwise
 /// take the bytes from under a mapping that outlived its descriptor.
 const READER_WAIT_MAX: Duration = Duration::from_millis(20);
+
+/// Whom an operation waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Awaited {
+    /// Another request, which is on its way.
+    Release,
+    /// The remote.
+    Remote,
+}
 
 impl FileSystem {
     /// `close()` on some descriptor of a handle. It answers for pages only, and changes nothing:
@@ -84,17 +94,20 @@ impl FileSystem {
         !state.nodes.get(&id).is_none_or(settled)
     }
 
-    /// Whether a rename of this file may have to wait for its release, which the same thread would
-    /// receive, or for the remote.
-    pub fn rename_waits(&self, from: &Place) -> bool {
+    /// Whom a rename of this file may have to wait for: its release, which the same thread would
+    /// receive, or the remote.
+    pub fn rename_waits(&self, from: &Place, to: &Place) -> Option<Awaited> {
         let state = self.state();
-        let Ok(Some(entry)) = state.entry(from.parent, &from.name) else {
-            return false;
-        };
+        let entry = state.entry(from.parent, &from.name).ok().flatten()?;
         let is_released = state.nodes.get(&entry.inode).is_none_or(Node::all_released);
         let is_awaited = state.unsettled.contains_key(&entry.inode) && !is_released;
         drop(state);
-        is_awaited || self.waits_for_remote(entry.inode)
+        // An ordinary name needs no bytes.
+        let becomes_another = || !matches!(self.class_of(to), Ok((FileClass::Plain, _)));
+        if self.waits_for_remote(entry.inode) && becomes_another() {
+            return Some(Awaited::Remote);
+        }
+        is_awaited.then_some(Awaited::Release)
     }
 
     /// Waits until every writer that has closed its descriptors is gone.

@@ -42,6 +42,8 @@ pub(crate) struct Node {
     pub(crate) verified: Option<(ObjectId, FileStat)>,
     /// Serialises appends.
     pub(crate) append: Option<Arc<Mutex<()>>>,
+    /// Operations that rely on its bytes staying on this machine.
+    pub(crate) pins: u32,
 }
 
 impl Node {
@@ -58,6 +60,11 @@ impl Node {
     /// Handles open.
     pub(crate) fn handles(&self) -> u32 {
         self.readers + self.writers
+    }
+
+    /// Its bytes must stay where they are.
+    pub(crate) fn is_in_use(&self) -> bool {
+        self.handles() > 0 || self.pins > 0
     }
 }
 
@@ -210,6 +217,11 @@ impl State {
             // A write changes ctime as well; utimensat may have set mtime into the future.
             attributes.ctime = inode.ctime.max(stat.mtime.min(Time::now()));
             attributes.is_at_rest = false;
+        } else if let Some(object) = file.object.filter(|_| file.size > 0)
+            && self.metadata.is_only_remote(object)?
+        {
+            // Nothing of it takes space here.
+            attributes.blocks = 1;
         }
         Ok(attributes)
     }
@@ -415,7 +427,7 @@ impl State {
         let Some(node) = self.nodes.get(&id) else {
             return Ok(());
         };
-        if node.lookups > 0 || node.handles() > 0 || node.pending.is_some() {
+        if node.lookups > 0 || node.is_in_use() || node.pending.is_some() {
             return Ok(());
         }
         // A replacement that is not settled yet must not be forgotten with the node.

@@ -5,9 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::residency::Flights;
 use super::{FileSystem, FsError};
-use crate::store::disk::DiskPath;
 use crate::store::record::{
-    FileRecord, Inode, InodeId, ObjectId, RemoteCopy, RemoteIdentity, RemoteState, Role,
+    FileRecord, Inode, InodeId, ObjectId, ObjectKind, RemoteCopy, RemoteIdentity, RemoteState,
 };
 use crate::tier::counters::Counters;
 use crate::tier::exchange::Exchange;
@@ -95,42 +94,54 @@ impl FileSystem {
             return Ok(());
         };
         let snapshot = self.state().metadata.snapshot()?;
-        let mut copies = std::collections::HashMap::new();
-        snapshot.for_each::<RemoteCopy>(b'R', |object, copy| {
-            copies.insert(ObjectId(object), copy);
+        let mut copies = std::collections::HashSet::new();
+        snapshot.for_each::<RemoteCopy>(b'R', |object, _| {
+            copies.insert(ObjectId(object));
         })?;
-        let mut arrivals = Vec::new();
+        let (mut arrivals, mut known) = (Vec::new(), Vec::new());
         snapshot.for_each::<Inode>(b'I', |id, inode| {
             let file = inode.file().filter(|file| FileRecord::is_settled(file));
-            if let Some((object, file)) = file.and_then(|file| Some((file.object?, file))) {
-                match copies.get(&object) {
-                    Some(copy) if copy.state != RemoteState::Held => {
-                        note_copy(tiers, (InodeId(id), object), file, copy);
-                    }
-                    _ => arrivals.push(InodeId(id)),
-                }
+            match file.and_then(|file| file.object) {
+                Some(object) if copies.contains(&object) => known.push((InodeId(id), object)),
+                Some(_) => arrivals.push(InodeId(id)),
+                None => {}
             }
         })?;
+        drop(snapshot);
         self.state().metadata.arrivals.extend(arrivals);
-        for (object, copy) in copies {
-            if copy.state == RemoteState::Only {
-                self.finish_leaving(object)?;
-            }
+        for (id, object) in known {
+            self.note_copy(tiers, (id, object))?;
         }
         tiers.is_surveyed.store(true, Ordering::Release);
         Ok(())
     }
 
-    /// Removes a file that does not count any more and that a crash has left.
-    fn finish_leaving(&self, object: ObjectId) -> Result<(), FsError> {
-        let path = DiskPath::Object(object);
-        if self.store.disk.stat(&path).is_err() {
-            return Ok(());
-        }
-        let state = self.state();
+    /// Notes what is known of an object's copy now; the records above may be out of date.
+    fn note_copy(&self, tiers: &Tiers, (id, object): (InodeId, ObjectId)) -> Result<(), FsError> {
+        let mut state = self.state();
         let copy = state.metadata.remote_copy(object)?;
-        if copy.is_some_and(|copy| copy.state == RemoteState::Only) {
-            self.store.disk.remove(&path)?;
+        let record = state.metadata.object(object)?;
+        let (Some(copy), Some(record)) = (copy, record) else {
+            return Ok(());
+        };
+        match copy.state {
+            RemoteState::Held => {
+                // Nobody knows whether a manifest names it: it is uploaded again.
+                state.metadata.forget_remote_copy(object)?;
+                state.metadata.arrivals.insert(id);
+            }
+            RemoteState::Named => {
+                tiers.ssd.has_remote_copy(object, &copy);
+                if record.kind != ObjectKind::Manifest {
+                    tiers.ssd.may_leave(object, id, record.length);
+                }
+            }
+            RemoteState::Only => {
+                tiers.ssd.has_remote_copy(object, &copy);
+                drop(state);
+                // A crash may have left its file.
+                self.remove_left(tiers, (id, object), record.length)?;
+            }
         }
         Ok(())
     }
@@ -163,16 +174,5 @@ impl FileSystem {
         line("remote_only_objects", &usage.only_objects);
         line("remote_only_bytes", &usage.only_bytes);
         line("remote_waiting_files", &waiting);
-    }
-}
-
-fn note_copy(
-    tiers: &Tiers, (id, object): (InodeId, ObjectId), file: &FileRecord, copy: &RemoteCopy,
-) {
-    tiers.ssd.has_remote_copy(object, copy);
-    if copy.state == RemoteState::Only {
-        tiers.ssd.has_left(object, file.size);
-    } else if !matches!(file.role, Role::Manifest) {
-        tiers.ssd.may_leave(object, id, file.size);
     }
 }

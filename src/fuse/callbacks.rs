@@ -17,7 +17,9 @@ use fuser::{
 use super::convert::{absent, attributes, file_type, inode, new_time, ttl};
 use super::shared::{Shared, caller, is_reader, permissions, place, quiet, reply_attribute};
 use super::slow::Job;
-use crate::fs::{FileSystem, Listing, Lookup, NAME_BYTES_MAX, NewNode, OpenedBy, SetAttributes};
+use crate::fs::{
+    Awaited, FileSystem, Listing, Lookup, NAME_BYTES_MAX, NewNode, OpenedBy, SetAttributes,
+};
 use crate::observe::Operation;
 use crate::store::disk::{Allocation, Seek};
 
@@ -135,7 +137,11 @@ impl Filesystem for Callbacks {
             Ok(found) => reply.attr(&ttl(found.is_at_rest), &attributes(&found)),
             Err(error) => reply.error(error),
         };
-        if set.size.is_some() { self.later(answer) } else { answer(self) }
+        match set.size {
+            Some(_) if self.fs.waits_for_remote(inode(number)) => self.fetch(answer),
+            Some(_) => self.later(answer),
+            None => answer(self),
+        }
     }
 
     fn readlink(&self, _request: &Request, number: INodeNo, reply: ReplyData) {
@@ -193,7 +199,7 @@ impl Filesystem for Callbacks {
     ) {
         let _awake = self.linger.after_reply();
         let (from, to) = (place(parent, name), place(new_parent, new_name));
-        let waits = self.fs.rename_waits(&from);
+        let waits = self.fs.rename_waits(&from, &to);
         let answer = move |shared: &Shared| {
             let outcome = shared.call(Operation::Rename, |fs| fs.rename(&from, &to, flags.bits()));
             if let (Ok(Some(old)), Some(notifier)) = (&outcome, shared.notifier.get()) {
@@ -204,7 +210,11 @@ impl Filesystem for Callbacks {
             }
             Shared::reply_empty(reply, outcome.map(drop));
         };
-        if waits { self.later(answer) } else { answer(self) }
+        match waits {
+            Some(Awaited::Remote) => self.fetch(answer),
+            Some(Awaited::Release) => self.later(answer),
+            None => answer(self),
+        }
     }
 
     fn link(

@@ -28,7 +28,7 @@ use super::keys;
 use super::layer::{Layer, Record, merge};
 use super::record::{
     Entry, FileRecord, Inode, InodeId, ObjectId, ObjectKind, ObjectRecord, RemoteCopy,
-    RemoteIdentity, Totals,
+    RemoteIdentity, RemoteState, Totals,
 };
 
 /// Where a change goes.
@@ -242,6 +242,12 @@ impl Metadata {
     /// The copy of an object in the remote.
     pub(crate) fn remote_copy(&self, object: ObjectId) -> Result<Option<RemoteCopy>, StoreError> {
         self.get(&keys::remote_copy(object))
+    }
+
+    /// Whether the disk's copy of an object, if there still is one, does not count.
+    pub(crate) fn is_only_remote(&self, object: ObjectId) -> Result<bool, StoreError> {
+        let copy = if self.has_remote { self.remote_copy(object)? } else { None };
+        Ok(copy.is_some_and(|copy| copy.state == RemoteState::Only))
     }
 
     /// Notes a copy in the remote.

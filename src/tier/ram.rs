@@ -246,8 +246,20 @@ impl RamTier {
     /// Somebody may write to the copy from now on: what the disk has is not the same any more.
     pub fn make_dirty(&self, object: ObjectId) {
         if let Some(copy) = self.held().copies.get_mut(&object) {
-            copy.state = CopyState::Dirty;
+            copy.state = match copy.state {
+                // What arrives is out of date.
+                CopyState::Arriving | CopyState::Doomed => CopyState::Doomed,
+                CopyState::Dirty | CopyState::Clean => CopyState::Dirty,
+            };
             copy.version += 1;
+        }
+    }
+
+    /// Drops a copy that another tier has too, unless somebody has it open or mapped.
+    pub fn drop_clean(&self, object: ObjectId) {
+        let mut held = self.held();
+        if held.copies.get(&object).is_some_and(|copy| copy.state == CopyState::Clean) {
+            self.drop_unused(&mut held, object);
         }
     }
 
@@ -388,8 +400,10 @@ impl RamTier {
 }
 
 impl Held {
+    /// A copy that may be opened.
     fn visible(&self, object: ObjectId) -> Option<&Copy> {
-        self.copies.get(&object).filter(|copy| copy.state != CopyState::Arriving)
+        let copy = self.copies.get(&object)?;
+        matches!(copy.state, CopyState::Dirty | CopyState::Clean).then_some(copy)
     }
 
     fn forget(&mut self, object: ObjectId) {
@@ -473,4 +487,25 @@ impl Drop for SharedDirectory {
 fn lock(directory: &Path) -> io::Result<Flock<File>> {
     let flags = FlockArg::LockExclusiveNonblock;
     Flock::lock(File::open(directory)?, flags).map_err(|(_, error)| error.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OBJECT: ObjectId = ObjectId(7);
+
+    #[test]
+    fn what_arrives_after_a_change_is_never_shown() {
+        let tier = RamTier::open(1 << 20, Counters::default()).unwrap();
+        let file = tier.receive(OBJECT, 4096).unwrap().unwrap();
+        assert!(!tier.holds(OBJECT));
+        tier.make_dirty(OBJECT);
+        assert!(!tier.holds(OBJECT), "half of it may be missing");
+        file.write_all_at(&[1; 4096], 0).unwrap();
+        tier.arrived(OBJECT, InodeId(1));
+        assert!(!tier.holds(OBJECT) && tier.open_copy(OBJECT, Access::Read).is_none());
+        drop(file);
+        assert!(tier.receive(ObjectId(8), 1 << 20).unwrap().is_some(), "its space comes back");
+    }
 }

@@ -90,13 +90,20 @@ impl SsdTier {
 
     /// The object of a file may leave: the remote relies on nobody else to keep it.
     pub fn may_leave(&self, object: ObjectId, owner: InodeId, bytes: u64) {
+        let mut held = self.held();
+        held.come_back(object);
         if bytes < LEAVING_BYTES_MIN {
             return;
         }
-        let mut held = self.held();
-        held.come_back(object);
         held.owners.insert(object, owner);
         held.may_leave.insert(object, bytes);
+    }
+
+    /// The object belongs to another file from now on.
+    pub fn belongs_to(&self, object: ObjectId, owner: InodeId) {
+        if let Some(known) = self.held().owners.get_mut(&object) {
+            *known = owner;
+        }
     }
 
     /// The disk does not have the object any more, the remote does.
@@ -126,12 +133,6 @@ impl SsdTier {
         if held.owners.contains_key(&object) {
             held.may_leave.access(object, bytes);
         }
-    }
-
-    /// Whether only the remote has the object.
-    pub fn is_only_remote(&self, object: ObjectId) -> bool {
-        let held = self.held();
-        !held.only.is_empty() && held.only.contains_key(&object)
     }
 
     /// Whether `bytes` more fit into the budget.
@@ -165,5 +166,35 @@ impl Held {
         if let Some(bytes) = self.only.remove(&object) {
             self.only_bytes -= bytes;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::record::RemoteState;
+    use crate::tier::encoding::Encoding;
+
+    #[test]
+    fn what_comes_back_counts_on_the_disk_again_however_small() {
+        let tier = SsdTier::new(None);
+        let copy = RemoteCopy {
+            content: [7; 32],
+            encoding: Encoding::Raw,
+            stored_bytes: 90,
+            state: RemoteState::Only,
+        };
+        for (object, bytes) in [(ObjectId(1), 100), (ObjectId(2), LEAVING_BYTES_MIN)] {
+            tier.has_remote_copy(object, &copy);
+            tier.has_left(object, bytes);
+            assert_eq!(tier.remote_use().only_bytes, bytes);
+            tier.may_leave(object, InodeId(7), bytes);
+            assert_eq!((tier.remote_use().only_objects, tier.remote_use().only_bytes), (0, 0));
+        }
+        let leaving = tier.next_to_leave(u64::MAX, &HashSet::new());
+        assert_eq!(leaving, [(ObjectId(2), InodeId(7))], "the small one stays");
+        tier.belongs_to(ObjectId(2), InodeId(8));
+        let leaving = tier.next_to_leave(u64::MAX, &HashSet::new());
+        assert_eq!(leaving, [(ObjectId(2), InodeId(8))]);
     }
 }

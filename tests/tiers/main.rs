@@ -7,4 +7,5 @@
 #[macro_use]
 mod common;
 
+mod in_place;
 mod remote;

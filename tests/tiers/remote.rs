@@ -14,20 +14,20 @@ in_both_modes!(
     a_mapped_file_stays,
 );
 
-const FILE_BYTES: usize = 4 << 20;
+pub(crate) const FILE_BYTES: usize = 4 << 20;
 /// Four files fit.
-const BUDGET: &str = "20M";
-const BUDGET_BYTES: u64 = 20 << 20;
+pub(crate) const BUDGET: &str = "20M";
+pub(crate) const BUDGET_BYTES: u64 = 20 << 20;
 
 /// A mount, and the directory that it has as its remote.
-struct Place {
-    mount: Mount,
-    remote: PathBuf,
+pub(crate) struct Place {
+    pub(crate) mount: Mount,
+    pub(crate) remote: PathBuf,
     _directory: tempfile::TempDir,
 }
 
 impl Place {
-    fn new(mode: Mode, further: &[&str]) -> Place {
+    pub(crate) fn new(mode: Mode, further: &[&str]) -> Place {
         let directory = scratch_directory();
         let remote = directory.path().join("remote");
         std::fs::create_dir(&remote).unwrap();
@@ -38,7 +38,7 @@ impl Place {
     }
 
     /// Writes files of different bytes.
-    fn write(&self, name: &str, count: u64) -> Vec<(PathBuf, Vec<u8>)> {
+    pub(crate) fn write(&self, name: &str, count: u64) -> Vec<(PathBuf, Vec<u8>)> {
         let write = |number| {
             let path = self.mount.files(format!("{name}{number}"));
             let bytes = fill(number + name.len() as u64 * 1000, FILE_BYTES);
@@ -48,8 +48,21 @@ impl Place {
         (0..count).map(write).collect()
     }
 
+    /// Takes so much of the disk that nothing must leave, but no file fits any more.
+    pub(crate) fn fill_up(&self) {
+        let low = BUDGET_BYTES / 100 * 90;
+        let used = eventually("demotion to end", || {
+            let used = self.mount.status_number("ssd_used_bytes");
+            (used <= low).then_some(used)
+        });
+        let ballast = low + (512 << 10) - used;
+        let bytes = fill(99, usize::try_from(ballast).unwrap());
+        write_and_close(self.mount.files("ballast"), &bytes).unwrap();
+        sync_directory(self.mount.path()).unwrap();
+    }
+
     /// Waits until the disk holds no more than it should.
-    fn wait_until_it_fits(&self) {
+    pub(crate) fn wait_until_it_fits(&self) {
         eventually("the disk to have room", || {
             let used = self.mount.status_number("ssd_used_bytes");
             let waiting = self.mount.status_number("remote_waiting_files");
@@ -58,11 +71,11 @@ impl Place {
     }
 }
 
-fn tier(path: &Path) -> String {
+pub(crate) fn tier(path: &Path) -> String {
     getxattr(path, "user.kvfs.tier").unwrap()
 }
 
-fn assert_same(files: &[(PathBuf, Vec<u8>)]) {
+pub(crate) fn assert_same(files: &[(PathBuf, Vec<u8>)]) {
     for (path, bytes) in files {
         assert!(std::fs::read(path).unwrap() == *bytes, "{}", path.display());
     }
