@@ -127,12 +127,20 @@ pub(crate) fn extended_attribute(path: &Path, name: &CStr) -> io::Result<Option<
     }
 }
 
-/// Sets an extended attribute.
+/// Sets an extended attribute, whether it is there or not.
 pub(crate) fn set_extended_attribute(path: &Path, name: &CStr, value: &[u8]) -> io::Result<()> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     let bytes = value.as_ptr().cast();
     // SAFETY: both names end in NUL, and the kernel reads as many bytes as the value has.
     let result = unsafe { libc::setxattr(path.as_ptr(), name.as_ptr(), bytes, value.len(), 0) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Removes an extended attribute.
+pub(crate) fn remove_extended_attribute(path: &Path, name: &CStr) -> io::Result<()> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    // SAFETY: both names end in NUL.
+    let result = unsafe { libc::removexattr(path.as_ptr(), name.as_ptr()) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 

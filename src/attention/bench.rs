@@ -116,13 +116,13 @@ pub fn measure(setting: &Setting) -> Result<Vec<Figures>, AttentionError> {
         for ((cache, small), figures) in caches.iter().zip(&mut figures) {
             let stream = cache.read(&readers);
             let layer = cache.attend(&attention, 1)?;
-            let cached = small.attend(&small_attention, CACHED_CALLS)?;
+            let seconds = small.attend(&small_attention, CACHED_CALLS)?;
             if round > 0 {
                 figures.stream_seconds.push(stream);
                 figures.layer_seconds.push(layer);
                 figures
                     .cached_seconds
-                    .push(cached * cache.layer_bytes as f64 / small.layer_bytes as f64);
+                    .push(seconds * cache.layer_bytes as f64 / small.layer_bytes as f64);
             }
         }
     }
@@ -239,7 +239,6 @@ impl Cache {
 pub(crate) struct PrivateMemory {
     cache: Cache,
     readers: Pool,
-    setting: Setting,
 }
 
 impl PrivateMemory {
@@ -247,7 +246,7 @@ impl PrivateMemory {
     pub(crate) fn new(setting: &Setting) -> io::Result<Self> {
         let dtype = setting.dtypes.first().copied().unwrap_or(Dtype::F16);
         let (cache, readers) = (Cache::new(setting, dtype)?, Pool::new(setting.threads)?);
-        Ok(Self { cache, readers, setting: setting.clone() })
+        Ok(Self { cache, readers })
     }
 
     /// Seconds to read as many bytes as a layer has.
@@ -257,7 +256,7 @@ impl PrivateMemory {
 
     /// Seconds to attend to a layer.
     pub(crate) fn attend(&self, attention: &Attention) -> Result<f64, AttentionError> {
-        self.cache.attend(attention, &self.setting)
+        self.cache.attend(attention, 1)
     }
 }
 

@@ -36,6 +36,10 @@ pub(crate) enum Command {
     Status(StatusArguments),
     /// Make everything in a mount durable
     Sync(SyncArguments),
+    /// Bring files nearer: into memory where there is a RAM tier, else to the disk
+    Promote(PromoteArguments),
+    /// Move files away: to the remote, or out of memory
+    Evict(EvictArguments),
     /// Explain a page, manifest, tail, tokens file, or the directory of a sequence or model
     Inspect(InspectArguments),
     /// Check a store that is not mounted
@@ -279,6 +283,34 @@ pub(crate) struct SyncArguments {
     pub mountpoint: PathBuf,
 }
 
+/// `kvfs promote`.
+#[derive(Debug, Args)]
+pub(crate) struct PromoteArguments {
+    /// Files, or directories with all that is below them
+    #[arg(required = true)]
+    pub paths: Vec<PathBuf>,
+}
+
+/// `kvfs evict`.
+#[derive(Debug, Args)]
+pub(crate) struct EvictArguments {
+    /// Where to [default: remote, or ssd in a mount without a remote]
+    #[arg(long, value_enum)]
+    pub to: Option<EvictTo>,
+    /// Files, or directories with all that is below them
+    #[arg(required = true)]
+    pub paths: Vec<PathBuf>,
+}
+
+/// Where files leave for.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum EvictTo {
+    /// Out of memory, to the disk.
+    Ssd,
+    /// Off this machine.
+    Remote,
+}
+
 /// `kvfs inspect`.
 #[derive(Debug, Args)]
 pub(crate) struct InspectArguments {
@@ -349,10 +381,9 @@ mod tests {
             assert!(outcome.is_err(), "{line}");
         }
         check("kvfs mount --ram lots /s /m");
-        check("kvfs mount --ssd 1G /s /m");
-        check("kvfs mount --remote /r /s /m");
-        check("kvfs promote /m/x");
-        check("kvfs gc /m");
+        check("kvfs mount --ssd lots /s /m");
+        check("kvfs promote");
+        check("kvfs evict --to ram /m/x");
         check("kvfs scrub /m");
         check("kvfs mount /s");
         check("kvfs umount --now /m");

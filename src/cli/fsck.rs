@@ -1,9 +1,7 @@
 //! `kvfs fsck`: checks a store that no daemon uses.
 
 use std::fmt::Write;
-use std::io::IsTerminal;
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
 
 use super::arguments::FsckArguments;
@@ -23,7 +21,7 @@ pub(crate) fn run(arguments: &FsckArguments) -> Outcome {
         error => Failure::failed(error),
     })?;
     let options = FsckOptions { repair: arguments.repair, subset: arguments.read_data_subset };
-    let bar = progress_bar();
+    let bar = super::progress::bar("checking");
     let outcome = fsck::run(&store, &options, &|done, total| {
         bar.set_length(total);
         bar.set_position(done);
@@ -33,17 +31,6 @@ pub(crate) fn run(arguments: &FsckArguments) -> Outcome {
     let text = if arguments.json { format!("{:#}\n", to_json(&found)) } else { to_text(&found) };
     let exit = if found.findings.is_empty() { EXIT_OK } else { EXIT_FSCK_ERRORS };
     Ok(Report { text, exit })
-}
-
-fn progress_bar() -> ProgressBar {
-    if !std::io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
-    match ProgressStyle::with_template("checking {wide_bar} {percent}% {eta}") {
-        Ok(style) => bar.with_style(style),
-        Err(_) => bar,
-    }
 }
 
 fn to_text(found: &fsck::Report) -> String {

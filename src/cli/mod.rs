@@ -20,11 +20,13 @@ mod inspect;
 mod logging;
 mod mount;
 mod mountinfo;
+mod movement;
 mod options;
 mod output;
 mod preflight;
 mod probe;
 mod process;
+mod progress;
 mod role;
 mod size;
 mod stale;
@@ -62,6 +64,8 @@ fn dispatch(command: Command) -> Outcome {
         Command::Create(arguments) => create::run(&arguments),
         Command::Status(arguments) => status::run(&arguments),
         Command::Sync(arguments) => sync::run(&arguments),
+        Command::Promote(arguments) => movement::promote(&arguments),
+        Command::Evict(arguments) => movement::evict(&arguments),
         Command::Inspect(arguments) => inspect::run(&arguments),
         Command::Fsck(arguments) => fsck::run(&arguments),
         Command::Bench(arguments) => match bench::run(&arguments) {

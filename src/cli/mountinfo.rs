@@ -72,6 +72,22 @@ pub(crate) fn kvfs_at(path: &Path) -> Result<(Mount, Vec<Mount>), String> {
     }
 }
 
+/// The kvfs mount that a path lies in, and the path without symbolic links above it.
+pub(crate) fn kvfs_above(path: &Path) -> Result<(Mount, PathBuf), String> {
+    let explain = |error: io::Error| format!("{}: {error}", path.display());
+    let mounts = read().map_err(|error| format!("/proc/self/mountinfo: {error}"))?;
+    let absolute = std::path::absolute(path).map_err(explain)?;
+    let resolved = match (absolute.parent(), absolute.file_name()) {
+        (Some(parent), Some(name)) => parent.canonicalize().map_err(explain)?.join(name),
+        _ => absolute,
+    };
+    let above = resolved.ancestors().find_map(|ancestor| top_at(&mounts, ancestor));
+    match above.filter(|mount| mount.is_kvfs()) {
+        Some(mount) => Ok((mount.clone(), resolved)),
+        None => Err(format!("{} is not in a mount of kvfs", path.display())),
+    }
+}
+
 fn parse(bytes: &[u8]) -> Vec<Mount> {
     bytes.split(|byte| *byte == b'\n').filter_map(parse_line).collect()
 }

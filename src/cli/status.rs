@@ -1,5 +1,7 @@
 //! `kvfs status`: what a mount says about itself in `.kvfs/status`.
 
+use std::path::Path;
+
 use serde_json::{Map, Value};
 
 use super::arguments::StatusArguments;
@@ -10,14 +12,18 @@ use super::probe::{ANSWER_DEADLINE, Answer, Question, ask};
 /// Prints the status, as it stands or as JSON.
 pub(crate) fn run(arguments: &StatusArguments) -> Outcome {
     let (mount, _) = mountinfo::kvfs_at(&arguments.mountpoint).map_err(Failure::Failed)?;
-    let place = mount.mountpoint.display();
-    let answer = ask(&mount.mountpoint, Question::Status, ANSWER_DEADLINE);
+    let text = read(&mount.mountpoint)?;
+    Ok(if arguments.json { Report::json(&to_json(&text)) } else { Report::text(text) })
+}
+
+/// The text of `.kvfs/status`.
+pub(crate) fn read(mountpoint: &Path) -> Result<String, Failure> {
+    let place = mountpoint.display();
+    let answer = ask(mountpoint, Question::Status, ANSWER_DEADLINE);
     match answer.map_err(|error| Failure::failed(format!("{place}: {error}")))? {
-        Answer::Alive(text) if arguments.json => Ok(Report::json(&to_json(&text))),
-        Answer::Alive(text) => Ok(Report::text(text)),
+        Answer::Alive(text) => Ok(text),
         Answer::Dead => Err(Failure::Failed(format!(
-            "the daemon of {place} is gone: mount the store {} again, which clears it",
-            mount.source.display()
+            "the daemon of {place} is gone: mount the store again, which clears it"
         ))),
         Answer::Stuck => Err(Failure::Failed(format!(
             "{place} does not answer within {} seconds",

@@ -39,7 +39,7 @@ const PASSED_OVER_MAX: usize = 1024;
 /// Uploads at a time; of the remote's eight calls, opens find at least half free.
 const UPLOADS: usize = 3;
 /// Larger files never move: a fetch of gigabytes at open would look like a hang.
-const MOVING_BYTES_MAX: u64 = 4 << 30;
+pub(super) const MOVING_BYTES_MAX: u64 = 4 << 30;
 /// A manifest of names costs a pass over all records: while more is coming, one is published so
 /// often.
 const PUBLISH_EVERY: Duration = Duration::from_secs(10);
@@ -109,7 +109,7 @@ impl FileSystem {
         if !mover.unnamed.is_empty() && wanted {
             self.publish_names(tiers, mover)?;
         }
-        let left = self.make_room_on_disk(tiers)?;
+        let left = self.make_room_on_disk(tiers)? + self.grant_wishes(tiers)?;
         Ok(uploaded > 0 || left > 0)
     }
 
@@ -398,6 +398,10 @@ impl FileSystem {
         let Some(inode) = state.metadata.inode(id)? else {
             return Ok(None);
         };
+        if state.is_pinned(id)? {
+            tiers.ssd.stays(object);
+            return Ok(None);
+        }
         let file = inode.file().filter(|file| {
             file.object == Some(object) && file.is_settled() && file.role != Role::Manifest
         });

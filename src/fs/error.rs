@@ -47,6 +47,14 @@ pub enum FsError {
     Unsupported,
     /// The file is being sealed, or a program runs from it.
     Busy,
+    /// Somebody has the file open or mapped: try again after the last close.
+    InUse,
+    /// The tier has no room for the file.
+    NoRoom,
+    /// The file is larger than what moves between tiers.
+    TooLarge,
+    /// Too much waits already.
+    TryAgain,
     /// The handle is not open, or not for this.
     BadHandle,
     /// The store stopped taking changes after a disk error.
@@ -75,13 +83,16 @@ impl FsError {
             FsError::NotPermitted => libc::EPERM,
             FsError::Refused | FsError::Invalid => libc::EINVAL,
             FsError::CrossDevice => libc::EXDEV,
-            FsError::CrossesPage => libc::EFBIG,
+            FsError::CrossesPage | FsError::TooLarge => libc::EFBIG,
             FsError::Stale => libc::ESTALE,
             FsError::NoAttribute => libc::ENODATA,
             FsError::AttributeRange => libc::ERANGE,
             FsError::AttributeTooLarge => libc::E2BIG,
             FsError::Unsupported => libc::EOPNOTSUPP,
             FsError::Busy => libc::ETXTBSY,
+            FsError::InUse => libc::EBUSY,
+            FsError::NoRoom => libc::ENOSPC,
+            FsError::TryAgain => libc::EAGAIN,
             FsError::BadHandle => libc::EBADF,
             FsError::ReadOnly => libc::EROFS,
             FsError::NoSuchOffset => libc::ENXIO,

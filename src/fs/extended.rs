@@ -10,6 +10,10 @@ use crate::tier::counters::Tier;
 
 /// What the daemon answers itself.
 const OWN_PREFIX: &[u8] = b"user.kvfs.";
+/// Where a file is; setting it asks for a move.
+pub(super) const TIER: &[u8] = b"user.kvfs.tier";
+/// A file that stays. The only attribute of these that is stored.
+pub(super) const PIN: &[u8] = b"user.kvfs.pin";
 /// Limits of the kernel (`XATTR_SIZE_MAX`).
 const VALUE_BYTES_MAX: usize = 64 << 10;
 
@@ -27,6 +31,9 @@ impl FileSystem {
     }
 
     fn own_attribute(&self, id: InodeId, name: &[u8]) -> Result<Vec<u8>, FsError> {
+        if name == b"moving" {
+            return Ok(self.waits_for(id)?.as_bytes().to_vec());
+        }
         let state = self.state();
         let inode = state.inode(id)?;
         let file = inode.file().ok_or(FsError::NoAttribute)?;
@@ -57,6 +64,7 @@ impl FileSystem {
                     _ => Checksum(stored.ok_or(FsError::NoAttribute)?).to_string(),
                 }
             }
+            b"pin" => return state.metadata.attribute(id, PIN)?.ok_or(FsError::NoAttribute),
             _ => return Err(FsError::NoAttribute),
         };
         Ok(text.into_bytes())
@@ -69,6 +77,9 @@ impl FileSystem {
         }
         let mut names = Vec::new();
         for (name, _) in self.state().metadata.attributes(id)? {
+            if name == PIN {
+                continue;
+            }
             names.extend_from_slice(&name);
             names.push(0);
         }
@@ -80,11 +91,18 @@ impl FileSystem {
         &self, id: InodeId, name: &[u8], value: &[u8], flags: i32,
     ) -> Result<(), FsError> {
         check_namespace(name)?;
-        if !views::is_view(id) && name == reader::ATTRIBUTE.as_bytes() {
+        if views::is_view(id) {
+            return Err(FsError::Unsupported);
+        }
+        if name == reader::ATTRIBUTE.as_bytes() {
             return self.add_report(id, value);
         }
-        if views::is_view(id) || name.starts_with(OWN_PREFIX) {
-            return Err(FsError::Unsupported);
+        if name.starts_with(OWN_PREFIX) {
+            return match name {
+                TIER => self.set_tier(id, value),
+                PIN => self.set_pin(id, value),
+                _ => Err(FsError::Unsupported),
+            };
         }
         if value.len() > VALUE_BYTES_MAX {
             return Err(FsError::AttributeTooLarge);
@@ -118,6 +136,11 @@ impl FileSystem {
     /// Removes an attribute.
     pub fn remove_extended_attribute(&self, id: InodeId, name: &[u8]) -> Result<(), FsError> {
         check_namespace(name)?;
+        match name {
+            TIER => return self.withdraw_wish(id),
+            PIN => return self.unpin(id),
+            _ => {}
+        }
         let mut state = self.state_to_change()?;
         if views::is_view(id) || state.metadata.attribute(id, name)?.is_none() {
             return Err(FsError::NoAttribute);

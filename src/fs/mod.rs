@@ -19,6 +19,7 @@
 //! | `residency` | fetching what only the remote has |
 //! | `keep_resident` | operations whose bytes must be here and stay |
 //! | `damage` | a local copy that is not what was written |
+//! | `movement`, `pin` | moving and keeping a file on request |
 //! | `demotion`, `manifest_of_names` | moving towards the remote |
 //! | `tiers` | what those share, and what is told of them |
 //! | `views` | `.kvfs/` |
@@ -36,7 +37,9 @@ mod link;
 mod list;
 mod lookup;
 mod manifest_of_names;
+mod movement;
 mod open;
+mod pin;
 mod publish;
 mod remove;
 mod rename;

@@ -293,6 +293,7 @@ impl FileSystem {
         if let Some(tiers) = &self.tiers {
             state.metadata.forget_remote_copy(object)?;
             tiers.ssd.forget(object);
+            tiers.wishes.withdraw(id);
         }
         let promised = record.is_some_and(|record| record.checksum.is_some());
         let staged = state.metadata.staged.contains(&object);

@@ -304,6 +304,7 @@ impl FileSystem {
         }
         state.metadata.put_inode(Life::Durable, id, &Inode { kind: Kind::File(record), ..inode });
         state.replace_attributes(id, attributes)?;
+        self.note_attributes(id, attributes);
         let entry = Entry { inode: id, file_type: libc::S_IFREG };
         state.metadata.put_entry(Life::Durable, to.parent, &to.name, entry);
         state.touch_directory(to.parent, 0)?;

@@ -122,8 +122,10 @@ impl FileSystem {
         let outcome = tiers.exchange.download(&self.store, item, copy, file);
         match (&outcome, target) {
             (Ok(()), Target::Memory(_)) => {
-                if let Some(ram) = &self.store.ram {
-                    ram.arrived(object, id);
+                if let Some(ram) = &self.store.ram
+                    && !ram.arrived(object, id)
+                {
+                    ram.give_up(object);
                 }
                 tiers.counters.moved(Tier::Remote, Tier::Ram, item.length);
             }

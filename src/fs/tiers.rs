@@ -3,6 +3,7 @@
 use std::fmt::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use super::movement::Wishes;
 use super::residency::Flights;
 use super::{FileSystem, FsError};
 use crate::store::record::{
@@ -21,6 +22,7 @@ pub struct Tiers {
     pub(super) ssd: SsdTier,
     pub(super) counters: Counters,
     pub(super) flights: Flights,
+    pub(super) wishes: Wishes,
     /// The mount ends: nothing more moves.
     pub(super) closing: AtomicBool,
     /// All records were looked at since the mount began.
@@ -35,6 +37,7 @@ impl Tiers {
             ssd,
             counters,
             flights: Flights::default(),
+            wishes: Wishes::default(),
             closing: AtomicBool::new(false),
             is_surveyed: AtomicBool::new(false),
         }
@@ -174,5 +177,6 @@ impl FileSystem {
         line("remote_only_objects", &usage.only_objects);
         line("remote_only_bytes", &usage.only_bytes);
         line("remote_waiting_files", &waiting);
+        line("remote_asked_files", &tiers.wishes.count());
     }
 }

@@ -426,10 +426,19 @@ impl Filesystem for Callbacks {
         &self, _request: &Request, number: INodeNo, name: &OsStr, value: &[u8], flags: i32,
         _position: u32, reply: ReplyEmpty,
     ) {
-        let outcome = self.call(Operation::SetXattr, |fs| {
-            fs.set_extended_attribute(inode(number), name.as_bytes(), value, flags)
-        });
-        Shared::reply_empty(reply, outcome);
+        let (name, value) = (name.as_bytes().to_vec(), value.to_vec());
+        let waits = self.fs.attribute_waits(&name);
+        let answer = move |shared: &Shared| {
+            let outcome = shared.call(Operation::SetXattr, |fs| {
+                fs.set_extended_attribute(inode(number), &name, &value, flags)
+            });
+            Shared::reply_empty(reply, outcome);
+        };
+        match (waits, self.fs.tiers().is_some()) {
+            (false, _) => answer(self),
+            (true, true) => self.fetch(answer),
+            (true, false) => self.later(answer),
+        }
     }
 
     fn getxattr(&self, _r: &Request, number: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {

@@ -375,6 +375,9 @@ fn make_spares(file_system: &FileSystem, requests: &Receiver<()>, stopped: &Rece
 }
 
 fn sweep(file_system: &FileSystem) {
+    if let Err(error) = file_system.find_pinned() {
+        log::error!("looking for pinned files: {error}");
+    }
     match file_system.sweep_after_crash() {
         Ok(0) => {}
         Ok(removed) => log::info!("removed {removed} object files that a crash had left"),

@@ -70,6 +70,22 @@ impl Snapshot {
         }))
     }
 
+    /// Calls `visit` with number and name in the key of each record of one table.
+    pub(crate) fn for_each_named(
+        &self, tag: u8, mut visit: impl FnMut(u64, &[u8]),
+    ) -> Result<(), StoreError> {
+        for record in self.records(&[tag])? {
+            let (key, _) = record?;
+            if key.first() != Some(&tag) {
+                break;
+            }
+            if let (Some(number), Some(name)) = (super::keys::number(&key), key.get(9..)) {
+                visit(number, name);
+            }
+        }
+        Ok(())
+    }
+
     /// Calls `visit` with the number in the key and the value of each record of one table.
     pub(crate) fn for_each<T: DeserializeOwned>(
         &self, tag: u8, mut visit: impl FnMut(u64, T),

@@ -9,7 +9,7 @@
 //! goes with the daemon, however that ends. `huge=within_size` is the largest single win for
 //! readers: mapped pages of 2 MiB are copied at 22 GB/s instead of 2.7.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -97,6 +97,8 @@ struct Held {
     copies: HashMap<ObjectId, Copy>,
     used_bytes: u64,
     replacement: Replacement,
+    /// Files that never leave to make room.
+    kept: HashSet<InodeId>,
 }
 
 /// One copy. Its bytes count from before its file is made until after it is gone.
@@ -138,6 +140,7 @@ impl RamTier {
             copies: HashMap::new(),
             used_bytes: 0,
             replacement: Replacement::new(budget_bytes),
+            kept: HashSet::new(),
         };
         let (held, let_go) = (Mutex::new(held), OnceLock::new());
         Ok(RamTier { disk, place, budget_bytes, held, let_go, counters })
@@ -172,15 +175,18 @@ impl RamTier {
         self.make(object, bytes, Access::ReadWrite, CopyState::Arriving)
     }
 
-    /// The bytes of a copy are complete, and another tier has them too.
-    pub fn arrived(&self, object: ObjectId, inode: InodeId) {
+    /// The bytes of a copy are complete, and another tier has them too. False if they are not
+    /// those of the object any more, since somebody began to change it: then it must be [given
+    /// up](Self::give_up).
+    pub fn arrived(&self, object: ObjectId, inode: InodeId) -> bool {
         let mut held = self.held();
-        if let Some(copy) = held.copies.get_mut(&object)
-            && copy.state == CopyState::Arriving
-        {
-            copy.state = CopyState::Clean;
-            copy.inode = Some(inode);
-        }
+        let copy = held.copies.get_mut(&object).filter(|copy| copy.state == CopyState::Arriving);
+        let Some(copy) = copy.filter(|copy| copy.version == 0) else {
+            return false;
+        };
+        copy.state = CopyState::Clean;
+        copy.inode = Some(inode);
+        true
     }
 
     /// The bytes of a copy did not arrive.
@@ -284,6 +290,37 @@ impl RamTier {
         self.counters.moved(Tier::Ram, Tier::Ssd, bytes);
     }
 
+    /// `bytes` of a copy came from the disk.
+    pub fn count_promotion(&self, bytes: u64) {
+        self.counters.moved(Tier::Ssd, Tier::Ram, bytes);
+    }
+
+    /// Whether the copies of a file shall stay when room is needed.
+    pub fn keep(&self, inode: InodeId, kept: bool) {
+        let mut held = self.held();
+        if kept {
+            held.kept.insert(inode);
+        } else {
+            held.kept.remove(&inode);
+        }
+    }
+
+    /// Lets a clean copy go that nobody has open or mapped. Whether there is none any more.
+    pub fn let_leave(&self, object: ObjectId) -> bool {
+        let mut held = self.held();
+        let Some(copy) = held.copies.get(&object) else {
+            return true;
+        };
+        let (state, inode) = (copy.state, copy.inode);
+        if state != CopyState::Clean || !self.is_unused(object, inode) {
+            return false;
+        }
+        held.replacement.evicted(object);
+        self.drop_file(&mut held, object);
+        self.counters.evicted(Tier::Ram, "asked");
+        true
+    }
+
     /// Nobody refers to the object any more. Whether there was a copy.
     pub fn remove(&self, object: ObjectId) -> bool {
         let mut held = self.held();
@@ -351,7 +388,7 @@ impl RamTier {
         for object in doomed {
             self.drop_unused(held, object);
         }
-        let Held { copies, replacement, .. } = held;
+        let Held { copies, replacement, kept, .. } = held;
         let victims = replacement.victims(bytes, |object| {
             let Some(copy) = copies.get_mut(&object) else {
                 return false;
@@ -359,6 +396,9 @@ impl RamTier {
             copy.pinned = copy.state != CopyState::Clean;
             if copy.pinned {
                 self.counters.skipped("dirty");
+            } else if copy.inode.is_some_and(|inode| kept.contains(&inode)) {
+                copy.pinned = true;
+                self.counters.skipped("kept");
             } else if !self.is_unused(object, copy.inode) {
                 copy.pinned = true;
                 self.counters.skipped("in_use");

@@ -106,6 +106,13 @@ impl SsdTier {
         }
     }
 
+    /// The object is not to leave to make room.
+    pub fn stays(&self, object: ObjectId) {
+        let mut held = self.held();
+        held.may_leave.remove(object);
+        held.owners.remove(&object);
+    }
+
     /// The disk does not have the object any more, the remote does.
     pub fn has_left(&self, object: ObjectId, bytes: u64) {
         let mut held = self.held();

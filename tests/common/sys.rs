@@ -107,6 +107,15 @@ pub(crate) fn setxattr(path: impl AsRef<Path>, name: &str, value: &[u8]) -> io::
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// removexattr(2)
+pub(crate) fn removexattr(path: impl AsRef<Path>, name: &str) -> io::Result<()> {
+    let path = c_string(path.as_ref().as_os_str().as_encoded_bytes());
+    let name = c_string(name.as_bytes());
+    // SAFETY: both strings end in a zero byte.
+    let result = unsafe { libc::removexattr(path.as_ptr(), name.as_ptr()) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 /// Names of the extended attributes, in the order given.
 pub(crate) fn listxattr(path: impl AsRef<Path>) -> io::Result<Vec<String>> {
     let path = c_string(path.as_ref().as_os_str().as_encoded_bytes());

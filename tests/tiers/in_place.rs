@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::common::sys::{getxattr, open, rename, write_and_close};
 use crate::common::{Mode, Model, Mount, eventually, fill};
-use crate::remote::{FILE_BYTES, Place, assert_same, tier};
+use crate::place::{FILE_BYTES, Place, assert_same, tier};
 
 in_both_modes!(
     a_change_in_place_of_what_memory_and_the_remote_have_survives_a_crash,
@@ -38,7 +38,7 @@ fn change_byte(path: &Path, offset: u64, byte: u8) -> std::io::Result<std::fs::F
 }
 
 fn a_change_in_place_of_what_memory_and_the_remote_have_survives_a_crash(mode: Mode) {
-    let mut place = Place::new(mode, &["--ram", "16M"]);
+    let mut place = Place::with_budget(mode, &["--ram", "16M"]);
     let files = place.write("f", 8);
     place.wait_until_it_fits();
     place.fill_up();
@@ -56,7 +56,7 @@ fn a_change_in_place_of_what_memory_and_the_remote_have_survives_a_crash(mode: M
 }
 
 fn truncation_by_open_needs_no_bytes(mode: Mode) {
-    let mut place = Place::new(mode, &[]);
+    let mut place = Place::with_budget(mode, &[]);
     let files = place.write("f", 8);
     place.wait_until_it_fits();
     let (path, _) = gone(&files);
@@ -70,7 +70,7 @@ fn truncation_by_open_needs_no_bytes(mode: Mode) {
 }
 
 fn a_damaged_copy_is_not_what_a_writer_changes(mode: Mode) {
-    let mut place = Place::new(mode, &[]);
+    let mut place = Place::with_budget(mode, &[]);
     let files = place.write("f", 1);
     place.wait_until_it_fits();
     let (path, bytes) = &files[0];
@@ -89,7 +89,7 @@ fn a_damaged_copy_is_not_what_a_writer_changes(mode: Mode) {
 }
 
 fn rows_that_were_a_file_in_the_remote_stay_on_the_disk(mode: Mode) {
-    let mut place = Place::new(mode, &[]);
+    let mut place = Place::with_budget(mode, &[]);
     let model = Model::small();
     model.install(&place.mount);
     let tokens = model.tokens_path(&place.mount, "s");
@@ -114,7 +114,7 @@ fn rows_that_were_a_file_in_the_remote_stay_on_the_disk(mode: Mode) {
 }
 
 fn what_was_verified_and_not_named_before_the_end_is_named_after_it(mode: Mode) {
-    let mut place = Place::new(mode, &[]);
+    let mut place = Place::with_budget(mode, &[]);
     eventually("the remote", || (place.mount.status("remote_state") == "up").then_some(()));
     let names = place.remote.join("names");
     let aside = place.remote.with_extension("names");
@@ -140,7 +140,7 @@ fn what_was_verified_and_not_named_before_the_end_is_named_after_it(mode: Mode) 
 }
 
 fn a_file_that_became_a_page_can_leave(mode: Mode) {
-    let place = Place::new(mode, &[]);
+    let place = Place::with_budget(mode, &[]);
     // 4 KV heads x 128 in f16, 1024 tokens: 2 MiB and a header.
     let model = Model::with(|fields| {
         (fields.page_tokens, fields.num_kv_heads, fields.head_dim) = (1024, 4, 128);
@@ -160,7 +160,7 @@ fn a_file_that_became_a_page_can_leave(mode: Mode) {
 }
 
 fn blocks_follow_what_the_disk_holds(mode: Mode) {
-    let place = Place::new(mode, &[]);
+    let place = Place::with_budget(mode, &[]);
     let files = place.write("f", 8);
     place.wait_until_it_fits();
     for (path, bytes) in &files {

@@ -8,4 +8,6 @@
 mod common;
 
 mod in_place;
+mod movement;
+mod place;
 mod remote;

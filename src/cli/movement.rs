@@ -1,0 +1,265 @@
+//! `kvfs promote` and `kvfs evict`: move files between the tiers of the mount that they are in.
+//!
+//! Each file is asked for by setting its `user.kvfs.tier`. The daemon answers when the file is
+//! nearer; a file that shall leave for the remote is only noted, so it is watched until it has
+//! gone. Interrupting the command leaves what was asked for under way.
+
+use std::collections::VecDeque;
+use std::ffi::CStr;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use indicatif::ProgressBar;
+
+use super::arguments::{EvictArguments, EvictTo, PromoteArguments};
+use super::output::{EXIT_FAILED, EXIT_OK, Failure, Outcome, Report, complain};
+use super::probe::status_value;
+use super::{mountinfo, progress, status};
+use crate::page::names::MANIFEST;
+use crate::sys;
+
+const TIER: &CStr = c"user.kvfs.tier";
+const MOVING: &CStr = c"user.kvfs.moving";
+
+/// Files asked for at a time: half of what the remote is asked at a time, the rest is for others.
+const THREADS: usize = 4;
+/// How long a file may stay in use, or the remote away, before it is given up: the release of a
+/// file that was just closed takes milliseconds, a server that restarts some seconds.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How often files that shall leave are looked at, and how many of them: a look is a system call.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+const LOOKS_MAX: usize = 512;
+
+/// Brings files nearer: into memory where the mount has a RAM tier, else to the disk.
+pub(crate) fn promote(arguments: &PromoteArguments) -> Outcome {
+    let todo = Todo::find(&arguments.paths)?;
+    let bar = progress::bar("promoting");
+    let word: &[u8] = if todo.has("ram_tier") { b"ram" } else { b"ssd" };
+    let failed = ask_each(&todo.files, &bar, |file| match set_patiently(file, word) {
+        // Memory is full of what is in use or pinned: the disk is next.
+        Err(error) if error.raw_os_error() == Some(libc::ENOSPC) && word == b"ram" => {
+            set_patiently(file, b"ssd")
+        }
+        outcome => outcome,
+    });
+    bar.finish_and_clear();
+    Ok(report("promoted", todo.files.len(), &failed))
+}
+
+/// Moves files away: to the remote, or only out of memory.
+pub(crate) fn evict(arguments: &EvictArguments) -> Outcome {
+    let todo = Todo::find(&arguments.paths)?;
+    let bar = progress::bar("evicting");
+    let to =
+        arguments.to.unwrap_or(if todo.has("remote") { EvictTo::Remote } else { EvictTo::Ssd });
+    let failed = match to {
+        EvictTo::Ssd => ask_each(&todo.files, &bar, |file| set_patiently(file, b"ssd")),
+        EvictTo::Remote if !todo.has("remote") => {
+            return Err(Failure::Failed(
+                "the mount has no remote: mount it with --remote, or evict --to ssd".to_owned(),
+            ));
+        }
+        EvictTo::Remote => {
+            let mut failed =
+                ask_each(&todo.files, &ProgressBar::hidden(), |f| set_patiently(f, b"remote"));
+            let stays = |file: &PathBuf| failed.iter().any(|(failed, _)| failed == file);
+            let waiting = if failed.is_empty() {
+                todo.files.clone()
+            } else {
+                todo.files.iter().filter(|file| !stays(file)).cloned().collect()
+            };
+            failed.extend(wait_until_gone(waiting, &bar));
+            failed
+        }
+    };
+    bar.finish_and_clear();
+    Ok(report("evicted", todo.files.len(), &failed))
+}
+
+/// What to move, and what the mount says about itself.
+struct Todo {
+    files: Vec<PathBuf>,
+    status: String,
+}
+
+impl Todo {
+    /// The files below paths of one mount.
+    fn find(paths: &[PathBuf]) -> Result<Todo, Failure> {
+        let (mut files, mut mountpoint) = (Vec::new(), None);
+        for path in paths {
+            let (mount, path) = mountinfo::kvfs_above(path).map_err(Failure::Failed)?;
+            if mountpoint.get_or_insert_with(|| mount.mountpoint.clone()) != &mount.mountpoint {
+                return Err(Failure::Usage("the paths are in different mounts".to_owned()));
+            }
+            let explain = |error| Failure::Failed(format!("{}: {error}", path.display()));
+            collect(&path, &mut files).map_err(explain)?;
+        }
+        let mountpoint = mountpoint.unwrap_or_default();
+        Ok(Todo { files, status: status::read(&mountpoint)? })
+    }
+
+    fn has(&self, key: &str) -> bool {
+        status_value(&self.status, key).is_some()
+    }
+}
+
+/// Adds a file, or the files below a directory that can move: links are not followed, and tails,
+/// token files and manifests stay on the disk.
+fn collect(path: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {
+    if !path.symlink_metadata()?.is_dir() {
+        files.push(path.to_owned());
+        return Ok(());
+    }
+    let mut directories = vec![path.to_owned()];
+    while let Some(directory) = directories.pop() {
+        let mut entries: Vec<_> = directory.read_dir()?.collect::<io::Result<_>>()?;
+        entries.sort_by_key(std::fs::DirEntry::file_name);
+        for entry in entries {
+            let kind = entry.file_type()?;
+            if kind.is_dir() {
+                directories.push(entry.path());
+            } else if kind.is_file() && entry.file_name() != MANIFEST && can_move(&entry.path()) {
+                files.push(entry.path());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Rows are appended where they are. An attribute that cannot be read shows itself when it is set.
+fn can_move(path: &Path) -> bool {
+    use crate::page::names::{LayerEntry, TOKENS, layer_entry, parse_layer};
+    use std::os::unix::ffi::OsStrExt;
+    let name = path.file_name().map_or(&b""[..], OsStrExt::as_bytes);
+    let parent = path.parent().and_then(Path::file_name).map_or(&b""[..], OsStrExt::as_bytes);
+    let is_tail = matches!(layer_entry(name), LayerEntry::Tail(_)) && parse_layer(parent).is_some();
+    !is_tail && name != TOKENS.as_bytes()
+}
+
+type Failed = Vec<(PathBuf, String)>;
+
+/// Calls `ask` for each file, on some threads.
+fn ask_each(
+    files: &[PathBuf], bar: &ProgressBar, ask: impl Fn(&Path) -> io::Result<()> + Sync,
+) -> Failed {
+    bar.set_length(files.len() as u64);
+    let (next, failed) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..THREADS.min(files.len()) {
+            scope.spawn(|| {
+                while let Some(file) = files.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    if let Err(error) = ask(file)
+                        && let Ok(mut failed) = failed.lock()
+                    {
+                        failed.push((file.clone(), explain(&error)));
+                    }
+                    bar.inc(1);
+                }
+            });
+        }
+    });
+    failed.into_inner().unwrap_or_default()
+}
+
+/// Asks for a tier. A file that is in use may have been closed a moment ago, and a daemon with too
+/// many wishes grants some.
+fn set_patiently(file: &Path, word: &[u8]) -> io::Result<()> {
+    let start = Instant::now();
+    loop {
+        match sys::set_extended_attribute(file, TIER, word) {
+            Err(error)
+                if matches!(error.raw_os_error(), Some(libc::EBUSY | libc::EAGAIN))
+                    && start.elapsed() < PATIENCE =>
+            {
+                std::thread::sleep(LOOK_INTERVAL);
+            }
+            outcome => return outcome,
+        }
+    }
+}
+
+fn explain(error: &io::Error) -> String {
+    match error.raw_os_error() {
+        Some(libc::EBUSY) => "somebody has it open or mapped".to_owned(),
+        Some(libc::EPERM) => "it is pinned (user.kvfs.pin)".to_owned(),
+        Some(libc::EOPNOTSUPP) => "files of this kind do not move, or not there".to_owned(),
+        Some(libc::ENOSPC) => "there is no room".to_owned(),
+        Some(libc::EFBIG) => "it is too large to move".to_owned(),
+        Some(libc::EAGAIN) => "too many files wait already".to_owned(),
+        _ => error.to_string(),
+    }
+}
+
+/// A file that shall leave.
+struct Waiting {
+    file: PathBuf,
+    /// Since when nothing but a user or the remote keeps it here.
+    stuck: Option<Instant>,
+}
+
+/// Watches files until they have left.
+fn wait_until_gone(files: Vec<PathBuf>, bar: &ProgressBar) -> Failed {
+    bar.set_length(files.len() as u64);
+    let mut waiting: VecDeque<Waiting> =
+        files.into_iter().map(|file| Waiting { file, stuck: None }).collect();
+    let mut failed = Vec::new();
+    while !waiting.is_empty() {
+        let mut changed = false;
+        for _ in 0..waiting.len().min(LOOKS_MAX) {
+            let Some(mut next) = waiting.pop_front() else { break };
+            match look(&mut next) {
+                Ok(false) => {
+                    waiting.push_back(next);
+                    continue;
+                }
+                Ok(true) => {}
+                Err(why) => failed.push((next.file, why)),
+            }
+            changed = true;
+            bar.inc(1);
+        }
+        if !changed {
+            std::thread::sleep(LOOK_INTERVAL);
+        }
+    }
+    failed
+}
+
+/// Whether a file has left, or why it does not.
+fn look(waiting: &mut Waiting) -> Result<bool, String> {
+    let file = &waiting.file;
+    let read = |name| sys::extended_attribute(file, name).map_err(|error| error.to_string());
+    // Looked at in this order, a file that leaves in between has left.
+    let moving = read(MOVING)?;
+    if read(TIER)?.as_deref() == Some(b"remote") {
+        return Ok(true);
+    }
+    let why = match moving.as_deref() {
+        None => return Err("it was changed meanwhile".to_owned()),
+        Some(b"in_use") => "somebody has it open or mapped",
+        Some(b"remote_down") => "the remote does not answer",
+        Some(_) => {
+            waiting.stuck = None;
+            return Ok(false);
+        }
+    };
+    if waiting.stuck.get_or_insert_with(Instant::now).elapsed() < PATIENCE {
+        return Ok(false);
+    }
+    // What is reported as not moved stays.
+    let _ = sys::remove_extended_attribute(file, TIER);
+    Err(why.to_owned())
+}
+
+fn report(done: &str, asked: usize, failed: &[(PathBuf, String)]) -> Report {
+    for (file, why) in failed {
+        complain("kvfs", &format!("{}: {why}", file.display()));
+    }
+    let moved = asked - failed.len();
+    let files = if moved == 1 { "file" } else { "files" };
+    let exit = if failed.is_empty() { EXIT_OK } else { EXIT_FAILED };
+    Report { text: format!("{done} {moved} {files}\n"), exit }
+}

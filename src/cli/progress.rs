@@ -1,0 +1,17 @@
+//! A bar for what takes seconds, on a terminal only.
+
+use std::io::IsTerminal;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// A bar that says what is being done.
+pub(crate) fn bar(verb: &str) -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+    match ProgressStyle::with_template(&format!("{verb} {{wide_bar}} {{percent}}% {{eta}}")) {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
+    }
+}
