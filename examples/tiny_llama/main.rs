@@ -24,6 +24,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
+use kvfs::attention::InstructionSet;
+use kvfs::reader::{Backend, Rates, ReadError, Sequence};
+
 use crate::memory_cache::MemoryCache;
 use crate::model::{KeyValueCache, Model};
 use crate::mount_cache::MountCache;
@@ -126,6 +129,7 @@ fn run(options: &Options) -> Result<()> {
         return decode(&model, &mut cache, &prompt, logits, options.tokens);
     };
     let mut cache = MountCache::open(sequence, config)?;
+    print_plan(sequence)?;
     let before = cache.tokens().len();
     let (logits, resumed) = mount_cache::read(&model, &mut cache, &prompt)?;
     let counts = cache.counts();
@@ -138,6 +142,21 @@ fn run(options: &Options) -> Result<()> {
     eprintln!("first token after {:.3} s", started.elapsed().as_secs_f64());
     decode(&model, &mut cache, &prompt, logits, options.tokens)?;
     cache.durable()
+}
+
+/// What each step will read of the sequence as it is.
+fn print_plan(sequence: &Path) -> Result<()> {
+    let sequence = Sequence::open(sequence)?;
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let backend = Backend::Cpu { instructions: InstructionSet::detect(), threads };
+    let tokens = sequence.valid_tokens()?;
+    match sequence.plan(0..tokens, backend, &Rates::default()) {
+        Ok(plan) => eprintln!("{plan}"),
+        // It is computed again.
+        Err(missing @ ReadError::Missing { .. }) => eprintln!("{missing}"),
+        Err(error) => return Err(error.into()),
+    }
+    Ok(())
 }
 
 fn decode(

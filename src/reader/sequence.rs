@@ -83,7 +83,6 @@ impl Sequence {
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
             residents: settings.residents,
             buffers: Arc::new(Buffers::new(page_bytes)),
-            opened: Mutex::default(),
         });
         Ok(Self {
             loader: Loader::start(&source).map_err(ReadError::io(path))?,

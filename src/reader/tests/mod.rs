@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::buffer::Buffers;
-use super::page::{LoadedPage, Through};
+use super::page::LoadedPage;
 use super::*;
 use crate::page::{
     Dtype, Geometry, Layer, Manifest, ManifestFields, PagePlace, TokenStart, names, pack_page,
@@ -95,7 +95,7 @@ impl Fixture {
         let start = index * u64::from(Self::PAGE_TOKENS);
         let buffers = Arc::new(Buffers::new(usize::try_from(Self::PAGE_BYTES).unwrap()));
         let path = self.page_path(Layer(0), start);
-        LoadedPage::read(&path, self.place(Layer(0), start), &buffers, Through::Disk).unwrap()
+        LoadedPage::read(&path, self.place(Layer(0), start), &buffers).unwrap()
     }
 
     fn open(&self) -> Result<Sequence, ReadError> {

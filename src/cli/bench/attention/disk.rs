@@ -26,8 +26,8 @@ use crate::reader::{Limits, ReadError, Residents, Sequence, Settings};
 
 /// Bytes of one read of the native file: far above what a disk needs for its full rate.
 const READ_BYTES: u64 = 8 << 20;
-/// Reads of the native file at a time, as many as the reader has threads.
-const READERS: usize = 4;
+/// Reads of the native file at a time: one to four gave the same, eight less.
+const READERS: usize = 2;
 
 /// GB/s of attention over pages on the disk, against reading a file of as many bytes.
 pub(super) fn streaming(workplace: &Workplace, sizes: &Sizes) -> Result<Vec<Figure>, String> {
