@@ -71,6 +71,7 @@ Settings come from, in this order: arguments, -o, variables, the file named by -
   --ssd                ssd                 KVFS_SSD               no limit
   --remote-bandwidth   remote_bandwidth    KVFS_REMOTE_BANDWIDTH  no limit (bytes per second)
   --cold               cold                KVFS_COLD              none
+  --rebuild-from       rebuild_from        KVFS_REBUILD_FROM      the only store there is
   --log                log_file            KVFS_LOG_FILE          see below
                        log_level           KVFS_LOG, RUST_LOG     info
                        threads             KVFS_THREADS           half the cores, 1 to 4
@@ -129,6 +130,10 @@ pub(crate) struct MountArguments {
     /// How copies in the remote are encoded: none, zstd, zstd:LEVEL [default: none]
     #[arg(long, value_name = "ENCODING")]
     cold: Option<String>,
+    /// Whose names a new store takes over from the remote: a store's id, or none [default: those
+    /// of the only store that has published there]
+    #[arg(long, value_name = "STORE-ID|none")]
+    rebuild_from: Option<String>,
     /// Mount options as in fstab
     #[arg(short = 'o', value_name = "OPTIONS")]
     options: Vec<String>,
@@ -160,6 +165,7 @@ impl MountArguments {
                 remote: self.remote.map(absolute).transpose()?,
                 remote_bandwidth: self.remote_bandwidth,
                 cold: self.cold,
+                rebuild_from: self.rebuild_from,
                 log_file,
                 ..Layer::default()
             },

@@ -14,6 +14,7 @@ use serde::Deserialize;
 use super::options::{self, is_effective, kernel_flag, number, push_kernel_flag, size, yes_or_no};
 use super::output::Failure;
 use super::size::Size;
+use crate::fs::rebuild::RebuildFrom;
 use crate::fuse::{MountOptions, Passthrough, RemoteOptions, default_threads};
 use crate::tier::encoding::ColdEncoding;
 
@@ -53,6 +54,8 @@ pub(crate) struct Layer {
     pub remote_bandwidth: Option<Size>,
     /// `none`, `zstd`, `zstd:LEVEL`, `q8_0` or `q4_0`.
     pub cold: Option<String>,
+    /// Whose names a new store takes over: the id of a store, or `none`.
+    pub rebuild_from: Option<String>,
     /// Threads that answer the kernel.
     pub threads: Option<usize>,
     /// Where the log goes.
@@ -113,6 +116,11 @@ fn remote_toml(remote: &RemoteOptions) -> String {
         serde_json::Value::from(remote.place.to_string()),
         remote.cold
     );
+    text.extend(match remote.rebuild_from {
+        RebuildFrom::OnlyStore => None,
+        RebuildFrom::Nothing => Some("rebuild_from = \"none\"\n".to_owned()),
+        RebuildFrom::Store(id) => Some(format!("rebuild_from = \"{id}\"\n")),
+    });
     text.extend(remote.ssd_bytes.map(|bytes| format!("ssd = {bytes}\n")));
     text.extend(remote.bandwidth.map(|bytes| format!("remote_bandwidth = {bytes}\n")));
     text
@@ -202,9 +210,13 @@ fn validate(
 fn remote_options(first: &Layers<'_>) -> Result<Option<RemoteOptions>, String> {
     let (ssd, cold) = (first.get(|l| l.ssd), first.get(|l| l.cold.clone()));
     let bandwidth = first.get(|l| l.remote_bandwidth);
+    let rebuild_from = first.get(|l| l.rebuild_from.clone());
     let Some(place) = first.get(|l| l.remote.clone()).filter(|place| !place.is_empty()) else {
         let alone = [("ssd", ssd.is_some()), ("cold", cold.is_some())];
-        let alone = alone.into_iter().chain([("remote_bandwidth", bandwidth.is_some())]);
+        let alone = alone.into_iter().chain([
+            ("remote_bandwidth", bandwidth.is_some()),
+            ("rebuild_from", rebuild_from.is_some()),
+        ]);
         return match alone.into_iter().find(|(_, given)| *given) {
             Some((name, _)) => Err(format!(
                 "{name} is set, but no remote: there is nowhere for objects to go (remote=...)"
@@ -231,7 +243,20 @@ fn remote_options(first: &Layers<'_>) -> Result<Option<RemoteOptions>, String> {
         None => ColdEncoding::None,
     };
     let place = place.parse().map_err(|error| format!("remote: {error}"))?;
-    Ok(Some(RemoteOptions { place, ssd_bytes, cold, bandwidth }))
+    let rebuild_from = rebuild_from.as_deref().map(rebuild_source).transpose()?;
+    let rebuild_from = rebuild_from.unwrap_or_default();
+    Ok(Some(RemoteOptions { place, ssd_bytes, cold, bandwidth, rebuild_from }))
+}
+
+fn rebuild_source(text: &str) -> Result<RebuildFrom, String> {
+    if text == "none" {
+        return Ok(RebuildFrom::Nothing);
+    }
+    text.parse().map(RebuildFrom::Store).map_err(|_| {
+        format!(
+            "rebuild_from is {text:?}: must be none or the id of a store, 32 hexadecimal digits"
+        )
+    })
 }
 
 /// The sources in their order.
@@ -292,6 +317,7 @@ fn environment_layer(environment: &dyn Fn(&str) -> Option<OsString>) -> Result<L
             .map(|value| size("KVFS_REMOTE_BANDWIDTH", &value))
             .transpose()?,
         cold: text("KVFS_COLD")?,
+        rebuild_from: text("KVFS_REBUILD_FROM")?,
         threads: text("KVFS_THREADS")?.map(|value| number("KVFS_THREADS", &value)).transpose()?,
         log_file: environment("KVFS_LOG_FILE").map(PathBuf::from),
         log_level: match text("KVFS_LOG")? {

@@ -19,6 +19,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::growing::Growing;
 use super::residency::item;
 use super::state::State;
 use super::tiers::Tiers;
@@ -43,6 +44,8 @@ pub(super) const MOVING_BYTES_MAX: u64 = 4 << 30;
 /// A manifest of names costs a pass over all records: while more is coming, one is published so
 /// often.
 const PUBLISH_EVERY: Duration = Duration::from_secs(10);
+/// Passes over all records take at most one of so many parts of the time.
+const PASSES_APART: u32 = 20;
 /// Objects that leave between two commits.
 const LEAVING_BATCH: usize = 256;
 /// Searches for objects that may leave, each of which passes over what is in use.
@@ -58,7 +61,10 @@ pub struct Mover {
     unnamed: BTreeSet<(InodeId, ObjectId)>,
     /// From before the oldest of those was put.
     oldest: Option<Stamp>,
+    /// When it was last published, and how long that took.
     published: Instant,
+    took: Duration,
+    growing: Growing,
     reported: Option<&'static str>,
 }
 
@@ -71,6 +77,8 @@ impl Mover {
             unnamed: BTreeSet::new(),
             oldest: None,
             published: Instant::now(),
+            took: Duration::ZERO,
+            growing: Growing::default(),
             reported: None,
         }
     }
@@ -83,6 +91,8 @@ impl FileSystem {
             return Duration::MAX;
         };
         let outcome = self.round(tiers, mover);
+        let under_way = mover.uploaded.len() + mover.unnamed.len();
+        tiers.under_way.store(under_way, Ordering::Release);
         if let Err(error) = &outcome {
             self.report_outage(mover, error);
         } else if mover.reported.take().is_some() {
@@ -105,8 +115,7 @@ impl FileSystem {
         let uploaded = self.upload_batch(tiers, mover)?;
         self.verify_due(tiers, mover)?;
         let is_idle = uploaded == 0 && mover.uploaded.is_empty();
-        let wanted = is_idle || mover.published.elapsed() >= PUBLISH_EVERY;
-        if !mover.unnamed.is_empty() && wanted {
+        if self.is_publication_due(tiers, mover, is_idle) {
             self.publish_names(tiers, mover)?;
         }
         let left = self.make_room_on_disk(tiers)? + self.grant_wishes(tiers)?;
@@ -114,7 +123,7 @@ impl FileSystem {
     }
 
     fn upload_batch(&self, tiers: &Tiers, mover: &mut Mover) -> Result<usize, FsError> {
-        let batch = self.take_arrivals()?;
+        let batch = self.take_arrivals(tiers)?;
         if batch.is_empty() {
             return Ok(0);
         }
@@ -151,7 +160,7 @@ impl FileSystem {
     }
 
     /// Files that came to rest, whose bytes are durable, and which the remote does not have.
-    fn take_arrivals(&self) -> Result<Vec<(InodeId, Item)>, FsError> {
+    fn take_arrivals(&self, tiers: &Tiers) -> Result<Vec<(InodeId, Item)>, FsError> {
         let mut state = self.state();
         let mut batch = Vec::new();
         let mut later = Vec::new();
@@ -166,6 +175,7 @@ impl FileSystem {
             }
         }
         state.metadata.arrivals.extend(later);
+        tiers.under_way.fetch_add(batch.len(), Ordering::AcqRel);
         Ok(batch)
     }
 
@@ -237,16 +247,31 @@ impl FileSystem {
         Ok(())
     }
 
+    /// What waits to leave is named at once if nothing more is coming. A change of names alone can
+    /// wait: a publication is a pass over all records.
+    fn is_publication_due(&self, tiers: &Tiers, mover: &Mover, is_idle: bool) -> bool {
+        let is_time = mover.published.elapsed() >= PUBLISH_EVERY.max(mover.took * PASSES_APART);
+        if !mover.unnamed.is_empty() {
+            return is_idle || is_time;
+        }
+        let named = tiers.names_published.load(Ordering::Acquire);
+        is_time && (self.state().metadata.names_changed != named || self.has_grown(&mover.growing))
+    }
+
     /// Publishes all names, upon which the remote keeps what they name.
     fn publish_names(&self, tiers: &Tiers, mover: &mut Mover) -> Result<(), FsError> {
+        let begin = Instant::now();
+        let names_changed = self.state().metadata.names_changed;
         self.commit()?;
         let snapshot = self.state().metadata.snapshot()?;
-        let rows = super::manifest_of_names::rows(&snapshot)?;
-        let published = mover
-            .publisher
-            .publish(format::VERSION, rows, mover.oldest)
-            .map_err(FsError::Remote)?;
-        mover.published = Instant::now();
+        let growing = self.copy_growing(tiers, &mut mover.growing, &snapshot)?;
+        let oldest = growing.values().map(|made| made.held.since).chain(mover.oldest);
+        let oldest = oldest.reduce(Stamp::or_earlier);
+        let rows = super::manifest_of_names::rows(&snapshot, &growing)?;
+        let published =
+            mover.publisher.publish(format::VERSION, rows, oldest).map_err(FsError::Remote)?;
+        tiers.names_published.store(names_changed, Ordering::Release);
+        (mover.published, mover.took) = (Instant::now(), begin.elapsed());
         mover.oldest = None;
         let unnamed = std::mem::take(&mut mover.unnamed);
         let mut state = self.state_to_change()?;

@@ -2,11 +2,15 @@
 //!
 //! A row is a record of `meta.redb` as it lies there. Left out is what only means something to this
 //! machine: the epoch, marks of recovery, totals, and who the store is. An object's remote copy is
-//! told as the only one, which it will be to whoever reads it.
+//! told as the only one, which it will be to whoever reads it. Files that grow have no such copy;
+//! theirs are those that were made for this manifest ([`super::growing`]).
 
-use crate::store::StoreError;
-use crate::store::database::{Snapshot, decode, encode};
-use crate::store::record::{RemoteCopy, RemoteState};
+use std::collections::BTreeMap;
+
+use super::growing::GrowingCopy;
+use crate::store::database::{RawRecord, Snapshot, decode, encode};
+use crate::store::record::{Inode, ObjectId, ObjectRecord, RemoteCopy, RemoteState};
+use crate::store::{StoreError, keys};
 use crate::tier::content::ContentHash;
 use crate::tier::remote::names::Row;
 use crate::tier::remote::{BlobName, RemoteError};
@@ -16,24 +20,71 @@ const TABLES: [u8; 5] = [b'E', b'I', b'O', b'R', b'X'];
 
 /// The rows, in the order of their keys.
 pub(super) fn rows(
-    snapshot: &Snapshot,
+    snapshot: &Snapshot, growing: &BTreeMap<ObjectId, GrowingCopy>,
 ) -> Result<impl Iterator<Item = Result<Row, RemoteError>>, StoreError> {
-    let records = snapshot.records(&[])?;
-    Ok(records.filter_map(|record| {
-        let row = record.and_then(|(key, value)| {
-            let is_row = key.first().is_some_and(|table| TABLES.contains(table));
-            if is_row { row(key, value).map(Some) } else { Ok(None) }
+    let mut records = snapshot.records(&[])?.peekable();
+    let made = growing.iter().map(|(object, made)| {
+        let copy = RemoteCopy { state: RemoteState::Only, ..made.copy };
+        (keys::remote_copy(*object), encode(&copy))
+    });
+    let mut made = made.collect::<Vec<_>>().into_iter().peekable();
+    let merged = std::iter::from_fn(move || {
+        let next_made = made.peek().map(|(key, _)| key);
+        match (records.peek(), next_made) {
+            (Some(Ok((key, _))), Some(made_key)) if made_key <= key => made.next().map(Ok),
+            (None, Some(_)) => made.next().map(Ok),
+            _ => records.next(),
+        }
+    });
+    Ok(merged.filter_map(|record| {
+        let row = record.and_then(|record| {
+            let is_row = record.0.first().is_some_and(|table| TABLES.contains(table));
+            if is_row { row(record, growing).map(Some) } else { Ok(None) }
         });
         row.map_err(|error| RemoteError::local(std::io::Error::other(error))).transpose()
     }))
 }
 
-fn row(key: Vec<u8>, value: Vec<u8>) -> Result<Row, StoreError> {
-    if key.first() != Some(&b'R') {
-        return Ok(Row { key, value, blob: None });
+fn row(
+    (key, value): RawRecord, growing: &BTreeMap<ObjectId, GrowingCopy>,
+) -> Result<Row, StoreError> {
+    let value = match key.first() {
+        Some(b'R') => {
+            let copy: RemoteCopy = decode(&value)?;
+            let blob = BlobName { content: ContentHash(copy.content), encoding: copy.encoding };
+            let value = encode(&RemoteCopy { state: RemoteState::Only, ..copy });
+            return Ok(Row { key, value, blob: Some(blob) });
+        }
+        Some(b'I') => with_size(value, growing)?,
+        Some(b'O') => with_length(&key, value, growing)?,
+        _ => value,
+    };
+    Ok(Row { key, value, blob: None })
+}
+
+/// Of a file that grows the file on the disk knows size and time.
+fn with_size(
+    value: Vec<u8>, growing: &BTreeMap<ObjectId, GrowingCopy>,
+) -> Result<Vec<u8>, StoreError> {
+    let mut inode: Inode = decode(&value)?;
+    let object = inode.file().and_then(|file| file.object);
+    let Some(made) = object.and_then(|object| growing.get(&object)) else {
+        return Ok(value);
+    };
+    inode.mtime = made.mtime;
+    if let Some(file) = inode.file_mut() {
+        (file.size, file.blocks) = (made.length, made.length.div_ceil(512));
     }
-    let copy: RemoteCopy = decode(&value)?;
-    let blob = BlobName { content: ContentHash(copy.content), encoding: copy.encoding };
-    let value = encode(&RemoteCopy { state: RemoteState::Only, ..copy });
-    Ok(Row { key, value, blob: Some(blob) })
+    Ok(encode(&inode))
+}
+
+fn with_length(
+    key: &[u8], value: Vec<u8>, growing: &BTreeMap<ObjectId, GrowingCopy>,
+) -> Result<Vec<u8>, StoreError> {
+    let object = keys::number(key).map(ObjectId);
+    let Some(made) = object.and_then(|object| growing.get(&object)) else {
+        return Ok(value);
+    };
+    let record: ObjectRecord = decode(&value)?;
+    Ok(encode(&ObjectRecord { length: made.length, ..record }))
 }

@@ -21,6 +21,8 @@
 //! | `damage` | a local copy that is not what was written |
 //! | `movement`, `pin` | moving and keeping a file on request |
 //! | `demotion`, `manifest_of_names` | moving towards the remote |
+//! | `growing` | copies of tails and token files for that manifest |
+//! | `rebuild` | a new store takes over the names that another published |
 //! | `tiers` | what those share, and what is told of them |
 //! | `views` | `.kvfs/` |
 
@@ -32,6 +34,7 @@ mod damage;
 mod demotion;
 mod error;
 mod extended;
+mod growing;
 mod keep_resident;
 mod link;
 mod list;
@@ -41,6 +44,7 @@ mod movement;
 mod open;
 mod pin;
 mod publish;
+pub mod rebuild;
 mod remove;
 mod rename;
 mod residency;

@@ -1,7 +1,7 @@
 //! The tiers below the local files of a mount: what they share, and what is told of them.
 
 use std::fmt::Write;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use super::movement::Wishes;
 use super::residency::Flights;
@@ -27,6 +27,12 @@ pub struct Tiers {
     pub(super) closing: AtomicBool,
     /// All records were looked at since the mount began.
     pub(super) is_surveyed: AtomicBool,
+    /// [`names_changed`](crate::store::metadata::Metadata::names_changed) as last published.
+    pub(super) names_published: AtomicU64,
+    /// Files between being taken from the arrivals and being named in a manifest.
+    pub(super) under_way: AtomicUsize,
+    /// Stores whose names a new store could have taken over; it was not told which.
+    pub rebuild_candidates: Vec<StoreId>,
 }
 
 impl Tiers {
@@ -40,6 +46,9 @@ impl Tiers {
             wishes: Wishes::default(),
             closing: AtomicBool::new(false),
             is_surveyed: AtomicBool::new(false),
+            names_published: AtomicU64::new(0),
+            under_way: AtomicUsize::new(0),
+            rebuild_candidates: Vec::new(),
         }
     }
 
@@ -154,7 +163,11 @@ impl FileSystem {
         let Some(tiers) = &self.tiers else {
             return;
         };
-        let waiting = self.state().metadata.arrivals.len();
+        let (waiting, names_changed) = {
+            let state = self.state();
+            let under_way = tiers.under_way.load(Ordering::Acquire);
+            (state.metadata.arrivals.len() + under_way, state.metadata.names_changed)
+        };
         let remote = tiers.exchange.remote();
         let usage = tiers.ssd.remote_use();
         let mut line = |key: &str, value: &dyn std::fmt::Display| {
@@ -178,5 +191,12 @@ impl FileSystem {
         line("remote_only_bytes", &usage.only_bytes);
         line("remote_waiting_files", &waiting);
         line("remote_asked_files", &tiers.wishes.count());
+        let is_published = tiers.names_published.load(Ordering::Acquire) == names_changed;
+        line("remote_names", &if is_published { "published" } else { "changed" });
+        if !tiers.rebuild_candidates.is_empty() {
+            let ids: Vec<String> =
+                tiers.rebuild_candidates.iter().map(ToString::to_string).collect();
+            line("rebuild_candidates", &ids.join(" "));
+        }
     }
 }

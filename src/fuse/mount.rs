@@ -14,6 +14,7 @@ use fuser::{Config, INodeNo, MountOption, Notifier, Session, SessionACL};
 use super::callbacks::Callbacks;
 use super::shared::Shared;
 use super::slow;
+use crate::fs::rebuild::{self, RebuildError, RebuildFrom, Rebuilt};
 use crate::fs::{FileSystem, FsError, Invalidation, Mover, Tiers};
 use crate::observe::Observer;
 use crate::store::{Store, StoreError};
@@ -23,7 +24,7 @@ use crate::tier::exchange::Exchange;
 use crate::tier::ram::{LetGo, RamTier};
 use crate::tier::remote::hold::Grace;
 use crate::tier::remote::names::Publisher;
-use crate::tier::remote::{self, BlobStore, Remote, RemoteSpec};
+use crate::tier::remote::{self, BlobStore, Remote, RemoteSpec, StoreId};
 use crate::tier::ssd::SsdTier;
 
 /// How long an unmount waits for a round of moving to end.
@@ -111,6 +112,8 @@ pub struct RemoteOptions {
     pub cold: ColdEncoding,
     /// Bytes per second in both directions together.
     pub bandwidth: Option<NonZeroU64>,
+    /// Whose names the store takes over if it is new.
+    pub rebuild_from: RebuildFrom,
 }
 
 /// Why a mount could not be made or did not end well.
@@ -124,6 +127,8 @@ pub enum MountError {
     Memory(io::Error),
     /// A thread could not be started.
     Thread(io::Error),
+    /// A new store could not take over the names that the remote has for it.
+    Rebuild(RebuildError),
     /// The last changes could not be made durable.
     Flush(FsError),
 }
@@ -137,6 +142,7 @@ impl std::fmt::Display for MountError {
                 write!(formatter, "the RAM tier could not be made: {error} (mount without --ram)")
             }
             MountError::Thread(error) => write!(formatter, "no thread could be started: {error}"),
+            MountError::Rebuild(error) => write!(formatter, "{error}"),
             MountError::Flush(error) => {
                 write!(formatter, "the last changes could not be written: {error}")
             }
@@ -160,12 +166,13 @@ pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountEr
         let ram = RamTier::open(options.ram_bytes, counters.clone()).map_err(MountError::Memory)?;
         store.ram = Some(Arc::new(ram));
     }
+    let candidates = rebuild_if_new(options, &store)?;
     let observer = Arc::new(Observer::new());
     observer.describe(&options.mountpoint, &options.config_text);
     let (sender, invalidations) = bounded(INVALIDATIONS_MAX);
     let (mut file_system, recovered) = FileSystem::open(store, observer, sender)?;
     log::info!("opened the store {}: {recovered:?}", options.store.display());
-    let mover = attach_remote(options, &mut file_system, &counters)?;
+    let mover = attach_remote(options, &mut file_system, &counters, candidates)?;
     if let Err(error) = counters.register(file_system.observer().registry()) {
         log::error!("metrics of the tiers: {error}");
     }
@@ -223,9 +230,45 @@ pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountEr
     Ok(())
 }
 
+/// A new store takes over the names that the remote has for it. Returns the stores among which
+/// nobody has chosen.
+fn rebuild_if_new(options: &MountOptions, store: &Store) -> Result<Vec<StoreId>, MountError> {
+    let wanted = options.remote.as_ref().filter(|_| !options.read_only);
+    let Some(wanted) = wanted.filter(|wanted| wanted.rebuild_from != RebuildFrom::Nothing) else {
+        return Ok(Vec::new());
+    };
+    if !rebuild::is_new(store)? {
+        return Ok(Vec::new());
+    }
+    let remote_options =
+        remote::Options { bandwidth: wanted.bandwidth, ..remote::Options::default() };
+    let remote = Remote::open(&wanted.place, remote_options).map_err(MountError::Thread)?;
+    let outcome = rebuild::rebuild(store, &Arc::new(remote), wanted.rebuild_from);
+    match outcome.map_err(MountError::Rebuild)? {
+        Rebuilt::NotNeeded => Ok(Vec::new()),
+        Rebuilt::From { store, files, left_out } => {
+            log::info!("rebuilt from the names of store {store}: {files} files");
+            if left_out > 0 {
+                log::warn!("{left_out} files were left out: the remote does not have their bytes");
+            }
+            Ok(Vec::new())
+        }
+        Rebuilt::Several(stores) => {
+            let ids: Vec<String> = stores.iter().map(ToString::to_string).collect();
+            log::warn!(
+                "the store starts empty: its remote has the names of several stores, choose with \
+                 rebuild_from: {}",
+                ids.join(" ")
+            );
+            Ok(stores)
+        }
+    }
+}
+
 /// Connects to the remote, in the background, and returns what will move objects there.
 fn attach_remote(
     options: &MountOptions, file_system: &mut FileSystem, counters: &Counters,
+    rebuild_candidates: Vec<StoreId>,
 ) -> Result<Option<Mover>, MountError> {
     let Some(wanted) = &options.remote else {
         return Ok(None);
@@ -241,7 +284,9 @@ fn attach_remote(
     let store = Arc::clone(&remote) as Arc<dyn BlobStore>;
     let grace = Grace::default();
     let exchange = Exchange::new(remote, grace, wanted.cold);
-    file_system.attach(Tiers::new(exchange, SsdTier::new(wanted.ssd_bytes), counters.clone()));
+    let mut tiers = Tiers::new(exchange, SsdTier::new(wanted.ssd_bytes), counters.clone());
+    tiers.rebuild_candidates = rebuild_candidates;
+    file_system.attach(tiers);
     Ok((!options.read_only).then(|| Mover::new(Publisher::new(store, id, grace))))
 }
 

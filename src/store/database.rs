@@ -8,7 +8,9 @@ use serde::de::DeserializeOwned;
 
 use super::StoreError;
 use super::format;
+use super::keys;
 use super::layer::Layer;
+use super::record::InodeId;
 
 pub(super) const RECORDS: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("records");
 
@@ -101,6 +103,49 @@ impl Snapshot {
         }
         Ok(())
     }
+}
+
+/// Whether a database has never had a remote, and no names beside those that every mount has.
+pub(crate) fn is_new(backend: Backend) -> Result<bool, StoreError> {
+    let database = open_database(backend)?;
+    let table = match database.begin_read()?.open_table(RECORDS) {
+        Err(redb::TableError::TableDoesNotExist(_)) => return Ok(true),
+        outcome => outcome?,
+    };
+    if table.get(keys::remote_identity().as_slice())?.is_some() {
+        return Ok(false);
+    }
+    let roots = keys::entries(InodeId::ROOT);
+    for record in table.range::<&[u8]>(keys::table(b'E').as_slice()..)? {
+        let (key, _) = record?;
+        if !key.value().starts_with(b"E") {
+            break;
+        }
+        if !key.value().starts_with(&roots) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Takes a key and its value.
+pub(crate) type Put<'a> = dyn FnMut(&[u8], &[u8]) -> Result<(), StoreError> + 'a;
+
+/// Puts records into a database, all of them or none.
+pub(crate) fn fill<T, E: From<StoreError>>(
+    backend: Backend, write: impl FnOnce(&mut Put<'_>) -> Result<T, E>,
+) -> Result<T, E> {
+    let database = open_database(backend)?;
+    let transaction = begin_durable(&database)?;
+    let outcome = {
+        let mut table = transaction.open_table(RECORDS).map_err(StoreError::from)?;
+        write(&mut |key, value| {
+            table.insert(key, value)?;
+            Ok(())
+        })?
+    };
+    transaction.commit().map_err(StoreError::from)?;
+    Ok(outcome)
 }
 
 /// Opens or creates the database.

@@ -61,6 +61,8 @@ pub(crate) struct Metadata {
     pub(crate) was_clean: bool,
     /// Counts freezes; a change made now is durable once this freeze is.
     pub(crate) generation: u64,
+    /// Counts changes of what a manifest of names tells of names and files.
+    pub(crate) names_changed: u64,
 }
 
 impl Metadata {
@@ -94,6 +96,7 @@ impl Metadata {
             arrivals: BTreeSet::new(),
             was_clean,
             generation: 1,
+            names_changed: 1,
         })
     }
 
@@ -147,10 +150,17 @@ impl Metadata {
     }
 
     fn put<T: Serialize>(&mut self, life: Life, key: Vec<u8>, value: &T) {
+        self.note_change(life, &key);
         self.layer(life).records.insert(key, Some(encode(value)));
     }
 
+    fn note_change(&mut self, life: Life, key: &[u8]) {
+        let is_told = life == Life::Durable && matches!(key.first(), Some(b'E' | b'I' | b'X'));
+        self.names_changed += u64::from(is_told);
+    }
+
     fn remove(&mut self, life: Life, key: Vec<u8>) {
+        self.note_change(life, &key);
         match life {
             Life::Volatile => self.volatile.records.remove(&key),
             Life::Durable => self.active.records.insert(key, None),
@@ -233,9 +243,7 @@ impl Metadata {
             totals.bytes = totals.bytes.saturating_sub(old.length);
         }
         if let Some(new) = new {
-            totals.objects += 1;
-            totals.pages += u64::from(new.kind == ObjectKind::Page);
-            totals.bytes += new.length;
+            totals.add(new);
         }
     }
 
@@ -323,6 +331,7 @@ impl Metadata {
         keys_moved.extend(name.map(|(parent, name)| keys::entry(parent, name)));
         for key in keys_moved {
             if let Some(value) = self.volatile.records.remove(&key) {
+                self.note_change(Life::Durable, &key);
                 self.active.records.insert(key, value);
             }
         }

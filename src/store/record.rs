@@ -240,6 +240,15 @@ pub struct Totals {
     pub bytes: u64,
 }
 
+impl Totals {
+    /// Counts one more object.
+    pub fn add(&mut self, record: &ObjectRecord) {
+        self.objects += 1;
+        self.pages += u64::from(record.kind == ObjectKind::Page);
+        self.bytes = self.bytes.saturating_add(record.length);
+    }
+}
+
 /// One object: the bytes behind one file version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ObjectRecord {

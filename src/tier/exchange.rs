@@ -144,6 +144,28 @@ impl Exchange {
         self.check(&digest, item, blob)
     }
 
+    /// Puts bytes that no record describes, or finds them.
+    pub fn hold_bytes(&self, bytes: Vec<u8>) -> Result<(BlobName, Held)> {
+        let blob = BlobName { content: ContentHash::of(&bytes), encoding: Encoding::Raw };
+        let held = self.holder.hold(RemoteName::Blob(blob), &Source::of(bytes))?;
+        Ok((blob, held))
+    }
+
+    /// [`Exchange::download`] of `length` bytes of which nothing is known but their hash.
+    pub fn download_unrecorded(
+        &self, store: &Store, (object, length): (ObjectId, u64), copy: &RemoteCopy,
+        target: &Arc<dyn DiskFile>,
+    ) -> Result<()> {
+        let blob = BlobName { content: ContentHash(copy.content), encoding: copy.encoding };
+        let stored_bytes = copy.stored_bytes;
+        let stored = Stored { encoding: copy.encoding, stored_bytes, length };
+        let item = Item { object, length, checksum: Checksum([0; 16]), subject: Subject::File };
+        let scratch = self.get(store, blob, stored_bytes)?;
+        let sink = Writer::new(target.as_ref());
+        let digest = self.decoded(&item, blob, &stored, scratch.as_ref(), sink)?;
+        self.check(&digest, &Item { checksum: digest.checksum, ..item }, blob)
+    }
+
     fn encode(&self, store: &Store, item: &Item) -> Result<(BlobName, Source)> {
         let file: Arc<dyn DiskFile> =
             store.open_object(item.object, Access::Read).map_err(RemoteError::local)?.into();

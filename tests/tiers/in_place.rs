@@ -62,6 +62,7 @@ fn truncation_by_open_needs_no_bytes(mode: Mode) {
     let (path, _) = gone(&files);
     let hidden = place.remote.with_extension("hidden");
     rename(&place.remote, &hidden).unwrap();
+    place.mount.remount();
     std::fs::write(path, b"another version").unwrap();
     assert_eq!(std::fs::read(path).unwrap(), b"another version");
     rename(&hidden, &place.remote).unwrap();

@@ -10,4 +10,5 @@ mod common;
 mod in_place;
 mod movement;
 mod place;
+mod rebuild;
 mod remote;

@@ -106,6 +106,8 @@ fn refused() {
     let lonely = "is set, but no remote: there is nowhere for objects to go (remote=...)";
     check("ssd=1G", &[], "", &format!("ssd {lonely}"));
     check("cold=zstd", &[], "", &format!("cold {lonely}"));
+    check("rebuild_from=none", &[], "", &format!("rebuild_from {lonely}"));
+    check("remote=/r,rebuild_from=7", &[], "", "rebuild_from is \"7\": must be none or the id");
     check("remote=/r,ssd=1M", &[], "", "ssd is 1048576: must be at least 16777216 bytes");
     check("remote=/r,cold=lz4", &[], "", "cold: \"lz4\" is no cold encoding");
     check("remote=share", &[], "", "remote: ");

@@ -131,7 +131,7 @@ impl<'a> Image<'a> {
     fn load_object(&mut self, key: &[u8], value: &[u8]) {
         let what = numbered("object", key);
         if let (Some(id), Some(record)) = (keys::number(key), self.decoded(key, value, &what)) {
-            count(&mut self.counted, &record);
+            self.counted.add(&record);
             self.objects.insert(ObjectId(id), record);
         }
     }
@@ -293,13 +293,6 @@ impl<'a> Image<'a> {
         let name = &self.names[index];
         self.path(name.parent, &name.name)
     }
-}
-
-/// Adds a record to totals.
-pub(super) fn count(totals: &mut Totals, record: &ObjectRecord) {
-    totals.objects += 1;
-    totals.pages += u64::from(record.kind == crate::store::record::ObjectKind::Page);
-    totals.bytes = totals.bytes.saturating_add(record.length);
 }
 
 /// A name in one line, whatever its bytes are.

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use super::image::{Image, count};
+use super::image::Image;
 use crate::store::StoreError;
 use crate::store::database::encode;
 use crate::store::disk::{DiskDirectory, DiskPath};
@@ -88,7 +88,7 @@ fn check_totals(image: &mut Image<'_>) {
     }
     let mut after = Totals::default();
     for record in image.objects.values() {
-        count(&mut after, record);
+        after.add(record);
     }
     if after != image.totals {
         image.changes.insert(keys::totals(), Some(encode(&after)));
