@@ -38,6 +38,11 @@ pub(super) enum Model {
 }
 
 impl Model {
+    /// The manifest of its cache.
+    pub(super) fn manifest_text(self) -> Result<String, String> {
+        Ok(self.manifest()?.to_json())
+    }
+
     pub(super) fn name(self) -> &'static str {
         match self {
             Model::Large => "large",
@@ -93,6 +98,19 @@ impl Pages {
         });
         let bytes = bytes.map_err(|error| error.to_string())?;
         Ok((names::format_page(start), bytes))
+    }
+
+    /// The first `count` pages of layer 0.
+    pub(super) fn first(&self, count: u64) -> Result<Vec<(String, Vec<u8>)>, String> {
+        (0..count).map(|index| self.page(0, index)).collect()
+    }
+
+    /// Where the `index`-th page of layer 0 belongs, and its tokens.
+    pub(super) fn place(&self, index: u64) -> Result<(PagePlace, u32), String> {
+        let tokens = self.manifest.geometry().page_tokens();
+        let start = TokenStart(index * u64::from(tokens));
+        let place = PagePlace::new(&self.manifest, Layer(0), start);
+        Ok((place.map_err(|error| error.to_string())?, tokens))
     }
 }
 

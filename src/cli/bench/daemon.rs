@@ -14,6 +14,8 @@ use super::workplace::Workplace;
 const START_WAIT_MAX: Duration = Duration::from_secs(60);
 /// Between two looks whether the mount answers.
 const LOOK_INTERVAL: Duration = Duration::from_micros(500);
+/// Between two looks at the status.
+const STATUS_INTERVAL: Duration = Duration::from_millis(20);
 /// The metrics are some 10 KB; one read gets all of it.
 const METRICS_BYTES_MAX: usize = 1 << 20;
 
@@ -97,6 +99,36 @@ impl Daemon {
         line.map(str::to_owned).ok_or_else(|| format!("the status does not tell {key}"))
     }
 
+    /// A line of the status that is a number.
+    pub(super) fn status_number(&self, key: &str) -> Result<u64, String> {
+        let text = self.status(key)?;
+        text.parse().map_err(|_| format!("the status tells {key}: {text}"))
+    }
+
+    /// Waits until the status is as wanted.
+    pub(super) fn wait_until(
+        &self, what: &str, mut is_so: impl FnMut(&Daemon) -> Result<bool, String>,
+    ) -> Result<(), String> {
+        let start = Instant::now();
+        while !is_so(self)? {
+            if start.elapsed() > START_WAIT_MAX {
+                return Err(format!("waited in vain for {what}"));
+            }
+            thread::sleep(STATUS_INTERVAL);
+        }
+        Ok(())
+    }
+
+    /// The sum of a metric's values whose labels contain `label`; `None` if it is not told.
+    pub(super) fn metric(&self, name: &str, label: &str) -> Result<Option<u64>, String> {
+        Ok(sum_of(&self.view("metrics")?, name, label))
+    }
+
+    /// Number of the process.
+    pub(super) fn pid(&self) -> u32 {
+        self.child.as_ref().map_or(0, Child::id)
+    }
+
     /// `yes`, or why not. The first open of a file decides.
     pub(super) fn passthrough(&self) -> Result<String, String> {
         let path = self.mountpoint.join("models/large/manifest.json");
@@ -114,8 +146,12 @@ impl Daemon {
 
     /// Bytes of memory that the daemon has.
     pub(super) fn resident_bytes(&self) -> Result<u64, String> {
-        let pid = self.child.as_ref().map_or(0, Child::id);
-        let line = machine::field(&format!("/proc/{pid}/status"), "VmRSS");
+        self.memory("VmRSS")
+    }
+
+    /// A line of the daemon's memory in `/proc/PID/status`, in bytes.
+    pub(super) fn memory(&self, name: &str) -> Result<u64, String> {
+        let line = machine::field(&format!("/proc/{}/status", self.pid()), name);
         let kibibytes = line.and_then(|line| line.split(' ').next()?.parse::<u64>().ok());
         Ok(kibibytes.ok_or("the daemon's memory cannot be read")? * 1024)
     }
@@ -179,6 +215,14 @@ fn count_transfers(metrics: &str) -> u64 {
     counted.sum()
 }
 
+fn sum_of(metrics: &str, name: &str, label: &str) -> Option<u64> {
+    let values = metrics.lines().filter_map(|line| {
+        let (labels, value) = line.strip_prefix(name)?.strip_prefix('{')?.split_once("} ")?;
+        Some(if labels.contains(label) { value.parse::<u64>().ok()? } else { 0 })
+    });
+    values.fold(None, |sum, value| Some(sum.unwrap_or(0) + value))
+}
+
 /// Drops dentries and inodes that the kernel caches; false where that is not allowed.
 pub(super) fn drop_caches() -> bool {
     nix::unistd::sync();
@@ -198,5 +242,9 @@ mod tests {
                        kvfs_fuse_requests_total{op=\"write\",result=\"ok\"} 1\n\
                        kvfs_opens_total 7\n";
         assert_eq!(count_transfers(metrics), 8);
+        let sum = |name: &str, label: &str| sum_of(metrics, name, label);
+        assert_eq!(sum("kvfs_fuse_requests_total", "op=\"read\""), Some(7));
+        assert_eq!(sum("kvfs_fuse_requests_total", "op=\"open\""), Some(0));
+        assert_eq!(sum("kvfs_moves_total", ""), None);
     }
 }

@@ -84,13 +84,14 @@ pub(super) fn median(values: &[f64]) -> f64 {
     quantile(values, 0.5)
 }
 
+/// The value below which a part of them, 0 to 1, lies.
 #[allow(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
     reason = "an index among a handful of rounds"
 )]
-fn quantile(values: &[f64], part: f64) -> f64 {
+pub(super) fn quantile(values: &[f64], part: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     let Some(last) = sorted.len().checked_sub(1) else {

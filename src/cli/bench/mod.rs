@@ -15,6 +15,7 @@ mod listing;
 mod machine;
 mod measure;
 mod scale;
+mod tiers;
 mod transfer;
 mod unsynced;
 mod workplace;
@@ -53,6 +54,8 @@ pub enum What {
     Fs,
     /// Attention over pages: throughput, accuracy, contexts beyond memory
     Attention,
+    /// Tiers: memory, flushing, cold copies, the remote
+    Tiers,
     /// Everything
     All,
 }
@@ -94,52 +97,61 @@ const QUICK: Sizes = Sizes {
 
 /// Measures and prints. The error is one line.
 pub fn run(arguments: &BenchArguments) -> Result<(), String> {
-    let (mut figures, mut passthrough, mut path) = (Vec::new(), String::new(), PathBuf::new());
-    for what in [What::Fs, What::Attention] {
-        if arguments.what == what || arguments.what == What::All {
-            // Each on a store of its own.
-            let workplace = Workplace::make(arguments.dir.as_deref())?;
-            let (measured, passed) = match what {
-                What::Attention => attention::run(&workplace, arguments.quick)?,
-                _ => files(&workplace, arguments)?,
-            };
-            figures.extend(measured);
-            passthrough = passed;
-            workplace.path().clone_into(&mut path);
-        }
+    let mut figures = Vec::new();
+    let mut passthrough = None;
+    let is_wanted = |what| arguments.what == what || arguments.what == What::All;
+    if is_wanted(What::Fs) {
+        passthrough = Some(files(arguments, &mut figures)?);
     }
-    let machine = machine::describe(&path, &passthrough);
+    if is_wanted(What::Attention) {
+        let workplace = Workplace::make(arguments.dir.as_deref())?;
+        let (measured, passed) = attention::run(&workplace, arguments.quick)?;
+        figures.extend(measured);
+        passthrough = Some(passed);
+    }
+    if is_wanted(What::Tiers) {
+        passthrough = Some(tiers::run(arguments, &mut figures)?);
+    }
+    let workplace = Workplace::make(arguments.dir.as_deref())?;
+    let machine = machine::describe(workplace.path(), &passthrough.unwrap_or_default());
     print(arguments.json, &machine, &figures)
 }
 
-/// The figures of files, and whether the kernel passed them through.
-fn files(
-    workplace: &Workplace, arguments: &BenchArguments,
-) -> Result<(Vec<Figure>, String), String> {
-    let sizes = if arguments.quick { QUICK } else { FULL };
-    note("building the store");
-    build::build(workplace, &sizes)?;
-    let mut figures = scale::mounting(workplace, &sizes)?;
-    let mut daemon = daemon::Daemon::start(workplace)?;
+/// Fails unless the kernel passes files through or the user does not mind.
+fn require_passthrough(
+    arguments: &BenchArguments, daemon: &daemon::Daemon,
+) -> Result<String, String> {
     let passthrough = daemon.passthrough()?;
     if passthrough != "yes" && !arguments.allow_served {
         return Err(format!(
             "the mount has no passthrough ({passthrough}): use --allow-served to measure anyway"
         ));
     }
+    Ok(passthrough)
+}
+
+/// Figures of files; returns whether the mount had passthrough.
+fn files(arguments: &BenchArguments, figures: &mut Vec<Figure>) -> Result<String, String> {
+    let sizes = if arguments.quick { QUICK } else { FULL };
+    let workplace = Workplace::make(arguments.dir.as_deref())?;
+    note("building the store");
+    build::build(&workplace, &sizes)?;
+    figures.extend(scale::mounting(&workplace, &sizes)?);
+    let mut daemon = daemon::Daemon::start(&workplace)?;
+    let passthrough = require_passthrough(arguments, &daemon)?;
     let watch = daemon.watch()?;
-    figures.extend(transfer::reading(workplace, &sizes)?);
-    figures.extend(transfer::publishing(workplace, &sizes)?);
+    figures.extend(transfer::reading(&workplace, &sizes)?);
+    figures.extend(transfer::publishing(&workplace, &sizes)?);
     let transfers = watch.transfers(&daemon)?;
     if passthrough == "yes" && transfers > 0 {
         return Err(format!(
             "{transfers} reads and writes reached the daemon: the kernel was to pass them through"
         ));
     }
-    figures.extend(listing::listing(workplace, &sizes)?);
-    figures.extend(scale::memory(workplace, &daemon)?);
+    figures.extend(listing::listing(&workplace, &sizes)?);
+    figures.extend(scale::memory(&workplace, &daemon)?);
     daemon.stop()?;
-    Ok((figures, passthrough))
+    Ok(passthrough)
 }
 
 fn print(json: bool, machine: &serde_json::Value, figures: &[Figure]) -> Result<(), String> {

@@ -54,7 +54,7 @@ pub(super) fn reading(workplace: &Workplace, sizes: &Sizes) -> Result<Vec<Figure
     Ok(figures)
 }
 
-fn gigabytes(name: &'static str, target: f64, rounds: Rounds) -> Figure {
+pub(super) fn gigabytes(name: &'static str, target: f64, rounds: Rounds) -> Figure {
     Figure {
         name,
         unit: "GB/s",
@@ -66,7 +66,7 @@ fn gigabytes(name: &'static str, target: f64, rounds: Rounds) -> Figure {
 }
 
 /// Pages of a directory in the order of their names.
-fn paths(directory: &Path) -> Result<Vec<PathBuf>, String> {
+pub(super) fn paths(directory: &Path) -> Result<Vec<PathBuf>, String> {
     let entries = fs::read_dir(directory).map_err(at(directory))?;
     let paths = entries.map(|entry| Ok(entry.map_err(at(directory))?.path()));
     let mut paths = paths.collect::<Result<Vec<_>, String>>()?;
@@ -75,7 +75,7 @@ fn paths(directory: &Path) -> Result<Vec<PathBuf>, String> {
 }
 
 /// Open and mapped files, all of them in the page cache.
-struct Files {
+pub(super) struct Files {
     opened: Vec<File>,
     maps: Vec<Mmap>,
     bytes: u64,
@@ -83,7 +83,7 @@ struct Files {
 }
 
 impl Files {
-    fn of(directory: &Path) -> Result<Files, String> {
+    pub(super) fn of(directory: &Path) -> Result<Files, String> {
         let paths = paths(directory)?;
         let files = paths.iter().map(open).collect::<Result<Vec<_>, _>>()?;
         let length = length_of(&paths)?;
@@ -109,7 +109,8 @@ impl Files {
         Ok(throughput(self.bytes * self.passes, duration))
     }
 
-    fn copy(&self) -> Result<f64, String> {
+    /// GB/s of copying out of the mappings.
+    pub(super) fn copy(&self) -> Result<f64, String> {
         let mut buffer = vec![0; READ_BYTES];
         let duration = timed(|| {
             for map in (0..self.passes).flat_map(|_| &self.maps) {
@@ -131,7 +132,8 @@ fn map(file: &File, length: usize) -> std::io::Result<Mmap> {
     unsafe { MmapOptions::new().len(length).map(file) }
 }
 
-fn read_all(file: &File, buffer: &mut [u8]) -> std::io::Result<u64> {
+/// Reads a whole file; how many bytes it has.
+pub(super) fn read_all(file: &File, buffer: &mut [u8]) -> std::io::Result<u64> {
     let mut offset = 0;
     loop {
         match file.read_at(buffer, offset)? {
@@ -205,28 +207,47 @@ pub(super) fn publishing(workplace: &Workplace, sizes: &Sizes) -> Result<Vec<Fig
     }])
 }
 
+/// Publishes and removes again; microseconds for each page.
 fn publish(directory: &Path, pages: &[(String, Vec<u8>)]) -> Result<f64, String> {
+    settle_memory(pages);
+    let duration = timed(|| write_pages(directory, pages, |_| Ok(())))?;
+    remove_pages(directory, pages)?;
+    Ok(microseconds_each(duration, pages.len() as u64))
+}
+
+/// Gives a round of writing the same start as the one before.
+pub(super) fn settle_memory(pages: &[(String, Vec<u8>)]) {
     // What earlier rounds left to be written back would slow this one down.
     nix::unistd::sync();
     // Memory that the host of a virtual machine must give first takes 2 ms per MiB. Whichever side
     // meets it loses by a factor of six, so both find memory that was in use a moment ago.
     let bytes: usize = pages.iter().map(|(_, bytes)| bytes.len()).sum();
     drop(std::hint::black_box(vec![1_u8; 2 * bytes]));
-    let duration = timed(|| {
-        for (name, bytes) in pages {
-            let temporary = directory.join(".page.tmp");
-            let mut file = File::create_new(&temporary).map_err(at(&temporary))?;
-            file.write_all(bytes).map_err(at(&temporary))?;
-            // Not by drop: an error of close() is to be seen.
-            nix::unistd::close(file).map_err(at(&temporary))?;
-            let path = directory.join(name);
-            renameat(AT_FDCWD, &temporary, AT_FDCWD, &path).map_err(at(&path))?;
-        }
-        Ok(())
-    })?;
+}
+
+/// Writes pages as engines do, under a temporary name; `before_close` may sync.
+pub(super) fn write_pages(
+    directory: &Path, pages: &[(String, Vec<u8>)],
+    before_close: impl Fn(&File) -> std::io::Result<()>,
+) -> Result<(), String> {
+    for (name, bytes) in pages {
+        let temporary = directory.join(".page.tmp");
+        let mut file = File::create_new(&temporary).map_err(at(&temporary))?;
+        file.write_all(bytes).map_err(at(&temporary))?;
+        before_close(&file).map_err(at(&temporary))?;
+        // Not by drop: an error of close() is to be seen.
+        nix::unistd::close(file).map_err(at(&temporary))?;
+        let path = directory.join(name);
+        renameat(AT_FDCWD, &temporary, AT_FDCWD, &path).map_err(at(&path))?;
+    }
+    Ok(())
+}
+
+/// Removes what [`write_pages`] wrote.
+pub(super) fn remove_pages(directory: &Path, pages: &[(String, Vec<u8>)]) -> Result<(), String> {
     for (name, _) in pages {
         let path = directory.join(name);
         fs::remove_file(&path).map_err(at(&path))?;
     }
-    Ok(microseconds_each(duration, pages.len() as u64))
+    Ok(())
 }

@@ -2,6 +2,10 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Counts those of this process.
+static NUMBER: AtomicU32 = AtomicU32::new(0);
 
 /// Removed when dropped.
 #[derive(Debug)]
@@ -27,9 +31,11 @@ impl Workplace {
                 directory.display()
             ));
         }
-        let path = directory.join(format!("kvfs-bench-{}", std::process::id()));
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let path = directory.join(format!("kvfs-bench-{}-{number}", std::process::id()));
         let workplace = Workplace { path };
-        for path in [workplace.path.clone(), workplace.mount(), workplace.native()] {
+        let (mount, native) = (workplace.mount(), workplace.native());
+        for path in [workplace.path.clone(), mount, native, workplace.remote()] {
             fs::create_dir(&path).map_err(|error| format!("{}: {error}", path.display()))?;
         }
         Ok(workplace)
@@ -48,6 +54,11 @@ impl Workplace {
     /// Where it is mounted.
     pub(super) fn mount(&self) -> PathBuf {
         self.path.join("mount")
+    }
+
+    /// A directory to be the remote.
+    pub(super) fn remote(&self) -> PathBuf {
+        self.path.join("remote")
     }
 
     /// Plain files.
