@@ -7,7 +7,8 @@ use std::collections::BTreeSet;
 use std::io;
 
 use super::Store;
-use super::disk::{Access, DiskDirectory, DiskPath, copy_all, shard};
+use super::disk::{Access, DiskDirectory, DiskPath, shard};
+use super::flush::write_out;
 use super::record::ObjectId;
 
 /// A copy in memory whose bytes the disk has now.
@@ -26,19 +27,23 @@ pub(crate) fn publish<'a>(
     store: &Store, objects: impl Iterator<Item = &'a ObjectId>, mut moved: impl FnMut(ObjectId),
 ) -> io::Result<Vec<Flushed>> {
     let mut directories = BTreeSet::new();
-    let mut flushed = Vec::new();
+    let (mut dirty, mut ready) = (Vec::new(), Vec::new());
     for &object in objects {
-        let outcome = match store.ram.as_ref().and_then(|ram| ram.dirty_version(object)) {
-            Some(version) => {
-                flushed.push(Flushed { object, version });
-                write_out(store, object)
-            }
-            None => sync(store, object),
-        };
-        match outcome {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-            outcome => outcome?,
+        if let Some(version) = store.ram.as_ref().and_then(|ram| ram.dirty_version(object)) {
+            dirty.push(Flushed { object, version });
+            continue;
         }
+        match sync(store, object) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            outcome => {
+                outcome?;
+                ready.push(object);
+            }
+        }
+    }
+    let flushed = write_out(store, &dirty)?;
+    ready.extend(flushed.iter().map(|copy| copy.object));
+    for object in ready {
         match store.disk.rename(&DiskPath::Staging(object), &DiskPath::Object(object)) {
             Ok(()) => {
                 directories.insert(DiskDirectory::ObjectShard(shard(object)));
@@ -56,23 +61,4 @@ pub(crate) fn publish<'a>(
 
 fn sync(store: &Store, object: ObjectId) -> io::Result<()> {
     store.open_object(object, Access::Read)?.sync()
-}
-
-/// Copies an object from memory to `staging/`, durably.
-fn write_out(store: &Store, object: ObjectId) -> io::Result<()> {
-    let path = DiskPath::Staging(object);
-    // An attempt that failed may have left one.
-    match store.disk.remove(&path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    let source = store.open_object(object, Access::Read)?;
-    let target = store.disk.create(&path)?;
-    let bytes = copy_all(source.as_ref(), target.as_ref())?;
-    target.set_modified(source.stat()?.mtime)?;
-    target.sync()?;
-    if let Some(ram) = &store.ram {
-        ram.count_flush(bytes);
-    }
-    Ok(())
 }

@@ -20,6 +20,9 @@ impl FileStat {
     }
 }
 
+/// What direct I/O demands of memory and offsets: the largest logical block of today's disks.
+pub const DIRECT_ALIGNMENT: u64 = 4096;
+
 /// Names of files in a store. There is no way to name anything outside of it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum DiskPath {
@@ -210,6 +213,11 @@ pub trait DiskFile: Debug + Send + Sync {
     fn copy_to(
         &self, offset: u64, target: &dyn DiskFile, target_offset: u64, length: u64,
     ) -> io::Result<u64>;
+    /// Makes writes from now on go past the page cache, if the disk can; whether it does. Then
+    /// buffer, offset and length of each must be multiples of [`DIRECT_ALIGNMENT`].
+    fn bypass_cache(&self) -> bool {
+        false
+    }
     /// Makes the content durable.
     fn sync(&self) -> io::Result<()>;
     /// `fstat`

@@ -16,6 +16,7 @@
 pub mod commit;
 pub(crate) mod database;
 pub mod disk;
+mod flush;
 pub mod format;
 pub mod fsck;
 

@@ -1,0 +1,105 @@
+//! Copies in memory written out to the disk, several at a time.
+//!
+//! One file after the other, each synced before the next is begun, reached a quarter of the disk's
+//! sequential rate. Past the page cache, since the bytes are in memory anyway.
+
+use std::io;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+
+use super::Store;
+use super::commit::Flushed;
+use super::disk::{Access, DIRECT_ALIGNMENT, DiskFile, DiskPath, copy_all};
+
+/// Files at a time: enough that the disk always has something to write while others are synced.
+const THREADS: usize = 4;
+
+/// Bytes per write.
+const WRITE_BYTES: usize = 4 << 20;
+
+/// Copies objects from memory to `staging/`, durably. Those whose file is gone are left out.
+pub(super) fn write_out(store: &Store, dirty: &[Flushed]) -> io::Result<Vec<Flushed>> {
+    let (todo, done) = (Mutex::new(dirty.iter()), Mutex::new(Vec::new()));
+    let work = || {
+        let mut buffer = Buffer::new();
+        loop {
+            let next = todo.lock().unwrap_or_else(PoisonError::into_inner).next().copied();
+            let Some(copy) = next else {
+                return Ok(());
+            };
+            match write_one(store, copy, &mut buffer) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+                Ok(()) => done.lock().unwrap_or_else(PoisonError::into_inner).push(copy),
+            }
+        }
+    };
+    thread::scope(|scope| {
+        let others = 1..THREADS.min(dirty.len());
+        let others: Vec<_> = others.map(|_| scope.spawn(work)).collect();
+        let mut outcome = work();
+        for thread in others {
+            let ended = thread.join().unwrap_or_else(|_| Err(io::Error::other("a flush panicked")));
+            outcome = outcome.and(ended);
+        }
+        outcome
+    })?;
+    Ok(done.into_inner().unwrap_or_else(PoisonError::into_inner))
+}
+
+fn write_one(store: &Store, copy: Flushed, buffer: &mut Buffer) -> io::Result<()> {
+    let path = DiskPath::Staging(copy.object);
+    // An attempt that failed may have left one.
+    match store.disk.remove(&path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let source = store.open_object(copy.object, Access::Read)?;
+    let target = store.disk.create(&path)?;
+    let length = source.stat()?.length;
+    let bytes = if length.is_multiple_of(DIRECT_ALIGNMENT) && target.bypass_cache() {
+        copy_directly(source.as_ref(), target.as_ref(), length, buffer.aligned())?;
+        length
+    } else {
+        copy_all(source.as_ref(), target.as_ref())?
+    };
+    target.set_modified(source.stat()?.mtime)?;
+    target.sync()?;
+    if let Some(ram) = &store.ram {
+        ram.count_flush(bytes);
+    }
+    Ok(())
+}
+
+/// Copies the `length` bytes of a file in writes that direct I/O accepts.
+fn copy_directly(
+    source: &dyn DiskFile, target: &dyn DiskFile, length: u64, buffer: &mut [u8],
+) -> io::Result<()> {
+    let mut copied = 0;
+    while copied < length {
+        let wanted = usize::try_from(length - copied).unwrap_or(usize::MAX).min(buffer.len());
+        let piece = &mut buffer[..wanted];
+        if source.read_at(piece, copied)? < wanted {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        target.write_all_at(piece, copied)?;
+        copied += wanted as u64;
+    }
+    Ok(())
+}
+
+/// Memory that direct I/O accepts, allocated at its first use.
+struct Buffer(Vec<u8>);
+
+impl Buffer {
+    fn new() -> Buffer {
+        Buffer(Vec::new())
+    }
+
+    fn aligned(&mut self) -> &mut [u8] {
+        let alignment = usize::try_from(DIRECT_ALIGNMENT).unwrap_or(WRITE_BYTES);
+        self.0.resize(WRITE_BYTES + alignment, 0);
+        let start = self.0.as_ptr().align_offset(alignment).min(alignment);
+        &mut self.0[start..start + WRITE_BYTES]
+    }
+}
