@@ -80,8 +80,10 @@ pub(crate) fn be_idle() {
     const WHO_THREAD: libc::c_long = 1;
     /// The class that is served when nobody else asks.
     const CLASS_IDLE: libc::c_long = 3 << 13;
-    // SAFETY: an integer call that touches no memory; 0 is the calling thread.
-    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 19) };
+    let parameters = libc::sched_param { sched_priority: 0 };
+    // SAFETY: 0 is the calling thread; the kernel reads the structure, which outlives the call.
+    // `SCHED_IDLE` gives way at once to whoever wakes up, which the lowest nice value does not.
+    unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const parameters) };
     // SAFETY: the same. A kernel without it leaves the disk's order as it is.
     unsafe { libc::syscall(libc::SYS_ioprio_set, WHO_THREAD, 0, CLASS_IDLE) };
 }
