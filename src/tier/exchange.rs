@@ -161,7 +161,7 @@ impl Exchange {
         let stored = Stored { encoding: copy.encoding, stored_bytes, length };
         let item = Item { object, length, checksum: Checksum([0; 16]), subject: Subject::File };
         let scratch = self.get(store, blob, stored_bytes)?;
-        let sink = Writer::new(target.as_ref());
+        let sink = Cursor::new(target.as_ref());
         let digest = self.decoded(&item, blob, &stored, scratch.as_ref(), sink)?;
         self.check(&digest, &Item { checksum: digest.checksum, ..item }, blob)
     }
