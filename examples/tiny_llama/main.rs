@@ -150,6 +150,9 @@ fn print_plan(sequence: &Path) -> Result<()> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let backend = Backend::Cpu { instructions: InstructionSet::detect(), threads };
     let tokens = sequence.valid_tokens()?;
+    if tokens == 0 {
+        return Ok(());
+    }
     match sequence.plan(0..tokens, backend, &Rates::default()) {
         Ok(plan) => eprintln!("{plan}"),
         // It is computed again.

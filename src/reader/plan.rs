@@ -204,10 +204,10 @@ impl fmt::Display for Plan {
         let Backend::Cpu { instructions, threads } = self.backend;
         let pages = self.pages;
         writeln!(f, "{} tokens x {} layers in {pages} pages", self.tokens, self.layers)?;
-        let (ram, ssd, remote) = (gigabytes(ram), gigabytes(ssd), gigabytes(remote));
+        let (ram, ssd, remote) = (amount(ram), amount(ssd), amount(remote));
         writeln!(f, "held in: {ram} of RAM, {ssd} of SSD, {remote} remote")?;
-        let (mapped, kept) = (gigabytes(self.mapped_bytes), gigabytes(self.kept_bytes));
-        let streamed = gigabytes(self.streamed_bytes + self.tail_bytes);
+        let (mapped, kept) = (amount(self.mapped_bytes), amount(self.kept_bytes));
+        let streamed = amount(self.streamed_bytes + self.tail_bytes);
         writeln!(f, "read: {mapped} mapped, {kept} kept, {streamed} at each step")?;
         let instructions = format!("{instructions:?}").to_lowercase();
         writeln!(f, "backend: cpu ({instructions}, {threads} threads)")?;
@@ -222,6 +222,7 @@ impl fmt::Display for Plan {
 }
 
 #[allow(clippy::cast_precision_loss, reason = "for people")]
-fn gigabytes(bytes: u64) -> String {
-    format!("{:.3} GB", bytes as f64 / 1e9)
+fn amount(bytes: u64) -> String {
+    let (unit, name) = if bytes < 1_000_000_000 { (1e6, "MB") } else { (1e9, "GB") };
+    format!("{:.1} {name}", bytes as f64 / unit)
 }
