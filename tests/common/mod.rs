@@ -8,10 +8,12 @@
 #![allow(dead_code, unused_imports, reason = "each test binary uses its own part")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+pub(crate) mod disk;
 pub(crate) mod forks;
 pub(crate) mod model;
 pub(crate) mod mount;
 pub(crate) mod require;
+pub(crate) mod s3_server;
 pub(crate) mod sys;
 
 pub(crate) use model::{Model, fill};

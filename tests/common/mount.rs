@@ -21,6 +21,7 @@ pub(crate) enum Mode {
 pub(crate) struct Mount {
     mode: Mode,
     options: Vec<String>,
+    environment: Vec<(String, String)>,
     daemon: Option<Child>,
     store: PathBuf,
     mountpoint: PathBuf,
@@ -62,24 +63,48 @@ impl Mount {
         Mount::at(mode, options, store, directory)
     }
 
+    /// The same with variables in the daemon's environment.
+    pub(crate) fn with_environment(
+        mode: Mode, options: &[&str], environment: Vec<(String, String)>,
+    ) -> Mount {
+        let directory = scratch_directory();
+        let store = directory.path().join("store");
+        let mut mount = Mount::stopped(mode, options, store, directory);
+        mount.environment = environment;
+        mount.start();
+        mount
+    }
+
     /// Mounts a store that lies elsewhere.
     pub(crate) fn of_store(mode: Mode, store: &Path) -> Mount {
         Mount::at(mode, &[], store.to_owned(), scratch_directory())
     }
 
+    /// The same with further options.
+    pub(crate) fn of_store_with(mode: Mode, options: &[&str], store: &Path) -> Mount {
+        Mount::at(mode, options, store.to_owned(), scratch_directory())
+    }
+
     fn at(mode: Mode, options: &[&str], store: PathBuf, directory: tempfile::TempDir) -> Mount {
+        let mut mount = Mount::stopped(mode, options, store, directory);
+        mount.start();
+        mount
+    }
+
+    fn stopped(
+        mode: Mode, options: &[&str], store: PathBuf, directory: tempfile::TempDir,
+    ) -> Mount {
         let mountpoint = directory.path().join("mnt");
         std::fs::create_dir(&mountpoint).unwrap();
-        let mut mount = Mount {
+        Mount {
             mode,
             options: options.iter().map(|&option| option.to_owned()).collect(),
+            environment: Vec::new(),
             daemon: None,
             store,
             mountpoint,
             directory,
-        };
-        mount.start();
-        mount
+        }
     }
 
     /// Starts the daemon and waits until the mount answers.
@@ -89,6 +114,7 @@ impl Mount {
         let mut command = daemon_command(self.mode, &self.options, &self.store, &self.mountpoint);
         command.stdin(Stdio::null()).stderr(log);
         command.stdout(Stdio::null());
+        command.envs(self.environment.iter().cloned());
         if std::env::var_os("RUST_LOG").is_none() {
             command.env("RUST_LOG", "kvfs=info");
         }

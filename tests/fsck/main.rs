@@ -6,3 +6,4 @@
 mod bytes;
 mod names;
 mod patient;
+mod remote;

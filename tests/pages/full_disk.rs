@@ -1,56 +1,13 @@
 //! A store on a disk that is full: writers hear of it, readers do not, and nothing is lost.
 
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 
-use crate::common::forks::{output, succeed};
-use crate::common::mount::scratch_directory;
+use crate::common::disk::SmallDisk;
 use crate::common::sys::{
     assert_errno, close, errno, open, rename, sync_directory, write, write_and_close,
 };
 use crate::common::{Model, Mount, fill};
-
-/// An ext4 of 48 MiB in a file.
-struct SmallDisk {
-    mountpoint: PathBuf,
-    _directory: tempfile::TempDir,
-}
-
-impl SmallDisk {
-    fn new() -> SmallDisk {
-        let directory = scratch_directory();
-        let image = directory.path().join("image");
-        std::fs::File::create(&image).unwrap().set_len(48 << 20).unwrap();
-        succeed(Command::new("mkfs.ext4").args(["-q", "-m", "0"]).arg(&image));
-        let mountpoint = directory.path().join("disk");
-        std::fs::create_dir(&mountpoint).unwrap();
-        succeed(Command::new("mount").args(["-o", "loop"]).arg(&image).arg(&mountpoint));
-        SmallDisk { mountpoint, _directory: directory }
-    }
-
-    /// Takes all the space that is left.
-    fn fill_up(&self) -> PathBuf {
-        let ballast = self.mountpoint.join("ballast");
-        let file = std::fs::File::create(&ballast).unwrap();
-        for chunk in [1 << 20, 4096_usize] {
-            let mut offset = file.metadata().unwrap().len();
-            while file.write_all_at(&vec![1; chunk], offset).is_ok() {
-                offset = file.metadata().unwrap().len();
-            }
-        }
-        file.sync_all().unwrap();
-        ballast
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        if !output(Command::new("umount").arg(&self.mountpoint)).status.success() {
-            output(Command::new("umount").arg("-l").arg(&self.mountpoint));
-        }
-    }
-}
 
 macro_rules! on_a_small_disk {
     ($($scenario:ident),+ $(,)?) => {

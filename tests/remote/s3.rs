@@ -1,8 +1,5 @@
 //! A real S3 server on loopback, started and ended by the test.
 
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use kvfs::tier::remote::counters::{Counters, Direction, Operation};
@@ -11,78 +8,10 @@ use kvfs::tier::remote::{
 };
 
 use crate::common::eventually;
-use crate::common::require::s3_server;
+use crate::common::s3_server::{SECRET, Server};
 use crate::place::{Place, WHOLE, bytes, get, named, put, refusal};
 
-const KEY: &str = "test-key";
-const SECRET: &str = "test-secret";
 const PATIENCE: Duration = Duration::from_secs(60);
-
-/// A running server with one bucket.
-struct Server {
-    process: Child,
-    root: tempfile::TempDir,
-    address: SocketAddr,
-}
-
-impl Server {
-    fn start() -> Server {
-        let root = tempfile::tempdir().unwrap();
-        std::fs::create_dir(root.path().join("bucket")).unwrap();
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let address = listener.local_addr().unwrap();
-        drop(listener);
-        let process = Server::launch(&root, address);
-        Server { process, root, address }
-    }
-
-    fn launch(root: &tempfile::TempDir, address: SocketAddr) -> Child {
-        let port = address.port().to_string();
-        let process = Command::new(s3_server().unwrap())
-            .args(["--host", "127.0.0.1", "--port", &port])
-            .args(["--access-key", KEY, "--secret-key", SECRET])
-            .arg(root.path())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        eventually("the server listens", || TcpStream::connect(address).ok());
-        process
-    }
-
-    fn stop(&mut self) {
-        self.process.kill().unwrap();
-        self.process.wait().unwrap();
-    }
-
-    fn restart(&mut self) {
-        self.process = Server::launch(&self.root, self.address);
-    }
-
-    fn environment(&self, secret: &str) -> Vec<(String, String)> {
-        let endpoint = format!("http://{}", self.address);
-        [
-            ("AWS_ENDPOINT_URL", endpoint.as_str()),
-            ("AWS_ALLOW_HTTP", "true"),
-            ("AWS_REGION", "us-east-1"),
-            ("AWS_ACCESS_KEY_ID", KEY),
-            ("AWS_SECRET_ACCESS_KEY", secret),
-        ]
-        .map(|(name, value)| (name.to_owned(), value.to_owned()))
-        .to_vec()
-    }
-
-    fn files(&self) -> PathBuf {
-        self.root.path().join("bucket/some/prefix")
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
 
 fn spec(text: &str) -> RemoteSpec {
     text.parse().unwrap()

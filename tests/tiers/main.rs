@@ -7,8 +7,12 @@
 #[macro_use]
 mod common;
 
+mod faults;
+mod fsck;
 mod in_place;
 mod movement;
 mod place;
+mod kills;
 mod rebuild;
 mod remote;
+mod s3;

@@ -226,6 +226,11 @@ impl<'a> Image<'a> {
         self.remote.get(&id).is_some_and(|copy| copy.state != RemoteState::Held)
     }
 
+    /// Whether the disk's copy of an object does not count any more.
+    pub(super) fn has_left(&self, id: ObjectId) -> bool {
+        self.remote.get(&id).is_some_and(|copy| copy.state == RemoteState::Only)
+    }
+
     /// Notes that only the remote has an object.
     pub(super) fn leave_to_remote(&mut self, id: ObjectId) {
         if let Some(copy) = self.remote.get_mut(&id)

@@ -22,6 +22,10 @@ pub(super) fn check(image: &mut Image<'_>, progress: &dyn Fn(u64, u64)) -> Resul
         let Some(file) = image.inodes.get(id).and_then(Inode::file).cloned() else {
             continue;
         };
+        if image.has_left(*object) {
+            note_left(image, *object);
+            continue;
+        }
         let Err(why) = check_file(image, (*id, *object), &file)? else {
             continue;
         };
@@ -49,6 +53,17 @@ pub(super) fn check(image: &mut Image<'_>, progress: &dyn Fn(u64, u64)) -> Resul
     }
     drop_lost(image);
     Ok(())
+}
+
+/// Nothing is wrong with an object that has left. If its file is still there, a crash came before
+/// it could be removed.
+fn note_left(image: &mut Image<'_>, object: ObjectId) {
+    image.report.only_remote += 1;
+    let path = DiskPath::Object(object);
+    if image.store.disk.stat(&path).is_ok() {
+        image.report.leftovers.unreferenced += 1;
+        image.garbage.push(path);
+    }
 }
 
 /// The inner error says why the file is lost.

@@ -159,7 +159,13 @@ fn model_above(
         .and_then(Inode::file)
         .and_then(|file| file.object);
     let outcome = object.map(|object| Model::load(image.store, object));
+    let is_away = object.is_some_and(|object| image.is_in_remote(object));
     let (model, problem) = match outcome {
+        Some(Err(ManifestError::Io(error)))
+            if is_away && error.kind() == std::io::ErrorKind::NotFound =>
+        {
+            (None, None)
+        }
         None => (None, Some("is missing".to_owned())),
         Some(Ok(model)) => (Some(Rc::new(model)), None),
         Some(Err(ManifestError::Refused(error))) => (None, Some(error.to_string())),

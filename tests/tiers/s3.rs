@@ -1,0 +1,80 @@
+//! An object store behind a mount: a real S3 server on loopback.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use crate::common::s3_server::{SECRET, Server};
+use crate::common::sys::{assert_errno, open, write_and_close};
+use crate::common::{Mode, Mount, eventually, fill};
+use crate::place::{BUDGET, BUDGET_BYTES, FILE_BYTES, assert_same, tier};
+
+/// What is put there is read back after a minute, when nothing can delete it any more.
+const SETTLED_WITHIN: Duration = Duration::from_secs(150);
+
+const OPTIONS: [&str; 8] = [
+    "--remote",
+    "s3://bucket/some/prefix",
+    "--ssd",
+    BUDGET,
+    "--commit-interval",
+    "0.05",
+    "--rebuild-from",
+    "none",
+];
+
+fn write_files(mount: &Mount) -> Vec<(PathBuf, Vec<u8>)> {
+    let write = |number| {
+        let (path, bytes) = (mount.files(format!("f{number}")), fill(number, FILE_BYTES));
+        write_and_close(&path, &bytes).unwrap();
+        (path, bytes)
+    };
+    (0..8).map(write).collect()
+}
+
+fn wait_until_it_fits(mount: &Mount) {
+    let deadline = Instant::now() + SETTLED_WITHIN;
+    while mount.status_number("ssd_used_bytes") > BUDGET_BYTES
+        || mount.status("remote_waiting_files") != "0"
+    {
+        assert!(Instant::now() < deadline, "waited in vain for objects to leave");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+}
+
+#[test]
+fn what_does_not_fit_leaves_and_comes_back() {
+    crate::require!(fuse, root, s3);
+    let mut server = Server::start();
+    let mut mount =
+        Mount::with_environment(Mode::Passthrough, &OPTIONS, server.environment(SECRET));
+    let files = write_files(&mount);
+    wait_until_it_fits(&mount);
+    let gone: Vec<_> = files.iter().filter(|(path, _)| tier(path) == "remote").collect();
+    assert!((3..=6).contains(&gone.len()), "{} of 8 files left", gone.len());
+    server.stop();
+    assert_errno(open(&gone[0].0, libc::O_RDONLY), libc::EIO);
+    server.restart();
+    eventually("the remote", || (mount.status("remote_state") == "up").then_some(()));
+    assert_same(&files);
+    mount.remount();
+    assert_same(&files);
+    mount.crash();
+    assert_same(&files);
+    assert_eq!(mount.status("errors"), "0");
+}
+
+#[test]
+fn wrong_credentials_are_told_and_files_stay() {
+    crate::require!(fuse, root, s3);
+    let server = Server::start();
+    let environment = server.environment("wrong");
+    let mount = Mount::with_environment(Mode::Passthrough, &OPTIONS, environment);
+    let files = write_files(&mount);
+    eventually("the reason", || {
+        let state = mount.status("remote_state");
+        (state.starts_with("down: ") && state.contains("s3://bucket/some/prefix")).then_some(())
+    });
+    assert_same(&files);
+    assert_eq!(mount.status("remote_objects"), "0");
+    assert!(!mount.log().contains("wrong"), "secrets are not logged");
+}
