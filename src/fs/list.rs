@@ -3,7 +3,7 @@
 use super::attributes::Attributes;
 use super::{FileSystem, FsError, lookup, views};
 use crate::store::keys::FIRST_NAME_OFFSET;
-use crate::store::record::{InodeId, Kind};
+use crate::store::record::{DirectoryClass, InodeId, Kind};
 
 /// What a listing shall carry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,7 +92,11 @@ impl FileSystem {
             fits
         })?;
         for inode in shown {
-            state.nodes.entry(inode).or_default().lookups += 1;
+            let node = state.nodes.entry(inode).or_default();
+            node.lookups += 1;
+            if matches!(class, DirectoryClass::Layer(_)) {
+                node.layer = Some(id);
+            }
         }
         failure.map_or(Ok(()), Err)
     }

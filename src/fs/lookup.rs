@@ -44,7 +44,11 @@ impl FileSystem {
             return Ok(Lookup::Absent { stable: !unstable });
         };
         let attributes = state.attributes(&self.store, entry.inode)?;
-        state.nodes.entry(entry.inode).or_default().lookups += 1;
+        let node = state.nodes.entry(entry.inode).or_default();
+        node.lookups += 1;
+        if matches!(class, DirectoryClass::Layer(_)) {
+            node.layer = Some(parent);
+        }
         let name_is_stable =
             name_is_stable(class, &attributes, name) && !state.is_pending(parent, name);
         Ok(Lookup::Found(Found { attributes, name_is_stable }))

@@ -19,6 +19,7 @@
 //! | `residency` | fetching what only the remote has |
 //! | `keep_resident` | operations whose bytes must be here and stay |
 //! | `damage` | a local copy that is not what was written |
+//! | `prefetch` | fetching what will be opened next |
 //! | `movement`, `pin` | moving and keeping a file on request |
 //! | `demotion`, `manifest_of_names` | moving towards the remote |
 //! | `growing` | copies of tails and token files for that manifest |
@@ -43,6 +44,7 @@ mod manifest_of_names;
 mod movement;
 mod open;
 mod pin;
+mod prefetch;
 mod publish;
 pub mod rebuild;
 mod remove;
@@ -66,6 +68,7 @@ pub use error::FsError;
 pub use list::{Listed, Listing};
 pub use lookup::Lookup;
 pub use open::{Opened, OpenedBy};
+pub use prefetch::{Ahead, QUEUE_MAX as PREFETCH_QUEUE_MAX, THREADS as PREFETCH_THREADS};
 pub use setattr::{NewTime, SetAttributes};
 pub use settle::Awaited;
 pub use tiers::Tiers;

@@ -40,6 +40,8 @@ pub(crate) struct Node {
     pub(crate) refusal: Option<String>,
     /// The object that was last verified, and what its file was then.
     pub(crate) verified: Option<(ObjectId, FileStat)>,
+    /// The layer's directory in which it was last found, if it was found in one.
+    pub(crate) layer: Option<InodeId>,
     /// Serialises appends.
     pub(crate) append: Option<Arc<Mutex<()>>>,
     /// Operations that rely on its bytes staying on this machine.

@@ -4,6 +4,7 @@ use std::fmt::Write;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use super::movement::Wishes;
+use super::prefetch::Prefetch;
 use super::residency::Flights;
 use super::{FileSystem, FsError};
 use crate::store::record::{
@@ -23,6 +24,7 @@ pub struct Tiers {
     pub(super) counters: Counters,
     pub(super) flights: Flights,
     pub(super) wishes: Wishes,
+    pub(super) prefetch: Prefetch,
     /// The mount ends: nothing more moves.
     pub(super) closing: AtomicBool,
     /// All records were looked at since the mount began.
@@ -44,6 +46,7 @@ impl Tiers {
             counters,
             flights: Flights::default(),
             wishes: Wishes::default(),
+            prefetch: Prefetch::default(),
             closing: AtomicBool::new(false),
             is_surveyed: AtomicBool::new(false),
             names_published: AtomicU64::new(0),

@@ -15,7 +15,9 @@ use super::callbacks::Callbacks;
 use super::shared::Shared;
 use super::slow;
 use crate::fs::rebuild::{self, RebuildError, RebuildFrom, Rebuilt};
-use crate::fs::{FileSystem, FsError, Invalidation, Mover, Tiers};
+use crate::fs::{
+    Ahead, FileSystem, FsError, Invalidation, Mover, PREFETCH_QUEUE_MAX, PREFETCH_THREADS, Tiers,
+};
 use crate::observe::Observer;
 use crate::store::{Store, StoreError};
 use crate::tier::counters::Counters;
@@ -29,6 +31,9 @@ use crate::tier::ssd::SsdTier;
 
 /// How long an unmount waits for a round of moving to end.
 const MOVER_PATIENCE: Duration = Duration::from_secs(2);
+
+/// How often an idle prefetcher looks for pages that were fetched in vain.
+const PREFETCH_TIDY: Duration = Duration::from_secs(5);
 
 /// Names and inodes that wait to be invalidated. They come one or two per sealed page.
 const INVALIDATIONS_MAX: usize = 4096;
@@ -211,6 +216,7 @@ pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountEr
             let fetches = fetches.clone();
             start(&format!("kvfs-fetch-{number}"), move || slow::run(&fetches))?;
         }
+        start_prefetching(&file_system, &stopped)?;
     }
     let moving = mover.map(|mover| start_moving(&file_system, mover, &stopped)).transpose()?;
     let session = session.spawn().map_err(MountError::Thread)?;
@@ -307,6 +313,34 @@ fn start_moving(
         }
     })?;
     Ok(done)
+}
+
+/// Fetches pages ahead until `stopped` is closed. The threads are not waited for: one may hang in
+/// the remote.
+fn start_prefetching(
+    file_system: &Arc<FileSystem>, stopped: &Receiver<()>,
+) -> Result<(), MountError> {
+    let (queue, pages) = bounded(PREFETCH_QUEUE_MAX);
+    file_system.prefetch_through(queue);
+    for number in 0..PREFETCH_THREADS {
+        let (file_system, stopped, pages) =
+            (Arc::clone(file_system), stopped.clone(), pages.clone());
+        start(&format!("kvfs-ahead-{number}"), move || prefetch(&file_system, &pages, &stopped))?;
+    }
+    Ok(())
+}
+
+fn prefetch(file_system: &FileSystem, pages: &Receiver<Ahead>, stopped: &Receiver<()>) {
+    loop {
+        crossbeam_channel::select! {
+            recv(stopped) -> _ => return,
+            recv(pages) -> page => match page {
+                Ok(page) => file_system.fetch_ahead(page),
+                Err(_) => return,
+            },
+            default(PREFETCH_TIDY) => file_system.forget_unused(),
+        }
+    }
 }
 
 /// What runs beside the requests, until `stopped` is closed.

@@ -38,6 +38,7 @@ pub struct Counters {
     moves: IntCounterVec,
     moved_bytes: IntCounterVec,
     failures: IntCounterVec,
+    prefetched: IntCounterVec,
 }
 
 const VALID: &str = "names and labels are constants";
@@ -66,6 +67,11 @@ impl Default for Counters {
                 "Objects that could not be copied",
                 &["from", "to", "error"],
             ),
+            prefetched: counters(
+                "kvfs_prefetch_pages_total",
+                "Pages that were to be fetched before they were opened",
+                &["outcome"],
+            ),
         }
     }
 }
@@ -73,8 +79,8 @@ impl Default for Counters {
 impl Counters {
     /// Shows them.
     pub fn register(&self, registry: &Registry) -> prometheus::Result<()> {
-        let Counters { evictions, skipped, moves, moved_bytes, failures } = self;
-        for counters in [evictions, skipped, moves, moved_bytes, failures] {
+        let Counters { evictions, skipped, moves, moved_bytes, failures, prefetched } = self;
+        for counters in [evictions, skipped, moves, moved_bytes, failures, prefetched] {
             registry.register(Box::new(counters.clone()))?;
         }
         Ok(())
@@ -90,6 +96,12 @@ impl Counters {
     /// An object could not be copied; `error` is one word.
     pub fn failed(&self, from: Tier, to: Tier, error: &str) {
         self.failures.with_label_values(&[from.name(), to.name(), error]).inc();
+    }
+
+    /// What became of a page that was to be fetched ahead: `used`, `late` (opened while it came),
+    /// `unused`, `dropped` (never fetched), `failed`.
+    pub fn prefetched(&self, outcome: &str) {
+        self.prefetched.with_label_values(&[outcome]).inc();
     }
 
     /// A copy left.

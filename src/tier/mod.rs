@@ -7,4 +7,5 @@ pub mod exchange;
 pub mod ram;
 pub mod remote;
 pub mod replacement;
+pub mod scan;
 pub mod ssd;

@@ -14,5 +14,6 @@ mod movement;
 mod place;
 mod kills;
 mod rebuild;
+mod prefetch;
 mod remote;
 mod s3;

@@ -237,6 +237,6 @@ fn pins_outlive_the_mount(mode: Mode) {
     assert_eq!(tier(&pinned), "ssd");
     assert!(std::fs::read(&pinned).unwrap() == bytes);
     removexattr(&pinned, PIN).unwrap();
-    place.write("more", 8);
+    ask(&pinned, "remote");
     eventually("the file to leave", || (tier(&pinned) == "remote").then_some(()));
 }
