@@ -42,6 +42,8 @@ pub(crate) enum Command {
     Evict(EvictArguments),
     /// Explain a page, manifest, tail, tokens file, or the directory of a sequence or model
     Inspect(InspectArguments),
+    /// Delete what nobody refers to from the remote and from the store
+    Gc(GcArguments),
     /// Check a store that is not mounted
     Fsck(FsckArguments),
     /// Measure
@@ -278,8 +280,12 @@ pub(crate) struct StatusArguments {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+    /// Say where the files at or below a path would come from, and how long reading them takes
+    #[arg(long, value_name = "PATH", conflicts_with = "mountpoint")]
+    pub plan: Option<PathBuf>,
     /// Where the cache is mounted
-    pub mountpoint: PathBuf,
+    #[arg(required_unless_present = "plan")]
+    pub mountpoint: Option<PathBuf>,
 }
 
 /// `kvfs sync`.
@@ -325,6 +331,16 @@ pub(crate) struct InspectArguments {
     pub json: bool,
     /// A file or directory in a mount, or a copy of one
     pub path: PathBuf,
+}
+
+/// `kvfs gc`.
+#[derive(Debug, Args)]
+pub(crate) struct GcArguments {
+    /// Only say what would be deleted
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Where the cache is mounted
+    pub mountpoint: PathBuf,
 }
 
 /// `kvfs fsck`.
@@ -389,6 +405,8 @@ mod tests {
         check("kvfs mount --ram lots /s /m");
         check("kvfs mount --ssd lots /s /m");
         check("kvfs promote");
+        check("kvfs gc");
+        check("kvfs status");
         check("kvfs evict --to ram /m/x");
         check("kvfs scrub /m");
         check("kvfs mount /s");

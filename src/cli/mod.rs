@@ -15,6 +15,7 @@ mod config;
 mod create;
 mod daemon;
 mod fsck;
+mod gc;
 mod helper;
 mod inspect;
 mod logging;
@@ -23,6 +24,7 @@ mod mountinfo;
 mod movement;
 mod options;
 mod output;
+mod plan;
 mod preflight;
 mod probe;
 mod process;
@@ -67,6 +69,7 @@ fn dispatch(command: Command) -> Outcome {
         Command::Promote(arguments) => movement::promote(&arguments),
         Command::Evict(arguments) => movement::evict(&arguments),
         Command::Inspect(arguments) => inspect::run(&arguments),
+        Command::Gc(arguments) => gc::run(&arguments),
         Command::Fsck(arguments) => fsck::run(&arguments),
         Command::Bench(arguments) => match bench::run(&arguments) {
             Ok(()) => Ok(Report::default()),

@@ -5,13 +5,17 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use super::arguments::StatusArguments;
-use super::mountinfo;
 use super::output::{Failure, Outcome, Report};
 use super::probe::{ANSWER_DEADLINE, Answer, Question, ask};
+use super::{mountinfo, plan};
 
 /// Prints the status, as it stands or as JSON.
 pub(crate) fn run(arguments: &StatusArguments) -> Outcome {
-    let (mount, _) = mountinfo::kvfs_at(&arguments.mountpoint).map_err(Failure::Failed)?;
+    if let Some(path) = &arguments.plan {
+        return plan::run(path, arguments.json);
+    }
+    let mountpoint = arguments.mountpoint.clone().unwrap_or_default();
+    let (mount, _) = mountinfo::kvfs_at(&mountpoint).map_err(Failure::Failed)?;
     let text = read(&mount.mountpoint)?;
     Ok(if arguments.json { Report::json(&to_json(&text)) } else { Report::text(text) })
 }

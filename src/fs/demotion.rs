@@ -115,8 +115,13 @@ impl FileSystem {
         let uploaded = self.upload_batch(tiers, mover)?;
         self.verify_due(tiers, mover)?;
         let is_idle = uploaded == 0 && mover.uploaded.is_empty();
-        if self.is_publication_due(tiers, mover, is_idle) {
-            self.publish_names(tiers, mover)?;
+        let is_asked = tiers.publication.take_request();
+        if is_asked || self.is_publication_due(tiers, mover, is_idle) {
+            let outcome = self.publish_names(tiers, mover);
+            if is_asked {
+                tiers.publication.answer(outcome.is_ok());
+            }
+            outcome?;
         }
         let left = self.make_room_on_disk(tiers)? + self.grant_wishes(tiers)?;
         Ok(uploaded > 0 || left > 0)

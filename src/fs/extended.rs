@@ -14,6 +14,8 @@ const OWN_PREFIX: &[u8] = b"user.kvfs.";
 pub(super) const TIER: &[u8] = b"user.kvfs.tier";
 /// A file that stays. The only attribute of these that is stored.
 pub(super) const PIN: &[u8] = b"user.kvfs.pin";
+/// Of the root: setting it starts a collection of garbage.
+pub(super) const GC: &[u8] = b"user.kvfs.gc";
 /// Limits of the kernel (`XATTR_SIZE_MAX`).
 const VALUE_BYTES_MAX: usize = 64 << 10;
 
@@ -31,6 +33,9 @@ impl FileSystem {
     }
 
     fn own_attribute(&self, id: InodeId, name: &[u8]) -> Result<Vec<u8>, FsError> {
+        if name == b"gc" && id == InodeId::ROOT {
+            return Ok(self.collection_report()?.into_bytes());
+        }
         if name == b"moving" {
             return Ok(self.waits_for(id)?.as_bytes().to_vec());
         }

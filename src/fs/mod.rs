@@ -24,12 +24,14 @@
 //! | `demotion`, `manifest_of_names` | moving towards the remote |
 //! | `growing` | copies of tails and token files for that manifest |
 //! | `rebuild` | a new store takes over the names that another published |
+//! | `collection` | garbage |
 //! | `tiers` | what those share, and what is told of them |
 //! | `views` | `.kvfs/` |
 
 mod append;
 pub(crate) mod attributes;
 pub(crate) mod classify;
+mod collection;
 mod create;
 mod damage;
 mod demotion;
@@ -127,6 +129,7 @@ pub struct FileSystem {
     tiers: Option<Tiers>,
     /// Makes the kernel forget a backing file that it keeps for the next open.
     let_go: OnceLock<LetGo>,
+    collection: collection::Collection,
 }
 
 impl FileSystem {
@@ -152,6 +155,7 @@ impl FileSystem {
             invalidations,
             tiers: None,
             let_go: OnceLock::new(),
+            collection: collection::Collection::default(),
         };
         Ok((file_system, recovered))
     }

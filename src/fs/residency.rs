@@ -98,7 +98,9 @@ impl FileSystem {
                 _ => return Ok(false),
             }
         };
-        let outcome = tiers.flights.share(object, || self.transfer(tiers, id, &item, &copy));
+        let transfer = || self.transfer(tiers, id, &item, &copy);
+        let outcome =
+            tiers.flights.share(object, || tiers.fetching.measure(copy.stored_bytes, transfer));
         outcome.map_err(|error| {
             if let RemoteError::Corrupt(why) | RemoteError::Missing(why) = &error {
                 self.corrupt(id, object, why);

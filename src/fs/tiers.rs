@@ -3,6 +3,7 @@
 use std::fmt::Write;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
+use super::collection::Publication;
 use super::movement::Wishes;
 use super::prefetch::Prefetch;
 use super::residency::Flights;
@@ -13,6 +14,7 @@ use crate::store::record::{
 use crate::tier::counters::Counters;
 use crate::tier::exchange::Exchange;
 use crate::tier::ram::LetGo;
+use crate::tier::rate::Rate;
 use crate::tier::remote::{RemoteId, State as RemoteHealth, StoreId};
 use crate::tier::ssd::SsdTier;
 
@@ -25,6 +27,9 @@ pub struct Tiers {
     pub(super) flights: Flights,
     pub(super) wishes: Wishes,
     pub(super) prefetch: Prefetch,
+    pub(super) publication: Publication,
+    /// Stored bytes that come from the remote.
+    pub(super) fetching: Rate,
     /// The mount ends: nothing more moves.
     pub(super) closing: AtomicBool,
     /// All records were looked at since the mount began.
@@ -47,6 +52,8 @@ impl Tiers {
             flights: Flights::default(),
             wishes: Wishes::default(),
             prefetch: Prefetch::default(),
+            publication: Publication::default(),
+            fetching: Rate::default(),
             closing: AtomicBool::new(false),
             is_surveyed: AtomicBool::new(false),
             names_published: AtomicU64::new(0),
@@ -201,5 +208,8 @@ impl FileSystem {
                 tiers.rebuild_candidates.iter().map(ToString::to_string).collect();
             line("rebuild_candidates", &ids.join(" "));
         }
+        // 0 as long as hardly anything was fetched.
+        let rate = tiers.fetching.bytes_per_second();
+        line("remote_bytes_per_second", &rate.unwrap_or(0));
     }
 }

@@ -51,6 +51,11 @@ impl Callbacks {
         }
     }
 
+    /// Runs what may wait for the remote, if there is one, or for the disk.
+    fn aside(&self, job: impl FnOnce(&Shared) + Send + 'static) {
+        if self.fs.tiers().is_some() { self.fetch(job) } else { self.later(job) }
+    }
+
     /// Runs what may wait for a commit, for the disk or for another request beside the requests:
     /// two clients that fsync must not keep everybody else from opening files.
     fn later(&self, job: impl FnOnce(&Shared) + Send + 'static) {
@@ -428,6 +433,17 @@ impl Filesystem for Callbacks {
         _position: u32, reply: ReplyEmpty,
     ) {
         let (name, value) = (name.as_bytes().to_vec(), value.to_vec());
+        match self.call(Operation::SetXattr, |fs| {
+            let dry_run = fs.asks_for_collection(inode(number), &name, &value)?;
+            dry_run.map(|dry_run| fs.begin_collection().map(|()| dry_run)).transpose()
+        }) {
+            Ok(None) => {}
+            Ok(Some(dry_run)) => {
+                reply.ok();
+                return self.aside(move |shared| shared.fs.collect_garbage(dry_run));
+            }
+            Err(error) => return reply.error(error),
+        }
         let waits = self.fs.attribute_waits(&name);
         let answer = move |shared: &Shared| {
             let outcome = shared.call(Operation::SetXattr, |fs| {
@@ -435,11 +451,7 @@ impl Filesystem for Callbacks {
             });
             Shared::reply_empty(reply, outcome);
         };
-        match (waits, self.fs.tiers().is_some()) {
-            (false, _) => answer(self),
-            (true, true) => self.fetch(answer),
-            (true, false) => self.later(answer),
-        }
+        if waits { self.aside(answer) } else { answer(self) }
     }
 
     fn getxattr(&self, _r: &Request, number: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {

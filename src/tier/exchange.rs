@@ -82,6 +82,11 @@ impl Exchange {
         &self.remote
     }
 
+    /// How long what nobody needs stays in the remote.
+    pub fn grace(&self) -> Grace {
+        self.holder.grace()
+    }
+
     /// Puts an object, or finds it.
     ///
     /// # Errors

@@ -5,6 +5,7 @@ pub mod counters;
 pub mod encoding;
 pub mod exchange;
 pub mod ram;
+pub mod rate;
 pub mod remote;
 pub mod replacement;
 pub mod scan;

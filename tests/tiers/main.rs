@@ -7,13 +7,15 @@
 #[macro_use]
 mod common;
 
+mod collection;
 mod faults;
 mod fsck;
 mod in_place;
+mod kills;
 mod movement;
 mod place;
-mod kills;
-mod rebuild;
+mod plan;
 mod prefetch;
+mod rebuild;
 mod remote;
 mod s3;

@@ -1,0 +1,90 @@
+//! `kvfs gc`: has the daemon of a mount delete what nobody refers to, which has the remote's
+//! credentials and knows what is under way.
+
+use std::ffi::CStr;
+use std::fmt::Write;
+use std::path::Path;
+use std::time::Duration;
+
+use super::arguments::GcArguments;
+use super::output::{Failure, Outcome, Report, bytes};
+use super::probe::status_value;
+use super::{mountinfo, progress};
+use crate::sys;
+
+const GC: &CStr = c"user.kvfs.gc";
+/// How often the daemon is asked whether it is done.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Starts a collection and waits for its end. Interrupted, the daemon goes on.
+pub(crate) fn run(arguments: &GcArguments) -> Outcome {
+    let (mount, _) = mountinfo::kvfs_at(&arguments.mountpoint).map_err(Failure::Failed)?;
+    let place = mount.mountpoint.display();
+    let word: &[u8] = if arguments.dry_run { b"dry-run" } else { b"collect" };
+    let failed = |error: std::io::Error| match error.raw_os_error() {
+        Some(libc::EBUSY) => Failure::Failed(format!("{place}: a collection is running already")),
+        _ => Failure::Failed(format!("{place}: {error}")),
+    };
+    sys::set_extended_attribute(&mount.mountpoint, GC, word).map_err(failed)?;
+    let bar = progress::spinner("collecting garbage");
+    let found = wait(&mount.mountpoint).map_err(failed);
+    bar.finish_and_clear();
+    let found = found?;
+    match status_value(&found, "error") {
+        Some(error) => Err(Failure::Failed(error.to_owned())),
+        None => Ok(Report::text(describe(&found, arguments.dry_run))),
+    }
+}
+
+fn wait(mountpoint: &Path) -> std::io::Result<String> {
+    loop {
+        let report = sys::extended_attribute(mountpoint, GC)?.unwrap_or_default();
+        if report != b"running" {
+            return Ok(String::from_utf8_lossy(&report).into_owned());
+        }
+        std::thread::sleep(LOOK_INTERVAL);
+    }
+}
+
+fn describe(found: &str, dry_run: bool) -> String {
+    let number = |key| status_value(found, key).and_then(|text| text.parse::<u64>().ok());
+    let deleted = if dry_run { "would be deleted" } else { "deleted" };
+    let mut text = String::new();
+    if let (Some(stores), Some(referenced)) = (number("stores"), number("referenced")) {
+        let count = |key| number(key).unwrap_or(0);
+        // Writing to a String cannot fail.
+        let _ = writeln!(
+            text,
+            "remote: {stores} stores, {referenced} objects in use, {} too young to be deleted, \
+             {} {deleted} ({}), {} remains of uploads removed",
+            count("young"),
+            count("deleted"),
+            bytes(count("deleted_bytes")),
+            count("swept"),
+        );
+        if count("unfinished") > 0 {
+            text.push_str(
+                "remote: the time was over before everything was deleted: run it again\n",
+            );
+        }
+    }
+    let _ = writeln!(text, "store: {} objects {deleted}", number("store_deleted").unwrap_or(0));
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_in_words() {
+        let found = "stores: 2\nreferenced: 9\nyoung: 1\ndeleted: 3\ndeleted_bytes: 2048\n\
+                     swept: 0\nunfinished: 1\nstore_deleted: 0\n";
+        let expected = "remote: 2 stores, 9 objects in use, 1 too young to be deleted, \
+                        3 would be deleted (2.0 KiB), 0 remains of uploads removed\n\
+                        remote: the time was over before everything was deleted: run it again\n\
+                        store: 0 objects would be deleted\n";
+        assert_eq!(describe(found, true), expected);
+        assert_eq!(describe("store_deleted: 4\n", false), "store: 4 objects deleted\n");
+    }
+}
