@@ -17,6 +17,7 @@ use super::{FileSystem, FsError};
 use crate::page::names::{format_layer, format_page};
 use crate::page::{Layer, TokenStart};
 use crate::store::record::{DirectoryClass, InodeId, Kind, ObjectId, Role};
+use crate::tier::counters::Tier;
 use crate::tier::scan::{AHEAD_PAGES_MAX, Position, Scans};
 
 /// Threads that fetch ahead: with three uploads, two of the remote's eight calls stay free for
@@ -101,17 +102,18 @@ impl FileSystem {
         known.note_open(tiers, object);
         let Known { scans, pages } = &mut *known;
         let mut failure = None;
-        let found = scans.opened(sequence, (at, tokens), bytes, |at| {
+        let mut found = scans.opened(sequence, (at, tokens), bytes, |at| {
             find_page(&state, sequence, at).unwrap_or_else(|error| {
                 failure = Some(error);
                 None
             })
         });
+        found.retain(|ahead| {
+            let tier = self.tier_of(&state, ahead.object);
+            tier.is_ok_and(|tier| tier == Tier::Remote) && !pages.contains_key(&ahead.object)
+        });
         drop(state);
         for ahead in found {
-            if !self.is_only_remote(ahead.object) || pages.contains_key(&ahead.object) {
-                continue;
-            }
             match tiers.prefetch.queue.get().map(|queue| queue.try_send(ahead)) {
                 Some(Ok(())) => drop(pages.insert(ahead.object, Fate::Queued)),
                 Some(Err(_)) => tiers.counters.prefetched("dropped"),
