@@ -270,12 +270,13 @@ impl FileSystem {
         self.commit()?;
         let snapshot = self.state().metadata.snapshot()?;
         let growing = self.copy_growing(tiers, &mut mover.growing, &snapshot)?;
-        let oldest = growing.values().map(|made| made.held.since).chain(mover.oldest);
+        let oldest = growing.values().filter_map(|made| made.since).chain(mover.oldest);
         let oldest = oldest.reduce(Stamp::or_earlier);
         let rows = super::manifest_of_names::rows(&snapshot, &growing)?;
         let published =
             mover.publisher.publish(format::VERSION, rows, oldest).map_err(FsError::Remote)?;
         tiers.names_published.store(names_changed, Ordering::Release);
+        mover.growing.was_published(published.is_reliable);
         (mover.published, mover.took) = (Instant::now(), begin.elapsed());
         mover.oldest = None;
         let unnamed = std::mem::take(&mut mover.unnamed);

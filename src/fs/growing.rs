@@ -10,7 +10,7 @@ use super::{FileSystem, FsError};
 use crate::store::database::Snapshot;
 use crate::store::disk::{Access, FileStat, read_all};
 use crate::store::record::{InodeId, ObjectId, RemoteCopy, RemoteState, Role, Time};
-use crate::tier::remote::hold::Held;
+use crate::tier::remote::hold::Stamp;
 
 /// Larger ones are left out: a token file of 16 million tokens, a tail of 16 pages.
 const GROWING_BYTES_MAX: u64 = 64 << 20;
@@ -21,12 +21,24 @@ pub(super) struct GrowingCopy {
     pub(super) copy: RemoteCopy,
     pub(super) length: u64,
     pub(super) mtime: Time,
-    pub(super) held: Held,
+    /// Since when the remote holds it; `None` once a reliable manifest has named it.
+    pub(super) since: Option<Stamp>,
 }
 
 /// What was last sent of each, and what its file was then.
 #[derive(Debug, Default)]
 pub(super) struct Growing(HashMap<ObjectId, (FileStat, GrowingCopy)>);
+
+impl Growing {
+    /// A manifest names what was sent. If that came too late, it may be collected: it is sent again.
+    pub(super) fn was_published(&mut self, is_reliable: bool) {
+        if is_reliable {
+            self.0.values_mut().for_each(|(_, made)| made.since = None);
+        } else {
+            self.0.clear();
+        }
+    }
+}
 
 impl FileSystem {
     /// Whether a file has grown since it was last sent. New ones are changes of names.
@@ -60,7 +72,7 @@ impl FileSystem {
                         stored_bytes: length,
                         state: RemoteState::Only,
                     };
-                    GrowingCopy { copy, length, mtime: stat.mtime, held }
+                    GrowingCopy { copy, length, mtime: stat.mtime, since: Some(held.since) }
                 }
             };
             sent.insert(object, (stat, made));
@@ -88,5 +100,29 @@ impl FileSystem {
         }
         tokens.extend(tails);
         Ok(tokens)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tier::encoding::Encoding;
+
+    #[test]
+    fn what_a_reliable_manifest_names_waits_for_no_other_and_anything_else_is_sent_again() {
+        let copy = RemoteCopy {
+            content: [7; 32],
+            encoding: Encoding::Raw,
+            stored_bytes: 4,
+            state: RemoteState::Only,
+        };
+        let made =
+            GrowingCopy { copy, length: 4, mtime: Time::default(), since: Some(Stamp::now()) };
+        let stat = FileStat { length: 4, blocks: 8, mtime: Time::default(), inode: 1 };
+        let mut growing = Growing(HashMap::from([(ObjectId(1), (stat, made))]));
+        growing.was_published(true);
+        assert!(growing.0.values().all(|(_, made)| made.since.is_none()));
+        growing.was_published(false);
+        assert!(growing.0.is_empty());
     }
 }
