@@ -23,15 +23,17 @@ fn every_file_survives_kills_while_objects_move(mode: Mode) {
     let mut place = Place::with_budget(mode, &["--cold", "zstd:1"]);
     let mut files = place.write("f", FILES);
     place.wait_until_it_fits();
-    let mut killed_while_some_were_away = 0;
     for seed in 0..KILLS {
         change_one(&mut files, seed);
         let paths: Vec<PathBuf> = files.iter().map(|(path, _)| path.clone()).collect();
         std::thread::scope(|scope| {
             scope.spawn(|| read_until_it_fails(&paths, random(seed, FILES)));
-            std::thread::sleep(Duration::from_millis(random(seed + 1000, 700)));
-            let away = place.mount.status_number("remote_only_objects");
-            killed_while_some_were_away += u64::from(away > 0);
+            if seed % 2 == 0 {
+                eventually("an object to leave", || {
+                    (place.mount.status_number("remote_only_objects") > 0).then_some(())
+                });
+            }
+            std::thread::sleep(Duration::from_millis(random(seed + 1000, 120)));
             place.mount.crash();
         });
         for (path, bytes) in &files {
@@ -39,7 +41,6 @@ fn every_file_survives_kills_while_objects_move(mode: Mode) {
         }
         assert_eq!(place.mount.status("errors"), "0", "seed {seed}");
     }
-    assert!(killed_while_some_were_away > KILLS / 4, "{killed_while_some_were_away}");
     eventually("a file to be away", || {
         files.iter().any(|(path, _)| tier(path) == "remote").then_some(())
     });
