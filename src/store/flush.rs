@@ -14,8 +14,8 @@ use super::disk::{Access, DIRECT_ALIGNMENT, DiskFile, DiskPath, copy_all};
 /// Files at a time: enough that the disk always has something to write while others are synced.
 const THREADS: usize = 4;
 
-/// Bytes per write.
-const WRITE_BYTES: usize = 4 << 20;
+/// Bytes per write: a page of the default geometry with its header.
+const WRITE_BYTES: usize = (4 << 20) + 4096;
 
 /// Copies objects from memory to `staging/`, durably. Those whose file is gone are left out.
 pub(super) fn write_out(store: &Store, dirty: &[Flushed]) -> io::Result<Vec<Flushed>> {
