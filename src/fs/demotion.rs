@@ -93,6 +93,9 @@ impl FileSystem {
         let outcome = self.round(tiers, mover);
         let under_way = mover.uploaded.len() + mover.unnamed.len();
         tiers.under_way.store(under_way, Ordering::Release);
+        if tiers.is_closing() {
+            return Duration::MAX;
+        }
         if let Err(error) = &outcome {
             self.report_outage(mover, error);
         } else if mover.reported.take().is_some() {
