@@ -4,10 +4,11 @@ mod numbers;
 mod pages;
 
 use std::ffi::CStr;
+use std::ptr;
 
 use super::memory::{Caller, Structure};
 use super::status::{Failure, Status, guard, kvfs_last_error};
-use super::{AttentionConfig, Block, Geometry, Layer, Options, Partials, Queries};
+use super::{AttentionConfig, Block, Geometry, Layer, Options, Partials, Queries, Tensor};
 
 fn last_error() -> String {
     // SAFETY: the text of this thread, which nobody replaces meanwhile.
@@ -150,4 +151,19 @@ fn handles() {
 #[test]
 fn failures_name_their_block() {
     assert_eq!(Failure::block(3, "no"), Failure::argument("no").of_block(3));
+}
+
+/// A block to be filled.
+fn empty_block() -> Block {
+    let nothing = Tensor { data: ptr::null(), bytes: 0, head_stride: 0, token_stride: 0 };
+    Block {
+        size: size_of::<Block>(),
+        dtype: 0,
+        values: 0,
+        tokens: 0,
+        k: nothing,
+        v: nothing,
+        first_position: 0,
+        shift: 0,
+    }
 }

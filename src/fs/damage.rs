@@ -3,7 +3,7 @@
 use super::{FileSystem, FsError};
 use crate::store::disk::FileStat;
 use crate::store::quarantine::{self, Take};
-use crate::store::record::{InodeId, ObjectId, RemoteCopy, RemoteState, Role};
+use crate::store::record::{InodeId, ObjectId, RemoteState, Role};
 use crate::tier::remote::RemoteError;
 
 impl FileSystem {
@@ -49,8 +49,7 @@ impl FileSystem {
         if let Some(tiers) = &self.tiers
             && copy.state == RemoteState::Named
         {
-            let only = RemoteCopy { state: RemoteState::Only, ..copy };
-            state.metadata.put_remote_copy(object, &only);
+            state.metadata.set_remote_state(object, copy, RemoteState::Only);
             let length = state.metadata.object(object)?.map_or(0, |record| record.length);
             tiers.ssd.has_left(object, length);
         }

@@ -21,7 +21,7 @@
 //! | `damage` | a local copy that is not what was written |
 //! | `prefetch` | fetching what will be opened next |
 //! | `movement`, `pin` | moving and keeping a file on request |
-//! | `demotion`, `manifest_of_names` | moving towards the remote |
+//! | `demotion`, `upload`, `leave`, `manifest_of_names` | moving towards the remote |
 //! | `growing` | copies of tails and token files for that manifest |
 //! | `rebuild` | a new store takes over the names that another published |
 //! | `collection` | garbage |
@@ -39,6 +39,7 @@ mod error;
 mod extended;
 mod growing;
 mod keep_resident;
+mod leave;
 mod link;
 mod list;
 mod lookup;
@@ -59,6 +60,7 @@ mod state;
 mod sync;
 mod tiers;
 mod transfer;
+mod upload;
 mod views;
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};

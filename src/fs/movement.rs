@@ -8,9 +8,9 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::demotion::MOVING_BYTES_MAX;
 use super::state::State;
 use super::tiers::Tiers;
+use super::upload::MOVING_BYTES_MAX;
 use super::{FileSystem, FsError};
 use crate::store::disk::{Access, copy_all};
 use crate::store::record::{FileRecord, InodeId, ObjectId, RemoteState, Role};

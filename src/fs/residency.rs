@@ -188,8 +188,7 @@ impl FileSystem {
         };
         self.store.disk.rename(&incoming, &DiskPath::Object(object))?;
         if copy.state == RemoteState::Only {
-            let named = RemoteCopy { state: RemoteState::Named, ..copy };
-            state.metadata.put_remote_copy(object, &named);
+            state.metadata.set_remote_state(object, copy, RemoteState::Named);
             tiers.ssd.may_leave(object, id, length);
             drop(state);
             self.invalidate(super::Invalidation::Inode(id));

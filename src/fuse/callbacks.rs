@@ -3,10 +3,8 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::SystemTime;
 
-use crossbeam_channel::Sender;
 use fuser::{
     BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation,
     INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr,
@@ -15,8 +13,8 @@ use fuser::{
 };
 
 use super::convert::{absent, attributes, file_type, inode, new_time, ttl};
+use super::dispatch::Callbacks;
 use super::shared::{Shared, caller, is_reader, permissions, place, quiet, reply_attribute};
-use super::slow::Job;
 use crate::fs::{
     Awaited, FileSystem, Listing, Lookup, NAME_BYTES_MAX, NewNode, OpenedBy, SetAttributes,
 };
@@ -27,52 +25,6 @@ use crate::store::disk::{Allocation, Seek};
 const WRITE_BYTES_MAX: u32 = 1 << 20;
 /// Requests that the kernel may have under way in the background (readahead, releases).
 const BACKGROUND_MAX: u16 = 64;
-
-/// The kernel's requests come in here.
-pub(super) struct Callbacks {
-    shared: Arc<Shared>,
-    /// Takes what may wait for the disk; closed when the kernel has let the mount go.
-    slow: Sender<Job>,
-    /// Takes what waits for the remote.
-    fetches: Sender<Job>,
-}
-
-impl Callbacks {
-    pub(super) fn new(shared: Arc<Shared>, slow: Sender<Job>, fetches: Sender<Job>) -> Callbacks {
-        Callbacks { shared, slow, fetches }
-    }
-
-    /// Runs what may wait for the remote: such operations keep each other waiting, and nobody else.
-    fn fetch(&self, job: impl FnOnce(&Shared) + Send + 'static) {
-        let shared = Arc::clone(&self.shared);
-        if self.fetches.try_send(Box::new(move || job(&shared))).is_err() {
-            // A request that is dropped is answered with EIO.
-            log::error!("too many files wait for the remote: a file was not opened");
-        }
-    }
-
-    /// Runs what may wait for the remote, if there is one, or for the disk.
-    fn aside(&self, job: impl FnOnce(&Shared) + Send + 'static) {
-        if self.fs.tiers().is_some() { self.fetch(job) } else { self.later(job) }
-    }
-
-    /// Runs what may wait for a commit, for the disk or for another request beside the requests:
-    /// two clients that fsync must not keep everybody else from opening files.
-    fn later(&self, job: impl FnOnce(&Shared) + Send + 'static) {
-        let shared = Arc::clone(&self.shared);
-        if let Err(full) = self.slow.try_send(Box::new(move || job(&shared))) {
-            full.into_inner()();
-        }
-    }
-}
-
-impl std::ops::Deref for Callbacks {
-    type Target = Shared;
-
-    fn deref(&self) -> &Shared {
-        &self.shared
-    }
-}
 
 #[allow(clippy::too_many_arguments, reason = "the signatures are fuser's")]
 impl Filesystem for Callbacks {

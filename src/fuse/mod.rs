@@ -4,6 +4,7 @@
 
 mod callbacks;
 mod convert;
+mod dispatch;
 mod linger;
 mod mount;
 mod passthrough;

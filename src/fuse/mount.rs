@@ -11,7 +11,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use fuser::{Config, INodeNo, MountOption, Notifier, Session, SessionACL};
 
-use super::callbacks::Callbacks;
+use super::dispatch::Callbacks;
 use super::shared::Shared;
 use super::slow;
 use crate::fs::rebuild::{self, RebuildError, RebuildFrom, Rebuilt};

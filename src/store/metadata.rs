@@ -12,6 +12,8 @@
 //! files but never a name without its bytes. One mutex of the caller guards all of it; nothing
 //! here waits for the disk except [`Writer::write`], which runs outside of that mutex.
 
+mod remote;
+
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
@@ -27,8 +29,7 @@ use super::database::{
 use super::keys;
 use super::layer::{Layer, Record, merge};
 use super::record::{
-    Entry, FileRecord, Inode, InodeId, ObjectId, ObjectKind, ObjectRecord, RemoteCopy,
-    RemoteIdentity, RemoteState, Totals,
+    Entry, FileRecord, Inode, InodeId, ObjectId, ObjectKind, ObjectRecord, Totals,
 };
 
 /// Where a change goes.
@@ -247,40 +248,6 @@ impl Metadata {
         }
     }
 
-    /// The copy of an object in the remote.
-    pub(crate) fn remote_copy(&self, object: ObjectId) -> Result<Option<RemoteCopy>, StoreError> {
-        self.get(&keys::remote_copy(object))
-    }
-
-    /// Whether the disk's copy of an object, if there still is one, does not count.
-    pub(crate) fn is_only_remote(&self, object: ObjectId) -> Result<bool, StoreError> {
-        let copy = if self.has_remote { self.remote_copy(object)? } else { None };
-        Ok(copy.is_some_and(|copy| copy.state == RemoteState::Only))
-    }
-
-    /// Notes a copy in the remote.
-    pub(crate) fn put_remote_copy(&mut self, object: ObjectId, copy: &RemoteCopy) {
-        self.put(Life::Durable, keys::remote_copy(object), copy);
-    }
-
-    /// The remote's copy is not the object any more.
-    pub(crate) fn forget_remote_copy(&mut self, object: ObjectId) -> Result<(), StoreError> {
-        if self.remote_copy(object)?.is_some() {
-            self.remove(Life::Durable, keys::remote_copy(object));
-        }
-        Ok(())
-    }
-
-    /// The names of store and remote.
-    pub(crate) fn remote_identity(&self) -> Result<Option<RemoteIdentity>, StoreError> {
-        self.get(&keys::remote_identity())
-    }
-
-    /// Notes the names of store and remote.
-    pub(crate) fn put_remote_identity(&mut self, identity: &RemoteIdentity) {
-        self.put(Life::Durable, keys::remote_identity(), identity);
-    }
-
     /// The records as of the last commit, to be read without holding anything up.
     pub(crate) fn snapshot(&self) -> Result<Snapshot, StoreError> {
         Snapshot::open(&self.database)
@@ -302,9 +269,8 @@ impl Metadata {
         let old = self.object(object).ok().flatten();
         self.count(old.as_ref(), None);
         self.remove(Life::Durable, keys::object(object));
-        if self.remote_copy(object).ok().flatten().is_some() {
-            self.remove(Life::Durable, keys::remote_copy(object));
-        }
+        // What cannot be read is for fsck to find.
+        let _ = self.forget_remote_copy(object);
         self.active.publish.remove(&object);
     }
 

@@ -5,58 +5,21 @@
 //! disk; until then a copy is *dirty* and the only one. Clean copies leave when room is needed and
 //! nobody has them open or mapped; otherwise unlinking would free nothing, so they count as pinned.
 //!
-//! The tmpfs is mounted nowhere (`fsmount(2)` without `move_mount(2)`): nobody else finds it, and it
-//! goes with the daemon, however that ends. `huge=within_size` is the largest single win for
-//! readers: mapped pages of 2 MiB are copied at 22 GB/s instead of 2.7.
+//! Where the tmpfs is, `ram/place.rs` says.
+
+mod place;
 
 use std::collections::{HashMap, HashSet};
-use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use nix::fcntl::{Flock, FlockArg};
-use rustix::mount::{
-    FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_string, fsmount,
-    fsopen,
-};
+pub use place::RamPlace;
 
 use super::counters::{Counters, Tier};
 use super::replacement::Replacement;
 use crate::store::disk::{Access, Allocation, Disk, DiskFile, DiskPath, FileStat};
 use crate::store::local_disk::LocalDisk;
 use crate::store::record::{InodeId, ObjectId};
-
-/// What the tmpfs holds beyond the budget, so that a writer who exceeds the page that it announced
-/// is told by the kernel: one large page.
-const SLACK_BYTES: u64 = 64 << 20;
-
-/// Directories to make in `/dev/shm` before giving up; one daemon starting beside us takes one.
-const ATTEMPTS_MAX: u32 = 8;
-
-/// Where the copies are.
-#[derive(Debug)]
-pub enum RamPlace {
-    /// On a tmpfs of our own.
-    Tmpfs,
-    /// In a directory of the tmpfs that is there for everybody, since we may not mount one.
-    Shared(SharedDirectory),
-}
-
-impl std::fmt::Display for RamPlace {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            RamPlace::Tmpfs => write!(formatter, "private tmpfs"),
-            RamPlace::Shared(directory) => write!(
-                formatter,
-                "{}: only root may mount a tmpfs of its own",
-                directory.path.display()
-            ),
-        }
-    }
-}
 
 /// What the tier holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -128,14 +91,7 @@ enum CopyState {
 impl RamTier {
     /// A tier of `budget_bytes`.
     pub fn open(budget_bytes: u64, counters: Counters) -> io::Result<RamTier> {
-        let (disk, place) = match mount_tmpfs(budget_bytes + SLACK_BYTES) {
-            Ok(root) => (LocalDisk::at(root), RamPlace::Tmpfs),
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                let shared = SharedDirectory::make()?;
-                (LocalDisk::open(&shared.path)?, RamPlace::Shared(shared))
-            }
-            Err(error) => return Err(error),
-        };
+        let (disk, place) = place::open(budget_bytes)?;
         let held = Held {
             copies: HashMap::new(),
             used_bytes: 0,
@@ -451,82 +407,6 @@ impl Held {
             self.used_bytes -= copy.bytes;
         }
     }
-}
-
-/// Makes a tmpfs that is mounted nowhere.
-fn mount_tmpfs(bytes: u64) -> io::Result<OwnedFd> {
-    let context = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
-    fsconfig_set_string(&context, "size", bytes.to_string().as_str())?;
-    fsconfig_set_string(&context, "mode", "0700")?;
-    if let Err(error) = fsconfig_set_string(&context, "huge", "within_size") {
-        log::info!("the RAM tier has no huge pages: {error}");
-    }
-    fsconfig_create(&context)?;
-    let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID
-        | MountAttrFlags::MOUNT_ATTR_NODEV
-        | MountAttrFlags::MOUNT_ATTR_NOATIME;
-    Ok(fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?)
-}
-
-/// A directory of our own in `/dev/shm`, locked while we live.
-#[derive(Debug)]
-pub struct SharedDirectory {
-    path: PathBuf,
-    _lock: Flock<File>,
-}
-
-impl SharedDirectory {
-    const PLACE: &str = "/dev/shm";
-    const PREFIX: &str = "kvfs-";
-
-    fn make() -> io::Result<SharedDirectory> {
-        let kind = nix::sys::statfs::statfs(SharedDirectory::PLACE)?.filesystem_type();
-        if kind != nix::sys::statfs::TMPFS_MAGIC {
-            return Err(io::Error::other("/dev/shm is no tmpfs"));
-        }
-        SharedDirectory::remove_orphans();
-        // Another daemon that starts now may take it for an orphan until it is locked.
-        for _ in 0..ATTEMPTS_MAX {
-            // mkdtemp(3) makes it with mode 0700 and replaces the X.
-            let template = format!("{}/{}XXXXXX", SharedDirectory::PLACE, SharedDirectory::PREFIX);
-            let path = nix::unistd::mkdtemp(template.as_str())?;
-            if let Ok(lock) = lock(&path)
-                && path.exists()
-            {
-                return Ok(SharedDirectory { path, _lock: lock });
-            }
-        }
-        Err(io::Error::other("other daemons keep removing its directory in /dev/shm"))
-    }
-
-    /// What a daemon left that was killed: directories of ours that nobody has locked.
-    fn remove_orphans() {
-        let Ok(entries) = std::fs::read_dir(SharedDirectory::PLACE) else {
-            return;
-        };
-        for entry in entries.flatten() {
-            let ours = entry.file_name().to_string_lossy().starts_with(SharedDirectory::PREFIX)
-                && entry.metadata().is_ok_and(|metadata| {
-                    metadata.is_dir() && metadata.uid() == nix::unistd::geteuid().as_raw()
-                });
-            if ours && lock(&entry.path()).is_ok() {
-                let _ = std::fs::remove_dir_all(entry.path());
-            }
-        }
-    }
-}
-
-impl Drop for SharedDirectory {
-    fn drop(&mut self) {
-        if let Err(error) = std::fs::remove_dir_all(&self.path) {
-            log::warn!("{}: {error}", self.path.display());
-        }
-    }
-}
-
-fn lock(directory: &Path) -> io::Result<Flock<File>> {
-    let flags = FlockArg::LockExclusiveNonblock;
-    Flock::lock(File::open(directory)?, flags).map_err(|(_, error)| error.into())
 }
 
 #[cfg(test)]

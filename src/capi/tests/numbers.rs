@@ -11,7 +11,7 @@ use super::super::{
     kvfs_manifest_create, kvfs_manifest_free, kvfs_page_block, kvfs_rotation_free,
     kvfs_rotation_from_json, kvfs_tail_block,
 };
-use super::last_error;
+use super::{empty_block, last_error};
 
 const HEADS: usize = 2;
 const DIM: usize = 32;
@@ -199,17 +199,7 @@ proptest! {
         };
         prop_assert_eq!(status, Status::Ok);
         let (file, layer) = (vec![0x20_u8; bytes], small(layer));
-        let nothing = tensor(&[], (0, 0), 0);
-        let mut block = Block {
-            size: size_of::<Block>(),
-            dtype: 0,
-            values: 0,
-            tokens: 0,
-            k: nothing,
-            v: nothing,
-            first_position: 0,
-            shift: 0,
-        };
+        let mut block = empty_block();
         let (data, block) = (file.as_ptr().cast::<c_void>(), &raw mut block);
         // SAFETY: everything is alive and as long as it says.
         let page = unsafe { kvfs_page_block(manifest, layer, start, data, file.len(), block) };

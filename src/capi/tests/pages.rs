@@ -7,7 +7,7 @@ use super::super::{
     Block, Geometry, Manifest, Status, Tensor, Values, kvfs_manifest_create, kvfs_manifest_free,
     kvfs_manifest_geometry, kvfs_page_block, kvfs_page_verify, kvfs_tail_block,
 };
-use super::last_error;
+use super::{empty_block, last_error};
 use crate::page::{
     self, Dtype, Layout, ManifestFields, PagePlace, PageView, TokenStart, pack_page,
 };
@@ -43,20 +43,6 @@ impl Drop for Handle {
     fn drop(&mut self) {
         // SAFETY: freed once.
         unsafe { kvfs_manifest_free(self.0) };
-    }
-}
-
-fn empty_block() -> Block {
-    let nothing = Tensor { data: ptr::null(), bytes: 0, head_stride: 0, token_stride: 0 };
-    Block {
-        size: size_of::<Block>(),
-        dtype: 0,
-        values: 0,
-        tokens: 0,
-        k: nothing,
-        v: nothing,
-        first_position: 0,
-        shift: 0,
     }
 }
 

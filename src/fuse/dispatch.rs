@@ -1,0 +1,54 @@
+//! Where a request runs: at once, on the thread that it came in on, or beside it if it may wait.
+
+use std::sync::Arc;
+
+use crossbeam_channel::Sender;
+
+use super::shared::Shared;
+use super::slow::Job;
+
+/// The kernel's requests come in here.
+pub(super) struct Callbacks {
+    shared: Arc<Shared>,
+    /// Takes what may wait for the disk; closed when the kernel has let the mount go.
+    slow: Sender<Job>,
+    /// Takes what waits for the remote.
+    fetches: Sender<Job>,
+}
+
+impl Callbacks {
+    pub(super) fn new(shared: Arc<Shared>, slow: Sender<Job>, fetches: Sender<Job>) -> Callbacks {
+        Callbacks { shared, slow, fetches }
+    }
+
+    /// Runs what may wait for the remote: such operations keep each other waiting, and nobody else.
+    pub(super) fn fetch(&self, job: impl FnOnce(&Shared) + Send + 'static) {
+        let shared = Arc::clone(&self.shared);
+        if self.fetches.try_send(Box::new(move || job(&shared))).is_err() {
+            // A request that is dropped is answered with EIO.
+            log::error!("too many files wait for the remote: a file was not opened");
+        }
+    }
+
+    /// Runs what may wait for the remote, if there is one, or for the disk.
+    pub(super) fn aside(&self, job: impl FnOnce(&Shared) + Send + 'static) {
+        if self.fs.tiers().is_some() { self.fetch(job) } else { self.later(job) }
+    }
+
+    /// Runs what may wait for a commit, for the disk or for another request beside the requests:
+    /// two clients that fsync must not keep everybody else from opening files.
+    pub(super) fn later(&self, job: impl FnOnce(&Shared) + Send + 'static) {
+        let shared = Arc::clone(&self.shared);
+        if let Err(full) = self.slow.try_send(Box::new(move || job(&shared))) {
+            full.into_inner()();
+        }
+    }
+}
+
+impl std::ops::Deref for Callbacks {
+    type Target = Shared;
+
+    fn deref(&self) -> &Shared {
+        &self.shared
+    }
+}

@@ -1,0 +1,48 @@
+//! What is known of the remote: which objects it has, how far they are relied upon, and who it is.
+
+use super::{Life, Metadata};
+use crate::store::record::{ObjectId, RemoteCopy, RemoteIdentity, RemoteState};
+use crate::store::{StoreError, keys};
+
+impl Metadata {
+    /// The copy of an object in the remote.
+    pub(crate) fn remote_copy(&self, object: ObjectId) -> Result<Option<RemoteCopy>, StoreError> {
+        self.get(&keys::remote_copy(object))
+    }
+
+    /// Whether the disk's copy of an object, if there still is one, does not count.
+    pub(crate) fn is_only_remote(&self, object: ObjectId) -> Result<bool, StoreError> {
+        let copy = if self.has_remote { self.remote_copy(object)? } else { None };
+        Ok(copy.is_some_and(|copy| copy.state == RemoteState::Only))
+    }
+
+    /// Notes a copy in the remote.
+    pub(crate) fn put_remote_copy(&mut self, object: ObjectId, copy: &RemoteCopy) {
+        self.put(Life::Durable, keys::remote_copy(object), copy);
+    }
+
+    /// Relies on a copy in the remote more, or less, than before.
+    pub(crate) fn set_remote_state(
+        &mut self, object: ObjectId, copy: RemoteCopy, state: RemoteState,
+    ) {
+        self.put_remote_copy(object, &RemoteCopy { state, ..copy });
+    }
+
+    /// The remote's copy is not the object any more.
+    pub(crate) fn forget_remote_copy(&mut self, object: ObjectId) -> Result<(), StoreError> {
+        if self.remote_copy(object)?.is_some() {
+            self.remove(Life::Durable, keys::remote_copy(object));
+        }
+        Ok(())
+    }
+
+    /// The names of store and remote.
+    pub(crate) fn remote_identity(&self) -> Result<Option<RemoteIdentity>, StoreError> {
+        self.get(&keys::remote_identity())
+    }
+
+    /// Notes the names of store and remote.
+    pub(crate) fn put_remote_identity(&mut self, identity: &RemoteIdentity) {
+        self.put(Life::Durable, keys::remote_identity(), identity);
+    }
+}
