@@ -123,13 +123,13 @@ pub(crate) struct MountArguments {
     /// the `AWS_*` variables
     #[arg(long, value_name = "DIR|s3://...")]
     remote: Option<String>,
-    /// Disk space for objects: beyond it, those that the remote has leave [default: no limit]
+    /// Disk space for objects: beyond it, they are encoded and leave [default: no limit]
     #[arg(long, value_name = "SIZE")]
     ssd: Option<Size>,
     /// Bytes per second to and from the remote [default: no limit]
     #[arg(long, value_name = "SIZE")]
     remote_bandwidth: Option<Size>,
-    /// How copies in the remote are encoded: none, zstd, zstd:LEVEL [default: none]
+    /// How cold objects are encoded: none, zstd, zstd:LEVEL [default: none]
     #[arg(long, value_name = "ENCODING")]
     cold: Option<String>,
     /// Whose names a new store takes over from the remote: a store's id, or none [default: those

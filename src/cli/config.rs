@@ -90,9 +90,14 @@ impl MountConfig {
         let log_file = self.log_file.as_ref().map(|path| format!("log_file = {}\n", text(path)));
         let log_level = self.log_level.as_deref().map(Path::new);
         let log_level = log_level.map(|level| format!("log_level = {}\n", text(level)));
+        let cold = match options.cold {
+            ColdEncoding::None => String::new(),
+            cold => format!("cold = \"{cold}\"\n"),
+        };
         format!(
             "# store = {}\n# mountpoint = {}\nallow_other = {}\nread_only = {}\npassthrough = {}\n\
-             nonempty = {}\ncommit_interval = {:?}\nram = {}\nthreads = {}\noptions = {:?}\n{}{}{}",
+             nonempty = {}\ncommit_interval = {:?}\nram = {}\nthreads = {}\noptions = {:?}\n\
+             {}{}{}{}{}",
             text(&options.store),
             text(&options.mountpoint),
             options.allow_other,
@@ -103,6 +108,8 @@ impl MountConfig {
             options.ram_bytes,
             options.threads,
             options.kernel_options,
+            options.ssd_bytes.map(|bytes| format!("ssd = {bytes}\n")).unwrap_or_default(),
+            cold,
             options.remote.as_ref().map(remote_toml).unwrap_or_default(),
             log_file.unwrap_or_default(),
             log_level.unwrap_or_default(),
@@ -111,17 +118,12 @@ impl MountConfig {
 }
 
 fn remote_toml(remote: &RemoteOptions) -> String {
-    let mut text = format!(
-        "remote = {}\ncold = \"{}\"\n",
-        serde_json::Value::from(remote.place.to_string()),
-        remote.cold
-    );
+    let mut text = format!("remote = {}\n", serde_json::Value::from(remote.place.to_string()));
     text.extend(match remote.rebuild_from {
         RebuildFrom::OnlyStore => None,
         RebuildFrom::Nothing => Some("rebuild_from = \"none\"\n".to_owned()),
         RebuildFrom::Store(id) => Some(format!("rebuild_from = \"{id}\"\n")),
     });
-    text.extend(remote.ssd_bytes.map(|bytes| format!("ssd = {bytes}\n")));
     text.extend(remote.bandwidth.map(|bytes| format!("remote_bandwidth = {bytes}\n")));
     text
 }
@@ -186,6 +188,9 @@ fn validate(
     }
     let log_level = first.get(|l| l.log_level.clone());
     super::logging::check_filter(log_level.as_deref())?;
+    let remote = remote_options(&first)?;
+    let cold = cold_encoding(&first)?;
+    let ssd_bytes = ssd_bytes(&first, remote.is_some() || cold != ColdEncoding::None)?;
     Ok(MountConfig {
         options: MountOptions {
             store,
@@ -196,7 +201,9 @@ fn validate(
             kernel_options: kernel_options(layers)?,
             commit_interval: Duration::from_secs_f64(seconds),
             ram_bytes: first.get(|l| l.ram).map_or(0, |size| size.0),
-            remote: remote_options(&first)?,
+            ssd_bytes,
+            cold,
+            remote,
             threads,
             config_text: String::new(),
         },
@@ -208,19 +215,13 @@ fn validate(
 }
 
 fn remote_options(first: &Layers<'_>) -> Result<Option<RemoteOptions>, String> {
-    let (ssd, cold) = (first.get(|l| l.ssd), first.get(|l| l.cold.clone()));
     let bandwidth = first.get(|l| l.remote_bandwidth);
     let rebuild_from = first.get(|l| l.rebuild_from.clone());
     let Some(place) = first.get(|l| l.remote.clone()).filter(|place| !place.is_empty()) else {
-        let alone = [("ssd", ssd.is_some()), ("cold", cold.is_some())];
-        let alone = alone.into_iter().chain([
-            ("remote_bandwidth", bandwidth.is_some()),
-            ("rebuild_from", rebuild_from.is_some()),
-        ]);
+        let alone =
+            [("remote_bandwidth", bandwidth.is_some()), ("rebuild_from", rebuild_from.is_some())];
         return match alone.into_iter().find(|(_, given)| *given) {
-            Some((name, _)) => Err(format!(
-                "{name} is set, but no remote: there is nowhere for objects to go (remote=...)"
-            )),
+            Some((name, _)) => Err(format!("{name} is set, but no remote (remote=...)")),
             None => Ok(None),
         };
     };
@@ -228,24 +229,41 @@ fn remote_options(first: &Layers<'_>) -> Result<Option<RemoteOptions>, String> {
         Some(0) => return Err("remote_bandwidth is 0: nothing would ever move".to_owned()),
         bandwidth => bandwidth.and_then(NonZeroU64::new),
     };
-    let ssd_bytes = ssd.map(|size| size.0);
-    if let Some(bytes) = ssd_bytes.filter(|bytes| *bytes < SSD_BYTES_MIN) {
-        return Err(format!("ssd is {bytes}: must be at least {SSD_BYTES_MIN} bytes"));
-    }
-    let cold: ColdEncoding = match cold {
-        Some(text) => match text.parse() {
-            Ok(ColdEncoding::Quantised(_)) => {
-                return Err(format!("cold is {text}: only none and zstd can be mounted so far"));
-            }
-            Ok(cold) => cold,
-            Err(error) => return Err(format!("cold: {error}")),
-        },
-        None => ColdEncoding::None,
-    };
     let place = place.parse().map_err(|error| format!("remote: {error}"))?;
     let rebuild_from = rebuild_from.as_deref().map(rebuild_source).transpose()?;
     let rebuild_from = rebuild_from.unwrap_or_default();
-    Ok(Some(RemoteOptions { place, ssd_bytes, cold, bandwidth, rebuild_from }))
+    Ok(Some(RemoteOptions { place, bandwidth, rebuild_from }))
+}
+
+fn cold_encoding(first: &Layers<'_>) -> Result<ColdEncoding, String> {
+    let Some(text) = first.get(|l| l.cold.clone()) else {
+        return Ok(ColdEncoding::None);
+    };
+    match text.parse() {
+        Ok(ColdEncoding::Quantised(_)) => {
+            Err(format!("cold is {text}: only none and zstd can be mounted so far"))
+        }
+        Ok(cold) => Ok(cold),
+        Err(error) => Err(format!("cold: {error}")),
+    }
+}
+
+/// The budget of the disk. What exceeds it must be able to get smaller or to leave.
+fn ssd_bytes(first: &Layers<'_>, has_a_way_out: bool) -> Result<Option<u64>, String> {
+    let Some(bytes) = first.get(|l| l.ssd).map(|size| size.0) else {
+        return Ok(None);
+    };
+    if !has_a_way_out {
+        return Err(
+            "ssd is set, but neither remote nor cold: objects could neither leave nor get \
+                    smaller (remote=..., cold=zstd)"
+                .to_owned(),
+        );
+    }
+    if bytes < SSD_BYTES_MIN {
+        return Err(format!("ssd is {bytes}: must be at least {SSD_BYTES_MIN} bytes"));
+    }
+    Ok(Some(bytes))
 }
 
 fn rebuild_source(text: &str) -> Result<RebuildFrom, String> {

@@ -2,8 +2,8 @@
 //! long that would take, and what is left without the remote.
 //!
 //! It is a sum, not a simulation: what lies in a tier divided by the rate of the link that leads
-//! from there. The remote's rate is the one that the mount measured; the others, and the
-//! remote's before anything was fetched, are assumed, and said to be.
+//! from there. The rates of the remote and of decoding are those that the mount measured; the
+//! others, and these before anything was moved, are assumed, and said to be.
 
 use std::ffi::CStr;
 use std::fmt::Write;
@@ -22,23 +22,57 @@ use crate::tier::counters::Tier;
 const RAM_BYTES_PER_SECOND: u64 = 5_000_000_000;
 /// What a disk behind one queue of a small machine gives.
 const SSD_BYTES_PER_SECOND: u64 = 1_000_000_000;
+/// Pages of zstd:3, on one core.
+const DECODING_BYTES_PER_SECOND: u64 = 500_000_000;
 /// A network of 1 Gbit/s.
 const REMOTE_BYTES_PER_SECOND: u64 = 100_000_000;
+
+/// What a file's bytes come through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Source {
+    /// They are in a tier as they are read, or come from the remote.
+    Tier(Tier),
+    /// The disk has them encoded.
+    Decoding,
+}
+
+impl Source {
+    const ALL: [Source; 4] = [
+        Source::Tier(Tier::Ram),
+        Source::Tier(Tier::Ssd),
+        Source::Decoding,
+        Source::Tier(Tier::Remote),
+    ];
+
+    fn name(self) -> &'static str {
+        match self {
+            Source::Tier(tier) => tier.name(),
+            Source::Decoding => "ssd_encoded",
+        }
+    }
+
+    fn tier(self) -> Tier {
+        match self {
+            Source::Tier(tier) => tier,
+            Source::Decoding => Tier::Ssd,
+        }
+    }
+}
 
 /// One file.
 #[derive(Debug, PartialEq, Eq)]
 struct Planned {
     path: PathBuf,
-    tier: Tier,
+    source: Source,
     bytes: u64,
     /// What crosses the link.
     stored_bytes: u64,
 }
 
-/// What comes from one tier.
+/// What comes from one source.
 #[derive(Debug)]
 struct Link {
-    tier: Tier,
+    source: Source,
     files: u64,
     bytes: u64,
     stored_bytes: u64,
@@ -48,8 +82,13 @@ struct Link {
 
 impl Link {
     fn seconds(&self) -> f64 {
+        let bytes = match self.source {
+            // What takes the time is what comes out.
+            Source::Decoding => self.bytes,
+            Source::Tier(_) => self.stored_bytes,
+        };
         #[expect(clippy::cast_precision_loss, reason = "an estimate of two digits")]
-        let seconds = self.stored_bytes as f64 / self.bytes_per_second as f64;
+        let seconds = bytes as f64 / self.bytes_per_second as f64;
         seconds
     }
 }
@@ -81,43 +120,50 @@ fn find(path: &Path, files: &mut Vec<Planned>) -> io::Result<()> {
         return Ok(());
     }
     let read = |name: &CStr| sys::extended_attribute(path, name);
-    let tier = match read(c"user.kvfs.tier")?.as_deref() {
-        Some(b"ram") => Tier::Ram,
-        Some(b"remote") => Tier::Remote,
-        _ => Tier::Ssd,
+    let source = match read(c"user.kvfs.tier")?.as_deref() {
+        Some(b"ram") => Source::Tier(Tier::Ram),
+        Some(b"remote") => Source::Tier(Tier::Remote),
+        _ => match read(c"user.kvfs.encoding")?.as_deref() {
+            None | Some(b"raw") => Source::Tier(Tier::Ssd),
+            Some(_) => Source::Decoding,
+        },
     };
     let stored = read(c"user.kvfs.stored_bytes")?.and_then(|text| String::from_utf8(text).ok());
     let stored_bytes = stored.and_then(|text| text.parse().ok()).unwrap_or(metadata.len());
-    files.push(Planned { path: path.to_owned(), tier, bytes: metadata.len(), stored_bytes });
+    files.push(Planned { path: path.to_owned(), source, bytes: metadata.len(), stored_bytes });
     Ok(())
 }
 
 fn links(files: &[Planned], status: &str) -> Vec<Link> {
-    let measured = status_value(status, "remote_bytes_per_second");
-    let measured = measured.and_then(|text| text.parse().ok()).filter(|rate| *rate > 0);
-    let link = |tier| {
-        let (rate, is_measured) = match (tier, measured) {
-            (Tier::Ram, _) => (RAM_BYTES_PER_SECOND, false),
-            (Tier::Ssd, _) => (SSD_BYTES_PER_SECOND, false),
-            (Tier::Remote, Some(rate)) => (rate, true),
-            (Tier::Remote, None) => (REMOTE_BYTES_PER_SECOND, false),
+    let measured = |key| {
+        let rate: Option<u64> = status_value(status, key).and_then(|text| text.parse().ok());
+        rate.filter(|rate| *rate > 0)
+    };
+    let link = |source| {
+        let (rate, assumed) = match source {
+            Source::Tier(Tier::Ram) => (None, RAM_BYTES_PER_SECOND),
+            Source::Tier(Tier::Ssd) => (None, SSD_BYTES_PER_SECOND),
+            Source::Decoding => (measured("decoding_bytes_per_second"), DECODING_BYTES_PER_SECOND),
+            Source::Tier(Tier::Remote) => {
+                (measured("remote_bytes_per_second"), REMOTE_BYTES_PER_SECOND)
+            }
         };
-        let of_tier = || files.iter().filter(move |file| file.tier == tier);
+        let of_source = || files.iter().filter(move |file| file.source == source);
         Link {
-            tier,
-            files: of_tier().count() as u64,
-            bytes: of_tier().map(|file| file.bytes).sum(),
-            stored_bytes: of_tier().map(|file| file.stored_bytes).sum(),
-            bytes_per_second: rate,
-            is_measured,
+            source,
+            files: of_source().count() as u64,
+            bytes: of_source().map(|file| file.bytes).sum(),
+            stored_bytes: of_source().map(|file| file.stored_bytes).sum(),
+            bytes_per_second: rate.unwrap_or(assumed),
+            is_measured: rate.is_some(),
         }
     };
-    [Tier::Ram, Tier::Ssd, Tier::Remote].map(link).into()
+    Source::ALL.map(link).into()
 }
 
 /// Two files of a sequence are read in the order of their paths: layer by layer.
 fn first_missing(files: &[Planned]) -> Option<&Path> {
-    files.iter().find(|file| file.tier == Tier::Remote).map(|file| file.path.as_path())
+    files.iter().find(|file| file.source.tier() == Tier::Remote).map(|file| file.path.as_path())
 }
 
 fn to_text(path: &Path, files: &[Planned], links: &[Link], status: &str) -> String {
@@ -128,7 +174,7 @@ fn to_text(path: &Path, files: &[Planned], links: &[Link], status: &str) -> Stri
         let _ = writeln!(
             text,
             "{}: {} files, {}, {} to move at {}/s ({kind}): {:.3} s",
-            link.tier,
+            link.source.name(),
             link.files,
             bytes(link.bytes),
             bytes(link.stored_bytes),
@@ -145,7 +191,7 @@ fn to_text(path: &Path, files: &[Planned], links: &[Link], status: &str) -> Stri
         Some(missing) => {
             let missing = missing.strip_prefix(path).unwrap_or(missing);
             let missing = if missing.as_os_str().is_empty() { path } else { missing };
-            let remote = links.iter().find(|link| link.tier == Tier::Remote);
+            let remote = links.iter().find(|link| link.source.tier() == Tier::Remote);
             let _ = writeln!(
                 text,
                 "without the remote: {} files cannot be opened (EIO, ETIMEDOUT), the first is {}",
@@ -161,7 +207,7 @@ fn to_json(path: &Path, files: &[Planned], links: &[Link], status: &str) -> Valu
     let shown = |path: &Path| path.display().to_string();
     let link = |link: &Link| {
         json!({
-            "from": link.tier.name(),
+            "from": link.source.name(),
             "files": link.files,
             "bytes": link.bytes,
             "moved_bytes": link.stored_bytes,
@@ -173,7 +219,7 @@ fn to_json(path: &Path, files: &[Planned], links: &[Link], status: &str) -> Valu
     let file = |file: &Planned| {
         json!({
             "path": shown(&file.path),
-            "tier": file.tier.name(),
+            "tier": file.source.tier().name(),
             "bytes": file.bytes,
             "stored_bytes": file.stored_bytes,
         })
@@ -184,7 +230,7 @@ fn to_json(path: &Path, files: &[Planned], links: &[Link], status: &str) -> Valu
         "seconds": links.iter().map(Link::seconds).sum::<f64>(),
         "remote_state": status_value(status, "remote_state"),
         "without_remote": {
-            "unreadable_files": files.iter().filter(|file| file.tier == Tier::Remote).count(),
+            "unreadable_files": files.iter().filter(|f| f.source.tier() == Tier::Remote).count(),
             "first": first_missing(files).map(shown),
         },
         "files": files.iter().map(file).collect::<Vec<_>>(),
@@ -195,27 +241,43 @@ fn to_json(path: &Path, files: &[Planned], links: &[Link], status: &str) -> Valu
 mod tests {
     use super::*;
 
-    fn planned(path: &str, tier: Tier, bytes: u64, stored_bytes: u64) -> Planned {
-        Planned { path: PathBuf::from(path), tier, bytes, stored_bytes }
+    fn planned(path: &str, source: Source, bytes: u64, stored_bytes: u64) -> Planned {
+        Planned { path: PathBuf::from(path), source, bytes, stored_bytes }
     }
 
     #[test]
     fn what_crosses_a_link_takes_its_time() {
         let files = [
-            planned("/m/s/000/a", Tier::Ssd, 1_000_000_000, 1_000_000_000),
-            planned("/m/s/000/b", Tier::Remote, 4_000_000, 2_000_000),
-            planned("/m/s/001/a", Tier::Remote, 4_000_000, 2_000_000),
+            planned("/m/s/000/a", Source::Tier(Tier::Ssd), 1_000_000_000, 1_000_000_000),
+            planned("/m/s/000/b", Source::Tier(Tier::Remote), 4_000_000, 2_000_000),
+            planned("/m/s/001/a", Source::Tier(Tier::Remote), 4_000_000, 2_000_000),
         ];
         let status = "remote_state: up\nremote_bytes_per_second: 8000000\n";
         let plan = to_json(Path::new("/m/s"), &files, &links(&files, status), status);
         assert_eq!(plan["seconds"], json!(1.5));
-        assert_eq!(plan["links"][2]["moved_bytes"], json!(4_000_000));
-        assert_eq!(plan["links"][2]["measured"], json!(true));
+        assert_eq!(plan["links"][3]["moved_bytes"], json!(4_000_000));
+        assert_eq!(plan["links"][3]["measured"], json!(true));
         assert_eq!(plan["without_remote"], json!({ "unreadable_files": 2, "first": "/m/s/000/b" }));
         let text = to_text(Path::new("/m/s"), &files, &links(&files, ""), "");
         assert!(text.contains("(assumed): 0.040 s\nexpected: 1.040 s\n"), "{text}");
         assert!(text.ends_with("2 files cannot be opened (EIO, ETIMEDOUT), the first is 000/b\n"));
         let text = to_text(Path::new("/m/s"), &files[..1], &links(&files[..1], ""), "");
         assert!(text.ends_with("without the remote: everything can be read\n"), "{text}");
+    }
+
+    #[test]
+    fn decoding_takes_its_time_for_what_comes_out() {
+        let file = planned("/m/s/000/a", Source::Decoding, 1_000_000, 100);
+        let status = "decoding_bytes_per_second: 2000000\n";
+        let plan = to_json(
+            Path::new("/m/s"),
+            std::slice::from_ref(&file),
+            &links(std::slice::from_ref(&file), status),
+            status,
+        );
+        assert_eq!((&plan["seconds"], &plan["files"][0]["tier"]), (&json!(0.5), &json!("ssd")));
+        let link = &plan["links"][2];
+        assert_eq!((&link["from"], &link["moved_bytes"]), (&json!("ssd_encoded"), &json!(100)));
+        assert_eq!(plan["without_remote"], json!({ "unreadable_files": 0, "first": null }));
     }
 }

@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 use super::tiers::Tiers;
 use super::{FileSystem, FsError};
 use crate::store::disk::{DiskDirectory, DiskPath};
-use crate::store::record::{InodeId, ObjectId, ObjectRecord};
-use crate::store::recovery;
+use crate::store::record::{EncodedCopy, InodeId, ObjectId, ObjectRecord};
+use crate::tier::exchange::Exchange;
 use crate::tier::remote::gc::{Collected, collect};
 use crate::tier::remote::{BlobStore, RemoteError, State as RemoteHealth};
 
@@ -117,10 +117,11 @@ impl FileSystem {
         let mut line = |key: &str, value: u64| {
             let _ = writeln!(text, "{key}: {value}");
         };
-        if let Some(tiers) = &self.tiers {
-            publish_anew(tiers)?;
-            let remote = tiers.exchange.remote().as_ref();
-            let grace = tiers.exchange.grace();
+        let exchange =
+            self.tiers.as_ref().and_then(|tiers| Some((tiers, tiers.exchange.as_ref()?)));
+        if let Some((tiers, exchange)) = exchange {
+            publish_anew(tiers, exchange)?;
+            let (remote, grace) = (exchange.remote().as_ref(), exchange.grace());
             let found: Collected = collect(remote, grace, dry_run).map_err(FsError::Remote)?;
             line("stores", found.stores);
             line("referenced", found.referenced);
@@ -142,10 +143,15 @@ impl FileSystem {
             state.metadata.staged.remove(&below);
             below
         };
-        let mut unknown = HashSet::new();
+        let (mut unknown, mut encoded) = (HashSet::new(), HashSet::new());
         for shard in 0..=u8::MAX {
-            let names = self.store.disk.list(DiskDirectory::ObjectShard(shard))?;
-            unknown.extend(names.iter().filter_map(|name| recovery::parse(name)));
+            for name in self.store.disk.list(DiskDirectory::ObjectShard(shard))? {
+                match DiskPath::stored(&name) {
+                    Some(DiskPath::Object(object)) => unknown.insert(object),
+                    Some(DiskPath::Encoded(object)) => encoded.insert(object),
+                    _ => false,
+                };
+            }
         }
         // What was put there before its record is durable has one afterwards.
         self.commit()?;
@@ -157,14 +163,20 @@ impl FileSystem {
         if !unknown.is_empty() {
             self.spare_open_files(&mut unknown)?;
         }
-        for object in unknown.iter().filter(|_| !dry_run) {
-            match self.store.disk.remove(&DiskPath::Object(*object)) {
+        snapshot.for_each::<EncodedCopy>(b'Z', |object, _| {
+            encoded.remove(&ObjectId(object));
+        })?;
+        let raw = unknown.iter().map(|object| DiskPath::Object(*object));
+        let encoded = encoded.into_iter().map(DiskPath::Encoded);
+        let garbage: Vec<DiskPath> = raw.chain(encoded).collect();
+        for path in garbage.iter().filter(|_| !dry_run) {
+            match self.store.disk.remove(path) {
                 // The commit that took its record away was first.
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
                 outcome => outcome?,
             }
         }
-        Ok(unknown.len() as u64)
+        Ok(garbage.len() as u64)
     }
 
     /// A file that was removed while somebody has it open has no record either.
@@ -185,17 +197,17 @@ impl FileSystem {
 }
 
 /// Waits for a manifest of names that is younger than this call.
-fn publish_anew(tiers: &Tiers) -> Result<(), FsError> {
+fn publish_anew(tiers: &Tiers, exchange: &Exchange) -> Result<(), FsError> {
     let publication = &tiers.publication;
     let before = publication.done.load(Ordering::Acquire);
     publication.asked.store(true, Ordering::Release);
     let start = Instant::now();
     while publication.done.load(Ordering::Acquire) == before {
-        if let RemoteHealth::Down { error, .. } = tiers.exchange.remote().state() {
+        if let RemoteHealth::Down { error, .. } = exchange.remote().state() {
             return Err(FsError::Remote(error));
         }
         if tiers.is_closing() || start.elapsed() > PUBLISHED_WITHIN {
-            let place = tiers.exchange.remote().place();
+            let place = exchange.remote().place();
             let what = format!("remote {place}: the names of this store were not published");
             return Err(FsError::Remote(RemoteError::Unreachable(what)));
         }

@@ -1,4 +1,4 @@
-//! A copy on this machine that is not what was written, while the remote has one that is.
+//! A raw copy on this machine that is not what was written, while there is another that may be.
 
 use super::{FileSystem, FsError};
 use crate::store::disk::FileStat;
@@ -7,15 +7,15 @@ use crate::store::record::{InodeId, ObjectId, RemoteState, Role};
 use crate::tier::remote::RemoteError;
 
 impl FileSystem {
-    /// The copy that had this `stat` is damaged: it makes room for the remote's, and is kept in
-    /// quarantine. False if the remote has none.
+    /// The copy that had this `stat` is damaged: it makes room for the encoded one or the remote's,
+    /// and is kept in quarantine. False if there is neither.
     pub(super) fn replace_damaged(
         &self, (id, role): (InodeId, Role), object: ObjectId, damaged: &FileStat,
     ) -> Result<bool, FsError> {
         let Some(tiers) = &self.tiers else {
             return Ok(false);
         };
-        if self.state().metadata.remote_copy(object)?.is_none() {
+        if !self.has_other_copy(object)? {
             return Ok(false);
         }
         let work = || {
@@ -26,6 +26,12 @@ impl FileSystem {
         self.fetch((id, role), object)
     }
 
+    fn has_other_copy(&self, object: ObjectId) -> Result<bool, FsError> {
+        let state = self.state();
+        let is_encoded = state.metadata.encoded_copy(object)?.is_some();
+        Ok(is_encoded || state.metadata.remote_copy(object)?.is_some())
+    }
+
     fn remove_damaged(
         &self, id: InodeId, object: ObjectId, damaged: &FileStat,
     ) -> Result<(), FsError> {
@@ -34,19 +40,25 @@ impl FileSystem {
             Ok(stat) if stat.is_same_content(damaged) => {}
             _ => return Ok(()),
         }
-        let why =
-            format!("object {object}: the local copy is damaged, the remote's takes its place");
+        let why = format!("object {object}: the local copy is damaged, another takes its place");
         log::warn!("{why}");
         if let Err(error) = quarantine::put(&self.store, object, Take::Copy, &why) {
             log::warn!("object {object}: the damaged copy could not be kept: {error}");
         }
         let mut state = self.state_to_change()?;
-        let copy = state.metadata.remote_copy(object)?;
-        let Some(copy) = copy.filter(|_| !state.unsettled.contains_key(&id)) else {
+        let remote = state.metadata.remote_copy(object)?;
+        let is_encoded = state.metadata.encoded_copy(object)?.is_some();
+        let has_other = is_encoded || remote.is_some();
+        let Some(tiers) = self.tiers.as_ref().filter(|_| has_other) else {
             return Ok(());
         };
-        self.store.remove_object(object)?;
-        if let Some(tiers) = &self.tiers
+        if state.unsettled.contains_key(&id) {
+            return Ok(());
+        }
+        self.store.remove_raw(object)?;
+        if is_encoded {
+            tiers.encoded.set_only(object, id, true);
+        } else if let Some(copy) = remote
             && copy.state == RemoteState::Named
         {
             state.metadata.set_remote_state(object, copy, RemoteState::Only);

@@ -11,7 +11,8 @@
 //!            count any more; only then is its file removed
 //! ```
 //!
-//! Everything that comes to rest is uploaded; only what does not fit leaves.
+//! Everything that comes to rest is uploaded; only what does not fit leaves, and only what does not
+//! fit encoded either ([`super::encoded`]).
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::Ordering;
@@ -22,7 +23,7 @@ use super::tiers::Tiers;
 use super::{FileSystem, FsError};
 use crate::store::format;
 use crate::store::record::{InodeId, ObjectId, ObjectKind, RemoteState};
-use crate::tier::exchange::Uploaded;
+use crate::tier::exchange::{Exchange, Uploaded};
 use crate::tier::remote::State as RemoteHealth;
 use crate::tier::remote::hold::Stamp;
 use crate::tier::remote::names::Publisher;
@@ -36,7 +37,8 @@ const PASSES_APART: u32 = 20;
 /// What the thread that moves objects remembers between two rounds.
 #[derive(Debug)]
 pub struct Mover {
-    publisher: Publisher,
+    /// `None` without a remote.
+    publisher: Option<Publisher>,
     /// Uploaded, to be read back when they are due.
     pub(super) uploaded: VecDeque<(InodeId, Uploaded)>,
     /// Verified, and not yet in a reliable manifest.
@@ -52,7 +54,7 @@ pub struct Mover {
 
 impl Mover {
     /// One that has nothing to do yet.
-    pub fn new(publisher: Publisher) -> Mover {
+    pub fn new(publisher: Option<Publisher>) -> Mover {
         Mover {
             publisher,
             uploaded: VecDeque::new(),
@@ -92,24 +94,33 @@ impl FileSystem {
 
     /// Whether there is more to do at once.
     fn round(&self, tiers: &Tiers, mover: &mut Mover) -> Result<bool, FsError> {
-        match tiers.exchange.remote().state() {
+        // Before anything that waits for the remote.
+        let encoded = self.encode_cold(tiers)?;
+        let Some(exchange) = &tiers.exchange else {
+            return Ok(self.note_raw(tiers)? || encoded > 0);
+        };
+        match exchange.remote().state() {
             RemoteHealth::Up { id, .. } => self.remember_remote(id)?,
             RemoteHealth::Connecting => return Ok(false),
             RemoteHealth::Down { error, .. } => return Err(FsError::Remote(error)),
         }
-        let uploaded = self.upload_batch(tiers, mover)?;
-        self.verify_due(tiers, mover)?;
+        let uploaded = self.upload_batch(tiers, exchange, mover)?;
+        self.verify_due(tiers, exchange, mover)?;
         let is_idle = uploaded == 0 && mover.uploaded.is_empty();
         let is_asked = tiers.publication.take_request();
         if is_asked || self.is_publication_due(tiers, mover, is_idle) {
-            let outcome = self.publish_names(tiers, mover);
+            let outcome = self.publish_names(tiers, exchange, mover);
             if is_asked {
                 tiers.publication.answer(outcome.is_ok());
             }
             outcome?;
         }
-        let left = self.make_room_on_disk(tiers)? + self.grant_wishes(tiers)?;
-        Ok(uploaded > 0 || left > 0)
+        let granted = self.grant_wishes(tiers)?;
+        let mut made_room = self.encode_cold(tiers)?;
+        if made_room == 0 {
+            made_room = self.make_room_on_disk(tiers)?;
+        }
+        Ok(uploaded > 0 || granted > 0 || encoded > 0 || made_room > 0)
     }
 
     /// What waits to leave is named at once if nothing more is coming. A change of names alone can
@@ -124,17 +135,21 @@ impl FileSystem {
     }
 
     /// Publishes all names, upon which the remote keeps what they name.
-    fn publish_names(&self, tiers: &Tiers, mover: &mut Mover) -> Result<(), FsError> {
+    fn publish_names(
+        &self, tiers: &Tiers, exchange: &Exchange, mover: &mut Mover,
+    ) -> Result<(), FsError> {
+        let Some(names) = &mut mover.publisher else {
+            return Ok(());
+        };
         let begin = Instant::now();
         let names_changed = self.state().metadata.names_changed;
         self.commit()?;
         let snapshot = self.state().metadata.snapshot()?;
-        let growing = self.copy_growing(tiers, &mut mover.growing, &snapshot)?;
+        let growing = self.copy_growing(exchange, &mut mover.growing, &snapshot)?;
         let oldest = growing.values().filter_map(|made| made.since).chain(mover.oldest);
         let oldest = oldest.reduce(Stamp::or_earlier);
         let rows = super::manifest_of_names::rows(&snapshot, &growing)?;
-        let published =
-            mover.publisher.publish(format::VERSION, rows, oldest).map_err(FsError::Remote)?;
+        let published = names.publish(format::VERSION, rows, oldest).map_err(FsError::Remote)?;
         tiers.names_published.store(names_changed, Ordering::Release);
         mover.growing.was_published(published.is_reliable);
         (mover.published, mover.took) = (Instant::now(), begin.elapsed());
@@ -164,6 +179,7 @@ impl FileSystem {
                 && kind != ObjectKind::Manifest
             {
                 tiers.ssd.may_leave(object, id, length);
+                tiers.encoded.has_raw(object, id, length);
             }
         }
         log::info!(

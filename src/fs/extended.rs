@@ -49,14 +49,21 @@ impl FileSystem {
             }
             b"encoding" | b"stored_bytes" => {
                 let object = state.current_object(id, file).ok_or(FsError::NoAttribute)?;
-                let remote = match self.tier_of(&state, object)? {
-                    Tier::Remote => state.metadata.remote_copy(object)?,
+                let stored = match self.tier_of(&state, object)? {
+                    Tier::Remote => {
+                        let copy = state.metadata.remote_copy(object)?;
+                        copy.map(|copy| (copy.encoding, copy.stored_bytes))
+                    }
+                    Tier::Ssd if self.is_only_encoded(&state, object)? => {
+                        let copy = state.metadata.encoded_copy(object)?;
+                        copy.map(|copy| (copy.encoding, copy.stored_bytes))
+                    }
                     Tier::Ram | Tier::Ssd => None,
                 };
-                match (name, remote) {
-                    (b"encoding", Some(copy)) => copy.encoding.extension().to_owned(),
+                match (name, stored) {
+                    (b"encoding", Some((encoding, _))) => encoding.extension().to_owned(),
                     (b"encoding", None) => "raw".to_owned(),
-                    (_, Some(copy)) => copy.stored_bytes.to_string(),
+                    (_, Some((_, stored_bytes))) => stored_bytes.to_string(),
                     (_, None) => state.attributes_of(&self.store, id, &inode)?.size.to_string(),
                 }
             }

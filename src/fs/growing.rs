@@ -5,11 +5,11 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::tiers::Tiers;
 use super::{FileSystem, FsError};
 use crate::store::database::Snapshot;
 use crate::store::disk::{Access, FileStat, read_all};
 use crate::store::record::{InodeId, ObjectId, RemoteCopy, RemoteState, Role, Time};
+use crate::tier::exchange::Exchange;
 use crate::tier::remote::hold::Stamp;
 
 /// Larger ones are left out: a token file of 16 million tokens, a tail of 16 pages.
@@ -50,7 +50,7 @@ impl FileSystem {
 
     /// Sends what has changed since the last time. What was removed meanwhile is left out.
     pub(super) fn copy_growing(
-        &self, tiers: &Tiers, growing: &mut Growing, snapshot: &Snapshot,
+        &self, exchange: &Exchange, growing: &mut Growing, snapshot: &Snapshot,
     ) -> Result<BTreeMap<ObjectId, GrowingCopy>, FsError> {
         let mut found = BTreeMap::new();
         let mut sent = HashMap::new();
@@ -65,7 +65,7 @@ impl FileSystem {
                 _ => {
                     let bytes = read_all(file.as_ref(), GROWING_BYTES_MAX)?;
                     let length = bytes.len() as u64;
-                    let (blob, held) = tiers.exchange.hold_bytes(bytes).map_err(FsError::Remote)?;
+                    let (blob, held) = exchange.hold_bytes(bytes).map_err(FsError::Remote)?;
                     let copy = RemoteCopy {
                         content: blob.content.0,
                         encoding: blob.encoding,

@@ -91,7 +91,7 @@ impl FileSystem {
     }
 }
 
-/// A settled file, and its object, if the remote has a copy of it: of others all bytes are here.
+/// A settled file, and its object, if it has another copy: of others the raw file is here.
 fn copied_object(state: &State, id: InodeId) -> Result<Option<(Inode, ObjectId)>, FsError> {
     let Some(inode) = state.metadata.inode(id)? else {
         return Ok(None);
@@ -100,6 +100,7 @@ fn copied_object(state: &State, id: InodeId) -> Result<Option<(Inode, ObjectId)>
     let Some(object) = object.filter(|_| !state.unsettled.contains_key(&id)) else {
         return Ok(None);
     };
-    let has_copy = state.metadata.remote_copy(object)?.is_some();
+    let has_copy = state.metadata.remote_copy(object)?.is_some()
+        || state.metadata.encoded_copy(object)?.is_some();
     Ok(has_copy.then_some((inode, object)))
 }

@@ -10,13 +10,21 @@ use super::state::State;
 use super::tiers::Tiers;
 use super::{FileSystem, FsError};
 use crate::store::disk::{Access, DiskPath};
-use crate::store::record::{InodeId, ObjectId, RemoteState, Role};
+use crate::store::record::{EncodedCopy, InodeId, ObjectId, RemoteState, Role};
 use crate::tier::counters::Tier;
 
 /// Objects that leave between two commits.
 const LEAVING_BATCH: usize = 256;
 /// Searches for objects that may leave, each of which passes over what is in use.
 const SEARCHES_MAX: usize = 8;
+
+/// An object whose copies on the disk do not count any more once that is durable.
+struct Leaving {
+    id: InodeId,
+    object: ObjectId,
+    bytes: u64,
+    encoded: Option<EncodedCopy>,
+}
 
 impl FileSystem {
     /// Lets objects leave the disk while it holds more than it should; how many left.
@@ -52,25 +60,26 @@ impl FileSystem {
     ) -> Result<Vec<ObjectId>, FsError> {
         let mut marked = Vec::new();
         for &(object, id) in objects {
-            if let Some(bytes) = self.mark_leaving(tiers, id, object)? {
-                marked.push((id, object, bytes));
-            }
+            marked.extend(self.mark_leaving(tiers, id, object)?);
         }
         if marked.is_empty() {
             return Ok(Vec::new());
         }
         if let Err(error) = self.commit() {
             let mut state = self.state();
-            for (_, object, _) in marked {
+            for Leaving { object, encoded, .. } in marked {
                 let copy = state.metadata.remote_copy(object)?;
                 if let Some(copy) = copy.filter(|copy| copy.state == RemoteState::Only) {
                     state.metadata.set_remote_state(object, copy, RemoteState::Named);
+                    if let Some(encoded) = encoded {
+                        state.metadata.put_encoded_copy(object, &encoded);
+                    }
                 }
             }
             return Err(error);
         }
         let mut gone = Vec::new();
-        for (id, object, bytes) in marked {
+        for Leaving { id, object, bytes, .. } in marked {
             if self.remove_left(tiers, (id, object), bytes)? {
                 gone.push(object);
             }
@@ -78,8 +87,8 @@ impl FileSystem {
         Ok(gone)
     }
 
-    /// Removes the disk's copy of an object, which by now is known not to count, unless somebody
-    /// came to use it meanwhile: then it counts again. Whether it went.
+    /// Removes the disk's copies of an object, which by now are known not to count. If somebody came
+    /// to use the raw file meanwhile, that one counts again. Whether it went.
     pub(super) fn remove_left(
         &self, tiers: &Tiers, (id, object): (InodeId, ObjectId), bytes: u64,
     ) -> Result<bool, FsError> {
@@ -89,9 +98,13 @@ impl FileSystem {
         let Some(copy) = copy.filter(|copy| copy.state == RemoteState::Only) else {
             return Ok(false);
         };
-        if !self.is_idle(&state, id, object) {
+        self.store.remove_encoded(object)?;
+        tiers.encoded.forget(object);
+        let has_raw = self.store.disk.stat(&DiskPath::Object(object)).is_ok();
+        if has_raw && !self.is_idle(&state, id, object) {
             state.metadata.set_remote_state(object, copy, RemoteState::Named);
             tiers.ssd.may_leave(object, id, bytes);
+            tiers.encoded.has_raw(object, id, bytes);
             tiers.counters.skipped("in_use");
             return Ok(false);
         }
@@ -106,7 +119,7 @@ impl FileSystem {
     }
 
     /// Whether nobody uses the disk's copy of a file's object, nor relies on it.
-    fn is_idle(&self, state: &State, id: InodeId, object: ObjectId) -> bool {
+    pub(super) fn is_idle(&self, state: &State, id: InodeId, object: ObjectId) -> bool {
         let is_idle = state.nodes.get(&id).is_none_or(|node| !node.is_in_use())
             && !state.unsettled.contains_key(&id)
             && !state.sealing.contains(&id);
@@ -117,12 +130,17 @@ impl FileSystem {
         is_idle && is_unused()
     }
 
-    /// Records that the disk's copy does not count, if nobody uses it. Returns its length.
+    /// Makes the kernel close what it keeps open for the next reader, which would keep the space;
+    /// whether it did.
+    pub(super) fn lets_go(&self, id: InodeId) -> bool {
+        self.let_go.get().is_none_or(|let_go| let_go.0(id))
+    }
+
+    /// Records that the disk's copies do not count, if nobody uses them.
     fn mark_leaving(
         &self, tiers: &Tiers, id: InodeId, object: ObjectId,
-    ) -> Result<Option<u64>, FsError> {
-        // Whatever the kernel keeps open for the next reader would keep the space.
-        let let_go = self.let_go.get().is_none_or(|let_go| let_go.0(id));
+    ) -> Result<Option<Leaving>, FsError> {
+        let let_go = self.lets_go(id);
         let mut state = self.state_to_change()?;
         let Some(copy) = state.metadata.remote_copy(object)? else {
             return Ok(None);
@@ -137,7 +155,7 @@ impl FileSystem {
         let file = inode.file().filter(|file| {
             file.object == Some(object) && file.is_settled() && file.role != Role::Manifest
         });
-        let Some(length) = file.map(|file| file.size) else {
+        let Some(bytes) = file.map(|file| file.size) else {
             return Ok(None);
         };
         if copy.state != RemoteState::Named {
@@ -148,6 +166,7 @@ impl FileSystem {
             return Ok(None);
         }
         state.metadata.set_remote_state(object, copy, RemoteState::Only);
-        Ok(Some(length))
+        let encoded = state.metadata.forget_encoded_copy(object)?;
+        Ok(Some(Leaving { id, object, bytes, encoded }))
     }
 }

@@ -16,6 +16,7 @@
 //! | `setattr`, `extended` | attributes |
 //! | `list` | readdir |
 //! | `sync` | fsync, the group commit |
+//! | `encoded`, `decode` | cold objects in fewer bytes on the disk, and back |
 //! | `residency` | fetching what only the remote has |
 //! | `keep_resident` | operations whose bytes must be here and stay |
 //! | `damage` | a local copy that is not what was written |
@@ -34,7 +35,9 @@ pub(crate) mod classify;
 mod collection;
 mod create;
 mod damage;
+mod decode;
 mod demotion;
+mod encoded;
 mod error;
 mod extended;
 mod growing;
@@ -127,7 +130,7 @@ pub struct FileSystem {
     observer: Arc<Observer>,
     io_mode: OnceLock<IoMode>,
     invalidations: crossbeam_channel::Sender<Invalidation>,
-    /// The remote, if there is one, and what leaves for it.
+    /// The tiers below the raw files, and what moves between them.
     tiers: Option<Tiers>,
     /// Makes the kernel forget a backing file that it keeps for the next open.
     let_go: OnceLock<LetGo>,
@@ -173,7 +176,9 @@ impl FileSystem {
             state.metadata.staged.remove(&below);
             (recovery::referenced(&state.metadata)?, below)
         };
-        Ok(recovery::sweep(&self.store, &referenced, below)?)
+        recovery::sweep(&self.store, &referenced, below, |object| {
+            Ok(self.state().metadata.encoded_copy(object)?.is_some())
+        })
     }
 
     /// How bytes reach the clients; `trial` decides on the first call.

@@ -108,7 +108,8 @@ impl FileSystem {
             let state = self.state();
             (progress(&state, id, object)?, self.tier_of(&state, object)?)
         };
-        let is_down = matches!(tiers.exchange.remote().state(), RemoteHealth::Down { .. });
+        let health = tiers.exchange.as_ref().map(|exchange| exchange.remote().state());
+        let is_down = matches!(health, Some(RemoteHealth::Down { .. }));
         match progress {
             // It has left already; the mover notes that in a moment.
             _ if tier == Tier::Remote => Err(FsError::NoAttribute),
@@ -132,7 +133,8 @@ impl FileSystem {
     }
 
     fn wish_away(&self, id: InodeId) -> Result<(), FsError> {
-        let tiers = self.tiers.as_ref().ok_or(FsError::Unsupported)?;
+        let tiers = self.tiers.as_ref().filter(|tiers| tiers.exchange.is_some());
+        let tiers = tiers.ok_or(FsError::Unsupported)?;
         let Movable { role, object, .. } = self.movable(id)?;
         let mut state = self.state_to_change()?;
         let inode = state.inode(id)?;
@@ -176,8 +178,7 @@ impl FileSystem {
                 return Err(FsError::InUse);
             }
         }
-        let tier = self.tier_of(&self.state(), object)?;
-        if tier != Tier::Remote {
+        if !self.is_away(&self.state(), object)? {
             return Ok(());
         }
         self.open_resident((id, role), object, Access::Read)?;

@@ -120,8 +120,11 @@ impl FileSystem {
         Ok(Some(self.state().add_handle(handle)))
     }
 
-    /// Whether opening a file for reading will read much of it first, to check it.
+    /// Whether opening a file for reading will read much of it first, to check or to decode it.
     pub fn must_read_to_open(&self, id: InodeId) -> bool {
+        if self.comes_from(id).is_some() {
+            return true;
+        }
         let state = self.state();
         if state.nodes.get(&id).is_some_and(|node| node.verified.is_some()) {
             return false;
@@ -146,6 +149,7 @@ impl FileSystem {
             self.observer.opened(stat.length);
             if let Some(tiers) = &self.tiers {
                 tiers.ssd.used(object, stat.length);
+                tiers.encoded.used(object, stat.length);
             }
         }
         let mut state = self.state();
@@ -293,6 +297,10 @@ impl FileSystem {
         if let Some(tiers) = &self.tiers {
             state.metadata.forget_remote_copy(object)?;
             tiers.ssd.forget(object);
+            tiers.encoded.forget(object);
+            if state.metadata.forget_encoded_copy(object)?.is_some() {
+                tiers.encoded.is_garbage(object);
+            }
             tiers.wishes.withdraw(id);
         }
         let promised = record.is_some_and(|record| record.checksum.is_some());
@@ -339,11 +347,9 @@ impl FileSystem {
     fn is_away_or_at_rest(&self, state: &State, object: ObjectId) -> Result<bool, FsError> {
         match seal::is_at_rest(&self.store, object) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                if state.metadata.remote_copy(object)?.is_some() {
-                    Ok(true)
-                } else {
-                    Err(error.into())
-                }
+                let has_copy = state.metadata.remote_copy(object)?.is_some()
+                    || state.metadata.encoded_copy(object)?.is_some();
+                if has_copy { Ok(true) } else { Err(error.into()) }
             }
             outcome => Ok(outcome?),
         }

@@ -1,4 +1,5 @@
-//! Pinning: a file with the attribute `user.kvfs.pin` never leaves the disk or memory to make room.
+//! Pinning: a file with the attribute `user.kvfs.pin` never leaves the disk or memory to make room,
+//! nor is it encoded.
 //!
 //! The pin is kept as one of the file's extended attributes, so it is durable, and is part of the
 //! names in the remote; it is not listed. The RAM tier, which chooses what leaves without asking
@@ -59,10 +60,16 @@ impl FileSystem {
         self.keep_in_memory(id, false);
         if let (Some(tiers), Some(file)) = (&self.tiers, inode.file())
             && let Some(object) = file.object
-            && let Some(copy) = state.metadata.remote_copy(object)?
-            && copy.state == RemoteState::Named
+            && file.is_settled()
         {
-            tiers.ssd.may_leave(object, id, file.size);
+            let copy = state.metadata.remote_copy(object)?;
+            let is_named = copy.is_some_and(|copy| copy.state == RemoteState::Named);
+            if is_named {
+                tiers.ssd.may_leave(object, id, file.size);
+            }
+            if is_named || tiers.exchange.is_none() {
+                tiers.encoded.has_raw(object, id, file.size);
+            }
         }
         Ok(())
     }

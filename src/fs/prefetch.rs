@@ -1,7 +1,7 @@
-//! Fetching pages of the remote before they are opened, in the order of the scan that is going on.
+//! Fetching or decoding pages before they are opened, in the order of the scan that is going on.
 //!
 //! Whoever opens a page tells which ones come next ([`crate::tier::scan`]); those that only the
-//! remote has are queued, and a few threads fetch them as an open would. An open that comes
+//! remote has, or that the disk has only encoded, are queued, and a few threads fetch them as an open would. An open that comes
 //! meanwhile waits for the same transfer. What nobody expects any more when its turn comes is not
 //! fetched.
 
@@ -17,7 +17,6 @@ use super::{FileSystem, FsError};
 use crate::page::names::{format_layer, format_page};
 use crate::page::{Layer, TokenStart};
 use crate::store::record::{DirectoryClass, InodeId, Kind, ObjectId, Role};
-use crate::tier::counters::Tier;
 use crate::tier::scan::{AHEAD_PAGES_MAX, Position, Scans};
 
 /// Threads that fetch ahead: with three uploads, two of the remote's eight calls stay free for
@@ -83,7 +82,8 @@ impl FileSystem {
             return;
         };
         // As long as everything is here, opening a page costs nothing more.
-        let all_here = tiers.ssd.remote_use().only_objects == 0;
+        let all_here =
+            tiers.ssd.remote_use().only_objects == 0 && tiers.encoded.usage().only_objects == 0;
         if all_here && tiers.prefetch.known().pages.is_empty() {
             return;
         }
@@ -109,8 +109,8 @@ impl FileSystem {
             })
         });
         found.retain(|ahead| {
-            let tier = self.tier_of(&state, ahead.object);
-            tier.is_ok_and(|tier| tier == Tier::Remote) && !pages.contains_key(&ahead.object)
+            let is_away = self.is_away(&state, ahead.object);
+            is_away.unwrap_or(false) && !pages.contains_key(&ahead.object)
         });
         drop(state);
         for ahead in found {

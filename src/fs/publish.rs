@@ -301,6 +301,7 @@ impl FileSystem {
         }
         if let Some(tiers) = &self.tiers {
             tiers.ssd.belongs_to(object, id);
+            tiers.encoded.belongs_to(object, id);
         }
         state.metadata.put_inode(Life::Durable, id, &Inode { kind: Kind::File(record), ..inode });
         state.replace_attributes(id, attributes)?;

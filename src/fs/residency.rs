@@ -1,8 +1,9 @@
 //! Making bytes resident that only the remote has, and saying which those are.
 //!
-//! Whether the disk has an object is decided by its file alone. Where the file is missing, a
-//! verified remote copy on record takes its place: it is fetched, compared and installed before
-//! the open answers. Who comes meanwhile waits for the same transfer.
+//! Whether the disk has an object is decided by its file alone. Where the file is missing, an encoded
+//! copy beside it ([`super::decode`]) or a verified remote copy on record takes its place: it is
+//! fetched, compared and installed before the open answers. Who comes meanwhile waits for the same
+//! transfer.
 
 use std::collections::HashMap;
 use std::io;
@@ -11,12 +12,12 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use super::state::State;
 use super::tiers::Tiers;
 use super::{FileSystem, FsError};
-use crate::page::{Checksum, Layer, ModelIdentity, PageIdentity, TokenStart};
+use crate::page::{Checksum, PageIdentity};
 use crate::store::disk::{Access, DiskFile, DiskPath};
-use crate::store::record::{InodeId, ObjectId, PageRecord, RemoteCopy, RemoteState, Role};
+use crate::store::record::{InodeId, ObjectId, RemoteCopy, RemoteState, Role};
 use crate::tier::counters::Tier;
 use crate::tier::encoding::Subject;
-use crate::tier::exchange::Item;
+use crate::tier::exchange::{Exchange, Item};
 use crate::tier::remote::RemoteError;
 
 /// Times that a file may vanish between being fetched and being opened.
@@ -33,7 +34,7 @@ struct Flight {
 }
 
 /// Where the bytes of an object go.
-enum Target {
+pub(super) enum Target {
     Disk(Arc<dyn DiskFile>),
     Memory(Arc<dyn DiskFile>),
 }
@@ -61,17 +62,33 @@ impl FileSystem {
 
     /// Whether opening a file will wait for the remote.
     pub fn waits_for_remote(&self, id: InodeId) -> bool {
-        if self.tiers.is_none() {
-            return false;
-        }
-        let object = {
+        self.comes_from(id) == Some(Tier::Remote)
+    }
+
+    /// The tier that a file's bytes must come back from before it can be opened: the remote, or the
+    /// disk that has them encoded.
+    pub(super) fn comes_from(&self, id: InodeId) -> Option<Tier> {
+        self.tiers.as_ref()?;
+        let (object, tier) = {
             let state = self.state();
-            let inode = state.metadata.inode(id).ok().flatten();
-            let file = inode.as_ref().and_then(|inode| inode.file());
-            let object = file.and_then(|file| state.current_object(id, file));
-            object.filter(|object| state.metadata.remote_copy(*object).ok().flatten().is_some())
+            let inode = state.metadata.inode(id).ok().flatten()?;
+            let object = state.current_object(id, inode.file()?)?;
+            let is_encoded = state.metadata.encoded_copy(object).ok().flatten().is_some();
+            if !is_encoded {
+                state.metadata.remote_copy(object).ok().flatten()?;
+            }
+            (object, if is_encoded { Tier::Ssd } else { Tier::Remote })
         };
-        object.is_some_and(|object| self.store.stat_object(object).is_err())
+        self.store.stat_object(object).is_err().then_some(tier)
+    }
+
+    /// Whether an object is on no tier of this machine, or only encoded.
+    pub(super) fn is_away(&self, state: &State, object: ObjectId) -> Result<bool, FsError> {
+        Ok(match self.tier_of(state, object)? {
+            Tier::Ram => false,
+            Tier::Ssd => self.is_only_encoded(state, object)?,
+            Tier::Remote => true,
+        })
     }
 
     /// The nearest tier that has an object.
@@ -83,11 +100,17 @@ impl FileSystem {
         Ok(if only { Tier::Remote } else { Tier::Ssd })
     }
 
-    /// Fetches an object from the remote. False if the remote has none.
+    /// Brings an object back from its encoded copy or the remote. False if there is neither.
     pub(super) fn fetch(
         &self, (id, role): (InodeId, Role), object: ObjectId,
     ) -> Result<bool, FsError> {
         let Some(tiers) = &self.tiers else {
+            return Ok(false);
+        };
+        if self.unpack(tiers, (id, role), object)? {
+            return Ok(true);
+        }
+        let Some(exchange) = &tiers.exchange else {
             return Ok(false);
         };
         let (copy, item) = {
@@ -98,7 +121,7 @@ impl FileSystem {
                 _ => return Ok(false),
             }
         };
-        let transfer = || self.transfer(tiers, id, &item, &copy);
+        let transfer = || self.transfer((tiers, exchange), id, &item, &copy);
         let outcome =
             tiers.flights.share(object, || tiers.fetching.measure(copy.stored_bytes, transfer));
         outcome.map_err(|error| {
@@ -112,7 +135,7 @@ impl FileSystem {
 
     /// Brings an object here and notes that it is.
     fn transfer(
-        &self, tiers: &Tiers, id: InodeId, item: &Item, copy: &RemoteCopy,
+        &self, (tiers, exchange): (&Tiers, &Exchange), id: InodeId, item: &Item, copy: &RemoteCopy,
     ) -> Result<(), RemoteError> {
         let object = item.object;
         // Somebody else's transfer may just have ended.
@@ -121,7 +144,7 @@ impl FileSystem {
         }
         let target = self.target(tiers, item).map_err(RemoteError::local)?;
         let (Target::Disk(file) | Target::Memory(file)) = &target;
-        let outcome = tiers.exchange.download(&self.store, item, copy, file);
+        let outcome = exchange.download(&self.store, item, copy, file);
         match (&outcome, target) {
             (Ok(()), Target::Memory(_)) => {
                 if let Some(ram) = &self.store.ram
@@ -176,20 +199,25 @@ impl FileSystem {
 
     /// Gives complete and compared bytes their place on the disk, unless they were deleted
     /// meanwhile. A crash may leave a file without all of its bytes: then the check at its first
-    /// open finds it, and the remote copy takes its place again.
+    /// open finds it, and the copy that they came from takes its place again.
     pub(super) fn install(
         &self, tiers: &Tiers, (id, object, length): (InodeId, ObjectId, u64),
     ) -> io::Result<()> {
         let mut state = self.state();
-        let copy = state.metadata.remote_copy(object).map_err(io::Error::other)?;
+        let remote = state.metadata.remote_copy(object).map_err(io::Error::other)?;
+        let encoded = state.metadata.encoded_copy(object).map_err(io::Error::other)?;
         let incoming = DiskPath::Incoming(object);
-        let Some(copy) = copy else {
+        if remote.is_none() && encoded.is_none() {
             return self.store.disk.remove(&incoming);
-        };
+        }
         self.store.disk.rename(&incoming, &DiskPath::Object(object))?;
-        if copy.state == RemoteState::Only {
+        if encoded.is_some() {
+            tiers.encoded.set_only(object, id, false);
+        }
+        if let Some(copy) = remote.filter(|copy| copy.state == RemoteState::Only) {
             state.metadata.set_remote_state(object, copy, RemoteState::Named);
             tiers.ssd.may_leave(object, id, length);
+            tiers.encoded.has_raw(object, id, length);
             drop(state);
             self.invalidate(super::Invalidation::Inode(id));
         }
@@ -199,8 +227,12 @@ impl FileSystem {
     /// Bytes of objects on the disk.
     pub(super) fn ssd_used_bytes(&self) -> u64 {
         let stored = self.state().metadata.totals.bytes;
-        let left = self.tiers.as_ref().map_or(0, |tiers| tiers.ssd.remote_use().only_bytes);
-        stored.saturating_sub(left)
+        let Some(tiers) = &self.tiers else {
+            return stored;
+        };
+        let encoded = tiers.encoded.usage();
+        let left = tiers.ssd.remote_use().only_bytes + encoded.only_bytes;
+        stored.saturating_sub(left) + encoded.stored_bytes
     }
 }
 
@@ -254,7 +286,7 @@ pub(super) fn item(state: &State, role: Role, object: ObjectId) -> Result<Option
         return Ok(None);
     };
     let subject = match role {
-        Role::Page(page) => Subject::Page(identity(&page)),
+        Role::Page(page) => Subject::Page(PageIdentity::from(&page)),
         _ => Subject::File,
     };
     Ok(record.checksum.map(|checksum| Item {
@@ -263,14 +295,4 @@ pub(super) fn item(state: &State, role: Role, object: ObjectId) -> Result<Option
         checksum: Checksum(checksum),
         subject,
     }))
-}
-
-fn identity(page: &PageRecord) -> PageIdentity {
-    PageIdentity {
-        model: ModelIdentity(page.model),
-        layer: Layer(page.layer),
-        start: TokenStart(page.start),
-        tokens: page.tokens,
-        dtype: page.dtype,
-    }
 }

@@ -10,6 +10,7 @@ use super::{FileSystem, FsError};
 use crate::ingest::seal;
 use crate::store::disk::Access;
 use crate::store::record::{DirectoryClass, InodeId, ObjectId, ObjectKind, Time};
+use crate::tier::counters::Tier;
 
 /// `close()` returns before the daemon hears of it. A writer whose descriptors have all been
 /// closed is waited for this long; it takes some 20 us unless the machine is overloaded.
@@ -22,8 +23,8 @@ const READER_WAIT_MAX: Duration = Duration::from_millis(20);
 /// Whom an operation waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Awaited {
-    /// Another request, which is on its way.
-    Release,
+    /// Another request, which is on its way, or the disk.
+    Local,
     /// The remote.
     Remote,
 }
@@ -104,10 +105,12 @@ impl FileSystem {
         drop(state);
         // An ordinary name needs no bytes.
         let becomes_another = || !matches!(self.class_of(to), Ok((FileClass::Plain, _)));
-        if self.waits_for_remote(entry.inode) && becomes_another() {
-            return Some(Awaited::Remote);
+        match self.comes_from(entry.inode).filter(|_| becomes_another()) {
+            Some(Tier::Remote) => return Some(Awaited::Remote),
+            Some(_) => return Some(Awaited::Local),
+            None => {}
         }
-        is_awaited.then_some(Awaited::Release)
+        is_awaited.then_some(Awaited::Local)
     }
 
     /// Waits until every writer that has closed its descriptors is gone.

@@ -58,6 +58,9 @@ impl FileSystem {
         self.drop_spares();
         self.let_go()?;
         self.commit()?;
+        if let Some(tiers) = &self.tiers {
+            self.remove_encoded_garbage(tiers)?;
+        }
         self.state().metadata.put_epoch(true);
         self.commit()
     }
@@ -169,6 +172,8 @@ impl FileSystem {
                 }
                 if let Some(tiers) = &self.tiers {
                     tiers.ssd.forget(object);
+                    tiers.encoded.forget(object);
+                    tiers.encoded.forget(object);
                 }
             }
             return Ok(());

@@ -1,4 +1,4 @@
-//! The tiers below the local files of a mount: what they share, and what is told of them.
+//! The tiers below the raw files of a mount: what they share, and what is told of them.
 
 use std::fmt::Write;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -9,20 +9,24 @@ use super::prefetch::Prefetch;
 use super::residency::Flights;
 use super::{FileSystem, FsError};
 use crate::store::record::{
-    FileRecord, Inode, InodeId, ObjectId, ObjectKind, RemoteCopy, RemoteIdentity, RemoteState,
+    EncodedCopy, FileRecord, Inode, InodeId, ObjectId, ObjectKind, RemoteCopy, RemoteIdentity,
+    RemoteState,
 };
 use crate::tier::counters::Counters;
+use crate::tier::encoded::EncodedCopies;
 use crate::tier::exchange::Exchange;
 use crate::tier::ram::LetGo;
 use crate::tier::rate::Rate;
 use crate::tier::remote::{RemoteId, State as RemoteHealth, StoreId};
 use crate::tier::ssd::SsdTier;
 
-/// What a mount with a remote has beside its store.
+/// What a mount has beside its store that encodes cold objects or has a remote.
 #[derive(Debug)]
 pub struct Tiers {
-    pub(super) exchange: Exchange,
+    /// `None` without a remote.
+    pub(super) exchange: Option<Exchange>,
     pub(super) ssd: SsdTier,
+    pub(super) encoded: EncodedCopies,
     pub(super) counters: Counters,
     pub(super) flights: Flights,
     pub(super) wishes: Wishes,
@@ -30,6 +34,8 @@ pub struct Tiers {
     pub(super) publication: Publication,
     /// Stored bytes that come from the remote.
     pub(super) fetching: Rate,
+    /// Bytes decoded from what the disk has encoded.
+    pub(super) decoding: Rate,
     /// The mount ends: nothing more moves.
     pub(super) closing: AtomicBool,
     /// All records were looked at since the mount began.
@@ -43,17 +49,21 @@ pub struct Tiers {
 }
 
 impl Tiers {
-    /// A remote behind an SSD tier.
-    pub fn new(exchange: Exchange, ssd: SsdTier, counters: Counters) -> Tiers {
+    /// An SSD tier, and the remote behind it.
+    pub fn new(
+        exchange: Option<Exchange>, ssd: SsdTier, encoded: EncodedCopies, counters: Counters,
+    ) -> Tiers {
         Tiers {
             exchange,
             ssd,
+            encoded,
             counters,
             flights: Flights::default(),
             wishes: Wishes::default(),
             prefetch: Prefetch::default(),
             publication: Publication::default(),
             fetching: Rate::default(),
+            decoding: Rate::default(),
             closing: AtomicBool::new(false),
             is_surveyed: AtomicBool::new(false),
             names_published: AtomicU64::new(0),
@@ -93,9 +103,9 @@ impl FileSystem {
         Ok(())
     }
 
-    /// Attaches a remote. Only before the mount answers.
+    /// Attaches the tiers below. Only before the mount answers.
     pub fn attach(&mut self, tiers: Tiers) {
-        self.state().metadata.has_remote = true;
+        self.state().metadata.has_tiers = true;
         self.tiers = Some(tiers);
     }
 
@@ -120,16 +130,29 @@ impl FileSystem {
         snapshot.for_each::<RemoteCopy>(b'R', |object, _| {
             copies.insert(ObjectId(object));
         })?;
-        let (mut arrivals, mut known) = (Vec::new(), Vec::new());
+        let mut encoded_copies = std::collections::HashSet::new();
+        snapshot.for_each::<EncodedCopy>(b'Z', |object, _| {
+            encoded_copies.insert(ObjectId(object));
+        })?;
+        let (mut arrivals, mut known, mut encoded) = (Vec::new(), Vec::new(), Vec::new());
         snapshot.for_each::<Inode>(b'I', |id, inode| {
             let file = inode.file().filter(|file| FileRecord::is_settled(file));
-            match file.and_then(|file| file.object) {
+            let object = file.and_then(|file| file.object);
+            encoded.extend(
+                object
+                    .filter(|object| encoded_copies.contains(object))
+                    .map(|object| (InodeId(id), object)),
+            );
+            match object {
                 Some(object) if copies.contains(&object) => known.push((InodeId(id), object)),
                 Some(_) => arrivals.push(InodeId(id)),
                 None => {}
             }
         })?;
         drop(snapshot);
+        for (id, object) in encoded {
+            self.survey_encoded(tiers, (id, object))?;
+        }
         self.state().metadata.arrivals.extend(arrivals);
         for (id, object) in known {
             self.note_copy(tiers, (id, object))?;
@@ -156,6 +179,7 @@ impl FileSystem {
                 tiers.ssd.has_remote_copy(object, &copy);
                 if record.kind != ObjectKind::Manifest {
                     tiers.ssd.may_leave(object, id, record.length);
+                    tiers.encoded.has_raw(object, id, record.length);
                 }
             }
             RemoteState::Only => {
@@ -168,8 +192,8 @@ impl FileSystem {
         Ok(())
     }
 
-    /// Lines of `.kvfs/status` about the remote.
-    pub(super) fn remote_status(&self, text: &mut String) {
+    /// Lines of `.kvfs/status` about the tiers below.
+    pub(super) fn tier_status(&self, text: &mut String) {
         let Some(tiers) = &self.tiers else {
             return;
         };
@@ -178,7 +202,7 @@ impl FileSystem {
             let under_way = tiers.under_way.load(Ordering::Acquire);
             (state.metadata.arrivals.len() + under_way, state.metadata.names_changed)
         };
-        let remote = tiers.exchange.remote();
+        let encoded = tiers.encoded.usage();
         let usage = tiers.ssd.remote_use();
         let mut line = |key: &str, value: &dyn std::fmt::Display| {
             let _ = writeln!(text, "{key}: {value}");
@@ -187,6 +211,15 @@ impl FileSystem {
             line("ssd_budget_bytes", &budget);
         }
         line("ssd_used_bytes", &self.ssd_used_bytes());
+        line("ssd_encoded_objects", &encoded.objects);
+        line("ssd_encoded_bytes", &encoded.stored_bytes);
+        line("ssd_only_encoded_objects", &encoded.only_objects);
+        line("ssd_only_encoded_bytes", &encoded.only_bytes);
+        // 0 as long as hardly anything was decoded.
+        line("decoding_bytes_per_second", &tiers.decoding.bytes_per_second().unwrap_or(0));
+        let Some(remote) = tiers.exchange.as_ref().map(Exchange::remote) else {
+            return;
+        };
         line("remote", &crate::tier::remote::BlobStore::place(remote.as_ref()));
         match remote.state() {
             RemoteHealth::Connecting => line("remote_state", &"connecting"),

@@ -11,9 +11,10 @@ use super::residency::item;
 use super::state::State;
 use super::tiers::Tiers;
 use super::{FileSystem, FsError};
-use crate::store::record::{FileRecord, InodeId, RemoteCopy, RemoteState};
+use crate::store::disk::{Access, DiskFile};
+use crate::store::record::{FileRecord, InodeId, ObjectId, RemoteCopy, RemoteState};
 use crate::tier::counters::Tier;
-use crate::tier::exchange::{Item, Uploaded};
+use crate::tier::exchange::{Exchange, Item, Uploaded};
 use crate::tier::remote::RemoteError;
 
 /// Files uploaded between two looks at everything else: with pages of 4 MiB 256 MiB.
@@ -27,7 +28,9 @@ pub(super) const MOVING_BYTES_MAX: u64 = 4 << 30;
 
 impl FileSystem {
     /// Puts a batch of objects into the remote; how many.
-    pub(super) fn upload_batch(&self, tiers: &Tiers, mover: &mut Mover) -> Result<usize, FsError> {
+    pub(super) fn upload_batch(
+        &self, tiers: &Tiers, exchange: &Exchange, mover: &mut Mover,
+    ) -> Result<usize, FsError> {
         let batch = self.take_arrivals(tiers)?;
         if batch.is_empty() {
             return Ok(0);
@@ -38,11 +41,7 @@ impl FileSystem {
                 scope.spawn(|| {
                     crate::sys::be_idle();
                     while let Some((id, item)) = next(&todo) {
-                        let outcome = if tiers.is_closing() {
-                            Err(RemoteError::Unreachable("the mount ends".to_owned()))
-                        } else {
-                            tiers.exchange.upload(&self.store, item)
-                        };
+                        let outcome = self.upload((tiers, exchange), *id, item);
                         let mut done = done.lock().unwrap_or_else(PoisonError::into_inner);
                         done.push((*id, *item, outcome));
                     }
@@ -62,6 +61,35 @@ impl FileSystem {
             }
         }
         failure.map_or(Ok(count), |error| Err(FsError::Remote(error)))
+    }
+
+    fn upload(
+        &self, (tiers, exchange): (&Tiers, &Exchange), id: InodeId, item: &Item,
+    ) -> Result<Uploaded, RemoteError> {
+        if tiers.is_closing() {
+            return Err(RemoteError::Unreachable("the mount ends".to_owned()));
+        }
+        match exchange.upload(&self.store, item) {
+            Err(RemoteError::Local(error)) if error.kind() == io::ErrorKind::NotFound => {}
+            outcome => return outcome,
+        }
+        // Gone, or encoded before there was a remote; what is open stays raw.
+        let _raw = self.open_object_of(id, item.object);
+        exchange.upload(&self.store, item)
+    }
+
+    fn open_object_of(&self, id: InodeId, object: ObjectId) -> Result<Box<dyn DiskFile>, FsError> {
+        let role = self.state().inode(id)?.file().map(|file| file.role).ok_or(FsError::Stale)?;
+        self.open_resident((id, role), object, Access::Read)
+    }
+
+    /// Without a remote, what came to rest may be encoded. Whether there is more.
+    pub(super) fn note_raw(&self, tiers: &Tiers) -> Result<bool, FsError> {
+        let batch = self.take_arrivals(tiers)?;
+        for (id, item) in &batch {
+            tiers.encoded.has_raw(item.object, *id, item.length);
+        }
+        Ok(batch.len() == BATCH)
     }
 
     /// Files that came to rest, whose bytes are durable, and which the remote does not have.
@@ -106,13 +134,15 @@ impl FileSystem {
     }
 
     /// Reads back what was uploaded long enough ago, and notes what is right.
-    pub(super) fn verify_due(&self, tiers: &Tiers, mover: &mut Mover) -> Result<(), FsError> {
+    pub(super) fn verify_due(
+        &self, tiers: &Tiers, exchange: &Exchange, mover: &mut Mover,
+    ) -> Result<(), FsError> {
         while let Some((id, uploaded)) = mover.uploaded.front().copied() {
             if !uploaded.due_in().is_zero() || tiers.is_closing() {
                 return Ok(());
             }
             mover.uploaded.pop_front();
-            match tiers.exchange.verify(&self.store, &uploaded) {
+            match exchange.verify(&self.store, &uploaded) {
                 Ok(()) => self.note_verified(tiers, mover, id, &uploaded)?,
                 Err(error) => {
                     tiers.counters.failed(Tier::Ssd, Tier::Remote, error.label());
@@ -180,6 +210,7 @@ fn candidate(state: &State, id: InodeId) -> Result<Candidate, FsError> {
     Ok(item(state, file.role, object)?.map_or(Candidate::Never, Candidate::Ready))
 }
 
-fn next<'a, T>(todo: &Mutex<std::slice::Iter<'a, T>>) -> Option<&'a T> {
+/// The next of what several threads do.
+pub(super) fn next<'a, T>(todo: &Mutex<std::slice::Iter<'a, T>>) -> Option<&'a T> {
     todo.lock().unwrap_or_else(PoisonError::into_inner).next()
 }

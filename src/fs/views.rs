@@ -136,7 +136,7 @@ impl FileSystem {
             line("ram_pinned_bytes", &usage.pinned_bytes);
             line("ram_objects", &usage.objects);
         }
-        self.remote_status(&mut text);
+        self.tier_status(&mut text);
         let mut line = |key: &str, value: &dyn std::fmt::Display| {
             let _ = writeln!(text, "{key}: {value}");
         };

@@ -169,7 +169,7 @@ impl Filesystem for Callbacks {
         };
         match waits {
             Some(Awaited::Remote) => self.fetch(answer),
-            Some(Awaited::Release) => self.later(answer),
+            Some(Awaited::Local) => self.later(answer),
             None => answer(self),
         }
     }

@@ -21,6 +21,7 @@ use crate::fs::{
 use crate::observe::Observer;
 use crate::store::{Store, StoreError};
 use crate::tier::counters::Counters;
+use crate::tier::encoded::EncodedCopies;
 use crate::tier::encoding::ColdEncoding;
 use crate::tier::exchange::Exchange;
 use crate::tier::ram::{LetGo, RamTier};
@@ -79,7 +80,11 @@ pub struct MountOptions {
     pub commit_interval: Duration,
     /// Budget of the RAM tier; 0 for none.
     pub ram_bytes: u64,
-    /// What leaves the store's disk for the remote, and how.
+    /// Bytes of objects that the store's disk should hold at most; `None` for no limit.
+    pub ssd_bytes: Option<u64>,
+    /// How cold objects are encoded, on the disk and in the remote.
+    pub cold: ColdEncoding,
+    /// Where objects go that the disk should not hold.
     pub remote: Option<RemoteOptions>,
     /// Threads that serve requests.
     pub threads: usize,
@@ -99,6 +104,8 @@ impl MountOptions {
             kernel_options: Vec::new(),
             commit_interval: Duration::from_secs(1),
             ram_bytes: 0,
+            ssd_bytes: None,
+            cold: ColdEncoding::None,
             remote: None,
             threads: default_threads(Passthrough::Auto),
             config_text: String::new(),
@@ -111,10 +118,6 @@ impl MountOptions {
 pub struct RemoteOptions {
     /// Where it is.
     pub place: RemoteSpec,
-    /// Budget of the store's disk; `None` for no limit.
-    pub ssd_bytes: Option<u64>,
-    /// How copies there are encoded.
-    pub cold: ColdEncoding,
     /// Bytes per second in both directions together.
     pub bandwidth: Option<NonZeroU64>,
     /// Whose names the store takes over if it is new.
@@ -177,7 +180,7 @@ pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountEr
     let (sender, invalidations) = bounded(INVALIDATIONS_MAX);
     let (mut file_system, recovered) = FileSystem::open(store, observer, sender)?;
     log::info!("opened the store {}: {recovered:?}", options.store.display());
-    let mover = attach_remote(options, &mut file_system, &counters, candidates)?;
+    let mover = attach_tiers(options, &mut file_system, &counters, candidates)?;
     if let Err(error) = counters.register(file_system.observer().registry()) {
         log::error!("metrics of the tiers: {error}");
     }
@@ -271,14 +274,30 @@ fn rebuild_if_new(options: &MountOptions, store: &Store) -> Result<Vec<StoreId>,
     }
 }
 
-/// Connects to the remote, in the background, and returns what will move objects there.
-fn attach_remote(
+/// Attaches the tiers below the raw files, if there are any, and returns what will move objects.
+fn attach_tiers(
     options: &MountOptions, file_system: &mut FileSystem, counters: &Counters,
     rebuild_candidates: Vec<StoreId>,
 ) -> Result<Option<Mover>, MountError> {
-    let Some(wanted) = &options.remote else {
+    let has_encoded = file_system.has_encoded_copies().map_err(MountError::Flush)?;
+    if options.remote.is_none() && options.cold == ColdEncoding::None && !has_encoded {
         return Ok(None);
-    };
+    }
+    let remote = options.remote.as_ref();
+    let remote = remote.map(|wanted| connect(wanted, options.cold, file_system)).transpose()?;
+    let (exchange, publisher) = remote.unzip();
+    let ssd = SsdTier::new(options.ssd_bytes);
+    let encoded = EncodedCopies::new(options.cold, options.ssd_bytes);
+    let mut tiers = Tiers::new(exchange, ssd, encoded, counters.clone());
+    tiers.rebuild_candidates = rebuild_candidates;
+    file_system.attach(tiers);
+    Ok((!options.read_only).then(|| Mover::new(publisher)))
+}
+
+/// Connects to the remote, in the background.
+fn connect(
+    wanted: &RemoteOptions, cold: ColdEncoding, file_system: &FileSystem,
+) -> Result<(Exchange, Publisher), MountError> {
     let (id, expected) = file_system.remote_identity().map_err(MountError::Flush)?;
     let remote_options =
         remote::Options { bandwidth: wanted.bandwidth, expected, ..remote::Options::default() };
@@ -289,11 +308,7 @@ fn attach_remote(
     }
     let store = Arc::clone(&remote) as Arc<dyn BlobStore>;
     let grace = Grace::default();
-    let exchange = Exchange::new(remote, grace, wanted.cold);
-    let mut tiers = Tiers::new(exchange, SsdTier::new(wanted.ssd_bytes), counters.clone());
-    tiers.rebuild_candidates = rebuild_candidates;
-    file_system.attach(tiers);
-    Ok((!options.read_only).then(|| Mover::new(Publisher::new(store, id, grace))))
+    Ok((Exchange::new(remote, grace, cold), Publisher::new(store, id, grace)))
 }
 
 /// Moves objects to the remote until `stopped` is closed. The receiver hears of the end.

@@ -4,8 +4,7 @@
 use std::io;
 
 use crate::page::{
-    ContentHasher, Layer, ModelIdentity, PageError, PageHasher, PageIdentity, PagePlace,
-    TokenStart, VerifiedPage, VerifyError,
+    ContentHasher, PageError, PageHasher, PageIdentity, PagePlace, VerifiedPage, VerifyError,
 };
 use crate::store::Store;
 use crate::store::disk::{Access, DiskFile, copy_all};
@@ -102,12 +101,6 @@ pub fn page_checksum(file: &dyn DiskFile, page: &PageRecord) -> io::Result<[u8; 
         Some(bytes) => hasher.update(&bytes),
         None => read_through(file, |piece| hasher.update(piece))?,
     }
-    let identity = PageIdentity {
-        model: ModelIdentity(page.model),
-        layer: Layer(page.layer),
-        start: TokenStart(page.start),
-        tokens: page.tokens,
-        dtype: page.dtype,
-    };
+    let identity = PageIdentity::from(page);
     Ok(hasher.finish(&identity).object.0)
 }

@@ -36,8 +36,12 @@ pub enum DiskPath {
     Scratch(u64),
     /// `staging/<id>.in`: an object on its way from the remote.
     Incoming(ObjectId),
+    /// `staging/<id>.z`: an encoded copy that is being made.
+    Encoding(ObjectId),
     /// `objects/ab/<id>`: bytes that a committed name may refer to.
     Object(ObjectId),
+    /// `objects/ab/<id>.z`: the same bytes encoded.
+    Encoded(ObjectId),
     /// `<id>` on the RAM tier's own filesystem.
     Ram(ObjectId),
     /// `quarantine/<name>`: refused or corrupt bytes, and beside them the reason.
@@ -80,6 +84,8 @@ impl DiskDirectory {
 
 /// How the names of [`DiskPath::Incoming`] end.
 const INCOMING: &str = ".in";
+/// How the names of [`DiskPath::Encoded`] and [`DiskPath::Encoding`] end.
+const ENCODED: &str = ".z";
 
 impl DiskPath {
     /// What a name in `staging/` stands for.
@@ -90,7 +96,18 @@ impl DiskPath {
         if let Some(id) = name.strip_suffix(INCOMING) {
             return super::recovery::parse(id).map(DiskPath::Incoming);
         }
+        if let Some(id) = name.strip_suffix(ENCODED) {
+            return super::recovery::parse(id).map(DiskPath::Encoding);
+        }
         super::recovery::parse(name).map(DiskPath::Staging)
+    }
+
+    /// What a name in a directory below `objects/` stands for.
+    pub fn stored(name: &str) -> Option<DiskPath> {
+        match name.strip_suffix(ENCODED) {
+            Some(id) => super::recovery::parse(id).map(DiskPath::Encoded),
+            None => super::recovery::parse(name).map(DiskPath::Object),
+        }
     }
 
     /// Path relative to the store.
@@ -101,8 +118,12 @@ impl DiskPath {
             DiskPath::Staging(object) => PathBuf::from(format!("staging/{object}")),
             DiskPath::Scratch(number) => PathBuf::from(format!("staging/scratch-{number}")),
             DiskPath::Incoming(object) => PathBuf::from(format!("staging/{object}{INCOMING}")),
+            DiskPath::Encoding(object) => PathBuf::from(format!("staging/{object}{ENCODED}")),
             DiskPath::Object(object) => {
                 PathBuf::from(format!("objects/{:02x}/{object}", shard(*object)))
+            }
+            DiskPath::Encoded(object) => {
+                PathBuf::from(format!("objects/{:02x}/{object}{ENCODED}", shard(*object)))
             }
             DiskPath::Ram(object) => PathBuf::from(object.to_string()),
             DiskPath::Quarantine(name) => PathBuf::from(format!("quarantine/{name}")),

@@ -7,6 +7,7 @@
 //! | `names` | names lead to inodes, directories hang together |
 //! | `places` | pages and manifests stand where they mean what they were sealed as |
 //! | `objects` | the bytes are there, as long and as they were written |
+//! | `encoded` | encoded copies are there, and decode to those bytes |
 //! | `links` | reference counts; what lost its name comes to `files/lost+found` |
 //! | `rest` | extended attributes, marks, totals, files without a record |
 //!
@@ -17,6 +18,7 @@
 //! write changes all records, then files that nothing refers to go. Ended at any moment, it can
 //! be run again. Without `repair` not a bit of the store changes.
 
+mod encoded;
 mod image;
 mod links;
 mod names;
@@ -25,7 +27,7 @@ mod places;
 mod rest;
 
 use super::overlay::Overlay;
-use super::quarantine::{self, Take};
+use super::quarantine;
 use super::records::Records;
 use super::{Store, StoreError};
 use image::Image;
@@ -131,8 +133,8 @@ fn unreadable(what: &str) -> Report {
 
 /// Bytes first, so that they are never lost between two steps; then all records; then garbage.
 fn repair(image: &Image<'_>, records: &Records) -> Result<(), StoreError> {
-    for (object, reason) in &image.quarantine {
-        quarantine::put(image.store, *object, Take::Move, reason)?;
+    for (object, take, reason) in &image.quarantine {
+        quarantine::put(image.store, *object, *take, reason)?;
     }
     if !image.changes.is_empty() {
         records.write(&image.changes)?;

@@ -8,6 +8,7 @@
 //! | `X` inode(8) name | bytes of the extended attribute |
 //! | `O` object(8) | [`ObjectRecord`](super::record::ObjectRecord) |
 //! | `R` object(8) | [`RemoteCopy`](super::record::RemoteCopy) |
+//! | `Z` object(8) | [`EncodedCopy`](super::record::EncodedCopy) |
 //! | `N` | [`RemoteIdentity`](super::record::RemoteIdentity) |
 //! | `U` inode(8) | empty: the inode is unsettled, recovery looks at it |
 //! | `T` | [`Totals`](super::record::Totals) |
@@ -41,6 +42,11 @@ pub(crate) fn unsettled(inode: InodeId) -> Vec<u8> {
 /// Key of an object's copy in the remote.
 pub(crate) fn remote_copy(object: ObjectId) -> Vec<u8> {
     numbered(b'R', object.0)
+}
+
+/// Key of an object's encoded copy on the disk.
+pub(crate) fn encoded_copy(object: ObjectId) -> Vec<u8> {
+    numbered(b'Z', object.0)
 }
 
 /// Key of the names of store and remote.

@@ -12,6 +12,7 @@
 //! files but never a name without its bytes. One mutex of the caller guards all of it; nothing
 //! here waits for the disk except [`Writer::write`], which runs outside of that mutex.
 
+mod encoded;
 mod remote;
 
 use std::borrow::Cow;
@@ -53,9 +54,9 @@ pub(crate) struct Metadata {
     next_number: u64,
     /// What the store holds, uncommitted changes included.
     pub(crate) totals: Totals,
-    /// There is a remote: what comes to rest is noted in `arrivals`.
-    pub(crate) has_remote: bool,
-    /// Files that came to rest and that nobody has looked at since, to copy them to the remote.
+    /// There are tiers below the raw files: what comes to rest is noted in `arrivals`.
+    pub(crate) has_tiers: bool,
+    /// Files that came to rest and that nobody has looked at since, to copy or to encode them.
     /// Some 16 bytes each, so a million that wait for a remote that is down are 16 MB.
     pub(crate) arrivals: BTreeSet<InodeId>,
     /// The last mount ended without a crash.
@@ -93,7 +94,7 @@ impl Metadata {
             database,
             staged: HashSet::new(),
             next_number: u64::from(epoch) << 32,
-            has_remote: false,
+            has_tiers: false,
             arrivals: BTreeSet::new(),
             was_clean,
             generation: 1,
@@ -184,7 +185,7 @@ impl Metadata {
     pub(crate) fn put_inode(&mut self, life: Life, inode: InodeId, record: &Inode) {
         self.put(life, keys::inode(inode), record);
         if life == Life::Durable && record.file().is_some_and(FileRecord::is_settled) {
-            self.arrivals.extend(self.has_remote.then_some(inode));
+            self.arrivals.extend(self.has_tiers.then_some(inode));
         }
         if life == Life::Durable && record.file().is_some() {
             let unsettled = record.file().is_some_and(|file| file.unsettled);
@@ -271,6 +272,7 @@ impl Metadata {
         self.remove(Life::Durable, keys::object(object));
         // What cannot be read is for fsck to find.
         let _ = self.forget_remote_copy(object);
+        let _ = self.forget_encoded_copy(object);
         self.active.publish.remove(&object);
     }
 

@@ -204,6 +204,20 @@ impl Store {
 
     /// Removes an object's files; one that is already gone is fine.
     pub fn remove_object(&self, object: ObjectId) -> io::Result<()> {
+        self.remove_raw(object)?;
+        self.remove_encoded(object)
+    }
+
+    /// Removes the encoded copy of an object, if there is one.
+    pub fn remove_encoded(&self, object: ObjectId) -> io::Result<()> {
+        match self.disk.remove(&DiskPath::Encoded(object)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Removes an object's files but for an encoded copy.
+    pub fn remove_raw(&self, object: ObjectId) -> io::Result<()> {
         if let Some(ram) = &self.ram {
             ram.remove(object);
         }

@@ -19,6 +19,8 @@ pub enum Take {
     Move,
     /// A copy: its writer still has the file.
     Copy,
+    /// The object's encoded copy, as it lies there.
+    Encoded,
 }
 
 /// Puts an object's bytes and the reason into quarantine.
@@ -36,6 +38,7 @@ pub fn put(store: &Store, object: ObjectId, take: Take, reason: &str) -> io::Res
             moved.or_else(|_| disk.rename(&from[1], &target))?;
         }
         Take::Copy => copy(store, object, &target)?,
+        Take::Encoded => disk.rename(&DiskPath::Encoded(object), &target)?,
     }
     let note = format!("{object}.reason");
     discard(store, &note)?;

@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::page::Dtype;
+use crate::page::{Dtype, Layer, ModelIdentity, PageIdentity, TokenStart};
 use crate::tier::encoding::Encoding;
 
 /// Number of an inode: `epoch << 32 | counter`, never reused.
@@ -216,6 +216,18 @@ pub struct PageRecord {
     pub checksum: [u8; 16],
 }
 
+impl From<&PageRecord> for PageIdentity {
+    fn from(page: &PageRecord) -> PageIdentity {
+        PageIdentity {
+            model: ModelIdentity(page.model),
+            layer: Layer(page.layer),
+            start: TokenStart(page.start),
+            tokens: page.tokens,
+            dtype: page.dtype,
+        }
+    }
+}
+
 /// What an object's bytes are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ObjectKind {
@@ -285,6 +297,16 @@ pub enum RemoteState {
     Named,
     /// The disk's copy is gone, or is garbage that a crash left.
     Only,
+}
+
+/// A copy of an object on the disk in fewer bytes, which decoded to the object when it was made.
+/// Where the raw file is missing, it takes its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EncodedCopy {
+    /// How it is encoded; never raw.
+    pub encoding: Encoding,
+    /// Its length.
+    pub stored_bytes: u64,
 }
 
 /// The names by which a store and its remote know each other.

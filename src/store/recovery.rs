@@ -85,16 +85,24 @@ fn settle(
     Ok(changing.then_some(object))
 }
 
-/// Step 3: removes objects that no record refers to. Returns how many.
+/// Step 3: removes objects that no record refers to, and encoded copies that are not on record.
+/// Returns how many.
+///
+/// The mount makes encoded copies of old objects too: their records come before their files.
 pub fn sweep(
     store: &Store, referenced: &HashSet<ObjectId, impl std::hash::BuildHasher>, below: ObjectId,
-) -> std::io::Result<usize> {
+    is_encoded: impl Fn(ObjectId) -> Result<bool, StoreError>,
+) -> Result<usize, StoreError> {
     let mut removed = 0;
     for shard in 0..=u8::MAX {
         for name in store.disk.list(DiskDirectory::ObjectShard(shard))? {
-            let Some(object) = parse(&name) else { continue };
-            if object < below && !referenced.contains(&object) {
-                store.disk.remove(&DiskPath::Object(object))?;
+            let is_garbage = match DiskPath::stored(&name) {
+                Some(DiskPath::Object(object)) => object < below && !referenced.contains(&object),
+                Some(DiskPath::Encoded(object)) => !is_encoded(object)?,
+                _ => false,
+            };
+            if let Some(path) = DiskPath::stored(&name).filter(|_| is_garbage) {
+                store.disk.remove(&path)?;
                 removed += 1;
             }
         }

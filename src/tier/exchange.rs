@@ -5,7 +5,7 @@
 //! a damaged or foreign copy never becomes an object. Which record says what, and when a local copy
 //! may go, is decided above ([`crate::fs`]).
 
-mod bytes;
+pub(super) mod bytes;
 
 use std::io;
 use std::sync::Arc;

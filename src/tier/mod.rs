@@ -2,6 +2,7 @@
 
 pub mod content;
 pub mod counters;
+pub mod encoded;
 pub mod encoding;
 pub mod exchange;
 pub mod ram;

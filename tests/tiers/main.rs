@@ -8,6 +8,8 @@
 mod common;
 
 mod collection;
+mod encoded;
+mod encoded_moves;
 mod faults;
 mod fsck;
 mod in_place;

@@ -35,7 +35,7 @@ fn a_plan_adds_up(mode: Mode) {
     let bytes: u64 =
         plan["links"].as_array().unwrap().iter().map(|l| l["bytes"].as_u64().unwrap()).sum();
     assert_eq!(bytes, 3 * 8192);
-    let remote = &plan["links"][2];
+    let remote = &plan["links"][3];
     assert_eq!((&remote["from"], &remote["files"]), (&json!("remote"), &json!(1)));
     assert!(remote["moved_bytes"].as_u64().unwrap() < 2 * 8192);
     assert_eq!(plan["files"][1]["tier"], "remote");

@@ -103,11 +103,18 @@ fn refused() {
         assert!(!failure.line().contains('\n'), "{}", failure.line());
     }
     check("nvme=1G", &[], "", "unknown mount option \"nvme=1G\": see kvfs mount --help");
-    let lonely = "is set, but no remote: there is nowhere for objects to go (remote=...)";
-    check("ssd=1G", &[], "", &format!("ssd {lonely}"));
-    check("cold=zstd", &[], "", &format!("cold {lonely}"));
-    check("rebuild_from=none", &[], "", &format!("rebuild_from {lonely}"));
+    check(
+        "ssd=1G",
+        &[],
+        "",
+        "ssd is set, but neither remote nor cold: objects could neither leave",
+    );
+    check("ssd=1G,cold=none", &[], "", "ssd is set, but neither remote nor cold");
+    check("ssd=1M,cold=zstd", &[], "", "ssd is 1048576: must be at least 16777216 bytes");
+    check("cold=q8_0", &[], "", "only none and zstd can be mounted so far");
+    check("rebuild_from=none", &[], "", "rebuild_from is set, but no remote");
     check("remote=/r,rebuild_from=7", &[], "", "rebuild_from is \"7\": must be none or the id");
+    check("remote_bandwidth=1M", &[], "", "remote_bandwidth is set, but no remote");
     check("remote=/r,ssd=1M", &[], "", "ssd is 1048576: must be at least 16777216 bytes");
     check("remote=/r,cold=lz4", &[], "", "cold: \"lz4\" is no cold encoding");
     check("remote=share", &[], "", "remote: ");

@@ -5,9 +5,10 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use super::{Finding, FsckOptions, Report};
 use crate::store::database::{decode, encode};
 use crate::store::disk::DiskPath;
+use crate::store::quarantine::Take;
 use crate::store::record::{
-    DirectoryClass, Entry, Inode, InodeId, Kind, ObjectId, ObjectRecord, RemoteCopy, RemoteState,
-    Totals,
+    DirectoryClass, EncodedCopy, Entry, Inode, InodeId, Kind, ObjectId, ObjectRecord, RemoteCopy,
+    RemoteState, Totals,
 };
 use crate::store::records::{Changes, Records};
 use crate::store::{Store, StoreError, keys};
@@ -37,6 +38,8 @@ pub(super) struct Image<'a> {
     pub(super) objects: BTreeMap<ObjectId, ObjectRecord>,
     /// Copies in the remote.
     pub(super) remote: BTreeMap<ObjectId, RemoteCopy>,
+    /// Encoded copies on the disk.
+    pub(super) encoded: BTreeMap<ObjectId, EncodedCopy>,
     /// Keys of the extended attributes.
     pub(super) attributes: Vec<Vec<u8>>,
     /// Inodes that recovery shall look at.
@@ -51,7 +54,7 @@ pub(super) struct Image<'a> {
     /// What a repair writes.
     pub(super) changes: Changes,
     /// What a repair moves to quarantine, and why.
-    pub(super) quarantine: Vec<(ObjectId, String)>,
+    pub(super) quarantine: Vec<(ObjectId, Take, String)>,
     /// What a repair removes last.
     pub(super) garbage: Vec<DiskPath>,
     /// Files that cannot be kept, and why.
@@ -76,6 +79,7 @@ impl<'a> Image<'a> {
             names: Vec::new(),
             objects: BTreeMap::new(),
             remote: BTreeMap::new(),
+            encoded: BTreeMap::new(),
             attributes: Vec::new(),
             marks: HashSet::new(),
             totals: Totals::default(),
@@ -106,6 +110,11 @@ impl<'a> Image<'a> {
             let what = numbered("remote copy of object", key);
             let copy = image.decoded(key, value, &what);
             image.remote.extend(keys::number(key).map(ObjectId).zip(copy));
+        })?;
+        records.scan(b'Z', |key, value| {
+            let what = numbered("encoded copy of object", key);
+            let copy = image.decoded(key, value, &what);
+            image.encoded.extend(keys::number(key).map(ObjectId).zip(copy));
         })?;
         records.scan(b'X', |key, _| image.attributes.push(key.to_vec()))?;
         records.scan(b'U', |key, _| {
@@ -229,6 +238,12 @@ impl<'a> Image<'a> {
     /// Whether the disk's copy of an object does not count any more.
     pub(super) fn has_left(&self, id: ObjectId) -> bool {
         self.remote.get(&id).is_some_and(|copy| copy.state == RemoteState::Only)
+    }
+
+    /// Notes that the disk has no encoded copy of an object, or none that counts.
+    pub(super) fn remove_encoded(&mut self, id: ObjectId) {
+        self.changes.insert(keys::encoded_copy(id), None);
+        self.encoded.remove(&id);
     }
 
     /// Notes that only the remote has an object.

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use super::image::Image;
 use super::names::{FILES, new_directory};
 use crate::store::disk::DiskPath;
+use crate::store::quarantine::Take;
 use crate::store::record::{DirectoryClass, Inode, InodeId, Kind, ObjectId, ObjectRecord, Role};
 
 /// Where bytes come to whose names are lost.
@@ -157,7 +158,7 @@ fn drop_unreferenced(image: &mut Image<'_>, id: ObjectId) {
         let kept = image.store.disk.stat(&DiskPath::Object(id)).is_ok();
         let end = if kept { "its bytes are kept in quarantine" } else { "its record is removed" };
         image.find(&format!("{what}; {end}"), true);
-        image.quarantine.extend(kept.then_some((id, what)));
+        image.quarantine.extend(kept.then_some((id, Take::Move, what)));
     }
     image.remove_object(id);
 }

@@ -3,10 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::io;
 
+use super::encoded;
 use super::image::Image;
 use crate::ingest::seal;
 use crate::store::StoreError;
 use crate::store::disk::{Access, DiskPath, FileStat};
+use crate::store::quarantine::Take;
 use crate::store::record::{FileRecord, Inode, InodeId, ObjectId, ObjectKind, ObjectRecord, Role};
 
 pub(super) fn check(image: &mut Image<'_>, progress: &dyn Fn(u64, u64)) -> Result<(), StoreError> {
@@ -26,15 +28,24 @@ pub(super) fn check(image: &mut Image<'_>, progress: &dyn Fn(u64, u64)) -> Resul
             note_left(image, *object);
             continue;
         }
-        let Err(why) = check_file(image, (*id, *object), &file)? else {
+        let checked = check_file(image, (*id, *object), &file)?;
+        let has_encoded = encoded::check(image, *object, &file)?;
+        let Err(why) = checked else {
             continue;
         };
-        if !image.is_in_remote(*object) {
+        let is_there = image.store.disk.stat(&DiskPath::Object(*object)).is_ok();
+        if has_encoded && is_there {
+            let what = format!("object {object}: {why}; its encoded copy takes its place");
+            image.find(&what, true);
+            image.quarantine.push((*object, Take::Move, what));
+        } else if has_encoded {
+            // As it should be.
+        } else if !image.is_in_remote(*object) {
             image.lost.insert(*id, why);
-        } else if image.store.disk.stat(&DiskPath::Object(*object)).is_ok() {
+        } else if is_there {
             let what = format!("object {object}: {why}; the remote's copy takes its place");
             image.find(&what, true);
-            image.quarantine.push((*object, what));
+            image.quarantine.push((*object, Take::Move, what));
             image.leave_to_remote(*object);
         } else {
             image.report.only_remote += 1;
@@ -59,6 +70,10 @@ pub(super) fn check(image: &mut Image<'_>, progress: &dyn Fn(u64, u64)) -> Resul
 /// it could be removed.
 fn note_left(image: &mut Image<'_>, object: ObjectId) {
     image.report.only_remote += 1;
+    if image.encoded.contains_key(&object) {
+        image.find(&format!("object {object}: has left, but has an encoded copy, removed"), true);
+        image.remove_encoded(object);
+    }
     let path = DiskPath::Object(object);
     if image.store.disk.stat(&path).is_ok() {
         image.report.leftovers.unreferenced += 1;
@@ -187,8 +202,7 @@ fn drop_lost(image: &mut Image<'_>) {
             format!("{paths}: {why}")
         };
         let object = image.inodes.get(id).and_then(Inode::file).and_then(|file| file.object);
-        let kept =
-            object.filter(|object| image.store.disk.stat(&DiskPath::Object(*object)).is_ok());
+        let kept = object.and_then(|object| kept(image, object));
         let end = if kept.is_some() {
             "a miss after repair, its bytes are kept in quarantine"
         } else {
@@ -201,7 +215,14 @@ fn drop_lost(image: &mut Image<'_>) {
         image.remove_inode(*id);
         if let Some(object) = object.filter(|object| dropped.insert(*object)) {
             image.remove_object(object);
-            image.quarantine.extend(kept.map(|object| (object, what)));
+            image.quarantine.extend(kept.map(|take| (object, take, what)));
         }
     }
+}
+
+/// Which bytes of a lost object can be kept aside.
+fn kept(image: &Image<'_>, object: ObjectId) -> Option<Take> {
+    let ways = [(DiskPath::Object(object), Take::Move), (DiskPath::Encoded(object), Take::Encoded)];
+    let mut there = ways.into_iter().filter(|(path, _)| image.store.disk.stat(path).is_ok());
+    there.next().map(|(_, take)| take)
 }

@@ -6,12 +6,14 @@ use super::image::Image;
 use crate::store::StoreError;
 use crate::store::database::encode;
 use crate::store::disk::{DiskDirectory, DiskPath};
+use crate::store::keys;
+use crate::store::quarantine::Take;
 use crate::store::record::{InodeId, ObjectId, Totals};
-use crate::store::{keys, recovery};
 
 pub(super) fn check(image: &mut Image<'_>) -> Result<(), StoreError> {
     check_attributes(image);
     check_remote_copies(image);
+    check_encoded_copies(image);
     check_marks(image);
     check_totals(image);
     check_epoch(image);
@@ -49,6 +51,18 @@ fn check_remote_copies(image: &mut Image<'_>) {
             image.find(&what, true);
         }
         image.changes.insert(key, None);
+    }
+}
+
+/// An encoded copy of an object that does not exist is garbage on the disk.
+fn check_encoded_copies(image: &mut Image<'_>) {
+    let stale = image.encoded.keys().filter(|object| !image.objects.contains_key(object));
+    for object in stale.copied().collect::<Vec<_>>() {
+        if !image.changes.contains_key(&keys::object(object)) {
+            let what = format!("object {object}: has an encoded copy but no record, removed");
+            image.find(&what, true);
+        }
+        image.remove_encoded(object);
     }
 }
 
@@ -118,28 +132,44 @@ fn check_staging(image: &mut Image<'_>) -> Result<(), StoreError> {
 }
 
 fn check_unknown_files(image: &mut Image<'_>) -> Result<(), StoreError> {
-    let aside: HashSet<ObjectId> = image.quarantine.iter().map(|(object, _)| *object).collect();
+    let aside: HashSet<(ObjectId, bool)> = image
+        .quarantine
+        .iter()
+        .map(|(object, take, _)| (*object, *take == Take::Encoded))
+        .collect();
     for shard in 0..=u8::MAX {
         let directory = DiskDirectory::ObjectShard(shard);
         for name in image.store.disk.list(directory)? {
-            let object =
-                recovery::parse(&name).filter(|object| crate::store::disk::shard(*object) == shard);
+            let path = DiskPath::stored(&name);
+            let (object, is_encoded) = match path {
+                Some(DiskPath::Object(object)) => (Some(object), false),
+                Some(DiskPath::Encoded(object)) => (Some(object), true),
+                _ => (None, false),
+            };
+            let object = object.filter(|object| crate::store::disk::shard(*object) == shard);
             let Some(object) = object else {
                 let path = directory.relative().join(&name);
                 let what = format!("{}: no file of a store, left alone", path.display());
                 image.find(&what, false);
                 continue;
             };
-            if image.objects.contains_key(&object) || aside.contains(&object) {
+            let is_known = if is_encoded {
+                image.encoded.contains_key(&object)
+            } else {
+                image.objects.contains_key(&object)
+            };
+            if is_known || aside.contains(&(object, is_encoded)) {
                 continue;
             }
-            let had_record = image.changes.contains_key(&keys::object(object));
+            let key = if is_encoded { keys::encoded_copy(object) } else { keys::object(object) };
+            let had_record = image.changes.contains_key(&key);
             if image.was_clean && !had_record {
-                image.find(&format!("object {object}: has no record, removed"), true);
+                let what = if is_encoded { "its encoded copy has" } else { "has" };
+                image.find(&format!("object {object}: {what} no record, removed"), true);
             } else if !had_record {
                 image.report.leftovers.unreferenced += 1;
             }
-            image.garbage.push(DiskPath::Object(object));
+            image.garbage.extend(path);
         }
     }
     Ok(())

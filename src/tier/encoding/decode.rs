@@ -6,11 +6,12 @@ use std::ops::Range;
 use zstd::bulk::Decompressor;
 
 use super::blob::{HEADER_BYTES, Header, PREFIX_BYTES, is_chunk_frame, parse_prefix};
-use super::digest::Digester;
+use super::digest::{Checksummer, Digester, Hash};
 use super::encode::read_until_full;
 use super::filter::{Filter, as_index};
 use super::limits::COPY_BYTES;
 use super::{Digest, Encoding, EncodingError, Subject};
+use crate::page::Checksum;
 
 /// What a blob is on record as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,20 +35,40 @@ pub struct Stored {
 pub fn decode(
     source: &mut dyn Read, stored: &Stored, subject: &Subject, sink: &mut dyn Write,
 ) -> Result<Digest, EncodingError> {
+    let mut digester = Digester::new(subject);
+    decode_into(source, stored, &mut Output { sink, hash: &mut digester })?;
+    Ok(digester.finish())
+}
+
+/// [`decode`] of a copy that never left this machine: the checksum says whether it is damaged, and
+/// nobody could have made another with the same one on purpose. Without BLAKE3 it takes three
+/// quarters of the time.
+///
+/// # Errors
+/// As [`decode`].
+pub fn decode_local(
+    source: &mut dyn Read, stored: &Stored, subject: &Subject, sink: &mut dyn Write,
+) -> Result<Checksum, EncodingError> {
+    let mut checksummer = Checksummer::new(subject);
+    decode_into(source, stored, &mut Output { sink, hash: &mut checksummer })?;
+    Ok(checksummer.finish())
+}
+
+fn decode_into(
+    source: &mut dyn Read, stored: &Stored, output: &mut Output<'_>,
+) -> Result<(), EncodingError> {
     let mut blob = Blob { source, stored_bytes: stored.stored_bytes, position: 0 };
-    let mut output = Output { sink, digester: Digester::new(subject) };
     match stored.encoding {
-        Encoding::Raw => copy(&mut blob, stored.length, &mut output)?,
+        Encoding::Raw => copy(&mut blob, stored.length, output)?,
         encoding => {
             let mut header = [0; HEADER_BYTES];
             blob.fill(&mut header)?;
             let header = Header::parse(&header)?;
             check_header(&header, encoding, stored.length)?;
-            decompress_all(&mut blob, &header, &mut output)?;
+            decompress_all(&mut blob, &header, output)?;
         }
     }
-    blob.finish()?;
-    Ok(output.digester.finish())
+    blob.finish()
 }
 
 fn check_header(header: &Header, encoding: Encoding, length: u64) -> Result<(), EncodingError> {
@@ -182,12 +203,12 @@ impl Blob<'_> {
 /// The logical bytes as they leave.
 struct Output<'a> {
     sink: &'a mut dyn Write,
-    digester: Digester,
+    hash: &'a mut dyn Hash,
 }
 
 impl Output<'_> {
     fn write(&mut self, bytes: &[u8]) -> Result<(), EncodingError> {
-        self.digester.update(bytes);
+        self.hash.update(bytes);
         self.sink.write_all(bytes).map_err(EncodingError::Sink)
     }
 }

@@ -23,44 +23,67 @@ pub struct Digest {
     pub checksum: Checksum,
 }
 
+/// Takes logical bytes as they pass, in order.
+pub(super) trait Hash {
+    fn update(&mut self, bytes: &[u8]);
+}
+
 /// Computes a [`Digest`].
 pub(super) struct Digester {
     content: ContentHasher,
-    checksum: Hasher,
+    checksum: Checksummer,
 }
 
+/// Computes the checksum alone.
 #[expect(clippy::large_enum_variant, reason = "there is one per copy, on the stack")]
-enum Hasher {
+pub(super) enum Checksummer {
     File(page::ContentHasher),
     Page(PageHasher, PageIdentity),
+}
+
+impl Checksummer {
+    /// One that has seen nothing.
+    pub(super) fn new(subject: &Subject) -> Checksummer {
+        match subject {
+            Subject::File => Checksummer::File(page::ContentHasher::new()),
+            Subject::Page(identity) => Checksummer::Page(PageHasher::new(), *identity),
+        }
+    }
+
+    /// The checksum of all bytes taken so far.
+    pub(super) fn finish(&self) -> Checksum {
+        match self {
+            Checksummer::File(hasher) => hasher.finish(),
+            Checksummer::Page(hasher, identity) => hasher.finish(identity).object,
+        }
+    }
+}
+
+impl Hash for Checksummer {
+    fn update(&mut self, bytes: &[u8]) {
+        match self {
+            Checksummer::File(hasher) => hasher.update(bytes),
+            Checksummer::Page(hasher, _) => hasher.update(bytes),
+        }
+    }
 }
 
 impl Digester {
     /// One that has seen nothing.
     pub(super) fn new(subject: &Subject) -> Digester {
-        let checksum = match subject {
-            Subject::File => Hasher::File(page::ContentHasher::new()),
-            Subject::Page(identity) => Hasher::Page(PageHasher::new(), *identity),
-        };
-        Digester { content: ContentHasher::default(), checksum }
-    }
-
-    /// Takes the next bytes, in order.
-    pub(super) fn update(&mut self, bytes: &[u8]) {
-        self.content.update(bytes);
-        match &mut self.checksum {
-            Hasher::File(hasher) => hasher.update(bytes),
-            Hasher::Page(hasher, _) => hasher.update(bytes),
-        }
+        Digester { content: ContentHasher::default(), checksum: Checksummer::new(subject) }
     }
 
     /// The digest of all bytes taken so far.
     pub(super) fn finish(&self) -> Digest {
-        let checksum = match &self.checksum {
-            Hasher::File(hasher) => hasher.finish(),
-            Hasher::Page(hasher, identity) => hasher.finish(identity).object,
-        };
-        Digest { content: self.content.finish(), checksum }
+        Digest { content: self.content.finish(), checksum: self.checksum.finish() }
+    }
+}
+
+impl Hash for Digester {
+    fn update(&mut self, bytes: &[u8]) {
+        self.content.update(bytes);
+        self.checksum.update(bytes);
     }
 }
 

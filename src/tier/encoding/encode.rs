@@ -3,7 +3,7 @@
 use std::io::{self, Read, Write};
 
 use super::blob::{BlobWriter, Header, compress, compressor};
-use super::digest::Digester;
+use super::digest::{Digester, Hash};
 use super::filter::{Filter, Float, as_index};
 use super::limits::{CHUNK_BYTES, COPY_BYTES, SAMPLE_PIECE_BYTES, SAMPLE_STEP_BYTES};
 use super::shuffle::shuffle;

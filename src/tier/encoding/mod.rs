@@ -24,7 +24,7 @@ mod quantise;
 mod shuffle;
 
 pub use cold::{ColdEncoding, NotAColdEncoding, Quantisation, ZstdLevel};
-pub use decode::{Stored, decode};
+pub use decode::{Stored, decode, decode_local};
 pub use digest::{Digest, Subject};
 pub use encode::{Encoded, Lossless, encode};
 pub use error::EncodingError;

@@ -7,7 +7,7 @@ use crate::store::disk::DiskFile;
 use crate::tier::remote::{ReadAt, WriteAt};
 
 /// A file whose bytes a transfer reads or writes; it may outlive the caller.
-pub(super) struct FileBytes(pub(super) Arc<dyn DiskFile>);
+pub(in crate::tier) struct FileBytes(pub(in crate::tier) Arc<dyn DiskFile>);
 
 impl ReadAt for FileBytes {
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
@@ -22,13 +22,13 @@ impl WriteAt for FileBytes {
 }
 
 /// Reads or writes a file from its beginning.
-pub(super) struct Cursor<'a> {
+pub(in crate::tier) struct Cursor<'a> {
     file: &'a dyn DiskFile,
     offset: u64,
 }
 
 impl<'a> Cursor<'a> {
-    pub(super) fn new(file: &'a dyn DiskFile) -> Cursor<'a> {
+    pub(in crate::tier) fn new(file: &'a dyn DiskFile) -> Cursor<'a> {
         Cursor { file, offset: 0 }
     }
 }

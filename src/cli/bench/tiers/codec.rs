@@ -17,8 +17,8 @@ use super::super::workplace::Workplace;
 use super::Sizes;
 use super::values::{self, Page};
 use crate::tier::encoding::{
-    Encoding, Lossless, Quantisation, Quantised, Stored, Subject, ZstdLevel, decode, encode,
-    quantise_page,
+    Encoding, Lossless, Quantisation, Quantised, Stored, Subject, ZstdLevel, decode, decode_local,
+    encode, quantise_page,
 };
 
 /// Threads on both sides.
@@ -44,11 +44,15 @@ pub(super) fn figures(workplace: &Workplace, sizes: &Sizes) -> Result<Vec<Figure
     )?;
     figures.push(gigabytes("encode_pages_zstd3_2_threads", 0.8, rounds));
     zstd(&["-3", "-T2"], &plain, Some(&compressed))?;
-    for (name, is_page) in [("decode_zstd3_per_core", false), ("decode_pages_per_core", true)] {
+    for (name, is_page, is_local) in [
+        ("decode_zstd3_per_core", false, false),
+        ("decode_pages_per_core", true, false),
+        ("decode_local_pages_per_core", true, true),
+    ] {
         let blobs = pages.iter().map(|page| blob(page, is_page)).collect::<Result<Vec<_>, _>>()?;
         let rounds = interleave(
             sizes.rounds,
-            |_| decode_all(&blobs, total),
+            |_| decode_all(&blobs, total, is_local),
             |_| {
                 let children = UsageWho::RUSAGE_CHILDREN;
                 let before = processor_time(children)?;
@@ -107,11 +111,16 @@ fn blob(page: &Page, is_page: bool) -> Result<Blob, String> {
 }
 
 /// GB per second of processor time.
-fn decode_all(blobs: &[Blob], total: u64) -> Result<f64, String> {
+fn decode_all(blobs: &[Blob], total: u64, is_local: bool) -> Result<f64, String> {
     let before = processor_time(UsageWho::RUSAGE_SELF)?;
     for Blob { bytes, stored, subject } in blobs {
-        decode(&mut bytes.as_slice(), stored, subject, &mut io::sink())
-            .map_err(|error| error.to_string())?;
+        let (source, sink) = (&mut bytes.as_slice(), &mut io::sink());
+        let outcome = if is_local {
+            decode_local(source, stored, subject, sink).map(drop)
+        } else {
+            decode(source, stored, subject, sink).map(drop)
+        };
+        outcome.map_err(|error| error.to_string())?;
     }
     Ok(throughput(total, processor_time(UsageWho::RUSAGE_SELF)?.saturating_sub(before)))
 }

@@ -10,7 +10,8 @@ use crate::page::{
 use crate::tier::content::ContentHash;
 use crate::tier::encoding::limits::{CHUNK_BYTES, COPY_BYTES};
 use crate::tier::encoding::{
-    Encoded, Encoding, EncodingError, Lossless, Stored, Subject, ZstdLevel, decode, encode,
+    Encoded, Encoding, EncodingError, Lossless, Stored, Subject, ZstdLevel, decode, decode_local,
+    encode,
 };
 
 /// Repeatable bytes that zstd can do something with.
@@ -53,6 +54,9 @@ pub(super) fn decoded(
     let stored = Stored { encoding, stored_bytes: blob.len() as u64, length };
     let mut logical = Vec::new();
     let digest = decode(&mut &*blob, &stored, subject, &mut logical)?;
+    let mut again = Vec::new();
+    let checksum = decode_local(&mut &*blob, &stored, subject, &mut again).unwrap();
+    assert!(again == logical && checksum == digest.checksum);
     Ok((logical, digest.content))
 }
 

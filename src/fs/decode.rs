@@ -1,0 +1,134 @@
+//! Bringing back what the disk has only encoded.
+//!
+//! As with a remote copy ([`super::residency`]): decoded and compared before the open answers, once
+//! whoever asks. Decoded bytes go to memory where it has room, else to the disk.
+
+use std::io;
+use std::sync::Arc;
+
+use super::residency::{Target, item};
+use super::tiers::Tiers;
+use super::{FileSystem, FsError};
+use crate::store::quarantine::{self, Take};
+use crate::store::record::{EncodedCopy, InodeId, ObjectId, RemoteState, Role};
+use crate::tier::counters::Tier;
+use crate::tier::encoded::unpack;
+use crate::tier::exchange::Item;
+use crate::tier::remote::RemoteError;
+
+impl FileSystem {
+    /// Whether the disk has an object only encoded.
+    pub(super) fn is_only_encoded(
+        &self, state: &super::state::State, object: ObjectId,
+    ) -> Result<bool, FsError> {
+        let has_copy = state.metadata.encoded_copy(object)?.is_some();
+        Ok(has_copy && self.store.stat_object(object).is_err())
+    }
+
+    /// Brings back an object that the disk has encoded. False if it has no such copy, or one that
+    /// is damaged while the remote has another.
+    pub(super) fn unpack(
+        &self, tiers: &Tiers, (id, role): (InodeId, Role), object: ObjectId,
+    ) -> Result<bool, FsError> {
+        let (copy, item) = {
+            let state = self.state();
+            match (state.metadata.encoded_copy(object)?, item(&state, role, object)?) {
+                (Some(copy), Some(item)) => (copy, item),
+                _ => return Ok(false),
+            }
+        };
+        let work = || {
+            let work = || self.unpack_now(tiers, id, &item, &copy);
+            tiers.decoding.measure(item.length, work).map_err(RemoteError::local)
+        };
+        let Err(error) = tiers.flights.share(object, work) else {
+            return Ok(true);
+        };
+        tiers.counters.failed(Tier::Ssd, Tier::Ssd, error.label());
+        match &error {
+            RemoteError::Local(cause)
+                if matches!(cause.kind(), io::ErrorKind::InvalidData | io::ErrorKind::NotFound) =>
+            {
+                self.give_up_encoded(tiers, id, object, &error)
+            }
+            _ => Err(FsError::Remote(error)),
+        }
+    }
+
+    /// An encoded copy is damaged or missing: the remote's takes its place, if there is one.
+    fn give_up_encoded(
+        &self, tiers: &Tiers, id: InodeId, object: ObjectId, error: &RemoteError,
+    ) -> Result<bool, FsError> {
+        let why = format!("its encoded copy: {error}");
+        let mut state = self.state();
+        if state.metadata.encoded_copy(object)?.is_none() {
+            // It left for the remote meanwhile.
+            return Ok(false);
+        }
+        let remote = state.metadata.remote_copy(object)?;
+        let Some(remote) = remote.filter(|copy| copy.state != RemoteState::Held) else {
+            drop(state);
+            return Err(self.corrupt(id, object, &why));
+        };
+        if let Err(error) = quarantine::put(&self.store, object, Take::Encoded, &why) {
+            log::warn!("object {object}: the damaged copy could not be kept: {error}");
+        }
+        state.metadata.forget_encoded_copy(object)?;
+        state.metadata.set_remote_state(object, remote, RemoteState::Only);
+        let length = state.metadata.object(object)?.map_or(0, |record| record.length);
+        tiers.encoded.forget(object);
+        tiers.encoded.is_garbage(object);
+        tiers.ssd.has_left(object, length);
+        drop(state);
+        self.corrupt(id, object, &format!("{why}; the remote's copy takes its place"));
+        Ok(false)
+    }
+
+    fn unpack_now(
+        &self, tiers: &Tiers, id: InodeId, item: &Item, copy: &EncodedCopy,
+    ) -> io::Result<()> {
+        let object = item.object;
+        // Somebody else may just have done the same.
+        if self.store.stat_object(object).is_ok() {
+            return Ok(());
+        }
+        let target = self.decoded_target(item)?;
+        let (Target::Disk(file) | Target::Memory(file)) = &target;
+        let outcome = unpack(&self.store, item, copy, file.as_ref());
+        match (&outcome, target) {
+            (Ok(()), Target::Memory(file)) => {
+                drop(file);
+                if let Some(ram) = &self.store.ram
+                    && !ram.arrived(object, id)
+                {
+                    ram.give_up(object);
+                }
+                tiers.counters.moved(Tier::Ssd, Tier::Ram, item.length);
+            }
+            (Ok(()), Target::Disk(file)) => {
+                drop(file);
+                self.install(tiers, (id, object, item.length))?;
+                tiers.counters.moved(Tier::Ssd, Tier::Ssd, item.length);
+            }
+            (Err(_), Target::Memory(_)) => {
+                if let Some(ram) = &self.store.ram {
+                    ram.give_up(object);
+                }
+            }
+            (Err(_), Target::Disk(_)) => {
+                let _ = self.store.disk.remove(&crate::store::disk::DiskPath::Incoming(object));
+            }
+        }
+        outcome
+    }
+
+    /// Memory while it has room, since the encoded copy outlives a restart; else the disk.
+    fn decoded_target(&self, item: &Item) -> io::Result<Target> {
+        if let Some(ram) = &self.store.ram
+            && let Some(file) = ram.receive(item.object, item.length)?
+        {
+            return Ok(Target::Memory(Arc::from(file)));
+        }
+        Ok(Target::Disk(Arc::from(self.incoming(item.object)?)))
+    }
+}

@@ -1,0 +1,245 @@
+//! Cold objects in fewer bytes on the disk.
+//!
+//! While the disk holds more than it should, the coldest raw files are replaced by encoded ones;
+//! only when that is not enough do objects leave for the remote ([`super::leave`]). A crash anywhere
+//! leaves at least one copy that was compared:
+//!
+//! ```text
+//! encode     staging/ID.z is durable, was read back and compared
+//! record     EncodedCopy; objects/ab/ID.z, its directory synced, all committed
+//! drop       the raw file goes, if nobody uses it
+//! ```
+//!
+//! Where the raw file is there, it is the object. Where it is missing, the encoded copy is decoded
+//! ([`super::decode`]). It stays then, so that dropping the raw file again costs nothing. With a
+//! remote only objects that it has verified and named are encoded, so each is uploaded once, from its
+//! raw file.
+
+use std::collections::{BTreeSet, HashSet};
+use std::io;
+use std::sync::{Mutex, PoisonError};
+
+use super::residency::item;
+use super::state::State;
+use super::tiers::Tiers;
+use super::{FileSystem, FsError};
+use crate::store::disk::{DiskDirectory, DiskPath, shard};
+use crate::store::record::{EncodedCopy, Inode, InodeId, ObjectId, Role};
+use crate::tier::counters::Tier;
+use crate::tier::encoded::pack;
+use crate::tier::encoding::Lossless;
+use crate::tier::exchange::Item;
+
+/// Files encoded between two commits: with pages of 4 MiB 128 MiB.
+const BATCH: usize = 32;
+/// Files encoded at a time, at idle priority.
+const THREADS: usize = 2;
+/// Searches for raw files to replace, each of which passes over what is in use.
+const SEARCHES_MAX: usize = 8;
+
+impl FileSystem {
+    /// Replaces raw files by encoded ones while the disk holds more than it should; how many.
+    pub(super) fn encode_cold(&self, tiers: &Tiers) -> Result<usize, FsError> {
+        self.remove_encoded_garbage(tiers)?;
+        let Some(lossless) = tiers.encoded.encoding() else {
+            return Ok(0);
+        };
+        let mut passed_over = HashSet::new();
+        let mut replaced = 0;
+        for _ in 0..SEARCHES_MAX {
+            let excess = tiers.ssd.excess_bytes(self.ssd_used_bytes());
+            if excess == 0 || tiers.is_closing() {
+                break;
+            }
+            let mut next = tiers.encoded.next(excess, &passed_over);
+            if next.is_empty() {
+                break;
+            }
+            next.truncate(BATCH);
+            self.encode_batch(tiers, &next, lossless)?;
+            for &(object, id) in &next {
+                if self.drop_raw(tiers, id, object)? {
+                    replaced += 1;
+                } else {
+                    passed_over.insert(object);
+                }
+            }
+        }
+        Ok(replaced)
+    }
+
+    /// Makes encoded copies of those of these objects that have none, durably.
+    fn encode_batch(
+        &self, tiers: &Tiers, objects: &[(ObjectId, InodeId)], lossless: Lossless,
+    ) -> Result<(), FsError> {
+        let mut items = Vec::new();
+        for &(object, id) in objects {
+            let let_go = self.lets_go(id);
+            let state = self.state();
+            if state.is_pinned(id)? {
+                tiers.encoded.stays(object);
+                continue;
+            }
+            let is_new = state.metadata.encoded_copy(object)?.is_none();
+            // What is in use would stay as it is, and the copy would take space.
+            if is_new && let_go && self.is_idle(&state, id, object) {
+                items.extend(to_encode(&state, id, object)?);
+            }
+        }
+        for (item, outcome) in self.pack_all(tiers, &items, lossless) {
+            match outcome {
+                Ok(Some(copy)) => self.note_encoded(tiers, &item, &copy)?,
+                Ok(None) => tiers.encoded.stays(item.object),
+                // Somebody changed or removed the file meanwhile, or memory alone has it.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                    self.observer.failed(&format!("{error}: it was not encoded"));
+                    tiers.encoded.stays(item.object);
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        // Those too whose copies are older: an attempt that failed may have left them unsynced.
+        let shards: BTreeSet<u8> = objects.iter().map(|(object, _)| shard(*object)).collect();
+        for directory in shards.into_iter().map(DiskDirectory::ObjectShard) {
+            self.store.disk.sync_directory(directory)?;
+        }
+        self.commit()
+    }
+
+    fn pack_all(
+        &self, tiers: &Tiers, items: &[Item], lossless: Lossless,
+    ) -> Vec<(Item, io::Result<Option<EncodedCopy>>)> {
+        let (todo, done) = (Mutex::new(items.iter()), Mutex::new(Vec::new()));
+        std::thread::scope(|scope| {
+            for _ in 0..THREADS.min(items.len()) {
+                scope.spawn(|| {
+                    crate::sys::be_idle();
+                    while let Some(item) = super::upload::next(&todo) {
+                        if tiers.is_closing() {
+                            return;
+                        }
+                        let outcome = pack(&self.store, item, lossless);
+                        let mut done = done.lock().unwrap_or_else(PoisonError::into_inner);
+                        done.push((*item, outcome));
+                    }
+                });
+            }
+        });
+        done.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives an encoded copy its place and its record, if the object is still the same.
+    fn note_encoded(&self, tiers: &Tiers, item: &Item, copy: &EncodedCopy) -> Result<(), FsError> {
+        let object = item.object;
+        let mut state = self.state_to_change()?;
+        let record = state.metadata.object(object)?;
+        let is_same = record.and_then(|record| record.checksum) == Some(item.checksum.0);
+        if tiers.is_closing() || !is_same {
+            self.store.disk.remove(&DiskPath::Encoding(object))?;
+            return Ok(());
+        }
+        // The record first: the sweep takes a file without one for garbage.
+        state.metadata.put_encoded_copy(object, copy);
+        let renamed =
+            self.store.disk.rename(&DiskPath::Encoding(object), &DiskPath::Encoded(object));
+        if let Err(error) = renamed {
+            state.metadata.forget_encoded_copy(object)?;
+            return Err(error.into());
+        }
+        tiers.encoded.has_copy(object, item.length, copy, false);
+        tiers.counters.moved(Tier::Ssd, Tier::Ssd, item.length);
+        Ok(())
+    }
+
+    /// Removes the raw file of an object whose encoded copy is durable, if nobody uses it.
+    fn drop_raw(&self, tiers: &Tiers, id: InodeId, object: ObjectId) -> Result<bool, FsError> {
+        let let_go = self.lets_go(id);
+        let state = self.state();
+        let Some(copy) = state.metadata.encoded_copy(object)? else {
+            return Ok(false);
+        };
+        let stat = self.store.disk.stat(&DiskPath::Encoded(object));
+        let is_there = stat.is_ok_and(|stat| stat.length == copy.stored_bytes);
+        if tiers.is_closing() || !is_there || state.is_pinned(id)? {
+            return Ok(false);
+        }
+        if !let_go || !is_at_rest(&state, id, object)? || !self.is_idle(&state, id, object) {
+            tiers.counters.skipped("in_use");
+            return Ok(false);
+        }
+        match self.store.disk.remove(&DiskPath::Object(object)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
+            _ => {}
+        }
+        tiers.encoded.set_only(object, id, true);
+        tiers.counters.evicted(Tier::Ssd, "encoded");
+        Ok(true)
+    }
+
+    /// Removes encoded copies of objects that changed: what is not on record any more.
+    pub(super) fn remove_encoded_garbage(&self, tiers: &Tiers) -> Result<(), FsError> {
+        let garbage = tiers.encoded.take_garbage();
+        if garbage.is_empty() {
+            return Ok(());
+        }
+        // Until then a crash would bring their records back.
+        self.commit()?;
+        for object in garbage {
+            let state = self.state();
+            if state.metadata.encoded_copy(object)?.is_none() {
+                self.store.remove_encoded(object)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes what a mount finds of an encoded copy: whether it is there, and the raw file too.
+    pub(super) fn survey_encoded(
+        &self, tiers: &Tiers, (id, object): (InodeId, ObjectId),
+    ) -> Result<(), FsError> {
+        let mut state = self.state();
+        let copy = state.metadata.encoded_copy(object)?;
+        let record = state.metadata.object(object)?;
+        let (Some(copy), Some(record)) = (copy, record) else {
+            return Ok(());
+        };
+        let has_raw = self.store.disk.stat(&DiskPath::Object(object)).is_ok();
+        if self.store.disk.stat(&DiskPath::Encoded(object)).is_ok() {
+            tiers.encoded.has_copy(object, record.length, &copy, !has_raw);
+            if has_raw {
+                tiers.encoded.has_raw(object, id, record.length);
+            }
+        } else if has_raw {
+            // A crash came before the file had its place.
+            state.metadata.forget_encoded_copy(object)?;
+        }
+        Ok(())
+    }
+
+    /// Whether the store has encoded copies: they are read whatever the mount was told.
+    pub fn has_encoded_copies(&self) -> Result<bool, FsError> {
+        Ok(self.state().metadata.has_encoded_copies()?)
+    }
+}
+
+/// Whether an object is a file's that nobody is changing, which may be stored as one likes.
+fn is_at_rest(state: &State, id: InodeId, object: ObjectId) -> Result<bool, FsError> {
+    let inode = state.metadata.inode(id)?;
+    let file = inode.as_ref().and_then(Inode::file).filter(|file| file.object == Some(object));
+    let is_settled = |file: &&_| crate::store::record::FileRecord::is_settled(file);
+    let file = file.filter(is_settled).filter(|file| file.role != Role::Manifest);
+    Ok(file.is_some() && !state.unsettled.contains_key(&id))
+}
+
+/// What is to be encoded of a file, if its bytes are at rest and durable.
+fn to_encode(state: &State, id: InodeId, object: ObjectId) -> Result<Option<Item>, FsError> {
+    let is_durable = !state.metadata.publishes(object) && !state.metadata.is_committing(object);
+    let inode = state.metadata.inode(id)?;
+    match inode.as_ref().and_then(Inode::file) {
+        Some(file) if is_durable && is_at_rest(state, id, object)? => {
+            item(state, file.role, object)
+        }
+        _ => Ok(None),
+    }
+}

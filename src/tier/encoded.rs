@@ -1,0 +1,256 @@
+//! Encoded copies on the SSD: which objects the disk has in fewer bytes, and which should be next.
+//!
+//! An encoded copy lies beside the place of the raw file and is on record. Where both are there,
+//! the raw one is opened; dropping it then costs nothing, since the encoded one never went. The
+//! order in which raw files are replaced is that of the other tiers, [`Replacement`].
+
+mod files;
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+pub use files::{pack, unpack, verify};
+
+use super::encoding::{ColdEncoding, Lossless, ZstdLevel};
+use super::replacement::Replacement;
+use super::ssd::LEAVING_BYTES_MIN;
+use crate::store::record::{EncodedCopy, InodeId, ObjectId};
+
+/// What the disk has encoded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EncodedUse {
+    /// Encoded copies.
+    pub objects: u64,
+    /// Their length.
+    pub stored_bytes: u64,
+    /// Of them, those whose raw file is gone.
+    pub only_objects: u64,
+    /// The logical length of those.
+    pub only_bytes: u64,
+}
+
+/// The copies, and the policy for more.
+#[derive(Debug)]
+pub struct EncodedCopies {
+    cold: ColdEncoding,
+    held: Mutex<Held>,
+}
+
+#[derive(Debug)]
+struct Held {
+    raw: Replacement,
+    /// Of objects in `raw`.
+    owners: HashMap<ObjectId, InodeId>,
+    copies: HashMap<ObjectId, Copy>,
+    usage: EncodedUse,
+    garbage: BTreeSet<ObjectId>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Copy {
+    bytes: u64,
+    stored_bytes: u64,
+    is_only: bool,
+}
+
+impl EncodedCopies {
+    /// None yet; `cold` says how more are made, the budget is that of the disk.
+    pub fn new(cold: ColdEncoding, budget_bytes: Option<u64>) -> EncodedCopies {
+        let held = Held {
+            raw: Replacement::new(budget_bytes.unwrap_or(u64::MAX)),
+            owners: HashMap::new(),
+            copies: HashMap::new(),
+            usage: EncodedUse::default(),
+            garbage: BTreeSet::new(),
+        };
+        EncodedCopies { cold, held: Mutex::new(held) }
+    }
+
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How cold objects are encoded on the disk; `None` if they stay raw.
+    pub fn encoding(&self) -> Option<Lossless> {
+        match self.cold {
+            ColdEncoding::None => None,
+            ColdEncoding::Zstd(level) => Some(Lossless::Zstd(level)),
+            ColdEncoding::Quantised(_) => Some(Lossless::Zstd(ZstdLevel::DEFAULT)),
+        }
+    }
+
+    /// What there is.
+    pub fn usage(&self) -> EncodedUse {
+        self.held().usage
+    }
+
+    /// The disk has an object raw that may be encoded instead.
+    pub fn has_raw(&self, object: ObjectId, owner: InodeId, bytes: u64) {
+        if self.encoding().is_none() || bytes < LEAVING_BYTES_MIN {
+            return;
+        }
+        let mut held = self.held();
+        if held.copies.get(&object).is_some_and(|copy| copy.is_only) {
+            return;
+        }
+        held.owners.insert(object, owner);
+        held.raw.insert(object, bytes);
+    }
+
+    /// The object belongs to another file from now on.
+    pub fn belongs_to(&self, object: ObjectId, owner: InodeId) {
+        if let Some(known) = self.held().owners.get_mut(&object) {
+            *known = owner;
+        }
+    }
+
+    /// The disk has an encoded copy of an object of `bytes`, with or without its raw file.
+    pub fn has_copy(&self, object: ObjectId, bytes: u64, copy: &EncodedCopy, is_only: bool) {
+        let copy = Copy { bytes, stored_bytes: copy.stored_bytes, is_only };
+        let mut held = self.held();
+        held.drop_copy(object);
+        held.usage.add(&copy);
+        held.copies.insert(object, copy);
+        held.garbage.remove(&object);
+    }
+
+    /// The raw file of an object with an encoded copy is gone, or it is back.
+    pub fn set_only(&self, object: ObjectId, owner: InodeId, is_only: bool) {
+        let bytes = {
+            let mut held = self.held();
+            let Some(copy) = held.drop_copy(object) else {
+                return;
+            };
+            let copy = Copy { is_only, ..copy };
+            held.usage.add(&copy);
+            held.copies.insert(object, copy);
+            if is_only {
+                held.raw.evicted(object);
+                held.owners.remove(&object);
+                return;
+            }
+            copy.bytes
+        };
+        self.has_raw(object, owner, bytes);
+    }
+
+    /// The object stays raw: encoding it frees too little, or somebody wants it so.
+    pub fn stays(&self, object: ObjectId) {
+        let mut held = self.held();
+        held.raw.remove(object);
+        held.owners.remove(&object);
+    }
+
+    /// The object was deleted, is changing or has left: no encoded copy counts any more.
+    pub fn forget(&self, object: ObjectId) {
+        let mut held = self.held();
+        held.raw.remove(object);
+        held.owners.remove(&object);
+        held.drop_copy(object);
+    }
+
+    /// The file of an encoded copy is to be removed, unless it is on record again by then.
+    pub fn is_garbage(&self, object: ObjectId) {
+        self.held().garbage.insert(object);
+    }
+
+    /// What [`EncodedCopies::is_garbage`] has told since the last time.
+    pub fn take_garbage(&self) -> BTreeSet<ObjectId> {
+        std::mem::take(&mut self.held().garbage)
+    }
+
+    /// Somebody opened the object.
+    pub fn used(&self, object: ObjectId, bytes: u64) {
+        let mut held = self.held();
+        if held.owners.contains_key(&object) {
+            held.raw.access(object, bytes);
+        }
+    }
+
+    /// Whether the disk has an object only encoded.
+    pub fn is_only(&self, object: ObjectId) -> bool {
+        let held = self.held();
+        held.usage.only_objects > 0 && held.copies.get(&object).is_some_and(|copy| copy.is_only)
+    }
+
+    /// Objects of `bytes` together whose raw files should go first, and their files, without
+    /// `passed_over`.
+    pub fn next(&self, bytes: u64, passed_over: &HashSet<ObjectId>) -> Vec<(ObjectId, InodeId)> {
+        let mut held = self.held();
+        let Held { raw, owners, .. } = &mut *held;
+        let victims = raw.first_to_leave(bytes, |object| passed_over.contains(&object));
+        let owner = |object| owners.get(&object).map(|owner| (object, *owner));
+        victims.into_iter().filter_map(|victim| owner(victim.object)).collect()
+    }
+}
+
+impl Held {
+    fn drop_copy(&mut self, object: ObjectId) -> Option<Copy> {
+        let copy = self.copies.remove(&object)?;
+        self.usage.objects -= 1;
+        self.usage.stored_bytes -= copy.stored_bytes;
+        if copy.is_only {
+            self.usage.only_objects -= 1;
+            self.usage.only_bytes -= copy.bytes;
+        }
+        Some(copy)
+    }
+}
+
+impl EncodedUse {
+    fn add(&mut self, copy: &Copy) {
+        self.objects += 1;
+        self.stored_bytes += copy.stored_bytes;
+        if copy.is_only {
+            self.only_objects += 1;
+            self.only_bytes += copy.bytes;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tier::encoding::Encoding;
+
+    #[test]
+    fn what_is_there_adds_up() {
+        let zstd = ColdEncoding::Zstd(ZstdLevel::DEFAULT);
+        let copies = EncodedCopies::new(zstd, Some(1 << 30));
+        let (object, owner, bytes) = (ObjectId(1), InodeId(7), 1 << 20);
+        let copy = EncodedCopy { encoding: Encoding::Zstd, stored_bytes: 1000 };
+        let check = |only: u64, expected: (u64, u64)| {
+            let usage = copies.usage();
+            assert_eq!((usage.objects, usage.stored_bytes), expected);
+            assert_eq!((usage.only_objects, usage.only_bytes), (only, only * bytes));
+            assert_eq!(copies.is_only(object), only > 0);
+        };
+        let next = || copies.next(1, &HashSet::new());
+        copies.has_raw(object, owner, bytes);
+        copies.has_raw(ObjectId(2), owner, LEAVING_BYTES_MIN - 1);
+        assert_eq!(next(), [(object, owner)]);
+        copies.has_copy(object, bytes, &copy, false);
+        check(0, (1, 1000));
+        copies.set_only(object, owner, true);
+        check(1, (1, 1000));
+        assert_eq!(next(), []);
+        copies.set_only(object, owner, false);
+        check(0, (1, 1000));
+        assert_eq!(next(), [(object, owner)]);
+        copies.stays(object);
+        assert_eq!(next(), []);
+        copies.forget(object);
+        check(0, (0, 0));
+        copies.is_garbage(object);
+        assert_eq!(copies.take_garbage(), BTreeSet::from([object]));
+        assert_eq!(copies.take_garbage(), BTreeSet::new());
+    }
+
+    #[test]
+    fn nothing_is_encoded_without_being_asked_for() {
+        let copies = EncodedCopies::new(ColdEncoding::None, Some(1 << 30));
+        copies.has_raw(ObjectId(1), InodeId(7), 1 << 20);
+        assert_eq!(copies.next(1, &HashSet::new()), []);
+        assert!(copies.encoding().is_none());
+    }
+}
