@@ -170,7 +170,8 @@ impl FileSystem {
         if let Some(tiers) = &self.tiers {
             tiers.wishes.withdraw(id);
         }
-        if let Some(ram) = self.store.ram.as_ref().filter(|ram| ram.holds(object)) {
+        let in_memory = self.store.ram.as_ref().filter(|ram| ram.holds(object));
+        if let Some(ram) = in_memory {
             if ram.dirty_version(object).is_some() {
                 self.commit()?;
             }
@@ -178,8 +179,11 @@ impl FileSystem {
                 return Err(FsError::InUse);
             }
         }
-        if !self.is_away(&self.state(), object)? {
-            return Ok(());
+        let tier = self.tier_of(&self.state(), object)?;
+        if tier != Tier::Remote {
+            // Encoded is good enough for what was asked out of memory.
+            let decodes = in_memory.is_none() && self.is_only_encoded(&self.state(), object)?;
+            return if decodes { self.with_resident(id, || Ok(())) } else { Ok(()) };
         }
         self.open_resident((id, role), object, Access::Read)?;
         // With the disk full, memory took it.
