@@ -55,6 +55,14 @@ impl<'a> KvBlock<'a> {
         }
     }
 
+    /// So many tokens whose K and V are elsewhere: for choosing among blocks, not for attention,
+    /// which refuses it.
+    pub(crate) fn outline(tokens: usize, first_position: u64) -> Self {
+        let k = Tensor { bytes: &[], strides: Strides { head: 0, token: 0 } };
+        let v = Values::Latent;
+        Self { k, v, dtype: Dtype::F32, tokens, first_position, shift: 0 }
+    }
+
     /// The rows of a tail, of each token `K[num_kv_heads, head_dim]`, then
     /// `V[num_kv_heads, v_head_dim]`. A last row that is not whole is left out.
     pub fn tail(rows: &'a [u8], geometry: &Geometry, first_position: u64) -> Self {

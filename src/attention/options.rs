@@ -1,5 +1,7 @@
 //! What is attended to, and how.
 
+use std::ops::Range;
+
 use half::f16;
 
 use super::rotation::Rotation;
@@ -101,6 +103,20 @@ impl Default for Options<'_> {
 }
 
 impl Options<'_> {
+    /// The positions that a query sees, by position alone.
+    pub(crate) fn seen_positions(&self, position: u64) -> Range<u64> {
+        let end = if self.causal { position + 1 } else { u64::MAX };
+        // From `position + 1 - window` on.
+        let start = self.window.map_or(0, |window| (position + 1).saturating_sub(window));
+        start..end.max(start)
+    }
+
+    /// Whether selection and mask let a query see a token, by its index among all of `tokens`.
+    pub(crate) fn admits(&self, query: usize, token: usize, tokens: usize) -> bool {
+        self.selection.is_none_or(|selection| selection.contains(token))
+            && self.mask.is_none_or(|mask| mask.get(query * tokens + token) != f32::NEG_INFINITY)
+    }
+
     /// Whether queries that see the same tokens of a tile have the same logits for the same `q`.
     pub(super) fn is_plain(&self) -> bool {
         self.alibi_slopes.is_none() && self.mask.is_none()
@@ -111,7 +127,7 @@ impl Options<'_> {
         self.sm_scale.unwrap_or_else(|| 1.0 / (shape.head_dim() as f32).sqrt())
     }
 
-    pub(super) fn check(
+    pub(crate) fn check(
         &self, shape: Shape, num_queries: usize, tokens: usize,
     ) -> Result<(), AttentionError> {
         let refuse = |why| Err(AttentionError::Arguments(why));

@@ -133,25 +133,16 @@ impl<'a> Plan<'a> {
             let token = position.saturating_sub(first_position);
             usize::try_from(token).unwrap_or(usize::MAX).clamp(place.first, place.end)
         };
-        let end = if self.options.causal { token(position + 1) } else { place.end };
-        let first = match self.options.window {
-            // Positions from `position + 1 - window`.
-            Some(window) => token((position + 1).saturating_sub(window)),
-            None => place.first,
-        };
+        let seen = self.options.seen_positions(position);
+        let (first, end) = (token(seen.start), token(seen.end));
         first..end.max(first)
     }
 
     /// Tokens of the block that a query sees.
     fn seen(&self, place: &Place, query: usize) -> impl Iterator<Item = usize> {
         let (start, tokens, options) = (place.block_start, self.tokens, self.options);
-        self.seen_range(place, query).filter(move |token| {
-            let token = start + token;
-            options.selection.is_none_or(|selection| selection.contains(token))
-                && options
-                    .mask
-                    .is_none_or(|mask| mask.get(query * tokens + token) != f32::NEG_INFINITY)
-        })
+        self.seen_range(place, query)
+            .filter(move |token| options.admits(query, start + token, tokens))
     }
 
     /// Queries from `query` on that see the same tokens of a tile with equal rules.

@@ -25,7 +25,8 @@
 //! | `listing` | which pages are there |
 //! | `page`, `buffer` | how does one come into memory, and when is it mapped |
 //! | `residents`, `memory` | which ones stay there |
-//! | `loader`, `stream` | what is loaded next, and what is handed out |
+//! | `layer_scan`, `loader`, `stream` | what is loaded next |
+//! | `run`, `attend` | what is handed out, and how it is attended to |
 //! | `tail` | the rows behind the pages |
 //! | `plan` | what will be read from where, and how long does it take |
 //! | `counters` | what was read, and how the mount hears of it |
@@ -35,15 +36,18 @@
 //! After the daemon's death the pages that are loaded stay as they are, and everything else is
 //! [`ReadError::Disconnected`].
 
+mod attend;
 mod buffer;
 mod counters;
 mod error;
+mod layer_scan;
 mod listing;
 mod loader;
 mod memory;
 mod page;
 mod plan;
 mod residents;
+mod run;
 mod sequence;
 mod stream;
 mod tail;
@@ -56,5 +60,6 @@ pub use error::ReadError;
 pub use page::Tier;
 pub use plan::{Backend, Plan, Rates, TierBytes};
 pub use residents::{Limits, Residents};
+pub use run::Run;
 pub use sequence::{Sequence, Settings};
-pub use stream::{Run, Stream};
+pub use stream::Stream;

@@ -10,11 +10,12 @@ use std::time::{Duration, Instant};
 
 use super::buffer::Buffers;
 use super::counters::{ATTRIBUTE_C, Counters};
+use super::layer_scan::LayerScan;
 use super::listing::{self, ListedLayer};
 use super::loader::{Loader, Source};
 use super::page::Home;
 use super::residents::Residents;
-use super::stream::{LayerScan, Stream};
+use super::stream::Stream;
 use super::tail::Tail;
 use super::{Counts, ReadError};
 use crate::page::{Layer, LayerKind, Manifest, names};

@@ -8,13 +8,14 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
-use super::listing::{ListedLayer, ListedPage, layer_directory};
+use super::layer_scan::LayerScan;
+use super::listing::layer_directory;
 use super::loader::{Answer, Done, Job};
 use super::page::LoadedPage;
-use super::tail::TailRows;
+use super::run::Run;
 use super::{Counts, ReadError, Sequence};
-use crate::attention::{Attention, KvBlock, Options, Partials, Queries};
-use crate::page::{Geometry, Layer, TokenStart, names};
+use crate::attention::KvBlock;
+use crate::page::{Layer, names};
 
 /// Pages that a stream holds ready, resident ones included: a million tokens of a layer in pages of
 /// 1024.
@@ -23,65 +24,13 @@ const AHEAD_PAGES_MAX: usize = 1024;
 /// Pages of a stream that are being loaded or were and wait to be handed out.
 const WINDOW_PAGES_MAX: u64 = 64;
 
-/// What a stream reads of one layer.
-#[derive(Debug)]
-pub(super) struct LayerScan {
-    layer: Layer,
-    pages: Vec<ListedPage>,
-    /// Where the tail starts, and how many of its tokens are wanted.
-    tail: Option<(TokenStart, u64)>,
-}
-
-impl LayerScan {
-    /// The pages with `tokens`, without a hole.
-    pub(super) fn new(
-        layer: Layer, listed: &ListedLayer, tokens: &Range<u64>, page_tokens: u64,
-    ) -> Result<Self, ReadError> {
-        let mut at = tokens.start / page_tokens * page_tokens;
-        let first = listed.pages.partition_point(|page| page.start.0 < at);
-        let mut scan = Self { layer, pages: Vec::new(), tail: None };
-        for page in &listed.pages[first..] {
-            if at >= tokens.end || page.start.0 != at {
-                break;
-            }
-            scan.pages.push(*page);
-            at += page_tokens;
-        }
-        let left = tokens.end.saturating_sub(at);
-        if left == 0 || tokens.is_empty() {
-            return Ok(scan);
-        }
-        let mut missing = TokenStart(at);
-        if listed.tail == Some(missing) {
-            if left <= page_tokens {
-                scan.tail = Some((missing, left));
-                return Ok(scan);
-            }
-            missing.0 += page_tokens;
-        }
-        Err(ReadError::Missing { layer, start: missing })
-    }
-}
-
-impl LayerScan {
-    pub(super) fn layer(&self) -> Layer {
-        self.layer
-    }
-
-    pub(super) fn pages(&self) -> &[ListedPage] {
-        &self.pages
-    }
-
-    pub(super) fn tail_tokens(&self) -> u64 {
-        self.tail.map_or(0, |(_, tokens)| tokens)
-    }
-}
-
 /// A page on its way to the caller.
 #[derive(Debug)]
 struct Slot {
     /// Index of its layer.
     scan: usize,
+    /// Index of the page in the layer.
+    page: usize,
     /// It was not resident.
     is_load: bool,
     state: State,
@@ -103,9 +52,14 @@ pub struct Stream<'s> {
     sequence: &'s Sequence,
     scans: Vec<LayerScan>,
     tokens: Range<u64>,
-    /// The layer that is handed out.
-    current: usize,
+    /// The layer that is handed out, and the page of it that comes next.
+    current: (usize, usize),
     has_tail: bool,
+    /// Which pages are read, the tail as the one behind them; all of them if absent. Pages with the
+    /// same index are at the same place in every layer.
+    seen: Option<Vec<bool>>,
+    /// Layers before this one are read ahead.
+    reach: usize,
     /// The next page to ask for: layer and page.
     cursor: (usize, usize),
     ahead: VecDeque<Slot>,
@@ -130,9 +84,11 @@ impl<'s> Stream<'s> {
         Self {
             sequence,
             has_tail: false,
+            seen: None,
+            reach: scans.len(),
             scans,
             tokens,
-            current: 0,
+            current: (0, 0),
             cursor: (0, 0),
             ahead: VecDeque::new(),
             front: 0,
@@ -150,7 +106,24 @@ impl<'s> Stream<'s> {
 
     /// The layer whose pages come next; `None` after the last one.
     pub fn layer(&self) -> Option<Layer> {
-        self.scans.get(self.current).map(|scan| scan.layer)
+        self.scans.get(self.current.0).map(LayerScan::layer)
+    }
+
+    /// The tokens that the stream goes through in each layer: from the beginning of the first page.
+    pub fn tokens(&self) -> Range<u64> {
+        let page_tokens = u64::from(self.sequence.manifest().geometry().page_tokens());
+        let start = if self.tokens.is_empty() { 0 } else { self.tokens.start % page_tokens };
+        self.tokens.start - start..self.tokens.end.max(self.tokens.start)
+    }
+
+    /// The pages of each layer, and the tail, without their bytes: what
+    /// [`PageTopK::select`](crate::attention::select::PageTopK::select) chooses among.
+    pub fn outline(&self) -> Vec<KvBlock<'static>> {
+        let page_tokens = u64::from(self.sequence.manifest().geometry().page_tokens());
+        let tokens = self.tokens();
+        let starts = (tokens.start..tokens.end).step_by(usize::try_from(page_tokens).unwrap_or(1));
+        let length = |start| usize::try_from(page_tokens.min(tokens.end - start)).unwrap_or(0);
+        starts.map(|start| KvBlock::outline(length(start), start)).collect()
     }
 
     /// The next pages of this layer, as many as are in memory; waits only if the first of them is
@@ -159,6 +132,38 @@ impl<'s> Stream<'s> {
     /// # Errors
     /// What [`ReadError`] says of pages. The scan ends there.
     pub fn next_run(&mut self) -> Result<Option<Run>, ReadError> {
+        self.narrow(None, self.scans.len());
+        self.next_seen_run()
+    }
+
+    /// From here on reads these pages alone, the tail as the one behind them or all if absent, and
+    /// ahead in the layers before `reach`. What was asked for under another rule is let go of.
+    pub(super) fn narrow(&mut self, seen: Option<Vec<bool>>, reach: usize) {
+        self.reach = reach;
+        if self.seen == seen {
+            return;
+        }
+        self.seen = seen;
+        // Whatever is still being loaded answers to nobody.
+        self.cancelled.store(true, Ordering::Relaxed);
+        self.cancelled = Arc::default();
+        self.done = bounded(usize::try_from(self.window).unwrap_or(2));
+        self.ahead.clear();
+        self.loads = 0;
+        self.cursor = self.current;
+    }
+
+    /// The layers from this one on, in order.
+    pub(super) fn layers_left(&self) -> impl Iterator<Item = (usize, Layer)> {
+        self.scans.iter().map(LayerScan::layer).enumerate().skip(self.current.0)
+    }
+
+    pub(super) fn manifest(&self) -> &'s crate::page::Manifest {
+        self.sequence.manifest()
+    }
+
+    /// As [`next_run`](Self::next_run), of the pages that are seen.
+    pub(super) fn next_seen_run(&mut self) -> Result<Option<Run>, ReadError> {
         if self.has_failed {
             let why = "a page of this scan could not be read: begin another one";
             return Err(ReadError::Arguments(why.to_owned()));
@@ -168,33 +173,6 @@ impl<'s> Stream<'s> {
         outcome
     }
 
-    /// Attends to this layer, and goes on to the next one.
-    ///
-    /// The queries see the tokens of the stream, as far as the options let them. A mask and a
-    /// selection count tokens of all blocks, so they need all blocks at once: take the
-    /// [`runs`](Self::next_run) and call [`Attention::run`].
-    ///
-    /// # Errors
-    /// As [`next_run`](Self::next_run), [`ReadError::Attention`] as [`Attention::run`], and
-    /// [`ReadError::Arguments`] for a mask or a selection, or if there is no layer left.
-    pub fn attend(
-        &mut self, attention: &Attention, queries: &Queries<'_>, options: &Options<'_>,
-    ) -> Result<Partials, ReadError> {
-        if options.mask.is_some() || options.selection.is_some() {
-            let why = "a mask or a selection needs all blocks at once";
-            return Err(ReadError::Arguments(why.to_owned()));
-        }
-        if self.layer().is_none() {
-            return Err(ReadError::Arguments("no layer of the scan is left".to_owned()));
-        }
-        // Refuses what does not fit even where there are no tokens.
-        let mut all = attention.run(queries, &[], options)?;
-        while let Some(run) = self.next_run()? {
-            all.merge(&attention.run(queries, &run.blocks(), options)?)?;
-        }
-        Ok(all)
-    }
-
     fn gather(&mut self) -> Result<Option<Run>, ReadError> {
         let Some(layer) = self.layer() else { return Ok(None) };
         let mut run = Run::new(layer, *self.sequence.manifest().geometry(), &self.tokens);
@@ -202,11 +180,11 @@ impl<'s> Stream<'s> {
         let mut loads = 0;
         loop {
             self.ask_ahead();
-            let Some(front) = self.ahead.front().filter(|slot| slot.scan == self.current) else {
+            let Some(front) = self.ahead.front().filter(|slot| slot.scan == self.current.0) else {
                 break;
             };
             let (is_load, is_there) = (front.is_load, matches!(front.state, State::Ready(_)));
-            if !run.pages.is_empty() && (!is_there || is_load && loads >= self.window / 2) {
+            if run.has_pages() && (!is_there || is_load && loads >= self.window / 2) {
                 break;
             }
             let stalled = self.wait_for_front();
@@ -215,12 +193,12 @@ impl<'s> Stream<'s> {
             count(&mut counts, &page, is_load, stalled);
             run.push(page)?;
         }
-        if self.cursor.0 > self.current && !self.is_ahead() {
+        if self.cursor.0 > self.current.0 && !self.is_ahead() {
             self.add_tail(&mut run)?;
         }
         self.sequence.counters.add(&counts);
         if run.is_empty() {
-            self.current += 1;
+            self.current = (self.current.0 + 1, 0);
             self.has_tail = false;
             return Ok(None);
         }
@@ -229,34 +207,42 @@ impl<'s> Stream<'s> {
 
     /// Whether pages of this layer are still to be handed out.
     fn is_ahead(&self) -> bool {
-        self.ahead.front().is_some_and(|slot| slot.scan == self.current)
+        self.ahead.front().is_some_and(|slot| slot.scan == self.current.0)
+    }
+
+    fn is_seen(&self, page: usize) -> bool {
+        self.seen.as_ref().is_none_or(|seen| seen.get(page).is_some_and(|seen| *seen))
     }
 
     /// Asks for pages until enough are on their way.
     fn ask_ahead(&mut self) {
         self.take_answers();
         while self.ahead.len() < AHEAD_PAGES_MAX {
-            let (index, page) = self.cursor;
-            let Some(scan) = self.scans.get(index) else { return };
-            let Some(page) = scan.pages.get(page).copied() else {
+            let (index, at) = self.cursor;
+            let Some(scan) = self.scans[..self.reach].get(index) else { return };
+            let Some(page) = scan.pages().get(at).copied() else {
                 self.cursor = (index + 1, 0);
                 continue;
             };
+            if !self.is_seen(at) {
+                self.cursor.1 += 1;
+                continue;
+            }
             let source = &self.sequence.source;
-            let resident = source.residents.get(&source.key(scan.layer, &page));
+            let resident = source.residents.get(&source.key(scan.layer(), &page));
             let is_load = resident.is_none();
             if is_load && self.loads >= self.window {
                 return;
             }
             let number = self.front + self.ahead.len() as u64;
             let state = resident.map_or(State::Loading, |page| State::Ready(Ok(page)));
-            self.ahead.push_back(Slot { scan: index, is_load, state });
+            self.ahead.push_back(Slot { scan: index, page: at, is_load, state });
             self.cursor.1 += 1;
             if is_load {
                 self.loads += 1;
                 let (to, cancelled) = (self.done.0.clone(), Arc::clone(&self.cancelled));
                 let answer = Answer { number, to, cancelled, is_given: false };
-                self.sequence.loader.submit(Job { layer: scan.layer, page, answer });
+                self.sequence.loader.submit(Job { layer: scan.layer(), page, answer });
             }
         }
     }
@@ -295,6 +281,7 @@ impl<'s> Stream<'s> {
     fn take_front(&mut self) -> Result<Arc<LoadedPage>, ReadError> {
         let slot = self.ahead.pop_front().expect("the caller has seen it");
         self.front += 1;
+        self.current.1 = slot.page + 1;
         self.loads -= u64::from(slot.is_load);
         match slot.state {
             State::Ready(outcome) => outcome,
@@ -303,13 +290,14 @@ impl<'s> Stream<'s> {
     }
 
     fn add_tail(&mut self, run: &mut Run) -> Result<(), ReadError> {
-        let scan = &self.scans[self.current];
-        let Some((start, tokens)) = scan.tail.filter(|_| !self.has_tail) else { return Ok(()) };
+        let scan = &self.scans[self.current.0];
+        let is_wanted = !self.has_tail && self.is_seen(scan.pages().len());
+        let Some((start, tokens)) = scan.tail().filter(|_| is_wanted) else { return Ok(()) };
         let source = &self.sequence.source;
-        let path = layer_directory(&source.path, scan.layer).join(names::format_tail(start));
-        let tail = &self.sequence.tails[scan.layer.0 as usize];
-        let place = (scan.layer, start);
-        run.tail = Some(tail.read(&path, place, tokens, source.manifest.geometry())?);
+        let path = layer_directory(&source.path, scan.layer()).join(names::format_tail(start));
+        let tail = &self.sequence.tails[scan.layer().0 as usize];
+        let place = (scan.layer(), start);
+        run.add_tail(tail.read(&path, place, tokens, source.manifest.geometry())?);
         self.has_tail = true;
         Ok(())
     }
@@ -336,74 +324,5 @@ fn count(counts: &mut Counts, page: &LoadedPage, is_load: bool, stalled: Option<
         }
         None if is_load => counts.prefetched_bytes += bytes,
         None => {}
-    }
-}
-
-/// Consecutive pages of a layer, and the tail if it follows. While it lives they stay in memory.
-#[derive(Debug)]
-pub struct Run {
-    layer: Layer,
-    geometry: Geometry,
-    /// Of the stream.
-    end: u64,
-    pages: Vec<Arc<LoadedPage>>,
-    tail: Option<TailRows>,
-}
-
-impl Run {
-    fn new(layer: Layer, geometry: Geometry, tokens: &Range<u64>) -> Self {
-        Self { layer, geometry, end: tokens.end, pages: Vec::new(), tail: None }
-    }
-
-    /// The layer.
-    pub fn layer(&self) -> Layer {
-        self.layer
-    }
-
-    /// How many tokens it has, up to the end of the stream.
-    pub fn tokens(&self) -> u64 {
-        let tail = self.tail.as_ref().map_or(0, TailRows::tokens);
-        self.pages.iter().map(|page| self.tokens_of(page)).sum::<u64>() + tail
-    }
-
-    /// Bytes of its files.
-    pub fn bytes(&self) -> u64 {
-        let tail = self.tail.as_ref().map_or(0, |tail| tail.bytes(&self.geometry));
-        self.pages.iter().map(|page| page.bytes()).sum::<u64>() + tail
-    }
-
-    /// Bytes of them that are mapped from the mount's memory.
-    pub fn mapped_bytes(&self) -> u64 {
-        self.pages.iter().filter(|page| page.is_mapped()).map(|page| page.bytes()).sum()
-    }
-
-    /// K and V in order, at the positions that they were written for.
-    pub fn blocks(&self) -> Vec<KvBlock<'_>> {
-        let pages = self.pages.iter().map(|page| {
-            let mut block = page.block();
-            let tokens = usize::try_from(self.tokens_of(page));
-            block.tokens = block.tokens.min(tokens.unwrap_or(usize::MAX));
-            block
-        });
-        pages.chain(self.tail.iter().map(|tail| tail.block(&self.geometry))).collect()
-    }
-
-    fn is_empty(&self) -> bool {
-        self.pages.is_empty() && self.tail.is_none()
-    }
-
-    fn tokens_of(&self, page: &LoadedPage) -> u64 {
-        u64::from(page.tokens()).min(self.end.saturating_sub(page.start()))
-    }
-
-    /// A page that is shorter than the stream wants is the last of its layer.
-    fn push(&mut self, page: Arc<LoadedPage>) -> Result<(), ReadError> {
-        let wanted = u64::from(self.geometry.page_tokens()).min(self.end - page.start());
-        if u64::from(page.tokens()) < wanted {
-            let start = TokenStart(page.start() + u64::from(page.tokens()));
-            return Err(ReadError::Missing { layer: self.layer, start });
-        }
-        self.pages.push(page);
-        Ok(())
     }
 }

@@ -24,7 +24,8 @@ pub struct SelectedPages {
 }
 
 impl PageTopK {
-    /// Chooses among `blocks` by their `summaries`, one each.
+    /// Chooses among `blocks` by their `summaries`, one each. K and V are not read, so the
+    /// [outline](crate::reader::Stream::outline) of a stream will do.
     ///
     /// A page's bound for a head is `sum over d of max(q_d min_d, q_d max_d)`. A page holds all
     /// heads, so its worth is the sum over queries and heads of `exp(bound - best bound)`: a page

@@ -52,6 +52,20 @@ impl TokenSet {
         self.words[token / 64] >> (token % 64) & 1 == 1
     }
 
+    /// The set of the tokens in these ranges alone, which are counted from 0 in their order.
+    ///
+    /// # Panics
+    /// If there is no such token.
+    pub(crate) fn gather(&self, ranges: &[Range<usize>]) -> Self {
+        let mut set = Self::none(ranges.iter().map(ExactSizeIterator::len).sum());
+        for (to, from) in ranges.iter().cloned().flatten().enumerate() {
+            if self.contains(from) {
+                set.insert(to..to + 1);
+            }
+        }
+        set
+    }
+
     /// The share of `mass`, `[len]`, that the tokens of the set have; 1 where there is none.
     ///
     /// # Panics

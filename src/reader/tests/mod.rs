@@ -2,6 +2,7 @@
 //! mount is in `tests/reader`.
 
 mod scans;
+mod seen;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,6 +11,7 @@ use std::sync::Arc;
 use super::buffer::Buffers;
 use super::page::LoadedPage;
 use super::*;
+use crate::attention::{Attention, Shape};
 use crate::page::{
     Dtype, Geometry, Layer, Manifest, ManifestFields, PagePlace, TokenStart, names, pack_page,
 };
@@ -75,9 +77,12 @@ impl Fixture {
         fs::write(self.page_path(layer, start), page).unwrap();
     }
 
+    fn tail_path(&self, layer: Layer, start: u64) -> PathBuf {
+        self.layer(layer).join(names::format_tail(TokenStart(start)))
+    }
+
     fn write_tail(&self, layer: Layer, start: u64, tokens: u64) {
-        let path = self.layer(layer).join(names::format_tail(TokenStart(start)));
-        fs::write(path, self.rows(layer, start, tokens)).unwrap();
+        fs::write(self.tail_path(layer, start), self.rows(layer, start, tokens)).unwrap();
     }
 
     fn place(&self, layer: Layer, start: u64) -> PagePlace {
@@ -143,6 +148,14 @@ fn reference(layer: Layer, tokens: u64, q: &[f32]) -> Vec<f64> {
         }));
     }
     out
+}
+
+fn attention() -> Attention {
+    Attention::new(Shape::new(4, 2, 16, 16).unwrap(), 2).unwrap()
+}
+
+fn query() -> Vec<f32> {
+    (0..4 * 16_u8).map(|i| f32::from(i % 7) / 3.0 - 1.0).collect()
 }
 
 fn remove(path: &Path) {

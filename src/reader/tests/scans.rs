@@ -4,18 +4,11 @@ use std::fs;
 use std::io::Write;
 use std::path::Path;
 
-use super::{Fixture, reference, remove};
-use crate::attention::{Attention, Options, Queries, Shape};
+use super::{Fixture, attention, query, reference, remove};
+use crate::attention::select::TokenSet;
+use crate::attention::{Attention, AttentionError, Mask, Options, Queries, Shape};
 use crate::page::{Layer, TokenStart, names};
 use crate::reader::{Backend, Counts, Rates, ReadError, Sequence};
-
-fn attention() -> Attention {
-    Attention::new(Shape::new(4, 2, 16, 16).unwrap(), 2).unwrap()
-}
-
-fn query() -> Vec<f32> {
-    (0..4 * 16_u8).map(|i| f32::from(i % 7) / 3.0 - 1.0).collect()
-}
 
 /// Attends to every layer and compares with f64.
 fn check(sequence: &Sequence, tokens: u64) {
@@ -186,16 +179,37 @@ fn what_is_no_sequence_is_refused() {
 fn shapes_and_options_that_do_not_fit_are_refused() {
     let fixture = Fixture::new(1, 2, 0);
     let sequence = fixture.open().unwrap();
-    let (attention, q) =
-        (Attention::new(Shape::new(4, 2, 32, 32).unwrap(), 1).unwrap(), [0.0; 128]);
+    let (wide, q) = (Attention::new(Shape::new(4, 2, 32, 32).unwrap(), 1).unwrap(), [0.0; 128]);
     let queries = Queries { q: &q, positions: &[31] };
     let mut stream = sequence.stream(0..32).unwrap();
-    let error = stream.attend(&attention, &queries, &Options::default()).unwrap_err();
+    let error = stream.attend(&wide, &queries, &Options::default()).unwrap_err();
     assert!(matches!(error, ReadError::Attention(_)), "{error}");
-    let mask = crate::attention::Mask::F32(&[0.0; 32]);
-    let options = Options { mask: Some(mask), ..Options::default() };
-    let mut stream = sequence.stream(0..32).unwrap();
-    assert!(matches!(stream.attend(&attention, &queries, &options), Err(ReadError::Arguments(_))));
+    let q = query();
+    let queries = Queries { q: &q, positions: &[31] };
+    let refused = |options: &Options<'_>| {
+        let mut stream = sequence.stream(0..32).unwrap();
+        match stream.attend(&attention(), &queries, options) {
+            Err(ReadError::Attention(AttentionError::Arguments(why))) => why,
+            outcome => panic!("{outcome:?}"),
+        }
+    };
+    let plain = Options::default();
+    let mask = Options { mask: Some(Mask::F32(&[0.0; 31])), ..plain };
+    assert_eq!(refused(&mask), "mask has 31 values for 1 queries and 32 tokens");
+    let selection = Options { selection: Some(&TokenSet::all(33)), ..plain };
+    assert_eq!(refused(&selection), "selection is of 33 tokens, the blocks have 32");
+    let outline = sequence.stream(0..32).unwrap().outline();
+    assert!(attention().run(&queries, &outline, &plain).is_err(), "there are no bytes");
+}
+
+#[test]
+fn a_dtype_that_nobody_knows_is_refused() {
+    let fixture = Fixture::new(1, 1, 0);
+    let path = fixture.model().join(names::MANIFEST);
+    let manifest = fs::read_to_string(&path).unwrap().replace("f32", "f64");
+    fs::write(&path, manifest).unwrap();
+    let error = Sequence::open(&fixture.sequence()).unwrap_err();
+    assert!(matches!(&error, ReadError::Manifest { why, .. } if why.contains("f64")), "{error}");
 }
 
 #[test]
