@@ -1,9 +1,13 @@
-//! A context of 200,000 tokens, several times larger than the memory that may be used for it.
+//! A context of 200,000 tokens, several times larger than the memory that may be used for it, in
+//! all three tiers.
 
+use kvfs::attention::select::sinks_and_window;
 use kvfs::attention::{InstructionSet, Options, Partials, Queries};
-use kvfs::reader::{Backend, Limits, Rates};
+use kvfs::reader::{Backend, Limits, Rates, Sequence, TierBytes};
 
-use crate::common::Mode;
+use crate::common::mount::scratch_directory;
+use crate::common::sys::getxattr;
+use crate::common::{Mode, eventually};
 use crate::prepared::{Prepared, compare};
 
 in_both_modes!(two_hundred_thousand_tokens_attend_within_a_memory_budget);
@@ -14,32 +18,50 @@ const MIB: u64 = 1 << 20;
 /// what the reader keeps, what it streams, and 8 MiB for everything else.
 const RESIDENT_BYTES_MAX: u64 = (32 + 16 + 8 + 8) * MIB;
 
+/// Of the mount's disk: less than half of the pages.
+const SSD_BYTES: u64 = 96 * MIB;
+
 /// The tiny model's heads and half of its layers: 205 MB.
 const DIMENSIONS: [u32; 4] = [2, 2, 64, 1024];
 
+/// Pages of each layer, and rows behind them.
+const PAGES: u64 = 195;
+const TAIL: u64 = 320;
+const TOKENS: u64 = PAGES * 1024 + TAIL;
+const _: () = assert!(TOKENS == 200_000);
+
 fn two_hundred_thousand_tokens_attend_within_a_memory_budget(mode: Mode) {
-    let prepared = Prepared::new(mode, &["--ram", "32M"], DIMENSIONS);
-    let (pages, tail) = (195, 320);
-    let tokens = pages * 1024 + tail;
-    assert_eq!(tokens, 200_000);
-    prepared.fill(pages, tail);
+    let remote = scratch_directory();
+    let ssd = SSD_BYTES.to_string();
+    let remote = ["--remote", remote.path().to_str().unwrap(), "--commit-interval", "0.2"];
+    let options = [&["--ram", "32M", "--ssd", &ssd], &remote[..]].concat();
+    let prepared = Prepared::new(mode, &options, DIMENSIONS);
+    prepared.fill(PAGES, TAIL);
     prepared.commit();
+    eventually("the disk to hold no more than it should", || {
+        let used = prepared.mount.status_number("ssd_used_bytes");
+        let waiting = prepared.mount.status_number("remote_waiting_files");
+        (used <= SSD_BYTES && waiting == 0).then_some(())
+    });
     let before = resident_bytes();
     let limits = Limits { pages: 10_000, kept_bytes: 16 * MIB };
     let sequence = prepared.open(limits, 8 * MIB);
     let backend = Backend::Cpu { instructions: InstructionSet::detect(), threads: 2 };
-    let plan = sequence.plan(0..tokens, backend, &Rates::default()).unwrap();
-    assert!(plan.tiers.ram > 16 * MIB && plan.tiers.ssd > 100 * MIB, "{plan}");
-    let bytes = plan.tiers.ram + plan.tiers.ssd;
+    let plan = sequence.plan(0..TOKENS, backend, &Rates::default()).unwrap();
+    let TierBytes { ram, ssd, remote } = plan.tiers;
+    assert!(ram > 16 * MIB && ssd > 32 * MIB && remote > 64 * MIB, "{plan}");
+    let bytes = ram + ssd + remote;
     assert!(bytes > 3 * RESIDENT_BYTES_MAX);
+    ends_of_the_context_leave_the_rest_where_it_is(&prepared, &sequence);
 
+    let first = sequence.counts();
     let (attention, q) = (prepared.attention(), prepared.query());
-    let queries = Queries { q: &q, positions: &[tokens - 1] };
-    let expected = sequence.layers().into_iter().map(|l| prepared.reference(l, tokens, |_| 0));
+    let queries = Queries { q: &q, positions: &[TOKENS - 1] };
+    let expected = sequence.layers().into_iter().map(|l| prepared.reference(l, TOKENS, |_| 0));
     let expected: Vec<Vec<f64>> = expected.collect();
     let mut most = 0;
     for _ in 0..2 {
-        let mut stream = sequence.stream(0..tokens).unwrap();
+        let mut stream = sequence.stream(0..TOKENS).unwrap();
         while let Some(layer) = stream.layer() {
             let mut all = Partials::empty(attention.shape(), 1);
             while let Some(run) = stream.next_run().unwrap() {
@@ -51,9 +73,41 @@ fn two_hundred_thousand_tokens_attend_within_a_memory_budget(mode: Mode) {
         }
     }
     assert!(most <= RESIDENT_BYTES_MAX, "{} MiB", most / MIB);
-    let counts = sequence.counts();
+    let counts = sequence.counts().since(&first);
     assert_eq!(counts.resident_bytes + counts.streamed_bytes, 2 * bytes);
-    assert!(counts.resident_bytes >= plan.mapped_bytes + plan.kept_bytes, "{counts}");
+    // What is mapped may change its tier between two looks at it.
+    assert!(counts.resident_bytes >= plan.kept_bytes, "{counts}");
+    assert_eq!(prepared.mount.status("errors"), "0");
+}
+
+/// Sinks and a window attend to the first page, the last one and the rows behind it; whatever else
+/// the remote has, it keeps.
+fn ends_of_the_context_leave_the_rest_where_it_is(prepared: &Prepared, sequence: &Sequence) {
+    let remote_pages = || -> Vec<(u32, u64)> {
+        let pages = (0..2).flat_map(|layer| (1..PAGES - 1).map(move |index| (layer, index)));
+        let is_remote = |(layer, index): &(u32, u64)| {
+            let path = prepared.page_path(*layer, index * 1024);
+            getxattr(path, "user.kvfs.tier").unwrap() == "remote"
+        };
+        pages.filter(is_remote).collect()
+    };
+    let (there, counts) = (remote_pages(), sequence.counts());
+    assert!(there.len() > 100, "{there:?}");
+    let (attention, q) = (prepared.attention(), prepared.query());
+    let queries = Queries { q: &q, positions: &[TOKENS - 1] };
+    let seen = sinks_and_window(200_000, 4, 1000);
+    let options = Options { selection: Some(&seen), ..Options::default() };
+    let mut stream = sequence.stream(0..TOKENS).unwrap();
+    while let Some(layer) = stream.layer() {
+        let found = stream.attend(&attention, &queries, &options).unwrap();
+        let is_seen = |token: u64| !(4..TOKENS - 1000).contains(&token);
+        compare(&found.finish(None).unwrap(), &prepared.reference_of(layer, TOKENS, is_seen));
+    }
+    let counts = sequence.counts().since(&counts);
+    let read = counts.resident_bytes + counts.streamed_bytes;
+    assert_eq!(read, 2 * 2 * prepared.page_bytes(), "two pages of each layer");
+    let left = remote_pages();
+    assert!(there.iter().all(|page| left.contains(page)), "{there:?} {left:?}");
 }
 
 /// Of this process, the mount's memory that it has mapped included.

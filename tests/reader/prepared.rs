@@ -140,9 +140,24 @@ impl Prepared {
     pub(crate) fn reference(
         &self, layer: Layer, tokens: u64, version: impl Fn(u64) -> u64,
     ) -> Vec<f64> {
+        let page_tokens = u64::from(self.model.page_tokens());
+        let version = |token| Some(version(token / page_tokens * page_tokens));
+        self.attention_in_f64(layer, tokens, version)
+    }
+
+    /// The same over the tokens that are seen.
+    pub(crate) fn reference_of(
+        &self, layer: Layer, tokens: u64, is_seen: impl Fn(u64) -> bool,
+    ) -> Vec<f64> {
+        self.attention_in_f64(layer, tokens, |token| is_seen(token).then_some(0))
+    }
+
+    /// Of each token that is seen, the version of its page.
+    fn attention_in_f64(
+        &self, layer: Layer, tokens: u64, version: impl Fn(u64) -> Option<u64>,
+    ) -> Vec<f64> {
         let (shape, q) = (self.shape(), self.query());
         let dim = shape.head_dim();
-        let page_tokens = u64::from(self.model.page_tokens());
         let v_start = (shape.num_kv_heads() * dim) as u64;
         #[allow(clippy::cast_precision_loss, reason = "a head dimension")]
         let scale = 1.0 / (dim as f64).sqrt();
@@ -150,8 +165,7 @@ impl Prepared {
         for (head, q) in q.chunks_exact(dim).enumerate() {
             let row = (head / GROUP * dim) as u64;
             let (mut sum, mut o) = (0.0, vec![0.0; dim]);
-            for token in 0..tokens {
-                let version = version(token / page_tokens * page_tokens);
+            for (token, version) in (0..tokens).filter_map(|token| Some((token, version(token)?))) {
                 let value = |index| self.value(layer.0, token, index, version).to_f64();
                 let k = (row..).map(value).zip(q).map(|(k, q)| k * f64::from(*q));
                 let weight = (k.sum::<f64>() * scale).exp();
