@@ -12,6 +12,7 @@ in_both_modes!(
     pages_in_memory_are_mapped_if_the_kernel_passes_them_through,
     mappings_stay_within_their_bound,
     a_decode_loop_sees_every_row_that_it_appends,
+    eighty_layers_stay_within_the_mappings_of_a_process,
 );
 
 /// Two layers of pages of 8 KiB.
@@ -90,4 +91,47 @@ fn a_decode_loop_sees_every_row_that_it_appends(mode: Mode) {
     }
     let path = prepared.sequence().join("000").join(tail_name(96));
     assert_eq!(path.metadata().unwrap().len(), 4 * prepared.model.row_bytes() as u64);
+}
+
+/// With `KVFS_TEST_MILLION` set it is a million tokens x 80 layers, 78,160 pages, under the default
+/// limits and the kernel's (minutes, and 1 GB of memory); else a hundredth of that, under a hundredth
+/// of the limits.
+fn eighty_layers_stay_within_the_mappings_of_a_process(mode: Mode) {
+    let is_whole = std::env::var_os("KVFS_TEST_MILLION").is_some() && mode == Mode::Passthrough;
+    let (pages, limits) = if is_whole {
+        (977, Limits { kept_bytes: 0, ..Limits::default() })
+    } else {
+        (10, Limits { pages: 490, kept_bytes: 0 })
+    };
+    assert!(limits.pages < 80 * pages, "the limit of pages is to be felt");
+    let kernel = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap();
+    let kernel: usize = kernel.trim().parse().unwrap();
+    let bound = if is_whole { kernel } else { limits.pages + 1000 };
+    // One KV head of one element: 8 KiB.
+    let prepared = Prepared::new(mode, &["--ram", "1G"], [80, 1, 1, 1024]);
+    prepared.fill(pages as u64, 0);
+    let sequence = prepared.open(limits, 1 << 20);
+    let mut most = 0;
+    for _ in 0..2 {
+        let mut stream = sequence.stream(0..pages as u64 * 1024).unwrap();
+        while let Some(layer) = stream.layer() {
+            let mut seen = 0;
+            while let Some(run) = stream.next_run().unwrap() {
+                for block in run.blocks() {
+                    let row = prepared.rows(layer.0, block.first_position, 1, 0);
+                    assert_eq!(block.k.bytes[..2], row[..2]);
+                    seen += 1;
+                }
+                if seen == pages || seen % 256 < 16 {
+                    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+                    most = most.max(maps.lines().count());
+                }
+            }
+            assert_eq!(seen, pages);
+        }
+    }
+    let kept = if mode == Mode::Passthrough { limits.pages } else { 0 };
+    assert_eq!(mapped_files(&prepared.mount), kept);
+    eprintln!("{most} mappings of {} pages, of {bound} that may be", 80 * pages);
+    assert!(most < bound, "{most} mappings");
 }
