@@ -31,6 +31,8 @@ pub mod capi;
 
 pub mod reader;
 
+pub mod ggml;
+
 pub mod ingest;
 
 pub mod tier;

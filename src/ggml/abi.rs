@@ -1,0 +1,172 @@
+//! ggml's structures, as they lie in memory, and no others.
+//!
+//! ggml keeps one `GGML_BACKEND_API_VERSION` while its tables change, so each version that is let
+//! in was compared with its `ggml-backend-impl.h`. What the engine has a function for (nodes of a
+//! graph, the type of a buffer) is asked for and not declared.
+
+use std::ffi::{c_char, c_int, c_void};
+
+/// Versions of ggml whose structures are these.
+pub(super) const VERSIONS: [&str; 2] = ["0.25.1", "0.25.3"];
+/// `GGML_BACKEND_API_VERSION`
+pub(super) const API_VERSION: c_int = 2;
+/// Dimensions of a tensor.
+pub(super) const DIMS: usize = 4;
+/// More operations than any version has.
+pub(super) const OPERATIONS_MAX: c_int = 128;
+/// `GGML_TENSOR_FLAG_COMPUTE`: nodes without it are left out of a computation.
+pub(super) const FLAG_COMPUTE: i32 = 16;
+
+pub(super) const STATUS_SUCCESS: c_int = 0;
+pub(super) const STATUS_FAILED: c_int = -1;
+/// `GGML_BACKEND_DEVICE_TYPE_GPU`
+pub(super) const DEVICE_TYPE_GPU: c_int = 1;
+
+/// `enum ggml_type`: the numbers are part of the GGUF format.
+pub(super) mod types {
+    pub(in crate::ggml) const F32: i32 = 0;
+    pub(in crate::ggml) const F16: i32 = 1;
+    pub(in crate::ggml) const Q4_0: i32 = 2;
+    pub(in crate::ggml) const Q8_0: i32 = 8;
+    pub(in crate::ggml) const I32: i32 = 26;
+    pub(in crate::ggml) const I64: i32 = 27;
+    pub(in crate::ggml) const BF16: i32 = 30;
+}
+
+/// `struct ggml_tensor`
+#[repr(C)]
+pub(super) struct RawTensor {
+    pub(super) kind: i32,
+    pub(super) buffer: *mut Buffer,
+    pub(super) ne: [i64; DIMS],
+    pub(super) nb: [usize; DIMS],
+    pub(super) op: c_int,
+    pub(super) op_params: [i32; 16],
+    pub(super) flags: i32,
+    pub(super) src: [*mut RawTensor; 10],
+    pub(super) view_src: *mut RawTensor,
+    pub(super) view_offs: usize,
+    pub(super) data: *mut c_void,
+    pub(super) name: [c_char; 64],
+    pub(super) extra: *mut c_void,
+    pub(super) padding: [u8; 8],
+}
+
+/// `struct ggml_cgraph`, which only the engine looks into.
+#[repr(C)]
+pub(super) struct Graph {
+    opaque: [u8; 0],
+}
+
+/// `struct ggml_backend_buffer`
+#[repr(C)]
+pub(super) struct Buffer {
+    pub(super) interface: BufferInterface,
+    pub(super) kind: *mut BufferType,
+    pub(super) context: *mut c_void,
+    pub(super) size: usize,
+    pub(super) usage: c_int,
+}
+
+/// `struct ggml_backend_buffer_i`
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct BufferInterface {
+    pub(super) free_buffer: Option<unsafe extern "C" fn(*mut Buffer)>,
+    pub(super) get_base: Option<unsafe extern "C" fn(*mut Buffer) -> *mut c_void>,
+    pub(super) init_tensor: Option<unsafe extern "C" fn(*mut Buffer, *mut RawTensor) -> c_int>,
+    pub(super) memset_tensor:
+        Option<unsafe extern "C" fn(*mut Buffer, *mut RawTensor, u8, usize, usize)>,
+    pub(super) set_tensor:
+        Option<unsafe extern "C" fn(*mut Buffer, *mut RawTensor, *const c_void, usize, usize)>,
+    pub(super) get_tensor:
+        Option<unsafe extern "C" fn(*mut Buffer, *const RawTensor, *mut c_void, usize, usize)>,
+    pub(super) set_tensor_2d: *const c_void,
+    pub(super) get_tensor_2d: *const c_void,
+    pub(super) cpy_tensor:
+        Option<unsafe extern "C" fn(*mut Buffer, *const RawTensor, *mut RawTensor) -> bool>,
+    pub(super) clear: Option<unsafe extern "C" fn(*mut Buffer, u8)>,
+    pub(super) reset: *const c_void,
+}
+
+/// `struct ggml_backend_buffer_type`
+#[repr(C)]
+pub(super) struct BufferType {
+    pub(super) get_name: unsafe extern "C" fn(*mut BufferType) -> *const c_char,
+    pub(super) alloc_buffer: unsafe extern "C" fn(*mut BufferType, usize) -> *mut Buffer,
+    pub(super) get_alignment: unsafe extern "C" fn(*mut BufferType) -> usize,
+    pub(super) get_max_size: *const c_void,
+    pub(super) get_alloc_size: *const c_void,
+    pub(super) is_host: unsafe extern "C" fn(*mut BufferType) -> bool,
+    pub(super) device: *mut Device,
+    pub(super) context: *mut c_void,
+}
+
+/// `struct ggml_backend`
+#[repr(C)]
+pub(super) struct Backend {
+    pub(super) guid: *const [u8; 16],
+    pub(super) get_name: unsafe extern "C" fn(*mut Backend) -> *const c_char,
+    pub(super) free: unsafe extern "C" fn(*mut Backend),
+    /// Tensors set, got and copied, in one and two dimensions; synchronisation; plans.
+    pub(super) asynchronous: [*const c_void; 10],
+    pub(super) graph_compute: unsafe extern "C" fn(*mut Backend, *mut Graph) -> c_int,
+    /// Events, and the order of a graph.
+    pub(super) optional: [*const c_void; 3],
+    pub(super) device: *mut Device,
+    pub(super) context: *mut c_void,
+}
+
+/// `struct ggml_backend_device`
+#[repr(C)]
+pub(super) struct Device {
+    pub(super) get_name: unsafe extern "C" fn(*mut Device) -> *const c_char,
+    pub(super) get_description: unsafe extern "C" fn(*mut Device) -> *const c_char,
+    pub(super) get_memory: unsafe extern "C" fn(*mut Device, *mut usize, *mut usize),
+    pub(super) get_type: unsafe extern "C" fn(*mut Device) -> c_int,
+    pub(super) get_props: unsafe extern "C" fn(*mut Device, *mut Properties),
+    pub(super) init_backend: unsafe extern "C" fn(*mut Device, *const c_char) -> *mut Backend,
+    pub(super) get_buffer_type: unsafe extern "C" fn(*mut Device) -> *mut BufferType,
+    pub(super) get_host_buffer_type: *const c_void,
+    pub(super) buffer_from_host_ptr: *const c_void,
+    pub(super) supports_op: unsafe extern "C" fn(*mut Device, *const RawTensor) -> bool,
+    pub(super) supports_buft: unsafe extern "C" fn(*mut Device, *mut BufferType) -> bool,
+    /// Operations on weights of others, and events.
+    pub(super) optional: [*const c_void; 4],
+    pub(super) registration: *mut Registration,
+    pub(super) context: *mut c_void,
+}
+
+/// `struct ggml_backend_dev_props`
+#[repr(C)]
+pub(super) struct Properties {
+    pub(super) name: *const c_char,
+    pub(super) description: *const c_char,
+    pub(super) memory_free: usize,
+    pub(super) memory_total: usize,
+    pub(super) device_type: c_int,
+    pub(super) device_id: *const c_char,
+    /// Asynchronous, host buffer, buffer from a host pointer, events, mapped weights.
+    pub(super) capabilities: [bool; 5],
+}
+
+/// `struct ggml_backend_reg`
+#[repr(C)]
+#[derive(Debug)]
+pub struct Registration {
+    pub(super) api_version: c_int,
+    pub(super) get_name: unsafe extern "C" fn(*mut Registration) -> *const c_char,
+    pub(super) get_device_count: unsafe extern "C" fn(*mut Registration) -> usize,
+    pub(super) get_device: unsafe extern "C" fn(*mut Registration, usize) -> *mut Device,
+    pub(super) get_proc_address:
+        unsafe extern "C" fn(*mut Registration, *const c_char) -> *const c_void,
+    pub(super) context: *mut c_void,
+}
+
+const _: () = {
+    use std::mem::{offset_of, size_of};
+    assert!(size_of::<RawTensor>() == 336 && offset_of!(RawTensor, data) == 248);
+    assert!(size_of::<BufferInterface>() == 88);
+    assert!(offset_of!(Backend, graph_compute) == 8 + 96);
+    assert!(offset_of!(Device, supports_op) == 72 && offset_of!(Device, registration) == 120);
+};

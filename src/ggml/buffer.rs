@@ -1,0 +1,240 @@
+//! Buffers: address space of the process, in which each tensor of a KV cache is a file.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ptr;
+use std::sync::Mutex;
+use std::sync::PoisonError;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::abi::{
+    Buffer, BufferInterface, BufferType, Device, RawTensor, STATUS_FAILED, STATUS_SUCCESS,
+};
+use super::files::CacheFiles;
+use super::region::{OS_PAGE_BYTES, Region};
+use super::tensor::TensorView;
+use super::{guard, plugin, say};
+
+const NAME: &CStr = c"KVFS";
+
+/// What tensors of the engine's attention caches are called, before the number of the layer.
+const CACHE_NAMES: [&str; 2] = ["cache_k_l", "cache_v_l"];
+
+/// What belongs to a buffer.
+struct Memory {
+    region: Region,
+    size: usize,
+    /// Taken with the first tensor of a cache.
+    files: Mutex<Option<CacheFiles>>,
+    /// Nothing has been stored yet, so all is zero: a new cache is cleared, and writing its zeros
+    /// would take the time and the memory of all of it.
+    fresh: AtomicBool,
+}
+
+pub(super) fn buffer_type(device: *mut Device) -> BufferType {
+    BufferType {
+        get_name: name,
+        alloc_buffer: allocate,
+        get_alignment: alignment,
+        get_max_size: ptr::null(),
+        get_alloc_size: ptr::null(),
+        is_host,
+        device,
+        context: ptr::null_mut(),
+    }
+}
+
+unsafe extern "C" fn name(_: *mut BufferType) -> *const c_char {
+    NAME.as_ptr()
+}
+
+/// Each tensor starts an OS page, so that it can be a file.
+unsafe extern "C" fn alignment(_: *mut BufferType) -> usize {
+    OS_PAGE_BYTES
+}
+
+unsafe extern "C" fn is_host(_: *mut BufferType) -> bool {
+    true
+}
+
+/// # Safety
+/// `kind` is this backend's type.
+unsafe extern "C" fn allocate(kind: *mut BufferType, size: usize) -> *mut Buffer {
+    guard(ptr::null_mut(), || {
+        let region = match Region::reserve(size) {
+            Ok(region) => region,
+            Err(error) => {
+                say(&format!("{size} bytes of address space: {error}"));
+                return ptr::null_mut();
+            }
+        };
+        let memory = Memory { region, size, files: Mutex::default(), fresh: AtomicBool::new(true) };
+        let interface = BufferInterface {
+            free_buffer: Some(free),
+            get_base: Some(base),
+            init_tensor: Some(init_tensor),
+            memset_tensor: Some(memset_tensor),
+            set_tensor: Some(set_tensor),
+            get_tensor: Some(get_tensor),
+            set_tensor_2d: ptr::null(),
+            get_tensor_2d: ptr::null(),
+            // The engine goes through `set_tensor` and `get_tensor` then.
+            cpy_tensor: None,
+            clear: Some(clear),
+            reset: ptr::null(),
+        };
+        let context = Box::into_raw(Box::new(memory)).cast();
+        // SAFETY: the interface is of the engine's version, the context this module's.
+        unsafe { (plugin().engine.functions.buffer_init)(kind, interface, context, size) }
+    })
+}
+
+/// # Safety
+/// A buffer that `allocate` made.
+unsafe fn memory<'a>(buffer: *mut Buffer) -> &'a Memory {
+    // SAFETY: the caller's.
+    let context = unsafe { (*buffer).context };
+    // SAFETY: the context of such a buffer is a box of this.
+    unsafe { &*context.cast::<Memory>() }
+}
+
+/// # Safety
+/// As [`memory`], and nobody uses the buffer any more.
+unsafe extern "C" fn free(buffer: *mut Buffer) {
+    // SAFETY: the caller's.
+    let context = unsafe { (*buffer).context };
+    // SAFETY: the context of such a buffer is a box of this.
+    let memory = unsafe { Box::from_raw(context.cast::<Memory>()) };
+    guard((), || drop(memory));
+}
+
+/// # Safety
+/// As [`memory`].
+unsafe extern "C" fn base(buffer: *mut Buffer) -> *mut c_void {
+    // SAFETY: the caller's.
+    unsafe { memory(buffer) }.region.base()
+}
+
+/// # Safety
+/// As [`memory`], and a tensor of it.
+unsafe extern "C" fn init_tensor(buffer: *mut Buffer, tensor: *mut RawTensor) -> c_int {
+    guard(STATUS_FAILED, || {
+        // SAFETY: the caller's.
+        let memory = unsafe { memory(buffer) };
+        // SAFETY: the caller's.
+        let Some(tensor) = (unsafe { TensorView::new(tensor) }) else { return STATUS_FAILED };
+        match memory.init(tensor) {
+            Ok(()) => STATUS_SUCCESS,
+            Err(line) => {
+                say(&line);
+                STATUS_FAILED
+            }
+        }
+    })
+}
+
+impl Memory {
+    /// Maps a file for a tensor of a cache; other tensors stay in memory.
+    fn init(&self, tensor: TensorView<'_>) -> Result<(), String> {
+        let name = tensor.name();
+        let layer = CACHE_NAMES.iter().find_map(|prefix| name.strip_prefix(prefix));
+        let is_layer = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+        if !tensor.raw().view_src.is_null() || !layer.is_some_and(is_layer) {
+            return Ok(());
+        }
+        let missing = || format!("{name}: not a tensor of this buffer");
+        let Some(bytes) = tensor.bytes() else {
+            // A type that no operation here takes: stock keeps it in memory.
+            return Ok(());
+        };
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let length = bytes.len().next_multiple_of(OS_PAGE_BYTES);
+        let offset = self.region.offset_of(tensor.raw().data, length).ok_or_else(missing)?;
+        let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        if files.is_none() {
+            let parent = plugin().directory.as_deref().ok_or_else(missing)?;
+            *files = Some(CacheFiles::take(parent)?);
+        }
+        let files = files.as_ref().expect("taken above");
+        let file = files.create(name, length)?;
+        self.region.map(offset, length, &file).map_err(|error| format!("{name}: {error}"))
+    }
+
+    /// Says that something is stored now.
+    fn touch(&self) {
+        self.fresh.store(false, Ordering::Relaxed);
+    }
+}
+
+/// Says that rows go into a tensor's buffer, which is one of this backend.
+///
+/// # Safety
+/// The buffer was made here.
+pub(super) unsafe fn touch(buffer: *mut Buffer) {
+    // SAFETY: the caller's.
+    unsafe { memory(buffer) }.touch();
+}
+
+/// Address of a part of a tensor, if it lies in the buffer.
+fn part(memory: &Memory, tensor: *const RawTensor, offset: usize, size: usize) -> *mut u8 {
+    // SAFETY: the engine gives a tensor.
+    let start = unsafe { (*tensor).data }.wrapping_byte_add(offset);
+    if memory.region.offset_of(start, size).is_some() { start.cast() } else { ptr::null_mut() }
+}
+
+/// # Safety
+/// As [`memory`], and a tensor of it.
+unsafe extern "C" fn memset_tensor(
+    buffer: *mut Buffer, tensor: *mut RawTensor, value: u8, offset: usize, size: usize,
+) {
+    // SAFETY: the caller's.
+    let memory = unsafe { memory(buffer) };
+    memory.touch();
+    let to = part(memory, tensor, offset, size);
+    if !to.is_null() {
+        // SAFETY: the part lies in the buffer.
+        unsafe { ptr::write_bytes(to, value, size) };
+    }
+}
+
+/// # Safety
+/// As [`memory`], a tensor of it, and `size` bytes at `data`.
+unsafe extern "C" fn set_tensor(
+    buffer: *mut Buffer, tensor: *mut RawTensor, data: *const c_void, offset: usize, size: usize,
+) {
+    // SAFETY: the caller's.
+    let memory = unsafe { memory(buffer) };
+    memory.touch();
+    let to = part(memory, tensor, offset, size);
+    if !to.is_null() {
+        // SAFETY: the part lies in the buffer; it may be what is copied.
+        unsafe { ptr::copy(data.cast(), to, size) };
+    }
+}
+
+/// # Safety
+/// As [`memory`], a tensor of it, and room for `size` bytes at `data`.
+unsafe extern "C" fn get_tensor(
+    buffer: *mut Buffer, tensor: *const RawTensor, data: *mut c_void, offset: usize, size: usize,
+) {
+    // SAFETY: the caller's.
+    let memory = unsafe { memory(buffer) };
+    let from = part(memory, tensor, offset, size);
+    if !from.is_null() {
+        // SAFETY: the part lies in the buffer; it may be where it is copied to.
+        unsafe { ptr::copy(from, data.cast(), size) };
+    }
+}
+
+/// # Safety
+/// As [`memory`].
+unsafe extern "C" fn clear(buffer: *mut Buffer, value: u8) {
+    // SAFETY: the caller's.
+    let memory = unsafe { memory(buffer) };
+    let fresh = memory.fresh.swap(false, Ordering::Relaxed);
+    if !(fresh && value == 0) {
+        // SAFETY: the region is as long.
+        unsafe { ptr::write_bytes(memory.region.base().cast::<u8>(), value, memory.size) };
+    }
+}

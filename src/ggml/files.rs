@@ -1,0 +1,98 @@
+//! Where the tensors of a cache are: files below the directory that `KVFS_KV` names.
+//!
+//! ```text
+//! KVFS_KV/0/cache_k_l0        rows of K of layer 0, as the engine lays them out
+//! KVFS_KV/0/cache_v_l0
+//! KVFS_KV/0/lock              taken by the process that has the cache
+//! KVFS_KV/1/...               the next cache: another process, draft model or kind of layer
+//! ```
+//!
+//! Numbers are used again, so an engine that is killed leaves at most what it had.
+
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use nix::fcntl::{FallocateFlags, fallocate};
+use nix::sys::statfs::{FUSE_SUPER_MAGIC, statfs};
+
+/// Most caches below one directory: no machine runs more engines.
+const CACHES_MAX: usize = 256;
+
+/// The environment variable that turns the backend on.
+pub(super) const VARIABLE: &str = "KVFS_KV";
+
+/// The directory that `value`, the variable's, stands for, made if it is missing.
+///
+/// # Errors
+/// A line that says why it cannot be used.
+pub(super) fn directory(value: &Path) -> Result<PathBuf, String> {
+    let files = value.join("files");
+    // A mountpoint has this directory, where plain files belong.
+    let directory = if files.is_dir() { files.join("llama") } else { value.to_owned() };
+    let fail = |why: &dyn std::fmt::Display| format!("{VARIABLE}={}: {why}", value.display());
+    let parent = directory.ancestors().find(|path| path.is_dir());
+    let parent = parent.ok_or_else(|| fail(&"no such directory"))?;
+    let mounted = statfs(parent).map_err(|error| fail(&error))?.filesystem_type();
+    if mounted != FUSE_SUPER_MAGIC {
+        return Err(fail(&"not in a kvfs mount: mount the store first"));
+    }
+    fs::create_dir_all(&directory).map_err(|error| fail(&error))?;
+    Ok(directory)
+}
+
+/// The files of one cache. Others may have the number once this is dropped.
+#[derive(Debug)]
+pub(super) struct CacheFiles {
+    directory: PathBuf,
+    _lock: File,
+}
+
+impl CacheFiles {
+    /// Takes the first number that nobody has.
+    pub(super) fn take(parent: &Path) -> Result<Self, String> {
+        let fail = |path: &Path, error: &io::Error| format!("{}: {error}", path.display());
+        for number in 0..CACHES_MAX {
+            let directory = parent.join(number.to_string());
+            fs::create_dir_all(&directory).map_err(|error| fail(&directory, &error))?;
+            let path = directory.join("lock");
+            let lock = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
+            let lock = lock.map_err(|error| fail(&path, &error))?;
+            match lock.try_lock() {
+                Ok(()) => return Ok(Self { directory, _lock: lock }),
+                Err(TryLockError::WouldBlock) => {}
+                Err(TryLockError::Error(error)) => return Err(fail(&path, &error)),
+            }
+        }
+        Err(format!("{}: {CACHES_MAX} caches are in use", parent.display()))
+    }
+
+    /// A file of zeros whose space is there: a write to a mapping of it cannot run out of disk.
+    ///
+    /// # Errors
+    /// A line with the path and what to do.
+    pub(super) fn create(&self, name: &str, length: usize) -> Result<File, String> {
+        let path = self.directory.join(name);
+        create_file(&path, length).map_err(|error| {
+            // Half a cache is of no use, and whoever makes room must not find it.
+            let _ = fs::remove_file(&path);
+            let why = if error.kind() == io::ErrorKind::StorageFull {
+                format!("no space for {length} bytes of the KV cache: free some, or use a smaller context")
+            } else {
+                error.to_string()
+            };
+            format!("{}: {why}", path.display())
+        })
+    }
+}
+
+fn create_file(path: &Path, length: usize) -> io::Result<File> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let file = OpenOptions::new().create_new(true).read(true).write(true).open(path)?;
+    let bytes = i64::try_from(length).map_err(io::Error::other)?;
+    fallocate(&file, FallocateFlags::empty(), 0, bytes)?;
+    Ok(file)
+}

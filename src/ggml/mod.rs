@@ -1,0 +1,98 @@
+//! A backend for ggml, out of its tree: unpatched llama.cpp keeps its KV cache in files of a mount
+//! and attends to them with [`attention`](crate::attention).
+//!
+//! `GGML_BACKEND_PATH=libkvfs.so KVFS_KV=/mnt/kv llama-server ...` is all. The engine loads the
+//! library, which finds out which ggml it is and offers a device. Without `KVFS_KV` it offers none.
+//! The device is of the type GPU, because only such a device owns KV buffers, and supports two
+//! operations: rows that go into a cache of its own, and attention over one. Everything else, the
+//! weights included, stays where it would be without it.
+//!
+//! | file | question it answers |
+//! |---|---|
+//! | `abi` | how the engine's structures lie in memory |
+//! | `engine` | which engine it is |
+//! | `tensor` | what a tensor of the engine holds |
+//! | `device`, `buffer`, `backend` | the functions that the engine calls |
+//! | `region`, `files` | where a cache is |
+//! | `rows`, `attend`, `visible` | the two operations |
+//!
+//! `unsafe` is in `abi`'s users at the border: `engine`, `tensor`, `region`, `device`, `buffer`,
+//! `backend`. No panic crosses it ([`guard`]): an operation that fails ends the engine's step.
+
+#![allow(
+    clippy::cast_possible_truncation,
+    reason = "sizes of the engine fit the address space, and so a usize"
+)]
+
+mod abi;
+mod attend;
+mod backend;
+mod buffer;
+mod device;
+mod engine;
+mod files;
+mod region;
+mod rows;
+mod tensor;
+mod visible;
+
+use std::ffi::c_int;
+use std::io::Write;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::ptr;
+use std::sync::OnceLock;
+
+pub use abi::Registration;
+use engine::Engine;
+
+/// What is decided once in a process.
+struct Plugin {
+    engine: Engine,
+    /// Where caches are; without it there is no device.
+    directory: Option<PathBuf>,
+    tables: device::Tables,
+}
+
+static PLUGIN: OnceLock<Result<Plugin, String>> = OnceLock::new();
+
+/// The plug-in, in functions that the engine calls: it got them from a plug-in that is there.
+fn plugin() -> &'static Plugin {
+    PLUGIN.get().and_then(|plugin| plugin.as_ref().ok()).expect("the engine loaded the backend")
+}
+
+fn load() -> Result<Plugin, String> {
+    let engine = Engine::find()?;
+    let directory = std::env::var_os(files::VARIABLE).filter(|value| !value.is_empty());
+    let directory = directory.map(|value| files::directory(value.as_ref())).transpose()?;
+    Ok(Plugin { engine, directory, tables: device::Tables::new() })
+}
+
+/// Says one line to whoever runs the engine: it has a log, but not for others.
+fn say(line: &str) {
+    let _ = writeln!(std::io::stderr(), "kvfs: {line}");
+}
+
+/// Calls what must not panic across the border.
+fn guard<T>(otherwise: T, call: impl FnOnce() -> T) -> T {
+    catch_unwind(AssertUnwindSafe(call)).unwrap_or(otherwise)
+}
+
+/// The backend, for the engine that loads this library; NULL, after a line on standard error, if
+/// it is not one to work with or `KVFS_KV` is no directory of a mount.
+#[unsafe(no_mangle)]
+pub extern "C" fn ggml_backend_init() -> *mut Registration {
+    guard(ptr::null_mut(), || match PLUGIN.get_or_init(load) {
+        Ok(plugin) => plugin.tables.registration(),
+        Err(line) => {
+            say(line);
+            ptr::null_mut()
+        }
+    })
+}
+
+/// How much this library is to be preferred to others of its kind: there is one.
+#[unsafe(no_mangle)]
+pub extern "C" fn ggml_backend_score() -> c_int {
+    1
+}

@@ -1,0 +1,72 @@
+//! Address space in which the tensors of one buffer lie, and the files that are mapped into it.
+
+use std::ffi::c_void;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::ptr;
+
+/// Bytes of an OS page.
+pub(super) const OS_PAGE_BYTES: usize = 4096;
+
+/// Reserved address space: memory, where no file has been mapped over it. It goes when dropped.
+#[derive(Debug)]
+pub(super) struct Region {
+    base: *mut c_void,
+    length: usize,
+}
+
+// SAFETY: address space belongs to the process; who uses it is up to the engine.
+unsafe impl Send for Region {}
+// SAFETY: the same.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// At least `size` bytes, zero, which take memory only once they are touched.
+    pub(super) fn reserve(size: usize) -> io::Result<Self> {
+        let length = size
+            .max(1)
+            .checked_next_multiple_of(OS_PAGE_BYTES)
+            .ok_or(io::ErrorKind::OutOfMemory)?;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: a new mapping where the kernel likes.
+        let base = unsafe {
+            libc::mmap(ptr::null_mut(), length, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
+        };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self { base, length })
+    }
+
+    pub(super) fn base(&self) -> *mut c_void {
+        self.base
+    }
+
+    /// Offset of an address, if `length` bytes from there on lie inside.
+    pub(super) fn offset_of(&self, address: *const c_void, length: usize) -> Option<usize> {
+        let offset = address.addr().checked_sub(self.base.addr())?;
+        (offset.checked_add(length)? <= self.length).then_some(offset)
+    }
+
+    /// Maps the first `length` bytes of a file over the region, shared.
+    pub(super) fn map(&self, offset: usize, length: usize, file: &File) -> io::Result<()> {
+        let inside = offset.checked_add(length).is_some_and(|end| end <= self.length);
+        if !inside || !offset.is_multiple_of(OS_PAGE_BYTES) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let address = self.base.wrapping_byte_add(offset);
+        let (protection, flags) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_FIXED);
+        // SAFETY: the addresses are the region's own, and nothing has been stored there yet.
+        let mapped = unsafe { libc::mmap(address, length, protection, flags, file.as_raw_fd(), 0) };
+        if mapped == address { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: the engine frees a buffer when no tensor is in it any more.
+        unsafe { libc::munmap(self.base, self.length) };
+    }
+}
