@@ -77,7 +77,7 @@ impl<'a> FlashAttention<'a> {
             && q.row_bytes().is_some()
             && k.row_bytes().is_some()
             && v.row_bytes().is_some()
-            && out.is_packed(1, 2)
+            && out.is_packed(3)
             && u32::try_from(cells).is_ok();
         let soft_cap = Some(out.parameter(2)).filter(|cap| *cap != 0.0);
         let (mask, sinks) = (out.source(3), out.source(4));
@@ -104,7 +104,7 @@ impl<'a> FlashAttention<'a> {
         let mask_fits = |mask: TensorView<'_>| {
             let [cells, queries, heads, streams] = mask.shape();
             mask.kind() == types::F16
-                && mask.is_packed(1, 1)
+                && mask.is_packed(2)
                 && (cells, heads) == (self.cells, 1)
                 && queries >= self.queries
                 && streams > 0

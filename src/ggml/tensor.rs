@@ -103,13 +103,15 @@ impl<'a> TensorView<'a> {
         whole.then(|| (self.shape[0] / elements).checked_mul(bytes))?
     }
 
-    /// Whether the rows of the first two dimensions lie behind each other, in that order of
-    /// dimensions 0, `second`, `third`.
-    pub(super) fn is_packed(&self, second: usize, third: usize) -> bool {
+    /// Whether the first `dims` dimensions lie behind each other without a gap.
+    pub(super) fn is_packed(&self, dims: usize) -> bool {
         let Some(row) = self.row_bytes() else { return false };
-        let packed = row.checked_mul(self.shape[second]);
-        (self.shape[second] <= 1 || self.raw.nb[second] == row)
-            && (self.shape[third] <= 1 || packed == Some(self.raw.nb[third]))
+        let mut bytes = Some(row);
+        (1..dims).all(|dim| {
+            let packed = self.shape[dim] <= 1 || bytes == Some(self.raw.nb[dim]);
+            bytes = bytes.and_then(|bytes| bytes.checked_mul(self.shape[dim]));
+            packed
+        })
     }
 
     /// Bytes from the first to the last that the tensor has.

@@ -37,6 +37,10 @@ fn only_its_own_names_are_visible() {
     let names: Vec<&str> =
         symbols.lines().filter_map(|line| line.split_whitespace().nth(2)).collect();
     assert!(names.contains(&"kvfs_attention_run"), "{names:?}");
-    let foreign: Vec<_> = names.iter().filter(|name| !name.starts_with("kvfs_")).collect();
+    // An engine that loads the library as a backend looks for these two.
+    let own = |name: &str| {
+        name.starts_with("kvfs_") || ["ggml_backend_init", "ggml_backend_score"].contains(&name)
+    };
+    let foreign: Vec<_> = names.iter().filter(|name| !own(name)).collect();
     assert!(foreign.is_empty(), "{foreign:?}");
 }

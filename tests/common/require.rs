@@ -32,6 +32,8 @@ fn missing(what: &str) -> Option<String> {
                 .to_owned()
         }),
         "nfs" => nfs_directory().err(),
+        "llama" => (!llama_directory().join("include/llama.h").is_file())
+            .then(|| "no llama.cpp: mount-scripts/test.sh fetches it with npm".to_owned()),
         "python" => missing_program("python3"),
         "safetensors" => missing_python_packages(),
         program => missing_program(program),
@@ -53,6 +55,13 @@ pub(crate) fn s3_server() -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let found = std::env::split_paths(&path).map(|directory| directory.join("s3s-fs"));
     named.into_iter().chain(found).find(|program| program.is_file())
+}
+
+/// The engine that `mount-scripts/test.sh` fetches: `KVFS_TEST_LLAMA`, or where that puts it.
+pub(crate) fn llama_directory() -> PathBuf {
+    let named = std::env::var_os("KVFS_TEST_LLAMA").map(PathBuf::from);
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    named.unwrap_or_else(|| root.join("target/test-tools/llama.cpp-0.5.0"))
 }
 
 /// A directory on a mount of a kernel's NFS client: `KVFS_TEST_NFS`.

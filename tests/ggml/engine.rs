@@ -1,0 +1,107 @@
+//! Runs `engine.c` with the engine's own libraries, with and without the backend.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+
+use crate::common::mount::scratch_directory;
+use crate::common::require::llama_directory;
+use crate::program::{Link, library, run};
+
+/// The version of llama.cpp that `mount-scripts/test.sh` fetches.
+const LIBRARIES: [&str; 3] = ["libllama.v0.5.0.so", "libggml.v0.5.0.so", "libggml-base.so"];
+
+/// The program, compiled once.
+fn program() -> &'static Path {
+    static PROGRAM: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
+    let (_, program) = PROGRAM.get_or_init(|| {
+        let directory = scratch_directory();
+        let program = directory.path().join("engine");
+        let llama = llama_directory();
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/ggml/engine.c");
+        let mut cc = Command::new("cc");
+        cc.args(["-std=c11", "-O1", "-Wall", "-Werror"]).arg("-I").arg(llama.join("include"));
+        cc.arg(source).arg("-o").arg(&program).arg("-L").arg(llama.join("lib"));
+        cc.args(LIBRARIES.map(|name| format!("-l:{name}")));
+        run(cc.arg(format!("-Wl,-rpath,{}", llama.join("lib").display())));
+        (directory, program)
+    });
+    program
+}
+
+/// What a run of the engine printed.
+#[derive(Debug)]
+pub(crate) struct Ran {
+    pub(crate) tokens: Vec<u32>,
+    /// `[steps, vocabulary]`
+    pub(crate) logits: Vec<f32>,
+    /// Attention operations of the backend; none without it.
+    pub(crate) attention: Option<u64>,
+    pub(crate) steps: u64,
+    pub(crate) layers: u64,
+    pub(crate) prefill_us: u64,
+    pub(crate) decode_us: u64,
+}
+
+/// The command, with the backend if there is a cache directory.
+pub(crate) fn command(model: &Path, arguments: &str, cache: Option<&Path>) -> Command {
+    let prompt = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny-llama/prompt.txt");
+    let mut command = Command::new(program());
+    command.arg(model).arg("--backends").arg(llama_directory().join("lib"));
+    command.arg("--prompt").arg(prompt).args(arguments.split_whitespace());
+    command.env_remove("GGML_BACKEND_PATH").env_remove("KVFS_KV");
+    if let Some(cache) = cache {
+        command.env("GGML_BACKEND_PATH", library(Link::Shared)).env("KVFS_KV", cache);
+    }
+    command
+}
+
+/// Runs it to its end, which must be a good one.
+pub(crate) fn ran(model: &Path, arguments: &str, cache: Option<&Path>) -> Ran {
+    let directory = scratch_directory();
+    let logits = directory.path().join("logits");
+    let output = run(command(model, arguments, cache).arg("--logits").arg(&logits));
+    let bytes = std::fs::read(logits).unwrap();
+    let logits = bytes.chunks_exact(4).map(|four| f32::from_le_bytes(four.try_into().unwrap()));
+    let logits = logits.collect();
+    let figures = figures(&output);
+    let one = |name: &str| figures.iter().find(|(key, _)| key == name).map(|(_, value)| *value);
+    let tokens = figures.iter().filter(|(key, _)| key == "token");
+    Ran {
+        tokens: tokens.map(|(_, value)| u32::try_from(*value).unwrap()).collect(),
+        logits,
+        attention: one("attention"),
+        steps: one("steps").unwrap(),
+        layers: one("layers").unwrap(),
+        prefill_us: one("prefill_us").unwrap(),
+        decode_us: one("decode_us").unwrap(),
+    }
+}
+
+fn figures(output: &Output) -> Vec<(String, u64)> {
+    let text = String::from_utf8_lossy(&output.stdout);
+    let pairs = text.lines().filter_map(|line| line.split_once(' '));
+    pairs.map(|(key, value)| (key.to_owned(), value.parse().unwrap())).collect()
+}
+
+impl Ran {
+    /// Every layer of every step attended here, and nowhere else.
+    #[track_caller]
+    pub(crate) fn assert_attention_was_ours(&self) {
+        assert_eq!(self.attention, Some(self.layers * self.steps));
+    }
+
+    /// The same tokens, and logits that differ by at most `tolerance` of their spread.
+    #[track_caller]
+    pub(crate) fn assert_like(&self, other: &Self, tolerance: f32) {
+        assert_eq!(self.logits.len(), other.logits.len());
+        let (low, high) = other
+            .logits
+            .iter()
+            .fold((f32::MAX, f32::MIN), |(low, high), value| (low.min(*value), high.max(*value)));
+        let differences = self.logits.iter().zip(&other.logits).map(|(a, b)| (a - b).abs());
+        let most = differences.fold(0.0, f32::max) / (high - low);
+        assert!(most <= tolerance, "logits differ by {most} of their spread");
+        assert_eq!(self.tokens, other.tokens);
+    }
+}

@@ -1,0 +1,21 @@
+//! The ggml backend in unmodified llama.cpp: what it computes, and where the cache is.
+//!
+//! The engine is the build of a package (`mount-scripts/test.sh` fetches it), the reference the
+//! same build without the backend and without flash attention. Every run counts its attention
+//! operations: a run that fell back to stock would agree with it, and prove nothing.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "../common/mod.rs"]
+#[macro_use]
+mod common;
+
+#[path = "../c_abi/program.rs"]
+#[allow(dead_code, reason = "programs of the C interface are built by its own tests")]
+mod program;
+
+mod cells;
+mod engine;
+mod failures;
+mod gguf;
+mod models;
