@@ -19,6 +19,9 @@ use nix::sys::statfs::{FUSE_SUPER_MAGIC, statfs};
 /// Most caches below one directory: no machine runs more engines.
 const CACHES_MAX: usize = 256;
 
+/// In the directory of a cache, taken by the process that has it.
+const LOCK: &str = "lock";
+
 /// The environment variable that turns the backend on.
 pub(super) const VARIABLE: &str = "KVFS_KV";
 
@@ -55,11 +58,14 @@ impl CacheFiles {
         for number in 0..CACHES_MAX {
             let directory = parent.join(number.to_string());
             fs::create_dir_all(&directory).map_err(|error| fail(&directory, &error))?;
-            let path = directory.join("lock");
+            let path = directory.join(LOCK);
             let lock = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
             let lock = lock.map_err(|error| fail(&path, &error))?;
             match lock.try_lock() {
-                Ok(()) => return Ok(Self { directory, _lock: lock }),
+                Ok(()) => {
+                    remove_caches(&directory).map_err(|error| fail(&directory, &error))?;
+                    return Ok(Self { directory, _lock: lock });
+                }
                 Err(TryLockError::WouldBlock) => {}
                 Err(TryLockError::Error(error)) => return Err(fail(&path, &error)),
             }
@@ -95,4 +101,15 @@ fn create_file(path: &Path, length: usize) -> io::Result<File> {
     let bytes = i64::try_from(length).map_err(io::Error::other)?;
     fallocate(&file, FallocateFlags::empty(), 0, bytes)?;
     Ok(file)
+}
+
+/// Makes room: what the last engine had is of no use to this one.
+fn remove_caches(directory: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        if entry.file_name() != LOCK {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
 }

@@ -39,8 +39,6 @@ pub(crate) struct Ran {
     pub(crate) attention: Option<u64>,
     pub(crate) steps: u64,
     pub(crate) layers: u64,
-    pub(crate) prefill_us: u64,
-    pub(crate) decode_us: u64,
 }
 
 /// The command, with the backend if there is a cache directory.
@@ -73,8 +71,6 @@ pub(crate) fn ran(model: &Path, arguments: &str, cache: Option<&Path>) -> Ran {
         attention: one("attention"),
         steps: one("steps").unwrap(),
         layers: one("layers").unwrap(),
-        prefill_us: one("prefill_us").unwrap(),
-        decode_us: one("decode_us").unwrap(),
     }
 }
 

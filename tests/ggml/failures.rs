@@ -1,9 +1,12 @@
 //! What goes wrong is said in one line, and the engine lives or ends in good order.
 
 use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
 
 use crate::common::mount::scratch_directory;
-use crate::common::{Mode, Mount};
+use crate::common::disk::SmallDisk;
+use crate::common::{Mode, Mount, eventually};
 use crate::engine::command;
 use crate::gguf::Model;
 
@@ -42,4 +45,41 @@ fn attention_elsewhere() {
     let (code, text) = errors(Some(mount.path()), "--flash off");
     assert_eq!(code, Some(0), "{text}");
     assert_says(&text, "attention runs elsewhere: turn flash attention on");
+}
+
+/// A disk without room for the cache: the engine says so when it makes the context, not by a
+/// signal when it stores a row.
+#[test]
+fn full_disk() {
+    require!(fuse, root, r#loop, llama, cc);
+    let disk = SmallDisk::new();
+    let mount = Mount::of_store(Mode::Passthrough, &disk.mountpoint.join("store"));
+    // 2 KiB for each token.
+    let (code, text) = errors(Some(mount.path()), "--flash on --context 131072");
+    assert_eq!(code, Some(1), "{text}");
+    assert_says(&text, "no space for 33554432 bytes of the KV cache: free some");
+    let (code, text) = errors(Some(mount.path()), "--flash on --context 512");
+    assert_eq!(code, Some(0), "{text}");
+}
+
+/// The daemon is killed while the engine runs: the cache is mapped from the backing files, which
+/// are still there.
+#[test]
+fn the_daemon_is_killed() {
+    require!(fuse, root, llama, cc);
+    let directory = scratch_directory();
+    let path = directory.path().join("tiny.gguf");
+    Model::write_tiny(&path);
+    let mut mount = Mount::new(Mode::Passthrough);
+    let mut engine =
+        command(&path, "--flash on --predict 20000 --context 32768", Some(mount.path()));
+    let mut engine = engine.stdout(Stdio::null()).spawn().unwrap();
+    let file = mount.join("files/llama/0/cache_v_l3");
+    let written = || std::fs::read(&file).is_ok_and(|bytes| bytes.iter().any(|byte| *byte != 0));
+    eventually("the engine to store rows", || written().then_some(()));
+    mount.kill();
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(engine.try_wait().unwrap().is_none(), "the engine died with the daemon");
+    engine.kill().unwrap();
+    engine.wait().unwrap();
 }

@@ -180,6 +180,7 @@ impl Model {
     }
 
     /// Writes the model with weights that depend on `seed` alone.
+    #[allow(clippy::cast_precision_loss, reason = "rows are short")]
     pub(crate) fn write_random(&self, seed: u64, path: &Path) {
         let mut gguf = self.header();
         for (index, (name, shape)) in self.tensors().into_iter().enumerate() {
