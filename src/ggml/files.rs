@@ -103,7 +103,8 @@ fn create_file(path: &Path, length: usize) -> io::Result<File> {
     Ok(file)
 }
 
-/// Makes room: what the last engine had is of no use to this one.
+/// Makes room: what the last engine had is of no use to this one. A store gives space back when
+/// the removal is durable, so that is waited for.
 fn remove_caches(directory: &Path) -> io::Result<()> {
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
@@ -111,5 +112,5 @@ fn remove_caches(directory: &Path) -> io::Result<()> {
             fs::remove_file(entry.path())?;
         }
     }
-    Ok(())
+    File::open(directory)?.sync_all()
 }
