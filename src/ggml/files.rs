@@ -99,7 +99,11 @@ fn create_file(path: &Path, length: usize) -> io::Result<File> {
     }
     let file = OpenOptions::new().create_new(true).read(true).write(true).open(path)?;
     let bytes = i64::try_from(length).map_err(io::Error::other)?;
-    fallocate(&file, FallocateFlags::empty(), 0, bytes)?;
+    if let Err(error) = fallocate(&file, FallocateFlags::empty(), 0, bytes) {
+        // A full disk gave what it had: back at once, or the store cannot even note the removal.
+        let _ = file.set_len(0);
+        return Err(error.into());
+    }
     Ok(file)
 }
 
