@@ -63,6 +63,8 @@ if [ "$tests" = yes ]; then
     need zstd zstd
     need c++ g++
     need nm binutils
+    need npm npm
+    need git git
     if command -v dpkg-query >/dev/null 2>&1; then
         need_package python3-venv
     fi

@@ -33,7 +33,7 @@ fn missing(what: &str) -> Option<String> {
         }),
         "nfs" => nfs_directory().err(),
         "llama" => (!llama_directory().join("include/llama.h").is_file())
-            .then(|| "no llama.cpp: mount-scripts/test.sh fetches it with npm".to_owned()),
+            .then(|| "no llama.cpp: mount-scripts/fetch-llama.sh fetches it".to_owned()),
         "python" => missing_program("python3"),
         "safetensors" => missing_python_packages(),
         program => missing_program(program),
@@ -57,7 +57,7 @@ pub(crate) fn s3_server() -> Option<PathBuf> {
     named.into_iter().chain(found).find(|program| program.is_file())
 }
 
-/// The engine that `mount-scripts/test.sh` fetches: `KVFS_TEST_LLAMA`, or where that puts it.
+/// The engine that `mount-scripts/fetch-llama.sh` fetches: `KVFS_TEST_LLAMA`, or where that puts it.
 pub(crate) fn llama_directory() -> PathBuf {
     let named = std::env::var_os("KVFS_TEST_LLAMA").map(PathBuf::from);
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));

@@ -8,7 +8,7 @@ use crate::common::mount::scratch_directory;
 use crate::common::require::llama_directory;
 use crate::program::{Link, library, run};
 
-/// The version of llama.cpp that `mount-scripts/test.sh` fetches.
+/// The version of llama.cpp that `mount-scripts/fetch-llama.sh` fetches.
 const LIBRARIES: [&str; 3] = ["libllama.v0.5.0.so", "libggml.v0.5.0.so", "libggml-base.so"];
 
 /// The program, compiled once.

@@ -4,8 +4,8 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
-use crate::common::mount::scratch_directory;
 use crate::common::disk::SmallDisk;
+use crate::common::mount::scratch_directory;
 use crate::common::{Mode, Mount, eventually};
 use crate::engine::command;
 use crate::gguf::Model;

@@ -1,6 +1,6 @@
 //! The ggml backend in unmodified llama.cpp: what it computes, and where the cache is.
 //!
-//! The engine is the build of a package (`mount-scripts/test.sh` fetches it), the reference the
+//! The engine is the build of a package (`mount-scripts/fetch-llama.sh` fetches it), the reference the
 //! same build without the backend and without flash attention. Every run counts its attention
 //! operations: a run that fell back to stock would agree with it, and prove nothing.
 
