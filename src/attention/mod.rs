@@ -133,6 +133,24 @@ impl Attention {
         self.attend(&plan, None)
     }
 
+    /// One of `shares` parts of a call, for callers with threads of their own: the calling thread
+    /// alone attends. The parts of all shares, merged in order, are what [`run`](Self::run) gives
+    /// with as many threads, bit for bit.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run), and [`AttentionError::Arguments`] if there are not more shares than
+    /// `share`.
+    pub fn run_share(
+        &self, queries: &Queries<'_>, blocks: &[KvBlock<'_>], options: &Options<'_>, share: usize,
+        shares: usize,
+    ) -> Result<Partials, AttentionError> {
+        if share >= shares {
+            return Err(AttentionError::Arguments(format!("share {share} of {shares}")));
+        }
+        let plan = Plan::new(self.shape, self.kernel, queries, blocks, options)?;
+        Ok(Worker::new(&plan, None).run(plan.share(share, shares)))
+    }
+
     /// As [`run`](Self::run), and adds to `mass`, `[tokens of all blocks]`, the attention that each
     /// token got: the sum over queries and heads of its weight in the softmax over these blocks.
     ///
@@ -167,13 +185,12 @@ impl Attention {
         let threads = self.pool.size();
         let parts: Vec<Mutex<Option<Partials>>> = (0..threads).map(|_| Mutex::default()).collect();
         self.pool.run(&|thread| {
-            let share = |thread: usize| plan.units() * thread / threads;
             let mut recorder = recorders.map(|recorders| lock(&recorders[thread]));
             if let Some(recorder) = &mut recorder {
                 recorder.clear();
             }
             let worker = Worker::new(plan, recorder.as_deref_mut());
-            *lock(&parts[thread]) = Some(worker.run(share(thread)..share(thread + 1)));
+            *lock(&parts[thread]) = Some(worker.run(plan.share(thread, threads)));
         });
         let mut all = Partials::empty(self.shape, plan.num_queries());
         for part in parts {

@@ -157,9 +157,10 @@ impl<'a> Plan<'a> {
         query..end
     }
 
-    /// Units of work.
-    pub(super) fn units(&self) -> usize {
-        self.places.len() * self.shape.num_kv_heads()
+    /// Units of work of one of several threads.
+    pub(super) fn share(&self, index: usize, count: usize) -> Range<usize> {
+        let units = self.places.len() * self.shape.num_kv_heads();
+        units * index / count..units * (index + 1) / count
     }
 
     /// KV head and tile of a unit.

@@ -122,6 +122,24 @@ fn pages_equal_one_block() {
 }
 
 #[test]
+fn shares_merge_to_the_whole() {
+    let shape = shape((4, 2), (64, 64));
+    let cache = Cache::new(shape, Dtype::F16, Place::Page(Layout::Nhd), &[500, 100], false, 3);
+    let q = Random(7).normals(2 * shape.num_qo_heads() * shape.head_dim());
+    let (queries, options) = (Queries { q: &q, positions: &[599, 300] }, Options::default());
+    let blocks = cache.blocks();
+    let expected = Attention::new(shape, 3).unwrap().run(&queries, &blocks, &options).unwrap();
+    let attention = Attention::new(shape, 1).unwrap();
+    let share = |index| attention.run_share(&queries, &blocks, &options, index, 3);
+    let mut whole = share(0).unwrap();
+    whole.merge(&share(1).unwrap()).unwrap();
+    assert_ne!(whole, expected);
+    whole.merge(&share(2).unwrap()).unwrap();
+    assert_eq!(whole, expected);
+    assert!(share(3).is_err());
+}
+
+#[test]
 fn nothing_to_attend_to() {
     let shape = shape((4, 2), (64, 64));
     let attention = Attention::new(shape, 2).unwrap();

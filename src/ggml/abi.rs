@@ -12,6 +12,10 @@ pub(super) const VERSIONS: [&str; 2] = ["0.25.1", "0.25.3"];
 pub(super) const API_VERSION: c_int = 2;
 /// Dimensions of a tensor.
 pub(super) const DIMS: usize = 4;
+/// Sources of a tensor.
+pub(super) const SOURCES: usize = 10;
+/// Room for the parameters of an operation.
+pub(super) const PARAMETERS: usize = 16;
 /// More operations than any version has.
 pub(super) const OPERATIONS_MAX: c_int = 128;
 /// `GGML_TENSOR_FLAG_COMPUTE`: nodes without it are left out of a computation.
@@ -28,28 +32,56 @@ pub(super) mod types {
     pub(in crate::ggml) const F16: i32 = 1;
     pub(in crate::ggml) const Q4_0: i32 = 2;
     pub(in crate::ggml) const Q8_0: i32 = 8;
-    pub(in crate::ggml) const I32: i32 = 26;
-    pub(in crate::ggml) const I64: i32 = 27;
     pub(in crate::ggml) const BF16: i32 = 30;
 }
 
 /// `struct ggml_tensor`
 #[repr(C)]
+#[derive(Clone, Copy)]
 pub(super) struct RawTensor {
     pub(super) kind: i32,
     pub(super) buffer: *mut Buffer,
     pub(super) ne: [i64; DIMS],
     pub(super) nb: [usize; DIMS],
     pub(super) op: c_int,
-    pub(super) op_params: [i32; 16],
+    pub(super) op_params: [i32; PARAMETERS],
     pub(super) flags: i32,
-    pub(super) src: [*mut RawTensor; 10],
+    pub(super) src: [*mut RawTensor; SOURCES],
     pub(super) view_src: *mut RawTensor,
     pub(super) view_offs: usize,
     pub(super) data: *mut c_void,
     pub(super) name: [c_char; 64],
     pub(super) extra: *mut c_void,
     pub(super) padding: [u8; 8],
+}
+
+/// `struct ggml_custom_op_params`: what an operation of `GGML_OP_CUSTOM` calls.
+#[repr(C)]
+pub(super) struct Custom {
+    /// Of the destination, the thread, how many threads, and the data.
+    pub(super) function: unsafe extern "C" fn(*mut RawTensor, c_int, c_int, *mut c_void),
+    pub(super) tasks: c_int,
+    pub(super) data: *mut c_void,
+}
+
+/// `GGML_N_TASKS_MAX`: as many as there are threads.
+pub(super) const TASKS_MAX: c_int = -1;
+
+/// `struct ggml_threadpool_params`, which the engine fills in.
+#[repr(C)]
+pub(super) struct PoolParameters {
+    pub(super) cpu_mask: [bool; 512],
+    pub(super) threads: c_int,
+    pub(super) priority: c_int,
+    pub(super) poll: u32,
+    pub(super) strict: bool,
+    pub(super) paused: bool,
+}
+
+/// `struct ggml_threadpool`, which only the engine looks into.
+#[repr(C)]
+pub(super) struct ThreadPool {
+    opaque: [u8; 0],
 }
 
 /// `struct ggml_cgraph`, which only the engine looks into.
@@ -168,5 +200,7 @@ const _: () = {
     assert!(size_of::<RawTensor>() == 336 && offset_of!(RawTensor, data) == 248);
     assert!(size_of::<BufferInterface>() == 88);
     assert!(offset_of!(Backend, graph_compute) == 8 + 96);
+    assert!(size_of::<Custom>() == 24 && offset_of!(Custom, data) == 16);
+    assert!(size_of::<PoolParameters>() == 528 && offset_of!(PoolParameters, threads) == 512);
     assert!(offset_of!(Device, supports_op) == 72 && offset_of!(Device, registration) == 120);
 };

@@ -1,172 +1,124 @@
-//! `FLASH_ATTN_EXT` on the attention runtime.
-//!
-//! Shapes are ggml's, the contiguous dimension first: `q [head_dim, queries, qo_heads, streams]`,
-//! `k` and `v` `[head_dim, cells, kv_heads, streams]`, mask `[cells, queries, 1, streams]` in f16,
-//! output `[v_head_dim, qo_heads, queries, streams]` in f32. Each stream is a cache of its own.
+//! An attention operation on the attention runtime, chunk by chunk of its queries.
 
-use std::collections::HashMap;
+use std::ops::Range;
 
 use half::f16;
 
-use super::abi::types;
-use super::tensor::{TensorView, numbers, numbers_mut};
+use super::operation::FlashAttention;
+use super::tensor::{TensorView, numbers};
 use super::visible::{Visible, visible};
 use crate::attention::{
-    Attention, AttentionError, KvBlock, Mask, Options, Queries, Shape, Tensor, Values,
+    Attention, AttentionError, KvBlock, Mask, Options, Partials, Queries, Shape, Tensor, Values,
 };
-use crate::page::{Dtype, Strides};
+use crate::page::Strides;
 
-/// Runtimes for the shapes of a model's layers, each with its threads.
-#[derive(Debug)]
-pub(super) struct Runtimes {
-    threads: usize,
-    by_shape: HashMap<Shape, Attention>,
+/// Consecutive queries of one stream.
+#[derive(Clone, Debug)]
+pub(super) struct Chunk {
+    pub(super) stream: usize,
+    pub(super) queries: Range<usize>,
 }
 
-impl Runtimes {
-    pub(super) fn new(threads: usize) -> Self {
-        Self { threads: threads.max(1), by_shape: HashMap::new() }
-    }
-
-    pub(super) fn set_threads(&mut self, threads: usize) {
-        if threads.max(1) != self.threads {
-            *self = Self::new(threads);
-        }
-    }
-
-    fn get(&mut self, shape: Shape) -> Result<&Attention, AttentionError> {
-        if !self.by_shape.contains_key(&shape) {
-            self.by_shape.insert(shape, Attention::new(shape, self.threads)?);
-        }
-        Ok(&self.by_shape[&shape])
-    }
+/// One of `count` shares of what a chunk sees.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Share {
+    pub(super) index: usize,
+    pub(super) count: usize,
 }
 
-/// An operation whose tensors fit together.
-pub(super) struct FlashAttention<'a> {
-    q: TensorView<'a>,
-    k: TensorView<'a>,
-    v: TensorView<'a>,
-    mask: Option<TensorView<'a>>,
-    sinks: Option<TensorView<'a>>,
-    out: TensorView<'a>,
-    shape: Shape,
-    dtype: Dtype,
+/// A chunk with its memory.
+struct Part<'a, 'o> {
+    operation: &'o FlashAttention<'a>,
+    /// `[queries, qo_heads, head_dim]`
+    q: Vec<f32>,
+    k: &'a [u8],
+    v: &'a [u8],
+    /// `[queries, cells]`
+    mask: Option<&'a [f16]>,
     queries: usize,
-    cells: usize,
-    streams: usize,
-    scale: f32,
-    alibi_bias: f32,
-    soft_cap: Option<f32>,
 }
 
 impl<'a> FlashAttention<'a> {
-    /// Nothing, if the runtime cannot do it. Tensors need no memory yet.
-    pub(super) fn new(out: TensorView<'a>) -> Option<Self> {
-        let (q, k, v) = (out.source(0)?, out.source(1)?, out.source(2)?);
-        let [head_dim, queries, qo_heads, streams] = q.shape();
-        let [_, cells, kv_heads, _] = k.shape();
-        let v_head_dim = v.shape()[0];
-        let dtype = k.dtype()?;
-        let shape = Shape::new(qo_heads, kv_heads, head_dim, v_head_dim).ok()?;
-        let fits = k.shape() == [head_dim, cells, kv_heads, streams]
-            && v.shape() == [v_head_dim, cells, kv_heads, streams]
-            && out.shape() == [v_head_dim, qo_heads, queries, streams]
-            && v.kind() == k.kind()
-            && (q.kind(), out.kind()) == (types::F32, types::F32)
-            && q.row_bytes().is_some()
-            && k.row_bytes().is_some()
-            && v.row_bytes().is_some()
-            && out.is_packed(3)
-            && u32::try_from(cells).is_ok();
-        let soft_cap = Some(out.parameter(2)).filter(|cap| *cap != 0.0);
-        let (mask, sinks) = (out.source(3), out.source(4));
-        let operation = Self {
-            q,
-            k,
-            v,
-            mask,
-            sinks,
-            out,
-            shape,
-            dtype,
-            queries,
-            cells,
-            streams,
-            scale: out.parameter(0),
-            alibi_bias: out.parameter(1),
-            soft_cap,
-        };
-        (fits && operation.additions_fit()).then_some(operation)
+    /// The runtime for this operation, without threads of its own.
+    pub(super) fn attention(&self) -> Result<Attention, AttentionError> {
+        let shape = self.shape;
+        let single = || Shape::new(1, 1, shape.head_dim(), shape.v_head_dim());
+        Attention::new(if self.alibi_bias > 0.0 { single()? } else { shape }, 1)
     }
 
-    fn additions_fit(&self) -> bool {
-        let mask_fits = |mask: TensorView<'_>| {
-            let [cells, queries, heads, streams] = mask.shape();
-            mask.kind() == types::F16
-                && mask.is_packed(2)
-                && (cells, heads) == (self.cells, 1)
-                && queries >= self.queries
-                && streams > 0
-                && self.streams.is_multiple_of(streams)
-        };
-        let sinks_fit = |sinks: TensorView<'_>| {
-            sinks.kind() == types::F32 && sinks.shape() == [self.shape.num_qo_heads(), 1, 1, 1]
-        };
-        self.mask.map_or(self.alibi_bias == 0.0, mask_fits) && self.sinks.is_none_or(sinks_fit)
-    }
-
-    /// The tensor with the keys.
-    pub(super) fn k(&self) -> TensorView<'a> {
-        self.k
-    }
-
-    /// Computes it into `out`, the memory of the destination.
+    /// Attends to one share of what a chunk sees.
     ///
     /// # Errors
     /// A line that says what the engine gave.
-    pub(super) fn run(&self, runtimes: &mut Runtimes, out: &mut [u8]) -> Result<(), String> {
-        let missing = || format!("attention {}: a tensor has no memory", self.out.name());
-        let length = self.queries * self.shape.num_qo_heads() * self.shape.v_head_dim();
-        let out: &mut [f32] = numbers_mut(out).ok_or_else(missing)?;
-        for stream in 0..self.streams {
-            let part = self.stream(stream).ok_or_else(missing)?;
-            let start = stream * self.out.strides()[3] / size_of::<f32>();
-            let to = out.get_mut(start..start + length).ok_or_else(missing)?;
-            part.attend(runtimes, to).map_err(|error| error.to_string())?;
-        }
-        Ok(())
+    pub(super) fn attend(
+        &self, attention: &Attention, chunk: &Chunk, share: Share,
+    ) -> Result<Partials, String> {
+        let part = self.part(chunk).ok_or_else(|| self.without_memory())?;
+        let partials = if self.alibi_bias > 0.0 {
+            part.attend_by_heads(attention, share)
+        } else {
+            part.attend(attention, share)
+        };
+        partials.map_err(|error| error.to_string())
     }
 
-    fn stream(&self, stream: usize) -> Option<Stream<'a, '_>> {
-        let from = |tensor: TensorView<'a>| tensor.bytes()?.get(stream * tensor.strides()[3]..);
-        let mask = match self.mask {
-            Some(mask) => {
-                let offset = stream % mask.shape()[3] * mask.strides()[3];
-                Some(numbers(mask.bytes()?, offset, self.queries * self.cells)?)
+    /// Writes the result of a chunk.
+    ///
+    /// # Safety
+    /// Nobody else writes that of these queries meanwhile.
+    ///
+    /// # Errors
+    /// A line that says what the engine gave.
+    pub(super) unsafe fn store(&self, chunk: &Chunk, partials: Partials) -> Result<(), String> {
+        let sinks = match self.sinks {
+            Some(sinks) => {
+                let heads = self.shape.num_qo_heads();
+                let sinks = sinks.bytes().and_then(|bytes| numbers(bytes, 0, heads));
+                Some(sinks.ok_or_else(|| self.without_memory())?)
             }
             None => None,
         };
-        let sinks = match self.sinks {
-            Some(sinks) => Some(numbers(sinks.bytes()?, 0, self.shape.num_qo_heads())?),
+        let result = partials.finish(sinks).map_err(|error| error.to_string())?;
+        let [_, _, query_stride, stream_stride] = self.out.strides();
+        let offset = chunk.stream * stream_stride + chunk.queries.start * query_stride;
+        // SAFETY: the engine gives results memory of their own; the rest is the caller's.
+        let to = unsafe { self.out.numbers_mut(offset, result.len()) };
+        to.ok_or_else(|| self.without_memory())?.copy_from_slice(&result);
+        Ok(())
+    }
+
+    fn without_memory(&self) -> String {
+        format!("attention {}: a tensor has not the memory that it says", self.out.name())
+    }
+
+    fn part(&self, chunk: &Chunk) -> Option<Part<'a, '_>> {
+        let from =
+            |tensor: TensorView<'a>| tensor.bytes()?.get(chunk.stream * tensor.strides()[3]..);
+        let mask = match self.mask {
+            Some(mask) => {
+                let [_, query_stride, _, stream_stride] = mask.strides();
+                let stream = chunk.stream % mask.shape()[3];
+                let offset = stream * stream_stride + chunk.queries.start * query_stride;
+                Some(numbers(mask.bytes()?, offset, chunk.queries.len() * self.cells)?)
+            }
             None => None,
         };
-        Some(Stream {
+        Some(Part {
             operation: self,
-            q: self.gather_queries(from(self.q)?)?,
+            q: self.gather_queries(from(self.q)?, chunk.queries.clone())?,
             k: from(self.k)?,
             v: from(self.v)?,
             mask,
-            sinks,
+            queries: chunk.queries.len(),
         })
     }
 
     /// `[queries, qo_heads, head_dim]`
-    fn gather_queries(&self, bytes: &[u8]) -> Option<Vec<f32>> {
+    fn gather_queries(&self, bytes: &[u8], queries: Range<usize>) -> Option<Vec<f32>> {
         let [_, query_stride, head_stride, _] = self.q.strides();
         let dim = self.shape.head_dim();
-        let mut q = Vec::with_capacity(self.queries * self.shape.num_qo_heads() * dim);
-        for query in 0..self.queries {
+        let mut q = Vec::with_capacity(queries.len() * self.shape.num_qo_heads() * dim);
+        for query in queries {
             for head in 0..self.shape.num_qo_heads() {
                 let offset = query * query_stride + head * head_stride;
                 q.extend_from_slice(numbers::<f32>(bytes, offset, dim)?);
@@ -176,29 +128,16 @@ impl<'a> FlashAttention<'a> {
     }
 }
 
-/// One stream of an operation.
-struct Stream<'a, 'o> {
-    operation: &'o FlashAttention<'a>,
-    q: Vec<f32>,
-    k: &'a [u8],
-    v: &'a [u8],
-    mask: Option<&'a [f16]>,
-    sinks: Option<&'a [f32]>,
-}
-
-impl Stream<'_, '_> {
-    fn attend(&self, runtimes: &mut Runtimes, out: &mut [f32]) -> Result<(), AttentionError> {
+impl Part<'_, '_> {
+    fn attend(&self, attention: &Attention, share: Share) -> Result<Partials, AttentionError> {
         let operation = self.operation;
-        if operation.alibi_bias > 0.0 {
-            return self.attend_by_heads(runtimes, out);
-        }
         let sight = self.mask.map(|mask| visible(mask, operation.cells));
         let (first, end, positions, window) = match &sight {
             Some(Visible::Runs { first, last, window }) => {
                 let most = last.iter().max().map_or(0, |last| *last as usize + 1);
                 (*first, first + most, last.clone(), *window)
             }
-            _ => (0, operation.cells, vec![0; operation.queries], None),
+            _ => (0, operation.cells, vec![0; self.queries], None),
         };
         let options = Options {
             sm_scale: Some(operation.scale),
@@ -208,28 +147,28 @@ impl Stream<'_, '_> {
             mask: self.mask.filter(|_| sight == Some(Visible::Masked)).map(Mask::F16),
             ..Options::default()
         };
-        let block = self.block(0, first, end);
         let queries = Queries { q: &self.q, positions: &positions };
-        let partials = runtimes.get(operation.shape)?.run(&queries, &[block], &options)?;
-        out.copy_from_slice(&partials.finish(self.sinks)?);
-        Ok(())
+        let block = self.block(0, first, end);
+        attention.run_share(&queries, &[block], &options, share.index, share.count)
     }
 
     /// With `ALiBi` the mask holds distances, and each head has a slope of its own to multiply them
-    /// with. Models with it have as many KV heads as query heads, so nothing is read twice.
+    /// with: the runtime gets one head after the other, each with a mask of its own.
     fn attend_by_heads(
-        &self, runtimes: &mut Runtimes, out: &mut [f32],
-    ) -> Result<(), AttentionError> {
+        &self, attention: &Attention, share: Share,
+    ) -> Result<Partials, AttentionError> {
         let operation = self.operation;
-        let (shape, mask) = (operation.shape, self.mask.unwrap_or_default());
-        let single = Shape::new(1, 1, shape.head_dim(), shape.v_head_dim())?;
-        let (heads, dim, v_dim) = (shape.num_qo_heads(), shape.head_dim(), shape.v_head_dim());
-        let positions = vec![0; operation.queries];
+        let heads = operation.shape.num_qo_heads();
+        let mask = self.mask.unwrap_or_default();
+        let (dim, v_dim) = (operation.shape.head_dim(), operation.shape.v_head_dim());
+        let positions = vec![0; self.queries];
+        let rows = self.queries * heads;
+        let (mut o, mut m, mut l) = (vec![0.0; rows * v_dim], vec![0.0; rows], vec![0.0; rows]);
         for head in 0..heads {
             let slope = alibi_slope(head, heads, operation.alibi_bias);
             let mask: Vec<f32> = mask.iter().map(|value| slope * value.to_f32()).collect();
-            let rows = self.q.chunks_exact(dim).skip(head).step_by(heads);
-            let q: Vec<f32> = rows.flatten().copied().collect();
+            let q = self.q.chunks_exact(dim).skip(head).step_by(heads);
+            let q: Vec<f32> = q.flatten().copied().collect();
             let options = Options {
                 sm_scale: Some(operation.scale),
                 soft_cap: operation.soft_cap,
@@ -237,16 +176,17 @@ impl Stream<'_, '_> {
                 mask: Some(Mask::F32(&mask)),
                 ..Options::default()
             };
-            let block = self.block(head / shape.group(), 0, operation.cells);
             let queries = Queries { q: &q, positions: &positions };
-            let partials = runtimes.get(single)?.run(&queries, &[block], &options)?;
-            let result = partials.finish(self.sinks.map(|sinks| &sinks[head..=head]))?;
-            let rows = out.chunks_exact_mut(v_dim).skip(head).step_by(heads);
-            for (to, from) in rows.zip(result.chunks_exact(v_dim)) {
-                to.copy_from_slice(from);
+            let block = self.block(head / operation.shape.group(), 0, operation.cells);
+            let one =
+                attention.run_share(&queries, &[block], &options, share.index, share.count)?;
+            for query in 0..self.queries {
+                let row = query * heads + head;
+                (m[row], l[row]) = (one.m()[query], one.l()[query]);
+                o[row * v_dim..][..v_dim].copy_from_slice(&one.o()[query * v_dim..][..v_dim]);
             }
         }
-        Ok(())
+        Partials::from_parts(operation.shape, o, m, l)
     }
 
     /// Cells `first..end`, from a KV head on.

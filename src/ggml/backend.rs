@@ -1,15 +1,17 @@
-//! One context's stream of operations.
+//! The backend of one context: graphs of the engine, with attention on the runtime.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use super::abi::{
-    Backend, Device, FLAG_COMPUTE, Graph, Registration, STATUS_FAILED, STATUS_SUCCESS,
+    Backend, Device, FLAG_COMPUTE, Graph, RawTensor, Registration, STATUS_FAILED, STATUS_SUCCESS,
 };
-use super::attend::{FlashAttention, Runtimes};
-use super::rows::SetRows;
+use super::cpu::Cpu;
+use super::engine::Abort;
+use super::job::Job;
+use super::operation::FlashAttention;
+use super::replace::Replaced;
 use super::tensor::TensorView;
 use super::{buffer, guard, plugin, say};
 
@@ -23,12 +25,11 @@ const ROWS_WITHOUT_ATTENTION_MAX: u64 = 2;
 
 /// Attention operations that ran here, in this process.
 static ATTENDED: AtomicU64 = AtomicU64::new(0);
-/// Rows operations.
-static STORED: AtomicU64 = AtomicU64::new(0);
 
 /// What belongs to one backend.
-struct Stream {
-    runtimes: Mutex<Runtimes>,
+struct Context {
+    cpu: Cpu,
+    threads: AtomicUsize,
     stored: AtomicU64,
     attended: AtomicU64,
     warned: AtomicBool,
@@ -38,9 +39,10 @@ struct Stream {
 /// For the engine, with this backend's device.
 pub(super) unsafe extern "C" fn create(_: *mut Device, _: *const c_char) -> *mut Backend {
     guard(ptr::null_mut(), || {
-        let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        let stream = Stream {
-            runtimes: Mutex::new(Runtimes::new(threads)),
+        let Some(cpu) = Cpu::new(&plugin().engine) else { return ptr::null_mut() };
+        let context = Context {
+            cpu,
+            threads: AtomicUsize::new(1),
             stored: AtomicU64::new(0),
             attended: AtomicU64::new(0),
             warned: AtomicBool::new(false),
@@ -53,7 +55,7 @@ pub(super) unsafe extern "C" fn create(_: *mut Device, _: *const c_char) -> *mut
             graph_compute: compute,
             optional: [ptr::null(); 3],
             device: plugin().tables.device(),
-            context: Box::into_raw(Box::new(stream)).cast(),
+            context: Box::into_raw(Box::new(context)).cast(),
         };
         Box::into_raw(Box::new(backend))
     })
@@ -68,8 +70,8 @@ pub(super) unsafe extern "C" fn function(
     let name = unsafe { CStr::from_ptr(name) };
     match name.to_bytes() {
         b"ggml_backend_set_n_threads" => set_threads as *const c_void,
+        b"ggml_backend_set_abort_callback" => set_abort as *const c_void,
         b"kvfs_attention_count" => attention_count as *const c_void,
-        b"kvfs_rows_count" => rows_count as *const c_void,
         _ => ptr::null(),
     }
 }
@@ -79,110 +81,135 @@ extern "C" fn attention_count() -> u64 {
     ATTENDED.load(Ordering::Relaxed)
 }
 
-/// Operations that stored rows here: K and V of each layer and step.
-extern "C" fn rows_count() -> u64 {
-    STORED.load(Ordering::Relaxed)
-}
-
 unsafe extern "C" fn name(_: *mut Backend) -> *const c_char {
     NAME.as_ptr()
 }
 
 /// # Safety
 /// A backend that `create` made.
-unsafe fn stream<'a>(backend: *mut Backend) -> &'a Stream {
+unsafe fn context<'a>(backend: *mut Backend) -> &'a Context {
     // SAFETY: the caller's.
     let context = unsafe { (*backend).context };
     // SAFETY: the context of such a backend is a box of this.
-    unsafe { &*context.cast::<Stream>() }
+    unsafe { &*context.cast::<Context>() }
 }
 
 /// # Safety
-/// As [`stream`].
+/// As [`context`].
 unsafe extern "C" fn set_threads(backend: *mut Backend, threads: c_int) {
     guard((), || {
         // SAFETY: the caller's.
-        let stream = unsafe { stream(backend) };
-        let mut runtimes = stream.runtimes.lock().unwrap_or_else(PoisonError::into_inner);
-        runtimes.set_threads(usize::try_from(threads).unwrap_or(1));
+        let context = unsafe { context(backend) };
+        context.cpu.set_threads(threads);
+        context.threads.store(usize::try_from(threads).unwrap_or(1).max(1), Ordering::Relaxed);
     });
 }
 
 /// # Safety
-/// As [`stream`], and nobody uses it any more.
+/// As [`context`], and as [`Cpu::set_abort`].
+unsafe extern "C" fn set_abort(backend: *mut Backend, abort: Option<Abort>, data: *mut c_void) {
+    guard((), || {
+        // SAFETY: the caller's.
+        let context = unsafe { context(backend) };
+        // SAFETY: the caller's.
+        unsafe { context.cpu.set_abort(abort, data) };
+    });
+}
+
+/// # Safety
+/// As [`context`], and nobody uses it any more.
 unsafe extern "C" fn free(backend: *mut Backend) {
     // SAFETY: `create` made it from a box.
     let backend = unsafe { Box::from_raw(backend) };
     // SAFETY: the context of such a backend is a box of this.
-    let stream = unsafe { Box::from_raw(backend.context.cast::<Stream>()) };
+    let context = unsafe { Box::from_raw(backend.context.cast::<Context>()) };
     guard((), || {
-        let attended = stream.attended.load(Ordering::Relaxed);
+        let attended = context.attended.load(Ordering::Relaxed);
         if attended > 0 {
-            let stored = stream.stored.load(Ordering::Relaxed);
+            let stored = context.stored.load(Ordering::Relaxed);
             say(&format!("attention ran here {attended} times, rows were stored {stored} times"));
         }
-        drop(stream);
+        drop(context);
     });
 }
 
 /// # Safety
-/// As [`stream`], and a graph of the engine, whose tensors have their memory.
+/// As [`context`], and a graph of the engine, whose tensors have their memory.
 unsafe extern "C" fn compute(backend: *mut Backend, graph: *mut Graph) -> c_int {
     guard(STATUS_FAILED, || {
         // SAFETY: the caller's.
-        let stream = unsafe { stream(backend) };
-        let functions = plugin().engine.functions;
+        let context = unsafe { context(backend) };
         // SAFETY: the caller's.
-        let count = unsafe { (functions.graph_n_nodes)(graph) };
-        for index in 0..count {
-            // SAFETY: the graph has so many nodes.
-            let node = unsafe { (functions.graph_node)(graph, index) };
-            // SAFETY: a node is a tensor.
-            let Some(node) = (unsafe { TensorView::new(node) }) else { return STATUS_FAILED };
-            if let Err(line) = stream.run(node) {
-                say(&line);
-                return STATUS_FAILED;
-            }
-        }
-        STATUS_SUCCESS
+        unsafe { context.compute(graph) }.unwrap_or_else(|line| {
+            say(&line);
+            STATUS_FAILED
+        })
     })
 }
 
-impl Stream {
-    fn run(&self, node: TensorView<'_>) -> Result<(), String> {
-        let (raw, engine) = (node.raw(), &plugin().engine);
-        let operations = engine.operations;
-        if operations.views.contains(&raw.op) || raw.flags & FLAG_COMPUTE == 0 {
-            return Ok(());
+impl Context {
+    /// # Safety
+    /// A graph of the engine, whose tensors have their memory.
+    unsafe fn compute(&self, graph: *mut Graph) -> Result<c_int, String> {
+        // SAFETY: the caller's.
+        let jobs = unsafe { self.jobs(graph) }?;
+        let mut replaced = Replaced::default();
+        for (node, job) in &jobs {
+            let custom = plugin().engine.operations.custom;
+            // SAFETY: the node is the graph's, which is the caller's; `replaced` goes before the jobs.
+            unsafe { replaced.replace(*node, custom, job.as_custom()) };
         }
-        let foreign = || format!("{}: not an operation that was taken", node.name());
-        if raw.op == operations.set_rows {
-            let rows = SetRows::new(node).ok_or_else(foreign)?;
-            // SAFETY: the memory is a cache's; the rows and their numbers lie elsewhere.
-            let out = unsafe { node.bytes_mut() }.ok_or_else(foreign)?;
-            // SAFETY: rows are only taken for a buffer of this backend.
-            unsafe { buffer::touch(node.root().raw().buffer) };
-            rows.run(engine.functions.quantize_chunk, out)?;
-            self.count_rows();
-        } else if raw.op == operations.flash_attention {
-            let attention = FlashAttention::new(node).ok_or_else(foreign)?;
-            // SAFETY: the engine gives results memory of their own.
-            let out = unsafe { node.bytes_mut() }.ok_or_else(foreign)?;
-            let mut runtimes = self.runtimes.lock().unwrap_or_else(PoisonError::into_inner);
-            attention.run(&mut runtimes, out)?;
-            self.attended.fetch_add(1, Ordering::Relaxed);
-            ATTENDED.fetch_add(1, Ordering::Relaxed);
-        } else {
-            return Err(foreign());
+        // SAFETY: the caller's; the jobs are there.
+        let status = unsafe { self.cpu.compute(graph) };
+        drop(replaced);
+        for (_, job) in &jobs {
+            if job.is_done()? {
+                self.attended.fetch_add(1, Ordering::Relaxed);
+                ATTENDED.fetch_add(1, Ordering::Relaxed);
+            } else if status == STATUS_SUCCESS {
+                return Err("the engine left out an attention operation".to_owned());
+            }
         }
-        Ok(())
+        self.warn();
+        Ok(status)
+    }
+
+    /// The attention operations of a graph that the runtime can do, with their nodes.
+    ///
+    /// # Safety
+    /// As [`compute`](Self::compute).
+    unsafe fn jobs<'a>(
+        &self, graph: *mut Graph,
+    ) -> Result<Vec<(*mut RawTensor, Box<Job<'a>>)>, String> {
+        let engine = &plugin().engine;
+        let (functions, operations) = (engine.functions, engine.operations);
+        let mut jobs = Vec::new();
+        // SAFETY: the caller's.
+        for index in 0..unsafe { (functions.graph_n_nodes)(graph) } {
+            // SAFETY: the graph has so many nodes.
+            let node = unsafe { (functions.graph_node)(graph, index) };
+            // SAFETY: a node is a tensor.
+            let Some(tensor) = (unsafe { TensorView::new(node) }) else { continue };
+            let raw = tensor.raw();
+            if operations.views.contains(&raw.op) || raw.flags & FLAG_COMPUTE == 0 {
+                continue;
+            }
+            let is_ours = buffer::touch(tensor);
+            if raw.op == operations.set_rows && is_ours {
+                self.stored.fetch_add(1, Ordering::Relaxed);
+            } else if raw.op == operations.flash_attention
+                && let Some(operation) = FlashAttention::new(tensor)
+            {
+                let job = Job::new(operation, self.threads.load(Ordering::Relaxed))?;
+                jobs.push((node, Box::new(job)));
+            }
+        }
+        Ok(jobs)
     }
 
     /// Rows that nobody here attends to are a setting gone wrong, which must not pass in silence.
-    fn count_rows(&self) {
-        STORED.fetch_add(1, Ordering::Relaxed);
-        let stored = self.stored.fetch_add(1, Ordering::Relaxed) + 1;
-        if stored > ROWS_WITHOUT_ATTENTION_MAX
+    fn warn(&self) {
+        if self.stored.load(Ordering::Relaxed) > ROWS_WITHOUT_ATTENTION_MAX
             && self.attended.load(Ordering::Relaxed) == 0
             && !self.warned.swap(true, Ordering::Relaxed)
         {

@@ -167,13 +167,26 @@ impl Memory {
     }
 }
 
-/// Says that rows go into a tensor's buffer, which is one of this backend.
-///
-/// # Safety
-/// The buffer was made here.
-pub(super) unsafe fn touch(buffer: *mut Buffer) {
-    // SAFETY: the caller's.
+/// Whether a buffer, or NULL, is one of this backend.
+pub(super) fn is_ours(buffer: *mut Buffer) -> bool {
+    if buffer.is_null() {
+        return false;
+    }
+    let plugin = plugin();
+    // SAFETY: a buffer that a tensor has is one of the engine's.
+    let kind = unsafe { (plugin.engine.functions.buffer_get_type)(buffer) };
+    kind == plugin.tables.buffer_type()
+}
+
+/// Says that an operation writes to a tensor; whether its buffer is one of this backend.
+pub(super) fn touch(tensor: TensorView<'_>) -> bool {
+    let buffer = tensor.root().raw().buffer;
+    if !is_ours(buffer) {
+        return false;
+    }
+    // SAFETY: `allocate` made it.
     unsafe { memory(buffer) }.touch();
+    true
 }
 
 /// Address of a part of a tensor, if it lies in the buffer.

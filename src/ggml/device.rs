@@ -4,10 +4,10 @@ use std::ffi::{CStr, c_char, c_int};
 use std::ptr;
 
 use super::abi::{
-    API_VERSION, BufferType, DEVICE_TYPE_GPU, Device, Properties, RawTensor, Registration,
+    API_VERSION, Buffer, BufferType, DEVICE_TYPE_GPU, Device, Properties, RawTensor, Registration,
+    SOURCES,
 };
-use super::attend::FlashAttention;
-use super::rows::SetRows;
+use super::engine::Operations;
 use super::tensor::TensorView;
 use super::{backend, buffer, guard, plugin};
 
@@ -128,41 +128,49 @@ unsafe extern "C" fn buffer_type(_: *mut Device) -> *mut BufferType {
     guard(ptr::null_mut(), || plugin().tables.buffer_type())
 }
 
+/// What the CPU can do on memory that it can reach; weights stay in buffers of the CPU.
+///
 /// # Safety
 /// `operation` is a tensor of the engine, with all that it points to.
 unsafe extern "C" fn supports_operation(_: *mut Device, operation: *const RawTensor) -> bool {
     guard(false, || {
         // SAFETY: the caller's.
         let Some(tensor) = (unsafe { TensorView::new(operation) }) else { return false };
-        let operations = plugin().engine.operations;
+        let engine = &plugin().engine;
+        let Operations { set_rows, flash_attention, views, .. } = engine.operations;
         let op = tensor.raw().op;
-        if op == operations.set_rows {
-            SetRows::new(tensor).is_some() && is_in_cache(tensor)
-        } else if op == operations.flash_attention {
-            FlashAttention::new(tensor).is_some_and(|attention| is_in_cache(attention.k()))
-        } else {
-            operations.views.contains(&op)
-        }
+        let is_of_cache = op == set_rows || op == flash_attention || views.contains(&op);
+        let sources = (0..SOURCES).filter_map(|index| tensor.source(index));
+        let within_reach = sources.map(|source| source.root()).all(|source| {
+            let buffer = source.raw().buffer;
+            // A weight that the engine looks for a place for has a buffer, but no memory in it.
+            let is_weight = !is_of_cache && buffer::is_ours(buffer) && source.raw().data.is_null();
+            !is_weight && is_within_reach(buffer)
+        });
+        // SAFETY: the caller's.
+        within_reach
+            && unsafe { (engine.functions.device_supports_op)(engine.cpu_device, operation) }
     })
 }
 
-/// Whether the memory of a tensor is a buffer of this backend.
-fn is_in_cache(tensor: TensorView<'_>) -> bool {
-    let buffer = tensor.root().raw().buffer;
+/// Whether the CPU can use a buffer; NULL is one that is yet to be made.
+fn is_within_reach(buffer: *mut Buffer) -> bool {
     if buffer.is_null() {
-        return false;
+        return true;
     }
-    let plugin = plugin();
+    let engine = &plugin().engine;
     // SAFETY: a buffer that a tensor has is one of the engine's.
-    let kind = unsafe { (plugin.engine.functions.buffer_get_type)(buffer) };
-    kind == plugin.tables.buffer_type()
+    let kind = unsafe { (engine.functions.buffer_get_type)(buffer) };
+    // SAFETY: the type is the engine's.
+    unsafe { (engine.functions.device_supports_buft)(engine.cpu_device, kind) }
 }
 
 /// # Safety
 /// `kind` is a buffer type of the engine.
 unsafe extern "C" fn supports_buffer_type(_: *mut Device, kind: *mut BufferType) -> bool {
     guard(false, || {
+        let engine = &plugin().engine;
         // SAFETY: the caller's.
-        unsafe { (plugin().engine.functions.buffer_type_is_host)(kind) }
+        unsafe { (engine.functions.device_supports_buft)(engine.cpu_device, kind) }
     })
 }

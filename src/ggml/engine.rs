@@ -1,11 +1,14 @@
 //! The engine that loaded this library: which version it is, and the functions that are called.
 
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
-use std::path::PathBuf;
+use std::ffi::{CStr, c_char, c_int, c_void};
 
-use super::abi::{Buffer, BufferInterface, BufferType, Graph, OPERATIONS_MAX, RawTensor, VERSIONS};
+use super::abi::{
+    Backend, Buffer, BufferInterface, BufferType, Device, Graph, OPERATIONS_MAX, PoolParameters,
+    RawTensor, Registration, ThreadPool, VERSIONS,
+};
+use super::library::{Library, function_at};
 
-/// Functions of the engine's `libggml-base`.
+/// Functions of the engine.
 #[derive(Clone, Copy)]
 pub(super) struct Functions {
     pub(super) buffer_init:
@@ -14,18 +17,33 @@ pub(super) struct Functions {
     pub(super) buffer_type_is_host: unsafe extern "C" fn(*mut BufferType) -> bool,
     pub(super) graph_n_nodes: unsafe extern "C" fn(*mut Graph) -> c_int,
     pub(super) graph_node: unsafe extern "C" fn(*mut Graph, c_int) -> *mut RawTensor,
-    pub(super) quantize_chunk: Quantize,
+    pub(super) graph_compute: unsafe extern "C" fn(*mut Backend, *mut Graph) -> c_int,
+    pub(super) backend_free: unsafe extern "C" fn(*mut Backend),
+    pub(super) device_init: unsafe extern "C" fn(*mut Device, *const c_char) -> *mut Backend,
+    pub(super) device_supports_op: unsafe extern "C" fn(*mut Device, *const RawTensor) -> bool,
+    pub(super) device_supports_buft: unsafe extern "C" fn(*mut Device, *mut BufferType) -> bool,
+    pub(super) pool_parameters_init: unsafe extern "C" fn(*mut PoolParameters, c_int),
 }
 
-/// `ggml_quantize_chunk`: type, rows, blocks, first element, rows, elements of a row, importance.
-pub(super) type Quantize =
-    unsafe extern "C" fn(c_int, *const f32, *mut c_void, i64, i64, i64, *const f32) -> usize;
+/// Functions of the engine's CPU backend, which its registration gives out.
+#[derive(Clone, Copy)]
+pub(super) struct CpuFunctions {
+    pub(super) set_threads: unsafe extern "C" fn(*mut Backend, c_int),
+    pub(super) set_abort: unsafe extern "C" fn(*mut Backend, Option<Abort>, *mut c_void),
+    pub(super) set_pool: unsafe extern "C" fn(*mut Backend, *mut ThreadPool),
+    pub(super) pool_new: unsafe extern "C" fn(*mut PoolParameters) -> *mut ThreadPool,
+    pub(super) pool_free: unsafe extern "C" fn(*mut ThreadPool),
+}
+
+/// `ggml_abort_callback`: whether the user wants the computation to end.
+pub(super) type Abort = unsafe extern "C" fn(*mut c_void) -> bool;
 
 /// Numbers of the operations that matter.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Operations {
     pub(super) set_rows: c_int,
     pub(super) flash_attention: c_int,
+    pub(super) custom: c_int,
     /// Those that compute nothing.
     pub(super) views: [c_int; 5],
 }
@@ -34,7 +52,14 @@ pub(super) struct Operations {
 pub(super) struct Engine {
     pub(super) functions: Functions,
     pub(super) operations: Operations,
+    pub(super) cpu_functions: CpuFunctions,
+    pub(super) cpu_device: *mut Device,
 }
+
+// SAFETY: the device is one that the engine has for as long as it runs, for all threads.
+unsafe impl Send for Engine {}
+// SAFETY: the same.
+unsafe impl Sync for Engine {}
 
 impl Engine {
     /// Finds the engine in this process.
@@ -42,40 +67,100 @@ impl Engine {
     /// # Errors
     /// A line that says why this is no engine to work with.
     pub(super) fn find() -> Result<Self, String> {
-        let library = Library::find();
-        let version: unsafe extern "C" fn() -> *const c_char = library.symbol(c"ggml_version")?;
-        // SAFETY: it takes nothing and returns a string that stays.
-        let version = unsafe { version() };
-        // SAFETY: as above.
-        let version = unsafe { CStr::from_ptr(version) }.to_string_lossy();
-        if !VERSIONS.contains(&version.as_ref()) {
-            return Err(format!(
-                "the engine has ggml {version}; this kvfs knows {}: use one of them, or another kvfs",
-                VERSIONS.join(" and ")
-            ));
-        }
-        let functions = Functions {
-            buffer_init: library.symbol(c"ggml_backend_buffer_init")?,
-            buffer_get_type: library.symbol(c"ggml_backend_buffer_get_type")?,
-            buffer_type_is_host: library.symbol(c"ggml_backend_buft_is_host")?,
-            graph_n_nodes: library.symbol(c"ggml_graph_n_nodes")?,
-            graph_node: library.symbol(c"ggml_graph_node")?,
-            quantize_chunk: library.symbol(c"ggml_quantize_chunk")?,
-        };
-        check_layout(&library, &functions)?;
-        Ok(Self { functions, operations: operations(&library)? })
+        let base = Library::find("libggml-base.");
+        check_version(&base)?;
+        let functions = functions(&base)?;
+        check_layout(&base, &functions)?;
+        let operations = operations(&base)?;
+        let registration: unsafe extern "C" fn() -> *mut Registration =
+            // SAFETY: as the header of this version says.
+            unsafe { Library::find("libggml-cpu").function(c"ggml_backend_cpu_reg") }?;
+        // SAFETY: it takes nothing.
+        let registration = unsafe { registration() };
+        let device: unsafe extern "C" fn(*mut Registration, usize) -> *mut Device =
+            // SAFETY: as above.
+            unsafe { base.function(c"ggml_backend_reg_dev_get") }?;
+        // SAFETY: the registration is the engine's, and has one device.
+        let cpu_device = unsafe { device(registration, 0) };
+        let cpu_functions = cpu_functions(&base, registration)?;
+        Ok(Self { functions, operations, cpu_functions, cpu_device })
     }
+}
+
+fn check_version(base: &Library) -> Result<(), String> {
+    let version: unsafe extern "C" fn() -> *const c_char =
+        // SAFETY: every version that has it has it like this.
+        unsafe { base.function(c"ggml_version") }?;
+    // SAFETY: it takes nothing and returns a string that stays.
+    let version = unsafe { version() };
+    // SAFETY: as above.
+    let version = unsafe { CStr::from_ptr(version) }.to_string_lossy();
+    if VERSIONS.contains(&version.as_ref()) {
+        return Ok(());
+    }
+    Err(format!(
+        "the engine has ggml {version}; this kvfs knows {}: use one of them, or another kvfs",
+        VERSIONS.join(" and ")
+    ))
+}
+
+fn functions(base: &Library) -> Result<Functions, String> {
+    /// The function of a header that each version let in has.
+    macro_rules! function {
+        ($name:literal) => {
+            // SAFETY: the type is that of the header.
+            unsafe { base.function($name) }?
+        };
+    }
+    Ok(Functions {
+        buffer_init: function!(c"ggml_backend_buffer_init"),
+        buffer_get_type: function!(c"ggml_backend_buffer_get_type"),
+        buffer_type_is_host: function!(c"ggml_backend_buft_is_host"),
+        graph_n_nodes: function!(c"ggml_graph_n_nodes"),
+        graph_node: function!(c"ggml_graph_node"),
+        graph_compute: function!(c"ggml_backend_graph_compute"),
+        backend_free: function!(c"ggml_backend_free"),
+        device_init: function!(c"ggml_backend_dev_init"),
+        device_supports_op: function!(c"ggml_backend_dev_supports_op"),
+        device_supports_buft: function!(c"ggml_backend_dev_supports_buft"),
+        pool_parameters_init: function!(c"ggml_threadpool_params_init"),
+    })
+}
+
+fn cpu_functions(base: &Library, cpu: *mut Registration) -> Result<CpuFunctions, String> {
+    let address: unsafe extern "C" fn(*mut Registration, *const c_char) -> *const c_void =
+        // SAFETY: the type is that of the header.
+        unsafe { base.function(c"ggml_backend_reg_get_proc_address") }?;
+    macro_rules! function {
+        ($name:literal) => {{
+            // SAFETY: the registration is the engine's, the name a string.
+            let found = unsafe { address(cpu, $name.as_ptr()) };
+            // SAFETY: the type is that of the header.
+            unsafe { function_at(found, $name) }?
+        }};
+    }
+    Ok(CpuFunctions {
+        set_threads: function!(c"ggml_backend_set_n_threads"),
+        set_abort: function!(c"ggml_backend_set_abort_callback"),
+        set_pool: function!(c"ggml_backend_cpu_set_threadpool"),
+        pool_new: function!(c"ggml_threadpool_new"),
+        pool_free: function!(c"ggml_threadpool_free"),
+    })
 }
 
 /// Looks whether a buffer of the engine's own has its fields where they are expected: the version
 /// number of a development build says little.
-fn check_layout(library: &Library, functions: &Functions) -> Result<(), String> {
+fn check_layout(base: &Library, functions: &Functions) -> Result<(), String> {
     const BYTES: usize = 4096;
     let cpu: unsafe extern "C" fn() -> *mut BufferType =
-        library.symbol(c"ggml_backend_cpu_buffer_type")?;
+        // SAFETY: the type is that of the header.
+        unsafe { base.function(c"ggml_backend_cpu_buffer_type") }?;
     let allocate: unsafe extern "C" fn(*mut BufferType, usize) -> *mut Buffer =
-        library.symbol(c"ggml_backend_buft_alloc_buffer")?;
-    let free: unsafe extern "C" fn(*mut Buffer) = library.symbol(c"ggml_backend_buffer_free")?;
+        // SAFETY: as above.
+        unsafe { base.function(c"ggml_backend_buft_alloc_buffer") }?;
+    let free: unsafe extern "C" fn(*mut Buffer) =
+        // SAFETY: as above.
+        unsafe { base.function(c"ggml_backend_buffer_free") }?;
     // SAFETY: it takes nothing.
     let kind = unsafe { cpu() };
     // SAFETY: the type is the engine's.
@@ -98,8 +183,10 @@ fn check_layout(library: &Library, functions: &Functions) -> Result<(), String> 
     Err("the engine's tables are not those of its version of ggml: use a release".to_owned())
 }
 
-fn operations(library: &Library) -> Result<Operations, String> {
-    let name: unsafe extern "C" fn(c_int) -> *const c_char = library.symbol(c"ggml_op_name")?;
+fn operations(base: &Library) -> Result<Operations, String> {
+    let name: unsafe extern "C" fn(c_int) -> *const c_char =
+        // SAFETY: the type is that of the header.
+        unsafe { base.function(c"ggml_op_name") }?;
     let find = |wanted: &CStr| {
         let matches = |op: &c_int| {
             // SAFETY: every version that is let in has each of the operations that are looked for,
@@ -114,6 +201,7 @@ fn operations(library: &Library) -> Result<Operations, String> {
     Ok(Operations {
         set_rows: find(c"SET_ROWS")?,
         flash_attention: find(c"FLASH_ATTN_EXT")?,
+        custom: find(c"CUSTOM")?,
         views: [
             find(c"NONE")?,
             find(c"VIEW")?,
@@ -122,59 +210,4 @@ fn operations(library: &Library) -> Result<Operations, String> {
             find(c"TRANSPOSE")?,
         ],
     })
-}
-
-/// `libggml-base` as the dynamic linker has it.
-struct Library(*mut c_void);
-
-impl Library {
-    /// An engine that is itself a plug-in (of Python or Node) has its libraries loaded locally, so
-    /// the default search does not see them: the library is looked for by name.
-    fn find() -> Self {
-        let mut path: Option<PathBuf> = None;
-        // SAFETY: the callback gets the address of `path`, which outlives the call.
-        unsafe { libc::dl_iterate_phdr(Some(find_base), (&raw mut path).cast()) };
-        let path =
-            path.and_then(|path| CString::new(path.into_os_string().into_encoded_bytes()).ok());
-        let Some(path) = path else { return Self(libc::RTLD_DEFAULT) };
-        // SAFETY: with NOLOAD nothing is loaded, so no code runs; it stays for as long as the
-        // engine does.
-        let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) };
-        Self(if handle.is_null() { libc::RTLD_DEFAULT } else { handle })
-    }
-
-    /// A function; `F` is its type.
-    fn symbol<F: Copy>(&self, name: &CStr) -> Result<F, String> {
-        const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
-        // SAFETY: the handle is one of `dlopen` or the default.
-        let found = unsafe { libc::dlsym(self.0, name.as_ptr()) };
-        if found.is_null() {
-            let name = name.to_string_lossy();
-            return Err(format!("the engine has no {name}: build it with GGML_BACKEND_DL=ON"));
-        }
-        // SAFETY: `F` is a pointer to a function of that name's type in every version let in.
-        Ok(unsafe { std::mem::transmute_copy(&found) })
-    }
-}
-
-/// # Safety
-/// For `dl_iterate_phdr` alone, with the address of an `Option<PathBuf>`.
-unsafe extern "C" fn find_base(
-    object: *mut libc::dl_phdr_info, _size: usize, found: *mut c_void,
-) -> c_int {
-    // SAFETY: the linker gives an object.
-    let name = unsafe { (*object).dlpi_name };
-    if name.is_null() {
-        return 0;
-    }
-    // SAFETY: the name of an object is a string.
-    let name = unsafe { CStr::from_ptr(name) }.to_string_lossy();
-    let path = PathBuf::from(name.as_ref());
-    let file = path.file_name().unwrap_or_default().to_string_lossy();
-    if !file.starts_with("libggml-base.so") {
-        return 0;
-    }
-    // SAFETY: the address that the caller gave.
-    unsafe { *found.cast::<Option<PathBuf>>() = Some(path) };
-    1
 }

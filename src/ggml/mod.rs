@@ -3,21 +3,23 @@
 //!
 //! `GGML_BACKEND_PATH=libkvfs.so KVFS_KV=/mnt/kv llama-server ...` is all. The engine loads the
 //! library, which finds out which ggml it is and offers a device. Without `KVFS_KV` it offers none.
-//! The device is of the type GPU, because only such a device owns KV buffers, and supports two
-//! operations: rows that go into a cache of its own, and attention over one. Everything else, the
-//! weights included, stays where it would be without it.
+//! The device is of the type GPU, because only such a device owns KV buffers, but all it computes
+//! itself is attention: the rest of a graph goes to the engine's own CPU backend, and weights stay
+//! where they would be without it. Operations on memory of another device are refused.
 //!
 //! | file | question it answers |
 //! |---|---|
 //! | `abi` | how the engine's structures lie in memory |
-//! | `engine` | which engine it is |
+//! | `library`, `engine` | which engine it is |
 //! | `tensor` | what a tensor of the engine holds |
 //! | `device`, `buffer`, `backend` | the functions that the engine calls |
 //! | `region`, `files` | where a cache is |
-//! | `rows`, `attend`, `visible` | the two operations |
+//! | `cpu`, `replace` | who computes a graph, and how attention gets into it |
+//! | `operation`, `visible` | what is attended to |
+//! | `attend`, `job` | how, and on which threads |
 //!
-//! `unsafe` is in `abi`'s users at the border: `engine`, `tensor`, `region`, `device`, `buffer`,
-//! `backend`. No panic crosses it ([`guard`]): an operation that fails ends the engine's step.
+//! `unsafe` is at the border to the engine: not in `files`, `operation` and `visible`. No panic
+//! crosses it ([`guard`]): an operation that fails ends the engine's step.
 
 #![allow(
     clippy::cast_possible_truncation,
@@ -28,11 +30,15 @@ mod abi;
 mod attend;
 mod backend;
 mod buffer;
+mod cpu;
 mod device;
 mod engine;
 mod files;
+mod job;
+mod library;
+mod operation;
 mod region;
-mod rows;
+mod replace;
 mod tensor;
 mod visible;
 

@@ -1,6 +1,7 @@
 //! A tensor of the engine, as far as it may be trusted: numbers are checked, bytes are slices.
 
 use std::ffi::CStr;
+use std::marker::PhantomData;
 use std::slice;
 
 use half::f16;
@@ -11,8 +12,10 @@ use crate::page::Dtype;
 /// Reads a tensor that the engine handed over for one call.
 #[derive(Clone, Copy)]
 pub(super) struct TensorView<'a> {
-    raw: &'a RawTensor,
+    /// No reference: while the engine computes, the tensor's operation is another one.
+    raw: *const RawTensor,
     shape: [usize; DIMS],
+    memory: PhantomData<&'a [u8]>,
 }
 
 impl<'a> TensorView<'a> {
@@ -21,31 +24,32 @@ impl<'a> TensorView<'a> {
     /// memory that it has is as long as its shape and strides say.
     pub(super) unsafe fn new(raw: *const RawTensor) -> Option<Self> {
         // SAFETY: the caller promises a tensor.
-        let raw = unsafe { raw.as_ref() }?;
+        let tensor = unsafe { raw.as_ref() }?;
         let mut shape = [0; DIMS];
-        for (to, from) in shape.iter_mut().zip(raw.ne) {
+        for (to, from) in shape.iter_mut().zip(tensor.ne) {
             *to = usize::try_from(from).ok()?;
         }
-        Some(Self { raw, shape })
+        Some(Self { raw, shape, memory: PhantomData })
     }
 
     pub(super) fn source(&self, index: usize) -> Option<Self> {
         // SAFETY: sources live as long as the tensor.
-        unsafe { Self::new(self.raw.src[index]) }
+        unsafe { Self::new(self.raw().src[index]) }
     }
 
     /// The tensor whose memory this is.
     pub(super) fn root(&self) -> Self {
         let mut root = *self;
         // SAFETY: as above.
-        while let Some(source) = unsafe { Self::new(root.raw.view_src) } {
+        while let Some(source) = unsafe { Self::new(root.raw().view_src) } {
             root = source;
         }
         root
     }
 
-    pub(super) fn raw(&self) -> &'a RawTensor {
-        self.raw
+    pub(super) fn raw(&self) -> &RawTensor {
+        // SAFETY: the promise of `new`; nobody changes a tensor while it is looked at.
+        unsafe { &*self.raw }
     }
 
     /// Elements in each dimension, the contiguous one first.
@@ -55,27 +59,27 @@ impl<'a> TensorView<'a> {
 
     /// Bytes from one element (or block) of a dimension to the next.
     pub(super) fn strides(&self) -> [usize; DIMS] {
-        self.raw.nb
+        self.raw().nb
     }
 
     pub(super) fn kind(&self) -> i32 {
-        self.raw.kind
+        self.raw().kind
     }
 
-    pub(super) fn name(&self) -> &'a str {
+    pub(super) fn name(&self) -> &str {
         // SAFETY: the name is an array of bytes.
-        let bytes = unsafe { slice::from_raw_parts(self.raw.name.as_ptr().cast(), 64) };
+        let bytes = unsafe { slice::from_raw_parts(self.raw().name.as_ptr().cast(), 64) };
         CStr::from_bytes_until_nul(bytes).ok().and_then(|name| name.to_str().ok()).unwrap_or("")
     }
 
     /// A parameter of the operation.
     pub(super) fn parameter(&self, index: usize) -> f32 {
-        f32::from_bits(self.raw.op_params[index].cast_unsigned())
+        f32::from_bits(self.raw().op_params[index].cast_unsigned())
     }
 
     /// The type, if the attention runtime has it.
     pub(super) fn dtype(&self) -> Option<Dtype> {
-        match self.raw.kind {
+        match self.raw().kind {
             types::F16 => Some(Dtype::F16),
             types::BF16 => Some(Dtype::Bf16),
             types::Q8_0 => Some(Dtype::Q8_0),
@@ -86,20 +90,17 @@ impl<'a> TensorView<'a> {
 
     /// Bytes of one element, or of one block of elements.
     fn unit(&self) -> Option<(usize, usize)> {
-        match self.raw.kind {
-            types::F32 | types::I32 => Some((4, 1)),
-            types::I64 => Some((8, 1)),
-            _ => {
-                let dtype = self.dtype()?;
-                Some((dtype.block_bytes() as usize, dtype.block_elements() as usize))
-            }
+        if self.raw().kind == types::F32 {
+            return Some((4, 1));
         }
+        let dtype = self.dtype()?;
+        Some((dtype.block_bytes() as usize, dtype.block_elements() as usize))
     }
 
     /// Bytes of a row, if rows are contiguous.
     pub(super) fn row_bytes(&self) -> Option<usize> {
         let (bytes, elements) = self.unit()?;
-        let whole = self.raw.nb[0] == bytes && self.shape[0].is_multiple_of(elements);
+        let whole = self.raw().nb[0] == bytes && self.shape[0].is_multiple_of(elements);
         whole.then(|| (self.shape[0] / elements).checked_mul(bytes))?
     }
 
@@ -108,7 +109,7 @@ impl<'a> TensorView<'a> {
         let Some(row) = self.row_bytes() else { return false };
         let mut bytes = Some(row);
         (1..dims).all(|dim| {
-            let packed = self.shape[dim] <= 1 || bytes == Some(self.raw.nb[dim]);
+            let packed = self.shape[dim] <= 1 || bytes == Some(self.raw().nb[dim]);
             bytes = bytes.and_then(|bytes| bytes.checked_mul(self.shape[dim]));
             packed
         })
@@ -120,25 +121,30 @@ impl<'a> TensorView<'a> {
             return Some(0);
         }
         (1..DIMS).try_fold(self.row_bytes()?, |end, dim| {
-            (self.shape[dim] - 1).checked_mul(self.raw.nb[dim])?.checked_add(end)
+            (self.shape[dim] - 1).checked_mul(self.raw().nb[dim])?.checked_add(end)
         })
     }
 
     /// All of its memory, from its first byte on.
     pub(super) fn bytes(&self) -> Option<&'a [u8]> {
-        let extent = self.extent().filter(|_| !self.raw.data.is_null())?;
+        let extent = self.extent().filter(|_| !self.raw().data.is_null())?;
         // SAFETY: the engine's memory has what shape and strides span; nobody writes meanwhile.
-        Some(unsafe { slice::from_raw_parts(self.raw.data.cast(), extent) })
+        Some(unsafe { slice::from_raw_parts(self.raw().data.cast(), extent) })
     }
 
-    /// The same, to be written.
+    /// `count` numbers from byte `offset` on, to be written.
     ///
     /// # Safety
-    /// Nothing else that is used meanwhile shares the memory.
-    pub(super) unsafe fn bytes_mut(&self) -> Option<&'a mut [u8]> {
-        let extent = self.extent().filter(|_| !self.raw.data.is_null())?;
+    /// Nothing else that is used meanwhile shares their memory.
+    pub(super) unsafe fn numbers_mut(&self, offset: usize, count: usize) -> Option<&'a mut [f32]> {
+        let end = count.checked_mul(size_of::<f32>())?.checked_add(offset)?;
+        let inside = self.extent().is_some_and(|extent| end <= extent);
+        let start = self.raw().data.wrapping_byte_add(offset).cast::<f32>();
+        if !inside || self.raw().data.is_null() || !start.is_aligned() {
+            return None;
+        }
         // SAFETY: the engine's memory has what shape and strides span; the rest is the caller's.
-        Some(unsafe { slice::from_raw_parts_mut(self.raw.data.cast(), extent) })
+        Some(unsafe { slice::from_raw_parts_mut(start, count) })
     }
 }
 
@@ -151,13 +157,6 @@ pub(super) fn numbers<T: Number>(bytes: &[u8], offset: usize, count: usize) -> O
     (before.is_empty() && after.is_empty()).then_some(numbers)
 }
 
-/// The same, to be written.
-pub(super) fn numbers_mut<T: Number>(bytes: &mut [u8]) -> Option<&mut [T]> {
-    // SAFETY: every pattern of bits is a number.
-    let (before, numbers, after) = unsafe { bytes.align_to_mut::<T>() };
-    (before.is_empty() && after.is_empty()).then_some(numbers)
-}
-
 /// # Safety
 /// Every pattern of bits is a value, without padding.
 pub(super) unsafe trait Number: Copy {}
@@ -165,9 +164,3 @@ pub(super) unsafe trait Number: Copy {}
 unsafe impl Number for f32 {}
 // SAFETY: a number, transparent.
 unsafe impl Number for f16 {}
-// SAFETY: a number, transparent.
-unsafe impl Number for half::bf16 {}
-// SAFETY: a number.
-unsafe impl Number for i32 {}
-// SAFETY: a number.
-unsafe impl Number for i64 {}
