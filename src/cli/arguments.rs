@@ -42,6 +42,8 @@ pub(crate) enum Command {
     Evict(EvictArguments),
     /// Explain a page, manifest, tail, tokens file, or the directory of a sequence or model
     Inspect(InspectArguments),
+    /// Say which sequence of a model has the longest beginning of a prompt
+    Match(MatchArguments),
     /// Delete what nobody refers to from the remote and from the store
     Gc(GcArguments),
     /// Check a store that is not mounted
@@ -333,6 +335,19 @@ pub(crate) struct InspectArguments {
     pub path: PathBuf,
 }
 
+/// `kvfs match`.
+#[derive(Debug, Args)]
+pub(crate) struct MatchArguments {
+    /// The prompt's token ids, u32 little endian as in a file `tokens`; - reads standard input
+    #[arg(long, value_name = "FILE")]
+    pub tokens: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// The model's directory, `MOUNT/models/NAME`
+    pub model: PathBuf,
+}
+
 /// `kvfs gc`.
 #[derive(Debug, Args)]
 pub(crate) struct GcArguments {
@@ -406,6 +421,7 @@ mod tests {
         check("kvfs mount --ssd lots /s /m");
         check("kvfs promote");
         check("kvfs gc");
+        check("kvfs match /m/models/x");
         check("kvfs status");
         check("kvfs evict --to ram /m/x");
         check("kvfs scrub /m");

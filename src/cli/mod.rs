@@ -25,6 +25,7 @@ mod movement;
 mod options;
 mod output;
 mod plan;
+mod prefix;
 mod preflight;
 mod probe;
 mod process;
@@ -69,6 +70,7 @@ fn dispatch(command: Command) -> Outcome {
         Command::Promote(arguments) => movement::promote(&arguments),
         Command::Evict(arguments) => movement::evict(&arguments),
         Command::Inspect(arguments) => inspect::run(&arguments),
+        Command::Match(arguments) => prefix::run(&arguments),
         Command::Gc(arguments) => gc::run(&arguments),
         Command::Fsck(arguments) => fsck::run(&arguments),
         Command::Bench(arguments) => match bench::run(&arguments) {

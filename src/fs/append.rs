@@ -7,14 +7,15 @@
 use std::sync::{Arc, Mutex};
 
 use super::attributes::Place;
+use super::insert::{Origin, Verified};
 use super::open::{Opened, OpenedBy};
-use super::publish::{Verified, page_role};
+use super::publish::page_role;
 use super::state::{Handle, Served, State};
 use super::{FileSystem, FsError};
 use crate::ingest::seal::{self, SealError};
 use crate::page::{PageError, PagePlace, names, pack_page};
 use crate::store::disk::{Access, DiskFile, read_all};
-use crate::store::metadata::Life;
+use crate::store::metadata::{Life, TokensChange};
 use crate::store::record::{
     DirectoryClass, Entry, FileRecord, Inode, InodeId, Kind, ObjectId, ObjectKind, Role, Time,
 };
@@ -39,6 +40,7 @@ impl FileSystem {
                 self.release(handle)?;
                 return Err(error.into());
             }
+            self.note_tokens(id, TokensChange::Truncated);
         }
         Ok(Opened {
             handle,
@@ -77,6 +79,9 @@ impl FileSystem {
             // A full disk may have taken a part of it: rows are appended whole or not at all.
             file.set_length(size)?;
             return Err(error.into());
+        }
+        if record.role == Role::Tokens {
+            self.note_tokens(id, TokensChange::Grown);
         }
         match border {
             Some((place, page)) if end == rows_bytes(&page) => {
@@ -147,10 +152,10 @@ impl FileSystem {
         let name = names::format_page(page.start()).into_bytes();
         let mut sealed = tail.clone();
         sealed.mtime = Time::now();
-        let attributes = state.metadata.attributes(id)?;
+        let origin = Origin { is_dated: false, ..state.origin(id, sealed)? };
         state.remove_source(id, place, false)?;
         let to = Place { parent: place.parent, name };
-        self.insert_sealed(&mut state, (&sealed, &attributes), &to, (object, &verified))?;
+        self.insert_sealed(&mut state, &origin, &to, (object, &verified))?;
         self.announce(&to);
         self.open_next_tail(&mut state, tail, place.parent, start + u64::from(tokens))
     }
@@ -165,7 +170,9 @@ impl FileSystem {
             SealError::Refused(_) => FsError::Corrupt,
         })?;
         let role = page_role(page, verified.header.tokens, verified.digest.page.0);
-        Ok(Verified { role, checksum: verified.digest.object.0, length: bytes.len() as u64 })
+        let checksum = verified.digest.object.0;
+        let twin = self.find_twin(object, role, checksum)?;
+        Ok(Verified { role, checksum, length: bytes.len() as u64, twin })
     }
 
     fn open_next_tail(

@@ -105,7 +105,9 @@ impl FileSystem {
             (Served::File(Arc::clone(&file)), OpenedBy::Daemon)
         };
         let handle = state.add_handle(Handle::new(id, writes, served));
-        state.nodes.entry(id).or_default().lookups += 1;
+        let node = state.nodes.entry(id).or_default();
+        node.lookups += 1;
+        node.found_in = (class == FileClass::Tokens).then_some(place.parent);
         let attributes = Attributes { is_at_rest: false, ..Attributes::of_record(id, &inode) };
         // A rename proves that such a file is at rest by its release; the round trip is saved.
         let closes_quietly = self.is_passthrough() && awaits_rename(&state, id);

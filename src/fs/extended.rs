@@ -2,7 +2,7 @@
 //! and how a file is stored. The latter are never listed, so that `rsync -X` does not try to copy
 //! them back.
 
-use super::{FileSystem, FsError, views};
+use super::{FileSystem, FsError};
 use crate::page::Checksum;
 use crate::reader::{self, Counts};
 use crate::store::record::{InodeId, Role, Time};
@@ -22,7 +22,7 @@ const VALUE_BYTES_MAX: usize = 64 << 10;
 impl FileSystem {
     /// One attribute.
     pub fn extended_attribute(&self, id: InodeId, name: &[u8]) -> Result<Vec<u8>, FsError> {
-        if views::is_view(id) {
+        if super::is_virtual(id) {
             return Err(FsError::NoAttribute);
         }
         if let Some(own) = name.strip_prefix(OWN_PREFIX) {
@@ -84,7 +84,7 @@ impl FileSystem {
 
     /// Names of the user's attributes, each followed by a zero byte.
     pub fn list_extended_attributes(&self, id: InodeId) -> Result<Vec<u8>, FsError> {
-        if views::is_view(id) {
+        if super::is_virtual(id) {
             return Ok(Vec::new());
         }
         let mut names = Vec::new();
@@ -103,7 +103,7 @@ impl FileSystem {
         &self, id: InodeId, name: &[u8], value: &[u8], flags: i32,
     ) -> Result<(), FsError> {
         check_namespace(name)?;
-        if views::is_view(id) {
+        if super::is_virtual(id) {
             return Err(FsError::Unsupported);
         }
         if name == reader::ATTRIBUTE.as_bytes() {
@@ -154,7 +154,7 @@ impl FileSystem {
             _ => {}
         }
         let mut state = self.state_to_change()?;
-        if views::is_view(id) || state.metadata.attribute(id, name)?.is_none() {
+        if super::is_virtual(id) || state.metadata.attribute(id, name)?.is_none() {
             return Err(FsError::NoAttribute);
         }
         let mut inode = state.inode(id)?;

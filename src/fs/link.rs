@@ -5,13 +5,11 @@ use std::sync::Arc;
 
 use super::attributes::{Found, Place};
 use super::classify::{self, FileClass};
+use super::share::LINKS_MAX;
 use super::{FileSystem, FsError, check_new};
 use crate::ingest::seal;
 use crate::store::metadata::Life;
 use crate::store::record::{Entry, Inode, InodeId, Role, Time};
-
-/// As on ext4 and far below the counter's range.
-const LINKS_MAX: u32 = 65_000;
 
 impl FileSystem {
     /// Gives a file another name.
@@ -80,7 +78,9 @@ impl FileSystem {
             state.unsettled.insert(entry.inode, object);
         }
         let attributes = state.attributes(&self.store, entry.inode)?;
-        state.nodes.entry(entry.inode).or_default().lookups += 1;
+        let node = state.nodes.entry(entry.inode).or_default();
+        node.lookups += 1;
+        node.found_in = (role == Role::Tokens).then_some(place.parent);
         Ok(Found { attributes, name_is_stable: false })
     }
 }

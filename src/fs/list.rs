@@ -1,7 +1,7 @@
 //! readdir(3), resumable at any offset without remembering the reader.
 
 use super::attributes::Attributes;
-use super::{FileSystem, FsError, lookup, views};
+use super::{FileSystem, FsError, lookup, prefixes, views};
 use crate::store::keys::FIRST_NAME_OFFSET;
 use crate::store::record::{DirectoryClass, InodeId, Kind};
 
@@ -39,6 +39,9 @@ impl FileSystem {
     ) -> Result<(), FsError> {
         if views::is_view(id) {
             return views::list_views(id, offset, emit);
+        }
+        if prefixes::is_virtual(id) {
+            return self.list_prefix(id, offset, listing, emit);
         }
         if offset == 0 {
             self.publish_all_pending(Some(id));
@@ -94,8 +97,8 @@ impl FileSystem {
         for inode in shown {
             let node = state.nodes.entry(inode).or_default();
             node.lookups += 1;
-            if matches!(class, DirectoryClass::Layer(_)) {
-                node.layer = Some(id);
+            if matches!(class, DirectoryClass::Layer(_) | DirectoryClass::Sequence) {
+                node.found_in = Some(id);
             }
         }
         failure.map_or(Ok(()), Err)

@@ -1,7 +1,7 @@
 //! Finding an inode by name, and how long the kernel may hold what it found.
 
 use super::attributes::{Attributes, Found, Place};
-use super::{FileSystem, FsError, classify, views};
+use super::{FileSystem, FsError, classify, prefixes, views};
 use crate::store::record::{DirectoryClass, InodeId};
 
 /// What a lookup found. That a name is absent is an answer, not an error.
@@ -21,6 +21,9 @@ impl FileSystem {
     pub fn lookup(&self, parent: InodeId, name: &[u8]) -> Result<Lookup, FsError> {
         if let Some(attributes) = self.lookup_view(parent, name)? {
             return Ok(Lookup::Found(Found { attributes, name_is_stable: true }));
+        }
+        if let Some(found) = self.lookup_prefix(parent, name)? {
+            return Ok(found);
         }
         super::check_name(name)?;
         // A page whose writer is done but whose release has not arrived yet is sealed first.
@@ -46,8 +49,8 @@ impl FileSystem {
         let attributes = state.attributes(&self.store, entry.inode)?;
         let node = state.nodes.entry(entry.inode).or_default();
         node.lookups += 1;
-        if matches!(class, DirectoryClass::Layer(_)) {
-            node.layer = Some(parent);
+        if matches!(class, DirectoryClass::Layer(_) | DirectoryClass::Sequence) {
+            node.found_in = Some(parent);
         }
         let name_is_stable =
             name_is_stable(class, &attributes, name) && !state.is_pending(parent, name);
@@ -56,6 +59,9 @@ impl FileSystem {
 
     /// The kernel drops `count` references to an inode.
     pub fn forget(&self, inode: InodeId, count: u64) {
+        if prefixes::is_virtual(inode) {
+            return self.forget_prefix(inode, count);
+        }
         let mut state = self.state();
         if let Some(node) = state.nodes.get_mut(&inode) {
             node.lookups = node.lookups.saturating_sub(count);
@@ -69,6 +75,9 @@ impl FileSystem {
     pub fn attributes(&self, inode: InodeId) -> Result<Attributes, FsError> {
         if views::is_view(inode) {
             return Ok(self.view_attributes(inode));
+        }
+        if prefixes::is_virtual(inode) {
+            return self.prefix_attributes(inode);
         }
         let state = self.state();
         state.check_current(inode)?;

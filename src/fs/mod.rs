@@ -11,7 +11,7 @@
 //! | `transfer` | read, write, fallocate, seek, copy for handles that the daemon serves |
 //! | `append` | rows of tails and token files |
 //! | `settle` | flush, release: a writer is done |
-//! | `publish` | pages and manifests appear |
+//! | `publish`, `insert`, `share` | pages and manifests appear |
 //! | `rename`, `link`, `remove` | names |
 //! | `setattr`, `extended` | attributes |
 //! | `list` | readdir |
@@ -28,6 +28,7 @@
 //! | `collection` | garbage |
 //! | `tiers` | what those share, and what is told of them |
 //! | `views` | `.kvfs/` |
+//! | `prefixes` | finding pages by the tokens that they are about |
 
 mod append;
 pub(crate) mod attributes;
@@ -41,6 +42,7 @@ mod encoded;
 mod error;
 mod extended;
 mod growing;
+mod insert;
 mod keep_resident;
 mod leave;
 mod link;
@@ -51,6 +53,7 @@ mod movement;
 mod open;
 mod pin;
 mod prefetch;
+mod prefixes;
 mod publish;
 pub mod rebuild;
 mod remove;
@@ -58,6 +61,7 @@ mod rename;
 mod residency;
 mod setattr;
 mod settle;
+mod share;
 mod spare;
 mod state;
 mod sync;
@@ -135,6 +139,7 @@ pub struct FileSystem {
     /// Makes the kernel forget a backing file that it keeps for the next open.
     let_go: OnceLock<LetGo>,
     collection: collection::Collection,
+    prefixes: prefixes::Prefixes,
 }
 
 impl FileSystem {
@@ -161,6 +166,7 @@ impl FileSystem {
             tiers: None,
             let_go: OnceLock::new(),
             collection: collection::Collection::default(),
+            prefixes: prefixes::Prefixes::default(),
         };
         Ok((file_system, recovered))
     }
@@ -228,10 +234,15 @@ impl FileSystem {
 
 /// Checks a name that is to be made.
 fn check_new(place: &Place) -> Result<(), FsError> {
-    if views::is_view(place.parent) {
+    if is_virtual(place.parent) {
         return Err(FsError::NotPermitted);
     }
     check_name(&place.name)
+}
+
+/// Whether an inode is nowhere in the store.
+fn is_virtual(id: InodeId) -> bool {
+    views::is_view(id) || prefixes::is_virtual(id)
 }
 
 /// Checks the length of a name.

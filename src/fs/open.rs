@@ -4,7 +4,7 @@
 use std::sync::{Arc, MutexGuard};
 
 use super::state::{Handle, Served, State};
-use super::{FileSystem, FsError, views};
+use super::{FileSystem, FsError, prefixes, views};
 use crate::ingest::seal;
 use crate::store::disk::{Access, DiskFile, FileStat};
 use crate::store::metadata::Life;
@@ -52,6 +52,9 @@ impl FileSystem {
     pub fn open_file(&self, id: InodeId, flags: i32) -> Result<Opened, FsError> {
         if views::is_view(id) {
             return self.open_view(id, flags);
+        }
+        if prefixes::is_virtual(id) {
+            return self.open_prefix(id, flags);
         }
         let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
         let truncates = flags & libc::O_TRUNC != 0;

@@ -189,7 +189,7 @@ type Place = (Position, u64, u64);
 
 /// The sequence, object and place of a page that was found by name.
 fn page_of(state: &State, id: InodeId) -> Result<Option<(InodeId, ObjectId, Place)>, FsError> {
-    let Some(directory) = state.nodes.get(&id).and_then(|node| node.layer) else {
+    let Some(directory) = state.nodes.get(&id).and_then(|node| node.found_in) else {
         return Ok(None);
     };
     let inode = state.inode(id)?;

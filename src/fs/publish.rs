@@ -10,25 +10,15 @@ use std::sync::{Arc, MutexGuard};
 
 use super::attributes::Place;
 use super::classify::{self, FileClass};
+use super::insert::Verified;
 use super::state::State;
 use super::{FileSystem, FsError};
 use crate::ingest::model::{MANIFEST_BYTES_MAX, ManifestError, Model};
 use crate::ingest::seal::{self, SealError};
 use crate::page::{Manifest, PageError, names};
 use crate::store::disk::{Access, read_all};
-use crate::store::metadata::{Attribute, Life};
 use crate::store::quarantine::{self, Take};
-use crate::store::record::{
-    DirectoryClass, Entry, FileRecord, Inode, InodeId, Kind, ObjectId, ObjectKind, ObjectRecord,
-    PageRecord, Role, Time,
-};
-
-/// Bytes that were verified, and as what.
-pub(super) struct Verified {
-    pub(super) role: Role,
-    pub(super) checksum: [u8; 16],
-    pub(super) length: u64,
-}
+use crate::store::record::{DirectoryClass, Inode, InodeId, Kind, ObjectId, PageRecord, Role};
 
 impl FileSystem {
     /// The model above a directory of its tree.
@@ -183,12 +173,11 @@ impl FileSystem {
         if let Some(file) = emptied.file_mut() {
             file.object = None;
         }
-        let attributes = state.metadata.attributes(id)?;
+        let origin = state.origin(id, source)?;
         state.drop_link(id, &mut emptied)?;
         match outcome {
             Ok(verified) => {
-                let verified = (object, &verified);
-                self.insert_sealed(&mut state, (&source, &attributes), place, verified)?;
+                self.insert_sealed(&mut state, &origin, place, (object, &verified))?;
                 self.announce(place);
                 Ok(())
             }
@@ -222,9 +211,9 @@ impl FileSystem {
                 return Err(self.report(to, error));
             }
         };
-        let attributes = state.metadata.attributes(id)?;
+        let origin = state.origin(id, source)?;
         state.remove_source(id, from, taken)?;
-        self.insert_sealed(&mut state, (&source, &attributes), to, (object, &verified))
+        self.insert_sealed(&mut state, &origin, to, (object, &verified))
     }
 
     /// The bytes of a file for another inode: the object itself if nobody else can reach it, else
@@ -264,58 +253,6 @@ impl FileSystem {
         Ok(copy)
     }
 
-    /// Gives verified bytes a name. An identical page that is there already stays.
-    pub(super) fn insert_sealed(
-        &self, state: &mut State, (source, attributes): (&Inode, &[Attribute]), to: &Place,
-        (object, verified): (ObjectId, &Verified),
-    ) -> Result<(), FsError> {
-        let inode = Inode { links: 1, ctime: Time::now(), ..source.clone() };
-        if let Some(entry) = state.entry(to.parent, &to.name)? {
-            let mut old = state.inode(entry.inode)?;
-            if old.links == 1 && state.has_content(&old, verified.role, verified.checksum)? {
-                (old.mode, old.uid, old.gid) = (inode.mode, inode.uid, inode.gid);
-                (old.atime, old.mtime, old.ctime) = (inode.atime, inode.mtime, inode.ctime);
-                state.put_inode(entry.inode, &old);
-                state.replace_attributes(entry.inode, attributes)?;
-                self.invalidate(super::Invalidation::Inode(entry.inode));
-                return state.drop_object(object);
-            }
-            state.drop_link(entry.inode, &mut old)?;
-        }
-        let record = FileRecord {
-            role: verified.role,
-            object: Some(object),
-            size: verified.length,
-            blocks: verified.length.div_ceil(512),
-            unsettled: false,
-        };
-        let checksum = Some(verified.checksum);
-        let length = verified.length;
-        let stored =
-            ObjectRecord { kind: stored_kind(verified.role), length, checksum, references: 1 };
-        state.metadata.put_object(object, &stored);
-        state.metadata.publish(object);
-        let id = state.metadata.new_inode();
-        if let Some(ram) = &self.store.ram {
-            ram.belongs_to(object, id);
-        }
-        if let Some(tiers) = &self.tiers {
-            tiers.ssd.belongs_to(object, id);
-            tiers.encoded.belongs_to(object, id);
-        }
-        state.metadata.put_inode(Life::Durable, id, &Inode { kind: Kind::File(record), ..inode });
-        state.replace_attributes(id, attributes)?;
-        self.note_attributes(id, attributes);
-        let entry = Entry { inode: id, file_type: libc::S_IFREG };
-        state.metadata.put_entry(Life::Durable, to.parent, &to.name, entry);
-        state.touch_directory(to.parent, 0)?;
-        if verified.role == Role::Manifest {
-            state.models.remove(&to.parent);
-        }
-        self.observer.sealed(length);
-        Ok(())
-    }
-
     /// A name appeared that the kernel did not make itself, as it does when it renames.
     pub(super) fn announce(&self, place: &Place) {
         self.invalidate(super::Invalidation::Name(place.clone()));
@@ -331,7 +268,9 @@ impl FileSystem {
                 let tokens = verified.header.tokens;
                 let role = page_role(&page, tokens, verified.digest.page.0);
                 let length = page.geometry().file_bytes(tokens);
-                Ok(Verified { role, checksum: verified.digest.object.0, length })
+                let checksum = verified.digest.object.0;
+                let twin = self.find_twin(object, role, checksum)?;
+                Ok(Verified { role, checksum, length, twin })
             }
             (FileClass::Manifest, _) => self.verify_manifest(object, place),
             _ => Err(FsError::Invalid.into()),
@@ -363,7 +302,8 @@ impl FileSystem {
             }
         }
         let checksum = crate::page::content_checksum(&bytes).0;
-        Ok(Verified { role: Role::Manifest, checksum, length: bytes.len() as u64 })
+        let length = bytes.len() as u64;
+        Ok(Verified { role: Role::Manifest, checksum, length, twin: None })
     }
 
     fn read_manifest(&self, object: ObjectId) -> Result<(Manifest, Vec<u8>), SealError> {
@@ -462,13 +402,5 @@ pub(super) fn model_directory(state: &State, directory: InodeId) -> Result<Inode
             Kind::Directory { parent, .. } if parent != at => at = parent,
             _ => return Err(FsError::Invalid),
         }
-    }
-}
-
-fn stored_kind(role: Role) -> ObjectKind {
-    match role {
-        Role::Page(_) => ObjectKind::Page,
-        Role::Manifest => ObjectKind::Manifest,
-        Role::Plain | Role::Tail { .. } | Role::Tokens => ObjectKind::File,
     }
 }

@@ -10,7 +10,7 @@ use crate::store::record::{Inode, InodeId, Kind, Time};
 impl FileSystem {
     /// Removes a name of a file. Whoever has the file open keeps its bytes.
     pub fn unlink(&self, place: &Place) -> Result<(), FsError> {
-        if self.lookup_view(place.parent, &place.name)?.is_some() {
+        if self.is_virtual_name(place)? {
             return Err(FsError::NotPermitted);
         }
         let mut state = self.state_to_change()?;
@@ -29,7 +29,7 @@ impl FileSystem {
 
     /// Removes an empty directory.
     pub fn remove_directory(&self, place: &Place) -> Result<(), FsError> {
-        if self.lookup_view(place.parent, &place.name)?.is_some() {
+        if self.is_virtual_name(place)? {
             return Err(FsError::NotPermitted);
         }
         // A page whose writer is done makes its directory one that is not empty.

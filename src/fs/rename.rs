@@ -15,6 +15,9 @@ impl FileSystem {
     /// what it knows of that inode before it hears that the rename is done.
     pub fn rename(&self, from: &Place, to: &Place, flags: u32) -> Result<Option<InodeId>, FsError> {
         check_new(to)?;
+        if self.is_virtual_name(from)? {
+            return Err(FsError::NotPermitted);
+        }
         if flags & !libc::RENAME_NOREPLACE != 0 {
             return Err(FsError::Invalid);
         }
@@ -91,6 +94,11 @@ impl FileSystem {
         if let Some(file) = inode.file_mut() {
             match (&mut file.role, class) {
                 (Role::Tail { directory, .. }, FileClass::Tail(_)) => *directory = to.parent,
+                (Role::Tokens, FileClass::Tokens) => {
+                    if let Some(node) = state.nodes.get_mut(&id) {
+                        node.found_in = Some(to.parent);
+                    }
+                }
                 (role, FileClass::Plain) if role.is_append_only() => *role = Role::Plain,
                 _ => {}
             }

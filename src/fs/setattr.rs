@@ -1,8 +1,9 @@
 //! chmod, chown, utimensat and truncate.
 
 use super::attributes::Attributes;
-use super::{FileSystem, FsError, views};
+use super::{FileSystem, FsError};
 use crate::store::disk::Access;
+use crate::store::metadata::TokensChange;
 use crate::store::record::{Inode, InodeId, Time};
 
 /// A time to set.
@@ -43,7 +44,7 @@ impl NewTime {
 impl FileSystem {
     /// Changes attributes. The kernel has checked that the caller may.
     pub fn set_attributes(&self, id: InodeId, set: &SetAttributes) -> Result<Attributes, FsError> {
-        if views::is_view(id) {
+        if super::is_virtual(id) {
             return Err(FsError::NotPermitted);
         }
         self.state().check_current(id)?;
@@ -59,6 +60,9 @@ impl FileSystem {
         inode.ctime = Time::now();
         if let Some(mtime) = set.mtime.map(NewTime::resolve) {
             inode.mtime = mtime;
+            if let Some(node) = state.nodes.get_mut(&id) {
+                node.is_dated = true;
+            }
             let changing = state.unsettled.get(&id).copied();
             let object = inode.file().filter(|file| file.unsettled).and_then(|file| file.object);
             if let Some(object) = changing.or(object) {
@@ -90,7 +94,9 @@ impl FileSystem {
                 return if size == length { Ok(()) } else { Err(FsError::NotPermitted) };
             }
             let file = self.store.open_object(object, Access::ReadWrite)?;
-            return Ok(file.set_length(size)?);
+            file.set_length(size)?;
+            self.note_tokens(id, TokensChange::Truncated);
+            return Ok(());
         }
         let mut state = self.set_length_in_place(state, id, size)?;
         self.settle_if_at_rest(&mut state, id)?;

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use super::FsError;
 use super::attributes::{Attributes, Place};
+use super::prefixes::Query;
 use crate::ingest::model::Model;
 use crate::store::Store;
 use crate::store::disk::{DiskFile, FileStat};
@@ -40,8 +41,10 @@ pub(crate) struct Node {
     pub(crate) refusal: Option<String>,
     /// The object that was last verified, and what its file was then.
     pub(crate) verified: Option<(ObjectId, FileStat)>,
-    /// The layer's directory in which it was last found, if it was found in one.
-    pub(crate) layer: Option<InodeId>,
+    /// The directory of a layer or a sequence in which it was last found.
+    pub(crate) found_in: Option<InodeId>,
+    /// Somebody set its mtime, as programs do that copy times.
+    pub(crate) is_dated: bool,
     /// Serialises appends.
     pub(crate) append: Option<Arc<Mutex<()>>>,
     /// Operations that rely on its bytes staying on this machine.
@@ -103,6 +106,8 @@ pub(crate) enum Served {
     Append(Arc<dyn DiskFile>),
     /// The daemon, from a text made at open.
     Text(Arc<[u8]>),
+    /// The daemon, which answers what was written.
+    Query(Arc<Query>),
 }
 
 /// The guarded state.
@@ -341,6 +346,7 @@ impl State {
             return Ok(());
         }
         self.metadata.remove_inode(Life::Durable, id)?;
+        self.forget_page(id, inode)?;
         self.fresh.remove(&id);
         self.unsettled.remove(&id);
         if self.nodes.contains_key(&id) {

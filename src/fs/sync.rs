@@ -57,6 +57,7 @@ impl FileSystem {
     pub fn commit_and_close(&self) -> Result<(), FsError> {
         self.drop_spares();
         self.let_go()?;
+        self.index_prefixes()?;
         self.commit()?;
         if let Some(tiers) = &self.tiers {
             self.remove_encoded_garbage(tiers)?;

@@ -30,12 +30,8 @@ impl FileSystem {
             Served::Passthrough => {
                 Ok(self.open_current(id, Access::Read)?.read_at(buffer, offset)?)
             }
-            Served::Text(text) => {
-                let start = usize::try_from(offset).unwrap_or(usize::MAX).min(text.len());
-                let count = buffer.len().min(text.len() - start);
-                buffer[..count].copy_from_slice(&text[start..start + count]);
-                Ok(count)
-            }
+            Served::Text(text) => Ok(copy_text(&text, offset, buffer)),
+            Served::Query(query) => self.answer(&query, offset, buffer),
         }
     }
 
@@ -56,6 +52,7 @@ impl FileSystem {
                 Ok(self.open_current(id, Access::ReadWrite)?.write_all_at(bytes, offset)?)
             }
             Served::Text(_) => Err(FsError::NotPermitted),
+            Served::Query(query) => query.ask(bytes),
         }
     }
 
@@ -72,7 +69,7 @@ impl FileSystem {
     pub fn seek(&self, handle: u64, offset: i64, seek: Seek) -> Result<u64, FsError> {
         let (id, _, served) = self.served(handle)?;
         match served {
-            Served::Text(_) => Err(FsError::Invalid),
+            Served::Text(_) | Served::Query(_) => Err(FsError::Invalid),
             Served::File(file) | Served::Append(file) => Ok(file.seek(offset, seek)?),
             Served::Passthrough => Ok(self.open_current(id, Access::Read)?.seek(offset, seek)?),
         }
@@ -91,7 +88,7 @@ impl FileSystem {
             // The kernel falls back to reads and writes, which append.
             return Err(FsError::CrossDevice);
         }
-        if matches!(source_served, Served::Text(_)) {
+        if matches!(source_served, Served::Text(_) | Served::Query(_)) {
             return Err(FsError::CrossDevice);
         }
         let target = self.open_current(target, Access::ReadWrite)?;
@@ -109,4 +106,12 @@ impl FileSystem {
         };
         Ok(Arc::from(self.store.open_object(object, access)?))
     }
+}
+
+/// Copies what a text has from an offset on; returns how much.
+pub(super) fn copy_text(text: &[u8], offset: u64, buffer: &mut [u8]) -> usize {
+    let start = usize::try_from(offset).unwrap_or(usize::MAX).min(text.len());
+    let count = buffer.len().min(text.len() - start);
+    buffer[..count].copy_from_slice(&text[start..start + count]);
+    count
 }

@@ -4,7 +4,7 @@
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-use super::attributes::Attributes;
+use super::attributes::{Attributes, Place};
 use super::list::Listed;
 use super::open::{Opened, OpenedBy};
 use super::state::{Handle, Served};
@@ -41,6 +41,12 @@ impl FileSystem {
             _ => None,
         };
         Ok(found.map(|id| self.view_attributes(id)))
+    }
+
+    /// Whether a name is virtual: it cannot be removed or moved.
+    pub(super) fn is_virtual_name(&self, place: &Place) -> Result<bool, FsError> {
+        let is_view = self.lookup_view(place.parent, &place.name)?.is_some();
+        Ok(is_view || self.is_prefix_name(place))
     }
 
     /// What `stat` shows of a virtual inode.

@@ -15,9 +15,7 @@ use fuser::{
 use super::convert::{absent, attributes, file_type, inode, new_time, ttl};
 use super::dispatch::Callbacks;
 use super::shared::{Shared, caller, is_reader, permissions, place, quiet, reply_attribute};
-use crate::fs::{
-    Awaited, FileSystem, Listing, Lookup, NAME_BYTES_MAX, NewNode, OpenedBy, SetAttributes,
-};
+use crate::fs::{Awaited, FileSystem, Listing, NAME_BYTES_MAX, NewNode, OpenedBy, SetAttributes};
 use crate::observe::Operation;
 use crate::store::disk::{Allocation, Seek};
 
@@ -50,14 +48,11 @@ impl Filesystem for Callbacks {
 
     fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let _awake = self.linger.after_reply();
-        match self.call(Operation::Lookup, |fs| fs.lookup(inode(parent), name.as_bytes())) {
-            Ok(Lookup::Found(found)) => Shared::reply_entry(reply, Ok(found)),
-            Ok(Lookup::Absent { stable: true }) => {
-                reply.entry(&ttl(true), &absent(), Generation(0));
-            }
-            Ok(Lookup::Absent { stable: false }) => reply.error(Errno::ENOENT),
-            Err(error) => reply.error(error),
+        if self.fs.must_index_to_look_up(inode(parent)) {
+            let name = name.to_owned();
+            return self.later(move |shared| shared.answer_lookup(parent, &name, reply));
         }
+        self.answer_lookup(parent, name, reply);
     }
 
     fn forget(&self, _request: &Request, number: INodeNo, count: u64) {
@@ -246,6 +241,15 @@ impl Filesystem for Callbacks {
         &self, _request: &Request, _number: INodeNo, handle: FileHandle, offset: u64, size: u32,
         _flags: OpenFlags, _lock_owner: Option<LockOwner>, reply: ReplyData,
     ) {
+        if self.fs.is_query(handle.0) {
+            return self.later(move |shared| {
+                let mut buffer = vec![0; size as usize];
+                match shared.call(Operation::Read, |fs| fs.read(handle.0, offset, &mut buffer)) {
+                    Ok(count) => reply.data(&buffer[..count]),
+                    Err(error) => reply.error(error),
+                }
+            });
+        }
         thread_local! {
             static BUFFER: std::cell::RefCell<Vec<u8>> = const { std::cell::RefCell::new(Vec::new()) };
         }

@@ -428,6 +428,9 @@ fn join(threads: Vec<JoinHandle<()>>) {
 
 fn commit_regularly(file_system: &FileSystem, interval: Duration, stopped: &Receiver<()>) {
     while stopped.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
+        if let Err(error) = file_system.index_prefixes() {
+            log::error!("the index of prefixes falls behind: {error}");
+        }
         if let Err(error) = file_system.commit() {
             log::error!("changes could not be made durable: {error}");
         }
@@ -469,6 +472,9 @@ fn make_spares(file_system: &FileSystem, requests: &Receiver<()>, stopped: &Rece
 }
 
 fn sweep(file_system: &FileSystem) {
+    if let Err(error) = file_system.note_unindexed() {
+        log::error!("looking for sequences without an index of prefixes: {error}");
+    }
     if let Err(error) = file_system.find_pinned() {
         log::error!("looking for pinned files: {error}");
     }

@@ -10,11 +10,11 @@ use fuser::{
     ReplyEntry, ReplyOpen, ReplyXattr, Request,
 };
 
-use super::convert::{attributes, errno, inode, ttl};
+use super::convert::{absent, attributes, errno, inode, ttl};
 use super::linger::Linger;
 use super::mount::Passthrough;
 use super::passthrough::{Backings, trial};
-use crate::fs::{Caller, FileSystem, Found, FsError, IoMode, Opened, OpenedBy, Place};
+use crate::fs::{Caller, FileSystem, Found, FsError, IoMode, Lookup, Opened, OpenedBy, Place};
 use crate::observe::Operation;
 use crate::store::record::InodeId;
 
@@ -47,6 +47,17 @@ impl Shared {
             }
             errno(&error)
         })
+    }
+
+    pub(super) fn answer_lookup(&self, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        match self.call(Operation::Lookup, |fs| fs.lookup(inode(parent), name.as_bytes())) {
+            Ok(Lookup::Found(found)) => Shared::reply_entry(reply, Ok(found)),
+            Ok(Lookup::Absent { stable: true }) => {
+                reply.entry(&ttl(true), &absent(), Generation(0));
+            }
+            Ok(Lookup::Absent { stable: false }) => reply.error(Errno::ENOENT),
+            Err(error) => reply.error(error),
+        }
     }
 
     pub(super) fn reply_entry(reply: ReplyEntry, outcome: Result<Found, Errno>) {

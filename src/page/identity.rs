@@ -78,13 +78,18 @@ pub(super) fn canonical_bytes(fields: &ManifestFields, geometry: &Geometry) -> V
     if let Some(rope) = &fields.rope {
         out.field("rope", &rope_bytes(rope));
     }
-    out.optional_text("tenant", fields.tenant.as_deref());
-    out.optional_text("salt", fields.salt.as_deref());
-    out.optional_text("lora", fields.lora.as_deref());
+    out.isolation(fields);
     if let Some(shard) = fields.shard.as_ref().filter(|shard| shard.size > 1) {
         let value = [shard.rank.to_le_bytes(), shard.size.to_le_bytes()].concat();
         out.field("shard", &value);
     }
+    out.0
+}
+
+/// What keeps prefix hashes of different tenants, salts and adapters apart; empty without any.
+pub(super) fn isolation_bytes(fields: &ManifestFields) -> Vec<u8> {
+    let mut out = Encoder(Vec::new());
+    out.isolation(fields);
     out.0
 }
 
@@ -126,6 +131,12 @@ impl Encoder {
         if let Some(value) = value.filter(|value| !value.is_empty()) {
             self.text(name, value);
         }
+    }
+
+    fn isolation(&mut self, fields: &ManifestFields) {
+        self.optional_text("tenant", fields.tenant.as_deref());
+        self.optional_text("salt", fields.salt.as_deref());
+        self.optional_text("lora", fields.lora.as_deref());
     }
 
     fn number(&mut self, name: &str, value: u32) {

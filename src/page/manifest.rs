@@ -9,9 +9,9 @@ use serde_json::{Map, Value};
 use super::dtype::Dtype;
 use super::error::{PageError, one_line};
 use super::geometry::{Geometry, GeometrySpec, Layout};
-use super::identity::{ModelIdentity, canonical_bytes};
+use super::identity::{ModelIdentity, canonical_bytes, isolation_bytes};
 use super::limits::{DEFAULT_PAGE_TOKENS, MAX_MANIFEST_BYTES, MAX_SHARDS};
-use super::{Layer, checksum::content_checksum};
+use super::{Layer, PrefixHash, checksum::content_checksum};
 
 /// The format that this program writes, and the newest it reads.
 const SCHEMA_VERSION: u64 = 1;
@@ -247,6 +247,12 @@ impl Manifest {
     /// What decides whether bytes of two caches are interchangeable, as one value.
     pub fn identity(&self) -> ModelIdentity {
         self.identity
+    }
+
+    /// What the prefix hash of the first page is seeded with; `None` without tenant, salt and
+    /// adapter, so that the hashes are those that engines compute by themselves.
+    pub fn prefix_root(&self) -> Option<PrefixHash> {
+        PrefixHash::root(&isolation_bytes(&self.fields))
     }
 
     /// Whether pages of `other` may be used here. Unlike comparing identities this compares the

@@ -32,6 +32,7 @@ pub mod limits;
 mod manifest;
 mod metadata;
 pub mod names;
+mod prefix;
 mod transpose;
 mod view;
 
@@ -49,6 +50,7 @@ pub use header::{PageHeader, build_header};
 pub use identity::ModelIdentity;
 pub use manifest::{KvRotation, LayerKind, Manifest, ManifestFields, Rope, Shard};
 pub use metadata::{Declared, Metadata};
+pub use prefix::PrefixHash;
 pub use transpose::{pack_page, pack_rows, unpack_rows};
 pub use view::{PageView, Strides};
 

@@ -28,6 +28,7 @@
 //! | `layer_scan`, `loader`, `stream` | what is loaded next |
 //! | `run`, `attend` | what is handed out, and how it is attended to |
 //! | `tail` | the rows behind the pages |
+//! | `prefix` | which sequence has the beginning of a prompt |
 //! | `plan` | what will be read from where, and how long does it take |
 //! | `counters` | what was read, and how the mount hears of it |
 //!
@@ -46,6 +47,7 @@ mod loader;
 mod memory;
 mod page;
 mod plan;
+mod prefix;
 mod residents;
 mod run;
 mod sequence;
@@ -59,6 +61,7 @@ pub use counters::{ATTRIBUTE, Counts, REPORT_BYTES_MAX};
 pub use error::ReadError;
 pub use page::Tier;
 pub use plan::{Backend, Plan, Rates, TierBytes};
+pub use prefix::{PrefixMatch, longest_prefix};
 pub use residents::{Limits, Residents};
 pub use run::Run;
 pub use sequence::{Sequence, Settings};

@@ -11,6 +11,11 @@
 //! | `Z` object(8) | [`EncodedCopy`](super::record::EncodedCopy) |
 //! | `N` | [`RemoteIdentity`](super::record::RemoteIdentity) |
 //! | `U` inode(8) | empty: the inode is unsettled, recovery looks at it |
+//! | `D` checksum(16) | `InodeId`: a page with this checksum, if it still has it |
+//! | `H` model(8) hash(32) sequence(8) | `u32`: the page that ends the prefix there |
+//! | `L` model(8) hash(32) tokens sequence(8) | `u32`: the page that continues the prefix there |
+//! | `Q` sequence(8) page(4) | [`IndexedPage`](super::record::IndexedPage) |
+//! | `Q` sequence(8) | [`IndexedTokens`](super::record::IndexedTokens) |
 //! | `T` | [`Totals`](super::record::Totals) |
 //! | `C` | `(u32, bool)`: the epoch of the last mount, and whether it ended in good order |
 //!
@@ -52,6 +57,49 @@ pub(crate) fn encoded_copy(object: ObjectId) -> Vec<u8> {
 /// Key of the names of store and remote.
 pub(crate) fn remote_identity() -> Vec<u8> {
     vec![b'N']
+}
+
+/// Key of a page by its checksum.
+pub(crate) fn checksum(checksum: &[u8; 16]) -> Vec<u8> {
+    [b"D".as_slice(), checksum].concat()
+}
+
+/// What the keys of all sequences of a model start with that have a prefix.
+pub(crate) fn holders(model: InodeId, prefix: &[u8; 32]) -> Vec<u8> {
+    let mut key = numbered(b'H', model.0);
+    key.extend_from_slice(prefix);
+    key
+}
+
+/// What the keys of all pages of a model start with that continue a prefix with these tokens.
+pub(crate) fn continuations(model: InodeId, prefix: &[u8; 32], tokens: &[u8]) -> Vec<u8> {
+    let mut key = numbered(b'L', model.0);
+    key.extend_from_slice(prefix);
+    key.extend_from_slice(tokens);
+    key
+}
+
+/// The key of one of them: that of a sequence.
+pub(crate) fn of_sequence(mut key: Vec<u8>, sequence: InodeId) -> Vec<u8> {
+    key.extend_from_slice(&sequence.0.to_be_bytes());
+    key
+}
+
+/// The sequence in a key that [`of_sequence`] made.
+pub(crate) fn sequence(key: &[u8]) -> Option<InodeId> {
+    Some(InodeId(u64::from_be_bytes(*key.last_chunk()?)))
+}
+
+/// Key of how far a sequence's tokens are indexed; those of its pages follow.
+pub(crate) fn indexed(sequence: InodeId) -> Vec<u8> {
+    numbered(b'Q', sequence.0)
+}
+
+/// Key of an indexed page.
+pub(crate) fn indexed_page(sequence: InodeId, page: u32) -> Vec<u8> {
+    let mut key = indexed(sequence);
+    key.extend_from_slice(&page.to_be_bytes());
+    key
 }
 
 /// Key of the epoch.

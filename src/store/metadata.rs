@@ -13,15 +13,18 @@
 //! here waits for the disk except [`Writer::write`], which runs outside of that mutex.
 
 mod encoded;
+mod prefixes;
 mod remote;
 
 use std::borrow::Cow;
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
 use redb::{Database, ReadableDatabase, ReadableTable};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+
+pub(crate) use prefixes::{LEAD_TOKENS_MAX, TokensChange};
 
 use super::StoreError;
 use super::database::{
@@ -59,6 +62,9 @@ pub(crate) struct Metadata {
     /// Files that came to rest and that nobody has looked at since, to copy or to encode them.
     /// Some 16 bytes each, so a million that wait for a remote that is down are 16 MB.
     pub(crate) arrivals: BTreeSet<InodeId>,
+    /// Sequences whose token files the prefix index has not seen as they are. Some 32 bytes each,
+    /// until the next round of indexing.
+    pub(crate) unindexed: BTreeMap<InodeId, TokensChange>,
     /// The last mount ended without a crash.
     pub(crate) was_clean: bool,
     /// Counts freezes; a change made now is durable once this freeze is.
@@ -96,6 +102,7 @@ impl Metadata {
             next_number: u64::from(epoch) << 32,
             has_tiers: false,
             arrivals: BTreeSet::new(),
+            unindexed: BTreeMap::new(),
             was_clean,
             generation: 1,
             names_changed: 1,
@@ -217,11 +224,13 @@ impl Metadata {
 
     /// Stores a name.
     pub(crate) fn put_entry(&mut self, life: Life, parent: InodeId, name: &[u8], entry: Entry) {
+        self.note_tokens(parent, name);
         self.put(life, keys::entry(parent, name), &entry);
     }
 
     /// Removes a name.
     pub(crate) fn remove_entry(&mut self, life: Life, parent: InodeId, name: &[u8]) {
+        self.note_tokens(parent, name);
         self.remove(life, keys::entry(parent, name));
     }
 

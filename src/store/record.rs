@@ -318,6 +318,28 @@ pub struct RemoteIdentity {
     pub remote: Option<u128>,
 }
 
+/// How far the prefix index knows a sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IndexedTokens {
+    /// The directory of the model, under which its pages are indexed.
+    pub model: InodeId,
+    /// The token file that was indexed.
+    pub tokens: InodeId,
+    /// How much of it, in bytes.
+    pub length: u64,
+}
+
+/// What the prefix index keeps of one page of a sequence, full or not.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IndexedPage {
+    /// Hash of everything before it; zeros at the beginning of an unseeded chain.
+    pub parent: [u8; 32],
+    /// Its own, once it is full.
+    pub hash: Option<[u8; 32]>,
+    /// Its tokens, four bytes each, as far as they are part of a key.
+    pub lead: Vec<u8>,
+}
+
 /// A name in a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {

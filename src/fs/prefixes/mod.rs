@@ -1,0 +1,116 @@
+//! `models/NAME/prefixes/`: pages found by what they are about instead of by where they stand.
+//!
+//! | path | answers |
+//! |---|---|
+//! | `prefixes/ab/HASH/` | whether a sequence has the page that ends this prefix, in every layer |
+//! | `prefixes/ab/HASH/007.safetensors` | that page of layer 7: the file in the sequence itself |
+//! | `prefixes/match` | written the tokens of a prompt: which sequence has most of them |
+//!
+//! The index behind it (`index`) is derived from the token files and may lag behind what happens
+//! to pages, so a hit is believed only after the names of the pages were looked up (`find`). It is
+//! not listed, as `.kvfs/` is not (`view`).
+
+mod find;
+mod index;
+mod view;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use crate::page::PrefixHash;
+use crate::store::record::InodeId;
+
+pub(super) use view::Query;
+
+/// Numbers of virtual inodes begin here; those of stored ones end long before.
+const FIRST_NUMBER: u64 = 1 << 63;
+
+/// Whether an inode belongs to a `prefixes` directory.
+pub(super) fn is_virtual(id: InodeId) -> bool {
+    id.0 >= FIRST_NUMBER
+}
+
+/// A virtual inode: the model's directory, and what it is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Virtual {
+    /// `prefixes/`
+    Root(InodeId),
+    /// `prefixes/ab/`
+    Shard(InodeId, u8),
+    /// `prefixes/ab/HASH/`
+    Prefix(InodeId, PrefixHash),
+    /// `prefixes/match`
+    Match(InodeId),
+}
+
+impl Virtual {
+    fn model(self) -> InodeId {
+        let (Virtual::Root(model)
+        | Virtual::Shard(model, _)
+        | Virtual::Prefix(model, _)
+        | Virtual::Match(model)) = self;
+        model
+    }
+}
+
+/// The virtual inodes that the kernel holds.
+#[derive(Debug, Default)]
+struct Numbers {
+    next: u64,
+    by_number: HashMap<InodeId, (Virtual, u64)>,
+    by_meaning: HashMap<Virtual, InodeId>,
+}
+
+impl Numbers {
+    /// The number of a virtual inode, held once more.
+    fn hold(&mut self, meaning: Virtual) -> InodeId {
+        let next = &mut self.next;
+        let id = *self.by_meaning.entry(meaning).or_insert_with(|| {
+            *next += 1;
+            InodeId(FIRST_NUMBER + *next)
+        });
+        self.by_number.entry(id).or_insert((meaning, 0)).1 += 1;
+        id
+    }
+
+    fn forget(&mut self, id: InodeId, count: u64) {
+        let Some((meaning, held)) = self.by_number.get_mut(&id) else {
+            return;
+        };
+        *held = held.saturating_sub(count);
+        if *held == 0 {
+            self.by_meaning.remove(meaning);
+            self.by_number.remove(&id);
+        }
+    }
+}
+
+/// What a mount keeps for its `prefixes` directories.
+#[derive(Debug, Default)]
+pub(super) struct Prefixes {
+    numbers: Mutex<Numbers>,
+    /// Held while the index is brought up to date.
+    turn: Mutex<()>,
+    /// As many references as there are open queries, and one.
+    queries: Arc<()>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_virtual_inode_keeps_its_number_until_it_is_forgotten() {
+        let mut numbers = Numbers::default();
+        let (root, shard) = (Virtual::Root(InodeId(7)), Virtual::Shard(InodeId(7), 0));
+        let first = numbers.hold(root);
+        assert!(is_virtual(first));
+        assert_ne!(numbers.hold(shard), first);
+        assert_eq!(numbers.hold(root), first);
+        numbers.forget(first, 1);
+        assert_eq!(numbers.hold(root), first);
+        numbers.forget(first, 2);
+        assert_eq!(numbers.by_number.len(), 1);
+        assert_ne!(numbers.hold(root), first);
+    }
+}

@@ -1,0 +1,261 @@
+//! What `prefixes/` looks like from outside.
+//!
+//! The directories take owner and permissions from the model's. Pages are the inodes of the
+//! sequence that has them, so they are opened, mapped and cached as there.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::Virtual;
+use super::find::Match;
+use super::index::TOKEN_BYTES;
+use crate::fs::attributes::{Attributes, Found, Place};
+use crate::fs::list::{Listed, Listing};
+use crate::fs::lookup::Lookup;
+use crate::fs::open::{Opened, OpenedBy};
+use crate::fs::state::{Handle, Served};
+use crate::fs::transfer::copy_text;
+use crate::fs::{FileSystem, FsError};
+use crate::page::{PrefixHash, names};
+use crate::store::record::{DirectoryClass, InodeId};
+
+/// Bytes of a prompt: four million tokens, more than any model takes.
+const PROMPT_BYTES_MAX: usize = (4 << 20) * TOKEN_BYTES;
+
+/// Questions that may be open at a time: each holds its prompt, so this bounds them to 1 GiB.
+const QUERIES_MAX: usize = 64;
+
+/// An open `prefixes/match`.
+#[derive(Debug)]
+pub(in crate::fs) struct Query {
+    model: InodeId,
+    dialogue: Mutex<Dialogue>,
+    /// Counted.
+    _open: Arc<()>,
+}
+
+/// What was written, and the answer to it once somebody has read it.
+#[derive(Debug, Default)]
+struct Dialogue {
+    prompt: Vec<u8>,
+    answer: Option<Answer>,
+}
+
+#[derive(Debug)]
+struct Answer {
+    text: String,
+    /// Where it begins: at 0, or for who reads on from where the prompt ended, there.
+    offset: u64,
+}
+
+impl Query {
+    /// Adds tokens to the question.
+    pub(in crate::fs) fn ask(&self, bytes: &[u8]) -> Result<(), FsError> {
+        let mut dialogue = self.dialogue();
+        if dialogue.prompt.len() + bytes.len() > PROMPT_BYTES_MAX {
+            return Err(FsError::TooLarge);
+        }
+        dialogue.prompt.extend_from_slice(bytes);
+        dialogue.answer = None;
+        Ok(())
+    }
+
+    fn dialogue(&self) -> MutexGuard<'_, Dialogue> {
+        self.dialogue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl FileSystem {
+    /// Whether a name stands in `prefixes/`, or is that itself.
+    pub(in crate::fs) fn is_prefix_name(&self, place: &Place) -> bool {
+        super::is_virtual(place.parent)
+            || place.name == names::PREFIXES.as_bytes()
+                && matches!(self.state().directory(place.parent), Ok((_, DirectoryClass::Model)))
+    }
+
+    /// Finds a name in a model's directory that is virtual, or in a virtual directory.
+    pub(in crate::fs) fn lookup_prefix(
+        &self, parent: InodeId, name: &[u8],
+    ) -> Result<Option<Lookup>, FsError> {
+        let absent = Ok(Some(Lookup::Absent { stable: false }));
+        let text = std::str::from_utf8(name).unwrap_or_default();
+        let found = if super::is_virtual(parent) {
+            match self.virtual_inode(parent)? {
+                Virtual::Root(model) if name == b"match" => Virtual::Match(model),
+                Virtual::Root(model) => match shard(text) {
+                    Some(shard) => Virtual::Shard(model, shard),
+                    None => return absent,
+                },
+                Virtual::Shard(..) if self.index_prefixes().is_err() => return absent,
+                Virtual::Shard(model, shard) => match text.parse::<PrefixHash>() {
+                    Ok(hash)
+                        if hash.0[0] == shard && self.pages_of_prefix(model, hash)?.is_some() =>
+                    {
+                        Virtual::Prefix(model, hash)
+                    }
+                    _ => return absent,
+                },
+                Virtual::Prefix(model, hash) => return self.lookup_page(model, hash, name),
+                Virtual::Match(_) => return Err(FsError::NotDirectory),
+            }
+        } else if self.is_prefix_name(&Place { parent, name: name.to_vec() }) {
+            Virtual::Root(parent)
+        } else {
+            return Ok(None);
+        };
+        let id = self.virtual_numbers().hold(found);
+        let attributes = self.prefix_attributes(id)?;
+        Ok(Some(Lookup::Found(Found { attributes, name_is_stable: false })))
+    }
+
+    /// Finds the page of a layer that ends a prefix.
+    fn lookup_page(
+        &self, model: InodeId, hash: PrefixHash, name: &[u8],
+    ) -> Result<Option<Lookup>, FsError> {
+        let pages = self.pages_of_prefix(model, hash)?.unwrap_or_default();
+        let page = pages.iter().find(|(layer, _)| page_name(*layer).as_bytes() == name);
+        let Some((_, entry)) = page else {
+            return Ok(Some(Lookup::Absent { stable: false }));
+        };
+        let mut state = self.state();
+        let attributes = state.attributes(&self.store, entry.inode)?;
+        state.nodes.entry(entry.inode).or_default().lookups += 1;
+        Ok(Some(Lookup::Found(Found { attributes, name_is_stable: false })))
+    }
+
+    /// The kernel drops references to a virtual inode.
+    pub(in crate::fs) fn forget_prefix(&self, id: InodeId, count: u64) {
+        self.virtual_numbers().forget(id, count);
+    }
+
+    /// What `stat` shows.
+    pub(in crate::fs) fn prefix_attributes(&self, id: InodeId) -> Result<Attributes, FsError> {
+        let meaning = self.virtual_inode(id)?;
+        let model = self.state().inode(meaning.model())?;
+        let readable = model.mode & 0o444;
+        let is_file = matches!(meaning, Virtual::Match(_));
+        Ok(Attributes {
+            inode: id,
+            file_type: if is_file { libc::S_IFREG } else { libc::S_IFDIR },
+            // Who may look may ask.
+            mode: if is_file { readable | readable >> 1 } else { model.mode & 0o555 },
+            links: if is_file { 1 } else { 2 },
+            size: 0,
+            blocks: 0,
+            is_at_rest: false,
+            ..Attributes::of_record(id, &model)
+        })
+    }
+
+    /// Lists a virtual directory: only that of a prefix shows what is in it.
+    pub(in crate::fs) fn list_prefix(
+        &self, id: InodeId, offset: u64, listing: Listing,
+        mut emit: impl FnMut(&Listed<'_>) -> bool,
+    ) -> Result<(), FsError> {
+        let pages = match self.virtual_inode(id)? {
+            Virtual::Prefix(model, hash) => self.pages_of_prefix(model, hash)?.unwrap_or_default(),
+            Virtual::Match(_) => return Err(FsError::NotDirectory),
+            Virtual::Root(_) | Virtual::Shard(..) => Vec::new(),
+        };
+        let dots = [".", ".."].map(|name| (name.to_owned(), id, libc::S_IFDIR));
+        let pages = pages
+            .into_iter()
+            .map(|(layer, entry)| (page_name(layer), entry.inode, entry.file_type));
+        for (index, (name, inode, file_type)) in (0_u64..).zip(dots.into_iter().chain(pages)) {
+            if index < offset {
+                continue;
+            }
+            let mut state = self.state();
+            let shows = listing == Listing::Attributes && inode != id;
+            let attributes = shows.then(|| state.attributes(&self.store, inode)).transpose()?;
+            let line = Listed {
+                next_offset: index + 1,
+                name: name.as_bytes(),
+                inode,
+                file_type,
+                attributes,
+                name_is_stable: false,
+            };
+            if !emit(&line) {
+                break;
+            }
+            if shows {
+                state.nodes.entry(inode).or_default().lookups += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Opens `prefixes/match`.
+    pub(in crate::fs) fn open_prefix(&self, id: InodeId, flags: i32) -> Result<Opened, FsError> {
+        let Virtual::Match(model) = self.virtual_inode(id)? else {
+            return Err(FsError::IsDirectory);
+        };
+        let open = Arc::clone(&self.prefixes.queries);
+        if Arc::strong_count(&open) > QUERIES_MAX + 1 {
+            return Err(FsError::TryAgain);
+        }
+        let query = Query { model, dialogue: Mutex::default(), _open: open };
+        let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
+        let served = Served::Query(Arc::new(query));
+        let handle = self.state().add_handle(Handle::new(id, writes, served));
+        Ok(Opened {
+            handle,
+            by: OpenedBy::Daemon,
+            is_sealed: false,
+            is_append: true,
+            closes_quietly: true,
+        })
+    }
+
+    /// Answers a question with one line of JSON, of which `buffer` gets what lies at `offset`.
+    /// Returns how much.
+    pub(in crate::fs) fn answer(
+        &self, query: &Query, offset: u64, buffer: &mut [u8],
+    ) -> Result<usize, FsError> {
+        let mut dialogue = query.dialogue();
+        if dialogue.answer.is_none() {
+            self.index_prefixes()?;
+            let found = self.longest_match(query.model, &dialogue.prompt)?;
+            let end = dialogue.prompt.len() as u64;
+            let offset = if offset == end { end } else { 0 };
+            dialogue.answer = Some(Answer { text: to_json(found.as_ref()), offset });
+        }
+        let Some(answer) = &dialogue.answer else { return Ok(0) };
+        let at = offset.saturating_sub(answer.offset);
+        Ok(copy_text(answer.text.as_bytes(), at, buffer))
+    }
+
+    /// Whether reading from a handle answers a question, which takes a while.
+    pub fn is_query(&self, handle: u64) -> bool {
+        let state = self.state();
+        let handle = state.handles.get(&handle);
+        handle.is_some_and(|handle| matches!(handle.served, Served::Query(_)))
+    }
+
+    fn virtual_inode(&self, id: InodeId) -> Result<Virtual, FsError> {
+        let numbers = self.virtual_numbers();
+        numbers.by_number.get(&id).map(|(meaning, _)| *meaning).ok_or(FsError::Stale)
+    }
+
+    fn virtual_numbers(&self) -> MutexGuard<'_, super::Numbers> {
+        self.prefixes.numbers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What [`reader::longest_prefix`](crate::reader::longest_prefix) reads.
+fn to_json(found: Option<&Match>) -> String {
+    let tokens = found.map_or(0, |found| found.tokens);
+    let sequence = found.map(|found| String::from_utf8_lossy(&found.sequence));
+    format!("{}\n", serde_json::json!({ "tokens": tokens, "sequence": sequence }))
+}
+
+/// The name of a layer's page in the directory of a prefix.
+fn page_name(layer: crate::page::Layer) -> String {
+    format!("{}.safetensors", names::format_layer(layer))
+}
+
+/// Two hexadecimal digits in lower case.
+fn shard(name: &str) -> Option<u8> {
+    let shard = u8::from_str_radix(name, 16).ok()?;
+    (format!("{shard:02x}") == name).then_some(shard)
+}

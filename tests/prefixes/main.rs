@@ -1,0 +1,14 @@
+//! Finding cached prefixes: by hash, by prompt, and pages of equal bytes that are stored once.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "../common/mod.rs"]
+#[macro_use]
+mod common;
+
+mod by_hash;
+mod by_prompt;
+mod command;
+mod random;
+mod shared;
+mod writer;
