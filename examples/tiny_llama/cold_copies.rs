@@ -25,6 +25,9 @@ use crate::weights::Weights;
 
 const TOKENS: usize = 1024;
 
+/// Tokens that the benchmark has.
+const RECORDED_TOKENS: usize = 256;
+
 /// Tokens whose attention is compared: every so many-th.
 const QUERY_STEP: usize = 32;
 
@@ -114,6 +117,49 @@ fn relative_error(found: &[f64], expected: &[f64]) -> f64 {
 #[expect(clippy::cast_precision_loss, reason = "a ratio for people")]
 fn ratio(logical: usize, stored: usize) -> f64 {
     logical as f64 / stored as f64
+}
+
+/// What `kvfs bench tiers` has of this model; `src/cli/bench/tiers/ratios.rs` tells the layout.
+fn recording() -> Result<Vec<u8>> {
+    let (shape, layers) = record()?;
+    let mut bytes = Vec::new();
+    for layer in &layers {
+        let rows = RECORDED_TOKENS * 2 * kv_width(shape);
+        bytes.extend(layer.rows[..rows].iter().flat_map(|value| value.to_le_bytes()));
+        let queries = layer.queries.chunks_exact(query_width(shape)).take(RECORDED_TOKENS);
+        let queries = queries.skip(QUERY_STEP - 1).step_by(QUERY_STEP).flatten();
+        bytes.extend(queries.flat_map(|value| value.to_le_bytes()));
+    }
+    Ok(bytes)
+}
+
+/// The numbers of a layer: rows in f16, then queries in f32.
+fn numbers(layer: &[u8], rows_bytes: usize) -> Vec<f64> {
+    let (rows, queries) = layer.split_at(rows_bytes);
+    let rows = rows.as_chunks().0.iter().map(|two| f64::from(f16::from_le_bytes(*two)));
+    let queries = queries.as_chunks().0.iter().map(|four| f64::from(f32::from_le_bytes(*four)));
+    rows.chain(queries).collect()
+}
+
+/// After the model was trained anew, `KVFS_RECORD=1` writes the file.
+#[test]
+fn the_benchmark_has_what_the_model_caches() -> Result<()> {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("src/cli/bench/tiers/recorded.bin");
+    let (shape, layers) = record()?;
+    let found = recording()?;
+    if std::env::var_os("KVFS_RECORD").is_some() {
+        fs::write(&path, &found)?;
+    }
+    let recorded = fs::read(&path)?;
+    assert_eq!(recorded.len(), found.len());
+    let rows_bytes = RECORDED_TOKENS * 2 * kv_width(shape) * 2;
+    let layer_bytes = found.len() / layers.len();
+    for (recorded, found) in recorded.chunks(layer_bytes).zip(found.chunks(layer_bytes)) {
+        // Another processor adds in another order.
+        let error = relative_error(&numbers(found, rows_bytes), &numbers(recorded, rows_bytes));
+        assert!(error < 1e-2, "{error}");
+    }
+    Ok(())
 }
 
 #[test]

@@ -52,7 +52,7 @@ pub(crate) struct Layer {
     pub remote: Option<String>,
     /// Bytes per second to and from the remote.
     pub remote_bandwidth: Option<Size>,
-    /// `none`, `zstd`, `zstd:LEVEL`, `q8_0` or `q4_0`.
+    /// `none`, `zstd` or `zstd:LEVEL`.
     pub cold: Option<String>,
     /// Whose names a new store takes over: the id of a store, or `none`.
     pub rebuild_from: Option<String>,
@@ -240,9 +240,10 @@ fn cold_encoding(first: &Layers<'_>) -> Result<ColdEncoding, String> {
         return Ok(ColdEncoding::None);
     };
     match text.parse() {
-        Ok(ColdEncoding::Quantised(_)) => {
-            Err(format!("cold is {text}: only none and zstd can be mounted so far"))
-        }
+        Ok(ColdEncoding::Quantised(_)) => Err(format!(
+            "cold is {text}: lossy encodings are a model's choice, set cold_encoding in its \
+                 manifest.json"
+        )),
         Ok(cold) => Ok(cold),
         Err(error) => Err(format!("cold: {error}")),
     }

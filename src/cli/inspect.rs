@@ -183,12 +183,13 @@ fn tokens(path: &Path, file_bytes: u64, summary: &mut Summary) -> io::Result<()>
 
 /// What the mount knows about a file; a copy has none of it.
 fn attributes(path: &Path, summary: &mut Summary) {
-    const NAMES: [&CStr; 6] = [
+    const NAMES: [&CStr; 7] = [
         c"user.kvfs.tier",
         c"user.kvfs.encoding",
         c"user.kvfs.checksum",
         c"user.kvfs.stored_bytes",
         c"user.kvfs.pin",
+        c"user.kvfs.lossy",
         c"user.kvfs.ttl",
     ];
     let mut found = Map::new();

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use super::attributes::Place;
 use super::insert::{Origin, Verified};
-use super::open::{Opened, OpenedBy};
+use super::open::{Caching, Opened, OpenedBy};
 use super::publish::page_role;
 use super::state::{Handle, Served, State};
 use super::{FileSystem, FsError};
@@ -46,7 +46,7 @@ impl FileSystem {
             handle,
             by: OpenedBy::Daemon,
             is_sealed: false,
-            is_append: true,
+            caching: Caching::Never,
             closes_quietly: !writes,
         })
     }

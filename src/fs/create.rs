@@ -11,7 +11,7 @@ use crate::store::record::{
 };
 use std::sync::Arc;
 
-use super::open::{Opened, OpenedBy};
+use super::open::{Caching, Opened, OpenedBy};
 use super::spare::NewFile;
 use crate::store::disk::Access;
 
@@ -115,7 +115,13 @@ impl FileSystem {
             && super::lookup::name_is_stable(state.directory(place.parent)?.1, &attributes, b"");
         Ok(Created {
             found: Found { attributes, name_is_stable: stable },
-            opened: Opened { handle, by, is_sealed: false, is_append: append, closes_quietly },
+            opened: Opened {
+                handle,
+                by,
+                is_sealed: false,
+                caching: if append { Caching::Never } else { Caching::Kept },
+                closes_quietly,
+            },
         })
     }
 

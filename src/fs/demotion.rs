@@ -19,6 +19,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::growing::Growing;
+use super::lossy::LossyModels;
 use super::tiers::Tiers;
 use super::{FileSystem, FsError};
 use crate::store::format;
@@ -49,6 +50,7 @@ pub struct Mover {
     published: Instant,
     took: Duration,
     growing: Growing,
+    lossy_models: LossyModels,
     reported: Option<&'static str>,
 }
 
@@ -63,6 +65,7 @@ impl Mover {
             published: Instant::now(),
             took: Duration::ZERO,
             growing: Growing::default(),
+            lossy_models: LossyModels::default(),
             reported: None,
         }
     }
@@ -95,7 +98,7 @@ impl FileSystem {
     /// Whether there is more to do at once.
     fn round(&self, tiers: &Tiers, mover: &mut Mover) -> Result<bool, FsError> {
         // Before anything that waits for the remote.
-        let encoded = self.encode_cold(tiers)?;
+        let encoded = self.encode_cold(tiers, &mut mover.lossy_models)?;
         let Some(exchange) = &tiers.exchange else {
             return Ok(self.note_raw(tiers)? || encoded > 0);
         };
@@ -116,7 +119,7 @@ impl FileSystem {
             outcome?;
         }
         let granted = self.grant_wishes(tiers)?;
-        let mut made_room = self.encode_cold(tiers)?;
+        let mut made_room = self.encode_cold(tiers, &mut mover.lossy_models)?;
         if made_room == 0 {
             made_room = self.make_room_on_disk(tiers)?;
         }

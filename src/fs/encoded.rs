@@ -1,7 +1,7 @@
 //! Cold objects in fewer bytes on the disk.
 //!
-//! While the disk holds more than it should, the coldest raw files are replaced by encoded ones;
-//! only when that is not enough do objects leave for the remote ([`super::leave`]). A crash anywhere
+//! While the disk holds more than it should, the coldest raw files are replaced by encoded ones, pages
+//! of some models by new versions with fewer bits ([`super::lossy`]); only when that is not enough do objects leave for the remote ([`super::leave`]). A crash anywhere
 //! leaves at least one copy that was compared:
 //!
 //! ```text
@@ -19,6 +19,7 @@ use std::collections::{BTreeSet, HashSet};
 use std::io;
 use std::sync::{Mutex, PoisonError};
 
+use super::lossy::LossyModels;
 use super::residency::item;
 use super::state::State;
 use super::tiers::Tiers;
@@ -39,11 +40,10 @@ const SEARCHES_MAX: usize = 8;
 
 impl FileSystem {
     /// Replaces raw files by encoded ones while the disk holds more than it should; how many.
-    pub(super) fn encode_cold(&self, tiers: &Tiers) -> Result<usize, FsError> {
+    pub(super) fn encode_cold(
+        &self, tiers: &Tiers, models: &mut LossyModels,
+    ) -> Result<usize, FsError> {
         self.remove_encoded_garbage(tiers)?;
-        let Some(lossless) = tiers.encoded.encoding() else {
-            return Ok(0);
-        };
         let mut passed_over = HashSet::new();
         let mut replaced = 0;
         for _ in 0..SEARCHES_MAX {
@@ -56,7 +56,9 @@ impl FileSystem {
                 break;
             }
             next.truncate(BATCH);
-            self.encode_batch(tiers, &next, lossless)?;
+            let (rounded, others) = self.make_lossy(tiers, models, &next)?;
+            replaced += rounded;
+            self.encode_batch(tiers, &others)?;
             for &(object, id) in &next {
                 if self.drop_raw(tiers, id, object)? {
                     replaced += 1;
@@ -69,26 +71,26 @@ impl FileSystem {
     }
 
     /// Makes encoded copies of those of these objects that have none, durably.
-    fn encode_batch(
-        &self, tiers: &Tiers, objects: &[(ObjectId, InodeId)], lossless: Lossless,
-    ) -> Result<(), FsError> {
+    fn encode_batch(&self, tiers: &Tiers, objects: &[(ObjectId, InodeId)]) -> Result<(), FsError> {
         let mut items = Vec::new();
         for &(object, id) in objects {
             let let_go = self.lets_go(id);
             let state = self.state();
-            if state.is_pinned(id)? {
+            let is_new = state.metadata.encoded_copy(object)?.is_none();
+            if state.is_pinned(id)? || (is_new && tiers.encoded.encoding().is_none()) {
                 tiers.encoded.stays(object);
                 continue;
             }
-            let is_new = state.metadata.encoded_copy(object)?.is_none();
             // What is in use would stay as it is, and the copy would take space.
             if is_new && let_go && self.is_idle(&state, id, object) {
                 items.extend(to_encode(&state, id, object)?);
             }
         }
-        for (item, outcome) in self.pack_all(tiers, &items, lossless) {
+        let lossless = tiers.encoded.encoding().unwrap_or(Lossless::Raw);
+        let packed = aside(tiers, &items, |item| pack(&self.store, item, lossless));
+        for (item, outcome) in packed {
             match outcome {
-                Ok(Some(copy)) => self.note_encoded(tiers, &item, &copy)?,
+                Ok(Some(copy)) => self.note_encoded(tiers, item, &copy)?,
                 Ok(None) => tiers.encoded.stays(item.object),
                 // Somebody changed or removed the file meanwhile, or memory alone has it.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -107,30 +109,10 @@ impl FileSystem {
         self.commit()
     }
 
-    fn pack_all(
-        &self, tiers: &Tiers, items: &[Item], lossless: Lossless,
-    ) -> Vec<(Item, io::Result<Option<EncodedCopy>>)> {
-        let (todo, done) = (Mutex::new(items.iter()), Mutex::new(Vec::new()));
-        std::thread::scope(|scope| {
-            for _ in 0..THREADS.min(items.len()) {
-                scope.spawn(|| {
-                    crate::sys::be_idle();
-                    while let Some(item) = super::upload::next(&todo) {
-                        if tiers.is_closing() {
-                            return;
-                        }
-                        let outcome = pack(&self.store, item, lossless);
-                        let mut done = done.lock().unwrap_or_else(PoisonError::into_inner);
-                        done.push((*item, outcome));
-                    }
-                });
-            }
-        });
-        done.into_inner().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Gives an encoded copy its place and its record, if the object is still the same.
-    fn note_encoded(&self, tiers: &Tiers, item: &Item, copy: &EncodedCopy) -> Result<(), FsError> {
+    pub(super) fn note_encoded(
+        &self, tiers: &Tiers, item: &Item, copy: &EncodedCopy,
+    ) -> Result<(), FsError> {
         let object = item.object;
         let mut state = self.state_to_change()?;
         let record = state.metadata.object(object)?;
@@ -217,10 +199,44 @@ impl FileSystem {
         Ok(())
     }
 
+    /// An encoded copy of no file: a crash came before the version that it holds took its place.
+    pub(super) fn forget_lone_copy(&self, tiers: &Tiers, object: ObjectId) -> Result<(), FsError> {
+        let mut state = self.state();
+        if state.metadata.object(object)?.is_none()
+            && state.metadata.forget_encoded_copy(object)?.is_some()
+        {
+            tiers.encoded.is_garbage(object);
+        }
+        Ok(())
+    }
+
     /// Whether the store has encoded copies: they are read whatever the mount was told.
     pub fn has_encoded_copies(&self) -> Result<bool, FsError> {
         Ok(self.state().metadata.has_encoded_copies()?)
     }
+}
+
+/// Works on all of these at idle priority, a few at a time; ends early if the mount does.
+pub(super) fn aside<'a, T: Sync, R: Send>(
+    tiers: &Tiers, all: &'a [T], work: impl Fn(&T) -> R + Sync,
+) -> Vec<(&'a T, R)> {
+    let (todo, done) = (Mutex::new(all.iter()), Mutex::new(Vec::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..THREADS.min(all.len()) {
+            scope.spawn(|| {
+                crate::sys::be_idle();
+                while let Some(item) = super::upload::next(&todo) {
+                    if tiers.is_closing() {
+                        return;
+                    }
+                    let outcome = work(item);
+                    let mut done = done.lock().unwrap_or_else(PoisonError::into_inner);
+                    done.push((item, outcome));
+                }
+            });
+        }
+    });
+    done.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Whether an object is a file's that nobody is changing, which may be stored as one likes.

@@ -12,8 +12,10 @@ use crate::tier::counters::Tier;
 const OWN_PREFIX: &[u8] = b"user.kvfs.";
 /// Where a file is; setting it asks for a move.
 pub(super) const TIER: &[u8] = b"user.kvfs.tier";
-/// A file that stays. The only attribute of these that is stored.
+/// A file that stays. Stored.
 pub(super) const PIN: &[u8] = b"user.kvfs.pin";
+/// What a page's values were rounded to, if they were. Stored, and set by the daemon alone.
+pub(super) const LOSSY: &[u8] = b"user.kvfs.lossy";
 /// Of the root: setting it starts a collection of garbage.
 pub(super) const GC: &[u8] = b"user.kvfs.gc";
 /// Limits of the kernel (`XATTR_SIZE_MAX`).
@@ -77,6 +79,7 @@ impl FileSystem {
                 }
             }
             b"pin" => return state.metadata.attribute(id, PIN)?.ok_or(FsError::NoAttribute),
+            b"lossy" => return state.metadata.attribute(id, LOSSY)?.ok_or(FsError::NoAttribute),
             _ => return Err(FsError::NoAttribute),
         };
         Ok(text.into_bytes())
@@ -89,7 +92,7 @@ impl FileSystem {
         }
         let mut names = Vec::new();
         for (name, _) in self.state().metadata.attributes(id)? {
-            if name == PIN {
+            if name == PIN || name == LOSSY {
                 continue;
             }
             names.extend_from_slice(&name);
@@ -151,6 +154,7 @@ impl FileSystem {
         match name {
             TIER => return self.withdraw_wish(id),
             PIN => return self.unpin(id),
+            LOSSY => return Err(FsError::Unsupported),
             _ => {}
         }
         let mut state = self.state_to_change()?;

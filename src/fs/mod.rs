@@ -17,6 +17,7 @@
 //! | `list` | readdir |
 //! | `sync` | fsync, the group commit |
 //! | `encoded`, `decode` | cold objects in fewer bytes on the disk, and back |
+//! | `lossy` | cold pages in fewer bits, as new versions |
 //! | `residency` | fetching what only the remote has |
 //! | `keep_resident` | operations whose bytes must be here and stay |
 //! | `damage` | a local copy that is not what was written |
@@ -48,6 +49,7 @@ mod leave;
 mod link;
 mod list;
 mod lookup;
+mod lossy;
 mod manifest_of_names;
 mod movement;
 mod open;
@@ -78,7 +80,7 @@ pub use demotion::Mover;
 pub use error::FsError;
 pub use list::{Listed, Listing};
 pub use lookup::Lookup;
-pub use open::{Opened, OpenedBy};
+pub use open::{Caching, Opened, OpenedBy};
 pub use prefetch::{Ahead, QUEUE_MAX as PREFETCH_QUEUE_MAX, THREADS as PREFETCH_THREADS};
 pub use setattr::{NewTime, SetAttributes};
 pub use settle::Awaited;

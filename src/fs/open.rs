@@ -3,6 +3,7 @@
 
 use std::sync::{Arc, MutexGuard};
 
+use super::extended::LOSSY;
 use super::state::{Handle, Served, State};
 use super::{FileSystem, FsError, prefixes, views};
 use crate::ingest::seal;
@@ -27,10 +28,21 @@ pub struct Opened {
     pub by: OpenedBy,
     /// The bytes never change: caches keep them, `close()` has nothing to check.
     pub is_sealed: bool,
-    /// Writes append, whatever their offset claims; nothing is cached.
-    pub is_append: bool,
+    /// What the kernel may keep of the bytes where the daemon serves them.
+    pub caching: Caching,
     /// `close()` has nothing to check or to report: the round trip is saved.
     pub closes_quietly: bool,
+}
+
+/// What the kernel may keep of the bytes that the daemon serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Caching {
+    /// All, what it kept at earlier opens included.
+    Kept,
+    /// All from this open on: earlier ones may have been of another version.
+    Anew,
+    /// Nothing. Writes append, whatever their offset claims.
+    Never,
 }
 
 /// Who moves the bytes of an open file.
@@ -413,6 +425,9 @@ impl FileSystem {
             (Served::File(file), OpenedBy::Daemon)
         };
         let handle = state.add_handle(Handle::new(inode, writes, served));
-        Opened { handle, by, is_sealed, is_append: false, closes_quietly: !writes }
+        // Such a page was another version once.
+        let is_lossy = || state.metadata.attribute(inode, LOSSY).ok().flatten().is_some();
+        let caching = if is_sealed && is_lossy() { Caching::Anew } else { Caching::Kept };
+        Opened { handle, by, is_sealed, caching, closes_quietly: !writes }
     }
 }

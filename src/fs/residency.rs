@@ -289,10 +289,12 @@ pub(super) fn item(state: &State, role: Role, object: ObjectId) -> Result<Option
         Role::Page(page) => Subject::Page(PageIdentity::from(&page)),
         _ => Subject::File,
     };
+    let encoded = state.metadata.encoded_copy(object)?;
     Ok(record.checksum.map(|checksum| Item {
         object,
         length: record.length,
         checksum: Checksum(checksum),
         subject,
+        encoded,
     }))
 }

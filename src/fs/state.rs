@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use super::FsError;
 use super::attributes::{Attributes, Place};
+use super::extended::LOSSY;
 use super::prefixes::Query;
 use crate::ingest::model::Model;
 use crate::store::Store;
@@ -310,13 +311,16 @@ impl State {
         Ok(record.is_some_and(|record| record.checksum == Some(checksum)))
     }
 
-    /// Gives an inode the extended attributes of the file that it takes the place of.
+    /// Gives an inode the extended attributes of the file that it takes the place of. What was done to
+    /// its own bytes stays told.
     pub(crate) fn replace_attributes(
         &mut self, id: InodeId, attributes: &[Attribute],
     ) -> Result<(), FsError> {
         let life = self.metadata.life(id);
         for (name, _) in self.metadata.attributes(id)? {
-            self.metadata.remove_attribute(life, id, &name);
+            if name != LOSSY {
+                self.metadata.remove_attribute(life, id, &name);
+            }
         }
         for (name, value) in attributes {
             self.metadata.put_attribute(life, id, name, value);

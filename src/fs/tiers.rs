@@ -152,6 +152,10 @@ impl FileSystem {
         drop(snapshot);
         for (id, object) in encoded {
             self.survey_encoded(tiers, (id, object))?;
+            encoded_copies.remove(&object);
+        }
+        for object in encoded_copies {
+            self.forget_lone_copy(tiers, object)?;
         }
         self.state().metadata.arrivals.extend(arrivals);
         for (id, object) in known {
@@ -215,6 +219,7 @@ impl FileSystem {
         line("ssd_encoded_bytes", &encoded.stored_bytes);
         line("ssd_only_encoded_objects", &encoded.only_objects);
         line("ssd_only_encoded_bytes", &encoded.only_bytes);
+        line("lossy_demotions", &tiers.counters.rounded_pages());
         // 0 as long as hardly anything was decoded.
         line("decoding_bytes_per_second", &tiers.decoding.bytes_per_second().unwrap_or(0));
         let Some(remote) = tiers.exchange.as_ref().map(Exchange::remote) else {

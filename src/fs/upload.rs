@@ -11,8 +11,7 @@ use super::residency::item;
 use super::state::State;
 use super::tiers::Tiers;
 use super::{FileSystem, FsError};
-use crate::store::disk::{Access, DiskFile};
-use crate::store::record::{FileRecord, InodeId, ObjectId, RemoteCopy, RemoteState};
+use crate::store::record::{FileRecord, InodeId, RemoteCopy, RemoteState};
 use crate::tier::counters::Tier;
 use crate::tier::exchange::{Exchange, Item, Uploaded};
 use crate::tier::remote::RemoteError;
@@ -41,7 +40,11 @@ impl FileSystem {
                 scope.spawn(|| {
                     crate::sys::be_idle();
                     while let Some((id, item)) = next(&todo) {
-                        let outcome = self.upload((tiers, exchange), *id, item);
+                        let outcome = if tiers.is_closing() {
+                            Err(RemoteError::Unreachable("the mount ends".to_owned()))
+                        } else {
+                            exchange.upload(&self.store, item)
+                        };
                         let mut done = done.lock().unwrap_or_else(PoisonError::into_inner);
                         done.push((*id, *item, outcome));
                     }
@@ -61,26 +64,6 @@ impl FileSystem {
             }
         }
         failure.map_or(Ok(count), |error| Err(FsError::Remote(error)))
-    }
-
-    fn upload(
-        &self, (tiers, exchange): (&Tiers, &Exchange), id: InodeId, item: &Item,
-    ) -> Result<Uploaded, RemoteError> {
-        if tiers.is_closing() {
-            return Err(RemoteError::Unreachable("the mount ends".to_owned()));
-        }
-        match exchange.upload(&self.store, item) {
-            Err(RemoteError::Local(error)) if error.kind() == io::ErrorKind::NotFound => {}
-            outcome => return outcome,
-        }
-        // Gone, or encoded before there was a remote; what is open stays raw.
-        let _raw = self.open_object_of(id, item.object);
-        exchange.upload(&self.store, item)
-    }
-
-    fn open_object_of(&self, id: InodeId, object: ObjectId) -> Result<Box<dyn DiskFile>, FsError> {
-        let role = self.state().inode(id)?.file().map(|file| file.role).ok_or(FsError::Stale)?;
-        self.open_resident((id, role), object, Access::Read)
     }
 
     /// Without a remote, what came to rest may be encoded. Whether there is more.

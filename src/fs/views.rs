@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::attributes::{Attributes, Place};
 use super::list::Listed;
-use super::open::{Opened, OpenedBy};
+use super::open::{Caching, Opened, OpenedBy};
 use super::state::{Handle, Served};
 use super::{FileSystem, FsError, IoMode};
 use crate::store::quarantine;
@@ -84,7 +84,7 @@ impl FileSystem {
             handle,
             by: OpenedBy::Daemon,
             is_sealed: false,
-            is_append: true,
+            caching: Caching::Never,
             closes_quietly: true,
         })
     }

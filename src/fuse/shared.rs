@@ -14,7 +14,9 @@ use super::convert::{absent, attributes, errno, inode, ttl};
 use super::linger::Linger;
 use super::mount::Passthrough;
 use super::passthrough::{Backings, trial};
-use crate::fs::{Caller, FileSystem, Found, FsError, IoMode, Lookup, Opened, OpenedBy, Place};
+use crate::fs::{
+    Caching, Caller, FileSystem, Found, FsError, IoMode, Lookup, Opened, OpenedBy, Place,
+};
 use crate::observe::Operation;
 use crate::store::record::InodeId;
 
@@ -81,7 +83,11 @@ impl Shared {
 
     /// Flags of an open that the daemon serves: rows and views are never cached.
     pub(super) fn served_flags(opened: &Opened) -> FopenFlags {
-        if opened.is_append { FopenFlags::FOPEN_DIRECT_IO } else { FopenFlags::FOPEN_KEEP_CACHE }
+        match opened.caching {
+            Caching::Never => FopenFlags::FOPEN_DIRECT_IO,
+            Caching::Kept => FopenFlags::FOPEN_KEEP_CACHE,
+            Caching::Anew => FopenFlags::empty(),
+        }
     }
 
     pub(super) fn mode(

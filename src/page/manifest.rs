@@ -131,7 +131,7 @@ pub struct ManifestFields {
     /// Part of a model split over devices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shard: Option<Shard>,
-    /// How cold copies are encoded.
+    /// `q8_0` or `q4_0` lets pages be rounded when they go cold; it is no part of the identity.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cold_encoding: Option<String>,
     /// Fields that this version does not know.

@@ -2,6 +2,8 @@
 
 use prometheus::{IntCounterVec, Opts, Registry};
 
+use super::encoding::{Encoding, Quantisation};
+
 /// Where bytes are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tier {
@@ -39,6 +41,7 @@ pub struct Counters {
     moved_bytes: IntCounterVec,
     failures: IntCounterVec,
     prefetched: IntCounterVec,
+    rounded: IntCounterVec,
 }
 
 const VALID: &str = "names and labels are constants";
@@ -72,6 +75,11 @@ impl Default for Counters {
                 "Pages that were to be fetched before they were opened",
                 &["outcome"],
             ),
+            rounded: counters(
+                "kvfs_lossy_demotions_total",
+                "Pages that went cold as new versions with fewer bits",
+                &["encoding"],
+            ),
         }
     }
 }
@@ -79,8 +87,9 @@ impl Default for Counters {
 impl Counters {
     /// Shows them.
     pub fn register(&self, registry: &Registry) -> prometheus::Result<()> {
-        let Counters { evictions, skipped, moves, moved_bytes, failures, prefetched } = self;
-        for counters in [evictions, skipped, moves, moved_bytes, failures, prefetched] {
+        let Counters { evictions, skipped, moves, moved_bytes, failures, prefetched, rounded } =
+            self;
+        for counters in [evictions, skipped, moves, moved_bytes, failures, prefetched, rounded] {
             registry.register(Box::new(counters.clone()))?;
         }
         Ok(())
@@ -102,6 +111,18 @@ impl Counters {
     /// `unused`, `dropped` (never fetched), `failed`.
     pub fn prefetched(&self, outcome: &str) {
         self.prefetched.with_label_values(&[outcome]).inc();
+    }
+
+    /// A page's values were rounded when it went cold.
+    pub fn rounded(&self, encoding: &str) {
+        self.rounded.with_label_values(&[encoding]).inc();
+    }
+
+    /// Pages of which that is true.
+    pub fn rounded_pages(&self) -> u64 {
+        let encodings = [Quantisation::Q8_0, Quantisation::Q4_0].map(Quantisation::encoding);
+        let counter = |encoding: Encoding| self.rounded.with_label_values(&[encoding.extension()]);
+        encodings.map(|encoding| counter(encoding).get()).iter().sum()
     }
 
     /// A copy left.

@@ -9,7 +9,7 @@ mod files;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-pub use files::{pack, unpack, verify};
+pub use files::{pack, pack_blob, unpack, verify};
 
 use super::encoding::{ColdEncoding, Lossless, ZstdLevel};
 use super::replacement::Replacement;
@@ -39,8 +39,10 @@ pub struct EncodedCopies {
 #[derive(Debug)]
 struct Held {
     raw: Replacement,
-    /// Of objects in `raw`.
-    owners: HashMap<ObjectId, InodeId>,
+    /// The files of objects in `raw`, and their length.
+    owners: HashMap<ObjectId, (InodeId, u64)>,
+    /// The same of objects that stay raw.
+    staying: HashMap<ObjectId, (InodeId, u64)>,
     copies: HashMap<ObjectId, Copy>,
     usage: EncodedUse,
     garbage: BTreeSet<ObjectId>,
@@ -59,6 +61,7 @@ impl EncodedCopies {
         let held = Held {
             raw: Replacement::new(budget_bytes.unwrap_or(u64::MAX)),
             owners: HashMap::new(),
+            staying: HashMap::new(),
             copies: HashMap::new(),
             usage: EncodedUse::default(),
             garbage: BTreeSet::new(),
@@ -84,22 +87,28 @@ impl EncodedCopies {
         self.held().usage
     }
 
-    /// The disk has an object raw that may be encoded instead.
+    /// The disk has an object raw that may be encoded instead. Whether it is, its turn decides: a
+    /// model may ask for it whatever the mount was told.
     pub fn has_raw(&self, object: ObjectId, owner: InodeId, bytes: u64) {
-        if self.encoding().is_none() || bytes < LEAVING_BYTES_MIN {
+        if bytes < LEAVING_BYTES_MIN {
             return;
         }
         let mut held = self.held();
         if held.copies.get(&object).is_some_and(|copy| copy.is_only) {
             return;
         }
-        held.owners.insert(object, owner);
+        held.staying.remove(&object);
+        held.owners.insert(object, (owner, bytes));
         held.raw.insert(object, bytes);
     }
 
     /// The object belongs to another file from now on.
     pub fn belongs_to(&self, object: ObjectId, owner: InodeId) {
-        if let Some(known) = self.held().owners.get_mut(&object) {
+        let mut held = self.held();
+        if let Some((known, _)) = held.owners.get_mut(&object) {
+            *known = owner;
+        }
+        if let Some((known, _)) = held.staying.get_mut(&object) {
             *known = owner;
         }
     }
@@ -138,7 +147,17 @@ impl EncodedCopies {
     pub fn stays(&self, object: ObjectId) {
         let mut held = self.held();
         held.raw.remove(object);
-        held.owners.remove(&object);
+        if let Some(file) = held.owners.remove(&object) {
+            held.staying.insert(object, file);
+        }
+    }
+
+    /// What is to be encoded, and how, has changed: what stayed raw is tried again.
+    pub fn reconsider(&self) {
+        let staying = std::mem::take(&mut self.held().staying);
+        for (object, (owner, bytes)) in staying {
+            self.has_raw(object, owner, bytes);
+        }
     }
 
     /// The object was deleted, is changing or has left: no encoded copy counts any more.
@@ -146,6 +165,7 @@ impl EncodedCopies {
         let mut held = self.held();
         held.raw.remove(object);
         held.owners.remove(&object);
+        held.staying.remove(&object);
         held.drop_copy(object);
     }
 
@@ -179,7 +199,7 @@ impl EncodedCopies {
         let mut held = self.held();
         let Held { raw, owners, .. } = &mut *held;
         let victims = raw.first_to_leave(bytes, |object| passed_over.contains(&object));
-        let owner = |object| owners.get(&object).map(|owner| (object, *owner));
+        let owner = |object| owners.get(&object).map(|(owner, _)| (object, *owner));
         victims.into_iter().filter_map(|victim| owner(victim.object)).collect()
     }
 }
@@ -247,10 +267,18 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_encoded_without_being_asked_for() {
+    fn what_stays_raw_is_tried_again_when_asked_for() {
         let copies = EncodedCopies::new(ColdEncoding::None, Some(1 << 30));
-        copies.has_raw(ObjectId(1), InodeId(7), 1 << 20);
-        assert_eq!(copies.next(1, &HashSet::new()), []);
         assert!(copies.encoding().is_none());
+        let next = || copies.next(u64::MAX, &HashSet::new());
+        for object in [ObjectId(1), ObjectId(2)] {
+            copies.has_raw(object, InodeId(7), 1 << 20);
+            copies.stays(object);
+        }
+        assert_eq!(next(), []);
+        copies.belongs_to(ObjectId(1), InodeId(8));
+        copies.forget(ObjectId(2));
+        copies.reconsider();
+        assert_eq!(next(), [(ObjectId(1), InodeId(8))]);
     }
 }

@@ -22,8 +22,8 @@ use super::remote::{
 };
 use crate::page::Checksum;
 use crate::store::Store;
-use crate::store::disk::{Access, DiskFile};
-use crate::store::record::{ObjectId, RemoteCopy};
+use crate::store::disk::{Access, DiskFile, DiskPath};
+use crate::store::record::{EncodedCopy, ObjectId, RemoteCopy};
 use bytes::{Cursor, FileBytes};
 
 /// How long an open waits for the first answer of a remote: as long as for any other.
@@ -40,6 +40,8 @@ pub struct Item {
     pub checksum: Checksum,
     /// What the checksum is bound to.
     pub subject: Subject,
+    /// A copy on the disk that decodes to it: what goes up where the raw file is missing.
+    pub encoded: Option<EncodedCopy>,
 }
 
 /// An object that the remote holds and that was not read back yet.
@@ -164,7 +166,8 @@ impl Exchange {
         let blob = BlobName { content: ContentHash(copy.content), encoding: copy.encoding };
         let stored_bytes = copy.stored_bytes;
         let stored = Stored { encoding: copy.encoding, stored_bytes, length };
-        let item = Item { object, length, checksum: Checksum([0; 16]), subject: Subject::File };
+        let (checksum, subject) = (Checksum([0; 16]), Subject::File);
+        let item = Item { object, length, checksum, subject, encoded: None };
         let scratch = self.get(store, blob, stored_bytes)?;
         let sink = Cursor::new(target.as_ref());
         let digest = self.decoded(&item, blob, &stored, scratch.as_ref(), sink)?;
@@ -173,7 +176,12 @@ impl Exchange {
 
     fn encode(&self, store: &Store, item: &Item) -> Result<(BlobName, Source)> {
         let file: Arc<dyn DiskFile> =
-            store.open_object(item.object, Access::Read).map_err(RemoteError::local)?.into();
+            match (store.open_object(item.object, Access::Read), item.encoded) {
+                (Err(error), Some(copy)) if error.kind() == io::ErrorKind::NotFound => {
+                    return as_encoded(store, item, &copy);
+                }
+                (file, _) => file.map_err(RemoteError::local)?.into(),
+            };
         let mut reader = Cursor::new(file.as_ref());
         let (encoded, file) = match self.lossless() {
             Lossless::Raw => {
@@ -189,10 +197,7 @@ impl Exchange {
             }
         };
         let encoded = encoded.map_err(local)?;
-        if encoded.digest.checksum != item.checksum {
-            let what = format!("object {}: its bytes are not those on record", item.object);
-            return Err(RemoteError::local(io::Error::new(io::ErrorKind::InvalidData, what)));
-        }
+        check_local(&encoded.digest, item)?;
         let blob = BlobName { content: encoded.digest.content, encoding: encoded.encoding };
         Ok((blob, Source::new(Arc::new(FileBytes(file)), encoded.stored_bytes)))
     }
@@ -239,6 +244,27 @@ impl Exchange {
         let name = RemoteName::Blob(blob);
         RemoteError::Corrupt(format!("remote {}: {name}: {why}", self.remote.place()))
     }
+}
+
+/// What is only encoded on the disk goes up as it is.
+fn as_encoded(store: &Store, item: &Item, copy: &EncodedCopy) -> Result<(BlobName, Source)> {
+    let file = store.disk.open(&DiskPath::Encoded(item.object), Access::Read);
+    let file: Arc<dyn DiskFile> = file.map_err(RemoteError::local)?.into();
+    let EncodedCopy { encoding, stored_bytes } = *copy;
+    let stored = Stored { encoding, stored_bytes, length: item.length };
+    let source = &mut Cursor::new(file.as_ref());
+    let digest = decode(source, &stored, &item.subject, &mut io::sink()).map_err(local)?;
+    check_local(&digest, item)?;
+    let blob = BlobName { content: digest.content, encoding };
+    Ok((blob, Source::new(Arc::new(FileBytes(file)), stored_bytes)))
+}
+
+fn check_local(digest: &Digest, item: &Item) -> Result<()> {
+    if digest.checksum == item.checksum {
+        return Ok(());
+    }
+    let what = format!("object {}: its bytes are not those on record", item.object);
+    Err(RemoteError::local(io::Error::new(io::ErrorKind::InvalidData, what)))
 }
 
 /// Encoding reads and writes files of this machine.

@@ -14,6 +14,7 @@ mod faults;
 mod fsck;
 mod in_place;
 mod kills;
+mod lossy;
 mod movement;
 mod place;
 mod plan;

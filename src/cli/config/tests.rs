@@ -111,7 +111,7 @@ fn refused() {
     );
     check("ssd=1G,cold=none", &[], "", "ssd is set, but neither remote nor cold");
     check("ssd=1M,cold=zstd", &[], "", "ssd is 1048576: must be at least 16777216 bytes");
-    check("cold=q8_0", &[], "", "only none and zstd can be mounted so far");
+    check("cold=q8_0", &[], "", "lossy encodings are a model's choice");
     check("rebuild_from=none", &[], "", "rebuild_from is set, but no remote");
     check("remote=/r,rebuild_from=7", &[], "", "rebuild_from is \"7\": must be none or the id");
     check("remote_bandwidth=1M", &[], "", "remote_bandwidth is set, but no remote");

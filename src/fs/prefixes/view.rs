@@ -11,7 +11,7 @@ use super::index::TOKEN_BYTES;
 use crate::fs::attributes::{Attributes, Found, Place};
 use crate::fs::list::{Listed, Listing};
 use crate::fs::lookup::Lookup;
-use crate::fs::open::{Opened, OpenedBy};
+use crate::fs::open::{Caching, Opened, OpenedBy};
 use crate::fs::state::{Handle, Served};
 use crate::fs::transfer::copy_text;
 use crate::fs::{FileSystem, FsError};
@@ -202,7 +202,7 @@ impl FileSystem {
             handle,
             by: OpenedBy::Daemon,
             is_sealed: false,
-            is_append: true,
+            caching: Caching::Never,
             closes_quietly: true,
         })
     }

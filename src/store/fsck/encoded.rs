@@ -61,6 +61,7 @@ fn damage(
             Role::Page(page) => Subject::Page(PageIdentity::from(&page)),
             _ => Subject::File,
         },
+        encoded: Some(*copy),
     };
     match verify(image.store, &item, copy) {
         Ok(()) => Ok(None),

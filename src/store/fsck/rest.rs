@@ -58,7 +58,10 @@ fn check_remote_copies(image: &mut Image<'_>) {
 fn check_encoded_copies(image: &mut Image<'_>) {
     let stale = image.encoded.keys().filter(|object| !image.objects.contains_key(object));
     for object in stale.copied().collect::<Vec<_>>() {
-        if !image.changes.contains_key(&keys::object(object)) {
+        if !image.was_clean {
+            // A new version that a crash kept from taking its place.
+            image.report.leftovers.unreferenced += 1;
+        } else if !image.changes.contains_key(&keys::object(object)) {
             let what = format!("object {object}: has an encoded copy but no record, removed");
             image.find(&what, true);
         }

@@ -6,7 +6,7 @@ use crate::page::Checksum;
 use crate::store::Store;
 use crate::store::disk::{Access, DiskFile, DiskPath};
 use crate::store::record::EncodedCopy;
-use crate::tier::encoding::{EncodingError, Lossless, Stored, decode_local, encode};
+use crate::tier::encoding::{Encoding, EncodingError, Lossless, Stored, decode_local, encode};
 use crate::tier::exchange::Item;
 use crate::tier::exchange::bytes::Cursor;
 
@@ -45,6 +45,27 @@ fn pack_into(
     target.sync()?;
     check(decode_into(target, item, &copy, &mut io::sink()).map_err(as_io)?, item)?;
     Ok(Some(copy))
+}
+
+/// Writes a blob that holds an object's bytes to [`DiskPath::Encoding`], durably, and reads it back.
+///
+/// # Errors
+/// [`io::ErrorKind::InvalidData`] if the object's bytes do not come back.
+pub fn pack_blob(
+    store: &Store, item: &Item, encoding: Encoding, blob: &[u8],
+) -> io::Result<EncodedCopy> {
+    let path = DiskPath::Encoding(item.object);
+    remove(store, &path)?;
+    let target = store.disk.create(&path)?;
+    let copy = EncodedCopy { encoding, stored_bytes: blob.len() as u64 };
+    let outcome = target.write_all_at(blob, 0).and_then(|()| target.sync()).and_then(|()| {
+        let found = decode_into(target.as_ref(), item, &copy, &mut io::sink());
+        check(found.map_err(as_io)?, item)
+    });
+    if outcome.is_err() {
+        remove(store, &path)?;
+    }
+    outcome.map(|()| copy)
 }
 
 /// Writes the bytes of an encoded object to `target`, an empty file.

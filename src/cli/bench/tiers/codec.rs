@@ -9,25 +9,23 @@ use std::time::Duration;
 
 use nix::sys::resource::{Usage, UsageWho, getrusage};
 
-use super::super::figure::{Better, Figure, Target};
+use super::super::figure::Figure;
 use super::super::measure::{at, interleave, throughput, timed};
 use super::super::note;
 use super::super::transfer::gigabytes;
 use super::super::workplace::Workplace;
 use super::Sizes;
+use super::ratios;
 use super::values::{self, Page};
-use crate::tier::encoding::{
-    Encoding, Lossless, Quantisation, Quantised, Stored, Subject, ZstdLevel, decode, decode_local,
-    encode, quantise_page,
-};
+use crate::tier::encoding::{Lossless, Stored, Subject, ZstdLevel, decode, decode_local, encode};
 
 /// Threads on both sides.
 const THREADS: usize = 2;
 
 pub(super) fn figures(workplace: &Workplace, sizes: &Sizes) -> Result<Vec<Figure>, String> {
-    note("encoding (made-up values)");
+    note("encoding");
     let pages = values::pages(sizes.encoded_pages, 1)?;
-    let mut figures = ratios(&pages)?;
+    let mut figures = ratios::figures(&pages)?;
     let plain = workplace.native().join("pages");
     let bytes: Vec<u8> = pages.iter().flat_map(|page| &page.bytes).copied().collect();
     fs::write(&plain, &bytes).map_err(at(&plain))?;
@@ -147,48 +145,4 @@ fn zstd(options: &[&str], input: &Path, output: Option<&Path>) -> Result<Duratio
         Ok(status) => Err(format!("zstd: {status}")),
         Err(error) => Err(format!("zstd: {error}")),
     })
-}
-
-/// Logical bytes for each byte stored, by encoding.
-fn ratios(pages: &[Page]) -> Result<Vec<Figure>, String> {
-    let logical: usize = pages.iter().map(|page| page.bytes.len()).sum();
-    let mut zstd = 0;
-    let mut shuffled = 0;
-    for page in pages {
-        zstd += blob(page, false)?.bytes.len();
-        let blob = blob(page, true)?;
-        if blob.stored.encoding == Encoding::ZstdShuffled {
-            shuffled += blob.bytes.len();
-        }
-    }
-    let mut ratios = vec![("ratio_raw", logical), ("ratio_zstd3", zstd)];
-    if shuffled > 0 {
-        ratios.push(("ratio_shuffled_zstd3", shuffled));
-    }
-    for (name, quantisation) in
-        [("ratio_q8_0", Quantisation::Q8_0), ("ratio_q4_0", Quantisation::Q4_0)]
-    {
-        let mut stored = 0;
-        for page in pages {
-            match quantise_page(&page.bytes, &page.place, quantisation) {
-                Ok(Quantised::Version(version)) => stored += version.blob.len(),
-                Ok(Quantised::Unsuitable(why)) => return Err(format!("{name}: {why:?}")),
-                Err(error) => return Err(format!("{name}: {error}")),
-            }
-        }
-        ratios.push((name, stored));
-    }
-    Ok(ratios.into_iter().map(|(name, stored)| ratio(name, logical, stored)).collect())
-}
-
-#[allow(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
-fn ratio(name: &'static str, logical: usize, stored: usize) -> Figure {
-    Figure {
-        name,
-        unit: "times",
-        better: Better::Higher,
-        target: Target::None,
-        values: vec![logical as f64 / stored as f64],
-        baselines: Vec::new(),
-    }
 }

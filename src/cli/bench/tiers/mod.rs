@@ -7,6 +7,7 @@ mod codec;
 mod flush;
 mod latency;
 mod memory;
+mod ratios;
 mod remote;
 mod scan;
 mod values;
