@@ -130,13 +130,13 @@ fn shares_merge_to_the_whole() {
     let blocks = cache.blocks();
     let expected = Attention::new(shape, 3).unwrap().run(&queries, &blocks, &options).unwrap();
     let attention = Attention::new(shape, 1).unwrap();
-    let share = |index| attention.run_share(&queries, &blocks, &options, index, 3);
-    let mut whole = share(0).unwrap();
-    whole.merge(&share(1).unwrap()).unwrap();
+    let part = |index| attention.run_share(&queries, &blocks, &options, index, 3);
+    let mut whole = part(0).unwrap();
+    whole.merge(&part(1).unwrap()).unwrap();
     assert_ne!(whole, expected);
-    whole.merge(&share(2).unwrap()).unwrap();
+    whole.merge(&part(2).unwrap()).unwrap();
     assert_eq!(whole, expected);
-    assert!(share(3).is_err());
+    assert!(part(3).is_err());
 }
 
 #[test]

@@ -20,7 +20,7 @@ mod helper;
 mod inspect;
 mod logging;
 mod mount;
-mod mountinfo;
+pub(crate) mod mountinfo;
 mod movement;
 mod options;
 mod output;

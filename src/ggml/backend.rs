@@ -1,6 +1,7 @@
 //! The backend of one context: graphs of the engine, with attention on the runtime.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::path::Path;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
@@ -164,7 +165,7 @@ impl Context {
         drop(replaced);
         for (_, job) in &jobs {
             if job.is_done()? {
-                self.attended.fetch_add(1, Ordering::Relaxed);
+                self.count();
                 ATTENDED.fetch_add(1, Ordering::Relaxed);
             } else if status == STATUS_SUCCESS {
                 return Err("the engine left out an attention operation".to_owned());
@@ -172,6 +173,14 @@ impl Context {
         }
         self.warn();
         Ok(status)
+    }
+
+    /// Whoever set this up sees at once that it works.
+    fn count(&self) {
+        if self.attended.fetch_add(1, Ordering::Relaxed) == 0 {
+            let directory = plugin().directory.as_deref().unwrap_or(Path::new(""));
+            say(&format!("attention runs here, over a KV cache in {}", directory.display()));
+        }
     }
 
     /// The attention operations of a graph that the runtime can do, with their nodes.

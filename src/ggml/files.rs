@@ -14,7 +14,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use nix::fcntl::{FallocateFlags, fallocate};
-use nix::sys::statfs::{FUSE_SUPER_MAGIC, statfs};
+
+use crate::cli::mountinfo;
 
 /// Most caches below one directory: no machine runs more engines.
 const CACHES_MAX: usize = 256;
@@ -30,17 +31,24 @@ pub(super) const VARIABLE: &str = "KVFS_KV";
 /// # Errors
 /// A line that says why it cannot be used.
 pub(super) fn directory(value: &Path) -> Result<PathBuf, String> {
-    let files = value.join("files");
-    // A mountpoint has this directory, where plain files belong.
-    let directory = if files.is_dir() { files.join("llama") } else { value.to_owned() };
     let fail = |why: &dyn std::fmt::Display| format!("{VARIABLE}={}: {why}", value.display());
-    let parent = directory.ancestors().find(|path| path.is_dir());
-    let parent = parent.ok_or_else(|| fail(&"no such directory"))?;
-    let mounted = statfs(parent).map_err(|error| fail(&error))?.filesystem_type();
-    if mounted != FUSE_SUPER_MAGIC {
-        return Err(fail(&"not in a kvfs mount: mount the store first"));
-    }
-    fs::create_dir_all(&directory).map_err(|error| fail(&error))?;
+    let path = std::path::absolute(value).map_err(|error| fail(&error))?;
+    let is_there = |path: &&Path| match path.symlink_metadata() {
+        Err(error) => error.kind() != io::ErrorKind::NotFound,
+        Ok(_) => true,
+    };
+    let there = path.ancestors().find(is_there).unwrap_or(&path);
+    let explain = |error: io::Error| match error.raw_os_error() {
+        Some(libc::ENOTCONN) => fail(&"its daemon is gone: mount the store again"),
+        _ => fail(&error),
+    };
+    let resolved = there.canonicalize().map_err(explain)?;
+    let (mount, _) = mountinfo::kvfs_above(&resolved)
+        .map_err(|_| fail(&"not in a kvfs mount: mount the store first"))?;
+    // In a mountpoint itself plain files have a place of their own.
+    let is_mountpoint = there == path && resolved == mount.mountpoint;
+    let directory = if is_mountpoint { path.join("files/llama") } else { path };
+    fs::create_dir_all(&directory).map_err(explain)?;
     Ok(directory)
 }
 

@@ -31,11 +31,14 @@ pub(crate) fn run(command: &mut Command) -> Output {
     output
 }
 
-/// The files that `build-c-library.sh` makes.
+/// The files that `build-c-library.sh` makes, in the profile of what uses them.
 fn libraries() -> &'static [PathBuf] {
     static LIBRARIES: OnceLock<Vec<PathBuf>> = OnceLock::new();
     LIBRARIES.get_or_init(|| {
         let mut build = Command::new(root().join("mount-scripts/build-c-library.sh"));
+        if !cfg!(debug_assertions) {
+            build.arg("--release");
+        }
         let output =
             run(build.args(["--quiet", "--message-format=json"]).env("CARGO_TERM_COLOR", "never"));
         let messages = String::from_utf8(output.stdout).unwrap();

@@ -14,7 +14,7 @@
 #include "llama.h"
 
 static struct {
-    const char *model, *backends, *prompt, *logits, *flash, *type;
+    const char *model, *backends, *prompt, *logits, *flash, *type, *save, *load;
     int prompt_tokens, predict, context, ubatch, threads, sequences, unified, layers, poll;
     int remove_from, remove_to, shift, copy;
 } options = {
@@ -37,7 +37,8 @@ static void parse(int count, char **words) {
         {"--sequences", NULL, &options.sequences},   {"--unified", NULL, &options.unified},
         {"--remove-from", NULL, &options.remove_from}, {"--remove-to", NULL, &options.remove_to},
         {"--shift", NULL, &options.shift},           {"--copy", NULL, &options.copy},
-        {"--poll", NULL, &options.poll},
+        {"--poll", NULL, &options.poll},             {"--save", &options.save, NULL},
+        {"--load", &options.load, NULL},
     };
     if (count < 2 || count % 2 != 0) fail("usage: engine MODEL [OPTION VALUE]...");
     options.model = words[1];
@@ -123,6 +124,24 @@ static int greedy(const float *logits, int count) {
     return best;
 }
 
+/* A slot file as the server writes it: the tokens of the prompt, here with the one that comes next. */
+static void save(struct llama_context *context, int length, llama_token next) {
+    llama_token *all = malloc((length + 1) * sizeof *all);
+    for (int i = 0; i < length; i++) all[i] = text[i % text_length];
+    all[length] = next;
+    if (llama_state_seq_save_file(context, options.save, 0, all, length + 1) == 0) fail("not saved");
+    free(all);
+}
+
+static int load(struct llama_context *context, int *next) {
+    llama_token *all = malloc(options.context * sizeof *all);
+    size_t length = 0;
+    if (llama_state_seq_load_file(context, options.load, 0, all, options.context, &length) == 0) fail("not loaded");
+    *next = all[length - 1];
+    free(all);
+    return (int)length - 1;
+}
+
 int main(int count, char **words) {
     parse(count, words);
     read_prompt();
@@ -138,7 +157,8 @@ int main(int count, char **words) {
     int positions[64] = {0}, tokens[64] = {0}, prompts = options.copy ? 1 : options.sequences;
     long steps = 0, start = ggml_time_us();
 
-    for (int s = 0; s < prompts; s++)
+    if (options.load) positions[0] = load(context, tokens);
+    for (int s = 0; s < (options.load ? 0 : prompts); s++)
         for (int i = 0; i < options.prompt_tokens;) {
             batch.n_tokens = 0;
             for (; i < options.prompt_tokens && batch.n_tokens < options.ubatch; i++)
@@ -153,6 +173,7 @@ int main(int count, char **words) {
             }
         }
     printf("prefill_us %ld\n", (long)(ggml_time_us() - start));
+    if (options.save) save(context, positions[0], tokens[0]);
     llama_memory_t memory = llama_get_memory(context);
     for (int s = prompts; s < options.sequences; s++) {
         llama_memory_seq_cp(memory, 0, s, -1, -1);
@@ -167,14 +188,15 @@ int main(int count, char **words) {
             positions[0] -= by;
         }
     }
-    start = ggml_time_us();
     for (int i = 0; i < options.predict; i++) {
         batch.n_tokens = 0;
         for (int s = 0; s < options.sequences; s++) {
             printf("token %d\n", tokens[s]);
             add(&batch, tokens[s], positions[s]++, s, 1);
         }
+        start = ggml_time_us();
         decode(context, batch);
+        printf("step_us %ld\n", (long)(ggml_time_us() - start));
         steps++;
         for (int s = 0; s < options.sequences; s++) {
             const float *logits = llama_get_logits_ith(context, s);
@@ -182,7 +204,7 @@ int main(int count, char **words) {
             tokens[s] = greedy(logits, vocabulary);
         }
     }
-    printf("decode_us %ld\nsteps %ld\nlayers %d\n", (long)(ggml_time_us() - start), steps, llama_model_n_layer(model));
+    printf("steps %ld\nlayers %d\n", steps, llama_model_n_layer(model));
     ggml_backend_reg_t plugin = ggml_backend_reg_by_name("KVFS");
     if (plugin) {
         uint64_t (*attended)(void) = (uint64_t(*)(void))ggml_backend_reg_get_proc_address(plugin, "kvfs_attention_count");

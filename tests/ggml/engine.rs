@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use crate::common::mount::scratch_directory;
 use crate::common::require::llama_directory;
@@ -39,6 +40,9 @@ pub(crate) struct Ran {
     pub(crate) attention: Option<u64>,
     pub(crate) steps: u64,
     pub(crate) layers: u64,
+    pub(crate) prefill: Duration,
+    /// Of each step after the prompt.
+    pub(crate) decode: Vec<Duration>,
 }
 
 /// The command, with the backend if there is a cache directory.
@@ -63,14 +67,15 @@ pub(crate) fn ran(model: &Path, arguments: &str, cache: Option<&Path>) -> Ran {
     let logits = bytes.chunks_exact(4).map(|four| f32::from_le_bytes(four.try_into().unwrap()));
     let logits = logits.collect();
     let figures = figures(&output);
-    let one = |name: &str| figures.iter().find(|(key, _)| key == name).map(|(_, value)| *value);
-    let tokens = figures.iter().filter(|(key, _)| key == "token");
+    let all = |name| figures.iter().filter(move |(key, _)| key == name).map(|(_, value)| *value);
     Ran {
-        tokens: tokens.map(|(_, value)| u32::try_from(*value).unwrap()).collect(),
+        tokens: all("token").map(|value| u32::try_from(value).unwrap()).collect(),
         logits,
-        attention: one("attention"),
-        steps: one("steps").unwrap(),
-        layers: one("layers").unwrap(),
+        attention: all("attention").next(),
+        steps: all("steps").next().unwrap(),
+        layers: all("layers").next().unwrap(),
+        prefill: Duration::from_micros(all("prefill_us").next().unwrap()),
+        decode: all("step_us").map(Duration::from_micros).collect(),
     }
 }
 

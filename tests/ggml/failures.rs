@@ -1,7 +1,7 @@
 //! What goes wrong is said in one line, and the engine lives or ends in good order.
 
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use crate::common::disk::SmallDisk;
@@ -9,6 +9,7 @@ use crate::common::mount::scratch_directory;
 use crate::common::{Mode, Mount, eventually};
 use crate::engine::command;
 use crate::gguf::Model;
+use crate::program::{Link, library, run};
 
 /// What the engine wrote to standard error, and how it ended.
 fn errors(cache: Option<&Path>, arguments: &str) -> (Option<i32>, String) {
@@ -35,6 +36,38 @@ fn no_mount() {
     let (code, text) = errors(Some(Path::new("")), "--flash on");
     assert_eq!(code, Some(0), "{text}");
     assert!(!text.contains("kvfs:"), "without the variable nothing is done or said: {text}");
+}
+
+/// The daemon of the mount has died.
+#[test]
+fn mount_gone() {
+    require!(fuse, llama, cc);
+    let mut mount = Mount::new(Mode::Served);
+    mount.kill();
+    for cache in [mount.path(), &mount.join("files/elsewhere")] {
+        let (code, text) = errors(Some(cache), "--flash on");
+        assert_eq!(code, Some(0), "{text}");
+        assert_says(&text, "its daemon is gone: mount the store again");
+    }
+}
+
+/// An engine whose tables nobody has compared.
+#[test]
+fn unknown_version() {
+    require!(cc);
+    let directory = scratch_directory();
+    let program = directory.path().join("unknown");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/ggml/unknown.c");
+    let mut cc = Command::new("cc");
+    cc.args(["-std=c11", "-Wall", "-Werror", "-rdynamic"]).arg(source).arg("-o").arg(&program);
+    run(cc.arg("-ldl"));
+    let output = run(Command::new(&program).arg(library(Link::Shared)));
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(
+        text.trim_end(),
+        "kvfs: the engine has ggml 0.99.0; this kvfs knows 0.25.1 and 0.25.3: use one of them, or \
+         another kvfs"
+    );
 }
 
 /// Attention that runs elsewhere is not passed over in silence.

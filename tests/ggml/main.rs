@@ -15,7 +15,9 @@ mod common;
 mod program;
 
 mod cells;
+#[allow(dead_code, reason = "how long a run took is for the benchmark")]
 mod engine;
 mod failures;
 mod gguf;
 mod models;
+mod slots;
