@@ -44,6 +44,10 @@ pub(crate) enum Command {
     Inspect(InspectArguments),
     /// Say which sequence of a model has the longest beginning of a prompt
     Match(MatchArguments),
+    /// Make a sequence of a slot file of llama.cpp
+    Import(ImportArguments),
+    /// Make a slot file of llama.cpp of a sequence
+    Export(ExportArguments),
     /// Delete what nobody refers to from the remote and from the store
     Gc(GcArguments),
     /// Check a store that is not mounted
@@ -346,6 +350,25 @@ pub(crate) struct MatchArguments {
     pub json: bool,
     /// The model's directory, `MOUNT/models/NAME`
     pub model: PathBuf,
+}
+
+/// `kvfs import`.
+#[derive(Debug, Args)]
+pub(crate) struct ImportArguments {
+    /// What llama.cpp saved of one sequence, with flash attention on
+    pub slot: PathBuf,
+    /// MOUNTPOINT/models/NAME/sequences/SEQUENCE, which must not be there yet; with `kvfs create
+    /// --layout nhd` its pages are slices of the file
+    pub sequence: PathBuf,
+}
+
+/// `kvfs export`.
+#[derive(Debug, Args)]
+pub(crate) struct ExportArguments {
+    /// MOUNTPOINT/models/NAME/sequences/SEQUENCE
+    pub sequence: PathBuf,
+    /// The file to make, or to replace
+    pub slot: PathBuf,
 }
 
 /// `kvfs gc`.

@@ -2,7 +2,7 @@
 
 use std::fs::{DirBuilder, File};
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde_json::{Map, json};
 
@@ -110,7 +110,7 @@ fn fill(path: &Path, manifest: &Manifest) -> io::Result<()> {
     clippy::disallowed_methods,
     reason = "a client of the mount publishes by rename, as every writer does"
 )]
-fn publish(from: &Path, to: &PathBuf) -> io::Result<()> {
+pub(super) fn publish(from: &Path, to: &Path) -> io::Result<()> {
     std::fs::rename(from, to)
 }
 

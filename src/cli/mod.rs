@@ -32,6 +32,7 @@ mod process;
 mod progress;
 mod role;
 mod size;
+mod slot;
 mod stale;
 mod status;
 mod stop;
@@ -71,6 +72,8 @@ fn dispatch(command: Command) -> Outcome {
         Command::Evict(arguments) => movement::evict(&arguments),
         Command::Inspect(arguments) => inspect::run(&arguments),
         Command::Match(arguments) => prefix::run(&arguments),
+        Command::Import(arguments) => slot::import(&arguments),
+        Command::Export(arguments) => slot::export(&arguments),
         Command::Gc(arguments) => gc::run(&arguments),
         Command::Fsck(arguments) => fsck::run(&arguments),
         Command::Bench(arguments) => match bench::run(&arguments) {

@@ -17,8 +17,9 @@
 //! | `cpu`, `replace` | who computes a graph, and how attention gets into it |
 //! | `operation`, `visible` | what is attended to |
 //! | `attend`, `job` | how, and on which threads |
+//! | `slot` | what the engine saves of a conversation |
 //!
-//! `unsafe` is at the border to the engine: not in `files`, `operation` and `visible`. No panic
+//! `unsafe` is at the border to the engine: not in `files`, `operation`, `visible` and `slot`. No panic
 //! crosses it ([`guard`]): an operation that fails ends the engine's step.
 
 #![allow(
@@ -39,6 +40,7 @@ mod library;
 mod operation;
 mod region;
 mod replace;
+pub(crate) mod slot;
 mod tensor;
 mod visible;
 

@@ -20,4 +20,5 @@ mod engine;
 mod failures;
 mod gguf;
 mod models;
+mod pages;
 mod slots;

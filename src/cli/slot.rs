@@ -1,0 +1,135 @@
+//! `kvfs import` and `kvfs export`: conversations of llama.cpp, between its slot files and pages.
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
+
+use super::arguments::{ExportArguments, ImportArguments};
+use super::create::publish;
+use super::output::{Failure, Outcome, Report, bytes};
+use crate::attention::{KvBlock, Tensor, Values};
+use crate::ggml::slot::{Slot, write_head, write_tensor_head};
+use crate::page::names::{TOKENS, format_layer, format_page, format_tail};
+use crate::page::{Geometry, Layer, Manifest, PagePlace, TokenStart, pack_page};
+use crate::reader::Sequence;
+
+fn explain(path: &Path) -> impl Fn(io::Error) -> Failure {
+    move |error| Failure::Failed(format!("{}: {error}", path.display()))
+}
+
+/// Makes a sequence of a slot file.
+pub(crate) fn import(arguments: &ImportArguments) -> Outcome {
+    let (from, to) = (&arguments.slot, &arguments.sequence);
+    let refuse = |why: String| Failure::Failed(format!("{}: {why}", from.display()));
+    let slot = Slot::open(from).map_err(refuse)?;
+    DirBuilder::new().create(to).map_err(explain(to))?;
+    let outcome = Sequence::open(to).map_err(Failure::failed).and_then(|sequence| {
+        let manifest = sequence.manifest();
+        slot.check(manifest.geometry()).map_err(refuse)?;
+        fill(to, manifest, &slot).map_err(explain(to))
+    });
+    if outcome.is_err() {
+        // Best effort: the first error is the one to tell.
+        let _ = std::fs::remove_dir_all(to);
+    }
+    let written = outcome?;
+    Ok(Report::text(format!("{}: {} tokens, {}\n", to.display(), slot.cells(), bytes(written))))
+}
+
+/// Bytes of the rows.
+fn fill(sequence: &Path, manifest: &Manifest, slot: &Slot) -> io::Result<u64> {
+    let geometry = manifest.geometry();
+    let mut written = 0;
+    for layer in (0..geometry.num_layers()).map(Layer) {
+        let directory = sequence.join(format_layer(layer));
+        DirBuilder::new().create(&directory)?;
+        for first in (0..slot.cells()).step_by(geometry.page_tokens() as usize) {
+            let count = (slot.cells() - first).min(geometry.page_tokens());
+            let rows = slot.rows(layer.0, first, count)?;
+            let start = TokenStart(u64::from(first));
+            if count == geometry.page_tokens() {
+                let place = PagePlace::new(manifest, layer, start).map_err(io::Error::other)?;
+                let page = pack_page(&place, &rows, count).map_err(io::Error::other)?;
+                let name = format_page(start);
+                let staging = directory.join(format!("{name}.tmp"));
+                std::fs::write(&staging, page)?;
+                publish(&staging, &directory.join(name))?;
+            } else {
+                append(&directory.join(format_tail(start)), &rows)?;
+            }
+            written += rows.len() as u64;
+        }
+    }
+    let tokens: Vec<u8> = slot.tokens().iter().flat_map(|id| id.to_le_bytes()).collect();
+    append(&sequence.join(TOKENS), &tokens)?;
+    File::open(sequence)?.sync_all()?;
+    Ok(written)
+}
+
+fn append(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    OpenOptions::new().append(true).create_new(true).open(path)?.write_all(bytes)
+}
+
+/// Makes a slot file of a sequence.
+pub(crate) fn export(arguments: &ExportArguments) -> Outcome {
+    let (from, to) = (&arguments.sequence, &arguments.slot);
+    let sequence = Sequence::open(from).map_err(Failure::failed)?;
+    let tokens = sequence.valid_tokens().map_err(Failure::failed)?;
+    let mut ids = sequence.token_ids().map_err(Failure::failed)?;
+    // The engine may have had the next token already.
+    ids.truncate(usize::try_from(tokens).map_err(Failure::failed)?.saturating_add(1));
+    if ids.is_empty() {
+        let line = format!("{} has no {TOKENS}, which a slot file needs", from.display());
+        return Err(Failure::Failed(line));
+    }
+    let mut name = to.clone().into_os_string();
+    name.push(".tmp");
+    let staging = Path::new(&name);
+    let file = File::create_new(staging).map_err(explain(staging))?;
+    let outcome = write_slot(file, &sequence, &ids, tokens)
+        .and_then(|()| publish(staging, to).map_err(explain(to)));
+    if outcome.is_err() {
+        let _ = std::fs::remove_file(staging);
+    }
+    outcome?;
+    Ok(Report::text(format!("{}: {tokens} tokens\n", to.display())))
+}
+
+fn write_slot(file: File, sequence: &Sequence, ids: &[u32], tokens: u64) -> Result<(), Failure> {
+    let geometry = *sequence.manifest().geometry();
+    let cells = u32::try_from(tokens).map_err(Failure::failed)?;
+    let mut file = BufWriter::new(file);
+    write_head(&mut file, &geometry, ids, cells).map_err(Failure::failed)?;
+    for is_v in [false, true] {
+        let mut stream = sequence.stream(0..tokens).map_err(Failure::failed)?;
+        while stream.layer().is_some() {
+            write_tensor_head(&mut file, &geometry, is_v).map_err(Failure::failed)?;
+            while let Some(run) = stream.next_run().map_err(Failure::failed)? {
+                for block in run.blocks() {
+                    write_rows(&mut file, &geometry, &block, is_v).map_err(Failure::failed)?;
+                }
+            }
+        }
+    }
+    let file = file.into_inner().map_err(|error| Failure::failed(error.into_error()))?;
+    file.sync_all().map_err(Failure::failed)
+}
+
+/// Rows of K or V in order of tokens, then heads.
+fn write_rows(
+    to: &mut impl Write, geometry: &Geometry, block: &KvBlock<'_>, is_v: bool,
+) -> io::Result<()> {
+    let (tensor, row_bytes) = match block.v {
+        Values::Rows(v) if is_v => (v, geometry.v_row_bytes()),
+        _ => (block.k, geometry.k_row_bytes()),
+    };
+    let Tensor { bytes, strides } = tensor;
+    let row_bytes = usize::try_from(row_bytes).map_err(io::Error::other)?;
+    for token in 0..block.tokens {
+        for head in 0..geometry.num_kv_heads() as usize {
+            let offset = token * strides.token + head * strides.head;
+            to.write_all(&bytes[offset..offset + row_bytes])?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,262 @@
+//! Slot files of llama.cpp: the tokens of one sequence, and its rows of K and V.
+//!
+//! `llama_state_seq_save_file` writes them, and so does the server's slot saving, in little endian on
+//! every machine that this crate runs on:
+//!
+//! ```text
+//! u32 magic, u32 version, u32 n, u32 tokens[n]
+//! u32 streams (1), u32 cells
+//! per cell: i32 position, u32 sequences (1), i32 sequence
+//! u32 whether V is transposed, u32 layers
+//! per layer: i32 type, u64 bytes of a row, rows of K [cells, kv_heads, head_dim]
+//! per layer: the same of V
+//! ```
+//!
+//! Cells of a cache that has no holes stand in the order of their positions. The order of tokens
+//! and heads is that of pages with `layout: nhd`, so their tensors are slices of such a file.
+
+use std::fs::File;
+use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use super::abi::types;
+use crate::page::{Dtype, Geometry};
+
+#[cfg(test)]
+mod tests;
+
+/// `LLAMA_STATE_SEQ_MAGIC`, "ggsq" as a number.
+const MAGIC: u32 = 0x6767_7371;
+/// `LLAMA_STATE_SEQ_VERSION`
+const VERSION: u32 = 3;
+/// Bytes of a cell's record.
+const CELL_BYTES: u64 = 12;
+/// No model has more layers; what says so is no slot file.
+const LAYERS_MAX: u32 = 1 << 16;
+
+/// K or V of one layer, in the file.
+#[derive(Clone, Copy, Debug)]
+struct Tensor {
+    kind: i32,
+    row_bytes: u64,
+    offset: u64,
+}
+
+/// A slot file whose parts have been found.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    file: File,
+    tokens: Vec<u32>,
+    cells: u32,
+    k: Vec<Tensor>,
+    v: Vec<Tensor>,
+}
+
+/// Reads numbers and knows where it is.
+struct Reader {
+    file: BufReader<File>,
+    offset: u64,
+    length: u64,
+}
+
+impl Reader {
+    fn bytes<const N: usize>(&mut self) -> Result<[u8; N], String> {
+        let mut bytes = [0; N];
+        self.file.read_exact(&mut bytes).map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => format!("ends at byte {}", self.length),
+            _ => error.to_string(),
+        })?;
+        self.offset += N as u64;
+        Ok(bytes)
+    }
+
+    fn u32(&mut self) -> Result<u32, String> {
+        self.bytes().map(u32::from_le_bytes)
+    }
+
+    fn i32(&mut self) -> Result<i32, String> {
+        self.bytes().map(i32::from_le_bytes)
+    }
+
+    /// Refuses counts that the file is too short for, before anything is as large as they say.
+    fn count(&mut self, what: &str, bytes_each: u64) -> Result<u32, String> {
+        let count = self.u32()?;
+        if u64::from(count) * bytes_each > self.length - self.offset {
+            return Err(format!("says that it has {count} {what}, and is too short for them"));
+        }
+        Ok(count)
+    }
+
+    fn tensor(&mut self, cells: u32) -> Result<Tensor, String> {
+        let kind = self.i32()?;
+        let row_bytes = self.bytes().map(u64::from_le_bytes)?;
+        let offset = self.offset;
+        let bytes = u64::from(cells).checked_mul(row_bytes);
+        let end = bytes.and_then(|bytes| offset.checked_add(bytes));
+        let end = end.filter(|end| *end <= self.length);
+        self.offset = end.ok_or_else(|| format!("ends at byte {}", self.length))?;
+        self.file.seek(SeekFrom::Start(self.offset)).map_err(|error| error.to_string())?;
+        Ok(Tensor { kind, row_bytes, offset })
+    }
+
+    /// Cells whose positions are 0, 1, 2, ..., each of one sequence.
+    fn cells(&mut self) -> Result<u32, String> {
+        let streams = self.u32()?;
+        if streams != 1 {
+            return Err(format!("has {streams} streams, not one sequence"));
+        }
+        let cells = self.count("cells", CELL_BYTES)?;
+        for cell in 0..cells {
+            let (position, sequences, _) = (self.i32()?, self.u32()?, self.i32()?);
+            if i64::from(position) != i64::from(cell) || sequences != 1 {
+                return Err(format!(
+                    "cell {cell} is at position {position}: a sequence with holes or shifts, or \
+                     with positions of several dimensions, is no sequence of pages"
+                ));
+            }
+        }
+        Ok(cells)
+    }
+}
+
+impl Slot {
+    /// Finds the parts of a file.
+    ///
+    /// # Errors
+    /// The end of a line that says what it is instead of a slot file.
+    pub(crate) fn open(path: &Path) -> Result<Self, String> {
+        let file = File::open(path).map_err(|error| error.to_string())?;
+        let length = file.metadata().map_err(|error| error.to_string())?.len();
+        let copy = file.try_clone().map_err(|error| error.to_string())?;
+        let mut reader = Reader { file: BufReader::new(copy), offset: 0, length };
+        let (magic, version) = (reader.u32()?, reader.u32()?);
+        if (magic, version) != (MAGIC, VERSION) {
+            return Err(format!("is no slot file of llama.cpp of version {VERSION}"));
+        }
+        let count = reader.count("tokens", 4)?;
+        let tokens = (0..count).map(|_| reader.u32()).collect::<Result<_, _>>()?;
+        let cells = reader.cells()?;
+        let (is_transposed, layers) = (reader.u32()?, reader.u32()?);
+        if is_transposed != 0 {
+            return Err("has V transposed: save it with flash attention on".to_owned());
+        }
+        if layers > LAYERS_MAX {
+            return Err(format!("says that it has {layers} layers"));
+        }
+        let k = (0..layers).map(|_| reader.tensor(cells)).collect::<Result<_, _>>()?;
+        let v = (0..layers).map(|_| reader.tensor(cells)).collect::<Result<_, _>>()?;
+        if reader.offset != length {
+            return Err("has more than the cache of one kind of layer".to_owned());
+        }
+        Ok(Self { file, tokens, cells, k, v })
+    }
+
+    /// Ids, of which there may be one more than cells: the next one to be computed.
+    pub(crate) fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// Tokens that have rows.
+    pub(crate) fn cells(&self) -> u32 {
+        self.cells
+    }
+
+    /// Compares it with the shape of a model's pages.
+    ///
+    /// # Errors
+    /// The end of a line that says what does not fit.
+    pub(crate) fn check(&self, geometry: &Geometry) -> Result<(), String> {
+        let layers = geometry.num_layers() as usize;
+        if self.k.len() != layers {
+            return Err(format!("has {} layers, the manifest {layers}", self.k.len()));
+        }
+        let kind = kind(geometry)?;
+        let expected = row_bytes(geometry);
+        for (layer, (k, v)) in self.k.iter().zip(&self.v).enumerate() {
+            if [k.kind, v.kind] != [kind; 2] {
+                return Err(format!(
+                    "layer {layer} has K of ggml type {} and V of {}, {} is {kind}",
+                    k.kind,
+                    v.kind,
+                    geometry.dtype()
+                ));
+            }
+            if [k.row_bytes, v.row_bytes] != expected {
+                return Err(format!(
+                    "layer {layer} has {} bytes of K and {} of V for each token, the manifest {} \
+                     and {}",
+                    k.row_bytes, v.row_bytes, expected[0], expected[1]
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Rows of `count` tokens of a layer from `first` on, each `K[kv_heads, head_dim]`, then
+    /// `V[kv_heads, v_head_dim]`.
+    ///
+    /// # Panics
+    /// If there is no such layer.
+    pub(crate) fn rows(&self, layer: u32, first: u32, count: u32) -> io::Result<Vec<u8>> {
+        let read = |tensor: &Tensor| {
+            let mut bytes = vec![0; tensor.row_bytes as usize * count as usize];
+            let offset = tensor.offset + u64::from(first) * tensor.row_bytes;
+            self.file.read_exact_at(&mut bytes, offset).map(|()| bytes)
+        };
+        let (k, v) = (&self.k[layer as usize], &self.v[layer as usize]);
+        let (k_bytes, v_bytes) = (k.row_bytes as usize, v.row_bytes as usize);
+        let (k, v) = (read(k)?, read(v)?);
+        let pairs = k.chunks_exact(k_bytes).zip(v.chunks_exact(v_bytes));
+        Ok(pairs.flat_map(|(k, v)| [k, v]).flatten().copied().collect())
+    }
+}
+
+/// Bytes of K and of V of one token of a layer.
+fn row_bytes(geometry: &Geometry) -> [u64; 2] {
+    let heads = u64::from(geometry.num_kv_heads());
+    [heads * geometry.k_row_bytes(), heads * geometry.v_row_bytes()]
+}
+
+/// The number of a dtype in ggml. Quantised K and V are rotated by the engine, depending on the
+/// model and its settings, which a slot file does not say.
+fn kind(geometry: &Geometry) -> Result<i32, String> {
+    if geometry.v_head_dim() == 0 {
+        return Err("has V, the manifest's model has none".to_owned());
+    }
+    match geometry.dtype() {
+        Dtype::F32 => Ok(types::F32),
+        Dtype::F16 => Ok(types::F16),
+        Dtype::Bf16 => Ok(types::BF16),
+        other => Err(format!("cannot be pages of {other}: f32, f16 and bf16 can")),
+    }
+}
+
+/// Writes all of a slot file before the rows.
+///
+/// # Errors
+/// Those of writing, and `InvalidInput` for a dtype that slots do not have.
+pub(crate) fn write_head(
+    to: &mut impl Write, geometry: &Geometry, tokens: &[u32], cells: u32,
+) -> io::Result<()> {
+    let count = u32::try_from(tokens.len()).map_err(io::Error::other)?;
+    let numbers = [MAGIC, VERSION, count].into_iter().chain(tokens.iter().copied());
+    let cell = |position: u32| [position, 1, 0];
+    let numbers = numbers.chain([1, cells]).chain((0..cells).flat_map(cell));
+    for number in numbers.chain([0, geometry.num_layers()]) {
+        to.write_all(&number.to_le_bytes())?;
+    }
+    Ok(())
+}
+
+/// Writes what stands before the rows of K, or V, of a layer.
+///
+/// # Errors
+/// As [`write_head`].
+pub(crate) fn write_tensor_head(
+    to: &mut impl Write, geometry: &Geometry, is_v: bool,
+) -> io::Result<()> {
+    let kind = kind(geometry).map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?;
+    to.write_all(&kind.to_le_bytes())?;
+    to.write_all(&row_bytes(geometry)[usize::from(is_v)].to_le_bytes())
+}
