@@ -2,6 +2,7 @@
 
 use kvfs::reader::longest_prefix;
 
+use crate::common::sys::{rename, sync_directory};
 use crate::common::{Mode, Model, Mount, fill};
 use crate::writer::Sequence;
 
@@ -80,7 +81,7 @@ impl World {
             }
             6 => {
                 let from = model.sequence(mount, &sequence.name);
-                std::fs::rename(from, model.sequence(mount, &name)).unwrap();
+                rename(from, model.sequence(mount, &name)).unwrap();
                 sequence.name = name;
             }
             7 => sequence.replace_tokens(mount, model, tokens, layer == 0),
@@ -113,7 +114,7 @@ fn answers_are_those_of_a_plain_list(mode: Mode) {
     let (mount, model) = (Mount::new(mode), Model::small());
     model.install(&mount);
     let seed = std::env::var("KVFS_TEST_SEED").map_or(1, |seed| seed.parse().unwrap());
-    println!("KVFS_TEST_SEED={seed}");
+    eprintln!("KVFS_TEST_SEED={seed}");
     let random = Random(seed << 32);
     let mut world = World { mount, model, sequences: Vec::new(), made: 0, random };
     world.add();
@@ -124,7 +125,7 @@ fn answers_are_those_of_a_plain_list(mode: Mode) {
             40 => world.mount.remount(),
             80 => {
                 // What was synced is there after a crash, and so are the answers.
-                crate::common::sys::sync_directory(world.mount.path()).unwrap();
+                sync_directory(world.mount.path()).unwrap();
                 world.mount.crash();
             }
             _ => {}
