@@ -4,12 +4,12 @@
 #   mount-scripts/test.sh [ARGUMENTS OF cargo test]
 #
 # A test that lacks something (root, /dev/fuse, a program) prints why and passes;
-# KVFS_REQUIRE=fuse,root,loop,rsync,python,safetensors,pjdfstest,fsx,s3,zstd,cc,c++,nm,llama turns
+# KVFS_REQUIRE=fuse,root,loop,rsync,python,safetensors,pjdfstest,fsx,s3,zstd,cc,c++,nm,llama,xllamacpp turns
 # that into a failure, word by word.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-PYTHON_PACKAGES=(safetensors==0.8.0 numpy==2.4.6 xxhash==4.1.0)
+PYTHON_PACKAGES=(safetensors==0.8.0 numpy==2.4.6 xxhash==4.1.0 gguf==0.19.0 xllamacpp==2026.10.11549)
 
 mount-scripts/setup.sh --tests
 
@@ -24,7 +24,7 @@ tools=$PWD/target/test-tools
 export PATH=$tools/bin:$PATH
 
 export KVFS_TEST_PYTHON=$tools/python/bin/python
-if ! "$KVFS_TEST_PYTHON" -c 'import safetensors, numpy, xxhash' 2>/dev/null; then
+if ! "$KVFS_TEST_PYTHON" -c 'import safetensors, numpy, xxhash, gguf, xllamacpp' 2>/dev/null; then
     python3 -m venv "$tools/python"
     "$KVFS_TEST_PYTHON" -m pip install --quiet --disable-pip-version-check "${PYTHON_PACKAGES[@]}"
 fi

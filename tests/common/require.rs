@@ -35,18 +35,19 @@ fn missing(what: &str) -> Option<String> {
         "llama" => (!llama_directory().join("include/llama.h").is_file())
             .then(|| "no llama.cpp: mount-scripts/fetch-llama.sh fetches it".to_owned()),
         "python" => missing_program("python3"),
-        "safetensors" => missing_python_packages(),
+        "safetensors" => missing_python_packages("numpy, safetensors, xxhash"),
+        "xllamacpp" => missing_python_packages("gguf, numpy, safetensors, xllamacpp"),
         program => missing_program(program),
     }
 }
 
 /// The packages that mount-scripts/test.sh installs for `KVFS_TEST_PYTHON`.
-fn missing_python_packages() -> Option<String> {
+fn missing_python_packages(packages: &str) -> Option<String> {
     let program = std::env::var("KVFS_TEST_PYTHON").unwrap_or_else(|_| "python3".to_owned());
     let mut python = std::process::Command::new(program);
-    let ran = python.args(["-c", "import numpy, safetensors, xxhash"]).output();
+    let ran = python.args(["-c", &format!("import {packages}")]).output();
     let there = ran.is_ok_and(|output| output.status.success());
-    (!there).then(|| "no Python with numpy, safetensors and xxhash".to_owned())
+    (!there).then(|| format!("no Python with {packages}"))
 }
 
 /// The S3 server that tests start: `KVFS_S3S_FS`, or `s3s-fs` on the PATH.

@@ -1,0 +1,146 @@
+//! llama.cpp's server saves its slot to the mount; engine and daemon are killed, the file goes to the
+//! remote, compressed, and leaves the disk; a new engine restores it and goes on as if nothing was.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use serde_json::{Value, json};
+
+use crate::common::sys::{getxattr, setxattr, sync_directory};
+use crate::common::{Mode, Mount, eventually, forks};
+use crate::in_repository;
+
+in_both_modes!(a_slot_survives_engine_daemon_and_disk);
+
+const PROMPT_TOKENS: usize = 1290;
+/// Tokens made before the slot is saved, and after.
+const STEP_TOKENS: usize = 48;
+
+/// An engine in a process of its own.
+struct Engine {
+    process: Child,
+    questions: ChildStdin,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Engine {
+    fn start(model: &Path, slots: &Path) -> Engine {
+        let mut command = Command::new(crate::python());
+        command.arg(in_repository("tests/engines/llama_server.py")).arg(model).arg(slots);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut process = forks::spawn(&mut command).unwrap();
+        let questions = process.stdin.take().unwrap();
+        let answers = BufReader::new(process.stdout.take().unwrap());
+        Engine { process, questions, answers }
+    }
+
+    fn ask(&mut self, path: &str, body: &Value) -> Value {
+        let question = json!({ "path": path, "body": body });
+        writeln!(self.questions, "{question}").unwrap();
+        let mut line = String::new();
+        self.answers.read_line(&mut line).unwrap();
+        let answer: Value = serde_json::from_str(&line).expect("the engine answers");
+        assert!(answer.get("error").is_none(), "{path}: {answer}");
+        answer
+    }
+
+    fn complete(&mut self, prompt: &[u8]) -> Completion {
+        let answer = self.ask(
+            "/completion",
+            &json!({
+                "prompt": prompt, "n_predict": STEP_TOKENS, "temperature": 0, "id_slot": 0,
+                "cache_prompt": true, "return_tokens": true,
+            }),
+        );
+        let tokens = answer["tokens"].as_array().unwrap();
+        Completion {
+            tokens: tokens
+                .iter()
+                .map(|token| token.as_u64().unwrap().try_into().unwrap())
+                .collect(),
+            cached: answer["timings"]["cache_n"].as_u64().unwrap(),
+            computed: answer["timings"]["prompt_n"].as_u64().unwrap(),
+        }
+    }
+
+    fn slot(&mut self, action: &str, file: &str) -> Value {
+        self.ask(&format!("/slots/0?action={action}"), &json!({ "filename": file }))
+    }
+
+    fn kill(mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+}
+
+struct Completion {
+    /// Its tokens are bytes.
+    tokens: Vec<u8>,
+    cached: u64,
+    computed: u64,
+}
+
+fn write_model(path: &Path) {
+    let mut command = Command::new(crate::python());
+    command.arg(in_repository("examples/python/tiny_llama_gguf.py"));
+    command.arg(in_repository("tests/fixtures/tiny-llama")).arg(path);
+    forks::succeed(&mut command);
+}
+
+fn a_slot_survives_engine_daemon_and_disk(mode: Mode) {
+    require!(xllamacpp);
+    let remote = crate::common::mount::scratch_directory();
+    let place = remote.path().to_str().unwrap().to_owned();
+    let options = ["--remote", &place, "--ssd", "64M", "--cold", "zstd:3"];
+    let mut mount = Mount::with_options(mode, &options);
+    // The weights come from the mount as well: the engine maps them.
+    let model = mount.files("tiny.gguf");
+    write_model(&model);
+    let slots = mount.files("slots");
+    std::fs::create_dir(&slots).unwrap();
+
+    let mut prompt = std::fs::read(in_repository("tests/fixtures/tiny-llama/prompt.txt")).unwrap();
+    prompt.truncate(PROMPT_TOKENS);
+    let mut engine = Engine::start(&model, &slots);
+    let first = engine.complete(&prompt);
+    assert_eq!((first.tokens.len(), first.cached), (STEP_TOKENS, 0));
+    let saved = engine.slot("save", "ruth.bin");
+    prompt.extend(&first.tokens);
+    let expected = engine.complete(&prompt);
+    sync_directory(mount.path()).unwrap();
+    engine.kill();
+
+    let file = slots.join("ruth.bin");
+    let bytes = std::fs::read(&file).unwrap();
+    assert_eq!(saved["n_written"].as_u64().unwrap(), bytes.len() as u64);
+    // The kernel may not have heard yet that the engine has closed it.
+    eventually("the file to be moved", || setxattr(&file, "user.kvfs.tier", b"remote").ok());
+    eventually("the slot to leave the disk", || {
+        (getxattr(&file, "user.kvfs.tier").unwrap() == "remote").then_some(())
+    });
+    let encoding = getxattr(&file, "user.kvfs.encoding").unwrap();
+    assert!(encoding.contains("zstd"), "{encoding}");
+    let stored: usize = getxattr(&file, "user.kvfs.stored_bytes").unwrap().parse().unwrap();
+    assert!(stored < bytes.len(), "{stored} of {}", bytes.len());
+    sync_directory(mount.path()).unwrap();
+    mount.crash();
+
+    let mut engine = Engine::start(&model, &slots);
+    let restored = engine.slot("restore", "ruth.bin");
+    assert_eq!(restored["n_restored"], saved["n_saved"]);
+    assert_eq!(restored["n_read"], saved["n_written"]);
+    let again = engine.complete(&prompt);
+    assert_eq!(String::from_utf8_lossy(&again.tokens), String::from_utf8_lossy(&expected.tokens));
+    // The last token is always computed, since its logits are not in the file.
+    assert!(again.cached + 1 >= prompt.len() as u64 - 1, "cached {}", again.cached);
+    assert!(again.computed <= 2, "computed {}", again.computed);
+    engine.kill();
+
+    // Without the file everything is computed anew: what was cached came from there.
+    let mut engine = Engine::start(&model, &slots);
+    let anew = engine.complete(&prompt);
+    assert_eq!((anew.cached, anew.computed), (0, prompt.len() as u64));
+    engine.kill();
+    assert!(std::fs::read(&file).unwrap() == bytes);
+}
