@@ -1,7 +1,8 @@
 //! Copies in memory written out to the disk, several at a time.
 //!
 //! One file after the other, each synced before the next is begun, reached a quarter of the disk's
-//! sequential rate. Past the page cache, since the bytes are in memory anyway.
+//! sequential rate. Past the page cache, since the bytes are in memory anyway, and straight from
+//! where they lie there unless somebody may still change them.
 
 use std::io;
 use std::sync::{Mutex, PoisonError};
@@ -58,7 +59,11 @@ fn write_one(store: &Store, copy: Flushed, buffer: &mut Buffer) -> io::Result<()
     let target = store.disk.create(&path)?;
     let length = source.stat()?.length;
     let bytes = if length.is_multiple_of(DIRECT_ALIGNMENT) && target.bypass_cache() {
-        copy_directly(source.as_ref(), target.as_ref(), length, buffer.aligned())?;
+        let mapped = if source.is_at_rest()? { source.map_at_rest() } else { None };
+        match mapped {
+            Some(mapped) if mapped.len() as u64 == length => target.write_all_at(&mapped, 0)?,
+            _ => copy_directly(source.as_ref(), target.as_ref(), length, buffer.aligned())?,
+        }
         length
     } else {
         copy_all(source.as_ref(), target.as_ref())?
