@@ -21,7 +21,7 @@
 //! | `residency` | fetching what only the remote has |
 //! | `keep_resident` | operations whose bytes must be here and stay |
 //! | `damage` | a local copy that is not what was written |
-//! | `prefetch` | fetching what will be opened next |
+//! | `prefetch` | bringing nearer what will be opened next |
 //! | `movement`, `pin` | moving and keeping a file on request |
 //! | `demotion`, `upload`, `leave`, `manifest_of_names` | moving towards the remote |
 //! | `growing` | copies of tails and token files for that manifest |
@@ -140,6 +140,7 @@ pub struct FileSystem {
     tiers: Option<Tiers>,
     /// Makes the kernel forget a backing file that it keeps for the next open.
     let_go: OnceLock<LetGo>,
+    prefetch: prefetch::Prefetch,
     collection: collection::Collection,
     prefixes: prefixes::Prefixes,
 }
@@ -167,6 +168,7 @@ impl FileSystem {
             invalidations,
             tiers: None,
             let_go: OnceLock::new(),
+            prefetch: prefetch::Prefetch::default(),
             collection: collection::Collection::default(),
             prefixes: prefixes::Prefixes::default(),
         };

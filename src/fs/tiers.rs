@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use super::collection::Publication;
 use super::movement::Wishes;
-use super::prefetch::Prefetch;
 use super::residency::Flights;
 use super::{FileSystem, FsError};
 use crate::store::record::{
@@ -30,7 +29,6 @@ pub struct Tiers {
     pub(super) counters: Counters,
     pub(super) flights: Flights,
     pub(super) wishes: Wishes,
-    pub(super) prefetch: Prefetch,
     pub(super) publication: Publication,
     /// Stored bytes that come from the remote.
     pub(super) fetching: Rate,
@@ -60,7 +58,6 @@ impl Tiers {
             counters,
             flights: Flights::default(),
             wishes: Wishes::default(),
-            prefetch: Prefetch::default(),
             publication: Publication::default(),
             fetching: Rate::default(),
             decoding: Rate::default(),

@@ -223,7 +223,7 @@ impl Filesystem for Callbacks {
         let _awake = self.linger.after_reply();
         self.mode(|descriptor| reply.open_backing(descriptor));
         let reads_only = is_reader(flags);
-        self.fs.expect_more(inode(number));
+        self.fs.expect_more(inode(number), self.backings.is_held(inode(number)));
         if reads_only && let Some((handle, id)) = self.open_held(inode(number)) {
             let handle = FileHandle(handle);
             return reply.opened_passthrough(handle, FopenFlags::FOPEN_NOFLUSH, &id);

@@ -219,8 +219,8 @@ pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountEr
             let fetches = fetches.clone();
             start(&format!("kvfs-fetch-{number}"), move || slow::run(&fetches))?;
         }
-        start_prefetching(&file_system, &stopped)?;
     }
+    start_prefetching(&file_system, counters, &stopped)?;
     let moving = mover.map(|mover| start_moving(&file_system, mover, &stopped)).transpose()?;
     let session = session.spawn().map_err(MountError::Thread)?;
     ready();
@@ -333,10 +333,10 @@ fn start_moving(
 /// Fetches pages ahead until `stopped` is closed. The threads are not waited for: one may hang in
 /// the remote.
 fn start_prefetching(
-    file_system: &Arc<FileSystem>, stopped: &Receiver<()>,
+    file_system: &Arc<FileSystem>, counters: Counters, stopped: &Receiver<()>,
 ) -> Result<(), MountError> {
     let (queue, pages) = bounded(PREFETCH_QUEUE_MAX);
-    file_system.prefetch_through(queue);
+    file_system.prefetch_through(queue, counters);
     for number in 0..PREFETCH_THREADS {
         let (file_system, stopped, pages) =
             (Arc::clone(file_system), stopped.clone(), pages.clone());

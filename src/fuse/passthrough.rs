@@ -68,6 +68,11 @@ impl Backings {
         })
     }
 
+    /// Whether the backing file of an inode is registered: it was opened not long ago.
+    pub(super) fn is_held(&self, inode: InodeId) -> bool {
+        self.registered().by_inode.contains_key(&inode)
+    }
+
     /// An open of an inode is gone; it may have been one without passthrough.
     pub(super) fn detach(&self, inode: InodeId) {
         // Dropped after the lock: other opens do not wait while the kernel closes the file.

@@ -239,6 +239,10 @@ pub trait DiskFile: Debug + Send + Sync {
     fn bypass_cache(&self) -> bool {
         false
     }
+    /// Has the whole file read into memory, without waiting for it, if the disk can.
+    fn read_ahead(&self) -> io::Result<()> {
+        Ok(())
+    }
     /// Makes the content durable.
     fn sync(&self) -> io::Result<()>;
     /// `fstat`

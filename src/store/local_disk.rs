@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
-use nix::fcntl::OFlag;
+use nix::fcntl::{OFlag, PosixFadviseAdvice, posix_fadvise};
 use nix::sys::stat::Mode;
 
 use super::disk::{
@@ -205,6 +205,11 @@ impl DiskFile for LocalFile {
         // Filesystems without it answer EINVAL.
         let flags = nix::fcntl::FcntlArg::F_SETFL(OFlag::O_DIRECT);
         nix::fcntl::fcntl(&self.0, flags).is_ok()
+    }
+
+    fn read_ahead(&self) -> io::Result<()> {
+        let advice = PosixFadviseAdvice::POSIX_FADV_WILLNEED;
+        Ok(posix_fadvise(&self.0, 0, 0, advice)?)
     }
 
     fn sync(&self) -> io::Result<()> {

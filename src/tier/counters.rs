@@ -41,6 +41,7 @@ pub struct Counters {
     moved_bytes: IntCounterVec,
     failures: IntCounterVec,
     prefetched: IntCounterVec,
+    read_ahead: IntCounterVec,
     rounded: IntCounterVec,
 }
 
@@ -72,7 +73,12 @@ impl Default for Counters {
             ),
             prefetched: counters(
                 "kvfs_prefetch_pages_total",
-                "Pages that were to be fetched before they were opened",
+                "Pages of the remote that were to be fetched before they were opened",
+                &["outcome"],
+            ),
+            read_ahead: counters(
+                "kvfs_readahead_pages_total",
+                "Pages of the disk that were to be read or decoded before they were opened",
                 &["outcome"],
             ),
             rounded: counters(
@@ -87,9 +93,10 @@ impl Default for Counters {
 impl Counters {
     /// Shows them.
     pub fn register(&self, registry: &Registry) -> prometheus::Result<()> {
-        let Counters { evictions, skipped, moves, moved_bytes, failures, prefetched, rounded } =
-            self;
-        for counters in [evictions, skipped, moves, moved_bytes, failures, prefetched, rounded] {
+        let Counters { evictions, skipped, moves, moved_bytes, failures, .. } = self;
+        let Counters { prefetched, read_ahead, rounded, .. } = self;
+        let moving = [evictions, skipped, moves, moved_bytes, failures];
+        for counters in moving.into_iter().chain([prefetched, read_ahead, rounded]) {
             registry.register(Box::new(counters.clone()))?;
         }
         Ok(())
@@ -107,10 +114,11 @@ impl Counters {
         self.failures.with_label_values(&[from.name(), to.name(), error]).inc();
     }
 
-    /// What became of a page that was to be fetched ahead: `used`, `late` (opened while it came),
-    /// `unused`, `dropped` (never fetched), `failed`.
-    pub fn prefetched(&self, outcome: &str) {
-        self.prefetched.with_label_values(&[outcome]).inc();
+    /// What became of a page that was to be nearer when it is opened: `used`, `late` (opened while
+    /// it came), `unused`, `dropped` (nothing was done), `failed`.
+    pub fn prefetched(&self, from: Tier, outcome: &str) {
+        let counter = if from == Tier::Remote { &self.prefetched } else { &self.read_ahead };
+        counter.with_label_values(&[outcome]).inc();
     }
 
     /// A page's values were rounded when it went cold.

@@ -1,9 +1,13 @@
-//! Pages of the remote are fetched before a scan reaches them, and hardly any others.
+//! Pages of the remote are fetched before a scan reaches them, those of the disk are read into the
+//! page cache, and hardly any others.
 
 use std::path::PathBuf;
+use std::process::Command;
 
-use crate::common::sys::{assert_errno, rename, write_and_close};
-use crate::common::{Mode, Model};
+use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
+
+use crate::common::sys::{assert_errno, rename, sync_directory, write_and_close};
+use crate::common::{Mode, Model, Mount, eventually, forks};
 use crate::place::{Place, kvfs, printed, tier};
 
 in_both_modes!(
@@ -11,6 +15,7 @@ in_both_modes!(
     a_scan_of_a_part_fetches_little_more,
     opens_without_an_order_fetch_nothing_else,
     a_scan_goes_on_after_pages_could_not_be_fetched,
+    a_scan_of_the_disk_is_read_ahead_until_it_stops,
 );
 
 /// A page of 8 KiB takes 4 ms.
@@ -43,6 +48,11 @@ impl Sequence {
         let directory = sequence.model.sequence(&sequence.place.mount, "a");
         printed(&kvfs(&["evict"], &[&directory]));
         assert!(sequence.pages.iter().all(|(path, _)| tier(path) == "remote"));
+        // The records say so a moment before the files go.
+        let pages = sequence.pages.len().to_string();
+        eventually("the files to go", || {
+            (sequence.place.mount.status("remote_only_objects") == pages).then_some(())
+        });
         sequence
     }
 
@@ -124,4 +134,53 @@ fn a_scan_goes_on_after_pages_could_not_be_fetched(mode: Mode) {
         sequence.read(0, range);
     }
     assert_eq!(tier(path), "ssd");
+}
+
+/// How many of the store's objects are in the page cache, as far as they can be.
+fn cached(mount: &Mount) -> usize {
+    let mut fincore = Command::new("fincore");
+    fincore.args(["--noheadings", "--raw", "--bytes", "--output", "RES"]).args(mount.objects());
+    let output = forks::output(&mut fincore);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).unwrap();
+    text.lines().filter(|line| line.trim() != "0").count()
+}
+
+fn a_scan_of_the_disk_is_read_ahead_until_it_stops(mode: Mode) {
+    crate::require!(fincore);
+    let mut mount = Mount::with_options(mode, &["--ram", "16M"]);
+    let model = Model::small();
+    model.install(&mount);
+    let paths: Vec<PathBuf> = (0..60)
+        .map(|range| {
+            let start = range * u64::from(model.page_tokens());
+            let path = model.page_path(&mount, "a", 0, start);
+            write_and_close(&path, &model.page(0, start, start)).unwrap();
+            path
+        })
+        .collect();
+    sync_directory(mount.path()).unwrap();
+    mount.remount();
+    for object in mount.objects() {
+        let file = std::fs::File::open(object).unwrap();
+        posix_fadvise(&file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED).unwrap();
+    }
+    let before = cached(&mount);
+    let outcome = |outcome: &str| {
+        mount.metric(&format!("kvfs_readahead_pages_total{{outcome=\"{outcome}\"}}"))
+    };
+    // A fifth of what was opened is ahead, and nothing more once the reader has stopped.
+    for path in &paths[..30] {
+        std::fs::read(path).unwrap();
+    }
+    eventually("six pages to be ahead", || (cached(&mount) >= before + 36).then_some(()));
+    let_arrive();
+    assert_eq!(cached(&mount), before + 36);
+    for path in &paths[30..] {
+        std::fs::read(path).unwrap();
+    }
+    let [used, late, dropped, failed] = ["used", "late", "dropped", "failed"].map(outcome);
+    assert!(used + late + dropped == 59 && failed == 0, "{used} {late} {dropped} {failed}");
+    assert!(used >= 6, "{used} of 59");
+    assert_eq!(mount.metric("kvfs_prefetch_pages_total{outcome=\"used\"}"), 0);
 }
