@@ -1,28 +1,53 @@
-//! A disk that is easily full.
+//! A disk that is easily full, and that loses its power.
 
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::process::Command;
 
+use super::eventually;
 use super::forks::{output, succeed};
 use super::mount::scratch_directory;
 
-/// An ext4 of 48 MiB in a file.
+/// An ext4 in a file.
 pub(crate) struct SmallDisk {
     pub(crate) mountpoint: PathBuf,
+    image: PathBuf,
     _directory: tempfile::TempDir,
 }
 
 impl SmallDisk {
+    /// One of 48 MiB.
     pub(crate) fn new() -> SmallDisk {
+        SmallDisk::of(48 << 20)
+    }
+
+    pub(crate) fn of(bytes: u64) -> SmallDisk {
         let directory = scratch_directory();
         let image = directory.path().join("image");
-        std::fs::File::create(&image).unwrap().set_len(48 << 20).unwrap();
+        std::fs::File::create(&image).unwrap().set_len(bytes).unwrap();
         succeed(Command::new("mkfs.ext4").args(["-q", "-m", "0"]).arg(&image));
         let mountpoint = directory.path().join("disk");
         std::fs::create_dir(&mountpoint).unwrap();
-        succeed(Command::new("mount").args(["-o", "loop"]).arg(&image).arg(&mountpoint));
-        SmallDisk { mountpoint, _directory: directory }
+        let disk = SmallDisk { mountpoint, image, _directory: directory };
+        disk.mount();
+        disk
+    }
+
+    fn mount(&self) {
+        succeed(Command::new("mount").args(["-o", "loop"]).arg(&self.image).arg(&self.mountpoint));
+    }
+
+    /// From now on nothing reaches the disk, not even what its journal holds.
+    pub(crate) fn cut_power(&self) {
+        super::sys::shut_down(&self.mountpoint).unwrap();
+    }
+
+    /// The disk comes back with what it had when its power was cut.
+    pub(crate) fn restore_power(&self) {
+        eventually("the disk not to be busy", || {
+            output(Command::new("umount").arg(&self.mountpoint)).status.success().then_some(())
+        });
+        self.mount();
     }
 
     /// Takes all the space that is left.

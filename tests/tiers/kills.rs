@@ -12,10 +12,10 @@ in_both_modes!(every_file_survives_kills_while_objects_move);
 
 const KILLS: u64 = 20;
 /// More than twice what fits, so that something always moves.
-const FILES: u64 = 10;
+pub(crate) const FILES: u64 = 10;
 
 /// A number that depends on the seed alone.
-fn random(seed: u64, below: u64) -> u64 {
+pub(crate) fn random(seed: u64, below: u64) -> u64 {
     u64::from_le_bytes(fill(seed, 8).try_into().unwrap()) % below
 }
 
@@ -54,7 +54,7 @@ fn every_file_survives_kills_while_objects_move(mode: Mode) {
 }
 
 /// Keeps objects coming back, for a while.
-fn read_until_it_fails(paths: &[PathBuf], first: u64) {
+pub(crate) fn read_until_it_fails(paths: &[PathBuf], first: u64) {
     for path in paths.iter().cycle().skip(usize::try_from(first).unwrap()).take(30) {
         if std::fs::read(path).is_err() {
             return;
@@ -63,7 +63,7 @@ fn read_until_it_fails(paths: &[PathBuf], first: u64) {
 }
 
 /// A new version of a file, durable before the kill: demotion has something to do.
-fn change_one(files: &mut [(PathBuf, Vec<u8>)], seed: u64) {
+pub(crate) fn change_one(files: &mut [(PathBuf, Vec<u8>)], seed: u64) {
     let index = usize::try_from(random(seed + 2000, FILES)).unwrap();
     let (path, bytes) = &mut files[index];
     *bytes = fill(seed + 3000, FILE_BYTES);

@@ -18,6 +18,7 @@ mod lossy;
 mod movement;
 mod place;
 mod plan;
+mod power;
 mod prefetch;
 mod rebuild;
 mod remote;
