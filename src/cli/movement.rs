@@ -22,6 +22,7 @@ use crate::page::names::MANIFEST;
 use crate::sys;
 
 const TIER: &CStr = c"user.kvfs.tier";
+const PIN: &CStr = c"user.kvfs.pin";
 const MOVING: &CStr = c"user.kvfs.moving";
 
 /// Files asked for at a time: half of what the remote is asked at a time, the rest is for others.
@@ -154,7 +155,7 @@ fn ask_each(
                     if let Err(error) = ask(file)
                         && let Ok(mut failed) = failed.lock()
                     {
-                        failed.push((file.clone(), explain(&error)));
+                        failed.push((file.clone(), explain(file, &error)));
                     }
                     bar.inc(1);
                 }
@@ -181,10 +182,12 @@ fn set_patiently(file: &Path, word: &[u8]) -> io::Result<()> {
     }
 }
 
-fn explain(error: &io::Error) -> String {
+fn explain(file: &Path, error: &io::Error) -> String {
+    let is_pinned =
+        || matches!(sys::extended_attribute(file, PIN), Ok(Some(value)) if value == b"1");
     match error.raw_os_error() {
         Some(libc::EBUSY) => "somebody has it open or mapped".to_owned(),
-        Some(libc::EPERM) => "it is pinned (user.kvfs.pin)".to_owned(),
+        Some(libc::EPERM) if is_pinned() => "it is pinned (user.kvfs.pin)".to_owned(),
         Some(libc::EOPNOTSUPP) => "files of this kind do not move, or not there".to_owned(),
         Some(libc::ENOSPC) => "there is no room".to_owned(),
         Some(libc::EFBIG) => "it is too large to move".to_owned(),

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::state::State;
+use super::sync::CHECKSUM_BYTES_MAX;
 use super::tiers::Tiers;
 use super::upload::MOVING_BYTES_MAX;
 use super::{FileSystem, FsError};
@@ -153,7 +154,8 @@ impl FileSystem {
         }
         let is_durable = !state.metadata.publishes(object) && !state.metadata.is_committing(object);
         let checksum = state.metadata.object(object)?.and_then(|record| record.checksum);
-        if file.size > MOVING_BYTES_MAX || (is_durable && checksum.is_none()) {
+        let has_none = is_durable && checksum.is_none() && file.size <= CHECKSUM_BYTES_MAX;
+        if file.size > MOVING_BYTES_MAX || has_none {
             return Err(FsError::TooLarge);
         }
         if !tiers.wishes.add(id, object) {

@@ -9,7 +9,7 @@ use super::state::{Node, State};
 use super::{FileSystem, FsError};
 use crate::ingest::seal;
 use crate::store::disk::Access;
-use crate::store::record::{DirectoryClass, InodeId, ObjectId, ObjectKind, Time};
+use crate::store::record::{DirectoryClass, InodeId, ObjectId, ObjectKind, Role, Time};
 use crate::tier::counters::Tier;
 
 /// `close()` returns before the daemon hears of it. A writer whose descriptors have all been
@@ -102,10 +102,12 @@ impl FileSystem {
         let entry = state.entry(from.parent, &from.name).ok().flatten()?;
         let is_released = state.nodes.get(&entry.inode).is_none_or(Node::all_released);
         let is_awaited = state.unsettled.contains_key(&entry.inode) && !is_released;
-        drop(state);
-        // An ordinary name needs no bytes.
+        let inode = state.inode(entry.inode).ok()?;
+        // What was sealed keeps its meaning, or is refused; an ordinary name needs no bytes.
+        let is_plain = inode.file().is_some_and(|file| file.role == Role::Plain);
         let becomes_another = || !matches!(self.class_of(to), Ok((FileClass::Plain, _)));
-        match self.comes_from(entry.inode).filter(|_| becomes_another()) {
+        drop(state);
+        match self.comes_from(entry.inode).filter(|_| is_plain && becomes_another()) {
             Some(Tier::Remote) => return Some(Awaited::Remote),
             Some(_) => return Some(Awaited::Local),
             None => {}

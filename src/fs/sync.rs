@@ -16,8 +16,8 @@ use crate::store::layer::Layer;
 use crate::store::record::{InodeId, ObjectId, ObjectKind, ObjectRecord};
 
 /// Plain files up to this size get a checksum when they come to rest; reading more than this
-/// back after each change would cost more than it protects.
-const CHECKSUM_BYTES_MAX: u64 = 1 << 30;
+/// back after each change would cost more than it protects. Larger ones get one when they move.
+pub(super) const CHECKSUM_BYTES_MAX: u64 = 1 << 30;
 
 impl FileSystem {
     /// Makes every change so far durable.
@@ -101,7 +101,7 @@ impl FileSystem {
         self.note_flushed(&flushed);
         let mut checksums = Vec::new();
         for &object in &frozen.publish {
-            if let Some(record) = self.checksum_at_rest(object)? {
+            if let Some(record) = self.checksum_at_rest(object, CHECKSUM_BYTES_MAX)? {
                 checksums.push((object, record));
             }
         }
@@ -121,7 +121,32 @@ impl FileSystem {
         }
     }
 
-    fn checksum_at_rest(&self, object: ObjectId) -> Result<Option<ObjectRecord>, StoreError> {
+    /// Gives a file that is too large for a checksum at rest one, so that it can move. Whether it
+    /// has one now.
+    pub(super) fn checksum_large(
+        &self, object: ObjectId, bytes_max: u64,
+    ) -> Result<bool, StoreError> {
+        let Ok(before) = self.store.stat_object(object) else {
+            return Ok(false);
+        };
+        let Some(record) = self.checksum_at_rest(object, bytes_max)? else {
+            return Ok(false);
+        };
+        let mut state = self.state();
+        let current = state.metadata.object(object)?;
+        // That took a while: somebody may have changed it and be done again.
+        let is_same = current.is_some_and(|current| {
+            current.checksum.is_none() && state.is_settled(object, &current)
+        }) && self.store.stat_object(object)?.is_same_content(&before);
+        if is_same && !state.failed {
+            state.metadata.put_object(object, &record);
+        }
+        Ok(is_same)
+    }
+
+    fn checksum_at_rest(
+        &self, object: ObjectId, bytes_max: u64,
+    ) -> Result<Option<ObjectRecord>, StoreError> {
         let record = {
             let state = self.state();
             let Some(record) = state.metadata.object(object)? else {
@@ -138,7 +163,7 @@ impl FileSystem {
         };
         let length = file.stat()?.length;
         // A file that is not as long as its record says is not what it was when it settled.
-        if length != record.length || length > CHECKSUM_BYTES_MAX || !file.is_at_rest()? {
+        if length != record.length || length > bytes_max || !file.is_at_rest()? {
             return Ok(None);
         }
         let checksum = Some(seal::content_checksum(file.as_ref())?);

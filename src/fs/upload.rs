@@ -9,9 +9,10 @@ use std::sync::{Mutex, PoisonError};
 use super::demotion::Mover;
 use super::residency::item;
 use super::state::State;
+use super::sync::CHECKSUM_BYTES_MAX;
 use super::tiers::Tiers;
 use super::{FileSystem, FsError};
-use crate::store::record::{FileRecord, InodeId, RemoteCopy, RemoteState};
+use crate::store::record::{FileRecord, InodeId, ObjectId, RemoteCopy, RemoteState};
 use crate::tier::counters::Tier;
 use crate::tier::exchange::{Exchange, Item, Uploaded};
 use crate::tier::remote::RemoteError;
@@ -78,8 +79,7 @@ impl FileSystem {
     /// Files that came to rest, whose bytes are durable, and which the remote does not have.
     fn take_arrivals(&self, tiers: &Tiers) -> Result<Vec<(InodeId, Item)>, FsError> {
         let mut state = self.state();
-        let mut batch = Vec::new();
-        let mut later = Vec::new();
+        let (mut batch, mut later, mut unhashed) = (Vec::new(), Vec::new(), Vec::new());
         while batch.len() < BATCH
             && later.len() < PASSED_OVER_MAX
             && let Some(id) = state.metadata.arrivals.pop_first()
@@ -87,10 +87,17 @@ impl FileSystem {
             match candidate(&state, id)? {
                 Candidate::Ready(item) => batch.push((id, item)),
                 Candidate::NotYet => later.push(id),
+                Candidate::Unhashed(object) => unhashed.push((id, object)),
                 Candidate::Never => {}
             }
         }
         state.metadata.arrivals.extend(later);
+        drop(state);
+        for (id, object) in unhashed {
+            if !tiers.is_closing() && self.checksum_large(object, MOVING_BYTES_MAX)? {
+                self.state().metadata.arrivals.insert(id);
+            }
+        }
         tiers.under_way.fetch_add(batch.len(), Ordering::AcqRel);
         Ok(batch)
     }
@@ -171,6 +178,8 @@ enum Candidate {
     Ready(Item),
     /// Its bytes are not durable yet.
     NotYet,
+    /// It is so large that it has no checksum.
+    Unhashed(ObjectId),
     /// Not as it is now; if it changes, it arrives again.
     Never,
 }
@@ -190,7 +199,11 @@ fn candidate(state: &State, id: InodeId) -> Result<Candidate, FsError> {
     if state.metadata.remote_copy(object)?.is_some() || file.size > MOVING_BYTES_MAX {
         return Ok(Candidate::Never);
     }
-    Ok(item(state, file.role, object)?.map_or(Candidate::Never, Candidate::Ready))
+    Ok(match item(state, file.role, object)? {
+        Some(item) => Candidate::Ready(item),
+        None if file.size > CHECKSUM_BYTES_MAX => Candidate::Unhashed(object),
+        None => Candidate::Never,
+    })
 }
 
 /// The next of what several threads do.

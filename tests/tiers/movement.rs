@@ -4,9 +4,10 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use crate::common::sys::{
-    assert_errno, getxattr, listxattr, map, open, removexattr, setxattr, write_and_close,
+    assert_errno, getxattr, listxattr, map, open, removexattr, rename, setxattr, write_and_close,
 };
-use crate::common::{Mode, Model, eventually};
+use crate::common::{Mode, Model, Mount, eventually};
+use crate::faults::files_below;
 use crate::place::{FILE_BYTES, Place, complaint, kvfs, printed, tier};
 
 in_both_modes!(
@@ -18,6 +19,9 @@ in_both_modes!(
     memory_takes_what_is_promoted,
     a_pinned_file_stays_where_it_is,
     pins_outlive_the_mount,
+    a_page_that_is_away_is_renamed_without_its_bytes,
+    what_is_not_permitted_is_not_called_pinned,
+    a_mount_for_reading_fetches_and_uploads_nothing,
 );
 
 const TIER: &str = "user.kvfs.tier";
@@ -239,4 +243,82 @@ fn pins_outlive_the_mount(mode: Mode) {
     removexattr(&pinned, PIN).unwrap();
     ask(&pinned, "remote");
     eventually("the file to leave", || (tier(&pinned) == "remote").then_some(()));
+}
+
+/// Without its bytes: they are in no remote at that time.
+fn a_page_that_is_away_is_renamed_without_its_bytes(mode: Mode) {
+    let place = Place::new(mode, &[]);
+    let model = Model::small();
+    model.install(&place.mount);
+    let page = model.page(0, 0, 1);
+    let path = model.page_path(&place.mount, "a", 0, 0);
+    write_and_close(&path, &page).unwrap();
+    ask(&path, "remote");
+    eventually("the page to leave", || {
+        (place.mount.status("remote_only_objects") == "1").then_some(())
+    });
+    let (blobs, hidden) = (place.remote.join("blobs"), place.remote.join("hidden"));
+    rename(&blobs, &hidden).unwrap();
+    let there = model.page_path(&place.mount, "b", 0, 0);
+    rename(&path, &there).unwrap();
+    let aside = place.mount.files("aside");
+    rename(&there, &aside).unwrap();
+    rename(&aside, &there).unwrap();
+    assert_errno(std::fs::read(&there), libc::EIO);
+    assert_eq!(tier(&there), "remote");
+    rename(&hidden, &blobs).unwrap();
+    assert!(std::fs::read(&there).unwrap() == page);
+}
+
+fn what_is_not_permitted_is_not_called_pinned(mode: Mode) {
+    let place = Place::new(mode, &[]);
+    // The kernel allows attributes of files and directories alone.
+    let pipe = place.mount.files("pipe");
+    nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let said = complaint(&kvfs(&["evict"], &[&pipe]));
+    assert!(said.contains("not permitted") && !said.contains("pinned"), "{said}");
+}
+
+fn a_mount_for_reading_fetches_and_uploads_nothing(mode: Mode) {
+    let mut place = Place::new(mode, &[]);
+    let files = place.write("f", 3);
+    place.wait_until_uploaded();
+    for (path, _) in &files[..2] {
+        printed(&kvfs(&["evict"], &[path]));
+    }
+    assert!(place.mount.unmount().success());
+    let before = files_below(&place.remote);
+    let options = ["--remote", place.remote.to_str().unwrap(), "--read-only"];
+    let mount = Mount::of_store_with(mode, &options, place.mount.store());
+    eventually("the remote", || (mount.status("remote_state") == "up").then_some(()));
+    for (path, bytes) in &files {
+        let path = mount.files(path.file_name().unwrap());
+        assert!(std::fs::read(&path).unwrap() == *bytes);
+        assert_errno(setxattr(&path, TIER, b"remote"), libc::EROFS);
+    }
+    assert_errno(open(mount.files("new"), libc::O_WRONLY | libc::O_CREAT), libc::EROFS);
+    assert_eq!(mount.status("errors"), "0");
+    drop(mount);
+    assert_eq!(files_below(&place.remote), before, "it publishes nothing");
+    place.mount.mount();
+    crate::place::assert_same(&files);
+}
+
+/// Files of more than 1 GiB have no checksum at rest: they get one to move.
+#[test]
+fn a_file_without_a_checksum_gets_one_and_moves() {
+    crate::require!(fuse);
+    let place = Place::new(Mode::Passthrough, &["--cold", "zstd:1"]);
+    let path = place.mount.files("large");
+    let length = (1 << 30) + 4096;
+    let file = std::fs::File::create_new(&path).unwrap();
+    file.set_len(length).unwrap();
+    file.write_all_at(b"end", length - 3).unwrap();
+    drop(file);
+    crate::common::sys::sync_directory(place.mount.path()).unwrap();
+    printed(&kvfs(&["evict"], &[&path]));
+    assert_eq!(tier(&path), "remote");
+    let mut found = [0; 4];
+    open(&path, libc::O_RDONLY).unwrap().read_exact_at(&mut found, length - 4).unwrap();
+    assert_eq!(&found, b"\0end");
 }
