@@ -21,6 +21,8 @@ in_both_modes!(
     damaged_copies_are_errors_and_never_wrong_bytes,
     stores_that_share_a_remote_keep_one_copy_and_mend_a_damaged_one,
     tar_restores_files_that_are_only_remote,
+    garbage_beside_the_copies_disturbs_nothing,
+    a_budget_below_one_file_lets_it_leave_and_come_back,
 );
 
 /// Lets a file system go when the test ends.
@@ -33,7 +35,7 @@ impl Drop for Mounted {
 }
 
 /// Everything below a directory that is no directory.
-fn files_below(directory: &Path) -> Vec<PathBuf> {
+pub(crate) fn files_below(directory: &Path) -> Vec<PathBuf> {
     let (mut files, mut left) = (Vec::new(), vec![directory.to_owned()]);
     while let Some(path) = left.pop() {
         if path.is_dir() {
@@ -168,6 +170,62 @@ fn tar_restores_files_that_are_only_remote(mode: Mode) {
         let name = path.file_name().unwrap();
         assert!(std::fs::read(target.path().join("files").join(name)).unwrap() == *bytes);
     }
+}
+
+/// Every directory of the remote, and itself.
+fn directories_below(directory: &Path) -> Vec<PathBuf> {
+    let entries = directory.read_dir().unwrap().map(|entry| entry.unwrap().path());
+    let inner = entries.filter(|path| path.is_dir()).flat_map(|path| directories_below(&path));
+    [directory.to_owned()].into_iter().chain(inner.collect::<Vec<_>>()).collect()
+}
+
+fn garbage_beside_the_copies_disturbs_nothing(mode: Mode) {
+    let mut place = Place::with_budget(mode, &["--cold", "zstd:1"]);
+    let mut files = place.write("f", 6);
+    place.wait_until_it_fits();
+    eventually("the names to be published", || {
+        (place.mount.status("remote_names") == "published").then_some(())
+    });
+    let blob = files_below(&place.remote.join("blobs")).remove(0);
+    let blob = blob.file_name().unwrap().to_str().unwrap();
+    let garbage =
+        ["core", ".tmp-1234", "notes.txt", "\u{fc}ber", &blob[1..], &format!("{blob}.bak")];
+    let mut planted = Vec::new();
+    for directory in directories_below(&place.remote) {
+        for (seed, name) in (0..).zip(garbage) {
+            planted.push(directory.join(name));
+            std::fs::write(directory.join(name), fill(seed, 3000)).unwrap();
+        }
+        std::fs::create_dir(directory.join("zz")).unwrap();
+    }
+    files.extend(place.write("more", 2));
+    place.wait_until_it_fits();
+    eventually("the names to be published", || {
+        (place.mount.status("remote_names") == "published").then_some(())
+    });
+    assert_same(&files);
+    // An empty store finds everything among it.
+    assert!(place.mount.unmount().success());
+    std::fs::remove_dir_all(place.mount.store()).unwrap();
+    place.mount.mount();
+    assert!(place.mount.log().contains("rebuilt from the names of store"));
+    assert_same(&files);
+    assert_eq!(place.mount.status("errors"), "0");
+    assert!(planted.iter().all(|path| path.exists()), "what is not ours is left alone");
+}
+
+/// The smallest budget that is accepted, and a file that exceeds it.
+fn a_budget_below_one_file_lets_it_leave_and_come_back(mode: Mode) {
+    let place = Place::new(mode, &["--ssd", "16M"]);
+    let (path, bytes) = (place.mount.files("large"), fill(5, 5 * FILE_BYTES));
+    write_and_close(&path, &bytes).unwrap();
+    for _ in 0..2 {
+        eventually("the file to leave", || {
+            (place.mount.status("remote_only_objects") == "1").then_some(())
+        });
+        assert!(std::fs::read(&path).unwrap() == bytes);
+    }
+    assert_eq!(place.mount.status("errors"), "0");
 }
 
 /// A remote on a tmpfs of its own.
