@@ -25,8 +25,9 @@ use crate::weights::Weights;
 
 const TOKENS: usize = 1024;
 
-/// Tokens that the benchmark has.
+/// Tokens that the benchmark has, and the queries of every so many-th.
 const RECORDED_TOKENS: usize = 256;
+const RECORDED_QUERY_STEP: usize = 8;
 
 /// Tokens whose attention is compared: every so many-th.
 const QUERY_STEP: usize = 32;
@@ -127,7 +128,7 @@ fn recording() -> Result<Vec<u8>> {
         let rows = RECORDED_TOKENS * 2 * kv_width(shape);
         bytes.extend(layer.rows[..rows].iter().flat_map(|value| value.to_le_bytes()));
         let queries = layer.queries.chunks_exact(query_width(shape)).take(RECORDED_TOKENS);
-        let queries = queries.skip(QUERY_STEP - 1).step_by(QUERY_STEP).flatten();
+        let queries = queries.skip(RECORDED_QUERY_STEP - 1).step_by(RECORDED_QUERY_STEP).flatten();
         bytes.extend(queries.flat_map(|value| value.to_le_bytes()));
     }
     Ok(bytes)

@@ -248,6 +248,9 @@ pub(crate) struct CreateArguments {
     /// Rotated elements of a row, if not all of them
     #[arg(long, value_name = "N", requires = "rope_theta")]
     pub rope_dims: Option<u32>,
+    /// What pages may be rounded to when they go cold [default: never]
+    #[arg(long, value_name = "ENCODING", value_parser = ["q8_0", "q4_0"])]
+    pub cold_encoding: Option<String>,
     /// Whose cache this is; tenants never share pages
     #[arg(long, value_name = "T")]
     pub tenant: Option<String>,

@@ -90,6 +90,7 @@ fn manifest(arguments: &CreateArguments, name: &str) -> Result<Manifest, crate::
         tenant: arguments.tenant.clone(),
         salt: arguments.salt.clone(),
         lora: arguments.lora.clone(),
+        cold_encoding: arguments.cold_encoding.clone(),
         ..least
     })
 }

@@ -72,19 +72,30 @@ impl FileSystem {
 
     /// Makes encoded copies of those of these objects that have none, durably.
     fn encode_batch(&self, tiers: &Tiers, objects: &[(ObjectId, InodeId)]) -> Result<(), FsError> {
-        let mut items = Vec::new();
+        let (mut items, mut shards) = (Vec::new(), BTreeSet::new());
         for &(object, id) in objects {
+            {
+                let state = self.state();
+                let is_new = state.metadata.encoded_copy(object)?.is_none();
+                if state.is_pinned(id)? || (is_new && tiers.encoded.encoding().is_none()) {
+                    tiers.encoded.stays(object);
+                    continue;
+                }
+                // Older copies too: an attempt that failed may have left them unsynced.
+                shards.insert(shard(object));
+                if !is_new {
+                    continue;
+                }
+            }
             let let_go = self.lets_go(id);
             let state = self.state();
-            let is_new = state.metadata.encoded_copy(object)?.is_none();
-            if state.is_pinned(id)? || (is_new && tiers.encoded.encoding().is_none()) {
-                tiers.encoded.stays(object);
-                continue;
-            }
             // What is in use would stay as it is, and the copy would take space.
-            if is_new && let_go && self.is_idle(&state, id, object) {
+            if let_go && self.is_idle(&state, id, object) {
                 items.extend(to_encode(&state, id, object)?);
             }
+        }
+        if shards.is_empty() {
+            return Ok(());
         }
         let lossless = tiers.encoded.encoding().unwrap_or(Lossless::Raw);
         let packed = aside(tiers, &items, |item| pack(&self.store, item, lossless));
@@ -101,8 +112,6 @@ impl FileSystem {
                 Err(error) => return Err(error.into()),
             }
         }
-        // Those too whose copies are older: an attempt that failed may have left them unsynced.
-        let shards: BTreeSet<u8> = objects.iter().map(|(object, _)| shard(*object)).collect();
         for directory in shards.into_iter().map(DiskDirectory::ObjectShard) {
             self.store.disk.sync_directory(directory)?;
         }
@@ -136,6 +145,9 @@ impl FileSystem {
 
     /// Removes the raw file of an object whose encoded copy is durable, if nobody uses it.
     fn drop_raw(&self, tiers: &Tiers, id: InodeId, object: ObjectId) -> Result<bool, FsError> {
+        if self.state().metadata.encoded_copy(object)?.is_none() {
+            return Ok(false);
+        }
         let let_go = self.lets_go(id);
         let state = self.state();
         let Some(copy) = state.metadata.encoded_copy(object)? else {

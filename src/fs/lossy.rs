@@ -87,15 +87,15 @@ impl FileSystem {
         }
         let (mut candidates, mut others) = (Vec::new(), Vec::new());
         for &(object, id) in objects {
-            let let_go = self.lets_go(id);
-            let state = self.state();
-            match candidate(&state, models, id, object)? {
-                Some(candidate) if let_go && self.is_idle(&state, id, object) => {
-                    candidates.push(candidate);
-                }
+            let Some(candidate) = candidate(&self.state(), models, id, object)? else {
+                others.push((object, id));
+                continue;
+            };
+            if self.lets_go(id) && self.is_idle(&self.state(), id, object) {
+                candidates.push(candidate);
+            } else {
                 // Its turn comes when nobody uses it.
-                Some(_) => tiers.counters.skipped("in_use"),
-                None => others.push((object, id)),
+                tiers.counters.skipped("in_use");
             }
         }
         let has_other_names = self.with_names_elsewhere(&candidates)?;

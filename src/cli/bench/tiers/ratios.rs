@@ -1,13 +1,13 @@
 //! How much smaller cold copies are, and what rounding does to attention.
 //!
 //! Besides made-up values there are recorded ones: what the tiny model (`tests/fixtures/tiny-llama`)
-//! caches for the first 256 tokens of its prompt, and the queries of every 32nd of them. They are
+//! caches for the first 256 tokens of its prompt, and the queries of every eighth of them. They are
 //! part of the program, so that every machine prints the same.
 //!
 //! ```text
 //! recorded.bin    for each of 4 layers, little endian
 //!   rows          256 x (K of 2 heads x 64, V of 2 heads x 64), f16
-//!   queries       8 x (4 heads x 64), f32; the first is of token 31
+//!   queries       32 x (4 heads x 64), f32; the first is of token 7
 //! ```
 
 use crate::page::{
@@ -29,7 +29,7 @@ const KV_HEADS: usize = 2;
 const QUERY_HEADS: usize = 4;
 const HEAD_DIM: usize = 64;
 /// Of the tokens, every so many-th has its queries recorded.
-const QUERY_STEP: usize = 32;
+const QUERY_STEP: usize = 8;
 const ROWS_BYTES: usize = TOKENS as usize * 2 * KV_HEADS * HEAD_DIM * 2;
 const QUERIES_BYTES: usize = TOKENS as usize / QUERY_STEP * QUERY_HEADS * HEAD_DIM * 4;
 const _: () = assert!(RECORDED.len() == LAYERS as usize * (ROWS_BYTES + QUERIES_BYTES));
@@ -191,7 +191,7 @@ mod tests {
         let figures = figures(&[]).unwrap_or_else(|why| panic!("{why}"));
         let [eight, four] = ["tiny_model_attention_error_q8_0", "tiny_model_attention_error_q4_0"]
             .map(|name| value(&figures, name));
-        assert!(eight > 0.0 && eight < 0.02 && four > eight && four < 0.2, "{eight} {four}");
+        assert!(eight > 0.0 && eight < 0.02 && four > eight && four < 0.25, "{eight} {four}");
         assert!(value(&figures, "tiny_model_ratio_q8_0") > 1.8);
         assert!(value(&figures, "tiny_model_ratio_q4_0") > 3.3);
         let [plain, shuffled] = ["tiny_model_ratio_zstd3", "tiny_model_ratio_shuffled_zstd3"]
