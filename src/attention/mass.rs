@@ -3,13 +3,14 @@
 //! A weight is known relative to the largest logit so far; what it is worth is known when all
 //! tokens have been seen. So the kernel's weights are kept, 4 bytes for each query head and token,
 //! with the `m` that they are relative to, and are added up at the end: no exponential is taken
-//! twice.
+//! twice. A thread that has seen all tokens of a KV head adds that head's up at once, while they are
+//! in its caches; what several threads have seen parts of waits for the merged result.
 
 use std::f64::consts::LOG2_E;
 use std::ops::Range;
 
 use super::Partials;
-use super::kernel::TILE_TOKENS;
+use super::kernel::{Kernel, TILE_TOKENS};
 
 /// The weights of some rows for one tile.
 #[derive(Debug)]
@@ -20,7 +21,7 @@ struct Record {
     /// Index of the block's first token among those of all blocks.
     block_start: usize,
     tokens: Tokens,
-    /// Where its weights are in [`Recorder::weights`].
+    /// Where its weights are in [`Records::weights`].
     weights: usize,
     /// Where its `m` are.
     m: usize,
@@ -30,80 +31,60 @@ struct Record {
 #[derive(Debug)]
 enum Tokens {
     Consecutive(Range<usize>),
-    /// Where they are in [`Recorder::tokens`].
+    /// Where they are in [`Records::tokens`].
     Listed(Range<usize>),
+}
+
+/// Weights of several tiles.
+#[derive(Debug, Default)]
+struct Records {
+    tiles: Vec<Record>,
+    tokens: Vec<u32>,
+    weights: Vec<[f32; TILE_TOKENS]>,
+    /// In log2.
+    m: Vec<f32>,
 }
 
 /// What one thread remembers of a call. It keeps its memory for the next call.
 #[derive(Debug, Default)]
 pub(super) struct Recorder {
-    records: Vec<Record>,
-    tokens: Vec<u32>,
-    weights: Vec<[f32; TILE_TOKENS]>,
-    /// In log2.
-    m: Vec<f32>,
+    /// Of the KV head that is being attended to.
+    current: Records,
+    /// Of heads that other threads see the rest of.
+    shared: Vec<Records>,
     /// `[tokens]`
     mass: Vec<f32>,
 }
 
-impl Recorder {
-    pub(super) fn clear(&mut self) {
-        self.records.clear();
+impl Records {
+    fn clear(&mut self) {
+        self.tiles.clear();
         self.tokens.clear();
         self.weights.clear();
         self.m.clear();
     }
 
-    /// Keeps the weights of one tile, `[rows, tokens]`, relative to `m`. `tokens` are ascending
-    /// tokens of a block.
-    pub(super) fn record(
-        &mut self, first_row: usize, m: &[f32], block_start: usize, tokens: &[u32],
-        weights: &[[f32; TILE_TOKENS]],
-    ) {
-        let [Some(first), Some(last)] = [tokens.first(), tokens.last()] else { return };
-        let range = *first as usize..*last as usize + 1;
-        let tokens = if range.len() == tokens.len() {
-            Tokens::Consecutive(range)
-        } else {
-            let start = self.tokens.len();
-            self.tokens.extend_from_slice(tokens);
-            Tokens::Listed(start..self.tokens.len())
-        };
-        let (rows, first_weight, first_m) = (m.len(), self.weights.len(), self.m.len());
-        self.records.push(Record {
-            first_row,
-            rows,
-            block_start,
-            tokens,
-            weights: first_weight,
-            m: first_m,
-        });
-        self.m.extend_from_slice(m);
-        self.weights.extend_from_slice(&weights[..rows]);
-    }
-
-    /// Adds everything up, normalised by the result of the call; `tokens` are those of all blocks.
+    /// Adds everything up; `total` is the final `m`, in log2, and `l` of a row.
     #[allow(clippy::cast_possible_truncation, reason = "f32 is what the mass is in")]
-    pub(super) fn add_up(&mut self, result: &Partials, tokens: usize) {
-        self.mass.clear();
-        self.mass.resize(tokens, 0.0);
+    fn add_up(&self, kernel: Kernel, total: impl Fn(usize) -> (f64, f64), mass: &mut [f32]) {
         // `m` and factor of each row; mostly `m` is that of the tile before.
-        let mut known = vec![(f32::NAN, 0.0_f32); result.m.len()];
-        for record in &self.records {
-            let mut sums = [0.0; TILE_TOKENS];
+        let rows = self.tiles.iter().map(|record| record.first_row + record.rows).max();
+        let mut known = vec![(f32::NAN, 0.0_f32); rows.unwrap_or(0)];
+        let mut factors = Vec::new();
+        for record in &self.tiles {
+            factors.clear();
             for row in 0..record.rows {
                 let (m, known) = (self.m[record.m + row], &mut known[record.first_row + row]);
                 if known.0.to_bits() != m.to_bits() {
-                    let out = output_row(result, record.first_row + row);
-                    let exponent = f64::from(m) - f64::from(result.m[out]) * LOG2_E;
-                    *known = (m, (exponent.exp2() / f64::from(result.l[out])) as f32);
+                    let (final_m, l) = total(record.first_row + row);
+                    *known = (m, ((f64::from(m) - final_m).exp2() / l) as f32);
                 }
-                let weights = &self.weights[record.weights + row];
-                for (sum, weight) in sums.iter_mut().zip(weights) {
-                    *sum += weight * known.1;
-                }
+                factors.push(known.1);
             }
-            let mass = &mut self.mass[record.block_start..];
+            let mut sums = [0.0; TILE_TOKENS];
+            let weights = &self.weights[record.weights..][..record.rows];
+            kernel.add_weighted(weights, &factors, &mut sums);
+            let mass = &mut mass[record.block_start..];
             match &record.tokens {
                 Tokens::Consecutive(range) => {
                     for (mass, sum) in mass[range.clone()].iter_mut().zip(sums) {
@@ -116,6 +97,68 @@ impl Recorder {
                     }
                 }
             }
+        }
+    }
+}
+
+impl Recorder {
+    /// Begins a call; `tokens` are those of all blocks.
+    pub(super) fn begin(&mut self, tokens: usize) {
+        self.current.clear();
+        self.shared.clear();
+        self.mass.clear();
+        self.mass.resize(tokens, 0.0);
+    }
+
+    /// Keeps the weights of one tile, `[rows, tokens]`, relative to `m`. `tokens` are ascending
+    /// tokens of a block.
+    pub(super) fn record(
+        &mut self, first_row: usize, m: &[f32], block_start: usize, tokens: &[u32],
+        weights: &[[f32; TILE_TOKENS]],
+    ) {
+        let [Some(first), Some(last)] = [tokens.first(), tokens.last()] else { return };
+        let current = &mut self.current;
+        let range = *first as usize..*last as usize + 1;
+        let tokens = if range.len() == tokens.len() {
+            Tokens::Consecutive(range)
+        } else {
+            let start = current.tokens.len();
+            current.tokens.extend_from_slice(tokens);
+            Tokens::Listed(start..current.tokens.len())
+        };
+        let (rows, weights_start, m_start) = (m.len(), current.weights.len(), current.m.len());
+        current.tiles.push(Record {
+            first_row,
+            rows,
+            block_start,
+            tokens,
+            weights: weights_start,
+            m: m_start,
+        });
+        current.m.extend_from_slice(m);
+        current.weights.extend_from_slice(&weights[..rows]);
+    }
+
+    /// All tokens of the current KV head have been seen: `total` is the `m`, in log2, and `l` of a
+    /// row.
+    pub(super) fn finish_head(&mut self, kernel: Kernel, total: impl Fn(usize) -> (f64, f64)) {
+        self.current.add_up(kernel, total, &mut self.mass);
+        self.current.clear();
+    }
+
+    /// The current KV head goes on in another thread.
+    pub(super) fn leave_head(&mut self) {
+        self.shared.push(std::mem::take(&mut self.current));
+    }
+
+    /// Adds up what was left, by the result of the call.
+    pub(super) fn finish(&mut self, kernel: Kernel, result: &Partials) {
+        let total = |row| {
+            let out = output_row(result, row);
+            (f64::from(result.m[out]) * LOG2_E, f64::from(result.l[out]))
+        };
+        for records in self.shared.iter().chain([&self.current]) {
+            records.add_up(kernel, total, &mut self.mass);
         }
     }
 

@@ -154,7 +154,8 @@ impl Attention {
     /// As [`run`](Self::run), and adds to `mass`, `[tokens of all blocks]`, the attention that each
     /// token got: the sum over queries and heads of its weight in the softmax over these blocks.
     ///
-    /// It needs 4 bytes for each query, query head and token, which are kept for the next call.
+    /// Each thread needs 4 bytes for each query, query head and token of the KV head that it works on,
+    /// and of all of its KV heads where the rows of a token are closer than those of a head.
     ///
     /// # Errors
     /// As [`run`](Self::run), and if there is not one mass for each token.
@@ -169,7 +170,7 @@ impl Attention {
         }
         let recorders = self.recorders.lock().unwrap_or_else(PoisonError::into_inner);
         let partials = self.attend(&plan, Some(&recorders))?;
-        self.pool.run(&|thread| lock(&recorders[thread]).add_up(&partials, plan.tokens));
+        self.pool.run(&|thread| lock(&recorders[thread]).finish(plan.kernel, &partials));
         for recorder in recorders.iter() {
             for (sum, mass) in mass.iter_mut().zip(lock(recorder).mass()) {
                 *sum += mass;
@@ -187,7 +188,7 @@ impl Attention {
         self.pool.run(&|thread| {
             let mut recorder = recorders.map(|recorders| lock(&recorders[thread]));
             if let Some(recorder) = &mut recorder {
-                recorder.clear();
+                recorder.begin(plan.tokens);
             }
             let worker = Worker::new(plan, recorder.as_deref_mut());
             *lock(&parts[thread]) = Some(worker.run(plan.share(thread, threads)));

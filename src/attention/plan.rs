@@ -174,6 +174,18 @@ impl<'a> Plan<'a> {
         (head, &self.places[place])
     }
 
+    /// Whether a unit is the last one of a KV head among `units`, and if it is, whether all of the
+    /// head are among them.
+    pub(super) fn ends_head(&self, unit: usize, units: &Range<usize>) -> Option<bool> {
+        let places = self.places.len();
+        if self.token_major {
+            return None;
+        }
+        let is_last = (unit + 1).is_multiple_of(places);
+        let is_whole = is_last && unit + 1 >= units.start + places;
+        (is_last || unit + 1 == units.end).then_some(is_whole)
+    }
+
     /// Makes `tile` what a query sees of a place.
     #[allow(clippy::cast_possible_truncation, reason = "a block has fewer than 2^32 tokens")]
     pub(super) fn tile(&self, kv_head: usize, place: &Place, query: usize, tile: &mut Tile<'a>) {

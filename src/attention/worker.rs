@@ -67,8 +67,21 @@ impl<'p, 'a> Worker<'p, 'a> {
                     self.attend((head, place), &part, None, queries);
                 }
             }
+            self.end_head(plan.ends_head(unit, &units));
         }
         self.partials()
+    }
+
+    /// What was recorded of a head is added up if this thread has seen all of it.
+    fn end_head(&mut self, whole: Option<bool>) {
+        let (Some(recorder), Some(is_whole)) = (&mut self.recorder, whole) else { return };
+        if is_whole {
+            let sum = |lanes: &[f32; SUM_LANES]| lanes.iter().copied().map(f64::from).sum();
+            recorder
+                .finish_head(self.plan.kernel, |row| (f64::from(self.m[row]), sum(&self.l[row])));
+        } else {
+            recorder.leave_head();
+        }
     }
 
     /// Adds a tile to the rows of some queries that see the same of it.

@@ -19,7 +19,7 @@ mod tile;
 use element::{Bf16, Element, F8E4m3, F16, F32, Q4_0, Q8_0};
 use scalar::Scalar;
 use simd::Simd;
-use tile::{ROWS_MAX, attend};
+use tile::{ROWS_MAX, add_weighted, attend};
 
 pub(super) use stream::sum_words;
 pub(super) use tile::{Logits, Rows, SUM_LANES, Scratch, TILE_TOKENS, Tile, Work};
@@ -125,6 +125,25 @@ impl Kernel {
         }
     }
 
+    /// Adds the weights of some rows for one tile, each row times a factor, to `sums`.
+    pub(super) fn add_weighted(
+        self, weights: &[[f32; TILE_TOKENS]], factors: &[f32], sums: &mut [f32; TILE_TOKENS],
+    ) {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512(simd) => {
+                // SAFETY: the token stands for the instructions.
+                unsafe { add_weighted_avx512(simd, weights, factors, sums) }
+            }
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2(simd) => {
+                // SAFETY: the token stands for the instructions.
+                unsafe { add_weighted_avx2(simd, weights, factors, sums) }
+            }
+            Self::Scalar(simd) => add_weighted(simd, weights, factors, sums),
+        }
+    }
+
     fn attend_as<E: Element>(self, work: &Work<'_>, rows: Rows<'_>, scratch: &mut Scratch) {
         assert!(self.divides(work.head_dim) && self.divides(work.v_head_dim));
         let block = E::DTYPE.block_elements() as usize;
@@ -180,6 +199,24 @@ unsafe fn avx2<E: Element>(
 ) {
     // SAFETY: the caller's.
     unsafe { by_rows::<_, E, 2>(simd, work, rows, scratch) }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn add_weighted_avx512(
+    simd: avx512::Avx512, weights: &[[f32; TILE_TOKENS]], factors: &[f32],
+    sums: &mut [f32; TILE_TOKENS],
+) {
+    add_weighted(simd, weights, factors, sums);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn add_weighted_avx2(
+    simd: avx2::Avx2, weights: &[[f32; TILE_TOKENS]], factors: &[f32],
+    sums: &mut [f32; TILE_TOKENS],
+) {
+    add_weighted(simd, weights, factors, sums);
 }
 
 /// # Safety

@@ -362,6 +362,21 @@ fn adjust<S: Simd>(simd: S, logits: &Logits, slope: Option<f32>, scores: &mut [f
     }
 }
 
+/// `sums[t] += sum over r of factors[r] * weights[r][t]`
+#[inline(always)]
+pub(super) fn add_weighted<S: Simd>(
+    simd: S, weights: &[[f32; TILE_TOKENS]], factors: &[f32], sums: &mut [f32; TILE_TOKENS],
+) {
+    for (lane, sums) in sums.chunks_exact_mut(S::LANES).enumerate() {
+        let mut sum = simd.load(sums);
+        for (weights, factor) in weights.iter().zip(factors) {
+            let weight = simd.load(&weights[lane * S::LANES..]);
+            sum = simd.mul_add(weight, simd.splat(*factor), sum);
+        }
+        simd.store(sums, sum);
+    }
+}
+
 /// Makes what was gathered so far relative to a new `m`.
 #[inline(always)]
 fn rescale<S: Simd>(simd: S, factor: f32, o: &mut [f32], l: &mut [f32; SUM_LANES]) {

@@ -68,6 +68,7 @@ pub(super) fn run(workplace: &Workplace, quick: bool) -> Result<(Vec<Figure>, St
     if passthrough == "yes" {
         figures.extend(throughput::against_memory(&f16, &sizes)?);
         figures.extend(throughput::by_length(&f16, &sizes)?);
+        figures.extend(throughput::with_mass(&f16, &sizes)?);
         figures.extend(throughput::by_dtype(workplace, &f16, &sizes)?);
     } else {
         note(&format!("the mount has no passthrough ({passthrough}): pages cannot be mapped"));

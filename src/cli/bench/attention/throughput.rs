@@ -1,9 +1,12 @@
 //! How fast pages of the RAM tier are attended to.
 
+use std::hint::black_box;
+use std::time::Instant;
+
 use super::mounted::{Mounted, PAGE_TOKENS, attend};
 use super::{COMPARED, Sizes, failed, shape};
-use crate::attention::Attention;
-use crate::attention::bench::{PrivateMemory, Setting};
+use crate::attention::bench::{PrivateMemory, Setting, query};
+use crate::attention::{Attention, Options, Queries};
 use crate::cli::bench::figure::{Better, Figure, Target};
 use crate::cli::bench::note;
 use crate::cli::bench::workplace::Workplace;
@@ -123,6 +126,45 @@ pub(super) fn by_dtype(
                 baselines: baselines.clone(),
             });
         }
+    }
+    Ok(figures)
+}
+
+/// What counting the mass of each token costs: tokens per second against attention alone, which it
+/// may slow down by a tenth.
+pub(super) fn with_mass(f16: &Mounted, sizes: &Sizes) -> Result<Vec<Figure>, String> {
+    note("heavy hitters");
+    let blocks = f16.blocks();
+    let context = &blocks[..blocks.len().min(64)];
+    let tokens = context.len() * PAGE_TOKENS as usize;
+    let (q, positions) = (query(shape()?), [tokens as u64]);
+    let queries = Queries { q: &q, positions: &positions };
+    let mut mass = vec![0.0; tokens];
+    let mut figures = Vec::new();
+    for (threads, name) in [(1, "heavy_hitters_1_thread"), (2, "heavy_hitters_2_threads")] {
+        let attention = Attention::new(shape()?, threads).map_err(failed)?;
+        let (mut values, mut baselines) = (Vec::new(), Vec::new());
+        for round in 0..=sizes.rounds {
+            let baseline = tokens_per_second(&attention, context)?;
+            let start = Instant::now();
+            let options = Options::default();
+            let partials = attention.run_with_mass(&queries, context, &options, &mut mass);
+            black_box(partials.map_err(failed)?);
+            #[allow(clippy::cast_precision_loss, reason = "thousands of tokens")]
+            let value = tokens as f64 / start.elapsed().as_secs_f64() / 1e6;
+            if round > 0 {
+                baselines.push(baseline);
+                values.push(value);
+            }
+        }
+        figures.push(Figure {
+            name,
+            unit: "tokens/us",
+            better: Better::Higher,
+            target: Target::TimesBaseline(1.0 / 1.1),
+            values,
+            baselines,
+        });
     }
     Ok(figures)
 }
