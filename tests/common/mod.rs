@@ -12,6 +12,7 @@ pub(crate) mod disk;
 pub(crate) mod forks;
 pub(crate) mod model;
 pub(crate) mod mount;
+pub(crate) mod nfs;
 pub(crate) mod require;
 pub(crate) mod s3_server;
 pub(crate) mod sys;

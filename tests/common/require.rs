@@ -31,7 +31,7 @@ fn missing(what: &str) -> Option<String> {
              PATH or KVFS_S3S_FS"
                 .to_owned()
         }),
-        "nfs" => nfs_directory().err(),
+        "nfs" => super::nfs::missing(),
         "llama" => (!llama_directory().join("include/llama.h").is_file())
             .then(|| "no llama.cpp: mount-scripts/fetch-llama.sh fetches it".to_owned()),
         "python" => missing_program("python3"),
@@ -65,19 +65,7 @@ pub(crate) fn llama_directory() -> PathBuf {
     named.unwrap_or_else(|| root.join("target/test-tools/llama.cpp-0.5.0"))
 }
 
-/// A directory on a mount of a kernel's NFS client: `KVFS_TEST_NFS`.
-pub(crate) fn nfs_directory() -> Result<PathBuf, String> {
-    let directory = std::env::var_os("KVFS_TEST_NFS").map(PathBuf::from);
-    let directory = directory.ok_or("no NFS mount named by KVFS_TEST_NFS")?;
-    let kind = nix::sys::statfs::statfs(&directory).map_err(|error| error.to_string())?;
-    if kind.filesystem_type() == nix::sys::statfs::NFS_SUPER_MAGIC {
-        Ok(directory)
-    } else {
-        Err(format!("KVFS_TEST_NFS: {} is not on NFS", directory.display()))
-    }
-}
-
-fn missing_program(name: &str) -> Option<String> {
+pub(crate) fn missing_program(name: &str) -> Option<String> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let found = std::env::split_paths(&path).any(|directory| directory.join(name).is_file());
     (!found).then(|| format!("no program {name}"))

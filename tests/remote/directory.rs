@@ -11,7 +11,7 @@ use kvfs::tier::remote::{
     BlobStore, Options, PutMode, Remote, RemoteError, RemoteSpec, Source, State, attach,
 };
 
-use crate::common::require::nfs_directory;
+use crate::common::nfs::Nfs;
 use crate::place::{Place, WHOLE, bytes, get, named, put, refusal};
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -24,8 +24,8 @@ fn behaves_as_every_remote() {
 #[test]
 fn behaves_so_on_nfs_too() {
     crate::require!(nfs);
-    let path = nfs_directory().unwrap();
-    crate::suite::run(|| Place::below(&path));
+    let nfs = Nfs::mount();
+    crate::suite::run(|| Place::below(nfs.path()));
 }
 
 /// How opening a directory as a remote fails.
