@@ -102,15 +102,19 @@ impl FileSystem {
         let (elsewhere, candidates): (Vec<_>, Vec<_>) =
             candidates.into_iter().partition(|page| has_other_names.contains(&page.id));
         others.extend(elsewhere.iter().map(|page| (page.item.object, page.id)));
-        let mut made = Vec::new();
+        let (mut made, mut shards, mut failure) = (Vec::new(), BTreeSet::new(), None);
         for (page, outcome) in aside(tiers, &candidates, |page| self.quantise(page)) {
             match outcome {
                 Ok(Outcome::Made { item, page: record, copy }) => {
                     if self.place_version(tiers, &item, &copy)? {
+                        shards.insert(shard(item.object));
                         made.push((page, item, record, copy));
                     }
                 }
-                Ok(Outcome::Same(copy)) => self.note_encoded(tiers, &page.item, &copy)?,
+                Ok(Outcome::Same(copy)) => {
+                    shards.insert(shard(page.item.object));
+                    self.note_encoded(tiers, &page.item, &copy)?;
+                }
                 Ok(Outcome::Unsuitable) => others.push((page.item.object, page.id)),
                 // Somebody changed or removed the file meanwhile, or memory alone has it.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -118,11 +122,18 @@ impl FileSystem {
                     self.observer.failed(&format!("{error}: it was not encoded"));
                     tiers.encoded.stays(page.item.object);
                 }
-                Err(error) => return Err(error.into()),
+                Err(error) => failure = Some(error),
             }
         }
+        // Before any record relies on them.
+        for directory in shards.iter().copied().map(DiskDirectory::ObjectShard) {
+            self.store.disk.sync_directory(directory)?;
+        }
         let count = self.swap_all(tiers, &made)?;
-        Ok((count, others))
+        if !shards.is_empty() {
+            self.commit()?;
+        }
+        failure.map_or(Ok((count, others)), |error| Err(error.into()))
     }
 
     /// Reads the manifests again if any may have changed.
@@ -257,10 +268,6 @@ impl FileSystem {
     fn swap_all(
         &self, tiers: &Tiers, made: &[(&Candidate, Item, PageRecord, EncodedCopy)],
     ) -> Result<usize, FsError> {
-        let shards: BTreeSet<u8> = made.iter().map(|(_, item, ..)| shard(item.object)).collect();
-        for directory in shards.into_iter().map(DiskDirectory::ObjectShard) {
-            self.store.disk.sync_directory(directory)?;
-        }
         let mut count = 0;
         for (candidate, item, page, copy) in made {
             if self.swap(tiers, candidate, (item, *page, copy))? {
@@ -270,7 +277,6 @@ impl FileSystem {
                 tiers.encoded.is_garbage(item.object);
             }
         }
-        self.commit()?;
         Ok(count)
     }
 
