@@ -46,10 +46,18 @@ pub struct Ahead {
     object: ObjectId,
     sequence: InodeId,
     at: Position,
-    /// The tier that has it.
-    from: Tier,
-    /// It must be fetched or decoded before it can be read.
-    is_away: bool,
+    means: Means,
+}
+
+/// How a page comes nearer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Means {
+    /// It is in memory.
+    None,
+    /// The disk has it.
+    ReadAhead,
+    /// The remote has it, or the disk has it encoded.
+    Fetch,
 }
 
 /// What is known of the scans, and of the pages that were brought nearer for them.
@@ -69,8 +77,8 @@ struct Way {
 #[derive(Debug, Default)]
 struct Known {
     scans: Scans,
-    /// Pages asked for and not opened since, and the tiers that had them.
-    pages: HashMap<ObjectId, (Tier, Fate)>,
+    /// Pages asked for and not opened since.
+    pages: HashMap<ObjectId, (Means, Fate)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -131,11 +139,11 @@ impl FileSystem {
             })
         });
         drop(state);
-        found.retain(|ahead| ahead.from != Tier::Ram && !pages.contains_key(&ahead.object));
+        found.retain(|ahead| ahead.means != Means::None && !pages.contains_key(&ahead.object));
         for ahead in found {
             match way.queue.try_send(ahead) {
-                Ok(()) => drop(pages.insert(ahead.object, (ahead.from, Fate::Queued))),
-                Err(_) => way.counters.prefetched(ahead.from, "dropped"),
+                Ok(()) => drop(pages.insert(ahead.object, (ahead.means, Fate::Queued))),
+                Err(_) => ahead.means.count(&way.counters, "dropped"),
             }
         }
         failure.map_or(Ok(()), Err)
@@ -146,34 +154,33 @@ impl FileSystem {
         let Some(Way { counters, .. }) = self.prefetch.way.get() else {
             return;
         };
-        let Ahead { object, from, .. } = ahead;
+        let Ahead { object, means, .. } = ahead;
         {
             let mut known = self.prefetch.known();
             // An open may have overtaken it.
-            if known.pages.get(&object) != Some(&(from, Fate::Queued)) {
+            if known.pages.get(&object) != Some(&(means, Fate::Queued)) {
                 return;
             }
             let is_closing = self.tiers.as_ref().is_some_and(Tiers::is_closing);
             if is_closing || !known.scans.expects(ahead.sequence, ahead.at) {
                 known.pages.remove(&object);
-                counters.prefetched(from, "dropped");
+                means.count(counters, "dropped");
                 return;
             }
-            known.pages.insert(object, (from, Fate::Fetching));
+            known.pages.insert(object, (means, Fate::Fetching));
         }
-        let outcome = if ahead.is_away {
-            self.fetch((ahead.id, ahead.role), object)
-        } else {
-            self.read_ahead(object)
+        let outcome = match means {
+            Means::Fetch => self.fetch((ahead.id, ahead.role), object),
+            Means::ReadAhead | Means::None => self.read_ahead(object),
         };
         let mut known = self.prefetch.known();
         let fate = known.pages.remove(&object).map(|(_, fate)| fate);
         match (outcome, fate) {
             (Ok(true), Some(Fate::Fetching)) => {
-                known.pages.insert(object, (from, Fate::Here(Instant::now())));
+                known.pages.insert(object, (means, Fate::Here(Instant::now())));
             }
             // Whoever opens it is told why.
-            (Ok(false) | Err(_), Some(Fate::Fetching)) => counters.prefetched(from, "failed"),
+            (Ok(false) | Err(_), Some(Fate::Fetching)) => means.count(counters, "failed"),
             _ => {}
         }
     }
@@ -191,10 +198,10 @@ impl FileSystem {
         let Some(Way { counters, .. }) = self.prefetch.way.get() else {
             return;
         };
-        self.prefetch.known().pages.retain(|_, (from, fate)| {
+        self.prefetch.known().pages.retain(|_, (means, fate)| {
             let is_unused = matches!(fate, Fate::Here(since) if since.elapsed() > UNUSED_AFTER);
             if is_unused {
-                counters.prefetched(*from, "unused");
+                means.count(counters, "unused");
             }
             !is_unused
         });
@@ -217,21 +224,35 @@ impl FileSystem {
         let Some((role, object)) = file.and_then(|file| Some((file.role, file.object?))) else {
             return Ok(None);
         };
-        let (from, is_away) = (self.tier_of(state, object)?, self.is_away(state, object)?);
-        Ok(Some(Ahead { id: entry.inode, role, object, sequence, at, from, is_away }))
+        let means = match self.tier_of(state, object)? {
+            Tier::Ram => Means::None,
+            _ if self.is_away(state, object)? => Means::Fetch,
+            _ => Means::ReadAhead,
+        };
+        Ok(Some(Ahead { id: entry.inode, role, object, sequence, at, means }))
+    }
+}
+
+impl Means {
+    fn count(self, counters: &Counters, outcome: &str) {
+        match self {
+            Means::Fetch => counters.prefetched(outcome),
+            Means::ReadAhead => counters.read_ahead(outcome),
+            Means::None => {}
+        }
     }
 }
 
 impl Known {
     fn note_open(&mut self, counters: &Counters, object: ObjectId) {
         match self.pages.remove(&object) {
-            Some((from, Fate::Here(_))) => counters.prefetched(from, "used"),
-            Some((from, Fate::Queued)) => counters.prefetched(from, "dropped"),
-            Some((from, Fate::Fetching)) => {
-                self.pages.insert(object, (from, Fate::Late));
-                counters.prefetched(from, "late");
+            Some((means, Fate::Here(_))) => means.count(counters, "used"),
+            Some((means, Fate::Queued)) => means.count(counters, "dropped"),
+            Some((means, Fate::Fetching)) => {
+                self.pages.insert(object, (means, Fate::Late));
+                means.count(counters, "late");
             }
-            Some((from, Fate::Late)) => drop(self.pages.insert(object, (from, Fate::Late))),
+            Some((means, Fate::Late)) => drop(self.pages.insert(object, (means, Fate::Late))),
             None => {}
         }
     }

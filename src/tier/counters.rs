@@ -73,12 +73,12 @@ impl Default for Counters {
             ),
             prefetched: counters(
                 "kvfs_prefetch_pages_total",
-                "Pages of the remote that were to be fetched before they were opened",
+                "Pages that were to be fetched or decoded before they were opened",
                 &["outcome"],
             ),
             read_ahead: counters(
                 "kvfs_readahead_pages_total",
-                "Pages of the disk that were to be read or decoded before they were opened",
+                "Pages of the disk that were to be in the page cache before they were opened",
                 &["outcome"],
             ),
             rounded: counters(
@@ -114,11 +114,15 @@ impl Counters {
         self.failures.with_label_values(&[from.name(), to.name(), error]).inc();
     }
 
-    /// What became of a page that was to be nearer when it is opened: `used`, `late` (opened while
-    /// it came), `unused`, `dropped` (nothing was done), `failed`.
-    pub fn prefetched(&self, from: Tier, outcome: &str) {
-        let counter = if from == Tier::Remote { &self.prefetched } else { &self.read_ahead };
-        counter.with_label_values(&[outcome]).inc();
+    /// What became of a page that was to be fetched or decoded before it is opened: `used`, `late`
+    /// (opened while it came), `unused`, `dropped` (nothing was done), `failed`.
+    pub fn prefetched(&self, outcome: &str) {
+        self.prefetched.with_label_values(&[outcome]).inc();
+    }
+
+    /// The same of a page that the kernel was to read from the disk.
+    pub fn read_ahead(&self, outcome: &str) {
+        self.read_ahead.with_label_values(&[outcome]).inc();
     }
 
     /// A page's values were rounded when it went cold.

@@ -120,7 +120,7 @@ fn a_slot_survives_engine_daemon_and_disk(mode: Mode) {
         (getxattr(&file, "user.kvfs.tier").unwrap() == "remote").then_some(())
     });
     let encoding = getxattr(&file, "user.kvfs.encoding").unwrap();
-    assert!(encoding.contains("zstd"), "{encoding}");
+    assert!(encoding.contains("zst"), "{encoding}");
     let stored: usize = getxattr(&file, "user.kvfs.stored_bytes").unwrap().parse().unwrap();
     assert!(stored < bytes.len(), "{stored} of {}", bytes.len());
     sync_directory(mount.path()).unwrap();
