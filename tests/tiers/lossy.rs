@@ -174,19 +174,18 @@ fn cold_pages_become_new_versions(mode: Mode) {
         written.push(page.0.metadata().unwrap());
         pages.push(page);
     }
-    eventually("demotion to end", || {
-        (mount.status_number("ssd_used_bytes") <= BUDGET_BYTES / 100 * 90).then_some(())
-    });
+    wait_until_it_fits(&mount);
     let mut count = 0;
     for ((path, original), before) in pages.iter().zip(&written) {
         let after = path.metadata().unwrap();
         assert_eq!((after.len(), after.ino()), (before.len(), before.ino()));
         let Some(said) = lossy(path) else {
-            assert_eq!(after.modified().unwrap(), before.modified().unwrap());
             continue;
         };
         count += 1;
-        assert!(after.modified().unwrap() > before.modified().unwrap(), "a backup must notice");
+        eventually("a time that a backup notices", || {
+            (modified(path) > before.modified().unwrap()).then_some(())
+        });
         let encoding = getxattr(path, "user.kvfs.encoding").unwrap();
         assert_eq!((said.as_str(), encoding.as_str()), ("q8_0", "q8_0"));
         let stored: usize = getxattr(path, "user.kvfs.stored_bytes").unwrap().parse().unwrap();
@@ -200,14 +199,18 @@ fn cold_pages_become_new_versions(mode: Mode) {
         assert!(listxattr(path).unwrap().is_empty());
     }
     assert!(count >= 9, "{count} of {PAGES}");
-    assert_eq!(mount.status_number("lossy_demotions"), count);
-    assert_eq!(mount.metric("kvfs_lossy_demotions_total{encoding=\"q8_0\"}"), count);
+    eventually("the counters to tell what the pages say", || {
+        let told = mount.status_number("lossy_demotions");
+        let metric = mount.metric("kvfs_lossy_demotions_total{encoding=\"q8_0\"}");
+        let found = pages.iter().filter(|(path, _)| lossy(path).is_some()).count() as u64;
+        (told == found && metric == found).then_some(())
+    });
     eventually("the store to take what the status says", || {
         let files = mount.objects();
         let bytes: u64 = files.iter().map(|path| path.metadata().unwrap().len()).sum();
         (bytes == mount.status_number("ssd_used_bytes")).then_some(())
     });
-    assert_eq!(assert_versions(&pages, "q8_0") as u64, count);
+    assert!(assert_versions(&pages, "q8_0") as u64 >= count);
     let first = pages.iter().find(|(path, _)| lossy(path).is_some()).unwrap();
     let said: Value =
         serde_json::from_str(&printed(&kvfs(&["inspect", "--json"], &[&first.0]))).unwrap();
