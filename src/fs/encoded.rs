@@ -162,11 +162,10 @@ impl FileSystem {
             tiers.counters.skipped("in_use");
             return Ok(false);
         }
-        match self.store.disk.remove(&DiskPath::Object(object)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
-            _ => {}
-        }
+        let unlinked = self.store.unlink_object(object)?;
         tiers.encoded.set_only(object, id, true);
+        drop(state);
+        unlinked.free();
         tiers.counters.evicted(Tier::Ssd, "encoded");
         Ok(true)
     }

@@ -108,16 +108,10 @@ impl FileSystem {
             tiers.counters.skipped("in_use");
             return Ok(false);
         }
-        // Open until the state is free again: the name goes in 10 us, the bytes of a page with the
-        // last descriptor in 4 ms (ext4), and every other operation would wait for that.
-        let file = self.store.disk.open(&DiskPath::Object(object), Access::Read);
-        match self.store.disk.remove(&DiskPath::Object(object)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
-            _ => {}
-        }
+        let unlinked = self.store.unlink_object(object)?;
         tiers.ssd.has_left(object, bytes);
         drop(state);
-        drop(file);
+        unlinked.free();
         self.invalidate(super::Invalidation::Inode(id));
         Ok(true)
     }

@@ -29,6 +29,7 @@ pub mod quarantine;
 pub mod record;
 mod records;
 pub mod recovery;
+mod unlinked;
 
 use std::io;
 use std::path::{Path, PathBuf};
