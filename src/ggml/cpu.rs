@@ -12,15 +12,19 @@ use std::sync::{Mutex, PoisonError};
 use super::abi::{Backend, Graph, ThreadPool};
 use super::engine::{Abort, Engine};
 
+/// Numbers of threads that are kept ready. An engine has two: for one query, and for many.
+const POOLS_MAX: usize = 4;
+
 /// An instance of the CPU backend. It goes when dropped.
 pub(super) struct Cpu {
     engine: &'static Engine,
     backend: *mut Backend,
-    pool: Mutex<Threads>,
+    /// The one in use is the last. There is none until the engine says how many threads it wants.
+    pools: Mutex<Vec<Threads>>,
 }
 
 /// Threads that stay between graphs and look for the next one for a while, as those of
-/// `llama-server` do.
+/// `llama-server` do. While another pool is in use they sleep.
 struct Threads {
     pool: *mut ThreadPool,
     count: c_int,
@@ -31,34 +35,26 @@ impl Cpu {
     pub(super) fn new(engine: &'static Engine) -> Option<Self> {
         // SAFETY: the device is the engine's, which takes no parameters.
         let backend = unsafe { (engine.functions.device_init)(engine.cpu_device, ptr::null()) };
-        if backend.is_null() {
-            return None;
-        }
-        let pool = Mutex::new(Threads { pool: ptr::null_mut(), count: 0 });
-        let cpu = Self { engine, backend, pool };
-        let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        cpu.set_threads(c_int::try_from(processors).unwrap_or(1));
-        Some(cpu)
+        (!backend.is_null()).then_some(Self { engine, backend, pools: Mutex::default() })
     }
 
     /// Computes with so many threads from now on.
     pub(super) fn set_threads(&self, count: c_int) {
         let (count, functions) = (count.max(1), self.engine.cpu_functions);
-        let mut threads = self.pool.lock().unwrap_or_else(PoisonError::into_inner);
-        if count > threads.count {
-            let mut parameters = MaybeUninit::uninit();
-            // SAFETY: the engine fills the structure in.
-            unsafe { (self.engine.functions.pool_parameters_init)(parameters.as_mut_ptr(), count) };
-            // SAFETY: it has been filled in. Without memory there is no pool, and each graph makes
-            // threads of its own.
-            let pool = unsafe { (functions.pool_new)(parameters.as_mut_ptr()) };
-            // SAFETY: the backend is one of the CPU.
-            unsafe { (functions.set_pool)(self.backend, pool) };
-            let old = std::mem::replace(&mut *threads, Threads { pool, count });
-            old.free(self.engine);
+        let mut pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
+        if pools.last().is_some_and(|last| last.count == count) {
+            return;
         }
+        let known = pools.iter().position(|threads| threads.count == count);
+        let threads = known.map_or_else(|| Threads::new(self.engine, count), |at| pools.remove(at));
+        // SAFETY: the backend is one of the CPU. Without a pool each graph makes threads of its own.
+        unsafe { (functions.set_pool)(self.backend, threads.pool) };
         // SAFETY: as above.
         unsafe { (functions.set_threads)(self.backend, count) };
+        pools.push(threads);
+        if pools.len() > POOLS_MAX {
+            pools.remove(0).free(self.engine);
+        }
     }
 
     /// Asks `abort` from now on whether to go on.
@@ -81,6 +77,16 @@ impl Cpu {
 }
 
 impl Threads {
+    /// Without memory there is no pool.
+    fn new(engine: &Engine, count: c_int) -> Self {
+        let mut parameters = MaybeUninit::uninit();
+        // SAFETY: the engine fills the structure in.
+        unsafe { (engine.functions.pool_parameters_init)(parameters.as_mut_ptr(), count) };
+        // SAFETY: it has been filled in.
+        let pool = unsafe { (engine.cpu_functions.pool_new)(parameters.as_mut_ptr()) };
+        Self { pool, count }
+    }
+
     fn free(&self, engine: &Engine) {
         if !self.pool.is_null() {
             // SAFETY: the pool is the engine's, and no backend has it any more.
@@ -93,6 +99,8 @@ impl Drop for Cpu {
     fn drop(&mut self) {
         // SAFETY: the backend is the engine's, and nobody else has it.
         unsafe { (self.engine.functions.backend_free)(self.backend) };
-        self.pool.get_mut().unwrap_or_else(PoisonError::into_inner).free(self.engine);
+        for threads in self.pools.get_mut().unwrap_or_else(PoisonError::into_inner) {
+            threads.free(self.engine);
+        }
     }
 }

@@ -83,9 +83,10 @@ mod tests {
         check("-..--- --..-- ---..-", Some((1, &[1, 2, 3], Some(2))));
         check(".----- ..---- -..---", Some((0, &[0, 1, 2], Some(2))));
         check("-..---- -...--- --...--", Some((1, &[1, 2, 3], Some(3))));
+        check("..--- --..-", Some((0, &[1, 3], Some(2))));
         // Holes, other sequences, biases, queries that see nothing.
         check("..-.---", None);
-        check("..--- --..-", None);
+        check("...-- --..-", None);
         check("..x--", None);
         check("----", None);
         check("..-- ----", None);
