@@ -7,7 +7,8 @@
 //!
 //! Both run in turns, each with flash attention as the engine decides and with threads that wait
 //! for work as those of `llama-server` do. A figure is the median of the rounds' ratios; a round's
-//! time of a step is the median of its steps. Every run counts its attention operations.
+//! time of a step is the median of its steps. Every run counts its attention operations. It takes
+//! some minutes, most of them for the long prompt.
 
 #![allow(clippy::unwrap_used, reason = "a measurement fails by panicking")]
 #![allow(clippy::print_stdout, reason = "it prints figures")]
@@ -83,7 +84,7 @@ fn prefill(run: &Ran) -> f64 {
     milliseconds(&[run.prefill])
 }
 
-/// Two layers in three of its time are attention from 1000 tokens on.
+/// Small matrices, and heads as large models have them: 4 KiB of cache for each token.
 fn attention_dominated(path: &Path) {
     let model = Model {
         heads: 8,
