@@ -20,7 +20,7 @@
 //! | `slot` | what the engine saves of a conversation |
 //!
 //! `unsafe` is at the border to the engine: not in `files`, `operation`, `visible` and `slot`. No panic
-//! crosses it (`guard`): an operation that fails ends the engine's step.
+//! crosses it: an operation that fails ends the engine's step.
 
 #![allow(
     clippy::cast_possible_truncation,
