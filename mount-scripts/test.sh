@@ -4,8 +4,8 @@
 #   mount-scripts/test.sh [ARGUMENTS OF cargo test]
 #
 # A test that lacks something (root, /dev/fuse, a program) prints why and passes;
-# KVFS_REQUIRE=fuse,root,loop,rsync,python,safetensors,pjdfstest,fsx,s3,zstd,cc,c++,nm,llama,xllamacpp turns
-# that into a failure, word by word.
+# KVFS_REQUIRE=fuse,root,loop,rsync,python,safetensors,pjdfstest,fsx,s3,zstd,cc,c++,nm,llama,xllamacpp,nvrtc
+# turns that into a failure, word by word.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -33,5 +33,8 @@ fi
 export KVFS_TEST_LLAMA=$tools/llama.cpp-0.5.0
 mount-scripts/fetch-llama.sh "$KVFS_TEST_LLAMA" ||
     echo "test.sh: tests with llama.cpp are skipped" >&2
+
+# What makes the PTX of kernels/ and looks at what an assembler makes of it.
+kernels/install-tools.sh
 
 exec cargo test --locked "$@"

@@ -32,7 +32,7 @@ impl Unlinked {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 crate::sys::be_idle();
-                drop(self);
+                drop(self.0);
             });
         });
     }

@@ -34,11 +34,23 @@ fn missing(what: &str) -> Option<String> {
         "nfs" => super::nfs::missing(),
         "llama" => (!llama_directory().join("include/llama.h").is_file())
             .then(|| "no llama.cpp: mount-scripts/fetch-llama.sh fetches it".to_owned()),
+        "nvrtc" => missing_nvrtc(),
         "python" => missing_program("python3"),
         "safetensors" => missing_python_packages("numpy, safetensors, xxhash"),
         "xllamacpp" => missing_python_packages("gguf, numpy, safetensors, xllamacpp"),
         program => missing_program(program),
     }
+}
+
+/// The compiler and the assembler of the kernels, where `kernels/build.py` looks for them.
+fn missing_nvrtc() -> Option<String> {
+    let named = std::env::var_os("KVFS_CUDA_TOOLS").map(PathBuf::from);
+    let usual = || Path::new(env!("CARGO_MANIFEST_DIR")).join("target/test-tools/cuda");
+    let tools = named.unwrap_or_else(usual).join("nvidia");
+    let found = ["cuda_nvrtc/lib/libnvrtc.so.12", "cuda_nvcc/bin/ptxas"]
+        .iter()
+        .all(|file| tools.join(file).is_file());
+    (!found).then(|| "no NVRTC and ptxas: kernels/install-tools.sh".to_owned())
 }
 
 /// The packages that mount-scripts/test.sh installs for `KVFS_TEST_PYTHON`.
