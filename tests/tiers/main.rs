@@ -8,6 +8,7 @@
 mod common;
 
 mod collection;
+mod dying_disk;
 mod encoded;
 mod encoded_moves;
 mod faults;
@@ -23,3 +24,4 @@ mod prefetch;
 mod rebuild;
 mod remote;
 mod s3;
+mod steps;
