@@ -212,7 +212,7 @@ fn a_mount_that_cannot_be_says_why() {
     check("mount --config absent.toml STORE MNT", 1, "absent.toml");
     check("mount --commit-interval 0 STORE MNT", 2, "must be from");
     check("mount --nvme 1G STORE MNT", 2, "unexpected argument");
-    check("mount --ssd 1G STORE MNT", 2, "is set, but no remote");
+    check("mount --ssd 1G STORE MNT", 2, "ssd is set, but neither remote nor cold");
     check("mount --remote gs://bucket STORE MNT", 2, "remote: ");
     check("mount --ram 1X STORE MNT", 2, "is no size");
     check("umount /proc", 1, "is a mount of type proc, not of kvfs");
