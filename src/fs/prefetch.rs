@@ -110,19 +110,20 @@ impl FileSystem {
         let Some(way) = self.prefetch.way.get() else {
             return;
         };
-        // As long as everything is here, opening a page again costs nothing more.
+        // As long as everything is here, opening a page again costs nothing more: the page was read
+        // a moment ago, and so were most likely those after it.
         let all_here = self.tiers.as_ref().is_none_or(|tiers| {
             tiers.ssd.remote_use().only_objects == 0 && tiers.encoded.usage().only_objects == 0
         });
-        if is_held && all_here && self.prefetch.known().pages.is_empty() {
+        if is_held && all_here {
             return;
         }
-        if let Err(error) = self.queue_next(way, id) {
+        if let Err(error) = self.queue_next(way, id, is_held) {
             log::warn!("looking for the pages after inode {}: {error}", id.0);
         }
     }
 
-    fn queue_next(&self, way: &Way, id: InodeId) -> Result<(), FsError> {
+    fn queue_next(&self, way: &Way, id: InodeId, is_held: bool) -> Result<(), FsError> {
         let state = self.state();
         let Some((sequence, object, page)) = page_of(&state, id)? else {
             return Ok(());
@@ -139,7 +140,12 @@ impl FileSystem {
             })
         });
         drop(state);
-        found.retain(|ahead| ahead.means != Means::None && !pages.contains_key(&ahead.object));
+        let helps = |means| match means {
+            Means::None => false,
+            Means::ReadAhead => !is_held,
+            Means::Fetch => true,
+        };
+        found.retain(|ahead| helps(ahead.means) && !pages.contains_key(&ahead.object));
         for ahead in found {
             match way.queue.try_send(ahead) {
                 Ok(()) => drop(pages.insert(ahead.object, (ahead.means, Fate::Queued))),

@@ -1,5 +1,5 @@
-//! Opening resident pages while objects leave for the remote, against opening them while nothing
-//! moves.
+//! Opening resident pages while objects are encoded, uploaded and leave for the remote, against
+//! opening them while nothing moves and nothing is away.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -14,6 +14,7 @@ use super::super::workplace::Workplace;
 use super::values;
 use super::{Sizes, make_layer};
 use crate::page::names;
+use crate::sys;
 
 /// Pages that are opened again and again.
 const RESIDENT: u64 = 8;
@@ -23,6 +24,8 @@ const LOOK_EVERY: usize = 250;
 const PART: f64 = 0.99;
 /// Longer than this nobody measures.
 const SAMPLING_MAX: Duration = Duration::from_secs(8);
+/// Less than waits to leave, more than the resident pages take.
+const DISK_BUDGET: &str = "128M";
 /// Pages that wait to leave: as many as are encoded elsewhere, so many times.
 const COPIES: usize = 4;
 
@@ -30,18 +33,25 @@ pub(super) fn figures(workplace: &Workplace, sizes: &Sizes) -> Result<Vec<Figure
     note("opening pages while others leave");
     let resident = Pages::new(Model::Large)?.first(RESIDENT)?;
     let remote = workplace.remote().display().to_string();
-    let moving = ["--remote", &remote, "--cold", "zstd:3"];
+    let moving = ["--remote", &remote, "--cold", "zstd:3", "--ssd", DISK_BUDGET];
     let (mut busy, mut idle) = (Vec::new(), Vec::new());
     let mut daemon = Daemon::start(workplace)?;
     let layer = make_layer(workplace, "s")?;
     write_pages(&layer, &resident, |_| Ok(()))?;
     let paths: Vec<PathBuf> = resident.iter().map(|(name, _)| layer.join(name)).collect();
-    for round in 0..sizes.long_rounds {
-        leave_behind(workplace, sizes, round)?;
+    for path in &paths {
+        // They shall be resident, whatever leaves.
+        sys::set_extended_attribute(path, c"user.kvfs.pin", b"1").map_err(at(path))?;
+    }
+    // All of it before anything has left: opening costs more once files are away.
+    for _ in 0..sizes.long_rounds {
         check_once(&paths)?;
         let mut times = Vec::new();
         open_often(&paths, sizes.opens, &mut times)?;
         idle.push(quantile(&times, PART));
+    }
+    for round in 0..sizes.long_rounds {
+        leave_behind(workplace, sizes, round)?;
         daemon.stop()?;
         daemon = Daemon::start_with(workplace, &moving)?;
         check_once(&paths)?;
