@@ -220,10 +220,7 @@ pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountEr
             start(&format!("kvfs-fetch-{number}"), move || slow::run(&fetches))?;
         }
     }
-    // Without tiers an open cannot be slow, and threads that stand by cost each open some 40 us.
-    if file_system.tiers().is_some() {
-        start_prefetching(&file_system, counters, &stopped)?;
-    }
+    start_prefetching(&file_system, counters, &stopped)?;
     let moving = mover.map(|mover| start_moving(&file_system, mover, &stopped)).transpose()?;
     let session = session.spawn().map_err(MountError::Thread)?;
     ready();

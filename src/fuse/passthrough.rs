@@ -3,7 +3,7 @@
 //! The kernel allows one backing file per inode while any open of the inode lives (a second one,
 //! or a cached open beside it, gives EIO), so opens of an inode share an id until the last closes.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,25 +21,34 @@ const HELD_MAX: usize = 1024;
 
 /// The ids in use.
 #[derive(Debug, Default)]
-pub(super) struct Backings(Mutex<Registered>);
+pub(super) struct Backings(Mutex<Registered<Arc<BackingId>>>);
 
-#[derive(Debug, Default)]
-struct Registered {
-    by_inode: HashMap<InodeId, Backing>,
-    /// Sealed files without an open, in the order in which they were closed. A file that was
-    /// opened again since is still in it; its turn passes without effect.
-    held: VecDeque<InodeId>,
+#[derive(Debug)]
+struct Registered<Id> {
+    by_inode: HashMap<InodeId, Backing<Id>>,
+    /// Sealed files without an open, by when they were closed.
+    idle: BTreeMap<u64, InodeId>,
+    /// Counts closes.
+    closes: u64,
 }
 
 #[derive(Debug)]
-struct Backing {
-    id: Arc<BackingId>,
+struct Backing<Id> {
+    id: Id,
     opens: u32,
     is_sealed: bool,
+    /// Its key in `idle`.
+    idle_since: Option<u64>,
+}
+
+impl<Id> Default for Registered<Id> {
+    fn default() -> Self {
+        Registered { by_inode: HashMap::new(), idle: BTreeMap::new(), closes: 0 }
+    }
 }
 
 impl Backings {
-    fn registered(&self) -> MutexGuard<'_, Registered> {
+    fn registered(&self) -> MutexGuard<'_, Registered<Arc<BackingId>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -48,24 +57,19 @@ impl Backings {
         &self, inode: InodeId, is_sealed: bool, register: impl FnOnce() -> io::Result<BackingId>,
     ) -> io::Result<Arc<BackingId>> {
         let mut registered = self.registered();
-        if let Some(backing) = registered.by_inode.get_mut(&inode) {
-            backing.opens += 1;
-            return Ok(Arc::clone(&backing.id));
+        if let Some(id) = registered.open_again(inode) {
+            return Ok(id);
         }
         let id = Arc::new(register()?);
-        let backing = Backing { id: Arc::clone(&id), opens: 1, is_sealed };
-        registered.by_inode.insert(inode, backing);
+        registered.open_first(inode, Arc::clone(&id), is_sealed);
         Ok(id)
     }
 
     /// The id for one more open of a sealed inode whose backing file is still registered.
     pub(super) fn attach_held(&self, inode: InodeId) -> Option<Arc<BackingId>> {
         let mut registered = self.registered();
-        let backing = registered.by_inode.get_mut(&inode)?;
-        backing.is_sealed.then(|| {
-            backing.opens += 1;
-            Arc::clone(&backing.id)
-        })
+        let is_sealed = registered.by_inode.get(&inode).is_some_and(|backing| backing.is_sealed);
+        is_sealed.then(|| registered.open_again(inode))?
     }
 
     /// Whether the backing file of an inode is registered: it was opened not long ago.
@@ -91,8 +95,23 @@ impl Backings {
     }
 }
 
-impl Registered {
-    fn close(&mut self, inode: InodeId) -> Option<Backing> {
+impl<Id: Clone> Registered<Id> {
+    fn open_first(&mut self, inode: InodeId, id: Id, is_sealed: bool) {
+        let backing = Backing { id, opens: 1, is_sealed, idle_since: None };
+        self.by_inode.insert(inode, backing);
+    }
+
+    fn open_again(&mut self, inode: InodeId) -> Option<Id> {
+        let backing = self.by_inode.get_mut(&inode)?;
+        backing.opens += 1;
+        if let Some(since) = backing.idle_since.take() {
+            self.idle.remove(&since);
+        }
+        Some(backing.id.clone())
+    }
+
+    /// Returns what is not registered any more: this one, or the sealed one closed longest ago.
+    fn close(&mut self, inode: InodeId) -> Option<Backing<Id>> {
         let backing = self.by_inode.get_mut(&inode)?;
         backing.opens -= 1;
         if backing.opens > 0 {
@@ -101,14 +120,17 @@ impl Registered {
         if !backing.is_sealed {
             return self.by_inode.remove(&inode);
         }
-        self.held.push_back(inode);
-        let oldest = (self.held.len() > HELD_MAX).then(|| self.held.pop_front())??;
-        self.take_idle(oldest)
+        self.closes += 1;
+        backing.idle_since = Some(self.closes);
+        self.idle.insert(self.closes, inode);
+        let oldest = (self.idle.len() > HELD_MAX).then(|| self.idle.pop_first())??;
+        self.by_inode.remove(&oldest.1)
     }
 
-    fn take_idle(&mut self, inode: InodeId) -> Option<Backing> {
-        let idle = self.by_inode.get(&inode)?.opens == 0;
-        idle.then(|| self.by_inode.remove(&inode))?
+    fn take_idle(&mut self, inode: InodeId) -> Option<Backing<Id>> {
+        let since = self.by_inode.get(&inode)?.idle_since?;
+        self.idle.remove(&since);
+        self.by_inode.remove(&inode)
     }
 }
 
@@ -130,5 +152,49 @@ pub(super) fn trial(
             }
             _ => error.to_string(),
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_file_closed_longest_ago_is_let_go() {
+        let mut registered = Registered::default();
+        let count = HELD_MAX as u64;
+        for number in 0..count {
+            registered.open_first(InodeId(number), number, true);
+            assert!(registered.close(InodeId(number)).is_none());
+        }
+        // One that is opened again and again stays, however often that is.
+        for _ in 0..2 * count {
+            assert_eq!(registered.open_again(InodeId(0)), Some(0));
+            assert!(registered.close(InodeId(0)).is_none());
+        }
+        assert_eq!(registered.idle.len(), HELD_MAX);
+        registered.open_first(InodeId(count), count, true);
+        let dropped = registered.close(InodeId(count)).expect("there are too many");
+        assert_eq!(dropped.id, 1);
+        assert_eq!(registered.open_again(InodeId(1)), None);
+        assert_eq!(registered.open_again(InodeId(0)), Some(0));
+        // Open ones are not idle.
+        assert!(registered.take_idle(InodeId(0)).is_none());
+        assert!(registered.close(InodeId(0)).is_none());
+        assert_eq!(registered.take_idle(InodeId(0)).map(|backing| backing.id), Some(0));
+        assert_eq!(
+            (registered.idle.len(), registered.by_inode.len()),
+            (HELD_MAX - 1, HELD_MAX - 1)
+        );
+    }
+
+    #[test]
+    fn a_file_that_may_change_is_let_go_at_once() {
+        let mut registered = Registered::default();
+        registered.open_first(InodeId(7), 7, false);
+        assert_eq!(registered.open_again(InodeId(7)), Some(7));
+        assert!(registered.close(InodeId(7)).is_none());
+        assert_eq!(registered.close(InodeId(7)).map(|backing| backing.id), Some(7));
+        assert!(registered.by_inode.is_empty() && registered.idle.is_empty());
     }
 }
