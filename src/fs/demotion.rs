@@ -77,7 +77,9 @@ impl FileSystem {
         let Some(tiers) = &self.tiers else {
             return Duration::MAX;
         };
+        tiers.moving.store(true, Ordering::Relaxed);
         let outcome = self.round(tiers, mover);
+        tiers.moving.store(false, Ordering::Relaxed);
         let under_way = mover.uploaded.len() + mover.unnamed.len();
         tiers.under_way.store(under_way, Ordering::Release);
         if tiers.is_closing() {
@@ -93,6 +95,11 @@ impl FileSystem {
             Ok(true) => Duration::ZERO,
             Ok(false) => Duration::from_millis(500),
         }
+    }
+
+    /// Whether objects are moving down the tiers, which takes the processor.
+    pub fn is_moving(&self) -> bool {
+        self.tiers.as_ref().is_some_and(|tiers| tiers.moving.load(Ordering::Relaxed))
     }
 
     /// Whether there is more to do at once.

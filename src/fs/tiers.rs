@@ -36,6 +36,8 @@ pub struct Tiers {
     pub(super) decoding: Rate,
     /// The mount ends: nothing more moves.
     pub(super) closing: AtomicBool,
+    /// A round of moving is going on.
+    pub(super) moving: AtomicBool,
     /// All records were looked at since the mount began.
     pub(super) is_surveyed: AtomicBool,
     /// [`names_changed`](crate::store::metadata::Metadata::names_changed) as last published.
@@ -62,6 +64,7 @@ impl Tiers {
             fetching: Rate::default(),
             decoding: Rate::default(),
             closing: AtomicBool::new(false),
+            moving: AtomicBool::new(false),
             is_surveyed: AtomicBool::new(false),
             names_published: AtomicU64::new(0),
             under_way: AtomicUsize::new(0),

@@ -7,15 +7,21 @@
 //! and gives up when somebody else wants the core.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
+use crate::fs::FileSystem;
+
 /// How long to look: haltpoll's default, and enough for a client that reads a page of 4 MiB between
 /// two opens (some 130 us).
 const LINGER: Duration = Duration::from_micros(200);
+/// The same while objects move. No core sleeps then, so waking up is cheap; and the kernel may have
+/// woken whoever got the answer on this very core, where it waits until the looking ends (one open
+/// of a hundred on two cores).
+const LINGER_BESIDE_MOVERS: Duration = Duration::from_micros(30);
 /// A request belongs to a train if it comes this soon after the one before it.
 const TRAIN_GAP: Duration = Duration::from_millis(1);
 
@@ -24,8 +30,8 @@ const TRAIN_GAP: Duration = Duration::from_millis(1);
 const PREEMPTED: Duration = Duration::from_micros(50);
 
 /// Looks for the next request.
-#[derive(Debug)]
 pub(super) struct Linger {
+    fs: Arc<FileSystem>,
     started: Instant,
     /// When the last request came, in nanoseconds since the start.
     last_request: AtomicU64,
@@ -38,8 +44,9 @@ pub(super) struct Linger {
 pub(super) struct Awake<'a>(Option<&'a Linger>);
 
 impl Linger {
-    pub(super) fn new() -> Linger {
+    pub(super) fn new(fs: Arc<FileSystem>) -> Linger {
         Linger {
+            fs,
             started: Instant::now(),
             last_request: AtomicU64::new(0),
             device: OnceLock::new(),
@@ -72,11 +79,12 @@ impl Linger {
         }
         let started = Instant::now();
         let mut last = started;
+        let linger = if self.fs.is_moving() { LINGER_BESIDE_MOVERS } else { LINGER };
         let mut watched = [PollFd::new(device.as_fd(), PollFlags::POLLIN)];
         // Anything but "not yet" is for the thread's own read to find out.
         while poll(&mut watched, PollTimeout::ZERO) == Ok(0) {
             let now = Instant::now();
-            if now - started > LINGER || now - last > PREEMPTED {
+            if now - started > linger || now - last > PREEMPTED {
                 break;
             }
             last = now;

@@ -32,7 +32,7 @@ pub(super) struct Shared {
 
 impl Shared {
     pub(super) fn new(fs: Arc<FileSystem>, passthrough: Passthrough) -> Shared {
-        let (backings, linger) = (Backings::default(), Linger::new());
+        let (backings, linger) = (Backings::default(), Linger::new(Arc::clone(&fs)));
         Shared { fs, backings, passthrough, notifier: OnceLock::new(), linger }
     }
 
