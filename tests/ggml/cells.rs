@@ -16,7 +16,7 @@ fn check(arguments: &str) {
     let arguments = format!("--prompt-tokens 200 --predict 24 {arguments}");
     let stock = ran(&path, &arguments, None);
     let mount = Mount::new(Mode::Served);
-    let ours = ran(&path, &format!("{arguments} --flash on"), Some(mount.path()));
+    let ours = stock.followed(&path, &format!("{arguments} --flash on"), Some(mount.path()));
     ours.assert_attention_was_ours();
     ours.assert_like(&stock, TOLERANCE);
 }
@@ -48,7 +48,7 @@ fn types() {
         let arguments = format!("--prompt-tokens 200 --predict 1 --type {kind} --flash on");
         let stock = ran(&path, &arguments, None);
         let mount = Mount::new(Mode::Served);
-        let ours = ran(&path, &arguments, Some(mount.path()));
+        let ours = stock.followed(&path, &arguments, Some(mount.path()));
         ours.assert_attention_was_ours();
         ours.assert_like(&stock, tolerance);
     }

@@ -2,8 +2,9 @@
  *
  *   engine MODEL [OPTION VALUE]...
  *
- * Tokens of the prompt are the bytes of a file, each sequence starts 7 bytes later. Writes a line
- * for each token and figure, and the logits of each step to a file. */
+ * Tokens of the prompt are the bytes of a file, each sequence starts 7 bytes later. What comes next is
+ * the likeliest token, or those of a file (--follow). Writes a line for each token and figure, and the
+ * logits of each step to a file. */
 #define _POSIX_C_SOURCE 199309L
 
 #include <stdint.h>
@@ -17,7 +18,7 @@
 #include "llama.h"
 
 static struct {
-    const char *model, *backends, *prompt, *logits, *flash, *type, *save, *load;
+    const char *model, *backends, *prompt, *logits, *flash, *type, *save, *load, *follow;
     int prompt_tokens, predict, context, ubatch, threads, sequences, unified, layers, poll;
     int remove_from, remove_to, shift, copy;
 } options = {
@@ -41,7 +42,7 @@ static void parse(int count, char **words) {
         {"--remove-from", NULL, &options.remove_from}, {"--remove-to", NULL, &options.remove_to},
         {"--shift", NULL, &options.shift},           {"--copy", NULL, &options.copy},
         {"--poll", NULL, &options.poll},             {"--save", &options.save, NULL},
-        {"--load", &options.load, NULL},
+        {"--load", &options.load, NULL},             {"--follow", &options.follow, NULL},
     };
     if (count < 2 || count % 2 != 0) fail("usage: engine MODEL [OPTION VALUE]...");
     options.model = words[1];
@@ -161,6 +162,8 @@ int main(int count, char **words) {
     if (options.poll >= 0) attach_threads(context);
     struct llama_batch batch = llama_batch_init(options.ubatch > 8 ? options.ubatch : 8, 0, 1);
     FILE *file = options.logits ? fopen(options.logits, "wb") : NULL;
+    FILE *follow = options.follow ? fopen(options.follow, "rb") : NULL;
+    if (options.follow && !follow) fail(options.follow);
     int positions[64] = {0}, tokens[64] = {0}, prompts = options.copy ? 1 : options.sequences;
     long steps = 0, start = ggml_time_us();
 
@@ -198,6 +201,7 @@ int main(int count, char **words) {
     for (int i = 0; i < options.predict; i++) {
         batch.n_tokens = 0;
         for (int s = 0; s < options.sequences; s++) {
+            if (follow && fread(&tokens[s], sizeof *tokens, 1, follow) != 1) fail("nothing left to follow");
             printf("token %d\n", tokens[s]);
             add(&batch, tokens[s], positions[s]++, s, 1);
         }
@@ -218,6 +222,7 @@ int main(int count, char **words) {
         printf("attention %llu\n", (unsigned long long)attended());
     }
     if (file) fclose(file);
+    if (follow) fclose(follow);
     llama_free(context);
     llama_model_free(model);
     return 0;

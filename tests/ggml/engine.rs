@@ -92,7 +92,17 @@ impl Ran {
         assert_eq!(self.attention, Some(self.layers * self.steps));
     }
 
-    /// The same tokens, and logits that differ by at most `tolerance` of their spread.
+    /// Runs the engine over the same text: where two tokens are as likely as each other, rounding
+    /// would choose between them, and nothing could be compared any more.
+    pub(crate) fn followed(&self, model: &Path, arguments: &str, cache: Option<&Path>) -> Ran {
+        let directory = scratch_directory();
+        let path = directory.path().join("tokens");
+        let tokens: Vec<u8> = self.tokens.iter().flat_map(|token| token.to_ne_bytes()).collect();
+        std::fs::write(&path, tokens).unwrap();
+        ran(model, &format!("{arguments} --follow {}", path.display()), cache)
+    }
+
+    /// The same text, and logits that differ by at most `tolerance` of their spread.
     #[track_caller]
     pub(crate) fn assert_like(&self, other: &Self, tolerance: f32) {
         assert_eq!(self.logits.len(), other.logits.len());

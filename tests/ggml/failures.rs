@@ -1,8 +1,8 @@
 //! What goes wrong is said in one line, and the engine lives or ends in good order.
 
+use std::io::Read;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
 use crate::common::disk::SmallDisk;
 use crate::common::mount::scratch_directory;
@@ -95,6 +95,9 @@ fn full_disk() {
     assert_eq!(code, Some(0), "{text}");
 }
 
+/// A pipe holds 64 KiB, and the engine's buffer a few more; a step prints about 20 bytes of 650,000.
+const LINES_BEHIND_BYTES: usize = 128 << 10;
+
 /// The daemon is killed while the engine runs: the cache is mapped from the backing files, which
 /// are still there.
 #[test]
@@ -105,14 +108,15 @@ fn the_daemon_is_killed() {
     Model::write_tiny(&path);
     let mut mount = Mount::new(Mode::Passthrough);
     let mut engine =
-        command(&path, "--flash on --predict 20000 --context 32768", Some(mount.path()));
-    let mut engine = engine.stdout(Stdio::null()).spawn().unwrap();
+        command(&path, "--flash on --predict 32000 --context 32768", Some(mount.path()));
+    let mut engine = engine.stdout(Stdio::piped()).spawn().unwrap();
     let file = mount.join("files/llama/0/cache_v_l3");
     let written = || std::fs::read(&file).is_ok_and(|bytes| bytes.iter().any(|byte| *byte != 0));
     eventually("the engine to store rows", || written().then_some(()));
     mount.kill();
-    std::thread::sleep(Duration::from_secs(1));
-    assert!(engine.try_wait().unwrap().is_none(), "the engine died with the daemon");
+    // More than can have been on its way.
+    let mut lines = vec![0; LINES_BEHIND_BYTES];
+    engine.stdout.take().unwrap().read_exact(&mut lines).expect("the engine died with the daemon");
     engine.kill().unwrap();
     engine.wait().unwrap();
 }

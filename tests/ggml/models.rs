@@ -14,7 +14,7 @@ fn check(model: &Model, arguments: &str) {
     model.write_random(7, &path);
     let stock = ran(&path, arguments, None);
     let mount = Mount::new(Mode::Served);
-    let ours = ran(&path, &format!("{arguments} --flash on"), Some(mount.path()));
+    let ours = stock.followed(&path, &format!("{arguments} --flash on"), Some(mount.path()));
     ours.assert_attention_was_ours();
     ours.assert_like(&stock, TOLERANCE);
 }
@@ -29,7 +29,7 @@ fn tiny(mode: Mode) {
     let stock = ran(&path, arguments, None);
     assert_eq!(stock.attention, None);
     let mount = Mount::new(mode);
-    let ours = ran(&path, &format!("{arguments} --flash auto"), Some(mount.path()));
+    let ours = stock.followed(&path, &format!("{arguments} --flash auto"), Some(mount.path()));
     ours.assert_attention_was_ours();
     ours.assert_like(&stock, TOLERANCE);
     // The rows are in the files.

@@ -22,15 +22,12 @@ fn saved_by_one_and_restored_by_the_other() {
             let sizes = format!("--flash on --type {kind} --prompt-tokens 300 --predict 0");
             ran(&path, &format!("{sizes} --save {}", slot(name)), cache)
         };
-        let restore = |name, cache| {
-            let sizes = format!("--flash on --type {kind} --predict 24");
-            ran(&path, &format!("{sizes} --load {}", slot(name)), cache)
-        };
+        let restore = |name| format!("--flash on --type {kind} --predict 24 --load {}", slot(name));
         save("stock", None);
         save("ours", backend).assert_attention_was_ours();
-        let expected = restore("stock", None);
+        let expected = ran(&path, &restore("stock"), None);
         for (name, cache) in [("stock", backend), ("ours", backend), ("ours", None)] {
-            let restored = restore(name, cache);
+            let restored = expected.followed(&path, &restore(name), cache);
             if cache.is_some() {
                 restored.assert_attention_was_ours();
             }
