@@ -39,7 +39,8 @@ impl PageSummary {
         Ok(Self { head_dim: dim, bounds })
     }
 
-    /// The most that `q . k` can be for a token of the page; -infinity for a page without tokens.
+    /// The most that `q . k` can be for a token of the page; -infinity for a page without tokens,
+    /// infinity where a product may be NaN, so that selection does not hide it.
     ///
     /// `q` is `[head_dim]`, not scaled.
     ///
@@ -50,7 +51,9 @@ impl PageSummary {
         if bounds.first().is_some_and(|(least, most)| least > most) {
             return f32::NEG_INFINITY;
         }
-        // 0 x infinity is NaN, which `max` leaves out: such a dimension has no say.
-        q.iter().zip(bounds).map(|(q, (least, most))| (q * least).max(q * most)).sum()
+        // NaN if 0 meets two infinite bounds, or infinities of both signs are added.
+        let bound: f32 =
+            q.iter().zip(bounds).map(|(q, (least, most))| (q * least).max(q * most)).sum();
+        if bound.is_nan() { f32::INFINITY } else { bound }
     }
 }
