@@ -154,8 +154,9 @@ impl Attention {
     /// As [`run`](Self::run), and adds to `mass`, `[tokens of all blocks]`, the attention that each
     /// token got: the sum over queries and heads of its weight in the softmax over these blocks.
     ///
-    /// Each thread needs 4 bytes for each query, query head and token of the KV head that it works on,
-    /// and of all of its KV heads where the rows of a token are closer than those of a head.
+    /// Each weight is rounded to eleven bits. Each thread needs 2 bytes for each query, query head and
+    /// token of the KV head that it works on, and of all of its KV heads where the rows of a token are
+    /// closer than those of a head.
     ///
     /// # Errors
     /// As [`run`](Self::run), and if there is not one mass for each token.

@@ -122,7 +122,8 @@ impl<'p, 'a> Worker<'p, 'a> {
             if let Some(recorder) = &mut self.recorder {
                 let m = &self.m[row..][..count];
                 let weights = &self.scratch.weights;
-                recorder.record(row, m, place.block_start, tile.tokens(), weights);
+                let block_start = place.block_start;
+                recorder.record(plan.kernel, (row, m), block_start, tile.tokens(), weights);
             }
             next = None;
         }

@@ -5,12 +5,13 @@
 use std::arch::x86_64::{
     __m128i, __m256, _CMP_GT_OQ, _mm_and_si128, _mm_blendv_epi8, _mm_cmpeq_epi16,
     _mm_cvtepu8_epi16, _mm_loadl_epi64, _mm_loadu_si128, _mm_or_si128, _mm_set1_epi16,
-    _mm_slli_epi16, _mm256_add_epi32, _mm256_add_ps, _mm256_and_si256, _mm256_castsi256_ps,
-    _mm256_cmp_ps, _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps, _mm256_cvtepu8_epi32,
-    _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_cvtps_epi32, _mm256_div_ps, _mm256_fmadd_ps,
-    _mm256_hadd_ps, _mm256_loadu_ps, _mm256_max_ps, _mm256_movemask_ps, _mm256_mul_ps,
-    _mm256_permute2f128_ps, _mm256_round_ps, _mm256_set1_epi32, _mm256_set1_ps, _mm256_slli_epi32,
-    _mm256_srli_epi32, _mm256_storeu_ps, _mm256_sub_epi32, _mm256_sub_ps,
+    _mm_slli_epi16, _mm_storeu_si128, _mm256_add_epi32, _mm256_add_ps, _mm256_and_si256,
+    _mm256_castsi256_ps, _mm256_cmp_ps, _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps,
+    _mm256_cvtepu8_epi32, _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_cvtps_epi32,
+    _mm256_cvtps_ph, _mm256_div_ps, _mm256_fmadd_ps, _mm256_hadd_ps, _mm256_loadu_ps,
+    _mm256_max_ps, _mm256_movemask_ps, _mm256_mul_ps, _mm256_permute2f128_ps, _mm256_round_ps,
+    _mm256_set1_epi32, _mm256_set1_ps, _mm256_slli_epi32, _mm256_srli_epi32, _mm256_storeu_ps,
+    _mm256_sub_epi32, _mm256_sub_ps,
 };
 
 use super::simd::{Simd, implement_simd};
@@ -67,6 +68,12 @@ fn f8_e4m3(bytes: __m128i) -> __m256 {
 #[target_feature(enable = "avx2,fma,f16c")]
 fn splat_f16(half: i16) -> __m256 {
     _mm256_cvtph_ps(_mm_set1_epi16(half))
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn to_f16(vector: __m256) -> __m128i {
+    _mm256_cvtps_ph::<0>(vector)
 }
 
 #[inline]
@@ -132,8 +139,10 @@ implement_simd! {
     load: _mm256_loadu_ps,
     store: _mm256_storeu_ps,
     load_words: _mm_loadu_si128,
+    store_words: _mm_storeu_si128,
     load_bytes: _mm_loadl_epi64,
     f16: _mm256_cvtph_ps,
+    to_f16: to_f16,
     bf16: bf16,
     f8_e4m3: f8_e4m3,
     i8: i8,

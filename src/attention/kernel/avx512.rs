@@ -5,13 +5,14 @@
 use std::arch::x86_64::{
     __m128i, __m256i, __m512, _mm_loadu_si128, _mm256_and_si256, _mm256_cmpeq_epi16_mask,
     _mm256_cvtepu8_epi16, _mm256_loadu_si256, _mm256_mask_mov_epi16, _mm256_or_si256,
-    _mm256_set1_epi16, _mm256_slli_epi16, _mm512_add_ps, _mm512_castpd_ps, _mm512_castps_pd,
-    _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps,
-    _mm512_cvtepu8_epi32, _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_div_ps, _mm512_fmadd_ps,
-    _mm512_loadu_ps, _mm512_max_ps, _mm512_mul_ps, _mm512_permutexvar_ps, _mm512_reduce_max_ps,
-    _mm512_roundscale_ps, _mm512_scalef_ps, _mm512_set1_ps, _mm512_setr_ps, _mm512_shuffle_f32x4,
-    _mm512_slli_epi32, _mm512_srli_epi32, _mm512_storeu_ps, _mm512_sub_ps, _mm512_unpackhi_pd,
-    _mm512_unpackhi_ps, _mm512_unpacklo_pd, _mm512_unpacklo_ps,
+    _mm256_set1_epi16, _mm256_slli_epi16, _mm256_storeu_si256, _mm512_add_ps, _mm512_castpd_ps,
+    _mm512_castps_pd, _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_cvtepi8_epi32,
+    _mm512_cvtepi32_ps, _mm512_cvtepu8_epi32, _mm512_cvtepu16_epi32, _mm512_cvtph_ps,
+    _mm512_cvtps_ph, _mm512_div_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_max_ps, _mm512_mul_ps,
+    _mm512_permutexvar_ps, _mm512_reduce_max_ps, _mm512_roundscale_ps, _mm512_scalef_ps,
+    _mm512_set1_ps, _mm512_setr_ps, _mm512_shuffle_f32x4, _mm512_slli_epi32, _mm512_srli_epi32,
+    _mm512_storeu_ps, _mm512_sub_ps, _mm512_unpackhi_pd, _mm512_unpackhi_ps, _mm512_unpacklo_pd,
+    _mm512_unpacklo_ps,
 };
 
 use super::simd::{Simd, implement_simd};
@@ -74,6 +75,12 @@ fn splat_f16(half: i16) -> __m512 {
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn to_f16(vector: __m512) -> __m256i {
+    _mm512_cvtps_ph::<0>(vector)
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 fn bf16(halves: __m256i) -> __m512 {
     _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(halves)))
 }
@@ -132,8 +139,10 @@ implement_simd! {
     load: _mm512_loadu_ps,
     store: _mm512_storeu_ps,
     load_words: _mm256_loadu_si256,
+    store_words: _mm256_storeu_si256,
     load_bytes: _mm_loadu_si128,
     f16: _mm512_cvtph_ps,
+    to_f16: to_f16,
     bf16: bf16,
     f8_e4m3: f8_e4m3,
     i8: i8,

@@ -19,10 +19,10 @@ mod tile;
 use element::{Bf16, Element, F8E4m3, F16, F32, Q4_0, Q8_0};
 use scalar::Scalar;
 use simd::Simd;
-use tile::{ROWS_MAX, add_weighted, attend};
+use tile::{ROWS_MAX, add_weighted, attend, keep};
 
 pub(super) use stream::sum_words;
-pub(super) use tile::{Logits, Rows, SUM_LANES, Scratch, TILE_TOKENS, Tile, Work};
+pub(super) use tile::{KeptWeights, Logits, Rows, SUM_LANES, Scratch, TILE_TOKENS, Tile, Work};
 
 use crate::page::Dtype;
 
@@ -125,9 +125,26 @@ impl Kernel {
         }
     }
 
-    /// Adds the weights of some rows for one tile, each row times a factor, to `sums`.
+    /// Makes weights of some rows for one tile ones to be kept.
+    pub(super) fn keep(self, weights: &[[f32; TILE_TOKENS]], kept: &mut [KeptWeights]) {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512(simd) => {
+                // SAFETY: the token stands for the instructions.
+                unsafe { keep_avx512(simd, weights, kept) }
+            }
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2(simd) => {
+                // SAFETY: the token stands for the instructions.
+                unsafe { keep_avx2(simd, weights, kept) }
+            }
+            Self::Scalar(simd) => keep(simd, weights, kept),
+        }
+    }
+
+    /// Adds the kept weights of some rows for one tile, each row times a factor, to `sums`.
     pub(super) fn add_weighted(
-        self, weights: &[[f32; TILE_TOKENS]], factors: &[f32], sums: &mut [f32; TILE_TOKENS],
+        self, weights: &[KeptWeights], factors: &[f32], sums: &mut [f32; TILE_TOKENS],
     ) {
         match self {
             #[cfg(target_arch = "x86_64")]
@@ -203,9 +220,20 @@ unsafe fn avx2<E: Element>(
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn keep_avx512(simd: avx512::Avx512, weights: &[[f32; TILE_TOKENS]], kept: &mut [KeptWeights]) {
+    keep(simd, weights, kept);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn keep_avx2(simd: avx2::Avx2, weights: &[[f32; TILE_TOKENS]], kept: &mut [KeptWeights]) {
+    keep(simd, weights, kept);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 fn add_weighted_avx512(
-    simd: avx512::Avx512, weights: &[[f32; TILE_TOKENS]], factors: &[f32],
-    sums: &mut [f32; TILE_TOKENS],
+    simd: avx512::Avx512, weights: &[KeptWeights], factors: &[f32], sums: &mut [f32; TILE_TOKENS],
 ) {
     add_weighted(simd, weights, factors, sums);
 }
@@ -213,8 +241,7 @@ fn add_weighted_avx512(
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn add_weighted_avx2(
-    simd: avx2::Avx2, weights: &[[f32; TILE_TOKENS]], factors: &[f32],
-    sums: &mut [f32; TILE_TOKENS],
+    simd: avx2::Avx2, weights: &[KeptWeights], factors: &[f32], sums: &mut [f32; TILE_TOKENS],
 ) {
     add_weighted(simd, weights, factors, sums);
 }

@@ -33,6 +33,10 @@ impl Simd for Scalar {
         to[0] = vector;
     }
 
+    fn store_f16(self, to: &mut [u16], vector: f32) {
+        to[0] = f16::from_f32(vector).to_bits();
+    }
+
     fn add(self, a: f32, b: f32) -> f32 {
         a + b
     }

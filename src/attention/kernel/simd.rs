@@ -19,6 +19,8 @@ pub(super) trait Simd: Copy {
     fn load(self, from: &[f32]) -> Self::Vector;
     /// Stores to the first `LANES` values.
     fn store(self, to: &mut [f32], vector: Self::Vector);
+    /// Stores to the first `LANES` values, rounded to f16.
+    fn store_f16(self, to: &mut [u16], vector: Self::Vector);
     fn add(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
     fn sub(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
     fn mul(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
@@ -108,11 +110,12 @@ pub(super) fn tanh<S: Simd>(simd: S, x: S::Vector) -> S::Vector {
 }
 
 /// Implements [`Simd`] for an instruction set of x86: the same for both, but for the instructions.
-/// `load_words` and `load_bytes` load as many 16-bit and 8-bit elements as a vector has lanes.
+/// `load_words`, `store_words` and `load_bytes` are for as many 16-bit and 8-bit elements as a vector
+/// has lanes.
 macro_rules! implement_simd {
     (
         $simd:ty, $vector:ty, $lanes:literal, $parts:literal,
-        splat: $splat:ident, add: $add:ident, sub: $sub:ident, mul: $mul:ident, div: $div:ident, mul_add: $mul_add:ident, max: $max:ident, round: $round:ident, power_of_two: $power_of_two:ident, any_greater: $any_greater:ident, largest: $largest:ident, fold: $fold:ident, total: $total:ident, splat_f16: $splat_f16:ident, load: $load:ident, store: $store:ident, load_words: $load_words:ident, load_bytes: $load_bytes:ident, f16: $f16:ident, bf16: $bf16:ident, f8_e4m3: $f8_e4m3:ident, i8: $i8:ident, nibbles: $nibbles:ident $(,)?
+        splat: $splat:ident, add: $add:ident, sub: $sub:ident, mul: $mul:ident, div: $div:ident, mul_add: $mul_add:ident, max: $max:ident, round: $round:ident, power_of_two: $power_of_two:ident, any_greater: $any_greater:ident, largest: $largest:ident, fold: $fold:ident, total: $total:ident, splat_f16: $splat_f16:ident, load: $load:ident, store: $store:ident, load_words: $load_words:ident, store_words: $store_words:ident, load_bytes: $load_bytes:ident, f16: $f16:ident, to_f16: $to_f16:ident, bf16: $bf16:ident, f8_e4m3: $f8_e4m3:ident, i8: $i8:ident, nibbles: $nibbles:ident $(,)?
     ) => {
         impl Simd for $simd {
             type Vector = $vector;
@@ -267,6 +270,15 @@ macro_rules! implement_simd {
                 let to: &mut [f32; Self::LANES] = to.first_chunk_mut().expect("room for a vector");
                 // SAFETY: the array holds a vector; any alignment will do.
                 unsafe { $store(to.as_mut_ptr(), vector) }
+            }
+
+            #[inline(always)]
+            fn store_f16(self, to: &mut [u16], vector: Self::Vector) {
+                let to: &mut [u16; Self::LANES] = to.first_chunk_mut().expect("room for a vector");
+                // SAFETY: the token exists, so the processor has the instructions.
+                let halves = unsafe { $to_f16(vector) };
+                // SAFETY: the array holds a vector; any alignment will do.
+                unsafe { $store_words(to.as_mut_ptr().cast(), halves) }
             }
 
             #[inline(always)]
