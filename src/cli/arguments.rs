@@ -1,12 +1,14 @@
 //! The arguments of every subcommand. The comments here are the help texts.
 
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use super::bench::BenchArguments;
 use super::config::{self, Layer, MountConfig, Named};
+use super::duration::Seconds;
 use super::options;
 use super::output::Failure;
 use super::probe::ProbeArguments;
@@ -48,6 +50,8 @@ pub(crate) enum Command {
     Import(ImportArguments),
     /// Make a slot file of llama.cpp of a sequence
     Export(ExportArguments),
+    /// Limit what a directory may hold, and for how long
+    Quota(QuotaArguments),
     /// Delete what nobody refers to from the remote and from the store
     Gc(GcArguments),
     /// Check a store that is not mounted
@@ -79,6 +83,7 @@ Settings come from, in this order: arguments, -o, variables, the file named by -
   --ssd                ssd                 KVFS_SSD               no limit
   --remote-bandwidth   remote_bandwidth    KVFS_REMOTE_BANDWIDTH  no limit (bytes per second)
   --cold               cold                KVFS_COLD              none
+  --on-corrupt         on_corrupt          KVFS_ON_CORRUPT        eio
   --rebuild-from       rebuild_from        KVFS_REBUILD_FROM      the only store there is
   --log                log_file            KVFS_LOG_FILE          see below
                        log_level           KVFS_LOG, RUST_LOG     info
@@ -138,6 +143,10 @@ pub(crate) struct MountArguments {
     /// How cold objects are encoded: none, zstd, zstd:LEVEL [default: none]
     #[arg(long, value_name = "ENCODING")]
     cold: Option<String>,
+    /// What a file is whose bytes are damaged or cannot be fetched: an error (eio), or a file that
+    /// is not there (miss) [default: eio]
+    #[arg(long, value_name = "miss|eio")]
+    on_corrupt: Option<String>,
     /// Whose names a new store takes over from the remote: a store's id, or none [default: those
     /// of the only store that has published there]
     #[arg(long, value_name = "STORE-ID|none")]
@@ -173,6 +182,7 @@ impl MountArguments {
                 remote: self.remote.map(absolute).transpose()?,
                 remote_bandwidth: self.remote_bandwidth,
                 cold: self.cold,
+                on_corrupt: self.on_corrupt,
                 rebuild_from: self.rebuild_from,
                 log_file,
                 ..Layer::default()
@@ -372,6 +382,50 @@ pub(crate) struct ExportArguments {
     pub sequence: PathBuf,
     /// The file to make, or to replace
     pub slot: PathBuf,
+}
+
+const QUOTA_HELP: &str = "\
+Without options the limits are shown; those of all directories if PATH is the mountpoint.
+
+Beyond --size, what was used longest ago is deleted, also from the remote in the end: whole files,
+and of sequences the last pages. What is pinned (user.kvfs.pin), open, mapped or being written stays.
+It happens in the background, so for some seconds a directory may hold more.";
+
+/// `kvfs quota`.
+#[derive(Debug, Args)]
+#[command(after_help = QUOTA_HELP)]
+pub(crate) struct QuotaArguments {
+    /// Bytes that the files below PATH may have together, or none
+    #[arg(long, value_name = "SIZE|none", value_parser = Limit::parse::<Size>)]
+    pub size: Option<Limit>,
+    /// Delete what was not used for so long (90s, 15m, 12h, 7d), or none
+    #[arg(long, value_name = "TIME|none", value_parser = Limit::parse::<Seconds>)]
+    pub age: Option<Limit>,
+    /// Delete what was written so long ago, or none; of a directory it holds for all below that
+    /// have none of their own
+    #[arg(long, value_name = "TIME|none", value_parser = Limit::parse::<Seconds>)]
+    pub ttl: Option<Limit>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// A directory of files/ or models/, a file in files/ (only --ttl), or the mountpoint
+    pub path: PathBuf,
+}
+
+/// A limit to set, or to take away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Limit(pub Option<u64>);
+
+impl Limit {
+    fn parse<T: FromStr<Err = String> + Into<u64>>(text: &str) -> Result<Limit, String> {
+        if text == "none" {
+            return Ok(Limit(None));
+        }
+        match text.parse::<T>()?.into() {
+            0 => Err("0 is no limit: write none to take a limit away".to_owned()),
+            number => Ok(Limit(Some(number))),
+        }
+    }
 }
 
 /// `kvfs gc`.

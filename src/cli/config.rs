@@ -14,6 +14,7 @@ use serde::Deserialize;
 use super::options::{self, is_effective, kernel_flag, number, push_kernel_flag, size, yes_or_no};
 use super::output::Failure;
 use super::size::Size;
+use crate::fs::OnCorrupt;
 use crate::fs::rebuild::RebuildFrom;
 use crate::fuse::{MountOptions, Passthrough, RemoteOptions, default_threads};
 use crate::tier::encoding::ColdEncoding;
@@ -54,6 +55,8 @@ pub(crate) struct Layer {
     pub remote_bandwidth: Option<Size>,
     /// `none`, `zstd` or `zstd:LEVEL`.
     pub cold: Option<String>,
+    /// `miss` or `eio`.
+    pub on_corrupt: Option<String>,
     /// Whose names a new store takes over: the id of a store, or `none`.
     pub rebuild_from: Option<String>,
     /// Threads that answer the kernel.
@@ -94,10 +97,14 @@ impl MountConfig {
             ColdEncoding::None => String::new(),
             cold => format!("cold = \"{cold}\"\n"),
         };
+        let on_corrupt = match options.on_corrupt {
+            OnCorrupt::Eio => "",
+            OnCorrupt::Miss => "on_corrupt = \"miss\"\n",
+        };
         format!(
             "# store = {}\n# mountpoint = {}\nallow_other = {}\nread_only = {}\npassthrough = {}\n\
              nonempty = {}\ncommit_interval = {:?}\nram = {}\nthreads = {}\noptions = {:?}\n\
-             {}{}{}{}{}",
+             {}{}{}{}{}{}",
             text(&options.store),
             text(&options.mountpoint),
             options.allow_other,
@@ -110,6 +117,7 @@ impl MountConfig {
             options.kernel_options,
             options.ssd_bytes.map(|bytes| format!("ssd = {bytes}\n")).unwrap_or_default(),
             cold,
+            on_corrupt,
             options.remote.as_ref().map(remote_toml).unwrap_or_default(),
             log_file.unwrap_or_default(),
             log_level.unwrap_or_default(),
@@ -190,6 +198,9 @@ fn validate(
     super::logging::check_filter(log_level.as_deref())?;
     let remote = remote_options(&first)?;
     let cold = cold_encoding(&first)?;
+    let on_corrupt = first.get(|l| l.on_corrupt.clone());
+    let on_corrupt = on_corrupt.map_or(Ok(OnCorrupt::default()), |word| word.parse());
+    let on_corrupt = on_corrupt.map_err(|error| format!("on_corrupt: {error}"))?;
     let ssd_bytes = ssd_bytes(&first, remote.is_some() || cold != ColdEncoding::None)?;
     Ok(MountConfig {
         options: MountOptions {
@@ -204,6 +215,7 @@ fn validate(
             ssd_bytes,
             cold,
             remote,
+            on_corrupt,
             threads,
             config_text: String::new(),
         },
@@ -336,6 +348,7 @@ fn environment_layer(environment: &dyn Fn(&str) -> Option<OsString>) -> Result<L
             .map(|value| size("KVFS_REMOTE_BANDWIDTH", &value))
             .transpose()?,
         cold: text("KVFS_COLD")?,
+        on_corrupt: text("KVFS_ON_CORRUPT")?,
         rebuild_from: text("KVFS_REBUILD_FROM")?,
         threads: text("KVFS_THREADS")?.map(|value| number("KVFS_THREADS", &value)).transpose()?,
         log_file: environment("KVFS_LOG_FILE").map(PathBuf::from),

@@ -14,6 +14,7 @@ mod busy;
 mod config;
 mod create;
 mod daemon;
+mod duration;
 mod fsck;
 mod gc;
 mod helper;
@@ -30,6 +31,7 @@ mod preflight;
 mod probe;
 mod process;
 mod progress;
+mod quota;
 mod role;
 mod size;
 mod slot;
@@ -74,6 +76,7 @@ fn dispatch(command: Command) -> Outcome {
         Command::Match(arguments) => prefix::run(&arguments),
         Command::Import(arguments) => slot::import(&arguments),
         Command::Export(arguments) => slot::export(&arguments),
+        Command::Quota(arguments) => quota::run(&arguments),
         Command::Gc(arguments) => gc::run(&arguments),
         Command::Fsck(arguments) => fsck::run(&arguments),
         Command::Bench(arguments) => match bench::run(&arguments) {

@@ -98,6 +98,7 @@ fn apply(parsed: &mut Parsed, option: &str) -> Result<bool, String> {
         ("remote", Some(value)) => layer.remote = Some(value.to_owned()),
         ("remote_bandwidth", Some(value)) => layer.remote_bandwidth = Some(size(key, value)?),
         ("cold", Some(value)) => layer.cold = Some(value.to_owned()),
+        ("on_corrupt", Some(value)) => layer.on_corrupt = Some(value.to_owned()),
         ("rebuild_from", Some(value)) => layer.rebuild_from = Some(value.to_owned()),
         ("threads", Some(value)) => layer.threads = Some(number(key, value)?),
         ("log_file", Some(value)) => layer.log_file = Some(PathBuf::from(value)),
@@ -105,7 +106,7 @@ fn apply(parsed: &mut Parsed, option: &str) -> Result<bool, String> {
         ("config", Some(value)) => parsed.config = Some(PathBuf::from(value)),
         (
             "commit_interval" | "ram" | "ssd" | "remote" | "remote_bandwidth" | "cold"
-            | "rebuild_from" | "threads" | "log_file" | "log_level" | "config",
+            | "on_corrupt" | "rebuild_from" | "threads" | "log_file" | "log_level" | "config",
             None,
         ) => {
             return Err(format!("option {key} needs a value: {key}=..."));

@@ -28,6 +28,12 @@ impl TryFrom<Written> for Size {
     }
 }
 
+impl From<Size> for u64 {
+    fn from(size: Size) -> u64 {
+        size.0
+    }
+}
+
 impl FromStr for Size {
     type Err = String;
 

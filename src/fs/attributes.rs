@@ -3,7 +3,7 @@
 use crate::store::record::{Inode, InodeId, Kind, Time};
 
 /// A name in a directory.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Place {
     /// The directory.
     pub parent: InodeId,

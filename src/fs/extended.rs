@@ -2,6 +2,7 @@
 //! and how a file is stored. The latter are never listed, so that `rsync -X` does not try to copy
 //! them back.
 
+use super::retention::{self, AGE, QUOTA, TTL};
 use super::{FileSystem, FsError};
 use crate::page::Checksum;
 use crate::reader::{self, Counts};
@@ -40,6 +41,19 @@ impl FileSystem {
         }
         if name == b"moving" {
             return Ok(self.waits_for(id)?.as_bytes().to_vec());
+        }
+        let stored = match name {
+            b"quota" => Some(QUOTA),
+            b"age" => Some(AGE),
+            b"ttl" => Some(TTL),
+            _ => None,
+        };
+        if let Some(limit) = stored {
+            return self.state().metadata.attribute(id, limit)?.ok_or(FsError::NoAttribute);
+        }
+        if name == b"used_bytes" {
+            let bytes = self.limited_bytes(id).ok_or(FsError::NoAttribute)?;
+            return Ok(bytes.to_string().into_bytes());
         }
         let state = self.state();
         let inode = state.inode(id)?;
@@ -92,7 +106,7 @@ impl FileSystem {
         }
         let mut names = Vec::new();
         for (name, _) in self.state().metadata.attributes(id)? {
-            if name == PIN || name == LOSSY {
+            if name == PIN || name == LOSSY || retention::is_limit(&name) {
                 continue;
             }
             names.extend_from_slice(&name);
@@ -116,6 +130,7 @@ impl FileSystem {
             return match name {
                 TIER => self.set_tier(id, value),
                 PIN => self.set_pin(id, value),
+                QUOTA | AGE | TTL => self.set_limit(id, name, value),
                 _ => Err(FsError::Unsupported),
             };
         }
@@ -154,6 +169,7 @@ impl FileSystem {
         match name {
             TIER => return self.withdraw_wish(id),
             PIN => return self.unpin(id),
+            QUOTA | AGE | TTL => return self.remove_limit(id, name),
             LOSSY => return Err(FsError::Unsupported),
             _ => {}
         }

@@ -46,6 +46,12 @@ impl FileSystem {
             let unstable = matches!(class, DirectoryClass::Layer(_) | DirectoryClass::Model);
             return Ok(Lookup::Absent { stable: !unstable });
         };
+        if state.damaged.contains_key(&entry.inode) {
+            let place = Place { parent, name: name.to_vec() };
+            if state.drop_damaged(&place, entry.inode)? {
+                return Ok(Lookup::Absent { stable: false });
+            }
+        }
         let attributes = state.attributes(&self.store, entry.inode)?;
         let node = state.nodes.entry(entry.inode).or_default();
         node.lookups += 1;

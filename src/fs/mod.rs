@@ -14,13 +14,14 @@
 //! | `publish`, `insert`, `share` | pages and manifests appear |
 //! | `rename`, `link`, `remove` | names |
 //! | `setattr`, `extended` | attributes |
+//! | `retention` | limits of directories, and what goes beyond them |
 //! | `list` | readdir |
 //! | `sync` | fsync, the group commit |
 //! | `encoded`, `decode` | cold objects in fewer bytes on the disk, and back |
 //! | `lossy` | cold pages in fewer bits, as new versions |
 //! | `residency` | fetching what only the remote has |
 //! | `keep_resident` | operations whose bytes must be here and stay |
-//! | `damage` | a local copy that is not what was written |
+//! | `damage`, `on_corrupt` | a local copy that is not what was written, and if there is no other |
 //! | `prefetch` | bringing nearer what will be opened next |
 //! | `movement`, `pin` | moving and keeping a file on request |
 //! | `demotion`, `upload`, `leave`, `manifest_of_names` | moving towards the remote |
@@ -52,6 +53,7 @@ mod lookup;
 mod lossy;
 mod manifest_of_names;
 mod movement;
+mod on_corrupt;
 mod open;
 mod pin;
 mod prefetch;
@@ -61,6 +63,7 @@ pub mod rebuild;
 mod remove;
 mod rename;
 mod residency;
+mod retention;
 mod setattr;
 mod settle;
 mod share;
@@ -80,8 +83,10 @@ pub use demotion::Mover;
 pub use error::FsError;
 pub use list::{Listed, Listing};
 pub use lookup::Lookup;
+pub use on_corrupt::OnCorrupt;
 pub use open::{Caching, Opened, OpenedBy};
 pub use prefetch::{Ahead, QUEUE_MAX as PREFETCH_QUEUE_MAX, THREADS as PREFETCH_THREADS};
+pub use retention::Retainer;
 pub use setattr::{NewTime, SetAttributes};
 pub use settle::Awaited;
 pub use tiers::Tiers;
@@ -143,6 +148,8 @@ pub struct FileSystem {
     prefetch: prefetch::Prefetch,
     collection: collection::Collection,
     prefixes: prefixes::Prefixes,
+    retention: retention::Retention,
+    on_corrupt: OnCorrupt,
 }
 
 impl FileSystem {
@@ -171,6 +178,8 @@ impl FileSystem {
             prefetch: prefetch::Prefetch::default(),
             collection: collection::Collection::default(),
             prefixes: prefixes::Prefixes::default(),
+            retention: retention::Retention::default(),
+            on_corrupt: OnCorrupt::default(),
         };
         Ok((file_system, recovered))
     }

@@ -60,8 +60,8 @@ pub enum OpenedBy {
 }
 
 impl FileSystem {
-    /// Opens a file; `flags` are those of open(2).
-    pub fn open_file(&self, id: InodeId, flags: i32) -> Result<Opened, FsError> {
+    /// Opens a file whose bytes can be had.
+    pub(super) fn open_present(&self, id: InodeId, flags: i32) -> Result<Opened, FsError> {
         if views::is_view(id) {
             return self.open_view(id, flags);
         }

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 use super::FsError;
 use super::attributes::{Attributes, Place};
 use super::extended::LOSSY;
+use super::on_corrupt::Damaged;
 use super::prefixes::Query;
 use crate::ingest::model::Model;
 use crate::store::Store;
@@ -131,6 +132,8 @@ pub(crate) struct State {
     pub(crate) unsettled: BTreeMap<InodeId, ObjectId>,
     /// Files whose bytes are being sealed under another name: no new writers.
     pub(crate) sealing: HashSet<InodeId>,
+    /// Files that count as misses, since no copy of their bytes is good.
+    pub(crate) damaged: Damaged,
     /// The disk failed in a way that makes further changes unsafe.
     pub(crate) failed: bool,
 }
@@ -148,6 +151,7 @@ impl State {
             pending: HashMap::new(),
             unsettled: BTreeMap::new(),
             sealing: HashSet::new(),
+            damaged: Damaged::new(),
             failed: false,
         }
     }

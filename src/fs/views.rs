@@ -143,6 +143,7 @@ impl FileSystem {
             line("ram_objects", &usage.objects);
         }
         self.tier_status(&mut text);
+        self.retention_status(&mut text);
         let mut line = |key: &str, value: &dyn std::fmt::Display| {
             let _ = writeln!(text, "{key}: {value}");
         };

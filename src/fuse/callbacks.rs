@@ -223,6 +223,9 @@ impl Filesystem for Callbacks {
         let _awake = self.linger.after_reply();
         self.mode(|descriptor| reply.open_backing(descriptor));
         let reads_only = is_reader(flags);
+        if reads_only {
+            self.fs.note_use(inode(number), flags.0);
+        }
         self.fs.expect_more(inode(number), self.backings.is_held(inode(number)));
         if reads_only && let Some((handle, id)) = self.open_held(inode(number)) {
             let handle = FileHandle(handle);
@@ -366,10 +369,10 @@ impl Filesystem for Callbacks {
         }
     }
 
-    fn statfs(&self, _request: &Request, _number: INodeNo, reply: ReplyStatfs) {
+    fn statfs(&self, _request: &Request, number: INodeNo, reply: ReplyStatfs) {
         // Engines test the block size for O_DIRECT and watch the free space for eviction.
         const BLOCK: u64 = 4096;
-        match self.call(Operation::StatFs, |fs| Ok(fs.store().disk.space()?)) {
+        match self.call(Operation::StatFs, |fs| fs.space_at(inode(number))) {
             Ok(space) => reply.statfs(
                 space.total_bytes / BLOCK,
                 space.free_bytes / BLOCK,

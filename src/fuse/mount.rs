@@ -16,7 +16,8 @@ use super::shared::Shared;
 use super::slow;
 use crate::fs::rebuild::{self, RebuildError, RebuildFrom, Rebuilt};
 use crate::fs::{
-    Ahead, FileSystem, FsError, Invalidation, Mover, PREFETCH_QUEUE_MAX, PREFETCH_THREADS, Tiers,
+    Ahead, FileSystem, FsError, Invalidation, Mover, OnCorrupt, PREFETCH_QUEUE_MAX,
+    PREFETCH_THREADS, Retainer, Tiers,
 };
 use crate::observe::Observer;
 use crate::store::{Store, StoreError};
@@ -86,6 +87,8 @@ pub struct MountOptions {
     pub cold: ColdEncoding,
     /// Where objects go that the disk should not hold.
     pub remote: Option<RemoteOptions>,
+    /// What becomes of files whose bytes cannot be had.
+    pub on_corrupt: OnCorrupt,
     /// Threads that serve requests.
     pub threads: usize,
     /// The configuration as TOML, for `.kvfs/config`.
@@ -107,6 +110,7 @@ impl MountOptions {
             ssd_bytes: None,
             cold: ColdEncoding::None,
             remote: None,
+            on_corrupt: OnCorrupt::default(),
             threads: default_threads(Passthrough::Auto),
             config_text: String::new(),
         }
@@ -180,6 +184,11 @@ pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountEr
     let (sender, invalidations) = bounded(INVALIDATIONS_MAX);
     let (mut file_system, recovered) = FileSystem::open(store, observer, sender)?;
     log::info!("opened the store {}: {recovered:?}", options.store.display());
+    if let Err(error) = file_system.retention_counters().register(file_system.observer().registry())
+    {
+        log::error!("metrics of retention: {error}");
+    }
+    file_system.set_on_corrupt(options.on_corrupt);
     let mover = attach_tiers(options, &mut file_system, &counters, candidates)?;
     if let Err(error) = counters.register(file_system.observer().registry()) {
         log::error!("metrics of the tiers: {error}");
@@ -379,6 +388,11 @@ fn start_threads(
             file_system.keep_spares(wanted);
             move || make_spares(&file_system, &requests, &stopped)
         })?,
+        start("kvfs-retain", {
+            let (file_system, stopped) = (Arc::clone(file_system), stopped.clone());
+            let read_only = options.read_only;
+            move || retain(&file_system, &stopped, read_only)
+        })?,
         start("kvfs-sweep", {
             let file_system = Arc::clone(file_system);
             move || sweep(&file_system)
@@ -468,6 +482,21 @@ fn make_spares(file_system: &FileSystem, requests: &Receiver<()>, stopped: &Rece
                 Err(_) => return,
             },
         }
+    }
+}
+
+/// Removes what exceeds the limits of directories.
+fn retain(file_system: &FileSystem, stopped: &Receiver<()>, read_only: bool) {
+    if read_only {
+        return;
+    }
+    if let Err(error) = file_system.find_limits() {
+        log::error!("looking for limits of directories: {error}");
+    }
+    let mut retainer = Retainer::default();
+    let mut pause = Duration::ZERO;
+    while stopped.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
+        pause = file_system.retain(&mut retainer);
     }
 }
 

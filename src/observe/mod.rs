@@ -6,12 +6,14 @@
 mod attention;
 mod errors;
 mod metrics;
+mod retention;
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 pub use metrics::{Gauges, Operation};
+pub use retention::RetentionCounters;
 
 use crate::reader::Counts;
 use attention::AttentionMetrics;

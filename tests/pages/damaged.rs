@@ -6,11 +6,20 @@ use std::path::{Path, PathBuf};
 use crate::common::sys::{assert_errno, getxattr, open, rename, sync_directory, write_and_close};
 use crate::common::{Mode, Model, Mount};
 
-in_both_modes!(swapped_while_unmounted, swapped_while_mounted, flipped_cut_and_missing,);
+in_both_modes!(
+    swapped_while_unmounted,
+    swapped_while_mounted,
+    flipped_cut_and_missing,
+    damage_counts_as_a_miss,
+);
 
 /// Two sealed and committed pages, and their object files.
 fn prepared(mode: Mode) -> (Mount, [PathBuf; 2], [PathBuf; 2]) {
-    let mount = Mount::new(mode);
+    prepared_with(mode, &[])
+}
+
+fn prepared_with(mode: Mode, options: &[&str]) -> (Mount, [PathBuf; 2], [PathBuf; 2]) {
+    let mount = Mount::with_options(mode, options);
     let model = Model::small();
     model.install(&mount);
     let pages = [0, 32].map(|start| model.page(0, start, start));
@@ -101,4 +110,39 @@ fn flipped_cut_and_missing(mode: Mode) {
     rename(mount.files("copy"), &paths[0]).unwrap();
     assert!(std::fs::read(&paths[0]).unwrap() == model.page(0, 0, 0));
     assert_eq!(mount.status("state"), "ok");
+}
+
+fn damage_counts_as_a_miss(mode: Mode) {
+    let (mut mount, paths, objects) = prepared_with(mode, &["--on-corrupt", "miss"]);
+    let other = mount.files("other name");
+    std::fs::hard_link(&paths[1], &other).unwrap();
+    let plain = mount.files("plain");
+    write_and_close(&plain, b"what an engine wrote").unwrap();
+    assert!(mount.unmount().success());
+    open(&objects[0], libc::O_RDWR).unwrap().write_all_at(b"x", 8000).unwrap();
+    std::fs::remove_file(&objects[1]).unwrap();
+    mount.mount();
+    // The names are there as long as nobody knows.
+    assert!(paths.iter().all(|path| path.exists()));
+    for path in [&paths[0], &paths[1], &other] {
+        assert_errno(open(path, libc::O_RDONLY), libc::ENOENT);
+        assert_errno(std::fs::metadata(path), libc::ENOENT);
+    }
+    assert_eq!(std::fs::read_dir(paths[0].parent().unwrap()).unwrap().count(), 0);
+    assert_eq!(mount.errors().len(), 2, "{:#?}", mount.errors());
+    assert_eq!(mount.quarantined().len(), 1);
+    assert_eq!(std::fs::read(&plain).unwrap(), b"what an engine wrote");
+    // An engine writes again what it missed, in either way.
+    let model = Model::small();
+    write_and_close(&paths[0], &model.page(0, 0, 0)).unwrap();
+    write_and_close(mount.files("new"), &model.page(0, 32, 32)).unwrap();
+    rename(mount.files("new"), &paths[1]).unwrap();
+    for _ in 0..2 {
+        for (path, start) in paths.iter().zip([0, 32]) {
+            assert!(std::fs::read(path).unwrap() == model.page(0, start, start));
+        }
+        assert_errno(open(&other, libc::O_RDONLY), libc::ENOENT);
+        sync_directory(mount.path()).unwrap();
+        mount.crash();
+    }
 }

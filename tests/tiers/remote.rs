@@ -2,13 +2,14 @@
 
 use std::os::unix::fs::FileExt;
 
-use crate::common::sys::{map, open, rename, sync_directory, write_and_close};
+use crate::common::sys::{assert_errno, map, open, rename, sync_directory, write_and_close};
 use crate::common::{Mode, eventually};
 use crate::place::{Place, assert_same, tier};
 
 in_both_modes!(
     what_does_not_fit_leaves_and_comes_back,
     without_the_remote_an_open_fails_and_the_rest_goes_on,
+    without_the_remote_an_open_may_count_as_a_miss,
     a_changed_file_is_not_what_the_remote_has,
     a_mapped_file_stays,
 );
@@ -50,6 +51,32 @@ fn without_the_remote_an_open_fails_and_the_rest_goes_on(mode: Mode) {
     write_and_close(place.mount.files("new"), b"new").unwrap();
     sync_directory(place.mount.path()).unwrap();
     assert!(place.mount.status("remote_state").starts_with("down: "));
+    rename(&hidden, &place.remote).unwrap();
+    eventually("the remote to be back", || {
+        (place.mount.status("remote_state") == "up").then_some(())
+    });
+    assert_same(&files);
+}
+
+fn without_the_remote_an_open_may_count_as_a_miss(mode: Mode) {
+    let mut place = Place::with_budget(mode, &["--on-corrupt", "miss"]);
+    let files = place.write("f", 8);
+    place.wait_until_it_fits();
+    let hidden = place.remote.with_extension("hidden");
+    rename(&place.remote, &hidden).unwrap();
+    place.mount.remount();
+    let (mut missed, mut read) = (0, 0);
+    for (path, bytes) in &files {
+        if tier(path) == "remote" {
+            assert_errno(open(path, libc::O_RDONLY), libc::ENOENT);
+            missed += 1;
+        } else {
+            assert!(std::fs::read(path).unwrap() == *bytes);
+            read += 1;
+        }
+    }
+    assert!(missed > 0 && read > 0);
+    // Nothing is given up.
     rename(&hidden, &place.remote).unwrap();
     eventually("the remote to be back", || {
         (place.mount.status("remote_state") == "up").then_some(())

@@ -116,6 +116,7 @@ fn refused() {
     check("remote=/r,rebuild_from=7", &[], "", "rebuild_from is \"7\": must be none or the id");
     check("remote_bandwidth=1M", &[], "", "remote_bandwidth is set, but no remote");
     check("remote=/r,ssd=1M", &[], "", "ssd is 1048576: must be at least 16777216 bytes");
+    check("on_corrupt=skip", &[], "", "on_corrupt: \"skip\" is neither miss nor eio");
     check("remote=/r,cold=lz4", &[], "", "cold: \"lz4\" is no cold encoding");
     check("remote=share", &[], "", "remote: ");
     check("remote=/r,remote_bandwidth=0", &[], "", "remote_bandwidth is 0: nothing would ever");

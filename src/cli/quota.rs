@@ -1,0 +1,148 @@
+//! `kvfs quota`: what a directory may hold, and for how long. The limits are extended attributes; the
+//! mount enforces them.
+
+use std::ffi::CStr;
+use std::io;
+use std::path::Path;
+
+use serde_json::{Map, Value, json};
+
+use super::arguments::{Limit, QuotaArguments};
+use super::duration::duration;
+use super::output::{Failure, Outcome, Report, bytes};
+use super::summary::Summary;
+use super::{mountinfo, status};
+use crate::sys;
+
+const QUOTA: &CStr = c"user.kvfs.quota";
+const AGE: &CStr = c"user.kvfs.age";
+const TTL: &CStr = c"user.kvfs.ttl";
+const USED: &CStr = c"user.kvfs.used_bytes";
+
+/// What the status begins the lines of limited directories with.
+const STATUS_KEY: &str = "quota ";
+
+/// Sets limits, or shows them.
+pub(crate) fn run(arguments: &QuotaArguments) -> Outcome {
+    let (mount, path) = mountinfo::kvfs_above(&arguments.path).map_err(Failure::Failed)?;
+    set(&path, QUOTA, arguments.size)?;
+    set(&path, AGE, arguments.age)?;
+    set(&path, TTL, arguments.ttl)?;
+    if path == mount.mountpoint {
+        return all(&path, arguments.json);
+    }
+    let read = |name| attribute(&path, name);
+    let (size, age, ttl) = (read(QUOTA)?, read(AGE)?, read(TTL)?);
+    let used = read(USED)?;
+    if arguments.json {
+        let path = path.display().to_string();
+        return Ok(Report::json(&json!({
+            "path": path, "size_bytes": size, "age_seconds": age, "ttl_seconds": ttl,
+            "used_bytes": used,
+        })));
+    }
+    let mut summary = Summary::new(&path);
+    summary.add("size", size.map_or("no limit".to_owned(), bytes));
+    summary.add("age", age.map_or("no limit".to_owned(), duration));
+    summary.add("ttl", ttl.map_or("no limit".to_owned(), duration));
+    if let Some(used) = used {
+        summary.add("used", bytes(used));
+    }
+    Ok(Report::text(summary.to_text()))
+}
+
+/// All limited directories, as the mount tells them.
+fn all(mountpoint: &Path, json: bool) -> Outcome {
+    let text = status::read(mountpoint)?;
+    let directories: Vec<(&str, Map<String, Value>)> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix(STATUS_KEY)?.split_once(": "))
+        .map(|(path, fields)| (path, parse(fields)))
+        .collect();
+    if json {
+        let found: Vec<Value> = directories
+            .into_iter()
+            .map(|(path, mut fields)| {
+                fields.insert("path".to_owned(), path.into());
+                Value::Object(fields)
+            })
+            .collect();
+        return Ok(Report::json(&Value::from(found)));
+    }
+    if directories.is_empty() {
+        return Ok(Report::text("no directory has a limit\n".to_owned()));
+    }
+    let lines = directories.iter().map(|(path, fields)| describe(path, fields));
+    Ok(Report::text(lines.collect()))
+}
+
+fn parse(fields: &str) -> Map<String, Value> {
+    let pairs = fields.split_whitespace().filter_map(|field| field.split_once('='));
+    pairs
+        .filter_map(|(key, value)| Some((key.to_owned(), value.parse::<u64>().ok()?.into())))
+        .collect()
+}
+
+fn describe(path: &str, fields: &Map<String, Value>) -> String {
+    let number = |key: &str| fields.get(key).and_then(Value::as_u64);
+    let mut limits = Vec::new();
+    limits.extend(number("size").map(|size| format!("at most {}", bytes(size))));
+    limits.extend(number("age").map(|age| format!("used within {}", duration(age))));
+    limits.extend(number("ttl").map(|ttl| format!("written within {}", duration(ttl))));
+    let count = |key: &str| number(key).unwrap_or(0);
+    format!(
+        "{path}: {}; holds {} in {} files, removed {} in {} files\n",
+        limits.join(", "),
+        bytes(count("used_bytes")),
+        count("files"),
+        bytes(count("removed_bytes")),
+        count("removed_files"),
+    )
+}
+
+fn set(path: &Path, name: &CStr, limit: Option<Limit>) -> Result<(), Failure> {
+    let outcome = match limit {
+        None => return Ok(()),
+        Some(Limit(Some(number))) => {
+            sys::set_extended_attribute(path, name, number.to_string().as_bytes())
+        }
+        Some(Limit(None)) => match sys::remove_extended_attribute(path, name) {
+            Err(error) if error.raw_os_error() == Some(libc::ENODATA) => Ok(()),
+            outcome => outcome,
+        },
+    };
+    outcome.map_err(|error| Failure::Failed(format!("{}: {}", path.display(), explain(&error))))
+}
+
+fn explain(error: &io::Error) -> String {
+    match error.raw_os_error() {
+        Some(libc::EOPNOTSUPP) => {
+            "only directories in files/ and models/ (but no layer) have limits, and files in \
+             files/ a time to live"
+                .to_owned()
+        }
+        Some(libc::EINVAL) => "0 is no limit: use none to take a limit away".to_owned(),
+        _ => error.to_string(),
+    }
+}
+
+fn attribute(path: &Path, name: &CStr) -> Result<Option<u64>, Failure> {
+    let value = sys::extended_attribute(path, name)
+        .map_err(|error| Failure::Failed(format!("{}: {error}", path.display())))?;
+    Ok(value.and_then(|value| String::from_utf8(value).ok()?.parse().ok()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_of_the_status_in_words() {
+        let fields = parse(
+            "size=1073741824 age=604800 used_bytes=4096 files=1 removed_bytes=0 removed_files=2",
+        );
+        let expected = "files/a: at most 1.0 GiB, used within 7 days; holds 4.0 KiB in 1 files, \
+                        removed 0 bytes in 2 files\n";
+        assert_eq!(describe("files/a", &fields), expected);
+    }
+}

@@ -1,0 +1,265 @@
+//! Retention: what a directory may hold, and what goes when it holds more.
+//!
+//! Leaving for the remote keeps every byte; this deletes. It happens only below directories that
+//! somebody gave a limit (`policy`), and takes what was used longest ago first: whole files, and of
+//! sequences the last pages, never something out of the middle (`cut`). What is pinned, open,
+//! mapped or being written stays.
+//!
+//! A thread walks what is below each limit (`pass`), some names at a time, and then removes
+//! (`remove`). What a directory holds is known from the last walk, so a limit may be exceeded for as
+//! long as it takes until the next.
+
+mod cut;
+mod expired;
+mod pass;
+mod policy;
+mod remove;
+mod uses;
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::{FileSystem, FsError};
+use crate::observe::RetentionCounters;
+use crate::store::disk::Space;
+use crate::store::record::{InodeId, Kind, Time};
+use pass::Pass;
+use policy::{Policies, Policy};
+use uses::Uses;
+
+pub(super) use policy::{AGE, QUOTA, TTL, is_limit};
+
+/// Between two looks for something to do.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// Walks over one directory take at most one of so many parts of the time.
+const WALKS_APART: u32 = 20;
+/// A step takes some milliseconds; the thread rests three times as long, and not less than this.
+const REST_MIN: Duration = Duration::from_millis(5);
+/// Directories of which `.kvfs/status` tells.
+const TOLD_MAX: usize = 64;
+
+/// Why something was removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reason {
+    /// The directory holds more than it may.
+    Size,
+    /// It was not used for too long.
+    Age,
+    /// It was written too long ago.
+    Ttl,
+}
+
+impl Reason {
+    fn name(self) -> &'static str {
+        match self {
+            Reason::Size => "size",
+            Reason::Age => "age",
+            Reason::Ttl => "ttl",
+        }
+    }
+}
+
+/// What the last walk found below a directory, and what was removed there since the mount began.
+#[derive(Clone, Copy, Debug, Default)]
+struct Report {
+    bytes: u64,
+    files: u64,
+    removed_bytes: u64,
+    removed_files: u64,
+}
+
+/// What a mount knows for its retention.
+#[derive(Debug, Default)]
+pub(super) struct Retention {
+    /// There is some limit.
+    is_active: AtomicBool,
+    policies: Mutex<Policies>,
+    uses: Mutex<Uses>,
+    reports: Mutex<BTreeMap<InodeId, Report>>,
+    counters: RetentionCounters,
+}
+
+impl Retention {
+    fn policies(&self) -> MutexGuard<'_, Policies> {
+        self.policies.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn uses(&self) -> MutexGuard<'_, Uses> {
+        self.uses.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn reports(&self) -> MutexGuard<'_, BTreeMap<InodeId, Report>> {
+        self.reports.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What the thread that removes remembers between two steps.
+#[derive(Debug, Default)]
+pub struct Retainer {
+    pass: Option<Pass>,
+    walked: BTreeMap<InodeId, Walked>,
+    /// When files with a time to live of their own were last looked at, and how long that took.
+    expired: Option<(Instant, Duration)>,
+    reported: bool,
+}
+
+/// How a walk over a directory ended.
+#[derive(Debug)]
+struct Walked {
+    policy: Policy,
+    at: Instant,
+    took: Duration,
+    /// [`names_changed`](crate::store::metadata::Metadata::names_changed) when it began.
+    names_changed: u64,
+    /// When the next file is too old.
+    next_expiry: Option<Time>,
+    /// It left something to do.
+    is_unfinished: bool,
+}
+
+impl FileSystem {
+    /// A file is opened for reading with these flags of open(2). Whoever says so leaves no trace.
+    pub fn note_use(&self, id: InodeId, flags: i32) {
+        if self.retention.is_active.load(Ordering::Relaxed) && flags & libc::O_NOATIME == 0 {
+            self.retention.uses().note(id, Time::now());
+        }
+    }
+
+    /// Counters of what retention removes.
+    pub fn retention_counters(&self) -> &RetentionCounters {
+        &self.retention.counters
+    }
+
+    /// One step of retention; says how long to wait before the next.
+    pub fn retain(&self, retainer: &mut Retainer) -> Duration {
+        if self.state().failed || !self.retention.is_active.load(Ordering::Acquire) {
+            retainer.pass = None;
+            return LOOK_INTERVAL;
+        }
+        let begun = Instant::now();
+        match self.retention_step(retainer) {
+            Ok(true) => {
+                retainer.reported = false;
+                (begun.elapsed() * 3).clamp(REST_MIN, LOOK_INTERVAL)
+            }
+            Ok(false) => LOOK_INTERVAL,
+            Err(error) => {
+                if !std::mem::replace(&mut retainer.reported, true) {
+                    log::error!("what directories may hold is not enforced: {error}");
+                }
+                retainer.pass = None;
+                LOOK_INTERVAL
+            }
+        }
+    }
+
+    /// Whether there is more to do.
+    fn retention_step(&self, retainer: &mut Retainer) -> Result<bool, FsError> {
+        if retainer.pass.is_none() {
+            retainer.pass = self.next_pass(retainer)?;
+        }
+        let Some(pass) = &mut retainer.pass else {
+            return self.remove_expired_files(&mut retainer.expired);
+        };
+        if self.advance(pass)? {
+            return Ok(true);
+        }
+        if let Some(pass) = retainer.pass.take() {
+            retainer.walked.insert(pass.root, pass.walked());
+        }
+        Ok(true)
+    }
+
+    /// A walk that is due.
+    fn next_pass(&self, retainer: &mut Retainer) -> Result<Option<Pass>, FsError> {
+        let directories = self.retention.policies().directories.clone();
+        retainer.walked.retain(|id, _| directories.contains_key(id));
+        self.retention.reports().retain(|id, _| directories.contains_key(id));
+        let due = directories.into_iter().find(|(id, policy)| {
+            retainer.walked.get(id).is_none_or(|walked| self.is_walk_due(walked, *policy))
+        });
+        let Some((id, policy)) = due else {
+            return Ok(None);
+        };
+        let mut state = self.state_to_change()?;
+        let Ok((_, class)) = state.directory(id) else {
+            drop(state);
+            self.retention.policies().forget(id);
+            return Ok(None);
+        };
+        // What was closed a moment ago is not in use.
+        self.settle_idle(&mut state)?;
+        Ok(Some(Pass::new((id, class), policy, state.metadata.names_changed)))
+    }
+
+    fn is_walk_due(&self, walked: &Walked, policy: Policy) -> bool {
+        if walked.policy != policy {
+            return true;
+        }
+        let is_old = walked.next_expiry.is_some_and(|time| time <= Time::now());
+        let is_time = walked.at.elapsed() >= LOOK_INTERVAL.max(walked.took * WALKS_APART);
+        is_time
+            && (is_old
+                || walked.is_unfinished
+                || self.state().metadata.names_changed != walked.names_changed)
+    }
+
+    /// What `statfs` tells in a directory: not more than what the limits above it leave.
+    pub fn space_at(&self, id: InodeId) -> Result<Space, FsError> {
+        let mut space = self.store.disk.space()?;
+        if !self.retention.is_active.load(Ordering::Acquire) || super::is_virtual(id) {
+            return Ok(space);
+        }
+        let state = self.state();
+        let (policies, reports) = (self.retention.policies(), self.retention.reports());
+        let mut at = id;
+        while let Some(Kind::Directory { parent, .. }) =
+            state.metadata.inode(at)?.map(|inode| inode.kind)
+        {
+            if let Some(limit) = policies.directories.get(&at).and_then(|policy| policy.bytes) {
+                let used = reports.get(&at).map_or(0, |report| report.bytes);
+                let left = limit.saturating_sub(used);
+                space.total_bytes = space.total_bytes.min(limit);
+                space.free_bytes = space.free_bytes.min(left);
+                space.available_bytes = space.available_bytes.min(left);
+            }
+            if at == InodeId::ROOT {
+                break;
+            }
+            at = parent;
+        }
+        Ok(space)
+    }
+
+    /// Lines of `.kvfs/status`.
+    pub(super) fn retention_status(&self, text: &mut String) {
+        if !self.retention.is_active.load(Ordering::Acquire) {
+            return;
+        }
+        let directories = self.retention.policies().directories.clone();
+        let totals = &self.retention.counters;
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "retention_directories: {}", directories.len());
+        let _ = writeln!(text, "retention_removed_files: {}", totals.removed_files());
+        let _ = writeln!(text, "retention_removed_bytes: {}", totals.removed_bytes());
+        for (id, policy) in directories.into_iter().take(TOLD_MAX) {
+            let path = {
+                let state = self.state();
+                match state.metadata.inode(id).ok().flatten().map(|inode| inode.kind) {
+                    Some(Kind::Directory { parent, name, .. }) => state.path(parent, &name),
+                    _ => continue,
+                }
+            };
+            let report = self.retention.reports().get(&id).copied().unwrap_or_default();
+            let Report { bytes, files, removed_bytes, removed_files } = report;
+            let _ = writeln!(
+                text,
+                "quota {path}: {policy} used_bytes={bytes} files={files} \
+                 removed_bytes={removed_bytes} removed_files={removed_files}"
+            );
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! Sequences lose their last pages first, in all layers, and the tokens with them.
+
+use std::fs;
+use std::path::Path;
+
+use crate::common::sys::{assert_errno, open, setxattr};
+use crate::common::{Mode, Model, Mount};
+use crate::writer::Sequence;
+use crate::{limit, removed, settle, wait_until_gone};
+
+in_both_modes!(
+    the_end_of_the_oldest_sequence_goes_first,
+    a_sequence_in_use_loses_nothing_before_what_is_used,
+    a_sequence_that_is_too_old_goes_whole,
+    shared_pages_free_nothing_until_the_last_sequence_goes,
+    a_cut_is_one_step_for_a_crash,
+    limits_are_for_directories_that_hold_whole_things,
+);
+
+/// 32 tokens of one layer.
+const PAGE_BYTES: u64 = 8192;
+
+fn sequence(mount: &Mount, model: &Model, name: &str, first: u32, tokens: u32) -> Sequence {
+    let mut sequence = Sequence::new(model, name);
+    let ids: Vec<u32> = (first..first + tokens).collect();
+    sequence.append(mount, model, &ids);
+    sequence
+}
+
+/// Tokens of which `tokens` tells, and pages of each layer; nothing else may be there.
+fn shape(mount: &Mount, model: &Model, name: &str) -> Option<(u64, Vec<Vec<String>>)> {
+    let directory = model.sequence(mount, name);
+    let tokens = fs::metadata(directory.join("tokens")).ok()?.len() / 4;
+    let list = |layer: u32| {
+        let mut names: Vec<String> = fs::read_dir(model.layer(mount, name, layer))
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    };
+    Some((tokens, (0..2).map(list).collect()))
+}
+
+fn pages(starts: &[u32]) -> Vec<Vec<String>> {
+    let names: Vec<String> = starts.iter().map(|start| format!("{start:07}.safetensors")).collect();
+    vec![names.clone(), names]
+}
+
+fn the_end_of_the_oldest_sequence_goes_first(mode: Mode) {
+    let mount = Mount::new(mode);
+    let model = Model::small();
+    model.install(&mount);
+    // Three full pages and a tail in each of two layers.
+    let old = sequence(&mount, &model, "old", 0, 100);
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    let new = sequence(&mount, &model, "new", 5000, 100);
+    let prompt = &old.tokens[..90];
+    let held = |name: &str| shape(&mount, &model, name).unwrap();
+    let tail = |start: u32, pages: Vec<Vec<String>>| -> Vec<Vec<String>> {
+        let name = format!("{start:07}.tail");
+        pages.into_iter().map(|names| [names, vec![name.clone()]].concat()).collect()
+    };
+    assert_eq!(held("old"), (100, tail(96, pages(&[0, 32, 64]))));
+    let total = 2 * (6 * PAGE_BYTES + 2 * 4 * 128 + 400);
+    limit(&model.directory(&mount), "quota", total - PAGE_BYTES / 2);
+    let directory = model.sequence(&mount, "old");
+    wait_until_gone(&directory.join("000/0000064.safetensors"));
+    settle();
+    let (tokens, left) = held("old");
+    assert_eq!((tokens, left), (64, pages(&[0, 32])));
+    assert_eq!(held("new"), (100, tail(96, pages(&[0, 32, 64]))));
+    // What is left is found, and goes on.
+    let found = kvfs::reader::longest_prefix(&model.directory(&mount), prompt).unwrap();
+    assert_eq!(found.tokens, 64);
+    let mut old = Sequence { tokens: old.tokens[..64].to_vec(), rows: vec![64; 2], ..old };
+    old.append(&mount, &model, &[7, 8, 9]);
+    assert_eq!(held("old"), (67, tail(64, pages(&[0, 32]))));
+    assert!(removed(&mount, "size") >= 4);
+    drop(new);
+}
+
+fn a_sequence_in_use_loses_nothing_before_what_is_used(mode: Mode) {
+    let mount = Mount::new(mode);
+    let model = Model::small();
+    model.install(&mount);
+    sequence(&mount, &model, "a", 0, 128);
+    let directory = model.sequence(&mount, "a");
+    let reader = open(directory.join("001/0000064.safetensors"), libc::O_RDONLY).unwrap();
+    limit(directory.parent().unwrap(), "quota", 1);
+    wait_until_gone(&directory.join("000/0000096.safetensors"));
+    settle();
+    assert_eq!(shape(&mount, &model, "a").unwrap(), (96, pages(&[0, 32, 64])));
+    // A pin holds everything before it as well.
+    setxattr(directory.join("000/0000032.safetensors"), "user.kvfs.pin", b"1").unwrap();
+    drop(reader);
+    wait_until_gone(&directory.join("000/0000064.safetensors"));
+    settle();
+    assert_eq!(shape(&mount, &model, "a").unwrap(), (64, pages(&[0, 32])));
+    // Whoever appends to `tokens` is using the sequence.
+    let writer = open(directory.join("tokens"), libc::O_WRONLY | libc::O_APPEND).unwrap();
+    setxattr(directory.join("000/0000032.safetensors"), "user.kvfs.pin", b"0").unwrap();
+    settle();
+    assert_eq!(shape(&mount, &model, "a").unwrap(), (64, pages(&[0, 32])));
+    drop(writer);
+    wait_until_gone(&directory);
+    assert!(mount.join("models/small/manifest.json").exists());
+}
+
+fn a_sequence_that_is_too_old_goes_whole(mode: Mode) {
+    let mount = Mount::new(mode);
+    let model = Model::small();
+    model.install(&mount);
+    sequence(&mount, &model, "a", 0, 70);
+    sequence(&mount, &model, "b", 500, 70);
+    limit(&model.sequence(&mount, "a"), "ttl", 1);
+    wait_until_gone(&model.sequence(&mount, "a"));
+    settle();
+    assert_eq!(shape(&mount, &model, "b").unwrap().0, 70);
+    assert_eq!(removed(&mount, "ttl"), 7);
+    // The same name begins anew.
+    let again = sequence(&mount, &model, "a", 900, 40);
+    assert_eq!(shape(&mount, &model, "a").unwrap().0, again.tokens.len() as u64);
+}
+
+fn shared_pages_free_nothing_until_the_last_sequence_goes(mode: Mode) {
+    let mount = Mount::new(mode);
+    let model = Model::small();
+    model.install(&mount);
+    let first = sequence(&mount, &model, "a", 0, 64);
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    first.fork(&mount, &model, "b");
+    let mut second = Sequence { name: "b".to_owned(), ..first.clone() };
+    second.append(&mount, &model, &(64..96).collect::<Vec<u32>>());
+    let shared = model.sequence(&mount, "a").join("000/0000000.safetensors");
+    assert_eq!(std::os::unix::fs::MetadataExt::nlink(&fs::metadata(&shared).unwrap()), 2);
+    let sequences = model.directory(&mount).join("sequences");
+    // Four pages that are shared, two that are not.
+    limit(&sequences, "quota", 100 * PAGE_BYTES);
+    settle();
+    let used = crate::common::sys::getxattr(&sequences, "user.kvfs.used_bytes").unwrap();
+    assert_eq!(used, (6 * PAGE_BYTES + 256 + 384).to_string());
+    limit(&sequences, "quota", 5 * PAGE_BYTES);
+    wait_until_gone(&model.sequence(&mount, "a"));
+    settle();
+    assert_eq!(shape(&mount, &model, "b").unwrap(), (64, pages(&[0, 32])));
+}
+
+fn a_cut_is_one_step_for_a_crash(mode: Mode) {
+    let mut mount = Mount::with_options(mode, &["--commit-interval", "0.01"]);
+    let model = Model::small();
+    model.install(&mount);
+    let whole = sequence(&mount, &model, "a", 0, 32 * 40);
+    crate::common::sys::sync_directory(mount.path()).unwrap();
+    for round in 0..8_u64 {
+        limit(&model.directory(&mount), "quota", (70 - round * 8) * PAGE_BYTES);
+        std::thread::sleep(std::time::Duration::from_millis(700 + round * 97));
+        mount.crash();
+        let (tokens, mut layers) = shape(&mount, &model, "a").unwrap();
+        if tokens == 32 * 40 {
+            // The tail behind the last page.
+            for names in &mut layers {
+                names.retain(|name| name.ends_with("safetensors"));
+            }
+        }
+        let starts: Vec<u32> = (0..u32::try_from(tokens).unwrap()).step_by(32).collect();
+        assert_eq!(layers, pages(&starts), "round {round}");
+        let found = kvfs::reader::longest_prefix(&model.directory(&mount), &whole.tokens).unwrap();
+        assert_eq!(found.tokens, tokens, "round {round}");
+    }
+    assert!(shape(&mount, &model, "a").unwrap().0 < 32 * 40);
+}
+
+fn limits_are_for_directories_that_hold_whole_things(mode: Mode) {
+    let mount = Mount::new(mode);
+    let model = Model::small();
+    model.install(&mount);
+    sequence(&mount, &model, "a", 0, 40);
+    let directory = model.sequence(&mount, "a");
+    let set = |path: &Path, name: &str, value: &[u8]| setxattr(path, name, value);
+    assert_errno(set(&directory.join("000"), "user.kvfs.quota", b"1"), libc::EOPNOTSUPP);
+    assert_errno(set(mount.path(), "user.kvfs.quota", b"1"), libc::EOPNOTSUPP);
+    assert_errno(set(&directory.join("tokens"), "user.kvfs.ttl", b"1"), libc::EOPNOTSUPP);
+    let page = directory.join("000/0000000.safetensors");
+    assert_errno(set(&page, "user.kvfs.ttl", b"1"), libc::EOPNOTSUPP);
+    let plain = mount.files("plain");
+    fs::write(&plain, b"x").unwrap();
+    assert_errno(set(&plain, "user.kvfs.quota", b"1"), libc::EOPNOTSUPP);
+    for wrong in ["", "0", "-1", "1K", "1.5"] {
+        assert_errno(set(&directory, "user.kvfs.quota", wrong.as_bytes()), libc::EINVAL);
+    }
+    settle();
+    assert_eq!(shape(&mount, &model, "a").unwrap().0, 40);
+}
