@@ -27,8 +27,8 @@ fn what_was_used_longest_ago_goes_first(mode: Mode) {
     let mount = Mount::new(mode);
     let directory = mount.files("cache");
     fs::create_dir(&directory).unwrap();
-    let files = write_files(&directory, 10);
-    let other = write_files(&mount.files(""), 3);
+    let files = write_files(&mount, &directory, 10);
+    let other = write_files(&mount, &mount.files(""), 3);
     limit(&directory, "quota", 5 * FILE_BYTES as u64);
     wait_until_gone(&files[5]);
     settle();
@@ -59,7 +59,7 @@ fn what_is_used_or_pinned_stays(mode: Mode) {
     let mount = Mount::new(mode);
     let directory = mount.files("cache");
     fs::create_dir(&directory).unwrap();
-    let files = write_files(&directory, 6);
+    let files = write_files(&mount, &directory, 6);
     setxattr(&files[0], "user.kvfs.pin", b"1").unwrap();
     let opened = open(&files[1], libc::O_RDONLY).unwrap();
     let mapped = {
@@ -91,7 +91,7 @@ fn an_open_leaves_a_trace_unless_it_asks_for_none(mode: Mode) {
     fs::create_dir(&directory).unwrap();
     // From now on opens are noted.
     limit(&directory, "quota", 6 * FILE_BYTES as u64);
-    let files = write_files(&directory, 4);
+    let files = write_files(&mount, &directory, 4);
     drop(open(&files[0], libc::O_RDONLY).unwrap());
     drop(open(&files[1], libc::O_RDONLY | libc::O_NOATIME).unwrap());
     limit(&directory, "quota", 3 * FILE_BYTES as u64);
@@ -119,7 +119,7 @@ fn what_is_too_old_goes(mode: Mode) {
     limit(&mount.files("written/longer"), "ttl", 4 * 3600);
     let mut files = Vec::new();
     for name in ["idle", "written", "written/longer"] {
-        files.extend(write_files(&mount.files(name), 2));
+        files.extend(write_files(&mount, &mount.files(name), 2));
     }
     for path in &files {
         age_file(path, 2 * HOUR);
@@ -139,7 +139,7 @@ fn what_is_too_old_goes(mode: Mode) {
 
 fn a_file_has_a_time_to_live_of_its_own(mode: Mode) {
     let mut mount = Mount::new(mode);
-    let files = write_files(&mount.files(""), 3);
+    let files = write_files(&mount, &mount.files(""), 3);
     limit(&mount.files(""), "ttl", 3 * 3600);
     limit(&files[0], "ttl", 3600);
     limit(&files[1], "ttl", 10 * 3600);
@@ -164,7 +164,7 @@ fn a_file_has_a_time_to_live_of_its_own(mode: Mode) {
 
 fn a_name_that_went_can_be_made_again(mode: Mode) {
     let mount = Mount::new(mode);
-    let files = write_files(&mount.files(""), 3);
+    let files = write_files(&mount, &mount.files(""), 3);
     limit(&mount.files(""), "quota", 10);
     for path in &files {
         wait_until_gone(path);
@@ -191,7 +191,7 @@ fn limits_survive_a_crash(mode: Mode) {
     mount.crash();
     assert_eq!(getxattr(&directory, "user.kvfs.quota").unwrap(), (3 * FILE_BYTES).to_string());
     assert_eq!(listxattr(&directory).unwrap(), [""; 0]);
-    let files = write_files(&directory, 4);
+    let files = write_files(&mount, &directory, 4);
     wait_until_gone(&files[0]);
     crate::common::sys::sync_directory(mount.path()).unwrap();
     mount.crash();
@@ -213,7 +213,7 @@ fn the_free_space_is_what_the_limit_leaves(mode: Mode) {
         (stat.blocks() * block, stat.blocks_available() * block)
     };
     let (whole, _) = space(&directory);
-    write_files(&directory.join("below"), 2);
+    write_files(&mount, &directory.join("below"), 2);
     limit(&directory, "quota", 10 << 20);
     let free = (10_u64 << 20) - 2 * FILE_BYTES as u64;
     crate::common::eventually("the free space to be known", || {
@@ -227,8 +227,8 @@ fn a_directory_below_counts_for_both(mode: Mode) {
     let mount = Mount::new(mode);
     let (outer, inner) = (mount.files("outer"), mount.files("outer/inner"));
     fs::create_dir_all(&inner).unwrap();
-    let first = write_files(&inner, 4);
-    let second = write_files(&outer, 4);
+    let first = write_files(&mount, &inner, 4);
+    let second = write_files(&mount, &outer, 4);
     limit(&inner, "quota", 3 * FILE_BYTES as u64);
     wait_until_gone(&first[1]);
     limit(&outer, "quota", 4 * FILE_BYTES as u64);
@@ -242,7 +242,7 @@ fn a_file_with_two_names_counts_once(mode: Mode) {
     let mount = Mount::new(mode);
     let directory = mount.files("cache");
     fs::create_dir(&directory).unwrap();
-    let files = write_files(&directory, 2);
+    let files = write_files(&mount, &directory, 2);
     fs::hard_link(&files[0], directory.join("link")).unwrap();
     limit(&directory, "quota", 3 * FILE_BYTES as u64);
     settle();

@@ -21,14 +21,18 @@ use common::{Mount, eventually, fill};
 /// Files of this many bytes.
 const FILE_BYTES: usize = 100_000;
 
-/// Writes files one after the other, so that each was used later than the one before.
-fn write_files(directory: &Path, count: u64) -> Vec<PathBuf> {
+/// Writes files one after the other, so that each was used later than the one before, and waits until
+/// the daemon has heard that they are closed: what is in use stays.
+fn write_files(mount: &Mount, directory: &Path, count: u64) -> Vec<PathBuf> {
     let write = |number: u64| {
         let path = directory.join(format!("block-{number:03}.bin"));
         fs::write(&path, fill(number, FILE_BYTES)).unwrap();
         path
     };
-    (0..count).map(write).collect()
+    let files = (0..count).map(write).collect();
+    // The look itself is one.
+    eventually("files to be closed", || (mount.status_number("open_files") <= 1).then_some(()));
+    files
 }
 
 fn limit(path: &Path, name: &str, number: u64) {
