@@ -16,6 +16,10 @@
 //!     --prompt tests/fixtures/tiny-llama/prompt.txt --prompt-tokens 1024 --tokens 200 \
 //!     --cache /mnt/kv/models/tiny-llama/sequences/ruth
 //! ```
+//!
+//! With `--compare ROUNDS` nothing is continued: it tells how long restoring the prompt from the
+//! cache takes, and computing it. Such a prompt may be longer than what the model was trained for
+//! (the text is repeated): the values make no sense then, and take as long.
 
 use std::error::Error;
 use std::fs;
@@ -35,6 +39,7 @@ use crate::weights::Weights;
 mod attention;
 #[cfg(test)]
 mod cold_copies;
+mod compare;
 mod generate;
 mod matrix;
 mod memory_cache;
@@ -58,13 +63,14 @@ pub(crate) type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>
 const PAGE_TOKENS: usize = 256;
 
 const USAGE: &str = "usage: tiny_llama --model DIR --prompt FILE|TEXT [--prompt-tokens N] --tokens N \
-     [--cache MOUNT/models/NAME/sequences/SEQUENCE]";
+     [--cache MOUNT/models/NAME/sequences/SEQUENCE [--compare ROUNDS]]";
 
 struct Options {
     model: PathBuf,
     prompt: Vec<u8>,
     tokens: usize,
     cache: Option<PathBuf>,
+    compare: Option<usize>,
 }
 
 fn main() -> ExitCode {
@@ -86,7 +92,7 @@ fn main() -> ExitCode {
 
 fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
     let (mut model, mut prompt, mut prompt_tokens, mut tokens) = (None, None, None, None);
-    let mut cache = None;
+    let (mut cache, mut compare) = (None, None);
     while let Some(name) = arguments.next() {
         let value = arguments.next().ok_or_else(|| format!("{name} needs a value"))?;
         match name.as_str() {
@@ -95,16 +101,25 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
             "--prompt-tokens" => prompt_tokens = Some(value.parse()?),
             "--tokens" => tokens = Some(value.parse()?),
             "--cache" => cache = Some(PathBuf::from(value)),
+            "--compare" => compare = Some(value.parse()?),
             _ => return Err(format!("unknown option {name}").into()),
         }
     }
     let mut prompt = prompt.ok_or("--prompt is missing")?;
-    prompt.truncate(prompt_tokens.unwrap_or(prompt.len()));
+    let length = prompt_tokens.unwrap_or(prompt.len());
+    if compare.is_some() {
+        prompt = prompt.iter().copied().cycle().take(length).collect();
+    }
+    prompt.truncate(length);
+    if compare.is_some() && cache.is_none() {
+        return Err("--compare needs a --cache".into());
+    }
     Ok(Options {
         model: model.ok_or("--model is missing")?,
         prompt,
-        tokens: tokens.ok_or("--tokens is missing")?,
+        tokens: tokens.or(compare.map(|_| 0)).ok_or("--tokens is missing")?,
         cache,
+        compare,
     })
 }
 
@@ -117,9 +132,15 @@ fn read_prompt(value: String) -> Result<Vec<u8>> {
 }
 
 fn run(options: &Options) -> Result<()> {
-    let model = Model::new(Weights::load(&options.model)?);
-    let config = model.config();
+    let mut weights = Weights::load(&options.model)?;
     let prompt: Vec<u32> = options.prompt.iter().copied().map(u32::from).collect();
+    if let (Some(rounds), Some(sequence)) = (options.compare, &options.cache) {
+        let positions = &mut weights.config.max_position_embeddings;
+        *positions = prompt.len().max(*positions);
+        return print_comparison(&Model::new(weights), sequence, &prompt, rounds);
+    }
+    let model = Model::new(weights);
+    let config = model.config();
 
     let started = Instant::now();
     let Some(sequence) = &options.cache else {
@@ -142,6 +163,21 @@ fn run(options: &Options) -> Result<()> {
     eprintln!("first token after {:.3} s", started.elapsed().as_secs_f64());
     decode(&model, &mut cache, &prompt, logits, options.tokens)?;
     cache.durable()
+}
+
+fn print_comparison(model: &Model, sequence: &Path, prompt: &[u32], rounds: usize) -> Result<()> {
+    let compare::Compared { restored, computed } =
+        compare::compare(model, sequence, prompt, rounds)?;
+    let mut out = io::stdout().lock();
+    writeln!(
+        out,
+        "{} tokens: restored in {:.1} ms, computed in {:.1} ms, {:.0} times",
+        prompt.len(),
+        restored.as_secs_f64() * 1e3,
+        computed.as_secs_f64() * 1e3,
+        computed.as_secs_f64() / restored.as_secs_f64()
+    )?;
+    Ok(())
 }
 
 /// What each step will read of the sequence as it is.

@@ -6,7 +6,10 @@ use std::os::unix::fs::FileExt;
 
 use nix::fcntl::{FallocateFlags, FcntlArg, OFlag, fcntl};
 
-use crate::common::sys::{assert_errno, close, map, map_mut, open, pwrite, rename};
+use crate::common::sys::{
+    assert_errno, close, getxattr, listxattr, map, map_mut, open, pwrite, rename, setxattr,
+    write_and_close,
+};
 use crate::common::{Mode, Mount, fill};
 
 in_both_modes!(
@@ -19,6 +22,9 @@ in_both_modes!(
     dynamo_kvbm,
     llama_cpp_slots,
     mlx_prompt_cache,
+    batched_negative_lookups,
+    exclusive_temporary_names,
+    attributes_and_times_go_along_with_a_rename,
 );
 
 const NEW: i32 = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL;
@@ -212,5 +218,92 @@ fn mlx_prompt_cache(mode: Mode) {
             file.read_exact_at(&mut piece, offset as u64).unwrap();
             assert!(piece[..] == bytes[offset..offset + 10_000]);
         }
+    }
+}
+
+/// All names of a prompt are asked for at once, before and after others have written some of them.
+fn batched_negative_lookups(mode: Mode) {
+    const NAMES: usize = 3000;
+    let mount = Mount::new(mode);
+    let path = |index: usize| mount.files(format!("{index:064x}.bin"));
+    let there = || -> Vec<usize> {
+        let access = |index: &usize| {
+            let found = nix::unistd::access(&path(*index), nix::unistd::AccessFlags::F_OK);
+            assert!(matches!(found, Ok(()) | Err(nix::errno::Errno::ENOENT)), "{found:?}");
+            found.is_ok()
+        };
+        (0..NAMES).filter(access).collect()
+    };
+    // The second time the kernel answers.
+    assert_eq!(there(), [0; 0]);
+    assert_eq!(there(), [0; 0]);
+    let staging = mount.files("staging");
+    fs::create_dir(&staging).unwrap();
+    std::thread::scope(|scope| {
+        for writer in 0..3 {
+            let (path, staging) = (&path, &staging);
+            scope.spawn(move || {
+                for index in (writer * 7..NAMES).step_by(70) {
+                    let temporary = staging.join(format!("{index}.tmp"));
+                    write_and_close(&temporary, &fill(index as u64, 100)).unwrap();
+                    if writer == 0 {
+                        fs::hard_link(&temporary, path(index)).unwrap();
+                    } else {
+                        rename(&temporary, path(index)).unwrap();
+                    }
+                }
+            });
+        }
+    });
+    let expected: Vec<usize> =
+        (0..NAMES).filter(|index| [0, 7, 14].contains(&(index % 70))).collect();
+    assert_eq!(there(), expected);
+    for index in &expected {
+        assert!(fs::read(path(*index)).unwrap() == fill(*index as u64, 100));
+        fs::remove_file(path(*index)).unwrap();
+    }
+    assert_eq!(there(), [0; 0]);
+}
+
+/// Of two writers of one block the second is refused; what a dead one left is gone.
+fn exclusive_temporary_names(mode: Mode) {
+    let mut mount = Mount::new(mode);
+    let (temporary, path) = (mount.files("block.tmp"), mount.files("block"));
+    let writer = open(&temporary, NEW).unwrap();
+    assert_errno(open(&temporary, NEW), libc::EEXIST);
+    pwrite(&writer, &fill(1, 5000), 0).unwrap();
+    crate::common::sys::sync_directory(mount.files("")).unwrap();
+    mount.crash();
+    drop(writer);
+    assert_errno(fs::metadata(&temporary), libc::ENOENT);
+    write_and_close(&temporary, &fill(2, 5000)).unwrap();
+    rename(&temporary, &path).unwrap();
+    assert!(fs::read(&path).unwrap() == fill(2, 5000));
+}
+
+/// What an engine notes beside its bytes takes the place of what the old file had.
+fn attributes_and_times_go_along_with_a_rename(mode: Mode) {
+    let mut mount = Mount::new(mode);
+    fs::create_dir(mount.files("tmp")).unwrap();
+    let (temporary, path) = (mount.files("tmp/chunk"), mount.files("chunk"));
+    fs::write(&path, b"old").unwrap();
+    setxattr(&path, "user.engine.old", b"1").unwrap();
+    fs::write(&temporary, b"new").unwrap();
+    setxattr(&temporary, "user.engine.shape", b"[2,4]").unwrap();
+    let time =
+        |seconds| std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(seconds);
+    let times = fs::FileTimes::new().set_accessed(time(1_000)).set_modified(time(2_000));
+    fs::File::options().write(true).open(&temporary).unwrap().set_times(times).unwrap();
+    rename(&temporary, &path).unwrap();
+    for _ in 0..2 {
+        assert_eq!(listxattr(&path).unwrap(), ["user.engine.shape"]);
+        assert_eq!(getxattr(&path, "user.engine.shape").unwrap(), "[2,4]");
+        let shown = fs::metadata(&path).unwrap();
+        assert_eq!(
+            (shown.accessed().unwrap(), shown.modified().unwrap()),
+            (time(1_000), time(2_000))
+        );
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+        mount.remount();
     }
 }
