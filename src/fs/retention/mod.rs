@@ -178,9 +178,12 @@ impl FileSystem {
         let directories = self.retention.policies().directories.clone();
         retainer.walked.retain(|id, _| directories.contains_key(id));
         self.retention.reports().retain(|id, _| directories.contains_key(id));
-        let due = directories.into_iter().find(|(id, policy)| {
-            retainer.walked.get(id).is_none_or(|walked| self.is_walk_due(walked, *policy))
+        let walked = &retainer.walked;
+        let due = directories.into_iter().filter(|(id, policy)| {
+            walked.get(id).is_none_or(|walked| self.is_walk_due(walked, *policy))
         });
+        // Those never walked come first.
+        let due = due.min_by_key(|(id, _)| walked.get(id).map(|walked| walked.at));
         let Some((id, policy)) = due else {
             return Ok(None);
         };
