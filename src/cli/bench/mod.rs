@@ -10,6 +10,7 @@
 mod attention;
 mod build;
 mod daemon;
+mod engines;
 mod figure;
 mod listing;
 mod machine;
@@ -56,6 +57,8 @@ pub enum What {
     Attention,
     /// Tiers: memory, flushing, cold copies, the remote
     Tiers,
+    /// What engines do to a cache directory: blocks, lookups, slots, prefixes
+    Engines,
     /// Everything
     All,
 }
@@ -111,6 +114,9 @@ pub fn run(arguments: &BenchArguments) -> Result<(), String> {
     }
     if is_wanted(What::Tiers) {
         passthrough = Some(tiers::run(arguments, &mut figures)?);
+    }
+    if is_wanted(What::Engines) {
+        passthrough = Some(engines::run(arguments, &mut figures)?);
     }
     let workplace = Workplace::make(arguments.dir.as_deref())?;
     let machine = machine::describe(workplace.path(), &passthrough.unwrap_or_default());

@@ -78,7 +78,7 @@ fn mount(
 }
 
 /// Makes layer 0 of a sequence of the large model, through the mount.
-fn make_layer(workplace: &Workplace, sequence: &str) -> Result<PathBuf, String> {
+pub(super) fn make_layer(workplace: &Workplace, sequence: &str) -> Result<PathBuf, String> {
     let model = workplace.mount().join("models").join(Model::Large.name());
     if !model.exists() {
         fs::create_dir(&model).map_err(at(&model))?;
