@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::memory_cache::MemoryCache;
 use crate::model::Model;
 use crate::mount_cache::{self, MountCache};
-use crate::{PAGE_TOKENS, Result, generate};
+use crate::{Result, generate};
 
 /// Medians of some rounds.
 #[derive(Clone, Copy, Debug)]
@@ -22,15 +22,16 @@ pub(crate) struct Compared {
 pub(crate) fn compare(
     model: &Model, sequence: &Path, prompt: &[u32], rounds: usize,
 ) -> Result<Compared> {
-    restore(model, sequence, prompt)?;
+    // Sums are added up page by page.
+    let (page_tokens, _) = restore(model, sequence, prompt)?;
     let (mut restored, mut computed) = (Vec::new(), Vec::new());
     for _ in 0..rounds {
         let started = Instant::now();
-        let from_mount = restore(model, sequence, prompt)?;
+        let (_, from_mount) = restore(model, sequence, prompt)?;
         restored.push(started.elapsed());
         let started = Instant::now();
         let config = model.config();
-        let mut cache = MemoryCache::new(config.shape()?, config.num_hidden_layers, PAGE_TOKENS)?;
+        let mut cache = MemoryCache::new(config.shape()?, config.num_hidden_layers, page_tokens)?;
         let logits = generate::prefill(model, &mut cache, 0, prompt)?;
         computed.push(started.elapsed());
         if bits(&logits) != bits(&from_mount) {
@@ -40,10 +41,11 @@ pub(crate) fn compare(
     Ok(Compared { restored: median(restored)?, computed: median(computed)? })
 }
 
-fn restore(model: &Model, sequence: &Path, prompt: &[u32]) -> Result<Vec<f32>> {
+/// Tokens of a page, and the logits.
+fn restore(model: &Model, sequence: &Path, prompt: &[u32]) -> Result<(usize, Vec<f32>)> {
     let mut cache = MountCache::open(sequence, model.config())?;
     let (logits, _) = mount_cache::read(model, &mut cache, prompt)?;
-    Ok(logits)
+    Ok((cache.page_tokens(), logits))
 }
 
 fn bits(logits: &[f32]) -> Vec<u32> {

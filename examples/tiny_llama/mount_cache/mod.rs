@@ -102,6 +102,11 @@ impl MountCache {
         self.tokens.ids()
     }
 
+    /// Tokens of a full page.
+    pub(crate) fn page_tokens(&self) -> usize {
+        self.page_tokens
+    }
+
     /// What ran through the model.
     pub(crate) fn counts(&self) -> Counts {
         self.counts

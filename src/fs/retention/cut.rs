@@ -16,8 +16,9 @@ use crate::store::disk::Access;
 use crate::store::metadata::TokensChange;
 use crate::store::record::{DirectoryClass, InodeId, Kind, ObjectId, ObjectKind, Role};
 
-/// Pages that one cut removes: it holds the state for some 10 us for each.
-const PAGES_MAX: usize = 256;
+/// Pages that one cut removes, or one range of tokens if that has more: it looks for their users and
+/// removes them with the state held.
+const PAGES_MAX: usize = 64;
 /// Bytes of one token id.
 const TOKEN_BYTES: u64 = 4;
 

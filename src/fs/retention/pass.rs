@@ -15,8 +15,8 @@ use crate::fs::state::State;
 use crate::fs::{FileSystem, FsError};
 use crate::store::record::{DirectoryClass, Inode, InodeId, Kind, Role, Time};
 
-/// Names looked at with the state held: some 4 us each.
-const NAMES_AT_ONCE: usize = 256;
+/// Names looked at with the state held: a request may have to wait for them.
+const NAMES_AT_ONCE: usize = 64;
 /// Names looked at in one step.
 const NAMES_PER_STEP: usize = 4096;
 /// Files and sequences removed in one step.
