@@ -356,6 +356,11 @@ impl FileSystem {
                 Reason::Age | Reason::Ttl => u64::MAX,
             };
             let removal = self.remove_unit(&unit, bytes_max)?;
+            if removal.kept == Some(Kept::Committing) && removal.files == 0 {
+                // It is next, not something that was used later.
+                pass.go_on_with(unit, reason);
+                return Ok(true);
+            }
             self.count_removal(pass.root, reason, &removal);
             pass.is_unfinished |= removal.kept == Some(Kept::InUse);
             if removal.has_more {

@@ -30,6 +30,8 @@ pub(super) struct Removal {
 pub(super) enum Kept {
     /// Somebody has it open or mapped, or writes it.
     InUse,
+    /// The commit that is under way has it open.
+    Committing,
     Pinned,
     /// It is another one by now, or was used since.
     Changed,
@@ -39,6 +41,7 @@ impl Kept {
     pub(super) fn name(self) -> &'static str {
         match self {
             Kept::InUse => "in_use",
+            Kept::Committing => "committing",
             Kept::Pinned => "pinned",
             Kept::Changed => "changed",
         }
@@ -98,7 +101,8 @@ impl FileSystem {
             Some(object) => self.is_idle(state, id, object) && self.is_unmapped(object),
             None => false,
         };
-        Ok((!is_free).then_some(Kept::InUse))
+        let is_committing = file.object.is_some_and(|object| state.metadata.is_committing(object));
+        Ok((!is_free).then_some(if is_committing { Kept::Committing } else { Kept::InUse }))
     }
 
     /// Whether nobody has the copies open that [`FileSystem::is_idle`] does not look at: the one in
