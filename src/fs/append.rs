@@ -40,6 +40,7 @@ impl FileSystem {
                 self.release(handle)?;
                 return Err(error.into());
             }
+            self.publish_rows(inode.file().ok_or(FsError::Invalid)?);
             self.note_tokens(id, TokensChange::Truncated);
         }
         Ok(Opened {
@@ -80,6 +81,7 @@ impl FileSystem {
             file.set_length(size)?;
             return Err(error.into());
         }
+        self.publish_rows(&record);
         if record.role == Role::Tokens {
             self.note_tokens(id, TokensChange::Grown);
         }
@@ -88,6 +90,13 @@ impl FileSystem {
                 self.seal_tail(id, &inode, file, (&place, &page))
             }
             _ => Ok(()),
+        }
+    }
+
+    /// The next commit makes what was appended durable: no record tells of it.
+    fn publish_rows(&self, record: &FileRecord) {
+        if let Some(object) = record.object {
+            self.state().metadata.publish(object);
         }
     }
 

@@ -170,7 +170,7 @@ impl FileSystem {
         let encoded = encoded.into_iter().map(DiskPath::Encoded);
         let garbage: Vec<DiskPath> = raw.chain(encoded).collect();
         for path in garbage.iter().filter(|_| !dry_run) {
-            match self.store.disk.remove(path) {
+            match self.store.remove(path) {
                 // The commit that took its record away was first.
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
                 outcome => outcome?,

@@ -158,7 +158,7 @@ impl FileSystem {
         store: Store, observer: Arc<Observer>,
         invalidations: crossbeam_channel::Sender<Invalidation>,
     ) -> Result<(FileSystem, Recovered), StoreError> {
-        let mut metadata = Metadata::open(store.database(store.disk.metadata()?))?;
+        let mut metadata = Metadata::open(store.metadata()?)?;
         let recovered = recovery::recover(&store, &mut metadata)?;
         make_roots(&mut metadata)?;
         let mut state = State::new(metadata);

@@ -115,7 +115,7 @@ impl From<io::Error> for RebuildError {
 
 /// Whether a store has neither names nor a remote yet.
 pub fn is_new(store: &Store) -> Result<bool, StoreError> {
-    database::is_new(store.database(store.disk.metadata()?))
+    database::is_new(store.metadata()?)
 }
 
 /// Rebuilds a store that [is new](is_new).
@@ -154,8 +154,7 @@ pub fn rebuild(
     let exchange = Exchange::new(Arc::clone(remote), Grace::default(), ColdEncoding::None);
     let mut plan = Plan::new(&names, &present(remote)?)?;
     plan.fetch_local(store, &exchange)?;
-    let backend = store.database(store.disk.metadata()?);
-    let files = database::fill(backend, |put| plan.write(&names, put))?;
+    let files = database::fill(store.metadata()?, |put| plan.write(&names, put))?;
     Ok(Rebuilt::From { store: id, files, left_out: plan.left_out.len() as u64 })
 }
 

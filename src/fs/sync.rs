@@ -62,6 +62,7 @@ impl FileSystem {
         if let Some(tiers) = &self.tiers {
             self.remove_encoded_garbage(tiers)?;
         }
+        self.store.sync_removals()?;
         self.state().metadata.put_epoch(true);
         self.commit()
     }

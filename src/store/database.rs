@@ -1,5 +1,6 @@
 //! `meta.redb`: one ordered table of records, written a frozen layer at a time.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use redb::{Database, ReadableDatabase, TableDefinition};
@@ -32,18 +33,19 @@ impl Writer {
 
     /// Writes a layer and makes it durable.
     pub(crate) fn write(&self, layer: &Layer) -> Result<(), StoreError> {
-        let transaction = begin_durable(&self.database)?;
-        {
-            let mut table = transaction.open_table(RECORDS)?;
-            for (key, change) in &layer.records {
-                match change {
-                    Some(value) => table.insert(key.as_slice(), value.as_slice())?,
-                    None => table.remove(key.as_slice())?,
-                };
+        guarded(|| {
+            let transaction = begin_durable(&self.database)?;
+            {
+                let mut table = transaction.open_table(RECORDS)?;
+                for (key, change) in &layer.records {
+                    match change {
+                        Some(value) => table.insert(key.as_slice(), value.as_slice())?,
+                        None => table.remove(key.as_slice())?,
+                    };
+                }
             }
-        }
-        transaction.commit()?;
-        Ok(())
+            Ok(transaction.commit()?)
+        })
     }
 }
 
@@ -65,11 +67,15 @@ impl Snapshot {
     pub(crate) fn records(
         &self, from: &[u8],
     ) -> Result<impl Iterator<Item = Result<RawRecord, StoreError>> + use<>, StoreError> {
-        let records = self.table.range::<&[u8]>(from..)?;
-        Ok(records.map(|record| {
+        let mut records = guarded(|| Ok(self.table.range::<&[u8]>(from..)?))?;
+        let mut next = move || -> Result<Option<RawRecord>, StoreError> {
+            let Some(record) = records.next() else {
+                return Ok(None);
+            };
             let (key, value) = record?;
-            Ok((key.value().to_vec(), value.value().to_vec()))
-        }))
+            Ok(Some((key.value().to_vec(), value.value().to_vec())))
+        };
+        Ok(std::iter::from_fn(move || guarded(&mut next).transpose()))
     }
 
     /// Calls `visit` with number and name in the key of each record of one table.
@@ -146,6 +152,17 @@ pub(crate) fn fill<T, E: From<StoreError>>(
     };
     transaction.commit().map_err(StoreError::from)?;
     Ok(outcome)
+}
+
+/// Makes a database that holds nothing, durably.
+pub(super) fn create(backend: Backend) -> Result<(), StoreError> {
+    fill(backend, |_| Ok(()))
+}
+
+/// redb meets some kinds of damage with a panic. Here that is an error like any other.
+pub(super) fn guarded<T>(act: impl FnOnce() -> Result<T, StoreError>) -> Result<T, StoreError> {
+    let panicked = |_| Err(StoreError::Corrupt("its inner structure is broken".to_owned()));
+    catch_unwind(AssertUnwindSafe(act)).unwrap_or_else(panicked)
 }
 
 /// Opens or creates the database.

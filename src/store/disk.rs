@@ -30,6 +30,10 @@ pub enum DiskPath {
     Format,
     /// `FORMAT.tmp`, only while a store is being made.
     FormatStaging,
+    /// `meta.redb`
+    Metadata,
+    /// `meta.redb.tmp`, only while the database is being made.
+    MetadataStaging,
     /// `staging/<id>`: bytes that no committed name refers to.
     Staging(ObjectId),
     /// `staging/scratch-<n>`: unlinked as soon as it is open.
@@ -115,6 +119,8 @@ impl DiskPath {
         match self {
             DiskPath::Format => PathBuf::from("FORMAT"),
             DiskPath::FormatStaging => PathBuf::from("FORMAT.tmp"),
+            DiskPath::Metadata => PathBuf::from("meta.redb"),
+            DiskPath::MetadataStaging => PathBuf::from("meta.redb.tmp"),
             DiskPath::Staging(object) => PathBuf::from(format!("staging/{object}")),
             DiskPath::Scratch(number) => PathBuf::from(format!("staging/scratch-{number}")),
             DiskPath::Incoming(object) => PathBuf::from(format!("staging/{object}{INCOMING}")),
@@ -191,8 +197,8 @@ pub trait Disk: Debug + Send + Sync {
     /// Stacked filesystems below the store (1 on overlayfs): the kernel wants to know when it is
     /// to pass files through.
     fn stack_depth(&self) -> io::Result<u32>;
-    /// Where `meta.redb` lives.
-    fn metadata(&self) -> io::Result<Box<dyn redb::StorageBackend>>;
+    /// A file that holds a database, made if it is not there.
+    fn database(&self, path: &DiskPath) -> io::Result<Box<dyn redb::StorageBackend>>;
 }
 
 /// A range operation of `fallocate(2)`, passed on with its mode bits.

@@ -126,7 +126,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("store");
         let store = Store::open_or_create(&path).unwrap();
-        let backend = store.database(store.disk.metadata().unwrap());
+        let backend = store.metadata().unwrap();
         let metadata = crate::store::metadata::Metadata::open(backend).unwrap();
         drop(store);
         assert!(matches!(Store::open(&path), Err(StoreError::Locked(_))));

@@ -26,6 +26,7 @@ mod objects;
 mod places;
 mod rest;
 
+use super::disk::DiskPath;
 use super::overlay::Overlay;
 use super::quarantine;
 use super::records::Records;
@@ -116,9 +117,16 @@ pub fn run(
 }
 
 fn open(store: &Store, options: &FsckOptions) -> Result<(Records, bool), StoreError> {
-    let storage = store.disk.metadata()?;
-    let storage = if options.repair { storage } else { Box::new(Overlay::new(storage)?) };
-    Records::open(store.database(storage))
+    if options.repair {
+        return Records::open(store.metadata()?);
+    }
+    let storage: Box<dyn redb::StorageBackend> = if store.has_metadata()? {
+        store.disk.database(&DiskPath::Metadata)?
+    } else {
+        // The store was made and never mounted.
+        Box::new(redb::backends::InMemoryBackend::new())
+    };
+    Records::open(store.database(Box::new(Overlay::new(storage)?)))
 }
 
 /// The database itself is beyond reading.

@@ -131,9 +131,9 @@ impl Disk for LocalDisk {
         Ok(u32::from(kind == nix::sys::statfs::OVERLAYFS_SUPER_MAGIC))
     }
 
-    fn metadata(&self) -> io::Result<Box<dyn redb::StorageBackend>> {
+    fn database(&self, path: &DiskPath) -> io::Result<Box<dyn redb::StorageBackend>> {
         let flags = OFlag::O_RDWR | OFlag::O_CREAT;
-        let file = self.openat(Path::new("meta.redb"), flags, FILE_MODE)?;
+        let file = self.openat(&path.relative(), flags, FILE_MODE)?;
         let backend = redb::backends::FileBackend::new(file).map_err(io::Error::other)?;
         Ok(Box::new(backend))
     }
@@ -188,7 +188,9 @@ impl DiskFile for LocalFile {
     fn copy_to(
         &self, offset: u64, target: &dyn DiskFile, target_offset: u64, length: u64,
     ) -> io::Result<u64> {
-        let descriptor = target.descriptor().ok_or(io::ErrorKind::Unsupported)?;
+        // A file of another kind is like one on another filesystem: the caller copies by hand.
+        let elsewhere = || io::Error::from_raw_os_error(libc::EXDEV);
+        let descriptor = target.descriptor().ok_or_else(elsewhere)?;
         let (mut from, mut to) = (signed(offset)?, signed(target_offset)?);
         let length = usize::try_from(length).map_err(io::Error::other)?;
         let copied = nix::fcntl::copy_file_range(

@@ -28,7 +28,7 @@ pub(crate) use prefixes::{LEAD_TOKENS_MAX, TokensChange};
 
 use super::StoreError;
 use super::database::{
-    Backend, RECORDS, Snapshot, Writer, begin_durable, decode, encode, open_database,
+    Backend, RECORDS, Snapshot, Writer, begin_durable, decode, encode, guarded, open_database,
 };
 use super::keys;
 use super::layer::{Layer, Record, merge};
@@ -76,6 +76,10 @@ pub(crate) struct Metadata {
 impl Metadata {
     /// Opens or creates the database on a store's disk and starts a new epoch of numbers.
     pub(crate) fn open(backend: Backend) -> Result<Metadata, StoreError> {
+        guarded(|| Metadata::open_unguarded(backend))
+    }
+
+    fn open_unguarded(backend: Backend) -> Result<Metadata, StoreError> {
         let database = open_database(backend)?;
         let transaction = begin_durable(&database)?;
         let (epoch, was_clean) = {
@@ -155,7 +159,7 @@ impl Metadata {
                 return change.as_deref().map(decode).transpose();
             }
         }
-        self.base.get(key)?.map(|value| decode(value.value())).transpose()
+        guarded(|| self.base.get(key)?.map(|value| decode(value.value())).transpose())
     }
 
     fn put<T: Serialize>(&mut self, life: Life, key: Vec<u8>, value: &T) {
@@ -393,17 +397,26 @@ impl Metadata {
             let range = layer.range(from, prefix);
             sources.push(Box::new(range.map(|(k, v)| (Cow::Borrowed(k), v.map(Cow::Borrowed)))));
         }
-        let base = self.base.range(from..)?;
-        sources.push(Box::new(
-            base.map_while(|record| record.map_err(|error| failure = Some(error)).ok())
-                .take_while(|(key, _)| key.value().starts_with(prefix))
-                .map(|(key, value)| {
-                    (Cow::Owned(key.value().to_vec()), Some(Cow::Owned(value.value().to_vec())))
-                }),
-        ));
+        let mut base = guarded(|| Ok(self.base.range(from..)?))?;
+        let mut next = move || -> Result<Option<Record<'_>>, StoreError> {
+            let Some(record) = base.next() else {
+                return Ok(None);
+            };
+            let (key, value) = record?;
+            let (key, value) = (key.value().to_vec(), value.value().to_vec());
+            Ok(Some((Cow::Owned(key), Some(Cow::Owned(value)))))
+        };
+        let failed = &mut failure;
+        let records = std::iter::from_fn(move || {
+            guarded(&mut next).unwrap_or_else(|error| {
+                *failed = Some(error);
+                None
+            })
+        });
+        sources.push(Box::new(records.take_while(|(key, _)| key.starts_with(prefix))));
         merge(&mut sources, visit);
         drop(sources);
-        failure.map_or(Ok(()), |error| Err(error.into()))
+        failure.map_or(Ok(()), Err)
     }
 
     /// Changes that wait for a commit.

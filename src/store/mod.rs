@@ -31,14 +31,15 @@ mod records;
 pub mod recovery;
 mod unlinked;
 
+use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::tier::ram::RamTier;
 use database::Backend;
-use disk::{Access, Disk, DiskFile, DiskPath};
+use disk::{Access, Disk, DiskDirectory, DiskFile, DiskPath};
 use record::ObjectId;
 
 /// Why a store cannot be used, by what the user has to do.
@@ -130,6 +131,8 @@ pub struct Store {
     pub ram: Option<Arc<RamTier>>,
     path: PathBuf,
     lock: Arc<format::Lock>,
+    /// Directories of objects from which names were removed since they were last synced.
+    thinned: Arc<Mutex<BTreeSet<u8>>>,
 }
 
 impl Store {
@@ -144,7 +147,8 @@ impl Store {
         let lock = format::lock(path)?;
         let disk = Arc::new(local_disk::LocalDisk::open(path)?);
         format::check(disk.as_ref(), path)?;
-        Ok(Store { disk, ram: None, path: path.to_owned(), lock: Arc::new(lock) })
+        let (path, lock) = (path.to_owned(), Arc::new(lock));
+        Ok(Store { disk, ram: None, path, lock, thinned: Arc::default() })
     }
 
     /// Where the store is.
@@ -155,6 +159,57 @@ impl Store {
     /// The database in `storage`, which keeps the store locked until it is closed.
     pub(crate) fn database(&self, storage: Box<dyn redb::StorageBackend>) -> Backend {
         Backend { storage, _lock: Arc::clone(&self.lock) }
+    }
+
+    /// The store's database. Where there is none, one is made under another name first: what a
+    /// crash left of a database that was being made could not be opened any more.
+    pub(crate) fn metadata(&self) -> Result<Backend, StoreError> {
+        if !self.has_metadata()? {
+            self.remove_if_there(&DiskPath::MetadataStaging)?;
+            let storage = self.disk.database(&DiskPath::MetadataStaging)?;
+            database::create(self.database(storage))?;
+            self.disk.rename(&DiskPath::MetadataStaging, &DiskPath::Metadata)?;
+            self.disk.sync_directory(DiskDirectory::Store)?;
+        }
+        Ok(self.database(self.disk.database(&DiskPath::Metadata)?))
+    }
+
+    /// Whether there is a database. An empty file is none.
+    pub(crate) fn has_metadata(&self) -> io::Result<bool> {
+        match self.disk.stat(&DiskPath::Metadata) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            outcome => Ok(outcome?.length > 0),
+        }
+    }
+
+    fn remove_if_there(&self, path: &DiskPath) -> io::Result<()> {
+        match self.remove(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Removes a file; [`Store::sync_removals`] makes that durable.
+    pub(crate) fn remove(&self, path: &DiskPath) -> io::Result<()> {
+        self.disk.remove(path)?;
+        if let DiskPath::Object(object) | DiskPath::Encoded(object) = path {
+            self.thinned().insert(disk::shard(*object));
+        }
+        Ok(())
+    }
+
+    /// Makes all removals durable. A mount that ends in good order promises that there is no
+    /// garbage, and the next one will not look for any.
+    pub(crate) fn sync_removals(&self) -> io::Result<()> {
+        let shards = std::mem::take(&mut *self.thinned());
+        for shard in shards {
+            self.disk.sync_directory(DiskDirectory::ObjectShard(shard))?;
+        }
+        Ok(())
+    }
+
+    fn thinned(&self) -> MutexGuard<'_, BTreeSet<u8>> {
+        self.thinned.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Makes the file of a new object in `staging/`.
@@ -211,10 +266,7 @@ impl Store {
 
     /// Removes the encoded copy of an object, if there is one.
     pub fn remove_encoded(&self, object: ObjectId) -> io::Result<()> {
-        match self.disk.remove(&DiskPath::Encoded(object)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
-        }
+        self.remove_if_there(&DiskPath::Encoded(object))
     }
 
     /// Removes an object's files but for an encoded copy.
@@ -222,7 +274,7 @@ impl Store {
         if let Some(ram) = &self.ram {
             ram.remove(object);
         }
-        match find(object, |path| self.disk.remove(path)) {
+        match find(object, |path| self.remove(path)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             outcome => outcome,
         }

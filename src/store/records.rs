@@ -1,11 +1,10 @@
 //! The records of `meta.redb` as they lie there, for a check that trusts none of them.
 
 use std::collections::BTreeMap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use redb::{Database, ReadableDatabase, TableError};
 
-use super::database::{Backend, RECORDS, begin_durable, open_database};
+use super::database::{Backend, RECORDS, begin_durable, guarded, open_database};
 use super::{StoreError, keys};
 
 /// Changed records by key; `None` means "removed".
@@ -21,14 +20,11 @@ impl Records {
     /// Opens it without starting a new epoch, reads all of it and compares its own checksums.
     /// The flag is false if it had to go back to its last sound commit.
     pub(crate) fn open(backend: Backend) -> Result<(Records, bool), StoreError> {
-        // redb meets some kinds of damage with a panic.
-        let outcome = catch_unwind(AssertUnwindSafe(|| {
+        guarded(|| {
             let mut database = open_database(backend)?;
             let sound = database.check_integrity()?;
             Ok((Records { database }, sound))
-        }));
-        let panicked = || StoreError::Corrupt("its inner structure is broken".to_owned());
-        outcome.unwrap_or_else(|_| Err(panicked()))
+        })
     }
 
     /// Visits the records whose keys start with `tag`, in the order of their keys.
@@ -41,14 +37,16 @@ impl Records {
             outcome => outcome?,
         };
         let prefix = keys::table(tag);
-        for record in table.range(prefix.as_slice()..)? {
-            let (key, value) = record?;
-            if !key.value().starts_with(&prefix) {
-                break;
+        guarded(|| {
+            for record in table.range(prefix.as_slice()..)? {
+                let (key, value) = record?;
+                if !key.value().starts_with(&prefix) {
+                    break;
+                }
+                visit(key.value(), value.value());
             }
-            visit(key.value(), value.value());
-        }
-        Ok(())
+            Ok(())
+        })
     }
 
     /// Makes all changes durable at once.

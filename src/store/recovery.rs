@@ -102,7 +102,7 @@ pub fn sweep(
                 _ => false,
             };
             if let Some(path) = DiskPath::stored(&name).filter(|_| is_garbage) {
-                store.disk.remove(&path)?;
+                store.remove(&path)?;
                 removed += 1;
             }
         }

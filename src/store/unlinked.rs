@@ -19,7 +19,7 @@ impl Store {
     pub(crate) fn unlink_object(&self, object: ObjectId) -> io::Result<Unlinked> {
         let path = DiskPath::Object(object);
         let file = self.disk.open(&path, Access::Read).ok();
-        match self.disk.remove(&path) {
+        match self.remove(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => Ok(Unlinked(file)),
         }

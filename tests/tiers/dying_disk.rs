@@ -107,8 +107,8 @@ impl Disk for DyingDisk {
     fn stack_depth(&self) -> io::Result<u32> {
         self.below.stack_depth()
     }
-    fn metadata(&self) -> io::Result<Box<dyn redb::StorageBackend>> {
-        let below = self.below.metadata()?;
+    fn database(&self, path: &DiskPath) -> io::Result<Box<dyn redb::StorageBackend>> {
+        let below = self.below.database(path)?;
         Ok(Box::new(DyingDatabase { below, life: Arc::clone(&self.life) }))
     }
 }

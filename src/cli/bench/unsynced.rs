@@ -64,8 +64,8 @@ impl Disk for Unsynced {
         self.0.stack_depth()
     }
 
-    fn metadata(&self) -> io::Result<Box<dyn redb::StorageBackend>> {
-        self.0.metadata()
+    fn database(&self, path: &DiskPath) -> io::Result<Box<dyn redb::StorageBackend>> {
+        self.0.database(path)
     }
 }
 

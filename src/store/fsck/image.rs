@@ -188,9 +188,12 @@ impl<'a> Image<'a> {
         decoded
     }
 
-    /// A store that was made and never mounted.
+    /// A store that was made and never mounted, or not until anything was committed.
     pub(super) fn is_empty(&self) -> bool {
-        self.epoch == 0 && self.inodes.is_empty() && self.names.is_empty()
+        (self.epoch == 0 || !self.was_clean)
+            && self.inodes.is_empty()
+            && self.names.is_empty()
+            && self.objects.is_empty()
     }
 
     /// Notes that something is wrong, and whether a repair mends it.

@@ -129,6 +129,11 @@ fn check_page(
     let Some(object) = object else {
         return Ok(Verdict::Fits);
     };
+    if image.encoded.contains_key(&object) || image.is_in_remote(object) {
+        // The raw file may be half of what came back from there, which is checked later: that copy
+        // is the page.
+        return Ok(Verdict::Fits);
+    }
     // That the file is there at all is checked for every object later.
     let Ok(file) = image.store.open_object(object, Access::Read) else {
         return Ok(Verdict::Fits);

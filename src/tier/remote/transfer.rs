@@ -50,7 +50,7 @@ pub enum Extent {
 
 impl Extent {
     /// First byte and length in an object of this size, or why there is none.
-    pub(super) fn within(self, size: u64) -> Result<(u64, u64), String> {
+    pub fn within(self, size: u64) -> Result<(u64, u64), String> {
         match self {
             Extent::Whole { bytes: Some(bytes) } if bytes != size => {
                 Err(format!("has {size} bytes instead of {bytes}"))
@@ -87,7 +87,7 @@ impl Source {
     }
 
     /// Fills the buffer; the end of the bytes before that is an error.
-    pub(super) fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+    pub fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
         let mut filled = 0;
         while filled < buffer.len() {
             match self.bytes.read_at(&mut buffer[filled..], offset + filled as u64) {

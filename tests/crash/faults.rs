@@ -1,0 +1,94 @@
+//! Each operation of the disk fails, once or from then on. Whatever was acknowledged before and after
+//! is there, nothing is seen in part, and what could not be done was refused.
+
+use crate::check::{Bounds, check};
+use crate::cut::{Mode, Tracker};
+use crate::driver::{Driver, WentWrong};
+use crate::fault::{Fault, Kind};
+use crate::mounted::Berth;
+use crate::power::{seed, setting};
+use crate::random::Random;
+use crate::workloads::{ALL, Workload};
+
+/// Runs with a failing disk, unless `KVFS_SIM_FAULTS` says otherwise.
+const RUNS: usize = 600;
+
+const KINDS: [Kind; 4] =
+    [Kind::Errno(libc::EIO), Kind::Errno(libc::ESTALE), Kind::Full, Kind::Short];
+
+/// Whether the fault happened; or what was wrong afterwards.
+fn run(berth: &Berth, workload: &Workload, fault: Fault, random: &mut Random) -> Result<bool, String> {
+    let went_wrong = WentWrong { fault: Some(fault), lie: None };
+    let mut driver = Driver::new(berth, workload.setup, &went_wrong);
+    (workload.run)(&mut driver);
+    let has_happened = driver.has_failed();
+    let recording = driver.into_recording();
+    let mut tracker = Tracker::of(&recording.base);
+    recording.steps.iter().for_each(|step| tracker.apply(step));
+    for mode in [Mode::Drop, Mode::Keep, Mode::Subset] {
+        let image = tracker.image(mode, random);
+        let (acknowledged, begun) = (tracker.acknowledged, tracker.begun);
+        check(berth, &image, &recording, Bounds { acknowledged, begun }, random)
+            .map_err(|why| format!("{mode:?}: {why}"))?;
+    }
+    Ok(has_happened)
+}
+
+/// Every n-th operation of a workload fails, so that there are about so many runs.
+fn fail_everywhere(
+    workload: &Workload, (kind, is_sticky): (Kind, bool), runs: usize, seed: u64,
+) -> Result<usize, String> {
+    let berth = Berth::new();
+    // As many as it has when nothing fails.
+    let whole = crate::power::record(&berth, workload, &WentWrong::default()).steps.len();
+    let stride = whole.div_ceil(runs).max(1) as u64;
+    let mut random = Random::of(seed);
+    let mut failed = 0;
+    let mut after = random.next() % stride;
+    loop {
+        let fault = Fault::new(kind, after, is_sticky);
+        let what = || format!("{}, {kind:?}, sticky {is_sticky}, after {after}", workload.name);
+        match run(&berth, workload, fault, &mut random) {
+            Ok(true) => failed += 1,
+            Ok(false) => return Ok(failed),
+            Err(why) => return Err(format!("{}: {why}", what())),
+        }
+        after += stride;
+    }
+}
+
+#[test]
+fn a_failing_disk_loses_nothing_that_was_acknowledged() {
+    let (runs, seed) = (setting("KVFS_SIM_FAULTS", RUNS), seed());
+    let cases: Vec<(Workload, Kind, bool)> = ALL
+        .iter()
+        .flat_map(|workload| KINDS.iter().map(move |kind| (*workload, *kind)))
+        .flat_map(|(workload, kind)| [false, true].map(|sticky| (workload, kind, sticky)))
+        .collect();
+    let each = runs.div_ceil(cases.len());
+    let threads = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
+    let work = |part: usize| {
+        let (mut failed, mut wrong) = (0, Vec::new());
+        for (workload, kind, sticky) in cases.iter().skip(part).step_by(threads) {
+            match fail_everywhere(workload, (*kind, *sticky), each, seed) {
+                Ok(count) => {
+                    assert!(count > 0, "{}: {kind:?} never happened", workload.name);
+                    failed += count;
+                }
+                Err(why) => wrong.push(why),
+            }
+        }
+        (failed, wrong)
+    };
+    let (mut failed, mut wrong) = (0, Vec::new());
+    std::thread::scope(|scope| {
+        let parts: Vec<_> = (0..threads).map(|part| scope.spawn(move || work(part))).collect();
+        for part in parts {
+            let (count, errors) = part.join().expect("a run panicked");
+            failed += count;
+            wrong.extend(errors);
+        }
+    });
+    println!("{failed} runs with a failing disk, seed {seed}");
+    assert!(wrong.is_empty(), "KVFS_SIM_SEED={seed}: {}", wrong.join("\n"));
+}

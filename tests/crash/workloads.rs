@@ -1,0 +1,240 @@
+//! What programs do to a mount, in the cases that differ in what the disk is asked to do.
+
+use kvfs::page::{Dtype, Layer, TokenStart, names, pack_page};
+use kvfs::tier::encoding::{ColdEncoding, ZstdLevel};
+
+use crate::common::{Model, fill};
+use crate::driver::Driver;
+use crate::mounted::Setup;
+use crate::random::Random;
+
+const ZSTD: ColdEncoding = ColdEncoding::Zstd(ZstdLevel::DEFAULT);
+/// Large enough to be encoded.
+const COLD_BYTES: usize = 72 << 10;
+const COLD_FILES: u64 = 4;
+/// Two of those fit.
+const BUDGET_BYTES: u64 = 2 * (COLD_BYTES as u64) + (32 << 10);
+
+/// A named sequence of operations.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Workload {
+    pub(crate) name: &'static str,
+    pub(crate) setup: Setup,
+    pub(crate) run: fn(&mut Driver<'_>),
+}
+
+const ENCODING: Setup = Setup { cold: ZSTD, budget_bytes: Some(BUDGET_BYTES), ..Setup::PLAIN };
+const LEAVING: Setup =
+    Setup { has_remote: true, budget_bytes: Some(BUDGET_BYTES), ..Setup::PLAIN };
+
+pub(crate) const ALL: [Workload; 7] = [
+    Workload { name: "files", setup: Setup::PLAIN, run: files },
+    Workload { name: "pages", setup: Setup::PLAIN, run: pages },
+    Workload {
+        name: "pages-in-memory",
+        setup: Setup { ram_bytes: Some(1 << 20), ..Setup::PLAIN },
+        run: pages,
+    },
+    Workload { name: "rows", setup: Setup::PLAIN, run: rows },
+    Workload { name: "encoding", setup: ENCODING, run: moving },
+    Workload { name: "leaving", setup: LEAVING, run: moving },
+    Workload {
+        name: "rounding",
+        setup: Setup { budget_bytes: Some(160 << 10), ..ENCODING },
+        run: rounding,
+    },
+];
+
+fn files(driver: &mut Driver<'_>) {
+    driver.write("files/a", &fill(1, 3000));
+    driver.directory("files/d");
+    driver.write("files/d/b", &fill(2, 9000));
+    driver.commit();
+    // A new version, and one that is renamed over the old.
+    driver.write("files/a", &fill(3, 5000));
+    driver.write("files/.b.tmp", &fill(4, 7000));
+    driver.rename("files/.b.tmp", "files/d/b");
+    driver.symlink("files/s", "d/b");
+    driver.commit();
+    driver.link("files/a", "files/d/l");
+    driver.unlink("files/a");
+    driver.set_attribute("files/d/l", "user.colour", b"blue");
+    driver.commit();
+    // In place, within and beyond the end.
+    driver.overwrite("files/d/l", 1000, &fill(5, 2000));
+    driver.overwrite("files/d/l", 4500, &fill(6, 4000));
+    driver.commit();
+    driver.overwrite("files/d/l", 0, &fill(7, 600));
+    let held = driver.write_and_sync("files/held", &fill(8, 2500));
+    driver.rename("files/d", "files/e");
+    driver.commit();
+    driver.close("files/held", held);
+    driver.unlink("files/e/b");
+    driver.write("files/empty", b"");
+    driver.remount();
+    driver.unlink("files/e/l");
+    driver.remove_directory("files/e");
+    driver.write("files/held", &fill(9, 100));
+    driver.commit();
+}
+
+fn install(driver: &mut Driver<'_>, model: &Model) {
+    driver.directory("models/small");
+    driver.seal_in_place("models/small/manifest.json", model.manifest.to_json().as_bytes());
+    driver.directory("models/small/sequences");
+}
+
+fn add_sequence(driver: &mut Driver<'_>, name: &str) {
+    let sequence = format!("models/small/sequences/{name}");
+    driver.directory(&sequence);
+    for layer in 0..2 {
+        driver.directory(&format!("{sequence}/{}", names::format_layer(Layer(layer))));
+    }
+}
+
+fn page_path(sequence: &str, layer: u32, start: u64) -> String {
+    let (layer, page) = (names::format_layer(Layer(layer)), TokenStart(start));
+    format!("models/small/sequences/{sequence}/{layer}/{}", names::format_page(page))
+}
+
+fn pages(driver: &mut Driver<'_>) {
+    let model = Model::small();
+    install(driver, &model);
+    add_sequence(driver, "chat");
+    driver.seal(&page_path("chat", 0, 0), &model.page(0, 0, 1));
+    driver.seal_in_place(&page_path("chat", 1, 0), &model.page(1, 0, 2));
+    driver.commit();
+    driver.seal(&page_path("chat", 0, 32), &model.page(0, 32, 3));
+    // Another page onto the same name, and the same page again.
+    driver.seal(&page_path("chat", 0, 0), &model.page(0, 0, 4));
+    driver.seal(&page_path("chat", 1, 0), &model.page(1, 0, 2));
+    driver.commit();
+    add_sequence(driver, "copy");
+    driver.link(&page_path("chat", 0, 0), &page_path("copy", 0, 0));
+    // The bytes are there already: it becomes a link.
+    driver.seal(&page_path("copy", 1, 0), &model.page(1, 0, 2));
+    driver.commit();
+    driver.unlink(&page_path("chat", 0, 0));
+    driver.unlink(&page_path("chat", 1, 0));
+    driver.seal(&page_path("chat", 0, 0), &model.page(0, 0, 5));
+    driver.remount();
+    driver.unlink(&page_path("copy", 0, 0));
+    driver.seal_in_place(&page_path("chat", 1, 32), &model.short_page(1, 32, 6, 7));
+    driver.commit();
+}
+
+fn rows(driver: &mut Driver<'_>) {
+    let model = Model::small();
+    install(driver, &model);
+    add_sequence(driver, "chat");
+    let rows = model.rows(1, 32);
+    let (row, above) = (model.row_bytes(), "models/small/sequences/chat");
+    let tail = |start| format!("{above}/000/{}", names::format_tail(TokenStart(start)));
+    let tokens = format!("{above}/tokens");
+    driver.append(&tokens, &fill(2, 4 * 10), None);
+    driver.append(&tail(0), &rows[..10 * row], None);
+    driver.commit();
+    driver.append(&tail(0), &rows[10 * row..20 * row], None);
+    driver.append(&tokens, &fill(3, 4 * 10), None);
+    driver.commit();
+    driver.append(&tail(0), &rows[20 * row..31 * row], None);
+    let page = pack_page(&model.place(0, 0), &rows, 32).unwrap();
+    driver.append(&tail(0), &rows[31 * row..], Some((&page_path("chat", 0, 0), page, &tail(32))));
+    driver.append(&tokens, &fill(4, 4 * 12), None);
+    driver.commit();
+    driver.append(&tail(32), &model.rows(5, 3), None);
+    driver.remount();
+    driver.append(&tail(32), &model.rows(6, 3), None);
+    driver.commit();
+}
+
+/// Half zeros: random bytes would not be encoded.
+fn cold_bytes(seed: u64) -> Vec<u8> {
+    let mut bytes = fill(seed, COLD_BYTES / 2);
+    bytes.resize(COLD_BYTES, 0);
+    bytes
+}
+
+fn moving(driver: &mut Driver<'_>) {
+    for number in 0..COLD_FILES {
+        driver.write(&format!("files/f{number}"), &cold_bytes(number));
+    }
+    driver.commit();
+    driver.move_until_it_fits();
+    driver.commit();
+    for number in 0..COLD_FILES {
+        driver.read(&format!("files/f{number}"));
+    }
+    driver.move_until_it_fits();
+    // What went cold changes in place, is replaced, is linked, goes.
+    driver.overwrite("files/f0", 1000, &fill(10, 3000));
+    driver.commit();
+    driver.write("files/f1", &cold_bytes(11));
+    driver.link("files/f2", "files/l");
+    driver.unlink("files/f2");
+    driver.unlink("files/f3");
+    driver.move_until_it_fits();
+    driver.commit();
+    driver.write("files/g", &cold_bytes(12));
+    driver.ask_for_tier("files/l", "ssd");
+    driver.remount();
+    driver.overwrite("files/l", 0, &fill(13, 500));
+    driver.commit();
+    if !driver.has_remote() {
+        driver.collect_garbage();
+    }
+    driver.move_until_it_fits();
+    driver.read("files/g");
+    driver.commit();
+}
+
+fn rounding(driver: &mut Driver<'_>) {
+    let model = Model::with(|fields| {
+        (fields.dtype, fields.page_tokens, fields.head_dim) = (Dtype::F16, 304, 32);
+        fields.cold_encoding = Some("q8_0".to_owned());
+    });
+    install(driver, &model);
+    add_sequence(driver, "chat");
+    for number in 0..3 {
+        let start = number * 304;
+        let mut rows = model.rows(number, 304);
+        // Values of f16 between 1 and 2, with all their bits.
+        rows.iter_mut().skip(1).step_by(2).for_each(|high| *high = 0x3c | (*high & 3));
+        let page = pack_page(&model.place(0, start), &rows, 304).unwrap();
+        driver.seal(&page_path("chat", 0, start), &page);
+    }
+    driver.link(&page_path("chat", 0, 0), "files/page");
+    driver.commit();
+    driver.move_until_it_fits();
+    driver.commit();
+    driver.unlink(&page_path("chat", 0, 304));
+    driver.remount();
+    driver.move_until_it_fits();
+    driver.read(&page_path("chat", 0, 608));
+    driver.commit();
+}
+
+/// Operations in an order that depends on the seed alone.
+pub(crate) fn random(driver: &mut Driver<'_>, random: &mut Random, operations: usize) {
+    for _ in 0..operations {
+        let number = random.below(6);
+        let path = format!("files/f{number}");
+        let other = format!("files/f{}", (number + 1 + random.below(5)) % 6);
+        let is_there = driver.history.tree().contains_key(&path);
+        let bytes = fill(random.next(), 1 + random.below(10_000));
+        match random.below(9) {
+            0 | 1 => driver.write(&path, &bytes),
+            2 if is_there => driver.rename(&path, &other),
+            3 if is_there && !driver.history.tree().contains_key(&other) => {
+                driver.link(&path, &other);
+            }
+            4 if is_there => driver.unlink(&path),
+            5 if is_there => driver.overwrite(&path, random.below(8000), &bytes),
+            6 if is_there => driver.set_attribute(&path, "user.x", &bytes[..bytes.len().min(60)]),
+            7 => driver.commit(),
+            8 if random.below(4) == 0 => driver.remount(),
+            _ => {}
+        }
+    }
+    driver.commit();
+}
