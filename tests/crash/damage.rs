@@ -96,9 +96,8 @@ fn damage_each_file(workload: &Workload, count: usize, seed: u64) -> Result<Stri
     let mut outcomes = [0; 3];
     for round in 0..count {
         let mut image = image.clone();
-        let whole: Vec<usize> = (0..image.files.len())
-            .filter(|index| image.files[*index].1.length() > 0)
-            .collect();
+        let whole: Vec<usize> =
+            (0..image.files.len()).filter(|index| image.files[*index].1.length() > 0).collect();
         let (name, content) = &mut image.files[whole[round % whole.len()]];
         let what = format!("{name:?}: {}", damage(content, &mut random));
         let outcome = catch_unwind(AssertUnwindSafe(|| read_all(&berth, &image, &recording)));

@@ -17,7 +17,9 @@ const KINDS: [Kind; 4] =
     [Kind::Errno(libc::EIO), Kind::Errno(libc::ESTALE), Kind::Full, Kind::Short];
 
 /// Whether the fault happened; or what was wrong afterwards.
-fn run(berth: &Berth, workload: &Workload, fault: Fault, random: &mut Random) -> Result<bool, String> {
+fn run(
+    berth: &Berth, workload: &Workload, fault: Fault, random: &mut Random,
+) -> Result<bool, String> {
     let went_wrong = WentWrong { fault: Some(fault), lie: None };
     let mut driver = Driver::new(berth, workload.setup, &went_wrong);
     (workload.run)(&mut driver);

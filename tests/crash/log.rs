@@ -52,16 +52,29 @@ pub(crate) enum Change {
 /// A change of names, volatile until the directory is synced.
 #[derive(Clone, Debug)]
 pub(crate) enum NameChange {
-    Add { name: Name, node: NodeId },
-    Remove { name: Name, node: NodeId },
+    Add {
+        name: Name,
+        node: NodeId,
+    },
+    Remove {
+        name: Name,
+        node: NodeId,
+    },
     /// Both names change at once or not at all.
-    Rename { from: Name, to: Name, node: NodeId },
+    Rename {
+        from: Name,
+        to: Name,
+        node: NodeId,
+    },
 }
 
 /// One step.
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
-    Change { node: NodeId, change: Change },
+    Change {
+        node: NodeId,
+        change: Change,
+    },
     Name(NameChange),
     /// The bytes are durable.
     Sync(NodeId),

@@ -256,8 +256,8 @@ fn only_what_may_be_found_is_accepted() {
     history.begin(tree);
     let check = |bytes: Option<&[u8]>, acknowledged: usize, expected: Option<usize>| {
         let directory = Named { what: What::Directory, mode: 0o755, attributes: BTreeMap::new() };
-        let mut seen: Seen = ["files", "models"]
-            .map(|name| (name.to_owned(), directory.clone())).into();
+        let mut seen: Seen =
+            ["files", "models"].map(|name| (name.to_owned(), directory.clone())).into();
         let file = |bytes: &[u8]| Named {
             what: What::File(bytes.to_vec()),
             mode: 0o644,

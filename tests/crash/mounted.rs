@@ -55,11 +55,8 @@ pub(crate) struct Berth(tempfile::TempDir);
 impl Berth {
     pub(crate) fn new() -> Berth {
         let memory = Path::new("/dev/shm");
-        let directory = if memory.is_dir() {
-            tempfile::tempdir_in(memory)
-        } else {
-            tempfile::tempdir()
-        };
+        let directory =
+            if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
         let berth = Berth(directory.unwrap());
         drop(Store::open_or_create(berth.0.path()).unwrap());
         berth
@@ -163,9 +160,7 @@ impl Mounted {
     pub(crate) fn create(&self, path: &str) -> Result<u64, FsError> {
         let place = self.place(path)?;
         match self.find(&place) {
-            Ok(found) => {
-                Ok(self.fs.open_file(found.inode, libc::O_WRONLY | libc::O_TRUNC)?.handle)
-            }
+            Ok(found) => Ok(self.fs.open_file(found.inode, libc::O_WRONLY | libc::O_TRUNC)?.handle),
             Err(FsError::NotFound) => {
                 let created = self.fs.create(&place, FILE_MODE, CALLER, true)?;
                 self.fs.forget(created.found.attributes.inode, 1);

@@ -97,7 +97,11 @@ pub(crate) fn cut_everywhere(
                 let (acknowledged, begun) = (tracker.acknowledged, tracker.begun);
                 let bounds = Bounds { acknowledged, begun };
                 check(&berth, &image, recording, bounds, &mut random).map_err(|why| {
-                    describe(recording, moment.step, &format!("{mode:?} {number}, seed {seed}: {why}"))
+                    describe(
+                        recording,
+                        moment.step,
+                        &format!("{mode:?} {number}, seed {seed}: {why}"),
+                    )
                 })?;
                 checked += 1;
             }

@@ -24,8 +24,7 @@ pub(crate) struct Workload {
 }
 
 const ENCODING: Setup = Setup { cold: ZSTD, budget_bytes: Some(BUDGET_BYTES), ..Setup::PLAIN };
-const LEAVING: Setup =
-    Setup { has_remote: true, budget_bytes: Some(BUDGET_BYTES), ..Setup::PLAIN };
+const LEAVING: Setup = Setup { has_remote: true, budget_bytes: Some(BUDGET_BYTES), ..Setup::PLAIN };
 
 pub(crate) const ALL: [Workload; 7] = [
     Workload { name: "files", setup: Setup::PLAIN, run: files },
