@@ -141,7 +141,7 @@ impl Tracker {
             .keys()
             .filter_map(|name| match name {
                 Name::Directory(directory) => Some(*directory),
-                _ => None,
+                Name::File(_) => None,
             })
             .chain([DiskDirectory::Store])
             .collect();

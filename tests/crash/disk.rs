@@ -256,7 +256,7 @@ impl Disk for SimulatedDisk {
         let mut names: Vec<String> = here
             .filter_map(|name| match name {
                 Name::File(path) => Some(path.relative().file_name()?.to_str()?.to_owned()),
-                _ => None,
+                Name::Directory(_) => None,
             })
             .collect();
         names.sort_unstable();

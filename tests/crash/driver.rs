@@ -151,23 +151,19 @@ impl<'a> Driver<'a> {
     pub(crate) fn append(
         &mut self, path: &str, bytes: &[u8], becomes: Option<(&str, Vec<u8>, &str)>,
     ) {
-        let key = self.key(path);
-        match key {
-            Some(key) => {
-                let all = [self.history.bytes(key).as_slice(), bytes].concat();
-                self.history.change_object(key, all);
-            }
-            None => {
-                // A new one is there, empty, before the first append.
-                let key = self.history.add_object(Changes::InPlace, Vec::new());
-                let mut tree = self.history.tree().clone();
-                tree.insert(path.to_owned(), named(What::File(key), 0o644));
-                self.step(&[path], tree, |mounted| {
-                    let handle = mounted.create(path)?;
-                    mounted.close(handle)
-                });
-                self.history.change_object(key, bytes.to_vec());
-            }
+        if let Some(key) = self.key(path) {
+            let all = [self.history.bytes(key).as_slice(), bytes].concat();
+            self.history.change_object(key, all);
+        } else {
+            // A new one is there, empty, before the first append.
+            let key = self.history.add_object(Changes::InPlace, Vec::new());
+            let mut tree = self.history.tree().clone();
+            tree.insert(path.to_owned(), named(What::File(key), 0o644));
+            self.step(&[path], tree, |mounted| {
+                let handle = mounted.create(path)?;
+                mounted.close(handle)
+            });
+            self.history.change_object(key, bytes.to_vec());
         }
         let mut tree = self.history.tree().clone();
         let mut paths = vec![path];
@@ -378,7 +374,10 @@ impl<'a> Driver<'a> {
         for (path, key, version) in rounded {
             match mounted.read(&path) {
                 Ok(bytes) => self.history.became(key, bytes, version),
-                Err(error) => assert!(self.may_fail && self.disk.has_failed(), "{path}: {error}"),
+                Err(error) => {
+                    assert!(self.may_fail && self.disk.has_failed(), "{path}: {error}");
+                    self.history.set_changes(key, Changes::Unknown);
+                }
             }
         }
     }

@@ -5,35 +5,35 @@ use kvfs::store::disk::{DiskDirectory, DiskPath};
 
 use crate::log::{Name, NameChange, NodeId, Step};
 
-/// Which step is left out.
+/// Which sync is left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lie {
     /// fsync of what becomes an object.
-    SyncOfObjects,
+    Objects,
     /// fsync of encoded copies.
-    SyncOfEncoded,
+    Encoded,
     /// fsync of `meta.redb`.
-    SyncOfDatabase,
+    Database,
     /// fsync of the directories below `objects/`.
-    SyncOfShards,
+    Shards,
     /// fsync of the store's directory.
-    SyncOfStore,
+    Store,
 }
 
 impl Lie {
-    pub(crate) fn is_about(&self, step: &Step, log: &[Step]) -> bool {
+    pub(crate) fn is_about(self, step: &Step, log: &[Step]) -> bool {
         match (self, step) {
-            (Lie::SyncOfObjects, Step::Sync(node)) => {
+            (Lie::Objects, Step::Sync(node)) => {
                 named(log, *node, |path| matches!(path, DiskPath::Staging(_)))
             }
-            (Lie::SyncOfEncoded, Step::Sync(node)) => {
+            (Lie::Encoded, Step::Sync(node)) => {
                 named(log, *node, |path| matches!(path, DiskPath::Encoding(_)))
             }
-            (Lie::SyncOfDatabase, Step::Sync(node)) => {
+            (Lie::Database, Step::Sync(node)) => {
                 named(log, *node, |path| *path == DiskPath::MetadataStaging)
             }
-            (Lie::SyncOfShards, Step::SyncDirectory(DiskDirectory::ObjectShard(_)))
-            | (Lie::SyncOfStore, Step::SyncDirectory(DiskDirectory::Store)) => true,
+            (Lie::Shards, Step::SyncDirectory(DiskDirectory::ObjectShard(_)))
+            | (Lie::Store, Step::SyncDirectory(DiskDirectory::Store)) => true,
             _ => false,
         }
     }

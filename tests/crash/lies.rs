@@ -22,10 +22,10 @@ fn check(lie: Lie, name: &str) {
 
 #[test]
 fn a_sync_that_is_left_out_is_noticed() {
-    check(Lie::SyncOfObjects, "files");
-    check(Lie::SyncOfObjects, "pages-in-memory");
-    check(Lie::SyncOfShards, "pages");
-    check(Lie::SyncOfDatabase, "files");
-    check(Lie::SyncOfStore, "files");
-    check(Lie::SyncOfEncoded, "encoding");
+    check(Lie::Objects, "files");
+    check(Lie::Objects, "pages-in-memory");
+    check(Lie::Shards, "pages");
+    check(Lie::Database, "files");
+    check(Lie::Store, "files");
+    check(Lie::Encoded, "encoding");
 }

@@ -39,6 +39,8 @@ pub(crate) enum Changes {
     AsAWhole,
     /// In place: after a crash each byte may be of any version.
     InPlace,
+    /// A page was rounded, and the failing disk did not let it be read.
+    Unknown,
 }
 
 #[derive(Clone, Debug)]
@@ -225,6 +227,9 @@ impl History {
 
 impl Changes {
     fn difference(self, versions: &[(usize, Arc<Vec<u8>>)], found: &[u8]) -> Option<String> {
+        if self == Changes::Unknown {
+            return None;
+        }
         let all = || versions.iter().map(|(_, bytes)| bytes.as_slice());
         if all().any(|bytes| bytes == found) {
             return None;

@@ -252,12 +252,12 @@ impl Mounted {
             for name in names {
                 let path = format!("{above}{name}");
                 let place = Place { parent: directory, name: name.clone().into_bytes() };
-                let named = self.look(&place).map_err(|error| format!("{path}: {error}"))?;
-                if named.what == What::Directory {
+                let looked = self.look(&place).map_err(|error| format!("{path}: {error}"))?;
+                if looked.what == What::Directory {
                     let inode = self.find(&place).map_err(failed)?.inode;
                     directories.push((format!("{path}/"), inode));
                 }
-                seen.insert(path, named);
+                seen.insert(path, looked);
             }
         }
         Ok(seen)

@@ -77,8 +77,9 @@ pub(crate) fn cut_everywhere(
 ) -> Result<usize, String> {
     let moments = moments(recording);
     let count = |random| moments.iter().map(|moment| cuts(*moment, random).len()).sum::<usize>();
-    let random_states = (0..).find(|random| count(*random) >= states || count(1) == count(0));
-    let random_states = random_states.unwrap_or(0);
+    let each = count(1) - count(0);
+    let missing = states.saturating_sub(count(0));
+    let random_states = if each == 0 { 0 } else { missing.div_ceil(each) };
     let threads = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
     let work = |part: usize| -> Result<usize, String> {
         let berth = Berth::new();
