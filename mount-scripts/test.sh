@@ -4,7 +4,7 @@
 #   mount-scripts/test.sh [ARGUMENTS OF cargo test]
 #
 # A test that lacks something (root, /dev/fuse, a program) prints why and passes;
-# KVFS_REQUIRE=fuse,root,loop,rsync,python,safetensors,pjdfstest,fsx,s3,zstd,cc,c++,nm,llama,xllamacpp,nvrtc
+# KVFS_REQUIRE=fuse,root,loop,rsync,python,safetensors,pjdfstest,fsx,s3,zstd,cc,c++,nm,llama,xllamacpp,nvrtc,cgroup
 # turns that into a failure, word by word.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -18,6 +18,8 @@ pub(super) const SOURCES: usize = 10;
 pub(super) const PARAMETERS: usize = 16;
 /// More operations than any version has.
 pub(super) const OPERATIONS_MAX: c_int = 128;
+/// `GGML_OP_NONE`: it is the first.
+pub(super) const OPERATION_NONE: c_int = 0;
 /// `GGML_TENSOR_FLAG_COMPUTE`: nodes without it are left out of a computation.
 pub(super) const FLAG_COMPUTE: i32 = 16;
 
@@ -32,6 +34,8 @@ pub(super) mod types {
     pub(in crate::ggml) const F16: i32 = 1;
     pub(in crate::ggml) const Q4_0: i32 = 2;
     pub(in crate::ggml) const Q8_0: i32 = 8;
+    pub(in crate::ggml) const I32: i32 = 26;
+    pub(in crate::ggml) const I64: i32 = 27;
     pub(in crate::ggml) const BF16: i32 = 30;
 }
 

@@ -1,6 +1,8 @@
 //! An attention operation on the attention runtime, chunk by chunk of its queries.
 
+use std::borrow::Cow;
 use std::ops::Range;
+use std::sync::OnceLock;
 
 use half::f16;
 
@@ -13,10 +15,22 @@ use crate::attention::{
 use crate::page::Strides;
 
 /// Consecutive queries of one stream.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct Chunk {
-    pub(super) stream: usize,
-    pub(super) queries: Range<usize>,
+    stream: usize,
+    queries: Range<usize>,
+    /// Found once for all stretches of cells.
+    sight: OnceLock<Option<Visible>>,
+}
+
+impl Chunk {
+    pub(super) fn new(stream: usize, queries: Range<usize>) -> Self {
+        Self { stream, queries, sight: OnceLock::new() }
+    }
+
+    pub(super) fn stream(&self) -> usize {
+        self.stream
+    }
 }
 
 /// One of `count` shares of what a chunk sees.
@@ -27,14 +41,18 @@ pub(super) struct Share {
 }
 
 /// A chunk with its memory.
-struct Part<'a, 'o> {
-    operation: &'o FlashAttention<'a>,
+struct Part<'p, 'a> {
+    operation: &'p FlashAttention<'a>,
     /// `[queries, qo_heads, head_dim]`
     q: Vec<f32>,
-    k: &'a [u8],
-    v: &'a [u8],
-    /// `[queries, cells]`
-    mask: Option<&'a [f16]>,
+    /// What is attended to.
+    cells: Range<usize>,
+    /// Rows of these.
+    k: &'p [u8],
+    v: &'p [u8],
+    /// `[queries, all cells]`
+    mask: Option<&'p [f16]>,
+    sight: Option<&'p Visible>,
     queries: usize,
 }
 
@@ -53,13 +71,21 @@ impl<'a> FlashAttention<'a> {
     pub(super) fn attend(
         &self, attention: &Attention, chunk: &Chunk, share: Share,
     ) -> Result<Partials, String> {
-        let part = self.part(chunk).ok_or_else(|| self.without_memory())?;
-        let partials = if self.alibi_bias > 0.0 {
-            part.attend_by_heads(attention, share)
-        } else {
-            part.attend(attention, share)
-        };
-        partials.map_err(|error| error.to_string())
+        let part = self.part(chunk, 0..self.cells, None).ok_or_else(|| self.without_memory())?;
+        part.attend_share(attention, share).map_err(|error| error.to_string())
+    }
+
+    /// Attends to some cells, whose rows of K and V may have been read elsewhere.
+    ///
+    /// # Errors
+    /// A line that says what the engine gave.
+    pub(super) fn attend_cells(
+        &self, attention: &Attention, chunk: &Chunk, cells: Range<usize>,
+        rows: Option<(&[u8], &[u8])>,
+    ) -> Result<Partials, String> {
+        let part = self.part(chunk, cells, rows).ok_or_else(|| self.without_memory())?;
+        let all = Share { index: 0, count: 1 };
+        part.attend_share(attention, all).map_err(|error| error.to_string())
     }
 
     /// Writes the result of a chunk.
@@ -91,9 +117,17 @@ impl<'a> FlashAttention<'a> {
         format!("attention {}: a tensor has not the memory that it says", self.out.name())
     }
 
-    fn part(&self, chunk: &Chunk) -> Option<Part<'a, '_>> {
-        let from =
+    fn part<'p>(
+        &'p self, chunk: &'p Chunk, cells: Range<usize>, rows: Option<(&'p [u8], &'p [u8])>,
+    ) -> Option<Part<'p, 'a>> {
+        let of_stream =
             |tensor: TensorView<'a>| tensor.bytes()?.get(chunk.stream * tensor.strides()[3]..);
+        let of_cells =
+            |tensor: TensorView<'a>| of_stream(tensor)?.get(cells.start * tensor.strides()[1]..);
+        let (k, v) = match rows {
+            Some(rows) => rows,
+            None => (of_cells(self.k)?, of_cells(self.v)?),
+        };
         let mask = match self.mask {
             Some(mask) => {
                 let [_, query_stride, _, stream_stride] = mask.strides();
@@ -103,12 +137,15 @@ impl<'a> FlashAttention<'a> {
             }
             None => None,
         };
+        let sight = chunk.sight.get_or_init(|| mask.map(|mask| visible(mask, self.cells)));
         Some(Part {
             operation: self,
-            q: self.gather_queries(from(self.q)?, chunk.queries.clone())?,
-            k: from(self.k)?,
-            v: from(self.v)?,
+            q: self.gather_queries(of_stream(self.q)?, chunk.queries.clone())?,
+            cells,
+            k,
+            v,
             mask,
+            sight: sight.as_ref(),
             queries: chunk.queries.len(),
         })
     }
@@ -129,26 +166,49 @@ impl<'a> FlashAttention<'a> {
 }
 
 impl Part<'_, '_> {
+    fn attend_share(
+        &self, attention: &Attention, share: Share,
+    ) -> Result<Partials, AttentionError> {
+        if self.operation.alibi_bias > 0.0 {
+            self.attend_by_heads(attention, share)
+        } else {
+            self.attend(attention, share)
+        }
+    }
+
+    /// The mask of the cells that are attended to, `[queries, cells]`.
+    fn mask(&self) -> Cow<'_, [f16]> {
+        let mask = self.mask.unwrap_or_default();
+        if self.cells == (0..self.operation.cells) {
+            return Cow::Borrowed(mask);
+        }
+        let rows = mask.chunks_exact(self.operation.cells);
+        rows.flat_map(|row| &row[self.cells.clone()]).copied().collect()
+    }
+
     fn attend(&self, attention: &Attention, share: Share) -> Result<Partials, AttentionError> {
         let operation = self.operation;
-        let sight = self.mask.map(|mask| visible(mask, operation.cells));
-        let (first, end, positions, window) = match &sight {
+        let (run, positions, window) = match self.sight {
             Some(Visible::Runs { first, last, window }) => {
                 let most = last.iter().max().map_or(0, |last| *last as usize + 1);
-                (*first, first + most, last.clone(), *window)
+                (*first..first + most, last.clone(), *window)
             }
-            _ => (0, operation.cells, vec![0; self.queries], None),
+            _ => (0..operation.cells, vec![0; self.queries], None),
         };
+        let mask = (self.sight == Some(&Visible::Masked)).then(|| self.mask());
         let options = Options {
             sm_scale: Some(operation.scale),
             soft_cap: operation.soft_cap,
-            causal: matches!(sight, Some(Visible::Runs { .. })),
+            causal: matches!(self.sight, Some(Visible::Runs { .. })),
             window,
-            mask: self.mask.filter(|_| sight == Some(Visible::Masked)).map(Mask::F16),
+            mask: mask.as_deref().map(Mask::F16),
             ..Options::default()
         };
         let queries = Queries { q: &self.q, positions: &positions };
-        let block = self.block(0, first, end);
+        let end = self.cells.end.min(run.end);
+        let first = self.cells.start.max(run.start).min(end);
+        let mut block = self.block(0, first..end);
+        block.first_position = first.saturating_sub(run.start) as u64;
         attention.run_share(&queries, &[block], &options, share.index, share.count)
     }
 
@@ -159,7 +219,7 @@ impl Part<'_, '_> {
     ) -> Result<Partials, AttentionError> {
         let operation = self.operation;
         let heads = operation.shape.num_qo_heads();
-        let mask = self.mask.unwrap_or_default();
+        let mask = self.mask();
         let (dim, v_dim) = (operation.shape.head_dim(), operation.shape.v_head_dim());
         let positions = vec![0; self.queries];
         let rows = self.queries * heads;
@@ -177,7 +237,7 @@ impl Part<'_, '_> {
                 ..Options::default()
             };
             let queries = Queries { q: &q, positions: &positions };
-            let block = self.block(head / operation.shape.group(), 0, operation.cells);
+            let block = self.block(head / operation.shape.group(), self.cells.clone());
             let one =
                 attention.run_share(&queries, &[block], &options, share.index, share.count)?;
             for query in 0..self.queries {
@@ -189,12 +249,14 @@ impl Part<'_, '_> {
         Partials::from_parts(operation.shape, o, m, l)
     }
 
-    /// Cells `first..end`, from a KV head on.
-    fn block(&self, head: usize, first: usize, end: usize) -> KvBlock<'_> {
+    /// Cells of this part, from a KV head on.
+    fn block(&self, head: usize, cells: Range<usize>) -> KvBlock<'_> {
+        // None at all may stand before the first.
+        let before = cells.start.saturating_sub(self.cells.start);
         let tensor = |view: TensorView<'_>, bytes| {
             let [_, token, head_stride, _] = view.strides();
             // What does not fit is refused by the runtime, as a block without enough bytes.
-            let start = first * token + head * head_stride;
+            let start = before * token + head * head_stride;
             let bytes: &[u8] = bytes;
             Tensor {
                 bytes: bytes.get(start..).unwrap_or_default(),
@@ -205,7 +267,7 @@ impl Part<'_, '_> {
             k: tensor(self.operation.k, self.k),
             v: Values::Rows(tensor(self.operation.v, self.v)),
             dtype: self.operation.dtype,
-            tokens: end - first,
+            tokens: cells.len(),
             first_position: 0,
             shift: 0,
         }

@@ -4,17 +4,21 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::Path;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use super::abi::{
     Backend, Device, FLAG_COMPUTE, Graph, RawTensor, Registration, STATUS_FAILED, STATUS_SUCCESS,
 };
+use super::cold::{Faults, Plan, Written};
 use super::cpu::Cpu;
 use super::engine::Abort;
-use super::job::Job;
+use super::job::{Job, chunks_of_stream};
 use super::operation::FlashAttention;
 use super::replace::Replaced;
+use super::ring::{Pass, Ring};
 use super::tensor::TensorView;
 use super::{buffer, guard, plugin, say};
+use crate::reader::memory::limit_bytes;
 
 const NAME: &CStr = c"KVFS";
 /// "kvfs" and nothing that another backend has.
@@ -27,13 +31,28 @@ const ROWS_WITHOUT_ATTENTION_MAX: u64 = 2;
 /// Attention operations that ran here, in this process.
 static ATTENDED: AtomicU64 = AtomicU64::new(0);
 
+/// Stretches of cells that had left memory and were read ahead, in this process.
+static READ: AtomicU64 = AtomicU64::new(0);
+
 /// What belongs to one backend.
 struct Context {
     cpu: Cpu,
+    faults: Mutex<Faults>,
+    /// Once it is needed.
+    ring: OnceLock<Option<Ring>>,
     threads: AtomicUsize,
     stored: AtomicU64,
     attended: AtomicU64,
     warned: AtomicBool,
+}
+
+/// What a graph has for this backend.
+#[derive(Default)]
+struct Found<'a> {
+    /// Operations that the runtime can do, with their nodes.
+    attention: Vec<(*mut RawTensor, FlashAttention<'a>)>,
+    /// Cells of caches.
+    written: Written,
 }
 
 /// # Safety
@@ -43,6 +62,8 @@ pub(super) unsafe extern "C" fn create(_: *mut Device, _: *const c_char) -> *mut
         let Some(cpu) = Cpu::new(&plugin().engine) else { return ptr::null_mut() };
         let context = Context {
             cpu,
+            faults: Mutex::default(),
+            ring: OnceLock::new(),
             threads: AtomicUsize::new(1),
             stored: AtomicU64::new(0),
             attended: AtomicU64::new(0),
@@ -73,6 +94,7 @@ pub(super) unsafe extern "C" fn function(
         b"ggml_backend_set_n_threads" => set_threads as *const c_void,
         b"ggml_backend_set_abort_callback" => set_abort as *const c_void,
         b"kvfs_attention_count" => attention_count as *const c_void,
+        b"kvfs_read_ahead_count" => read_ahead_count as *const c_void,
         _ => ptr::null(),
     }
 }
@@ -80,6 +102,11 @@ pub(super) unsafe extern "C" fn function(
 /// Attention operations that ran here: layers times steps.
 extern "C" fn attention_count() -> u64 {
     ATTENDED.load(Ordering::Relaxed)
+}
+
+/// Stretches of cells that had left memory and were read ahead.
+extern "C" fn read_ahead_count() -> u64 {
+    READ.load(Ordering::Relaxed)
 }
 
 unsafe extern "C" fn name(_: *mut Backend) -> *const c_char {
@@ -153,7 +180,21 @@ impl Context {
     /// A graph of the engine, whose tensors have their memory.
     unsafe fn compute(&self, graph: *mut Graph) -> Result<c_int, String> {
         // SAFETY: the caller's.
-        let jobs = unsafe { self.jobs(graph) }?;
+        let found = unsafe { self.find(graph) };
+        let mut spans = Vec::with_capacity(found.attention.len());
+        let mut plan = Plan::default();
+        let is_search = self.faults.lock().unwrap_or_else(PoisonError::into_inner).are_many();
+        for (_, operation) in &found.attention {
+            let uses = chunks_of_stream(operation);
+            spans.push(plan.add(operation, uses, &found.written, is_search));
+        }
+        let pass = self.begin(plan);
+        let threads = self.threads.load(Ordering::Relaxed);
+        let mut jobs = Vec::with_capacity(spans.len());
+        for ((node, operation), spans) in found.attention.into_iter().zip(spans) {
+            let spans = spans.filter(|_| pass.is_some());
+            jobs.push((node, Box::new(Job::new(operation, threads, spans, pass.as_ref())?)));
+        }
         let mut replaced = Replaced::default();
         for (node, job) in &jobs {
             let custom = plugin().engine.operations.custom;
@@ -175,6 +216,17 @@ impl Context {
         Ok(status)
     }
 
+    /// Starts to read what has left memory. Without threads and buffers for that the kernel reads it,
+    /// fault by fault.
+    fn begin(&self, plan: Plan) -> Option<Pass<'_>> {
+        if plan.loads.is_empty() {
+            return None;
+        }
+        let ring = self.ring.get_or_init(|| Ring::new(limit_bytes()).ok()).as_ref()?;
+        READ.fetch_add(plan.loads.len() as u64, Ordering::Relaxed);
+        Some(ring.begin(plan.loads))
+    }
+
     /// Whoever set this up sees at once that it works.
     fn count(&self) {
         if self.attended.fetch_add(1, Ordering::Relaxed) == 0 {
@@ -183,16 +235,14 @@ impl Context {
         }
     }
 
-    /// The attention operations of a graph that the runtime can do, with their nodes.
+    /// What a graph has for this backend.
     ///
     /// # Safety
     /// As [`compute`](Self::compute).
-    unsafe fn jobs<'a>(
-        &self, graph: *mut Graph,
-    ) -> Result<Vec<(*mut RawTensor, Box<Job<'a>>)>, String> {
+    unsafe fn find<'a>(&self, graph: *mut Graph) -> Found<'a> {
         let engine = &plugin().engine;
         let (functions, operations) = (engine.functions, engine.operations);
-        let mut jobs = Vec::new();
+        let mut found = Found::default();
         // SAFETY: the caller's.
         for index in 0..unsafe { (functions.graph_n_nodes)(graph) } {
             // SAFETY: the graph has so many nodes.
@@ -203,17 +253,21 @@ impl Context {
             if operations.views.contains(&raw.op) || raw.flags & FLAG_COMPUTE == 0 {
                 continue;
             }
-            let is_ours = buffer::touch(tensor);
-            if raw.op == operations.set_rows && is_ours {
-                self.stored.fetch_add(1, Ordering::Relaxed);
-            } else if raw.op == operations.flash_attention
+            if buffer::touch(tensor) {
+                if raw.op == operations.set_rows {
+                    self.stored.fetch_add(1, Ordering::Relaxed);
+                    found.written.rows(tensor);
+                } else {
+                    found.written.all(tensor);
+                }
+            }
+            if raw.op == operations.flash_attention
                 && let Some(operation) = FlashAttention::new(tensor)
             {
-                let job = Job::new(operation, self.threads.load(Ordering::Relaxed))?;
-                jobs.push((node, Box::new(job)));
+                found.attention.push((node, operation));
             }
         }
-        Ok(jobs)
+        found
     }
 
     /// Rows that nobody here attends to are a setting gone wrong, which must not pass in silence.

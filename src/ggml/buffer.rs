@@ -1,15 +1,15 @@
 //! Buffers: address space of the process, in which each tensor of a KV cache is a file.
 
+use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
-use std::sync::Mutex;
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::abi::{
     Buffer, BufferInterface, BufferType, Device, RawTensor, STATUS_FAILED, STATUS_SUCCESS,
 };
-use super::files::CacheFiles;
+use super::files::{CacheFile, CacheFiles};
 use super::region::{OS_PAGE_BYTES, Region};
 use super::tensor::TensorView;
 use super::{guard, plugin, say};
@@ -25,6 +25,8 @@ struct Memory {
     size: usize,
     /// Taken with the first tensor of a cache.
     files: Mutex<Option<CacheFiles>>,
+    /// By offset in the region.
+    tensors: Mutex<BTreeMap<usize, Arc<CacheFile>>>,
     /// Nothing has been stored yet, so all is zero: a new cache is cleared, and writing its zeros
     /// would take the time and the memory of all of it.
     fresh: AtomicBool,
@@ -67,7 +69,13 @@ unsafe extern "C" fn allocate(kind: *mut BufferType, size: usize) -> *mut Buffer
                 return ptr::null_mut();
             }
         };
-        let memory = Memory { region, size, files: Mutex::default(), fresh: AtomicBool::new(true) };
+        let memory = Memory {
+            region,
+            size,
+            files: Mutex::default(),
+            tensors: Mutex::default(),
+            fresh: AtomicBool::new(true),
+        };
         let interface = BufferInterface {
             free_buffer: Some(free),
             get_base: Some(base),
@@ -158,7 +166,13 @@ impl Memory {
         }
         let files = files.as_ref().expect("taken above");
         let file = files.create(name, length)?;
-        self.region.map(offset, length, &file).map_err(|error| format!("{name}: {error}"))
+        self.region.map(offset, length, &file).map_err(|error| format!("{name}: {error}"))?;
+        // Where that is not possible the kernel reads what has left memory, fault by fault.
+        if let Ok(file) = CacheFile::open(&files.path(name)) {
+            let mut tensors = self.tensors.lock().unwrap_or_else(PoisonError::into_inner);
+            tensors.insert(offset, Arc::new(file));
+        }
+        Ok(())
     }
 
     /// Says that something is stored now.
@@ -187,6 +201,19 @@ pub(super) fn touch(tensor: TensorView<'_>) -> bool {
     // SAFETY: `allocate` made it.
     unsafe { memory(buffer) }.touch();
     true
+}
+
+/// The file of a tensor that is a view of no other, if it is one of a cache.
+pub(super) fn cache_file(root: TensorView<'_>) -> Option<Arc<CacheFile>> {
+    let buffer = root.raw().buffer;
+    if !is_ours(buffer) {
+        return None;
+    }
+    // SAFETY: `allocate` made it.
+    let memory = unsafe { memory(buffer) };
+    let offset = memory.region.offset_of(root.raw().data, 0)?;
+    let tensors = memory.tensors.lock().unwrap_or_else(PoisonError::into_inner);
+    tensors.get(&offset).map(Arc::clone)
 }
 
 /// Address of a part of a tensor, if it lies in the buffer.

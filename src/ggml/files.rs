@@ -11,10 +11,13 @@
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use nix::fcntl::{FallocateFlags, fallocate};
 
+use super::region::OS_PAGE_BYTES;
 use crate::cli::mountinfo;
 
 /// Most caches below one directory: no machine runs more engines.
@@ -81,12 +84,16 @@ impl CacheFiles {
         Err(format!("{}: {CACHES_MAX} caches are in use", parent.display()))
     }
 
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
+    }
+
     /// A file of zeros whose space is there: a write to a mapping of it cannot run out of disk.
     ///
     /// # Errors
     /// A line with the path and what to do.
     pub(super) fn create(&self, name: &str, length: usize) -> Result<File, String> {
-        let path = self.directory.join(name);
+        let path = self.path(name);
         create_file(&path, length).map_err(|error| {
             // Half a cache is of no use, and whoever makes room must not find it.
             let _ = fs::remove_file(&path);
@@ -113,6 +120,48 @@ fn create_file(path: &Path, length: usize) -> io::Result<File> {
         return Err(error.into());
     }
     Ok(file)
+}
+
+/// Bytes of a file of a cache.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Piece {
+    pub(super) offset: usize,
+    pub(super) length: usize,
+}
+
+impl Piece {
+    /// Its bytes in a buffer that [`CacheFile::read`] has filled.
+    pub(super) fn rows<'b>(&self, buffer: &'b [u8]) -> &'b [u8] {
+        &buffer[self.offset % OS_PAGE_BYTES..][..self.length]
+    }
+}
+
+/// A file of a cache, to be read past the page cache: what is read like this takes no place from
+/// what is in memory. The kernel writes what is still to be written first.
+#[derive(Debug)]
+pub(super) struct CacheFile {
+    file: File,
+    /// Groups of cells that have left memory, in the K of a layer.
+    cold: Mutex<Vec<bool>>,
+}
+
+impl CacheFile {
+    pub(super) fn open(path: &Path) -> io::Result<Self> {
+        let file = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path)?;
+        Ok(Self { file, cold: Mutex::default() })
+    }
+
+    /// Fills a buffer with whole OS pages, in which the piece is.
+    pub(super) fn read(&self, piece: &Piece, to: &mut [u8]) -> io::Result<()> {
+        let start = piece.offset / OS_PAGE_BYTES * OS_PAGE_BYTES;
+        let end = (piece.offset + piece.length).next_multiple_of(OS_PAGE_BYTES);
+        let to = to.get_mut(..end - start).ok_or(io::ErrorKind::InvalidInput)?;
+        self.file.read_exact_at(to, start as u64)
+    }
+
+    pub(super) fn cold(&self) -> MutexGuard<'_, Vec<bool>> {
+        self.cold.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// Makes room: what the last engine had is of no use to this one. A store gives space back when

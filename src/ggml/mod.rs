@@ -17,9 +17,10 @@
 //! | `cpu`, `replace` | who computes a graph, and how attention gets into it |
 //! | `operation`, `visible` | what is attended to |
 //! | `attend`, `job` | how, and on which threads |
+//! | `cold`, `ring` | what of a cache has left memory, and who reads it ahead |
 //! | `slot` | what the engine saves of a conversation |
 //!
-//! `unsafe` is at the border to the engine: not in `files`, `operation`, `visible` and `slot`. No panic
+//! `unsafe` is at the border to the engine: not in `files`, `operation`, `visible`, `cold`, `ring` and `slot`. No panic
 //! crosses it: an operation that fails ends the engine's step.
 
 #![allow(
@@ -31,6 +32,7 @@ mod abi;
 mod attend;
 mod backend;
 mod buffer;
+mod cold;
 mod cpu;
 mod device;
 mod engine;
@@ -40,6 +42,7 @@ mod library;
 mod operation;
 mod region;
 mod replace;
+mod ring;
 pub(crate) mod slot;
 mod tensor;
 mod visible;

@@ -64,6 +64,18 @@ impl Region {
     }
 }
 
+/// Whether all of it is in memory: in the page cache, for a file.
+pub(super) fn is_resident(bytes: &[u8]) -> bool {
+    let before = bytes.as_ptr().addr() % OS_PAGE_BYTES;
+    let start = bytes.as_ptr().wrapping_sub(before).cast_mut().cast();
+    let length = before + bytes.len();
+    let mut pages = vec![0_u8; length.div_ceil(OS_PAGE_BYTES)];
+    // SAFETY: it looks at no memory, and there is a byte for each OS page.
+    let result = unsafe { libc::mincore(start, length, pages.as_mut_ptr()) };
+    // A kernel that does not say is asked no further.
+    result != 0 || pages.iter().all(|page| page & 1 == 1)
+}
+
 impl Drop for Region {
     fn drop(&mut self) {
         // SAFETY: the engine frees a buffer when no tensor is in it any more.

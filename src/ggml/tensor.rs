@@ -6,7 +6,7 @@ use std::slice;
 
 use half::f16;
 
-use super::abi::{DIMS, RawTensor, types};
+use super::abi::{DIMS, OPERATION_NONE, RawTensor, types};
 use crate::page::Dtype;
 
 /// Reads a tensor that the engine handed over for one call.
@@ -130,6 +130,27 @@ impl<'a> TensorView<'a> {
         let extent = self.extent().filter(|_| !self.raw().data.is_null())?;
         // SAFETY: the engine's memory has what shape and strides span; nobody writes meanwhile.
         Some(unsafe { slice::from_raw_parts(self.raw().data.cast(), extent) })
+    }
+
+    /// The numbers of a vector of indices that is there before anything is computed.
+    pub(super) fn leaf_indices(&self) -> Option<Vec<usize>> {
+        let (bytes, count) = match self.raw().kind {
+            types::I64 => (8, self.shape[0]),
+            types::I32 => (4, self.shape[0]),
+            _ => return None,
+        };
+        let is_leaf = self.raw().op == OPERATION_NONE && self.raw().nb[0] == bytes;
+        if !is_leaf || self.shape[1..] != [1; DIMS - 1] || self.raw().data.is_null() {
+            return None;
+        }
+        // SAFETY: the engine's memory has what the shape spans; nobody writes meanwhile.
+        let all = unsafe { slice::from_raw_parts(self.raw().data.cast::<u8>(), bytes * count) };
+        let number = |index: &[u8]| {
+            let mut number = [0; 8];
+            number[..bytes].copy_from_slice(index);
+            usize::from_le_bytes(number)
+        };
+        Some(all.chunks_exact(bytes).map(number).collect())
     }
 
     /// `count` numbers from byte `offset` on, to be written.

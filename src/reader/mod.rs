@@ -44,7 +44,7 @@ mod error;
 mod layer_scan;
 mod listing;
 mod loader;
-mod memory;
+pub(crate) mod memory;
 mod page;
 mod plan;
 mod prefix;

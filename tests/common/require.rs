@@ -34,6 +34,7 @@ fn missing(what: &str) -> Option<String> {
         "nfs" => super::nfs::missing(),
         "llama" => (!llama_directory().join("include/llama.h").is_file())
             .then(|| "no llama.cpp: mount-scripts/fetch-llama.sh fetches it".to_owned()),
+        "cgroup" => super::memory_group::MemoryGroup::new(1 << 30).err(),
         "nvrtc" => missing_nvrtc(),
         "python" => missing_program("python3"),
         "safetensors" => missing_python_packages("numpy, safetensors, xxhash"),

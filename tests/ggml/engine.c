@@ -220,6 +220,8 @@ int main(int count, char **words) {
     if (plugin) {
         uint64_t (*attended)(void) = (uint64_t(*)(void))ggml_backend_reg_get_proc_address(plugin, "kvfs_attention_count");
         printf("attention %llu\n", (unsigned long long)attended());
+        uint64_t (*read_ahead)(void) = (uint64_t(*)(void))ggml_backend_reg_get_proc_address(plugin, "kvfs_read_ahead_count");
+        printf("read_ahead %llu\n", (unsigned long long)read_ahead());
     }
     if (file) fclose(file);
     if (follow) fclose(follow);

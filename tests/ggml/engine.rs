@@ -5,6 +5,7 @@ use std::process::{Command, Output};
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use crate::common::memory_group::MemoryGroup;
 use crate::common::mount::scratch_directory;
 use crate::common::require::llama_directory;
 use crate::program::{Link, library, run};
@@ -38,6 +39,8 @@ pub(crate) struct Ran {
     pub(crate) logits: Vec<f32>,
     /// Attention operations of the backend; none without it.
     pub(crate) attention: Option<u64>,
+    /// Stretches of cells that it read ahead.
+    pub(crate) read_ahead: Option<u64>,
     pub(crate) steps: u64,
     pub(crate) layers: u64,
     pub(crate) prefill: Duration,
@@ -60,9 +63,21 @@ pub(crate) fn command(model: &Path, arguments: &str, cache: Option<&Path>) -> Co
 
 /// Runs it to its end, which must be a good one.
 pub(crate) fn ran(model: &Path, arguments: &str, cache: Option<&Path>) -> Ran {
+    ran_in(None, model, arguments, cache)
+}
+
+/// The same with a bound on its memory.
+pub(crate) fn ran_in(
+    group: Option<&MemoryGroup>, model: &Path, arguments: &str, cache: Option<&Path>,
+) -> Ran {
     let directory = scratch_directory();
     let logits = directory.path().join("logits");
-    let output = run(command(model, arguments, cache).arg("--logits").arg(&logits));
+    let mut command = command(model, arguments, cache);
+    command.arg("--logits").arg(&logits);
+    let output = match group {
+        Some(group) => run(&mut group.bound(&command)),
+        None => run(&mut command),
+    };
     let bytes = std::fs::read(logits).unwrap();
     let logits = bytes.chunks_exact(4).map(|four| f32::from_le_bytes(four.try_into().unwrap()));
     let logits = logits.collect();
@@ -72,6 +87,7 @@ pub(crate) fn ran(model: &Path, arguments: &str, cache: Option<&Path>) -> Ran {
         tokens: all("token").map(|value| u32::try_from(value).unwrap()).collect(),
         logits,
         attention: all("attention").next(),
+        read_ahead: all("read_ahead").next(),
         steps: all("steps").next().unwrap(),
         layers: all("layers").next().unwrap(),
         prefill: Duration::from_micros(all("prefill_us").next().unwrap()),
@@ -95,11 +111,18 @@ impl Ran {
     /// Runs the engine over the same text: where two tokens are as likely as each other, rounding
     /// would choose between them, and nothing could be compared any more.
     pub(crate) fn followed(&self, model: &Path, arguments: &str, cache: Option<&Path>) -> Ran {
+        self.followed_in(None, model, arguments, cache)
+    }
+
+    /// The same with a bound on its memory.
+    pub(crate) fn followed_in(
+        &self, group: Option<&MemoryGroup>, model: &Path, arguments: &str, cache: Option<&Path>,
+    ) -> Ran {
         let directory = scratch_directory();
         let path = directory.path().join("tokens");
         let tokens: Vec<u8> = self.tokens.iter().flat_map(|token| token.to_ne_bytes()).collect();
         std::fs::write(&path, tokens).unwrap();
-        ran(model, &format!("{arguments} --follow {}", path.display()), cache)
+        ran_in(group, model, &format!("{arguments} --follow {}", path.display()), cache)
     }
 
     /// The same text, and logits that differ by at most `tolerance` of their spread.

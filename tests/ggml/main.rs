@@ -19,6 +19,8 @@ mod cells;
 mod engine;
 mod failures;
 mod gguf;
+mod larger_than_memory;
 mod models;
 mod pages;
+mod slot_file;
 mod slots;
