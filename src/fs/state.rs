@@ -10,7 +10,7 @@ use super::FsError;
 use super::attributes::{Attributes, Place};
 use super::extended::LOSSY;
 use super::on_corrupt::Damaged;
-use super::prefixes::Query;
+use super::prefixes::{OpenSlot, Query};
 use crate::ingest::model::Model;
 use crate::store::Store;
 use crate::store::disk::{DiskFile, FileStat};
@@ -110,6 +110,8 @@ pub(crate) enum Served {
     Text(Arc<[u8]>),
     /// The daemon, which answers what was written.
     Query(Arc<Query>),
+    /// The daemon, from the pages of a sequence.
+    Slot(Arc<OpenSlot>),
 }
 
 /// The guarded state.

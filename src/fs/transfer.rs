@@ -32,6 +32,7 @@ impl FileSystem {
             }
             Served::Text(text) => Ok(copy_text(&text, offset, buffer)),
             Served::Query(query) => self.answer(&query, offset, buffer),
+            Served::Slot(slot) => self.read_slot(&slot, offset, buffer),
         }
     }
 
@@ -51,7 +52,7 @@ impl FileSystem {
             Served::Passthrough => {
                 Ok(self.open_current(id, Access::ReadWrite)?.write_all_at(bytes, offset)?)
             }
-            Served::Text(_) => Err(FsError::NotPermitted),
+            Served::Text(_) | Served::Slot(_) => Err(FsError::NotPermitted),
             Served::Query(query) => query.ask(bytes),
         }
     }
@@ -69,7 +70,7 @@ impl FileSystem {
     pub fn seek(&self, handle: u64, offset: i64, seek: Seek) -> Result<u64, FsError> {
         let (id, _, served) = self.served(handle)?;
         match served {
-            Served::Text(_) | Served::Query(_) => Err(FsError::Invalid),
+            Served::Text(_) | Served::Query(_) | Served::Slot(_) => Err(FsError::Invalid),
             Served::File(file) | Served::Append(file) => Ok(file.seek(offset, seek)?),
             Served::Passthrough => Ok(self.open_current(id, Access::Read)?.seek(offset, seek)?),
         }
@@ -88,7 +89,7 @@ impl FileSystem {
             // The kernel falls back to reads and writes, which append.
             return Err(FsError::CrossDevice);
         }
-        if matches!(source_served, Served::Text(_) | Served::Query(_)) {
+        if matches!(source_served, Served::Text(_) | Served::Query(_) | Served::Slot(_)) {
             return Err(FsError::CrossDevice);
         }
         let target = self.open_current(target, Access::ReadWrite)?;

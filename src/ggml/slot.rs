@@ -30,6 +30,10 @@ mod tests;
 const MAGIC: u32 = 0x6767_7371;
 /// `LLAMA_STATE_SEQ_VERSION`
 const VERSION: u32 = 3;
+/// Bytes before the rows, without ids and cells.
+const HEAD_BYTES: u64 = 28;
+/// Bytes before the rows of a tensor.
+const TENSOR_HEAD_BYTES: u64 = 12;
 /// Bytes of a cell's record.
 const CELL_BYTES: u64 = 12;
 /// No model has more layers; what says so is no slot file.
@@ -229,6 +233,78 @@ fn kind(geometry: &Geometry) -> Result<i32, String> {
         Dtype::F16 => Ok(types::F16),
         Dtype::Bf16 => Ok(types::BF16),
         other => Err(format!("cannot be pages of {other}: f32, f16 and bf16 can")),
+    }
+}
+
+/// Where the parts of a slot file are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Layout {
+    head_bytes: u64,
+    layers: u64,
+    cells: u64,
+    /// Of K and of V.
+    row_bytes: [u64; 2],
+}
+
+/// What is at a place of a slot file, and how far into it that place is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// What [`write_head`] writes.
+    Head { at: u64 },
+    /// What [`write_tensor_head`] writes.
+    TensorHead { is_v: bool, at: u64 },
+    /// Rows of K, or V, of a layer.
+    Rows { layer: u32, is_v: bool, at: u64 },
+}
+
+impl Layout {
+    /// Of a slot with so many ids and cells; nothing, if slots do not have the model's type.
+    pub(crate) fn new(geometry: &Geometry, ids: u32, cells: u32) -> Option<Self> {
+        kind(geometry).ok()?;
+        let cells = u64::from(cells);
+        Some(Self {
+            head_bytes: HEAD_BYTES + 4 * u64::from(ids) + CELL_BYTES * cells,
+            layers: u64::from(geometry.num_layers()),
+            cells,
+            row_bytes: row_bytes(geometry),
+        })
+    }
+
+    fn tensor_bytes(&self, is_v: bool) -> u64 {
+        TENSOR_HEAD_BYTES + self.cells * self.row_bytes[usize::from(is_v)]
+    }
+
+    /// Bytes of K, or V, of one token of a layer.
+    pub(crate) fn row_bytes(&self, is_v: bool) -> u64 {
+        self.row_bytes[usize::from(is_v)]
+    }
+
+    /// Bytes of the file.
+    pub(crate) fn length(&self) -> u64 {
+        self.head_bytes + self.layers * (self.tensor_bytes(false) + self.tensor_bytes(true))
+    }
+
+    /// What is at `offset`, and how many bytes of it follow; nothing behind the end.
+    pub(crate) fn part(&self, offset: u64) -> Option<(Part, u64)> {
+        let Some(mut at) = offset.checked_sub(self.head_bytes) else {
+            return Some((Part::Head { at: offset }, self.head_bytes - offset));
+        };
+        let is_v = at >= self.layers * self.tensor_bytes(false);
+        if is_v {
+            at -= self.layers * self.tensor_bytes(false);
+        }
+        let bytes = self.tensor_bytes(is_v);
+        let (layer, at) = (at / bytes, at % bytes);
+        if layer >= self.layers {
+            return None;
+        }
+        Some(match at.checked_sub(TENSOR_HEAD_BYTES) {
+            None => (Part::TensorHead { is_v, at }, TENSOR_HEAD_BYTES - at),
+            Some(at) => {
+                let layer = u32::try_from(layer).ok()?;
+                (Part::Rows { layer, is_v, at }, bytes - TENSOR_HEAD_BYTES - at)
+            }
+        })
     }
 }
 

@@ -1,5 +1,7 @@
 //! What the engine computed, as pages of a mount and back.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 
@@ -179,3 +181,54 @@ fn what_is_no_sequence_of_pages_is_refused() {
     }
     check(&path, "tiny", "is no slot file of llama.cpp");
 }
+
+/// The view `slots/` has the same file without anybody making it, and stock goes on from there.
+fn a_sequence_is_a_slot_by_itself(mode: Mode) {
+    require!(llama, cc);
+    let directory = scratch_directory();
+    let path = directory.path().join("tiny.gguf");
+    Model::write_tiny(&path);
+    let mount = Mount::new(mode);
+    let slot = directory.path().join("slot.bin");
+    let arguments =
+        format!("--flash on --prompt-tokens {TOKENS} --predict 0 --save {}", text(&slot));
+    ran(&path, &arguments, None);
+    let expected = std::fs::read(&slot).unwrap();
+    let go_on = |slot: &Path| format!("--flash on --predict 24 --load {}", text(slot));
+    let stock = ran(&path, &go_on(&slot), None);
+    for layout in ["nhd", "hnd"] {
+        create(&mount, layout, layout, "2");
+        let model = mount.join("models").join(layout);
+        run(&mut kvfs(&["import", text(&slot), text(&model.join("sequences/chat"))]));
+        let view = model.join("slots/chat.bin");
+        assert_eq!(view.metadata().unwrap().len(), expected.len() as u64);
+        assert!(std::fs::read(&view).unwrap() == expected, "{layout}");
+        // Pieces that begin and end anywhere.
+        let file = File::open(&view).unwrap();
+        for index in 0..60 {
+            let offset = index * (expected.len() / 60) + index % 7;
+            let mut piece = vec![0; 997.min(expected.len() - offset)];
+            file.read_exact_at(&mut piece, offset as u64).unwrap();
+            assert!(piece == expected[offset..][..piece.len()], "{layout}: from {offset}");
+        }
+        stock.followed(&path, &go_on(&view), None).assert_like(&stock, 0.0);
+    }
+    let slots = mount.join("models/nhd/slots");
+    assert_eq!(std::fs::read_dir(&slots).unwrap().count(), 0, "nothing virtual is listed");
+    for absent in ["other.bin", "chat", "chat.bin.tmp"] {
+        assert!(!slots.join(absent).exists(), "{absent}");
+    }
+    let denied = |outcome: std::io::Result<()>| outcome.unwrap_err().raw_os_error().unwrap();
+    let view = slots.join("chat.bin");
+    assert_eq!(denied(std::fs::remove_file(&view)), libc::EPERM);
+    assert_eq!(denied(File::options().write(true).open(&view).map(drop)), libc::EPERM);
+    // Pages that go take the slot along, back to where they begin.
+    let page = mount.join("models/nhd/sequences/chat/003/0000128.safetensors");
+    std::fs::remove_file(page).unwrap();
+    let head = 28 + 4 * 129 + 12 * 128;
+    let rows = 8 * (12 + 128 * ROW_BYTES);
+    assert_eq!(std::fs::read(&view).unwrap().len(), head + rows);
+    run(&mut kvfs(&["import", text(&view), text(&mount.join("models/nhd/sequences/less"))]));
+}
+
+in_both_modes!(a_sequence_is_a_slot_by_itself);

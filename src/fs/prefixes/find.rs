@@ -177,7 +177,7 @@ impl FileSystem {
     ///
     /// Layers with a window need what the window at the end covers. Recurrent layers cannot be
     /// entered in the middle, so a model that has any shares nothing.
-    fn present_tokens(
+    pub(super) fn present_tokens(
         &self, rules: &Model, sequence: InodeId, wanted: u64,
     ) -> Result<u64, FsError> {
         let manifest = &rules.manifest;

@@ -1,10 +1,12 @@
-//! `models/NAME/prefixes/`: pages found by what they are about instead of by where they stand.
+//! Directories of a model that are made when somebody looks: `prefixes/`, pages found by what they are
+//! about instead of by where they stand, and `slots/`, sequences as files that llama.cpp loads.
 //!
 //! | path | answers |
 //! |---|---|
 //! | `prefixes/ab/HASH/` | whether a sequence has the page that ends this prefix, in every layer |
 //! | `prefixes/ab/HASH/007.safetensors` | that page of layer 7: the file in the sequence itself |
 //! | `prefixes/match` | written the tokens of a prompt: which sequence has most of them |
+//! | `slots/NAME.bin` | the sequence of that name as a slot file (`slot`) |
 //!
 //! The index behind it (`index`) is derived from the token files and may lag behind what happens
 //! to pages, so a hit is believed only after the names of the pages were looked up (`find`). It is
@@ -12,6 +14,7 @@
 
 mod find;
 mod index;
+mod slot;
 mod view;
 
 use std::collections::HashMap;
@@ -20,12 +23,13 @@ use std::sync::{Arc, Mutex};
 use crate::page::PrefixHash;
 use crate::store::record::InodeId;
 
+pub(super) use slot::OpenSlot;
 pub(super) use view::Query;
 
 /// Numbers of virtual inodes begin here; those of stored ones end long before.
 const FIRST_NUMBER: u64 = 1 << 63;
 
-/// Whether an inode belongs to a `prefixes` directory.
+/// Whether an inode belongs to such a directory.
 pub(super) fn is_virtual(id: InodeId) -> bool {
     id.0 >= FIRST_NUMBER
 }
@@ -41,6 +45,10 @@ enum Virtual {
     Prefix(InodeId, PrefixHash),
     /// `prefixes/match`
     Match(InodeId),
+    /// `slots/`
+    Slots(InodeId),
+    /// `slots/NAME.bin`, with the directory of the sequence.
+    Slot(InodeId, InodeId),
 }
 
 impl Virtual {
@@ -48,7 +56,9 @@ impl Virtual {
         let (Virtual::Root(model)
         | Virtual::Shard(model, _)
         | Virtual::Prefix(model, _)
-        | Virtual::Match(model)) = self;
+        | Virtual::Match(model)
+        | Virtual::Slots(model)
+        | Virtual::Slot(model, _)) = self;
         model
     }
 }
@@ -85,13 +95,13 @@ impl Numbers {
     }
 }
 
-/// What a mount keeps for its `prefixes` directories.
+/// What a mount keeps for these directories.
 #[derive(Debug, Default)]
 pub(super) struct Prefixes {
     numbers: Mutex<Numbers>,
     /// Held while the index is brought up to date.
     turn: Mutex<()>,
-    /// As many references as there are open queries, and one.
+    /// As many references as there are open queries and slots, and one.
     queries: Arc<()>,
 }
 

@@ -1,4 +1,4 @@
-//! What `prefixes/` looks like from outside.
+//! What `prefixes/` and `slots/` look like from outside.
 //!
 //! The directories take owner and permissions from the model's. Pages are the inodes of the
 //! sequence that has them, so they are opened, mapped and cached as there.
@@ -21,7 +21,8 @@ use crate::store::record::{DirectoryClass, InodeId};
 /// Bytes of a prompt: four million tokens, more than any model takes.
 const PROMPT_BYTES_MAX: usize = (4 << 20) * TOKEN_BYTES;
 
-/// Questions that may be open at a time: each holds its prompt, so this bounds them to 1 GiB.
+/// Questions and slots that may be open at a time: each question holds its prompt, so this bounds
+/// them to 1 GiB.
 const QUERIES_MAX: usize = 64;
 
 /// An open `prefixes/match`.
@@ -65,10 +66,10 @@ impl Query {
 }
 
 impl FileSystem {
-    /// Whether a name stands in `prefixes/`, or is that itself.
+    /// Whether a name stands in such a directory, or is one itself.
     pub(in crate::fs) fn is_prefix_name(&self, place: &Place) -> bool {
         super::is_virtual(place.parent)
-            || place.name == names::PREFIXES.as_bytes()
+            || root(InodeId::ROOT, &place.name).is_some()
                 && matches!(self.state().directory(place.parent), Ok((_, DirectoryClass::Model)))
     }
 
@@ -95,12 +96,18 @@ impl FileSystem {
                     _ => return absent,
                 },
                 Virtual::Prefix(model, hash) => return self.lookup_page(model, hash, name),
-                Virtual::Match(_) => return Err(FsError::NotDirectory),
+                Virtual::Slots(model) => match self.sequence_of_slot(model, text)? {
+                    Some(sequence) => Virtual::Slot(model, sequence),
+                    None => return absent,
+                },
+                Virtual::Match(_) | Virtual::Slot(..) => return Err(FsError::NotDirectory),
             }
-        } else if self.is_prefix_name(&Place { parent, name: name.to_vec() }) {
-            Virtual::Root(parent)
         } else {
-            return Ok(None);
+            let is_root = self.is_prefix_name(&Place { parent, name: name.to_vec() });
+            match root(parent, name).filter(|_| is_root) {
+                Some(found) => found,
+                None => return Ok(None),
+            }
         };
         let id = self.virtual_numbers().hold(found);
         let attributes = self.prefix_attributes(id)?;
@@ -132,15 +139,25 @@ impl FileSystem {
         let meaning = self.virtual_inode(id)?;
         let model = self.state().inode(meaning.model())?;
         let readable = model.mode & 0o444;
-        let is_file = matches!(meaning, Virtual::Match(_));
+        let is_file = matches!(meaning, Virtual::Match(_) | Virtual::Slot(..));
+        let size = match meaning {
+            Virtual::Slot(model, sequence) => {
+                self.slot_shape(model, sequence)?.ok_or(FsError::Stale)?.length()
+            }
+            _ => 0,
+        };
         Ok(Attributes {
             inode: id,
             file_type: if is_file { libc::S_IFREG } else { libc::S_IFDIR },
             // Who may look may ask.
-            mode: if is_file { readable | readable >> 1 } else { model.mode & 0o555 },
+            mode: match meaning {
+                Virtual::Match(_) => readable | readable >> 1,
+                Virtual::Slot(..) => readable,
+                _ => model.mode & 0o555,
+            },
             links: if is_file { 1 } else { 2 },
-            size: 0,
-            blocks: 0,
+            size,
+            blocks: size.div_ceil(512),
             is_at_rest: false,
             ..Attributes::of_record(id, &model)
         })
@@ -153,8 +170,8 @@ impl FileSystem {
     ) -> Result<(), FsError> {
         let pages = match self.virtual_inode(id)? {
             Virtual::Prefix(model, hash) => self.pages_of_prefix(model, hash)?.unwrap_or_default(),
-            Virtual::Match(_) => return Err(FsError::NotDirectory),
-            Virtual::Root(_) | Virtual::Shard(..) => Vec::new(),
+            Virtual::Match(_) | Virtual::Slot(..) => return Err(FsError::NotDirectory),
+            Virtual::Root(_) | Virtual::Shard(..) | Virtual::Slots(_) => Vec::new(),
         };
         let dots = [".", ".."].map(|name| (name.to_owned(), id, libc::S_IFDIR));
         let pages = pages
@@ -185,18 +202,25 @@ impl FileSystem {
         Ok(())
     }
 
-    /// Opens `prefixes/match`.
+    /// Opens `prefixes/match`, or a slot.
     pub(in crate::fs) fn open_prefix(&self, id: InodeId, flags: i32) -> Result<Opened, FsError> {
-        let Virtual::Match(model) = self.virtual_inode(id)? else {
-            return Err(FsError::IsDirectory);
-        };
+        let meaning = self.virtual_inode(id)?;
         let open = Arc::clone(&self.prefixes.queries);
         if Arc::strong_count(&open) > QUERIES_MAX + 1 {
             return Err(FsError::TryAgain);
         }
-        let query = Query { model, dialogue: Mutex::default(), _open: open };
         let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
-        let served = Served::Query(Arc::new(query));
+        let served = match meaning {
+            Virtual::Match(model) => {
+                let query = Query { model, dialogue: Mutex::default(), _open: open };
+                Served::Query(Arc::new(query))
+            }
+            Virtual::Slot(..) if writes => return Err(FsError::NotPermitted),
+            Virtual::Slot(model, sequence) => {
+                Served::Slot(Arc::new(self.open_slot(model, sequence, open)?))
+            }
+            _ => return Err(FsError::IsDirectory),
+        };
         let handle = self.state().add_handle(Handle::new(id, writes, served));
         Ok(Opened {
             handle,
@@ -225,11 +249,11 @@ impl FileSystem {
         Ok(copy_text(answer.text.as_bytes(), at, buffer))
     }
 
-    /// Whether reading from a handle answers a question, which takes a while.
+    /// Whether reading from a handle answers a question or gathers rows, which takes a while.
     pub fn is_query(&self, handle: u64) -> bool {
         let state = self.state();
         let handle = state.handles.get(&handle);
-        handle.is_some_and(|handle| matches!(handle.served, Served::Query(_)))
+        handle.is_some_and(|handle| matches!(handle.served, Served::Query(_) | Served::Slot(_)))
     }
 
     fn virtual_inode(&self, id: InodeId) -> Result<Virtual, FsError> {
@@ -239,6 +263,16 @@ impl FileSystem {
 
     fn virtual_numbers(&self) -> MutexGuard<'_, super::Numbers> {
         self.prefixes.numbers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The directory of that name in a model's.
+fn root(model: InodeId, name: &[u8]) -> Option<Virtual> {
+    let name = std::str::from_utf8(name).ok()?;
+    match name {
+        names::PREFIXES => Some(Virtual::Root(model)),
+        names::SLOTS => Some(Virtual::Slots(model)),
+        _ => None,
     }
 }
 

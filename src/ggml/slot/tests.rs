@@ -37,6 +37,30 @@ fn what_was_written_is_read() {
 }
 
 #[test]
+fn every_byte_has_a_part() {
+    let (file, layout) = (file(), Layout::new(&geometry(), 4, 3).unwrap());
+    assert_eq!(layout.length(), file.len() as u64);
+    let mut heads = Vec::new();
+    write_head(&mut heads, &geometry(), &TOKENS, 3).unwrap();
+    let mut tensor_head = Vec::new();
+    write_tensor_head(&mut tensor_head, &geometry(), false).unwrap();
+    for (offset, byte) in (0_u64..).zip(&file) {
+        let (part, rest) = layout.part(offset).unwrap();
+        let expected = match part {
+            Part::Head { at } => heads[at as usize],
+            Part::TensorHead { at, .. } => tensor_head[at as usize],
+            Part::Rows { layer, is_v, at } => {
+                let tensor = layer as usize + 2 * usize::from(is_v);
+                (tensor * 50) as u8 + at as u8
+            }
+        };
+        assert_eq!(*byte, expected, "{offset}: {part:?}");
+        assert!(rest > 0 && layout.part(offset + rest).is_none_or(|(next, _)| next != part));
+    }
+    assert_eq!(layout.part(file.len() as u64), None);
+}
+
+#[test]
 fn every_cut_is_refused() {
     let file = file();
     for length in 0..file.len() {

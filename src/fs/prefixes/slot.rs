@@ -1,0 +1,247 @@
+//! `slots/NAME.bin`: a sequence as llama.cpp's slot file, made of its pages while it is read.
+//!
+//! Nothing is kept: the head is made when the file is opened, rows are gathered page by page. The
+//! bytes are those that `kvfs export` writes, so an engine restores a conversation from pages without
+//! knowing of them. Only what slots can say has a file: attention in every layer, in f16, bf16 or f32.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::index::TOKEN_BYTES;
+use crate::fs::transfer::copy_text;
+use crate::fs::{FileSystem, FsError};
+use crate::ggml::slot::{Layout, Part, write_head, write_tensor_head};
+use crate::ingest::model::Model;
+use crate::page::{Geometry, Layer, LayerKind, PageView, TokenStart, names};
+use crate::store::record::InodeId;
+
+/// What slots are called, behind the name of the sequence.
+const SUFFIX: &str = ".bin";
+/// Tokens of a slot that can be opened: as long as a prompt may be.
+const TOKENS_MAX: u64 = 4 << 20;
+
+/// An open slot.
+#[derive(Debug)]
+pub(in crate::fs) struct OpenSlot {
+    rules: Arc<Model>,
+    sequence: InodeId,
+    layout: Layout,
+    head: Vec<u8>,
+    /// The page that was read last: readers go on where they were.
+    page: Mutex<Option<Page>>,
+    /// Counted.
+    _open: Arc<()>,
+}
+
+/// A page, or the rows of a tail.
+#[derive(Debug)]
+struct Page {
+    layer: u32,
+    start: u64,
+    bytes: Vec<u8>,
+    is_tail: bool,
+}
+
+/// What a slot is made of: its place, ids and cells.
+pub(super) struct SlotShape {
+    rules: Arc<Model>,
+    ids: u32,
+    cells: u32,
+    layout: Layout,
+}
+
+impl SlotShape {
+    pub(super) fn length(&self) -> u64 {
+        self.layout.length()
+    }
+}
+
+impl FileSystem {
+    /// The sequence that a name in `slots/` means, if it can be a slot.
+    pub(super) fn sequence_of_slot(
+        &self, model: InodeId, name: &str,
+    ) -> Result<Option<InodeId>, FsError> {
+        let Some(name) = name.strip_suffix(SUFFIX) else { return Ok(None) };
+        let sequence = {
+            let state = self.state();
+            let Some(all) = state.entry(model, names::SEQUENCES.as_bytes())? else {
+                return Ok(None);
+            };
+            state.entry(all.inode, name.as_bytes())?
+        };
+        let Some(sequence) = sequence.filter(|entry| entry.file_type == libc::S_IFDIR) else {
+            return Ok(None);
+        };
+        Ok(self.slot_shape(model, sequence.inode)?.map(|_| sequence.inode))
+    }
+
+    /// What the slot of a sequence has now; nothing, if it cannot be one.
+    pub(super) fn slot_shape(
+        &self, model: InodeId, sequence: InodeId,
+    ) -> Result<Option<SlotShape>, FsError> {
+        let Ok(rules) = self.model_of(&mut self.state(), model) else { return Ok(None) };
+        let geometry = *rules.manifest.geometry();
+        let is_attention =
+            |layer| matches!(rules.manifest.layer_kind(Layer(layer)), Some(LayerKind::Attention));
+        if !(0..geometry.num_layers()).all(is_attention) {
+            return Ok(None);
+        }
+        let known = self.file_bytes(sequence, names::TOKENS)? / TOKEN_BYTES as u64;
+        let cells = self.present_tokens(&rules, sequence, known)?;
+        // The engine may have had the next token already.
+        let ids = known.min(cells.saturating_add(1));
+        let (Ok(ids), Ok(cells)) = (u32::try_from(ids), u32::try_from(cells)) else {
+            return Ok(None);
+        };
+        let layout = Layout::new(&geometry, ids, cells).filter(|_| ids > 0);
+        Ok(layout.map(|layout| SlotShape { rules, ids, cells, layout }))
+    }
+
+    /// Length of a file in a directory; 0 without one.
+    fn file_bytes(&self, directory: InodeId, name: &str) -> Result<u64, FsError> {
+        let state = self.state();
+        match state.entry(directory, name.as_bytes())? {
+            Some(entry) => Ok(state.attributes(&self.store, entry.inode)?.size),
+            None => Ok(0),
+        }
+    }
+
+    pub(super) fn open_slot(
+        &self, model: InodeId, sequence: InodeId, open: Arc<()>,
+    ) -> Result<OpenSlot, FsError> {
+        let shape = self.slot_shape(model, sequence)?.ok_or(FsError::Stale)?;
+        if u64::from(shape.ids) > TOKENS_MAX {
+            return Err(FsError::TooLarge);
+        }
+        let ids = self.whole_file(sequence, names::TOKENS)?.ok_or(FsError::Stale)?;
+        let ids = ids.chunks_exact(TOKEN_BYTES).take(shape.ids as usize);
+        let ids: Vec<u32> =
+            ids.map(|id| u32::from_le_bytes([id[0], id[1], id[2], id[3]])).collect();
+        let mut head = Vec::new();
+        write_head(&mut head, shape.rules.manifest.geometry(), &ids, shape.cells)?;
+        Ok(OpenSlot {
+            rules: shape.rules,
+            sequence,
+            layout: shape.layout,
+            head,
+            page: Mutex::default(),
+            _open: open,
+        })
+    }
+
+    /// Fills `buffer` with what a slot has at `offset`; returns how much.
+    pub(in crate::fs) fn read_slot(
+        &self, slot: &OpenSlot, offset: u64, buffer: &mut [u8],
+    ) -> Result<usize, FsError> {
+        let mut filled = 0;
+        while filled < buffer.len() {
+            let Some((part, rest)) = slot.layout.part(offset + filled as u64) else { break };
+            let rest = usize::try_from(rest).unwrap_or(usize::MAX);
+            let count = rest.min(buffer.len() - filled);
+            let to = &mut buffer[filled..filled + count];
+            filled += match part {
+                Part::Head { at } => copy_text(&slot.head, at, to),
+                Part::TensorHead { is_v, at } => {
+                    let mut head = Vec::new();
+                    write_tensor_head(&mut head, slot.rules.manifest.geometry(), is_v)?;
+                    copy_text(&head, at, to)
+                }
+                Part::Rows { layer, is_v, at } => self.read_rows(slot, (layer, is_v), at, to)?,
+            };
+        }
+        Ok(filled)
+    }
+
+    /// Copies rows of K or V of one page, from byte `at` of those of the layer on.
+    fn read_rows(
+        &self, slot: &OpenSlot, (layer, is_v): (u32, bool), at: u64, to: &mut [u8],
+    ) -> Result<usize, FsError> {
+        let geometry = slot.rules.manifest.geometry();
+        let row_bytes = slot.layout.row_bytes(is_v);
+        let token = at / row_bytes;
+        let start = token - token % u64::from(geometry.page_tokens());
+        let mut known = slot.page.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.as_ref().is_none_or(|page| (page.layer, page.start) != (layer, start)) {
+            *known = Some(self.slot_page(slot, layer, start)?);
+        }
+        let Some(page) = known.as_ref() else { return Err(FsError::Stale) };
+        let end = start + u64::from(geometry.page_tokens());
+        let mut filled = 0;
+        let mut row = Vec::new();
+        for token in token..end {
+            if filled == to.len() {
+                break;
+            }
+            row.clear();
+            page.push_row(geometry, token - start, is_v, &mut row)?;
+            let skip = (at + filled as u64) % row_bytes;
+            filled += copy_text(&row, skip, &mut to[filled..]);
+        }
+        Ok(filled)
+    }
+
+    fn slot_page(&self, slot: &OpenSlot, layer: u32, start: u64) -> Result<Page, FsError> {
+        let directory = {
+            let state = self.state();
+            let name = names::format_layer(Layer(layer));
+            state.entry(slot.sequence, name.as_bytes())?.ok_or(FsError::Stale)?.inode
+        };
+        let start_token = TokenStart(start);
+        let page = self.whole_file(directory, &names::format_page(start_token))?;
+        let is_tail = page.is_none();
+        let bytes = if let Some(bytes) = page {
+            bytes
+        } else {
+            let tail = self.whole_file(directory, &names::format_tail(start_token))?;
+            tail.ok_or(FsError::Stale)?
+        };
+        Ok(Page { layer, start, bytes, is_tail })
+    }
+
+    /// The bytes of a file, from whichever tier, checked as for everybody.
+    fn whole_file(&self, directory: InodeId, name: &str) -> Result<Option<Vec<u8>>, FsError> {
+        let (inode, size) = {
+            let state = self.state();
+            let Some(entry) = state.entry(directory, name.as_bytes())? else { return Ok(None) };
+            (entry.inode, state.attributes(&self.store, entry.inode)?.size)
+        };
+        let handle = self.open_file(inode, libc::O_RDONLY)?.handle;
+        let mut bytes = vec![0; usize::try_from(size).map_err(|_| FsError::TooLarge)?];
+        let outcome = self.read(handle, 0, &mut bytes);
+        self.release(handle)?;
+        bytes.truncate(outcome?);
+        Ok(Some(bytes))
+    }
+}
+
+impl Page {
+    /// Appends K, or V, of a token: `[kv_heads, head_dim]`.
+    fn push_row(
+        &self, geometry: &Geometry, token: u64, is_v: bool, to: &mut Vec<u8>,
+    ) -> Result<(), FsError> {
+        let token = usize::try_from(token).map_err(|_| FsError::TooLarge)?;
+        if self.is_tail {
+            let heads = u64::from(geometry.num_kv_heads());
+            let k_bytes = usize::try_from(heads * geometry.k_row_bytes());
+            let row_bytes = usize::try_from(geometry.row_bytes());
+            let (Ok(k_bytes), Ok(row_bytes)) = (k_bytes, row_bytes) else {
+                return Err(FsError::TooLarge);
+            };
+            let row = self.bytes.chunks_exact(row_bytes).nth(token).ok_or(FsError::Stale)?;
+            to.extend_from_slice(if is_v { &row[k_bytes..] } else { &row[..k_bytes] });
+            return Ok(());
+        }
+        let page = PageView::parse(&self.bytes, geometry).map_err(|_| FsError::Stale)?;
+        if token >= page.tokens() as usize {
+            return Err(FsError::Stale);
+        }
+        for head in 0..geometry.num_kv_heads() {
+            let token = u32::try_from(token).map_err(|_| FsError::TooLarge)?;
+            to.extend_from_slice(if is_v {
+                page.v_row(head, token)
+            } else {
+                page.k_row(head, token)
+            });
+        }
+        Ok(())
+    }
+}
