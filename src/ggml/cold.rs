@@ -153,7 +153,7 @@ impl Plan {
         let group_cells = (HALF_BYTES - 2 * OS_PAGE_BYTES) / k.row_bytes.max(v.row_bytes);
         let file = Arc::clone(&k.file);
         let mut cold = file.cold();
-        if group_cells == 0 || !same_cells || !(is_search || cold.contains(&true)) {
+        if group_cells == 0 || uses == 0 || !same_cells || !(is_search || cold.contains(&true)) {
             return None;
         }
         let mut streams = Vec::new();
