@@ -9,7 +9,11 @@
 //! bit if their pages have the same size, or multiples of 128 tokens, and otherwise up to rounding.
 //! Between processors with other vector instructions the last bits differ as well.
 
+use std::sync::{Mutex, PoisonError};
+
 use kvfs::attention::{Attention, KvBlock, Options, Queries, Shape};
+use kvfs::cuda::{Runtime, Settings};
+use kvfs::reader::Backend;
 
 use crate::Result;
 use crate::matrix::divide_rows;
@@ -29,11 +33,23 @@ pub(crate) fn query_width(shape: Shape) -> usize {
 pub(crate) struct CausalAttention {
     /// With one thread: the caller's.
     attention: Attention,
+    /// Instead of it, if a GPU was asked for.
+    runtime: Option<Mutex<Runtime>>,
 }
 
 impl CausalAttention {
     pub(crate) fn new(shape: Shape) -> Result<Self> {
-        Ok(Self { attention: Attention::new(shape, 1)? })
+        Ok(Self { attention: Attention::new(shape, 1)?, runtime: None })
+    }
+
+    /// From now on a GPU attends, or if there is none as many threads as there are cores; returns
+    /// which. Results then agree with those of one thread up to rounding.
+    pub(crate) fn use_gpu(&mut self) -> Result<Backend> {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let runtime = Runtime::open(self.shape(), Settings::default(), threads)?;
+        let backend = runtime.backend();
+        self.runtime = Some(Mutex::new(runtime));
+        Ok(backend)
     }
 
     pub(crate) fn shape(&self) -> Shape {
@@ -57,6 +73,13 @@ impl CausalAttention {
             );
         }
         let positions: Vec<u64> = (first_position as u64..end as u64).collect();
+        if let Some(runtime) = &self.runtime {
+            let mut runtime = runtime.lock().unwrap_or_else(PoisonError::into_inner);
+            let queries = Queries { q: queries, positions: &positions };
+            let partials = runtime.run(&queries, blocks, &Options::default())?;
+            out.copy_from_slice(&partials.finish(None)?);
+            return Ok(());
+        }
         divide_rows(out, width, |first, out| {
             let queries = Queries {
                 q: &queries[first * width..][..out.len()],

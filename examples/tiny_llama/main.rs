@@ -20,6 +20,8 @@
 //! With `--compare ROUNDS` nothing is continued: it tells how long restoring the prompt from the
 //! cache takes, and computing it. Such a prompt may be longer than what the model was trained for
 //! (the text is repeated): the values make no sense then, and take as long.
+//!
+//! With `--backend cuda` a GPU attends, if there is one.
 
 use std::error::Error;
 use std::fs;
@@ -40,7 +42,13 @@ mod attention;
 #[cfg(test)]
 mod cold_copies;
 mod compare;
+#[cfg(test)]
+#[allow(dead_code, reason = "tests/cuda uses the rest")]
+#[path = "../../tests/cuda/fake.rs"]
+mod fake;
 mod generate;
+#[cfg(test)]
+mod gpu;
 mod matrix;
 mod memory_cache;
 mod model;
@@ -63,7 +71,7 @@ pub(crate) type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>
 const PAGE_TOKENS: usize = 256;
 
 const USAGE: &str = "usage: tiny_llama --model DIR --prompt FILE|TEXT [--prompt-tokens N] --tokens N \
-     [--cache MOUNT/models/NAME/sequences/SEQUENCE [--compare ROUNDS]]";
+     [--cache MOUNT/models/NAME/sequences/SEQUENCE [--compare ROUNDS]] [--backend cpu|cuda]";
 
 struct Options {
     model: PathBuf,
@@ -71,6 +79,7 @@ struct Options {
     tokens: usize,
     cache: Option<PathBuf>,
     compare: Option<usize>,
+    wants_gpu: bool,
 }
 
 fn main() -> ExitCode {
@@ -92,7 +101,7 @@ fn main() -> ExitCode {
 
 fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
     let (mut model, mut prompt, mut prompt_tokens, mut tokens) = (None, None, None, None);
-    let (mut cache, mut compare) = (None, None);
+    let (mut cache, mut compare, mut wants_gpu) = (None, None, false);
     while let Some(name) = arguments.next() {
         let value = arguments.next().ok_or_else(|| format!("{name} needs a value"))?;
         match name.as_str() {
@@ -102,6 +111,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
             "--tokens" => tokens = Some(value.parse()?),
             "--cache" => cache = Some(PathBuf::from(value)),
             "--compare" => compare = Some(value.parse()?),
+            "--backend" => wants_gpu = matches(&value, "cuda", "cpu")?,
             _ => return Err(format!("unknown option {name}").into()),
         }
     }
@@ -120,7 +130,17 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
         tokens: tokens.or(compare.map(|_| 0)).ok_or("--tokens is missing")?,
         cache,
         compare,
+        wants_gpu,
     })
+}
+
+/// Whether a value is the first of two that there are.
+fn matches(value: &str, yes: &str, no: &str) -> Result<bool> {
+    match value {
+        _ if value == yes => Ok(true),
+        _ if value == no => Ok(false),
+        _ => Err(format!("{value}: must be {yes} or {no}").into()),
+    }
 }
 
 /// The content of the file `value` names, or else `value` itself.
@@ -145,12 +165,21 @@ fn run(options: &Options) -> Result<()> {
     let started = Instant::now();
     let Some(sequence) = &options.cache else {
         let mut cache = MemoryCache::new(config.shape()?, config.num_hidden_layers, PAGE_TOKENS)?;
+        if options.wants_gpu {
+            eprintln!("backend: {}", cache.use_gpu()?);
+        }
         let logits = generate::prefill(&model, &mut cache, 0, &prompt)?;
         report("prefill", prompt.len(), started);
         return decode(&model, &mut cache, &prompt, logits, options.tokens);
     };
     let mut cache = MountCache::open(sequence, config)?;
-    print_plan(sequence)?;
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let instructions = InstructionSet::detect();
+    let mut backend = Backend::Cpu { instructions, threads, why: None };
+    if options.wants_gpu {
+        backend = cache.use_gpu()?;
+    }
+    print_plan(sequence, backend)?;
     let before = cache.tokens().len();
     let (logits, resumed) = mount_cache::read(&model, &mut cache, &prompt)?;
     let counts = cache.counts();
@@ -181,10 +210,8 @@ fn print_comparison(model: &Model, sequence: &Path, prompt: &[u32], rounds: usiz
 }
 
 /// What each step will read of the sequence as it is.
-fn print_plan(sequence: &Path) -> Result<()> {
+fn print_plan(sequence: &Path, backend: Backend) -> Result<()> {
     let sequence = Sequence::open(sequence)?;
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let backend = Backend::Cpu { instructions: InstructionSet::detect(), threads };
     let tokens = sequence.valid_tokens()?;
     if tokens == 0 {
         return Ok(());

@@ -3,6 +3,7 @@
 use half::f16;
 use kvfs::attention::{KvBlock, Shape, Tensor, Values};
 use kvfs::page::{Dtype, Strides};
+use kvfs::reader::Backend;
 use zerocopy::IntoBytes;
 
 use crate::Result;
@@ -36,6 +37,11 @@ impl MemoryCache {
     pub(crate) fn new(shape: Shape, layers: usize, page_tokens: usize) -> Result<Self> {
         let layers = (0..layers).map(|_| LayerRows::default()).collect();
         Ok(Self { attention: CausalAttention::new(shape)?, page_tokens, layers })
+    }
+
+    /// As [`CausalAttention::use_gpu`].
+    pub(crate) fn use_gpu(&mut self) -> Result<Backend> {
+        self.attention.use_gpu()
     }
 
     fn shape(&self) -> Shape {

@@ -90,7 +90,7 @@ impl<'a> KvBlock<'a> {
     }
 
     /// The tensor with the values.
-    pub(super) fn values(&self) -> Tensor<'a> {
+    pub(crate) fn values(&self) -> Tensor<'a> {
         match self.v {
             Values::Rows(tensor) => tensor,
             Values::Latent => self.k,

@@ -44,7 +44,7 @@ mod kernel;
 mod mass;
 mod options;
 mod plan;
-mod pool;
+pub(crate) mod pool;
 mod rotation;
 pub mod select;
 mod shape;

@@ -18,7 +18,7 @@ pub struct Queries<'a> {
 }
 
 impl Queries<'_> {
-    pub(super) fn check(&self, shape: Shape) -> Result<(), AttentionError> {
+    pub(crate) fn check(&self, shape: Shape) -> Result<(), AttentionError> {
         let expected = self.positions.len() * shape.num_qo_heads() * shape.head_dim();
         if self.q.len() != expected {
             return Err(AttentionError::Arguments(format!(
@@ -122,7 +122,7 @@ impl Options<'_> {
         self.alibi_slopes.is_none() && self.mask.is_none()
     }
 
-    pub(super) fn scale(&self, shape: Shape) -> f32 {
+    pub(crate) fn scale(&self, shape: Shape) -> f32 {
         #[allow(clippy::cast_precision_loss, reason = "at most 4096")]
         self.sm_scale.unwrap_or_else(|| 1.0 / (shape.head_dim() as f32).sqrt())
     }

@@ -32,7 +32,7 @@ struct Shared {
 }
 
 /// Threads that all do one thing at a time. They end when the pool is dropped.
-pub(super) struct Pool {
+pub(crate) struct Pool {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
     /// One call at a time.
@@ -47,7 +47,7 @@ impl std::fmt::Debug for Pool {
 
 impl Pool {
     /// A pool of `size` threads, of which the caller is one.
-    pub(super) fn new(size: usize) -> io::Result<Self> {
+    pub(crate) fn new(size: usize) -> io::Result<Self> {
         let mut pool = Self { shared: Arc::default(), threads: Vec::new(), turn: Mutex::default() };
         for index in 1..size {
             let shared = Arc::clone(&pool.shared);
@@ -57,7 +57,7 @@ impl Pool {
         Ok(pool)
     }
 
-    pub(super) fn size(&self) -> usize {
+    pub(crate) fn size(&self) -> usize {
         self.threads.len() + 1
     }
 
@@ -66,7 +66,7 @@ impl Pool {
     ///
     /// # Panics
     /// If one of them does.
-    pub(super) fn run(&self, job: &(dyn Fn(usize) + Sync)) {
+    pub(crate) fn run(&self, job: &(dyn Fn(usize) + Sync)) {
         if self.threads.is_empty() {
             // Nobody to share with: calls from several threads need not wait for each other.
             return job(0);

@@ -72,6 +72,34 @@ impl Rotation {
         self.first + 2 * self.frequencies.len()
     }
 
+    /// How many pairs of elements turn.
+    pub(crate) fn pairs(&self) -> usize {
+        self.frequencies.len()
+    }
+
+    /// Which elements pair.
+    pub(crate) fn pairing(&self) -> Pairing {
+        self.pairing
+    }
+
+    /// The first rotated element.
+    pub(crate) fn first(&self) -> usize {
+        self.first
+    }
+
+    /// `(cos, sin)` of what each pair turns by in a number of positions.
+    #[allow(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        reason = "positions are far below 2^53; queries are f32"
+    )]
+    pub(crate) fn turns(&self, positions: i64) -> impl Iterator<Item = (f32, f32)> {
+        self.frequencies.iter().map(move |frequency| {
+            let (sin, cos) = (positions as f64 * frequency % TAU).sin_cos();
+            (cos as f32, sin as f32)
+        })
+    }
+
     /// Turns a row, `[head_dim]`, by a number of positions.
     ///
     /// # Panics

@@ -52,12 +52,12 @@ impl Stream<'_> {
     }
 }
 
-fn length(tokens: &Range<u64>) -> usize {
+pub(crate) fn length(tokens: &Range<u64>) -> usize {
     usize::try_from(tokens.end - tokens.start).unwrap_or(usize::MAX)
 }
 
 /// Which pages have a token that some query sees; `None` if all of them have.
-fn seen_pages(
+pub(crate) fn seen_pages(
     queries: &Queries<'_>, options: &Options<'_>, span: &Range<u64>, page_tokens: u64,
 ) -> Option<Vec<bool>> {
     let starts = (span.start..span.end).step_by(usize::try_from(page_tokens).unwrap_or(1));

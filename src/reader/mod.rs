@@ -37,7 +37,7 @@
 //! After the daemon's death the pages that are loaded stay as they are, and everything else is
 //! [`ReadError::Disconnected`].
 
-mod attend;
+pub(crate) mod attend;
 mod buffer;
 mod counters;
 mod error;
@@ -59,6 +59,7 @@ mod tests;
 
 pub use counters::{ATTRIBUTE, Counts, REPORT_BYTES_MAX};
 pub use error::ReadError;
+pub(crate) use page::LoadedPage;
 pub use page::Tier;
 pub use plan::{Backend, Plan, Rates, TierBytes};
 pub use prefix::{PrefixMatch, longest_prefix};

@@ -102,7 +102,7 @@ enum Bytes {
 /// A page whose bytes are in memory and whose header was checked; the mount has verified the rest
 /// when it opened the file.
 #[derive(Debug)]
-pub(super) struct LoadedPage {
+pub(crate) struct LoadedPage {
     bytes: Bytes,
     place: PagePlace,
     tokens: u32,
@@ -159,12 +159,12 @@ impl LoadedPage {
     }
 
     /// Bytes of the file.
-    pub(super) fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.bytes.as_slice().len() as u64
     }
 
     /// Whether it lies in the mount's memory and not in ours.
-    pub(super) fn is_mapped(&self) -> bool {
+    pub(crate) fn is_mapped(&self) -> bool {
         matches!(self.bytes, Bytes::Mapped(_))
     }
 
@@ -177,6 +177,13 @@ impl LoadedPage {
     pub(super) fn block(&self) -> KvBlock<'_> {
         let view = PageView::new(self.bytes.as_slice(), self.place.geometry(), self.tokens);
         KvBlock::page(&view.expect("the length was compared with the header's"), self.start())
+    }
+}
+
+impl AsRef<[u8]> for LoadedPage {
+    /// The file.
+    fn as_ref(&self) -> &[u8] {
+        self.bytes.as_slice()
     }
 }
 

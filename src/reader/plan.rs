@@ -12,7 +12,7 @@ use crate::attention::cost::Bandwidths;
 use crate::page::{Layer, names};
 
 /// Who attends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Backend {
     /// This processor, in place.
     Cpu {
@@ -20,6 +20,15 @@ pub enum Backend {
         instructions: InstructionSet,
         /// Threads.
         threads: usize,
+        /// Why not the GPU, if one was asked for.
+        why: Option<String>,
+    },
+    /// An NVIDIA GPU, to which pages are copied.
+    Cuda {
+        /// Its name.
+        device: String,
+        /// Most of its memory that pages stay in between scans.
+        hot_bytes: u64,
     },
 }
 
@@ -32,13 +41,15 @@ pub struct Rates {
     pub ssd: f64,
     /// The remote tier.
     pub remote: f64,
+    /// From memory to a GPU.
+    pub pcie: f64,
 }
 
 impl Default for Rates {
-    /// Those of two channels of memory, a disk on three or four lanes, and a network of ten
-    /// gigabits. Who knows better says so.
+    /// Those of two channels of memory, a disk on three or four lanes, a network of ten gigabits, and
+    /// sixteen lanes of `PCIe` 3. Who knows better says so.
     fn default() -> Self {
-        Self { memory: 40e9, ssd: 3e9, remote: 1e9 }
+        Self { memory: 40e9, ssd: 3e9, remote: 1e9, pcie: 12e9 }
     }
 }
 
@@ -106,15 +117,17 @@ impl Sequence {
             }
         }
         let Planner { pages, tiers, mapped, kept, streamed, streamed_remote, .. } = planner;
-        let Backend::Cpu { threads, .. } = backend;
-        let cores = u32::try_from(threads).unwrap_or(u32::MAX);
-        let cpu = Bandwidths { pcie: 0.0, dram: rates.memory, cores };
-        let attending = cpu.seconds(mapped + kept + streamed + tail_bytes, 0.0);
+        let page_bytes = mapped + kept + streamed;
+        let hot_bytes = backend.hot_bytes().min(page_bytes);
+        let attending = |bytes: u64| backend.seconds(bytes + tail_bytes, rates);
         // Both disks and memory work at the same time.
-        let slowest = |ssd: u64, remote: u64| {
+        let slowest = |attending: f64, ssd: u64, remote: u64| {
             let seconds = attending.max(time(ssd, rates.ssd)).max(time(remote, rates.remote));
             Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
         };
+        let first = slowest(attending(page_bytes), (kept + streamed).min(tiers.ssd), tiers.remote);
+        let each =
+            slowest(attending(page_bytes - hot_bytes), streamed - streamed_remote, streamed_remote);
         Ok(Plan {
             tokens: tokens.end.saturating_sub(tokens.start),
             layers,
@@ -125,9 +138,51 @@ impl Sequence {
             streamed_bytes: streamed,
             tail_bytes,
             backend,
-            first: slowest((kept + streamed).min(tiers.ssd), tiers.remote),
-            each: slowest(streamed - streamed_remote, streamed_remote),
+            first,
+            each,
         })
+    }
+}
+
+impl Backend {
+    /// Most bytes of pages that stay where they are attended to.
+    fn hot_bytes(&self) -> u64 {
+        match self {
+            // It reads memory each time.
+            Self::Cpu { .. } => 0,
+            Self::Cuda { hot_bytes, .. } => *hot_bytes,
+        }
+    }
+
+    /// Time to attend to bytes in host memory.
+    fn seconds(&self, bytes: u64, rates: &Rates) -> f64 {
+        let dram = rates.memory;
+        match self {
+            Self::Cpu { threads, .. } => {
+                let cores = u32::try_from(*threads).unwrap_or(u32::MAX);
+                Bandwidths { pcie: 0.0, dram, cores }.seconds(bytes, 0.0)
+            }
+            Self::Cuda { .. } => {
+                Bandwidths { pcie: rates.pcie, dram, cores: 0 }.seconds(bytes, 1.0)
+            }
+        }
+    }
+}
+
+impl fmt::Display for Backend {
+    /// One line.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cpu { instructions, threads, why } => {
+                let instructions = format!("{instructions:?}").to_lowercase();
+                write!(f, "cpu ({instructions}, {threads} threads)")?;
+                why.as_ref().map_or(Ok(()), |why| write!(f, ", no GPU: {why}"))
+            }
+            Self::Cuda { device, hot_bytes: 0 } => write!(f, "cuda ({device}), pages are streamed"),
+            Self::Cuda { device, hot_bytes } => {
+                write!(f, "cuda ({device}), up to {} stay there", amount(*hot_bytes))
+            }
+        }
     }
 }
 
@@ -201,7 +256,6 @@ impl fmt::Display for Plan {
     /// Some lines for people, without a line feed at the end.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let TierBytes { ram, ssd, remote } = self.tiers;
-        let Backend::Cpu { instructions, threads } = self.backend;
         let pages = self.pages;
         writeln!(f, "{} tokens x {} layers in {pages} pages", self.tokens, self.layers)?;
         let (ram, ssd, remote) = (amount(ram), amount(ssd), amount(remote));
@@ -209,8 +263,7 @@ impl fmt::Display for Plan {
         let (mapped, kept) = (amount(self.mapped_bytes), amount(self.kept_bytes));
         let streamed = amount(self.streamed_bytes + self.tail_bytes);
         writeln!(f, "read: {mapped} mapped, {kept} kept, {streamed} at each step")?;
-        let instructions = format!("{instructions:?}").to_lowercase();
-        writeln!(f, "backend: cpu ({instructions}, {threads} threads)")?;
+        writeln!(f, "backend: {}", self.backend)?;
         let (first, each) = (self.first.as_secs_f64(), self.each.as_secs_f64());
         write!(
             f,

@@ -49,13 +49,32 @@ impl Run {
 
     /// K and V in order, at the positions that they were written for.
     pub fn blocks(&self) -> Vec<KvBlock<'_>> {
-        let pages = self.pages.iter().map(|page| {
+        let pages = self.page_blocks(0..self.pages.len());
+        pages.chain(self.tail.iter().map(|tail| tail.block(&self.geometry))).collect()
+    }
+
+    /// Pages, without the tail.
+    pub(crate) fn pages(&self) -> usize {
+        self.pages.len()
+    }
+
+    /// K and V of some of the pages.
+    pub(crate) fn page_blocks(&self, pages: Range<usize>) -> impl Iterator<Item = KvBlock<'_>> {
+        self.pages[pages].iter().map(|page| {
             let mut block = page.block();
             let tokens = usize::try_from(self.tokens_of(page));
             block.tokens = block.tokens.min(tokens.unwrap_or(usize::MAX));
             block
-        });
-        pages.chain(self.tail.iter().map(|tail| tail.block(&self.geometry))).collect()
+        })
+    }
+
+    /// The page of a block; `None` for the tail.
+    pub(crate) fn page(&self, block: usize) -> Option<&Arc<LoadedPage>> {
+        self.pages.get(block)
+    }
+
+    pub(super) fn has_tail(&self) -> bool {
+        self.tail.is_some()
     }
 
     pub(super) fn is_empty(&self) -> bool {

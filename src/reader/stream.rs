@@ -138,7 +138,7 @@ impl<'s> Stream<'s> {
 
     /// From here on reads these pages alone, the tail as the one behind them or all if absent, and
     /// ahead in the layers before `reach`. What was asked for under another rule is let go of.
-    pub(super) fn narrow(&mut self, seen: Option<Vec<bool>>, reach: usize) {
+    pub(crate) fn narrow(&mut self, seen: Option<Vec<bool>>, reach: usize) {
         self.reach = reach;
         if self.seen == seen {
             return;
@@ -158,22 +158,79 @@ impl<'s> Stream<'s> {
         self.scans.iter().map(LayerScan::layer).enumerate().skip(self.current.0)
     }
 
-    pub(super) fn manifest(&self) -> &'s crate::page::Manifest {
+    pub(crate) fn manifest(&self) -> &'s crate::page::Manifest {
         self.sequence.manifest()
     }
 
     /// As [`next_run`](Self::next_run), of the pages that are seen.
     pub(super) fn next_seen_run(&mut self) -> Result<Option<Run>, ReadError> {
+        self.unless_failed(|stream| stream.gather(true))
+    }
+
+    /// As [`next_seen_run`](Self::next_seen_run), without the tail: who reads ahead of the queries
+    /// would miss the rows that come with them.
+    pub(crate) fn next_pages(&mut self) -> Result<Option<Run>, ReadError> {
+        self.unless_failed(|stream| stream.gather(false))
+    }
+
+    /// The tail of a layer by its index, if it is seen and there is one.
+    pub(crate) fn tail_of(&mut self, index: usize) -> Result<Option<Run>, ReadError> {
+        self.unless_failed(|stream| {
+            let layer = stream.scans[index].layer();
+            let mut run = Run::new(layer, *stream.sequence.manifest().geometry(), &stream.tokens);
+            stream.add_tail(index, &mut run)?;
+            Ok((!run.is_empty()).then_some(run))
+        })
+    }
+
+    /// Whether [`next_pages`](Self::next_pages) would not wait.
+    pub(crate) fn is_ready(&mut self) -> bool {
+        self.ask_ahead();
+        self.ahead.front().is_none_or(|slot| matches!(slot.state, State::Ready(_)))
+    }
+
+    /// The index of the layer that is handed out; the number of layers after the last one.
+    pub(crate) fn index(&self) -> usize {
+        self.current.0
+    }
+
+    /// A layer by its index.
+    pub(crate) fn layer_at(&self, index: usize) -> Option<Layer> {
+        self.scans.get(index).map(LayerScan::layer)
+    }
+
+    /// Start and inode of the pages of a layer, as they were listed.
+    pub(crate) fn listed(&self, index: usize) -> impl Iterator<Item = (u64, u64)> {
+        self.scans[index].pages().iter().map(|page| (page.start.0, page.inode))
+    }
+
+    /// What tells the sequence from others of this process.
+    pub(crate) fn sequence_number(&self) -> u64 {
+        self.sequence.source.number
+    }
+
+    /// Goes back to the beginning of a layer, to read it under another rule.
+    pub(crate) fn rewind(&mut self, index: usize, seen: Option<Vec<bool>>, reach: usize) {
+        (self.current, self.has_tail) = ((index, 0), false);
+        // Also where the rule is the same, what is under way is of other pages.
+        self.seen = None;
+        self.narrow(Some(Vec::new()), reach);
+        self.narrow(seen, reach);
+    }
+
+    fn unless_failed<T>(
+        &mut self, act: impl FnOnce(&mut Self) -> Result<T, ReadError>,
+    ) -> Result<T, ReadError> {
         if self.has_failed {
             let why = "a page of this scan could not be read: begin another one";
             return Err(ReadError::Arguments(why.to_owned()));
         }
-        let outcome = self.gather();
+        let outcome = act(self);
         self.has_failed = outcome.is_err();
         outcome
     }
 
-    fn gather(&mut self) -> Result<Option<Run>, ReadError> {
+    fn gather(&mut self, with_tail: bool) -> Result<Option<Run>, ReadError> {
         let Some(layer) = self.layer() else { return Ok(None) };
         let mut run = Run::new(layer, *self.sequence.manifest().geometry(), &self.tokens);
         let mut counts = Counts::default();
@@ -193,8 +250,10 @@ impl<'s> Stream<'s> {
             count(&mut counts, &page, is_load, stalled);
             run.push(page)?;
         }
-        if self.cursor.0 > self.current.0 && !self.is_ahead() {
-            self.add_tail(&mut run)?;
+        let wants_tail = with_tail && !self.has_tail;
+        if wants_tail && self.cursor.0 > self.current.0 && !self.is_ahead() {
+            self.add_tail(self.current.0, &mut run)?;
+            self.has_tail = run.has_tail();
         }
         self.sequence.counters.add(&counts);
         if run.is_empty() {
@@ -289,16 +348,15 @@ impl<'s> Stream<'s> {
         }
     }
 
-    fn add_tail(&mut self, run: &mut Run) -> Result<(), ReadError> {
-        let scan = &self.scans[self.current.0];
-        let is_wanted = !self.has_tail && self.is_seen(scan.pages().len());
-        let Some((start, tokens)) = scan.tail().filter(|_| is_wanted) else { return Ok(()) };
+    fn add_tail(&self, index: usize, run: &mut Run) -> Result<(), ReadError> {
+        let scan = &self.scans[index];
+        let is_seen = self.is_seen(scan.pages().len());
+        let Some((start, tokens)) = scan.tail().filter(|_| is_seen) else { return Ok(()) };
         let source = &self.sequence.source;
         let path = layer_directory(&source.path, scan.layer()).join(names::format_tail(start));
         let tail = &self.sequence.tails[scan.layer().0 as usize];
         let place = (scan.layer(), start);
         run.add_tail(tail.read(&path, place, tokens, source.manifest.geometry())?);
-        self.has_tail = true;
         Ok(())
     }
 }

@@ -46,7 +46,7 @@ fn two_hundred_thousand_tokens_attend_within_a_memory_budget(mode: Mode) {
     let before = resident_bytes();
     let limits = Limits { pages: 10_000, kept_bytes: 16 * MIB };
     let sequence = prepared.open(limits, 8 * MIB);
-    let backend = Backend::Cpu { instructions: InstructionSet::detect(), threads: 2 };
+    let backend = Backend::Cpu { instructions: InstructionSet::detect(), threads: 2, why: None };
     let plan = sequence.plan(0..TOKENS, backend, &Rates::default()).unwrap();
     let TierBytes { ram, ssd, remote } = plan.tiers;
     assert!(ram > 16 * MIB && ssd > 32 * MIB && remote > 64 * MIB, "{plan}");

@@ -27,6 +27,7 @@ use std::sync::Arc;
 
 use half::f16;
 use kvfs::page::{Dtype, Layer, Layout, Manifest, names};
+use kvfs::reader::Backend;
 use zerocopy::IntoBytes;
 
 use self::files::about;
@@ -95,6 +96,11 @@ impl MountCache {
             counts: Counts::default(),
             has_refilled: false,
         })
+    }
+
+    /// As [`CausalAttention::use_gpu`].
+    pub(crate) fn use_gpu(&mut self) -> Result<Backend> {
+        self.attention.use_gpu()
     }
 
     /// The ids of the tokens that the sequence holds.

@@ -216,10 +216,10 @@ fn a_dtype_that_nobody_knows_is_refused() {
 fn counts_and_plans_agree() {
     let fixture = Fixture::new(2, 8, 3);
     let sequence = fixture.open_with(100, 5, 9).unwrap();
-    let backend =
-        Backend::Cpu { instructions: crate::attention::InstructionSet::Scalar, threads: 2 };
-    let rates = Rates { memory: 1e12, ssd: 1e6, remote: 1e6 };
-    let plan = sequence.plan(0..131, backend, &rates).unwrap();
+    let instructions = crate::attention::InstructionSet::Scalar;
+    let backend = Backend::Cpu { instructions, threads: 2, why: Some("no driver".to_owned()) };
+    let rates = Rates { memory: 1e12, ssd: 1e6, remote: 1e6, pcie: 1e5 };
+    let plan = sequence.plan(0..131, backend.clone(), &rates).unwrap();
     let bytes = |pages: u64| pages * Fixture::PAGE_BYTES;
     assert_eq!((plan.layers, plan.pages, plan.tokens), (2, 16, 131));
     assert_eq!((plan.mapped_bytes, plan.kept_bytes, plan.streamed_bytes), (0, bytes(5), bytes(11)));
@@ -227,6 +227,14 @@ fn counts_and_plans_agree() {
     assert_eq!(plan.first.as_millis(), u128::from(bytes(16) / 1000));
     assert_eq!(plan.each.as_millis(), u128::from(bytes(11) / 1000));
     assert_eq!(plan.to_string().lines().count(), 5);
+    assert!(plan.to_string().contains("cpu (scalar, 2 threads), no GPU: no driver"), "{plan}");
+    let cuda = Backend::Cuda { device: "GPU".to_owned(), hot_bytes: bytes(4) };
+    let on_gpu = sequence.plan(0..131, cuda, &rates).unwrap();
+    // The link is the slowest; what stays crosses it once.
+    let rows = plan.tail_bytes;
+    assert_eq!(on_gpu.first.as_millis(), u128::from((bytes(16) + rows) / 100));
+    assert_eq!(on_gpu.each.as_millis(), u128::from((bytes(12) + rows) / 100));
+    assert!(on_gpu.to_string().contains("cuda (GPU), up to"), "{on_gpu}");
     check(&sequence, 131);
     let first = sequence.counts();
     assert_eq!((first.resident_bytes, first.streamed_bytes), (0, bytes(16)));

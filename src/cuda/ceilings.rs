@@ -1,0 +1,83 @@
+//! What the link and the memory of a GPU give, and what filling the ring costs: what the figures of
+//! `kvfs bench attention --cuda` are compared with.
+
+use std::time::Instant;
+
+use super::driver::{DeviceMemory, Pinned};
+use super::{CudaAttention, CudaError, layout, ring};
+use crate::attention::pool::Pool;
+use crate::attention::{KvBlock, Shape};
+
+/// Copied at a time: far more than any cache.
+const BYTES: usize = 256 << 20;
+
+/// Bytes per second.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Ceilings {
+    /// From pinned host memory to the device.
+    pub upload: f64,
+    /// Read and written together, of a copy within the device.
+    pub device: f64,
+}
+
+impl CudaAttention {
+    /// Measures them, with 512 MiB of device memory and half as much of pinned memory.
+    ///
+    /// # Errors
+    /// [`CudaError::OutOfMemory`] and [`CudaError::Device`].
+    pub fn ceilings(&self) -> Result<Ceilings, CudaError> {
+        let from = Pinned::new(&self.context, "a measurement", BYTES)?;
+        let [one, other] =
+            [(), ()].map(|()| DeviceMemory::new(&self.context, "a measurement", BYTES));
+        let (one, other) = (one?, other?);
+        let upload = || self.copies.upload(&from, 0..BYTES, &one, 0);
+        let copy = || self.copies.copy(&one, &other, BYTES);
+        // The first ones make memory present.
+        upload()?;
+        copy()?;
+        Ok(Ceilings { upload: self.rate(upload)?, device: 2.0 * self.rate(copy)? })
+    }
+
+    #[allow(clippy::cast_precision_loss, reason = "bytes are far below 2^53")]
+    fn rate(&self, act: impl Fn() -> Result<(), CudaError>) -> Result<f64, CudaError> {
+        const TIMES: usize = 4;
+        self.copies.synchronize()?;
+        let start = Instant::now();
+        for _ in 0..TIMES {
+            act()?;
+        }
+        self.copies.synchronize()?;
+        Ok((TIMES * BYTES) as f64 / start.elapsed().as_secs_f64())
+    }
+}
+
+/// Seconds that one thread takes to bring blocks into a slot of the ring, and to copy the same bytes
+/// with nothing else to do. Needs no GPU.
+///
+/// # Errors
+/// [`CudaError::Unsupported`] for blocks that the kernels do not take or that fit into no slot.
+pub fn filling(
+    shape: Shape, blocks: &[KvBlock<'_>], slot_bytes: usize,
+) -> Result<(f64, f64), CudaError> {
+    let pool = Pool::new(1).map_err(|error| CudaError::Unsupported(error.to_string()))?;
+    let mut buffer = vec![1_u8; slot_bytes];
+    let (mut filling, mut copying) = (0.0, 0.0);
+    for block in blocks {
+        let made = layout::layout(block, shape, 0..block.tokens)?;
+        if made.bytes > slot_bytes {
+            return Err(CudaError::Unsupported("a page larger than a slot".to_owned()));
+        }
+        let fitted = [(0, 0..block.tokens, made)];
+        let start = Instant::now();
+        ring::fill(&pool, &mut buffer, &fitted);
+        filling += start.elapsed().as_secs_f64();
+        let start = Instant::now();
+        let mut at = 0;
+        for bytes in [block.k.bytes, block.values().bytes] {
+            buffer[at..at + bytes.len()].copy_from_slice(bytes);
+            at += bytes.len();
+        }
+        copying += start.elapsed().as_secs_f64();
+    }
+    Ok((filling, copying))
+}

@@ -1,0 +1,77 @@
+//! The GPU if there is one that will do, else the CPU, and why.
+
+use super::{CudaAttention, CudaError, Settings};
+use crate::attention::{
+    Attention, AttentionError, InstructionSet, KvBlock, Options, Partials, Queries, Shape,
+};
+use crate::reader::Backend;
+
+/// Who attends. A GPU that fails is given up, and what it was doing is done by the CPU.
+#[derive(Debug)]
+pub struct Runtime {
+    cuda: Option<CudaAttention>,
+    cpu: Attention,
+    threads: usize,
+    /// Why it is not the GPU.
+    why: Option<String>,
+}
+
+impl Runtime {
+    /// The first GPU, and so many threads of the CPU for what it does not do.
+    ///
+    /// # Errors
+    /// As [`Attention::new`]: without a GPU there is no error.
+    pub fn open(shape: Shape, settings: Settings, threads: usize) -> Result<Self, AttentionError> {
+        let cpu = Attention::new(shape, threads)?;
+        Ok(match CudaAttention::new(shape, settings) {
+            Ok(cuda) => Self { cuda: Some(cuda), cpu, threads, why: None },
+            Err(error) => Self { cuda: None, cpu, threads, why: Some(error.to_string()) },
+        })
+    }
+
+    /// The heads.
+    pub fn shape(&self) -> Shape {
+        self.cpu.shape()
+    }
+
+    /// The GPU; `None` if there is none or it has failed.
+    pub fn cuda(&mut self) -> Option<&mut CudaAttention> {
+        self.cuda.as_mut()
+    }
+
+    /// What a plan says about it.
+    pub fn backend(&self) -> Backend {
+        match &self.cuda {
+            Some(cuda) => Backend::Cuda {
+                device: cuda.properties().name.clone(),
+                hot_bytes: cuda.settings().hot_bytes,
+            },
+            None => Backend::Cpu {
+                instructions: InstructionSet::detect(),
+                threads: self.threads,
+                why: self.why.clone(),
+            },
+        }
+    }
+
+    /// As [`Attention::run`].
+    ///
+    /// # Errors
+    /// As [`Attention::run`].
+    pub fn run(
+        &mut self, queries: &Queries<'_>, blocks: &[KvBlock<'_>], options: &Options<'_>,
+    ) -> Result<Partials, AttentionError> {
+        let Some(cuda) = &mut self.cuda else { return self.cpu.run(queries, blocks, options) };
+        match cuda.run(queries, blocks, options) {
+            Ok(partials) => return Ok(partials),
+            Err(CudaError::Attention(error)) => return Err(error),
+            // Other calls may be right for it.
+            Err(CudaError::Unsupported(_)) => {}
+            Err(error) => {
+                log::warn!("{error}: from here on the CPU attends");
+                (self.cuda, self.why) = (None, Some(error.to_string()));
+            }
+        }
+        self.cpu.run(queries, blocks, options)
+    }
+}
