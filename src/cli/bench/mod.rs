@@ -29,6 +29,7 @@ use workplace::Workplace;
 
 /// Arguments of `kvfs bench`.
 #[derive(Debug, clap::Args)]
+#[allow(clippy::struct_excessive_bools, reason = "each is an option of the command line")]
 pub struct BenchArguments {
     /// What to measure
     #[arg(value_enum, default_value = "fs")]
@@ -43,6 +44,9 @@ pub struct BenchArguments {
     /// Few and small files: shows that everything works, not how fast it is
     #[arg(long)]
     pub quick: bool,
+    /// With `attention`: on the GPU alone; without one, why, and what needs none
+    #[arg(long)]
+    pub cuda: bool,
     /// Go on without passthrough
     #[arg(long)]
     pub allow_served: bool,
@@ -100,6 +104,9 @@ const QUICK: Sizes = Sizes {
 
 /// Measures and prints. The error is one line.
 pub fn run(arguments: &BenchArguments) -> Result<(), String> {
+    if arguments.cuda && arguments.what != What::Attention {
+        return Err("--cuda is for `kvfs bench attention`".to_owned());
+    }
     let mut figures = Vec::new();
     let mut passthrough = None;
     let is_wanted = |what| arguments.what == what || arguments.what == What::All;
@@ -108,7 +115,11 @@ pub fn run(arguments: &BenchArguments) -> Result<(), String> {
     }
     if is_wanted(What::Attention) {
         let workplace = Workplace::make(arguments.dir.as_deref())?;
-        let (measured, passed) = attention::run(&workplace, arguments.quick)?;
+        let (measured, passed) = if arguments.cuda {
+            attention::cuda::run(&workplace, arguments.quick)?
+        } else {
+            attention::run(&workplace, arguments.quick)?
+        };
         figures.extend(measured);
         passthrough = Some(passed);
     }

@@ -6,6 +6,7 @@
 
 mod accuracy;
 mod control_group;
+pub(super) mod cuda;
 mod disk;
 mod mounted;
 mod throughput;
