@@ -44,6 +44,7 @@ impl CausalAttention {
 
     /// From now on a GPU attends, or if there is none as many threads as there are cores; returns
     /// which. Results then agree with those of one thread up to rounding.
+    #[allow(dead_code, reason = "examples/demo has these files too, and asks for no GPU")]
     pub(crate) fn use_gpu(&mut self) -> Result<Backend> {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let runtime = Runtime::open(self.shape(), Settings::default(), threads)?;

@@ -128,6 +128,7 @@ fn row<'a>(tensor: &Tensor<'a>, head: usize, token: usize) -> &'a [u8] {
 
 /// `[num_queries, num_qo_heads, v_head_dim]`: softmax over everything that a query sees. Blocks with
 /// a shift have their K rotated.
+#[allow(clippy::cast_possible_truncation, reason = "an element has 32 bits at most")]
 pub(crate) fn reference(
     shape: Shape, queries: &Queries<'_>, blocks: &[KvBlock<'_>], options: &Options<'_>,
 ) -> Vec<f64> {

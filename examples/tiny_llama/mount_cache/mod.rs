@@ -99,6 +99,7 @@ impl MountCache {
     }
 
     /// As [`CausalAttention::use_gpu`].
+    #[allow(dead_code, reason = "examples/demo has these files too, and asks for no GPU")]
     pub(crate) fn use_gpu(&mut self) -> Result<Backend> {
         self.attention.use_gpu()
     }
