@@ -30,7 +30,7 @@
 //!
 //! | file | question it answers |
 //! |---|---|
-//! | `driver` | how is the GPU spoken to (all unsafe code) |
+//! | `driver` | how is the GPU spoken to |
 //! | `arguments`, `kernels`, `launches` | which kernel, with what |
 //! | `queries`, `rules`, `table` | what is attended to, and in which blocks |
 //! | `layout`, `ring`, `registry` | how do K and V get to the device |

@@ -1,5 +1,5 @@
-//! The CUDA driver: a context, its streams and events. All unsafe code of this module tree is in
-//! here.
+//! The CUDA driver: a context, its streams and events. The unsafe code of this module tree is in here,
+//! but for the launches themselves (`kernels`), which answer for what their arguments point to.
 //!
 //! The library is found by name when it is first asked for (`libcuda.so.1`), so the program runs
 //! where there is none. Everything that belongs to a context makes it current before each call, so
