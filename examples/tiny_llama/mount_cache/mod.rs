@@ -110,6 +110,7 @@ impl MountCache {
     }
 
     /// Tokens of a full page.
+    #[allow(dead_code, reason = "examples/demo has no use for it")]
     pub(crate) fn page_tokens(&self) -> usize {
         self.page_tokens
     }
