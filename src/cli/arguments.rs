@@ -1,17 +1,16 @@
 //! The arguments of every subcommand. The comments here are the help texts.
 
 use std::path::PathBuf;
-use std::str::FromStr;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use super::bench::BenchArguments;
 use super::config::{self, Layer, MountConfig, Named};
-use super::duration::Seconds;
 use super::options;
 use super::output::Failure;
 use super::probe::ProbeArguments;
+use super::quota::QuotaArguments;
 use super::size::Size;
 use crate::page::{Dtype, Layout};
 
@@ -382,50 +381,6 @@ pub(crate) struct ExportArguments {
     pub sequence: PathBuf,
     /// The file to make, or to replace
     pub slot: PathBuf,
-}
-
-const QUOTA_HELP: &str = "\
-Without options the limits are shown; those of all directories if PATH is the mountpoint.
-
-Beyond --size, what was used longest ago is deleted, also from the remote in the end: whole files,
-and of sequences the last pages. What is pinned (user.kvfs.pin), open, mapped or being written stays.
-It happens in the background, so for some seconds a directory may hold more.";
-
-/// `kvfs quota`.
-#[derive(Debug, Args)]
-#[command(after_help = QUOTA_HELP)]
-pub(crate) struct QuotaArguments {
-    /// Bytes that the files below PATH may have together, or none
-    #[arg(long, value_name = "SIZE|none", value_parser = Limit::parse::<Size>)]
-    pub size: Option<Limit>,
-    /// Delete what was not used for so long (90s, 15m, 12h, 7d), or none
-    #[arg(long, value_name = "TIME|none", value_parser = Limit::parse::<Seconds>)]
-    pub age: Option<Limit>,
-    /// Delete what was written so long ago, or none; of a directory it holds for all below that
-    /// have none of their own
-    #[arg(long, value_name = "TIME|none", value_parser = Limit::parse::<Seconds>)]
-    pub ttl: Option<Limit>,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
-    /// A directory of files/ or models/, a file in files/ (only --ttl), or the mountpoint
-    pub path: PathBuf,
-}
-
-/// A limit to set, or to take away.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Limit(pub Option<u64>);
-
-impl Limit {
-    fn parse<T: FromStr<Err = String> + Into<u64>>(text: &str) -> Result<Limit, String> {
-        if text == "none" {
-            return Ok(Limit(None));
-        }
-        match text.parse::<T>()?.into() {
-            0 => Err("0 is no limit: write none to take a limit away".to_owned()),
-            number => Ok(Limit(Some(number))),
-        }
-    }
 }
 
 /// `kvfs gc`.

@@ -2,6 +2,7 @@
 //!
 //! fuser is pinned and stays behind this module.
 
+mod background;
 mod callbacks;
 mod convert;
 mod dispatch;

@@ -5,20 +5,17 @@ use std::num::NonZeroU64;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
-use fuser::{Config, INodeNo, MountOption, Notifier, Session, SessionACL};
+use crossbeam_channel::bounded;
+use fuser::{Config, MountOption, Session, SessionACL};
 
+use super::background::{join, start, start_moving, start_prefetching, start_threads};
 use super::dispatch::Callbacks;
 use super::shared::Shared;
 use super::slow;
 use crate::fs::rebuild::{self, RebuildError, RebuildFrom, Rebuilt};
-use crate::fs::{
-    Ahead, FileSystem, FsError, Invalidation, Mover, OnCorrupt, PREFETCH_QUEUE_MAX,
-    PREFETCH_THREADS, Retainer, Tiers,
-};
+use crate::fs::{FileSystem, FsError, Mover, OnCorrupt, Tiers};
 use crate::observe::Observer;
 use crate::store::{Store, StoreError};
 use crate::tier::counters::Counters;
@@ -34,9 +31,6 @@ use crate::tier::ssd::SsdTier;
 /// How long an unmount waits for a round of moving to end.
 const MOVER_PATIENCE: Duration = Duration::from_secs(2);
 
-/// How often an idle prefetcher looks for pages that were fetched in vain.
-const PREFETCH_TIDY: Duration = Duration::from_secs(5);
-
 /// Names and inodes that wait to be invalidated. They come one or two per sealed page.
 const INVALIDATIONS_MAX: usize = 4096;
 
@@ -44,7 +38,7 @@ const INVALIDATIONS_MAX: usize = 4096;
 /// the kernel wakes threads in turn, each from a cold start (opening a page on two cores: 36 us with
 /// one thread, 37-63 us with two). Without it they copy every byte.
 pub fn default_threads(passthrough: Passthrough) -> usize {
-    let cores = thread::available_parallelism().map_or(2, std::num::NonZero::get);
+    let cores = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
     if passthrough == Passthrough::Auto && nix::unistd::geteuid().is_root() {
         (cores / 2).clamp(1, 4)
     } else {
@@ -320,86 +314,6 @@ fn connect(
     Ok((Exchange::new(remote, grace, cold), Publisher::new(store, id, grace)))
 }
 
-/// Moves objects to the remote until `stopped` is closed. The receiver hears of the end.
-fn start_moving(
-    file_system: &Arc<FileSystem>, mut mover: Mover, stopped: &Receiver<()>,
-) -> Result<Receiver<()>, MountError> {
-    let (file_system, stopped) = (Arc::clone(file_system), stopped.clone());
-    let (ended, done) = bounded(0);
-    start("kvfs-mover", move || {
-        let _ended: Sender<()> = ended;
-        if let Err(error) = file_system.survey() {
-            log::error!("looking for files to move: {error}");
-        }
-        let mut pause = Duration::ZERO;
-        while stopped.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
-            pause = file_system.move_objects(&mut mover);
-        }
-    })?;
-    Ok(done)
-}
-
-/// Fetches pages ahead until `stopped` is closed. The threads are not waited for: one may hang in
-/// the remote.
-fn start_prefetching(
-    file_system: &Arc<FileSystem>, counters: Counters, stopped: &Receiver<()>,
-) -> Result<(), MountError> {
-    let (queue, pages) = bounded(PREFETCH_QUEUE_MAX);
-    file_system.prefetch_through(queue, counters);
-    for number in 0..PREFETCH_THREADS {
-        let (file_system, stopped, pages) =
-            (Arc::clone(file_system), stopped.clone(), pages.clone());
-        start(&format!("kvfs-ahead-{number}"), move || prefetch(&file_system, &pages, &stopped))?;
-    }
-    Ok(())
-}
-
-fn prefetch(file_system: &FileSystem, pages: &Receiver<Ahead>, stopped: &Receiver<()>) {
-    loop {
-        crossbeam_channel::select! {
-            recv(stopped) -> _ => return,
-            recv(pages) -> page => match page {
-                Ok(page) => file_system.fetch_ahead(page),
-                Err(_) => return,
-            },
-            default(PREFETCH_TIDY) => file_system.forget_unused(),
-        }
-    }
-}
-
-/// What runs beside the requests, until `stopped` is closed.
-fn start_threads(
-    options: &MountOptions, file_system: &Arc<FileSystem>,
-    (notifier, invalidations): (Notifier, Receiver<Invalidation>), stopped: &Receiver<()>,
-) -> Result<Vec<JoinHandle<()>>, MountError> {
-    Ok(vec![
-        start("kvfs-commit", {
-            let (file_system, interval) = (Arc::clone(file_system), options.commit_interval);
-            let stopped = stopped.clone();
-            move || commit_regularly(&file_system, interval, &stopped)
-        })?,
-        start("kvfs-notify", {
-            let stopped = stopped.clone();
-            move || notify(&notifier, &invalidations, &stopped)
-        })?,
-        start("kvfs-spares", {
-            let (file_system, stopped) = (Arc::clone(file_system), stopped.clone());
-            let (wanted, requests) = bounded(1);
-            file_system.keep_spares(wanted);
-            move || make_spares(&file_system, &requests, &stopped)
-        })?,
-        start("kvfs-retain", {
-            let (file_system, stopped) = (Arc::clone(file_system), stopped.clone());
-            let read_only = options.read_only;
-            move || retain(&file_system, &stopped, read_only)
-        })?,
-        start("kvfs-sweep", {
-            let file_system = Arc::clone(file_system);
-            move || sweep(&file_system)
-        })?,
-    ])
-}
-
 fn session_config(options: &MountOptions) -> Config {
     let mut config = Config::default();
     config.mount_options = vec![
@@ -426,90 +340,4 @@ fn session_config(options: &MountOptions) -> Config {
     config.n_threads = Some(options.threads.max(1));
     config.clone_fd = true;
     config
-}
-
-fn start(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, MountError> {
-    thread::Builder::new().name(name.to_owned()).spawn(run).map_err(MountError::Thread)
-}
-
-fn join(threads: Vec<JoinHandle<()>>) {
-    for thread in threads {
-        if thread.join().is_err() {
-            log::error!("a background thread panicked");
-        }
-    }
-}
-
-fn commit_regularly(file_system: &FileSystem, interval: Duration, stopped: &Receiver<()>) {
-    while stopped.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
-        if let Err(error) = file_system.index_prefixes() {
-            log::error!("the index of prefixes falls behind: {error}");
-        }
-        if let Err(error) = file_system.commit() {
-            log::error!("changes could not be made durable: {error}");
-        }
-    }
-}
-
-/// Tells the kernel what to forget: names and attributes, not cached bytes (offset -1). It runs beside the requests because the kernel may hold the
-/// very directory locked until a running request is answered.
-fn notify(notifier: &Notifier, invalidations: &Receiver<Invalidation>, stopped: &Receiver<()>) {
-    use std::os::unix::ffi::OsStrExt;
-    loop {
-        let outcome = crossbeam_channel::select! {
-            recv(stopped) -> _ => return,
-            recv(invalidations) -> what => match what {
-                Err(_) => return,
-                Ok(Invalidation::Inode(inode)) => notifier.inval_inode(INodeNo(inode.0), -1, 0),
-                Ok(Invalidation::Name(place)) => notifier
-                    .inval_entry(INodeNo(place.parent.0), std::ffi::OsStr::from_bytes(&place.name)),
-            },
-        };
-        if let Err(error) = outcome
-            && error.raw_os_error() != Some(libc::ENOENT)
-        {
-            log::debug!("the kernel did not take an invalidation: {error}");
-        }
-    }
-}
-
-fn make_spares(file_system: &FileSystem, requests: &Receiver<()>, stopped: &Receiver<()>) {
-    loop {
-        crossbeam_channel::select! {
-            recv(stopped) -> _ => return,
-            recv(requests) -> request => match request {
-                Ok(()) => file_system.make_spares(),
-                Err(_) => return,
-            },
-        }
-    }
-}
-
-/// Removes what exceeds the limits of directories.
-fn retain(file_system: &FileSystem, stopped: &Receiver<()>, read_only: bool) {
-    if read_only {
-        return;
-    }
-    if let Err(error) = file_system.find_limits() {
-        log::error!("looking for limits of directories: {error}");
-    }
-    let mut retainer = Retainer::default();
-    let mut pause = Duration::ZERO;
-    while stopped.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
-        pause = file_system.retain(&mut retainer);
-    }
-}
-
-fn sweep(file_system: &FileSystem) {
-    if let Err(error) = file_system.note_unindexed() {
-        log::error!("looking for sequences without an index of prefixes: {error}");
-    }
-    if let Err(error) = file_system.find_pinned() {
-        log::error!("looking for pinned files: {error}");
-    }
-    match file_system.sweep_after_crash() {
-        Ok(0) => {}
-        Ok(removed) => log::info!("removed {removed} object files that a crash had left"),
-        Err(error) => log::warn!("looking for what a crash left: {error}"),
-    }
 }

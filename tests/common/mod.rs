@@ -14,6 +14,7 @@ pub(crate) mod memory_group;
 pub(crate) mod model;
 pub(crate) mod mount;
 pub(crate) mod nfs;
+pub(crate) mod random;
 pub(crate) mod require;
 pub(crate) mod s3_server;
 pub(crate) mod sys;

@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use kvfs::store::fsck::{self, FsckOptions};
 
+use crate::common::random::Random;
 use crate::cut::{Image, Mode, Tracker};
 use crate::disk::SimulatedDisk;
 use crate::driver::Recording;
 use crate::mounted::{Berth, Mounted};
-use crate::random::Random;
 use crate::remote::Blobs;
 
 /// One in so many states is cut again while it is being recovered.

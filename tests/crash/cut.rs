@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use kvfs::store::disk::DiskDirectory;
 
+use crate::common::random::Random;
 use crate::content::Content;
 use crate::log::{Change, Name, NameChange, NodeId, Step};
-use crate::random::Random;
 use crate::remote::Blobs;
 
 /// Disks write so many bytes at once or not at all.

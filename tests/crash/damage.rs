@@ -7,6 +7,7 @@ use kvfs::fs::FsError;
 use kvfs::page::names;
 use kvfs::store::disk::DiskPath;
 
+use crate::common::random::Random;
 use crate::content::Content;
 use crate::cut::Image;
 use crate::driver::{Driver, Recording, WentWrong};
@@ -14,7 +15,6 @@ use crate::log::Name;
 use crate::model::What;
 use crate::mounted::{Berth, Mounted};
 use crate::power::{seed, setting};
-use crate::random::Random;
 use crate::workloads::{ALL, Workload};
 
 /// Damaged images, unless `KVFS_SIM_DAMAGES` says otherwise.

@@ -2,12 +2,12 @@
 //! is there, nothing is seen in part, and what could not be done was refused.
 
 use crate::check::{Bounds, check};
+use crate::common::random::Random;
 use crate::cut::{Mode, Tracker};
 use crate::driver::{Driver, WentWrong};
 use crate::fault::{Fault, Kind};
 use crate::mounted::Berth;
 use crate::power::{seed, setting};
-use crate::random::Random;
 use crate::workloads::{ALL, Workload};
 
 /// Runs with a failing disk, unless `KVFS_SIM_FAULTS` says otherwise.

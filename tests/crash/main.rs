@@ -33,6 +33,6 @@ mod log;
 mod model;
 mod mounted;
 mod power;
-mod random;
+
 mod remote;
 mod workloads;

@@ -3,11 +3,11 @@
 use std::fmt::Write as _;
 
 use crate::check::{Bounds, check};
+use crate::common::random::Random;
 use crate::cut::{Mode, Tracker};
 use crate::driver::{Driver, Recording, WentWrong};
 use crate::log::Step;
 use crate::mounted::{Berth, Setup};
-use crate::random::Random;
 use crate::workloads::{self, ALL, Workload};
 
 /// States of all workloads together, unless `KVFS_SIM_STATES` says otherwise.

@@ -3,10 +3,10 @@
 use kvfs::page::{Dtype, Layer, TokenStart, names, pack_page};
 use kvfs::tier::encoding::{ColdEncoding, ZstdLevel};
 
+use crate::common::random::Random;
 use crate::common::{Model, fill};
 use crate::driver::Driver;
 use crate::mounted::Setup;
-use crate::random::Random;
 
 const ZSTD: ColdEncoding = ColdEncoding::Zstd(ZstdLevel::DEFAULT);
 /// Large enough to be encoded.

@@ -15,8 +15,8 @@ use kvfs::store::record::{InodeId, Time};
 use crate::common::Model;
 use crate::common::forks::no_forks;
 use crate::common::mount::scratch_directory;
+use crate::common::random::{Random, seeds};
 use crate::model::{File, Id, Kind, ROOT, Seen, Tree, View, What, difference, page_path};
-use crate::random::{Random, seeds};
 
 const FILES: InodeId = InodeId(3);
 const OPERATIONS: usize = 1500;
@@ -83,7 +83,7 @@ impl Driver {
             handles: Vec::new(),
             held: Vec::new(),
             views: Vec::new(),
-            random: Random::new(seed),
+            random: Random::of(seed),
             model: Model::small(),
             layer: InodeId::ROOT,
         };

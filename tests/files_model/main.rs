@@ -12,5 +12,5 @@
 mod common;
 mod library;
 mod model;
-mod random;
+
 mod twin;

@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 
 use nix::fcntl::FallocateFlags;
 
+use crate::common::random::{Random, seeds};
 use crate::common::{Mode, Mount, sys};
 use crate::in_both_modes;
-use crate::random::{Random, seeds};
 
 const OPERATIONS: usize = 1200;
 const FILE_BYTES_MAX: usize = 40_000;
@@ -33,7 +33,7 @@ fn twins(mode: Mode) {
         let mut mount = Mount::new(mode);
         let twin = mount.beside("twin");
         std::fs::create_dir(&twin).unwrap();
-        let mut random = Random::new(seed);
+        let mut random = Random::of(seed);
         for round in 0..3 {
             let mut sides = [&mount.files(""), &twin].map(|root| Side {
                 root: root.clone(),
@@ -43,7 +43,7 @@ fn twins(mode: Mode) {
             for _ in 0..OPERATIONS / 3 {
                 let choice = random.next();
                 let [ours, theirs] = sides.each_mut().map(|side| {
-                    let mut random = Random::new(choice);
+                    let mut random = Random::of(choice);
                     side.step(&mut random).map_err(|error| error.raw_os_error())
                 });
                 assert_eq!(ours, theirs, "seed {seed}, round {round}");

@@ -1,11 +1,11 @@
 //! Seeded choices.
 
 /// splitmix64
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Random(u64);
 
 impl Random {
-    pub(crate) fn new(seed: u64) -> Random {
+    pub(crate) fn of(seed: u64) -> Random {
         Random(seed)
     }
 
@@ -20,6 +20,10 @@ impl Random {
     /// A number below `end`.
     pub(crate) fn below(&mut self, end: usize) -> usize {
         usize::try_from(self.next() % end.max(1) as u64).unwrap()
+    }
+
+    pub(crate) fn is_true(&mut self) -> bool {
+        self.next() & 1 == 1
     }
 
     /// True once in `n` times.

@@ -1,0 +1,186 @@
+//! Threads of a mount that run beside the requests, until the mount ends.
+
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use fuser::{INodeNo, Notifier};
+
+use super::mount::{MountError, MountOptions};
+use crate::fs::{
+    Ahead, FileSystem, Invalidation, Mover, PREFETCH_QUEUE_MAX, PREFETCH_THREADS, Retainer,
+};
+use crate::tier::counters::Counters;
+
+/// How often an idle prefetcher looks for pages that were fetched in vain.
+const PREFETCH_TIDY: Duration = Duration::from_secs(5);
+
+/// Moves objects to the remote until `stopped` is closed. The receiver hears of the end.
+pub(super) fn start_moving(
+    file_system: &Arc<FileSystem>, mut mover: Mover, stopped: &Receiver<()>,
+) -> Result<Receiver<()>, MountError> {
+    let (file_system, stopped) = (Arc::clone(file_system), stopped.clone());
+    let (ended, done) = bounded(0);
+    start("kvfs-mover", move || {
+        let _ended: Sender<()> = ended;
+        if let Err(error) = file_system.survey() {
+            log::error!("looking for files to move: {error}");
+        }
+        let mut pause = Duration::ZERO;
+        while stopped.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
+            pause = file_system.move_objects(&mut mover);
+        }
+    })?;
+    Ok(done)
+}
+
+/// Fetches pages ahead until `stopped` is closed. The threads are not waited for: one may hang in
+/// the remote.
+pub(super) fn start_prefetching(
+    file_system: &Arc<FileSystem>, counters: Counters, stopped: &Receiver<()>,
+) -> Result<(), MountError> {
+    let (queue, pages) = bounded(PREFETCH_QUEUE_MAX);
+    file_system.prefetch_through(queue, counters);
+    for number in 0..PREFETCH_THREADS {
+        let (file_system, stopped, pages) =
+            (Arc::clone(file_system), stopped.clone(), pages.clone());
+        start(&format!("kvfs-ahead-{number}"), move || prefetch(&file_system, &pages, &stopped))?;
+    }
+    Ok(())
+}
+
+fn prefetch(file_system: &FileSystem, pages: &Receiver<Ahead>, stopped: &Receiver<()>) {
+    loop {
+        crossbeam_channel::select! {
+            recv(stopped) -> _ => return,
+            recv(pages) -> page => match page {
+                Ok(page) => file_system.fetch_ahead(page),
+                Err(_) => return,
+            },
+            default(PREFETCH_TIDY) => file_system.forget_unused(),
+        }
+    }
+}
+
+/// What runs beside the requests, until `stopped` is closed.
+pub(super) fn start_threads(
+    options: &MountOptions, file_system: &Arc<FileSystem>,
+    (notifier, invalidations): (Notifier, Receiver<Invalidation>), stopped: &Receiver<()>,
+) -> Result<Vec<JoinHandle<()>>, MountError> {
+    Ok(vec![
+        start("kvfs-commit", {
+            let (file_system, interval) = (Arc::clone(file_system), options.commit_interval);
+            let stopped = stopped.clone();
+            move || commit_regularly(&file_system, interval, &stopped)
+        })?,
+        start("kvfs-notify", {
+            let stopped = stopped.clone();
+            move || notify(&notifier, &invalidations, &stopped)
+        })?,
+        start("kvfs-spares", {
+            let (file_system, stopped) = (Arc::clone(file_system), stopped.clone());
+            let (wanted, requests) = bounded(1);
+            file_system.keep_spares(wanted);
+            move || make_spares(&file_system, &requests, &stopped)
+        })?,
+        start("kvfs-retain", {
+            let (file_system, stopped) = (Arc::clone(file_system), stopped.clone());
+            let read_only = options.read_only;
+            move || retain(&file_system, &stopped, read_only)
+        })?,
+        start("kvfs-sweep", {
+            let file_system = Arc::clone(file_system);
+            move || sweep(&file_system)
+        })?,
+    ])
+}
+
+pub(super) fn start(
+    name: &str, run: impl FnOnce() + Send + 'static,
+) -> Result<JoinHandle<()>, MountError> {
+    thread::Builder::new().name(name.to_owned()).spawn(run).map_err(MountError::Thread)
+}
+
+pub(super) fn join(threads: Vec<JoinHandle<()>>) {
+    for thread in threads {
+        if thread.join().is_err() {
+            log::error!("a background thread panicked");
+        }
+    }
+}
+
+fn commit_regularly(file_system: &FileSystem, interval: Duration, stopped: &Receiver<()>) {
+    while stopped.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
+        if let Err(error) = file_system.index_prefixes() {
+            log::error!("the index of prefixes falls behind: {error}");
+        }
+        if let Err(error) = file_system.commit() {
+            log::error!("changes could not be made durable: {error}");
+        }
+    }
+}
+
+/// Tells the kernel what to forget: names and attributes, not cached bytes (offset -1). It runs
+/// beside the requests because the kernel may hold the very directory locked until a running request
+/// is answered.
+fn notify(notifier: &Notifier, invalidations: &Receiver<Invalidation>, stopped: &Receiver<()>) {
+    use std::os::unix::ffi::OsStrExt;
+    loop {
+        let outcome = crossbeam_channel::select! {
+            recv(stopped) -> _ => return,
+            recv(invalidations) -> what => match what {
+                Err(_) => return,
+                Ok(Invalidation::Inode(inode)) => notifier.inval_inode(INodeNo(inode.0), -1, 0),
+                Ok(Invalidation::Name(place)) => notifier
+                    .inval_entry(INodeNo(place.parent.0), std::ffi::OsStr::from_bytes(&place.name)),
+            },
+        };
+        if let Err(error) = outcome
+            && error.raw_os_error() != Some(libc::ENOENT)
+        {
+            log::debug!("the kernel did not take an invalidation: {error}");
+        }
+    }
+}
+
+fn make_spares(file_system: &FileSystem, requests: &Receiver<()>, stopped: &Receiver<()>) {
+    loop {
+        crossbeam_channel::select! {
+            recv(stopped) -> _ => return,
+            recv(requests) -> request => match request {
+                Ok(()) => file_system.make_spares(),
+                Err(_) => return,
+            },
+        }
+    }
+}
+
+/// Removes what exceeds the limits of directories.
+fn retain(file_system: &FileSystem, stopped: &Receiver<()>, read_only: bool) {
+    if read_only {
+        return;
+    }
+    if let Err(error) = file_system.find_limits() {
+        log::error!("looking for limits of directories: {error}");
+    }
+    let mut retainer = Retainer::default();
+    let mut pause = Duration::ZERO;
+    while stopped.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
+        pause = file_system.retain(&mut retainer);
+    }
+}
+
+fn sweep(file_system: &FileSystem) {
+    if let Err(error) = file_system.note_unindexed() {
+        log::error!("looking for sequences without an index of prefixes: {error}");
+    }
+    if let Err(error) = file_system.find_pinned() {
+        log::error!("looking for pinned files: {error}");
+    }
+    match file_system.sweep_after_crash() {
+        Ok(0) => {}
+        Ok(removed) => log::info!("removed {removed} object files that a crash had left"),
+        Err(error) => log::warn!("looking for what a crash left: {error}"),
+    }
+}
