@@ -51,6 +51,21 @@ macro_rules! require {
     };
 }
 
+/// Makes a test of each scenario that takes seconds and to which it does not matter who moves the
+/// bytes: `scenario::served`.
+#[macro_export]
+macro_rules! in_served_mode {
+    ($($scenario:ident),+ $(,)?) => {
+        $(mod $scenario {
+            #[test]
+            fn served() {
+                $crate::require!(fuse);
+                super::$scenario($crate::common::Mode::Served);
+            }
+        })+
+    };
+}
+
 /// Makes two tests of each scenario, a function of [`Mode`]: `scenario::passthrough` and
 /// `scenario::served`.
 #[macro_export]

@@ -14,6 +14,8 @@ in_both_modes!(
     what_was_used_longest_ago_goes_first,
     what_is_used_or_pinned_stays,
     an_open_leaves_a_trace_unless_it_asks_for_none,
+);
+in_served_mode!(
     what_is_too_old_goes,
     a_file_has_a_time_to_live_of_its_own,
     a_name_that_went_can_be_made_again,

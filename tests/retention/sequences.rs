@@ -8,12 +8,11 @@ use crate::common::{Mode, Model, Mount, eventually};
 use crate::writer::Sequence;
 use crate::{limit, removed, settle, wait_until_gone};
 
-in_both_modes!(
+in_both_modes!(a_sequence_in_use_loses_nothing_before_what_is_used, a_cut_is_one_step_for_a_crash,);
+in_served_mode!(
     the_end_of_the_oldest_sequence_goes_first,
-    a_sequence_in_use_loses_nothing_before_what_is_used,
     a_sequence_that_is_too_old_goes_whole,
     shared_pages_free_nothing_until_the_last_sequence_goes,
-    a_cut_is_one_step_for_a_crash,
     limits_are_for_directories_that_hold_whole_things,
 );
 
