@@ -1,13 +1,13 @@
 //! The program as people and mount(8) call it: a real mount from start to end.
 //!
-//! Without /dev/fuse these tests are skipped; with `KVFS_TEST_REQUIRE_FUSE` set that is a failure.
+//! Without /dev/fuse these tests are skipped; if `KVFS_REQUIRE` names fuse that is a failure.
 
 #![expect(clippy::unwrap_used, reason = "a test ends where it cannot go on")]
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -21,10 +21,8 @@ impl Place {
     /// None, with the reason printed, where nothing can be mounted.
     fn new() -> Option<Place> {
         if let Err(error) = OpenOptions::new().read(true).write(true).open("/dev/fuse") {
-            assert!(
-                std::env::var_os("KVFS_TEST_REQUIRE_FUSE").is_none(),
-                "/dev/fuse is required: {error}"
-            );
+            let required = std::env::var("KVFS_REQUIRE").unwrap_or_default();
+            assert!(!required.split(',').any(|word| word == "fuse"), "/dev/fuse: {error}");
             eprintln!("skipped: /dev/fuse: {error}");
             return None;
         }
@@ -172,6 +170,34 @@ fn a_signal_unmounts_and_a_second_one_cuts_users_off() {
     place.signal_daemon("-INT");
     place.wait_for_log("everything is durable");
     drop(open);
+}
+
+#[test]
+fn an_interrupted_benchmark_leaves_nothing_behind() {
+    let Some(place) = Place::new() else { return };
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let mut bench = place
+        .command("kvfs")
+        .args(["bench", "fs", "--quick", "--dir"])
+        .arg(directory.path())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mounted = || {
+        let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+        mounts.contains(directory.path().to_str().unwrap())
+    };
+    let end = Instant::now() + Duration::from_secs(60);
+    while !mounted() {
+        assert!(bench.try_wait().unwrap().is_none() && Instant::now() < end, "it never mounted");
+        sleep(Duration::from_millis(2));
+    }
+    let pid = bench.id().to_string();
+    assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
+    assert_eq!(bench.wait().unwrap().code(), Some(128 + 2));
+    assert!(!mounted());
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
 }
 
 #[test]

@@ -7,8 +7,8 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::machine;
 use super::workplace::Workplace;
+use super::{interrupt, machine};
 
 /// Longer than this no mount takes that will ever answer.
 const START_WAIT_MAX: Duration = Duration::from_secs(60);
@@ -66,6 +66,7 @@ impl Daemon {
             .stdout(Stdio::null())
             .spawn()
             .map_err(|error| format!("the daemon could not be started: {error}"))?;
+        interrupt::daemon_starts(child.id(), &mountpoint);
         let mut daemon = Daemon { child: Some(child), mountpoint, answered_after: Duration::ZERO };
         let status = daemon.mountpoint.join(".kvfs/status");
         while !status.exists() {
@@ -173,6 +174,7 @@ impl Daemon {
 
     fn wait(&mut self) -> Result<(), String> {
         if let Some(mut child) = self.child.take() {
+            interrupt::daemon_ends(child.id());
             child.wait().map_err(|error| error.to_string())?;
         }
         Ok(())
@@ -184,12 +186,13 @@ impl Drop for Daemon {
         if let Some(mut child) = self.child.take() {
             let _ = unmount(&self.mountpoint, true);
             let _ = child.kill();
+            interrupt::daemon_ends(child.id());
             let _ = child.wait();
         }
     }
 }
 
-fn unmount(mountpoint: &Path, lazily: bool) -> Result<(), String> {
+pub(super) fn unmount(mountpoint: &Path, lazily: bool) -> Result<(), String> {
     let flags =
         if lazily { nix::mount::MntFlags::MNT_DETACH } else { nix::mount::MntFlags::empty() };
     match nix::mount::umount2(mountpoint, flags) {

@@ -12,6 +12,7 @@ mod build;
 mod daemon;
 mod engines;
 mod figure;
+mod interrupt;
 mod listing;
 mod machine;
 mod measure;
@@ -107,6 +108,7 @@ pub fn run(arguments: &BenchArguments) -> Result<(), String> {
     if arguments.cuda && arguments.what != What::Attention {
         return Err("--cuda is for `kvfs bench attention`".to_owned());
     }
+    interrupt::watch()?;
     let mut figures = Vec::new();
     let mut passthrough = None;
     let is_wanted = |what| arguments.what == what || arguments.what == What::All;

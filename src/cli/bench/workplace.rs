@@ -4,6 +4,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use super::interrupt;
+
+/// The mountpoint in a workplace.
+const MOUNT: &str = "mount";
+
 /// Counts those of this process.
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 
@@ -33,6 +38,7 @@ impl Workplace {
         }
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let path = directory.join(format!("kvfs-bench-{}-{number}", std::process::id()));
+        interrupt::workplace_begins(&path);
         let workplace = Workplace { path };
         let (mount, native) = (workplace.mount(), workplace.native());
         for path in [workplace.path.clone(), mount, native, workplace.remote()] {
@@ -53,7 +59,7 @@ impl Workplace {
 
     /// Where it is mounted.
     pub(super) fn mount(&self) -> PathBuf {
-        self.path.join("mount")
+        self.path.join(MOUNT)
     }
 
     /// A directory to be the remote.
@@ -69,9 +75,20 @@ impl Workplace {
 
 impl Drop for Workplace {
     fn drop(&mut self) {
-        // A mount that is still there must not be emptied.
-        if fs::remove_dir(self.mount()).is_ok() {
-            let _ = fs::remove_dir_all(&self.path);
-        }
+        remove(&self.path);
+        interrupt::workplace_ends(&self.path);
+    }
+}
+
+/// Where a workplace may have a tmpfs.
+pub(super) fn tmpfs(workplace: &Path) -> PathBuf {
+    workplace.join("tmpfs")
+}
+
+/// Removes a workplace with all that is in it.
+pub(super) fn remove(workplace: &Path) {
+    // A mount that is still there must not be emptied.
+    if fs::remove_dir(workplace.join(MOUNT)).is_ok() {
+        let _ = fs::remove_dir_all(workplace);
     }
 }

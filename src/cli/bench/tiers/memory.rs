@@ -14,7 +14,7 @@ use super::super::daemon::Daemon;
 use super::super::figure::{Better, Figure, Target};
 use super::super::measure::{Rounds, at, interleave, throughput, timed};
 use super::super::transfer::{Files, gigabytes, remove_pages, settle_memory, write_pages};
-use super::super::workplace::Workplace;
+use super::super::workplace::{self, Workplace};
 use super::super::{BenchArguments, note};
 use super::{MIB, Sizes, alone, make_layer, mebibytes, mount, tier};
 
@@ -81,7 +81,7 @@ struct Tmpfs {
 impl Tmpfs {
     /// `None` without the right to mount.
     fn mount(workplace: &Workplace) -> Result<Option<Tmpfs>, String> {
-        let path = workplace.path().join("tmpfs");
+        let path = workplace::tmpfs(workplace.path());
         fs::create_dir_all(&path).map_err(at(&path))?;
         let options = Some("huge=within_size,mode=0700");
         match nix::mount::mount(Some("tmpfs"), &path, Some("tmpfs"), MsFlags::empty(), options) {
