@@ -4,7 +4,7 @@
 #
 #   tests/crash/mutations.sh [NAME...]
 set -uo pipefail
-cd "$(dirname "$0")/../.."
+cd "$(dirname "$0")/../.." || exit
 
 copy=$(mktemp -d)
 trap 'rm -rf "$copy"' EXIT
@@ -23,11 +23,11 @@ source = open(path).read()
 sys.exit(f"{path}: {source.count(text)} times: {text}") if source.count(text) != 1 else None
 open(path, "w").write(source.replace(text, replacement))
 PYTHON
-    if ! (cd "$copy" && RUSTFLAGS=-Awarnings cargo build -q --locked --tests 2>"$copy/build.log"); then
+    if ! (cd "$copy" && cargo test -q --locked --no-run "${@:5:2}" 2>"$copy/build.log"); then
         tail -n 5 "$copy/build.log"
         echo "$name: does not compile"
         lives=1
-    elif (cd "$copy" && RUSTFLAGS=-Awarnings cargo test -q --locked "${@:5}" >"$copy/test.log" 2>&1); then
+    elif (cd "$copy" && cargo test -q --locked "${@:5}" >"$copy/test.log" 2>&1); then
         echo "$name: NOT NOTICED"
         lives=1
     else
