@@ -7,10 +7,11 @@
 use std::sync::{Arc, Mutex};
 
 use super::attributes::Place;
+use super::handle::{Handle, Served};
 use super::insert::{Origin, Verified};
 use super::open::{Caching, Opened, OpenedBy};
 use super::publish::page_role;
-use super::state::{Handle, Served, State};
+use super::state::State;
 use super::{FileSystem, FsError};
 use crate::ingest::seal::{self, SealError};
 use crate::page::{PageError, PagePlace, names, pack_page};

@@ -2,8 +2,9 @@
 
 use super::attributes::{Attributes, Caller, Found, Place};
 use super::classify::{self, FileClass};
+use super::handle::{Handle, Served};
 use super::settle::awaits_rename;
-use super::state::{Handle, Served, State};
+use super::state::State;
 use super::{FileSystem, FsError, check_new};
 use crate::store::metadata::Life;
 use crate::store::record::{

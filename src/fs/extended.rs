@@ -3,10 +3,11 @@
 //! them back.
 
 use super::retention::{self, AGE, QUOTA, TTL};
+use super::state::State;
 use super::{FileSystem, FsError};
 use crate::page::Checksum;
 use crate::reader::{self, Counts};
-use crate::store::record::{InodeId, Role, Time};
+use crate::store::record::{Inode, InodeId, Role, Time};
 use crate::tier::counters::Tier;
 
 /// What the daemon answers itself.
@@ -174,15 +175,25 @@ impl FileSystem {
             _ => {}
         }
         let mut state = self.state_to_change()?;
-        if super::is_virtual(id) || state.metadata.attribute(id, name)?.is_none() {
+        if super::is_virtual(id) {
             return Err(FsError::NoAttribute);
         }
-        let mut inode = state.inode(id)?;
-        let life = state.metadata.life(id);
-        state.metadata.remove_attribute(life, id, name);
+        state.remove_attribute(id, name).map(drop)
+    }
+}
+
+impl State {
+    /// Removes a stored attribute; whose it was.
+    pub(super) fn remove_attribute(&mut self, id: InodeId, name: &[u8]) -> Result<Inode, FsError> {
+        if self.metadata.attribute(id, name)?.is_none() {
+            return Err(FsError::NoAttribute);
+        }
+        let mut inode = self.inode(id)?;
+        let life = self.metadata.life(id);
+        self.metadata.remove_attribute(life, id, name);
         inode.ctime = Time::now();
-        state.put_inode(id, &inode);
-        Ok(())
+        self.put_inode(id, &inode);
+        Ok(inode)
     }
 }
 

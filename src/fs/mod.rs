@@ -44,6 +44,7 @@ mod encoded;
 mod error;
 mod extended;
 mod growing;
+mod handle;
 mod insert;
 mod keep_resident;
 mod leave;

@@ -4,7 +4,8 @@
 use std::sync::{Arc, MutexGuard};
 
 use super::extended::LOSSY;
-use super::state::{Handle, Served, State};
+use super::handle::{Handle, Served};
+use super::state::State;
 use super::{FileSystem, FsError, prefixes, views};
 use crate::ingest::seal;
 use crate::store::disk::{Access, DiskFile, FileStat};

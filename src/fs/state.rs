@@ -9,11 +9,11 @@ use std::sync::{Arc, Mutex};
 use super::FsError;
 use super::attributes::{Attributes, Place};
 use super::extended::LOSSY;
+use super::handle::Handle;
 use super::on_corrupt::Damaged;
-use super::prefixes::{OpenSlot, Query};
 use crate::ingest::model::Model;
 use crate::store::Store;
-use crate::store::disk::{DiskFile, FileStat};
+use crate::store::disk::FileStat;
 use crate::store::keys;
 use crate::store::metadata::{Attribute, Life, Metadata};
 use crate::store::record::{
@@ -73,45 +73,6 @@ impl Node {
     pub(crate) fn is_in_use(&self) -> bool {
         self.handles() > 0 || self.pins > 0
     }
-}
-
-/// An open file.
-#[derive(Debug)]
-pub(crate) struct Handle {
-    /// The inode.
-    pub(crate) inode: InodeId,
-    /// Opened for writing.
-    pub(crate) writes: bool,
-    /// A descriptor of it was closed.
-    pub(crate) flushed: bool,
-    /// A program runs from it.
-    pub(crate) executes: bool,
-    /// How its bytes are served.
-    pub(crate) served: Served,
-}
-
-impl Handle {
-    /// A handle that nobody has closed yet.
-    pub(crate) fn new(inode: InodeId, writes: bool, served: Served) -> Handle {
-        Handle { inode, writes, flushed: false, executes: false, served }
-    }
-}
-
-/// Who moves the bytes of a handle.
-#[derive(Clone, Debug)]
-pub(crate) enum Served {
-    /// The kernel.
-    Passthrough,
-    /// The daemon, from a resident file.
-    File(Arc<dyn DiskFile>),
-    /// The daemon; writes append.
-    Append(Arc<dyn DiskFile>),
-    /// The daemon, from a text made at open.
-    Text(Arc<[u8]>),
-    /// The daemon, which answers what was written.
-    Query(Arc<Query>),
-    /// The daemon, from the pages of a sequence.
-    Slot(Arc<OpenSlot>),
 }
 
 /// The guarded state.

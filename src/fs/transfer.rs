@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::state::Served;
+use super::handle::Served;
 use super::{FileSystem, FsError};
 use crate::store::disk::{Access, Allocation, DiskFile, Seek};
 use crate::store::record::InodeId;

@@ -5,9 +5,9 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use super::attributes::{Attributes, Place};
+use super::handle::{Handle, Served};
 use super::list::Listed;
 use super::open::{Caching, Opened, OpenedBy};
-use super::state::{Handle, Served};
 use super::{FileSystem, FsError, IoMode};
 use crate::store::quarantine;
 use crate::store::record::{InodeId, Time};

@@ -110,14 +110,7 @@ impl FileSystem {
     /// Takes a limit away.
     pub(in crate::fs) fn remove_limit(&self, id: InodeId, name: &[u8]) -> Result<(), FsError> {
         let mut state = self.state_to_change()?;
-        if state.metadata.attribute(id, name)?.is_none() {
-            return Err(FsError::NoAttribute);
-        }
-        let mut inode = state.inode(id)?;
-        let life = state.metadata.life(id);
-        state.metadata.remove_attribute(life, id, name);
-        inode.ctime = Time::now();
-        state.put_inode(id, &inode);
+        let inode = state.remove_attribute(id, name)?;
         self.note_limit(id, inode.is_directory(), name, None);
         Ok(())
     }
