@@ -1,7 +1,10 @@
 #!/usr/bin/env bash
 # Installs what the tests call and runs all of them.
 #
-#   mount-scripts/test.sh [ARGUMENTS OF cargo test]
+#   mount-scripts/test.sh [ARGUMENTS OF cargo nextest run, or of cargo test where there is no nextest]
+#
+# With cargo-nextest several tests run at a time (.config/nextest.toml); without it one by one, for
+# a program that one test starts would otherwise inherit descriptors of another.
 #
 # A test that lacks something (root, /dev/fuse, a program) prints why and passes;
 # KVFS_REQUIRE=fuse,root,loop,rsync,python,safetensors,pjdfstest,fsx,s3,zstd,cc,c++,nm,llama,xllamacpp,nvrtc,cgroup
@@ -37,4 +40,8 @@ mount-scripts/fetch-llama.sh "$KVFS_TEST_LLAMA" ||
 # What makes the PTX of kernels/ and looks at what an assembler makes of it.
 kernels/install-tools.sh
 
-exec cargo test --locked "$@"
+if cargo nextest --version >/dev/null 2>&1; then
+    cargo test --locked --doc
+    exec cargo nextest run --locked "$@"
+fi
+exec cargo test --locked --no-fail-fast "$@" -- --test-threads=1
