@@ -23,5 +23,6 @@ mod power;
 mod prefetch;
 mod rebuild;
 mod remote;
+mod rounding;
 mod s3;
 mod steps;
