@@ -31,6 +31,8 @@ pub mod capi;
 
 pub mod reader;
 
+pub mod sequence;
+
 pub mod cuda;
 
 pub mod ggml;

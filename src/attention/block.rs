@@ -1,5 +1,7 @@
 //! K and V where they lie: pages, tails, or any other memory with regular strides.
 
+use std::ops::Range;
+
 use super::Shape;
 use crate::page::{Dtype, Geometry, PageView, Strides};
 
@@ -87,6 +89,20 @@ impl<'a> KvBlock<'a> {
         self.first_position = self.first_position.wrapping_add_signed(shift);
         self.shift += shift;
         self
+    }
+
+    /// Some of the tokens, at positions from `first_position` on, which are `shift` after those that
+    /// they were rotated for. There must be that many.
+    pub(crate) fn rows(&self, tokens: Range<usize>, first_position: u64, shift: i64) -> Self {
+        let from = |tensor: Tensor<'a>| {
+            let start = tokens.start.saturating_mul(tensor.strides.token).min(tensor.bytes.len());
+            Tensor { bytes: &tensor.bytes[start..], ..tensor }
+        };
+        let v = match self.v {
+            Values::Rows(tensor) => Values::Rows(from(tensor)),
+            Values::Latent => Values::Latent,
+        };
+        Self { k: from(self.k), v, tokens: tokens.len(), first_position, shift, ..*self }
     }
 
     /// The tensor with the values.

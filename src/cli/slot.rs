@@ -74,6 +74,13 @@ fn append(path: &Path, bytes: &[u8]) -> io::Result<()> {
 pub(crate) fn export(arguments: &ExportArguments) -> Outcome {
     let (from, to) = (&arguments.sequence, &arguments.slot);
     let sequence = Sequence::open(from).map_err(Failure::failed)?;
+    if !sequence.positions().is_plain() {
+        let line = format!(
+            "{}: its tokens were removed or moved, which a slot file cannot say",
+            from.display()
+        );
+        return Err(Failure::Failed(line));
+    }
     let tokens = sequence.valid_tokens().map_err(Failure::failed)?;
     let mut ids = sequence.token_ids().map_err(Failure::failed)?;
     // The engine may have had the next token already.

@@ -19,7 +19,7 @@ use super::ring::Wanted;
 use super::table::Placed;
 use crate::attention::select::TokenSet;
 use crate::attention::{Attention, AttentionError, KvBlock, Options, Partials, Queries, Shape};
-use crate::page::Layer;
+use crate::page::{Layer, Positions};
 use crate::reader::attend::{length, seen_pages};
 use crate::reader::{LoadedPage, ReadError, Run, Sequence, Stream};
 
@@ -68,11 +68,15 @@ impl CudaAttention {
     ///
     /// # Errors
     /// As [`Sequence::stream`] and [`CudaAttention::run`]. Pages that do not fit into a slot of the
-    /// ring are [`CudaError::Unsupported`].
+    /// ring are [`CudaError::Unsupported`], and so are tokens that were removed or moved.
     pub fn scan<'c, 's>(
         &'c mut self, sequence: &'s Sequence, tokens: Range<u64>,
     ) -> Result<Scan<'c, 's>, CudaError> {
         let stream = sequence.stream(tokens)?;
+        if !stream.is_plain() {
+            let why = "a sequence whose tokens were removed or moved: attend on the CPU";
+            return Err(CudaError::Unsupported(why.to_owned()));
+        }
         let geometry = sequence.manifest().geometry();
         let layers = sequence.layers().len();
         self.prepare_scan(geometry, layers)?;
@@ -182,7 +186,8 @@ impl<'c> Scan<'c, '_> {
 
     /// Reads what this layer's queries see. What was staged under another rule is let go of.
     fn follow(&mut self, queries: &Queries<'_>, options: &Options<'_>) {
-        let visible = seen_pages(queries, options, &self.span, self.page_tokens);
+        let visible =
+            seen_pages(queries, options, &self.span, (self.page_tokens, &Positions::default()));
         let seen = self.cold(visible, self.layer);
         self.reach = self.layer + 1;
         if options.selection.is_none() {

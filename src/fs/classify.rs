@@ -43,8 +43,8 @@ pub(crate) fn file(parent: DirectoryClass, name: &[u8]) -> FileClass {
         DirectoryClass::Layer(_) => match names::layer_entry(name) {
             LayerEntry::Page(start) => FileClass::Page(start.0),
             LayerEntry::Tail(start) => FileClass::Tail(start.0),
-            LayerEntry::State(_) => FileClass::Reserved,
-            LayerEntry::Staging | LayerEntry::Other => FileClass::Plain,
+            // What the engine keeps in there is its own business.
+            LayerEntry::State(_) | LayerEntry::Staging | LayerEntry::Other => FileClass::Plain,
         },
         _ => FileClass::Plain,
     }
@@ -111,6 +111,7 @@ mod tests {
         check(Layer(0), ".0001024.safetensors.q1", FileClass::Plain);
         check(Layer(0), "0002048.tail", FileClass::Tail(2048));
         check(Layer(0), "1024.safetensors", FileClass::Plain);
+        check(Layer(0), "state-0001024.safetensors", FileClass::Plain);
         check(Plain, "0001024.safetensors", FileClass::Plain);
     }
 

@@ -18,6 +18,9 @@ impl FileSystem {
         if self.is_virtual_name(from)? {
             return Err(FsError::NotPermitted);
         }
+        if flags == libc::RENAME_EXCHANGE {
+            return self.exchange(from, to).map(|()| None);
+        }
         if flags & !libc::RENAME_NOREPLACE != 0 {
             return Err(FsError::Invalid);
         }
@@ -61,6 +64,36 @@ impl FileSystem {
             }
         }
         Ok(Some(entry.inode))
+    }
+
+    /// Two directories change names (`RENAME_EXCHANGE`): a sequence is replaced as a whole by another
+    /// one that was made beside it. Nothing below them may mean something else afterwards.
+    fn exchange(&self, from: &Place, to: &Place) -> Result<(), FsError> {
+        let mut state = self.state_to_change()?;
+        let mut found = Vec::new();
+        for place in [from, to] {
+            let entry = state.entry(place.parent, &place.name)?.ok_or(FsError::NotFound)?;
+            found.push((entry, state.inode(entry.inode)?));
+        }
+        let classes = found.iter().map(|(_, inode)| match &inode.kind {
+            Kind::Directory { class, .. } => Some(*class),
+            _ => None,
+        });
+        let classes: Vec<_> = classes.collect();
+        let is_same_kind = classes[0].is_some() && classes[0] == classes[1];
+        if !is_same_kind || from.parent != to.parent || from.parent == InodeId::ROOT {
+            return Err(FsError::Invalid);
+        }
+        for ((entry, mut inode), place) in found.into_iter().zip([to, from]) {
+            if let Kind::Directory { name, .. } = &mut inode.kind {
+                name.clone_from(&place.name);
+            }
+            inode.ctime = Time::now();
+            state.metadata.put_entry(Life::Durable, place.parent, &place.name, entry);
+            state.put_inode(entry.inode, &inode);
+        }
+        state.models.clear();
+        state.touch_directory(from.parent, 0)
     }
 
     /// Moves a name whose file stays what it is.

@@ -36,6 +36,8 @@ pub enum PageError {
         /// The newest one that this program reads.
         supported: u64,
     },
+    /// `positions.json` contradicts itself or exceeds a limit, or a change would make it.
+    Positions(String),
     /// A caller passed rows that do not fill the page it asked for.
     Rows(String),
 }
@@ -53,6 +55,7 @@ impl PageError {
             Self::Checksum { .. } => "checksum",
             Self::Manifest(_) => "manifest",
             Self::Newer { .. } => "version",
+            Self::Positions(_) => "positions",
             Self::Rows(_) => "rows",
         }
     }
@@ -68,6 +71,7 @@ impl fmt::Display for PageError {
             | Self::Size(text)
             | Self::Place(text)
             | Self::Manifest(text)
+            | Self::Positions(text)
             | Self::Rows(text) => f.write_str(text),
             Self::Checksum { declared, computed } => write!(
                 f,

@@ -10,6 +10,8 @@ use super::{Layer, TokenStart};
 pub const MANIFEST: &str = "manifest.json";
 /// The token ids of a sequence, u32 little endian.
 pub const TOKENS: &str = "tokens";
+/// Where the rows of a sequence stand, if not where they were written.
+pub const POSITIONS: &str = "positions.json";
 /// The directory of sequences.
 pub const SEQUENCES: &str = "sequences";
 /// The directory that answers lookups by prefix hash.

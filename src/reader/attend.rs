@@ -12,15 +12,18 @@ use half::f16;
 use super::{ReadError, Run, Stream};
 use crate::attention::select::TokenSet;
 use crate::attention::{Attention, Mask, Options, Partials, Queries};
+use crate::page::Positions;
 
 impl Stream<'_> {
     /// Attends to this layer, and goes on to the next one.
     ///
     /// The queries see the [`tokens`](Self::tokens) of the stream, as far as the options let them;
-    /// a mask and a selection count those. Pages that no query sees are not read.
+    /// a mask and a selection count those, with holes. Pages that no query sees are not read. Tokens
+    /// that were moved need [`Options::rotation`].
     ///
     /// # Errors
-    /// As [`next_run`](Self::next_run), [`ReadError::Attention`] as [`Attention::run`], and
+    /// As [`next_run`](Self::next_run), [`ReadError::Missing`] if a query sees a page that is gone
+    /// because a window has passed it, [`ReadError::Attention`] as [`Attention::run`], and
     /// [`ReadError::Arguments`] if there is no layer left.
     pub fn attend(
         &mut self, attention: &Attention, queries: &Queries<'_>, options: &Options<'_>,
@@ -34,7 +37,11 @@ impl Stream<'_> {
         let mut all = attention.run(queries, &[], &plain)?;
         options.check(attention.shape(), queries.positions.len(), length(&span))?;
         let page_tokens = u64::from(self.manifest().geometry().page_tokens());
-        self.narrow(seen_pages(queries, options, &span, page_tokens), self.reach(options));
+        let seen = seen_pages(queries, options, &span, (page_tokens, self.positions()));
+        self.narrow(seen, self.reach(options));
+        if let Some((layer, start)) = self.layer().zip(self.passed_page()) {
+            return Err(ReadError::Missing { layer, start });
+        }
         while let Some(run) = self.next_seen_run()? {
             let part = Part::new(options, &run, &span);
             all.merge(&attention.run(queries, &run.blocks(), &part.options(options))?)?;
@@ -58,19 +65,25 @@ pub(crate) fn length(tokens: &Range<u64>) -> usize {
 
 /// Which pages have a token that some query sees; `None` if all of them have.
 pub(crate) fn seen_pages(
-    queries: &Queries<'_>, options: &Options<'_>, span: &Range<u64>, page_tokens: u64,
+    queries: &Queries<'_>, options: &Options<'_>, span: &Range<u64>,
+    (page_tokens, positions): (u64, &Positions),
 ) -> Option<Vec<bool>> {
     let starts = (span.start..span.end).step_by(usize::try_from(page_tokens).unwrap_or(1));
     let is_plain = options.mask.is_none() && options.selection.is_none();
+    let sees = |query: usize, position: u64, run: crate::page::Run| {
+        let seen = options.seen_positions(position);
+        let stands = run.positions();
+        let mut tokens = stands.start.max(seen.start)..stands.end.min(seen.end);
+        if is_plain {
+            return !tokens.is_empty();
+        }
+        let row = |token: u64| run.row + (token - run.position);
+        tokens.any(|token| options.admits(query, length(&(span.start..row(token))), length(span)))
+    };
     let is_seen = |start: u64| {
-        let end = span.end.min(start + page_tokens);
-        queries.positions.iter().enumerate().any(|(query, position)| {
-            let seen = options.seen_positions(*position);
-            let mut tokens = start.max(seen.start)..end.min(seen.end);
-            if is_plain {
-                return !tokens.is_empty();
-            }
-            tokens.any(|token| options.admits(query, length(&(span.start..token)), length(span)))
+        positions.within(start..span.end.min(start + page_tokens)).any(|run| {
+            let mut all = queries.positions.iter().enumerate();
+            all.any(|(query, position)| sees(query, *position, run))
         })
     };
     let seen: Vec<bool> = starts.map(is_seen).collect();
@@ -94,9 +107,8 @@ impl Part {
         if options.mask.is_none() && options.selection.is_none() {
             return Self { mask: None, selection: None };
         }
-        let blocks = run.blocks();
-        let ranges = blocks.iter().map(|block| {
-            let start = length(&(span.start..block.first_position));
+        let ranges = run.placed_blocks().map(|(row, block)| {
+            let start = length(&(span.start..row));
             start..start + block.tokens
         });
         let ranges: Vec<Range<usize>> = ranges.collect();

@@ -1,7 +1,7 @@
 //! What is in a sequence's directory: names tell layers, pages and tokens.
 
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirEntryExt, FileExt};
 use std::path::{Path, PathBuf};
@@ -9,29 +9,31 @@ use std::path::{Path, PathBuf};
 use super::ReadError;
 use super::page::{Home, PAYLOAD_BYTE};
 use crate::page::names::{self, LayerEntry};
-use crate::page::{Layer, LayerKind, Manifest, PageError, PagePlace, TokenStart};
+use crate::page::{
+    Layer, LayerKind, MAX_POSITIONS_BYTES, Manifest, PageError, PagePlace, Positions, TokenStart,
+};
 
 /// A page by its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct ListedPage {
-    pub(super) start: TokenStart,
+pub(crate) struct ListedPage {
+    pub(crate) start: TokenStart,
     /// As the directory tells it; another one is another file.
-    pub(super) inode: u64,
+    pub(crate) inode: u64,
 }
 
 /// A layer as it was listed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct ListedLayer {
+pub(crate) struct ListedLayer {
     /// In order.
-    pub(super) pages: Vec<ListedPage>,
+    pub(crate) pages: Vec<ListedPage>,
     /// Where the tail starts.
-    pub(super) tail: Option<TokenStart>,
+    pub(crate) tail: Option<TokenStart>,
     /// Tokens from the first to the last one that has rows; there may be holes.
-    pub(super) end: u64,
+    pub(crate) end: u64,
 }
 
 /// Reads the manifest above a sequence, and tells who serves it.
-pub(super) fn manifest(sequence: &Path) -> Result<(Manifest, Home), ReadError> {
+pub(crate) fn manifest(sequence: &Path) -> Result<(Manifest, Home), ReadError> {
     let absolute = std::path::absolute(sequence).map_err(ReadError::io(sequence))?;
     let model = absolute.ancestors().nth(2).ok_or_else(|| ReadError::Manifest {
         path: sequence.to_owned(),
@@ -53,19 +55,94 @@ pub(super) fn manifest(sequence: &Path) -> Result<(Manifest, Home), ReadError> {
     }
 }
 
-/// Lists the layers of a sequence that keep K and V. One whose directory is missing has nothing.
-pub(super) fn layers(sequence: &Path, manifest: &Manifest) -> Result<Vec<ListedLayer>, ReadError> {
-    let list = |layer| match manifest.layer_kind(layer) {
-        Some(LayerKind::Attention | LayerKind::Sliding { .. }) => {
-            list_layer(&layer_directory(sequence, layer), layer, manifest)
+/// What is there of a sequence.
+#[derive(Debug)]
+pub(crate) struct Listing {
+    /// Of every layer; empty for those that keep no pages.
+    pub(crate) layers: Vec<ListedLayer>,
+    pub(crate) positions: Positions,
+}
+
+/// Bytes of an id in `tokens`.
+const ID_BYTES: u64 = size_of::<u32>() as u64;
+
+/// Times that a sequence is listed while others change it.
+const ATTEMPTS: usize = 8;
+
+/// Lists a sequence.
+pub(crate) fn list(sequence: &Path, manifest: &Manifest) -> Result<Listing, ReadError> {
+    let mut json = positions_json(sequence)?;
+    for _ in 0..ATTEMPTS {
+        let layers = layers(sequence, manifest)?;
+        // Of one state: whoever edits a sequence changes this file or the directory.
+        let again = positions_json(sequence)?;
+        if again == json {
+            return Ok(Listing { layers, positions: parse_positions(sequence, &json)? });
         }
-        _ => Ok(ListedLayer::default()),
+        json = again;
+    }
+    Err(ReadError::Changed(sequence.join(names::POSITIONS)))
+}
+
+fn positions_json(sequence: &Path) -> Result<Option<Vec<u8>>, ReadError> {
+    let path = sequence.join(names::POSITIONS);
+    let mut json = Vec::new();
+    let limit = MAX_POSITIONS_BYTES as u64 + 1;
+    match File::open(&path).and_then(|file| file.take(limit).read_to_end(&mut json)) {
+        Ok(_) => Ok(Some(json)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(ReadError::io(&path)(error)),
+    }
+}
+
+fn parse_positions(sequence: &Path, json: &Option<Vec<u8>>) -> Result<Positions, ReadError> {
+    let Some(json) = json else { return Ok(Positions::default()) };
+    let path = || sequence.join(names::POSITIONS);
+    Positions::parse(json).map_err(|error| ReadError::Refused { path: path(), error })
+}
+
+/// Lists the layers of a sequence that keep K and V. One whose directory is missing has nothing.
+fn layers(sequence: &Path, manifest: &Manifest) -> Result<Vec<ListedLayer>, ReadError> {
+    let list = |layer| {
+        if keeps_pages(manifest, layer) {
+            list_layer(&layer_directory(sequence, layer), layer, manifest)
+        } else {
+            Ok(ListedLayer::default())
+        }
     };
     (0..manifest.geometry().num_layers()).map(|layer| list(Layer(layer))).collect()
 }
 
+/// Whether a layer keeps K and V of each token.
+pub(super) fn keeps_pages(manifest: &Manifest, layer: Layer) -> bool {
+    matches!(manifest.layer_kind(layer), Some(LayerKind::Attention | LayerKind::Sliding { .. }))
+}
+
+/// Tokens that every layer has rows of, and that `tokens` has ids of if there is such a file.
+pub(super) fn valid_tokens(
+    sequence: &Path, manifest: &Manifest, layers: &[ListedLayer],
+) -> Result<u64, ReadError> {
+    let path = sequence.join(names::TOKENS);
+    let ids = match fs::metadata(&path) {
+        Ok(metadata) => metadata.len() / ID_BYTES,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => u64::MAX,
+        Err(error) => return Err(ReadError::io(&path)(error)),
+    };
+    let keeping = (0..).zip(layers).filter(|(layer, _)| keeps_pages(manifest, Layer(*layer)));
+    Ok(keeping.map(|(_, layer)| layer.end).min().unwrap_or(0).min(ids))
+}
+
+impl Listing {
+    /// As [`Sequence::valid_tokens`](super::Sequence::valid_tokens).
+    pub(crate) fn valid_tokens(
+        &self, sequence: &Path, manifest: &Manifest,
+    ) -> Result<u64, ReadError> {
+        valid_tokens(sequence, manifest, &self.layers)
+    }
+}
+
 /// Where the files of a layer are.
-pub(super) fn layer_directory(sequence: &Path, layer: Layer) -> PathBuf {
+pub(crate) fn layer_directory(sequence: &Path, layer: Layer) -> PathBuf {
     sequence.join(names::format_layer(layer))
 }
 

@@ -72,7 +72,7 @@ impl Tier {
 
 /// Who moves the bytes of files here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Home {
+pub(crate) enum Home {
     /// Nobody in particular: a copy of a sequence, outside of a mount.
     Directory,
     /// A mount's daemon.

@@ -3,11 +3,12 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::ReadError;
+use super::attend::length;
 use super::page::LoadedPage;
 use super::tail::TailRows;
+use super::{ReadError, Sequence};
 use crate::attention::KvBlock;
-use crate::page::{Geometry, Layer, TokenStart};
+use crate::page::{Geometry, Layer, Positions, TokenStart};
 
 /// Pages of a layer in order, and the tail if it follows. While it lives they stay in memory.
 #[derive(Debug)]
@@ -16,13 +17,16 @@ pub struct Run {
     geometry: Geometry,
     /// Of the stream.
     end: u64,
+    positions: Arc<Positions>,
     pages: Vec<Arc<LoadedPage>>,
     tail: Option<TailRows>,
 }
 
 impl Run {
-    pub(super) fn new(layer: Layer, geometry: Geometry, tokens: &Range<u64>) -> Self {
-        Self { layer, geometry, end: tokens.end, pages: Vec::new(), tail: None }
+    pub(super) fn new(layer: Layer, sequence: &Sequence, tokens: &Range<u64>) -> Self {
+        let geometry = *sequence.manifest().geometry();
+        let positions = Arc::clone(&sequence.positions);
+        Self { layer, geometry, end: tokens.end, positions, pages: Vec::new(), tail: None }
     }
 
     /// The layer.
@@ -30,7 +34,7 @@ impl Run {
         self.layer
     }
 
-    /// How many tokens it has, up to the end of the stream.
+    /// How many rows it has, up to the end of the stream.
     pub fn tokens(&self) -> u64 {
         let tail = self.tail.as_ref().map_or(0, TailRows::tokens);
         self.pages.iter().map(|page| self.tokens_of(page)).sum::<u64>() + tail
@@ -47,10 +51,24 @@ impl Run {
         self.pages.iter().filter(|page| page.is_mapped()).map(|page| page.bytes()).sum()
     }
 
-    /// K and V in order, at the positions that they were written for.
+    /// K and V in the order of rows, at the positions where they stand. Where tokens were removed or
+    /// moved, a page has several blocks, or one with a shift.
     pub fn blocks(&self) -> Vec<KvBlock<'_>> {
+        self.placed_blocks().map(|(_, block)| block).collect()
+    }
+
+    /// The same with the first row of each.
+    pub(super) fn placed_blocks(&self) -> impl Iterator<Item = (u64, KvBlock<'_>)> {
         let pages = self.page_blocks(0..self.pages.len());
-        pages.chain(self.tail.iter().map(|tail| tail.block(&self.geometry))).collect()
+        let stored = pages.chain(self.tail.iter().map(|tail| tail.block(&self.geometry)));
+        // A page says where it was written.
+        stored.flat_map(|block| {
+            let first = block.first_position;
+            self.positions.within(first..first + block.tokens as u64).map(move |run| {
+                let rows = length(&(first..run.row))..length(&(first..run.rows().end));
+                (run.row, block.rows(rows, run.position, run.shift))
+            })
+        })
     }
 
     /// Pages, without the tail.
@@ -58,7 +76,7 @@ impl Run {
         self.pages.len()
     }
 
-    /// K and V of some of the pages.
+    /// K and V of some of the pages, as they were written.
     pub(crate) fn page_blocks(&self, pages: Range<usize>) -> impl Iterator<Item = KvBlock<'_>> {
         self.pages[pages].iter().map(|page| {
             let mut block = page.block();

@@ -10,22 +10,19 @@ use std::time::{Duration, Instant};
 
 use super::buffer::Buffers;
 use super::counters::{ATTRIBUTE_C, Counters};
-use super::layer_scan::LayerScan;
-use super::listing::{self, ListedLayer};
+use super::layer_scan::{LayerScan, Rules};
+use super::listing::{self, ListedLayer, Listing};
 use super::loader::{Loader, Source};
 use super::page::Home;
 use super::residents::Residents;
 use super::stream::Stream;
 use super::tail::Tail;
 use super::{Counts, ReadError};
-use crate::page::{Layer, LayerKind, Manifest, names};
+use crate::page::{Layer, Manifest, Positions, names};
 use crate::sys;
 
 /// Between two reports to the mount: a report is a request (20 us).
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
-
-/// Bytes of an id in `tokens`.
-const ID_BYTES: u64 = size_of::<u32>() as u64;
 
 /// How a sequence is read.
 #[derive(Debug, Clone)]
@@ -51,6 +48,7 @@ pub struct Sequence {
     pub(super) source: Arc<Source>,
     pub(super) loader: Loader,
     pub(super) layers: Vec<ListedLayer>,
+    pub(super) positions: Arc<Positions>,
     pub(super) tails: Vec<Tail>,
     pub(super) counters: Counters,
     pub(super) stream_bytes: u64,
@@ -76,7 +74,7 @@ impl Sequence {
         let geometry = manifest.geometry();
         let page_bytes = geometry.file_bytes(geometry.page_tokens());
         let page_bytes = usize::try_from(page_bytes).unwrap_or(usize::MAX);
-        let layers = listing::layers(path, &manifest)?;
+        let Listing { layers, positions } = listing::list(path, &manifest)?;
         let source = Arc::new(Source {
             path: path.to_owned(),
             manifest,
@@ -89,6 +87,7 @@ impl Sequence {
             loader: Loader::start(&source).map_err(ReadError::io(path))?,
             tails: layers.iter().map(|_| Tail::default()).collect(),
             layers,
+            positions: Arc::new(positions),
             source,
             counters: Counters::default(),
             stream_bytes: settings.stream_bytes,
@@ -108,7 +107,7 @@ impl Sequence {
     /// [`ReadError::Io`], [`ReadError::Disconnected`], [`ReadError::Refused`] if the last page of a
     /// layer is none, and [`ReadError::Changed`] if a tail was sealed meanwhile: call it again.
     pub fn refresh(&mut self) -> Result<(), ReadError> {
-        let layers = listing::layers(&self.source.path, self.manifest())?;
+        let Listing { layers, positions } = listing::list(&self.source.path, self.manifest())?;
         for (index, (old, new)) in self.layers.iter().zip(&layers).enumerate() {
             let layer = Layer(u32::try_from(index).unwrap_or(u32::MAX));
             for page in &old.pages {
@@ -123,7 +122,14 @@ impl Sequence {
             }
         }
         self.layers = layers;
+        self.positions = Arc::new(positions);
         Ok(())
+    }
+
+    /// Where the rows stand, as it was listed. Everything else here counts rows: that is the same
+    /// as long as nobody has removed or moved tokens.
+    pub fn positions(&self) -> &Positions {
+        &self.positions
     }
 
     /// The layers that keep K and V.
@@ -133,8 +139,7 @@ impl Sequence {
     }
 
     fn keeps_pages(&self, layer: Layer) -> bool {
-        let kind = self.manifest().layer_kind(layer);
-        matches!(kind, Some(LayerKind::Attention | LayerKind::Sliding { .. }))
+        listing::keeps_pages(self.manifest(), layer)
     }
 
     /// Tokens of a layer from the first to the last one that has rows, as it was listed. There may
@@ -169,20 +174,15 @@ impl Sequence {
     /// # Errors
     /// [`ReadError::Io`] and [`ReadError::Disconnected`].
     pub fn valid_tokens(&self) -> Result<u64, ReadError> {
-        let path = self.tokens_path();
-        let ids = match fs::metadata(&path) {
-            Ok(metadata) => metadata.len() / ID_BYTES,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => u64::MAX,
-            Err(error) => return Err(ReadError::io(&path)(error)),
-        };
-        let layers = self.layers().into_iter().map(|layer| self.layers[layer.0 as usize].end);
-        Ok(layers.min().unwrap_or(0).min(ids))
+        listing::valid_tokens(&self.source.path, self.manifest(), &self.layers)
     }
 
-    /// Scans all layers. The pages are those with `tokens`, the first of them from its beginning.
+    /// Scans all layers. The pages are those with rows `tokens`, the first of them from its
+    /// beginning; holes are left out.
     ///
     /// # Errors
-    /// [`ReadError::Missing`] if a layer has not all of the tokens.
+    /// [`ReadError::Missing`] if a layer has not all of the tokens. Of a layer with a window only what
+    /// the last token sees must be there.
     pub fn stream(&self, tokens: Range<u64>) -> Result<Stream<'_>, ReadError> {
         self.stream_layers(&self.layers(), tokens)
     }
@@ -194,10 +194,10 @@ impl Sequence {
     pub fn stream_layers(
         &self, layers: &[Layer], tokens: Range<u64>,
     ) -> Result<Stream<'_>, ReadError> {
-        let page_tokens = u64::from(self.manifest().geometry().page_tokens());
         let scan = |layer: &Layer| {
             self.layer_tokens(*layer)?;
-            LayerScan::new(*layer, &self.layers[layer.0 as usize], &tokens, page_tokens)
+            let rules = Rules::new(*layer, self.manifest(), &self.positions, tokens.end);
+            LayerScan::new(*layer, &self.layers[layer.0 as usize], &tokens, &rules)
         };
         let scans = layers.iter().map(scan).collect::<Result<_, _>>()?;
         Ok(Stream::new(self, scans, tokens))

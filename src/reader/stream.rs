@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
+use super::attend::length;
 use super::layer_scan::LayerScan;
 use super::listing::layer_directory;
 use super::loader::{Answer, Done, Job};
@@ -15,7 +16,7 @@ use super::page::LoadedPage;
 use super::run::Run;
 use super::{Counts, ReadError, Sequence};
 use crate::attention::KvBlock;
-use crate::page::{Layer, names};
+use crate::page::{Layer, Positions, TokenStart, names};
 
 /// Pages that a stream holds ready, resident ones included: a million tokens of a layer in pages of
 /// 1024.
@@ -55,8 +56,8 @@ pub struct Stream<'s> {
     /// The layer that is handed out, and the page of it that comes next.
     current: (usize, usize),
     has_tail: bool,
-    /// Which pages are read, the tail as the one behind them; all of them if absent. Pages with the
-    /// same index are at the same place in every layer.
+    /// Which pages are read, by their place from the first token on, the tail as one of them; all
+    /// that there are if absent.
     seen: Option<Vec<bool>>,
     /// Layers before this one are read ahead.
     reach: usize,
@@ -109,14 +110,14 @@ impl<'s> Stream<'s> {
         self.scans.get(self.current.0).map(LayerScan::layer)
     }
 
-    /// The tokens that the stream goes through in each layer: from the beginning of the first page.
+    /// The rows that the stream goes through in each layer: from the beginning of the first page.
     pub fn tokens(&self) -> Range<u64> {
         let page_tokens = u64::from(self.sequence.manifest().geometry().page_tokens());
         let start = if self.tokens.is_empty() { 0 } else { self.tokens.start % page_tokens };
         self.tokens.start - start..self.tokens.end.max(self.tokens.start)
     }
 
-    /// The pages of each layer, and the tail, without their bytes: what
+    /// The pages of each layer, and the tail, without their bytes, as they were written: what
     /// [`PageTopK::select`](crate::attention::select::PageTopK::select) chooses among.
     pub fn outline(&self) -> Vec<KvBlock<'static>> {
         let page_tokens = u64::from(self.sequence.manifest().geometry().page_tokens());
@@ -127,7 +128,8 @@ impl<'s> Stream<'s> {
     }
 
     /// The next pages of this layer, as many as are in memory; waits only if the first of them is
-    /// not. `None` after the last one, and the next call begins with the next layer.
+    /// not. `None` after the last one, and the next call begins with the next layer. Pages that a
+    /// window has passed are left out where they are gone.
     ///
     /// # Errors
     /// What [`ReadError`] says of pages. The scan ends there.
@@ -177,7 +179,7 @@ impl<'s> Stream<'s> {
     pub(crate) fn tail_of(&mut self, index: usize) -> Result<Option<Run>, ReadError> {
         self.unless_failed(|stream| {
             let layer = stream.scans[index].layer();
-            let mut run = Run::new(layer, *stream.sequence.manifest().geometry(), &stream.tokens);
+            let mut run = Run::new(layer, stream.sequence, &stream.tokens);
             stream.add_tail(index, &mut run)?;
             Ok((!run.is_empty()).then_some(run))
         })
@@ -232,7 +234,7 @@ impl<'s> Stream<'s> {
 
     fn gather(&mut self, with_tail: bool) -> Result<Option<Run>, ReadError> {
         let Some(layer) = self.layer() else { return Ok(None) };
-        let mut run = Run::new(layer, *self.sequence.manifest().geometry(), &self.tokens);
+        let mut run = Run::new(layer, self.sequence, &self.tokens);
         let mut counts = Counts::default();
         let mut loads = 0;
         loop {
@@ -269,8 +271,26 @@ impl<'s> Stream<'s> {
         self.ahead.front().is_some_and(|slot| slot.scan == self.current.0)
     }
 
-    fn is_seen(&self, page: usize) -> bool {
-        self.seen.as_ref().is_none_or(|seen| seen.get(page).is_some_and(|seen| *seen))
+    fn is_seen(&self, start: TokenStart) -> bool {
+        let page_tokens = u64::from(self.sequence.manifest().geometry().page_tokens());
+        let place = length(&(self.tokens().start..start.0)) as u64 / page_tokens;
+        let place = usize::try_from(place).unwrap_or(usize::MAX);
+        self.seen.as_ref().is_none_or(|seen| seen.get(place).is_some_and(|seen| *seen))
+    }
+
+    /// A page of this layer that is wanted, and that a window has passed: it is gone.
+    pub(super) fn passed_page(&self) -> Option<TokenStart> {
+        let scan = self.scans.get(self.current.0)?;
+        scan.passed().iter().copied().find(|start| self.is_seen(*start))
+    }
+
+    pub(super) fn positions(&self) -> &'s Positions {
+        &self.sequence.positions
+    }
+
+    /// Whether every page of every layer is there and stands where it was written.
+    pub(crate) fn is_plain(&self) -> bool {
+        self.positions().is_plain() && self.scans.iter().all(|scan| scan.passed().is_empty())
     }
 
     /// Asks for pages until enough are on their way.
@@ -283,7 +303,7 @@ impl<'s> Stream<'s> {
                 self.cursor = (index + 1, 0);
                 continue;
             };
-            if !self.is_seen(at) {
+            if !self.is_seen(page.start) {
                 self.cursor.1 += 1;
                 continue;
             }
@@ -350,8 +370,8 @@ impl<'s> Stream<'s> {
 
     fn add_tail(&self, index: usize, run: &mut Run) -> Result<(), ReadError> {
         let scan = &self.scans[index];
-        let is_seen = self.is_seen(scan.pages().len());
-        let Some((start, tokens)) = scan.tail().filter(|_| is_seen) else { return Ok(()) };
+        let wanted = scan.tail().filter(|(start, _)| self.is_seen(*start));
+        let Some((start, tokens)) = wanted else { return Ok(()) };
         let source = &self.sequence.source;
         let path = layer_directory(&source.path, scan.layer()).join(names::format_tail(start));
         let tail = &self.sequence.tails[scan.layer().0 as usize];

@@ -146,7 +146,11 @@ impl FileSystem {
             if search.seen.len() >= CANDIDATES_MAX || !search.seen.insert(*sequence) {
                 continue;
             }
-            let same = self.same_tokens(*sequence, question.prompt)?;
+            let mut same = self.same_tokens(*sequence, question.prompt)?;
+            if same > search.tokens() {
+                let positions = self.positions_of(*sequence)?;
+                same = same.min(positions.map_or(0, |positions| positions.prefix_rows()));
+            }
             if same > search.tokens() {
                 let tokens = self.present_tokens(&question.rules, *sequence, same)?;
                 if tokens > search.tokens() {

@@ -118,6 +118,12 @@ impl FileSystem {
             None => None,
         };
         let length = file.as_ref().map_or(Ok(0), |file| file.stat().map(|stat| stat.length))?;
+        // Tokens that came after an edit do not follow from those before them alone.
+        let known_rows = match source {
+            Some(_) => self.positions_of(sequence)?.map_or(0, |positions| positions.edited_at()),
+            None => 0,
+        };
+        let length = length.min(known_rows.saturating_mul(TOKEN_BYTES as u64));
         let length = length - length % TOKEN_BYTES as u64;
         let goes_on = |known: &IndexedTokens| {
             change == TokensChange::Grown

@@ -2,7 +2,8 @@
 //!
 //! Nothing is kept: the head is made when the file is opened, rows are gathered page by page. The
 //! bytes are those that `kvfs export` writes, so an engine restores a conversation from pages without
-//! knowing of them. Only what slots can say has a file: attention in every layer, in f16, bf16 or f32.
+//! knowing of them. Only what slots can say has a file: attention in every
+//! layer, in f16, bf16 or f32, and no token moved.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -82,7 +83,9 @@ impl FileSystem {
         let geometry = *rules.manifest.geometry();
         let is_attention =
             |layer| matches!(rules.manifest.layer_kind(Layer(layer)), Some(LayerKind::Attention));
-        if !(0..geometry.num_layers()).all(is_attention) {
+        let stands = self.positions_of(sequence)?;
+        let is_plain = stands.is_some_and(|positions| positions.is_plain());
+        if !is_plain || !(0..geometry.num_layers()).all(is_attention) {
             return Ok(None);
         }
         let known = self.file_bytes(sequence, names::TOKENS)? / TOKEN_BYTES as u64;
@@ -97,7 +100,7 @@ impl FileSystem {
     }
 
     /// Length of a file in a directory; 0 without one.
-    fn file_bytes(&self, directory: InodeId, name: &str) -> Result<u64, FsError> {
+    pub(super) fn file_bytes(&self, directory: InodeId, name: &str) -> Result<u64, FsError> {
         let state = self.state();
         match state.entry(directory, name.as_bytes())? {
             Some(entry) => Ok(state.attributes(&self.store, entry.inode)?.size),
@@ -198,7 +201,9 @@ impl FileSystem {
     }
 
     /// The bytes of a file, from whichever tier, checked as for everybody.
-    fn whole_file(&self, directory: InodeId, name: &str) -> Result<Option<Vec<u8>>, FsError> {
+    pub(super) fn whole_file(
+        &self, directory: InodeId, name: &str,
+    ) -> Result<Option<Vec<u8>>, FsError> {
         let (inode, size) = {
             let state = self.state();
             let Some(entry) = state.entry(directory, name.as_bytes())? else { return Ok(None) };

@@ -2,7 +2,8 @@
 //!
 //! Everything that one cut removes is removed with the state held, so it is one commit: after a
 //! crash the sequence is as it was or as it is. `tokens` gets another file, since what is cut off in
-//! place could not come back.
+//! place could not come back. A sequence whose tokens were moved goes as a whole: `positions.json` says
+//! where its rows stand, and rows that take the place of those that were cut off would not stand there.
 
 use std::collections::BTreeMap;
 
@@ -37,6 +38,8 @@ struct Listed {
     pieces: BTreeMap<u64, Vec<Piece>>,
     layers: Vec<InodeId>,
     tokens: Option<InodeId>,
+    /// Nothing of it goes without the rest.
+    is_whole: bool,
 }
 
 /// `tokens` with another file, of which only a part will stay.
@@ -56,7 +59,8 @@ impl FileSystem {
         let (mut chosen, mut bytes, mut pages) = (Vec::new(), 0_u64, 0);
         for (start, pieces) in listed.pieces.iter().rev() {
             // All layers of a range go together, however many there are.
-            if bytes >= bytes_max || (pages > 0 && pages + pieces.len() > PAGES_MAX) {
+            let is_enough = bytes >= bytes_max || (pages > 0 && pages + pieces.len() > PAGES_MAX);
+            if is_enough && !listed.is_whole {
                 break;
             }
             chosen.push((*start, pieces.clone()));
@@ -83,6 +87,8 @@ impl FileSystem {
         state.metadata.entries(sequence, 0, |_, name, entry| {
             if name == names::TOKENS.as_bytes() {
                 listed.tokens = Some(entry.inode);
+            } else if name == names::POSITIONS.as_bytes() {
+                listed.is_whole = true;
             } else if entry.file_type == libc::S_IFDIR {
                 directories.push(entry.inode);
             }
@@ -136,6 +142,9 @@ impl FileSystem {
                 break;
             }
             going.push((*start, pieces));
+        }
+        if kept.is_some() && listed.is_whole {
+            going.clear();
         }
         let mut removal = Removal { kept, ..Removal::default() };
         for (_, pieces) in &going {

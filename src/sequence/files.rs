@@ -1,0 +1,111 @@
+//! Steps on directories that are there as a whole or not at all.
+
+use std::fs::{self, DirEntry, File};
+use std::io::{self, Write};
+use std::os::unix::fs::{MetadataExt, chown};
+use std::path::Path;
+
+use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
+
+use super::SequenceError;
+use crate::sys;
+
+/// The turn of one operation; ends when it is dropped.
+#[derive(Debug)]
+pub(super) struct Turn {
+    _directory: File,
+}
+
+impl Turn {
+    /// Waits for the turns of others in this directory.
+    pub(super) fn wait(directory: &Path) -> Result<Self, SequenceError> {
+        let failed = SequenceError::io(directory);
+        let opened = File::open(directory).map_err(&failed)?;
+        opened.lock().map_err(&failed)?;
+        Ok(Self { _directory: opened })
+    }
+}
+
+/// What is in a directory; nothing if it is not there.
+pub(super) fn entries(directory: &Path) -> Result<Vec<DirEntry>, SequenceError> {
+    match fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        outcome => outcome.and_then(Iterator::collect).map_err(SequenceError::io(directory)),
+    }
+}
+
+/// Makes what is in a file or directory survive a crash.
+pub(super) fn sync(path: &Path) -> Result<(), SequenceError> {
+    File::open(path).and_then(|file| file.sync_all()).map_err(SequenceError::io(path))
+}
+
+/// Writes a new file.
+pub(super) fn write(path: &Path, bytes: &[u8], durable: bool) -> Result<(), SequenceError> {
+    let write = || -> io::Result<()> {
+        let mut file = File::create_new(path)?;
+        file.write_all(bytes)?;
+        if durable { file.sync_all() } else { Ok(()) }
+    };
+    write().map_err(SequenceError::io(path))
+}
+
+/// Puts a file into a directory, in the place of an older one; without bytes, removes it. It is
+/// durable then.
+pub(super) fn publish(directory: &Path, name: &str, bytes: &[u8]) -> Result<(), SequenceError> {
+    let path = directory.join(name);
+    if bytes.is_empty() {
+        fs::remove_file(&path).map_err(SequenceError::io(&path))?;
+        return sync(directory);
+    }
+    let staging = directory.join(format!(".{name}.tmp"));
+    let _ = fs::remove_file(&staging);
+    write(&staging, bytes, true)?;
+    fs::rename(&staging, &path).map_err(SequenceError::io(&path))?;
+    sync(directory)
+}
+
+/// Two directories change names.
+pub(super) fn exchange(one: &Path, other: &Path) -> Result<(), SequenceError> {
+    renameat2(AT_FDCWD, one, AT_FDCWD, other, RenameFlags::RENAME_EXCHANGE)
+        .map_err(|errno| SequenceError::io(other)(errno.into()))
+}
+
+/// Removes a directory with all that is in it, if it is there.
+pub(super) fn remove_tree(directory: &Path) -> Result<(), SequenceError> {
+    match fs::remove_dir_all(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        outcome => outcome.map_err(SequenceError::io(directory)),
+    }
+}
+
+/// Makes a directory with the owner, permissions and attributes of another one.
+pub(super) fn make_like(model: &Path, directory: &Path) -> Result<(), SequenceError> {
+    let failed = SequenceError::io(directory);
+    let like = fs::metadata(model).map_err(SequenceError::io(model))?;
+    fs::create_dir(directory).map_err(&failed)?;
+    let made = fs::metadata(directory).map_err(&failed)?;
+    if (made.uid(), made.gid()) != (like.uid(), like.gid()) {
+        chown(directory, Some(like.uid()), Some(like.gid())).map_err(&failed)?;
+    }
+    fs::set_permissions(directory, like.permissions()).map_err(&failed)?;
+    sys::copy_extended_attributes(model, directory).map_err(&failed)
+}
+
+/// Gives all files below a directory another name below a new one.
+pub(super) fn link_tree(from: &Path, to: &Path) -> Result<(), SequenceError> {
+    make_like(from, to)?;
+    for entry in entries(from)? {
+        link(&entry, to)?;
+    }
+    Ok(())
+}
+
+/// Gives what is in a directory another name in a new one.
+pub(super) fn link(entry: &DirEntry, to: &Path) -> Result<(), SequenceError> {
+    let (from, to) = (entry.path(), to.join(entry.file_name()));
+    let kind = entry.file_type().map_err(SequenceError::io(&from))?;
+    if kind.is_dir() {
+        return link_tree(&from, &to);
+    }
+    fs::hard_link(&from, &to).map_err(SequenceError::io(&from))
+}
