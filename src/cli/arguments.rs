@@ -12,6 +12,7 @@ use super::output::Failure;
 use super::probe::ProbeArguments;
 use super::quota::QuotaArguments;
 use super::size::Size;
+use crate::ggml::slot::Version;
 use crate::page::{Dtype, Layout};
 
 /// A filesystem whose files are the KV cache of language models.
@@ -49,6 +50,9 @@ pub(crate) enum Command {
     Import(ImportArguments),
     /// Make a slot file of llama.cpp of a sequence
     Export(ExportArguments),
+    /// Keep conversations of a running llama.cpp server as sequences, and bring them back
+    #[command(subcommand)]
+    Slots(SlotsCommand),
     /// Limit what a directory may hold, and for how long
     Quota(QuotaArguments),
     /// Delete what nobody refers to from the remote and from the store
@@ -381,6 +385,59 @@ pub(crate) struct ExportArguments {
     pub sequence: PathBuf,
     /// The file to make, or to replace
     pub slot: PathBuf,
+    /// LLAMA_STATE_SEQ_VERSION of the engine: 3 with ggml 0.25, 4 later
+    #[arg(long, value_name = "3|4", default_value = "3", value_parser = slot_version)]
+    pub slot_version: Version,
+}
+
+fn slot_version(text: &str) -> Result<Version, String> {
+    let version = text.parse().ok().and_then(Version::of_number);
+    version.ok_or_else(|| "3 and 4 are known".to_owned())
+}
+
+/// `kvfs slots`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum SlotsCommand {
+    /// Make a sequence of what each slot of the server has
+    Save(SaveSlotArguments),
+    /// Give the slots that nobody has used the latest conversations, or one the longest beginning of
+    /// a prompt
+    Restore(RestoreSlotArguments),
+}
+
+/// The server, and which of its slots.
+#[derive(Debug, Args)]
+pub(crate) struct ServerArguments {
+    /// Where it listens
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8080")]
+    pub server: String,
+    /// Only the slot of this number
+    #[arg(long, value_name = "NUMBER")]
+    pub slot: Option<u32>,
+    /// The server's --slot-save-path
+    #[arg(long, value_name = "DIRECTORY")]
+    pub directory: PathBuf,
+}
+
+/// `kvfs slots save`.
+#[derive(Debug, Args)]
+pub(crate) struct SaveSlotArguments {
+    #[command(flatten)]
+    pub server: ServerArguments,
+    /// The model's directory, `MOUNT/models/NAME`
+    pub model: PathBuf,
+}
+
+/// `kvfs slots restore`.
+#[derive(Debug, Args)]
+pub(crate) struct RestoreSlotArguments {
+    #[command(flatten)]
+    pub server: ServerArguments,
+    /// The prompt's token ids, u32 little endian as in a file `tokens`; - reads standard input
+    #[arg(long, value_name = "FILE")]
+    pub tokens: Option<PathBuf>,
+    /// The model's directory, `MOUNT/models/NAME`
+    pub model: PathBuf,
 }
 
 /// `kvfs gc`.

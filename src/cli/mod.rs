@@ -35,6 +35,7 @@ mod quota;
 mod role;
 mod size;
 mod slot;
+mod slots;
 mod stale;
 mod status;
 mod stop;
@@ -76,6 +77,7 @@ fn dispatch(command: Command) -> Outcome {
         Command::Match(arguments) => prefix::run(&arguments),
         Command::Import(arguments) => slot::import(&arguments),
         Command::Export(arguments) => slot::export(&arguments),
+        Command::Slots(command) => slots::run(&command),
         Command::Quota(arguments) => quota::run(&arguments),
         Command::Gc(arguments) => gc::run(&arguments),
         Command::Fsck(arguments) => fsck::run(&arguments),

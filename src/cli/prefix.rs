@@ -29,7 +29,7 @@ pub(crate) fn run(arguments: &MatchArguments) -> Outcome {
     Ok(Report::text(summary.to_text()))
 }
 
-fn read_tokens(path: &Path) -> Result<Vec<u32>, Failure> {
+pub(super) fn read_tokens(path: &Path) -> Result<Vec<u32>, Failure> {
     let explain = |error: io::Error| Failure::Failed(format!("{}: {error}", path.display()));
     let mut bytes = Vec::new();
     if path == Path::new("-") {

@@ -8,7 +8,7 @@ use super::arguments::{ExportArguments, ImportArguments};
 use super::create::publish;
 use super::output::{Failure, Outcome, Report, bytes};
 use crate::attention::{KvBlock, Tensor, Values};
-use crate::ggml::slot::{Slot, write_head, write_tensor_head};
+use crate::ggml::slot::{Slot, Version, write_head, write_tensor_head};
 use crate::page::names::{TOKENS, format_layer, format_page, format_tail};
 use crate::page::{Geometry, Layer, Manifest, PagePlace, TokenStart, pack_page};
 use crate::reader::Sequence;
@@ -19,6 +19,11 @@ fn explain(path: &Path) -> impl Fn(io::Error) -> Failure {
 
 /// Makes a sequence of a slot file.
 pub(crate) fn import(arguments: &ImportArguments) -> Outcome {
+    import_to_text(arguments).map(Report::text)
+}
+
+/// The same; a line that says what was made.
+pub(super) fn import_to_text(arguments: &ImportArguments) -> Result<String, Failure> {
     let (from, to) = (&arguments.slot, &arguments.sequence);
     let refuse = |why: String| Failure::Failed(format!("{}: {why}", from.display()));
     let slot = Slot::open(from).map_err(refuse)?;
@@ -33,7 +38,7 @@ pub(crate) fn import(arguments: &ImportArguments) -> Outcome {
         let _ = std::fs::remove_dir_all(to);
     }
     let written = outcome?;
-    Ok(Report::text(format!("{}: {} tokens, {}\n", to.display(), slot.cells(), bytes(written))))
+    Ok(format!("{}: {} tokens, {}\n", to.display(), slot.cells(), bytes(written)))
 }
 
 /// Bytes of the rows.
@@ -83,8 +88,9 @@ pub(crate) fn export(arguments: &ExportArguments) -> Outcome {
     }
     let tokens = sequence.valid_tokens().map_err(Failure::failed)?;
     let mut ids = sequence.token_ids().map_err(Failure::failed)?;
-    // The engine may have had the next token already.
-    ids.truncate(usize::try_from(tokens).map_err(Failure::failed)?.saturating_add(1));
+    let version = arguments.slot_version;
+    let count = version.ids(ids.len() as u64, tokens);
+    ids.truncate(usize::try_from(count).map_err(Failure::failed)?);
     if ids.is_empty() {
         let line = format!("{} has no {TOKENS}, which a slot file needs", from.display());
         return Err(Failure::Failed(line));
@@ -93,7 +99,7 @@ pub(crate) fn export(arguments: &ExportArguments) -> Outcome {
     name.push(".tmp");
     let staging = Path::new(&name);
     let file = File::create_new(staging).map_err(explain(staging))?;
-    let outcome = write_slot(file, &sequence, &ids, tokens)
+    let outcome = write_slot(file, &sequence, version, (&ids, tokens))
         .and_then(|()| publish(staging, to).map_err(explain(to)));
     if outcome.is_err() {
         let _ = std::fs::remove_file(staging);
@@ -102,11 +108,13 @@ pub(crate) fn export(arguments: &ExportArguments) -> Outcome {
     Ok(Report::text(format!("{}: {tokens} tokens\n", to.display())))
 }
 
-fn write_slot(file: File, sequence: &Sequence, ids: &[u32], tokens: u64) -> Result<(), Failure> {
+fn write_slot(
+    file: File, sequence: &Sequence, version: Version, (ids, tokens): (&[u32], u64),
+) -> Result<(), Failure> {
     let geometry = *sequence.manifest().geometry();
     let cells = u32::try_from(tokens).map_err(Failure::failed)?;
     let mut file = BufWriter::new(file);
-    write_head(&mut file, &geometry, ids, cells).map_err(Failure::failed)?;
+    write_head(&mut file, &geometry, version, ids, cells).map_err(Failure::failed)?;
     for is_v in [false, true] {
         let mut stream = sequence.stream(0..tokens).map_err(Failure::failed)?;
         while stream.layer().is_some() {

@@ -4,13 +4,18 @@
 //! every machine that this crate runs on:
 //!
 //! ```text
-//! u32 magic, u32 version, u32 n, u32 tokens[n]
-//! u32 streams (1), u32 cells
+//! u32 magic, u32 version (3 or 4), u32 n, u32 words[n]
+//! u32 streams, u32 cells of each: all but one have 0, and nothing else
 //! per cell: i32 position, u32 sequences (1), i32 sequence
 //! u32 whether V is transposed, u32 layers
+//! version 4: u32 elements of K, u32 of V that are rotated together (0: none)
 //! per layer: i32 type, u64 bytes of a row, rows of K [cells, kv_heads, head_dim]
 //! per layer: the same of V
 //! ```
+//!
+//! The words are the tokens; the server of version 4 puts `-1, 1, count` before and the number of its
+//! pictures behind them, and reads them without that as well. It has as many tokens as cells, others
+//! may have one more: the one that comes next.
 //!
 //! Cells of a cache that has no holes stand in the order of their positions. The order of tokens
 //! and heads is that of pages with `layout: nhd`, so their tensors are slices of such a file.
@@ -28,16 +33,55 @@ mod tests;
 
 /// `LLAMA_STATE_SEQ_MAGIC`, "ggsq" as a number.
 const MAGIC: u32 = 0x6767_7371;
-/// `LLAMA_STATE_SEQ_VERSION`
-const VERSION: u32 = 3;
-/// Bytes before the rows, without ids and cells.
+/// Bytes before the rows in version 3, without ids and cells.
 const HEAD_BYTES: u64 = 28;
+/// Bytes of the rotations in version 4.
+const ROTATION_BYTES: u64 = 8;
+/// No token (`LLAMA_TOKEN_NULL`): what the server kept of a prompt follows, in a form of its own.
+const PROMPT: u32 = u32::MAX;
+/// Version of that form.
+const PROMPT_VERSION: u32 = 1;
 /// Bytes before the rows of a tensor.
 const TENSOR_HEAD_BYTES: u64 = 12;
 /// Bytes of a cell's record.
 const CELL_BYTES: u64 = 12;
+/// `LLAMA_MAX_SEQ`
+const STREAMS_MAX: u32 = 256;
 /// No model has more layers; what says so is no slot file.
 const LAYERS_MAX: u32 = 1 << 16;
+
+/// `LLAMA_STATE_SEQ_VERSION` of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Version {
+    /// ggml 0.25
+    Three,
+    /// ggml 0.26 and later
+    Four,
+}
+
+impl Version {
+    pub(crate) const ALL: [Self; 2] = [Self::Three, Self::Four];
+
+    pub(crate) fn number(self) -> u32 {
+        match self {
+            Self::Three => 3,
+            Self::Four => 4,
+        }
+    }
+
+    pub(crate) fn of_number(number: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|version| version.number() == number)
+    }
+
+    /// Ids of a slot with so many cells, of a conversation with so many.
+    pub(crate) fn ids(self, known: u64, cells: u64) -> u64 {
+        match self {
+            // The engine may have had the next token already.
+            Self::Three => known.min(cells.saturating_add(1)),
+            Self::Four => known.min(cells),
+        }
+    }
+}
 
 /// K or V of one layer, in the file.
 #[derive(Clone, Copy, Debug)]
@@ -104,12 +148,52 @@ impl Reader {
         Ok(Tensor { kind, row_bytes, offset })
     }
 
+    fn tokens(&mut self) -> Result<Vec<u32>, String> {
+        let count = self.count("tokens", 4)?;
+        let mut words = (0..count).map(|_| self.u32()).collect::<Result<Vec<_>, _>>()?;
+        let [PROMPT, rest @ ..] = words.as_slice() else { return Ok(words) };
+        let is_text = match rest {
+            [PROMPT_VERSION, tokens, words @ .., pictures] => {
+                *tokens as usize == words.len() && *pictures == 0
+            }
+            _ => false,
+        };
+        if !is_text {
+            return Err("has a prompt of more than tokens, or of another kind".to_owned());
+        }
+        words.drain(..3);
+        words.pop();
+        Ok(words)
+    }
+
+    /// K and V are as the model made them.
+    fn refuse_rotation(&mut self) -> Result<(), String> {
+        match (self.u32()?, self.u32()?) {
+            (0, 0) => Ok(()),
+            (k, v) => {
+                Err(format!("has rows rotated by {k} (K) and {v} (V): save it with K and V of f16"))
+            }
+        }
+    }
+
+    /// Cells of the first stream that has any, and how many streams follow. A sequence is in one of
+    /// them.
+    fn stream(&mut self) -> Result<(u32, u32), String> {
+        let streams = self.u32()?;
+        if !(1..=STREAMS_MAX).contains(&streams) {
+            return Err(format!("says that it has {streams} streams"));
+        }
+        for behind in (0..streams).rev() {
+            let cells = self.cells()?;
+            if cells > 0 {
+                return Ok((cells, behind));
+            }
+        }
+        Ok((0, 0))
+    }
+
     /// Cells whose positions are 0, 1, 2, ..., each of one sequence.
     fn cells(&mut self) -> Result<u32, String> {
-        let streams = self.u32()?;
-        if streams != 1 {
-            return Err(format!("has {streams} streams, not one sequence"));
-        }
         let cells = self.count("cells", CELL_BYTES)?;
         for cell in 0..cells {
             let (position, sequences, _) = (self.i32()?, self.u32()?, self.i32()?);
@@ -134,13 +218,14 @@ impl Slot {
         let length = file.metadata().map_err(|error| error.to_string())?.len();
         let copy = file.try_clone().map_err(|error| error.to_string())?;
         let mut reader = Reader { file: BufReader::new(copy), offset: 0, length };
-        let (magic, version) = (reader.u32()?, reader.u32()?);
-        if (magic, version) != (MAGIC, VERSION) {
-            return Err(format!("is no slot file of llama.cpp of version {VERSION}"));
+        let (magic, number) = (reader.u32()?, reader.u32()?);
+        let version = Version::of_number(number).filter(|_| magic == MAGIC);
+        let version = version.ok_or("is no slot file of llama.cpp of version 3 or 4")?;
+        let tokens = reader.tokens()?;
+        let (cells, streams_behind) = reader.stream()?;
+        if cells == 0 {
+            return Ok(Self { file, tokens, cells, k: Vec::new(), v: Vec::new() });
         }
-        let count = reader.count("tokens", 4)?;
-        let tokens = (0..count).map(|_| reader.u32()).collect::<Result<_, _>>()?;
-        let cells = reader.cells()?;
         let (is_transposed, layers) = (reader.u32()?, reader.u32()?);
         if is_transposed != 0 {
             return Err("has V transposed: save it with flash attention on".to_owned());
@@ -148,8 +233,16 @@ impl Slot {
         if layers > LAYERS_MAX {
             return Err(format!("says that it has {layers} layers"));
         }
+        if version == Version::Four {
+            reader.refuse_rotation()?;
+        }
         let k = (0..layers).map(|_| reader.tensor(cells)).collect::<Result<_, _>>()?;
         let v = (0..layers).map(|_| reader.tensor(cells)).collect::<Result<_, _>>()?;
+        for _ in 0..streams_behind {
+            if reader.u32()? != 0 {
+                return Err("has cells in several streams, not one sequence".to_owned());
+            }
+        }
         if reader.offset != length {
             return Err("has more than the cache of one kind of layer".to_owned());
         }
@@ -259,11 +352,12 @@ pub(crate) enum Part {
 
 impl Layout {
     /// Of a slot with so many ids and cells; nothing, if slots do not have the model's type.
-    pub(crate) fn new(geometry: &Geometry, ids: u32, cells: u32) -> Option<Self> {
+    pub(crate) fn new(geometry: &Geometry, version: Version, ids: u32, cells: u32) -> Option<Self> {
         kind(geometry).ok()?;
         let cells = u64::from(cells);
+        let rotation_bytes = if version == Version::Four { ROTATION_BYTES } else { 0 };
         Some(Self {
-            head_bytes: HEAD_BYTES + 4 * u64::from(ids) + CELL_BYTES * cells,
+            head_bytes: HEAD_BYTES + 4 * u64::from(ids) + CELL_BYTES * cells + rotation_bytes,
             layers: u64::from(geometry.num_layers()),
             cells,
             row_bytes: row_bytes(geometry),
@@ -313,13 +407,15 @@ impl Layout {
 /// # Errors
 /// Those of writing, and `InvalidInput` for a dtype that slots do not have.
 pub(crate) fn write_head(
-    to: &mut impl Write, geometry: &Geometry, tokens: &[u32], cells: u32,
+    to: &mut impl Write, geometry: &Geometry, version: Version, tokens: &[u32], cells: u32,
 ) -> io::Result<()> {
     let count = u32::try_from(tokens.len()).map_err(io::Error::other)?;
-    let numbers = [MAGIC, VERSION, count].into_iter().chain(tokens.iter().copied());
+    let numbers = [MAGIC, version.number(), count].into_iter().chain(tokens.iter().copied());
     let cell = |position: u32| [position, 1, 0];
     let numbers = numbers.chain([1, cells]).chain((0..cells).flat_map(cell));
-    for number in numbers.chain([0, geometry.num_layers()]) {
+    let not_rotated: &[u32] = if version == Version::Four { &[0, 0] } else { &[] };
+    let numbers = numbers.chain([0, geometry.num_layers()]).chain(not_rotated.iter().copied());
+    for number in numbers {
         to.write_all(&number.to_le_bytes())?;
     }
     Ok(())

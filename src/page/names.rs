@@ -18,6 +18,10 @@ pub const SEQUENCES: &str = "sequences";
 pub const PREFIXES: &str = "prefixes";
 /// The directory of engine slot files synthesised from pages.
 pub const SLOTS: &str = "slots";
+/// What a slot of version 3 is called, behind the name of the sequence.
+pub const SLOT_SUFFIX: &str = ".bin";
+/// The same of version 4.
+pub const SLOT_4_SUFFIX: &str = ".bin4";
 
 const PAGE_SUFFIX: &str = ".safetensors";
 const TAIL_SUFFIX: &str = ".tail";

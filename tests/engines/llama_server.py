@@ -2,7 +2,8 @@
 
     llama_server.py MODEL SLOT_DIRECTORY
 
-Each line of standard input is `{"path": ..., "body": ...}`; the answer is one line of JSON.
+Each line of standard input is `{"path": ..., "body": ...}`; the answer is one line of JSON. Without
+a path it is the server's address.
 """
 
 import json
@@ -29,6 +30,9 @@ def main() -> None:
     server = Server(parameters)
     for line in sys.stdin:
         question = json.loads(line)
+        if question["path"] is None:
+            print(json.dumps(server.listening_address), file=answers, flush=True)
+            continue
         request = urllib.request.Request(
             server.listening_address + question["path"],
             json.dumps(question["body"]).encode(),

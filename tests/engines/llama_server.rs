@@ -2,7 +2,8 @@
 //! remote, compressed, and leaves the disk; a new engine restores it and goes on as if nothing was.
 
 use std::io::{BufRead, BufReader, Write};
-use std::path::Path;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use serde_json::{Value, json};
@@ -11,7 +12,7 @@ use crate::common::sys::{getxattr, setxattr, sync_directory};
 use crate::common::{Mode, Mount, eventually, forks};
 use crate::in_repository;
 
-in_both_modes!(a_slot_survives_engine_daemon_and_disk);
+in_both_modes!(a_slot_survives_engine_daemon_and_disk, conversations_come_back_by_themselves);
 
 const PROMPT_TOKENS: usize = 1290;
 /// Tokens made before the slot is saved, and after.
@@ -35,12 +36,20 @@ impl Engine {
         Engine { process, questions, answers }
     }
 
-    fn ask(&mut self, path: &str, body: &Value) -> Value {
-        let question = json!({ "path": path, "body": body });
+    fn answer(&mut self, question: &Value) -> Value {
         writeln!(self.questions, "{question}").unwrap();
         let mut line = String::new();
         self.answers.read_line(&mut line).unwrap();
-        let answer: Value = serde_json::from_str(&line).expect("the engine answers");
+        serde_json::from_str(&line).expect("the engine answers")
+    }
+
+    fn address(&mut self) -> String {
+        let answer = self.answer(&json!({ "path": null }));
+        answer.as_str().unwrap().to_owned()
+    }
+
+    fn ask(&mut self, path: &str, body: &Value) -> Value {
+        let answer = self.answer(&json!({ "path": path, "body": body }));
         assert!(answer.get("error").is_none(), "{path}: {answer}");
         answer
     }
@@ -143,4 +152,73 @@ fn a_slot_survives_engine_daemon_and_disk(mode: Mode) {
     assert_eq!((anew.cached, anew.computed), (0, prompt.len() as u64));
     engine.kill();
     assert!(std::fs::read(&file).unwrap() == bytes);
+}
+
+/// `kvfs slots`, for a running engine.
+fn kvfs_slots(action: &str, engine: &mut Engine, slots: &Path, rest: &[&str]) -> String {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvfs"));
+    command.args(["slots", action, "--server", &engine.address(), "--directory"]).arg(slots);
+    forks::succeed(command.args(rest))
+}
+
+/// Pages of all sequences that begin at token 512 of layer 2, as inodes.
+fn inodes(model: &Path) -> Vec<u64> {
+    let sequences = std::fs::read_dir(model.join("sequences")).unwrap();
+    let page = |path: PathBuf| path.join("002/0000512.safetensors").metadata().unwrap().ino();
+    sequences.map(|entry| page(entry.unwrap().path())).collect()
+}
+
+/// `kvfs slots` saves what a server has as pages. The server is killed; the next one gets it before
+/// anybody asks, and computes nothing of it again.
+fn conversations_come_back_by_themselves(mode: Mode) {
+    require!(xllamacpp);
+    let mount = Mount::new(mode);
+    let path = mount.files("tiny.gguf");
+    write_model(&path);
+    let slots = mount.files("slots");
+    std::fs::create_dir(&slots).unwrap();
+    let model = mount.join("models/tiny");
+    let mut create = Command::new(env!("CARGO_BIN_EXE_kvfs"));
+    create.arg("create").arg(&model).args(["--layers", "4", "--kv-heads", "2", "--head-dim", "64"]);
+    forks::succeed(create.args(["--page-tokens", "256", "--layout", "nhd"]));
+    let name = model.to_str().unwrap();
+
+    let mut prompt = std::fs::read(in_repository("tests/fixtures/tiny-llama/prompt.txt")).unwrap();
+    prompt.truncate(PROMPT_TOKENS);
+    let mut engine = Engine::start(&path, &slots);
+    assert_eq!(kvfs_slots("save", &mut engine, &slots, &[name]), "slot 0: empty\n");
+    prompt.extend(engine.complete(&prompt).tokens);
+    kvfs_slots("save", &mut engine, &slots, &[name]);
+    let again = kvfs_slots("save", &mut engine, &slots, &[name]);
+    assert!(again.contains("as before"), "{again}");
+    let expected = engine.complete(&prompt);
+    engine.kill();
+
+    let mut engine = Engine::start(&path, &slots);
+    let restored = kvfs_slots("restore", &mut engine, &slots, &[name]);
+    assert!(restored.contains(&format!("{} tokens restored", prompt.len() - 1)), "{restored}");
+    let found = engine.complete(&prompt);
+    assert_eq!(String::from_utf8_lossy(&found.tokens), String::from_utf8_lossy(&expected.tokens));
+    assert_eq!((found.cached, found.computed), (prompt.len() as u64 - 1, 1));
+    // It goes on, and so takes the place of what it was; a slot that is used is left alone.
+    kvfs_slots("save", &mut engine, &slots, &[name]);
+    assert_eq!(inodes(&model).len(), 1);
+    assert_eq!(kvfs_slots("restore", &mut engine, &slots, &[name]), "");
+    // Another one with the same beginning: that is stored once.
+    let branch = [&prompt[..1000], b"another"].concat();
+    engine.complete(&branch);
+    kvfs_slots("save", &mut engine, &slots, &[name]);
+    let pages = inodes(&model);
+    assert!(pages.len() == 2 && pages[0] == pages[1], "{pages:?}");
+    engine.kill();
+
+    // By the beginning of a prompt, which is not that of the latest.
+    let tokens: Vec<u8> = prompt.iter().flat_map(|token| u32::from(*token).to_le_bytes()).collect();
+    let file = mount.files("prompt");
+    std::fs::write(&file, tokens).unwrap();
+    let mut engine = Engine::start(&path, &slots);
+    kvfs_slots("restore", &mut engine, &slots, &["--tokens", file.to_str().unwrap(), name]);
+    assert_eq!(engine.complete(&prompt).cached, prompt.len() as u64 - 1);
+    engine.kill();
+    assert_eq!(std::fs::read_dir(&slots).unwrap().count(), 0, "what was exchanged is left");
 }

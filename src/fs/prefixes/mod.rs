@@ -6,7 +6,7 @@
 //! | `prefixes/ab/HASH/` | whether a sequence has the page that ends this prefix, in every layer |
 //! | `prefixes/ab/HASH/007.safetensors` | that page of layer 7: the file in the sequence itself |
 //! | `prefixes/match` | written the tokens of a prompt: which sequence has most of them |
-//! | `slots/NAME.bin` | the sequence of that name as a slot file (`slot`) |
+//! | `slots/NAME.bin`, `.bin4` | the sequence of that name as a slot file of version 3, 4 (`slot`) |
 //!
 //! The index behind it (`index`) is derived from the token files and may lag behind what happens
 //! to pages, so a hit is believed only after the names of the pages were looked up (`find`). It is
@@ -21,6 +21,7 @@ mod view;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
+use crate::ggml::slot::Version;
 use crate::page::PrefixHash;
 use crate::store::record::InodeId;
 
@@ -49,7 +50,7 @@ enum Virtual {
     /// `slots/`
     Slots(InodeId),
     /// `slots/NAME.bin`, with the directory of the sequence.
-    Slot(InodeId, InodeId),
+    Slot(InodeId, InodeId, Version),
 }
 
 impl Virtual {
@@ -59,7 +60,7 @@ impl Virtual {
         | Virtual::Prefix(model, _)
         | Virtual::Match(model)
         | Virtual::Slots(model)
-        | Virtual::Slot(model, _)) = self;
+        | Virtual::Slot(model, ..)) = self;
         model
     }
 }

@@ -1,4 +1,5 @@
-//! `slots/NAME.bin`: a sequence as llama.cpp's slot file, made of its pages while it is read.
+//! `slots/NAME.bin` and `.bin4`: a sequence as llama.cpp's slot file of version 3 and 4, made of its pages
+//! while it is read.
 //!
 //! Nothing is kept: the head is made when the file is opened, rows are gathered page by page. The
 //! bytes are those that `kvfs export` writes, so an engine restores a conversation from pages without
@@ -10,15 +11,22 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::index::TOKEN_BYTES;
 use crate::fs::transfer::copy_text;
 use crate::fs::{FileSystem, FsError};
-use crate::ggml::slot::{Layout, Part, write_head, write_tensor_head};
+use crate::ggml::slot::{Layout, Part, Version, write_head, write_tensor_head};
 use crate::ingest::model::Model;
+use crate::page::names::{SLOT_4_SUFFIX, SLOT_SUFFIX};
 use crate::page::{Geometry, Layer, LayerKind, PageView, TokenStart, names};
 use crate::store::record::InodeId;
 
-/// What slots are called, behind the name of the sequence.
-const SUFFIX: &str = ".bin";
 /// Tokens of a slot that can be opened: as long as a prompt may be.
 const TOKENS_MAX: u64 = 4 << 20;
+
+/// What slots are called, behind the name of the sequence.
+fn suffix(version: Version) -> &'static str {
+    match version {
+        Version::Three => SLOT_SUFFIX,
+        Version::Four => SLOT_4_SUFFIX,
+    }
+}
 
 /// An open slot.
 #[derive(Debug)]
@@ -47,6 +55,7 @@ pub(super) struct SlotShape {
     rules: Arc<Model>,
     ids: u32,
     cells: u32,
+    version: Version,
     layout: Layout,
 }
 
@@ -57,11 +66,12 @@ impl SlotShape {
 }
 
 impl FileSystem {
-    /// The sequence that a name in `slots/` means, if it can be a slot.
+    /// The sequence and version that a name in `slots/` means, if it can be a slot.
     pub(super) fn sequence_of_slot(
         &self, model: InodeId, name: &str,
-    ) -> Result<Option<InodeId>, FsError> {
-        let Some(name) = name.strip_suffix(SUFFIX) else { return Ok(None) };
+    ) -> Result<Option<(InodeId, Version)>, FsError> {
+        let of = |version| Some((name.strip_suffix(suffix(version))?, version));
+        let Some((name, version)) = Version::ALL.into_iter().find_map(of) else { return Ok(None) };
         let sequence = {
             let state = self.state();
             let Some(all) = state.entry(model, names::SEQUENCES.as_bytes())? else {
@@ -72,12 +82,13 @@ impl FileSystem {
         let Some(sequence) = sequence.filter(|entry| entry.file_type == libc::S_IFDIR) else {
             return Ok(None);
         };
-        Ok(self.slot_shape(model, sequence.inode)?.map(|_| sequence.inode))
+        let shape = self.slot_shape(model, sequence.inode, version)?;
+        Ok(shape.map(|_| (sequence.inode, version)))
     }
 
     /// What the slot of a sequence has now; nothing, if it cannot be one.
     pub(super) fn slot_shape(
-        &self, model: InodeId, sequence: InodeId,
+        &self, model: InodeId, sequence: InodeId, version: Version,
     ) -> Result<Option<SlotShape>, FsError> {
         let Ok(rules) = self.model_of(&mut self.state(), model) else { return Ok(None) };
         let geometry = *rules.manifest.geometry();
@@ -90,13 +101,12 @@ impl FileSystem {
         }
         let known = self.file_bytes(sequence, names::TOKENS)? / TOKEN_BYTES as u64;
         let cells = self.present_tokens(&rules, sequence, known)?;
-        // The engine may have had the next token already.
-        let ids = known.min(cells.saturating_add(1));
+        let ids = version.ids(known, cells);
         let (Ok(ids), Ok(cells)) = (u32::try_from(ids), u32::try_from(cells)) else {
             return Ok(None);
         };
-        let layout = Layout::new(&geometry, ids, cells).filter(|_| ids > 0);
-        Ok(layout.map(|layout| SlotShape { rules, ids, cells, layout }))
+        let layout = Layout::new(&geometry, version, ids, cells).filter(|_| ids > 0);
+        Ok(layout.map(|layout| SlotShape { rules, ids, cells, version, layout }))
     }
 
     /// Length of a file in a directory; 0 without one.
@@ -109,9 +119,9 @@ impl FileSystem {
     }
 
     pub(super) fn open_slot(
-        &self, model: InodeId, sequence: InodeId, open: Arc<()>,
+        &self, (model, sequence): (InodeId, InodeId), version: Version, open: Arc<()>,
     ) -> Result<OpenSlot, FsError> {
-        let shape = self.slot_shape(model, sequence)?.ok_or(FsError::Stale)?;
+        let shape = self.slot_shape(model, sequence, version)?.ok_or(FsError::Stale)?;
         if u64::from(shape.ids) > TOKENS_MAX {
             return Err(FsError::TooLarge);
         }
@@ -120,7 +130,8 @@ impl FileSystem {
         let ids: Vec<u32> =
             ids.map(|id| u32::from_le_bytes([id[0], id[1], id[2], id[3]])).collect();
         let mut head = Vec::new();
-        write_head(&mut head, shape.rules.manifest.geometry(), &ids, shape.cells)?;
+        let geometry = shape.rules.manifest.geometry();
+        write_head(&mut head, geometry, shape.version, &ids, shape.cells)?;
         Ok(OpenSlot {
             rules: shape.rules,
             sequence,

@@ -97,7 +97,7 @@ impl FileSystem {
                 },
                 Virtual::Prefix(model, hash) => return self.lookup_page(model, hash, name),
                 Virtual::Slots(model) => match self.sequence_of_slot(model, text)? {
-                    Some(sequence) => Virtual::Slot(model, sequence),
+                    Some((sequence, version)) => Virtual::Slot(model, sequence, version),
                     None => return absent,
                 },
                 Virtual::Match(_) | Virtual::Slot(..) => return Err(FsError::NotDirectory),
@@ -141,8 +141,8 @@ impl FileSystem {
         let readable = model.mode & 0o444;
         let is_file = matches!(meaning, Virtual::Match(_) | Virtual::Slot(..));
         let size = match meaning {
-            Virtual::Slot(model, sequence) => {
-                self.slot_shape(model, sequence)?.ok_or(FsError::Stale)?.length()
+            Virtual::Slot(model, sequence, version) => {
+                self.slot_shape(model, sequence, version)?.ok_or(FsError::Stale)?.length()
             }
             _ => 0,
         };
@@ -216,8 +216,8 @@ impl FileSystem {
                 Served::Query(Arc::new(query))
             }
             Virtual::Slot(..) if writes => return Err(FsError::NotPermitted),
-            Virtual::Slot(model, sequence) => {
-                Served::Slot(Arc::new(self.open_slot(model, sequence, open)?))
+            Virtual::Slot(model, sequence, version) => {
+                Served::Slot(Arc::new(self.open_slot((model, sequence), version, open)?))
             }
             _ => return Err(FsError::IsDirectory),
         };
