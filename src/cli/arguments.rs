@@ -11,6 +11,7 @@ use super::options;
 use super::output::Failure;
 use super::probe::ProbeArguments;
 use super::quota::QuotaArguments;
+use super::seq::SeqArguments;
 use super::size::Size;
 use crate::ggml::slot::Version;
 use crate::page::{Dtype, Layout};
@@ -53,6 +54,8 @@ pub(crate) enum Command {
     /// Keep conversations of a running llama.cpp server as sequences, and bring them back
     #[command(subcommand)]
     Slots(SlotsCommand),
+    /// Remove, copy, move or save tokens of a sequence, as llama.cpp does with its cache
+    Seq(SeqArguments),
     /// Limit what a directory may hold, and for how long
     Quota(QuotaArguments),
     /// Delete what nobody refers to from the remote and from the store

@@ -33,6 +33,7 @@ mod process;
 mod progress;
 mod quota;
 mod role;
+mod seq;
 mod size;
 mod slot;
 mod slots;
@@ -78,6 +79,7 @@ fn dispatch(command: Command) -> Outcome {
         Command::Import(arguments) => slot::import(&arguments),
         Command::Export(arguments) => slot::export(&arguments),
         Command::Slots(command) => slots::run(&command),
+        Command::Seq(arguments) => seq::run(&arguments),
         Command::Quota(arguments) => quota::run(&arguments),
         Command::Gc(arguments) => gc::run(&arguments),
         Command::Fsck(arguments) => fsck::run(&arguments),

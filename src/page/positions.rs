@@ -361,7 +361,7 @@ impl Positions {
                     && last.shift == run.shift
                     && last.positions().end == run.position =>
             {
-                last.tokens += run.tokens
+                last.tokens += run.tokens;
             }
             _ => self.runs.push(run),
         }

@@ -70,7 +70,7 @@ pub(crate) fn seen_pages(
 ) -> Option<Vec<bool>> {
     let starts = (span.start..span.end).step_by(usize::try_from(page_tokens).unwrap_or(1));
     let is_plain = options.mask.is_none() && options.selection.is_none();
-    let sees = |query: usize, position: u64, run: crate::page::Run| {
+    let can_see = |query: usize, position: u64, run: crate::page::Run| {
         let seen = options.seen_positions(position);
         let stands = run.positions();
         let mut tokens = stands.start.max(seen.start)..stands.end.min(seen.end);
@@ -83,7 +83,7 @@ pub(crate) fn seen_pages(
     let is_seen = |start: u64| {
         positions.within(start..span.end.min(start + page_tokens)).any(|run| {
             let mut all = queries.positions.iter().enumerate();
-            all.any(|(query, position)| sees(query, *position, run))
+            all.any(|(query, position)| can_see(query, *position, run))
         })
     };
     let seen: Vec<bool> = starts.map(is_seen).collect();

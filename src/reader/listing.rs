@@ -77,7 +77,7 @@ pub(crate) fn list(sequence: &Path, manifest: &Manifest) -> Result<Listing, Read
         // Of one state: whoever edits a sequence changes this file or the directory.
         let again = positions_json(sequence)?;
         if again == json {
-            return Ok(Listing { layers, positions: parse_positions(sequence, &json)? });
+            return Ok(Listing { layers, positions: parse_positions(sequence, json.as_deref())? });
         }
         json = again;
     }
@@ -95,7 +95,7 @@ fn positions_json(sequence: &Path) -> Result<Option<Vec<u8>>, ReadError> {
     }
 }
 
-fn parse_positions(sequence: &Path, json: &Option<Vec<u8>>) -> Result<Positions, ReadError> {
+fn parse_positions(sequence: &Path, json: Option<&[u8]>) -> Result<Positions, ReadError> {
     let Some(json) = json else { return Ok(Positions::default()) };
     let path = || sequence.join(names::POSITIONS);
     Positions::parse(json).map_err(|error| ReadError::Refused { path: path(), error })

@@ -60,8 +60,14 @@ pub(super) fn publish(directory: &Path, name: &str, bytes: &[u8]) -> Result<(), 
     let staging = directory.join(format!(".{name}.tmp"));
     let _ = fs::remove_file(&staging);
     write(&staging, bytes, true)?;
-    fs::rename(&staging, &path).map_err(SequenceError::io(&path))?;
+    rename(&staging, &path)?;
     sync(directory)
+}
+
+/// Gives a file or directory its name.
+#[expect(clippy::disallowed_methods, reason = "these are files of a mount, not of a store")]
+pub(super) fn rename(from: &Path, to: &Path) -> Result<(), SequenceError> {
+    fs::rename(from, to).map_err(SequenceError::io(to))
 }
 
 /// Two directories change names.

@@ -8,6 +8,7 @@
 //! | `llama_memory_seq_add`, `_div` | [`Sequences::seq_add`], [`Sequences::seq_div`] | `positions.json` alone; K stays as it was rotated |
 //! | `llama_memory_clear` | [`Sequences::clear`], [`Sequences::clear_all`] | |
 //! | `llama_memory_seq_pos_min`, `_max` | [`Sequences::seq_pos`] | |
+//! | `llama_state_seq_get_data`, `_set_data` | [`Sequences::state_write`], [`Sequences::state_read`] | a tar archive |
 //! | a cache with a sliding window | [`Sequences::drop_outside_window`] | pages of such layers that no later token looks at go |
 //!
 //! There is no defragmentation: rows never move, so nothing is ever scattered. Holes inside of a page
@@ -36,12 +37,14 @@
 //!
 //! It works on a mount and on a copy of one.
 
+mod archive;
 mod error;
 mod files;
 mod rebuild;
 
 use std::fs;
 use std::ops::{Bound, RangeBounds};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 pub use error::SequenceError;
@@ -272,6 +275,25 @@ impl Sequences {
         Ok(dropped)
     }
 
+    /// The last snapshot of a recurrent layer: the tokens that it has seen, and the file. An engine
+    /// goes on from there; what stands behind it must be computed again.
+    ///
+    /// # Errors
+    /// As [`positions`](Self::positions).
+    pub fn latest_snapshot(
+        &self, name: &str, layer: Layer,
+    ) -> Result<Option<(u64, PathBuf)>, SequenceError> {
+        let listed = self.list(name)?;
+        let directory = layer_directory(&listed.path, layer);
+        let mut latest = None;
+        for entry in files::entries(&directory)? {
+            if let Some(tokens) = names::parse_state(entry.file_name().as_bytes()) {
+                latest = latest.max(Some((tokens.0, entry.path())));
+            }
+        }
+        Ok(latest)
+    }
+
     fn sliding_layers<'a>(
         &'a self, listed: &'a Listed,
     ) -> impl Iterator<Item = (Layer, &'a listing::ListedLayer)> {
@@ -323,13 +345,18 @@ impl Sequences {
     fn rebuild(
         &self, rebuild: &Rebuild<'_>, name: &str, is_there: bool,
     ) -> Result<(), SequenceError> {
+        let made = rebuild.run(self, &self.work_path(name));
+        self.take_over(made, name, is_there)
+    }
+
+    /// Gives what an operation has made the name of the sequence, and removes what is left over.
+    fn take_over(
+        &self, made: Result<(), SequenceError>, name: &str, is_there: bool,
+    ) -> Result<(), SequenceError> {
         let work = self.work_path(name);
-        let outcome = rebuild.run(self, &work).and_then(|()| self.give_name(&work, name, is_there));
-        if outcome.is_err() || is_there {
-            let removed = files::remove_tree(&work);
-            return outcome.and(removed);
-        }
-        outcome
+        let outcome = made.and_then(|()| self.give_name(&work, name, is_there));
+        let removed = files::remove_tree(&work);
+        outcome.and(removed)
     }
 
     fn give_name(&self, work: &Path, name: &str, is_there: bool) -> Result<(), SequenceError> {
@@ -337,7 +364,7 @@ impl Sequences {
         if is_there {
             files::exchange(work, &path)?;
         } else {
-            fs::rename(work, &path).map_err(SequenceError::io(&path))?;
+            files::rename(work, &path)?;
         }
         files::sync(&self.directory)
     }
@@ -346,7 +373,7 @@ impl Sequences {
     fn delete(&self, name: &str) -> Result<(), SequenceError> {
         let _turn = self.begin(name)?;
         let work = self.work_path(name);
-        fs::rename(self.path(name), &work).map_err(SequenceError::io(&self.path(name)))?;
+        files::rename(&self.path(name), &work)?;
         files::sync(&self.directory)?;
         files::remove_tree(&work)
     }

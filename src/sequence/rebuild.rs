@@ -91,11 +91,8 @@ impl Rebuild<'_> {
         }
         let listed = &self.from.listing.layers[layer.0 as usize];
         let rows = self.pages(sequences.manifest.geometry(), listed, (&from, &to))?;
-        match rows {
-            Some((start, rows)) => {
-                files::write(&to.join(names::format_tail(start)), &rows, durable)?;
-            }
-            None => {}
+        if let Some((start, rows)) = rows {
+            files::write(&to.join(names::format_tail(start)), &rows, durable)?;
         }
         if durable { files::sync(&to) } else { Ok(()) }
     }

@@ -6,6 +6,7 @@
 #[macro_use]
 mod common;
 
+mod edited;
 mod failures;
 mod long_context;
 mod mappings;

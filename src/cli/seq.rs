@@ -1,0 +1,252 @@
+//! `kvfs seq`: operations on sequences, for people and scripts.
+
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Subcommand};
+use serde_json::json;
+
+use super::output::{Failure, Outcome, Report};
+use crate::sequence::{SequenceError, Sequences};
+
+/// `kvfs seq`.
+#[derive(Debug, Args)]
+pub(crate) struct SeqArguments {
+    #[command(subcommand)]
+    operation: Operation,
+}
+
+/// MODEL is a directory `MOUNT/models/NAME`, SEQ the name of a sequence of it. POSITIONS are written
+/// `4..1024`, `1024..`, `..4` or `..`; the one behind the dots is not among them.
+#[derive(Debug, Subcommand)]
+enum Operation {
+    /// Show where the tokens of a sequence stand, or which sequences there are
+    Show {
+        #[command(flatten)]
+        model: ModelArgument,
+        /// The sequence
+        seq: Option<String>,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Remove the tokens at some positions
+    Rm {
+        #[command(flatten)]
+        of: SequenceArguments,
+        /// Such as 4..1024
+        #[arg(value_parser = positions)]
+        positions: Range<u64>,
+    },
+    /// Make a sequence that shares the pages of another one
+    Cp {
+        #[command(flatten)]
+        of: SequenceArguments,
+        /// The new sequence
+        to: String,
+        /// Such as ..1024
+        #[arg(value_parser = positions, default_value = "..")]
+        positions: Range<u64>,
+    },
+    /// Remove all other sequences of the model
+    Keep {
+        #[command(flatten)]
+        of: SequenceArguments,
+    },
+    /// Move the tokens at some positions
+    Add {
+        #[command(flatten)]
+        of: SequenceArguments,
+        /// Such as 1024..
+        #[arg(value_parser = positions)]
+        positions: Range<u64>,
+        /// By so many positions
+        #[arg(allow_negative_numbers = true)]
+        delta: i64,
+    },
+    /// Divide the positions of some tokens
+    Div {
+        #[command(flatten)]
+        of: SequenceArguments,
+        /// Such as ..1024
+        #[arg(value_parser = positions)]
+        positions: Range<u64>,
+        /// By this number
+        divisor: u64,
+    },
+    /// Remove all tokens of a sequence, or all sequences
+    Clear {
+        #[command(flatten)]
+        model: ModelArgument,
+        /// The sequence
+        #[arg(required_unless_present = "all")]
+        seq: Option<String>,
+        /// All sequences of the model
+        #[arg(long, conflicts_with = "seq")]
+        all: bool,
+    },
+    /// Remove pages of layers with a sliding window that no later token looks at
+    Window {
+        #[command(flatten)]
+        of: SequenceArguments,
+    },
+    /// Write the state of a sequence, a tar archive
+    Save {
+        #[command(flatten)]
+        of: SequenceArguments,
+        /// Where to, - for standard output
+        file: PathBuf,
+    },
+    /// Make a sequence of a state
+    Load {
+        #[command(flatten)]
+        of: SequenceArguments,
+        /// Where from, - for standard input
+        file: PathBuf,
+    },
+}
+
+#[derive(Debug, Args)]
+struct ModelArgument {
+    /// A directory MOUNT/models/NAME
+    model: PathBuf,
+}
+
+#[derive(Debug, Args)]
+struct SequenceArguments {
+    /// A directory MOUNT/models/NAME
+    model: PathBuf,
+    /// The name of a sequence
+    seq: String,
+}
+
+impl SequenceArguments {
+    fn on(&self, operation: impl FnOnce(&Sequences, &str) -> Result<(), SequenceError>) -> Outcome {
+        let sequences = Sequences::open(&self.model).map_err(Failure::failed)?;
+        operation(&sequences, &self.seq).map_err(Failure::failed)?;
+        Ok(Report::default())
+    }
+}
+
+/// Does one operation. Those that change something print nothing.
+pub(crate) fn run(arguments: &SeqArguments) -> Outcome {
+    match &arguments.operation {
+        Operation::Show { model, seq, json } => show(&model.model, seq.as_deref(), *json),
+        Operation::Rm { of, positions } => of.on(|all, seq| all.seq_rm(seq, positions.clone())),
+        Operation::Cp { of, to, positions } => {
+            of.on(|all, seq| all.seq_cp(seq, to, positions.clone()))
+        }
+        Operation::Keep { of } => of.on(Sequences::seq_keep),
+        Operation::Add { of, positions, delta } => {
+            of.on(|all, seq| all.seq_add(seq, positions.clone(), *delta))
+        }
+        Operation::Div { of, positions, divisor } => {
+            of.on(|all, seq| all.seq_div(seq, positions.clone(), *divisor))
+        }
+        Operation::Clear { model, seq, .. } => {
+            let all = Sequences::open(&model.model).map_err(Failure::failed)?;
+            let outcome = seq.as_deref().map_or_else(|| all.clear_all(), |seq| all.clear(seq));
+            outcome.map_err(Failure::failed)?;
+            Ok(Report::default())
+        }
+        Operation::Window { of } => of.on(|all, seq| all.drop_outside_window(seq).map(drop)),
+        Operation::Save { of, file } => save(of, file),
+        Operation::Load { of, file } => load(of, file),
+    }
+}
+
+fn save(of: &SequenceArguments, path: &Path) -> Outcome {
+    if path == Path::new("-") {
+        return of.on(|all, seq| all.state_write(seq, io::stdout().lock()));
+    }
+    let explain = |error: io::Error| Failure::Failed(format!("{}: {error}", path.display()));
+    let file = File::create_new(path).map_err(explain)?;
+    let outcome = of.on(|all, seq| all.state_write(seq, io::BufWriter::new(&file)));
+    let outcome = outcome.and_then(|report| file.sync_all().map_err(explain).map(|()| report));
+    if outcome.is_err() {
+        let _ = std::fs::remove_file(path);
+    }
+    outcome
+}
+
+fn load(of: &SequenceArguments, path: &Path) -> Outcome {
+    if path == Path::new("-") {
+        return of.on(|all, seq| all.state_read(seq, io::stdin().lock()));
+    }
+    let explain = |error: io::Error| Failure::Failed(format!("{}: {error}", path.display()));
+    let file = File::open(path).map_err(explain)?;
+    of.on(|all, seq| all.state_read(seq, io::BufReader::new(file)))
+}
+
+fn show(model: &Path, seq: Option<&str>, is_json: bool) -> Outcome {
+    let sequences = Sequences::open(model).map_err(Failure::failed)?;
+    let names = match seq {
+        Some(seq) => vec![seq.to_owned()],
+        None => sequences.names().map_err(Failure::failed)?,
+    };
+    let (mut text, mut shown) = (String::new(), Vec::new());
+    for name in names {
+        let (stands, rows) = sequences.positions(&name).map_err(Failure::failed)?;
+        let ends = sequences.seq_pos(&name).map_err(Failure::failed)?;
+        let runs: Vec<_> = stands.within(0..rows).collect();
+        let tokens: u64 = runs.iter().map(|run| run.tokens).sum();
+        let prefix = stands.prefix_rows().min(rows);
+        let (first, last) = (ends.map(|ends| ends.0), ends.map(|ends| ends.1));
+        shown.push(json!({
+            "sequence": name, "tokens": tokens, "rows": rows, "pos_min": first, "pos_max": last,
+            "prefix_rows": prefix, "runs": runs,
+        }));
+        let ends = ends.map_or("none".to_owned(), |(first, last)| format!("{first} to {last}"));
+        let _ = writeln!(text, "{name}: {tokens} tokens in {rows} rows, positions {ends}");
+        // Whoever asks for one wants to know; a divided one has many.
+        if seq.is_some() && !stands.is_plain() {
+            let _ = writeln!(text, "  first {prefix} rows can be found by their prefix");
+            for run in runs {
+                let (rows, stands) = (run.rows(), run.positions());
+                let _ = writeln!(text, "  rows {rows:?} at {stands:?}, moved by {}", run.shift);
+            }
+        }
+    }
+    if is_json { Ok(Report::json(&json!(shown))) } else { Ok(Report::text(text)) }
+}
+
+/// Positions as Rust writes them: `4..1024`, `1024..`, `..4`, `..`.
+fn positions(text: &str) -> Result<Range<u64>, String> {
+    let expected = || format!("{text:?}: write positions as 4..1024, 1024.., ..4 or ..");
+    let (start, end) = text.split_once("..").ok_or_else(expected)?;
+    let number = |text: &str, absent: u64| match text {
+        "" => Ok(absent),
+        text => text.parse().map_err(|_| expected()),
+    };
+    let (start, end) = (number(start, 0)?, number(end, u64::MAX)?);
+    if start > end {
+        Err(format!("{text:?}: the end is before the beginning"))
+    } else {
+        Ok(start..end)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn positions_are_ranges() {
+        fn check(text: &str, expected: Option<Range<u64>>) {
+            assert_eq!(positions(text).ok(), expected, "{text}");
+        }
+        check("4..1024", Some(4..1024));
+        check("4..", Some(4..u64::MAX));
+        check("..4", Some(0..4));
+        check("..", Some(0..u64::MAX));
+        check("4..4", Some(4..4));
+        check("5..4", None);
+        check("4", None);
+        check("-1..4", None);
+        check("4...5", None);
+        check("a..", None);
+    }
+}

@@ -1,0 +1,176 @@
+//! The state of a sequence as one stream: a tar archive of its files.
+//!
+//! `manifest.json` comes first and says which model's state it is, `tokens` last. Shared pages are in
+//! it as a whole. Any tar reads it, and one that tar has made of the same files is read here.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
+
+use tar::{Archive, Builder, EntryType, Header};
+
+use super::{SequenceError, Sequences, files};
+use crate::page::names::{self, LayerEntry};
+use crate::page::{Layer, Manifest};
+use crate::reader::listing::layer_directory;
+use crate::reader::page::Home;
+
+/// A manifest is at most this long.
+const MANIFEST_BYTES_MAX: u64 = crate::page::limits::MAX_MANIFEST_BYTES as u64;
+
+impl Sequences {
+    /// Writes the state of a sequence that nobody changes meanwhile.
+    ///
+    /// # Errors
+    /// [`SequenceError::NoSuchSequence`], [`SequenceError::Read`], and [`SequenceError::Io`] of the
+    /// sequence or of the stream.
+    pub fn state_write(&self, name: &str, to: impl Write) -> Result<(), SequenceError> {
+        let _turn = self.begin(name)?;
+        let listed = self.list(name)?;
+        let failed = SequenceError::io(&listed.path);
+        let mut archive = Builder::new(to);
+        let manifest = self.manifest.to_json();
+        let mut header = Header::new_gnu();
+        header.set_size(manifest.len() as u64);
+        header.set_mode(0o644);
+        header.set_entry_type(EntryType::Regular);
+        archive.append_data(&mut header, names::MANIFEST, manifest.as_bytes()).map_err(&failed)?;
+        for path in self.state_files(&listed.path)? {
+            let full = listed.path.join(&path);
+            let mut file = File::open(&full).map_err(SequenceError::io(&full))?;
+            archive.append_file(&path, &mut file).map_err(SequenceError::io(&full))?;
+        }
+        archive.into_inner().and_then(|mut to| to.flush()).map_err(&failed)
+    }
+
+    /// Makes a sequence of a state, or fills an empty one.
+    ///
+    /// # Errors
+    /// [`SequenceError::Exists`], [`SequenceError::State`] for the state of another model's cache or
+    /// a stream that is none, [`SequenceError::Io`], also for pages that the mount refuses. The
+    /// sequence is as it was then.
+    pub fn state_read(&self, name: &str, from: impl Read) -> Result<(), SequenceError> {
+        let _turn = self.begin(name)?;
+        let path = self.path(name);
+        let is_there = path.try_exists().map_err(SequenceError::io(&path))?;
+        if is_there && self.list(name)?.rows > 0 {
+            return Err(SequenceError::Exists(name.to_owned()));
+        }
+        let work = self.work_path(name);
+        let read = || {
+            if is_there {
+                files::make_like(&path, &work)?;
+            } else {
+                fs::create_dir(&work).map_err(SequenceError::io(&work))?;
+            }
+            self.unpack(from, &work)?;
+            files::sync(&work)
+        };
+        self.take_over(read(), name, is_there)
+    }
+
+    /// Of a sequence, relative to its directory, in the order in which they are written.
+    fn state_files(&self, sequence: &Path) -> Result<Vec<PathBuf>, SequenceError> {
+        let mut paths = vec![PathBuf::from(names::POSITIONS)];
+        for layer in (0..self.manifest.geometry().num_layers()).map(Layer) {
+            let mut inside = Vec::new();
+            for entry in files::entries(&layer_directory(sequence, layer))? {
+                let name = entry.file_name();
+                if is_state(names::layer_entry(name.as_bytes())) {
+                    inside.push(Path::new(&names::format_layer(layer)).join(name));
+                }
+            }
+            inside.sort_unstable();
+            paths.extend(inside);
+        }
+        paths.push(PathBuf::from(names::TOKENS));
+        paths.retain(|path| sequence.join(path).is_file());
+        Ok(paths)
+    }
+
+    fn unpack(&self, from: impl Read, to: &Path) -> Result<(), SequenceError> {
+        let broken = |error: io::Error| SequenceError::State(error.to_string());
+        let mut archive = Archive::new(from);
+        let mut is_known = false;
+        for entry in archive.entries().map_err(broken)? {
+            let mut entry = entry.map_err(broken)?;
+            if entry.header().entry_type().is_dir() {
+                continue;
+            }
+            let path = entry.path().map_err(broken)?.into_owned();
+            if path == Path::new(names::MANIFEST) {
+                self.check_manifest(entry)?;
+                is_known = true;
+                continue;
+            }
+            if !is_known {
+                let why = format!("does not begin with {}", names::MANIFEST);
+                return Err(SequenceError::State(why));
+            }
+            if !entry.header().entry_type().is_file() || !self.is_state_file(&path) {
+                let why = format!("{} is no file of a sequence", path.display());
+                return Err(SequenceError::State(why));
+            }
+            self.unpack_file(&mut entry, &to.join(path))?;
+        }
+        if is_known { Ok(()) } else { Err(SequenceError::State("is empty".to_owned())) }
+    }
+
+    fn check_manifest(&self, from: impl Read) -> Result<(), SequenceError> {
+        let mut json = Vec::new();
+        let read = from.take(MANIFEST_BYTES_MAX + 1).read_to_end(&mut json);
+        read.map_err(|error| SequenceError::State(error.to_string()))?;
+        let manifest =
+            Manifest::parse(&json).map_err(|error| SequenceError::State(error.to_string()))?;
+        if manifest.same_cache(&self.manifest) {
+            return Ok(());
+        }
+        Err(SequenceError::State(format!(
+            "is of another cache: model {}, here it is {}",
+            manifest.fields().model_id,
+            self.manifest.fields().model_id
+        )))
+    }
+
+    /// What is written under a name of its own appears when it is complete and checked.
+    fn unpack_file(&self, from: &mut impl Read, path: &Path) -> Result<(), SequenceError> {
+        let failed = SequenceError::io(path);
+        if let Some(parent) = path.parent() {
+            fs::create_dir_all(parent).map_err(&failed)?;
+        }
+        let mut name = path.as_os_str().to_owned();
+        name.push(".tmp");
+        let staging = PathBuf::from(name);
+        let mut file = File::create_new(&staging).map_err(&failed)?;
+        io::copy(from, &mut file).map_err(&failed)?;
+        if self.home == Home::Directory {
+            file.sync_all().map_err(&failed)?;
+        }
+        drop(file);
+        files::rename(&staging, path)
+    }
+
+    fn is_state_file(&self, path: &Path) -> bool {
+        let parts: Vec<&[u8]> = path
+            .components()
+            .map(|part| match part {
+                Component::Normal(name) => name.as_bytes(),
+                _ => b"",
+            })
+            .collect();
+        match parts[..] {
+            [name] => name == names::TOKENS.as_bytes() || name == names::POSITIONS.as_bytes(),
+            [layer, name] => {
+                let layers = self.manifest.geometry().num_layers();
+                names::parse_layer(layer).is_some_and(|layer| layer.0 < layers)
+                    && is_state(names::layer_entry(name))
+            }
+            _ => false,
+        }
+    }
+}
+
+fn is_state(entry: LayerEntry) -> bool {
+    matches!(entry, LayerEntry::Page(_) | LayerEntry::Tail(_) | LayerEntry::State(_))
+}
