@@ -82,7 +82,8 @@ impl Tracker {
                     make(&mut node.durable, &change);
                 }
             }
-            Step::FailedSync(node) => self.nodes.entry(*node).or_default().pending.clear(),
+            Step::FailedSync(Some(node)) => self.nodes.entry(*node).or_default().pending.clear(),
+            Step::FailedSync(None) => {}
             Step::SyncDirectory(directory) => self.sync_directory(*directory),
             Step::Remote(blobs) => self.remote = Arc::clone(blobs),
             Step::Begin(version) => self.begun = *version,

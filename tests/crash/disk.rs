@@ -13,7 +13,7 @@ use memmap2::Mmap;
 
 use crate::content::Content;
 use crate::cut::Image;
-use crate::fault::{Fault, Verdict};
+use crate::fault::{Fault, Request, Verdict};
 use crate::lie::Lie;
 use crate::log::{Change, Name, NameChange, NodeId, Step};
 
@@ -143,9 +143,9 @@ impl Live {
         self.names.get(name).copied().ok_or_else(not_found)
     }
 
-    /// Asks the fault before something that needs space (`grows`), or does not.
-    fn attempt(&mut self, grows: bool) -> io::Result<()> {
-        match self.fault.as_mut().map_or(Verdict::Pass, |fault| fault.ask(grows)) {
+    /// Asks the fault before something is done.
+    fn attempt(&mut self, request: Request) -> io::Result<()> {
+        match self.fault.as_mut().map_or(Verdict::Pass, |fault| fault.ask(request)) {
             Verdict::Pass => Ok(()),
             Verdict::Fail(error) | Verdict::Short(error) => Err(error),
         }
@@ -166,7 +166,7 @@ impl Live {
     }
 
     fn create(&mut self, name: Name) -> io::Result<NodeId> {
-        self.attempt(true)?;
+        self.attempt(Request::Grow)?;
         if self.names.contains_key(&name) {
             return Err(io::Error::from_raw_os_error(libc::EEXIST));
         }
@@ -181,8 +181,8 @@ impl Live {
     }
 
     fn sync(&mut self, node: NodeId) -> io::Result<()> {
-        if let Err(error) = self.attempt(false) {
-            self.log.push(Step::FailedSync(node));
+        if let Err(error) = self.attempt(Request::Sync) {
+            self.log.push(Step::FailedSync(Some(node)));
             return Err(error);
         }
         let step = Step::Sync(node);
@@ -216,7 +216,7 @@ impl Disk for SimulatedDisk {
         let mut live = self.live();
         let (from, to) = (Name::File(from.clone()), Name::File(to.clone()));
         let node = live.find(&from)?;
-        live.attempt(true)?;
+        live.attempt(Request::Grow)?;
         live.names.remove(&from);
         live.names.insert(to.clone(), node);
         live.log.push(Step::Name(NameChange::Rename { from, to, node }));
@@ -227,7 +227,7 @@ impl Disk for SimulatedDisk {
         let mut live = self.live();
         let name = Name::File(path.clone());
         let node = live.find(&name)?;
-        live.attempt(false)?;
+        live.attempt(Request::Other)?;
         live.names.remove(&name);
         live.log.push(Step::Name(NameChange::Remove { name, node }));
         Ok(())
@@ -242,7 +242,10 @@ impl Disk for SimulatedDisk {
 
     fn sync_directory(&self, directory: DiskDirectory) -> io::Result<()> {
         let mut live = self.live();
-        live.attempt(false)?;
+        if let Err(error) = live.attempt(Request::Sync) {
+            live.log.push(Step::FailedSync(None));
+            return Err(error);
+        }
         let step = Step::SyncDirectory(directory);
         if !live.is_lie(&step) {
             live.log.push(step);
@@ -310,7 +313,7 @@ impl SimulatedFile {
     fn write(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
         self.must_write()?;
         let mut live = self.disk.live();
-        let grown = live.fault.as_mut().map_or(Verdict::Pass, |fault| fault.ask(true));
+        let grown = live.fault.as_mut().map_or(Verdict::Pass, |fault| fault.ask(Request::Grow));
         let (count, outcome) = match grown {
             Verdict::Pass => (bytes.len(), Ok(())),
             Verdict::Fail(error) => (0, Err(error)),
@@ -327,7 +330,7 @@ impl SimulatedFile {
         self.must_write()?;
         let mut live = self.disk.live();
         let grows = length > live.nodes[&self.node].content.length();
-        live.attempt(grows)?;
+        live.attempt(if grows { Request::Grow } else { Request::Other })?;
         live.change(self.node, Change::SetLength(length));
         Ok(())
     }
@@ -378,7 +381,7 @@ impl DiskFile for SimulatedFile {
     }
     fn set_modified(&self, mtime: Time) -> io::Result<()> {
         let mut live = self.disk.live();
-        live.attempt(false)?;
+        live.attempt(Request::Other)?;
         if let Some(node) = live.nodes.get_mut(&self.node) {
             node.modified = mtime;
         }

@@ -11,6 +11,18 @@ pub(crate) enum Kind {
     Full,
     /// Half of what was to be written is, and then ENOSPC.
     Short,
+    /// EIO: only of what makes something durable.
+    Sync,
+}
+
+/// What the disk is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Request {
+    /// Something that needs space.
+    Grow,
+    /// To make something durable.
+    Sync,
+    Other,
 }
 
 /// One operation fails, or all from then on.
@@ -38,8 +50,13 @@ impl Fault {
         self.has_happened
     }
 
-    pub(crate) fn ask(&mut self, grows: bool) -> Verdict {
-        if self.kind != Kind::Errno(libc::EIO) && self.kind != Kind::Errno(libc::ESTALE) && !grows {
+    pub(crate) fn ask(&mut self, request: Request) -> Verdict {
+        let is_meant = match self.kind {
+            Kind::Errno(_) => true,
+            Kind::Full | Kind::Short => request == Request::Grow,
+            Kind::Sync => request == Request::Sync,
+        };
+        if !is_meant {
             return Verdict::Pass;
         }
         if self.left > 0 {
@@ -50,11 +67,12 @@ impl Fault {
             return Verdict::Pass;
         }
         self.has_happened = true;
-        let full = || io::Error::from_raw_os_error(libc::ENOSPC);
+        let error = io::Error::from_raw_os_error;
         match self.kind {
-            Kind::Errno(errno) => Verdict::Fail(io::Error::from_raw_os_error(errno)),
-            Kind::Full => Verdict::Fail(full()),
-            Kind::Short => Verdict::Short(full()),
+            Kind::Errno(errno) => Verdict::Fail(error(errno)),
+            Kind::Full => Verdict::Fail(error(libc::ENOSPC)),
+            Kind::Short => Verdict::Short(error(libc::ENOSPC)),
+            Kind::Sync => Verdict::Fail(error(libc::EIO)),
         }
     }
 }

@@ -1,11 +1,15 @@
 //! Each operation of the disk fails, once or from then on. Whatever was acknowledged before and after
 //! is there, nothing is seen in part, and what could not be done was refused.
 
+use kvfs::store::disk::DiskPath;
+
 use crate::check::{Bounds, check};
 use crate::common::random::Random;
 use crate::cut::{Mode, Tracker};
 use crate::driver::{Driver, WentWrong};
 use crate::fault::{Fault, Kind};
+use crate::lie::named;
+use crate::log::Step;
 use crate::mounted::Berth;
 use crate::power::{seed, setting};
 use crate::workloads::{ALL, Workload};
@@ -13,8 +17,11 @@ use crate::workloads::{ALL, Workload};
 /// Runs with a failing disk, unless `KVFS_SIM_FAULTS` says otherwise.
 const RUNS: usize = 600;
 
-const KINDS: [Kind; 4] =
-    [Kind::Errno(libc::EIO), Kind::Errno(libc::ESTALE), Kind::Full, Kind::Short];
+const KINDS: [Kind; 5] =
+    [Kind::Errno(libc::EIO), Kind::Errno(libc::ESTALE), Kind::Full, Kind::Short, Kind::Sync];
+
+/// Workloads in which every sync belongs to a commit.
+const COMMITTED: [&str; 4] = ["files", "pages", "pages-in-memory", "rows"];
 
 /// Whether the fault happened; or what was wrong afterwards.
 fn run(
@@ -34,6 +41,31 @@ fn run(
             .map_err(|why| format!("{mode:?}: {why}"))?;
     }
     Ok(has_happened)
+}
+
+/// Fails one sync and goes on. How many syncs of objects and their directories failed; or what was
+/// promised after that.
+fn fail_sync(berth: &Berth, workload: &Workload, after: u64) -> Result<Option<usize>, String> {
+    let fault = Fault::new(Kind::Sync, after, false);
+    let went_wrong = WentWrong { fault: Some(fault), lie: None };
+    let mut driver = Driver::new(berth, workload.setup, &went_wrong);
+    (workload.run)(&mut driver);
+    let steps = driver.into_recording().steps;
+    let Some(failed) = steps.iter().position(|step| matches!(step, Step::FailedSync(_))) else {
+        return Ok(None);
+    };
+    let is_of_objects = match steps[failed] {
+        Step::FailedSync(Some(node)) => {
+            named(&steps, node, |path| matches!(path, DiskPath::Staging(_)))
+        }
+        _ => true,
+    };
+    // The database judges its own syncs; what it cannot sync when it is closed, nobody needs.
+    if !is_of_objects {
+        return Ok(Some(0));
+    }
+    let later = steps[failed..].iter().find(|step| matches!(step, Step::Acknowledge(_)));
+    later.map_or(Ok(Some(1)), |step| Err(format!("{}, sync {after}: {step:?}", workload.name)))
 }
 
 /// Every n-th operation of a workload fails, so that there are about so many runs.
@@ -93,4 +125,18 @@ fn a_failing_disk_loses_nothing_that_was_acknowledged() {
     });
     println!("{failed} runs with a failing disk, seed {seed}");
     assert!(wrong.is_empty(), "KVFS_SIM_SEED={seed}: {}", wrong.join("\n"));
+}
+
+/// The next sync of a file whose sync failed succeeds, and does not bring back what the kernel gave
+/// up: so nothing may count as durable any more until the store is mounted again.
+#[test]
+fn after_a_failed_sync_nothing_is_promised() {
+    let berth = Berth::new();
+    for workload in ALL.iter().filter(|workload| COMMITTED.contains(&workload.name)) {
+        let outcomes = (0..).map_while(|after| fail_sync(&berth, workload, after).transpose());
+        let failed: usize =
+            outcomes.map(|outcome| outcome.unwrap_or_else(|why| panic!("{why}"))).sum();
+        println!("{}: each of {failed} syncs of objects failed once", workload.name);
+        assert!(failed > 4, "{}: only {failed} syncs", workload.name);
+    }
 }

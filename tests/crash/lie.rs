@@ -40,7 +40,7 @@ impl Lie {
 }
 
 /// Whether a file was made under such a name.
-fn named(log: &[Step], node: NodeId, is_such: impl Fn(&DiskPath) -> bool) -> bool {
+pub(crate) fn named(log: &[Step], node: NodeId, is_such: impl Fn(&DiskPath) -> bool) -> bool {
     log.iter().any(|step| match step {
         Step::Name(NameChange::Add { name: Name::File(path), node: added }) => {
             *added == node && is_such(path)

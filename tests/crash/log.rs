@@ -78,8 +78,9 @@ pub(crate) enum Step {
     Name(NameChange),
     /// The bytes are durable.
     Sync(NodeId),
-    /// A sync failed: what was not durable by then will not be made durable by a later sync.
-    FailedSync(NodeId),
+    /// A sync failed, of a file or of a directory: what was not durable of the file by then will not
+    /// be made durable by a later sync.
+    FailedSync(Option<NodeId>),
     /// The names are durable.
     SyncDirectory(DiskDirectory),
     /// What the remote holds from now on.
