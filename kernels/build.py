@@ -2,9 +2,11 @@
 """Makes the PTX of the kernels, and checks what the assembler makes of it. Needs neither a GPU nor
 a driver.
 
-  kernels/build.py            writes kernels/kernels.ptx.zst
-  kernels/build.py --check    fails unless the product is what the sources give, and every kernel
-                              assembles for every chip without spilling registers
+  kernels/build.py                writes kernels/kernels.ptx.zst, and kernels/resources.txt: what the
+                                  assembler says of every kernel on every chip; fails if one spills
+  kernels/build.py --check        fails unless the PTX is what the sources give, and the assembler
+                                  says of some modules what resources.txt does
+  kernels/build.py --check-all    the same of all modules, which takes two minutes
 
 NVRTC and ptxas come from pip packages (kernels/install-tools.sh), in the directory that
 KVFS_CUDA_TOOLS names or in target/test-tools/cuda. zstd(1) compresses.
@@ -22,10 +24,11 @@ import re
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
 HERE = pathlib.Path(__file__).resolve().parent
 PRODUCT = HERE / "kernels.ptx.zst"
+RESOURCES = HERE / "resources.txt"
 TOOLS = pathlib.Path(os.environ.get("KVFS_CUDA_TOOLS", HERE.parent / "target/test-tools/cuda"))
 
 ELEMENTS = ["F16", "Bf16", "F32", "F8E4m3", "Q8_0", "Q4_0"]
@@ -38,6 +41,8 @@ CHIPS = ["sm_52", "sm_61", "sm_75", "sm_80", "sm_90a"]
 # More leave less than two blocks of 128 threads on a multiprocessor.
 REGISTERS_MAX = 255
 SHARED_BYTES_MAX = 48 << 10
+# The assembler is a function of what it is given: these show that it is the one of the table.
+SAMPLE = ["common", "f16_128"]
 
 
 def modules():
@@ -99,12 +104,18 @@ class Nvrtc:
         return re.sub(r"(?m)^\.version .*$", f".version {PTX_VERSION}", ptx, count=1)
 
 
+def compile_one(options):
+    nvrtc = Nvrtc()
+    return nvrtc.version, nvrtc.compile(options)
+
+
 def compile_modules():
     """The version of NVRTC, and module -> PTX."""
-    nvrtc = Nvrtc()
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        tasks = {name: pool.submit(nvrtc.compile, options) for name, options in modules()}
-        return nvrtc.version, {name: task.result() for name, task in tasks.items()}
+    # NVRTC compiles one program at a time in a process.
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        tasks = {name: pool.submit(compile_one, options) for name, options in modules()}
+        made = {name: task.result() for name, task in tasks.items()}
+    return made["common"][0], {name: ptx for name, (_, ptx) in made.items()}
 
 
 def render(version, made):
@@ -138,39 +149,58 @@ def resources(chip, name, ptx, directory):
     return rows
 
 
-def check_resources(made):
-    """Prints, for each kernel, its registers on each chip, and whether all is well."""
+def table(made):
+    """Lines of resources.txt of some modules, and what is wrong."""
     with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(os.cpu_count()) as pool:
         tasks = {(chip, name): pool.submit(resources, chip, name, ptx, directory)
                  for chip in CHIPS for name, ptx in made.items()}
-        table, problems = {}, []
+        rows, problems = {}, []
         for (chip, name), task in tasks.items():
             for kernel, registers, shared, problem in task.result():
-                table.setdefault((name, kernel), []).append((registers, shared))
+                rows.setdefault((name, kernel), []).append((registers, shared))
                 if problem:
                     problems.append(f"{name} {kernel} on {chip}: {registers} registers, "
                                     f"{shared} bytes shared, {problem}")
-    print("module", "kernel", *CHIPS, "shared bytes")
-    for (name, kernel), row in table.items():
-        print(name, kernel, *[registers for registers, _ in row], max(s for _, s in row))
-    print(f"{len(table)} kernels on {len(CHIPS)} chips, {len(problems)} problems")
+    lines = [" ".join([name, kernel, *[str(registers) for registers, _ in row],
+                       str(max(shared for _, shared in row))])
+             for (name, kernel), row in rows.items()]
+    return lines, problems
+
+
+def write(text, made):
+    lines, problems = table(made)
+    if problems:
+        return problems
+    command = ["zstd", "-19", "--long=27", "-q", "-f", "-o", PRODUCT]
+    subprocess.run(command, input=text, check=True)
+    head = [f"# Registers of each kernel, without spills, and shared bytes; sources {source_hash()}",
+            " ".join(["module kernel", *CHIPS, "shared"])]
+    RESOURCES.write_text("\n".join([*head, *sorted(lines), ""]))
+    return []
+
+
+def check(text, made, names):
+    lines, problems = table({name: made[name] for name in names})
+    known = RESOURCES.read_text().splitlines()
+    problems += [f"{RESOURCES} does not have: {line}" for line in lines if line not in known]
+    unpacked = subprocess.run(["zstd", "-dcq", PRODUCT], capture_output=True, check=False)
+    if unpacked.stdout != text:
+        problems.append(f"{PRODUCT} is not what the sources give: run kernels/build.py")
+    print(f"{len(lines)} kernels on {len(CHIPS)} chips, {len(problems)} problems")
     return problems
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
+    parser.add_argument("--check-all", action="store_true", help="the same, of all modules")
     arguments = parser.parse_args()
     version, made = compile_modules()
     text = render(version, made)
-    if not arguments.check:
-        command = ["zstd", "-19", "--long=27", "-q", "-f", "-o", PRODUCT]
-        subprocess.run(command, input=text, check=True)
-        return
-    problems = check_resources(made)
-    unpacked = subprocess.run(["zstd", "-dcq", PRODUCT], capture_output=True, check=False)
-    if unpacked.stdout != text:
-        problems.append(f"{PRODUCT} is not what the sources give: run kernels/build.py")
+    if arguments.check or arguments.check_all:
+        problems = check(text, made, made if arguments.check_all else SAMPLE)
+    else:
+        problems = write(text, made)
     if problems:
         sys.exit("\n".join(["build.py:", *problems]))
 

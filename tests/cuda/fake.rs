@@ -4,7 +4,13 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use sha2::{Digest, Sha256};
+use library::{can_build, driver};
+
+#[allow(dead_code, reason = "the tests of the kernels use the rest")]
+#[path = "../kernels/library.rs"]
+mod library;
+
+pub(crate) use library::ModuleName;
 
 /// Set in the process that has the driver.
 const INSIDE: &str = "KVFS_FAKE_INSIDE";
@@ -17,9 +23,6 @@ pub(crate) const SLOW_COPIES: Plan<'_> = &[("KVFS_FAKE_COPY_US", "3000")];
 
 /// Kernels take longer than copies: a copy that does not wait for a slot overwrites what is read.
 pub(crate) const SLOW_KERNELS: Plan<'_> = &[("KVFS_FAKE_KERNEL_US", "3000")];
-
-/// A module of the kernels: the names in `kernels/element.h` and of the dtype, and the width.
-pub(crate) type ModuleName<'a> = (&'a str, &'a str, u32);
 
 pub(crate) const F16_64: ModuleName<'_> = ("F16", "f16", 64);
 
@@ -35,9 +38,9 @@ pub(crate) fn under(
     if !can_build() {
         return;
     }
-    let driver = build(modules);
+    let place = driver(modules);
     for plan in plans {
-        succeed(name, Some(&driver), plan);
+        succeed(name, Some(&place), plan);
     }
 }
 
@@ -54,9 +57,9 @@ pub(crate) fn noticed(
     if !can_build() {
         return;
     }
-    let driver = build(modules);
+    let place = driver(modules);
     for (plan, says) in bugs {
-        let (output, said) = spawn(name, Some(&driver), plan);
+        let (output, said) = spawn(name, Some(&place), plan);
         assert!(!output.status.success(), "nobody noticed {plan:?}:\n{said}");
         assert!(said.contains(says), "{plan:?} was noticed otherwise:\n{said}");
     }
@@ -75,7 +78,7 @@ pub(crate) fn measured(
     if !can_build() {
         return None;
     }
-    let (output, said) = spawn(name, Some(&build(modules)), plan);
+    let (output, said) = spawn(name, Some(&driver(modules)), plan);
     assert!(output.status.success(), "{said}");
     let number = said.lines().find_map(|line| line.split_once("measured ")?.1.parse().ok());
     Some(number.unwrap_or_else(|| panic!("no number: {said}")))
@@ -89,20 +92,6 @@ pub(crate) fn without(name: &str, body: impl FnOnce()) {
     } else {
         succeed(name, None, &[]);
     }
-}
-
-fn can_build() -> bool {
-    if !cfg!(target_arch = "x86_64") {
-        eprintln!("skipped: the shim is for x86-64");
-        return false;
-    }
-    let has_compiler = Command::new("c++").arg("--version").output().is_ok();
-    if !has_compiler {
-        let required = std::env::var("KVFS_REQUIRE").unwrap_or_default();
-        assert!(!required.contains("c++"), "KVFS_REQUIRE has c++, but there is none");
-        eprintln!("skipped: no c++");
-    }
-    has_compiler
 }
 
 #[track_caller]
@@ -128,61 +117,4 @@ fn spawn(name: &str, driver: Option<&Path>, plan: Plan<'_>) -> (Output, String) 
     let output = child.output().unwrap();
     let said = String::from_utf8_lossy(&[&output.stdout[..], &output.stderr].concat()).into_owned();
     (output, said)
-}
-
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-}
-
-/// The directory with the driver and the modules, which other tests may have built.
-fn build(modules: &[ModuleName<'_>]) -> PathBuf {
-    // Only tests in `tests/` are told where their files go.
-    let place =
-        option_env!("CARGO_TARGET_TMPDIR").map_or_else(|| root().join("target/tmp"), PathBuf::from);
-    let directory = place.join(format!("cuda-{}", sources()));
-    std::fs::create_dir_all(&directory).unwrap();
-    compile(&directory, "fake_cuda.cpp", "libcuda.so.1", &["-ldl", "-pthread"]);
-    compile(&directory, "module.cpp", "common.so", &[]);
-    for (element, dtype, width) in modules {
-        let defined = [format!("-DKVFS_ELEMENT={element}"), format!("-DKVFS_WIDTH={width}")];
-        let defined = defined.each_ref().map(String::as_str);
-        compile(&directory, "module.cpp", &format!("{dtype}_{width}.so"), &defined);
-    }
-    directory
-}
-
-/// What tells one state of the sources from another.
-fn sources() -> String {
-    let mut digest = Sha256::new();
-    for directory in ["kernels", "tests/kernels", "tests/cuda"] {
-        let entries = std::fs::read_dir(root().join(directory)).unwrap();
-        let mut paths: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
-        paths.sort();
-        for path in paths {
-            let extension = path.extension().and_then(|extension| extension.to_str());
-            if matches!(extension, Some("h" | "cu" | "cpp")) {
-                digest.update(std::fs::read(path).unwrap());
-            }
-        }
-    }
-    let hash = digest.finalize();
-    hash.iter().take(8).fold(String::new(), |text, byte| text + &format!("{byte:02x}"))
-}
-
-fn compile(directory: &Path, source: &str, product: &str, flags: &[&str]) {
-    let path = directory.join(product);
-    if path.exists() {
-        return;
-    }
-    let made = tempfile::NamedTempFile::new_in(directory).unwrap();
-    let mut compiler = Command::new("c++");
-    compiler.args(["-std=c++17", "-march=native", "-O1", "-Wall", "-Wextra", "-Werror"]);
-    // Modules have the same names in them: each must find its own.
-    compiler.args(["-Wno-unknown-pragmas", "-DKVFS_SHIM", "-fvisibility=hidden"]);
-    compiler.args(["-fno-gnu-unique", "-Wl,-Bsymbolic", "-shared", "-fPIC"]);
-    compiler.arg("-I").arg(root().join("tests/kernels")).arg("-I").arg(root().join("kernels"));
-    compiler.arg(root().join("tests/cuda").join(source)).arg("-o").arg(made.path());
-    let output = compiler.args(flags).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    made.persist(path).unwrap();
 }

@@ -4,7 +4,7 @@
 // comes in any order. Memory that nobody has written is NaN, and freed memory becomes so at once.
 // Copies from pinned memory read it when their turn comes, as the device does.
 //
-//   KVFS_FAKE_MODULES     directory of the modules (module.cpp)
+//   KVFS_FAKE_MODULES     directory of the modules (tests/kernels/module.cpp)
 //   KVFS_FAKE_SEED        of all that is random
 //   KVFS_FAKE_COPY_US     longest random time of an upload; KVFS_FAKE_COPY_US_LEAST the shortest.
 //                         Tables and queries, of less than 8 KiB, take none
@@ -283,8 +283,8 @@ EXPORTED int cuModuleLoadData(void** handle, const void* image) {
         return NOT_FOUND;
     }
     Module* module = new Module{library, nullptr, nullptr};
-    module->find = reinterpret_cast<decltype(module->find)>(dlsym(library, "kvfs_fake_find"));
-    module->run = reinterpret_cast<decltype(module->run)>(dlsym(library, "kvfs_fake_run"));
+    module->find = reinterpret_cast<decltype(module->find)>(dlsym(library, "kvfs_module_find"));
+    module->run = reinterpret_cast<decltype(module->run)>(dlsym(library, "kvfs_module_run"));
     *handle = module;
     return 0;
 }

@@ -1,5 +1,7 @@
 // Attends to pages that another program gives, and writes the partial results.
 //
+//   agree DTYPE WIDTH MODULE COMMON
+//
 // Reads, all little endian: the 12 numbers of Header, q, the position of each query, the pages with
 // addresses as offsets, the splits, and the bytes that the offsets are of. Writes o, m and l.
 #include "runner.h"
@@ -27,7 +29,11 @@ struct Header {
 
 }  // namespace
 
-int main() {
+int main(int count, char** arguments) {
+    if (count != 5) shim::fail("agree DTYPE WIDTH MODULE COMMON");
+    const cases::Kernels kernels = {cases::stored(arguments[1]),
+                                    static_cast<unsigned>(std::atoi(arguments[2])),
+                                    cases::Module(arguments[3]), cases::Module(arguments[4])};
     const Header header = read_all<Header>(1)[0];
     const kvfs::Heads& heads = header.heads;
     cases::Question question;
@@ -39,7 +45,7 @@ int main() {
     question.soft_cap = header.soft_cap;
     question.shifts = {0};
     cases::Random random(1);
-    cases::Cache<cases::Element> cache(heads, {}, cases::Layout::Tail, random);
+    cases::Cache cache(kernels.stored, heads, {}, cases::Layout::Tail, random);
     cache.pages = read_all<kvfs::Page>(header.pages);
     const auto splits = read_all<kvfs::Split>(header.splits);
     const cases::Memory memory(header.bytes);
@@ -49,7 +55,7 @@ int main() {
         page.k = memory.bytes.get() + reinterpret_cast<uintptr_t>(page.k);
         page.v = memory.bytes.get() + reinterpret_cast<uintptr_t>(page.v);
     }
-    const cases::Runner runner(cache, question, splits, 1);
+    const cases::Runner runner(kernels, cache, question, splits, 1);
     const cases::Partials merged = runner.merge(runner.attend({8, question.masked}));
     write_all(merged.o);
     write_all(merged.m);

@@ -2,7 +2,6 @@
 //! files and tails of all layouts they agree, and merge into the whole.
 
 use std::io::Write as _;
-use std::path::Path;
 use std::process::{Command, Stdio};
 
 use half::f16;
@@ -10,8 +9,7 @@ use kvfs::attention::{Attention, KvBlock, Options, Partials, Queries, Shape, Val
 use kvfs::page::{Dtype, Layout, PageView, pack_page};
 
 use crate::common::Model;
-use crate::common::mount::scratch_directory;
-use crate::shim::{build, can_build, root};
+use crate::library::{ModuleName, Watch, can_build, directory, module, program, root};
 
 const GROUP: usize = 3;
 
@@ -76,9 +74,15 @@ fn question(
     input
 }
 
-fn ask(program: &Path, input: &[u8], shape: Shape, num_queries: usize) -> Partials {
-    let mut child =
-        Command::new(program).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+fn ask(name: ModuleName<'_>, input: &[u8], shape: Shape, num_queries: usize) -> Partials {
+    let (_, dtype, width) = name;
+    let mut agree = Command::new(program("agree", Watch::Nothing));
+    agree.args([dtype, &width.to_string()]);
+    for name in [Some(name), None] {
+        let kernels = &root().join("kernels");
+        agree.arg(module(&directory(Watch::Nothing), kernels, Watch::Nothing, name));
+    }
+    let mut child = agree.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     child.stdin.take().unwrap().write_all(input).unwrap();
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success(), "{}", output.status);
@@ -97,7 +101,7 @@ fn assert_close(found: &[f32], expected: &[f32]) {
     }
 }
 
-fn check(program: &Path, dtype: Dtype, layout: Layout, options: &Options<'_>) {
+fn check(name: ModuleName<'_>, dtype: Dtype, layout: Layout, options: &Options<'_>) {
     let model = Model::with(|fields| (fields.dtype, fields.layout) = (dtype, layout));
     let geometry = model.manifest.geometry();
     let (heads, dim) = (geometry.num_kv_heads() as usize, geometry.head_dim() as usize);
@@ -126,10 +130,9 @@ fn check(program: &Path, dtype: Dtype, layout: Layout, options: &Options<'_>) {
     let attention = Attention::new(shape, 1).unwrap();
     let run = |blocks: &[KvBlock<'_>]| attention.run(&queries, blocks, options).unwrap();
 
-    let all = ask(program, &question(shape, &queries, options, &blocks, &bytes), shape, 2);
+    let all = ask(name, &question(shape, &queries, options, &blocks, &bytes), shape, 2);
     assert_close(&all.lse(), &run(&blocks).lse());
-    let mut both =
-        ask(program, &question(shape, &queries, options, &blocks[..2], &bytes), shape, 2);
+    let mut both = ask(name, &question(shape, &queries, options, &blocks[..2], &bytes), shape, 2);
     both.merge(&run(&blocks[2..])).unwrap();
     let expected = run(&blocks).finish(None).unwrap();
     assert_close(&all.finish(None).unwrap(), &expected);
@@ -141,15 +144,14 @@ fn with_the_cpu() {
     if !can_build() {
         return;
     }
-    let directory = scratch_directory();
-    for (dtype, element) in [(Dtype::F16, "F16"), (Dtype::F8E4m3, "F8E4m3")] {
-        let program = directory.path().join(element);
-        build("agree.cpp", (element, 64), &root().join("kernels"), &["-O1"], &program);
+    for (dtype, name) in
+        [(Dtype::F16, ("F16", "f16", 64)), (Dtype::F8E4m3, ("F8E4m3", "f8_e4m3", 64))]
+    {
         for layout in [Layout::Hnd, Layout::Nhd] {
             let plain = Options { sm_scale: Some(0.3), ..Options::default() };
-            check(&program, dtype, layout, &plain);
+            check(name, dtype, layout, &plain);
             let capped = Options { soft_cap: Some(2.0), window: Some(25), ..plain };
-            check(&program, dtype, layout, &capped);
+            check(name, dtype, layout, &capped);
         }
     }
 }

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "arguments.h"
-#include "element.h"
 
 namespace cases {
 
@@ -40,95 +39,71 @@ T at(const uint8_t* bytes) {
     return value;
 }
 
-// What a dtype's rows look like, written from the formats and not from the kernels: elements and
-// bytes of a block, a random block of an ordinary size, and what its elements are worth.
-template <class Element>
-struct Stored;
+// What a dtype's rows look like, written from the formats and not from the kernels.
+struct Stored {
+    const char* name;
+    // Elements and bytes of a block.
+    unsigned elements, bytes;
+    // Adds a random block of an ordinary size.
+    void (*write)(Random& random, Bytes& row);
+    // What an element of a block is worth.
+    double (*value)(const uint8_t* block, unsigned element);
 
-template <>
-struct Stored<kvfs::F32> {
-    static constexpr const char* NAME = "f32";
-    static constexpr unsigned ELEMENTS = 1, BYTES = 4;
-    static void write(Random& random, Bytes& row) { append(row, normal(random)); }
-    static double value(const uint8_t* block, unsigned) { return at<float>(block); }
-};
+    unsigned row_bytes(unsigned count) const { return count / elements * bytes; }
 
-template <>
-struct Stored<kvfs::F16> {
-    static constexpr const char* NAME = "f16";
-    static constexpr unsigned ELEMENTS = 1, BYTES = 2;
-    static void write(Random& random, Bytes& row) {
-        append(row, static_cast<_Float16>(normal(random)));
-    }
-    static double value(const uint8_t* block, unsigned) {
-        return static_cast<double>(at<_Float16>(block));
+    double element(const uint8_t* row, unsigned index) const {
+        return value(row + index / elements * bytes, index % elements);
     }
 };
 
-template <>
-struct Stored<kvfs::Bf16> {
-    static constexpr const char* NAME = "bf16";
-    static constexpr unsigned ELEMENTS = 1, BYTES = 2;
-    static void write(Random& random, Bytes& row) {
-        append(row, static_cast<uint16_t>(shim::bits<uint32_t>(normal(random)) >> 16));
-    }
-    static double value(const uint8_t* block, unsigned) {
-        return shim::bits<float>(static_cast<uint32_t>(at<uint16_t>(block)) << 16);
-    }
-};
-
-template <>
-struct Stored<kvfs::F8E4m3> {
-    static constexpr const char* NAME = "f8_e4m3";
-    static constexpr unsigned ELEMENTS = 1, BYTES = 1;
-    // Up to 1.9 with all exponents below, subnormals included.
-    static void write(Random& random, Bytes& row) { append<uint8_t>(row, random() & 0xbf); }
-    static double value(const uint8_t* block, unsigned) {
-        const int exponent = *block >> 3 & 15, mantissa = *block & 7;
-        if (exponent == 15 && mantissa == 7) return std::nan("");
-        const double size = exponent == 0 ? std::ldexp(mantissa, -9)
-                                          : std::ldexp(8 + mantissa, exponent - 10);
-        return *block & 0x80 ? -size : size;
-    }
-};
-
-template <>
-struct Stored<kvfs::Q8_0> {
-    static constexpr const char* NAME = "q8_0";
-    static constexpr unsigned ELEMENTS = 32, BYTES = 34;
-    static void write(Random& random, Bytes& row) {
-        append(row, static_cast<_Float16>(normal(random) / 70));
-        for (unsigned i = 0; i < 32; ++i) append<uint8_t>(row, random());
-    }
-    static double value(const uint8_t* block, unsigned element) {
-        return static_cast<double>(at<_Float16>(block)) * at<int8_t>(block + 2 + element);
-    }
-};
-
-template <>
-struct Stored<kvfs::Q4_0> {
-    static constexpr const char* NAME = "q4_0";
-    static constexpr unsigned ELEMENTS = 32, BYTES = 18;
-    static void write(Random& random, Bytes& row) {
-        append(row, static_cast<_Float16>(normal(random) / 5));
-        for (unsigned i = 0; i < 16; ++i) append<uint8_t>(row, random());
-    }
-    static double value(const uint8_t* block, unsigned element) {
-        const unsigned byte = block[2 + element % 16];
-        const int nibble = element < 16 ? byte & 15 : byte >> 4;
-        return static_cast<double>(at<_Float16>(block)) * (nibble - 8);
-    }
-};
-
-template <class Element>
-unsigned row_bytes(unsigned elements) {
-    return elements / Stored<Element>::ELEMENTS * Stored<Element>::BYTES;
+inline double f8_value(const uint8_t* block, unsigned) {
+    const int exponent = *block >> 3 & 15, mantissa = *block & 7;
+    if (exponent == 15 && mantissa == 7) return std::nan("");
+    const double size = exponent == 0 ? std::ldexp(mantissa, -9)
+                                      : std::ldexp(8 + mantissa, exponent - 10);
+    return *block & 0x80 ? -size : size;
 }
 
-template <class Element>
-double element_of(const uint8_t* row, unsigned element) {
-    typedef Stored<Element> S;
-    return S::value(row + element / S::ELEMENTS * S::BYTES, element % S::ELEMENTS);
+// A scale, and so many random bytes.
+template <unsigned BYTES, int DIVISOR>
+void write_block(Random& random, Bytes& row) {
+    append(row, static_cast<_Float16>(normal(random) / DIVISOR));
+    for (unsigned i = 0; i < BYTES; ++i) append<uint8_t>(row, random());
+}
+
+const Stored FORMATS[] = {
+    {"f32", 1, 4, [](Random& random, Bytes& row) { append(row, normal(random)); },
+     [](const uint8_t* block, unsigned) -> double { return at<float>(block); }},
+    {"f16", 1, 2,
+     [](Random& random, Bytes& row) { append(row, static_cast<_Float16>(normal(random))); },
+     [](const uint8_t* block, unsigned) { return static_cast<double>(at<_Float16>(block)); }},
+    {"bf16", 1, 2,
+     [](Random& random, Bytes& row) {
+         append(row, static_cast<uint16_t>(shim::bits<uint32_t>(normal(random)) >> 16));
+     },
+     [](const uint8_t* block, unsigned) -> double {
+         return shim::bits<float>(static_cast<uint32_t>(at<uint16_t>(block)) << 16);
+     }},
+    // Up to 1.9 with all exponents below, subnormals included.
+    {"f8_e4m3", 1, 1,
+     [](Random& random, Bytes& row) { append<uint8_t>(row, random() & 0xbf); }, f8_value},
+    {"q8_0", 32, 34, write_block<32, 70>,
+     [](const uint8_t* block, unsigned element) {
+         return static_cast<double>(at<_Float16>(block)) * at<int8_t>(block + 2 + element);
+     }},
+    {"q4_0", 32, 18, write_block<16, 5>,
+     [](const uint8_t* block, unsigned element) {
+         const unsigned byte = block[2 + element % 16];
+         const int nibble = element < 16 ? byte & 15 : byte >> 4;
+         return static_cast<double>(at<_Float16>(block)) * (nibble - 8);
+     }},
+};
+
+inline const Stored& stored(const std::string& name) {
+    for (const Stored& format : FORMATS) {
+        if (name == format.name) return format;
+    }
+    shim::fail("an unknown dtype");
 }
 
 // Where rows lie in a page.
@@ -146,8 +121,8 @@ struct Memory {
 };
 
 // Pages of one layer.
-template <class Element>
 struct Cache {
+    const Stored& stored;
     kvfs::Heads heads;
     std::vector<kvfs::Page> pages;
     std::vector<Memory> memory;
@@ -156,9 +131,9 @@ struct Cache {
     // Of each token.
     std::vector<kvfs::i64> positions;
 
-    Cache(const kvfs::Heads& heads, const std::vector<unsigned>& tokens, Layout layout,
-          Random& random)
-        : heads(heads) {
+    Cache(const Stored& stored, const kvfs::Heads& heads, const std::vector<unsigned>& tokens,
+          Layout layout, Random& random)
+        : stored(stored), heads(heads) {
         kvfs::i64 position = 0;
         for (unsigned count : tokens) {
             add_page(count, position, layout, random);
@@ -167,8 +142,8 @@ struct Cache {
     }
 
     void add_page(unsigned tokens, kvfs::i64 position, Layout layout, Random& random) {
-        const unsigned k_row = row_bytes<Element>(heads.head_dim);
-        const unsigned v_row = row_bytes<Element>(heads.v_head_dim), count = heads.num_kv_heads;
+        const unsigned k_row = stored.row_bytes(heads.head_dim);
+        const unsigned v_row = stored.row_bytes(heads.v_head_dim), count = heads.num_kv_heads;
         kvfs::Page page = {};
         page.tokens = tokens;
         page.position = position;
@@ -207,13 +182,13 @@ struct Cache {
         pages.push_back(page);
     }
 
-    static void write(const uint8_t* to, unsigned elements, Random& random,
-                      std::vector<double>& values) {
+    void write(const uint8_t* to, unsigned elements, Random& random,
+               std::vector<double>& values) const {
         Bytes row;
-        while (row.size() < row_bytes<Element>(elements)) Stored<Element>::write(random, row);
+        while (row.size() < stored.row_bytes(elements)) stored.write(random, row);
         std::memcpy(const_cast<uint8_t*>(to), row.data(), row.size());
         for (unsigned i = 0; i < elements; ++i) {
-            values.push_back(element_of<Element>(row.data(), i));
+            values.push_back(stored.element(row.data(), i));
         }
     }
 };

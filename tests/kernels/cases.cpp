@@ -1,8 +1,10 @@
-// Every kernel of one module (-DKVFS_ELEMENT=F16 -DKVFS_WIDTH=128) under the shim, against f64.
+// Every kernel of one module under the shim, against f64.
 //
-//   cases SEEDS    runs each variant with so many seeds; prints the worst error of each, or what
-//                  failed, with a status of 1
-#include <algorithm>
+//   cases SEEDS DTYPE WIDTH MODULE COMMON    runs each variant with so many seeds; prints the worst
+//                                            error of each, or what failed, with a status of 1
+//
+// MODULE is the library of that dtype and width, COMMON that of the kernels which all share.
+#include <numeric>
 
 #include "runner.h"
 
@@ -23,6 +25,7 @@ double distance(const std::vector<float>& found, const std::vector<double>& expe
 
 // One setting: what is attended to, and how it is cut into splits.
 struct Setting {
+    std::string module;
     Variant variant;
     kvfs::Heads heads;
     Layout layout;
@@ -33,7 +36,7 @@ struct Setting {
     uint64_t seed;
 
     std::string name() const {
-        std::string text = std::string(Stored<Element>::NAME) + "_" + std::to_string(WIDTH);
+        std::string text = module;
         text += variant.masked ? " masked" : " rows " + std::to_string(variant.rows);
         text += " seed " + std::to_string(seed);
         const unsigned numbers[] = {heads.num_queries, heads.num_kv_heads, heads.group,
@@ -54,7 +57,7 @@ T choose(Random& random, std::initializer_list<T> values) {
     return *(values.begin() + below(random, values.size()));
 }
 
-kvfs::Heads random_heads(const Variant& variant, Random& random) {
+kvfs::Heads random_heads(const Kernels& kernels, const Variant& variant, Random& random) {
     kvfs::Heads heads = {};
     heads.num_kv_heads = 1 + below(random, 2);
     heads.num_queries = variant.masked ? 1 + below(random, 6) : 1;
@@ -62,12 +65,13 @@ kvfs::Heads random_heads(const Variant& variant, Random& random) {
                   : variant.rows == 4 ? choose(random, {3u, 4u})
                   : variant.rows == 8 ? choose(random, {6u, 7u, 8u, 11u})
                                       : variant.rows;
-    const bool blocks = Stored<Element>::ELEMENTS > 1;
-    heads.head_dim = WIDTH == 64    ? (blocks ? 64 : choose(random, {64u, 64u, 40u}))
-                     : WIDTH == 128 ? choose(random, {128u, 96u, blocks ? 128u : 80u})
+    const bool blocks = kernels.stored.elements > 1;
+    const unsigned width = kernels.width;
+    heads.head_dim = width == 64    ? (blocks ? 64 : choose(random, {64u, 64u, 40u}))
+                     : width == 128 ? choose(random, {128u, 96u, blocks ? 128u : 80u})
                                             : choose(random, {256u, 192u});
     // One in three differs from it.
-    heads.v_head_dim = choose(random, {heads.head_dim, heads.head_dim, WIDTH / 2});
+    heads.v_head_dim = choose(random, {heads.head_dim, heads.head_dim, width / 2});
     return heads;
 }
 
@@ -114,12 +118,13 @@ Question random_question(const Setting& setting, Random& random) {
     return question;
 }
 
-Setting random_setting(const Variant& variant, uint64_t seed) {
-    Random random(seed * 1000003 + WIDTH * 16 + variant.rows * 2 + variant.masked);
+Setting random_setting(const Kernels& kernels, const Variant& variant, uint64_t seed) {
+    Random random(seed * 1000003 + kernels.width * 16 + variant.rows * 2 + variant.masked);
     Setting setting = {};
+    setting.module = std::string(kernels.stored.name) + "_" + std::to_string(kernels.width);
     setting.variant = variant;
     setting.seed = seed;
-    setting.heads = random_heads(variant, random);
+    setting.heads = random_heads(kernels, variant, random);
     setting.layout = choose(random, {Layout::HeadMajor, Layout::TokenMajor, Layout::Tail});
     for (unsigned count = 1 + below(random, 3); count > 0; --count) {
         // One short page, or none; single tokens and empty pages.
@@ -159,7 +164,7 @@ void check_partials(const std::string& name, const kvfs::Heads& heads, const Par
 
 // Smallest and largest K, and the bounds that follow.
 void check_bounds(const std::string& name, const Runner& runner,
-                  const Reference<Element>& reference) {
+                  const Reference& reference) {
     const auto& cache = runner.cache;
     const kvfs::Heads& heads = cache.heads;
     const unsigned dim = heads.head_dim, pages = cache.pages.size();
@@ -200,15 +205,15 @@ void check_bounds(const std::string& name, const Runner& runner,
 }
 
 // All kernels for one setting; the error of the final result.
-double check(const Setting& setting) {
+double check(const Kernels& kernels, const Setting& setting) {
     Random random(setting.seed);
-    Cache<Element> cache(setting.heads, setting.pages, setting.layout, random);
+    Cache cache(kernels.stored, setting.heads, setting.pages, setting.layout, random);
     for (size_t page = 0; page < cache.pages.size(); ++page) {
         cache.pages[page].queries = setting.copies[page];
     }
-    const Reference<Element> reference(cache, setting.question);
+    const Reference reference(cache, setting.question);
     const Answer answer = reference.answer();
-    const Runner runner(cache, setting.question, setting.splits, setting.seed);
+    const Runner runner(kernels, cache, setting.question, setting.splits, setting.seed);
     const Partials parts = runner.attend(setting.variant), merged = runner.merge(parts);
     const std::string name = setting.name();
     check_partials(name, setting.heads, merged, answer);
@@ -228,59 +233,58 @@ double check(const Setting& setting) {
 }
 
 // What no K and V mean.
-void check_empty(const Variant& variant) {
-    Setting setting = random_setting(variant, 1);
+void check_empty(const Kernels& kernels, const Variant& variant) {
+    Setting setting = random_setting(kernels, variant, 1);
     setting.pages.clear();
     setting.copies.clear();
     setting.splits.clear();
-    check(setting);
+    check(kernels, setting);
     setting.splits = {{0, 0, 0}};
-    check(setting);
+    check(kernels, setting);
 }
 
-void check_variants(uint64_t seeds) {
+void check_variants(const Kernels& kernels, uint64_t seeds) {
     const Variant variants[] = {{1, false}, {2, false}, {4, false}, {5, false}, {8, false}, {8, true}};
     for (const Variant& variant : variants) {
         double worst = 0;
         for (uint64_t seed = 1; seed <= seeds; ++seed) {
-            worst = std::max(worst, check(random_setting(variant, seed)));
+            worst = std::max(worst, check(kernels, random_setting(kernels, variant, seed)));
         }
-        check_empty(variant);
-        std::printf("%s_%u %s %u: %.1e\n", Stored<Element>::NAME, WIDTH,
+        check_empty(kernels, variant);
+        std::printf("%s_%u %s %u: %.1e\n", kernels.stored.name, kernels.width,
                     variant.masked ? "masked" : "rows", variant.rows, worst);
     }
 }
 
 // Any bits at all, NaN and infinities among them.
-void check_conversion() {
-    Random random(7);
+void check_conversion(const Kernels& kernels) {
     constexpr unsigned COUNT = 256;
-    const unsigned bytes = row_bytes<Element>(COUNT);
-    Memory row(bytes);
+    void (*convert)(const uint8_t*, unsigned, float*);
+    kernels.own.symbol("kvfs_module_convert", convert);
+    const Stored& stored = kernels.stored;
+    Random random(7);
+    Memory row(stored.row_bytes(COUNT));
     for (unsigned round = 0; round < 2000; ++round) {
-        for (unsigned i = 0; i < bytes; ++i) row.bytes[i] = random();
-        for (unsigned part = 0; part < COUNT / kvfs::LANE_ELEMENTS; ++part) {
-            float values[kvfs::LANE_ELEMENTS];
-            Element::values(Element::load(row.bytes.get(), part, COUNT), values);
-            for (unsigned i = 0; i < kvfs::LANE_ELEMENTS; ++i) {
-                const unsigned index = Element::index(part, i, COUNT);
-                const float expected = element_of<Element>(row.bytes.get(), index);
-                const bool both_nan = std::isnan(values[i]) && std::isnan(expected);
-                if (values[i] != expected && !both_nan) {
-                    fail(Stored<Element>::NAME, "element %u is %g, not %g", index, values[i],
-                         expected);
-                }
+        for (unsigned i = 0; i < stored.row_bytes(COUNT); ++i) row.bytes[i] = random();
+        auto values = poisoned(COUNT);
+        convert(row.bytes.get(), COUNT, values.data());
+        for (unsigned index = 0; index < COUNT; ++index) {
+            const float value = values[index], expected = stored.element(row.bytes.get(), index);
+            const bool both_nan = std::isnan(value) && std::isnan(expected);
+            if (value != expected && !both_nan) {
+                fail(stored.name, "element %u is %g, not %g", index, value, expected);
             }
         }
     }
 }
 
 // An infinite value reaches the queries that see it, and no other.
-void check_damaged() {
-    if (std::string(Stored<Element>::NAME) != "f32") return;
+void check_damaged(const Kernels& kernels) {
+    if (std::string(kernels.stored.name) != "f32") return;
+    const unsigned width = kernels.width;
     for (const float damage : {INFINITY, -INFINITY, std::nanf("")}) {
-        Setting setting = random_setting({8, true}, 1);
-        setting.heads = {2, 2, 2, WIDTH, WIDTH};
+        Setting setting = random_setting(kernels, {8, true}, 1);
+        setting.heads = {2, 2, 2, width, width};
         setting.pages = {30, 20};
         setting.layout = Layout::HeadMajor;
         setting.question = random_question(setting, *std::make_unique<Random>(1));
@@ -289,16 +293,16 @@ void check_damaged() {
         setting.question.shifts = {0};
         setting.splits = {{0, 0, 50}};
         Random random(1);
-        Cache<Element> cache(setting.heads, setting.pages, setting.layout, random);
+        Cache cache(kernels.stored, setting.heads, setting.pages, setting.layout, random);
         // Element 5 of token 40, which is the tenth of the second page, of KV head 1.
         const kvfs::Page& page = cache.pages[1];
         std::memcpy(const_cast<uint8_t*>(page.v) + page.v_head_stride + 10 * page.v_token_stride +
                         5 * sizeof(float), &damage, sizeof(float));
-        const Runner runner(cache, setting.question, setting.splits, 1);
+        const Runner runner(kernels, cache, setting.question, setting.splits, 1);
         const std::vector<float> out = runner.finish(runner.attend(setting.variant), nullptr);
         for (size_t at = 0; at < out.size(); ++at) {
-            const size_t row = at / WIDTH;
-            const bool sees = row / 4 == 1 && row % 4 / 2 == 1 && at % WIDTH == 5;
+            const size_t row = at / width;
+            const bool sees = row / 4 == 1 && row % 4 / 2 == 1 && at % width == 5;
             if (std::isfinite(out[at]) == sees) {
                 fail("damaged", "%g in V: element %zu of the result is %g", damage, at, out[at]);
             }
@@ -309,9 +313,12 @@ void check_damaged() {
 }  // namespace cases
 
 int main(int count, char** arguments) {
-    const uint64_t seeds = count > 1 ? std::strtoull(arguments[1], nullptr, 10) : 4;
-    cases::check_conversion();
-    cases::check_variants(seeds);
-    cases::check_damaged();
+    if (count != 6) shim::fail("cases SEEDS DTYPE WIDTH MODULE COMMON");
+    const cases::Kernels kernels = {cases::stored(arguments[2]),
+                                    static_cast<unsigned>(std::atoi(arguments[3])),
+                                    cases::Module(arguments[4]), cases::Module(arguments[5])};
+    cases::check_conversion(kernels);
+    cases::check_variants(kernels, std::strtoull(arguments[1], nullptr, 10));
+    cases::check_damaged(kernels);
     return 0;
 }

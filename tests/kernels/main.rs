@@ -10,6 +10,7 @@ mod common;
 
 mod agreement;
 mod bugs;
+mod library;
 mod numerics;
 mod product;
 mod shim;

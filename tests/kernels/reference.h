@@ -2,6 +2,8 @@
 // kernels rotate q.
 #pragma once
 
+#include <algorithm>
+
 #include "cache.h"
 
 namespace cases {
@@ -50,10 +52,9 @@ struct Answer {
     std::vector<double> mass;
 };
 
-template <class Element>
 class Reference {
 public:
-    Reference(const Cache<Element>& cache, const Question& question)
+    Reference(const Cache& cache, const Question& question)
         : cache_(cache), question_(question), heads_(cache.heads), k_(cache.k) {
         for (const kvfs::Page& page : cache.pages) {
             for (size_t at = page.index * heads_.num_kv_heads;
@@ -84,7 +85,7 @@ public:
     }
 
 private:
-    const Cache<Element>& cache_;
+    const Cache& cache_;
     const Question& question_;
     const kvfs::Heads heads_;
     std::vector<double> k_;

@@ -3,16 +3,13 @@
 
 #include <cstdarg>
 
+#include "attend.h"
+#include "mass.h"
+#include "merge.h"
+#include "module.h"
+#include "prepare.h"
 #include "reference.h"
-
-// The kernels of a module, and those that all share, by the names that a host calls.
-#include "kernels.cu"
-namespace cases {
-typedef kvfs::KVFS_ELEMENT Element;
-constexpr unsigned WIDTH = KVFS_WIDTH;
-}  // namespace cases
-#undef KVFS_ELEMENT
-#include "kernels.cu"
+#include "summary.h"
 
 namespace cases {
 
@@ -49,17 +46,25 @@ struct Partials {
     }
 };
 
+// The kernels of a dtype and a width, and those that all share.
+struct Kernels {
+    const Stored& stored;
+    unsigned width;
+    Module own, common;
+};
+
 class Runner {
 public:
-    const Cache<Element>& cache;
+    const Kernels& kernels;
+    const Cache& cache;
     const Question& question;
     std::vector<kvfs::Split> splits;
     uint64_t seed;
     kvfs::Attention attention;
 
-    Runner(const Cache<Element>& cache, const Question& question, std::vector<kvfs::Split> splits,
-           uint64_t seed)
-        : cache(cache), question(question), splits(std::move(splits)), seed(seed) {
+    Runner(const Kernels& kernels, const Cache& cache, const Question& question,
+           std::vector<kvfs::Split> splits, uint64_t seed)
+        : kernels(kernels), cache(cache), question(question), splits(std::move(splits)), seed(seed) {
         const kvfs::Heads& heads = cache.heads;
         for (int shift : question.shifts) {
             for (unsigned pair = 0; pair < question.rotation.pairs; ++pair) {
@@ -74,8 +79,8 @@ public:
         const kvfs::PrepareArguments prepare = {
             heads, scale, question.q.data(), turns_.data(), question.rotation.pairs,
             question.rotation.first, question.rotation.interleaved, prepared_.data()};
-        launch(heads.num_queries * heads.num_qo_heads(), question.shifts.size(),
-               [&] { ::prepare(prepare); });
+        launch(kernels.common, "prepare", heads.num_queries * heads.num_qo_heads(),
+               question.shifts.size(), prepare);
         attention = {heads,
                      question.window,
                      static_cast<float>(cap),
@@ -85,41 +90,35 @@ public:
                      question.masked ? question.positions.data() : nullptr};
     }
 
-    void launch(size_t x, size_t y, const std::function<void()>& kernel) const {
-        const dim3 grid = {static_cast<unsigned>(x), static_cast<unsigned>(y), 1};
-        if (x * y > 0) shim::launch(grid, kvfs::BLOCK_THREADS, seed, kernel);
+    template <class Arguments>
+    void launch(const Module& module, const char* kernel, size_t x, size_t y,
+                const Arguments& arguments) const {
+        module.launch(kernel, x, y, seed, arguments);
     }
 
     Partials attend(const Variant& variant) const {
         Partials partials(splits.size(), cache.heads);
         const kvfs::AttendArguments arguments = {attention, partials.o.data(), partials.m.data(),
                                                  partials.l.data()};
-        const auto kernel = [&] {
-            if (variant.masked) return attend_masked_8(arguments);
-            switch (variant.rows) {
-                case 1: return attend_1(arguments);
-                case 2: return attend_2(arguments);
-                case 4: return attend_4(arguments);
-                case 5: return attend_5(arguments);
-                default: return attend_8(arguments);
-            }
-        };
+        const std::string kernel =
+            std::string(variant.masked ? "attend_masked_" : "attend_") + std::to_string(variant.rows);
         const size_t passes = (cache.heads.rows() + variant.rows - 1) / variant.rows;
-        launch(cache.heads.num_kv_heads * passes, splits.size(), kernel);
+        launch(kernels.own, kernel.c_str(), cache.heads.num_kv_heads * passes, splits.size(),
+               arguments);
         return partials;
     }
 
     Partials merge(const Partials& parts) const {
         Partials merged(1, cache.heads);
         const kvfs::MergeArguments arguments = arguments_of(parts, nullptr, merged);
-        launch(arguments.rows, 1, [&] { ::merge(arguments); });
+        launch(kernels.common, "merge", arguments.rows, 1, arguments);
         return merged;
     }
 
     std::vector<float> finish(const Partials& parts, const float* sinks) const {
         Partials out(1, cache.heads);
         const kvfs::MergeArguments arguments = arguments_of(parts, sinks, out);
-        launch(arguments.rows, 1, [&] { ::finish(arguments); });
+        launch(kernels.common, "finish", arguments.rows, 1, arguments);
         return out.o;
     }
 
@@ -131,7 +130,7 @@ public:
         if (!question.masked) positions.assign(positions.size(), kvfs::i64{1} << 40);
         kvfs::MassArguments arguments = {attention, merged.m.data(), merged.l.data(), mass.data()};
         arguments.attention.positions = positions.data();
-        launch(splits.size(), 1, [&] { add_mass_4(arguments); });
+        launch(kernels.own, "add_mass_4", splits.size(), 1, arguments);
         return mass;
     }
 
@@ -140,8 +139,7 @@ public:
         auto bounds = poisoned(cache.pages.size() * heads.num_kv_heads * 2 * heads.head_dim);
         const kvfs::SummaryArguments arguments = {cache.pages.data(), bounds.data(),
                                                   heads.num_kv_heads, heads.head_dim};
-        launch(cache.pages.size(), heads.num_kv_heads,
-               [&] { summarise_pages(arguments); });
+        launch(kernels.own, "summarise_pages", cache.pages.size(), heads.num_kv_heads, arguments);
         return bounds;
     }
 
@@ -152,7 +150,7 @@ public:
         const float factor = question.soft_cap != 0 ? question.soft_cap : std::log(2.0);
         const kvfs::BoundArguments arguments = {heads, factor, prepared_.data(), cache.pages.data(),
                                                 bounds.data(), pages, most.data()};
-        launch(pages, heads.num_kv_heads, [&] { bound_pages(arguments); });
+        launch(kernels.common, "bound_pages", pages, heads.num_kv_heads, arguments);
         return most;
     }
 

@@ -10,17 +10,13 @@
 // taken, whatever the order was, and races between blocks.
 #pragma once
 
-#include <algorithm>
+// Few headers: each module compiles them once more.
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
 #include <memory>
-#include <numeric>
-#include <random>
-#include <vector>
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/common_interface_defs.h>
@@ -56,6 +52,74 @@ namespace shim {
 constexpr unsigned WARP = 32;
 constexpr size_t STACK_BYTES = 64 << 10;
 constexpr size_t SHARED_BYTES_MAX = 48 << 10;
+
+// Which of the bugs that are planted in the kernels is there (bugs.rs), 0 for none. Known when the
+// library is loaded: a test of a flag would order threads.
+static const int PLANTED = std::getenv("KVFS_PLANTED") ? std::atoi(std::getenv("KVFS_PLANTED")) : 0;
+inline bool planted(int bug) { return bug == PLANTED; }
+
+// A kernel with its argument.
+struct Call {
+    void (*function)(const void*);
+    const void* argument;
+};
+
+// What a vector would do, unseen by ThreadSanitizer.
+template <class T>
+class Array {
+public:
+    Array() = default;
+    Array(const Array&) = delete;
+    KVFS_UNSEEN ~Array() { std::free(values_); }
+
+    KVFS_UNSEEN T& operator[](size_t index) { return values_[index]; }
+    KVFS_UNSEEN size_t size() const { return size_; }
+
+    KVFS_UNSEEN void assign(size_t size, T value) {
+        if (size > capacity_) {
+            values_ = static_cast<T*>(std::realloc(values_, size * sizeof(T)));
+            capacity_ = size;
+        }
+        size_ = size;
+        for (size_t i = 0; i < size; ++i) values_[i] = value;
+    }
+
+private:
+    T* values_ = nullptr;
+    size_t size_ = 0, capacity_ = 0;
+};
+
+// Orders by xorshift64*.
+class Seeded {
+public:
+    KVFS_UNSEEN explicit Seeded(uint64_t seed) : state_(seed * 0x9e3779b97f4a7c15 | 1) {}
+
+    // The numbers from 0 on in a random order.
+    KVFS_UNSEEN void order(size_t count, Array<unsigned>& numbers) {
+        numbers.assign(count, 0);
+        for (unsigned i = 0; i < count; ++i) numbers[i] = i;
+        shuffle(numbers);
+    }
+
+    KVFS_UNSEEN void shuffle(Array<unsigned>& numbers) {
+        for (size_t left = numbers.size(); left > 1; --left) {
+            const size_t other = next() % left;
+            const unsigned number = numbers[other];
+            numbers[other] = numbers[left - 1];
+            numbers[left - 1] = number;
+        }
+    }
+
+private:
+    uint64_t state_;
+
+    KVFS_UNSEEN uint64_t next() {
+        state_ ^= state_ >> 12;
+        state_ ^= state_ << 25;
+        state_ ^= state_ >> 27;
+        return state_ * 0x2545f4914f6cdd1d >> 16;
+    }
+};
 
 [[noreturn]] inline void fail(const char* why) {
     std::fprintf(stderr, "shim: %s\n", why);
@@ -116,20 +180,27 @@ class Block {
 public:
     dim3 thread, block;
 
+    Block() = default;
+
+    KVFS_UNSEEN ~Block() {
+        for (Array<Fiber*>& fibers : all_fibers_) {
+            for (size_t i = 0; i < fibers.size(); ++i) delete fibers[i];
+        }
+    }
+
     static Block*& current() {
         static Block* block = nullptr;
         return block;
     }
 
     // Runs all blocks, one after the other.
-    KVFS_UNSEEN void launch(dim3 grid, unsigned count, const std::function<void()>& kernel,
-                            uint64_t seed) {
-        std::mt19937_64 random(seed);
-        std::vector<unsigned> order(grid.x * grid.y * grid.z);
-        std::iota(order.begin(), order.end(), 0);
-        std::shuffle(order.begin(), order.end(), random);
+    KVFS_UNSEEN void launch(dim3 grid, unsigned count, const Call& kernel, uint64_t seed) {
+        Seeded random(seed);
+        Array<unsigned> order;
+        random.order(size_t{grid.x} * grid.y * grid.z, order);
         // Blocks may not have each other's memory: they would seem to share it.
-        std::vector<void*> memory(order.size());
+        Array<void*> memory;
+        memory.assign(order.size(), nullptr);
         // Who launches comes before every block and after it; blocks are in no order.
         release(&launched_);
         for (unsigned number = 0; number < order.size(); ++number) {
@@ -139,32 +210,36 @@ public:
             run(kernel, count, number, random);
         }
         acquire(&finished_);
-        for (void* of_block : memory) std::free(of_block);
+        for (size_t i = 0; i < memory.size(); ++i) std::free(memory[i]);
     }
 
     // The block that is the `number`th to run.
-    KVFS_UNSEEN void run(const std::function<void()>& kernel, unsigned count, unsigned number,
-                         std::mt19937_64& random) {
+    KVFS_UNSEEN void run(const Call& kernel, unsigned count, unsigned number, Seeded& random) {
         kernel_ = &kernel;
-        std::vector<Fiber>& fibers = all_fibers_[number % TOLD_APART];
-        if (fibers.size() < count) fibers.resize(count);
-        fibers_ = fibers.data();
+        Array<Fiber*>& fibers = all_fibers_[number % TOLD_APART];
+        if (fibers.size() == 0) {
+            fibers.assign(count, nullptr);
+            for (unsigned i = 0; i < count; ++i) fibers[i] = new Fiber;
+        }
+        if (fibers.size() != count) fail("blocks of different sizes");
+        fibers_ = &fibers;
         exchanged_.assign(2 * count, 0);
         generation_.assign(count, 0);
-        block_barrier_ = {count};
-        warp_barriers_.assign((count + WARP - 1) / WARP, Barrier{WARP});
+        block_barrier_ = {count, 0, 0};
+        warp_barriers_.assign((count + WARP - 1) / WARP, Barrier{WARP, 0, 0});
         if (count % WARP != 0) fail("a block of threads that are no whole warps");
-        for (Fiber& fiber : fibers) start(fiber);
-        std::vector<unsigned> order(count);
-        std::iota(order.begin(), order.end(), 0);
+        for (unsigned i = 0; i < count; ++i) start(*fibers[i]);
+        Array<unsigned> order;
+        random.order(count, order);
         unsigned left = count;
         while (left > 0) {
             progress_ = false;
-            std::shuffle(order.begin(), order.end(), random);
-            for (unsigned index : order) {
-                if (fibers_[index].done) continue;
+            random.shuffle(order);
+            for (unsigned i = 0; i < count; ++i) {
+                const unsigned index = order[i];
+                if (fiber(index).done) continue;
                 resume(index);
-                left -= fibers_[index].done;
+                left -= fiber(index).done;
             }
             if (!progress_) fail("threads wait for others that never come");
         }
@@ -181,7 +256,7 @@ public:
     KVFS_UNSEEN uint32_t exchange(unsigned mask, uint32_t value, unsigned distance) {
         if (mask != 0xffffffffu) fail("a shuffle of part of a warp");
         const unsigned me = thread.x;
-        uint32_t* places = exchanged_.data() + generation_[me] % 2 * generation_.size();
+        uint32_t* places = &exchanged_[generation_[me] % 2 * generation_.size()];
         generation_[me]++;
         places[me] = value;
         wait(warp_barriers_[me / WARP]);
@@ -202,16 +277,16 @@ public:
     }
 
 private:
-    const std::function<void()>* kernel_ = nullptr;
+    const Call* kernel_ = nullptr;
     // Only their addresses count.
     char launched_ = 0, finished_ = 0;
-    std::vector<Fiber> all_fibers_[TOLD_APART];
+    Array<Fiber*> all_fibers_[TOLD_APART];
     // Those of the block.
-    Fiber* fibers_ = nullptr;
-    std::vector<uint32_t> exchanged_;
-    std::vector<unsigned> generation_;
+    Array<Fiber*>* fibers_ = nullptr;
+    Array<uint32_t> exchanged_;
+    Array<unsigned> generation_;
     Barrier block_barrier_;
-    std::vector<Barrier> warp_barriers_;
+    Array<Barrier> warp_barriers_;
     // Of the block, once it is asked for.
     void** shared_ = nullptr;
     void* scheduler_ = nullptr;
@@ -219,7 +294,9 @@ private:
     unsigned running_ = 0;
     bool progress_ = false;
 
-    void start(Fiber& fiber) {
+    KVFS_UNSEEN Fiber& fiber(unsigned index) { return *(*fibers_)[index]; }
+
+    KVFS_UNSEEN void start(Fiber& fiber) {
         // The stack as kvfs_shim_switch leaves it: six registers, where to go on, and nowhere to
         // return to.
         auto top = reinterpret_cast<uintptr_t>(fiber.stack.get() + STACK_BYTES) & ~uintptr_t{63};
@@ -236,16 +313,16 @@ private:
         __sanitizer_finish_switch_fiber(nullptr, &block.scheduler_stack_, &block.scheduler_size_);
 #endif
         acquire(&block.launched_);
-        (*block.kernel_)();
+        block.kernel_->function(block.kernel_->argument);
         release(&block.finished_);
-        block.fibers_[block.running_].done = true;
+        block.fiber(block.running_).done = true;
         block.progress_ = true;
         block.suspend();
         std::abort();
     }
 
     KVFS_UNSEEN void resume(unsigned index) {
-        Fiber& fiber = fibers_[index];
+        Fiber& fiber = this->fiber(index);
         running_ = index;
         thread.x = index;
 #if defined(__SANITIZE_ADDRESS__)
@@ -263,7 +340,7 @@ private:
     }
 
     KVFS_UNSEEN void suspend() {
-        Fiber& fiber = fibers_[running_];
+        Fiber& fiber = this->fiber(running_);
 #if defined(__SANITIZE_ADDRESS__)
         __sanitizer_start_switch_fiber(fiber.done ? nullptr : &fiber.sanitizer, scheduler_stack_,
                                        scheduler_size_);
@@ -299,7 +376,7 @@ T* shared() {
 }
 
 // Runs all blocks of a grid.
-inline void launch(dim3 grid, unsigned threads, uint64_t seed, const std::function<void()>& kernel) {
+inline void launch(dim3 grid, unsigned threads, uint64_t seed, const Call& kernel) {
     static Block block;
     Block::current() = &block;
     block.launch(grid, threads, kernel, seed);
