@@ -88,6 +88,7 @@ Settings come from, in this order: arguments, -o, variables, the file named by -
   --remote             remote              KVFS_REMOTE            none
   --ssd                ssd                 KVFS_SSD               no limit
   --remote-bandwidth   remote_bandwidth    KVFS_REMOTE_BANDWIDTH  no limit (bytes per second)
+  --remote-index       remote_index        KVFS_REMOTE_INDEX      10 (seconds, 0 for never)
   --cold               cold                KVFS_COLD              none
   --on-corrupt         on_corrupt          KVFS_ON_CORRUPT        eio
   --rebuild-from       rebuild_from        KVFS_REBUILD_FROM      the only store there is
@@ -146,6 +147,10 @@ pub(crate) struct MountArguments {
     /// Bytes per second to and from the remote [default: no limit]
     #[arg(long, value_name = "SIZE")]
     remote_bandwidth: Option<Size>,
+    /// How often the prefixes that other stores have published to the remote are read, so that
+    /// their pages are found here; 0 for never [default: 10]
+    #[arg(long, value_name = "SECONDS")]
+    remote_index: Option<f64>,
     /// How cold objects are encoded: none, zstd, zstd:LEVEL [default: none]
     #[arg(long, value_name = "ENCODING")]
     cold: Option<String>,
@@ -187,6 +192,7 @@ impl MountArguments {
                 ssd: self.ssd,
                 remote: self.remote.map(absolute).transpose()?,
                 remote_bandwidth: self.remote_bandwidth,
+                remote_index: self.remote_index,
                 cold: self.cold,
                 on_corrupt: self.on_corrupt,
                 rebuild_from: self.rebuild_from,

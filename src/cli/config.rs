@@ -31,6 +31,13 @@ const COMMIT_INTERVAL_SECONDS_MIN: f64 = 0.01;
 /// An hour of work is lost by mistake, not by choice.
 const COMMIT_INTERVAL_SECONDS_MAX: f64 = 3600.0;
 
+/// Stores publish their names every ten seconds at most.
+const DEFAULT_REMOTE_INDEX_SECONDS: f64 = 10.0;
+/// A look costs a few listings.
+const REMOTE_INDEX_SECONDS_MIN: f64 = 0.1;
+/// Who looks but once a day may as well not look.
+const REMOTE_INDEX_SECONDS_MAX: f64 = 86_400.0;
+
 /// What one source says about a mount; also the form of the TOML file.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -53,6 +60,8 @@ pub(crate) struct Layer {
     pub remote: Option<String>,
     /// Bytes per second to and from the remote.
     pub remote_bandwidth: Option<Size>,
+    /// Seconds between two looks at the prefixes of other stores; 0 for never.
+    pub remote_index: Option<f64>,
     /// `none`, `zstd` or `zstd:LEVEL`.
     pub cold: Option<String>,
     /// `miss` or `eio`.
@@ -133,6 +142,8 @@ fn remote_toml(remote: &RemoteOptions) -> String {
         RebuildFrom::Store(id) => Some(format!("rebuild_from = \"{id}\"\n")),
     });
     text.extend(remote.bandwidth.map(|bytes| format!("remote_bandwidth = {bytes}\n")));
+    let seconds = remote.index_interval.map_or(0.0, |interval| interval.as_secs_f64());
+    text.push_str(&format!("remote_index = {seconds:?}\n"));
     text
 }
 
@@ -229,9 +240,13 @@ fn validate(
 fn remote_options(first: &Layers<'_>) -> Result<Option<RemoteOptions>, String> {
     let bandwidth = first.get(|l| l.remote_bandwidth);
     let rebuild_from = first.get(|l| l.rebuild_from.clone());
+    let index_seconds = first.get(|l| l.remote_index);
     let Some(place) = first.get(|l| l.remote.clone()).filter(|place| !place.is_empty()) else {
-        let alone =
-            [("remote_bandwidth", bandwidth.is_some()), ("rebuild_from", rebuild_from.is_some())];
+        let alone = [
+            ("remote_bandwidth", bandwidth.is_some()),
+            ("rebuild_from", rebuild_from.is_some()),
+            ("remote_index", index_seconds.is_some()),
+        ];
         return match alone.into_iter().find(|(_, given)| *given) {
             Some((name, _)) => Err(format!("{name} is set, but no remote (remote=...)")),
             None => Ok(None),
@@ -244,7 +259,20 @@ fn remote_options(first: &Layers<'_>) -> Result<Option<RemoteOptions>, String> {
     let place = place.parse().map_err(|error| format!("remote: {error}"))?;
     let rebuild_from = rebuild_from.as_deref().map(rebuild_source).transpose()?;
     let rebuild_from = rebuild_from.unwrap_or_default();
-    Ok(Some(RemoteOptions { place, bandwidth, rebuild_from }))
+    let index_interval = index_interval(index_seconds)?;
+    Ok(Some(RemoteOptions { place, bandwidth, rebuild_from, index_interval }))
+}
+
+fn index_interval(seconds: Option<f64>) -> Result<Option<Duration>, String> {
+    let seconds = seconds.unwrap_or(DEFAULT_REMOTE_INDEX_SECONDS);
+    let allowed = REMOTE_INDEX_SECONDS_MIN..=REMOTE_INDEX_SECONDS_MAX;
+    if seconds != 0.0 && !allowed.contains(&seconds) {
+        return Err(format!(
+            "remote_index is {seconds}: must be 0 (never) or from {REMOTE_INDEX_SECONDS_MIN} to \
+             {REMOTE_INDEX_SECONDS_MAX} seconds"
+        ));
+    }
+    Ok((seconds > 0.0).then(|| Duration::from_secs_f64(seconds)))
 }
 
 fn cold_encoding(first: &Layers<'_>) -> Result<ColdEncoding, String> {
@@ -346,6 +374,9 @@ fn environment_layer(environment: &dyn Fn(&str) -> Option<OsString>) -> Result<L
         remote: text("KVFS_REMOTE")?,
         remote_bandwidth: text("KVFS_REMOTE_BANDWIDTH")?
             .map(|value| size("KVFS_REMOTE_BANDWIDTH", &value))
+            .transpose()?,
+        remote_index: text("KVFS_REMOTE_INDEX")?
+            .map(|value| number("KVFS_REMOTE_INDEX", &value))
             .transpose()?,
         cold: text("KVFS_COLD")?,
         on_corrupt: text("KVFS_ON_CORRUPT")?,

@@ -97,6 +97,7 @@ fn apply(parsed: &mut Parsed, option: &str) -> Result<bool, String> {
         ("ssd", Some(value)) => layer.ssd = Some(size(key, value)?),
         ("remote", Some(value)) => layer.remote = Some(value.to_owned()),
         ("remote_bandwidth", Some(value)) => layer.remote_bandwidth = Some(size(key, value)?),
+        ("remote_index", Some(value)) => layer.remote_index = Some(number(key, value)?),
         ("cold", Some(value)) => layer.cold = Some(value.to_owned()),
         ("on_corrupt", Some(value)) => layer.on_corrupt = Some(value.to_owned()),
         ("rebuild_from", Some(value)) => layer.rebuild_from = Some(value.to_owned()),
@@ -105,8 +106,9 @@ fn apply(parsed: &mut Parsed, option: &str) -> Result<bool, String> {
         ("log_level", Some(value)) => layer.log_level = Some(value.to_owned()),
         ("config", Some(value)) => parsed.config = Some(PathBuf::from(value)),
         (
-            "commit_interval" | "ram" | "ssd" | "remote" | "remote_bandwidth" | "cold"
-            | "on_corrupt" | "rebuild_from" | "threads" | "log_file" | "log_level" | "config",
+            "commit_interval" | "ram" | "ssd" | "remote" | "remote_bandwidth" | "remote_index"
+            | "cold" | "on_corrupt" | "rebuild_from" | "threads" | "log_file" | "log_level"
+            | "config",
             None,
         ) => {
             return Err(format!("option {key} needs a value: {key}=..."));

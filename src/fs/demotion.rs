@@ -153,6 +153,7 @@ impl FileSystem {
         };
         let begin = Instant::now();
         let names_changed = self.state().metadata.names_changed;
+        self.index_prefixes()?;
         self.commit()?;
         let snapshot = self.state().metadata.snapshot()?;
         let growing = self.copy_growing(exchange, &mut mover.growing, &snapshot)?;

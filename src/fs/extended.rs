@@ -2,6 +2,7 @@
 //! and how a file is stored. The latter are never listed, so that `rsync -X` does not try to copy
 //! them back.
 
+use super::foreign::ORIGIN;
 use super::retention::{self, AGE, QUOTA, TTL};
 use super::state::State;
 use super::{FileSystem, FsError};
@@ -94,6 +95,10 @@ impl FileSystem {
                 }
             }
             b"pin" => return state.metadata.attribute(id, PIN)?.ok_or(FsError::NoAttribute),
+            b"origin" => {
+                let from = state.origin_of(id)?.ok_or(FsError::NoAttribute)?;
+                from.store.to_string()
+            }
             b"lossy" => return state.metadata.attribute(id, LOSSY)?.ok_or(FsError::NoAttribute),
             _ => return Err(FsError::NoAttribute),
         };
@@ -107,7 +112,7 @@ impl FileSystem {
         }
         let mut names = Vec::new();
         for (name, _) in self.state().metadata.attributes(id)? {
-            if name == PIN || name == LOSSY || retention::is_limit(&name) {
+            if name == PIN || name == LOSSY || name == ORIGIN || retention::is_limit(&name) {
                 continue;
             }
             names.extend_from_slice(&name);
@@ -171,7 +176,7 @@ impl FileSystem {
             TIER => return self.withdraw_wish(id),
             PIN => return self.unpin(id),
             QUOTA | AGE | TTL => return self.remove_limit(id, name),
-            LOSSY => return Err(FsError::Unsupported),
+            LOSSY | ORIGIN => return Err(FsError::Unsupported),
             _ => {}
         }
         let mut state = self.state_to_change()?;

@@ -15,8 +15,10 @@ use crate::tier::content::ContentHash;
 use crate::tier::remote::names::Row;
 use crate::tier::remote::{BlobName, RemoteError};
 
-/// Tables whose records are rows: inodes, names, attributes, objects and their remote copies.
-const TABLES: [u8; 5] = [b'E', b'I', b'O', b'R', b'X'];
+/// Tables whose records are rows: names, who has which prefix, inodes, objects and their remote
+/// copies, attributes. A rebuild makes the prefixes anew; they are for other stores
+/// ([`super::foreign`]).
+const TABLES: [u8; 6] = [b'E', b'H', b'I', b'O', b'R', b'X'];
 
 /// The rows, in the order of their keys.
 pub(super) fn rows(

@@ -31,6 +31,7 @@
 //! | `tiers` | what those share, and what is told of them |
 //! | `views` | `.kvfs/` |
 //! | `prefixes` | finding pages by the tokens that they are about |
+//! | `foreign` | the same in other stores of the remote |
 
 mod append;
 pub(crate) mod attributes;
@@ -43,6 +44,7 @@ mod demotion;
 mod encoded;
 mod error;
 mod extended;
+mod foreign;
 mod growing;
 mod handle;
 mod insert;
@@ -149,6 +151,7 @@ pub struct FileSystem {
     prefetch: prefetch::Prefetch,
     collection: collection::Collection,
     prefixes: prefixes::Prefixes,
+    foreign: foreign::Foreign,
     retention: retention::Retention,
     on_corrupt: OnCorrupt,
 }
@@ -179,6 +182,7 @@ impl FileSystem {
             prefetch: prefetch::Prefetch::default(),
             collection: collection::Collection::default(),
             prefixes: prefixes::Prefixes::default(),
+            foreign: foreign::Foreign::default(),
             retention: retention::Retention::default(),
             on_corrupt: OnCorrupt::default(),
         };

@@ -45,7 +45,10 @@ impl FileSystem {
     /// Opens a file; `flags` are those of open(2).
     pub fn open_file(&self, id: InodeId, flags: i32) -> Result<Opened, FsError> {
         if self.on_corrupt == OnCorrupt::Eio {
-            return self.open_present(id, flags);
+            // What another store was said to have is a cache's hit, or none.
+            return self.open_present(id, flags).or_else(|error| {
+                if self.is_foreign(id) { self.as_miss(id, error) } else { Err(error) }
+            });
         }
         if self.state().damaged.contains_key(&id) {
             return Err(FsError::Stale);

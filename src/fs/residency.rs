@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
+use super::foreign::Provenance;
 use super::state::State;
 use super::tiers::Tiers;
 use super::{FileSystem, FsError};
@@ -113,19 +114,24 @@ impl FileSystem {
         let Some(exchange) = &tiers.exchange else {
             return Ok(false);
         };
-        let (copy, item) = {
+        let (copy, item, origin) = {
             let state = self.state();
             let copy = state.metadata.remote_copy(object)?;
             match (copy, item(&state, role, object)?) {
-                (Some(copy), Some(item)) => (copy, item),
+                (Some(copy), Some(item)) => (copy, item, state.origin_of(id)?),
                 _ => return Ok(false),
             }
         };
-        let transfer = || self.transfer((tiers, exchange), id, &item, &copy);
+        let transfer = || match origin {
+            Some(from) => self.receive((tiers, exchange), ((id, role), from), &item, &copy),
+            None => self.transfer((tiers, exchange), id, &item, &copy),
+        };
         let outcome =
             tiers.flights.share(object, || tiers.fetching.measure(copy.stored_bytes, transfer));
         outcome.map_err(|error| {
-            if let RemoteError::Corrupt(why) | RemoteError::Missing(why) = &error {
+            if let Some(from) = origin {
+                self.did_not_arrive(from, &error);
+            } else if let RemoteError::Corrupt(why) | RemoteError::Missing(why) = &error {
                 self.corrupt(id, object, why);
             }
             FsError::Remote(error)
@@ -167,6 +173,34 @@ impl FileSystem {
                 }
             }
             (Err(error), Target::Disk(_)) => {
+                tiers.counters.failed(Tier::Remote, Tier::Ssd, error.label());
+                let _ = self.store.disk.remove(&DiskPath::Incoming(object));
+            }
+        }
+        outcome
+    }
+
+    /// Brings a page here that another store has written.
+    fn receive(
+        &self, (tiers, exchange): (&Tiers, &Exchange),
+        ((id, role), from): ((InodeId, Role), Provenance), item: &Item, copy: &RemoteCopy,
+    ) -> Result<(), RemoteError> {
+        let object = item.object;
+        if self.store.stat_object(object).is_ok() {
+            return Ok(());
+        }
+        let file: Arc<dyn DiskFile> = self.incoming(object).map_err(RemoteError::local)?.into();
+        let outcome = exchange.download(&self.store, item, copy, &file);
+        let outcome = outcome.and_then(|()| self.check_arrived(from, role, &file));
+        let outcome = outcome.and_then(|()| {
+            self.install_arrived(tiers, (id, object), &file).map_err(RemoteError::local)
+        });
+        match &outcome {
+            Ok(()) => {
+                tiers.counters.moved(Tier::Remote, Tier::Ssd, item.length);
+                self.invalidate(super::Invalidation::Inode(id));
+            }
+            Err(error) => {
                 tiers.counters.failed(Tier::Remote, Tier::Ssd, error.label());
                 let _ = self.store.disk.remove(&DiskPath::Incoming(object));
             }

@@ -241,6 +241,9 @@ impl FileSystem {
         line("remote_asked_files", &tiers.wishes.count());
         let is_published = tiers.names_published.load(Ordering::Acquire) == names_changed;
         line("remote_names", &if is_published { "published" } else { "changed" });
+        let (prefixes, stores) = self.foreign.count();
+        line("remote_stores", &stores);
+        line("remote_prefixes", &prefixes);
         if !tiers.rebuild_candidates.is_empty() {
             let ids: Vec<String> =
                 tiers.rebuild_candidates.iter().map(ToString::to_string).collect();

@@ -196,7 +196,10 @@ fn candidate(state: &State, id: InodeId) -> Result<Candidate, FsError> {
     if state.metadata.publishes(object) || state.metadata.is_committing(object) {
         return Ok(Candidate::NotYet);
     }
-    if state.metadata.remote_copy(object)?.is_some() || file.size > MOVING_BYTES_MAX {
+    // A copy that is not known to be named is put, or found, and verified anew.
+    let copy = state.metadata.remote_copy(object)?;
+    let is_named = copy.is_some_and(|copy| copy.state != RemoteState::Held);
+    if is_named || file.size > MOVING_BYTES_MAX {
         return Ok(Candidate::Never);
     }
     Ok(match item(state, file.role, object)? {

@@ -63,6 +63,24 @@ fn prefetch(file_system: &FileSystem, pages: &Receiver<Ahead>, stopped: &Receive
     }
 }
 
+/// Reads what other stores have published until `stopped` is closed. The thread is not waited for:
+/// it may hang in the remote.
+pub(super) fn start_indexing(
+    file_system: &Arc<FileSystem>, interval: Duration, stopped: &Receiver<()>,
+) -> Result<(), MountError> {
+    let (file_system, stopped) = (Arc::clone(file_system), stopped.clone());
+    start("kvfs-index", move || {
+        let mut pause = Duration::ZERO;
+        while stopped.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
+            pause = interval;
+            if let Err(error) = file_system.refresh_foreign() {
+                log::info!("the prefixes of other stores stay as they were: {error}");
+            }
+        }
+    })?;
+    Ok(())
+}
+
 /// What runs beside the requests, until `stopped` is closed.
 pub(super) fn start_threads(
     options: &MountOptions, file_system: &Arc<FileSystem>,

@@ -15,7 +15,7 @@ use fuser::{
 use super::convert::{absent, attributes, file_type, inode, new_time, ttl};
 use super::dispatch::Callbacks;
 use super::shared::{Shared, caller, is_reader, permissions, place, quiet, reply_attribute};
-use crate::fs::{Awaited, FileSystem, Listing, NAME_BYTES_MAX, NewNode, OpenedBy, SetAttributes};
+use crate::fs::{FileSystem, Listing, NAME_BYTES_MAX, NewNode, OpenedBy, SetAttributes};
 use crate::observe::Operation;
 use crate::store::disk::{Allocation, Seek};
 
@@ -48,11 +48,11 @@ impl Filesystem for Callbacks {
 
     fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let _awake = self.linger.after_reply();
-        if self.fs.must_index_to_look_up(inode(parent)) {
-            let name = name.to_owned();
-            return self.later(move |shared| shared.answer_lookup(parent, &name, reply));
-        }
-        self.answer_lookup(parent, name, reply);
+        let Some(awaited) = self.fs.look_up_waits(inode(parent)) else {
+            return self.answer_lookup(parent, name, reply);
+        };
+        let name = name.to_owned();
+        self.beside(awaited, move |shared| shared.answer_lookup(parent, &name, reply));
     }
 
     fn forget(&self, _request: &Request, number: INodeNo, count: u64) {
@@ -163,8 +163,7 @@ impl Filesystem for Callbacks {
             Shared::reply_empty(reply, outcome.map(drop));
         };
         match waits {
-            Some(Awaited::Remote) => self.fetch(answer),
-            Some(Awaited::Local) => self.later(answer),
+            Some(awaited) => self.beside(awaited, answer),
             None => answer(self),
         }
     }
@@ -245,7 +244,7 @@ impl Filesystem for Callbacks {
         _flags: OpenFlags, _lock_owner: Option<LockOwner>, reply: ReplyData,
     ) {
         if self.fs.is_query(handle.0) {
-            return self.later(move |shared| {
+            return self.aside(move |shared| {
                 let mut buffer = vec![0; size as usize];
                 match shared.call(Operation::Read, |fs| fs.read(handle.0, offset, &mut buffer)) {
                     Ok(count) => reply.data(&buffer[..count]),
@@ -329,16 +328,22 @@ impl Filesystem for Callbacks {
         &self, _request: &Request, number: INodeNo, _handle: FileHandle, offset: u64,
         mut reply: ReplyDirectory,
     ) {
-        let outcome = self.call(Operation::List, |fs| {
-            fs.list(inode(number), offset, Listing::Names, |line| {
-                let kind = file_type(line.file_type);
-                let name = OsStr::from_bytes(line.name);
-                !reply.add(INodeNo(line.inode.0), line.next_offset, kind, name)
-            })
-        });
-        match outcome {
-            Ok(()) => reply.ok(),
-            Err(error) => reply.error(error),
+        let answer = move |shared: &Shared| {
+            let outcome = shared.call(Operation::List, |fs| {
+                fs.list(inode(number), offset, Listing::Names, |line| {
+                    let kind = file_type(line.file_type);
+                    let name = OsStr::from_bytes(line.name);
+                    !reply.add(INodeNo(line.inode.0), line.next_offset, kind, name)
+                })
+            });
+            match outcome {
+                Ok(()) => reply.ok(),
+                Err(error) => reply.error(error),
+            }
+        };
+        match self.fs.look_up_waits(inode(number)) {
+            Some(awaited) => self.beside(awaited, answer),
+            None => answer(self),
         }
     }
 
@@ -346,26 +351,32 @@ impl Filesystem for Callbacks {
         &self, _request: &Request, number: INodeNo, _handle: FileHandle, offset: u64,
         mut reply: ReplyDirectoryPlus,
     ) {
-        let outcome = self.call(Operation::List, |fs| {
-            fs.list(inode(number), offset, Listing::Attributes, |line| {
-                // `.` and `..` come without attributes: the kernel takes no reference to them.
-                let mut shown = absent();
-                let mut stable = false;
-                if let Some(found) = &line.attributes {
-                    shown = attributes(found);
-                    stable = line.name_is_stable && found.is_at_rest;
-                } else {
-                    shown.ino = INodeNo(line.inode.0);
-                    shown.kind = file_type(line.file_type);
-                }
-                let name = OsStr::from_bytes(line.name);
-                let number = INodeNo(line.inode.0);
-                !reply.add(number, line.next_offset, name, &ttl(stable), &shown, Generation(0))
-            })
-        });
-        match outcome {
-            Ok(()) => reply.ok(),
-            Err(error) => reply.error(error),
+        let answer = move |shared: &Shared| {
+            let outcome = shared.call(Operation::List, |fs| {
+                fs.list(inode(number), offset, Listing::Attributes, |line| {
+                    // `.` and `..` come without attributes: the kernel takes no reference to them.
+                    let mut shown = absent();
+                    let mut stable = false;
+                    if let Some(found) = &line.attributes {
+                        shown = attributes(found);
+                        stable = line.name_is_stable && found.is_at_rest;
+                    } else {
+                        shown.ino = INodeNo(line.inode.0);
+                        shown.kind = file_type(line.file_type);
+                    }
+                    let name = OsStr::from_bytes(line.name);
+                    let number = INodeNo(line.inode.0);
+                    !reply.add(number, line.next_offset, name, &ttl(stable), &shown, Generation(0))
+                })
+            });
+            match outcome {
+                Ok(()) => reply.ok(),
+                Err(error) => reply.error(error),
+            }
+        };
+        match self.fs.look_up_waits(inode(number)) {
+            Some(awaited) => self.beside(awaited, answer),
+            None => answer(self),
         }
     }
 

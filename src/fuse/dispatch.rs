@@ -6,6 +6,7 @@ use crossbeam_channel::Sender;
 
 use super::shared::Shared;
 use super::slow::Job;
+use crate::fs::Awaited;
 
 /// The kernel's requests come in here.
 pub(super) struct Callbacks {
@@ -27,6 +28,14 @@ impl Callbacks {
         if self.fetches.try_send(Box::new(move || job(&shared))).is_err() {
             // A request that is dropped is answered with EIO.
             log::error!("too many files wait for the remote: a file was not opened");
+        }
+    }
+
+    /// Runs what waits.
+    pub(super) fn beside(&self, awaited: Awaited, job: impl FnOnce(&Shared) + Send + 'static) {
+        match awaited {
+            Awaited::Remote => self.fetch(job),
+            Awaited::Local => self.later(job),
         }
     }
 

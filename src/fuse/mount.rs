@@ -10,7 +10,9 @@ use std::time::Duration;
 use crossbeam_channel::bounded;
 use fuser::{Config, MountOption, Session, SessionACL};
 
-use super::background::{join, start, start_moving, start_prefetching, start_threads};
+use super::background::{
+    join, start, start_indexing, start_moving, start_prefetching, start_threads,
+};
 use super::dispatch::Callbacks;
 use super::shared::Shared;
 use super::slow;
@@ -120,6 +122,8 @@ pub struct RemoteOptions {
     pub bandwidth: Option<NonZeroU64>,
     /// Whose names the store takes over if it is new.
     pub rebuild_from: RebuildFrom,
+    /// How often the prefixes of the other stores are read; `None` for never.
+    pub index_interval: Option<Duration>,
 }
 
 /// Why a mount could not be made or did not end well.
@@ -224,6 +228,11 @@ pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountEr
         }
     }
     start_prefetching(&file_system, counters, &stopped)?;
+    let remote = options.remote.as_ref().filter(|_| !options.read_only);
+    let index_interval = remote.and_then(|remote| remote.index_interval);
+    if let Some(interval) = index_interval {
+        start_indexing(&file_system, interval, &stopped)?;
+    }
     let moving = mover.map(|mover| start_moving(&file_system, mover, &stopped)).transpose()?;
     let session = session.spawn().map_err(MountError::Thread)?;
     ready();

@@ -90,6 +90,15 @@ pub(crate) fn sequence(key: &[u8]) -> Option<InodeId> {
     Some(InodeId(u64::from_be_bytes(*key.last_chunk()?)))
 }
 
+/// Model, prefix and sequence of a key that says who has a prefix.
+pub(crate) fn split_holder(key: &[u8]) -> Option<(InodeId, [u8; 32], InodeId)> {
+    let rest = key.strip_prefix(b"H")?;
+    let (model, rest) = rest.split_first_chunk()?;
+    let (hash, rest) = rest.split_first_chunk()?;
+    let sequence = u64::from_be_bytes(rest.try_into().ok()?);
+    Some((InodeId(u64::from_be_bytes(*model)), *hash, InodeId(sequence)))
+}
+
 /// Key of how far a sequence's tokens are indexed; those of its pages follow.
 pub(crate) fn indexed(sequence: InodeId) -> Vec<u8> {
     numbered(b'Q', sequence.0)

@@ -18,7 +18,7 @@ in_both_modes!(
 );
 
 /// Hashes of the full pages of these tokens.
-fn chain(model: &Model, tokens: &[u32]) -> Vec<PrefixHash> {
+pub(crate) fn chain(model: &Model, tokens: &[u32]) -> Vec<PrefixHash> {
     let mut parent = model.manifest.prefix_root();
     let mut hashes = Vec::new();
     for page in bytes(tokens).chunks_exact(model.page_tokens() as usize * 4) {
@@ -29,12 +29,12 @@ fn chain(model: &Model, tokens: &[u32]) -> Vec<PrefixHash> {
     hashes
 }
 
-fn directory(mount: &Mount, model: &Model, hash: PrefixHash) -> PathBuf {
+pub(crate) fn directory(mount: &Mount, model: &Model, hash: PrefixHash) -> PathBuf {
     let hash = hash.to_string();
     model.directory(mount).join("prefixes").join(&hash[..2]).join(hash)
 }
 
-fn names(directory: &Path) -> Vec<String> {
+pub(crate) fn names(directory: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(directory).unwrap();
     let mut names: Vec<_> =
         entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();

@@ -9,6 +9,7 @@ mod common;
 mod by_hash;
 mod by_prompt;
 mod command;
+mod machines;
 mod random;
 mod shared;
 mod writer;

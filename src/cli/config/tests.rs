@@ -115,6 +115,13 @@ fn refused() {
     check("rebuild_from=none", &[], "", "rebuild_from is set, but no remote");
     check("remote=/r,rebuild_from=7", &[], "", "rebuild_from is \"7\": must be none or the id");
     check("remote_bandwidth=1M", &[], "", "remote_bandwidth is set, but no remote");
+    check("remote_index=1", &[], "", "remote_index is set, but no remote");
+    check(
+        "remote=/r,remote_index=0.01",
+        &[],
+        "",
+        "remote_index is 0.01: must be 0 (never) or from",
+    );
     check("remote=/r,ssd=1M", &[], "", "ssd is 1048576: must be at least 16777216 bytes");
     check("on_corrupt=skip", &[], "", "on_corrupt: \"skip\" is neither miss nor eio");
     check("remote=/r,cold=lz4", &[], "", "cold: \"lz4\" is no cold encoding");

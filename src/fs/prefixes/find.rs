@@ -84,11 +84,26 @@ impl FileSystem {
             }
             hashes.pop();
         }
-        let Some((tokens, sequence)) = search.best.filter(|(tokens, _)| *tokens > 0) else {
-            return Ok(None);
-        };
+        match search.best {
+            Some((tokens, sequence)) => self.to_match(sequence, tokens),
+            None => Ok(None),
+        }
+    }
+
+    /// What a sequence has of a prompt.
+    pub(in crate::fs) fn match_in(
+        &self, model: InodeId, sequence: InodeId, prompt: &[u8],
+    ) -> Result<Option<Match>, FsError> {
+        let rules = self.model_of(&mut self.state(), model).map_err(|_| FsError::NotFound)?;
+        let same = self.same_tokens(sequence, prompt)?;
+        self.to_match(sequence, self.present_tokens(&rules, sequence, same)?)
+    }
+
+    fn to_match(&self, sequence: InodeId, tokens: u64) -> Result<Option<Match>, FsError> {
         match self.state().inode(sequence)?.kind {
-            Kind::Directory { name, .. } => Ok(Some(Match { tokens, sequence: name })),
+            Kind::Directory { name, .. } if tokens > 0 => {
+                Ok(Some(Match { tokens, sequence: name }))
+            }
             _ => Ok(None),
         }
     }
@@ -247,6 +262,34 @@ impl FileSystem {
             Some(tail) => Ok(state.attributes(&self.store, tail.inode)?.size),
             None => Ok(0),
         }
+    }
+
+    /// Brings up to date what answers rely on: pages that were written in place and whose writers
+    /// are done, and the index.
+    pub(super) fn prepare_to_find(&self) -> Result<(), FsError> {
+        if !self.state().pending.is_empty() {
+            self.publish_all_pending(None);
+        }
+        self.index_prefixes()
+    }
+
+    /// Whether another store of the remote claims to have a prefix.
+    pub(super) fn is_elsewhere(&self, model: InodeId, hash: PrefixHash) -> bool {
+        let rules = self.model_of(&mut self.state(), model);
+        rules.is_ok_and(|rules| self.foreign.has(&rules.manifest, &hash))
+    }
+
+    /// [`FileSystem::pages_of_prefix`], of another store if there are none here.
+    pub(super) fn pages_of_prefix_anywhere(
+        &self, model: InodeId, hash: PrefixHash,
+    ) -> Result<Vec<(Layer, Entry)>, FsError> {
+        if let Some(pages) = self.pages_of_prefix(model, hash)? {
+            return Ok(pages);
+        }
+        if !self.adopt_prefix(model, hash)? {
+            return Ok(Vec::new());
+        }
+        Ok(self.pages_of_prefix(model, hash)?.unwrap_or_default())
     }
 
     /// The page that ends a prefix, by layer, of a sequence that has it in every layer.

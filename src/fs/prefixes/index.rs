@@ -9,7 +9,7 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 use super::is_virtual;
 use crate::fs::publish::model_directory;
 use crate::fs::state::State;
-use crate::fs::{FileSystem, FsError};
+use crate::fs::{Awaited, FileSystem, FsError};
 use crate::ingest::model::Model;
 use crate::page::{PrefixHash, names};
 use crate::store::disk::{Access, DiskFile};
@@ -17,7 +17,7 @@ use crate::store::metadata::{LEAD_TOKENS_MAX, TokensChange};
 use crate::store::record::{DirectoryClass, IndexedPage, IndexedTokens, InodeId, Kind, ObjectId};
 
 /// Bytes of one token id.
-pub(super) const TOKEN_BYTES: usize = 4;
+pub(in crate::fs) const TOKEN_BYTES: usize = 4;
 
 /// Pages that are put into the index, or taken out of it, at once: some milliseconds.
 const PAGES_AT_ONCE: usize = 256;
@@ -70,11 +70,20 @@ impl FileSystem {
         Ok(())
     }
 
-    /// Whether looking up a name in a directory has to wait for indexing.
-    pub fn must_index_to_look_up(&self, directory: InodeId) -> bool {
-        is_virtual(directory)
-            && (self.prefixes.turn.try_lock().is_err()
-                || !self.state().metadata.unindexed.is_empty())
+    /// Whether looking up a name in a directory, or listing it, has to wait, and for what.
+    pub fn look_up_waits(&self, directory: InodeId) -> Option<Awaited> {
+        if !is_virtual(directory) {
+            return None;
+        }
+        if self.must_adopt_to_list(directory) {
+            return Some(Awaited::Remote);
+        }
+        let (is_behind, is_pending) = {
+            let state = self.state();
+            (!state.metadata.unindexed.is_empty(), !state.pending.is_empty())
+        };
+        let waits = is_behind || is_pending || self.prefixes.turn.try_lock().is_err();
+        waits.then_some(Awaited::Local)
     }
 
     /// The token file changed in place.

@@ -25,6 +25,8 @@ use crate::ggml::slot::Version;
 use crate::page::PrefixHash;
 use crate::store::record::InodeId;
 
+pub(super) use find::Match;
+pub(super) use index::TOKEN_BYTES;
 pub(super) use slot::OpenSlot;
 pub(super) use view::Query;
 

@@ -86,10 +86,12 @@ impl FileSystem {
                     Some(shard) => Virtual::Shard(model, shard),
                     None => return absent,
                 },
-                Virtual::Shard(..) if self.index_prefixes().is_err() => return absent,
+                Virtual::Shard(..) if self.prepare_to_find().is_err() => return absent,
                 Virtual::Shard(model, shard) => match text.parse::<PrefixHash>() {
                     Ok(hash)
-                        if hash.0[0] == shard && self.pages_of_prefix(model, hash)?.is_some() =>
+                        if hash.0[0] == shard
+                            && (self.pages_of_prefix(model, hash)?.is_some()
+                                || self.is_elsewhere(model, hash)) =>
                     {
                         Virtual::Prefix(model, hash)
                     }
@@ -114,11 +116,22 @@ impl FileSystem {
         Ok(Some(Lookup::Found(Found { attributes, name_is_stable: false })))
     }
 
+    /// Whether the pages of a virtual directory must come from another store first.
+    pub(super) fn must_adopt_to_list(&self, id: InodeId) -> bool {
+        match self.virtual_inode(id) {
+            Ok(Virtual::Prefix(model, hash)) => {
+                matches!(self.pages_of_prefix(model, hash), Ok(None))
+                    && self.is_elsewhere(model, hash)
+            }
+            _ => false,
+        }
+    }
+
     /// Finds the page of a layer that ends a prefix.
     fn lookup_page(
         &self, model: InodeId, hash: PrefixHash, name: &[u8],
     ) -> Result<Option<Lookup>, FsError> {
-        let pages = self.pages_of_prefix(model, hash)?.unwrap_or_default();
+        let pages = self.pages_of_prefix_anywhere(model, hash)?;
         let page = pages.iter().find(|(layer, _)| page_name(*layer).as_bytes() == name);
         let Some((_, entry)) = page else {
             return Ok(Some(Lookup::Absent { stable: false }));
@@ -169,7 +182,7 @@ impl FileSystem {
         mut emit: impl FnMut(&Listed<'_>) -> bool,
     ) -> Result<(), FsError> {
         let pages = match self.virtual_inode(id)? {
-            Virtual::Prefix(model, hash) => self.pages_of_prefix(model, hash)?.unwrap_or_default(),
+            Virtual::Prefix(model, hash) => self.pages_of_prefix_anywhere(model, hash)?,
             Virtual::Match(_) | Virtual::Slot(..) => return Err(FsError::NotDirectory),
             Virtual::Root(_) | Virtual::Shard(..) | Virtual::Slots(_) => Vec::new(),
         };
@@ -238,8 +251,10 @@ impl FileSystem {
     ) -> Result<usize, FsError> {
         let mut dialogue = query.dialogue();
         if dialogue.answer.is_none() {
-            self.index_prefixes()?;
+            self.prepare_to_find()?;
             let found = self.longest_match(query.model, &dialogue.prompt)?;
+            let tokens = found.as_ref().map_or(0, |found| found.tokens);
+            let found = self.foreign_match(query.model, &dialogue.prompt, tokens)?.or(found);
             let end = dialogue.prompt.len() as u64;
             let offset = if offset == end { end } else { 0 };
             dialogue.answer = Some(Answer { text: to_json(found.as_ref()), offset });

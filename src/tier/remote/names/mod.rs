@@ -7,6 +7,7 @@
 
 pub mod cut;
 pub mod format;
+pub mod table;
 
 use std::collections::HashSet;
 use std::sync::Arc;

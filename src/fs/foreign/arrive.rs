@@ -1,0 +1,96 @@
+//! The bytes of a page that another store has written come here, when it is opened.
+//!
+//! They are checked as if somebody had written them here, and then uploaded, found in the remote,
+//! read back and named as any other page: until a manifest of this store names them, the remote may
+//! lose them at any time. A page whose bytes do not come counts as absent.
+
+use std::io;
+use std::sync::Arc;
+
+use super::adopt::Provenance;
+use super::{FsError, ORIGIN};
+use crate::fs::FileSystem;
+use crate::fs::state::State;
+use crate::fs::tiers::Tiers;
+use crate::ingest::seal::{self, SealError};
+use crate::store::disk::{DiskDirectory, DiskFile, DiskPath, shard};
+use crate::store::metadata::Life;
+use crate::store::record::{InodeId, ObjectId, PageRecord, RemoteState, Role};
+use crate::tier::remote::RemoteError;
+
+impl State {
+    /// Where the bytes of a page come from that have not come yet.
+    pub(in crate::fs) fn origin_of(&self, id: InodeId) -> Result<Option<Provenance>, FsError> {
+        if !self.metadata.has_tiers {
+            return Ok(None);
+        }
+        Ok(self.metadata.attribute(id, ORIGIN)?.and_then(|value| Provenance::parse(&value)))
+    }
+}
+
+impl FileSystem {
+    /// Whether the bytes of a page are still those of another store.
+    pub(in crate::fs) fn is_foreign(&self, id: InodeId) -> bool {
+        matches!(self.state().origin_of(id), Ok(Some(_)))
+    }
+
+    /// Checks the bytes that have come for a page, as if they had been written here.
+    pub(in crate::fs) fn check_arrived(
+        &self, from: Provenance, role: Role, file: &Arc<dyn DiskFile>,
+    ) -> Result<(), RemoteError> {
+        let refused = |why: String| RemoteError::Corrupt(format!("store {}: {why}", from.store));
+        let Role::Page(page) = role else { return Err(refused("it is no page".to_owned())) };
+        match self.verify_arrived(from, &page, file.as_ref()) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(refused("its page has another checksum".to_owned())),
+            Err(SealError::Refused(error)) => Err(refused(error.to_string())),
+            Err(SealError::Io(error)) => Err(RemoteError::local(error)),
+        }
+    }
+
+    fn verify_arrived(
+        &self, from: Provenance, page: &PageRecord, file: &dyn DiskFile,
+    ) -> Result<bool, SealError> {
+        let rules = self.model_of(&mut self.state(), from.model)?;
+        let place = rules.place(page.layer, page.start).map_err(SealError::Refused)?;
+        let verified = seal::verify_file(file, &place)?;
+        Ok(verified.digest.page.0 == page.checksum && verified.header.tokens == page.tokens)
+    }
+
+    /// Gives the bytes of a page their place on the disk, for good: this store relies on them
+    /// from now on, and on the remote only when it has named them itself.
+    pub(in crate::fs) fn install_arrived(
+        &self, tiers: &Tiers, (id, object): (InodeId, ObjectId), file: &Arc<dyn DiskFile>,
+    ) -> io::Result<()> {
+        file.sync()?;
+        let incoming = DiskPath::Incoming(object);
+        {
+            let state = self.state();
+            if state.metadata.remote_copy(object).map_err(io::Error::other)?.is_none() {
+                return self.store.disk.remove(&incoming);
+            }
+            self.store.disk.rename(&incoming, &DiskPath::Object(object))?;
+        }
+        self.store.disk.sync_directory(DiskDirectory::ObjectShard(shard(object)))?;
+        let mut state = self.state();
+        let copy = state.metadata.remote_copy(object).map_err(io::Error::other)?;
+        let record = state.metadata.object(object).map_err(io::Error::other)?;
+        let (Some(copy), Some(record)) = (copy, record) else { return Ok(()) };
+        state.metadata.set_remote_state(object, copy, RemoteState::Held);
+        state.metadata.remove_attribute(Life::Durable, id, ORIGIN);
+        state.metadata.arrivals.insert(id);
+        if let Some(checksum) = record.checksum {
+            state.metadata.note_page(&checksum, id);
+        }
+        tiers.ssd.forget(object);
+        Ok(())
+    }
+
+    /// The bytes of a page are not to be had: its sequence is not looked for there again.
+    pub(in crate::fs) fn did_not_arrive(&self, from: Provenance, error: &RemoteError) {
+        log::info!("a page of store {} counts as absent: {error}", from.store);
+        if !error.is_outage() {
+            self.foreign.refute(from.store, from.sequence);
+        }
+    }
+}

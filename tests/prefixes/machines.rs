@@ -1,0 +1,230 @@
+//! Machines that share a remote find each other's pages by their prefixes.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use kvfs::reader::longest_prefix;
+use kvfs::tier::remote::hold::Grace;
+use kvfs::tier::remote::names::{self, Publisher, Row};
+use kvfs::tier::remote::{self, BlobStore, Remote, RemoteSpec, StoreId};
+
+use crate::by_hash::{chain, directory};
+use crate::common::mount::scratch_directory;
+use crate::common::sys::{assert_errno, getxattr, open};
+use crate::common::{Mode, Model, Mount, eventually};
+use crate::writer::Sequence;
+
+in_both_modes!(
+    a_page_of_another_machine_is_found_by_its_hash,
+    a_prompt_finds_the_sequence_of_another_machine_to_the_token,
+    pages_that_are_gone_or_damaged_count_as_absent,
+    an_index_that_lies_is_believed_by_nobody,
+    other_salts_find_nothing,
+);
+
+/// Machines, and the directory that they share.
+struct Machines {
+    remote: PathBuf,
+    _directory: tempfile::TempDir,
+}
+
+impl Machines {
+    fn new() -> Machines {
+        let directory = scratch_directory();
+        let remote = directory.path().join("remote");
+        std::fs::create_dir(&remote).unwrap();
+        Machines { remote, _directory: directory }
+    }
+
+    fn mount(&self, mode: Mode) -> Mount {
+        let remote = self.remote.to_str().unwrap();
+        let often = ["--commit-interval", "0.05", "--remote-index", "0.1"];
+        let alone = ["--remote", remote, "--rebuild-from", "none"];
+        Mount::with_options(mode, &[often, alone].concat())
+    }
+
+    /// One machine with a sequence of that many tokens, all published, and one with the same model.
+    fn two(&self, mode: Mode, tokens: u32) -> (Mount, Mount, Model, Sequence) {
+        let (first, second, model) = (self.mount(mode), self.mount(mode), Model::small());
+        model.install(&first);
+        model.install(&second);
+        let mut sequence = Sequence::new(&model, "chat");
+        sequence.append(&first, &model, &(0..tokens).collect::<Vec<_>>());
+        wait_until_known(&second, &model, &sequence);
+        (first, second, model, sequence)
+    }
+
+    fn blobs(&self) -> Vec<PathBuf> {
+        let mut files = Vec::new();
+        let mut directories = vec![self.remote.join("blobs")];
+        while let Some(path) = directories.pop() {
+            for entry in std::fs::read_dir(path).unwrap() {
+                let path = entry.unwrap().path();
+                if path.is_dir() { directories.push(path) } else { files.push(path) }
+            }
+        }
+        files
+    }
+
+    /// Does something to the stored copy of a page.
+    fn damage(&self, page: &[u8], act: impl Fn(&Path)) {
+        let is_it = |path: &&PathBuf| std::fs::read(path).is_ok_and(|bytes| bytes == page);
+        act(self.blobs().iter().find(is_it).expect("the page in the remote"));
+    }
+}
+
+fn wait_until_known(mount: &Mount, model: &Model, sequence: &Sequence) {
+    let last = *chain(model, &sequence.tokens).last().unwrap();
+    eventually("the other machine to know the prefix", || {
+        directory(mount, model, last).exists().then_some(())
+    });
+}
+
+fn sequences(mount: &Mount, model: &Model) -> usize {
+    std::fs::read_dir(model.sequence(mount, "")).unwrap().count()
+}
+
+fn matching(mount: &Mount, model: &Model, prompt: &[u32]) -> (u64, Option<PathBuf>) {
+    let found = longest_prefix(&model.directory(mount), prompt).unwrap();
+    (found.tokens, found.sequence)
+}
+
+fn a_page_of_another_machine_is_found_by_its_hash(mode: Mode) {
+    let machines = Machines::new();
+    let (first, mut second, model, sequence) = machines.two(mode, 70);
+    let hashes = chain(&model, &sequence.tokens);
+    // Asking takes nothing over.
+    assert!(directory(&second, &model, hashes[0]).is_dir());
+    assert_eq!(sequences(&second, &model), 0);
+    for (number, hash) in (0..).zip(&hashes) {
+        for layer in 0..2 {
+            let name = format!("{layer:03}.safetensors");
+            let here = directory(&second, &model, *hash).join(name);
+            let there = sequence.page(&first, &model, layer, number);
+            assert!(std::fs::read(here).unwrap() == std::fs::read(there).unwrap());
+        }
+    }
+    // By now it is a page of this machine, which goes on without the other one.
+    let names = crate::by_hash::names(&model.sequence(&second, ""));
+    let [name] = names.try_into().unwrap();
+    let name: String = name;
+    assert!(name.starts_with("chat@") && name.len() == 13, "{name}");
+    let adopted = Sequence { name, ..sequence.clone() };
+    let page = adopted.page(&second, &model, 1, 1);
+    assert_errno(getxattr(&page, "user.kvfs.origin"), libc::ENODATA);
+    assert_eq!(getxattr(&page, "user.kvfs.tier").unwrap(), "ssd");
+    std::fs::remove_dir_all(model.sequence(&first, "chat")).unwrap();
+    eventually("this machine to rely on the page", || {
+        (second.status("remote_waiting_files") == "0").then_some(())
+    });
+    second.remount();
+    assert!(directory(&second, &model, hashes[1]).join("001.safetensors").is_file());
+    assert!(std::fs::read(page).unwrap().len() == 8192);
+    assert_eq!(second.status("errors"), "0");
+    assert_eq!(second.status("remote_waiting_files"), "0");
+}
+
+fn a_prompt_finds_the_sequence_of_another_machine_to_the_token(mode: Mode) {
+    let machines = Machines::new();
+    let (first, second, model, mut sequence) = machines.two(mode, 100);
+    let mut prompt: Vec<u32> = (0..200).collect();
+    prompt[40] = 9999;
+    let (tokens, found) = matching(&second, &model, &prompt);
+    assert_eq!(tokens, 40);
+    let found = found.unwrap();
+    assert_eq!(std::fs::read(found.join("tokens")).unwrap().len(), 64 * 4);
+    let page = found.join("000/0000032.safetensors");
+    assert_eq!(getxattr(&page, "user.kvfs.tier").unwrap(), "remote");
+    let origin = getxattr(&page, "user.kvfs.origin").unwrap();
+    assert_eq!(page.metadata().unwrap().len(), 8192);
+    assert!(found.to_str().unwrap().ends_with(&format!("@{}", &origin[..8])));
+    let theirs = sequence.page(&first, &model, 0, 1);
+    assert!(std::fs::read(&page).unwrap() == std::fs::read(theirs).unwrap());
+    // The same sequence here goes on where it ended.
+    let prompt: Vec<u32> = (0..100).collect();
+    assert_eq!(matching(&second, &model, &prompt), (96, Some(found.clone())));
+    sequence.append(&first, &model, &(100..130).collect::<Vec<_>>());
+    wait_until_known(&second, &model, &sequence);
+    let prompt: Vec<u32> = (0..130).collect();
+    assert_eq!(matching(&second, &model, &prompt), (128, Some(found.clone())));
+    assert_eq!(sequences(&second, &model), 1);
+    // What is here is as good: nothing more is taken over.
+    let mut own = Sequence::new(&model, "own");
+    own.append(&second, &model, &(0..150).collect::<Vec<_>>());
+    let (tokens, found) = matching(&second, &model, &prompt);
+    assert!(tokens == 130 && found.unwrap().ends_with("own"));
+    assert_eq!(matching(&second, &model, &[7, 8]), (0, None));
+    assert_eq!(second.status("errors"), "0");
+}
+
+fn pages_that_are_gone_or_damaged_count_as_absent(mode: Mode) {
+    let machines = Machines::new();
+    let (first, second, model, sequence) = machines.two(mode, 96);
+    let page = |number| std::fs::read(sequence.page(&first, &model, 0, number)).unwrap();
+    let prompt: Vec<u32> = (0..96).collect();
+    let (tokens, found) = matching(&second, &model, &prompt);
+    assert_eq!(tokens, 96);
+    let found = found.unwrap();
+    machines.damage(&page(1), |path| std::fs::remove_file(path).unwrap());
+    machines.damage(&page(2), |path| {
+        let mut bytes = std::fs::read(path).unwrap();
+        bytes[5000] ^= 1;
+        std::fs::write(path, bytes).unwrap();
+    });
+    for (name, errno) in [("0000032", libc::ENOENT), ("0000064", libc::ENOENT)] {
+        let path = found.join(format!("000/{name}.safetensors"));
+        assert_errno(open(&path, libc::O_RDONLY), errno);
+        assert!(!path.exists());
+    }
+    assert!(std::fs::read(found.join("000/0000000.safetensors")).unwrap() == page(0));
+    assert_eq!(matching(&second, &model, &prompt), (32, Some(found)));
+    assert_eq!(second.status("errors"), "0");
+}
+
+fn an_index_that_lies_is_believed_by_nobody(mode: Mode) {
+    let machines = Machines::new();
+    let (_first, second, model, sequence) = machines.two(mode, 64);
+    let lie = chain(&model, &(500..532).collect::<Vec<_>>())[0];
+    let truth = *chain(&model, &sequence.tokens).first().unwrap();
+    let spec = RemoteSpec::Directory(machines.remote.clone());
+    let remote = Arc::new(Remote::open(&spec, remote::Options::default()).unwrap());
+    remote.wait_for_answer(crate::common::PATIENCE);
+    let remote = remote as Arc<dyn BlobStore>;
+    let honest = names::stores(remote.as_ref()).unwrap();
+    let honest = honest.into_iter().find_map(|id| {
+        let names = names::read_latest(&remote, id).unwrap()?;
+        let rows: Vec<Row> = names.rows().map(Result::unwrap).collect();
+        let is_it = |row: &Row| row.key[0] == b'H' && row.key[9..41] == truth.0;
+        rows.iter().any(is_it).then_some((names.layout(), rows))
+    });
+    let (layout, mut rows) = honest.unwrap();
+    for row in rows.iter_mut().filter(|row| row.key[0] == b'H') {
+        row.key[9..41].copy_from_slice(&lie.0);
+    }
+    rows.dedup_by(|one, other| one.key == other.key);
+    rows.sort_by(|one, other| one.key.cmp(&other.key));
+    let mut publisher = Publisher::new(Arc::clone(&remote), StoreId(7), Grace::default());
+    publisher.publish(layout, rows.into_iter().map(Ok), None).unwrap();
+
+    let place = directory(&second, &model, lie);
+    eventually("the lie to be heard", || place.exists().then_some(()));
+    assert_errno(open(place.join("000.safetensors"), libc::O_RDONLY), libc::ENOENT);
+    assert!(!place.exists(), "it is not believed again");
+    assert_eq!(matching(&second, &model, &(500..532).collect::<Vec<_>>()), (0, None));
+    assert_eq!(sequences(&second, &model), 0);
+    assert_eq!(second.status("errors"), "0");
+}
+
+fn other_salts_find_nothing(mode: Mode) {
+    let machines = Machines::new();
+    let (_first, second, model, sequence) = machines.two(mode, 64);
+    let salted = Model::with(|fields| fields.salt = Some("pepper".to_owned())).named("salted");
+    salted.install(&second);
+    let hash = chain(&model, &sequence.tokens)[1];
+    assert!(directory(&second, &model, hash).exists());
+    for hash in [hash, chain(&salted, &sequence.tokens)[1]] {
+        assert!(!directory(&second, &salted, hash).exists());
+    }
+    assert_eq!(matching(&second, &salted, &sequence.tokens), (0, None));
+    assert_eq!(matching(&second, &model, &sequence.tokens).0, 64);
+}
