@@ -22,13 +22,21 @@
 //! (the text is repeated): the values make no sense then, and take as long.
 //!
 //! With `--backend cuda` a GPU attends, if there is one.
+//!
+//! With `--follow SECONDS` the prompt is computed by another process (the same command with
+//! `--tokens 0` and without `--follow`), whose pages are read layer by layer while it writes them:
+//!
+//! ```text
+//! ... --cache /mnt/kv/models/tiny-llama/sequences/ruth --tokens 200 --follow 60 &
+//! ... --cache /mnt/kv/models/tiny-llama/sequences/ruth --tokens 0
+//! ```
 
 use std::error::Error;
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kvfs::attention::InstructionSet;
 use kvfs::reader::{Backend, Rates, ReadError, Sequence};
@@ -46,6 +54,7 @@ mod compare;
 #[allow(dead_code, reason = "tests/cuda uses the rest")]
 #[path = "../../tests/cuda/fake.rs"]
 mod fake;
+mod follow;
 mod generate;
 #[cfg(test)]
 mod gpu;
@@ -71,7 +80,7 @@ pub(crate) type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>
 const PAGE_TOKENS: usize = 256;
 
 const USAGE: &str = "usage: tiny_llama --model DIR --prompt FILE|TEXT [--prompt-tokens N] --tokens N \
-     [--cache MOUNT/models/NAME/sequences/SEQUENCE [--compare ROUNDS]] [--backend cpu|cuda]";
+     [--cache MOUNT/models/NAME/sequences/SEQUENCE [--compare ROUNDS | --follow SECONDS]] [--backend cpu|cuda]";
 
 struct Options {
     model: PathBuf,
@@ -79,6 +88,7 @@ struct Options {
     tokens: usize,
     cache: Option<PathBuf>,
     compare: Option<usize>,
+    follow: Option<Duration>,
     wants_gpu: bool,
 }
 
@@ -101,7 +111,7 @@ fn main() -> ExitCode {
 
 fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
     let (mut model, mut prompt, mut prompt_tokens, mut tokens) = (None, None, None, None);
-    let (mut cache, mut compare, mut wants_gpu) = (None, None, false);
+    let (mut cache, mut compare, mut follow, mut wants_gpu) = (None, None, None, false);
     while let Some(name) = arguments.next() {
         let value = arguments.next().ok_or_else(|| format!("{name} needs a value"))?;
         match name.as_str() {
@@ -111,6 +121,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
             "--tokens" => tokens = Some(value.parse()?),
             "--cache" => cache = Some(PathBuf::from(value)),
             "--compare" => compare = Some(value.parse()?),
+            "--follow" => follow = Some(Duration::from_secs(value.parse()?)),
             "--backend" => wants_gpu = matches(&value, "cuda", "cpu")?,
             _ => return Err(format!("unknown option {name}").into()),
         }
@@ -121,8 +132,8 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
         prompt = prompt.iter().copied().cycle().take(length).collect();
     }
     prompt.truncate(length);
-    if compare.is_some() && cache.is_none() {
-        return Err("--compare needs a --cache".into());
+    if (compare.is_some() || follow.is_some()) && cache.is_none() {
+        return Err("--compare and --follow need a --cache".into());
     }
     Ok(Options {
         model: model.ok_or("--model is missing")?,
@@ -130,6 +141,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
         tokens: tokens.or(compare.map(|_| 0)).ok_or("--tokens is missing")?,
         cache,
         compare,
+        follow,
         wants_gpu,
     })
 }
@@ -172,6 +184,9 @@ fn run(options: &Options) -> Result<()> {
         report("prefill", prompt.len(), started);
         return decode(&model, &mut cache, &prompt, logits, options.tokens);
     };
+    if let Some(longest) = options.follow {
+        report_followed(&follow::follow(sequence, prompt.len() as u64, longest)?);
+    }
     let mut cache = MountCache::open(sequence, config)?;
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let instructions = InstructionSet::detect();
@@ -192,6 +207,15 @@ fn run(options: &Options) -> Result<()> {
     eprintln!("first token after {:.3} s", started.elapsed().as_secs_f64());
     decode(&model, &mut cache, &prompt, logits, options.tokens)?;
     cache.durable()
+}
+
+fn report_followed(followed: &follow::Followed) {
+    eprintln!(
+        "followed {} pages while they were written: lag {:.2} ms median, {:.2} ms 99th percentile",
+        followed.lags.len(),
+        followed.lag(0.5).as_secs_f64() * 1e3,
+        followed.lag(0.99).as_secs_f64() * 1e3
+    );
 }
 
 fn print_comparison(model: &Model, sequence: &Path, prompt: &[u32], rounds: usize) -> Result<()> {

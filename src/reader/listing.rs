@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirEntryExt, FileExt};
+use std::os::unix::fs::{DirEntryExt, FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use super::ReadError;
@@ -180,8 +180,20 @@ fn list_layer(
 }
 
 impl ListedLayer {
+    /// The page that starts at a token, if it is there.
+    pub(super) fn page_at(
+        directory: &Path, start: TokenStart,
+    ) -> Result<Option<ListedPage>, ReadError> {
+        let path = directory.join(names::format_page(start));
+        match fs::metadata(&path) {
+            Ok(metadata) => Ok(Some(ListedPage { start, inode: metadata.ino() })),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(ReadError::io(&path)(error)),
+        }
+    }
+
     /// Only the last page may be short, so that alone is asked.
-    fn find_end(
+    pub(super) fn find_end(
         &self, directory: &Path, layer: Layer, manifest: &Manifest,
     ) -> Result<u64, ReadError> {
         if let Some(tail) = self.tail {

@@ -28,6 +28,7 @@
 //! | `layer_scan`, `loader`, `stream` | what is loaded next |
 //! | `run`, `attend` | what is handed out, and how it is attended to |
 //! | `tail` | the rows behind the pages |
+//! | `follow` | what has another process written by now |
 //! | `prefix` | which sequence has the beginning of a prompt |
 //! | `plan` | what will be read from where, and how long does it take |
 //! | `counters` | what was read, and how the mount hears of it |
@@ -41,6 +42,7 @@ pub(crate) mod attend;
 mod buffer;
 mod counters;
 mod error;
+mod follow;
 pub(crate) mod layer_scan;
 pub(crate) mod listing;
 mod loader;

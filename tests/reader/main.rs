@@ -8,6 +8,7 @@ mod common;
 
 mod edited;
 mod failures;
+mod follow;
 mod long_context;
 mod mappings;
 mod prepared;

@@ -2,9 +2,11 @@
 //!
 //! The system calls are those that the engines make (`tests/files_semantics/engines.rs`): blocks
 //! written to an exclusive temporary name in one piece and renamed, read in one piece; names looked
-//! up that are not there; a slot file read as a whole; the longest cached prefix of a prompt.
+//! up that are not there; a slot file read as a whole; the longest cached prefix of a prompt; pages
+//! that one writes and another reads as they come.
 
 mod blocks;
+mod follow;
 mod lookups;
 mod prefix;
 mod slot;
@@ -25,6 +27,8 @@ struct Sizes {
     slot_bytes: usize,
     /// Tokens of the sequence that a prompt is compared with.
     tokens: u32,
+    /// Pages that are followed while they are written.
+    followed_pages: usize,
 }
 
 const FULL: Sizes = Sizes {
@@ -33,10 +37,17 @@ const FULL: Sizes = Sizes {
     names: 10_000,
     slot_bytes: 64 << 20,
     tokens: 100_000,
+    followed_pages: 512,
 };
 
-const QUICK: Sizes =
-    Sizes { rounds: 1, block_bytes: 16 << 20, names: 500, slot_bytes: 4 << 20, tokens: 2_000 };
+const QUICK: Sizes = Sizes {
+    rounds: 1,
+    block_bytes: 16 << 20,
+    names: 500,
+    slot_bytes: 4 << 20,
+    tokens: 2_000,
+    followed_pages: 32,
+};
 
 /// Measures everything; returns whether the mount had passthrough.
 pub(super) fn run(arguments: &BenchArguments, figures: &mut Vec<Figure>) -> Result<String, String> {
@@ -49,6 +60,7 @@ pub(super) fn run(arguments: &BenchArguments, figures: &mut Vec<Figure>) -> Resu
     figures.extend(lookups::figures(&workplace, &sizes)?);
     figures.extend(slot::figures(&workplace, &sizes)?);
     figures.extend(prefix::figures(&workplace, &sizes)?);
+    figures.extend(follow::figures(&workplace, &sizes)?);
     daemon.stop()?;
     Ok(passthrough)
 }
