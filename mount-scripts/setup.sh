@@ -65,6 +65,9 @@ if [ "$tests" = yes ]; then
     need nm binutils
     need npm npm
     need git git
+    need setpriv util-linux
+    need stress-ng stress-ng
+    need fio fio
     if command -v dpkg-query >/dev/null 2>&1; then
         need_package python3-venv
     fi

@@ -23,6 +23,9 @@ pub(super) const LOSSY: &[u8] = b"user.kvfs.lossy";
 pub(super) const GC: &[u8] = b"user.kvfs.gc";
 /// Limits of the kernel (`XATTR_SIZE_MAX`).
 const VALUE_BYTES_MAX: usize = 64 << 10;
+/// Names and values of one inode together: each change of one looks at all of them. ext4 has room for
+/// 4 KiB, XFS for some hundred KiB before it gets slow.
+const ALL_BYTES_MAX: usize = 1 << 20;
 
 impl FileSystem {
     /// One attribute.
@@ -143,14 +146,21 @@ impl FileSystem {
         if value.len() > VALUE_BYTES_MAX {
             return Err(FsError::AttributeTooLarge);
         }
+        self.throttle()?;
         let mut state = self.state_to_change()?;
         let mut inode = state.inode(id)?;
-        let exists = state.metadata.attribute(id, name)?.is_some();
+        let all = state.metadata.attributes(id)?;
+        let exists = all.iter().any(|(known, _)| known == name);
+        let others = all.iter().filter(|(known, _)| known != name);
+        let bytes: usize = others.map(|(name, value)| name.len() + value.len()).sum();
         if exists && flags & libc::XATTR_CREATE != 0 {
             return Err(FsError::Exists);
         }
         if !exists && flags & libc::XATTR_REPLACE != 0 {
             return Err(FsError::NoAttribute);
+        }
+        if bytes + name.len() + value.len() > ALL_BYTES_MAX {
+            return Err(FsError::NoRoom);
         }
         let life = state.metadata.life(id);
         state.metadata.put_attribute(life, id, name, value);

@@ -110,6 +110,9 @@ const SEALING_TURNS: usize = 64;
 /// Uncommitted records that may wait in memory, some 250 bytes each: 12 MiB, and as much again
 /// while they are being written out.
 const CHANGES_MAX: usize = 50_000;
+/// Their bytes, for those that are larger: an attribute may have 64 KiB. As much again while they are
+/// being written out.
+const CHANGES_BYTES_MAX: usize = 32 << 20;
 
 /// How file bytes reach the clients.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -240,7 +243,12 @@ impl FileSystem {
 
     /// Commits before changing more when the timer does not keep up: memory stays bounded.
     fn throttle(&self) -> Result<(), FsError> {
-        if self.state().metadata.uncommitted() < CHANGES_MAX { Ok(()) } else { self.commit() }
+        let (changes, bytes) = {
+            let metadata = &self.state().metadata;
+            (metadata.uncommitted(), metadata.uncommitted_bytes())
+        };
+        let has_room = changes < CHANGES_MAX && bytes < CHANGES_BYTES_MAX;
+        if has_room { Ok(()) } else { self.commit() }
     }
 
     /// The kernel shall forget something; it is told after the running operation has answered.

@@ -18,7 +18,9 @@ use crate::ingest::seal::{self, SealError};
 use crate::page::{Manifest, PageError, names};
 use crate::store::disk::{Access, read_all};
 use crate::store::quarantine::{self, Take};
-use crate::store::record::{DirectoryClass, Inode, InodeId, Kind, ObjectId, PageRecord, Role};
+use crate::store::record::{
+    DEPTH_MAX, DirectoryClass, Inode, InodeId, Kind, ObjectId, PageRecord, Role,
+};
 
 impl FileSystem {
     /// The model above a directory of its tree.
@@ -396,11 +398,12 @@ impl From<FsError> for SealError {
 /// The model directory above (or at) a directory of its tree.
 pub(super) fn model_directory(state: &State, directory: InodeId) -> Result<InodeId, FsError> {
     let mut at = directory;
-    loop {
+    for _ in 0..DEPTH_MAX {
         match state.inode(at)?.kind {
             Kind::Directory { class: DirectoryClass::Model, .. } => return Ok(at),
             Kind::Directory { parent, .. } if parent != at => at = parent,
-            _ => return Err(FsError::Invalid),
+            _ => break,
         }
     }
+    Err(FsError::Invalid)
 }

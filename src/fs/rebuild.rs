@@ -10,6 +10,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::NAME_BYTES_MAX;
 use crate::store::database::{self, Put, decode, encode};
 use crate::store::disk::{DiskDirectory, DiskFile, DiskPath, shard};
 use crate::store::record::{
@@ -283,7 +284,8 @@ impl Plan {
             let value = match row.key.first() {
                 Some(b'E') => {
                     let entry: Entry = decode(&row.value)?;
-                    (!self.left_out.contains(&entry.inode)).then_some(row.value)
+                    let is_kept = !self.left_out.contains(&entry.inode) && has_name(&row.key);
+                    is_kept.then_some(row.value)
                 }
                 Some(b'I' | b'X') if self.left_out.contains(&id) => None,
                 Some(b'I') => {
@@ -323,6 +325,15 @@ impl Plan {
             None => Some(value),
         }
     }
+}
+
+/// Whether the key of an entry holds a name that a directory can have: a kernel gives up a listing
+/// with any other, and the rows come from whoever can write to the remote.
+fn has_name(key: &[u8]) -> bool {
+    keys::split_entry(key).is_some_and(|(_, name)| {
+        let is_text = !name.is_empty() && !name.iter().any(|byte| b"/\0".contains(byte));
+        is_text && name.len() <= NAME_BYTES_MAX && ![b".".as_slice(), b".."].contains(&name)
+    })
 }
 
 /// The length of what grows is not on record.

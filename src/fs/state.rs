@@ -17,8 +17,8 @@ use crate::store::disk::FileStat;
 use crate::store::keys;
 use crate::store::metadata::{Attribute, Life, Metadata};
 use crate::store::record::{
-    DirectoryClass, Entry, FileRecord, Inode, InodeId, Kind, ObjectId, ObjectKind, ObjectRecord,
-    Role, Time,
+    DEPTH_MAX, DirectoryClass, Entry, FileRecord, Inode, InodeId, Kind, ObjectId, ObjectKind,
+    ObjectRecord, Role, Time,
 };
 
 /// An inode that the kernel or an open handle holds.
@@ -448,7 +448,7 @@ impl State {
     pub(crate) fn path(&self, directory: InodeId, name: &[u8]) -> String {
         let mut parts = vec![shown(name)];
         let mut at = directory;
-        while at != InodeId::ROOT {
+        while at != InodeId::ROOT && parts.len() < DEPTH_MAX {
             let Ok(Inode { kind: Kind::Directory { parent, name, .. }, .. }) = self.inode(at)
             else {
                 break;

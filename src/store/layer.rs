@@ -17,12 +17,20 @@ pub(crate) struct Layer {
     pub(crate) publish: BTreeSet<ObjectId>,
     /// Objects whose files go once the records are durable.
     pub(crate) removals: BTreeSet<ObjectId>,
+    /// Bytes of what was put, what was replaced since included.
+    pub(crate) bytes: usize,
 }
 
 impl Layer {
     /// Nothing to write.
     pub(crate) fn is_empty(&self) -> bool {
         self.records.is_empty() && self.publish.is_empty() && self.removals.is_empty()
+    }
+
+    /// Changes a record.
+    pub(crate) fn put(&mut self, key: Vec<u8>, value: Vec<u8>) {
+        self.bytes += key.len() + value.len();
+        self.records.insert(key, Some(value));
     }
 
     /// The changed records whose keys start with `prefix` and are not below `from`.
@@ -42,6 +50,7 @@ impl Layer {
         }
         self.publish.extend(older.publish);
         self.removals.extend(older.removals);
+        self.bytes += older.bytes;
     }
 }
 

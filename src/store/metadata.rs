@@ -164,7 +164,7 @@ impl Metadata {
 
     fn put<T: Serialize>(&mut self, life: Life, key: Vec<u8>, value: &T) {
         self.note_change(life, &key);
-        self.layer(life).records.insert(key, Some(encode(value)));
+        self.layer(life).put(key, encode(value));
     }
 
     fn note_change(&mut self, life: Life, key: &[u8]) {
@@ -422,6 +422,11 @@ impl Metadata {
     /// Changes that wait for a commit.
     pub(crate) fn uncommitted(&self) -> usize {
         self.active.records.len() + self.active.publish.len()
+    }
+
+    /// Bytes of keys and values of these changes.
+    pub(crate) fn uncommitted_bytes(&self) -> usize {
+        self.active.bytes
     }
 
     /// Changes that a crash would lose: those and what a running commit has not written yet.

@@ -16,6 +16,10 @@ pub struct InodeId(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ObjectId(pub u64);
 
+/// Directories above a name that are followed. Only forged or damaged records have more: they may
+/// form a ring, and whoever follows it would never come back.
+pub(crate) const DEPTH_MAX: usize = 4096;
+
 impl InodeId {
     /// The mount's root directory; the kernel fixes this number.
     pub const ROOT: InodeId = InodeId(1);

@@ -14,8 +14,7 @@ use kvfs::store::record::{InodeId, Time};
 
 use crate::common::Model;
 use crate::common::forks::no_forks;
-use crate::common::mount::scratch_directory;
-use crate::common::random::{Random, seeds};
+use crate::common::random::Random;
 use crate::model::{File, Id, Kind, ROOT, Seen, Tree, View, What, difference, page_path};
 
 const FILES: InodeId = InodeId(3);
@@ -47,15 +46,12 @@ struct Driver {
     layer: InodeId,
 }
 
-#[test]
-fn random_operations_and_crashes_follow_the_model() {
-    for seed in seeds(10) {
-        eprintln!("seed {seed}");
-        // A program that another test starts would for a moment hold copies of this test's
-        // descriptors, and the file system would take it for a writer.
-        let _quiet = no_forks();
-        Driver::new(seed).run();
-    }
+/// Does what the choices say, until they are spent or it is enough; in a directory that is empty.
+pub(crate) fn follow(choices: Random, directory: tempfile::TempDir) {
+    // A program that another test starts would for a moment hold copies of this test's
+    // descriptors, and the file system would take it for a writer.
+    let _quiet = no_forks();
+    Driver::new(choices, directory).run();
 }
 
 fn open(directory: &Path) -> FileSystem {
@@ -72,8 +68,7 @@ fn errno<T>(outcome: Result<T, FsError>) -> Result<T, i32> {
 }
 
 impl Driver {
-    fn new(seed: u64) -> Driver {
-        let directory = scratch_directory();
+    fn new(random: Random, directory: tempfile::TempDir) -> Driver {
         let fs = open(directory.path());
         let mut driver = Driver {
             directory,
@@ -83,7 +78,7 @@ impl Driver {
             handles: Vec::new(),
             held: Vec::new(),
             views: Vec::new(),
-            random: Random::of(seed),
+            random,
             model: Model::small(),
             layer: InodeId::ROOT,
         };
@@ -98,6 +93,9 @@ impl Driver {
 
     fn run(mut self) {
         for _ in 0..OPERATIONS {
+            if self.random.is_spent() {
+                break;
+            }
             self.step();
             self.views.push(self.tree.durable());
         }

@@ -14,3 +14,11 @@ mod library;
 mod model;
 
 mod twin;
+
+#[test]
+fn random_operations_and_crashes_follow_the_model() {
+    for seed in common::random::seeds(10) {
+        eprintln!("seed {seed}");
+        library::follow(common::random::Random::of(seed), common::mount::scratch_directory());
+    }
+}

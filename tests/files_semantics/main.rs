@@ -8,6 +8,7 @@ mod common;
 
 mod engines;
 mod fallbacks;
+mod floods;
 mod mappings;
 mod names;
 mod rights;

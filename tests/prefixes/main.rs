@@ -10,6 +10,7 @@ mod by_hash;
 mod by_prompt;
 mod command;
 mod machines;
+mod private;
 mod random;
 mod shared;
 mod writer;

@@ -12,6 +12,7 @@ mod dying_disk;
 mod encoded;
 mod encoded_moves;
 mod faults;
+mod forged;
 mod fsck;
 mod in_place;
 mod kills;

@@ -1,5 +1,6 @@
 //! Sequences whose tokens were removed or moved: how far a prefix of theirs is what its tokens say.
 
+use super::access::Readers;
 use crate::fs::{FileSystem, FsError};
 use crate::page::{MAX_POSITIONS_BYTES, Positions, names};
 use crate::store::record::InodeId;
@@ -11,7 +12,7 @@ impl FileSystem {
         if self.file_bytes(sequence, names::POSITIONS)? > MAX_POSITIONS_BYTES as u64 {
             return Ok(None);
         }
-        match self.whole_file(sequence, names::POSITIONS) {
+        match self.whole_file((sequence, names::POSITIONS), Readers::NOBODY) {
             Ok(None) => Ok(Some(Positions::default())),
             Ok(Some(json)) => Ok(Positions::parse(&json).ok()),
             Err(error) => {

@@ -161,6 +161,9 @@ impl FileSystem {
             if search.seen.len() >= CANDIDATES_MAX || !search.seen.insert(*sequence) {
                 continue;
             }
+            if !self.state().is_open_to_askers(question.model, *sequence)? {
+                continue;
+            }
             let mut same = self.same_tokens(*sequence, question.prompt)?;
             if same > search.tokens() {
                 let positions = self.positions_of(*sequence)?;
@@ -300,7 +303,7 @@ impl FileSystem {
         let Ok(rules) = self.model_of(&mut state, model) else { return Ok(None) };
         for (sequence, number) in state.metadata.prefix_holders(model, &hash.0, CANDIDATES_MAX)? {
             let pages = pages_at(&state, &rules, sequence, number)?;
-            if pages.is_some() {
+            if pages.is_some() && state.is_open_to_askers(model, sequence)? {
                 return Ok(pages);
             }
         }

@@ -12,6 +12,7 @@
 //! to pages, so a hit is believed only after the names of the pages were looked up (`find`). It is
 //! not listed, as `.kvfs/` is not (`view`).
 
+mod access;
 mod edited;
 mod find;
 mod index;

@@ -8,6 +8,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::access::Readers;
 use super::index::TOKEN_BYTES;
 use crate::fs::transfer::copy_text;
 use crate::fs::{FileSystem, FsError};
@@ -33,6 +34,8 @@ fn suffix(version: Version) -> &'static str {
 pub(in crate::fs) struct OpenSlot {
     rules: Arc<Model>,
     sequence: InodeId,
+    /// Who could open it.
+    readers: Readers,
     layout: Layout,
     head: Vec<u8>,
     /// The page that was read last: readers go on where they were.
@@ -125,7 +128,9 @@ impl FileSystem {
         if u64::from(shape.ids) > TOKENS_MAX {
             return Err(FsError::TooLarge);
         }
-        let ids = self.whole_file(sequence, names::TOKENS)?.ok_or(FsError::Stale)?;
+        let readers = self.slot_readers(&shape, sequence)?;
+        let tokens = self.whole_file((sequence, names::TOKENS), readers)?;
+        let ids = tokens.ok_or(FsError::Stale)?;
         let ids = ids.chunks_exact(TOKEN_BYTES).take(shape.ids as usize);
         let ids: Vec<u32> =
             ids.map(|id| u32::from_le_bytes([id[0], id[1], id[2], id[3]])).collect();
@@ -135,6 +140,7 @@ impl FileSystem {
         Ok(OpenSlot {
             rules: shape.rules,
             sequence,
+            readers,
             layout: shape.layout,
             head,
             page: Mutex::default(),
@@ -200,24 +206,37 @@ impl FileSystem {
             state.entry(slot.sequence, name.as_bytes())?.ok_or(FsError::Stale)?.inode
         };
         let start_token = TokenStart(start);
-        let page = self.whole_file(directory, &names::format_page(start_token))?;
+        let page = names::format_page(start_token);
+        let page = self.whole_file((directory, &page), slot.readers)?;
         let is_tail = page.is_none();
         let bytes = if let Some(bytes) = page {
             bytes
         } else {
-            let tail = self.whole_file(directory, &names::format_tail(start_token))?;
+            let tail = names::format_tail(start_token);
+            let tail = self.whole_file((directory, &tail), slot.readers)?;
             tail.ok_or(FsError::Stale)?
         };
         Ok(Page { layer, start, bytes, is_tail })
     }
 
-    /// The bytes of a file, from whichever tier, checked as for everybody.
+    /// Whom the slot of a sequence lets in.
+    pub(super) fn slot_readers(
+        &self, shape: &SlotShape, sequence: InodeId,
+    ) -> Result<Readers, FsError> {
+        self.state().readers_of_layers(sequence, shape.rules.manifest.geometry())
+    }
+
+    /// The bytes of a file that all readers of the slot may read, from whichever tier, checked as
+    /// for everybody.
     pub(super) fn whole_file(
-        &self, directory: InodeId, name: &str,
+        &self, (directory, name): (InodeId, &str), readers: Readers,
     ) -> Result<Option<Vec<u8>>, FsError> {
         let (inode, size) = {
             let state = self.state();
             let Some(entry) = state.entry(directory, name.as_bytes())? else { return Ok(None) };
+            if !readers.may_read(&state.inode(entry.inode)?) {
+                return Err(FsError::NotPermitted);
+            }
             (entry.inode, state.attributes(&self.store, entry.inode)?.size)
         };
         let handle = self.open_file(inode, libc::O_RDONLY)?.handle;

@@ -153,22 +153,26 @@ impl FileSystem {
         let model = self.state().inode(meaning.model())?;
         let readable = model.mode & 0o444;
         let is_file = matches!(meaning, Virtual::Match(_) | Virtual::Slot(..));
-        let size = match meaning {
-            Virtual::Slot(model, sequence, version) => {
-                self.slot_shape(model, sequence, version)?.ok_or(FsError::Stale)?.length()
-            }
-            _ => 0,
-        };
+        let (mut uid, mut gid, mut size) = (model.uid, model.gid, 0);
+        let mut slot_readers = 0;
+        if let Virtual::Slot(model, sequence, version) = meaning {
+            let shape = self.slot_shape(model, sequence, version)?.ok_or(FsError::Stale)?;
+            let readers = self.slot_readers(&shape, sequence)?;
+            (uid, gid, slot_readers) = (readers.uid, readers.gid, readers.bits);
+            size = shape.length();
+        }
         Ok(Attributes {
             inode: id,
             file_type: if is_file { libc::S_IFREG } else { libc::S_IFDIR },
             // Who may look may ask.
             mode: match meaning {
                 Virtual::Match(_) => readable | readable >> 1,
-                Virtual::Slot(..) => readable,
+                Virtual::Slot(..) => slot_readers,
                 _ => model.mode & 0o555,
             },
             links: if is_file { 1 } else { 2 },
+            uid,
+            gid,
             size,
             blocks: size.div_ceil(512),
             is_at_rest: false,

@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use super::{FileSystem, FsError};
 use crate::observe::RetentionCounters;
 use crate::store::disk::Space;
-use crate::store::record::{InodeId, Kind, Time};
+use crate::store::record::{DEPTH_MAX, InodeId, Kind, Time};
 use pass::Pass;
 use policy::{Policies, Policy};
 use uses::Uses;
@@ -219,9 +219,9 @@ impl FileSystem {
         let state = self.state();
         let (policies, reports) = (self.retention.policies(), self.retention.reports());
         let mut at = id;
-        while let Some(Kind::Directory { parent, .. }) =
-            state.metadata.inode(at)?.map(|inode| inode.kind)
-        {
+        for _ in 0..DEPTH_MAX {
+            let inode = state.metadata.inode(at)?;
+            let Some(Kind::Directory { parent, .. }) = inode.map(|inode| inode.kind) else { break };
             if let Some(limit) = policies.directories.get(&at).and_then(|policy| policy.bytes) {
                 let used = reports.get(&at).map_or(0, |report| report.bytes);
                 let left = limit.saturating_sub(used);

@@ -287,7 +287,11 @@ impl FileSystem {
             let Some(inode) = state.metadata.inode(entry.inode)? else {
                 continue;
             };
-            if let Kind::Directory { class, .. } = inode.kind {
+            if let Kind::Directory { class, parent, .. } = inode.kind {
+                // Forged names may form a ring: a directory is only in the one above it.
+                if parent != frame.directory || entry.inode == pass.root {
+                    continue;
+                }
                 drop(state);
                 let own = self.retention.policies().directories.get(&entry.inode).copied();
                 let ttl = own.and_then(|policy| policy.ttl).or(frame.ttl);

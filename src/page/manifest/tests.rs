@@ -47,6 +47,8 @@ fn accepted_and_kept_through_a_round_trip() {
     check(&with("kv_rotation", "true"));
     check(&with("kv_rotation", r#""hadamard""#));
     check(&with("rope", r#"{"theta":500000.0,"scaling":{"factor":8.0},"dims":64,"new":1}"#));
+    // A number whose nearest f64 a hasty reader misses by one: the identity would change.
+    check(&with("rope", r#"{"theta":500000.1099511627776}"#));
     check(&with("shard", r#"{"rank":3,"size":4,"axis":"heads"}"#));
     check(&with("tenant", r#""a\nb""#));
     check(&with("cold_encoding", r#""q8_0""#));

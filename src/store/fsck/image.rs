@@ -7,14 +7,11 @@ use crate::store::database::{decode, encode};
 use crate::store::disk::DiskPath;
 use crate::store::quarantine::Take;
 use crate::store::record::{
-    DirectoryClass, EncodedCopy, Entry, Inode, InodeId, Kind, ObjectId, ObjectRecord, RemoteCopy,
-    RemoteState, Totals,
+    DEPTH_MAX, DirectoryClass, EncodedCopy, Entry, Inode, InodeId, Kind, ObjectId, ObjectRecord,
+    RemoteCopy, RemoteState, Totals,
 };
 use crate::store::records::{Changes, Records};
 use crate::store::{Store, StoreError, keys};
-
-/// Deeper than this no path is told; only a damaged store has such.
-const DEPTH_MAX: usize = 4096;
 
 /// A name in a directory.
 #[derive(Debug)]

@@ -1,0 +1,131 @@
+//! To whom a sequence is open, for what finds it by its content or shows it in another form.
+//!
+//! The kernel checks the directories on a path for whoever walks through them. Nobody walks through a
+//! sequence's to a slot or to the answer of a question, so here it is asked instead whom they would
+//! let in. Of users only owner and group are known and not which groups they are in, so where that
+//! matters the answer is no.
+
+use super::super::state::State;
+use crate::fs::FsError;
+use crate::page::{Geometry, Layer, names};
+use crate::store::record::{Inode, InodeId, Kind};
+
+/// The bits that let group and others read.
+const SHARED: u16 = 0o044;
+const OTHERS: u16 = 0o004;
+
+/// Owner and group of a sequence's directory, and who of owner, group and others may read what is
+/// in it, as the bits of a mode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Readers {
+    pub(super) uid: u32,
+    pub(super) gid: u32,
+    pub(super) bits: u16,
+}
+
+impl Readers {
+    /// For what the daemon reads for itself and shows to nobody.
+    pub(super) const NOBODY: Self = Self { uid: 0, gid: 0, bits: 0 };
+
+    /// Whether all of them may read this as well; whoever owns a sequence passes what is above it.
+    pub(super) fn may_read(self, inode: &Inode) -> bool {
+        self.bits & !granted(inode, self.uid, self.gid) == 0
+    }
+
+    fn narrow(&mut self, inode: &Inode) {
+        self.bits &= granted(inode, self.uid, self.gid);
+    }
+}
+
+/// Who of the owner `uid`, the group `gid` and all others is let in by an inode, whosesoever it is.
+fn granted(inode: &Inode, uid: u32, gid: u32) -> u16 {
+    let lets_in = if inode.is_directory() { (inode.mode & 0o111) << 2 } else { inode.mode & 0o444 };
+    let to_all = if lets_in & SHARED == SHARED { 0o444 } else { 0 };
+    let owner = if inode.uid == uid { lets_in } else { to_all };
+    let group = if inode.gid == gid { lets_in } else { to_all };
+    owner & 0o400 | group & 0o040 | to_all & OTHERS
+}
+
+impl State {
+    /// Who may read a sequence: its directory, those above it up to the model's, and its tokens.
+    pub(super) fn readers_of(&self, sequence: InodeId) -> Result<Readers, FsError> {
+        let directory = self.inode(sequence)?;
+        let mut readers = Readers { uid: directory.uid, gid: directory.gid, bits: 0o444 };
+        readers.narrow(&directory);
+        if let Some(tokens) = self.entry(sequence, names::TOKENS.as_bytes())? {
+            readers.narrow(&self.inode(tokens.inode)?);
+        }
+        if let Kind::Directory { parent, .. } = directory.kind {
+            let above = self.inode(parent)?;
+            readers.bits &= granted(&above, readers.uid, readers.gid) | 0o400;
+        }
+        Ok(readers)
+    }
+
+    /// The same, and the directories of its layers.
+    pub(super) fn readers_of_layers(
+        &self, sequence: InodeId, geometry: &Geometry,
+    ) -> Result<Readers, FsError> {
+        let mut readers = self.readers_of(sequence)?;
+        for layer in (0..geometry.num_layers()).map(Layer) {
+            if let Some(entry) = self.entry(sequence, names::format_layer(layer).as_bytes())? {
+                readers.narrow(&self.inode(entry.inode)?);
+            }
+        }
+        Ok(readers)
+    }
+
+    /// Whether a sequence is open to everybody who may ask in the directory of its model. One that is
+    /// not is found by nobody: an answer would tell others what was said in it.
+    pub(super) fn is_open_to_askers(
+        &self, model: InodeId, sequence: InodeId,
+    ) -> Result<bool, FsError> {
+        let readers = self.readers_of(sequence)?;
+        let model = self.inode(model)?;
+        let mut askers = (model.mode & 0o111) << 2 & SHARED;
+        // The model's owner is somebody else here; root is let in everywhere.
+        let owner_is_other = model.uid != readers.uid && model.uid != 0;
+        let group_is_other = model.gid != readers.gid && askers != 0;
+        if owner_is_other || group_is_other || askers & OTHERS != 0 {
+            askers = SHARED;
+        }
+        Ok(askers & !readers.bits == 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::record::{DirectoryClass, Time};
+
+    fn inode(is_directory: bool, mode: u16, uid: u32, gid: u32) -> Inode {
+        let class = DirectoryClass::Plain;
+        let kind = if is_directory {
+            Kind::Directory { class, parent: InodeId::ROOT, name: Vec::new() }
+        } else {
+            Kind::Symlink { target: Vec::new() }
+        };
+        let (atime, mtime, ctime) = (Time::default(), Time::default(), Time::default());
+        Inode { kind, mode, uid, gid, links: 1, atime, mtime, ctime }
+    }
+
+    #[test]
+    fn who_is_let_in() {
+        fn check(is_directory: bool, (mode, uid, gid): (u16, u32, u32), expected: u16) {
+            let inode = inode(is_directory, mode, uid, gid);
+            assert_eq!(granted(&inode, 7, 8), expected, "{mode:o} {uid} {gid}");
+        }
+        check(false, (0o644, 7, 8), 0o444);
+        check(false, (0o640, 7, 8), 0o440);
+        check(false, (0o600, 7, 8), 0o400);
+        // Others may be in its group.
+        check(false, (0o604, 7, 8), 0o400);
+        // Somebody else's.
+        check(false, (0o644, 1, 1), 0o444);
+        check(false, (0o640, 1, 8), 0o040);
+        check(false, (0o600, 1, 1), 0);
+        // Of directories it counts who may enter.
+        check(true, (0o711, 7, 8), 0o444);
+        check(true, (0o744, 7, 8), 0o400);
+    }
+}
