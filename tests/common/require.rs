@@ -34,6 +34,7 @@ fn missing(what: &str) -> Option<String> {
         "nfs" => super::nfs::missing(),
         "llama" => (!llama_directory().join("include/llama.h").is_file())
             .then(|| "no llama.cpp: mount-scripts/fetch-llama.sh fetches it".to_owned()),
+        "tmpfs_attributes" => missing_tmpfs_attributes(),
         "cgroup" => super::memory_group::MemoryGroup::new(1 << 30).err(),
         "nvrtc" => missing_nvrtc(),
         "python" => missing_program("python3"),
@@ -52,6 +53,15 @@ fn missing_nvrtc() -> Option<String> {
         .iter()
         .all(|file| tools.join(file).is_file());
     (!found).then(|| "no NVRTC and ptxas: kernels/install-tools.sh".to_owned())
+}
+
+/// Attributes of users on a tmpfs came with Linux 6.6.
+fn missing_tmpfs_attributes() -> Option<String> {
+    let file = tempfile::NamedTempFile::new_in("/dev/shm").map_err(|error| error.to_string());
+    let set = file.and_then(|file| {
+        super::sys::setxattr(file.path(), "user.kvfs", b"1").map_err(|error| error.to_string())
+    });
+    set.err().map(|error| format!("no attributes on /dev/shm: {error}"))
 }
 
 /// The packages that mount-scripts/test.sh installs for `KVFS_TEST_PYTHON`.

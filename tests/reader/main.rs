@@ -11,5 +11,6 @@ mod failures;
 mod follow;
 mod long_context;
 mod mappings;
+mod million;
 mod prepared;
 mod reports;
