@@ -1,8 +1,9 @@
 //! A context of 200,000 tokens, several times larger than the memory that may be used for it, in
 //! all three tiers.
 
-use kvfs::attention::select::sinks_and_window;
-use kvfs::attention::{InstructionSet, Options, Partials, Queries};
+use kvfs::attention::select::{HeavyHitters, PageTopK, TokenSet, sinks_and_window};
+use kvfs::attention::{InstructionSet, Mask, Options, PageSummary, Partials, Queries};
+use kvfs::page::Layer;
 use kvfs::reader::{Backend, Limits, Rates, Sequence, TierBytes};
 
 use crate::common::mount::scratch_directory;
@@ -77,6 +78,7 @@ fn two_hundred_thousand_tokens_attend_within_a_memory_budget(mode: Mode) {
     assert_eq!(counts.resident_bytes + counts.streamed_bytes, 2 * bytes);
     // What is mapped may change its tier between two looks at it.
     assert!(counts.resident_bytes >= plan.kept_bytes, "{counts}");
+    what_is_not_selected_is_not_read(&prepared, &sequence);
     assert_eq!(prepared.mount.status("errors"), "0");
 }
 
@@ -108,6 +110,61 @@ fn ends_of_the_context_leave_the_rest_where_it_is(prepared: &Prepared, sequence:
     assert_eq!(read, 2 * 2 * prepared.page_bytes(), "two pages of each layer");
     let left = remote_pages();
     assert!(there.iter().all(|page| left.contains(page)), "{there:?} {left:?}");
+}
+
+/// What heavy hitters, ranked pages and a mask leave is read, from whatever tier has it, and nothing
+/// else; the result is that of the same tokens in f64.
+fn what_is_not_selected_is_not_read(prepared: &Prepared, sequence: &Sequence) {
+    let (attention, q) = (prepared.attention(), prepared.query());
+    let queries = Queries { q: &q, positions: &[TOKENS - 1] };
+    let plain = Options::default();
+    let layer = Layer(0);
+    let mut stream = sequence.stream_layers(&[layer], 0..TOKENS).unwrap();
+    let (mut mass, mut summaries) = (Vec::new(), Vec::new());
+    let mut all = Partials::empty(attention.shape(), 1);
+    // One scan tells what the policies want to know of tokens and pages.
+    while let Some(run) = stream.next_run().unwrap() {
+        let blocks = run.blocks();
+        let mut part = vec![0.0; usize::try_from(run.tokens()).unwrap()];
+        let partials = attention.run_with_mass(&queries, &blocks, &plain, &mut part).unwrap();
+        // A share of what the run has; the largest of a run stays the largest.
+        mass.append(&mut part);
+        all.merge(&partials).unwrap();
+        let summary = |block| PageSummary::new(attention.shape(), block).unwrap();
+        summaries.extend(blocks.iter().map(summary));
+    }
+    let mut hitters = HeavyHitters::default();
+    hitters.observe(&mass);
+    let heavy = hitters.select(200_000, 40, 300);
+    let outline = sequence.stream_layers(&[layer], 0..TOKENS).unwrap().outline();
+    let ranking = PageTopK { pages: 24, sinks: 1, recent: 1 };
+    let ranked = ranking.select(attention.shape(), &queries, &outline, &summaries, &plain).unwrap();
+    let tokens: Vec<f32> = (0..200_000)
+        .map(|token| if token % 30_000 < 3 { 0.0 } else { f32::NEG_INFINITY })
+        .collect();
+    let mut masked = TokenSet::none(tokens.len());
+    (0..tokens.len()).filter(|token| token % 30_000 < 3).for_each(|token| {
+        masked.insert(token..token + 1);
+    });
+    let selecting = |selection| Options { selection: Some(selection), ..plain };
+    let masking = Options { mask: Some(Mask::F32(&tokens)), ..plain };
+    let cases = [
+        (selecting(&heavy), &heavy),
+        (selecting(&ranked.tokens), &ranked.tokens),
+        (masking, &masked),
+    ];
+    for (options, seen) in cases {
+        let is_seen = |token: u64| seen.contains(usize::try_from(token).unwrap());
+        let pages = (0..PAGES).filter(|page| (page * 1024..(page + 1) * 1024).any(is_seen)).count();
+        let before = sequence.counts();
+        let mut stream = sequence.stream_layers(&[layer], 0..TOKENS).unwrap();
+        let found = stream.attend(&attention, &queries, &options).unwrap();
+        compare(&found.finish(None).unwrap(), &prepared.reference_of(layer, TOKENS, is_seen));
+        let counts = sequence.counts().since(&before);
+        let read = counts.resident_bytes + counts.streamed_bytes;
+        assert_eq!(read, pages as u64 * prepared.page_bytes(), "{pages} pages");
+        assert!(pages < 64 && counts.streamed_bytes > 0, "{counts}");
+    }
 }
 
 /// Of this process, the mount's memory that it has mapped included.
