@@ -9,5 +9,6 @@ mod common;
 mod agreement;
 mod example;
 mod header;
+mod held;
 mod program;
 mod refused;

@@ -24,6 +24,7 @@ static void expect_true(int line, int found, const char *condition) {
 }
 
 #define OK(call) expect(__LINE__, call, KVFS_STATUS_OK, NULL)
+#define OK_AND(call, text) expect(__LINE__, call, KVFS_STATUS_OK, text)
 #define ARGUMENT(call, text) expect(__LINE__, call, KVFS_STATUS_ARGUMENT, text)
 #define BLOCK(call, text) expect(__LINE__, call, KVFS_STATUS_BLOCK, text)
 #define UNSUPPORTED(call, text) expect(__LINE__, call, KVFS_STATUS_UNSUPPORTED, text)
@@ -201,6 +202,23 @@ static void blocks(void) {
     TRUE(kvfs_last_error_block() == SIZE_MAX);
 }
 
+/* NaN and infinities are data, and blocks without tokens are blocks. */
+static void unusual_values(void) {
+    static const float unusual[] = {0.0f / 0.0f, 1.0f / 0.0f, -1.0f / 0.0f};
+    for (int i = 0; i < 3; i++) {
+        rows[DIM + 5] = unusual[i];
+        OK(run_options(options()));
+        TRUE(o[5] != o[5] || o[5] - o[5] != 0);
+        rows[DIM + 5] = 0;
+    }
+    OK(run_options(options()));
+    TRUE(o[5] == 0);
+    WITH(block, c.tokens = 0, OK_AND, "");
+    TRUE(l[0] == TOKENS);
+    WITH(block, c.tokens = 0; c.k.bytes = c.v.bytes = 0; c.k.data = c.v.data = NULL, OK_AND, "");
+    TRUE(l[0] == TOKENS);
+}
+
 static void wrong_options(void) {
     static const float slopes[1] = {1};
     WITH(options, c.causality = 9, ARGUMENT, "causality 9");
@@ -331,6 +349,7 @@ int main(void) {
     sizes();
     running();
     blocks();
+    unusual_values();
     wrong_options();
     merging();
     files();
