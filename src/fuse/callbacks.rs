@@ -46,8 +46,8 @@ impl Filesystem for Callbacks {
         Ok(())
     }
 
-    fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let _awake = self.linger.after_reply();
+    fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let _awake = self.linger.after_reply(request.pid());
         let Some(awaited) = self.fs.look_up_waits(inode(parent)) else {
             return self.answer_lookup(parent, name, reply);
         };
@@ -60,8 +60,10 @@ impl Filesystem for Callbacks {
         self.fs.forget(inode(number), count);
     }
 
-    fn getattr(&self, _r: &Request, number: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
-        let _awake = self.linger.after_reply();
+    fn getattr(
+        &self, request: &Request, number: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr,
+    ) {
+        let _awake = self.linger.after_reply(request.pid());
         match self.call(Operation::GetAttr, |fs| fs.attributes(inode(number))) {
             Ok(found) => reply.attr(&ttl(found.is_at_rest), &attributes(&found)),
             Err(error) => reply.error(error),
@@ -146,10 +148,10 @@ impl Filesystem for Callbacks {
     }
 
     fn rename(
-        &self, _request: &Request, parent: INodeNo, name: &OsStr, new_parent: INodeNo,
+        &self, request: &Request, parent: INodeNo, name: &OsStr, new_parent: INodeNo,
         new_name: &OsStr, flags: RenameFlags, reply: ReplyEmpty,
     ) {
-        let _awake = self.linger.after_reply();
+        let _awake = self.linger.after_reply(request.pid());
         let (from, to) = (place(parent, name), place(new_parent, new_name));
         let waits = self.fs.rename_waits(&from, &to);
         let answer = move |shared: &Shared| {
@@ -180,7 +182,7 @@ impl Filesystem for Callbacks {
         &self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, _umask: u32,
         flags: i32, reply: ReplyCreate,
     ) {
-        let _awake = self.linger.after_reply();
+        let _awake = self.linger.after_reply(request.pid());
         self.mode(|descriptor| reply.open_backing(descriptor));
         let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
         let created = self.call(Operation::Create, |fs| {
@@ -218,8 +220,8 @@ impl Filesystem for Callbacks {
         }
     }
 
-    fn open(&self, _request: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        let _awake = self.linger.after_reply();
+    fn open(&self, request: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        let _awake = self.linger.after_reply(request.pid());
         self.mode(|descriptor| reply.open_backing(descriptor));
         let reads_only = is_reader(flags);
         if reads_only {
@@ -281,18 +283,18 @@ impl Filesystem for Callbacks {
     }
 
     fn flush(
-        &self, _request: &Request, _number: INodeNo, handle: FileHandle, _lock_owner: LockOwner,
+        &self, request: &Request, _number: INodeNo, handle: FileHandle, _lock_owner: LockOwner,
         reply: ReplyEmpty,
     ) {
-        let _awake = self.linger.after_reply();
+        let _awake = self.linger.after_reply(request.pid());
         Shared::reply_empty(reply, self.call(Operation::Flush, |fs| fs.flush(handle.0)));
     }
 
     fn release(
-        &self, _request: &Request, number: INodeNo, handle: FileHandle, _flags: OpenFlags,
+        &self, request: &Request, number: INodeNo, handle: FileHandle, _flags: OpenFlags,
         _lock_owner: Option<LockOwner>, _flush: bool, reply: ReplyEmpty,
     ) {
-        let _awake = self.linger.after_reply();
+        let _awake = self.linger.after_reply(request.pid());
         if self.fs.is_backed(handle.0) {
             self.backings.detach(inode(number));
         }

@@ -5,9 +5,13 @@
 //! a virtual machine), so a thread that has answered looks for the next request for a moment before
 //! it sleeps, as the kernel's own haltpoll does. It looks only within a train, one thread at a time,
 //! and gives up when somebody else wants the core.
+//!
+//! A train is that of one client. Where several send requests in turns, the next client is already
+//! running when one is answered, and what it runs on is the core that a look would take: sixteen
+//! threads that read files of 1 MiB on two cores got 0.5 of what they get without looking.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -22,7 +26,8 @@ const LINGER: Duration = Duration::from_micros(200);
 /// woken whoever got the answer on this very core, where it waits until the looking ends (one open
 /// of a hundred on two cores).
 const LINGER_BESIDE_MOVERS: Duration = Duration::from_micros(30);
-/// A request belongs to a train if it comes this soon after the one before it.
+/// A request belongs to a train if it comes this soon after the one before it, and this long after
+/// the last one of another client.
 const TRAIN_GAP: Duration = Duration::from_millis(1);
 
 /// A look takes half a microsecond; after such a gap somebody else had the core and may want it
@@ -35,6 +40,10 @@ pub(super) struct Linger {
     started: Instant,
     /// When the last request came, in nanoseconds since the start.
     last_request: AtomicU64,
+    /// The thread that sent it.
+    client: AtomicU32,
+    /// When a request came from another thread than the one before it.
+    last_change: AtomicU64,
     device: OnceLock<OwnedFd>,
     /// Somebody looks already.
     taken: AtomicBool,
@@ -49,6 +58,8 @@ impl Linger {
             fs,
             started: Instant::now(),
             last_request: AtomicU64::new(0),
+            client: AtomicU32::new(0),
+            last_change: AtomicU64::new(0),
             device: OnceLock::new(),
             taken: AtomicBool::new(false),
         }
@@ -62,12 +73,17 @@ impl Linger {
         }
     }
 
-    /// To be held while a request is answered.
-    pub(super) fn after_reply(&self) -> Awake<'_> {
+    /// To be held while a request of a client's thread is answered. Those that the kernel sends by
+    /// itself, such as releases, are of thread 0.
+    pub(super) fn after_reply(&self, client: u32) -> Awake<'_> {
         let now = u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
         let last = self.last_request.swap(now, Ordering::Relaxed);
-        let gap = Duration::from_nanos(now.saturating_sub(last));
-        Awake((gap < TRAIN_GAP).then_some(self))
+        if client != 0 && self.client.swap(client, Ordering::Relaxed) != client {
+            self.last_change.store(now, Ordering::Relaxed);
+        }
+        let since = |then: u64| Duration::from_nanos(now.saturating_sub(then));
+        let is_alone = since(self.last_change.load(Ordering::Relaxed)) > TRAIN_GAP;
+        Awake((since(last) < TRAIN_GAP && is_alone).then_some(self))
     }
 
     fn look(&self) {
