@@ -65,8 +65,8 @@ impl Shared {
     pub(super) fn reply_entry(reply: ReplyEntry, outcome: Result<Found, Errno>) {
         match outcome {
             Ok(found) => reply.entry_with_ttls(
-                &ttl(found.name_is_stable),
                 &ttl(found.attributes.is_at_rest),
+                &ttl(found.name_is_stable),
                 &attributes(&found.attributes),
                 Generation(0),
             ),

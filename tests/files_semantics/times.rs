@@ -13,6 +13,7 @@ in_both_modes!(
     extended_attributes_go_with_the_file,
     a_file_comes_to_rest_without_being_told,
     a_new_file_is_not_older_than_its_creation,
+    while_a_file_is_written_its_name_is_kept_and_its_attributes_are_not,
 );
 
 fn modified(path: &Path) -> SystemTime {
@@ -33,6 +34,26 @@ fn a_new_file_is_not_older_than_its_creation(mode: Mode) {
     assert!(modified(&mount.files("first")) >= now);
     sync_directory(mount.files("")).unwrap();
     assert!(modified(&empty) >= now);
+}
+
+fn while_a_file_is_written_its_name_is_kept_and_its_attributes_are_not(mode: Mode) {
+    const LOOKS: u64 = 20;
+    let mount = Mount::new(mode);
+    let path = mount.files("written");
+    let file = open(&path, libc::O_WRONLY | libc::O_CREAT).unwrap();
+    sys::write(&file, b"bytes").unwrap();
+    // The name that came with the creation is looked up once more.
+    modified(&path);
+    let requests = |operation| {
+        mount.metric(&format!("kvfs_fuse_requests_total{{op=\"{operation}\",result=\"ok\"}}"))
+    };
+    let (lookups, looks) = (requests("lookup"), requests("getattr"));
+    for _ in 0..LOOKS {
+        modified(&path);
+    }
+    assert!(requests("getattr") - looks >= LOOKS);
+    assert!(requests("lookup") - lookups < LOOKS / 2);
+    close(file).unwrap();
 }
 
 fn a_time_set_right_after_close_stays(mode: Mode) {
