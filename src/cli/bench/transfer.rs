@@ -222,12 +222,16 @@ fn publish(directory: &Path, pages: &[(String, Vec<u8>)]) -> Result<f64, String>
 
 /// Gives a round of writing the same start as the one before.
 pub(super) fn settle_memory(pages: &[(String, Vec<u8>)]) {
+    settle(pages.iter().map(|(_, bytes)| bytes.len()).sum());
+}
+
+/// The same for a round that writes so many bytes.
+pub(super) fn settle(bytes: usize) {
     // What earlier rounds left to be written back would slow this one down.
     nix::unistd::sync();
     // The host of a virtual machine takes free memory back after two seconds, in huge pages, and
     // needs 2 ms to give a MiB again. Whichever side meets that loses by a factor of ten, so both
     // find memory that was in use a moment ago.
-    let bytes: usize = pages.iter().map(|(_, bytes)| bytes.len()).sum();
     for _ in 0..SETTLE_PASSES_MAX {
         let start = Instant::now();
         let Ok(mut memory) = MmapMut::map_anon(2 * bytes) else { return };
