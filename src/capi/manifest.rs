@@ -31,6 +31,8 @@ pub enum LayerKind {
     Sliding = 1,
     /// State snapshots instead of pages.
     Recurrent = 2,
+    /// K and V of an encoder's output, which do not grow with the tokens.
+    Cross = 3,
 }
 
 /// The shape of a cache's pages.
@@ -120,6 +122,7 @@ impl Manifest {
             page::LayerKind::Attention => (LayerKind::Attention, 0),
             page::LayerKind::Sliding { window } => (LayerKind::Sliding, window),
             page::LayerKind::Recurrent => (LayerKind::Recurrent, 0),
+            page::LayerKind::Cross => (LayerKind::Cross, 0),
         };
         Ok(Layer { size: size_of::<Layer>(), kind: kind as u32, window })
     }

@@ -115,20 +115,24 @@ fn describe_manifest(manifest: &Manifest, summary: &mut Summary) {
     let geometry = manifest.geometry();
     describe_geometry(geometry, summary);
     let kinds = fields.layers.iter().flatten();
-    let (mut sliding, mut recurrent) = (0, 0);
+    let (mut sliding, mut recurrent, mut cross) = (0, 0, 0);
     for kind in kinds {
         match kind {
             LayerKind::Attention => {}
             LayerKind::Sliding { .. } => sliding += 1,
             LayerKind::Recurrent => recurrent += 1,
+            LayerKind::Cross => cross += 1,
         }
     }
     if sliding + recurrent > 0 {
         summary.add("sliding_layers", sliding);
         summary.add("recurrent_layers", recurrent);
     }
+    if cross > 0 {
+        summary.add("cross_layers", cross);
+    }
     summary.add_bytes("page_bytes", geometry.file_bytes(geometry.page_tokens()));
-    let attending = u64::from(geometry.num_layers()) - recurrent;
+    let attending = u64::from(geometry.num_layers()) - recurrent - cross;
     summary.add_bytes("token_bytes", geometry.row_bytes() * attending);
 }
 

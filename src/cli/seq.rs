@@ -67,6 +67,16 @@ enum Operation {
         #[arg(allow_negative_numbers = true)]
         delta: i64,
     },
+    /// Remove tokens and move those behind them up, and keep the sequence as it was
+    Shift {
+        #[command(flatten)]
+        of: SequenceArguments,
+        /// Such as 4..1024
+        #[arg(value_parser = positions)]
+        positions: Range<u64>,
+        /// The sequence as it was
+        snapshot: String,
+    },
     /// Divide the positions of some tokens
     Div {
         #[command(flatten)]
@@ -142,6 +152,9 @@ pub(crate) fn run(arguments: &SeqArguments) -> Outcome {
         Operation::Keep { of } => of.on(Sequences::seq_keep),
         Operation::Add { of, positions, delta } => {
             of.on(|all, seq| all.seq_add(seq, positions.clone(), *delta))
+        }
+        Operation::Shift { of, positions, snapshot } => {
+            of.on(|all, seq| all.context_shift(seq, positions.clone(), snapshot))
         }
         Operation::Div { of, positions, divisor } => {
             of.on(|all, seq| all.seq_div(seq, positions.clone(), *divisor))

@@ -55,7 +55,7 @@ impl PagePlace {
     pub fn new(manifest: &Manifest, layer: Layer, start: TokenStart) -> Result<Self, PageError> {
         let geometry = *manifest.geometry();
         match manifest.layer_kind(layer) {
-            Some(LayerKind::Attention | LayerKind::Sliding { .. }) => {}
+            Some(LayerKind::Attention | LayerKind::Sliding { .. } | LayerKind::Cross) => {}
             Some(LayerKind::Recurrent) => {
                 return Err(PageError::Place(format!(
                     "layer {layer} is recurrent: it keeps state snapshots, not pages"

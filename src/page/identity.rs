@@ -152,6 +152,7 @@ impl Encoder {
             match kind {
                 LayerKind::Attention => value.push(b'a'),
                 LayerKind::Recurrent => value.push(b'r'),
+                LayerKind::Cross => value.push(b'x'),
                 LayerKind::Sliding { window } => {
                     value.push(b's');
                     value.extend(window.to_le_bytes());

@@ -29,6 +29,9 @@ pub enum LayerKind {
     },
     /// `"recurrent"`: state snapshots instead of pages.
     Recurrent,
+    /// `"cross"`: K and V of what an encoder made of its input, however many rows that has. They do
+    /// not grow with the tokens of the sequence.
+    Cross,
 }
 
 /// Rotation of K and V before they were stored (Hadamard, for quantised caches).

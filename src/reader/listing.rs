@@ -104,7 +104,7 @@ fn parse_positions(sequence: &Path, json: Option<&[u8]>) -> Result<Positions, Re
 /// Lists the layers of a sequence that keep K and V. One whose directory is missing has nothing.
 fn layers(sequence: &Path, manifest: &Manifest) -> Result<Vec<ListedLayer>, ReadError> {
     let list = |layer| {
-        if keeps_pages(manifest, layer) {
+        if keeps_pages(manifest, layer) || is_cross(manifest, layer) {
             list_layer(&layer_directory(sequence, layer), layer, manifest)
         } else {
             Ok(ListedLayer::default())
@@ -116,6 +116,11 @@ fn layers(sequence: &Path, manifest: &Manifest) -> Result<Vec<ListedLayer>, Read
 /// Whether a layer keeps K and V of each token.
 pub(super) fn keeps_pages(manifest: &Manifest, layer: Layer) -> bool {
     matches!(manifest.layer_kind(layer), Some(LayerKind::Attention | LayerKind::Sliding { .. }))
+}
+
+/// Whether a layer keeps K and V of an encoder's output.
+pub(crate) fn is_cross(manifest: &Manifest, layer: Layer) -> bool {
+    manifest.layer_kind(layer) == Some(LayerKind::Cross)
 }
 
 /// Tokens that every layer has rows of, and that `tokens` has ids of if there is such a file.

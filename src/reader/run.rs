@@ -25,7 +25,7 @@ pub struct Run {
 impl Run {
     pub(super) fn new(layer: Layer, sequence: &Sequence, tokens: &Range<u64>) -> Self {
         let geometry = *sequence.manifest().geometry();
-        let positions = Arc::clone(&sequence.positions);
+        let positions = Arc::clone(sequence.positions_of(layer));
         Self { layer, geometry, end: tokens.end, positions, pages: Vec::new(), tail: None }
     }
 

@@ -49,6 +49,8 @@ pub struct Sequence {
     pub(super) loader: Loader,
     pub(super) layers: Vec<ListedLayer>,
     pub(super) positions: Arc<Positions>,
+    /// Of layers whose rows no operation moves.
+    plain: Arc<Positions>,
     pub(super) tails: Vec<Tail>,
     pub(super) counters: Counters,
     pub(super) stream_bytes: u64,
@@ -88,6 +90,7 @@ impl Sequence {
             tails: layers.iter().map(|_| Tail::default()).collect(),
             layers,
             positions: Arc::new(positions),
+            plain: Arc::default(),
             source,
             counters: Counters::default(),
             stream_bytes: settings.stream_bytes,
@@ -138,6 +141,18 @@ impl Sequence {
         layers.filter(|layer| self.keeps_pages(*layer)).collect()
     }
 
+    /// The layers that keep K and V of an encoder's output. They are scanned by themselves, with
+    /// [`stream_layers`](Self::stream_layers) from 0 to [`layer_tokens`](Self::layer_tokens), and
+    /// attended to without `causal`.
+    pub fn cross_layers(&self) -> Vec<Layer> {
+        let layers = (0..self.manifest().geometry().num_layers()).map(Layer);
+        layers.filter(|layer| listing::is_cross(self.manifest(), *layer)).collect()
+    }
+
+    pub(super) fn positions_of(&self, layer: Layer) -> &Arc<Positions> {
+        if listing::is_cross(self.manifest(), layer) { &self.plain } else { &self.positions }
+    }
+
     fn keeps_pages(&self, layer: Layer) -> bool {
         listing::keeps_pages(self.manifest(), layer)
     }
@@ -148,7 +163,7 @@ impl Sequence {
     /// # Errors
     /// [`ReadError::Arguments`] if the layer keeps no pages.
     pub fn layer_tokens(&self, layer: Layer) -> Result<u64, ReadError> {
-        if !self.keeps_pages(layer) {
+        if !self.keeps_pages(layer) && !listing::is_cross(self.manifest(), layer) {
             let why = format!("layer {layer} does not exist or keeps no pages");
             return Err(ReadError::Arguments(why));
         }
@@ -196,7 +211,7 @@ impl Sequence {
     ) -> Result<Stream<'_>, ReadError> {
         let scan = |layer: &Layer| {
             self.layer_tokens(*layer)?;
-            let rules = Rules::new(*layer, self.manifest(), &self.positions, tokens.end);
+            let rules = Rules::new(*layer, self.manifest(), self.positions_of(*layer), tokens.end);
             LayerScan::new(*layer, &self.layers[layer.0 as usize], &tokens, &rules)
         };
         let scans = layers.iter().map(scan).collect::<Result<_, _>>()?;

@@ -284,13 +284,15 @@ impl<'s> Stream<'s> {
         scan.passed().iter().copied().find(|start| self.is_seen(*start))
     }
 
+    /// Of the layer that comes next.
     pub(super) fn positions(&self) -> &'s Positions {
-        &self.sequence.positions
+        let layer = self.layer();
+        layer.map_or(&self.sequence.positions, |layer| self.sequence.positions_of(layer))
     }
 
     /// Whether every page of every layer is there and stands where it was written.
     pub(crate) fn is_plain(&self) -> bool {
-        self.positions().is_plain() && self.scans.iter().all(|scan| scan.passed().is_empty())
+        self.sequence.positions.is_plain() && self.scans.iter().all(|scan| scan.passed().is_empty())
     }
 
     /// Asks for pages until enough are on their way.

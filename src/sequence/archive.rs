@@ -1,7 +1,8 @@
 //! The state of a sequence as one stream: a tar archive of its files.
 //!
-//! `manifest.json` comes first and says which model's state it is, `tokens` last. Shared pages are in
-//! it as a whole. Any tar reads it, and one that tar has made of the same files is read here.
+//! `manifest.json` comes first and says which model's state it is, `tokens` last and says that it is
+//! complete. Shared pages are in it as a whole. Any tar reads it, and one that tar has made of the same
+//! files in that order is read here.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -23,11 +24,15 @@ impl Sequences {
     /// Writes the state of a sequence that nobody changes meanwhile.
     ///
     /// # Errors
-    /// [`SequenceError::NoSuchSequence`], [`SequenceError::Read`], and [`SequenceError::Io`] of the
-    /// sequence or of the stream.
+    /// [`SequenceError::NoSuchSequence`], [`SequenceError::Read`], [`SequenceError::State`] for a
+    /// sequence without `tokens`, and [`SequenceError::Io`] of the sequence or of the stream.
     pub fn state_write(&self, name: &str, to: impl Write) -> Result<(), SequenceError> {
         let _turn = self.begin(name)?;
         let listed = self.list(name)?;
+        if !listed.path.join(names::TOKENS).is_file() {
+            let why = format!("{} has no {}", listed.path.display(), names::TOKENS);
+            return Err(SequenceError::State(why));
+        }
         let failed = SequenceError::io(&listed.path);
         let mut archive = Builder::new(to);
         let manifest = self.manifest.to_json();
@@ -92,7 +97,7 @@ impl Sequences {
     fn unpack(&self, from: impl Read, to: &Path) -> Result<(), SequenceError> {
         let broken = |error: io::Error| SequenceError::State(error.to_string());
         let mut archive = Archive::new(from);
-        let mut is_known = false;
+        let (mut is_known, mut is_complete) = (false, false);
         for entry in archive.entries().map_err(broken)? {
             let mut entry = entry.map_err(broken)?;
             if entry.header().entry_type().is_dir() {
@@ -112,9 +117,13 @@ impl Sequences {
                 let why = format!("{} is no file of a sequence", path.display());
                 return Err(SequenceError::State(why));
             }
-            self.unpack_file(&mut entry, &to.join(path))?;
+            let length = entry.size();
+            if self.unpack_file(&mut entry, &to.join(&path))? < length {
+                break;
+            }
+            is_complete = path == Path::new(names::TOKENS);
         }
-        if is_known { Ok(()) } else { Err(SequenceError::State("is empty".to_owned())) }
+        if is_complete { Ok(()) } else { Err(SequenceError::State("is not complete".to_owned())) }
     }
 
     fn check_manifest(&self, from: impl Read) -> Result<(), SequenceError> {
@@ -133,8 +142,9 @@ impl Sequences {
         )))
     }
 
-    /// What is written under a name of its own appears when it is complete and checked.
-    fn unpack_file(&self, from: &mut impl Read, path: &Path) -> Result<(), SequenceError> {
+    /// What is written under a name of its own appears when it is complete and checked. Returns how
+    /// many bytes there were.
+    fn unpack_file(&self, from: &mut impl Read, path: &Path) -> Result<u64, SequenceError> {
         let failed = SequenceError::io(path);
         if let Some(parent) = path.parent() {
             fs::create_dir_all(parent).map_err(&failed)?;
@@ -143,12 +153,12 @@ impl Sequences {
         name.push(".tmp");
         let staging = PathBuf::from(name);
         let mut file = File::create_new(&staging).map_err(&failed)?;
-        io::copy(from, &mut file).map_err(&failed)?;
+        let length = io::copy(from, &mut file).map_err(&failed)?;
         if self.home == Home::Directory {
             file.sync_all().map_err(&failed)?;
         }
         drop(file);
-        files::rename(&staging, path)
+        files::rename(&staging, path).map(|()| length)
     }
 
     fn is_state_file(&self, path: &Path) -> bool {

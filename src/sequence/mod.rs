@@ -19,9 +19,11 @@
 //!
 //! // A context of 4096 tokens is full: keep four, drop 1020, move the rest up.
 //! let sequences = Sequences::open("/mnt/kv/models/llama".as_ref())?;
-//! sequences.seq_cp("chat", "chat.full", ..)?;
 //! sequences.seq_rm("chat", 4..1024)?;
 //! sequences.seq_add("chat", 1024.., -1020)?;
+//! // The same in one step, beside the engine, and what is dropped can still be found.
+//! let shift = sequences.start_context_shift("chat", 4..1024, "chat.full")?;
+//! shift.join().expect("it does not panic")?;
 //! # Ok::<(), kvfs::sequence::SequenceError>(())
 //! ```
 //!
@@ -43,9 +45,10 @@ mod files;
 mod rebuild;
 
 use std::fs;
-use std::ops::{Bound, RangeBounds};
+use std::ops::{Bound, Range, RangeBounds};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::thread::{Builder, JoinHandle};
 
 pub use error::SequenceError;
 
@@ -60,7 +63,7 @@ use rebuild::Rebuild;
 const WORK_SUFFIX: &str = "~";
 
 /// The sequences of a model.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Sequences {
     directory: PathBuf,
     manifest: Manifest,
@@ -219,6 +222,39 @@ impl Sequences {
         self.rebuild(&rebuild, to, is_there)
     }
 
+    /// Removes the tokens at some positions and moves those behind them up, in one step: what an
+    /// engine does when its context is full. The sequence as it was becomes `snapshot`, which shares
+    /// its pages, so what was dropped is still found by its prefix, and a prompt that begins like it
+    /// is restored and not computed.
+    ///
+    /// # Errors
+    /// As [`seq_cp`](Self::seq_cp) and [`seq_rm`](Self::seq_rm).
+    pub fn context_shift(
+        &self, name: &str, dropped: Range<u64>, snapshot: &str,
+    ) -> Result<(), SequenceError> {
+        self.seq_cp(name, snapshot, ..)?;
+        self.change(name, |stands, rows| {
+            let count = dropped.end.saturating_sub(dropped.start).cast_signed();
+            stands.remove(rows, dropped.clone());
+            stands.add(rows, dropped.end.., count.saturating_neg())
+        })
+    }
+
+    /// The same on a thread of its own, while the engine goes on with what it has in memory. It must
+    /// not append to the sequence before the thread has ended.
+    ///
+    /// # Errors
+    /// [`SequenceError::Io`] if there can be no thread.
+    pub fn start_context_shift(
+        &self, name: &str, dropped: Range<u64>, snapshot: &str,
+    ) -> Result<JoinHandle<Result<(), SequenceError>>, SequenceError> {
+        let (all, name, snapshot) = (self.clone(), name.to_owned(), snapshot.to_owned());
+        let thread = Builder::new().name("kvfs-shift".to_owned());
+        thread
+            .spawn(move || all.context_shift(&name, dropped, &snapshot))
+            .map_err(SequenceError::io(&self.directory))
+    }
+
     /// Removes all other sequences.
     ///
     /// # Errors
@@ -330,6 +366,9 @@ impl Sequences {
         files::publish(&listed.path, names::POSITIONS, json.as_bytes())?;
         let page_tokens = u64::from(self.manifest.geometry().page_tokens());
         for (index, layer) in (0..).zip(&listed.listing.layers) {
+            if listing::is_cross(&self.manifest, Layer(index)) {
+                continue;
+            }
             let directory = layer_directory(&listed.path, Layer(index));
             for page in &layer.pages {
                 if !positions.has_any(page.start.0..page.start.0 + page_tokens) {

@@ -90,7 +90,14 @@ impl Rebuild<'_> {
             };
         }
         let listed = &self.from.listing.layers[layer.0 as usize];
-        let rows = self.pages(sequences.manifest.geometry(), listed, (&from, &to))?;
+        let geometry = sequences.manifest.geometry();
+        let rows = if kind == Some(LayerKind::Cross) {
+            // No operation on tokens is about what the encoder made.
+            let all = Rebuild { positions: &Positions::default(), end: listed.end, ..*self };
+            all.pages(geometry, listed, (&from, &to))?
+        } else {
+            self.pages(geometry, listed, (&from, &to))?
+        };
         if let Some((start, rows)) = rows {
             files::write(&to.join(names::format_tail(start)), &rows, durable)?;
         }

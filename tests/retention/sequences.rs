@@ -13,6 +13,7 @@ in_served_mode!(
     the_end_of_the_oldest_sequence_goes_first,
     a_sequence_that_is_too_old_goes_whole,
     shared_pages_free_nothing_until_the_last_sequence_goes,
+    a_sequence_whose_tokens_were_moved_goes_whole,
     limits_are_for_directories_that_hold_whole_things,
 );
 
@@ -77,6 +78,23 @@ fn the_end_of_the_oldest_sequence_goes_first(mode: Mode) {
     assert_eq!(held("old"), (67, tail(64, pages(&[0, 32]))));
     assert!(removed(&mount, "size") >= 4);
     drop(new);
+}
+
+fn a_sequence_whose_tokens_were_moved_goes_whole(mode: Mode) {
+    let mount = Mount::new(mode);
+    let model = Model::small();
+    model.install(&mount);
+    sequence(&mount, &model, "old", 0, 100);
+    let all = kvfs::sequence::Sequences::open(&model.directory(&mount)).unwrap();
+    all.seq_rm("old", 4..10).unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    sequence(&mount, &model, "new", 5000, 100);
+    let held = shape(&mount, &model, "new");
+    let total = 2 * (6 * PAGE_BYTES + 2 * 4 * 128 + 400);
+    limit(&model.directory(&mount), "quota", total - PAGE_BYTES / 2);
+    // Rows in the place of its last ones would stand elsewhere.
+    wait_until_gone(&model.sequence(&mount, "old"));
+    assert_eq!(shape(&mount, &model, "new"), held);
 }
 
 fn a_sequence_in_use_loses_nothing_before_what_is_used(mode: Mode) {

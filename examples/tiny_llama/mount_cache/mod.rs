@@ -85,6 +85,10 @@ impl MountCache {
     pub(crate) fn open(sequence: &Path, config: &Config) -> Result<Self> {
         let manifest = Arc::new(read_manifest(sequence, config)?);
         fs::create_dir_all(sequence).map_err(about(sequence))?;
+        if sequence.join(names::POSITIONS).exists() {
+            let path = sequence.display();
+            return Err(format!("{path}: its tokens were removed or moved (kvfs seq show)").into());
+        }
         let layers = (0..manifest.geometry().num_layers())
             .map(|layer| LayerFiles::open(sequence, Layer(layer), &manifest))
             .collect::<Result<_>>()?;

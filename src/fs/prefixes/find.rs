@@ -198,7 +198,8 @@ impl FileSystem {
     /// How many of the first `wanted` tokens of a sequence have their K and V in every layer.
     ///
     /// Layers with a window need what the window at the end covers. Recurrent layers cannot be
-    /// entered in the middle, so a model that has any shares nothing.
+    /// entered in the middle, and what an encoder read is not in the tokens, so a model that has such
+    /// layers shares nothing.
     pub(super) fn present_tokens(
         &self, rules: &Model, sequence: InodeId, wanted: u64,
     ) -> Result<u64, FsError> {
@@ -320,8 +321,11 @@ fn pages_at(
     let name = names::format_page(TokenStart(start));
     let mut pages = Vec::new();
     for layer in (0..geometry.num_layers()).map(Layer) {
-        if rules.manifest.layer_kind(layer) == Some(LayerKind::Recurrent) {
-            continue;
+        match rules.manifest.layer_kind(layer) {
+            Some(LayerKind::Recurrent) => continue,
+            // What the encoder read is not in the tokens.
+            Some(LayerKind::Cross) => return Ok(None),
+            _ => {}
         }
         let directory = state.entry(sequence, names::format_layer(layer).as_bytes())?;
         let Some(directory) = directory else { return Ok(None) };

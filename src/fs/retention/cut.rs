@@ -12,7 +12,7 @@ use crate::fs::attributes::Place;
 use crate::fs::state::State;
 use crate::fs::{FileSystem, FsError};
 use crate::ingest::seal;
-use crate::page::{TokenStart, names};
+use crate::page::{LayerKind, TokenStart, names};
 use crate::store::disk::Access;
 use crate::store::metadata::TokensChange;
 use crate::store::record::{DirectoryClass, InodeId, Kind, ObjectId, ObjectKind, Role};
@@ -82,7 +82,12 @@ impl FileSystem {
 
     fn list_sequence(&self, sequence: InodeId) -> Result<Listed, FsError> {
         let mut listed = Listed::default();
-        let state = self.state();
+        let mut state = self.state();
+        if let Ok(model) = self.model_of(&mut state, sequence) {
+            // Where pages of such a layer stand says nothing of the tokens that they are about.
+            let kinds = model.manifest.fields().layers.as_deref().unwrap_or_default();
+            listed.is_whole = kinds.contains(&LayerKind::Cross);
+        }
         let mut directories = Vec::new();
         state.metadata.entries(sequence, 0, |_, name, entry| {
             if name == names::TOKENS.as_bytes() {

@@ -4,10 +4,11 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use kvfs::page::{LayerKind, Manifest, names};
+use kvfs::page::{Layer, LayerKind, Manifest, names};
 use kvfs::reader::{Sequence, longest_prefix};
 use kvfs::sequence::{SequenceError, Sequences};
 
+use super::cache::Cell;
 use super::{Engine, append};
 use crate::common::{Mode, Model, Mount, sys};
 
@@ -129,9 +130,11 @@ fn a_state_is_a_tar_archive() {
         assert!(error.to_string().contains(expected), "{error}");
         assert!(!engine.path("c").exists() && !engine.path("c~").exists());
     };
-    check(&[], "is empty");
+    check(&[], "is not complete");
     check(b"no archive", "state of a sequence");
-    check(&state[..state.len() / 2], "");
+    for part in [2, 3, 5] {
+        check(&state[..state.len() / part], "");
+    }
     let other = Model::small().named("other");
     other.install(&engine.mount);
     let other = Sequences::open(&other.directory(&engine.mount)).unwrap();
@@ -174,7 +177,7 @@ fn windows_and_recurrent_layers() {
     assert_eq!(all.seq_pos("a").unwrap(), Some((80, 99)));
     let sequence = Sequence::open(&model.sequence(&mount, "a")).unwrap();
     let mut stream = sequence.stream(0..100).unwrap();
-    assert_eq!(stream.next_run().unwrap().unwrap().tokens(), 16);
+    assert_eq!(stream.next_run().unwrap().unwrap().tokens(), 20);
     // Recurrent layers go back to where a snapshot was taken, and nowhere else.
     let error = all.seq_rm("a", 90..).unwrap_err();
     assert!(matches!(error, SequenceError::NoSnapshot { tokens: 90, .. }), "{error}");
@@ -184,9 +187,76 @@ fn windows_and_recurrent_layers() {
     assert_eq!(all.seq_pos("a").unwrap(), Some((80, 89)));
     let states = fs::read_dir(model.layer(&mount, "a", 1)).unwrap().count();
     assert_eq!(states, 3);
-    let latest = all.latest_snapshot("a", kvfs::page::Layer(1)).unwrap();
+    let latest = all.latest_snapshot("a", Layer(1)).unwrap();
     let (tokens, path) = latest.unwrap();
     assert_eq!((tokens, fs::read(path).unwrap()), (90, 90_u32.to_le_bytes().to_vec()));
+}
+
+#[test]
+fn a_context_shift_keeps_what_it_drops_to_be_found() {
+    let mut engine = Engine::new();
+    let ids = engine.append("chat", 60);
+    let all = engine.sequences();
+    let shift = all.start_context_shift("chat", 4..36, "chat.full").unwrap();
+    shift.join().unwrap().unwrap();
+    let ids: Vec<u32> = [&ids[..], &engine.append("chat", 10)].concat();
+    let kept = ids[..4].iter().chain(&ids[36..]);
+    let cells: Vec<Cell> =
+        (0..).zip(kept).map(|(position, token)| Cell { token: *token, position }).collect();
+    engine.check("chat", &cells);
+    // The prompt comes again: all that was computed of it is there.
+    let found = longest_prefix(&engine.model.directory(&engine.mount), &ids).unwrap();
+    assert_eq!((found.tokens, found.sequence), (60, Some(engine.path("chat.full"))));
+    all.seq_cp("chat.full", "again", ..50).unwrap();
+    let cells: Vec<Cell> =
+        (0..).zip(&ids[..50]).map(|(position, token)| Cell { token: *token, position }).collect();
+    engine.check("again", &cells);
+}
+
+#[test]
+fn pages_of_an_encoder_are_not_about_tokens() {
+    let mount = Mount::new(Mode::Passthrough);
+    let model = Model::with(|fields| {
+        fields.layers = Some(vec![LayerKind::Attention, LayerKind::Cross]);
+        fields.page_tokens = 16;
+    });
+    model.install(&mount);
+    // 40 frames of the encoder, 20 tokens of the decoder.
+    for (layer, rows) in [(0, 20), (1, 40)] {
+        let bytes = model.rows(u64::from(layer), rows);
+        for (index, rows) in bytes.chunks(16 * model.row_bytes()).enumerate() {
+            append(model.tail_path(&mount, "a", layer, 16 * index as u64), rows);
+        }
+    }
+    let ids: Vec<u32> = (0..20).collect();
+    let bytes: Vec<u8> = ids.iter().flat_map(|id: &u32| id.to_le_bytes()).collect();
+    append(model.tokens_path(&mount, "a"), &bytes);
+    // A page is checked as any other.
+    let page = model.page(1, 48, 9);
+    let path = model.page_path(&mount, "a", 1, 48);
+    assert!(sys::write_and_close(&path, &page[..page.len() - 1]).is_err());
+
+    let all = Sequences::open(&model.directory(&mount)).unwrap();
+    all.seq_cp("a", "b", ..10).unwrap();
+    all.seq_rm("a", 2..18).unwrap();
+    for (name, tokens) in [("a", 20), ("b", 10)] {
+        let sequence = Sequence::open(&model.sequence(&mount, name)).unwrap();
+        assert_eq!(sequence.valid_tokens().unwrap(), tokens);
+        let (decoder, encoder) = (sequence.layers(), sequence.cross_layers());
+        assert_eq!((decoder, &encoder[..]), (vec![Layer(0)], &[Layer(1)][..]));
+        assert_eq!(sequence.layer_tokens(Layer(1)).unwrap(), 40);
+        let mut stream = sequence.stream_layers(&encoder, 0..40).unwrap();
+        let mut rows = Vec::new();
+        while let Some(run) = stream.next_run().unwrap() {
+            for block in run.blocks() {
+                assert_eq!(block.shift, 0);
+                rows.push((block.first_position, block.tokens));
+            }
+        }
+        assert_eq!(rows, [(0, 16), (16, 16), (32, 8)]);
+    }
+    // The tokens do not say what the encoder read.
+    assert_eq!(longest_prefix(&model.directory(&mount), &ids).unwrap().tokens, 0);
 }
 
 #[test]
