@@ -58,6 +58,7 @@ if [ "$tests" = yes ]; then
     need setfattr attr
     need mkfs.ext4 e2fsprogs
     need mkfs.xfs xfsprogs
+    need strace strace
     need unshare util-linux
     need python3 python3
     need zstd zstd

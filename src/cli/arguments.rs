@@ -60,6 +60,8 @@ pub(crate) enum Command {
     Quota(QuotaArguments),
     /// Delete what nobody refers to from the remote and from the store
     Gc(GcArguments),
+    /// Compare everything that a mount stores with its checksums, and mend what can be mended
+    Scrub(ScrubArguments),
     /// Check a store that is not mounted
     Fsck(FsckArguments),
     /// Measure
@@ -91,6 +93,7 @@ Settings come from, in this order: arguments, -o, variables, the file named by -
   --remote-index       remote_index        KVFS_REMOTE_INDEX      10 (seconds, 0 for never)
   --cold               cold                KVFS_COLD              none
   --on-corrupt         on_corrupt          KVFS_ON_CORRUPT        eio
+  --verify             verify              KVFS_VERIFY            first
   --rebuild-from       rebuild_from        KVFS_REBUILD_FROM      the only store there is
   --log                log_file            KVFS_LOG_FILE          see below
                        log_level           KVFS_LOG, RUST_LOG     info
@@ -158,6 +161,10 @@ pub(crate) struct MountArguments {
     /// is not there (miss) [default: eio]
     #[arg(long, value_name = "miss|eio")]
     on_corrupt: Option<String>,
+    /// When opening a file compares its bytes with their checksum: the first time after the mount,
+    /// always, or never [default: first]
+    #[arg(long, value_name = "first|always|never")]
+    verify: Option<String>,
     /// Whose names a new store takes over from the remote: a store's id, or none [default: those
     /// of the only store that has published there]
     #[arg(long, value_name = "STORE-ID|none")]
@@ -195,6 +202,7 @@ impl MountArguments {
                 remote_index: self.remote_index,
                 cold: self.cold,
                 on_corrupt: self.on_corrupt,
+                verify: self.verify,
                 rebuild_from: self.rebuild_from,
                 log_file,
                 ..Layer::default()
@@ -459,6 +467,22 @@ pub(crate) struct GcArguments {
     pub mountpoint: PathBuf,
 }
 
+/// `kvfs scrub`.
+#[derive(Debug, Args)]
+pub(crate) struct ScrubArguments {
+    /// Bytes per second that are read at most [default: as fast as the disk]
+    #[arg(long, value_name = "SIZE")]
+    pub rate: Option<Size>,
+    /// Do not wait for the end: `kvfs status` tells
+    #[arg(long, short = 'b')]
+    pub background: bool,
+    /// End the one that runs
+    #[arg(long, conflicts_with_all = ["rate", "background"])]
+    pub stop: bool,
+    /// Where the cache is mounted, or a file or directory in it
+    pub path: PathBuf,
+}
+
 /// `kvfs fsck`.
 #[derive(Debug, Args)]
 pub(crate) struct FsckArguments {
@@ -525,7 +549,8 @@ mod tests {
         check("kvfs match /m/models/x");
         check("kvfs status");
         check("kvfs evict --to ram /m/x");
-        check("kvfs scrub /m");
+        check("kvfs scrub --stop --rate 1M /m");
+        check("kvfs scrub");
         check("kvfs mount /s");
         check("kvfs umount --now /m");
     }

@@ -14,8 +14,8 @@ use serde::Deserialize;
 use super::options::{self, is_effective, kernel_flag, number, push_kernel_flag, size, yes_or_no};
 use super::output::Failure;
 use super::size::Size;
-use crate::fs::OnCorrupt;
 use crate::fs::rebuild::RebuildFrom;
+use crate::fs::{OnCorrupt, Verify};
 use crate::fuse::{MountOptions, Passthrough, RemoteOptions, default_threads};
 use crate::tier::encoding::ColdEncoding;
 
@@ -66,6 +66,8 @@ pub(crate) struct Layer {
     pub cold: Option<String>,
     /// `miss` or `eio`.
     pub on_corrupt: Option<String>,
+    /// `first`, `always` or `never`.
+    pub verify: Option<String>,
     /// Whose names a new store takes over: the id of a store, or `none`.
     pub rebuild_from: Option<String>,
     /// Threads that answer the kernel.
@@ -110,10 +112,14 @@ impl MountConfig {
             OnCorrupt::Eio => "",
             OnCorrupt::Miss => "on_corrupt = \"miss\"\n",
         };
+        let verify = match options.verify {
+            Verify::First => String::new(),
+            verify => format!("verify = \"{verify}\"\n"),
+        };
         format!(
             "# store = {}\n# mountpoint = {}\nallow_other = {}\nread_only = {}\npassthrough = {}\n\
              nonempty = {}\ncommit_interval = {:?}\nram = {}\nthreads = {}\noptions = {:?}\n\
-             {}{}{}{}{}{}",
+             {}{}{}{}{}{}{}",
             text(&options.store),
             text(&options.mountpoint),
             options.allow_other,
@@ -127,6 +133,7 @@ impl MountConfig {
             options.ssd_bytes.map(|bytes| format!("ssd = {bytes}\n")).unwrap_or_default(),
             cold,
             on_corrupt,
+            verify,
             options.remote.as_ref().map(remote_toml).unwrap_or_default(),
             log_file.unwrap_or_default(),
             log_level.unwrap_or_default(),
@@ -209,9 +216,8 @@ fn validate(
     super::logging::check_filter(log_level.as_deref())?;
     let remote = remote_options(&first)?;
     let cold = cold_encoding(&first)?;
-    let on_corrupt = first.get(|l| l.on_corrupt.clone());
-    let on_corrupt = on_corrupt.map_or(Ok(OnCorrupt::default()), |word| word.parse());
-    let on_corrupt = on_corrupt.map_err(|error| format!("on_corrupt: {error}"))?;
+    let on_corrupt: OnCorrupt = word("on_corrupt", first.get(|l| l.on_corrupt.clone()))?;
+    let verify: Verify = word("verify", first.get(|l| l.verify.clone()))?;
     let ssd_bytes = ssd_bytes(&first, remote.is_some() || cold != ColdEncoding::None)?;
     Ok(MountConfig {
         options: MountOptions {
@@ -227,6 +233,7 @@ fn validate(
             cold,
             remote,
             on_corrupt,
+            verify,
             threads,
             config_text: String::new(),
         },
@@ -235,6 +242,14 @@ fn validate(
         log_file,
         log_level,
     })
+}
+
+/// A setting that is one of a few words.
+fn word<T: Default + std::str::FromStr<Err = String>>(
+    name: &str, text: Option<String>,
+) -> Result<T, String> {
+    let parsed = text.map_or(Ok(T::default()), |text| text.parse());
+    parsed.map_err(|error| format!("{name}: {error}"))
 }
 
 fn remote_options(first: &Layers<'_>) -> Result<Option<RemoteOptions>, String> {
@@ -380,6 +395,7 @@ fn environment_layer(environment: &dyn Fn(&str) -> Option<OsString>) -> Result<L
             .transpose()?,
         cold: text("KVFS_COLD")?,
         on_corrupt: text("KVFS_ON_CORRUPT")?,
+        verify: text("KVFS_VERIFY")?,
         rebuild_from: text("KVFS_REBUILD_FROM")?,
         threads: text("KVFS_THREADS")?.map(|value| number("KVFS_THREADS", &value)).transpose()?,
         log_file: environment("KVFS_LOG_FILE").map(PathBuf::from),

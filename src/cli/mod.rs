@@ -33,6 +33,7 @@ mod process;
 mod progress;
 mod quota;
 mod role;
+mod scrub;
 mod seq;
 mod size;
 mod slot;
@@ -82,6 +83,7 @@ fn dispatch(command: Command) -> Outcome {
         Command::Seq(arguments) => seq::run(&arguments),
         Command::Quota(arguments) => quota::run(&arguments),
         Command::Gc(arguments) => gc::run(&arguments),
+        Command::Scrub(arguments) => scrub::run(&arguments),
         Command::Fsck(arguments) => fsck::run(&arguments),
         Command::Bench(arguments) => match bench::run(&arguments) {
             Ok(()) => Ok(Report::default()),

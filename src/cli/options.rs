@@ -100,6 +100,7 @@ fn apply(parsed: &mut Parsed, option: &str) -> Result<bool, String> {
         ("remote_index", Some(value)) => layer.remote_index = Some(number(key, value)?),
         ("cold", Some(value)) => layer.cold = Some(value.to_owned()),
         ("on_corrupt", Some(value)) => layer.on_corrupt = Some(value.to_owned()),
+        ("verify", Some(value)) => layer.verify = Some(value.to_owned()),
         ("rebuild_from", Some(value)) => layer.rebuild_from = Some(value.to_owned()),
         ("threads", Some(value)) => layer.threads = Some(number(key, value)?),
         ("log_file", Some(value)) => layer.log_file = Some(PathBuf::from(value)),
@@ -107,8 +108,8 @@ fn apply(parsed: &mut Parsed, option: &str) -> Result<bool, String> {
         ("config", Some(value)) => parsed.config = Some(PathBuf::from(value)),
         (
             "commit_interval" | "ram" | "ssd" | "remote" | "remote_bandwidth" | "remote_index"
-            | "cold" | "on_corrupt" | "rebuild_from" | "threads" | "log_file" | "log_level"
-            | "config",
+            | "cold" | "on_corrupt" | "verify" | "rebuild_from" | "threads" | "log_file"
+            | "log_level" | "config",
             None,
         ) => {
             return Err(format!("option {key} needs a value: {key}=..."));

@@ -21,6 +21,8 @@ pub(super) const PIN: &[u8] = b"user.kvfs.pin";
 pub(super) const LOSSY: &[u8] = b"user.kvfs.lossy";
 /// Of the root: setting it starts a collection of garbage.
 pub(super) const GC: &[u8] = b"user.kvfs.gc";
+/// Setting it starts a scrub of what is below; of the root it tells how far that is.
+const SCRUB: &[u8] = b"user.kvfs.scrub";
 /// Limits of the kernel (`XATTR_SIZE_MAX`).
 const VALUE_BYTES_MAX: usize = 64 << 10;
 /// Names and values of one inode together: each change of one looks at all of them. ext4 has room for
@@ -43,6 +45,9 @@ impl FileSystem {
     fn own_attribute(&self, id: InodeId, name: &[u8]) -> Result<Vec<u8>, FsError> {
         if name == b"gc" && id == InodeId::ROOT {
             return Ok(self.collection_report()?.into_bytes());
+        }
+        if name == b"scrub" && id == InodeId::ROOT {
+            return Ok(self.scrub_report().into_bytes());
         }
         if name == b"moving" {
             return Ok(self.waits_for(id)?.as_bytes().to_vec());
@@ -139,6 +144,7 @@ impl FileSystem {
             return match name {
                 TIER => self.set_tier(id, value),
                 PIN => self.set_pin(id, value),
+                SCRUB => self.ask_for_scrub(id, value),
                 QUOTA | AGE | TTL => self.set_limit(id, name, value),
                 _ => Err(FsError::Unsupported),
             };

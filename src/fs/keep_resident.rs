@@ -10,6 +10,7 @@ use std::io;
 
 use super::state::State;
 use super::tiers::Tiers;
+use super::verify::{Depth, Verify};
 use super::{FileSystem, FsError};
 use crate::store::disk::{Access, DiskDirectory, DiskFile, DiskPath, copy_all, shard};
 use crate::store::record::{Inode, InodeId, ObjectId};
@@ -43,9 +44,11 @@ impl FileSystem {
             let Some((inode, object)) = copied_object(&state, id)? else {
                 return Ok(None);
             };
-            (inode, object, state.nodes.get(&id).and_then(|node| node.verified))
+            // What was opened without a look at its bytes is not known to be right.
+            let verified = state.nodes.get(&id).and_then(|node| node.verified);
+            (inode, object, verified.filter(|_| self.verify != Verify::Never))
         };
-        let (file, _) = self.open_verified(id, &inode, (object, true), verified)?;
+        let (file, _) = self.open_verified((id, &inode), (object, true), verified, Depth::Bytes)?;
         self.write_to_disk(tiers, (id, object), file.as_ref())?;
         drop(file);
         if let Some(ram) = &self.store.ram {
@@ -56,7 +59,7 @@ impl FileSystem {
     }
 
     /// Makes sure that the disk has an object, durably.
-    fn write_to_disk(
+    pub(super) fn write_to_disk(
         &self, tiers: &Tiers, (id, object): (InodeId, ObjectId), file: &dyn DiskFile,
     ) -> Result<(), FsError> {
         let path = DiskPath::Object(object);

@@ -21,7 +21,9 @@
 //! | `lossy` | cold pages in fewer bits, as new versions |
 //! | `residency` | fetching what only the remote has |
 //! | `keep_resident` | operations whose bytes must be here and stay |
+//! | `verify` | how often opens compare bytes with their checksum |
 //! | `damage`, `on_corrupt` | a local copy that is not what was written, and if there is no other |
+//! | `scrub` | comparing everything before somebody needs it |
 //! | `prefetch` | bringing nearer what will be opened next |
 //! | `movement`, `pin` | moving and keeping a file on request |
 //! | `demotion`, `upload`, `leave`, `manifest_of_names` | moving towards the remote |
@@ -67,6 +69,7 @@ mod remove;
 mod rename;
 mod residency;
 mod retention;
+mod scrub;
 mod setattr;
 mod settle;
 mod share;
@@ -76,6 +79,7 @@ mod sync;
 mod tiers;
 mod transfer;
 mod upload;
+mod verify;
 mod views;
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
@@ -90,9 +94,11 @@ pub use on_corrupt::OnCorrupt;
 pub use open::{Caching, Opened, OpenedBy};
 pub use prefetch::{Ahead, QUEUE_MAX as PREFETCH_QUEUE_MAX, THREADS as PREFETCH_THREADS};
 pub use retention::Retainer;
+pub use scrub::ScrubRequest;
 pub use setattr::{NewTime, SetAttributes};
 pub use settle::Awaited;
 pub use tiers::Tiers;
+pub use verify::Verify;
 
 use crate::observe::Observer;
 use crate::store::record::{DirectoryClass, Entry, Inode, InodeId, Kind, Time};
@@ -157,6 +163,8 @@ pub struct FileSystem {
     foreign: foreign::Foreign,
     retention: retention::Retention,
     on_corrupt: OnCorrupt,
+    verify: Verify,
+    scrub: scrub::Scrub,
 }
 
 impl FileSystem {
@@ -188,6 +196,8 @@ impl FileSystem {
             foreign: foreign::Foreign::default(),
             retention: retention::Retention::default(),
             on_corrupt: OnCorrupt::default(),
+            verify: Verify::default(),
+            scrub: scrub::Scrub::default(),
         };
         Ok((file_system, recovered))
     }

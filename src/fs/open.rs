@@ -6,6 +6,7 @@ use std::sync::{Arc, MutexGuard};
 use super::extended::LOSSY;
 use super::handle::{Handle, Served};
 use super::state::State;
+use super::verify::{Depth, Verify};
 use super::{FileSystem, FsError, prefixes, views};
 use crate::ingest::seal;
 use crate::store::disk::{Access, DiskFile, FileStat};
@@ -123,6 +124,9 @@ impl FileSystem {
     /// Opens a sealed file for reading whose backing file the kernel still holds from an earlier
     /// open. `None` if that file is not the one on the disk any more.
     pub fn open_held(&self, id: InodeId) -> Result<Option<u64>, FsError> {
+        if self.verify == Verify::Always {
+            return Ok(None);
+        }
         let verified = self.state().nodes.get(&id).and_then(|node| node.verified);
         let Some((object, known)) = verified else {
             return Ok(None);
@@ -142,7 +146,12 @@ impl FileSystem {
             return true;
         }
         let state = self.state();
-        if state.nodes.get(&id).is_some_and(|node| node.verified.is_some()) {
+        let is_known = match self.verify {
+            Verify::First => state.nodes.get(&id).is_some_and(|node| node.verified.is_some()),
+            Verify::Always => false,
+            Verify::Never => true,
+        };
+        if is_known {
             return false;
         }
         let inode = state.metadata.inode(id).ok().flatten();
@@ -157,10 +166,11 @@ impl FileSystem {
         // Counted before the lock goes, so that nobody replaces the bytes meanwhile.
         let node = state.nodes.entry(id).or_default();
         node.readers += 1;
-        let verified = node.verified;
+        let verified = node.verified.filter(|_| self.verify != Verify::Always);
         let settled = !file.unsettled && !state.unsettled.contains_key(&id);
         drop(state);
-        let outcome = self.open_verified(id, inode, (object, settled), verified);
+        let outcome =
+            self.open_verified((id, inode), (object, settled), verified, self.depth_at_open());
         if let Ok((_, stat)) = &outcome {
             self.observer.opened(stat.length);
             if let Some(tiers) = &self.tiers {
@@ -189,8 +199,8 @@ impl FileSystem {
 
     /// Opens an object and, the first time, checks that its bytes are those that were sealed.
     pub(super) fn open_verified(
-        &self, id: InodeId, inode: &Inode, (object, settled): (ObjectId, bool),
-        verified: Option<(ObjectId, FileStat)>,
+        &self, (id, inode): (InodeId, &Inode), (object, settled): (ObjectId, bool),
+        verified: Option<(ObjectId, FileStat)>, depth: Depth,
     ) -> Result<(Box<dyn DiskFile>, FileStat), FsError> {
         let role = inode.file().ok_or(FsError::Invalid)?.role;
         let opened = self.open_resident((id, role), object, Access::Read)?;
@@ -199,7 +209,7 @@ impl FileSystem {
         if !settled || known {
             return Ok((opened, stat));
         }
-        let Err(damage) = self.verify(id, inode, object, opened.as_ref()) else {
+        let Err(damage) = self.verify_file((id, inode), object, opened.as_ref(), depth) else {
             return Ok((opened, stat));
         };
         drop(opened);
@@ -208,13 +218,14 @@ impl FileSystem {
             return Err(damage);
         }
         let opened = self.open_resident((id, role), object, Access::Read)?;
-        self.verify(id, inode, object, opened.as_ref())?;
+        self.verify_file((id, inode), object, opened.as_ref(), depth)?;
         let stat = opened.stat()?;
         Ok((opened, stat))
     }
 
-    fn verify(
-        &self, id: InodeId, inode: &Inode, object: ObjectId, opened: &dyn DiskFile,
+    fn verify_file(
+        &self, (id, inode): (InodeId, &Inode), object: ObjectId, opened: &dyn DiskFile,
+        depth: Depth,
     ) -> Result<(), FsError> {
         let file = inode.file().ok_or(FsError::Invalid)?;
         let length = opened.stat()?.length;
@@ -227,7 +238,7 @@ impl FileSystem {
             let why = format!("its file has {length} bytes instead of {size}");
             return Err(self.corrupt(id, object, &why));
         }
-        let Some(expected) = expected else {
+        let Some(expected) = expected.filter(|_| depth == Depth::Bytes) else {
             return Ok(());
         };
         let actual = match file.role {
@@ -243,7 +254,7 @@ impl FileSystem {
 
     /// Whether somebody began to write to a file while it was being checked: what was known of its
     /// bytes does not hold any more, and nothing is wrong with that.
-    fn changed_since(&self, id: InodeId, inode: &Inode) -> bool {
+    pub(super) fn changed_since(&self, id: InodeId, inode: &Inode) -> bool {
         let state = self.state();
         let unsettled = state.unsettled.contains_key(&id);
         unsettled || state.metadata.inode(id).ok().flatten().as_ref() != Some(inode)

@@ -211,7 +211,13 @@ impl FileSystem {
             state.failed = true;
             self.observer.failed(&format!("the store is read-only from now on: {error}"));
         }
-        Err(error.into())
+        // After its first failure the database refuses everything; who met that one was told of it.
+        match error {
+            StoreError::Database(error) if matches!(*error, redb::Error::PreviousIo) => {
+                Err(FsError::ReadOnly)
+            }
+            error => Err(error.into()),
+        }
     }
 }
 

@@ -144,6 +144,7 @@ impl FileSystem {
         }
         self.tier_status(&mut text);
         self.retention_status(&mut text);
+        self.scrub_status(&mut text);
         let mut line = |key: &str, value: &dyn std::fmt::Display| {
             let _ = writeln!(text, "{key}: {value}");
         };

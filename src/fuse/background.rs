@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded};
 use fuser::{INodeNo, Notifier};
 
 use super::mount::{MountError, MountOptions};
 use crate::fs::{
     Ahead, FileSystem, Invalidation, Mover, PREFETCH_QUEUE_MAX, PREFETCH_THREADS, Retainer,
+    ScrubRequest,
 };
 use crate::tier::counters::Counters;
 
@@ -107,6 +108,13 @@ pub(super) fn start_threads(
             let read_only = options.read_only;
             move || retain(&file_system, &stopped, read_only)
         })?,
+        start("kvfs-scrub", {
+            let (file_system, stopped) = (Arc::clone(file_system), stopped.clone());
+            // One scrub runs at a time, so there is never more than one request.
+            let (wanted, requests) = bounded(1);
+            file_system.scrub_through(wanted);
+            move || scrub(&file_system, &requests, &stopped)
+        })?,
         start("kvfs-sweep", {
             let file_system = Arc::clone(file_system);
             move || sweep(&file_system)
@@ -168,6 +176,19 @@ fn make_spares(file_system: &FileSystem, requests: &Receiver<()>, stopped: &Rece
             recv(stopped) -> _ => return,
             recv(requests) -> request => match request {
                 Ok(()) => file_system.make_spares(),
+                Err(_) => return,
+            },
+        }
+    }
+}
+
+fn scrub(file_system: &FileSystem, requests: &Receiver<ScrubRequest>, stopped: &Receiver<()>) {
+    let is_over = || stopped.try_recv() == Err(TryRecvError::Disconnected);
+    loop {
+        crossbeam_channel::select! {
+            recv(stopped) -> _ => return,
+            recv(requests) -> request => match request {
+                Ok(request) => file_system.scrub(&request, &is_over),
                 Err(_) => return,
             },
         }

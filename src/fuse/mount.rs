@@ -17,7 +17,7 @@ use super::dispatch::Callbacks;
 use super::shared::Shared;
 use super::slow;
 use crate::fs::rebuild::{self, RebuildError, RebuildFrom, Rebuilt};
-use crate::fs::{FileSystem, FsError, Mover, OnCorrupt, Tiers};
+use crate::fs::{FileSystem, FsError, Mover, OnCorrupt, Tiers, Verify};
 use crate::observe::Observer;
 use crate::store::{Store, StoreError};
 use crate::tier::counters::Counters;
@@ -85,6 +85,8 @@ pub struct MountOptions {
     pub remote: Option<RemoteOptions>,
     /// What becomes of files whose bytes cannot be had.
     pub on_corrupt: OnCorrupt,
+    /// How often opens compare bytes with their checksum.
+    pub verify: Verify,
     /// Threads that serve requests.
     pub threads: usize,
     /// The configuration as TOML, for `.kvfs/config`.
@@ -107,6 +109,7 @@ impl MountOptions {
             cold: ColdEncoding::None,
             remote: None,
             on_corrupt: OnCorrupt::default(),
+            verify: Verify::default(),
             threads: default_threads(Passthrough::Auto),
             config_text: String::new(),
         }
@@ -187,6 +190,7 @@ pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountEr
         log::error!("metrics of retention: {error}");
     }
     file_system.set_on_corrupt(options.on_corrupt);
+    file_system.set_verify(options.verify);
     let mover = attach_tiers(options, &mut file_system, &counters, candidates)?;
     if let Err(error) = counters.register(file_system.observer().registry()) {
         log::error!("metrics of the tiers: {error}");

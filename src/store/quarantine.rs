@@ -6,7 +6,7 @@
 use std::io;
 
 use super::Store;
-use super::disk::{Access, DiskDirectory, DiskPath, copy_all};
+use super::disk::{Access, DiskDirectory, DiskFile, DiskPath, copy_all};
 use super::record::ObjectId;
 
 /// Bytes kept in quarantine: 64 pages of the default geometry are 256 MiB.
@@ -19,6 +19,8 @@ pub enum Take {
     Move,
     /// A copy: its writer still has the file.
     Copy,
+    /// A copy of the file that the disk has, whatever memory has.
+    CopyOfDisk,
     /// The object's encoded copy, as it lies there.
     Encoded,
 }
@@ -29,7 +31,7 @@ pub fn put(store: &Store, object: ObjectId, take: Take, reason: &str) -> io::Res
     let target = DiskPath::Quarantine(object.to_string());
     match take {
         Take::Move if store.ram.as_ref().is_some_and(|ram| ram.holds(object)) => {
-            copy(store, object, &target)?;
+            copy(store.open_object(object, Access::Read)?.as_ref(), store, &target)?;
             store.remove_object(object)?;
         }
         Take::Move => {
@@ -37,7 +39,12 @@ pub fn put(store: &Store, object: ObjectId, take: Take, reason: &str) -> io::Res
             let moved = disk.rename(&from[0], &target);
             moved.or_else(|_| disk.rename(&from[1], &target))?;
         }
-        Take::Copy => copy(store, object, &target)?,
+        Take::Copy => {
+            copy(store.open_object(object, Access::Read)?.as_ref(), store, &target)?;
+        }
+        Take::CopyOfDisk => {
+            copy(disk.open(&DiskPath::Object(object), Access::Read)?.as_ref(), store, &target)?;
+        }
         Take::Encoded => disk.rename(&DiskPath::Encoded(object), &target)?,
     }
     let note = format!("{object}.reason");
@@ -46,10 +53,12 @@ pub fn put(store: &Store, object: ObjectId, take: Take, reason: &str) -> io::Res
     trim(store)
 }
 
-fn copy(store: &Store, object: ObjectId, target: &DiskPath) -> io::Result<()> {
-    discard(store, &object.to_string())?;
-    let source = store.open_object(object, Access::Read)?;
-    copy_all(source.as_ref(), store.disk.create(target)?.as_ref())?;
+fn copy(source: &dyn DiskFile, store: &Store, target: &DiskPath) -> io::Result<()> {
+    match store.disk.remove(target) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    copy_all(source, store.disk.create(target)?.as_ref())?;
     Ok(())
 }
 

@@ -8,7 +8,14 @@ use super::eventually;
 use super::forks::{output, succeed};
 use super::mount::scratch_directory;
 
-/// An ext4 in a file.
+/// What the disk is formatted with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Format {
+    Ext4,
+    Xfs,
+}
+
+/// A filesystem in a file.
 pub(crate) struct SmallDisk {
     pub(crate) mountpoint: PathBuf,
     image: PathBuf,
@@ -22,10 +29,23 @@ impl SmallDisk {
     }
 
     pub(crate) fn of(bytes: u64) -> SmallDisk {
+        SmallDisk::with(Format::Ext4, bytes)
+    }
+
+    /// XFS wants 300 MiB at least.
+    pub(crate) fn with(format: Format, bytes: u64) -> SmallDisk {
         let directory = scratch_directory();
         let image = directory.path().join("image");
         std::fs::File::create(&image).unwrap().set_len(bytes).unwrap();
-        succeed(Command::new("mkfs.ext4").args(["-q", "-m", "0"]).arg(&image));
+        let mut make = match format {
+            Format::Ext4 => Command::new("mkfs.ext4"),
+            Format::Xfs => Command::new("mkfs.xfs"),
+        };
+        match format {
+            Format::Ext4 => make.args(["-q", "-m", "0"]),
+            Format::Xfs => make.arg("-q"),
+        };
+        succeed(make.arg(&image));
         let mountpoint = directory.path().join("disk");
         std::fs::create_dir(&mountpoint).unwrap();
         let disk = SmallDisk { mountpoint, image, _directory: directory };
@@ -48,6 +68,12 @@ impl SmallDisk {
             output(Command::new("umount").arg(&self.mountpoint)).status.success().then_some(())
         });
         self.mount();
+    }
+
+    /// The filesystem gives up: it refuses every change from now on, as after an error of the disk.
+    /// Only ext4.
+    pub(crate) fn make_read_only(&self) {
+        succeed(Command::new("mount").args(["-o", "remount,abort"]).arg(&self.mountpoint));
     }
 
     /// Takes all the space that is left.

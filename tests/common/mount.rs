@@ -226,6 +226,11 @@ impl Mount {
         files
     }
 
+    /// Whether the daemon has ended by itself.
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.daemon.as_mut().unwrap().try_wait().unwrap().is_some()
+    }
+
     /// Ends the daemon at once, as a crash would. The dead mount stays.
     pub(crate) fn kill(&mut self) {
         let mut daemon = self.daemon.take().unwrap();

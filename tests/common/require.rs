@@ -31,6 +31,11 @@ fn missing(what: &str) -> Option<String> {
              PATH or KVFS_S3S_FS"
                 .to_owned()
         }),
+        "xfs" => missing_program("mkfs.xfs").or_else(|| {
+            let known = std::fs::read_to_string("/proc/filesystems").unwrap_or_default();
+            let is_known = known.lines().any(|line| line.trim() == "xfs");
+            (!is_known).then(|| "a kernel without XFS".to_owned())
+        }),
         "nfs" => super::nfs::missing(),
         "llama" => (!llama_directory().join("include/llama.h").is_file())
             .then(|| "no llama.cpp: mount-scripts/fetch-llama.sh fetches it".to_owned()),

@@ -12,6 +12,7 @@ mod build;
 mod daemon;
 mod engines;
 mod figure;
+mod integrity;
 mod interrupt;
 mod listing;
 mod machine;
@@ -56,7 +57,7 @@ pub struct BenchArguments {
 /// What can be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum What {
-    /// Files: throughput, opening, publishing, listing, memory, mounting
+    /// Files: throughput, opening, publishing, listing, memory, mounting, verification
     Fs,
     /// Attention over pages: throughput, accuracy, contexts beyond memory
     Attention,
@@ -156,6 +157,7 @@ fn files(arguments: &BenchArguments, figures: &mut Vec<Figure>) -> Result<String
     note("building the store");
     build::build(&workplace, &sizes)?;
     figures.extend(scale::mounting(&workplace, &sizes)?);
+    figures.extend(integrity::integrity(&workplace, &sizes)?);
     let mut daemon = daemon::Daemon::start(&workplace)?;
     let passthrough = require_passthrough(arguments, &daemon)?;
     let watch = daemon.watch()?;

@@ -123,6 +123,7 @@ fn refused() {
         "remote_index is 0.01: must be 0 (never) or from",
     );
     check("remote=/r,ssd=1M", &[], "", "ssd is 1048576: must be at least 16777216 bytes");
+    check("verify=twice", &[], "", "verify: \"twice\" is neither first, always nor never");
     check("on_corrupt=skip", &[], "", "on_corrupt: \"skip\" is neither miss nor eio");
     check("remote=/r,cold=lz4", &[], "", "cold: \"lz4\" is no cold encoding");
     check("remote=share", &[], "", "remote: ");

@@ -14,6 +14,9 @@ use super::{BlobStore, Listing, Put, PutMode, Stat};
 /// others, smaller ones as wakeups.
 const BURST: Duration = Duration::from_millis(50);
 
+/// How often who waits looks whether he still has to.
+const NAP_MAX: Duration = Duration::from_millis(50);
+
 /// A token bucket that all transfers share. Bytes are paid for after they moved, so a transfer
 /// larger than the bucket needs no special case: the bucket goes into debt and the next one waits.
 #[derive(Debug)]
@@ -40,13 +43,23 @@ impl Bucket {
         paid_at.saturating_duration_since(now)
     }
 
+    /// Waits as long as the rate demands for bytes that were moved, or until `is_over`.
+    pub(crate) fn pay_unless(&self, bytes: u64, is_over: &dyn Fn() -> bool) {
+        let mut left = self.take(bytes, Instant::now());
+        while !left.is_zero() && !is_over() {
+            let nap = left.min(NAP_MAX);
+            std::thread::sleep(nap);
+            left -= nap;
+        }
+    }
+
     fn pay(&self, bytes: usize) {
         std::thread::sleep(self.take(bytes as u64, Instant::now()));
     }
 
     /// Bytes to move in one go: a tenth of a second's, so that a transfer is seen to make progress
     /// at the lowest rate, and at least 4 KiB.
-    fn step_bytes(&self) -> usize {
+    pub(crate) fn step_bytes(&self) -> usize {
         usize::try_from(self.bytes_per_second.get() / 10).unwrap_or(usize::MAX).max(4096)
     }
 }

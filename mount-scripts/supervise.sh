@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# Keeps a store mounted: when its daemon dies, the store is mounted again.
+#
+#   mount-scripts/supervise.sh [OPTIONS OF kvfs mount] STORE MOUNTPOINT
+#
+# Stays in the foreground. Ends with 0 when somebody unmounts, or after it has unmounted itself because
+# of SIGTERM or SIGINT; with an error when the first mount fails, or when mounts fail again and again.
+# Where there is systemd, kvfs@.service does the same. KVFS names the program.
+set -uo pipefail
+
+kvfs=${KVFS:-kvfs}
+# Mounts in a row that end before they were up for so long.
+attempts_max=5
+settled_seconds=10
+
+if [ $# -lt 2 ]; then
+    echo "usage: mount-scripts/supervise.sh [OPTIONS OF kvfs mount] STORE MOUNTPOINT" >&2
+    exit 2
+fi
+
+daemon=
+is_over=no
+stop() {
+    is_over=yes
+    # The daemon unmounts and makes everything durable.
+    [ -z "$daemon" ] || kill -TERM "$daemon" 2>/dev/null
+}
+trap stop TERM INT
+
+attempts=0
+while [ "$is_over" = no ]; do
+    started=$SECONDS
+    # A dead mount is cleared by the next one.
+    "$kvfs" mount --foreground "$@" &
+    daemon=$!
+    # A signal interrupts the waiting.
+    wait "$daemon"
+    status=$?
+    while kill -0 "$daemon" 2>/dev/null; do
+        wait "$daemon"
+        status=$?
+    done
+    if [ "$status" -eq 0 ]; then
+        exit 0
+    fi
+    [ "$is_over" = no ] || exit "$status"
+    # Ended by a signal: that was a daemon. Anything else may be for good.
+    if [ $((SECONDS - started)) -ge "$settled_seconds" ]; then
+        attempts=0
+    fi
+    attempts=$((attempts + 1))
+    if [ "$status" -le 128 ] && [ "$attempts" -ge "$attempts_max" ]; then
+        echo "supervise.sh: the mount failed $attempts times" >&2
+        exit "$status"
+    fi
+    echo "supervise.sh: the daemon ended ($status): mounting again" >&2
+    [ "$attempts" -le 1 ] || sleep 0.5
+done

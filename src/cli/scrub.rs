@@ -1,0 +1,94 @@
+//! `kvfs scrub`: has the daemon of a mount compare what it stores with its checksums.
+
+use std::ffi::CStr;
+use std::path::Path;
+use std::time::Duration;
+
+use super::arguments::ScrubArguments;
+use super::output::{EXIT_FSCK_ERRORS, EXIT_OK, Failure, Outcome, Report, bytes};
+use super::probe::status_value;
+use super::{mountinfo, progress};
+use crate::sys;
+
+const SCRUB: &CStr = c"user.kvfs.scrub";
+/// How often the daemon is asked how far it is.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Starts a scrub and waits for its end. Interrupted, the daemon goes on.
+pub(crate) fn run(arguments: &ScrubArguments) -> Outcome {
+    let (mount, path) = mountinfo::kvfs_above(&arguments.path).map_err(Failure::Failed)?;
+    let place = path.display();
+    let failed = |error: std::io::Error| match error.raw_os_error() {
+        Some(libc::EBUSY) => Failure::Failed(format!("{place}: a scrub is running already")),
+        _ => Failure::Failed(format!("{place}: {error}")),
+    };
+    let word = match (arguments.stop, arguments.rate) {
+        (true, _) => "stop".to_owned(),
+        (false, None) => "start".to_owned(),
+        (false, Some(rate)) => format!("start {}", rate.0),
+    };
+    sys::set_extended_attribute(&path, SCRUB, word.as_bytes()).map_err(failed)?;
+    if arguments.stop || arguments.background {
+        return Ok(Report::default());
+    }
+    let found = wait(&mount.mountpoint).map_err(failed)?;
+    let count = |key| status_value(&found, key).and_then(|text| text.parse::<u64>().ok());
+    let state = status_value(&found, "scrub").unwrap_or_default();
+    if state != "done" {
+        return Err(Failure::Failed(format!("{place}: the scrub has {state}")));
+    }
+    let (damaged, repaired) = (count("scrub_damaged_files"), count("scrub_repaired_files"));
+    let exit = if damaged == repaired { EXIT_OK } else { EXIT_FSCK_ERRORS };
+    Ok(Report { text: describe(&found), exit })
+}
+
+fn wait(mountpoint: &Path) -> std::io::Result<String> {
+    let bar = progress::bar("comparing");
+    loop {
+        let report = sys::extended_attribute(mountpoint, SCRUB)?.unwrap_or_default();
+        let report = String::from_utf8_lossy(&report).into_owned();
+        let number = |key| status_value(&report, key).and_then(|text| text.parse().ok());
+        bar.set_length(number("scrub_files").unwrap_or(0));
+        bar.set_position(number("scrub_files_done").unwrap_or(0));
+        if status_value(&report, "scrub") != Some("running") {
+            bar.finish_and_clear();
+            return Ok(report);
+        }
+        std::thread::sleep(LOOK_INTERVAL);
+    }
+}
+
+fn describe(found: &str) -> String {
+    let count = |key| {
+        status_value(found, key).and_then(|text| text.parse::<u64>().ok()).unwrap_or_default()
+    };
+    let (damaged, repaired) = (count("scrub_damaged_files"), count("scrub_repaired_files"));
+    let damage = match damaged {
+        0 => "no damage".to_owned(),
+        damaged => format!(
+            "{damaged} damaged, {repaired} of them mended; see .kvfs/errors and the store's quarantine/"
+        ),
+    };
+    format!(
+        "{} files, {} read, {} not compared: {damage}\n",
+        count("scrub_files_done"),
+        bytes(count("scrub_bytes_read")),
+        count("scrub_files_skipped"),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_in_words() {
+        let found = "scrub: done\nscrub_files: 9\nscrub_files_done: 9\nscrub_files_skipped: 1\n\
+                     scrub_bytes_read: 2048\nscrub_damaged_files: 0\nscrub_repaired_files: 0\n";
+        assert_eq!(describe(found), "9 files, 2.0 KiB read, 1 not compared: no damage\n");
+        let found = found.replace("damaged_files: 0", "damaged_files: 2");
+        let expected = "9 files, 2.0 KiB read, 1 not compared: 2 damaged, 0 of them mended; see \
+                        .kvfs/errors and the store's quarantine/\n";
+        assert_eq!(describe(&found), expected);
+    }
+}

@@ -1,0 +1,90 @@
+//! System calls of the daemon fail, once or from then on. Whoever was told that something is durable
+//! finds it; nothing is there by halves; the daemon goes on, if only for readers.
+
+use std::time::Duration;
+
+use crate::common::{Mode, Model, Mount};
+use crate::injection::Injection;
+use crate::kills::assert_sound;
+use crate::ledger::Ledger;
+use crate::writers::{is_written_once, prepare, write_during};
+
+/// Calls of the daemon and how they fail. EDQUOT stands for quotas, which do not bind root.
+const FAILURES: [(&str, &str); 11] = [
+    ("fsync", "EIO"),
+    ("fdatasync", "EIO"),
+    ("renameat", "EIO"),
+    ("renameat", "ENOSPC"),
+    ("pwrite64", "EIO"),
+    ("pwrite64", "ENOSPC"),
+    ("pwrite64", "EDQUOT"),
+    ("openat2", "EDQUOT"),
+    ("openat2", "EMFILE"),
+    ("ftruncate", "EIO"),
+    ("copy_file_range", "ENOSPC"),
+];
+/// While something fails.
+const LIFE: Duration = Duration::from_millis(120);
+
+#[test]
+fn a_call_that_fails_loses_nothing() {
+    crate::require!(fuse, strace);
+    let options = ["--commit-interval", "0.02"];
+    let model = Model::small();
+    let mut injected = Vec::new();
+    let mut mount = Mount::with_options(Mode::Served, &options);
+    prepare(&mount, &model);
+    let mut ledger = Ledger::default();
+    for (round, (call, error)) in FAILURES.iter().enumerate() {
+        for when in ["3", "2+"] {
+            let what = format!("error={error}:when={when}");
+            let mut count = 0;
+            let root = mount.path().to_owned();
+            write_during(&root, &model, round as u64, &mut ledger, || {
+                let injection = Injection::into(&mount, call, &what);
+                std::thread::sleep(LIFE);
+                count = injection.end();
+            });
+            // Reading goes on, whatever failed.
+            assert!(mount.path().join("files").is_dir());
+            mount.crash();
+            ledger.check(&model, &root, &format!("{call}: {what}"));
+            ledger.retire(&root, is_written_once);
+            assert_eq!(mount.status("state"), "ok");
+            println!("{call}: {what}: {count} times");
+            injected.push((call, count));
+        }
+    }
+    // Which calls are made depends on what the programs come to; most must have failed.
+    let met = injected.iter().filter(|(_, count)| *count > 0).count();
+    println!("{} acknowledged, {met} of {} failures met", ledger.acknowledged, injected.len());
+    assert!(met * 2 > injected.len(), "{injected:?}");
+    assert!(mount.unmount().success());
+    assert_sound(mount.store());
+}
+
+/// After a failed fsync the store takes no change, says why, and serves what it has.
+#[test]
+fn a_failed_fsync_makes_the_mount_read_only() {
+    crate::require!(fuse, strace);
+    let mut mount = Mount::with_options(Mode::Served, &["--commit-interval", "3600"]);
+    let kept = mount.files("kept");
+    crate::common::sys::write_and_close(&kept, b"durable").unwrap();
+    crate::common::sys::sync_directory(mount.path()).unwrap();
+    crate::common::sys::write_and_close(mount.files("lost"), b"not durable").unwrap();
+    let injection = Injection::into(&mount, "fsync", "error=EIO:when=1");
+    let outcome = crate::common::sys::sync_directory(mount.path());
+    assert!(injection.end() > 0);
+    crate::common::sys::assert_errno(outcome, libc::EIO);
+    // The kernel would say yes now; the mount does not believe it.
+    let again = crate::common::sys::sync_directory(mount.path());
+    crate::common::sys::assert_errno(again, libc::EROFS);
+    let refused = crate::common::sys::open(mount.files("new"), libc::O_WRONLY | libc::O_CREAT);
+    crate::common::sys::assert_errno(refused, libc::EROFS);
+    assert_eq!(mount.status("state"), "read-only after a disk error");
+    assert!(mount.errors().iter().any(|line| line.contains("read-only")), "{:?}", mount.errors());
+    assert_eq!(std::fs::read(&kept).unwrap(), b"durable");
+    mount.crash();
+    assert_eq!(mount.status("state"), "ok");
+    assert_eq!(std::fs::read(&kept).unwrap(), b"durable");
+}

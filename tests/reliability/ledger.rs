@@ -1,0 +1,142 @@
+//! What was promised to programs that wrote, and what may be found afterwards.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::common::sys::errno;
+use crate::common::{Model, fill};
+
+/// A version of a file; its bytes follow from it.
+pub(crate) type Version = u64;
+
+/// What is written under a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Content {
+    /// That many bytes.
+    Plain(usize),
+    /// A page of a layer, from a token on.
+    Page(u32, u64),
+    /// Rows that are appended one at a time; a version is their number.
+    Rows,
+}
+
+#[derive(Debug, Default)]
+struct History {
+    acknowledged: Option<Version>,
+    /// Begun since then.
+    begun: Vec<Version>,
+}
+
+/// Names of a mount, and what may be found under them.
+#[derive(Debug, Default)]
+pub(crate) struct Ledger {
+    names: BTreeMap<PathBuf, (History, Option<Content>)>,
+    pub(crate) acknowledged: u64,
+    /// Cuts that came between the begin of an operation and its acknowledgement.
+    pub(crate) interrupted: u64,
+}
+
+impl Ledger {
+    pub(crate) fn begin(&mut self, name: &Path, content: Content, version: Version) {
+        let (history, known) = self.names.entry(name.to_owned()).or_default();
+        *known = Some(content);
+        history.begun.push(version);
+    }
+
+    /// It was said to be durable.
+    pub(crate) fn acknowledge(&mut self, name: &Path, version: Version) {
+        if let Some((history, _)) = self.names.get_mut(name) {
+            history.acknowledged = Some(version);
+            history.begun.clear();
+        }
+        self.acknowledged += 1;
+    }
+
+    pub(crate) fn absorb(&mut self, other: Ledger) {
+        for (name, (new, content)) in other.names {
+            let (history, known) = self.names.entry(name).or_default();
+            *known = content;
+            if new.acknowledged.is_some() {
+                history.begun.clear();
+                history.acknowledged = new.acknowledged;
+            }
+            history.begun.extend(new.begun);
+        }
+        self.acknowledged += other.acknowledged;
+        self.interrupted += other.interrupted;
+    }
+
+    /// Compares with what is found below a mount, takes that for what is there from now on, and
+    /// panics if something was lost or is there by halves.
+    pub(crate) fn check(&mut self, model: &Model, root: &Path, when: &str) {
+        for (name, (history, content)) in &mut self.names {
+            let path = root.join(name);
+            let found = std::fs::read(&path);
+            let code = errno(&found);
+            assert!([0, libc::ENOENT].contains(&code), "{when}: {}: {found:?}", name.display());
+            let version = found.ok().map(|bytes| {
+                let possible = history.acknowledged.iter().chain(&history.begun);
+                recognise(model, content.unwrap(), &bytes, possible).unwrap_or_else(|| {
+                    let length = bytes.len();
+                    panic!("{when}: torn: {} has {length} bytes: {history:?}", name.display())
+                })
+            });
+            let is_lost = version.is_none() && history.acknowledged.is_some();
+            assert!(!is_lost, "{when}: lost: {}: {history:?}", name.display());
+            *history = History { acknowledged: version, begun: Vec::new() };
+        }
+        self.names.retain(|_, (history, _)| history.acknowledged.is_some());
+    }
+}
+
+impl Ledger {
+    /// Removes, durably, the names of files that nobody replaces: their number would only grow.
+    pub(crate) fn retire(&mut self, root: &Path, is_retired: impl Fn(&Path) -> bool) {
+        self.names.retain(|name, _| {
+            let retired = is_retired(name);
+            if retired {
+                std::fs::remove_file(root.join(name)).unwrap();
+            }
+            !retired
+        });
+        crate::common::sys::sync_directory(root).unwrap();
+    }
+}
+
+/// Which of the possible versions these bytes are.
+fn recognise<'a>(
+    model: &Model, content: Content, bytes: &[u8], mut possible: impl Iterator<Item = &'a Version>,
+) -> Option<Version> {
+    if content != Content::Rows {
+        return possible.find(|version| bytes_of(model, content, **version) == bytes).copied();
+    }
+    // The acknowledged rows, and whatever a cut left of those behind them.
+    let least = possible.min().copied().unwrap_or(0);
+    bytes.starts_with(&bytes_of(model, content, least)).then_some(least)
+}
+
+/// The bytes of a version.
+pub(crate) fn bytes_of(model: &Model, content: Content, version: Version) -> Vec<u8> {
+    match content {
+        Content::Plain(length) => fill(version, length),
+        Content::Page(layer, start) => model.page(layer, start, version),
+        Content::Rows => model.rows(7, u32::try_from(version).unwrap()),
+    }
+}
+
+/// Whether an operation failed because the disk or the daemon is gone, and not by mistake.
+pub(crate) fn is_expected(error: &io::Error) -> bool {
+    let expected = [
+        libc::EIO,
+        libc::EROFS,
+        libc::ENOTCONN,
+        libc::ECONNABORTED,
+        libc::ESTALE,
+        libc::ENOSPC,
+        libc::EDQUOT,
+        libc::EMFILE,
+        libc::EINTR,
+    ];
+    error.raw_os_error().is_some_and(|code| expected.contains(&code))
+}

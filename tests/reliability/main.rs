@@ -1,0 +1,31 @@
+//! Real mounts whose disk loses its power, fails, is full or turns read-only, and whose daemon is
+//! killed, while programs write: whatever was acknowledged is there afterwards, and nothing by halves.
+//!
+//! | variable | |
+//! |---|---|
+//! | `KVFS_POWER_CUTS` | power cuts of each filesystem (100; a night takes 10,000) |
+//! | `KVFS_KILLS` | kills at random moments (120), and as many at system calls |
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(clippy::print_stdout, reason = "how much was tested")]
+
+#[path = "../common/mod.rs"]
+#[macro_use]
+mod common;
+
+mod cuts;
+mod errors;
+mod full;
+mod injection;
+mod kills;
+mod ledger;
+mod peers;
+mod scrub;
+mod supervision;
+mod verification;
+mod writers;
+
+/// A number from the environment.
+fn setting(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |text| text.parse().expect("a number"))
+}

@@ -1,0 +1,182 @@
+//! Programs that write to a mount until it fails them, each in its own way, and write down what they
+//! were promised.
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use kvfs::page::{TokenStart, names};
+
+use crate::common::sys::{open, rename, sync_directory, write};
+use crate::common::{Model, Mount, eventually};
+use crate::ledger::{Content, Ledger, Version, bytes_of, is_expected};
+
+/// Names that each writer uses in turn, so that versions replace each other.
+const NAMES: u64 = 5;
+const FILE_BYTES: usize = 20_000;
+/// A tail holds 32 rows: the writer stays below.
+const ROWS_MAX: u64 = 31;
+
+/// Makes the model and the layers that the writers use, durably.
+pub(crate) fn prepare(mount: &Mount, model: &Model) {
+    model.install(mount);
+    for sequence in ["renamed", "in-place", "rows"] {
+        model.layer(mount, sequence, 0);
+    }
+    sync_directory(mount.path()).unwrap();
+}
+
+/// Whether a file is one that nobody writes again.
+pub(crate) fn is_written_once(name: &Path) -> bool {
+    let above = name.ancestors().nth(2).and_then(Path::file_name);
+    above.is_some_and(|sequence| sequence == "in-place" || sequence == "rows")
+}
+
+/// Runs all writers until `work` has returned and they have failed or stopped; `round` tells their
+/// versions from those of earlier rounds. `work` begins when something was acknowledged in this round.
+pub(crate) fn write_during(
+    mount: &Path, model: &Model, round: u64, ledger: &mut Ledger, work: impl FnOnce(),
+) {
+    let is_over = AtomicBool::new(false);
+    let writers: [fn(&Program<'_>, &mut Ledger, u64) -> io::Result<()>; 5] =
+        [renamed_file, file_in_place, renamed_page, page_in_place, rows];
+    let acknowledged = &AtomicU64::new(0);
+    let program = Program { mount, model, round, acknowledged };
+    std::thread::scope(|scope| {
+        let (program, is_over) = (&program, &is_over);
+        let threads: Vec<_> = writers
+            .into_iter()
+            .map(|writer| scope.spawn(move || program.run(writer, is_over)))
+            .collect();
+        eventually("something to be acknowledged", || {
+            (acknowledged.load(Ordering::Acquire) > 0).then_some(())
+        });
+        work();
+        is_over.store(true, Ordering::Release);
+        for thread in threads {
+            ledger.absorb(thread.join().expect("a writer panicked"));
+        }
+    });
+}
+
+struct Program<'a> {
+    mount: &'a Path,
+    model: &'a Model,
+    round: u64,
+    acknowledged: &'a AtomicU64,
+}
+
+impl Program<'_> {
+    fn run(
+        &self, write: fn(&Program<'_>, &mut Ledger, u64) -> io::Result<()>, is_over: &AtomicBool,
+    ) -> Ledger {
+        let mut ledger = Ledger::default();
+        for number in 0.. {
+            if is_over.load(Ordering::Acquire) {
+                break;
+            }
+            let before = ledger.acknowledged;
+            let outcome = write(self, &mut ledger, number);
+            self.acknowledged.fetch_add(ledger.acknowledged - before, Ordering::AcqRel);
+            if let Err(error) = outcome {
+                assert!(is_expected(&error), "a writer: {error}");
+                ledger.interrupted = 1;
+                break;
+            }
+        }
+        ledger
+    }
+
+    fn version(&self, number: u64) -> Version {
+        self.round << 32 | number
+    }
+
+    fn layer(&self, sequence: &str) -> PathBuf {
+        Path::new("models").join(&self.model.name).join("sequences").join(sequence).join("000")
+    }
+
+    /// Writes a new file, and syncs it if asked to.
+    fn write(&self, name: &Path, bytes: &[u8], sync: bool) -> io::Result<()> {
+        let path = self.mount.join(name);
+        let file = open(path, libc::O_WRONLY | libc::O_CREAT | libc::O_TRUNC)?;
+        let (first, second) = bytes.split_at(bytes.len() / 2);
+        for part in [first, second] {
+            if write(&file, part)? < part.len() {
+                return Err(io::Error::from_raw_os_error(libc::ENOSPC));
+            }
+        }
+        if sync { file.sync_all() } else { crate::common::sys::close(file) }
+    }
+}
+
+/// Temporary name, fsync, rename, fsync of the directory: what careful programs do.
+fn renamed_file(program: &Program<'_>, ledger: &mut Ledger, number: u64) -> io::Result<()> {
+    let name = Path::new("files").join(format!("renamed-{}", number % NAMES));
+    let (content, version) = (Content::Plain(FILE_BYTES), program.version(number));
+    ledger.begin(&name, content, version);
+    let staged = Path::new("files").join(".renamed.tmp");
+    program.write(&staged, &bytes_of(program.model, content, version), true)?;
+    rename(program.mount.join(&staged), program.mount.join(&name))?;
+    sync_directory(program.mount.join("files"))?;
+    ledger.acknowledge(&name, version);
+    Ok(())
+}
+
+/// Opened with `O_TRUNC`, and nobody waits for anything: all or nothing still.
+fn file_in_place(program: &Program<'_>, ledger: &mut Ledger, number: u64) -> io::Result<()> {
+    let name = Path::new("files").join(format!("in-place-{}", number % NAMES));
+    let (content, version) = (Content::Plain(FILE_BYTES), program.version(number));
+    ledger.begin(&name, content, version);
+    program.write(&name, &bytes_of(program.model, content, version), false)
+}
+
+fn page_at(program: &Program<'_>, sequence: &str, number: u64) -> (PathBuf, Content, Version) {
+    let start = number % NAMES * 32;
+    let name = program.layer(sequence).join(names::format_page(TokenStart(start)));
+    (name, Content::Page(0, start), program.version(number))
+}
+
+fn renamed_page(program: &Program<'_>, ledger: &mut Ledger, number: u64) -> io::Result<()> {
+    let (name, content, version) = page_at(program, "renamed", number);
+    ledger.begin(&name, content, version);
+    let staged = name.with_file_name(".page.tmp");
+    program.write(&staged, &bytes_of(program.model, content, version), false)?;
+    rename(program.mount.join(&staged), program.mount.join(&name))?;
+    if number % 2 == 0 {
+        // Together with whatever else happened before.
+        sync_directory(program.mount.join(program.layer("renamed")))?;
+        ledger.acknowledge(&name, version);
+    }
+    Ok(())
+}
+
+/// One page after the other under its own name.
+fn page_in_place(program: &Program<'_>, ledger: &mut Ledger, number: u64) -> io::Result<()> {
+    let start = number * 32;
+    let name = program.layer("in-place").join(names::format_page(TokenStart(start)));
+    let (content, version) = (Content::Page(0, start), program.version(number));
+    ledger.begin(&name, content, version);
+    program.write(&name, &bytes_of(program.model, content, version), false)?;
+    File::open(program.mount.join(&name))?.sync_all()?;
+    ledger.acknowledge(&name, version);
+    std::thread::sleep(Duration::from_millis(1));
+    Ok(())
+}
+
+/// Rows of one tail after the other.
+fn rows(program: &Program<'_>, ledger: &mut Ledger, number: u64) -> io::Result<()> {
+    let start = number / ROWS_MAX * 32;
+    let name = program.layer("rows").join(names::format_tail(TokenStart(start)));
+    let count = number % ROWS_MAX + 1;
+    ledger.begin(&name, Content::Rows, if count == 1 { 0 } else { count });
+    let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_APPEND;
+    let tail = open(program.mount.join(&name), flags)?;
+    let all = bytes_of(program.model, Content::Rows, count);
+    let row = program.model.row_bytes();
+    write(&tail, &all[all.len() - row..])?;
+    tail.sync_all()?;
+    ledger.acknowledge(&name, count);
+    Ok(())
+}
