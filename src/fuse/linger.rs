@@ -8,7 +8,8 @@
 //!
 //! A train is that of one client. Where several send requests in turns, the next client is already
 //! running when one is answered, and what it runs on is the core that a look would take: sixteen
-//! threads that read files of 1 MiB on two cores got 0.5 of what they get without looking.
+//! threads that open and read cached files of 1 MiB on two cores got 11 GB/s with looking and 18
+//! without (plain files 23 to 28), and the daemon took a third less time.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
