@@ -205,7 +205,7 @@ fn rsync(mode: Mode) {
     shell(
         &mount.files(""),
         "cd ../..
-         ln source/d0/f0 source/link && ln -s d1/f1 source/symlink && mkfifo source/fifo
+         ln source/d0/f0 source/link && ln -s d1/f1 source/symlink
          rsync -aHAXS source/ mnt/files/there/
          for file in source/d1/*; do echo changed >> $file; done
          rm -r source/d2

@@ -155,17 +155,15 @@ impl FileSystem {
         self.throttle()?;
         let mut state = self.state_to_change()?;
         let mut inode = state.inode(id)?;
-        let all = state.metadata.attributes(id)?;
-        let exists = all.iter().any(|(known, _)| known == name);
-        let others = all.iter().filter(|(known, _)| known != name);
-        let bytes: usize = others.map(|(name, value)| name.len() + value.len()).sum();
+        let exists = state.metadata.attribute(id, name)?.is_some();
         if exists && flags & libc::XATTR_CREATE != 0 {
             return Err(FsError::Exists);
         }
         if !exists && flags & libc::XATTR_REPLACE != 0 {
             return Err(FsError::NoAttribute);
         }
-        if bytes + name.len() + value.len() > ALL_BYTES_MAX {
+        let others = state.metadata.attribute_bytes(id, name)?;
+        if others + name.len() + value.len() > ALL_BYTES_MAX {
             return Err(FsError::NoRoom);
         }
         let life = state.metadata.life(id);

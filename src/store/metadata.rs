@@ -351,6 +351,22 @@ impl Metadata {
         Ok(found)
     }
 
+    /// Bytes of names and values of all extended attributes but one.
+    pub(crate) fn attribute_bytes(
+        &self, inode: InodeId, except: &[u8],
+    ) -> Result<usize, StoreError> {
+        let prefix = keys::attributes(inode);
+        let mut bytes = 0;
+        self.scan(&prefix, &prefix, |key, value| {
+            let name = &key[prefix.len()..];
+            if name != except {
+                bytes += name.len() + value.len();
+            }
+            true
+        })?;
+        Ok(bytes)
+    }
+
     /// One extended attribute.
     pub(crate) fn attribute(
         &self, inode: InodeId, name: &[u8],

@@ -147,8 +147,13 @@ pub(crate) fn sync_directory(path: impl AsRef<Path>) -> io::Result<()> {
 
 /// Maps a whole file for reading.
 pub(crate) fn map(file: &File) -> memmap2::Mmap {
+    try_map(file).unwrap()
+}
+
+/// [`map`], where the daemon may be gone.
+pub(crate) fn try_map(file: &File) -> io::Result<memmap2::Mmap> {
     // SAFETY: the tests that map a file know who writes to it, and nobody makes it shorter.
-    unsafe { memmap2::Mmap::map(file) }.unwrap()
+    unsafe { memmap2::Mmap::map(file) }
 }
 
 /// Maps a whole file, shared and writable.

@@ -8,7 +8,7 @@ const MAGIC: u64 = 0x6b76_6673_736f_616b;
 
 /// The bytes of a version of a file: as long as the version says.
 pub(crate) fn make(file: u64, version: u64) -> Vec<u8> {
-    let length = HEAD + usize::try_from(seed(file, version) % 400_000).unwrap();
+    let length = HEAD + usize::try_from(seed(file, version) % 1_600_000).unwrap();
     let mut bytes = Vec::with_capacity(length);
     for number in [MAGIC, file, version, length as u64] {
         bytes.extend(number.to_le_bytes());

@@ -51,7 +51,7 @@ fn nothing_is_lost_and_nothing_left_over() {
     let place = remote.path().to_str().unwrap();
     let mut mount = Mount::with_options(
         Mode::Passthrough,
-        &["--remote", place, "--ram", "4M", "--ssd", "4M", "--cold", "zstd:1"],
+        &["--remote", place, "--ram", "16M", "--ssd", "16M", "--cold", "zstd:1"],
     );
     let model = Model::small();
     model.install(&mount);

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::Soak;
 use crate::common::random::Random;
-use crate::common::sys::{map, open, rename, setxattr, sync_directory, write_and_close};
+use crate::common::sys::{open, rename, setxattr, sync_directory, try_map, write_and_close};
 use crate::ledger::{Ledger, Slot};
 
 /// A thread's own things.
@@ -79,7 +79,14 @@ impl Worker {
                 let errno = error.raw_os_error().unwrap_or(0);
                 let dead =
                     [libc::ENOTCONN, libc::ECONNABORTED, libc::EIO, libc::ENODEV, libc::EINTR];
-                let busy = [libc::EBUSY, libc::ENOENT, libc::ENOSPC, libc::ESTALE, libc::EAGAIN];
+                let busy = [
+                    libc::EBUSY,
+                    libc::ENOENT,
+                    libc::ENOSPC,
+                    libc::ESTALE,
+                    libc::EAGAIN,
+                    libc::EFBIG,
+                ];
                 assert!(dead.contains(&errno) || busy.contains(&errno), "{what}: {error}");
                 count(&self.soak.counts.failed);
             }
@@ -143,7 +150,7 @@ impl Worker {
             // Whatever was removed or synced since may be seen too.
             let is_mapped = self.random.is_true();
             let outcome = open(&slot.path, libc::O_RDONLY).and_then(|file| {
-                let bytes = if is_mapped { map(&file).to_vec() } else { read_all(&file)? };
+                let bytes = if is_mapped { try_map(&file)?.to_vec() } else { read_all(&file)? };
                 soak.ledger.check(slot, &bytes, 0);
                 Ok(())
             });
