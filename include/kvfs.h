@@ -223,6 +223,10 @@ typedef enum kvfs_layer_kind {
      * State snapshots instead of pages.
      */
     KVFS_LAYER_KIND_RECURRENT = 2,
+    /**
+     * K and V of an encoder's output, which do not grow with the tokens.
+     */
+    KVFS_LAYER_KIND_CROSS = 3,
 } kvfs_layer_kind;
 
 /**
