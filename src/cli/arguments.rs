@@ -402,7 +402,7 @@ pub(crate) struct ExportArguments {
     pub sequence: PathBuf,
     /// The file to make, or to replace
     pub slot: PathBuf,
-    /// LLAMA_STATE_SEQ_VERSION of the engine: 3 with ggml 0.25, 4 later
+    /// `LLAMA_STATE_SEQ_VERSION` of the engine: 3 with ggml 0.25, 4 later
     #[arg(long, value_name = "3|4", default_value = "3", value_parser = slot_version)]
     pub slot_version: Version,
 }

@@ -3,6 +3,7 @@
 //! them back.
 
 use super::foreign::ORIGIN;
+use super::prefixes::SLOT_KEY;
 use super::retention::{self, AGE, QUOTA, TTL};
 use super::state::State;
 use super::{FileSystem, FsError};
@@ -48,6 +49,9 @@ impl FileSystem {
         }
         if name == b"scrub" && id == InodeId::ROOT {
             return Ok(self.scrub_report().into_bytes());
+        }
+        if name == b"slot_key" {
+            return self.slot_key_bytes(id);
         }
         if name == b"moving" {
             return Ok(self.waits_for(id)?.as_bytes().to_vec());
@@ -120,7 +124,12 @@ impl FileSystem {
         }
         let mut names = Vec::new();
         for (name, _) in self.state().metadata.attributes(id)? {
-            if name == PIN || name == LOSSY || name == ORIGIN || retention::is_limit(&name) {
+            if name == PIN
+                || name == LOSSY
+                || name == SLOT_KEY
+                || name == ORIGIN
+                || retention::is_limit(&name)
+            {
                 continue;
             }
             names.extend_from_slice(&name);

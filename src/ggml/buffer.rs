@@ -2,15 +2,18 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::ptr;
+use std::fs::File;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{io, ptr, slice};
 
 use super::abi::{
     Buffer, BufferInterface, BufferType, Device, RawTensor, STATUS_FAILED, STATUS_SUCCESS,
 };
 use super::files::{CacheFile, CacheFiles};
 use super::region::{OS_PAGE_BYTES, Region};
+use super::restore::restore;
+use super::slot::reference::is_referred;
 use super::tensor::TensorView;
 use super::{guard, plugin, say};
 
@@ -26,10 +29,20 @@ struct Memory {
     /// Taken with the first tensor of a cache.
     files: Mutex<Option<CacheFiles>>,
     /// By offset in the region.
-    tensors: Mutex<BTreeMap<usize, Arc<CacheFile>>>,
+    tensors: Mutex<BTreeMap<usize, Cache>>,
     /// Nothing has been stored yet, so all is zero: a new cache is cleared, and writing its zeros
     /// would take the time and the memory of all of it.
     fresh: AtomicBool,
+}
+
+/// A tensor of a cache.
+struct Cache {
+    /// To be mapped.
+    shared: File,
+    length: usize,
+    /// Where it can be read past the page cache: else the kernel reads what has left memory, fault by
+    /// fault.
+    file: Option<Arc<CacheFile>>,
 }
 
 pub(super) fn buffer_type(device: *mut Device) -> BufferType {
@@ -167,12 +180,25 @@ impl Memory {
         let files = files.as_ref().expect("taken above");
         let file = files.create(name, length)?;
         self.region.map(offset, length, &file).map_err(|error| format!("{name}: {error}"))?;
-        // Where that is not possible the kernel reads what has left memory, fault by fault.
-        if let Ok(file) = CacheFile::open(&files.path(name)) {
-            let mut tensors = self.tensors.lock().unwrap_or_else(PoisonError::into_inner);
-            tensors.insert(offset, Arc::new(file));
-        }
+        let read = CacheFile::open(&files.path(name)).ok().map(Arc::new);
+        self.tensors().insert(offset, Cache { shared: file, length, file: read });
         Ok(())
+    }
+
+    fn tensors(&self) -> MutexGuard<'_, BTreeMap<usize, Cache>> {
+        self.tensors.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Maps the files of caches again where pages are instead.
+    fn remove_pages(&self) {
+        for (offset, cache) in &*self.tensors() {
+            if !cache.file.as_ref().is_some_and(|file| file.uncover()) {
+                continue;
+            }
+            if let Err(error) = self.region.map(*offset, cache.length, &cache.shared) {
+                say(&format!("the file of a cache: {error}"));
+            }
+        }
     }
 
     /// Says that something is stored now.
@@ -212,8 +238,70 @@ pub(super) fn cache_file(root: TensorView<'_>) -> Option<Arc<CacheFile>> {
     // SAFETY: `allocate` made it.
     let memory = unsafe { memory(buffer) };
     let offset = memory.region.offset_of(root.raw().data, 0)?;
-    let tensors = memory.tensors.lock().unwrap_or_else(PoisonError::into_inner);
-    tensors.get(&offset).map(Arc::clone)
+    memory.tensors().get(&offset)?.file.clone()
+}
+
+/// Where rows go that the engine loads.
+pub(super) struct Rows<'m> {
+    memory: &'m Memory,
+    /// Of the tensor.
+    pub(super) name: String,
+    pub(super) layer: u32,
+    pub(super) is_v: bool,
+    pub(super) row_bytes: usize,
+    to: *mut u8,
+    length: usize,
+}
+
+impl<'m> Rows<'m> {
+    /// Nothing, if the tensor is none of a cache.
+    fn new(memory: &'m Memory, tensor: TensorView<'_>, to: *mut u8, length: usize) -> Option<Self> {
+        let root = tensor.root();
+        let name = root.name();
+        let (is_v, layer) = match CACHE_NAMES.map(|prefix| name.strip_prefix(prefix)) {
+            [Some(layer), _] => (false, layer),
+            [_, Some(layer)] => (true, layer),
+            _ => return None,
+        };
+        let row_bytes = root.strides()[1];
+        let layer = layer.parse().ok()?;
+        Some(Self { memory, name: name.to_owned(), layer, is_v, row_bytes, to, length })
+    }
+
+    fn part(&self, at: usize, length: usize) -> *mut u8 {
+        assert!(at.checked_add(length).is_some_and(|end| end <= self.length));
+        self.to.wrapping_add(at)
+    }
+
+    pub(super) fn copy(&self, at: usize, from: &[u8]) {
+        let to = self.part(at, from.len());
+        // SAFETY: the part lies in the buffer; the engine may load rows from where they are.
+        unsafe { ptr::copy(from.as_ptr(), to, from.len()) };
+    }
+
+    pub(super) fn zero(&self, at: usize, length: usize) {
+        let to = self.part(at, length);
+        // SAFETY: the part lies in the buffer.
+        unsafe { ptr::write_bytes(to, 0, length) };
+    }
+
+    /// Maps `length` bytes of a page from `start` on to where they belong.
+    pub(super) fn map(&self, at: usize, page: &File, start: u64, length: usize) -> io::Result<()> {
+        let to = self.part(at, length);
+        let first = self.memory.region.offset_of(to.cast(), length);
+        let first = first.ok_or(io::ErrorKind::InvalidInput)?;
+        let tensors = self.memory.tensors();
+        let found = tensors.range(..=first).next_back();
+        let (offset, cache) = found.ok_or(io::ErrorKind::InvalidInput)?;
+        let file = cache.file.as_ref().ok_or(io::ErrorKind::Unsupported)?;
+        let begin = first - offset;
+        if begin + length > cache.length {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        self.memory.region.map_private(first..first + length, page, start)?;
+        file.cover(begin..begin + length);
+        Ok(())
+    }
 }
 
 /// Address of a part of a tensor, if it lies in the buffer.
@@ -247,10 +335,24 @@ unsafe extern "C" fn set_tensor(
     let memory = unsafe { memory(buffer) };
     memory.touch();
     let to = part(memory, tensor, offset, size);
-    if !to.is_null() {
+    if to.is_null() {
+        return;
+    }
+    guard((), || {
+        // SAFETY: the caller's; it is only read before the part is written, or lies elsewhere.
+        let from = unsafe { slice::from_raw_parts(data.cast::<u8>(), size) };
+        // SAFETY: the caller's.
+        let tensor = unsafe { TensorView::new(tensor) };
+        let rows = tensor.and_then(|tensor| Rows::new(memory, tensor, to, size));
+        if let Some(rows) = rows.filter(|_| is_referred(from)) {
+            if let Err(line) = restore(&rows, from, plugin().model.as_ref()) {
+                say(&line);
+            }
+            return;
+        }
         // SAFETY: the part lies in the buffer; it may be what is copied.
         unsafe { ptr::copy(data.cast(), to, size) };
-    }
+    });
 }
 
 /// # Safety
@@ -272,6 +374,7 @@ unsafe extern "C" fn get_tensor(
 unsafe extern "C" fn clear(buffer: *mut Buffer, value: u8) {
     // SAFETY: the caller's.
     let memory = unsafe { memory(buffer) };
+    memory.remove_pages();
     let fresh = memory.fresh.swap(false, Ordering::Relaxed);
     if !(fresh && value == 0) {
         // SAFETY: the region is as long.

@@ -125,6 +125,11 @@ impl<'a> Rows<'a> {
         Piece { offset: cells.start * self.row_bytes, length }
     }
 
+    /// Whether the engine has other rows in their place than its file.
+    fn are_covered(&self, cells: &Range<usize>) -> bool {
+        self.file.is_covered(&self.piece(cells))
+    }
+
     fn is_resident(&self, cells: &Range<usize>) -> bool {
         let Piece { offset, length } = self.piece(cells);
         self.root
@@ -169,10 +174,11 @@ impl Plan {
                     cold.resize(group + 1, false);
                 }
                 let is_written = written.are_any(k.root, &whole) || written.are_any(v.root, &whole);
+                let is_elsewhere = is_written || k.are_covered(&cells) || v.are_covered(&cells);
                 let has_left = || {
                     cold[group] || is_search && !(k.is_resident(&cells) && v.is_resident(&cells))
                 };
-                cold[group] = !is_written && has_left();
+                cold[group] = !is_elsewhere && has_left();
                 let load = cold[group].then(|| self.load(&k, &v, &cells, uses));
                 is_all_in_memory &= load.is_none();
                 spans.push(Span { cells: cells.start - first..cells.end - first, load });

@@ -11,6 +11,7 @@
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -143,12 +144,14 @@ pub(super) struct CacheFile {
     file: File,
     /// Groups of cells that have left memory, in the K of a layer.
     cold: Mutex<Vec<bool>>,
+    /// Bytes whose place in memory other files have.
+    covered: Mutex<Vec<Range<usize>>>,
 }
 
 impl CacheFile {
     pub(super) fn open(path: &Path) -> io::Result<Self> {
         let file = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path)?;
-        Ok(Self { file, cold: Mutex::default() })
+        Ok(Self { file, cold: Mutex::default(), covered: Mutex::default() })
     }
 
     /// Fills a buffer with whole OS pages, in which the piece is.
@@ -157,6 +160,25 @@ impl CacheFile {
         let end = (piece.offset + piece.length).next_multiple_of(OS_PAGE_BYTES);
         let to = to.get_mut(..end - start).ok_or(io::ErrorKind::InvalidInput)?;
         self.file.read_exact_at(to, start as u64)
+    }
+
+    /// Notes that another file is mapped over some of its bytes, which are not to be read from here.
+    pub(super) fn cover(&self, bytes: Range<usize>) {
+        self.covered().push(bytes);
+    }
+
+    /// Notes that all of it is mapped again; whether other files were mapped over it.
+    pub(super) fn uncover(&self) -> bool {
+        !std::mem::take(&mut *self.covered()).is_empty()
+    }
+
+    pub(super) fn is_covered(&self, piece: &Piece) -> bool {
+        let end = piece.offset + piece.length;
+        self.covered().iter().any(|bytes| bytes.start < end && piece.offset < bytes.end)
+    }
+
+    fn covered(&self) -> MutexGuard<'_, Vec<Range<usize>>> {
+        self.covered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn cold(&self) -> MutexGuard<'_, Vec<bool>> {

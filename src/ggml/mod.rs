@@ -18,9 +18,10 @@
 //! | `operation`, `visible` | what is attended to |
 //! | `attend`, `job` | how, and on which threads |
 //! | `cold`, `ring` | what of a cache has left memory, and who reads it ahead |
-//! | `slot` | what the engine saves of a conversation |
+//! | `slot`, `restore` | what the engine saves of a conversation, and how it comes back |
 //!
-//! `unsafe` is at the border to the engine: not in `files`, `operation`, `visible`, `cold`, `ring` and `slot`. No panic
+//! `unsafe` is at the border to the engine: not in `files`, `operation`, `visible`, `cold`, `ring`, `slot` and
+//! `restore`. No panic
 //! crosses it: an operation that fails ends the engine's step.
 
 #![allow(
@@ -42,6 +43,7 @@ mod library;
 mod operation;
 mod region;
 mod replace;
+mod restore;
 mod ring;
 pub(crate) mod slot;
 mod tensor;
@@ -62,6 +64,8 @@ struct Plugin {
     engine: Engine,
     /// Where caches are; without it there is no device.
     directory: Option<PathBuf>,
+    /// Whose references slots may have.
+    model: Option<restore::Model>,
     tables: device::Tables,
 }
 
@@ -74,9 +78,12 @@ fn plugin() -> &'static Plugin {
 
 fn load() -> Result<Plugin, String> {
     let engine = Engine::find()?;
-    let directory = std::env::var_os(files::VARIABLE).filter(|value| !value.is_empty());
+    let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+    let directory = variable(files::VARIABLE);
     let directory = directory.map(|value| files::directory(value.as_ref())).transpose()?;
-    Ok(Plugin { engine, directory, tables: device::Tables::new() })
+    let model = variable(restore::VARIABLE).filter(|_| directory.is_some());
+    let model = model.map(|value| restore::Model::open(value.as_ref())).transpose()?;
+    Ok(Plugin { engine, directory, model, tables: device::Tables::new() })
 }
 
 /// Says one line to whoever runs the engine: it has a log, but not for others.

@@ -1,8 +1,9 @@
 //! Address space in which the tensors of one buffer lie, and the files that are mapped into it.
 
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::ptr;
 
@@ -51,15 +52,32 @@ impl Region {
 
     /// Maps the first `length` bytes of a file over the region, shared.
     pub(super) fn map(&self, offset: usize, length: usize, file: &File) -> io::Result<()> {
-        let inside = offset.checked_add(length).is_some_and(|end| end <= self.length);
-        if !inside || !offset.is_multiple_of(OS_PAGE_BYTES) {
+        self.map_at(offset..offset.saturating_add(length), libc::MAP_SHARED, file, 0)
+    }
+
+    /// Maps bytes of a file from `start` on over the region, privately: what is written there from now
+    /// on is memory, and not the file's.
+    pub(super) fn map_private(
+        &self, range: Range<usize>, file: &File, start: u64,
+    ) -> io::Result<()> {
+        self.map_at(range, libc::MAP_PRIVATE, file, start)
+    }
+
+    fn map_at(
+        &self, range: Range<usize>, sharing: c_int, file: &File, start: u64,
+    ) -> io::Result<()> {
+        let start = libc::off_t::try_from(start).map_err(io::Error::other)?;
+        let is_whole = range.start.is_multiple_of(OS_PAGE_BYTES)
+            && range.end.is_multiple_of(OS_PAGE_BYTES)
+            && (start as u64).is_multiple_of(OS_PAGE_BYTES as u64);
+        if range.is_empty() || range.end > self.length || !is_whole {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        let address = self.base.wrapping_byte_add(offset);
-        let (protection, flags) =
-            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_FIXED);
-        // SAFETY: the addresses are the region's own, and nothing has been stored there yet.
-        let mapped = unsafe { libc::mmap(address, length, protection, flags, file.as_raw_fd(), 0) };
+        let address = self.base.wrapping_byte_add(range.start);
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let (length, flags, file) = (range.len(), sharing | libc::MAP_FIXED, file.as_raw_fd());
+        // SAFETY: the addresses are the region's own, and what was stored there is to be replaced.
+        let mapped = unsafe { libc::mmap(address, length, protection, flags, file, start) };
         if mapped == address { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 }

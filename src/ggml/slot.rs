@@ -28,6 +28,7 @@ use std::path::Path;
 use super::abi::types;
 use crate::page::{Dtype, Geometry};
 
+pub(crate) mod reference;
 #[cfg(test)]
 mod tests;
 

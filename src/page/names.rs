@@ -4,7 +4,7 @@
 //! `0001024.safetensors` is a page, `1024.safetensors` and `00001024.safetensors` are ordinary
 //! files. Otherwise one page could have two names.
 
-use super::{Layer, TokenStart};
+use super::{Layer, PrefixHash, TokenStart};
 
 /// The file that gives a cache its identity.
 pub const MANIFEST: &str = "manifest.json";
@@ -22,11 +22,21 @@ pub const SLOTS: &str = "slots";
 pub const SLOT_SUFFIX: &str = ".bin";
 /// The same of version 4.
 pub const SLOT_4_SUFFIX: &str = ".bin4";
+/// The same two with references in the place of pages.
+pub const REFERENCES_SUFFIX: &str = ".ref";
+/// Of version 4.
+pub const REFERENCES_4_SUFFIX: &str = ".ref4";
 
 const PAGE_SUFFIX: &str = ".safetensors";
 const TAIL_SUFFIX: &str = ".tail";
 const STATE_PREFIX: &str = "state-";
 const STAGING_SUFFIX: &[u8] = b".tmp";
+
+/// `ab/HASH/007.safetensors` below [`PREFIXES`].
+pub fn format_page_of_prefix(prefix: PrefixHash, layer: Layer) -> String {
+    let hash = prefix.to_string();
+    format!("{}/{hash}/{}{PAGE_SUFFIX}", &hash[..2], format_layer(layer))
+}
 
 /// 1000 layers sort as text.
 const LAYER_DIGITS: usize = 3;

@@ -18,16 +18,22 @@ fn program() -> &'static Path {
     static PROGRAM: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
     let (_, program) = PROGRAM.get_or_init(|| {
         let directory = scratch_directory();
-        let program = directory.path().join("engine");
-        let llama = llama_directory();
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/ggml/engine.c");
-        let mut cc = Command::new("cc");
-        cc.args(["-std=c11", "-O1", "-Wall", "-Werror"]).arg("-I").arg(llama.join("include"));
-        cc.arg(source).arg("-o").arg(&program).arg("-L").arg(llama.join("lib"));
-        cc.args(LIBRARIES.map(|name| format!("-l:{name}")));
-        run(cc.arg(format!("-Wl,-rpath,{}", llama.join("lib").display())));
+        let program = compile("tests/ggml/engine.c", directory.path());
         (directory, program)
     });
+    program
+}
+
+/// Compiles a program that has the engine's libraries.
+pub(crate) fn compile(source: &str, directory: &Path) -> PathBuf {
+    let program = directory.join("program");
+    let llama = llama_directory();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(source);
+    let mut cc = Command::new("cc");
+    cc.args(["-std=c11", "-O1", "-Wall", "-Werror"]).arg("-I").arg(llama.join("include"));
+    cc.arg(source).arg("-o").arg(&program).arg("-L").arg(llama.join("lib"));
+    cc.args(LIBRARIES.map(|name| format!("-l:{name}")));
+    run(cc.arg(format!("-Wl,-rpath,{}", llama.join("lib").display())));
     program
 }
 
@@ -54,7 +60,7 @@ pub(crate) fn command(model: &Path, arguments: &str, cache: Option<&Path>) -> Co
     let mut command = Command::new(program());
     command.arg(model).arg("--backends").arg(llama_directory().join("lib"));
     command.arg("--prompt").arg(prompt).args(arguments.split_whitespace());
-    command.env_remove("GGML_BACKEND_PATH").env_remove("KVFS_KV");
+    command.env_remove("GGML_BACKEND_PATH").env_remove("KVFS_KV").env_remove("KVFS_MODEL");
     if let Some(cache) = cache {
         command.env("GGML_BACKEND_PATH", library(Link::Shared)).env("KVFS_KV", cache);
     }
@@ -70,13 +76,17 @@ pub(crate) fn ran(model: &Path, arguments: &str, cache: Option<&Path>) -> Ran {
 pub(crate) fn ran_in(
     group: Option<&MemoryGroup>, model: &Path, arguments: &str, cache: Option<&Path>,
 ) -> Ran {
+    finish(group, &mut command(model, arguments, cache))
+}
+
+/// Runs a command to its end.
+pub(crate) fn finish(group: Option<&MemoryGroup>, command: &mut Command) -> Ran {
     let directory = scratch_directory();
     let logits = directory.path().join("logits");
-    let mut command = command(model, arguments, cache);
     command.arg("--logits").arg(&logits);
     let output = match group {
-        Some(group) => run(&mut group.bound(&command)),
-        None => run(&mut command),
+        Some(group) => run(&mut group.bound(command)),
+        None => run(command),
     };
     let bytes = std::fs::read(logits).unwrap();
     let logits = bytes.chunks_exact(4).map(|four| f32::from_le_bytes(four.try_into().unwrap()));

@@ -22,5 +22,6 @@ mod gguf;
 mod larger_than_memory;
 mod models;
 mod pages;
+mod references;
 mod slot_file;
 mod slots;

@@ -7,6 +7,7 @@
 //! | `prefixes/ab/HASH/007.safetensors` | that page of layer 7: the file in the sequence itself |
 //! | `prefixes/match` | written the tokens of a prompt: which sequence has most of them |
 //! | `slots/NAME.bin`, `.bin4` | the sequence of that name as a slot file of version 3, 4 (`slot`) |
+//! | `slots/NAME.ref`, `.ref4` | the same with references to pages in the place of their rows |
 //!
 //! The index behind it (`index`) is derived from the token files and may lag behind what happens
 //! to pages, so a hit is believed only after the names of the pages were looked up (`find`). It is
@@ -16,18 +17,19 @@ mod access;
 mod edited;
 mod find;
 mod index;
+mod key;
 mod slot;
 mod view;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-use crate::ggml::slot::Version;
 use crate::page::PrefixHash;
 use crate::store::record::InodeId;
 
 pub(super) use find::Match;
 pub(super) use index::TOKEN_BYTES;
+pub(super) use key::SLOT_KEY;
 pub(super) use slot::OpenSlot;
 pub(super) use view::Query;
 
@@ -53,7 +55,7 @@ enum Virtual {
     /// `slots/`
     Slots(InodeId),
     /// `slots/NAME.bin`, with the directory of the sequence.
-    Slot(InodeId, InodeId, Version),
+    Slot(InodeId, InodeId, slot::Kind),
 }
 
 impl Virtual {

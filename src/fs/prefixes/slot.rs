@@ -1,5 +1,6 @@
 //! `slots/NAME.bin` and `.bin4`: a sequence as llama.cpp's slot file of version 3 and 4, made of its pages
-//! while it is read.
+//! while it is read. In `NAME.ref` and `.ref4` references stand in the place of the rows of whole pages:
+//! an engine with the backend maps those, instead of reading them.
 //!
 //! Nothing is kept: the head is made when the file is opened, rows are gathered page by page. The
 //! bytes are those that `kvfs export` writes, so an engine restores a conversation from pages without
@@ -12,20 +13,38 @@ use super::access::Readers;
 use super::index::TOKEN_BYTES;
 use crate::fs::transfer::copy_text;
 use crate::fs::{FileSystem, FsError};
+use crate::ggml::slot::reference::{FILLER, Key, REFERENCE_BYTES, Reference};
 use crate::ggml::slot::{Layout, Part, Version, write_head, write_tensor_head};
 use crate::ingest::model::Model;
-use crate::page::names::{SLOT_4_SUFFIX, SLOT_SUFFIX};
-use crate::page::{Geometry, Layer, LayerKind, PageView, TokenStart, names};
+use crate::page::names::{REFERENCES_4_SUFFIX, REFERENCES_SUFFIX, SLOT_4_SUFFIX, SLOT_SUFFIX};
+use crate::page::{
+    Geometry, Layer, LayerKind, Layout as PageLayout, PageView, PrefixHash, TokenStart, names,
+};
 use crate::store::record::InodeId;
 
 /// Tokens of a slot that can be opened: as long as a prompt may be.
 const TOKENS_MAX: u64 = 4 << 20;
 
-/// What slots are called, behind the name of the sequence.
-fn suffix(version: Version) -> &'static str {
-    match version {
-        Version::Three => SLOT_SUFFIX,
-        Version::Four => SLOT_4_SUFFIX,
+/// What a slot is made to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Kind {
+    version: Version,
+    /// Whether references stand for pages.
+    has_references: bool,
+}
+
+impl Kind {
+    /// The kind that a name is of, and the rest of it.
+    fn of_name(name: &str) -> Option<(&str, Self)> {
+        let kinds = [
+            (SLOT_SUFFIX, Version::Three, false),
+            (SLOT_4_SUFFIX, Version::Four, false),
+            (REFERENCES_SUFFIX, Version::Three, true),
+            (REFERENCES_4_SUFFIX, Version::Four, true),
+        ];
+        kinds.into_iter().find_map(|(suffix, version, has_references)| {
+            Some((name.strip_suffix(suffix)?, Self { version, has_references }))
+        })
     }
 }
 
@@ -38,10 +57,19 @@ pub(in crate::fs) struct OpenSlot {
     readers: Readers,
     layout: Layout,
     head: Vec<u8>,
+    references: Option<References>,
     /// The page that was read last: readers go on where they were.
     page: Mutex<Option<Page>>,
     /// Counted.
     _open: Arc<()>,
+}
+
+/// What references of a slot are made of.
+#[derive(Debug)]
+struct References {
+    key: Key,
+    /// Of the whole pages.
+    prefixes: Vec<PrefixHash>,
 }
 
 /// A page, or the rows of a tail.
@@ -58,7 +86,7 @@ pub(super) struct SlotShape {
     rules: Arc<Model>,
     ids: u32,
     cells: u32,
-    version: Version,
+    kind: Kind,
     layout: Layout,
 }
 
@@ -69,12 +97,11 @@ impl SlotShape {
 }
 
 impl FileSystem {
-    /// The sequence and version that a name in `slots/` means, if it can be a slot.
+    /// The sequence and kind that a name in `slots/` means, if it can be a slot.
     pub(super) fn sequence_of_slot(
         &self, model: InodeId, name: &str,
-    ) -> Result<Option<(InodeId, Version)>, FsError> {
-        let of = |version| Some((name.strip_suffix(suffix(version))?, version));
-        let Some((name, version)) = Version::ALL.into_iter().find_map(of) else { return Ok(None) };
+    ) -> Result<Option<(InodeId, Kind)>, FsError> {
+        let Some((name, kind)) = Kind::of_name(name) else { return Ok(None) };
         let sequence = {
             let state = self.state();
             let Some(all) = state.entry(model, names::SEQUENCES.as_bytes())? else {
@@ -85,13 +112,13 @@ impl FileSystem {
         let Some(sequence) = sequence.filter(|entry| entry.file_type == libc::S_IFDIR) else {
             return Ok(None);
         };
-        let shape = self.slot_shape(model, sequence.inode, version)?;
-        Ok(shape.map(|_| (sequence.inode, version)))
+        let shape = self.slot_shape(model, sequence.inode, kind)?;
+        Ok(shape.map(|_| (sequence.inode, kind)))
     }
 
     /// What the slot of a sequence has now; nothing, if it cannot be one.
     pub(super) fn slot_shape(
-        &self, model: InodeId, sequence: InodeId, version: Version,
+        &self, model: InodeId, sequence: InodeId, kind: Kind,
     ) -> Result<Option<SlotShape>, FsError> {
         let Ok(rules) = self.model_of(&mut self.state(), model) else { return Ok(None) };
         let geometry = *rules.manifest.geometry();
@@ -102,14 +129,17 @@ impl FileSystem {
         if !is_plain || !(0..geometry.num_layers()).all(is_attention) {
             return Ok(None);
         }
+        if kind.has_references && !has_contiguous_rows(&geometry) {
+            return Ok(None);
+        }
         let known = self.file_bytes(sequence, names::TOKENS)? / TOKEN_BYTES as u64;
         let cells = self.present_tokens(&rules, sequence, known)?;
-        let ids = version.ids(known, cells);
+        let ids = kind.version.ids(known, cells);
         let (Ok(ids), Ok(cells)) = (u32::try_from(ids), u32::try_from(cells)) else {
             return Ok(None);
         };
-        let layout = Layout::new(&geometry, version, ids, cells).filter(|_| ids > 0);
-        Ok(layout.map(|layout| SlotShape { rules, ids, cells, version, layout }))
+        let layout = Layout::new(&geometry, kind.version, ids, cells).filter(|_| ids > 0);
+        Ok(layout.map(|layout| SlotShape { rules, ids, cells, kind, layout }))
     }
 
     /// Length of a file in a directory; 0 without one.
@@ -122,27 +152,34 @@ impl FileSystem {
     }
 
     pub(super) fn open_slot(
-        &self, (model, sequence): (InodeId, InodeId), version: Version, open: Arc<()>,
+        &self, (model, sequence): (InodeId, InodeId), kind: Kind, open: Arc<()>,
     ) -> Result<OpenSlot, FsError> {
-        let shape = self.slot_shape(model, sequence, version)?.ok_or(FsError::Stale)?;
+        let shape = self.slot_shape(model, sequence, kind)?.ok_or(FsError::Stale)?;
         if u64::from(shape.ids) > TOKENS_MAX {
             return Err(FsError::TooLarge);
         }
         let readers = self.slot_readers(&shape, sequence)?;
         let tokens = self.whole_file((sequence, names::TOKENS), readers)?;
         let ids = tokens.ok_or(FsError::Stale)?;
+        let references = if kind.has_references {
+            let prefixes = whole_pages(&shape, &ids);
+            Some(References { key: self.slot_key(model)?, prefixes })
+        } else {
+            None
+        };
         let ids = ids.chunks_exact(TOKEN_BYTES).take(shape.ids as usize);
         let ids: Vec<u32> =
             ids.map(|id| u32::from_le_bytes([id[0], id[1], id[2], id[3]])).collect();
         let mut head = Vec::new();
         let geometry = shape.rules.manifest.geometry();
-        write_head(&mut head, geometry, shape.version, &ids, shape.cells)?;
+        write_head(&mut head, geometry, shape.kind.version, &ids, shape.cells)?;
         Ok(OpenSlot {
             rules: shape.rules,
             sequence,
             readers,
             layout: shape.layout,
             head,
+            references,
             page: Mutex::default(),
             _open: open,
         })
@@ -179,6 +216,10 @@ impl FileSystem {
         let row_bytes = slot.layout.row_bytes(is_v);
         let token = at / row_bytes;
         let start = token - token % u64::from(geometry.page_tokens());
+        let place = (layer, is_v);
+        if let Some(count) = slot.read_reference(place, start, at - start * row_bytes, to) {
+            return Ok(count);
+        }
         let mut known = slot.page.lock().unwrap_or_else(PoisonError::into_inner);
         if known.as_ref().is_none_or(|page| (page.layer, page.start) != (layer, start)) {
             *known = Some(self.slot_page(slot, layer, start)?);
@@ -245,6 +286,42 @@ impl FileSystem {
         self.release(handle)?;
         bytes.truncate(outcome?);
         Ok(Some(bytes))
+    }
+}
+
+/// Whether rows of a page lie in it as an engine has them, with room for a reference.
+fn has_contiguous_rows(geometry: &Geometry) -> bool {
+    let tokens = geometry.page_tokens();
+    let bytes = geometry.k_bytes(tokens).min(geometry.v_bytes(tokens));
+    geometry.layout() == PageLayout::Nhd && bytes >= REFERENCE_BYTES as u64
+}
+
+/// Prefix hashes of the pages of a slot that are whole.
+fn whole_pages(shape: &SlotShape, ids: &[u8]) -> Vec<PrefixHash> {
+    let page_tokens = shape.rules.manifest.geometry().page_tokens();
+    let pages = ids.chunks_exact(page_tokens as usize * TOKEN_BYTES);
+    let mut last = shape.rules.manifest.prefix_root();
+    let hashes = pages.map(|page| *last.insert(PrefixHash::next(last, page)));
+    hashes.take((shape.cells / page_tokens) as usize).collect()
+}
+
+impl OpenSlot {
+    /// Fills `to` with the reference to a page, from byte `at` on; returns how much. Nothing, if its
+    /// rows are to be read.
+    fn read_reference(
+        &self, (layer, is_v): (u32, bool), start: u64, at: u64, to: &mut [u8],
+    ) -> Option<usize> {
+        let References { key, prefixes } = self.references.as_ref()?;
+        let tokens = self.rules.manifest.geometry().page_tokens();
+        let page = usize::try_from(start / u64::from(tokens)).ok()?;
+        let reference = Reference { prefix: *prefixes.get(page)?, layer, is_v, tokens };
+        let bytes = u64::from(tokens) * self.layout.row_bytes(is_v);
+        let count = usize::try_from(bytes - at).unwrap_or(usize::MAX).min(to.len());
+        to[..count].fill(FILLER);
+        if at < REFERENCE_BYTES as u64 {
+            copy_text(&reference.to_bytes(key), at, &mut to[..count]);
+        }
+        Some(count)
     }
 }
 

@@ -99,7 +99,7 @@ impl FileSystem {
                 },
                 Virtual::Prefix(model, hash) => return self.lookup_page(model, hash, name),
                 Virtual::Slots(model) => match self.sequence_of_slot(model, text)? {
-                    Some((sequence, version)) => Virtual::Slot(model, sequence, version),
+                    Some((sequence, kind)) => Virtual::Slot(model, sequence, kind),
                     None => return absent,
                 },
                 Virtual::Match(_) | Virtual::Slot(..) => return Err(FsError::NotDirectory),
@@ -155,8 +155,8 @@ impl FileSystem {
         let is_file = matches!(meaning, Virtual::Match(_) | Virtual::Slot(..));
         let (mut uid, mut gid, mut size) = (model.uid, model.gid, 0);
         let mut slot_readers = 0;
-        if let Virtual::Slot(model, sequence, version) = meaning {
-            let shape = self.slot_shape(model, sequence, version)?.ok_or(FsError::Stale)?;
+        if let Virtual::Slot(model, sequence, kind) = meaning {
+            let shape = self.slot_shape(model, sequence, kind)?.ok_or(FsError::Stale)?;
             let readers = self.slot_readers(&shape, sequence)?;
             (uid, gid, slot_readers) = (readers.uid, readers.gid, readers.bits);
             size = shape.length();
@@ -233,8 +233,8 @@ impl FileSystem {
                 Served::Query(Arc::new(query))
             }
             Virtual::Slot(..) if writes => return Err(FsError::NotPermitted),
-            Virtual::Slot(model, sequence, version) => {
-                Served::Slot(Arc::new(self.open_slot((model, sequence), version, open)?))
+            Virtual::Slot(model, sequence, kind) => {
+                Served::Slot(Arc::new(self.open_slot((model, sequence), kind, open)?))
             }
             _ => return Err(FsError::IsDirectory),
         };

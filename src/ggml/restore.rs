@@ -1,0 +1,110 @@
+//! Rows that the engine loads from a slot file, where references stand for pages.
+//!
+//! A page that a reference names is mapped into the cache, privately: rows that change after that, when
+//! positions are shifted or a conversation goes on, are the engine's own copies, and the page stays what
+//! it is. Which references are followed is up to the key of the model that `KVFS_MODEL` names.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use super::buffer::Rows;
+use super::slot::reference::{KEY_ATTRIBUTE, Key, Reference, is_referred};
+use crate::page::limits::PAYLOAD_OFFSET;
+use crate::page::names::{MANIFEST, PREFIXES, format_page_of_prefix};
+use crate::page::{Layer, Manifest};
+use crate::sys::extended_attribute;
+
+/// The environment variable that names the model whose references are followed.
+pub(super) const VARIABLE: &str = "KVFS_MODEL";
+
+/// A model whose references are followed.
+#[derive(Debug)]
+pub(super) struct Model {
+    directory: PathBuf,
+    manifest: Manifest,
+    key: Key,
+}
+
+impl Model {
+    /// Reads manifest and key.
+    ///
+    /// # Errors
+    /// A line that says why it cannot be used.
+    pub(super) fn open(directory: &Path) -> Result<Self, String> {
+        let fail =
+            |why: &dyn std::fmt::Display| format!("{VARIABLE}={}: {why}", directory.display());
+        let json = std::fs::read(directory.join(MANIFEST)).map_err(|error| fail(&error))?;
+        let manifest = Manifest::parse(&json).map_err(|error| fail(&error))?;
+        let key = extended_attribute(directory, KEY_ATTRIBUTE).map_err(|error| fail(&error))?;
+        let key = key.and_then(|bytes| Key::new(&bytes));
+        let key = key.ok_or_else(|| fail(&"no model of a mount: name MOUNT/models/NAME"))?;
+        Ok(Self { directory: directory.to_owned(), manifest, key })
+    }
+
+    /// The page with which rows begin: its file, where the rows are in it, and how many bytes.
+    fn find(&self, from: &[u8], rows: &Rows<'_>) -> Result<(File, u64, usize), String> {
+        let reference = Reference::parse(from, &self.key)?;
+        let geometry = self.manifest.geometry();
+        let heads = u64::from(geometry.num_kv_heads());
+        let row_bytes = match reference.is_v {
+            true => heads * geometry.v_row_bytes(),
+            false => heads * geometry.k_row_bytes(),
+        };
+        let is_here = (reference.layer, reference.is_v) == (rows.layer, rows.is_v);
+        if !is_here || row_bytes != rows.row_bytes as u64 {
+            return Err("a reference is of another layer, or of rows of another shape".to_owned());
+        }
+        let path = format_page_of_prefix(reference.prefix, Layer(reference.layer));
+        let path = self.directory.join(PREFIXES).join(path);
+        let explain = |error: std::io::Error| format!("{}: {error}", path.display());
+        let file = File::open(&path).map_err(explain)?;
+        let length = file.metadata().map_err(explain)?.len();
+        if length != geometry.file_bytes(reference.tokens) {
+            return Err(format!("{}: no page of {} tokens", path.display(), reference.tokens));
+        }
+        let (k_bytes, bytes) = match reference.is_v {
+            true => (geometry.k_bytes(reference.tokens), geometry.v_bytes(reference.tokens)),
+            false => (0, geometry.k_bytes(reference.tokens)),
+        };
+        let bytes = usize::try_from(bytes).map_err(|error| error.to_string())?;
+        Ok((file, PAYLOAD_OFFSET + k_bytes, bytes))
+    }
+}
+
+/// Puts rows of a slot file into a cache, with the pages that they refer to.
+///
+/// # Errors
+/// A line that says what was refused. Rows that were are zero: nobody else's, and no harm to others.
+pub(super) fn restore(rows: &Rows<'_>, from: &[u8], model: Option<&Model>) -> Result<(), String> {
+    let mut at = 0;
+    while is_referred(&from[at..]) {
+        match restore_page(rows, at, &from[at..], model) {
+            Ok(bytes) => at += bytes,
+            Err(why) => {
+                rows.zero(at, from.len() - at);
+                return Err(format!("{}: {why}: rows of the slot were not loaded", rows.name));
+            }
+        }
+    }
+    rows.copy(at, &from[at..]);
+    Ok(())
+}
+
+/// Puts one page to `at`; returns how many bytes.
+fn restore_page(
+    rows: &Rows<'_>, at: usize, from: &[u8], model: Option<&Model>,
+) -> Result<usize, String> {
+    let model = model.ok_or_else(|| format!("a slot of references, and no {VARIABLE}"))?;
+    let (file, offset, bytes) = model.find(from, rows)?;
+    if bytes > from.len() {
+        return Err("a page would be in two places: restore into an empty slot".to_owned());
+    }
+    // Where OS pages do not fit, or there are too many mappings, it is copied.
+    if rows.map(at, &file, offset, bytes).is_err() {
+        let mut copy = vec![0; bytes];
+        file.read_exact_at(&mut copy, offset).map_err(|error| error.to_string())?;
+        rows.copy(at, &copy);
+    }
+    Ok(bytes)
+}
