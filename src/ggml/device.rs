@@ -2,6 +2,7 @@
 
 use std::ffi::{CStr, c_char, c_int};
 use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::abi::{
     API_VERSION, Buffer, BufferType, DEVICE_TYPE_GPU, Device, Properties, RawTensor, Registration,
@@ -17,6 +18,10 @@ const DESCRIPTION: &CStr = c"KV cache in a kvfs mount";
 /// A device without memory is left out, or divided by. Nobody runs out of this: the files of a
 /// cache get their space when they are made.
 const MEMORY_BYTES: usize = 1 << 40;
+
+/// Whether the engine has asked about memory that the CPU cannot reach: then weights are on another
+/// device.
+static HAS_OTHER_MEMORY: AtomicBool = AtomicBool::new(false);
 
 /// The tables that the engine keeps pointers to.
 pub(super) struct Tables {
@@ -128,7 +133,8 @@ unsafe extern "C" fn buffer_type(_: *mut Device) -> *mut BufferType {
     guard(ptr::null_mut(), || plugin().tables.buffer_type())
 }
 
-/// What the CPU can do on memory that it can reach; weights stay in buffers of the CPU.
+/// What the CPU can do on memory that it can reach; weights stay in buffers of the CPU. Beside another
+/// device only what is done to a cache: the rest would take what lies between two layers back and forth.
 ///
 /// # Safety
 /// `operation` is a tensor of the engine, with all that it points to.
@@ -147,6 +153,13 @@ unsafe extern "C" fn supports_operation(_: *mut Device, operation: *const RawTen
             let is_weight = !is_of_cache && buffer::is_ours(buffer) && source.raw().data.is_null();
             !is_weight && is_within_reach(buffer)
         });
+        let is_ours = |index| {
+            let source: Option<TensorView<'_>> = tensor.source(index);
+            source.is_some_and(|source| buffer::is_ours(source.root().raw().buffer))
+        };
+        if HAS_OTHER_MEMORY.load(Ordering::Relaxed) && !is_of_cache && !(0..SOURCES).any(is_ours) {
+            return false;
+        }
         // SAFETY: the caller's.
         within_reach
             && unsafe { (engine.functions.device_supports_op)(engine.cpu_device, operation) }
@@ -171,6 +184,11 @@ unsafe extern "C" fn supports_buffer_type(_: *mut Device, kind: *mut BufferType)
     guard(false, || {
         let engine = &plugin().engine;
         // SAFETY: the caller's.
-        unsafe { (engine.functions.device_supports_buft)(engine.cpu_device, kind) }
+        let is_reached =
+            unsafe { (engine.functions.device_supports_buft)(engine.cpu_device, kind) };
+        if !is_reached {
+            HAS_OTHER_MEMORY.store(true, Ordering::Relaxed);
+        }
+        is_reached
     })
 }

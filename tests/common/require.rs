@@ -40,6 +40,8 @@ fn missing(what: &str) -> Option<String> {
         "llama" => (!llama_directory().join("include/llama.h").is_file())
             .then(|| "no llama.cpp: mount-scripts/fetch-llama.sh fetches it".to_owned()),
         "tmpfs_attributes" => missing_tmpfs_attributes(),
+        "rpc" => (!llama_directory().join("rpc/libggml-rpc.so").is_file())
+            .then(|| "no RPC backend: mount-scripts/fetch-llama.sh builds it".to_owned()),
         "cgroup" => super::memory_group::MemoryGroup::new(1 << 30).err(),
         "nvrtc" => missing_nvrtc(),
         "python" => missing_program("python3"),

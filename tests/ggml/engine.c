@@ -18,7 +18,7 @@
 #include "llama.h"
 
 static struct {
-    const char *model, *backends, *prompt, *logits, *flash, *type, *save, *load, *follow;
+    const char *model, *backends, *prompt, *logits, *flash, *type, *save, *load, *follow, *rpc, *server;
     int prompt_tokens, predict, context, ubatch, threads, sequences, unified, layers, poll;
     int remove_from, remove_to, shift, copy;
 } options = {
@@ -43,6 +43,7 @@ static void parse(int count, char **words) {
         {"--shift", NULL, &options.shift},           {"--copy", NULL, &options.copy},
         {"--poll", NULL, &options.poll},             {"--save", &options.save, NULL},
         {"--load", &options.load, NULL},             {"--follow", &options.follow, NULL},
+        {"--rpc", &options.rpc, NULL},               {"--server", &options.server, NULL},
     };
     if (count < 2 || count % 2 != 0) fail("usage: engine MODEL [OPTION VALUE]...");
     options.model = words[1];
@@ -150,11 +151,39 @@ static int load(struct llama_context *context, int *next) {
     return (int)length - 1;
 }
 
+/* Another device, behind a socket in the place of a bus: the library --rpc, the address --server. All
+ * weights go there, the KV cache to the backend if there is one, as
+ * `-dev KVFS0,RPC0 -ts 1,0 -ot '.*=RPC0'` does it. */
+static void use_server(struct llama_model_params *params) {
+    static ggml_backend_dev_t devices[3];
+    static float split[16] = {1};
+    static struct llama_model_tensor_buft_override overrides[2];
+    ggml_backend_reg_t library = ggml_backend_load(options.rpc);
+    if (!library) fail("no RPC backend");
+    ggml_backend_reg_t (*add_server)(const char *) = (ggml_backend_reg_t(*)(const char *))
+        ggml_backend_reg_get_proc_address(library, "ggml_backend_rpc_add_server");
+    ggml_backend_reg_t server = add_server(options.server);
+    if (!server || ggml_backend_reg_dev_count(server) == 0) fail("no RPC server");
+    ggml_backend_register(server);
+    ggml_backend_dev_t device = ggml_backend_reg_dev_get(server, 0);
+    ggml_backend_reg_t plugin = ggml_backend_reg_by_name("KVFS");
+    int i = 0;
+    if (plugin) devices[i++] = ggml_backend_reg_dev_get(plugin, 0);
+    devices[i] = device;
+    overrides[0].pattern = ".*";
+    overrides[0].buft = ggml_backend_dev_buffer_type(device);
+    params->devices = devices;
+    params->tensor_split = split;
+    params->tensor_buft_overrides = overrides;
+    params->n_gpu_layers = 999;
+}
+
 int main(int count, char **words) {
     parse(count, words);
     read_prompt();
     ggml_backend_load_all_from_path(options.backends);
     struct llama_model_params model_params = llama_model_default_params();
+    if (options.server) use_server(&model_params);
     struct llama_model *model = llama_model_load_from_file(options.model, model_params);
     if (!model) fail("no model");
     int vocabulary = llama_vocab_n_tokens(llama_model_get_vocab(model));

@@ -21,6 +21,7 @@ mod failures;
 mod gguf;
 mod larger_than_memory;
 mod models;
+mod other_device;
 mod pages;
 mod references;
 mod slot_file;

@@ -51,7 +51,8 @@ impl Conversation {
 
     /// The engine goes on from a slot, and may follow references of a model.
     fn engine(&self, slot: &Path, model: Option<&Path>, rest: &str) -> Command {
-        let arguments = format!("--flash on --predict 24 --load {} {rest}", slot.display());
+        let arguments =
+            format!("--flash on --threads 1 --predict 8 --load {} {rest}", slot.display());
         let mut command = command(&self.gguf(), &arguments, Some(self.mount.path()));
         command.envs(model.map(|model| ("KVFS_MODEL", model)));
         command
