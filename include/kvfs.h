@@ -6,7 +6,8 @@
  * tokens as kvfs_block (kvfs_page_block does it for a page file of a mount), and calls
  * kvfs_attention_run. The result is partial: what was attended to elsewhere is merged with
  * kvfs_partials_merge, and kvfs_partials_finish gives the output. examples/c/attend_page.c is a
- * whole program.
+ * whole program. An engine that computes on an NVIDIA GPU calls kvfs_cuda_run instead, with a stream
+ * and device memory of its own.
  *
  * Linking: -lkvfs, or libkvfs.a with -lpthread -ldl -lm (mount-scripts/build-c-library.sh builds
  * both).
@@ -89,6 +90,14 @@ enum kvfs_status
      * still be used and freed.
      */
     KVFS_STATUS_INTERNAL = 7,
+    /**
+     * Less memory than is needed, of the device or pinned: free some, or use another backend.
+     */
+    KVFS_STATUS_MEMORY = 8,
+    /**
+     * The device refused or failed: free the handle, and use another backend.
+     */
+    KVFS_STATUS_DEVICE = 9,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L
@@ -234,6 +243,11 @@ typedef enum kvfs_layer_kind {
  * more than one thread of its own, it serves one call after the other.
  */
 typedef struct kvfs_attention kvfs_attention;
+
+/**
+ * Attention on a GPU for one shape. Several threads may use one; it takes one call after the other.
+ */
+typedef struct kvfs_cuda kvfs_cuda;
 
 /**
  * A manifest without contradictions. It never changes, so any number of threads may use one.
@@ -503,6 +517,95 @@ typedef struct kvfs_partials {
 } kvfs_partials;
 
 /**
+ * The heads of a layer, and what a GPU may use.
+ */
+typedef struct kvfs_cuda_config {
+    /**
+     * `sizeof(kvfs_cuda_config)`
+     */
+    size_t size;
+    /**
+     * As in `kvfs_attention_config`.
+     */
+    uint32_t num_qo_heads;
+    /**
+     * As in `kvfs_attention_config`.
+     */
+    uint32_t num_kv_heads;
+    /**
+     * Elements of a K row and of a query, at most 256.
+     */
+    uint32_t head_dim;
+    /**
+     * Elements of a V row and of an output, at most 256; 0: `head_dim`.
+     */
+    uint32_t v_head_dim;
+    /**
+     * Bytes of each of the four pinned buffers that K and V go through, and of the device memory
+     * behind it; 0: 8 MiB.
+     */
+    size_t slot_bytes;
+    /**
+     * Threads that copy into them, of which the one that calls is one, at most 256; 0: 2.
+     */
+    uint32_t copy_threads;
+    /**
+     * Zero.
+     */
+    uint32_t reserved;
+} kvfs_cuda_config;
+
+/**
+ * Queries and results in device memory, all of f32, and the stream that they belong to. An address is
+ * a `CUdeviceptr`, or a pointer of the runtime API as a number.
+ */
+typedef struct kvfs_cuda_call {
+    /**
+     * `sizeof(kvfs_cuda_call)`
+     */
+    size_t size;
+    /**
+     * A `CUstream` or `cudaStream_t` of the device, NULL for the default stream. The call comes
+     * after what is in it, and before what is put there later.
+     */
+    void *stream;
+    /**
+     * `[num_queries, num_qo_heads, head_dim]`, already rotated for their positions.
+     */
+    uint64_t q;
+    /**
+     * `[num_queries]` in host memory, below 2^63, in any order: they decide what is read.
+     */
+    const uint64_t *positions;
+    /**
+     * How many, at most 4096; 0 is fine.
+     */
+    uint64_t num_queries;
+    /**
+     * `[num_queries, num_qo_heads, v_head_dim]`: the result, 0 without tokens; 0: partials are
+     * written instead.
+     */
+    uint64_t out;
+    /**
+     * `[num_qo_heads]`: logits that take part in the softmax of `out`, without values; 0: none.
+     */
+    uint64_t sinks;
+    /**
+     * `[num_queries, num_qo_heads, v_head_dim]`, as in `kvfs_partials`; not looked at if there is
+     * an `out`.
+     */
+    uint64_t o;
+    /**
+     * `[num_queries, num_qo_heads]`, as in `kvfs_partials`.
+     */
+    uint64_t m;
+    /**
+     * `[num_queries, num_qo_heads]`, as in `kvfs_partials`.
+     */
+    uint64_t l;
+} kvfs_cuda_call;
+
+/**
  * The shape of a cache's pages.
  */
 typedef struct kvfs_geometry {
@@ -659,6 +762,41 @@ kvfs_status kvfs_partials_finish(const struct kvfs_partials *partials,
                                  size_t sinks_count,
                                  float *out,
                                  size_t out_count);
+
+/**
+ * Creates `*cuda` on the first GPU that the driver shows (`CUDA_VISIBLE_DEVICES` chooses), to be
+ * freed with `kvfs_cuda_free`. It works in the primary context of that GPU, as the runtime API does,
+ * which becomes the current context of the calling thread in every call.
+ *
+ * `KVFS_STATUS_ARGUMENT` for a shape that cannot be, `KVFS_STATUS_UNSUPPORTED` without a driver or a
+ * GPU, or for a shape that there are no kernels for, `KVFS_STATUS_MEMORY` if there is none for the
+ * buffers, `KVFS_STATUS_DEVICE` for anything else that the driver refuses.
+ */
+kvfs_status kvfs_cuda_create(const struct kvfs_cuda_config *config,
+                             struct kvfs_cuda **cuda);
+
+/**
+ * Frees what `kvfs_cuda_create` gave, after the device has done what it was asked for. NULL is fine.
+ */
+void kvfs_cuda_free(struct kvfs_cuda *cuda);
+
+/**
+ * Attends to `num_blocks` blocks in host memory, in the order of the caller's stream. What no query
+ * sees is not brought to the device. `options` may be NULL, as in `kvfs_attention_run`; masks of
+ * values and `ALiBi` are `KVFS_STATUS_UNSUPPORTED`.
+ *
+ * It returns when K and V have been copied or are in buffers, so blocks may change then; the result
+ * is there for what comes later in the stream. It waits for the device only where calls before it
+ * still use the buffers. A kernel that fails is an error of the stream, and of later calls.
+ *
+ * `KVFS_STATUS_ARGUMENT` and `KVFS_STATUS_BLOCK` as `kvfs_attention_run`, the others as
+ * `kvfs_cuda_create`; after `KVFS_STATUS_DEVICE` the handle can only be freed.
+ */
+kvfs_status kvfs_cuda_run(const struct kvfs_cuda *cuda,
+                          const struct kvfs_cuda_call *call,
+                          const struct kvfs_block *blocks,
+                          size_t num_blocks,
+                          const struct kvfs_options *options);
 
 /**
  * Creates `*rotation` for the `rope` of a manifest, to be freed with `kvfs_rotation_free`.

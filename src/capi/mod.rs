@@ -4,12 +4,13 @@
 //! readers of C. What crosses the border is checked here and nowhere else: structures start with
 //! their size and may grow (`memory`), a panic becomes a status (`status`), and numbers that
 //! stand for choices are compared before they become one. Behind the border is
-//! [`attention`](crate::attention) and [`page`](crate::page), nothing of its own.
+//! [`attention`](crate::attention), [`cuda`](crate::cuda) and [`page`](crate::page), nothing of its own.
 //!
 //! | file | question it answers |
 //! |---|---|
 //! | `status`, `memory` | how a call fails, what callers may point to |
 //! | `attention`, `block`, `options`, `partials` | attend to memory, merge results |
+//! | `cuda` | the same on a GPU, in the order of a stream |
 //! | `rotation` | tokens that moved |
 //! | `manifest`, `page` | attend to the files of a mount |
 //!
@@ -25,6 +26,7 @@
 
 mod attention;
 mod block;
+mod cuda;
 mod manifest;
 mod memory;
 mod options;
@@ -41,6 +43,7 @@ pub use attention::{
     kvfs_attention_run,
 };
 pub use block::{Block, DataType, Tensor, Values};
+pub use cuda::{Cuda, CudaCall, CudaConfig, kvfs_cuda_create, kvfs_cuda_free, kvfs_cuda_run};
 pub use manifest::{
     Geometry, Layer, LayerKind, Layout, Manifest, kvfs_manifest_create, kvfs_manifest_free,
     kvfs_manifest_geometry, kvfs_manifest_layer,

@@ -36,6 +36,10 @@ pub enum Status {
     /// A defect of the library, to be reported with what it wrote to standard error. Its handles can
     /// still be used and freed.
     Internal = 7,
+    /// Less memory than is needed, of the device or pinned: free some, or use another backend.
+    Memory = 8,
+    /// The device refused or failed: free the handle, and use another backend.
+    Device = 9,
 }
 
 /// What a call failed with.

@@ -1,5 +1,5 @@
 //! What the kernels are passed: mirrors of the structures in `kernels/arguments.h`, `prepare.h`,
-//! `attend.h` and `merge.h`, which say what the fields mean. Addresses are those of the device.
+//! `attend.h`, `merge.h`, `mass.h` and `summary.h`, which say what the fields mean. Addresses are those of the device.
 
 use crate::attention::Shape;
 
@@ -57,6 +57,42 @@ pub(super) struct AttendArguments {
 
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
+pub(super) struct MassArguments {
+    pub(super) heads: Heads,
+    pub(super) window: u32,
+    pub(super) soft_cap: f32,
+    pub(super) q: u64,
+    pub(super) pages: u64,
+    pub(super) splits: u64,
+    pub(super) positions: u64,
+    pub(super) m: u64,
+    pub(super) l: u64,
+    pub(super) mass: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(super) struct SummaryArguments {
+    pub(super) pages: u64,
+    pub(super) bounds: u64,
+    pub(super) num_kv_heads: u32,
+    pub(super) head_dim: u32,
+}
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(super) struct BoundArguments {
+    pub(super) heads: Heads,
+    pub(super) factor: f32,
+    pub(super) q: u64,
+    pub(super) pages: u64,
+    pub(super) bounds: u64,
+    pub(super) num_pages: u32,
+    pub(super) most: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
 pub(super) struct PrepareArguments {
     pub(super) heads: Heads,
     pub(super) scale: f32,
@@ -87,7 +123,8 @@ pub(super) struct MergeArguments {
 const _: () = {
     assert!(size_of::<Page>() == Page::BYTES && size_of::<Split>() == Split::BYTES);
     assert!(size_of::<AttendArguments>() == 88 && size_of::<PrepareArguments>() == 64);
-    assert!(size_of::<MergeArguments>() == 72);
+    assert!(size_of::<MergeArguments>() == 72 && size_of::<MassArguments>() == 88);
+    assert!(size_of::<SummaryArguments>() == 24 && size_of::<BoundArguments>() == 64);
 };
 
 impl Page {
@@ -165,8 +202,10 @@ mod tests {
             eprintln!("skipped: no c++");
             return;
         }
-        let mut source = String::from("#include <cstddef>\n#include \"attend.h\"\n");
-        source += "#include \"prepare.h\"\n#include \"merge.h\"\n";
+        let mut source = String::from("#include <cstddef>\n");
+        for name in ["attend", "prepare", "merge", "mass", "summary"] {
+            writeln!(source, "#include \"{name}.h\"").unwrap();
+        }
         mirrored!(source, Page as "Page": k as "k", v as "v", k_head_stride as "k_head_stride",
             k_token_stride as "k_token_stride", v_head_stride as "v_head_stride",
             v_token_stride as "v_token_stride", position as "position", tokens as "tokens",
@@ -179,6 +218,15 @@ mod tests {
             window as "attention.window", soft_cap as "attention.soft_cap", q as "attention.q",
             pages as "attention.pages", splits as "attention.splits",
             positions as "attention.positions", o as "o", m as "m", l as "l");
+        mirrored!(source, MassArguments as "MassArguments": heads as "attention.heads",
+            window as "attention.window", soft_cap as "attention.soft_cap", q as "attention.q",
+            pages as "attention.pages", splits as "attention.splits",
+            positions as "attention.positions", m as "m", l as "l", mass as "mass");
+        mirrored!(source, SummaryArguments as "SummaryArguments": pages as "pages",
+            bounds as "bounds", num_kv_heads as "num_kv_heads", head_dim as "head_dim");
+        mirrored!(source, BoundArguments as "BoundArguments": heads as "heads",
+            factor as "factor", q as "q", pages as "pages", bounds as "bounds",
+            num_pages as "num_pages", most as "most");
         mirrored!(source, PrepareArguments as "PrepareArguments": heads as "heads",
             scale as "scale", q as "q", turns as "turns", pairs as "pairs", first as "first",
             interleaved as "interleaved", prepared as "prepared");

@@ -1,11 +1,11 @@
 //! Attention on a GPU, for one shape: the counterpart of
 //! [`Attention`](crate::attention::Attention).
 
-use super::driver::{Context, Stream};
+use super::driver::{Context, Event, Stream};
 use super::hot::{HotWindow, place_bytes};
 use super::kernels::module_name;
 use super::launches::{Launches, Step};
-use super::queries::shifts;
+use super::queries::{Asked, shifts};
 use super::registry::Registry;
 use super::ring::{Ring, SLOTS, Wanted};
 use super::rules::Rules;
@@ -57,6 +57,10 @@ pub struct CudaAttention {
     hot_for: Option<(usize, usize)>,
     pub(super) registry: Registry,
     pub(super) copies: Stream,
+    /// Of a caller's stream: what it had to do before a call.
+    pub(super) asked: Event,
+    /// The call is done.
+    pub(super) answered: Event,
     pub(super) context: Context,
 }
 
@@ -81,6 +85,8 @@ impl CudaAttention {
             hot_for: None,
             registry: Registry::new(&context, settings.registered_bytes),
             copies: context.stream()?,
+            asked: context.event()?,
+            answered: context.event()?,
             context,
         })
     }
@@ -110,36 +116,49 @@ impl CudaAttention {
     pub fn run(
         &mut self, queries: &Queries<'_>, blocks: &[KvBlock<'_>], options: &Options<'_>,
     ) -> Result<Partials, CudaError> {
-        let tokens = blocks.iter().try_fold(0_usize, |sum, block| sum.checked_add(block.tokens));
-        let too_many = || AttentionError::Arguments("too many tokens".to_owned());
-        let tokens = tokens.ok_or_else(too_many)?;
-        for (index, block) in blocks.iter().enumerate() {
-            let checked = block.check(self.shape);
-            checked.map_err(|why| AttentionError::Block { index, why })?;
-        }
+        let tokens = self.check(blocks)?;
         let shifts = shifts(blocks, options)?;
-        self.ring.clear();
-        let step = self.launches.begin(queries, options, tokens, &shifts)?;
-        let mut wanted = seen_blocks(step.rules(), blocks, &shifts);
-        wanted.reverse();
-        loop {
-            while self.ring.has_room() && !wanted.is_empty() {
-                self.stage_last(&mut wanted)?;
-            }
-            if self.ring.front().is_none() {
-                break;
-            }
-            self.launches.consume(&step, &mut self.ring)?;
-        }
+        let asked = Asked::new(queries, self.shape)?;
+        let step = self.launches.begin(&asked, options, tokens, &shifts)?;
+        let wanted = seen_blocks(step.rules(), blocks, &shifts);
+        self.pass(self.shape, wanted, |cuda| cuda.launches.consume(&step, &mut cuda.ring))?;
         self.launches.begin_result()?;
         self.launches.result()
     }
 
+    /// Whether blocks hold what they say; their tokens.
+    pub(super) fn check(&self, blocks: &[KvBlock<'_>]) -> Result<usize, AttentionError> {
+        for (index, block) in blocks.iter().enumerate() {
+            let checked = block.check(self.shape);
+            checked.map_err(|why| AttentionError::Block { index, why })?;
+        }
+        let tokens = blocks.iter().try_fold(0_usize, |sum, block| sum.checked_add(block.tokens));
+        tokens.ok_or_else(|| AttentionError::Arguments("too many tokens".to_owned()))
+    }
+
+    /// Brings blocks of a shape through the ring; `consume` does something with the oldest slot.
+    pub(super) fn pass(
+        &mut self, shape: Shape, mut wanted: Vec<Wanted<'_>>,
+        mut consume: impl FnMut(&mut Self) -> Result<(), CudaError>,
+    ) -> Result<(), CudaError> {
+        self.ring.clear();
+        wanted.reverse();
+        loop {
+            while self.ring.has_room() && !wanted.is_empty() {
+                self.stage_last(shape, &mut wanted)?;
+            }
+            if self.ring.front().is_none() {
+                return Ok(());
+            }
+            consume(self)?;
+        }
+    }
+
     /// Stages the last blocks of a list in reverse order, and takes them off.
-    fn stage_last(&mut self, wanted: &mut Vec<Wanted<'_>>) -> Result<(), CudaError> {
+    fn stage_last(&mut self, shape: Shape, wanted: &mut Vec<Wanted<'_>>) -> Result<(), CudaError> {
         // As many as a slot may hold at most; it is far more than there are mostly.
         let few = wanted.iter().rev().take(64).cloned().collect::<Vec<_>>();
-        let (taken, cut) = self.ring.stage(&self.copies, self.shape, &few, 0)?;
+        let (taken, cut) = self.ring.stage(&self.copies, shape, &few, 0)?;
         wanted.truncate(wanted.len() - taken);
         if cut > 0
             && let Some(last) = wanted.last_mut()
@@ -214,7 +233,9 @@ impl Drop for CudaAttention {
 }
 
 /// The blocks with a token that some query sees, from the first to the last of those.
-fn seen_blocks<'a>(rules: &Rules<'_>, blocks: &[KvBlock<'a>], shifts: &[i64]) -> Vec<Wanted<'a>> {
+pub(super) fn seen_blocks<'a>(
+    rules: &Rules<'_>, blocks: &[KvBlock<'a>], shifts: &[i64],
+) -> Vec<Wanted<'a>> {
     let mut wanted = Vec::new();
     let mut start = 0;
     for block in blocks {

@@ -1,12 +1,13 @@
 //! Why something is not done on a GPU.
 
 use std::fmt;
+use std::path::PathBuf;
 
 use crate::attention::AttentionError;
 use crate::reader::ReadError;
 
-/// One variant for each decision of the caller. Files are only read here: whatever happens, the
-/// sequence on the mount stays as it is.
+/// One variant for each decision of the caller. Whatever happens, what is in a sequence on the mount
+/// stays as it is.
 #[derive(Debug)]
 pub enum CudaError {
     /// There is no driver, no GPU, or one that is too old: attend on the CPU.
@@ -32,6 +33,14 @@ pub enum CudaError {
     Attention(AttentionError),
     /// A page could not be read.
     Read(ReadError),
+    /// Rows could not be written to the mount. What is there stays as it is, and attention goes on;
+    /// of the rows that were given since, none will be written: open the sequence anew.
+    WriteBack {
+        /// What they were to be written to.
+        path: PathBuf,
+        /// What went wrong.
+        why: String,
+    },
 }
 
 impl fmt::Display for CudaError {
@@ -45,6 +54,9 @@ impl fmt::Display for CudaError {
             Self::Device { call, why } => write!(f, "cuda: {call}: {why}"),
             Self::Attention(error) => error.fmt(f),
             Self::Read(error) => error.fmt(f),
+            Self::WriteBack { path, why } => {
+                write!(f, "cuda: rows are not written to {}: {why}", path.display())
+            }
         }
     }
 }

@@ -4,12 +4,17 @@
 //! `kernels/kernels.ptx.zst` has a module for each dtype and width of rows, and one that all share.
 //! The driver compiles what is used and remembers it.
 
+use std::f32::consts::LN_2;
 use std::ffi::CString;
 use std::io::Read as _;
 
 use super::CudaError;
-use super::arguments::{AttendArguments, Heads, MergeArguments, PrepareArguments};
+use super::arguments::{
+    AttendArguments, BoundArguments, Heads, MassArguments, MergeArguments, PrepareArguments,
+    SummaryArguments,
+};
 use super::driver::{Context, DeviceMemory, Grid, Kernel, Module, Stream};
+use super::on_stream::DeviceResult;
 use super::partials::Parts;
 use super::table::Table;
 use crate::attention::Shape;
@@ -70,6 +75,8 @@ fn load(context: &Context, name: &str) -> Result<Module, CudaError> {
 pub(super) struct CommonKernels {
     prepare: Kernel,
     merge: Kernel,
+    finish: Kernel,
+    bound: Kernel,
 }
 
 /// Rotations of the queries, one copy of them for each.
@@ -96,12 +103,18 @@ pub(super) struct QueryMemory<'a> {
 impl CommonKernels {
     pub(super) fn load(context: &Context) -> Result<Self, CudaError> {
         let module = load(context, "common")?;
-        Ok(Self { prepare: module.kernel("prepare")?, merge: module.kernel("merge")? })
+        Ok(Self {
+            prepare: module.kernel("prepare")?,
+            merge: module.kernel("merge")?,
+            finish: module.kernel("finish")?,
+            bound: module.kernel("bound_pages")?,
+        })
     }
 
-    /// Scales and rotates the queries.
+    /// Scales and rotates the queries, which are at `q`.
     pub(super) fn prepare(
-        &self, stream: &Stream, heads: Heads, scale: f32, turns: Turns, memory: QueryMemory<'_>,
+        &self, stream: &Stream, heads: Heads, scale: f32, turns: Turns,
+        (q, memory): (u64, QueryMemory<'_>),
     ) -> Result<(), CudaError> {
         let rows = heads.num_queries as usize * (heads.num_kv_heads * heads.group) as usize;
         let q_bytes = rows * heads.head_dim as usize * size_of::<f32>();
@@ -113,7 +126,7 @@ impl CommonKernels {
         let arguments = PrepareArguments {
             heads,
             scale,
-            q: memory.given.address(),
+            q,
             turns: memory.given.address() + memory.turns_at as u64,
             pairs: turns.pairs,
             first: turns.first,
@@ -129,29 +142,94 @@ impl CommonKernels {
     pub(super) fn merge(
         &self, stream: &Stream, heads: Heads, from: (&Parts, u32), to: (&Parts, u32),
     ) -> Result<(), CudaError> {
-        let ((from, count), (to, at)) = (from, to);
-        assert!(count <= from.capacity() && at < to.capacity(), "parts that there are");
-        let num_qo_heads = heads.num_kv_heads * heads.group;
-        let rows = heads.num_queries * num_qo_heads;
-        assert!((rows, heads.v_head_dim) == from.shape() && from.shape() == to.shape());
-        let (o, m, l) = from.addresses(0);
+        let (to, at) = to;
+        assert!(at < to.capacity() && from.0.shape() == to.shape(), "parts that there are");
         let (merged_o, merged_m, merged_l) = to.addresses(at);
-        let arguments = MergeArguments {
-            o,
-            m,
-            l,
-            sinks: 0,
-            merged_o,
-            merged_m,
-            merged_l,
-            parts: count,
-            rows,
-            num_qo_heads,
-            v_head_dim: heads.v_head_dim,
-        };
+        let arguments =
+            MergeArguments { merged_o, merged_m, merged_l, ..merge_arguments(heads, from) };
+        let grid = Grid { x: arguments.rows, y: 1 };
         // SAFETY: the kernel takes these arguments, and both memories have the parts.
-        unsafe { stream.launch(&self.merge, Grid { x: rows, y: 1 }, &arguments) }
+        unsafe { stream.launch(&self.merge, grid, &arguments) }
     }
+
+    /// Merges the first `count` parts into memory of a caller's, or what they are in the end.
+    ///
+    /// # Safety
+    /// The addresses must be those of memory as large as [`DeviceResult`] says, until the stream has
+    /// done it.
+    pub(super) unsafe fn deliver(
+        &self, stream: &Stream, heads: Heads, from: (&Parts, u32), to: DeviceResult,
+    ) -> Result<(), CudaError> {
+        let arguments = merge_arguments(heads, from);
+        let (kernel, arguments) = match to {
+            DeviceResult::Partials { o: merged_o, m: merged_m, l: merged_l } => {
+                (&self.merge, MergeArguments { merged_o, merged_m, merged_l, ..arguments })
+            }
+            DeviceResult::Output { out, sinks } => {
+                (&self.finish, MergeArguments { merged_o: out, sinks, ..arguments })
+            }
+        };
+        let grid = Grid { x: arguments.rows, y: 1 };
+        // SAFETY: the kernel takes these arguments; the rest is the caller's promise.
+        unsafe { stream.launch(kernel, grid, &arguments) }
+    }
+}
+
+impl CommonKernels {
+    /// Writes the most that a logit can be, `[num_queries, num_qo_heads, pages]`, for the pages of a
+    /// table, by their `bounds`.
+    pub(super) fn bound(
+        &self, stream: &Stream, call: Call<'_>, table: (&Table, &DeviceMemory),
+        bounds: &DeviceMemory, most: &DeviceMemory,
+    ) -> Result<(), CudaError> {
+        let ((table, memory), heads) = (table, call.heads);
+        let num_pages = u32::try_from(table.pages.len()).unwrap_or(u32::MAX);
+        let num_qo_heads = (heads.num_kv_heads * heads.group) as usize;
+        let values = heads.num_queries as usize * num_qo_heads * table.pages.len();
+        assert!(values * size_of::<f32>() <= most.bytes(), "a bound for each page");
+        assert!(table.pages.len() * bounds_bytes(heads) <= bounds.bytes(), "of each page");
+        assert!(table.bytes() <= memory.bytes(), "the table is there");
+        let arguments = BoundArguments {
+            heads,
+            // What the queries were scaled by besides the scale of the logits.
+            factor: if call.soft_cap == 0.0 { LN_2 } else { call.soft_cap },
+            q: call.queries.prepared.address(),
+            pages: memory.address(),
+            bounds: bounds.address(),
+            num_pages,
+            most: most.address(),
+        };
+        let grid = Grid { x: num_pages, y: heads.num_kv_heads };
+        // SAFETY: the kernel takes these arguments, and the memories hold what it reads and writes.
+        unsafe { stream.launch(&self.bound, grid, &arguments) }
+    }
+}
+
+/// Arguments without a place for the result.
+fn merge_arguments(heads: Heads, (from, parts): (&Parts, u32)) -> MergeArguments {
+    assert!(parts <= from.capacity(), "parts that there are");
+    let num_qo_heads = heads.num_kv_heads * heads.group;
+    let rows = heads.num_queries * num_qo_heads;
+    assert!((rows, heads.v_head_dim) == from.shape(), "parts of these heads");
+    let (o, m, l) = from.addresses(0);
+    MergeArguments {
+        o,
+        m,
+        l,
+        sinks: 0,
+        merged_o: 0,
+        merged_m: 0,
+        merged_l: 0,
+        parts,
+        rows,
+        num_qo_heads,
+        v_head_dim: heads.v_head_dim,
+    }
+}
+
+/// Bytes of the smallest and largest K of a page.
+pub(super) fn bounds_bytes(heads: Heads) -> usize {
+    (heads.num_kv_heads * 2 * heads.head_dim) as usize * size_of::<f32>()
 }
 
 /// The attention kernels of a module.
@@ -160,6 +238,8 @@ pub(super) struct AttendKernels {
     /// By the rows that they take at a time.
     decode: [(u32, Kernel); 5],
     masked: Kernel,
+    mass: Kernel,
+    summarise: Kernel,
 }
 
 /// What is the same for all launches of a call.
@@ -185,6 +265,8 @@ impl AttendKernels {
                 (8, module.kernel("attend_8")?),
             ],
             masked: module.kernel("attend_masked_8")?,
+            mass: module.kernel("add_mass_4")?,
+            summarise: module.kernel("summarise_pages")?,
         })
     }
 
@@ -233,6 +315,55 @@ impl AttendKernels {
         // SAFETY: the kernel takes these arguments. A table's splits are of its pages, and those lie
         // in memory of the ring or of the hot window, which outlives the streams' work.
         unsafe { stream.launch(kernel, grid, &arguments) }
+    }
+
+    /// Adds the weights of the tokens of a table to `mass`, `[tokens]`; `totals` has the merged `m`,
+    /// then `l`, each `[num_queries, num_qo_heads]`.
+    pub(super) fn add_mass(
+        &self, stream: &Stream, call: Call<'_>, table: (&Table, &DeviceMemory),
+        totals: &DeviceMemory, mass: &DeviceMemory,
+    ) -> Result<(), CudaError> {
+        let ((table, memory), heads, queries) = (table, call.heads, call.queries);
+        let rows = (heads.num_queries * heads.num_kv_heads * heads.group) as usize;
+        assert!(2 * rows * size_of::<f32>() <= totals.bytes(), "m and l of each row");
+        let end = table.pages.iter().map(|page| u64::from(page.index) + u64::from(page.tokens));
+        assert!(end.max().unwrap_or(0) * 4 <= mass.bytes() as u64, "room for each token");
+        assert!(table.bytes() <= memory.bytes(), "the table is there");
+        let arguments = MassArguments {
+            heads,
+            window: call.window,
+            soft_cap: call.soft_cap,
+            q: queries.prepared.address(),
+            pages: memory.address(),
+            splits: memory.address() + table.splits_at() as u64,
+            positions: queries.given.address() + queries.positions_at as u64,
+            m: totals.address(),
+            l: totals.address() + (rows * size_of::<f32>()) as u64,
+            mass: mass.address(),
+        };
+        let x = u32::try_from(table.splits.len()).unwrap_or(u32::MAX);
+        // SAFETY: as in `attend`; no two splits have the same token.
+        unsafe { stream.launch(&self.mass, Grid { x, y: 1 }, &arguments) }
+    }
+
+    /// Writes the smallest and largest K of the pages of a table, as the pages from `first` on.
+    pub(super) fn summarise(
+        &self, stream: &Stream, heads: Heads, table: (&Table, &DeviceMemory),
+        (bounds, first): (&DeviceMemory, usize),
+    ) -> Result<(), CudaError> {
+        let (table, memory) = table;
+        let of_page = bounds_bytes(heads);
+        assert!((first + table.pages.len()) * of_page <= bounds.bytes(), "room for each page");
+        assert!(table.bytes() <= memory.bytes(), "the table is there");
+        let arguments = SummaryArguments {
+            pages: memory.address(),
+            bounds: bounds.address() + (first * of_page) as u64,
+            num_kv_heads: heads.num_kv_heads,
+            head_dim: heads.head_dim,
+        };
+        let x = u32::try_from(table.pages.len()).unwrap_or(u32::MAX);
+        // SAFETY: as in `attend`, and the bounds were checked.
+        unsafe { stream.launch(&self.summarise, Grid { x, y: heads.num_kv_heads }, &arguments) }
     }
 }
 

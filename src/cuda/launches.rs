@@ -5,12 +5,14 @@ use super::arguments::Heads;
 use super::driver::{Context, DeviceMemory, Stream};
 use super::hot::HotWindow;
 use super::kernels::{AttendKernels, Call, CommonKernels, module_name};
+use super::mass::MassMemory;
+use super::on_stream::DeviceResult;
 use super::partials::Gathered;
-use super::queries::QueryBuffers;
+use super::queries::{Asked, QueryBuffers};
 use super::ring::Ring;
 use super::rules::Rules;
 use super::table::{Placed, Table};
-use crate::attention::{Options, Partials, Queries, Shape};
+use crate::attention::{Options, Partials, Shape};
 use crate::page::Dtype;
 
 /// Blocks for each multiprocessor and launch: two fit at once, and twice as many even out.
@@ -47,6 +49,11 @@ impl Step<'_> {
     pub(super) fn rules(&self) -> &Rules<'_> {
         &self.rules
     }
+
+    fn call<'a>(&self, queries: &'a QueryBuffers) -> Call<'a> {
+        let (heads, window, soft_cap) = (self.heads, self.window, self.soft_cap);
+        Call { heads, window, soft_cap, queries: queries.memory() }
+    }
 }
 
 impl Launches {
@@ -64,9 +71,9 @@ impl Launches {
 
     /// Begins a call over `tokens` tokens: prepares its queries, a copy for each shift.
     pub(super) fn begin<'q>(
-        &mut self, queries: &Queries<'q>, options: &'q Options<'q>, tokens: usize, shifts: &[i64],
+        &mut self, queries: &Asked<'q>, options: &'q Options<'q>, tokens: usize, shifts: &[i64],
     ) -> Result<Step<'q>, CudaError> {
-        let rules = Rules::new(self.shape, queries, options, tokens)?;
+        let rules = Rules::new(self.shape, queries.positions, options, tokens)?;
         let count = queries.positions.len();
         if count > QUERIES_MAX {
             return Err(CudaError::Unsupported(format!("{count} queries in one call")));
@@ -117,9 +124,57 @@ impl Launches {
         self.gathered.begin_result(&self.common, &self.computes)
     }
 
+    /// Merges what was gathered into memory of a caller's.
+    ///
+    /// # Safety
+    /// As [`CommonKernels::deliver`].
+    pub(super) unsafe fn deliver(&mut self, to: DeviceResult) -> Result<(), CudaError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.gathered.deliver(&self.common, &self.computes, to) }
+    }
+
     /// Waits for the result.
     pub(super) fn result(&mut self) -> Result<Partials, CudaError> {
         self.gathered.result(self.shape)
+    }
+
+    /// Adds the weights of what is in the oldest slot of a ring to the mass of its tokens.
+    pub(super) fn consume_mass(
+        &mut self, step: &Step<'_>, ring: &mut Ring, mass: &MassMemory,
+    ) -> Result<(), CudaError> {
+        let Some((dtype, blocks)) = ring.front_blocks() else { return Ok(()) };
+        self.load(dtype)?;
+        let table = self.table(step, dtype, blocks)?;
+        if !table.splits.is_empty() {
+            let memory = ring.open(&self.computes, &table)?;
+            let kernels = kernels(&self.kernels, dtype)?;
+            let table = (&table, memory);
+            let (totals, sums) = mass.memories();
+            kernels.add_mass(&self.computes, step.call(&self.queries), table, totals, sums)?;
+        }
+        ring.close(&self.computes)
+    }
+
+    /// Writes the bounds of the pages in the oldest slot of a ring; the first one is page `first`.
+    pub(super) fn consume_bounds(
+        &mut self, ring: &mut Ring, bounds: &DeviceMemory, first: usize,
+    ) -> Result<(), CudaError> {
+        let Some((dtype, blocks)) = ring.front_blocks() else { return Ok(()) };
+        self.load(dtype)?;
+        let table = Table::whole(blocks);
+        let memory = ring.open(&self.computes, &table)?;
+        let kernels = kernels(&self.kernels, dtype)?;
+        let heads = Heads::new(self.shape, 1);
+        kernels.summarise(&self.computes, heads, (&table, memory), (bounds, first))?;
+        ring.close(&self.computes)
+    }
+
+    /// Writes the most that a logit of the queries can be for each of some pages.
+    pub(super) fn bound(
+        &self, step: &Step<'_>, table: (&Table, &DeviceMemory), bounds: &DeviceMemory,
+        most: &DeviceMemory,
+    ) -> Result<(), CudaError> {
+        self.common.bound(&self.computes, step.call(&self.queries), table, bounds, most)
     }
 
     fn load(&mut self, dtype: Dtype) -> Result<(), CudaError> {
@@ -143,14 +198,9 @@ impl Launches {
     fn attend(
         &mut self, step: &Step<'_>, dtype: Dtype, table: &Table, memory: &DeviceMemory,
     ) -> Result<(), CudaError> {
-        let call = Call {
-            heads: step.heads,
-            window: step.window,
-            soft_cap: step.soft_cap,
-            queries: self.queries.memory(),
-        };
         let count = u32::try_from(table.splits.len()).unwrap_or(u32::MAX);
         let to = self.gathered.reserve(&self.common, &self.computes, count)?;
+        let call = step.call(&self.queries);
         kernels(&self.kernels, dtype)?.attend(&self.computes, call, (table, memory), to)
     }
 }

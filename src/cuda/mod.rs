@@ -34,7 +34,9 @@
 //! | `arguments`, `kernels`, `launches` | which kernel, with what |
 //! | `queries`, `rules`, `table` | what is attended to, and in which blocks |
 //! | `layout`, `ring`, `registry` | how do K and V get to the device |
-//! | `partials` | how do the results come back |
+//! | `partials`, `on_stream` | how do the results come back, or stay on the device |
+//! | `write_back` | how do new K and V get to the mount |
+//! | `mass`, `selection` | which tokens are worth reading |
 //! | `ceilings` | how fast could it be |
 //! | `runtime` | what if there is no GPU |
 //! | `scan`, `hot` | what of a sequence is on the device, and what comes next |
@@ -48,6 +50,8 @@ mod hot;
 mod kernels;
 mod launches;
 mod layout;
+mod mass;
+mod on_stream;
 mod partials;
 mod queries;
 mod registry;
@@ -55,11 +59,16 @@ mod ring;
 mod rules;
 mod runtime;
 mod scan;
+mod selection;
 mod table;
+mod write_back;
 
 pub use attention::{CudaAttention, Settings};
 pub use ceilings::{Ceilings, filling};
 pub use driver::Properties;
 pub use error::CudaError;
+pub use on_stream::{DeviceQueries, DeviceResult};
 pub use runtime::Runtime;
 pub use scan::Scan;
+pub use selection::DeviceSummaries;
+pub use write_back::{DeviceRows, WriteBack};

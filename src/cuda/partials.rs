@@ -9,6 +9,7 @@ use super::CudaError;
 use super::arguments::Heads;
 use super::driver::{Context, DeviceMemory, Pinned, Stream};
 use super::kernels::CommonKernels;
+use super::on_stream::DeviceResult;
 use crate::attention::{Partials, Shape};
 
 /// Memory for parts: with 40 heads of 128 in a decode step, 1024 of them take 21 MB.
@@ -148,6 +149,25 @@ impl Gathered {
             at += bytes;
         }
         Ok(())
+    }
+
+    /// Merges all parts of the layer into memory of a caller's.
+    ///
+    /// # Safety
+    /// As [`CommonKernels::deliver`].
+    pub(super) unsafe fn deliver(
+        &mut self, kernels: &CommonKernels, stream: &Stream, to: DeviceResult,
+    ) -> Result<(), CudaError> {
+        if self.merged_used > 0 {
+            self.merge(kernels, stream)?;
+        }
+        let from = if self.merged_used > 0 {
+            (&self.merged, self.merged_used)
+        } else {
+            (&self.parts, self.used)
+        };
+        // SAFETY: the caller's promise.
+        unsafe { kernels.deliver(stream, self.heads, from, to) }
     }
 
     /// Waits for the result.

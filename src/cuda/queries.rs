@@ -9,6 +9,32 @@ use super::driver::{Context, DeviceMemory, Pinned, Stream};
 use super::kernels::{CommonKernels, QueryMemory, Turns};
 use crate::attention::{AttentionError, KvBlock, Options, Pairing, Queries, Shape};
 
+/// Where the queries of a call are, `[num_queries, num_qo_heads, head_dim]`.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Given<'a> {
+    Host(&'a [f32]),
+    /// Its address; whoever gave it has made the stream wait for it.
+    Device(u64),
+}
+
+/// The queries of a call.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Asked<'a> {
+    pub(super) q: Given<'a>,
+    pub(super) positions: &'a [u64],
+}
+
+impl<'a> Asked<'a> {
+    /// Queries in host memory.
+    ///
+    /// # Errors
+    /// As `Queries::check`.
+    pub(super) fn new(queries: &Queries<'a>, shape: Shape) -> Result<Self, AttentionError> {
+        queries.check(shape)?;
+        Ok(Self { q: Given::Host(queries.q), positions: queries.positions })
+    }
+}
+
 /// Device memory for the queries of a call.
 #[derive(Debug)]
 pub(super) struct QueryBuffers {
@@ -80,7 +106,7 @@ impl QueryBuffers {
     pub(super) fn prepare(
         &mut self, (context, stream): (&Context, &Stream), kernels: &CommonKernels,
         (shape, heads): (Shape, Heads),
-        (queries, options, shifts): (&Queries<'_>, &Options<'_>, &[i64]),
+        (queries, options, shifts): (&Asked<'_>, &Options<'_>, &[i64]),
     ) -> Result<(), CudaError> {
         let rotation = options.rotation.filter(|_| shifts.iter().any(|shift| *shift != 0));
         let pairs = rotation.map_or(0, crate::attention::Rotation::pairs);
@@ -88,15 +114,23 @@ impl QueryBuffers {
         self.grow(context, stream, &sizes)?;
         (self.turns_at, self.positions_at) = (sizes.q, sizes.q + sizes.turns);
         let bytes = self.pinned.bytes_mut()?;
-        put(&mut bytes[..sizes.q], queries.q.iter().map(|q| q.to_le_bytes()));
+        let (q, first) = match queries.q {
+            Given::Host(q) => {
+                put(&mut bytes[..sizes.q], q.iter().map(|q| q.to_le_bytes()));
+                (self.given.address(), 0)
+            }
+            Given::Device(address) => (address, sizes.q),
+        };
         if let Some(rotation) = rotation {
             let turns = shifts.iter().flat_map(|shift| rotation.turns(-shift));
             let turns = turns.flat_map(|(cos, sin)| [cos.to_le_bytes(), sin.to_le_bytes()]);
             put(&mut bytes[self.turns_at..self.positions_at], turns);
         }
-        let positions = queries.positions.iter().map(|position| position.to_le_bytes());
+        // Far ahead of everything, who sees all of it.
+        let position = |position: &u64| if options.causal { *position } else { 1 << 40 };
+        let positions = queries.positions.iter().map(|of| position(of).to_le_bytes());
         put(&mut bytes[self.positions_at..], positions);
-        stream.upload(&self.pinned, 0..sizes.given(), &self.given, 0)?;
+        stream.upload(&self.pinned, first..sizes.given(), &self.given, first)?;
         let narrow = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
         let turns = Turns {
             copies: narrow(shifts.len()),
@@ -106,7 +140,7 @@ impl QueryBuffers {
         };
         let scale = options.scale(shape);
         let scale = options.soft_cap.map_or(scale * LOG2_E, |cap| scale / cap);
-        kernels.prepare(stream, heads, scale, turns, self.memory())
+        kernels.prepare(stream, heads, scale, turns, (q, self.memory()))
     }
 
     fn grow(&mut self, context: &Context, stream: &Stream, sizes: &Sizes) -> Result<(), CudaError> {

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::CudaError;
-use crate::attention::{Options, Queries, Shape};
+use crate::attention::{Options, Shape};
 
 /// The kernels count distances in 31 bits.
 const WINDOW_MAX: u64 = 1 << 29;
@@ -29,10 +29,9 @@ impl<'a> Rules<'a> {
     /// [`CudaError::Unsupported`] for options that the kernels do not know, and
     /// [`CudaError::Attention`] for those that nobody does. `tokens` are those of all blocks.
     pub(super) fn new(
-        shape: Shape, queries: &Queries<'a>, options: &'a Options<'a>, tokens: usize,
+        shape: Shape, positions: &'a [u64], options: &'a Options<'a>, tokens: usize,
     ) -> Result<Self, CudaError> {
-        queries.check(shape)?;
-        options.check(shape, queries.positions.len(), tokens)?;
+        options.check(shape, positions.len(), tokens)?;
         let unsupported = |what: &str| Err(CudaError::Unsupported(what.to_owned()));
         if options.alibi_slopes.is_some() {
             return unsupported("ALiBi");
@@ -47,7 +46,7 @@ impl<'a> Rules<'a> {
             }
             _ => {}
         }
-        Ok(Self { positions: queries.positions, options })
+        Ok(Self { positions, options })
     }
 
     /// What is seen of a block whose first token is the `start`th of all.

@@ -61,9 +61,29 @@ impl Runtime {
     pub fn run(
         &mut self, queries: &Queries<'_>, blocks: &[KvBlock<'_>], options: &Options<'_>,
     ) -> Result<Partials, AttentionError> {
-        let Some(cuda) = &mut self.cuda else { return self.cpu.run(queries, blocks, options) };
-        match cuda.run(queries, blocks, options) {
-            Ok(partials) => return Ok(partials),
+        let done = self.on_gpu(|cuda| cuda.run(queries, blocks, options))?;
+        done.map_or_else(|| self.cpu.run(queries, blocks, options), Ok)
+    }
+
+    /// As [`Attention::run_with_mass`].
+    ///
+    /// # Errors
+    /// As [`Attention::run_with_mass`].
+    pub fn run_with_mass(
+        &mut self, queries: &Queries<'_>, blocks: &[KvBlock<'_>], options: &Options<'_>,
+        mass: &mut [f32],
+    ) -> Result<Partials, AttentionError> {
+        let done = self.on_gpu(|cuda| cuda.run_with_mass(queries, blocks, options, mass))?;
+        done.map_or_else(|| self.cpu.run_with_mass(queries, blocks, options, mass), Ok)
+    }
+
+    /// What a GPU makes of it, if there is one that can and does.
+    fn on_gpu(
+        &mut self, act: impl FnOnce(&mut CudaAttention) -> Result<Partials, CudaError>,
+    ) -> Result<Option<Partials>, AttentionError> {
+        let Some(cuda) = &mut self.cuda else { return Ok(None) };
+        match act(cuda) {
+            Ok(partials) => return Ok(Some(partials)),
             Err(CudaError::Attention(error)) => return Err(error),
             // Other calls may be right for it.
             Err(CudaError::Unsupported(_)) => {}
@@ -72,6 +92,6 @@ impl Runtime {
                 (self.cuda, self.why) = (None, Some(error.to_string()));
             }
         }
-        self.cpu.run(queries, blocks, options)
+        Ok(None)
     }
 }

@@ -15,6 +15,7 @@ use super::CudaError;
 use super::attention::CudaAttention;
 use super::hot::HotPage;
 use super::launches::Step;
+use super::queries::Asked;
 use super::ring::Wanted;
 use super::table::Placed;
 use crate::attention::select::TokenSet;
@@ -152,7 +153,8 @@ impl<'c> Scan<'c, '_> {
         }
         // Until all has gone well.
         self.has_failed = true;
-        let step = self.cuda.launches.begin(queries, options, length(&self.span), &[0])?;
+        let asked = Asked::new(queries, self.cuda.shape())?;
+        let step = self.cuda.launches.begin(&asked, options, length(&self.span), &[0])?;
         self.follow(queries, options);
         self.attend_tail(&step)?;
         self.attend_hot(&step)?;

@@ -41,7 +41,7 @@ impl Placed {
             v_token_stride: self.v_strides.1,
             position,
             tokens: run.len() as u32,
-            index: 0,
+            index: (self.start + run.start) as u32,
             queries: self.queries,
             reserved: 0,
         }
@@ -66,6 +66,12 @@ impl Table {
             table.pages.extend(seen.runs.iter().map(|run| block.page(run)));
         }
         table
+    }
+
+    /// All tokens of some blocks, a page each, for kernels that go by pages.
+    pub(super) fn whole(placed: &[Placed]) -> Self {
+        let pages = placed.iter().map(|block| block.page(&(0..block.tokens))).collect();
+        Self { pages, ..Self::default() }
     }
 
     /// Divides the tokens into at most `most` runs of nearly equal length.
@@ -143,9 +149,8 @@ mod tests {
                 })
                 .collect();
             let options = Options::default();
-            let queries = crate::attention::Queries { q: &[0.0; 8], positions: &[1 << 30] };
             let shape = crate::attention::Shape::new(1, 1, 8, 8).unwrap();
-            let rules = Rules::new(shape, &queries, &options, start).unwrap();
+            let rules = Rules::new(shape, &[1 << 30], &options, start).unwrap();
             let mut table = Table::new(&placed, &rules);
             table.divide(most);
             assert_eq!(table.splits.len(), expected, "{pages:?} {most}");

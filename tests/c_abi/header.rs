@@ -3,8 +3,8 @@
 use std::path::Path;
 
 /// In the order in which a reader of C needs them.
-const SOURCES: [&str; 8] =
-    ["status", "attention", "block", "options", "partials", "rotation", "manifest", "page"];
+const SOURCES: [&str; 9] =
+    ["status", "attention", "block", "options", "partials", "cuda", "rotation", "manifest", "page"];
 
 fn generate() -> String {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));

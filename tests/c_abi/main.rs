@@ -7,8 +7,12 @@
 mod common;
 
 mod agreement;
+mod cuda;
 mod example;
 mod header;
 mod held;
+#[allow(dead_code, reason = "the tests of the kernels use the rest")]
+#[path = "../kernels/library.rs"]
+mod library;
 mod program;
 mod refused;

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use library::{can_build, driver};
+use library::{can_build, driver, old_driver};
 
 #[allow(dead_code, reason = "the tests of the kernels use the rest")]
 #[path = "../kernels/library.rs"]
@@ -26,6 +26,12 @@ pub(crate) const SLOW_KERNELS: Plan<'_> = &[("KVFS_FAKE_KERNEL_US", "3000")];
 
 pub(crate) const F16_64: ModuleName<'_> = ("F16", "f16", 64);
 
+/// Where the driver and some modules are, for a program that loads them; `None` without a compiler.
+#[allow(dead_code, reason = "an example with this file has no such program")]
+pub(crate) fn place_of_driver(modules: &[ModuleName<'_>]) -> Option<PathBuf> {
+    can_build().then(|| driver(modules))
+}
+
 /// Runs `body` under the driver, once for each plan. `name` is `concat!(module_path!(), "::", TEST)`.
 #[track_caller]
 pub(crate) fn under(
@@ -41,6 +47,17 @@ pub(crate) fn under(
     let place = driver(modules);
     for plan in plans {
         succeed(name, Some(&place), plan);
+    }
+}
+
+/// Runs `body` under a driver that lacks a function.
+#[track_caller]
+#[allow(dead_code, reason = "an example with this file does not ask for it")]
+pub(crate) fn under_an_old_one(name: &str, body: impl FnOnce()) {
+    if std::env::var_os(INSIDE).is_some() {
+        body();
+    } else if can_build() {
+        succeed(name, Some(&old_driver()), &[]);
     }
 }
 

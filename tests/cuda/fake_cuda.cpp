@@ -8,6 +8,7 @@
 //   KVFS_FAKE_SEED        of all that is random
 //   KVFS_FAKE_COPY_US     longest random time of an upload; KVFS_FAKE_COPY_US_LEAST the shortest.
 //                         Tables and queries, of less than 8 KiB, take none
+//   KVFS_FAKE_BACK_US     longest random time of a download
 //   KVFS_FAKE_KERNEL_US   the same of a kernel; KVFS_FAKE_KERNEL_US_LEAST
 //   KVFS_FAKE_SERIAL      one copy or kernel at a time, whatever the stream
 //   KVFS_FAKE_MEMORY      bytes of device memory
@@ -17,10 +18,18 @@
 //                         `computes`, the waits of streams without and with kernels; `host`, waits of
 //                         the program for events; `synchronize`, for streams; `end`, the last 64
 //                         bytes of an upload of pages; `split`, the last row of blocks of an attention kernel
+//   KVFS_FAKE_WRONG       what the driver does as if the program had reckoned wrongly: `tokens`, the last
+//                         split of a launch has one token less; `stride`, tokens of K lie 16 bytes
+//                         further apart; `scale`, that of the logits is 1 % too large; `parts`, a merge
+//                         leaves out one; `weights`, it takes m for l; `slot`, an upload of pages goes
+//                         to where the one before it went; `head`, queries are a head further on
 //   KVFS_FAKE_DEVICES, KVFS_FAKE_VERSION, KVFS_FAKE_CAPABILITY (52), KVFS_FAKE_SHARED
 #include <dlfcn.h>
 
+#include "attend.h"
 #include "fake_device.h"
+#include "merge.h"
+#include "prepare.h"
 
 using namespace fake;
 
@@ -34,9 +43,32 @@ struct Module {
 
 struct Function {
     Module* module;
+    std::string name;
     int kernel;
     size_t bytes;
 };
+
+bool is_wrong(const char* what) {
+    static const char* wrong = std::getenv("KVFS_FAKE_WRONG");
+    return wrong != nullptr && std::strcmp(wrong, what) == 0;
+}
+
+// Arguments as they would be if the program had reckoned wrongly.
+void spoil(const std::string& kernel, unsigned splits, void* arguments) {
+    if (kernel.compare(0, 7, "attend_") == 0) {
+        auto& a = *static_cast<kvfs::AttendArguments*>(arguments);
+        auto* last = const_cast<kvfs::Split*>(a.attention.splits) + splits - 1;
+        if (is_wrong("tokens") && last->tokens > 0) --last->tokens;
+        if (is_wrong("stride")) const_cast<kvfs::Page*>(a.attention.pages)->k_token_stride += 16;
+        if (is_wrong("head")) a.attention.q += a.attention.heads.head_dim;
+    } else if (kernel == "prepare") {
+        if (is_wrong("scale")) static_cast<kvfs::PrepareArguments*>(arguments)->scale *= 1.01f;
+    } else if (kernel == "merge") {
+        auto& a = *static_cast<kvfs::MergeArguments*>(arguments);
+        if (is_wrong("parts") && a.parts > 1) --a.parts;
+        if (is_wrong("weights")) a.l = a.m;
+    }
+}
 
 thread_local bool has_context = false;
 
@@ -45,6 +77,9 @@ thread_local bool has_context = false;
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 #define NEEDS_CONTEXT \
     if (!has_context) return 201
+
+// How often a function was called so far.
+EXPORTED long kvfs_fake_calls(const char* name) { return Calls::instance().add(name, 0); }
 
 EXPORTED int cuInit(unsigned) {
     FAIL_AS_PLANNED("cuInit");
@@ -174,6 +209,7 @@ EXPORTED int cuStreamWaitEvent(void* stream, void* handle, unsigned) {
 
 EXPORTED int cuEventSynchronize(void* handle) {
     NEEDS_CONTEXT;
+    Calls::instance().add("cuEventSynchronize", 1);
     Event* event = static_cast<Event*>(handle);
     if (!forgets("host")) event->wait(event->generation());
     return lost;
@@ -223,10 +259,13 @@ EXPORTED int cuMemHostRegister_v2(void* memory, size_t bytes, unsigned) {
     return 0;
 }
 
+// A driver that is so old that it lacks one.
+#ifndef KVFS_FAKE_OLD
 EXPORTED int cuMemHostUnregister(void* memory) {
     NEEDS_CONTEXT;
     return host_memory().remove(reinterpret_cast<uintptr_t>(memory)) == 0 ? 713 : 0;
 }
+#endif
 
 EXPORTED int cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void* stream) {
     NEEDS_CONTEXT;
@@ -236,6 +275,9 @@ EXPORTED int cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, v
     if (!host_memory().holds(reinterpret_cast<uintptr_t>(from), bytes)) return INVALID_VALUE;
     const bool is_small = bytes < 8 << 10;
     if (forgets("end") && !is_small) bytes -= std::min<size_t>(bytes, 64);
+    static uint64_t before = to;
+    const uint64_t there = std::exchange(before, is_small ? before : to);
+    if (is_wrong("slot") && !is_small && device_memory().holds(there, bytes)) to = there;
     static_cast<Stream*>(stream)->push([=] {
         const auto lock = turn();
         if (!is_small) Random::instance().sleep("KVFS_FAKE_COPY_US_LEAST", "KVFS_FAKE_COPY_US");
@@ -250,6 +292,7 @@ EXPORTED int cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, void* s
     if (!device_memory().holds(from, bytes)) return ILLEGAL_ADDRESS;
     if (!host_memory().holds(reinterpret_cast<uintptr_t>(to), bytes)) return INVALID_VALUE;
     static_cast<Stream*>(stream)->push([=] {
+        Random::instance().sleep("KVFS_FAKE_BACK_US_LEAST", "KVFS_FAKE_BACK_US");
         if (lost == 0) std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
     });
     return 0;
@@ -296,7 +339,7 @@ EXPORTED int cuModuleGetFunction(void** handle, void* of, const char* name) {
     size_t bytes = 0;
     const int kernel = module->find(name, &bytes);
     if (kernel < 0) return NOT_FOUND;
-    *handle = new Function{module, kernel, bytes};
+    *handle = new Function{module, name, kernel, bytes};
     return 0;
 }
 
@@ -332,6 +375,7 @@ EXPORTED int cuLaunchKernel(void* handle, unsigned x, unsigned y, unsigned z, un
         // Aligned as the parameters of a kernel are.
         void* aligned = std::aligned_alloc(16, (copy.size() + 15) / 16 * 16);
         std::memcpy(aligned, copy.data(), copy.size());
+        spoil(function->name, y, aligned);
         function->module->run(function->kernel, x, y, threads, seed, aligned);
         std::free(aligned);
     });

@@ -16,6 +16,7 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace fake {
@@ -35,12 +36,27 @@ inline bool forgets(const char* what) {
 // What the device reports from now on, whatever is asked.
 inline std::atomic<int> lost{0};
 
+// How often something was called.
+class Calls {
+public:
+    long add(const std::string& call, long more) {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        return counts_[call] += more;
+    }
+
+    static Calls& instance() {
+        static Calls* calls = new Calls;
+        return *calls;
+    }
+
+private:
+    std::mutex mutex_;
+    std::map<std::string, long> counts_;
+};
+
 // Whether this call is one that fails, and how.
 inline int planned(const std::string& call) {
-    static std::mutex mutex;
-    static std::map<std::string, long> counts;
-    const std::lock_guard<std::mutex> lock(mutex);
-    const long count = ++counts[call];
+    const long count = Calls::instance().add(call, 1);
     const char* plan = std::getenv("KVFS_FAKE_FAIL");
     std::string rest = plan == nullptr ? "" : plan;
     while (!rest.empty()) {

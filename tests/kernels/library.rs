@@ -125,6 +125,17 @@ pub(crate) fn driver(modules: &[ModuleName<'_>]) -> PathBuf {
     directory
 }
 
+/// The directory with a driver that lacks a function.
+#[allow(dead_code, reason = "as above")]
+pub(crate) fn old_driver() -> PathBuf {
+    let directory = directory(Watch::Nothing).join("old");
+    std::fs::create_dir_all(&directory).unwrap();
+    let source = root().join("tests/cuda/fake_cuda.cpp");
+    let flags = ["-O1", "-DKVFS_FAKE_OLD"];
+    shared_library(&directory, &source, &root().join("kernels"), "libcuda.so.1", &flags);
+    directory
+}
+
 /// A library of one source file.
 fn shared_library(
     directory: &Path, source: &Path, kernels: &Path, product: &str, flags: &[&str],

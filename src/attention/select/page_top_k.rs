@@ -44,7 +44,7 @@ impl PageTopK {
             let why = format!("{found} page summaries for {blocks} blocks");
             return Err(AttentionError::Arguments(why));
         }
-        let mut worth = vec![0.0; blocks.len()];
+        let mut all = Vec::new();
         let scale = options.scale(shape);
         for (row, q) in queries.q.chunks_exact(shape.head_dim()).enumerate() {
             let kv_head = row % shape.num_qo_heads() / shape.group();
@@ -61,14 +61,24 @@ impl PageTopK {
                     }
                     Ok(scale * summary.upper_bound(kv_head, &q))
                 });
-            let bounds: Vec<f32> = bounds.collect::<Result<_, _>>()?;
+            all.push(bounds.collect::<Result<Vec<f32>, _>>()?);
+        }
+        Ok(self.select_by(all.iter().map(Vec::as_slice), blocks))
+    }
+
+    /// Chooses by the bounds of each page, in rows of one query and head.
+    pub(crate) fn select_by<'b>(
+        &self, rows: impl Iterator<Item = &'b [f32]>, blocks: &[KvBlock<'_>],
+    ) -> SelectedPages {
+        let mut worth = vec![0.0; blocks.len()];
+        for bounds in rows {
             let best = bounds.iter().copied().fold(f32::NEG_INFINITY, f32::max);
             for (worth, bound) in worth.iter_mut().zip(bounds) {
                 // An infinite bound is as good as the best.
-                *worth += if bound >= best { 1.0 } else { (bound - best).exp() };
+                *worth += if *bound >= best { 1.0 } else { (bound - best).exp() };
             }
         }
-        Ok(self.choose(&worth, blocks))
+        self.choose(&worth, blocks)
     }
 
     fn choose(&self, worth: &[f32], blocks: &[KvBlock<'_>]) -> SelectedPages {

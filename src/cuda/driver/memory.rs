@@ -218,18 +218,31 @@ impl Stream {
     pub(in crate::cuda) fn download(
         &self, from: &DeviceMemory, at: usize, to: &mut Pinned, range: Range<usize>,
     ) -> Result<(), CudaError> {
-        assert!(range.start <= range.end && range.end <= to.bytes, "of the host memory");
         assert!(at <= from.bytes && range.len() <= from.bytes - at, "of the device memory");
+        // SAFETY: the range was checked, and the driver waits for the copy before memory is freed.
+        unsafe { self.download_from(from.address + at as u64, to, range) }
+    }
+
+    /// The same from an address.
+    ///
+    /// # Panics
+    /// If the range is not within the host memory.
+    ///
+    /// # Safety
+    /// So many bytes must be there on the device until the copy is done.
+    pub(in crate::cuda) unsafe fn download_from(
+        &self, address: u64, to: &mut Pinned, range: Range<usize>,
+    ) -> Result<(), CudaError> {
+        assert!(range.start <= range.end && range.end <= to.bytes, "of the host memory");
         if range.is_empty() {
             return Ok(());
         }
         self.context.bind()?;
         let target = to.start.wrapping_add(range.start).cast::<c_void>();
-        // SAFETY: both ranges were checked. Nobody sees the host memory before its event, which is
-        // recorded next.
-        let result = unsafe {
-            sys::cuMemcpyDtoHAsync_v2(target, from.address + at as u64, range.len(), self.stream)
-        };
+        // SAFETY: the range was checked, the rest is the caller's promise. Nobody sees the host
+        // memory before its event, which is recorded next.
+        let result =
+            unsafe { sys::cuMemcpyDtoHAsync_v2(target, address, range.len(), self.stream) };
         check("cuMemcpyDtoHAsync", result)?;
         self.record(&to.last_copy)
     }

@@ -13,7 +13,7 @@ mod launch;
 mod library;
 mod memory;
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::sync::Arc;
 
@@ -120,7 +120,7 @@ impl Context {
         // SAFETY: the driver writes one handle, which is destroyed when it is dropped.
         let result = unsafe { sys::cuStreamCreate(&raw mut stream, STREAM_NON_BLOCKING) };
         check("cuStreamCreate", result)?;
-        Ok(Stream { context: self.clone(), stream })
+        Ok(Stream { context: self.clone(), stream, is_owned: true })
     }
 
     pub(super) fn event(&self) -> Result<Event, CudaError> {
@@ -171,15 +171,26 @@ fn properties(device: sys::CUdevice) -> Result<Properties, CudaError> {
 
 /// Work in order.
 #[derive(Debug)]
+#[allow(clippy::struct_field_names, reason = "the handle has no other name")]
 pub(super) struct Stream {
     context: Context,
     stream: sys::CUstream,
+    /// Or it is somebody else's, who outlives this.
+    is_owned: bool,
 }
 
 // SAFETY: the driver's functions are thread-safe.
 unsafe impl Send for Stream {}
 
 impl Stream {
+    /// A stream of somebody else's; null is the default one.
+    ///
+    /// # Safety
+    /// It must be a stream of the context's device, and outlive this.
+    pub(super) unsafe fn of_caller(context: &Context, stream: *mut c_void) -> Self {
+        Self { context: context.clone(), stream: stream.cast(), is_owned: false }
+    }
+
     /// What comes later here waits for what was in the event's stream when it was last recorded;
     /// for nothing if it never was.
     pub(super) fn wait(&self, event: &Event) -> Result<(), CudaError> {
@@ -220,6 +231,9 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
+        if !self.is_owned {
+            return;
+        }
         let _ = self.context.bind();
         // SAFETY: the handle lives, and nobody uses it after this.
         let result = unsafe { sys::cuStreamDestroy_v2(self.stream) };
