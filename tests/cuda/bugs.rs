@@ -1,6 +1,6 @@
-//! What the tests would say if the program forgot to wait, or to ask for all of its bytes and blocks:
-//! otherwise they would prove nothing. The driver forgets it in the program's stead, so it is the
-//! program as it is that runs.
+//! What the tests would say if the program forgot to wait, to ask for all of its bytes and blocks, or
+//! reckoned wrongly: otherwise they would prove nothing. The driver does it in the program's stead, so
+//! it is the program as it is that runs.
 
 use kvfs::attention::{Options, Queries, Shape};
 use kvfs::cuda::{CudaAttention, Settings};
@@ -16,9 +16,14 @@ fn forgets(what: &'static str) -> (&'static str, &'static str) {
     ("KVFS_FAKE_IGNORE", what)
 }
 
+fn reckons(what: &'static str) -> (&'static str, &'static str) {
+    ("KVFS_FAKE_WRONG", what)
+}
+
 #[test]
-fn every_omission_is_noticed() {
-    let bugs: [([(&str, &str); 2], &str); 5] = [
+fn every_bug_is_noticed() {
+    const NONE: (&str, &str) = ("KVFS_FAKE_SEED", "2");
+    let bugs: [([(&str, &str); 2], &str); 12] = [
         // A kernel does not wait for its slot to be filled.
         ([forgets("computes"), SLOW_COPY], "off by"),
         // A slot is filled again while a kernel reads it.
@@ -29,9 +34,19 @@ fn every_omission_is_noticed() {
         ([forgets("end"), SLOW_COPY], "off by"),
         // So are the last tokens of a slot.
         ([forgets("split"), SLOW_COPY], "off by"),
+        // A short page's number of tokens, the distance of its tokens, the scale of the logits.
+        ([reckons("tokens"), NONE], "off by"),
+        ([reckons("stride"), NONE], "off by"),
+        ([reckons("scale"), NONE], "off by"),
+        // How many parts merge, and what their weights are.
+        ([reckons("parts"), NONE], "off by"),
+        ([reckons("weights"), NONE], "off by"),
+        // Which slot comes next, and whose queries a head's are.
+        ([reckons("slot"), NONE], "off by"),
+        ([reckons("head"), NONE], "off by"),
     ];
     let bugs: Vec<(Plan<'_>, &str)> = bugs.iter().map(|(plan, says)| (&plan[..], *says)).collect();
-    noticed(concat!(module_path!(), "::every_omission_is_noticed"), &[F16_64], &bugs, || {
+    noticed(concat!(module_path!(), "::every_bug_is_noticed"), &[F16_64], &bugs, || {
         let shape = Shape::new(2, 1, 64, 64).unwrap();
         let settings =
             Settings { slot_bytes: 40 << 10, copy_threads: 1, hot_bytes: 0, registered_bytes: 0 };

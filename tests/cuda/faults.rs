@@ -4,7 +4,7 @@ use kvfs::attention::{Attention, Options, Queries, Shape};
 use kvfs::cuda::{CudaAttention, CudaError, Settings};
 use kvfs::page::Dtype;
 
-use crate::fake::{F16_64, Plan, under, without};
+use crate::fake::{F16_64, Plan, under, under_an_old_one, without};
 use crate::fixture::{Memory, Order, Random};
 
 const SETTINGS: Settings =
@@ -56,6 +56,15 @@ fn no_device_that_will_do() {
             Err(CudaError::Unavailable(why)) => assert!(why.contains(&says), "{why}"),
             other => panic!("{other:?}"),
         }
+    });
+}
+
+/// The binding would panic at the first call of the function.
+#[test]
+fn a_driver_that_lacks_a_function() {
+    under_an_old_one(concat!(module_path!(), "::a_driver_that_lacks_a_function"), || {
+        let Err(CudaError::Unavailable(why)) = open() else { panic!("it was taken") };
+        assert_eq!(why, "the NVIDIA driver is too old: it has no cuMemHostUnregister");
     });
 }
 

@@ -8,6 +8,7 @@
 mod common;
 
 mod bugs;
+mod calls;
 mod fake;
 mod faults;
 mod fixture;
@@ -15,3 +16,5 @@ mod mapped;
 mod numerics;
 mod overlap;
 mod scans;
+mod selections;
+mod write_back;
