@@ -9,10 +9,12 @@
 //! bit if their pages have the same size, or multiples of 128 tokens, and otherwise up to rounding.
 //! Between processors with other vector instructions the last bits differ as well.
 
+use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use kvfs::attention::{Attention, KvBlock, Options, Queries, Shape};
-use kvfs::cuda::{Runtime, Settings};
+use kvfs::cuda::{Runtime, Settings, WriteBack};
+use kvfs::page::Manifest;
 use kvfs::reader::Backend;
 
 use crate::Result;
@@ -51,6 +53,16 @@ impl CausalAttention {
         let backend = runtime.backend();
         self.runtime = Some(Mutex::new(runtime));
         Ok(backend)
+    }
+
+    /// Writes rows to a sequence in the background, beside a GPU; `None` without one.
+    pub(crate) fn write_back(
+        &self, sequence: &Path, manifest: &Manifest, tokens: usize,
+    ) -> Result<Option<WriteBack>> {
+        let Some(runtime) = &self.runtime else { return Ok(None) };
+        let mut runtime = runtime.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(cuda) = runtime.cuda() else { return Ok(None) };
+        Ok(Some(WriteBack::new(cuda, sequence, manifest, tokens as u64)?))
     }
 
     pub(crate) fn shape(&self) -> Shape {

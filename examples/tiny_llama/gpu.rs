@@ -10,7 +10,7 @@ use crate::fake::{F16_64, Plan, SLOW_COPIES, SLOW_KERNELS, under, without};
 use crate::generate::{continue_greedily, prefill};
 use crate::memory_cache::MemoryCache;
 use crate::model::{KeyValueCache, Model};
-use crate::mount_cache::MountCache;
+use crate::mount_cache::{MountCache, read};
 use crate::weights::Weights;
 
 const PROMPT_TOKENS: usize = 300;
@@ -20,11 +20,14 @@ fn fixture() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny-llama")
 }
 
+fn prompt() -> Vec<u32> {
+    let prompt = std::fs::read(fixture().join("prompt.txt")).unwrap();
+    prompt[..PROMPT_TOKENS].iter().copied().map(u32::from).collect()
+}
+
 /// The tokens that follow the prompt.
 fn generate(model: &Model, cache: &mut dyn KeyValueCache) -> Vec<u32> {
-    let prompt = std::fs::read(fixture().join("prompt.txt")).unwrap();
-    let prompt: Vec<u32> = prompt[..PROMPT_TOKENS].iter().copied().map(u32::from).collect();
-    let logits = prefill(model, cache, 0, &prompt).unwrap();
+    let logits = prefill(model, cache, 0, &prompt()).unwrap();
     let mut tokens = Vec::new();
     let mut emit = |token, _: &[f32]| {
         tokens.push(token);
@@ -62,6 +65,17 @@ fn tokens_are_those_of_the_cpu() {
         let mut cache = MountCache::open(&sequence, model.config()).unwrap();
         cache.use_gpu().unwrap();
         assert_eq!(generate(&model, &mut cache), expected);
+        // The rows were written meanwhile: another program goes on with them.
+        cache.durable().unwrap();
+        drop(cache);
+        let mut tokens = prompt();
+        tokens.extend(&expected[..TOKENS - 1]);
+        let mut cache = MountCache::open(&sequence, model.config()).unwrap();
+        assert_eq!(cache.tokens(), tokens);
+        let (logits, resumed) = read(&model, &mut cache, &tokens).unwrap();
+        assert_eq!(resumed.held, tokens.len());
+        let best = logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).unwrap().0;
+        assert_eq!(best, expected[TOKENS - 1] as usize);
     });
 }
 

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use half::f16;
 use kvfs::attention::KvBlock;
+use kvfs::cuda::WriteBack;
 use kvfs::page::names::{LayerEntry, format_layer, format_page, format_tail, layer_entry};
 use kvfs::page::{Geometry, Layer, Manifest, PagePlace, TokenStart, pack_page};
 
@@ -33,6 +34,8 @@ pub(super) struct LayerFiles {
     unsynced: Vec<File>,
     /// The rows of the tail, as they were read last.
     rows: Vec<u8>,
+    /// Which page `rows` are of, where they come here before they are in the file.
+    open: Option<usize>,
 }
 
 /// An open tail.
@@ -59,6 +62,7 @@ impl LayerFiles {
             end: 0,
             unsynced: Vec::new(),
             rows: Vec::new(),
+            open: None,
         };
         files.scan()?;
         Ok(files)
@@ -75,6 +79,15 @@ impl LayerFiles {
     /// Whether a full page is there.
     pub(super) fn has_page(&self, number: usize) -> bool {
         self.tokens_of(number) == self.page_tokens() && self.pages.contains_key(&number)
+    }
+
+    /// Rows are in the file from here on: whoever wrote them has done so.
+    pub(super) fn settle(&mut self) -> Result<()> {
+        if let Some(number) = self.open.take() {
+            let path = self.directory.join(format_tail(self.start(number)));
+            self.tail = Some(Tail::open(number, path)?);
+        }
+        Ok(())
     }
 
     /// Keeps the rows of the first `end` tokens, of which all are usable.
@@ -102,9 +115,17 @@ impl LayerFiles {
         Ok(())
     }
 
-    /// Adds the rows of consecutive tokens, the first of them at `position`. Rows that are there
-    /// stay. Returns whether a missing page was put back.
-    pub(super) fn append(&mut self, position: usize, rows: &[u8]) -> Result<bool> {
+    /// Tokens from the first to the last one that has rows.
+    pub(super) fn end(&self) -> usize {
+        self.end
+    }
+
+    /// Adds the rows of consecutive tokens, the first of them at `position`; `writer` writes those of
+    /// an open page, if it is there. Rows that are there stay. Returns whether a missing page was put
+    /// back.
+    pub(super) fn append(
+        &mut self, position: usize, rows: &[u8], mut writer: Option<&mut WriteBack>,
+    ) -> Result<bool> {
         if position > self.end {
             let layer = self.layer;
             return Err(
@@ -121,6 +142,11 @@ impl LayerFiles {
             let (rows, rest) = new.split_at(room.min(new.len()));
             if rows.len() == page_bytes {
                 self.write_page(number, rows)?;
+                if let Some(writer) = &mut writer {
+                    writer.skip(self.layer, self.page_tokens() as u64);
+                }
+            } else if let Some(writer) = &mut writer {
+                self.append_later(number, rows, rows.len() == room, writer)?;
             } else {
                 self.append_to_tail(number, rows, rows.len() == room)?;
             }
@@ -133,8 +159,9 @@ impl LayerFiles {
     /// The rows of the tokens before `end`, where they lie.
     pub(super) fn blocks(&mut self, end: usize) -> Result<Vec<KvBlock<'_>>> {
         let (last, part) = self.split(end);
+        let is_open = self.open == Some(last);
         let tail = self.tail.as_ref().filter(|tail| tail.number == last);
-        if let Some(tail) = tail
+        if let Some(tail) = tail.filter(|_| !is_open)
             && part > 0
         {
             self.rows.resize(part * self.row_bytes(), 0);
@@ -147,8 +174,9 @@ impl LayerFiles {
         (0..last + usize::from(part > 0))
             .map(|number| match self.pages.get(&number) {
                 Some(page) => page.block(self.start(number).0),
-                None if number == last && tail.is_some() => {
-                    Ok(KvBlock::tail(&self.rows, self.geometry(), self.start(number).0))
+                None if number == last && (is_open || tail.is_some()) => {
+                    let rows = &self.rows[..(part * self.row_bytes()).min(self.rows.len())];
+                    Ok(KvBlock::tail(rows, self.geometry(), self.start(number).0))
                 }
                 None => Err(missing(number).into()),
             })
@@ -219,7 +247,8 @@ impl LayerFiles {
         let (first, (last, part)) = (self.split(position).0, self.split(end));
         let mut has_refilled = false;
         for number in first..last + usize::from(part > 0) {
-            let is_tail = self.tail.as_ref().is_some_and(|tail| tail.number == number);
+            let is_tail = self.open == Some(number)
+                || self.tail.as_ref().is_some_and(|tail| tail.number == number);
             if is_tail || self.has_page(number) {
                 continue;
             }
@@ -266,6 +295,26 @@ impl LayerFiles {
         if fills {
             // The mount has made a page of it and opened the next tail.
             self.tail = None;
+            self.map_new_page(number)?;
+        }
+        Ok(())
+    }
+
+    /// The rows are here at once, and in the file when `writer` comes to them.
+    fn append_later(
+        &mut self, number: usize, rows: &[u8], fills: bool, writer: &mut WriteBack,
+    ) -> Result<()> {
+        if self.open != Some(number) {
+            let tail = self.tail.as_ref().filter(|tail| tail.number == number);
+            self.rows = tail.map_or(Ok(Vec::new()), |tail| tail.read(tail.bytes))?;
+            self.open = Some(number);
+        }
+        self.rows.extend_from_slice(rows);
+        writer.append(self.layer, rows)?;
+        if fills {
+            // The mount makes a page of it when the last row is there.
+            writer.flush()?;
+            (self.tail, self.open) = (None, None);
             self.map_new_page(number)?;
         }
         Ok(())

@@ -11,7 +11,8 @@
 //! chunk covers a whole page, the page file is written at once, under a temporary name that is
 //! then renamed. The ids go into `tokens` when every layer has their rows, so `tokens` says how
 //! many rows are valid, whenever a run is interrupted: what lies beyond is dropped by the next
-//! one. Attention reads the f16 rows where they lie: pages are mapped, tails are read.
+//! one. Attention reads the f16 rows where they lie: pages are mapped, tails are read. Beside a GPU
+//! rows are appended in the background, and the open page is read from memory.
 
 mod files;
 mod layer;
@@ -22,10 +23,11 @@ mod tokens;
 
 use std::fs;
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use half::f16;
+use kvfs::cuda::WriteBack;
 use kvfs::page::{Dtype, Layer, Layout, Manifest, names};
 use kvfs::reader::Backend;
 use zerocopy::IntoBytes;
@@ -44,11 +46,15 @@ const _: () = assert!(cfg!(target_endian = "little"), "rows are used as they lie
 /// The cache of one sequence.
 #[derive(Debug)]
 pub(crate) struct MountCache {
+    sequence: PathBuf,
+    manifest: Arc<Manifest>,
     attention: CausalAttention,
     page_tokens: usize,
     layers: Vec<LayerFiles>,
     tokens: TokenFile,
     counts: Counts,
+    /// Who writes new rows while the next token is computed, if a GPU attends.
+    write_back: Option<WriteBack>,
     /// Whether a missing page was written since the last complete chunk.
     has_refilled: bool,
 }
@@ -93,16 +99,19 @@ impl MountCache {
             .map(|layer| LayerFiles::open(sequence, Layer(layer), &manifest))
             .collect::<Result<_>>()?;
         Ok(Self {
+            sequence: sequence.to_owned(),
             attention: CausalAttention::new(config.shape()?)?,
+            write_back: None,
             page_tokens: manifest.geometry().page_tokens() as usize,
             layers,
             tokens: TokenFile::open(sequence)?,
             counts: Counts::default(),
             has_refilled: false,
+            manifest,
         })
     }
 
-    /// As [`CausalAttention::use_gpu`].
+    /// As [`CausalAttention::use_gpu`]; with one, new rows are written in the background.
     #[allow(dead_code, reason = "examples/demo has these files too, and asks for no GPU")]
     pub(crate) fn use_gpu(&mut self) -> Result<Backend> {
         self.attention.use_gpu()
@@ -129,6 +138,10 @@ impl MountCache {
     /// An interrupted run can leave rows without ids, and more rows in one layer than in another.
     /// Valid is what all of them have, as far as the ids are those of `tokens`.
     pub(crate) fn resume(&mut self, tokens: &[u32]) -> Result<Resumed> {
+        if let Some(mut write_back) = self.write_back.take() {
+            write_back.flush()?;
+            self.layers.iter_mut().try_for_each(LayerFiles::settle)?;
+        }
         let known = self.tokens.ids().iter().zip(tokens);
         let mut held = known.take_while(|(known, token)| known == token).count();
         loop {
@@ -152,6 +165,9 @@ impl MountCache {
 
     /// Returns when everything so far survives a crash.
     pub(crate) fn durable(&mut self) -> Result<()> {
+        if let Some(write_back) = &mut self.write_back {
+            write_back.sync()?;
+        }
         for layer in &mut self.layers {
             layer.sync()?;
         }
@@ -184,7 +200,12 @@ impl KeyValueCache for MountCache {
             rows.extend_from_slice(keys.as_bytes());
             rows.extend_from_slice(values.as_bytes());
         }
-        self.has_refilled |= layer_of(&mut self.layers, layer)?.append(position, &rows)?;
+        let end = layer_of(&mut self.layers, layer)?.end();
+        if self.write_back.is_none() && position + keys.len() / width > end {
+            self.write_back = self.attention.write_back(&self.sequence, &self.manifest, end)?;
+        }
+        let files = layer_of(&mut self.layers, layer)?;
+        self.has_refilled |= files.append(position, &rows, self.write_back.as_mut())?;
         Ok(())
     }
 
@@ -205,7 +226,14 @@ impl KeyValueCache for MountCache {
             self.counts.repeated += known;
         }
         self.counts.added += tokens.len() - known;
-        self.tokens.append(&tokens[known..])
+        match &mut self.write_back {
+            Some(write_back) => {
+                write_back.complete(&tokens[known..])?;
+                self.tokens.note(&tokens[known..]);
+                Ok(())
+            }
+            None => self.tokens.append(&tokens[known..]),
+        }
     }
 }
 

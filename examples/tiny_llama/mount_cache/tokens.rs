@@ -53,6 +53,11 @@ impl TokenFile {
         Ok(())
     }
 
+    /// Knows of ids that somebody else adds to the file.
+    pub(super) fn note(&mut self, ids: &[u32]) {
+        self.ids.extend_from_slice(ids);
+    }
+
     /// Keeps the first `count` ids: the file only grows, so another one takes its place.
     pub(super) fn truncate(&mut self, count: usize) -> Result<()> {
         let length = self.file.metadata().map_err(about(&self.path))?.len();
