@@ -8,9 +8,6 @@ use super::{CudaAttention, CudaError, layout, ring};
 use crate::attention::pool::Pool;
 use crate::attention::{KvBlock, Shape};
 
-/// Copied at a time: far more than any cache.
-const BYTES: usize = 256 << 20;
-
 /// Bytes per second.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Ceilings {
@@ -21,25 +18,28 @@ pub struct Ceilings {
 }
 
 impl CudaAttention {
-    /// Measures them, with 512 MiB of device memory and half as much of pinned memory.
+    /// Measures them with copies of so many bytes, which should be far more than any cache: twice as much
+    /// of device memory, and as much of pinned memory.
     ///
     /// # Errors
     /// [`CudaError::OutOfMemory`] and [`CudaError::Device`].
-    pub fn ceilings(&self) -> Result<Ceilings, CudaError> {
-        let from = Pinned::new(&self.context, "a measurement", BYTES)?;
+    pub fn ceilings(&self, bytes: usize) -> Result<Ceilings, CudaError> {
+        let from = Pinned::new(&self.context, "a measurement", bytes)?;
         let [one, other] =
-            [(), ()].map(|()| DeviceMemory::new(&self.context, "a measurement", BYTES));
+            [(), ()].map(|()| DeviceMemory::new(&self.context, "a measurement", bytes));
         let (one, other) = (one?, other?);
-        let upload = || self.copies.upload(&from, 0..BYTES, &one, 0);
-        let copy = || self.copies.copy(&one, &other, BYTES);
+        let upload = || self.copies.upload(&from, 0..bytes, &one, 0);
+        let copy = || self.copies.copy(&one, &other, bytes);
         // The first ones make memory present.
         upload()?;
         copy()?;
-        Ok(Ceilings { upload: self.rate(upload)?, device: 2.0 * self.rate(copy)? })
+        Ok(Ceilings { upload: self.rate(bytes, upload)?, device: 2.0 * self.rate(bytes, copy)? })
     }
 
     #[allow(clippy::cast_precision_loss, reason = "bytes are far below 2^53")]
-    fn rate(&self, act: impl Fn() -> Result<(), CudaError>) -> Result<f64, CudaError> {
+    fn rate(
+        &self, bytes: usize, act: impl Fn() -> Result<(), CudaError>,
+    ) -> Result<f64, CudaError> {
         const TIMES: usize = 4;
         self.copies.synchronize()?;
         let start = Instant::now();
@@ -47,7 +47,7 @@ impl CudaAttention {
             act()?;
         }
         self.copies.synchronize()?;
-        Ok((TIMES * BYTES) as f64 / start.elapsed().as_secs_f64())
+        Ok((TIMES * bytes) as f64 / start.elapsed().as_secs_f64())
     }
 }
 

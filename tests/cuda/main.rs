@@ -7,6 +7,7 @@
 #[macro_use]
 mod common;
 
+mod bench;
 mod bugs;
 mod calls;
 mod fake;

@@ -139,6 +139,34 @@ pub(super) fn table(machine: &Value, figures: &[Figure]) -> String {
     text
 }
 
+/// The same for a document.
+pub(super) fn markdown(machine: &Value, figures: &[Figure]) -> String {
+    let mut text = String::new();
+    // Writing to a String cannot fail.
+    for (key, value) in machine.as_object().into_iter().flatten() {
+        let plain = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        let _ = writeln!(text, "- {key}: {plain}");
+    }
+    text += "\n| figure | kvfs | baseline | ratio | target | unit | |\n";
+    text += "|---|---:|---:|---:|---:|---|---|\n";
+    for figure in figures {
+        let number = |value: Option<f64>| value.map_or(String::new(), short);
+        let ratio = figure.baseline().map(|baseline| figure.value() / baseline);
+        let _ = writeln!(
+            text,
+            "| `{}` | {} | {} | {} | {} | {} | {} |",
+            figure.name,
+            short(figure.value()),
+            number(figure.baseline()),
+            number(ratio),
+            number(figure.target_value()),
+            figure.unit,
+            if figure.is_met() { "" } else { "missed" },
+        );
+    }
+    text
+}
+
 fn short(value: f64) -> String {
     match value.abs() {
         size if size >= 1000.0 => format!("{value:.0}"),

@@ -49,6 +49,12 @@ pub struct BenchArguments {
     /// With `attention`: on the GPU alone; without one, why, and what needs none
     #[arg(long)]
     pub cuda: bool,
+    /// With `--cuda`: pages are files of a plain directory, as where nothing can be mounted
+    #[arg(long, requires = "cuda")]
+    pub plain: bool,
+    /// Write the table to this file too, in Markdown
+    #[arg(long, value_name = "FILE")]
+    pub markdown: Option<PathBuf>,
     /// Go on without passthrough
     #[arg(long)]
     pub allow_served: bool,
@@ -112,15 +118,19 @@ pub fn run(arguments: &BenchArguments) -> Result<(), String> {
     interrupt::watch()?;
     let mut figures = Vec::new();
     let mut passthrough = None;
+    let mut gpu = None;
     let is_wanted = |what| arguments.what == what || arguments.what == What::All;
     if is_wanted(What::Fs) {
         passthrough = Some(files(arguments, &mut figures)?);
     }
     if is_wanted(What::Attention) {
-        let workplace = Workplace::make(arguments.dir.as_deref())?;
         let (measured, passed) = if arguments.cuda {
-            attention::cuda::run(&workplace, arguments.quick)?
+            let workplace = Workplace::make_anywhere(arguments.dir.as_deref())?;
+            let outcome = attention::cuda::run(&workplace, arguments.quick, arguments.plain)?;
+            gpu = Some((outcome.gpu, outcome.pages));
+            (outcome.figures, outcome.passthrough)
         } else {
+            let workplace = Workplace::make(arguments.dir.as_deref())?;
             attention::run(&workplace, arguments.quick)?
         };
         figures.extend(measured);
@@ -132,8 +142,15 @@ pub fn run(arguments: &BenchArguments) -> Result<(), String> {
     if is_wanted(What::Engines) {
         passthrough = Some(engines::run(arguments, &mut figures)?);
     }
-    let workplace = Workplace::make(arguments.dir.as_deref())?;
-    let machine = machine::describe(workplace.path(), &passthrough.unwrap_or_default());
+    let workplace = Workplace::make_anywhere(arguments.dir.as_deref())?;
+    let mut machine = machine::describe(workplace.path(), &passthrough.unwrap_or_default());
+    if let Some((gpu, pages)) = gpu {
+        machine["gpu"] = gpu.into();
+        machine["pages"] = pages.into();
+    }
+    if let Some(path) = &arguments.markdown {
+        std::fs::write(path, figure::markdown(&machine, &figures)).map_err(measure::at(path))?;
+    }
     print(arguments.json, &machine, &figures)
 }
 

@@ -19,14 +19,9 @@ pub(super) struct Workplace {
 }
 
 impl Workplace {
-    /// Makes it on the filesystem of `directory`.
+    /// Makes it on the filesystem of `directory`, which must not be in memory.
     pub(super) fn make(directory: Option<&Path>) -> Result<Workplace, String> {
-        let variable = || std::env::var_os("TMPDIR").map(PathBuf::from);
-        let directory = directory.map(Path::to_path_buf).or_else(variable);
-        let directory = directory.unwrap_or_else(|| PathBuf::from("/var/tmp"));
-        let directory = directory
-            .canonicalize()
-            .map_err(|error| format!("{}: {error}", directory.display()))?;
+        let directory = Self::directory(directory)?;
         let kind = nix::sys::statfs::statfs(&directory)
             .map_err(|error| format!("{}: {error}", directory.display()))?
             .filesystem_type();
@@ -36,6 +31,25 @@ impl Workplace {
                 directory.display()
             ));
         }
+        Self::make_in(&directory)
+    }
+
+    /// The same, also in memory: for figures that have nothing to do with a disk.
+    pub(super) fn make_anywhere(directory: Option<&Path>) -> Result<Workplace, String> {
+        Self::make_in(&Self::directory(directory)?)
+    }
+
+    fn directory(directory: Option<&Path>) -> Result<PathBuf, String> {
+        let variable = || std::env::var_os("TMPDIR").map(PathBuf::from);
+        let directory = directory.map(Path::to_path_buf).or_else(variable);
+        let directory = directory.unwrap_or_else(|| PathBuf::from("/var/tmp"));
+        let directory = directory
+            .canonicalize()
+            .map_err(|error| format!("{}: {error}", directory.display()))?;
+        Ok(directory)
+    }
+
+    fn make_in(directory: &Path) -> Result<Workplace, String> {
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let path = directory.join(format!("kvfs-bench-{}-{number}", std::process::id()));
         interrupt::workplace_begins(&path);

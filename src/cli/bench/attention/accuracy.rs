@@ -53,17 +53,21 @@ fn error_of(sequence: &Sequence) -> Result<f64, ReadError> {
             expected.add(&q, &block);
         }
     }
-    let expected = expected.finish();
-    let pairs = found.iter().zip(&expected);
+    Ok(relative_l2(&found, &expected.finish()))
+}
+
+/// `|found - expected| / |expected|`
+pub(super) fn relative_l2(found: &[f32], expected: &[f64]) -> f64 {
+    let pairs = found.iter().zip(expected);
     let difference: f64 =
         pairs.map(|(found, expected)| (f64::from(*found) - expected).powi(2)).sum();
     let length: f64 = expected.iter().map(|value| value * value).sum();
-    Ok((difference / length).sqrt())
+    (difference / length).sqrt()
 }
 
 /// Attention of one query in f64, token by token. The logits are small, so no largest one needs to
 /// be taken off.
-struct Reference {
+pub(super) struct Reference {
     shape: Shape,
     /// `[num_qo_heads, v_head_dim]`
     o: Vec<f64>,
@@ -72,12 +76,12 @@ struct Reference {
 }
 
 impl Reference {
-    fn new(shape: Shape) -> Self {
+    pub(super) fn new(shape: Shape) -> Self {
         let heads = shape.num_qo_heads();
         Self { shape, o: vec![0.0; heads * shape.v_head_dim()], l: vec![0.0; heads] }
     }
 
-    fn add(&mut self, q: &[f32], block: &KvBlock<'_>) {
+    pub(super) fn add(&mut self, q: &[f32], block: &KvBlock<'_>) {
         let (dim, v_dim) = (self.shape.head_dim(), self.shape.v_head_dim());
         let values = match block.v {
             Values::Rows(tensor) => tensor,
@@ -102,7 +106,7 @@ impl Reference {
         }
     }
 
-    fn finish(self) -> Vec<f64> {
+    pub(super) fn finish(self) -> Vec<f64> {
         let heads = self.o.chunks_exact(self.shape.v_head_dim()).zip(self.l);
         heads.flat_map(|(o, l)| o.iter().map(move |o| o / l)).collect()
     }
