@@ -101,7 +101,8 @@ for name in "${names[@]}"; do
         echo "$name: NOT NOTICED"
         failed=1
     else
-        why=$(grep -m1 -E 'missing|instead of|no version|wrong bytes|cannot|record|Acknowledge|panicked' "$copy/test.log")
+        signs='missing|instead of|no version|wrong bytes|cannot|record|Acknowledge|panicked'
+        why=$(grep -v KVFS_MUTATION "$copy/test.log" | grep -m1 -E "$signs")
         echo "$name: noticed: ${why:0:150}"
     fi
 done

@@ -1,5 +1,5 @@
 //! The power of a real filesystem is cut (`EXT4_IOC_SHUTDOWN`, `XFS_IOC_GOINGDOWN`) under a daemon and
-//! five programs that write: what its journal had not written is gone.
+//! six programs that write: what its journal had not written is gone.
 
 use std::process::Command;
 use std::time::Duration;
@@ -31,8 +31,7 @@ fn whatever_was_acknowledged_survives(format: Format, bytes: u64) {
         let life = Duration::from_millis(random.below(LIFE_MS_MAX) as u64);
         // Sometimes the daemon notices, sometimes it does not.
         let agony = Duration::from_millis(random.below(2) as u64 * 5);
-        write_during(&root, &model, round, &mut ledger, || {
-            std::thread::sleep(life);
+        write_during(&root, (&model, round), &mut ledger, life, || {
             disk.cut_power();
             std::thread::sleep(agony);
             mount.kill();

@@ -35,12 +35,13 @@ fn a_call_that_fails_loses_nothing() {
     let mut mount = Mount::with_options(Mode::Served, &options);
     prepare(&mount, &model);
     let mut ledger = Ledger::default();
+    ledger.has_halves = true;
     for (round, (call, error)) in FAILURES.iter().enumerate() {
         for when in ["3", "2+"] {
             let what = format!("error={error}:when={when}");
             let mut count = 0;
             let root = mount.path().to_owned();
-            write_during(&root, &model, round as u64, &mut ledger, || {
+            write_during(&root, (&model, round as u64), &mut ledger, Duration::ZERO, || {
                 let injection = Injection::into(&mount, call, &what);
                 std::thread::sleep(LIFE);
                 count = injection.end();

@@ -3,7 +3,9 @@
 
 use std::io;
 use std::os::unix::fs::{FileExt, symlink};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+
+use kvfs::page::{TokenStart, names};
 
 use crate::common::disk::SmallDisk;
 use crate::common::sys::{errno, open, rename, setxattr, sync_directory, write, write_and_close};
@@ -11,47 +13,55 @@ use crate::common::{Mode, Model, Mount, fill};
 
 const LARGE: usize = 300_000;
 
+/// A kind of write and what became of it.
+type Attempt = (&'static str, io::Result<()>);
+
 /// What a program can ask for that needs space, each under names of its own.
-fn every_kind_of_write(
-    mount: &Mount, model: &Model, tag: &str,
-) -> Vec<(&'static str, io::Result<()>)> {
+fn every_kind_of_write(mount: &Mount, model: &Model, tag: &str) -> Vec<Attempt> {
+    let mut attempts = writes_of_files(mount, tag);
+    attempts.extend(writes_of_models(mount, model, tag));
+    attempts.extend(writes_of_names(mount, tag));
+    attempts
+}
+
+const NEW: i32 = libc::O_WRONLY | libc::O_CREAT;
+
+fn synced(mount: &Mount, outcome: io::Result<()>) -> io::Result<()> {
+    outcome.and_then(|()| sync_directory(mount.path()))
+}
+
+fn renamed(target: &Path, bytes: &[u8]) -> io::Result<()> {
+    let temporary = target.with_file_name(".next.tmp");
+    let _ = std::fs::remove_file(&temporary);
+    write_and_close(&temporary, bytes)?;
+    rename(&temporary, target)
+}
+
+fn writes_of_files(mount: &Mount, tag: &str) -> Vec<Attempt> {
     let files = |name: &str| mount.files(format!("{tag}-{name}"));
-    let page = |sequence: &str, start| {
-        let layer = model.layer(mount, sequence, 0);
-        layer.join(kvfs::page::names::format_page(kvfs::page::TokenStart(start)))
+    let overwritten = || -> io::Result<()> {
+        let file = open(mount.files("in place"), libc::O_RDWR)?;
+        let times = if tag == "full" { 2 } else { 1 };
+        file.write_all_at(&fill(9, LARGE), LARGE as u64 * times)?;
+        file.sync_all()
     };
-    let staged = |target: &PathBuf, bytes: &[u8]| -> io::Result<()> {
-        let temporary = target.with_file_name(format!(".{tag}.tmp"));
-        let _ = std::fs::remove_file(&temporary);
-        write_and_close(&temporary, bytes)?;
-        rename(&temporary, target)
-    };
-    let new = libc::O_WRONLY | libc::O_CREAT;
-    let synced = |outcome: io::Result<()>| outcome.and_then(|()| sync_directory(mount.path()));
-    let start = u64::from(tag == "full") * 3200;
-    let appended = |path: PathBuf, bytes: &[u8]| -> io::Result<()> {
-        let file = open(path, new | libc::O_APPEND)?;
-        write(&file, bytes)?;
+    let longer = || -> io::Result<()> {
+        let file = open(files("new"), libc::O_RDWR | libc::O_CREAT)?;
+        file.set_len(1 << 20)?;
         file.sync_all()
     };
     let allocated = || -> io::Result<()> {
-        let file = open(files("allocated"), new)?;
+        let file = open(files("allocated"), NEW)?;
         nix::fcntl::posix_fallocate(&file, 0, 1 << 20)?;
         file.sync_all()
     };
     let copied = || -> io::Result<()> {
-        let (from, to) = (open(mount.files("kept"), libc::O_RDONLY)?, open(files("copied"), new)?);
+        let (from, to) = (open(mount.files("kept"), libc::O_RDONLY)?, open(files("copied"), NEW)?);
         let mut left = LARGE;
         while left > 0 {
-            let count = nix::fcntl::copy_file_range(&from, None, &to, None, left)?;
-            left -= count;
+            left -= nix::fcntl::copy_file_range(&from, None, &to, None, left)?;
         }
         to.sync_all()
-    };
-    let overwritten = || -> io::Result<()> {
-        let file = open(mount.files("in place"), libc::O_RDWR)?;
-        file.write_all_at(&fill(9, LARGE), LARGE as u64 * if tag == "full" { 2 } else { 1 })?;
-        file.sync_all()
     };
     let mapped = || -> io::Result<()> {
         // Space is taken before: a store through a mapping cannot be told of a full disk.
@@ -60,41 +70,48 @@ fn every_kind_of_write(
         crate::common::sys::map_mut(&file)[..5].copy_from_slice(b"bytes");
         file.sync_all()
     };
-    let named = mount.files(format!("{tag}-{}", "n".repeat(200)));
     vec![
-        ("a file", synced(write_and_close(files("new"), &fill(1, LARGE)))),
-        ("a file over another", synced(staged(&files("renamed"), &fill(2, LARGE)))),
+        ("a file", synced(mount, write_and_close(files("new"), &fill(1, LARGE)))),
+        ("a file over another", synced(mount, renamed(&files("renamed"), &fill(2, LARGE)))),
         ("a file changed in place", overwritten()),
-        (
-            "a file made longer",
-            open(files("new"), libc::O_RDWR | libc::O_CREAT).and_then(|file| {
-                file.set_len(1 << 20)?;
-                file.sync_all()
-            }),
-        ),
+        ("a file made longer", longer()),
         ("space asked for", allocated()),
         ("a copied range", copied()),
         ("a mapping", mapped()),
-        ("a page by rename", synced(staged(&page("a", start), &model.page(0, start, 1)))),
-        ("a page in place", synced(write_and_close(page("b", start), &model.page(0, start, 2)))),
-        (
-            "rows",
-            appended(
-                model
-                    .layer(mount, "rows", 0)
-                    .join(kvfs::page::names::format_tail(kvfs::page::TokenStart(start))),
-                &model.rows(3, 3),
-            ),
-        ),
-        ("tokens", appended(model.sequence(mount, "rows").join("tokens"), &[1, 0, 0, 0])),
-        ("a directory", synced(std::fs::create_dir(files("directory")))),
-        ("a symbolic link", synced(symlink("target", files("symlink")))),
-        ("a hard link", synced(std::fs::hard_link(mount.files("kept"), files("link")))),
-        ("a long name", synced(write_and_close(named, b""))),
-        (
-            "an attribute",
-            synced(setxattr(mount.files("kept"), &format!("user.{tag}"), &fill(4, 9000))),
-        ),
+    ]
+}
+
+fn writes_of_models(mount: &Mount, model: &Model, tag: &str) -> Vec<Attempt> {
+    let start = u64::from(tag == "full") * 3200;
+    let layer = |sequence| model.layer(mount, sequence, 0);
+    let page = |sequence| layer(sequence).join(names::format_page(TokenStart(start)));
+    let appended = |path: PathBuf, bytes: &[u8]| -> io::Result<()> {
+        let file = open(path, NEW | libc::O_APPEND)?;
+        write(&file, bytes)?;
+        file.sync_all()
+    };
+    let tail = layer("rows").join(names::format_tail(TokenStart(start)));
+    let tokens = model.sequence(mount, "rows").join(names::TOKENS);
+    let in_place = write_and_close(page("b"), &model.page(0, start, 2));
+    vec![
+        ("a page by rename", synced(mount, renamed(&page("a"), &model.page(0, start, 1)))),
+        ("a page in place", synced(mount, in_place)),
+        ("rows", appended(tail, &model.rows(3, 3))),
+        ("tokens", appended(tokens, &[1, 0, 0, 0])),
+    ]
+}
+
+fn writes_of_names(mount: &Mount, tag: &str) -> Vec<Attempt> {
+    let files = |name: &str| mount.files(format!("{tag}-{name}"));
+    let long = mount.files(format!("{tag}-{}", "n".repeat(200)));
+    let kept = mount.files("kept");
+    let attribute = setxattr(&kept, &format!("user.{tag}"), &fill(4, 9000));
+    vec![
+        ("a directory", synced(mount, std::fs::create_dir(files("directory")))),
+        ("a symbolic link", synced(mount, symlink("target", files("symlink")))),
+        ("a hard link", synced(mount, std::fs::hard_link(&kept, files("link")))),
+        ("a long name", synced(mount, write_and_close(long, b""))),
+        ("an attribute", synced(mount, attribute)),
     ]
 }
 

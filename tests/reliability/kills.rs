@@ -31,7 +31,8 @@ pub(crate) fn assert_sound(store: &Path) {
 
 /// Kills the daemon again and again; how often `kill` met it at work.
 fn kill_again_and_again(
-    mode: Mode, what: &str, mut kill: impl FnMut(&mut Mount, &mut Random) -> bool,
+    mode: Mode, what: &str, life_ms_max: usize,
+    mut kill: impl FnMut(&mut Mount, &mut Random) -> bool,
 ) {
     let kills = setting("KVFS_KILLS", KILLS);
     let mut mount = Mount::with_options(mode, &OPTIONS);
@@ -40,7 +41,8 @@ fn kill_again_and_again(
     let (mut ledger, mut random, mut met) = (Ledger::default(), Random::of(2), 0);
     for round in 0..kills {
         let root = mount.path().to_owned();
-        write_during(&root, &model, round, &mut ledger, || {
+        let life = Duration::from_millis(random.below(life_ms_max) as u64);
+        write_during(&root, (&model, round), &mut ledger, life, || {
             met += u64::from(kill(&mut mount, &mut random));
         });
         mount.mount();
@@ -60,8 +62,7 @@ fn kill_again_and_again(
     assert_sound(mount.store());
 }
 
-fn at_random(mount: &mut Mount, random: &mut Random) -> bool {
-    std::thread::sleep(Duration::from_millis(random.below(LIFE_MS_MAX) as u64));
+fn at_random(mount: &mut Mount, _random: &mut Random) -> bool {
     mount.kill();
     true
 }
@@ -83,11 +84,11 @@ fn at_a_system_call(mount: &mut Mount, random: &mut Random) -> bool {
 #[test]
 fn random_moments_passthrough() {
     crate::require!(fuse, root);
-    kill_again_and_again(Mode::Passthrough, "random moments", at_random);
+    kill_again_and_again(Mode::Passthrough, "random moments", LIFE_MS_MAX, at_random);
 }
 
 #[test]
 fn system_calls_served() {
     crate::require!(fuse, strace);
-    kill_again_and_again(Mode::Served, "system calls", at_a_system_call);
+    kill_again_and_again(Mode::Served, "system calls", 1, at_a_system_call);
 }

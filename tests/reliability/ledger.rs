@@ -35,6 +35,9 @@ pub(crate) struct Ledger {
     pub(crate) acknowledged: u64,
     /// Cuts that came between the begin of an operation and its acknowledgement.
     pub(crate) interrupted: u64,
+    /// A program that is told of an error between its two writes and closes the file leaves the first
+    /// of them.
+    pub(crate) has_halves: bool,
 }
 
 impl Ledger {
@@ -70,18 +73,28 @@ impl Ledger {
     /// Compares with what is found below a mount, takes that for what is there from now on, and
     /// panics if something was lost or is there by halves.
     pub(crate) fn check(&mut self, model: &Model, root: &Path, when: &str) {
+        let has_halves = self.has_halves;
         for (name, (history, content)) in &mut self.names {
             let path = root.join(name);
             let found = std::fs::read(&path);
             let code = errno(&found);
             assert!([0, libc::ENOENT].contains(&code), "{when}: {}: {found:?}", name.display());
-            let version = found.ok().map(|bytes| {
+            let version = found.ok().and_then(|bytes| {
                 let possible = history.acknowledged.iter().chain(&history.begun);
-                recognise(model, content.unwrap(), &bytes, possible).unwrap_or_else(|| {
-                    let length = bytes.len();
-                    panic!("{when}: torn: {} has {length} bytes: {history:?}", name.display())
-                })
+                let version = recognise(model, content.unwrap(), &bytes, possible);
+                let is_half = has_halves && is_first_half(model, content.unwrap(), &bytes, history);
+                assert!(
+                    version.is_some() || is_half,
+                    "{when}: torn: {} has {} bytes: {history:?}",
+                    name.display(),
+                    bytes.len()
+                );
+                version
             });
+            if has_halves && path.exists() && version.is_none() {
+                *history = History::default();
+                continue;
+            }
             let is_lost = version.is_none() && history.acknowledged.is_some();
             assert!(!is_lost, "{when}: lost: {}: {history:?}", name.display());
             *history = History { acknowledged: version, begun: Vec::new() };
@@ -102,6 +115,12 @@ impl Ledger {
         });
         crate::common::sys::sync_directory(root).unwrap();
     }
+}
+
+fn is_first_half(model: &Model, content: Content, bytes: &[u8], history: &History) -> bool {
+    let Content::Plain(length) = content else { return false };
+    let is_half = |version: &Version| bytes_of(model, content, *version).starts_with(bytes);
+    bytes.len() == length / 2 && history.begun.iter().any(is_half)
 }
 
 /// Which of the possible versions these bytes are.

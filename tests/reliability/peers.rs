@@ -12,7 +12,7 @@ use crate::common::sys::{assert_errno, map, open, rename, sync_directory, write_
 use crate::common::{Mode, Model, Mount};
 
 /// How long keys are mixed up, in each mode.
-const STORM: Duration = Duration::from_secs(3);
+const STORM: Duration = Duration::from_secs(2);
 const KEYS: u64 = 24;
 const THREADS: u64 = 4;
 
