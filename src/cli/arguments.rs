@@ -47,6 +47,9 @@ pub(crate) enum Command {
     Inspect(InspectArguments),
     /// Say which sequence of a model has the longest beginning of a prompt
     Match(MatchArguments),
+    /// Tell where a page lies in a file that an engine lays out itself, or ask for it
+    #[command(subcommand)]
+    Block(BlockCommand),
     /// Make a sequence of a slot file of llama.cpp
     Import(ImportArguments),
     /// Make a slot file of llama.cpp of a sequence
@@ -383,6 +386,41 @@ pub(crate) struct MatchArguments {
     pub json: bool,
     /// The model's directory, `MOUNT/models/NAME`
     pub model: PathBuf,
+}
+
+/// `kvfs block`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum BlockCommand {
+    /// Register a block: FILE says where its buffers are, in JSON
+    Register {
+        /// Which block
+        #[command(flatten)]
+        name: BlockName,
+        /// {"file", "layer", "shape": [layers, 2, buffers], "sizes": [K, V], "offsets": [...]};
+        /// - reads standard input
+        map: PathBuf,
+    },
+    /// Print where a block is
+    Show {
+        /// Which block
+        #[command(flatten)]
+        name: BlockName,
+    },
+    /// Withdraw a block
+    Unregister {
+        /// Which block
+        #[command(flatten)]
+        name: BlockName,
+    },
+}
+
+/// Which block.
+#[derive(Debug, Args)]
+pub(crate) struct BlockName {
+    /// The model's directory, `MOUNT/models/NAME`
+    pub model: PathBuf,
+    /// `HASH.LAYER`: the prefix that the page ends, and the first layer of the block
+    pub block: String,
 }
 
 /// `kvfs import`.

@@ -10,6 +10,7 @@
 
 mod arguments;
 pub mod bench;
+mod block;
 mod busy;
 mod config;
 mod create;
@@ -77,6 +78,7 @@ fn dispatch(command: Command) -> Outcome {
         Command::Evict(arguments) => movement::evict(&arguments),
         Command::Inspect(arguments) => inspect::run(&arguments),
         Command::Match(arguments) => prefix::run(&arguments),
+        Command::Block(arguments) => block::run(&arguments),
         Command::Import(arguments) => slot::import(&arguments),
         Command::Export(arguments) => slot::export(&arguments),
         Command::Slots(command) => slots::run(&command),

@@ -84,7 +84,7 @@ pub(crate) fn changes_by_itself(class: DirectoryClass) -> bool {
 }
 
 fn is_reserved_in_model(name: &[u8]) -> bool {
-    [names::PREFIXES, names::SLOTS, names::SEQUENCES]
+    [names::PREFIXES, names::SLOTS, names::BLOCKS, names::SEQUENCES]
         .iter()
         .any(|reserved| name == reserved.as_bytes())
 }

@@ -80,6 +80,9 @@ impl FileSystem {
     pub fn create(
         &self, place: &Place, mode: u16, caller: Caller, writes: bool,
     ) -> Result<Created, FsError> {
+        if let Some(created) = self.create_block(place, writes)? {
+            return Ok(created);
+        }
         check_new(place)?;
         self.throttle()?;
         self.publish_before(place)?;

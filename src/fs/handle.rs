@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::prefixes::{OpenSlot, Query};
+use super::prefixes::{Draft, OpenSlot, Query};
 use crate::store::disk::DiskFile;
 use crate::store::record::InodeId;
 
@@ -41,6 +41,8 @@ pub(crate) enum Served {
     Text(Arc<[u8]>),
     /// The daemon, which answers what was written.
     Query(Arc<Query>),
+    /// The daemon, which registers at close what was written.
+    Draft(Arc<Draft>),
     /// The daemon, from the pages of a sequence.
     Slot(Arc<OpenSlot>),
 }

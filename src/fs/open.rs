@@ -363,6 +363,7 @@ impl FileSystem {
             (object, self.make_object_file(object, access)?)
         };
         self.observer.opened(0);
+        self.blocks.forget_file(id);
         state.unsettled.insert(id, object);
         let node = state.nodes.entry(id).or_default();
         node.replacement = Some(object);
@@ -400,6 +401,9 @@ impl FileSystem {
         &'a self, mut state: MutexGuard<'a, State>, id: InodeId, length: u64,
     ) -> Result<MutexGuard<'a, State>, FsError> {
         let wait = self.begin_in_place(&mut state, id)?;
+        if state.attributes(&self.store, id)?.size > length {
+            self.blocks.forget_file(id);
+        }
         let inode = state.inode(id)?;
         let file = inode.file().ok_or(FsError::Invalid)?;
         let object = state.current_object(id, file).ok_or(FsError::Stale)?;

@@ -10,6 +10,9 @@ use crate::store::record::{Inode, InodeId, Kind, Time};
 impl FileSystem {
     /// Removes a name of a file. Whoever has the file open keeps its bytes.
     pub fn unlink(&self, place: &Place) -> Result<(), FsError> {
+        if let Some(outcome) = self.unlink_block(place) {
+            return outcome;
+        }
         if self.is_virtual_name(place)? {
             return Err(FsError::NotPermitted);
         }

@@ -1,10 +1,11 @@
 //! A writer is done: its file comes to rest and becomes part of the next commit.
 
-use std::sync::MutexGuard;
+use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use super::attributes::Place;
 use super::classify::FileClass;
+use super::handle::Served;
 use super::state::{Node, State};
 use super::{FileSystem, FsError};
 use crate::ingest::seal;
@@ -37,6 +38,11 @@ impl FileSystem {
             let mut state = self.state();
             let State { handles, nodes, unsettled, .. } = &mut *state;
             let open = handles.get_mut(&handle).ok_or(FsError::BadHandle)?;
+            if let Served::Draft(draft) = &open.served {
+                let draft = Arc::clone(draft);
+                drop(state);
+                return self.register_block(&draft);
+            }
             let Some(node) = nodes.get_mut(&open.inode) else {
                 return Ok(());
             };

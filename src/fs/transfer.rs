@@ -33,6 +33,7 @@ impl FileSystem {
             Served::Text(text) => Ok(copy_text(&text, offset, buffer)),
             Served::Query(query) => self.answer(&query, offset, buffer),
             Served::Slot(slot) => self.read_slot(&slot, offset, buffer),
+            Served::Draft(_) => Err(FsError::BadHandle),
         }
     }
 
@@ -54,6 +55,7 @@ impl FileSystem {
             }
             Served::Text(_) | Served::Slot(_) => Err(FsError::NotPermitted),
             Served::Query(query) => query.ask(bytes),
+            Served::Draft(draft) => draft.write(offset, bytes),
         }
     }
 
@@ -63,6 +65,10 @@ impl FileSystem {
         if !matches!(served, Served::File(_) | Served::Passthrough) {
             return Err(FsError::Unsupported);
         }
+        if allocation.mode & !libc::FALLOC_FL_KEEP_SIZE != 0 {
+            // Bytes go, or others come in their place.
+            self.blocks.forget_file(id);
+        }
         Ok(self.open_current(id, Access::ReadWrite)?.allocate(allocation)?)
     }
 
@@ -70,7 +76,9 @@ impl FileSystem {
     pub fn seek(&self, handle: u64, offset: i64, seek: Seek) -> Result<u64, FsError> {
         let (id, _, served) = self.served(handle)?;
         match served {
-            Served::Text(_) | Served::Query(_) | Served::Slot(_) => Err(FsError::Invalid),
+            Served::Text(_) | Served::Query(_) | Served::Slot(_) | Served::Draft(_) => {
+                Err(FsError::Invalid)
+            }
             Served::File(file) | Served::Append(file) => Ok(file.seek(offset, seek)?),
             Served::Passthrough => Ok(self.open_current(id, Access::Read)?.seek(offset, seek)?),
         }
@@ -89,7 +97,7 @@ impl FileSystem {
             // The kernel falls back to reads and writes, which append.
             return Err(FsError::CrossDevice);
         }
-        if matches!(source_served, Served::Text(_) | Served::Query(_) | Served::Slot(_)) {
+        if !matches!(source_served, Served::File(_) | Served::Append(_) | Served::Passthrough) {
             return Err(FsError::CrossDevice);
         }
         let target = self.open_current(target, Access::ReadWrite)?;

@@ -148,6 +148,7 @@ impl FileSystem {
         let mut line = |key: &str, value: &dyn std::fmt::Display| {
             let _ = writeln!(text, "{key}: {value}");
         };
+        line("registered_blocks", &self.blocks.count());
         line("inodes_held", &held);
         line("open_files", &handles);
         line("uncommitted_changes", &uncommitted);

@@ -20,6 +20,7 @@
 //!
 //! Nothing here touches a file, a clock or a thread: bytes come in as slices or through a closure.
 
+pub mod block_map;
 mod check;
 mod checksum;
 mod decode;

@@ -16,6 +16,8 @@ pub const POSITIONS: &str = "positions.json";
 pub const SEQUENCES: &str = "sequences";
 /// The directory that answers lookups by prefix hash.
 pub const PREFIXES: &str = "prefixes";
+/// The directory where engines tell of blocks in files that they lay out themselves.
+pub const BLOCKS: &str = "blocks";
 /// The directory of engine slot files synthesised from pages.
 pub const SLOTS: &str = "slots";
 /// What a slot of version 3 is called, behind the name of the sequence.

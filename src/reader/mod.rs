@@ -29,6 +29,7 @@
 //! | `run`, `attend` | what is handed out, and how it is attended to |
 //! | `tail` | the rows behind the pages |
 //! | `follow` | what has another process written by now |
+//! | `block` | what has an engine put into a file that it lays out itself |
 //! | `prefix` | which sequence has the beginning of a prompt |
 //! | `plan` | what will be read from where, and how long does it take |
 //! | `counters` | what was read, and how the mount hears of it |
@@ -39,6 +40,7 @@
 //! [`ReadError::Disconnected`].
 
 pub(crate) mod attend;
+mod block;
 mod buffer;
 mod counters;
 mod error;
@@ -59,6 +61,7 @@ mod tail;
 #[cfg(test)]
 mod tests;
 
+pub use block::{Block, register_block, unregister_block};
 pub use counters::{ATTRIBUTE, Counts, REPORT_BYTES_MAX};
 pub use error::ReadError;
 pub(crate) use page::LoadedPage;

@@ -17,6 +17,7 @@ in_both_modes!(
     pages_of_many_tokens_are_told_apart_to_the_end,
     a_question_is_asked_with_a_shell,
     questions_are_bounded,
+    pages_written_in_place_count_as_soon_as_they_are_closed,
 );
 
 fn ask(mount: &Mount, model: &Model, prompt: &[u32]) -> PrefixMatch {
@@ -42,6 +43,27 @@ fn a_match_ends_in_the_middle_of_a_page(mode: Mode) {
     // Tokens whose rows are not there yet do not count.
     sequence.append_tokens(&mount, &model, &[70, 71]);
     assert_eq!(ask(&mount, &model, &(0..80).collect::<Vec<_>>()).tokens, 70);
+}
+
+fn pages_written_in_place_count_as_soon_as_they_are_closed(mode: Mode) {
+    // No commit comes in between that would seal them.
+    let mount = Mount::with_options(mode, &["--commit-interval", "3600"]);
+    let model = Model::small();
+    model.install(&mount);
+    let prompt: Vec<u32> = (0..320).collect();
+    std::fs::write(model.tokens_path(&mount, "chat"), bytes(&prompt)).unwrap();
+    for start in (0..320).step_by(32) {
+        for layer in 0..2 {
+            let path = model.page_path(&mount, "chat", layer, start);
+            std::fs::write(path, model.page(layer, start, start)).unwrap();
+        }
+        let found = ask(&mount, &model, &prompt);
+        assert_eq!(found.tokens, start + 32);
+        // Of one that is still being written nothing counts.
+        let path = model.page_path(&mount, "other", 0, start);
+        let _writer = std::fs::File::create(path).unwrap();
+        assert_eq!(ask(&mount, &model, &prompt), found);
+    }
 }
 
 fn a_window_needs_only_what_it_covers(mode: Mode) {

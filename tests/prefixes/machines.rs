@@ -1,6 +1,7 @@
 //! Machines that share a remote find each other's pages by their prefixes.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 
 use kvfs::reader::longest_prefix;
@@ -11,7 +12,7 @@ use kvfs::tier::remote::{self, BlobStore, Remote, RemoteSpec, StoreId};
 use crate::by_hash::{chain, directory};
 use crate::common::mount::scratch_directory;
 use crate::common::sys::{assert_errno, getxattr, open};
-use crate::common::{Mode, Model, Mount, eventually};
+use crate::common::{Mode, Model, Mount, eventually, forks};
 use crate::writer::Sequence;
 
 in_both_modes!(
@@ -179,6 +180,11 @@ fn pages_that_are_gone_or_damaged_count_as_absent(mode: Mode) {
     assert!(std::fs::read(found.join("000/0000000.safetensors")).unwrap() == page(0));
     assert_eq!(matching(&second, &model, &prompt), (32, Some(found)));
     assert_eq!(second.status("errors"), "0");
+    let mut second = second;
+    assert!(second.unmount().success());
+    let mut fsck = Command::new(env!("CARGO_BIN_EXE_kvfs"));
+    let checked = forks::output(fsck.arg("fsck").arg(second.store()));
+    assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stdout));
 }
 
 fn an_index_that_lies_is_believed_by_nobody(mode: Mode) {

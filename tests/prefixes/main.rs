@@ -6,6 +6,7 @@
 #[macro_use]
 mod common;
 
+mod blocks;
 mod by_hash;
 mod by_prompt;
 mod command;

@@ -8,12 +8,14 @@
 //! | `prefixes/match` | written the tokens of a prompt: which sequence has most of them |
 //! | `slots/NAME.bin`, `.bin4` | the sequence of that name as a slot file of version 3, 4 (`slot`) |
 //! | `slots/NAME.ref`, `.ref4` | the same with references to pages in the place of their rows |
+//! | `blocks/HASH.LAYER` | where a page lies in a file that an engine lays out itself (`block`) |
 //!
 //! The index behind it (`index`) is derived from the token files and may lag behind what happens
 //! to pages, so a hit is believed only after the names of the pages were looked up (`find`). It is
 //! not listed, as `.kvfs/` is not (`view`).
 
 mod access;
+mod block;
 mod edited;
 mod find;
 mod index;
@@ -27,6 +29,7 @@ use std::sync::{Arc, Mutex};
 use crate::page::PrefixHash;
 use crate::store::record::InodeId;
 
+pub(super) use block::{Blocks, Draft};
 pub(super) use find::Match;
 pub(super) use index::TOKEN_BYTES;
 pub(super) use key::SLOT_KEY;
@@ -56,6 +59,10 @@ enum Virtual {
     Slots(InodeId),
     /// `slots/NAME.bin`, with the directory of the sequence.
     Slot(InodeId, InodeId, slot::Kind),
+    /// `blocks/`
+    Blocks(InodeId),
+    /// `blocks/HASH.LAYER`
+    Block(block::BlockKey),
 }
 
 impl Virtual {
@@ -65,7 +72,9 @@ impl Virtual {
         | Virtual::Prefix(model, _)
         | Virtual::Match(model)
         | Virtual::Slots(model)
-        | Virtual::Slot(model, ..)) = self;
+        | Virtual::Slot(model, ..)
+        | Virtual::Blocks(model)
+        | Virtual::Block(block::BlockKey { model, .. })) = self;
         model
     }
 }

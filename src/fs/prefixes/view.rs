@@ -102,7 +102,13 @@ impl FileSystem {
                     Some((sequence, kind)) => Virtual::Slot(model, sequence, kind),
                     None => return absent,
                 },
-                Virtual::Match(_) | Virtual::Slot(..) => return Err(FsError::NotDirectory),
+                Virtual::Blocks(model) => match self.block_named(model, text)? {
+                    Some(key) => Virtual::Block(key),
+                    None => return absent,
+                },
+                Virtual::Match(_) | Virtual::Slot(..) | Virtual::Block(_) => {
+                    return Err(FsError::NotDirectory);
+                }
             }
         } else {
             let is_root = self.is_prefix_name(&Place { parent, name: name.to_vec() });
@@ -152,7 +158,7 @@ impl FileSystem {
         let meaning = self.virtual_inode(id)?;
         let model = self.state().inode(meaning.model())?;
         let readable = model.mode & 0o444;
-        let is_file = matches!(meaning, Virtual::Match(_) | Virtual::Slot(..));
+        let is_file = matches!(meaning, Virtual::Match(_) | Virtual::Slot(..) | Virtual::Block(_));
         let (mut uid, mut gid, mut size) = (model.uid, model.gid, 0);
         let mut slot_readers = 0;
         if let Virtual::Slot(model, sequence, kind) = meaning {
@@ -161,6 +167,9 @@ impl FileSystem {
             (uid, gid, slot_readers) = (readers.uid, readers.gid, readers.bits);
             size = shape.length();
         }
+        if let Virtual::Block(key) = meaning {
+            size = self.block_text(key)?.len() as u64;
+        }
         Ok(Attributes {
             inode: id,
             file_type: if is_file { libc::S_IFREG } else { libc::S_IFDIR },
@@ -168,6 +177,9 @@ impl FileSystem {
             mode: match meaning {
                 Virtual::Match(_) => readable | readable >> 1,
                 Virtual::Slot(..) => slot_readers,
+                // Who may change what is in the model's directory may.
+                Virtual::Block(_) => model.mode & 0o666,
+                Virtual::Blocks(_) => model.mode & 0o777,
                 _ => model.mode & 0o555,
             },
             links: if is_file { 1 } else { 2 },
@@ -187,8 +199,12 @@ impl FileSystem {
     ) -> Result<(), FsError> {
         let pages = match self.virtual_inode(id)? {
             Virtual::Prefix(model, hash) => self.pages_of_prefix_anywhere(model, hash)?,
-            Virtual::Match(_) | Virtual::Slot(..) => return Err(FsError::NotDirectory),
-            Virtual::Root(_) | Virtual::Shard(..) | Virtual::Slots(_) => Vec::new(),
+            Virtual::Match(_) | Virtual::Slot(..) | Virtual::Block(_) => {
+                return Err(FsError::NotDirectory);
+            }
+            Virtual::Root(_) | Virtual::Shard(..) | Virtual::Slots(_) | Virtual::Blocks(_) => {
+                Vec::new()
+            }
         };
         let dots = [".", ".."].map(|name| (name.to_owned(), id, libc::S_IFDIR));
         let pages = pages
@@ -219,14 +235,17 @@ impl FileSystem {
         Ok(())
     }
 
-    /// Opens `prefixes/match`, or a slot.
+    /// Opens `prefixes/match`, a slot or a block.
     pub(in crate::fs) fn open_prefix(&self, id: InodeId, flags: i32) -> Result<Opened, FsError> {
+        let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
         let meaning = self.virtual_inode(id)?;
+        if let Virtual::Block(key) = meaning {
+            return if writes { self.open_draft(id, key) } else { self.open_block(id, key) };
+        }
         let open = Arc::clone(&self.prefixes.queries);
         if Arc::strong_count(&open) > QUERIES_MAX + 1 {
             return Err(FsError::TryAgain);
         }
-        let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
         let served = match meaning {
             Virtual::Match(model) => {
                 let query = Query { model, dialogue: Mutex::default(), _open: open };
@@ -275,12 +294,12 @@ impl FileSystem {
         handle.is_some_and(|handle| matches!(handle.served, Served::Query(_) | Served::Slot(_)))
     }
 
-    fn virtual_inode(&self, id: InodeId) -> Result<Virtual, FsError> {
+    pub(super) fn virtual_inode(&self, id: InodeId) -> Result<Virtual, FsError> {
         let numbers = self.virtual_numbers();
         numbers.by_number.get(&id).map(|(meaning, _)| *meaning).ok_or(FsError::Stale)
     }
 
-    fn virtual_numbers(&self) -> MutexGuard<'_, super::Numbers> {
+    pub(super) fn virtual_numbers(&self) -> MutexGuard<'_, super::Numbers> {
         self.prefixes.numbers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -291,6 +310,7 @@ fn root(model: InodeId, name: &[u8]) -> Option<Virtual> {
     match name {
         names::PREFIXES => Some(Virtual::Root(model)),
         names::SLOTS => Some(Virtual::Slots(model)),
+        names::BLOCKS => Some(Virtual::Blocks(model)),
         _ => None,
     }
 }

@@ -1,0 +1,320 @@
+//! `blocks/HASH.LAYER`: K and V of a page, somewhere in a file that an engine lays out itself.
+//!
+//! Writing a description there registers it, reading gives it back, unlinking withdraws it. They are
+//! told in the memory of the mount: what an engine has mapped and not synced is lost in a crash, so
+//! nothing may say afterwards that it is there. A block is forgotten when its file has no name any
+//! more, is cut or punched; inode numbers are never reused, so a file that took another's name is
+//! told from it.
+
+use std::collections::HashMap;
+use std::path::{Component, Path};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::Virtual;
+use crate::fs::attributes::{Attributes, Found, Place};
+use crate::fs::create::Created;
+use crate::fs::handle::{Handle, Served};
+use crate::fs::open::{Caching, Opened, OpenedBy};
+use crate::fs::state::State;
+use crate::fs::{FileSystem, FsError};
+use crate::ingest::seal::SealError;
+use crate::page::block_map::{BUFFERS_MAX, BlockMap, format_block, parse_block};
+use crate::page::{Layer, PageError, PrefixHash};
+use crate::store::record::{InodeId, Role};
+
+/// Blocks of a mount. With one buffer for K and V of each of 32 layers: 800 bytes each.
+const BLOCKS_MAX: usize = 1 << 18;
+/// Buffers of all of them: 256 MiB.
+const BUFFERS_TOTAL_MAX: usize = 1 << 25;
+/// A description: 20 digits for each buffer, and the rest.
+const TEXT_BYTES_MAX: usize = BUFFERS_MAX * 21 + (64 << 10);
+
+/// What a block is found by: the model's directory, the prefix that it ends, its first layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct BlockKey {
+    pub(super) model: InodeId,
+    pub(super) hash: PrefixHash,
+    pub(super) layer: Layer,
+}
+
+/// The blocks of a mount.
+#[derive(Debug, Default)]
+pub(in crate::fs) struct Blocks(Mutex<Registered>);
+
+#[derive(Debug, Default)]
+struct Registered {
+    by_key: HashMap<BlockKey, (InodeId, Arc<BlockMap>)>,
+    by_file: HashMap<InodeId, Vec<BlockKey>>,
+    buffers: usize,
+    last: u64,
+}
+
+impl Blocks {
+    fn registered(&self) -> MutexGuard<'_, Registered> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How many there are.
+    pub(in crate::fs) fn count(&self) -> usize {
+        self.registered().by_key.len()
+    }
+
+    /// Forgets the blocks in a file: their bytes are gone, or may be.
+    pub(in crate::fs) fn forget_file(&self, file: InodeId) {
+        let mut registered = self.registered();
+        for key in registered.by_file.remove(&file).unwrap_or_default() {
+            registered.forget(key);
+        }
+    }
+}
+
+impl Registered {
+    fn put(&mut self, key: BlockKey, file: InodeId, mut block: BlockMap) -> Result<(), FsError> {
+        self.withdraw(key);
+        let is_full = self.by_key.len() >= BLOCKS_MAX
+            || self.buffers + block.offsets.len() > BUFFERS_TOTAL_MAX;
+        if is_full {
+            return Err(FsError::NoRoom);
+        }
+        self.last += 1;
+        (block.inode, block.registration) = (Some(file.0), Some(self.last));
+        self.buffers += block.offsets.len();
+        self.by_key.insert(key, (file, Arc::new(block)));
+        self.by_file.entry(file).or_default().push(key);
+        Ok(())
+    }
+
+    /// Whether it was there.
+    fn withdraw(&mut self, key: BlockKey) -> bool {
+        let Some(file) = self.by_key.get(&key).map(|(file, _)| *file) else { return false };
+        self.forget(key);
+        if let Some(keys) = self.by_file.get_mut(&file) {
+            keys.retain(|other| *other != key);
+            if keys.is_empty() {
+                self.by_file.remove(&file);
+            }
+        }
+        true
+    }
+
+    fn forget(&mut self, key: BlockKey) {
+        if let Some((_, block)) = self.by_key.remove(&key) {
+            self.buffers -= block.offsets.len();
+        }
+    }
+}
+
+/// A description that is being written.
+#[derive(Debug)]
+pub(in crate::fs) struct Draft {
+    key: BlockKey,
+    text: Mutex<Vec<u8>>,
+}
+
+impl Draft {
+    /// Adds to it; only at its end.
+    pub(in crate::fs) fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), FsError> {
+        let mut text = self.text();
+        if offset != text.len() as u64 {
+            return Err(FsError::NotPermitted);
+        }
+        if text.len() + bytes.len() > TEXT_BYTES_MAX {
+            return Err(FsError::TooLarge);
+        }
+        text.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    fn text(&self) -> MutexGuard<'_, Vec<u8>> {
+        self.text.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl FileSystem {
+    /// The block of that name, if it is registered and its bytes are there.
+    pub(super) fn block_named(
+        &self, model: InodeId, name: &str,
+    ) -> Result<Option<BlockKey>, FsError> {
+        let Some((hash, layer)) = parse_block(name) else { return Ok(None) };
+        let key = BlockKey { model, hash, layer };
+        Ok(self.block(key)?.map(|_| key))
+    }
+
+    /// A block whose file has a name and is as long as it was.
+    fn block(&self, key: BlockKey) -> Result<Option<Arc<BlockMap>>, FsError> {
+        let known = self.blocks.registered().by_key.get(&key).cloned();
+        let Some((file, block)) = known else { return Ok(None) };
+        let is_there = {
+            let state = self.state();
+            match state.metadata.inode(file)? {
+                Some(inode) if inode.links > 0 => {
+                    let size = state.attributes_of(&self.store, file, &inode)?.size;
+                    block.end().is_some_and(|end| end <= size)
+                }
+                _ => false,
+            }
+        };
+        if !is_there {
+            self.blocks.forget_file(file);
+        }
+        Ok(Some(block).filter(|_| is_there))
+    }
+
+    /// What reading a block gives; empty while it is being described.
+    pub(super) fn block_text(&self, key: BlockKey) -> Result<String, FsError> {
+        let block = self.block(key)?;
+        let text = block.map(|block| serde_json::to_string(block.as_ref()).map(|text| text + "\n"));
+        Ok(text.transpose().map_err(|_| FsError::Invalid)?.unwrap_or_default())
+    }
+
+    /// Makes a description in `blocks/`; none if the place is another one.
+    pub(in crate::fs) fn create_block(
+        &self, place: &Place, writes: bool,
+    ) -> Result<Option<Created>, FsError> {
+        let Some(model) = self.model_of_blocks(place.parent) else { return Ok(None) };
+        let name = std::str::from_utf8(&place.name).unwrap_or_default();
+        let (hash, layer) = parse_block(name).ok_or(FsError::NotPermitted)?;
+        let key = BlockKey { model, hash, layer };
+        let id = self.virtual_numbers().hold(Virtual::Block(key));
+        let attributes: Attributes = self.prefix_attributes(id)?;
+        let opened = if writes { self.open_draft(id, key)? } else { self.open_block(id, key)? };
+        let found = Found { attributes, name_is_stable: false };
+        Ok(Some(Created { found, opened }))
+    }
+
+    /// Withdraws a block; none if the place is another one.
+    pub(in crate::fs) fn unlink_block(&self, place: &Place) -> Option<Result<(), FsError>> {
+        let model = self.model_of_blocks(place.parent)?;
+        let name = std::str::from_utf8(&place.name).unwrap_or_default();
+        let key = parse_block(name).map(|(hash, layer)| BlockKey { model, hash, layer });
+        let withdrawn = key.is_some_and(|key| self.blocks.registered().withdraw(key));
+        Some(if withdrawn { Ok(()) } else { Err(FsError::NotFound) })
+    }
+
+    fn model_of_blocks(&self, id: InodeId) -> Option<InodeId> {
+        match super::is_virtual(id).then(|| self.virtual_inode(id)) {
+            Some(Ok(Virtual::Blocks(model))) => Some(model),
+            _ => None,
+        }
+    }
+
+    pub(super) fn open_block(&self, id: InodeId, key: BlockKey) -> Result<Opened, FsError> {
+        let text: Arc<[u8]> = Arc::from(self.block_text(key)?.into_bytes());
+        Ok(self.add_block_handle(Handle::new(id, false, Served::Text(text))))
+    }
+
+    pub(super) fn open_draft(&self, id: InodeId, key: BlockKey) -> Result<Opened, FsError> {
+        let draft = Arc::new(Draft { key, text: Mutex::default() });
+        Ok(self.add_block_handle(Handle::new(id, true, Served::Draft(draft))))
+    }
+
+    fn add_block_handle(&self, handle: Handle) -> Opened {
+        let closes_quietly = !handle.writes;
+        Opened {
+            handle: self.state().add_handle(handle),
+            by: OpenedBy::Daemon,
+            is_sealed: false,
+            caching: Caching::Never,
+            closes_quietly,
+        }
+    }
+
+    /// `close()` of a description registers it.
+    pub(in crate::fs) fn register_block(&self, draft: &Draft) -> Result<(), FsError> {
+        let text = draft.text();
+        if text.is_empty() {
+            return Ok(());
+        }
+        let key = draft.key;
+        let refused = |why: String| {
+            let name = format_block(&key.hash, key.layer);
+            let place = Place { parent: key.model, name: format!("blocks/{name}").into_bytes() };
+            self.report(&place, SealError::Refused(PageError::Size(why)))
+        };
+        let block: BlockMap =
+            serde_json::from_slice(&text).map_err(|error| refused(error.to_string()))?;
+        let rules = self.model_of(&mut self.state(), key.model);
+        let rules = rules.map_err(|_| refused("the model has no manifest.json".to_owned()))?;
+        block.check(&rules.manifest).map_err(|error| refused(error.to_string()))?;
+        if block.layer != key.layer.0 {
+            return Err(refused(format!("its first layer is {}", block.layer)));
+        }
+        let found = {
+            let state = self.state();
+            match plain_file(&state, &block.file)? {
+                Some(file) => Some((file, state.attributes(&self.store, file)?.size)),
+                None => None,
+            }
+        };
+        let Some((file, size)) = found else {
+            return Err(refused(format!("{}: no file in files/", block.file)));
+        };
+        if block.end().is_none_or(|end| end > size) {
+            return Err(refused(format!("{} has {size} bytes, a buffer ends behind", block.file)));
+        }
+        self.blocks.registered().put(key, file, block)
+    }
+}
+
+/// The ordinary file at a path from the root.
+fn plain_file(state: &State, path: &str) -> Result<Option<InodeId>, FsError> {
+    let mut at = InodeId::ROOT;
+    for part in Path::new(path).components() {
+        let Component::Normal(name) = part else { return Ok(None) };
+        match state.entry(at, name.as_encoded_bytes()) {
+            Ok(Some(entry)) => at = entry.inode,
+            Ok(None) => return Ok(None),
+            Err(error) => return Err(error),
+        }
+    }
+    let inode = state.inode(at)?;
+    let is_plain = inode.file().is_some_and(|file| matches!(file.role, Role::Plain));
+    Ok(is_plain.then_some(at))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn block(buffers: usize) -> BlockMap {
+        BlockMap {
+            file: "files/pool".to_owned(),
+            layer: 0,
+            shape: [1, 2, 1],
+            sizes: [1, 1],
+            offsets: vec![0; buffers],
+            inode: None,
+            registration: None,
+        }
+    }
+
+    #[test]
+    fn what_is_withdrawn_or_replaced_is_forgotten_everywhere() {
+        let key =
+            |layer| BlockKey { model: InodeId(1), hash: PrefixHash([0; 32]), layer: Layer(layer) };
+        let blocks = Blocks::default();
+        let put = |layer, file, buffers| {
+            blocks.registered().put(key(layer), InodeId(file), block(buffers)).unwrap();
+        };
+        put(0, 7, 2);
+        put(1, 7, 3);
+        put(2, 8, 4);
+        put(0, 8, 5);
+        assert_eq!((blocks.count(), blocks.registered().buffers), (3, 12));
+        assert_eq!(blocks.registered().by_file[&InodeId(7)], [key(1)]);
+        blocks.forget_file(InodeId(8));
+        assert_eq!((blocks.count(), blocks.registered().buffers), (1, 3));
+        assert!(blocks.registered().withdraw(key(1)));
+        assert!(!blocks.registered().withdraw(key(1)));
+        let registered = blocks.registered();
+        assert!(registered.by_file.is_empty() && registered.buffers == 0);
+    }
+
+    #[test]
+    fn there_is_an_end_to_how_many() {
+        let key = BlockKey { model: InodeId(1), hash: PrefixHash([0; 32]), layer: Layer(0) };
+        let mut registered = Registered { buffers: BUFFERS_TOTAL_MAX - 1, ..Default::default() };
+        let outcome = registered.put(key, InodeId(7), block(2));
+        assert!(matches!(outcome, Err(FsError::NoRoom)));
+    }
+}
