@@ -12,6 +12,7 @@ mod build;
 mod daemon;
 mod engines;
 mod figure;
+mod flat;
 mod integrity;
 mod interrupt;
 mod listing;
@@ -69,9 +70,11 @@ pub enum What {
     Attention,
     /// Tiers: memory, flushing, cold copies, the remote
     Tiers,
-    /// What engines do to a cache directory: blocks, lookups, slots, prefixes
+    /// What engines do to a cache directory: blocks, lookups, slots, prefixes, following a writer
     Engines,
-    /// Everything
+    /// One flat directory of a million files
+    Names,
+    /// Everything but that directory
     All,
 }
 
@@ -141,6 +144,9 @@ pub fn run(arguments: &BenchArguments) -> Result<(), String> {
     }
     if is_wanted(What::Engines) {
         passthrough = Some(engines::run(arguments, &mut figures)?);
+    }
+    if arguments.what == What::Names {
+        passthrough = Some(flat::run(arguments, &mut figures)?);
     }
     let workplace = Workplace::make_anywhere(arguments.dir.as_deref())?;
     let mut machine = machine::describe(workplace.path(), &passthrough.unwrap_or_default());
