@@ -11,13 +11,13 @@ use nix::unistd::Pid;
 
 mod common;
 
-/// The example beside the program; `cargo test --test demo` alone does not build it.
-fn example() -> PathBuf {
+/// An example beside the program; `cargo test --test demo` alone does not build it.
+fn example(name: &str) -> PathBuf {
     let kvfs = Path::new(env!("CARGO_BIN_EXE_kvfs"));
-    let path = kvfs.with_file_name("examples").join("demo");
+    let path = kvfs.with_file_name("examples").join(name);
     if !path.exists() {
         let mut build = Command::new(env!("CARGO"));
-        build.args(["build", "--example", "demo"]);
+        build.args(["build", "--example", name]);
         if !cfg!(debug_assertions) {
             build.arg("--release");
         }
@@ -29,7 +29,7 @@ fn example() -> PathBuf {
 /// The demo, with a directory for its temporary files. Without optimisation the whole prompt
 /// would take minutes.
 fn demo(temporary: &Path) -> Command {
-    let mut command = Command::new(example());
+    let mut command = Command::new(example("demo"));
     command.env("TMPDIR", temporary);
     command.env("CARGO_BIN_EXE_kvfs", env!("CARGO_BIN_EXE_kvfs"));
     command.stdin(Stdio::null());
@@ -127,4 +127,41 @@ fn what_is_missing_is_said_in_one_line() {
     assert_eq!(said(&output), expected);
     assert_eq!(output.status.code(), Some(1));
     assert_nothing_left(directory.path());
+}
+
+/// Runs the small model over the first 600 tokens of its prompt.
+fn tiny_llama(further: &[&str]) -> Command {
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny-llama");
+    let mut command = Command::new(example("tiny_llama"));
+    command.arg("--model").arg(&fixture).arg("--prompt").arg(fixture.join("prompt.txt"));
+    command.args(["--prompt-tokens", "600"]).args(further);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+#[test]
+fn a_decode_process_follows_the_process_that_computes_the_prompt() {
+    require!(fuse, root);
+    let mount = common::Mount::new(common::Mode::Passthrough);
+    let model = mount.join("models/tiny-llama");
+    let geometry = ["--layers", "4", "--kv-heads", "2", "--head-dim", "64", "--page-tokens", "128"];
+    let mut create = Command::new(env!("CARGO_BIN_EXE_kvfs"));
+    let created = create.arg("create").arg(&model).args(geometry).output().unwrap();
+    assert!(created.status.success(), "{}", said(&created));
+    let sequence = model.join("sequences/followed");
+    let cache = ["--cache", sequence.to_str().unwrap()];
+    let follow = tiny_llama(&[&cache[..], &["--tokens", "8", "--follow", "120"]].concat());
+    let compute = tiny_llama(&[&cache[..], &["--tokens", "0"]].concat());
+    let [follower, computer] =
+        [follow, compute].map(|mut command| common::forks::spawn(&mut command).unwrap());
+    let computed = computer.wait_with_output().unwrap();
+    assert!(computed.status.success(), "{}", said(&computed));
+    let followed = follower.wait_with_output().unwrap();
+    let text = said(&followed);
+    assert!(followed.status.success(), "{text}");
+    // Four pages of each of four layers; the last 88 tokens are in the tails.
+    assert!(text.contains("followed 16 pages while they were written"), "{text}");
+    assert!(text.contains("of 600 prompt tokens came from it"), "{text}");
+    let alone = tiny_llama(&["--tokens", "8"]).output().unwrap();
+    assert_eq!(followed.stdout, alone.stdout);
 }
