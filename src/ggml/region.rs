@@ -69,7 +69,7 @@ impl Region {
         let start = libc::off_t::try_from(start).map_err(io::Error::other)?;
         let is_whole = range.start.is_multiple_of(OS_PAGE_BYTES)
             && range.end.is_multiple_of(OS_PAGE_BYTES)
-            && (start as u64).is_multiple_of(OS_PAGE_BYTES as u64);
+            && start.cast_unsigned().is_multiple_of(OS_PAGE_BYTES as u64);
         if range.is_empty() || range.end > self.length || !is_whole {
             return Err(io::ErrorKind::InvalidInput.into());
         }

@@ -47,10 +47,9 @@ impl Model {
         let reference = Reference::parse(from, &self.key)?;
         let geometry = self.manifest.geometry();
         let heads = u64::from(geometry.num_kv_heads());
-        let row_bytes = match reference.is_v {
-            true => heads * geometry.v_row_bytes(),
-            false => heads * geometry.k_row_bytes(),
-        };
+        let row_bytes =
+            if reference.is_v { geometry.v_row_bytes() } else { geometry.k_row_bytes() };
+        let row_bytes = heads * row_bytes;
         let is_here = (reference.layer, reference.is_v) == (rows.layer, rows.is_v);
         if !is_here || row_bytes != rows.row_bytes as u64 {
             return Err("a reference is of another layer, or of rows of another shape".to_owned());
@@ -63,12 +62,14 @@ impl Model {
         if length != geometry.file_bytes(reference.tokens) {
             return Err(format!("{}: no page of {} tokens", path.display(), reference.tokens));
         }
-        let (k_bytes, bytes) = match reference.is_v {
-            true => (geometry.k_bytes(reference.tokens), geometry.v_bytes(reference.tokens)),
-            false => (0, geometry.k_bytes(reference.tokens)),
+        let k_bytes = geometry.k_bytes(reference.tokens);
+        let (before, bytes) = if reference.is_v {
+            (k_bytes, geometry.v_bytes(reference.tokens))
+        } else {
+            (0, k_bytes)
         };
         let bytes = usize::try_from(bytes).map_err(|error| error.to_string())?;
-        Ok((file, PAYLOAD_OFFSET + k_bytes, bytes))
+        Ok((file, PAYLOAD_OFFSET + before, bytes))
     }
 }
 
