@@ -42,7 +42,9 @@ enum Tokens {
 struct Records {
     tiles: Vec<Record>,
     tokens: Vec<u32>,
+    /// The first `kept` count: what is behind them is written without being cleared before.
     weights: Vec<KeptWeights>,
+    kept: usize,
     /// In log2.
     m: Vec<f32>,
 }
@@ -62,8 +64,18 @@ impl Records {
     fn clear(&mut self) {
         self.tiles.clear();
         self.tokens.clear();
-        self.weights.clear();
+        self.kept = 0;
         self.m.clear();
+    }
+
+    /// Room for so many weights.
+    fn extend(&mut self, rows: usize) -> &mut [KeptWeights] {
+        let start = self.kept;
+        self.kept += rows;
+        if self.weights.len() < self.kept {
+            self.weights.resize(self.kept.next_power_of_two(), [0; TILE_TOKENS]);
+        }
+        &mut self.weights[start..self.kept]
     }
 
     /// Adds everything up; `total` is the final `m`, in log2, and `l` of a row.
@@ -83,10 +95,16 @@ impl Records {
                 }
                 factors.push(known.1);
             }
-            let mut sums = [0.0; TILE_TOKENS];
             let weights = &self.weights[record.weights..][..record.rows];
-            kernel.add_weighted(weights, &factors, &mut sums);
             let mass = &mut mass[record.block_start..];
+            if let Tokens::Consecutive(range) = &record.tokens
+                && let Ok(mass) = (&mut mass[range.clone()]).try_into()
+            {
+                kernel.add_weighted(weights, &factors, mass);
+                continue;
+            }
+            let mut sums = [0.0; TILE_TOKENS];
+            kernel.add_weighted(weights, &factors, &mut sums);
             match &record.tokens {
                 Tokens::Consecutive(range) => {
                     for (mass, sum) in mass[range.clone()].iter_mut().zip(sums) {
@@ -128,7 +146,7 @@ impl Recorder {
             current.tokens.extend_from_slice(tokens);
             Tokens::Listed(start..current.tokens.len())
         };
-        let (rows, weights_start, m_start) = (m.len(), current.weights.len(), current.m.len());
+        let (rows, weights_start, m_start) = (m.len(), current.kept, current.m.len());
         current.tiles.push(Record {
             first_row,
             rows,
@@ -138,8 +156,7 @@ impl Recorder {
             m: m_start,
         });
         current.m.extend_from_slice(m);
-        current.weights.resize(weights_start + rows, [0; TILE_TOKENS]);
-        kernel.keep(&weights[..rows], &mut current.weights[weights_start..]);
+        kernel.keep(&weights[..rows], current.extend(rows));
     }
 
     /// All tokens of the current KV head have been seen: `total` is the `m`, in log2, and `l` of a
