@@ -154,14 +154,14 @@ fn a_decode_process_follows_the_process_that_computes_the_prompt() {
     let compute = tiny_llama(&[&cache[..], &["--tokens", "0"]].concat());
     let [follower, computer] =
         [follow, compute].map(|mut command| common::forks::spawn(&mut command).unwrap());
-    let computed = computer.wait_with_output().unwrap();
-    assert!(computed.status.success(), "{}", said(&computed));
-    let followed = follower.wait_with_output().unwrap();
-    let text = said(&followed);
-    assert!(followed.status.success(), "{text}");
+    let prefill = computer.wait_with_output().unwrap();
+    assert!(prefill.status.success(), "{}", said(&prefill));
+    let decode = follower.wait_with_output().unwrap();
+    let text = said(&decode);
+    assert!(decode.status.success(), "{text}");
     // Four pages of each of four layers; the last 88 tokens are in the tails.
     assert!(text.contains("followed 16 pages while they were written"), "{text}");
     assert!(text.contains("of 600 prompt tokens came from it"), "{text}");
     let alone = tiny_llama(&["--tokens", "8"]).output().unwrap();
-    assert_eq!(followed.stdout, alone.stdout);
+    assert_eq!(decode.stdout, alone.stdout);
 }

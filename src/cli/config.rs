@@ -150,8 +150,7 @@ fn remote_toml(remote: &RemoteOptions) -> String {
     });
     text.extend(remote.bandwidth.map(|bytes| format!("remote_bandwidth = {bytes}\n")));
     let seconds = remote.index_interval.map_or(0.0, |interval| interval.as_secs_f64());
-    text.push_str(&format!("remote_index = {seconds:?}\n"));
-    text
+    text + &format!("remote_index = {seconds:?}\n")
 }
 
 /// What the caller names: the parts that no other source can give.

@@ -107,10 +107,7 @@ impl FileSystem {
                 }
             }
             b"pin" => return state.metadata.attribute(id, PIN)?.ok_or(FsError::NoAttribute),
-            b"origin" => {
-                let from = state.origin_of(id)?.ok_or(FsError::NoAttribute)?;
-                from.store.to_string()
-            }
+            b"origin" => state.origin_of(id)?.ok_or(FsError::NoAttribute)?.store.to_string(),
             b"lossy" => return state.metadata.attribute(id, LOSSY)?.ok_or(FsError::NoAttribute),
             _ => return Err(FsError::NoAttribute),
         };

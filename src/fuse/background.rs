@@ -67,8 +67,10 @@ fn prefetch(file_system: &FileSystem, pages: &Receiver<Ahead>, stopped: &Receive
 /// Reads what other stores have published until `stopped` is closed. The thread is not waited for:
 /// it may hang in the remote.
 pub(super) fn start_indexing(
-    file_system: &Arc<FileSystem>, interval: Duration, stopped: &Receiver<()>,
+    options: &MountOptions, file_system: &Arc<FileSystem>, stopped: &Receiver<()>,
 ) -> Result<(), MountError> {
+    let remote = options.remote.as_ref().filter(|_| !options.read_only);
+    let Some(interval) = remote.and_then(|remote| remote.index_interval) else { return Ok(()) };
     let (file_system, stopped) = (Arc::clone(file_system), stopped.clone());
     start("kvfs-index", move || {
         let mut pause = Duration::ZERO;

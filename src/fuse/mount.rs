@@ -185,16 +185,10 @@ pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountEr
     let (sender, invalidations) = bounded(INVALIDATIONS_MAX);
     let (mut file_system, recovered) = FileSystem::open(store, observer, sender)?;
     log::info!("opened the store {}: {recovered:?}", options.store.display());
-    if let Err(error) = file_system.retention_counters().register(file_system.observer().registry())
-    {
-        log::error!("metrics of retention: {error}");
-    }
     file_system.set_on_corrupt(options.on_corrupt);
     file_system.set_verify(options.verify);
     let mover = attach_tiers(options, &mut file_system, &counters, candidates)?;
-    if let Err(error) = counters.register(file_system.observer().registry()) {
-        log::error!("metrics of the tiers: {error}");
-    }
+    show_metrics(&file_system, &counters);
     let file_system = Arc::new(file_system);
     let shared = Arc::new(Shared::new(Arc::clone(&file_system), options.passthrough));
     let let_go = {
@@ -232,11 +226,7 @@ pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountEr
         }
     }
     start_prefetching(&file_system, counters, &stopped)?;
-    let remote = options.remote.as_ref().filter(|_| !options.read_only);
-    let index_interval = remote.and_then(|remote| remote.index_interval);
-    if let Some(interval) = index_interval {
-        start_indexing(&file_system, interval, &stopped)?;
-    }
+    start_indexing(options, &file_system, &stopped)?;
     let moving = mover.map(|mover| start_moving(&file_system, mover, &stopped)).transpose()?;
     let session = session.spawn().map_err(MountError::Thread)?;
     ready();
@@ -253,6 +243,16 @@ pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountEr
     file_system.commit_and_close().map_err(MountError::Flush)?;
     log::info!("unmounted {}", options.mountpoint.display());
     Ok(())
+}
+
+fn show_metrics(file_system: &FileSystem, counters: &Counters) {
+    let registry = file_system.observer().registry();
+    if let Err(error) = file_system.retention_counters().register(registry) {
+        log::error!("metrics of retention: {error}");
+    }
+    if let Err(error) = counters.register(registry) {
+        log::error!("metrics of the tiers: {error}");
+    }
 }
 
 /// A new store takes over the names that the remote has for it. Returns the stores among which

@@ -169,10 +169,10 @@ fn a_description_that_cannot_be_is_refused(mode: Mode) {
     let directory = engine.directory();
     std::fs::write(engine.mount.files("short"), [0; 4096]).unwrap();
     let refused: [fn(&mut BlockMap); 7] = [
-        |block| block.file = "files/none".to_owned(),
-        |block| block.file = "files/short".to_owned(),
-        |block| block.file = "files/../files/pool".to_owned(),
-        |block| block.file = "models/small/manifest.json".to_owned(),
+        |block| "files/none".clone_into(&mut block.file),
+        |block| "files/short".clone_into(&mut block.file),
+        |block| "files/../files/pool".clone_into(&mut block.file),
+        |block| "models/small/manifest.json".clone_into(&mut block.file),
         |block| block.shape = [3, 2, 2],
         |block| block.sizes = [1024, 512],
         |block| block.offsets[3] = POOL_BYTES - 1023,

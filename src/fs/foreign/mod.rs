@@ -103,10 +103,7 @@ impl FileSystem {
             }
             let old = known.iter().find(|store| store.id() == id);
             let read = self.read_foreign(exchange, (&remote, id), old, room);
-            let store = match read.map_err(FsError::Remote)? {
-                Some(store) => store,
-                None => continue,
-            };
+            let Some(store) = read.map_err(FsError::Remote)? else { continue };
             room = room.saturating_sub(store.len());
             stores.push(store);
         }

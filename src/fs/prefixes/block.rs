@@ -177,7 +177,7 @@ impl FileSystem {
         let key = BlockKey { model, hash, layer };
         let id = self.virtual_numbers().hold(Virtual::Block(key));
         let attributes: Attributes = self.prefix_attributes(id)?;
-        let opened = if writes { self.open_draft(id, key)? } else { self.open_block(id, key)? };
+        let opened = if writes { self.open_draft(id, key) } else { self.open_block(id, key)? };
         let found = Found { attributes, name_is_stable: false };
         Ok(Some(Created { found, opened }))
     }
@@ -203,9 +203,9 @@ impl FileSystem {
         Ok(self.add_block_handle(Handle::new(id, false, Served::Text(text))))
     }
 
-    pub(super) fn open_draft(&self, id: InodeId, key: BlockKey) -> Result<Opened, FsError> {
+    pub(super) fn open_draft(&self, id: InodeId, key: BlockKey) -> Opened {
         let draft = Arc::new(Draft { key, text: Mutex::default() });
-        Ok(self.add_block_handle(Handle::new(id, true, Served::Draft(draft))))
+        self.add_block_handle(Handle::new(id, true, Served::Draft(draft)))
     }
 
     fn add_block_handle(&self, handle: Handle) -> Opened {

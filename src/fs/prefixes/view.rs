@@ -240,7 +240,7 @@ impl FileSystem {
         let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
         let meaning = self.virtual_inode(id)?;
         if let Virtual::Block(key) = meaning {
-            return if writes { self.open_draft(id, key) } else { self.open_block(id, key) };
+            return if writes { Ok(self.open_draft(id, key)) } else { self.open_block(id, key) };
         }
         let open = Arc::clone(&self.prefixes.queries);
         if Arc::strong_count(&open) > QUERIES_MAX + 1 {
