@@ -63,7 +63,7 @@ impl BlockMap {
     /// [`PageError::Place`] for layers that keep no pages, [`PageError::Size`] for anything else.
     pub fn check(&self, manifest: &Manifest) -> Result<(), PageError> {
         let [layers, parts, buffers] = self.shape;
-        let count = u64::from(layers) * u64::from(parts) * u64::from(buffers);
+        let count = (u64::from(layers) * u64::from(parts)).saturating_mul(u64::from(buffers));
         if layers == 0 || parts != 2 || buffers == 0 || count > BUFFERS_MAX as u64 {
             return Err(PageError::Size(format!(
                 "shape {:?} of a block: [layers, 2, buffers] with 1 to {BUFFERS_MAX} buffers in all",
@@ -76,6 +76,10 @@ impl BlockMap {
                 self.shape,
                 self.offsets.len()
             )));
+        }
+        let end = u64::from(self.layer) + u64::from(layers);
+        if end > u64::from(manifest.geometry().num_layers()) {
+            return Err(PageError::Place(format!("there is no layer {}", end - 1)));
         }
         for layer in self.layers() {
             let kind = manifest.layer_kind(layer);
