@@ -138,6 +138,15 @@ pub enum Invalidation {
     Inode(InodeId),
 }
 
+/// Makes the kernel ask anew for the attributes of a directory, and so for its listing.
+pub struct AskAnew(pub Box<dyn Fn(InodeId) + Send + Sync>);
+
+impl std::fmt::Debug for AskAnew {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("AskAnew")
+    }
+}
+
 /// A mounted store.
 #[derive(Debug)]
 pub struct FileSystem {
@@ -153,6 +162,7 @@ pub struct FileSystem {
     observer: Arc<Observer>,
     io_mode: OnceLock<IoMode>,
     invalidations: crossbeam_channel::Sender<Invalidation>,
+    ask_anew: OnceLock<AskAnew>,
     /// The tiers below the raw files, and what moves between them.
     tiers: Option<Tiers>,
     /// Makes the kernel forget a backing file that it keeps for the next open.
@@ -189,6 +199,7 @@ impl FileSystem {
             observer,
             io_mode: OnceLock::new(),
             invalidations,
+            ask_anew: OnceLock::new(),
             tiers: None,
             let_go: OnceLock::new(),
             prefetch: prefetch::Prefetch::default(),
@@ -261,6 +272,11 @@ impl FileSystem {
         };
         let has_room = changes < CHANGES_MAX && bytes < CHANGES_BYTES_MAX;
         if has_room { Ok(()) } else { self.commit() }
+    }
+
+    /// How the kernel is told of new names before the operation that made them has answered.
+    pub fn on_new_names(&self, ask_anew: AskAnew) {
+        let _ = self.ask_anew.set(ask_anew);
     }
 
     /// The kernel shall forget something; it is told after the running operation has answered.

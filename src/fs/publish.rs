@@ -258,7 +258,10 @@ impl FileSystem {
     /// A name appeared that the kernel did not make itself, as it does when it renames.
     pub(super) fn announce(&self, place: &Place) {
         self.invalidate(super::Invalidation::Name(place.clone()));
-        self.invalidate(super::Invalidation::Inode(place.parent));
+        // Whoever wrote the row or byte that made the name may list the directory next.
+        if let Some(super::AskAnew(ask_anew)) = self.ask_anew.get() {
+            ask_anew(place.parent);
+        }
     }
 
     /// Checks the bytes of an object as what a name says they are.

@@ -146,6 +146,9 @@ fn commit_regularly(file_system: &FileSystem, interval: Duration, stopped: &Rece
         if let Err(error) = file_system.commit() {
             log::error!("changes could not be made durable: {error}");
         }
+        if let Some(ram) = &file_system.store().ram {
+            ram.tidy();
+        }
     }
 }
 

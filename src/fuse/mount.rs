@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::bounded;
-use fuser::{Config, MountOption, Session, SessionACL};
+use fuser::{Config, INodeNo, MountOption, Session, SessionACL};
 
 use super::background::{
     join, start, start_indexing, start_moving, start_prefetching, start_threads,
@@ -17,7 +17,7 @@ use super::dispatch::Callbacks;
 use super::shared::Shared;
 use super::slow;
 use crate::fs::rebuild::{self, RebuildError, RebuildFrom, Rebuilt};
-use crate::fs::{FileSystem, FsError, Mover, OnCorrupt, Tiers, Verify};
+use crate::fs::{AskAnew, FileSystem, FsError, Mover, OnCorrupt, Tiers, Verify};
 use crate::observe::Observer;
 use crate::store::{Store, StoreError};
 use crate::tier::counters::Counters;
@@ -212,6 +212,11 @@ pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountEr
     let (stop, stopped) = bounded::<()>(0);
     let notifier = session.notifier();
     let _ = shared.notifier.set(notifier.clone());
+    let teller = notifier.clone();
+    file_system.on_new_names(AskAnew(Box::new(move |directory| {
+        // A directory that the kernel does not hold needs no telling.
+        let _ = teller.inval_inode(INodeNo(directory.0), -1, 0);
+    })));
     shared.linger.watch(session.as_fd().try_clone_to_owned().map_err(MountError::Mount)?);
     let threads = start_threads(options, &file_system, (notifier, invalidations), &stopped)?;
     let mut slow_threads = Vec::new();

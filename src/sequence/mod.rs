@@ -134,22 +134,11 @@ impl Sequences {
         let listed = self.list(name)?;
         let positions = &listed.listing.positions;
         let Some((mut first, last)) = positions.ends(listed.rows) else { return Ok(None) };
-        let page_tokens = u64::from(self.manifest.geometry().page_tokens());
-        for (layer, pages) in self.sliding_layers(&listed) {
-            let end = pages
-                .pages
-                .first()
-                .map_or(pages.tail.map_or(0, |tail| tail.0), |page| page.start.0);
-            let rules = Rules::new(layer, &self.manifest, positions, listed.rows);
-            for start in
-                (0..end.min(listed.rows)).step_by(usize::try_from(page_tokens).unwrap_or(1))
-            {
-                let rows = start..(start + page_tokens).min(listed.rows);
-                if rules.has_passed(rows.clone()) {
-                    let ends = positions.within(rows).map(|run| run.positions().end);
-                    first = ends.fold(first, u64::max);
-                }
-            }
+        for (_, pages) in self.sliding_layers(&listed) {
+            let tail = || pages.tail.map_or(0, |tail| tail.0);
+            let end = pages.pages.first().map_or_else(tail, |page| page.start.0);
+            let ends = positions.within(0..end.min(listed.rows)).map(|run| run.positions().end);
+            first = ends.fold(first, u64::max);
         }
         Ok(Some((first, last)))
     }

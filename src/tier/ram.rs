@@ -288,6 +288,11 @@ impl RamTier {
         true
     }
 
+    /// Frees what [was removed](Self::remove) while somebody still had it open or mapped.
+    pub fn tidy(&self) {
+        self.drop_doomed(&mut self.held());
+    }
+
     /// What it holds.
     pub fn usage(&self) -> RamUse {
         let held = self.held();
@@ -335,15 +340,7 @@ impl RamTier {
     }
 
     fn make_room(&self, held: &mut Held, bytes: u64) {
-        let doomed: Vec<ObjectId> = held
-            .copies
-            .iter()
-            .filter(|(_, copy)| copy.state == CopyState::Doomed)
-            .map(|(object, _)| *object)
-            .collect();
-        for object in doomed {
-            self.drop_unused(held, object);
-        }
+        self.drop_doomed(held);
         let Held { copies, replacement, kept, .. } = held;
         let victims = replacement.victims(bytes, |object| {
             let Some(copy) = copies.get_mut(&object) else {
@@ -365,6 +362,14 @@ impl RamTier {
             held.replacement.evicted(victim.object);
             self.drop_file(held, victim.object);
             self.counters.evicted(Tier::Ram, "room");
+        }
+    }
+
+    fn drop_doomed(&self, held: &mut Held) {
+        let copies = held.copies.iter().filter(|(_, copy)| copy.state == CopyState::Doomed);
+        let doomed: Vec<ObjectId> = copies.map(|(object, _)| *object).collect();
+        for object in doomed {
+            self.drop_unused(held, object);
         }
     }
 

@@ -15,6 +15,7 @@ in_both_modes!(
     rows_are_appended,
     an_append_across_the_border_writes_nothing,
     filling_seals,
+    a_page_is_listed_at_once,
     every_geometry_seals,
     a_tail_stands_where_a_page_could,
     truncating_to_nothing,
@@ -163,6 +164,30 @@ fn names(model: &Model, mount: &Mount, layer: u32) -> Vec<String> {
         entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
     names
+}
+
+fn a_page_is_listed_at_once(mode: Mode) {
+    let model = Model::small();
+    let mount = prepared(mode, &model);
+    let layer = model.layer(&mount, "chat", 0);
+    let listed = || -> Vec<_> {
+        let mut names: Vec<_> =
+            std::fs::read_dir(&layer).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        names
+    };
+    let tokens = model.manifest.geometry().page_tokens();
+    for start in (0..64).map(|page| page * u64::from(tokens)) {
+        let path = model.tail_path(&mount, "chat", 0, start);
+        let tail = open(&path, APPEND).unwrap();
+        write(&tail, &model.rows(start, tokens - 1)).unwrap();
+        let name = path.file_name().unwrap().to_owned();
+        assert_eq!(listed().last(), Some(&name));
+        write(&tail, &model.rows(start + u64::from(tokens) - 1, 1)).unwrap();
+        let page = model.page_path(&mount, "chat", 0, start).file_name().unwrap().to_owned();
+        let names = listed();
+        assert!(names.contains(&page) && !names.contains(&name), "{names:?}");
+    }
 }
 
 fn every_geometry_seals(mode: Mode) {
