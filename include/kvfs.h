@@ -186,6 +186,10 @@ typedef enum kvfs_instructions {
      * AVX-512 F, BW, DQ and VL.
      */
     KVFS_INSTRUCTIONS_AVX512 = 3,
+    /**
+     * The same with VNNI and VBMI.
+     */
+    KVFS_INSTRUCTIONS_AVX512_VNNI = 4,
 } kvfs_instructions;
 
 /**

@@ -22,12 +22,18 @@ fn supported() -> impl Iterator<Item = InstructionSet> {
 fn check(cache: &Cache, positions: &[u64], options: &Options<'_>, sinks: Option<&[f32]>) {
     let shape = cache.shape;
     let q = Random(7).normals(positions.len() * shape.num_qo_heads() * shape.head_dim());
-    let queries = Queries { q: &q, positions };
-    let expected = reference::attend(cache, &queries, options, sinks);
+    check_queries(cache, &Queries { q: &q, positions }, options, sinks);
+}
+
+fn check_queries(
+    cache: &Cache, queries: &Queries<'_>, options: &Options<'_>, sinks: Option<&[f32]>,
+) {
+    let shape = cache.shape;
+    let expected = reference::attend(cache, queries, options, sinks);
     for set in supported() {
         for threads in [1, 3] {
             let attention = Attention::with_instructions(shape, threads, set).unwrap();
-            let partials = attention.run(&queries, &cache.blocks(), options).unwrap();
+            let partials = attention.run(queries, &cache.blocks(), options).unwrap();
             let error = relative_l2(&partials.finish(sinks).unwrap(), &expected);
             assert!(
                 error <= RELATIVE_L2_MAX,
@@ -63,6 +69,34 @@ fn head_dimensions_groups_dtypes_and_layouts() {
                     Cache::new(shape(heads, dims), dtype, place, &[64, 37, 0, 1], false, seed);
                 check(&cache, &[101], &Options::default(), None);
             }
+        }
+    }
+}
+
+#[test]
+fn quantised_values_of_any_distribution() {
+    for dtype in [Dtype::Q8_0, Dtype::Q4_0] {
+        for (v_outlier, q_outlier) in [(false, false), (true, false), (false, true)] {
+            let shape = shape((5, 1), (128, 96));
+            let mut cache = Cache::new(shape, dtype, Place::Page(Layout::Hnd), &[300], false, 21);
+            if v_outlier {
+                cache.amplify_values(1, 64.0);
+            }
+            let mut q = Random(9).normals(5 * 128);
+            // Not more: f32 does not hold logits of hundreds to 1e-5.
+            if q_outlier {
+                q.iter_mut().skip(70).step_by(128).for_each(|value| *value *= 10.0);
+            }
+            // All weights alike, nearly so, ordinary ones, one that outweighs all others, and far
+            // larger ones.
+            for (scale, size) in [(0.0, 1.0), (0.01, 1.0), (0.1, 1.0), (1.0, 1.0), (1e-4, 1e4)] {
+                let q: Vec<f32> = q.iter().map(|value| value * size).collect();
+                let options = Options { sm_scale: Some(scale), ..Options::default() };
+                check_queries(&cache, &Queries { q: &q, positions: &[299] }, &options, None);
+            }
+            // Nothing to weigh tokens by, which is no reason for NaN.
+            let none = Queries { q: &[0.0; 5 * 128], positions: &[299] };
+            check_queries(&cache, &none, &Options::default(), None);
         }
     }
 }

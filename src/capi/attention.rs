@@ -23,6 +23,8 @@ pub enum Instructions {
     Avx2 = 2,
     /// AVX-512 F, BW, DQ and VL.
     Avx512 = 3,
+    /// The same with VNNI and VBMI.
+    Avx512Vnni = 4,
 }
 
 /// The heads of a layer, and who attends.
@@ -77,6 +79,7 @@ impl AttentionConfig {
             1 => InstructionSet::Scalar,
             2 => InstructionSet::Avx2,
             3 => InstructionSet::Avx512,
+            4 => InstructionSet::Avx512Vnni,
             other => return Err(Failure::argument(format!("instructions {other} are unknown"))),
         };
         let inner = attention::Attention::with_instructions(shape, threads, set)?;

@@ -11,6 +11,8 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod element;
+#[cfg(target_arch = "x86_64")]
+mod integer;
 mod scalar;
 mod simd;
 mod stream;
@@ -29,6 +31,8 @@ use crate::page::Dtype;
 /// Which vector instructions to use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum InstructionSet {
+    /// AVX-512 as below with VNNI and VBMI: `q8_0` and `q4_0` are multiplied as bytes.
+    Avx512Vnni,
     /// AVX-512 F, BW, DQ and VL: 16 values at a time.
     Avx512,
     /// AVX2 with FMA and F16C: 8 values at a time.
@@ -39,7 +43,7 @@ pub enum InstructionSet {
 
 impl InstructionSet {
     /// All of them, the fastest first.
-    pub const ALL: [Self; 3] = [Self::Avx512, Self::Avx2, Self::Scalar];
+    pub const ALL: [Self; 4] = [Self::Avx512Vnni, Self::Avx512, Self::Avx2, Self::Scalar];
 
     /// The fastest of this processor.
     pub fn detect() -> Self {
@@ -54,7 +58,7 @@ impl InstructionSet {
     /// Values in a vector.
     pub fn lanes(self) -> usize {
         match self {
-            Self::Avx512 => 16,
+            Self::Avx512Vnni | Self::Avx512 => 16,
             Self::Avx2 => 8,
             Self::Scalar => 1,
         }
@@ -64,6 +68,8 @@ impl InstructionSet {
 /// An instruction set that the processor has been found to have.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Kernel {
+    #[cfg(target_arch = "x86_64")]
+    Avx512Vnni(integer::Avx512Vnni),
     #[cfg(target_arch = "x86_64")]
     Avx512(avx512::Avx512),
     #[cfg(target_arch = "x86_64")]
@@ -76,18 +82,17 @@ impl Kernel {
     /// the processor lacks `set`.
     pub(super) fn new(set: InstructionSet, head_dim: usize, v_head_dim: usize) -> Option<Self> {
         Self::of(set)?;
-        let wide_enough = |narrower: &InstructionSet| {
-            let lanes = narrower.lanes();
-            lanes <= set.lanes()
-                && head_dim.is_multiple_of(lanes)
-                && v_head_dim.is_multiple_of(lanes)
+        let divides = |set: &InstructionSet| {
+            head_dim.is_multiple_of(set.lanes()) && v_head_dim.is_multiple_of(set.lanes())
         };
-        InstructionSet::ALL.into_iter().filter(wide_enough).find_map(Self::of)
+        let not_above = InstructionSet::ALL.into_iter().skip_while(|other| *other != set);
+        not_above.filter(divides).find_map(Self::of)
     }
 
     #[cfg(target_arch = "x86_64")]
     fn of(set: InstructionSet) -> Option<Self> {
         match set {
+            InstructionSet::Avx512Vnni => integer::Avx512Vnni::detect().map(Self::Avx512Vnni),
             InstructionSet::Avx512 => avx512::Avx512::detect().map(Self::Avx512),
             InstructionSet::Avx2 => avx2::Avx2::detect().map(Self::Avx2),
             InstructionSet::Scalar => Some(Self::Scalar(Scalar)),
@@ -120,8 +125,8 @@ impl Kernel {
             Dtype::Bf16 => self.attend_as::<Bf16>(work, rows, scratch),
             Dtype::F32 => self.attend_as::<F32>(work, rows, scratch),
             Dtype::F8E4m3 => self.attend_as::<F8E4m3>(work, rows, scratch),
-            Dtype::Q8_0 => self.attend_as::<Q8_0>(work, rows, scratch),
-            Dtype::Q4_0 => self.attend_as::<Q4_0>(work, rows, scratch),
+            Dtype::Q8_0 => self.attend_packed::<Q8_0>(work, rows, scratch),
+            Dtype::Q4_0 => self.attend_packed::<Q4_0>(work, rows, scratch),
         }
     }
 
@@ -129,7 +134,7 @@ impl Kernel {
     pub(super) fn keep(self, weights: &[[f32; TILE_TOKENS]], kept: &mut [KeptWeights]) {
         match self {
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512(simd) => {
+            Self::Avx512Vnni(integer::Avx512Vnni(simd)) | Self::Avx512(simd) => {
                 // SAFETY: the token stands for the instructions.
                 unsafe { keep_avx512(simd, weights, kept) }
             }
@@ -148,7 +153,7 @@ impl Kernel {
     ) {
         match self {
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512(simd) => {
+            Self::Avx512Vnni(integer::Avx512Vnni(simd)) | Self::Avx512(simd) => {
                 // SAFETY: the token stands for the instructions.
                 unsafe { add_weighted_avx512(simd, weights, factors, sums) }
             }
@@ -161,15 +166,36 @@ impl Kernel {
         }
     }
 
-    fn attend_as<E: Element>(self, work: &Work<'_>, rows: Rows<'_>, scratch: &mut Scratch) {
+    #[cfg(target_arch = "x86_64")]
+    fn attend_packed<E: integer::Packed>(
+        self, work: &Work<'_>, rows: Rows<'_>, scratch: &mut Scratch,
+    ) {
+        let Self::Avx512Vnni(simd) = self else {
+            return self.attend_as::<E>(work, rows, scratch);
+        };
+        self.assert_rows::<E>(work);
+        // SAFETY: the assertions, and the token stands for the instructions.
+        unsafe { integer::by_rows::<E>(simd, work, rows, scratch) }
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    fn attend_packed<E: Element>(self, work: &Work<'_>, rows: Rows<'_>, scratch: &mut Scratch) {
+        self.attend_as::<E>(work, rows, scratch);
+    }
+
+    fn assert_rows<E: Element>(self, work: &Work<'_>) {
         assert!(self.divides(work.head_dim) && self.divides(work.v_head_dim));
         let block = E::DTYPE.block_elements() as usize;
         assert!(work.head_dim.is_multiple_of(block) && work.v_head_dim.is_multiple_of(block));
         let k_row_bytes = element::row_bytes::<E>(work.head_dim);
         work.tile.assert_bounds(k_row_bytes, element::row_bytes::<E>(work.v_head_dim));
+    }
+
+    fn attend_as<E: Element>(self, work: &Work<'_>, rows: Rows<'_>, scratch: &mut Scratch) {
+        self.assert_rows::<E>(work);
         match self {
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512(simd) => {
+            Self::Avx512Vnni(integer::Avx512Vnni(simd)) | Self::Avx512(simd) => {
                 // SAFETY: the assertions above, and the token stands for the instructions.
                 unsafe { avx512::<E>(simd, work, rows, scratch) }
             }
@@ -188,7 +214,7 @@ impl Kernel {
     fn divides(self, dim: usize) -> bool {
         dim.is_multiple_of(match self {
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512(_) => avx512::Avx512::LANES,
+            Self::Avx512Vnni(_) | Self::Avx512(_) => avx512::Avx512::LANES,
             #[cfg(target_arch = "x86_64")]
             Self::Avx2(_) => avx2::Avx2::LANES,
             Self::Scalar(_) => Scalar::LANES,

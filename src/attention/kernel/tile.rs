@@ -10,13 +10,9 @@
 //! take at least 80 cycles per token and KV head. f16 takes 106: without adding up the lanes of
 //! scores 103, without the softmax 100. To take the exponentials among the products with V saved
 //! 1.5 cycles, queries and scratch on cache lines 1, tiles of 64 tokens or the softmax of all rows
-//! in step nothing, and fetching the next rows into the first-level cache cost 4. `q8_0` takes 131,
-//! for whole numbers must become f32 and K be scaled.
-//!
-//! Products of bytes (`vpdpbusd`, four in each lane) can do better for `q8_0`: with q and the
-//! weights in three bytes an experiment took 102 cycles (relative L2 3e-7; at least 60 cycles by
-//! the rate of the instruction), in two bytes 80 (at least 40, but relative L2 6e-5 on normally
-//! distributed values).
+//! in step nothing, and fetching the next rows into the first-level cache cost 4. `q8_0` takes 131
+//! this way, for whole numbers must become f32 and K be scaled; [`integer`](super::integer) multiplies
+//! them as they are.
 //!
 //! Scores are in units of log2, so that the exponential needs no multiplication.
 
@@ -74,12 +70,12 @@ impl Tile<'_> {
     }
 
     #[inline(always)]
-    fn k_row(&self, index: usize) -> *const u8 {
+    pub(super) fn k_row(&self, index: usize) -> *const u8 {
         self.k.as_ptr().wrapping_add(self.tokens[index] as usize * self.k_stride)
     }
 
     #[inline(always)]
-    fn v_row(&self, index: usize) -> *const u8 {
+    pub(super) fn v_row(&self, index: usize) -> *const u8 {
         self.v.as_ptr().wrapping_add(self.tokens[index] as usize * self.v_stride)
     }
 }
@@ -131,9 +127,11 @@ pub(in crate::attention) struct Scratch {
     /// Scores, then weights: `[rows, tokens]`.
     pub(in crate::attention) weights: [[f32; TILE_TOKENS]; ROWS_MAX],
     /// Scales of V's blocks in f16: `[blocks, tokens]`.
-    scales: Vec<[u16; TILE_TOKENS]>,
+    pub(super) scales: Vec<[u16; TILE_TOKENS]>,
     /// Weights times the scales of two blocks of V: `[blocks, rows, tokens]`.
     scaled: [[[f32; TILE_TOKENS]; ROWS_MAX]; 2],
+    #[cfg(target_arch = "x86_64")]
+    pub(super) integer: super::integer::IntegerScratch,
 }
 
 impl Scratch {
@@ -144,6 +142,8 @@ impl Scratch {
             weights: [[0.0; TILE_TOKENS]; ROWS_MAX],
             scales: vec![[0; TILE_TOKENS]; blocks],
             scaled: [[[0.0; TILE_TOKENS]; ROWS_MAX]; 2],
+            #[cfg(target_arch = "x86_64")]
+            integer: super::integer::IntegerScratch::new(),
         }
     }
 }
@@ -162,7 +162,7 @@ pub(in crate::attention) struct Work<'a> {
 impl<'a> Work<'a> {
     /// The tile to fetch and its last index; without one this tile, which costs nothing.
     #[inline(always)]
-    fn ahead(&self) -> (&'a Tile<'a>, usize) {
+    pub(super) fn ahead(&self) -> (&'a Tile<'a>, usize) {
         let next = self.next.filter(|next| next.len > 0).unwrap_or(self.tile);
         (next, next.len.saturating_sub(1).min(TILE_TOKENS - 1))
     }
@@ -178,6 +178,7 @@ pub(super) unsafe fn attend<S: Simd, E: Element, const R: usize, const W: usize>
 ) {
     // SAFETY: the caller promises the rows.
     unsafe { scores::<S, E, R, W>(simd, work, rows.q, scratch) };
+    add_up::<S, R>(simd, work.tile.len.min(TILE_TOKENS), scratch);
     softmax::<S, R>(simd, work, rows, scratch);
     let chunks = work.v_head_dim / S::LANES;
     let whole = chunks - chunks % W;
@@ -213,7 +214,7 @@ unsafe fn v_scales<E: Element>(
 /// # Safety
 /// `row` has that block.
 #[inline(always)]
-unsafe fn scale_bits<E: Element>(row: *const u8, block: usize) -> u16 {
+pub(super) unsafe fn scale_bits<E: Element>(row: *const u8, block: usize) -> u16 {
     // SAFETY: the caller promises the block.
     let from = unsafe { block_of::<E>(row, block) };
     // SAFETY: a block starts with its scale, an f16 of any alignment.
@@ -309,25 +310,32 @@ unsafe fn multiply<S: Simd, E: Element, const R: usize, const W: usize>(
 
 /// Fetches the cache lines of so many bytes.
 #[inline(always)]
-fn prefetch<S: Simd>(simd: S, address: *const u8, bytes: usize) {
+pub(super) fn prefetch<S: Simd>(simd: S, address: *const u8, bytes: usize) {
     for offset in (0..bytes).step_by(64) {
         simd.prefetch(address.wrapping_add(offset));
     }
 }
 
+/// What is left to add up of the scores.
+#[inline(always)]
+fn add_up<S: Simd, const R: usize>(simd: S, len: usize, scratch: &mut Scratch) {
+    for r in 0..R {
+        for lane in (0..len).step_by(S::LANES) {
+            let scores = simd.total(&scratch.parts[r][lane * S::PARTS..]);
+            simd.store(&mut scratch.weights[r][lane..], scores);
+        }
+    }
+}
+
 /// Scores become weights `2^(score - m)`; `m`, `l` and `o` follow.
 #[inline(always)]
-fn softmax<S: Simd, const R: usize>(
+pub(super) fn softmax<S: Simd, const R: usize>(
     simd: S, work: &Work<'_>, rows: &mut Rows<'_>, scratch: &mut Scratch,
 ) {
     let len = work.tile.len;
     let padded = len.next_multiple_of(S::LANES);
     for r in 0..R {
         let weights = &mut scratch.weights[r];
-        for lane in (0..len).step_by(S::LANES) {
-            let scores = simd.total(&scratch.parts[r][lane * S::PARTS..]);
-            simd.store(&mut weights[lane..], scores);
-        }
         adjust(simd, work.logits, rows.slopes.get(r).copied(), &mut weights[..padded]);
         weights[len..padded].fill(f32::NEG_INFINITY);
         let mut largest = simd.load(weights);
@@ -381,10 +389,14 @@ pub(in crate::attention) type KeptWeights = [u16; TILE_TOKENS];
 /// down to 2^-29 have all of its eleven bits.
 const KEPT_SCALE: f32 = 32768.0;
 
-/// Makes weights ones to be kept.
+/// Makes weights ones to be kept. Fetches the memory behind them, where the next tile's will go:
+/// stores to what no cache holds wait longer than the tile takes.
 #[inline(always)]
 pub(super) fn keep<S: Simd>(simd: S, weights: &[[f32; TILE_TOKENS]], kept: &mut [KeptWeights]) {
+    let rows = weights.len();
     for (weights, kept) in weights.iter().zip(kept) {
+        let ahead = kept.as_ptr().wrapping_add(rows * TILE_TOKENS);
+        prefetch(simd, ahead.cast(), size_of::<KeptWeights>());
         let vectors = weights.chunks_exact(S::LANES).zip(kept.chunks_exact_mut(S::LANES));
         for (weights, kept) in vectors {
             let scaled = simd.mul(simd.load(weights), simd.splat(KEPT_SCALE));

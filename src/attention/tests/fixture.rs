@@ -172,6 +172,26 @@ impl Cache {
         }
     }
 
+    /// Multiplies one block of the values of every row by a power of two.
+    pub(super) fn amplify_values(&mut self, block: usize, factor: f32) {
+        let (elements, bytes) = (self.dtype.block_elements(), self.dtype.block_bytes());
+        let (elements, bytes) = (elements as usize, bytes as usize);
+        for values in self.v.chunks_exact_mut(self.shape.v_head_dim()) {
+            values[block * elements..][..elements].iter_mut().for_each(|value| *value *= factor);
+        }
+        for run in &mut self.runs {
+            let Some(stored) = &mut run.v else { continue };
+            for head in 0..self.shape.num_kv_heads() {
+                for token in 0..run.tokens {
+                    let row = head * stored.strides.head + token * stored.strides.token;
+                    let scale = &mut stored.bytes[row + block * bytes..][..2];
+                    let larger = f16::from_le_bytes([scale[0], scale[1]]).to_f32() * factor;
+                    scale.copy_from_slice(&f16::from_f32(larger).to_le_bytes());
+                }
+            }
+        }
+    }
+
     /// Positions of all tokens.
     pub(super) fn positions(&self) -> Vec<u64> {
         let of_run = |run: &Run| run.first_position..run.first_position + run.tokens as u64;
