@@ -2,19 +2,20 @@
 
 use std::path::PathBuf;
 
-use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use super::bench::BenchArguments;
 use super::config::{self, Layer, MountConfig, Named};
+use super::create::CreateArguments;
 use super::options;
 use super::output::Failure;
 use super::probe::ProbeArguments;
 use super::quota::QuotaArguments;
+use super::scrub::ScrubArguments;
 use super::seq::SeqArguments;
 use super::size::Size;
+use super::slots::SlotsCommand;
 use crate::ggml::slot::Version;
-use crate::page::{Dtype, Layout};
 
 /// A filesystem whose files are the KV cache of language models.
 #[derive(Debug, Parser)]
@@ -240,82 +241,6 @@ pub(crate) struct UmountArguments {
     pub mountpoint: PathBuf,
 }
 
-/// `kvfs create`.
-#[derive(Debug, Args)]
-pub(crate) struct CreateArguments {
-    /// MOUNTPOINT/models/NAME
-    pub path: PathBuf,
-    /// Layers of the model
-    #[arg(long, value_name = "N")]
-    pub layers: u32,
-    /// KV heads per layer
-    #[arg(long, value_name = "H")]
-    pub kv_heads: u32,
-    /// Elements of one K row
-    #[arg(long, value_name = "D")]
-    pub head_dim: u32,
-    /// Elements of one V row, 0 if the model keeps no V [default: head-dim]
-    #[arg(long, value_name = "D")]
-    pub v_head_dim: Option<u32>,
-    /// Tokens of a full page
-    #[arg(long, value_name = "T", default_value_t = crate::page::limits::DEFAULT_PAGE_TOKENS)]
-    pub page_tokens: u32,
-    /// Element type
-    #[arg(long, default_value = "f16", ignore_case = true, value_parser = dtypes())]
-    pub dtype: Dtype,
-    /// Order of heads and tokens in a page
-    #[arg(long, value_enum, default_value = "hnd")]
-    pub layout: LayoutArgument,
-    /// The model, as its users name it [default: NAME]
-    #[arg(long, value_name = "ID")]
-    pub model_id: Option<String>,
-    /// Commit or version of the weights
-    #[arg(long, value_name = "R")]
-    pub model_revision: Option<String>,
-    /// Who writes the pages
-    #[arg(long, value_name = "E")]
-    pub engine: Option<String>,
-    /// Base frequency of the position encoding in K
-    #[arg(long, value_name = "F")]
-    pub rope_theta: Option<f64>,
-    /// Rotated elements of a row, if not all of them
-    #[arg(long, value_name = "N", requires = "rope_theta")]
-    pub rope_dims: Option<u32>,
-    /// What pages may be rounded to when they go cold [default: never]
-    #[arg(long, value_name = "ENCODING", value_parser = ["q8_0", "q4_0"])]
-    pub cold_encoding: Option<String>,
-    /// Whose cache this is; tenants never share pages
-    #[arg(long, value_name = "T")]
-    pub tenant: Option<String>,
-    /// Seed that keeps caches apart
-    #[arg(long, value_name = "S")]
-    pub salt: Option<String>,
-    /// Adapter that the values are computed with
-    #[arg(long, value_name = "L")]
-    pub lora: Option<String>,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// Order of heads and tokens.
-#[derive(Debug, Clone, Copy, ValueEnum)]
-pub(crate) enum LayoutArgument {
-    /// Heads first: [heads, tokens, dim]
-    Hnd,
-    /// Tokens first: [tokens, heads, dim]
-    Nhd,
-}
-
-impl From<LayoutArgument> for Layout {
-    fn from(layout: LayoutArgument) -> Layout {
-        match layout {
-            LayoutArgument::Hnd => Layout::Hnd,
-            LayoutArgument::Nhd => Layout::Nhd,
-        }
-    }
-}
-
 /// `kvfs status`.
 #[derive(Debug, Args)]
 pub(crate) struct StatusArguments {
@@ -450,51 +375,6 @@ fn slot_version(text: &str) -> Result<Version, String> {
     version.ok_or_else(|| "3 and 4 are known".to_owned())
 }
 
-/// `kvfs slots`.
-#[derive(Debug, Subcommand)]
-pub(crate) enum SlotsCommand {
-    /// Make a sequence of what each slot of the server has
-    Save(SaveSlotArguments),
-    /// Give the slots that nobody has used the latest conversations, or one the longest beginning of
-    /// a prompt
-    Restore(RestoreSlotArguments),
-}
-
-/// The server, and which of its slots.
-#[derive(Debug, Args)]
-pub(crate) struct ServerArguments {
-    /// Where it listens
-    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8080")]
-    pub server: String,
-    /// Only the slot of this number
-    #[arg(long, value_name = "NUMBER")]
-    pub slot: Option<u32>,
-    /// The server's --slot-save-path
-    #[arg(long, value_name = "DIRECTORY")]
-    pub directory: PathBuf,
-}
-
-/// `kvfs slots save`.
-#[derive(Debug, Args)]
-pub(crate) struct SaveSlotArguments {
-    #[command(flatten)]
-    pub server: ServerArguments,
-    /// The model's directory, `MOUNT/models/NAME`
-    pub model: PathBuf,
-}
-
-/// `kvfs slots restore`.
-#[derive(Debug, Args)]
-pub(crate) struct RestoreSlotArguments {
-    #[command(flatten)]
-    pub server: ServerArguments,
-    /// The prompt's token ids, u32 little endian as in a file `tokens`; - reads standard input
-    #[arg(long, value_name = "FILE")]
-    pub tokens: Option<PathBuf>,
-    /// The model's directory, `MOUNT/models/NAME`
-    pub model: PathBuf,
-}
-
 /// `kvfs gc`.
 #[derive(Debug, Args)]
 pub(crate) struct GcArguments {
@@ -503,22 +383,6 @@ pub(crate) struct GcArguments {
     pub dry_run: bool,
     /// Where the cache is mounted
     pub mountpoint: PathBuf,
-}
-
-/// `kvfs scrub`.
-#[derive(Debug, Args)]
-pub(crate) struct ScrubArguments {
-    /// Bytes per second that are read at most [default: as fast as the disk]
-    #[arg(long, value_name = "SIZE")]
-    pub rate: Option<Size>,
-    /// Do not wait for the end: `kvfs status` tells
-    #[arg(long, short = 'b')]
-    pub background: bool,
-    /// End the one that runs
-    #[arg(long, conflicts_with_all = ["rate", "background"])]
-    pub stop: bool,
-    /// Where the cache is mounted, or a file or directory in it
-    pub path: PathBuf,
 }
 
 /// `kvfs fsck`.
@@ -535,10 +399,6 @@ pub(crate) struct FsckArguments {
     pub json: bool,
     /// Directory of the store
     pub store: PathBuf,
-}
-
-fn dtypes() -> impl TypedValueParser<Value = Dtype> {
-    PossibleValuesParser::new(Dtype::ALL.map(Dtype::name)).try_map(|name| name.parse::<Dtype>())
 }
 
 fn parse_subset(text: &str) -> Result<(u32, u32), String> {

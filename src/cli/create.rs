@@ -2,17 +2,98 @@
 
 use std::fs::{DirBuilder, File};
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{Args, ValueEnum};
 use serde_json::{Map, json};
 
-use super::arguments::CreateArguments;
 use super::output::{Failure, Outcome, Report, bytes};
 use crate::page::names::{MANIFEST, SEQUENCES, is_staging};
-use crate::page::{Geometry, Manifest, ManifestFields, Rope};
+use crate::page::{Dtype, Geometry, Layout, Manifest, ManifestFields, Rope};
 
 /// Where the manifest is written before it gets its name.
 const MANIFEST_STAGING: &str = "manifest.json.tmp";
+
+/// `kvfs create`.
+#[derive(Debug, Args)]
+pub(crate) struct CreateArguments {
+    /// MOUNTPOINT/models/NAME
+    pub path: PathBuf,
+    /// Layers of the model
+    #[arg(long, value_name = "N")]
+    pub layers: u32,
+    /// KV heads per layer
+    #[arg(long, value_name = "H")]
+    pub kv_heads: u32,
+    /// Elements of one K row
+    #[arg(long, value_name = "D")]
+    pub head_dim: u32,
+    /// Elements of one V row, 0 if the model keeps no V [default: head-dim]
+    #[arg(long, value_name = "D")]
+    pub v_head_dim: Option<u32>,
+    /// Tokens of a full page
+    #[arg(long, value_name = "T", default_value_t = crate::page::limits::DEFAULT_PAGE_TOKENS)]
+    pub page_tokens: u32,
+    /// Element type
+    #[arg(long, default_value = "f16", ignore_case = true, value_parser = dtypes())]
+    pub dtype: Dtype,
+    /// Order of heads and tokens in a page
+    #[arg(long, value_enum, default_value = "hnd")]
+    pub layout: LayoutArgument,
+    /// The model, as its users name it [default: NAME]
+    #[arg(long, value_name = "ID")]
+    pub model_id: Option<String>,
+    /// Commit or version of the weights
+    #[arg(long, value_name = "R")]
+    pub model_revision: Option<String>,
+    /// Who writes the pages
+    #[arg(long, value_name = "E")]
+    pub engine: Option<String>,
+    /// Base frequency of the position encoding in K
+    #[arg(long, value_name = "F")]
+    pub rope_theta: Option<f64>,
+    /// Rotated elements of a row, if not all of them
+    #[arg(long, value_name = "N", requires = "rope_theta")]
+    pub rope_dims: Option<u32>,
+    /// What pages may be rounded to when they go cold [default: never]
+    #[arg(long, value_name = "ENCODING", value_parser = ["q8_0", "q4_0"])]
+    pub cold_encoding: Option<String>,
+    /// Whose cache this is; tenants never share pages
+    #[arg(long, value_name = "T")]
+    pub tenant: Option<String>,
+    /// Seed that keeps caches apart
+    #[arg(long, value_name = "S")]
+    pub salt: Option<String>,
+    /// Adapter that the values are computed with
+    #[arg(long, value_name = "L")]
+    pub lora: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+fn dtypes() -> impl TypedValueParser<Value = Dtype> {
+    PossibleValuesParser::new(Dtype::ALL.map(Dtype::name)).try_map(|name| name.parse::<Dtype>())
+}
+
+/// Order of heads and tokens.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum LayoutArgument {
+    /// Heads first: [heads, tokens, dim]
+    Hnd,
+    /// Tokens first: [tokens, heads, dim]
+    Nhd,
+}
+
+impl From<LayoutArgument> for Layout {
+    fn from(layout: LayoutArgument) -> Layout {
+        match layout {
+            LayoutArgument::Hnd => Layout::Hnd,
+            LayoutArgument::Nhd => Layout::Nhd,
+        }
+    }
+}
 
 /// Makes the cache of one model.
 pub(crate) fn run(arguments: &CreateArguments) -> Outcome {

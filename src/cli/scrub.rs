@@ -1,18 +1,36 @@
 //! `kvfs scrub`: has the daemon of a mount compare what it stores with its checksums.
 
 use std::ffi::CStr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::arguments::ScrubArguments;
+use clap::Args;
+
 use super::output::{EXIT_FSCK_ERRORS, EXIT_OK, Failure, Outcome, Report, bytes};
 use super::probe::status_value;
+use super::size::Size;
 use super::{mountinfo, progress};
 use crate::sys;
 
 const SCRUB: &CStr = c"user.kvfs.scrub";
 /// How often the daemon is asked how far it is.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// `kvfs scrub`.
+#[derive(Debug, Args)]
+pub(crate) struct ScrubArguments {
+    /// Bytes per second that are read at most [default: as fast as the disk]
+    #[arg(long, value_name = "SIZE")]
+    pub rate: Option<Size>,
+    /// Do not wait for the end: `kvfs status` tells
+    #[arg(long, short = 'b')]
+    pub background: bool,
+    /// End the one that runs
+    #[arg(long, conflicts_with_all = ["rate", "background"])]
+    pub stop: bool,
+    /// Where the cache is mounted, or a file or directory in it
+    pub path: PathBuf,
+}
 
 /// Starts a scrub and waits for its end. Interrupted, the daemon goes on.
 pub(crate) fn run(arguments: &ScrubArguments) -> Outcome {

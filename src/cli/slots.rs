@@ -11,12 +11,11 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use clap::{Args, Subcommand};
 use reqwest::blocking::Client;
 use serde_json::{Value, json};
 
-use super::arguments::{
-    ImportArguments, RestoreSlotArguments, SaveSlotArguments, ServerArguments, SlotsCommand,
-};
+use super::arguments::ImportArguments;
 use super::output::{Failure, Outcome, Report};
 use super::prefix::read_tokens;
 use super::slot::import_to_text;
@@ -28,6 +27,51 @@ use crate::reader::{Sequence, longest_prefix};
 const ANSWER_MAX: Duration = Duration::from_secs(600);
 /// Hexadecimal digits of a conversation's name: 128 bits.
 const NAME_DIGITS: usize = 32;
+
+/// `kvfs slots`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum SlotsCommand {
+    /// Make a sequence of what each slot of the server has
+    Save(SaveSlotArguments),
+    /// Give the slots that nobody has used the latest conversations, or one the longest beginning of
+    /// a prompt
+    Restore(RestoreSlotArguments),
+}
+
+/// The server, and which of its slots.
+#[derive(Debug, Args)]
+pub(crate) struct ServerArguments {
+    /// Where it listens
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8080")]
+    pub server: String,
+    /// Only the slot of this number
+    #[arg(long, value_name = "NUMBER")]
+    pub slot: Option<u32>,
+    /// The server's --slot-save-path
+    #[arg(long, value_name = "DIRECTORY")]
+    pub directory: PathBuf,
+}
+
+/// `kvfs slots save`.
+#[derive(Debug, Args)]
+pub(crate) struct SaveSlotArguments {
+    #[command(flatten)]
+    pub server: ServerArguments,
+    /// The model's directory, `MOUNT/models/NAME`
+    pub model: PathBuf,
+}
+
+/// `kvfs slots restore`.
+#[derive(Debug, Args)]
+pub(crate) struct RestoreSlotArguments {
+    #[command(flatten)]
+    pub server: ServerArguments,
+    /// The prompt's token ids, u32 little endian as in a file `tokens`; - reads standard input
+    #[arg(long, value_name = "FILE")]
+    pub tokens: Option<PathBuf>,
+    /// The model's directory, `MOUNT/models/NAME`
+    pub model: PathBuf,
+}
 
 /// Saves or restores.
 pub(crate) fn run(command: &SlotsCommand) -> Outcome {

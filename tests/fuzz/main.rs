@@ -10,7 +10,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
-#[path = "../files_model/library.rs"]
+#[path = "../files_model/library/mod.rs"]
 mod library;
 #[path = "../files_model/model.rs"]
 mod model;

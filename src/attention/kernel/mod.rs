@@ -13,18 +13,21 @@ mod avx512;
 mod element;
 #[cfg(target_arch = "x86_64")]
 mod integer;
+mod kept;
 mod scalar;
 mod simd;
 mod stream;
 mod tile;
 
 use element::{Bf16, Element, F8E4m3, F16, F32, Q4_0, Q8_0};
+use kept::{add_weighted, keep};
 use scalar::Scalar;
 use simd::Simd;
-use tile::{ROWS_MAX, add_weighted, attend, keep};
+use tile::{ROWS_MAX, attend};
 
+pub(super) use kept::KeptWeights;
 pub(super) use stream::sum_words;
-pub(super) use tile::{KeptWeights, Logits, Rows, SUM_LANES, Scratch, TILE_TOKENS, Tile, Work};
+pub(super) use tile::{Logits, Rows, SUM_LANES, Scratch, TILE_TOKENS, Tile, Work};
 
 use crate::page::Dtype;
 

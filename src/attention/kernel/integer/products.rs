@@ -128,9 +128,9 @@ unsafe fn k_block<E: Packed>(
                 )
             };
         }
-        let [a, b, c, d] = tokens;
-        let low = [_mm512_unpacklo_epi32(a, b), _mm512_unpacklo_epi32(c, d)];
-        let high = [_mm512_unpackhi_epi32(a, b), _mm512_unpackhi_epi32(c, d)];
+        let [first, second, third, fourth] = tokens;
+        let low = [_mm512_unpacklo_epi32(first, second), _mm512_unpacklo_epi32(third, fourth)];
+        let high = [_mm512_unpackhi_epi32(first, second), _mm512_unpackhi_epi32(third, fourth)];
         quads[4 * half] = _mm512_unpacklo_epi64(low[0], low[1]);
         quads[4 * half + 1] = _mm512_unpackhi_epi64(low[0], low[1]);
         quads[4 * half + 2] = _mm512_unpacklo_epi64(high[0], high[1]);

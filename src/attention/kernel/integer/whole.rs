@@ -77,13 +77,13 @@ pub(super) fn split_weights<E: Packed, const R: usize>(
         scales[group] = load_f16(&scratch.scales[block][group * GROUP..]);
     }
     let Scratch { weights, integer, .. } = scratch;
-    let scaled =
+    let product =
         |r: usize, group: usize| _mm512_mul_ps(load(&weights[r][group * GROUP..]), scales[group]);
     // The rows in step: each of these sums waits for the one before.
     let mut sizes = [_mm512_setzero_ps(); R];
     for group in 0..groups {
         for r in 0..R {
-            sizes[r] = _mm512_add_ps(sizes[r], _mm512_abs_ps(scaled(r, group)));
+            sizes[r] = _mm512_add_ps(sizes[r], _mm512_abs_ps(product(r, group)));
         }
     }
     let totals = sizes.map(|sizes| _mm512_reduce_add_ps(sizes));
@@ -93,7 +93,7 @@ pub(super) fn split_weights<E: Packed, const R: usize>(
         let factor = _mm512_set1_ps(TOTAL / totals[r]);
         let mut sum = _mm512_setzero_si512();
         for group in 0..groups {
-            let whole = _mm512_cvtps_epi32(_mm512_mul_ps(scaled(r, group), factor));
+            let whole = _mm512_cvtps_epi32(_mm512_mul_ps(product(r, group), factor));
             sum = _mm512_add_epi32(sum, whole);
             store_whole(&mut to.bytes[group], split(whole));
         }
