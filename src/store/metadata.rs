@@ -12,6 +12,7 @@
 //! files but never a name without its bytes. One mutex of the caller guards all of it; nothing
 //! here waits for the disk except [`Writer::write`], which runs outside of that mutex.
 
+mod attributes;
 mod encoded;
 mod prefixes;
 mod remote;
@@ -24,6 +25,7 @@ use redb::{Database, ReadableDatabase, ReadableTable};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+pub(crate) use attributes::Attribute;
 pub(crate) use prefixes::{LEAD_TOKENS_MAX, TokensChange};
 
 use super::StoreError;
@@ -338,52 +340,6 @@ impl Metadata {
         outcome
     }
 
-    /// Names and values of an inode's extended attributes.
-    pub(crate) fn attributes(&self, inode: InodeId) -> Result<Vec<Attribute>, StoreError> {
-        let prefix = keys::attributes(inode);
-        let mut found = Vec::new();
-        self.scan(&prefix, &prefix, |key, value| {
-            if let Ok(value) = decode(value) {
-                found.push((key[prefix.len()..].to_vec(), value));
-            }
-            true
-        })?;
-        Ok(found)
-    }
-
-    /// Bytes of names and values of all extended attributes but one.
-    pub(crate) fn attribute_bytes(
-        &self, inode: InodeId, except: &[u8],
-    ) -> Result<usize, StoreError> {
-        let prefix = keys::attributes(inode);
-        let mut bytes = 0;
-        self.scan(&prefix, &prefix, |key, value| {
-            let name = &key[prefix.len()..];
-            if name != except {
-                bytes += name.len() + value.len();
-            }
-            true
-        })?;
-        Ok(bytes)
-    }
-
-    /// One extended attribute.
-    pub(crate) fn attribute(
-        &self, inode: InodeId, name: &[u8],
-    ) -> Result<Option<Vec<u8>>, StoreError> {
-        self.get(&keys::attribute(inode, name))
-    }
-
-    /// Stores an extended attribute.
-    pub(crate) fn put_attribute(&mut self, life: Life, inode: InodeId, name: &[u8], value: &[u8]) {
-        self.put(life, keys::attribute(inode, name), &value.to_vec());
-    }
-
-    /// Removes an extended attribute.
-    pub(crate) fn remove_attribute(&mut self, life: Life, inode: InodeId, name: &[u8]) {
-        self.remove(life, keys::attribute(inode, name));
-    }
-
     /// Visits every record of one table, newest state.
     pub(crate) fn scan_table<T: DeserializeOwned>(
         &self, tag: u8, mut visit: impl FnMut(&[u8], T),
@@ -491,9 +447,6 @@ impl Metadata {
         }
     }
 }
-
-/// Name and value of an extended attribute.
-pub(crate) type Attribute = (Vec<u8>, Vec<u8>);
 
 impl std::fmt::Debug for Metadata {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

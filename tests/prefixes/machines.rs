@@ -1,5 +1,7 @@
 //! Machines that share a remote find each other's pages by their prefixes.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -21,6 +23,7 @@ in_both_modes!(
     pages_that_are_gone_or_damaged_count_as_absent,
     an_index_that_lies_is_believed_by_nobody,
     other_salts_find_nothing,
+    what_is_closed_to_others_stays_where_it_is,
 );
 
 /// Machines, and the directory that they share.
@@ -88,6 +91,22 @@ fn sequences(mount: &Mount, model: &Model) -> usize {
 fn matching(mount: &Mount, model: &Model, prompt: &[u32]) -> (u64, Option<PathBuf>) {
     let found = longest_prefix(&model.directory(mount), prompt).unwrap();
     (found.tokens, found.sequence)
+}
+
+fn what_is_closed_to_others_stays_where_it_is(mode: Mode) {
+    let machines = Machines::new();
+    let (first, second, model, sequence) = machines.two(mode, 70);
+    let mut closed = Sequence::new(&model, "closed");
+    let path = model.sequence(&first, "closed");
+    std::fs::create_dir(&path).unwrap();
+    std::fs::set_permissions(&path, Permissions::from_mode(0o700)).unwrap();
+    closed.append(&first, &model, &(1000..1070).collect::<Vec<_>>());
+    wait_until_known(&second, &model, &closed);
+    assert_eq!(matching(&second, &model, &closed.tokens), (0, None));
+    let page = directory(&second, &model, chain(&model, &closed.tokens)[0]);
+    assert_errno(open(page.join("000.safetensors"), libc::O_RDONLY), libc::ENOENT);
+    // It is no fault of the store.
+    assert_eq!(matching(&second, &model, &sequence.tokens).0, 64);
 }
 
 fn a_page_of_another_machine_is_found_by_its_hash(mode: Mode) {

@@ -83,10 +83,11 @@ impl Source<'_> {
     pub(super) fn sequence(
         &self, sequence: InodeId, rules: &Model, wanted: Wanted<'_>,
     ) -> Result<Option<ForeignSequence>> {
-        let Some(Kind::Directory { name, .. }) = self.inode(sequence)?.map(|inode| inode.kind)
-        else {
+        let Some(directory) = self.inode(sequence)? else { return Ok(None) };
+        if !self.is_open_to_all(sequence, &directory)? {
             return Ok(None);
-        };
+        }
+        let Kind::Directory { name, .. } = directory.kind else { return Ok(None) };
         let tokens = self.bytes(sequence, names::TOKENS, TOKENS_BYTES_MAX)?;
         let Some(mut tokens) = tokens else { return Ok(None) };
         let page_bytes = rules.manifest.geometry().page_tokens() as usize * TOKEN_BYTES;
@@ -114,6 +115,15 @@ impl Source<'_> {
         let layers = kept.map(|layer| Ok((layer, self.pages(sequence, layer, pages, rules)?)));
         let layers = layers.collect::<Result<_>>()?;
         Ok((end > 0).then_some(ForeignSequence { name, tokens, layers }))
+    }
+
+    /// Whether everybody may read a sequence there. What only some may read stays there: who they are
+    /// is not known here.
+    fn is_open_to_all(&self, sequence: InodeId, directory: &Inode) -> Result<bool> {
+        let Some(tokens) = self.entry(sequence, names::TOKENS)? else { return Ok(false) };
+        let tokens = self.inode(tokens)?;
+        let is_readable = tokens.is_some_and(|tokens| tokens.mode & 0o004 != 0);
+        Ok(is_readable && directory.mode & 0o005 == 0o005)
     }
 
     /// Those of the first `count` pages of a layer that the remote has.

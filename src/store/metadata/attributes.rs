@@ -1,0 +1,57 @@
+//! Extended attributes of inodes.
+
+use super::{Life, Metadata};
+use crate::store::database::decode;
+use crate::store::record::InodeId;
+use crate::store::{StoreError, keys};
+
+/// Name and value of an extended attribute.
+pub(crate) type Attribute = (Vec<u8>, Vec<u8>);
+
+impl Metadata {
+    /// Names and values of an inode's extended attributes.
+    pub(crate) fn attributes(&self, inode: InodeId) -> Result<Vec<Attribute>, StoreError> {
+        let prefix = keys::attributes(inode);
+        let mut found = Vec::new();
+        self.scan(&prefix, &prefix, |key, value| {
+            if let Ok(value) = decode(value) {
+                found.push((key[prefix.len()..].to_vec(), value));
+            }
+            true
+        })?;
+        Ok(found)
+    }
+
+    /// Bytes of names and values of all extended attributes but one.
+    pub(crate) fn attribute_bytes(
+        &self, inode: InodeId, except: &[u8],
+    ) -> Result<usize, StoreError> {
+        let prefix = keys::attributes(inode);
+        let mut bytes = 0;
+        self.scan(&prefix, &prefix, |key, value| {
+            let name = &key[prefix.len()..];
+            if name != except {
+                bytes += name.len() + value.len();
+            }
+            true
+        })?;
+        Ok(bytes)
+    }
+
+    /// One extended attribute.
+    pub(crate) fn attribute(
+        &self, inode: InodeId, name: &[u8],
+    ) -> Result<Option<Vec<u8>>, StoreError> {
+        self.get(&keys::attribute(inode, name))
+    }
+
+    /// Stores an extended attribute.
+    pub(crate) fn put_attribute(&mut self, life: Life, inode: InodeId, name: &[u8], value: &[u8]) {
+        self.put(life, keys::attribute(inode, name), &value.to_vec());
+    }
+
+    /// Removes an extended attribute.
+    pub(crate) fn remove_attribute(&mut self, life: Life, inode: InodeId, name: &[u8]) {
+        self.remove(life, keys::attribute(inode, name));
+    }
+}
