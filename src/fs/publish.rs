@@ -255,9 +255,11 @@ impl FileSystem {
         Ok(copy)
     }
 
-    /// A name appeared that the kernel did not make itself, as it does when it renames.
+    /// A name appeared that the kernel did not make itself, as it does when it renames. Where pages
+    /// and manifests are, it looks every absent name up again, so it need not be told of the name;
+    /// that would wait for the lock of the directory, which somebody may hold who waits for the
+    /// daemon. A daemon that is killed meanwhile would never end.
     pub(super) fn announce(&self, place: &Place) {
-        self.invalidate(super::Invalidation::Name(place.clone()));
         // Whoever wrote the row or byte that made the name may list the directory next.
         if let Some(super::AskAnew(ask_anew)) = self.ask_anew.get() {
             ask_anew(place.parent);
