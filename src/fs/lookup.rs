@@ -43,7 +43,10 @@ impl FileSystem {
         let (_, class) = state.directory(parent)?;
         let Some(entry) = state.entry(parent, name)? else {
             // There the daemon makes names without being asked to.
-            let unstable = matches!(class, DirectoryClass::Layer(_) | DirectoryClass::Model);
+            let unstable = matches!(
+                class,
+                DirectoryClass::Layer(_) | DirectoryClass::Model | DirectoryClass::Sequences
+            );
             return Ok(Lookup::Absent { stable: !unstable });
         };
         if state.damaged.contains_key(&entry.inode) {

@@ -255,8 +255,8 @@ impl FileSystem {
         Ok(copy)
     }
 
-    /// A name appeared that the kernel did not make itself, as it does when it renames. Where pages
-    /// and manifests are, it looks every absent name up again, so it need not be told of the name;
+    /// A name appeared that the kernel did not make itself, as it does when it renames. Where pages,
+    /// manifests and sequences are, it looks every absent name up again, so it need not be told of the name;
     /// that would wait for the lock of the directory, which somebody may hold who waits for the
     /// daemon. A daemon that is killed meanwhile would never end.
     pub(super) fn announce(&self, place: &Place) {

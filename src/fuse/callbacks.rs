@@ -343,10 +343,7 @@ impl Filesystem for Callbacks {
                 Err(error) => reply.error(error),
             }
         };
-        match self.fs.look_up_waits(inode(number)) {
-            Some(awaited) => self.beside(awaited, answer),
-            None => answer(self),
-        }
+        self.once_looked_up(inode(number), answer);
     }
 
     fn readdirplus(
@@ -376,10 +373,7 @@ impl Filesystem for Callbacks {
                 Err(error) => reply.error(error),
             }
         };
-        match self.fs.look_up_waits(inode(number)) {
-            Some(awaited) => self.beside(awaited, answer),
-            None => answer(self),
-        }
+        self.once_looked_up(inode(number), answer);
     }
 
     fn statfs(&self, _request: &Request, number: INodeNo, reply: ReplyStatfs) {

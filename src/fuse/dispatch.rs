@@ -7,6 +7,7 @@ use crossbeam_channel::Sender;
 use super::shared::Shared;
 use super::slow::Job;
 use crate::fs::Awaited;
+use crate::store::record::InodeId;
 
 /// The kernel's requests come in here.
 pub(super) struct Callbacks {
@@ -36,6 +37,16 @@ impl Callbacks {
         match awaited {
             Awaited::Remote => self.fetch(job),
             Awaited::Local => self.later(job),
+        }
+    }
+
+    /// Answers what looks names up in a directory: at once, unless that has to wait.
+    pub(super) fn once_looked_up(
+        &self, directory: InodeId, answer: impl FnOnce(&Shared) + Send + 'static,
+    ) {
+        match self.fs.look_up_waits(directory) {
+            Some(awaited) => self.beside(awaited, answer),
+            None => answer(self),
         }
     }
 

@@ -5,6 +5,7 @@
 use std::cell::Cell;
 use std::fs::File;
 use std::io;
+use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
@@ -32,6 +33,15 @@ impl Drop for NoForks {
     fn drop(&mut self) {
         DEPTH.set(DEPTH.get() - 1);
     }
+}
+
+/// A shell command of another user, to be started in a directory.
+pub(crate) fn shell_as(directory: &Path, user: u32, script: &str) -> Command {
+    let mut command = Command::new("setpriv");
+    let ids = [format!("--reuid={user}"), format!("--regid={user}")];
+    command.args(ids).args(["--clear-groups", "sh", "-c", script]);
+    command.current_dir(directory).env("LC_ALL", "C");
+    command
 }
 
 /// Starts a program.

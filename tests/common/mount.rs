@@ -209,19 +209,19 @@ impl Mount {
 
     /// Files in `STORE/quarantine`, without the reasons beside them.
     pub(crate) fn quarantined(&self) -> Vec<PathBuf> {
-        let mut paths = object_files(&self.store.join("quarantine"));
+        let mut paths = files_below(&self.store.join("quarantine"));
         paths.retain(|path| path.extension().is_none());
         paths
     }
 
     /// Files in `STORE/objects`.
     pub(crate) fn objects(&self) -> Vec<PathBuf> {
-        object_files(&self.store.join("objects"))
+        files_below(&self.store.join("objects"))
     }
 
     /// Files in `STORE/staging` that hold something.
     pub(crate) fn staging(&self) -> Vec<PathBuf> {
-        let mut files = object_files(&self.store.join("staging"));
+        let mut files = files_below(&self.store.join("staging"));
         files.retain(|path| path.metadata().is_ok_and(|metadata| metadata.len() > 0));
         files
     }
@@ -308,8 +308,8 @@ fn detach(mountpoint: &Path) {
     let _ = forks::output(&mut unmount_command(mountpoint, true));
 }
 
-/// Regular files below a directory of the store, sorted.
-fn object_files(directory: &Path) -> Vec<PathBuf> {
+/// Regular files below a directory, sorted.
+pub(crate) fn files_below(directory: &Path) -> Vec<PathBuf> {
     let mut files = Vec::new();
     let mut directories = vec![directory.to_owned()];
     while let Some(directory) = directories.pop() {

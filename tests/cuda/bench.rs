@@ -3,16 +3,7 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
-use crate::fake::{ModuleName, place_of_driver};
-
-const ELEMENTS: [(&str, &str); 6] = [
-    ("F16", "f16"),
-    ("Bf16", "bf16"),
-    ("F32", "f32"),
-    ("F8E4m3", "f8_e4m3"),
-    ("Q8_0", "q8_0"),
-    ("Q4_0", "q4_0"),
-];
+use crate::fake::{ELEMENTS, ModuleName, place_of_driver};
 
 fn script(output: &Path, driver: Option<&Path>, path: Option<&Path>) -> (Output, String) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));

@@ -10,6 +10,8 @@ use library::{can_build, driver, old_driver};
 #[path = "../kernels/library.rs"]
 mod library;
 
+#[allow(unused_imports, reason = "only some programs go through all of them")]
+pub(crate) use library::ELEMENTS;
 pub(crate) use library::ModuleName;
 
 /// Set in the process that has the driver.

@@ -2,9 +2,8 @@
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::process::Command;
 
-use crate::common::forks::{output, succeed};
+use crate::common::forks::{output, shell_as, succeed};
 use crate::common::{Mode, Mount};
 
 const NOBODY: u32 = 65534;
@@ -35,22 +34,6 @@ as_root!(
     only_the_owner_sees_the_store,
 );
 
-/// A shell command of another user, started in `files/`.
-fn shell_as(mount: &Mount, user: u32, script: &str) -> Command {
-    let mut command = Command::new("setpriv");
-    command.args([
-        &format!("--reuid={user}"),
-        &format!("--regid={user}"),
-        "--clear-groups",
-        "sh",
-        "-c",
-        script,
-    ]);
-    command.current_dir(mount.files(""));
-    command.env("LC_ALL", "C");
-    command
-}
-
 fn open_to_all(mount: &Mount) {
     fs::set_permissions(mount.files(""), Permissions::from_mode(0o1777)).unwrap();
 }
@@ -59,7 +42,7 @@ fn a_file_belongs_to_its_maker(mode: Mode) {
     let mut mount = Mount::new(mode);
     open_to_all(&mount);
     let script = "umask 027; echo x > file; mkdir directory; ln -s file link; mkfifo fifo";
-    succeed(&mut shell_as(&mount, NOBODY, script));
+    succeed(&mut shell_as(&mount.files(""), NOBODY, script));
     for round in 0..2 {
         for (name, mode) in
             [("file", 0o640), ("directory", 0o750), ("link", 0o777), ("fifo", 0o640)]
@@ -91,7 +74,7 @@ fn others_are_denied(mode: Mode) {
         ("cat ../.kvfs/status", "Permission denied"),
         ("mkdir ../models/mine", "Permission denied"),
     ] {
-        let output = output(&mut shell_as(&mount, NOBODY, script));
+        let output = output(&mut shell_as(&mount.files(""), NOBODY, script));
         let message = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success(), "{script}");
         assert!(message.contains(reason), "{script}: {message}");
@@ -106,7 +89,7 @@ fn a_group_directory_hands_its_group_down(mode: Mode) {
     std::os::unix::fs::chown(&directory, Some(NOBODY), Some(DAEMON)).unwrap();
     fs::set_permissions(&directory, Permissions::from_mode(0o2775)).unwrap();
     let script = "cd team && echo x > file && mkdir below && echo x > below/file";
-    succeed(&mut shell_as(&mount, NOBODY, script));
+    succeed(&mut shell_as(&mount.files(""), NOBODY, script));
     for name in ["file", "below", "below/file"] {
         let metadata = fs::metadata(directory.join(name)).unwrap();
         assert_eq!((metadata.uid(), metadata.gid()), (NOBODY, DAEMON), "{name}");
@@ -118,7 +101,7 @@ fn a_group_directory_hands_its_group_down(mode: Mode) {
 fn only_the_owner_sees_the_store(mode: Mode) {
     let mount = Mount::new(mode);
     open_to_all(&mount);
-    succeed(&mut shell_as(&mount, NOBODY, "echo x > file; sync file"));
+    succeed(&mut shell_as(&mount.files(""), NOBODY, "echo x > file; sync file"));
     let mode = |path: &std::path::Path| fs::metadata(path).unwrap().mode() & 0o7777;
     assert_eq!(mode(mount.store()), 0o700);
     for name in ["objects", "staging", "quarantine"] {

@@ -23,13 +23,7 @@ pub(crate) fn target() -> Target {
         name: "damaged_store",
         length_max: 300,
         seeds: edits::seeds(),
-        words: &[
-            b"I\0\0\0\0\0\0\0\x01",
-            b"E\0\0\0\0\0\0\0\x03",
-            b"..",
-            b"/",
-            b"\xff\xff\xff\xff\x0f",
-        ],
+        words: edits::WORDS,
         allocation_max: 32 << 20,
         run: Box::new(move |input| {
             let mut table = table.clone();

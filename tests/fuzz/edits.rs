@@ -57,6 +57,10 @@ fn write_at(target: &mut Vec<u8>, at: u8, bytes: &[u8]) {
     target.splice(at..end, bytes.iter().copied());
 }
 
+/// Beginnings of keys, names that no file may have, and a length that overflows.
+pub(crate) const WORDS: &[&[u8]] =
+    &[b"I\0\0\0\0\0\0\0\x01", b"E\0\0\0\0\0\0\0\x03", b"..", b"/", b"\xff\xff\xff\xff\x0f"];
+
 /// Edits that hit each record once, in each way.
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let edit = |number: u8, what: u8| vec![number, 0, what, 0, 2, 0xff, 0];

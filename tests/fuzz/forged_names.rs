@@ -49,13 +49,7 @@ pub(crate) fn target() -> Target {
         name: "forged_names",
         length_max: 1200,
         seeds,
-        words: &[
-            b"I\0\0\0\0\0\0\0\x01",
-            b"E\0\0\0\0\0\0\0\x03",
-            b"..",
-            b"/",
-            b"\xff\xff\xff\xff\x0f",
-        ],
+        words: edits::WORDS,
         allocation_max: 64 << 20,
         run: Box::new(move |input| {
             let Some((kind, rest)) = input.split_first() else {

@@ -6,6 +6,16 @@ use std::process::Command;
 
 use sha2::{Digest, Sha256};
 
+/// Element types, as the sources and as kvfs call them.
+pub(crate) const ELEMENTS: [(&str, &str); 6] = [
+    ("F16", "f16"),
+    ("Bf16", "bf16"),
+    ("F32", "f32"),
+    ("F8E4m3", "f8_e4m3"),
+    ("Q8_0", "q8_0"),
+    ("Q4_0", "q4_0"),
+];
+
 /// What watches the kernels.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Watch {

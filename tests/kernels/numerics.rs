@@ -1,16 +1,8 @@
 //! Every variant of every kernel gives what f64 gives, and does nothing else.
 
-use crate::library::{ModuleName, Watch, can_build, directory, module, program, root};
+use crate::library::{ELEMENTS, ModuleName, Watch, can_build, directory, module, program, root};
 use crate::shim::{Cases, for_each};
 
-const ELEMENTS: [(&str, &str); 6] = [
-    ("F16", "f16"),
-    ("Bf16", "bf16"),
-    ("F32", "f32"),
-    ("F8E4m3", "f8_e4m3"),
-    ("Q8_0", "q8_0"),
-    ("Q4_0", "q4_0"),
-];
 const WIDTHS: [u32; 3] = [64, 128, 256];
 
 fn check(modules: &[ModuleName<'_>], watch: Watch, seeds: u32) {

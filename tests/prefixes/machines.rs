@@ -12,7 +12,7 @@ use kvfs::tier::remote::names::{self, Publisher, Row};
 use kvfs::tier::remote::{self, BlobStore, Remote, RemoteSpec, StoreId};
 
 use crate::by_hash::{chain, directory};
-use crate::common::mount::scratch_directory;
+use crate::common::mount::{files_below, scratch_directory};
 use crate::common::sys::{assert_errno, getxattr, open};
 use crate::common::{Mode, Model, Mount, eventually, forks};
 use crate::writer::Sequence;
@@ -58,22 +58,13 @@ impl Machines {
         (first, second, model, sequence)
     }
 
-    fn blobs(&self) -> Vec<PathBuf> {
-        let mut files = Vec::new();
-        let mut directories = vec![self.remote.join("blobs")];
-        while let Some(path) = directories.pop() {
-            for entry in std::fs::read_dir(path).unwrap() {
-                let path = entry.unwrap().path();
-                if path.is_dir() { directories.push(path) } else { files.push(path) }
-            }
-        }
-        files
-    }
-
     /// Does something to the stored copy of a page.
     fn damage(&self, page: &[u8], act: impl Fn(&Path)) {
         let is_it = |path: &&PathBuf| std::fs::read(path).is_ok_and(|bytes| bytes == page);
-        act(self.blobs().iter().find(is_it).expect("the page in the remote"));
+        act(files_below(&self.remote.join("blobs"))
+            .iter()
+            .find(is_it)
+            .expect("the page in the remote"));
     }
 }
 

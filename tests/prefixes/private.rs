@@ -8,7 +8,7 @@ use std::process::Command;
 use kvfs::page::{Metadata, PrefixHash, pack_rows};
 use kvfs::reader::longest_prefix;
 
-use crate::common::forks::{output, succeed};
+use crate::common::forks::{output, shell_as, succeed};
 use crate::common::sys::write_and_close;
 use crate::common::{Mode, Model, Mount};
 use crate::writer::{Sequence, bytes};
@@ -40,18 +40,9 @@ as_root!(
     tenants_share_nothing,
 );
 
-/// A shell of another user, in the directory of the mount.
-fn shell_as(mount: &Mount, user: u32, script: &str) -> Command {
-    let mut command = Command::new("setpriv");
-    let ids = [format!("--reuid={user}"), format!("--regid={user}")];
-    command.args(ids).args(["--clear-groups", "sh", "-c", script]);
-    command.current_dir(mount.path()).env("LC_ALL", "C");
-    command
-}
-
 #[track_caller]
 fn assert_denied(mount: &Mount, user: u32, script: &str) {
-    let ended = output(&mut shell_as(mount, user, script));
+    let ended = output(&mut shell_as(mount.path(), user, script));
     let text = String::from_utf8_lossy(&ended.stderr).into_owned();
     let is_denied = text.contains("Permission denied") || text.contains("not permitted");
     assert!(!ended.status.success() && is_denied, "{script}: {}: {text}", ended.status);
@@ -105,14 +96,14 @@ fn a_slot_is_as_private_as_its_pages(mode: Mode) {
     let directory = model.sequence(&mount, "chat");
     let read = "cat models/small/slots/chat.bin > /dev/null";
     for user in [NOBODY, DAEMON] {
-        succeed(&mut shell_as(&mount, user, read));
+        succeed(&mut shell_as(mount.path(), user, read));
     }
     for (below, mode) in [("", 0o700), ("tokens", 0o600), ("000", 0o700)] {
         let path = directory.join(below);
         let before = std::fs::metadata(&path).unwrap().mode() & 0o7777;
         chmod(&path, mode);
         assert_denied(&mount, NOBODY, read);
-        succeed(&mut shell_as(&mount, DAEMON, read));
+        succeed(&mut shell_as(mount.path(), DAEMON, read));
         chmod(&path, before);
     }
     let shown = std::fs::metadata(model.directory(&mount).join("slots/chat.bin")).unwrap();
@@ -134,7 +125,7 @@ fn counters_are_for_who_mounted(mode: Mode) {
     for name in ["tier", "checksum", "stored_bytes"] {
         let ask = format!("getfattr -n user.kvfs.{name} {page}");
         assert_denied(&mount, NOBODY, &ask);
-        succeed(&mut shell_as(&mount, DAEMON, &ask));
+        succeed(&mut shell_as(mount.path(), DAEMON, &ask));
     }
 }
 

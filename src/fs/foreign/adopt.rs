@@ -177,8 +177,6 @@ impl FileSystem {
         let made = self.make(&place, &NewNode::Directory, above.mode & 0o777, caller)?;
         self.forget(made.attributes.inode, 1);
         self.announce(&place);
-        // That a sequence is absent, the kernel remembers.
-        self.invalidate(Invalidation::Name(place));
         Ok(made.attributes.inode)
     }
 

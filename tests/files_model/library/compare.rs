@@ -1,6 +1,7 @@
 //! What is there compared with the model, at any time, after a crash and at the end.
 
 use super::*;
+use crate::common::mount::files_below;
 
 impl Driver {
     /// Walks everything and compares it with the model, file handles included.
@@ -200,19 +201,7 @@ impl Driver {
     }
 
     pub(super) fn count(&self, directory: &str) -> usize {
-        let mut count = 0;
-        let mut directories = vec![self.directory.path().join("store").join(directory)];
-        while let Some(directory) = directories.pop() {
-            for entry in std::fs::read_dir(directory).unwrap() {
-                let entry = entry.unwrap();
-                if entry.file_type().unwrap().is_dir() {
-                    directories.push(entry.path());
-                } else {
-                    count += 1;
-                }
-            }
-        }
-        count
+        files_below(&self.directory.path().join("store").join(directory)).len()
     }
 
     pub(super) fn status(&self, key: &str) -> u64 {
