@@ -19,11 +19,11 @@ impl FileSystem {
             return Ok(false);
         }
         let work = || {
-            let outcome = self.remove_damaged(id, object, damaged);
+            let outcome = self.remove_damaged(id, object, damaged).map(|()| None);
             outcome.map_err(|error| RemoteError::local(std::io::Error::other(error)))
         };
         tiers.flights.share(object, work).map_err(FsError::Remote)?;
-        self.fetch((id, role), object)
+        Ok(self.fetch((id, role), object)?.has_other())
     }
 
     fn has_other_copy(&self, object: ObjectId) -> Result<bool, FsError> {

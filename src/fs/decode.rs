@@ -6,7 +6,7 @@
 use std::io;
 use std::sync::Arc;
 
-use super::residency::{Target, item};
+use super::residency::{Fetched, Landed, Target, item};
 use super::tiers::Tiers;
 use super::{FileSystem, FsError};
 use crate::store::quarantine::{self, Take};
@@ -25,31 +25,33 @@ impl FileSystem {
         Ok(has_copy && self.store.stat_object(object).is_err())
     }
 
-    /// Brings back an object that the disk has encoded. False if it has no such copy, or one that
-    /// is damaged while the remote has another.
+    /// Brings back an object that the disk has encoded. There is [no copy](Fetched::NoCopy) also where
+    /// it is damaged while the remote has another.
     pub(super) fn unpack(
         &self, tiers: &Tiers, (id, role): (InodeId, Role), object: ObjectId,
-    ) -> Result<bool, FsError> {
+    ) -> Result<Fetched, FsError> {
         let (copy, item) = {
             let state = self.state();
             match (state.metadata.encoded_copy(object)?, item(&state, role, object)?) {
                 (Some(copy), Some(item)) => (copy, item),
-                _ => return Ok(false),
+                _ => return Ok(Fetched::NoCopy),
             }
         };
         let work = || {
             let work = || self.unpack_now(tiers, id, &item, &copy);
             tiers.decoding.measure(item.length, work).map_err(RemoteError::local)
         };
-        let Err(error) = tiers.flights.share(object, work) else {
-            return Ok(true);
+        let error = match tiers.flights.share(object, work) {
+            Ok(landed) => return Ok(landed.into()),
+            Err(error) => error,
         };
         tiers.counters.failed(Tier::Ssd, Tier::Ssd, error.label());
         match &error {
             RemoteError::Local(cause)
                 if matches!(cause.kind(), io::ErrorKind::InvalidData | io::ErrorKind::NotFound) =>
             {
-                self.give_up_encoded(tiers, id, object, &error)
+                self.give_up_encoded(tiers, id, object, &error)?;
+                Ok(Fetched::NoCopy)
             }
             _ => Err(FsError::Remote(error)),
         }
@@ -58,12 +60,12 @@ impl FileSystem {
     /// An encoded copy is damaged or missing: the remote's takes its place, if there is one.
     fn give_up_encoded(
         &self, tiers: &Tiers, id: InodeId, object: ObjectId, error: &RemoteError,
-    ) -> Result<bool, FsError> {
+    ) -> Result<(), FsError> {
         let why = format!("its encoded copy: {error}");
         let mut state = self.state();
         if state.metadata.encoded_copy(object)?.is_none() {
             // It left for the remote meanwhile.
-            return Ok(false);
+            return Ok(());
         }
         let remote = state.metadata.remote_copy(object)?;
         let Some(remote) = remote.filter(|copy| copy.state != RemoteState::Held) else {
@@ -81,45 +83,24 @@ impl FileSystem {
         tiers.ssd.has_left(object, length);
         drop(state);
         self.corrupt(id, object, &format!("{why}; the remote's copy takes its place"));
-        Ok(false)
+        Ok(())
     }
 
     fn unpack_now(
         &self, tiers: &Tiers, id: InodeId, item: &Item, copy: &EncodedCopy,
-    ) -> io::Result<()> {
+    ) -> io::Result<Landed> {
         let object = item.object;
         // Somebody else may just have done the same.
-        if self.store.stat_object(object).is_ok() {
-            return Ok(());
+        if let Some(file) = self.open_if_here(object)? {
+            return Ok(Some(file));
         }
         let target = self.decoded_target(item)?;
-        let (Target::Disk(file) | Target::Memory(file)) = &target;
-        let outcome = unpack(&self.store, item, copy, file.as_ref());
-        match (&outcome, target) {
-            (Ok(()), Target::Memory(file)) => {
-                drop(file);
-                if let Some(ram) = &self.store.ram
-                    && !ram.arrived(object, id)
-                {
-                    ram.give_up(object);
-                }
-                tiers.counters.moved(Tier::Ssd, Tier::Ram, item.length);
-            }
-            (Ok(()), Target::Disk(file)) => {
-                drop(file);
-                self.install(tiers, (id, object, item.length))?;
-                tiers.counters.moved(Tier::Ssd, Tier::Ssd, item.length);
-            }
-            (Err(_), Target::Memory(_)) => {
-                if let Some(ram) = &self.store.ram {
-                    ram.give_up(object);
-                }
-            }
-            (Err(_), Target::Disk(_)) => {
-                let _ = self.store.disk.remove(&crate::store::disk::DiskPath::Incoming(object));
-            }
-        }
-        outcome
+        let tier = target.tier();
+        unpack(&self.store, item, copy, target.file().as_ref())
+            .inspect_err(|_| self.abandon(object, &target))?;
+        let landed = self.land(tiers, (id, object, item.length), target)?;
+        tiers.counters.moved(Tier::Ssd, tier, item.length);
+        Ok(landed)
     }
 
     /// Memory while it has room, since the encoded copy outlives a restart; else the disk.

@@ -8,6 +8,7 @@
 
 use std::io;
 
+use super::residency::Landed;
 use super::state::State;
 use super::tiers::Tiers;
 use super::verify::{Depth, Verify};
@@ -81,9 +82,9 @@ impl FileSystem {
 
     fn copy_to_disk(
         &self, tiers: &Tiers, (id, object): (InodeId, ObjectId), file: &dyn DiskFile,
-    ) -> io::Result<()> {
+    ) -> io::Result<Landed> {
         if self.store.disk.stat(&DiskPath::Object(object)).is_ok() {
-            return Ok(());
+            return Ok(None);
         }
         let incoming = self.incoming(object)?;
         let length = copy_all(file, incoming.as_ref()).inspect_err(|_| {

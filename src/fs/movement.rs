@@ -13,7 +13,7 @@ use super::sync::CHECKSUM_BYTES_MAX;
 use super::tiers::Tiers;
 use super::upload::MOVING_BYTES_MAX;
 use super::{FileSystem, FsError};
-use crate::store::disk::{Access, copy_all};
+use crate::store::disk::copy_all;
 use crate::store::record::{FileRecord, InodeId, ObjectId, RemoteState, Role};
 use crate::tier::counters::Tier;
 use crate::tier::ram::RamTier;
@@ -187,7 +187,7 @@ impl FileSystem {
             let decodes = in_memory.is_none() && self.is_only_encoded(&self.state(), object)?;
             return if decodes { self.with_resident(id, || Ok(())) } else { Ok(()) };
         }
-        self.open_resident((id, role), object, Access::Read)?;
+        self.open_resident((id, role), object)?;
         // With the disk full, memory took it.
         let tier = self.tier_of(&self.state(), object)?;
         if tier == Tier::Ssd { Ok(()) } else { Err(FsError::NoRoom) }
@@ -199,7 +199,7 @@ impl FileSystem {
         if let Some(tiers) = &self.tiers {
             tiers.wishes.withdraw(id);
         }
-        let source = self.open_resident((id, role), object, Access::Read)?;
+        let source = self.open_resident((id, role), object)?;
         if ram.holds(object) {
             return Ok(());
         }
@@ -232,7 +232,7 @@ impl FileSystem {
         if record.is_none() || is_changing || (is_open && !role.is_sealed()) {
             return Err(FsError::InUse);
         }
-        if ram.arrived(object, id) { Ok(()) } else { Err(FsError::InUse) }
+        ram.arrived(object, id)?.map(drop).ok_or(FsError::InUse)
     }
 
     /// Lets the files leave that shall and may; how many left.

@@ -188,7 +188,7 @@ impl FileSystem {
                     node.verified = settled.then_some((object, stat));
                 }
                 let sealed = file.role.is_sealed();
-                Ok(self.add_opened(&mut state, (id, object), Arc::from(opened), false, sealed))
+                Ok(self.add_opened(&mut state, (id, object), opened, false, sealed))
             }
             Err(error) => {
                 state.drop_node_if_idle(id)?;
@@ -201,9 +201,9 @@ impl FileSystem {
     pub(super) fn open_verified(
         &self, (id, inode): (InodeId, &Inode), (object, settled): (ObjectId, bool),
         verified: Option<(ObjectId, FileStat)>, depth: Depth,
-    ) -> Result<(Box<dyn DiskFile>, FileStat), FsError> {
+    ) -> Result<(Arc<dyn DiskFile>, FileStat), FsError> {
         let role = inode.file().ok_or(FsError::Invalid)?.role;
-        let opened = self.open_resident((id, role), object, Access::Read)?;
+        let opened = self.open_resident((id, role), object)?;
         let stat = opened.stat()?;
         let known = verified.is_some_and(|(_, known)| known.is_same_content(&stat));
         if !settled || known {
@@ -217,7 +217,7 @@ impl FileSystem {
         if !is_damaged || !self.replace_damaged((id, role), object, &stat)? {
             return Err(damage);
         }
-        let opened = self.open_resident((id, role), object, Access::Read)?;
+        let opened = self.open_resident((id, role), object)?;
         self.verify_file((id, inode), object, opened.as_ref(), depth)?;
         let stat = opened.stat()?;
         Ok((opened, stat))

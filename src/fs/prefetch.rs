@@ -176,7 +176,9 @@ impl FileSystem {
             known.pages.insert(object, (means, Fate::Fetching));
         }
         let outcome = match means {
-            Means::Fetch => self.fetch((ahead.id, ahead.role), object),
+            Means::Fetch => {
+                self.fetch((ahead.id, ahead.role), object).map(|fetched| fetched.has_other())
+            }
             Means::ReadAhead | Means::None => self.read_ahead(object),
         };
         let mut known = self.prefetch.known();

@@ -21,7 +21,7 @@ use crate::tier::encoding::Subject;
 use crate::tier::exchange::{Exchange, Item};
 use crate::tier::remote::RemoteError;
 
-/// Times that a file may vanish between being fetched and being opened.
+/// Times that somebody else may have been doing something with the object.
 const ATTEMPTS_MAX: usize = 3;
 
 /// Objects that are being fetched.
@@ -30,8 +30,23 @@ pub(super) struct Flights(Mutex<HashMap<ObjectId, Arc<Flight>>>);
 
 #[derive(Debug, Default)]
 struct Flight {
-    outcome: Mutex<Option<Result<(), RemoteError>>>,
+    outcome: Mutex<Option<Result<Landed, RemoteError>>>,
     landed: Condvar,
+}
+
+/// The file that came, open: what is open does not leave before whoever waited for it has it. `None`
+/// if what was done brought none.
+pub(super) type Landed = Option<Arc<dyn DiskFile>>;
+
+/// What came of fetching an object.
+#[derive(Debug)]
+pub(super) enum Fetched {
+    /// It is here; it may leave again once the file is closed.
+    Here(Arc<dyn DiskFile>),
+    /// Something else was done with it meanwhile: it may be here.
+    LookAgain,
+    /// Nobody else has it.
+    NoCopy,
 }
 
 /// Where the bytes of an object go.
@@ -41,17 +56,18 @@ pub(super) enum Target {
 }
 
 impl FileSystem {
-    /// Opens an object's file, fetching it first if only the remote has it.
+    /// Opens an object's file for reading, fetching it first if only the remote has it.
     pub(super) fn open_resident(
-        &self, (id, role): (InodeId, Role), object: ObjectId, access: Access,
-    ) -> Result<Box<dyn DiskFile>, FsError> {
+        &self, (id, role): (InodeId, Role), object: ObjectId,
+    ) -> Result<Arc<dyn DiskFile>, FsError> {
         for _ in 0..ATTEMPTS_MAX {
-            match self.store.open_object(object, access) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                outcome => return Ok(outcome?),
+            if let Some(file) = self.open_if_here(object)? {
+                return Ok(file);
             }
-            if !self.fetch((id, role), object)? {
-                break;
+            match self.fetch((id, role), object)? {
+                Fetched::Here(file) => return Ok(file),
+                Fetched::LookAgain => {}
+                Fetched::NoCopy => break,
             }
         }
         if self.state().metadata.object(object)?.is_none() {
@@ -59,6 +75,14 @@ impl FileSystem {
             return Err(FsError::Stale);
         }
         Err(self.corrupt(id, object, "its file is missing from the store"))
+    }
+
+    /// Opens an object's file for reading if this machine has it.
+    pub(super) fn open_if_here(&self, object: ObjectId) -> io::Result<Landed> {
+        match self.store.open_object(object, Access::Read) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            outcome => Ok(Some(Arc::from(outcome?))),
+        }
     }
 
     /// Whether opening a file will wait for the remote.
@@ -101,25 +125,27 @@ impl FileSystem {
         Ok(if only { Tier::Remote } else { Tier::Ssd })
     }
 
-    /// Brings an object back from its encoded copy or the remote. False if there is neither.
+    /// Brings an object back from its encoded copy or the remote.
     pub(super) fn fetch(
         &self, (id, role): (InodeId, Role), object: ObjectId,
-    ) -> Result<bool, FsError> {
+    ) -> Result<Fetched, FsError> {
         let Some(tiers) = &self.tiers else {
-            return Ok(false);
+            return Ok(Fetched::NoCopy);
         };
-        if self.unpack(tiers, (id, role), object)? {
-            return Ok(true);
+        if let fetched @ (Fetched::Here(_) | Fetched::LookAgain) =
+            self.unpack(tiers, (id, role), object)?
+        {
+            return Ok(fetched);
         }
         let Some(exchange) = &tiers.exchange else {
-            return Ok(false);
+            return Ok(Fetched::NoCopy);
         };
         let (copy, item, origin) = {
             let state = self.state();
             let copy = state.metadata.remote_copy(object)?;
             match (copy, item(&state, role, object)?) {
                 (Some(copy), Some(item)) => (copy, item, state.origin_of(id)?),
-                _ => return Ok(false),
+                _ => return Ok(Fetched::NoCopy),
             }
         };
         let transfer = || match origin {
@@ -128,7 +154,7 @@ impl FileSystem {
         };
         let outcome =
             tiers.flights.share(object, || tiers.fetching.measure(copy.stored_bytes, transfer));
-        outcome.map_err(|error| {
+        let landed = outcome.map_err(|error| {
             if let Some(from) = origin {
                 self.did_not_arrive(from, &error);
             } else if let RemoteError::Corrupt(why) | RemoteError::Missing(why) = &error {
@@ -136,58 +162,83 @@ impl FileSystem {
             }
             FsError::Remote(error)
         })?;
-        Ok(true)
+        Ok(landed.into())
     }
 
     /// Brings an object here and notes that it is.
     fn transfer(
         &self, (tiers, exchange): (&Tiers, &Exchange), id: InodeId, item: &Item, copy: &RemoteCopy,
-    ) -> Result<(), RemoteError> {
+    ) -> Result<Landed, RemoteError> {
         let object = item.object;
         // Somebody else's transfer may just have ended.
-        if self.store.stat_object(object).is_ok() {
-            return Ok(());
+        if let Some(file) = self.open_if_here(object).map_err(RemoteError::local)? {
+            return Ok(Some(file));
         }
         let target = self.target(tiers, item).map_err(RemoteError::local)?;
-        let (Target::Disk(file) | Target::Memory(file)) = &target;
-        let outcome = exchange.download(&self.store, item, copy, file);
-        match (&outcome, target) {
-            (Ok(()), Target::Memory(_)) => {
-                if let Some(ram) = &self.store.ram
-                    && !ram.arrived(object, id)
-                {
+        let tier = target.tier();
+        let outcome = exchange.download(&self.store, item, copy, target.file());
+        let landed = match outcome {
+            Ok(()) => {
+                tiers.counters.moved(Tier::Remote, tier, item.length);
+                self.land(tiers, (id, object, item.length), target).map_err(RemoteError::local)
+            }
+            Err(error) => {
+                self.abandon(object, &target);
+                Err(error)
+            }
+        };
+        if let Err(error) = &landed {
+            tiers.counters.failed(Tier::Remote, tier, error.label());
+        }
+        landed
+    }
+
+    /// Lets complete and compared bytes be seen.
+    pub(super) fn land(
+        &self, tiers: &Tiers, (id, object, length): (InodeId, ObjectId, u64), target: Target,
+    ) -> io::Result<Landed> {
+        // What is still open for writing is not at rest.
+        match target {
+            Target::Disk(file) => {
+                drop(file);
+                self.install(tiers, (id, object, length))
+            }
+            Target::Memory(file) => {
+                drop(file);
+                let Some(ram) = &self.store.ram else {
+                    return Ok(None);
+                };
+                let landed = ram.arrived(object, id);
+                if !matches!(landed, Ok(Some(_))) {
                     ram.give_up(object);
                 }
-                tiers.counters.moved(Tier::Remote, Tier::Ram, item.length);
+                Ok(landed?.map(Arc::from))
             }
-            (Ok(()), Target::Disk(file)) => {
-                drop(file);
-                let place = (id, object, item.length);
-                self.install(tiers, place).map_err(RemoteError::local)?;
-                tiers.counters.moved(Tier::Remote, Tier::Ssd, item.length);
+        }
+    }
+
+    /// The bytes of an object did not arrive.
+    pub(super) fn abandon(&self, object: ObjectId, target: &Target) {
+        match target {
+            Target::Disk(_) => {
+                let _ = self.store.disk.remove(&DiskPath::Incoming(object));
             }
-            (Err(error), Target::Memory(_)) => {
-                tiers.counters.failed(Tier::Remote, Tier::Ram, error.label());
+            Target::Memory(_) => {
                 if let Some(ram) = &self.store.ram {
                     ram.give_up(object);
                 }
             }
-            (Err(error), Target::Disk(_)) => {
-                tiers.counters.failed(Tier::Remote, Tier::Ssd, error.label());
-                let _ = self.store.disk.remove(&DiskPath::Incoming(object));
-            }
         }
-        outcome
     }
 
     /// Brings a page here that another store has written.
     fn receive(
         &self, (tiers, exchange): (&Tiers, &Exchange),
         ((id, role), from): ((InodeId, Role), Provenance), item: &Item, copy: &RemoteCopy,
-    ) -> Result<(), RemoteError> {
+    ) -> Result<Landed, RemoteError> {
         let object = item.object;
-        if self.store.stat_object(object).is_ok() {
-            return Ok(());
+        if let Some(file) = self.open_if_here(object).map_err(RemoteError::local)? {
+            return Ok(Some(file));
         }
         let file: Arc<dyn DiskFile> = self.incoming(object).map_err(RemoteError::local)?.into();
         let outcome = exchange.download(&self.store, item, copy, &file);
@@ -196,7 +247,7 @@ impl FileSystem {
             self.install_arrived(tiers, (id, object), &file).map_err(RemoteError::local)
         });
         match &outcome {
-            Ok(()) => {
+            Ok(_) => {
                 tiers.counters.moved(Tier::Remote, Tier::Ssd, item.length);
                 self.invalidate(super::Invalidation::Inode(id));
             }
@@ -236,15 +287,18 @@ impl FileSystem {
     /// open finds it, and the copy that they came from takes its place again.
     pub(super) fn install(
         &self, tiers: &Tiers, (id, object, length): (InodeId, ObjectId, u64),
-    ) -> io::Result<()> {
+    ) -> io::Result<Landed> {
         let mut state = self.state();
         let remote = state.metadata.remote_copy(object).map_err(io::Error::other)?;
         let encoded = state.metadata.encoded_copy(object).map_err(io::Error::other)?;
         let incoming = DiskPath::Incoming(object);
         if remote.is_none() && encoded.is_none() {
-            return self.store.disk.remove(&incoming);
+            self.store.disk.remove(&incoming)?;
+            return Ok(None);
         }
-        self.store.disk.rename(&incoming, &DiskPath::Object(object))?;
+        let path = DiskPath::Object(object);
+        self.store.disk.rename(&incoming, &path)?;
+        let file = Arc::from(self.store.disk.open(&path, Access::Read)?);
         if encoded.is_some() {
             tiers.encoded.set_only(object, id, false);
         }
@@ -255,7 +309,7 @@ impl FileSystem {
             drop(state);
             self.invalidate(super::Invalidation::Inode(id));
         }
-        Ok(())
+        Ok(Some(file))
     }
 
     /// Bytes of objects on the disk.
@@ -270,11 +324,40 @@ impl FileSystem {
     }
 }
 
+impl Target {
+    /// The file that they are written to.
+    pub(super) fn file(&self) -> &Arc<dyn DiskFile> {
+        let (Target::Disk(file) | Target::Memory(file)) = self;
+        file
+    }
+
+    /// The tier that it belongs to.
+    pub(super) fn tier(&self) -> Tier {
+        match self {
+            Target::Disk(_) => Tier::Ssd,
+            Target::Memory(_) => Tier::Ram,
+        }
+    }
+}
+
+impl Fetched {
+    /// Whether another tier has, or had, the object.
+    pub(super) fn has_other(&self) -> bool {
+        !matches!(self, Fetched::NoCopy)
+    }
+}
+
+impl From<Landed> for Fetched {
+    fn from(landed: Landed) -> Fetched {
+        landed.map_or(Fetched::LookAgain, Fetched::Here)
+    }
+}
+
 impl Flights {
     /// Does `work` for an object, or waits for whoever does it already.
     pub(super) fn share(
-        &self, object: ObjectId, work: impl FnOnce() -> Result<(), RemoteError>,
-    ) -> Result<(), RemoteError> {
+        &self, object: ObjectId, work: impl FnOnce() -> Result<Landed, RemoteError>,
+    ) -> Result<Landed, RemoteError> {
         let (flight, is_first) = {
             let mut flights = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             let is_first = !flights.contains_key(&object);
@@ -301,7 +384,7 @@ struct Landing<'a> {
     flights: &'a Flights,
     object: ObjectId,
     flight: Arc<Flight>,
-    outcome: Option<Result<(), RemoteError>>,
+    outcome: Option<Result<Landed, RemoteError>>,
 }
 
 impl Drop for Landing<'_> {

@@ -131,18 +131,21 @@ impl RamTier {
         self.make(object, bytes, Access::ReadWrite, CopyState::Arriving)
     }
 
-    /// The bytes of a copy are complete, and another tier has them too. False if they are not
-    /// those of the object any more, since somebody began to change it: then it must be [given
-    /// up](Self::give_up).
-    pub fn arrived(&self, object: ObjectId, inode: InodeId) -> bool {
+    /// The bytes of a copy are complete, and another tier has them too: from now on it may leave
+    /// again, so here it is, open. `None` if they are not those of the object any more, since
+    /// somebody began to change it; then, and upon an error, it must be [given up](Self::give_up).
+    pub fn arrived(
+        &self, object: ObjectId, inode: InodeId,
+    ) -> io::Result<Option<Box<dyn DiskFile>>> {
         let mut held = self.held();
         let copy = held.copies.get_mut(&object).filter(|copy| copy.state == CopyState::Arriving);
         let Some(copy) = copy.filter(|copy| copy.version == 0) else {
-            return false;
+            return Ok(None);
         };
+        let file = self.disk.open(&DiskPath::Ram(object), Access::Read)?;
         copy.state = CopyState::Clean;
         copy.inode = Some(inode);
-        true
+        Ok(Some(file))
     }
 
     /// The bytes of a copy did not arrive.
@@ -428,9 +431,20 @@ mod tests {
         tier.make_dirty(OBJECT);
         assert!(!tier.holds(OBJECT), "half of it may be missing");
         file.write_all_at(&[1; 4096], 0).unwrap();
-        tier.arrived(OBJECT, InodeId(1));
+        assert!(tier.arrived(OBJECT, InodeId(1)).unwrap().is_none());
         assert!(!tier.holds(OBJECT) && tier.open_copy(OBJECT, Access::Read).is_none());
         drop(file);
         assert!(tier.receive(ObjectId(8), 1 << 20).unwrap().is_some(), "its space comes back");
+    }
+
+    #[test]
+    fn what_arrived_does_not_leave_before_whoever_waited_has_it() {
+        let tier = RamTier::open(1 << 20, Counters::default()).unwrap();
+        drop(tier.receive(OBJECT, 1 << 20).unwrap().unwrap());
+        let landed = tier.arrived(OBJECT, InodeId(1)).unwrap().unwrap();
+        assert!(tier.receive(ObjectId(8), 4096).unwrap().is_none());
+        assert!(tier.holds(OBJECT));
+        drop(landed);
+        assert!(tier.receive(ObjectId(8), 4096).unwrap().is_some());
     }
 }

@@ -10,10 +10,11 @@ use std::sync::Arc;
 use super::adopt::Provenance;
 use super::{FsError, ORIGIN};
 use crate::fs::FileSystem;
+use crate::fs::residency::Landed;
 use crate::fs::state::State;
 use crate::fs::tiers::Tiers;
 use crate::ingest::seal::{self, SealError};
-use crate::store::disk::{DiskDirectory, DiskFile, DiskPath, shard};
+use crate::store::disk::{Access, DiskDirectory, DiskFile, DiskPath, shard};
 use crate::store::metadata::Life;
 use crate::store::record::{InodeId, ObjectId, PageRecord, RemoteState, Role};
 use crate::tier::remote::RemoteError;
@@ -61,21 +62,23 @@ impl FileSystem {
     /// from now on, and on the remote only when it has named them itself.
     pub(in crate::fs) fn install_arrived(
         &self, tiers: &Tiers, (id, object): (InodeId, ObjectId), file: &Arc<dyn DiskFile>,
-    ) -> io::Result<()> {
+    ) -> io::Result<Landed> {
         file.sync()?;
-        let incoming = DiskPath::Incoming(object);
+        let (incoming, path) = (DiskPath::Incoming(object), DiskPath::Object(object));
         {
             let state = self.state();
             if state.metadata.remote_copy(object).map_err(io::Error::other)?.is_none() {
-                return self.store.disk.remove(&incoming);
+                self.store.disk.remove(&incoming)?;
+                return Ok(None);
             }
-            self.store.disk.rename(&incoming, &DiskPath::Object(object))?;
+            self.store.disk.rename(&incoming, &path)?;
         }
+        let landed = Arc::from(self.store.disk.open(&path, Access::Read)?);
         self.store.disk.sync_directory(DiskDirectory::ObjectShard(shard(object)))?;
         let mut state = self.state();
         let copy = state.metadata.remote_copy(object).map_err(io::Error::other)?;
         let record = state.metadata.object(object).map_err(io::Error::other)?;
-        let (Some(copy), Some(record)) = (copy, record) else { return Ok(()) };
+        let (Some(copy), Some(record)) = (copy, record) else { return Ok(Some(landed)) };
         state.metadata.set_remote_state(object, copy, RemoteState::Held);
         state.metadata.remove_attribute(Life::Durable, id, ORIGIN);
         state.metadata.arrivals.insert(id);
@@ -83,7 +86,7 @@ impl FileSystem {
             state.metadata.note_page(&checksum, id);
         }
         tiers.ssd.forget(object);
-        Ok(())
+        Ok(Some(landed))
     }
 
     /// The bytes of a page are not to be had: its sequence is not looked for there again.

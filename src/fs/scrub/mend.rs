@@ -161,7 +161,7 @@ impl FileSystem {
         self.corrupt(id, object, why);
         let replaced = match stat {
             Some(stat) => self.replace_damaged((id, role), object, stat),
-            None => self.fetch((id, role), object),
+            None => self.fetch((id, role), object).map(|fetched| fetched.has_other()),
         };
         match replaced {
             Ok(true) if self.is_sound_now(subject) => return Ok(subject.is_mended()),
@@ -216,7 +216,7 @@ impl FileSystem {
         };
         if !has_raw {
             // Memory, or the remote; the copy is given up on the way.
-            return match self.open_resident((id, role), object, Access::Read) {
+            return match self.open_resident((id, role), object) {
                 Ok(file) if subject.has_checksum(file.as_ref()) => {
                     self.write_to_disk(tiers, (id, object), file.as_ref())?;
                     self.mend_encoded(subject, true, why)
