@@ -27,19 +27,32 @@ stop() {
 }
 trap stop TERM INT
 
+has_ended() {
+    [ ! -e "/proc/$daemon" ] || grep -q '^State:.Z' "/proc/$daemon/status" 2>/dev/null
+}
+
+# A killed daemon cannot end while one of its threads waits in the kernel for somebody who waits for
+# it: the next mount cuts that off. One that has ended is gone as soon as this shell looks again.
+was_killed() {
+    sleep 0.2
+    [ -e "/proc/$daemon" ]
+}
+
 attempts=0
 while [ "$is_over" = no ]; do
     started=$SECONDS
     # A dead mount is cleared by the next one.
     "$kvfs" mount --foreground "$@" &
     daemon=$!
-    # A signal interrupts the waiting.
-    wait "$daemon"
-    status=$?
-    while kill -0 "$daemon" 2>/dev/null; do
+    until has_ended; do
+        sleep 0.2
+    done
+    if was_killed; then
+        status=137
+    else
         wait "$daemon"
         status=$?
-    done
+    fi
     if [ "$status" -eq 0 ]; then
         exit 0
     fi

@@ -20,6 +20,7 @@ mod fsck;
 mod gc;
 mod helper;
 mod inspect;
+mod locks;
 mod logging;
 mod mount;
 pub(crate) mod mountinfo;

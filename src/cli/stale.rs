@@ -2,15 +2,20 @@
 //!
 //! A mount whose daemon died is cleared, but only if that is certain: it is ours by its type, it
 //! answers ENOTCONN, and nobody holds the lock of its store. A daemon that was cut off may still
-//! be flushing, and one that does not answer is not dead.
+//! be flushing, and one that does not answer is not dead, unless it was killed: while the kernel
+//! waits in one of its threads for a directory, whose holder waits for the daemon, it cannot end and
+//! its connection does not either. Such a mount is cut off.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use super::locks;
 use super::mountinfo::{self, Mount};
 use super::output::{Failure, note};
 use super::probe::{ANSWER_DEADLINE, Answer, Question, ask, daemon};
+use super::process::Process;
 use super::unmount::{How, UnmountError, unmount};
+use crate::store::format::lock_file;
 use crate::store::{Store, StoreError};
 
 /// A mountpoint may carry several dead mounts; this many are cleared before giving up.
@@ -36,6 +41,9 @@ pub(crate) fn clear(mountpoint: &Path) -> Result<(), Failure> {
 
 fn clear_one(mount: &Mount) -> Result<(), String> {
     let place = mount.mountpoint.display();
+    if was_killed(&mount.source) {
+        return clear_dead(mount, How::Abort);
+    }
     let answer = ask(&mount.mountpoint, Question::Status, ANSWER_DEADLINE);
     match answer.map_err(|error| format!("{place} cannot be asked: {error}"))? {
         Answer::Alive(status) => {
@@ -46,7 +54,7 @@ fn clear_one(mount: &Mount) -> Result<(), String> {
                 store.display()
             ))
         }
-        Answer::Dead => clear_dead(mount),
+        Answer::Dead => clear_dead(mount, How::Detach),
         Answer::Stuck => Err(format!(
             "{place} already has a kvfs that does not answer within {} seconds; it may still be \
              working: wait, or cut it off with kvfs umount --force {place}",
@@ -58,16 +66,16 @@ fn clear_one(mount: &Mount) -> Result<(), String> {
     }
 }
 
-fn clear_dead(mount: &Mount) -> Result<(), String> {
+fn clear_dead(mount: &Mount, how: How) -> Result<(), String> {
     let place = mount.mountpoint.display();
-    if !is_released(&mount.source) {
+    if how == How::Detach && !is_released(&mount.source) {
         return Err(format!(
             "{place} has a kvfs that was cut off, and its store {} is still in use: wait until \
              its daemon has ended",
             mount.source.display()
         ));
     }
-    match unmount(&mount.mountpoint, How::Detach) {
+    match unmount(&mount.mountpoint, how) {
         Ok(()) | Err(UnmountError::NotMounted) => {
             note(&format!("kvfs: {place} had a mount whose daemon is gone: unmounted"));
             Ok(())
@@ -97,6 +105,12 @@ pub(crate) fn wait_for_flush(store: &Path) -> Result<(), Failure> {
             store.display()
         ))),
     }
+}
+
+/// Whether the daemon that holds a store has ended but for a thread that cannot.
+fn was_killed(store: &Path) -> bool {
+    let holder = locks::holder(&lock_file(store)).ok().flatten();
+    holder.is_some_and(|pid| Process::find(pid).is_none())
 }
 
 /// Waits for a lock that a daemon without a mount gives back as soon as it has flushed.

@@ -4,7 +4,7 @@
 use std::fs::{DirBuilder, File};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use nix::fcntl::{Flock, FlockArg};
 
@@ -32,7 +32,7 @@ pub fn create_if_empty(path: &Path) -> Result<(), StoreError> {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
         Err(error) => return Err(error.into()),
     }
-    if path.join("FORMAT").exists() {
+    if lock_file(path).exists() {
         return Ok(());
     }
     for entry in path.read_dir()? {
@@ -68,9 +68,14 @@ pub fn create(disk: &dyn Disk) -> Result<(), StoreError> {
     Ok(())
 }
 
+/// The file that whoever uses a store has locked.
+pub fn lock_file(path: &Path) -> PathBuf {
+    path.join("FORMAT")
+}
+
 /// Takes the store's lock.
 pub fn lock(path: &Path) -> Result<Lock, StoreError> {
-    let file = match File::open(path.join("FORMAT")) {
+    let file = match File::open(lock_file(path)) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             return Err(StoreError::NotAStore(path.to_owned()));

@@ -258,6 +258,13 @@ impl Mount {
         self.start();
     }
 
+    /// Mounts again where a daemon still has the mount, although it was killed.
+    pub(crate) fn take_over(&mut self) {
+        let mut killed = self.daemon.take();
+        self.start();
+        eventually("the killed daemon to end", || killed.as_mut()?.try_wait().unwrap());
+    }
+
     /// Unmounts and mounts again.
     pub(crate) fn remount(&mut self) {
         assert!(self.unmount().success(), "{}", self.log());

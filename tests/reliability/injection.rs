@@ -25,6 +25,12 @@ impl Injection {
         Injection { strace, log }
     }
 
+    /// Ends it after its daemon was killed: strace itself would wait for the end of its delays.
+    pub(crate) fn kill(mut self) {
+        self.strace.kill().unwrap();
+        self.strace.wait().unwrap();
+    }
+
     /// Ends it; how often something was injected.
     pub(crate) fn end(mut self) -> usize {
         // SIGTERM lets it detach.

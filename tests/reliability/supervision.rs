@@ -1,13 +1,14 @@
 //! A daemon that dies is replaced without anybody's help (`mount-scripts/supervise.sh`), and its
 //! clients hear of its end.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::common::mount::scratch_directory;
-use crate::common::sys::{assert_errno, errno, open, sync_directory, write_and_close};
-use crate::common::{eventually, forks};
+use crate::common::sys::{assert_errno, errno, open, setxattr, sync_directory, write_and_close};
+use crate::common::{Mode, Mount, eventually, forks};
+use crate::injection::Injection;
 
 /// From the daemon's end until the mount answers again.
 const BACK_WITHIN: Duration = Duration::from_secs(2);
@@ -102,4 +103,53 @@ fn a_mount_that_cannot_be_made_is_not_tried_forever() {
     let mut command = script();
     let ended = forks::output(command.arg(&not_a_store).arg(directory.path().join("mnt")));
     assert!(!ended.status.success());
+}
+
+/// While a client that lists a directory waits for the daemon it has the directory locked, and the
+/// thread that tells the kernel of a removal there waits for the lock: killed then, the daemon cannot
+/// end, and its connection does not either.
+#[test]
+fn a_killed_daemon_that_cannot_end_is_cut_off() {
+    crate::require!(fuse, root, strace);
+    let mut mount = Mount::with_options(Mode::Passthrough, &["--commit-interval", "0.05"]);
+    let directory = mount.files("d");
+    std::fs::create_dir(&directory).unwrap();
+    // On a busy machine the first ones go before strace is attached.
+    for seconds in ["2", "4", "8", "16", "32"] {
+        let path = directory.join(seconds);
+        write_and_close(&path, b"x").unwrap();
+        setxattr(&path, "user.kvfs.ttl", seconds.as_bytes()).unwrap();
+    }
+    write_and_close(mount.files("kept"), b"durable").unwrap();
+    sync_directory(mount.path()).unwrap();
+    let listing = std::fs::read_dir(&directory).unwrap();
+    // Requests come to nobody's notice for longer than the test takes.
+    let injection = Injection::into(&mount, "read,readv", "delay_exit=120000000:when=1");
+    let daemon = PathBuf::from(format!("/proc/{}", mount.pid()));
+    let told = std::thread::scope(|scope| {
+        let client = scope.spawn(|| listing.collect::<Result<Vec<_>, _>>());
+        eventually("the kernel to wait for the directory", || {
+            has_thread(&daemon, 'D').then_some(())
+        });
+        kill(i32::try_from(mount.pid()).unwrap(), nix::sys::signal::Signal::SIGKILL);
+        injection.kill();
+        eventually("the daemon to be gone", || has_thread(&daemon, 'Z').then_some(()));
+        std::thread::sleep(Duration::from_millis(500));
+        assert!(!mount.has_ended(), "it could end: this test shows nothing");
+        let start = Instant::now();
+        mount.take_over();
+        println!("mounted again {:?} after a daemon that could not end", start.elapsed());
+        client.join().unwrap()
+    });
+    assert!(matches!(errno(&told), libc::ENOTCONN | libc::ECONNABORTED), "{told:?}");
+    assert_eq!(std::fs::read(mount.files("kept")).unwrap(), b"durable");
+}
+
+/// Whether a process has a thread in this state (`proc_pid_stat(5)`).
+fn has_thread(process: &Path, state: char) -> bool {
+    let Ok(tasks) = std::fs::read_dir(process.join("task")) else { return false };
+    tasks.flatten().any(|task| {
+        let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+        stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(state))
+    })
 }
