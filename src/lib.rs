@@ -49,4 +49,5 @@ pub mod observe;
 
 pub mod cli;
 
+mod sync;
 mod sys;

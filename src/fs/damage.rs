@@ -22,7 +22,7 @@ impl FileSystem {
             let outcome = self.remove_damaged(id, object, damaged).map(|()| None);
             outcome.map_err(|error| RemoteError::local(std::io::Error::other(error)))
         };
-        tiers.flights.share(object, work).map_err(FsError::Remote)?;
+        tiers.share(object, work).map_err(FsError::Remote)?;
         Ok(self.fetch((id, role), object)?.has_other())
     }
 

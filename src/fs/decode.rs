@@ -41,7 +41,7 @@ impl FileSystem {
             let work = || self.unpack_now(tiers, id, &item, &copy);
             tiers.decoding.measure(item.length, work).map_err(RemoteError::local)
         };
-        let error = match tiers.flights.share(object, work) {
+        let error = match tiers.share(object, work) {
             Ok(landed) => return Ok(landed.into()),
             Err(error) => error,
         };

@@ -87,6 +87,7 @@ impl FileSystem {
             state.metadata.note_page(&verified.checksum, id);
         }
         if let Some(ram) = &self.store.ram {
+            ram.came_to_rest(object);
             ram.belongs_to(object, id);
         }
         if let Some(tiers) = &self.tiers {

@@ -75,7 +75,7 @@ impl FileSystem {
                 Err(error) => return Err(error.into()),
             }
             let write = || self.copy_to_disk(tiers, (id, object), file).map_err(RemoteError::local);
-            tiers.flights.share(object, write).map_err(FsError::Remote)?;
+            tiers.share(object, write).map_err(FsError::Remote)?;
         }
         Err(FsError::Stale)
     }

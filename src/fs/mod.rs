@@ -46,6 +46,7 @@ mod demotion;
 mod encoded;
 mod error;
 mod extended;
+mod flights;
 mod foreign;
 mod growing;
 mod handle;

@@ -150,6 +150,9 @@ impl FileSystem {
             return Ok(None);
         }
         state.unsettled.remove(&id);
+        if let Some(ram) = &self.store.ram {
+            ram.came_to_rest(object);
+        }
         if let Some(node) = state.nodes.get_mut(&id) {
             node.pending = None;
         }

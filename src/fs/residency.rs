@@ -5,9 +5,8 @@
 //! fetched, compared and installed before the open answers. Who comes meanwhile waits for the same
 //! transfer.
 
-use std::collections::HashMap;
 use std::io;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
 
 use super::foreign::Provenance;
 use super::state::State;
@@ -23,16 +22,6 @@ use crate::tier::remote::RemoteError;
 
 /// Times that somebody else may have been doing something with the object.
 const ATTEMPTS_MAX: usize = 3;
-
-/// Objects that are being fetched.
-#[derive(Debug, Default)]
-pub(super) struct Flights(Mutex<HashMap<ObjectId, Arc<Flight>>>);
-
-#[derive(Debug, Default)]
-struct Flight {
-    outcome: Mutex<Option<Result<Landed, RemoteError>>>,
-    landed: Condvar,
-}
 
 /// The file that came, open: what is open does not leave before whoever waited for it has it. `None`
 /// if what was done brought none.
@@ -152,8 +141,7 @@ impl FileSystem {
             Some(from) => self.receive((tiers, exchange), ((id, role), from), &item, &copy),
             None => self.transfer((tiers, exchange), id, &item, &copy),
         };
-        let outcome =
-            tiers.flights.share(object, || tiers.fetching.measure(copy.stored_bytes, transfer));
+        let outcome = tiers.share(object, || tiers.fetching.measure(copy.stored_bytes, transfer));
         let landed = outcome.map_err(|error| {
             if let Some(from) = origin {
                 self.did_not_arrive(from, &error);
@@ -350,50 +338,6 @@ impl Fetched {
 impl From<Landed> for Fetched {
     fn from(landed: Landed) -> Fetched {
         landed.map_or(Fetched::LookAgain, Fetched::Here)
-    }
-}
-
-impl Flights {
-    /// Does `work` for an object, or waits for whoever does it already.
-    pub(super) fn share(
-        &self, object: ObjectId, work: impl FnOnce() -> Result<Landed, RemoteError>,
-    ) -> Result<Landed, RemoteError> {
-        let (flight, is_first) = {
-            let mut flights = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            let is_first = !flights.contains_key(&object);
-            (Arc::clone(flights.entry(object).or_default()), is_first)
-        };
-        if is_first {
-            let mut landing = Landing { flights: self, object, flight, outcome: None };
-            let outcome = work();
-            landing.outcome = Some(outcome.clone());
-            return outcome;
-        }
-        let mut landed = flight.outcome.lock().unwrap_or_else(PoisonError::into_inner);
-        loop {
-            if let Some(outcome) = landed.as_ref() {
-                return outcome.clone();
-            }
-            landed = flight.landed.wait(landed).unwrap_or_else(PoisonError::into_inner);
-        }
-    }
-}
-
-/// The end of a flight, also by a panic: whoever waits for it is told.
-struct Landing<'a> {
-    flights: &'a Flights,
-    object: ObjectId,
-    flight: Arc<Flight>,
-    outcome: Option<Result<Landed, RemoteError>>,
-}
-
-impl Drop for Landing<'_> {
-    fn drop(&mut self) {
-        let ended = || Err(RemoteError::Other("the transfer ended without a result".to_owned()));
-        let outcome = self.outcome.take().unwrap_or_else(ended);
-        self.flights.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.object);
-        *self.flight.outcome.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
-        self.flight.landed.notify_all();
     }
 }
 

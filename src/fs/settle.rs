@@ -189,6 +189,9 @@ impl FileSystem {
         if inode.links == 0 {
             return Ok(());
         }
+        if let Some(ram) = &self.store.ram {
+            ram.came_to_rest(object);
+        }
         let stat = self.store.stat_object(object)?;
         let old = state.adopt(id, &mut inode)?;
         if let Some(file) = inode.file_mut() {

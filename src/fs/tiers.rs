@@ -4,8 +4,9 @@ use std::fmt::Write;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use super::collection::Publication;
+use super::flights::Flights;
 use super::movement::Wishes;
-use super::residency::Flights;
+use super::residency::Landed;
 use super::{FileSystem, FsError};
 use crate::store::record::{
     EncodedCopy, FileRecord, Inode, InodeId, ObjectId, ObjectKind, RemoteCopy, RemoteIdentity,
@@ -16,7 +17,7 @@ use crate::tier::encoded::EncodedCopies;
 use crate::tier::exchange::Exchange;
 use crate::tier::ram::LetGo;
 use crate::tier::rate::Rate;
-use crate::tier::remote::{RemoteId, State as RemoteHealth, StoreId};
+use crate::tier::remote::{RemoteError, RemoteId, State as RemoteHealth, StoreId};
 use crate::tier::ssd::SsdTier;
 
 /// What a mount has beside its store that encodes cold objects or has a remote.
@@ -27,7 +28,7 @@ pub struct Tiers {
     pub(super) ssd: SsdTier,
     pub(super) encoded: EncodedCopies,
     pub(super) counters: Counters,
-    pub(super) flights: Flights,
+    flights: Flights<ObjectId, Result<Landed, RemoteError>>,
     pub(super) wishes: Wishes,
     pub(super) publication: Publication,
     /// Stored bytes that come from the remote.
@@ -70,6 +71,15 @@ impl Tiers {
             under_way: AtomicUsize::new(0),
             rebuild_candidates: Vec::new(),
         }
+    }
+
+    /// Does something about an object's bytes, or waits for whoever does so already.
+    pub(super) fn share(
+        &self, object: ObjectId, work: impl FnOnce() -> Result<Landed, RemoteError>,
+    ) -> Result<Landed, RemoteError> {
+        self.flights.share(object, work).unwrap_or_else(|| {
+            Err(RemoteError::Other("the transfer ended without a result".to_owned()))
+        })
     }
 
     pub(super) fn is_closing(&self) -> bool {

@@ -11,3 +11,8 @@ pub mod remote;
 pub mod replacement;
 pub mod scan;
 pub mod ssd;
+
+// Not in `ram` itself: that is compiled once more, with other locks, by `tests/models`.
+#[cfg(test)]
+#[path = "ram/tests.rs"]
+mod ram_tests;

@@ -5,13 +5,13 @@
 //! disk; until then a copy is *dirty* and the only one. Clean copies leave when room is needed and
 //! nobody has them open or mapped; otherwise unlinking would free nothing, so they count as pinned.
 //!
-//! Where the tmpfs is, `ram/place.rs` says.
+//! Where the tmpfs is, `place.rs` says.
 
 mod place;
 
 use std::collections::{HashMap, HashSet};
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock, PoisonError};
 
 pub use place::RamPlace;
 
@@ -20,6 +20,7 @@ use super::replacement::Replacement;
 use crate::store::disk::{Access, Allocation, Disk, DiskFile, DiskPath, FileStat};
 use crate::store::local_disk::LocalDisk;
 use crate::store::record::{InodeId, ObjectId};
+use crate::sync::{Mutex, MutexGuard};
 
 /// What the tier holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -69,7 +70,7 @@ struct Held {
 struct Copy {
     bytes: u64,
     state: CopyState,
-    /// Counts the times that it became dirty.
+    /// Counts the times that it became dirty, and came to rest after that.
     version: u64,
     /// The file that it belongs to, once it has a name.
     inode: Option<InodeId>,
@@ -216,6 +217,16 @@ impl RamTier {
                 CopyState::Arriving | CopyState::Doomed => CopyState::Doomed,
                 CopyState::Dirty | CopyState::Clean => CopyState::Dirty,
             };
+            copy.version += 1;
+        }
+    }
+
+    /// Nobody writes to the copy any more. What is being written to the disk right now, as after an
+    /// fsync of a file that somebody else went on writing, may lack its last bytes.
+    pub fn came_to_rest(&self, object: ObjectId) {
+        let mut held = self.held();
+        let copy = held.copies.get_mut(&object).filter(|copy| copy.state == CopyState::Dirty);
+        if let Some(copy) = copy {
             copy.version += 1;
         }
     }
@@ -414,37 +425,5 @@ impl Held {
         if let Some(copy) = self.copies.remove(&object) {
             self.used_bytes -= copy.bytes;
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const OBJECT: ObjectId = ObjectId(7);
-
-    #[test]
-    fn what_arrives_after_a_change_is_never_shown() {
-        let tier = RamTier::open(1 << 20, Counters::default()).unwrap();
-        let file = tier.receive(OBJECT, 4096).unwrap().unwrap();
-        assert!(!tier.holds(OBJECT));
-        tier.make_dirty(OBJECT);
-        assert!(!tier.holds(OBJECT), "half of it may be missing");
-        file.write_all_at(&[1; 4096], 0).unwrap();
-        assert!(tier.arrived(OBJECT, InodeId(1)).unwrap().is_none());
-        assert!(!tier.holds(OBJECT) && tier.open_copy(OBJECT, Access::Read).is_none());
-        drop(file);
-        assert!(tier.receive(ObjectId(8), 1 << 20).unwrap().is_some(), "its space comes back");
-    }
-
-    #[test]
-    fn what_arrived_does_not_leave_before_whoever_waited_has_it() {
-        let tier = RamTier::open(1 << 20, Counters::default()).unwrap();
-        drop(tier.receive(OBJECT, 1 << 20).unwrap().unwrap());
-        let landed = tier.arrived(OBJECT, InodeId(1)).unwrap().unwrap();
-        assert!(tier.receive(ObjectId(8), 4096).unwrap().is_none());
-        assert!(tier.holds(OBJECT));
-        drop(landed);
-        assert!(tier.receive(ObjectId(8), 4096).unwrap().is_some());
     }
 }

@@ -1,0 +1,7 @@
+//! The RAM tier once more, with the locks of `shuttle`. What it is made of is kvfs's own.
+
+use kvfs::tier::{counters, replacement};
+
+#[allow(dead_code, unreachable_pub, reason = "only some of it is needed here")]
+#[path = "../../src/tier/ram/mod.rs"]
+pub(crate) mod ram;
