@@ -36,5 +36,7 @@ pub(crate) fn write(name: &str, inputs: Vec<Vec<u8>>) {
         }
         text.push('\n');
     }
-    std::fs::write(path(name), text).unwrap();
+    let path = path(name);
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    std::fs::write(path, text).unwrap();
 }
