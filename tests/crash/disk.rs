@@ -32,6 +32,16 @@ struct Live {
     log: Vec<Step>,
     fault: Option<Fault>,
     lie: Option<Lie>,
+    meanwhile: Option<Meanwhile>,
+}
+
+/// What others do while a file is synced.
+struct Meanwhile(Box<dyn FnOnce() + Send>);
+
+impl std::fmt::Debug for Meanwhile {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("Meanwhile")
+    }
 }
 
 #[derive(Debug)]
@@ -62,6 +72,7 @@ impl SimulatedDisk {
             log: Vec::new(),
             fault: None,
             lie: None,
+            meanwhile: None,
         };
         for (name, content) in &image.files {
             let node = live.new_node(content.clone());
@@ -97,6 +108,11 @@ impl SimulatedDisk {
     /// From now on the disk says that it did something, and did not.
     pub(crate) fn lie(&self, lie: Lie) {
         self.live().lie = Some(lie);
+    }
+
+    /// The next time a file is synced, this happens first.
+    pub(crate) fn at_next_sync(&self, act: impl FnOnce() + Send + 'static) {
+        self.live().meanwhile = Some(Meanwhile(Box::new(act)));
     }
 
     /// What is there now, synced or not.
@@ -374,6 +390,10 @@ impl DiskFile for SimulatedFile {
         Ok(count as u64)
     }
     fn sync(&self) -> io::Result<()> {
+        let meanwhile = self.disk.live().meanwhile.take();
+        if let Some(Meanwhile(act)) = meanwhile {
+            act();
+        }
         self.disk.live().sync(self.node)
     }
     fn stat(&self) -> io::Result<FileStat> {

@@ -81,6 +81,11 @@ impl<'a> Driver<'a> {
         Recording { base: self.base, steps, history: self.history, setup: self.setup }
     }
 
+    /// The mount, and the disk that it is on.
+    pub(crate) fn into_mounted(mut self) -> (SimulatedDisk, Mounted) {
+        (self.disk.clone(), self.mounted.take().expect("it is mounted"))
+    }
+
     pub(crate) fn has_remote(&self) -> bool {
         self.setup.has_remote
     }

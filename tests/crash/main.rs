@@ -30,6 +30,7 @@ mod faults;
 mod lie;
 mod lies;
 mod log;
+mod meanwhile;
 mod model;
 mod mounted;
 mod power;

@@ -77,13 +77,13 @@ fn files(driver: &mut Driver<'_>) {
     driver.commit();
 }
 
-fn install(driver: &mut Driver<'_>, model: &Model) {
+pub(crate) fn install(driver: &mut Driver<'_>, model: &Model) {
     driver.directory("models/small");
     driver.seal_in_place("models/small/manifest.json", model.manifest.to_json().as_bytes());
     driver.directory("models/small/sequences");
 }
 
-fn add_sequence(driver: &mut Driver<'_>, name: &str) {
+pub(crate) fn add_sequence(driver: &mut Driver<'_>, name: &str) {
     let sequence = format!("models/small/sequences/{name}");
     driver.directory(&sequence);
     for layer in 0..2 {
@@ -91,7 +91,7 @@ fn add_sequence(driver: &mut Driver<'_>, name: &str) {
     }
 }
 
-fn page_path(sequence: &str, layer: u32, start: u64) -> String {
+pub(crate) fn page_path(sequence: &str, layer: u32, start: u64) -> String {
     let (layer, page) = (names::format_layer(Layer(layer)), TokenStart(start));
     format!("models/small/sequences/{sequence}/{layer}/{}", names::format_page(page))
 }
