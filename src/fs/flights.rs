@@ -12,9 +12,16 @@ pub(super) struct Flights<K, T>(Mutex<HashMap<K, Arc<Flight<T>>>>);
 
 #[derive(Debug)]
 struct Flight<T> {
-    /// Once it has landed: the result, or none.
-    outcome: Mutex<Option<Option<T>>>,
+    progress: Mutex<Progress<T>>,
     landed: Condvar,
+}
+
+#[derive(Debug)]
+enum Progress<T> {
+    UnderWay,
+    Landed(T),
+    /// Whoever did it panicked.
+    Lost,
 }
 
 impl<K, T> Default for Flights<K, T> {
@@ -30,7 +37,10 @@ impl<K: Copy + Eq + Hash, T: Clone> Flights<K, T> {
             let mut flights = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             let is_first = !flights.contains_key(&key);
             let flight = flights.entry(key).or_insert_with(|| {
-                Arc::new(Flight { outcome: Mutex::new(None), landed: Condvar::new() })
+                Arc::new(Flight {
+                    progress: Mutex::new(Progress::UnderWay),
+                    landed: Condvar::new(),
+                })
             });
             (Arc::clone(flight), is_first)
         };
@@ -40,12 +50,14 @@ impl<K: Copy + Eq + Hash, T: Clone> Flights<K, T> {
             landing.outcome = Some(outcome.clone());
             return Some(outcome);
         }
-        let mut landed = flight.outcome.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut progress = flight.progress.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
-            if let Some(outcome) = landed.as_ref() {
-                return outcome.clone();
+            match &*progress {
+                Progress::UnderWay => {}
+                Progress::Landed(outcome) => return Some(outcome.clone()),
+                Progress::Lost => return None,
             }
-            landed = flight.landed.wait(landed).unwrap_or_else(PoisonError::into_inner);
+            progress = flight.landed.wait(progress).unwrap_or_else(PoisonError::into_inner);
         }
     }
 }
@@ -60,9 +72,9 @@ struct Landing<'a, K: Copy + Eq + Hash, T> {
 
 impl<K: Copy + Eq + Hash, T> Drop for Landing<'_, K, T> {
     fn drop(&mut self) {
-        let outcome = self.outcome.take();
+        let landed = self.outcome.take().map_or(Progress::Lost, Progress::Landed);
         self.flights.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.key);
-        *self.flight.outcome.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
+        *self.flight.progress.lock().unwrap_or_else(PoisonError::into_inner) = landed;
         self.flight.landed.notify_all();
     }
 }
