@@ -110,6 +110,10 @@ impl FileSystem {
         }
         let unlinked = self.store.unlink_object(object)?;
         tiers.ssd.has_left(object, bytes);
+        // Here and not later: a scan may bring it back at once, and would see it leave again.
+        if self.store.ram.as_ref().is_none_or(|ram| !ram.holds(object)) {
+            tiers.wishes.withdraw(id);
+        }
         drop(state);
         unlinked.free();
         self.invalidate(super::Invalidation::Inode(id));

@@ -255,7 +255,9 @@ impl FileSystem {
             }
             for _ in self.leave_disk(tiers, &ready)? {
                 tiers.counters.evicted(Tier::Ssd, "asked");
+                granted += 1;
             }
+            // Those that had left before, or have a copy in memory.
             for (object, id) in ready {
                 granted += usize::from(self.has_gone(object)? && tiers.wishes.withdraw(id));
             }
