@@ -7,12 +7,17 @@
 //! rate of multiply-adds: `R` for each vector of elements.
 //!
 //! On Zen 4, which begins one 512-bit multiply-add per cycle, five rows and a head dimension of 128
-//! take at least 80 cycles per token and KV head. f16 takes 106: without adding up the lanes of
-//! scores 103, without the softmax 100. To take the exponentials among the products with V saved
-//! 1.5 cycles, queries and scratch on cache lines 1, tiles of 64 tokens or the softmax of all rows
-//! in step nothing, and fetching the next rows into the first-level cache cost 4. `q8_0` takes 131
-//! this way, for whole numbers must become f32 and K be scaled; [`integer`](super::integer) multiplies
-//! them as they are.
+//! take at least 80 cycles per token and KV head. f16 takes 95 with K and V in the first-level cache
+//! (scores 48, adding up their lanes 3, softmax 3, values 41), 97 from the second level, 108 streamed
+//! from memory with all that a call costs. The conversions are free: twenty multiply-adds take
+//! twenty cycles with four conversions, shuffles, shifts or additions among them. What the scores
+//! take beyond 40 is half of adding up lanes, which comes in one piece after each four rows of K. To
+//! do it beside the products of the next rows took the scores to 94 and more, as the compiler then
+//! moves accumulators around. To take the exponentials among the products with V saved 1.5 cycles,
+//! queries and scratch on cache lines 1, tiles of 64 tokens or the softmax of all rows in step
+//! nothing, and fetching the next rows into the first-level cache cost 4. `q8_0` takes 131 this way,
+//! for whole numbers must become f32 and K be scaled; [`integer`](super::integer) multiplies them as
+//! they are.
 //!
 //! Scores are in units of log2, so that the exponential needs no multiplication.
 
