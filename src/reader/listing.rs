@@ -19,6 +19,8 @@ pub(crate) struct ListedPage {
     pub(crate) start: TokenStart,
     /// As the directory tells it; another one is another file.
     pub(crate) inode: u64,
+    /// It came while somebody waited for it, so its bytes are still in the page cache.
+    pub(crate) is_fresh: bool,
 }
 
 /// A layer as it was listed.
@@ -170,7 +172,7 @@ fn list_layer(
             continue;
         }
         if matches!(kind, LayerEntry::Page(_)) {
-            pages.push(ListedPage { start, inode: entry.ino() });
+            pages.push(ListedPage { start, inode: entry.ino(), is_fresh: false });
         } else {
             tails.push(start);
         }
@@ -185,13 +187,13 @@ fn list_layer(
 }
 
 impl ListedLayer {
-    /// The page that starts at a token, if it is there.
+    /// The page that starts at a token, if it has come by now.
     pub(super) fn page_at(
         directory: &Path, start: TokenStart,
     ) -> Result<Option<ListedPage>, ReadError> {
         let path = directory.join(names::format_page(start));
         match fs::metadata(&path) {
-            Ok(metadata) => Ok(Some(ListedPage { start, inode: metadata.ino() })),
+            Ok(metadata) => Ok(Some(ListedPage { start, inode: metadata.ino(), is_fresh: true })),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(ReadError::io(&path)(error)),
         }

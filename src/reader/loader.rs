@@ -18,7 +18,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use super::ReadError;
 use super::buffer::Buffers;
 use super::listing::{ListedPage, layer_directory};
-use super::page::{Home, LoadedPage, Tier};
+use super::page::{Home, LoadedPage, Means, Tier};
 use super::residents::{Key, Residents};
 use crate::page::{Layer, Manifest, PagePlace, names};
 
@@ -54,7 +54,8 @@ impl Source {
         let loaded = if self.is_mappable(&path)? {
             LoadedPage::map(&path, place)?
         } else {
-            LoadedPage::read(&path, place, &self.buffers)?
+            let means = if page.is_fresh { Means::PageCache } else { Means::Direct };
+            LoadedPage::read(&path, place, &self.buffers, means)?
         };
         // Elsewhere (overlayfs) a directory may number files in another way.
         if self.home != Home::Directory && loaded.inode() != page.inode {

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::buffer::Buffers;
-use super::page::LoadedPage;
+use super::page::{LoadedPage, Means};
 use super::*;
 use crate::attention::{Attention, Shape};
 use crate::page::{
@@ -100,7 +100,7 @@ impl Fixture {
         let start = index * u64::from(Self::PAGE_TOKENS);
         let buffers = Arc::new(Buffers::new(usize::try_from(Self::PAGE_BYTES).unwrap()));
         let path = self.page_path(Layer(0), start);
-        LoadedPage::read(&path, self.place(Layer(0), start), &buffers).unwrap()
+        LoadedPage::read(&path, self.place(Layer(0), start), &buffers, Means::Direct).unwrap()
     }
 
     fn open(&self) -> Result<Sequence, ReadError> {
