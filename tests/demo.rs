@@ -139,15 +139,21 @@ fn tiny_llama(further: &[&str]) -> Command {
     command
 }
 
-#[test]
-fn a_decode_process_follows_the_process_that_computes_the_prompt() {
-    require!(fuse, root);
+/// A mount with the model's directory, for pages of 128 tokens.
+fn tiny_llama_mount() -> (common::Mount, PathBuf) {
     let mount = common::Mount::new(common::Mode::Passthrough);
     let model = mount.join("models/tiny-llama");
     let geometry = ["--layers", "4", "--kv-heads", "2", "--head-dim", "64", "--page-tokens", "128"];
     let mut create = Command::new(env!("CARGO_BIN_EXE_kvfs"));
     let created = create.arg("create").arg(&model).args(geometry).output().unwrap();
     assert!(created.status.success(), "{}", said(&created));
+    (mount, model)
+}
+
+#[test]
+fn a_decode_process_follows_the_process_that_computes_the_prompt() {
+    require!(fuse, root);
+    let (_mount, model) = tiny_llama_mount();
     let sequence = model.join("sequences/followed");
     let cache = ["--cache", sequence.to_str().unwrap()];
     let follow = tiny_llama(&[&cache[..], &["--tokens", "8", "--follow", "120"]].concat());
@@ -164,4 +170,41 @@ fn a_decode_process_follows_the_process_that_computes_the_prompt() {
     assert!(text.contains("of 600 prompt tokens came from it"), "{text}");
     let alone = tiny_llama(&["--tokens", "8"]).output().unwrap();
     assert_eq!(decode.stdout, alone.stdout);
+}
+
+#[test]
+fn what_a_full_context_drops_is_restored_and_not_computed() {
+    require!(fuse, root);
+    let (mut mount, model) = tiny_llama_mount();
+    let sequence = model.join("sequences/chat");
+    let cache = ["--cache", sequence.to_str().unwrap()];
+    // Full after 40 tokens, and again after 318 more.
+    let context = ["--context", "640", "--tokens", "370"];
+    let shifted = tiny_llama(&[&cache[..], &context].concat()).output().unwrap();
+    let text = said(&shifted);
+    assert!(shifted.status.success(), "{text}");
+    for line in
+        ["dropped tokens 4 to 322, kept in chat.1", "dropped tokens 4 to 322, kept in chat.2"]
+    {
+        assert!(text.contains(line), "{line:?} is missing in\n{text}");
+    }
+    // The logits were compared as well.
+    assert!(text.contains("what was dropped: 640 tokens: restored in"), "{text}");
+    // In memory K is rotated and written anew.
+    let alone = tiny_llama(&context).output().unwrap();
+    assert_eq!(shifted.stdout, alone.stdout);
+
+    // What is held in memory while the snapshot is made is in the files afterwards.
+    let tokens = std::fs::read(sequence.join("tokens")).unwrap();
+    assert_eq!(tokens.len(), 4 * (600 + 370 - 1));
+    let generated: Vec<u8> = tokens.chunks(4).skip(600).map(|id| id[0]).collect();
+    assert_eq!(generated, shifted.stdout[..369]);
+
+    // The prompt comes again.
+    mount.remount();
+    let again = tiny_llama(&[&cache[..], &["--tokens", "8"]].concat()).output().unwrap();
+    let text = said(&again);
+    assert!(text.contains("restored 600 tokens from chat.1"), "{text}");
+    assert!(text.contains("600 of 600 prompt tokens came from it, 0 were computed"), "{text}");
+    assert_eq!(again.stdout[..8], shifted.stdout[..8]);
 }

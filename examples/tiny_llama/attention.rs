@@ -12,13 +12,15 @@
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-use kvfs::attention::{Attention, KvBlock, Options, Queries, Shape};
+use kvfs::attention::{Attention, KvBlock, Options, Pairing, Queries, Rotation, Shape};
 use kvfs::cuda::{Runtime, Settings, WriteBack};
-use kvfs::page::Manifest;
+use kvfs::page::{Manifest, Rope};
 use kvfs::reader::Backend;
+use serde_json::Map;
 
 use crate::Result;
 use crate::matrix::divide_rows;
+use crate::weights::Config;
 
 /// Values in the keys (or the values) of one token.
 pub(crate) fn kv_width(shape: Shape) -> usize {
@@ -37,11 +39,21 @@ pub(crate) struct CausalAttention {
     attention: Attention,
     /// Instead of it, if a GPU was asked for.
     runtime: Option<Mutex<Runtime>>,
+    /// For tokens that have moved.
+    rotation: Option<Rotation>,
 }
 
 impl CausalAttention {
     pub(crate) fn new(shape: Shape) -> Result<Self> {
-        Ok(Self { attention: Attention::new(shape, 1)?, runtime: None })
+        Ok(Self { attention: Attention::new(shape, 1)?, runtime: None, rotation: None })
+    }
+
+    /// The same for tokens that may have moved since their K was rotated.
+    pub(crate) fn of_model(config: &Config) -> Result<Self> {
+        let rope =
+            Rope { theta: config.rope_theta, scaling: None, dims: None, other: Map::default() };
+        let rotation = Rotation::new(&rope, config.head_dim, Pairing::Halves)?;
+        Ok(Self { rotation: Some(rotation), ..Self::new(config.shape()?)? })
     }
 
     /// From now on a GPU attends, or if there is none as many threads as there are cores; returns
@@ -86,10 +98,11 @@ impl CausalAttention {
             );
         }
         let positions: Vec<u64> = (first_position as u64..end as u64).collect();
+        let options = Options { rotation: self.rotation.as_ref(), ..Options::default() };
         if let Some(runtime) = &self.runtime {
             let mut runtime = runtime.lock().unwrap_or_else(PoisonError::into_inner);
             let queries = Queries { q: queries, positions: &positions };
-            let partials = runtime.run(&queries, blocks, &Options::default())?;
+            let partials = runtime.run(&queries, blocks, &options)?;
             out.copy_from_slice(&partials.finish(None)?);
             return Ok(());
         }
@@ -98,7 +111,7 @@ impl CausalAttention {
                 q: &queries[first * width..][..out.len()],
                 positions: &positions[first..][..out.len() / width],
             };
-            let partials = self.attention.run(&queries, blocks, &Options::default())?;
+            let partials = self.attention.run(&queries, blocks, &options)?;
             out.copy_from_slice(&partials.finish(None)?);
             Ok(())
         })

@@ -18,19 +18,20 @@ pub(crate) struct Compared {
     pub(crate) computed: Duration,
 }
 
-/// Takes turns. What the sequence does not hold of the prompt is added before.
+/// How long a restoration took, tokens of a page, and the logits.
+pub(crate) type Timed = (Duration, usize, Vec<f32>);
+
+/// Takes turns: `restore` begins with what a mount has of the prompt, and ends with the logits.
 pub(crate) fn compare(
-    model: &Model, sequence: &Path, prompt: &[u32], rounds: usize,
+    model: &Model, prompt: &[u32], rounds: usize, restore: &mut dyn FnMut() -> Result<Timed>,
 ) -> Result<Compared> {
-    // Sums are added up page by page.
-    let (page_tokens, _) = restore(model, sequence, prompt)?;
     let (mut restored, mut computed) = (Vec::new(), Vec::new());
     for _ in 0..rounds {
-        let started = Instant::now();
-        let (_, from_mount) = restore(model, sequence, prompt)?;
-        restored.push(started.elapsed());
+        let (duration, page_tokens, from_mount) = restore()?;
+        restored.push(duration);
         let started = Instant::now();
         let config = model.config();
+        // Sums are added up page by page.
         let mut cache = MemoryCache::new(config.shape()?, config.num_hidden_layers, page_tokens)?;
         let logits = generate::prefill(model, &mut cache, 0, prompt)?;
         computed.push(started.elapsed());
@@ -41,8 +42,20 @@ pub(crate) fn compare(
     Ok(Compared { restored: median(restored)?, computed: median(computed)? })
 }
 
+/// Restores a sequence that has the prompt. What it lacks is added before.
+pub(crate) fn compare_sequence(
+    model: &Model, sequence: &Path, prompt: &[u32], rounds: usize,
+) -> Result<Compared> {
+    restore(model, sequence, prompt)?;
+    compare(model, prompt, rounds, &mut || {
+        let started = Instant::now();
+        let (page_tokens, logits) = restore(model, sequence, prompt)?;
+        Ok((started.elapsed(), page_tokens, logits))
+    })
+}
+
 /// Tokens of a page, and the logits.
-fn restore(model: &Model, sequence: &Path, prompt: &[u32]) -> Result<(usize, Vec<f32>)> {
+pub(crate) fn restore(model: &Model, sequence: &Path, prompt: &[u32]) -> Result<(usize, Vec<f32>)> {
     let mut cache = MountCache::open(sequence, model.config())?;
     let (logits, _) = mount_cache::read(model, &mut cache, prompt)?;
     Ok((cache.page_tokens(), logits))

@@ -21,6 +21,14 @@
 //! cache takes, and computing it. Such a prompt may be longer than what the model was trained for
 //! (the text is repeated): the values make no sense then, and take as long.
 //!
+//! With `--context N` the model sees no more than N tokens: when they are there, the oldest half is
+//! dropped. In a mount what was dropped stays in a snapshot, and the run ends with how long restoring
+//! it takes, and computing it. A later run whose prompt begins like it starts from there:
+//!
+//! ```text
+//! ... --cache /mnt/kv/models/tiny-llama/sequences/ruth --context 1024 --tokens 600
+//! ```
+//!
 //! With `--backend cuda` a GPU attends, if there is one.
 //!
 //! With `--follow SECONDS` the prompt is computed by another process (the same command with
@@ -34,16 +42,19 @@
 use std::error::Error;
 use std::fs;
 use std::io::{self, Write};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use kvfs::attention::InstructionSet;
+use kvfs::page::names;
 use kvfs::reader::{Backend, Rates, ReadError, Sequence};
 
 use crate::memory_cache::MemoryCache;
-use crate::model::{KeyValueCache, Model};
+use crate::model::Model;
 use crate::mount_cache::MountCache;
+use crate::shift::Shifting;
 use crate::weights::Weights;
 
 mod attention;
@@ -69,6 +80,7 @@ mod reference;
 mod sample;
 #[cfg(test)]
 mod selected_cache;
+mod shift;
 #[cfg(test)]
 mod tests;
 mod weights;
@@ -79,8 +91,11 @@ pub(crate) type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>
 /// Tokens per page of a cache in memory, as in the sequences of the demo.
 const PAGE_TOKENS: usize = 256;
 
+/// How often what was dropped is restored and computed.
+const COMPARED_ROUNDS: usize = 3;
+
 const USAGE: &str = "usage: tiny_llama --model DIR --prompt FILE|TEXT [--prompt-tokens N] --tokens N \
-     [--cache MOUNT/models/NAME/sequences/SEQUENCE [--compare ROUNDS | --follow SECONDS]] [--backend cpu|cuda]";
+     [--cache MOUNT/models/NAME/sequences/SEQUENCE [--compare ROUNDS | --follow SECONDS]] [--context N] [--backend cpu|cuda]";
 
 struct Options {
     model: PathBuf,
@@ -89,6 +104,7 @@ struct Options {
     cache: Option<PathBuf>,
     compare: Option<usize>,
     follow: Option<Duration>,
+    context: Option<usize>,
     wants_gpu: bool,
 }
 
@@ -112,6 +128,7 @@ fn main() -> ExitCode {
 fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
     let (mut model, mut prompt, mut prompt_tokens, mut tokens) = (None, None, None, None);
     let (mut cache, mut compare, mut follow, mut wants_gpu) = (None, None, None, false);
+    let mut context = None;
     while let Some(name) = arguments.next() {
         let value = arguments.next().ok_or_else(|| format!("{name} needs a value"))?;
         match name.as_str() {
@@ -122,6 +139,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
             "--cache" => cache = Some(PathBuf::from(value)),
             "--compare" => compare = Some(value.parse()?),
             "--follow" => follow = Some(Duration::from_secs(value.parse()?)),
+            "--context" => context = Some(value.parse()?),
             "--backend" => wants_gpu = matches(&value, "cuda", "cpu")?,
             _ => return Err(format!("unknown option {name}").into()),
         }
@@ -142,6 +160,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
         cache,
         compare,
         follow,
+        context,
         wants_gpu,
     })
 }
@@ -182,10 +201,15 @@ fn run(options: &Options) -> Result<()> {
         }
         let logits = generate::prefill(&model, &mut cache, 0, &prompt)?;
         report("prefill", prompt.len(), started);
-        return decode(&model, &mut cache, &prompt, logits, options.tokens);
+        return decode(&model, &mut cache, (&prompt, logits), options);
     };
     if let Some(longest) = options.follow {
         report_followed(&follow::follow(sequence, prompt.len() as u64, longest)?);
+    }
+    if options.follow.is_none()
+        && let Some(restored) = shift::restore(sequence, &prompt)?
+    {
+        eprintln!("restored {} tokens from {}", restored.tokens, restored.from);
     }
     let mut cache = MountCache::open(sequence, config)?;
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
@@ -205,8 +229,26 @@ fn run(options: &Options) -> Result<()> {
         counts.refilled + counts.added
     );
     eprintln!("first token after {:.3} s", started.elapsed().as_secs_f64());
-    decode(&model, &mut cache, &prompt, logits, options.tokens)?;
-    cache.durable()
+    decode(&model, &mut cache, (&prompt, logits), options)?;
+    cache.durable()?;
+    report_shifts(&model, &cache, sequence)
+}
+
+/// The first tokens that were dropped are those that a prompt can ask for again: the others were
+/// computed behind a gap.
+fn report_shifts(model: &Model, cache: &MountCache, sequence: &Path) -> Result<()> {
+    for shifted in cache.shifts() {
+        let (snapshot, Range { start, end }) = (&shifted.snapshot, shifted.dropped.clone());
+        let beside = shifted.beside;
+        eprintln!("dropped tokens {start} to {end}, kept in {snapshot}, beside {beside} new ones");
+    }
+    let Some(first) = cache.shifts().first() else { return Ok(()) };
+    let tokens = fs::read(sequence.with_file_name(&first.snapshot).join(names::TOKENS))?;
+    let prompt: Vec<u32> =
+        tokens.as_chunks().0.iter().map(|token| u32::from_le_bytes(*token)).collect();
+    let compared = shift::compare(model, sequence, &prompt, COMPARED_ROUNDS)?;
+    eprintln!("what was dropped: {}", describe(prompt.len(), compared));
+    Ok(())
 }
 
 fn report_followed(followed: &follow::Followed) {
@@ -219,18 +261,19 @@ fn report_followed(followed: &follow::Followed) {
 }
 
 fn print_comparison(model: &Model, sequence: &Path, prompt: &[u32], rounds: usize) -> Result<()> {
-    let compare::Compared { restored, computed } =
-        compare::compare(model, sequence, prompt, rounds)?;
-    let mut out = io::stdout().lock();
-    writeln!(
-        out,
-        "{} tokens: restored in {:.1} ms, computed in {:.1} ms, {:.0} times",
-        prompt.len(),
+    let compared = compare::compare_sequence(model, sequence, prompt, rounds)?;
+    writeln!(io::stdout().lock(), "{}", describe(prompt.len(), compared))?;
+    Ok(())
+}
+
+fn describe(tokens: usize, compared: compare::Compared) -> String {
+    let compare::Compared { restored, computed } = compared;
+    format!(
+        "{tokens} tokens: restored in {:.1} ms, computed in {:.1} ms, {:.0} times",
         restored.as_secs_f64() * 1e3,
         computed.as_secs_f64() * 1e3,
         computed.as_secs_f64() / restored.as_secs_f64()
-    )?;
-    Ok(())
+    )
 }
 
 /// What each step will read of the sequence as it is.
@@ -250,14 +293,25 @@ fn print_plan(sequence: &Path, backend: Backend) -> Result<()> {
 }
 
 fn decode(
-    model: &Model, cache: &mut dyn KeyValueCache, prompt: &[u32], logits: Vec<f32>, count: usize,
+    model: &Model, cache: &mut dyn Shifting, (prompt, logits): (&[u32], Vec<f32>),
+    options: &Options,
 ) -> Result<()> {
     let mut out = io::stdout().lock();
-    let started = Instant::now();
-    generate::continue_greedily(model, cache, prompt.len(), logits, count, &mut |token, _| {
+    let (started, count) = (Instant::now(), options.tokens);
+    let mut emit = |token| {
         out.write_all(&[u8::try_from(token)?])?;
         Ok(out.flush()?)
-    })?;
+    };
+    match options.context {
+        Some(context) => {
+            let place = (prompt.len(), context);
+            shift::continue_greedily(model, cache, place, logits, count, &mut emit)?;
+        }
+        None => {
+            let mut emit = |token, _: &[f32]| emit(token);
+            generate::continue_greedily(model, cache, prompt.len(), logits, count, &mut emit)?;
+        }
+    }
     out.write_all(b"\n")?;
     report("decode", count, started);
     Ok(())

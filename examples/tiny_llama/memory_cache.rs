@@ -45,6 +45,12 @@ impl MemoryCache {
         self.attention.use_gpu()
     }
 
+    /// Without a token, and on the CPU.
+    #[allow(dead_code, reason = "examples/demo has these files too, and drops no tokens")]
+    pub(crate) fn empty_like(&self) -> Result<Self> {
+        Self::new(self.shape(), self.layers.len(), self.page_tokens)
+    }
+
     fn shape(&self) -> Shape {
         self.attention.shape()
     }

@@ -101,8 +101,10 @@ impl Model {
         let mut keys = layer.key.apply(&normed);
         let values = layer.value.apply(&normed);
         let shape = config.shape()?;
-        self.rotate(&mut queries, query_width(shape), position);
-        self.rotate(&mut keys, kv_width(shape), position);
+        #[expect(clippy::cast_precision_loss, reason = "positions are far below 2^52")]
+        let at = |token: usize| (position + token) as f64;
+        self.rotate(&mut queries, query_width(shape), at);
+        self.rotate(&mut keys, kv_width(shape), at);
         cache.append(index, position, &to_f16(&keys), &to_f16(&values))?;
         let mut attended = vec![0.0; queries.len()];
         cache.attend(index, position, &queries, &mut attended)?;
@@ -110,6 +112,18 @@ impl Model {
         let normed = rms_norm(hidden, &layer.mlp_norm, config.rms_norm_eps);
         add(hidden, &mlp(layer, &normed));
         Ok(())
+    }
+
+    /// Rotates keys, `[tokens, kv_heads, head_dim]`, for positions that are `delta` behind theirs.
+    #[allow(dead_code, reason = "examples/demo has these files too, and drops no tokens")]
+    pub(crate) fn move_keys(&self, keys: &mut [f16], delta: i64) {
+        let config = self.config();
+        let width = config.num_key_value_heads * config.head_dim;
+        let mut floats = vec![0.0; keys.len()];
+        keys.convert_to_f32_slice(&mut floats);
+        #[expect(clippy::cast_precision_loss, reason = "positions are far below 2^52")]
+        self.rotate(&mut floats, width, |_| delta as f64);
+        keys.convert_from_f32_slice(&floats);
     }
 
     /// The logits after the last token of `hidden`, `[tokens, hidden_size]` after all layers.
@@ -120,12 +134,11 @@ impl Model {
     }
 
     /// Rotary embedding in the `rotate_half` convention: value `i` of a head turns with value
-    /// `i + head_dim / 2`. `rows` are `[tokens, width]`, the first at `position`.
-    fn rotate(&self, rows: &mut [f32], width: usize, position: usize) {
+    /// `i + head_dim / 2`. `rows` are `[tokens, width]`; `position` tells that of each.
+    fn rotate(&self, rows: &mut [f32], width: usize, position: impl Fn(usize) -> f64 + Sync) {
         let half = self.frequencies.len();
         for_each_row(rows, width, |token, row| {
-            #[expect(clippy::cast_precision_loss, reason = "positions are far below 2^52")]
-            let position = (position + token) as f64;
+            let position = position(token);
             for (pair, frequency) in self.frequencies.iter().enumerate() {
                 let (sin, cos) = (position * frequency).sin_cos();
                 #[expect(clippy::cast_possible_truncation, reason = "f32 arithmetic from here on")]

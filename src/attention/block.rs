@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::Shape;
-use crate::page::{Dtype, Geometry, PageView, Strides};
+use crate::page::{Dtype, Geometry, PageView, Positions, Strides};
 
 /// Rows of all KV heads of some tokens: the row of (head, token) starts at
 /// `head * strides.head + token * strides.token`.
@@ -103,6 +103,20 @@ impl<'a> KvBlock<'a> {
             Values::Latent => Values::Latent,
         };
         Self { k: from(self.k), v, tokens: tokens.len(), first_position, shift, ..*self }
+    }
+
+    /// The rows that are no holes, where they stand; those of this block have numbers from
+    /// `first_position` on. With each the number of its first row.
+    pub fn placed<'p>(self, positions: &'p Positions) -> impl Iterator<Item = (u64, Self)> + 'p
+    where
+        'a: 'p,
+    {
+        let first = self.first_position;
+        let row = move |row: u64| usize::try_from(row - first).unwrap_or(usize::MAX);
+        positions.within(first..first + self.tokens as u64).map(move |run| {
+            let rows = row(run.row)..row(run.rows().end);
+            (run.row, self.rows(rows, run.position, run.shift))
+        })
     }
 
     /// The tensor with the values.

@@ -260,6 +260,10 @@ impl Positions {
     /// `rows` rows. Those at its end only become holes: [`truncate`](Self::truncate) forgets them.
     pub fn remove(&mut self, rows: u64, positions: impl RangeBounds<u64>) {
         let positions = range(&positions);
+        if self.within(0..rows).all(|run| run.split(&positions)[1].tokens == 0) {
+            // Nothing is removed, so what comes next is still what the tokens before make it.
+            return;
+        }
         self.edit(rows, |run| {
             let [before, _, behind] = run.split(&positions);
             vec![before, behind]

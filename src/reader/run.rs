@@ -3,7 +3,6 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::attend::length;
 use super::page::LoadedPage;
 use super::tail::TailRows;
 use super::{ReadError, Sequence};
@@ -62,13 +61,7 @@ impl Run {
         let pages = self.page_blocks(0..self.pages.len());
         let stored = pages.chain(self.tail.iter().map(|tail| tail.block(&self.geometry)));
         // A page says where it was written.
-        stored.flat_map(|block| {
-            let first = block.first_position;
-            self.positions.within(first..first + block.tokens as u64).map(move |run| {
-                let rows = length(&(first..run.row))..length(&(first..run.rows().end));
-                (run.row, block.rows(rows, run.position, run.shift))
-            })
-        })
+        stored.flat_map(|block| block.placed(&self.positions))
     }
 
     /// Pages, without the tail.

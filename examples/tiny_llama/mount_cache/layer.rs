@@ -38,6 +38,17 @@ pub(super) struct LayerFiles {
     open: Option<usize>,
 }
 
+/// Who writes the rows of an open page.
+#[derive(Debug)]
+pub(super) enum Writer<'a> {
+    /// The caller.
+    Now,
+    /// Somebody else, meanwhile they are in memory as well.
+    Later(&'a mut WriteBack),
+    /// Nobody: they stay in memory until [`LayerFiles::settle`].
+    Memory,
+}
+
 /// An open tail.
 #[derive(Debug)]
 struct Tail {
@@ -81,11 +92,14 @@ impl LayerFiles {
         self.tokens_of(number) == self.page_tokens() && self.pages.contains_key(&number)
     }
 
-    /// Rows are in the file from here on: whoever wrote them has done so.
+    /// Rows are in the file from here on: those that nobody has written are now.
     pub(super) fn settle(&mut self) -> Result<()> {
         if let Some(number) = self.open.take() {
             let path = self.directory.join(format_tail(self.start(number)));
-            self.tail = Some(Tail::open(number, path)?);
+            let tail = self.tail.insert(Tail::open(number, path)?);
+            let unwritten = self.rows.get(tail.bytes..).unwrap_or_default();
+            (&tail.file).write_all(unwritten).map_err(about(&tail.path))?;
+            tail.bytes += unwritten.len();
         }
         Ok(())
     }
@@ -120,11 +134,10 @@ impl LayerFiles {
         self.end
     }
 
-    /// Adds the rows of consecutive tokens, the first of them at `position`; `writer` writes those of
-    /// an open page, if it is there. Rows that are there stay. Returns whether a missing page was put
-    /// back.
+    /// Adds the rows of consecutive tokens, the first of them at `position`. Rows that are there stay.
+    /// Returns whether a missing page was put back.
     pub(super) fn append(
-        &mut self, position: usize, rows: &[u8], mut writer: Option<&mut WriteBack>,
+        &mut self, position: usize, rows: &[u8], mut writer: Writer<'_>,
     ) -> Result<bool> {
         if position > self.end {
             let layer = self.layer;
@@ -140,15 +153,17 @@ impl LayerFiles {
             let page_bytes = self.page_tokens() * self.row_bytes();
             let room = page_bytes - part * self.row_bytes();
             let (rows, rest) = new.split_at(room.min(new.len()));
-            if rows.len() == page_bytes {
-                self.write_page(number, rows)?;
-                if let Some(writer) = &mut writer {
+            let fills = rows.len() == room;
+            match &mut writer {
+                Writer::Later(writer) if rows.len() == page_bytes => {
+                    self.write_page(number, rows)?;
                     writer.skip(self.layer, self.page_tokens() as u64);
                 }
-            } else if let Some(writer) = &mut writer {
-                self.append_later(number, rows, rows.len() == room, writer)?;
-            } else {
-                self.append_to_tail(number, rows, rows.len() == room)?;
+                _ if rows.len() == page_bytes => self.write_page(number, rows)?,
+                Writer::Later(writer) => self.append_later(number, rows, fills, writer)?,
+                Writer::Now => self.append_to_tail(number, rows, fills)?,
+                Writer::Memory if fills => return Err("a full page is not kept in memory".into()),
+                Writer::Memory => self.append_in_memory(number, rows)?,
             }
             self.end += rows.len() / self.row_bytes();
             new = rest;
@@ -300,16 +315,21 @@ impl LayerFiles {
         Ok(())
     }
 
-    /// The rows are here at once, and in the file when `writer` comes to them.
-    fn append_later(
-        &mut self, number: usize, rows: &[u8], fills: bool, writer: &mut WriteBack,
-    ) -> Result<()> {
+    fn append_in_memory(&mut self, number: usize, rows: &[u8]) -> Result<()> {
         if self.open != Some(number) {
             let tail = self.tail.as_ref().filter(|tail| tail.number == number);
             self.rows = tail.map_or(Ok(Vec::new()), |tail| tail.read(tail.bytes))?;
             self.open = Some(number);
         }
         self.rows.extend_from_slice(rows);
+        Ok(())
+    }
+
+    /// The rows are here at once, and in the file when `writer` comes to them.
+    fn append_later(
+        &mut self, number: usize, rows: &[u8], fills: bool, writer: &mut WriteBack,
+    ) -> Result<()> {
+        self.append_in_memory(number, rows)?;
         writer.append(self.layer, rows)?;
         if fills {
             // The mount makes a page of it when the last row is there.

@@ -17,6 +17,8 @@
 mod files;
 mod layer;
 mod page;
+#[allow(dead_code, reason = "examples/demo has these files too, and drops no tokens")]
+mod shift;
 #[cfg(test)]
 mod tests;
 mod tokens;
@@ -28,12 +30,13 @@ use std::sync::Arc;
 
 use half::f16;
 use kvfs::cuda::WriteBack;
-use kvfs::page::{Dtype, Layer, Layout, Manifest, names};
+use kvfs::page::{Dtype, Layer, Layout, Manifest, Positions, names};
 use kvfs::reader::Backend;
 use zerocopy::IntoBytes;
 
 use self::files::about;
-use self::layer::LayerFiles;
+use self::layer::{LayerFiles, Writer};
+use self::shift::{Shift, Shifted};
 use self::tokens::TokenFile;
 use crate::Result;
 use crate::attention::{CausalAttention, kv_width, query_width};
@@ -57,6 +60,12 @@ pub(crate) struct MountCache {
     write_back: Option<WriteBack>,
     /// Whether a missing page was written since the last complete chunk.
     has_refilled: bool,
+    /// Where the rows stand.
+    positions: Positions,
+    /// Rows that are not there for attention any more: the last row's number less its position.
+    dropped: usize,
+    shift: Option<Shift>,
+    shifted: Vec<Shifted>,
 }
 
 /// Tokens that ran through the model since the sequence was opened.
@@ -100,13 +109,17 @@ impl MountCache {
             .collect::<Result<_>>()?;
         Ok(Self {
             sequence: sequence.to_owned(),
-            attention: CausalAttention::new(config.shape()?)?,
+            attention: CausalAttention::of_model(config)?,
             write_back: None,
             page_tokens: manifest.geometry().page_tokens() as usize,
             layers,
             tokens: TokenFile::open(sequence)?,
             counts: Counts::default(),
             has_refilled: false,
+            positions: Positions::default(),
+            dropped: 0,
+            shift: None,
+            shifted: Vec::new(),
             manifest,
         })
     }
@@ -138,10 +151,7 @@ impl MountCache {
     /// An interrupted run can leave rows without ids, and more rows in one layer than in another.
     /// Valid is what all of them have, as far as the ids are those of `tokens`.
     pub(crate) fn resume(&mut self, tokens: &[u32]) -> Result<Resumed> {
-        if let Some(mut write_back) = self.write_back.take() {
-            write_back.flush()?;
-            self.layers.iter_mut().try_for_each(LayerFiles::settle)?;
-        }
+        self.settle()?;
         let known = self.tokens.ids().iter().zip(tokens);
         let mut held = known.take_while(|(known, token)| known == token).count();
         loop {
@@ -163,8 +173,16 @@ impl MountCache {
         Ok(Resumed { held, missing })
     }
 
+    /// Has in the files what a writer beside the GPU still has to write.
+    fn settle(&mut self) -> Result<()> {
+        let Some(mut write_back) = self.write_back.take() else { return Ok(()) };
+        write_back.flush()?;
+        self.layers.iter_mut().try_for_each(LayerFiles::settle)
+    }
+
     /// Returns when everything so far survives a crash.
     pub(crate) fn durable(&mut self) -> Result<()> {
+        self.finish_shift()?;
         if let Some(write_back) = &mut self.write_back {
             write_back.sync()?;
         }
@@ -200,12 +218,22 @@ impl KeyValueCache for MountCache {
             rows.extend_from_slice(keys.as_bytes());
             rows.extend_from_slice(values.as_bytes());
         }
+        let tokens = keys.len() / width;
+        if layer == 0 {
+            self.end_shift_if_due(tokens)?;
+        }
+        let row = position + self.dropped;
         let end = layer_of(&mut self.layers, layer)?.end();
-        if self.write_back.is_none() && position + keys.len() / width > end {
+        if self.shift.is_none() && self.write_back.is_none() && row + tokens > end {
             self.write_back = self.attention.write_back(&self.sequence, &self.manifest, end)?;
         }
         let files = layer_of(&mut self.layers, layer)?;
-        self.has_refilled |= files.append(position, &rows, self.write_back.as_mut())?;
+        let writer = match &mut self.write_back {
+            _ if self.shift.is_some() => Writer::Memory,
+            Some(write_back) => Writer::Later(write_back),
+            None => Writer::Now,
+        };
+        self.has_refilled |= files.append(row, &rows, writer)?;
         Ok(())
     }
 
@@ -213,12 +241,14 @@ impl KeyValueCache for MountCache {
         &mut self, layer: usize, position: usize, queries: &[f32], out: &mut [f32],
     ) -> Result<()> {
         let end = position + queries.len() / query_width(self.attention.shape());
-        let blocks = layer_of(&mut self.layers, layer)?.blocks(end)?;
+        let blocks = layer_of(&mut self.layers, layer)?.blocks(end + self.dropped)?;
+        let placed = blocks.into_iter().flat_map(|block| block.placed(&self.positions));
+        let blocks: Vec<_> = placed.map(|(_, block)| block).collect();
         self.attention.attend(&blocks, queries, position, out)
     }
 
     fn complete(&mut self, position: usize, tokens: &[u32]) -> Result<()> {
-        let known = self.tokens.ids().len().saturating_sub(position);
+        let known = self.tokens.ids().len().saturating_sub(position + self.dropped);
         let known = known.min(tokens.len());
         if std::mem::take(&mut self.has_refilled) {
             self.counts.refilled += known;
@@ -226,6 +256,9 @@ impl KeyValueCache for MountCache {
             self.counts.repeated += known;
         }
         self.counts.added += tokens.len() - known;
+        if self.holds_back(&tokens[known..]) {
+            return Ok(());
+        }
         match &mut self.write_back {
             Some(write_back) => {
                 write_back.complete(&tokens[known..])?;

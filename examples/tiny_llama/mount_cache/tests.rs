@@ -196,13 +196,13 @@ fn a_restored_prompt_is_compared_with_a_computed_one() {
     let model = small_model();
     let directory = tempfile::tempdir().unwrap();
     let sequence = filled(directory.path(), &model);
-    let compared = crate::compare::compare(&model, &sequence, &text(), 3).unwrap();
+    let compared = crate::compare::compare_sequence(&model, &sequence, &text(), 3).unwrap();
     assert!(!compared.restored.is_zero() && !compared.computed.is_zero());
-    assert!(crate::compare::compare(&model, &sequence, &text(), 0).is_err());
+    assert!(crate::compare::compare_sequence(&model, &sequence, &text(), 0).is_err());
     // Rows that are not those of the text are noticed.
     let page = sequence.join("000/0000000.safetensors");
     let mut bytes = fs::read(&page).unwrap();
     bytes[4096..8192].fill(0);
     fs::write(&page, bytes).unwrap();
-    assert!(crate::compare::compare(&model, &sequence, &text(), 1).is_err());
+    assert!(crate::compare::compare_sequence(&model, &sequence, &text(), 1).is_err());
 }

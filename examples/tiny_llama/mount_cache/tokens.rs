@@ -58,6 +58,12 @@ impl TokenFile {
         self.ids.extend_from_slice(ids);
     }
 
+    /// Adds the last `count` ids that are known to the file.
+    pub(super) fn write_noted(&mut self, count: usize) -> Result<()> {
+        let ids = &self.ids[self.ids.len() - count..];
+        self.file.write_all(ids.as_bytes()).map_err(about(&self.path))
+    }
+
     /// Keeps the first `count` ids: the file only grows, so another one takes its place.
     pub(super) fn truncate(&mut self, count: usize) -> Result<()> {
         let length = self.file.metadata().map_err(about(&self.path))?.len();

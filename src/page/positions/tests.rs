@@ -167,3 +167,15 @@ fn refused() {
     assert!(positions.divide(1 << 21, .., 2).is_err());
     assert!(positions.is_plain());
 }
+
+#[test]
+fn removing_what_is_not_there_is_no_edit() {
+    for range in [10..20, 10..u64::MAX, 4..4] {
+        let mut positions = Positions::default();
+        positions.remove(10, range.clone());
+        assert!(positions.is_plain(), "{range:?}");
+    }
+    let mut positions = Positions::default();
+    positions.remove(10, 9..20);
+    assert_eq!((positions.is_plain(), positions.edited_at()), (false, 10));
+}
