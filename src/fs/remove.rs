@@ -22,12 +22,11 @@ impl FileSystem {
         if inode.is_directory() {
             return Err(FsError::IsDirectory);
         }
-        state.remove_name(place, entry.inode);
-        state.touch_directory(place.parent, 0)?;
         if place.name == names::MANIFEST.as_bytes() {
             state.models.remove(&place.parent);
         }
-        state.drop_link(entry.inode, &mut inode)
+        let bytes = self.remove_name(&mut state, entry.inode, &mut inode, place)?;
+        self.note_removed(&state, place.parent, bytes)
     }
 
     /// Removes an empty directory.

@@ -21,6 +21,7 @@ in_served_mode!(
     a_name_that_went_can_be_made_again,
     limits_survive_a_crash,
     the_free_space_is_what_the_limit_leaves,
+    an_engine_that_watches_the_free_space_removes_its_oldest_files_and_no_more,
     a_directory_below_counts_for_both,
     a_file_with_two_names_counts_once,
 );
@@ -223,6 +224,47 @@ fn the_free_space_is_what_the_limit_leaves(mode: Mode) {
     });
     assert_eq!(space(&directory.join("below")), (10 << 20, free / 4096 * 4096));
     assert_eq!(space(&mount.files("")).0, whole);
+}
+
+/// As SGLang does: before each block it removes its oldest ones until `statvfs` tells of enough room.
+fn an_engine_that_watches_the_free_space_removes_its_oldest_files_and_no_more(mode: Mode) {
+    const LIMIT: usize = 12;
+    const ROOM: usize = 4;
+    const WAVE: usize = 3;
+    let mount = Mount::new(mode);
+    let directory = mount.files("cache");
+    fs::create_dir(&directory).unwrap();
+    limit(&directory, "quota", (LIMIT * FILE_BYTES) as u64);
+    let room = || {
+        let stat = nix::sys::statvfs::statvfs(&directory).unwrap();
+        stat.blocks_available() * stat.fragment_size()
+    };
+    let mut held = std::collections::VecDeque::new();
+    let (mut removed_by_engine, mut fewest) = (0, usize::MAX);
+    for number in 0..15 {
+        while room() < (ROOM * FILE_BYTES) as u64 {
+            fs::remove_file(held.pop_front().unwrap()).unwrap();
+            removed_by_engine += 1;
+            fewest = fewest.min(held.len());
+        }
+        let path = directory.join(format!("{number:064x}_model_1_0.bin"));
+        let temporary = path.with_extension("7c1e.tmp");
+        fs::write(&temporary, fill(number as u64, FILE_BYTES)).unwrap();
+        crate::common::sys::rename(&temporary, &path).unwrap();
+        held.push_back(path);
+        if number % WAVE == WAVE - 1 {
+            crate::common::eventually("the files to be counted", || {
+                let used = getxattr(&directory, "user.kvfs.used_bytes").ok()?;
+                (used == (held.len() * FILE_BYTES).to_string()).then_some(())
+            });
+        }
+    }
+    assert!(removed_by_engine >= 15 - LIMIT, "{removed_by_engine}");
+    assert!(fewest >= LIMIT - ROOM - WAVE, "only {fewest} files were left");
+    let mut left: Vec<_> = fs::read_dir(&directory).unwrap().map(|e| e.unwrap().path()).collect();
+    left.sort_unstable();
+    assert_eq!(left, Vec::from(held));
+    assert_eq!(removed(&mount, "size"), 0, "the mount had nothing to remove");
 }
 
 fn a_directory_below_counts_for_both(mode: Mode) {

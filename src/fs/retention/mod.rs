@@ -6,8 +6,8 @@
 //! mapped or being written stays.
 //!
 //! A thread walks what is below each limit (`pass`), some names at a time, and then removes
-//! (`remove`). What a directory holds is known from the last walk, so a limit may be exceeded for as
-//! long as it takes until the next.
+//! (`remove`). What a directory holds is known from the last walk, less what was removed since, so a
+//! limit may be exceeded for as long as it takes until the next.
 
 mod cut;
 mod expired;
@@ -22,6 +22,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::state::State;
 use super::{FileSystem, FsError};
 use crate::observe::RetentionCounters;
 use crate::store::disk::Space;
@@ -217,24 +218,48 @@ impl FileSystem {
             return Ok(space);
         }
         let state = self.state();
-        let (policies, reports) = (self.retention.policies(), self.retention.reports());
+        self.each_limit_above(&state, id, |limit, used| {
+            let left = limit.saturating_sub(*used);
+            space.total_bytes = space.total_bytes.min(limit);
+            space.free_bytes = space.free_bytes.min(left);
+            space.available_bytes = space.available_bytes.min(left);
+        })?;
+        Ok(space)
+    }
+
+    /// Somebody has removed a file of a directory, and its bytes are free at once: who looks at the
+    /// free space and removes files until there is enough would remove them all before the next walk.
+    pub(super) fn note_removed(
+        &self, state: &State, directory: InodeId, bytes: u64,
+    ) -> Result<(), FsError> {
+        if !self.retention.is_active.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        self.each_limit_above(state, directory, |_, used| *used = used.saturating_sub(bytes))
+    }
+
+    /// Calls with the limit of each directory from this one up that has one, and with what it holds.
+    fn each_limit_above(
+        &self, state: &State, id: InodeId, mut act: impl FnMut(u64, &mut u64),
+    ) -> Result<(), FsError> {
+        let (policies, mut reports) = (self.retention.policies(), self.retention.reports());
         let mut at = id;
         for _ in 0..DEPTH_MAX {
             let inode = state.metadata.inode(at)?;
             let Some(Kind::Directory { parent, .. }) = inode.map(|inode| inode.kind) else { break };
             if let Some(limit) = policies.directories.get(&at).and_then(|policy| policy.bytes) {
-                let used = reports.get(&at).map_or(0, |report| report.bytes);
-                let left = limit.saturating_sub(used);
-                space.total_bytes = space.total_bytes.min(limit);
-                space.free_bytes = space.free_bytes.min(left);
-                space.available_bytes = space.available_bytes.min(left);
+                let mut used = reports.get(&at).map_or(0, |report| report.bytes);
+                act(limit, &mut used);
+                if let Some(report) = reports.get_mut(&at) {
+                    report.bytes = used;
+                }
             }
             if at == InodeId::ROOT {
                 break;
             }
             at = parent;
         }
-        Ok(space)
+        Ok(())
     }
 
     /// Lines of `.kvfs/status`.

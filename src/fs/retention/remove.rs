@@ -123,7 +123,7 @@ impl FileSystem {
     }
 
     /// Removes a name; how many bytes go with it.
-    pub(super) fn remove_name(
+    pub(in crate::fs) fn remove_name(
         &self, state: &mut State, id: InodeId, inode: &mut Inode, place: &Place,
     ) -> Result<u64, FsError> {
         let size = state.attributes_of(&self.store, id, inode).map_or(0, |shown| shown.size);
