@@ -3,129 +3,106 @@
 
 use crate::attention::Shape;
 
-/// Consecutive tokens of one layer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(C)]
-pub(super) struct Page {
-    pub(super) k: u64,
-    pub(super) v: u64,
-    pub(super) k_head_stride: u32,
-    pub(super) k_token_stride: u32,
-    pub(super) v_head_stride: u32,
-    pub(super) v_token_stride: u32,
-    pub(super) position: i64,
-    pub(super) tokens: u32,
-    pub(super) index: u32,
-    pub(super) queries: u32,
-    pub(super) reserved: u32,
+/// Structures as the kernels have them, by the same names of structures and fields; a test asks a
+/// compiler where those of the kernels are.
+macro_rules! mirrors {
+    ($($(#[$attribute:meta])* $name:ident { $($field:ident: $type:ty),+ $(,)? })+) => {
+        $(
+            $(#[$attribute])*
+            #[derive(Debug, Clone, Copy)]
+            #[repr(C)]
+            pub(super) struct $name {
+                $(pub(super) $field: $type,)+
+            }
+        )+
+
+        /// Of each structure its name, its size, and where its fields are.
+        #[cfg(test)]
+        const MIRRORS: &[(&str, usize, &[(&str, usize)])] = &[$((
+            stringify!($name),
+            size_of::<$name>(),
+            &[$((stringify!($field), std::mem::offset_of!($name, $field))),+],
+        )),+];
+    };
 }
 
-/// One block's share of the tokens.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(C)]
-pub(super) struct Split {
-    pub(super) page: u32,
-    pub(super) token: u32,
-    pub(super) tokens: u32,
+mirrors! {
+    /// Consecutive tokens of one layer.
+    #[derive(PartialEq, Eq)]
+    Page {
+        k: u64,
+        v: u64,
+        k_head_stride: u32,
+        k_token_stride: u32,
+        v_head_stride: u32,
+        v_token_stride: u32,
+        position: i64,
+        tokens: u32,
+        index: u32,
+        queries: u32,
+        reserved: u32,
+    }
+
+    /// One block's share of the tokens.
+    #[derive(PartialEq, Eq)]
+    Split { page: u32, token: u32, tokens: u32 }
+
+    #[allow(clippy::struct_field_names, reason = "they are those of the kernels")]
+    Heads { num_queries: u32, num_kv_heads: u32, group: u32, head_dim: u32, v_head_dim: u32 }
+
+    Attention {
+        heads: Heads,
+        window: u32,
+        soft_cap: f32,
+        q: u64,
+        pages: u64,
+        splits: u64,
+        positions: u64,
+    }
+
+    AttendArguments { attention: Attention, o: u64, m: u64, l: u64 }
+
+    MassArguments { attention: Attention, m: u64, l: u64, mass: u64 }
+
+    SummaryArguments { pages: u64, bounds: u64, num_kv_heads: u32, head_dim: u32 }
+
+    BoundArguments {
+        heads: Heads,
+        factor: f32,
+        q: u64,
+        pages: u64,
+        bounds: u64,
+        num_pages: u32,
+        most: u64,
+    }
+
+    PrepareArguments {
+        heads: Heads,
+        scale: f32,
+        q: u64,
+        turns: u64,
+        pairs: u32,
+        first: u32,
+        interleaved: u32,
+        prepared: u64,
+    }
+
+    MergeArguments {
+        o: u64,
+        m: u64,
+        l: u64,
+        sinks: u64,
+        merged_o: u64,
+        merged_m: u64,
+        merged_l: u64,
+        parts: u32,
+        rows: u32,
+        num_qo_heads: u32,
+        v_head_dim: u32,
+    }
 }
 
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-#[allow(clippy::struct_field_names, reason = "they are those of the kernels")]
-pub(super) struct Heads {
-    pub(super) num_queries: u32,
-    pub(super) num_kv_heads: u32,
-    pub(super) group: u32,
-    pub(super) head_dim: u32,
-    pub(super) v_head_dim: u32,
-}
-
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub(super) struct AttendArguments {
-    pub(super) heads: Heads,
-    pub(super) window: u32,
-    pub(super) soft_cap: f32,
-    pub(super) q: u64,
-    pub(super) pages: u64,
-    pub(super) splits: u64,
-    pub(super) positions: u64,
-    pub(super) o: u64,
-    pub(super) m: u64,
-    pub(super) l: u64,
-}
-
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub(super) struct MassArguments {
-    pub(super) heads: Heads,
-    pub(super) window: u32,
-    pub(super) soft_cap: f32,
-    pub(super) q: u64,
-    pub(super) pages: u64,
-    pub(super) splits: u64,
-    pub(super) positions: u64,
-    pub(super) m: u64,
-    pub(super) l: u64,
-    pub(super) mass: u64,
-}
-
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub(super) struct SummaryArguments {
-    pub(super) pages: u64,
-    pub(super) bounds: u64,
-    pub(super) num_kv_heads: u32,
-    pub(super) head_dim: u32,
-}
-
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub(super) struct BoundArguments {
-    pub(super) heads: Heads,
-    pub(super) factor: f32,
-    pub(super) q: u64,
-    pub(super) pages: u64,
-    pub(super) bounds: u64,
-    pub(super) num_pages: u32,
-    pub(super) most: u64,
-}
-
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub(super) struct PrepareArguments {
-    pub(super) heads: Heads,
-    pub(super) scale: f32,
-    pub(super) q: u64,
-    pub(super) turns: u64,
-    pub(super) pairs: u32,
-    pub(super) first: u32,
-    pub(super) interleaved: u32,
-    pub(super) prepared: u64,
-}
-
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub(super) struct MergeArguments {
-    pub(super) o: u64,
-    pub(super) m: u64,
-    pub(super) l: u64,
-    pub(super) sinks: u64,
-    pub(super) merged_o: u64,
-    pub(super) merged_m: u64,
-    pub(super) merged_l: u64,
-    pub(super) parts: u32,
-    pub(super) rows: u32,
-    pub(super) num_qo_heads: u32,
-    pub(super) v_head_dim: u32,
-}
-
-const _: () = {
-    assert!(size_of::<Page>() == Page::BYTES && size_of::<Split>() == Split::BYTES);
-    assert!(size_of::<AttendArguments>() == 88 && size_of::<PrepareArguments>() == 64);
-    assert!(size_of::<MergeArguments>() == 72 && size_of::<MassArguments>() == 88);
-    assert!(size_of::<SummaryArguments>() == 24 && size_of::<BoundArguments>() == 64);
-};
+const _: () = assert!(size_of::<Page>() == Page::BYTES && size_of::<Split>() == Split::BYTES);
 
 impl Page {
     pub(super) const BYTES: usize = 56;
@@ -183,19 +160,6 @@ mod tests {
 
     use super::*;
 
-    /// `static_assert`s of a structure's size and of where its fields are.
-    macro_rules! mirrored {
-        ($source:ident, $name:ident as $cpp:literal: $($field:ident as $path:literal),+ $(,)?) => {{
-            let size = size_of::<$name>();
-            writeln!($source, "static_assert(sizeof(kvfs::{}) == {size});", $cpp).unwrap();
-            $({
-                let offset = offset_of!($name, $field);
-                writeln!($source, "static_assert(offsetof(kvfs::{}, {}) == {offset});", $cpp, $path)
-                    .unwrap();
-            })+
-        }};
-    }
-
     #[test]
     fn are_laid_out_as_in_the_kernels() {
         if Command::new("c++").arg("--version").output().is_err() {
@@ -206,34 +170,13 @@ mod tests {
         for name in ["attend", "prepare", "merge", "mass", "summary"] {
             writeln!(source, "#include \"{name}.h\"").unwrap();
         }
-        mirrored!(source, Page as "Page": k as "k", v as "v", k_head_stride as "k_head_stride",
-            k_token_stride as "k_token_stride", v_head_stride as "v_head_stride",
-            v_token_stride as "v_token_stride", position as "position", tokens as "tokens",
-            index as "index", queries as "queries");
-        mirrored!(source, Split as "Split": page as "page", token as "token", tokens as "tokens");
-        mirrored!(source, Heads as "Heads": num_queries as "num_queries",
-            num_kv_heads as "num_kv_heads", group as "group", head_dim as "head_dim",
-            v_head_dim as "v_head_dim");
-        mirrored!(source, AttendArguments as "AttendArguments": heads as "attention.heads",
-            window as "attention.window", soft_cap as "attention.soft_cap", q as "attention.q",
-            pages as "attention.pages", splits as "attention.splits",
-            positions as "attention.positions", o as "o", m as "m", l as "l");
-        mirrored!(source, MassArguments as "MassArguments": heads as "attention.heads",
-            window as "attention.window", soft_cap as "attention.soft_cap", q as "attention.q",
-            pages as "attention.pages", splits as "attention.splits",
-            positions as "attention.positions", m as "m", l as "l", mass as "mass");
-        mirrored!(source, SummaryArguments as "SummaryArguments": pages as "pages",
-            bounds as "bounds", num_kv_heads as "num_kv_heads", head_dim as "head_dim");
-        mirrored!(source, BoundArguments as "BoundArguments": heads as "heads",
-            factor as "factor", q as "q", pages as "pages", bounds as "bounds",
-            num_pages as "num_pages", most as "most");
-        mirrored!(source, PrepareArguments as "PrepareArguments": heads as "heads",
-            scale as "scale", q as "q", turns as "turns", pairs as "pairs", first as "first",
-            interleaved as "interleaved", prepared as "prepared");
-        mirrored!(source, MergeArguments as "MergeArguments": o as "o", m as "m", l as "l",
-            sinks as "sinks", merged_o as "merged_o", merged_m as "merged_m",
-            merged_l as "merged_l", parts as "parts", rows as "rows",
-            num_qo_heads as "num_qo_heads", v_head_dim as "v_head_dim");
+        for (name, size, fields) in MIRRORS {
+            writeln!(source, "static_assert(sizeof(kvfs::{name}) == {size});").unwrap();
+            for (field, offset) in *fields {
+                let place = format!("offsetof(kvfs::{name}, {field}) == {offset}");
+                writeln!(source, "static_assert({place});").unwrap();
+            }
+        }
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("layout.cpp");
         std::fs::write(&file, source).unwrap();

@@ -10,8 +10,8 @@ use std::io::Read as _;
 
 use super::CudaError;
 use super::arguments::{
-    AttendArguments, BoundArguments, Heads, MassArguments, MergeArguments, PrepareArguments,
-    SummaryArguments,
+    AttendArguments, Attention, BoundArguments, Heads, MassArguments, MergeArguments,
+    PrepareArguments, SummaryArguments,
 };
 use super::driver::{Context, DeviceMemory, Grid, Kernel, Module, Stream};
 use super::on_stream::DeviceResult;
@@ -253,6 +253,23 @@ pub(super) struct Call<'a> {
     pub(super) queries: QueryMemory<'a>,
 }
 
+impl Call<'_> {
+    /// What is attended to: the pages of a table, which lies in device memory.
+    fn attention(self, table: &Table, memory: &DeviceMemory) -> Attention {
+        assert!(table.bytes() <= memory.bytes(), "the table is there");
+        let Self { heads, window, soft_cap, queries } = self;
+        Attention {
+            heads,
+            window,
+            soft_cap,
+            q: queries.prepared.address(),
+            pages: memory.address(),
+            splits: memory.address() + table.splits_at() as u64,
+            positions: queries.given.address() + queries.positions_at as u64,
+        }
+    }
+}
+
 impl AttendKernels {
     pub(super) fn load(context: &Context, name: &str) -> Result<Self, CudaError> {
         let module = load(context, name)?;
@@ -293,23 +310,11 @@ impl AttendKernels {
         let ((table, memory), (parts, at)) = (table, to);
         let splits = u32::try_from(table.splits.len()).unwrap_or(u32::MAX);
         assert!(splits <= parts.capacity() - at, "a part for each split");
-        let (heads, queries) = (call.heads, call.queries);
+        let heads = call.heads;
         let rows = heads.num_queries * heads.num_kv_heads * heads.group;
         assert!((rows, heads.v_head_dim) == parts.shape(), "parts of these heads");
-        assert!(table.bytes() <= memory.bytes(), "the table is there");
         let (o, m, l) = parts.addresses(at);
-        let arguments = AttendArguments {
-            heads,
-            window: call.window,
-            soft_cap: call.soft_cap,
-            q: queries.prepared.address(),
-            pages: memory.address(),
-            splits: memory.address() + table.splits_at() as u64,
-            positions: queries.given.address() + queries.positions_at as u64,
-            o,
-            m,
-            l,
-        };
+        let arguments = AttendArguments { attention: call.attention(table, memory), o, m, l };
         let (kernel, passes) = self.choose(heads.num_queries * heads.group, table.is_masked);
         let grid = Grid { x: heads.num_kv_heads * passes, y: splits };
         // SAFETY: the kernel takes these arguments. A table's splits are of its pages, and those lie
@@ -323,20 +328,13 @@ impl AttendKernels {
         &self, stream: &Stream, call: Call<'_>, table: (&Table, &DeviceMemory),
         totals: &DeviceMemory, mass: &DeviceMemory,
     ) -> Result<(), CudaError> {
-        let ((table, memory), heads, queries) = (table, call.heads, call.queries);
+        let ((table, memory), heads) = (table, call.heads);
         let rows = (heads.num_queries * heads.num_kv_heads * heads.group) as usize;
         assert!(2 * rows * size_of::<f32>() <= totals.bytes(), "m and l of each row");
         let end = table.pages.iter().map(|page| u64::from(page.index) + u64::from(page.tokens));
         assert!(end.max().unwrap_or(0) * 4 <= mass.bytes() as u64, "room for each token");
-        assert!(table.bytes() <= memory.bytes(), "the table is there");
         let arguments = MassArguments {
-            heads,
-            window: call.window,
-            soft_cap: call.soft_cap,
-            q: queries.prepared.address(),
-            pages: memory.address(),
-            splits: memory.address() + table.splits_at() as u64,
-            positions: queries.given.address() + queries.positions_at as u64,
+            attention: call.attention(table, memory),
             m: totals.address(),
             l: totals.address() + (rows * size_of::<f32>()) as u64,
             mass: mass.address(),
