@@ -1,6 +1,7 @@
 //! A temporary directory with a store, a mountpoint and the plain files to compare with.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -101,8 +102,29 @@ pub(super) fn tmpfs(workplace: &Path) -> PathBuf {
 
 /// Removes a workplace with all that is in it.
 pub(super) fn remove(workplace: &Path) {
+    let device = |path: &Path| fs::symlink_metadata(path).map(|found| found.dev());
+    let is_mounted = match device(&workplace.join(MOUNT)) {
+        Ok(found) => device(workplace).is_ok_and(|device| device != found),
+        // Of a daemon that has died.
+        Err(error) => error.kind() != std::io::ErrorKind::NotFound,
+    };
     // A mount that is still there must not be emptied.
-    if fs::remove_dir(workplace.join(MOUNT)).is_ok() {
+    if !is_mounted {
         let _ = fs::remove_dir_all(workplace);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_of_a_plain_directory_go_with_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let workplace = Workplace::make_anywhere(Some(directory.path())).unwrap();
+        fs::create_dir(workplace.mount().join("models")).unwrap();
+        fs::write(workplace.mount().join("models/page"), "K, V").unwrap();
+        drop(workplace);
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
     }
 }
