@@ -80,6 +80,20 @@ impl Directory {
             }
         }
     }
+
+    /// Makes short pages of the tails, as a converter leaves them.
+    fn seal_tails(&self, end: u64) {
+        let start = TokenStart(end / u64::from(PAGE_TOKENS) * u64::from(PAGE_TOKENS));
+        for layer in 0..LAYERS {
+            let directory = self.sequence().join(names::format_layer(Layer(layer)));
+            let tail = directory.join(names::format_tail(start));
+            let place = PagePlace::new(&self.manifest, Layer(layer), start).unwrap();
+            let tokens = u32::try_from(end - start.0).unwrap();
+            let page = pack_page(&place, &fs::read(&tail).unwrap(), tokens).unwrap();
+            fs::write(directory.join(names::format_page(start)), page).unwrap();
+            fs::remove_file(tail).unwrap();
+        }
+    }
 }
 
 fn shape() -> Shape {
@@ -141,6 +155,27 @@ fn cold_pages_and_a_tail() {
                 assert_eq!(step(&mut cuda, &sequence, end, &plain(), 0.0), 0);
             }
         }
+    });
+}
+
+/// Sixty pages of each layer and a short one, two to a slot: each slot is used some twenty times in a
+/// scan, with pages of one layer behind those of another.
+#[test]
+fn a_ring_that_goes_round_many_times() {
+    let name = concat!(module_path!(), "::a_ring_that_goes_round_many_times");
+    under(name, &[F16_64], PLANS, || {
+        let end = 32 * 60 + 13;
+        let directory = Directory::new(Layout::Hnd, end);
+        directory.seal_tails(end);
+        let sequence = Sequence::open(&directory.sequence()).unwrap();
+        let mut cuda = CudaAttention::new(shape(), settings(0)).unwrap();
+        assert_eq!(step(&mut cuda, &sequence, end, &plain(), 0.0), 0);
+        // As if rows had been taken back, and with the CPU.
+        step(&mut cuda, &sequence, end - 40, &plain(), 0.2);
+        // The last page is short, and stays on the device with those before it.
+        let mut cuda = CudaAttention::new(shape(), settings(20)).unwrap();
+        assert_eq!(step(&mut cuda, &sequence, end, &plain(), 0.0), 0);
+        assert!(step(&mut cuda, &sequence, end, &plain(), 0.0) >= 19 * 3 * 32);
     });
 }
 
