@@ -1,12 +1,15 @@
 //! What the link and the memory of a GPU give, and what filling the ring costs: what the figures of
 //! `kvfs bench attention --cuda` are compared with.
 
+use std::ops::Range;
 use std::time::Instant;
 
 use super::driver::{DeviceMemory, Pinned};
+use super::on_stream::{DeviceQueries, DeviceResult};
 use super::{CudaAttention, CudaError, layout, ring};
 use crate::attention::pool::Pool;
-use crate::attention::{KvBlock, Shape};
+use crate::attention::{KvBlock, Options, Queries, Shape};
+use crate::reader::Sequence;
 
 /// Bytes per second.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -48,6 +51,52 @@ impl CudaAttention {
         }
         self.copies.synchronize()?;
         Ok((TIMES * bytes) as f64 / start.elapsed().as_secs_f64())
+    }
+}
+
+impl CudaAttention {
+    /// Attends to all layers of a sequence with the same queries, which are on the device, as the results
+    /// are until the end: what an engine gets that computes there. Returns `[layers, num_queries,
+    /// num_qo_heads, v_head_dim]`, normalised.
+    ///
+    /// # Errors
+    /// As [`Scan::attend_on`](super::Scan::attend_on).
+    pub fn attend_layers(
+        &mut self, sequence: &Sequence, tokens: Range<u64>, queries: &Queries<'_>,
+        options: &Options<'_>,
+    ) -> Result<Vec<f32>, CudaError> {
+        queries.check(self.shape())?;
+        let result_bytes = queries.positions.len()
+            * self.shape().num_qo_heads()
+            * self.shape().v_head_dim()
+            * size_of::<f32>();
+        let engine = self.context.stream()?;
+        let bytes: Vec<u8> = queries.q.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let mut given = Pinned::new(&self.context, "queries", bytes.len())?;
+        given.bytes_mut()?[..bytes.len()].copy_from_slice(&bytes);
+        let q = DeviceMemory::new(&self.context, "queries", bytes.len())?;
+        let layers = sequence.layers().len();
+        let results = DeviceMemory::new(&self.context, "results", layers * result_bytes)?;
+        let mut back = Pinned::new(&self.context, "results", layers * result_bytes)?;
+        engine.upload(&given, 0..bytes.len(), &q, 0)?;
+        let asked = DeviceQueries { q: q.address(), positions: queries.positions };
+        let mut scan = self.scan(sequence, tokens)?;
+        let outcome = (0..layers).try_for_each(|layer| {
+            let out = results.address() + (layer * result_bytes) as u64;
+            let result = DeviceResult::Output { out, sinks: 0 };
+            // SAFETY: the stream is ours; both memories are large enough, and are freed after what is
+            // under way is done, below.
+            unsafe { scan.attend_on(engine.raw(), asked, options, result) }
+        });
+        drop(scan);
+        let outcome = outcome.and_then(|()| {
+            engine.download(&results, 0, &mut back, 0..layers * result_bytes)?;
+            let values = back.bytes()?.as_chunks().0.iter();
+            Ok(values.map(|value| f32::from_le_bytes(*value)).collect())
+        });
+        self.launches.computes.synchronize()?;
+        engine.synchronize()?;
+        outcome
     }
 }
 

@@ -18,6 +18,15 @@ pub struct DeviceQueries<'a> {
     pub positions: &'a [u64],
 }
 
+impl<'a> DeviceQueries<'a> {
+    pub(super) fn asked(&self) -> Result<Asked<'a>, AttentionError> {
+        if let Some(position) = self.positions.iter().find(|at| i64::try_from(**at).is_err()) {
+            return Err(AttentionError::Arguments(format!("a query at position {position}")));
+        }
+        Ok(Asked { q: Given::Device(self.q), positions: self.positions })
+    }
+}
+
 /// Where the result goes, in device memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceResult {
@@ -55,21 +64,32 @@ impl CudaAttention {
         options: &Options<'_>, result: DeviceResult,
     ) -> Result<(), CudaError> {
         let tokens = self.check(blocks)?;
-        if let Some(position) = queries.positions.iter().find(|at| i64::try_from(**at).is_err()) {
-            let why = format!("a query at position {position}");
-            return Err(AttentionError::Arguments(why).into());
-        }
+        let asked = queries.asked()?;
         let shifts = shifts(blocks, options)?;
         // SAFETY: the caller's promise.
-        let callers = unsafe { Stream::of_caller(&self.context, stream) };
-        callers.record(&self.asked)?;
-        self.launches.computes.wait(&self.asked)?;
-        let asked = Asked { q: Given::Device(queries.q), positions: queries.positions };
+        let callers = unsafe { self.after(stream) }?;
         let step = self.launches.begin(&asked, options, tokens, &shifts)?;
         let wanted = super::attention::seen_blocks(step.rules(), blocks, &shifts);
         self.pass(self.shape(), wanted, |cuda| cuda.launches.consume(&step, &mut cuda.ring))?;
         // SAFETY: the caller's promise.
         unsafe { self.launches.deliver(result) }?;
+        self.before(&callers)
+    }
+
+    /// What is computed from here on comes after what is in a caller's stream now.
+    ///
+    /// # Safety
+    /// It must be a `CUstream` of the device, or null for the default one.
+    pub(super) unsafe fn after(&self, stream: *mut c_void) -> Result<Stream, CudaError> {
+        // SAFETY: the caller's promise.
+        let callers = unsafe { Stream::of_caller(&self.context, stream) };
+        callers.record(&self.asked)?;
+        self.launches.computes.wait(&self.asked)?;
+        Ok(callers)
+    }
+
+    /// What comes into the caller's stream from here on waits for what is computed until now.
+    pub(super) fn before(&self, callers: &Stream) -> Result<(), CudaError> {
         self.launches.computes.record(&self.answered)?;
         callers.wait(&self.answered)
     }

@@ -8,6 +8,7 @@
 //! and is read when its turn comes.
 
 use std::collections::VecDeque;
+use std::ffi::c_void;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -15,6 +16,7 @@ use super::CudaError;
 use super::attention::CudaAttention;
 use super::hot::HotPage;
 use super::launches::Step;
+use super::on_stream::{DeviceQueries, DeviceResult};
 use super::queries::Asked;
 use super::ring::Wanted;
 use super::table::Placed;
@@ -147,35 +149,91 @@ impl<'c> Scan<'c, '_> {
     pub fn attend(
         &mut self, queries: &Queries<'_>, options: &Options<'_>,
     ) -> Result<Partials, CudaError> {
+        self.begin()?;
+        let asked = Asked::new(queries, self.cuda.shape())?;
+        let step = self.cuda.launches.begin(&asked, options, length(&self.span), &[0])?;
+        let mut partials = Partials::empty(self.cuda.shape(), queries.positions.len());
+        self.gather(&step, queries, options, &mut partials)?;
+        self.cuda.launches.begin_result()?;
+        self.look_ahead()?;
+        partials.merge(&self.cuda.launches.result()?)?;
+        self.end();
+        Ok(partials)
+    }
+
+    /// The same after what is in a stream of the caller's, and before what comes there later, with
+    /// queries and result on the device: the host does not wait for the layer, so it is on its way to
+    /// the next one while the device attends.
+    ///
+    /// # Errors
+    /// As [`attend`](Self::attend), and [`CudaError::Unsupported`] if a share of the pages is left to
+    /// the CPU, which has no queries then. A kernel that fails later is an error of a later call.
+    ///
+    /// # Safety
+    /// As [`CudaAttention::run_on`].
+    pub unsafe fn attend_on(
+        &mut self, stream: *mut c_void, queries: DeviceQueries<'_>, options: &Options<'_>,
+        result: DeviceResult,
+    ) -> Result<(), CudaError> {
+        if self.cpu.is_some() {
+            let what = "a share for the CPU of queries on the device";
+            return Err(CudaError::Unsupported(what.to_owned()));
+        }
+        self.begin()?;
+        let asked = queries.asked()?;
+        // SAFETY: the caller's promise.
+        let callers = unsafe { self.cuda.after(stream) }?;
+        let step = self.cuda.launches.begin(&asked, options, length(&self.span), &[0])?;
+        let seen_by = Queries { q: &[], positions: queries.positions };
+        self.gather(&step, &seen_by, options, &mut Partials::empty(self.cuda.shape(), 0))?;
+        // SAFETY: the caller's promise.
+        unsafe { self.cuda.launches.deliver(result) }?;
+        self.cuda.before(&callers)?;
+        self.look_ahead()?;
+        self.end();
+        Ok(())
+    }
+
+    /// A layer begins.
+    fn begin(&mut self) -> Result<(), CudaError> {
         if self.layer().is_none() || self.has_failed {
             let why = "no layer of the scan is left".to_owned();
             return Err(CudaError::Read(ReadError::Arguments(why)));
         }
         // Until all has gone well.
         self.has_failed = true;
-        let asked = Asked::new(queries, self.cuda.shape())?;
-        let step = self.cuda.launches.begin(&asked, options, length(&self.span), &[0])?;
+        Ok(())
+    }
+
+    fn end(&mut self) {
+        self.layer += 1;
+        self.has_failed = false;
+    }
+
+    /// Attends to all of the layer; what the CPU finds goes to `partials`.
+    fn gather(
+        &mut self, step: &Step<'_>, queries: &Queries<'_>, options: &Options<'_>,
+        partials: &mut Partials,
+    ) -> Result<(), CudaError> {
         self.follow(queries, options);
-        self.attend_tail(&step)?;
-        self.attend_hot(&step)?;
-        let mut partials = Partials::empty(self.cuda.shape(), queries.positions.len());
+        self.attend_tail(step)?;
+        self.attend_hot(step)?;
         loop {
             while self.cuda.ring.front() == Some(self.layer) {
-                self.cuda.launches.consume(&step, &mut self.cuda.ring)?;
+                self.cuda.launches.consume(step, &mut self.cuda.ring)?;
             }
-            self.attend_on_cpu(queries, options, &mut partials)?;
+            self.attend_on_cpu(queries, options, partials)?;
             if self.is_through() {
-                break;
+                return Ok(());
             }
             self.stage_some(true)?;
         }
-        self.cuda.launches.begin_result()?;
-        // The device has work: meanwhile what comes next is brought into the ring.
+    }
+
+    /// The device has work: meanwhile what comes next is brought into the ring.
+    fn look_ahead(&mut self) -> Result<(), CudaError> {
         while self.stream.is_ready() && self.stage_some(false)? {}
-        partials.merge(&self.cuda.launches.result()?)?;
-        self.layer += 1;
-        self.has_failed = false;
-        Ok(partials)
+        Ok(())
     }
 
     /// Whether all of the layer has been handed to somebody.

@@ -179,6 +179,40 @@ fn a_ring_that_goes_round_many_times() {
     });
 }
 
+/// Queries and results on the device: the host goes on while the device attends, and each layer gets
+/// what is its own.
+#[test]
+fn layers_that_nobody_waits_for() {
+    let name = concat!(module_path!(), "::layers_that_nobody_waits_for");
+    under(name, &[F16_64], PLANS, || {
+        let end = 32 * 9 + 7;
+        let directory = Directory::new(Layout::Hnd, end);
+        let sequence = Sequence::open(&directory.sequence()).unwrap();
+        let cpu = Attention::new(shape(), 1).unwrap();
+        let mut random = Random(78);
+        // All cold, some of them hot, all hot.
+        for pages in [0, 4, 9] {
+            let mut cuda = CudaAttention::new(shape(), settings(pages)).unwrap();
+            for round in 0..3 {
+                let q = random.floats(10 * 64, 2.0);
+                let queries = Queries { q: &q, positions: &[end - 1] };
+                let found = cuda.attend_layers(&sequence, 0..end, &queries, &plain()).unwrap();
+                let mut layers = found.chunks_exact(10 * 64);
+                let mut expected = sequence.stream(0..end).unwrap();
+                while expected.layer().is_some() {
+                    let wanted = expected.attend(&cpu, &queries, &plain()).unwrap();
+                    let (found, wanted) = (layers.next().unwrap(), wanted.finish(None).unwrap());
+                    for (found, wanted) in found.iter().zip(&wanted) {
+                        let is_close = (found - wanted).abs() <= 3e-6 * (1.0 + wanted.abs());
+                        assert!(is_close, "{pages} pages, round {round}: {found}, not {wanted}");
+                    }
+                }
+                assert!(layers.next().is_none());
+            }
+        }
+    });
+}
+
 #[test]
 fn a_window_that_moves() {
     let name = concat!(module_path!(), "::a_window_that_moves");

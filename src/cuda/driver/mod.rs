@@ -191,6 +191,11 @@ impl Stream {
         Self { context: context.clone(), stream: stream.cast(), is_owned: false }
     }
 
+    /// The driver's handle.
+    pub(super) fn raw(&self) -> *mut c_void {
+        self.stream.cast()
+    }
+
     /// What comes later here waits for what was in the event's stream when it was last recorded;
     /// for nothing if it never was.
     pub(super) fn wait(&self, event: &Event) -> Result<(), CudaError> {
@@ -214,6 +219,9 @@ impl Stream {
         &self, from: &DeviceMemory, to: &DeviceMemory, bytes: usize,
     ) -> Result<(), CudaError> {
         assert!(bytes <= from.bytes() && bytes <= to.bytes(), "of both memories");
+        if bytes == 0 {
+            return Ok(());
+        }
         self.context.bind()?;
         // SAFETY: both hold so many bytes.
         let result =
