@@ -78,29 +78,67 @@ impl CudaAttention {
     /// As [`CudaAttention::run`], and [`CudaError::Unsupported`] for a block whose keys are more than a
     /// slot of the ring.
     pub fn summarise(&mut self, blocks: &[KvBlock<'_>]) -> Result<DeviceSummaries, CudaError> {
-        self.check(blocks)?;
         let bytes = blocks.len() * bounds_bytes(Heads::new(self.shape(), 1));
         let bounds = DeviceMemory::new(&self.context, "page summaries", bytes)?;
-        let wanted = blocks.iter().map(|block| Wanted {
+        let mut summaries = DeviceSummaries { bounds, pages: 0 };
+        self.summarise_from(&mut summaries, blocks, 0)?;
+        Ok(summaries)
+    }
+
+    /// Makes summaries those of `blocks`, of which the keys are read from block `first` on: what is
+    /// known of sealed pages stays, while rows and pages come behind them. After an error only the
+    /// first ones are left.
+    ///
+    /// # Errors
+    /// As [`summarise`](Self::summarise), and [`CudaError::Attention`] if there are fewer than `first`
+    /// summaries or blocks.
+    pub fn summarise_from(
+        &mut self, summaries: &mut DeviceSummaries, blocks: &[KvBlock<'_>], first: usize,
+    ) -> Result<(), CudaError> {
+        self.check(blocks)?;
+        if first > summaries.pages.min(blocks.len()) {
+            let (known, blocks) = (summaries.pages, blocks.len());
+            let why = format!("{known} page summaries and {blocks} blocks, from block {first} on");
+            return Err(AttentionError::Arguments(why).into());
+        }
+        summaries.pages = first;
+        self.make_room(summaries, blocks.len())?;
+        let wanted = blocks[first..].iter().map(|block| Wanted {
             block: keys_of(block),
             tokens: 0..block.tokens,
             start: 0,
             queries: 0,
             home: None,
         });
-        let mut first = 0;
+        let mut at = first;
         self.pass(self.key_shape()?, wanted.collect(), |cuda| {
             let count = cuda.ring.front_blocks().map_or(0, |(_, blocks)| blocks.len());
-            if first + count > blocks.len() {
+            if at + count > blocks.len() {
                 let why = "keys of a page that are more than a slot of the ring";
                 return Err(CudaError::Unsupported(why.to_owned()));
             }
-            cuda.launches.consume_bounds(&mut cuda.ring, &bounds, first)?;
-            first += count;
+            cuda.launches.consume_bounds(&mut cuda.ring, &summaries.bounds, at)?;
+            at += count;
             Ok(())
         })?;
         self.launches.computes.synchronize()?;
-        Ok(DeviceSummaries { bounds, pages: blocks.len() })
+        summaries.pages = blocks.len();
+        Ok(())
+    }
+
+    /// Room for so many summaries, and as many again where there was none: those that are known move.
+    fn make_room(&self, summaries: &mut DeviceSummaries, pages: usize) -> Result<(), CudaError> {
+        let of_page = bounds_bytes(Heads::new(self.shape(), 1));
+        if pages * of_page <= summaries.bounds.bytes() {
+            return Ok(());
+        }
+        let bounds = DeviceMemory::new(&self.context, "page summaries", 2 * pages * of_page)?;
+        let computes = &self.launches.computes;
+        computes.copy(&summaries.bounds, &bounds, summaries.pages * of_page)?;
+        // What they were copied from is freed.
+        computes.synchronize()?;
+        summaries.bounds = bounds;
+        Ok(())
     }
 
     /// As [`PageTopK::select`], by summaries on the device. K and V of the blocks are not read.

@@ -137,6 +137,42 @@ fn heavy_hitters_step_by_step() {
     });
 }
 
+/// Pages come one by one, and the last of them grows: what is before it is not read again.
+#[test]
+fn bounds_of_pages_that_come_later() {
+    under(concat!(module_path!(), "::bounds_of_pages_that_come_later"), &[F16_64], PLANS, || {
+        let mut cuda = CudaAttention::new(shape(), SETTINGS).unwrap();
+        let mut random = Random(34);
+        let memory = memories(&[40; 9], Order::Hnd, &mut random);
+        let whole = in_order(&memory);
+        let mut summaries = cuda.summarise(&whole[..2]).unwrap();
+        let q = random.floats(6 * 64, 2.0);
+        let policy = PageTopK { pages: 3, sinks: 0, recent: 1 };
+        for count in 3..=whole.len() {
+            for tokens in [1, 23, 40] {
+                let mut blocks = whole[..count].to_vec();
+                blocks[count - 1].tokens = tokens;
+                // If those before were read, they would have no keys.
+                let mut hidden = blocks.clone();
+                for block in &mut hidden[..count - 1] {
+                    block.tokens = 0;
+                }
+                let known = summaries.len().min(count - 1);
+                cuda.summarise_from(&mut summaries, &hidden, known).unwrap();
+                let end = blocks[count - 1].first_position + tokens as u64;
+                let queries = Queries { q: &q, positions: &[end - 1] };
+                let found =
+                    cuda.select_pages(&policy, &queries, &blocks, &summaries, &options()).unwrap();
+                let on_host: Vec<PageSummary> =
+                    blocks.iter().map(|block| PageSummary::new(shape(), block).unwrap()).collect();
+                let expected =
+                    policy.select(shape(), &queries, &blocks, &on_host, &options()).unwrap();
+                assert_eq!(found, expected, "{count} pages, {tokens} tokens");
+            }
+        }
+    });
+}
+
 #[test]
 fn pages_by_their_bounds() {
     under(concat!(module_path!(), "::pages_by_their_bounds"), &[F16_64], PLANS, || {
@@ -174,8 +210,10 @@ fn pages_by_their_bounds() {
         }
         let queries = Queries { q: &[0.0; 6 * 64], positions: &[0] };
         let policy = PageTopK { pages: 1, sinks: 0, recent: 0 };
-        let none = cuda.summarise(&[]).unwrap();
+        let mut none = cuda.summarise(&[]).unwrap();
         let short = cuda.select_pages(&policy, &queries, &blocks, &none, &options());
         assert!(none.is_empty() && matches!(short, Err(CudaError::Attention(_))));
+        let beyond = cuda.summarise_from(&mut none, &blocks, 1);
+        assert!(matches!(beyond, Err(CudaError::Attention(_))));
     });
 }
