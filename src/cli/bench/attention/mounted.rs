@@ -34,9 +34,13 @@ pub(super) struct Mounted {
 
 /// One layer with 8 KV heads x 128.
 pub(super) fn manifest(dtype: Dtype) -> Result<Manifest, String> {
+    manifest_of(dtype, 1)
+}
+
+fn manifest_of(dtype: Dtype, layers: u32) -> Result<Manifest, String> {
     let fields = ManifestFields {
         page_tokens: PAGE_TOKENS,
-        ..ManifestFields::new(dtype.name(), dtype, 1, 8, 128)
+        ..ManifestFields::new(dtype.name(), dtype, layers, 8, 128)
     };
     Manifest::new(fields).map_err(|error| error.to_string())
 }
@@ -45,15 +49,37 @@ pub(super) fn manifest(dtype: Dtype) -> Result<Manifest, String> {
 pub(super) fn write_sequence(
     workplace: &Workplace, name: &str, dtype: Dtype, pages: u64, tail_tokens: u64,
 ) -> Result<PathBuf, String> {
-    let manifest = manifest(dtype)?;
-    let geometry = manifest.geometry();
+    write_layers(workplace, name, &manifest(dtype)?, pages, tail_tokens)
+}
+
+/// The same of several layers with f16.
+pub(super) fn write_deep_sequence(
+    workplace: &Workplace, name: &str, layers: u32, pages: u64,
+) -> Result<PathBuf, String> {
+    write_layers(workplace, name, &manifest_of(Dtype::F16, layers)?, pages, 0)
+}
+
+fn write_layers(
+    workplace: &Workplace, name: &str, manifest: &Manifest, pages: u64, tail_tokens: u64,
+) -> Result<PathBuf, String> {
     let model = workplace.mount().join("models").join(name);
     let sequence = model.join(names::SEQUENCES).join("s");
-    let layer = sequence.join(names::format_layer(Layer(0)));
     fs::create_dir(&model).map_err(at(&model))?;
     let path = model.join(names::MANIFEST);
     fs::write(&path, manifest.to_json()).map_err(at(&path))?;
-    fs::create_dir_all(&layer).map_err(at(&layer))?;
+    for layer in (0..manifest.geometry().num_layers()).map(Layer) {
+        let directory = sequence.join(names::format_layer(layer));
+        fs::create_dir_all(&directory).map_err(at(&directory))?;
+        write_layer(&directory, manifest, pages, tail_tokens)?;
+    }
+    Ok(sequence)
+}
+
+fn write_layer(
+    layer: &Path, manifest: &Manifest, pages: u64, tail_tokens: u64,
+) -> Result<(), String> {
+    let geometry = manifest.geometry();
+    let dtype = geometry.dtype();
     let values = pattern(dtype, 3);
     let values =
         |length: u64| values.iter().copied().cycle().take(usize::try_from(length).unwrap_or(0));
@@ -62,7 +88,7 @@ pub(super) fn write_sequence(
     page.extend(values(geometry.file_bytes(PAGE_TOKENS) - page.len() as u64));
     for index in 0..pages {
         let start = TokenStart(index * u64::from(PAGE_TOKENS));
-        publish(&layer, &names::format_page(start), &page)?;
+        publish(layer, &names::format_page(start), &page)?;
     }
     if tail_tokens > 0 {
         let start = TokenStart(pages * u64::from(PAGE_TOKENS));
@@ -70,7 +96,7 @@ pub(super) fn write_sequence(
         let path = layer.join(names::format_tail(start));
         fs::write(&path, rows).map_err(at(&path))?;
     }
-    Ok(sequence)
+    Ok(())
 }
 
 /// As an engine does it.

@@ -7,7 +7,7 @@ use std::time::Instant;
 use super::super::mounted::PAGE_TOKENS;
 use super::super::throughput::gigabytes;
 use super::super::{failed, shape};
-use super::{Sizes, says};
+use super::{Sizes, says, settings};
 use crate::attention::bench::query;
 use crate::attention::{Attention, Options, Queries};
 use crate::cli::bench::figure::{Better, Figure, Target, median};
@@ -30,23 +30,30 @@ struct Limits {
     copies: Vec<f64>,
 }
 
-/// A sequence of one layer.
+/// A sequence, of one layer mostly.
 struct Layer {
     sequence: Sequence,
     page_bytes: u64,
 }
 
+impl Layer {
+    fn open(path: &Path) -> Result<Self, String> {
+        let sequence = Sequence::open(path).map_err(|error| error.to_string())?;
+        let page_bytes = sequence.manifest().geometry().row_bytes() * u64::from(PAGE_TOKENS);
+        Ok(Self { sequence, page_bytes })
+    }
+}
+
+/// `path` is a sequence of one layer, `deep` the one that stays on the device.
 pub(super) fn figures(
-    path: &Path, mut cuda: CudaAttention, sizes: &Sizes,
+    path: &Path, deep: &Path, mut cuda: CudaAttention, sizes: &Sizes,
 ) -> Result<Vec<Figure>, String> {
     note(if cuda.reads_mapped_pages() {
         "the GPU reads mapped pages by itself"
     } else {
         "pages go through pinned buffers"
     });
-    let sequence = Sequence::open(path).map_err(|error| error.to_string())?;
-    let page_bytes = sequence.manifest().geometry().row_bytes() * u64::from(PAGE_TOKENS);
-    let layer = Layer { sequence, page_bytes };
+    let layer = Layer::open(path)?;
     let mut limits = Limits { uploads: Vec::new(), copies: Vec::new() };
     for _ in 0..sizes.rounds {
         let ceilings = cuda.ceilings(sizes.ceiling_bytes).map_err(says)?;
@@ -57,7 +64,7 @@ pub(super) fn figures(
     figures.extend(cold(&mut cuda, &layer, &limits, sizes)?);
     figures.push(hybrid(&mut cuda, &layer, sizes)?);
     drop(cuda);
-    figures.push(hot(&layer, &limits, sizes)?);
+    figures.push(hot(&Layer::open(deep)?, &limits, sizes)?);
     Ok(figures)
 }
 
@@ -136,12 +143,24 @@ fn hybrid(cuda: &mut CudaAttention, layer: &Layer, sizes: &Sizes) -> Result<Figu
     })
 }
 
-/// Pages that stay on the device.
-fn hot(layer: &Layer, limits: &Limits, sizes: &Sizes) -> Result<Figure, String> {
-    let hot_bytes = (sizes.hot + 1) * (layer.page_bytes + (64 << 10));
-    let settings = Settings { hot_bytes, ..Settings::default() };
+/// Pages of several layers that stay on the device, with queries and results there, too.
+fn hot(layers: &Layer, limits: &Limits, sizes: &Sizes) -> Result<Figure, String> {
+    let count = u64::from(sizes.hot_layers);
+    let hot_bytes = (sizes.hot + 1) * count * (layers.page_bytes + (64 << 10));
+    let settings = Settings { hot_bytes, ..settings() };
     let mut cuda = CudaAttention::new(shape()?, settings).map_err(says)?;
-    let times = scans(&mut cuda, layer, sizes.hot, sizes.rounds, None)?;
+    let q = query(shape()?);
+    let end = sizes.hot * u64::from(PAGE_TOKENS);
+    let queries = Queries { q: &q, positions: &[end - 1] };
+    let mut times = Vec::new();
+    for _ in 0..=sizes.rounds {
+        let start = Instant::now();
+        let done = cuda.attend_layers(&layers.sequence, 0..end, &queries, &Options::default());
+        done.map_err(says)?;
+        times.push(start.elapsed().as_secs_f64());
+    }
+    // The first one brings them there.
+    let times = times.split_off(1);
     if cuda.hot_bytes() < hot_bytes / 2 {
         note(&format!("the hot window has {} bytes, not {hot_bytes}", cuda.hot_bytes()));
     }
@@ -150,7 +169,7 @@ fn hot(layer: &Layer, limits: &Limits, sizes: &Sizes) -> Result<Figure, String> 
         unit: "GB/s",
         better: Better::Higher,
         target: Target::TimesBaseline(0.8),
-        values: rates(layer, sizes.hot, times),
+        values: rates(layers, sizes.hot * count, times),
         baselines: limits.copies.clone(),
     })
 }
