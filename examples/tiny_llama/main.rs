@@ -302,15 +302,12 @@ fn decode(
         out.write_all(&[u8::try_from(token)?])?;
         Ok(out.flush()?)
     };
-    match options.context {
-        Some(context) => {
-            let place = (prompt.len(), context);
-            shift::continue_greedily(model, cache, place, logits, count, &mut emit)?;
-        }
-        None => {
-            let mut emit = |token, _: &[f32]| emit(token);
-            generate::continue_greedily(model, cache, prompt.len(), logits, count, &mut emit)?;
-        }
+    if let Some(context) = options.context {
+        let place = (prompt.len(), context);
+        shift::continue_greedily(model, cache, place, logits, count, &mut emit)?;
+    } else {
+        let mut emit = |token, _: &[f32]| emit(token);
+        generate::continue_greedily(model, cache, prompt.len(), logits, count, &mut emit)?;
     }
     out.write_all(b"\n")?;
     report("decode", count, started);

@@ -226,7 +226,7 @@ fn the_free_space_is_what_the_limit_leaves(mode: Mode) {
     assert_eq!(space(&mount.files("")).0, whole);
 }
 
-/// As SGLang does: before each block it removes its oldest ones until `statvfs` tells of enough room.
+/// As `SGLang` does: before each block it removes its oldest ones until `statvfs` tells of enough room.
 fn an_engine_that_watches_the_free_space_removes_its_oldest_files_and_no_more(mode: Mode) {
     const LIMIT: usize = 12;
     const ROOM: usize = 4;
