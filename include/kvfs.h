@@ -7,7 +7,7 @@
  * kvfs_attention_run. The result is partial: what was attended to elsewhere is merged with
  * kvfs_partials_merge, and kvfs_partials_finish gives the output. examples/c/attend_page.c is a
  * whole program. An engine that computes on an NVIDIA GPU calls kvfs_cuda_run instead, with a stream
- * and device memory of its own.
+ * and device memory of its own. kvfs_seq_rm and its like change the sequences of a model in a mount.
  *
  * Linking: -lkvfs, or libkvfs.a with -lpthread -ldl -lm (mount-scripts/build-c-library.sh builds
  * both).
@@ -98,6 +98,18 @@ enum kvfs_status
      * The device refused or failed: free the handle, and use another backend.
      */
     KVFS_STATUS_DEVICE = 9,
+    /**
+     * What the call names is not there, such as a sequence: there is nothing to reuse.
+     */
+    KVFS_STATUS_MISSING = 10,
+    /**
+     * There is something of that name already: choose another one, or clear it.
+     */
+    KVFS_STATUS_EXISTS = 11,
+    /**
+     * A file that cannot be read or written; the text has the error of the system call.
+     */
+    KVFS_STATUS_FILE = 12,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L
@@ -262,6 +274,11 @@ typedef struct kvfs_manifest kvfs_manifest;
  * A rotary position encoding. It never changes, so any number of threads may use one.
  */
 typedef struct kvfs_rotation kvfs_rotation;
+
+/**
+ * The sequences of a model in a mount, or in a copy of one.
+ */
+typedef struct kvfs_sequences kvfs_sequences;
 
 /**
  * The heads of a layer, and who attends.
@@ -678,6 +695,50 @@ typedef struct kvfs_layer {
     uint32_t window;
 } kvfs_layer;
 
+/**
+ * Where a sequence begins and ends.
+ */
+typedef struct kvfs_sequence_ends {
+    /**
+     * `sizeof(kvfs_sequence_ends)`, set before the call.
+     */
+    size_t size;
+    /**
+     * Rows in its files, holes included; the next token that is appended has this row.
+     */
+    uint64_t rows;
+    /**
+     * Position of the first token; 0 if there is none.
+     */
+    uint64_t first;
+    /**
+     * The position behind the last token; 0 if there is none.
+     */
+    uint64_t end;
+} kvfs_sequence_ends;
+
+/**
+ * Consecutive rows at consecutive positions. Rows in no run are holes.
+ */
+typedef struct kvfs_run {
+    /**
+     * The first row: its number in the pages and the tail.
+     */
+    uint64_t row;
+    /**
+     * How many.
+     */
+    uint64_t tokens;
+    /**
+     * Position of the first row, for `kvfs_block.first_position`.
+     */
+    uint64_t position;
+    /**
+     * That position less the one that its K was rotated for, for `kvfs_block.shift`.
+     */
+    int64_t shift;
+} kvfs_run;
+
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
@@ -902,6 +963,117 @@ kvfs_status kvfs_tail_block(const struct kvfs_manifest *manifest,
                             const void *rows,
                             size_t rows_bytes,
                             struct kvfs_block *block);
+
+/**
+ * Creates `*sequences` of the model in directory `model`, `MOUNT/models/NAME`, to be freed with
+ * `kvfs_sequences_free`. Names are UTF-8 that ends with NUL, positions go from `start` to before
+ * `end`, `UINT64_MAX` for all that come. When an operation returns it is durable; it has happened as
+ * a whole or not at all. Nobody may append to a sequence meanwhile.
+ *
+ * `KVFS_STATUS_MANIFEST` if there is no model, `KVFS_STATUS_FILE` if it cannot be read.
+ */
+kvfs_status kvfs_sequences_open(const char *model,
+                                struct kvfs_sequences **sequences);
+
+/**
+ * Frees what `kvfs_sequences_open` gave, when no call uses it any more. NULL is fine.
+ */
+void kvfs_sequences_free(struct kvfs_sequences *sequences);
+
+/**
+ * Removes the tokens at some positions (`llama_memory_seq_rm`).
+ *
+ * `KVFS_STATUS_MISSING` if there is no such sequence, or a recurrent layer no snapshot to go back to;
+ * `KVFS_STATUS_FILE` for what the kernel answers otherwise.
+ */
+kvfs_status kvfs_seq_rm(const struct kvfs_sequences *sequences,
+                        const char *name,
+                        uint64_t start,
+                        uint64_t end);
+
+/**
+ * Makes `to` of the tokens of `from` at some positions (`llama_memory_seq_cp`); they share their
+ * pages.
+ *
+ * `KVFS_STATUS_EXISTS` if `to` has tokens; the others as `kvfs_seq_rm`.
+ */
+kvfs_status kvfs_seq_cp(const struct kvfs_sequences *sequences,
+                        const char *from,
+                        const char *to,
+                        uint64_t start,
+                        uint64_t end);
+
+/**
+ * Removes all other sequences (`llama_memory_seq_keep`).
+ *
+ * As `kvfs_seq_rm`.
+ */
+kvfs_status kvfs_seq_keep(const struct kvfs_sequences *sequences, const char *name);
+
+/**
+ * Moves the tokens at some positions by `delta` (`llama_memory_seq_add`). Those that would stand
+ * before 0 are removed. No K is rotated: `kvfs_seq_runs` tells how far each row has moved.
+ *
+ * `KVFS_STATUS_ARGUMENT` for tokens that would stand too far behind; the others as `kvfs_seq_rm`.
+ */
+kvfs_status kvfs_seq_add(const struct kvfs_sequences *sequences,
+                         const char *name,
+                         uint64_t start,
+                         uint64_t end,
+                         int64_t delta);
+
+/**
+ * Divides the positions of some tokens, rounding down (`llama_memory_seq_div`).
+ *
+ * `KVFS_STATUS_ARGUMENT` for a divisor of 0 and for more than a million tokens; the others as
+ * `kvfs_seq_rm`.
+ */
+kvfs_status kvfs_seq_div(const struct kvfs_sequences *sequences,
+                         const char *name,
+                         uint64_t start,
+                         uint64_t end,
+                         uint64_t divisor);
+
+/**
+ * Removes the tokens at some positions and moves those behind them up, and the sequence as it was
+ * becomes `snapshot`: what an engine does when its context is full. It takes as long as a few files
+ * do; an engine that does not want to wait calls it on another thread and keeps new rows meanwhile.
+ *
+ * As `kvfs_seq_cp`.
+ */
+kvfs_status kvfs_seq_shift(const struct kvfs_sequences *sequences,
+                           const char *name,
+                           uint64_t start,
+                           uint64_t end,
+                           const char *snapshot);
+
+/**
+ * Removes all tokens of a sequence (`llama_memory_clear` for one).
+ *
+ * As `kvfs_seq_rm`.
+ */
+kvfs_status kvfs_seq_clear(const struct kvfs_sequences *sequences, const char *name);
+
+/**
+ * Fills `*ends`, whose `size` the caller has set (`llama_memory_seq_pos_min` and `_max`).
+ *
+ * As `kvfs_seq_rm`.
+ */
+kvfs_status kvfs_seq_ends(const struct kvfs_sequences *sequences,
+                          const char *name,
+                          struct kvfs_sequence_ends *ends);
+
+/**
+ * Writes where the rows of a sequence stand to `runs`, `[capacity]`, in the order of rows, and how
+ * many runs there are to `*count`. Where there are more than `capacity` the first ones are written.
+ *
+ * As `kvfs_seq_rm`.
+ */
+kvfs_status kvfs_seq_runs(const struct kvfs_sequences *sequences,
+                          const char *name,
+                          struct kvfs_run *runs,
+                          size_t capacity,
+                          uint64_t *count);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -1,5 +1,6 @@
 //! What callers point to: read and written here alone, checked as far as it can be.
 
+use std::ffi::{CStr, c_char};
 use std::mem::{MaybeUninit, size_of};
 use std::ptr;
 
@@ -85,6 +86,14 @@ impl Caller {
         self.check(pointer, count, what)?;
         // SAFETY: not NULL, aligned and within memory; the rest is the caller's promise.
         Ok(unsafe { std::slice::from_raw_parts(pointer, count) })
+    }
+
+    /// Text that ends with NUL.
+    pub(super) fn text(&self, pointer: *const c_char, what: &str) -> Result<&str, Failure> {
+        self.check(pointer, 1, what)?;
+        // SAFETY: not NULL; that it ends with NUL is the caller's promise.
+        let text = unsafe { CStr::from_ptr(pointer) };
+        text.to_str().map_err(|_| Failure::argument(format!("{what} is no UTF-8")))
     }
 
     /// Writes to memory of the caller.

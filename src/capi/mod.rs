@@ -4,7 +4,8 @@
 //! readers of C. What crosses the border is checked here and nowhere else: structures start with
 //! their size and may grow (`memory`), a panic becomes a status (`status`), and numbers that
 //! stand for choices are compared before they become one. Behind the border is
-//! [`attention`](crate::attention), [`cuda`](crate::cuda) and [`page`](crate::page), nothing of its own.
+//! [`attention`](crate::attention), [`cuda`](crate::cuda), [`page`](crate::page) and
+//! [`sequence`](crate::sequence), nothing of its own.
 //!
 //! | file | question it answers |
 //! |---|---|
@@ -13,6 +14,7 @@
 //! | `cuda` | the same on a GPU, in the order of a stream |
 //! | `rotation` | tokens that moved |
 //! | `manifest`, `page` | attend to the files of a mount |
+//! | `sequence` | remove, copy and move tokens of a mount |
 //!
 //! Cargo builds the library for Rust alone; `mount-scripts/build-c-library.sh` builds `libkvfs.so`
 //! and `libkvfs.a`. As a crate type of every build the shared library would cost a second
@@ -33,6 +35,7 @@ mod options;
 mod page;
 mod partials;
 mod rotation;
+mod sequence;
 mod status;
 
 #[cfg(test)]
@@ -53,6 +56,11 @@ pub use page::{kvfs_page_block, kvfs_page_verify, kvfs_tail_block};
 pub use partials::{Partials, kvfs_partials_clear, kvfs_partials_finish, kvfs_partials_merge};
 pub use rotation::{
     Pairing, Rotation, kvfs_rotation_free, kvfs_rotation_from_json, kvfs_rotation_from_manifest,
+};
+pub use sequence::{
+    Run, SequenceEnds, Sequences, kvfs_seq_add, kvfs_seq_clear, kvfs_seq_cp, kvfs_seq_div,
+    kvfs_seq_ends, kvfs_seq_keep, kvfs_seq_rm, kvfs_seq_runs, kvfs_seq_shift, kvfs_sequences_free,
+    kvfs_sequences_open,
 };
 pub use status::{
     KVFS_ABI_VERSION, Status, kvfs_abi_version, kvfs_last_error, kvfs_last_error_block,

@@ -40,6 +40,12 @@ pub enum Status {
     Memory = 8,
     /// The device refused or failed: free the handle, and use another backend.
     Device = 9,
+    /// What the call names is not there, such as a sequence: there is nothing to reuse.
+    Missing = 10,
+    /// There is something of that name already: choose another one, or clear it.
+    Exists = 11,
+    /// A file that cannot be read or written; the text has the error of the system call.
+    File = 12,
 }
 
 /// What a call failed with.

@@ -3,8 +3,18 @@
 use std::path::Path;
 
 /// In the order in which a reader of C needs them.
-const SOURCES: [&str; 9] =
-    ["status", "attention", "block", "options", "partials", "cuda", "rotation", "manifest", "page"];
+const SOURCES: [&str; 10] = [
+    "status",
+    "attention",
+    "block",
+    "options",
+    "partials",
+    "cuda",
+    "rotation",
+    "manifest",
+    "page",
+    "sequence",
+];
 
 fn generate() -> String {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));

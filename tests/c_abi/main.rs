@@ -16,3 +16,7 @@ mod held;
 mod library;
 mod program;
 mod refused;
+mod sequences;
+#[allow(dead_code, reason = "the tests of prefixes use the rest")]
+#[path = "../prefixes/writer.rs"]
+mod writer;
