@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use kvfs::store::disk::{Disk, DiskDirectory};
 use kvfs::store::fsck::{self, FsckOptions};
 
 use crate::common::random::Random;
@@ -58,6 +59,10 @@ fn check_mount(
     check_fsck(berth, disk, "before the mount")?;
     let setup = crate::mounted::Setup { ram_bytes: None, ..recording.setup };
     let mounted = Mounted::open(berth, disk, blobs, setup).map_err(|error| error.to_string())?;
+    let left = disk.list(DiskDirectory::Staging).map_err(|error| error.to_string())?;
+    if !left.is_empty() {
+        return Err(format!("what was being made is still there: {left:?}"));
+    }
     let survey = || mounted.fs.survey().map_err(|error| format!("survey: {error}"));
     let is_surveyed = random.is_true();
     if is_surveyed {
