@@ -12,9 +12,9 @@
 //! cycles per token and KV head (five query heads, head dimension 128), but are 6e-5 off.
 //!
 //! Of some 100 cycles scores take 51 (`q4_0`: 48), splitting weights 10, values 31, the softmax 3.
-//! Products of scores take 30 of the 51: laying out K and gathering scales come between the products
-//! of one block and the next, which fill the queues of the vector units. To spread them among the
-//! products, a little after each quad, took 82 (`q4_0`: 68): the compiler moves registers then.
+//! Products are 30 of the 51; laying out K and gathering scales come between those of one block and
+//! the next. To spread them among the products, a little after each quad, took 82 (`q4_0`: 68); why
+//! is open.
 //!
 //! Elements are made unsigned by adding [`Packed::OFFSET`], as the instruction wants one operand
 //! unsigned. What that adds to a sum of products is known before it: sums start at the negative.
