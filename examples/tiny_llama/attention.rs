@@ -12,11 +12,13 @@
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
+use half::f16;
 use kvfs::attention::{Attention, KvBlock, Options, Pairing, Queries, Rotation, Shape};
 use kvfs::cuda::{Runtime, Settings, WriteBack};
 use kvfs::page::{Manifest, Rope};
 use kvfs::reader::Backend;
 use serde_json::Map;
+use zerocopy::IntoBytes;
 
 use crate::Result;
 use crate::matrix::divide_rows;
@@ -30,6 +32,13 @@ pub(crate) fn kv_width(shape: Shape) -> usize {
 /// Values in the queries (or the outputs) of one token.
 pub(crate) fn query_width(shape: Shape) -> usize {
     shape.num_qo_heads() * shape.head_dim()
+}
+
+/// The rows of a tail, of each token keys, then values; both are `[tokens, kv_heads, head_dim]`.
+pub(crate) fn interleave(shape: Shape, keys: &[f16], values: &[f16]) -> Vec<u8> {
+    let width = kv_width(shape);
+    let tokens = keys.chunks_exact(width).zip(values.chunks_exact(width));
+    tokens.flat_map(|(keys, values)| [keys.as_bytes(), values.as_bytes()].concat()).collect()
 }
 
 /// Attention of one layer's shape.

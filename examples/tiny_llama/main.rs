@@ -62,6 +62,9 @@ mod attention;
 mod cold_copies;
 mod compare;
 #[cfg(test)]
+#[path = "../../tests/cuda/engine.rs"]
+mod engine;
+#[cfg(test)]
 #[allow(dead_code, reason = "tests/cuda uses the rest")]
 #[path = "../../tests/cuda/fake.rs"]
 mod fake;

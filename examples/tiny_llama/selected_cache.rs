@@ -6,6 +6,7 @@ use kvfs::attention::select::{HeavyHitters, PageTopK, TokenSet, kept_mass, sinks
 use kvfs::attention::{
     Attention, KvBlock, Mask, Options, PageSummary, Partials, Queries, Shape, Tensor, Values,
 };
+use kvfs::cuda::{CudaAttention, DeviceSummaries, Runtime, Settings};
 use kvfs::page::{Dtype, Strides};
 
 use crate::Result;
@@ -33,11 +34,15 @@ pub(crate) enum Policy {
 pub(crate) struct SelectedCache {
     inner: MemoryCache,
     attention: Attention,
+    /// Instead of it, if a GPU was asked for.
+    runtime: Option<Runtime>,
     page_tokens: usize,
     policy: Policy,
     layers: Vec<LayerState>,
     /// What full pages are quantised to.
     quantised: Option<Dtype>,
+    /// Whether the tokens of a prompt, which come several at a time, see everything.
+    sees_prompt: bool,
     /// Whether every result is compared with attention under a mask, and with f64.
     is_verified: bool,
     /// The share of attention kept, of each token, layer and query head.
@@ -49,6 +54,7 @@ pub(crate) struct SelectedCache {
 struct LayerState {
     hitters: HeavyHitters,
     summaries: Vec<PageSummary>,
+    on_device: Option<DeviceSummaries>,
     pages: Vec<QuantisedPage>,
 }
 
@@ -58,10 +64,12 @@ impl SelectedCache {
         Ok(Self {
             inner: empty_cache(model, page_tokens),
             attention: Attention::new(model.config().shape()?, 1)?,
+            runtime: None,
             page_tokens,
             policy,
             layers: layers.collect(),
             quantised: None,
+            sees_prompt: false,
             is_verified: false,
             kept: Vec::new(),
         })
@@ -70,6 +78,24 @@ impl SelectedCache {
     pub(crate) fn quantised(mut self, dtype: Dtype) -> Self {
         self.quantised = Some(dtype);
         self
+    }
+
+    /// The policy is for the tokens that follow a prompt.
+    pub(crate) fn after_the_prompt(mut self) -> Self {
+        self.sees_prompt = true;
+        self
+    }
+
+    /// A GPU attends and selects.
+    pub(crate) fn on_gpu(mut self) -> Result<Self> {
+        let settings = Settings { slot_bytes: 64 << 10, ..Settings::default() };
+        self.runtime = Some(Runtime::open(self.attention.shape(), settings, 1)?);
+        Ok(self)
+    }
+
+    /// The GPU, as long as there is one.
+    pub(crate) fn cuda(&mut self) -> Option<&mut CudaAttention> {
+        self.runtime.as_mut().and_then(Runtime::cuda)
     }
 
     pub(crate) fn verified(mut self) -> Self {
@@ -99,10 +125,26 @@ impl KeyValueCache for SelectedCache {
         let shape = self.attention.shape();
         let (width, state) = (query_width(shape), &mut self.layers[layer]);
         let held = self.inner.blocks(layer)?;
+        if self.sees_prompt && queries.len() > width {
+            let end = position + queries.len() / width;
+            let positions: Vec<u64> = (position as u64..end as u64).collect();
+            let queries = Queries { q: queries, positions: &positions };
+            let mut mass = vec![0.0; end];
+            let blocks = first_tokens(&held, end);
+            let attends = (&self.attention, &mut self.runtime);
+            let seen = with_mass(attends, &queries, &blocks, &Options::default(), &mut mass)?;
+            state.hitters.observe(&mass);
+            out.copy_from_slice(&seen.finish(None)?);
+            return Ok(());
+        }
         let rows = queries.chunks_exact(width).zip(out.chunks_exact_mut(width));
         for (end, (q, out)) in (position + 1..).zip(rows) {
             let mut blocks = first_tokens(&held, end);
-            let tokens = state.select(self.policy, shape, q, &blocks)?;
+            let cuda = self.runtime.as_mut().and_then(Runtime::cuda);
+            let tokens = match (self.policy, cuda) {
+                (Policy::Pages(pages), Some(cuda)) => state.select_on(cuda, pages, q, &blocks)?,
+                _ => state.select(self.policy, shape, q, &blocks)?,
+            };
             if let Some(dtype) = self.quantised {
                 for page in &blocks[state.pages.len()..end / self.page_tokens] {
                     state.pages.push(QuantisedPage::new(page, dtype));
@@ -119,7 +161,8 @@ impl KeyValueCache for SelectedCache {
                 _ => Options { selection: Some(&tokens), ..Options::default() },
             };
             let mut mass = vec![0.0; end];
-            let seen = self.attention.run_with_mass(&queries, &blocks, &options, &mut mass)?;
+            let attends = (&self.attention, &mut self.runtime);
+            let seen = with_mass(attends, &queries, &blocks, &options, &mut mass)?;
             state.hitters.observe(&mass);
             let all = self.attention.run(&queries, &blocks, &Options::default())?;
             self.kept.extend(kept_mass(&seen, &all)?);
@@ -156,6 +199,35 @@ impl LayerState {
             }
         })
     }
+
+    /// The pages that a GPU selects, by summaries that it keeps.
+    fn select_on(
+        &mut self, cuda: &mut CudaAttention, pages: PageTopK, q: &[f32], blocks: &[KvBlock<'_>],
+    ) -> Result<TokenSet> {
+        match &mut self.on_device {
+            // The last block grows, and a new one may have come behind it.
+            Some(summaries) => {
+                let known = summaries.len().min(blocks.len()).saturating_sub(1);
+                cuda.summarise_from(summaries, blocks, known)?;
+            }
+            none => *none = Some(cuda.summarise(blocks)?),
+        }
+        let Some(summaries) = &self.on_device else { unreachable!("they were made") };
+        let tokens: usize = blocks.iter().map(|block| block.tokens).sum();
+        let queries = Queries { q, positions: &[tokens as u64 - 1] };
+        let options = Options::default();
+        Ok(cuda.select_pages(&pages, &queries, blocks, summaries, &options)?.tokens)
+    }
+}
+
+fn with_mass(
+    (cpu, runtime): (&Attention, &mut Option<Runtime>), queries: &Queries<'_>,
+    blocks: &[KvBlock<'_>], options: &Options<'_>, mass: &mut [f32],
+) -> Result<Partials> {
+    Ok(match runtime {
+        Some(runtime) => runtime.run_with_mass(queries, blocks, options, mass)?,
+        None => cpu.run_with_mass(queries, blocks, options, mass)?,
+    })
 }
 
 /// What a selection gives is to the last bit what full attention gives under the same mask, and up

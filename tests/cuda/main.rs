@@ -10,6 +10,7 @@ mod common;
 mod bench;
 mod bugs;
 mod calls;
+mod engine;
 mod fake;
 mod faults;
 mod fixture;

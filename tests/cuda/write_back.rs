@@ -1,20 +1,18 @@
 //! New rows get to the files of a sequence in their order, whatever takes long, and what fails is heard
 //! of while what is there stays whole.
 
-use std::ffi::c_void;
 use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use cudarc::driver::sys;
 use kvfs::attention::Shape;
-use kvfs::cuda::{CudaAttention, CudaError, DeviceRows, Settings, WriteBack};
+use kvfs::cuda::{CudaAttention, CudaError, Settings, WriteBack};
 use kvfs::page::{Dtype, Layer, Manifest, ManifestFields, TokenStart, names};
 
 use crate::common::{Mode, Model, Mount};
+use crate::engine::Engine;
 use crate::fake::{F16_64, Plan, under};
 
 const LAYERS: u32 = 3;
@@ -48,58 +46,6 @@ fn tail(sequence: &Path, layer: u32, start: u64) -> PathBuf {
     sequence.join(names::format_layer(Layer(layer))).join(names::format_tail(TokenStart(start)))
 }
 
-/// Rows of an engine that computes on the device: one buffer for each layer, used again for each token.
-struct Engine {
-    stream: *mut c_void,
-    /// Pinned, then on the device.
-    buffers: Vec<(*mut u8, u64)>,
-}
-
-impl Engine {
-    const BYTES: usize = 40 * 512;
-
-    fn new() -> Self {
-        let mut stream = ptr::null_mut();
-        // SAFETY: the driver writes one handle; the context is current.
-        let created = unsafe { sys::cuStreamCreate(&raw mut stream, 1) };
-        assert_eq!(created, sys::CUresult::CUDA_SUCCESS);
-        let buffer = |_| {
-            let (mut host, mut device) = (ptr::null_mut(), 0);
-            // SAFETY: the driver writes one address.
-            let pinned = unsafe { sys::cuMemHostAlloc(&raw mut host, Self::BYTES, 0) };
-            // SAFETY: as above.
-            let allocated = unsafe { sys::cuMemAlloc_v2(&raw mut device, Self::BYTES) };
-            assert_eq!(
-                (pinned, allocated),
-                (sys::CUresult::CUDA_SUCCESS, sys::CUresult::CUDA_SUCCESS)
-            );
-            (host.cast(), device)
-        };
-        Self { stream: stream.cast(), buffers: (0..LAYERS).map(buffer).collect() }
-    }
-
-    /// "Computes" the rows of a layer, after what `write_back` still copies from the buffer, and gives
-    /// them away.
-    fn give(&self, write_back: &mut WriteBack, layer: u32, bytes: &[u8]) -> Result<(), CudaError> {
-        let (host, address) = self.buffers[layer as usize];
-        // SAFETY: the stream is alive.
-        let idle = unsafe { sys::cuStreamSynchronize(self.stream.cast()) };
-        assert_eq!(idle, sys::CUresult::CUDA_SUCCESS);
-        // SAFETY: the buffer has so many bytes, and no upload is under way.
-        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), host, bytes.len()) };
-        // SAFETY: it is a stream of the device.
-        unsafe { write_back.hold(self.stream) }?;
-        // SAFETY: both buffers have so many bytes.
-        let copied = unsafe {
-            sys::cuMemcpyHtoDAsync_v2(address, host.cast(), bytes.len(), self.stream.cast())
-        };
-        assert_eq!(copied, sys::CUresult::CUDA_SUCCESS);
-        let rows = DeviceRows { address, bytes: bytes.len(), stream: self.stream };
-        // SAFETY: the buffer is alive, and the stream waits before it is written again.
-        unsafe { write_back.append_device(Layer(layer), rows) }
-    }
-}
-
 /// A prompt of 40 tokens and then one at a time.
 fn steps(end: u64) -> impl Iterator<Item = Range<u64>> {
     std::iter::once(0..40).chain((40..end).map(|token| token..token + 1))
@@ -112,7 +58,7 @@ fn rows_of_the_device_and_of_the_host() {
         let directory = tempfile::tempdir().unwrap();
         let (path, manifest) = sequence(directory.path());
         let cuda = cuda();
-        let engine = Engine::new();
+        let engine = Engine::new(LAYERS, 40 * 512);
         let mut write_back = WriteBack::new(&cuda, &path, &manifest, 0).unwrap();
         for step in steps(75) {
             for layer in 0..LAYERS {
@@ -175,7 +121,7 @@ fn a_failure_ends_it() {
         let directory = tempfile::tempdir().unwrap();
         let (path, manifest) = sequence(directory.path());
         let cuda = cuda();
-        let engine = Engine::new();
+        let engine = Engine::new(LAYERS, 40 * 512);
         let mut write_back = WriteBack::new(&cuda, &path, &manifest, 0).unwrap();
         let mut give = |step: Range<u64>| -> Result<(), CudaError> {
             for layer in 0..LAYERS {

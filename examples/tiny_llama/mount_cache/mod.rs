@@ -32,14 +32,13 @@ use half::f16;
 use kvfs::cuda::WriteBack;
 use kvfs::page::{Dtype, Layer, Layout, Manifest, Positions, names};
 use kvfs::reader::Backend;
-use zerocopy::IntoBytes;
 
 use self::files::about;
 use self::layer::{LayerFiles, Writer};
 use self::shift::{Shift, Shifted};
 use self::tokens::TokenFile;
 use crate::Result;
-use crate::attention::{CausalAttention, kv_width, query_width};
+use crate::attention::{CausalAttention, interleave, kv_width, query_width};
 use crate::generate::prefill;
 use crate::model::{KeyValueCache, Model};
 use crate::weights::Config;
@@ -212,13 +211,9 @@ impl KeyValueCache for MountCache {
     fn append(
         &mut self, layer: usize, position: usize, keys: &[f16], values: &[f16],
     ) -> Result<()> {
-        let width = kv_width(self.attention.shape());
-        let mut rows = Vec::with_capacity(2 * keys.as_bytes().len());
-        for (keys, values) in keys.chunks_exact(width).zip(values.chunks_exact(width)) {
-            rows.extend_from_slice(keys.as_bytes());
-            rows.extend_from_slice(values.as_bytes());
-        }
-        let tokens = keys.len() / width;
+        let shape = self.attention.shape();
+        let rows = interleave(shape, keys, values);
+        let tokens = keys.len() / kv_width(shape);
         if layer == 0 {
             self.end_shift_if_due(tokens)?;
         }
