@@ -19,7 +19,7 @@
 //! | `sync` | fsync, the group commit |
 //! | `encoded`, `decode` | cold objects in fewer bytes on the disk, and back |
 //! | `lossy` | cold pages in fewer bits, as new versions |
-//! | `residency` | fetching what only the remote has |
+//! | `residency`, `flights` | fetching what only the remote has, once for all who ask |
 //! | `keep_resident` | operations whose bytes must be here and stay |
 //! | `verify` | how often opens compare bytes with their checksum |
 //! | `damage`, `on_corrupt` | a local copy that is not what was written, and if there is no other |
