@@ -15,10 +15,12 @@ mod common;
 mod program;
 
 mod cells;
+mod conversation;
 #[allow(dead_code, reason = "how long a run took is for the benchmark")]
 mod engine;
 mod failures;
 mod gguf;
+mod killed;
 mod larger_than_memory;
 mod models;
 mod other_device;

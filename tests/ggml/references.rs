@@ -1,84 +1,14 @@
 //! Slots whose pages are mapped into the engine's cache, instead of being read.
 
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
-use std::process::Command;
 
-use crate::common::mount::scratch_directory;
-use crate::common::{Mode, Mount};
-use crate::engine::{Ran, command, finish, ran};
-use crate::gguf::Model;
-use crate::program::run;
+use crate::common::Mode;
+use crate::conversation::{Conversation, REFERRED_TOKENS, TOKENS};
 
-const TOKENS: usize = 300;
-/// Of the pages of 128 tokens.
-const REFERRED_TOKENS: usize = 256;
 /// K, or V, of one token and layer of the tiny model: two heads of 64 in f16.
 const ROW_BYTES: usize = 2 * 64 * 2;
 /// Of a slot of version 3 with one token more than cells, before the rows of the first layer.
 const HEAD_BYTES: u64 = 28 + 4 * (TOKENS as u64 + 1) + 12 * TOKENS as u64 + 12;
-
-/// A mount with a conversation of the tiny model, as a sequence of two models.
-struct Conversation {
-    mount: Mount,
-    directory: tempfile::TempDir,
-}
-
-impl Conversation {
-    fn new(mode: Mode) -> Self {
-        let directory = scratch_directory();
-        let this = Self { mount: Mount::new(mode), directory };
-        Model::write_tiny(&this.gguf());
-        let slot = this.directory.path().join("slot");
-        let sizes = format!("--flash on --prompt-tokens {TOKENS} --predict 0");
-        ran(&this.gguf(), &format!("{sizes} --save {}", slot.display()), None);
-        for name in ["mine", "other"] {
-            let mut create = kvfs("create", &[&this.model(name)]);
-            create.args(["--layers", "4", "--kv-heads", "2", "--head-dim", "64"]);
-            run(create.args(["--page-tokens", "128", "--layout", "nhd"]));
-            run(&mut kvfs("import", &[&slot, &this.model(name).join("sequences/chat")]));
-        }
-        this
-    }
-
-    fn gguf(&self) -> PathBuf {
-        self.directory.path().join("tiny.gguf")
-    }
-
-    fn model(&self, name: &str) -> PathBuf {
-        self.mount.join("models").join(name)
-    }
-
-    /// The engine goes on from a slot, and may follow references of a model.
-    fn engine(&self, slot: &Path, model: Option<&Path>, rest: &str) -> Command {
-        let arguments =
-            format!("--flash on --threads 1 --predict 8 --load {} {rest}", slot.display());
-        let mut command = command(&self.gguf(), &arguments, Some(self.mount.path()));
-        command.envs(model.map(|model| ("KVFS_MODEL", model)));
-        command
-    }
-
-    fn continued(&self, slot: &Path, model: Option<&Path>, rest: &str) -> Ran {
-        let ran = finish(None, &mut self.engine(slot, model, rest));
-        ran.assert_attention_was_ours();
-        ran
-    }
-
-    /// What is said of a slot whose references are not followed; the engine goes on.
-    #[track_caller]
-    fn assert_refused(&self, slot: &Path, model: Option<&Path>, line: &str) {
-        let output = self.engine(slot, model, "").output().unwrap();
-        let text = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{text}");
-        assert!(text.contains(line), "not said: {line}\n{text}");
-    }
-}
-
-fn kvfs(action: &str, paths: &[&Path]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_kvfs"));
-    command.arg(action).args(paths);
-    command
-}
 
 /// What the engine computes is the same to the bit, the pages are not in its files, and what it changes
 /// is not in the pages.
