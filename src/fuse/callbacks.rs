@@ -245,29 +245,8 @@ impl Filesystem for Callbacks {
         &self, _request: &Request, _number: INodeNo, handle: FileHandle, offset: u64, size: u32,
         _flags: OpenFlags, _lock_owner: Option<LockOwner>, reply: ReplyData,
     ) {
-        if self.fs.is_query(handle.0) {
-            return self.aside(move |shared| {
-                let mut buffer = vec![0; size as usize];
-                match shared.call(Operation::Read, |fs| fs.read(handle.0, offset, &mut buffer)) {
-                    Ok(count) => reply.data(&buffer[..count]),
-                    Err(error) => reply.error(error),
-                }
-            });
-        }
-        thread_local! {
-            static BUFFER: std::cell::RefCell<Vec<u8>> = const { std::cell::RefCell::new(Vec::new()) };
-        }
-        BUFFER.with_borrow_mut(|buffer| {
-            let size = size as usize;
-            if buffer.len() < size {
-                buffer.resize(size, 0);
-            }
-            let buffer = &mut buffer[..size];
-            match self.call(Operation::Read, |fs| fs.read(handle.0, offset, buffer)) {
-                Ok(count) => reply.data(&buffer[..count]),
-                Err(error) => reply.error(error),
-            }
-        });
+        let answer = move |shared: &Shared| shared.answer_read(handle, (offset, size), reply);
+        if self.fs.read_waits(handle.0, offset, size) { self.aside(answer) } else { answer(self) }
     }
 
     fn write(

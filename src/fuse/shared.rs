@@ -1,12 +1,13 @@
 //! What the callbacks share: counting, errors, replies, and opens that the kernel serves.
 
+use std::cell::RefCell;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use fuser::{
-    Errno, FileHandle, FopenFlags, Generation, INodeNo, Notifier, OpenFlags, ReplyEmpty,
+    Errno, FileHandle, FopenFlags, Generation, INodeNo, Notifier, OpenFlags, ReplyData, ReplyEmpty,
     ReplyEntry, ReplyOpen, ReplyXattr, Request,
 };
 
@@ -97,6 +98,27 @@ impl Shared {
         self.fs.io_mode(|| match self.passthrough {
             Passthrough::Auto => trial(self.fs.store(), register),
             Passthrough::Off => IoMode::Served("turned off by option".to_owned()),
+        });
+    }
+
+    /// Reads and answers. The buffer is used again: memory from the system would cost more than what
+    /// is put into it.
+    pub(super) fn answer_read(
+        &self, handle: FileHandle, (offset, length): (u64, u32), reply: ReplyData,
+    ) {
+        thread_local! {
+            static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+        }
+        BUFFER.with_borrow_mut(|buffer| {
+            let length = length as usize;
+            if buffer.len() < length {
+                buffer.resize(length, 0);
+            }
+            let buffer = &mut buffer[..length];
+            match self.call(Operation::Read, |fs| fs.read(handle.0, offset, buffer)) {
+                Ok(count) => reply.data(&buffer[..count]),
+                Err(error) => reply.error(error),
+            }
         });
     }
 

@@ -225,6 +225,7 @@ impl FileSystem {
             *known = Some(self.slot_page(slot, layer, start)?);
         }
         let Some(page) = known.as_ref() else { return Err(FsError::Stale) };
+        let rows = page.rows(geometry)?;
         let end = start + u64::from(geometry.page_tokens());
         let mut filled = 0;
         let mut row = Vec::new();
@@ -233,7 +234,7 @@ impl FileSystem {
                 break;
             }
             row.clear();
-            page.push_row(geometry, token - start, is_v, &mut row)?;
+            rows.push(token - start, is_v, &mut row)?;
             let skip = (at + filled as u64) % row_bytes;
             filled += copy_text(&row, skip, &mut to[filled..]);
         }
@@ -306,6 +307,28 @@ fn whole_pages(shape: &SlotShape, ids: &[u8]) -> Vec<PrefixHash> {
 }
 
 impl OpenSlot {
+    /// Whether what lies there needs no page: what stands before rows, and references.
+    pub(super) fn is_at_hand(&self, offset: u64, length: u64) -> bool {
+        let pages = self.references.as_ref().map_or(0, |references| references.prefixes.len());
+        let tokens = pages as u64 * u64::from(self.rules.manifest.geometry().page_tokens());
+        let end = offset.saturating_add(length);
+        let mut at = offset;
+        while at < end {
+            let Some((part, rest)) = self.layout.part(at) else { break };
+            at += match part {
+                Part::Head { .. } | Part::TensorHead { .. } => rest,
+                Part::Rows { is_v, at, .. } => {
+                    let referred = (tokens * self.layout.row_bytes(is_v)).saturating_sub(at);
+                    if referred == 0 {
+                        return false;
+                    }
+                    referred.min(rest)
+                }
+            };
+        }
+        true
+    }
+
     /// Fills `to` with the reference to a page, from byte `at` on; returns how much. Nothing, if its
     /// rows are to be read.
     fn read_reference(
@@ -325,34 +348,52 @@ impl OpenSlot {
     }
 }
 
+/// The rows of a page.
+enum Rows<'p> {
+    Page(PageView<'p>, u32),
+    /// Each K, then V; bytes of K, and of both.
+    Tail(&'p [u8], usize, usize),
+}
+
 impl Page {
-    /// Appends K, or V, of a token: `[kv_heads, head_dim]`.
-    fn push_row(
-        &self, geometry: &Geometry, token: u64, is_v: bool, to: &mut Vec<u8>,
-    ) -> Result<(), FsError> {
-        let token = usize::try_from(token).map_err(|_| FsError::TooLarge)?;
+    /// Its header is read once, not for each row.
+    fn rows(&self, geometry: &Geometry) -> Result<Rows<'_>, FsError> {
+        let heads = geometry.num_kv_heads();
         if self.is_tail {
-            let heads = u64::from(geometry.num_kv_heads());
-            let k_bytes = usize::try_from(heads * geometry.k_row_bytes());
+            let k_bytes = usize::try_from(u64::from(heads) * geometry.k_row_bytes());
             let row_bytes = usize::try_from(geometry.row_bytes());
             let (Ok(k_bytes), Ok(row_bytes)) = (k_bytes, row_bytes) else {
                 return Err(FsError::TooLarge);
             };
-            let row = self.bytes.chunks_exact(row_bytes).nth(token).ok_or(FsError::Stale)?;
-            to.extend_from_slice(if is_v { &row[k_bytes..] } else { &row[..k_bytes] });
-            return Ok(());
+            return Ok(Rows::Tail(&self.bytes, k_bytes, row_bytes));
         }
         let page = PageView::parse(&self.bytes, geometry).map_err(|_| FsError::Stale)?;
-        if token >= page.tokens() as usize {
-            return Err(FsError::Stale);
-        }
-        for head in 0..geometry.num_kv_heads() {
-            let token = u32::try_from(token).map_err(|_| FsError::TooLarge)?;
-            to.extend_from_slice(if is_v {
-                page.v_row(head, token)
-            } else {
-                page.k_row(head, token)
-            });
+        Ok(Rows::Page(page, heads))
+    }
+}
+
+impl Rows<'_> {
+    /// Appends K, or V, of a token: `[kv_heads, head_dim]`.
+    fn push(&self, token: u64, is_v: bool, to: &mut Vec<u8>) -> Result<(), FsError> {
+        match self {
+            Self::Tail(bytes, k_bytes, row_bytes) => {
+                let token = usize::try_from(token).map_err(|_| FsError::TooLarge)?;
+                let row = bytes.chunks_exact(*row_bytes).nth(token).ok_or(FsError::Stale)?;
+                to.extend_from_slice(if is_v { &row[*k_bytes..] } else { &row[..*k_bytes] });
+            }
+            Self::Page(page, heads) => {
+                let token = u32::try_from(token).map_err(|_| FsError::TooLarge)?;
+                if token >= page.tokens() {
+                    return Err(FsError::Stale);
+                }
+                for head in 0..*heads {
+                    to.extend_from_slice(if is_v {
+                        page.v_row(head, token)
+                    } else {
+                        page.k_row(head, token)
+                    });
+                }
+            }
         }
         Ok(())
     }

@@ -288,10 +288,13 @@ impl FileSystem {
     }
 
     /// Whether reading from a handle answers a question or gathers rows, which takes a while.
-    pub fn is_query(&self, handle: u64) -> bool {
-        let state = self.state();
-        let handle = state.handles.get(&handle);
-        handle.is_some_and(|handle| matches!(handle.served, Served::Query(_) | Served::Slot(_)))
+    pub fn read_waits(&self, handle: u64, offset: u64, length: u32) -> bool {
+        let served = self.state().handles.get(&handle).map(|handle| handle.served.clone());
+        match served {
+            Some(Served::Query(_)) => true,
+            Some(Served::Slot(slot)) => !slot.is_at_hand(offset, u64::from(length)),
+            _ => false,
+        }
     }
 
     pub(super) fn virtual_inode(&self, id: InodeId) -> Result<Virtual, FsError> {
