@@ -63,6 +63,17 @@ impl Region {
         self.map_at(range, libc::MAP_PRIVATE, file, start)
     }
 
+    /// Says that nothing is to be read ahead when an OS page is touched for the first time. That it is
+    /// only costs time, so a kernel that refuses is not asked why.
+    pub(super) fn touch_alone(&self, range: Range<usize>) {
+        if range.is_empty() || range.end > self.length {
+            return;
+        }
+        let address = self.base.wrapping_byte_add(range.start);
+        // SAFETY: the addresses are the region's own, and advice changes nothing in memory.
+        unsafe { libc::madvise(address, range.len(), libc::MADV_RANDOM) };
+    }
+
     fn map_at(
         &self, range: Range<usize>, sharing: c_int, file: &File, start: u64,
     ) -> io::Result<()> {

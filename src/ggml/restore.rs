@@ -4,16 +4,21 @@
 //! positions are shifted or a conversation goes on, are the engine's own copies, and the page stays what
 //! it is. Which references are followed is up to the key of the model that `KVFS_MODEL` names.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::buffer::Rows;
 use super::slot::reference::{KEY_ATTRIBUTE, Key, Reference, is_referred};
 use crate::page::limits::PAYLOAD_OFFSET;
 use crate::page::names::{MANIFEST, PREFIXES, format_page_of_prefix};
-use crate::page::{Layer, Manifest};
+use crate::page::{Layer, Manifest, PrefixHash};
 use crate::sys::extended_attribute;
+
+/// Most pages that stay open between K and V: a quarter of the descriptors that a process usually has.
+const OPENED_MAX: usize = 256;
 
 /// The environment variable that names the model whose references are followed.
 pub(super) const VARIABLE: &str = "KVFS_MODEL";
@@ -24,6 +29,9 @@ pub(super) struct Model {
     directory: PathBuf,
     manifest: Manifest,
     key: Key,
+    /// Pages of which K was mapped. Slots have K of all layers before V of the first, and each opening
+    /// is five questions to the daemon.
+    opened: Mutex<HashMap<(PrefixHash, u32), File>>,
 }
 
 impl Model {
@@ -39,11 +47,11 @@ impl Model {
         let key = extended_attribute(directory, KEY_ATTRIBUTE).map_err(|error| fail(&error))?;
         let key = key.and_then(|bytes| Key::new(&bytes));
         let key = key.ok_or_else(|| fail(&"no model of a mount: name MOUNT/models/NAME"))?;
-        Ok(Self { directory: directory.to_owned(), manifest, key })
+        Ok(Self { directory: directory.to_owned(), manifest, key, opened: Mutex::default() })
     }
 
-    /// The page with which rows begin: its file, where the rows are in it, and how many bytes.
-    fn find(&self, from: &[u8], rows: &Rows<'_>) -> Result<(File, u64, usize), String> {
+    /// The page with which rows begin, and where they are in its file.
+    fn find(&self, from: &[u8], rows: &Rows<'_>) -> Result<Found, String> {
         let reference = Reference::parse(from, &self.key)?;
         let geometry = self.manifest.geometry();
         let heads = u64::from(geometry.num_kv_heads());
@@ -54,14 +62,7 @@ impl Model {
         if !is_here || row_bytes != rows.row_bytes as u64 {
             return Err("a reference is of another layer, or of rows of another shape".to_owned());
         }
-        let path = format_page_of_prefix(reference.prefix, Layer(reference.layer));
-        let path = self.directory.join(PREFIXES).join(path);
-        let explain = |error: std::io::Error| format!("{}: {error}", path.display());
-        let file = File::open(&path).map_err(explain)?;
-        let length = file.metadata().map_err(explain)?.len();
-        if length != geometry.file_bytes(reference.tokens) {
-            return Err(format!("{}: no page of {} tokens", path.display(), reference.tokens));
-        }
+        let file = self.open_page(&reference)?;
         let k_bytes = geometry.k_bytes(reference.tokens);
         let (before, bytes) = if reference.is_v {
             (k_bytes, geometry.v_bytes(reference.tokens))
@@ -69,8 +70,46 @@ impl Model {
             (0, k_bytes)
         };
         let bytes = usize::try_from(bytes).map_err(|error| error.to_string())?;
-        Ok((file, PAYLOAD_OFFSET + before, bytes))
+        Ok(Found { reference, file, offset: PAYLOAD_OFFSET + before, bytes })
     }
+
+    fn open_page(&self, reference: &Reference) -> Result<File, String> {
+        if reference.is_v
+            && let Some(file) = self.opened().remove(&(reference.prefix, reference.layer))
+        {
+            return Ok(file);
+        }
+        let path = format_page_of_prefix(reference.prefix, Layer(reference.layer));
+        let path = self.directory.join(PREFIXES).join(path);
+        let explain = |error: std::io::Error| format!("{}: {error}", path.display());
+        let file = File::open(&path).map_err(explain)?;
+        let length = file.metadata().map_err(explain)?.len();
+        if length != self.manifest.geometry().file_bytes(reference.tokens) {
+            return Err(format!("{}: no page of {} tokens", path.display(), reference.tokens));
+        }
+        Ok(file)
+    }
+
+    /// Keeps a page whose V comes later.
+    fn keep(&self, found: Found) {
+        let mut opened = self.opened();
+        if !found.reference.is_v && opened.len() < OPENED_MAX {
+            opened.insert((found.reference.prefix, found.reference.layer), found.file);
+        }
+    }
+
+    fn opened(&self) -> MutexGuard<'_, HashMap<(PrefixHash, u32), File>> {
+        self.opened.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// K, or V, of a page.
+struct Found {
+    reference: Reference,
+    file: File,
+    /// Of the rows in the file, and how many bytes they have.
+    offset: u64,
+    bytes: usize,
 }
 
 /// Puts rows of a slot file into a cache, with the pages that they refer to.
@@ -97,15 +136,17 @@ fn restore_page(
     rows: &Rows<'_>, at: usize, from: &[u8], model: Option<&Model>,
 ) -> Result<usize, String> {
     let model = model.ok_or_else(|| format!("a slot of references, and no {VARIABLE}"))?;
-    let (file, offset, bytes) = model.find(from, rows)?;
+    let found = model.find(from, rows)?;
+    let (offset, bytes) = (found.offset, found.bytes);
     if bytes > from.len() {
         return Err("a page would be in two places: restore into an empty slot".to_owned());
     }
     // Where OS pages do not fit, or there are too many mappings, it is copied.
-    if rows.map(at, &file, offset, bytes).is_err() {
+    if rows.map(at, &found.file, offset, bytes).is_err() {
         let mut copy = vec![0; bytes];
-        file.read_exact_at(&mut copy, offset).map_err(|error| error.to_string())?;
+        found.file.read_exact_at(&mut copy, offset).map_err(|error| error.to_string())?;
         rows.copy(at, &copy);
     }
+    model.keep(found);
     Ok(bytes)
 }
