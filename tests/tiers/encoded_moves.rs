@@ -79,7 +79,7 @@ fn with_pages(mode: Mode, further: &[&str]) -> (Mount, Model, Vec<(PathBuf, Vec<
     eventually("pages to be encoded", || {
         (mount.status_number("ssd_only_encoded_objects") > 0).then_some(())
     });
-    pages.sort_by_key(|(path, _)| (!is_encoded(path), path.clone()));
+    pages.sort_by_cached_key(|(path, _)| (!is_encoded(path), path.clone()));
     (mount, model, pages)
 }
 
