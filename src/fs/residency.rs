@@ -56,8 +56,18 @@ impl FileSystem {
             match self.fetch((id, role), object)? {
                 Fetched::Here(file) => return Ok(file),
                 Fetched::LookAgain => {}
-                Fetched::NoCopy => break,
+                Fetched::NoCopy => return self.open_last_copy(id, object),
             }
+        }
+        // It came and went each time; nothing is wrong with it.
+        Err(FsError::Stale)
+    }
+
+    /// Opens an object that nobody else has.
+    fn open_last_copy(&self, id: InodeId, object: ObjectId) -> Result<Arc<dyn DiskFile>, FsError> {
+        // Somebody may have brought it here, and dropped the copy that it came from, in between.
+        if let Some(file) = self.open_if_here(object)? {
+            return Ok(file);
         }
         if self.state().metadata.object(object)?.is_none() {
             // Its last name went while it was on its way.

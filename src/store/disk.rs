@@ -245,8 +245,8 @@ pub trait DiskFile: Debug + Send + Sync {
     fn bypass_cache(&self) -> bool {
         false
     }
-    /// Has the whole file read into memory, without waiting for it, if the disk can.
-    fn read_ahead(&self) -> io::Result<()> {
+    /// Reads a range, as far as the file goes, into the page cache in large pieces, if the disk can.
+    fn populate(&self, _offset: u64, _length: u64) -> io::Result<()> {
         Ok(())
     }
     /// Makes the content durable.

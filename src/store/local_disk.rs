@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
-use nix::fcntl::{OFlag, PosixFadviseAdvice, posix_fadvise};
+use nix::fcntl::OFlag;
 use nix::sys::stat::Mode;
 
 use super::disk::{
@@ -209,9 +209,10 @@ impl DiskFile for LocalFile {
         nix::fcntl::fcntl(&self.0, flags).is_ok()
     }
 
-    fn read_ahead(&self) -> io::Result<()> {
-        let advice = PosixFadviseAdvice::POSIX_FADV_WILLNEED;
-        Ok(posix_fadvise(&self.0, 0, 0, advice)?)
+    fn populate(&self, offset: u64, length: u64) -> io::Result<()> {
+        let rest = self.0.metadata()?.len().saturating_sub(offset);
+        let length = usize::try_from(length.min(rest)).map_err(io::Error::other)?;
+        crate::sys::populate(&self.0, offset, length)
     }
 
     fn sync(&self) -> io::Result<()> {

@@ -218,12 +218,15 @@ impl FileSystem {
             return Ok(space);
         }
         let state = self.state();
-        self.each_limit_above(&state, id, |limit, used| {
-            let left = limit.saturating_sub(*used);
+        let limits = self.limits_above(&state, id)?;
+        let reports = self.retention.reports();
+        for (directory, limit) in limits {
+            let used = reports.get(&directory).map_or(0, |report| report.bytes);
+            let left = limit.saturating_sub(used);
             space.total_bytes = space.total_bytes.min(limit);
             space.free_bytes = space.free_bytes.min(left);
             space.available_bytes = space.available_bytes.min(left);
-        })?;
+        }
         Ok(space)
     }
 
@@ -235,31 +238,33 @@ impl FileSystem {
         if !self.retention.is_active.load(Ordering::Acquire) {
             return Ok(());
         }
-        self.each_limit_above(state, directory, |_, used| *used = used.saturating_sub(bytes))
+        let limits = self.limits_above(state, directory)?;
+        let mut reports = self.retention.reports();
+        for (directory, _) in limits {
+            if let Some(report) = reports.get_mut(&directory) {
+                report.bytes = report.bytes.saturating_sub(bytes);
+            }
+        }
+        Ok(())
     }
 
-    /// Calls with the limit of each directory from this one up that has one, and with what it holds.
-    fn each_limit_above(
-        &self, state: &State, id: InodeId, mut act: impl FnMut(u64, &mut u64),
-    ) -> Result<(), FsError> {
-        let (policies, mut reports) = (self.retention.policies(), self.retention.reports());
+    /// Directories from this one up that have a limit, and how many bytes they may hold.
+    fn limits_above(&self, state: &State, id: InodeId) -> Result<Vec<(InodeId, u64)>, FsError> {
+        let policies = self.retention.policies();
+        let mut limits = Vec::new();
         let mut at = id;
         for _ in 0..DEPTH_MAX {
             let inode = state.metadata.inode(at)?;
             let Some(Kind::Directory { parent, .. }) = inode.map(|inode| inode.kind) else { break };
             if let Some(limit) = policies.directories.get(&at).and_then(|policy| policy.bytes) {
-                let mut used = reports.get(&at).map_or(0, |report| report.bytes);
-                act(limit, &mut used);
-                if let Some(report) = reports.get_mut(&at) {
-                    report.bytes = used;
-                }
+                limits.push((at, limit));
             }
             if at == InodeId::ROOT {
                 break;
             }
             at = parent;
         }
-        Ok(())
+        Ok(limits)
     }
 
     /// Lines of `.kvfs/status`.
