@@ -12,7 +12,7 @@ use fuser::{
     ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 
-use super::convert::{absent, attributes, file_type, inode, new_time, ttl};
+use super::convert::{absent, attributes, file_type, inode, new_time, ttl, ttl_of_new};
 use super::dispatch::Callbacks;
 use super::shared::{Shared, caller, is_reader, permissions, place, quiet, reply_attribute};
 use crate::fs::{FileSystem, Listing, NAME_BYTES_MAX, NewNode, OpenedBy, SetAttributes};
@@ -194,8 +194,7 @@ impl Filesystem for Callbacks {
         };
         let (found, opened) = (created.found, created.opened);
         let handle = FileHandle(opened.handle);
-        // One time to live for name and attributes: those of a file being written have none.
-        let (ttl, shown) = (ttl(false), attributes(&found.attributes));
+        let (ttl, shown) = (ttl_of_new(found.name_is_stable), attributes(&found.attributes));
         match &opened.by {
             OpenedBy::Daemon => {
                 reply.created(&ttl, &shown, Generation(0), handle, Shared::served_flags(&opened));

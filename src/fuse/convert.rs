@@ -10,6 +10,15 @@ use crate::store::record::InodeId;
 /// The kernel may believe what it was told until it changes it itself or is told otherwise.
 const LONG: Duration = Duration::from_secs(24 * 3600);
 
+/// Long enough for who makes a file to write, close and rename it without a question after each
+/// step; the kernel itself notes what its writes change. Only what a mapping writes is told so much later.
+const NEW: Duration = Duration::from_millis(100);
+
+/// How long the kernel may cache the name and the attributes of a file that was just made.
+pub(super) fn ttl_of_new(name_is_stable: bool) -> Duration {
+    if name_is_stable { NEW } else { Duration::ZERO }
+}
+
 /// How long the kernel may cache.
 pub(super) fn ttl(stable: bool) -> Duration {
     if stable { LONG } else { Duration::ZERO }

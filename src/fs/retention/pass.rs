@@ -360,15 +360,17 @@ impl FileSystem {
                 Reason::Age | Reason::Ttl => u64::MAX,
             };
             let removal = self.remove_unit(&unit, bytes_max)?;
-            if removal.kept == Some(Kept::Committing) && removal.files == 0 {
-                // It is next, not something that was used later.
-                pass.go_on_with(unit, reason);
-                return Ok(true);
+            let is_committing = removal.kept == Some(Kept::Committing);
+            if !is_committing || removal.files > 0 {
+                self.count_removal(pass.root, reason, &removal);
             }
-            self.count_removal(pass.root, reason, &removal);
             pass.is_unfinished |= removal.kept == Some(Kept::InUse);
-            if removal.has_more {
+            if removal.has_more || is_committing {
                 pass.go_on_with(unit, reason);
+            }
+            if is_committing {
+                // The rest of it is next, not something that was used later.
+                return Ok(true);
             }
         }
         Ok(true)
