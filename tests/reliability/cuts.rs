@@ -18,14 +18,14 @@ const CUTS: u64 = 100;
 const LIFE_MS_MAX: usize = 60;
 
 fn whatever_was_acknowledged_survives(format: Format, bytes: u64) {
-    let cuts = setting("KVFS_POWER_CUTS", CUTS);
+    let (cuts, seed) = (setting("KVFS_POWER_CUTS", CUTS), setting("KVFS_SEED", 1));
     let disk = SmallDisk::with(format, bytes);
     let store = disk.mountpoint.join("store");
     let options = ["--commit-interval", "0.02", "--ram", "8M"];
     let mut mount = Mount::of_store_with(Mode::Passthrough, &options, &store);
     let model = Model::small();
     prepare(&mount, &model);
-    let (mut ledger, mut random) = (Ledger::default(), Random::of(1));
+    let (mut ledger, mut random) = (Ledger::default(), Random::of(seed));
     for round in 0..cuts {
         let root = mount.path().to_owned();
         let life = Duration::from_millis(random.below(LIFE_MS_MAX) as u64);
@@ -40,11 +40,12 @@ fn whatever_was_acknowledged_survives(format: Format, bytes: u64) {
         output(Command::new("umount").arg("-l").arg(&root));
         disk.restore_power();
         mount.mount();
-        ledger.check(&model, &root, &format!("{format:?}, cut {round}"));
+        ledger.check(&model, &root, &format!("{format:?}, seed {seed}, cut {round}"));
         ledger.retire(&root, is_written_once);
     }
     println!(
-        "{format:?}: {cuts} power cuts, {} acknowledged, {} programs interrupted, 0 lost, 0 torn",
+        "{format:?}, seed {seed}: {cuts} power cuts, {} acknowledged, {} programs interrupted, 0 lost, \
+         0 torn",
         ledger.acknowledged, ledger.interrupted
     );
     assert!(ledger.interrupted >= cuts, "only {} programs were interrupted", ledger.interrupted);

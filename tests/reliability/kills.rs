@@ -34,11 +34,11 @@ fn kill_again_and_again(
     mode: Mode, what: &str, life_ms_max: usize,
     mut kill: impl FnMut(&mut Mount, &mut Random) -> bool,
 ) {
-    let kills = setting("KVFS_KILLS", KILLS);
+    let (kills, seed) = (setting("KVFS_KILLS", KILLS), setting("KVFS_SEED", 2));
     let mut mount = Mount::with_options(mode, &OPTIONS);
     let model = Model::small();
     prepare(&mount, &model);
-    let (mut ledger, mut random, mut met) = (Ledger::default(), Random::of(2), 0);
+    let (mut ledger, mut random, mut met) = (Ledger::default(), Random::of(seed), 0);
     for round in 0..kills {
         let root = mount.path().to_owned();
         let life = Duration::from_millis(random.below(life_ms_max) as u64);
@@ -46,13 +46,13 @@ fn kill_again_and_again(
             met += u64::from(kill(&mut mount, &mut random));
         });
         mount.mount();
-        ledger.check(&model, &root, &format!("{what}, {mode:?}, kill {round}"));
+        ledger.check(&model, &root, &format!("{what}, {mode:?}, seed {seed}, kill {round}"));
         ledger.retire(&root, is_written_once);
         assert_eq!(mount.status("errors"), "0");
     }
     println!(
-        "{what}, {mode:?}: {kills} kills, {met} of them as intended, {} acknowledged, {} programs \
-         interrupted, 0 lost, 0 torn",
+        "{what}, {mode:?}, seed {seed}: {kills} kills, {met} of them as intended, {} acknowledged, {} \
+         programs interrupted, 0 lost, 0 torn",
         ledger.acknowledged, ledger.interrupted
     );
     assert!(met * 2 >= kills, "only {met} of {kills} kills were as intended");

@@ -4,7 +4,8 @@
 //! | variable | |
 //! |---|---|
 //! | `KVFS_POWER_CUTS` | power cuts of each filesystem (100; a night takes 10,000) |
-//! | `KVFS_KILLS` | kills at random moments (120), and as many at system calls |
+//! | `KVFS_KILLS` | kills at random moments (100), and as many at system calls |
+//! | `KVFS_SEED` | what the random moments begin with |
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(clippy::print_stdout, reason = "how much was tested")]
