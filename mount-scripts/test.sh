@@ -7,7 +7,7 @@
 # a program that one test starts would otherwise inherit descriptors of another.
 #
 # A test that lacks something (root, /dev/fuse, a program) prints why and passes;
-# KVFS_REQUIRE=fuse,root,loop,rsync,python,safetensors,pjdfstest,fsx,stress-ng,fio,git,setpriv,s3,strace,xfs,zstd,cc,c++,nm,llama,rpc,xllamacpp,nvrtc,cgroup
+# KVFS_REQUIRE=fuse,root,loop,rsync,python,safetensors,pjdfstest,fsx,stress-ng,fio,git,setpriv,s3,strace,xfs,zstd,cc,c++,nm,llama,rpc,xllamacpp,nvrtc,nfs_machine,cgroup
 # turns that into a failure, word by word.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -36,6 +36,9 @@ fi
 export KVFS_TEST_LLAMA=$tools/llama.cpp-0.5.0
 mount-scripts/fetch-llama.sh "$KVFS_TEST_LLAMA" ||
     echo "test.sh: tests with llama.cpp are skipped" >&2
+
+# A server and a kernel for the remote on NFS.
+mount-scripts/fetch-nfs.sh "$tools/nfs" || echo "test.sh: tests with NFS are skipped" >&2
 
 # What makes the PTX of kernels/ and looks at what an assembler makes of it.
 kernels/install-tools.sh

@@ -10,6 +10,7 @@
 
 pub(crate) mod disk;
 pub(crate) mod forks;
+pub(crate) mod ganesha;
 pub(crate) mod memory_group;
 pub(crate) mod model;
 pub(crate) mod mount;

@@ -1,18 +1,27 @@
 //! A directory of this machine, seen through the kernel's NFS client.
 
-use std::fs::File;
-use std::net::TcpListener;
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 
 use super::eventually;
-use super::forks::{output, spawn};
+use super::forks::output;
+use super::ganesha::{Ganesha, Order};
 
-/// A server in user space on loopback, and a mount of what it exports; both end when dropped.
+/// A mount of what a server exports, and the server if it is ours; both end when dropped.
 pub(crate) struct Nfs {
     mountpoint: PathBuf,
-    server: Option<Child>,
+    server: Server,
     _directory: Option<tempfile::TempDir>,
+}
+
+enum Server {
+    Here(Ganesha),
+    /// Whoever is at the other end passes orders on.
+    Elsewhere(BufReader<TcpStream>),
+    /// Nobody here can stop it.
+    Foreign,
 }
 
 /// Why no directory can be mounted through NFS.
@@ -29,10 +38,15 @@ pub(crate) fn missing() -> Option<String> {
     if !known.lines().any(|line| line.ends_with("\tnfs4")) {
         return Some("the kernel has no NFS client (nfs4 is not in /proc/filesystems)".to_owned());
     }
-    super::require::missing_program(SERVER)
+    super::ganesha::missing()
 }
 
-const SERVER: &str = "ganesha.nfsd";
+/// Why no server can be stopped under such a mount.
+pub(crate) fn missing_server() -> Option<String> {
+    let is_foreign = named().is_some() && control().is_none();
+    let foreign = || "nobody passes orders to the server of KVFS_TEST_NFS".to_owned();
+    missing().or_else(|| is_foreign.then(foreign))
+}
 
 /// A directory that is there: `KVFS_TEST_NFS`.
 fn named() -> Option<Result<PathBuf, String>> {
@@ -46,61 +60,58 @@ fn named() -> Option<Result<PathBuf, String>> {
     Some(if is_nfs { Ok(directory.clone()) } else { Err(refused()) })
 }
 
+/// Who takes orders for the server of the directory that is named, `HOST:PORT`.
+fn control() -> Option<String> {
+    std::env::var("KVFS_TEST_NFS_CONTROL").ok()
+}
+
 impl Nfs {
     /// The directory that is named, or one that is exported and mounted here.
     pub(crate) fn mount() -> Nfs {
         if let Some(named) = named() {
-            return Nfs { mountpoint: named.unwrap(), server: None, _directory: None };
+            let stream = control().map(|address| TcpStream::connect(address).unwrap());
+            let elsewhere = |stream| Server::Elsewhere(BufReader::new(stream));
+            let server = stream.map_or(Server::Foreign, elsewhere);
+            return Nfs { mountpoint: named.unwrap(), server, _directory: None };
         }
         let directory = super::mount::scratch_directory();
-        let [exported, state, mountpoint] = ["exported", "state", "mnt"].map(|name| {
-            let path = directory.path().join(name);
-            std::fs::create_dir(&path).unwrap();
-            path
-        });
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let configuration = directory.path().join("ganesha.conf");
-        std::fs::write(&configuration, configuration_text(&exported, &state, port)).unwrap();
-        let log = File::create(directory.path().join("log")).unwrap();
-        let mut server = Command::new(SERVER);
-        server.arg("-F").arg("-f").arg(&configuration).arg("-p").arg(directory.path().join("pid"));
-        server.args(["-L", "/dev/stderr"]).stderr(log).stdout(Stdio::null());
-        let server = Some(spawn(&mut server).unwrap());
-        let nfs = Nfs { mountpoint, server, _directory: Some(directory) };
+        let mountpoint = directory.path().join("mnt");
+        std::fs::create_dir(&mountpoint).unwrap();
+        let server = Ganesha::new();
+        let port = server.port();
         let options = format!("vers=4.1,addr=127.0.0.1,clientaddr=127.0.0.1,port={port}");
         eventually("the NFS server", || {
             let mut mount = Command::new("mount");
-            mount.args(["-i", "-t", "nfs4", "-o", &options, "127.0.0.1:/kv"]).arg(&nfs.mountpoint);
+            mount.args(["-i", "-t", "nfs4", "-o", &options, "127.0.0.1:/kv"]).arg(&mountpoint);
             output(&mut mount).status.success().then_some(())
         });
-        nfs
+        Nfs { mountpoint, server: Server::Here(server), _directory: Some(directory) }
     }
 
     pub(crate) fn path(&self) -> &Path {
         &self.mountpoint
     }
-}
 
-/// An export of one directory, without locks and port mappers.
-fn configuration_text(exported: &Path, state: &Path, port: u16) -> String {
-    format!(
-        "NFS_CORE_PARAM {{ Protocols = 4; NFS_Port = {port}; Bind_addr = 127.0.0.1; \
-         Enable_NLM = false; Enable_RQUOTA = false; }}\n\
-         NFSv4 {{ Graceless = true; RecoveryBackend = fs; RecoveryRoot = \"{}\"; }}\n\
-         EXPORT {{ Export_Id = 1; Path = \"{}\"; Pseudo = \"/kv\"; Access_Type = RW; \
-         Squash = No_Root_Squash; SecType = sys; FSAL {{ Name = VFS; }} }}\n",
-        state.display(),
-        exported.display(),
-    )
+    /// Returns when it is done.
+    pub(crate) fn order(&mut self, order: Order) {
+        match &mut self.server {
+            Server::Here(server) => server.obey(order),
+            Server::Elsewhere(stream) => {
+                writeln!(stream.get_mut(), "{order:?}").unwrap();
+                let mut answer = String::new();
+                stream.read_line(&mut answer).unwrap();
+                assert_eq!(answer.trim(), "done");
+            }
+            Server::Foreign => panic!("nobody passes orders to this server"),
+        }
+    }
 }
 
 impl Drop for Nfs {
     fn drop(&mut self) {
-        if let Some(mut server) = self.server.take() {
+        if matches!(self.server, Server::Here(_)) {
             output(Command::new("umount").arg("-f").arg(&self.mountpoint));
             output(Command::new("umount").arg("-l").arg(&self.mountpoint));
-            let _ = server.kill();
-            let _ = server.wait();
         }
     }
 }

@@ -37,6 +37,15 @@ fn missing(what: &str) -> Option<String> {
             (!is_known).then(|| "a kernel without XFS".to_owned())
         }),
         "nfs" => super::nfs::missing(),
+        "nfs_server" => super::nfs::missing_server(),
+        "nfs_machine" => {
+            missing_program("qemu-system-x86_64").or_else(super::ganesha::missing).or_else(|| {
+                (!super::ganesha::tools().join("root/boot").is_dir()).then(|| {
+                    "no kernel with an NFS client: mount-scripts/fetch-nfs.sh fetches one"
+                        .to_owned()
+                })
+            })
+        }
         "llama" => (!llama_directory().join("include/llama.h").is_file())
             .then(|| "no llama.cpp: mount-scripts/fetch-llama.sh fetches it".to_owned()),
         "tmpfs_attributes" => missing_tmpfs_attributes(),
