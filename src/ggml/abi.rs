@@ -132,7 +132,7 @@ pub(super) struct BufferType {
     pub(super) alloc_buffer: unsafe extern "C" fn(*mut BufferType, usize) -> *mut Buffer,
     pub(super) get_alignment: unsafe extern "C" fn(*mut BufferType) -> usize,
     pub(super) get_max_size: *const c_void,
-    pub(super) get_alloc_size: *const c_void,
+    pub(super) get_alloc_size: unsafe extern "C" fn(*mut BufferType, *const RawTensor) -> usize,
     pub(super) is_host: unsafe extern "C" fn(*mut BufferType) -> bool,
     pub(super) device: *mut Device,
     pub(super) context: *mut c_void,

@@ -11,7 +11,7 @@ use super::abi::{
     Buffer, BufferInterface, BufferType, Device, RawTensor, STATUS_FAILED, STATUS_SUCCESS,
 };
 use super::files::{CacheFile, CacheFiles};
-use super::region::{OS_PAGE_BYTES, Region};
+use super::region::{HUGE_PAGE_BYTES, OS_PAGE_BYTES, Region};
 use super::restore::restore;
 use super::slot::reference::is_referred;
 use super::tensor::TensorView;
@@ -51,7 +51,7 @@ pub(super) fn buffer_type(device: *mut Device) -> BufferType {
         alloc_buffer: allocate,
         get_alignment: alignment,
         get_max_size: ptr::null(),
-        get_alloc_size: ptr::null(),
+        get_alloc_size: allocated_size,
         is_host,
         device,
         context: ptr::null_mut(),
@@ -69,6 +69,25 @@ unsafe extern "C" fn alignment(_: *mut BufferType) -> usize {
 
 unsafe extern "C" fn is_host(_: *mut BufferType) -> bool {
     true
+}
+
+/// What a tensor takes of a buffer. Those of a cache take whole huge pages, so that the kernel can map
+/// their files in such: two threads read 35 GB/s then, and 26 from pages of 4 KiB.
+///
+/// # Safety
+/// A tensor of the engine.
+unsafe extern "C" fn allocated_size(_: *mut BufferType, tensor: *const RawTensor) -> usize {
+    // SAFETY: the caller's.
+    let bytes = unsafe { (plugin().engine.functions.nbytes)(tensor) };
+    // SAFETY: the caller's.
+    let tensor = unsafe { TensorView::new(tensor) };
+    let is_cache =
+        |tensor: TensorView<'_>| CACHE_NAMES.iter().any(|name| tensor.name().starts_with(name));
+    if bytes >= HUGE_PAGE_BYTES && tensor.is_some_and(is_cache) {
+        bytes.next_multiple_of(HUGE_PAGE_BYTES)
+    } else {
+        bytes
+    }
 }
 
 /// # Safety
@@ -300,9 +319,11 @@ impl<'m> Rows<'m> {
         }
         self.memory.region.map_private(first..first + length, page, start)?;
         file.cover(begin..begin + length);
-        // What follows is written row by row. Where the kernel reads megabytes ahead, the first of them
-        // would wait until as many are filled with zeros: 1.5 ms for each K and V of a layer.
-        self.memory.region.touch_alone(first + length..offset + cache.length);
+        // What follows is written row by row. Where the kernel reads megabytes ahead, or fills a huge
+        // page, the first of them would wait for that in each K and V of a layer.
+        let behind = first + length;
+        let end = behind.next_multiple_of(HUGE_PAGE_BYTES).min(offset + cache.length);
+        self.memory.region.touch_alone(behind..end);
         Ok(())
     }
 }

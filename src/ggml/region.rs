@@ -10,9 +10,14 @@ use std::ptr;
 /// Bytes of an OS page.
 pub(super) const OS_PAGE_BYTES: usize = 4096;
 
+/// Bytes of a huge page of x86-64.
+pub(super) const HUGE_PAGE_BYTES: usize = 2 << 20;
+
 /// Reserved address space: memory, where no file has been mapped over it. It goes when dropped.
 #[derive(Debug)]
 pub(super) struct Region {
+    /// Of the mapping, which has room for the base to start a huge page.
+    start: *mut c_void,
     base: *mut c_void,
     length: usize,
 }
@@ -29,15 +34,17 @@ impl Region {
             .max(1)
             .checked_next_multiple_of(OS_PAGE_BYTES)
             .ok_or(io::ErrorKind::OutOfMemory)?;
+        let reserved = length.checked_add(HUGE_PAGE_BYTES).ok_or(io::ErrorKind::OutOfMemory)?;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         // SAFETY: a new mapping where the kernel likes.
-        let base = unsafe {
-            libc::mmap(ptr::null_mut(), length, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
+        let start = unsafe {
+            libc::mmap(ptr::null_mut(), reserved, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
         };
-        if base == libc::MAP_FAILED {
+        if start == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        Ok(Self { base, length })
+        let base = start.wrapping_byte_add(start.addr().wrapping_neg() % HUGE_PAGE_BYTES);
+        Ok(Self { start, base, length })
     }
 
     pub(super) fn base(&self) -> *mut c_void {
@@ -50,9 +57,15 @@ impl Region {
         (offset.checked_add(length)? <= self.length).then_some(offset)
     }
 
-    /// Maps the first `length` bytes of a file over the region, shared.
+    /// Maps the first `length` bytes of a file over the region, shared, in huge pages where it is so
+    /// long.
     pub(super) fn map(&self, offset: usize, length: usize, file: &File) -> io::Result<()> {
-        self.map_at(offset..offset.saturating_add(length), libc::MAP_SHARED, file, 0)
+        let range = offset..offset.saturating_add(length);
+        self.map_at(range.clone(), libc::MAP_SHARED, file, 0)?;
+        if length >= HUGE_PAGE_BYTES {
+            self.advise(range, libc::MADV_HUGEPAGE);
+        }
+        Ok(())
     }
 
     /// Maps bytes of a file from `start` on over the region, privately: what is written there from now
@@ -63,15 +76,20 @@ impl Region {
         self.map_at(range, libc::MAP_PRIVATE, file, start)
     }
 
-    /// Says that nothing is to be read ahead when an OS page is touched for the first time. That it is
-    /// only costs time, so a kernel that refuses is not asked why.
+    /// Says that no more than an OS page is to be read when it is touched for the first time.
     pub(super) fn touch_alone(&self, range: Range<usize>) {
+        self.advise(range.clone(), libc::MADV_RANDOM);
+        self.advise(range, libc::MADV_NOHUGEPAGE);
+    }
+
+    /// A kernel that refuses is not asked why: it only costs time.
+    fn advise(&self, range: Range<usize>, advice: c_int) {
         if range.is_empty() || range.end > self.length {
             return;
         }
         let address = self.base.wrapping_byte_add(range.start);
         // SAFETY: the addresses are the region's own, and advice changes nothing in memory.
-        unsafe { libc::madvise(address, range.len(), libc::MADV_RANDOM) };
+        unsafe { libc::madvise(address, range.len(), advice) };
     }
 
     fn map_at(
@@ -108,6 +126,31 @@ pub(super) fn is_resident(bytes: &[u8]) -> bool {
 impl Drop for Region {
     fn drop(&mut self) {
         // SAFETY: the engine frees a buffer when no tensor is in it any more.
-        unsafe { libc::munmap(self.base, self.length) };
+        unsafe { libc::munmap(self.start, self.length + HUGE_PAGE_BYTES) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    #[test]
+    fn files_start_huge_pages() {
+        let region = Region::reserve(3 * HUGE_PAGE_BYTES + 1).unwrap();
+        assert!(region.base().addr().is_multiple_of(HUGE_PAGE_BYTES));
+        let end = region.base().wrapping_byte_add(3 * HUGE_PAGE_BYTES);
+        assert_eq!(region.offset_of(end, 1), Some(3 * HUGE_PAGE_BYTES));
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&vec![7; HUGE_PAGE_BYTES]).unwrap();
+        region.map(HUGE_PAGE_BYTES, HUGE_PAGE_BYTES, &file).unwrap();
+        region.touch_alone(HUGE_PAGE_BYTES..2 * HUGE_PAGE_BYTES);
+        for (offset, expected) in [(HUGE_PAGE_BYTES, 7), (2 * HUGE_PAGE_BYTES, 0)] {
+            let byte = region.base().wrapping_byte_add(offset).cast::<u8>();
+            // SAFETY: it lies in the region.
+            assert_eq!(unsafe { byte.read() }, expected);
+        }
+        assert!(region.map(4 * HUGE_PAGE_BYTES, OS_PAGE_BYTES, &file).is_err());
     }
 }
