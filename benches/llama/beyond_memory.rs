@@ -36,7 +36,6 @@ pub(crate) fn measure(mount: &Mount, directory: &Path, rounds: usize) {
     let arguments =
         format!("{ENGINE} --context {context} --predict {STEPS} --load {}", slot.display());
     let bytes = slot.metadata().unwrap().len() as f64;
-    println!("{:<56}{:>9}{:>9}{:>7}", "GB/s", "kvfs", "disk", "share");
     let mut values = Rounds::default();
     for _ in 0..rounds {
         let before = disk_rate(&slot);
@@ -47,7 +46,7 @@ pub(crate) fn measure(mount: &Mount, directory: &Path, rounds: usize) {
         let ours = bytes / milliseconds(&run.decode) / 1e6;
         values.push(ours, f64::midpoint(before, disk_rate(&slot)));
     }
-    values.print(name, ">=0.80", |ours, disk| ours / disk);
+    values.print(name, "GB/s", ">=0.80", |ours, disk| ours / disk);
     let group = MemoryGroup::new(MEMORY_BYTES).unwrap();
     let stock = group.bound(&command(&path, &arguments, None)).output().unwrap();
     let signal = stock.status.signal();

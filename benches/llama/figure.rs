@@ -42,13 +42,21 @@ impl Rounds {
         self.other.push(other);
     }
 
-    /// Prints medians and the median of `ratio` of ours and the other, for which `target` is set.
-    pub(crate) fn print(&self, name: &str, target: &str, ratio: impl Fn(f64, f64) -> f64) {
+    /// Prints medians, in `unit`, and the median of `result` of ours and the other, for which `target`
+    /// is set.
+    pub(crate) fn print(
+        &self, name: &str, unit: &str, target: &str, result: impl Fn(f64, f64) -> f64,
+    ) {
         let pairs = self.ours.iter().zip(&self.other);
-        let ratios: Vec<f64> = pairs.map(|(ours, other)| ratio(*ours, *other)).collect();
-        let (ours, other) = (median(&self.ours), median(&self.other));
-        let all: Vec<String> = ratios.iter().map(|ratio| format!("{ratio:.2}")).collect();
-        let (middle, all) = (median(&ratios), all.join(" "));
-        println!("{name:<56}{ours:>9.2}{other:>9.2}{middle:>7.2} ({target:>6})  {all}");
+        let results: Vec<f64> = pairs.map(|(ours, other)| result(*ours, *other)).collect();
+        let all: Vec<String> = results.iter().map(|result| format!("{result:.2}")).collect();
+        let [ours, other, middle] = [&self.ours, &self.other, &results].map(|it| median(it));
+        let all = all.join(" ");
+        println!("{name:<56}{ours:>9.2}{other:>9.2} {unit:<6}{middle:>7.2} ({target:>6})  {all}");
     }
+}
+
+/// The line above those of all figures.
+pub(crate) fn print_header() {
+    println!("{:<56}{:>9}{:>9} {:<6}{:>7} (target)  rounds", "", "kvfs", "other", "", "result");
 }

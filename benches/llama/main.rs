@@ -6,8 +6,9 @@
 //! ```
 //!
 //! Both run in turns, each with flash attention as the engine decides and with threads that wait
-//! for work as those of `llama-server` do. A figure is the median of the rounds' ratios, which stand
-//! behind it; a round's time of a step is the median of its steps. Every run counts its attention
+//! for work as those of `llama-server` do. A result is the median of the rounds, which stand behind it:
+//! how many times faster than stock; how many milliseconds beyond reading the same bytes; which share of
+//! the disk's rate. A round's time of a step is the median of its steps. Every run counts its attention
 //! operations. Long conversations are not computed but loaded, from slot files of noise. All of it
 //! takes some minutes; words choose figures whose names contain one of them (`prefill`, `16384`,
 //! `restored`, `memory`).
@@ -49,6 +50,7 @@ fn main() {
     let directory = scratch_directory();
     let mode = if nix::unistd::geteuid().is_root() { Mode::Passthrough } else { Mode::Served };
     let mount = Mount::new(mode);
+    figure::print_header();
     speed::measure(&mount, directory.path(), rounds);
     restore::measure(&mount, directory.path(), rounds);
     beyond_memory::measure(&mount, directory.path(), rounds);

@@ -24,6 +24,7 @@ const TARGET_MS: f64 = 20.0;
 /// A model of the mount with conversations of noise.
 struct Conversations<'a> {
     mount: &'a Mount,
+    directory: &'a Path,
     model: Model,
     gguf: PathBuf,
     pages: PathBuf,
@@ -45,7 +46,7 @@ pub(crate) fn measure(mount: &Mount, directory: &Path, rounds: usize) {
 }
 
 impl<'a> Conversations<'a> {
-    fn new(mount: &'a Mount, directory: &Path) -> Self {
+    fn new(mount: &'a Mount, directory: &'a Path) -> Self {
         let model = attention_dominated();
         let gguf = directory.join("model.gguf");
         model.write_random(7, &gguf);
@@ -58,11 +59,11 @@ impl<'a> Conversations<'a> {
             create.arg(name).arg(number);
         }
         program::run(&mut create);
-        Self { mount, model, gguf, pages }
+        Self { mount, directory, model, gguf, pages }
     }
 
     fn slot(&self, name: &str) -> PathBuf {
-        self.mount.files(name)
+        self.directory.join(name)
     }
 
     /// Writes a slot file, which becomes a sequence.
@@ -97,10 +98,10 @@ impl<'a> Conversations<'a> {
             let touched = milliseconds(&[self.touch()]);
             mapped.push(until_usual(&self.load(&references)), touched);
         }
-        println!("{:<56}{:>9}{:>9}{:>7}", "ms", "kvfs", "reading", "beyond");
         let beyond = |ours: f64, reading: f64| ours - reading;
-        mapped.print("restored, 8192 tokens, by reference", &format!("<={TARGET_MS}"), beyond);
-        copied.print("restored, 8192 tokens, the bytes of a slot file", "", beyond);
+        let target = format!("<={TARGET_MS}");
+        mapped.print("restored, 8192 tokens, by reference", "ms", &target, beyond);
+        copied.print("restored, 8192 tokens, the bytes of a slot file", "ms", "", beyond);
     }
 
     /// Reads all pages of the sequence into memory that is used again, with two threads.

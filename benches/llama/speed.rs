@@ -25,7 +25,7 @@ impl Comparison<'_> {
             run.assert_attention_was_ours();
             rounds.push(time(&run), time(&ran(self.model, &arguments, None)));
         }
-        rounds.print(name, &format!(">={target:.2}"), |ours, stock| stock / ours);
+        rounds.print(name, "ms", &format!(">={target:.2}"), |ours, stock| stock / ours);
     }
 }
 
@@ -57,7 +57,6 @@ fn narrow_rows() -> Model {
 }
 
 pub(crate) fn measure(mount: &Mount, directory: &Path, rounds: usize) {
-    println!("{:<56}{:>9}{:>9}{:>7} (target)  rounds", "ms", "kvfs", "stock", "ratio");
     tiny_model(mount, directory, rounds);
     for (name, model) in [("8 KV heads", attention_dominated()), ("2 KV heads", narrow_rows())] {
         let path = directory.join("model.gguf");
