@@ -1,7 +1,7 @@
 //! What the engine computed, as pages of a mount and back.
 
 use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::process::Command;
 
@@ -15,6 +15,7 @@ use crate::common::{Mode, Mount, fill};
 use crate::engine::ran;
 use crate::gguf::Model;
 use crate::program::run;
+use crate::slot_file;
 
 const TOKENS: usize = 300;
 const PAGE_TOKENS: usize = 128;
@@ -180,6 +181,34 @@ fn what_is_no_sequence_of_pages_is_refused() {
         check(&slot, model, line);
     }
     check(&path, "tiny", "is no slot file of llama.cpp");
+}
+
+/// Two conversations whose first pages are the same have them once.
+#[test]
+fn a_beginning_in_common_is_stored_once() {
+    require!(fuse);
+    let mount = Mount::new(Mode::Served);
+    create(&mount, "tiny", "nhd", "2");
+    let sequences = mount.join("models/tiny/sequences");
+    for (name, tokens) in [("long", TOKENS), ("short", TOKENS - PAGE_TOKENS / 2)] {
+        let slot = mount.join("files").join(name);
+        slot_file::write(&slot, &Model::tiny(), tokens);
+        run(&mut kvfs(&["import", text(&slot), text(&sequences.join(name))]));
+    }
+    for layer in 0..LAYERS {
+        let file = |name: &str, page: usize| {
+            let page = format!("{layer:03}/{:07}.safetensors", page * PAGE_TOKENS);
+            sequences
+                .join(name)
+                .join(page)
+                .metadata()
+                .map(|metadata| (metadata.ino(), metadata.nlink()))
+        };
+        let [long, short] = ["long", "short"].map(|name| file(name, 0).unwrap());
+        assert_eq!(long, short);
+        assert_eq!(long.1, 2);
+        assert!(file("short", 1).is_err(), "a page of {PAGE_TOKENS} tokens cannot be whole");
+    }
 }
 
 /// The view `slots/` has the same file without anybody making it, and stock goes on from there.
