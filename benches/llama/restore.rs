@@ -12,7 +12,7 @@ use crate::common::Mount;
 use crate::engine::{Ran, command, finish};
 use crate::figure::{ENGINE, Rounds, is_wanted, milliseconds};
 use crate::gguf::Model;
-use crate::speed::attention_dominated;
+use crate::speed::narrow_rows;
 use crate::{program, slot_file};
 
 const TOKENS: usize = 8192;
@@ -47,7 +47,7 @@ pub(crate) fn measure(mount: &Mount, directory: &Path, rounds: usize) {
 
 impl<'a> Conversations<'a> {
     fn new(mount: &'a Mount, directory: &'a Path) -> Self {
-        let model = attention_dominated();
+        let model = narrow_rows();
         let gguf = directory.join("model.gguf");
         model.write_random(7, &gguf);
         let pages = mount.join("models/bench");
@@ -72,6 +72,10 @@ impl<'a> Conversations<'a> {
         let mut import = Command::new(env!("CARGO_BIN_EXE_kvfs"));
         import.arg("import").arg(self.slot(name)).arg(self.pages.join("sequences").join(name));
         program::run(&mut import);
+        self.sync();
+    }
+
+    fn sync(&self) {
         program::run(Command::new(env!("CARGO_BIN_EXE_kvfs")).arg("sync").arg(self.mount.path()));
     }
 
@@ -128,6 +132,8 @@ impl<'a> Conversations<'a> {
 
     /// A second conversation, whose rows are the beginning of the first one's.
     fn shared(&self) {
+        // The cache of the last engine is among them.
+        self.sync();
         let objects = self.mount.store().join("objects");
         let first = allocated(&objects);
         self.import("beginning", SHARED_TOKENS);

@@ -39,7 +39,7 @@ fn prefill(run: &Ran) -> f64 {
 
 /// Small matrices, and two layers of attention as models of 8 billion parameters have them (Llama 3):
 /// 8 KiB of cache for each token.
-pub(crate) fn attention_dominated() -> Model {
+fn attention_dominated() -> Model {
     Model {
         layers: 2,
         heads: 32,
@@ -52,7 +52,7 @@ pub(crate) fn attention_dominated() -> Model {
 }
 
 /// Four layers with fewer heads, whose rows are narrow: 4 KiB for each token.
-fn narrow_rows() -> Model {
+pub(crate) fn narrow_rows() -> Model {
     Model { layers: 4, heads: 8, kv_heads: 2, ..attention_dominated() }
 }
 
