@@ -192,7 +192,9 @@ impl<'a> Driver<'a> {
             let named = tree.remove(&path).unwrap();
             tree.insert(format!("{to}/{}", &path[below.len()..]), named);
         }
-        if let Some(named) = tree.remove(from) {
+        // Two names of one file: POSIX leaves both.
+        let is_same = self.names_of(from).iter().any(|name| name == to);
+        if !is_same && let Some(named) = tree.remove(from) {
             tree.insert(to.to_owned(), named);
         }
         self.step(&[from, to], tree, |mounted| mounted.rename(from, to));
@@ -240,9 +242,23 @@ impl<'a> Driver<'a> {
         self.step(&[path], tree, |mounted| mounted.remove_directory(path));
     }
 
+    /// A path, and the other names of the file behind it.
+    fn names_of(&self, path: &str) -> Vec<String> {
+        let tree = self.history.tree();
+        let file = tree.get(path).map(|named| &named.what);
+        let is_name = |name: &str, what: &What<ObjectKey>| {
+            name == path || matches!(what, What::File(_)) && file == Some(what)
+        };
+        let names = tree.iter().filter(|(name, named)| is_name(name, &named.what));
+        names.map(|(name, _)| name.clone()).collect()
+    }
+
     pub(crate) fn set_attribute(&mut self, path: &str, name: &str, value: &[u8]) {
         let mut tree = self.history.tree().clone();
-        if let Some(named) = tree.get_mut(path) {
+        // They belong to the file: its other names show them too.
+        let names = self.names_of(path);
+        for other in names {
+            let Some(named) = tree.get_mut(&other) else { continue };
             named.attributes.insert(name.as_bytes().to_vec(), value.to_vec());
         }
         self.step(&[path], tree, |mounted| {
