@@ -10,8 +10,8 @@ use crate::common::random::Random;
 use crate::common::sys::{open, rename, setxattr, sync_directory, write_and_close};
 use crate::content;
 
-/// Twice what the disk may hold.
-const FILES: usize = 40;
+/// Half as much again as the disk may hold.
+const FILES: usize = 32;
 /// Of those, replaced again and again; the others leave and come back.
 const REPLACED: usize = 10;
 /// An open waits for a silent remote for 30 s, and for its turn before that.
