@@ -256,10 +256,9 @@ impl<'a> Driver<'a> {
     pub(crate) fn set_attribute(&mut self, path: &str, name: &str, value: &[u8]) {
         let mut tree = self.history.tree().clone();
         // They belong to the file: its other names show them too.
-        let names = self.names_of(path);
-        for other in names {
-            let Some(named) = tree.get_mut(&other) else { continue };
-            named.attributes.insert(name.as_bytes().to_vec(), value.to_vec());
+        for other in self.names_of(path) {
+            let Some(entry) = tree.get_mut(&other) else { continue };
+            entry.attributes.insert(name.as_bytes().to_vec(), value.to_vec());
         }
         self.step(&[path], tree, |mounted| {
             let inode = mounted.inode(path)?;
