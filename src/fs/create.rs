@@ -91,6 +91,9 @@ impl FileSystem {
         let access = if append { Access::ReadWrite } else { self.writer_access() };
         let page_bytes = if append { None } else { self.page_bytes(place.parent) };
         let (object, file) = self.new_file(page_bytes, access)?;
+        // The times that whoever asks later is told, too.
+        let modified = file.stat()?.mtime;
+        (inode.mtime, inode.ctime) = (modified, inode.ctime.max(modified));
         if let Some(file) = inode.file_mut() {
             file.object = Some(object);
         }

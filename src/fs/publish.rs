@@ -66,7 +66,7 @@ impl FileSystem {
 
     /// Seals the manifest above a directory, if it was written in place a moment ago and nobody
     /// has looked at it since: what comes next relies on it.
-    fn publish_manifest_above(&self, directory: InodeId) -> Result<(), FsError> {
+    pub(super) fn publish_manifest_above(&self, directory: InodeId) -> Result<(), FsError> {
         let place = {
             let state = self.state();
             if state.pending.is_empty() {

@@ -31,14 +31,20 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Polls until `done` answers, and panics after [`PATIENCE`].
 #[track_caller]
-pub(crate) fn eventually<T>(what: &str, mut done: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + PATIENCE;
+pub(crate) fn eventually<T>(what: &str, done: impl FnMut() -> Option<T>) -> T {
+    within(PATIENCE, what, done)
+}
+
+/// The same for what takes longer.
+#[track_caller]
+pub(crate) fn within<T>(longest: Duration, what: &str, mut done: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + longest;
     loop {
         if let Some(value) = done() {
             return value;
         }
         assert!(Instant::now() < deadline, "waited in vain for: {what}");
-        std::thread::sleep(Duration::from_millis(2));
+        std::thread::sleep(longest / 10_000);
     }
 }
 

@@ -3,12 +3,16 @@
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use super::eventually;
 use super::require::s3_server;
 
 pub(crate) const KEY: &str = "test-key";
 pub(crate) const SECRET: &str = "test-secret";
+/// What is put there is read back after a minute, when nothing can delete it any more; only then do
+/// names rely on it.
+pub(crate) const SETTLED_WITHIN: Duration = Duration::from_secs(150);
 
 /// A running server with one bucket.
 pub(crate) struct Server {

@@ -13,8 +13,9 @@ use kvfs::tier::remote::{self, BlobStore, Remote, RemoteSpec, StoreId};
 
 use crate::by_hash::{chain, directory};
 use crate::common::mount::{files_below, scratch_directory};
+use crate::common::s3_server::{SECRET, SETTLED_WITHIN, Server};
 use crate::common::sys::{assert_errno, getxattr, open};
-use crate::common::{Mode, Model, Mount, eventually, forks};
+use crate::common::{Mode, Model, Mount, eventually, forks, within};
 use crate::writer::Sequence;
 
 in_both_modes!(
@@ -32,6 +33,60 @@ struct Machines {
     _directory: tempfile::TempDir,
 }
 
+/// Whoever shares a remote hears of what others publish there after a tenth of a second.
+fn options(remote: &str) -> Vec<&str> {
+    let often = ["--commit-interval", "0.05", "--remote-index", "0.1"];
+    [&often[..], &["--remote", remote, "--rebuild-from", "none"]].concat()
+}
+
+/// A sequence of that many tokens, which another machine with the same model knows of.
+fn known(first: &Mount, second: &Mount, tokens: u32) -> (Model, Sequence) {
+    let model = Model::small();
+    model.install(first);
+    model.install(second);
+    let mut sequence = Sequence::new(&model, "chat");
+    sequence.append(first, &model, &(0..tokens).collect::<Vec<_>>());
+    wait_until_known(second, &model, &sequence);
+    (model, sequence)
+}
+
+#[test]
+fn an_object_store_tells_of_the_prefixes_of_other_machines() {
+    crate::require!(fuse, root, s3);
+    let mut server = Server::start();
+    let options = options("s3://bucket/some/prefix");
+    let mount = || {
+        let environment = server.environment(SECRET);
+        let mount = Mount::with_environment(Mode::Passthrough, &options, environment);
+        // Machines that find an empty place at the same moment wait for each other.
+        eventually("the remote", || (mount.status("remote_state") == "up").then_some(()));
+        mount
+    };
+    let (first, second) = (mount(), mount());
+    let (model, sequence) = known(&first, &second, 100);
+    let hashes = chain(&model, &sequence.tokens);
+    assert_eq!(sequences(&second, &model), 0);
+    for (number, hash) in (0..).zip(&hashes) {
+        let here = directory(&second, &model, *hash).join("001.safetensors");
+        let there = sequence.page(&first, &model, 1, number);
+        assert!(std::fs::read(here).unwrap() == std::fs::read(there).unwrap());
+    }
+    let mut prompt: Vec<u32> = (0..200).collect();
+    prompt[40] = 9999;
+    let (tokens, found) = matching(&second, &model, &prompt);
+    let found = found.unwrap();
+    assert_eq!(tokens, 40);
+    assert_eq!(
+        getxattr(found.join("000/0000032.safetensors"), "user.kvfs.tier").unwrap(),
+        "remote"
+    );
+    // Without the server a page that was not fetched counts as absent, and one that was is there.
+    server.stop();
+    assert_errno(open(found.join("000/0000032.safetensors"), libc::O_RDONLY), libc::ENOENT);
+    assert_eq!(std::fs::read(found.join("001/0000032.safetensors")).unwrap().len(), 8192);
+    assert_eq!(matching(&second, &model, &prompt).0, 40);
+}
+
 impl Machines {
     fn new() -> Machines {
         let directory = scratch_directory();
@@ -41,20 +96,13 @@ impl Machines {
     }
 
     fn mount(&self, mode: Mode) -> Mount {
-        let remote = self.remote.to_str().unwrap();
-        let often = ["--commit-interval", "0.05", "--remote-index", "0.1"];
-        let alone = ["--remote", remote, "--rebuild-from", "none"];
-        Mount::with_options(mode, &[often, alone].concat())
+        Mount::with_options(mode, &options(self.remote.to_str().unwrap()))
     }
 
     /// One machine with a sequence of that many tokens, all published, and one with the same model.
     fn two(&self, mode: Mode, tokens: u32) -> (Mount, Mount, Model, Sequence) {
-        let (first, second, model) = (self.mount(mode), self.mount(mode), Model::small());
-        model.install(&first);
-        model.install(&second);
-        let mut sequence = Sequence::new(&model, "chat");
-        sequence.append(&first, &model, &(0..tokens).collect::<Vec<_>>());
-        wait_until_known(&second, &model, &sequence);
+        let (first, second) = (self.mount(mode), self.mount(mode));
+        let (model, sequence) = known(&first, &second, tokens);
         (first, second, model, sequence)
     }
 
@@ -70,7 +118,7 @@ impl Machines {
 
 fn wait_until_known(mount: &Mount, model: &Model, sequence: &Sequence) {
     let last = *chain(model, &sequence.tokens).last().unwrap();
-    eventually("the other machine to know the prefix", || {
+    within(SETTLED_WITHIN, "the other machine to know the prefix", || {
         directory(mount, model, last).exists().then_some(())
     });
 }

@@ -1,15 +1,11 @@
 //! An object store behind a mount: a real S3 server on loopback.
 
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
 
-use crate::common::s3_server::{SECRET, Server};
+use crate::common::s3_server::{SECRET, SETTLED_WITHIN, Server};
 use crate::common::sys::{assert_errno, open, write_and_close};
-use crate::common::{Mode, Mount, eventually, fill};
+use crate::common::{Mode, Mount, eventually, fill, within};
 use crate::place::{BUDGET, BUDGET_BYTES, FILE_BYTES, assert_same, tier};
-
-/// What is put there is read back after a minute, when nothing can delete it any more.
-const SETTLED_WITHIN: Duration = Duration::from_secs(150);
 
 const OPTIONS: [&str; 8] = [
     "--remote",
@@ -32,13 +28,10 @@ fn write_files(mount: &Mount) -> Vec<(PathBuf, Vec<u8>)> {
 }
 
 fn wait_until_it_fits(mount: &Mount) {
-    let deadline = Instant::now() + SETTLED_WITHIN;
-    while mount.status_number("ssd_used_bytes") > BUDGET_BYTES
-        || mount.status("remote_waiting_files") != "0"
-    {
-        assert!(Instant::now() < deadline, "waited in vain for objects to leave");
-        std::thread::sleep(Duration::from_millis(200));
-    }
+    within(SETTLED_WITHIN, "objects to leave", || {
+        let fits = mount.status_number("ssd_used_bytes") <= BUDGET_BYTES;
+        (fits && mount.status("remote_waiting_files") == "0").then_some(())
+    });
 }
 
 #[test]

@@ -61,12 +61,9 @@ impl Daemon {
     pub(super) fn start_with(workplace: &Workplace, options: &[&str]) -> Result<Daemon, String> {
         let mountpoint = workplace.mount();
         let start = Instant::now();
-        let child = command(&workplace.store(), &mountpoint, options)?
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .spawn()
+        let mut command = command(&workplace.store(), &mountpoint, options)?;
+        let child = interrupt::start_daemon(command.stdin(Stdio::null()).stdout(Stdio::null()))
             .map_err(|error| format!("the daemon could not be started: {error}"))?;
-        interrupt::daemon_starts(child.id(), &mountpoint);
         let mut daemon = Daemon { child: Some(child), mountpoint, answered_after: Duration::ZERO };
         let status = daemon.mountpoint.join(".kvfs/status");
         while !status.exists() {

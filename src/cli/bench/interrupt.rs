@@ -1,19 +1,25 @@
 //! Ctrl-C ends a run and leaves nothing behind: no mount, no daemon, no gigabytes of pages.
 
+use std::io;
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::{SigSet, Signal, kill};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
 use super::daemon;
 use super::workplace;
 
-/// What is there now: daemons with their mountpoints, and workplaces.
+/// What is there now.
 #[derive(Debug)]
 struct Running {
-    daemons: Vec<(Pid, PathBuf)>,
+    daemons: Vec<Pid>,
+    /// In each of them there may be a mount, of a daemon that has ended, too.
     workplaces: Vec<PathBuf>,
 }
 
@@ -24,14 +30,17 @@ fn running() -> MutexGuard<'static, Running> {
     RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A daemon runs.
-pub(super) fn daemon_starts(pid: u32, mountpoint: &Path) {
-    running().daemons.push((to_pid(pid), mountpoint.to_path_buf()));
+/// Starts a daemon.
+pub(super) fn start_daemon(command: &mut Command) -> io::Result<Child> {
+    let mut running = running();
+    let child = command.spawn()?;
+    running.daemons.push(to_pid(child.id()));
+    Ok(child)
 }
 
 /// It is about to be waited for, after which its number may be somebody else's.
 pub(super) fn daemon_ends(pid: u32) {
-    running().daemons.retain(|(other, _)| *other != to_pid(pid));
+    running().daemons.retain(|other| *other != to_pid(pid));
 }
 
 /// A workplace is made.
@@ -55,22 +64,38 @@ pub(super) fn watch() -> Result<(), String> {
     signals.thread_block().map_err(|error| format!("signals: {error}"))?;
     let wait = move || {
         if let Ok(signal) = signals.wait() {
-            clear();
+            // Held to the end: nothing is begun anew, and whoever finds the daemon gone and wants to
+            // fail with that stops here, where it says that it ended.
+            let running = running();
+            clear(&running);
             std::process::exit(128 + signal as i32);
         }
     };
-    let thread = std::thread::Builder::new().name("kvfs-signals".to_owned());
+    let thread = thread::Builder::new().name("kvfs-signals".to_owned());
     thread.spawn(wait).map(drop).map_err(|error| format!("a thread: {error}"))
 }
 
-fn clear() {
-    // Held to the end, so that nothing is begun anew.
-    let running = running();
-    for (pid, mountpoint) in &running.daemons {
+/// A killed process ends within milliseconds, unless the kernel is stuck in one of its threads.
+const END_WAIT_MAX: Duration = Duration::from_secs(5);
+
+fn wait_for(pid: Pid) {
+    let end = Instant::now() + END_WAIT_MAX;
+    let still_runs = || waitpid(pid, Some(WaitPidFlag::WNOHANG)) == Ok(WaitStatus::StillAlive);
+    while still_runs() && Instant::now() < end {
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn clear(running: &Running) {
+    for pid in &running.daemons {
         let _ = kill(*pid, Signal::SIGKILL);
-        let _ = daemon::unmount(mountpoint, true);
     }
     for path in &running.workplaces {
+        let mountpoint = workplace::mount(path);
+        let _ = daemon::unmount(&mountpoint, true);
+        // Only now does it end for certain, and may have mounted meanwhile.
+        running.daemons.iter().for_each(|pid| wait_for(*pid));
+        let _ = daemon::unmount(&mountpoint, true);
         let _ = umount2(&workplace::tmpfs(path), MntFlags::MNT_DETACH);
         workplace::remove(path);
     }

@@ -7,9 +7,6 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::interrupt;
 
-/// The mountpoint in a workplace.
-const MOUNT: &str = "mount";
-
 /// Counts those of this process.
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 
@@ -74,7 +71,7 @@ impl Workplace {
 
     /// Where it is mounted.
     pub(super) fn mount(&self) -> PathBuf {
-        self.path.join(MOUNT)
+        mount(&self.path)
     }
 
     /// A directory to be the remote.
@@ -95,6 +92,11 @@ impl Drop for Workplace {
     }
 }
 
+/// Where the store of a workplace is mounted.
+pub(super) fn mount(workplace: &Path) -> PathBuf {
+    workplace.join("mount")
+}
+
 /// Where a workplace may have a tmpfs.
 pub(super) fn tmpfs(workplace: &Path) -> PathBuf {
     workplace.join("tmpfs")
@@ -103,7 +105,7 @@ pub(super) fn tmpfs(workplace: &Path) -> PathBuf {
 /// Removes a workplace with all that is in it.
 pub(super) fn remove(workplace: &Path) {
     let device = |path: &Path| fs::symlink_metadata(path).map(|found| found.dev());
-    let is_mounted = match device(&workplace.join(MOUNT)) {
+    let is_mounted = match device(&mount(workplace)) {
         Ok(found) => device(workplace).is_ok_and(|device| device != found),
         // Of a daemon that has died.
         Err(error) => error.kind() != std::io::ErrorKind::NotFound,

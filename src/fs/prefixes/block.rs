@@ -233,6 +233,7 @@ impl FileSystem {
         };
         let block: BlockMap =
             serde_json::from_slice(&text).map_err(|error| refused(error.to_string()))?;
+        self.publish_manifest_above(key.model)?;
         let rules = self.model_of(&mut self.state(), key.model);
         let rules = rules.map_err(|_| refused("the model has no manifest.json".to_owned()))?;
         block.check(&rules.manifest).map_err(|error| refused(error.to_string()))?;
