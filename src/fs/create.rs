@@ -107,7 +107,7 @@ impl FileSystem {
         let (served, by) = if append {
             (Served::Append(file), OpenedBy::Daemon)
         } else if self.is_passthrough() {
-            (Served::Passthrough, OpenedBy::Kernel { object, file: Arc::clone(&file) })
+            (Served::Passthrough, OpenedBy::Kernel { file: Arc::clone(&file) })
         } else {
             (Served::File(Arc::clone(&file)), OpenedBy::Daemon)
         };

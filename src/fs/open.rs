@@ -52,8 +52,6 @@ pub enum Caching {
 pub enum OpenedBy {
     /// The kernel, from this file (open read-only, so that it counts as no writer).
     Kernel {
-        /// The object that the file holds.
-        object: ObjectId,
         /// The file.
         file: Arc<dyn DiskFile>,
     },
@@ -142,7 +140,7 @@ impl FileSystem {
 
     /// Whether opening a file for reading will read much of it first, to check or to decode it.
     pub fn must_read_to_open(&self, id: InodeId) -> bool {
-        if self.comes_from(id).is_some() {
+        if self.comes_from(id).is_some() || self.is_slot(id) {
             return true;
         }
         let state = self.state();
@@ -188,7 +186,7 @@ impl FileSystem {
                     node.verified = settled.then_some((object, stat));
                 }
                 let sealed = file.role.is_sealed();
-                Ok(self.add_opened(&mut state, (id, object), opened, false, sealed))
+                Ok(self.add_opened(&mut state, id, opened, false, sealed))
             }
             Err(error) => {
                 state.drop_node_if_idle(id)?;
@@ -279,7 +277,7 @@ impl FileSystem {
             let object = state.current_object(id, file).ok_or(FsError::Stale)?;
             let opened = self.store.open_object(object, self.writer_access())?;
             self.observer.opened(opened.stat()?.length);
-            (self.add_opened(&mut state, (id, object), Arc::from(opened), true, false), wait)
+            (self.add_opened(&mut state, id, Arc::from(opened), true, false), wait)
         };
         if wait && let Err(error) = self.commit() {
             self.release(opened.handle)?;
@@ -368,7 +366,7 @@ impl FileSystem {
         let node = state.nodes.entry(id).or_default();
         node.replacement = Some(object);
         node.verified = None;
-        Ok(Some(self.add_opened(&mut state, (id, object), made, writes, false)))
+        Ok(Some(self.add_opened(&mut state, id, made, writes, false)))
     }
 
     /// Nobody can write to an object that is not here.
@@ -392,7 +390,7 @@ impl FileSystem {
         let object = state.current_object(id, file).ok_or(FsError::Stale)?;
         let opened = self.store.open_object(object, self.writer_access())?;
         self.observer.opened(0);
-        Ok(self.add_opened(&mut state, (id, object), Arc::from(opened), writes, false))
+        Ok(self.add_opened(&mut state, id, Arc::from(opened), writes, false))
     }
 
     /// Cuts or extends a file in place. Meanwhile it counts as having one more writer: the commit
@@ -432,11 +430,11 @@ impl FileSystem {
     }
 
     fn add_opened(
-        &self, state: &mut State, (inode, object): (InodeId, ObjectId), file: Arc<dyn DiskFile>,
-        writes: bool, is_sealed: bool,
+        &self, state: &mut State, inode: InodeId, file: Arc<dyn DiskFile>, writes: bool,
+        is_sealed: bool,
     ) -> Opened {
         let (served, by) = if self.is_passthrough() {
-            (Served::Passthrough, OpenedBy::Kernel { object, file })
+            (Served::Passthrough, OpenedBy::Kernel { file })
         } else {
             (Served::File(file), OpenedBy::Daemon)
         };

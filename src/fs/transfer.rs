@@ -19,7 +19,11 @@ impl FileSystem {
     pub fn is_backed(&self, handle: u64) -> bool {
         let state = self.state();
         let open = state.handles.get(&handle);
-        open.is_some_and(|open| matches!(open.served, Served::Passthrough))
+        open.is_some_and(|open| match &open.served {
+            Served::Passthrough => true,
+            Served::Slot(slot) => slot.file().is_some(),
+            _ => false,
+        })
     }
 
     /// Reads for a handle into `buffer`; short only at the end of the file.

@@ -199,7 +199,7 @@ impl Filesystem for Callbacks {
             OpenedBy::Daemon => {
                 reply.created(&ttl, &shown, Generation(0), handle, Shared::served_flags(&opened));
             }
-            OpenedBy::Kernel { file, .. } => {
+            OpenedBy::Kernel { file } => {
                 let register = || match file.descriptor() {
                     Some(descriptor) => reply.open_backing(descriptor),
                     None => Err(std::io::ErrorKind::Unsupported.into()),

@@ -146,7 +146,7 @@ impl Shared {
         let quiet = quiet(&opened);
         match &opened.by {
             OpenedBy::Daemon => reply.opened(handle, Self::served_flags(&opened) | quiet),
-            OpenedBy::Kernel { file, .. } => {
+            OpenedBy::Kernel { file } => {
                 let register = || match file.descriptor() {
                     Some(descriptor) => reply.open_backing(descriptor),
                     None => Err(std::io::ErrorKind::Unsupported.into()),

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fs::File;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{io, ptr, slice};
@@ -13,6 +14,7 @@ use super::abi::{
 use super::files::{CacheFile, CacheFiles};
 use super::region::{HUGE_PAGE_BYTES, OS_PAGE_BYTES, Region};
 use super::restore::restore;
+use super::rows::Rows;
 use super::slot::reference::is_referred;
 use super::tensor::TensorView;
 use super::{guard, plugin, say};
@@ -20,11 +22,11 @@ use super::{guard, plugin, say};
 const NAME: &CStr = c"KVFS";
 
 /// What tensors of the engine's attention caches are called, before the number of the layer.
-const CACHE_NAMES: [&str; 2] = ["cache_k_l", "cache_v_l"];
+pub(super) const CACHE_NAMES: [&str; 2] = ["cache_k_l", "cache_v_l"];
 
 /// What belongs to a buffer.
-struct Memory {
-    region: Region,
+pub(super) struct Memory {
+    pub(super) region: Region,
     size: usize,
     /// Taken with the first tensor of a cache.
     files: Mutex<Option<CacheFiles>>,
@@ -208,6 +210,25 @@ impl Memory {
         self.tensors.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Maps bytes of a page from `start` on into the cache where `range` is.
+    pub(super) fn map_page(&self, range: Range<usize>, page: &File, start: u64) -> io::Result<()> {
+        let tensors = self.tensors();
+        let found = tensors.range(..=range.start).next_back();
+        let (offset, cache) = found.ok_or(io::ErrorKind::InvalidInput)?;
+        let file = cache.file.as_ref().ok_or(io::ErrorKind::Unsupported)?;
+        let cache_end = offset + cache.length;
+        if range.end > cache_end {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        self.region.map_private(range.clone(), page, start)?;
+        file.cover(range.start - offset..range.end - offset);
+        // What follows is written row by row. Where the kernel reads megabytes ahead, or fills a huge
+        // page, the first of them would wait for that in each K and V of a layer.
+        let huge_page_end = range.end.next_multiple_of(HUGE_PAGE_BYTES);
+        self.region.touch_alone(range.end..huge_page_end.min(cache_end));
+        Ok(())
+    }
+
     /// Maps the files of caches again where pages are instead.
     fn remove_pages(&self) {
         for (offset, cache) in &*self.tensors() {
@@ -258,74 +279,6 @@ pub(super) fn cache_file(root: TensorView<'_>) -> Option<Arc<CacheFile>> {
     let memory = unsafe { memory(buffer) };
     let offset = memory.region.offset_of(root.raw().data, 0)?;
     memory.tensors().get(&offset)?.file.clone()
-}
-
-/// Where rows go that the engine loads.
-pub(super) struct Rows<'m> {
-    memory: &'m Memory,
-    /// Of the tensor.
-    pub(super) name: String,
-    pub(super) layer: u32,
-    pub(super) is_v: bool,
-    pub(super) row_bytes: usize,
-    to: *mut u8,
-    length: usize,
-}
-
-impl<'m> Rows<'m> {
-    /// Nothing, if the tensor is none of a cache.
-    fn new(memory: &'m Memory, tensor: TensorView<'_>, to: *mut u8, length: usize) -> Option<Self> {
-        let root = tensor.root();
-        let name = root.name();
-        let (is_v, layer) = match CACHE_NAMES.map(|prefix| name.strip_prefix(prefix)) {
-            [Some(layer), _] => (false, layer),
-            [_, Some(layer)] => (true, layer),
-            _ => return None,
-        };
-        let row_bytes = root.strides()[1];
-        let layer = layer.parse().ok()?;
-        Some(Self { memory, name: name.to_owned(), layer, is_v, row_bytes, to, length })
-    }
-
-    fn part(&self, at: usize, length: usize) -> *mut u8 {
-        assert!(at.checked_add(length).is_some_and(|end| end <= self.length));
-        self.to.wrapping_add(at)
-    }
-
-    pub(super) fn copy(&self, at: usize, from: &[u8]) {
-        let to = self.part(at, from.len());
-        // SAFETY: the part lies in the buffer; the engine may load rows from where they are.
-        unsafe { ptr::copy(from.as_ptr(), to, from.len()) };
-    }
-
-    pub(super) fn zero(&self, at: usize, length: usize) {
-        let to = self.part(at, length);
-        // SAFETY: the part lies in the buffer.
-        unsafe { ptr::write_bytes(to, 0, length) };
-    }
-
-    /// Maps `length` bytes of a page from `start` on to where they belong.
-    pub(super) fn map(&self, at: usize, page: &File, start: u64, length: usize) -> io::Result<()> {
-        let to = self.part(at, length);
-        let first = self.memory.region.offset_of(to.cast(), length);
-        let first = first.ok_or(io::ErrorKind::InvalidInput)?;
-        let tensors = self.memory.tensors();
-        let found = tensors.range(..=first).next_back();
-        let (offset, cache) = found.ok_or(io::ErrorKind::InvalidInput)?;
-        let file = cache.file.as_ref().ok_or(io::ErrorKind::Unsupported)?;
-        let begin = first - offset;
-        if begin + length > cache.length {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
-        self.memory.region.map_private(first..first + length, page, start)?;
-        file.cover(begin..begin + length);
-        // What follows is written row by row. Where the kernel reads megabytes ahead, or fills a huge
-        // page, the first of them would wait for that in each K and V of a layer.
-        let behind = first + length;
-        let end = behind.next_multiple_of(HUGE_PAGE_BYTES).min(offset + cache.length);
-        self.memory.region.touch_alone(behind..end);
-        Ok(())
-    }
 }
 
 /// Address of a part of a tensor, if it lies in the buffer.

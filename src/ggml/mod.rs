@@ -18,7 +18,7 @@
 //! | `operation`, `visible` | what is attended to |
 //! | `attend`, `job` | how, and on which threads |
 //! | `cold`, `ring` | what of a cache has left memory, and who reads it ahead |
-//! | `slot`, `restore` | what the engine saves of a conversation, and how it comes back |
+//! | `slot`, `restore`, `rows` | what the engine saves of a conversation, and how it comes back |
 //!
 //! `unsafe` is at the border to the engine: not in `files`, `operation`, `visible`, `cold`, `ring`, `slot` and
 //! `restore`. No panic
@@ -45,6 +45,7 @@ mod region;
 mod replace;
 mod restore;
 mod ring;
+mod rows;
 pub(crate) mod slot;
 mod tensor;
 mod visible;

@@ -6,18 +6,24 @@
 
 use std::collections::HashMap;
 use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::buffer::Rows;
+use nix::fcntl::{OFlag, open, openat};
+use nix::sys::stat::Mode;
+
+use super::rows::Rows;
 use super::slot::reference::{KEY_ATTRIBUTE, Key, Reference, is_referred};
 use crate::page::limits::PAYLOAD_OFFSET;
 use crate::page::names::{MANIFEST, PREFIXES, format_page_of_prefix};
 use crate::page::{Layer, Manifest, PrefixHash};
 use crate::sys::extended_attribute;
 
-/// Most pages that stay open between K and V: a quarter of the descriptors that a process usually has.
+/// Most pages that stay open between K and V, and most prefixes between layers: together half of the
+/// descriptors that a process usually has.
 const OPENED_MAX: usize = 256;
 
 /// The environment variable that names the model whose references are followed.
@@ -29,9 +35,17 @@ pub(super) struct Model {
     directory: PathBuf,
     manifest: Manifest,
     key: Key,
-    /// Pages of which K was mapped. Slots have K of all layers before V of the first, and each opening
-    /// is five questions to the daemon.
-    opened: Mutex<HashMap<(PrefixHash, u32), File>>,
+    opened: Mutex<Opened>,
+}
+
+/// What is needed again soon: slots have K of all layers before V of the first. To open a page by its
+/// path is five questions to the daemon, from the directory of its prefix two.
+#[derive(Debug, Default)]
+struct Opened {
+    /// Directories of prefixes that have pages in further layers.
+    prefixes: HashMap<PrefixHash, OwnedFd>,
+    /// Pages of which K was mapped.
+    pages: HashMap<(PrefixHash, u32), File>,
 }
 
 impl Model {
@@ -74,15 +88,17 @@ impl Model {
     }
 
     fn open_page(&self, reference: &Reference) -> Result<File, String> {
+        let mut opened = self.opened();
+        let page = (reference.prefix, reference.layer);
         if reference.is_v
-            && let Some(file) = self.opened().remove(&(reference.prefix, reference.layer))
+            && let Some(file) = opened.pages.remove(&page)
         {
             return Ok(file);
         }
         let path = format_page_of_prefix(reference.prefix, Layer(reference.layer));
         let path = self.directory.join(PREFIXES).join(path);
-        let explain = |error: std::io::Error| format!("{}: {error}", path.display());
-        let file = File::open(&path).map_err(explain)?;
+        let explain = |error: io::Error| format!("{}: {error}", path.display());
+        let file = opened.open(reference.prefix, &path).map_err(explain)?;
         let length = file.metadata().map_err(explain)?.len();
         if length != self.manifest.geometry().file_bytes(reference.tokens) {
             return Err(format!("{}: no page of {} tokens", path.display(), reference.tokens));
@@ -90,16 +106,37 @@ impl Model {
         Ok(file)
     }
 
-    /// Keeps a page whose V comes later.
+    /// Keeps a page whose V comes later, and nothing of a prefix that was restored.
     fn keep(&self, found: Found) {
+        let Reference { prefix, layer, is_v, .. } = found.reference;
         let mut opened = self.opened();
-        if !found.reference.is_v && opened.len() < OPENED_MAX {
-            opened.insert((found.reference.prefix, found.reference.layer), found.file);
+        if is_v {
+            if layer + 1 == self.manifest.geometry().num_layers() {
+                opened.prefixes.remove(&prefix);
+            }
+        } else if opened.pages.len() < OPENED_MAX {
+            opened.pages.insert((prefix, layer), found.file);
         }
     }
 
-    fn opened(&self) -> MutexGuard<'_, HashMap<(PrefixHash, u32), File>> {
+    fn opened(&self) -> MutexGuard<'_, Opened> {
         self.opened.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Opened {
+    /// Opens the page of a prefix that has this path.
+    fn open(&mut self, prefix: PrefixHash, path: &Path) -> io::Result<File> {
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+            return Err(io::ErrorKind::InvalidInput.into());
+        };
+        if !self.prefixes.contains_key(&prefix) && self.prefixes.len() < OPENED_MAX {
+            let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+            self.prefixes.insert(prefix, open(parent, flags, Mode::empty())?);
+        }
+        let Some(directory) = self.prefixes.get(&prefix) else { return File::open(path) };
+        let page = openat(directory, name, OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty())?;
+        Ok(File::from(page))
     }
 }
 

@@ -3,13 +3,16 @@
 //! Every path is resolved beneath the store's own descriptor without following a symbolic link,
 //! so nothing that somebody plants in a store can lead the daemon out of it.
 
+use std::ffi::CStr;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
+use std::sync::Arc;
 
 use nix::fcntl::OFlag;
+use nix::sys::memfd::MFdFlags;
 use nix::sys::stat::Mode;
 
 use super::disk::{
@@ -48,6 +51,12 @@ impl LocalDisk {
     fn openat(&self, path: &Path, flags: OFlag, mode: Mode) -> io::Result<File> {
         crate::sys::open_beneath(&self.root, path, flags, mode)
     }
+}
+
+/// A file in memory that has no name, and goes with its last descriptor.
+pub fn anonymous_file(label: &CStr) -> io::Result<Arc<dyn DiskFile>> {
+    let file = nix::sys::memfd::memfd_create(label, MFdFlags::MFD_CLOEXEC)?;
+    Ok(Arc::new(LocalFile(File::from(file))))
 }
 
 impl Disk for LocalDisk {

@@ -36,7 +36,7 @@ impl Conversation {
         this
     }
 
-    fn gguf(&self) -> PathBuf {
+    pub(crate) fn gguf(&self) -> PathBuf {
         self.directory.path().join("tiny.gguf")
     }
 

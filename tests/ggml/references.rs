@@ -1,9 +1,12 @@
 //! Slots whose pages are mapped into the engine's cache, instead of being read.
 
+use std::fs::File;
+use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
 
 use crate::common::Mode;
 use crate::conversation::{Conversation, REFERRED_TOKENS, TOKENS};
+use crate::engine::ran;
 
 /// K, or V, of one token and layer of the tiny model: two heads of 64 in f16.
 const ROW_BYTES: usize = 2 * 64 * 2;
@@ -34,7 +37,55 @@ fn pages_are_mapped(mode: Mode) {
     assert!(std::fs::read(&page).unwrap() == before, "the page has changed");
 }
 
-in_both_modes!(pages_are_mapped);
+/// An engine without the backend does not go on as if nothing had been said.
+fn stock_computes_nothing_from_references(mode: Mode) {
+    require!(llama, cc);
+    let conversation = Conversation::new(mode);
+    let slot = conversation.model("mine").join("slots/chat.ref");
+    let arguments = format!("--flash on --predict 2 --load {}", slot.display());
+    let stock = ran(&conversation.gguf(), &arguments, None);
+    assert!(!stock.logits.is_empty() && stock.logits.iter().all(|logit| logit.is_nan()));
+}
+
+/// A slot is what its sequence was when it was opened.
+fn an_open_slot_stays_as_it_is(mode: Mode) {
+    require!(llama, cc);
+    let conversation = Conversation::new(mode);
+    let sequence = conversation.model("mine").join("sequences/chat");
+    let slot = conversation.model("mine").join("slots/chat.ref");
+    let mut opened = File::open(&slot).unwrap();
+    let before = std::fs::read(&slot).unwrap();
+    assert_eq!(before.len() as u64, opened.metadata().unwrap().len());
+    // The first rows of the first page, with the reference in them; the others are zeros.
+    let first = usize::try_from(HEAD_BYTES).unwrap();
+    let (filled, zeros) = before[first..][..128 * ROW_BYTES].split_at(2 * ROW_BYTES);
+    assert!(
+        filled.starts_with(b"kvfs reference 1") && filled[96..].iter().all(|byte| *byte == 0xff)
+    );
+    assert!(zeros.iter().all(|byte| *byte == 0));
+
+    let append = |path: &str, bytes: &[u8]| {
+        let mut file = File::options().append(true).open(sequence.join(path)).unwrap();
+        file.write_all(bytes).unwrap();
+    };
+    for layer in 0..4 {
+        append(&format!("{layer:03}/{REFERRED_TOKENS:07}.tail"), &[1; 2 * ROW_BYTES]);
+    }
+    append("tokens", &7_u32.to_le_bytes());
+    assert_eq!(opened.metadata().unwrap().len(), before.len() as u64);
+    let mut bytes = Vec::new();
+    opened.read_to_end(&mut bytes).unwrap();
+    assert!(bytes == before);
+    let grown = std::fs::read(&slot).unwrap();
+    assert_eq!(grown.len(), before.len() + 4 + 12 + 4 * 2 * ROW_BYTES);
+    assert_eq!(slot.metadata().unwrap().len(), grown.len() as u64);
+}
+
+in_both_modes!(
+    pages_are_mapped,
+    stock_computes_nothing_from_references,
+    an_open_slot_stays_as_it_is,
+);
 
 #[test]
 fn forged_and_foreign_references_are_refused() {
@@ -46,9 +97,9 @@ fn forged_and_foreign_references_are_refused() {
     conversation.assert_refused(&slot, None, "a slot of references, and no KVFS_MODEL");
     let bytes = std::fs::read(&slot).unwrap();
     let copy = conversation.directory.path().join("copy.ref");
-    let changed = |change: &dyn Fn(&std::fs::File)| {
+    let changed = |change: &dyn Fn(&File)| {
         std::fs::write(&copy, &bytes).unwrap();
-        change(&std::fs::File::options().write(true).open(&copy).unwrap());
+        change(&File::options().write(true).open(&copy).unwrap());
         copy.clone()
     };
     // A copy is as good; another prefix, or another page's place, is not.

@@ -21,6 +21,7 @@ mod find;
 mod index;
 mod key;
 mod slot;
+mod slot_file;
 mod view;
 
 use std::collections::HashMap;
@@ -57,8 +58,8 @@ enum Virtual {
     Match(InodeId),
     /// `slots/`
     Slots(InodeId),
-    /// `slots/NAME.bin`, with the directory of the sequence.
-    Slot(InodeId, InodeId, slot::Kind),
+    /// `slots/NAME.bin`
+    Slot(slot::SlotKey),
     /// `blocks/`
     Blocks(InodeId),
     /// `blocks/HASH.LAYER`
@@ -72,7 +73,7 @@ impl Virtual {
         | Virtual::Prefix(model, _)
         | Virtual::Match(model)
         | Virtual::Slots(model)
-        | Virtual::Slot(model, ..)
+        | Virtual::Slot(slot::SlotKey { model, .. })
         | Virtual::Blocks(model)
         | Virtual::Block(block::BlockKey { model, .. })) = self;
         model
@@ -119,6 +120,7 @@ pub(super) struct Prefixes {
     turn: Mutex<()>,
     /// As many references as there are open queries and slots, and one.
     queries: Arc<()>,
+    slot_files: slot_file::SlotFiles,
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! `slots/NAME.bin` and `.bin4`: a sequence as llama.cpp's slot file of version 3 and 4, made of its pages
 //! while it is read. In `NAME.ref` and `.ref4` references stand in the place of the rows of whole pages:
-//! an engine with the backend maps those, instead of reading them.
+//! an engine with the backend maps those, instead of reading them. There is little in such a file, so it
+//! is made when it is opened where the kernel can read it by itself (`slot_file`).
 //!
 //! Nothing is kept: the head is made when the file is opened, rows are gathered page by page. The
 //! bytes are those that `kvfs export` writes, so an engine restores a conversation from pages without
@@ -11,16 +12,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::access::Readers;
 use super::index::TOKEN_BYTES;
+use super::slot_file::SlotFile;
 use crate::fs::transfer::copy_text;
 use crate::fs::{FileSystem, FsError};
-use crate::ggml::slot::reference::{FILLER, Key, REFERENCE_BYTES, Reference};
+use crate::ggml::slot::reference::{Key, REFERENCE_BYTES, Reference};
 use crate::ggml::slot::{Layout, Part, Version, write_head, write_tensor_head};
 use crate::ingest::model::Model;
 use crate::page::names::{REFERENCES_4_SUFFIX, REFERENCES_SUFFIX, SLOT_4_SUFFIX, SLOT_SUFFIX};
 use crate::page::{
     Geometry, Layer, LayerKind, Layout as PageLayout, PageView, PrefixHash, TokenStart, names,
 };
-use crate::store::record::InodeId;
+use crate::store::disk::DiskFile;
+use crate::store::record::{InodeId, Time};
 
 /// Tokens of a slot that can be opened: as long as a prompt may be.
 const TOKENS_MAX: u64 = 4 << 20;
@@ -48,6 +51,19 @@ impl Kind {
     }
 }
 
+/// A slot as it is at some time: when its sequence has grown, or is another one, so is the slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct SlotKey {
+    pub(super) model: InodeId,
+    /// Its directory.
+    pub(super) sequence: InodeId,
+    kind: Kind,
+    ids: u32,
+    cells: u32,
+    /// When its ids were written: `(seconds, nanoseconds)`.
+    written: (i64, u32),
+}
+
 /// An open slot.
 #[derive(Debug)]
 pub(in crate::fs) struct OpenSlot {
@@ -60,6 +76,8 @@ pub(in crate::fs) struct OpenSlot {
     references: Option<References>,
     /// The page that was read last: readers go on where they were.
     page: Mutex<Option<Page>>,
+    /// Where the kernel reads it.
+    file: Option<Arc<SlotFile>>,
     /// Counted.
     _open: Arc<()>,
 }
@@ -81,12 +99,21 @@ struct Page {
     is_tail: bool,
 }
 
-/// What a slot is made of: its place, ids and cells.
+/// A stretch of a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stretch {
+    /// What stands before rows, and references.
+    AtHand(u64),
+    /// Zeros in the place of rows that are referred to.
+    Zeros(u64),
+    /// Rows that are read from pages.
+    Rows(u64),
+}
+
+/// What a slot is made of.
 pub(super) struct SlotShape {
     rules: Arc<Model>,
-    ids: u32,
-    cells: u32,
-    kind: Kind,
+    key: SlotKey,
     layout: Layout,
 }
 
@@ -97,10 +124,10 @@ impl SlotShape {
 }
 
 impl FileSystem {
-    /// The sequence and kind that a name in `slots/` means, if it can be a slot.
-    pub(super) fn sequence_of_slot(
+    /// The slot that a name in `slots/` means, if there can be one.
+    pub(super) fn slot_named(
         &self, model: InodeId, name: &str,
-    ) -> Result<Option<(InodeId, Kind)>, FsError> {
+    ) -> Result<Option<SlotKey>, FsError> {
         let Some((name, kind)) = Kind::of_name(name) else { return Ok(None) };
         let sequence = {
             let state = self.state();
@@ -112,12 +139,20 @@ impl FileSystem {
         let Some(sequence) = sequence.filter(|entry| entry.file_type == libc::S_IFDIR) else {
             return Ok(None);
         };
-        let shape = self.slot_shape(model, sequence.inode, kind)?;
-        Ok(shape.map(|_| (sequence.inode, kind)))
+        let shape = self.slot_now(model, sequence.inode, kind)?;
+        Ok(shape.map(|shape| shape.key))
+    }
+
+    /// What a slot is made of, also when there is another one by now.
+    pub(super) fn slot_shape(&self, key: SlotKey) -> Result<SlotShape, FsError> {
+        let rules = self.model_of(&mut self.state(), key.model).map_err(|_| FsError::Stale)?;
+        let geometry = rules.manifest.geometry();
+        let layout = Layout::new(geometry, key.kind.version, key.ids, key.cells);
+        Ok(SlotShape { layout: layout.ok_or(FsError::Stale)?, rules, key })
     }
 
     /// What the slot of a sequence has now; nothing, if it cannot be one.
-    pub(super) fn slot_shape(
+    fn slot_now(
         &self, model: InodeId, sequence: InodeId, kind: Kind,
     ) -> Result<Option<SlotShape>, FsError> {
         let Ok(rules) = self.model_of(&mut self.state(), model) else { return Ok(None) };
@@ -132,48 +167,60 @@ impl FileSystem {
         if kind.has_references && !has_contiguous_rows(&geometry) {
             return Ok(None);
         }
-        let known = self.file_bytes(sequence, names::TOKENS)? / TOKEN_BYTES as u64;
+        let (bytes, written) = self.size_and_time(sequence, names::TOKENS)?;
+        let known = bytes / TOKEN_BYTES as u64;
         let cells = self.present_tokens(&rules, sequence, known)?;
         let ids = kind.version.ids(known, cells);
         let (Ok(ids), Ok(cells)) = (u32::try_from(ids), u32::try_from(cells)) else {
             return Ok(None);
         };
+        let written = (written.seconds, written.nanoseconds);
+        let key = SlotKey { model, sequence, kind, ids, cells, written };
         let layout = Layout::new(&geometry, kind.version, ids, cells).filter(|_| ids > 0);
-        Ok(layout.map(|layout| SlotShape { rules, ids, cells, kind, layout }))
+        Ok(layout.map(|layout| SlotShape { rules, key, layout }))
     }
 
     /// Length of a file in a directory; 0 without one.
     pub(super) fn file_bytes(&self, directory: InodeId, name: &str) -> Result<u64, FsError> {
-        let state = self.state();
-        match state.entry(directory, name.as_bytes())? {
-            Some(entry) => Ok(state.attributes(&self.store, entry.inode)?.size),
-            None => Ok(0),
-        }
+        self.size_and_time(directory, name).map(|(size, _)| size)
     }
 
+    fn size_and_time(&self, directory: InodeId, name: &str) -> Result<(u64, Time), FsError> {
+        let state = self.state();
+        let Some(entry) = state.entry(directory, name.as_bytes())? else {
+            return Ok((0, Time::default()));
+        };
+        let attributes = state.attributes(&self.store, entry.inode)?;
+        Ok((attributes.size, attributes.mtime))
+    }
+
+    /// Opens the slot of a virtual inode.
     pub(super) fn open_slot(
-        &self, (model, sequence): (InodeId, InodeId), kind: Kind, open: Arc<()>,
+        &self, id: InodeId, key: SlotKey, open: Arc<()>,
     ) -> Result<OpenSlot, FsError> {
-        let shape = self.slot_shape(model, sequence, kind)?.ok_or(FsError::Stale)?;
-        if u64::from(shape.ids) > TOKENS_MAX {
+        let now = self.slot_now(key.model, key.sequence, key.kind)?;
+        // The kernel looks the name up again.
+        let shape = now.filter(|shape| shape.key == key).ok_or(FsError::Stale)?;
+        if u64::from(key.ids) > TOKENS_MAX {
             return Err(FsError::TooLarge);
         }
+        let sequence = key.sequence;
         let readers = self.slot_readers(&shape, sequence)?;
         let tokens = self.whole_file((sequence, names::TOKENS), readers)?;
         let ids = tokens.ok_or(FsError::Stale)?;
-        let references = if kind.has_references {
+        let references = if key.kind.has_references {
             let prefixes = whole_pages(&shape, &ids);
-            Some(References { key: self.slot_key(model)?, prefixes })
+            Some(References { key: self.slot_key(key.model)?, prefixes })
         } else {
             None
         };
-        let ids = ids.chunks_exact(TOKEN_BYTES).take(shape.ids as usize);
+        let ids = ids.chunks_exact(TOKEN_BYTES).take(key.ids as usize);
         let ids: Vec<u32> =
             ids.map(|id| u32::from_le_bytes([id[0], id[1], id[2], id[3]])).collect();
         let mut head = Vec::new();
         let geometry = shape.rules.manifest.geometry();
-        write_head(&mut head, geometry, shape.kind.version, &ids, shape.cells)?;
-        Ok(OpenSlot {
+        write_head(&mut head, geometry, key.kind.version, &ids, key.cells)?;
+        let mut slot = OpenSlot {
             rules: shape.rules,
             sequence,
             readers,
@@ -181,8 +228,11 @@ impl FileSystem {
             head,
             references,
             page: Mutex::default(),
+            file: None,
             _open: open,
-        })
+        };
+        slot.file = self.slot_file(id, &slot)?;
+        Ok(slot)
     }
 
     /// Fills `buffer` with what a slot has at `offset`; returns how much.
@@ -303,34 +353,63 @@ fn whole_pages(shape: &SlotShape, ids: &[u8]) -> Vec<PrefixHash> {
     let pages = ids.chunks_exact(page_tokens as usize * TOKEN_BYTES);
     let mut last = shape.rules.manifest.prefix_root();
     let hashes = pages.map(|page| *last.insert(PrefixHash::next(last, page)));
-    hashes.take((shape.cells / page_tokens) as usize).collect()
+    hashes.take((shape.key.cells / page_tokens) as usize).collect()
 }
 
 impl OpenSlot {
-    /// Whether what lies there needs no page: what stands before rows, and references.
-    pub(super) fn is_at_hand(&self, offset: u64, length: u64) -> bool {
-        let pages = self.references.as_ref().map_or(0, |references| references.prefixes.len());
-        let tokens = pages as u64 * u64::from(self.rules.manifest.geometry().page_tokens());
-        let end = offset.saturating_add(length);
-        let mut at = offset;
-        while at < end {
-            let Some((part, rest)) = self.layout.part(at) else { break };
-            at += match part {
-                Part::Head { .. } | Part::TensorHead { .. } => rest,
-                Part::Rows { is_v, at, .. } => {
-                    let referred = (tokens * self.layout.row_bytes(is_v)).saturating_sub(at);
-                    if referred == 0 {
-                        return false;
-                    }
-                    referred.min(rest)
-                }
-            };
-        }
-        true
+    /// Where the kernel reads it, if it does.
+    pub(in crate::fs) fn file(&self) -> Option<&Arc<dyn DiskFile>> {
+        self.file.as_ref().map(|slot| &slot.file)
     }
 
-    /// Fills `to` with the reference to a page, from byte `at` on; returns how much. Nothing, if its
-    /// rows are to be read.
+    pub(super) fn length(&self) -> u64 {
+        self.layout.length()
+    }
+
+    /// Whether references stand for pages.
+    pub(super) fn is_of_references(&self) -> bool {
+        self.references.is_some()
+    }
+
+    /// Whether what lies there needs no page.
+    pub(super) fn is_at_hand(&self, offset: u64, length: u64) -> bool {
+        let end = offset.saturating_add(length);
+        self.stretches(offset)
+            .take_while(|(at, _)| *at < end)
+            .all(|(_, stretch)| !matches!(stretch, Stretch::Rows(_)))
+    }
+
+    /// What it is made of from `offset` on, and where that begins.
+    pub(super) fn stretches(&self, offset: u64) -> impl Iterator<Item = (u64, Stretch)> {
+        let mut next = offset;
+        std::iter::from_fn(move || {
+            let at = next;
+            let stretch = self.stretch(at)?;
+            let (Stretch::AtHand(length) | Stretch::Zeros(length) | Stretch::Rows(length)) =
+                stretch;
+            next += length;
+            Some((at, stretch))
+        })
+    }
+
+    fn stretch(&self, offset: u64) -> Option<Stretch> {
+        let (part, rest) = self.layout.part(offset)?;
+        let Part::Rows { is_v, at, .. } = part else { return Some(Stretch::AtHand(rest)) };
+        let pages = self.references.as_ref().map_or(0, |references| references.prefixes.len());
+        let row_bytes = self.layout.row_bytes(is_v);
+        let page_bytes = u64::from(self.rules.manifest.geometry().page_tokens()) * row_bytes;
+        if at >= pages as u64 * page_bytes {
+            return Some(Stretch::Rows(rest));
+        }
+        let filled = Reference::filled_bytes(row_bytes).min(page_bytes);
+        Some(match at % page_bytes {
+            at if at < filled => Stretch::AtHand(filled - at),
+            at => Stretch::Zeros(page_bytes - at),
+        })
+    }
+
+    /// Fills `to` with what stands for a page's rows, from byte `at` on; returns how much. Nothing, if
+    /// its rows are to be read.
     fn read_reference(
         &self, (layer, is_v): (u32, bool), start: u64, at: u64, to: &mut [u8],
     ) -> Option<usize> {
@@ -338,12 +417,10 @@ impl OpenSlot {
         let tokens = self.rules.manifest.geometry().page_tokens();
         let page = usize::try_from(start / u64::from(tokens)).ok()?;
         let reference = Reference { prefix: *prefixes.get(page)?, layer, is_v, tokens };
-        let bytes = u64::from(tokens) * self.layout.row_bytes(is_v);
-        let count = usize::try_from(bytes - at).unwrap_or(usize::MAX).min(to.len());
-        to[..count].fill(FILLER);
-        if at < REFERENCE_BYTES as u64 {
-            copy_text(&reference.to_bytes(key), at, &mut to[..count]);
-        }
+        let row_bytes = self.layout.row_bytes(is_v);
+        let rest = u64::from(tokens) * row_bytes - at;
+        let count = usize::try_from(rest).unwrap_or(usize::MAX).min(to.len());
+        reference.write(key, row_bytes, at, &mut to[..count]);
         Some(count)
     }
 }

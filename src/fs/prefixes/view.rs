@@ -98,8 +98,8 @@ impl FileSystem {
                     _ => return absent,
                 },
                 Virtual::Prefix(model, hash) => return self.lookup_page(model, hash, name),
-                Virtual::Slots(model) => match self.sequence_of_slot(model, text)? {
-                    Some((sequence, kind)) => Virtual::Slot(model, sequence, kind),
+                Virtual::Slots(model) => match self.slot_named(model, text)? {
+                    Some(key) => Virtual::Slot(key),
                     None => return absent,
                 },
                 Virtual::Blocks(model) => match self.block_named(model, text)? {
@@ -161,9 +161,9 @@ impl FileSystem {
         let is_file = matches!(meaning, Virtual::Match(_) | Virtual::Slot(..) | Virtual::Block(_));
         let (mut uid, mut gid, mut size) = (model.uid, model.gid, 0);
         let mut slot_readers = 0;
-        if let Virtual::Slot(model, sequence, kind) = meaning {
-            let shape = self.slot_shape(model, sequence, kind)?.ok_or(FsError::Stale)?;
-            let readers = self.slot_readers(&shape, sequence)?;
+        if let Virtual::Slot(key) = meaning {
+            let shape = self.slot_shape(key)?;
+            let readers = self.slot_readers(&shape, key.sequence)?;
             (uid, gid, slot_readers) = (readers.uid, readers.gid, readers.bits);
             size = shape.length();
         }
@@ -252,15 +252,17 @@ impl FileSystem {
                 Served::Query(Arc::new(query))
             }
             Virtual::Slot(..) if writes => return Err(FsError::NotPermitted),
-            Virtual::Slot(model, sequence, kind) => {
-                Served::Slot(Arc::new(self.open_slot((model, sequence), kind, open)?))
-            }
+            Virtual::Slot(key) => Served::Slot(Arc::new(self.open_slot(id, key, open)?)),
             _ => return Err(FsError::IsDirectory),
+        };
+        let by = match &served {
+            Served::Slot(slot) => slot.file().cloned().map(|file| OpenedBy::Kernel { file }),
+            _ => None,
         };
         let handle = self.state().add_handle(Handle::new(id, writes, served));
         Ok(Opened {
             handle,
-            by: OpenedBy::Daemon,
+            by: by.unwrap_or(OpenedBy::Daemon),
             is_sealed: false,
             caching: Caching::Never,
             closes_quietly: true,
@@ -295,6 +297,11 @@ impl FileSystem {
             Some(Served::Slot(slot)) => !slot.is_at_hand(offset, u64::from(length)),
             _ => false,
         }
+    }
+
+    /// Whether opening it reads pages.
+    pub(in crate::fs) fn is_slot(&self, id: InodeId) -> bool {
+        super::is_virtual(id) && matches!(self.virtual_inode(id), Ok(Virtual::Slot(_)))
     }
 
     pub(super) fn virtual_inode(&self, id: InodeId) -> Result<Virtual, FsError> {

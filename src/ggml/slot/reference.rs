@@ -1,6 +1,7 @@
 //! References to pages: what a slot file may have in the place of their rows.
 //!
-//! Rows of K, or V, of a whole page begin with a reference, and the rest of them is filler:
+//! Rows of K, or V, of a whole page begin with a reference. Filler is behind it, up to the end of the first
+//! row of which it is all, and zeros in the place of the other rows:
 //!
 //! ```text
 //! [u8; 16] magic
@@ -10,8 +11,9 @@
 //! ```
 //!
 //! The key is the model's own: who knows a prefix hash but may not read the model cannot make an engine
-//! that may read it load its pages. Filler is no number in any type that slots have, so that an engine
-//! that knows nothing of references computes nothing from them.
+//! that may read it load its pages. Filler is no number in any type that slots have. An engine that knows
+//! nothing of references attends to one such row in each head, so all that it computes is no number
+//! either. The zeros are holes where a slot is a file, and are read as fast as memory is cleared.
 
 use std::ffi::CStr;
 use std::fmt;
@@ -23,7 +25,7 @@ pub(crate) const KEY_ATTRIBUTE: &CStr = c"user.kvfs.slot_key";
 /// Bytes of a reference. Rows of a page that have less are not referred to.
 pub(crate) const REFERENCE_BYTES: usize = 96;
 /// The bytes behind a reference.
-pub(crate) const FILLER: u8 = 0xff;
+const FILLER: u8 = 0xff;
 
 const MAGIC: [u8; 16] = *b"kvfs reference 1";
 const HASH_BYTES: usize = 32;
@@ -56,7 +58,29 @@ pub(crate) struct Reference {
 }
 
 impl Reference {
-    pub(crate) fn to_bytes(self, key: &Key) -> [u8; REFERENCE_BYTES] {
+    /// Bytes of the reference and the filler, where a row has so many.
+    pub(crate) fn filled_bytes(row_bytes: u64) -> u64 {
+        (REFERENCE_BYTES as u64).div_ceil(row_bytes) * row_bytes + row_bytes
+    }
+
+    /// Fills `to` with what stands in the place of a page's rows, from byte `at` on.
+    pub(crate) fn write(self, key: &Key, row_bytes: u64, at: u64, to: &mut [u8]) {
+        let rest = |end: u64| {
+            let rest = usize::try_from(end.saturating_sub(at)).unwrap_or(usize::MAX);
+            rest.min(to.len())
+        };
+        let (referred, filled) =
+            (rest(REFERENCE_BYTES as u64), rest(Self::filled_bytes(row_bytes)));
+        to[filled..].fill(0);
+        to[referred..filled].fill(FILLER);
+        let from = REFERENCE_BYTES.saturating_sub(usize::try_from(at).unwrap_or(usize::MAX));
+        if referred > 0 {
+            let bytes = self.to_bytes(key);
+            to[..referred].copy_from_slice(&bytes[REFERENCE_BYTES - from..][..referred]);
+        }
+    }
+
+    fn to_bytes(self, key: &Key) -> [u8; REFERENCE_BYTES] {
         let mut bytes = [0; REFERENCE_BYTES];
         bytes[..16].copy_from_slice(&MAGIC);
         bytes[16..48].copy_from_slice(&self.prefix.0);
@@ -124,6 +148,31 @@ mod tests {
             assert!(Reference::parse(&bytes[..at], &key(1)).unwrap_err().contains("cut off"));
         }
         assert!(Key::new(&[1; 31]).is_none());
+    }
+
+    #[test]
+    fn what_stands_for_rows() {
+        fn check(row_bytes: usize, filled: usize) {
+            let mut whole = vec![1; 4 * filled];
+            REFERENCE.write(&key(1), row_bytes as u64, 0, &mut whole);
+            assert_eq!(Reference::parse(&whole, &key(1)), Ok(REFERENCE));
+            assert!(whole[REFERENCE_BYTES..filled].iter().all(|byte| *byte == FILLER));
+            assert!(whole[filled..].iter().all(|byte| *byte == 0));
+            // One row at least is filler alone.
+            let mut rows = whole.chunks_exact(row_bytes);
+            assert!(rows.any(|row| row.iter().all(|byte| *byte == FILLER)), "{row_bytes}");
+            for piece in [1, 40, 100, 1000] {
+                let mut pieces = vec![1; whole.len()];
+                for (index, to) in pieces.chunks_mut(piece).enumerate() {
+                    REFERENCE.write(&key(1), row_bytes as u64, (index * piece) as u64, to);
+                }
+                assert!(pieces == whole, "rows of {row_bytes} bytes, in pieces of {piece}");
+            }
+        }
+        check(32, 128);
+        check(64, 192);
+        check(96, 192);
+        check(512, 1024);
     }
 
     #[test]
