@@ -135,6 +135,11 @@ pub(crate) fn extended_attribute(path: &Path, name: &CStr) -> io::Result<Option<
     attribute_up_to(path, name, ATTRIBUTE_BYTES_MAX)
 }
 
+/// The same, however long the value is.
+pub(crate) fn long_extended_attribute(path: &Path, name: &CStr) -> io::Result<Option<Vec<u8>>> {
+    attribute_up_to(path, name, LONGEST_ATTRIBUTE_BYTES)
+}
+
 fn attribute_up_to(path: &Path, name: &CStr, bytes_max: usize) -> io::Result<Option<Vec<u8>>> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     let mut value = vec![0; bytes_max];

@@ -391,6 +391,9 @@ pub(crate) struct FsckArguments {
     /// Repair what can be repaired, move the rest to quarantine
     #[arg(long)]
     pub repair: bool,
+    /// Make lost or unreadable metadata anew from the objects, then repair
+    #[arg(long, conflicts_with_all = ["repair", "read_data_subset"])]
+    pub rebuild: bool,
     /// Read the bytes of only the K-th of N parts of the objects [default: of all]
     #[arg(long, value_name = "K/N", value_parser = parse_subset)]
     pub read_data_subset: Option<(u32, u32)>,

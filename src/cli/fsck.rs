@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::arguments::FsckArguments;
 use super::output::{EXIT_FSCK_ERRORS, EXIT_OK, Failure, Outcome, Report, bytes};
-use crate::store::fsck::{self, FsckOptions};
+use crate::store::fsck::{self, FsckOptions, Rebuilt};
 use crate::store::{Store, StoreError};
 
 /// Checks, and repairs if asked to.
@@ -22,15 +22,31 @@ pub(crate) fn run(arguments: &FsckArguments) -> Outcome {
     })?;
     let options = FsckOptions { repair: arguments.repair, subset: arguments.read_data_subset };
     let bar = super::progress::bar("checking");
-    let outcome = fsck::run(&store, &options, &|done, total| {
+    let progress = |done, total| {
         bar.set_length(total);
         bar.set_position(done);
-    });
+    };
+    let outcome = if arguments.rebuild {
+        fsck::rebuild(&store, &progress).map(|(rebuilt, found)| (Some(rebuilt), found))
+    } else {
+        fsck::run(&store, &options, &progress).map(|found| (None, found))
+    };
     bar.finish_and_clear();
-    let found = outcome.map_err(Failure::failed)?;
-    let text = if arguments.json { format!("{:#}\n", to_json(&found)) } else { to_text(&found) };
+    let (rebuilt, found) = outcome.map_err(Failure::failed)?;
+    let text = if arguments.json {
+        format!("{:#}\n", to_json(rebuilt.as_ref(), &found))
+    } else {
+        rebuilt.as_ref().map_or_else(String::new, told) + &to_text(&found)
+    };
     let exit = if found.findings.is_empty() { EXIT_OK } else { EXIT_FSCK_ERRORS };
     Ok(Report { text, exit })
+}
+
+fn told(rebuilt: &Rebuilt) -> String {
+    let Rebuilt { files, lost } = rebuilt;
+    format!(
+        "meta.redb was made anew: {files} files are where they were, {lost} in files/lost+found\n"
+    )
 }
 
 fn to_text(found: &fsck::Report) -> String {
@@ -73,12 +89,13 @@ fn to_text(found: &fsck::Report) -> String {
     text
 }
 
-fn to_json(found: &fsck::Report) -> serde_json::Value {
+fn to_json(rebuilt: Option<&Rebuilt>, found: &fsck::Report) -> serde_json::Value {
     let errors = found
         .findings
         .iter()
         .map(|finding| json!({ "what": finding.what, "repaired": finding.repaired }));
     json!({
+        "rebuilt": rebuilt.map(|made| json!({ "files": made.files, "lost": made.lost })),
         "inodes": found.inodes,
         "objects": found.objects,
         "bytes_read": found.bytes_read,

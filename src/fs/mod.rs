@@ -43,6 +43,7 @@ mod create;
 mod damage;
 mod decode;
 mod demotion;
+mod describe;
 mod encoded;
 mod error;
 mod extended;

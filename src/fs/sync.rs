@@ -46,7 +46,10 @@ impl FileSystem {
         let outcome = self.persist(&frozen).and_then(|checksums| {
             // The last reference outside of the state: amending does not copy the layer.
             drop(frozen);
-            self.amend(&checksums).map_or(Ok(()), |layer| writer.write(&layer))
+            self.amend(&checksums).map_or(Ok(()), |layer| {
+                self.describe(&layer);
+                writer.write(&layer)
+            })
         });
         self.conclude(outcome)?;
         *durable = generation;

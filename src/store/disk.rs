@@ -192,6 +192,14 @@ pub trait Disk: Debug + Send + Sync {
     fn sync_directory(&self, directory: DiskDirectory) -> io::Result<()>;
     /// Names of the files in a directory.
     fn list(&self, directory: DiskDirectory) -> io::Result<Vec<String>>;
+    /// Keeps some bytes beside those of a file, instead of what was kept before.
+    fn set_note(&self, _path: &DiskPath, _note: &[u8]) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+    /// What [`Disk::set_note`] has kept, if anything.
+    fn note(&self, _path: &DiskPath) -> io::Result<Option<Vec<u8>>> {
+        Ok(None)
+    }
     /// Free and used space.
     fn space(&self) -> io::Result<Space>;
     /// Stacked filesystems below the store (1 on overlayfs): the kernel wants to know when it is

@@ -10,6 +10,7 @@
 //! | `encoded` | encoded copies are there, and decode to those bytes |
 //! | `links` | reference counts; what lost its name comes to `files/lost+found` |
 //! | `rest` | extended attributes, marks, totals, files without a record |
+//! | `rebuild` | the records are lost: they are made again from the objects |
 //!
 //! What the next mount does by itself (files left in `staging/`, sizes of files that were being
 //! written, objects of a mount that ended in a crash) is counted and is no finding.
@@ -24,6 +25,7 @@ mod links;
 mod names;
 mod objects;
 mod places;
+mod rebuild;
 mod rest;
 
 use super::disk::DiskPath;
@@ -32,6 +34,7 @@ use super::quarantine;
 use super::records::Records;
 use super::{Store, StoreError};
 use image::Image;
+pub use rebuild::Rebuilt;
 
 /// What to check and what to do about it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -94,7 +97,7 @@ pub fn run(
 ) -> Result<Report, StoreError> {
     let (records, sound) = match open(store, options) {
         Ok(opened) => opened,
-        Err(StoreError::Corrupt(what)) => return Ok(unreadable(&what)),
+        Err(error) if is_lost(&error) => return Ok(unreadable(&error)),
         Err(error) => return Err(error),
     };
     let mut image = Image::load(store, options, &records)?;
@@ -116,12 +119,31 @@ pub fn run(
     Ok(image.report)
 }
 
+/// Makes records again where there are none that can be read, and checks and repairs the store.
+///
+/// # Errors
+/// [`StoreError::MetadataSound`] where there are.
+pub fn rebuild(
+    store: &Store, progress: &dyn Fn(u64, u64),
+) -> Result<(Rebuilt, Report), StoreError> {
+    match open(store, &FsckOptions::default()) {
+        Err(error) if is_lost(&error) => {}
+        Err(error) => return Err(error),
+        Ok(_) => return Err(StoreError::MetadataSound(store.path().to_owned())),
+    }
+    let rebuilt = rebuild::rebuild(store)?;
+    let options = FsckOptions { repair: true, subset: None };
+    Ok((rebuilt, run(store, &options, progress)?))
+}
+
 fn open(store: &Store, options: &FsckOptions) -> Result<(Records, bool), StoreError> {
     if options.repair {
         return Records::open(store.metadata()?);
     }
     let storage: Box<dyn redb::StorageBackend> = if store.has_metadata()? {
         store.disk.database(&DiskPath::Metadata)?
+    } else if store.has_objects()? {
+        return Err(StoreError::MetadataMissing(store.path().to_owned()));
     } else {
         // The store was made and never mounted.
         Box::new(redb::backends::InMemoryBackend::new())
@@ -129,11 +151,19 @@ fn open(store: &Store, options: &FsckOptions) -> Result<(Records, bool), StoreEr
     Records::open(store.database(Box::new(Overlay::new(storage)?)))
 }
 
-/// The database itself is beyond reading.
-fn unreadable(what: &str) -> Report {
+/// Whether nothing can be told from the database.
+fn is_lost(error: &StoreError) -> bool {
+    matches!(error, StoreError::Corrupt(_) | StoreError::MetadataMissing(_))
+}
+
+fn unreadable(error: &StoreError) -> Report {
+    let why = match error {
+        StoreError::Corrupt(what) => format!("cannot be read ({what})"),
+        _ => "is missing".to_owned(),
+    };
     let what = format!(
-        "meta.redb: cannot be read ({what}): restore it from a backup, the bytes of all files are \
-         in objects/"
+        "meta.redb: {why}: restore it from a backup, or make it anew from what is in objects/ with \
+         kvfs fsck --rebuild"
     );
     let finding = Finding { what, repaired: false };
     Report { findings: vec![finding], ..Report::default() }

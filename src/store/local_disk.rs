@@ -6,9 +6,9 @@
 use std::ffi::CStr;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use nix::fcntl::OFlag;
@@ -24,6 +24,9 @@ use memmap2::Mmap;
 /// Only the owner may look into a store: the cache holds users' prompts.
 const FILE_MODE: Mode = Mode::S_IRUSR.union(Mode::S_IWUSR);
 const DIRECTORY_MODE: Mode = FILE_MODE.union(Mode::S_IXUSR);
+
+/// The attribute that holds a file's note.
+const NOTE: &CStr = c"user.kvfs.note";
 
 /// A store's directory on a local filesystem.
 #[derive(Debug)]
@@ -57,6 +60,12 @@ impl LocalDisk {
 pub fn anonymous_file(label: &CStr) -> io::Result<Arc<dyn DiskFile>> {
     let file = nix::sys::memfd::memfd_create(label, MFdFlags::MFD_CLOEXEC)?;
     Ok(Arc::new(LocalFile(File::from(file))))
+}
+
+/// A path to a file that `O_PATH` has found: a descriptor that counts as opened would be taken for
+/// a reader by whoever asks whether the file is in use.
+fn by_descriptor(file: &File) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
 impl Disk for LocalDisk {
@@ -121,6 +130,16 @@ impl Disk for LocalDisk {
             }
         }
         Ok(names)
+    }
+
+    fn set_note(&self, path: &DiskPath, note: &[u8]) -> io::Result<()> {
+        let file = self.openat(&path.relative(), OFlag::O_PATH, Mode::empty())?;
+        crate::sys::set_extended_attribute(&by_descriptor(&file), NOTE, note)
+    }
+
+    fn note(&self, path: &DiskPath) -> io::Result<Option<Vec<u8>>> {
+        let file = self.openat(&path.relative(), OFlag::O_PATH, Mode::empty())?;
+        crate::sys::long_extended_attribute(&by_descriptor(&file), NOTE)
     }
 
     fn space(&self) -> io::Result<Space> {

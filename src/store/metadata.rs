@@ -194,6 +194,12 @@ impl Metadata {
         self.get(&keys::inode(inode))
     }
 
+    /// One inode as of the last commit.
+    pub(crate) fn committed_inode(&self, inode: InodeId) -> Result<Option<Inode>, StoreError> {
+        let key = keys::inode(inode);
+        guarded(|| self.base.get(key.as_slice())?.map(|value| decode(value.value())).transpose())
+    }
+
     /// Stores an inode.
     pub(crate) fn put_inode(&mut self, life: Life, inode: InodeId, record: &Inode) {
         self.put(life, keys::inode(inode), record);

@@ -15,6 +15,7 @@
 
 pub mod commit;
 pub(crate) mod database;
+pub(crate) mod description;
 pub mod disk;
 mod flush;
 pub mod format;
@@ -53,6 +54,10 @@ pub enum StoreError {
     Version(String),
     /// Its metadata contradicts itself or cannot be decoded.
     Corrupt(String),
+    /// There are objects, but no metadata.
+    MetadataMissing(PathBuf),
+    /// The metadata was to be made anew, but can be read.
+    MetadataSound(PathBuf),
     /// The numbers for inodes and objects are used up.
     Full,
     /// The database failed.
@@ -78,6 +83,18 @@ impl std::fmt::Display for StoreError {
             StoreError::Corrupt(what) => {
                 write!(formatter, "the store's metadata is damaged ({what}): run kvfs fsck")
             }
+            StoreError::MetadataMissing(path) => write!(
+                formatter,
+                "the store {} has objects but no meta.redb: restore it from a backup, or make it anew \
+                 with kvfs fsck --rebuild",
+                path.display()
+            ),
+            StoreError::MetadataSound(path) => write!(
+                formatter,
+                "{} can be read, so kvfs fsck --repair is what to run: --rebuild would forget names, \
+                 attributes and links (move the file away to insist)",
+                path.join("meta.redb").display()
+            ),
             StoreError::Full => formatter.write_str("the store has used up its numbers"),
             StoreError::Database(error) => write!(formatter, "meta.redb: {error}"),
             StoreError::Io(error) => write!(formatter, "{error}"),
@@ -106,6 +123,9 @@ macro_rules! from_redb {
         impl From<$error> for StoreError {
             fn from(error: $error) -> StoreError {
                 match redb::Error::from(error) {
+                    redb::Error::Io(error) if error.kind() == io::ErrorKind::InvalidData => {
+                        StoreError::Corrupt(error.to_string())
+                    }
                     redb::Error::Io(error) => StoreError::Io(error),
                     redb::Error::Corrupted(what) => StoreError::Corrupt(what),
                     error => StoreError::Database(Box::new(error)),
@@ -163,8 +183,13 @@ impl Store {
 
     /// The store's database. Where there is none, one is made under another name first: what a
     /// crash left of a database that was being made could not be opened any more.
+    ///
+    /// Where there are objects, a new one is refused: the next mount would take all of them for garbage.
     pub(crate) fn metadata(&self) -> Result<Backend, StoreError> {
         if !self.has_metadata()? {
+            if self.has_objects()? {
+                return Err(StoreError::MetadataMissing(self.path.clone()));
+            }
             self.remove_if_there(&DiskPath::MetadataStaging)?;
             let storage = self.disk.database(&DiskPath::MetadataStaging)?;
             database::create(self.database(storage))?;
@@ -180,6 +205,17 @@ impl Store {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
             outcome => Ok(outcome?.length > 0),
         }
+    }
+
+    /// Whether there is any file of an object.
+    pub(crate) fn has_objects(&self) -> io::Result<bool> {
+        for shard in 0..=u8::MAX {
+            let names = self.disk.list(DiskDirectory::ObjectShard(shard))?;
+            if names.iter().any(|name| DiskPath::stored(name).is_some()) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     fn remove_if_there(&self, path: &DiskPath) -> io::Result<()> {

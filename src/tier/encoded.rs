@@ -9,7 +9,7 @@ mod files;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-pub use files::{pack, pack_blob, unpack, verify};
+pub use files::{checksum_of_copy, pack, pack_blob, recognise, unpack, verify};
 
 use super::encoding::{ColdEncoding, Lossless, ZstdLevel};
 use super::replacement::Replacement;

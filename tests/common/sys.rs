@@ -98,6 +98,11 @@ pub(crate) fn write(file: &File, bytes: &[u8]) -> io::Result<usize> {
 
 /// An extended attribute as text.
 pub(crate) fn getxattr(path: impl AsRef<Path>, name: &str) -> io::Result<String> {
+    Ok(String::from_utf8(attribute(path, name)?).expect("text"))
+}
+
+/// getxattr(2)
+pub(crate) fn attribute(path: impl AsRef<Path>, name: &str) -> io::Result<Vec<u8>> {
     let path = c_string(path.as_ref().as_os_str().as_encoded_bytes());
     let name = c_string(name.as_bytes());
     let mut buffer = vec![0_u8; 64 << 10];
@@ -106,7 +111,7 @@ pub(crate) fn getxattr(path: impl AsRef<Path>, name: &str) -> io::Result<String>
         libc::getxattr(path.as_ptr(), name.as_ptr(), buffer.as_mut_ptr().cast(), buffer.len())
     };
     buffer.truncate(usize::try_from(count).map_err(|_| io::Error::last_os_error())?);
-    Ok(String::from_utf8(buffer).expect("text"))
+    Ok(buffer)
 }
 
 /// setxattr(2)
@@ -138,6 +143,13 @@ pub(crate) fn listxattr(path: impl AsRef<Path>) -> io::Result<Vec<String>> {
     buffer.truncate(usize::try_from(count).map_err(|_| io::Error::last_os_error())?);
     let names = buffer.split(|byte| *byte == 0).filter(|name| !name.is_empty());
     Ok(names.map(|name| String::from_utf8_lossy(name).into_owned()).collect())
+}
+
+/// Lets everybody else have the processor before this thread, and whatever it starts from now on.
+pub(crate) fn be_idle() {
+    let parameters = libc::sched_param { sched_priority: 0 };
+    // SAFETY: 0 is the calling thread; the kernel reads the structure, which outlives the call.
+    unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const parameters) };
 }
 
 /// fsync(2) of a directory.

@@ -3,7 +3,11 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+#[path = "../common/mod.rs"]
+mod common;
+
 mod bytes;
 mod names;
 mod patient;
+mod rebuild;
 mod remote;

@@ -17,6 +17,7 @@ in_both_modes!(
     a_damaged_copy_fails_the_open_and_fsck_finds_it,
     a_damaged_raw_file_is_replaced_by_its_encoded_copy,
     a_crash_at_any_time_loses_nothing,
+    without_records_encoded_copies_are_found_again,
     objects_are_encoded_before_they_leave_for_the_remote,
     what_the_disk_has_no_room_for_is_decoded_into_memory,
 );
@@ -273,6 +274,26 @@ fn a_crash_at_any_time_loses_nothing(mode: Mode) {
     assert!(mount.unmount().success());
     let (is_sound, text) = fsck(mount.store(), &[]);
     assert!(is_sound, "{text}");
+}
+
+fn without_records_encoded_copies_are_found_again(mode: Mode) {
+    let mut mount = Mount::with_options(mode, &OPTIONS);
+    let files = write(&mount, "f", 8);
+    wait_until_it_fits(&mount);
+    assert!(mount.unmount().success());
+    let without_raw =
+        copies(mount.store()).iter().filter(|copy| !copy.with_extension("").exists()).count();
+    assert!(without_raw >= 4, "{without_raw}");
+    std::fs::remove_file(mount.store().join("meta.redb")).unwrap();
+    let (sound, text) = fsck(mount.store(), &[]);
+    assert!(!sound && text.contains("kvfs fsck --rebuild"), "{text}");
+    let (sound, text) = fsck(mount.store(), &["--rebuild"]);
+    assert!(sound && text.contains("8 files are where they were, 0 in files/lost+found"), "{text}");
+    let (sound, text) = fsck(mount.store(), &["--rebuild"]);
+    assert!(!sound && text.contains("can be read"), "{text}");
+    mount.mount();
+    assert_same(&files);
+    assert_eq!(mount.status("errors"), "0");
 }
 
 fn objects_are_encoded_before_they_leave_for_the_remote(mode: Mode) {

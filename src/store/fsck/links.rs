@@ -9,7 +9,7 @@ use crate::store::quarantine::Take;
 use crate::store::record::{DirectoryClass, Inode, InodeId, Kind, ObjectId, ObjectRecord, Role};
 
 /// Where bytes come to whose names are lost.
-const LOST_AND_FOUND: &[u8] = b"lost+found";
+pub(super) const LOST_AND_FOUND: &[u8] = b"lost+found";
 
 pub(super) fn check(image: &mut Image<'_>) {
     check_nameless(image);

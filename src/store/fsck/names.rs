@@ -7,7 +7,7 @@ use crate::fs::classify;
 use crate::store::record::{DirectoryClass, Inode, InodeId, Kind, Time};
 
 /// The directories that every mount has: number, class, name.
-const FIXED: [(InodeId, DirectoryClass, &str); 3] = [
+pub(super) const FIXED: [(InodeId, DirectoryClass, &str); 3] = [
     (InodeId::ROOT, DirectoryClass::Root, ""),
     (InodeId(2), DirectoryClass::Models, "models"),
     (FILES, DirectoryClass::Plain, "files"),

@@ -5,8 +5,10 @@ use std::io;
 use crate::page::Checksum;
 use crate::store::Store;
 use crate::store::disk::{Access, DiskFile, DiskPath};
-use crate::store::record::EncodedCopy;
-use crate::tier::encoding::{Encoding, EncodingError, Lossless, Stored, decode_local, encode};
+use crate::store::record::{EncodedCopy, ObjectId};
+use crate::tier::encoding::{
+    Encoding, EncodingError, Lossless, Stored, Subject, decode_local, encode,
+};
 use crate::tier::exchange::Item;
 use crate::tier::exchange::bytes::Cursor;
 
@@ -25,10 +27,19 @@ pub fn pack(store: &Store, item: &Item, lossless: Lossless) -> io::Result<Option
     remove(store, &path)?;
     let target = store.disk.create(&path)?;
     let outcome = pack_into(source.as_ref(), item, lossless, target.as_ref());
-    if !matches!(outcome, Ok(Some(_))) {
+    if matches!(outcome, Ok(Some(_))) {
+        keep_note(store, item.object);
+    } else {
         remove(store, &path)?;
     }
     outcome
+}
+
+/// The copy says what the raw file says, which may go. It is only a note.
+fn keep_note(store: &Store, object: ObjectId) {
+    if let Ok(Some(note)) = store.disk.note(&DiskPath::Object(object)) {
+        let _ = store.disk.set_note(&DiskPath::Encoding(object), &note);
+    }
 }
 
 fn pack_into(
@@ -62,8 +73,9 @@ pub fn pack_blob(
         let found = decode_into(target.as_ref(), item, &copy, &mut io::sink());
         check(found.map_err(as_io)?, item)
     });
-    if outcome.is_err() {
-        remove(store, &path)?;
+    match outcome {
+        Ok(()) => keep_note(store, item.object),
+        Err(_) => remove(store, &path)?,
     }
     outcome.map(|()| copy)
 }
@@ -89,6 +101,34 @@ pub fn verify(store: &Store, item: &Item, copy: &EncodedCopy) -> io::Result<()> 
     let source = store.disk.open(&DiskPath::Encoded(item.object), Access::Read)?;
     let found = decode_into(source.as_ref(), item, copy, &mut io::sink());
     check(found.map_err(as_io)?, item)
+}
+
+/// What the file of an encoded copy says of itself, which no record does: the object's length, and
+/// how it is encoded. `None` if it is no such file.
+pub fn recognise(store: &Store, object: ObjectId) -> io::Result<Option<(u64, EncodedCopy)>> {
+    let file = store.disk.open(&DiskPath::Encoded(object), Access::Read)?;
+    let stored = Stored::recognise(&mut Cursor::new(file.as_ref()), file.stat()?.length)?;
+    Ok(stored.map(|Stored { encoding, stored_bytes, length }| {
+        (length, EncodedCopy { encoding, stored_bytes })
+    }))
+}
+
+/// The checksum of the bytes that an encoded copy decodes to, as of a plain file; `None` if it
+/// cannot be decoded.
+pub fn checksum_of_copy(
+    store: &Store, object: ObjectId, length: u64, copy: &EncodedCopy,
+) -> io::Result<Option<Checksum>> {
+    let file = store.disk.open(&DiskPath::Encoded(object), Access::Read)?;
+    let EncodedCopy { encoding, stored_bytes } = *copy;
+    let stored = Stored { encoding, stored_bytes, length };
+    let source = &mut Cursor::new(file.as_ref());
+    match decode_local(source, &stored, &Subject::File, &mut io::sink()) {
+        Ok(checksum) => Ok(Some(checksum)),
+        Err(error) => match as_io(error) {
+            error if error.kind() == io::ErrorKind::InvalidData => Ok(None),
+            error => Err(error),
+        },
+    }
 }
 
 fn decode_into(

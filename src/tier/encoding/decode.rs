@@ -24,6 +24,24 @@ pub struct Stored {
     pub length: u64,
 }
 
+impl Stored {
+    /// What a blob of `stored_bytes` says of itself; `None` if that is nothing that can be.
+    ///
+    /// # Errors
+    /// That of the source.
+    pub fn recognise(source: &mut dyn Read, stored_bytes: u64) -> std::io::Result<Option<Stored>> {
+        let mut header = [0; HEADER_BYTES];
+        if read_until_full(source, &mut header)? < HEADER_BYTES {
+            return Ok(None);
+        }
+        let header = Header::parse(&header).ok();
+        Ok(header.map(|header| {
+            let (encoding, length) = (header.filter.encoding(), header.length);
+            Stored { encoding, stored_bytes, length }
+        }))
+    }
+}
+
 /// Reads a blob from `source` and writes exactly `stored.length` logical bytes to `sink`.
 ///
 /// Nothing is allocated on the word of the blob beyond two chunks. The digest is that of what was

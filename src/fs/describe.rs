@@ -1,0 +1,90 @@
+//! A commit notes beside the bytes of each object what the file is ([`Description`]).
+
+use std::collections::{BTreeMap, HashSet};
+
+use super::FileSystem;
+use super::state::State;
+use crate::store::database::decode;
+use crate::store::description::Description;
+use crate::store::keys;
+use crate::store::layer::Layer;
+use crate::store::record::{DEPTH_MAX, Entry, Inode, InodeId, Kind};
+
+/// A file that a commit changes, and the names that it gets.
+struct Changed {
+    inode: Inode,
+    names: Vec<Vec<u8>>,
+}
+
+impl FileSystem {
+    /// Notes what a frozen layer changes; its bytes are durable, its records are not. Whatever
+    /// cannot be noted would be without a name after a rebuild, and nothing else depends on it.
+    pub(super) fn describe(&self, layer: &Layer) {
+        let removed = self.removed_names(layer);
+        for (id, changed) in self.changed_files(layer) {
+            let Some(object) = changed.inode.file().and_then(|file| file.object) else {
+                continue;
+            };
+            let (record, before) = {
+                let state = self.state();
+                let before = state.metadata.committed_inode(id).ok().flatten();
+                (state.metadata.object(object).ok().flatten(), before)
+            };
+            let Some(record) = record else {
+                continue;
+            };
+            let before = before.as_ref().and_then(Inode::file).and_then(|file| file.object);
+            let old = self.store.description(object);
+            let old = old.or_else(|| self.store.description(before?));
+            let mut paths = old.map_or_else(Vec::new, |old| old.paths);
+            paths.retain(|path| !removed.contains(path) && !changed.names.contains(path));
+            paths.extend(changed.names);
+            let description = Description::new(paths, changed.inode, record);
+            if let Err(error) = self.store.describe(object, &description) {
+                log::debug!("object {object} does not say where it belongs: {error}");
+            }
+        }
+    }
+
+    fn changed_files(&self, layer: &Layer) -> BTreeMap<InodeId, Changed> {
+        let mut files = BTreeMap::new();
+        for (key, value) in layer.range(b"I", b"I") {
+            let inode = value.and_then(|value| decode::<Inode>(value).ok());
+            let file = inode.filter(|inode| inode.file().is_some());
+            if let (Some(id), Some(inode)) = (keys::number(key).map(InodeId), file) {
+                files.insert(id, Changed { inode, names: Vec::new() });
+            }
+        }
+        for (key, value) in layer.range(b"E", b"E") {
+            let Some(entry) = value.and_then(|value| decode::<Entry>(value).ok()) else {
+                continue;
+            };
+            if let Some(changed) = files.get_mut(&entry.inode) {
+                changed.names.extend(path(&self.state(), key));
+            }
+        }
+        files
+    }
+
+    fn removed_names(&self, layer: &Layer) -> HashSet<Vec<u8>> {
+        let removed = layer.range(b"E", b"E").filter(|(_, value)| value.is_none());
+        removed.filter_map(|(key, _)| path(&self.state(), key)).collect()
+    }
+}
+
+/// The path of a name by its key, as bytes.
+fn path(state: &State, key: &[u8]) -> Option<Vec<u8>> {
+    let mut at = InodeId(keys::number(key)?);
+    let mut parts = vec![keys::split_entry(key)?.1.to_vec()];
+    while at != InodeId::ROOT && parts.len() < DEPTH_MAX {
+        match state.metadata.inode(at).ok()??.kind {
+            Kind::Directory { parent, name, .. } => {
+                parts.push(name);
+                at = parent;
+            }
+            _ => return None,
+        }
+    }
+    parts.reverse();
+    Some(parts.join(b"/".as_slice()))
+}
