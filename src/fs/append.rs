@@ -12,7 +12,7 @@ use super::insert::{Origin, Verified};
 use super::open::{Caching, Opened, OpenedBy};
 use super::publish::page_role;
 use super::state::State;
-use super::{FileSystem, FsError};
+use super::{FileSystem, FsError, descriptors};
 use crate::ingest::seal::{self, SealError};
 use crate::page::{PageError, PagePlace, names, pack_page};
 use crate::store::disk::{Access, DiskFile, read_all};
@@ -28,6 +28,7 @@ impl FileSystem {
     pub(super) fn open_append(
         &self, id: InodeId, writes: bool, truncates: bool,
     ) -> Result<Opened, FsError> {
+        descriptors::check()?;
         let mut state = if writes { self.state_to_change()? } else { self.state() };
         let inode = state.inode(id)?;
         let object = inode.file().and_then(|file| file.object).ok_or(FsError::Stale)?;

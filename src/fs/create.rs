@@ -5,7 +5,7 @@ use super::classify::{self, FileClass};
 use super::handle::{Handle, Served};
 use super::settle::awaits_rename;
 use super::state::State;
-use super::{FileSystem, FsError, check_new};
+use super::{FileSystem, FsError, check_new, descriptors};
 use crate::store::metadata::Life;
 use crate::store::record::{
     DirectoryClass, Entry, FileRecord, Inode, InodeId, Kind, ObjectKind, Role, Time,
@@ -84,6 +84,9 @@ impl FileSystem {
             return Ok(created);
         }
         check_new(place)?;
+        if !self.is_passthrough() {
+            descriptors::check()?;
+        }
         self.throttle()?;
         self.publish_before(place)?;
         let (id, mut inode, class) = self.reserve(place, mode, caller)?;

@@ -55,6 +55,8 @@ pub enum FsError {
     TooLarge,
     /// Too much waits already.
     TryAgain,
+    /// As many files are open as the daemon may have open for its clients.
+    TooManyOpen,
     /// The handle is not open, or not for this.
     BadHandle,
     /// The store stopped taking changes after a disk error.
@@ -93,6 +95,7 @@ impl FsError {
             FsError::InUse => libc::EBUSY,
             FsError::NoRoom => libc::ENOSPC,
             FsError::TryAgain => libc::EAGAIN,
+            FsError::TooManyOpen => libc::ENFILE,
             FsError::BadHandle => libc::EBADF,
             FsError::ReadOnly => libc::EROFS,
             FsError::NoSuchOffset => libc::ENXIO,

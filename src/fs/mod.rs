@@ -44,6 +44,7 @@ mod damage;
 mod decode;
 mod demotion;
 mod describe;
+mod descriptors;
 mod encoded;
 mod error;
 mod extended;

@@ -7,7 +7,7 @@ use super::extended::LOSSY;
 use super::handle::{Handle, Served};
 use super::state::State;
 use super::verify::{Depth, Verify};
-use super::{FileSystem, FsError, prefixes, views};
+use super::{FileSystem, FsError, descriptors, prefixes, views};
 use crate::ingest::seal;
 use crate::store::disk::{Access, DiskFile, FileStat};
 use crate::store::metadata::Life;
@@ -67,6 +67,9 @@ impl FileSystem {
         }
         if prefixes::is_virtual(id) {
             return self.open_prefix(id, flags);
+        }
+        if !self.is_passthrough() {
+            descriptors::check()?;
         }
         let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
         let truncates = flags & libc::O_TRUNC != 0;

@@ -209,7 +209,7 @@ impl FileSystem {
             return Ok(());
         };
         state.metadata.thaw_failed();
-        if !is_out_of_space(&error) {
+        if !may_pass(&error) {
             // After a failed fsync nobody knows what the disk holds: no further promises.
             state.failed = true;
             self.observer.failed(&format!("the store is read-only from now on: {error}"));
@@ -235,10 +235,11 @@ impl super::state::State {
     }
 }
 
-fn is_out_of_space(error: &StoreError) -> bool {
+/// Something is used up that may come back; no sync has failed, so the commit can be tried again.
+fn may_pass(error: &StoreError) -> bool {
     let code = match error {
         StoreError::Io(error) => error.raw_os_error(),
         _ => None,
     };
-    matches!(code, Some(libc::ENOSPC | libc::EDQUOT))
+    matches!(code, Some(libc::ENOSPC | libc::EDQUOT | libc::EMFILE | libc::ENFILE))
 }

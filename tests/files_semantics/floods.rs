@@ -2,14 +2,22 @@
 //! afterwards all is as before.
 
 use std::fs::File;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
 
-use crate::common::sys::{assert_errno, errno, getxattr, listxattr, setxattr, sync_directory};
+use crate::common::forks::succeed;
+use crate::common::sys::{
+    assert_errno, errno, getxattr, listxattr, open, rename, setxattr, sync_directory, write,
+};
 use crate::common::{Mode, Mount, eventually};
 
 in_both_modes!(
     attributes_of_one_file_are_bounded,
     attributes_of_many_files_do_not_wait_in_memory,
     many_handles_cost_little,
+    a_daemon_without_descriptors_goes_on,
+    a_crowd_is_answered,
 );
 
 /// Kilobytes from the daemon's `/proc/PID/status`.
@@ -86,4 +94,84 @@ fn many_handles_cost_little(mode: Mode) {
     drop(handles);
     eventually("handles to be closed", || (mount.status_number("open_files") == 0).then_some(()));
     assert_eq!(mount.status("errors"), "0");
+}
+
+/// Where the daemon moves the bytes, each open file is a descriptor of its. Clients may not take the
+/// last ones: what is open can be synced, names can be looked up, and the store takes changes.
+fn a_daemon_without_descriptors_goes_on(mode: Mode) {
+    const FILES: usize = 600;
+    let mut mount = Mount::new(mode);
+    let paths: Vec<_> = (0..FILES).map(|number| mount.files(format!("f{number}"))).collect();
+    for path in &paths {
+        std::fs::write(path, "some bytes").unwrap();
+    }
+    sync_directory(mount.path()).unwrap();
+    let changed = File::options().append(true).open(&paths[0]).unwrap();
+    let pid = mount.pid().to_string();
+    succeed(Command::new("prlimit").args(["--pid", &pid, "--nofile=400:400"]));
+    let outcomes = paths.iter().map(|path| open(path, libc::O_RDONLY));
+    let (opened, refused): (Vec<_>, Vec<_>) = outcomes.partition(Result::is_ok);
+    match mode {
+        Mode::Passthrough => assert_eq!(opened.len(), FILES),
+        Mode::Served => assert!((200..=300).contains(&opened.len()), "{}", opened.len()),
+    }
+    assert!(refused.iter().all(|outcome| errno(outcome) == libc::ENFILE));
+    let new = File::create(mount.files("new"));
+    assert_eq!(errno(&new), if mode == Mode::Served { libc::ENFILE } else { 0 });
+    write(&changed, b" and more").unwrap();
+    changed.sync_all().unwrap();
+    std::fs::create_dir(mount.files("directory")).unwrap();
+    sync_directory(mount.path()).unwrap();
+    assert!(std::fs::read_dir(mount.files("")).unwrap().count() > FILES);
+    assert_eq!((mount.status("state"), mount.status("errors")), ("ok".to_owned(), "0".to_owned()));
+    drop((opened, refused, new, changed));
+    eventually("descriptors to be free again", || std::fs::write(mount.files("new"), "x").ok());
+    mount.remount();
+    assert_eq!(std::fs::read_to_string(mount.files("f0")).unwrap(), "some bytes and more");
+    assert_eq!(std::fs::read_to_string(mount.files("new")).unwrap(), "x");
+    assert_eq!(mount.status("errors"), "0");
+}
+
+/// A few hundred threads that all ask at once; whoever lists a directory meanwhile gets an answer.
+fn a_crowd_is_answered(mode: Mode) {
+    const THREADS: usize = 300;
+    const TURNS: usize = 8;
+    let mount = Mount::new(mode);
+    std::fs::write(mount.files("shared"), "some bytes").unwrap();
+    let before = kilobytes(&mount, "VmHWM");
+    let slowest = std::thread::scope(|scope| {
+        let (mount, work) = (&mount, |number: usize| take_turns(&mount.files(""), number, TURNS));
+        let crowd: Vec<_> = (0..THREADS).map(|number| scope.spawn(move || work(number))).collect();
+        let mut slowest = Duration::ZERO;
+        while crowd.iter().any(|thread| !thread.is_finished()) {
+            let asked = Instant::now();
+            assert!(std::fs::read_dir(mount.files("")).unwrap().count() > 0);
+            slowest = slowest.max(asked.elapsed());
+        }
+        slowest
+    });
+    assert!(slowest < Duration::from_secs(5), "{slowest:?}");
+    let grown = kilobytes(&mount, "VmHWM") - before;
+    assert!(grown < 64 << 10, "{grown} kB for {THREADS} threads");
+    let left = std::fs::read_dir(mount.files("")).unwrap().count();
+    assert_eq!(left, THREADS + 1);
+    assert_eq!((mount.status("state"), mount.status("errors")), ("ok".to_owned(), "0".to_owned()));
+}
+
+/// Makes, reads, renames, synchronises and removes files; one is left.
+fn take_turns(files: &Path, number: usize, turns: usize) {
+    let (first, second) = (files.join(format!("a{number}")), files.join(format!("b{number}")));
+    for turn in 0..turns {
+        std::fs::write(&first, number.to_string()).unwrap();
+        assert_eq!(std::fs::read_to_string(&first).unwrap(), number.to_string());
+        rename(&first, &second).unwrap();
+        assert_eq!(std::fs::read_to_string(files.join("shared")).unwrap(), "some bytes");
+        assert!(std::fs::metadata(&first).is_err());
+        if turn % 4 == number % 4 {
+            File::open(&second).unwrap().sync_all().unwrap();
+        }
+        if turn + 1 < turns {
+            std::fs::remove_file(&second).unwrap();
+        }
+    }
 }
