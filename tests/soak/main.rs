@@ -24,6 +24,7 @@ use std::time::{Duration, Instant};
 
 use common::mount::scratch_directory;
 use common::random::Random;
+use common::sys::be_idle;
 use common::{Mode, Model, Mount};
 use ledger::Ledger;
 use work::Worker;
@@ -45,6 +46,7 @@ pub(crate) struct Soak {
 #[test]
 fn nothing_is_lost_and_nothing_left_over() {
     require!(fuse, root);
+    be_idle();
     let seconds = std::env::var("KVFS_SOAK_SECONDS").map_or(40, |text| text.parse().unwrap());
     let seed = std::env::var("KVFS_SEED").map_or(1, |text| text.parse().unwrap());
     let remote = scratch_directory();
