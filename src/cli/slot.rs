@@ -8,9 +8,9 @@ use super::arguments::{ExportArguments, ImportArguments};
 use super::create::publish;
 use super::output::{Failure, Outcome, Report, bytes};
 use crate::attention::{KvBlock, Tensor, Values};
-use crate::ggml::slot::{Slot, Version, write_head, write_tensor_head};
-use crate::page::names::{TOKENS, format_layer, format_page, format_tail};
-use crate::page::{Geometry, Layer, Manifest, PagePlace, TokenStart, pack_page};
+use crate::ggml::slot::{SequenceFile, Slot, Version, write_head, write_tensor_head};
+use crate::page::names::{TOKENS, format_layer};
+use crate::page::{Geometry, Layer, Manifest};
 use crate::reader::Sequence;
 
 fn explain(path: &Path) -> impl Fn(io::Error) -> Failure {
@@ -44,27 +44,22 @@ pub(super) fn import_to_text(arguments: &ImportArguments) -> Result<String, Fail
 /// Bytes of the rows.
 fn fill(sequence: &Path, manifest: &Manifest, slot: &Slot) -> io::Result<u64> {
     let geometry = manifest.geometry();
-    let mut written = 0;
     for layer in (0..geometry.num_layers()).map(Layer) {
+        DirBuilder::new().create(sequence.join(format_layer(layer)))?;
+    }
+    for file in slot.files(manifest) {
+        let SequenceFile { layer, name, is_page, bytes } = file?;
         let directory = sequence.join(format_layer(layer));
-        DirBuilder::new().create(&directory)?;
-        for first in (0..slot.cells()).step_by(geometry.page_tokens() as usize) {
-            let count = (slot.cells() - first).min(geometry.page_tokens());
-            let rows = slot.rows(layer.0, first, count)?;
-            let start = TokenStart(u64::from(first));
-            if count == geometry.page_tokens() {
-                let place = PagePlace::new(manifest, layer, start).map_err(io::Error::other)?;
-                let page = pack_page(&place, &rows, count).map_err(io::Error::other)?;
-                let name = format_page(start);
-                let staging = directory.join(format!("{name}.tmp"));
-                std::fs::write(&staging, page)?;
-                publish(&staging, &directory.join(name))?;
-            } else {
-                append(&directory.join(format_tail(start)), &rows)?;
-            }
-            written += rows.len() as u64;
+        if is_page {
+            let staging = directory.join(format!("{name}.tmp"));
+            std::fs::write(&staging, bytes)?;
+            publish(&staging, &directory.join(name))?;
+        } else {
+            append(&directory.join(name), &bytes)?;
         }
     }
+    let layers = u64::from(geometry.num_layers());
+    let written = layers * u64::from(slot.cells()) * geometry.row_bytes();
     let tokens: Vec<u8> = slot.tokens().iter().flat_map(|id| id.to_le_bytes()).collect();
     append(&sequence.join(TOKENS), &tokens)?;
     File::open(sequence)?.sync_all()?;

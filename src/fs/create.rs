@@ -83,6 +83,9 @@ impl FileSystem {
         if let Some(created) = self.create_block(place, writes)? {
             return Ok(created);
         }
+        if let Some(created) = self.create_slot(place, mode, caller, writes)? {
+            return Ok(created);
+        }
         check_new(place)?;
         if !self.is_passthrough() {
             descriptors::check()?;

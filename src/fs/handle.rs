@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::prefixes::{Draft, OpenSlot, Query};
+use super::prefixes::{Draft, OpenSlot, Query, SlotDraft};
 use crate::store::disk::DiskFile;
 use crate::store::record::InodeId;
 
@@ -43,6 +43,8 @@ pub(crate) enum Served {
     Query(Arc<Query>),
     /// The daemon, which registers at close what was written.
     Draft(Arc<Draft>),
-    /// The daemon, from the pages of a sequence.
+    /// The daemon, from the pages of a sequence, or the kernel, from a file in memory.
     Slot(Arc<OpenSlot>),
+    /// The daemon, which makes a sequence at close of what was written.
+    SlotDraft(Arc<SlotDraft>),
 }

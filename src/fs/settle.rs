@@ -43,6 +43,11 @@ impl FileSystem {
                 drop(state);
                 return self.register_block(&draft);
             }
+            if let Served::SlotDraft(draft) = &open.served {
+                let draft = Arc::clone(draft);
+                drop(state);
+                return self.import_slot(&draft);
+            }
             let Some(node) = nodes.get_mut(&open.inode) else {
                 return Ok(());
             };

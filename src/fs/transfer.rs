@@ -37,7 +37,7 @@ impl FileSystem {
             Served::Text(text) => Ok(copy_text(&text, offset, buffer)),
             Served::Query(query) => self.answer(&query, offset, buffer),
             Served::Slot(slot) => self.read_slot(&slot, offset, buffer),
-            Served::Draft(_) => Err(FsError::BadHandle),
+            Served::Draft(_) | Served::SlotDraft(_) => Err(FsError::BadHandle),
         }
     }
 
@@ -60,6 +60,7 @@ impl FileSystem {
             Served::Text(_) | Served::Slot(_) => Err(FsError::NotPermitted),
             Served::Query(query) => query.ask(bytes),
             Served::Draft(draft) => draft.write(offset, bytes),
+            Served::SlotDraft(draft) => self.write_slot_draft(&draft, offset, bytes),
         }
     }
 
@@ -80,9 +81,11 @@ impl FileSystem {
     pub fn seek(&self, handle: u64, offset: i64, seek: Seek) -> Result<u64, FsError> {
         let (id, _, served) = self.served(handle)?;
         match served {
-            Served::Text(_) | Served::Query(_) | Served::Slot(_) | Served::Draft(_) => {
-                Err(FsError::Invalid)
-            }
+            Served::Text(_)
+            | Served::Query(_)
+            | Served::Slot(_)
+            | Served::Draft(_)
+            | Served::SlotDraft(_) => Err(FsError::Invalid),
             Served::File(file) | Served::Append(file) => Ok(file.seek(offset, seek)?),
             Served::Passthrough => Ok(self.open_current(id, Access::Read)?.seek(offset, seek)?),
         }

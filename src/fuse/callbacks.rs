@@ -265,7 +265,10 @@ impl Filesystem for Callbacks {
         reply: ReplyEmpty,
     ) {
         let _awake = self.linger.after_reply(request.pid());
-        Shared::reply_empty(reply, self.call(Operation::Flush, |fs| fs.flush(handle.0)));
+        let answer = move |shared: &Shared| {
+            Shared::reply_empty(reply, shared.call(Operation::Flush, |fs| fs.flush(handle.0)));
+        };
+        if self.fs.flush_waits(handle.0) { self.later(answer) } else { answer(self) }
     }
 
     fn release(

@@ -26,7 +26,8 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use super::abi::types;
-use crate::page::{Dtype, Geometry};
+use crate::page::names::{format_page, format_tail};
+use crate::page::{Dtype, Geometry, Layer, Manifest, PageError, PagePlace, TokenStart, pack_page};
 
 pub(crate) mod reference;
 #[cfg(test)]
@@ -96,10 +97,42 @@ struct Tensor {
 #[derive(Debug)]
 pub(crate) struct Slot {
     file: File,
+    version: Option<Version>,
     tokens: Vec<u32>,
     cells: u32,
+    /// Unless it has no cells.
+    layers: Option<u32>,
     k: Vec<Tensor>,
     v: Vec<Tensor>,
+}
+
+/// Why a file is no slot.
+enum Fault {
+    /// The bytes end before its parts do.
+    Ends(String),
+    Other(String),
+}
+
+impl Fault {
+    fn into_line(self) -> String {
+        let (Self::Ends(line) | Self::Other(line)) = self;
+        line
+    }
+}
+
+impl From<String> for Fault {
+    fn from(line: String) -> Self {
+        Self::Other(line)
+    }
+}
+
+/// A file of a sequence that a slot becomes: a page, or the rows that fill none.
+#[derive(Debug)]
+pub(crate) struct SequenceFile {
+    pub(crate) layer: Layer,
+    pub(crate) name: String,
+    pub(crate) is_page: bool,
+    pub(crate) bytes: Vec<u8>,
 }
 
 /// Reads numbers and knows where it is.
@@ -110,46 +143,53 @@ struct Reader {
 }
 
 impl Reader {
-    fn bytes<const N: usize>(&mut self) -> Result<[u8; N], String> {
+    fn bytes<const N: usize>(&mut self) -> Result<[u8; N], Fault> {
         let mut bytes = [0; N];
         self.file.read_exact(&mut bytes).map_err(|error| match error.kind() {
-            io::ErrorKind::UnexpectedEof => format!("ends at byte {}", self.length),
-            _ => error.to_string(),
+            io::ErrorKind::UnexpectedEof => self.ends(),
+            _ => Fault::Other(error.to_string()),
         })?;
         self.offset += N as u64;
         Ok(bytes)
     }
 
-    fn u32(&mut self) -> Result<u32, String> {
+    fn ends(&self) -> Fault {
+        Fault::Ends(format!("ends at byte {}", self.length))
+    }
+
+    fn u32(&mut self) -> Result<u32, Fault> {
         self.bytes().map(u32::from_le_bytes)
     }
 
-    fn i32(&mut self) -> Result<i32, String> {
+    fn i32(&mut self) -> Result<i32, Fault> {
         self.bytes().map(i32::from_le_bytes)
     }
 
     /// Refuses counts that the file is too short for, before anything is as large as they say.
-    fn count(&mut self, what: &str, bytes_each: u64) -> Result<u32, String> {
+    fn count(&mut self, what: &str, bytes_each: u64) -> Result<u32, Fault> {
         let count = self.u32()?;
         if u64::from(count) * bytes_each > self.length - self.offset {
-            return Err(format!("says that it has {count} {what}, and is too short for them"));
+            let line = format!("says that it has {count} {what}, and is too short for them");
+            return Err(Fault::Ends(line));
         }
         Ok(count)
     }
 
-    fn tensor(&mut self, cells: u32) -> Result<Tensor, String> {
+    /// Adds a tensor as soon as its head is there.
+    fn tensor(&mut self, cells: u32, to: &mut Vec<Tensor>) -> Result<(), Fault> {
         let kind = self.i32()?;
         let row_bytes = self.bytes().map(u64::from_le_bytes)?;
         let offset = self.offset;
+        to.push(Tensor { kind, row_bytes, offset });
         let bytes = u64::from(cells).checked_mul(row_bytes);
         let end = bytes.and_then(|bytes| offset.checked_add(bytes));
         let end = end.filter(|end| *end <= self.length);
-        self.offset = end.ok_or_else(|| format!("ends at byte {}", self.length))?;
+        self.offset = end.ok_or_else(|| self.ends())?;
         self.file.seek(SeekFrom::Start(self.offset)).map_err(|error| error.to_string())?;
-        Ok(Tensor { kind, row_bytes, offset })
+        Ok(())
     }
 
-    fn tokens(&mut self) -> Result<Vec<u32>, String> {
+    fn tokens(&mut self) -> Result<Vec<u32>, Fault> {
         let count = self.count("tokens", 4)?;
         let mut words = (0..count).map(|_| self.u32()).collect::<Result<Vec<_>, _>>()?;
         let [PROMPT, rest @ ..] = words.as_slice() else { return Ok(words) };
@@ -160,7 +200,7 @@ impl Reader {
             _ => false,
         };
         if !is_text {
-            return Err("has a prompt of more than tokens, or of another kind".to_owned());
+            return Err("has a prompt of more than tokens, or of another kind".to_owned().into());
         }
         words.drain(..3);
         words.pop();
@@ -168,21 +208,22 @@ impl Reader {
     }
 
     /// K and V are as the model made them.
-    fn refuse_rotation(&mut self) -> Result<(), String> {
+    fn refuse_rotation(&mut self) -> Result<(), Fault> {
         match (self.u32()?, self.u32()?) {
             (0, 0) => Ok(()),
             (k, v) => {
-                Err(format!("has rows rotated by {k} (K) and {v} (V): save it with K and V of f16"))
+                let line = format!("has rows rotated by {k} (K) and {v} (V)");
+                Err(format!("{line}: save it with K and V of f16").into())
             }
         }
     }
 
     /// Cells of the first stream that has any, and how many streams follow. A sequence is in one of
     /// them.
-    fn stream(&mut self) -> Result<(u32, u32), String> {
+    fn stream(&mut self) -> Result<(u32, u32), Fault> {
         let streams = self.u32()?;
         if !(1..=STREAMS_MAX).contains(&streams) {
-            return Err(format!("says that it has {streams} streams"));
+            return Err(format!("says that it has {streams} streams").into());
         }
         for behind in (0..streams).rev() {
             let cells = self.cells()?;
@@ -194,7 +235,7 @@ impl Reader {
     }
 
     /// Cells whose positions are 0, 1, 2, ..., each of one sequence.
-    fn cells(&mut self) -> Result<u32, String> {
+    fn cells(&mut self) -> Result<u32, Fault> {
         let cells = self.count("cells", CELL_BYTES)?;
         for cell in 0..cells {
             let (position, sequences, _) = (self.i32()?, self.u32()?, self.i32()?);
@@ -202,7 +243,8 @@ impl Reader {
                 return Err(format!(
                     "cell {cell} is at position {position}: a sequence with holes or shifts, or \
                      with positions of several dimensions, is no sequence of pages"
-                ));
+                )
+                .into());
             }
         }
         Ok(cells)
@@ -215,39 +257,81 @@ impl Slot {
     /// # Errors
     /// The end of a line that says what it is instead of a slot file.
     pub(crate) fn open(path: &Path) -> Result<Self, String> {
-        let file = File::open(path).map_err(|error| error.to_string())?;
+        Self::of(File::open(path).map_err(|error| error.to_string())?)
+    }
+
+    /// The same of an open file.
+    ///
+    /// # Errors
+    /// As [`Slot::open`].
+    pub(crate) fn of(file: File) -> Result<Self, String> {
+        let (slot, outcome) = Self::find(file)?;
+        outcome.map_err(Fault::into_line)?;
+        Ok(slot)
+    }
+
+    /// Looks whether a file that is not whole yet can become a slot of pages of this shape.
+    ///
+    /// # Errors
+    /// The end of a line that says what is wrong with what is there.
+    pub(crate) fn check_beginning(
+        file: File, version: Version, geometry: &Geometry,
+    ) -> Result<(), String> {
+        let (slot, outcome) = Self::find(file)?;
+        match outcome {
+            Err(Fault::Other(line)) => return Err(line),
+            Err(Fault::Ends(_)) | Ok(()) => {}
+        }
+        slot.check_version(version)?;
+        slot.check_found(geometry)
+    }
+
+    /// What was found until something was wrong.
+    fn find(file: File) -> Result<(Self, Result<(), Fault>), String> {
         let length = file.metadata().map_err(|error| error.to_string())?.len();
-        let copy = file.try_clone().map_err(|error| error.to_string())?;
+        let mut copy = file.try_clone().map_err(|error| error.to_string())?;
+        copy.rewind().map_err(|error| error.to_string())?;
         let mut reader = Reader { file: BufReader::new(copy), offset: 0, length };
+        let (tokens, k, v) = (Vec::new(), Vec::new(), Vec::new());
+        let mut slot = Self { file, version: None, tokens, cells: 0, layers: None, k, v };
+        let outcome = slot.read(&mut reader);
+        Ok((slot, outcome))
+    }
+
+    fn read(&mut self, reader: &mut Reader) -> Result<(), Fault> {
         let (magic, number) = (reader.u32()?, reader.u32()?);
         let version = Version::of_number(number).filter(|_| magic == MAGIC);
-        let version = version.ok_or("is no slot file of llama.cpp of version 3 or 4")?;
-        let tokens = reader.tokens()?;
+        let known = || "is no slot file of llama.cpp of version 3 or 4".to_owned();
+        let version = version.ok_or_else(known)?;
+        self.version = Some(version);
+        self.tokens = reader.tokens()?;
         let (cells, streams_behind) = reader.stream()?;
         if cells == 0 {
-            return Ok(Self { file, tokens, cells, k: Vec::new(), v: Vec::new() });
+            return Ok(());
         }
+        self.cells = cells;
         let (is_transposed, layers) = (reader.u32()?, reader.u32()?);
         if is_transposed != 0 {
-            return Err("has V transposed: save it with flash attention on".to_owned());
+            return Err("has V transposed: save it with flash attention on".to_owned().into());
         }
         if layers > LAYERS_MAX {
-            return Err(format!("says that it has {layers} layers"));
+            return Err(format!("says that it has {layers} layers").into());
         }
+        self.layers = Some(layers);
         if version == Version::Four {
             reader.refuse_rotation()?;
         }
-        let k = (0..layers).map(|_| reader.tensor(cells)).collect::<Result<_, _>>()?;
-        let v = (0..layers).map(|_| reader.tensor(cells)).collect::<Result<_, _>>()?;
+        (0..layers).try_for_each(|_| reader.tensor(cells, &mut self.k))?;
+        (0..layers).try_for_each(|_| reader.tensor(cells, &mut self.v))?;
         for _ in 0..streams_behind {
             if reader.u32()? != 0 {
-                return Err("has cells in several streams, not one sequence".to_owned());
+                return Err("has cells in several streams, not one sequence".to_owned().into());
             }
         }
-        if reader.offset != length {
-            return Err("has more than the cache of one kind of layer".to_owned());
+        if reader.offset != reader.length {
+            return Err("has more than the cache of one kind of layer".to_owned().into());
         }
-        Ok(Self { file, tokens, cells, k, v })
+        Ok(())
     }
 
     /// Ids, of which there may be one more than cells: the next one to be computed.
@@ -260,35 +344,84 @@ impl Slot {
         self.cells
     }
 
+    /// Refuses another version.
+    ///
+    /// # Errors
+    /// The end of a line that says what to call it instead.
+    pub(crate) fn check_version(&self, version: Version) -> Result<(), String> {
+        match self.version {
+            Some(found) if found != version => {
+                let (found, version) = (found.number(), version.number());
+                let name =
+                    "a name ends in .bin or .ref for version 3, .bin4 or .ref4 for version 4";
+                Err(format!("is of version {found}, and called one of version {version}: {name}"))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Compares it with the shape of a model's pages.
     ///
     /// # Errors
     /// The end of a line that says what does not fit.
     pub(crate) fn check(&self, geometry: &Geometry) -> Result<(), String> {
-        let layers = geometry.num_layers() as usize;
-        if self.k.len() != layers {
-            return Err(format!("has {} layers, the manifest {layers}", self.k.len()));
+        if self.layers.is_none() {
+            return Err("has no tokens".to_owned());
+        }
+        self.check_found(geometry)
+    }
+
+    fn check_found(&self, geometry: &Geometry) -> Result<(), String> {
+        let layers = geometry.num_layers();
+        if let Some(found) = self.layers.filter(|found| *found != layers) {
+            return Err(format!("has {found} layers, the manifest {layers}"));
         }
         let kind = kind(geometry)?;
         let expected = row_bytes(geometry);
-        for (layer, (k, v)) in self.k.iter().zip(&self.v).enumerate() {
-            if [k.kind, v.kind] != [kind; 2] {
+        let (k, v) = (self.k.iter().enumerate(), self.v.iter().enumerate());
+        let all = k.map(|found| ("K", expected[0], found));
+        let all = all.chain(v.map(|found| ("V", expected[1], found)));
+        for (name, expected, (layer, tensor)) in all {
+            let (found, bytes) = (tensor.kind, tensor.row_bytes);
+            if found != kind {
+                let dtype = geometry.dtype();
                 return Err(format!(
-                    "layer {layer} has K of ggml type {} and V of {}, {} is {kind}",
-                    k.kind,
-                    v.kind,
-                    geometry.dtype()
+                    "layer {layer} has {name} of ggml type {found}, {dtype} is {kind}"
                 ));
             }
-            if [k.row_bytes, v.row_bytes] != expected {
+            if bytes != expected {
                 return Err(format!(
-                    "layer {layer} has {} bytes of K and {} of V for each token, the manifest {} \
-                     and {}",
-                    k.row_bytes, v.row_bytes, expected[0], expected[1]
+                    "layer {layer} has {bytes} bytes of {name} for each token, the manifest \
+                     {expected}"
                 ));
             }
         }
         Ok(())
+    }
+
+    /// The files of a sequence with its rows, layer by layer: pages, and a tail where the last one is
+    /// not whole.
+    pub(crate) fn files<'a>(
+        &'a self, manifest: &'a Manifest,
+    ) -> impl Iterator<Item = io::Result<SequenceFile>> + 'a {
+        let page_tokens = manifest.geometry().page_tokens();
+        let starts = move || (0..self.cells).step_by(page_tokens as usize);
+        let layers = (0..manifest.geometry().num_layers()).map(Layer);
+        layers.flat_map(move |layer| starts().map(move |first| (layer, first))).map(
+            move |(layer, first)| {
+                let count = (self.cells - first).min(page_tokens);
+                let bytes = self.rows(layer.0, first, count)?;
+                let start = TokenStart(u64::from(first));
+                if count < page_tokens {
+                    let name = format_tail(start);
+                    return Ok(SequenceFile { layer, name, is_page: false, bytes });
+                }
+                let refused = |error: PageError| io::Error::other(error);
+                let place = PagePlace::new(manifest, layer, start).map_err(refused)?;
+                let bytes = pack_page(&place, &bytes, count).map_err(refused)?;
+                Ok(SequenceFile { layer, name: format_page(start), is_page: true, bytes })
+            },
+        )
     }
 
     /// Rows of `count` tokens of a layer from `first` on, each `K[kv_heads, head_dim]`, then

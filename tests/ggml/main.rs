@@ -26,5 +26,6 @@ mod models;
 mod other_device;
 mod pages;
 mod references;
+mod saved;
 mod slot_file;
 mod slots;

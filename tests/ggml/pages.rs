@@ -172,7 +172,7 @@ fn what_is_no_sequence_of_pages_is_refused() {
         assert!(!sequence.exists(), "half a sequence is left");
     };
     for (flash, model, line) in [
-        ("on", "other", "256 bytes of K and 256 of V for each token, the manifest 128 and 128"),
+        ("on", "other", "layer 0 has 256 bytes of K for each token, the manifest 128"),
         ("off", "tiny", "V transposed: save it with flash attention on"),
     ] {
         let slot = directory.path().join(flash);

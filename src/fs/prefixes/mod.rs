@@ -6,7 +6,7 @@
 //! | `prefixes/ab/HASH/` | whether a sequence has the page that ends this prefix, in every layer |
 //! | `prefixes/ab/HASH/007.safetensors` | that page of layer 7: the file in the sequence itself |
 //! | `prefixes/match` | written the tokens of a prompt: which sequence has most of them |
-//! | `slots/NAME.bin`, `.bin4` | the sequence of that name as a slot file of version 3, 4 (`slot`) |
+//! | `slots/NAME.bin`, `.bin4` | the sequence of that name as a slot file of version 3, 4 (`slot`); written, it becomes that sequence (`slot_draft`) |
 //! | `slots/NAME.ref`, `.ref4` | the same with references to pages in the place of their rows |
 //! | `blocks/HASH.LAYER` | where a page lies in a file that an engine lays out itself (`block`) |
 //!
@@ -21,10 +21,12 @@ mod find;
 mod index;
 mod key;
 mod slot;
+mod slot_draft;
 mod slot_file;
 mod view;
 
 use std::collections::HashMap;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 
 use crate::page::PrefixHash;
@@ -35,6 +37,7 @@ pub(super) use find::Match;
 pub(super) use index::TOKEN_BYTES;
 pub(super) use key::SLOT_KEY;
 pub(super) use slot::OpenSlot;
+pub(super) use slot_draft::SlotDraft;
 pub(super) use view::Query;
 
 /// Numbers of virtual inodes begin here; those of stored ones end long before.
@@ -60,6 +63,8 @@ enum Virtual {
     Slots(InodeId),
     /// `slots/NAME.bin`
     Slot(slot::SlotKey),
+    /// One that is being written and has no name yet, by a number of its own.
+    NewSlot(InodeId, u64),
     /// `blocks/`
     Blocks(InodeId),
     /// `blocks/HASH.LAYER`
@@ -74,6 +79,7 @@ impl Virtual {
         | Virtual::Match(model)
         | Virtual::Slots(model)
         | Virtual::Slot(slot::SlotKey { model, .. })
+        | Virtual::NewSlot(model, _)
         | Virtual::Blocks(model)
         | Virtual::Block(block::BlockKey { model, .. })) = self;
         model
@@ -121,6 +127,10 @@ pub(super) struct Prefixes {
     /// As many references as there are open queries and slots, and one.
     queries: Arc<()>,
     slot_files: slot_file::SlotFiles,
+    /// Number of the next slot that is written.
+    next_slot: AtomicU64,
+    /// Held while a slot becomes a sequence.
+    importing: Mutex<()>,
 }
 
 #[cfg(test)]

@@ -20,7 +20,8 @@ use crate::ggml::slot::{Layout, Part, Version, write_head, write_tensor_head};
 use crate::ingest::model::Model;
 use crate::page::names::{REFERENCES_4_SUFFIX, REFERENCES_SUFFIX, SLOT_4_SUFFIX, SLOT_SUFFIX};
 use crate::page::{
-    Geometry, Layer, LayerKind, Layout as PageLayout, PageView, PrefixHash, TokenStart, names,
+    Geometry, Layer, LayerKind, Layout as PageLayout, Manifest, PageView, PrefixHash, TokenStart,
+    names,
 };
 use crate::store::disk::DiskFile;
 use crate::store::record::{InodeId, Time};
@@ -31,23 +32,28 @@ const TOKENS_MAX: u64 = 4 << 20;
 /// What a slot is made to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Kind {
-    version: Version,
+    pub(super) version: Version,
     /// Whether references stand for pages.
     has_references: bool,
 }
 
 impl Kind {
     /// The kind that a name is of, and the rest of it.
-    fn of_name(name: &str) -> Option<(&str, Self)> {
-        let kinds = [
-            (SLOT_SUFFIX, Version::Three, false),
-            (SLOT_4_SUFFIX, Version::Four, false),
-            (REFERENCES_SUFFIX, Version::Three, true),
-            (REFERENCES_4_SUFFIX, Version::Four, true),
-        ];
-        kinds.into_iter().find_map(|(suffix, version, has_references)| {
-            Some((name.strip_suffix(suffix)?, Self { version, has_references }))
-        })
+    pub(super) fn of_name(name: &str) -> Option<(&str, Self)> {
+        let kinds = Version::ALL.into_iter().flat_map(|version| {
+            [false, true].map(|has_references| Self { version, has_references })
+        });
+        kinds.into_iter().find_map(|kind| Some((name.strip_suffix(kind.suffix())?, kind)))
+    }
+
+    /// What names of this kind end in.
+    pub(super) fn suffix(self) -> &'static str {
+        match (self.version, self.has_references) {
+            (Version::Three, false) => SLOT_SUFFIX,
+            (Version::Four, false) => SLOT_4_SUFFIX,
+            (Version::Three, true) => REFERENCES_SUFFIX,
+            (Version::Four, true) => REFERENCES_4_SUFFIX,
+        }
     }
 }
 
@@ -57,7 +63,7 @@ pub(super) struct SlotKey {
     pub(super) model: InodeId,
     /// Its directory.
     pub(super) sequence: InodeId,
-    kind: Kind,
+    pub(super) kind: Kind,
     ids: u32,
     cells: u32,
     /// When its ids were written: `(seconds, nanoseconds)`.
@@ -157,11 +163,9 @@ impl FileSystem {
     ) -> Result<Option<SlotShape>, FsError> {
         let Ok(rules) = self.model_of(&mut self.state(), model) else { return Ok(None) };
         let geometry = *rules.manifest.geometry();
-        let is_attention =
-            |layer| matches!(rules.manifest.layer_kind(Layer(layer)), Some(LayerKind::Attention));
         let stands = self.positions_of(sequence)?;
         let is_plain = stands.is_some_and(|positions| positions.is_plain());
-        if !is_plain || !(0..geometry.num_layers()).all(is_attention) {
+        if !is_plain || !is_of_slots(&rules.manifest) {
             return Ok(None);
         }
         if kind.has_references && !has_contiguous_rows(&geometry) {
@@ -338,6 +342,13 @@ impl FileSystem {
         bytes.truncate(outcome?);
         Ok(Some(bytes))
     }
+}
+
+/// Whether slots have all that sequences of the model keep.
+pub(super) fn is_of_slots(manifest: &Manifest) -> bool {
+    let kind = |layer| manifest.layer_kind(Layer(layer));
+    let layers = 0..manifest.geometry().num_layers();
+    layers.map(kind).all(|kind| matches!(kind, Some(LayerKind::Attention)))
 }
 
 /// Whether rows of a page lie in it as an engine has them, with room for a reference.

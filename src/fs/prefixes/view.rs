@@ -106,7 +106,10 @@ impl FileSystem {
                     Some(key) => Virtual::Block(key),
                     None => return absent,
                 },
-                Virtual::Match(_) | Virtual::Slot(..) | Virtual::Block(_) => {
+                Virtual::Match(_)
+                | Virtual::Slot(..)
+                | Virtual::NewSlot(..)
+                | Virtual::Block(_) => {
                     return Err(FsError::NotDirectory);
                 }
             }
@@ -158,7 +161,10 @@ impl FileSystem {
         let meaning = self.virtual_inode(id)?;
         let model = self.state().inode(meaning.model())?;
         let readable = model.mode & 0o444;
-        let is_file = matches!(meaning, Virtual::Match(_) | Virtual::Slot(..) | Virtual::Block(_));
+        let is_file = matches!(
+            meaning,
+            Virtual::Match(_) | Virtual::Slot(..) | Virtual::NewSlot(..) | Virtual::Block(_)
+        );
         let (mut uid, mut gid, mut size) = (model.uid, model.gid, 0);
         let mut slot_readers = 0;
         if let Virtual::Slot(key) = meaning {
@@ -176,10 +182,11 @@ impl FileSystem {
             // Who may look may ask.
             mode: match meaning {
                 Virtual::Match(_) => readable | readable >> 1,
-                Virtual::Slot(..) => slot_readers,
+                // Its owner may put another one in its place.
+                Virtual::Slot(..) => slot_readers | (slot_readers & 0o400) >> 1,
                 // Who may change what is in the model's directory may.
-                Virtual::Block(_) => model.mode & 0o666,
-                Virtual::Blocks(_) => model.mode & 0o777,
+                Virtual::Block(_) | Virtual::NewSlot(..) => model.mode & 0o666,
+                Virtual::Blocks(_) | Virtual::Slots(_) => model.mode & 0o777,
                 _ => model.mode & 0o555,
             },
             links: if is_file { 1 } else { 2 },
@@ -199,7 +206,7 @@ impl FileSystem {
     ) -> Result<(), FsError> {
         let pages = match self.virtual_inode(id)? {
             Virtual::Prefix(model, hash) => self.pages_of_prefix_anywhere(model, hash)?,
-            Virtual::Match(_) | Virtual::Slot(..) | Virtual::Block(_) => {
+            Virtual::Match(_) | Virtual::Slot(..) | Virtual::NewSlot(..) | Virtual::Block(_) => {
                 return Err(FsError::NotDirectory);
             }
             Virtual::Root(_) | Virtual::Shard(..) | Virtual::Slots(_) | Virtual::Blocks(_) => {
@@ -250,6 +257,9 @@ impl FileSystem {
             Virtual::Match(model) => {
                 let query = Query { model, dialogue: Mutex::default(), _open: open };
                 Served::Query(Arc::new(query))
+            }
+            Virtual::Slot(key) if writes && flags & libc::O_TRUNC != 0 => {
+                return self.replace_slot(id, key);
             }
             Virtual::Slot(..) if writes => return Err(FsError::NotPermitted),
             Virtual::Slot(key) => Served::Slot(Arc::new(self.open_slot(id, key, open)?)),

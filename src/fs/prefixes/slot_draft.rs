@@ -1,0 +1,275 @@
+//! Writing `slots/NAME.bin`: what an engine saves becomes the sequence `NAME`, in pages.
+//!
+//! Until `close()` it lies in a file without a name. Then it takes the place of a sequence that had the name,
+//! in one step. What cannot become one is refused by `write()` as soon as enough is there to tell: engines
+//! look at what writing answers, and not all of them at what closing does.
+
+use std::fs::File;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::Virtual;
+use super::slot::{Kind, SlotKey, is_of_slots};
+use crate::fs::attributes::{Caller, Found, Place};
+use crate::fs::create::{Created, NewNode};
+use crate::fs::handle::{Handle, Served};
+use crate::fs::open::{Caching, Opened, OpenedBy};
+use crate::fs::{FileSystem, FsError, Invalidation, classify};
+use crate::ggml::slot::{SequenceFile, Slot};
+use crate::ingest::seal::SealError;
+use crate::page::{Manifest, PageError, names};
+use crate::store::disk::DiskFile;
+use crate::store::record::{self, DirectoryClass, InodeId};
+
+/// Once so much is there it is looked at for the first time, and then whenever it has doubled: the ids and
+/// positions of a conversation are read a few times, not at each write.
+const FIRST_LOOK_BYTES: u64 = 4096;
+/// What a sequence is called while it is being made: work of an operation, which the next one removes.
+const UNFINISHED: u8 = b'~';
+
+/// A slot that is being written.
+#[derive(Debug)]
+pub(in crate::fs) struct SlotDraft {
+    model: InodeId,
+    /// Of the file in `slots/`, and of the sequence.
+    name: String,
+    sequence: Vec<u8>,
+    kind: Kind,
+    mode: u16,
+    caller: Caller,
+    file: Box<dyn DiskFile>,
+    progress: Mutex<Progress>,
+}
+
+#[derive(Debug, Default)]
+struct Progress {
+    length: u64,
+    next_look: u64,
+    /// What became a sequence: `close()` comes once more for each copy of the descriptor.
+    imported: u64,
+    /// It was said why.
+    is_refused: bool,
+}
+
+impl SlotDraft {
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn file(&self) -> Result<File, String> {
+        let descriptor = self.file.descriptor().ok_or("this store keeps no files")?;
+        let owned = descriptor.try_clone_to_owned().map_err(|error| error.to_string())?;
+        Ok(File::from(owned))
+    }
+}
+
+impl FileSystem {
+    /// Makes a slot in `slots/`; none if the place is another one.
+    pub(in crate::fs) fn create_slot(
+        &self, place: &Place, mode: u16, caller: Caller, writes: bool,
+    ) -> Result<Option<Created>, FsError> {
+        let parent = super::is_virtual(place.parent).then(|| self.virtual_inode(place.parent));
+        let Some(Ok(Virtual::Slots(model))) = parent else { return Ok(None) };
+        if !writes {
+            return Err(FsError::NotPermitted);
+        }
+        let name = std::str::from_utf8(&place.name).map_err(|_| FsError::NotPermitted)?;
+        let number = self.prefixes.next_slot.fetch_add(1, Ordering::Relaxed);
+        let id = self.virtual_numbers().hold(Virtual::NewSlot(model, number));
+        let opened = self.open_slot_draft(id, (model, name), mode, caller).inspect_err(|_| {
+            self.forget_prefix(id, 1);
+        })?;
+        let attributes = self.prefix_attributes(id)?;
+        Ok(Some(Created { found: Found { attributes, name_is_stable: false }, opened }))
+    }
+
+    /// Opens a slot to put another one in its place, which will be its owner's.
+    pub(super) fn replace_slot(&self, id: InodeId, key: SlotKey) -> Result<Opened, FsError> {
+        let sequence = self.state().inode(key.sequence)?;
+        let record::Kind::Directory { name, .. } = &sequence.kind else {
+            return Err(FsError::Stale);
+        };
+        let name = String::from_utf8_lossy(name).into_owned() + key.kind.suffix();
+        let caller = Caller { uid: sequence.uid, gid: sequence.gid };
+        self.open_slot_draft(id, (key.model, &name), sequence.mode & 0o666, caller)
+    }
+
+    /// Opens what is written to become the sequence of a name.
+    pub(super) fn open_slot_draft(
+        &self, id: InodeId, (model, name): (InodeId, &str), mode: u16, caller: Caller,
+    ) -> Result<Opened, FsError> {
+        let (sequence, kind) = Kind::of_name(name).ok_or(FsError::NotPermitted)?;
+        let sequence = sequence.as_bytes().to_vec();
+        let class = classify::directory(DirectoryClass::Sequences, &sequence);
+        let is_sequence = class == Some(DirectoryClass::Sequence) && !sequence.is_empty();
+        let rules = self.model_of(&mut self.state(), model).map_err(|_| FsError::NotPermitted)?;
+        if !is_sequence || sequence.ends_with(&[UNFINISHED]) || !is_of_slots(&rules.manifest) {
+            return Err(FsError::NotPermitted);
+        }
+        self.throttle()?;
+        let draft = SlotDraft {
+            model,
+            name: name.to_owned(),
+            sequence,
+            kind,
+            mode,
+            caller,
+            file: self.store.scratch()?,
+            progress: Mutex::default(),
+        };
+        let served = Served::SlotDraft(Arc::new(draft));
+        Ok(Opened {
+            handle: self.state().add_handle(Handle::new(id, true, served)),
+            by: OpenedBy::Daemon,
+            is_sealed: false,
+            caching: Caching::Never,
+            closes_quietly: false,
+        })
+    }
+
+    /// Adds to a slot, only at its end.
+    pub(in crate::fs) fn write_slot_draft(
+        &self, draft: &SlotDraft, offset: u64, bytes: &[u8],
+    ) -> Result<(), FsError> {
+        let mut progress = draft.progress();
+        if progress.is_refused {
+            return Err(FsError::Refused);
+        }
+        if offset != progress.length {
+            return Err(FsError::NotPermitted);
+        }
+        draft.file.write_all_at(bytes, offset)?;
+        progress.length += bytes.len() as u64;
+        if progress.length < progress.next_look.max(FIRST_LOOK_BYTES) {
+            return Ok(());
+        }
+        let rules = self.model_of(&mut self.state(), draft.model).map_err(|_| FsError::Stale)?;
+        let geometry = rules.manifest.geometry();
+        let file = draft.file();
+        let outcome =
+            file.and_then(|file| Slot::check_beginning(file, draft.kind.version, geometry));
+        progress.next_look = 2 * progress.length;
+        progress.is_refused = outcome.is_err();
+        drop(progress);
+        outcome.map_err(|why| self.refuse_slot(draft, &why))
+    }
+
+    /// Whether closing a handle makes a sequence, which takes a while.
+    pub fn flush_waits(&self, handle: u64) -> bool {
+        let state = self.state();
+        let open = state.handles.get(&handle);
+        open.is_some_and(|open| matches!(open.served, Served::SlotDraft(_)))
+    }
+
+    /// `close()` of a slot makes the sequence.
+    pub(in crate::fs) fn import_slot(&self, draft: &SlotDraft) -> Result<(), FsError> {
+        let mut progress = draft.progress();
+        if progress.is_refused {
+            return Err(FsError::Refused);
+        }
+        if progress.length == progress.imported {
+            return Ok(());
+        }
+        let rules = self.model_of(&mut self.state(), draft.model).map_err(|_| FsError::Stale)?;
+        let refuse = |why: String| self.refuse_slot(draft, &why);
+        let slot = draft.file().and_then(Slot::of).map_err(refuse)?;
+        slot.check_version(draft.kind.version).map_err(refuse)?;
+        slot.check(rules.manifest.geometry()).map_err(refuse)?;
+
+        let turn = &self.prefixes.importing;
+        let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let sequences = self.directory_of_slot(draft, draft.model, names::SEQUENCES.as_bytes())?;
+        let unfinished = [&draft.sequence[..], &[UNFINISHED]].concat();
+        let unfinished = Place { parent: sequences, name: unfinished };
+        self.remove_all(&unfinished)?;
+        let outcome = self.fill_sequence(draft, &unfinished, &rules.manifest, &slot);
+        let outcome = outcome.and_then(|()| {
+            let place = Place { parent: sequences, name: draft.sequence.clone() };
+            let is_there = self.state().entry(sequences, &draft.sequence)?.is_some();
+            let flags = if is_there { libc::RENAME_EXCHANGE } else { 0 };
+            self.rename(&unfinished, &place, flags)?;
+            self.invalidate(Invalidation::Name(place.clone()));
+            self.announce(&place);
+            Ok(())
+        });
+        // What was there before, or what has failed.
+        let removed = self.remove_all(&unfinished);
+        outcome.and(removed)?;
+        progress.imported = progress.length;
+        Ok(())
+    }
+
+    fn refuse_slot(&self, draft: &SlotDraft, why: &str) -> FsError {
+        let name = format!("{}/{}", names::SLOTS, draft.name).into_bytes();
+        let place = Place { parent: draft.model, name };
+        self.report(&place, SealError::Refused(PageError::Place(why.to_owned())))
+    }
+
+    /// Pages first: the ids say that they are there.
+    fn fill_sequence(
+        &self, draft: &SlotDraft, place: &Place, manifest: &Manifest, slot: &Slot,
+    ) -> Result<(), FsError> {
+        let sequence = self.directory_of_slot(draft, place.parent, &place.name)?;
+        for file in slot.files(manifest) {
+            let SequenceFile { layer, name, is_page, bytes } = file?;
+            let layer = names::format_layer(layer);
+            let parent = self.directory_of_slot(draft, sequence, layer.as_bytes())?;
+            let place = Place { parent, name: name.into_bytes() };
+            if is_page {
+                let staging = [&place.name[..], b".tmp"].concat();
+                let staging = Place { parent, name: staging };
+                self.write_new(draft, &staging, &bytes)?;
+                self.rename(&staging, &place, 0)?;
+            } else {
+                self.write_new(draft, &place, &bytes)?;
+            }
+        }
+        let ids: Vec<u8> = slot.tokens().iter().flat_map(|id| id.to_le_bytes()).collect();
+        let tokens = Place { parent: sequence, name: names::TOKENS.as_bytes().to_vec() };
+        self.write_new(draft, &tokens, &ids)
+    }
+
+    /// A directory of whoever writes the slot, who may enter what may be read.
+    fn directory_of_slot(
+        &self, draft: &SlotDraft, parent: InodeId, name: &[u8],
+    ) -> Result<InodeId, FsError> {
+        if let Some(entry) = self.state().entry(parent, name)? {
+            let is_directory = entry.file_type == libc::S_IFDIR;
+            return if is_directory { Ok(entry.inode) } else { Err(FsError::NotDirectory) };
+        }
+        let place = Place { parent, name: name.to_vec() };
+        let mode = draft.mode | (draft.mode & 0o444) >> 2;
+        let found = self.make(&place, &NewNode::Directory, mode, draft.caller)?;
+        self.forget(found.attributes.inode, 1);
+        Ok(found.attributes.inode)
+    }
+
+    fn write_new(&self, draft: &SlotDraft, place: &Place, bytes: &[u8]) -> Result<(), FsError> {
+        let made = self.create(place, draft.mode, draft.caller, true)?;
+        let (handle, inode) = (made.opened.handle, made.found.attributes.inode);
+        // The daemon's own descriptor is no writer that the file waits for.
+        drop(made);
+        let written = self.write(handle, 0, bytes, true).and_then(|()| self.flush(handle));
+        let released = self.release(handle);
+        self.forget(inode, 1);
+        written.and(released)
+    }
+
+    /// Removes a directory with all that is in it, if it is there.
+    fn remove_all(&self, place: &Place) -> Result<(), FsError> {
+        let Some(entry) = self.state().entry(place.parent, &place.name)? else { return Ok(()) };
+        if entry.file_type == libc::S_IFDIR {
+            let mut inside = Vec::new();
+            self.state().metadata.entries(entry.inode, 0, |_, name, _| {
+                inside.push(Place { parent: entry.inode, name: name.to_vec() });
+                true
+            })?;
+            inside.iter().try_for_each(|place| self.remove_all(place))?;
+            self.remove_directory(place)?;
+        } else {
+            self.unlink(place)?;
+        }
+        self.invalidate(Invalidation::Name(place.clone()));
+        Ok(())
+    }
+}
