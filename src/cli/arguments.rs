@@ -351,7 +351,7 @@ pub(crate) struct BlockName {
 /// `kvfs import`.
 #[derive(Debug, Args)]
 pub(crate) struct ImportArguments {
-    /// What llama.cpp saved of one sequence, with flash attention on
+    /// What llama.cpp saved of one sequence: a slot, or a session with nothing else in it
     pub slot: PathBuf,
     /// MOUNTPOINT/models/NAME/sequences/SEQUENCE, which must not be there yet; with `kvfs create
     /// --layout nhd` its pages are slices of the file
@@ -368,6 +368,19 @@ pub(crate) struct ExportArguments {
     /// `LLAMA_STATE_SEQ_VERSION` of the engine: 3 with ggml 0.25, 4 later
     #[arg(long, value_name = "3|4", default_value = "3", value_parser = slot_version)]
     pub slot_version: Version,
+    /// With V transposed, as an engine without flash attention keeps it
+    #[arg(long)]
+    pub transposed_v: bool,
+    /// A session of a context (`llama_state_save_file`, `llama-cli --prompt-cache`), of a model of
+    /// this architecture
+    #[arg(long, value_name = "ARCHITECTURE", conflicts_with = "slot_version")]
+    pub session: Option<String>,
+}
+
+impl ExportArguments {
+    pub(crate) fn session(&self) -> Option<&str> {
+        self.session.as_deref()
+    }
 }
 
 fn slot_version(text: &str) -> Result<Version, String> {

@@ -10,7 +10,7 @@ use serde_json::{Map, json};
 
 use super::output::{Failure, Outcome, Report, bytes};
 use crate::page::names::{MANIFEST, SEQUENCES, is_staging};
-use crate::page::{Dtype, Geometry, Layout, Manifest, ManifestFields, Rope};
+use crate::page::{Dtype, Geometry, KvRotation, Layout, Manifest, ManifestFields, Rope};
 
 /// Where the manifest is written before it gets its name.
 const MANIFEST_STAGING: &str = "manifest.json.tmp";
@@ -56,6 +56,10 @@ pub(crate) struct CreateArguments {
     /// Rotated elements of a row, if not all of them
     #[arg(long, value_name = "N", requires = "rope_theta")]
     pub rope_dims: Option<u32>,
+    /// Whether the engine rotated K and V before it stored them (true: as it does by itself), or how
+    /// [default: it did not]
+    #[arg(long, value_name = "true|false|NAME", value_parser = kv_rotation)]
+    pub kv_rotation: Option<KvRotation>,
     /// What pages may be rounded to when they go cold [default: never]
     #[arg(long, value_name = "ENCODING", value_parser = ["q8_0", "q4_0"])]
     pub cold_encoding: Option<String>,
@@ -75,6 +79,10 @@ pub(crate) struct CreateArguments {
 
 fn dtypes() -> impl TypedValueParser<Value = Dtype> {
     PossibleValuesParser::new(Dtype::ALL.map(Dtype::name)).try_map(|name| name.parse::<Dtype>())
+}
+
+fn kv_rotation(text: &str) -> Result<KvRotation, std::convert::Infallible> {
+    Ok(text.parse().map_or_else(|_| KvRotation::Named(text.to_owned()), KvRotation::Flag))
 }
 
 /// Order of heads and tokens.
@@ -168,6 +176,7 @@ fn manifest(arguments: &CreateArguments, name: &str) -> Result<Manifest, crate::
         model_revision: arguments.model_revision.clone(),
         engine: arguments.engine.clone(),
         rope,
+        kv_rotation: arguments.kv_rotation.clone(),
         tenant: arguments.tenant.clone(),
         salt: arguments.salt.clone(),
         lora: arguments.lora.clone(),

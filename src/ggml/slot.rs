@@ -10,8 +10,12 @@
 //! u32 whether V is transposed, u32 layers
 //! version 4: u32 elements of K, u32 of V that are rotated together (0: none)
 //! per layer: i32 type, u64 bytes of a row, rows of K [cells, kv_heads, head_dim]
-//! per layer: the same of V
+//! per layer: the same of V; transposed: i32 type, u32 bytes of an element, u32 elements of a token,
+//!            V [kv_heads, head_dim, cells]
 //! ```
+//!
+//! A session (`llama_state_save_file`, version 10 of which goes with version 3) has the name of the
+//! model's architecture behind the words (u32 bytes, the bytes), and all sequences of a context.
 //!
 //! The words are the tokens; the server of version 4 puts `-1, 1, count` before and the number of its
 //! pictures behind them, and reads them without that as well. It has as many tokens as cells, others
@@ -21,36 +25,36 @@
 //! and heads is that of pages with `layout: nhd`, so their tensors are slices of such a file.
 
 use std::fs::File;
-use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::FileExt;
+use std::io::{self, Seek};
 use std::path::Path;
 
-use super::abi::types;
 use crate::page::names::{format_page, format_tail};
-use crate::page::{Dtype, Geometry, Layer, Manifest, PageError, PagePlace, TokenStart, pack_page};
+use crate::page::{Layer, Manifest, PageError, PagePlace, TokenStart, pack_page};
 
+mod format;
+mod read;
 pub(crate) mod reference;
+mod tensor;
 #[cfg(test)]
 mod tests;
+mod write;
+
+pub(crate) use format::Format;
+pub(crate) use write::{Head, Layout, Part, write_tensor_head, write_transposed_head};
+
+use read::{Fault, Reader};
+use tensor::{Order, Tensor};
 
 /// `LLAMA_STATE_SEQ_MAGIC`, "ggsq" as a number.
 const MAGIC: u32 = 0x6767_7371;
 /// Bytes before the rows in version 3, without ids and cells.
 const HEAD_BYTES: u64 = 28;
-/// Bytes of the rotations in version 4.
-const ROTATION_BYTES: u64 = 8;
-/// No token (`LLAMA_TOKEN_NULL`): what the server kept of a prompt follows, in a form of its own.
-const PROMPT: u32 = u32::MAX;
-/// Version of that form.
-const PROMPT_VERSION: u32 = 1;
-/// Bytes before the rows of a tensor.
-const TENSOR_HEAD_BYTES: u64 = 12;
+/// `LLAMA_SESSION_MAGIC`, "ggsn" as a number.
+const SESSION_MAGIC: u32 = 0x6767_736e;
+/// `LLAMA_SESSION_VERSION` that goes with version 3.
+const SESSION_VERSION: u32 = 10;
 /// Bytes of a cell's record.
 const CELL_BYTES: u64 = 12;
-/// `LLAMA_MAX_SEQ`
-const STREAMS_MAX: u32 = 256;
-/// No model has more layers; what says so is no slot file.
-const LAYERS_MAX: u32 = 1 << 16;
 
 /// `LLAMA_STATE_SEQ_VERSION` of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -71,6 +75,11 @@ impl Version {
         }
     }
 
+    /// Of a session (`LLAMA_SESSION_VERSION`) whose state is that of a version.
+    fn of_session(number: u32) -> Option<Self> {
+        (number == SESSION_VERSION).then_some(Self::Three)
+    }
+
     pub(crate) fn of_number(number: u32) -> Option<Self> {
         Self::ALL.into_iter().find(|version| version.number() == number)
     }
@@ -85,45 +94,20 @@ impl Version {
     }
 }
 
-/// K or V of one layer, in the file.
-#[derive(Clone, Copy, Debug)]
-struct Tensor {
-    kind: i32,
-    row_bytes: u64,
-    offset: u64,
-}
-
 /// A slot file whose parts have been found.
 #[derive(Debug)]
 pub(crate) struct Slot {
     file: File,
     version: Option<Version>,
+    is_session: bool,
     tokens: Vec<u32>,
     cells: u32,
     /// Unless it has no cells.
     layers: Option<u32>,
+    /// Nothing where the version says nothing of it.
+    rotation: Option<[u32; 2]>,
     k: Vec<Tensor>,
     v: Vec<Tensor>,
-}
-
-/// Why a file is no slot.
-enum Fault {
-    /// The bytes end before its parts do.
-    Ends(String),
-    Other(String),
-}
-
-impl Fault {
-    fn into_line(self) -> String {
-        let (Self::Ends(line) | Self::Other(line)) = self;
-        line
-    }
-}
-
-impl From<String> for Fault {
-    fn from(line: String) -> Self {
-        Self::Other(line)
-    }
 }
 
 /// A file of a sequence that a slot becomes: a page, or the rows that fill none.
@@ -133,122 +117,6 @@ pub(crate) struct SequenceFile {
     pub(crate) name: String,
     pub(crate) is_page: bool,
     pub(crate) bytes: Vec<u8>,
-}
-
-/// Reads numbers and knows where it is.
-struct Reader {
-    file: BufReader<File>,
-    offset: u64,
-    length: u64,
-}
-
-impl Reader {
-    fn bytes<const N: usize>(&mut self) -> Result<[u8; N], Fault> {
-        let mut bytes = [0; N];
-        self.file.read_exact(&mut bytes).map_err(|error| match error.kind() {
-            io::ErrorKind::UnexpectedEof => self.ends(),
-            _ => Fault::Other(error.to_string()),
-        })?;
-        self.offset += N as u64;
-        Ok(bytes)
-    }
-
-    fn ends(&self) -> Fault {
-        Fault::Ends(format!("ends at byte {}", self.length))
-    }
-
-    fn u32(&mut self) -> Result<u32, Fault> {
-        self.bytes().map(u32::from_le_bytes)
-    }
-
-    fn i32(&mut self) -> Result<i32, Fault> {
-        self.bytes().map(i32::from_le_bytes)
-    }
-
-    /// Refuses counts that the file is too short for, before anything is as large as they say.
-    fn count(&mut self, what: &str, bytes_each: u64) -> Result<u32, Fault> {
-        let count = self.u32()?;
-        if u64::from(count) * bytes_each > self.length - self.offset {
-            let line = format!("says that it has {count} {what}, and is too short for them");
-            return Err(Fault::Ends(line));
-        }
-        Ok(count)
-    }
-
-    /// Adds a tensor as soon as its head is there.
-    fn tensor(&mut self, cells: u32, to: &mut Vec<Tensor>) -> Result<(), Fault> {
-        let kind = self.i32()?;
-        let row_bytes = self.bytes().map(u64::from_le_bytes)?;
-        let offset = self.offset;
-        to.push(Tensor { kind, row_bytes, offset });
-        let bytes = u64::from(cells).checked_mul(row_bytes);
-        let end = bytes.and_then(|bytes| offset.checked_add(bytes));
-        let end = end.filter(|end| *end <= self.length);
-        self.offset = end.ok_or_else(|| self.ends())?;
-        self.file.seek(SeekFrom::Start(self.offset)).map_err(|error| error.to_string())?;
-        Ok(())
-    }
-
-    fn tokens(&mut self) -> Result<Vec<u32>, Fault> {
-        let count = self.count("tokens", 4)?;
-        let mut words = (0..count).map(|_| self.u32()).collect::<Result<Vec<_>, _>>()?;
-        let [PROMPT, rest @ ..] = words.as_slice() else { return Ok(words) };
-        let is_text = match rest {
-            [PROMPT_VERSION, tokens, words @ .., pictures] => {
-                *tokens as usize == words.len() && *pictures == 0
-            }
-            _ => false,
-        };
-        if !is_text {
-            return Err("has a prompt of more than tokens, or of another kind".to_owned().into());
-        }
-        words.drain(..3);
-        words.pop();
-        Ok(words)
-    }
-
-    /// K and V are as the model made them.
-    fn refuse_rotation(&mut self) -> Result<(), Fault> {
-        match (self.u32()?, self.u32()?) {
-            (0, 0) => Ok(()),
-            (k, v) => {
-                let line = format!("has rows rotated by {k} (K) and {v} (V)");
-                Err(format!("{line}: save it with K and V of f16").into())
-            }
-        }
-    }
-
-    /// Cells of the first stream that has any, and how many streams follow. A sequence is in one of
-    /// them.
-    fn stream(&mut self) -> Result<(u32, u32), Fault> {
-        let streams = self.u32()?;
-        if !(1..=STREAMS_MAX).contains(&streams) {
-            return Err(format!("says that it has {streams} streams").into());
-        }
-        for behind in (0..streams).rev() {
-            let cells = self.cells()?;
-            if cells > 0 {
-                return Ok((cells, behind));
-            }
-        }
-        Ok((0, 0))
-    }
-
-    /// Cells whose positions are 0, 1, 2, ..., each of one sequence.
-    fn cells(&mut self) -> Result<u32, Fault> {
-        let cells = self.count("cells", CELL_BYTES)?;
-        for cell in 0..cells {
-            let (position, sequences, _) = (self.i32()?, self.u32()?, self.i32()?);
-            if i64::from(position) != i64::from(cell) || sequences != 1 {
-                return Err(format!(
-                    "cell {cell} is at position {position}: a sequence with holes or shifts, or \
-                     with positions of several dimensions, is no sequence of pages"
-                )
-                .into());
-            }
-        }
-        Ok(cells)
-    }
 }
 
 impl Slot {
@@ -275,15 +143,15 @@ impl Slot {
     /// # Errors
     /// The end of a line that says what is wrong with what is there.
     pub(crate) fn check_beginning(
-        file: File, version: Version, geometry: &Geometry,
+        file: File, version: Version, manifest: &Manifest,
     ) -> Result<(), String> {
         let (slot, outcome) = Self::find(file)?;
         match outcome {
             Err(Fault::Other(line)) => return Err(line),
             Err(Fault::Ends(_)) | Ok(()) => {}
         }
-        slot.check_version(version)?;
-        slot.check_found(geometry)
+        slot.check_form(version)?;
+        slot.check_found(manifest)
     }
 
     /// What was found until something was wrong.
@@ -291,47 +159,20 @@ impl Slot {
         let length = file.metadata().map_err(|error| error.to_string())?.len();
         let mut copy = file.try_clone().map_err(|error| error.to_string())?;
         copy.rewind().map_err(|error| error.to_string())?;
-        let mut reader = Reader { file: BufReader::new(copy), offset: 0, length };
-        let (tokens, k, v) = (Vec::new(), Vec::new(), Vec::new());
-        let mut slot = Self { file, version: None, tokens, cells: 0, layers: None, k, v };
+        let mut reader = Reader::new(copy, length);
+        let mut slot = Self {
+            file,
+            version: None,
+            is_session: false,
+            tokens: Vec::new(),
+            cells: 0,
+            layers: None,
+            rotation: None,
+            k: Vec::new(),
+            v: Vec::new(),
+        };
         let outcome = slot.read(&mut reader);
         Ok((slot, outcome))
-    }
-
-    fn read(&mut self, reader: &mut Reader) -> Result<(), Fault> {
-        let (magic, number) = (reader.u32()?, reader.u32()?);
-        let version = Version::of_number(number).filter(|_| magic == MAGIC);
-        let known = || "is no slot file of llama.cpp of version 3 or 4".to_owned();
-        let version = version.ok_or_else(known)?;
-        self.version = Some(version);
-        self.tokens = reader.tokens()?;
-        let (cells, streams_behind) = reader.stream()?;
-        if cells == 0 {
-            return Ok(());
-        }
-        self.cells = cells;
-        let (is_transposed, layers) = (reader.u32()?, reader.u32()?);
-        if is_transposed != 0 {
-            return Err("has V transposed: save it with flash attention on".to_owned().into());
-        }
-        if layers > LAYERS_MAX {
-            return Err(format!("says that it has {layers} layers").into());
-        }
-        self.layers = Some(layers);
-        if version == Version::Four {
-            reader.refuse_rotation()?;
-        }
-        (0..layers).try_for_each(|_| reader.tensor(cells, &mut self.k))?;
-        (0..layers).try_for_each(|_| reader.tensor(cells, &mut self.v))?;
-        for _ in 0..streams_behind {
-            if reader.u32()? != 0 {
-                return Err("has cells in several streams, not one sequence".to_owned().into());
-            }
-        }
-        if reader.offset != reader.length {
-            return Err("has more than the cache of one kind of layer".to_owned().into());
-        }
-        Ok(())
     }
 
     /// Ids, of which there may be one more than cells: the next one to be computed.
@@ -344,11 +185,21 @@ impl Slot {
         self.cells
     }
 
-    /// Refuses another version.
+    /// Refuses what would not come back in this form as a slot of this version.
     ///
     /// # Errors
-    /// The end of a line that says what to call it instead.
-    pub(crate) fn check_version(&self, version: Version) -> Result<(), String> {
+    /// The end of a line that says what to do instead.
+    pub(crate) fn check_form(&self, version: Version) -> Result<(), String> {
+        if self.is_session {
+            return Err(
+                "is a session, not a slot: save one of a sequence, or kvfs import it".into()
+            );
+        }
+        if self.v.iter().any(|v| matches!(v.order, Order::Columns { .. })) {
+            return Err(
+                "has V transposed: save it with flash attention on, or kvfs import it".into()
+            );
+        }
         match self.version {
             Some(found) if found != version => {
                 let (found, version) = (found.number(), version.number());
@@ -364,37 +215,29 @@ impl Slot {
     ///
     /// # Errors
     /// The end of a line that says what does not fit.
-    pub(crate) fn check(&self, geometry: &Geometry) -> Result<(), String> {
+    pub(crate) fn check(&self, manifest: &Manifest) -> Result<(), String> {
         if self.layers.is_none() {
             return Err("has no tokens".to_owned());
         }
-        self.check_found(geometry)
+        self.check_found(manifest)
     }
 
-    fn check_found(&self, geometry: &Geometry) -> Result<(), String> {
-        let layers = geometry.num_layers();
+    fn check_found(&self, manifest: &Manifest) -> Result<(), String> {
+        let format = Format::new(manifest)?;
+        let layers = format.layers;
         if let Some(found) = self.layers.filter(|found| *found != layers) {
             return Err(format!("has {found} layers, the manifest {layers}"));
         }
-        let kind = kind(geometry)?;
-        let expected = row_bytes(geometry);
-        let (k, v) = (self.k.iter().enumerate(), self.v.iter().enumerate());
-        let all = k.map(|found| ("K", expected[0], found));
-        let all = all.chain(v.map(|found| ("V", expected[1], found)));
-        for (name, expected, (layer, tensor)) in all {
-            let (found, bytes) = (tensor.kind, tensor.row_bytes);
-            if found != kind {
-                let dtype = geometry.dtype();
-                return Err(format!(
-                    "layer {layer} has {name} of ggml type {found}, {dtype} is {kind}"
-                ));
-            }
-            if bytes != expected {
-                return Err(format!(
-                    "layer {layer} has {bytes} bytes of {name} for each token, the manifest \
-                     {expected}"
-                ));
-            }
+        // The numbers of version 4 stand behind the layers.
+        let is_silent = self.version == Some(Version::Three) && self.layers.is_some();
+        if self.rotation.is_some() || is_silent {
+            format.check_rotation(self.rotation)?;
+        }
+        for (layer, tensor) in self.k.iter().enumerate() {
+            check_tensor(tensor, &format, 0).map_err(|why| format!("layer {layer} has K {why}"))?;
+        }
+        for (layer, tensor) in self.v.iter().enumerate() {
+            check_tensor(tensor, &format, 1).map_err(|why| format!("layer {layer} has V {why}"))?;
         }
         Ok(())
     }
@@ -430,139 +273,31 @@ impl Slot {
     /// # Panics
     /// If there is no such layer.
     pub(crate) fn rows(&self, layer: u32, first: u32, count: u32) -> io::Result<Vec<u8>> {
-        let read = |tensor: &Tensor| {
-            let mut bytes = vec![0; tensor.row_bytes as usize * count as usize];
-            let offset = tensor.offset + u64::from(first) * tensor.row_bytes;
-            self.file.read_exact_at(&mut bytes, offset).map(|()| bytes)
-        };
         let (k, v) = (&self.k[layer as usize], &self.v[layer as usize]);
-        let (k_bytes, v_bytes) = (k.row_bytes as usize, v.row_bytes as usize);
-        let (k, v) = (read(k)?, read(v)?);
-        let pairs = k.chunks_exact(k_bytes).zip(v.chunks_exact(v_bytes));
+        let read = |tensor: &Tensor| tensor.rows(&self.file, self.cells, first, count);
+        let (k_rows, v_rows) = (read(k)?, read(v)?);
+        let pairs = k_rows.chunks_exact(k.row_bytes() as usize);
+        let pairs = pairs.zip(v_rows.chunks_exact(v.row_bytes() as usize));
         Ok(pairs.flat_map(|(k, v)| [k, v]).flatten().copied().collect())
     }
 }
 
-/// Bytes of K and of V of one token of a layer.
-fn row_bytes(geometry: &Geometry) -> [u64; 2] {
-    let heads = u64::from(geometry.num_kv_heads());
-    [heads * geometry.k_row_bytes(), heads * geometry.v_row_bytes()]
-}
-
-/// The number of a dtype in ggml. Quantised K and V are rotated by the engine, depending on the
-/// model and its settings, which a slot file does not say.
-fn kind(geometry: &Geometry) -> Result<i32, String> {
-    if geometry.v_head_dim() == 0 {
-        return Err("has V, the manifest's model has none".to_owned());
+/// Compares K (0) or V (1) of a layer with the rows of a model.
+fn check_tensor(tensor: &Tensor, format: &Format, part: usize) -> Result<(), String> {
+    let (kind, bytes) = (format.kind, format.row_bytes[part]);
+    if tensor.kind != kind {
+        return Err(format!("of ggml type {}, the manifest's dtype is {kind}", tensor.kind));
     }
-    match geometry.dtype() {
-        Dtype::F32 => Ok(types::F32),
-        Dtype::F16 => Ok(types::F16),
-        Dtype::Bf16 => Ok(types::BF16),
-        other => Err(format!("cannot be pages of {other}: f32, f16 and bf16 can")),
+    if tensor.row_bytes() != bytes {
+        return Err(format!(
+            "of {} bytes for each token, the manifest of {bytes}",
+            tensor.row_bytes()
+        ));
     }
-}
-
-/// Where the parts of a slot file are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Layout {
-    head_bytes: u64,
-    layers: u64,
-    cells: u64,
-    /// Of K and of V.
-    row_bytes: [u64; 2],
-}
-
-/// What is at a place of a slot file, and how far into it that place is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Part {
-    /// What [`write_head`] writes.
-    Head { at: u64 },
-    /// What [`write_tensor_head`] writes.
-    TensorHead { is_v: bool, at: u64 },
-    /// Rows of K, or V, of a layer.
-    Rows { layer: u32, is_v: bool, at: u64 },
-}
-
-impl Layout {
-    /// Of a slot with so many ids and cells; nothing, if slots do not have the model's type.
-    pub(crate) fn new(geometry: &Geometry, version: Version, ids: u32, cells: u32) -> Option<Self> {
-        kind(geometry).ok()?;
-        let cells = u64::from(cells);
-        let rotation_bytes = if version == Version::Four { ROTATION_BYTES } else { 0 };
-        Some(Self {
-            head_bytes: HEAD_BYTES + 4 * u64::from(ids) + CELL_BYTES * cells + rotation_bytes,
-            layers: u64::from(geometry.num_layers()),
-            cells,
-            row_bytes: row_bytes(geometry),
-        })
-    }
-
-    fn tensor_bytes(&self, is_v: bool) -> u64 {
-        TENSOR_HEAD_BYTES + self.cells * self.row_bytes[usize::from(is_v)]
-    }
-
-    /// Bytes of K, or V, of one token of a layer.
-    pub(crate) fn row_bytes(&self, is_v: bool) -> u64 {
-        self.row_bytes[usize::from(is_v)]
-    }
-
-    /// Bytes of the file.
-    pub(crate) fn length(&self) -> u64 {
-        self.head_bytes + self.layers * (self.tensor_bytes(false) + self.tensor_bytes(true))
-    }
-
-    /// What is at `offset`, and how many bytes of it follow; nothing behind the end.
-    pub(crate) fn part(&self, offset: u64) -> Option<(Part, u64)> {
-        let Some(mut at) = offset.checked_sub(self.head_bytes) else {
-            return Some((Part::Head { at: offset }, self.head_bytes - offset));
-        };
-        let is_v = at >= self.layers * self.tensor_bytes(false);
-        if is_v {
-            at -= self.layers * self.tensor_bytes(false);
+    match tensor.order {
+        Order::Columns { element_bytes, .. } if Some(element_bytes) != format.element_bytes => {
+            Err(format!("transposed, in elements of {element_bytes} bytes"))
         }
-        let bytes = self.tensor_bytes(is_v);
-        let (layer, at) = (at / bytes, at % bytes);
-        if layer >= self.layers {
-            return None;
-        }
-        Some(match at.checked_sub(TENSOR_HEAD_BYTES) {
-            None => (Part::TensorHead { is_v, at }, TENSOR_HEAD_BYTES - at),
-            Some(at) => {
-                let layer = u32::try_from(layer).ok()?;
-                (Part::Rows { layer, is_v, at }, bytes - TENSOR_HEAD_BYTES - at)
-            }
-        })
+        _ => Ok(()),
     }
-}
-
-/// Writes all of a slot file before the rows.
-///
-/// # Errors
-/// Those of writing, and `InvalidInput` for a dtype that slots do not have.
-pub(crate) fn write_head(
-    to: &mut impl Write, geometry: &Geometry, version: Version, tokens: &[u32], cells: u32,
-) -> io::Result<()> {
-    let count = u32::try_from(tokens.len()).map_err(io::Error::other)?;
-    let numbers = [MAGIC, version.number(), count].into_iter().chain(tokens.iter().copied());
-    let cell = |position: u32| [position, 1, 0];
-    let numbers = numbers.chain([1, cells]).chain((0..cells).flat_map(cell));
-    let not_rotated: &[u32] = if version == Version::Four { &[0, 0] } else { &[] };
-    let numbers = numbers.chain([0, geometry.num_layers()]).chain(not_rotated.iter().copied());
-    for number in numbers {
-        to.write_all(&number.to_le_bytes())?;
-    }
-    Ok(())
-}
-
-/// Writes what stands before the rows of K, or V, of a layer.
-///
-/// # Errors
-/// As [`write_head`].
-pub(crate) fn write_tensor_head(
-    to: &mut impl Write, geometry: &Geometry, is_v: bool,
-) -> io::Result<()> {
-    let kind = kind(geometry).map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?;
-    to.write_all(&kind.to_le_bytes())?;
-    to.write_all(&row_bytes(geometry)[usize::from(is_v)].to_le_bytes())
 }

@@ -20,7 +20,7 @@
 static struct {
     const char *model, *backends, *prompt, *logits, *flash, *type, *save, *load, *follow, *rpc, *server;
     int prompt_tokens, predict, context, ubatch, threads, sequences, unified, layers, poll;
-    int remove_from, remove_to, shift, copy;
+    int remove_from, remove_to, shift, copy, session;
 } options = {
     .flash = "off", .type = "f16", .prompt_tokens = 64, .predict = 16, .context = 512,
     .ubatch = 512, .threads = 2, .sequences = 1, .poll = -1,
@@ -44,6 +44,7 @@ static void parse(int count, char **words) {
         {"--poll", NULL, &options.poll},             {"--save", &options.save, NULL},
         {"--load", &options.load, NULL},             {"--follow", &options.follow, NULL},
         {"--rpc", &options.rpc, NULL},               {"--server", &options.server, NULL},
+        {"--session", NULL, &options.session},
     };
     if (count < 2 || count % 2 != 0) fail("usage: engine MODEL [OPTION VALUE]...");
     options.model = words[1];
@@ -133,19 +134,25 @@ static int greedy(const float *logits, int count) {
     return best;
 }
 
-/* A slot file as the server writes it: the tokens of the prompt, here with the one that comes next. */
+/* A slot file as the server writes it: the tokens of the prompt, here with the one that comes next. Or a
+ * session. */
 static void save(struct llama_context *context, int length, llama_token next) {
     llama_token *all = malloc((length + 1) * sizeof *all);
     for (int i = 0; i < length; i++) all[i] = text[i % text_length];
     all[length] = next;
-    if (llama_state_seq_save_file(context, options.save, 0, all, length + 1) == 0) fail("not saved");
+    bool saved = options.session ? llama_state_save_file(context, options.save, all, length + 1)
+                                 : llama_state_seq_save_file(context, options.save, 0, all, length + 1) != 0;
+    if (!saved) fail("not saved");
     free(all);
 }
 
 static int load(struct llama_context *context, int *next) {
     llama_token *all = malloc(options.context * sizeof *all);
     size_t length = 0;
-    if (llama_state_seq_load_file(context, options.load, 0, all, options.context, &length) == 0) fail("not loaded");
+    bool loaded = options.session
+        ? llama_state_load_file(context, options.load, all, options.context, &length)
+        : llama_state_seq_load_file(context, options.load, 0, all, options.context, &length) != 0;
+    if (!loaded) fail("not loaded");
     *next = all[length - 1];
     free(all);
     return (int)length - 1;

@@ -19,6 +19,7 @@ mod conversation;
 #[allow(dead_code, reason = "how long a run took is for the benchmark")]
 mod engine;
 mod failures;
+mod forms;
 mod gguf;
 mod killed;
 mod larger_than_memory;

@@ -6,7 +6,7 @@
 //! Nothing is kept: the head is made when the file is opened, rows are gathered page by page. The
 //! bytes are those that `kvfs export` writes, so an engine restores a conversation from pages without
 //! knowing of them. Only what slots can say has a file: attention in every
-//! layer, in f16, bf16 or f32, and no token moved.
+//! layer, and no token moved.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -16,7 +16,7 @@ use super::slot_file::SlotFile;
 use crate::fs::transfer::copy_text;
 use crate::fs::{FileSystem, FsError};
 use crate::ggml::slot::reference::{Key, REFERENCE_BYTES, Reference};
-use crate::ggml::slot::{Layout, Part, Version, write_head, write_tensor_head};
+use crate::ggml::slot::{Format, Head, Layout, Part, Version, write_tensor_head};
 use crate::ingest::model::Model;
 use crate::page::names::{REFERENCES_4_SUFFIX, REFERENCES_SUFFIX, SLOT_4_SUFFIX, SLOT_SUFFIX};
 use crate::page::{
@@ -77,6 +77,7 @@ pub(in crate::fs) struct OpenSlot {
     sequence: InodeId,
     /// Who could open it.
     readers: Readers,
+    format: Format,
     layout: Layout,
     head: Vec<u8>,
     references: Option<References>,
@@ -120,6 +121,7 @@ pub(super) enum Stretch {
 pub(super) struct SlotShape {
     rules: Arc<Model>,
     key: SlotKey,
+    format: Format,
     layout: Layout,
 }
 
@@ -152,9 +154,10 @@ impl FileSystem {
     /// What a slot is made of, also when there is another one by now.
     pub(super) fn slot_shape(&self, key: SlotKey) -> Result<SlotShape, FsError> {
         let rules = self.model_of(&mut self.state(), key.model).map_err(|_| FsError::Stale)?;
-        let geometry = rules.manifest.geometry();
-        let layout = Layout::new(geometry, key.kind.version, key.ids, key.cells);
-        Ok(SlotShape { layout: layout.ok_or(FsError::Stale)?, rules, key })
+        let format = Format::of_version(&rules.manifest, key.kind.version);
+        let format = format.map_err(|_| FsError::Stale)?;
+        let layout = Layout::new(&format, key.kind.version, key.ids, key.cells);
+        Ok(SlotShape { rules, key, format, layout })
     }
 
     /// What the slot of a sequence has now; nothing, if it cannot be one.
@@ -180,8 +183,13 @@ impl FileSystem {
         };
         let written = (written.seconds, written.nanoseconds);
         let key = SlotKey { model, sequence, kind, ids, cells, written };
-        let layout = Layout::new(&geometry, kind.version, ids, cells).filter(|_| ids > 0);
-        Ok(layout.map(|layout| SlotShape { rules, key, layout }))
+        let Some(format) =
+            Format::of_version(&rules.manifest, kind.version).ok().filter(|_| ids > 0)
+        else {
+            return Ok(None);
+        };
+        let layout = Layout::new(&format, kind.version, ids, cells);
+        Ok(Some(SlotShape { rules, key, format, layout }))
     }
 
     /// Length of a file in a directory; 0 without one.
@@ -222,12 +230,14 @@ impl FileSystem {
         let ids: Vec<u32> =
             ids.map(|id| u32::from_le_bytes([id[0], id[1], id[2], id[3]])).collect();
         let mut head = Vec::new();
-        let geometry = shape.rules.manifest.geometry();
-        write_head(&mut head, geometry, key.kind.version, &ids, key.cells)?;
+        let (version, cells) = (key.kind.version, key.cells);
+        Head { version, tokens: &ids, cells, is_transposed: false, session: None }
+            .write(&mut head, &shape.format)?;
         let mut slot = OpenSlot {
             rules: shape.rules,
             sequence,
             readers,
+            format: shape.format,
             layout: shape.layout,
             head,
             references,
@@ -253,7 +263,7 @@ impl FileSystem {
                 Part::Head { at } => copy_text(&slot.head, at, to),
                 Part::TensorHead { is_v, at } => {
                     let mut head = Vec::new();
-                    write_tensor_head(&mut head, slot.rules.manifest.geometry(), is_v)?;
+                    write_tensor_head(&mut head, &slot.format, is_v)?;
                     copy_text(&head, at, to)
                 }
                 Part::Rows { layer, is_v, at } => self.read_rows(slot, (layer, is_v), at, to)?,

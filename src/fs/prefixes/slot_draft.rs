@@ -144,10 +144,8 @@ impl FileSystem {
             return Ok(());
         }
         let rules = self.model_of(&mut self.state(), draft.model).map_err(|_| FsError::Stale)?;
-        let geometry = rules.manifest.geometry();
-        let file = draft.file();
-        let outcome =
-            file.and_then(|file| Slot::check_beginning(file, draft.kind.version, geometry));
+        let (file, version) = (draft.file(), draft.kind.version);
+        let outcome = file.and_then(|file| Slot::check_beginning(file, version, &rules.manifest));
         progress.next_look = 2 * progress.length;
         progress.is_refused = outcome.is_err();
         drop(progress);
@@ -173,8 +171,8 @@ impl FileSystem {
         let rules = self.model_of(&mut self.state(), draft.model).map_err(|_| FsError::Stale)?;
         let refuse = |why: String| self.refuse_slot(draft, &why);
         let slot = draft.file().and_then(Slot::of).map_err(refuse)?;
-        slot.check_version(draft.kind.version).map_err(refuse)?;
-        slot.check(rules.manifest.geometry()).map_err(refuse)?;
+        slot.check_form(draft.kind.version).map_err(refuse)?;
+        slot.check(&rules.manifest).map_err(refuse)?;
 
         let turn = &self.prefixes.importing;
         let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,23 +1,40 @@
 use std::os::unix::fs::FileExt;
 
+use super::read::PROMPT;
 use super::*;
-use crate::page::{Manifest, ManifestFields};
+use crate::page::{Dtype, ManifestFields};
 
 const TOKENS: [u32; 4] = [7, 8, 9, 10];
 
 /// Two layers of two heads of 4 in f16: 16 bytes of K and of V for each of three tokens.
-fn geometry() -> Geometry {
-    *Manifest::new(ManifestFields::new("m", Dtype::F16, 2, 2, 4)).unwrap().geometry()
+fn manifest() -> Manifest {
+    Manifest::new(ManifestFields::new("m", Dtype::F16, 2, 2, 4)).unwrap()
 }
 
-fn file(version: Version) -> Vec<u8> {
+fn format() -> Format {
+    Format::new(&manifest()).unwrap()
+}
+
+fn head(version: Version) -> Head<'static> {
+    Head { version, tokens: &TOKENS, cells: 3, is_transposed: false, session: None }
+}
+
+fn file_of(head: Head<'_>) -> Vec<u8> {
     let mut file = Vec::new();
-    write_head(&mut file, &geometry(), version, &TOKENS, 3).unwrap();
+    head.write(&mut file, &format()).unwrap();
     for tensor in 0..4 {
-        write_tensor_head(&mut file, &geometry(), tensor > 1).unwrap();
+        if head.is_transposed && tensor > 1 {
+            write_transposed_head(&mut file, &format(), 2).unwrap();
+        } else {
+            write_tensor_head(&mut file, &format(), tensor > 1).unwrap();
+        }
         file.extend((0..48).map(|byte| tensor * 50 + byte));
     }
     file
+}
+
+fn file(version: Version) -> Vec<u8> {
+    file_of(head(version))
 }
 
 fn open(bytes: &[u8]) -> Result<Slot, String> {
@@ -31,7 +48,7 @@ fn what_was_written_is_read() {
     for version in Version::ALL {
         let slot = open(&file(version)).unwrap();
         assert_eq!((slot.tokens(), slot.cells()), (&TOKENS[..], 3));
-        slot.check(&geometry()).unwrap();
+        slot.check(&manifest()).unwrap();
         // Layer 1, tokens 1 and 2: its K is the second tensor, its V the fourth.
         let expected = [66..82, 166..182, 82..98, 182..198].into_iter().flatten();
         assert_eq!(slot.rows(1, 1, 2).unwrap(), expected.collect::<Vec<u8>>());
@@ -87,12 +104,51 @@ fn a_sequence_is_in_one_stream() {
     assert_eq!(open(&empty).unwrap().cells(), 0);
 }
 
+/// V is `[elements, cells]`: eight elements of three tokens, in two bytes each.
 #[test]
-fn rotated_rows_are_refused() {
+fn v_that_is_transposed_is_turned() {
+    let slot = open(&file_of(Head { is_transposed: true, ..head(Version::Three) })).unwrap();
+    slot.check(&manifest()).unwrap();
+    let v = |token: u8| {
+        (0..8_u8).flat_map(move |element| [0, 1].map(|b| 150 + 6 * element + 2 * token + b))
+    };
+    let expected = (66..82).chain(v(1)).chain(82..98).chain(v(2));
+    assert_eq!(slot.rows(1, 1, 2).unwrap(), expected.collect::<Vec<u8>>());
+    // As many bytes, in other elements.
+    let mut file = file_of(Head { is_transposed: true, ..head(Version::Three) });
+    let at = file.len() - 60;
+    assert_eq!(file[at + 4..][..8], [2, 0, 0, 0, 8, 0, 0, 0]);
+    file[at + 4..][..8].copy_from_slice(&[4, 0, 0, 0, 4, 0, 0, 0]);
+    let error = open(&file).unwrap().check(&manifest()).unwrap_err();
+    assert!(error.contains("layer 1 has V transposed, in elements of 4 bytes"), "{error}");
+}
+
+#[test]
+fn a_session_of_one_sequence_is_a_slot() {
+    let session = file_of(Head { session: Some("llama"), ..head(Version::Three) });
+    let slot = open(&session).unwrap();
+    assert_eq!((slot.tokens(), slot.cells()), (&TOKENS[..], 3));
+    assert_eq!(
+        slot.rows(0, 0, 1).unwrap(),
+        open(&file(Version::Three)).unwrap().rows(0, 0, 1).unwrap()
+    );
+    for length in 0..session.len() {
+        assert!(open(&session[..length]).is_err(), "{length} of {} bytes", session.len());
+    }
+    // The second cell belongs to another sequence.
+    let mut session = session;
+    let at = 12 + 16 + 9 + 8 + 12 + 8;
+    assert_eq!(session[at..][..4], 0_u32.to_le_bytes());
+    session[at] = 1;
+    assert!(open(&session).unwrap_err().contains("cells of several sequences"));
+}
+
+#[test]
+fn rows_that_are_rotated_otherwise_are_refused() {
     let mut file = file(Version::Four);
     file[84..88].copy_from_slice(&64_u32.to_le_bytes());
-    let error = open(&file).unwrap_err();
-    assert!(error.contains("rotated by 0 (K) and 64 (V)"), "{error}");
+    let error = open(&file).unwrap().check(&manifest()).unwrap_err();
+    assert!(error.contains("0 elements of K and 64 of V rotated together"), "{error}");
 }
 
 #[test]
@@ -102,12 +158,12 @@ fn every_byte_has_a_part() {
 
 fn every_byte_of_a_version_has_a_part(version: Version) {
     let file = file(version);
-    let layout = Layout::new(&geometry(), version, 4, 3).unwrap();
+    let layout = Layout::new(&format(), version, 4, 3);
     assert_eq!(layout.length(), file.len() as u64);
     let mut heads = Vec::new();
-    write_head(&mut heads, &geometry(), version, &TOKENS, 3).unwrap();
+    head(version).write(&mut heads, &format()).unwrap();
     let mut tensor_head = Vec::new();
-    write_tensor_head(&mut tensor_head, &geometry(), false).unwrap();
+    write_tensor_head(&mut tensor_head, &format(), false).unwrap();
     for (offset, byte) in (0_u64..).zip(&file) {
         let (part, rest) = layout.part(offset).unwrap();
         let expected = match part {
@@ -146,7 +202,7 @@ fn numbers_out_of_range_are_refused() {
         (32, "cells, and is too short"),
         (36, "cell 0 is at position"),
         (40, "cell 0 is at position"),
-        (72, "V transposed"),
+        (72, "V in another order"),
         (76, "layers"),
     ] {
         let mut file = file(Version::Three);
@@ -165,13 +221,21 @@ fn another_shape_is_refused() {
     let slot = open(&file(Version::Three)).unwrap();
     let fields = || ManifestFields::new("m", Dtype::F16, 2, 2, 4);
     let check = |fields: ManifestFields, line: &str| {
-        let error = slot.check(Manifest::new(fields).unwrap().geometry()).unwrap_err();
+        let error = slot.check(&Manifest::new(fields).unwrap()).unwrap_err();
         assert!(error.contains(line), "{error}");
     };
     check(ManifestFields { num_layers: 3, ..fields() }, "has 2 layers, the manifest 3");
-    check(ManifestFields { head_dim: 8, ..fields() }, "16 bytes of K and 16 of V");
-    check(ManifestFields { dtype: Dtype::Bf16, ..fields() }, "has K of ggml type 1");
+    check(
+        ManifestFields { head_dim: 8, ..fields() },
+        "layer 0 has K of 16 bytes for each token, the manifest of 32",
+    );
+    check(
+        ManifestFields { dtype: Dtype::Bf16, ..fields() },
+        "layer 0 has K of ggml type 1, the manifest's dtype is 30",
+    );
     check(ManifestFields { v_head_dim: Some(0), ..fields() }, "has V");
     let q8_0 = ManifestFields { dtype: Dtype::Q8_0, head_dim: 32, ..fields() };
-    check(q8_0, "cannot be pages of q8_0");
+    check(q8_0, "does not say whether its quantised rows are rotated");
+    let f8 = ManifestFields { dtype: Dtype::F8E4m3, ..fields() };
+    check(f8, "cannot be pages of f8_e4m3");
 }
