@@ -3,7 +3,7 @@
 //!
 //! The server writes and reads slot files in a directory of its own (`--slot-save-path`). A saved one
 //! is imported and removed; to restore one, a link there leads to the model's `slots/` for as long as
-//! the server reads it. What sequences have in common is stored once, as with any pages. A conversation
+//! the server reads it, or maps it. What sequences have in common is stored once, as with any pages. A conversation
 //! that went on takes the place of what it was.
 
 use std::fs::remove_dir_all;
@@ -20,7 +20,9 @@ use super::output::{Failure, Outcome, Report};
 use super::prefix::read_tokens;
 use super::slot::import_to_text;
 use crate::ggml::slot::Slot;
-use crate::page::names::{SEQUENCES, SLOT_4_SUFFIX, SLOT_SUFFIX, SLOTS, TOKENS};
+use crate::page::names::{
+    REFERENCES_4_SUFFIX, REFERENCES_SUFFIX, SEQUENCES, SLOT_4_SUFFIX, SLOT_SUFFIX, SLOTS, TOKENS,
+};
 use crate::reader::{Sequence, longest_prefix};
 
 /// The server answers once it has a slot's turn, and has written or read it.
@@ -69,6 +71,10 @@ pub(crate) struct RestoreSlotArguments {
     /// The prompt's token ids, u32 little endian as in a file `tokens`; - reads standard input
     #[arg(long, value_name = "FILE")]
     pub tokens: Option<PathBuf>,
+    /// Map the pages instead of copying them: for a server with the ggml backend and this model as its
+    /// `KVFS_MODEL`
+    #[arg(long)]
+    pub mapped: bool,
     /// The model's directory, `MOUNT/models/NAME`
     pub model: PathBuf,
 }
@@ -226,7 +232,8 @@ fn name(tokens: &[u32]) -> String {
 fn restore(arguments: &RestoreSlotArguments) -> Outcome {
     let server = Server::new(&arguments.server)?;
     let model = std::path::absolute(&arguments.model).map_err(Failure::failed)?;
-    let Some(tokens) = &arguments.tokens else { return restore_latest(&server, &model) };
+    let source = Source { server: &server, model: &model, is_mapped: arguments.mapped };
+    let Some(tokens) = &arguments.tokens else { return source.restore_latest() };
     let prompt = read_tokens(tokens)?;
     let found = longest_prefix(&model, &prompt).map_err(Failure::failed)?;
     let Some(sequence) = found.sequence else {
@@ -236,53 +243,69 @@ fn restore(arguments: &RestoreSlotArguments) -> Outcome {
     let slot = server.numbers(is_unused)?.first().copied();
     let slot =
         slot.ok_or_else(|| Failure::Failed("every slot is used: --slot names one".into()))?;
-    let text = restore_slot(&server, slot, &model, &sequence)?;
+    let text = source.restore_slot(slot, &sequence)?;
     let (tokens, length) = (found.tokens, prompt.len());
     Ok(Report::text(format!("{text}, {tokens} of {length} of the prompt are among them\n")))
 }
 
-/// Gives each slot that nobody has used one of the latest conversations.
-fn restore_latest(server: &Server<'_>, model: &Path) -> Outcome {
-    let path = model.join(SEQUENCES);
-    let explain = |error: std::io::Error| Failure::Failed(format!("{}: {error}", path.display()));
-    let mut sequences: Vec<(SystemTime, PathBuf)> = Vec::new();
-    for entry in std::fs::read_dir(&path).map_err(explain)? {
-        let path = entry.map_err(explain)?.path();
-        // What is no conversation has none.
-        if let Ok(tokens) = path.join(TOKENS).metadata() {
-            sequences.push((tokens.modified().map_err(explain)?, path));
+/// Where a server gets conversations from.
+struct Source<'a> {
+    server: &'a Server<'a>,
+    /// Its directory, as an absolute path.
+    model: &'a Path,
+    is_mapped: bool,
+}
+
+impl Source<'_> {
+    /// Gives each slot that nobody has used one of the latest conversations.
+    fn restore_latest(&self) -> Outcome {
+        let path = self.model.join(SEQUENCES);
+        let explain =
+            |error: std::io::Error| Failure::Failed(format!("{}: {error}", path.display()));
+        let mut sequences: Vec<(SystemTime, PathBuf)> = Vec::new();
+        for entry in std::fs::read_dir(&path).map_err(explain)? {
+            let path = entry.map_err(explain)?.path();
+            // What is no conversation has none.
+            if let Ok(tokens) = path.join(TOKENS).metadata() {
+                sequences.push((tokens.modified().map_err(explain)?, path));
+            }
         }
+        sequences.sort_by(|a, b| b.cmp(a));
+        let mut text = String::new();
+        for (slot, (_, sequence)) in self.server.numbers(is_unused)?.into_iter().zip(&sequences) {
+            text += &self.restore_slot(slot, sequence)?;
+            text.push('\n');
+        }
+        Ok(Report::text(text))
     }
-    sequences.sort_by(|a, b| b.cmp(a));
-    let mut text = String::new();
-    for (slot, (_, sequence)) in server.numbers(is_unused)?.into_iter().zip(&sequences) {
-        text += &restore_slot(server, slot, model, sequence)?;
-        text.push('\n');
+
+    /// A line without its end that says what was restored.
+    fn restore_slot(&self, slot: u64, sequence: &Path) -> Result<String, Failure> {
+        let name = sequence.file_name().unwrap_or_default();
+        let read = |suffix: &str| {
+            let mut name = name.to_owned();
+            name.push(suffix);
+            let link = Exchanged::new(self.server.arguments);
+            let target = self.model.join(SLOTS).join(name);
+            symlink(target, &link.path).map_err(|error| link.explain(&error))?;
+            self.server.ask(slot, "restore", &link)
+        };
+        let [newer, older] = suffixes(self.is_mapped);
+        // A server does not say which version it reads, and refuses the other.
+        let answer = read(newer).or_else(|_| read(older))?;
+        let tokens = &answer["n_restored"];
+        Ok(format!("slot {slot}: {}: {tokens} tokens restored", sequence.display()))
     }
-    Ok(Report::text(text))
+}
+
+/// What slots are called, of the newer version first.
+fn suffixes(is_mapped: bool) -> [&'static str; 2] {
+    if is_mapped { [REFERENCES_4_SUFFIX, REFERENCES_SUFFIX] } else { [SLOT_4_SUFFIX, SLOT_SUFFIX] }
 }
 
 /// Whether a slot has had no task since the server started.
 fn is_unused(slot: &Value) -> bool {
     slot["id_task"].as_i64().is_none_or(|task| task < 0)
-}
-
-/// A line without its end that says what was restored.
-fn restore_slot(
-    server: &Server<'_>, slot: u64, model: &Path, sequence: &Path,
-) -> Result<String, Failure> {
-    let name = sequence.file_name().unwrap_or_default();
-    let read = |suffix: &str| {
-        let mut name = name.to_owned();
-        name.push(suffix);
-        let link = Exchanged::new(server.arguments);
-        symlink(model.join(SLOTS).join(name), &link.path).map_err(|error| link.explain(&error))?;
-        server.ask(slot, "restore", &link)
-    };
-    // A server does not say which version it reads, and refuses the other.
-    let answer = read(SLOT_4_SUFFIX).or_else(|_| read(SLOT_SUFFIX))?;
-    let tokens = &answer["n_restored"];
-    Ok(format!("slot {slot}: {}: {tokens} tokens restored", sequence.display()))
 }
 
 #[cfg(test)]
