@@ -81,8 +81,13 @@ fn dtypes() -> impl TypedValueParser<Value = Dtype> {
     PossibleValuesParser::new(Dtype::ALL.map(Dtype::name)).try_map(|name| name.parse::<Dtype>())
 }
 
-fn kv_rotation(text: &str) -> Result<KvRotation, std::convert::Infallible> {
-    Ok(text.parse().map_or_else(|_| KvRotation::Named(text.to_owned()), KvRotation::Flag))
+fn kv_rotation(text: &str) -> Result<KvRotation, String> {
+    match text {
+        "" => Err("true, false or a name".to_owned()),
+        "true" => Ok(KvRotation::Flag(true)),
+        "false" => Ok(KvRotation::Flag(false)),
+        name => Ok(KvRotation::Named(name.to_owned())),
+    }
 }
 
 /// Order of heads and tokens.

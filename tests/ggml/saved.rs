@@ -141,7 +141,11 @@ fn other_slots_are_refused(mode: Mode) {
         "is of version 3, and called one of version 4",
     );
     let other = saved.mount.join("models/other/slots/chat.bin");
-    saved.assert_refused(&other, "", "layer 0 has K of 256 bytes for each token, the manifest of 128");
+    saved.assert_refused(
+        &other,
+        "",
+        "layer 0 has K of 256 bytes for each token, the manifest of 128",
+    );
 
     let errno = |outcome: std::io::Result<File>| outcome.unwrap_err().raw_os_error();
     for name in ["chat", ".chat.bin", "chat.tmp.bin", "chat~.bin", ".bin", "chat.bin.tmp"] {
