@@ -272,11 +272,27 @@ impl Source<'_> {
         }
         sequences.sort_by(|a, b| b.cmp(a));
         let mut text = String::new();
+        let (mut restored, mut refused) = (0, None);
         for (slot, (_, sequence)) in self.server.numbers(is_unused)?.into_iter().zip(&sequences) {
-            text += &self.restore_slot(slot, sequence)?;
+            // Slots share the server's cache: where an older conversation has no room, the latest stay.
+            let line = match self.restore_slot(slot, sequence) {
+                Ok(line) => {
+                    restored += 1;
+                    line
+                }
+                Err(failure) => {
+                    let line = format!("slot {slot}: {}: {}", sequence.display(), failure.line());
+                    refused = Some(failure);
+                    line
+                }
+            };
+            text += &line;
             text.push('\n');
         }
-        Ok(Report::text(text))
+        match refused {
+            Some(failure) if restored == 0 => Err(failure),
+            _ => Ok(Report::text(text)),
+        }
     }
 
     /// A line without its end that says what was restored.
