@@ -2,16 +2,18 @@
 //! stands in the mount, and its records. While there is a `meta.redb` nobody reads it;
 //! [`super::fsck::rebuild`] makes the records again from it.
 //!
-//! A commit writes what it changes after the bytes and before the records, so the sync of the
-//! database makes it durable on filesystems with a journal. It is a note all the same: renaming a
-//! directory does not touch what is below it, and where an attribute cannot be kept there is none.
+//! A commit writes what it changes after the bytes and before the records. Nobody waits until it is
+//! durable: the journal of the disk's filesystem takes some seconds. So after a crash of the daemon the
+//! notes are as new as the records, after a power cut they may be a little older. They are notes
+//! all the same: renaming a directory does not touch what is below it, and where an attribute
+//! cannot be kept there is none.
 
 use std::io;
 
 use serde::{Deserialize, Serialize};
 
 use super::Store;
-use super::disk::DiskPath;
+use super::disk::{Access, DiskPath};
 use super::record::{Inode, Kind, ObjectId, ObjectRecord, Time};
 
 /// Names that are noted of one file, the newest: an attribute has 4 KiB on ext4.
@@ -55,7 +57,13 @@ impl Store {
             match self.disk.note(&path) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Ok(Some(old)) if old == text => {}
-                _ => self.disk.set_note(&path, &text)?,
+                old => {
+                    self.disk.set_note(&path, &text)?;
+                    if description.object.checksum.is_none() && had_checksum(old.ok().flatten()) {
+                        // The bytes may change from now on: what they were must not outlive that.
+                        self.disk.open(&path, Access::Read)?.sync()?;
+                    }
+                }
             }
         }
         Ok(())
@@ -67,4 +75,9 @@ impl Store {
         let mut notes = paths.iter().filter_map(|path| self.disk.note(path).ok().flatten());
         notes.find_map(|note| super::database::decode(&note).ok())
     }
+}
+
+fn had_checksum(note: Option<Vec<u8>>) -> bool {
+    let note = note.and_then(|note| super::database::decode::<Description>(&note).ok());
+    note.is_some_and(|note| note.object.checksum.is_some())
 }

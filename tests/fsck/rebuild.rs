@@ -91,17 +91,25 @@ fn sound_records_are_not_replaced() {
     assert!(patient.bytes() == before);
 }
 
+fn fs_remove(patient: &Patient, path: &str) {
+    let fs = Mounted::open(&patient.path);
+    fs.0.unlink(&fs.place(path)).unwrap();
+    fs.close();
+}
+
 #[test]
 fn what_happened_last_counts() {
     let mut patient = Patient::new();
     let fs = Mounted::open(&patient.path);
     fs.0.rename(&fs.place("files/d/b"), &fs.place("files/moved"), 0).unwrap();
-    fs.0.unlink(&fs.place("files/a")).unwrap();
     fs.0.commit().unwrap();
     fs.write("files/new", b"old bytes");
     fs.0.commit().unwrap();
     fs.write("files/tmp", b"new bytes");
     fs.0.rename(&fs.place("files/tmp"), &fs.place("files/new"), 0).unwrap();
+    // One of two names is another file's now, and the other one was the older.
+    fs.write("files/tmp", b"taken");
+    fs.0.rename(&fs.place("files/tmp"), &fs.place("files/d/linked"), 0).unwrap();
     let tail = fs.find(&format!("{LAYER}/0000032.tail")).unwrap();
     let opened = fs.0.open_file(tail, libc::O_WRONLY | libc::O_APPEND).unwrap();
     fs.0.write(opened.handle, 0, &[2; 64], true).unwrap();
@@ -109,7 +117,9 @@ fn what_happened_last_counts() {
     fs.close();
     let bytes = patient.files.remove("files/d/b").unwrap();
     patient.files.insert("files/moved".into(), bytes);
-    patient.files.remove("files/a");
+    patient.files.insert("files/d/linked".into(), b"taken".to_vec());
+    fs_remove(&patient, "files/zero");
+    patient.files.remove("files/zero");
     patient.files.insert("files/new".into(), b"new bytes".to_vec());
     patient.files.insert(format!("{LAYER}/0000032.tail"), vec![2; 64 * 4]);
     remove(&patient);
@@ -117,7 +127,7 @@ fn what_happened_last_counts() {
     assert_eq!((rebuilt.lost, report.findings), (0, Vec::new()));
     assert_has(&patient, &[]);
     let fs = Mounted::open(&patient.path);
-    for gone in ["files/a", "files/d/b", "files/tmp"] {
+    for gone in ["files/zero", "files/d/b", "files/tmp"] {
         assert_eq!(fs.read(gone), None, "{gone}");
     }
 }

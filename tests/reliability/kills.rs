@@ -92,3 +92,33 @@ fn system_calls_served() {
     crate::require!(fuse, strace);
     kill_again_and_again(Mode::Served, "system calls", 1, at_a_system_call);
 }
+
+/// The records are lost with the daemon: what the objects say about themselves is as new.
+fn rebuild_after_a_kill(mode: Mode) {
+    let mut mount = Mount::with_options(mode, &OPTIONS);
+    let (model, mut ledger) = (Model::small(), Ledger::default());
+    prepare(&mount, &model);
+    let root = mount.path().to_owned();
+    write_during(&root, (&model, 0), &mut ledger, Duration::from_millis(500), || mount.kill());
+    std::fs::remove_file(mount.store().join("meta.redb")).unwrap();
+    let kvfs = env!("CARGO_BIN_EXE_kvfs");
+    let rebuilt = forks::succeed(Command::new(kvfs).args(["fsck", "--rebuild"]).arg(mount.store()));
+    assert!(rebuilt.contains("files are where they were"), "{rebuilt}");
+    mount.mount();
+    ledger.check(&model, &root, &format!("{mode:?}, rebuilt"));
+    assert!(ledger.acknowledged > 0);
+    assert!(mount.unmount().success());
+    assert_sound(mount.store());
+}
+
+#[test]
+fn rebuilt_passthrough() {
+    crate::require!(fuse, root);
+    rebuild_after_a_kill(Mode::Passthrough);
+}
+
+#[test]
+fn rebuilt_served() {
+    crate::require!(fuse);
+    rebuild_after_a_kill(Mode::Served);
+}
