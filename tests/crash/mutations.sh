@@ -72,8 +72,8 @@ mutate commit-before-leaving src/fs/leave.rs \
     'if let Err(error) = self.commit() {' \
     'if !MUTATED && let Err(error) = self.commit() {' "${crash[@]}"
 mutate removals-after-the-commit src/fs/sync.rs \
-    'self.amend(&checksums).map_or(Ok(()), |layer| writer.write(&layer))' \
-    'self.amend(&checksums).map_or(Ok(()), |layer| { if MUTATED { for object in &layer.removals { let _ = self.store.remove_object(*object); } } writer.write(&layer) })' \
+    'self.describe(&layer);' \
+    'self.describe(&layer); if MUTATED { for object in &layer.removals { let _ = self.store.remove_object(*object); } }' \
     "${crash[@]}"
 mutate read-only-after-a-failed-fsync src/fs/sync.rs \
     'state.failed = true;' 'state.failed = !MUTATED;' "${crash[@]}"
@@ -89,6 +89,10 @@ mutate staging-is-emptied src/store/recovery.rs \
 mutate the-probe-for-writers src/fs/settle.rs \
     '|| !seal::is_at_rest(&self.store, object)?' \
     '|| (!MUTATED && !seal::is_at_rest(&self.store, object)?)' --test files_semantics mappings
+mutate objects-without-records src/store/mod.rs \
+    'if self.has_objects()? {' 'if !MUTATED && self.has_objects()? {' --test fsck rebuild
+mutate the-last-descriptors src/fs/descriptors.rs \
+    'if taken < ' 'if MUTATED || taken < ' --test files_semantics floods
 mutate waiters-are-told src/fs/flights.rs \
     'self.flight.landed.notify_all();' 'if !MUTATED { self.flight.landed.notify_all(); }' \
     --test models sharing
