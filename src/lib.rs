@@ -49,5 +49,7 @@ pub mod observe;
 
 pub mod cli;
 
+mod convert;
+
 mod sync;
 mod sys;

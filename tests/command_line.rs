@@ -201,6 +201,24 @@ fn an_interrupted_benchmark_leaves_nothing_behind() {
 }
 
 #[test]
+fn every_benchmark_measures() {
+    let Some(place) = Place::new() else { return };
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    for what in ["fs", "attention", "tiers", "engines", "names"] {
+        let mut bench = place.command("kvfs");
+        bench.args(["bench", what, "--quick", "--json", "--allow-served", "--dir"]);
+        let output = bench.arg(directory.path()).output().unwrap();
+        let (status, error) = (output.status, String::from_utf8_lossy(&output.stderr));
+        assert!(status.success(), "{what}: {error}");
+        let found: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let figures = found["figures"].as_array().unwrap();
+        let is_measured = |figure: &serde_json::Value| figure["value"].as_f64() >= Some(0.0);
+        assert!(!figures.is_empty() && figures.iter().all(is_measured), "{what}: {figures:#?}");
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0, "{what}");
+    }
+}
+
+#[test]
 fn what_mount_and_umount_of_the_system_expect() {
     let Some(place) = Place::new() else { return };
     let mount = |line: &str, exit, expected: &str| place.check("mount.kvfs", line, exit, expected);

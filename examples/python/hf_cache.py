@@ -7,9 +7,9 @@
     save_sequence("/mnt/kv/models/tiny/sequences/copy", tokens, layers)
 
 `layers` is a list of (k, v), batch 1, as `DynamicCache.to_legacy_cache()` has them (`.numpy()` of
-each; bf16 has no NumPy type). For models whose manifest says f16 or f32 and `"layout": "hnd"`. What
-is behind the last full page becomes a short page; a sequence that ends so is complete: rows are
-appended to sequences that end with a tail.
+each; bf16 has no NumPy type). For models whose manifest says f16 or f32; `kvfs import` and `kvfs export`
+do it with safetensors files of any dtype. What is behind the last full page becomes a short page; a
+sequence that ends so is complete: rows are appended to sequences that end with a tail.
 """
 
 import json
@@ -27,9 +27,14 @@ DTYPES = {"f16": np.float16, "f32": np.float32}
 
 def load_manifest(sequence: Path) -> dict:
     manifest = json.loads((sequence.parent.parent / "manifest.json").read_text())
-    if manifest["dtype"] not in DTYPES or manifest.get("layout", "hnd") != "hnd":
-        raise ValueError(f"{sequence}: only hnd pages of f16 or f32")
+    if manifest["dtype"] not in DTYPES:
+        raise ValueError(f"{sequence}: only pages of f16 or f32")
     return manifest
+
+
+def swap_if_nhd(tensor: np.ndarray, manifest: dict) -> np.ndarray:
+    """From the order of heads and tokens in a page to heads, tokens; and back."""
+    return tensor.swapaxes(0, 1) if manifest.get("layout") == "nhd" else tensor
 
 
 def load_sequence(path):
@@ -44,7 +49,7 @@ def load_sequence(path):
 
 def load_layer(directory: Path, manifest: dict):
     pages = [load_file(page) for page in sorted(directory.glob("[0-9]*.safetensors"))]
-    k, v = [page["k"] for page in pages], [page["v"] for page in pages]
+    k, v = ([swap_if_nhd(page[name], manifest) for page in pages] for name in "kv")
     for tail in directory.glob("[0-9]*.tail"):
         tail_k, tail_v = load_rows(tail, manifest)
         k.append(tail_k)
@@ -76,6 +81,7 @@ def save_sequence(path, tokens, layers):
         directory.mkdir()
         for start in range(0, len(tokens), size):
             page = [np.asarray(part[0, :, start : start + size], dtype=dtype) for part in (k, v)]
+            page = [swap_if_nhd(part, manifest) for part in page]
             save_page(directory / f"{start:07}.safetensors", *page)
 
 

@@ -51,9 +51,9 @@ pub(crate) enum Command {
     /// Tell where a page lies in a file that an engine lays out itself, or ask for it
     #[command(subcommand)]
     Block(BlockCommand),
-    /// Make a sequence of a slot file of llama.cpp
+    /// Make a sequence of a file: a slot of llama.cpp, or tensors of Hugging Face's shape
     Import(ImportArguments),
-    /// Make a slot file of llama.cpp of a sequence
+    /// Make such a file of a sequence
     Export(ExportArguments),
     /// Keep conversations of a running llama.cpp server as sequences, and bring them back
     #[command(subcommand)]
@@ -351,11 +351,29 @@ pub(crate) struct BlockName {
 /// `kvfs import`.
 #[derive(Debug, Args)]
 pub(crate) struct ImportArguments {
-    /// What llama.cpp saved of one sequence: a slot, or a session with nothing else in it
-    pub slot: PathBuf,
+    /// What llama.cpp saved of one sequence (a slot, or a session with nothing else in it), or a
+    /// safetensors file with K and V of each layer, [batch, heads, tokens, elements], named like
+    /// layers.0.keys, `key_cache.0`, `past_key_values.0.key` or, as MLX-LM does, 0.0 and 0.1
+    pub file: PathBuf,
     /// MOUNTPOINT/models/NAME/sequences/SEQUENCE, which must not be there yet; with `kvfs create
-    /// --layout nhd` its pages are slices of the file
+    /// --layout nhd` its pages are slices of a slot
     pub sequence: PathBuf,
+    /// The token ids, u32 little endian, of a safetensors file that has no `input_ids`; - reads
+    /// standard input
+    #[arg(long, value_name = "FILE")]
+    pub tokens: Option<PathBuf>,
+    /// Tokens that a safetensors file has where its tensors have room for more
+    #[arg(long, value_name = "N")]
+    pub num_tokens: Option<usize>,
+    /// Which sequence of a batch in a safetensors file, from 0
+    #[arg(long, value_name = "N")]
+    pub row: Option<usize>,
+}
+
+impl ImportArguments {
+    pub(crate) fn of_slot(file: PathBuf, sequence: PathBuf) -> Self {
+        Self { file, sequence, tokens: None, num_tokens: None, row: None }
+    }
 }
 
 /// `kvfs export`.
@@ -363,23 +381,33 @@ pub(crate) struct ImportArguments {
 pub(crate) struct ExportArguments {
     /// MOUNTPOINT/models/NAME/sequences/SEQUENCE
     pub sequence: PathBuf,
-    /// The file to make, or to replace
-    pub slot: PathBuf,
-    /// `LLAMA_STATE_SEQ_VERSION` of the engine: 3 with ggml 0.25, 4 later
-    #[arg(long, value_name = "3|4", default_value = "3", value_parser = slot_version)]
-    pub slot_version: Version,
+    /// The file to make, or to replace: called *.safetensors, tensors [1, heads, tokens,
+    /// elements] named layers.N.keys and layers.N.values, and `input_ids`; else a slot of llama.cpp
+    pub file: PathBuf,
+    /// `LLAMA_STATE_SEQ_VERSION` of the engine: 3 with ggml 0.25, 4 later [default: 3]
+    #[arg(long, value_name = "3|4", value_parser = slot_version)]
+    slot_version: Option<Version>,
     /// With V transposed, as an engine without flash attention keeps it
     #[arg(long)]
     pub transposed_v: bool,
     /// A session of a context (`llama_state_save_file`, `llama-cli --prompt-cache`), of a model of
     /// this architecture
     #[arg(long, value_name = "ARCHITECTURE", conflicts_with = "slot_version")]
-    pub session: Option<String>,
+    session: Option<String>,
 }
 
 impl ExportArguments {
     pub(crate) fn session(&self) -> Option<&str> {
         self.session.as_deref()
+    }
+
+    pub(crate) fn slot_version(&self) -> Version {
+        self.slot_version.unwrap_or(Version::Three)
+    }
+
+    /// Whether something was said that only llama.cpp's files have.
+    pub(crate) fn is_for_llama(&self) -> bool {
+        self.slot_version.is_some() || self.transposed_v || self.session.is_some()
     }
 }
 

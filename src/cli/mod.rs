@@ -13,6 +13,7 @@ pub mod bench;
 mod block;
 mod busy;
 mod config;
+mod convert;
 mod create;
 mod daemon;
 mod duration;
@@ -38,7 +39,6 @@ mod role;
 mod scrub;
 mod seq;
 mod size;
-mod slot;
 mod slots;
 mod stale;
 mod status;
@@ -80,8 +80,8 @@ fn dispatch(command: Command) -> Outcome {
         Command::Inspect(arguments) => inspect::run(&arguments),
         Command::Match(arguments) => prefix::run(&arguments),
         Command::Block(arguments) => block::run(&arguments),
-        Command::Import(arguments) => slot::import(&arguments),
-        Command::Export(arguments) => slot::export(&arguments),
+        Command::Import(arguments) => convert::import(&arguments),
+        Command::Export(arguments) => convert::export(&arguments),
         Command::Slots(command) => slots::run(&command),
         Command::Seq(arguments) => seq::run(&arguments),
         Command::Quota(arguments) => quota::run(&arguments),

@@ -16,9 +16,10 @@ use reqwest::blocking::Client;
 use serde_json::{Value, json};
 
 use super::arguments::ImportArguments;
+use super::convert::import_to_text;
 use super::output::{Failure, Outcome, Report};
 use super::prefix::read_tokens;
-use super::slot::import_to_text;
+use crate::convert::Rows;
 use crate::ggml::slot::Slot;
 use crate::page::names::{
     REFERENCES_4_SUFFIX, REFERENCES_SUFFIX, SEQUENCES, SLOT_4_SUFFIX, SLOT_SUFFIX, SLOTS, TOKENS,
@@ -186,15 +187,15 @@ fn save_slot(server: &Server<'_>, number: u64, model: &Path) -> Result<String, F
     let file = Exchanged::new(server.arguments);
     server.ask(number, "save", &file)?;
     let slot = Slot::open(&file.path).map_err(|why| file.explain(&why))?;
-    if slot.cells() == 0 {
+    if slot.num_tokens() == 0 {
         return Ok(format!("slot {number}: empty\n"));
     }
-    let name = name(slot.tokens());
+    let name = name(slot.token_ids());
     let sequence = model.join(SEQUENCES).join(&name);
     if sequence.exists() {
         let tokens = Sequence::open(&sequence).and_then(|sequence| sequence.valid_tokens());
-        if tokens.is_ok_and(|tokens| tokens >= u64::from(slot.cells())) {
-            let tokens = slot.cells();
+        if tokens.is_ok_and(|tokens| tokens >= u64::from(slot.num_tokens())) {
+            let tokens = slot.num_tokens();
             return Ok(format!(
                 "slot {number}: {}: {tokens} tokens, as before\n",
                 sequence.display()
@@ -203,10 +204,10 @@ fn save_slot(server: &Server<'_>, number: u64, model: &Path) -> Result<String, F
         // Somebody was stopped while it was made.
         remove_dir_all(&sequence).map_err(Failure::failed)?;
     }
-    let before = longest_prefix(model, slot.tokens()).map_err(Failure::failed)?.sequence;
-    let import = ImportArguments { slot: file.path.clone(), sequence };
+    let before = longest_prefix(model, slot.token_ids()).map_err(Failure::failed)?.sequence;
+    let import = ImportArguments::of_slot(file.path.clone(), sequence);
     let report = import_to_text(&import)?;
-    if let Some(before) = before.filter(|before| is_beginning(before, slot.tokens())) {
+    if let Some(before) = before.filter(|before| is_beginning(before, slot.token_ids())) {
         remove_dir_all(&before).map_err(Failure::failed)?;
     }
     Ok(format!("slot {number}: {report}"))

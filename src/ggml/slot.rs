@@ -28,8 +28,8 @@ use std::fs::File;
 use std::io::{self, Seek};
 use std::path::Path;
 
-use crate::page::names::{format_page, format_tail};
-use crate::page::{Layer, Manifest, PageError, PagePlace, TokenStart, pack_page};
+use crate::convert::Rows;
+use crate::page::{Layer, Manifest};
 
 mod format;
 mod read;
@@ -110,15 +110,6 @@ pub(crate) struct Slot {
     v: Vec<Tensor>,
 }
 
-/// A file of a sequence that a slot becomes: a page, or the rows that fill none.
-#[derive(Debug)]
-pub(crate) struct SequenceFile {
-    pub(crate) layer: Layer,
-    pub(crate) name: String,
-    pub(crate) is_page: bool,
-    pub(crate) bytes: Vec<u8>,
-}
-
 impl Slot {
     /// Finds the parts of a file.
     ///
@@ -173,16 +164,6 @@ impl Slot {
         };
         let outcome = slot.read(&mut reader);
         Ok((slot, outcome))
-    }
-
-    /// Ids, of which there may be one more than cells: the next one to be computed.
-    pub(crate) fn tokens(&self) -> &[u32] {
-        &self.tokens
-    }
-
-    /// Tokens that have rows.
-    pub(crate) fn cells(&self) -> u32 {
-        self.cells
     }
 
     /// Refuses what would not come back in this form as a slot of this version.
@@ -241,39 +222,19 @@ impl Slot {
         }
         Ok(())
     }
+}
 
-    /// The files of a sequence with its rows, layer by layer: pages, and a tail where the last one is
-    /// not whole.
-    pub(crate) fn files<'a>(
-        &'a self, manifest: &'a Manifest,
-    ) -> impl Iterator<Item = io::Result<SequenceFile>> + 'a {
-        let page_tokens = manifest.geometry().page_tokens();
-        let starts = move || (0..self.cells).step_by(page_tokens as usize);
-        let layers = (0..manifest.geometry().num_layers()).map(Layer);
-        layers.flat_map(move |layer| starts().map(move |first| (layer, first))).map(
-            move |(layer, first)| {
-                let count = (self.cells - first).min(page_tokens);
-                let bytes = self.rows(layer.0, first, count)?;
-                let start = TokenStart(u64::from(first));
-                if count < page_tokens {
-                    let name = format_tail(start);
-                    return Ok(SequenceFile { layer, name, is_page: false, bytes });
-                }
-                let refused = |error: PageError| io::Error::other(error);
-                let place = PagePlace::new(manifest, layer, start).map_err(refused)?;
-                let bytes = pack_page(&place, &bytes, count).map_err(refused)?;
-                Ok(SequenceFile { layer, name: format_page(start), is_page: true, bytes })
-            },
-        )
+impl Rows for Slot {
+    fn token_ids(&self) -> &[u32] {
+        &self.tokens
     }
 
-    /// Rows of `count` tokens of a layer from `first` on, each `K[kv_heads, head_dim]`, then
-    /// `V[kv_heads, v_head_dim]`.
-    ///
-    /// # Panics
-    /// If there is no such layer.
-    pub(crate) fn rows(&self, layer: u32, first: u32, count: u32) -> io::Result<Vec<u8>> {
-        let (k, v) = (&self.k[layer as usize], &self.v[layer as usize]);
+    fn num_tokens(&self) -> u32 {
+        self.cells
+    }
+
+    fn read_rows(&self, layer: Layer, first: u32, count: u32) -> io::Result<Vec<u8>> {
+        let (k, v) = (&self.k[layer.0 as usize], &self.v[layer.0 as usize]);
         let read = |tensor: &Tensor| tensor.rows(&self.file, self.cells, first, count);
         let (k_rows, v_rows) = (read(k)?, read(v)?);
         let pairs = k_rows.chunks_exact(k.row_bytes() as usize);

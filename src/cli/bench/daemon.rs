@@ -129,8 +129,9 @@ impl Daemon {
 
     /// `yes`, or why not. The first open of a file decides.
     pub(super) fn passthrough(&self) -> Result<String, String> {
-        let path = self.mountpoint.join("models/large/manifest.json");
-        File::open(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+        let path = self.mountpoint.join("files/passthrough");
+        let made = File::create_new(&path).and_then(|_| std::fs::remove_file(&path));
+        made.map_err(|error| format!("{}: {error}", path.display()))?;
         self.status("passthrough")
     }
 

@@ -10,12 +10,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::Virtual;
 use super::slot::{Kind, SlotKey, is_of_slots};
+use crate::convert::{Rows, SequenceFile, sequence_files};
 use crate::fs::attributes::{Caller, Found, Place};
 use crate::fs::create::{Created, NewNode};
 use crate::fs::handle::{Handle, Served};
 use crate::fs::open::{Caching, Opened, OpenedBy};
 use crate::fs::{FileSystem, FsError, Invalidation, classify};
-use crate::ggml::slot::{SequenceFile, Slot};
+use crate::ggml::slot::Slot;
 use crate::ingest::seal::SealError;
 use crate::page::{Manifest, PageError, names};
 use crate::store::disk::DiskFile;
@@ -208,7 +209,7 @@ impl FileSystem {
         &self, draft: &SlotDraft, place: &Place, manifest: &Manifest, slot: &Slot,
     ) -> Result<(), FsError> {
         let sequence = self.directory_of_slot(draft, place.parent, &place.name)?;
-        for file in slot.files(manifest) {
+        for file in sequence_files(slot, manifest) {
             let SequenceFile { layer, name, is_page, bytes } = file?;
             let layer = names::format_layer(layer);
             let parent = self.directory_of_slot(draft, sequence, layer.as_bytes())?;
@@ -222,7 +223,7 @@ impl FileSystem {
                 self.write_new(draft, &place, &bytes)?;
             }
         }
-        let ids: Vec<u8> = slot.tokens().iter().flat_map(|id| id.to_le_bytes()).collect();
+        let ids: Vec<u8> = slot.token_ids().iter().flat_map(|id| id.to_le_bytes()).collect();
         let tokens = Place { parent: sequence, name: names::TOKENS.as_bytes().to_vec() };
         self.write_new(draft, &tokens, &ids)
     }

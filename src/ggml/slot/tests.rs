@@ -47,11 +47,11 @@ fn open(bytes: &[u8]) -> Result<Slot, String> {
 fn what_was_written_is_read() {
     for version in Version::ALL {
         let slot = open(&file(version)).unwrap();
-        assert_eq!((slot.tokens(), slot.cells()), (&TOKENS[..], 3));
+        assert_eq!((slot.token_ids(), slot.num_tokens()), (&TOKENS[..], 3));
         slot.check(&manifest()).unwrap();
         // Layer 1, tokens 1 and 2: its K is the second tensor, its V the fourth.
         let expected = [66..82, 166..182, 82..98, 182..198].into_iter().flatten();
-        assert_eq!(slot.rows(1, 1, 2).unwrap(), expected.collect::<Vec<u8>>());
+        assert_eq!(slot.read_rows(Layer(1), 1, 2).unwrap(), expected.collect::<Vec<u8>>());
     }
 }
 
@@ -66,8 +66,8 @@ fn with_words(words: &[u32]) -> Vec<u8> {
 #[test]
 fn what_the_server_keeps_of_a_prompt() {
     let slot = open(&with_words(&[PROMPT, 1, 3, 7, 8, 9, 0])).unwrap();
-    assert_eq!(slot.tokens(), [7, 8, 9]);
-    assert_eq!(open(&with_words(&[PROMPT, 1, 0, 0])).unwrap().tokens(), [0_u32; 0]);
+    assert_eq!(slot.token_ids(), [7, 8, 9]);
+    assert_eq!(open(&with_words(&[PROMPT, 1, 0, 0])).unwrap().token_ids(), [0_u32; 0]);
     let check = |words: &[u32]| {
         let error = open(&with_words(words)).unwrap_err();
         assert!(error.contains("more than tokens"), "{error}");
@@ -90,7 +90,7 @@ fn a_sequence_is_in_one_stream() {
             |counts: &[u32]| counts.iter().flat_map(|it| it.to_le_bytes()).collect::<Vec<_>>();
         let file = [&file[..28], &streams, &bytes(before), &file[32..], &bytes(behind)].concat();
         match (open(&file), expected) {
-            (Ok(slot), Ok(cells)) => assert_eq!(slot.cells(), cells),
+            (Ok(slot), Ok(cells)) => assert_eq!(slot.num_tokens(), cells),
             (Err(error), Err(line)) => assert!(error.contains(line), "{error}"),
             (found, _) => panic!("{found:?}"),
         }
@@ -101,7 +101,7 @@ fn a_sequence_is_in_one_stream() {
     check(&[], &[0; 256], Err("says that it has 257 streams"));
     // Nobody has used it.
     let empty = [&file[..28], [2_u32, 0, 0].map(u32::to_le_bytes).as_flattened()].concat();
-    assert_eq!(open(&empty).unwrap().cells(), 0);
+    assert_eq!(open(&empty).unwrap().num_tokens(), 0);
 }
 
 /// V is `[elements, cells]`: eight elements of three tokens, in two bytes each.
@@ -113,7 +113,7 @@ fn v_that_is_transposed_is_turned() {
         (0..8_u8).flat_map(move |element| [0, 1].map(|b| 150 + 6 * element + 2 * token + b))
     };
     let expected = (66..82).chain(v(1)).chain(82..98).chain(v(2));
-    assert_eq!(slot.rows(1, 1, 2).unwrap(), expected.collect::<Vec<u8>>());
+    assert_eq!(slot.read_rows(Layer(1), 1, 2).unwrap(), expected.collect::<Vec<u8>>());
     // As many bytes, in other elements.
     let mut file = file_of(Head { is_transposed: true, ..head(Version::Three) });
     let at = file.len() - 60;
@@ -127,10 +127,10 @@ fn v_that_is_transposed_is_turned() {
 fn a_session_of_one_sequence_is_a_slot() {
     let session = file_of(Head { session: Some("llama"), ..head(Version::Three) });
     let slot = open(&session).unwrap();
-    assert_eq!((slot.tokens(), slot.cells()), (&TOKENS[..], 3));
+    assert_eq!((slot.token_ids(), slot.num_tokens()), (&TOKENS[..], 3));
     assert_eq!(
-        slot.rows(0, 0, 1).unwrap(),
-        open(&file(Version::Three)).unwrap().rows(0, 0, 1).unwrap()
+        slot.read_rows(Layer(0), 0, 1).unwrap(),
+        open(&file(Version::Three)).unwrap().read_rows(Layer(0), 0, 1).unwrap()
     );
     for length in 0..session.len() {
         assert!(open(&session[..length]).is_err(), "{length} of {} bytes", session.len());

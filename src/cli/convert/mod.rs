@@ -1,0 +1,162 @@
+//! `kvfs import` and `kvfs export`: sequences of pages, and the files in which other programs keep them.
+
+mod slot;
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{self, Write};
+use std::path::Path;
+
+use super::arguments::{ExportArguments, ImportArguments};
+use super::create::publish;
+use super::output::{Failure, Outcome, Report, bytes};
+use super::prefix::read_tokens;
+use crate::convert::tensors::{self, Selection, Tensors, is_safetensors};
+use crate::convert::{Rows, SequenceFile, sequence_files};
+use crate::ggml::slot::Slot;
+use crate::page::names::{TOKENS, format_layer};
+use crate::page::{Layer, LayerKind, Manifest};
+use crate::reader::Sequence;
+
+/// What a file is called that shall have tensors in it.
+const TENSORS_EXTENSION: &str = "safetensors";
+
+fn explain(path: &Path) -> impl Fn(io::Error) -> Failure {
+    move |error| Failure::Failed(format!("{}: {error}", path.display()))
+}
+
+/// A file of another program.
+enum Foreign {
+    Slot(Slot),
+    Tensors(Tensors),
+}
+
+impl Foreign {
+    fn open(arguments: &ImportArguments, token_ids: Option<Vec<u32>>) -> Result<Self, String> {
+        let file = File::open(&arguments.file).map_err(|error| error.to_string())?;
+        if is_safetensors(&file) {
+            let selection =
+                Selection { batch_row: arguments.row, token_ids, num_tokens: arguments.num_tokens };
+            return Tensors::of(file, selection).map(Self::Tensors);
+        }
+        if token_ids.is_some() || arguments.row.is_some() || arguments.num_tokens.is_some() {
+            let why = "is no safetensors file, for which --tokens, --num-tokens and --row are";
+            return Err(why.to_owned());
+        }
+        Slot::of(file).map(Self::Slot)
+    }
+
+    fn check(&self, manifest: &Manifest) -> Result<(), String> {
+        match self {
+            Self::Slot(slot) => slot.check(manifest),
+            Self::Tensors(tensors) => tensors.check(manifest),
+        }
+    }
+
+    fn rows(&self) -> &dyn Rows {
+        match self {
+            Self::Slot(slot) => slot,
+            Self::Tensors(tensors) => tensors,
+        }
+    }
+}
+
+/// Makes a sequence of a file.
+pub(crate) fn import(arguments: &ImportArguments) -> Outcome {
+    import_to_text(arguments).map(Report::text)
+}
+
+/// The same; a line that says what was made.
+pub(super) fn import_to_text(arguments: &ImportArguments) -> Result<String, Failure> {
+    let (from, to) = (&arguments.file, &arguments.sequence);
+    let refuse = |why: String| Failure::Failed(format!("{}: {why}", from.display()));
+    let token_ids = arguments.tokens.as_deref().map(read_tokens).transpose()?;
+    let foreign = Foreign::open(arguments, token_ids).map_err(refuse)?;
+    DirBuilder::new().create(to).map_err(explain(to))?;
+    let outcome = Sequence::open(to).map_err(Failure::failed).and_then(|sequence| {
+        let manifest = sequence.manifest();
+        foreign.check(manifest).map_err(refuse)?;
+        fill(to, manifest, foreign.rows()).map_err(explain(to))
+    });
+    if outcome.is_err() {
+        // Best effort: the first error is the one to tell.
+        let _ = std::fs::remove_dir_all(to);
+    }
+    let written = outcome?;
+    let tokens = foreign.rows().num_tokens();
+    Ok(format!("{}: {tokens} tokens, {}\n", to.display(), bytes(written)))
+}
+
+/// Bytes of the rows.
+fn fill(sequence: &Path, manifest: &Manifest, rows: &dyn Rows) -> io::Result<u64> {
+    let geometry = manifest.geometry();
+    for layer in (0..geometry.num_layers()).map(Layer) {
+        DirBuilder::new().create(sequence.join(format_layer(layer)))?;
+    }
+    for file in sequence_files(rows, manifest) {
+        let SequenceFile { layer, name, is_page, bytes } = file?;
+        let directory = sequence.join(format_layer(layer));
+        if is_page {
+            let staging = directory.join(format!("{name}.tmp"));
+            std::fs::write(&staging, bytes)?;
+            publish(&staging, &directory.join(name))?;
+        } else {
+            append(&directory.join(name), &bytes)?;
+        }
+    }
+    let layers = u64::from(geometry.num_layers());
+    let written = layers * u64::from(rows.num_tokens()) * geometry.row_bytes();
+    let tokens: Vec<u8> = rows.token_ids().iter().flat_map(|id| id.to_le_bytes()).collect();
+    append(&sequence.join(TOKENS), &tokens)?;
+    File::open(sequence)?.sync_all()?;
+    Ok(written)
+}
+
+fn append(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    OpenOptions::new().append(true).create_new(true).open(path)?.write_all(bytes)
+}
+
+/// Makes a file of a sequence: tensors if it is called so, else a slot of llama.cpp.
+pub(crate) fn export(arguments: &ExportArguments) -> Outcome {
+    let (from, to) = (&arguments.sequence, &arguments.file);
+    let refuse = |why: &str| Failure::Failed(format!("{}: {why}", from.display()));
+    let is_of_tensors = to.extension().is_some_and(|name| name == TENSORS_EXTENSION);
+    if is_of_tensors && arguments.is_for_llama() {
+        let line = format!("{}: a safetensors file has no form of llama.cpp's", to.display());
+        return Err(Failure::Usage(line));
+    }
+    let sequence = Sequence::open(from).map_err(Failure::failed)?;
+    if !sequence.positions().is_plain() {
+        return Err(refuse("its tokens were removed or moved, which such a file cannot say"));
+    }
+    let manifest = sequence.manifest();
+    let mut layers = (0..manifest.geometry().num_layers()).map(Layer);
+    if !layers.all(|layer| manifest.layer_kind(layer) == Some(LayerKind::Attention)) {
+        return Err(refuse("not all of its layers keep all tokens, as such a file has them"));
+    }
+    let tokens = sequence.valid_tokens().map_err(Failure::failed)?;
+    let mut ids = sequence.token_ids().map_err(Failure::failed)?;
+    let known = ids.len() as u64;
+    let version = arguments.slot_version();
+    let count = if is_of_tensors { known.min(tokens) } else { version.ids(known, tokens) };
+    ids.truncate(usize::try_from(count).map_err(Failure::failed)?);
+    if ids.is_empty() {
+        return Err(refuse(&format!("has no {TOKENS}, which such a file needs")));
+    }
+    let mut name = to.clone().into_os_string();
+    name.push(".tmp");
+    let staging = Path::new(&name);
+    let file = File::create_new(staging).map_err(explain(staging))?;
+    let written = if is_of_tensors {
+        let written = tensors::write(&file, &sequence, &ids, tokens);
+        written.and_then(|()| file.sync_all().map_err(|error| error.to_string()))
+    } else {
+        slot::write(file, &sequence, arguments, (&ids, tokens))
+    };
+    let written = written.map_err(|why| refuse(&why));
+    let outcome = written.and_then(|()| publish(staging, to).map_err(explain(to)));
+    if outcome.is_err() {
+        let _ = std::fs::remove_file(staging);
+    }
+    outcome?;
+    Ok(Report::text(format!("{}: {tokens} tokens\n", to.display())))
+}
