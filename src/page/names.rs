@@ -29,6 +29,12 @@ pub const REFERENCES_SUFFIX: &str = ".ref";
 /// Of version 4.
 pub const REFERENCES_4_SUFFIX: &str = ".ref4";
 
+/// Ends the name of what an operation makes or removes beside a sequence; no sequence is called so.
+pub const WORK_SUFFIX: &str = "~";
+/// The same of what a slot that is saved becomes. Operations take what is called `NAME~` for a rest of a crash, and
+/// never come to this name: it would be that of a sequence `NAME~`.
+pub const SAVING_SUFFIX: &str = "~~";
+
 const PAGE_SUFFIX: &str = ".safetensors";
 const TAIL_SUFFIX: &str = ".tail";
 const STATE_PREFIX: &str = "state-";

@@ -59,9 +59,6 @@ use crate::reader::page::Home;
 use files::Turn;
 use rebuild::Rebuild;
 
-/// Ends the name of a directory that an operation is making or removing.
-const WORK_SUFFIX: &str = "~";
-
 /// The sequences of a model.
 #[derive(Debug, Clone)]
 pub struct Sequences {
@@ -415,7 +412,7 @@ impl Sequences {
     }
 
     fn work_path(&self, name: &str) -> PathBuf {
-        self.directory.join(format!("{name}{WORK_SUFFIX}"))
+        self.directory.join(format!("{name}{}", names::WORK_SUFFIX))
     }
 
     fn list(&self, name: &str) -> Result<Listed, SequenceError> {
@@ -434,7 +431,7 @@ impl Sequences {
 fn check_name(name: &str) -> Result<(), SequenceError> {
     let is_odd = name.is_empty()
         || name.contains(['/', '\0'])
-        || name.ends_with(WORK_SUFFIX)
+        || name.ends_with(names::WORK_SUFFIX)
         || names::is_staging(name.as_bytes());
     if is_odd { Err(SequenceError::Name(name.to_owned())) } else { Ok(()) }
 }

@@ -6,7 +6,10 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use kvfs::sequence::Sequences;
+
 use crate::common::mount::scratch_directory;
+use crate::common::sys::close;
 use crate::common::{Mode, Mount};
 use crate::conversation::kvfs;
 use crate::engine::{Ran, command, finish};
@@ -216,4 +219,53 @@ fn the_daemon_is_killed_while_it_saves(mode: Mode) {
     run(kvfs("fsck", &[saved.mount.store()]).args(["--read-data-subset", "1/1"]));
 }
 
-in_both_modes!(an_engine_saves_pages, other_slots_are_refused, the_daemon_is_killed_while_it_saves,);
+/// Saving and operations make something beside the sequence, and remove what a crash left of that. Neither takes
+/// what the other is making for such a rest.
+fn saving_and_operations_leave_each_other_alone(mode: Mode) {
+    let saved = Saved::new(mode);
+    let (path, slot) = (saved.directory.path().join("slot"), saved.slot("chat.bin"));
+    slot_file::write(&path, &Model::tiny(), 1900);
+    let bytes = std::fs::read(&path).unwrap();
+    let save = || {
+        let mut file = File::create(&slot)?;
+        file.write_all(&bytes)?;
+        close(file)
+    };
+    save().unwrap();
+    let sequences = Sequences::open(&saved.model()).unwrap();
+    // Nothing is at these positions.
+    let operate = || sequences.seq_rm("chat", 5000..);
+    std::thread::scope(|scope| {
+        let saving = scope.spawn(|| (0..12).try_for_each(|_| save()));
+        while !saving.is_finished() {
+            // They may lose the sequence that they have listed.
+            let _ = operate();
+            let _ = sequences.seq_add("chat", 1000.., 1);
+            let _ = sequences.seq_rm("chat", 1500..);
+        }
+        saving.join().unwrap().unwrap();
+    });
+    save().unwrap();
+    assert_eq!(saved.sequences(), ["chat"]);
+    assert!(std::fs::read(&slot).unwrap() == bytes);
+
+    let make_work = |name: &str| {
+        let layer = saved.model().join("sequences").join(name).join("000");
+        std::fs::create_dir_all(&layer).unwrap();
+        std::fs::write(layer.join("0000000.tail"), []).unwrap();
+    };
+    make_work("chat~");
+    make_work("chat~~");
+    save().unwrap();
+    assert_eq!(saved.sequences(), ["chat", "chat~"]);
+    make_work("chat~~");
+    operate().unwrap();
+    assert_eq!(saved.sequences(), ["chat", "chat~~"]);
+}
+
+in_both_modes!(
+    an_engine_saves_pages,
+    other_slots_are_refused,
+    the_daemon_is_killed_while_it_saves,
+    saving_and_operations_leave_each_other_alone,
+);

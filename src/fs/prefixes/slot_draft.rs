@@ -25,8 +25,6 @@ use crate::store::record::{self, DirectoryClass, InodeId};
 /// Once so much is there it is looked at for the first time, and then whenever it has doubled: the ids and
 /// positions of a conversation are read a few times, not at each write.
 const FIRST_LOOK_BYTES: u64 = 4096;
-/// What a sequence is called while it is being made: work of an operation, which the next one removes.
-const UNFINISHED: u8 = b'~';
 
 /// A slot that is being written.
 #[derive(Debug)]
@@ -104,7 +102,8 @@ impl FileSystem {
         let class = classify::directory(DirectoryClass::Sequences, &sequence);
         let is_sequence = class == Some(DirectoryClass::Sequence) && !sequence.is_empty();
         let rules = self.model_of(&mut self.state(), model).map_err(|_| FsError::NotPermitted)?;
-        if !is_sequence || sequence.ends_with(&[UNFINISHED]) || !is_of_slots(&rules.manifest) {
+        let is_work = sequence.ends_with(names::WORK_SUFFIX.as_bytes());
+        if !is_sequence || is_work || !is_of_slots(&rules.manifest) {
             return Err(FsError::NotPermitted);
         }
         self.throttle()?;
@@ -178,15 +177,13 @@ impl FileSystem {
         let turn = &self.prefixes.importing;
         let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
         let sequences = self.directory_of_slot(draft, draft.model, names::SEQUENCES.as_bytes())?;
-        let unfinished = [&draft.sequence[..], &[UNFINISHED]].concat();
+        let unfinished = [&draft.sequence[..], names::SAVING_SUFFIX.as_bytes()].concat();
         let unfinished = Place { parent: sequences, name: unfinished };
         self.remove_all(&unfinished)?;
         let outcome = self.fill_sequence(draft, &unfinished, &rules.manifest, &slot);
         let outcome = outcome.and_then(|()| {
             let place = Place { parent: sequences, name: draft.sequence.clone() };
-            let is_there = self.state().entry(sequences, &draft.sequence)?.is_some();
-            let flags = if is_there { libc::RENAME_EXCHANGE } else { 0 };
-            self.rename(&unfinished, &place, flags)?;
+            self.take_name(&unfinished, &place)?;
             self.invalidate(Invalidation::Name(place.clone()));
             self.announce(&place);
             Ok(())
@@ -196,6 +193,20 @@ impl FileSystem {
         outcome.and(removed)?;
         progress.imported = progress.length;
         Ok(())
+    }
+
+    /// Gives a directory the name of a sequence, which an operation may remove or make meanwhile.
+    fn take_name(&self, from: &Place, to: &Place) -> Result<(), FsError> {
+        loop {
+            match self.rename(from, to, libc::RENAME_EXCHANGE) {
+                Err(FsError::NotFound) => {}
+                outcome => return outcome.map(drop),
+            }
+            match self.rename(from, to, libc::RENAME_NOREPLACE) {
+                Err(FsError::Exists) => {}
+                outcome => return outcome.map(drop),
+            }
+        }
     }
 
     fn refuse_slot(&self, draft: &SlotDraft, why: &str) -> FsError {
