@@ -15,6 +15,7 @@ use crate::fs::attributes::{Caller, Found, Place};
 use crate::fs::create::{Created, NewNode};
 use crate::fs::handle::{Handle, Served};
 use crate::fs::open::{Caching, Opened, OpenedBy};
+use crate::fs::retention::InUse;
 use crate::fs::{FileSystem, FsError, Invalidation, classify};
 use crate::ggml::slot::Slot;
 use crate::ingest::seal::SealError;
@@ -179,7 +180,7 @@ impl FileSystem {
         let sequences = self.directory_of_slot(draft, draft.model, names::SEQUENCES.as_bytes())?;
         let unfinished = [&draft.sequence[..], names::SAVING_SUFFIX.as_bytes()].concat();
         let unfinished = Place { parent: sequences, name: unfinished };
-        self.remove_all(&unfinished)?;
+        self.remove_unfinished(&unfinished)?;
         let outcome = self.fill_sequence(draft, &unfinished, &rules.manifest, &slot);
         let outcome = outcome.and_then(|()| {
             let place = Place { parent: sequences, name: draft.sequence.clone() };
@@ -189,7 +190,7 @@ impl FileSystem {
             Ok(())
         });
         // What was there before, or what has failed.
-        let removed = self.remove_all(&unfinished);
+        let removed = self.remove_unfinished(&unfinished);
         outcome.and(removed)?;
         progress.imported = progress.length;
         Ok(())
@@ -265,21 +266,8 @@ impl FileSystem {
         written.and(released)
     }
 
-    /// Removes a directory with all that is in it, if it is there.
-    fn remove_all(&self, place: &Place) -> Result<(), FsError> {
-        let Some(entry) = self.state().entry(place.parent, &place.name)? else { return Ok(()) };
-        if entry.file_type == libc::S_IFDIR {
-            let mut inside = Vec::new();
-            self.state().metadata.entries(entry.inode, 0, |_, name, _| {
-                inside.push(Place { parent: entry.inode, name: name.to_vec() });
-                true
-            })?;
-            inside.iter().try_for_each(|place| self.remove_all(place))?;
-            self.remove_directory(place)?;
-        } else {
-            self.unlink(place)?;
-        }
-        self.invalidate(Invalidation::Name(place.clone()));
-        Ok(())
+    fn remove_unfinished(&self, place: &Place) -> Result<(), FsError> {
+        let entry = self.state().entry(place.parent, &place.name)?;
+        entry.map_or(Ok(()), |entry| self.remove_tree(place, entry, InUse::Goes).map(drop))
     }
 }

@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 
+use super::InUse;
 use super::remove::{Kept, Removal};
 use crate::fs::attributes::Place;
 use crate::fs::state::State;
@@ -15,7 +16,7 @@ use crate::ingest::seal;
 use crate::page::{LayerKind, TokenStart, names};
 use crate::store::disk::Access;
 use crate::store::metadata::TokensChange;
-use crate::store::record::{DirectoryClass, InodeId, Kind, ObjectId, ObjectKind, Role};
+use crate::store::record::{DirectoryClass, Entry, InodeId, Kind, ObjectId, ObjectKind, Role};
 
 /// Pages that one cut removes, or one range of tokens if that has more: it looks for their users and
 /// removes them with the state held.
@@ -70,7 +71,7 @@ impl FileSystem {
         let ends = chosen.len() == listed.pieces.len();
         let mut removal = self.cut(sequence, &listed, &chosen)?;
         if removal.kept.is_none() && ends {
-            let rest = self.remove_tree(sequence)?;
+            let rest = self.remove_rest(sequence)?;
             removal.files += rest.files;
             removal.bytes += rest.bytes;
             removal.kept = rest.kept;
@@ -248,47 +249,13 @@ impl FileSystem {
         state.drop_object(tokens.old)
     }
 
-    /// Removes a directory and what is left in it, as far as nobody uses it.
-    fn remove_tree(&self, directory: InodeId) -> Result<Removal, FsError> {
-        let mut removal = Removal::default();
-        let mut entries = Vec::new();
-        let own = {
-            let state = self.state();
-            state.metadata.entries(directory, 0, |_, name, entry| {
-                entries.push((name.to_vec(), entry));
-                true
-            })?;
-            state.inode(directory)?
+    /// Removes a sequence and what is left in it, as far as nobody uses it.
+    fn remove_rest(&self, sequence: InodeId) -> Result<Removal, FsError> {
+        let Kind::Directory { parent, name, .. } = self.state().inode(sequence)?.kind else {
+            return Ok(Removal::default());
         };
-        // Directories first: `tokens` stays as long as somebody writes pages.
-        entries.sort_by_key(|(_, entry)| entry.file_type != libc::S_IFDIR);
-        for (name, entry) in entries {
-            let place = Place { parent: directory, name };
-            let part = match entry.file_type {
-                libc::S_IFDIR => self.remove_tree(entry.inode)?,
-                libc::S_IFREG => self.remove_file(entry.inode, &place, None)?,
-                _ => {
-                    self.unlink(&place)?;
-                    self.tell_removed(&place);
-                    Removal::default()
-                }
-            };
-            removal.files += part.files;
-            removal.bytes += part.bytes;
-            removal.kept = part.kept;
-            if removal.kept.is_some() {
-                return Ok(removal);
-            }
-        }
-        if let Kind::Directory { parent, name, .. } = own.kind {
-            let place = Place { parent, name };
-            match self.remove_directory(&place) {
-                Ok(()) => self.tell_removed(&place),
-                Err(FsError::NotEmpty) => removal.kept = Some(Kept::InUse),
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(removal)
+        let entry = Entry { inode: sequence, file_type: libc::S_IFDIR };
+        self.remove_tree(&Place { parent, name }, entry, InUse::Stays)
     }
 
     /// Whether a layer has a page or tail behind the last one that was listed: somebody writes.

@@ -14,6 +14,7 @@ mod expired;
 mod pass;
 mod policy;
 mod remove;
+mod tree;
 mod uses;
 
 use std::collections::BTreeMap;
@@ -32,6 +33,7 @@ use policy::{Policies, Policy};
 use uses::Uses;
 
 pub(super) use policy::{AGE, QUOTA, TTL, is_limit};
+pub(super) use tree::InUse;
 
 /// Between two looks for something to do.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);

@@ -15,7 +15,7 @@ const TELL_PATIENCE: Duration = Duration::from_secs(10);
 
 /// What a removal did.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Removal {
+pub(in crate::fs) struct Removal {
     pub(super) files: u64,
     /// Of files that have no other name.
     pub(super) bytes: u64,
@@ -27,7 +27,7 @@ pub(super) struct Removal {
 
 /// Why something stays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kept {
+pub(in crate::fs) enum Kept {
     /// Somebody has it open or mapped, or writes it.
     InUse,
     /// The commit that is under way has it open.
