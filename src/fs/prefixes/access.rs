@@ -6,7 +6,7 @@
 //! matters the answer is no.
 
 use super::super::state::State;
-use crate::fs::FsError;
+use crate::fs::{FileSystem, FsError};
 use crate::page::{Geometry, Layer, names};
 use crate::store::record::{Inode, InodeId, Kind};
 
@@ -90,6 +90,29 @@ impl State {
             askers = SHARED;
         }
         Ok(askers & !readers.bits == 0)
+    }
+}
+
+impl FileSystem {
+    /// The bytes of a file that all readers of a sequence may read, from whichever tier, checked as
+    /// for everybody.
+    pub(super) fn whole_file(
+        &self, (directory, name): (InodeId, &str), readers: Readers,
+    ) -> Result<Option<Vec<u8>>, FsError> {
+        let (inode, size) = {
+            let state = self.state();
+            let Some(entry) = state.entry(directory, name.as_bytes())? else { return Ok(None) };
+            if !readers.may_read(&state.inode(entry.inode)?) {
+                return Err(FsError::NotPermitted);
+            }
+            (entry.inode, state.attributes(&self.store, entry.inode)?.size)
+        };
+        let handle = self.open_file(inode, libc::O_RDONLY)?.handle;
+        let mut bytes = vec![0; usize::try_from(size).map_err(|_| FsError::TooLarge)?];
+        let outcome = self.read(handle, 0, &mut bytes);
+        self.release(handle)?;
+        bytes.truncate(outcome?);
+        Ok(Some(bytes))
     }
 }
 
