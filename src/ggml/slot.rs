@@ -42,6 +42,7 @@ mod write;
 pub(crate) use format::Format;
 pub(crate) use write::{Head, Layout, Part, write_tensor_head, write_transposed_head};
 
+use format::ToldRotation;
 use read::{Fault, Reader};
 use tensor::{Order, Tensor};
 
@@ -104,8 +105,8 @@ pub(crate) struct Slot {
     cells: u32,
     /// Unless it has no cells.
     layers: Option<u32>,
-    /// Nothing where the version says nothing of it.
-    rotation: Option<[u32; 2]>,
+    /// Unless it has no cells.
+    rotation: Option<ToldRotation>,
     k: Vec<Tensor>,
     v: Vec<Tensor>,
 }
@@ -209,10 +210,8 @@ impl Slot {
         if let Some(found) = self.layers.filter(|found| *found != layers) {
             return Err(format!("has {found} layers, the manifest {layers}"));
         }
-        // The numbers of version 4 stand behind the layers.
-        let is_silent = self.version == Some(Version::Three) && self.layers.is_some();
-        if self.rotation.is_some() || is_silent {
-            format.check_rotation(self.rotation)?;
+        if let Some(told) = self.rotation {
+            format.check_rotation(told)?;
         }
         for (layer, tensor) in self.k.iter().enumerate() {
             check_tensor(tensor, &format, 0).map_err(|why| format!("layer {layer} has K {why}"))?;

@@ -24,6 +24,15 @@ pub(crate) struct Format {
     is_rotation_told: bool,
 }
 
+/// What a file says of how its rows are rotated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ToldRotation {
+    /// Nothing: it is of version 3.
+    Untold,
+    /// Elements of K and of V that are rotated together; 0: none.
+    Elements([u32; 2]),
+}
+
 impl Format {
     /// # Errors
     /// The end of a line about a slot file that says why there can be none.
@@ -59,18 +68,21 @@ impl Format {
     /// As [`Format::new`].
     pub(crate) fn of_version(manifest: &Manifest, version: Version) -> Result<Self, String> {
         let format = Self::new(manifest)?;
-        let told = (version == Version::Four).then_some(format.rotation);
+        let told = match version {
+            Version::Three => ToldRotation::Untold,
+            Version::Four => ToldRotation::Elements(format.rotation),
+        };
         format.check_rotation(told).map(|()| format)
     }
 
-    /// Compares the rotation with what a file says: version 3 says nothing.
+    /// Compares the rotation with what a file says.
     ///
     /// # Errors
     /// As [`Format::new`].
-    pub(super) fn check_rotation(&self, found: Option<[u32; 2]>) -> Result<(), String> {
+    pub(super) fn check_rotation(&self, told: ToldRotation) -> Result<(), String> {
         let create = "make the model with kvfs create --kv-rotation";
-        match found {
-            Some(found) if found != self.rotation => {
+        match told {
+            ToldRotation::Elements(found) if found != self.rotation => {
                 let ([k, v], [expected_k, expected_v]) = (found, self.rotation);
                 Err(format!(
                     "has {k} elements of K and {v} of V rotated together, the manifest \
@@ -78,11 +90,14 @@ impl Format {
                     found != [0, 0]
                 ))
             }
-            None if self.element_bytes.is_none() && !self.is_rotation_told => Err(format!(
-                "does not say whether its quantised rows are rotated: {create} true (as the engine \
-                 does unless told otherwise, where heads are a multiple of {ROTATION_MIN}) or false"
-            )),
-            _ => Ok(()),
+            ToldRotation::Untold if self.element_bytes.is_none() && !self.is_rotation_told => {
+                Err(format!(
+                    "does not say whether its quantised rows are rotated: {create} true (as the \
+                     engine does unless told otherwise, where heads are a multiple of \
+                     {ROTATION_MIN}) or false"
+                ))
+            }
+            ToldRotation::Elements(_) | ToldRotation::Untold => Ok(()),
         }
     }
 
@@ -113,6 +128,7 @@ fn rotation(geometry: &Geometry, told: Option<&KvRotation>) -> Result<[u32; 2], 
 
 #[cfg(test)]
 mod tests {
+    use super::ToldRotation::{Elements, Untold};
     use super::*;
     use crate::page::ManifestFields;
 
@@ -126,9 +142,9 @@ mod tests {
         let check = |head_dim, expected| {
             let format = format(Dtype::Q8_0, head_dim, Some(KvRotation::Flag(true))).unwrap();
             assert_eq!(format.rotation, expected, "{head_dim}");
-            assert_eq!(format.check_rotation(Some(expected)), Ok(()));
-            assert!(format.check_rotation(Some([1, 1])).is_err());
-            assert_eq!(format.check_rotation(None), Ok(()));
+            assert_eq!(format.check_rotation(Elements(expected)), Ok(()));
+            assert!(format.check_rotation(Elements([1, 1])).is_err());
+            assert_eq!(format.check_rotation(Untold), Ok(()));
         };
         check(64, [64, 64]);
         check(128, [128, 64]);
@@ -140,11 +156,11 @@ mod tests {
     #[test]
     fn quantised_rows_are_taken_only_from_who_says_whether_they_are_rotated() {
         let untold = format(Dtype::Q4_0, 64, None).unwrap();
-        assert!(untold.check_rotation(None).unwrap_err().contains("--kv-rotation true"));
-        assert_eq!(untold.check_rotation(Some([0, 0])), Ok(()));
-        let rotated = untold.check_rotation(Some([64, 64])).unwrap_err();
+        assert!(untold.check_rotation(Untold).unwrap_err().contains("--kv-rotation true"));
+        assert_eq!(untold.check_rotation(Elements([0, 0])), Ok(()));
+        let rotated = untold.check_rotation(Elements([64, 64])).unwrap_err();
         assert!(rotated.contains("kvfs create --kv-rotation true"), "{rotated}");
-        assert_eq!(format(Dtype::F16, 64, None).unwrap().check_rotation(None), Ok(()));
+        assert_eq!(format(Dtype::F16, 64, None).unwrap().check_rotation(Untold), Ok(()));
         let named = KvRotation::Named("random".to_owned());
         assert!(format(Dtype::Q8_0, 64, Some(named)).unwrap_err().contains("random"));
         assert!(format(Dtype::F8E4m3, 64, None).unwrap_err().contains("cannot be pages of"));

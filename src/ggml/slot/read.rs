@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
 
+use super::format::ToldRotation;
 use super::tensor::{Order, Tensor};
 use super::{CELL_BYTES, MAGIC, SESSION_MAGIC, Slot, Version};
 
@@ -201,9 +202,10 @@ impl Slot {
             return Err(format!("says that it has {layers} layers").into());
         }
         self.layers = Some(layers);
-        if version == Version::Four {
-            self.rotation = Some([reader.u32()?, reader.u32()?]);
-        }
+        self.rotation = Some(match version {
+            Version::Three => ToldRotation::Untold,
+            Version::Four => ToldRotation::Elements([reader.u32()?, reader.u32()?]),
+        });
         (0..layers).try_for_each(|_| reader.tensor(cells, false, &mut self.k))?;
         (0..layers).try_for_each(|_| reader.tensor(cells, is_transposed != 0, &mut self.v))?;
         for _ in 0..streams_behind {
