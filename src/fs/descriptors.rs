@@ -2,6 +2,10 @@
 //!
 //! Where the daemon moves the bytes, each open file is one of its descriptors. Without any left a
 //! commit cannot open what it syncs, so some are kept from clients.
+//!
+//! What is taken is asked of the kernel, not counted with the handles: the limit is one for the whole process, and
+//! besides handles there are slots that are written or lie in memory, spare files, the database, transfers with
+//! the remote and its sockets. A count of some of them would let clients in where nothing is left.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
