@@ -119,7 +119,8 @@ pub(super) fn start_threads(
         })?,
         start("kvfs-sweep", {
             let file_system = Arc::clone(file_system);
-            move || sweep(&file_system)
+            let read_only = options.read_only;
+            move || sweep(&file_system, read_only)
         })?,
     ])
 }
@@ -215,9 +216,12 @@ fn retain(file_system: &FileSystem, stopped: &Receiver<()>, read_only: bool) {
     }
 }
 
-fn sweep(file_system: &FileSystem) {
+fn sweep(file_system: &FileSystem, read_only: bool) {
     if let Err(error) = file_system.note_unindexed() {
         log::error!("looking for sequences without an index of prefixes: {error}");
+    }
+    if !read_only && let Err(error) = file_system.remove_unfinished_saves() {
+        log::error!("removing what a crash left of slots that were being saved: {error}");
     }
     if let Err(error) = file_system.find_pinned() {
         log::error!("looking for pinned files: {error}");

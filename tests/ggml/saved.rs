@@ -10,7 +10,7 @@ use kvfs::sequence::Sequences;
 
 use crate::common::mount::scratch_directory;
 use crate::common::sys::close;
-use crate::common::{Mode, Mount};
+use crate::common::{Mode, Mount, within};
 use crate::conversation::kvfs;
 use crate::engine::{Ran, command, finish};
 use crate::gguf::Model;
@@ -222,7 +222,7 @@ fn the_daemon_is_killed_while_it_saves(mode: Mode) {
 /// Saving and operations make something beside the sequence, and remove what a crash left of that. Neither takes
 /// what the other is making for such a rest.
 fn saving_and_operations_leave_each_other_alone(mode: Mode) {
-    let saved = Saved::new(mode);
+    let mut saved = Saved::new(mode);
     let (path, slot) = (saved.directory.path().join("slot"), saved.slot("chat.bin"));
     slot_file::write(&path, &Model::tiny(), 1900);
     let bytes = std::fs::read(&path).unwrap();
@@ -261,6 +261,15 @@ fn saving_and_operations_leave_each_other_alone(mode: Mode) {
     make_work("chat~~");
     operate().unwrap();
     assert_eq!(saved.sequences(), ["chat", "chat~~"]);
+
+    // Nobody may ever save under that name again.
+    make_work("gone~");
+    make_work("gone~~");
+    run(&mut kvfs("sync", &[saved.mount.path()]));
+    saved.mount.crash();
+    within(Duration::from_secs(20), "what is left of a save goes after a crash", || {
+        (saved.sequences() == ["chat", "gone~"]).then_some(())
+    });
 }
 
 in_both_modes!(

@@ -196,6 +196,32 @@ impl FileSystem {
         Ok(())
     }
 
+    /// Removes what a crash left of slots that were being saved.
+    pub fn remove_unfinished_saves(&self) -> Result<(), FsError> {
+        if self.state().metadata.was_clean {
+            return Ok(());
+        }
+        let snapshot = self.state().metadata.snapshot()?;
+        let mut left = Vec::new();
+        snapshot.for_each_named(b'E', |parent, offset_and_name| {
+            let name = offset_and_name.get(8..).unwrap_or_default();
+            if name.ends_with(names::SAVING_SUFFIX.as_bytes()) {
+                left.push(Place { parent: InodeId(parent), name: name.to_vec() });
+            }
+        })?;
+        // Whoever saves has the turn, so what is there is nobody's.
+        let turn = &self.prefixes.importing;
+        let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
+        left.retain(|place| {
+            let parent = self.state().inode(place.parent);
+            parent.is_ok_and(|parent| {
+                let sequences = DirectoryClass::Sequences;
+                matches!(parent.kind, record::Kind::Directory { class, .. } if class == sequences)
+            })
+        });
+        left.iter().try_for_each(|place| self.remove_unfinished(place))
+    }
+
     /// Gives a directory the name of a sequence, which an operation may remove or make meanwhile.
     fn take_name(&self, from: &Place, to: &Place) -> Result<(), FsError> {
         loop {
