@@ -19,7 +19,7 @@ use super::FsError;
 const KEPT: u64 = 256;
 
 /// Refuses a file to a client while only those are left.
-pub(super) fn check() -> Result<(), FsError> {
+pub(in crate::fs) fn check() -> Result<(), FsError> {
     let (limit, _) = getrlimit(Resource::RLIMIT_NOFILE).map_err(io::Error::from)?;
     // The kernel gives out the lowest number that is free.
     match io::stderr().as_fd().try_clone_to_owned() {

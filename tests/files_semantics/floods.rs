@@ -10,13 +10,14 @@ use crate::common::forks::succeed;
 use crate::common::sys::{
     assert_errno, errno, getxattr, listxattr, open, rename, setxattr, sync_directory, write,
 };
-use crate::common::{Mode, Mount, eventually};
+use crate::common::{Mode, Model, Mount, eventually};
 
 in_both_modes!(
     attributes_of_one_file_are_bounded,
     attributes_of_many_files_do_not_wait_in_memory,
     many_handles_cost_little,
     a_daemon_without_descriptors_goes_on,
+    slots_that_are_written_leave_descriptors,
     a_crowd_is_answered,
 );
 
@@ -130,6 +131,24 @@ fn a_daemon_without_descriptors_goes_on(mode: Mode) {
     assert_eq!(std::fs::read_to_string(mount.files("f0")).unwrap(), "some bytes and more");
     assert_eq!(std::fs::read_to_string(mount.files("new")).unwrap(), "x");
     assert_eq!(mount.status("errors"), "0");
+}
+
+/// What is written to `slots/` is a descriptor of the daemon's in either mode.
+fn slots_that_are_written_leave_descriptors(mode: Mode) {
+    let (mount, model) = (Mount::new(mode), Model::small());
+    model.install(&mount);
+    let pid = mount.pid().to_string();
+    succeed(Command::new("prlimit").args(["--pid", &pid, "--nofile=400:400"]));
+    let slots = model.directory(&mount).join("slots");
+    let outcomes = (0..600).map(|number| File::create(slots.join(format!("s{number}.bin"))));
+    let (opened, refused): (Vec<_>, Vec<_>) = outcomes.partition(Result::is_ok);
+    assert!((200..=300).contains(&opened.len()), "{}", opened.len());
+    assert!(refused.iter().all(|outcome| errno(outcome) == libc::ENFILE));
+    std::fs::create_dir(mount.files("directory")).unwrap();
+    sync_directory(mount.path()).unwrap();
+    drop(opened);
+    eventually("descriptors to be free again", || std::fs::write(mount.files("new"), "x").ok());
+    assert_eq!((mount.status("state"), mount.status("errors")), ("ok".to_owned(), "0".to_owned()));
 }
 
 /// A few hundred threads that all ask at once; whoever lists a directory meanwhile gets an answer.

@@ -16,7 +16,7 @@ use crate::fs::create::{Created, NewNode};
 use crate::fs::handle::{Handle, Served};
 use crate::fs::open::{Caching, Opened, OpenedBy};
 use crate::fs::retention::InUse;
-use crate::fs::{FileSystem, FsError, Invalidation, classify};
+use crate::fs::{FileSystem, FsError, Invalidation, classify, descriptors};
 use crate::ggml::slot::Slot;
 use crate::ingest::seal::SealError;
 use crate::page::{Manifest, PageError, names};
@@ -108,6 +108,7 @@ impl FileSystem {
             return Err(FsError::NotPermitted);
         }
         self.throttle()?;
+        descriptors::check()?;
         let draft = SlotDraft {
             model,
             name: name.to_owned(),

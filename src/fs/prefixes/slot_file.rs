@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::slot::{OpenSlot, Stretch};
-use crate::fs::{FileSystem, FsError};
+use crate::fs::{FileSystem, FsError, descriptors};
 use crate::store::disk::DiskFile;
 use crate::store::local_disk::anonymous_file;
 use crate::store::record::InodeId;
@@ -92,6 +92,7 @@ impl FileSystem {
             return Ok(found);
         }
         let Some(room) = files.take_room(memory_bytes(slot)) else { return Ok(files.find(id)) };
+        descriptors::check()?;
         let file = anonymous_file(c"kvfs slot")?;
         self.write_slot(slot, file.as_ref())?;
         Ok(Some(files.put(id, SlotFile { file, _room: room })))
