@@ -85,6 +85,9 @@ impl Tensors {
             (None, None) => return Err("has no input_ids: name a file with --tokens".to_owned()),
         };
         let (num_tokens, ids) = (used - padding, token_ids.len());
+        if num_tokens == 0 {
+            return Err("has no tokens".to_owned());
+        }
         if ids < num_tokens {
             return Err(format!(
                 "has {num_tokens} tokens, and there are ids of {ids}: if the rest is room, say so \
