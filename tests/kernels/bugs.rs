@@ -142,10 +142,26 @@ const BUGS: &[Bug] = &[
     Bug {
         name: "the merge leaves the last part out",
         file: "merge.h",
-        from: "    float sum = 0.0f;\n    for (u32 part = 0; part < a.parts;",
-        to: "    float sum = 0.0f;\n    for (u32 part = 0; part + PLANTED < a.parts;",
+        from: "for (u32 part = warp; part < a.parts;",
+        to: "for (u32 part = warp; part + PLANTED < a.parts;",
         module: F16,
         noticed: &[(Watch::Nothing, "FAILED")],
+    },
+    Bug {
+        name: "the merge looks for the largest m among the first 32 parts",
+        file: "merge.h",
+        from: "part < a.parts; part += WARP_LANES",
+        to: "part < (PLANTED ? least(a.parts, WARP_LANES) : a.parts); part += WARP_LANES",
+        module: F16,
+        noticed: &[(Watch::Nothing, "FAILED")],
+    },
+    Bug {
+        name: "the merge does not wait for the sums of all warps",
+        file: "merge.h",
+        from: "    __syncthreads();\n",
+        to: "    if (!PLANTED) __syncthreads();\n",
+        module: F16,
+        noticed: &[(Watch::Nothing, "FAILED"), (Watch::Races, "data race")],
     },
     Bug {
         name: "mass is not normalised",

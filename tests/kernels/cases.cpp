@@ -256,6 +256,60 @@ void check_variants(const Kernels& kernels, uint64_t seeds) {
     }
 }
 
+// Many parts, more than a warp has lanes, of any size and some of them empty.
+void check_merge(const Kernels& kernels) {
+    Random random(11);
+    Setting setting = random_setting(kernels, {1, false}, 1);
+    setting.heads = {2, 1, 2, kernels.width, kernels.width};
+    const unsigned rows = 4, dim = kernels.width;
+    for (const unsigned count : {0u, 1u, 3u, 5u, 31u, 33u, 66u, 130u}) {
+        setting.splits.assign(count, {0, 0, 0});
+        setting.question = random_question(setting, random);
+        const Cache cache(kernels.stored, setting.heads, {}, Layout::HeadMajor, random);
+        const Runner runner(kernels, cache, setting.question, setting.splits, count);
+        Partials parts(count, setting.heads);
+        for (unsigned at = 0; at < count * rows; ++at) {
+            const bool empty = below(random, 4) == 0;
+            // The largest is as likely to be the last.
+            parts.m[at] = empty ? kvfs::EMPTY_M : uniform(random, -40, 40) + at / rows;
+            parts.l[at] = empty ? 0 : uniform(random, 0.5, 20);
+            for (unsigned i = 0; i < dim; ++i) parts.o[at * dim + i] = empty ? 0 : normal(random);
+        }
+        const Partials merged = runner.merge(parts);
+        const std::string name = "merge of " + std::to_string(count) + " parts";
+        std::vector<double> out, with_sinks, o(dim);
+        for (unsigned row = 0; row < rows; ++row) {
+            double top = kvfs::EMPTY_M, l = 0;
+            for (unsigned part = 0; part < count; ++part) {
+                top = std::max<double>(top, parts.m[part * rows + row]);
+            }
+            o.assign(dim, 0);
+            for (unsigned part = 0; part < count; ++part) {
+                const unsigned at = part * rows + row;
+                const double weight = std::exp(parts.m[at] - top);
+                l += weight * parts.l[at];
+                for (unsigned i = 0; i < dim; ++i) o[i] += weight * parts.o[at * dim + i];
+            }
+            if (merged.m[row] != top || !(std::fabs(merged.l[row] - l) <= 1e-5 * l)) {
+                fail(name, "row %u: m %.9g l %.9g, not m %.9g l %.9g", row, merged.m[row],
+                     merged.l[row], top, l);
+            }
+            const double sink = std::exp(setting.question.sinks[row % 2] - top);
+            for (unsigned i = 0; i < dim; ++i) {
+                out.push_back(l == 0 ? 0 : o[i] / l);
+                with_sinks.push_back(l == 0 ? 0 : o[i] / (l + sink));
+            }
+        }
+        const double error = distance(runner.finish(parts, nullptr), out);
+        const double with =
+            distance(runner.finish(parts, setting.question.sinks.data()), with_sinks);
+        // Differences of m of up to 100 in f32 leave some 1e-6.
+        if (!(std::max(error, with) <= 1e-5)) {
+            fail(name, "the result is off by %.2e, with sinks by %.2e", error, with);
+        }
+    }
+}
+
 // Any bits at all, NaN and infinities among them.
 void check_conversion(const Kernels& kernels) {
     constexpr unsigned COUNT = 256;
@@ -319,6 +373,7 @@ int main(int count, char** arguments) {
                                     cases::Module(arguments[4]), cases::Module(arguments[5])};
     cases::check_conversion(kernels);
     cases::check_variants(kernels, std::strtoull(arguments[1], nullptr, 10));
+    cases::check_merge(kernels);
     cases::check_damaged(kernels);
     return 0;
 }
