@@ -7,7 +7,8 @@
  * kvfs_attention_run. The result is partial: what was attended to elsewhere is merged with
  * kvfs_partials_merge, and kvfs_partials_finish gives the output. examples/c/attend_page.c is a
  * whole program. An engine that computes on an NVIDIA GPU calls kvfs_cuda_run instead, with a stream
- * and device memory of its own. kvfs_seq_rm and its like change the sequences of a model in a mount.
+ * and device memory of its own, or kvfs_cuda_scan_begin, which brings the pages of a sequence layer by
+ * layer. kvfs_seq_rm and its like change the sequences of a model in a mount.
  *
  * Linking: -lkvfs, or libkvfs.a with -lpthread -ldl -lm (mount-scripts/build-c-library.sh builds
  * both).
@@ -261,9 +262,20 @@ typedef enum kvfs_layer_kind {
 typedef struct kvfs_attention kvfs_attention;
 
 /**
- * Attention on a GPU for one shape. Several threads may use one; it takes one call after the other.
+ * Attention on a GPU for one shape. Several threads may use one; it takes one call after the other, and
+ * one scan at a time.
  */
 typedef struct kvfs_cuda kvfs_cuda;
+
+/**
+ * A scan of all layers of a sequence.
+ */
+typedef struct kvfs_cuda_scan kvfs_cuda_scan;
+
+/**
+ * The smallest and largest K of some blocks, in device memory.
+ */
+typedef struct kvfs_cuda_summaries kvfs_cuda_summaries;
 
 /**
  * A manifest without contradictions. It never changes, so any number of threads may use one.
@@ -274,6 +286,11 @@ typedef struct kvfs_manifest kvfs_manifest;
  * A rotary position encoding. It never changes, so any number of threads may use one.
  */
 typedef struct kvfs_rotation kvfs_rotation;
+
+/**
+ * The pages and tails of a sequence of a mount, or of a copy of one, to be attended to.
+ */
+typedef struct kvfs_sequence kvfs_sequence;
 
 /**
  * The sequences of a model in a mount, or in a copy of one.
@@ -571,9 +588,19 @@ typedef struct kvfs_cuda_config {
      */
     uint32_t copy_threads;
     /**
-     * Zero.
+     * Which of the GPUs that the driver shows (`CUDA_VISIBLE_DEVICES` chooses them), from 0 on.
      */
-    uint32_t reserved;
+    uint32_t device;
+    /**
+     * Bytes of device memory in which the last pages of each layer of a sequence stay between scans, or
+     * as many as there is memory for; 0: none stay.
+     */
+    uint64_t hot_bytes;
+    /**
+     * Bytes of a sequence's mapped pages that the device may read where they are, if the system allows
+     * it; 0: 256 GiB.
+     */
+    uint64_t registered_bytes;
 } kvfs_cuda_config;
 
 /**
@@ -739,6 +766,58 @@ typedef struct kvfs_run {
     int64_t shift;
 } kvfs_run;
 
+/**
+ * How many pages are read.
+ */
+typedef struct kvfs_page_budget {
+    /**
+     * `sizeof(kvfs_page_budget)`
+     */
+    size_t size;
+    /**
+     * In all, at least the ones below.
+     */
+    uint64_t pages;
+    /**
+     * First ones that are always read.
+     */
+    uint64_t sinks;
+    /**
+     * Last ones that are always read.
+     */
+    uint64_t recent;
+} kvfs_page_budget;
+
+/**
+ * What pages are chosen among, and for what.
+ */
+typedef struct kvfs_page_selection {
+    /**
+     * `sizeof(kvfs_page_selection)`
+     */
+    size_t size;
+    /**
+     * How many pages.
+     */
+    const struct kvfs_page_budget *budget;
+    /**
+     * The queries, in host memory.
+     */
+    const struct kvfs_queries *queries;
+    /**
+     * `[num_blocks]`: the blocks that were summarised.
+     */
+    const struct kvfs_block *blocks;
+    /**
+     * How many.
+     */
+    size_t num_blocks;
+    /**
+     * As they will be attended to; NULL: the defaults.
+     */
+    const struct kvfs_options *options;
+} kvfs_page_selection;
+
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
@@ -829,9 +908,8 @@ kvfs_status kvfs_partials_finish(const struct kvfs_partials *partials,
                                  size_t out_count);
 
 /**
- * Creates `*cuda` on the first GPU that the driver shows (`CUDA_VISIBLE_DEVICES` chooses), to be
- * freed with `kvfs_cuda_free`. It works in the primary context of that GPU, as the runtime API does,
- * which becomes the current context of the calling thread in every call.
+ * Creates `*cuda` on a GPU, to be freed with `kvfs_cuda_free`. It works in the primary context of that
+ * GPU, as the runtime API does; the context that is current in a calling thread stays so.
  *
  * `KVFS_STATUS_ARGUMENT` for a shape that cannot be, `KVFS_STATUS_UNSUPPORTED` without a driver or a
  * GPU, or for a shape that there are no kernels for, `KVFS_STATUS_MEMORY` if there is none for the
@@ -841,7 +919,8 @@ kvfs_status kvfs_cuda_create(const struct kvfs_cuda_config *config,
                              struct kvfs_cuda **cuda);
 
 /**
- * Frees what `kvfs_cuda_create` gave, after the device has done what it was asked for. NULL is fine.
+ * Frees what `kvfs_cuda_create` gave, after the device has done what it was asked for; what a scan still
+ * has is freed with it. NULL is fine.
  */
 void kvfs_cuda_free(struct kvfs_cuda *cuda);
 
@@ -852,7 +931,8 @@ void kvfs_cuda_free(struct kvfs_cuda *cuda);
  *
  * It returns when K and V have been copied or are in buffers, so blocks may change then; the result
  * is there for what comes later in the stream. It waits for the device only where calls before it
- * still use the buffers. A kernel that fails is an error of the stream, and of later calls.
+ * still use the buffers. A kernel that fails is an error of the stream, and of later calls. A stream
+ * that is being captured into a graph is `KVFS_STATUS_UNSUPPORTED`: K and V are brought by the host.
  *
  * `KVFS_STATUS_ARGUMENT` and `KVFS_STATUS_BLOCK` as `kvfs_attention_run`, the others as
  * `kvfs_cuda_create`; after `KVFS_STATUS_DEVICE` the handle can only be freed.
@@ -1074,6 +1154,124 @@ kvfs_status kvfs_seq_runs(const struct kvfs_sequences *sequences,
                           struct kvfs_run *runs,
                           size_t capacity,
                           uint64_t *count);
+
+/**
+ * Creates `*sequence` of the directory of a sequence, `MOUNT/models/NAME/sequences/NAME`, to be freed
+ * with `kvfs_sequence_free`. It is listed now, and whenever `kvfs_sequence_refresh` is called.
+ *
+ * `KVFS_STATUS_MANIFEST` if it is none of a model, `KVFS_STATUS_FILE` if it cannot be read.
+ */
+kvfs_status kvfs_sequence_open(const char *directory,
+                               struct kvfs_sequence **sequence);
+
+/**
+ * Frees what `kvfs_sequence_open` gave; a scan of it goes on. NULL is fine.
+ */
+void kvfs_sequence_free(struct kvfs_sequence *sequence);
+
+/**
+ * Lists the sequence anew, after pages were sealed or replaced. Rows that are appended to tails need no
+ * refresh.
+ *
+ * `KVFS_STATUS_ARGUMENT` while a scan of it is not freed, `KVFS_STATUS_FILE` and `KVFS_STATUS_PAGE` as
+ * the kernel answers.
+ */
+kvfs_status kvfs_sequence_refresh(const struct kvfs_sequence *sequence);
+
+/**
+ * Writes to `*tokens` of how many tokens every layer has rows, and `tokens` ids if there is such a
+ * file.
+ *
+ * `KVFS_STATUS_FILE` if it cannot be read.
+ */
+kvfs_status kvfs_sequence_tokens(const struct kvfs_sequence *sequence, uint64_t *tokens);
+
+/**
+ * Creates `*scan` of all layers of a sequence, from token `start` to before `end`, to be freed with
+ * `kvfs_cuda_scan_free`. Until then `cuda` takes no other call and `sequence` no refresh; both may be
+ * freed.
+ *
+ * Pages of the hot window are attended to where they are on the device. The others go through the
+ * pinned buffers, or from where they are mapped, ahead of the layer that is attended to.
+ *
+ * `KVFS_STATUS_ARGUMENT` if another scan has `cuda`; `KVFS_STATUS_MISSING` if a layer has no page or tail
+ * for some of the tokens (rows of a tail are read when their turn comes); `KVFS_STATUS_UNSUPPORTED` for a sequence whose tokens were removed or moved;
+ * `KVFS_STATUS_MEMORY` and `KVFS_STATUS_DEVICE` as `kvfs_cuda_create`. A hot window that finds less
+ * memory than it was given is smaller, and no error.
+ */
+kvfs_status kvfs_cuda_scan_begin(const struct kvfs_cuda *cuda,
+                                 const struct kvfs_sequence *sequence,
+                                 uint64_t start,
+                                 uint64_t end,
+                                 struct kvfs_cuda_scan **scan);
+
+/**
+ * Frees what `kvfs_cuda_scan_begin` gave; what was asked for is still done. NULL is fine.
+ */
+void kvfs_cuda_scan_free(struct kvfs_cuda_scan *scan);
+
+/**
+ * Writes to `*layer` the number of the layer that is attended to next.
+ *
+ * `KVFS_STATUS_MISSING` after the last one.
+ */
+kvfs_status kvfs_cuda_scan_layer(const struct kvfs_cuda_scan *scan, uint32_t *layer);
+
+/**
+ * Attends to the next layer, in the order of the stream of `call`, as `kvfs_cuda_run` does; ranges of
+ * a selection count from the first token of the scan. It returns when all of the layer is in buffers or on
+ * its way, and meanwhile has begun to bring the layers behind it: the host is one layer ahead of the
+ * device at most.
+ *
+ * `KVFS_STATUS_MISSING` after the last layer, `KVFS_STATUS_PAGE` and `KVFS_STATUS_FILE` for a page that
+ * cannot be read, which ends the scan; the others as `kvfs_cuda_run`.
+ */
+kvfs_status kvfs_cuda_scan_attend(const struct kvfs_cuda_scan *scan,
+                                  const struct kvfs_cuda_call *call,
+                                  const struct kvfs_options *options);
+
+/**
+ * Creates `*summaries` of no block, to be freed with `kvfs_cuda_summaries_free`. They are for `cuda`, and
+ * for another one with the same heads on the same device.
+ *
+ * `KVFS_STATUS_MEMORY` and `KVFS_STATUS_DEVICE` as `kvfs_cuda_create`.
+ */
+kvfs_status kvfs_cuda_summaries_create(const struct kvfs_cuda *cuda,
+                                       struct kvfs_cuda_summaries **summaries);
+
+/**
+ * Frees what `kvfs_cuda_summaries_create` gave. NULL is fine.
+ */
+void kvfs_cuda_summaries_free(struct kvfs_cuda_summaries *summaries);
+
+/**
+ * Makes summaries those of `num_blocks` blocks in host memory, of which K is read from block `first` on:
+ * what is known of sealed pages stays, while tokens come behind them. It returns when they are there.
+ *
+ * `KVFS_STATUS_ARGUMENT` if fewer than `first` are known, `KVFS_STATUS_UNSUPPORTED` for a block whose K is
+ * more than a pinned buffer; the others as `kvfs_cuda_run`. After an error only the first ones are left.
+ */
+kvfs_status kvfs_cuda_summarise(const struct kvfs_cuda *cuda,
+                                const struct kvfs_cuda_summaries *summaries,
+                                const struct kvfs_block *blocks,
+                                size_t num_blocks,
+                                size_t first);
+
+/**
+ * Writes to `ranges`, `[capacity]`, the tokens of the blocks that can matter most to queries in host
+ * memory (Quest), ascending and as `kvfs_options.selection` takes them, and to `*count` how many ranges
+ * there are. `num_blocks / 2 + 1` are enough; where there are more than `capacity` the first ones are
+ * written. There is one summary for each block; K and V are not read. `options` may be NULL; a selection
+ * in it is not looked at.
+ *
+ * As `kvfs_cuda_run`. It waits for the device.
+ */
+kvfs_status kvfs_cuda_select_pages(const struct kvfs_cuda *cuda,
+                                   const struct kvfs_cuda_summaries *summaries,
+                                   const struct kvfs_page_selection *selection,
+                                   struct kvfs_token_range *ranges,
+                                   size_t capacity,
+                                   uint64_t *count);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -32,6 +32,8 @@ pub(super) unsafe trait Plain: Copy {}
 // SAFETY: a number.
 unsafe impl Plain for u8 {}
 // SAFETY: a number.
+unsafe impl Plain for u32 {}
+// SAFETY: a number.
 unsafe impl Plain for u64 {}
 // SAFETY: a number.
 unsafe impl Plain for f32 {}

@@ -4,14 +4,15 @@
 //! readers of C. What crosses the border is checked here and nowhere else: structures start with
 //! their size and may grow (`memory`), a panic becomes a status (`status`), and numbers that
 //! stand for choices are compared before they become one. Behind the border is
-//! [`attention`](crate::attention), [`cuda`](crate::cuda), [`page`](crate::page) and
-//! [`sequence`](crate::sequence), nothing of its own.
+//! [`attention`](crate::attention), [`cuda`](crate::cuda), [`page`](crate::page),
+//! [`reader`](crate::reader) and [`sequence`](crate::sequence), nothing of its own.
 //!
 //! | file | question it answers |
 //! |---|---|
 //! | `status`, `memory` | how a call fails, what callers may point to |
 //! | `attention`, `block`, `options`, `partials` | attend to memory, merge results |
-//! | `cuda` | the same on a GPU, in the order of a stream |
+//! | `cuda`, `scan` | the same on a GPU, in the order of a stream; over sequences of a mount |
+//! | `summaries` | which pages are worth reading there |
 //! | `rotation` | tokens that moved |
 //! | `manifest`, `page` | attend to the files of a mount |
 //! | `sequence` | remove, copy and move tokens of a mount |
@@ -35,8 +36,10 @@ mod options;
 mod page;
 mod partials;
 mod rotation;
+mod scan;
 mod sequence;
 mod status;
+mod summaries;
 
 #[cfg(test)]
 mod tests;
@@ -57,6 +60,11 @@ pub use partials::{Partials, kvfs_partials_clear, kvfs_partials_finish, kvfs_par
 pub use rotation::{
     Pairing, Rotation, kvfs_rotation_free, kvfs_rotation_from_json, kvfs_rotation_from_manifest,
 };
+pub use scan::{
+    CudaScan, Sequence, kvfs_cuda_scan_attend, kvfs_cuda_scan_begin, kvfs_cuda_scan_free,
+    kvfs_cuda_scan_layer, kvfs_sequence_free, kvfs_sequence_open, kvfs_sequence_refresh,
+    kvfs_sequence_tokens,
+};
 pub use sequence::{
     Run, SequenceEnds, Sequences, kvfs_seq_add, kvfs_seq_clear, kvfs_seq_cp, kvfs_seq_div,
     kvfs_seq_ends, kvfs_seq_keep, kvfs_seq_rm, kvfs_seq_runs, kvfs_seq_shift, kvfs_sequences_free,
@@ -65,4 +73,8 @@ pub use sequence::{
 pub use status::{
     KVFS_ABI_VERSION, Status, kvfs_abi_version, kvfs_last_error, kvfs_last_error_block,
     kvfs_version,
+};
+pub use summaries::{
+    CudaSummaries, PageBudget, PageSelection, kvfs_cuda_select_pages, kvfs_cuda_summaries_create,
+    kvfs_cuda_summaries_free, kvfs_cuda_summarise,
 };

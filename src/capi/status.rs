@@ -8,6 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use super::memory::Caller;
 use crate::attention::AttentionError;
 use crate::page::PageError;
+use crate::reader::ReadError;
 
 /// Version of this interface, to be compared with `kvfs_abi_version()`.
 pub const KVFS_ABI_VERSION: u32 = 1;
@@ -104,6 +105,22 @@ impl From<PageError> for Failure {
             PageError::Manifest(_) => Status::Manifest,
             PageError::Newer { .. } => Status::Newer,
             _ => Status::Page,
+        };
+        Self::new(status, error.to_string())
+    }
+}
+
+impl From<ReadError> for Failure {
+    fn from(error: ReadError) -> Self {
+        let status = match error {
+            ReadError::Attention(error) => return error.into(),
+            ReadError::Arguments(_) => Status::Argument,
+            ReadError::Manifest { .. } => Status::Manifest,
+            ReadError::Missing { .. } => Status::Missing,
+            ReadError::Refused { .. } => Status::Page,
+            ReadError::Changed(_) | ReadError::Disconnected(_) | ReadError::Io { .. } => {
+                Status::File
+            }
         };
         Self::new(status, error.to_string())
     }

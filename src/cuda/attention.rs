@@ -31,6 +31,8 @@ pub struct Settings {
     /// Mapped pages that the device may read by itself, if the system allows it; they are pinned
     /// until another sequence is scanned.
     pub registered_bytes: u64,
+    /// Which of the GPUs that the driver shows; `CUDA_VISIBLE_DEVICES` chooses them.
+    pub device: u32,
 }
 
 impl Default for Settings {
@@ -39,7 +41,7 @@ impl Default for Settings {
     /// anyway, so as much as a large machine has is registered.
     fn default() -> Self {
         let registered_bytes = 256 << 30;
-        Self { slot_bytes: 8 << 20, copy_threads: 2, hot_bytes: 0, registered_bytes }
+        Self { slot_bytes: 8 << 20, copy_threads: 2, hot_bytes: 0, registered_bytes, device: 0 }
     }
 }
 
@@ -65,7 +67,7 @@ pub struct CudaAttention {
 }
 
 impl CudaAttention {
-    /// On the first GPU that the driver shows.
+    /// On the GPU that the settings name.
     ///
     /// # Errors
     /// [`CudaError::Unavailable`] without a driver or a GPU, [`CudaError::Unsupported`] for a shape
@@ -74,7 +76,7 @@ impl CudaAttention {
     pub fn new(shape: Shape, settings: Settings) -> Result<Self, CudaError> {
         // Of any dtype; each one says at its first use whether it has kernels for the rows.
         module_name(Dtype::F16, shape)?;
-        let context = Context::open()?;
+        let context = Context::open(settings.device)?;
         Ok(Self {
             shape,
             settings,
@@ -213,6 +215,11 @@ impl CudaAttention {
     /// is no more memory.
     pub fn hot_bytes(&self) -> u64 {
         self.hot.as_ref().map_or(0, |hot| hot.bytes() as u64)
+    }
+
+    /// The same before the first scan: what was asked for.
+    pub(super) fn hot_bytes_planned(&self) -> u64 {
+        if self.hot_for.is_some() { self.hot_bytes() } else { self.settings.hot_bytes }
     }
 
     /// Attends to a tail, which does not wait behind pages of later layers.

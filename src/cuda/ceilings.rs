@@ -55,16 +55,17 @@ impl CudaAttention {
 }
 
 impl CudaAttention {
-    /// Attends to all layers of a sequence with the same queries, which are on the device, as the results
-    /// are until the end: what an engine gets that computes there. Returns `[layers, num_queries,
-    /// num_qo_heads, v_head_dim]`, normalised.
+    /// Attends `rounds` times to all layers of a sequence with the same queries, which are on the device, as
+    /// the results are until the end: what an engine gets that computes there. Returns the results of the
+    /// last round, `[layers, num_queries, num_qo_heads, v_head_dim]`, normalised, and the seconds of each
+    /// round, without those for memory, which an engine has anyway.
     ///
     /// # Errors
     /// As [`Scan::attend_on`](super::Scan::attend_on).
     pub fn attend_layers(
-        &mut self, sequence: &Sequence, tokens: Range<u64>, queries: &Queries<'_>,
-        options: &Options<'_>,
-    ) -> Result<Vec<f32>, CudaError> {
+        &mut self, (sequence, tokens): (&Sequence, Range<u64>), queries: &Queries<'_>,
+        options: &Options<'_>, rounds: usize,
+    ) -> Result<(Vec<f32>, Vec<f64>), CudaError> {
         queries.check(self.shape())?;
         let result_bytes = queries.positions.len()
             * self.shape().num_qo_heads()
@@ -80,19 +81,25 @@ impl CudaAttention {
         let mut back = Pinned::new(&self.context, "results", layers * result_bytes)?;
         engine.upload(&given, 0..bytes.len(), &q, 0)?;
         let asked = DeviceQueries { q: q.address(), positions: queries.positions };
-        let mut scan = self.scan(sequence, tokens)?;
-        let outcome = (0..layers).try_for_each(|layer| {
-            let out = results.address() + (layer * result_bytes) as u64;
-            let result = DeviceResult::Output { out, sinks: 0 };
-            // SAFETY: the stream is ours; both memories are large enough, and are freed after what is
-            // under way is done, below.
-            unsafe { scan.attend_on(engine.raw(), asked, options, result) }
-        });
-        drop(scan);
-        let outcome = outcome.and_then(|()| {
+        let round = |cuda: &mut Self| {
+            let start = Instant::now();
+            let mut scan = cuda.scan(sequence, tokens.clone())?;
+            for layer in 0..layers {
+                let out = results.address() + (layer * result_bytes) as u64;
+                let result = DeviceResult::Output { out, sinks: 0 };
+                // SAFETY: the stream is ours; both memories are large enough, and are freed after what
+                // is under way is done, below.
+                unsafe { scan.attend_on(engine.raw(), asked, options, result) }?;
+            }
+            drop(scan);
+            engine.synchronize()?;
+            Ok(start.elapsed().as_secs_f64())
+        };
+        let times: Result<Vec<f64>, CudaError> = (0..rounds).map(|_| round(self)).collect();
+        let outcome = times.and_then(|times| {
             engine.download(&results, 0, &mut back, 0..layers * result_bytes)?;
             let values = back.bytes()?.as_chunks().0.iter();
-            Ok(values.map(|value| f32::from_le_bytes(*value)).collect())
+            Ok((values.map(|value| f32::from_le_bytes(*value)).collect(), times))
         });
         self.launches.computes.synchronize()?;
         engine.synchronize()?;

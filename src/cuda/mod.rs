@@ -65,6 +65,7 @@ mod write_back;
 
 pub use attention::{CudaAttention, Settings};
 pub use ceilings::{Ceilings, filling};
+pub(crate) use driver::CurrentContext;
 pub use driver::Properties;
 pub use error::CudaError;
 pub use on_stream::{DeviceQueries, DeviceResult};

@@ -54,7 +54,8 @@ impl CudaAttention {
     /// there later.
     ///
     /// # Errors
-    /// As [`run`](CudaAttention::run). A kernel that fails later is an error of a later call.
+    /// As [`run`](CudaAttention::run), and [`CudaError::Unsupported`] for a stream that is being captured
+    /// into a graph. A kernel that fails later is an error of a later call.
     ///
     /// # Safety
     /// `stream` must be a `CUstream` of the device, or null for the default one, and the addresses
@@ -82,7 +83,7 @@ impl CudaAttention {
     /// It must be a `CUstream` of the device, or null for the default one.
     pub(super) unsafe fn after(&self, stream: *mut c_void) -> Result<Stream, CudaError> {
         // SAFETY: the caller's promise.
-        let callers = unsafe { Stream::of_caller(&self.context, stream) };
+        let callers = unsafe { Stream::of_caller(&self.context, stream) }?;
         callers.record(&self.asked)?;
         self.launches.computes.wait(&self.asked)?;
         Ok(callers)

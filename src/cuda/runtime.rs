@@ -17,7 +17,7 @@ pub struct Runtime {
 }
 
 impl Runtime {
-    /// The first GPU, and so many threads of the CPU for what it does not do.
+    /// The GPU that the settings name, and so many threads of the CPU for what it does not do.
     ///
     /// # Errors
     /// As [`Attention::new`]: without a GPU there is no error.
@@ -44,7 +44,7 @@ impl Runtime {
         match &self.cuda {
             Some(cuda) => Backend::Cuda {
                 device: cuda.properties().name.clone(),
-                hot_bytes: cuda.settings().hot_bytes,
+                hot_bytes: cuda.hot_bytes_planned(),
             },
             None => Backend::Cpu {
                 instructions: InstructionSet::detect(),

@@ -167,7 +167,8 @@ impl<'c> Scan<'c, '_> {
     ///
     /// # Errors
     /// As [`attend`](Self::attend), and [`CudaError::Unsupported`] if a share of the pages is left to
-    /// the CPU, which has no queries then. A kernel that fails later is an error of a later call.
+    /// the CPU, which has no queries then, and for a stream that is being captured into a graph; the
+    /// scan goes on after these two. A kernel that fails later is an error of a later call.
     ///
     /// # Safety
     /// As [`CudaAttention::run_on`].
@@ -179,10 +180,10 @@ impl<'c> Scan<'c, '_> {
             let what = "a share for the CPU of queries on the device";
             return Err(CudaError::Unsupported(what.to_owned()));
         }
-        self.begin()?;
         let asked = queries.asked()?;
         // SAFETY: the caller's promise.
         let callers = unsafe { self.cuda.after(stream) }?;
+        self.begin()?;
         let step = self.cuda.launches.begin(&asked, options, length(&self.span), &[0])?;
         let seen_by = Queries { q: &[], positions: queries.positions };
         self.gather(&step, &seen_by, options, &mut Partials::empty(self.cuda.shape(), 0))?;

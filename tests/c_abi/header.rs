@@ -3,7 +3,7 @@
 use std::path::Path;
 
 /// In the order in which a reader of C needs them.
-const SOURCES: [&str; 10] = [
+const SOURCES: [&str; 12] = [
     "status",
     "attention",
     "block",
@@ -14,6 +14,8 @@ const SOURCES: [&str; 10] = [
     "manifest",
     "page",
     "sequence",
+    "scan",
+    "summaries",
 ];
 
 fn generate() -> String {

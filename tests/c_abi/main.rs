@@ -16,6 +16,7 @@ mod held;
 mod library;
 mod program;
 mod refused;
+mod scan;
 mod sequences;
 #[allow(dead_code, reason = "the tests of prefixes use the rest")]
 #[path = "../prefixes/writer.rs"]

@@ -1,50 +1,16 @@
-/* Attends on a GPU in the order of a stream of its own, with queries and results in device memory,
- * and compares with the CPU. The driver is found by name, as a program does that runs without one. */
-#include <dlfcn.h>
-#include <kvfs.h>
+/* Attends on a GPU in the order of a stream of its own, with queries and results in device memory, and
+ * compares with the CPU. */
+#define _POSIX_C_SOURCE 200809L
+#include "device.h"
+
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { HEADS = 6, KV_HEADS = 2, DIM = 64, TOKENS = 300, PAGES = 3, ROUNDS = 4 };
-
-typedef uint64_t device_address;
-static int (*allocate)(device_address *, size_t), (*retain)(void **, int), (*make_current)(void *);
-static int (*create_stream)(void **, unsigned), (*wait_for_stream)(void *), (*start)(unsigned);
-static int (*allocate_host)(void **, size_t, unsigned);
-static int (*upload)(device_address, const void *, size_t, void *);
-static int (*download)(void *, device_address, size_t, void *);
-
-static void need(int holds, const char *what) {
-    if (!holds) {
-        fprintf(stderr, "%s: %s\n", what, kvfs_last_error());
-        exit(1);
-    }
-}
-
-static void find(void *library, const char *name, void *function) {
-    void *address = dlsym(library, name);
-    need(address != NULL, name);
-    memcpy(function, &address, sizeof address);
-}
 
 static float uniform(void) {
     static uint64_t state = 88172645463325252u;
     state ^= state << 13, state ^= state >> 7, state ^= state << 17;
     return (float)(state >> 40) / (1 << 23) - 1;
-}
-
-static device_address device(size_t bytes) {
-    device_address address = 0;
-    need(allocate(&address, bytes) == 0, "device memory");
-    return address;
-}
-
-static float *pinned(size_t count) {
-    void *memory = NULL;
-    need(allocate_host(&memory, count * sizeof(float), 0) == 0, "pinned memory");
-    return memory;
 }
 
 static void compare(const char *what, const float *found, const float *expected, size_t count) {
@@ -56,25 +22,17 @@ static void compare(const char *what, const float *found, const float *expected,
 }
 
 int main(void) {
-    void *library = dlopen("libcuda.so.1", RTLD_NOW), *context, *stream;
+    void *context, *stream = open_stream(&context);
     kvfs_cuda_config config = {.size = sizeof config, .num_qo_heads = HEADS,
                                .num_kv_heads = KV_HEADS, .head_dim = DIM, .slot_bytes = 64 << 10};
     kvfs_cuda *cuda = NULL;
     kvfs_status created = kvfs_cuda_create(&config, &cuda);
-    if (library == NULL) {
+    if (stream == NULL) {
         need(created == KVFS_STATUS_UNSUPPORTED && cuda == NULL, "without a driver");
         printf("%s\n", kvfs_last_error());
         return 0;
     }
     need(created == KVFS_STATUS_OK, "create");
-    find(library, "cuInit", &start), find(library, "cuDevicePrimaryCtxRetain", &retain);
-    find(library, "cuCtxSetCurrent", &make_current), find(library, "cuStreamCreate", &create_stream);
-    find(library, "cuMemAlloc_v2", &allocate), find(library, "cuMemHostAlloc", &allocate_host);
-    find(library, "cuMemcpyHtoDAsync_v2", &upload);
-    find(library, "cuMemcpyDtoHAsync_v2", &download);
-    find(library, "cuStreamSynchronize", &wait_for_stream);
-    need(start(0) == 0 && retain(&context, 0) == 0 && make_current(context) == 0, "context");
-    need(create_stream(&stream, 1) == 0, "stream");
 
     static float k[PAGES][KV_HEADS][TOKENS / PAGES][DIM], v[PAGES][KV_HEADS][TOKENS / PAGES][DIM];
     kvfs_block blocks[PAGES];
@@ -136,13 +94,54 @@ int main(void) {
              "finish what came back");
         compare("partials", finished, out, values);
     }
+    /* The page whose K are the queries' own counts most, wherever it lies; its summary may come later. */
+    kvfs_cuda_summaries *summaries;
+    kvfs_token_range ranges[PAGES];
+    uint64_t count = 0;
+    for (size_t kv_head = 0; kv_head < KV_HEADS; kv_head++)
+        for (size_t i = 0; i < DIM; i++)
+            k[1][kv_head][7][i] = 9 * q[kv_head * HEADS / KV_HEADS * DIM + i];
+    kvfs_page_budget budget = {.size = sizeof budget, .pages = 1};
+    kvfs_queries asked = {.size = sizeof asked, .q = q, .positions = &position, .num_queries = 1,
+                          .num_qo_heads = HEADS, .head_dim = DIM};
+    kvfs_page_selection among = {.size = sizeof among, .budget = &budget, .queries = &asked,
+                                 .blocks = blocks, .num_blocks = PAGES};
+    need(kvfs_cuda_summaries_create(cuda, &summaries) == KVFS_STATUS_OK, "summaries");
+    need(kvfs_cuda_summarise(cuda, summaries, blocks, 1, 1) == KVFS_STATUS_ARGUMENT, "unknown ones");
+    need(kvfs_cuda_summarise(cuda, summaries, blocks, 1, 0) == KVFS_STATUS_OK, "the first page");
+    need(kvfs_cuda_select_pages(cuda, summaries, &among, ranges, PAGES, &count) ==
+             KVFS_STATUS_ARGUMENT, "pages without summaries");
+    need(kvfs_cuda_summarise(cuda, summaries, blocks, PAGES, 1) == KVFS_STATUS_OK, "the others");
+    need(kvfs_cuda_select_pages(cuda, summaries, &among, ranges, PAGES, &count) == KVFS_STATUS_OK,
+         "select");
+    need(count == 1 && ranges[0].first == 100 && ranges[0].end == 200, "the middle page");
+    budget.pages = 2, budget.recent = 1;
+    need(kvfs_cuda_select_pages(cuda, summaries, &among, ranges, PAGES, &count) == KVFS_STATUS_OK,
+         "select two");
+    need(count == 1 && ranges[0].first == 100 && ranges[0].end == 300, "the last two pages");
+    kvfs_cuda_summaries_free(summaries), kvfs_cuda_summaries_free(NULL);
+    /* A context of another device is current: it stays so. */
+    char elsewhere;
+    void *current = NULL;
+    need(make_current(&elsewhere) == 0, "another context");
+    need(kvfs_cuda_run(cuda, &call, blocks, PAGES, NULL) == KVFS_STATUS_OK, "from elsewhere");
+    need(get_current(&current) == 0 && current == &elsewhere, "the current context");
+    need(make_current(context) == 0 && wait_for_stream(stream) == 0, "back");
     /* What cannot be. */
+    setenv("KVFS_FAKE_CAPTURE", "1", 1);
+    need(kvfs_cuda_run(cuda, &call, blocks, PAGES, NULL) == KVFS_STATUS_UNSUPPORTED, "a capture");
+    need(strstr(kvfs_last_error(), "captured into a graph") != NULL, "the reason");
+    unsetenv("KVFS_FAKE_CAPTURE");
+    need(kvfs_cuda_run(cuda, &call, blocks, PAGES, NULL) == KVFS_STATUS_OK, "after a capture");
     call.o = 0;
     need(kvfs_cuda_run(cuda, &call, blocks, PAGES, NULL) == KVFS_STATUS_ARGUMENT, "no result");
     call.size = 8;
     need(kvfs_cuda_run(cuda, &call, blocks, PAGES, NULL) == KVFS_STATUS_ARGUMENT, "a size");
-    config.head_dim = 576;
     kvfs_cuda *other;
+    config.device = 1;
+    need(kvfs_cuda_create(&config, &other) == KVFS_STATUS_UNSUPPORTED && !other, "a second GPU");
+    need(strstr(kvfs_last_error(), "no GPU with number 1") != NULL, "the number");
+    config.device = 0, config.head_dim = 576;
     need(kvfs_cuda_create(&config, &other) == KVFS_STATUS_UNSUPPORTED && !other, "wide rows");
     kvfs_attention_free(attention);
     kvfs_cuda_free(cuda);

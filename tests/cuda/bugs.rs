@@ -48,8 +48,13 @@ fn every_bug_is_noticed() {
     let bugs: Vec<(Plan<'_>, &str)> = bugs.iter().map(|(plan, says)| (&plan[..], *says)).collect();
     noticed(concat!(module_path!(), "::every_bug_is_noticed"), &[F16_64], &bugs, || {
         let shape = Shape::new(2, 1, 64, 64).unwrap();
-        let settings =
-            Settings { slot_bytes: 40 << 10, copy_threads: 1, hot_bytes: 0, registered_bytes: 0 };
+        let settings = Settings {
+            slot_bytes: 40 << 10,
+            copy_threads: 1,
+            hot_bytes: 0,
+            registered_bytes: 0,
+            device: 0,
+        };
         let mut cuda = CudaAttention::new(shape, settings).unwrap();
         let mut random = Random(5);
         // A slot takes one of them, so each slot is used three times.

@@ -23,6 +23,7 @@
 //                         further apart; `scale`, that of the logits is 1 % too large; `parts`, a merge
 //                         leaves out one; `weights`, it takes m for l; `slot`, an upload of pages goes
 //                         to where the one before it went; `head`, queries are a head further on
+//   KVFS_FAKE_CAPTURE     1 while streams are captured into a graph
 //   KVFS_FAKE_DEVICES, KVFS_FAKE_VERSION, KVFS_FAKE_CAPABILITY (52), KVFS_FAKE_SHARED
 #include <dlfcn.h>
 
@@ -70,13 +71,15 @@ void spoil(const std::string& kernel, unsigned splits, void* arguments) {
     }
 }
 
-thread_local bool has_context = false;
+// The only context, and what is current.
+char primary;
+thread_local void* current = nullptr;
 
 }  // namespace
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 #define NEEDS_CONTEXT \
-    if (!has_context) return 201
+    if (current != &primary) return 201
 
 // How often a function was called so far.
 EXPORTED long kvfs_fake_calls(const char* name) { return Calls::instance().add(name, 0); }
@@ -108,8 +111,9 @@ EXPORTED int cuDeviceGetCount(int* count) {
     return 0;
 }
 
-EXPORTED int cuDeviceGet(int* device, int) {
-    *device = 0;
+EXPORTED int cuDeviceGet(int* device, int ordinal) {
+    if (ordinal >= number("KVFS_FAKE_DEVICES", 1)) return 101;
+    *device = ordinal;
     return 0;
 }
 
@@ -133,15 +137,19 @@ EXPORTED int cuDeviceGetAttribute(int* value, int attribute, int) {
 
 EXPORTED int cuDevicePrimaryCtxRetain(void** context, int) {
     FAIL_AS_PLANNED("cuDevicePrimaryCtxRetain");
-    static char only;
-    *context = &only;
+    *context = &primary;
     return 0;
 }
 
 EXPORTED int cuDevicePrimaryCtxRelease_v2(int) { return 0; }
 
 EXPORTED int cuCtxSetCurrent(void* context) {
-    has_context = context != nullptr;
+    current = context;
+    return 0;
+}
+
+EXPORTED int cuCtxGetCurrent(void** context) {
+    *context = current;
     return 0;
 }
 
@@ -161,6 +169,13 @@ EXPORTED int cuStreamCreate(void** stream, unsigned) {
 
 EXPORTED int cuStreamDestroy_v2(void* stream) {
     delete static_cast<Stream*>(stream);
+    return 0;
+}
+
+// All of them, while the variable is set.
+EXPORTED int cuStreamIsCapturing(void*, int* status) {
+    NEEDS_CONTEXT;
+    *status = number("KVFS_FAKE_CAPTURE", 0);
     return 0;
 }
 

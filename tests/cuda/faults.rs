@@ -7,8 +7,13 @@ use kvfs::page::Dtype;
 use crate::fake::{F16_64, Plan, under, under_an_old_one, without};
 use crate::fixture::{Memory, Order, Random};
 
-const SETTINGS: Settings =
-    Settings { slot_bytes: 16 << 10, copy_threads: 1, hot_bytes: 0, registered_bytes: 0 };
+const SETTINGS: Settings = Settings {
+    slot_bytes: 16 << 10,
+    copy_threads: 1,
+    hot_bytes: 0,
+    registered_bytes: 0,
+    device: 0,
+};
 
 fn open() -> Result<CudaAttention, CudaError> {
     CudaAttention::new(Shape::new(2, 1, 64, 64).unwrap(), SETTINGS)

@@ -35,6 +35,8 @@ pub(crate) enum Order {
     Nhd,
     /// Of each token K, then V.
     Tail,
+    /// `[heads, tokens, dim]`, and V is the beginning of K.
+    Latent,
 }
 
 /// Tokens of one layer in memory of their own.
@@ -89,7 +91,7 @@ impl Memory {
         let (k_row, v_row) = (bytes(self.shape.head_dim()), bytes(self.shape.v_head_dim()));
         let heads = self.shape.num_kv_heads();
         let strides = |row: usize| match self.order {
-            Order::Hnd => Strides { head: self.tokens * row, token: row },
+            Order::Hnd | Order::Latent => Strides { head: self.tokens * row, token: row },
             Order::Nhd => Strides { head: row, token: heads * row },
             Order::Tail => Strides { head: row, token: heads * (k_row + v_row) },
         };
@@ -100,7 +102,10 @@ impl Memory {
         };
         KvBlock {
             k: Tensor { bytes: &self.k, strides: strides(k_row) },
-            v: Values::Rows(Tensor { bytes: v, strides: strides(v_row) }),
+            v: match self.order {
+                Order::Latent => Values::Latent,
+                _ => Values::Rows(Tensor { bytes: v, strides: strides(v_row) }),
+            },
             dtype: self.dtype,
             tokens: self.tokens,
             first_position,
@@ -139,7 +144,10 @@ pub(crate) fn reference(
         let (kv_head, position) = (head / shape.group(), queries.positions[query]);
         let (mut logits, mut values, mut start) = (Vec::new(), Vec::new(), 0);
         for block in blocks {
-            let Values::Rows(v) = block.v else { unreachable!("blocks here have values") };
+            let v = match block.v {
+                Values::Rows(v) => v,
+                Values::Latent => block.k,
+            };
             for token in 0..block.tokens {
                 let at = block.first_position + token as u64;
                 let is_near = options.window.is_none_or(|window| at + window > position);

@@ -53,6 +53,7 @@ fn pages_are_read_where_they_are_mapped() {
                 copy_threads: 1,
                 hot_bytes,
                 registered_bytes: 1 << 20,
+                device: 0,
             };
             let mut cuda = CudaAttention::new(shape, settings).unwrap();
             for _ in 0..3 {

@@ -11,8 +11,13 @@ use crate::fixture::{Memory, Order, Random, assert_close, reference};
 const PLANS: &[Plan<'_>] = &[SLOW_COPIES, SLOW_KERNELS, &[]];
 
 /// Slots of two or three blocks of 40 tokens.
-const SMALL: Settings =
-    Settings { slot_bytes: 48 << 10, copy_threads: 2, hot_bytes: 0, registered_bytes: 0 };
+const SMALL: Settings = Settings {
+    slot_bytes: 48 << 10,
+    copy_threads: 2,
+    hot_bytes: 0,
+    registered_bytes: 0,
+    device: 0,
+};
 
 fn shape() -> Shape {
     Shape::new(6, 2, 64, 32).unwrap()
@@ -71,7 +76,7 @@ fn of_every_option() {
     under(name, &[F16_64], PLANS, || {
         let mut cuda = CudaAttention::new(shape(), SMALL).unwrap();
         let mut random = Random(7);
-        for order in [Order::Hnd, Order::Nhd, Order::Tail] {
+        for order in [Order::Hnd, Order::Nhd, Order::Tail, Order::Latent] {
             // Nine slots at least, and a last page that is short.
             let memory = memories(Dtype::F16, &[40; 11], order, &mut random);
             let short = memories(Dtype::F16, &[40, 40, 1, 0, 17], order, &mut random);

@@ -18,8 +18,13 @@ const SLOTS: usize = 100;
 /// Microseconds of a decode step whose pages fill so many slots.
 fn decode() -> u128 {
     let shape = Shape::new(1, 1, 64, 64).unwrap();
-    let settings =
-        Settings { slot_bytes: 20 << 10, copy_threads: 1, hot_bytes: 0, registered_bytes: 0 };
+    let settings = Settings {
+        slot_bytes: 20 << 10,
+        copy_threads: 1,
+        hot_bytes: 0,
+        registered_bytes: 0,
+        device: 0,
+    };
     let mut cuda = CudaAttention::new(shape, settings).unwrap();
     let memory = Memory::new(shape, Dtype::F16, 64, Order::Hnd, &mut Random(1));
     let blocks: Vec<_> = (0..SLOTS as u64).map(|index| memory.block(index * 64)).collect();

@@ -7,11 +7,11 @@ use std::path::PathBuf;
 use half::f16;
 use kvfs::attention::select::TokenSet;
 use kvfs::attention::{Attention, Options, Queries, Shape};
-use kvfs::cuda::{CudaAttention, CudaError, Settings};
+use kvfs::cuda::{CudaAttention, CudaError, Runtime, Settings};
 use kvfs::page::{
     Dtype, Layer, Layout, Manifest, ManifestFields, PagePlace, TokenStart, names, pack_page,
 };
-use kvfs::reader::Sequence;
+use kvfs::reader::{Backend, Sequence};
 
 use crate::common::sys::rename;
 use crate::fake::{F16_64, Plan, SLOW_COPIES, SLOW_KERNELS, under};
@@ -108,6 +108,7 @@ fn settings(hot_pages: u64) -> Settings {
         copy_threads: 2,
         hot_bytes: hot_pages * place * 3,
         registered_bytes: 1 << 30,
+        device: 0,
     }
 }
 
@@ -196,7 +197,9 @@ fn layers_that_nobody_waits_for() {
             for round in 0..3 {
                 let q = random.floats(10 * 64, 2.0);
                 let queries = Queries { q: &q, positions: &[end - 1] };
-                let found = cuda.attend_layers(&sequence, 0..end, &queries, &plain()).unwrap();
+                let done = cuda.attend_layers((&sequence, 0..end), &queries, &plain(), 2);
+                let (found, times) = done.unwrap();
+                assert_eq!(times.len(), 2);
                 let mut layers = found.chunks_exact(10 * 64);
                 let mut expected = sequence.stream(0..end).unwrap();
                 while expected.layer().is_some() {
@@ -309,6 +312,14 @@ fn a_page_that_vanishes() {
     });
 }
 
+/// What a plan says.
+fn hot_bytes(runtime: &Runtime) -> u64 {
+    match runtime.backend() {
+        Backend::Cuda { hot_bytes, .. } => hot_bytes,
+        Backend::Cpu { why, .. } => panic!("{why:?}"),
+    }
+}
+
 /// The window takes what there is, and the rest streams.
 #[test]
 fn a_window_larger_than_the_memory() {
@@ -324,12 +335,17 @@ fn a_window_larger_than_the_memory() {
         let directory = Directory::new(Layout::Hnd, 32 * 8);
         let sequence = Sequence::open(&directory.sequence()).unwrap();
         let settings = Settings { hot_bytes: 1 << 40, ..settings(0) };
-        let mut cuda = CudaAttention::new(shape(), settings).unwrap();
+        // A plan says what was asked for, then what there is.
+        let mut runtime = Runtime::open(shape(), settings, 1).unwrap();
+        assert_eq!(hot_bytes(&runtime), 1 << 40);
+        let cuda = runtime.cuda().unwrap();
         if let Err(error) = cuda.scan(&sequence, 0..256) {
             assert!(matches!(error, CudaError::OutOfMemory { .. }), "{error}");
         }
-        step(&mut cuda, &sequence, 256, &plain(), 0.0);
-        assert!(cuda.hot_bytes() < 1 << 30, "{}", cuda.hot_bytes());
-        step(&mut cuda, &sequence, 256, &plain(), 0.0);
+        step(cuda, &sequence, 256, &plain(), 0.0);
+        let had = cuda.hot_bytes();
+        assert!(had < 1 << 30, "{had}");
+        step(cuda, &sequence, 256, &plain(), 0.0);
+        assert_eq!(hot_bytes(&runtime), had);
     });
 }

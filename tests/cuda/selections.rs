@@ -14,8 +14,13 @@ use crate::fixture::{Memory, Order, Random, assert_close, reference};
 const PLANS: &[Plan<'_>] = &[SLOW_COPIES, SLOW_KERNELS];
 
 /// Slots of two or three pages of 40 tokens.
-const SETTINGS: Settings =
-    Settings { slot_bytes: 48 << 10, copy_threads: 1, hot_bytes: 0, registered_bytes: 0 };
+const SETTINGS: Settings = Settings {
+    slot_bytes: 48 << 10,
+    copy_threads: 1,
+    hot_bytes: 0,
+    registered_bytes: 0,
+    device: 0,
+};
 
 fn shape() -> Shape {
     Shape::new(6, 2, 64, 32).unwrap()

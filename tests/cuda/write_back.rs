@@ -20,8 +20,13 @@ const SLOW_BACK: Plan<'_> = &[("KVFS_FAKE_BACK_US", "2000")];
 const SLOW_UPLOADS: Plan<'_> = &[("KVFS_FAKE_COPY_US", "3000"), ("KVFS_FAKE_BACK_US", "100")];
 
 fn cuda() -> CudaAttention {
-    let settings =
-        Settings { slot_bytes: 16 << 10, copy_threads: 1, hot_bytes: 0, registered_bytes: 0 };
+    let settings = Settings {
+        slot_bytes: 16 << 10,
+        copy_threads: 1,
+        hot_bytes: 0,
+        registered_bytes: 0,
+        device: 0,
+    };
     CudaAttention::new(Shape::new(2, 2, 64, 64).unwrap(), settings).unwrap()
 }
 

@@ -17,7 +17,7 @@ const DRIVER_VERSION_MIN: c_int = 9000;
 
 /// What this program calls. The binding panics at the first call of a function that the library
 /// lacks, so all of them are looked up before.
-const FUNCTIONS: [&str; 34] = [
+const FUNCTIONS: [&str; 35] = [
     "cuInit",
     "cuDriverGetVersion",
     "cuGetErrorName",
@@ -28,6 +28,7 @@ const FUNCTIONS: [&str; 34] = [
     "cuDeviceGetAttribute",
     "cuDevicePrimaryCtxRetain",
     "cuDevicePrimaryCtxRelease_v2",
+    "cuCtxGetCurrent",
     "cuCtxSetCurrent",
     "cuStreamCreate",
     "cuStreamDestroy_v2",
@@ -58,6 +59,17 @@ const FUNCTIONS: [&str; 34] = [
 pub(super) fn load() -> Result<(), CudaError> {
     static OUTCOME: OnceLock<Result<(), String>> = OnceLock::new();
     OUTCOME.get_or_init(initialise).clone().map_err(CudaError::Unavailable)
+}
+
+/// Whether streams can be captured: since CUDA 10.0. The driver was loaded before.
+pub(super) fn has_graphs() -> bool {
+    static OUTCOME: OnceLock<bool> = OnceLock::new();
+    *OUTCOME.get_or_init(|| {
+        // SAFETY: the library is present, and stays open.
+        let library = unsafe { sys::culib() };
+        // SAFETY: only whether it is there counts; the address is not used.
+        unsafe { library.get::<*const c_void>(b"cuStreamIsCapturing") }.is_ok()
+    })
 }
 
 fn initialise() -> Result<(), String> {

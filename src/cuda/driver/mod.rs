@@ -17,7 +17,7 @@ use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::sync::Arc;
 
-use cudarc::driver::sys::{self, CUdevice_attribute, CUresult};
+use cudarc::driver::sys::{self, CUdevice_attribute, CUresult, CUstreamCaptureStatus};
 
 use super::CudaError;
 
@@ -72,12 +72,18 @@ unsafe impl Send for Primary {}
 unsafe impl Sync for Primary {}
 
 impl Context {
-    /// The first device that the driver shows; `CUDA_VISIBLE_DEVICES` chooses.
-    pub(super) fn open() -> Result<Self, CudaError> {
+    /// The device with a number among those that the driver shows; `CUDA_VISIBLE_DEVICES` chooses
+    /// them.
+    pub(super) fn open(number: u32) -> Result<Self, CudaError> {
         library::load()?;
         let mut device = 0;
+        let ordinal = c_int::try_from(number).unwrap_or(c_int::MAX);
         // SAFETY: the driver is initialised, and writes one number.
-        let result = unsafe { sys::cuDeviceGet(&raw mut device, 0) };
+        let result = unsafe { sys::cuDeviceGet(&raw mut device, ordinal) };
+        if result == CUresult::CUDA_ERROR_INVALID_DEVICE {
+            let why = format!("the NVIDIA driver shows no GPU with number {number}");
+            return Err(CudaError::Unavailable(why));
+        }
         check("cuDeviceGet", result)?;
         let properties = properties(device)?;
         if properties.compute_capability < library::COMPUTE_CAPABILITY_MIN {
@@ -141,6 +147,33 @@ impl Drop for Primary {
     }
 }
 
+/// The context that is current in this thread; it becomes so again when this is dropped. A program
+/// with several devices relies on it.
+#[derive(Debug)]
+pub(crate) struct CurrentContext(Option<sys::CUcontext>);
+
+impl CurrentContext {
+    /// Remembers it. Without a driver there is none.
+    pub(crate) fn keep() -> Self {
+        if library::load().is_err() {
+            return Self(None);
+        }
+        let mut context = ptr::null_mut();
+        // SAFETY: the driver is initialised, and writes one handle.
+        let result = unsafe { sys::cuCtxGetCurrent(&raw mut context) };
+        library::log_failure("cuCtxGetCurrent", result);
+        Self((result == CUresult::CUDA_SUCCESS).then_some(context))
+    }
+}
+
+impl Drop for CurrentContext {
+    fn drop(&mut self) {
+        let Some(context) = self.0 else { return };
+        // SAFETY: it was current in this thread; null is none.
+        library::log_failure("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(context) });
+    }
+}
+
 fn properties(device: sys::CUdevice) -> Result<Properties, CudaError> {
     let attribute = |attribute: CUdevice_attribute| {
         let mut value: c_int = 0;
@@ -185,10 +218,34 @@ unsafe impl Send for Stream {}
 impl Stream {
     /// A stream of somebody else's; null is the default one.
     ///
+    /// # Errors
+    /// [`CudaError::Unsupported`] if what is put there becomes a graph instead of being done: our own
+    /// streams would become part of it, and the host could not wait for them.
+    ///
     /// # Safety
     /// It must be a stream of the context's device, and outlive this.
-    pub(super) unsafe fn of_caller(context: &Context, stream: *mut c_void) -> Self {
-        Self { context: context.clone(), stream: stream.cast(), is_owned: false }
+    pub(super) unsafe fn of_caller(
+        context: &Context, stream: *mut c_void,
+    ) -> Result<Self, CudaError> {
+        let callers = Self { context: context.clone(), stream: stream.cast(), is_owned: false };
+        if library::has_graphs() && callers.is_captured()? {
+            let what = "a stream that is captured into a graph, where the host cannot bring pages,";
+            return Err(CudaError::Unsupported(what.to_owned()));
+        }
+        Ok(callers)
+    }
+
+    fn is_captured(&self) -> Result<bool, CudaError> {
+        self.context.bind()?;
+        let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: the handle lives, and the driver writes one number.
+        let result = unsafe { sys::cuStreamIsCapturing(self.stream, &raw mut status) };
+        // The default stream, while another one is captured.
+        if result == CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT {
+            return Ok(true);
+        }
+        check("cuStreamIsCapturing", result)?;
+        Ok(status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
     }
 
     /// The driver's handle.

@@ -185,7 +185,7 @@ impl WriteBack {
     /// As [`append_device`](Self::append_device).
     unsafe fn copy(&mut self, layer: Layer, rows: DeviceRows) -> Result<(), CudaError> {
         // SAFETY: the caller's promise.
-        let makes = unsafe { Stream::of_caller(&self.context, rows.stream) };
+        let makes = unsafe { Stream::of_caller(&self.context, rows.stream) }?;
         makes.record(&self.made)?;
         self.copies.wait(&self.made)?;
         let mut at = 0;
@@ -213,7 +213,7 @@ impl WriteBack {
     /// The stream must be a `CUstream` of the device, or null for the default one.
     pub unsafe fn hold(&self, stream: *mut std::ffi::c_void) -> Result<(), CudaError> {
         // SAFETY: the caller's promise.
-        let stream = unsafe { Stream::of_caller(&self.context, stream) };
+        let stream = unsafe { Stream::of_caller(&self.context, stream) }?;
         stream.wait(&self.copied)
     }
 

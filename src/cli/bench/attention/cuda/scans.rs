@@ -152,13 +152,9 @@ fn hot(layers: &Layer, limits: &Limits, sizes: &Sizes) -> Result<Figure, String>
     let q = query(shape()?);
     let end = sizes.hot * u64::from(PAGE_TOKENS);
     let queries = Queries { q: &q, positions: &[end - 1] };
-    let mut times = Vec::new();
-    for _ in 0..=sizes.rounds {
-        let start = Instant::now();
-        let done = cuda.attend_layers(&layers.sequence, 0..end, &queries, &Options::default());
-        done.map_err(says)?;
-        times.push(start.elapsed().as_secs_f64());
-    }
+    let (rounds, options) = (sizes.rounds + 1, Options::default());
+    let done = cuda.attend_layers((&layers.sequence, 0..end), &queries, &options, rounds);
+    let (_, mut times) = done.map_err(says)?;
     // The first one brings them there.
     let times = times.split_off(1);
     if cuda.hot_bytes() < hot_bytes / 2 {

@@ -30,7 +30,7 @@ type Lengths = [usize; 3];
 
 /// For one page at a time.
 const SETTINGS: Settings =
-    Settings { slot_bytes: 1 << 20, copy_threads: 1, hot_bytes: 0, registered_bytes: 0 };
+    Settings { slot_bytes: 1 << 20, copy_threads: 1, hot_bytes: 0, registered_bytes: 0, device: 0 };
 
 /// The worst of all variants of a dtype.
 #[derive(Default)]
