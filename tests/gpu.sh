@@ -95,10 +95,10 @@ run() {
         return
     fi
     cat "$output/gpu.md"
-    for dtype in f16 bf16 f32 f8_e4m3 q8_0 q4_0; do
-        error=$(value "cuda_relative_l2_$dtype")
+    for what in f16 bf16 f32 f8_e4m3 q8_0 q4_0 options scans; do
+        error=$(value "cuda_relative_l2_$what")
         awk -v error="$error" 'BEGIN { exit !(error != "" && error + 0 <= 1e-4) }' || {
-            echo "gpu.sh: relative L2 of $dtype is $error, more than 1e-4" >&2
+            echo "gpu.sh: relative L2 of $what is $error, more than 1e-4" >&2
             exit 1
         }
     done

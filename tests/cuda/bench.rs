@@ -61,9 +61,9 @@ fn with_every_kernel() {
     assert_eq!(json["machine"]["pages"], "a plain directory");
     let figures = json["figures"].as_array().unwrap();
     let figure = |name: &str| figures.iter().find(|figure| figure["name"] == name);
-    for (_, dtype) in ELEMENTS {
-        let error = figure(&format!("cuda_relative_l2_{dtype}")).unwrap()["value"].as_f64();
-        assert!(error.unwrap() < 1e-5, "{dtype}: {error:?}");
+    for what in ELEMENTS.map(|(_, dtype)| dtype).into_iter().chain(["options", "scans"]) {
+        let error = figure(&format!("cuda_relative_l2_{what}")).unwrap()["value"].as_f64();
+        assert!(error.unwrap() < 1e-5, "{what}: {error:?}");
     }
     assert!(figure("cuda_mass").unwrap()["value"].as_f64().unwrap() < 1e-5);
     assert_eq!(figure("cuda_pages_selected_otherwise").unwrap()["value"], 0.0);

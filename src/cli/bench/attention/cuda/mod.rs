@@ -4,6 +4,7 @@
 //! Where nothing can be mounted the pages are files of a plain directory: the same files, read in the
 //! same way, but not by way of a mount's RAM tier.
 
+mod options;
 mod scans;
 mod variants;
 
@@ -99,6 +100,7 @@ pub(in crate::cli::bench) fn run(
             let gpu = format!("{}, compute capability {major}.{minor}", cuda.properties().name);
             note(&gpu);
             figures.extend(variants::figures(sizes.pages)?);
+            figures.push(options::figure(sizes.pages)?);
             let path = write_sequence(workplace, "cuda", Dtype::F16, longest, 0)?;
             let deep = write_deep_sequence(workplace, "hot", sizes.hot_layers, sizes.hot)?;
             figures.extend(scans::figures(&path, &deep, cuda, &sizes)?);

@@ -4,6 +4,7 @@
 use std::path::Path;
 use std::time::Instant;
 
+use super::super::accuracy::relative_l2;
 use super::super::mounted::PAGE_TOKENS;
 use super::super::throughput::gigabytes;
 use super::super::{failed, shape};
@@ -63,9 +64,57 @@ pub(super) fn figures(
     let mut figures = ceilings(&limits);
     figures.extend(cold(&mut cuda, &layer, &limits, sizes)?);
     figures.push(hybrid(&mut cuda, &layer, sizes)?);
+    let mut errors = vec![
+        error_of(&mut cuda, &layer, sizes.longest, None)?,
+        error_of(&mut cuda, &layer, sizes.hot, Some(0.3))?,
+    ];
     drop(cuda);
-    figures.push(hot(&Layer::open(deep)?, &limits, sizes)?);
+    let (figure, error) = hot(&Layer::open(deep)?, &limits, sizes)?;
+    figures.push(figure);
+    errors.push(error);
+    figures.push(Figure {
+        name: "cuda_relative_l2_scans",
+        unit: "ratio",
+        better: Better::Lower,
+        target: Target::Absolute(1e-4),
+        // A NaN is the worst.
+        values: vec![errors.into_iter().reduce(|a, b| if a <= b { b } else { a }).unwrap_or(0.0)],
+        baselines: Vec::new(),
+    });
     Ok(figures)
+}
+
+/// What the CPU gives for the first pages of all layers, one after the other.
+fn on_cpu(layers: &Layer, pages: u64) -> Result<Vec<f64>, String> {
+    let cpu = Attention::new(shape()?, 1).map_err(failed)?;
+    let q = query(shape()?);
+    let end = pages * u64::from(PAGE_TOKENS);
+    let queries = Queries { q: &q, positions: &[end - 1] };
+    let mut stream = layers.sequence.stream(0..end).map_err(|error| error.to_string())?;
+    let mut all = Vec::new();
+    while stream.layer().is_some() {
+        let partials = stream.attend(&cpu, &queries, &Options::default());
+        let result = partials.map_err(|error| error.to_string())?.finish(None).map_err(failed)?;
+        all.extend(result.into_iter().map(f64::from));
+    }
+    Ok(all)
+}
+
+/// Relative L2 of a scan of a layer, against the CPU: figures of wrong results would be worth nothing,
+/// and a wait that is missing may show on a device alone.
+fn error_of(
+    cuda: &mut CudaAttention, layer: &Layer, pages: u64, share: Option<f64>,
+) -> Result<f64, String> {
+    let cpu = Attention::new(shape()?, 1).map_err(failed)?;
+    let q = query(shape()?);
+    let end = pages * u64::from(PAGE_TOKENS);
+    let queries = Queries { q: &q, positions: &[end - 1] };
+    let mut scan = cuda.scan(&layer.sequence, 0..end).map_err(says)?;
+    if let Some(share) = share {
+        scan = scan.with_cpu(&cpu, share).map_err(says)?;
+    }
+    let found = scan.attend(&queries, &Options::default()).map_err(says)?;
+    Ok(relative_l2(&found.finish(None).map_err(failed)?, &on_cpu(layer, pages)?))
 }
 
 fn ceilings(limits: &Limits) -> Vec<Figure> {
@@ -143,8 +192,9 @@ fn hybrid(cuda: &mut CudaAttention, layer: &Layer, sizes: &Sizes) -> Result<Figu
     })
 }
 
-/// Pages of several layers that stay on the device, with queries and results there, too.
-fn hot(layers: &Layer, limits: &Limits, sizes: &Sizes) -> Result<Figure, String> {
+/// Pages of several layers that stay on the device, with queries and results there, too; and relative
+/// L2 of the results.
+fn hot(layers: &Layer, limits: &Limits, sizes: &Sizes) -> Result<(Figure, f64), String> {
     let count = u64::from(sizes.hot_layers);
     let hot_bytes = (sizes.hot + 1) * count * (layers.page_bytes + (64 << 10));
     let settings = Settings { hot_bytes, ..settings() };
@@ -154,20 +204,21 @@ fn hot(layers: &Layer, limits: &Limits, sizes: &Sizes) -> Result<Figure, String>
     let queries = Queries { q: &q, positions: &[end - 1] };
     let (rounds, options) = (sizes.rounds + 1, Options::default());
     let done = cuda.attend_layers((&layers.sequence, 0..end), &queries, &options, rounds);
-    let (_, mut times) = done.map_err(says)?;
+    let (found, mut times) = done.map_err(says)?;
     // The first one brings them there.
     let times = times.split_off(1);
     if cuda.hot_bytes() < hot_bytes / 2 {
         note(&format!("the hot window has {} bytes, not {hot_bytes}", cuda.hot_bytes()));
     }
-    Ok(Figure {
+    let figure = Figure {
         name: "cuda_hot",
         unit: "GB/s",
         better: Better::Higher,
         target: Target::TimesBaseline(0.8),
         values: rates(layers, sizes.hot * count, times),
         baselines: limits.copies.clone(),
-    })
+    };
+    Ok((figure, relative_l2(&found, &on_cpu(layers, sizes.hot)?)))
 }
 
 fn rates(layer: &Layer, pages: u64, times: Vec<f64>) -> Vec<f64> {

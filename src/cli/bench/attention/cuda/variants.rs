@@ -19,17 +19,18 @@ const DTYPES: [(Dtype, &str); 6] = [
     (Dtype::Q4_0, "cuda_relative_l2_q4_0"),
 ];
 
-/// `head_dim` and `v_head_dim`: a pair for each width of the modules, and one that is narrower.
-const DIMS: [(usize, usize); 4] = [(64, 64), (128, 128), (96, 64), (256, 192)];
+/// `head_dim` and `v_head_dim`: each width of the modules, and those that models have below it.
+const DIMS: [(usize, usize); 6] =
+    [(64, 64), (128, 128), (80, 80), (96, 64), (192, 128), (256, 192)];
 
 /// Query heads of a KV head: one for each kernel of a decode step.
 const GROUPS: [usize; 5] = [1, 2, 4, 5, 8];
 
 /// Tokens of each page.
-type Lengths = [usize; 3];
+pub(super) type Lengths = [usize; 3];
 
 /// For one page at a time.
-const SETTINGS: Settings =
+pub(super) const SETTINGS: Settings =
     Settings { slot_bytes: 1 << 20, copy_threads: 1, hot_bytes: 0, registered_bytes: 0, device: 0 };
 
 /// The worst of all variants of a dtype.
@@ -50,7 +51,10 @@ pub(super) fn figures(lengths: Lengths) -> Result<Vec<Figure>, String> {
         for group in GROUPS {
             let shape = Shape::new(2 * group, 2, dims.0, dims.1).map_err(|e| e.to_string())?;
             let mut cuda = CudaAttention::new(shape, SETTINGS).map_err(says)?;
-            for ((dtype, _), worst) in DTYPES.iter().zip(&mut worst) {
+            // Rows of blocks are whole ones.
+            let fits = |dtype: Dtype| dims.0.is_multiple_of(dtype.block_elements() as usize);
+            let fitting = DTYPES.iter().zip(&mut worst).filter(|((dtype, _), _)| fits(*dtype));
+            for ((dtype, _), worst) in fitting {
                 check(&mut cuda, *dtype, lengths, worst)?;
             }
         }
@@ -77,13 +81,13 @@ pub(super) fn figures(lengths: Lengths) -> Result<Vec<Figure>, String> {
 }
 
 /// K and V of a page, `[heads, tokens, dim]`.
-struct Page {
+pub(super) struct Page {
     k: Vec<u8>,
     v: Vec<u8>,
     tokens: usize,
 }
 
-fn pages(shape: Shape, dtype: Dtype, lengths: Lengths) -> Vec<Page> {
+pub(super) fn pages(shape: Shape, dtype: Dtype, lengths: Lengths) -> Vec<Page> {
     let values = pattern(dtype, 11);
     let mut at = 0;
     let mut rows = |tokens: usize, elements: usize| {
@@ -105,7 +109,7 @@ fn row_bytes(dtype: Dtype, elements: usize) -> usize {
     elements / dtype.block_elements() as usize * dtype.block_bytes() as usize
 }
 
-fn blocks(shape: Shape, dtype: Dtype, pages: &[Page]) -> Vec<KvBlock<'_>> {
+pub(super) fn blocks(shape: Shape, dtype: Dtype, pages: &[Page]) -> Vec<KvBlock<'_>> {
     let mut blocks: Vec<KvBlock<'_>> = Vec::new();
     for Page { k, v, tokens } in pages {
         let strides = |elements| {
