@@ -298,6 +298,11 @@ typedef struct kvfs_sequence kvfs_sequence;
 typedef struct kvfs_sequences kvfs_sequences;
 
 /**
+ * Appends rows to a sequence while the next token is computed. Several threads may use one.
+ */
+typedef struct kvfs_write_back kvfs_write_back;
+
+/**
  * The heads of a layer, and who attends.
  */
 typedef struct kvfs_attention_config {
@@ -1272,6 +1277,64 @@ kvfs_status kvfs_cuda_select_pages(const struct kvfs_cuda *cuda,
                                    struct kvfs_token_range *ranges,
                                    size_t capacity,
                                    uint64_t *count);
+
+/**
+ * Creates `*write_back` to the sequence in `directory`, which holds `tokens` tokens and has the
+ * directories of its layers, to be freed with `kvfs_write_back_free`. It takes 4 MiB of pinned memory, or
+ * 64 rows. What cannot be written is `KVFS_STATUS_FILE` of this and all later calls: rows have no gaps,
+ * and what is on the mount stays as it is.
+ *
+ * `KVFS_STATUS_MEMORY` and `KVFS_STATUS_DEVICE` as `kvfs_cuda_create`.
+ */
+kvfs_status kvfs_write_back_create(const struct kvfs_cuda *cuda,
+                                   const char *directory,
+                                   const struct kvfs_manifest *manifest,
+                                   uint64_t tokens,
+                                   struct kvfs_write_back **write_back);
+
+/**
+ * Frees what `kvfs_write_back_create` gave, after what it was given is written. NULL is fine.
+ */
+void kvfs_write_back_free(struct kvfs_write_back *write_back);
+
+/**
+ * Takes the next rows of a layer, `bytes` bytes at `rows` in device memory: of each token K of all heads,
+ * then V. They are copied when everything that is in `stream` now has been done, and nobody waits; until
+ * then nobody may free or change them (`kvfs_write_back_hold`).
+ *
+ * `KVFS_STATUS_FILE` also for bytes that are no whole rows and for no layer of the manifest.
+ */
+kvfs_status kvfs_write_back_rows(const struct kvfs_write_back *write_back,
+                                 uint32_t layer,
+                                 uint64_t rows,
+                                 size_t bytes,
+                                 void *stream);
+
+/**
+ * What comes later in a stream waits, on the device, until all rows that were given have been copied:
+ * before their memory is used again.
+ *
+ * `KVFS_STATUS_DEVICE` if the device has failed.
+ */
+kvfs_status kvfs_write_back_hold(const struct kvfs_write_back *write_back,
+                                 void *stream);
+
+/**
+ * All layers have been given the rows of these tokens, `[count]`: their ids come after them.
+ */
+kvfs_status kvfs_write_back_tokens(const struct kvfs_write_back *write_back,
+                                   const uint32_t *tokens,
+                                   size_t count);
+
+/**
+ * Waits until everything that was given is in the files.
+ */
+kvfs_status kvfs_write_back_flush(const struct kvfs_write_back *write_back);
+
+/**
+ * The same, and it survives a crash.
+ */
+kvfs_status kvfs_write_back_sync(const struct kvfs_write_back *write_back);
 
 #ifdef __cplusplus
 }  // extern "C"

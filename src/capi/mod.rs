@@ -13,6 +13,7 @@
 //! | `attention`, `block`, `options`, `partials` | attend to memory, merge results |
 //! | `cuda`, `scan` | the same on a GPU, in the order of a stream; over sequences of a mount |
 //! | `summaries` | which pages are worth reading there |
+//! | `write_back` | how new K and V get from there to a mount |
 //! | `rotation` | tokens that moved |
 //! | `manifest`, `page` | attend to the files of a mount |
 //! | `sequence` | remove, copy and move tokens of a mount |
@@ -40,6 +41,7 @@ mod scan;
 mod sequence;
 mod status;
 mod summaries;
+mod write_back;
 
 #[cfg(test)]
 mod tests;
@@ -77,4 +79,8 @@ pub use status::{
 pub use summaries::{
     CudaSummaries, PageBudget, PageSelection, kvfs_cuda_select_pages, kvfs_cuda_summaries_create,
     kvfs_cuda_summaries_free, kvfs_cuda_summarise,
+};
+pub use write_back::{
+    WriteBack, kvfs_write_back_create, kvfs_write_back_flush, kvfs_write_back_free,
+    kvfs_write_back_hold, kvfs_write_back_rows, kvfs_write_back_sync, kvfs_write_back_tokens,
 };

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 /// In the order in which a reader of C needs them.
-const SOURCES: [&str; 12] = [
+const SOURCES: [&str; 13] = [
     "status",
     "attention",
     "block",
@@ -16,6 +16,7 @@ const SOURCES: [&str; 12] = [
     "sequence",
     "scan",
     "summaries",
+    "write_back",
 ];
 
 fn generate() -> String {

@@ -18,6 +18,7 @@ mod program;
 mod refused;
 mod scan;
 mod sequences;
+mod write_back;
 #[allow(dead_code, reason = "the tests of prefixes use the rest")]
 #[path = "../prefixes/writer.rs"]
 mod writer;
