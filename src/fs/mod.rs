@@ -277,6 +277,12 @@ impl FileSystem {
         if has_room { Ok(()) } else { self.commit() }
     }
 
+    /// The same before something is removed, which must go on where the disk is too full for a commit.
+    fn throttle_removal(&self) {
+        // The commits of the timer tell of it.
+        let _ = self.throttle();
+    }
+
     /// How the kernel is told of new names before the operation that made them has answered.
     pub fn on_new_names(&self, ask_anew: AskAnew) {
         let _ = self.ask_anew.set(ask_anew);

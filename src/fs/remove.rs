@@ -16,6 +16,7 @@ impl FileSystem {
         if self.is_virtual_name(place)? {
             return Err(FsError::NotPermitted);
         }
+        self.throttle_removal();
         let mut state = self.state_to_change()?;
         let entry = state.entry(place.parent, &place.name)?.ok_or(FsError::NotFound)?;
         let mut inode = state.inode(entry.inode)?;
@@ -34,6 +35,7 @@ impl FileSystem {
         if self.is_virtual_name(place)? {
             return Err(FsError::NotPermitted);
         }
+        self.throttle_removal();
         // A page whose writer is done makes its directory one that is not empty.
         let entry = self.state().entry(place.parent, &place.name)?;
         if let Some(entry) = entry {

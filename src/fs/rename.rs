@@ -24,6 +24,7 @@ impl FileSystem {
         if flags & !libc::RENAME_NOREPLACE != 0 {
             return Err(FsError::Invalid);
         }
+        self.throttle()?;
         self.publish_before(to)?;
         let mut state = self.state_to_change()?;
         let entry = state.entry(from.parent, &from.name)?.ok_or(FsError::NotFound)?;

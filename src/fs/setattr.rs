@@ -47,6 +47,7 @@ impl FileSystem {
         if super::is_virtual(id) {
             return Err(FsError::NotPermitted);
         }
+        self.throttle()?;
         self.state().check_current(id)?;
         if let Some(size) = set.size {
             self.with_resident(id, || self.truncate(id, size))?;

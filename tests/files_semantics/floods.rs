@@ -15,6 +15,7 @@ use crate::common::{Mode, Model, Mount, eventually};
 in_both_modes!(
     attributes_of_one_file_are_bounded,
     attributes_of_many_files_do_not_wait_in_memory,
+    changes_of_many_names_do_not_wait_in_memory,
     many_handles_cost_little,
     a_daemon_without_descriptors_goes_on,
     slots_that_are_written_leave_descriptors,
@@ -71,6 +72,24 @@ fn attributes_of_many_files_do_not_wait_in_memory(mode: Mode) {
 }
 
 /// One process may have 20,000 here; what a handle costs is the same for a million.
+fn changes_of_many_names_do_not_wait_in_memory(mode: Mode) {
+    const NAMES: usize = 60_000;
+    let mount = Mount::with_options(mode, &["--commit-interval", "600"]);
+    let path = |number: usize| mount.files(format!("n{number}"));
+    std::fs::write(path(0), "x").unwrap();
+    let each = |what: &str, act: &dyn Fn(usize)| {
+        sync_directory(mount.path()).unwrap();
+        (1..NAMES).for_each(act);
+        let waiting = mount.status_number("uncommitted_changes");
+        assert!((1..=50_100).contains(&waiting), "{what}: {waiting} changes wait");
+    };
+    each("made", &|number| std::fs::hard_link(path(0), path(number)).unwrap());
+    each("renamed", &|number| rename(path(number), mount.files(format!("r{number}"))).unwrap());
+    each("removed", &|number| std::fs::remove_file(mount.files(format!("r{number}"))).unwrap());
+    assert_eq!(std::fs::read_dir(mount.files("")).unwrap().count(), 1);
+    assert_eq!(mount.status("errors"), "0");
+}
+
 fn many_handles_cost_little(mode: Mode) {
     const HANDLES: usize = 8_000;
     let mount = Mount::new(mode);
