@@ -11,25 +11,10 @@ use nix::unistd::Pid;
 
 mod common;
 
-/// An example beside the program; `cargo test --test demo` alone does not build it.
-fn example(name: &str) -> PathBuf {
-    let kvfs = Path::new(env!("CARGO_BIN_EXE_kvfs"));
-    let path = kvfs.with_file_name("examples").join(name);
-    if !path.exists() {
-        let mut build = Command::new(env!("CARGO"));
-        build.args(["build", "--example", name]);
-        if !cfg!(debug_assertions) {
-            build.arg("--release");
-        }
-        assert!(build.status().unwrap().success());
-    }
-    path
-}
-
 /// The demo, with a directory for its temporary files. Without optimisation the whole prompt
 /// would take minutes.
 fn demo(temporary: &Path) -> Command {
-    let mut command = Command::new(example("demo"));
+    let mut command = Command::new(common::example("demo"));
     command.env("TMPDIR", temporary);
     command.env("CARGO_BIN_EXE_kvfs", env!("CARGO_BIN_EXE_kvfs"));
     command.stdin(Stdio::null());
@@ -132,7 +117,7 @@ fn what_is_missing_is_said_in_one_line() {
 /// Runs the small model over the first 600 tokens of its prompt.
 fn tiny_llama(further: &[&str]) -> Command {
     let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny-llama");
-    let mut command = Command::new(example("tiny_llama"));
+    let mut command = Command::new(common::example("tiny_llama"));
     command.arg("--model").arg(&fixture).arg("--prompt").arg(fixture.join("prompt.txt"));
     command.args(["--prompt-tokens", "600"]).args(further);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());

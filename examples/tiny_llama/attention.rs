@@ -41,6 +41,13 @@ pub(crate) fn interleave(shape: Shape, keys: &[f16], values: &[f16]) -> Vec<u8> 
     tokens.flat_map(|(keys, values)| [keys.as_bytes(), values.as_bytes()].concat()).collect()
 }
 
+/// Heads of `dim` elements in the order of llama.cpp: what turns together stands side by side. Products of
+/// such queries and keys are the same.
+pub(crate) fn interleave_halves<T: Copy>(heads: &[T], dim: usize) -> Vec<T> {
+    let halves = heads.chunks_exact(dim).map(|head| head.split_at(dim / 2));
+    halves.flat_map(|(low, high)| low.iter().zip(high).flat_map(|(a, b)| [*a, *b])).collect()
+}
+
 /// Attention of one layer's shape.
 #[derive(Debug)]
 pub(crate) struct CausalAttention {
@@ -58,10 +65,10 @@ impl CausalAttention {
     }
 
     /// The same for tokens that may have moved since their K was rotated.
-    pub(crate) fn of_model(config: &Config) -> Result<Self> {
+    pub(crate) fn of_model(config: &Config, pairing: Pairing) -> Result<Self> {
         let rope =
             Rope { theta: config.rope_theta, scaling: None, dims: None, other: Map::default() };
-        let rotation = Rotation::new(&rope, config.head_dim, Pairing::Halves)?;
+        let rotation = Rotation::new(&rope, config.head_dim, pairing)?;
         Ok(Self { rotation: Some(rotation), ..Self::new(config.shape()?)? })
     }
 

@@ -17,6 +17,9 @@
 //!     --cache /mnt/kv/models/tiny-llama/sequences/ruth
 //! ```
 //!
+//! Pages that were imported from a slot of llama.cpp have K in another order, which their manifest tells
+//! (`kvfs create --rope-theta 10000 --rope-pairing interleaved`).
+//!
 //! With `--compare ROUNDS` nothing is continued: it tells how long restoring the prompt from the
 //! cache takes, and computing it. Such a prompt may be longer than what the model was trained for
 //! (the text is repeated): the values make no sense then, and take as long.

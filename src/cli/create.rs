@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
-use serde_json::{Map, json};
+use serde_json::json;
 
 use super::output::{Failure, Outcome, Report, bytes};
 use crate::page::names::{MANIFEST, SEQUENCES, is_staging};
@@ -56,6 +56,10 @@ pub(crate) struct CreateArguments {
     /// Rotated elements of a row, if not all of them
     #[arg(long, value_name = "N", requires = "rope_theta")]
     pub rope_dims: Option<u32>,
+    /// Which two elements of a row turn together: i and i + N/2 (Llama in Hugging Face's order), or 2i and
+    /// 2i + 1 (Llama in llama.cpp's)
+    #[arg(long, value_name = "P", requires = "rope_theta", value_parser = ["halves", "interleaved"])]
+    pub rope_pairing: Option<String>,
     /// Whether the engine rotated K and V before it stored them (true: as it does by itself), or how
     /// [default: it did not]
     #[arg(long, value_name = "true|false|NAME", value_parser = kv_rotation)]
@@ -160,11 +164,12 @@ fn explain(path: &Path, error: &io::Error) -> Failure {
 }
 
 fn manifest(arguments: &CreateArguments, name: &str) -> Result<Manifest, crate::page::PageError> {
+    let pairing = arguments.rope_pairing.as_deref().map(|name| ("pairing".to_owned(), name.into()));
     let rope = arguments.rope_theta.map(|theta| Rope {
         theta,
         scaling: None,
         dims: arguments.rope_dims,
-        other: Map::new(),
+        other: pairing.into_iter().collect(),
     });
     let model_id = arguments.model_id.as_deref().unwrap_or(name);
     let least = ManifestFields::new(
@@ -288,7 +293,7 @@ mod tests {
         let path = base.path().join("models/m");
         let options = "--layers 2 --kv-heads 1 --head-dim 64 --v-head-dim 0 --page-tokens 16 \
             --dtype bf16 --layout nhd --model-id org/m --model-revision r1 --engine e \
-            --rope-theta 10000 --rope-dims 32 --tenant t --salt s --lora l";
+            --rope-theta 10000 --rope-dims 32 --rope-pairing interleaved --tenant t --salt s --lora l";
         create(&path, options).unwrap();
         let manifest = Manifest::parse(&std::fs::read(path.join(MANIFEST)).unwrap()).unwrap();
         let json = serde_json::to_value(manifest.fields()).unwrap();
@@ -296,7 +301,7 @@ mod tests {
             "schema_version": 1, "num_layers": 2, "num_kv_heads": 1, "head_dim": 64,
             "v_head_dim": 0, "page_tokens": 16, "dtype": "bf16", "layout": "nhd",
             "model_id": "org/m", "model_revision": "r1", "engine": "e",
-            "rope": { "theta": 10000.0, "dims": 32 }, "tenant": "t", "salt": "s", "lora": "l",
+            "rope": { "theta": 10000.0, "dims": 32, "pairing": "interleaved" }, "tenant": "t", "salt": "s", "lora": "l",
         });
         assert_eq!(json, expected);
     }

@@ -60,6 +60,14 @@ pub struct Rope {
     pub other: Map<String, Value>,
 }
 
+impl Rope {
+    /// The field `pairing`: which two elements of a row turn together, `halves` (`i` and `i + dims / 2`, as
+    /// Hugging Face has Llama) or `interleaved` (`2i` and `2i + 1`, as llama.cpp has it).
+    pub fn pairing(&self) -> Option<&str> {
+        self.other.get("pairing")?.as_str()
+    }
+}
+
 /// Which part of the heads of a model split over devices.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shard {

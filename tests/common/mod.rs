@@ -24,10 +24,27 @@ pub(crate) use model::{Model, fill};
 pub(crate) use mount::{Mode, Mount};
 pub(crate) use require::available;
 
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// Longest wait for anything that is bound to happen; only a hanging daemon reaches it.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// An example beside the program; `cargo test --test NAME` alone does not build it.
+pub(crate) fn example(name: &str) -> PathBuf {
+    let kvfs = Path::new(env!("CARGO_BIN_EXE_kvfs"));
+    let path = kvfs.with_file_name("examples").join(name);
+    if !path.exists() {
+        let mut build = Command::new(env!("CARGO"));
+        build.args(["build", "--example", name]);
+        if !cfg!(debug_assertions) {
+            build.arg("--release");
+        }
+        assert!(build.status().unwrap().success());
+    }
+    path
+}
 
 /// Polls until `done` answers, and panics after [`PATIENCE`].
 #[track_caller]

@@ -12,7 +12,11 @@ use crate::common::sys::{getxattr, setxattr, sync_directory};
 use crate::common::{Mode, Mount, eventually, forks};
 use crate::in_repository;
 
-in_both_modes!(a_slot_survives_engine_daemon_and_disk, conversations_come_back_by_themselves);
+in_both_modes!(
+    a_slot_survives_engine_daemon_and_disk,
+    conversations_come_back_by_themselves,
+    another_program_goes_on_from_a_slot,
+);
 
 const PROMPT_TOKENS: usize = 1290;
 /// Tokens made before the slot is saved, and after.
@@ -221,4 +225,45 @@ fn conversations_come_back_by_themselves(mode: Mode) {
     assert_eq!(engine.complete(&prompt).cached, prompt.len() as u64 - 1);
     engine.kill();
     assert_eq!(std::fs::read_dir(&slots).unwrap().count(), 0, "what was exchanged is left");
+}
+
+/// A slot of the server becomes pages, and `examples/tiny_llama` goes on from them with the same tokens.
+fn another_program_goes_on_from_a_slot(mode: Mode) {
+    require!(xllamacpp);
+    let mount = Mount::new(mode);
+    let (path, slots) = (mount.files("tiny.gguf"), mount.files("slots"));
+    write_model(&path);
+    std::fs::create_dir(&slots).unwrap();
+    let source = in_repository("tests/fixtures/tiny-llama");
+    let mut prompt = std::fs::read(source.join("prompt.txt")).unwrap();
+    prompt.truncate(PROMPT_TOKENS);
+    let mut engine = Engine::start(&path, &slots);
+    prompt.extend(engine.complete(&prompt).tokens);
+    engine.slot("save", "ruth.bin");
+    let expected = engine.complete(&prompt);
+    engine.kill();
+
+    let model = mount.join("models/tiny");
+    let sequence = model.join("sequences/ruth");
+    let kvfs = || Command::new(env!("CARGO_BIN_EXE_kvfs"));
+    let mut create = kvfs();
+    create.arg("create").arg(&model).args(["--layers", "4", "--kv-heads", "2", "--head-dim", "64"]);
+    create.args(["--page-tokens", "256", "--rope-theta", "10000"]);
+    forks::succeed(create.args(["--rope-pairing", "interleaved"]));
+    forks::succeed(kvfs().arg("import").arg(slots.join("ruth.bin")).arg(&sequence));
+
+    let text = mount.files("prompt");
+    std::fs::write(&text, &prompt).unwrap();
+    let mut program = Command::new(crate::common::example("tiny_llama"));
+    program.arg("--model").arg(&source).arg("--prompt").arg(text).arg("--cache").arg(&sequence);
+    let output = program.args(["--tokens", &STEP_TOKENS.to_string()]).output().unwrap();
+    let (found, said) =
+        [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap()).into();
+    assert_eq!(found.trim_end_matches('\n'), String::from_utf8_lossy(&expected.tokens), "{said}");
+    // The last token of the prompt is computed, and the one whose row the engine had not made.
+    let held = prompt.len() - 1;
+    assert!(
+        said.contains(&format!("{held} of {} prompt tokens came from it", prompt.len())),
+        "{said}"
+    );
 }

@@ -23,14 +23,16 @@ mod shift;
 mod tests;
 mod tokens;
 
+use std::borrow::Cow;
 use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use half::f16;
+use kvfs::attention::{Pairing, Shape};
 use kvfs::cuda::WriteBack;
-use kvfs::page::{Dtype, Layer, Layout, Manifest, Positions, names};
+use kvfs::page::{Dtype, Layer, Layout, Manifest, Positions, Rope, names};
 use kvfs::reader::Backend;
 
 use self::files::about;
@@ -38,7 +40,7 @@ use self::layer::{LayerFiles, Writer};
 use self::shift::{Shift, Shifted};
 use self::tokens::TokenFile;
 use crate::Result;
-use crate::attention::{CausalAttention, interleave, kv_width, query_width};
+use crate::attention::{CausalAttention, interleave, interleave_halves, kv_width, query_width};
 use crate::generate::prefill;
 use crate::model::{KeyValueCache, Model};
 use crate::weights::Config;
@@ -51,6 +53,8 @@ pub(crate) struct MountCache {
     sequence: PathBuf,
     manifest: Arc<Manifest>,
     attention: CausalAttention,
+    /// Of K in the pages.
+    pairing: Pairing,
     page_tokens: usize,
     layers: Vec<LayerFiles>,
     tokens: TokenFile,
@@ -98,6 +102,7 @@ impl MountCache {
     /// Opens a sequence of a model with this configuration; it is made if it is missing.
     pub(crate) fn open(sequence: &Path, config: &Config) -> Result<Self> {
         let manifest = Arc::new(read_manifest(sequence, config)?);
+        let pairing = read_pairing(&manifest)?;
         fs::create_dir_all(sequence).map_err(about(sequence))?;
         if sequence.join(names::POSITIONS).exists() {
             let path = sequence.display();
@@ -108,7 +113,8 @@ impl MountCache {
             .collect::<Result<_>>()?;
         Ok(Self {
             sequence: sequence.to_owned(),
-            attention: CausalAttention::of_model(config)?,
+            attention: CausalAttention::of_model(config, pairing)?,
+            pairing,
             write_back: None,
             page_tokens: manifest.geometry().page_tokens() as usize,
             layers,
@@ -212,7 +218,7 @@ impl KeyValueCache for MountCache {
         &mut self, layer: usize, position: usize, keys: &[f16], values: &[f16],
     ) -> Result<()> {
         let shape = self.attention.shape();
-        let rows = interleave(shape, keys, values);
+        let rows = interleave(shape, &in_order(self.pairing, shape, keys), values);
         let tokens = keys.len() / kv_width(shape);
         if layer == 0 {
             self.end_shift_if_due(tokens)?;
@@ -236,10 +242,11 @@ impl KeyValueCache for MountCache {
         &mut self, layer: usize, position: usize, queries: &[f32], out: &mut [f32],
     ) -> Result<()> {
         let end = position + queries.len() / query_width(self.attention.shape());
+        let queries = in_order(self.pairing, self.attention.shape(), queries);
         let blocks = layer_of(&mut self.layers, layer)?.blocks(end + self.dropped)?;
         let placed = blocks.into_iter().flat_map(|block| block.placed(&self.positions));
         let blocks: Vec<_> = placed.map(|(_, block)| block).collect();
-        self.attention.attend(&blocks, queries, position, out)
+        self.attention.attend(&blocks, &queries, position, out)
     }
 
     fn complete(&mut self, position: usize, tokens: &[u32]) -> Result<()> {
@@ -265,8 +272,25 @@ impl KeyValueCache for MountCache {
     }
 }
 
+/// Queries or keys, which the model has in halves, as the pages have them.
+fn in_order<T: Copy>(pairing: Pairing, shape: Shape, heads: &[T]) -> Cow<'_, [T]> {
+    match pairing {
+        Pairing::Halves => heads.into(),
+        Pairing::Interleaved => interleave_halves(heads, shape.head_dim()).into(),
+    }
+}
+
 fn layer_of(layers: &mut [LayerFiles], layer: usize) -> Result<&mut LayerFiles> {
     layers.get_mut(layer).ok_or_else(|| format!("no layer {layer} in the cache").into())
+}
+
+/// How K is rotated in the pages; in halves, as the model does it, unless the manifest tells.
+fn read_pairing(manifest: &Manifest) -> Result<Pairing> {
+    match manifest.fields().rope.as_ref().and_then(Rope::pairing) {
+        None | Some("halves") => Ok(Pairing::Halves),
+        Some("interleaved") => Ok(Pairing::Interleaved),
+        Some(other) => Err(format!("the manifest's rope.pairing is {other}").into()),
+    }
 }
 
 /// The manifest above a sequence, if its pages are those of a model with this configuration.
