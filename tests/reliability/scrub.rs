@@ -4,7 +4,7 @@
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::common::forks::output;
 use crate::common::sys::{assert_errno, open, sync_directory, write_and_close};
@@ -103,9 +103,13 @@ fn an_encoded_copy_mends_the_raw_file(mode: Mode) {
     for (path, bytes) in &files {
         assert!(std::fs::read(path).unwrap() == *bytes);
     }
-    // Until there is room again, the next raw file to go might be the one that is chosen.
-    eventually("room on the disk", || {
-        (mount.status_number("ssd_used_bytes") <= 16 << 20).then_some(())
+    // Until there is room again and a pass has nothing more to do, the next raw file to go might be the
+    // one that is chosen.
+    eventually("room on the disk, and nothing that moves", || {
+        let before = mount.objects();
+        std::thread::sleep(Duration::from_millis(500));
+        let is_idle = mount.objects() == before;
+        (is_idle && mount.status_number("ssd_used_bytes") <= 16 << 20).then_some(())
     });
     let both = encoded(&mount).into_iter().find(|copy| copy.with_extension("").exists()).unwrap();
     damage(&both.with_extension(""));
