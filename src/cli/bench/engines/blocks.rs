@@ -54,8 +54,9 @@ pub(super) fn figures(workplace: &Workplace, sizes: &Sizes) -> Result<Vec<Figure
     let mut figures = Vec::new();
     for (length, io, write, read) in CASES {
         note(&format!("{io:?} blocks of {} MiB", length >> 20));
-        let kvfs = Blocks::new(workplace, &workplace.mount().join("files"), (length, io), sizes)?;
-        let native = Blocks::new(workplace, &workplace.native(), (length, io), sizes)?;
+        let buffers = buffers(length)?;
+        let new = |parent: &Path| Blocks::new(workplace, parent, (&buffers, io), sizes);
+        let (kvfs, native) = (new(&workplace.mount().join("files"))?, new(&workplace.native())?);
         let rounds = interleave(sizes.rounds, |_| kvfs.write(), |_| native.write())?;
         figures.push(gigabytes(write, TARGET, rounds));
         kvfs.keep()?;
@@ -68,33 +69,40 @@ pub(super) fn figures(workplace: &Workplace, sizes: &Sizes) -> Result<Vec<Figure
     Ok(figures)
 }
 
+/// One for each thread, aligned to OS pages. Both sides have the same: how the OS pages of a buffer lie in
+/// memory decides how large the pieces are in which a disk fills it.
+fn buffers(length: usize) -> Result<Vec<Mutex<MmapMut>>, String> {
+    let buffer = || {
+        let mut buffer = MmapMut::map_anon(length)?;
+        // Without structure, and in memory before anything is timed.
+        for (word, place) in (1_u64..).zip(buffer.chunks_exact_mut(8)) {
+            place.copy_from_slice(&word.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
+        }
+        Ok(Mutex::new(buffer))
+    };
+    let buffers = (0..THREADS).map(|_| buffer()).collect::<io::Result<_>>();
+    buffers.map_err(|error| format!("memory: {error}"))
+}
+
 /// The blocks of one case in one directory.
 struct Blocks<'a> {
     workplace: &'a Workplace,
     directory: PathBuf,
     io: Io,
     count: usize,
-    /// One for each thread, aligned to OS pages.
-    buffers: Vec<Mutex<MmapMut>>,
+    buffers: &'a [Mutex<MmapMut>],
     length: usize,
 }
 
 impl<'a> Blocks<'a> {
     fn new(
-        workplace: &'a Workplace, parent: &Path, (length, io): (usize, Io), sizes: &Sizes,
+        workplace: &'a Workplace, parent: &Path, (buffers, io): (&'a [Mutex<MmapMut>], Io),
+        sizes: &Sizes,
     ) -> Result<Blocks<'a>, String> {
         let directory = parent.join("blocks");
         fs::create_dir(&directory).map_err(at(&directory))?;
-        let buffer = || {
-            let mut buffer = MmapMut::map_anon(length)?;
-            // Without structure, and in memory before anything is timed.
-            for (word, place) in (1_u64..).zip(buffer.chunks_exact_mut(8)) {
-                place.copy_from_slice(&word.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
-            }
-            Ok(Mutex::new(buffer))
-        };
-        let buffers = (0..THREADS).map(|_| buffer()).collect::<io::Result<_>>();
-        let buffers = buffers.map_err(|error| format!("memory: {error}"))?;
+        let length =
+            buffers.first().map_or(0, |buffer| buffer.lock().map_or(0, |bytes| bytes.len()));
         let wanted = usize::try_from(sizes.block_bytes).unwrap_or(usize::MAX) / length;
         let count = wanted.max(THREADS);
         Ok(Blocks { workplace, directory, io, count, buffers, length })
@@ -167,7 +175,7 @@ impl<'a> Blocks<'a> {
         };
         let duration = timed(|| {
             thread::scope(|scope| {
-                for buffer in &self.buffers {
+                for buffer in self.buffers {
                     scope.spawn(|| work(buffer));
                 }
             });
