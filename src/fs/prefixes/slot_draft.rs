@@ -89,6 +89,10 @@ impl FileSystem {
         let record::Kind::Directory { name, .. } = &sequence.kind else {
             return Err(FsError::Stale);
         };
+        if name.ends_with(names::WORK_SUFFIX.as_bytes()) {
+            // Another one has taken its place since it was looked up.
+            return Err(FsError::Stale);
+        }
         let name = String::from_utf8_lossy(name).into_owned() + key.kind.suffix();
         let caller = Caller { uid: sequence.uid, gid: sequence.gid };
         self.open_slot_draft(id, (key.model, &name), sequence.mode & 0o666, caller)
@@ -190,9 +194,12 @@ impl FileSystem {
             self.announce(&place);
             Ok(())
         });
-        // What was there before, or what has failed.
-        let removed = self.remove_unfinished(&unfinished);
-        outcome.and(removed)?;
+        // What was there before, or what has failed. An operation that still changes it may keep it from
+        // going; the next save removes it then.
+        if let Err(error) = self.remove_unfinished(&unfinished) {
+            log::warn!("slots/{}: what it has replaced stays for now: {error}", draft.name);
+        }
+        outcome?;
         progress.imported = progress.length;
         Ok(())
     }
