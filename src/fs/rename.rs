@@ -5,7 +5,7 @@ use std::sync::MutexGuard;
 use super::attributes::Place;
 use super::classify::{self, FileClass};
 use super::state::State;
-use super::{FileSystem, FsError, check_new};
+use super::{FileSystem, FsError, Invalidation, check_new};
 use crate::store::metadata::Life;
 use crate::store::record::{DirectoryClass, Entry, Inode, InodeId, Kind, Role, Time};
 
@@ -19,7 +19,9 @@ impl FileSystem {
             return Err(FsError::NotPermitted);
         }
         if flags == libc::RENAME_EXCHANGE {
-            return self.exchange(from, to).map(|()| None);
+            self.exchange(from, to)?;
+            self.forget_names(from, to);
+            return Ok(None);
         }
         if flags & !libc::RENAME_NOREPLACE != 0 {
             return Err(FsError::Invalid);
@@ -39,6 +41,8 @@ impl FileSystem {
         check_replaceable(&state, &inode, target)?;
         if inode.is_directory() {
             rename_directory(&mut state, (from, to), (entry, inode), target)?;
+            drop(state);
+            self.forget_names(from, to);
             return Ok(None);
         }
         let (_, directory) = state.directory(to.parent)?;
@@ -65,6 +69,14 @@ impl FileSystem {
             }
         }
         Ok(Some(entry.inode))
+    }
+
+    /// The kernel looks both names up anew. The daemon moves sequences as well, when one is saved, so what the
+    /// kernel has just moved may have been another directory: it keeps such names for a day.
+    fn forget_names(&self, from: &Place, to: &Place) {
+        for place in [from, to] {
+            self.invalidate(Invalidation::Name(place.clone()));
+        }
     }
 
     /// Two directories change names (`RENAME_EXCHANGE`): a sequence is replaced as a whole by another

@@ -16,7 +16,7 @@ use crate::fs::create::{Created, NewNode};
 use crate::fs::handle::{Handle, Served};
 use crate::fs::open::{Caching, Opened, OpenedBy};
 use crate::fs::retention::InUse;
-use crate::fs::{FileSystem, FsError, Invalidation, classify, descriptors};
+use crate::fs::{FileSystem, FsError, classify, descriptors};
 use crate::ggml::slot::Slot;
 use crate::ingest::seal::SealError;
 use crate::page::{Manifest, PageError, names};
@@ -190,7 +190,6 @@ impl FileSystem {
         let outcome = outcome.and_then(|()| {
             let place = Place { parent: sequences, name: draft.sequence.clone() };
             self.take_name(&unfinished, &place)?;
-            self.invalidate(Invalidation::Name(place.clone()));
             self.announce(&place);
             Ok(())
         });
