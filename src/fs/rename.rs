@@ -20,7 +20,7 @@ impl FileSystem {
         }
         if flags == libc::RENAME_EXCHANGE {
             self.exchange(from, to)?;
-            self.forget_names(from, to);
+            self.forget_sequences(from, to);
             return Ok(None);
         }
         if flags & !libc::RENAME_NOREPLACE != 0 {
@@ -42,7 +42,7 @@ impl FileSystem {
         if inode.is_directory() {
             rename_directory(&mut state, (from, to), (entry, inode), target)?;
             drop(state);
-            self.forget_names(from, to);
+            self.forget_sequences(from, to);
             return Ok(None);
         }
         let (_, directory) = state.directory(to.parent)?;
@@ -71,11 +71,14 @@ impl FileSystem {
         Ok(Some(entry.inode))
     }
 
-    /// The kernel looks both names up anew. The daemon moves sequences as well, when one is saved, so what the
-    /// kernel has just moved may have been another directory: it keeps such names for a day.
-    fn forget_names(&self, from: &Place, to: &Place) {
+    /// The kernel looks names of sequences up anew. The daemon moves sequences as well, when one is saved, so
+    /// what the kernel has just moved may have been another directory: it keeps such names for a day.
+    fn forget_sequences(&self, from: &Place, to: &Place) {
         for place in [from, to] {
-            self.invalidate(Invalidation::Name(place.clone()));
+            let directory = self.state().directory(place.parent);
+            if directory.is_ok_and(|(_, class)| class == DirectoryClass::Sequences) {
+                self.invalidate(Invalidation::Name(place.clone()));
+            }
         }
     }
 

@@ -54,9 +54,9 @@ pub(super) fn figures(workplace: &Workplace, sizes: &Sizes) -> Result<Vec<Figure
     let mut figures = Vec::new();
     for (length, io, write, read) in CASES {
         note(&format!("{io:?} blocks of {} MiB", length >> 20));
-        let buffers = buffers(length)?;
-        let new = |parent: &Path| Blocks::new(workplace, parent, (&buffers, io), sizes);
-        let (kvfs, native) = (new(&workplace.mount().join("files"))?, new(&workplace.native())?);
+        let case = Case::new(length, io, sizes)?;
+        let kvfs = Blocks::new(workplace, &workplace.mount().join("files"), &case)?;
+        let native = Blocks::new(workplace, &workplace.native(), &case)?;
         let rounds = interleave(sizes.rounds, |_| kvfs.write(), |_| native.write())?;
         figures.push(gigabytes(write, TARGET, rounds));
         kvfs.keep()?;
@@ -69,43 +69,45 @@ pub(super) fn figures(workplace: &Workplace, sizes: &Sizes) -> Result<Vec<Figure
     Ok(figures)
 }
 
-/// One for each thread, aligned to OS pages. Both sides have the same: how the OS pages of a buffer lie in
-/// memory decides how large the pieces are in which a disk fills it.
-fn buffers(length: usize) -> Result<Vec<Mutex<MmapMut>>, String> {
-    let buffer = || {
-        let mut buffer = MmapMut::map_anon(length)?;
-        // Without structure, and in memory before anything is timed.
-        for (word, place) in (1_u64..).zip(buffer.chunks_exact_mut(8)) {
-            place.copy_from_slice(&word.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
-        }
-        Ok(Mutex::new(buffer))
-    };
-    let buffers = (0..THREADS).map(|_| buffer()).collect::<io::Result<_>>();
-    buffers.map_err(|error| format!("memory: {error}"))
+/// What both sides do.
+struct Case {
+    length: usize,
+    io: Io,
+    count: usize,
+    /// One for each thread, aligned to OS pages. Both sides have the same: how the OS pages of a buffer lie
+    /// in memory decides how large the pieces are in which a disk fills it.
+    buffers: Vec<Mutex<MmapMut>>,
+}
+
+impl Case {
+    fn new(length: usize, io: Io, sizes: &Sizes) -> Result<Case, String> {
+        let buffer = || {
+            let mut buffer = MmapMut::map_anon(length)?;
+            // Without structure, and in memory before anything is timed.
+            for (word, place) in (1_u64..).zip(buffer.chunks_exact_mut(8)) {
+                place.copy_from_slice(&word.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
+            }
+            Ok(Mutex::new(buffer))
+        };
+        let buffers = (0..THREADS).map(|_| buffer()).collect::<io::Result<_>>();
+        let buffers = buffers.map_err(|error| format!("memory: {error}"))?;
+        let wanted = usize::try_from(sizes.block_bytes).unwrap_or(usize::MAX) / length;
+        Ok(Case { length, io, count: wanted.max(THREADS), buffers })
+    }
 }
 
 /// The blocks of one case in one directory.
 struct Blocks<'a> {
     workplace: &'a Workplace,
     directory: PathBuf,
-    io: Io,
-    count: usize,
-    buffers: &'a [Mutex<MmapMut>],
-    length: usize,
+    case: &'a Case,
 }
 
 impl<'a> Blocks<'a> {
-    fn new(
-        workplace: &'a Workplace, parent: &Path, (buffers, io): (&'a [Mutex<MmapMut>], Io),
-        sizes: &Sizes,
-    ) -> Result<Blocks<'a>, String> {
+    fn new(workplace: &'a Workplace, parent: &Path, case: &'a Case) -> Result<Blocks<'a>, String> {
         let directory = parent.join("blocks");
         fs::create_dir(&directory).map_err(at(&directory))?;
-        let length =
-            buffers.first().map_or(0, |buffer| buffer.lock().map_or(0, |bytes| bytes.len()));
-        let wanted = usize::try_from(sizes.block_bytes).unwrap_or(usize::MAX) / length;
-        let count = wanted.max(THREADS);
-        Ok(Blocks { workplace, directory, io, count, buffers, length })
+        Ok(Blocks { workplace, directory, case })
     }
 
     fn path(&self, index: usize) -> PathBuf {
@@ -116,7 +118,7 @@ impl<'a> Blocks<'a> {
     fn write(&self) -> Result<f64, String> {
         self.settle()?;
         let duration = self.each(|blocks, index, buffer| blocks.write_block(index, buffer))?;
-        for index in 0..self.count {
+        for index in 0..self.case.count {
             let path = self.path(index);
             fs::remove_file(&path).map_err(at(&path))?;
         }
@@ -142,7 +144,7 @@ impl<'a> Blocks<'a> {
     }
 
     fn throughput(&self, duration: Duration) -> f64 {
-        throughput((self.count * self.length) as u64, duration)
+        throughput((self.case.count * self.case.length) as u64, duration)
     }
 
     /// Nothing of what happened before disturbs what comes: the mount frees what was removed with
@@ -150,7 +152,7 @@ impl<'a> Blocks<'a> {
     fn settle(&self) -> Result<(), String> {
         let mount = self.workplace.mount();
         File::open(&mount).and_then(|file| file.sync_all()).map_err(at(&mount))?;
-        transfer::settle(self.count * self.length);
+        transfer::settle(self.case.count * self.case.length);
         Ok(())
     }
 
@@ -163,7 +165,7 @@ impl<'a> Blocks<'a> {
             let Ok(mut buffer) = buffer.lock() else { return };
             loop {
                 let index = next.fetch_add(1, Ordering::Relaxed);
-                if index >= self.count {
+                if index >= self.case.count {
                     break;
                 }
                 if let Err(error) = act(self, index, &mut buffer)
@@ -175,7 +177,7 @@ impl<'a> Blocks<'a> {
         };
         let duration = timed(|| {
             thread::scope(|scope| {
-                for buffer in self.buffers {
+                for buffer in &self.case.buffers {
                     scope.spawn(|| work(buffer));
                 }
             });
@@ -191,7 +193,7 @@ impl<'a> Blocks<'a> {
         let path = self.path(index);
         let temporary = path.with_extension("bin_x7.tmp");
         let mut options = OpenOptions::new();
-        options.write(true).create_new(true).custom_flags(self.io.flags());
+        options.write(true).create_new(true).custom_flags(self.case.io.flags());
         let mut file = options.open(&temporary)?;
         // One call, as engines make it; a short write is an error to them.
         if file.write(buffer)? != buffer.len() {
@@ -203,7 +205,7 @@ impl<'a> Blocks<'a> {
     }
 
     fn read_block(&self, index: usize, buffer: &mut [u8]) -> io::Result<()> {
-        let mut file = open(&self.path(index), self.io.flags())?;
+        let mut file = open(&self.path(index), self.case.io.flags())?;
         if file.read(buffer)? != buffer.len() {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
