@@ -7,7 +7,7 @@
 # a program that one test starts would otherwise inherit descriptors of another.
 #
 # A test that lacks something (root, /dev/fuse, a program) prints why and passes;
-# KVFS_REQUIRE=fuse,root,loop,rsync,python,safetensors,pjdfstest,fsx,stress-ng,fio,git,setpriv,s3,strace,xfs,zstd,cc,c++,nm,llama,rpc,xllamacpp,nvrtc,nfs_machine,cgroup
+# KVFS_REQUIRE=fuse,root,loop,rsync,python,safetensors,pjdfstest,fsx,stress-ng,fio,git,setpriv,s3,strace,xfs,zstd,cc,c++,nm,llama,rpc,xllamacpp,nvrtc,nfs_machine,io_uring,cgroup
 # turns that into a failure, word by word.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -92,6 +92,15 @@ pub(crate) fn populate(file: &File, offset: u64, length: usize) -> io::Result<()
     map.advise(Advice::PopulateRead)
 }
 
+/// Ends what `FUSE_DEV_IOC_BACKING_OPEN` began. The connection has gone when this fails (ENODEV), and all
+/// backing files with it.
+pub(crate) fn close_backing(device: impl AsFd, id: u32) -> io::Result<()> {
+    nix::ioctl_write_ptr!(backing_close, 229, 2, u32);
+    // SAFETY: the kernel reads one u32, which outlives the call; the descriptor is borrowed.
+    unsafe { backing_close(device.as_fd().as_raw_fd(), &raw const id) }?;
+    Ok(())
+}
+
 /// Lets everybody else have the processor and the disk before this thread: for work that nobody
 /// waits for. It must hold no lock that others need.
 pub(crate) fn be_idle() {

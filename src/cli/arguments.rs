@@ -89,6 +89,7 @@ Settings come from, in this order: arguments, -o, variables, the file named by -
   --allow-other        allow_other         KVFS_ALLOW_OTHER       no
   --read-only          read_only (ro, rw)  KVFS_READ_ONLY         no
   --no-passthrough     passthrough         KVFS_PASSTHROUGH       yes
+  --no-io-uring        io_uring            KVFS_IO_URING          yes
   --commit-interval    commit_interval     KVFS_COMMIT_INTERVAL   1 (seconds)
   --ram                ram                 KVFS_RAM               0 (none)
   --remote             remote              KVFS_REMOTE            none
@@ -132,6 +133,9 @@ pub(crate) struct MountArguments {
     /// Serve all reads and writes from the daemon
     #[arg(long)]
     no_passthrough: bool,
+    /// Take requests from /dev/fuse alone
+    #[arg(long)]
+    no_io_uring: bool,
     /// Where the log goes
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
@@ -198,6 +202,7 @@ impl MountArguments {
                 allow_other: self.allow_other.then_some(true),
                 read_only: self.read_only.then_some(true),
                 passthrough: self.no_passthrough.then_some(false),
+                io_uring: self.no_io_uring.then_some(false),
                 commit_interval: self.commit_interval,
                 ram: self.ram,
                 ssd: self.ssd,

@@ -48,6 +48,8 @@ pub(crate) struct Layer {
     pub read_only: Option<bool>,
     /// The kernel may read and write the files of the store directly.
     pub passthrough: Option<bool>,
+    /// Requests may come through `io_uring`.
+    pub io_uring: Option<bool>,
     /// The mountpoint may hold files, which the mount then hides.
     pub nonempty: Option<bool>,
     /// In seconds.
@@ -118,13 +120,14 @@ impl MountConfig {
         };
         format!(
             "# store = {}\n# mountpoint = {}\nallow_other = {}\nread_only = {}\npassthrough = {}\n\
-             nonempty = {}\ncommit_interval = {:?}\nram = {}\nthreads = {}\noptions = {:?}\n\
+             io_uring = {}\nnonempty = {}\ncommit_interval = {:?}\nram = {}\nthreads = {}\noptions = {:?}\n\
              {}{}{}{}{}{}{}",
             text(&options.store),
             text(&options.mountpoint),
             options.allow_other,
             options.read_only,
             options.passthrough == Passthrough::Auto,
+            options.io_uring,
             self.nonempty,
             options.commit_interval.as_secs_f64(),
             options.ram_bytes,
@@ -225,6 +228,7 @@ fn validate(
             allow_other: first.get(|l| l.allow_other).unwrap_or(false),
             read_only: first.get(|l| l.read_only).unwrap_or(false),
             passthrough,
+            io_uring: first.get(|l| l.io_uring).unwrap_or(true),
             kernel_options: kernel_options(layers)?,
             commit_interval: Duration::from_secs_f64(seconds),
             ram_bytes: first.get(|l| l.ram).map_or(0, |size| size.0),
@@ -379,6 +383,7 @@ fn environment_layer(environment: &dyn Fn(&str) -> Option<OsString>) -> Result<L
         allow_other: switch("KVFS_ALLOW_OTHER")?,
         read_only: switch("KVFS_READ_ONLY")?,
         passthrough: switch("KVFS_PASSTHROUGH")?,
+        io_uring: switch("KVFS_IO_URING")?,
         nonempty: switch("KVFS_NONEMPTY")?,
         commit_interval: text("KVFS_COMMIT_INTERVAL")?
             .map(|value| number("KVFS_COMMIT_INTERVAL", &value))

@@ -91,6 +91,7 @@ fn apply(parsed: &mut Parsed, option: &str) -> Result<bool, String> {
         ("allow_other", value) => layer.allow_other = Some(yes_or_no(key, value)?),
         ("read_only", value) => layer.read_only = Some(yes_or_no(key, value)?),
         ("passthrough", value) => layer.passthrough = Some(yes_or_no(key, value)?),
+        ("io_uring", value) => layer.io_uring = Some(yes_or_no(key, value)?),
         ("nonempty", value) => layer.nonempty = Some(yes_or_no(key, value)?),
         ("commit_interval", Some(value)) => layer.commit_interval = Some(number(key, value)?),
         ("ram", Some(value)) => layer.ram = Some(size(key, value)?),
@@ -188,12 +189,13 @@ mod tests {
         check("noexec,noatime,exec", flags(&["noatime", "exec"]));
         check("dirsync,dirsync", flags(&["dirsync"]));
         check(
-            "threads=8,commit_interval=0.5,ram=2G,passthrough=no,nonempty",
+            "threads=8,commit_interval=0.5,ram=2G,passthrough=no,io_uring=no,nonempty",
             Layer {
                 ram: Some(Size(2 << 30)),
                 threads: Some(8),
                 commit_interval: Some(0.5),
                 passthrough: Some(false),
+                io_uring: Some(false),
                 nonempty: Some(true),
                 ..Layer::default()
             },

@@ -131,7 +131,7 @@ impl FileSystem {
             opened: Opened {
                 handle,
                 by,
-                is_sealed: false,
+                is_at_rest: false,
                 caching: if append { Caching::Never } else { Caching::Kept },
                 closes_quietly,
             },

@@ -31,6 +31,13 @@ pub struct Listed<'a> {
     pub name_is_stable: bool,
 }
 
+impl Listed<'_> {
+    /// Name and attributes may be cached.
+    pub fn is_stable(&self) -> bool {
+        self.name_is_stable && self.attributes.is_some_and(|found| found.is_at_rest)
+    }
+}
+
 impl FileSystem {
     /// Lists a directory from `offset` on. `emit` returns false when its buffer is full.
     pub fn list(

@@ -132,6 +132,15 @@ pub enum IoMode {
     Served(String),
 }
 
+/// How requests reach the daemon.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// Through so many rings of `io_uring`.
+    Rings(usize),
+    /// Through the device; the reason says why.
+    Device(String),
+}
+
 /// Something that the kernel caches and must forget.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Invalidation {
@@ -164,6 +173,7 @@ pub struct FileSystem {
     spares: spare::Spares,
     observer: Arc<Observer>,
     io_mode: OnceLock<IoMode>,
+    transport: OnceLock<Transport>,
     invalidations: crossbeam_channel::Sender<Invalidation>,
     ask_anew: OnceLock<AskAnew>,
     /// The tiers below the raw files, and what moves between them.
@@ -201,6 +211,7 @@ impl FileSystem {
             sealing_turns: [const { Mutex::new(()) }; SEALING_TURNS],
             observer,
             io_mode: OnceLock::new(),
+            transport: OnceLock::new(),
             invalidations,
             ask_anew: OnceLock::new(),
             tiers: None,
@@ -241,6 +252,15 @@ impl FileSystem {
             self.observer.set_passthrough(mode == IoMode::Passthrough);
             mode
         })
+    }
+
+    /// Says how requests come, for the status.
+    pub fn set_transport(&self, transport: Transport) {
+        match &transport {
+            Transport::Rings(count) => log::info!("requests come through {count} ring(s)"),
+            Transport::Device(reason) => log::debug!("requests come through the device: {reason}"),
+        }
+        let _ = self.transport.set(transport);
     }
 
     fn is_passthrough(&self) -> bool {

@@ -8,7 +8,7 @@ use super::attributes::{Attributes, Place};
 use super::handle::{Handle, Served};
 use super::list::Listed;
 use super::open::{Caching, Opened, OpenedBy};
-use super::{FileSystem, FsError, IoMode};
+use super::{FileSystem, FsError, IoMode, Transport};
 use crate::store::quarantine;
 use crate::store::record::{InodeId, Time};
 
@@ -83,7 +83,7 @@ impl FileSystem {
         Ok(Opened {
             handle,
             by: OpenedBy::Daemon,
-            is_sealed: false,
+            is_at_rest: false,
             caching: Caching::Never,
             closes_quietly: true,
         })
@@ -117,6 +117,11 @@ impl FileSystem {
             Some(IoMode::Served(reason)) => format!("no: {reason}"),
             None => "not tried yet".to_owned(),
         };
+        let io_uring = match self.transport.get() {
+            Some(Transport::Rings(_)) => "yes".to_owned(),
+            Some(Transport::Device(reason)) => format!("no: {reason}"),
+            None => "not tried yet".to_owned(),
+        };
         let free = self.store.disk.space().map_or(0, |space| space.available_bytes);
         let mut text = String::new();
         let mut line = |key: &str, value: &dyn std::fmt::Display| {
@@ -128,6 +133,7 @@ impl FileSystem {
         line("mountpoint", &self.observer.mountpoint().display());
         line("state", &if failed { "read-only after a disk error" } else { "ok" });
         line("passthrough", &passthrough);
+        line("io_uring", &io_uring);
         line("uptime_seconds", &self.observer.uptime().as_secs());
         line("objects", &totals.objects);
         line("pages", &totals.pages);

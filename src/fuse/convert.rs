@@ -1,31 +1,21 @@
 //! Types of the FUSE library on one side, ours on the other.
 
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use fuser::{Errno, FileAttr, FileType, INodeNo, TimeOrNow};
 
 use crate::fs::{Attributes, FsError, NewTime};
 use crate::store::record::InodeId;
 
-/// The kernel may believe what it was told until it changes it itself or is told otherwise.
-const LONG: Duration = Duration::from_secs(24 * 3600);
-
-/// Long enough for who makes a file to write, close and rename it without a question after each
-/// step; the kernel itself notes what its writes change. Only what a mapping writes is told so much later.
-const NEW: Duration = Duration::from_millis(100);
-
-/// How long the kernel may cache the name and the attributes of a file that was just made.
-pub(super) fn ttl_of_new(name_is_stable: bool) -> Duration {
-    if name_is_stable { NEW } else { Duration::ZERO }
-}
-
-/// How long the kernel may cache.
-pub(super) fn ttl(stable: bool) -> Duration {
-    if stable { LONG } else { Duration::ZERO }
-}
+/// What `statfs` counts in. Engines test it for `O_DIRECT`.
+pub(super) const BLOCK_BYTES: u64 = 4096;
 
 pub(super) fn inode(number: INodeNo) -> InodeId {
     InodeId(number.0)
+}
+
+pub(super) fn permissions(mode: u32) -> u16 {
+    u16::try_from(mode & 0o7777).unwrap_or(0)
 }
 
 pub(super) fn errno(error: &FsError) -> Errno {

@@ -9,8 +9,8 @@ use super::slow::Job;
 use crate::fs::Awaited;
 use crate::store::record::InodeId;
 
-/// The kernel's requests come in here.
-pub(super) struct Callbacks {
+/// What the kernel may ask for, whichever way its requests come.
+pub(super) struct Operations {
     shared: Arc<Shared>,
     /// Takes what may wait for the disk; closed when the kernel has let the mount go.
     slow: Sender<Job>,
@@ -18,9 +18,9 @@ pub(super) struct Callbacks {
     fetches: Sender<Job>,
 }
 
-impl Callbacks {
-    pub(super) fn new(shared: Arc<Shared>, slow: Sender<Job>, fetches: Sender<Job>) -> Callbacks {
-        Callbacks { shared, slow, fetches }
+impl Operations {
+    pub(super) fn new(shared: Arc<Shared>, slow: Sender<Job>, fetches: Sender<Job>) -> Operations {
+        Operations { shared, slow, fetches }
     }
 
     /// Runs what may wait for the remote: such operations keep each other waiting, and nobody else.
@@ -65,7 +65,7 @@ impl Callbacks {
     }
 }
 
-impl std::ops::Deref for Callbacks {
+impl std::ops::Deref for Operations {
     type Target = Shared;
 
     fn deref(&self) -> &Shared {

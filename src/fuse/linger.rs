@@ -45,7 +45,7 @@ pub(super) struct Linger {
     client: AtomicU32,
     /// When a request came from another thread than the one before it.
     last_change: AtomicU64,
-    device: OnceLock<OwnedFd>,
+    device: OnceLock<Arc<OwnedFd>>,
     /// Somebody looks already.
     taken: AtomicBool,
 }
@@ -68,7 +68,7 @@ impl Linger {
 
     /// The device that requests come from. With a single core, whoever sends the next request
     /// needs it.
-    pub(super) fn watch(&self, device: OwnedFd) {
+    pub(super) fn watch(&self, device: Arc<OwnedFd>) {
         if std::thread::available_parallelism().is_ok_and(|cores| cores.get() > 1) {
             let _ = self.device.set(device);
         }

@@ -1,14 +1,19 @@
 //! The kernel's side: decodes FUSE requests, makes one call into [`crate::fs`], replies.
 //!
+//! Requests come through the device or through rings; [`operations`] does not know which.
 //! fuser is pinned and stays behind this module.
 
+mod answer;
 mod background;
-mod callbacks;
+mod connection;
 mod convert;
+mod device;
 mod dispatch;
 mod linger;
 mod mount;
+mod operations;
 mod passthrough;
+mod ring;
 mod shared;
 mod slow;
 

@@ -2,18 +2,18 @@
 
 use std::io;
 use std::num::NonZeroU64;
-use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::bounded;
-use fuser::{Config, INodeNo, MountOption, Session, SessionACL};
+use fuser::INodeNo;
 
 use super::background::{
     join, start, start_indexing, start_moving, start_prefetching, start_threads,
 };
-use super::dispatch::Callbacks;
+use super::connection::Connection;
+use super::dispatch::Operations;
 use super::shared::Shared;
 use super::slow;
 use crate::fs::rebuild::{self, RebuildError, RebuildFrom, Rebuilt};
@@ -71,6 +71,8 @@ pub struct MountOptions {
     pub read_only: bool,
     /// Whether the kernel reads and writes files itself.
     pub passthrough: Passthrough,
+    /// Whether requests may come through `io_uring`, if the kernel can.
+    pub io_uring: bool,
     /// Further options for the kernel: `noexec`, `noatime` and the like.
     pub kernel_options: Vec<String>,
     /// Longest time that a change which nobody syncs stays in memory.
@@ -102,6 +104,7 @@ impl MountOptions {
             allow_other: false,
             read_only: false,
             passthrough: Passthrough::Auto,
+            io_uring: true,
             kernel_options: Vec::new(),
             commit_interval: Duration::from_secs(1),
             ram_bytes: 0,
@@ -138,6 +141,8 @@ pub enum MountError {
     Mount(io::Error),
     /// There is no memory filesystem for the RAM tier.
     Memory(io::Error),
+    /// The kernel did not take the rings that it was promised.
+    Rings(io::Error),
     /// A thread could not be started.
     Thread(io::Error),
     /// A new store could not take over the names that the remote has for it.
@@ -153,6 +158,9 @@ impl std::fmt::Display for MountError {
             MountError::Mount(error) => write!(formatter, "the kernel refused the mount: {error}"),
             MountError::Memory(error) => {
                 write!(formatter, "the RAM tier could not be made: {error} (mount without --ram)")
+            }
+            MountError::Rings(error) => {
+                write!(formatter, "FUSE over io_uring: {error} (mount with --no-io-uring)")
             }
             MountError::Thread(error) => write!(formatter, "no thread could be started: {error}"),
             MountError::Rebuild(error) => write!(formatter, "{error}"),
@@ -201,23 +209,20 @@ pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountEr
         ram.on_eviction(let_go.clone());
     }
     file_system.on_leaving(let_go);
-    // The callbacks hold the sender. They are dropped when the kernel has let the mount go, upon
+    // The operations hold the senders. They are dropped when the kernel has let the mount go, upon
     // which the slow threads end.
     let (sender, jobs) = bounded(slow::JOBS_MAX);
     let (fetch_sender, fetches) = bounded(slow::JOBS_MAX);
-    let callbacks = Callbacks::new(Arc::clone(&shared), sender, fetch_sender);
-    let session = Session::new(callbacks, &options.mountpoint, &session_config(options))
-        .map_err(MountError::Mount)?;
+    let operations = Operations::new(Arc::clone(&shared), sender, fetch_sender);
+    let connection = Connection::open(options, &shared, operations)?;
 
     let (stop, stopped) = bounded::<()>(0);
-    let notifier = session.notifier();
-    let _ = shared.notifier.set(notifier.clone());
+    let notifier = connection.notifier();
     let teller = notifier.clone();
     file_system.on_new_names(AskAnew(Box::new(move |directory| {
         // A directory that the kernel does not hold needs no telling.
         let _ = teller.inval_inode(INodeNo(directory.0), -1, 0);
     })));
-    shared.linger.watch(session.as_fd().try_clone_to_owned().map_err(MountError::Mount)?);
     let threads = start_threads(options, &file_system, (notifier, invalidations), &stopped)?;
     let mut slow_threads = Vec::new();
     for number in 0..slow::THREADS {
@@ -233,12 +238,11 @@ pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountEr
     start_prefetching(&file_system, counters, &stopped)?;
     start_indexing(options, &file_system, &stopped)?;
     let moving = mover.map(|mover| start_moving(&file_system, mover, &stopped)).transpose()?;
-    let session = session.spawn().map_err(MountError::Thread)?;
+    let rings = connection.begin()?;
     ready();
     join(slow_threads);
+    join(rings);
     file_system.stop_moving();
-    // fuser would unmount the mountpoint once more, and hit whoever mounts there next.
-    std::mem::forget(session);
     drop(stop);
     join(threads);
     if let Some(done) = moving {
@@ -330,32 +334,4 @@ fn connect(
     let store = Arc::clone(&remote) as Arc<dyn BlobStore>;
     let grace = Grace::default();
     Ok((Exchange::new(remote, grace, cold), Publisher::new(store, id, grace)))
-}
-
-fn session_config(options: &MountOptions) -> Config {
-    let mut config = Config::default();
-    config.mount_options = vec![
-        MountOption::FSName(options.store.display().to_string()),
-        // fuser drops its own Subtype option when it mounts without fusermount3.
-        MountOption::CUSTOM("subtype=kvfs".to_owned()),
-        MountOption::DefaultPermissions,
-        MountOption::NoDev,
-        MountOption::NoSuid,
-    ];
-    if options.read_only {
-        config.mount_options.push(MountOption::RO);
-    }
-    for option in &options.kernel_options {
-        config.mount_options.push(match option.as_str() {
-            "noexec" => MountOption::NoExec,
-            "noatime" => MountOption::NoAtime,
-            "dirsync" => MountOption::DirSync,
-            "sync" => MountOption::Sync,
-            other => MountOption::CUSTOM(other.to_owned()),
-        });
-    }
-    config.acl = if options.allow_other { SessionACL::All } else { SessionACL::Owner };
-    config.n_threads = Some(options.threads.max(1));
-    config.clone_fd = true;
-    config
 }

@@ -5,38 +5,65 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-use fuser::BackingId;
 
 use crate::fs::IoMode;
 use crate::store::Store;
-use crate::store::disk::{Access, DiskPath};
+use crate::store::disk::{Access, DiskFile, DiskPath};
 use crate::store::record::InodeId;
+use crate::sys;
 
-/// Backing files of sealed files that stay registered after the last close: a page that is opened
+/// Backing files of files at rest that stay registered after the last close: a page that is opened
 /// again costs one round trip and one `stat`. Each keeps a file open in the kernel, some 300 bytes.
 const HELD_MAX: usize = 1024;
 
-/// The ids in use.
+/// A file that the kernel reads and writes by itself, until this is dropped.
+#[derive(Debug)]
+pub(super) struct Backing {
+    id: u32,
+    device: Arc<OwnedFd>,
+}
+
+impl Backing {
+    /// Registers a file with the mount that `device` is the connection of.
+    pub(super) fn register(device: &Arc<OwnedFd>, file: BorrowedFd<'_>) -> io::Result<Backing> {
+        let id = fuser::BackingId::create_raw(device, file)?;
+        Ok(Backing { id, device: Arc::clone(device) })
+    }
+
+    /// The kernel's number for it.
+    pub(super) fn id(&self) -> u32 {
+        self.id
+    }
+}
+
+impl Drop for Backing {
+    fn drop(&mut self) {
+        if let Err(error) = sys::close_backing(&self.device, self.id) {
+            log::debug!("a backing file was not closed: {error}");
+        }
+    }
+}
+
+/// The files in use.
 #[derive(Debug, Default)]
-pub(super) struct Backings(Mutex<Registered<Arc<BackingId>>>);
+pub(super) struct Backings(Mutex<Registered<Arc<Backing>>>);
 
 #[derive(Debug)]
 struct Registered<Id> {
-    by_inode: HashMap<InodeId, Backing<Id>>,
-    /// Sealed files without an open, by when they were closed.
+    by_inode: HashMap<InodeId, Opens<Id>>,
+    /// Files at rest without an open, by when they were closed.
     idle: BTreeMap<u64, InodeId>,
     /// Counts closes.
     closes: u64,
 }
 
 #[derive(Debug)]
-struct Backing<Id> {
+struct Opens<Id> {
     id: Id,
-    opens: u32,
-    is_sealed: bool,
+    count: u32,
+    is_kept: bool,
     /// Its key in `idle`.
     idle_since: Option<u64>,
 }
@@ -48,28 +75,28 @@ impl<Id> Default for Registered<Id> {
 }
 
 impl Backings {
-    fn registered(&self) -> MutexGuard<'_, Registered<Arc<BackingId>>> {
+    fn registered(&self) -> MutexGuard<'_, Registered<Arc<Backing>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The id for one more open of an inode; `register` makes one if this is the first.
     pub(super) fn attach(
-        &self, inode: InodeId, is_sealed: bool, register: impl FnOnce() -> io::Result<BackingId>,
-    ) -> io::Result<Arc<BackingId>> {
+        &self, inode: InodeId, is_kept: bool, register: impl FnOnce() -> io::Result<Backing>,
+    ) -> io::Result<Arc<Backing>> {
         let mut registered = self.registered();
         if let Some(id) = registered.open_again(inode) {
             return Ok(id);
         }
         let id = Arc::new(register()?);
-        registered.open_first(inode, Arc::clone(&id), is_sealed);
+        registered.open_first(inode, Arc::clone(&id), is_kept);
         Ok(id)
     }
 
-    /// The id for one more open of a sealed inode whose backing file is still registered.
-    pub(super) fn attach_held(&self, inode: InodeId) -> Option<Arc<BackingId>> {
+    /// The id for one more open of an inode at rest whose backing file is still registered.
+    pub(super) fn attach_held(&self, inode: InodeId) -> Option<Arc<Backing>> {
         let mut registered = self.registered();
-        let is_sealed = registered.by_inode.get(&inode).is_some_and(|backing| backing.is_sealed);
-        is_sealed.then(|| registered.open_again(inode))?
+        let is_kept = registered.by_inode.get(&inode).is_some_and(|backing| backing.is_kept);
+        is_kept.then(|| registered.open_again(inode))?
     }
 
     /// Whether the backing file of an inode is registered: it was opened not long ago.
@@ -96,28 +123,28 @@ impl Backings {
 }
 
 impl<Id: Clone> Registered<Id> {
-    fn open_first(&mut self, inode: InodeId, id: Id, is_sealed: bool) {
-        let backing = Backing { id, opens: 1, is_sealed, idle_since: None };
+    fn open_first(&mut self, inode: InodeId, id: Id, is_kept: bool) {
+        let backing = Opens { id, count: 1, is_kept, idle_since: None };
         self.by_inode.insert(inode, backing);
     }
 
     fn open_again(&mut self, inode: InodeId) -> Option<Id> {
         let backing = self.by_inode.get_mut(&inode)?;
-        backing.opens += 1;
+        backing.count += 1;
         if let Some(since) = backing.idle_since.take() {
             self.idle.remove(&since);
         }
         Some(backing.id.clone())
     }
 
-    /// Returns what is not registered any more: this one, or the sealed one closed longest ago.
-    fn close(&mut self, inode: InodeId) -> Option<Backing<Id>> {
+    /// Returns what is not registered any more: this one, or the kept one closed longest ago.
+    fn close(&mut self, inode: InodeId) -> Option<Opens<Id>> {
         let backing = self.by_inode.get_mut(&inode)?;
-        backing.opens -= 1;
-        if backing.opens > 0 {
+        backing.count -= 1;
+        if backing.count > 0 {
             return None;
         }
-        if !backing.is_sealed {
+        if !backing.is_kept {
             return self.by_inode.remove(&inode);
         }
         self.closes += 1;
@@ -127,7 +154,7 @@ impl<Id: Clone> Registered<Id> {
         self.by_inode.remove(&oldest.1)
     }
 
-    fn take_idle(&mut self, inode: InodeId) -> Option<Backing<Id>> {
+    fn take_idle(&mut self, inode: InodeId) -> Option<Opens<Id>> {
         let since = self.by_inode.get(&inode)?.idle_since?;
         self.idle.remove(&since);
         self.by_inode.remove(&inode)
@@ -136,12 +163,10 @@ impl<Id: Clone> Registered<Id> {
 
 /// Tries once whether this kernel takes backing files from this store.
 pub(super) fn trial(
-    store: &Store, register: impl FnOnce(BorrowedFd<'_>) -> io::Result<BackingId>,
+    store: &Store, register: impl FnOnce(&dyn DiskFile) -> io::Result<Backing>,
 ) -> IoMode {
-    let outcome = store.disk.open(&DiskPath::Format, Access::Read).and_then(|file| {
-        let descriptor = file.descriptor().ok_or(io::ErrorKind::Unsupported)?;
-        register(descriptor).map(drop)
-    });
+    let file = store.disk.open(&DiskPath::Format, Access::Read);
+    let outcome = file.and_then(|file| register(file.as_ref()).map(drop));
     match outcome {
         Ok(()) => IoMode::Passthrough,
         Err(error) => IoMode::Served(match error.raw_os_error() {

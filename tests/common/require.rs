@@ -26,6 +26,11 @@ fn missing(what: &str) -> Option<String> {
         }
         "root" => (!nix::unistd::geteuid().is_root()).then(|| "not root".to_owned()),
         "loop" => (!Path::new("/dev/loop-control").exists()).then(|| "no loop devices".to_owned()),
+        "io_uring" => {
+            let parameter = "/sys/module/fuse/parameters/enable_uring";
+            let value = std::fs::read_to_string(parameter).unwrap_or_default();
+            (value.trim() != "Y").then(|| format!("{parameter} is not Y (Linux 6.14 has it)"))
+        }
         "s3" => s3_server().is_none().then(|| {
             "no S3 server: cargo install s3s-fs --version 0.14.1 --features binary --locked, and \
              PATH or KVFS_S3S_FS"

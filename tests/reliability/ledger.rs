@@ -151,6 +151,8 @@ pub(crate) fn is_expected(error: &io::Error) -> bool {
         libc::EROFS,
         libc::ENOTCONN,
         libc::ECONNABORTED,
+        // A request that was on its way through a ring.
+        libc::ECANCELED,
         libc::ESTALE,
         libc::ENOSPC,
         libc::EDQUOT,

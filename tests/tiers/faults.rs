@@ -326,7 +326,8 @@ fn a_full_disk_refuses_what_would_come_back_and_shows_nothing_of_it() {
 #[test]
 fn a_remote_that_hangs_delays_nobody_but_who_needs_it() {
     crate::require!(fuse, root);
-    let outer = Mount::new(Mode::Served);
+    // Who waits for a stopped daemon with rings cannot be killed.
+    let outer = Mount::with_options(Mode::Served, &["--no-io-uring"]);
     let remote = outer.files("remote");
     std::fs::create_dir(&remote).unwrap();
     let mut mount = Mount::with_options(Mode::Passthrough, &options(&remote, &[]));

@@ -28,7 +28,7 @@ fn defaults() {
     let threads = crate::fuse::default_threads(crate::fuse::Passthrough::Auto);
     let expected = format!(
         "# store = \"/store\"\n# mountpoint = \"/mnt\"\nallow_other = false\n\
-         read_only = false\npassthrough = true\nnonempty = false\ncommit_interval = 1.0\n\
+         read_only = false\npassthrough = true\nio_uring = true\nnonempty = false\ncommit_interval = 1.0\n\
          ram = 0\nthreads = {threads}\noptions = []\n"
     );
     assert_eq!(config.to_toml(), expected);
@@ -51,13 +51,14 @@ fn the_earlier_source_counts() {
 
 #[test]
 fn every_setting_from_every_source() {
-    let file = "allow_other = true\nread_only = true\npassthrough = false\nnonempty = true\n\
-        commit_interval = 2\nthreads = 3\nlog_file = \"/l\"\nlog_level = \"debug\"\n\
+    let file = "allow_other = true\nread_only = true\npassthrough = false\nio_uring = false\n\
+        nonempty = true\ncommit_interval = 2\nthreads = 3\nlog_file = \"/l\"\nlog_level = \"debug\"\n\
         options = [\"noatime\", \"dirsync\"]";
     let variables = [
         ("KVFS_ALLOW_OTHER", "yes"),
         ("KVFS_READ_ONLY", "1"),
         ("KVFS_PASSTHROUGH", "no"),
+        ("KVFS_IO_URING", "no"),
         ("KVFS_NONEMPTY", "true"),
         ("KVFS_COMMIT_INTERVAL", "2"),
         ("KVFS_THREADS", "3"),
@@ -65,8 +66,8 @@ fn every_setting_from_every_source() {
         ("KVFS_LOG", "debug"),
         ("KVFS_OPTIONS", "noatime,dirsync"),
     ];
-    let dash_o = "allow_other,ro,passthrough=no,nonempty,commit_interval=2,threads=3,log_file=/l,\
-        log_level=debug,noatime,dirsync";
+    let dash_o = "allow_other,ro,passthrough=no,io_uring=no,nonempty,commit_interval=2,threads=3,\
+        log_file=/l,log_level=debug,noatime,dirsync";
     let from_file = resolved(Layer::default(), "", &[], file).unwrap();
     let from_environment = resolved(Layer::default(), "", &variables, "").unwrap();
     let from_dash_o = resolved(Layer::default(), dash_o, &[], "").unwrap();
@@ -76,6 +77,7 @@ fn every_setting_from_every_source() {
     assert_eq!(text, resolved(Layer::default(), "", &[], &text).unwrap().to_toml());
     assert!(from_file.options.allow_other && from_file.options.read_only && from_file.nonempty);
     assert_eq!(from_file.options.passthrough, Passthrough::Off);
+    assert!(!from_file.options.io_uring);
     assert_eq!(from_file.options.kernel_options, ["noatime", "dirsync"]);
 }
 

@@ -213,7 +213,7 @@ impl FileSystem {
         Opened {
             handle: self.state().add_handle(handle),
             by: OpenedBy::Daemon,
-            is_sealed: false,
+            is_at_rest: false,
             caching: Caching::Never,
             closes_quietly,
         }

@@ -1,0 +1,320 @@
+//! What each request does: one call into [`crate::fs`], on this thread or beside it if it may wait.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use fuser::{Errno, FopenFlags, INodeNo};
+
+use super::answer::{
+    Entry, ExtendedAttribute, Handle, Made, Position, Reply, ReplyBytes, ReplyListing, Shown,
+    Written,
+};
+use super::dispatch::Operations;
+use super::passthrough::Backing;
+use super::shared::{Shared, is_reader, quiet};
+use crate::fs::{Caller, FileSystem, Listing, NewNode, OpenedBy, Place, SetAttributes};
+use crate::observe::Operation;
+use crate::store::disk::{Allocation, Seek, Space};
+use crate::store::record::InodeId;
+
+/// Where and how much a `copy_file_range` copies.
+pub(super) struct Copy {
+    /// Handle and offset.
+    pub(super) from: (u64, u64),
+    /// Handle and offset.
+    pub(super) to: (u64, u64),
+    /// In bytes.
+    pub(super) length: u64,
+}
+
+/// Names.
+impl Operations {
+    /// The answer to opendir. A listing needs no handle: its offsets are hashes of names. ENOSYS makes the
+    /// kernel skip opendir and releasedir from now on, and cache listings until they change.
+    pub(super) const NO_HANDLE_OF_DIRECTORIES: Errno = Errno::ENOSYS;
+    /// The answer to ioctl: Python asks each file that it opens whether it is a terminal.
+    pub(super) const NO_COMMANDS: Errno = Errno::ENOTTY;
+
+    pub(super) fn lookup(&self, place: Place, reply: impl Reply<Entry>) {
+        self.once_looked_up(place.parent, move |shared: &Shared| {
+            let outcome = shared.call(Operation::Lookup, |fs| fs.lookup(place.parent, &place.name));
+            reply.send(outcome.and_then(Entry::of_lookup));
+        });
+    }
+
+    pub(super) fn forget(&self, inode: InodeId, count: u64) {
+        self.backings.let_go(inode);
+        self.fs.forget(inode, count);
+    }
+
+    pub(super) fn make(
+        &self, place: &Place, node: &NewNode, mode: u16, caller: Caller,
+    ) -> Result<Entry, Errno> {
+        self.call(Operation::Make, |fs| fs.make(place, node, mode, caller)).map(Entry::from)
+    }
+
+    pub(super) fn unlink(&self, place: &Place) -> Result<(), Errno> {
+        self.call(Operation::Unlink, |fs| fs.unlink(place))
+    }
+
+    pub(super) fn remove_directory(&self, place: &Place) -> Result<(), Errno> {
+        self.call(Operation::Rmdir, |fs| fs.remove_directory(place))
+    }
+
+    pub(super) fn rename(&self, from: Place, to: Place, flags: u32, reply: impl Reply<()>) {
+        let waits = self.fs.rename_waits(&from, &to);
+        let answer = move |shared: &Shared| {
+            let outcome = shared.call(Operation::Rename, |fs| fs.rename(&from, &to, flags));
+            if let (Ok(Some(old)), Some(notifier)) = (&outcome, shared.notifier.get()) {
+                // A negative offset spares the cached bytes, and with them every lock that the
+                // kernel holds while it waits for this answer. An inode that it has forgotten is
+                // no error.
+                let _ = notifier.inval_inode(INodeNo(old.0), -1, 0);
+            }
+            reply.send(outcome.map(drop));
+        };
+        match waits {
+            Some(awaited) => self.beside(awaited, answer),
+            None => answer(self),
+        }
+    }
+
+    pub(super) fn link(&self, inode: InodeId, place: &Place) -> Result<Entry, Errno> {
+        self.call(Operation::Link, |fs| fs.link(inode, place)).map(Entry::from)
+    }
+
+    pub(super) fn read_link(&self, inode: InodeId) -> Result<Vec<u8>, Errno> {
+        self.call(Operation::ReadLink, |fs| fs.read_link(inode))
+    }
+
+    pub(super) fn list(
+        &self, inode: InodeId, offset: u64, listing: Listing, mut reply: impl ReplyListing,
+    ) {
+        self.once_looked_up(inode, move |shared: &Shared| {
+            let outcome = shared.call(Operation::List, |fs| {
+                fs.list(inode, offset, listing, |line| reply.add(line))
+            });
+            reply.send(outcome);
+        });
+    }
+}
+
+/// Attributes.
+impl Operations {
+    pub(super) fn attributes(&self, inode: InodeId) -> Result<Shown, Errno> {
+        self.call(Operation::GetAttr, |fs| fs.attributes(inode)).map(Shown::from)
+    }
+
+    pub(super) fn set_attributes(
+        &self, inode: InodeId, set: SetAttributes, reply: impl Reply<Shown>,
+    ) {
+        let answer = move |shared: &Shared| {
+            let outcome = shared.call(Operation::SetAttr, |fs| fs.set_attributes(inode, &set));
+            reply.send(outcome.map(Shown::from));
+        };
+        match set.size {
+            Some(_) if self.fs.waits_for_remote(inode) => self.fetch(answer),
+            Some(_) => self.later(answer),
+            None => answer(self),
+        }
+    }
+
+    pub(super) fn space(&self, inode: InodeId) -> Result<Space, Errno> {
+        self.call(Operation::StatFs, |fs| fs.space_at(inode))
+    }
+
+    pub(super) fn set_extended_attribute(
+        &self, inode: InodeId, name: Vec<u8>, value: Vec<u8>, flags: i32, reply: impl Reply<()>,
+    ) {
+        match self.call(Operation::SetXattr, |fs| {
+            let dry_run = fs.asks_for_collection(inode, &name, &value)?;
+            dry_run.map(|dry_run| fs.begin_collection().map(|()| dry_run)).transpose()
+        }) {
+            Ok(None) => {}
+            Ok(Some(dry_run)) => {
+                reply.send(Ok(()));
+                return self.aside(move |shared| shared.fs.collect_garbage(dry_run));
+            }
+            Err(error) => return reply.send(Err(error)),
+        }
+        let waits = self.fs.attribute_waits(&name);
+        let answer = move |shared: &Shared| {
+            reply.send(shared.call(Operation::SetXattr, |fs| {
+                fs.set_extended_attribute(inode, &name, &value, flags)
+            }));
+        };
+        if waits { self.aside(answer) } else { answer(self) }
+    }
+
+    pub(super) fn extended_attribute(
+        &self, inode: InodeId, name: &[u8], buffer_bytes: u32,
+    ) -> Result<ExtendedAttribute, Errno> {
+        self.call(Operation::GetXattr, |fs| fs.extended_attribute(inode, name))
+            .and_then(|value| ExtendedAttribute::new(value, buffer_bytes))
+    }
+
+    pub(super) fn list_extended_attributes(
+        &self, inode: InodeId, buffer_bytes: u32,
+    ) -> Result<ExtendedAttribute, Errno> {
+        self.call(Operation::ListXattr, |fs| fs.list_extended_attributes(inode))
+            .and_then(|names| ExtendedAttribute::new(names, buffer_bytes))
+    }
+
+    pub(super) fn remove_extended_attribute(
+        &self, inode: InodeId, name: &[u8],
+    ) -> Result<(), Errno> {
+        self.call(Operation::RemoveXattr, |fs| fs.remove_extended_attribute(inode, name))
+    }
+}
+
+/// Files.
+impl Operations {
+    pub(super) fn create(
+        &self, place: &Place, mode: u16, caller: Caller, flags: i32,
+    ) -> Result<Made, Errno> {
+        self.decide_io_mode();
+        let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
+        let created = self.call(Operation::Create, |fs| fs.create(place, mode, caller, writes))?;
+        let (found, opened) = (created.found, created.opened);
+        let (flags, backing) = match &opened.by {
+            OpenedBy::Daemon => (Shared::served_flags(&opened), None),
+            OpenedBy::Kernel { file } => {
+                let register = || self.register(file.as_ref());
+                match self.backings.attach(found.attributes.inode, false, register) {
+                    Ok(backing) => (quiet(&opened), Some(backing)),
+                    Err(error) => return Err(self.undo_open(opened.handle, &error)),
+                }
+            }
+        };
+        let handle = Handle { number: opened.handle, flags, backing };
+        Ok(Made { entry: Entry::of_new(&found), handle })
+    }
+
+    pub(super) fn open(&self, inode: InodeId, flags: i32, reply: impl Reply<Handle>) {
+        self.decide_io_mode();
+        let reads_only = is_reader(flags);
+        if reads_only {
+            self.fs.note_use(inode, flags);
+        }
+        let is_held = self.backings.is_held(inode);
+        self.fs.expect_more(inode, is_held);
+        if reads_only
+            && is_held
+            && let Some((number, backing)) = self.open_held(inode, flags)
+        {
+            let flags = FopenFlags::FOPEN_NOFLUSH;
+            return reply.send(Ok(Handle { number, flags, backing: Some(backing) }));
+        }
+        let answer = move |shared: &Shared| reply.send(shared.open(inode, flags));
+        if self.fs.waits_for_remote(inode) {
+            self.fetch(answer);
+        } else if reads_only && !self.fs.must_read_to_open(inode) {
+            answer(self);
+        } else {
+            self.later(answer);
+        }
+    }
+
+    pub(super) fn read(&self, handle: u64, offset: u64, length: u32, reply: impl ReplyBytes) {
+        let answer = move |shared: &Shared| {
+            reply.fill(length as usize, |buffer| {
+                shared.call(Operation::Read, |fs| fs.read(handle, offset, buffer))
+            });
+        };
+        if self.fs.read_waits(handle, offset, length) { self.aside(answer) } else { answer(self) }
+    }
+
+    pub(super) fn write(
+        &self, handle: u64, offset: u64, data: &[u8], flags: i32,
+    ) -> Result<Written, Errno> {
+        let appends = flags & libc::O_APPEND != 0;
+        self.call(Operation::Write, |fs| fs.write(handle, offset, data, appends))?;
+        Ok(Written(u32::try_from(data.len()).unwrap_or(u32::MAX)))
+    }
+
+    pub(super) fn flush(&self, handle: u64, reply: impl Reply<()>) {
+        let answer = move |shared: &Shared| {
+            reply.send(shared.call(Operation::Flush, |fs| fs.flush(handle)));
+        };
+        if self.fs.flush_waits(handle) { self.later(answer) } else { answer(self) }
+    }
+
+    pub(super) fn release(&self, inode: InodeId, handle: u64) -> Result<(), Errno> {
+        if self.fs.is_backed(handle) {
+            self.backings.detach(inode);
+        }
+        self.call(Operation::Release, |fs| fs.release(handle))
+    }
+
+    pub(super) fn sync_file(&self, handle: u64, reply: impl Reply<()>) {
+        self.later(move |shared| {
+            reply.send(shared.call(Operation::Fsync, |fs| fs.sync_file(handle)));
+        });
+    }
+
+    pub(super) fn sync_directory(&self, reply: impl Reply<()>) {
+        self.later(move |shared| {
+            reply.send(shared.call(Operation::Fsync, FileSystem::commit));
+        });
+    }
+
+    pub(super) fn allocate(&self, handle: u64, allocation: Allocation) -> Result<(), Errno> {
+        self.call(Operation::Fallocate, |fs| fs.allocate(handle, allocation))
+    }
+
+    pub(super) fn seek(&self, handle: u64, offset: i64, whence: i32) -> Result<Position, Errno> {
+        let seek = match whence {
+            libc::SEEK_DATA => Seek::Data,
+            libc::SEEK_HOLE => Seek::Hole,
+            _ => return Err(Errno::EINVAL),
+        };
+        self.call(Operation::Seek, |fs| fs.seek(handle, offset, seek)).map(Position)
+    }
+
+    pub(super) fn copy(&self, copy: &Copy) -> Result<Written, Errno> {
+        // The reply counts in 32 bits.
+        let length = copy.length.min(1 << 30);
+        let copied =
+            self.call(Operation::CopyRange, |fs| fs.copy_range(copy.from, copy.to, length))?;
+        Ok(Written(u32::try_from(copied).unwrap_or(u32::MAX)))
+    }
+
+    /// Opens a file whose backing file is still registered.
+    fn open_held(&self, inode: InodeId, flags: i32) -> Option<(u64, Arc<Backing>)> {
+        let start = Instant::now();
+        let Ok(Some(handle)) = self.fs.open_held(inode, flags) else {
+            self.backings.let_go(inode);
+            return None;
+        };
+        let Some(backing) = self.backings.attach_held(inode) else {
+            if let Err(error) = self.fs.release(handle) {
+                log::error!("undoing an open: {error}");
+            }
+            return None;
+        };
+        self.fs.observer().request(Operation::Open, true, start.elapsed());
+        Some((handle, backing))
+    }
+}
+
+impl Shared {
+    /// Opens a file.
+    fn open(&self, inode: InodeId, flags: i32) -> Result<Handle, Errno> {
+        let opened = self.call(Operation::Open, |fs| fs.open_file(inode, flags))?;
+        let quiet = quiet(&opened);
+        let number = opened.handle;
+        match &opened.by {
+            OpenedBy::Daemon => {
+                let flags = Self::served_flags(&opened) | quiet;
+                Ok(Handle { number, flags, backing: None })
+            }
+            OpenedBy::Kernel { file } => {
+                let register = || self.register(file.as_ref());
+                match self.backings.attach(inode, opened.is_at_rest, register) {
+                    Ok(backing) => Ok(Handle { number, flags: quiet, backing: Some(backing) }),
+                    Err(error) => Err(self.undo_open(number, &error)),
+                }
+            }
+        }
+    }
+}
