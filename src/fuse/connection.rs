@@ -75,7 +75,7 @@ fn prepare_rings(options: &MountOptions) -> Result<Rings, String> {
     if !ring::is_enabled() {
         return Err("fuse.enable_uring is off (Linux 6.14 has it)".to_owned());
     }
-    Rings::prepare().map_err(|error| error.to_string())
+    Rings::prepare().map_err(|error| format!("no ring could be made: {error}"))
 }
 
 fn session_config(options: &MountOptions) -> Config {

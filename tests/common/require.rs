@@ -29,7 +29,11 @@ fn missing(what: &str) -> Option<String> {
         "io_uring" => {
             let parameter = "/sys/module/fuse/parameters/enable_uring";
             let value = std::fs::read_to_string(parameter).unwrap_or_default();
-            (value.trim() != "Y").then(|| format!("{parameter} is not Y (Linux 6.14 has it)"))
+            if std::env::var("KVFS_IO_URING").is_ok_and(|wanted| wanted == "no") {
+                Some("KVFS_IO_URING is no".to_owned())
+            } else {
+                (value.trim() != "Y").then(|| format!("{parameter} is not Y (Linux 6.14 has it)"))
+            }
         }
         "s3" => s3_server().is_none().then(|| {
             "no S3 server: cargo install s3s-fs --version 0.14.1 --features binary --locked, and \

@@ -20,6 +20,7 @@ pub(super) fn describe(path: &Path, passthrough: &str) -> Value {
         "kernel": kernel,
         "filesystem": filesystem(path).unwrap_or_else(|| "unknown".to_owned()),
         "passthrough": passthrough,
+        "fuse_enable_uring": crate::fuse::rings_are_enabled(),
     })
 }
 

@@ -64,7 +64,7 @@ impl Drop for Running {
 }
 
 /// Whether the kernel may be asked for rings. Its administrator says so.
-pub(super) fn is_enabled() -> bool {
+pub(crate) fn is_enabled() -> bool {
     let parameter = std::fs::read_to_string("/sys/module/fuse/parameters/enable_uring");
     parameter.is_ok_and(|value| value.trim() == "Y")
 }
