@@ -1,5 +1,4 @@
-//! System calls that neither std nor nix wraps. With the SIMD kernels of attention and
-//! its thread pool the only `unsafe`.
+//! System calls that neither std nor nix wraps.
 
 use std::ffi::{CStr, CString};
 use std::fs::File;

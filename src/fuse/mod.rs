@@ -17,5 +17,5 @@ mod ring;
 mod shared;
 mod slow;
 
-pub(crate) use ring::is_enabled as rings_are_enabled;
 pub use mount::{MountError, MountOptions, Passthrough, RemoteOptions, default_threads, serve};
+pub(crate) use ring::is_enabled as rings_are_enabled;

@@ -33,6 +33,8 @@ impl Slot {
             .len(PAYLOAD_OFFSET + PAYLOAD_BYTES)
             .no_reserve_swap()
             .map_anon()?;
+        // One large OS page for each header that is touched would take it all.
+        let _ = memory.advise(memmap2::Advice::NoHugePage);
         Ok(Slot { index, queue, memory })
     }
 

@@ -31,6 +31,8 @@ pub(super) struct Worker {
     in_kernel: Vec<Option<Slot>>,
     outbox: Arc<Outbox>,
     answers: Receiver<Slot>,
+    /// What the kernel said: a slot's number, and a request (0) or an error.
+    completed: VecDeque<(u64, i32)>,
 }
 
 impl Worker {
@@ -48,7 +50,8 @@ impl Worker {
         let slots = queues.enumerate().map(|(index, queue)| Slot::new(index, queue).map(Some));
         let in_kernel = slots.collect::<io::Result<Vec<_>>>()?;
         let (outbox, answers) = Outbox::new(count)?;
-        Ok(Worker { ring, in_kernel, outbox: Arc::new(outbox), answers })
+        let (outbox, completed) = (Arc::new(outbox), VecDeque::new());
+        Ok(Worker { ring, in_kernel, outbox, answers, completed })
     }
 
     pub(super) fn outbox(&self) -> Arc<Outbox> {
@@ -64,33 +67,20 @@ impl Worker {
             let vectors = slot.vectors();
             let entry = command(REGISTER, slot, Some(&vectors));
             self.push(&entry)?;
-            self.ring.submit()?;
+            self.submit(0)?;
         }
         self.watch_bell()?;
-        self.ring.submit()?;
-        let refused = self.ring.completion().filter(|entry| entry.result() < 0);
-        for (number, error) in refused.map(|entry| (entry.user_data(), -entry.result())) {
-            // Whoever mounted may have unmounted already: requests come as soon as each queue has a slot.
-            if !has_ended(error) {
-                return Err(io::Error::from_raw_os_error(error));
-            }
-            let slot = usize::try_from(number).ok().and_then(|index| self.in_kernel.get_mut(index));
-            slot.map(Option::take);
-        }
-        Ok(())
+        self.submit(0)?;
+        // Requests come as soon as each queue has a slot, and so may the end of the mount.
+        let refused = self.completed.iter().map(|(_, result)| -result);
+        let refused = refused.into_iter().find(|error| *error > 0 && !has_ended(*error));
+        refused.map_or(Ok(()), |error| Err(io::Error::from_raw_os_error(error)))
     }
 
     /// Serves requests until the mount ends.
     pub(super) fn run(&mut self, operations: &Operations) -> io::Result<()> {
-        let mut completed = VecDeque::new();
-        while !(self.outbox.is_over() && self.in_kernel.iter().all(Option::is_none)) {
-            match self.ring.submit_and_wait(1) {
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                outcome => drop(outcome?),
-            }
-            completed
-                .extend(self.ring.completion().map(|entry| (entry.user_data(), entry.result())));
-            while let Some((number, result)) = completed.pop_front() {
+        loop {
+            while let Some((number, result)) = self.completed.pop_front() {
                 if number == BELL {
                     self.outbox.hear();
                     self.watch_bell()?;
@@ -98,12 +88,26 @@ impl Worker {
                     self.take(number, result, operations);
                 }
                 self.give_back()?;
-                if !completed.is_empty() {
-                    // Nobody waits for an answer to somebody else.
-                    self.ring.submit()?;
+                if !self.completed.is_empty() {
+                    // Nobody waits for what is done for somebody else.
+                    self.submit(0)?;
                 }
             }
+            if self.outbox.is_over() && self.in_kernel.iter().all(Option::is_none) {
+                return Ok(());
+            }
+            self.submit(1)?;
         }
+    }
+
+    /// Lets the kernel look at the submissions, waits for so many completions, and takes what there is.
+    fn submit(&mut self, wanted: usize) -> io::Result<()> {
+        match self.ring.submit_and_wait(wanted) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            outcome => drop(outcome?),
+        }
+        let completed = self.ring.completion();
+        self.completed.extend(completed.map(|entry| (entry.user_data(), entry.result())));
         Ok(())
     }
 
@@ -145,7 +149,7 @@ impl Worker {
             if pushed.is_ok() {
                 return Ok(());
             }
-            self.ring.submit()?;
+            self.submit(0)?;
         }
     }
 }
