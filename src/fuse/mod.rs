@@ -1,6 +1,6 @@
 //! The kernel's side: decodes FUSE requests, makes one call into [`crate::fs`], replies.
 //!
-//! Requests come through the device or through rings; [`operations`] does not know which.
+//! Requests come through the device or through rings; `operations` does not know which.
 //! fuser is pinned and stays behind this module.
 
 mod answer;
