@@ -9,8 +9,9 @@ use std::path::{Path, PathBuf};
 
 use nix::unistd::{User, geteuid};
 
-/// What is worth keeping for months; fuser warns of requests that are meant to be unsupported.
-const DEFAULT_FILTER: &str = "info,fuser=error";
+/// What is worth keeping for months; fuser warns of requests that are meant to be unsupported, and tells of
+/// each answer to an interrupt of a request that came through a ring: the kernel looks for that elsewhere.
+const DEFAULT_FILTER: &str = "info,fuser=error,fuser::reply=off";
 
 /// Starts logging to a file, or else to standard error.
 pub(crate) fn start(filter: Option<&str>, file: Option<File>) {

@@ -131,7 +131,7 @@ impl FileSystem {
             opened: Opened {
                 handle,
                 by,
-                is_at_rest: false,
+                is_sealed: false,
                 caching: if append { Caching::Never } else { Caching::Kept },
                 closes_quietly,
             },

@@ -28,8 +28,8 @@ pub struct Opened {
     pub handle: u64,
     /// Who moves its bytes.
     pub by: OpenedBy,
-    /// Nobody writes to it: the kernel may keep the file open for the next reader.
-    pub is_at_rest: bool,
+    /// The bytes never change: caches keep them, `close()` has nothing to check.
+    pub is_sealed: bool,
     /// What the kernel may keep of the bytes where the daemon serves them.
     pub caching: Caching,
     /// `close()` has nothing to check or to report: the round trip is saved.
@@ -122,13 +122,10 @@ impl FileSystem {
         })
     }
 
-    /// Opens a file for reading whose backing file the kernel may still hold from an earlier open.
-    /// `None` if that file is not the one on the disk any more, or somebody has begun to write to it.
-    ///
-    /// The handle comes before the look at what the kernel holds: while there is one, `O_TRUNC` acts in
-    /// place, so that the file stays the same.
-    pub fn open_held(&self, id: InodeId, flags: i32) -> Result<Option<u64>, FsError> {
-        if self.verify == Verify::Always || flags & EXECUTES != 0 {
+    /// Opens a sealed file for reading whose backing file the kernel still holds from an earlier
+    /// open. `None` if that file is not the one on the disk any more.
+    pub fn open_held(&self, id: InodeId) -> Result<Option<u64>, FsError> {
+        if self.verify == Verify::Always {
             return Ok(None);
         }
         let verified = self.state().nodes.get(&id).and_then(|node| node.verified);
@@ -188,14 +185,11 @@ impl FileSystem {
         }
         match outcome {
             Ok((opened, stat)) => {
-                // Meanwhile somebody may have begun to write to it.
-                let settled = settled && state.is_settled_as(id, object).unwrap_or(false);
                 if let Some(node) = state.nodes.get_mut(&id) {
                     node.verified = settled.then_some((object, stat));
                 }
                 let sealed = file.role.is_sealed();
-                let opened = self.add_opened(&mut state, id, opened, false, sealed);
-                Ok(Opened { is_at_rest: sealed || settled, ..opened })
+                Ok(self.add_opened(&mut state, id, opened, false, sealed))
             }
             Err(error) => {
                 state.drop_node_if_idle(id)?;
@@ -369,8 +363,6 @@ impl FileSystem {
             let object = state.metadata.new_object();
             (object, self.make_object_file(object, access)?)
         };
-        // The kernel would go on with the old file.
-        self.lets_go(id);
         self.observer.opened(0);
         self.blocks.forget_file(id);
         state.unsettled.insert(id, object);
@@ -453,6 +445,6 @@ impl FileSystem {
         // Such a page was another version once.
         let is_lossy = || state.metadata.attribute(inode, LOSSY).ok().flatten().is_some();
         let caching = if is_sealed && is_lossy() { Caching::Anew } else { Caching::Kept };
-        Opened { handle, by, is_at_rest: is_sealed, caching, closes_quietly: !writes }
+        Opened { handle, by, is_sealed, caching, closes_quietly: !writes }
     }
 }

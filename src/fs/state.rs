@@ -155,13 +155,6 @@ impl State {
         self.nodes.get(&id).and_then(|node| node.replacement).or(file.object)
     }
 
-    /// Whether nobody writes to a file, and this object still holds its bytes.
-    pub(crate) fn is_settled_as(&self, id: InodeId, object: ObjectId) -> Result<bool, FsError> {
-        let inode = self.inode(id)?;
-        let current = inode.file().filter(|file| !file.unsettled).and_then(|file| file.object);
-        Ok(current == Some(object) && !self.unsettled.contains_key(&id))
-    }
-
     /// Notes a change of a directory's names.
     pub(crate) fn touch_directory(
         &mut self, id: InodeId, links_change: i32,

@@ -83,7 +83,7 @@ impl FileSystem {
         Ok(Opened {
             handle,
             by: OpenedBy::Daemon,
-            is_at_rest: false,
+            is_sealed: false,
             caching: Caching::Never,
             closes_quietly: true,
         })

@@ -200,7 +200,7 @@ impl Operations {
         self.fs.expect_more(inode, is_held);
         if reads_only
             && is_held
-            && let Some((number, backing)) = self.open_held(inode, flags)
+            && let Some((number, backing)) = self.open_held(inode)
         {
             let flags = FopenFlags::FOPEN_NOFLUSH;
             return reply.send(Ok(Handle { number, flags, backing: Some(backing) }));
@@ -279,10 +279,10 @@ impl Operations {
         Ok(Written(u32::try_from(copied).unwrap_or(u32::MAX)))
     }
 
-    /// Opens a file whose backing file is still registered.
-    fn open_held(&self, inode: InodeId, flags: i32) -> Option<(u64, Arc<Backing>)> {
+    /// Opens a page whose backing file is still registered.
+    fn open_held(&self, inode: InodeId) -> Option<(u64, Arc<Backing>)> {
         let start = Instant::now();
-        let Ok(Some(handle)) = self.fs.open_held(inode, flags) else {
+        let Ok(Some(handle)) = self.fs.open_held(inode) else {
             self.backings.let_go(inode);
             return None;
         };
@@ -310,7 +310,7 @@ impl Shared {
             }
             OpenedBy::Kernel { file } => {
                 let register = || self.register(file.as_ref());
-                match self.backings.attach(inode, opened.is_at_rest, register) {
+                match self.backings.attach(inode, opened.is_sealed, register) {
                     Ok(backing) => Ok(Handle { number, flags: quiet, backing: Some(backing) }),
                     Err(error) => Err(self.undo_open(number, &error)),
                 }

@@ -14,8 +14,9 @@ use crate::store::disk::{Access, DiskFile, DiskPath};
 use crate::store::record::InodeId;
 use crate::sys;
 
-/// Backing files of files at rest that stay registered after the last close: a page that is opened
-/// again costs one round trip and one `stat`. Each keeps a file open in the kernel, some 300 bytes.
+/// Backing files of sealed files that stay registered after the last close: a page that is opened
+/// again costs one round trip and one `stat`. Only those: a writer would get the file that is registered,
+/// even where another one has taken its place meanwhile (moved to memory, mended, published). Each keeps a file open in the kernel, some 300 bytes.
 const HELD_MAX: usize = 1024;
 
 /// A file that the kernel reads and writes by itself, until this is dropped.
@@ -53,7 +54,7 @@ pub(super) struct Backings(Mutex<Registered<Arc<Backing>>>);
 #[derive(Debug)]
 struct Registered<Id> {
     by_inode: HashMap<InodeId, Opens<Id>>,
-    /// Files at rest without an open, by when they were closed.
+    /// Sealed files without an open, by when they were closed.
     idle: BTreeMap<u64, InodeId>,
     /// Counts closes.
     closes: u64,
@@ -63,7 +64,7 @@ struct Registered<Id> {
 struct Opens<Id> {
     id: Id,
     count: u32,
-    is_kept: bool,
+    is_sealed: bool,
     /// Its key in `idle`.
     idle_since: Option<u64>,
 }
@@ -81,22 +82,22 @@ impl Backings {
 
     /// The id for one more open of an inode; `register` makes one if this is the first.
     pub(super) fn attach(
-        &self, inode: InodeId, is_kept: bool, register: impl FnOnce() -> io::Result<Backing>,
+        &self, inode: InodeId, is_sealed: bool, register: impl FnOnce() -> io::Result<Backing>,
     ) -> io::Result<Arc<Backing>> {
         let mut registered = self.registered();
         if let Some(id) = registered.open_again(inode) {
             return Ok(id);
         }
         let id = Arc::new(register()?);
-        registered.open_first(inode, Arc::clone(&id), is_kept);
+        registered.open_first(inode, Arc::clone(&id), is_sealed);
         Ok(id)
     }
 
-    /// The id for one more open of an inode at rest whose backing file is still registered.
+    /// The id for one more open of a sealed inode whose backing file is still registered.
     pub(super) fn attach_held(&self, inode: InodeId) -> Option<Arc<Backing>> {
         let mut registered = self.registered();
-        let is_kept = registered.by_inode.get(&inode).is_some_and(|backing| backing.is_kept);
-        is_kept.then(|| registered.open_again(inode))?
+        let is_sealed = registered.by_inode.get(&inode).is_some_and(|backing| backing.is_sealed);
+        is_sealed.then(|| registered.open_again(inode))?
     }
 
     /// Whether the backing file of an inode is registered: it was opened not long ago.
@@ -123,8 +124,8 @@ impl Backings {
 }
 
 impl<Id: Clone> Registered<Id> {
-    fn open_first(&mut self, inode: InodeId, id: Id, is_kept: bool) {
-        let backing = Opens { id, count: 1, is_kept, idle_since: None };
+    fn open_first(&mut self, inode: InodeId, id: Id, is_sealed: bool) {
+        let backing = Opens { id, count: 1, is_sealed, idle_since: None };
         self.by_inode.insert(inode, backing);
     }
 
@@ -137,14 +138,14 @@ impl<Id: Clone> Registered<Id> {
         Some(backing.id.clone())
     }
 
-    /// Returns what is not registered any more: this one, or the kept one closed longest ago.
+    /// Returns what is not registered any more: this one, or the sealed one closed longest ago.
     fn close(&mut self, inode: InodeId) -> Option<Opens<Id>> {
         let backing = self.by_inode.get_mut(&inode)?;
         backing.count -= 1;
         if backing.count > 0 {
             return None;
         }
-        if !backing.is_kept {
+        if !backing.is_sealed {
             return self.by_inode.remove(&inode);
         }
         self.closes += 1;

@@ -77,8 +77,14 @@ impl Worker {
             Ok(()) => count(counter),
             Err(error) => {
                 let errno = error.raw_os_error().unwrap_or(0);
-                let dead =
-                    [libc::ENOTCONN, libc::ECONNABORTED, libc::EIO, libc::ENODEV, libc::EINTR];
+                let dead = [
+                    libc::ENOTCONN,
+                    libc::ECONNABORTED,
+                    libc::ECANCELED,
+                    libc::EIO,
+                    libc::ENODEV,
+                    libc::EINTR,
+                ];
                 let busy = [
                     libc::EBUSY,
                     libc::ENOENT,

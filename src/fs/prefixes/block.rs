@@ -213,7 +213,7 @@ impl FileSystem {
         Opened {
             handle: self.state().add_handle(handle),
             by: OpenedBy::Daemon,
-            is_at_rest: false,
+            is_sealed: false,
             caching: Caching::Never,
             closes_quietly,
         }

@@ -127,7 +127,7 @@ impl FileSystem {
         Ok(Opened {
             handle: self.state().add_handle(Handle::new(id, true, served)),
             by: OpenedBy::Daemon,
-            is_at_rest: false,
+            is_sealed: false,
             caching: Caching::Never,
             closes_quietly: false,
         })

@@ -273,7 +273,7 @@ impl FileSystem {
         Ok(Opened {
             handle,
             by: by.unwrap_or(OpenedBy::Daemon),
-            is_at_rest: false,
+            is_sealed: false,
             caching: Caching::Never,
             closes_quietly: true,
         })

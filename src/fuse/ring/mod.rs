@@ -29,12 +29,14 @@ use self::outbox::Outbox;
 use self::worker::Worker;
 use super::dispatch::Operations;
 
-/// Slots of all queues together. A request that waits for the disk or for the remote keeps its slot, and with
-/// none left its queue stands still.
+/// Slots of the queues of processors that this process may run on, together. A request that waits for the
+/// disk or for the remote keeps its slot, and with none left its queue stands still.
 const SLOTS: usize = 1024;
-/// Slots of one queue.
-const DEPTH_MIN: usize = 16;
+/// Slots of one such queue.
+const DEPTH_MIN: usize = 64;
 const DEPTH_MAX: usize = 512;
+/// Slots of the queue of any other processor: few programs run where this one may not.
+const DEPTH_ELSEWHERE: usize = 4;
 
 /// What a worker needs to begin.
 type Begin = (Arc<OwnedFd>, Arc<Operations>);
@@ -73,8 +75,7 @@ impl Rings {
     /// Makes the rings. It must be known before the handshake whether that is possible: a kernel that was
     /// promised rings waits for them with every request.
     pub(super) fn prepare() -> io::Result<Rings> {
-        let (plan, depth) = plan()?;
-        let workers = plan.into_iter().map(|(processor, queues)| prepare(processor, queues, depth));
+        let workers = plan()?.into_iter().map(|(processor, queues)| prepare(processor, queues));
         Ok(Rings { workers: workers.collect::<io::Result<_>>()? })
     }
 
@@ -104,28 +105,28 @@ impl Rings {
     }
 }
 
-/// A processor, and the queues that its thread serves.
-type Queues = (usize, Vec<u16>);
+/// A processor, and the queues that its thread serves, with the slots of each.
+type Queues = (usize, Vec<(u16, usize)>);
 
 /// The kernel has a queue for each processor that there may ever be. Those that this process may run on
 /// have a thread each, which serves the others' queues as well.
-fn plan() -> io::Result<(Vec<Queues>, usize)> {
+fn plan() -> io::Result<Vec<Queues>> {
     let queues =
         possible_processors(&std::fs::read_to_string("/sys/devices/system/cpu/possible")?)?;
     let allowed = sched_getaffinity(Pid::from_raw(0))?;
     let is_allowed = |queue: u16| allowed.is_set(usize::from(queue)).unwrap_or(false);
-    let mut plan: Vec<Queues> = (0..queues)
-        .filter(|queue| is_allowed(*queue))
-        .map(|queue| (usize::from(queue), vec![queue]))
-        .collect();
+    let here = (0..queues).filter(|queue| is_allowed(*queue));
+    let depth = (SLOTS / here.clone().count().max(1)).clamp(DEPTH_MIN, DEPTH_MAX);
+    let mut plan: Vec<Queues> =
+        here.map(|queue| (usize::from(queue), vec![(queue, depth)])).collect();
     if plan.is_empty() {
         return Err(io::Error::other("no processor to run on"));
     }
     let threads = plan.len();
     for (number, queue) in (0..queues).filter(|queue| !is_allowed(*queue)).enumerate() {
-        plan[number % threads].1.push(queue);
+        plan[number % threads].1.push((queue, DEPTH_ELSEWHERE));
     }
-    Ok((plan, (SLOTS / usize::from(queues)).clamp(DEPTH_MIN, DEPTH_MAX)))
+    Ok(plan)
 }
 
 /// How many processors `/sys/devices/system/cpu/possible` names: `0-7`, or `0,2-3`.
@@ -143,13 +144,13 @@ fn possible_processors(text: &str) -> io::Result<u16> {
 }
 
 /// Starts a thread that makes its ring and waits.
-fn prepare(processor: usize, queues: Vec<u16>, depth: usize) -> io::Result<Prepared> {
+fn prepare(processor: usize, queues: Vec<(u16, usize)>) -> io::Result<Prepared> {
     let (begin, mount) = bounded::<Begin>(1);
     let (registration, registered) = bounded(1);
     let (ready, made) = bounded(1);
     let thread = std::thread::Builder::new().name(format!("kvfs-ring-{processor}"));
     let thread = thread.spawn(move || {
-        let mut worker = match Worker::new(&queues, depth) {
+        let mut worker = match Worker::new(&queues) {
             Ok(worker) => worker,
             Err(error) => return drop(ready.send(Err(error))),
         };
@@ -164,7 +165,9 @@ fn prepare(processor: usize, queues: Vec<u16>, depth: usize) -> io::Result<Prepa
             return;
         }
         if let Err(error) = worker.run(&operations) {
-            log::error!("the ring of processor {processor}: {error}");
+            // Whoever runs there would wait forever; a daemon that dies is replaced, and loses nothing.
+            log::error!("the ring of processor {processor} broke, the daemon ends: {error}");
+            std::process::abort();
         }
     })?;
     let outbox = made.recv().map_err(|_| io::Error::other("a thread of rings ended"))??;

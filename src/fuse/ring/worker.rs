@@ -3,7 +3,9 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::Duration;
 
 use crossbeam_channel::Receiver;
 use io_uring::squeue::Entry128;
@@ -21,6 +23,8 @@ use crate::fuse::dispatch::Operations;
 const SUBMISSIONS: u32 = 64;
 /// Stands for the bell among the numbers of slots.
 const BELL: u64 = u64::MAX;
+/// How long to wait for memory.
+const SHORTAGE_PAUSE: Duration = Duration::from_millis(1);
 /// The connection to the kernel among the ring's files.
 const DEVICE: types::Fixed = types::Fixed(0);
 
@@ -36,9 +40,9 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    /// A ring of the calling thread, and `depth` slots for each queue.
-    pub(super) fn new(queues: &[u16], depth: usize) -> io::Result<Worker> {
-        let count = queues.len() * depth;
+    /// A ring of the calling thread, and so many slots for each queue.
+    pub(super) fn new(queues: &[(u16, usize)]) -> io::Result<Worker> {
+        let count = queues.iter().map(|(_, depth)| depth).sum();
         // One completion for each slot, and the bell.
         let completions = u32::try_from(count + 1).unwrap_or(u32::MAX).next_power_of_two();
         let ring = IoUring::builder()
@@ -46,7 +50,7 @@ impl Worker {
             .setup_defer_taskrun()
             .setup_cqsize(completions.max(SUBMISSIONS))
             .build(SUBMISSIONS)?;
-        let queues = queues.iter().flat_map(|queue| std::iter::repeat_n(*queue, depth));
+        let queues = queues.iter().flat_map(|(queue, depth)| std::iter::repeat_n(*queue, *depth));
         let slots = queues.enumerate().map(|(index, queue)| Slot::new(index, queue).map(Some));
         let in_kernel = slots.collect::<io::Result<Vec<_>>>()?;
         let (outbox, answers) = Outbox::new(count)?;
@@ -104,6 +108,10 @@ impl Worker {
     fn submit(&mut self, wanted: usize) -> io::Result<()> {
         match self.ring.submit_and_wait(wanted) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EBUSY)) => {
+                // The kernel has no memory at the moment.
+                std::thread::sleep(SHORTAGE_PAUSE);
+            }
             outcome => drop(outcome?),
         }
         let completed = self.ring.completion();
@@ -116,7 +124,13 @@ impl Worker {
         let slot = usize::try_from(number).ok().and_then(|index| self.in_kernel.get_mut(index));
         let Some(slot) = slot.and_then(Option::take) else { return };
         match result {
-            0 => serve(operations, Ticket::new(slot, Arc::clone(&self.outbox))),
+            0 => {
+                let ticket = Ticket::new(slot, Arc::clone(&self.outbox));
+                // A fault of ours in one request must not stop all of a processor. Who sent it gets EIO.
+                if catch_unwind(AssertUnwindSafe(|| serve(operations, ticket))).is_err() {
+                    log::error!("a request was not answered: an operation panicked");
+                }
+            }
             error if has_ended(-error) => {}
             error => {
                 log::error!("a request was lost: {}", io::Error::from_raw_os_error(-error));
