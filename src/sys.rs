@@ -91,6 +91,12 @@ pub(crate) fn populate(file: &File, offset: u64, length: usize) -> io::Result<()
     map.advise(Advice::PopulateRead)
 }
 
+/// Whether an error says that the daemon of a mount is gone: at once, or while it had the request, through
+/// the device or through a ring.
+pub(crate) fn is_daemon_gone(errno: i32) -> bool {
+    matches!(errno, libc::ENOTCONN | libc::ECONNABORTED | libc::ECANCELED)
+}
+
 /// Ends what `FUSE_DEV_IOC_BACKING_OPEN` began. The connection has gone when this fails (ENODEV), and all
 /// backing files with it.
 pub(crate) fn close_backing(device: impl AsFd, id: u32) -> io::Result<()> {

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use clap::{Args, ValueEnum};
 
 use super::output::{EXIT_FAILED, Outcome, Report};
+use crate::sys;
 
 /// Time for an answer that needs no disk; a busy machine takes a second.
 pub(crate) const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
@@ -78,7 +79,7 @@ pub(crate) fn ask(mountpoint: &Path, question: Question, deadline: Duration) -> 
     }
     match code {
         0 => Ok(Answer::Alive(text)),
-        libc::ENOTCONN | libc::ECONNABORTED => Ok(Answer::Dead),
+        errno if sys::is_daemon_gone(errno) => Ok(Answer::Dead),
         errno => Ok(Answer::Refused(io::Error::from_raw_os_error(errno))),
     }
 }

@@ -20,6 +20,7 @@ use nix::fcntl::{FallocateFlags, fallocate};
 
 use super::region::OS_PAGE_BYTES;
 use crate::cli::mountinfo;
+use crate::sys;
 
 /// Most caches below one directory: no machine runs more engines.
 const CACHES_MAX: usize = 256;
@@ -43,7 +44,9 @@ pub(super) fn directory(value: &Path) -> Result<PathBuf, String> {
     };
     let there = path.ancestors().find(is_there).unwrap_or(&path);
     let explain = |error: io::Error| match error.raw_os_error() {
-        Some(libc::ENOTCONN) => fail(&"its daemon is gone: mount the store again"),
+        Some(errno) if sys::is_daemon_gone(errno) => {
+            fail(&"its daemon is gone: mount the store again")
+        }
         _ => fail(&error),
     };
     let resolved = there.canonicalize().map_err(explain)?;

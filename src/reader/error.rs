@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::attention::AttentionError;
 use crate::page::{Layer, PageError, TokenStart};
+use crate::sys;
 
 /// One variant for each decision of the caller.
 #[derive(Debug)]
@@ -35,7 +36,7 @@ pub enum ReadError {
         /// What is wrong with it.
         error: PageError,
     },
-    /// The mount is gone (ENOTCONN): mount it again and open the sequence anew. Pages that are
+    /// The mount is gone (ENOTCONN, or ECONNABORTED and ECANCELED for what was under way): mount it again and open the sequence anew. Pages that are
     /// already loaded stay valid.
     Disconnected(PathBuf),
     /// Anything else that the kernel answers, such as a disk error or a remote tier's deadline.
@@ -55,7 +56,7 @@ impl ReadError {
     /// The error of a system call.
     pub(super) fn io(path: &Path) -> impl Fn(io::Error) -> Self {
         move |error| {
-            if error.raw_os_error() == Some(libc::ENOTCONN) {
+            if error.raw_os_error().is_some_and(sys::is_daemon_gone) {
                 Self::Disconnected(path.to_owned())
             } else {
                 Self::Io { path: path.to_owned(), error }

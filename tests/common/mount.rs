@@ -236,6 +236,12 @@ impl Mount {
         let mut daemon = self.daemon.take().unwrap();
         daemon.kill().unwrap();
         assert_eq!(daemon.wait().unwrap().signal(), Some(libc::SIGKILL));
+        // The kernel takes rings down a moment after their process.
+        eventually("the connection to end", || {
+            let answer = std::fs::File::open(self.mountpoint.join(".kvfs/status"));
+            let errno = answer.err().and_then(|error| error.raw_os_error());
+            (!matches!(errno, Some(libc::ECONNABORTED | libc::ECANCELED))).then_some(())
+        });
     }
 
     /// Unmounts, waits until the daemon has flushed and ended, and returns how.
