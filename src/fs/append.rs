@@ -1,21 +1,18 @@
 //! Tails and token files: the daemon serves them and lets them only grow.
 //!
 //! A tail holds token rows, `K[num_kv_heads, head_dim]` then `V[num_kv_heads, v_head_dim]`. The
-//! append that fills the page seals it, transposed to the manifest's layout, and opens the next
-//! tail.
+//! append that fills the page seals it ([`full_tail`](super::full_tail)).
 
 use std::sync::{Arc, Mutex};
 
 use super::attributes::Place;
 use super::handle::{Handle, Served};
-use super::insert::{Origin, Verified};
 use super::open::{Caching, Opened, OpenedBy};
-use super::publish::page_role;
 use super::state::State;
 use super::{FileSystem, FsError, descriptors};
-use crate::ingest::seal::{self, SealError};
-use crate::page::{PageError, PagePlace, names, pack_page};
-use crate::store::disk::{Access, DiskFile, read_all};
+use crate::ingest::seal::SealError;
+use crate::page::{PageError, PagePlace, names};
+use crate::store::disk::{Access, DiskFile};
 use crate::store::metadata::{Life, TokensChange};
 use crate::store::record::{
     DirectoryClass, Entry, FileRecord, Inode, InodeId, Kind, ObjectId, ObjectKind, Role, Time,
@@ -75,7 +72,11 @@ impl FileSystem {
             _ => None,
         };
         let end = size + bytes.len() as u64;
-        if border.as_ref().is_some_and(|(_, page)| end > rows_bytes(page)) {
+        if let Some((place, page)) = border.as_ref().filter(|(_, page)| end > rows_bytes(page)) {
+            if size == rows_bytes(page) {
+                // Its sealing failed, or a crash came between; the writer goes on with the next tail.
+                self.seal_tail(id, &inode, file, (place, page))?;
+            }
             return Err(FsError::CrossesPage);
         }
         if let Err(error) = file.write_all_at(bytes, size) {
@@ -89,7 +90,12 @@ impl FileSystem {
         }
         match border {
             Some((place, page)) if end == rows_bytes(&page) => {
-                self.seal_tail(id, &inode, file, (&place, &page))
+                let outcome = self.seal_tail(id, &inode, file, (&place, &page));
+                if outcome.is_err() {
+                    // Whoever hears of a failure appends the same rows again.
+                    file.set_length(size)?;
+                }
+                outcome
             }
             _ => Ok(()),
         }
@@ -103,7 +109,9 @@ impl FileSystem {
     }
 
     /// The page that a tail becomes, and the tail's name.
-    fn tail_place(&self, parent: InodeId, start: u64) -> Result<(Place, PagePlace), FsError> {
+    pub(super) fn tail_place(
+        &self, parent: InodeId, start: u64,
+    ) -> Result<(Place, PagePlace), FsError> {
         let mut state = self.state();
         let (_, class) = state.directory(parent)?;
         let DirectoryClass::Layer(layer) = class else {
@@ -144,65 +152,6 @@ impl FileSystem {
             Some(_) => Err(FsError::Exists),
             None => Ok(page),
         }
-    }
-
-    /// Seals a full tail and opens the next.
-    fn seal_tail(
-        &self, id: InodeId, tail: &Inode, file: &dyn DiskFile, (place, page): (&Place, &PagePlace),
-    ) -> Result<(), FsError> {
-        let tokens = page.geometry().page_tokens();
-        let rows = read_all(file, rows_bytes(page))?;
-        let bytes = pack_page(page, &rows, tokens)
-            .map_err(|error| self.report(place, SealError::Refused(error)))?;
-        let object = self.state().metadata.new_object();
-        let verified = self.write_page(object, &bytes, page).inspect_err(|_| {
-            self.state().metadata.remove_object(object);
-        })?;
-        let mut state = self.state_to_change()?;
-        let start = page.start().0;
-        let name = names::format_page(page.start()).into_bytes();
-        let mut sealed = tail.clone();
-        sealed.mtime = Time::now();
-        let origin = Origin { is_dated: false, ..state.origin(id, sealed)? };
-        state.remove_source(id, place, false)?;
-        let to = Place { parent: place.parent, name };
-        self.insert_sealed(&mut state, &origin, &to, (object, &verified))?;
-        self.announce(&to);
-        self.open_next_tail(&mut state, tail, place.parent, start + u64::from(tokens))
-    }
-
-    fn write_page(
-        &self, object: ObjectId, bytes: &[u8], page: &PagePlace,
-    ) -> Result<Verified, FsError> {
-        let file = self.store.create_object(object)?;
-        file.write_all_at(bytes, 0)?;
-        let verified = seal::verify_file(file.as_ref(), page).map_err(|error| match error {
-            SealError::Io(error) => FsError::Io(error),
-            SealError::Refused(_) => FsError::Corrupt,
-        })?;
-        let role = page_role(page, verified.header.tokens, verified.digest.page.0);
-        let checksum = verified.digest.object.0;
-        let twin = self.find_twin(object, role, checksum)?;
-        Ok(Verified { role, checksum, length: bytes.len() as u64, twin })
-    }
-
-    fn open_next_tail(
-        &self, state: &mut State, tail: &Inode, parent: InodeId, start: u64,
-    ) -> Result<(), FsError> {
-        let name = names::format_tail(crate::page::TokenStart(start)).into_bytes();
-        if state.entry(parent, &name)?.is_some() {
-            return Ok(());
-        }
-        let object = state.metadata.new_object();
-        self.store.create_object(object)?;
-        let now = Time::now();
-        let inode = Inode { mtime: now, ctime: now, atime: now, links: 1, ..tail.clone() };
-        self.insert_append(
-            state,
-            &Place { parent, name },
-            &inode,
-            (object, Role::Tail { start, directory: parent }),
-        )
     }
 
     /// Gives an append-only file its name.
@@ -299,10 +248,10 @@ impl FileSystem {
 }
 
 /// Bytes of a full tail.
-fn rows_bytes(page: &PagePlace) -> u64 {
+pub(super) fn rows_bytes(page: &PagePlace) -> u64 {
     page.geometry().row_bytes() * u64::from(page.geometry().page_tokens())
 }
 
-fn append_turn(state: &mut State, id: InodeId) -> Arc<Mutex<()>> {
+pub(super) fn append_turn(state: &mut State, id: InodeId) -> Arc<Mutex<()>> {
     Arc::clone(state.nodes.entry(id).or_default().append.get_or_insert_default())
 }

@@ -94,6 +94,9 @@ impl FileSystem {
         self.publish_before(place)?;
         let (id, mut inode, class) = self.reserve(place, mode, caller)?;
         let append = inode.file().is_some_and(|file| file.role.is_append_only());
+        if append && self.is_passthrough() {
+            descriptors::check()?;
+        }
         let access = if append { Access::ReadWrite } else { self.writer_access() };
         let page_bytes = if append { None } else { self.page_bytes(place.parent) };
         let (object, file) = self.new_file(page_bytes, access)?;

@@ -9,7 +9,7 @@
 //! | `create` | create, mkdir, mknod, symlink |
 //! | `open` | open, and the check that bytes are what was sealed |
 //! | `transfer` | read, write, fallocate, seek, copy for handles that the daemon serves |
-//! | `append` | rows of tails and token files |
+//! | `append`, `full_tail` | rows of tails and token files; a full tail becomes a page |
 //! | `settle` | flush, release: a writer is done |
 //! | `publish`, `insert`, `share` | pages and manifests appear |
 //! | `rename`, `link`, `remove` | names |
@@ -50,6 +50,7 @@ mod error;
 mod extended;
 mod flights;
 mod foreign;
+mod full_tail;
 mod growing;
 mod handle;
 mod insert;
@@ -104,6 +105,7 @@ pub use tiers::Tiers;
 pub use verify::Verify;
 
 use crate::observe::Observer;
+use crate::store::disk::DiskPath;
 use crate::store::record::{DirectoryClass, Entry, Inode, InodeId, Kind, Time};
 use crate::store::recovery::{self, Recovered};
 use crate::store::{Store, StoreError, metadata::Life, metadata::Metadata};
@@ -197,6 +199,8 @@ impl FileSystem {
         store: Store, observer: Arc<Observer>,
         invalidations: crossbeam_channel::Sender<Invalidation>,
     ) -> Result<(FileSystem, Recovered), StoreError> {
+        // Before anything is written to it.
+        let written = store.disk.stat(&DiskPath::Metadata).ok().map(|stat| stat.mtime);
         let mut metadata = Metadata::open(store.metadata()?)?;
         let recovered = recovery::recover(&store, &mut metadata)?;
         make_roots(&mut metadata)?;
@@ -226,6 +230,7 @@ impl FileSystem {
             verify: Verify::default(),
             scrub: scrub::Scrub::default(),
         };
+        file_system.retention.begin(written);
         Ok((file_system, recovered))
     }
 

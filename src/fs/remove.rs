@@ -82,7 +82,7 @@ impl State {
 
     /// What is being written in place in a directory that goes has no name to come: it is like
     /// any other file that was removed while it was open. Returns the names.
-    fn orphan_pending(&mut self, directory: InodeId) -> Result<Vec<Place>, FsError> {
+    pub(super) fn orphan_pending(&mut self, directory: InodeId) -> Result<Vec<Place>, FsError> {
         let orphans: Vec<_> =
             self.pending.extract_if(|place, _| place.parent == directory).collect();
         let mut places = Vec::with_capacity(orphans.len());

@@ -28,6 +28,11 @@ impl FileSystem {
         }
         self.throttle()?;
         self.publish_before(to)?;
+        let replaced = self.state().entry(to.parent, &to.name)?;
+        if let Some(directory) = replaced.filter(|entry| entry.file_type == libc::S_IFDIR) {
+            // A page whose writer is done makes it one that is not empty.
+            self.publish_all_pending(Some(directory.inode));
+        }
         let mut state = self.state_to_change()?;
         let entry = state.entry(from.parent, &from.name)?.ok_or(FsError::NotFound)?;
         let target = state.entry(to.parent, &to.name)?;
@@ -40,8 +45,11 @@ impl FileSystem {
         let inode = state.inode(entry.inode)?;
         check_replaceable(&state, &inode, target)?;
         if inode.is_directory() {
-            rename_directory(&mut state, (from, to), (entry, inode), target)?;
+            let orphans = rename_directory(&mut state, (from, to), (entry, inode), target)?;
             drop(state);
+            for orphan in orphans {
+                self.invalidate(Invalidation::Name(orphan));
+            }
             self.forget_sequences(from, to);
             return Ok(None);
         }
@@ -199,11 +207,12 @@ fn check_replaceable(state: &State, inode: &Inode, target: Option<Entry>) -> Res
 }
 
 /// Moves a directory. What stands below it must mean the same afterwards: a layer stays that
-/// layer, a sequence stays in its model. Elsewhere `mv` copies, and every page is checked.
+/// layer, a sequence stays in its model. Elsewhere `mv` copies, and every page is checked. Returns the
+/// names to come that were lost with a directory that was replaced.
 fn rename_directory(
     state: &mut State, (from, to): (&Place, &Place), (entry, mut inode): (Entry, Inode),
     target: Option<Entry>,
-) -> Result<(), FsError> {
+) -> Result<Vec<Place>, FsError> {
     let id = entry.inode;
     let (_, parent_class) = state.directory(to.parent)?;
     let there = classify::directory(parent_class, &to.name).ok_or(FsError::NotPermitted)?;
@@ -224,7 +233,9 @@ fn rename_directory(
     *parent = to.parent;
     name.clone_from(&to.name);
     inode.ctime = Time::now();
+    let mut orphans = Vec::new();
     if let Some(target) = target {
+        orphans = state.orphan_pending(target.inode)?;
         let replaced = state.inode(target.inode)?;
         state.touch_directory(to.parent, -1)?;
         state.remove_directory_inode(target.inode, &replaced)?;
@@ -235,7 +246,8 @@ fn rename_directory(
     state.models.clear();
     let moved = i32::from(from.parent != to.parent);
     state.touch_directory(from.parent, -moved)?;
-    state.touch_directory(to.parent, moved)
+    state.touch_directory(to.parent, moved)?;
+    Ok(orphans)
 }
 
 /// The model directory at or above a directory.

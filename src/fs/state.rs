@@ -444,7 +444,15 @@ impl State {
         place.map(|(parent, name)| self.path(parent, &name))
     }
 
-    /// The path of a directory in the mount, for messages.
+    /// The path of a directory itself.
+    pub(crate) fn directory_path(&self, id: InodeId) -> Option<String> {
+        match self.metadata.inode(id).ok()??.kind {
+            Kind::Directory { parent, name, .. } => Some(self.path(parent, &name)),
+            _ => None,
+        }
+    }
+
+    /// The path of a name in a directory of the mount, for messages.
     pub(crate) fn path(&self, directory: InodeId, name: &[u8]) -> String {
         let mut parts = vec![shown(name)];
         let mut at = directory;

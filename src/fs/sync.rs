@@ -61,6 +61,7 @@ impl FileSystem {
         self.drop_spares();
         self.let_go()?;
         self.index_prefixes()?;
+        self.record_uses()?;
         self.commit()?;
         if let Some(tiers) = &self.tiers {
             self.remove_encoded_garbage(tiers)?;
@@ -202,7 +203,6 @@ impl FileSystem {
                 }
                 if let Some(tiers) = &self.tiers {
                     tiers.ssd.forget(object);
-                    tiers.encoded.forget(object);
                     tiers.encoded.forget(object);
                 }
             }

@@ -124,9 +124,11 @@ impl Operations {
     }
 
     pub(super) fn set_extended_attribute(
-        &self, inode: InodeId, name: Vec<u8>, value: Vec<u8>, flags: i32, reply: impl Reply<()>,
+        &self, (inode, caller): (InodeId, Caller), name: Vec<u8>, value: Vec<u8>, flags: i32,
+        reply: impl Reply<()>,
     ) {
         match self.call(Operation::SetXattr, |fs| {
+            fs.check_limit(inode, &name, caller)?;
             let dry_run = fs.asks_for_collection(inode, &name, &value)?;
             dry_run.map(|dry_run| fs.begin_collection().map(|()| dry_run)).transpose()
         }) {
@@ -147,9 +149,13 @@ impl Operations {
     }
 
     pub(super) fn extended_attribute(
-        &self, inode: InodeId, name: &[u8], buffer_bytes: u32,
+        &self, (inode, caller): (InodeId, Caller), name: &[u8], buffer_bytes: u32,
     ) -> Result<ExtendedAttribute, Errno> {
-        self.call(Operation::GetXattr, |fs| fs.extended_attribute(inode, name))
+        let read = |fs: &FileSystem| {
+            fs.check_reader(inode, name, caller)?;
+            fs.extended_attribute(inode, name)
+        };
+        self.call(Operation::GetXattr, read)
             .and_then(|value| ExtendedAttribute::new(value, buffer_bytes))
     }
 
@@ -161,9 +167,12 @@ impl Operations {
     }
 
     pub(super) fn remove_extended_attribute(
-        &self, inode: InodeId, name: &[u8],
+        &self, (inode, caller): (InodeId, Caller), name: &[u8],
     ) -> Result<(), Errno> {
-        self.call(Operation::RemoveXattr, |fs| fs.remove_extended_attribute(inode, name))
+        self.call(Operation::RemoveXattr, |fs| {
+            fs.check_limit(inode, name, caller)?;
+            fs.remove_extended_attribute(inode, name)
+        })
     }
 }
 

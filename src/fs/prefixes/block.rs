@@ -108,24 +108,32 @@ impl Registered {
 #[derive(Debug)]
 pub(in crate::fs) struct Draft {
     key: BlockKey,
-    text: Mutex<Vec<u8>>,
+    text: Mutex<Text>,
+}
+
+#[derive(Debug, Default)]
+struct Text {
+    bytes: Vec<u8>,
+    /// `close()` comes once more for each copy of the descriptor that dup or fork made. What was withdrawn
+    /// meanwhile must not come back with it.
+    is_registered: bool,
 }
 
 impl Draft {
     /// Adds to it; only at its end.
     pub(in crate::fs) fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), FsError> {
         let mut text = self.text();
-        if offset != text.len() as u64 {
+        if text.is_registered || offset != text.bytes.len() as u64 {
             return Err(FsError::NotPermitted);
         }
-        if text.len() + bytes.len() > TEXT_BYTES_MAX {
+        if text.bytes.len() + bytes.len() > TEXT_BYTES_MAX {
             return Err(FsError::TooLarge);
         }
-        text.extend_from_slice(bytes);
+        text.bytes.extend_from_slice(bytes);
         Ok(())
     }
 
-    fn text(&self) -> MutexGuard<'_, Vec<u8>> {
+    fn text(&self) -> MutexGuard<'_, Text> {
         self.text.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -221,8 +229,8 @@ impl FileSystem {
 
     /// `close()` of a description registers it.
     pub(in crate::fs) fn register_block(&self, draft: &Draft) -> Result<(), FsError> {
-        let text = draft.text();
-        if text.is_empty() {
+        let mut text = draft.text();
+        if text.bytes.is_empty() || text.is_registered {
             return Ok(());
         }
         let key = draft.key;
@@ -232,7 +240,7 @@ impl FileSystem {
             self.report(&place, SealError::Refused(PageError::Size(why)))
         };
         let block: BlockMap =
-            serde_json::from_slice(&text).map_err(|error| refused(error.to_string()))?;
+            serde_json::from_slice(&text.bytes).map_err(|error| refused(error.to_string()))?;
         self.publish_manifest_above(key.model)?;
         let rules = self.model_of(&mut self.state(), key.model);
         let rules = rules.map_err(|_| refused("the model has no manifest.json".to_owned()))?;
@@ -253,7 +261,9 @@ impl FileSystem {
         if block.end().is_none_or(|end| end > size) {
             return Err(refused(format!("{} has {size} bytes, a buffer ends behind", block.file)));
         }
-        self.blocks.registered().put(key, file, block)
+        self.blocks.registered().put(key, file, block)?;
+        *text = Text { bytes: Vec::new(), is_registered: true };
+        Ok(())
     }
 }
 

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
+use super::remove::Removal;
 use super::uses::after;
 use super::{LOOK_INTERVAL, Reason, TTL, WALKS_APART, policy};
 use crate::fs::attributes::Place;
@@ -15,28 +16,35 @@ use crate::store::record::{InodeId, Role, Time};
 const FILES_PER_STEP: usize = 1024;
 
 impl FileSystem {
-    /// Removes files whose own time has come; whether there is more to do.
+    /// Removes files whose own time has come.
     pub(super) fn remove_expired_files(
         &self, last: &mut Option<(Instant, Duration)>,
-    ) -> Result<bool, FsError> {
+    ) -> Result<(), FsError> {
         let is_time =
             last.is_none_or(|(at, took)| at.elapsed() >= LOOK_INTERVAL.max(took * WALKS_APART));
         if !is_time {
-            return Ok(false);
+            return Ok(());
         }
         let begun = Instant::now();
         let expired = self.expired_files()?;
         if !expired.is_empty() {
+            let mut total = Removal::default();
             for (id, place) in self.names_of(&expired)? {
                 let removal = self.remove_file(id, &place, None)?;
                 self.retention.counters.removed(Reason::Ttl.name(), removal.files, removal.bytes);
+                total.files += removal.files;
+                total.bytes += removal.bytes;
                 if let Some(kept) = removal.kept {
                     self.retention.counters.kept(kept.name());
                 }
             }
+            if total.files > 0 {
+                let Removal { files, bytes, .. } = total;
+                log::info!("deleted {files} files, {bytes} bytes: their own time to live was over");
+            }
         }
         *last = Some((Instant::now(), begun.elapsed()));
-        Ok(false)
+        Ok(())
     }
 
     /// Some of the files that are too old.

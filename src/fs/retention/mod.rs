@@ -9,6 +9,7 @@
 //! (`remove`). What a directory holds is known from the last walk, less what was removed since, so a
 //! limit may be exceeded for as long as it takes until the next.
 
+mod clock;
 mod cut;
 mod expired;
 mod pass;
@@ -28,7 +29,8 @@ use super::{FileSystem, FsError};
 use crate::observe::RetentionCounters;
 use crate::store::disk::Space;
 use crate::store::record::{DEPTH_MAX, InodeId, Kind, Time};
-use pass::Pass;
+use clock::Clock;
+use pass::{Pass, Root};
 use policy::{Policies, Policy};
 use uses::Uses;
 
@@ -41,6 +43,8 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 const WALKS_APART: u32 = 20;
 /// A step takes some milliseconds; the thread rests three times as long, and not less than this.
 const REST_MIN: Duration = Duration::from_millis(5);
+/// Uses put on record in one commit.
+const RECORDED_AT_ONCE: usize = 1 << 14;
 /// Directories of which `.kvfs/status` tells.
 const TOLD_MAX: usize = 64;
 
@@ -81,6 +85,7 @@ pub(super) struct Retention {
     is_active: AtomicBool,
     policies: Mutex<Policies>,
     uses: Mutex<Uses>,
+    clock: Mutex<Clock>,
     reports: Mutex<BTreeMap<InodeId, Report>>,
     counters: RetentionCounters,
 }
@@ -92,6 +97,15 @@ impl Retention {
 
     fn uses(&self) -> MutexGuard<'_, Uses> {
         self.uses.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn clock(&self) -> MutexGuard<'_, Clock> {
+        self.clock.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The store that is mounted was last written to at that time.
+    pub(super) fn begin(&self, written: Option<Time>) {
+        self.clock().begin(written);
     }
 
     fn reports(&self) -> MutexGuard<'_, BTreeMap<InodeId, Report>> {
@@ -125,10 +139,32 @@ struct Walked {
 
 impl FileSystem {
     /// A file is opened for reading with these flags of open(2). Whoever says so leaves no trace.
+    /// It is noted without any limit, too: the first one does not delete what was just read.
     pub fn note_use(&self, id: InodeId, flags: i32) {
-        if self.retention.is_active.load(Ordering::Relaxed) && flags & libc::O_NOATIME == 0 {
+        if flags & libc::O_NOATIME == 0 {
             self.retention.uses().note(id, Time::now());
         }
+    }
+
+    /// Puts all uses on record, when a mount ends.
+    pub(super) fn record_uses(&self) -> Result<(), FsError> {
+        let uses = self.retention.uses().take();
+        for batch in uses.chunks(RECORDED_AT_ONCE) {
+            let mut state = self.state();
+            if state.failed {
+                return Ok(());
+            }
+            for &(id, used) in batch {
+                let Some(mut inode) = state.metadata.inode(id)? else { continue };
+                if inode.links > 0 && inode.atime < used {
+                    inode.atime = used;
+                    state.put_inode(id, &inode);
+                }
+            }
+            drop(state);
+            self.commit()?;
+        }
+        Ok(())
     }
 
     /// Counters of what retention removes.
@@ -138,12 +174,13 @@ impl FileSystem {
 
     /// One step of retention; says how long to wait before the next.
     pub fn retain(&self, retainer: &mut Retainer) -> Duration {
+        let is_clock_good = self.retention.clock().look(Time::now(), Instant::now());
         if self.state().failed || !self.retention.is_active.load(Ordering::Acquire) {
             retainer.pass = None;
             return LOOK_INTERVAL;
         }
         let begun = Instant::now();
-        match self.retention_step(retainer) {
+        match self.retention_step(retainer, is_clock_good) {
             Ok(true) => {
                 retainer.reported = false;
                 (begun.elapsed() * 3).clamp(REST_MIN, LOOK_INTERVAL)
@@ -160,12 +197,17 @@ impl FileSystem {
     }
 
     /// Whether there is more to do.
-    fn retention_step(&self, retainer: &mut Retainer) -> Result<bool, FsError> {
+    fn retention_step(
+        &self, retainer: &mut Retainer, is_clock_good: bool,
+    ) -> Result<bool, FsError> {
         if retainer.pass.is_none() {
-            retainer.pass = self.next_pass(retainer)?;
+            retainer.pass = self.next_pass(retainer, is_clock_good)?;
         }
         let Some(pass) = &mut retainer.pass else {
-            return self.remove_expired_files(&mut retainer.expired);
+            if is_clock_good {
+                self.remove_expired_files(&mut retainer.expired)?;
+            }
+            return Ok(false);
         };
         if self.advance(pass)? {
             return Ok(true);
@@ -177,7 +219,9 @@ impl FileSystem {
     }
 
     /// A walk that is due.
-    fn next_pass(&self, retainer: &mut Retainer) -> Result<Option<Pass>, FsError> {
+    fn next_pass(
+        &self, retainer: &mut Retainer, is_clock_good: bool,
+    ) -> Result<Option<Pass>, FsError> {
         let directories = self.retention.policies().directories.clone();
         retainer.walked.retain(|id, _| directories.contains_key(id));
         self.retention.reports().retain(|id, _| directories.contains_key(id));
@@ -191,14 +235,15 @@ impl FileSystem {
             return Ok(None);
         };
         let mut state = self.state_to_change()?;
-        let Ok((_, class)) = state.directory(id) else {
+        let Ok((directory, class)) = state.directory(id) else {
             drop(state);
             self.retention.policies().forget(id);
             return Ok(None);
         };
+        let root = Root { id, class, owner: directory.uid };
         // What was closed a moment ago is not in use.
         self.settle_idle(&mut state)?;
-        Ok(Some(Pass::new((id, class), policy, state.metadata.names_changed)))
+        Ok(Some(Pass::new(root, policy, state.metadata.names_changed, is_clock_good)))
     }
 
     fn is_walk_due(&self, walked: &Walked, policy: Policy) -> bool {
@@ -280,14 +325,15 @@ impl FileSystem {
         let _ = writeln!(text, "retention_directories: {}", directories.len());
         let _ = writeln!(text, "retention_removed_files: {}", totals.removed_files());
         let _ = writeln!(text, "retention_removed_bytes: {}", totals.removed_bytes());
+        if let Some(doubt) = self.retention.clock().doubt(Instant::now()) {
+            let seconds = doubt.as_secs();
+            let _ = writeln!(
+                text,
+                "retention_clock: went ahead; nothing is deleted for its age for {seconds} s"
+            );
+        }
         for (id, policy) in directories.into_iter().take(TOLD_MAX) {
-            let path = {
-                let state = self.state();
-                match state.metadata.inode(id).ok().flatten().map(|inode| inode.kind) {
-                    Some(Kind::Directory { parent, name, .. }) => state.path(parent, &name),
-                    _ => continue,
-                }
-            };
+            let Some(path) = self.state().directory_path(id) else { continue };
             let report = self.retention.reports().get(&id).copied().unwrap_or_default();
             let Report { bytes, files, removed_bytes, removed_files } = report;
             let _ = writeln!(

@@ -3,7 +3,7 @@
 //! A step looks at so many names that nobody waits for the state noticeably; what changes behind the
 //! walk is for the next one. Only the files that were used longest ago are remembered.
 
-use std::collections::{BinaryHeap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BinaryHeap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use super::policy::Policy;
@@ -43,6 +43,29 @@ pub(super) enum What {
     Sequence(InodeId),
 }
 
+/// A directory with a limit.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Root {
+    pub(super) id: InodeId,
+    pub(super) class: DirectoryClass,
+    /// Whoever owns a directory may limit it, and the limit deletes only what its owner could.
+    pub(super) owner: u32,
+}
+
+impl Root {
+    /// Whether its owner may remove names in a directory below it. Which groups users are in is not
+    /// known here.
+    fn may_change(&self, directory: &Inode) -> bool {
+        let needed = if directory.uid == self.owner { 0o300 } else { 0o003 };
+        self.owner == 0 || directory.mode & needed == needed
+    }
+
+    /// Whether its owner may remove just his own names there.
+    fn is_sticky(&self, directory: &Inode) -> bool {
+        self.owner != 0 && directory.mode & 0o1000 != 0 && directory.uid != self.owner
+    }
+}
+
 /// A directory that is being read.
 #[derive(Debug)]
 struct Frame {
@@ -51,6 +74,8 @@ struct Frame {
     ttl: Option<Duration>,
     /// It is a sequence, or lies in one.
     in_sequence: bool,
+    /// Only what belongs to the owner of the limit may go from here.
+    own_only: bool,
 }
 
 /// What was seen of a sequence.
@@ -61,13 +86,18 @@ struct SeenSequence {
     used_alone: Option<Time>,
     used: Option<Time>,
     changed: Option<Time>,
+    /// Something in it is not for the limit's owner to remove, and so it stays as a whole.
+    is_protected: bool,
 }
 
 /// A walk, and what comes of it.
 #[derive(Debug)]
 pub(super) struct Pass {
     pub(super) root: InodeId,
+    limited: Root,
     policy: Policy,
+    /// Nothing is too old by a clock that is doubted.
+    is_clock_good: bool,
     begun: Instant,
     now: Time,
     names_changed: u64,
@@ -97,6 +127,30 @@ enum Phase {
     MakingRoom,
 }
 
+/// What a batch has removed, in files and bytes, by the reason.
+#[derive(Debug, Default)]
+struct Gone(BTreeMap<&'static str, (u64, u64)>);
+
+impl Gone {
+    fn add(&mut self, reason: Reason, removal: &Removal) {
+        if removal.files > 0 {
+            let (files, bytes) = self.0.entry(reason.name()).or_default();
+            *files += removal.files;
+            *bytes += removal.bytes;
+        }
+    }
+}
+
+impl std::fmt::Display for Gone {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for (number, (reason, (files, bytes))) in self.0.iter().enumerate() {
+            let separator = if number == 0 { "" } else { ", " };
+            write!(formatter, "{separator}{files} files, {bytes} bytes for their {reason}")?;
+        }
+        Ok(())
+    }
+}
+
 /// A name, and what it leads to.
 struct Seen {
     place: Place,
@@ -109,11 +163,13 @@ struct Seen {
 
 impl Pass {
     pub(super) fn new(
-        (root, class): (InodeId, DirectoryClass), policy: Policy, names_changed: u64,
+        limited: Root, policy: Policy, names_changed: u64, is_clock_good: bool,
     ) -> Pass {
         let mut pass = Pass {
-            root,
+            root: limited.id,
+            limited,
             policy,
+            is_clock_good,
             begun: Instant::now(),
             now: Time::now(),
             names_changed,
@@ -129,7 +185,14 @@ impl Pass {
             phase: Phase::Walking,
             is_unfinished: false,
         };
-        pass.enter(root, class, policy.ttl, false);
+        let frame = Frame {
+            directory: limited.id,
+            offset: 0,
+            ttl: policy.ttl,
+            in_sequence: false,
+            own_only: false,
+        };
+        pass.enter(frame, limited.class);
         pass
     }
 
@@ -144,17 +207,25 @@ impl Pass {
         }
     }
 
-    fn enter(
-        &mut self, directory: InodeId, class: DirectoryClass, ttl: Option<Duration>,
-        in_sequence: bool,
-    ) {
-        let begins_sequence = class == DirectoryClass::Sequence;
-        if begins_sequence {
-            let seen = SeenSequence { directory, used_alone: None, used: None, changed: None };
-            self.sequence = Some(seen);
+    fn enter(&mut self, mut frame: Frame, class: DirectoryClass) {
+        if class == DirectoryClass::Sequence {
+            frame.in_sequence = true;
+            self.sequence = Some(SeenSequence {
+                directory: frame.directory,
+                used_alone: None,
+                used: None,
+                changed: None,
+                is_protected: false,
+            });
         }
-        let in_sequence = begins_sequence || in_sequence;
-        self.frames.push(Frame { directory, offset: 0, ttl, in_sequence });
+        self.frames.push(frame);
+    }
+
+    /// What is not for the limit's owner to remove is not looked into.
+    fn pass_by(&mut self, frame: &Frame) {
+        if let Some(sequence) = self.sequence.as_mut().filter(|_| frame.in_sequence) {
+            sequence.is_protected = true;
+        }
     }
 
     /// A directory was read to its end.
@@ -163,6 +234,9 @@ impl Pass {
         let Some(sequence) = self.sequence.take_if(|sequence| is_whole(sequence)) else {
             return;
         };
+        if sequence.is_protected {
+            return;
+        }
         let used = sequence.used_alone.or(sequence.used);
         if let (Some(used), Some(changed)) = (used, sequence.changed) {
             let unit = Unit { used, what: What::Sequence(sequence.directory) };
@@ -234,6 +308,10 @@ impl Pass {
         ];
         for (end, reason) in ends {
             let Some(end) = end else { continue };
+            if !self.is_clock_good {
+                self.is_unfinished = true;
+                continue;
+            }
             self.next_expiry = Some(self.next_expiry.map_or(end, |next| next.min(end)));
             if end > self.now {
                 continue;
@@ -293,12 +371,28 @@ impl FileSystem {
                     continue;
                 }
                 drop(state);
+                let is_own = inode.uid == pass.limited.owner;
+                let goes_with_it = class == DirectoryClass::Sequence || frame.in_sequence;
+                if !pass.limited.may_change(&inode) || frame.own_only && goes_with_it && !is_own {
+                    pass.pass_by(&frame);
+                    pass.frames.push(frame);
+                    return Ok(count);
+                }
                 let own = self.retention.policies().directories.get(&entry.inode).copied();
-                let ttl = own.and_then(|policy| policy.ttl).or(frame.ttl);
-                let in_sequence = frame.in_sequence;
+                let below = Frame {
+                    directory: entry.inode,
+                    offset: 0,
+                    ttl: own.and_then(|policy| policy.ttl).or(frame.ttl),
+                    in_sequence: frame.in_sequence,
+                    own_only: pass.limited.is_sticky(&inode),
+                };
                 pass.frames.push(frame);
-                pass.enter(entry.inode, class, ttl, in_sequence);
+                pass.enter(below, class);
                 return Ok(count);
+            }
+            if frame.own_only && inode.uid != pass.limited.owner {
+                pass.pass_by(&frame);
+                continue;
             }
             if let Some(seen) = self.look_at(&mut state, place, entry.inode, inode)? {
                 pass.see((frame.in_sequence, frame.ttl), seen);
@@ -340,7 +434,6 @@ impl FileSystem {
     }
 
     fn end_walk(&self, pass: &mut Pass) {
-        self.retention.uses().trim(pass.now);
         let mut reports = self.retention.reports();
         let report = reports.entry(pass.root).or_default();
         (report.bytes, report.files) = (pass.bytes, pass.files);
@@ -350,6 +443,16 @@ impl FileSystem {
 
     /// Removes some of what shall go; whether there is more.
     fn remove_some(&self, pass: &mut Pass) -> Result<bool, FsError> {
+        let mut gone = Gone::default();
+        let outcome = self.remove_batch(pass, &mut gone);
+        if !gone.0.is_empty() {
+            let path = self.state().directory_path(pass.root).unwrap_or_default();
+            log::info!("{path}: deleted beyond its limits ({}): {gone}", pass.policy);
+        }
+        outcome
+    }
+
+    fn remove_batch(&self, pass: &mut Pass, gone: &mut Gone) -> Result<bool, FsError> {
         for _ in 0..REMOVALS_PER_STEP {
             let held = self.retention.reports().get(&pass.root).map_or(0, |report| report.bytes);
             let Some((unit, reason)) = pass.next_to_go(held) else {
@@ -360,6 +463,7 @@ impl FileSystem {
                 Reason::Age | Reason::Ttl => u64::MAX,
             };
             let removal = self.remove_unit(&unit, bytes_max)?;
+            gone.add(reason, &removal);
             let is_committing = removal.kept == Some(Kept::Committing);
             if !is_committing || removal.files > 0 {
                 self.count_removal(pass.root, reason, &removal);

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crate::fs::{FileSystem, FsError};
+use crate::fs::{Caller, FileSystem, FsError};
 use crate::store::StoreError;
 use crate::store::metadata::Attribute;
 use crate::store::record::{DirectoryClass, Inode, InodeId, Kind, Role, Time};
@@ -19,6 +19,9 @@ use crate::store::record::{DirectoryClass, Inode, InodeId, Kind, Role, Time};
 pub(in crate::fs) const QUOTA: &[u8] = b"user.kvfs.quota";
 pub(in crate::fs) const AGE: &[u8] = b"user.kvfs.age";
 pub(in crate::fs) const TTL: &[u8] = b"user.kvfs.ttl";
+
+/// Of a directory with a limit: what the last walk found below it.
+const USED_BYTES: &[u8] = b"user.kvfs.used_bytes";
 
 /// A thousand years: what is longer is a mistake, and sums of times stay in range.
 const SECONDS_MAX: u64 = 1000 * 366 * 86_400;
@@ -91,6 +94,23 @@ pub(in crate::fs) fn is_limit(name: &[u8]) -> bool {
 }
 
 impl FileSystem {
+    /// Whether somebody may set or remove an attribute, where the kernel does not know enough: a limit
+    /// deletes what others have written, and belongs to the owner of a directory, as a quota does.
+    pub fn check_limit(&self, id: InodeId, name: &[u8], caller: Caller) -> Result<(), FsError> {
+        if is_limit(name) { self.check_owner(id, caller) } else { Ok(()) }
+    }
+
+    /// Whether somebody may read an attribute: how much there is below a directory is not for those
+    /// who cannot look.
+    pub fn check_reader(&self, id: InodeId, name: &[u8], caller: Caller) -> Result<(), FsError> {
+        if name == USED_BYTES { self.check_owner(id, caller) } else { Ok(()) }
+    }
+
+    fn check_owner(&self, id: InodeId, caller: Caller) -> Result<(), FsError> {
+        let owner = self.state().inode(id)?.uid;
+        if [0, owner].contains(&caller.uid) { Ok(()) } else { Err(FsError::NotPermitted) }
+    }
+
     /// Sets a limit: a decimal number of bytes or seconds.
     pub(in crate::fs) fn set_limit(
         &self, id: InodeId, name: &[u8], value: &[u8],

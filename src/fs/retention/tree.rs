@@ -3,7 +3,7 @@
 use super::remove::{Kept, Removal};
 use crate::fs::attributes::Place;
 use crate::fs::{FileSystem, FsError, Invalidation};
-use crate::store::record::Entry;
+use crate::store::record::{Entry, InodeId};
 
 /// What becomes of a file that somebody uses, or that is pinned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,43 +14,75 @@ pub(in crate::fs) enum InUse {
     Stays,
 }
 
+/// A directory that is being emptied.
+struct Emptied {
+    place: Place,
+    /// Names that are still in it; the last one goes first.
+    inside: Vec<(Place, Entry)>,
+}
+
 impl FileSystem {
-    /// Removes a name, if it is that of a directory with all that is in it.
+    /// Removes a name, if it is that of a directory with all that is in it. Clients choose how deep that
+    /// is, so the directories on the way are kept on the heap.
     pub(in crate::fs) fn remove_tree(
         &self, place: &Place, entry: Entry, in_use: InUse,
     ) -> Result<Removal, FsError> {
-        match (entry.file_type, in_use) {
-            (libc::S_IFDIR, _) => {}
-            (libc::S_IFREG, InUse::Stays) => return self.remove_file(entry.inode, place, None),
-            _ => {
-                self.unlink(place)?;
-                self.tell_gone(place, in_use);
-                return Ok(Removal::default());
-            }
-        }
-        let mut inside = Vec::new();
-        self.state().metadata.entries(entry.inode, 0, |_, name, inner| {
-            inside.push((Place { parent: entry.inode, name: name.to_vec() }, inner));
-            true
-        })?;
-        // Directories first: `tokens` stays as long as somebody writes pages.
-        inside.sort_by_key(|(_, inner)| inner.file_type != libc::S_IFDIR);
         let mut removal = Removal::default();
-        for (place, inner) in inside {
-            let part = self.remove_tree(&place, inner, in_use)?;
-            removal.files += part.files;
-            removal.bytes += part.bytes;
-            removal.kept = part.kept;
+        let mut open: Vec<Emptied> = Vec::new();
+        let mut next = Some((place.clone(), entry));
+        loop {
+            match next {
+                Some((place, entry)) if entry.file_type == libc::S_IFDIR => {
+                    let inside = self.names_in_order_of_removal(entry.inode)?;
+                    open.push(Emptied { place, inside });
+                }
+                Some((place, entry)) => {
+                    let part = self.remove_leaf(&place, entry, in_use)?;
+                    removal.files += part.files;
+                    removal.bytes += part.bytes;
+                    removal.kept = part.kept;
+                }
+                None => {
+                    let Some(Emptied { place, .. }) = open.pop() else {
+                        return Ok(removal);
+                    };
+                    match self.remove_directory(&place) {
+                        Ok(()) => self.tell_gone(&place, in_use),
+                        Err(FsError::NotEmpty) if in_use == InUse::Stays => {
+                            removal.kept = Some(Kept::InUse);
+                        }
+                        Err(error) => return Err(error),
+                    }
+                }
+            }
             if removal.kept.is_some() {
                 return Ok(removal);
             }
+            next = open.last_mut().and_then(|directory| directory.inside.pop());
         }
-        match self.remove_directory(place) {
-            Ok(()) => self.tell_gone(place, in_use),
-            Err(FsError::NotEmpty) if in_use == InUse::Stays => removal.kept = Some(Kept::InUse),
-            Err(error) => return Err(error),
+    }
+
+    /// Removes a name that is no directory's.
+    fn remove_leaf(&self, place: &Place, entry: Entry, in_use: InUse) -> Result<Removal, FsError> {
+        if entry.file_type == libc::S_IFREG && in_use == InUse::Stays {
+            return self.remove_file(entry.inode, place, None);
         }
-        Ok(removal)
+        self.unlink(place)?;
+        self.tell_gone(place, in_use);
+        Ok(Removal::default())
+    }
+
+    /// Directories first: `tokens` stays as long as somebody writes pages. The first to go stands last.
+    fn names_in_order_of_removal(
+        &self, directory: InodeId,
+    ) -> Result<Vec<(Place, Entry)>, FsError> {
+        let mut inside = Vec::new();
+        self.state().metadata.entries(directory, 0, |_, name, inner| {
+            inside.push((Place { parent: directory, name: name.to_vec() }, inner));
+            true
+        })?;
+        inside.sort_by_key(|(_, inner)| inner.file_type == libc::S_IFDIR);
+        Ok(inside)
     }
 
     fn tell_gone(&self, place: &Place, in_use: InUse) {

@@ -8,28 +8,31 @@ use std::time::Duration;
 
 use crate::store::record::{InodeId, Time};
 
-/// Files remembered, 32 bytes each. Beyond that, the access time on record has to do.
-const FILES_MAX: usize = 1 << 20;
+/// Files that a generation remembers, 32 bytes each. There are two of them: where one is full, the older
+/// one goes, and the access time on record has to do for what only that one knew.
+const FILES_MAX: usize = 1 << 18;
 /// How far the access time on record may lag behind: so much is forgotten in a crash.
 const LAG_SECONDS: i64 = 600;
 
 /// Uses since the access times on record.
 #[derive(Debug, Default)]
 pub(super) struct Uses {
-    last: HashMap<InodeId, Time>,
+    recent: HashMap<InodeId, Time>,
+    older: HashMap<InodeId, Time>,
 }
 
 impl Uses {
     /// A file is used now.
     pub(super) fn note(&mut self, id: InodeId, now: Time) {
-        if self.last.len() < FILES_MAX || self.last.contains_key(&id) {
-            self.last.insert(id, now);
+        if self.recent.len() >= FILES_MAX && !self.recent.contains_key(&id) {
+            self.older = std::mem::take(&mut self.recent);
         }
+        self.recent.insert(id, now);
     }
 
     /// The last use that is not on record.
     pub(super) fn of(&self, id: InodeId) -> Option<Time> {
-        self.last.get(&id).copied()
+        self.recent.get(&id).or_else(|| self.older.get(&id)).copied()
     }
 
     /// The time to put on record, if what is there lags behind.
@@ -37,18 +40,17 @@ impl Uses {
         let last = self.of(id)?;
         let lags = last.seconds.saturating_sub(recorded.seconds) >= LAG_SECONDS;
         if lags {
-            self.last.remove(&id);
+            self.recent.remove(&id);
+            self.older.remove(&id);
         }
         lags.then_some(last)
     }
 
-    /// Makes room when it is full: what is so old that a walk would have put it on record was not
-    /// below any limit.
-    pub(super) fn trim(&mut self, now: Time) {
-        if self.last.len() >= FILES_MAX {
-            let since = now.seconds.saturating_sub(2 * LAG_SECONDS);
-            self.last.retain(|_, last| last.seconds >= since);
-        }
+    /// Takes all of them, to put them on record.
+    pub(super) fn take(&mut self) -> Vec<(InodeId, Time)> {
+        let mut all = std::mem::take(&mut self.older);
+        all.extend(std::mem::take(&mut self.recent));
+        all.into_iter().collect()
     }
 }
 
@@ -71,5 +73,18 @@ mod tests {
         assert_eq!(uses.of(id), Some(at(10_000)));
         assert_eq!(uses.overdue(id, at(9_000)), Some(at(10_000)));
         assert_eq!(uses.of(id), None);
+    }
+
+    #[test]
+    fn what_was_used_last_is_remembered_longest() {
+        let at = |seconds| Time { seconds, nanoseconds: 0 };
+        let mut uses = Uses::default();
+        for id in 0..3 * FILES_MAX as u64 {
+            uses.note(InodeId(id), at(1));
+        }
+        assert_eq!(uses.of(InodeId(0)), None);
+        assert_eq!(uses.of(InodeId(2 * FILES_MAX as u64)), Some(at(1)));
+        assert!(uses.recent.len() + uses.older.len() <= 2 * FILES_MAX);
+        assert_eq!(uses.take().len(), 2 * FILES_MAX);
     }
 }

@@ -248,23 +248,28 @@ impl Filesystem for Callbacks {
     }
 
     fn setxattr(
-        &self, _request: &Request, number: INodeNo, name: &OsStr, value: &[u8], flags: i32,
+        &self, request: &Request, number: INodeNo, name: &OsStr, value: &[u8], flags: i32,
         _position: u32, reply: ReplyEmpty,
     ) {
         let (name, value) = (name.as_bytes().to_vec(), value.to_vec());
-        self.set_extended_attribute(inode(number), name, value, flags, reply);
+        let target = (inode(number), caller(request));
+        self.set_extended_attribute(target, name, value, flags, reply);
     }
 
-    fn getxattr(&self, _r: &Request, number: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
-        reply.send(self.extended_attribute(inode(number), name.as_bytes(), size));
+    fn getxattr(
+        &self, request: &Request, number: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr,
+    ) {
+        let target = (inode(number), caller(request));
+        reply.send(self.extended_attribute(target, name.as_bytes(), size));
     }
 
     fn listxattr(&self, _request: &Request, number: INodeNo, size: u32, reply: ReplyXattr) {
         reply.send(self.list_extended_attributes(inode(number), size));
     }
 
-    fn removexattr(&self, _request: &Request, number: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        reply.send(self.remove_extended_attribute(inode(number), name.as_bytes()));
+    fn removexattr(&self, request: &Request, number: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let target = (inode(number), caller(request));
+        reply.send(self.remove_extended_attribute(target, name.as_bytes()));
     }
 
     fn fallocate(

@@ -122,16 +122,16 @@ fn serve_named(operations: &Operations, header: &InHeader, ticket: Ticket) -> Op
             let input: SetXattrIn = slot.operation();
             let value = rest.get(..input.size as usize)?.to_vec();
             let flags = input.flags.cast_signed();
-            operations.set_extended_attribute(parent, name, value, flags, ticket);
+            operations.set_extended_attribute((parent, caller), name, value, flags, ticket);
             return Some(());
         }
         opcode::GETXATTR => {
             let size = slot.operation::<GetXattrIn>().size;
-            ticket.send(operations.extended_attribute(parent, &name, size));
+            ticket.send(operations.extended_attribute((parent, caller), &name, size));
             return Some(());
         }
         opcode::REMOVEXATTR => {
-            ticket.send(operations.remove_extended_attribute(parent, &name));
+            ticket.send(operations.remove_extended_attribute((parent, caller), &name));
             return Some(());
         }
         _ => {}
