@@ -69,6 +69,7 @@ if [ "$tests" = yes ]; then
     need setpriv util-linux
     need stress-ng stress-ng
     need fio fio
+    need faketime faketime
     # For a kernel with an NFS client, in a virtual machine.
     need qemu-system-x86_64 qemu-system-x86
     if command -v dpkg-query >/dev/null 2>&1; then

@@ -1,7 +1,7 @@
 //! A commit notes beside the bytes of each object what the file is ([`Description`]).
 
 use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::FileSystem;
 use super::state::State;
@@ -9,7 +9,7 @@ use crate::store::database::decode;
 use crate::store::description::Description;
 use crate::store::keys;
 use crate::store::layer::Layer;
-use crate::store::record::{self, DEPTH_MAX, Inode, InodeId, Kind, ObjectRecord};
+use crate::store::record::{self, Inode, InodeId, Kind, ObjectRecord};
 
 /// A file that a commit changes, and the names that it gets.
 struct Changed {
@@ -21,8 +21,9 @@ impl FileSystem {
     /// Notes what a frozen layer changes; its bytes are durable, its records are not. Whatever
     /// cannot be noted would be without a name after a rebuild, and nothing else depends on it.
     pub(super) fn describe(&self, layer: &Layer) {
-        let changed_names = self.changed_names(layer);
-        for (id, changed) in self.changed_files(layer) {
+        let mut directories = DirectoryPaths::default();
+        let changed_names = self.changed_names(layer, &mut directories);
+        for (id, changed) in self.changed_files(layer, &mut directories) {
             let Some(object) = changed.inode.file().and_then(|file| file.object) else {
                 continue;
             };
@@ -50,7 +51,9 @@ impl FileSystem {
         }
     }
 
-    fn changed_files(&self, layer: &Layer) -> BTreeMap<InodeId, Changed> {
+    fn changed_files(
+        &self, layer: &Layer, directories: &mut DirectoryPaths,
+    ) -> BTreeMap<InodeId, Changed> {
         let mut files: BTreeMap<InodeId, Changed> = BTreeMap::new();
         for (key, value) in layer.range(b"I", b"I") {
             let inode = value.and_then(|value| decode::<Inode>(value).ok());
@@ -74,31 +77,74 @@ impl FileSystem {
                 place.insert(Changed { inode, names: Vec::new() });
             }
             if let Some(changed) = files.get_mut(&entry.inode) {
-                changed.names.extend(path(&state, key));
+                changed.names.extend(directories.path(&state, key));
             }
         }
         files
     }
 
     /// Names that are other files' now, or nobody's, or that are told of their file anew.
-    fn changed_names(&self, layer: &Layer) -> HashSet<Vec<u8>> {
-        layer.range(b"E", b"E").filter_map(|(key, _)| path(&self.state(), key)).collect()
+    fn changed_names(&self, layer: &Layer, directories: &mut DirectoryPaths) -> HashSet<Vec<u8>> {
+        let changed = layer.range(b"E", b"E");
+        changed.filter_map(|(key, _)| directories.path(&self.state(), key)).collect()
     }
 }
 
-/// The path of a name by its key, as bytes.
-fn path(state: &State, key: &[u8]) -> Option<Vec<u8>> {
-    let mut at = InodeId(keys::number(key)?);
-    let mut parts = vec![keys::split_entry(key)?.1.to_vec()];
-    while at != InodeId::ROOT && parts.len() < DEPTH_MAX {
-        match state.metadata.inode(at).ok()??.kind {
-            Kind::Directory { parent, name, .. } => {
-                parts.push(name);
-                at = parent;
-            }
-            _ => return None,
-        }
+/// Longest path that is noted, as for every system call (`PATH_MAX`). Clients choose how deep directories
+/// are, and each name in them would cost as much.
+const PATH_BYTES_MAX: usize = 4096;
+/// Bytes of paths that a commit remembers while it works.
+const REMEMBERED_BYTES_MAX: usize = 16 << 20;
+/// Directories on the way to the root: more than a store has, unless forged ones form a ring.
+const STEPS_MAX: usize = 1 << 20;
+
+/// The paths of directories, each found once. `None` for one that is not noted: it is too long, or has no
+/// way to the root.
+#[derive(Default)]
+struct DirectoryPaths {
+    known: HashMap<InodeId, Option<Vec<u8>>>,
+    bytes: usize,
+}
+
+impl DirectoryPaths {
+    /// The path of a name by its key.
+    fn path(&mut self, state: &State, key: &[u8]) -> Option<Vec<u8>> {
+        let (_, name) = keys::split_entry(key)?;
+        joined(self.of_directory(state, InodeId(keys::number(key)?))?, name)
     }
-    parts.reverse();
-    Some(parts.join(b"/".as_slice()))
+
+    fn of_directory(&mut self, state: &State, directory: InodeId) -> Option<&[u8]> {
+        if self.bytes > REMEMBERED_BYTES_MAX {
+            *self = DirectoryPaths::default();
+        }
+        let mut way = Vec::new();
+        let mut at = directory;
+        while at != InodeId::ROOT && !self.known.contains_key(&at) && way.len() < STEPS_MAX {
+            let inode = state.metadata.inode(at).ok().flatten();
+            let Some(Kind::Directory { parent, name, .. }) = inode.map(|inode| inode.kind) else {
+                self.known.insert(at, None);
+                break;
+            };
+            way.push((at, name));
+            at = parent;
+        }
+        let root = Some(Vec::new());
+        let above = if at == InodeId::ROOT { root } else { self.known.get(&at).cloned().flatten() };
+        let mut path = above;
+        for (id, name) in way.into_iter().rev() {
+            path = path.and_then(|above| joined(&above, &name));
+            self.bytes += path.as_ref().map_or(0, Vec::len);
+            self.known.insert(id, path.clone());
+        }
+        if directory == InodeId::ROOT {
+            return Some(&[]);
+        }
+        self.known.get(&directory)?.as_deref()
+    }
+}
+
+fn joined(directory: &[u8], name: &[u8]) -> Option<Vec<u8>> {
+    let separator: &[u8] = if directory.is_empty() { b"" } else { b"/" };
+    let path = [directory, separator, name].concat();
+    (path.len() <= PATH_BYTES_MAX).then_some(path)
 }

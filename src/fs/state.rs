@@ -17,9 +17,12 @@ use crate::store::disk::FileStat;
 use crate::store::keys;
 use crate::store::metadata::{Attribute, Life, Metadata};
 use crate::store::record::{
-    DEPTH_MAX, DirectoryClass, Entry, FileRecord, Inode, InodeId, Kind, ObjectId, ObjectKind,
-    ObjectRecord, Role, Time,
+    DirectoryClass, Entry, FileRecord, Inode, InodeId, Kind, ObjectId, ObjectKind, ObjectRecord,
+    Role, Time,
 };
+
+/// Names of a path that a message shows: it stays a line, however deep directories are.
+const SHOWN_MAX: usize = 64;
 
 /// An inode that the kernel or an open handle holds.
 #[derive(Debug, Default)]
@@ -456,13 +459,16 @@ impl State {
     pub(crate) fn path(&self, directory: InodeId, name: &[u8]) -> String {
         let mut parts = vec![shown(name)];
         let mut at = directory;
-        while at != InodeId::ROOT && parts.len() < DEPTH_MAX {
+        while at != InodeId::ROOT && parts.len() < SHOWN_MAX {
             let Ok(Inode { kind: Kind::Directory { parent, name, .. }, .. }) = self.inode(at)
             else {
                 break;
             };
             parts.push(shown(&name));
             at = parent;
+        }
+        if at != InodeId::ROOT {
+            parts.push("...".to_owned());
         }
         parts.reverse();
         parts.join("/")

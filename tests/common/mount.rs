@@ -187,7 +187,8 @@ impl Mount {
         self.status(key).parse().unwrap()
     }
 
-    fn try_status(&self, key: &str) -> Option<String> {
+    /// [`Mount::status`] of what is not always told.
+    pub(crate) fn try_status(&self, key: &str) -> Option<String> {
         let text = std::fs::read_to_string(self.join(".kvfs/status")).ok()?;
         let mut pairs = text.lines().filter_map(|line| line.split_once(": "));
         pairs.find(|(name, _)| *name == key).map(|(_, value)| value.to_owned())
@@ -269,6 +270,12 @@ impl Mount {
         let mut killed = self.daemon.take();
         self.start();
         eventually("the killed daemon to end", || killed.as_mut()?.try_wait().unwrap());
+    }
+
+    /// Changes a variable of the next daemon's environment.
+    pub(crate) fn set_environment(&mut self, name: &str, value: &str) {
+        self.environment.retain(|(known, _)| known != name);
+        self.environment.push((name.to_owned(), value.to_owned()));
     }
 
     /// Unmounts and mounts again.

@@ -9,9 +9,12 @@ mod common;
 #[allow(dead_code, reason = "the other tests use the rest")]
 mod writer;
 
+mod clock;
 mod command;
 mod files;
+mod others;
 mod sequences;
+mod trees;
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,0 +1,76 @@
+//! Clocks that jump, and uses that outlive a mount.
+
+use std::fs;
+use std::path::PathBuf;
+
+use crate::common::sys::setxattr;
+use crate::common::{Mode, Mount, fill};
+use crate::{FILE_BYTES, limit, settle, wait_until_gone, write_files};
+
+in_served_mode!(what_was_read_before_the_first_limit_stays);
+
+/// The library that shows a program another time.
+fn fake_time() -> Option<PathBuf> {
+    let found = crate::common::forks::succeed(
+        &mut std::process::Command::new("dpkg").args(["-L", "libfaketime"]),
+    );
+    found.lines().find(|line| line.ends_with("/libfaketime.so.1")).map(PathBuf::from)
+}
+
+#[test]
+fn a_clock_that_is_ahead_deletes_nothing() {
+    crate::require!(fuse, faketime);
+    let library = fake_time().unwrap();
+    let variables = [
+        ("LD_PRELOAD", library.to_str().unwrap()),
+        ("FAKETIME", "+0"),
+        // Waiting in the kernel goes by that one.
+        ("FAKETIME_DONT_FAKE_MONOTONIC", "1"),
+    ]
+    .map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let mut mount = Mount::with_environment(Mode::Served, &[], variables.to_vec());
+    let directory = mount.files("cache");
+    fs::create_dir(&directory).unwrap();
+    let files = write_files(&mount, &directory, 5);
+    limit(&directory, "age", 30 * 86_400);
+    let own = write_files(&mount, &mount.files(""), 1);
+    setxattr(&own[0], "user.kvfs.ttl", b"86400").unwrap();
+    assert!(mount.unmount().success());
+
+    mount.set_environment("FAKETIME", "+60d");
+    mount.mount();
+    settle();
+    assert!(files.iter().chain(&own).all(|path| path.exists()));
+    assert!(mount.status("retention_clock").starts_with("went ahead"), "{}", mount.log());
+    // Room is made all the same.
+    limit(&directory, "quota", 1);
+    wait_until_gone(&files[4]);
+    assert!(mount.unmount().success());
+
+    // The clock is right again.
+    mount.set_environment("FAKETIME", "+0");
+    mount.mount();
+    settle();
+    assert!(own[0].exists());
+    assert!(mount.try_status("retention_clock").is_none());
+    setxattr(&own[0], "user.kvfs.ttl", b"1").unwrap();
+    wait_until_gone(&own[0]);
+}
+
+fn what_was_read_before_the_first_limit_stays(mode: Mode) {
+    let mut mount = Mount::new(mode);
+    let directory = mount.files("cache");
+    fs::create_dir(&directory).unwrap();
+    let files = write_files(&mount, &directory, 6);
+    mount.remount();
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    assert!(fs::read(&files[0]).unwrap() == fill(0, FILE_BYTES));
+    mount.remount();
+    limit(&directory, "quota", 2 * FILE_BYTES as u64);
+    wait_until_gone(&files[4]);
+    settle();
+    let left: Vec<bool> = files.iter().map(|path| path.exists()).collect();
+    assert_eq!(left, [true, false, false, false, false, false], "a twentieth is free then");
+    let told = mount.log();
+    assert!(told.contains("files/cache: deleted beyond its limits"), "{told}");
+}
