@@ -20,6 +20,11 @@ pub struct Caller {
     pub gid: u32,
 }
 
+impl Caller {
+    /// The daemon itself.
+    pub const DAEMON: Caller = Caller { uid: 0, gid: 0 };
+}
+
 /// What `stat` shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attributes {

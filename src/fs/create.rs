@@ -80,7 +80,7 @@ impl FileSystem {
     pub fn create(
         &self, place: &Place, mode: u16, caller: Caller, writes: bool,
     ) -> Result<Created, FsError> {
-        if let Some(created) = self.create_block(place, writes)? {
+        if let Some(created) = self.create_block(place, caller, writes)? {
             return Ok(created);
         }
         if let Some(created) = self.create_slot(place, mode, caller, writes)? {

@@ -3,6 +3,7 @@
 
 use std::sync::{Arc, MutexGuard};
 
+use super::attributes::Caller;
 use super::extended::LOSSY;
 use super::handle::{Handle, Served};
 use super::state::State;
@@ -60,13 +61,24 @@ pub enum OpenedBy {
 }
 
 impl FileSystem {
+    /// Opens a file for a user; the kernel has checked the permissions of what is in the store, but what is
+    /// virtual stands for other things.
+    pub fn open_for(&self, id: InodeId, flags: i32, caller: Caller) -> Result<Opened, FsError> {
+        if prefixes::is_virtual(id) {
+            self.open_prefix(id, flags, caller)
+        } else {
+            self.open_file(id, flags)
+        }
+    }
+
     /// Opens a file whose bytes can be had.
     pub(super) fn open_present(&self, id: InodeId, flags: i32) -> Result<Opened, FsError> {
         if views::is_view(id) {
             return self.open_view(id, flags);
         }
         if prefixes::is_virtual(id) {
-            return self.open_prefix(id, flags);
+            // Requests for those come with who asks.
+            return self.open_prefix(id, flags, Caller::DAEMON);
         }
         if !self.is_passthrough() {
             descriptors::check()?;

@@ -211,7 +211,7 @@ impl FileSystem {
                     state.metadata.staged.remove(&object);
                 }
                 drop(state);
-                let take = if taken { Take::Copy } else { Take::Move };
+                let take = if taken { Take::Beginning(self.kept_bytes(to)) } else { Take::Move };
                 self.quarantine(to, object, take, &error);
                 return Err(self.report(to, error));
             }
@@ -373,6 +373,15 @@ impl FileSystem {
         if let Err(error) = quarantine::put(&self.store, object, take, &reason) {
             log::warn!("{path}: its bytes could not be kept in quarantine: {error}");
         }
+    }
+
+    /// Bytes that are kept of a file that was refused under a name: as many as one that is right has.
+    fn kept_bytes(&self, place: &Place) -> u64 {
+        let model = self.model_of(&mut self.state(), place.parent);
+        model.map_or(MANIFEST_BYTES_MAX as u64, |model| {
+            let geometry = model.manifest.geometry();
+            geometry.file_bytes(geometry.page_tokens())
+        })
     }
 
     /// Held while something is sealed under a name.

@@ -199,7 +199,9 @@ impl Operations {
         Ok(Made { entry: Entry::of_new(&found), handle })
     }
 
-    pub(super) fn open(&self, inode: InodeId, flags: i32, reply: impl Reply<Handle>) {
+    pub(super) fn open(
+        &self, inode: InodeId, flags: i32, caller: Caller, reply: impl Reply<Handle>,
+    ) {
         self.decide_io_mode();
         let reads_only = is_reader(flags);
         if reads_only {
@@ -214,7 +216,7 @@ impl Operations {
             let flags = FopenFlags::FOPEN_NOFLUSH;
             return reply.send(Ok(Handle { number, flags, backing: Some(backing) }));
         }
-        let answer = move |shared: &Shared| reply.send(shared.open(inode, flags));
+        let answer = move |shared: &Shared| reply.send(shared.open(inode, flags, caller));
         if self.fs.waits_for_remote(inode) {
             self.fetch(answer);
         } else if reads_only && !self.fs.must_read_to_open(inode) {
@@ -308,8 +310,8 @@ impl Operations {
 
 impl Shared {
     /// Opens a file.
-    fn open(&self, inode: InodeId, flags: i32) -> Result<Handle, Errno> {
-        let opened = self.call(Operation::Open, |fs| fs.open_file(inode, flags))?;
+    fn open(&self, inode: InodeId, flags: i32, caller: Caller) -> Result<Handle, Errno> {
+        let opened = self.call(Operation::Open, |fs| fs.open_for(inode, flags, caller))?;
         let quiet = quiet(&opened);
         let number = opened.handle;
         match &opened.by {

@@ -4,7 +4,8 @@
 use std::io;
 
 use crate::page::{
-    ContentHasher, PageError, PageHasher, PageIdentity, PagePlace, VerifiedPage, VerifyError,
+    ContentHasher, PageError, PageHasher, PageHeader, PageIdentity, PagePlace, VerifiedPage,
+    VerifyError,
 };
 use crate::store::Store;
 use crate::store::disk::{Access, DiskFile, copy_all};
@@ -37,6 +38,11 @@ pub fn verify_page(
 
 /// [`verify_page`] of an open file.
 pub fn verify_file(file: &dyn DiskFile, place: &PagePlace) -> Result<VerifiedPage, SealError> {
+    let length = file.stat().map_err(SealError::Io)?.length;
+    if length > place.geometry().file_bytes(place.geometry().page_tokens()) {
+        // Its length alone says that it is no page: nothing behind the header is read or mapped.
+        check_header_of(file, length, place)?;
+    }
     match file.map_at_rest() {
         Some(bytes) => place.verify_bytes(&bytes).map_err(SealError::Refused),
         None => verify_changing(file, place),
@@ -57,13 +63,19 @@ fn verify_changing(file: &dyn DiskFile, place: &PagePlace) -> Result<VerifiedPag
 pub fn check_header(store: &Store, object: ObjectId, place: &PagePlace) -> Result<(), SealError> {
     let file = store.open_object(object, Access::Read).map_err(SealError::Io)?;
     let length = file.stat().map_err(SealError::Io)?.length;
-    let mut first = vec![0; 4096];
-    let count = file.read_at(&mut first, 0).map_err(SealError::Io)?;
-    let header = place.check_header(&first[..count], length).map_err(SealError::Refused)?;
+    let header = check_header_of(file.as_ref(), length, place)?;
     if header.declared.checksum.is_some() {
         verify_changing(file.as_ref(), place)?;
     }
     Ok(())
+}
+
+fn check_header_of(
+    file: &dyn DiskFile, length: u64, place: &PagePlace,
+) -> Result<PageHeader, SealError> {
+    let mut first = vec![0; 4096];
+    let count = file.read_at(&mut first, 0).map_err(SealError::Io)?;
+    place.check_header(&first[..count], length).map_err(SealError::Refused)
 }
 
 /// Checksum of a file that is no page.

@@ -298,7 +298,12 @@ const COPY_BYTES: usize = 1 << 20;
 
 /// Copies a whole file, keeping holes out of the question: every byte is written.
 pub fn copy_all(from: &dyn DiskFile, to: &dyn DiskFile) -> io::Result<u64> {
-    let length = from.stat()?.length;
+    copy_beginning(from, to, u64::MAX)
+}
+
+/// Copies at most so many bytes of a file, from its beginning. Returns how many there were.
+pub fn copy_beginning(from: &dyn DiskFile, to: &dyn DiskFile, bytes_max: u64) -> io::Result<u64> {
+    let length = from.stat()?.length.min(bytes_max);
     let mut copied = 0;
     while copied < length {
         match from.copy_to(copied, to, copied, length - copied) {

@@ -5,10 +5,12 @@
 //! let in. Of users only owner and group are known and not which groups they are in, so where that
 //! matters the answer is no.
 
+use std::path::{Component, Path};
+
 use super::super::state::State;
-use crate::fs::{FileSystem, FsError};
+use crate::fs::{Caller, FileSystem, FsError};
 use crate::page::{Geometry, Layer, names};
-use crate::store::record::{Inode, InodeId, Kind};
+use crate::store::record::{Inode, InodeId, Kind, Role};
 
 /// The bits that let group and others read.
 const SHARED: u16 = 0o044;
@@ -78,9 +80,9 @@ impl State {
     /// Whether a sequence is open to everybody who may ask in the directory of its model. One that is
     /// not is found by nobody: an answer would tell others what was said in it.
     pub(super) fn is_open_to_askers(
-        &self, model: InodeId, sequence: InodeId,
+        &self, model: InodeId, sequence: InodeId, geometry: &Geometry,
     ) -> Result<bool, FsError> {
-        let readers = self.readers_of(sequence)?;
+        let readers = self.readers_of_layers(sequence, geometry)?;
         let model = self.inode(model)?;
         let mut askers = (model.mode & 0o111) << 2 & SHARED;
         // The model's owner is somebody else here; root is let in everywhere.
@@ -116,6 +118,99 @@ impl FileSystem {
     }
 }
 
+/// Directories that are looked at before one of them is removed for a user; beyond that he does it himself.
+const DIRECTORIES_MAX: usize = 4096;
+
+impl Caller {
+    /// Which of reading (4), changing (2) and entering (1) an inode's mode grants. Of groups only the
+    /// one that the request came with is known.
+    fn rights(self, inode: &Inode) -> u16 {
+        match self.uid {
+            0 => 0o7,
+            uid if uid == inode.uid => inode.mode >> 6 & 0o7,
+            _ if self.gid == inode.gid => inode.mode >> 3 & 0o7,
+            _ => inode.mode & 0o7,
+        }
+    }
+
+    /// Whether names in a directory are for this user to make.
+    fn may_change(self, directory: &Inode) -> bool {
+        self.rights(directory) & 0o3 == 0o3
+    }
+
+    /// Whether a name in a directory is for this user to remove.
+    fn may_remove(self, directory: &Inode, named: &Inode) -> bool {
+        let is_sticky = directory.mode & 0o1000 != 0;
+        let owns = [named.uid, directory.uid].contains(&self.uid) || self.uid == 0;
+        self.may_change(directory) && (!is_sticky || owns)
+    }
+}
+
+impl State {
+    /// Whether a user may put something else in the place of a directory's name: make it if it is not
+    /// there, and else remove what has it, with everything that is in it.
+    pub(super) fn may_replace(
+        &self, caller: Caller, parent: InodeId, name: &[u8],
+    ) -> Result<bool, FsError> {
+        if caller.uid == 0 {
+            return Ok(true);
+        }
+        let above = self.inode(parent)?;
+        let Some(entry) = self.entry(parent, name)? else {
+            return Ok(caller.may_change(&above));
+        };
+        let replaced = self.inode(entry.inode)?;
+        if !caller.may_remove(&above, &replaced) {
+            return Ok(false);
+        }
+        let mut directories = vec![(entry.inode, replaced)];
+        let mut looked_at = 0;
+        while let Some((id, directory)) = directories.pop() {
+            looked_at += 1;
+            if looked_at > DIRECTORIES_MAX {
+                return Ok(false);
+            }
+            let mut inside = Vec::new();
+            self.metadata.entries(id, 0, |_, _, entry| {
+                inside.push(entry);
+                true
+            })?;
+            for entry in inside {
+                let inode = self.inode(entry.inode)?;
+                if !caller.may_remove(&directory, &inode) {
+                    return Ok(false);
+                }
+                if inode.is_directory() {
+                    directories.push((entry.inode, inode));
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// The ordinary file that a user finds, and may read, at a path from the root. Whether there is
+    /// another one is not told.
+    pub(super) fn readable_file(
+        &self, caller: Caller, path: &Path,
+    ) -> Result<Option<InodeId>, FsError> {
+        let mut at = InodeId::ROOT;
+        for part in path.components() {
+            let Component::Normal(name) = part else { return Ok(None) };
+            let directory = self.inode(at)?;
+            if !directory.is_directory() || caller.rights(&directory) & 0o1 == 0 {
+                return Ok(None);
+            }
+            match self.entry(at, name.as_encoded_bytes())? {
+                Some(entry) => at = entry.inode,
+                None => return Ok(None),
+            }
+        }
+        let inode = self.inode(at)?;
+        let is_plain = inode.file().is_some_and(|file| matches!(file.role, Role::Plain));
+        Ok((is_plain && caller.rights(&inode) & 0o4 != 0).then_some(at))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -130,6 +225,27 @@ mod tests {
         };
         let (atime, mtime, ctime) = (Time::default(), Time::default(), Time::default());
         Inode { kind, mode, uid, gid, links: 1, atime, mtime, ctime }
+    }
+
+    #[test]
+    fn who_may_change_and_remove() {
+        let caller = Caller { uid: 7, gid: 8 };
+        fn check(caller: Caller, directory: (u16, u32, u32), named: u32, expected: (bool, bool)) {
+            let (mode, uid, gid) = directory;
+            let (directory, named) = (inode(true, mode, uid, gid), inode(false, 0o644, named, 1));
+            let found = (caller.may_change(&directory), caller.may_remove(&directory, &named));
+            assert_eq!(found, expected, "{mode:o} {uid} {gid}");
+        }
+        check(caller, (0o755, 7, 1), 1, (true, true));
+        check(caller, (0o755, 1, 8), 1, (false, false));
+        check(caller, (0o775, 1, 8), 1, (true, true));
+        check(caller, (0o777, 1, 1), 1, (true, true));
+        // The owner's own bits count for the owner, even if others may more.
+        check(caller, (0o077, 7, 8), 1, (false, false));
+        check(caller, (0o1777, 1, 1), 1, (true, false));
+        check(caller, (0o1777, 1, 1), 7, (true, true));
+        check(caller, (0o1777, 7, 1), 1, (true, true));
+        check(Caller { uid: 0, gid: 0 }, (0o1700, 1, 1), 1, (true, true));
     }
 
     #[test]

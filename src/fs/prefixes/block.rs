@@ -7,20 +7,20 @@
 //! told from it.
 
 use std::collections::HashMap;
-use std::path::{Component, Path};
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::Virtual;
-use crate::fs::attributes::{Attributes, Found, Place};
+use super::shares::{Share, Shares};
+use crate::fs::attributes::{Attributes, Caller, Found, Place};
 use crate::fs::create::Created;
 use crate::fs::handle::{Handle, Served};
 use crate::fs::open::{Caching, Opened, OpenedBy};
-use crate::fs::state::State;
 use crate::fs::{FileSystem, FsError};
 use crate::ingest::seal::SealError;
 use crate::page::block_map::{BUFFERS_MAX, BlockMap, format_block, parse_block};
 use crate::page::{Layer, PageError, PrefixHash};
-use crate::store::record::{InodeId, Role};
+use crate::store::record::InodeId;
 
 /// Blocks of a mount. With one buffer for K and V of each of 32 layers: 800 bytes each.
 const BLOCKS_MAX: usize = 1 << 18;
@@ -28,6 +28,13 @@ const BLOCKS_MAX: usize = 1 << 18;
 const BUFFERS_TOTAL_MAX: usize = 1 << 25;
 /// A description: 20 digits for each buffer, and the rest.
 const TEXT_BYTES_MAX: usize = BUFFERS_MAX * 21 + (64 << 10);
+
+/// What descriptions that are being written may take of memory, of one user and of all: an engine has a few
+/// of them open at a time.
+const DRAFT_BYTES_OF_EACH: u64 = 16 << 20;
+const DRAFT_BYTES_OF_ALL: u64 = 64 << 20;
+/// What an empty one counts as.
+const DRAFT_BYTES_MIN: u64 = 1 << 10;
 
 /// What a block is found by: the model's directory, the prefix that it ends, its first layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -38,8 +45,18 @@ pub(super) struct BlockKey {
 }
 
 /// The blocks of a mount.
-#[derive(Debug, Default)]
-pub(in crate::fs) struct Blocks(Mutex<Registered>);
+#[derive(Debug)]
+pub(in crate::fs) struct Blocks {
+    registered: Mutex<Registered>,
+    draft_bytes: Arc<Shares>,
+}
+
+impl Default for Blocks {
+    fn default() -> Blocks {
+        let draft_bytes = Shares::new(DRAFT_BYTES_OF_EACH, DRAFT_BYTES_OF_ALL);
+        Blocks { registered: Mutex::default(), draft_bytes }
+    }
+}
 
 #[derive(Debug, Default)]
 struct Registered {
@@ -51,7 +68,7 @@ struct Registered {
 
 impl Blocks {
     fn registered(&self) -> MutexGuard<'_, Registered> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.registered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// How many there are.
@@ -108,12 +125,16 @@ impl Registered {
 #[derive(Debug)]
 pub(in crate::fs) struct Draft {
     key: BlockKey,
+    /// Who writes it.
+    caller: Caller,
     text: Mutex<Text>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Text {
     bytes: Vec<u8>,
+    /// Counts them.
+    held: Share,
     /// `close()` comes once more for each copy of the descriptor that dup or fork made. What was withdrawn
     /// meanwhile must not come back with it.
     is_registered: bool,
@@ -128,6 +149,9 @@ impl Draft {
         }
         if text.bytes.len() + bytes.len() > TEXT_BYTES_MAX {
             return Err(FsError::TooLarge);
+        }
+        if !text.held.grow(bytes.len() as u64) {
+            return Err(FsError::NoRoom);
         }
         text.bytes.extend_from_slice(bytes);
         Ok(())
@@ -177,7 +201,7 @@ impl FileSystem {
 
     /// Makes a description in `blocks/`; none if the place is another one.
     pub(in crate::fs) fn create_block(
-        &self, place: &Place, writes: bool,
+        &self, place: &Place, caller: Caller, writes: bool,
     ) -> Result<Option<Created>, FsError> {
         let Some(model) = self.model_of_blocks(place.parent) else { return Ok(None) };
         let name = std::str::from_utf8(&place.name).unwrap_or_default();
@@ -185,7 +209,8 @@ impl FileSystem {
         let key = BlockKey { model, hash, layer };
         let id = self.virtual_numbers().hold(Virtual::Block(key));
         let attributes: Attributes = self.prefix_attributes(id)?;
-        let opened = if writes { self.open_draft(id, key) } else { self.open_block(id, key)? };
+        let opened =
+            if writes { self.open_draft(id, key, caller)? } else { self.open_block(id, key)? };
         let found = Found { attributes, name_is_stable: false };
         Ok(Some(Created { found, opened }))
     }
@@ -211,9 +236,14 @@ impl FileSystem {
         Ok(self.add_block_handle(Handle::new(id, false, Served::Text(text))))
     }
 
-    pub(super) fn open_draft(&self, id: InodeId, key: BlockKey) -> Opened {
-        let draft = Arc::new(Draft { key, text: Mutex::default() });
-        self.add_block_handle(Handle::new(id, true, Served::Draft(draft)))
+    pub(super) fn open_draft(
+        &self, id: InodeId, key: BlockKey, caller: Caller,
+    ) -> Result<Opened, FsError> {
+        let held = self.blocks.draft_bytes.take(caller.uid, DRAFT_BYTES_MIN);
+        let held = held.ok_or(FsError::NoRoom)?;
+        let text = Mutex::new(Text { bytes: Vec::new(), held, is_registered: false });
+        let served = Served::Draft(Arc::new(Draft { key, caller, text }));
+        Ok(self.add_block_handle(Handle::new(id, true, served)))
     }
 
     fn add_block_handle(&self, handle: Handle) -> Opened {
@@ -250,37 +280,24 @@ impl FileSystem {
         }
         let found = {
             let state = self.state();
-            match plain_file(&state, &block.file)? {
+            match state.readable_file(draft.caller, Path::new(&block.file))? {
                 Some(file) => Some((file, state.attributes(&self.store, file)?.size)),
                 None => None,
             }
         };
         let Some((file, size)) = found else {
-            return Err(refused(format!("{}: no file in files/", block.file)));
+            return Err(refused(format!(
+                "{}: no file in files/ that its writer may read",
+                block.file
+            )));
         };
         if block.end().is_none_or(|end| end > size) {
             return Err(refused(format!("{} has {size} bytes, a buffer ends behind", block.file)));
         }
         self.blocks.registered().put(key, file, block)?;
-        *text = Text { bytes: Vec::new(), is_registered: true };
+        (text.bytes, text.is_registered) = (Vec::new(), true);
         Ok(())
     }
-}
-
-/// The ordinary file at a path from the root.
-fn plain_file(state: &State, path: &str) -> Result<Option<InodeId>, FsError> {
-    let mut at = InodeId::ROOT;
-    for part in Path::new(path).components() {
-        let Component::Normal(name) = part else { return Ok(None) };
-        match state.entry(at, name.as_encoded_bytes()) {
-            Ok(Some(entry)) => at = entry.inode,
-            Ok(None) => return Ok(None),
-            Err(error) => return Err(error),
-        }
-    }
-    let inode = state.inode(at)?;
-    let is_plain = inode.file().is_some_and(|file| matches!(file.role, Role::Plain));
-    Ok(is_plain.then_some(at))
 }
 
 #[cfg(test)]

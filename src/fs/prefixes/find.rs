@@ -161,7 +161,8 @@ impl FileSystem {
             if search.seen.len() >= CANDIDATES_MAX || !search.seen.insert(*sequence) {
                 continue;
             }
-            if !self.state().is_open_to_askers(question.model, *sequence)? {
+            let geometry = question.rules.manifest.geometry();
+            if !self.state().is_open_to_askers(question.model, *sequence, geometry)? {
                 continue;
             }
             let mut same = self.same_tokens(*sequence, question.prompt)?;
@@ -304,7 +305,9 @@ impl FileSystem {
         let Ok(rules) = self.model_of(&mut state, model) else { return Ok(None) };
         for (sequence, number) in state.metadata.prefix_holders(model, &hash.0, CANDIDATES_MAX)? {
             let pages = pages_at(&state, &rules, sequence, number)?;
-            if pages.is_some() && state.is_open_to_askers(model, sequence)? {
+            if pages.is_some()
+                && state.is_open_to_askers(model, sequence, rules.manifest.geometry())?
+            {
                 return Ok(pages);
             }
         }

@@ -20,6 +20,7 @@ mod edited;
 mod find;
 mod index;
 mod key;
+mod shares;
 mod slot;
 mod slot_draft;
 mod slot_file;
@@ -36,6 +37,7 @@ pub(super) use block::{Blocks, Draft};
 pub(super) use find::Match;
 pub(super) use index::TOKEN_BYTES;
 pub(super) use key::SLOT_KEY;
+use shares::Shares;
 pub(super) use slot::OpenSlot;
 pub(super) use slot_draft::SlotDraft;
 pub(super) use view::Query;
@@ -118,19 +120,42 @@ impl Numbers {
     }
 }
 
+/// Questions and slots that may be open at a time, of one user and of all.
+const QUERIES_OF_EACH: u64 = 16;
+const QUERIES_OF_ALL: u64 = 64;
+/// Bytes of their prompts: four of the longest, and sixteen.
+const PROMPT_BYTES_OF_EACH: u64 = 64 << 20;
+const PROMPT_BYTES_OF_ALL: u64 = 256 << 20;
+
 /// What a mount keeps for these directories.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Prefixes {
     numbers: Mutex<Numbers>,
     /// Held while the index is brought up to date.
     turn: Mutex<()>,
-    /// As many references as there are open queries and slots, and one.
-    queries: Arc<()>,
+    /// Open questions and slots.
+    queries: Arc<Shares>,
+    /// Bytes of prompts that were asked.
+    prompt_bytes: Arc<Shares>,
     slot_files: slot_file::SlotFiles,
     /// Number of the next slot that is written.
     next_slot: AtomicU64,
     /// Held while a slot becomes a sequence.
     importing: Mutex<()>,
+}
+
+impl Default for Prefixes {
+    fn default() -> Prefixes {
+        Prefixes {
+            numbers: Mutex::default(),
+            turn: Mutex::default(),
+            queries: Shares::new(QUERIES_OF_EACH, QUERIES_OF_ALL),
+            prompt_bytes: Shares::new(PROMPT_BYTES_OF_EACH, PROMPT_BYTES_OF_ALL),
+            slot_files: slot_file::SlotFiles::default(),
+            next_slot: AtomicU64::default(),
+            importing: Mutex::default(),
+        }
+    }
 }
 
 #[cfg(test)]

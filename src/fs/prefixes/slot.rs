@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex};
 
 use super::access::Readers;
 use super::index::TOKEN_BYTES;
+use super::shares::Share;
 use super::slot_file::SlotFile;
 use crate::fs::{FileSystem, FsError};
 use crate::ggml::slot::reference::{Key, REFERENCE_BYTES};
@@ -88,7 +89,7 @@ pub(in crate::fs) struct OpenSlot {
     /// Where the kernel reads it.
     file: Option<Arc<SlotFile>>,
     /// Counted.
-    _open: Arc<()>,
+    _open: Share,
 }
 
 /// What references of a slot are made of.
@@ -190,7 +191,7 @@ impl FileSystem {
 
     /// Opens the slot of a virtual inode.
     pub(super) fn open_slot(
-        &self, id: InodeId, key: SlotKey, open: Arc<()>,
+        &self, id: InodeId, key: SlotKey, open: Share,
     ) -> Result<OpenSlot, FsError> {
         let now = self.slot_now(key.model, key.sequence, key.kind)?;
         // The kernel looks the name up again.

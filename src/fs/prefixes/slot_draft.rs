@@ -36,6 +36,9 @@ pub(in crate::fs) struct SlotDraft {
     sequence: Vec<u8>,
     kind: Kind,
     mode: u16,
+    /// Whose the sequence will be.
+    owner: Caller,
+    /// Who writes it, and may do no more than in `sequences/` itself.
     caller: Caller,
     file: Box<dyn DiskFile>,
     progress: Mutex<Progress>,
@@ -76,15 +79,16 @@ impl FileSystem {
         let name = std::str::from_utf8(&place.name).map_err(|_| FsError::NotPermitted)?;
         let number = self.prefixes.next_slot.fetch_add(1, Ordering::Relaxed);
         let id = self.virtual_numbers().hold(Virtual::NewSlot(model, number));
-        let opened = self.open_slot_draft(id, (model, name), mode, caller).inspect_err(|_| {
-            self.forget_prefix(id, 1);
-        })?;
+        let opened = self.open_slot_draft(id, (model, name), mode, (caller, caller));
+        let opened = opened.inspect_err(|_| self.forget_prefix(id, 1))?;
         let attributes = self.prefix_attributes(id)?;
         Ok(Some(Created { found: Found { attributes, name_is_stable: false }, opened }))
     }
 
     /// Opens a slot to put another one in its place, which will be its owner's.
-    pub(super) fn replace_slot(&self, id: InodeId, key: SlotKey) -> Result<Opened, FsError> {
+    pub(super) fn replace_slot(
+        &self, id: InodeId, key: SlotKey, caller: Caller,
+    ) -> Result<Opened, FsError> {
         let sequence = self.state().inode(key.sequence)?;
         let record::Kind::Directory { name, .. } = &sequence.kind else {
             return Err(FsError::Stale);
@@ -94,13 +98,14 @@ impl FileSystem {
             return Err(FsError::Stale);
         }
         let name = String::from_utf8_lossy(name).into_owned() + key.kind.suffix();
-        let caller = Caller { uid: sequence.uid, gid: sequence.gid };
-        self.open_slot_draft(id, (key.model, &name), sequence.mode & 0o666, caller)
+        let owner = Caller { uid: sequence.uid, gid: sequence.gid };
+        self.open_slot_draft(id, (key.model, &name), sequence.mode & 0o666, (owner, caller))
     }
 
     /// Opens what is written to become the sequence of a name.
     pub(super) fn open_slot_draft(
-        &self, id: InodeId, (model, name): (InodeId, &str), mode: u16, caller: Caller,
+        &self, id: InodeId, (model, name): (InodeId, &str), mode: u16,
+        (owner, caller): (Caller, Caller),
     ) -> Result<Opened, FsError> {
         let (sequence, kind) = Kind::of_name(name).ok_or(FsError::NotPermitted)?;
         let sequence = sequence.as_bytes().to_vec();
@@ -111,6 +116,7 @@ impl FileSystem {
         if !is_sequence || is_work || !is_of_slots(&rules.manifest) {
             return Err(FsError::NotPermitted);
         }
+        self.check_may_save(caller, model, &sequence)?;
         self.throttle()?;
         descriptors::check()?;
         let draft = SlotDraft {
@@ -119,6 +125,7 @@ impl FileSystem {
             sequence,
             kind,
             mode,
+            owner,
             caller,
             file: self.store.scratch()?,
             progress: Mutex::default(),
@@ -131,6 +138,19 @@ impl FileSystem {
             caching: Caching::Never,
             closes_quietly: false,
         })
+    }
+
+    /// Whether a user may make a sequence of that name, or put another in its place, as by mkdir(2), rename(2)
+    /// and unlink(2).
+    fn check_may_save(
+        &self, caller: Caller, model: InodeId, sequence: &[u8],
+    ) -> Result<(), FsError> {
+        let state = self.state();
+        let may = match state.entry(model, names::SEQUENCES.as_bytes())? {
+            Some(sequences) => state.may_replace(caller, sequences.inode, sequence)?,
+            None => state.may_replace(caller, model, names::SEQUENCES.as_bytes())?,
+        };
+        if may { Ok(()) } else { Err(FsError::NotPermitted) }
     }
 
     /// Adds to a slot, only at its end.
@@ -182,6 +202,8 @@ impl FileSystem {
 
         let turn = &self.prefixes.importing;
         let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
+        // Since it was opened, somebody may have made a sequence that is not this user's to remove.
+        self.check_may_save(draft.caller, draft.model, &draft.sequence)?;
         let sequences = self.directory_of_slot(draft, draft.model, names::SEQUENCES.as_bytes())?;
         let unfinished = [&draft.sequence[..], names::SAVING_SUFFIX.as_bytes()].concat();
         let unfinished = Place { parent: sequences, name: unfinished };
@@ -283,13 +305,13 @@ impl FileSystem {
         }
         let place = Place { parent, name: name.to_vec() };
         let mode = draft.mode | (draft.mode & 0o444) >> 2;
-        let found = self.make(&place, &NewNode::Directory, mode, draft.caller)?;
+        let found = self.make(&place, &NewNode::Directory, mode, draft.owner)?;
         self.forget(found.attributes.inode, 1);
         Ok(found.attributes.inode)
     }
 
     fn write_new(&self, draft: &SlotDraft, place: &Place, bytes: &[u8]) -> Result<(), FsError> {
-        let made = self.create(place, draft.mode, draft.caller, true)?;
+        let made = self.create(place, draft.mode, draft.owner, true)?;
         let (handle, inode) = (made.opened.handle, made.found.attributes.inode);
         // The daemon's own descriptor is no writer that the file waits for.
         drop(made);

@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::Virtual;
 use super::find::Match;
 use super::index::TOKEN_BYTES;
-use crate::fs::attributes::{Attributes, Found, Place};
+use super::shares::Share;
+use crate::fs::attributes::{Attributes, Caller, Found, Place};
 use crate::fs::handle::{Handle, Served};
 use crate::fs::list::{Listed, Listing};
 use crate::fs::lookup::Lookup;
@@ -21,17 +22,15 @@ use crate::store::record::{DirectoryClass, InodeId};
 /// Bytes of a prompt: four million tokens, more than any model takes.
 const PROMPT_BYTES_MAX: usize = (4 << 20) * TOKEN_BYTES;
 
-/// Questions and slots that may be open at a time: each question holds its prompt, so this bounds
-/// them to 1 GiB.
-const QUERIES_MAX: usize = 64;
-
 /// An open `prefixes/match`.
 #[derive(Debug)]
 pub(in crate::fs) struct Query {
     model: InodeId,
     dialogue: Mutex<Dialogue>,
+    /// Counts the bytes of the prompt.
+    held: Mutex<Share>,
     /// Counted.
-    _open: Arc<()>,
+    _open: Share,
 }
 
 /// What was written, and the answer to it once somebody has read it.
@@ -54,6 +53,9 @@ impl Query {
         let mut dialogue = self.dialogue();
         if dialogue.prompt.len() + bytes.len() > PROMPT_BYTES_MAX {
             return Err(FsError::TooLarge);
+        }
+        if !self.held.lock().unwrap_or_else(PoisonError::into_inner).grow(bytes.len() as u64) {
+            return Err(FsError::NoRoom);
         }
         dialogue.prompt.extend_from_slice(bytes);
         dialogue.answer = None;
@@ -243,23 +245,28 @@ impl FileSystem {
     }
 
     /// Opens `prefixes/match`, a slot or a block.
-    pub(in crate::fs) fn open_prefix(&self, id: InodeId, flags: i32) -> Result<Opened, FsError> {
+    pub(in crate::fs) fn open_prefix(
+        &self, id: InodeId, flags: i32, caller: Caller,
+    ) -> Result<Opened, FsError> {
         let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
         let meaning = self.virtual_inode(id)?;
         if let Virtual::Block(key) = meaning {
-            return if writes { Ok(self.open_draft(id, key)) } else { self.open_block(id, key) };
+            return if writes {
+                self.open_draft(id, key, caller)
+            } else {
+                self.open_block(id, key)
+            };
         }
-        let open = Arc::clone(&self.prefixes.queries);
-        if Arc::strong_count(&open) > QUERIES_MAX + 1 {
-            return Err(FsError::TryAgain);
-        }
+        let open = self.prefixes.queries.take(caller.uid, 1).ok_or(FsError::TryAgain)?;
         let served = match meaning {
             Virtual::Match(model) => {
-                let query = Query { model, dialogue: Mutex::default(), _open: open };
+                let held = self.prefixes.prompt_bytes.take(caller.uid, 0);
+                let held = Mutex::new(held.ok_or(FsError::NoRoom)?);
+                let query = Query { model, dialogue: Mutex::default(), held, _open: open };
                 Served::Query(Arc::new(query))
             }
             Virtual::Slot(key) if writes && flags & libc::O_TRUNC != 0 => {
-                return self.replace_slot(id, key);
+                return self.replace_slot(id, key, caller);
             }
             Virtual::Slot(..) if writes => return Err(FsError::NotPermitted),
             Virtual::Slot(key) => Served::Slot(Arc::new(self.open_slot(id, key, open)?)),

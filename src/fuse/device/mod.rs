@@ -177,7 +177,7 @@ impl Filesystem for Callbacks {
 
     fn open(&self, request: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let _awake = self.linger.after_reply(request.pid());
-        self.operations.open(inode(number), flags.0, reply);
+        self.operations.open(inode(number), flags.0, caller(request), reply);
     }
 
     fn read(

@@ -50,7 +50,8 @@ pub(super) fn serve(operations: &Operations, ticket: Ticket) {
         opcode::READLINK => ticket.send(operations.read_link(inode)),
         opcode::OPEN => {
             let flags = slot.operation::<OpenIn>().flags.cast_signed();
-            operations.open(inode, flags, ticket);
+            let caller = Caller { uid: header.uid, gid: header.gid };
+            operations.open(inode, flags, caller, ticket);
         }
         opcode::STATFS => ticket.send(operations.space(inode)),
         opcode::RELEASE => {
