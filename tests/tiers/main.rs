@@ -13,6 +13,7 @@ mod encoded;
 mod encoded_moves;
 mod faults;
 mod forged;
+mod forgotten;
 mod fsck;
 mod in_place;
 mod kills;
