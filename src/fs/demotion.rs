@@ -117,6 +117,7 @@ impl FileSystem {
             RemoteHealth::Connecting => return Ok(false),
             RemoteHealth::Down { error, .. } => return Err(FsError::Remote(error)),
         }
+        self.fetch_positions()?;
         let uploaded = self.upload_batch(tiers, exchange, mover)?;
         self.verify_due(tiers, exchange, mover)?;
         let is_idle = uploaded == 0 && mover.uploaded.is_empty();

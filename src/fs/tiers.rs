@@ -9,6 +9,8 @@ use super::flights::Flights;
 use super::movement::Wishes;
 use super::residency::Landed;
 use super::{FileSystem, FsError};
+use crate::page::names;
+use crate::store::database::Snapshot;
 use crate::store::record::{
     EncodedCopy, FileRecord, Inode, InodeId, ObjectId, ObjectKind, RemoteCopy, RemoteIdentity,
     RemotePlace, RemoteState,
@@ -163,6 +165,7 @@ impl FileSystem {
                 None => {}
             }
         })?;
+        self.survey_positions(&snapshot)?;
         drop(snapshot);
         for (id, object) in encoded {
             self.survey_encoded(tiers, (id, object))?;
@@ -176,6 +179,29 @@ impl FileSystem {
             self.note_copy(tiers, (id, object))?;
         }
         tiers.is_surveyed.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Which files say where the rows of sequences stand: those stay on the disk, or come back.
+    fn survey_positions(&self, snapshot: &Snapshot) -> Result<(), FsError> {
+        let mut sequences = Vec::new();
+        snapshot.for_each_named(b'E', |parent, offset_and_name| {
+            if offset_and_name.get(8..) == Some(names::POSITIONS.as_bytes()) {
+                sequences.push(InodeId(parent));
+            }
+        })?;
+        for sequence in sequences {
+            let name = names::POSITIONS.as_bytes();
+            let is_one = {
+                let mut state = self.state();
+                let entry = state.entry(sequence, name)?;
+                entry
+                    .is_some_and(|entry| state.metadata.note_positions(sequence, name, entry.inode))
+            };
+            if is_one {
+                self.note_away(sequence)?;
+            }
+        }
         Ok(())
     }
 

@@ -10,10 +10,10 @@ use crossbeam_channel::bounded;
 use fuser::INodeNo;
 
 use super::background::{
-    join, start, start_indexing, start_moving, start_prefetching, start_threads,
+    join, start_indexing, start_moving, start_prefetching, start_threads, start_workers,
 };
 use super::connection::Connection;
-use super::dispatch::Operations;
+use super::dispatch::{Operations, Pools};
 use super::remote::{self, NeedError};
 use super::shared::Shared;
 use super::slow;
@@ -214,9 +214,11 @@ pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountEr
     file_system.on_leaving(let_go);
     // The operations hold the senders. They are dropped when the kernel has let the mount go, upon
     // which the slow threads end.
-    let (sender, jobs) = bounded(slow::JOBS_MAX);
-    let (fetch_sender, fetches) = bounded(slow::JOBS_MAX);
-    let operations = Operations::new(Arc::clone(&shared), sender, fetch_sender);
+    let (slow, jobs) = bounded(slow::JOBS_MAX);
+    let (fetches, far_jobs) = bounded(slow::JOBS_MAX);
+    let (asks, questions) = bounded(slow::JOBS_MAX);
+    let pools = Pools { slow, fetches, asks };
+    let operations = Operations::new(Arc::clone(&shared), pools);
     let connection = Connection::open(options, &shared, operations)?;
 
     let (stop, stopped) = bounded::<()>(0);
@@ -227,16 +229,11 @@ pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountEr
         let _ = teller.inval_inode(INodeNo(directory.0), -1, 0);
     })));
     let threads = start_threads(options, &file_system, (notifier, invalidations), &stopped)?;
-    let mut slow_threads = Vec::new();
-    for number in 0..slow::THREADS {
-        let jobs = jobs.clone();
-        slow_threads.push(start(&format!("kvfs-slow-{number}"), move || slow::run(&jobs))?);
-    }
+    let mut slow_threads = start_workers("kvfs-slow", slow::THREADS, &jobs)?;
+    slow_threads.extend(start_workers("kvfs-ask", slow::ASK_THREADS, &questions)?);
     if file_system.tiers().is_some() {
-        for number in 0..slow::FETCH_THREADS {
-            let fetches = fetches.clone();
-            start(&format!("kvfs-fetch-{number}"), move || slow::run(&fetches))?;
-        }
+        // Not waited for: one may hang in the remote.
+        start_workers("kvfs-fetch", slow::FETCH_THREADS, &far_jobs)?;
     }
     start_prefetching(&file_system, counters, &stopped)?;
     start_indexing(options, &file_system, &stopped)?;

@@ -70,6 +70,9 @@ pub(crate) struct Metadata {
     /// Sequences whose token files the prefix index has not seen as they are. Some 32 bytes each,
     /// until the next round of indexing.
     pub(crate) unindexed: BTreeMap<InodeId, TokensChange>,
+    /// The `positions.json` of sequences, which say what their tokens are worth: every question may
+    /// need one, so they stay on the disk. Some 16 bytes for each sequence that was edited.
+    pub(crate) positions: HashSet<InodeId>,
     /// The last mount ended without a crash.
     pub(crate) was_clean: bool,
     /// Counts freezes; a change made now is durable once this freeze is.
@@ -116,6 +119,7 @@ impl Metadata {
             has_tiers: false,
             arrivals: BTreeSet::new(),
             unindexed: BTreeMap::new(),
+            positions: HashSet::new(),
             was_clean,
             generation: 1,
             names_changed: 1,
@@ -233,6 +237,7 @@ impl Metadata {
             self.remove(life, keys::unsettled(inode));
         }
         self.remove(life, keys::inode(inode));
+        self.positions.remove(&inode);
         Ok(())
     }
 
@@ -244,6 +249,7 @@ impl Metadata {
     /// Stores a name.
     pub(crate) fn put_entry(&mut self, life: Life, parent: InodeId, name: &[u8], entry: Entry) {
         self.note_tokens(parent, name);
+        self.note_positions(parent, name, entry.inode);
         self.put(life, keys::entry(parent, name), &entry);
     }
 

@@ -15,6 +15,7 @@ mod faults;
 mod forged;
 mod forgotten;
 mod fsck;
+mod hanging;
 mod in_place;
 mod kills;
 mod lossy;

@@ -25,7 +25,7 @@ mod slot_draft;
 mod slot_file;
 mod view;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 
@@ -124,6 +124,8 @@ pub(super) struct Prefixes {
     numbers: Mutex<Numbers>,
     /// Held while the index is brought up to date.
     turn: Mutex<()>,
+    /// Sequences whose `positions.json` must be fetched from the remote.
+    away: Mutex<BTreeSet<InodeId>>,
     /// As many references as there are open queries and slots, and one.
     queries: Arc<()>,
     slot_files: slot_file::SlotFiles,
