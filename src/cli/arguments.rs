@@ -11,6 +11,7 @@ use super::options;
 use super::output::Failure;
 use super::probe::ProbeArguments;
 use super::quota::QuotaArguments;
+use super::remote::RemoteCommand;
 use super::scrub::ScrubArguments;
 use super::seq::SeqArguments;
 use super::size::Size;
@@ -64,6 +65,9 @@ pub(crate) enum Command {
     Quota(QuotaArguments),
     /// Delete what nobody refers to from the remote and from the store
     Gc(GcArguments),
+    /// Look at a remote that no mount of this machine needs to have
+    #[command(subcommand)]
+    Remote(RemoteCommand),
     /// Compare everything that a mount stores with its checksums, and mend what can be mended
     Scrub(ScrubArguments),
     /// Check a store that is not mounted
@@ -93,6 +97,7 @@ Settings come from, in this order: arguments, -o, variables, the file named by -
   --commit-interval    commit_interval     KVFS_COMMIT_INTERVAL   1 (seconds)
   --ram                ram                 KVFS_RAM               0 (none)
   --remote             remote              KVFS_REMOTE            none
+  --offline            offline             KVFS_OFFLINE           no
   --ssd                ssd                 KVFS_SSD               no limit
   --remote-bandwidth   remote_bandwidth    KVFS_REMOTE_BANDWIDTH  no limit (bytes per second)
   --remote-index       remote_index        KVFS_REMOTE_INDEX      10 (seconds, 0 for never)
@@ -152,6 +157,10 @@ pub(crate) struct MountArguments {
     /// the `AWS_*` variables
     #[arg(long, value_name = "DIR|s3://...")]
     remote: Option<String>,
+    /// Mount without the remote, also if only that has the bytes of some files: these cannot be
+    /// opened, and keep their names
+    #[arg(long)]
+    offline: bool,
     /// Disk space for objects: beyond it, they are encoded and leave [default: no limit]
     #[arg(long, value_name = "SIZE")]
     ssd: Option<Size>,
@@ -207,6 +216,7 @@ impl MountArguments {
                 ram: self.ram,
                 ssd: self.ssd,
                 remote: self.remote.map(absolute).transpose()?,
+                offline: self.offline.then_some(true),
                 remote_bandwidth: self.remote_bandwidth,
                 remote_index: self.remote_index,
                 cold: self.cold,
@@ -222,7 +232,7 @@ impl MountArguments {
 }
 
 /// A directory named on the command line is relative to where the user is.
-fn absolute(remote: String) -> Result<String, Failure> {
+pub(super) fn absolute(remote: String) -> Result<String, Failure> {
     if remote.contains("://") || remote.is_empty() {
         return Ok(remote);
     }

@@ -60,6 +60,8 @@ pub(crate) struct Layer {
     pub ssd: Option<Size>,
     /// A directory that machines share, or `s3://bucket/prefix`.
     pub remote: Option<String>,
+    /// Mount also without a remote that the store needs.
+    pub offline: Option<bool>,
     /// Bytes per second to and from the remote.
     pub remote_bandwidth: Option<Size>,
     /// Seconds between two looks at the prefixes of other stores; 0 for never.
@@ -121,7 +123,7 @@ impl MountConfig {
         format!(
             "# store = {}\n# mountpoint = {}\nallow_other = {}\nread_only = {}\npassthrough = {}\n\
              io_uring = {}\nnonempty = {}\ncommit_interval = {:?}\nram = {}\nthreads = {}\noptions = {:?}\n\
-             {}{}{}{}{}{}{}",
+             {}{}{}{}{}{}{}{}",
             text(&options.store),
             text(&options.mountpoint),
             options.allow_other,
@@ -137,6 +139,7 @@ impl MountConfig {
             cold,
             on_corrupt,
             verify,
+            if options.offline { "offline = true\n" } else { "" },
             options.remote.as_ref().map(remote_toml).unwrap_or_default(),
             log_file.unwrap_or_default(),
             log_level.unwrap_or_default(),
@@ -216,11 +219,14 @@ fn validate(
     }
     let log_level = first.get(|l| l.log_level.clone());
     super::logging::check_filter(log_level.as_deref())?;
-    let remote = remote_options(&first)?;
+    let offline = first.get(|l| l.offline).unwrap_or(false);
+    // What is said of the remote must make sense, although this mount leaves it alone.
+    let remote = remote_options(&first)?.filter(|_| !offline);
     let cold = cold_encoding(&first)?;
     let on_corrupt: OnCorrupt = word("on_corrupt", first.get(|l| l.on_corrupt.clone()))?;
     let verify: Verify = word("verify", first.get(|l| l.verify.clone()))?;
-    let ssd_bytes = ssd_bytes(&first, remote.is_some() || cold != ColdEncoding::None)?;
+    let has_a_way_out = offline || remote.is_some() || cold != ColdEncoding::None;
+    let ssd_bytes = ssd_bytes(&first, has_a_way_out)?;
     Ok(MountConfig {
         options: MountOptions {
             store,
@@ -235,6 +241,7 @@ fn validate(
             ssd_bytes,
             cold,
             remote,
+            offline,
             on_corrupt,
             verify,
             threads,
@@ -385,6 +392,7 @@ fn environment_layer(environment: &dyn Fn(&str) -> Option<OsString>) -> Result<L
         passthrough: switch("KVFS_PASSTHROUGH")?,
         io_uring: switch("KVFS_IO_URING")?,
         nonempty: switch("KVFS_NONEMPTY")?,
+        offline: switch("KVFS_OFFLINE")?,
         commit_interval: text("KVFS_COMMIT_INTERVAL")?
             .map(|value| number("KVFS_COMMIT_INTERVAL", &value))
             .transpose()?,

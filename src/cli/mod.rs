@@ -35,6 +35,7 @@ mod probe;
 mod process;
 mod progress;
 mod quota;
+mod remote;
 mod role;
 mod scrub;
 mod seq;
@@ -86,6 +87,7 @@ fn dispatch(command: Command) -> Outcome {
         Command::Seq(arguments) => seq::run(&arguments),
         Command::Quota(arguments) => quota::run(&arguments),
         Command::Gc(arguments) => gc::run(&arguments),
+        Command::Remote(command) => remote::run(&command),
         Command::Scrub(arguments) => scrub::run(&arguments),
         Command::Fsck(arguments) => fsck::run(&arguments),
         Command::Bench(arguments) => match bench::run(&arguments) {

@@ -110,7 +110,10 @@ fn serve(config: &MountConfig, announce: impl FnOnce() + Send + 'static) -> Resu
             log::info!("{} is unmounted, everything is durable", options.mountpoint.display());
         }
         // Helpers that the kernel or fuser call add line feeds of their own.
-        Err(error) => return Err(error.to_string().trim_end().replace('\n', " ")),
+        Err(error @ fuse::MountError::Mount(_)) => {
+            return Err(error.to_string().trim_end().replace('\n', " "));
+        }
+        Err(error) => return Err(error.to_string().trim_end().to_owned()),
     }
     Ok(())
 }

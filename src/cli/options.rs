@@ -92,6 +92,7 @@ fn apply(parsed: &mut Parsed, option: &str) -> Result<bool, String> {
         ("read_only", value) => layer.read_only = Some(yes_or_no(key, value)?),
         ("passthrough", value) => layer.passthrough = Some(yes_or_no(key, value)?),
         ("io_uring", value) => layer.io_uring = Some(yes_or_no(key, value)?),
+        ("offline", value) => layer.offline = Some(yes_or_no(key, value)?),
         ("nonempty", value) => layer.nonempty = Some(yes_or_no(key, value)?),
         ("commit_interval", Some(value)) => layer.commit_interval = Some(number(key, value)?),
         ("ram", Some(value)) => layer.ram = Some(size(key, value)?),

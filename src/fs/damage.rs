@@ -26,7 +26,7 @@ impl FileSystem {
         Ok(self.fetch((id, role), object)?.has_other())
     }
 
-    fn has_other_copy(&self, object: ObjectId) -> Result<bool, FsError> {
+    pub(super) fn has_other_copy(&self, object: ObjectId) -> Result<bool, FsError> {
         let state = self.state();
         let is_encoded = state.metadata.encoded_copy(object)?.is_some();
         Ok(is_encoded || state.metadata.remote_copy(object)?.is_some())

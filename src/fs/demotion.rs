@@ -25,9 +25,10 @@ use super::{FileSystem, FsError};
 use crate::store::format;
 use crate::store::record::{InodeId, ObjectId, ObjectKind, RemoteState};
 use crate::tier::exchange::{Exchange, Uploaded};
-use crate::tier::remote::State as RemoteHealth;
 use crate::tier::remote::hold::Stamp;
 use crate::tier::remote::names::Publisher;
+use crate::tier::remote::names::format::About;
+use crate::tier::remote::{BlobStore, State as RemoteHealth};
 
 /// A manifest of names costs a pass over all records: while more is coming, one is published so
 /// often.
@@ -110,10 +111,13 @@ impl FileSystem {
             return Ok(self.note_raw(tiers)? || encoded > 0);
         };
         match exchange.remote().state() {
-            RemoteHealth::Up { id, .. } => self.remember_remote(id)?,
+            RemoteHealth::Up { id, .. } => {
+                self.remember_remote(id, BlobStore::place(exchange.remote().as_ref()))?;
+            }
             RemoteHealth::Connecting => return Ok(false),
             RemoteHealth::Down { error, .. } => return Err(FsError::Remote(error)),
         }
+        self.fetch_positions()?;
         let uploaded = self.upload_batch(tiers, exchange, mover)?;
         self.verify_due(tiers, exchange, mover)?;
         let is_idle = uploaded == 0 && mover.uploaded.is_empty();
@@ -155,7 +159,11 @@ impl FileSystem {
         let names_changed = self.state().metadata.names_changed;
         self.index_prefixes()?;
         self.commit()?;
-        let snapshot = self.state().metadata.snapshot()?;
+        let (snapshot, totals) = {
+            let metadata = &self.state().metadata;
+            (metadata.snapshot()?, metadata.totals)
+        };
+        names.describe(About::here(totals.objects, totals.bytes));
         let growing = self.copy_growing(exchange, &mut mover.growing, &snapshot)?;
         let oldest = growing.values().filter_map(|made| made.since).chain(mover.oldest);
         let oldest = oldest.reduce(Stamp::or_earlier);

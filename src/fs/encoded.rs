@@ -221,9 +221,11 @@ impl FileSystem {
         Ok(())
     }
 
-    /// Whether the store has encoded copies: they are read whatever the mount was told.
-    pub fn has_encoded_copies(&self) -> Result<bool, FsError> {
-        Ok(self.state().metadata.has_encoded_copies()?)
+    /// Whether objects of the store have copies beside their raw files. Encoded ones are read whatever
+    /// the mount was told, and what changes is not what the remote has.
+    pub fn has_other_copies(&self) -> Result<bool, FsError> {
+        let metadata = &self.state().metadata;
+        Ok(metadata.has_encoded_copies()? || metadata.has_remote_copies()?)
     }
 }
 

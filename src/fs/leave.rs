@@ -150,7 +150,7 @@ impl FileSystem {
         let Some(inode) = state.metadata.inode(id)? else {
             return Ok(None);
         };
-        if state.is_pinned(id)? {
+        if state.is_pinned(id)? || state.metadata.positions.contains(&id) {
             tiers.ssd.stays(object);
             return Ok(None);
         }

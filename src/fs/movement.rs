@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::settle::Awaited;
 use super::state::State;
 use super::sync::CHECKSUM_BYTES_MAX;
 use super::tiers::Tiers;
@@ -85,9 +86,14 @@ struct Movable {
 }
 
 impl FileSystem {
-    /// Whether setting an attribute waits for the disk or the remote.
-    pub fn attribute_waits(&self, name: &[u8]) -> bool {
-        name == super::extended::TIER
+    /// Whether setting an attribute has to wait, and for what. To leave takes a word, to come back
+    /// takes the bytes.
+    pub fn attribute_waits(&self, id: InodeId, name: &[u8], value: &[u8]) -> Option<Awaited> {
+        if name != super::extended::TIER {
+            return None;
+        }
+        let comes_back = value != Tier::Remote.name().as_bytes() && self.waits_for_remote(id);
+        Some(if comes_back { Awaited::Remote } else { Awaited::Local })
     }
 
     /// Moves a file to the tier that `word` names, or notes that it shall move there.
@@ -140,7 +146,7 @@ impl FileSystem {
         let mut state = self.state_to_change()?;
         let inode = state.inode(id)?;
         let file = inode.file().ok_or(FsError::Unsupported)?;
-        if role == Role::Manifest {
+        if role == Role::Manifest || state.metadata.positions.contains(&id) {
             return Err(FsError::Unsupported);
         }
         if state.is_pinned(id)? {

@@ -3,8 +3,8 @@
 //! To an engine that keeps a cache, a file that fails is worse than one that is not there: it
 //! computes what it misses. So a mount may be told to treat such files as misses. One whose bytes
 //! are damaged everywhere goes for good, its bytes into quarantine. The kernel is answered ESTALE,
-//! upon which it looks the name up again, and then finds none. One whose remote does not answer
-//! stays, since it may come back.
+//! upon which it looks the name up again, and then finds none. One whose remote does not answer, or
+//! that has another copy on record which nobody could look at, stays, since it may come back.
 
 use super::attributes::Place;
 use super::open::Opened;
@@ -58,6 +58,7 @@ impl FileSystem {
 
     fn as_miss(&self, id: InodeId, error: FsError) -> Result<Opened, FsError> {
         match &error {
+            FsError::Corrupt if self.has_untried_copy(id)? => Err(FsError::NotFound),
             FsError::Corrupt
             | FsError::Remote(RemoteError::Corrupt(_) | RemoteError::Missing(_)) => {
                 self.give_up(id)?;
@@ -71,6 +72,13 @@ impl FileSystem {
             }
             _ => Err(error),
         }
+    }
+
+    /// Whether a copy is on record that only a remote or another mount could give. Where the remote
+    /// was asked, its answer says what is wrong with its copy.
+    fn has_untried_copy(&self, id: InodeId) -> Result<bool, FsError> {
+        let object = self.state().inode(id)?.file().and_then(|file| file.object);
+        object.map_or(Ok(false), |object| self.has_other_copy(object))
     }
 
     /// A file has no good copy left: its names go as they are looked up.

@@ -21,6 +21,7 @@ use crate::store::{Store, StoreError, format, keys};
 use crate::tier::encoding::ColdEncoding;
 use crate::tier::exchange::Exchange;
 use crate::tier::remote::hold::Grace;
+use crate::tier::remote::names::published::{self, PublishedStore};
 use crate::tier::remote::names::{self, Names};
 use crate::tier::remote::{
     BlobName, BlobStore, Remote, RemoteError, RemoteName, RemotePrefix, State, StoreId, for_each,
@@ -44,10 +45,8 @@ pub enum RebuildFrom {
 /// What happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Rebuilt {
-    /// The store has names of its own, or is to start empty.
+    /// Nobody has published names there, or the store is to start empty.
     NotNeeded,
-    /// Several stores have published, and none was chosen.
-    Several(Vec<StoreId>),
     /// The names of a store were taken over.
     From {
         /// Which.
@@ -68,6 +67,10 @@ pub enum RebuildError {
     Version(u32),
     /// The chosen store has not published there.
     Unknown(StoreId),
+    /// Several stores have published, and none was chosen.
+    Several(Vec<PublishedStore>),
+    /// The store has names of its own: nothing is merged.
+    NotNew(StoreId),
     /// The store on this machine failed.
     Store(StoreError),
 }
@@ -89,6 +92,17 @@ impl std::fmt::Display for RebuildError {
             RebuildError::Unknown(id) => {
                 write!(formatter, "rebuild_from: no store {id} has published to the remote")
             }
+            RebuildError::Several(stores) => write!(
+                formatter,
+                "the store is new, and its remote has the names of several stores: choose one with \
+                 --rebuild-from ID, or start empty with --rebuild-from none\n{}",
+                published::table(stores)
+            ),
+            RebuildError::NotNew(id) => write!(
+                formatter,
+                "rebuild_from: the store has names of its own, those of {id} go to a new store only \
+                 (mount an empty directory, or leave the option away)"
+            ),
             RebuildError::Store(error) => write!(formatter, "{error}"),
         }
     }
@@ -114,12 +128,7 @@ impl From<io::Error> for RebuildError {
     }
 }
 
-/// Whether a store has neither names nor a remote yet.
-pub fn is_new(store: &Store) -> Result<bool, StoreError> {
-    database::is_new(store.metadata()?)
-}
-
-/// Rebuilds a store that [is new](is_new).
+/// Rebuilds a store that has neither names nor a remote yet.
 pub fn rebuild(
     store: &Store, remote: &Arc<Remote>, from: RebuildFrom,
 ) -> Result<Rebuilt, RebuildError> {
@@ -140,7 +149,10 @@ pub fn rebuild(
         (RebuildFrom::Store(id), _) => return Err(RebuildError::Unknown(id)),
         (_, []) => return Ok(Rebuilt::NotNeeded),
         (_, [id]) => *id,
-        (_, _) => return Ok(Rebuilt::Several(published)),
+        (_, _) => {
+            let stores = published::stores(remote.as_ref())?;
+            return Err(RebuildError::Several(stores));
+        }
     };
     let blobs: Arc<dyn BlobStore> = Arc::clone(remote) as Arc<dyn BlobStore>;
     let Some(names) = names::read_latest(&blobs, id)? else {
@@ -155,7 +167,10 @@ pub fn rebuild(
     let exchange = Exchange::new(Arc::clone(remote), Grace::default(), ColdEncoding::None);
     let mut plan = Plan::new(&names, &present(remote)?)?;
     plan.fetch_local(store, &exchange)?;
-    let files = database::fill(store.metadata()?, |put| plan.write(&names, put))?;
+    let files = database::fill(store.metadata()?, |put| {
+        put(&keys::rebuilt_from(), &encode(&id.0))?;
+        plan.write(&names, put)
+    })?;
     Ok(Rebuilt::From { store: id, files, left_out: plan.left_out.len() as u64 })
 }
 

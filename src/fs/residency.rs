@@ -137,7 +137,7 @@ impl FileSystem {
             return Ok(fetched);
         }
         let Some(exchange) = &tiers.exchange else {
-            return Ok(Fetched::NoCopy);
+            return self.without_remote(object);
         };
         let (copy, item, origin) = {
             let state = self.state();
@@ -161,6 +161,15 @@ impl FileSystem {
             FsError::Remote(error)
         })?;
         Ok(landed.into())
+    }
+
+    /// What the remote has is not lost because the mount has no remote.
+    fn without_remote(&self, object: ObjectId) -> Result<Fetched, FsError> {
+        if self.state().metadata.remote_copy(object)?.is_none() {
+            return Ok(Fetched::NoCopy);
+        }
+        let why = format!("object {object}: only the remote has it, and the mount is offline");
+        Err(FsError::Remote(RemoteError::Unreachable(why)))
     }
 
     /// Brings an object here and notes that it is.

@@ -2,15 +2,18 @@
 
 use std::fmt::Write;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::SystemTime;
 
 use super::collection::Publication;
 use super::flights::Flights;
 use super::movement::Wishes;
 use super::residency::Landed;
 use super::{FileSystem, FsError};
+use crate::page::names;
+use crate::store::database::Snapshot;
 use crate::store::record::{
     EncodedCopy, FileRecord, Inode, InodeId, ObjectId, ObjectKind, RemoteCopy, RemoteIdentity,
-    RemoteState,
+    RemotePlace, RemoteState,
 };
 use crate::tier::counters::Counters;
 use crate::tier::encoded::EncodedCopies;
@@ -45,8 +48,6 @@ pub struct Tiers {
     pub(super) names_published: AtomicU64,
     /// Files between being taken from the arrivals and being named in a manifest.
     pub(super) under_way: AtomicUsize,
-    /// Stores whose names a new store could have taken over; it was not told which.
-    pub rebuild_candidates: Vec<StoreId>,
 }
 
 impl Tiers {
@@ -69,7 +70,6 @@ impl Tiers {
             is_surveyed: AtomicBool::new(false),
             names_published: AtomicU64::new(0),
             under_way: AtomicUsize::new(0),
-            rebuild_candidates: Vec::new(),
         }
     }
 
@@ -101,9 +101,15 @@ impl FileSystem {
         Ok((StoreId(identity.store), identity.remote.map(RemoteId)))
     }
 
-    /// Remembers which remote the store uses: another one in its place is refused from now on.
-    pub(super) fn remember_remote(&self, remote: RemoteId) -> Result<(), FsError> {
+    /// Remembers which remote the store uses, and where: another one in its place is refused from now
+    /// on, and a mount without it knows what is missing.
+    pub(super) fn remember_remote(&self, remote: RemoteId, place: &str) -> Result<(), FsError> {
         let mut state = self.state_to_change()?;
+        if state.metadata.remote_place()?.is_none_or(|known| known.place != place) {
+            let since_seconds = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_secs();
+            let place = RemotePlace { place: place.to_owned(), since_seconds };
+            state.metadata.put_remote_place(&place);
+        }
         if let Some(identity) = state.metadata.remote_identity()?
             && identity.remote.is_none()
         {
@@ -159,6 +165,7 @@ impl FileSystem {
                 None => {}
             }
         })?;
+        self.survey_positions(&snapshot)?;
         drop(snapshot);
         for (id, object) in encoded {
             self.survey_encoded(tiers, (id, object))?;
@@ -172,6 +179,29 @@ impl FileSystem {
             self.note_copy(tiers, (id, object))?;
         }
         tiers.is_surveyed.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Which files say where the rows of sequences stand: those stay on the disk, or come back.
+    fn survey_positions(&self, snapshot: &Snapshot) -> Result<(), FsError> {
+        let mut sequences = Vec::new();
+        snapshot.for_each_named(b'E', |parent, offset_and_name| {
+            if offset_and_name.get(8..) == Some(names::POSITIONS.as_bytes()) {
+                sequences.push(InodeId(parent));
+            }
+        })?;
+        for sequence in sequences {
+            let name = names::POSITIONS.as_bytes();
+            let is_one = {
+                let mut state = self.state();
+                let entry = state.entry(sequence, name)?;
+                entry
+                    .is_some_and(|entry| state.metadata.note_positions(sequence, name, entry.inode))
+            };
+            if is_one {
+                self.note_away(sequence)?;
+            }
+        }
         Ok(())
     }
 
@@ -206,6 +236,22 @@ impl FileSystem {
         Ok(())
     }
 
+    /// Lines of `.kvfs/status` about what cannot be had without the remote.
+    fn offline_status(&self, text: &mut String) {
+        let (only_remote, place) = {
+            let metadata = &self.state().metadata;
+            (metadata.only_remote, metadata.remote_place().ok().flatten())
+        };
+        if only_remote.objects == 0 && place.is_none() {
+            return;
+        }
+        let place = place.map_or_else(|| "unknown".to_owned(), |place| place.place);
+        let _ = writeln!(text, "remote: {place}");
+        let _ = writeln!(text, "remote_state: offline");
+        let _ = writeln!(text, "remote_only_objects: {}", only_remote.objects);
+        let _ = writeln!(text, "remote_only_stored_bytes: {}", only_remote.stored_bytes);
+    }
+
     /// Lines of `.kvfs/status` about the tiers below.
     pub(super) fn tier_status(&self, text: &mut String) {
         let Some(tiers) = &self.tiers else {
@@ -233,7 +279,7 @@ impl FileSystem {
         // 0 as long as hardly anything was decoded.
         line("decoding_bytes_per_second", &tiers.decoding.bytes_per_second().unwrap_or(0));
         let Some(remote) = tiers.exchange.as_ref().map(Exchange::remote) else {
-            return;
+            return self.offline_status(text);
         };
         line("remote", &crate::tier::remote::BlobStore::place(remote.as_ref()));
         match remote.state() {
@@ -254,11 +300,6 @@ impl FileSystem {
         let (prefixes, stores) = self.foreign.count();
         line("remote_stores", &stores);
         line("remote_prefixes", &prefixes);
-        if !tiers.rebuild_candidates.is_empty() {
-            let ids: Vec<String> =
-                tiers.rebuild_candidates.iter().map(ToString::to_string).collect();
-            line("rebuild_candidates", &ids.join(" "));
-        }
         // 0 as long as hardly anything was fetched.
         let rate = tiers.fetching.bytes_per_second();
         line("remote_bytes_per_second", &rate.unwrap_or(0));

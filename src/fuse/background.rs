@@ -8,6 +8,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounde
 use fuser::{INodeNo, Notifier};
 
 use super::mount::{MountError, MountOptions};
+use super::slow::{self, Job};
 use crate::fs::{
     Ahead, FileSystem, Invalidation, Mover, PREFETCH_QUEUE_MAX, PREFETCH_THREADS, Retainer,
     ScrubRequest,
@@ -129,6 +130,17 @@ pub(super) fn start(
     name: &str, run: impl FnOnce() + Send + 'static,
 ) -> Result<JoinHandle<()>, MountError> {
     thread::Builder::new().name(name.to_owned()).spawn(run).map_err(MountError::Thread)
+}
+
+/// Threads that run jobs until nobody can send any more.
+pub(super) fn start_workers(
+    name: &str, count: usize, jobs: &Receiver<Job>,
+) -> Result<Vec<JoinHandle<()>>, MountError> {
+    let start_one = |number| {
+        let jobs = jobs.clone();
+        start(&format!("{name}-{number}"), move || slow::run(&jobs))
+    };
+    (0..count).map(start_one).collect()
 }
 
 pub(super) fn join(threads: Vec<JoinHandle<()>>) {

@@ -9,6 +9,13 @@ use super::slow::Job;
 use crate::fs::Awaited;
 use crate::store::record::InodeId;
 
+/// Where requests run that are not answered at once.
+pub(super) struct Pools {
+    pub(super) slow: Sender<Job>,
+    pub(super) fetches: Sender<Job>,
+    pub(super) asks: Sender<Job>,
+}
+
 /// What the kernel may ask for, whichever way its requests come.
 pub(super) struct Operations {
     shared: Arc<Shared>,
@@ -16,20 +23,37 @@ pub(super) struct Operations {
     slow: Sender<Job>,
     /// Takes what waits for the remote.
     fetches: Sender<Job>,
+    /// Takes questions, and what else must look before it knows whether it waits for the remote.
+    asks: Sender<Job>,
 }
 
 impl Operations {
-    pub(super) fn new(shared: Arc<Shared>, slow: Sender<Job>, fetches: Sender<Job>) -> Operations {
-        Operations { shared, slow, fetches }
+    pub(super) fn new(shared: Arc<Shared>, pools: Pools) -> Operations {
+        let Pools { slow, fetches, asks } = pools;
+        Operations { shared, slow, fetches, asks }
     }
 
     /// Runs what may wait for the remote: such operations keep each other waiting, and nobody else.
     pub(super) fn fetch(&self, job: impl FnOnce(&Shared) + Send + 'static) {
         let shared = Arc::clone(&self.shared);
-        if self.fetches.try_send(Box::new(move || job(&shared))).is_err() {
-            // A request that is dropped is answered with EIO.
-            log::error!("too many files wait for the remote: a file was not opened");
-        }
+        hand_over(&self.fetches, move || job(&shared));
+    }
+
+    /// Runs what reads the disk for a while, and waits for the remote only if `waits` says so: then
+    /// it moves to whom it concerns, so that a remote that hangs holds up no question about what is
+    /// here.
+    pub(super) fn ask(
+        &self, waits: impl FnOnce(&Shared) -> bool + Send + 'static,
+        job: impl FnOnce(&Shared) + Send + 'static,
+    ) {
+        let (shared, fetches) = (Arc::clone(&self.shared), self.fetches.clone());
+        hand_over(&self.asks, move || {
+            if shared.fs.tiers().is_some() && waits(&shared) {
+                hand_over(&fetches, move || job(&shared));
+            } else {
+                job(&shared);
+            }
+        });
     }
 
     /// Runs what waits.
@@ -50,7 +74,7 @@ impl Operations {
         }
     }
 
-    /// Runs what may wait for the remote, if there is one, or for the disk.
+    /// Runs work in the background that waits for the remote, if there is one, or for the disk.
     pub(super) fn aside(&self, job: impl FnOnce(&Shared) + Send + 'static) {
         if self.fs.tiers().is_some() { self.fetch(job) } else { self.later(job) }
     }
@@ -62,6 +86,14 @@ impl Operations {
         if let Err(full) = self.slow.try_send(Box::new(move || job(&shared))) {
             full.into_inner()();
         }
+    }
+}
+
+/// Gives a job to other threads, and never waits for them.
+fn hand_over(to: &Sender<Job>, job: impl FnOnce() + Send + 'static) {
+    if to.try_send(Box::new(job)).is_err() {
+        // A request that is dropped is answered with EIO.
+        log::error!("too many requests wait: one was not answered");
     }
 }
 

@@ -13,9 +13,11 @@ mod linger;
 mod mount;
 mod operations;
 mod passthrough;
+mod remote;
 mod ring;
 mod shared;
 mod slow;
 
 pub use mount::{MountError, MountOptions, Passthrough, RemoteOptions, default_threads, serve};
+pub use remote::NeedError;
 pub(crate) use ring::is_enabled as rings_are_enabled;

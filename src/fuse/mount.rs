@@ -10,25 +10,21 @@ use crossbeam_channel::bounded;
 use fuser::INodeNo;
 
 use super::background::{
-    join, start, start_indexing, start_moving, start_prefetching, start_threads,
+    join, start_indexing, start_moving, start_prefetching, start_threads, start_workers,
 };
 use super::connection::Connection;
-use super::dispatch::Operations;
+use super::dispatch::{Operations, Pools};
+use super::remote::{self, NeedError};
 use super::shared::Shared;
 use super::slow;
-use crate::fs::rebuild::{self, RebuildError, RebuildFrom, Rebuilt};
-use crate::fs::{AskAnew, FileSystem, FsError, Mover, OnCorrupt, Tiers, Verify};
+use crate::fs::rebuild::{RebuildError, RebuildFrom};
+use crate::fs::{AskAnew, FileSystem, FsError, OnCorrupt, Verify};
 use crate::observe::Observer;
 use crate::store::{Store, StoreError};
 use crate::tier::counters::Counters;
-use crate::tier::encoded::EncodedCopies;
 use crate::tier::encoding::ColdEncoding;
-use crate::tier::exchange::Exchange;
 use crate::tier::ram::{LetGo, RamTier};
-use crate::tier::remote::hold::Grace;
-use crate::tier::remote::names::Publisher;
-use crate::tier::remote::{self, BlobStore, Remote, RemoteSpec, StoreId};
-use crate::tier::ssd::SsdTier;
+use crate::tier::remote::RemoteSpec;
 
 /// How long an unmount waits for a round of moving to end.
 const MOVER_PATIENCE: Duration = Duration::from_secs(2);
@@ -60,6 +56,7 @@ pub enum Passthrough {
 
 /// What a mount needs.
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch of the user")]
 pub struct MountOptions {
     /// The store's directory; made if it is missing or empty.
     pub store: PathBuf,
@@ -85,6 +82,8 @@ pub struct MountOptions {
     pub cold: ColdEncoding,
     /// Where objects go that the disk should not hold.
     pub remote: Option<RemoteOptions>,
+    /// Mount also without a remote that has what the store has not.
+    pub offline: bool,
     /// What becomes of files whose bytes cannot be had.
     pub on_corrupt: OnCorrupt,
     /// How often opens compare bytes with their checksum.
@@ -111,6 +110,7 @@ impl MountOptions {
             ssd_bytes: None,
             cold: ColdEncoding::None,
             remote: None,
+            offline: false,
             on_corrupt: OnCorrupt::default(),
             verify: Verify::default(),
             threads: default_threads(Passthrough::Auto),
@@ -145,6 +145,8 @@ pub enum MountError {
     Rings(io::Error),
     /// A thread could not be started.
     Thread(io::Error),
+    /// The remote that the store needs is not the one that was given, or none was.
+    Need(NeedError),
     /// A new store could not take over the names that the remote has for it.
     Rebuild(RebuildError),
     /// The last changes could not be made durable.
@@ -163,6 +165,7 @@ impl std::fmt::Display for MountError {
                 write!(formatter, "FUSE over io_uring: {error} (mount with --no-io-uring)")
             }
             MountError::Thread(error) => write!(formatter, "no thread could be started: {error}"),
+            MountError::Need(error) => write!(formatter, "{error}"),
             MountError::Rebuild(error) => write!(formatter, "{error}"),
             MountError::Flush(error) => {
                 write!(formatter, "the last changes could not be written: {error}")
@@ -182,12 +185,12 @@ impl From<StoreError> for MountError {
 /// Opens the store, mounts it, calls `ready`, serves until it is unmounted, and flushes.
 pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountError> {
     let mut store = Store::open_or_create(&options.store)?;
+    remote::prepare(options, &store)?;
     let counters = Counters::default();
     if options.ram_bytes > 0 && !options.read_only {
         let ram = RamTier::open(options.ram_bytes, counters.clone()).map_err(MountError::Memory)?;
         store.ram = Some(Arc::new(ram));
     }
-    let candidates = rebuild_if_new(options, &store)?;
     let observer = Arc::new(Observer::new());
     observer.describe(&options.mountpoint, &options.config_text);
     let (sender, invalidations) = bounded(INVALIDATIONS_MAX);
@@ -195,7 +198,7 @@ pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountEr
     log::info!("opened the store {}: {recovered:?}", options.store.display());
     file_system.set_on_corrupt(options.on_corrupt);
     file_system.set_verify(options.verify);
-    let mover = attach_tiers(options, &mut file_system, &counters, candidates)?;
+    let mover = remote::attach_tiers(options, &mut file_system, &counters)?;
     show_metrics(&file_system, &counters);
     let file_system = Arc::new(file_system);
     let shared = Arc::new(Shared::new(Arc::clone(&file_system), options.passthrough));
@@ -211,9 +214,11 @@ pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountEr
     file_system.on_leaving(let_go);
     // The operations hold the senders. They are dropped when the kernel has let the mount go, upon
     // which the slow threads end.
-    let (sender, jobs) = bounded(slow::JOBS_MAX);
-    let (fetch_sender, fetches) = bounded(slow::JOBS_MAX);
-    let operations = Operations::new(Arc::clone(&shared), sender, fetch_sender);
+    let (slow, jobs) = bounded(slow::JOBS_MAX);
+    let (fetches, far_jobs) = bounded(slow::JOBS_MAX);
+    let (asks, questions) = bounded(slow::JOBS_MAX);
+    let pools = Pools { slow, fetches, asks };
+    let operations = Operations::new(Arc::clone(&shared), pools);
     let connection = Connection::open(options, &shared, operations)?;
 
     let (stop, stopped) = bounded::<()>(0);
@@ -224,16 +229,11 @@ pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountEr
         let _ = teller.inval_inode(INodeNo(directory.0), -1, 0);
     })));
     let threads = start_threads(options, &file_system, (notifier, invalidations), &stopped)?;
-    let mut slow_threads = Vec::new();
-    for number in 0..slow::THREADS {
-        let jobs = jobs.clone();
-        slow_threads.push(start(&format!("kvfs-slow-{number}"), move || slow::run(&jobs))?);
-    }
+    let mut slow_threads = start_workers("kvfs-slow", slow::THREADS, &jobs)?;
+    slow_threads.extend(start_workers("kvfs-ask", slow::ASK_THREADS, &questions)?);
     if file_system.tiers().is_some() {
-        for number in 0..slow::FETCH_THREADS {
-            let fetches = fetches.clone();
-            start(&format!("kvfs-fetch-{number}"), move || slow::run(&fetches))?;
-        }
+        // Not waited for: one may hang in the remote.
+        start_workers("kvfs-fetch", slow::FETCH_THREADS, &far_jobs)?;
     }
     start_prefetching(&file_system, counters, &stopped)?;
     start_indexing(options, &file_system, &stopped)?;
@@ -262,76 +262,4 @@ fn show_metrics(file_system: &FileSystem, counters: &Counters) {
     if let Err(error) = counters.register(registry) {
         log::error!("metrics of the tiers: {error}");
     }
-}
-
-/// A new store takes over the names that the remote has for it. Returns the stores among which
-/// nobody has chosen.
-fn rebuild_if_new(options: &MountOptions, store: &Store) -> Result<Vec<StoreId>, MountError> {
-    let wanted = options.remote.as_ref().filter(|_| !options.read_only);
-    let Some(wanted) = wanted.filter(|wanted| wanted.rebuild_from != RebuildFrom::Nothing) else {
-        return Ok(Vec::new());
-    };
-    if !rebuild::is_new(store)? {
-        return Ok(Vec::new());
-    }
-    let remote_options =
-        remote::Options { bandwidth: wanted.bandwidth, ..remote::Options::default() };
-    let remote = Remote::open(&wanted.place, remote_options).map_err(MountError::Thread)?;
-    let outcome = rebuild::rebuild(store, &Arc::new(remote), wanted.rebuild_from);
-    match outcome.map_err(MountError::Rebuild)? {
-        Rebuilt::NotNeeded => Ok(Vec::new()),
-        Rebuilt::From { store, files, left_out } => {
-            log::info!("rebuilt from the names of store {store}: {files} files");
-            if left_out > 0 {
-                log::warn!("{left_out} files were left out: the remote does not have their bytes");
-            }
-            Ok(Vec::new())
-        }
-        Rebuilt::Several(stores) => {
-            let ids: Vec<String> = stores.iter().map(ToString::to_string).collect();
-            log::warn!(
-                "the store starts empty: its remote has the names of several stores, choose with \
-                 rebuild_from: {}",
-                ids.join(" ")
-            );
-            Ok(stores)
-        }
-    }
-}
-
-/// Attaches the tiers below the raw files, if there are any, and returns what will move objects.
-fn attach_tiers(
-    options: &MountOptions, file_system: &mut FileSystem, counters: &Counters,
-    rebuild_candidates: Vec<StoreId>,
-) -> Result<Option<Mover>, MountError> {
-    let has_encoded = file_system.has_encoded_copies().map_err(MountError::Flush)?;
-    if options.remote.is_none() && options.cold == ColdEncoding::None && !has_encoded {
-        return Ok(None);
-    }
-    let remote = options.remote.as_ref();
-    let remote = remote.map(|wanted| connect(wanted, options.cold, file_system)).transpose()?;
-    let (exchange, publisher) = remote.unzip();
-    let ssd = SsdTier::new(options.ssd_bytes);
-    let encoded = EncodedCopies::new(options.cold, options.ssd_bytes);
-    let mut tiers = Tiers::new(exchange, ssd, encoded, counters.clone());
-    tiers.rebuild_candidates = rebuild_candidates;
-    file_system.attach(tiers);
-    Ok((!options.read_only).then(|| Mover::new(publisher)))
-}
-
-/// Connects to the remote, in the background.
-fn connect(
-    wanted: &RemoteOptions, cold: ColdEncoding, file_system: &FileSystem,
-) -> Result<(Exchange, Publisher), MountError> {
-    let (id, expected) = file_system.remote_identity().map_err(MountError::Flush)?;
-    let remote_options =
-        remote::Options { bandwidth: wanted.bandwidth, expected, ..remote::Options::default() };
-    let remote = Remote::open(&wanted.place, remote_options).map_err(MountError::Thread)?;
-    let remote = Arc::new(remote);
-    if let Err(error) = remote.counters().register(file_system.observer().registry()) {
-        log::error!("metrics of the remote: {error}");
-    }
-    let store = Arc::clone(&remote) as Arc<dyn BlobStore>;
-    let grace = Grace::default();
-    Ok((Exchange::new(remote, grace, cold), Publisher::new(store, id, grace)))
 }

@@ -139,13 +139,16 @@ impl Operations {
             }
             Err(error) => return reply.send(Err(error)),
         }
-        let waits = self.fs.attribute_waits(&name);
+        let waits = self.fs.attribute_waits(inode, &name, &value);
         let answer = move |shared: &Shared| {
             reply.send(shared.call(Operation::SetXattr, |fs| {
                 fs.set_extended_attribute(inode, &name, &value, flags)
             }));
         };
-        if waits { self.aside(answer) } else { answer(self) }
+        match waits {
+            Some(awaited) => self.beside(awaited, answer),
+            None => answer(self),
+        }
     }
 
     pub(super) fn extended_attribute(
@@ -219,6 +222,8 @@ impl Operations {
         let answer = move |shared: &Shared| reply.send(shared.open(inode, flags, caller));
         if self.fs.waits_for_remote(inode) {
             self.fetch(answer);
+        } else if self.fs.is_slot(inode) {
+            self.ask(move |shared| shared.fs.open_waits_for_remote(inode), answer);
         } else if reads_only && !self.fs.must_read_to_open(inode) {
             answer(self);
         } else {
@@ -232,7 +237,11 @@ impl Operations {
                 shared.call(Operation::Read, |fs| fs.read(handle, offset, buffer))
             });
         };
-        if self.fs.read_waits(handle, offset, length) { self.aside(answer) } else { answer(self) }
+        if self.fs.read_waits(handle, offset, length) {
+            self.ask(move |shared| shared.fs.read_waits_for_remote(handle, offset, length), answer);
+        } else {
+            answer(self);
+        }
     }
 
     pub(super) fn write(

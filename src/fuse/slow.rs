@@ -17,6 +17,9 @@ pub(super) const THREADS: usize = 4;
 /// transfer may serve several opens.
 pub(super) const FETCH_THREADS: usize = 16;
 
+/// Threads for questions and slots. They read the disk and never wait for the remote.
+pub(super) const ASK_THREADS: usize = 4;
+
 /// Runs jobs until nobody can send any more.
 pub(super) fn run(jobs: &Receiver<Job>) {
     for job in jobs {

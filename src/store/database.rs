@@ -9,9 +9,7 @@ use serde::de::DeserializeOwned;
 
 use super::StoreError;
 use super::format;
-use super::keys;
 use super::layer::Layer;
-use super::record::InodeId;
 
 pub(super) const RECORDS: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("records");
 
@@ -109,29 +107,6 @@ impl Snapshot {
         }
         Ok(())
     }
-}
-
-/// Whether a database has never had a remote, and no names beside those that every mount has.
-pub(crate) fn is_new(backend: Backend) -> Result<bool, StoreError> {
-    let database = open_database(backend)?;
-    let table = match database.begin_read()?.open_table(RECORDS) {
-        Err(redb::TableError::TableDoesNotExist(_)) => return Ok(true),
-        outcome => outcome?,
-    };
-    if table.get(keys::remote_identity().as_slice())?.is_some() {
-        return Ok(false);
-    }
-    let roots = keys::entries(InodeId::ROOT);
-    for record in table.range::<&[u8]>(keys::table(b'E').as_slice()..)? {
-        let (key, _) = record?;
-        if !key.value().starts_with(b"E") {
-            break;
-        }
-        if !key.value().starts_with(&roots) {
-            return Ok(false);
-        }
-    }
-    Ok(true)
 }
 
 /// Takes a key and its value.

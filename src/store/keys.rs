@@ -10,6 +10,9 @@
 //! | `R` object(8) | [`RemoteCopy`](super::record::RemoteCopy) |
 //! | `Z` object(8) | [`EncodedCopy`](super::record::EncodedCopy) |
 //! | `N` | [`RemoteIdentity`](super::record::RemoteIdentity) |
+//! | `P` | [`RemotePlace`](super::record::RemotePlace) |
+//! | `M` | [`OnlyRemote`](super::record::OnlyRemote) |
+//! | `B` | `u128`: the store whose names a new store took over |
 //! | `U` inode(8) | empty: the inode is unsettled, recovery looks at it |
 //! | `D` checksum(16) | `InodeId`: a page with this checksum, if it still has it |
 //! | `H` model(8) hash(32) sequence(8) | `u32`: the page that ends the prefix there |
@@ -57,6 +60,21 @@ pub(crate) fn encoded_copy(object: ObjectId) -> Vec<u8> {
 /// Key of the names of store and remote.
 pub(crate) fn remote_identity() -> Vec<u8> {
     vec![b'N']
+}
+
+/// Key of where the remote was found.
+pub(crate) fn remote_place() -> Vec<u8> {
+    vec![b'P']
+}
+
+/// Key of how much only the remote has.
+pub(crate) fn only_remote() -> Vec<u8> {
+    vec![b'M']
+}
+
+/// Key of the store whose names were taken over.
+pub(crate) fn rebuilt_from() -> Vec<u8> {
+    vec![b'B']
 }
 
 /// Key of a page by its checksum.

@@ -35,8 +35,9 @@ use super::database::{
 use super::keys;
 use super::layer::{Layer, Record, merge};
 use super::record::{
-    Entry, FileRecord, Inode, InodeId, ObjectId, ObjectKind, ObjectRecord, Totals,
+    Entry, FileRecord, Inode, InodeId, ObjectId, ObjectKind, ObjectRecord, OnlyRemote, Totals,
 };
+use super::standing;
 
 /// Where a change goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +60,8 @@ pub(crate) struct Metadata {
     next_number: u64,
     /// What the store holds, uncommitted changes included.
     pub(crate) totals: Totals,
+    /// What only the remote has, uncommitted changes included.
+    pub(crate) only_remote: OnlyRemote,
     /// There are tiers below the raw files: what comes to rest is noted in `arrivals`.
     pub(crate) has_tiers: bool,
     /// Files that came to rest and that nobody has looked at since, to copy or to encode them.
@@ -67,6 +70,9 @@ pub(crate) struct Metadata {
     /// Sequences whose token files the prefix index has not seen as they are. Some 32 bytes each,
     /// until the next round of indexing.
     pub(crate) unindexed: BTreeMap<InodeId, TokensChange>,
+    /// The `positions.json` of sequences, which say what their tokens are worth: every question may
+    /// need one, so they stay on the disk. Some 16 bytes for each sequence that was edited.
+    pub(crate) positions: HashSet<InodeId>,
     /// The last mount ended without a crash.
     pub(crate) was_clean: bool,
     /// Counts freezes; a change made now is durable once this freeze is.
@@ -84,14 +90,17 @@ impl Metadata {
     fn open_unguarded(backend: Backend) -> Result<Metadata, StoreError> {
         let database = open_database(backend)?;
         let transaction = begin_durable(&database)?;
-        let (epoch, was_clean) = {
+        let (epoch, was_clean, only_remote) = {
             let mut table = transaction.open_table(RECORDS)?;
             let key = keys::epoch();
             let last = table.get(key.as_slice())?.map(|value| decode(value.value()));
             let (last, was_clean): (u32, bool) = last.transpose()?.unwrap_or((0, true));
             let epoch = last.checked_add(1).ok_or(StoreError::Full)?;
+            let only_remote = OnlyRemote { epoch, ..standing::only_remote(&table, last)? };
             table.insert(key.as_slice(), encode(&(epoch, false)).as_slice())?;
-            (epoch, was_clean)
+            let key = keys::only_remote();
+            table.insert(key.as_slice(), encode(&only_remote).as_slice())?;
+            (epoch, was_clean, only_remote)
         };
         transaction.commit()?;
         let database = Arc::new(database);
@@ -99,6 +108,7 @@ impl Metadata {
         let totals = base.get(keys::totals().as_slice())?.map(|value| decode(value.value()));
         Ok(Metadata {
             totals: totals.transpose()?.unwrap_or_default(),
+            only_remote,
             volatile: Layer::default(),
             active: Layer::default(),
             committing: None,
@@ -109,6 +119,7 @@ impl Metadata {
             has_tiers: false,
             arrivals: BTreeSet::new(),
             unindexed: BTreeMap::new(),
+            positions: HashSet::new(),
             was_clean,
             generation: 1,
             names_changed: 1,
@@ -226,6 +237,7 @@ impl Metadata {
             self.remove(life, keys::unsettled(inode));
         }
         self.remove(life, keys::inode(inode));
+        self.positions.remove(&inode);
         Ok(())
     }
 
@@ -237,6 +249,7 @@ impl Metadata {
     /// Stores a name.
     pub(crate) fn put_entry(&mut self, life: Life, parent: InodeId, name: &[u8], entry: Entry) {
         self.note_tokens(parent, name);
+        self.note_positions(parent, name, entry.inode);
         self.put(life, keys::entry(parent, name), &entry);
     }
 
@@ -365,6 +378,16 @@ impl Metadata {
         outcome
     }
 
+    /// Whether a table has any record.
+    fn has_records(&self, tag: u8) -> Result<bool, StoreError> {
+        let (prefix, mut found) = (keys::table(tag), false);
+        self.scan(&prefix, &prefix, |_, _| {
+            found = true;
+            false
+        })?;
+        Ok(found)
+    }
+
     fn scan(
         &self, from: &[u8], prefix: &[u8], visit: impl FnMut(&[u8], &[u8]) -> bool,
     ) -> Result<(), StoreError> {
@@ -420,6 +443,9 @@ impl Metadata {
         }
         let totals = self.totals;
         self.put(Life::Durable, keys::totals(), &totals);
+        self.only_remote.epoch = u32::try_from(self.next_number >> 32).unwrap_or(u32::MAX);
+        let only_remote = self.only_remote;
+        self.put(Life::Durable, keys::only_remote(), &only_remote);
         let frozen = Arc::new(std::mem::take(&mut self.active));
         self.committing = Some(Arc::clone(&frozen));
         self.generation += 1;

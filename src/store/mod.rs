@@ -30,6 +30,7 @@ pub mod quarantine;
 pub mod record;
 mod records;
 pub mod recovery;
+pub(crate) mod standing;
 mod unlinked;
 
 use std::collections::BTreeSet;

@@ -322,6 +322,46 @@ pub struct RemoteIdentity {
     pub remote: Option<u128>,
 }
 
+/// Where the remote of a store was when it last answered. It tells a mount that was given none, or
+/// another one, what is missing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RemotePlace {
+    /// The directory or URL, as it was written.
+    pub place: String,
+    /// Since when the store has it there, in seconds since 1970.
+    pub since_seconds: u64,
+}
+
+/// How much only the remote has, so that a mount can tell without reading a million records.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OnlyRemote {
+    /// The epoch of the mount that counted. A kvfs that does not count begins an epoch all the same:
+    /// then the number is out of date, and is counted anew.
+    pub epoch: u32,
+    /// Objects.
+    pub objects: u64,
+    /// Their bytes there.
+    pub stored_bytes: u64,
+}
+
+impl OnlyRemote {
+    /// One more, if only the remote has it.
+    pub fn add(&mut self, copy: &RemoteCopy) {
+        if copy.state == RemoteState::Only {
+            self.objects += 1;
+            self.stored_bytes = self.stored_bytes.saturating_add(copy.stored_bytes);
+        }
+    }
+
+    /// One less, if only the remote had it.
+    pub fn subtract(&mut self, copy: &RemoteCopy) {
+        if copy.state == RemoteState::Only {
+            self.objects = self.objects.saturating_sub(1);
+            self.stored_bytes = self.stored_bytes.saturating_sub(copy.stored_bytes);
+        }
+    }
+}
+
 /// How far the prefix index knows a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IndexedTokens {

@@ -8,6 +8,7 @@ use crate::common::forks;
 use crate::common::mount::scratch_directory;
 use crate::common::sys::{getxattr, rename, set_modified, setxattr, write, write_and_close};
 use crate::common::{Mode, Model, Mount, eventually, fill};
+use crate::place::{complaint, kvfs, printed};
 
 in_both_modes!(
     a_new_store_takes_over_the_names_of_the_only_one,
@@ -154,21 +155,47 @@ fn among_several_stores_one_is_chosen(mode: Mode) {
     write_and_close(second.files("of_second"), b"second").unwrap();
     wait_until_published(&second);
 
-    let third = shared.mount(mode, &[]);
-    assert_eq!(std::fs::read_dir(third.files("")).unwrap().count(), 0);
-    let candidates = third.status("rebuild_candidates");
-    let candidates: BTreeSet<&str> = candidates.split(' ').collect();
-    assert_eq!(candidates.len(), 2);
-    let mut found = BTreeSet::new();
-    for id in candidates {
-        let chosen = shared.mount(mode, &["--rebuild-from", id]);
+    let directory = scratch_directory();
+    let [store, mountpoint] = ["store", "mnt"].map(|name| directory.path().join(name));
+    std::fs::create_dir(&mountpoint).unwrap();
+    let remote = shared.remote.to_str().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvfs"));
+    command.args(["mount", "--foreground", "--remote", remote]).arg(&store).arg(&mountpoint);
+    let refused = complaint(&forks::output(&mut command));
+    let listed = printed(&kvfs(&["remote", "ls", remote], &[]));
+    assert!(refused.contains("--rebuild-from ID") && refused.contains("none"), "{refused}");
+    let json: serde_json::Value =
+        serde_json::from_str(&printed(&kvfs(&["remote", "ls", "--json", remote], &[]))).unwrap();
+    let stores = json["stores"].as_array().unwrap();
+    assert_eq!(stores.len(), 2, "{json}");
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
+    let (mut found, mut chosen) = (BTreeSet::new(), None);
+    for store in stores {
+        let id = store["store"].as_str().unwrap();
+        for text in [&refused, &listed] {
+            assert!(text.contains(id) && text.contains(host.trim()), "{text}");
+        }
+        assert_eq!(store["host"], host.trim());
+        assert_eq!(store["files"], 1);
+        let mount = shared.mount(mode, &["--rebuild-from", id]);
         for name in ["of_first", "of_second"] {
-            if let Ok(bytes) = std::fs::read(chosen.files(name)) {
+            if let Ok(bytes) = std::fs::read(mount.files(name)) {
                 found.insert(bytes);
             }
         }
+        chosen = Some((mount, id.to_owned()));
     }
     assert_eq!(found, BTreeSet::from([b"first".to_vec(), b"second".to_vec()]));
+    // The option stays where it was written down; another id comes too late.
+    let (mut mount, id) = chosen.unwrap();
+    mount.remount();
+    assert!(mount.unmount().success());
+    let other = stores.iter().map(|store| store["store"].as_str().unwrap());
+    let other = other.clone().find(|other| *other != id).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvfs"));
+    command.args(["mount", "--foreground", "--remote", remote, "--rebuild-from", other]);
+    let refused = complaint(&forks::output(command.arg(mount.store()).arg(&mountpoint)));
+    assert!(refused.contains("has names of its own"), "{refused}");
 }
 
 fn without_the_remote_a_new_store_is_not_mounted_unless_it_is_to_be_empty(mode: Mode) {

@@ -52,7 +52,7 @@ fn the_earlier_source_counts() {
 #[test]
 fn every_setting_from_every_source() {
     let file = "allow_other = true\nread_only = true\npassthrough = false\nio_uring = false\n\
-        nonempty = true\ncommit_interval = 2\nthreads = 3\nlog_file = \"/l\"\nlog_level = \"debug\"\n\
+        nonempty = true\noffline = true\ncommit_interval = 2\nthreads = 3\nlog_file = \"/l\"\nlog_level = \"debug\"\n\
         options = [\"noatime\", \"dirsync\"]";
     let variables = [
         ("KVFS_ALLOW_OTHER", "yes"),
@@ -60,13 +60,14 @@ fn every_setting_from_every_source() {
         ("KVFS_PASSTHROUGH", "no"),
         ("KVFS_IO_URING", "no"),
         ("KVFS_NONEMPTY", "true"),
+        ("KVFS_OFFLINE", "yes"),
         ("KVFS_COMMIT_INTERVAL", "2"),
         ("KVFS_THREADS", "3"),
         ("KVFS_LOG_FILE", "/l"),
         ("KVFS_LOG", "debug"),
         ("KVFS_OPTIONS", "noatime,dirsync"),
     ];
-    let dash_o = "allow_other,ro,passthrough=no,io_uring=no,nonempty,commit_interval=2,threads=3,\
+    let dash_o = "allow_other,ro,passthrough=no,io_uring=no,nonempty,offline,commit_interval=2,threads=3,\
         log_file=/l,log_level=debug,noatime,dirsync";
     let from_file = resolved(Layer::default(), "", &[], file).unwrap();
     let from_environment = resolved(Layer::default(), "", &variables, "").unwrap();
@@ -77,8 +78,17 @@ fn every_setting_from_every_source() {
     assert_eq!(text, resolved(Layer::default(), "", &[], &text).unwrap().to_toml());
     assert!(from_file.options.allow_other && from_file.options.read_only && from_file.nonempty);
     assert_eq!(from_file.options.passthrough, Passthrough::Off);
-    assert!(!from_file.options.io_uring);
+    assert!(!from_file.options.io_uring && from_file.options.offline);
     assert_eq!(from_file.options.kernel_options, ["noatime", "dirsync"]);
+}
+
+#[test]
+fn a_mount_that_is_offline_leaves_its_remote_alone() {
+    let file = "remote = \"/r\"\nssd = \"1G\"";
+    let layer = || Layer { offline: Some(true), ..Layer::default() };
+    assert!(resolved(Layer::default(), "", &[], file).unwrap().options.remote.is_some());
+    assert!(resolved(layer(), "", &[], file).unwrap().options.remote.is_none());
+    assert!(resolved(layer(), "remote=share", &[], "").is_err());
 }
 
 #[test]

@@ -47,16 +47,7 @@ impl FileSystem {
         }
         let Ok(rules) = self.model_of(&mut self.state(), model) else { return Ok(None) };
         let page_tokens = u64::from(rules.manifest.geometry().page_tokens());
-        let page_bytes = rules.manifest.geometry().page_tokens() as usize * TOKEN_BYTES;
-        let mut hashes = Vec::new();
-        for page in prompt.chunks_exact(page_bytes) {
-            let parent = hashes.last().copied().or_else(|| rules.manifest.prefix_root());
-            let hash = PrefixHash::next(parent, page);
-            if !self.foreign.has(&rules.manifest, &hash) {
-                break;
-            }
-            hashes.push(hash);
-        }
+        let hashes = self.foreign_prefixes(&rules, prompt);
         // A sequence whose pages have gone by now is passed over for one that has fewer.
         let mut best: Option<Match> = None;
         for (index, hash) in hashes.iter().enumerate().rev() {
@@ -75,6 +66,31 @@ impl FileSystem {
             }
         }
         Ok(best)
+    }
+
+    /// Whether another store claims to have a page more of a prompt than `tokens`.
+    pub(in crate::fs) fn others_have_more(
+        &self, model: InodeId, prompt: &[u8], tokens: u64,
+    ) -> Result<bool, FsError> {
+        let rules = self.model_of(&mut self.state(), model).map_err(|_| FsError::NotFound)?;
+        let page_tokens = u64::from(rules.manifest.geometry().page_tokens());
+        let pages = self.foreign_prefixes(&rules, prompt).len() as u64;
+        Ok(pages * page_tokens > tokens)
+    }
+
+    /// Hashes of the prompt's full pages as far as any other store claims to have them.
+    fn foreign_prefixes(&self, rules: &Model, prompt: &[u8]) -> Vec<PrefixHash> {
+        let page_bytes = rules.manifest.geometry().page_tokens() as usize * TOKEN_BYTES;
+        let mut hashes = Vec::new();
+        for page in prompt.chunks_exact(page_bytes) {
+            let parent = hashes.last().copied().or_else(|| rules.manifest.prefix_root());
+            let hash = PrefixHash::next(parent, page);
+            if !self.foreign.has(&rules.manifest, &hash) {
+                break;
+            }
+            hashes.push(hash);
+        }
+        hashes
     }
 
     /// Takes over a sequence that has a prefix, from another store; whether there was one.

@@ -71,6 +71,11 @@ impl Foreign {
         found.take(CANDIDATES_MAX).collect()
     }
 
+    /// Whether any other store has published prefixes.
+    pub(super) fn has_stores(&self) -> bool {
+        !self.stores().is_empty()
+    }
+
     /// Whether another store claims to have a prefix.
     pub(super) fn has(&self, manifest: &Manifest, hash: &PrefixHash) -> bool {
         let stores = self.stores().clone();

@@ -122,6 +122,10 @@ impl FileSystem {
             let mut state = self.state_to_change()?;
             (self.source_of(&mut state, sequence)?, state.metadata.indexed(sequence)?)
         };
+        // As long as it is not known where the rows stand, the index stays as it is.
+        if source.is_some() && self.note_away(sequence)? {
+            return Ok(0);
+        }
         let file = match &source {
             Some(source) => Some(self.store.open_object(source.object, Access::Read)?),
             None => None,

@@ -26,7 +26,7 @@ mod slot_draft;
 mod slot_file;
 mod view;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 
@@ -133,6 +133,8 @@ pub(super) struct Prefixes {
     numbers: Mutex<Numbers>,
     /// Held while the index is brought up to date.
     turn: Mutex<()>,
+    /// Sequences whose `positions.json` must be fetched from the remote.
+    away: Mutex<BTreeSet<InodeId>>,
     /// Open questions and slots.
     queries: Arc<Shares>,
     /// Bytes of prompts that were asked.
@@ -149,6 +151,7 @@ impl Default for Prefixes {
         Prefixes {
             numbers: Mutex::default(),
             turn: Mutex::default(),
+            away: Mutex::default(),
             queries: Shares::new(QUERIES_OF_EACH, QUERIES_OF_ALL),
             prompt_bytes: Shares::new(PROMPT_BYTES_OF_EACH, PROMPT_BYTES_OF_ALL),
             slot_files: slot_file::SlotFiles::default(),

@@ -232,6 +232,23 @@ impl FileSystem {
         Ok(slot)
     }
 
+    /// Whether the rows of a slot behind its references lie in pages that only the remote has: those are
+    /// read when it is opened.
+    pub(super) fn last_rows_are_away(&self, key: SlotKey) -> Result<bool, FsError> {
+        if !key.kind.has_references {
+            return Ok(false);
+        }
+        let rules = self.slot_shape(key)?.rules;
+        let geometry = rules.manifest.geometry();
+        let start = u64::from(key.cells - key.cells % geometry.page_tokens());
+        for layer in 0..geometry.num_layers() {
+            if self.page_is_away(key.sequence, layer, start)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     /// Whom the slot of a sequence lets in.
     pub(super) fn slot_readers(
         &self, shape: &SlotShape, sequence: InodeId,

@@ -3,7 +3,7 @@
 //! The directories take owner and permissions from the model's. Pages are the inodes of the
 //! sequence that has them, so they are opened, mapped and cached as there.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use super::Virtual;
 use super::find::Match;
@@ -37,8 +37,14 @@ pub(in crate::fs) struct Query {
 #[derive(Debug, Default)]
 struct Dialogue {
     prompt: Vec<u8>,
+    /// What this machine has of it, once somebody has looked.
+    local: Option<LocalAnswer>,
     answer: Option<Answer>,
 }
+
+/// The best that this machine has, if it has anything.
+#[derive(Debug)]
+struct LocalAnswer(Option<Match>);
 
 #[derive(Debug)]
 struct Answer {
@@ -50,7 +56,12 @@ struct Answer {
 impl Query {
     /// Adds tokens to the question.
     pub(in crate::fs) fn ask(&self, bytes: &[u8]) -> Result<(), FsError> {
-        let mut dialogue = self.dialogue();
+        // Whoever answers it may be waiting for the remote.
+        let mut dialogue = match self.dialogue.try_lock() {
+            Err(TryLockError::WouldBlock) => return Err(FsError::TryAgain),
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Ok(dialogue) => dialogue,
+        };
         if dialogue.prompt.len() + bytes.len() > PROMPT_BYTES_MAX {
             return Err(FsError::TooLarge);
         }
@@ -58,7 +69,7 @@ impl Query {
             return Err(FsError::NoRoom);
         }
         dialogue.prompt.extend_from_slice(bytes);
-        dialogue.answer = None;
+        (dialogue.local, dialogue.answer) = (None, None);
         Ok(())
     }
 
@@ -293,8 +304,10 @@ impl FileSystem {
     ) -> Result<usize, FsError> {
         let mut dialogue = query.dialogue();
         if dialogue.answer.is_none() {
-            self.prepare_to_find()?;
-            let found = self.longest_match(query.model, &dialogue.prompt)?;
+            let found = match dialogue.local.take() {
+                Some(LocalAnswer(found)) => found,
+                None => self.local_match(query.model, &dialogue.prompt)?,
+            };
             let tokens = found.as_ref().map_or(0, |found| found.tokens);
             let found = self.foreign_match(query.model, &dialogue.prompt, tokens)?.or(found);
             let end = dialogue.prompt.len() as u64;
@@ -304,6 +317,48 @@ impl FileSystem {
         let Some(answer) = &dialogue.answer else { return Ok(0) };
         let at = offset.saturating_sub(answer.offset);
         Ok(copy_text(answer.text.as_bytes(), at, buffer))
+    }
+
+    fn local_match(&self, model: InodeId, prompt: &[u8]) -> Result<Option<Match>, FsError> {
+        self.prepare_to_find()?;
+        self.longest_match(model, prompt)
+    }
+
+    /// Whether a question has an answer that another store must be asked for. Notes what this machine
+    /// knows.
+    fn answer_waits_for_remote(&self, query: &Query) -> Result<bool, FsError> {
+        if !self.foreign.has_stores() {
+            return Ok(false);
+        }
+        // Somebody else waits for the answer to the same question already.
+        let Ok(mut dialogue) = query.dialogue.try_lock() else { return Ok(true) };
+        if dialogue.answer.is_some() {
+            return Ok(false);
+        }
+        let found = self.local_match(query.model, &dialogue.prompt)?;
+        let tokens = found.as_ref().map_or(0, |found| found.tokens);
+        dialogue.local = Some(LocalAnswer(found));
+        self.others_have_more(query.model, &dialogue.prompt, tokens)
+    }
+
+    /// Whether reading from a handle waits for the remote. It takes a while to tell.
+    pub fn read_waits_for_remote(&self, handle: u64, offset: u64, length: u32) -> bool {
+        let served = self.state().handles.get(&handle).map(|handle| handle.served.clone());
+        let waits = match served {
+            Some(Served::Query(query)) => self.answer_waits_for_remote(&query),
+            Some(Served::Slot(slot)) => self.slot_waits_for_remote(&slot, offset, length),
+            _ => Ok(false),
+        };
+        // What fails here fails again where it is answered.
+        waits.unwrap_or(false)
+    }
+
+    /// Whether opening a slot waits for the remote: for the rows that stand behind its references.
+    pub fn open_waits_for_remote(&self, id: InodeId) -> bool {
+        match self.virtual_inode(id) {
+            Ok(Virtual::Slot(key)) => self.last_rows_are_away(key).unwrap_or(false),
+            _ => false,
+        }
     }
 
     /// Whether reading from a handle answers a question or gathers rows, which takes a while.
@@ -317,7 +372,7 @@ impl FileSystem {
     }
 
     /// Whether opening it reads pages.
-    pub(in crate::fs) fn is_slot(&self, id: InodeId) -> bool {
+    pub fn is_slot(&self, id: InodeId) -> bool {
         super::is_virtual(id) && matches!(self.virtual_inode(id), Ok(Virtual::Slot(_)))
     }
 

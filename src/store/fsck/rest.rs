@@ -16,6 +16,7 @@ pub(super) fn check(image: &mut Image<'_>) -> Result<(), StoreError> {
     check_encoded_copies(image);
     check_marks(image);
     check_totals(image);
+    have_remote_counted(image);
     check_epoch(image);
     check_staging(image)?;
     check_unknown_files(image)
@@ -109,6 +110,13 @@ fn check_totals(image: &mut Image<'_>) {
     }
     if after != image.totals {
         image.changes.insert(keys::totals(), Some(encode(&after)));
+    }
+}
+
+/// What only the remote has is counted anew by the next mount if a repair changes what is there.
+fn have_remote_counted(image: &mut Image<'_>) {
+    if image.changes.keys().any(|key| key.first() == Some(&b'R')) {
+        image.changes.insert(keys::only_remote(), None);
     }
 }
 

@@ -28,11 +28,6 @@ impl Metadata {
 
     /// Whether the disk has any encoded copy.
     pub(crate) fn has_encoded_copies(&self) -> Result<bool, StoreError> {
-        let (prefix, mut found) = (keys::table(b'Z'), false);
-        self.scan(&prefix, &prefix, |_, _| {
-            found = true;
-            false
-        })?;
-        Ok(found)
+        self.has_records(b'Z')
     }
 }

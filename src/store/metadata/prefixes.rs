@@ -6,7 +6,7 @@
 use super::{Life, Metadata};
 use crate::store::StoreError;
 use crate::store::keys;
-use crate::store::record::{IndexedPage, IndexedTokens, InodeId};
+use crate::store::record::{DirectoryClass, IndexedPage, IndexedTokens, InodeId, Kind};
 
 /// Tokens of a page that are part of a key. A page of more is found by these, and compared.
 pub(crate) const LEAD_TOKENS_MAX: usize = 1024;
@@ -52,6 +52,19 @@ impl Metadata {
         if name == crate::page::names::TOKENS.as_bytes() {
             self.tokens_changed(parent, TokensChange::Grown);
         }
+    }
+
+    /// The file of that name tells where the rows of a sequence stand, if it is one's. Whether it is.
+    pub(crate) fn note_positions(&mut self, parent: InodeId, name: &[u8], inode: InodeId) -> bool {
+        if name != crate::page::names::POSITIONS.as_bytes() {
+            return false;
+        }
+        let directory = self.inode(parent).ok().flatten().map(|directory| directory.kind);
+        let class = DirectoryClass::Sequence;
+        let is_one =
+            matches!(directory, Some(Kind::Directory { class: found, .. }) if found == class);
+        self.positions.extend(is_one.then_some(inode));
+        is_one
     }
 
     /// How far a sequence is indexed.

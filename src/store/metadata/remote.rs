@@ -1,7 +1,7 @@
 //! What is known of the remote: which objects it has, how far they are relied upon, and who it is.
 
 use super::{Life, Metadata};
-use crate::store::record::{ObjectId, RemoteCopy, RemoteIdentity, RemoteState};
+use crate::store::record::{ObjectId, RemoteCopy, RemoteIdentity, RemotePlace, RemoteState};
 use crate::store::{StoreError, keys};
 
 impl Metadata {
@@ -18,6 +18,11 @@ impl Metadata {
 
     /// Notes a copy in the remote.
     pub(crate) fn put_remote_copy(&mut self, object: ObjectId, copy: &RemoteCopy) {
+        // What cannot be read is for fsck to find, which has everything counted anew.
+        if let Ok(Some(old)) = self.remote_copy(object) {
+            self.only_remote.subtract(&old);
+        }
+        self.only_remote.add(copy);
         self.put(Life::Durable, keys::remote_copy(object), copy);
     }
 
@@ -30,10 +35,26 @@ impl Metadata {
 
     /// The remote's copy is not the object any more.
     pub(crate) fn forget_remote_copy(&mut self, object: ObjectId) -> Result<(), StoreError> {
-        if self.remote_copy(object)?.is_some() {
+        if let Some(old) = self.remote_copy(object)? {
+            self.only_remote.subtract(&old);
             self.remove(Life::Durable, keys::remote_copy(object));
         }
         Ok(())
+    }
+
+    /// Whether the remote has, or had, any object.
+    pub(crate) fn has_remote_copies(&self) -> Result<bool, StoreError> {
+        self.has_records(b'R')
+    }
+
+    /// Where the remote was when it last answered.
+    pub(crate) fn remote_place(&self) -> Result<Option<RemotePlace>, StoreError> {
+        self.get(&keys::remote_place())
+    }
+
+    /// Notes where the remote is.
+    pub(crate) fn put_remote_place(&mut self, place: &RemotePlace) {
+        self.put(Life::Durable, keys::remote_place(), place);
     }
 
     /// The names of store and remote.

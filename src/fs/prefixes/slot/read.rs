@@ -9,6 +9,7 @@ use crate::ggml::slot::reference::Reference;
 use crate::ggml::slot::{Part, write_tensor_head};
 use crate::page::{Geometry, Layer, PageView, TokenStart, names};
 use crate::store::disk::DiskFile;
+use crate::store::record::InodeId;
 
 /// A stretch of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -137,11 +138,12 @@ impl FileSystem {
         if let Some(count) = slot.read_reference(place, start, at - start * row_bytes, to) {
             return Ok(count);
         }
-        let mut known = slot.page.lock().unwrap_or_else(PoisonError::into_inner);
-        if known.as_ref().is_none_or(|page| (page.layer, page.start) != (layer, start)) {
-            *known = Some(self.slot_page(slot, layer, start)?);
-        }
-        let Some(page) = known.as_ref() else { return Err(FsError::Stale) };
+        // Not held while a page is read: who reads one that is far away keeps nobody waiting.
+        let known = slot.page.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let page = match known.filter(|page| (page.layer, page.start) == (layer, start)) {
+            Some(page) => page,
+            None => self.slot_page(slot, layer, start)?,
+        };
         let rows = page.rows(geometry)?;
         let end = start + u64::from(geometry.page_tokens());
         let mut filled = 0;
@@ -155,7 +157,46 @@ impl FileSystem {
             let skip = (at + filled as u64) % row_bytes;
             filled += copy_text(&row, skip, &mut to[filled..]);
         }
+        *slot.page.lock().unwrap_or_else(PoisonError::into_inner) = Some(page);
         Ok(filled)
+    }
+
+    /// Whether what a slot has there is made of a page that only the remote has.
+    pub(in crate::fs::prefixes) fn slot_waits_for_remote(
+        &self, slot: &OpenSlot, offset: u64, length: u32,
+    ) -> Result<bool, FsError> {
+        let page_tokens = u64::from(slot.rules.manifest.geometry().page_tokens());
+        let (mut at, end) = (offset, offset.saturating_add(u64::from(length)));
+        while at < end {
+            let Some((part, rest)) = slot.layout.part(at) else { break };
+            at += match part {
+                Part::Rows { layer, is_v, at } => {
+                    let page_bytes = page_tokens * slot.layout.row_bytes(is_v);
+                    let start = at / page_bytes * page_tokens;
+                    if self.page_is_away(slot.sequence, layer, start)? {
+                        return Ok(true);
+                    }
+                    rest.min(page_bytes - at % page_bytes)
+                }
+                _ => rest,
+            };
+        }
+        Ok(false)
+    }
+
+    /// Whether only the remote has a page of a sequence.
+    pub(super) fn page_is_away(
+        &self, sequence: InodeId, layer: u32, start: u64,
+    ) -> Result<bool, FsError> {
+        let page = {
+            let state = self.state();
+            let layer = names::format_layer(Layer(layer));
+            let Some(directory) = state.entry(sequence, layer.as_bytes())? else {
+                return Ok(false);
+            };
+            state.entry(directory.inode, names::format_page(TokenStart(start)).as_bytes())?
+        };
+        Ok(page.is_some_and(|page| self.waits_for_remote(page.inode)))
     }
 
     fn slot_page(&self, slot: &OpenSlot, layer: u32, start: u64) -> Result<Page, FsError> {

@@ -44,6 +44,29 @@ pub struct Root {
     pub published_seconds: u64,
     /// The parts, in order.
     pub chunks: Vec<ChunkEntry>,
+    /// What people tell stores apart by. It stands behind the rest, where those who do not know it do
+    /// not look.
+    #[serde(skip)]
+    pub about: About,
+}
+
+/// What people tell the stores of a remote apart by.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct About {
+    /// The machine that published; empty if that is not known.
+    pub host: String,
+    /// Files that the store has.
+    pub files: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+impl About {
+    /// A store on this machine.
+    pub fn here(files: u64, bytes: u64) -> About {
+        let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+        About { host: host.trim().to_owned(), files, bytes }
+    }
 }
 
 /// A part of the table.
@@ -98,7 +121,8 @@ impl ChunkEntry {
 impl Root {
     pub(super) fn new(store: StoreId, layout: u32, chunks: Vec<ChunkEntry>) -> Root {
         let now = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
-        Root { store, sequence: Sequence(0), layout, published_seconds: now.as_secs(), chunks }
+        let (sequence, published_seconds) = (Sequence(0), now.as_secs());
+        Root { store, sequence, layout, published_seconds, chunks, about: About::default() }
     }
 }
 
@@ -110,7 +134,8 @@ pub(super) fn encode_root(root: &Root) -> Result<Vec<u8>> {
     let mut bytes = MAGIC.to_vec();
     bytes.extend_from_slice(&VERSION.to_le_bytes());
     let failed = |_| too_large("a manifest", 0);
-    let mut bytes = postcard::to_extend(root, bytes).map_err(failed)?;
+    let bytes = postcard::to_extend(root, bytes).map_err(failed)?;
+    let mut bytes = postcard::to_extend(&root.about, bytes).map_err(failed)?;
     let hash = ContentHash::of(&bytes);
     bytes.extend_from_slice(&hash.0);
     if bytes.len() > ROOT_BYTES_MAX {
@@ -131,7 +156,12 @@ pub(super) fn decode_root(bytes: &[u8]) -> std::result::Result<Root, Problem> {
         return Err(Problem::Version(version));
     }
     let body = body.get(MAGIC.len() + size_of::<u32>()..).ok_or(Damaged("cut off"))?;
-    let root: Root = postcard::from_bytes(body).map_err(|_| Damaged("not readable"))?;
+    let not_readable = |_| Damaged("not readable");
+    let (mut root, rest): (Root, _) = postcard::take_from_bytes(body).map_err(not_readable)?;
+    // Manifests of an older kvfs end here.
+    if !rest.is_empty() {
+        root.about = postcard::from_bytes(rest).map_err(not_readable)?;
+    }
     let keys = || root.chunks.iter().map(|entry| &entry.first_key);
     if !keys().is_sorted_by(|first, second| first < second) {
         return Err(Damaged("chunks are not in order"));

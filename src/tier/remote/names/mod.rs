@@ -7,6 +7,7 @@
 
 pub mod cut;
 pub mod format;
+pub mod published;
 pub mod table;
 
 use std::collections::HashSet;
@@ -18,7 +19,7 @@ use super::name::{BlobName, RemoteName, RemotePrefix, Sequence, StoreId};
 use super::transfer::{Extent, MemorySink, Source};
 use super::{BlobStore, Put, PutMode, for_each};
 use crate::tier::content::ContentHash;
-use format::{ChunkEntry, Root};
+use format::{About, ChunkEntry, Root};
 
 /// Manifests of a store that stay: the newest, and two to fall back on.
 pub const VERSIONS_KEPT: usize = 3;
@@ -62,6 +63,7 @@ pub struct Publisher {
     holder: Holder,
     id: StoreId,
     last: Option<Last>,
+    about: About,
 }
 
 /// The newest manifest, if it is known for sure.
@@ -75,7 +77,12 @@ impl Publisher {
     /// For one store.
     pub fn new(store: Arc<dyn BlobStore>, id: StoreId, grace: Grace) -> Publisher {
         let holder = Holder::new(Arc::clone(&store), grace);
-        Publisher { store, holder, id, last: None }
+        Publisher { store, holder, id, last: None, about: About::default() }
+    }
+
+    /// What the next manifest tells people about the store.
+    pub fn describe(&mut self, about: About) {
+        self.about = about;
     }
 
     /// Publishes a snapshot of all rows, in the order of their keys.
@@ -116,7 +123,8 @@ impl Publisher {
         }
         published.chunks = entries.len();
         let chunks = entries.iter().map(ChunkEntry::hash).collect();
-        let (sequence, bytes) = self.put_root(last.sequence, layout, entries)?;
+        let root = Root { about: self.about.clone(), ..Root::new(self.id, layout, entries) };
+        let (sequence, bytes) = self.put_root(last.sequence, root)?;
         published.sequence = sequence;
         published.bytes_sent += bytes;
         published.is_reliable = oldest.age() < self.holder.grace().publish_within();
@@ -142,10 +150,7 @@ impl Publisher {
         }
     }
 
-    fn put_root(
-        &self, last: Sequence, layout: u32, chunks: Vec<ChunkEntry>,
-    ) -> Result<(Sequence, u64)> {
-        let mut root = Root::new(self.id, layout, chunks);
+    fn put_root(&self, last: Sequence, mut root: Root) -> Result<(Sequence, u64)> {
         for step in 1..=NUMBERS_TRIED {
             root.sequence = Sequence(last.0.saturating_add(step));
             let name = RemoteName::Manifest(self.id, root.sequence);

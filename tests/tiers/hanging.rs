@@ -1,0 +1,300 @@
+//! A remote that hangs: whatever needs only the disk goes on as if it were not there.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use crate::common::s3_server::{SECRET, Server};
+use crate::common::sys::{assert_errno, open, rename, setxattr, write_and_close};
+use crate::common::{Mode, Model, Mount, eventually, fill, within};
+use crate::faults::Resumed;
+use crate::place::tier;
+
+in_both_modes!(positions_that_left_hold_up_nothing, opens_that_hang_hold_up_no_question,);
+
+const ROWS: u32 = 10;
+/// Opens that hang at a time: more than there are threads for them.
+const OPENS: u64 = 40;
+/// What takes at most as long as without a remote, on a machine that does other things besides.
+const USUAL_MAX: Duration = Duration::from_millis(100);
+/// No single operation takes a noticeable part of the 30 s that the remote has.
+const LONGEST_MAX: Duration = Duration::from_secs(1);
+
+/// Two mounts: the second has its remote in the first.
+struct Nested {
+    mount: Mount,
+    model: Model,
+    outer: Mount,
+}
+
+impl Nested {
+    fn new(mode: Mode) -> Nested {
+        // Who waits for a stopped daemon with rings cannot be killed.
+        let outer = Mount::with_options(Mode::Served, &["--no-io-uring"]);
+        let remote = outer.files("remote");
+        std::fs::create_dir(&remote).unwrap();
+        let remote = remote.to_str().unwrap();
+        let options = ["--remote", remote, "--rebuild-from", "none", "--commit-interval", "0.2"];
+        let mount = Mount::with_options(mode, &options);
+        let model = Model::small();
+        model.install(&mount);
+        write_sequence(&mount, &model, "local", 1);
+        Nested { mount, model, outer }
+    }
+}
+
+fn tokens(seed: u32) -> Vec<u8> {
+    (0..ROWS).flat_map(|token| (seed * 1000 + token).to_le_bytes()).collect()
+}
+
+fn add(path: PathBuf, bytes: &[u8]) {
+    let mut file = std::fs::File::options().append(true).create(true).open(path).unwrap();
+    file.write_all(bytes).unwrap();
+}
+
+fn write_sequence(mount: &Mount, model: &Model, name: &str, seed: u32) {
+    for layer in 0..2 {
+        add(model.tail_path(mount, name, layer, 0), &model.rows(u64::from(seed), ROWS));
+    }
+    add(model.tokens_path(mount, name), &tokens(seed));
+}
+
+fn ask(mount: &Mount, model: &Model, prompt: &[u8]) -> String {
+    let question = open(model.directory(mount).join("prefixes/match"), libc::O_RDWR).unwrap();
+    question.write_all_at(prompt, 0).unwrap();
+    let mut answer = vec![0; 200];
+    let count = question.read_at(&mut answer, 0).unwrap();
+    String::from_utf8_lossy(&answer[..count]).into_owned()
+}
+
+fn wait_until_uploaded(mount: &Mount) {
+    eventually("everything to be there", || {
+        let is_done = mount.status("remote_waiting_files") == "0"
+            && mount.status("uncommitted_changes") == "0";
+        is_done.then_some(())
+    });
+}
+
+/// Has a file leave, which takes some rounds.
+fn evict(path: &std::path::Path) {
+    setxattr(path, "user.kvfs.tier", b"remote").unwrap();
+    eventually("the file to leave", || (tier(path) == "remote").then_some(()));
+}
+
+/// Does what needs only the disk for a while, and tells what took how long.
+fn assert_usual(mount: &Mount, model: &Model, name: &str) {
+    let directory = model.directory(mount);
+    let absent = directory.join("prefixes/ab").join("ab".repeat(32));
+    let begin = Instant::now();
+    let mut took = Vec::new();
+    let mut number = 0;
+    while begin.elapsed() < Duration::from_secs(2) {
+        number += 1;
+        let mut time = |what: &str, act: &mut dyn FnMut()| {
+            let start = Instant::now();
+            act();
+            took.push((start.elapsed(), what.to_owned()));
+        };
+        let written = mount.files(format!("{name}{number}"));
+        time("write", &mut || write_and_close(&written, b"local").unwrap());
+        time("read", &mut || assert_eq!(std::fs::read(&written).unwrap(), b"local"));
+        time("absent", &mut || assert!(!mount.files(format!("no{number}")).exists()));
+        time("list", &mut || assert!(std::fs::read_dir(mount.files("")).unwrap().count() > 0));
+        time("statfs", &mut || assert!(nix::sys::statvfs::statvfs(mount.path()).is_ok()));
+        time("prefix", &mut || assert_errno(std::fs::metadata(&absent), libc::ENOENT));
+        time("slot", &mut || assert!(std::fs::metadata(directory.join("slots/local.bin")).is_ok()));
+        time("slot bytes", &mut || drop(std::fs::read(directory.join("slots/local.bin")).unwrap()));
+        time("edited slot", &mut || drop(std::fs::metadata(directory.join("slots/moved.bin"))));
+        time("question", &mut || {
+            let answer = ask(mount, model, &tokens(1));
+            assert!(answer.contains("\"local\""), "{answer}");
+        });
+        time("wish", &mut || setxattr(&written, "user.kvfs.tier", b"ssd").unwrap());
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    took.sort();
+    let usual = &took[took.len() * 99 / 100];
+    let longest = took.last().unwrap();
+    assert!(usual.0 < USUAL_MAX, "one of a hundred takes longer than {usual:?}; {longest:?}");
+    assert!(longest.0 < LONGEST_MAX, "{longest:?}");
+    within(Duration::from_secs(3), "what was closed to be durable", || {
+        (mount.status("uncommitted_changes") == "0").then_some(())
+    });
+}
+
+/// They left under another name, as with a kvfs that let them go.
+fn positions_that_left_hold_up_nothing(mode: Mode) {
+    let Nested { mut mount, model, outer } = Nested::new(mode);
+    write_sequence(&mount, &model, "moved", 2);
+    let sequence = model.sequence(&mount, "moved");
+    let (staged, positions) = (sequence.join(".p.tmp"), sequence.join("positions.json"));
+    let json = r#"{"schema_version":1,"edited_at":10,"runs":[[0,10,0,0]],"next":[10,10]}"#;
+    write_and_close(&staged, json.as_bytes()).unwrap();
+    wait_until_uploaded(&mount);
+    evict(&staged);
+
+    let resumed = Resumed::after_stopping(&outer);
+    rename(&staged, &positions).unwrap();
+    add(sequence.join("tokens"), &7_u32.to_le_bytes());
+    assert_usual(&mount, &model, "first");
+    add(sequence.join("tokens"), &8_u32.to_le_bytes());
+    assert_usual(&mount, &model, "second");
+    write_and_close(mount.files("closed"), b"before the crash").unwrap();
+    std::thread::sleep(Duration::from_secs(2));
+    mount.kill();
+    drop(resumed);
+    mount.mount();
+    assert_eq!(std::fs::read(mount.files("closed")).unwrap(), b"before the crash");
+    eventually("the positions to come back", || (tier(&positions) == "ssd").then_some(()));
+    eventually("the sequence to be found", || {
+        ask(&mount, &model, &tokens(2)).contains("\"moved\"").then_some(())
+    });
+    // Never again.
+    assert_errno(setxattr(&positions, "user.kvfs.tier", b"remote"), libc::EOPNOTSUPP);
+    drop(mount);
+}
+
+fn opens_that_hang_hold_up_no_question(mode: Mode) {
+    let Nested { mut mount, model, outer } = Nested::new(mode);
+    let files: Vec<PathBuf> = (0..OPENS)
+        .map(|number| {
+            let path = mount.files(format!("f{number}"));
+            write_and_close(&path, &fill(number, 100_000)).unwrap();
+            path
+        })
+        .collect();
+    wait_until_uploaded(&mount);
+    for path in &files {
+        setxattr(path, "user.kvfs.tier", b"remote").unwrap();
+    }
+    eventually("the files to leave", || {
+        files.iter().all(|path| tier(path) == "remote").then_some(())
+    });
+    let resumed = Resumed::after_stopping(&outer);
+    std::thread::scope(|scope| {
+        for path in &files {
+            // How they end does not matter.
+            scope.spawn(move || drop(open(path, libc::O_RDONLY)));
+        }
+        std::thread::sleep(Duration::from_millis(500));
+        assert_usual(&mount, &model, "meanwhile");
+        drop(resumed);
+    });
+    assert!(mount.unmount().success());
+    drop(outer);
+}
+
+/// Requests of one kind are held until another kind is chosen.
+#[derive(Default)]
+struct Gate {
+    held: Mutex<Option<&'static str>>,
+    changed: Condvar,
+    met: Mutex<u64>,
+}
+
+impl Gate {
+    fn hold(&self, kind: Option<&'static str>) {
+        *self.held.lock().unwrap() = kind;
+        *self.met.lock().unwrap() = 0;
+        self.changed.notify_all();
+    }
+
+    fn pass(&self, kind: &str) {
+        let mut held = self.held.lock().unwrap();
+        if *held == Some(kind) {
+            *self.met.lock().unwrap() += 1;
+        }
+        while *held == Some(kind) {
+            held = self.changed.wait(held).unwrap();
+        }
+    }
+}
+
+/// What an HTTP request asks of an object store.
+fn kind(head: &str) -> &'static str {
+    let mut words = head.split(' ');
+    let (method, target) = (words.next().unwrap_or(""), words.next().unwrap_or(""));
+    match method {
+        "PUT" => "PUT",
+        "HEAD" => "HEAD",
+        "DELETE" | "POST" => "DELETE",
+        _ if target.contains("list-type") => "LIST",
+        _ => "GET",
+    }
+}
+
+/// Passes connections on, one request each.
+fn proxy(to: SocketAddr, gate: &Arc<Gate>) -> SocketAddr {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let address = listener.local_addr().unwrap();
+    let gate = Arc::clone(gate);
+    std::thread::spawn(move || {
+        for client in listener.incoming().flatten() {
+            let gate = Arc::clone(&gate);
+            // A client that gives up ends its connection, and with it this thread.
+            std::thread::spawn(move || drop(pass_on(client, to, &gate)));
+        }
+    });
+    address
+}
+
+fn pass_on(mut client: TcpStream, to: SocketAddr, gate: &Gate) -> std::io::Result<()> {
+    let (mut head, mut byte) = (Vec::new(), [0]);
+    while !head.ends_with(b"\r\n\r\n") {
+        client.read_exact(&mut byte)?;
+        head.push(byte[0]);
+    }
+    let text = String::from_utf8_lossy(&head).into_owned();
+    gate.pass(kind(&text));
+    let length = text.lines().find_map(|line| {
+        let (name, value) = line.split_once(':')?;
+        name.eq_ignore_ascii_case("content-length").then(|| value.trim().parse().ok())?
+    });
+    let mut server = TcpStream::connect(to)?;
+    let head = text.trim_end().to_owned() + "\r\nConnection: close\r\n\r\n";
+    server.write_all(head.as_bytes())?;
+    std::io::copy(&mut client.try_clone()?.take(length.unwrap_or(0)), &mut server)?;
+    std::io::copy(&mut server, &mut client)?;
+    Ok(())
+}
+
+#[test]
+fn each_kind_of_request_of_an_object_store_hangs_in_turn() {
+    crate::require!(fuse, root, s3);
+    let (server, gate) = (Server::start(), Arc::new(Gate::default()));
+    let address = proxy(server.address, &gate);
+    let mut environment = server.environment(SECRET);
+    for (name, value) in &mut environment {
+        if name == "AWS_ENDPOINT_URL" {
+            *value = format!("http://{address}");
+        }
+    }
+    let options = ["--remote", "s3://bucket/some/prefix", "--rebuild-from", "none"];
+    let often = ["--remote-index", "0.1", "--commit-interval", "0.2"];
+    let options = [&options[..], &often].concat();
+    let mut mount = Mount::with_environment(Mode::Passthrough, &options, environment);
+    let model = Model::small();
+    model.install(&mount);
+    write_sequence(&mount, &model, "local", 1);
+    eventually("the remote", || (mount.status("remote_state") == "up").then_some(()));
+    for kind in ["PUT", "HEAD", "LIST", "GET", "DELETE"] {
+        gate.hold(Some(kind));
+        assert_usual(&mount, &model, &kind.to_lowercase());
+        // Nothing is deleted, or read back, in so short a time; the others are met.
+        let met = *gate.met.lock().unwrap();
+        assert!(met > 0 || ["GET", "DELETE"].contains(&kind), "{kind} was not asked for");
+        gate.hold(None);
+        eventually("the remote", || (mount.status("remote_state") == "up").then_some(()));
+    }
+    gate.hold(Some("PUT"));
+    write_and_close(mount.files("last"), b"last").unwrap();
+    std::thread::sleep(Duration::from_secs(1));
+    let start = Instant::now();
+    assert!(mount.unmount().success());
+    let ended = start.elapsed();
+    assert!(ended < Duration::from_secs(10), "the unmount took {ended:?}");
+    gate.hold(None);
+}
