@@ -11,6 +11,7 @@ use super::options;
 use super::output::Failure;
 use super::probe::ProbeArguments;
 use super::quota::QuotaArguments;
+use super::remote::RemoteCommand;
 use super::scrub::ScrubArguments;
 use super::seq::SeqArguments;
 use super::size::Size;
@@ -62,6 +63,9 @@ pub(crate) enum Command {
     Seq(SeqArguments),
     /// Limit what a directory may hold, and for how long
     Quota(QuotaArguments),
+    /// Prepare a remote
+    #[command(subcommand)]
+    Remote(RemoteCommand),
     /// Delete what nobody refers to from the remote and from the store
     Gc(GcArguments),
     /// Compare everything that a mount stores with its checksums, and mend what can be mended
@@ -93,6 +97,8 @@ Settings come from, in this order: arguments, -o, variables, the file named by -
   --commit-interval    commit_interval     KVFS_COMMIT_INTERVAL   1 (seconds)
   --ram                ram                 KVFS_RAM               0 (none)
   --remote             remote              KVFS_REMOTE            none
+  --remote-key         remote_key          KVFS_REMOTE_KEY        none (not sealed)
+  --remote-key-command remote_key_command  KVFS_REMOTE_KEY_COMMAND
   --ssd                ssd                 KVFS_SSD               no limit
   --remote-bandwidth   remote_bandwidth    KVFS_REMOTE_BANDWIDTH  no limit (bytes per second)
   --remote-index       remote_index        KVFS_REMOTE_INDEX      10 (seconds, 0 for never)
@@ -152,6 +158,13 @@ pub(crate) struct MountArguments {
     /// the `AWS_*` variables
     #[arg(long, value_name = "DIR|s3://...")]
     remote: Option<String>,
+    /// Seal what goes to the remote with the keys in this file (kvfs remote keygen); a remote is
+    /// sealed from its first use on, or never
+    #[arg(long, value_name = "FILE")]
+    remote_key: Option<PathBuf>,
+    /// The same with the keys that a command prints, run by sh; .kvfs/config shows the command
+    #[arg(long, value_name = "COMMAND", conflicts_with = "remote_key")]
+    remote_key_command: Option<String>,
     /// Disk space for objects: beyond it, they are encoded and leave [default: no limit]
     #[arg(long, value_name = "SIZE")]
     ssd: Option<Size>,
@@ -193,6 +206,7 @@ impl MountArguments {
         // A file named on the command line is relative to where the user is.
         let log_file = self.log.map(std::path::absolute).transpose();
         let log_file = log_file.map_err(|error| Failure::Usage(format!("--log: {error}")))?;
+        let remote_key = self.remote_key.map(std::path::absolute).transpose();
         let named = Named {
             store: self.store,
             mountpoint: self.mountpoint,
@@ -207,6 +221,9 @@ impl MountArguments {
                 ram: self.ram,
                 ssd: self.ssd,
                 remote: self.remote.map(absolute).transpose()?,
+                remote_key: remote_key
+                    .map_err(|error| Failure::Usage(format!("--remote-key: {error}")))?,
+                remote_key_command: self.remote_key_command,
                 remote_bandwidth: self.remote_bandwidth,
                 remote_index: self.remote_index,
                 cold: self.cold,

@@ -35,6 +35,8 @@ mod probe;
 mod process;
 mod progress;
 mod quota;
+mod remote;
+mod remote_key;
 mod role;
 mod scrub;
 mod seq;
@@ -85,6 +87,7 @@ fn dispatch(command: Command) -> Outcome {
         Command::Slots(command) => slots::run(&command),
         Command::Seq(arguments) => seq::run(&arguments),
         Command::Quota(arguments) => quota::run(&arguments),
+        Command::Remote(command) => remote::run(&command),
         Command::Gc(arguments) => gc::run(&arguments),
         Command::Scrub(arguments) => scrub::run(&arguments),
         Command::Fsck(arguments) => fsck::run(&arguments),

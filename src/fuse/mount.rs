@@ -27,11 +27,18 @@ use crate::tier::exchange::Exchange;
 use crate::tier::ram::{LetGo, RamTier};
 use crate::tier::remote::hold::Grace;
 use crate::tier::remote::names::Publisher;
-use crate::tier::remote::{self, BlobStore, Remote, RemoteSpec, StoreId};
+use crate::tier::remote::seal::{KeyRing, Numbers, Seal};
+use crate::tier::remote::{
+    self, BlobStore, Remote, RemoteError, RemoteId, RemoteSpec, State, StoreId,
+};
 use crate::tier::ssd::SsdTier;
 
 /// How long an unmount waits for a round of moving to end.
 const MOVER_PATIENCE: Duration = Duration::from_secs(2);
+
+/// How long a mount waits to hear that its keys fit. A remote that is down says so later, in the
+/// status: the mount does not depend on it.
+const KEY_PATIENCE: Duration = Duration::from_secs(3);
 
 /// Names and inodes that wait to be invalidated. They come one or two per sealed page.
 const INVALIDATIONS_MAX: usize = 4096;
@@ -124,12 +131,22 @@ impl MountOptions {
 pub struct RemoteOptions {
     /// Where it is.
     pub place: RemoteSpec,
+    /// The keys that seal what goes there.
+    pub keys: Option<Arc<KeyRing>>,
     /// Bytes per second in both directions together.
     pub bandwidth: Option<NonZeroU64>,
     /// Whose names the store takes over if it is new.
     pub rebuild_from: RebuildFrom,
     /// How often the prefixes of the other stores are read; `None` for never.
     pub index_interval: Option<Duration>,
+}
+
+impl RemoteOptions {
+    fn options(&self, expected: Option<RemoteId>, numbers: &Arc<Numbers>) -> remote::Options {
+        let seal = |keys| Seal { keys: Arc::clone(keys), numbers: Arc::clone(numbers) };
+        let (bandwidth, seal) = (self.bandwidth, self.keys.as_ref().map(seal));
+        remote::Options { bandwidth, expected, seal, ..remote::Options::default() }
+    }
 }
 
 /// Why a mount could not be made or did not end well.
@@ -147,6 +164,8 @@ pub enum MountError {
     Thread(io::Error),
     /// A new store could not take over the names that the remote has for it.
     Rebuild(RebuildError),
+    /// The remote is sealed with other keys than are given.
+    Key(RemoteError),
     /// The last changes could not be made durable.
     Flush(FsError),
 }
@@ -164,6 +183,7 @@ impl std::fmt::Display for MountError {
             }
             MountError::Thread(error) => write!(formatter, "no thread could be started: {error}"),
             MountError::Rebuild(error) => write!(formatter, "{error}"),
+            MountError::Key(error) => write!(formatter, "{error}"),
             MountError::Flush(error) => {
                 write!(formatter, "the last changes could not be written: {error}")
             }
@@ -187,7 +207,9 @@ pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountEr
         let ram = RamTier::open(options.ram_bytes, counters.clone()).map_err(MountError::Memory)?;
         store.ram = Some(Arc::new(ram));
     }
-    let candidates = rebuild_if_new(options, &store)?;
+    // What a rebuild sees of manifests is remembered by the store that it makes.
+    let numbers = Arc::new(Numbers::default());
+    let candidates = rebuild_if_new(options, &store, &numbers)?;
     let observer = Arc::new(Observer::new());
     observer.describe(&options.mountpoint, &options.config_text);
     let (sender, invalidations) = bounded(INVALIDATIONS_MAX);
@@ -195,7 +217,7 @@ pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountEr
     log::info!("opened the store {}: {recovered:?}", options.store.display());
     file_system.set_on_corrupt(options.on_corrupt);
     file_system.set_verify(options.verify);
-    let mover = attach_tiers(options, &mut file_system, &counters, candidates)?;
+    let mover = attach_tiers(options, &mut file_system, &counters, (candidates, numbers))?;
     show_metrics(&file_system, &counters);
     let file_system = Arc::new(file_system);
     let shared = Arc::new(Shared::new(Arc::clone(&file_system), options.passthrough));
@@ -266,7 +288,9 @@ fn show_metrics(file_system: &FileSystem, counters: &Counters) {
 
 /// A new store takes over the names that the remote has for it. Returns the stores among which
 /// nobody has chosen.
-fn rebuild_if_new(options: &MountOptions, store: &Store) -> Result<Vec<StoreId>, MountError> {
+fn rebuild_if_new(
+    options: &MountOptions, store: &Store, numbers: &Arc<Numbers>,
+) -> Result<Vec<StoreId>, MountError> {
     let wanted = options.remote.as_ref().filter(|_| !options.read_only);
     let Some(wanted) = wanted.filter(|wanted| wanted.rebuild_from != RebuildFrom::Nothing) else {
         return Ok(Vec::new());
@@ -274,8 +298,7 @@ fn rebuild_if_new(options: &MountOptions, store: &Store) -> Result<Vec<StoreId>,
     if !rebuild::is_new(store)? {
         return Ok(Vec::new());
     }
-    let remote_options =
-        remote::Options { bandwidth: wanted.bandwidth, ..remote::Options::default() };
+    let remote_options = wanted.options(None, numbers);
     let remote = Remote::open(&wanted.place, remote_options).map_err(MountError::Thread)?;
     let outcome = rebuild::rebuild(store, &Arc::new(remote), wanted.rebuild_from);
     match outcome.map_err(MountError::Rebuild)? {
@@ -302,14 +325,15 @@ fn rebuild_if_new(options: &MountOptions, store: &Store) -> Result<Vec<StoreId>,
 /// Attaches the tiers below the raw files, if there are any, and returns what will move objects.
 fn attach_tiers(
     options: &MountOptions, file_system: &mut FileSystem, counters: &Counters,
-    rebuild_candidates: Vec<StoreId>,
+    (rebuild_candidates, numbers): (Vec<StoreId>, Arc<Numbers>),
 ) -> Result<Option<Mover>, MountError> {
     let has_encoded = file_system.has_encoded_copies().map_err(MountError::Flush)?;
     if options.remote.is_none() && options.cold == ColdEncoding::None && !has_encoded {
         return Ok(None);
     }
     let remote = options.remote.as_ref();
-    let remote = remote.map(|wanted| connect(wanted, options.cold, file_system)).transpose()?;
+    let remote =
+        remote.map(|wanted| connect(wanted, options.cold, file_system, &numbers)).transpose()?;
     let (exchange, publisher) = remote.unzip();
     let ssd = SsdTier::new(options.ssd_bytes);
     let encoded = EncodedCopies::new(options.cold, options.ssd_bytes);
@@ -321,13 +345,28 @@ fn attach_tiers(
 
 /// Connects to the remote, in the background.
 fn connect(
-    wanted: &RemoteOptions, cold: ColdEncoding, file_system: &FileSystem,
+    wanted: &RemoteOptions, cold: ColdEncoding, file_system: &FileSystem, numbers: &Arc<Numbers>,
 ) -> Result<(Exchange, Publisher), MountError> {
     let (id, expected) = file_system.remote_identity().map_err(MountError::Flush)?;
-    let remote_options =
-        remote::Options { bandwidth: wanted.bandwidth, expected, ..remote::Options::default() };
+    let seen = file_system.manifests_seen().map_err(MountError::Flush)?;
+    if wanted.keys.is_none() && !seen.is_empty() {
+        // Whatever its marker says by now: nothing goes there in clear.
+        return Err(MountError::Key(RemoteError::Key(format!(
+            "remote {}: this store seals what it keeps there: give the file with the key \
+             (--remote-key FILE)",
+            wanted.place
+        ))));
+    }
+    numbers.know(seen);
+    let remote_options = wanted.options(expected, numbers);
     let remote = Remote::open(&wanted.place, remote_options).map_err(MountError::Thread)?;
     let remote = Arc::new(remote);
+    if (expected.is_none() || wanted.keys.is_some())
+        && let State::Down { error: error @ RemoteError::Key(_), .. } =
+            remote.wait_for_answer(KEY_PATIENCE)
+    {
+        return Err(MountError::Key(error));
+    }
     if let Err(error) = remote.counters().register(file_system.observer().registry()) {
         log::error!("metrics of the remote: {error}");
     }

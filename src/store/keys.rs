@@ -10,6 +10,7 @@
 //! | `R` object(8) | [`RemoteCopy`](super::record::RemoteCopy) |
 //! | `Z` object(8) | [`EncodedCopy`](super::record::EncodedCopy) |
 //! | `N` | [`RemoteIdentity`](super::record::RemoteIdentity) |
+//! | `P` store(16) | `u64`: the highest number that a manifest of its names was seen to have |
 //! | `U` inode(8) | empty: the inode is unsettled, recovery looks at it |
 //! | `D` checksum(16) | `InodeId`: a page with this checksum, if it still has it |
 //! | `H` model(8) hash(32) sequence(8) | `u32`: the page that ends the prefix there |
@@ -57,6 +58,16 @@ pub(crate) fn encoded_copy(object: ObjectId) -> Vec<u8> {
 /// Key of the names of store and remote.
 pub(crate) fn remote_identity() -> Vec<u8> {
     vec![b'N']
+}
+
+/// Key of what was seen of a store's manifests in a sealed remote.
+pub(crate) fn manifest_seen(store: u128) -> Vec<u8> {
+    [b"P".as_slice(), &store.to_be_bytes()].concat()
+}
+
+/// The store in such a key.
+pub(crate) fn store_seen(key: &[u8]) -> Option<u128> {
+    Some(u128::from_be_bytes(key.strip_prefix(b"P")?.try_into().ok()?))
 }
 
 /// Key of a page by its checksum.
