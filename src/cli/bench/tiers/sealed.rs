@@ -110,7 +110,7 @@ fn get(store: &dyn BlobStore, objects: &[(RemoteName, Arc<Vec<u8>>)]) -> Result<
 fn cipher(keys: &KeyRing, sizes: &Sizes) -> Result<Vec<Figure>, String> {
     const NAME: &str = "blobs/00/00.raw";
     let length = usize::try_from(OBJECT_BYTES).map_err(|error| error.to_string())?;
-    let plain = Arc::new(vec![0x5a; length]);
+    let plain = Arc::new(vec![0x5a_u8; length]);
     let subkeys: Arc<[Subkeys]> = keys.subkeys(RemoteId(0)).into();
     let first = subkeys.first().ok_or("no key")?;
     let (mut sealing, mut opening) = (Vec::new(), Vec::new());
