@@ -10,6 +10,8 @@
 //! A remote is sealed from its beginning or never: a mix would hold in clear what somebody believes
 //! to be sealed. Whoever uses it has all of its keys. Without one, objects would look like garbage.
 
+use std::fmt::Write;
+
 use super::error::{RemoteError, Result};
 use super::name::{RemoteName, random};
 use super::seal::keys::hexadecimal;
@@ -152,7 +154,7 @@ impl Marker {
         let version = if self.keys.is_some() { VERSION_SEALED } else { VERSION };
         let mut text = format!("{MAGIC}{version}\nid {:032x}\n", self.id.0);
         for (id, check) in self.keys.iter().flatten() {
-            text += &format!("key {id} {check}\n");
+            let _ = writeln!(text, "key {id} {check}");
         }
         text.into_bytes()
     }

@@ -19,7 +19,8 @@ use crate::tier::remote::seal::frames::{SealedSource, Unsealer, sealed_length};
 use crate::tier::remote::seal::keys::Subkeys;
 use crate::tier::remote::seal::{KeyRing, Numbers, Seal, Sealed};
 use crate::tier::remote::{
-    BlobName, BlobStore, Extent, PutMode, RemoteId, RemoteName, Source, WriteAt, attach_sealed,
+    BlobName, BlobStore, Extent, PutMode, RemoteError, RemoteId, RemoteName, Source, WriteAt,
+    attach_sealed,
 };
 
 /// An object as large as a page of the large model.
@@ -45,17 +46,17 @@ pub(super) fn figures(workplace: &Workplace, sizes: &Sizes) -> Result<Vec<Figure
     let mut figures = cipher(&keys, sizes)?;
     let sealed = open(&workplace.native().join("sealed"), Some(&keys))?;
     let plain = open(&workplace.native().join("plain"), None)?;
-    let objects = objects(sizes.pages)?;
+    let objects = Objects::new(sizes.pages)?;
     let puts = interleave(
         sizes.long_rounds,
-        |_| put(sealed.as_ref(), &objects),
-        |_| put(plain.as_ref(), &objects),
+        |_| objects.put(sealed.as_ref()),
+        |_| objects.put(plain.as_ref()),
     )?;
     figures.push(gigabytes("put_sealed", SHARE_TARGET, puts));
     let gets = interleave(
         sizes.rounds,
-        |_| get(sealed.as_ref(), &objects),
-        |_| get(plain.as_ref(), &objects),
+        |_| objects.get(sealed.as_ref()),
+        |_| objects.get(plain.as_ref()),
     )?;
     figures.push(gigabytes("get_sealed", SHARE_TARGET, gets));
     Ok(figures)
@@ -73,37 +74,42 @@ fn open(path: &Path, keys: Option<&Arc<KeyRing>>) -> Result<Arc<dyn BlobStore>, 
     ))
 }
 
-/// Names, and bytes that all are the same: no store looks at them.
-fn objects(count: u64) -> Result<Vec<(RemoteName, Arc<Vec<u8>>)>, String> {
-    let length = usize::try_from(OBJECT_BYTES).map_err(|error| error.to_string())?;
-    let bytes = Arc::new(vec![0x5a; length]);
-    let name = |number: u64| {
-        let content = ContentHash::of(&number.to_le_bytes());
-        RemoteName::Blob(BlobName { content, encoding: Encoding::Raw })
-    };
-    Ok((0..count).map(|number| (name(number), Arc::clone(&bytes))).collect())
+/// Objects of the same bytes, which no store looks at.
+struct Objects {
+    names: Vec<RemoteName>,
+    bytes: Arc<Vec<u8>>,
 }
 
-fn put(store: &dyn BlobStore, objects: &[(RemoteName, Arc<Vec<u8>>)]) -> Result<f64, String> {
-    let duration = timed(|| {
-        objects.iter().try_for_each(|(name, bytes)| {
-            let source = Source::new(Arc::clone(bytes) as Arc<_>, OBJECT_BYTES);
-            let put = store.put(*name, source, PutMode::Replace);
-            put.map(drop).map_err(|error| error.to_string())
-        })
-    })?;
-    Ok(throughput(OBJECT_BYTES * objects.len() as u64, duration))
-}
+impl Objects {
+    fn new(count: u64) -> Result<Objects, String> {
+        let length = usize::try_from(OBJECT_BYTES).map_err(|error| error.to_string())?;
+        let name = |number: u64| {
+            let content = ContentHash::of(&number.to_le_bytes());
+            RemoteName::Blob(BlobName { content, encoding: Encoding::Raw })
+        };
+        Ok(Objects { names: (0..count).map(name).collect(), bytes: Arc::new(vec![0x5a; length]) })
+    }
 
-fn get(store: &dyn BlobStore, objects: &[(RemoteName, Arc<Vec<u8>>)]) -> Result<f64, String> {
-    let extent = Extent::Whole { bytes: Some(OBJECT_BYTES) };
-    let duration = timed(|| {
-        objects.iter().try_for_each(|(name, _)| {
-            let count = store.get(*name, extent, Arc::new(Nowhere));
-            count.map(drop).map_err(|error| error.to_string())
+    /// GB/s to a store.
+    fn put(&self, store: &dyn BlobStore) -> Result<f64, String> {
+        self.each(|name| {
+            let source = Source::new(Arc::clone(&self.bytes) as Arc<_>, OBJECT_BYTES);
+            store.put(name, source, PutMode::Replace).map(drop)
         })
-    })?;
-    Ok(throughput(OBJECT_BYTES * objects.len() as u64, duration))
+    }
+
+    /// GB/s from a store.
+    fn get(&self, store: &dyn BlobStore) -> Result<f64, String> {
+        let extent = Extent::Whole { bytes: Some(OBJECT_BYTES) };
+        self.each(|name| store.get(name, extent, Arc::new(Nowhere)).map(drop))
+    }
+
+    fn each(&self, act: impl Fn(RemoteName) -> Result<(), RemoteError>) -> Result<f64, String> {
+        let duration = timed(|| {
+            self.names.iter().try_for_each(|name| act(*name).map_err(|error| error.to_string()))
+        })?;
+        Ok(throughput(OBJECT_BYTES * self.names.len() as u64, duration))
+    }
 }
 
 /// Frames sealed and opened in memory, by one thread.
@@ -120,17 +126,20 @@ fn cipher(keys: &KeyRing, sizes: &Sizes) -> Result<Vec<Figure>, String> {
         let duration = timed(|| {
             (0..sizes.pages).try_for_each(|_| {
                 let source = Source::new(Arc::clone(&plain) as Arc<_>, OBJECT_BYTES);
-                let source = SealedSource::new(source, first, NAME).map_err(text)?;
+                let source =
+                    SealedSource::new(source, first, NAME).map_err(|error| error.to_string())?;
                 let length = sealed_length(OBJECT_BYTES).unwrap_or_default();
                 sealed.resize(usize::try_from(length).unwrap_or_default(), 0);
-                Source::new(Arc::new(source), length).read_exact_at(&mut sealed, 0).map_err(text)
+                Source::new(Arc::new(source), length)
+                    .read_exact_at(&mut sealed, 0)
+                    .map_err(|error| error.to_string())
             })
         })?;
         sealing.push(throughput(total, duration));
         let duration = timed(|| {
             (0..sizes.pages).try_for_each(|_| {
                 let unsealer = Unsealer::new(&subkeys, NAME.to_owned(), Arc::new(Nowhere));
-                unsealer.write_all_at(&sealed, 0).map_err(text)?;
+                unsealer.write_all_at(&sealed, 0).map_err(|error| error.to_string())?;
                 unsealer.finish().map(drop).map_err(|failure| format!("{failure:?}"))
             })
         })?;
@@ -141,8 +150,4 @@ fn cipher(keys: &KeyRing, sizes: &Sizes) -> Result<Vec<Figure>, String> {
         Figure { better: Better::Higher, ..figure }
     };
     Ok(vec![figure("seal_per_core", sealing), figure("open_sealed_per_core", opening)])
-}
-
-fn text(error: io::Error) -> String {
-    error.to_string()
 }

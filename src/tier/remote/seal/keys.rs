@@ -160,8 +160,8 @@ pub(super) fn random(bytes: &mut [u8]) -> io::Result<()> {
     io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, bytes)
 }
 
-pub(in crate::tier::remote) fn hexadecimal(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+pub(in crate::tier::remote) fn hexadecimal(bytes: &[u8; 32]) -> String {
+    blake3::Hash::from_bytes(*bytes).to_hex().to_string()
 }
 
 #[cfg(test)]
