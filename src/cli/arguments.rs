@@ -65,7 +65,7 @@ pub(crate) enum Command {
     Quota(QuotaArguments),
     /// Delete what nobody refers to from the remote and from the store
     Gc(GcArguments),
-    /// Look at a remote that no mount of this machine needs to have
+    /// Look into a remote, or make a key that seals one
     #[command(subcommand)]
     Remote(RemoteCommand),
     /// Compare everything that a mount stores with its checksums, and mend what can be mended
@@ -98,6 +98,8 @@ Settings come from, in this order: arguments, -o, variables, the file named by -
   --ram                ram                 KVFS_RAM               0 (none)
   --remote             remote              KVFS_REMOTE            none
   --offline            offline             KVFS_OFFLINE           no
+  --remote-key         remote_key          KVFS_REMOTE_KEY        none (not sealed)
+  --remote-key-command remote_key_command  KVFS_REMOTE_KEY_COMMAND
   --ssd                ssd                 KVFS_SSD               no limit
   --remote-bandwidth   remote_bandwidth    KVFS_REMOTE_BANDWIDTH  no limit (bytes per second)
   --remote-index       remote_index        KVFS_REMOTE_INDEX      10 (seconds, 0 for never)
@@ -161,6 +163,13 @@ pub(crate) struct MountArguments {
     /// opened, and keep their names
     #[arg(long)]
     offline: bool,
+    /// Seal what goes to the remote with the keys in this file (kvfs remote keygen); a remote is
+    /// sealed from its first use on, or never
+    #[arg(long, value_name = "FILE")]
+    remote_key: Option<PathBuf>,
+    /// The same with the keys that a command prints, run by sh; .kvfs/config shows the command
+    #[arg(long, value_name = "COMMAND", conflicts_with = "remote_key")]
+    remote_key_command: Option<String>,
     /// Disk space for objects: beyond it, they are encoded and leave [default: no limit]
     #[arg(long, value_name = "SIZE")]
     ssd: Option<Size>,
@@ -202,6 +211,7 @@ impl MountArguments {
         // A file named on the command line is relative to where the user is.
         let log_file = self.log.map(std::path::absolute).transpose();
         let log_file = log_file.map_err(|error| Failure::Usage(format!("--log: {error}")))?;
+        let remote_key = self.remote_key.map(std::path::absolute).transpose();
         let named = Named {
             store: self.store,
             mountpoint: self.mountpoint,
@@ -217,6 +227,9 @@ impl MountArguments {
                 ssd: self.ssd,
                 remote: self.remote.map(absolute).transpose()?,
                 offline: self.offline.then_some(true),
+                remote_key: remote_key
+                    .map_err(|error| Failure::Usage(format!("--remote-key: {error}")))?,
+                remote_key_command: self.remote_key_command,
                 remote_bandwidth: self.remote_bandwidth,
                 remote_index: self.remote_index,
                 cold: self.cold,

@@ -7,12 +7,14 @@
 use std::ffi::OsString;
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Deserialize;
 
 use super::options::{self, is_effective, kernel_flag, number, push_kernel_flag, size, yes_or_no};
 use super::output::Failure;
+use super::remote_key::KeySource;
 use super::size::Size;
 use crate::fs::rebuild::RebuildFrom;
 use crate::fs::{OnCorrupt, Verify};
@@ -62,6 +64,10 @@ pub(crate) struct Layer {
     pub remote: Option<String>,
     /// Mount also without a remote that the store needs.
     pub offline: Option<bool>,
+    /// A file with the keys that seal the remote.
+    pub remote_key: Option<PathBuf>,
+    /// A command that prints them.
+    pub remote_key_command: Option<String>,
     /// Bytes per second to and from the remote.
     pub remote_bandwidth: Option<Size>,
     /// Seconds between two looks at the prefixes of other stores; 0 for never.
@@ -89,6 +95,8 @@ pub(crate) struct Layer {
 pub(crate) struct MountConfig {
     /// For the filesystem.
     pub options: MountOptions,
+    /// Where the keys of the remote come from.
+    pub remote_key: Option<KeySource>,
     /// Stay, instead of becoming a daemon.
     pub foreground: bool,
     /// The mountpoint may hold files.
@@ -123,7 +131,7 @@ impl MountConfig {
         format!(
             "# store = {}\n# mountpoint = {}\nallow_other = {}\nread_only = {}\npassthrough = {}\n\
              io_uring = {}\nnonempty = {}\ncommit_interval = {:?}\nram = {}\nthreads = {}\noptions = {:?}\n\
-             {}{}{}{}{}{}{}{}",
+             {}{}{}{}{}{}{}{}{}",
             text(&options.store),
             text(&options.mountpoint),
             options.allow_other,
@@ -141,6 +149,7 @@ impl MountConfig {
             verify,
             if options.offline { "offline = true\n" } else { "" },
             options.remote.as_ref().map(remote_toml).unwrap_or_default(),
+            self.remote_key.as_ref().map(KeySource::to_toml).unwrap_or_default(),
             log_file.unwrap_or_default(),
             log_level.unwrap_or_default(),
         )
@@ -220,8 +229,12 @@ fn validate(
     let log_level = first.get(|l| l.log_level.clone());
     super::logging::check_filter(log_level.as_deref())?;
     let offline = first.get(|l| l.offline).unwrap_or(false);
+    let remote_key = KeySource::of(
+        first.get(|l| l.remote_key.clone()),
+        first.get(|l| l.remote_key_command.clone()),
+    )?;
     // What is said of the remote must make sense, although this mount leaves it alone.
-    let remote = remote_options(&first)?.filter(|_| !offline);
+    let remote = remote_options(&first, remote_key.as_ref())?.filter(|_| !offline);
     let cold = cold_encoding(&first)?;
     let on_corrupt: OnCorrupt = word("on_corrupt", first.get(|l| l.on_corrupt.clone()))?;
     let verify: Verify = word("verify", first.get(|l| l.verify.clone()))?;
@@ -247,6 +260,7 @@ fn validate(
             threads,
             config_text: String::new(),
         },
+        remote_key,
         foreground,
         nonempty: first.get(|l| l.nonempty).unwrap_or(false),
         log_file,
@@ -262,12 +276,15 @@ fn word<T: Default + std::str::FromStr<Err = String>>(
     parsed.map_err(|error| format!("{name}: {error}"))
 }
 
-fn remote_options(first: &Layers<'_>) -> Result<Option<RemoteOptions>, String> {
+fn remote_options(
+    first: &Layers<'_>, key: Option<&KeySource>,
+) -> Result<Option<RemoteOptions>, String> {
     let bandwidth = first.get(|l| l.remote_bandwidth);
     let rebuild_from = first.get(|l| l.rebuild_from.clone());
     let index_seconds = first.get(|l| l.remote_index);
     let Some(place) = first.get(|l| l.remote.clone()).filter(|place| !place.is_empty()) else {
         let alone = [
+            ("remote_key", key.is_some()),
             ("remote_bandwidth", bandwidth.is_some()),
             ("rebuild_from", rebuild_from.is_some()),
             ("remote_index", index_seconds.is_some()),
@@ -285,7 +302,8 @@ fn remote_options(first: &Layers<'_>) -> Result<Option<RemoteOptions>, String> {
     let rebuild_from = rebuild_from.as_deref().map(rebuild_source).transpose()?;
     let rebuild_from = rebuild_from.unwrap_or_default();
     let index_interval = index_interval(index_seconds)?;
-    Ok(Some(RemoteOptions { place, bandwidth, rebuild_from, index_interval }))
+    let keys = key.map(KeySource::load).transpose()?.map(Arc::new);
+    Ok(Some(RemoteOptions { place, keys, bandwidth, rebuild_from, index_interval }))
 }
 
 fn index_interval(seconds: Option<f64>) -> Result<Option<Duration>, String> {
@@ -399,6 +417,8 @@ fn environment_layer(environment: &dyn Fn(&str) -> Option<OsString>) -> Result<L
         ram: text("KVFS_RAM")?.map(|value| size("KVFS_RAM", &value)).transpose()?,
         ssd: text("KVFS_SSD")?.map(|value| size("KVFS_SSD", &value)).transpose()?,
         remote: text("KVFS_REMOTE")?,
+        remote_key: text("KVFS_REMOTE_KEY")?.map(PathBuf::from),
+        remote_key_command: text("KVFS_REMOTE_KEY_COMMAND")?,
         remote_bandwidth: text("KVFS_REMOTE_BANDWIDTH")?
             .map(|value| size("KVFS_REMOTE_BANDWIDTH", &value))
             .transpose()?,

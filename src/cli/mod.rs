@@ -36,6 +36,7 @@ mod process;
 mod progress;
 mod quota;
 mod remote;
+mod remote_key;
 mod role;
 mod scrub;
 mod seq;

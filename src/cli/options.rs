@@ -98,6 +98,10 @@ fn apply(parsed: &mut Parsed, option: &str) -> Result<bool, String> {
         ("ram", Some(value)) => layer.ram = Some(size(key, value)?),
         ("ssd", Some(value)) => layer.ssd = Some(size(key, value)?),
         ("remote", Some(value)) => layer.remote = Some(value.to_owned()),
+        ("remote_key", Some(value)) => layer.remote_key = Some(PathBuf::from(value)),
+        ("remote_key_command", Some(value)) => {
+            layer.remote_key_command = Some(value.to_owned());
+        }
         ("remote_bandwidth", Some(value)) => layer.remote_bandwidth = Some(size(key, value)?),
         ("remote_index", Some(value)) => layer.remote_index = Some(number(key, value)?),
         ("cold", Some(value)) => layer.cold = Some(value.to_owned()),
@@ -109,9 +113,9 @@ fn apply(parsed: &mut Parsed, option: &str) -> Result<bool, String> {
         ("log_level", Some(value)) => layer.log_level = Some(value.to_owned()),
         ("config", Some(value)) => parsed.config = Some(PathBuf::from(value)),
         (
-            "commit_interval" | "ram" | "ssd" | "remote" | "remote_bandwidth" | "remote_index"
-            | "cold" | "on_corrupt" | "verify" | "rebuild_from" | "threads" | "log_file"
-            | "log_level" | "config",
+            "commit_interval" | "ram" | "ssd" | "remote" | "remote_key" | "remote_key_command"
+            | "remote_bandwidth" | "remote_index" | "cold" | "on_corrupt" | "verify"
+            | "rebuild_from" | "threads" | "log_file" | "log_level" | "config",
             None,
         ) => {
             return Err(format!("option {key} needs a value: {key}=..."));

@@ -1,13 +1,17 @@
-//! `kvfs remote`: what is in a remote, without a mount.
+//! `kvfs remote`: what concerns a remote and no mount.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
+use std::sync::Arc;
 
 use clap::Subcommand;
 
 use super::output::{Failure, Outcome, Report};
+use super::remote_key::{self, KeySource};
 use crate::tier::remote::counters::Counters;
 use crate::tier::remote::names::published;
-use crate::tier::remote::{RemoteName, RemoteSpec};
+use crate::tier::remote::seal::{KeyRing, Numbers, Seal, Sealed};
+use crate::tier::remote::{BlobStore, RemoteName, RemoteSpec, attach_sealed};
 
 /// `kvfs remote`.
 #[derive(Debug, Subcommand)]
@@ -17,16 +21,35 @@ pub(crate) enum RemoteCommand {
         /// Print JSON
         #[arg(long)]
         json: bool,
+        /// The keys of a remote that is sealed
+        #[arg(long, value_name = "FILE", env = "KVFS_REMOTE_KEY")]
+        remote_key: Option<PathBuf>,
         /// A shared directory, or `s3://BUCKET/PREFIX` with the `AWS_*` variables
         #[arg(value_name = "DIR|s3://...")]
         place: String,
     },
+    /// Make a key that seals a remote (kvfs mount --remote-key). Whoever loses it loses what is
+    /// sealed with it
+    Keygen {
+        /// The file to make, for its owner alone; it must not be there yet
+        file: PathBuf,
+    },
+}
+
+/// Does it.
+pub(crate) fn run(command: &RemoteCommand) -> Outcome {
+    match command {
+        RemoteCommand::Ls { json, remote_key, place } => {
+            let keys = remote_key.clone().map(|path| KeySource::File(path).load()).transpose();
+            list(place, keys.map_err(Failure::Failed)?, *json)
+        }
+        RemoteCommand::Keygen { file } => remote_key::keygen(file),
+    }
 }
 
 /// Looks, and changes nothing.
-pub(crate) fn run(command: &RemoteCommand) -> Outcome {
-    let RemoteCommand::Ls { json, place } = command;
-    let place = super::arguments::absolute(place.clone())?;
+fn list(place: &str, keys: Option<KeyRing>, json: bool) -> Outcome {
+    let place = super::arguments::absolute(place.to_owned())?;
     let place: RemoteSpec =
         place.parse().map_err(|error| Failure::Usage(format!("remote: {error}")))?;
     let text = |(name, value): (OsString, OsString)| {
@@ -39,8 +62,16 @@ pub(crate) fn run(command: &RemoteCommand) -> Outcome {
             "{place} is no remote of kvfs: it has no KVFS-REMOTE"
         )));
     }
+    let id = attach_sealed(remote.as_ref(), None, keys.as_ref()).map_err(Failure::failed)?;
+    let remote: Arc<dyn BlobStore> = match keys {
+        Some(keys) => {
+            let seal = Seal { keys: Arc::new(keys), numbers: Arc::new(Numbers::default()) };
+            Arc::new(Sealed::new(remote, id, &seal))
+        }
+        None => remote,
+    };
     let stores = published::stores(remote.as_ref()).map_err(Failure::failed)?;
-    Ok(if *json {
+    Ok(if json {
         Report::json(&published::to_json(&stores))
     } else {
         Report::text(published::table(&stores))

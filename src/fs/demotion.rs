@@ -118,6 +118,7 @@ impl FileSystem {
             RemoteHealth::Down { error, .. } => return Err(FsError::Remote(error)),
         }
         self.fetch_positions()?;
+        self.note_manifests_seen(exchange.remote())?;
         let uploaded = self.upload_batch(tiers, exchange, mover)?;
         self.verify_due(tiers, exchange, mover)?;
         let is_idle = uploaded == 0 && mover.uploaded.is_empty();
@@ -169,6 +170,7 @@ impl FileSystem {
         let oldest = oldest.reduce(Stamp::or_earlier);
         let rows = super::manifest_of_names::rows(&snapshot, &growing)?;
         let published = names.publish(format::VERSION, rows, oldest).map_err(FsError::Remote)?;
+        self.note_manifests_seen(exchange.remote())?;
         tiers.names_published.store(names_changed, Ordering::Release);
         mover.growing.was_published(published.is_reliable);
         (mover.published, mover.took) = (Instant::now(), begin.elapsed());

@@ -78,6 +78,7 @@ pub enum RebuildError {
 impl std::fmt::Display for RebuildError {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
+            RebuildError::Remote(error @ RemoteError::Key(_)) => write!(formatter, "{error}"),
             RebuildError::Remote(error) => write!(
                 formatter,
                 "the store is new, and whether its remote has names for it cannot be told: {error} \
@@ -165,7 +166,7 @@ pub fn rebuild(
         return Err(RebuildError::Version(names.layout()));
     }
     let exchange = Exchange::new(Arc::clone(remote), Grace::default(), ColdEncoding::None);
-    let mut plan = Plan::new(&names, &present(remote)?)?;
+    let mut plan = Plan::new(&names, &Present::list(remote)?)?;
     plan.fetch_local(store, &exchange)?;
     let files = database::fill(store.metadata()?, |put| {
         put(&keys::rebuilt_from(), &encode(&id.0))?;
@@ -175,15 +176,25 @@ pub fn rebuild(
 }
 
 /// What the remote has.
-fn present(remote: &Remote) -> Result<HashSet<BlobName>, RemoteError> {
-    let mut present = HashSet::new();
-    for_each(remote, RemotePrefix::Blobs, |listed| {
-        if let RemoteName::Blob(blob) = listed.name {
-            present.insert(blob);
-        }
-        Ok(())
-    })?;
-    Ok(present)
+struct Present<'a> {
+    remote: &'a Remote,
+    listed: HashSet<RemoteName>,
+}
+
+impl Present<'_> {
+    fn list(remote: &Remote) -> Result<Present<'_>, RemoteError> {
+        let mut listed = HashSet::new();
+        for_each(remote, RemotePrefix::Blobs, |found| {
+            listed.insert(found.name);
+            Ok(())
+        })?;
+        Ok(Present { remote, listed })
+    }
+
+    fn has(&self, blob: BlobName) -> Result<bool, RemoteError> {
+        let names = self.remote.listed_names(RemoteName::Blob(blob))?;
+        Ok(names.iter().any(|name| self.listed.contains(name)))
+    }
 }
 
 /// An object whose bytes must be on this machine.
@@ -209,7 +220,7 @@ struct Plan {
 impl Plan {
     /// Looks at all rows. Those of inodes come before those of objects, and these before those of
     /// copies.
-    fn new(names: &Names, present: &HashSet<BlobName>) -> Result<Plan, RebuildError> {
+    fn new(names: &Names, present: &Present<'_>) -> Result<Plan, RebuildError> {
         let mut plan = Plan::default();
         let mut local_records: HashMap<ObjectId, ObjectRecord> = HashMap::new();
         let mut times: HashMap<InodeId, Time> = HashMap::new();
@@ -218,6 +229,7 @@ impl Plan {
             let Some(number) = keys::number(&row.key) else {
                 continue;
             };
+            let is_present = row.blob.map(|blob| present.has(blob)).transpose()?;
             match row.key.first() {
                 Some(b'I') => plan.note_inode(InodeId(number), &decode(&row.value)?, &mut times),
                 Some(b'O') => {
@@ -226,7 +238,7 @@ impl Plan {
                         local_records.insert(ObjectId(number), record);
                     }
                 }
-                Some(b'R') if row.blob.is_some_and(|blob| present.contains(&blob)) => {
+                Some(b'R') if is_present == Some(true) => {
                     let object = ObjectId(number);
                     let Some(owner) = plan.owners.get(&object) else {
                         continue;

@@ -20,7 +20,9 @@ use crate::tier::encoded::EncodedCopies;
 use crate::tier::exchange::Exchange;
 use crate::tier::ram::LetGo;
 use crate::tier::rate::Rate;
-use crate::tier::remote::{RemoteError, RemoteId, State as RemoteHealth, StoreId};
+use crate::tier::remote::{
+    Remote, RemoteError, RemoteId, Sequence, State as RemoteHealth, StoreId,
+};
 use crate::tier::ssd::SsdTier;
 
 /// What a mount has beside its store that encodes cold objects or has a remote.
@@ -115,6 +117,24 @@ impl FileSystem {
         {
             let known = RemoteIdentity { remote: Some(remote.0), ..identity };
             state.metadata.put_remote_identity(&known);
+        }
+        Ok(())
+    }
+
+    /// What was seen of the manifests in a sealed remote, by this mount and those before it.
+    pub fn manifests_seen(&self) -> Result<Vec<(StoreId, Sequence)>, FsError> {
+        let seen = self.state().metadata.manifests_seen()?;
+        Ok(seen.into_iter().map(|(store, number)| (StoreId(store), Sequence(number))).collect())
+    }
+
+    /// Notes what was seen since the last time, as part of the next commit.
+    pub(super) fn note_manifests_seen(&self, remote: &Remote) -> Result<(), FsError> {
+        if !remote.is_sealed() {
+            return Ok(());
+        }
+        let mut state = self.state_to_change()?;
+        for (store, sequence) in remote.take_numbers() {
+            state.metadata.put_manifest_seen(store.0, sequence.0);
         }
         Ok(())
     }
@@ -282,6 +302,7 @@ impl FileSystem {
             return self.offline_status(text);
         };
         line("remote", &crate::tier::remote::BlobStore::place(remote.as_ref()));
+        line("remote_sealed", &if remote.is_sealed() { "yes" } else { "no" });
         match remote.state() {
             RemoteHealth::Connecting => line("remote_state", &"connecting"),
             RemoteHealth::Up { .. } => line("remote_state", &"up"),

@@ -24,7 +24,8 @@ use crate::store::{Store, StoreError};
 use crate::tier::counters::Counters;
 use crate::tier::encoding::ColdEncoding;
 use crate::tier::ram::{LetGo, RamTier};
-use crate::tier::remote::RemoteSpec;
+use crate::tier::remote::seal::{KeyRing, Numbers, Seal};
+use crate::tier::remote::{self as far, RemoteError, RemoteId, RemoteSpec};
 
 /// How long an unmount waits for a round of moving to end.
 const MOVER_PATIENCE: Duration = Duration::from_secs(2);
@@ -124,12 +125,24 @@ impl MountOptions {
 pub struct RemoteOptions {
     /// Where it is.
     pub place: RemoteSpec,
+    /// The keys that seal what goes there.
+    pub keys: Option<Arc<KeyRing>>,
     /// Bytes per second in both directions together.
     pub bandwidth: Option<NonZeroU64>,
     /// Whose names the store takes over if it is new.
     pub rebuild_from: RebuildFrom,
     /// How often the prefixes of the other stores are read; `None` for never.
     pub index_interval: Option<Duration>,
+}
+
+impl RemoteOptions {
+    pub(super) fn options(
+        &self, expected: Option<RemoteId>, numbers: &Arc<Numbers>,
+    ) -> far::Options {
+        let seal = |keys| Seal { keys: Arc::clone(keys), numbers: Arc::clone(numbers) };
+        let (bandwidth, seal) = (self.bandwidth, self.keys.as_ref().map(seal));
+        far::Options { bandwidth, expected, seal, ..far::Options::default() }
+    }
 }
 
 /// Why a mount could not be made or did not end well.
@@ -149,6 +162,8 @@ pub enum MountError {
     Need(NeedError),
     /// A new store could not take over the names that the remote has for it.
     Rebuild(RebuildError),
+    /// The remote is sealed with other keys than are given.
+    Key(RemoteError),
     /// The last changes could not be made durable.
     Flush(FsError),
 }
@@ -167,6 +182,7 @@ impl std::fmt::Display for MountError {
             MountError::Thread(error) => write!(formatter, "no thread could be started: {error}"),
             MountError::Need(error) => write!(formatter, "{error}"),
             MountError::Rebuild(error) => write!(formatter, "{error}"),
+            MountError::Key(error) => write!(formatter, "{error}"),
             MountError::Flush(error) => {
                 write!(formatter, "the last changes could not be written: {error}")
             }
@@ -185,7 +201,9 @@ impl From<StoreError> for MountError {
 /// Opens the store, mounts it, calls `ready`, serves until it is unmounted, and flushes.
 pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountError> {
     let mut store = Store::open_or_create(&options.store)?;
-    remote::prepare(options, &store)?;
+    // What a rebuild sees of manifests is remembered by the store that it makes.
+    let numbers = Arc::new(Numbers::default());
+    remote::prepare(options, &store, &numbers)?;
     let counters = Counters::default();
     if options.ram_bytes > 0 && !options.read_only {
         let ram = RamTier::open(options.ram_bytes, counters.clone()).map_err(MountError::Memory)?;
@@ -198,7 +216,7 @@ pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountEr
     log::info!("opened the store {}: {recovered:?}", options.store.display());
     file_system.set_on_corrupt(options.on_corrupt);
     file_system.set_verify(options.verify);
-    let mover = remote::attach_tiers(options, &mut file_system, &counters)?;
+    let mover = remote::attach_tiers(options, &mut file_system, &counters, &numbers)?;
     show_metrics(&file_system, &counters);
     let file_system = Arc::new(file_system);
     let shared = Arc::new(Shared::new(Arc::clone(&file_system), options.passthrough));

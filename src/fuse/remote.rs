@@ -18,11 +18,16 @@ use crate::tier::encoding::ColdEncoding;
 use crate::tier::exchange::Exchange;
 use crate::tier::remote::hold::Grace;
 use crate::tier::remote::names::Publisher;
-use crate::tier::remote::{self, BlobStore, Remote, RemoteId, State};
+use crate::tier::remote::seal::Numbers;
+use crate::tier::remote::{BlobStore, Remote, RemoteError, RemoteId, State};
 use crate::tier::ssd::SsdTier;
 
 /// How long a mount waits for a remote that is not where the store's was, to hear which one it is.
 const ANSWER_MAX: Duration = Duration::from_secs(30);
+
+/// How long a mount waits to hear that its keys fit. A remote that is down says so later, in the
+/// status: the mount does not depend on it.
+const KEY_PATIENCE: Duration = Duration::from_secs(3);
 
 /// Why a store is not mounted with what it was given for a remote.
 #[derive(Debug)]
@@ -76,17 +81,19 @@ impl std::error::Error for NeedError {}
 
 /// Refuses a remote that is not the one the store needs; a new store takes over the names that the
 /// remote has for it.
-pub(super) fn prepare(options: &MountOptions, store: &Store) -> Result<(), MountError> {
+pub(super) fn prepare(
+    options: &MountOptions, store: &Store, numbers: &Arc<Numbers>,
+) -> Result<(), MountError> {
     let standing = standing::read(store.metadata()?)?;
     let given = options.remote.as_ref();
     if !options.offline && standing.only_remote.objects > 0 {
-        check_need(given, &standing).map_err(|error| match error {
+        check_need(given, &standing, numbers).map_err(|error| match error {
             Problem::Need(error) => MountError::Need(error),
             Problem::Thread(error) => MountError::Thread(error),
         })?;
     }
     match given {
-        Some(wanted) => rebuild_if_new(options, wanted, store, &standing),
+        Some(wanted) => rebuild_if_new(options, wanted, (store, &standing), numbers),
         None => Ok(()),
     }
 }
@@ -96,7 +103,9 @@ enum Problem {
     Thread(std::io::Error),
 }
 
-fn check_need(given: Option<&RemoteOptions>, standing: &Standing) -> Result<(), Problem> {
+fn check_need(
+    given: Option<&RemoteOptions>, standing: &Standing, numbers: &Arc<Numbers>,
+) -> Result<(), Problem> {
     let only_remote = standing.only_remote;
     let place = standing.place.as_ref().map(|known| known.place.clone());
     let Some(given) = given else {
@@ -107,8 +116,8 @@ fn check_need(given: Option<&RemoteOptions>, standing: &Standing) -> Result<(), 
         return Ok(());
     };
     let expected = standing.identity.and_then(|identity| identity.remote).map(RemoteId);
-    let remote_options = remote::Options { expected, ..remote::Options::default() };
-    let remote = Remote::open(&given.place, remote_options).map_err(Problem::Thread)?;
+    let remote = Remote::open(&given.place, given.options(expected, numbers));
+    let remote = remote.map_err(Problem::Thread)?;
     let why = match remote.wait_for_answer(ANSWER_MAX) {
         State::Up { .. } => return Ok(()),
         State::Down { error, .. } => error.to_string(),
@@ -119,7 +128,8 @@ fn check_need(given: Option<&RemoteOptions>, standing: &Standing) -> Result<(), 
 
 /// A new store takes over the names that the remote has for it.
 fn rebuild_if_new(
-    options: &MountOptions, wanted: &RemoteOptions, store: &Store, standing: &Standing,
+    options: &MountOptions, wanted: &RemoteOptions, (store, standing): (&Store, &Standing),
+    numbers: &Arc<Numbers>,
 ) -> Result<(), MountError> {
     if options.read_only || wanted.rebuild_from == RebuildFrom::Nothing {
         return Ok(());
@@ -133,9 +143,8 @@ fn rebuild_if_new(
             _ => Ok(()),
         };
     }
-    let remote_options =
-        remote::Options { bandwidth: wanted.bandwidth, ..remote::Options::default() };
-    let remote = Remote::open(&wanted.place, remote_options).map_err(MountError::Thread)?;
+    let remote = Remote::open(&wanted.place, wanted.options(None, numbers));
+    let remote = remote.map_err(MountError::Thread)?;
     let outcome = rebuild::rebuild(store, &Arc::new(remote), wanted.rebuild_from);
     if let Rebuilt::From { store, files, left_out } = outcome.map_err(MountError::Rebuild)? {
         log::info!("rebuilt from the names of store {store}: {files} files");
@@ -151,13 +160,15 @@ fn rebuild_if_new(
 /// record.
 pub(super) fn attach_tiers(
     options: &MountOptions, file_system: &mut FileSystem, counters: &Counters,
+    numbers: &Arc<Numbers>,
 ) -> Result<Option<Mover>, MountError> {
     let has_copies = file_system.has_other_copies().map_err(MountError::Flush)?;
     if options.remote.is_none() && options.cold == ColdEncoding::None && !has_copies {
         return Ok(None);
     }
     let remote = options.remote.as_ref();
-    let remote = remote.map(|wanted| connect(wanted, options.cold, file_system)).transpose()?;
+    let remote = remote.map(|wanted| connect(wanted, options.cold, file_system, numbers));
+    let remote = remote.transpose()?;
     let (exchange, publisher) = remote.unzip();
     let ssd = SsdTier::new(options.ssd_bytes);
     let encoded = EncodedCopies::new(options.cold, options.ssd_bytes);
@@ -167,13 +178,27 @@ pub(super) fn attach_tiers(
 
 /// Connects to the remote, in the background.
 fn connect(
-    wanted: &RemoteOptions, cold: ColdEncoding, file_system: &FileSystem,
+    wanted: &RemoteOptions, cold: ColdEncoding, file_system: &FileSystem, numbers: &Arc<Numbers>,
 ) -> Result<(Exchange, Publisher), MountError> {
     let (id, expected) = file_system.remote_identity().map_err(MountError::Flush)?;
-    let remote_options =
-        remote::Options { bandwidth: wanted.bandwidth, expected, ..remote::Options::default() };
-    let remote = Remote::open(&wanted.place, remote_options).map_err(MountError::Thread)?;
-    let remote = Arc::new(remote);
+    let seen = file_system.manifests_seen().map_err(MountError::Flush)?;
+    if wanted.keys.is_none() && !seen.is_empty() {
+        // Whatever its marker says by now: nothing goes there in clear.
+        return Err(MountError::Key(RemoteError::Key(format!(
+            "remote {}: this store seals what it keeps there: give the file with the key \
+             (--remote-key FILE)",
+            wanted.place
+        ))));
+    }
+    numbers.know(seen);
+    let remote = Remote::open(&wanted.place, wanted.options(expected, numbers));
+    let remote = Arc::new(remote.map_err(MountError::Thread)?);
+    if (expected.is_none() || wanted.keys.is_some())
+        && let State::Down { error: error @ RemoteError::Key(_), .. } =
+            remote.wait_for_answer(KEY_PATIENCE)
+    {
+        return Err(MountError::Key(error));
+    }
     if let Err(error) = remote.counters().register(file_system.observer().registry()) {
         log::error!("metrics of the remote: {error}");
     }

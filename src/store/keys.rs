@@ -13,6 +13,7 @@
 //! | `P` | [`RemotePlace`](super::record::RemotePlace) |
 //! | `M` | [`OnlyRemote`](super::record::OnlyRemote) |
 //! | `B` | `u128`: the store whose names a new store took over |
+//! | `V` store(16) | `u64`: the highest number that a manifest of its names was seen to have |
 //! | `U` inode(8) | empty: the inode is unsettled, recovery looks at it |
 //! | `D` checksum(16) | `InodeId`: a page with this checksum, if it still has it |
 //! | `H` model(8) hash(32) sequence(8) | `u32`: the page that ends the prefix there |
@@ -75,6 +76,16 @@ pub(crate) fn only_remote() -> Vec<u8> {
 /// Key of the store whose names were taken over.
 pub(crate) fn rebuilt_from() -> Vec<u8> {
     vec![b'B']
+}
+
+/// Key of what was seen of a store's manifests in a sealed remote.
+pub(crate) fn manifest_seen(store: u128) -> Vec<u8> {
+    [b"V".as_slice(), &store.to_be_bytes()].concat()
+}
+
+/// The store in such a key.
+pub(crate) fn store_seen(key: &[u8]) -> Option<u128> {
+    Some(u128::from_be_bytes(key.strip_prefix(b"V")?.try_into().ok()?))
 }
 
 /// Key of a page by its checksum.

@@ -16,6 +16,14 @@ impl ContentHash {
     pub fn of(bytes: &[u8]) -> ContentHash {
         ContentHash(*blake3::hash(bytes).as_bytes())
     }
+
+    /// What the same bytes are called within a scope, and nowhere else.
+    #[must_use]
+    pub fn within(&self, scope: &[u8]) -> ContentHash {
+        let mut hasher = blake3::Hasher::new_derive_key("kvfs 2026-11-23 bytes within a scope");
+        hasher.update(&self.0).update(scope);
+        ContentHash(*hasher.finalize().as_bytes())
+    }
 }
 
 impl fmt::Display for ContentHash {

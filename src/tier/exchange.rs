@@ -178,7 +178,7 @@ impl Exchange {
         let file: Arc<dyn DiskFile> =
             match (store.open_object(item.object, Access::Read), item.encoded) {
                 (Err(error), Some(copy)) if error.kind() == io::ErrorKind::NotFound => {
-                    return as_encoded(store, item, &copy);
+                    return self.as_encoded(store, item, &copy);
                 }
                 (file, _) => file.map_err(RemoteError::local)?.into(),
             };
@@ -198,8 +198,35 @@ impl Exchange {
         };
         let encoded = encoded.map_err(local)?;
         check_local(&encoded.digest, item)?;
-        let blob = BlobName { content: encoded.digest.content, encoding: encoded.encoding };
+        let blob = self.named(&encoded.digest, &item.subject, encoded.encoding);
         Ok((blob, Source::new(Arc::new(FileBytes(file)), encoded.stored_bytes)))
+    }
+
+    /// What is only encoded on the disk goes up as it is.
+    fn as_encoded(
+        &self, store: &Store, item: &Item, copy: &EncodedCopy,
+    ) -> Result<(BlobName, Source)> {
+        let file = store.disk.open(&DiskPath::Encoded(item.object), Access::Read);
+        let file: Arc<dyn DiskFile> = file.map_err(RemoteError::local)?.into();
+        let EncodedCopy { encoding, stored_bytes } = *copy;
+        let stored = Stored { encoding, stored_bytes, length: item.length };
+        let source = &mut Cursor::new(file.as_ref());
+        let digest = decode(source, &stored, &item.subject, &mut io::sink()).map_err(local)?;
+        check_local(&digest, item)?;
+        let blob = self.named(&digest, &item.subject, encoding);
+        Ok((blob, Source::new(Arc::new(FileBytes(file)), stored_bytes)))
+    }
+
+    /// What the remote calls bytes. In a sealed remote the name of a page follows from the cache that
+    /// it is of as well, so that equal pages of two tenants have names and keys of their own.
+    fn named(&self, digest: &Digest, subject: &Subject, encoding: Encoding) -> BlobName {
+        let content = match subject {
+            Subject::Page(identity) if self.remote.is_sealed() => {
+                digest.content.within(&identity.model.0)
+            }
+            _ => digest.content,
+        };
+        BlobName { content, encoding }
     }
 
     fn lossless(&self) -> Lossless {
@@ -234,7 +261,8 @@ impl Exchange {
     }
 
     fn check(&self, digest: &Digest, item: &Item, blob: BlobName) -> Result<()> {
-        if digest.content == blob.content && digest.checksum == item.checksum {
+        let named = self.named(digest, &item.subject, blob.encoding);
+        if named == blob && digest.checksum == item.checksum {
             return Ok(());
         }
         Err(self.corrupt(blob, "its bytes are not those that it is named by"))
@@ -244,19 +272,6 @@ impl Exchange {
         let name = RemoteName::Blob(blob);
         RemoteError::Corrupt(format!("remote {}: {name}: {why}", self.remote.place()))
     }
-}
-
-/// What is only encoded on the disk goes up as it is.
-fn as_encoded(store: &Store, item: &Item, copy: &EncodedCopy) -> Result<(BlobName, Source)> {
-    let file = store.disk.open(&DiskPath::Encoded(item.object), Access::Read);
-    let file: Arc<dyn DiskFile> = file.map_err(RemoteError::local)?.into();
-    let EncodedCopy { encoding, stored_bytes } = *copy;
-    let stored = Stored { encoding, stored_bytes, length: item.length };
-    let source = &mut Cursor::new(file.as_ref());
-    let digest = decode(source, &stored, &item.subject, &mut io::sink()).map_err(local)?;
-    check_local(&digest, item)?;
-    let blob = BlobName { content: digest.content, encoding };
-    Ok((blob, Source::new(Arc::new(FileBytes(file)), stored_bytes)))
 }
 
 fn check_local(digest: &Digest, item: &Item) -> Result<()> {

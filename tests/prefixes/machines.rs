@@ -25,12 +25,13 @@ in_both_modes!(
     an_index_that_lies_is_believed_by_nobody,
     other_salts_find_nothing,
     what_is_closed_to_others_stays_where_it_is,
+    machines_that_share_a_key_find_each_other_in_a_sealed_remote,
 );
 
 /// Machines, and the directory that they share.
 struct Machines {
     remote: PathBuf,
-    _directory: tempfile::TempDir,
+    directory: tempfile::TempDir,
 }
 
 /// Whoever shares a remote hears of what others publish there after a tenth of a second.
@@ -92,7 +93,7 @@ impl Machines {
         let directory = scratch_directory();
         let remote = directory.path().join("remote");
         std::fs::create_dir(&remote).unwrap();
-        Machines { remote, _directory: directory }
+        Machines { remote, directory }
     }
 
     fn mount(&self, mode: Mode) -> Mount {
@@ -243,6 +244,42 @@ fn pages_that_are_gone_or_damaged_count_as_absent(mode: Mode) {
     let mut fsck = Command::new(env!("CARGO_BIN_EXE_kvfs"));
     let checked = forks::output(fsck.arg("fsck").arg(second.store()));
     assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stdout));
+}
+
+fn machines_that_share_a_key_find_each_other_in_a_sealed_remote(mode: Mode) {
+    let machines = Machines::new();
+    let key = machines.directory.path().join("key");
+    let mut keygen = Command::new(env!("CARGO_BIN_EXE_kvfs"));
+    forks::succeed(keygen.args(["remote", "keygen"]).arg(&key));
+    let key = ["--remote-key", key.to_str().unwrap()];
+    let options = [options(machines.remote.to_str().unwrap()), key.to_vec()].concat();
+    let (first, second) =
+        (Mount::with_options(mode, &options), Mount::with_options(mode, &options));
+    let (model, mut sequence) = known(&first, &second, 70);
+    let bytes = |page: &Path| std::fs::read(page).unwrap();
+    let there = bytes(&sequence.page(&first, &model, 1, 1));
+    for file in files_below(&machines.remote) {
+        let stored = bytes(&file);
+        let holds = |secret: &[u8]| stored.windows(secret.len()).any(|window| window == secret);
+        assert!(!holds(&there[4000..4032]) && !holds(b"chat"), "{}", file.display());
+    }
+    let hash = chain(&model, &sequence.tokens)[1];
+    assert!(bytes(&directory(&second, &model, hash).join("001.safetensors")) == there);
+    assert_eq!(matching(&second, &model, &sequence.tokens).0, 70 / 32 * 32);
+
+    // Whoever keeps the remote goes back to older manifests, which are genuine.
+    sequence.append(&first, &model, &(70..130).collect::<Vec<_>>());
+    wait_until_known(&second, &model, &sequence);
+    drop(first);
+    for store in std::fs::read_dir(machines.remote.join("names")).unwrap() {
+        let mut manifests = files_below(&store.unwrap().path());
+        manifests.sort();
+        manifests.iter().skip(1).for_each(|newer| std::fs::remove_file(newer).unwrap());
+    }
+    eventually("the loss to be noticed", || {
+        let errors = std::fs::read_to_string(second.path().join(".kvfs/errors")).unwrap();
+        errors.contains("now there are only older ones").then_some(())
+    });
 }
 
 fn an_index_that_lies_is_believed_by_nobody(mode: Mode) {

@@ -28,4 +28,5 @@ mod rebuild;
 mod remote;
 mod rounding;
 mod s3;
+mod sealed;
 mod steps;

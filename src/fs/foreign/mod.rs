@@ -16,6 +16,7 @@ mod arrive;
 mod index;
 mod source;
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub(super) use adopt::Provenance;
@@ -44,6 +45,8 @@ const CANDIDATES_MAX: usize = 4;
 #[derive(Debug, Default)]
 pub(super) struct Foreign {
     stores: Mutex<Vec<Arc<ForeignStore>>>,
+    /// Stores whose manifests are damaged, or not the newest: told once.
+    damaged: Mutex<BTreeSet<StoreId>>,
     /// Held while a sequence is taken over.
     adopting: Mutex<()>,
 }
@@ -113,7 +116,7 @@ impl FileSystem {
             stores.push(store);
         }
         *self.foreign.stores() = stores;
-        Ok(())
+        self.note_manifests_seen(exchange.remote())
     }
 
     /// What a store has by now. One that cannot be read stays as it was known.
@@ -126,10 +129,18 @@ impl FileSystem {
             let read = |table| ForeignStore::read(table, old, room, (exchange, &self.store));
             table.map(read).transpose()
         });
+        let mut damaged = self.foreign.damaged.lock().unwrap_or_else(PoisonError::into_inner);
         match read {
-            Ok(Some(store)) => Ok(Some(Arc::new(store))),
+            Ok(Some(store)) => {
+                damaged.remove(&id);
+                Ok(Some(Arc::new(store)))
+            }
             Ok(None) => Ok(old.cloned()),
             Err(error) if error.is_outage() => Err(error),
+            Err(error @ RemoteError::Corrupt(_)) if damaged.insert(id) => {
+                self.observer.failed(&format!("what store {id} has is not known: {error}"));
+                Ok(old.cloned())
+            }
             Err(error) => {
                 log::debug!("the prefixes of store {id} are not read: {error}");
                 Ok(old.cloned())

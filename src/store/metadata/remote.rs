@@ -1,6 +1,7 @@
 //! What is known of the remote: which objects it has, how far they are relied upon, and who it is.
 
 use super::{Life, Metadata};
+use crate::store::database::decode;
 use crate::store::record::{ObjectId, RemoteCopy, RemoteIdentity, RemotePlace, RemoteState};
 use crate::store::{StoreError, keys};
 
@@ -60,6 +61,23 @@ impl Metadata {
     /// The names of store and remote.
     pub(crate) fn remote_identity(&self) -> Result<Option<RemoteIdentity>, StoreError> {
         self.get(&keys::remote_identity())
+    }
+
+    /// The highest numbers that manifests of stores were seen to have, as of the last commit; there
+    /// are none as long as no sealed remote was used.
+    pub(crate) fn manifests_seen(&self) -> Result<Vec<(u128, u64)>, StoreError> {
+        let mut seen = Vec::new();
+        for record in self.snapshot()?.records(b"V")? {
+            let (key, value) = record?;
+            let Some(store) = keys::store_seen(&key) else { break };
+            seen.push((store, decode(&value)?));
+        }
+        Ok(seen)
+    }
+
+    /// Notes such a number.
+    pub(crate) fn put_manifest_seen(&mut self, store: u128, number: u64) {
+        self.put(Life::Durable, keys::manifest_seen(store), &number);
     }
 
     /// Notes the names of store and remote.

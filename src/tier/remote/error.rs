@@ -25,6 +25,9 @@ pub enum RemoteError {
     Corrupt(String),
     /// What is in this place is no remote, another one, or of another version: refuse it.
     Foreign(String),
+    /// The remote is sealed and the key is missing or another one, or it is not sealed and there is
+    /// a key: refuse to use it.
+    Key(String),
     /// The request itself is wrong or not supported: trying again does not help.
     Other(String),
     /// The caller's own source or sink failed, not the remote.
@@ -60,6 +63,7 @@ impl RemoteError {
             | RemoteError::Denied(text)
             | RemoteError::Corrupt(text)
             | RemoteError::Foreign(text)
+            | RemoteError::Key(text)
             | RemoteError::Other(text) => text.into(),
             RemoteError::Local(error) => format!("on this machine: {error}").into(),
         }
@@ -80,6 +84,7 @@ impl RemoteError {
             RemoteError::Denied(_) => "denied",
             RemoteError::Corrupt(_) => "corrupt",
             RemoteError::Foreign(_) => "foreign",
+            RemoteError::Key(_) => "key",
             RemoteError::Other(_) => "other",
             RemoteError::Local(_) => "local",
         }
@@ -121,7 +126,7 @@ impl fmt::Display for RemoteError {
             RemoteError::Denied(_) => "check the directory's permissions or the AWS_* credentials",
             RemoteError::Corrupt(_) => "this copy is not used",
             RemoteError::Foreign(_) => "name an empty place or the right remote",
-            RemoteError::Other(_) | RemoteError::Local(_) => return Ok(()),
+            RemoteError::Key(_) | RemoteError::Other(_) | RemoteError::Local(_) => return Ok(()),
         };
         write!(formatter, " ({advice})")
     }

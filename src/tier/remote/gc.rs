@@ -36,7 +36,7 @@ use std::time::{Duration, SystemTime};
 use super::error::{RemoteError, Result};
 use super::hold::{Grace, Stamp, remote_now};
 use super::name::{BlobName, RemoteName, RemotePrefix, Sequence, StoreId};
-use super::names::{read_chunk, read_root};
+use super::names::{read_chunk, read_root, versions};
 use super::{BlobStore, for_each};
 use crate::tier::content::ContentHash;
 
@@ -81,8 +81,7 @@ pub fn collect(store: &dyn BlobStore, grace: Grace, dry_run: bool) -> Result<Col
         run.look_at(listed.name, listed.stat, is_named)
     })?;
     for_each(store, RemotePrefix::Chunks, |listed| {
-        let named = |hash| references.chunks.contains(&hash);
-        let is_named = matches!(listed.name, RemoteName::Chunk(hash) if named(hash));
+        let is_named = references.listed_chunks.contains(&listed.name);
         run.look_at(listed.name, listed.stat, is_named)
     })?;
     if !dry_run {
@@ -131,7 +130,9 @@ impl Run<'_> {
 struct References {
     stores: u64,
     chunks: HashSet<ContentHash>,
-    /// Sorted fingerprints: 8 bytes for each of perhaps ten million objects. Two that share one
+    /// The same as a listing calls them.
+    listed_chunks: HashSet<RemoteName>,
+    /// Sorted fingerprints of their names in a listing: 8 bytes for each of perhaps ten million objects. Two that share one
     /// are both kept, which is safe.
     blobs: Vec<u64>,
 }
@@ -174,6 +175,11 @@ fn read_manifests(
     for (id, sequences) in manifests {
         references.stores += 1;
         let newest = sequences.iter().max();
+        if store.newest_seen(*id) > newest.copied() {
+            // Published since they were listed, or it is an error.
+            versions(store, *id)?;
+            return Ok(None);
+        }
         for sequence in sequences {
             match read_manifest(store, *id, *sequence, &mut references) {
                 Ok(false) if Some(sequence) == newest => return Ok(None),
@@ -212,7 +218,14 @@ fn read_manifest(
             }
             other => other?,
         };
-        references.blobs.extend(rows.iter().filter_map(|row| row.blob).map(fingerprint));
+        for blob in rows.iter().filter_map(|row| row.blob) {
+            for listed in store.listed_names(RemoteName::Blob(blob))? {
+                if let RemoteName::Blob(listed) = listed {
+                    references.blobs.push(fingerprint(listed));
+                }
+            }
+        }
+        references.listed_chunks.extend(store.listed_names(RemoteName::Chunk(entry.hash()))?);
         references.chunks.insert(entry.hash());
     }
     Ok(true)

@@ -16,10 +16,11 @@ use prometheus::IntCounter;
 use super::counters::{Counters, Direction, Operation};
 use super::error::{RemoteError, Result};
 use super::health::{Health, State};
-use super::marker::{RemoteId, attach};
-use super::name::{RemoteName, RemotePrefix};
+use super::marker::{RemoteId, attach_sealed};
+use super::name::{RemoteName, RemotePrefix, Sequence, StoreId};
 use super::object::SETTLING;
 use super::pool::{Abandoned, Bounds, Pool, Watch};
+use super::seal::{Seal, Sealed};
 use super::spec::RemoteSpec;
 use super::throttle::{Bucket, Throttled};
 use super::transfer::{Extent, ReadAt, Sink, Source, WriteAt};
@@ -58,7 +59,7 @@ impl Default for Limits {
 }
 
 /// How a remote is used.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Options {
     /// Bounds of calls.
     pub limits: Limits,
@@ -66,6 +67,8 @@ pub struct Options {
     pub bandwidth: Option<NonZeroU64>,
     /// The remote that the store used before; None makes an empty place a remote.
     pub expected: Option<RemoteId>,
+    /// The keys of a remote that is sealed.
+    pub seal: Option<Seal>,
 }
 
 /// A remote behind deadlines, a breaker and counters.
@@ -104,12 +107,12 @@ impl Remote {
         let inner = Arc::new(Inner {
             place: connector.place(),
             connector,
-            options,
             bucket: options.bandwidth.map(|rate| Arc::new(Bucket::new(rate))),
             pool: Pool::new(Bounds { threads_max, stuck_max }),
             health: Health::new(),
             counters: Counters::default(),
             id: options.expected.map(OnceLock::from).unwrap_or_default(),
+            options,
         });
         let shared = Arc::clone(&inner);
         let thread = std::thread::Builder::new().name("kvfs-connect".to_owned());
@@ -126,6 +129,17 @@ impl Remote {
     /// [`State::Connecting`].
     pub fn wait_for_answer(&self, patience: Duration) -> State {
         self.inner.health.wait_for_answer(patience)
+    }
+
+    /// Whether what goes there is sealed.
+    pub fn is_sealed(&self) -> bool {
+        self.inner.options.seal.is_some()
+    }
+
+    /// What was seen of manifests there since the last time that somebody asked.
+    pub fn take_numbers(&self) -> Vec<(StoreId, Sequence)> {
+        let seal = self.inner.options.seal.as_ref();
+        seal.map(|seal| seal.numbers.take_fresh()).unwrap_or_default()
     }
 
     /// What was asked of it.
@@ -173,16 +187,21 @@ impl Inner {
 
     fn connect(&self) -> Result<(Arc<dyn BlobStore>, RemoteId)> {
         let (connector, expected) = (Arc::clone(&self.connector), self.id.get().copied());
-        let counters = self.counters.clone();
+        let (counters, seal) = (self.counters.clone(), self.options.seal.clone());
         let answer = self.pool.call(&self.watch(), move || {
             let store = connector.connect(&counters)?;
-            let id = attach(store.as_ref(), expected)?;
+            let keys = seal.as_ref().map(|seal| seal.keys.as_ref());
+            let id = attach_sealed(store.as_ref(), expected, keys)?;
             Ok((store, id))
         });
         let (store, id) = answer.unwrap_or_else(|abandoned| Err(self.explain(abandoned)))?;
         let id = *self.id.get_or_init(|| id);
         let store = match &self.bucket {
             Some(bucket) => Arc::new(Throttled::new(store, Arc::clone(bucket))),
+            None => store,
+        };
+        let store = match &self.options.seal {
+            Some(seal) => Arc::new(Sealed::new(store, id, seal)),
             None => store,
         };
         Ok((store, id))
@@ -305,6 +324,15 @@ impl BlobStore for Remote {
     fn list(&self, prefix: RemotePrefix, after: Option<RemoteName>) -> Result<Listing> {
         let watch = self.inner.watch();
         self.inner.run(Operation::List, &watch, move |store| store.list(prefix, after))
+    }
+
+    fn listed_names(&self, name: RemoteName) -> Result<Vec<RemoteName>> {
+        self.inner.health.connection(&self.inner.place)?.store.listed_names(name)
+    }
+
+    fn newest_seen(&self, store: StoreId) -> Option<Sequence> {
+        let seal = self.inner.options.seal.as_ref();
+        seal.and_then(|seal| seal.numbers.highest(store))
     }
 
     fn sweep(&self, older_than: SystemTime) -> Result<u64> {

@@ -12,8 +12,9 @@
 //! objects ([`gc`] has the argument).
 //!
 //! [`BlobStore`] is the narrow door: a shared [`directory`], an [`object`] store, and in front of
-//! either a bandwidth limit ([`throttle`]) and deadlines ([`Remote`]). Everything that crosses it
-//! is owned, so that a call which hangs can be left behind.
+//! either a bandwidth limit ([`throttle`]), a seal where the place is not trusted ([`seal`]), and
+//! deadlines ([`Remote`]). Everything that crosses it is owned, so that a call which hangs can be left
+//! behind.
 
 pub mod counters;
 pub mod directory;
@@ -27,6 +28,7 @@ mod name;
 pub mod names;
 pub mod object;
 mod pool;
+pub mod seal;
 mod spec;
 pub mod throttle;
 mod transfer;
@@ -37,7 +39,7 @@ use std::time::{Duration, SystemTime};
 pub use error::{RemoteError, Result};
 pub use guard::{Connector, Limits, Options, Remote};
 pub use health::State;
-pub use marker::{RemoteId, attach};
+pub use marker::{RemoteId, attach, attach_sealed};
 pub use name::{BlobName, RemoteName, RemotePrefix, Sequence, StoreId};
 pub use spec::RemoteSpec;
 pub use transfer::{Extent, MemorySink, ReadAt, Sink, Source, WriteAt};
@@ -71,10 +73,10 @@ pub trait BlobStore: Debug + Send + Sync + 'static {
     /// Deletes an object; one that is not there is fine.
     fn delete(&self, name: RemoteName) -> Result<()>;
 
-    /// Deletes an object that was modified before a time; whether it did. The age is tested at
-    /// the deletion, so a [`BlobStore::refresh`] saves the object; for how late a deletion may
-    /// still come, see [`BlobStore::settling`].
-    fn delete_if_older(&self, name: RemoteName, than: SystemTime) -> Result<bool>;
+    /// Deletes an object, by the name that a listing gave, that was modified before a time;
+    /// whether it did. The age is tested at the deletion, so a [`BlobStore::refresh`] saves the
+    /// object; for how late a deletion may still come, see [`BlobStore::settling`].
+    fn delete_if_older(&self, listed: RemoteName, than: SystemTime) -> Result<bool>;
 
     /// How long after it was put or refreshed an object may still fall to a deletion that looked
     /// at it before.
@@ -82,6 +84,17 @@ pub trait BlobStore: Debug + Send + Sync + 'static {
 
     /// The next objects in the order of their names, after `after`. Foreign names are left out.
     fn list(&self, prefix: RemotePrefix, after: Option<RemoteName>) -> Result<Listing>;
+
+    /// What an object may be called in a listing: something else where names are keyed.
+    fn listed_names(&self, name: RemoteName) -> Result<Vec<RemoteName>> {
+        Ok(vec![name])
+    }
+
+    /// The highest number of a store's manifests that was ever seen, where that can be relied
+    /// upon: manifests that all have lower numbers are not its newest.
+    fn newest_seen(&self, _: StoreId) -> Option<Sequence> {
+        None
+    }
 
     /// Removes what puts that were cut off left behind before `older_than`; how many.
     fn sweep(&self, older_than: SystemTime) -> Result<u64>;

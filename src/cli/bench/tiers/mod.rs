@@ -10,6 +10,7 @@ mod memory;
 mod ratios;
 mod remote;
 mod scan;
+mod sealed;
 mod values;
 
 use std::fs;
@@ -62,6 +63,7 @@ pub(super) fn run(arguments: &BenchArguments, figures: &mut Vec<Figure>) -> Resu
     figures.extend(flush::figures(&make()?, &sizes)?);
     figures.extend(codec::figures(&make()?, &sizes)?);
     figures.extend(remote::figures(&make()?, &sizes)?);
+    figures.extend(sealed::figures(&make()?, &sizes)?);
     figures.extend(latency::figures(&make()?, &sizes)?);
     figures.extend(scan::figures(&make()?, &sizes)?);
     Ok(passthrough)

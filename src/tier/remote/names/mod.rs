@@ -134,7 +134,17 @@ impl Publisher {
     }
 
     fn find_last(&self) -> Result<Last> {
-        let Some(sequence) = versions(self.store.as_ref(), self.id)?.pop() else {
+        let seen = self.store.newest_seen(self.id);
+        let newest = listed_versions(self.store.as_ref(), self.id)?.pop();
+        if let Some(seen) = seen.filter(|seen| newest.is_none_or(|newest| newest < *seen)) {
+            log::warn!(
+                "remote {}: the newest manifests of this store's names are gone: they are \
+                 published anew",
+                self.store.place()
+            );
+            return Ok(Last { sequence: seen, chunks: HashSet::new() });
+        }
+        let Some(sequence) = newest else {
             return Ok(Last::default());
         };
         match read_root(self.store.as_ref(), self.id, sequence) {
@@ -159,7 +169,10 @@ impl Publisher {
             let is_ours = match self.store.put(name, source, PutMode::IfAbsent)? {
                 Put::Stored => true,
                 // Perhaps an attempt of this very call, repeated because its answer was lost.
-                Put::AlreadyThere => fetch(self.store.as_ref(), name, bytes.len())? == bytes,
+                Put::AlreadyThere => match fetch(self.store.as_ref(), name, bytes.len()) {
+                    Err(RemoteError::Corrupt(_)) => false,
+                    found => found? == bytes,
+                },
             };
             if is_ours {
                 return Ok((root.sequence, bytes.len() as u64));
@@ -175,7 +188,7 @@ impl Publisher {
 
     /// What cannot be deleted now is deleted after the next publication.
     fn forget_old(&self, newest: Sequence) {
-        let outcome = versions(self.store.as_ref(), self.id).and_then(|mut versions| {
+        let outcome = listed_versions(self.store.as_ref(), self.id).and_then(|mut versions| {
             versions.retain(|version| *version <= newest);
             let surplus = versions.len().saturating_sub(VERSIONS_KEPT);
             versions[..surplus]
@@ -203,7 +216,27 @@ pub fn stores(store: &dyn BlobStore) -> Result<Vec<StoreId>> {
 }
 
 /// Manifests of a store, oldest first.
+///
+/// # Errors
+/// [`RemoteError::Corrupt`] if the newest is older than one that was seen before
+/// ([`BlobStore::newest_seen`]).
 pub fn versions(store: &dyn BlobStore, id: StoreId) -> Result<Vec<Sequence>> {
+    // Asked first: what is published from here on may be missing in the listing.
+    let seen = store.newest_seen(id);
+    let versions = listed_versions(store, id)?;
+    match seen {
+        Some(seen) if versions.last().is_none_or(|newest| *newest < seen) => {
+            Err(RemoteError::Corrupt(format!(
+                "remote {}: names/{id}: manifest {seen} was there before, and now there are only \
+                 older ones",
+                store.place()
+            )))
+        }
+        _ => Ok(versions),
+    }
+}
+
+fn listed_versions(store: &dyn BlobStore, id: StoreId) -> Result<Vec<Sequence>> {
     let mut versions = Vec::new();
     for_each(store, RemotePrefix::ManifestsOf(id), |listed| {
         if let RemoteName::Manifest(_, sequence) = listed.name {

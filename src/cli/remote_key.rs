@@ -1,0 +1,176 @@
+//! Where the keys of a sealed remote come from: a file, or what a command prints.
+//!
+//! A file that others can read is refused, since so is the cache that it seals. The command runs
+//! before the daemon leaves the terminal, so it may ask for a passphrase.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use super::output::{Failure, Outcome, Report};
+use crate::tier::remote::seal::KeyRing;
+
+/// Some keys are a kilobyte; comments have room.
+const TEXT_BYTES_MAX: u64 = 64 << 10;
+/// Nobody but the owner.
+const KEY_MODE: u32 = 0o600;
+
+/// Where keys come from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum KeySource {
+    /// `--remote-key`
+    File(PathBuf),
+    /// `--remote-key-command`, for `sh -c`
+    Command(String),
+}
+
+impl KeySource {
+    /// Of what is set; an error if both are.
+    pub(crate) fn of(
+        file: Option<PathBuf>, command: Option<String>,
+    ) -> Result<Option<KeySource>, String> {
+        let file = file.filter(|path| !path.as_os_str().is_empty());
+        match (file, command.filter(|command| !command.is_empty())) {
+            (Some(_), Some(_)) => {
+                Err("remote_key and remote_key_command are both set: give one".to_owned())
+            }
+            (Some(path), None) if !path.is_absolute() => {
+                Err(format!("remote_key {} must be an absolute path", path.display()))
+            }
+            (file, command) => Ok(file.map(KeySource::File).or(command.map(KeySource::Command))),
+        }
+    }
+
+    /// Reads the keys.
+    pub(crate) fn load(&self) -> Result<KeyRing, String> {
+        let (name, text) = match self {
+            KeySource::File(path) => (format!("remote_key {}", path.display()), read_file(path)),
+            KeySource::Command(command) => {
+                (format!("remote_key_command {command:?}"), run(command))
+            }
+        };
+        let text = text.map_err(|why| format!("{name}: {why}"))?;
+        text.parse().map_err(|why| format!("{name}: {why}"))
+    }
+
+    /// A line of a configuration.
+    pub(crate) fn to_toml(&self) -> String {
+        let text = |text: &str| serde_json::Value::from(text).to_string();
+        match self {
+            KeySource::File(path) => {
+                format!("remote_key = {}\n", text(&path.to_string_lossy()))
+            }
+            KeySource::Command(command) => {
+                format!("remote_key_command = {}\n", text(command))
+            }
+        }
+    }
+}
+
+fn read_file(path: &Path) -> Result<String, String> {
+    // Without waiting for the writer of a FIFO.
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
+    let file = file.map_err(|error| error.to_string())?;
+    let metadata = file.metadata().map_err(|error| error.to_string())?;
+    if !metadata.is_file() {
+        return Err("is no regular file".to_owned());
+    }
+    let mode = metadata.mode() & 0o7777;
+    if mode & 0o077 != 0 {
+        return Err(format!(
+            "mode {mode:04o} lets others at the key: chmod {KEY_MODE:o}, and if it was so for long \
+             make another key"
+        ));
+    }
+    read(file)
+}
+
+fn run(command: &str) -> Result<String, String> {
+    let child = Command::new("sh").args(["-c", command]).stdout(Stdio::piped()).spawn();
+    let mut child = child.map_err(|error| format!("sh: {error}"))?;
+    // The end of its output is dropped with the pipe, so it does not wait for a reader.
+    let text = child.stdout.take().map_or(Ok(String::new()), read);
+    let status = child.wait().map_err(|error| error.to_string())?;
+    text.and_then(|text| if status.success() { Ok(text) } else { Err(status.to_string()) })
+}
+
+fn read(from: impl Read) -> Result<String, String> {
+    let mut text = String::new();
+    match from.take(TEXT_BYTES_MAX + 1).read_to_string(&mut text) {
+        Ok(count) if count as u64 > TEXT_BYTES_MAX => Err("is no key file: too long".to_owned()),
+        Ok(_) => Ok(text),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// `kvfs remote keygen`.
+pub(crate) fn keygen(path: &Path) -> Outcome {
+    let failed =
+        |error: io::Error| Failure::failed(format!("key file {}: {error}", path.display()));
+    let text = KeyRing::generate().map_err(failed)?;
+    let ring: KeyRing = text.parse().map_err(Failure::Failed)?;
+    let mut options = OpenOptions::new();
+    let options = options.write(true).create_new(true).mode(KEY_MODE);
+    let file = options.open(path).map_err(failed)?;
+    if let Err(error) = write_durably(file, path, &text) {
+        // A part of a key would be in the way of the next attempt.
+        let _ = std::fs::remove_file(path);
+        return Err(failed(error));
+    }
+    let id = ring.ids().map(|id| id.to_string()).collect::<String>();
+    Ok(Report::text(format!(
+        "made key {id} in {}\nkeep a copy elsewhere: what is sealed with a key that is lost is lost\n",
+        path.display()
+    )))
+}
+
+fn write_durably(mut file: File, path: &Path, text: &str) -> io::Result<()> {
+    file.write_all(text.as_bytes())?;
+    file.sync_all()?;
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn a_key_is_made_once_for_its_owner_alone_and_read_back() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("key");
+        assert!(keygen(&path).unwrap().text.contains("is lost"));
+        assert!(keygen(&path).is_err(), "a key is never replaced");
+        assert_eq!(path.metadata().unwrap().mode() & 0o7777, KEY_MODE);
+        let source = KeySource::File(path.clone());
+        let ids: Vec<_> = source.load().unwrap().ids().collect();
+        let printed = KeySource::Command(format!("cat {}", path.display()));
+        assert_eq!(printed.load().unwrap().ids().collect::<Vec<_>>(), ids);
+        for mode in [0o640, 0o604, 0o620, 0o602] {
+            std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
+            let error = source.load().unwrap_err();
+            assert!(error.contains("lets others at the key"), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_key_is_refused_in_one_line() {
+        fn check(source: &KeySource, expected: &str) {
+            let error = source.load().unwrap_err();
+            assert!(error.contains(expected) && !error.contains('\n'), "{error}");
+        }
+        check(&KeySource::File("/nowhere/key".into()), "No such file");
+        check(&KeySource::File("/".into()), "is no regular file");
+        check(&KeySource::Command("exit 3".to_owned()), "exit status: 3");
+        check(&KeySource::Command("echo hello".to_owned()), "line 1");
+        check(&KeySource::Command("yes".to_owned()), "too long");
+        let both = KeySource::of(Some("/key".into()), Some("cat /key".to_owned()));
+        assert!(both.unwrap_err().contains("give one"));
+        assert!(KeySource::of(Some("key".into()), None).unwrap_err().contains("absolute"));
+        assert_eq!(KeySource::of(None, Some(String::new())), Ok(None));
+    }
+}
