@@ -25,6 +25,13 @@ impl FileSystem {
         if inode.links == 0 {
             return Err(FsError::NotFound);
         }
+        if state.sealing.contains(&id) {
+            return Err(FsError::Busy);
+        }
+        if state.nodes.get(&id).is_some_and(|node| node.pending.is_some()) {
+            // Its bytes are to become another inode: a second name would be left without any.
+            return Err(FsError::NotPermitted);
+        }
         if inode.links >= LINKS_MAX {
             return Err(FsError::TooManyLinks);
         }

@@ -16,6 +16,7 @@ mod python;
 mod ram;
 mod refused;
 mod rename;
+mod sealing;
 mod tail;
 mod tools;
 mod views;
