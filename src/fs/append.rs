@@ -2,7 +2,7 @@
 //!
 //! A tail holds token rows, `K[num_kv_heads, head_dim]` then `V[num_kv_heads, v_head_dim]`. The
 //! append that fills the page seals it, transposed to the manifest's layout, and opens the next
-//! tail.
+//! tail; where that fails, the row is taken back. After a crash between the two, recovery seals.
 
 use std::sync::{Arc, Mutex};
 
@@ -89,9 +89,18 @@ impl FileSystem {
         }
         match border {
             Some((place, page)) if end == rows_bytes(&page) => {
-                self.seal_tail(id, &inode, file, (&place, &page))
+                let sealed = self.seal_tail(id, &inode, file, (&place, &page));
+                sealed.inspect_err(|_| self.take_back(id, file, size))
             }
             _ => Ok(()),
+        }
+    }
+
+    /// The page found no room, so the row that completes it has not come: the writer tries again.
+    fn take_back(&self, id: InodeId, file: &dyn DiskFile, size: u64) {
+        if let Err(error) = file.set_length(size) {
+            log::warn!("a row without a page could not be taken back: {error}");
+            self.state().full_tails.insert(id);
         }
     }
 
@@ -147,16 +156,23 @@ impl FileSystem {
     }
 
     /// Seals a full tail and opens the next.
-    fn seal_tail(
+    pub(super) fn seal_tail(
         &self, id: InodeId, tail: &Inode, file: &dyn DiskFile, (place, page): (&Place, &PagePlace),
     ) -> Result<(), FsError> {
         let tokens = page.geometry().page_tokens();
         let rows = read_all(file, rows_bytes(page))?;
         let bytes = pack_page(page, &rows, tokens)
             .map_err(|error| self.report(place, SealError::Refused(error)))?;
-        let object = self.state().metadata.new_object();
-        let verified = self.write_page(object, &bytes, page).inspect_err(|_| {
-            self.state().metadata.remove_object(object);
+        let [object, next] = [(); 2].map(|()| self.state().metadata.new_object());
+        // Both files are made before anything changes: afterwards nothing may fail for want of room.
+        let made = self.write_page(object, &bytes, page).and_then(|verified| {
+            self.store.create_object(next)?;
+            Ok(verified)
+        });
+        let verified = made.inspect_err(|_| {
+            let mut state = self.state();
+            state.metadata.remove_object(object);
+            state.metadata.remove_object(next);
         })?;
         let mut state = self.state_to_change()?;
         let start = page.start().0;
@@ -168,7 +184,8 @@ impl FileSystem {
         let to = Place { parent: place.parent, name };
         self.insert_sealed(&mut state, &origin, &to, (object, &verified))?;
         self.announce(&to);
-        self.open_next_tail(&mut state, tail, place.parent, start + u64::from(tokens))
+        let end = start + u64::from(tokens);
+        self.open_next_tail(&mut state, tail, (place.parent, end), next)
     }
 
     fn write_page(
@@ -187,14 +204,15 @@ impl FileSystem {
     }
 
     fn open_next_tail(
-        &self, state: &mut State, tail: &Inode, parent: InodeId, start: u64,
+        &self, state: &mut State, tail: &Inode, (parent, start): (InodeId, u64), object: ObjectId,
     ) -> Result<(), FsError> {
         let name = names::format_tail(crate::page::TokenStart(start)).into_bytes();
-        if state.entry(parent, &name)?.is_some() {
+        let page = names::format_page(crate::page::TokenStart(start));
+        if state.entry(parent, &name)?.is_some() || state.entry(parent, page.as_bytes())?.is_some()
+        {
+            state.metadata.remove_object(object);
             return Ok(());
         }
-        let object = state.metadata.new_object();
-        self.store.create_object(object)?;
         let now = Time::now();
         let inode = Inode { mtime: now, ctime: now, atime: now, links: 1, ..tail.clone() };
         self.insert_append(
@@ -226,7 +244,7 @@ impl FileSystem {
     pub(super) fn replace_append(
         &self, id: InodeId, (from, to): (&Place, &Place), role: Role,
     ) -> Result<(), FsError> {
-        let full = self.check_rows(id, to, role)?;
+        let is_full = self.check_rows(id, to, role)?;
         let (source, mut object, mut taken) = self.take_over(id)?;
         // Rows are added on the disk; memory is for what does not change any more.
         let mut copied = Ok(object);
@@ -254,25 +272,24 @@ impl FileSystem {
         self.insert_append(&mut state, to, &inode, (object, role))?;
         let entry = state.entry(to.parent, &to.name)?.ok_or(FsError::NotFound)?;
         state.replace_attributes(entry.inode, &attributes)?;
-        let Some(page) = full else {
-            return Ok(());
-        };
-        drop(state);
-        let file = self.store.open_object(object, Access::Read)?;
-        self.seal_tail(entry.inode, &inode, file.as_ref(), (to, &page))
+        if is_full {
+            // The rows have their name by now: where there is no room for the page, it comes later.
+            state.full_tails.insert(entry.inode);
+            drop(state);
+            self.seal_full_tails();
+        }
+        Ok(())
     }
 
-    /// Checks that a file can be the content of a tail or token file. A tail of a whole page is
-    /// returned: it is to be sealed.
-    fn check_rows(
-        &self, id: InodeId, to: &Place, role: Role,
-    ) -> Result<Option<PagePlace>, FsError> {
+    /// Checks that a file can be the content of a tail or token file. Returns whether it is a tail of
+    /// a whole page, which is to be sealed.
+    fn check_rows(&self, id: InodeId, to: &Place, role: Role) -> Result<bool, FsError> {
         let mut state = self.wait_for_release(self.state(), id);
         let size = state.attributes(&self.store, id)?.size;
         let Role::Tail { start, .. } = role else {
             drop(state);
             return match size % TOKEN_BYTES {
-                0 => Ok(None),
+                0 => Ok(false),
                 _ => Err(self.refuse_rows(to, &format!("{size} bytes are no whole token ids"))),
             };
         };
@@ -290,7 +307,7 @@ impl FileSystem {
             );
             return Err(self.refuse_rows(to, &why));
         }
-        Ok((size == rows_bytes(&page)).then_some(page))
+        Ok(size == rows_bytes(&page))
     }
 
     fn refuse_rows(&self, to: &Place, why: &str) -> FsError {
@@ -299,10 +316,11 @@ impl FileSystem {
 }
 
 /// Bytes of a full tail.
-fn rows_bytes(page: &PagePlace) -> u64 {
+pub(super) fn rows_bytes(page: &PagePlace) -> u64 {
     page.geometry().row_bytes() * u64::from(page.geometry().page_tokens())
 }
 
-fn append_turn(state: &mut State, id: InodeId) -> Arc<Mutex<()>> {
+/// Held while rows are appended to a file, or become a page.
+pub(super) fn append_turn(state: &mut State, id: InodeId) -> Arc<Mutex<()>> {
     Arc::clone(state.nodes.entry(id).or_default().append.get_or_insert_default())
 }

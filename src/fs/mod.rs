@@ -9,7 +9,7 @@
 //! | `create` | create, mkdir, mknod, symlink |
 //! | `open` | open, and the check that bytes are what was sealed |
 //! | `transfer` | read, write, fallocate, seek, copy for handles that the daemon serves |
-//! | `append` | rows of tails and token files |
+//! | `append`, `full_tails` | rows of tails and token files |
 //! | `settle` | flush, release: a writer is done |
 //! | `publish`, `insert`, `share` | pages and manifests appear |
 //! | `rename`, `link`, `remove` | names |
@@ -50,6 +50,7 @@ mod error;
 mod extended;
 mod flights;
 mod foreign;
+mod full_tails;
 mod growing;
 mod handle;
 mod insert;
@@ -202,6 +203,7 @@ impl FileSystem {
         make_roots(&mut metadata)?;
         let mut state = State::new(metadata);
         state.unsettled.extend(recovered.still_changing.iter().copied());
+        state.full_tails.extend(recovered.tails.iter().copied());
         let file_system = FileSystem {
             store,
             state: Mutex::new(state),
@@ -226,6 +228,7 @@ impl FileSystem {
             verify: Verify::default(),
             scrub: scrub::Scrub::default(),
         };
+        file_system.seal_after_crash();
         Ok((file_system, recovered))
     }
 

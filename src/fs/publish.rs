@@ -354,6 +354,12 @@ impl FileSystem {
         Ok((classify::file(directory, &place.name), layer))
     }
 
+    /// The layer of a directory; 0 where it is none.
+    pub(super) fn layer_of(&self, directory: InodeId) -> Result<u32, FsError> {
+        let (_, class) = self.state().directory(directory)?;
+        Ok(if let DirectoryClass::Layer(layer) = class { layer } else { 0 })
+    }
+
     /// Tells why something was refused: in `.kvfs/errors`, in the log, and by errno.
     pub(super) fn report(&self, place: &Place, error: SealError) -> FsError {
         match error {
