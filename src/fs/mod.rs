@@ -16,7 +16,7 @@
 //! | `setattr`, `extended` | attributes |
 //! | `retention` | limits of directories, and what goes beyond them |
 //! | `list` | readdir |
-//! | `sync` | fsync, the group commit |
+//! | `sync`, `synchronous` | fsync, `O_SYNC`, the group commit |
 //! | `encoded`, `decode` | cold objects in fewer bytes on the disk, and back |
 //! | `lossy` | cold pages in fewer bits, as new versions |
 //! | `residency`, `flights` | fetching what only the remote has, once for all who ask |
@@ -80,6 +80,7 @@ mod share;
 mod spare;
 mod state;
 mod sync;
+mod synchronous;
 mod tiers;
 mod transfer;
 mod upload;
@@ -101,6 +102,7 @@ pub use retention::Retainer;
 pub use scrub::ScrubRequest;
 pub use setattr::{NewTime, SetAttributes};
 pub use settle::Awaited;
+pub use synchronous::is_synchronous;
 pub use tiers::Tiers;
 pub use verify::Verify;
 
