@@ -113,7 +113,7 @@ Settings come from, in this order: arguments, -o, variables, the file named by -
                        nonempty            KVFS_NONEMPTY          no
   --config             config (only -o)    KVFS_CONFIG            none
 
-Switches are yes or no. -o also takes noexec, noatime, sync, dirsync and their opposites (as a
+Switches are yes or no. -o also takes noexec, noatime and their opposites (as a
 TOML list: options, as a variable: KVFS_OPTIONS), and ignores what is meant for mount(8) and
 systemd (x-*, _netdev, nofail, noauto, user, defaults) or always the case (nosuid, nodev).
 Anything else is an error.

@@ -12,7 +12,9 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-use super::options::{self, is_effective, kernel_flag, number, push_kernel_flag, size, yes_or_no};
+use super::options::{
+    self, is_effective, kernel_flag, number, push_kernel_flag, refusal, size, yes_or_no,
+};
 use super::output::Failure;
 use super::remote_key::KeySource;
 use super::size::Size;
@@ -373,6 +375,9 @@ impl Layers<'_> {
 fn kernel_options(layers: &[Layer; 4]) -> Result<Vec<String>, String> {
     let mut flags = Vec::new();
     for option in layers.iter().rev().filter_map(|layer| layer.options.as_ref()).flatten() {
+        if let Some(why) = refusal(option) {
+            return Err(why);
+        }
         match kernel_flag(option) {
             Some(flag) => push_kernel_flag(&mut flags, flag),
             None => {

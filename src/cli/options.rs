@@ -9,8 +9,10 @@ use super::config::Layer;
 use super::size::Size;
 
 /// Flags that the kernel knows and their opposites; of a pair the last one counts.
-const KERNEL_FLAGS: [(&str, &str); 4] =
-    [("noexec", "exec"), ("noatime", "atime"), ("sync", "async"), ("dirsync", "")];
+const KERNEL_FLAGS: [(&str, &str); 3] = [("noexec", "exec"), ("noatime", "atime"), ("", "async")];
+
+/// Flags that promise what a mount does not keep: changes are committed together.
+const SYNCHRONOUS: [&str; 2] = ["sync", "dirsync"];
 
 /// Options for mount(8), systemd or the boot scripts, or that say what is the case anyway: a
 /// cache holds neither devices nor programs (but `mount.fuse3` always passes `dev,suid`), FUSE
@@ -71,6 +73,9 @@ pub(crate) fn parse<S: AsRef<str>>(lists: &[S]) -> Result<Parsed, String> {
 
 /// Applies one option; false if nobody knows it.
 fn apply(parsed: &mut Parsed, option: &str) -> Result<bool, String> {
+    if let Some(why) = refusal(option) {
+        return Err(why);
+    }
     let ignored = IGNORED.contains(&option)
         || IGNORED_PREFIXES.iter().any(|prefix| option.starts_with(prefix));
     if ignored {
@@ -123,6 +128,15 @@ fn apply(parsed: &mut Parsed, option: &str) -> Result<bool, String> {
         _ => return Ok(false),
     }
     Ok(true)
+}
+
+/// Why a flag that the kernel knows is refused.
+pub(crate) fn refusal(flag: &str) -> Option<String> {
+    SYNCHRONOUS.contains(&flag).then(|| {
+        format!(
+            "option {flag} is not offered: use fsync, O_SYNC or kvfs sync, or a shorter commit_interval"
+        )
+    })
 }
 
 /// Whether a flag asks for something that is not the default.
@@ -192,7 +206,7 @@ mod tests {
         check("nosuid,nodev,suid,dev", Layer::default());
         check("noexec,noatime", flags(&["noexec", "noatime"]));
         check("noexec,noatime,exec", flags(&["noatime", "exec"]));
-        check("dirsync,dirsync", flags(&["dirsync"]));
+        check("noexec,noexec,async", flags(&["noexec", "async"]));
         check(
             "threads=8,commit_interval=0.5,ram=2G,passthrough=no,io_uring=no,nonempty",
             Layer {
@@ -234,6 +248,10 @@ mod tests {
         check("threads=many", "threads is \"many\": must be a number");
         check("ram=lots", "ram: \"lots\" is no size: write bytes or a number with K, M, G or T");
         check("threads=-1", "threads is \"-1\": must be a number");
+        let offered =
+            "is not offered: use fsync, O_SYNC or kvfs sync, or a shorter commit_interval";
+        check("noatime,sync", &format!("option sync {offered}"));
+        check("dirsync", &format!("option dirsync {offered}"));
         check("config", "option config needs a value: config=...");
     }
 

@@ -1,18 +1,21 @@
 //! Tails and token files: the daemon serves them and lets them only grow.
 //!
 //! A tail holds token rows, `K[num_kv_heads, head_dim]` then `V[num_kv_heads, v_head_dim]`. The
-//! append that fills the page seals it ([`full_tail`](super::full_tail)).
+//! append that fills the page seals it, transposed to the manifest's layout, and opens the next
+//! tail; where that fails, the row is taken back. After a crash between the two, recovery seals.
 
 use std::sync::{Arc, Mutex};
 
 use super::attributes::Place;
 use super::handle::{Handle, Served};
+use super::insert::{Origin, Verified};
 use super::open::{Caching, Opened, OpenedBy};
+use super::publish::page_role;
 use super::state::State;
 use super::{FileSystem, FsError, descriptors};
-use crate::ingest::seal::SealError;
-use crate::page::{PageError, PagePlace, names};
-use crate::store::disk::{Access, DiskFile};
+use crate::ingest::seal::{self, SealError};
+use crate::page::{PageError, PagePlace, names, pack_page};
+use crate::store::disk::{Access, DiskFile, read_all};
 use crate::store::metadata::{Life, TokensChange};
 use crate::store::record::{
     DirectoryClass, Entry, FileRecord, Inode, InodeId, Kind, ObjectId, ObjectKind, Role, Time,
@@ -72,11 +75,7 @@ impl FileSystem {
             _ => None,
         };
         let end = size + bytes.len() as u64;
-        if let Some((place, page)) = border.as_ref().filter(|(_, page)| end > rows_bytes(page)) {
-            if size == rows_bytes(page) {
-                // Its sealing failed, or a crash came between; the writer goes on with the next tail.
-                self.seal_tail(id, &inode, file, (place, page))?;
-            }
+        if border.as_ref().is_some_and(|(_, page)| end > rows_bytes(page)) {
             return Err(FsError::CrossesPage);
         }
         if let Err(error) = file.write_all_at(bytes, size) {
@@ -90,14 +89,18 @@ impl FileSystem {
         }
         match border {
             Some((place, page)) if end == rows_bytes(&page) => {
-                let outcome = self.seal_tail(id, &inode, file, (&place, &page));
-                if outcome.is_err() {
-                    // Whoever hears of a failure appends the same rows again.
-                    file.set_length(size)?;
-                }
-                outcome
+                let sealed = self.seal_tail(id, &inode, file, (&place, &page));
+                sealed.inspect_err(|_| self.take_back(id, file, size))
             }
             _ => Ok(()),
+        }
+    }
+
+    /// The page found no room, so the row that completes it has not come: the writer tries again.
+    fn take_back(&self, id: InodeId, file: &dyn DiskFile, size: u64) {
+        if let Err(error) = file.set_length(size) {
+            log::warn!("a row without a page could not be taken back: {error}");
+            self.state().full_tails.insert(id);
         }
     }
 
@@ -109,9 +112,7 @@ impl FileSystem {
     }
 
     /// The page that a tail becomes, and the tail's name.
-    pub(super) fn tail_place(
-        &self, parent: InodeId, start: u64,
-    ) -> Result<(Place, PagePlace), FsError> {
+    fn tail_place(&self, parent: InodeId, start: u64) -> Result<(Place, PagePlace), FsError> {
         let mut state = self.state();
         let (_, class) = state.directory(parent)?;
         let DirectoryClass::Layer(layer) = class else {
@@ -154,6 +155,74 @@ impl FileSystem {
         }
     }
 
+    /// Seals a full tail and opens the next.
+    pub(super) fn seal_tail(
+        &self, id: InodeId, tail: &Inode, file: &dyn DiskFile, (place, page): (&Place, &PagePlace),
+    ) -> Result<(), FsError> {
+        let tokens = page.geometry().page_tokens();
+        let rows = read_all(file, rows_bytes(page))?;
+        let bytes = pack_page(page, &rows, tokens)
+            .map_err(|error| self.report(place, SealError::Refused(error)))?;
+        let [object, next] = [(); 2].map(|()| self.state().metadata.new_object());
+        // Both files are made before anything changes: afterwards nothing may fail for want of room.
+        let made = self.write_page(object, &bytes, page).and_then(|verified| {
+            self.store.create_object(next)?;
+            Ok(verified)
+        });
+        let verified = made.inspect_err(|_| {
+            let mut state = self.state();
+            state.metadata.remove_object(object);
+            state.metadata.remove_object(next);
+        })?;
+        let mut state = self.state_to_change()?;
+        let start = page.start().0;
+        let name = names::format_page(page.start()).into_bytes();
+        let mut sealed = tail.clone();
+        sealed.mtime = Time::now();
+        let origin = Origin { is_dated: false, ..state.origin(id, sealed)? };
+        state.remove_source(id, place, false)?;
+        let to = Place { parent: place.parent, name };
+        self.insert_sealed(&mut state, &origin, &to, (object, &verified))?;
+        self.announce(&to);
+        let end = start + u64::from(tokens);
+        self.open_next_tail(&mut state, tail, (place.parent, end), next)
+    }
+
+    fn write_page(
+        &self, object: ObjectId, bytes: &[u8], page: &PagePlace,
+    ) -> Result<Verified, FsError> {
+        let file = self.store.create_object(object)?;
+        file.write_all_at(bytes, 0)?;
+        let verified = seal::verify_file(file.as_ref(), page).map_err(|error| match error {
+            SealError::Io(error) => FsError::Io(error),
+            SealError::Refused(_) => FsError::Corrupt,
+        })?;
+        let role = page_role(page, verified.header.tokens, verified.digest.page.0);
+        let checksum = verified.digest.object.0;
+        let twin = self.find_twin(object, role, checksum)?;
+        Ok(Verified { role, checksum, length: bytes.len() as u64, twin })
+    }
+
+    fn open_next_tail(
+        &self, state: &mut State, tail: &Inode, (parent, start): (InodeId, u64), object: ObjectId,
+    ) -> Result<(), FsError> {
+        let name = names::format_tail(crate::page::TokenStart(start)).into_bytes();
+        let page = names::format_page(crate::page::TokenStart(start));
+        if state.entry(parent, &name)?.is_some() || state.entry(parent, page.as_bytes())?.is_some()
+        {
+            state.metadata.remove_object(object);
+            return Ok(());
+        }
+        let now = Time::now();
+        let inode = Inode { mtime: now, ctime: now, atime: now, links: 1, ..tail.clone() };
+        self.insert_append(
+            state,
+            &Place { parent, name },
+            &inode,
+            (object, Role::Tail { start, directory: parent }),
+        )
+    }
+
     /// Gives an append-only file its name.
     pub(super) fn insert_append(
         &self, state: &mut State, place: &Place, inode: &Inode, (object, role): (ObjectId, Role),
@@ -175,7 +244,7 @@ impl FileSystem {
     pub(super) fn replace_append(
         &self, id: InodeId, (from, to): (&Place, &Place), role: Role,
     ) -> Result<(), FsError> {
-        let full = self.check_rows(id, to, role)?;
+        let is_full = self.check_rows(id, to, role)?;
         let (source, mut object, mut taken) = self.take_over(id)?;
         // Rows are added on the disk; memory is for what does not change any more.
         let mut copied = Ok(object);
@@ -203,25 +272,24 @@ impl FileSystem {
         self.insert_append(&mut state, to, &inode, (object, role))?;
         let entry = state.entry(to.parent, &to.name)?.ok_or(FsError::NotFound)?;
         state.replace_attributes(entry.inode, &attributes)?;
-        let Some(page) = full else {
-            return Ok(());
-        };
-        drop(state);
-        let file = self.store.open_object(object, Access::Read)?;
-        self.seal_tail(entry.inode, &inode, file.as_ref(), (to, &page))
+        if is_full {
+            // The rows have their name by now: where there is no room for the page, it comes later.
+            state.full_tails.insert(entry.inode);
+            drop(state);
+            self.seal_full_tails();
+        }
+        Ok(())
     }
 
-    /// Checks that a file can be the content of a tail or token file. A tail of a whole page is
-    /// returned: it is to be sealed.
-    fn check_rows(
-        &self, id: InodeId, to: &Place, role: Role,
-    ) -> Result<Option<PagePlace>, FsError> {
+    /// Checks that a file can be the content of a tail or token file. Returns whether it is a tail of
+    /// a whole page, which is to be sealed.
+    fn check_rows(&self, id: InodeId, to: &Place, role: Role) -> Result<bool, FsError> {
         let mut state = self.wait_for_release(self.state(), id);
         let size = state.attributes(&self.store, id)?.size;
         let Role::Tail { start, .. } = role else {
             drop(state);
             return match size % TOKEN_BYTES {
-                0 => Ok(None),
+                0 => Ok(false),
                 _ => Err(self.refuse_rows(to, &format!("{size} bytes are no whole token ids"))),
             };
         };
@@ -239,7 +307,7 @@ impl FileSystem {
             );
             return Err(self.refuse_rows(to, &why));
         }
-        Ok((size == rows_bytes(&page)).then_some(page))
+        Ok(size == rows_bytes(&page))
     }
 
     fn refuse_rows(&self, to: &Place, why: &str) -> FsError {
@@ -252,6 +320,7 @@ pub(super) fn rows_bytes(page: &PagePlace) -> u64 {
     page.geometry().row_bytes() * u64::from(page.geometry().page_tokens())
 }
 
+/// Held while rows are appended to a file, or become a page.
 pub(super) fn append_turn(state: &mut State, id: InodeId) -> Arc<Mutex<()>> {
     Arc::clone(state.nodes.entry(id).or_default().append.get_or_insert_default())
 }

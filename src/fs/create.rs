@@ -80,6 +80,19 @@ impl FileSystem {
     pub fn create(
         &self, place: &Place, mode: u16, caller: Caller, writes: bool,
     ) -> Result<Created, FsError> {
+        self.create_as(place, mode, caller, (writes, false))
+    }
+
+    /// The same for a writer whose writes are synced: not in memory, and its name is durable soon.
+    pub fn create_synchronous(
+        &self, place: &Place, mode: u16, caller: Caller,
+    ) -> Result<Created, FsError> {
+        self.create_as(place, mode, caller, (true, true))
+    }
+
+    fn create_as(
+        &self, place: &Place, mode: u16, caller: Caller, (writes, is_synchronous): (bool, bool),
+    ) -> Result<Created, FsError> {
         if let Some(created) = self.create_block(place, caller, writes)? {
             return Ok(created);
         }
@@ -98,7 +111,8 @@ impl FileSystem {
             descriptors::check()?;
         }
         let access = if append { Access::ReadWrite } else { self.writer_access() };
-        let page_bytes = if append { None } else { self.page_bytes(place.parent) };
+        let in_memory = !is_synchronous && !append;
+        let page_bytes = if in_memory { self.page_bytes(place.parent) } else { None };
         let (object, file) = self.new_file(page_bytes, access)?;
         // The times that whoever asks later is told, too.
         let modified = file.stat()?.mtime;
@@ -126,7 +140,7 @@ impl FileSystem {
         node.found_in = (class == FileClass::Tokens).then_some(place.parent);
         let attributes = Attributes { is_at_rest: false, ..Attributes::of_record(id, &inode) };
         // A rename proves that such a file is at rest by its release; the round trip is saved.
-        let closes_quietly = self.is_passthrough() && awaits_rename(&state, id);
+        let closes_quietly = !is_synchronous && self.is_passthrough() && awaits_rename(&state, id);
         let stable = class == FileClass::Plain
             && super::lookup::name_is_stable(state.directory(place.parent)?.1, &attributes, b"");
         Ok(Created {

@@ -25,6 +25,13 @@ impl FileSystem {
         if inode.links == 0 {
             return Err(FsError::NotFound);
         }
+        if state.sealing.contains(&id) {
+            return Err(FsError::Busy);
+        }
+        if state.nodes.get(&id).is_some_and(|node| node.pending.is_some()) {
+            // Its bytes are to become another inode: a second name would be left without any.
+            return Err(FsError::NotPermitted);
+        }
         if inode.links >= LINKS_MAX {
             return Err(FsError::TooManyLinks);
         }
@@ -75,8 +82,11 @@ impl FileSystem {
         let copy = Inode { links: 1, ctime: Time::now(), ..inode.clone() };
         self.insert_append(&mut state, place, &copy, (object, role))?;
         let entry = state.entry(place.parent, &place.name)?.ok_or(FsError::NotFound)?;
-        if role == Role::Plain {
-            state.unsettled.insert(entry.inode, object);
+        match role {
+            Role::Plain => drop(state.unsettled.insert(entry.inode, object)),
+            // Or soon will be: the next commit looks whether it is full.
+            Role::Tail { .. } => drop(state.full_tails.insert(entry.inode)),
+            _ => {}
         }
         let attributes = state.attributes(&self.store, entry.inode)?;
         let node = state.nodes.entry(entry.inode).or_default();

@@ -9,14 +9,14 @@
 //! | `create` | create, mkdir, mknod, symlink |
 //! | `open` | open, and the check that bytes are what was sealed |
 //! | `transfer` | read, write, fallocate, seek, copy for handles that the daemon serves |
-//! | `append`, `full_tail` | rows of tails and token files; a full tail becomes a page |
+//! | `append`, `full_tails` | rows of tails and token files |
 //! | `settle` | flush, release: a writer is done |
 //! | `publish`, `insert`, `share` | pages and manifests appear |
 //! | `rename`, `link`, `remove` | names |
 //! | `setattr`, `extended` | attributes |
 //! | `retention` | limits of directories, and what goes beyond them |
 //! | `list` | readdir |
-//! | `sync` | fsync, the group commit |
+//! | `sync`, `synchronous` | fsync, `O_SYNC`, the group commit |
 //! | `encoded`, `decode` | cold objects in fewer bytes on the disk, and back |
 //! | `lossy` | cold pages in fewer bits, as new versions |
 //! | `residency`, `flights` | fetching what only the remote has, once for all who ask |
@@ -50,7 +50,7 @@ mod error;
 mod extended;
 mod flights;
 mod foreign;
-mod full_tail;
+mod full_tails;
 mod growing;
 mod handle;
 mod insert;
@@ -80,6 +80,7 @@ mod share;
 mod spare;
 mod state;
 mod sync;
+mod synchronous;
 mod tiers;
 mod transfer;
 mod upload;
@@ -101,6 +102,7 @@ pub use retention::Retainer;
 pub use scrub::ScrubRequest;
 pub use setattr::{NewTime, SetAttributes};
 pub use settle::Awaited;
+pub use synchronous::is_synchronous;
 pub use tiers::Tiers;
 pub use verify::Verify;
 
@@ -206,6 +208,7 @@ impl FileSystem {
         make_roots(&mut metadata)?;
         let mut state = State::new(metadata);
         state.unsettled.extend(recovered.still_changing.iter().copied());
+        state.full_tails.extend(recovered.tails.iter().copied());
         let file_system = FileSystem {
             store,
             state: Mutex::new(state),
@@ -231,6 +234,7 @@ impl FileSystem {
             scrub: scrub::Scrub::default(),
         };
         file_system.retention.begin(written);
+        file_system.seal_after_crash();
         Ok((file_system, recovered))
     }
 

@@ -118,6 +118,9 @@ impl FileSystem {
         if file.role.is_append_only() {
             return self.open_append(id, writes, truncates);
         }
+        if super::is_synchronous(flags) {
+            self.leave_memory(id)?;
+        }
         if truncates {
             let resident = self.tiers.is_none();
             // Bytes that are to be thrown away need not come here first.

@@ -131,11 +131,12 @@ impl FileSystem {
                 continue;
             };
             let outcome = self.seal_pending(place, id, object);
-            self.forget_pending(place, id);
             if let Err(error) = outcome {
-                // The writer heard of it at close(); a lookup only finds nothing.
-                log::debug!("{}: {error}", self.state().path(place.parent, &place.name));
+                // The writer heard of a refusal at close(); a lookup only finds nothing.
+                let level = if error.is_internal() { log::Level::Warn } else { log::Level::Debug };
+                log::log!(level, "{}: {error}", self.state().path(place.parent, &place.name));
             }
+            self.state().drop_node_if_idle(id)?;
         }
         Ok(true)
     }
@@ -150,6 +151,8 @@ impl FileSystem {
             return Ok(None);
         }
         state.unsettled.remove(&id);
+        // A descriptor for reading leads to the file as well, and could be opened for writing.
+        state.sealing.insert(id);
         if let Some(ram) = &self.store.ram {
             ram.came_to_rest(object);
         }
@@ -159,24 +162,34 @@ impl FileSystem {
         Ok(Some(object))
     }
 
-    /// A pending file is sealed or refused. Only now, since who finds it waiting waits for it.
-    fn forget_pending(&self, place: &Place, id: InodeId) {
-        let mut state = self.state();
-        if let Some(waiting) = state.pending.get_mut(place) {
-            waiting.retain(|other| *other != id);
-            if waiting.is_empty() {
-                state.pending.remove(place);
-            }
-        }
-    }
-
+    /// Seals or refuses a file that [`FileSystem::claim_pending`] took over. If the disk fails, it
+    /// waits for the next attempt.
     fn seal_pending(&self, place: &Place, id: InodeId, object: ObjectId) -> Result<(), FsError> {
-        let source = self.state().inode(id)?;
         let outcome = self.verify_as(object, place);
-        let mut state = self.state_to_change()?;
+        let mut state = self.state();
+        state.sealing.remove(&id);
+        if let Err(SealError::Io(error)) = outcome {
+            if state.waits_as(place, id) {
+                state.unsettled.insert(id, object);
+                state.nodes.entry(id).or_default().pending = Some(Box::new(place.clone()));
+            }
+            return Err(error.into());
+        }
+        // Not earlier: a lookup that finds it waiting waits for it.
+        if !state.forget_pending(place, id) {
+            // Its directory went meanwhile, and the file with it.
+            return Ok(());
+        }
+        if state.failed {
+            return Err(FsError::ReadOnly);
+        }
+        let source = state.inode(id)?;
         let mut emptied = source.clone();
         if let Some(file) = emptied.file_mut() {
             file.object = None;
+        }
+        if let Some(node) = state.nodes.get_mut(&id) {
+            node.superseded = true;
         }
         let origin = state.origin(id, source)?;
         state.drop_link(id, &mut emptied)?;
@@ -207,8 +220,10 @@ impl FileSystem {
         let verified = match outcome {
             Ok(verified) => verified,
             Err(error) => {
-                if !taken {
-                    state.metadata.staged.remove(&object);
+                match error {
+                    _ if taken => {}
+                    SealError::Io(_) => state.metadata.remove_object(object),
+                    SealError::Refused(_) => drop(state.metadata.staged.remove(&object)),
                 }
                 drop(state);
                 let take = if taken { Take::Beginning(self.kept_bytes(to)) } else { Take::Move };
@@ -339,6 +354,12 @@ impl FileSystem {
         Ok((classify::file(directory, &place.name), layer))
     }
 
+    /// The layer of a directory; 0 where it is none.
+    pub(super) fn layer_of(&self, directory: InodeId) -> Result<u32, FsError> {
+        let (_, class) = self.state().directory(directory)?;
+        Ok(if let DirectoryClass::Layer(layer) = class { layer } else { 0 })
+    }
+
     /// Tells why something was refused: in `.kvfs/errors`, in the log, and by errno.
     pub(super) fn report(&self, place: &Place, error: SealError) -> FsError {
         match error {
@@ -404,6 +425,25 @@ pub(super) fn page_role(page: &crate::page::PagePlace, tokens: u32, checksum: [u
         dtype: identity.dtype,
         checksum,
     })
+}
+
+impl State {
+    /// Whether a file is being written under this name.
+    fn waits_as(&self, place: &Place, id: InodeId) -> bool {
+        self.pending.get(place).is_some_and(|waiting| waiting.contains(&id))
+    }
+
+    /// Takes a file off those that are being written under a name. Returns whether it was there.
+    fn forget_pending(&mut self, place: &Place, id: InodeId) -> bool {
+        let was_there = self.waits_as(place, id);
+        if let Some(waiting) = self.pending.get_mut(place) {
+            waiting.retain(|other| *other != id);
+            if waiting.is_empty() {
+                self.pending.remove(place);
+            }
+        }
+        was_there
+    }
 }
 
 impl From<FsError> for SealError {

@@ -238,20 +238,21 @@ impl FileSystem {
             let Some(mut inode) = state.metadata.inode(id)? else {
                 return Ok(());
             };
-            let Some(file) = inode.file() else {
-                return Ok(());
-            };
-            let Some(object) = state.current_object(id, file) else {
-                return Ok(());
-            };
+            let object = inode.file().and_then(|file| state.current_object(id, file));
             let nameless =
                 inode.links == 0 || state.nodes.get(&id).is_some_and(|node| node.pending.is_some());
-            if nameless {
-                drop(state);
-                return Ok(self.store.open_object(object, Access::Read)?.sync()?);
+            match object {
+                // Its bytes are those of a page by now, which the commit makes durable.
+                None => {}
+                Some(object) if nameless => {
+                    drop(state);
+                    self.store.open_object(object, Access::Read)?.sync()?;
+                }
+                Some(object) => {
+                    state.expose(id, &mut inode)?;
+                    state.metadata.publish(object);
+                }
             }
-            state.expose(id, &mut inode)?;
-            state.metadata.publish(object);
         }
         self.commit()
     }

@@ -3,7 +3,7 @@
 //! All of it is guarded by one mutex. Operations take it for microseconds; hashing, copying and
 //! syncing happen outside of it.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 
 use super::FsError;
@@ -98,6 +98,8 @@ pub(crate) struct State {
     pub(crate) unsettled: BTreeMap<InodeId, ObjectId>,
     /// Files whose bytes are being sealed under another name: no new writers.
     pub(crate) sealing: HashSet<InodeId>,
+    /// Tails that may be full: to be sealed when there is room.
+    pub(crate) full_tails: BTreeSet<InodeId>,
     /// Files that count as misses, since no copy of their bytes is good.
     pub(crate) damaged: Damaged,
     /// The disk failed in a way that makes further changes unsafe.
@@ -117,6 +119,7 @@ impl State {
             pending: HashMap::new(),
             unsettled: BTreeMap::new(),
             sealing: HashSet::new(),
+            full_tails: BTreeSet::new(),
             damaged: Damaged::new(),
             failed: false,
         }

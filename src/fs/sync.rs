@@ -23,6 +23,7 @@ impl FileSystem {
     /// Makes every change so far durable.
     pub fn commit(&self) -> Result<(), FsError> {
         self.publish_all_pending(None);
+        self.seal_full_tails();
         let wanted = {
             let mut state = self.state();
             if state.metadata.uncommitted() == 0 {

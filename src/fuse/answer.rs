@@ -7,6 +7,7 @@ use fuser::{Errno, FopenFlags};
 
 use super::passthrough::Backing;
 use crate::fs::{Attributes, Found, Listed, Lookup};
+use crate::store::record::InodeId;
 
 /// The kernel may believe what it was told until it changes it itself or is told otherwise.
 const LONG: Duration = Duration::from_secs(24 * 3600);
@@ -63,6 +64,14 @@ pub(super) enum Entry {
 }
 
 impl Entry {
+    /// What is there.
+    pub(super) fn inode(&self) -> Option<InodeId> {
+        match self {
+            Entry::Present { shown, .. } => Some(shown.attributes.inode),
+            Entry::Absent => None,
+        }
+    }
+
     /// Of a name that was looked up.
     pub(super) fn of_lookup(lookup: Lookup) -> Result<Entry, Errno> {
         match lookup {

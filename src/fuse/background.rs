@@ -235,13 +235,6 @@ fn sweep(file_system: &FileSystem, read_only: bool) {
     if !read_only && let Err(error) = file_system.remove_unfinished_saves() {
         log::error!("removing what a crash left of slots that were being saved: {error}");
     }
-    if !read_only {
-        match file_system.seal_full_tails() {
-            Ok(0) => {}
-            Ok(sealed) => log::info!("sealed {sealed} tails that a crash had left full"),
-            Err(error) => log::error!("looking for full tails: {error}"),
-        }
-    }
     if let Err(error) = file_system.find_pinned() {
         log::error!("looking for pinned files: {error}");
     }

@@ -95,8 +95,6 @@ fn session_config(options: &MountOptions) -> Config {
         config.mount_options.push(match option.as_str() {
             "noexec" => MountOption::NoExec,
             "noatime" => MountOption::NoAtime,
-            "dirsync" => MountOption::DirSync,
-            "sync" => MountOption::Sync,
             other => MountOption::CUSTOM(other.to_owned()),
         });
     }

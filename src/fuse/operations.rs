@@ -12,7 +12,9 @@ use super::answer::{
 use super::dispatch::Operations;
 use super::passthrough::Backing;
 use super::shared::{Shared, is_reader, quiet};
-use crate::fs::{Caller, FileSystem, Listing, NewNode, OpenedBy, Place, SetAttributes};
+use crate::fs::{
+    Caller, FileSystem, Listing, NewNode, OpenedBy, Place, SetAttributes, is_synchronous,
+};
 use crate::observe::Operation;
 use crate::store::disk::{Allocation, Seek, Space};
 use crate::store::record::InodeId;
@@ -182,11 +184,32 @@ impl Operations {
 /// Files.
 impl Operations {
     pub(super) fn create(
+        &self, place: &Place, mode: u16, caller: Caller, flags: i32, reply: impl Reply<Made>,
+    ) {
+        let outcome = self.create_and_open(place, mode, caller, flags);
+        match outcome {
+            Ok(made) if is_synchronous(flags) => self.later(move |shared| {
+                let synced = shared.call(Operation::Fsync, |fs| fs.sync_file(made.handle.number));
+                if synced.is_err() {
+                    shared.take_back(made.entry.inode(), made.handle.number);
+                }
+                reply.send(synced.map(|()| made));
+            }),
+            outcome => reply.send(outcome),
+        }
+    }
+
+    fn create_and_open(
         &self, place: &Place, mode: u16, caller: Caller, flags: i32,
     ) -> Result<Made, Errno> {
         self.decide_io_mode();
         let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
-        let created = self.call(Operation::Create, |fs| fs.create(place, mode, caller, writes))?;
+        let created = self.call(Operation::Create, |fs| {
+            if is_synchronous(flags) {
+                return fs.create_synchronous(place, mode, caller);
+            }
+            fs.create(place, mode, caller, writes)
+        })?;
         let (found, opened) = (created.found, created.opened);
         let (flags, backing) = match &opened.by {
             OpenedBy::Daemon => (Shared::served_flags(&opened), None),
@@ -250,6 +273,21 @@ impl Operations {
         let appends = flags & libc::O_APPEND != 0;
         self.call(Operation::Write, |fs| fs.write(handle, offset, data, appends))?;
         Ok(Written(u32::try_from(data.len()).unwrap_or(u32::MAX)))
+    }
+
+    /// Answers a write. The kernel syncs by itself what it was told to sync, except what is appended.
+    pub(super) fn written(
+        &self, handle: u64, flags: i32, outcome: Result<Written, Errno>, reply: impl Reply<Written>,
+    ) {
+        match outcome {
+            Ok(written) if is_synchronous(flags) && self.fs.appends(handle) => {
+                self.later(move |shared| {
+                    let synced = shared.call(Operation::Fsync, |fs| fs.sync_file(handle));
+                    reply.send(synced.map(|()| written));
+                });
+            }
+            outcome => reply.send(outcome),
+        }
     }
 
     pub(super) fn flush(&self, handle: u64, reply: impl Reply<()>) {
@@ -321,6 +359,12 @@ impl Shared {
     /// Opens a file.
     fn open(&self, inode: InodeId, flags: i32, caller: Caller) -> Result<Handle, Errno> {
         let opened = self.call(Operation::Open, |fs| fs.open_for(inode, flags, caller))?;
+        if is_synchronous(flags)
+            && let Err(error) = self.call(Operation::Fsync, |fs| fs.sync_file(opened.handle))
+        {
+            self.take_back(None, opened.handle);
+            return Err(error);
+        }
         let quiet = quiet(&opened);
         let number = opened.handle;
         match &opened.by {

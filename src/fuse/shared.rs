@@ -83,10 +83,18 @@ impl Shared {
 
     pub(super) fn undo_open(&self, handle: u64, error: &io::Error) -> Errno {
         log::error!("the kernel did not take a backing file: {error}");
+        self.take_back(None, handle);
+        Errno::EIO
+    }
+
+    /// Closes what was opened and cannot be handed out, and lets go of the backing file of an inode.
+    pub(super) fn take_back(&self, backed: Option<InodeId>, handle: u64) {
+        if let Some(inode) = backed.filter(|_| self.fs.is_backed(handle)) {
+            self.backings.detach(inode);
+        }
         if let Err(error) = self.fs.release(handle) {
             log::error!("undoing an open: {error}");
         }
-        Errno::EIO
     }
 }
 

@@ -10,7 +10,7 @@ use std::collections::HashSet;
 
 use super::disk::{Access, DiskDirectory, DiskPath};
 use super::metadata::{Life, Metadata};
-use super::record::{InodeId, ObjectId, ObjectRecord};
+use super::record::{FileRecord, Inode, InodeId, ObjectId, ObjectRecord, Role};
 use super::{Store, StoreError, keys};
 
 /// What recovery found.
@@ -20,6 +20,8 @@ pub struct Recovered {
     pub staging_removed: usize,
     /// Files that were being written in place.
     pub files_settled: usize,
+    /// Tails with rows: their model tells whether they are full.
+    pub tails: Vec<InodeId>,
     /// Files that a client of the dead mount can still write to: its descriptors and mappings
     /// outlive the daemon.
     pub still_changing: Vec<(InodeId, ObjectId)>,
@@ -43,6 +45,10 @@ pub(crate) fn recover(store: &Store, metadata: &mut Metadata) -> Result<Recovere
             Some(object) => recovered.still_changing.push((inode, object)),
             None => recovered.files_settled += 1,
         }
+        let settled = metadata.inode(inode)?;
+        let file = settled.as_ref().and_then(Inode::file);
+        let has_rows = |file: &FileRecord| matches!(file.role, Role::Tail { .. }) && file.size > 0;
+        recovered.tails.extend(file.is_some_and(has_rows).then_some(inode));
     }
     Ok(recovered)
 }

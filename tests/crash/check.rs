@@ -6,10 +6,12 @@ use std::sync::Arc;
 use kvfs::store::disk::{Disk, DiskDirectory};
 use kvfs::store::fsck::{self, FsckOptions};
 
+use crate::common::Model;
 use crate::common::random::Random;
 use crate::cut::{Image, Mode, Tracker};
 use crate::disk::SimulatedDisk;
 use crate::driver::Recording;
+use crate::model::What;
 use crate::mounted::{Berth, Mounted};
 use crate::remote::Blobs;
 
@@ -49,7 +51,31 @@ pub(crate) fn check(
         check_mount(berth, &disk, &blobs, recording, bounds, random)
             .map_err(|why| format!("second mount: {why}"))?;
     }
-    Ok(())
+    rows_go_on(berth, &disk, &blobs, recording).map_err(|why| format!("going on: {why}"))
+}
+
+/// Whoever appended rows goes on, wherever the last append ended.
+fn rows_go_on(
+    berth: &Berth, disk: &SimulatedDisk, blobs: &Arc<Blobs>, recording: &Recording,
+) -> Result<(), String> {
+    let is_tail = |path: &&String| path.ends_with(".tail");
+    if recording.history.tree().keys().find(is_tail).is_none() {
+        return Ok(());
+    }
+    let setup = crate::mounted::Setup { ram_bytes: None, ..recording.setup };
+    let mounted = Mounted::open(berth, disk, blobs, setup).map_err(|error| error.to_string())?;
+    let row_bytes = Model::small().row_bytes();
+    for (path, named) in mounted.walk()?.iter().filter(|(path, _)| is_tail(path)) {
+        let What::File(rows) = &named.what else { continue };
+        // To the end of the row that a cut may have left in part.
+        let rest = vec![1; row_bytes - rows.len() % row_bytes];
+        mounted
+            .append(path, &rest)
+            .map_err(|error| format!("{path}, {} bytes: {error}", rows.len()))?;
+    }
+    mounted.fs.commit_and_close().map_err(|error| format!("unmounting: {error}"))?;
+    drop(mounted);
+    check_fsck(berth, disk, "after rows were appended")
 }
 
 fn check_mount(

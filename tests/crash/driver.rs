@@ -152,9 +152,10 @@ impl<'a> Driver<'a> {
     }
 
     /// Rows or token ids. `becomes` is what the append makes of a full tail: the page's path and
-    /// bytes, and the path of the next tail.
+    /// bytes, and the path of the next tail. A recovery may make the page of rows of which a cut left
+    /// less than what was written; the first bytes are what it left at least.
     pub(crate) fn append(
-        &mut self, path: &str, bytes: &[u8], becomes: Option<(&str, Vec<u8>, &str)>,
+        &mut self, path: &str, bytes: &[u8], becomes: Option<(&str, [Vec<u8>; 2], &str)>,
     ) {
         if let Some(key) = self.key(path) {
             let all = [self.history.bytes(key).as_slice(), bytes].concat();
@@ -172,15 +173,27 @@ impl<'a> Driver<'a> {
         }
         let mut tree = self.history.tree().clone();
         let mut paths = vec![path];
-        if let Some((page, bytes, next)) = becomes {
-            let key = self.history.add_object(Changes::AsAWhole, bytes);
+        if let Some((page, [least, bytes], next)) = becomes {
+            let key = self.history.add_object(Changes::OfRows, least);
+            self.history.change_object(key, bytes);
             let rows = self.history.add_object(Changes::InPlace, Vec::new());
             tree.remove(path);
             tree.insert(page.to_owned(), named(What::File(key), 0o644));
             tree.insert(next.to_owned(), named(What::File(rows), 0o644));
             paths.extend([page, next]);
         }
+        let before = self.read_now(path);
         self.step(&paths, tree, |mounted| mounted.append(path, bytes));
+        let after = self.read_now(path);
+        if let (Some(before), Some(after)) = (before, after) {
+            let grown = after.len() - before.len();
+            assert!(grown == 0 || grown == bytes.len(), "{path}: {grown} of {}", bytes.len());
+        }
+    }
+
+    /// What a file holds, if it is there and can be read.
+    fn read_now(&self, path: &str) -> Option<Vec<u8>> {
+        self.mounted.as_ref()?.read(path).ok()
     }
 
     pub(crate) fn rename(&mut self, from: &str, to: &str) {

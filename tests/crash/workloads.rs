@@ -137,7 +137,10 @@ fn rows(driver: &mut Driver<'_>) {
     driver.append(&tokens, &fill(3, 4 * 10), None);
     driver.commit();
     driver.append(&tail(0), &rows[20 * row..31 * row], None);
-    let page = pack_page(&model.place(0, 0), &rows, 32).unwrap();
+    let mut committed = rows[..20 * row].to_vec();
+    committed.resize(rows.len(), 0);
+    let page =
+        [committed, rows.clone()].map(|rows| pack_page(&model.place(0, 0), &rows, 32).unwrap());
     driver.append(&tail(0), &rows[31 * row..], Some((&page_path("chat", 0, 0), page, &tail(32))));
     driver.append(&tokens, &fill(4, 4 * 12), None);
     driver.commit();

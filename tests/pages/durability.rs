@@ -15,6 +15,8 @@ use crate::common::{Mode, Model, Mount, eventually, fill};
 in_both_modes!(
     a_synced_page_survives,
     rows_and_tokens_survive,
+    a_tail_that_a_crash_left_full_becomes_a_page,
+    a_synced_row_that_fills_a_page_survives,
     a_commit_comes_without_asking,
     an_unfinished_file_leaves_nothing,
     truncating_open_is_all_or_nothing,
@@ -115,6 +117,43 @@ fn rows_and_tokens_survive(mode: Mode) {
     let tail = open(&next_path, append).unwrap();
     write(&tail, &rows[..row]).unwrap();
     assert_eq!(tail.metadata().unwrap().len(), 9 * row as u64);
+}
+
+/// The daemon dies between the row that completes a page and the commit that has the page.
+fn a_tail_that_a_crash_left_full_becomes_a_page(mode: Mode) {
+    let (mut mount, model) = prepared(mode);
+    let (rows, row) = (model.rows(1, 33), model.row_bytes());
+    let append = libc::O_WRONLY | libc::O_CREAT | libc::O_APPEND;
+    let tail_path = model.tail_path(&mount, "chat", 0, 0);
+    let tail = open(&tail_path, append).unwrap();
+    write(&tail, &rows[..31 * row]).unwrap();
+    tail.sync_all().unwrap();
+    write(&tail, &rows[31 * row..32 * row]).unwrap();
+    drop(tail);
+    mount.crash();
+    assert_errno(std::fs::metadata(&tail_path), libc::ENOENT);
+    let page = std::fs::read(model.page_path(&mount, "chat", 0, 0)).unwrap();
+    assert!(page == model.page(0, 0, 1));
+    let next =
+        open(model.tail_path(&mount, "chat", 0, 32), libc::O_WRONLY | libc::O_APPEND).unwrap();
+    assert_eq!(write(&next, &rows[32 * row..]).unwrap(), row);
+    drop(next);
+    assert!(mount.unmount().success());
+    let mut fsck = std::process::Command::new(env!("CARGO_BIN_EXE_kvfs"));
+    crate::common::forks::succeed(fsck.arg("fsck").arg(mount.store()));
+}
+
+/// fsync of the tail that the last row was appended to, which is a page by then.
+fn a_synced_row_that_fills_a_page_survives(mode: Mode) {
+    let (mut mount, model) = prepared(mode);
+    let append = libc::O_WRONLY | libc::O_CREAT | libc::O_APPEND;
+    let tail = open(model.tail_path(&mount, "chat", 0, 0), append).unwrap();
+    write(&tail, &model.rows(1, 32)).unwrap();
+    tail.sync_all().unwrap();
+    drop(tail);
+    mount.crash();
+    let page = std::fs::read(model.page_path(&mount, "chat", 0, 0)).unwrap();
+    assert!(page == model.page(0, 0, 1));
 }
 
 fn a_commit_comes_without_asking(mode: Mode) {

@@ -34,7 +34,13 @@ macro_rules! on_a_small_disk {
     };
 }
 
-on_a_small_disk!(nothing_by_halves, synced_data_survives, appends_are_whole);
+on_a_small_disk!(
+    nothing_by_halves,
+    synced_data_survives,
+    appends_are_whole,
+    the_row_that_fills_a_page_comes_with_it,
+    a_full_tail_becomes_a_page_once_there_is_room,
+);
 
 /// Whether the writer of a page heard that it could not be written; if it did not, the page is
 /// there.
@@ -169,4 +175,101 @@ fn appends_are_whole(disk: &SmallDisk, mount: &mut Mount) {
     assert!(std::fs::read(&path).unwrap() == rows[..written + row]);
     close(tail).unwrap();
     assert_eq!(mount.status("state"), "ok");
+}
+
+/// Leaves some room: for rows, but for no page.
+fn fill_up_but(disk: &SmallDisk, bytes: u64) -> std::path::PathBuf {
+    let ballast = disk.fill_up();
+    let file = open(&ballast, libc::O_WRONLY).unwrap();
+    file.set_len(file.metadata().unwrap().len() - bytes).unwrap();
+    file.sync_all().unwrap();
+    ballast
+}
+
+fn the_row_that_fills_a_page_comes_with_it(disk: &SmallDisk, mount: &mut Mount) {
+    let model = large_model();
+    model.install(mount);
+    let (row, rows) = (model.row_bytes(), model.rows(1, 256));
+    let path = model.tail_path(mount, "chat", 0, 0);
+    let tail = open(&path, libc::O_WRONLY | libc::O_CREAT | libc::O_APPEND).unwrap();
+    write(&tail, &rows[..255 * row]).unwrap();
+    tail.sync_all().unwrap();
+    let ballast = fill_up_but(disk, 256 << 10);
+    for _ in 0..2 {
+        assert_errno(write(&tail, &rows[255 * row..]), libc::ENOSPC);
+        assert!(std::fs::read(&path).unwrap() == rows[..255 * row]);
+    }
+    std::fs::remove_file(ballast).unwrap();
+    write(&tail, &rows[255 * row..]).unwrap();
+    close(tail).unwrap();
+    assert!(std::fs::read(model.page_path(mount, "chat", 0, 0)).unwrap() == model.page(0, 0, 1));
+    assert_eq!(std::fs::metadata(model.tail_path(mount, "chat", 0, 256)).unwrap().len(), 0);
+    assert_eq!(mount.status("state"), "ok");
+}
+
+/// What a crash left is sealed by the mount, or, if it finds no room, by a later commit.
+fn a_full_tail_becomes_a_page_once_there_is_room(disk: &SmallDisk, mount: &mut Mount) {
+    let model = large_model();
+    model.install(mount);
+    let (row, rows) = (model.row_bytes(), model.rows(1, 256));
+    let path = model.tail_path(mount, "chat", 0, 0);
+    write_and_close(&path, &rows[..255 * row]).unwrap();
+    sync_directory(mount.path()).unwrap();
+    mount.kill();
+    let is_tail = |path: &std::path::PathBuf| path.metadata().unwrap().len() == 255 * row as u64;
+    let object = mount.objects().into_iter().find(is_tail).unwrap();
+    open(object, libc::O_WRONLY | libc::O_APPEND)
+        .unwrap()
+        .write_all_at(&rows[255 * row..], 0)
+        .unwrap();
+    let ballast = fill_up_but(disk, 256 << 10);
+    mount.mount();
+    let page = model.page_path(mount, "chat", 0, 0);
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), rows.len() as u64);
+    assert!(!page.exists());
+    std::fs::remove_file(ballast).unwrap();
+    sync_directory(mount.path()).unwrap();
+    assert!(std::fs::read(&page).unwrap() == model.page(0, 0, 1));
+    assert!(!path.exists());
+}
+
+/// Memory is given out by the page, so that a write can end in the middle.
+#[test]
+fn a_row_of_which_only_a_part_found_room_is_taken_back() {
+    crate::require!(fuse, root);
+    let directory = crate::common::mount::scratch_directory();
+    let disk = directory.path().join("memory");
+    std::fs::create_dir(&disk).unwrap();
+    let mut mount_memory = std::process::Command::new("mount");
+    mount_memory.args(["-t", "tmpfs", "-o", "size=32m,huge=never", "kvfs-test"]).arg(&disk);
+    crate::common::forks::succeed(&mut mount_memory);
+    {
+        let mount = Mount::of_store(crate::common::Mode::Served, &disk.join("store"));
+        parts_are_taken_back(&mount, &disk);
+    }
+    crate::common::forks::succeed(std::process::Command::new("umount").arg(&disk));
+}
+
+fn parts_are_taken_back(mount: &Mount, disk: &Path) {
+    let model = Model::with(|fields| (fields.num_kv_heads, fields.head_dim) = (32, 256));
+    model.install(mount);
+    let (row, rows) = (model.row_bytes(), model.rows(1, 10));
+    let path = model.tail_path(mount, "chat", 0, 0);
+    let tail = open(&path, libc::O_WRONLY | libc::O_CREAT | libc::O_APPEND).unwrap();
+    write(&tail, &rows[..2 * row]).unwrap();
+    tail.sync_all().unwrap();
+    let ballast = disk.join("ballast");
+    let file = std::fs::File::create(&ballast).unwrap();
+    let mut length = 0;
+    while file.write_all_at(&[1; 4096], length).is_ok() {
+        length += 4096;
+    }
+    file.set_len(length - 5 * 4096).unwrap();
+    drop(file);
+    assert_errno(write(&tail, &rows[2 * row..3 * row]), libc::ENOSPC);
+    assert!(std::fs::read(&path).unwrap() == rows[..2 * row]);
+    std::fs::remove_file(ballast).unwrap();
+    write(&tail, &rows[2 * row..]).unwrap();
+    close(tail).unwrap();
+    assert!(std::fs::read(&path).unwrap() == rows);
 }

@@ -8,6 +8,7 @@
 mod common;
 
 mod damaged;
+mod descriptors;
 mod durability;
 mod full_disk;
 mod in_place;
@@ -16,6 +17,8 @@ mod python;
 mod ram;
 mod refused;
 mod rename;
+mod sealing;
+mod synchronous;
 mod tail;
 mod tools;
 mod views;

@@ -10,7 +10,7 @@ use crate::common::random::Random;
 use crate::common::{Mode, Model, Mount};
 use crate::ledger::Ledger;
 use crate::setting;
-use crate::writers::{is_written_once, prepare, write_during};
+use crate::writers::{is_written_once, prepare, rows_go_on, write_during};
 
 /// Of each filesystem, unless `KVFS_POWER_CUTS` says otherwise.
 const CUTS: u64 = 100;
@@ -41,6 +41,7 @@ fn whatever_was_acknowledged_survives(format: Format, bytes: u64) {
         disk.restore_power();
         mount.mount();
         ledger.check(&model, &root, &format!("{format:?}, seed {seed}, cut {round}"));
+        rows_go_on(&root, &model);
         ledger.retire(&root, is_written_once);
     }
     println!(

@@ -10,7 +10,7 @@ use crate::common::{Mode, Model, Mount, forks};
 use crate::injection::Injection;
 use crate::ledger::Ledger;
 use crate::setting;
-use crate::writers::{is_written_once, prepare, write_during};
+use crate::writers::{is_written_once, prepare, rows_go_on, write_during};
 
 /// Of each kind, unless `KVFS_KILLS` says otherwise.
 const KILLS: u64 = 100;
@@ -47,6 +47,7 @@ fn kill_again_and_again(
         });
         mount.mount();
         ledger.check(&model, &root, &format!("{what}, {mode:?}, seed {seed}, kill {round}"));
+        rows_go_on(&root, &model);
         ledger.retire(&root, is_written_once);
         assert_eq!(mount.status("errors"), "0");
     }

@@ -76,7 +76,10 @@ impl Ledger {
         let has_halves = self.has_halves;
         for (name, (history, content)) in &mut self.names {
             let path = root.join(name);
-            let found = std::fs::read(&path);
+            let mut found = std::fs::read(&path);
+            if *content == Some(Content::Rows) && errno(&found) == libc::ENOENT {
+                found = rows_of_page(model, &path.with_extension("safetensors"));
+            }
             let code = errno(&found);
             assert!([0, libc::ENOENT].contains(&code), "{when}: {}: {found:?}", name.display());
             let version = found.ok().and_then(|bytes| {
@@ -106,15 +109,37 @@ impl Ledger {
 impl Ledger {
     /// Removes, durably, the names of files that nobody replaces: their number would only grow.
     pub(crate) fn retire(&mut self, root: &Path, is_retired: impl Fn(&Path) -> bool) {
+        let mut directories = std::collections::BTreeSet::new();
         self.names.retain(|name, _| {
             let retired = is_retired(name);
-            if retired {
-                std::fs::remove_file(root.join(name)).unwrap();
-            }
+            directories.extend(name.parent().filter(|_| retired).map(Path::to_owned));
             !retired
         });
+        for directory in directories {
+            for entry in std::fs::read_dir(root.join(directory)).unwrap() {
+                std::fs::remove_file(entry.unwrap().path()).unwrap();
+            }
+        }
         crate::common::sys::sync_directory(root).unwrap();
     }
+}
+
+/// The rows of a tail that became a page.
+fn rows_of_page(model: &Model, path: &Path) -> io::Result<Vec<u8>> {
+    let page = std::fs::read(path)?;
+    let name = path.file_name().unwrap().as_encoded_bytes();
+    let place = model.place(0, kvfs::page::names::parse_page(name).unwrap().0);
+    let mut rows = bytes_of(model, Content::Rows, 32);
+    // A row is what it should be if the page is the same with another in its place.
+    let row = model.row_bytes();
+    for number in (0..32).rev() {
+        let whole = kvfs::page::pack_page(&place, &rows, 32).unwrap();
+        if whole == page {
+            break;
+        }
+        rows[number * row..(number + 1) * row].fill(0);
+    }
+    Ok(rows)
 }
 
 fn is_first_half(model: &Model, content: Content, bytes: &[u8], history: &History) -> bool {

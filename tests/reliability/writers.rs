@@ -16,8 +16,9 @@ use crate::ledger::{Content, Ledger, Version, bytes_of, is_expected};
 /// Names that each writer uses in turn, so that versions replace each other.
 const NAMES: u64 = 5;
 const FILE_BYTES: usize = 20_000;
-/// A tail holds 32 rows: the writer stays below.
-const ROWS_MAX: u64 = 31;
+/// A tail holds 32 rows: the writer crosses the border with each fourth append.
+const TAIL_ROWS: u64 = 32;
+const ROWS_AT_ONCE: u64 = 8;
 
 /// Makes the model and the layers that the writers use, durably.
 pub(crate) fn prepare(mount: &Mount, model: &Model) {
@@ -32,6 +33,23 @@ pub(crate) fn prepare(mount: &Mount, model: &Model) {
 pub(crate) fn is_written_once(name: &Path) -> bool {
     let above = name.ancestors().nth(2).and_then(Path::file_name);
     above.is_some_and(|sequence| sequence == "in-place" || sequence == "rows")
+}
+
+/// Whoever appended rows goes on, wherever the last append ended.
+pub(crate) fn rows_go_on(mount: &Path, model: &Model) {
+    let layer = mount.join("models").join(&model.name).join("sequences/rows/000");
+    for entry in std::fs::read_dir(layer).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|extension| extension == "tail") {
+            let tail = open(&path, libc::O_WRONLY | libc::O_APPEND).unwrap();
+            let row = model.row_bytes();
+            let length = usize::try_from(tail.metadata().unwrap().len()).unwrap();
+            // To the end of the row that a cut may have left in part.
+            let rest = row - length % row;
+            let outcome = write(&tail, &vec![1; rest]);
+            assert_eq!(outcome.unwrap(), rest, "{}, {length} bytes", path.display());
+        }
+    }
 }
 
 /// Runs all writers until `work` has returned and they have failed or stopped; `round` tells their
@@ -205,17 +223,18 @@ fn page_in_place(program: &Program<'_>, ledger: &mut Ledger, number: u64) -> io:
     Ok(())
 }
 
-/// Rows of one tail after the other.
+/// Rows of one tail after the other, which become pages.
 fn rows(program: &Program<'_>, ledger: &mut Ledger, number: u64) -> io::Result<()> {
-    let start = number / ROWS_MAX * 32;
+    let end = (number + 1) * ROWS_AT_ONCE;
+    let start = (end - 1) / TAIL_ROWS * TAIL_ROWS;
     let name = program.layer("rows").join(names::format_tail(TokenStart(start)));
-    let count = number % ROWS_MAX + 1;
-    ledger.begin(&name, Content::Rows, if count == 1 { 0 } else { count });
+    let count = end - start;
+    ledger.begin(&name, Content::Rows, if count == ROWS_AT_ONCE { 0 } else { count });
     let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_APPEND;
     let tail = open(program.mount.join(&name), flags)?;
     let all = bytes_of(program.model, Content::Rows, count);
-    let row = program.model.row_bytes();
-    write(&tail, &all[all.len() - row..])?;
+    let added = program.model.row_bytes() * usize::try_from(ROWS_AT_ONCE).unwrap();
+    write(&tail, &all[all.len() - added..])?;
     tail.sync_all()?;
     ledger.acknowledge(&name, count);
     Ok(())

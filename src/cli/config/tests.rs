@@ -53,7 +53,7 @@ fn the_earlier_source_counts() {
 fn every_setting_from_every_source() {
     let file = "allow_other = true\nread_only = true\npassthrough = false\nio_uring = false\n\
         nonempty = true\noffline = true\ncommit_interval = 2\nthreads = 3\nlog_file = \"/l\"\nlog_level = \"debug\"\n\
-        options = [\"noatime\", \"dirsync\"]";
+        options = [\"noatime\", \"noexec\"]";
     let variables = [
         ("KVFS_ALLOW_OTHER", "yes"),
         ("KVFS_READ_ONLY", "1"),
@@ -65,10 +65,10 @@ fn every_setting_from_every_source() {
         ("KVFS_THREADS", "3"),
         ("KVFS_LOG_FILE", "/l"),
         ("KVFS_LOG", "debug"),
-        ("KVFS_OPTIONS", "noatime,dirsync"),
+        ("KVFS_OPTIONS", "noatime,noexec"),
     ];
     let dash_o = "allow_other,ro,passthrough=no,io_uring=no,nonempty,offline,commit_interval=2,threads=3,\
-        log_file=/l,log_level=debug,noatime,dirsync";
+        log_file=/l,log_level=debug,noatime,noexec";
     let from_file = resolved(Layer::default(), "", &[], file).unwrap();
     let from_environment = resolved(Layer::default(), "", &variables, "").unwrap();
     let from_dash_o = resolved(Layer::default(), dash_o, &[], "").unwrap();
@@ -79,7 +79,7 @@ fn every_setting_from_every_source() {
     assert!(from_file.options.allow_other && from_file.options.read_only && from_file.nonempty);
     assert_eq!(from_file.options.passthrough, Passthrough::Off);
     assert!(!from_file.options.io_uring && from_file.options.offline);
-    assert_eq!(from_file.options.kernel_options, ["noatime", "dirsync"]);
+    assert_eq!(from_file.options.kernel_options, ["noatime", "noexec"]);
 }
 
 #[test]

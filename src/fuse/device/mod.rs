@@ -172,7 +172,7 @@ impl Filesystem for Callbacks {
     ) {
         let _awake = self.linger.after_reply(request.pid());
         let place = place(parent, name);
-        reply.send(self.operations.create(&place, permissions(mode), caller(request), flags));
+        self.operations.create(&place, permissions(mode), caller(request), flags, reply);
     }
 
     fn open(&self, request: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
@@ -192,7 +192,8 @@ impl Filesystem for Callbacks {
         _write_flags: WriteFlags, flags: OpenFlags, _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        reply.send(self.operations.write(handle.0, offset, data, flags.0));
+        let outcome = self.operations.write(handle.0, offset, data, flags.0);
+        self.operations.written(handle.0, flags.0, outcome, reply);
     }
 
     fn flush(

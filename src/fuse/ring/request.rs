@@ -98,7 +98,7 @@ fn serve_transfer(operations: &Operations, header: &InHeader, ticket: Ticket) {
         opcode::WRITE => {
             let flags = input.flags.cast_signed();
             let outcome = operations.write(input.fh, input.offset, slot.payload(), flags);
-            ticket.send(outcome);
+            operations.written(input.fh, flags, outcome, ticket);
         }
         opcode::READDIRPLUS => {
             let lines = Lines::new(ticket, Listing::Attributes, input.size);
@@ -175,7 +175,7 @@ fn serve_named(operations: &Operations, header: &InHeader, ticket: Ticket) -> Op
         _ => {
             let input: CreateIn = slot.operation();
             let (mode, flags) = (permissions(input.mode), input.flags.cast_signed());
-            ticket.send(operations.create(&place, mode, caller, flags));
+            operations.create(&place, mode, caller, flags, ticket);
         }
     }
     Some(())
