@@ -31,6 +31,7 @@
 //! | `rebuild` | a new store takes over the names that another published |
 //! | `collection` | garbage |
 //! | `tiers` | what those share, and what is told of them |
+//! | `waits` | what is too long for the thread that takes requests |
 //! | `views` | `.kvfs/` |
 //! | `prefixes` | finding pages by the tokens that they are about |
 //! | `foreign` | the same in other stores of the remote |
@@ -86,6 +87,7 @@ mod transfer;
 mod upload;
 mod verify;
 mod views;
+mod waits;
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 

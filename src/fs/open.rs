@@ -8,6 +8,7 @@ use super::extended::LOSSY;
 use super::handle::{Handle, Served};
 use super::state::State;
 use super::verify::{Depth, Verify};
+use super::waits::READ_AT_ONCE_BYTES;
 use super::{FileSystem, FsError, descriptors, prefixes, views};
 use crate::ingest::seal;
 use crate::store::disk::{Access, DiskFile, FileStat};
@@ -17,10 +18,6 @@ use crate::store::record::{FileRecord, Inode, InodeId, ObjectId, Role};
 /// Flag of an open by execve(2) (`__FMODE_EXEC`). The kernel protects a running program from
 /// writers, but learns only after an open with `O_RDONLY | O_TRUNC` that it should have refused.
 const EXECUTES: i32 = 0x20;
-
-/// Files up to this size are read where the request came in: it takes less time than another thread
-/// takes to wake up.
-const READ_AT_ONCE_BYTES: u64 = 256 << 10;
 
 /// An open file.
 #[derive(Debug)]

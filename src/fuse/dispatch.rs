@@ -14,6 +14,8 @@ pub(super) struct Pools {
     pub(super) slow: Sender<Job>,
     pub(super) fetches: Sender<Job>,
     pub(super) asks: Sender<Job>,
+    pub(super) bulk: Sender<Job>,
+    pub(super) saves: Sender<Job>,
 }
 
 /// What the kernel may ask for, whichever way its requests come.
@@ -25,12 +27,33 @@ pub(super) struct Operations {
     fetches: Sender<Job>,
     /// Takes questions, and what else must look before it knows whether it waits for the remote.
     asks: Sender<Job>,
+    /// Takes what copies or hashes much of a file.
+    bulk: Sender<Job>,
+    /// Takes what makes sequences of slots.
+    saves: Sender<Job>,
 }
 
 impl Operations {
     pub(super) fn new(shared: Arc<Shared>, pools: Pools) -> Operations {
-        let Pools { slow, fetches, asks } = pools;
-        Operations { shared, slow, fetches, asks }
+        let Pools { slow, fetches, asks, bulk, saves } = pools;
+        Operations { shared, slow, fetches, asks, bulk, saves }
+    }
+
+    /// Runs what copies or hashes much of a file.
+    pub(super) fn in_bulk(&self, job: impl FnOnce(&Shared) + Send + 'static) {
+        let shared = Arc::clone(&self.shared);
+        hand_over(&self.bulk, move || job(&shared));
+    }
+
+    /// Runs what makes a sequence of a slot.
+    pub(super) fn save(&self, job: impl FnOnce(&Shared) + Send + 'static) {
+        let shared = Arc::clone(&self.shared);
+        hand_over(&self.saves, move || job(&shared));
+    }
+
+    /// Runs a change: at once, or, while too many others wait for a commit, beside the requests.
+    pub(super) fn change(&self, job: impl FnOnce(&Shared) + Send + 'static) {
+        if self.fs.is_behind() { self.later(job) } else { job(self) }
     }
 
     /// Runs what may wait for the remote: such operations keep each other waiting, and nobody else.
@@ -66,10 +89,11 @@ impl Operations {
 
     /// Answers what looks names up in a directory: at once, unless that has to wait.
     pub(super) fn once_looked_up(
-        &self, directory: InodeId, answer: impl FnOnce(&Shared) + Send + 'static,
+        &self, directory: InodeId, seals_much: bool, answer: impl FnOnce(&Shared) + Send + 'static,
     ) {
         match self.fs.look_up_waits(directory) {
             Some(awaited) => self.beside(awaited, answer),
+            None if seals_much => self.in_bulk(answer),
             None => answer(self),
         }
     }

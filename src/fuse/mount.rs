@@ -235,7 +235,9 @@ pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountEr
     let (slow, jobs) = bounded(slow::JOBS_MAX);
     let (fetches, far_jobs) = bounded(slow::JOBS_MAX);
     let (asks, questions) = bounded(slow::JOBS_MAX);
-    let pools = Pools { slow, fetches, asks };
+    let (bulk, bulk_jobs) = bounded(slow::JOBS_MAX);
+    let (saves, slots) = bounded(slow::JOBS_MAX);
+    let pools = Pools { slow, fetches, asks, bulk, saves };
     let operations = Operations::new(Arc::clone(&shared), pools);
     let connection = Connection::open(options, &shared, operations)?;
 
@@ -249,6 +251,8 @@ pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountEr
     let threads = start_threads(options, &file_system, (notifier, invalidations), &stopped)?;
     let mut slow_threads = start_workers("kvfs-slow", slow::THREADS, &jobs)?;
     slow_threads.extend(start_workers("kvfs-ask", slow::ASK_THREADS, &questions)?);
+    slow_threads.extend(start_workers("kvfs-bulk", slow::BULK_THREADS, &bulk_jobs)?);
+    slow_threads.extend(start_workers("kvfs-save", slow::SAVE_THREADS, &slots)?);
     if file_system.tiers().is_some() {
         // Not waited for: one may hang in the remote.
         start_workers("kvfs-fetch", slow::FETCH_THREADS, &far_jobs)?;

@@ -19,6 +19,9 @@ use crate::observe::Operation;
 use crate::store::disk::{Allocation, Seek, Space};
 use crate::store::record::InodeId;
 
+/// Bytes that one request copies: others take their turn in between. Whoever copies asks for the rest.
+const COPY_BYTES_MAX: u64 = 16 << 20;
+
 /// Where and how much a `copy_file_range` copies.
 pub(super) struct Copy {
     /// Handle and offset.
@@ -38,7 +41,8 @@ impl Operations {
     pub(super) const NO_COMMANDS: Errno = Errno::ENOTTY;
 
     pub(super) fn lookup(&self, place: Place, reply: impl Reply<Entry>) {
-        self.once_looked_up(place.parent, move |shared: &Shared| {
+        let seals_much = self.fs.lookup_seals_much(&place);
+        self.once_looked_up(place.parent, seals_much, move |shared: &Shared| {
             let outcome = shared.call(Operation::Lookup, |fs| fs.lookup(place.parent, &place.name));
             reply.send(outcome.and_then(Entry::of_lookup));
         });
@@ -50,21 +54,31 @@ impl Operations {
     }
 
     pub(super) fn make(
-        &self, place: &Place, node: &NewNode, mode: u16, caller: Caller,
-    ) -> Result<Entry, Errno> {
-        self.call(Operation::Make, |fs| fs.make(place, node, mode, caller)).map(Entry::from)
+        &self, place: Place, node: NewNode, mode: u16, caller: Caller, reply: impl Reply<Entry>,
+    ) {
+        self.change(move |shared| {
+            let made = shared.call(Operation::Make, |fs| fs.make(&place, &node, mode, caller));
+            reply.send(made.map(Entry::from));
+        });
     }
 
-    pub(super) fn unlink(&self, place: &Place) -> Result<(), Errno> {
-        self.call(Operation::Unlink, |fs| fs.unlink(place))
+    pub(super) fn unlink(&self, place: Place, reply: impl Reply<()>) {
+        self.change(move |shared| {
+            reply.send(shared.call(Operation::Unlink, |fs| fs.unlink(&place)));
+        });
     }
 
-    pub(super) fn remove_directory(&self, place: &Place) -> Result<(), Errno> {
-        self.call(Operation::Rmdir, |fs| fs.remove_directory(place))
+    pub(super) fn remove_directory(&self, place: Place, reply: impl Reply<()>) {
+        let seals_much = self.fs.replaced_seals_much(&place);
+        let answer = move |shared: &Shared| {
+            reply.send(shared.call(Operation::Rmdir, |fs| fs.remove_directory(&place)));
+        };
+        if seals_much { self.in_bulk(answer) } else { self.change(answer) }
     }
 
     pub(super) fn rename(&self, from: Place, to: Place, flags: u32, reply: impl Reply<()>) {
         let waits = self.fs.rename_waits(&from, &to);
+        let reads_much = self.fs.rename_reads_much(&from, &to);
         let answer = move |shared: &Shared| {
             let outcome = shared.call(Operation::Rename, |fs| fs.rename(&from, &to, flags));
             if let (Ok(Some(old)), Some(notifier)) = (&outcome, shared.notifier.get()) {
@@ -77,12 +91,18 @@ impl Operations {
         };
         match waits {
             Some(awaited) => self.beside(awaited, answer),
-            None => answer(self),
+            None if reads_much => self.in_bulk(answer),
+            None => self.change(answer),
         }
     }
 
-    pub(super) fn link(&self, inode: InodeId, place: &Place) -> Result<Entry, Errno> {
-        self.call(Operation::Link, |fs| fs.link(inode, place)).map(Entry::from)
+    pub(super) fn link(&self, inode: InodeId, place: Place, reply: impl Reply<Entry>) {
+        let copies_much = self.fs.link_copies_much(inode);
+        let answer = move |shared: &Shared| {
+            let linked = shared.call(Operation::Link, |fs| fs.link(inode, &place));
+            reply.send(linked.map(Entry::from));
+        };
+        if copies_much { self.in_bulk(answer) } else { self.change(answer) }
     }
 
     pub(super) fn read_link(&self, inode: InodeId) -> Result<Vec<u8>, Errno> {
@@ -92,7 +112,8 @@ impl Operations {
     pub(super) fn list(
         &self, inode: InodeId, offset: u64, listing: Listing, mut reply: impl ReplyListing,
     ) {
-        self.once_looked_up(inode, move |shared: &Shared| {
+        let seals_much = self.fs.seals_much_in(inode);
+        self.once_looked_up(inode, seals_much, move |shared: &Shared| {
             let outcome = shared.call(Operation::List, |fs| {
                 fs.list(inode, offset, listing, |line| reply.add(line))
             });
@@ -117,7 +138,7 @@ impl Operations {
         match set.size {
             Some(_) if self.fs.waits_for_remote(inode) => self.fetch(answer),
             Some(_) => self.later(answer),
-            None => answer(self),
+            None => self.change(answer),
         }
     }
 
@@ -149,7 +170,7 @@ impl Operations {
         };
         match waits {
             Some(awaited) => self.beside(awaited, answer),
-            None => answer(self),
+            None => self.change(answer),
         }
     }
 
@@ -184,45 +205,21 @@ impl Operations {
 /// Files.
 impl Operations {
     pub(super) fn create(
-        &self, place: &Place, mode: u16, caller: Caller, flags: i32, reply: impl Reply<Made>,
+        &self, place: Place, mode: u16, caller: Caller, flags: i32, reply: impl Reply<Made>,
     ) {
-        let outcome = self.create_and_open(place, mode, caller, flags);
+        if self.fs.is_behind() {
+            return self.later(move |shared| {
+                let made = shared.create_and_open(&place, mode, caller, flags);
+                reply.send(made.and_then(|made| shared.synced(made, flags)));
+            });
+        }
+        let outcome = self.create_and_open(&place, mode, caller, flags);
         match outcome {
-            Ok(made) if is_synchronous(flags) => self.later(move |shared| {
-                let synced = shared.call(Operation::Fsync, |fs| fs.sync_file(made.handle.number));
-                if synced.is_err() {
-                    shared.take_back(made.entry.inode(), made.handle.number);
-                }
-                reply.send(synced.map(|()| made));
-            }),
+            Ok(made) if is_synchronous(flags) => {
+                self.later(move |shared| reply.send(shared.synced(made, flags)));
+            }
             outcome => reply.send(outcome),
         }
-    }
-
-    fn create_and_open(
-        &self, place: &Place, mode: u16, caller: Caller, flags: i32,
-    ) -> Result<Made, Errno> {
-        self.decide_io_mode();
-        let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
-        let created = self.call(Operation::Create, |fs| {
-            if is_synchronous(flags) {
-                return fs.create_synchronous(place, mode, caller);
-            }
-            fs.create(place, mode, caller, writes)
-        })?;
-        let (found, opened) = (created.found, created.opened);
-        let (flags, backing) = match &opened.by {
-            OpenedBy::Daemon => (Shared::served_flags(&opened), None),
-            OpenedBy::Kernel { file } => {
-                let register = || self.register(file.as_ref());
-                match self.backings.attach(found.attributes.inode, false, register) {
-                    Ok(backing) => (quiet(&opened), Some(backing)),
-                    Err(error) => return Err(self.undo_open(opened.handle, &error)),
-                }
-            }
-        };
-        let handle = Handle { number: opened.handle, flags, backing };
-        Ok(Made { entry: Entry::of_new(&found), handle })
     }
 
     pub(super) fn open(
@@ -280,6 +277,10 @@ impl Operations {
         &self, handle: u64, flags: i32, outcome: Result<Written, Errno>, reply: impl Reply<Written>,
     ) {
         match outcome {
+            Ok(written) if self.fs.look_is_due(handle) => self.save(move |shared| {
+                let look = |fs: &FileSystem| fs.look_at_beginning(handle);
+                reply.send(shared.call(Operation::Write, look).map(|()| written));
+            }),
             Ok(written) if is_synchronous(flags) && self.fs.appends(handle) => {
                 self.later(move |shared| {
                     let synced = shared.call(Operation::Fsync, |fs| fs.sync_file(handle));
@@ -294,14 +295,24 @@ impl Operations {
         let answer = move |shared: &Shared| {
             reply.send(shared.call(Operation::Flush, |fs| fs.flush(handle)));
         };
-        if self.fs.flush_waits(handle) { self.later(answer) } else { answer(self) }
+        if self.fs.close_saves(handle) {
+            self.save(answer);
+        } else if self.fs.close_reads_much(handle) {
+            self.in_bulk(answer);
+        } else {
+            answer(self);
+        }
     }
 
-    pub(super) fn release(&self, inode: InodeId, handle: u64) -> Result<(), Errno> {
-        if self.fs.is_backed(handle) {
-            self.backings.detach(inode);
-        }
-        self.call(Operation::Release, |fs| fs.release(handle))
+    pub(super) fn release(&self, inode: InodeId, handle: u64, reply: impl Reply<()>) {
+        let reads_much = self.fs.close_reads_much(handle);
+        let answer = move |shared: &Shared| {
+            if shared.fs.is_backed(handle) {
+                shared.backings.detach(inode);
+            }
+            reply.send(shared.call(Operation::Release, |fs| fs.release(handle)));
+        };
+        if reads_much { self.in_bulk(answer) } else { answer(self) }
     }
 
     pub(super) fn sync_file(&self, handle: u64, reply: impl Reply<()>) {
@@ -329,12 +340,13 @@ impl Operations {
         self.call(Operation::Seek, |fs| fs.seek(handle, offset, seek)).map(Position)
     }
 
-    pub(super) fn copy(&self, copy: &Copy) -> Result<Written, Errno> {
-        // The reply counts in 32 bits.
-        let length = copy.length.min(1 << 30);
-        let copied =
-            self.call(Operation::CopyRange, |fs| fs.copy_range(copy.from, copy.to, length))?;
-        Ok(Written(u32::try_from(copied).unwrap_or(u32::MAX)))
+    pub(super) fn copy(&self, copy: Copy, reply: impl Reply<Written>) {
+        self.in_bulk(move |shared| {
+            let Copy { from, to, length } = copy;
+            let length = length.min(COPY_BYTES_MAX);
+            let copied = shared.call(Operation::CopyRange, |fs| fs.copy_range(from, to, length));
+            reply.send(copied.map(|copied| Written(u32::try_from(copied).unwrap_or(u32::MAX))));
+        });
     }
 
     /// Opens a page whose backing file is still registered.
@@ -356,6 +368,42 @@ impl Operations {
 }
 
 impl Shared {
+    /// A file that was made to be written synchronously: its name is durable before anybody writes to it.
+    fn synced(&self, made: Made, flags: i32) -> Result<Made, Errno> {
+        if !is_synchronous(flags) {
+            return Ok(made);
+        }
+        let number = made.handle.number;
+        let synced = self.call(Operation::Fsync, |fs| fs.sync_file(number));
+        synced.inspect_err(|_| self.take_back(made.entry.inode(), number)).map(|()| made)
+    }
+
+    fn create_and_open(
+        &self, place: &Place, mode: u16, caller: Caller, flags: i32,
+    ) -> Result<Made, Errno> {
+        self.decide_io_mode();
+        let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
+        let created = self.call(Operation::Create, |fs| {
+            if is_synchronous(flags) {
+                return fs.create_synchronous(place, mode, caller);
+            }
+            fs.create(place, mode, caller, writes)
+        })?;
+        let (found, opened) = (created.found, created.opened);
+        let (flags, backing) = match &opened.by {
+            OpenedBy::Daemon => (Shared::served_flags(&opened), None),
+            OpenedBy::Kernel { file } => {
+                let register = || self.register(file.as_ref());
+                match self.backings.attach(found.attributes.inode, false, register) {
+                    Ok(backing) => (quiet(&opened), Some(backing)),
+                    Err(error) => return Err(self.undo_open(opened.handle, &error)),
+                }
+            }
+        };
+        let handle = Handle { number: opened.handle, flags, backing };
+        Ok(Made { entry: Entry::of_new(&found), handle })
+    }
+
     /// Opens a file.
     fn open(&self, inode: InodeId, flags: i32, caller: Caller) -> Result<Handle, Errno> {
         let opened = self.call(Operation::Open, |fs| fs.open_for(inode, flags, caller))?;

@@ -6,7 +6,7 @@
 
 use std::fs::File;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use super::Virtual;
 use super::slot::{Kind, SlotKey, is_of_slots};
@@ -52,6 +52,12 @@ struct Progress {
     imported: u64,
     /// It was said why.
     is_refused: bool,
+}
+
+impl Progress {
+    fn is_look_due(&self) -> bool {
+        self.length >= self.next_look.max(FIRST_LOOK_BYTES)
+    }
 }
 
 impl SlotDraft {
@@ -157,7 +163,12 @@ impl FileSystem {
     pub(in crate::fs) fn write_slot_draft(
         &self, draft: &SlotDraft, offset: u64, bytes: &[u8],
     ) -> Result<(), FsError> {
-        let mut progress = draft.progress();
+        // Whoever closed a copy of the descriptor holds it until there is a sequence, which takes a while.
+        let mut progress = match draft.progress.try_lock() {
+            Err(TryLockError::WouldBlock) => return Err(FsError::TryAgain),
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Ok(progress) => progress,
+        };
         if progress.is_refused {
             return Err(FsError::Refused);
         }
@@ -166,23 +177,34 @@ impl FileSystem {
         }
         draft.file.write_all_at(bytes, offset)?;
         progress.length += bytes.len() as u64;
-        if progress.length < progress.next_look.max(FIRST_LOOK_BYTES) {
-            return Ok(());
+        Ok(())
+    }
+
+    /// Whether so much of a slot was written that it is time to look at its beginning.
+    pub fn look_is_due(&self, handle: u64) -> bool {
+        let served = self.state().handles.get(&handle).map(|open| open.served.clone());
+        let Some(Served::SlotDraft(draft)) = served else { return false };
+        draft.progress.try_lock().is_ok_and(|progress| progress.is_look_due())
+    }
+
+    /// Looks at the beginning of a slot that is being written: what cannot become a sequence is refused.
+    pub fn look_at_beginning(&self, handle: u64) -> Result<(), FsError> {
+        let served = self.state().handles.get(&handle).map(|open| open.served.clone());
+        let Some(Served::SlotDraft(draft)) = served else { return Err(FsError::BadHandle) };
+        {
+            let mut progress = draft.progress();
+            if !progress.is_look_due() {
+                return Ok(());
+            }
+            progress.next_look = 2 * progress.length;
         }
         let rules = self.model_of(&mut self.state(), draft.model).map_err(|_| FsError::Stale)?;
         let (file, version) = (draft.file(), draft.kind.version);
         let outcome = file.and_then(|file| Slot::check_beginning(file, version, &rules.manifest));
-        progress.next_look = 2 * progress.length;
-        progress.is_refused = outcome.is_err();
-        drop(progress);
-        outcome.map_err(|why| self.refuse_slot(draft, &why))
-    }
-
-    /// Whether closing a handle makes a sequence, which takes a while.
-    pub fn flush_waits(&self, handle: u64) -> bool {
-        let state = self.state();
-        let open = state.handles.get(&handle);
-        open.is_some_and(|open| matches!(open.served, Served::SlotDraft(_)))
+        if outcome.is_err() {
+            draft.progress().is_refused = true;
+        }
+        outcome.map_err(|why| self.refuse_slot(&draft, &why))
     }
 
     /// `close()` of a slot makes the sequence.

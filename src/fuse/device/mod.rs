@@ -124,7 +124,7 @@ impl Filesystem for Callbacks {
     ) {
         let node = NewNode::Special { file_type: mode & libc::S_IFMT, device };
         let place = place(parent, name);
-        reply.send(self.make(&place, &node, permissions(mode), caller(request)));
+        self.make(place, node, permissions(mode), caller(request), reply);
     }
 
     fn mkdir(
@@ -132,22 +132,22 @@ impl Filesystem for Callbacks {
         reply: ReplyEntry,
     ) {
         let (place, node) = (place(parent, name), NewNode::Directory);
-        reply.send(self.make(&place, &node, permissions(mode), caller(request)));
+        self.make(place, node, permissions(mode), caller(request), reply);
     }
 
     fn symlink(
         &self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry,
     ) {
         let node = NewNode::Symlink(target.as_os_str().as_bytes().to_vec());
-        reply.send(self.make(&place(parent, name), &node, 0o777, caller(request)));
+        self.make(place(parent, name), node, 0o777, caller(request), reply);
     }
 
     fn unlink(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        reply.send(self.operations.unlink(&place(parent, name)));
+        self.operations.unlink(place(parent, name), reply);
     }
 
     fn rmdir(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        reply.send(self.remove_directory(&place(parent, name)));
+        self.remove_directory(place(parent, name), reply);
     }
 
     fn rename(
@@ -163,7 +163,7 @@ impl Filesystem for Callbacks {
         &self, _request: &Request, number: INodeNo, parent: INodeNo, name: &OsStr,
         reply: ReplyEntry,
     ) {
-        reply.send(self.operations.link(inode(number), &place(parent, name)));
+        self.operations.link(inode(number), place(parent, name), reply);
     }
 
     fn create(
@@ -172,7 +172,7 @@ impl Filesystem for Callbacks {
     ) {
         let _awake = self.linger.after_reply(request.pid());
         let place = place(parent, name);
-        self.operations.create(&place, permissions(mode), caller(request), flags, reply);
+        self.operations.create(place, permissions(mode), caller(request), flags, reply);
     }
 
     fn open(&self, request: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
@@ -209,7 +209,7 @@ impl Filesystem for Callbacks {
         _lock_owner: Option<LockOwner>, _flush: bool, reply: ReplyEmpty,
     ) {
         let _awake = self.linger.after_reply(request.pid());
-        reply.send(self.operations.release(inode(number), handle.0));
+        self.operations.release(inode(number), handle.0, reply);
     }
 
     fn fsync(
@@ -300,7 +300,7 @@ impl Filesystem for Callbacks {
         _flags: CopyFileRangeFlags, reply: ReplyWrite,
     ) {
         let (from, to) = ((from_handle.0, from_offset), (to_handle.0, to_offset));
-        reply.send(self.copy(&Copy { from, to, length }));
+        self.operations.copy(Copy { from, to, length }, reply);
     }
 }
 

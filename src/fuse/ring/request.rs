@@ -56,7 +56,7 @@ pub(super) fn serve(operations: &Operations, ticket: Ticket) {
         opcode::STATFS => ticket.send(operations.space(inode)),
         opcode::RELEASE => {
             let handle = handle(slot);
-            ticket.send(operations.release(inode, handle));
+            operations.release(inode, handle, ticket);
         }
         opcode::FLUSH => operations.flush(handle(slot), ticket),
         opcode::FSYNC => operations.sync_file(handle(slot), ticket),
@@ -78,7 +78,7 @@ pub(super) fn serve(operations: &Operations, ticket: Ticket) {
         opcode::COPY_FILE_RANGE => {
             let input: CopyFileRangeIn = slot.operation();
             let (from, to) = ((input.fh_in, input.off_in), (input.fh_out, input.off_out));
-            ticket.send(operations.copy(&Copy { from, to, length: input.len }));
+            operations.copy(Copy { from, to, length: input.len }, ticket);
         }
         opcode::DESTROY => ticket.send(Ok(())),
         opcode::OPENDIR => refuse(ticket, Operations::NO_HANDLE_OF_DIRECTORIES),
@@ -140,8 +140,8 @@ fn serve_named(operations: &Operations, header: &InHeader, ticket: Ticket) -> Op
     let place = Place { parent, name };
     match header.opcode {
         opcode::LOOKUP => operations.lookup(place, ticket),
-        opcode::UNLINK => ticket.send(operations.unlink(&place)),
-        opcode::RMDIR => ticket.send(operations.remove_directory(&place)),
+        opcode::UNLINK => operations.unlink(place, ticket),
+        opcode::RMDIR => operations.remove_directory(place, ticket),
         opcode::RENAME | opcode::RENAME2 => {
             let (directory, flags) = if header.opcode == opcode::RENAME {
                 (slot.operation::<RenameIn>().newdir, 0)
@@ -155,27 +155,27 @@ fn serve_named(operations: &Operations, header: &InHeader, ticket: Ticket) -> Op
         }
         opcode::LINK => {
             let inode = InodeId(slot.operation::<LinkIn>().oldnodeid);
-            ticket.send(operations.link(inode, &place));
+            operations.link(inode, place, ticket);
         }
         opcode::SYMLINK => {
             let (target, _) = split_name(rest)?;
             let node = NewNode::Symlink(target.to_vec());
-            ticket.send(operations.make(&place, &node, 0o777, caller));
+            operations.make(place, node, 0o777, caller, ticket);
         }
         opcode::MKNOD => {
             let input: MknodIn = slot.operation();
             let file_type = input.mode & libc::S_IFMT;
             let node = NewNode::Special { file_type, device: input.rdev };
-            ticket.send(operations.make(&place, &node, permissions(input.mode), caller));
+            operations.make(place, node, permissions(input.mode), caller, ticket);
         }
         opcode::MKDIR => {
             let mode = permissions(slot.operation::<MkdirIn>().mode);
-            ticket.send(operations.make(&place, &NewNode::Directory, mode, caller));
+            operations.make(place, NewNode::Directory, mode, caller, ticket);
         }
         _ => {
             let input: CreateIn = slot.operation();
             let (mode, flags) = (permissions(input.mode), input.flags.cast_signed());
-            operations.create(&place, mode, caller, flags, ticket);
+            operations.create(place, mode, caller, flags, ticket);
         }
     }
     Some(())
