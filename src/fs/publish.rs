@@ -213,6 +213,7 @@ impl FileSystem {
         &self, id: InodeId, from: &Place, to: &Place,
     ) -> Result<(), FsError> {
         let _turn = self.sealing_turn(to);
+        self.check_length(id, to)?;
         let (source, object, taken) = self.take_over(id)?;
         let outcome = self.verify_as(object, to);
         let mut state = self.state_to_change()?;
@@ -234,6 +235,33 @@ impl FileSystem {
         let origin = state.origin(id, source)?;
         state.remove_source(id, from, taken)?;
         self.insert_sealed(&mut state, &origin, to, (object, &verified))
+    }
+
+    /// Refuses a file that is longer than what a name stands for before any of it is copied or hashed.
+    fn check_length(&self, id: InodeId, to: &Place) -> Result<(), FsError> {
+        let object = {
+            let state = self.state();
+            let inode = state.inode(id)?;
+            let size = state.attributes_of(&self.store, id, &inode)?.size;
+            let object = inode.file().and_then(|file| state.current_object(id, file));
+            (size > self.kept_bytes_of(state, to)).then_some(object).flatten()
+        };
+        let Some(object) = object else { return Ok(()) };
+        let outcome = match self.class_of(to)? {
+            (FileClass::Page(start), layer) => self
+                .page_place(to.parent, layer, start)
+                .and_then(|page| seal::check_header(&self.store, object, &page)),
+            _ => self.read_manifest(object).map(drop),
+        };
+        match outcome {
+            Ok(()) => Ok(()),
+            // The remote has it.
+            Err(SealError::Io(error)) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+            Err(error) => {
+                self.quarantine(to, object, Take::Beginning(self.kept_bytes(to)), &error);
+                Err(self.report(to, error))
+            }
+        }
     }
 
     /// The bytes of a file for another inode: the object itself if nobody else can reach it, else
@@ -398,7 +426,11 @@ impl FileSystem {
 
     /// Bytes that are kept of a file that was refused under a name: as many as one that is right has.
     fn kept_bytes(&self, place: &Place) -> u64 {
-        let model = self.model_of(&mut self.state(), place.parent);
+        self.kept_bytes_of(self.state(), place)
+    }
+
+    fn kept_bytes_of(&self, mut state: MutexGuard<'_, State>, place: &Place) -> u64 {
+        let model = self.model_of(&mut state, place.parent);
         model.map_or(MANIFEST_BYTES_MAX as u64, |model| {
             let geometry = model.manifest.geometry();
             geometry.file_bytes(geometry.page_tokens())

@@ -21,6 +21,7 @@ in_both_modes!(
     writers_of_one_name_do_not_mix,
     unlinking_and_renaming_what_is_being_written,
     a_directory_that_goes_takes_along_what_is_being_written,
+    a_directory_that_is_replaced_does_too,
 );
 
 fn prepared(mode: Mode) -> (Mount, Model) {
@@ -220,4 +221,31 @@ fn a_directory_that_goes_takes_along_what_is_being_written(mode: Mode) {
         sync_directory(mount.path()).unwrap();
         (mount.staging().is_empty() && mount.status("uncommitted_changes") == "0").then_some(())
     });
+}
+
+fn a_directory_that_is_replaced_does_too(mode: Mode) {
+    let (mount, model) = prepared(mode);
+    let held = mount.status_number("inodes_held");
+    for round in 0..20 {
+        let path = model.page_path(&mount, "replaced", 0, 0);
+        let other = model.layer(&mount, "other", 0);
+        let file = open(&path, NEW).unwrap();
+        file.write_all_at(&model.page(0, 0, round), 0).unwrap();
+        std::fs::rename(&other, path.parent().unwrap()).unwrap();
+        drop(file);
+        assert_errno(std::fs::metadata(&path), libc::ENOENT);
+        std::fs::remove_dir_all(model.sequence(&mount, "replaced")).unwrap();
+    }
+    std::fs::remove_dir_all(model.sequence(&mount, "other")).unwrap();
+    sync_directory(mount.path()).unwrap();
+    eventually("the bytes to go", || mount.staging().is_empty().then_some(()));
+    // Some are those of directories that the kernel has not forgotten yet.
+    let left = mount.status_number("inodes_held") - held;
+    assert!(left < 20, "{left} inodes are held");
+    // A page whose writer is done is a name, whoever has seen it.
+    let path = model.page_path(&mount, "replaced", 0, 0);
+    let other = model.layer(&mount, "other", 0);
+    write_and_close(&path, &model.page(0, 0, 1)).unwrap();
+    assert_errno(rename(&other, path.parent().unwrap()), libc::ENOTEMPTY);
+    assert_eq!(std::fs::read(&path).unwrap(), model.page(0, 0, 1));
 }

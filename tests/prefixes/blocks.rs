@@ -15,6 +15,7 @@ use crate::common::{Mode, Model, Mount, forks};
 in_both_modes!(
     a_block_is_found_by_its_hash_and_read_as_a_page,
     a_block_goes_with_its_bytes,
+    a_withdrawn_block_does_not_come_back_with_a_copy_of_its_descriptor,
     a_description_that_cannot_be_is_refused,
     a_block_is_registered_with_the_command_line,
 );
@@ -120,6 +121,28 @@ fn a_block_is_found_by_its_hash_and_read_as_a_page(mode: Mode) {
     assert!(!again.is_current().unwrap() && engine.find().is_none());
     assert_eq!(engine.mount.status("registered_blocks"), "0");
     assert_eq!(engine.mount.status("errors"), "0");
+}
+
+fn a_withdrawn_block_does_not_come_back_with_a_copy_of_its_descriptor(mode: Mode) {
+    let engine = Engine::new(mode);
+    engine.fill(7);
+    let text = serde_json::to_vec(&Engine::map()).unwrap();
+    let description = open(engine.path(), libc::O_WRONLY | libc::O_CREAT).unwrap();
+    description.write_all_at(&text, 0).unwrap();
+    let mut child = Command::new("cat");
+    child.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::null());
+    let mut child = forks::spawn_with(&mut child, &description).unwrap();
+    let copy = crate::common::sys::duplicate(&description);
+    crate::common::sys::close(description).unwrap();
+    let first = engine.find().expect("a block that was registered");
+    assert!(unregister_block(&engine.directory(), &HASH, Layer(0)).unwrap());
+    engine.fill(8);
+    crate::common::sys::close(copy).unwrap();
+    drop(child.stdin.take());
+    child.wait().unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    assert!(engine.find().is_none() && !first.is_current().unwrap());
+    assert_eq!(engine.mount.status("registered_blocks"), "0");
 }
 
 fn a_block_goes_with_its_bytes(mode: Mode) {

@@ -36,6 +36,9 @@ macro_rules! as_root {
 as_root!(
     a_private_sequence_is_found_by_nobody,
     a_slot_is_as_private_as_its_pages,
+    a_slot_takes_the_place_of_nobody_elses_sequence,
+    a_block_tells_nothing_of_files_that_its_writer_cannot_read,
+    one_user_does_not_lock_others_out,
     counters_are_for_who_mounted,
     tenants_share_nothing,
 );
@@ -83,6 +86,12 @@ fn a_private_sequence_is_found_by_nobody(mode: Mode) {
     assert_eq!(found(), (0, false));
     chmod(&directory.join("tokens"), 0o644);
     assert_eq!(found(), (70, true));
+    for closed in [directory.join("001"), directory.parent().unwrap().to_owned()] {
+        chmod(&closed, 0o700);
+        assert_eq!(found(), (0, false), "{}", closed.display());
+        chmod(&closed, 0o755);
+    }
+    assert_eq!(found(), (70, true));
     // Who lets nobody into the model's directory has nobody to hide from.
     chmod(&directory, 0o700);
     succeed(Command::new("chown").arg(DAEMON.to_string()).arg(model.directory(&mount)));
@@ -111,6 +120,97 @@ fn a_slot_is_as_private_as_its_pages(mode: Mode) {
     // One page that others may not read keeps them from all of it.
     chmod(&model.page_path(&mount, "chat", 1, 32), 0o600);
     assert_denied(&mount, NOBODY, read);
+}
+
+fn a_slot_takes_the_place_of_nobody_elses_sequence(mode: Mode) {
+    let (mount, model, _) = with_sequence(mode);
+    let sequences = model.directory(&mount).join("sequences");
+    // It has no tokens, so it is no slot that could be looked up.
+    write_and_close(model.page_path(&mount, "alice", 0, 0), &model.page(0, 0, 9)).unwrap();
+    let alice = model.sequence(&mount, "alice");
+    succeed(Command::new("chown").arg("-R").arg(format!("{DAEMON}:{DAEMON}")).arg(&alice));
+    chmod(&alice, 0o700);
+    chmod(&model.directory(&mount), 0o1777);
+    chmod(&sequences, 0o1777);
+    let save =
+        |name: &str| format!("cd models/small/slots && dd if=chat.bin of={name}.bin bs=64k 2>&1");
+    let saves = |name: &str| {
+        let ended = output(&mut shell_as(mount.path(), NOBODY, &save(name)));
+        (ended.status.success(), String::from_utf8_lossy(&ended.stdout).into_owned())
+    };
+    let (saved, said) = saves("alice");
+    assert!(!saved && said.contains("not permitted"), "{said}");
+    let (saved, said) = saves("mine");
+    assert!(saved, "{said}");
+    assert_eq!(std::fs::metadata(sequences.join("mine")).unwrap().uid(), NOBODY);
+    // His own may be replaced, also where somebody has put something into it; then not.
+    assert!(saves("mine").0);
+    std::fs::create_dir(sequences.join("mine/kept")).unwrap();
+    write_and_close(sequences.join("mine/kept/file"), b"of root").unwrap();
+    assert!(!saves("mine").0);
+    assert!(sequences.join("mine/kept/file").exists());
+    // No place for names of others is one for slots either.
+    chmod(&sequences, 0o755);
+    assert!(!saves("other").0);
+    assert_denied(&mount, NOBODY, "mkdir models/small/sequences/other");
+    let owner = std::fs::metadata(&alice).unwrap().uid();
+    assert_eq!((owner, alice.join("000/0000000.safetensors").exists()), (DAEMON, true));
+}
+
+fn a_block_tells_nothing_of_files_that_its_writer_cannot_read(mode: Mode) {
+    let (mount, model, _) = with_sequence(mode);
+    chmod(&model.directory(&mount), 0o1777);
+    std::fs::create_dir(mount.files("closed")).unwrap();
+    for (name, mode) in [("closed/pool", 0o644), ("private", 0o600), ("pool", 0o644)] {
+        std::fs::write(mount.files(name), vec![0; 1 << 20]).unwrap();
+        chmod(&mount.files(name), mode);
+    }
+    chmod(&mount.files("closed"), 0o700);
+    let registers = |user: u32, file: &str| {
+        let block = format!("models/small/blocks/{}.000", "ab".repeat(32));
+        let shape = r#"\"layer\":0,\"shape\":[2,2,1],\"sizes\":[2048,2048],\"offsets\":[0,0,0,0]"#;
+        let script = format!(
+            "printf '%s' \"{{\\\"file\\\":\\\"{file}\\\",{shape}}}\" > {block}; test -e {block} && rm {block}"
+        );
+        output(&mut shell_as(mount.path(), user, &script)).status.success()
+    };
+    assert!(registers(NOBODY, "files/pool"), "{:?}", mount.errors());
+    let refusals = |file: &str| {
+        assert!(!registers(NOBODY, file), "{file}");
+        let told = mount.errors().pop().unwrap();
+        told.split(file).nth(1).unwrap().to_owned()
+    };
+    let absent = refusals("files/absent");
+    assert_eq!(refusals("files/closed/pool"), absent);
+    assert_eq!(refusals("files/closed/absent"), absent);
+    assert_eq!(refusals("files/private"), absent);
+    assert!(registers(0, "files/closed/pool"));
+}
+
+fn one_user_does_not_lock_others_out(mode: Mode) {
+    crate::require!(python);
+    let (mount, model, sequence) = with_sequence(mode);
+    let taker = r#"python3 -c "
+import os
+taken = 0
+try:
+    while True:
+        os.open('models/small/prefixes/match', os.O_RDWR); taken += 1
+except OSError as error:
+    print(taken, error.errno, flush=True)
+input()""#;
+    let mut command = shell_as(mount.path(), NOBODY, taker);
+    command.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped());
+    let mut holder = crate::common::forks::spawn(&mut command).unwrap();
+    let mut said = String::new();
+    let mut answers = std::io::BufReader::new(holder.stdout.take().unwrap());
+    std::io::BufRead::read_line(&mut answers, &mut said).unwrap();
+    assert_eq!(said.trim(), format!("16 {}", libc::EAGAIN));
+    let found = longest_prefix(&model.directory(&mount), &sequence.tokens).unwrap();
+    assert_eq!(found.tokens, 70);
+    succeed(&mut shell_as(mount.path(), DAEMON, "cat models/small/slots/chat.bin > /dev/null"));
+    drop(holder.stdin.take());
+    holder.wait().unwrap();
 }
 
 fn counters_are_for_who_mounted(mode: Mode) {

@@ -1,0 +1,118 @@
+//! One client's long request is nobody else's wait.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::common::sys::{assert_errno, open, rename, write};
+use crate::common::{Mode, Model, Mount, fill};
+
+in_both_modes!(
+    a_long_copy_holds_up_nobody,
+    a_giant_that_is_no_page_is_refused_at_once,
+    a_tail_that_is_linked_holds_up_nobody,
+);
+
+/// Longer than this nobody waits for a `stat`, on a machine that does other things as well. One request
+/// that copied all would take a second.
+const STAT_MAX: Duration = Duration::from_millis(400);
+
+/// The longest that an answer about a file took while something ran.
+fn longest_stat(watched: &Path, work: impl FnOnce()) -> Duration {
+    let ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let watcher = scope.spawn(|| {
+            let mut longest = Duration::ZERO;
+            while !ended.load(Ordering::Relaxed) {
+                let begun = Instant::now();
+                // A name that is not there is asked for each time.
+                assert_errno(std::fs::metadata(watched), libc::ENOENT);
+                longest = longest.max(begun.elapsed());
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            longest
+        });
+        work();
+        ended.store(true, Ordering::Relaxed);
+        watcher.join().unwrap()
+    })
+}
+
+fn a_long_copy_holds_up_nobody(mode: Mode) {
+    const BYTES: usize = 2 << 30;
+    let mount = Mount::new(mode);
+    let (from, to) = (mount.files("from"), mount.files("to"));
+    let piece = fill(1, 16 << 20);
+    let source = File::create(&from).unwrap();
+    for number in 0..BYTES / piece.len() {
+        source.write_all_at(&piece, (number * piece.len()) as u64).unwrap();
+    }
+    let absent = mount.files("absent");
+    let longest = longest_stat(&absent, || {
+        let source = File::open(&from).unwrap();
+        let target = File::create(&to).unwrap();
+        let mut copied = 0;
+        while copied < BYTES {
+            let left = BYTES - copied;
+            let count = nix::fcntl::copy_file_range(&source, None, &target, None, left).unwrap();
+            assert!(count > 0);
+            copied += count;
+        }
+    });
+    assert!(longest < STAT_MAX, "{longest:?}");
+    let mut end = vec![0; piece.len()];
+    File::open(&to).unwrap().read_exact_at(&mut end, (BYTES - piece.len()) as u64).unwrap();
+    assert!(end == piece);
+}
+
+fn a_giant_that_is_no_page_is_refused_at_once(mode: Mode) {
+    let (mount, model) = (Mount::new(mode), Model::small());
+    model.install(&mount);
+    let page = model.page_path(&mount, "chat", 0, 0);
+    let giant = page.with_file_name(".giant.tmp");
+    let page_bytes = model.page(0, 0, 1).len() as u64;
+    for has_writer in [false, true] {
+        let file = File::create(&giant).unwrap();
+        file.write_all_at(b"no header", 0).unwrap();
+        file.set_len(1 << 40).unwrap();
+        let writer = has_writer.then_some(file);
+        let begun = Instant::now();
+        assert_errno(rename(&giant, &page), libc::EINVAL);
+        assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+        drop(writer);
+        std::fs::remove_file(&giant).unwrap();
+    }
+    // Written in place.
+    let file = File::create(&page).unwrap();
+    file.set_len(1 << 40).unwrap();
+    assert_errno(crate::common::sys::close(file), libc::EINVAL);
+    for kept in mount.quarantined() {
+        let taken = std::os::unix::fs::MetadataExt::blocks(&kept.metadata().unwrap()) * 512;
+        assert!(taken <= page_bytes, "{}: {taken}", kept.display());
+    }
+    assert_eq!(mount.status("state"), "ok");
+}
+
+fn a_tail_that_is_linked_holds_up_nobody(mode: Mode) {
+    // A page of 512 MiB, so that its tail is a large file.
+    let model = Model::with(|fields| {
+        fields.head_dim = 128;
+        fields.num_kv_heads = 8;
+        fields.page_tokens = 131_072;
+    });
+    let mount = Mount::new(mode);
+    model.install(&mount);
+    let tail = model.tail_path(&mount, "chat", 0, 0);
+    let file = open(&tail, libc::O_WRONLY | libc::O_CREAT | libc::O_APPEND).unwrap();
+    let rows = vec![7; model.row_bytes() * 4096];
+    for _ in 0..31 {
+        assert_eq!(write(&file, &rows).unwrap(), rows.len());
+    }
+    let copy = mount.files("copy");
+    let absent = mount.files("absent");
+    let longest = longest_stat(&absent, || std::fs::hard_link(&tail, &copy).unwrap());
+    assert!(longest < STAT_MAX, "{longest:?}");
+    assert_eq!(copy.metadata().unwrap().len(), tail.metadata().unwrap().len());
+}
