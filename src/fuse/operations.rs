@@ -176,12 +176,12 @@ impl Operations {
     ) {
         let outcome = self.create_and_open(place, mode, caller, flags);
         match outcome {
-            Ok(made) if is_synchronous(flags) => self.later(move |shared| {
-                let synced = shared.call(Operation::Fsync, |fs| fs.sync_file(made.handle.number));
+            Ok(opened) if is_synchronous(flags) => self.later(move |shared| {
+                let synced = shared.call(Operation::Fsync, |fs| fs.sync_file(opened.handle.number));
                 if synced.is_err() {
-                    shared.take_back(made.entry.inode(), made.handle.number);
+                    shared.take_back(opened.entry.inode(), opened.handle.number);
                 }
-                reply.send(synced.map(|()| made));
+                reply.send(synced.map(|()| opened));
             }),
             outcome => reply.send(outcome),
         }
