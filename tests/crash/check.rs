@@ -58,7 +58,9 @@ pub(crate) fn check(
 fn rows_go_on(
     berth: &Berth, disk: &SimulatedDisk, blobs: &Arc<Blobs>, recording: &Recording,
 ) -> Result<(), String> {
-    let is_tail = |path: &&String| path.ends_with(".tail");
+    let is_tail = |path: &&String| {
+        std::path::Path::new(path).extension().is_some_and(|extension| extension == "tail")
+    };
     if recording.history.tree().keys().find(is_tail).is_none() {
         return Ok(());
     }

@@ -209,7 +209,7 @@ fn no_descriptor_reaches_a_page(mode: Mode) {
         let mut random = Random::of(seed);
         for number in 0..FILES {
             let what = *random.pick(&ALL);
-            println!("seed {seed}, file {number}: {what:?}");
+            eprintln!("seed {seed}, file {number}: {what:?}");
             let mut held = Held::make(&mount, &model, what, seed * 1000 + number);
             for _ in 0..STEPS {
                 held.step(&mut random);

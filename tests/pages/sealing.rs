@@ -84,7 +84,7 @@ fn nobody_writes_to_a_page_that_is_being_sealed(mode: Mode) {
         file.write_all_at(&page, 0).unwrap();
         let reader = open(descriptor(&file), libc::O_RDONLY).unwrap();
         // Through one ring, requests of one processor wait for each other.
-        let closing = std::thread::spawn(|| close(file));
+        let closing = std::thread::Builder::new().spawn(|| close(file)).unwrap();
         if round % 2 == 0 {
             refused += attack(&reader, &path);
             closing.join().unwrap().unwrap();
