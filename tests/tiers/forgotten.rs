@@ -32,6 +32,9 @@ fn evicted(mode: Mode, further: &[&str]) -> (Place, Vec<(PathBuf, Vec<u8>)>) {
     place.wait_until_uploaded();
     std::fs::hard_link(&files[0].0, place.mount.files("linked")).unwrap();
     evict(&files[..2]);
+    eventually("their bytes to be gone", || {
+        (place.mount.status("remote_only_objects") == "2").then_some(())
+    });
     assert!(place.mount.unmount().success());
     (place, files)
 }
