@@ -234,16 +234,21 @@ fn kind(head: &str) -> &'static str {
     }
 }
 
+/// Runs something beside the test, until the process ends.
+fn start(name: &str, run: impl FnOnce() + Send + 'static) {
+    std::thread::Builder::new().name(name.to_owned()).spawn(run).unwrap();
+}
+
 /// Passes connections on, one request each.
 fn proxy(to: SocketAddr, gate: &Arc<Gate>) -> SocketAddr {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let address = listener.local_addr().unwrap();
     let gate = Arc::clone(gate);
-    std::thread::spawn(move || {
+    start("proxy", move || {
         for client in listener.incoming().flatten() {
             let gate = Arc::clone(&gate);
             // A client that gives up ends its connection, and with it this thread.
-            std::thread::spawn(move || drop(pass_on(client, to, &gate)));
+            start("connection", move || drop(pass_on(client, to, &gate)));
         }
     });
     address
