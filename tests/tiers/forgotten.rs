@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use crate::common::mount::scratch_directory;
-use crate::common::sys::{assert_errno, open, setxattr, sync_directory, write_and_close};
+use crate::common::sys::{assert_errno, open, rename, setxattr, sync_directory, write_and_close};
 use crate::common::{Mode, Mount, eventually, fill, forks};
 use crate::place::{Place, assert_same, complaint, tier};
 
@@ -32,6 +32,9 @@ fn evicted(mode: Mode, further: &[&str]) -> (Place, Vec<(PathBuf, Vec<u8>)>) {
     place.wait_until_uploaded();
     std::fs::hard_link(&files[0].0, place.mount.files("linked")).unwrap();
     evict(&files[..2]);
+    eventually("their bytes to be gone", || {
+        (place.mount.status("remote_only_objects") == "2").then_some(())
+    });
     assert!(place.mount.unmount().success());
     (place, files)
 }
@@ -154,7 +157,7 @@ fn a_moved_remote_is_the_same_remote(mode: Mode) {
     let (place, files) = evicted(mode, &[]);
     let store = place.mount.store().to_owned();
     let moved = place.remote.with_extension("moved");
-    std::fs::rename(&place.remote, &moved).unwrap();
+    rename(&place.remote, &moved).unwrap();
     let options = ["--remote", moved.to_str().unwrap(), "--commit-interval", "0.05"];
     let mut mount = Mount::of_store_with(mode, &options, &store);
     for (path, bytes) in &files {

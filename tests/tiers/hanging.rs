@@ -3,7 +3,8 @@
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
@@ -79,9 +80,9 @@ fn wait_until_uploaded(mount: &Mount) {
 }
 
 /// Has a file leave, which takes some rounds.
-fn evict(path: &std::path::Path) {
+fn evict(mount: &Mount, path: &Path) {
     setxattr(path, "user.kvfs.tier", b"remote").unwrap();
-    eventually("the file to leave", || (tier(path) == "remote").then_some(()));
+    eventually("the file to leave", || (mount.status("remote_only_objects") == "1").then_some(()));
 }
 
 /// Does what needs only the disk for a while, and tells what took how long.
@@ -134,7 +135,7 @@ fn positions_that_left_hold_up_nothing(mode: Mode) {
     let json = r#"{"schema_version":1,"edited_at":10,"runs":[[0,10,0,0]],"next":[10,10]}"#;
     write_and_close(&staged, json.as_bytes()).unwrap();
     wait_until_uploaded(&mount);
-    evict(&staged);
+    evict(&mount, &staged);
 
     let resumed = Resumed::after_stopping(&outer);
     rename(&staged, &positions).unwrap();
@@ -171,16 +172,23 @@ fn opens_that_hang_hold_up_no_question(mode: Mode) {
         setxattr(path, "user.kvfs.tier", b"remote").unwrap();
     }
     eventually("the files to leave", || {
-        files.iter().all(|path| tier(path) == "remote").then_some(())
+        (mount.status_number("remote_only_objects") == OPENS).then_some(())
     });
     let resumed = Resumed::after_stopping(&outer);
+    let ended = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         for path in &files {
-            // How they end does not matter.
-            scope.spawn(move || drop(open(path, libc::O_RDONLY)));
+            let ended = &ended;
+            scope.spawn(move || {
+                // How they end does not matter.
+                drop(open(path, libc::O_RDONLY));
+                ended.fetch_add(1, Ordering::Relaxed);
+            });
         }
         std::thread::sleep(Duration::from_millis(500));
         assert_usual(&mount, &model, "meanwhile");
+        let ended = ended.load(Ordering::Relaxed);
+        assert!(ended < files.len() / 2, "{ended} opens did not wait");
         drop(resumed);
     });
     assert!(mount.unmount().success());
@@ -226,16 +234,21 @@ fn kind(head: &str) -> &'static str {
     }
 }
 
+/// Runs something beside the test, until the process ends.
+fn start(name: &str, run: impl FnOnce() + Send + 'static) {
+    std::thread::Builder::new().name(name.to_owned()).spawn(run).unwrap();
+}
+
 /// Passes connections on, one request each.
 fn proxy(to: SocketAddr, gate: &Arc<Gate>) -> SocketAddr {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let address = listener.local_addr().unwrap();
     let gate = Arc::clone(gate);
-    std::thread::spawn(move || {
+    start("proxy", move || {
         for client in listener.incoming().flatten() {
             let gate = Arc::clone(&gate);
             // A client that gives up ends its connection, and with it this thread.
-            std::thread::spawn(move || drop(pass_on(client, to, &gate)));
+            start("connection", move || drop(pass_on(client, to, &gate)));
         }
     });
     address
