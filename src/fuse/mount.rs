@@ -207,9 +207,7 @@ pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountEr
         let ram = RamTier::open(options.ram_bytes, counters.clone()).map_err(MountError::Memory)?;
         store.ram = Some(Arc::new(ram));
     }
-    // What a rebuild sees of manifests is remembered by the store that it makes.
-    let numbers = Arc::new(Numbers::default());
-    let candidates = rebuild_if_new(options, &store, &numbers)?;
+    let rebuilt = rebuild_if_new(options, &store)?;
     let observer = Arc::new(Observer::new());
     observer.describe(&options.mountpoint, &options.config_text);
     let (sender, invalidations) = bounded(INVALIDATIONS_MAX);
@@ -217,7 +215,7 @@ pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountEr
     log::info!("opened the store {}: {recovered:?}", options.store.display());
     file_system.set_on_corrupt(options.on_corrupt);
     file_system.set_verify(options.verify);
-    let mover = attach_tiers(options, &mut file_system, &counters, (candidates, numbers))?;
+    let mover = attach_tiers(options, &mut file_system, &counters, rebuilt)?;
     show_metrics(&file_system, &counters);
     let file_system = Arc::new(file_system);
     let shared = Arc::new(Shared::new(Arc::clone(&file_system), options.passthrough));
@@ -286,9 +284,17 @@ fn show_metrics(file_system: &FileSystem, counters: &Counters) {
     }
 }
 
+/// [`take_over`], and what was seen of manifests, which the store that is made remembers.
+fn rebuild_if_new(
+    options: &MountOptions, store: &Store,
+) -> Result<(Vec<StoreId>, Arc<Numbers>), MountError> {
+    let numbers = Arc::new(Numbers::default());
+    Ok((take_over(options, store, &numbers)?, numbers))
+}
+
 /// A new store takes over the names that the remote has for it. Returns the stores among which
 /// nobody has chosen.
-fn rebuild_if_new(
+fn take_over(
     options: &MountOptions, store: &Store, numbers: &Arc<Numbers>,
 ) -> Result<Vec<StoreId>, MountError> {
     let wanted = options.remote.as_ref().filter(|_| !options.read_only);
