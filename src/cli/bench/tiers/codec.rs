@@ -123,7 +123,8 @@ fn decode_all(blobs: &[Blob], total: u64, is_local: bool) -> Result<f64, String>
     Ok(throughput(total, processor_time(UsageWho::RUSAGE_SELF)?.saturating_sub(before)))
 }
 
-fn processor_time(who: UsageWho) -> Result<Duration, String> {
+/// What the processor has spent so far.
+pub(super) fn processor_time(who: UsageWho) -> Result<Duration, String> {
     let usage: Usage = getrusage(who).map_err(|error| error.to_string())?;
     let time = [usage.user_time(), usage.system_time()].map(|time| {
         Duration::from_secs(time.tv_sec().unsigned_abs())

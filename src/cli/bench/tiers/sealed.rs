@@ -6,11 +6,14 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
+use nix::sys::resource::UsageWho;
+
 use super::super::figure::{Better, Figure, Target};
 use super::super::measure::{at, interleave, throughput, timed};
 use super::super::note;
 use super::super::transfer::gigabytes;
 use super::super::workplace::Workplace;
+use super::codec::processor_time;
 use super::{MIB, Sizes, alone};
 use crate::tier::content::ContentHash;
 use crate::tier::encoding::Encoding;
@@ -121,33 +124,34 @@ fn cipher(keys: &KeyRing, sizes: &Sizes) -> Result<Vec<Figure>, String> {
     let first = subkeys.first().ok_or("no key")?;
     let (mut sealing, mut opening) = (Vec::new(), Vec::new());
     let total = OBJECT_BYTES * sizes.pages;
+    let length = sealed_length(OBJECT_BYTES).ok_or("too long")?;
+    let mut sealed = vec![0; usize::try_from(length).map_err(|error| error.to_string())?];
     for _ in 0..sizes.rounds {
-        let mut sealed = Vec::new();
-        let duration = timed(|| {
+        sealing.push(per_core(total, || {
             (0..sizes.pages).try_for_each(|_| {
                 let source = Source::new(Arc::clone(&plain) as Arc<_>, OBJECT_BYTES);
-                let source =
-                    SealedSource::new(source, first, NAME).map_err(|error| error.to_string())?;
-                let length = sealed_length(OBJECT_BYTES).unwrap_or_default();
-                sealed.resize(usize::try_from(length).unwrap_or_default(), 0);
-                Source::new(Arc::new(source), length)
-                    .read_exact_at(&mut sealed, 0)
-                    .map_err(|error| error.to_string())
+                let source = Arc::new(SealedSource::new(source, first, NAME)?);
+                Source::new(source, length).read_exact_at(&mut sealed, 0)
             })
-        })?;
-        sealing.push(throughput(total, duration));
-        let duration = timed(|| {
+        })?);
+        opening.push(per_core(total, || {
             (0..sizes.pages).try_for_each(|_| {
                 let unsealer = Unsealer::new(&subkeys, NAME.to_owned(), Arc::new(Nowhere));
-                unsealer.write_all_at(&sealed, 0).map_err(|error| error.to_string())?;
-                unsealer.finish().map(drop).map_err(|failure| format!("{failure:?}"))
+                unsealer.write_all_at(&sealed, 0)?;
+                unsealer.finish().map(drop).map_err(|why| io::Error::other(format!("{why:?}")))
             })
-        })?;
-        opening.push(throughput(total, duration));
+        })?);
     }
     let figure = |name, values| {
         let figure = alone(name, "GB/s", Target::Absolute(CIPHER_TARGET), values);
         Figure { better: Better::Higher, ..figure }
     };
     Ok(vec![figure("seal_per_core", sealing), figure("open_sealed_per_core", opening)])
+}
+
+/// GB per second of processor time.
+fn per_core(bytes: u64, act: impl FnOnce() -> io::Result<()>) -> Result<f64, String> {
+    let before = processor_time(UsageWho::RUSAGE_SELF)?;
+    act().map_err(|error| error.to_string())?;
+    Ok(throughput(bytes, processor_time(UsageWho::RUSAGE_SELF)?.saturating_sub(before)))
 }

@@ -220,7 +220,7 @@ impl Unsealer {
             bytes = &bytes[count..];
             if progress.cipher.is_none() && progress.held.len() == HEADER_BYTES {
                 progress.cipher = Some(self.open_header(&progress.held)?);
-                progress.held.clear();
+                progress.held = Vec::with_capacity(SEALED_FRAME_BYTES);
             }
         }
         Ok(())
