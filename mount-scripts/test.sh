@@ -6,9 +6,10 @@
 # With cargo-nextest several tests run at a time (.config/nextest.toml); without it one by one, for
 # a program that one test starts would otherwise inherit descriptors of another.
 #
-# A test that lacks something (root, /dev/fuse, a program) prints why and passes;
-# KVFS_REQUIRE=fuse,root,loop,rsync,python,safetensors,pjdfstest,fsx,stress-ng,fio,git,setpriv,s3,strace,xfs,zstd,cc,c++,nm,llama,rpc,xllamacpp,nvrtc,nfs_machine,io_uring,cgroup
-# turns that into a failure, word by word.
+# A test that lacks something (root, /dev/fuse, a program) prints why and passes; what KVFS_REQUIRE
+# promises, a comma list of the words in tests/common/skips.rs, must be there. How many tests were skipped,
+# and for want of what, is what the test `skips` prints last; it fails if KVFS_SKIPS_ALLOWED (a comma list
+# of such words) is set and something else was missing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -43,8 +44,12 @@ mount-scripts/fetch-nfs.sh "$tools/nfs" || echo "test.sh: tests with NFS are ski
 # What makes the PTX of kernels/ and looks at what an assembler makes of it.
 kernels/install-tools.sh
 
+export KVFS_SKIPS=$PWD/target/test-skips
+rm -f "$KVFS_SKIPS"
+
 if cargo nextest --version >/dev/null 2>&1; then
     cargo test --locked --doc
     exec cargo nextest run --locked "$@"
 fi
-exec cargo test --locked --no-fail-fast "$@" -- --test-threads=1
+cargo test --locked --no-fail-fast "$@" -- --test-threads=1
+exec cargo test --locked --test skips -- --nocapture

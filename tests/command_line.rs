@@ -4,6 +4,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a test ends where it cannot go on")]
 
+#[path = "common/skips.rs"]
+mod skips;
+
 use std::fs::{File, OpenOptions};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -20,10 +23,9 @@ struct Place {
 impl Place {
     /// None, with the reason printed, where nothing can be mounted.
     fn new() -> Option<Place> {
-        if let Err(error) = OpenOptions::new().read(true).write(true).open("/dev/fuse") {
-            let required = std::env::var("KVFS_REQUIRE").unwrap_or_default();
-            assert!(!required.split(',').any(|word| word == "fuse"), "/dev/fuse: {error}");
-            eprintln!("skipped: /dev/fuse: {error}");
+        let opened = OpenOptions::new().read(true).write(true).open("/dev/fuse");
+        let missing = opened.err().map(|error| format!("/dev/fuse: {error}"));
+        if !skips::is_there("fuse", missing) {
             return None;
         }
         let base = tempfile::tempdir().unwrap();

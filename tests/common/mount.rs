@@ -50,6 +50,24 @@ pub(crate) fn scratch_directory() -> tempfile::TempDir {
     tempfile::Builder::new().prefix("kvfs-").tempdir_in(base).unwrap()
 }
 
+/// Mounts an overlay whose layers lie in a directory, and returns where; the error is mount(8)'s.
+pub(crate) fn mount_overlay(base: &Path) -> Result<PathBuf, String> {
+    for name in ["lower", "upper", "work", "merged"] {
+        std::fs::create_dir(base.join(name)).unwrap();
+    }
+    let at = |name: &str| base.join(name).display().to_string();
+    let options =
+        format!("lowerdir={},upperdir={},workdir={}", at("lower"), at("upper"), at("work"));
+    let mut command = Command::new("mount");
+    command.args(["-t", "overlay", "overlay", "-o", &options, &at("merged")]);
+    let mounted = forks::output(&mut command);
+    if mounted.status.success() {
+        Ok(base.join("merged"))
+    } else {
+        Err(String::from_utf8_lossy(&mounted.stderr).into_owned())
+    }
+}
+
 impl Mount {
     /// Mounts a new, empty store.
     pub(crate) fn new(mode: Mode) -> Mount {

@@ -1,20 +1,14 @@
-//! Skips, and how they become failures.
+//! What tests need of the machine; what happens where it is missing is in [`super::skips`].
 
 use std::path::{Path, PathBuf};
 
 /// Whether the machine has something that a test needs. If not, says so, or panics if the
 /// environment promises it.
+#[track_caller]
 pub(crate) fn available(what: &str) -> bool {
     // `loop` can only be named as a raw identifier.
     let what = what.strip_prefix("r#").unwrap_or(what);
-    let Some(missing) = missing(what) else {
-        return true;
-    };
-    let required = std::env::var("KVFS_REQUIRE").unwrap_or_default();
-    let promised = required.split(',').any(|word| word.trim() == what);
-    assert!(!promised, "KVFS_REQUIRE has {what}, but: {missing}");
-    eprintln!("skipped: {missing}");
-    false
+    super::skips::is_there(what, missing(what))
 }
 
 /// Why something cannot be used.
@@ -62,6 +56,8 @@ fn missing(what: &str) -> Option<String> {
             .then(|| "no RPC backend: mount-scripts/fetch-llama.sh builds it".to_owned()),
         "cgroup" => super::memory_group::MemoryGroup::new(1 << 30).err(),
         "nvrtc" => missing_nvrtc(),
+        "descriptors" => missing_descriptors(),
+        "overlay" => missing_overlay(),
         "python" => missing_program("python3"),
         "safetensors" => missing_python_packages("numpy, safetensors, xxhash"),
         "xllamacpp" => missing_python_packages("gguf, numpy, safetensors, xllamacpp"),
@@ -78,6 +74,23 @@ fn missing_nvrtc() -> Option<String> {
         .iter()
         .all(|file| tools.join(file).is_file());
     (!found).then(|| "no NVRTC and ptxas: kernels/install-tools.sh".to_owned())
+}
+
+/// As many descriptors as the tests of many open files take, and some for the rest.
+fn missing_descriptors() -> Option<String> {
+    use nix::sys::resource::{Resource, getrlimit};
+    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    (most < 9_000).then(|| format!("a process may have {most} descriptors only"))
+}
+
+/// An overlay whose upper directory lies where stores of tests lie.
+fn missing_overlay() -> Option<String> {
+    let directory = super::mount::scratch_directory();
+    let outcome = super::mount::mount_overlay(directory.path());
+    let merged = outcome.map(|merged| {
+        super::forks::succeed(std::process::Command::new("umount").arg(merged));
+    });
+    merged.err().map(|reason| format!("no overlay: {reason}"))
 }
 
 /// Attributes of users on a tmpfs came with Linux 6.6.

@@ -3,7 +3,8 @@
 use std::fs;
 use std::process::Command;
 
-use crate::common::forks::{output, succeed};
+use crate::common::forks::succeed;
+use crate::common::mount::{mount_overlay, scratch_directory};
 use crate::common::{Mode, Mount, fill};
 
 /// A user without rights mounts through fusermount3 and is served by the daemon. Where `/dev/fuse`
@@ -44,35 +45,17 @@ fn an_ordinary_user_can_mount() {
 /// An overlay takes a stack level of its own.
 #[test]
 fn a_store_on_an_overlay_works() {
-    require!(fuse, root);
-    let base = crate::common::mount::scratch_directory();
-    for name in ["lower", "upper", "work", "merged"] {
-        fs::create_dir(base.path().join(name)).unwrap();
-    }
-    let at = |name: &str| base.path().join(name).display().to_string();
-    let options =
-        format!("lowerdir={},upperdir={},workdir={}", at("lower"), at("upper"), at("work"));
-    let mounted = output(Command::new("mount").args([
-        "-t",
-        "overlay",
-        "overlay",
-        "-o",
-        &options,
-        &at("merged"),
-    ]));
-    if !mounted.status.success() {
-        let reason = String::from_utf8_lossy(&mounted.stderr).into_owned();
-        eprintln!("skipped: no overlay: {reason}");
-        return;
-    }
-    let store = base.path().join("merged/store");
+    require!(fuse, root, overlay);
+    let base = scratch_directory();
+    let merged = mount_overlay(base.path()).unwrap();
+    let store = merged.join("store");
     let mut mount = Mount::of_store(Mode::Passthrough, &store);
     let bytes = fill(4, 100_000);
     fs::write(mount.files("file"), &bytes).unwrap();
     mount.remount();
     assert!(fs::read(mount.files("file")).unwrap() == bytes);
     drop(mount);
-    succeed(Command::new("umount").arg(at("merged")));
+    succeed(Command::new("umount").arg(merged));
 }
 
 #[test]

@@ -1,6 +1,9 @@
 //! The kernels as C++ libraries (`module.cpp`), and the programs that load them: built once for all
 //! tests that want the same.
 
+#[path = "../common/skips.rs"]
+mod skips;
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -64,18 +67,11 @@ pub(crate) fn root() -> &'static Path {
 
 /// Whether the shim can be built here.
 pub(crate) fn can_build() -> bool {
-    if !cfg!(target_arch = "x86_64") {
-        eprintln!("skipped: the shim is for x86-64");
-        return false;
-    }
-    let has_compiler = Command::new("c++").arg("--version").output().is_ok();
-    if !has_compiler {
-        let required = std::env::var("KVFS_REQUIRE").unwrap_or_default();
-        let promised = required.split(',').any(|word| word.trim() == "c++");
-        assert!(!promised, "KVFS_REQUIRE has c++, but there is none");
-        eprintln!("skipped: no c++");
-    }
-    has_compiler
+    let other = || "the shim is for x86-64".to_owned();
+    let compiler = Command::new("c++").arg("--version").output();
+    let missing = compiler.err().map(|error| format!("no c++: {error}"));
+    skips::is_there("x86_64", (!cfg!(target_arch = "x86_64")).then(other))
+        && skips::is_there("c++", missing)
 }
 
 /// Where libraries of these sources are, for this and other tests.
