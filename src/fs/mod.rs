@@ -31,6 +31,8 @@
 //! | `rebuild` | a new store takes over the names that another published |
 //! | `collection` | garbage |
 //! | `tiers` | what those share, and what is told of them |
+//! | `whereabouts` | where the bytes of an object are |
+//! | `health` | how well the mount is, and why |
 //! | `views` | `.kvfs/` |
 //! | `prefixes` | finding pages by the tokens that they are about |
 //! | `foreign` | the same in other stores of the remote |
@@ -52,6 +54,7 @@ mod flights;
 mod foreign;
 mod growing;
 mod handle;
+mod health;
 mod insert;
 mod keep_resident;
 mod leave;
@@ -84,6 +87,7 @@ mod transfer;
 mod upload;
 mod verify;
 mod views;
+mod whereabouts;
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 

@@ -195,6 +195,7 @@ impl FileSystem {
         let Err(error) = outcome else {
             let removals = state.metadata.frozen().map(|layer| layer.removals.clone());
             state.metadata.thaw_committed()?;
+            state.commit_failure = None;
             drop(state);
             for object in removals.unwrap_or_default() {
                 if let Err(error) = self.store.remove_object(object) {
@@ -209,6 +210,7 @@ impl FileSystem {
             return Ok(());
         };
         state.metadata.thaw_failed();
+        state.commit_failure = Some(error.to_string());
         if !may_pass(&error) {
             // After a failed fsync nobody knows what the disk holds: no further promises.
             state.failed = true;

@@ -61,6 +61,8 @@ pub(crate) struct Metadata {
     pub(crate) totals: Totals,
     /// There are tiers below the raw files: what comes to rest is noted in `arrivals`.
     pub(crate) has_tiers: bool,
+    /// The store had copies in a remote when it was opened.
+    pub(crate) has_remote_copies: bool,
     /// Files that came to rest and that nobody has looked at since, to copy or to encode them.
     /// Some 16 bytes each, so a million that wait for a remote that is down are 16 MB.
     pub(crate) arrivals: BTreeSet<InodeId>,
@@ -96,6 +98,9 @@ impl Metadata {
         transaction.commit()?;
         let database = Arc::new(database);
         let base = database.begin_read()?.open_table(RECORDS)?;
+        let copies = keys::table(b'R');
+        let first = base.range(copies.as_slice()..)?.next().transpose()?;
+        let has_remote_copies = first.is_some_and(|(key, _)| key.value().starts_with(&copies));
         let totals = base.get(keys::totals().as_slice())?.map(|value| decode(value.value()));
         Ok(Metadata {
             totals: totals.transpose()?.unwrap_or_default(),
@@ -107,6 +112,7 @@ impl Metadata {
             staged: HashSet::new(),
             next_number: u64::from(epoch) << 32,
             has_tiers: false,
+            has_remote_copies,
             arrivals: BTreeSet::new(),
             unindexed: BTreeMap::new(),
             was_clean,

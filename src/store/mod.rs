@@ -260,9 +260,7 @@ impl Store {
         let Some(ram) = &self.ram else {
             return Ok(None);
         };
-        // What is taken into memory must fit on the disk, whatever others write there until the
-        // next commit: on a disk that is nearly full, writers hear of it at once.
-        if self.disk.space()?.available_bytes / 2 < ram.budget_bytes() {
+        if !self.disk.space()?.can_take(ram.budget_bytes()) {
             return Ok(None);
         }
         ram.create(object, bytes, access)

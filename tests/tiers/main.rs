@@ -26,4 +26,5 @@ mod rebuild;
 mod remote;
 mod rounding;
 mod s3;
+mod statements;
 mod steps;

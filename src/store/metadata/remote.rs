@@ -12,7 +12,8 @@ impl Metadata {
 
     /// Whether the disk's copy of an object, if there still is one, does not count.
     pub(crate) fn is_only_remote(&self, object: ObjectId) -> Result<bool, StoreError> {
-        let copy = if self.has_tiers { self.remote_copy(object)? } else { None };
+        let is_possible = self.has_tiers || self.has_remote_copies;
+        let copy = if is_possible { self.remote_copy(object)? } else { None };
         Ok(copy.is_some_and(|copy| copy.state == RemoteState::Only))
     }
 
