@@ -163,7 +163,7 @@ impl FileSystem {
             return Err(FsError::TryAgain);
         }
         if state.metadata.remote_copy(object)?.is_none() {
-            state.metadata.arrivals.insert(id);
+            state.metadata.note_arrival(id)?;
         }
         Ok(())
     }

@@ -67,7 +67,12 @@ impl FileSystem {
         }
         self.store.sync_removals()?;
         self.state().metadata.put_epoch(true);
-        self.commit()
+        self.commit()?;
+        let lacking = self.lacking_in_remote();
+        if lacking.files > 0 {
+            log::warn!("the remote does not have {} files, {} bytes", lacking.files, lacking.bytes);
+        }
+        Ok(())
     }
 
     /// Nobody will release or forget anything any more. Files that a mapping still changes are

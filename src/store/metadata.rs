@@ -18,7 +18,7 @@ mod prefixes;
 mod remote;
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use redb::{Database, ReadableDatabase, ReadableTable};
@@ -29,14 +29,13 @@ pub(crate) use attributes::Attribute;
 pub(crate) use prefixes::{LEAD_TOKENS_MAX, TokensChange};
 
 use super::StoreError;
+use super::arrivals::Arrivals;
 use super::database::{
     Backend, RECORDS, Snapshot, Writer, begin_durable, decode, encode, guarded, open_database,
 };
 use super::keys;
 use super::layer::{Layer, Record, merge};
-use super::record::{
-    Entry, FileRecord, Inode, InodeId, ObjectId, ObjectKind, ObjectRecord, Totals,
-};
+use super::record::{Entry, Inode, InodeId, ObjectId, ObjectKind, ObjectRecord, Totals};
 
 /// Where a change goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,7 +64,7 @@ pub(crate) struct Metadata {
     pub(crate) has_remote_copies: bool,
     /// Files that came to rest and that nobody has looked at since, to copy or to encode them.
     /// Some 16 bytes each, so a million that wait for a remote that is down are 16 MB.
-    pub(crate) arrivals: BTreeSet<InodeId>,
+    pub(crate) arrivals: Arrivals,
     /// Sequences whose token files the prefix index has not seen as they are. Some 32 bytes each,
     /// until the next round of indexing.
     pub(crate) unindexed: BTreeMap<InodeId, TokensChange>,
@@ -113,7 +112,7 @@ impl Metadata {
             next_number: u64::from(epoch) << 32,
             has_tiers: false,
             has_remote_copies,
-            arrivals: BTreeSet::new(),
+            arrivals: Arrivals::default(),
             unindexed: BTreeMap::new(),
             was_clean,
             generation: 1,
@@ -209,8 +208,11 @@ impl Metadata {
     /// Stores an inode.
     pub(crate) fn put_inode(&mut self, life: Life, inode: InodeId, record: &Inode) {
         self.put(life, keys::inode(inode), record);
-        if life == Life::Durable && record.file().is_some_and(FileRecord::is_settled) {
-            self.arrivals.extend(self.has_tiers.then_some(inode));
+        if let Some(file) = record.file().filter(|file| life == Life::Durable && file.is_settled())
+            && self.has_tiers
+            && !self.is_named(file)
+        {
+            self.arrivals.insert(inode, file.size);
         }
         if life == Life::Durable && record.file().is_some() {
             let unsettled = record.file().is_some_and(|file| file.unsettled);
@@ -225,6 +227,7 @@ impl Metadata {
 
     /// Forgets an inode and its extended attributes.
     pub(crate) fn remove_inode(&mut self, life: Life, inode: InodeId) -> Result<(), StoreError> {
+        self.arrivals.remove(inode);
         for (name, _) in self.attributes(inode)? {
             self.remove(life, keys::attribute(inode, &name));
         }

@@ -13,6 +13,7 @@
 //! the directory, then the commit of `meta.redb`. The commit is the last step, so a crash leaves
 //! garbage files and never a name without its bytes.
 
+pub(crate) mod arrivals;
 pub mod commit;
 pub(crate) mod database;
 pub(crate) mod description;

@@ -27,4 +27,5 @@ mod remote;
 mod rounding;
 mod s3;
 mod statements;
+mod states;
 mod steps;

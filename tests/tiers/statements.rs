@@ -1,11 +1,12 @@
 //! What is said of a file is so: where its bytes are, what an open would find, what a move did.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use serde_json::Value;
 
 use crate::common::sys::{assert_errno, getxattr, open, write_and_close};
-use crate::common::{Mode, Model, Mount, eventually};
+use crate::common::{Mode, Model, Mount, eventually, forks};
 use crate::place::{Place, complaint, kvfs, printed, tier};
 
 in_both_modes!(
@@ -16,6 +17,10 @@ in_both_modes!(
     memory_that_is_not_used_says_why,
     a_remote_that_is_away_shows_in_the_state,
     a_page_that_is_away_is_inspected_where_it_is,
+    what_the_remote_lacks_is_told,
+    another_user_is_told_whose_mount_it_is,
+    signals_without_a_meaning_end_nothing,
+    a_header_that_is_spelled_otherwise_is_another_file,
 );
 
 /// Tokens of a page of the small model.
@@ -202,6 +207,105 @@ fn a_page_that_is_away_is_inspected_where_it_is(mode: Mode) {
     assert_eq!(place.mount.metric("kvfs_moves_total{from=\"remote\",to=\"ssd\"}"), 0);
     let said = inspected(&pages[1]);
     assert!(said.contains("verified: ") && said.contains("user.kvfs.tier: ssd"), "{said}");
+}
+
+fn what_the_remote_lacks_is_told(mode: Mode) {
+    let place = Place::new(mode, &["--remote-bandwidth", "64K"]);
+    printed(&kvfs(&["sync", "--remote", "--timeout", "60"], &[place.mount.path()]));
+    let files = place.write("f", 2);
+    let output = kvfs(&["sync", "--remote", "--timeout", "1"], &[place.mount.path()]);
+    assert_eq!(output.status.code(), Some(1));
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(said.contains("does not have yet: 2 files, 8.0 MiB"), "{said}");
+    let status = |key| place.mount.status_number(key);
+    assert_eq!((status("remote_waiting_files"), status("remote_waiting_bytes")), (2, 8 << 20));
+    assert!((1..60).contains(&status("remote_waiting_seconds")));
+    // One that goes is not waited for.
+    std::fs::remove_file(&files[1].0).unwrap();
+    eventually("it to be forgotten", || {
+        (place.mount.status_number("remote_waiting_bytes") == 4 << 20).then_some(())
+    });
+    let said = kvfs(&["umount"], &[place.mount.path()]);
+    let said = String::from_utf8_lossy(&said.stderr).into_owned();
+    assert!(said.contains("not yet in the remote: 1 files, 4.0 MiB"), "{said}");
+    let mount = Mount::of_store_with(
+        mode,
+        &["--remote", place.remote.to_str().unwrap()],
+        place.mount.store(),
+    );
+    printed(&kvfs(&["sync", "--remote"], &[mount.path()]));
+    assert_eq!(mount.status("remote_waiting_files"), "0");
+    let path = there(&mount, &place, &files[0].0);
+    assert!(std::fs::read(path).unwrap() == files[0].1);
+    let output = kvfs(&["umount"], &[mount.path()]);
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+}
+
+/// Runs `kvfs umount` as another user.
+fn another_user_is_told_whose_mount_it_is(mode: Mode) {
+    use std::os::unix::process::CommandExt;
+    crate::require!(root, fusermount3);
+    let mount = Mount::new(mode);
+    // The program lies where only root may look.
+    let program = tempfile::Builder::new().prefix("kvfs-").tempdir_in("/tmp").unwrap();
+    let copy = program.path().join("kvfs");
+    std::fs::copy(env!("CARGO_BIN_EXE_kvfs"), &copy).unwrap();
+    let open_to_all = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(program.path(), open_to_all).unwrap();
+    let mut command = Command::new(&copy);
+    command.arg("umount").arg(mount.path()).uid(65534).gid(65534).current_dir("/");
+    let output = forks::output(&mut command);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(!said.contains("somebody else"), "{said}");
+    assert_eq!(mount.status("state"), "ok", "it is still there");
+}
+
+fn signals_without_a_meaning_end_nothing(mode: Mode) {
+    let mut mount = Mount::new(mode);
+    let pid = nix::unistd::Pid::from_raw(i32::try_from(mount.pid()).unwrap());
+    for signal in [nix::sys::signal::SIGUSR1, nix::sys::signal::SIGUSR2] {
+        nix::sys::signal::kill(pid, signal).unwrap();
+    }
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    assert_eq!(mount.status("state"), "ok");
+    assert!(!mount.has_ended() && mount.unmount().success());
+}
+
+/// A page with one more space in its header, and one less behind it.
+fn spelled_otherwise(page: &[u8]) -> Vec<u8> {
+    let mut other = page.to_vec();
+    let length = usize::try_from(u64::from_le_bytes(page[..8].try_into().unwrap())).unwrap();
+    let json = &page[8..8 + length];
+    let colon = json.iter().position(|byte| *byte == b':').unwrap();
+    assert_eq!(json.last(), Some(&b' '), "there is room for a space");
+    other[8 + colon + 1] = b' ';
+    other[8 + colon + 2..8 + length].copy_from_slice(&json[colon + 1..length - 1]);
+    other
+}
+
+fn a_header_that_is_spelled_otherwise_is_another_file(mode: Mode) {
+    use std::os::unix::fs::MetadataExt;
+    let mount = Mount::new(mode);
+    let model = Model::small();
+    model.install(&mount);
+    let page = model.page(0, 0, 1);
+    let other = spelled_otherwise(&page);
+    assert!(page != other && page[4096..] == other[4096..]);
+    let paths = ["a", "b", "c"].map(|name| model.page_path(&mount, name, 0, 0));
+    for (path, bytes) in paths.iter().zip([&page, &other, &page]) {
+        // By rename, as engines do.
+        let staged = path.with_file_name("p.tmp");
+        write_and_close(&staged, bytes).unwrap();
+        std::fs::rename(&staged, path).unwrap();
+    }
+    for (path, bytes) in paths.iter().zip([&page, &other, &page]) {
+        assert!(std::fs::read(path).unwrap() == *bytes, "readers get what was written");
+    }
+    let links = paths.each_ref().map(|path| path.metadata().unwrap().nlink());
+    assert_eq!(links, [2, 1, 2], "the same bytes are stored once");
+    let checksum = |path| getxattr(path, "user.kvfs.checksum").unwrap();
+    assert_eq!(checksum(&paths[0]), checksum(&paths[1]), "they are the same page by identity");
 }
 
 fn inspected(path: &Path) -> String {

@@ -1,7 +1,9 @@
 //! What is known of the remote: which objects it has, how far they are relied upon, and who it is.
 
 use super::{Life, Metadata};
-use crate::store::record::{ObjectId, RemoteCopy, RemoteIdentity, RemoteState};
+use crate::store::record::{
+    FileRecord, Inode, InodeId, ObjectId, RemoteCopy, RemoteIdentity, RemoteState,
+};
 use crate::store::{StoreError, keys};
 
 impl Metadata {
@@ -15,6 +17,21 @@ impl Metadata {
         let is_possible = self.has_tiers || self.has_remote_copies;
         let copy = if is_possible { self.remote_copy(object)? } else { None };
         Ok(copy.is_some_and(|copy| copy.state == RemoteState::Only))
+    }
+
+    /// Whether the remote has a file's bytes, verified and named.
+    pub(super) fn is_named(&self, file: &FileRecord) -> bool {
+        let copy = file.object.and_then(|object| self.remote_copy(object).ok().flatten());
+        copy.is_some_and(|copy| copy.state != RemoteState::Held)
+    }
+
+    /// A file that the remote does not have, or not reliably, shall be looked at.
+    pub(crate) fn note_arrival(&mut self, id: InodeId) -> Result<(), StoreError> {
+        let inode = self.inode(id)?;
+        if let Some(file) = inode.as_ref().and_then(Inode::file) {
+            self.arrivals.insert(id, file.size);
+        }
+        Ok(())
     }
 
     /// Notes a copy in the remote.
