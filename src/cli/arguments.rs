@@ -6,7 +6,9 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use super::bench::BenchArguments;
 use super::config::{self, Layer, MountConfig, Named};
+use super::consent::Consent;
 use super::create::CreateArguments;
+use super::duration::Seconds;
 use super::options;
 use super::output::Failure;
 use super::probe::ProbeArguments;
@@ -118,8 +120,8 @@ TOML list: options, as a variable: KVFS_OPTIONS), and ignores what is meant for 
 systemd (x-*, _netdev, nofail, noauto, user, defaults) or always the case (nosuid, nodev).
 Anything else is an error.
 
-The daemon appends to its log: --log, otherwise /var/log/kvfs/<store's name>.log for root and
-$XDG_STATE_HOME/kvfs/<store's name>.log (~/.local/state) for others. It does not rotate the log
+The daemon appends to its log: --log, otherwise /var/log/kvfs/NAME-HASH.log (of the store's path) for
+root and $XDG_STATE_HOME/kvfs/NAME-HASH.log (~/.local/state) for others. It does not rotate the log
 and does not keep more than it is told to (log_level): logrotate needs copytruncate. In the
 foreground the log goes to standard error unless --log names a file.";
 
@@ -286,6 +288,12 @@ pub(crate) struct StatusArguments {
 /// `kvfs sync`.
 #[derive(Debug, Args)]
 pub(crate) struct SyncArguments {
+    /// Wait until the remote has, verified and named, everything that is at rest and may leave the disk
+    #[arg(long)]
+    pub remote: bool,
+    /// How long to wait for the remote, such as 15m: then say what it lacks, and exit with 1
+    #[arg(long, value_name = "DURATION", requires = "remote")]
+    pub timeout: Option<Seconds>,
     /// Where the cache is mounted
     pub mountpoint: PathBuf,
 }
@@ -447,9 +455,8 @@ fn slot_version(text: &str) -> Result<Version, String> {
 /// `kvfs gc`.
 #[derive(Debug, Args)]
 pub(crate) struct GcArguments {
-    /// Only say what would be deleted
-    #[arg(long)]
-    pub dry_run: bool,
+    #[command(flatten)]
+    pub consent: Consent,
     /// Where the cache is mounted
     pub mountpoint: PathBuf,
 }

@@ -26,6 +26,7 @@ pub(crate) fn run(arguments: &FsckArguments) -> Outcome {
         bar.set_length(total);
         bar.set_position(done);
     };
+    quiet_the_database();
     let outcome = if arguments.rebuild {
         fsck::rebuild(&store, &progress).map(|(rebuilt, found)| (Some(rebuilt), found))
     } else {
@@ -40,6 +41,18 @@ pub(crate) fn run(arguments: &FsckArguments) -> Outcome {
     };
     let exit = if found.findings.is_empty() { EXIT_OK } else { EXIT_FSCK_ERRORS };
     Ok(Report { text, exit })
+}
+
+/// The database panics at some damage. That is caught and reported as damage, in one line; what the
+/// panic says would only hide it.
+fn quiet_the_database() {
+    let others = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        let is_of_database = panic.location().is_some_and(|at| at.file().contains("/redb-"));
+        if !is_of_database {
+            others(panic);
+        }
+    }));
 }
 
 fn told(rebuilt: &Rebuilt) -> String {

@@ -20,20 +20,28 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 pub(crate) fn run(arguments: &GcArguments) -> Outcome {
     let (mount, _) = mountinfo::kvfs_at(&arguments.mountpoint).map_err(Failure::Failed)?;
     let place = mount.mountpoint.display();
-    let word: &[u8] = if arguments.dry_run { b"dry-run" } else { b"collect" };
     let failed = |error: std::io::Error| match error.raw_os_error() {
         Some(libc::EBUSY) => Failure::Failed(format!("{place}: a collection is running already")),
         _ => Failure::Failed(format!("{place}: {error}")),
     };
-    sys::set_extended_attribute(&mount.mountpoint, GC, word).map_err(failed)?;
-    let bar = progress::spinner("collecting garbage");
-    let found = wait(&mount.mountpoint).map_err(failed);
-    bar.finish_and_clear();
-    let found = found?;
-    match status_value(&found, "error") {
-        Some(error) => Err(Failure::Failed(error.to_owned())),
-        None => Ok(Report::text(describe(&found, arguments.dry_run))),
+    let collect = |word: &[u8]| {
+        sys::set_extended_attribute(&mount.mountpoint, GC, word).map_err(failed)?;
+        let bar = progress::spinner("collecting garbage");
+        let found = wait(&mount.mountpoint).map_err(failed);
+        bar.finish_and_clear();
+        let found = found?;
+        match status_value(&found, "error") {
+            Some(error) => Err(Failure::Failed(error.to_owned())),
+            None => Ok(found),
+        }
+    };
+    if !arguments.consent.yes {
+        let text = describe(&collect(b"dry-run")?, true);
+        if !arguments.consent.is_given(text.trim_end())? {
+            return Ok(Report::text(text));
+        }
     }
+    Ok(Report::text(describe(&collect(b"collect")?, false)))
 }
 
 fn wait(mountpoint: &Path) -> std::io::Result<String> {

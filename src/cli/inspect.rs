@@ -24,6 +24,8 @@ use crate::sys;
 
 /// A page is four directories below its manifest: sequences, sequence, layer, page.
 const LEVELS_MAX: usize = 4;
+const TIER: &CStr = c"user.kvfs.tier";
+const ENCODING: &CStr = c"user.kvfs.encoding";
 /// First and last token ids that are shown.
 const TOKENS_SHOWN: u64 = 8;
 
@@ -53,6 +55,8 @@ fn inspect(path: &Path, metadata: &Metadata, summary: &mut Summary) -> io::Resul
         manifest(path, summary)?;
     } else if name == TOKENS.as_bytes() {
         tokens(path, metadata.len(), summary)?;
+    } else if is_away(path) {
+        away(path, layer_entry(name), summary);
     } else {
         match layer_entry(name) {
             LayerEntry::Tail(start) => {
@@ -185,11 +189,35 @@ fn tokens(path: &Path, file_bytes: u64, summary: &mut Summary) -> io::Result<()>
     Ok(())
 }
 
+/// Whether opening a file would fetch or decode its bytes. Who only wants to know what it is shall not
+/// bring it here.
+fn is_away(path: &Path) -> bool {
+    let read = |name| sys::extended_attribute(path, name).ok().flatten();
+    let is_near = matches!(read(TIER).as_deref(), None | Some(b"ram" | b"ssd"));
+    !is_near || read(ENCODING).is_some_and(|encoding| encoding != b"raw")
+}
+
+/// What is known of a file without its bytes.
+fn away(path: &Path, entry: LayerEntry, summary: &mut Summary) {
+    match (entry, page::layer_of(path)) {
+        (LayerEntry::Page(start), Some(layer)) => {
+            summary.add("kind", "page");
+            summary.add("layer", layer.0);
+            summary.add("start", start.0);
+        }
+        _ => summary.add("kind", "file"),
+    }
+    let note = "its bytes are not here as they are read, so they were not looked at: kvfs promote \
+                brings them";
+    summary.add("note", note);
+}
+
 /// What the mount knows about a file; a copy has none of it.
 fn attributes(path: &Path, summary: &mut Summary) {
-    const NAMES: [&CStr; 7] = [
-        c"user.kvfs.tier",
-        c"user.kvfs.encoding",
+    const NAMES: [&CStr; 8] = [
+        TIER,
+        ENCODING,
+        c"user.kvfs.damaged",
         c"user.kvfs.checksum",
         c"user.kvfs.stored_bytes",
         c"user.kvfs.pin",

@@ -4,6 +4,7 @@
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -12,6 +13,9 @@ use nix::unistd::{User, geteuid};
 /// What is worth keeping for months; fuser warns of requests that are meant to be unsupported, and tells of
 /// each answer to an interrupt of a request that came through a ring: the kernel looks for that elsewhere.
 const DEFAULT_FILTER: &str = "info,fuser=error,fuser::reply=off";
+
+/// Digits of the path's hash in the name of a log: two stores of a machine do not share 32 bits.
+const HASH_DIGITS: usize = 8;
 
 /// Starts logging to a file, or else to standard error.
 pub(crate) fn start(filter: Option<&str>, file: Option<File>) {
@@ -32,6 +36,14 @@ pub(crate) fn check_filter(filter: Option<&str>) -> Result<(), String> {
     // The form is "level" or "module=level", in a list; "/pattern" may follow.
     let directives = filter.split('/').next().unwrap_or("");
     for directive in directives.split(',').filter(|directive| !directive.is_empty()) {
+        // A word that is no level would be taken for a module, and nothing else be logged.
+        let is_level = directive.parse::<log::LevelFilter>().is_ok();
+        if !directive.contains('=') && !is_level && !directive.starts_with("kvfs") {
+            return Err(format!(
+                "log level {directive:?}: must be off, error, warn, info, debug or trace, or \
+                 MODULE=LEVEL"
+            ));
+        }
         if let Some((_, level)) = directive.split_once('=')
             && level.parse::<log::LevelFilter>().is_err()
         {
@@ -63,9 +75,11 @@ pub(crate) fn default_path(store: &Path) -> Result<PathBuf, String> {
     Ok(state.join("kvfs").join(file_name(store)))
 }
 
+/// Stores are told apart by their whole path: many are called `store`.
 fn file_name(store: &Path) -> PathBuf {
     let mut name = store.file_name().unwrap_or("root".as_ref()).to_owned();
-    name.push(".log");
+    let hash = blake3::hash(store.as_os_str().as_bytes()).to_hex();
+    name.push(format!("-{}.log", &hash.as_str()[..HASH_DIGITS]));
     PathBuf::from(name)
 }
 
@@ -93,13 +107,19 @@ mod tests {
         check("debug", true);
         check("info,fuser=warn", true);
         check("kvfs::store=trace,off/pattern=x", true);
+        check("kvfs", true);
+        check("loud", false);
+        check("warning", false);
         check("kvfs=loud", false);
         check("info,kvfs=", false);
     }
 
     #[test]
     fn names() {
-        assert_eq!(file_name(Path::new("/srv/kv")), Path::new("kv.log"));
-        assert_eq!(file_name(Path::new("/")), Path::new("root.log"));
+        let name = |store: &str| file_name(Path::new(store)).to_string_lossy().into_owned();
+        assert!(name("/srv/kv").starts_with("kv-") && name("/srv/kv").ends_with(".log"));
+        assert!(name("/").starts_with("root-"));
+        assert_eq!(name("/srv/kv"), name("/srv/kv"));
+        assert_ne!(name("/srv/kv"), name("/mnt/kv"));
     }
 }

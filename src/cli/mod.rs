@@ -13,6 +13,7 @@ pub mod bench;
 mod block;
 mod busy;
 mod config;
+mod consent;
 mod convert;
 mod create;
 mod daemon;

@@ -107,7 +107,10 @@ fn serve(config: &MountConfig, announce: impl FnOnce() + Send + 'static) -> Resu
     watch.finish();
     match outcome {
         Ok(()) => {
-            log::info!("{} is unmounted, everything is durable", options.mountpoint.display());
+            log::info!(
+                "{} is unmounted, everything is durable on its disk",
+                options.mountpoint.display()
+            );
         }
         // Helpers that the kernel or fuser call add line feeds of their own.
         Err(error @ fuse::MountError::Mount(_)) => {

@@ -22,6 +22,7 @@ use crate::page::names::MANIFEST;
 use crate::sys;
 
 const TIER: &CStr = c"user.kvfs.tier";
+const ENCODING: &CStr = c"user.kvfs.encoding";
 const PIN: &CStr = c"user.kvfs.pin";
 const MOVING: &CStr = c"user.kvfs.moving";
 
@@ -39,15 +40,25 @@ pub(crate) fn promote(arguments: &PromoteArguments) -> Outcome {
     let todo = Todo::find(&arguments.paths)?;
     let bar = progress::bar("promoting");
     let word: &[u8] = if todo.has("ram_tier") { b"ram" } else { b"ssd" };
-    let failed = ask_each(&todo.files, &bar, |file| match set_patiently(file, word) {
-        // Memory is full of what is in use or pinned: the disk is next.
-        Err(error) if error.raw_os_error() == Some(libc::ENOSPC) && word == b"ram" => {
-            set_patiently(file, b"ssd")
+    let done = ask_each(&todo, &bar, |file| {
+        let before = Spot::of(file)?;
+        match set_patiently(file, word) {
+            // Memory is full of what is in use or pinned: the disk is next.
+            Err(error) if error.raw_os_error() == Some(libc::ENOSPC) && word == b"ram" => {
+                set_patiently(file, b"ssd")?;
+            }
+            outcome => outcome?,
         }
-        outcome => outcome,
+        Ok(Spot::of(file)? != before)
     });
     bar.finish_and_clear();
-    Ok(report("promoted", todo.files.len(), &failed))
+    if done.moved == 0 && done.failed.is_empty() && todo.has_one_tier() {
+        return Err(Failure::Failed(
+            "the mount has one tier, its disk: nothing can be promoted (mount it with --ram)"
+                .to_owned(),
+        ));
+    }
+    Ok(report("promoted", &done))
 }
 
 /// Moves files away: to the remote, or only out of memory.
@@ -56,28 +67,68 @@ pub(crate) fn evict(arguments: &EvictArguments) -> Outcome {
     let bar = progress::bar("evicting");
     let to =
         arguments.to.unwrap_or(if todo.has("remote") { EvictTo::Remote } else { EvictTo::Ssd });
-    let failed = match to {
-        EvictTo::Ssd => ask_each(&todo.files, &bar, |file| set_patiently(file, b"ssd")),
+    let done = match to {
+        EvictTo::Ssd if !todo.has("ram_tier") => {
+            return Err(Failure::Failed(
+                "the mount has neither a remote nor a RAM tier: nothing can be evicted (mount it with \
+                 --remote or --ram)"
+                    .to_owned(),
+            ));
+        }
+        EvictTo::Ssd => ask_each(&todo, &bar, |file| {
+            let is_in_memory = Spot::of(file)?.tier == b"ram";
+            if is_in_memory {
+                set_patiently(file, b"ssd")?;
+            }
+            Ok(is_in_memory)
+        }),
         EvictTo::Remote if !todo.has("remote") => {
             return Err(Failure::Failed(
                 "the mount has no remote: mount it with --remote, or evict --to ssd".to_owned(),
             ));
         }
         EvictTo::Remote => {
-            let mut failed =
-                ask_each(&todo.files, &ProgressBar::hidden(), |f| set_patiently(f, b"remote"));
-            let stays = |file: &PathBuf| failed.iter().any(|(failed, _)| failed == file);
-            let waiting = if failed.is_empty() {
-                todo.files.clone()
-            } else {
-                todo.files.iter().filter(|file| !stays(file)).cloned().collect()
-            };
-            failed.extend(wait_until_gone(waiting, &bar));
-            failed
+            let waiting = Mutex::new(Vec::new());
+            let mut done = ask_each(&todo, &ProgressBar::hidden(), |file| {
+                let was_there = Spot::of(file)?.tier == b"remote";
+                set_patiently(file, b"remote")?;
+                if !was_there && let Ok(mut waiting) = waiting.lock() {
+                    waiting.push(file.to_owned());
+                }
+                Ok(!was_there)
+            });
+            let stay = wait_until_gone(waiting.into_inner().unwrap_or_default(), &bar);
+            done.moved -= stay.len();
+            done.failed.extend(stay);
+            done
         }
     };
     bar.finish_and_clear();
-    Ok(report("evicted", todo.files.len(), &failed))
+    Ok(report("evicted", &done))
+}
+
+/// Where a file is, as the mount tells it.
+#[derive(Debug, PartialEq, Eq)]
+struct Spot {
+    tier: Vec<u8>,
+    encoding: Vec<u8>,
+}
+
+impl Spot {
+    fn of(file: &Path) -> io::Result<Spot> {
+        let read =
+            |name| Ok::<_, io::Error>(sys::extended_attribute(file, name)?.unwrap_or_default());
+        Ok(Spot { tier: read(TIER)?, encoding: read(ENCODING)? })
+    }
+}
+
+/// What came of asking for files.
+#[derive(Debug, Default)]
+struct Done {
+    moved: usize,
+    /// Where they were wanted already.
+    there: usize,
+    failed: Vec<(PathBuf, String)>,
 }
 
 /// What to move, and what the mount says about itself.
@@ -104,6 +155,11 @@ impl Todo {
 
     fn has(&self, key: &str) -> bool {
         status_value(&self.status, key).is_some()
+    }
+
+    /// Whether there is nowhere but the disk, where files are as they are read.
+    fn has_one_tier(&self) -> bool {
+        !self.has("ram_tier") && !self.has("ssd_used_bytes")
     }
 }
 
@@ -140,29 +196,33 @@ fn can_move(path: &Path) -> bool {
     !is_tail && name != TOKENS.as_bytes()
 }
 
-type Failed = Vec<(PathBuf, String)>;
-
-/// Calls `ask` for each file, on some threads.
+/// Calls `ask`, which says whether a file moved, for each file, on some threads.
 fn ask_each(
-    files: &[PathBuf], bar: &ProgressBar, ask: impl Fn(&Path) -> io::Result<()> + Sync,
-) -> Failed {
+    todo: &Todo, bar: &ProgressBar, ask: impl Fn(&Path) -> io::Result<bool> + Sync,
+) -> Done {
+    let files = &todo.files;
     bar.set_length(files.len() as u64);
-    let (next, failed) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let (next, done) = (AtomicUsize::new(0), Mutex::new(Done::default()));
     std::thread::scope(|scope| {
         for _ in 0..THREADS.min(files.len()) {
             scope.spawn(|| {
                 while let Some(file) = files.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    if let Err(error) = ask(file)
-                        && let Ok(mut failed) = failed.lock()
-                    {
-                        failed.push((file.clone(), explain(file, &error)));
+                    let outcome = ask(file);
+                    if let Ok(mut done) = done.lock() {
+                        match outcome {
+                            Ok(true) => done.moved += 1,
+                            Ok(false) => done.there += 1,
+                            Err(error) => {
+                                done.failed.push((file.clone(), explain(todo, file, &error)));
+                            }
+                        }
                     }
                     bar.inc(1);
                 }
             });
         }
     });
-    failed.into_inner().unwrap_or_default()
+    done.into_inner().unwrap_or_default()
 }
 
 /// Asks for a tier. A file that is in use may have been closed a moment ago, and a daemon with too
@@ -182,7 +242,8 @@ fn set_patiently(file: &Path, word: &[u8]) -> io::Result<()> {
     }
 }
 
-fn explain(file: &Path, error: &io::Error) -> String {
+fn explain(todo: &Todo, file: &Path, error: &io::Error) -> String {
+    let tier = || sys::extended_attribute(file, TIER).ok().flatten().unwrap_or_default();
     let is_pinned =
         || matches!(sys::extended_attribute(file, PIN), Ok(Some(value)) if value == b"1");
     match error.raw_os_error() {
@@ -190,6 +251,10 @@ fn explain(file: &Path, error: &io::Error) -> String {
         Some(libc::EPERM) if is_pinned() => "it is pinned (user.kvfs.pin)".to_owned(),
         Some(libc::EOPNOTSUPP) => "files of this kind do not move, or not there".to_owned(),
         Some(libc::ENOSPC) => "there is no room".to_owned(),
+        Some(libc::EIO) if !todo.has("remote") && tier() == b"remote" => {
+            "only a remote has it, and the mount has none".to_owned()
+        }
+        Some(libc::EIO) if tier() == b"none" => "no copy of it is left".to_owned(),
         Some(libc::EFBIG) => "it is too large to move".to_owned(),
         Some(libc::EAGAIN) => "too many files wait already".to_owned(),
         _ => error.to_string(),
@@ -204,7 +269,7 @@ struct Waiting {
 }
 
 /// Watches files until they have left.
-fn wait_until_gone(files: Vec<PathBuf>, bar: &ProgressBar) -> Failed {
+fn wait_until_gone(files: Vec<PathBuf>, bar: &ProgressBar) -> Vec<(PathBuf, String)> {
     bar.set_length(files.len() as u64);
     let mut waiting: VecDeque<Waiting> =
         files.into_iter().map(|file| Waiting { file, stuck: None }).collect();
@@ -257,12 +322,18 @@ fn look(waiting: &mut Waiting) -> Result<bool, String> {
     Err(why.to_owned())
 }
 
-fn report(done: &str, asked: usize, failed: &[(PathBuf, String)]) -> Report {
-    for (file, why) in failed {
+fn report(word: &str, done: &Done) -> Report {
+    for (file, why) in &done.failed {
         complain("kvfs", &format!("{}: {why}", file.display()));
     }
-    let moved = asked - failed.len();
-    let files = if moved == 1 { "file" } else { "files" };
-    let exit = if failed.is_empty() { EXIT_OK } else { EXIT_FAILED };
-    Report { text: format!("{done} {moved} {files}\n"), exit }
+    let files = if done.moved == 1 { "file" } else { "files" };
+    let counted = |count: usize, what: &str| match count {
+        0 => String::new(),
+        count => format!(", {count} {what}"),
+    };
+    let there = counted(done.there, "were there already");
+    let stay = counted(done.failed.len(), "did not move");
+    let text = format!("{word} {} {files}{there}{stay}\n", done.moved);
+    let exit = if done.failed.is_empty() { EXIT_OK } else { EXIT_FAILED };
+    Report { text, exit }
 }

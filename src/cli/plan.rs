@@ -34,27 +34,41 @@ enum Source {
     Tier(Tier),
     /// The disk has them encoded.
     Decoding,
+    /// Nowhere: no copy is left, or none that is what was written.
+    Lost,
 }
 
 impl Source {
-    const ALL: [Source; 4] = [
+    const ALL: [Source; 5] = [
         Source::Tier(Tier::Ram),
         Source::Tier(Tier::Ssd),
         Source::Decoding,
         Source::Tier(Tier::Remote),
+        Source::Lost,
     ];
 
     fn name(self) -> &'static str {
         match self {
             Source::Tier(tier) => tier.name(),
             Source::Decoding => "ssd_encoded",
+            Source::Lost => "none",
         }
     }
 
-    fn tier(self) -> Tier {
+    /// The word for its tier.
+    fn tier(self) -> &'static str {
         match self {
-            Source::Tier(tier) => tier,
-            Source::Decoding => Tier::Ssd,
+            Source::Decoding => Tier::Ssd.name(),
+            source => source.name(),
+        }
+    }
+
+    /// Whether a mount with this status cannot read what comes from there.
+    fn is_out_of_reach(self, status: &str) -> bool {
+        match self {
+            Source::Tier(Tier::Remote) => status_value(status, "remote").is_none(),
+            Source::Lost => true,
+            Source::Tier(_) | Source::Decoding => false,
         }
     }
 }
@@ -86,6 +100,7 @@ impl Link {
             // What takes the time is what comes out.
             Source::Decoding => self.bytes,
             Source::Tier(_) => self.stored_bytes,
+            Source::Lost => 0,
         };
         #[expect(clippy::cast_precision_loss, reason = "an estimate of two digits")]
         let seconds = bytes as f64 / self.bytes_per_second as f64;
@@ -123,11 +138,14 @@ fn find(path: &Path, files: &mut Vec<Planned>) -> io::Result<()> {
     let source = match read(c"user.kvfs.tier")?.as_deref() {
         Some(b"ram") => Source::Tier(Tier::Ram),
         Some(b"remote") => Source::Tier(Tier::Remote),
+        Some(b"none") => Source::Lost,
         _ => match read(c"user.kvfs.encoding")?.as_deref() {
             None | Some(b"raw") => Source::Tier(Tier::Ssd),
             Some(_) => Source::Decoding,
         },
     };
+    let is_damaged = read(c"user.kvfs.damaged")?.is_some();
+    let source = if is_damaged { Source::Lost } else { source };
     let stored = read(c"user.kvfs.stored_bytes")?.and_then(|text| String::from_utf8(text).ok());
     let stored_bytes = stored.and_then(|text| text.parse().ok()).unwrap_or(metadata.len());
     files.push(Planned { path: path.to_owned(), source, bytes: metadata.len(), stored_bytes });
@@ -142,7 +160,7 @@ fn links(files: &[Planned], status: &str) -> Vec<Link> {
     let link = |source| {
         let (rate, assumed) = match source {
             Source::Tier(Tier::Ram) => (None, RAM_BYTES_PER_SECOND),
-            Source::Tier(Tier::Ssd) => (None, SSD_BYTES_PER_SECOND),
+            Source::Tier(Tier::Ssd) | Source::Lost => (None, SSD_BYTES_PER_SECOND),
             Source::Decoding => (measured("decoding_bytes_per_second"), DECODING_BYTES_PER_SECOND),
             Source::Tier(Tier::Remote) => {
                 (measured("remote_bytes_per_second"), REMOTE_BYTES_PER_SECOND)
@@ -161,15 +179,23 @@ fn links(files: &[Planned], status: &str) -> Vec<Link> {
     Source::ALL.map(link).into()
 }
 
-/// Two files of a sequence are read in the order of their paths: layer by layer.
-fn first_missing(files: &[Planned]) -> Option<&Path> {
-    files.iter().find(|file| file.source.tier() == Tier::Remote).map(|file| file.path.as_path())
+/// Files that a mount with this status cannot read. Files of a sequence are read in the order of their
+/// paths: layer by layer.
+fn unreadable<'a>(files: &'a [Planned], status: &'a str) -> impl Iterator<Item = &'a Planned> {
+    files.iter().filter(|file| file.source.is_out_of_reach(status))
+}
+
+/// Files that it could not read without its remote, if it has one, beside those.
+fn remote_only<'a>(files: &'a [Planned], status: &'a str) -> impl Iterator<Item = &'a Planned> {
+    let is_remote = |file: &&Planned| file.source == Source::Tier(Tier::Remote);
+    files.iter().filter(is_remote).filter(|file| !file.source.is_out_of_reach(status))
 }
 
 fn to_text(path: &Path, files: &[Planned], links: &[Link], status: &str) -> String {
     let mut text = format!("path: {}\nfiles: {}\n", path.display(), files.len());
     // Writing to a String cannot fail.
-    for link in links.iter().filter(|link| link.files > 0) {
+    let can_be_read = |link: &&Link| link.files > 0 && !link.source.is_out_of_reach(status);
+    for link in links.iter().filter(can_be_read) {
         let kind = if link.is_measured { "measured" } else { "assumed" };
         let _ = writeln!(
             text,
@@ -182,25 +208,45 @@ fn to_text(path: &Path, files: &[Planned], links: &[Link], status: &str) -> Stri
             link.seconds()
         );
     }
-    let seconds: f64 = links.iter().map(Link::seconds).sum();
+    let seconds = expected_seconds(links, status);
     let _ = writeln!(text, "expected: {seconds:.3} s");
     let state = status_value(status, "remote_state").unwrap_or("none");
     let _ = writeln!(text, "remote: {state}");
-    match first_missing(files) {
+    let relative = |file: &Planned| {
+        let below = file.path.strip_prefix(path).unwrap_or(&file.path);
+        if below.as_os_str().is_empty() { path.to_owned() } else { below.to_owned() }
+    };
+    if let Some(first) = unreadable(files, status).next() {
+        let count = unreadable(files, status).count();
+        let why = match first.source {
+            Source::Lost => "no good copy is left",
+            _ => "only a remote has it, and the mount has none",
+        };
+        let _ = writeln!(
+            text,
+            "now: {count} files cannot be read (EIO), the first is {}: {why}",
+            relative(first).display()
+        );
+    }
+    match remote_only(files, status).next() {
+        None if unreadable(files, status).next().is_some() => {}
         None => text.push_str("without the remote: everything can be read\n"),
-        Some(missing) => {
-            let missing = missing.strip_prefix(path).unwrap_or(missing);
-            let missing = if missing.as_os_str().is_empty() { path } else { missing };
-            let remote = links.iter().find(|link| link.source.tier() == Tier::Remote);
+        Some(first) => {
             let _ = writeln!(
                 text,
                 "without the remote: {} files cannot be opened (EIO, ETIMEDOUT), the first is {}",
-                remote.map_or(0, |link| link.files),
-                missing.display()
+                remote_only(files, status).count(),
+                relative(first).display()
             );
         }
     }
     text
+}
+
+/// How long reading what can be read takes.
+fn expected_seconds(links: &[Link], status: &str) -> f64 {
+    let links = links.iter().filter(|link| !link.source.is_out_of_reach(status));
+    links.map(Link::seconds).sum()
 }
 
 fn to_json(path: &Path, files: &[Planned], links: &[Link], status: &str) -> Value {
@@ -219,19 +265,25 @@ fn to_json(path: &Path, files: &[Planned], links: &[Link], status: &str) -> Valu
     let file = |file: &Planned| {
         json!({
             "path": shown(&file.path),
-            "tier": file.source.tier().name(),
+            "tier": file.source.tier(),
             "bytes": file.bytes,
             "stored_bytes": file.stored_bytes,
         })
     };
+    // Whatever the mount has now, these come from a remote.
+    let without_remote = || files.iter().filter(|file| file.source == Source::Tier(Tier::Remote));
     json!({
         "path": shown(path),
         "links": links.iter().map(link).collect::<Vec<_>>(),
-        "seconds": links.iter().map(Link::seconds).sum::<f64>(),
+        "seconds": expected_seconds(links, status),
         "remote_state": status_value(status, "remote_state"),
+        "unreadable": {
+            "files": unreadable(files, status).count(),
+            "first": unreadable(files, status).next().map(|file| shown(&file.path)),
+        },
         "without_remote": {
-            "unreadable_files": files.iter().filter(|f| f.source.tier() == Tier::Remote).count(),
-            "first": first_missing(files).map(shown),
+            "unreadable_files": without_remote().count(),
+            "first": without_remote().next().map(|file| shown(&file.path)),
         },
         "files": files.iter().map(file).collect::<Vec<_>>(),
     })
@@ -252,15 +304,20 @@ mod tests {
             planned("/m/s/000/b", Source::Tier(Tier::Remote), 4_000_000, 2_000_000),
             planned("/m/s/001/a", Source::Tier(Tier::Remote), 4_000_000, 2_000_000),
         ];
-        let status = "remote_state: up\nremote_bytes_per_second: 8000000\n";
+        let status = "remote: /nas\nremote_state: up\nremote_bytes_per_second: 8000000\n";
         let plan = to_json(Path::new("/m/s"), &files, &links(&files, status), status);
         assert_eq!(plan["seconds"], json!(1.5));
         assert_eq!(plan["links"][3]["moved_bytes"], json!(4_000_000));
         assert_eq!(plan["links"][3]["measured"], json!(true));
         assert_eq!(plan["without_remote"], json!({ "unreadable_files": 2, "first": "/m/s/000/b" }));
-        let text = to_text(Path::new("/m/s"), &files, &links(&files, ""), "");
+        let status = "remote: /nas\n";
+        let text = to_text(Path::new("/m/s"), &files, &links(&files, status), status);
         assert!(text.contains("(assumed): 0.040 s\nexpected: 1.040 s\n"), "{text}");
         assert!(text.ends_with("2 files cannot be opened (EIO, ETIMEDOUT), the first is 000/b\n"));
+        let text = to_text(Path::new("/m/s"), &files, &links(&files, ""), "");
+        let lines = "now: 2 files cannot be read (EIO), the first is 000/b: only a remote has it, \
+                     and the mount has none\n";
+        assert!(text.ends_with(lines) && text.contains("expected: 1.000 s"), "{text}");
         let text = to_text(Path::new("/m/s"), &files[..1], &links(&files[..1], ""), "");
         assert!(text.ends_with("without the remote: everything can be read\n"), "{text}");
     }

@@ -82,6 +82,7 @@ fn describe(found: &str) -> String {
     };
     let (damaged, repaired) = (count("scrub_damaged_files"), count("scrub_repaired_files"));
     let damage = match damaged {
+        0 if count("scrub_files_skipped") > 0 => "no damage in the others".to_owned(),
         0 => "no damage".to_owned(),
         damaged => format!(
             "{damaged} damaged, {repaired} of them mended; see .kvfs/errors and the store's quarantine/"
@@ -103,7 +104,10 @@ mod tests {
     fn a_report_in_words() {
         let found = "scrub: done\nscrub_files: 9\nscrub_files_done: 9\nscrub_files_skipped: 1\n\
                      scrub_bytes_read: 2048\nscrub_damaged_files: 0\nscrub_repaired_files: 0\n";
-        assert_eq!(describe(found), "9 files, 2.0 KiB read, 1 not compared: no damage\n");
+        assert_eq!(
+            describe(found),
+            "9 files, 2.0 KiB read, 1 not compared: no damage in the others\n"
+        );
         let found = found.replace("damaged_files: 0", "damaged_files: 2");
         let expected = "9 files, 2.0 KiB read, 1 not compared: 2 damaged, 0 of them mended; see \
                         .kvfs/errors and the store's quarantine/\n";

@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Subcommand};
 use serde_json::json;
 
-use super::output::{Failure, Outcome, Report};
+use super::consent::{Consent, size_below};
+use super::output::{Failure, Outcome, Report, bytes};
 use crate::sequence::{SequenceError, Sequences};
 
 /// `kvfs seq`.
@@ -52,9 +53,12 @@ enum Operation {
         positions: Range<u64>,
     },
     /// Remove all other sequences of the model
-    Keep {
+    #[command(alias = "keep")]
+    RemoveOthers {
         #[command(flatten)]
         of: SequenceArguments,
+        #[command(flatten)]
+        consent: Consent,
     },
     /// Move the tokens at some positions
     Add {
@@ -97,6 +101,8 @@ enum Operation {
         /// All sequences of the model
         #[arg(long, conflicts_with = "seq")]
         all: bool,
+        #[command(flatten)]
+        consent: Consent,
     },
     /// Remove pages of layers with a sliding window that no later token looks at
     Window {
@@ -141,7 +147,8 @@ impl SequenceArguments {
     }
 }
 
-/// Does one operation. Those that change something print nothing.
+/// Does one operation. Those that change something print nothing, those that delete whole sequences how
+/// much that was.
 pub(crate) fn run(arguments: &SeqArguments) -> Outcome {
     match &arguments.operation {
         Operation::Show { model, seq, json } => show(&model.model, seq.as_deref(), *json),
@@ -149,7 +156,7 @@ pub(crate) fn run(arguments: &SeqArguments) -> Outcome {
         Operation::Cp { of, to, positions } => {
             of.on(|all, seq| all.seq_cp(seq, to, positions.clone()))
         }
-        Operation::Keep { of } => of.on(Sequences::seq_keep),
+        Operation::RemoveOthers { of, consent } => remove_others(of, *consent),
         Operation::Add { of, positions, delta } => {
             of.on(|all, seq| all.seq_add(seq, positions.clone(), *delta))
         }
@@ -159,16 +166,50 @@ pub(crate) fn run(arguments: &SeqArguments) -> Outcome {
         Operation::Div { of, positions, divisor } => {
             of.on(|all, seq| all.seq_div(seq, positions.clone(), *divisor))
         }
-        Operation::Clear { model, seq, .. } => {
-            let all = Sequences::open(&model.model).map_err(Failure::failed)?;
-            let outcome = seq.as_deref().map_or_else(|| all.clear_all(), |seq| all.clear(seq));
-            outcome.map_err(Failure::failed)?;
-            Ok(Report::default())
-        }
+        Operation::Clear { model, seq, consent, .. } => clear(model, seq.as_deref(), *consent),
         Operation::Window { of } => of.on(|all, seq| all.drop_outside_window(seq).map(drop)),
         Operation::Save { of, file } => save(of, file),
         Operation::Load { of, file } => load(of, file),
     }
+}
+
+fn remove_others(of: &SequenceArguments, consent: Consent) -> Outcome {
+    let all = Sequences::open(&of.model).map_err(Failure::failed)?;
+    all.positions(&of.seq).map_err(Failure::failed)?;
+    let mut others = all.names().map_err(Failure::failed)?;
+    others.retain(|name| *name != of.seq);
+    with_consent(&all, &others, consent, || all.seq_keep(&of.seq))
+}
+
+fn clear(model: &ModelArgument, seq: Option<&str>, consent: Consent) -> Outcome {
+    let all = Sequences::open(&model.model).map_err(Failure::failed)?;
+    let names = match seq {
+        Some(seq) => {
+            all.positions(seq).map_err(Failure::failed)?;
+            vec![seq.to_owned()]
+        }
+        None => all.names().map_err(Failure::failed)?,
+    };
+    let clear = || seq.map_or_else(|| all.clear_all(), |seq| all.clear(seq));
+    with_consent(&all, &names, consent, clear)
+}
+
+/// Removes sequences, or their tokens, after it was said how much that is.
+fn with_consent(
+    all: &Sequences, names: &[String], consent: Consent,
+    remove: impl FnOnce() -> Result<(), SequenceError>,
+) -> Outcome {
+    let (mut files, mut size) = (0, 0);
+    for name in names {
+        let below = size_below(&all.path(name)).map_err(Failure::failed)?;
+        (files, size) = (files + below.0, size + below.1);
+    }
+    let what = format!("{} sequences, {files} files, {}", names.len(), bytes(size));
+    if !consent.is_given(&format!("this deletes {what}"))? {
+        return Ok(Report::text(format!("would be deleted: {what}\n")));
+    }
+    remove().map_err(Failure::failed)?;
+    Ok(Report::text(format!("deleted: {what}\n")))
 }
 
 fn save(of: &SequenceArguments, path: &Path) -> Outcome {

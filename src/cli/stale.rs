@@ -81,6 +81,10 @@ fn clear_dead(mount: &Mount, how: How) -> Result<(), String> {
             Ok(())
         }
         Err(UnmountError::Busy) => Err(format!("{place} has a stale mount that is in use")),
+        Err(UnmountError::NotPermitted) => Err(format!(
+            "{} was mounted by another user: only that user or root may unmount it",
+            mount.mountpoint.display()
+        )),
         Err(UnmountError::Other(line)) => {
             Err(format!("{place} has a stale mount that cannot be unmounted: {line}"))
         }

@@ -75,6 +75,9 @@ impl StopSignals {
             held.add(Signal::SIGHUP);
             waited_for
         };
+        // Nobody waits for these: an operator who tries them does not end the daemon.
+        held.add(Signal::SIGUSR1);
+        held.add(Signal::SIGUSR2);
         held.thread_block()?;
         let signals = SignalFd::with_flags(&waited_for, SfdFlags::SFD_CLOEXEC)?;
         Ok(StopSignals { signals })
@@ -133,6 +136,10 @@ impl Watched {
                 }
                 Ok(()) | Err(UnmountError::NotMounted) => return,
                 Err(UnmountError::Busy) if how == How::Unused => {}
+                Err(UnmountError::NotPermitted) => {
+                    log::error!("not unmounted: it was mounted by another user");
+                    return;
+                }
                 Err(UnmountError::Other(line)) => {
                     log::error!("not cleanly unmounted: {line}");
                     return;

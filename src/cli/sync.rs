@@ -1,18 +1,79 @@
-//! `kvfs sync`: makes everything in a mount durable. sync(2) and syncfs(2) cannot do it, because
-//! the kernel does not pass them on to the daemon.
+//! `kvfs sync`: makes everything in a mount durable, on its disk and if asked to in its remote. sync(2)
+//! and syncfs(2) cannot do it, because the kernel does not pass them on to the daemon.
 
 use std::fs::File;
+use std::path::Path;
+use std::time::{Duration, Instant};
 
 use super::arguments::SyncArguments;
-use super::mountinfo;
-use super::output::{Failure, Outcome, Report};
+use super::output::{EXIT_FAILED, Failure, Outcome, Report, bytes};
+use super::probe::status_value;
+use super::{mountinfo, status};
+
+/// How often the mount is asked what its remote lacks.
+const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Asks without a deadline: like sync(1), it takes as long as it takes.
 pub(crate) fn run(arguments: &SyncArguments) -> Outcome {
     let (mount, _) = mountinfo::kvfs_at(&arguments.mountpoint).map_err(Failure::Failed)?;
     let synced = File::open(&mount.mountpoint).and_then(|root| root.sync_all());
     match synced {
+        Ok(()) if arguments.remote => {
+            let timeout = arguments.timeout.map(|seconds| Duration::from_secs(seconds.0));
+            wait_for_remote(&mount.mountpoint, timeout)
+        }
         Ok(()) => Ok(Report::default()),
         Err(error) => Err(Failure::Failed(format!("{}: {error}", mount.mountpoint.display()))),
+    }
+}
+
+/// Waits until the remote has what came to rest before, and the names of now.
+fn wait_for_remote(mountpoint: &Path, timeout: Option<Duration>) -> Outcome {
+    let begin = Instant::now();
+    let mut wanted = None;
+    loop {
+        let status = status::read(mountpoint)?;
+        let number = |key| status_value(&status, key).and_then(|text| text.parse::<u64>().ok());
+        let Some(changes) = number("remote_names_changes") else {
+            let place = mountpoint.display();
+            return Err(Failure::Failed(format!("{place} has no remote: mount it with --remote")));
+        };
+        let wanted = *wanted.get_or_insert(changes);
+        let lacks_names = number("remote_names_published").unwrap_or(0) < wanted;
+        let lacking = lacking(&status);
+        if lacking.is_none() && !lacks_names {
+            return Ok(Report::default());
+        }
+        if timeout.is_some_and(|timeout| begin.elapsed() >= timeout) {
+            let what = lacking.unwrap_or_else(|| "the latest names".to_owned());
+            let state = status_value(&status, "remote_state").unwrap_or("unknown");
+            let text = format!("the remote ({state}) does not have yet: {what}\n");
+            return Ok(Report { text, exit: EXIT_FAILED });
+        }
+        std::thread::sleep(LOOK_INTERVAL);
+    }
+}
+
+/// What the remote of a mount does not have yet, in words; `None` if that is nothing.
+pub(super) fn lacking(status: &str) -> Option<String> {
+    let number = |key| status_value(status, key).and_then(|text| text.parse::<u64>().ok());
+    let files = number("remote_waiting_files").filter(|files| *files > 0)?;
+    let (size, seconds) = (number("remote_waiting_bytes"), number("remote_waiting_seconds"));
+    let size = bytes(size.unwrap_or(0));
+    Some(format!("{files} files, {size}, the oldest since {} s", seconds.unwrap_or(0)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_lacking_in_words() {
+        let status =
+            "remote_waiting_files: 2\nremote_waiting_bytes: 2048\nremote_waiting_seconds: 9\n";
+        let expected = "2 files, 2.0 KiB, the oldest since 9 s";
+        assert_eq!(lacking(status).as_deref(), Some(expected));
+        assert_eq!(lacking("remote_waiting_files: 0\n"), None);
+        assert_eq!(lacking("pid: 1\n"), None);
     }
 }

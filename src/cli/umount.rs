@@ -1,4 +1,5 @@
-//! `kvfs umount`: when it returns 0, the mount is gone and everything in it is durable.
+//! `kvfs umount`: when it returns 0, the mount is gone and everything in it is durable on the disk. What
+//! the remote does not have yet, it says.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -69,7 +70,14 @@ fn alive(mount: &Mount, mounts: &[Mount], status: &str, arguments: &UmountArgume
     let (pid, _) = daemon(status);
     let process = pid.and_then(Process::find);
     flush(mount, arguments.force)?;
+    let lacking = lacking_in_remote(mount);
     take_away(mount, how(arguments))?;
+    if let Some(lacking) = lacking {
+        let place = mount.mountpoint.display();
+        note(&format!(
+            "kvfs: {place}: on this machine's disk only, not yet in the remote: {lacking}"
+        ));
+    }
     // A bind mount of the same session: its daemon goes on serving the others.
     let shared = mounts.iter().filter(|other| other.device == mount.device).count() > 1;
     let Some(process) = process.filter(|_| !shared) else {
@@ -104,6 +112,14 @@ fn wait_for_store(mount: &Mount, lazy: bool) -> Outcome {
     Ok(Report::default())
 }
 
+/// What the remote of a mount does not have, which has just been flushed to the disk.
+fn lacking_in_remote(mount: &Mount) -> Option<String> {
+    match ask(&mount.mountpoint, Question::Status, ANSWER_DEADLINE) {
+        Ok(Answer::Alive(status)) => super::sync::lacking(&status),
+        _ => None,
+    }
+}
+
 /// The flush comes first, while an error can still be told and the mount is still there.
 fn flush(mount: &Mount, force: bool) -> Result<(), Failure> {
     let answer = ask(&mount.mountpoint, Question::Sync, FLUSH_DEADLINE)
@@ -131,6 +147,10 @@ fn take_away(mount: &Mount, how: How) -> Result<(), Failure> {
             Err(failed(mount, &format!("is {users}: end them, or use --lazy")))
         }
         Err(UnmountError::NotMounted) => Err(failed(mount, "was unmounted by somebody else")),
+        Err(UnmountError::NotPermitted) => {
+            let line = "was mounted by another user: only that user or root may unmount it";
+            Err(failed(mount, line))
+        }
         Err(UnmountError::Other(line)) => {
             Err(failed(mount, &format!("is not cleanly unmounted: {line}")))
         }

@@ -29,6 +29,8 @@ pub(crate) enum UnmountError {
     Busy,
     /// There is no mount.
     NotMounted,
+    /// It is somebody else's.
+    NotPermitted,
     /// Anything else, in one line.
     Other(String),
 }
@@ -75,7 +77,11 @@ fn unprivileged(mountpoint: &Path, how: How) -> Result<(), UnmountError> {
     if said.contains("busy") {
         Err(UnmountError::Busy)
     } else if said.contains("not found in") || said.contains("not mounted") {
-        Err(UnmountError::NotMounted)
+        // That is also what it says of a mount that it has not made for this user.
+        let mounts = mountinfo::read().unwrap_or_default();
+        let is_mounted =
+            mountinfo::top_at(&mounts, mountpoint).is_some_and(mountinfo::Mount::is_kvfs);
+        Err(if is_mounted { UnmountError::NotPermitted } else { UnmountError::NotMounted })
     } else {
         Err(UnmountError::Other(said.trim_end().replace('\n', " ")))
     }

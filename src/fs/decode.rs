@@ -17,14 +17,6 @@ use crate::tier::exchange::Item;
 use crate::tier::remote::RemoteError;
 
 impl FileSystem {
-    /// Whether the disk has an object only encoded.
-    pub(super) fn is_only_encoded(
-        &self, state: &super::state::State, object: ObjectId,
-    ) -> Result<bool, FsError> {
-        let has_copy = state.metadata.encoded_copy(object)?.is_some();
-        Ok(has_copy && self.store.stat_object(object).is_err())
-    }
-
     /// Brings back an object that the disk has encoded. There is [no copy](Fetched::NoCopy) also where
     /// it is damaged while the remote has another.
     pub(super) fn unpack(

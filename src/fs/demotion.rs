@@ -14,7 +14,7 @@
 //! Everything that comes to rest is uploaded; only what does not fit leaves, and only what does not
 //! fit encoded either ([`super::encoded`]).
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -70,6 +70,12 @@ impl Mover {
             reported: None,
         }
     }
+
+    /// Files that were uploaded, and are not yet known to be named.
+    fn under_way(&self) -> HashSet<InodeId> {
+        let uploaded = self.uploaded.iter().map(|(id, _)| *id);
+        uploaded.chain(self.unnamed.iter().map(|(id, _)| *id)).collect()
+    }
 }
 
 impl FileSystem {
@@ -81,8 +87,8 @@ impl FileSystem {
         tiers.moving.store(true, Ordering::Relaxed);
         let outcome = self.round(tiers, mover);
         tiers.moving.store(false, Ordering::Relaxed);
-        let under_way = mover.uploaded.len() + mover.unnamed.len();
-        tiers.under_way.store(under_way, Ordering::Release);
+        let under_way = mover.under_way();
+        self.state().metadata.arrivals.keep_taken(|id| under_way.contains(&id));
         if tiers.is_closing() {
             return Duration::MAX;
         }
@@ -188,7 +194,7 @@ impl FileSystem {
                 // It took too long: the objects may have been collected meanwhile.
                 state.metadata.forget_remote_copy(object)?;
                 tiers.ssd.forget(object);
-                state.metadata.arrivals.insert(id);
+                state.metadata.note_arrival(id)?;
                 continue;
             }
             if copy.state != RemoteState::Held {

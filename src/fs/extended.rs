@@ -10,7 +10,6 @@ use super::{FileSystem, FsError};
 use crate::page::Checksum;
 use crate::reader::{self, Counts};
 use crate::store::record::{Inode, InodeId, Role, Time};
-use crate::tier::counters::Tier;
 
 /// What the daemon answers itself.
 const OWN_PREFIX: &[u8] = b"user.kvfs.";
@@ -75,23 +74,12 @@ impl FileSystem {
         let text = match name {
             b"tier" => {
                 let object = state.current_object(id, file).ok_or(FsError::NoAttribute)?;
-                self.tier_of(&state, object)?.to_string()
+                self.whereabouts(&state, object)?.word().to_owned()
             }
             b"encoding" | b"stored_bytes" => {
                 let object = state.current_object(id, file).ok_or(FsError::NoAttribute)?;
-                let stored = match self.tier_of(&state, object)? {
-                    Tier::Remote => {
-                        let copy = state.metadata.remote_copy(object)?;
-                        copy.map(|copy| (copy.encoding, copy.stored_bytes))
-                    }
-                    Tier::Ssd if self.is_only_encoded(&state, object)? => {
-                        let copy = state.metadata.encoded_copy(object)?;
-                        copy.map(|copy| (copy.encoding, copy.stored_bytes))
-                    }
-                    Tier::Ram | Tier::Ssd => None,
-                };
-                match (name, stored) {
-                    (b"encoding", Some((encoding, _))) => encoding.extension().to_owned(),
+                match (name, self.whereabouts(&state, object)?.stored()) {
+                    (b"encoding", Some((encoding, _))) => encoding.to_owned(),
                     (b"encoding", None) => "raw".to_owned(),
                     (_, Some((_, stored_bytes))) => stored_bytes.to_string(),
                     (_, None) => state.attributes_of(&self.store, id, &inode)?.size.to_string(),
@@ -106,6 +94,7 @@ impl FileSystem {
                     _ => Checksum(stored.ok_or(FsError::NoAttribute)?).to_string(),
                 }
             }
+            b"damaged" if state.is_known_damaged(id) => "yes".to_owned(),
             b"pin" => return state.metadata.attribute(id, PIN)?.ok_or(FsError::NoAttribute),
             b"origin" => state.origin_of(id)?.ok_or(FsError::NoAttribute)?.store.to_string(),
             b"lossy" => return state.metadata.attribute(id, LOSSY)?.ok_or(FsError::NoAttribute),

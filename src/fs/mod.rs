@@ -32,6 +32,8 @@
 //! | `collection` | garbage |
 //! | `tiers` | what those share, and what is told of them |
 //! | `waits` | what is too long for the thread that takes requests |
+//! | `whereabouts` | where the bytes of an object are |
+//! | `health` | how well the mount is, and why |
 //! | `views` | `.kvfs/` |
 //! | `prefixes` | finding pages by the tokens that they are about |
 //! | `foreign` | the same in other stores of the remote |
@@ -54,6 +56,7 @@ mod foreign;
 mod full_tails;
 mod growing;
 mod handle;
+mod health;
 mod insert;
 mod keep_resident;
 mod leave;
@@ -88,6 +91,7 @@ mod upload;
 mod verify;
 mod views;
 mod waits;
+mod whereabouts;
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 

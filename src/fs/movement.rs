@@ -13,6 +13,7 @@ use super::state::State;
 use super::sync::CHECKSUM_BYTES_MAX;
 use super::tiers::Tiers;
 use super::upload::MOVING_BYTES_MAX;
+use super::whereabouts::Whereabouts;
 use super::{FileSystem, FsError};
 use crate::store::disk::copy_all;
 use crate::store::record::{FileRecord, InodeId, ObjectId, RemoteState, Role};
@@ -111,15 +112,15 @@ impl FileSystem {
     pub(super) fn waits_for(&self, id: InodeId) -> Result<&'static str, FsError> {
         let tiers = self.tiers.as_ref().ok_or(FsError::NoAttribute)?;
         let object = tiers.wishes.held().get(&id).copied().ok_or(FsError::NoAttribute)?;
-        let (progress, tier) = {
+        let (progress, found) = {
             let state = self.state();
-            (progress(&state, id, object)?, self.tier_of(&state, object)?)
+            (progress(&state, id, object)?, self.whereabouts(&state, object)?)
         };
         let health = tiers.exchange.as_ref().map(|exchange| exchange.remote().state());
         let is_down = matches!(health, Some(RemoteHealth::Down { .. }));
         match progress {
             // It has left already; the mover notes that in a moment.
-            _ if tier == Tier::Remote => Err(FsError::NoAttribute),
+            _ if found.is_remote() => Err(FsError::NoAttribute),
             Progress::Gone => Err(FsError::NoAttribute),
             Progress::MayLeave => Ok("in_use"),
             _ if is_down => Ok("remote_down"),
@@ -155,7 +156,7 @@ impl FileSystem {
         if file.object != Some(object) || !file.is_settled() || state.unsettled.contains_key(&id) {
             return Err(FsError::InUse);
         }
-        if self.tier_of(&state, object)? == Tier::Remote {
+        if self.whereabouts(&state, object)?.is_remote() {
             return Ok(());
         }
         let is_durable = !state.metadata.publishes(object) && !state.metadata.is_committing(object);
@@ -168,7 +169,7 @@ impl FileSystem {
             return Err(FsError::TryAgain);
         }
         if state.metadata.remote_copy(object)?.is_none() {
-            state.metadata.arrivals.insert(id);
+            state.metadata.note_arrival(id)?;
         }
         Ok(())
     }
@@ -187,16 +188,19 @@ impl FileSystem {
                 return Err(FsError::InUse);
             }
         }
-        let tier = self.tier_of(&self.state(), object)?;
-        if tier != Tier::Remote {
+        let found = self.whereabouts(&self.state(), object)?;
+        match found {
+            Whereabouts::Memory | Whereabouts::Disk => return Ok(()),
             // Encoded is good enough for what was asked out of memory.
-            let decodes = in_memory.is_none() && self.is_only_encoded(&self.state(), object)?;
-            return if decodes { self.with_resident(id, || Ok(())) } else { Ok(()) };
+            Whereabouts::Encoded(_) if in_memory.is_some() => return Ok(()),
+            Whereabouts::Encoded(_) => return self.with_resident(id, || Ok(())),
+            Whereabouts::Remote(_) | Whereabouts::Nowhere => {}
         }
+        self.check_reachable(found)?;
         self.open_resident((id, role), object)?;
         // With the disk full, memory took it.
-        let tier = self.tier_of(&self.state(), object)?;
-        if tier == Tier::Ssd { Ok(()) } else { Err(FsError::NoRoom) }
+        let found = self.whereabouts(&self.state(), object)?;
+        if found == Whereabouts::Memory { Err(FsError::NoRoom) } else { Ok(()) }
     }
 
     fn bring_to_memory(&self, file: Movable) -> Result<(), FsError> {
@@ -205,6 +209,8 @@ impl FileSystem {
         if let Some(tiers) = &self.tiers {
             tiers.wishes.withdraw(id);
         }
+        let found = self.whereabouts(&self.state(), object)?;
+        self.check_reachable(found)?;
         let source = self.open_resident((id, role), object)?;
         if ram.holds(object) {
             return Ok(());

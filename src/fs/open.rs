@@ -197,6 +197,9 @@ impl FileSystem {
         }
         match outcome {
             Ok((opened, stat)) => {
+                if settled && self.verify != Verify::Never {
+                    state.known_damage.remove(&id);
+                }
                 if let Some(node) = state.nodes.get_mut(&id) {
                     node.verified = settled.then_some((object, stat));
                 }
@@ -228,6 +231,9 @@ impl FileSystem {
         drop(opened);
         let is_damaged = matches!(damage, FsError::Corrupt);
         if !is_damaged || !self.replace_damaged((id, role), object, &stat)? {
+            if is_damaged {
+                self.note_damage(id, object, true);
+            }
             return Err(damage);
         }
         let opened = self.open_resident((id, role), object)?;
@@ -326,6 +332,7 @@ impl FileSystem {
         file.unsettled = true;
         state.metadata.put_inode(life, id, &inode);
         state.unsettled.insert(id, object);
+        state.known_damage.remove(&id);
         let record = state.metadata.object(object)?;
         if let Some(record) = record.filter(|record| record.checksum.is_some()) {
             let changed = crate::store::record::ObjectRecord { checksum: None, ..record };

@@ -21,12 +21,13 @@ use crossbeam_channel::Sender;
 
 use super::state::State;
 use super::tiers::Tiers;
+use super::whereabouts::Whereabouts;
 use super::{FileSystem, FsError};
 use crate::page::names::{format_layer, format_page};
 use crate::page::{Layer, TokenStart};
 use crate::store::disk::Access;
 use crate::store::record::{DirectoryClass, InodeId, Kind, ObjectId, Role};
-use crate::tier::counters::{Counters, Tier};
+use crate::tier::counters::Counters;
 use crate::tier::scan::{AHEAD_PAGES_MAX, Position, Scans};
 
 /// Threads that bring pages nearer: with three uploads, two of the remote's eight calls stay free for
@@ -232,10 +233,10 @@ impl FileSystem {
         let Some((role, object)) = file.and_then(|file| Some((file.role, file.object?))) else {
             return Ok(None);
         };
-        let means = match self.tier_of(state, object)? {
-            Tier::Ram => Means::None,
-            _ if self.is_away(state, object)? => Means::Fetch,
-            _ => Means::ReadAhead,
+        let means = match self.whereabouts(state, object)? {
+            Whereabouts::Memory | Whereabouts::Nowhere => Means::None,
+            Whereabouts::Disk => Means::ReadAhead,
+            Whereabouts::Encoded(_) | Whereabouts::Remote(_) => Means::Fetch,
         };
         Ok(Some(Ahead { id: entry.inode, role, object, sequence, at, means }))
     }

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use super::foreign::Provenance;
 use super::state::State;
 use super::tiers::Tiers;
+use super::whereabouts::Whereabouts;
 use super::{FileSystem, FsError};
 use crate::page::{Checksum, PageIdentity};
 use crate::store::disk::{Access, DiskFile, DiskPath};
@@ -73,6 +74,9 @@ impl FileSystem {
             // Its last name went while it was on its way.
             return Err(FsError::Stale);
         }
+        if self.whereabouts(&self.state(), object)? == Whereabouts::Nowhere {
+            self.note_damage(id, object, true);
+        }
         Err(self.corrupt(id, object, "its file is missing from the store"))
     }
 
@@ -104,24 +108,6 @@ impl FileSystem {
             (object, if is_encoded { Tier::Ssd } else { Tier::Remote })
         };
         self.store.stat_object(object).is_err().then_some(tier)
-    }
-
-    /// Whether an object is on no tier of this machine, or only encoded.
-    pub(super) fn is_away(&self, state: &State, object: ObjectId) -> Result<bool, FsError> {
-        Ok(match self.tier_of(state, object)? {
-            Tier::Ram => false,
-            Tier::Ssd => self.is_only_encoded(state, object)?,
-            Tier::Remote => true,
-        })
-    }
-
-    /// The nearest tier that has an object.
-    pub(super) fn tier_of(&self, state: &State, object: ObjectId) -> Result<Tier, FsError> {
-        if self.store.ram.as_ref().is_some_and(|ram| ram.holds(object)) {
-            return Ok(Tier::Ram);
-        }
-        let only = state.metadata.is_only_remote(object)?;
-        Ok(if only { Tier::Remote } else { Tier::Ssd })
     }
 
     /// Brings an object back from its encoded copy or the remote.
@@ -157,6 +143,7 @@ impl FileSystem {
                 self.did_not_arrive(from, &error);
             } else if let RemoteError::Corrupt(why) | RemoteError::Missing(why) = &error {
                 self.corrupt(id, object, why);
+                self.note_damage(id, object, true);
             }
             FsError::Remote(error)
         })?;

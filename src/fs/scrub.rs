@@ -200,6 +200,9 @@ impl FileSystem {
             let mut reader = Reader::new(bucket.as_ref(), &is_stopped)?;
             while let Some(&(object, id)) = next(&todo).filter(|_| !is_stopped()) {
                 let found = self.scrub_file(id, object, &mut reader)?;
+                if found != Found::Skipped {
+                    self.note_damage(id, object, found == Found::Damaged);
+                }
                 if is_stopped() {
                     break;
                 }

@@ -102,6 +102,10 @@ pub(crate) struct State {
     pub(crate) full_tails: BTreeSet<InodeId>,
     /// Files that count as misses, since no copy of their bytes is good.
     pub(crate) damaged: Damaged,
+    /// Files of which the last look found no good copy, and the object that they had then.
+    pub(crate) known_damage: Damaged,
+    /// Why the last commit failed, if it did, and can be tried again.
+    pub(crate) commit_failure: Option<String>,
     /// The disk failed in a way that makes further changes unsafe.
     pub(crate) failed: bool,
 }
@@ -121,6 +125,8 @@ impl State {
             sealing: HashSet::new(),
             full_tails: BTreeSet::new(),
             damaged: Damaged::new(),
+            known_damage: Damaged::new(),
+            commit_failure: None,
             failed: false,
         }
     }

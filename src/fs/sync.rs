@@ -69,7 +69,12 @@ impl FileSystem {
         }
         self.store.sync_removals()?;
         self.state().metadata.put_epoch(true);
-        self.commit()
+        self.commit()?;
+        let lacking = self.lacking_in_remote();
+        if lacking.files > 0 {
+            log::warn!("the remote does not have {} files, {} bytes", lacking.files, lacking.bytes);
+        }
+        Ok(())
     }
 
     /// Nobody will release or forget anything any more. Files that a mapping still changes are
@@ -197,6 +202,7 @@ impl FileSystem {
         let Err(error) = outcome else {
             let removals = state.metadata.frozen().map(|layer| layer.removals.clone());
             state.metadata.thaw_committed()?;
+            state.commit_failure = None;
             drop(state);
             for object in removals.unwrap_or_default() {
                 if let Err(error) = self.store.remove_object(object) {
@@ -210,6 +216,7 @@ impl FileSystem {
             return Ok(());
         };
         state.metadata.thaw_failed();
+        state.commit_failure = Some(error.to_string());
         if !may_pass(&error) {
             // After a failed fsync nobody knows what the disk holds: no further promises.
             state.failed = true;

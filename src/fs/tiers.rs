@@ -1,7 +1,7 @@
 //! The tiers below the raw files of a mount: what they share, and what is told of them.
 
 use std::fmt::Write;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::SystemTime;
 
 use super::collection::Publication;
@@ -24,6 +24,17 @@ use crate::tier::remote::{
     Remote, RemoteError, RemoteId, Sequence, State as RemoteHealth, StoreId,
 };
 use crate::tier::ssd::SsdTier;
+
+/// What the remote does not have yet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Lacking {
+    /// Files.
+    pub files: usize,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Since when the first of them waits.
+    pub seconds: u64,
+}
 
 /// What a mount has beside its store that encodes cold objects or has a remote.
 #[derive(Debug)]
@@ -48,8 +59,6 @@ pub struct Tiers {
     pub(super) is_surveyed: AtomicBool,
     /// [`names_changed`](crate::store::metadata::Metadata::names_changed) as last published.
     pub(super) names_published: AtomicU64,
-    /// Files between being taken from the arrivals and being named in a manifest.
-    pub(super) under_way: AtomicUsize,
 }
 
 impl Tiers {
@@ -71,7 +80,6 @@ impl Tiers {
             moving: AtomicBool::new(false),
             is_surveyed: AtomicBool::new(false),
             names_published: AtomicU64::new(0),
-            under_way: AtomicUsize::new(0),
         }
     }
 
@@ -181,7 +189,10 @@ impl FileSystem {
             );
             match object {
                 Some(object) if copies.contains(&object) => known.push((InodeId(id), object)),
-                Some(_) => arrivals.push(InodeId(id)),
+                Some(_) => {
+                    let bytes = file.map_or(0, |file| file.size);
+                    arrivals.push((InodeId(id), bytes, inode.ctime));
+                }
                 None => {}
             }
         })?;
@@ -194,7 +205,11 @@ impl FileSystem {
         for object in encoded_copies {
             self.forget_lone_copy(tiers, object)?;
         }
-        self.state().metadata.arrivals.extend(arrivals);
+        let mut state = self.state();
+        for (id, bytes, since) in arrivals {
+            state.metadata.arrivals.insert_since(id, bytes, since.into());
+        }
+        drop(state);
         for (id, object) in known {
             self.note_copy(tiers, (id, object))?;
         }
@@ -237,7 +252,7 @@ impl FileSystem {
             RemoteState::Held => {
                 // Nobody knows whether a manifest names it: it is uploaded again.
                 state.metadata.forget_remote_copy(object)?;
-                state.metadata.arrivals.insert(id);
+                state.metadata.note_arrival(id)?;
             }
             RemoteState::Named => {
                 tiers.ssd.has_remote_copy(object, &copy);
@@ -272,16 +287,28 @@ impl FileSystem {
         let _ = writeln!(text, "remote_only_stored_bytes: {}", only_remote.stored_bytes);
     }
 
+    /// What is at rest and not yet in the remote, verified and named; nothing without a remote.
+    pub(super) fn lacking_in_remote(&self) -> Lacking {
+        if self.tiers.as_ref().is_none_or(|tiers| tiers.exchange.is_none()) {
+            return Lacking::default();
+        }
+        let state = self.state();
+        let arrivals = &state.metadata.arrivals;
+        let seconds = arrivals.oldest().and_then(|since| since.elapsed().ok());
+        Lacking {
+            files: arrivals.len(),
+            bytes: arrivals.bytes(),
+            seconds: seconds.map_or(0, |age| age.as_secs()),
+        }
+    }
+
     /// Lines of `.kvfs/status` about the tiers below.
     pub(super) fn tier_status(&self, text: &mut String) {
         let Some(tiers) = &self.tiers else {
             return;
         };
-        let (waiting, names_changed) = {
-            let state = self.state();
-            let under_way = tiers.under_way.load(Ordering::Acquire);
-            (state.metadata.arrivals.len() + under_way, state.metadata.names_changed)
-        };
+        let waiting = self.lacking_in_remote();
+        let names_changed = self.state().metadata.names_changed;
         let encoded = tiers.encoded.usage();
         let usage = tiers.ssd.remote_use();
         let mut line = |key: &str, value: &dyn std::fmt::Display| {
@@ -314,10 +341,15 @@ impl FileSystem {
         line("remote_stored_bytes", &usage.stored_bytes);
         line("remote_only_objects", &usage.only_objects);
         line("remote_only_bytes", &usage.only_bytes);
-        line("remote_waiting_files", &waiting);
+        line("remote_waiting_files", &waiting.files);
+        line("remote_waiting_bytes", &waiting.bytes);
+        line("remote_waiting_seconds", &waiting.seconds);
         line("remote_asked_files", &tiers.wishes.count());
-        let is_published = tiers.names_published.load(Ordering::Acquire) == names_changed;
+        let names_published = tiers.names_published.load(Ordering::Acquire);
+        let is_published = names_published == names_changed;
         line("remote_names", &if is_published { "published" } else { "changed" });
+        line("remote_names_changes", &names_changed);
+        line("remote_names_published", &names_published);
         let (prefixes, stores) = self.foreign.count();
         line("remote_stores", &stores);
         line("remote_prefixes", &prefixes);

@@ -3,7 +3,6 @@
 //! The first two steps of [`super::demotion`]: an object that both have taken is `Held`.
 
 use std::io;
-use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
 
 use super::demotion::Mover;
@@ -82,7 +81,7 @@ impl FileSystem {
         let (mut batch, mut later, mut unhashed) = (Vec::new(), Vec::new(), Vec::new());
         while batch.len() < BATCH
             && later.len() < PASSED_OVER_MAX
-            && let Some(id) = state.metadata.arrivals.pop_first()
+            && let Some(id) = state.metadata.arrivals.take()
         {
             match candidate(&state, id)? {
                 Candidate::Ready(item) => batch.push((id, item)),
@@ -91,14 +90,15 @@ impl FileSystem {
                 Candidate::Never => {}
             }
         }
-        state.metadata.arrivals.extend(later);
+        for id in later {
+            state.metadata.arrivals.put_back(id);
+        }
         drop(state);
         for (id, object) in unhashed {
             if !tiers.is_closing() && self.checksum_large(object, MOVING_BYTES_MAX)? {
-                self.state().metadata.arrivals.insert(id);
+                self.state().metadata.note_arrival(id)?;
             }
         }
-        tiers.under_way.fetch_add(batch.len(), Ordering::AcqRel);
         Ok(batch)
     }
 
@@ -117,7 +117,9 @@ impl FileSystem {
                 None
             }
             _ => {
-                self.state().metadata.arrivals.insert(id);
+                if let Err(error) = self.state().metadata.note_arrival(id) {
+                    log::warn!("inode {} was not uploaded: {error}", id.0);
+                }
                 Some(error)
             }
         }

@@ -101,16 +101,10 @@ impl FileSystem {
 
     /// One `key: value` line each.
     fn status(&self) -> String {
-        let (totals, held, handles, uncommitted, failed) = {
+        let (totals, held, handles, uncommitted) = {
             let state = self.state();
             let uncommitted = state.metadata.not_durable() + state.unsettled.len();
-            (
-                state.metadata.totals,
-                state.nodes.len(),
-                state.handles.len(),
-                uncommitted,
-                state.failed,
-            )
+            (state.metadata.totals, state.nodes.len(), state.handles.len(), uncommitted)
         };
         let passthrough = match self.io_mode.get() {
             Some(IoMode::Passthrough) => "yes".to_owned(),
@@ -123,6 +117,7 @@ impl FileSystem {
             None => "not tried yet".to_owned(),
         };
         let free = self.store.disk.space().map_or(0, |space| space.available_bytes);
+        let health = self.health();
         let mut text = String::new();
         let mut line = |key: &str, value: &dyn std::fmt::Display| {
             let _ = writeln!(text, "{key}: {value}");
@@ -131,7 +126,11 @@ impl FileSystem {
         line("pid", &std::process::id());
         line("store", &self.store.path().display());
         line("mountpoint", &self.observer.mountpoint().display());
-        line("state", &if failed { "read-only after a disk error" } else { "ok" });
+        line("state", &health.word());
+        if !health.reasons.is_empty() {
+            line("state_reason", &health.reasons.join("; "));
+        }
+        line("damaged_files", &health.damaged_files);
         line("passthrough", &passthrough);
         line("io_uring", &io_uring);
         line("uptime_seconds", &self.observer.uptime().as_secs());
@@ -167,11 +166,14 @@ impl FileSystem {
         let totals = self.state().metadata.totals;
         let space = self.store.disk.space().unwrap_or_default();
         let quarantined = quarantine::count(&self.store).unwrap_or(0);
+        let health = self.health();
         self.observer.metrics(&crate::observe::Gauges {
             totals,
             capacity_bytes: space.total_bytes,
             free_bytes: space.available_bytes,
             quarantined_objects: quarantined,
+            is_degraded: !health.is_ok(),
+            damaged_files: health.damaged_files,
             ram: self.store.ram.as_ref().map(|ram| (ram.budget_bytes(), ram.usage())),
         })
     }

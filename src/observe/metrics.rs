@@ -38,6 +38,10 @@ pub struct Gauges {
     pub free_bytes: u64,
     /// Objects in quarantine.
     pub quarantined_objects: usize,
+    /// The mount is not as well as it should be.
+    pub is_degraded: bool,
+    /// Files of which no good copy was found.
+    pub damaged_files: usize,
     /// Budget in bytes and use of the RAM tier.
     pub ram: Option<(u64, RamUse)>,
 }
@@ -64,6 +68,8 @@ pub(super) struct Metrics {
     free_bytes: IntGaugeVec,
     pages: IntGaugeVec,
     quarantined: IntGauge,
+    degraded: IntGauge,
+    damaged_files: IntGauge,
     pinned_bytes: IntGaugeVec,
     dirty_bytes: IntGauge,
 }
@@ -113,6 +119,12 @@ impl Metrics {
             free_bytes,
             pages,
             quarantined: gauge(&registry, "kvfs_quarantined_objects", "Objects in quarantine"),
+            degraded: gauge(&registry, "kvfs_degraded", "The state in .kvfs/status is not ok"),
+            damaged_files: gauge(
+                &registry,
+                "kvfs_damaged_files",
+                "Files of which the last look found no good copy",
+            ),
             pinned_bytes,
             dirty_bytes: gauge(&registry, "kvfs_dirty_bytes", "Bytes that only memory has"),
             registry,
@@ -163,6 +175,8 @@ impl Metrics {
         self.free_bytes.with_label_values(ssd).set(signed(gauges.free_bytes));
         self.pages.with_label_values(ssd).set(signed(gauges.totals.pages));
         self.quarantined.set(signed(gauges.quarantined_objects as u64));
+        self.degraded.set(i64::from(gauges.is_degraded));
+        self.damaged_files.set(signed(gauges.damaged_files as u64));
         if let Some((budget_bytes, usage)) = gauges.ram {
             let ram = &["ram"];
             self.used_bytes.with_label_values(ram).set(signed(usage.used_bytes));

@@ -174,6 +174,15 @@ pub struct Space {
     pub inodes_free: u64,
 }
 
+impl Space {
+    /// Whether new files may be made in a memory of that size. What is taken there must fit on the
+    /// disk, whatever others write to it until the next commit: on a disk that is nearly full, writers
+    /// hear of it at once.
+    pub fn can_take(&self, memory_bytes: u64) -> bool {
+        self.available_bytes / 2 >= memory_bytes
+    }
+}
+
 /// A disk that holds one store.
 pub trait Disk: Debug + Send + Sync {
     /// Creates a file, readable and writable by the owner alone; an existing one is an error.

@@ -18,7 +18,7 @@ mod prefixes;
 mod remote;
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use redb::{Database, ReadableDatabase, ReadableTable};
@@ -29,13 +29,14 @@ pub(crate) use attributes::Attribute;
 pub(crate) use prefixes::{LEAD_TOKENS_MAX, TokensChange};
 
 use super::StoreError;
+use super::arrivals::Arrivals;
 use super::database::{
     Backend, RECORDS, Snapshot, Writer, begin_durable, decode, encode, guarded, open_database,
 };
 use super::keys;
 use super::layer::{Layer, Record, merge};
 use super::record::{
-    Entry, FileRecord, Inode, InodeId, ObjectId, ObjectKind, ObjectRecord, OnlyRemote, Totals,
+    Entry, Inode, InodeId, ObjectId, ObjectKind, ObjectRecord, OnlyRemote, Totals,
 };
 use super::standing;
 
@@ -64,9 +65,11 @@ pub(crate) struct Metadata {
     pub(crate) only_remote: OnlyRemote,
     /// There are tiers below the raw files: what comes to rest is noted in `arrivals`.
     pub(crate) has_tiers: bool,
+    /// The store had copies in a remote when it was opened.
+    pub(crate) has_remote_copies: bool,
     /// Files that came to rest and that nobody has looked at since, to copy or to encode them.
     /// Some 16 bytes each, so a million that wait for a remote that is down are 16 MB.
-    pub(crate) arrivals: BTreeSet<InodeId>,
+    pub(crate) arrivals: Arrivals,
     /// Sequences whose token files the prefix index has not seen as they are. Some 32 bytes each,
     /// until the next round of indexing.
     pub(crate) unindexed: BTreeMap<InodeId, TokensChange>,
@@ -105,6 +108,9 @@ impl Metadata {
         transaction.commit()?;
         let database = Arc::new(database);
         let base = database.begin_read()?.open_table(RECORDS)?;
+        let copies = keys::table(b'R');
+        let first = base.range(copies.as_slice()..)?.next().transpose()?;
+        let has_remote_copies = first.is_some_and(|(key, _)| key.value().starts_with(&copies));
         let totals = base.get(keys::totals().as_slice())?.map(|value| decode(value.value()));
         Ok(Metadata {
             totals: totals.transpose()?.unwrap_or_default(),
@@ -117,7 +123,8 @@ impl Metadata {
             staged: HashSet::new(),
             next_number: u64::from(epoch) << 32,
             has_tiers: false,
-            arrivals: BTreeSet::new(),
+            has_remote_copies,
+            arrivals: Arrivals::default(),
             unindexed: BTreeMap::new(),
             positions: HashSet::new(),
             was_clean,
@@ -214,8 +221,11 @@ impl Metadata {
     /// Stores an inode.
     pub(crate) fn put_inode(&mut self, life: Life, inode: InodeId, record: &Inode) {
         self.put(life, keys::inode(inode), record);
-        if life == Life::Durable && record.file().is_some_and(FileRecord::is_settled) {
-            self.arrivals.extend(self.has_tiers.then_some(inode));
+        if let Some(file) = record.file().filter(|file| life == Life::Durable && file.is_settled())
+            && self.has_tiers
+            && !self.is_named(file)
+        {
+            self.arrivals.insert(inode, file.size);
         }
         if life == Life::Durable && record.file().is_some() {
             let unsettled = record.file().is_some_and(|file| file.unsettled);
@@ -230,6 +240,7 @@ impl Metadata {
 
     /// Forgets an inode and its extended attributes.
     pub(crate) fn remove_inode(&mut self, life: Life, inode: InodeId) -> Result<(), StoreError> {
+        self.arrivals.remove(inode);
         for (name, _) in self.attributes(inode)? {
             self.remove(life, keys::attribute(inode, &name));
         }

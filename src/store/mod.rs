@@ -13,6 +13,7 @@
 //! the directory, then the commit of `meta.redb`. The commit is the last step, so a crash leaves
 //! garbage files and never a name without its bytes.
 
+pub(crate) mod arrivals;
 pub mod commit;
 pub(crate) mod database;
 pub(crate) mod description;
@@ -261,9 +262,7 @@ impl Store {
         let Some(ram) = &self.ram else {
             return Ok(None);
         };
-        // What is taken into memory must fit on the disk, whatever others write there until the
-        // next commit: on a disk that is nearly full, writers hear of it at once.
-        if self.disk.space()?.available_bytes / 2 < ram.budget_bytes() {
+        if !self.disk.space()?.can_take(ram.budget_bytes()) {
             return Ok(None);
         }
         ram.create(object, bytes, access)

@@ -109,7 +109,14 @@ fn flipped_cut_and_missing(mode: Mode) {
     std::fs::remove_file(&paths[0]).unwrap();
     rename(mount.files("copy"), &paths[0]).unwrap();
     assert!(std::fs::read(&paths[0]).unwrap() == model.page(0, 0, 0));
-    assert_eq!(mount.status("state"), "ok");
+    // The other one is still damaged.
+    assert_eq!((mount.status("state"), mount.status("damaged_files")), two("degraded", "1"));
+    std::fs::remove_file(&paths[1]).unwrap();
+    assert_eq!((mount.status("state"), mount.status("damaged_files")), two("ok", "0"));
+}
+
+fn two(one: &str, other: &str) -> (String, String) {
+    (one.to_owned(), other.to_owned())
 }
 
 fn damage_counts_as_a_miss(mode: Mode) {

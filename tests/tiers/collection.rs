@@ -33,7 +33,7 @@ fn a_deleted_file_leaves_the_remote(mode: Mode) {
     assert_eq!(files_below(&blobs).len(), 3);
     std::fs::remove_file(&files[0].0).unwrap();
     let collect = |words: &[&str]| printed(&kvfs(words, &[place.mount.path()]));
-    let said = collect(&["gc"]);
+    let said = collect(&["gc", "--yes"]);
     assert!(said.contains("1 stores, ") && said.contains(" 0 deleted (0 bytes)"), "{said}");
     let long_ago = SystemTime::now() - Duration::from_secs(2 * 24 * 3600);
     for blob in files_below(&blobs) {
@@ -45,7 +45,7 @@ fn a_deleted_file_leaves_the_remote(mode: Mode) {
         assert!(said.contains("would be deleted"), "{said}");
         assert_eq!(files_below(&blobs).len(), 3);
     }
-    let said = collect(&["gc"]);
+    let said = collect(&["gc", "--yes"]);
     assert!(said.contains(" 1 deleted (4.0 MiB)"), "{said}");
     assert!(said.ends_with("store: 0 objects deleted\n"), "{said}");
     assert_eq!(files_below(&blobs).len(), 2);
@@ -69,7 +69,7 @@ fn files_without_a_record_leave_the_store(mode: Mode) {
     let said = printed(&kvfs(&["gc", "--dry-run"], &[mount.path()]));
     assert_eq!(said, "store: 1 objects would be deleted\n");
     assert!(orphan.exists());
-    let said = printed(&kvfs(&["gc"], &[mount.path()]));
+    let said = printed(&kvfs(&["gc", "--yes"], &[mount.path()]));
     assert_eq!(said, "store: 1 objects deleted\n");
     assert!(!orphan.exists());
     assert_eq!(std::io::read_to_string(reader).unwrap(), "still read");
@@ -85,11 +85,11 @@ fn what_cannot_be_collected_is_said(mode: Mode) {
     // A manifest that cannot be read may name anything.
     place.write("f", 1);
     place.wait_until_uploaded();
-    printed(&kvfs(&["gc"], &[place.mount.path()]));
+    printed(&kvfs(&["gc", "--yes"], &[place.mount.path()]));
     for manifest in files_below(&place.remote.join("names")) {
         std::fs::write(manifest, b"garbage").unwrap();
     }
-    let ended = kvfs(&["gc"], &[place.mount.path()]);
+    let ended = kvfs(&["gc", "--yes"], &[place.mount.path()]);
     let said = crate::place::complaint(&ended);
     assert!(said.contains("nothing was deleted"), "{said}");
     assert!(place.mount.errors().iter().any(|line| line.contains("garbage was not collected")));

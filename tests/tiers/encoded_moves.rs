@@ -230,7 +230,7 @@ fn copies_without_a_record_are_garbage(mode: Mode) {
     std::fs::copy(&copy, &orphan).unwrap();
     let said = printed(&kvfs(&["gc", "--dry-run"], &[mount.path()]));
     assert_eq!(said, "store: 1 objects would be deleted\n");
-    assert_eq!(printed(&kvfs(&["gc"], &[mount.path()])), "store: 1 objects deleted\n");
+    assert_eq!(printed(&kvfs(&["gc", "--yes"], &[mount.path()])), "store: 1 objects deleted\n");
     assert!(!orphan.exists() && copy.exists());
     std::fs::copy(&copy, &orphan).unwrap();
     mount.crash();

@@ -29,4 +29,6 @@ mod remote;
 mod rounding;
 mod s3;
 mod sealed;
+mod statements;
+mod states;
 mod steps;

@@ -81,7 +81,7 @@ impl FileSystem {
         let (Some(copy), Some(record)) = (copy, record) else { return Ok(Some(landed)) };
         state.metadata.set_remote_state(object, copy, RemoteState::Held);
         state.metadata.remove_attribute(Life::Durable, id, ORIGIN);
-        state.metadata.arrivals.insert(id);
+        state.metadata.note_arrival(id).map_err(io::Error::other)?;
         if let Some(checksum) = record.checksum {
             state.metadata.note_page(&checksum, id);
         }

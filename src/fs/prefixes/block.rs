@@ -179,7 +179,7 @@ impl FileSystem {
         let is_there = {
             let state = self.state();
             match state.metadata.inode(file)? {
-                Some(inode) if inode.links > 0 => {
+                Some(inode) if inode.links > 0 && !state.is_known_damaged(file) => {
                     let size = state.attributes_of(&self.store, file, &inode)?.size;
                     block.end().is_some_and(|end| end <= size)
                 }

@@ -244,6 +244,9 @@ impl FileSystem {
         while at < wanted.end {
             let page = names::format_page(TokenStart(at));
             let Some(page) = state.entry(directory.inode, page.as_bytes())? else { break };
+            if !self.can_be_had(&state, page.inode)? {
+                break;
+            }
             last = Some(page);
             at += u64::from(geometry.page_tokens());
         }
@@ -304,11 +307,13 @@ impl FileSystem {
         let mut state = self.state();
         let Ok(rules) = self.model_of(&mut state, model) else { return Ok(None) };
         for (sequence, number) in state.metadata.prefix_holders(model, &hash.0, CANDIDATES_MAX)? {
-            let pages = pages_at(&state, &rules, sequence, number)?;
-            if pages.is_some()
+            let Some(pages) = pages_at(&state, &rules, sequence, number)? else { continue };
+            let can_be_had = |entry: &Entry| self.can_be_had(&state, entry.inode);
+            let mut all = pages.iter().map(|(_, entry)| can_be_had(entry));
+            if all.try_fold(true, |so_far, one| one.map(|one| so_far && one))?
                 && state.is_open_to_askers(model, sequence, rules.manifest.geometry())?
             {
-                return Ok(pages);
+                return Ok(Some(pages));
             }
         }
         Ok(None)

@@ -2,7 +2,9 @@
 
 use super::{Life, Metadata};
 use crate::store::database::decode;
-use crate::store::record::{ObjectId, RemoteCopy, RemoteIdentity, RemotePlace, RemoteState};
+use crate::store::record::{
+    FileRecord, Inode, InodeId, ObjectId, RemoteCopy, RemoteIdentity, RemotePlace, RemoteState,
+};
 use crate::store::{StoreError, keys};
 
 impl Metadata {
@@ -13,8 +15,24 @@ impl Metadata {
 
     /// Whether the disk's copy of an object, if there still is one, does not count.
     pub(crate) fn is_only_remote(&self, object: ObjectId) -> Result<bool, StoreError> {
-        let copy = if self.has_tiers { self.remote_copy(object)? } else { None };
+        let is_possible = self.has_tiers || self.has_remote_copies;
+        let copy = if is_possible { self.remote_copy(object)? } else { None };
         Ok(copy.is_some_and(|copy| copy.state == RemoteState::Only))
+    }
+
+    /// Whether the remote has a file's bytes, verified and named.
+    pub(super) fn is_named(&self, file: &FileRecord) -> bool {
+        let copy = file.object.and_then(|object| self.remote_copy(object).ok().flatten());
+        copy.is_some_and(|copy| copy.state != RemoteState::Held)
+    }
+
+    /// A file that the remote does not have, or not reliably, shall be looked at.
+    pub(crate) fn note_arrival(&mut self, id: InodeId) -> Result<(), StoreError> {
+        let inode = self.inode(id)?;
+        if let Some(file) = inode.as_ref().and_then(Inode::file) {
+            self.arrivals.insert(id, file.size);
+        }
+        Ok(())
     }
 
     /// Notes a copy in the remote.

@@ -318,10 +318,19 @@ fn the_command_says_what_it_does() {
     let (_, json) = run(&["show", "again", "--json"]);
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!((&json[0]["tokens"], &json[0]["pos_max"]), (&34.into(), &33.into()));
-    done(&["clear", "again"]);
+    let said = run(&["clear", "again"]);
+    assert!(said.0 == Some(2) && said.1.contains("add --yes"), "{said:?}");
+    assert!(run(&["clear", "again", "--dry-run"]).1.starts_with("would be deleted: 1 sequences"));
+    assert!(run(&["show", "again"]).1.starts_with("again: 34 tokens"), "it is still there");
+    assert!(run(&["clear", "again", "--yes"]).1.starts_with("deleted: 1 sequences"));
     assert_eq!(run(&["show", "again"]).1, "again: 0 tokens in 0 rows, positions none\n");
     done(&["window", "chat"]);
-    done(&["keep", "chat"]);
+    let said = run(&["remove-others", "chat"]);
+    assert!(said.0 == Some(2) && said.1.contains("2 sequences"), "{said:?}");
+    assert!(run(&["remove-others", "chat", "--dry-run"]).1.starts_with("would be deleted: 2"));
+    assert_eq!(engine.sequences().names().unwrap().len(), 3);
+    // The old name still works.
+    assert!(run(&["keep", "chat", "--yes"]).1.starts_with("deleted: 2 sequences"));
     assert_eq!(engine.sequences().names().unwrap(), ["chat"]);
 
     let (code, line) = run(&["cp", "chat", "chat~"]);

@@ -1,0 +1,57 @@
+//! Before something is deleted at one word: how much it is, and whether that is meant.
+
+use std::io::{self, BufRead, IsTerminal};
+use std::path::Path;
+
+use clap::Args;
+
+use super::output::{Failure, note};
+
+/// How a command that deletes is told to go ahead.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct Consent {
+    /// Only say what would be deleted
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Delete without asking
+    #[arg(long, short = 'y', conflicts_with = "dry_run")]
+    pub yes: bool,
+}
+
+impl Consent {
+    /// Whether to delete what `what` describes. Who is not at a terminal must have said so before.
+    pub(crate) fn is_given(self, what: &str) -> Result<bool, Failure> {
+        if self.dry_run {
+            return Ok(false);
+        }
+        if self.yes {
+            return Ok(true);
+        }
+        if !io::stdin().is_terminal() {
+            return Err(Failure::Usage(format!("{what}: add --yes to do it, --dry-run to look")));
+        }
+        note(&format!("kvfs: {what}. Go on? [y/N]"));
+        let mut answer = String::new();
+        io::stdin().lock().read_line(&mut answer).map_err(Failure::failed)?;
+        let is_yes = matches!(answer.trim(), "y" | "Y" | "yes");
+        if is_yes { Ok(true) } else { Err(Failure::Failed("nothing was deleted".to_owned())) }
+    }
+}
+
+/// Files below a directory, and their bytes. Names that are links count as they are.
+pub(crate) fn size_below(directory: &Path) -> io::Result<(u64, u64)> {
+    let (mut files, mut bytes) = (0, 0);
+    let mut directories = vec![directory.to_owned()];
+    while let Some(directory) = directories.pop() {
+        for entry in directory.read_dir()? {
+            let entry = entry?;
+            if entry.file_type()?.is_dir() {
+                directories.push(entry.path());
+            } else {
+                files += 1;
+                bytes += entry.metadata()?.len();
+            }
+        }
+    }
+    Ok((files, bytes))
+}
