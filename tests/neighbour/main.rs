@@ -72,7 +72,9 @@ fn an_honest_program_reads_on(mode: Mode) {
         Err(_) => percentile(&idle, 999) * 3 + NOISE,
     };
     assert!(percentile(&busy, 999) <= bound, "idle {}, attacked {}", shown(&idle), shown(&busy));
-    assert_eq!(mount.status("errors"), "0", "{:?}", mount.errors());
+    // What was refused is told of, and nothing else.
+    let is_of_the_attack = |line: &String| line.contains("/blocks/") || line.contains("/hostile/");
+    assert!(mount.errors().iter().all(is_of_the_attack), "{:?}", mount.errors());
     assert_eq!(mount.status("state"), "ok");
 }
 
