@@ -42,14 +42,16 @@ pub(crate) fn promote(arguments: &PromoteArguments) -> Outcome {
     let word: &[u8] = if todo.has("ram_tier") { b"ram" } else { b"ssd" };
     let done = ask_each(&todo, &bar, |file| {
         let before = Spot::of(file)?;
-        match set_patiently(file, word) {
+        let to: &[u8] = match set_patiently(file, word) {
             // Memory is full of what is in use or pinned: the disk is next.
             Err(error) if error.raw_os_error() == Some(libc::ENOSPC) && word == b"ram" => {
                 set_patiently(file, b"ssd")?;
+                b"ssd"
             }
-            outcome => outcome?,
-        }
-        Ok(Spot::of(file)? != before)
+            outcome => outcome.map(|()| word)?,
+        };
+        // It may have left again by now, which is no reason to say that it never came.
+        Ok(!before.is_raw_in(to))
     });
     bar.finish_and_clear();
     if done.moved == 0 && done.failed.is_empty() && todo.has_one_tier() {
@@ -108,7 +110,7 @@ pub(crate) fn evict(arguments: &EvictArguments) -> Outcome {
 }
 
 /// Where a file is, as the mount tells it.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 struct Spot {
     tier: Vec<u8>,
     encoding: Vec<u8>,
@@ -119,6 +121,10 @@ impl Spot {
         let read =
             |name| Ok::<_, io::Error>(sys::extended_attribute(file, name)?.unwrap_or_default());
         Ok(Spot { tier: read(TIER)?, encoding: read(ENCODING)? })
+    }
+
+    fn is_raw_in(&self, tier: &[u8]) -> bool {
+        self.tier == tier && self.encoding == b"raw"
     }
 }
 
