@@ -136,17 +136,40 @@ fn matching(mount: &Mount, model: &Model, prompt: &[u32]) -> (u64, Option<PathBu
 fn what_is_closed_to_others_stays_where_it_is(mode: Mode) {
     let machines = Machines::new();
     let (first, second, model, sequence) = machines.two(mode, 70);
-    let mut closed = Sequence::new(&model, "closed");
-    let path = model.sequence(&first, "closed");
-    std::fs::create_dir(&path).unwrap();
-    std::fs::set_permissions(&path, Permissions::from_mode(0o700)).unwrap();
-    closed.append(&first, &model, &(1000..1070).collect::<Vec<_>>());
-    wait_until_known(&second, &model, &closed);
-    assert_eq!(matching(&second, &model, &closed.tokens), (0, None));
-    let page = directory(&second, &model, chain(&model, &closed.tokens)[0]);
-    assert_errno(open(page.join("000.safetensors"), libc::O_RDONLY), libc::ENOENT);
+    let chmod = |path: &std::path::Path, mode: u32| {
+        std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+    };
+    let assert_stays = |closed: &Sequence| {
+        wait_until_known(&second, &model, closed);
+        assert_eq!(matching(&second, &model, &closed.tokens), (0, None), "{}", closed.name);
+        let page = directory(&second, &model, chain(&model, &closed.tokens)[0]);
+        assert_errno(open(page.join("000.safetensors"), libc::O_RDONLY), libc::ENOENT);
+    };
+    for (number, name) in (1..).zip(["closed", "layer", "page"]) {
+        let mut closed = Sequence::new(&model, name);
+        let path = model.sequence(&first, name);
+        std::fs::create_dir(&path).unwrap();
+        if name == "closed" {
+            chmod(&path, 0o700);
+        }
+        let tokens: Vec<u32> = (1000 * number..1000 * number + 70).collect();
+        std::fs::create_dir(path.join("001")).unwrap();
+        if name == "layer" {
+            chmod(&path.join("001"), 0o700);
+        }
+        closed.append(&first, &model, &tokens);
+        if name == "page" {
+            chmod(&closed.page(&first, &model, 1, 1), 0o600);
+        }
+        assert_stays(&closed);
+    }
     // It is no fault of the store.
     assert_eq!(matching(&second, &model, &sequence.tokens).0, 64);
+    // A closed directory above closes everything in it.
+    chmod(&model.directory(&first), 0o700);
+    let mut above = Sequence::new(&model, "above");
+    above.append(&first, &model, &(9000..9070).collect::<Vec<_>>());
+    assert_stays(&above);
 }
 
 fn a_page_of_another_machine_is_found_by_its_hash(mode: Mode) {

@@ -25,6 +25,10 @@ use crate::tier::remote::{RemoteError, Result};
 /// Token files of 16 million tokens are published, no larger ones.
 const TOKENS_BYTES_MAX: u64 = 64 << 20;
 
+/// Directories above a sequence: its model's `sequences/`, the model's, `models/` and the root, and room for
+/// more to come.
+const DIRECTORIES_ABOVE_MAX: usize = 8;
+
 /// What is wanted of a sequence.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Wanted<'a> {
@@ -60,6 +64,8 @@ struct File {
     length: u64,
     mtime: Time,
     object: ObjectId,
+    /// Everybody may read it.
+    is_open: bool,
 }
 
 /// Records of another store, and the remote that has the bytes.
@@ -112,36 +118,55 @@ impl Source<'_> {
             let kind = rules.manifest.layer_kind(*layer);
             matches!(kind, Some(LayerKind::Attention | LayerKind::Sliding { .. }))
         });
-        let layers = kept.map(|layer| Ok((layer, self.pages(sequence, layer, pages, rules)?)));
-        let layers = layers.collect::<Result<_>>()?;
+        let mut layers = Vec::new();
+        for layer in kept {
+            let Some(pages) = self.pages(sequence, layer, pages, rules)? else { return Ok(None) };
+            layers.push((layer, pages));
+        }
         Ok((end > 0).then_some(ForeignSequence { name, tokens, layers }))
     }
 
-    /// Whether everybody may read a sequence there. What only some may read stays there: who they are
-    /// is not known here.
+    /// Whether everybody may find and read a sequence there, through all directories above it. What only
+    /// some may read stays there: who they are is not known here.
     fn is_open_to_all(&self, sequence: InodeId, directory: &Inode) -> Result<bool> {
         let Some(tokens) = self.entry(sequence, names::TOKENS)? else { return Ok(false) };
-        let tokens = self.inode(tokens)?;
-        let is_readable = tokens.is_some_and(|tokens| tokens.mode & 0o004 != 0);
-        Ok(is_readable && directory.mode & 0o005 == 0o005)
+        let is_readable = self.inode(tokens)?.is_some_and(|tokens| tokens.mode & 0o004 != 0);
+        if !is_readable || directory.mode & 0o005 != 0o005 {
+            return Ok(false);
+        }
+        let mut parent = parent_of(directory);
+        for _ in 0..DIRECTORIES_ABOVE_MAX {
+            let Some(id) = parent else { return Ok(false) };
+            let Some(above) = self.inode(id)?.filter(is_open) else { return Ok(false) };
+            if id == InodeId::ROOT {
+                return Ok(true);
+            }
+            parent = parent_of(&above);
+        }
+        Ok(false)
     }
 
-    /// Those of the first `count` pages of a layer that the remote has.
+    /// Those of the first `count` pages of a layer that the remote has; none at all of a layer of which
+    /// something is not open to everybody.
     fn pages(
         &self, sequence: InodeId, layer: Layer, count: usize, rules: &Model,
-    ) -> Result<Vec<ForeignPage>> {
+    ) -> Result<Option<Vec<ForeignPage>>> {
         let Some(directory) = self.entry(sequence, &names::format_layer(layer))? else {
-            return Ok(Vec::new());
+            return Ok(Some(Vec::new()));
         };
+        if !self.inode(directory)?.is_some_and(|directory| is_open(&directory)) {
+            return Ok(None);
+        }
         let page_tokens = u64::from(rules.manifest.geometry().page_tokens());
         let mut pages = Vec::new();
         for start in (0..count as u64).map(|number| TokenStart(number * page_tokens)) {
-            let file = self.file(directory, &names::format_page(start))?;
-            if let Some(file) = file {
-                pages.extend(self.page(&file, (layer, start), rules)?);
+            let Some(file) = self.file(directory, &names::format_page(start))? else { continue };
+            if !file.is_open {
+                return Ok(None);
             }
+            pages.extend(self.page(&file, (layer, start), rules)?);
         }
-        Ok(pages)
+        Ok(Some(pages))
     }
 
     /// A page, if its record says what its place says.
@@ -193,7 +218,8 @@ impl Source<'_> {
         let Some(inode) = self.inode(id)? else { return Ok(None) };
         let file = inode.file().and_then(|file| {
             let (role, length, mtime) = (file.role, file.size, inode.mtime);
-            file.object.map(|object| File { role, length, mtime, object })
+            let is_open = inode.mode & 0o004 != 0;
+            file.object.map(|object| File { role, length, mtime, object, is_open })
         });
         Ok(file)
     }
@@ -209,6 +235,18 @@ impl Source<'_> {
         self.exchange.download_unrecorded(self.store, what, &copy, &scratch)?;
         let read = || -> io::Result<Vec<u8>> { read_all(scratch.as_ref(), bytes_max) };
         read().map(Some).map_err(RemoteError::local)
+    }
+}
+
+/// Whether everybody may enter a directory.
+fn is_open(directory: &Inode) -> bool {
+    directory.is_directory() && directory.mode & 0o001 != 0
+}
+
+fn parent_of(directory: &Inode) -> Option<InodeId> {
+    match directory.kind {
+        Kind::Directory { parent, .. } => Some(parent),
+        _ => None,
     }
 }
 
