@@ -117,7 +117,7 @@ mod tests {
     #[test]
     fn names() {
         let name = |store: &str| file_name(Path::new(store)).to_string_lossy().into_owned();
-        assert!(name("/srv/kv").starts_with("kv-") && name("/srv/kv").ends_with(".log"));
+        assert!(name("/srv/kv").starts_with("kv-") && name("/srv/kv").ends_with("log"));
         assert!(name("/").starts_with("root-"));
         assert_eq!(name("/srv/kv"), name("/srv/kv"));
         assert_ne!(name("/srv/kv"), name("/mnt/kv"));

@@ -431,7 +431,7 @@ impl FileSystem {
 
     fn kept_bytes_of(&self, mut state: MutexGuard<'_, State>, place: &Place) -> u64 {
         let model = self.model_of(&mut state, place.parent);
-        model.map_or(MANIFEST_BYTES_MAX as u64, |model| {
+        model.map_or(MANIFEST_BYTES_MAX, |model| {
             let geometry = model.manifest.geometry();
             geometry.file_bytes(geometry.page_tokens())
         })

@@ -60,7 +60,7 @@ impl FileSystem {
             Served::Text(_) | Served::Slot(_) => Err(FsError::NotPermitted),
             Served::Query(query) => query.ask(bytes),
             Served::Draft(draft) => draft.write(offset, bytes),
-            Served::SlotDraft(draft) => self.write_slot_draft(&draft, offset, bytes),
+            Served::SlotDraft(draft) => draft.write(offset, bytes),
         }
     }
 

@@ -23,7 +23,8 @@ use crate::store::record::InodeId;
 const COPY_BYTES_MAX: u64 = 16 << 20;
 
 /// Where and how much a `copy_file_range` copies.
-pub(super) struct Copy {
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CopyRange {
     /// Handle and offset.
     pub(super) from: (u64, u64),
     /// Handle and offset.
@@ -57,8 +58,8 @@ impl Operations {
         &self, place: Place, node: NewNode, mode: u16, caller: Caller, reply: impl Reply<Entry>,
     ) {
         self.change(move |shared| {
-            let made = shared.call(Operation::Make, |fs| fs.make(&place, &node, mode, caller));
-            reply.send(made.map(Entry::from));
+            let found = shared.call(Operation::Make, |fs| fs.make(&place, &node, mode, caller));
+            reply.send(found.map(Entry::from));
         });
     }
 
@@ -209,14 +210,14 @@ impl Operations {
     ) {
         if self.fs.is_behind() {
             return self.later(move |shared| {
-                let made = shared.create_and_open(&place, mode, caller, flags);
-                reply.send(made.and_then(|made| shared.synced(made, flags)));
+                let created = shared.create_and_open(&place, mode, caller, flags);
+                reply.send(created.and_then(|created| shared.synced(created, flags)));
             });
         }
         let outcome = self.create_and_open(&place, mode, caller, flags);
         match outcome {
-            Ok(made) if is_synchronous(flags) => {
-                self.later(move |shared| reply.send(shared.synced(made, flags)));
+            Ok(created) if is_synchronous(flags) => {
+                self.later(move |shared| reply.send(shared.synced(created, flags)));
             }
             outcome => reply.send(outcome),
         }
@@ -340,9 +341,9 @@ impl Operations {
         self.call(Operation::Seek, |fs| fs.seek(handle, offset, seek)).map(Position)
     }
 
-    pub(super) fn copy(&self, copy: Copy, reply: impl Reply<Written>) {
+    pub(super) fn copy(&self, copy: CopyRange, reply: impl Reply<Written>) {
         self.in_bulk(move |shared| {
-            let Copy { from, to, length } = copy;
+            let CopyRange { from, to, length } = copy;
             let length = length.min(COPY_BYTES_MAX);
             let copied = shared.call(Operation::CopyRange, |fs| fs.copy_range(from, to, length));
             reply.send(copied.map(|copied| Written(u32::try_from(copied).unwrap_or(u32::MAX))));

@@ -20,7 +20,7 @@ in_both_modes!(
 const STAT_MAX: Duration = Duration::from_millis(400);
 
 /// The longest that an answer about a file took while something ran.
-fn longest_stat(watched: &Path, work: impl FnOnce()) -> Duration {
+fn longest_stat(absent: &Path, work: impl FnOnce()) -> Duration {
     let ended = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let watcher = scope.spawn(|| {
@@ -28,7 +28,7 @@ fn longest_stat(watched: &Path, work: impl FnOnce()) -> Duration {
             while !ended.load(Ordering::Relaxed) {
                 let begun = Instant::now();
                 // A name that is not there is asked for each time.
-                assert_errno(std::fs::metadata(watched), libc::ENOENT);
+                assert_errno(std::fs::metadata(absent), libc::ENOENT);
                 longest = longest.max(begun.elapsed());
                 std::thread::sleep(Duration::from_millis(1));
             }

@@ -231,7 +231,7 @@ fn a_directory_that_is_replaced_does_too(mode: Mode) {
         let other = model.layer(&mount, "other", 0);
         let file = open(&path, NEW).unwrap();
         file.write_all_at(&model.page(0, 0, round), 0).unwrap();
-        std::fs::rename(&other, path.parent().unwrap()).unwrap();
+        rename(&other, path.parent().unwrap()).unwrap();
         drop(file);
         assert_errno(std::fs::metadata(&path), libc::ENOENT);
         std::fs::remove_dir_all(model.sequence(&mount, "replaced")).unwrap();

@@ -134,24 +134,24 @@ fn a_slot_takes_the_place_of_nobody_elses_sequence(mode: Mode) {
     chmod(&sequences, 0o1777);
     let save =
         |name: &str| format!("cd models/small/slots && dd if=chat.bin of={name}.bin bs=64k 2>&1");
-    let saves = |name: &str| {
+    let try_to_save = |name: &str| {
         let ended = output(&mut shell_as(mount.path(), NOBODY, &save(name)));
         (ended.status.success(), String::from_utf8_lossy(&ended.stdout).into_owned())
     };
-    let (saved, said) = saves("alice");
+    let (saved, said) = try_to_save("alice");
     assert!(!saved && said.contains("not permitted"), "{said}");
-    let (saved, said) = saves("mine");
+    let (saved, said) = try_to_save("mine");
     assert!(saved, "{said}");
     assert_eq!(std::fs::metadata(sequences.join("mine")).unwrap().uid(), NOBODY);
     // His own may be replaced, also where somebody has put something into it; then not.
-    assert!(saves("mine").0);
+    assert!(try_to_save("mine").0);
     std::fs::create_dir(sequences.join("mine/kept")).unwrap();
     write_and_close(sequences.join("mine/kept/file"), b"of root").unwrap();
-    assert!(!saves("mine").0);
+    assert!(!try_to_save("mine").0);
     assert!(sequences.join("mine/kept/file").exists());
     // No place for names of others is one for slots either.
     chmod(&sequences, 0o755);
-    assert!(!saves("other").0);
+    assert!(!try_to_save("other").0);
     assert_denied(&mount, NOBODY, "mkdir models/small/sequences/other");
     let owner = std::fs::metadata(&alice).unwrap().uid();
     assert_eq!((owner, alice.join("000/0000000.safetensors").exists()), (DAEMON, true));

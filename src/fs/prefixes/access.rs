@@ -229,13 +229,13 @@ mod tests {
 
     #[test]
     fn who_may_change_and_remove() {
-        let caller = Caller { uid: 7, gid: 8 };
         fn check(caller: Caller, directory: (u16, u32, u32), named: u32, expected: (bool, bool)) {
             let (mode, uid, gid) = directory;
             let (directory, named) = (inode(true, mode, uid, gid), inode(false, 0o644, named, 1));
             let found = (caller.may_change(&directory), caller.may_remove(&directory, &named));
             assert_eq!(found, expected, "{mode:o} {uid} {gid}");
         }
+        let caller = Caller { uid: 7, gid: 8 };
         check(caller, (0o755, 7, 1), 1, (true, true));
         check(caller, (0o755, 1, 8), 1, (false, false));
         check(caller, (0o775, 1, 8), 1, (true, true));

@@ -65,6 +65,25 @@ impl SlotDraft {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Adds to a slot, only at its end.
+    pub(in crate::fs) fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), FsError> {
+        // Whoever closed a copy of the descriptor holds it until there is a sequence, which takes a while.
+        let mut progress = match self.progress.try_lock() {
+            Err(TryLockError::WouldBlock) => return Err(FsError::TryAgain),
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Ok(progress) => progress,
+        };
+        if progress.is_refused {
+            return Err(FsError::Refused);
+        }
+        if offset != progress.length {
+            return Err(FsError::NotPermitted);
+        }
+        self.file.write_all_at(bytes, offset)?;
+        progress.length += bytes.len() as u64;
+        Ok(())
+    }
+
     fn file(&self) -> Result<File, String> {
         let descriptor = self.file.descriptor().ok_or("this store keeps no files")?;
         let owned = descriptor.try_clone_to_owned().map_err(|error| error.to_string())?;
@@ -157,27 +176,6 @@ impl FileSystem {
             None => state.may_replace(caller, model, names::SEQUENCES.as_bytes())?,
         };
         if may { Ok(()) } else { Err(FsError::NotPermitted) }
-    }
-
-    /// Adds to a slot, only at its end.
-    pub(in crate::fs) fn write_slot_draft(
-        &self, draft: &SlotDraft, offset: u64, bytes: &[u8],
-    ) -> Result<(), FsError> {
-        // Whoever closed a copy of the descriptor holds it until there is a sequence, which takes a while.
-        let mut progress = match draft.progress.try_lock() {
-            Err(TryLockError::WouldBlock) => return Err(FsError::TryAgain),
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Ok(progress) => progress,
-        };
-        if progress.is_refused {
-            return Err(FsError::Refused);
-        }
-        if offset != progress.length {
-            return Err(FsError::NotPermitted);
-        }
-        draft.file.write_all_at(bytes, offset)?;
-        progress.length += bytes.len() as u64;
-        Ok(())
     }
 
     /// Whether so much of a slot was written that it is time to look at its beginning.

@@ -19,7 +19,7 @@ use fuser::{
 use super::answer::Reply;
 use super::convert::{inode, new_time, permissions};
 use super::dispatch::Operations;
-use super::operations::Copy;
+use super::operations::CopyRange;
 use super::ring::Running;
 use crate::fs::{Caller, Listing, NewNode, Place, SetAttributes};
 use crate::store::disk::Allocation;
@@ -300,7 +300,7 @@ impl Filesystem for Callbacks {
         _flags: CopyFileRangeFlags, reply: ReplyWrite,
     ) {
         let (from, to) = ((from_handle.0, from_offset), (to_handle.0, to_offset));
-        self.operations.copy(Copy { from, to, length }, reply);
+        self.operations.copy(CopyRange { from, to, length }, reply);
     }
 }
 

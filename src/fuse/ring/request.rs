@@ -12,7 +12,7 @@ use crate::fs::{Caller, Listing, NewNode, NewTime, Place, SetAttributes};
 use crate::fuse::answer::Reply;
 use crate::fuse::convert::permissions;
 use crate::fuse::dispatch::Operations;
-use crate::fuse::operations::Copy;
+use crate::fuse::operations::CopyRange;
 use crate::store::disk::Allocation;
 use crate::store::record::{InodeId, Time};
 
@@ -78,7 +78,7 @@ pub(super) fn serve(operations: &Operations, ticket: Ticket) {
         opcode::COPY_FILE_RANGE => {
             let input: CopyFileRangeIn = slot.operation();
             let (from, to) = ((input.fh_in, input.off_in), (input.fh_out, input.off_out));
-            operations.copy(Copy { from, to, length: input.len }, ticket);
+            operations.copy(CopyRange { from, to, length: input.len }, ticket);
         }
         opcode::DESTROY => ticket.send(Ok(())),
         opcode::OPENDIR => refuse(ticket, Operations::NO_HANDLE_OF_DIRECTORIES),

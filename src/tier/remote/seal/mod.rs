@@ -6,12 +6,12 @@
 //! - *Names* of objects and chunks are replaced by a keyed hash of them. Equal bytes are one object
 //!   still, and without the key nobody can tell which bytes that may be. Manifests keep their names,
 //!   which are random ids and numbers.
-//! - *Contents* are encrypted and authenticated together with the name ([`frames`]).
-//! - *Numbers* of manifests only grow; the highest that was seen is remembered ([`numbers`]).
+//! - *Contents* are encrypted and authenticated together with the name (`frames`).
+//! - *Numbers* of manifests only grow; the highest that was seen is remembered (`numbers`).
 //!
 //! What does not prove to be genuine is [`RemoteError::Corrupt`], as a wrong checksum is. Every key
-//! of the ring reads, the first one writes ([`keys`]). Whether a remote is sealed, and with which
-//! keys, stands in its marker ([`super::marker`]).
+//! of the ring reads, the first one writes (`keys`). Whether a remote is sealed, and with which
+//! keys, stands in its marker (`marker`).
 
 pub(crate) mod frames;
 pub(crate) mod keys;

@@ -14,7 +14,7 @@ fn keys() -> Arc<[Subkeys]> {
 }
 
 fn plain(length: usize) -> Vec<u8> {
-    (0..length).map(|index| (index * 31 + index / 251) as u8).collect()
+    (0..length).map(|index| (index * 31 + index / 251).to_le_bytes()[0]).collect()
 }
 
 /// Read in steps of so many bytes.
@@ -172,7 +172,7 @@ fn random_changes_pass_on_nothing_but_what_was_sealed() {
             let (place, length) = (random(bad.len()), 1 + random(2000));
             let end = (place + length).min(bad.len());
             match random(4) {
-                0 => bad[place] = bad[place].wrapping_add(1 + random(255) as u8),
+                0 => bad[place] = bad[place].wrapping_add(1 + random(255).to_le_bytes()[0]),
                 1 => drop(bad.drain(place..end)),
                 2 => {
                     let part = bad[place..end].to_vec();
