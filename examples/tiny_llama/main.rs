@@ -88,6 +88,9 @@ mod sample;
 mod selected_cache;
 mod shift;
 #[cfg(test)]
+#[path = "../../tests/common/skips.rs"]
+mod skips;
+#[cfg(test)]
 mod tests;
 mod weights;
 

@@ -6,6 +6,7 @@
 #[path = "../common/mod.rs"]
 #[macro_use]
 mod common;
+use common::skips;
 
 mod bench;
 mod bugs;

@@ -1,13 +1,12 @@
 //! The kernels as C++ libraries (`module.cpp`), and the programs that load them: built once for all
 //! tests that want the same.
 
-#[path = "../common/skips.rs"]
-mod skips;
-
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use sha2::{Digest, Sha256};
+
+use crate::skips;
 
 /// Element types, as the sources and as kvfs call them.
 pub(crate) const ELEMENTS: [(&str, &str); 6] = [

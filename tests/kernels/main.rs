@@ -7,6 +7,7 @@
 #[path = "../common/mod.rs"]
 #[macro_use]
 mod common;
+use common::skips;
 
 mod agreement;
 mod bugs;

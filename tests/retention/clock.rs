@@ -12,7 +12,7 @@ in_served_mode!(what_was_read_before_the_first_limit_stays);
 /// The library that shows a program another time.
 fn fake_time() -> Option<PathBuf> {
     let found = crate::common::forks::succeed(
-        &mut std::process::Command::new("dpkg").args(["-L", "libfaketime"]),
+        std::process::Command::new("dpkg").args(["-L", "libfaketime"]),
     );
     found.lines().find(|line| line.ends_with("/libfaketime.so.1")).map(PathBuf::from)
 }

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::common::sys::{assert_errno, getxattr, open, write_and_close};
+use crate::common::sys::{assert_errno, getxattr, open, rename, write_and_close};
 use crate::common::{Mode, Model, Mount, eventually, forks};
 use crate::place::{Place, complaint, kvfs, printed, tier};
 
@@ -29,7 +29,8 @@ const PAGE_TOKENS: u64 = 32;
 
 /// A sequence of two layers with so many pages each, layer by layer.
 pub(crate) fn write_sequence(mount: &Mount, model: &Model, pages: u64) -> Vec<PathBuf> {
-    let ids: Vec<u8> = (0..pages * PAGE_TOKENS).flat_map(|id| (id as u32).to_le_bytes()).collect();
+    let ids: Vec<u8> =
+        (0..pages * PAGE_TOKENS).flat_map(|id| u32::try_from(id).unwrap().to_le_bytes()).collect();
     let mut paths = Vec::new();
     for layer in 0..2 {
         for page in 0..pages {
@@ -45,7 +46,7 @@ pub(crate) fn write_sequence(mount: &Mount, model: &Model, pages: u64) -> Vec<Pa
 
 /// Tokens that `kvfs match` promises of a prompt that begins like the sequence.
 fn promised(mount: &Mount, model: &Model, tokens: u64) -> u64 {
-    let prompt: Vec<u32> = (0..tokens as u32).collect();
+    let prompt: Vec<u32> = (0..u32::try_from(tokens).unwrap()).collect();
     kvfs::reader::longest_prefix(&model.directory(mount), &prompt).unwrap().tokens
 }
 
@@ -186,14 +187,14 @@ fn a_remote_that_is_away_shows_in_the_state(mode: Mode) {
     assert_eq!(place.mount.status("state"), "ok");
     assert!(place.mount.unmount().success());
     let hidden = place.remote.with_extension("hidden");
-    std::fs::rename(&place.remote, &hidden).unwrap();
+    rename(&place.remote, &hidden).unwrap();
     place.mount.mount();
     let why = eventually("the remote to be missed", || {
         let is_degraded = place.mount.status("state") == "degraded";
         is_degraded.then(|| place.mount.status("state_reason"))
     });
     assert!(why.contains("the remote is down"), "{why}");
-    std::fs::rename(&hidden, &place.remote).unwrap();
+    rename(&hidden, &place.remote).unwrap();
     eventually("the remote to be back", || (place.mount.status("state") == "ok").then_some(()));
 }
 
@@ -300,7 +301,7 @@ fn a_header_that_is_spelled_otherwise_is_another_file(mode: Mode) {
         // By rename, as engines do.
         let staged = path.with_file_name("p.tmp");
         write_and_close(&staged, bytes).unwrap();
-        std::fs::rename(&staged, path).unwrap();
+        rename(&staged, path).unwrap();
     }
     for (path, bytes) in paths.iter().zip([&page, &other, &page]) {
         assert!(std::fs::read(path).unwrap() == *bytes, "readers get what was written");

@@ -14,6 +14,7 @@ in_both_modes!(every_state_of_a_page_is_told_as_it_is, copies_on_one_machine_are
 
 /// Where copies of a page are, whoever tells it.
 #[derive(Debug, Default, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "each is an answer of its own")]
 struct Copies {
     /// The word of the attribute and of the plan.
     tier: &'static str,
@@ -51,7 +52,7 @@ fn write_page(mount: &Mount, model: &Model) -> PathBuf {
     std::fs::write(model.tokens_path(mount, "a"), ids).unwrap();
     let staged = path.with_file_name("p.tmp");
     write_and_close(&staged, &page(model)).unwrap();
-    std::fs::rename(&staged, &path).unwrap();
+    crate::common::sys::rename(&staged, &path).unwrap();
     path
 }
 
