@@ -251,7 +251,7 @@ fn garbage_of_a_sealed_remote_is_collected(mode: Mode) {
     }
     // The manifests from before the deletion are kept for a while.
     for _ in 0..3 {
-        printed(&kvfs(&["gc"], &[place.mount.path()]));
+        printed(&kvfs(&["gc", "--yes"], &[place.mount.path()]));
     }
     assert_eq!(blobs(&place.remote).len(), 2);
     assert_same(&files[1..]);
