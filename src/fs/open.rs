@@ -9,11 +9,11 @@ use super::handle::{Handle, Served};
 use super::state::State;
 use super::verify::{Depth, Verify};
 use super::waits::READ_AT_ONCE_BYTES;
-use super::{FileSystem, FsError, descriptors, prefixes, views};
+use super::{FileSystem, FsError, Invalidation, descriptors, prefixes, views};
 use crate::ingest::seal;
 use crate::store::disk::{Access, DiskFile, FileStat};
 use crate::store::metadata::Life;
-use crate::store::record::{FileRecord, Inode, InodeId, ObjectId, Role};
+use crate::store::record::{FileRecord, Inode, InodeId, ObjectId, Role, Time};
 
 /// Flag of an open by execve(2) (`__FMODE_EXEC`). The kernel protects a running program from
 /// writers, but learns only after an open with `O_RDONLY | O_TRUNC` that it should have refused.
@@ -62,10 +62,34 @@ impl FileSystem {
     /// virtual stands for other things.
     pub fn open_for(&self, id: InodeId, flags: i32, caller: Caller) -> Result<Opened, FsError> {
         if prefixes::is_virtual(id) {
-            self.open_prefix(id, flags, caller)
-        } else {
-            self.open_file(id, flags)
+            return self.open_prefix(id, flags, caller);
         }
+        let opened = self.open_file(id, flags)?;
+        if flags & libc::O_TRUNC != 0
+            && caller.uid != 0
+            && let Err(error) = self.drop_privileges(id, caller)
+        {
+            self.release(opened.handle)?;
+            return Err(error);
+        }
+        Ok(opened)
+    }
+
+    /// Takes the bits away with which a program runs as its owner or group: it is another one now. The kernel
+    /// does so at writes, and leaves it to the daemon where opening a file cuts it.
+    fn drop_privileges(&self, id: InodeId, caller: Caller) -> Result<(), FsError> {
+        let mut state = self.state_to_change()?;
+        let mut inode = state.inode(id)?;
+        // Without execution by the group that bit means something else, to those who are in it.
+        let keeps_group = inode.mode & 0o010 == 0 && caller.gid == inode.gid;
+        let dropped = if keeps_group { 0o4000 } else { 0o6000 };
+        if inode.mode & dropped != 0 {
+            inode.mode &= !dropped;
+            inode.ctime = Time::now();
+            state.put_inode(id, &inode);
+            self.invalidate(Invalidation::Inode(id));
+        }
+        Ok(())
     }
 
     /// Opens a file whose bytes can be had.

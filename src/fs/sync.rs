@@ -62,7 +62,6 @@ impl FileSystem {
         self.drop_spares();
         self.let_go()?;
         self.index_prefixes()?;
-        self.record_uses()?;
         self.commit()?;
         if let Some(tiers) = &self.tiers {
             self.remove_encoded_garbage(tiers)?;

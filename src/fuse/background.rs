@@ -1,5 +1,6 @@
 //! Threads of a mount that run beside the requests, until the mount ends.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -8,7 +9,6 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounde
 use fuser::{INodeNo, Notifier};
 
 use super::mount::{MountError, MountOptions};
-use super::slow::{self, Job};
 use crate::fs::{
     Ahead, FileSystem, Invalidation, Mover, PREFETCH_QUEUE_MAX, PREFETCH_THREADS, Retainer,
     ScrubRequest,
@@ -129,18 +129,13 @@ pub(super) fn start_threads(
 pub(super) fn start(
     name: &str, run: impl FnOnce() + Send + 'static,
 ) -> Result<JoinHandle<()>, MountError> {
-    thread::Builder::new().name(name.to_owned()).spawn(run).map_err(MountError::Thread)
-}
-
-/// Threads that run jobs until nobody can send any more.
-pub(super) fn start_workers(
-    name: &str, count: usize, jobs: &Receiver<Job>,
-) -> Result<Vec<JoinHandle<()>>, MountError> {
-    let start_one = |number| {
-        let jobs = jobs.clone();
-        start(&format!("{name}-{number}"), move || slow::run(&jobs))
+    let told = name.to_owned();
+    let guarded = move || {
+        if catch_unwind(AssertUnwindSafe(run)).is_err() {
+            log::error!("{told} ended by a fault of kvfs; what it does waits for the next mount");
+        }
     };
-    (0..count).map(start_one).collect()
+    thread::Builder::new().name(name.to_owned()).spawn(guarded).map_err(MountError::Thread)
 }
 
 pub(super) fn join(threads: Vec<JoinHandle<()>>) {

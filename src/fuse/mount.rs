@@ -9,11 +9,9 @@ use std::time::Duration;
 use crossbeam_channel::bounded;
 use fuser::INodeNo;
 
-use super::background::{
-    join, start_indexing, start_moving, start_prefetching, start_threads, start_workers,
-};
+use super::background::{join, start_indexing, start_moving, start_prefetching, start_threads};
 use super::connection::Connection;
-use super::dispatch::{Operations, Pools};
+use super::dispatch::Operations;
 use super::remote::{self, NeedError};
 use super::shared::Shared;
 use super::slow;
@@ -230,14 +228,7 @@ pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountEr
         ram.on_eviction(let_go.clone());
     }
     file_system.on_leaving(let_go);
-    // The operations hold the senders. They are dropped when the kernel has let the mount go, upon
-    // which the slow threads end.
-    let (slow, jobs) = bounded(slow::JOBS_MAX);
-    let (fetches, far_jobs) = bounded(slow::JOBS_MAX);
-    let (asks, questions) = bounded(slow::JOBS_MAX);
-    let (bulk, bulk_jobs) = bounded(slow::JOBS_MAX);
-    let (saves, slots) = bounded(slow::JOBS_MAX);
-    let pools = Pools { slow, fetches, asks, bulk, saves };
+    let (pools, queues) = slow::queues();
     let operations = Operations::new(Arc::clone(&shared), pools);
     let connection = Connection::open(options, &shared, operations)?;
 
@@ -249,14 +240,7 @@ pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountEr
         let _ = teller.inval_inode(INodeNo(directory.0), -1, 0);
     })));
     let threads = start_threads(options, &file_system, (notifier, invalidations), &stopped)?;
-    let mut slow_threads = start_workers("kvfs-slow", slow::THREADS, &jobs)?;
-    slow_threads.extend(start_workers("kvfs-ask", slow::ASK_THREADS, &questions)?);
-    slow_threads.extend(start_workers("kvfs-bulk", slow::BULK_THREADS, &bulk_jobs)?);
-    slow_threads.extend(start_workers("kvfs-save", slow::SAVE_THREADS, &slots)?);
-    if file_system.tiers().is_some() {
-        // Not waited for: one may hang in the remote.
-        start_workers("kvfs-fetch", slow::FETCH_THREADS, &far_jobs)?;
-    }
+    let slow_threads = queues.start(file_system.tiers().is_some())?;
     start_prefetching(&file_system, counters, &stopped)?;
     start_indexing(options, &file_system, &stopped)?;
     let moving = mover.map(|mover| start_moving(&file_system, mover, &stopped)).transpose()?;
@@ -270,6 +254,9 @@ pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountEr
     if let Some(done) = moving {
         // A call that hangs in the remote is left behind; it changes nothing any more.
         let _ = done.recv_timeout(MOVER_PATIENCE);
+    }
+    if !options.read_only {
+        file_system.record_uses().map_err(MountError::Flush)?;
     }
     file_system.commit_and_close().map_err(MountError::Flush)?;
     log::info!("unmounted {}", options.mountpoint.display());

@@ -1,35 +1,96 @@
 //! Threads for operations that may wait for the disk, so that the threads that serve requests do
 //! not.
 
-use crossbeam_channel::Receiver;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::thread::JoinHandle;
+
+use crossbeam_channel::{Receiver, bounded};
+
+use super::background::start;
+use super::dispatch::Pools;
+use super::mount::MountError;
 
 /// An operation and its reply.
 pub(super) type Job = Box<dyn FnOnce() + Send>;
 
 /// Operations that may wait to be run, in each queue. Each stands for a client that waits for its answer:
 /// more than a machine has threads for. If even these do not suffice, a request is served where it came in.
-pub(super) const JOBS_MAX: usize = 1 << 14;
+const JOBS_MAX: usize = 1 << 14;
 
 /// Threads that run them. Commits queue on one mutex anyway: more would only wait there.
-pub(super) const THREADS: usize = 4;
+const THREADS: usize = 4;
 
 /// Threads for opens that wait for the remote: twice the calls that it takes at a time, since one
 /// transfer may serve several opens.
-pub(super) const FETCH_THREADS: usize = 16;
+const FETCH_THREADS: usize = 16;
 
 /// Threads for questions and slots. They read the disk and never wait for the remote.
-pub(super) const ASK_THREADS: usize = 4;
+const ASK_THREADS: usize = 4;
 
 /// Threads for what copies or hashes much: whoever syncs a file or opens one for writing does not stand
 /// behind it.
-pub(super) const BULK_THREADS: usize = 2;
+const BULK_THREADS: usize = 2;
 
 /// Threads that make sequences of slots, which takes seconds, and look at their beginning.
-pub(super) const SAVE_THREADS: usize = 2;
+const SAVE_THREADS: usize = 2;
 
-/// Runs jobs until nobody can send any more.
-pub(super) fn run(jobs: &Receiver<Job>) {
+/// The ends of the queues that threads take jobs from.
+#[derive(Debug)]
+pub(super) struct Queues {
+    slow: Receiver<Job>,
+    fetches: Receiver<Job>,
+    asks: Receiver<Job>,
+    bulk: Receiver<Job>,
+    saves: Receiver<Job>,
+}
+
+/// Queues for operations. Their threads end when the operations, which hold the other ends, are dropped: when
+/// the kernel has let the mount go.
+pub(super) fn queues() -> (Pools, Queues) {
+    let (slow, slow_jobs) = bounded(JOBS_MAX);
+    let (fetches, fetch_jobs) = bounded(JOBS_MAX);
+    let (asks, ask_jobs) = bounded(JOBS_MAX);
+    let (bulk, bulk_jobs) = bounded(JOBS_MAX);
+    let (saves, save_jobs) = bounded(JOBS_MAX);
+    let queues = Queues {
+        slow: slow_jobs,
+        fetches: fetch_jobs,
+        asks: ask_jobs,
+        bulk: bulk_jobs,
+        saves: save_jobs,
+    };
+    (Pools { slow, fetches, asks, bulk, saves }, queues)
+}
+
+impl Queues {
+    /// Starts their threads. Those that may hang in a remote are not among the ones to be waited for.
+    pub(super) fn start(self, has_tiers: bool) -> Result<Vec<JoinHandle<()>>, MountError> {
+        let mut threads = start_workers("kvfs-slow", THREADS, &self.slow)?;
+        threads.extend(start_workers("kvfs-ask", ASK_THREADS, &self.asks)?);
+        threads.extend(start_workers("kvfs-bulk", BULK_THREADS, &self.bulk)?);
+        threads.extend(start_workers("kvfs-save", SAVE_THREADS, &self.saves)?);
+        if has_tiers {
+            start_workers("kvfs-fetch", FETCH_THREADS, &self.fetches)?;
+        }
+        Ok(threads)
+    }
+}
+
+fn start_workers(
+    name: &str, count: usize, jobs: &Receiver<Job>,
+) -> Result<Vec<JoinHandle<()>>, MountError> {
+    let start_one = |number| {
+        let jobs = jobs.clone();
+        start(&format!("{name}-{number}"), move || run(&jobs))
+    };
+    (0..count).map(start_one).collect()
+}
+
+/// Runs jobs until nobody can send any more. The client of one that panics hears EIO, and the others go on.
+fn run(jobs: &Receiver<Job>) {
     for job in jobs {
-        job();
+        if catch_unwind(AssertUnwindSafe(job)).is_err() {
+            log::error!("a request failed by a fault of kvfs: it was answered with EIO");
+        }
     }
 }

@@ -32,6 +32,7 @@ as_root!(
     others_are_denied,
     a_group_directory_hands_its_group_down,
     only_the_owner_sees_the_store,
+    cutting_a_program_takes_its_privileges_away,
 );
 
 fn open_to_all(mount: &Mount) {
@@ -111,4 +112,21 @@ fn only_the_owner_sees_the_store(mode: Mode) {
     assert_eq!(objects.len(), 1);
     assert_eq!(mode(&objects[0]), 0o600);
     assert_eq!(mode(&mount.store().join("meta.redb")), 0o600);
+}
+
+fn cutting_a_program_takes_its_privileges_away(mode: Mode) {
+    let mount = Mount::new(mode);
+    let program = mount.files("program");
+    for (before, after) in [(0o6777, 0o777), (0o4766, 0o766), (0o2767, 0o767)] {
+        fs::write(&program, b"#!/bin/sh\n").unwrap();
+        fs::set_permissions(&program, Permissions::from_mode(before)).unwrap();
+        let cut =
+            "python3 -c 'import os; os.close(os.open(\"program\", os.O_WRONLY | os.O_TRUNC))'";
+        succeed(&mut shell_as(&mount.files(""), NOBODY, cut));
+        assert_eq!(fs::metadata(&program).unwrap().mode() & 0o7777, after, "{before:o}");
+    }
+    // Root keeps what it has set.
+    fs::set_permissions(&program, Permissions::from_mode(0o6755)).unwrap();
+    fs::write(&program, b"").unwrap();
+    assert_eq!(fs::metadata(&program).unwrap().mode() & 0o7000, 0o6000);
 }

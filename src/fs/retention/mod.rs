@@ -146,8 +146,8 @@ impl FileSystem {
         }
     }
 
-    /// Puts all uses on record, when a mount ends.
-    pub(super) fn record_uses(&self) -> Result<(), FsError> {
+    /// Puts all uses on record, when a mount that may change something ends.
+    pub fn record_uses(&self) -> Result<(), FsError> {
         let uses = self.retention.uses().take();
         for batch in uses.chunks(RECORDED_AT_ONCE) {
             let mut state = self.state();
