@@ -113,7 +113,6 @@ pub use tiers::Tiers;
 pub use verify::Verify;
 
 use crate::observe::Observer;
-use crate::store::disk::DiskPath;
 use crate::store::record::{DirectoryClass, Entry, Inode, InodeId, Kind, Time};
 use crate::store::recovery::{self, Recovered};
 use crate::store::{Store, StoreError, metadata::Life, metadata::Metadata};
@@ -207,11 +206,10 @@ impl FileSystem {
         store: Store, observer: Arc<Observer>,
         invalidations: crossbeam_channel::Sender<Invalidation>,
     ) -> Result<(FileSystem, Recovered), StoreError> {
-        // Before anything is written to it.
-        let written = store.disk.stat(&DiskPath::Metadata).ok().map(|stat| stat.mtime);
         let mut metadata = Metadata::open(store.metadata()?)?;
         let recovered = recovery::recover(&store, &mut metadata)?;
         make_roots(&mut metadata)?;
+        let believed = metadata.clock()?;
         let mut state = State::new(metadata);
         state.unsettled.extend(recovered.still_changing.iter().copied());
         state.full_tails.extend(recovered.tails.iter().copied());
@@ -239,7 +237,7 @@ impl FileSystem {
             verify: Verify::default(),
             scrub: scrub::Scrub::default(),
         };
-        file_system.retention.begin(written);
+        file_system.retention.begin(believed);
         file_system.seal_after_crash();
         Ok((file_system, recovered))
     }

@@ -39,6 +39,11 @@ impl FileSystem {
         let (frozen, writer, generation) = {
             let mut state = self.state_to_change()?;
             self.settle_idle(&mut state)?;
+            if state.metadata.uncommitted() > 0
+                && let Some(now) = self.retention.believed_time()
+            {
+                state.metadata.put_clock(now);
+            }
             let Some(frozen) = state.metadata.freeze() else {
                 return Ok(());
             };

@@ -21,6 +21,7 @@
 //! | `Q` sequence(8) page(4) | [`IndexedPage`](super::record::IndexedPage) |
 //! | `Q` sequence(8) | [`IndexedTokens`](super::record::IndexedTokens) |
 //! | `T` | [`Totals`](super::record::Totals) |
+//! | `K` | [`Time`](super::record::Time): the wall clock at the last commit at which it was believed |
 //! | `C` | `(u32, bool)`: the epoch of the last mount, and whether it ended in good order |
 //!
 //! Entries are ordered by a hash of the name, so that a directory can be listed from any offset
@@ -138,6 +139,11 @@ pub(crate) fn indexed_page(sequence: InodeId, page: u32) -> Vec<u8> {
     let mut key = indexed(sequence);
     key.extend_from_slice(&page.to_be_bytes());
     key
+}
+
+/// Key of the clock.
+pub(crate) fn clock() -> Vec<u8> {
+    vec![b'K']
 }
 
 /// Key of the epoch.

@@ -13,6 +13,7 @@
 //! here waits for the disk except [`Writer::write`], which runs outside of that mutex.
 
 mod attributes;
+mod clock;
 mod encoded;
 mod prefixes;
 mod remote;

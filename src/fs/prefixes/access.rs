@@ -139,7 +139,7 @@ impl Caller {
     }
 
     /// Whether a name in a directory is for this user to remove.
-    fn may_remove(self, directory: &Inode, named: &Inode) -> bool {
+    pub(in crate::fs) fn may_remove(self, directory: &Inode, named: &Inode) -> bool {
         let is_sticky = directory.mode & 0o1000 != 0;
         let owns = [named.uid, directory.uid].contains(&self.uid) || self.uid == 0;
         self.may_change(directory) && (!is_sticky || owns)

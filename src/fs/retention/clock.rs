@@ -24,10 +24,11 @@ pub(super) struct Clock {
 }
 
 impl Clock {
-    /// A mount begins; the store was last written to at that time, as far as is known.
-    pub(super) fn begin(&mut self, written: Option<Time>) {
+    /// A mount begins; the clock was last believed at that time, as far as is known. What passed between two
+    /// mounts is not: a clock that was wrong when the last one ended is not believed now either.
+    pub(super) fn begin(&mut self, believed: Option<Time>) {
         let now = Instant::now();
-        self.last = written.map(|written| (written, now));
+        self.last = believed.map(|believed| (believed, now));
         self.look(Time::now(), now);
     }
 

@@ -103,9 +103,15 @@ impl Retention {
         self.clock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The store that is mounted was last written to at that time.
-    pub(super) fn begin(&self, written: Option<Time>) {
-        self.clock().begin(written);
+    /// A store is mounted whose clock was last believed at that time.
+    pub(super) fn begin(&self, believed: Option<Time>) {
+        self.clock().begin(believed);
+    }
+
+    /// The time to put on record, unless the clock is doubted: a wrong one that is mounted again stays so.
+    pub(super) fn believed_time(&self) -> Option<Time> {
+        let now = Time::now();
+        self.clock().look(now, Instant::now()).then_some(now)
     }
 
     fn reports(&self) -> MutexGuard<'_, BTreeMap<InodeId, Report>> {
