@@ -66,9 +66,7 @@ impl Source {
     /// Whether a mount with this status cannot read what comes from there.
     fn is_out_of_reach(self, status: &str) -> bool {
         match self {
-            Source::Tier(Tier::Remote) => {
-                status_value(status, "remote_state").is_none_or(|state| state == "offline")
-            }
+            Source::Tier(Tier::Remote) => status_value(status, "remote").is_none(),
             Source::Lost => true,
             Source::Tier(_) | Source::Decoding => false,
         }

@@ -281,7 +281,7 @@ impl FileSystem {
             return;
         }
         let place = place.map_or_else(|| "unknown".to_owned(), |place| place.place);
-        let _ = writeln!(text, "remote: {place}");
+        let _ = writeln!(text, "remote_missing: {place}");
         let _ = writeln!(text, "remote_state: offline");
         let _ = writeln!(text, "remote_only_objects: {}", only_remote.objects);
         let _ = writeln!(text, "remote_only_stored_bytes: {}", only_remote.stored_bytes);

@@ -60,7 +60,7 @@ fn offline_and_miss_lose_no_name(mode: Mode) {
         let options = [&["--offline", "--on-corrupt", "miss"], further].concat();
         let mut mount = Mount::of_store_with(mode, &options, &store);
         assert_eq!(mount.status("remote_state"), "offline");
-        assert_eq!(mount.status("remote"), place.remote.to_str().unwrap());
+        assert_eq!(mount.status("remote_missing"), place.remote.to_str().unwrap());
         assert_eq!(mount.status("remote_only_objects"), "2");
         for name in ["f0", "f1", "linked"] {
             let path = mount.files(name);
