@@ -238,11 +238,22 @@ impl LayerFiles {
         for path in tails.values() {
             remove(path)?;
         }
+        self.seal_full_tail()?;
         let ends = self.pages.keys().copied();
         let ends = ends.chain(self.tail.as_ref().map(|tail| tail.number));
         let ends = ends.map(|number| number * self.page_tokens() + self.tokens_of(number));
         self.end = ends.max().unwrap_or(0);
         Ok(())
+    }
+
+    /// An interruption between the append that fills a tail and its sealing leaves it full.
+    fn seal_full_tail(&mut self) -> Result<()> {
+        let page_bytes = self.page_tokens() * self.row_bytes();
+        let Some(tail) = self.tail.as_ref().filter(|tail| tail.bytes >= page_bytes) else {
+            return Ok(());
+        };
+        let (number, rows) = (tail.number, tail.read(page_bytes)?);
+        self.write_page(number, &rows)
     }
 
     /// Puts back the missing pages among rows that were there once.

@@ -122,14 +122,14 @@ impl FileSystem {
 const DIRECTORIES_MAX: usize = 4096;
 
 impl Caller {
-    /// Which of reading (4), changing (2) and entering (1) an inode's mode grants. Of groups only the
-    /// one that the request came with is known.
+    /// Which of reading (4), changing (2) and entering (1) an inode's mode grants. Of groups only the one that
+    /// the request came with is known: in others this user may be, or not, so what counts is what both may.
     fn rights(self, inode: &Inode) -> u16 {
         match self.uid {
             0 => 0o7,
             uid if uid == inode.uid => inode.mode >> 6 & 0o7,
             _ if self.gid == inode.gid => inode.mode >> 3 & 0o7,
-            _ => inode.mode & 0o7,
+            _ => inode.mode >> 3 & inode.mode & 0o7,
         }
     }
 
@@ -240,6 +240,7 @@ mod tests {
         check(caller, (0o755, 1, 8), 1, (false, false));
         check(caller, (0o775, 1, 8), 1, (true, true));
         check(caller, (0o777, 1, 1), 1, (true, true));
+        check(caller, (0o707, 1, 1), 1, (false, false));
         // The owner's own bits count for the owner, even if others may more.
         check(caller, (0o077, 7, 8), 1, (false, false));
         check(caller, (0o1777, 1, 1), 1, (true, false));

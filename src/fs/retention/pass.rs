@@ -56,7 +56,7 @@ impl Root {
     /// Whether its owner may remove names in a directory below it. Which groups users are in is not
     /// known here.
     fn may_change(&self, directory: &Inode) -> bool {
-        let needed = if directory.uid == self.owner { 0o300 } else { 0o003 };
+        let needed = if directory.uid == self.owner { 0o300 } else { 0o033 };
         self.owner == 0 || directory.mode & needed == needed
     }
 
