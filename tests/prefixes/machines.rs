@@ -282,7 +282,8 @@ fn machines_that_share_a_key_find_each_other_in_a_sealed_remote(mode: Mode) {
     let bytes = |page: &Path| std::fs::read(page).unwrap();
     let there = bytes(&sequence.page(&first, &model, 1, 1));
     for file in files_below(&machines.remote) {
-        let stored = bytes(&file);
+        // Older manifests of names go meanwhile.
+        let Ok(stored) = std::fs::read(&file) else { continue };
         let holds = |secret: &[u8]| stored.windows(secret.len()).any(|window| window == secret);
         assert!(!holds(&there[4000..4032]) && !holds(b"chat"), "{}", file.display());
     }
