@@ -124,7 +124,8 @@ impl State {
     /// Whether the last look at a file's bytes found no good copy.
     pub(super) fn is_known_damaged(&self, id: InodeId) -> bool {
         let Some(damaged) = self.known_damage.get(&id) else { return false };
-        let inode = self.metadata.inode(id).ok().flatten();
+        // The kernel says some time later that it has forgotten a file that was removed.
+        let inode = self.metadata.inode(id).ok().flatten().filter(|inode| inode.links > 0);
         let object = inode.as_ref().and_then(|inode| inode.file()).and_then(|file| file.object);
         object == Some(*damaged) && !self.unsettled.contains_key(&id)
     }

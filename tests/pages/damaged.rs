@@ -106,6 +106,8 @@ fn flipped_cut_and_missing(mode: Mode) {
     // A good copy can be put in its place.
     let model = Model::small();
     write_and_close(mount.files("copy"), &model.page(0, 0, 0)).unwrap();
+    // A descriptor keeps what was removed, which is no file any more.
+    let held = open(&paths[0], libc::O_PATH).unwrap();
     std::fs::remove_file(&paths[0]).unwrap();
     rename(mount.files("copy"), &paths[0]).unwrap();
     assert!(std::fs::read(&paths[0]).unwrap() == model.page(0, 0, 0));
@@ -113,6 +115,7 @@ fn flipped_cut_and_missing(mode: Mode) {
     assert_eq!((mount.status("state"), mount.status("damaged_files")), two("degraded", "1"));
     std::fs::remove_file(&paths[1]).unwrap();
     assert_eq!((mount.status("state"), mount.status("damaged_files")), two("ok", "0"));
+    drop(held);
 }
 
 fn two(one: &str, other: &str) -> (String, String) {
