@@ -19,8 +19,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use nix::fcntl::{FallocateFlags, fallocate};
 
 use super::region::OS_PAGE_BYTES;
-use crate::cli::mountinfo;
 use crate::sys;
+use kvfs_os::mountinfo;
 
 /// Most caches below one directory: no machine runs more engines.
 const CACHES_MAX: usize = 256;

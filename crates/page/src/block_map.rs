@@ -141,14 +141,14 @@ pub fn parse_block(name: &str) -> Option<(PrefixHash, Layer)> {
 }
 
 /// Bytes of a tensor, as memory has them.
-pub(crate) fn tensor_bytes(buffers: impl Iterator<Item = Range<u64>>) -> usize {
+pub fn tensor_bytes(buffers: impl Iterator<Item = Range<u64>>) -> usize {
     buffers.map(|buffer| index(buffer.end - buffer.start)).sum()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::page::{Dtype, ManifestFields};
+    use crate::{Dtype, ManifestFields};
 
     /// K and V of a page of 32 tokens are 2048 bytes each.
     fn manifest() -> Manifest {

@@ -1,7 +1,7 @@
 //! Which files may appear where.
 
 use super::*;
-use crate::page::{Dtype, ManifestFields, build_header, pack_page, pack_rows};
+use crate::{Dtype, ManifestFields, build_header, pack_page, pack_rows};
 use proptest::prelude::*;
 
 fn manifest() -> Manifest {
@@ -72,7 +72,7 @@ fn accepted_in_pieces_of_any_size() {
 fn a_writer_may_leave_metadata_out() {
     let place = place(0, 0);
     let rows = vec![1; 512];
-    let file = pack_rows(place.geometry(), &rows, 1, &crate::page::Metadata::new()).unwrap();
+    let file = pack_rows(place.geometry(), &rows, 1, &crate::Metadata::new()).unwrap();
     let verified = verify(&place, &file, usize::MAX).unwrap();
     assert_eq!(verified.header.declared, Declared::default());
 }

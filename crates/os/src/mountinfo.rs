@@ -9,11 +9,11 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
 /// The filesystem type that the kernel shows for our mounts.
-pub(crate) const KIND: &str = "fuse.kvfs";
+pub const KIND: &str = "fuse.kvfs";
 
 /// One mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Mount {
+pub struct Mount {
     /// Device number, `major:minor`; all mounts of one session share it.
     pub device: String,
     /// Where it is mounted.
@@ -26,24 +26,24 @@ pub(crate) struct Mount {
 
 impl Mount {
     /// Whether this is one of ours.
-    pub(crate) fn is_kvfs(&self) -> bool {
+    pub fn is_kvfs(&self) -> bool {
         self.kind == KIND
     }
 }
 
 /// All mounts of this mount namespace, in the order in which they were made.
-pub(crate) fn read() -> io::Result<Vec<Mount>> {
+pub fn read() -> io::Result<Vec<Mount>> {
     Ok(parse(&std::fs::read("/proc/self/mountinfo")?))
 }
 
 /// The mount that a path leads to: of several at one mountpoint, the last hides the others.
-pub(crate) fn top_at<'a>(mounts: &'a [Mount], mountpoint: &Path) -> Option<&'a Mount> {
+pub fn top_at<'a>(mounts: &'a [Mount], mountpoint: &Path) -> Option<&'a Mount> {
     mounts.iter().rev().find(|mount| mount.mountpoint == mountpoint)
 }
 
 /// `path` as mountinfo spells it: absolute, without symbolic links. A mountpoint itself is not
 /// touched, because that would hang or fail where its daemon does not answer.
-pub(crate) fn canonical(path: &Path, mounts: &[Mount]) -> io::Result<PathBuf> {
+pub fn canonical(path: &Path, mounts: &[Mount]) -> io::Result<PathBuf> {
     let absolute = std::path::absolute(path)?;
     if let (Some(parent), Some(name)) = (absolute.parent(), absolute.file_name()) {
         // Checked first as it stands: even its parent may lie behind a stuck mount.
@@ -59,7 +59,7 @@ pub(crate) fn canonical(path: &Path, mounts: &[Mount]) -> io::Result<PathBuf> {
 }
 
 /// The kvfs mount at `path`, or the line that says what is there instead.
-pub(crate) fn kvfs_at(path: &Path) -> Result<(Mount, Vec<Mount>), String> {
+pub fn kvfs_at(path: &Path) -> Result<(Mount, Vec<Mount>), String> {
     let mounts = read().map_err(|error| format!("/proc/self/mountinfo: {error}"))?;
     let mountpoint =
         canonical(path, &mounts).map_err(|error| format!("{}: {error}", path.display()))?;
@@ -73,7 +73,7 @@ pub(crate) fn kvfs_at(path: &Path) -> Result<(Mount, Vec<Mount>), String> {
 }
 
 /// The kvfs mount that a path lies in, and the path without symbolic links above it.
-pub(crate) fn kvfs_above(path: &Path) -> Result<(Mount, PathBuf), String> {
+pub fn kvfs_above(path: &Path) -> Result<(Mount, PathBuf), String> {
     let explain = |error: io::Error| format!("{}: {error}", path.display());
     let mounts = read().map_err(|error| format!("/proc/self/mountinfo: {error}"))?;
     let absolute = std::path::absolute(path).map_err(explain)?;

@@ -212,7 +212,7 @@ fn encode_json(value: &Value, out: &mut Vec<u8>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::page::Manifest;
+    use crate::Manifest;
 
     /// A manifest with `fields` added to, or put in the place of, a small valid one.
     fn manifest(fields: &str) -> Manifest {

@@ -2,7 +2,7 @@
 
 use super::tests::{K, P, V, geometry, parse};
 use super::*;
-use crate::page::{Dtype, GeometrySpec};
+use crate::{Dtype, GeometrySpec};
 use proptest::prelude::*;
 
 #[test]

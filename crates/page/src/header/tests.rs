@@ -1,7 +1,7 @@
 //! Which headers are accepted, and what is said about the others.
 
 use super::*;
-use crate::page::{Dtype, GeometrySpec};
+use crate::{Dtype, GeometrySpec};
 
 /// Pages of 2 heads x 64 (K) and 2 x 32 (V) in f16: 1024 and 512 bytes for 4 tokens, no V for
 /// `v_head_dim` 0.
@@ -66,8 +66,8 @@ fn metadata() {
     assert_eq!(
         header.declared,
         Declared {
-            layer: Some(crate::page::Layer(7)),
-            start: Some(crate::page::TokenStart(1024)),
+            layer: Some(crate::Layer(7)),
+            start: Some(crate::TokenStart(1024)),
             sequence: Some("chat".to_owned()),
             ..Declared::default()
         }

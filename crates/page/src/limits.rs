@@ -57,6 +57,6 @@ const _: () = assert!(MAX_FILE_BYTES.is_multiple_of(FILE_ALIGNMENT));
 const _: () = assert!(MAX_FILE_BYTES <= i32::MAX as u64);
 
 /// A byte count inside one page as an index.
-pub(crate) fn index(bytes: u64) -> usize {
+pub fn index(bytes: u64) -> usize {
     usize::try_from(bytes).expect("a page is at most 1 GiB, which every supported usize holds")
 }

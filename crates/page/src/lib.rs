@@ -20,6 +20,8 @@
 //!
 //! Nothing here touches a file, a clock or a thread: bytes come in as slices or through a closure.
 
+#![forbid(unsafe_code)]
+
 pub mod block_map;
 mod check;
 mod checksum;
@@ -46,7 +48,7 @@ pub use checksum::{
 pub use decode::row_f32;
 pub use dtype::Dtype;
 pub use error::PageError;
-pub(crate) use error::escaped;
+pub use error::escaped;
 pub use geometry::{Geometry, GeometrySpec, Layout};
 pub use header::{PageHeader, build_header};
 pub use identity::ModelIdentity;

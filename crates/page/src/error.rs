@@ -108,7 +108,7 @@ pub(super) fn one_line(message: &dyn fmt::Display) -> String {
 }
 
 /// Text without control characters: it cannot fake lines or control a terminal.
-pub(crate) fn escaped(characters: impl Iterator<Item = char>) -> String {
+pub fn escaped(characters: impl Iterator<Item = char>) -> String {
     let mut line = String::new();
     for character in characters {
         if character.is_control() {

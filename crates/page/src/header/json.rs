@@ -8,7 +8,7 @@ use std::marker::PhantomData;
 use serde::Deserialize;
 use serde::de::{self, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-use crate::page::error::{PageError, one_line, quoted};
+use crate::error::{PageError, one_line, quoted};
 
 /// A header: an object of objects.
 pub(super) type Header = BTreeMap<String, BTreeMap<String, Value>>;

@@ -129,8 +129,8 @@ impl<'a> PageView<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::page::geometry::GeometrySpec;
-    use crate::page::{Metadata, build_header};
+    use crate::geometry::GeometrySpec;
+    use crate::{Metadata, build_header};
 
     #[test]
     fn rows_of_both_layouts() {

@@ -1,7 +1,7 @@
 //! Rows survive the way into a page and back, and lie where the shapes say.
 
 use super::*;
-use crate::page::{Dtype, GeometrySpec, Layer, Manifest, ManifestFields, PageHeader, TokenStart};
+use crate::{Dtype, GeometrySpec, Layer, Manifest, ManifestFields, PageHeader, TokenStart};
 
 fn geometry(dtype: Dtype, layout: Layout, v_head_dim: u32) -> Geometry {
     Geometry::new(GeometrySpec {

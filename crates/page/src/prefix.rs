@@ -82,7 +82,7 @@ impl FromStr for PrefixHash {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::page::{Dtype, Manifest, ManifestFields};
+    use crate::{Dtype, Manifest, ManifestFields};
 
     fn tokens(range: std::ops::Range<u32>) -> Vec<u8> {
         range.flat_map(u32::to_le_bytes).collect()
