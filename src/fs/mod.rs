@@ -40,7 +40,6 @@
 
 mod append;
 pub(crate) mod attributes;
-pub(crate) mod classify;
 mod collection;
 mod create;
 mod damage;
@@ -113,6 +112,7 @@ pub use tiers::Tiers;
 pub use verify::Verify;
 
 use crate::observe::Observer;
+use crate::page::classify;
 use crate::store::record::{DirectoryClass, Entry, Inode, InodeId, Kind, Time};
 use crate::store::recovery::{self, Recovered};
 use crate::store::{Store, StoreError, metadata::Life, metadata::Metadata};

@@ -12,7 +12,7 @@
 //! | `limits` | how large may anything be, and why |
 //! | `dtype`, `geometry` | how many bytes, in which shape |
 //! | `manifest`, `identity` | which cache is this, and are two caches interchangeable |
-//! | `names` | which name is a page, a tail, a layer |
+//! | `names`, `classify` | which name is a page, a tail, a layer, and what a name means where it stands |
 //! | `header`, `metadata` | is this file a page of that geometry |
 //! | `checksum` | what are the bytes worth |
 //! | `check` | may this file appear at this place |
@@ -25,6 +25,7 @@
 pub mod block_map;
 mod check;
 mod checksum;
+pub mod classify;
 mod decode;
 mod dtype;
 mod error;

@@ -1,11 +1,32 @@
 //! What a name means by the place where it stands (the tree of the mount).
 
-use crate::page::names::{self, LayerEntry};
-use crate::store::record::DirectoryClass;
+use serde::{Deserialize, Serialize};
+
+use crate::names::{self, LayerEntry};
+
+/// What a directory is for; decided by its place when it is made. Stores keep it on record: variants are
+/// only appended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DirectoryClass {
+    /// The mount's root.
+    Root,
+    /// `models/`
+    Models,
+    /// `models/NAME/`
+    Model,
+    /// `models/NAME/sequences/`
+    Sequences,
+    /// `models/NAME/sequences/NAME/`
+    Sequence,
+    /// `.../sequences/NAME/LAYER/`
+    Layer(u32),
+    /// `files/`, everything below it, and staging directories elsewhere.
+    Plain,
+}
 
 /// What a name for a file means in a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum FileClass {
+pub enum FileClass {
     /// An ordinary file.
     Plain,
     /// A page that starts at this token.
@@ -22,13 +43,13 @@ pub(crate) enum FileClass {
 
 impl FileClass {
     /// The name appears by publishing, not by creating.
-    pub(crate) fn is_sealed(self) -> bool {
+    pub fn is_sealed(self) -> bool {
         matches!(self, FileClass::Page(_) | FileClass::Manifest)
     }
 }
 
 /// What a file of that name would be.
-pub(crate) fn file(parent: DirectoryClass, name: &[u8]) -> FileClass {
+pub fn file(parent: DirectoryClass, name: &[u8]) -> FileClass {
     if names::is_staging(name) {
         return if parent == DirectoryClass::Root { FileClass::Reserved } else { FileClass::Plain };
     }
@@ -51,7 +72,7 @@ pub(crate) fn file(parent: DirectoryClass, name: &[u8]) -> FileClass {
 }
 
 /// What a directory of that name would be; `None` where none can be made.
-pub(crate) fn directory(parent: DirectoryClass, name: &[u8]) -> Option<DirectoryClass> {
+pub fn directory(parent: DirectoryClass, name: &[u8]) -> Option<DirectoryClass> {
     if names::is_staging(name) {
         return (parent != DirectoryClass::Root).then_some(DirectoryClass::Plain);
     }
@@ -79,7 +100,7 @@ pub(crate) fn directory(parent: DirectoryClass, name: &[u8]) -> Option<Directory
 }
 
 /// Whether names come and go there by what the daemon does, so that the kernel must ask anew.
-pub(crate) fn changes_by_itself(class: DirectoryClass) -> bool {
+pub fn changes_by_itself(class: DirectoryClass) -> bool {
     !matches!(class, DirectoryClass::Root | DirectoryClass::Plain)
 }
 
