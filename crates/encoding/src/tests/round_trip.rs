@@ -3,15 +3,15 @@
 use std::io::Cursor;
 use std::process::{Command, Stdio};
 
-use crate::page::{
-    Dtype, Layer, Manifest, ManifestFields, PageHasher, PageIdentity, PagePlace, TokenStart,
-    content_checksum, pack_page,
-};
-use crate::tier::content::ContentHash;
-use crate::tier::encoding::limits::{CHUNK_BYTES, COPY_BYTES};
-use crate::tier::encoding::{
+use crate::content::ContentHash;
+use crate::limits::{CHUNK_BYTES, COPY_BYTES};
+use crate::{
     Encoded, Encoding, EncodingError, Lossless, Stored, Subject, ZstdLevel, decode, decode_local,
     encode,
+};
+use kvfs_page::{
+    Dtype, Layer, Manifest, ManifestFields, PageHasher, PageIdentity, PagePlace, TokenStart,
+    content_checksum, pack_page,
 };
 
 #[path = "../../../../tests/common/skips.rs"]

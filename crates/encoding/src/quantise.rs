@@ -25,7 +25,7 @@ use half::{bf16, f16};
 
 use super::Quantisation;
 use super::filter::Float;
-use crate::page::row_f32;
+use kvfs_page::row_f32;
 
 /// Values in a block.
 pub(super) const BLOCK_VALUES: usize = 32;

@@ -8,7 +8,7 @@ use super::filter::{Filter, Float, as_index};
 use super::limits::{CHUNK_BYTES, COPY_BYTES, SAMPLE_PIECE_BYTES, SAMPLE_STEP_BYTES};
 use super::shuffle::shuffle;
 use super::{Digest, Encoding, EncodingError, Subject, ZstdLevel};
-use crate::page::limits::PAYLOAD_OFFSET;
+use kvfs_page::limits::PAYLOAD_OFFSET;
 
 /// An encoding that loses nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

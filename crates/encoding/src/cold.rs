@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::Encoding;
-use crate::page::Dtype;
+use kvfs_page::Dtype;
 
 /// How hard zstd tries, 1 to 19.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use crate::page::{self, Checksum, PageHasher, PageIdentity};
-use crate::tier::content::{ContentHash, ContentHasher};
+use crate::content::{ContentHash, ContentHasher};
+use kvfs_page::{Checksum, PageHasher, PageIdentity};
 
 /// What the bytes are, which decides what their checksum is bound to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub enum Subject {
 pub struct Digest {
     /// Their name in the tiers.
     pub content: ContentHash,
-    /// What [`ObjectRecord::checksum`](crate::store::record::ObjectRecord) holds for them.
+    /// What the record of an object holds for them.
     pub checksum: Checksum,
 }
 
@@ -37,7 +37,7 @@ pub(super) struct Digester {
 /// Computes the checksum alone.
 #[expect(clippy::large_enum_variant, reason = "there is one per copy, on the stack")]
 pub(super) enum Checksummer {
-    File(page::ContentHasher),
+    File(kvfs_page::ContentHasher),
     Page(PageHasher, PageIdentity),
 }
 
@@ -45,7 +45,7 @@ impl Checksummer {
     /// One that has seen nothing.
     pub(super) fn new(subject: &Subject) -> Checksummer {
         match subject {
-            Subject::File => Checksummer::File(page::ContentHasher::new()),
+            Subject::File => Checksummer::File(kvfs_page::ContentHasher::new()),
             Subject::Page(identity) => Checksummer::Page(PageHasher::new(), *identity),
         }
     }

@@ -3,14 +3,14 @@
 use std::io::Read;
 
 use super::round_trip::{bytes, decoded, encoded, identity, zstd};
-use crate::page::{
-    Dtype, Layer, Manifest, ManifestFields, PagePlace, TokenStart, content_checksum, pack_page,
-};
-use crate::tier::content::ContentHash;
-use crate::tier::encoding::blob::HEADER_BYTES;
-use crate::tier::encoding::{
+use crate::blob::HEADER_BYTES;
+use crate::content::ContentHash;
+use crate::{
     Encoding, EncodingError, Lossless, Quantisation, Quantised, Stored, Subject, ZstdLevel, decode,
     quantise_page,
+};
+use kvfs_page::{
+    Dtype, Layer, Manifest, ManifestFields, PagePlace, TokenStart, content_checksum, pack_page,
 };
 
 /// A small blob of each encoding, with its logical bytes.

@@ -11,8 +11,11 @@
 //! `encode` and `decode` do not know which bytes are the right ones: they return a [`Digest`] of the
 //! logical bytes that passed, and the caller compares it with what it has on record.
 
+#![forbid(unsafe_code)]
+
 mod blob;
 mod cold;
+pub mod content;
 mod decode;
 mod digest;
 mod encode;

@@ -36,8 +36,8 @@ use super::filter::{Filter, Float};
 use super::limits::{CHUNK_ALIGNMENT, CHUNK_BYTES, CHUNK_BYTES_MAX};
 use super::quantise::BLOCK_VALUES;
 use super::{Encoding, EncodingError, Quantisation, ZstdLevel};
-use crate::page::content_checksum;
-use crate::page::limits::PAYLOAD_OFFSET;
+use kvfs_page::content_checksum;
+use kvfs_page::limits::PAYLOAD_OFFSET;
 
 pub(super) const HEADER_BYTES: usize = 48;
 pub(super) const PREFIX_BYTES: usize = 12;

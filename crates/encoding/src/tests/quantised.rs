@@ -4,13 +4,11 @@ use half::{bf16, f16};
 use proptest::prelude::*;
 
 use super::round_trip::decoded;
-use crate::page::{
+use crate::content::ContentHash;
+use crate::{Quantisation, Quantised, Stored, Subject, Unsuitable, Version, decode, quantise_page};
+use kvfs_page::{
     Dtype, Layer, Layout, Manifest, ManifestFields, PageHasher, PagePlace, PageView, TokenStart,
     build_header, pack_page, row_f32,
-};
-use crate::tier::content::ContentHash;
-use crate::tier::encoding::{
-    Quantisation, Quantised, Stored, Subject, Unsuitable, Version, decode, quantise_page,
 };
 
 const BOTH: [Quantisation; 2] = [Quantisation::Q8_0, Quantisation::Q4_0];

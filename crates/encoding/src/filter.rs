@@ -8,8 +8,8 @@ use std::ops::Range;
 use super::quantise;
 use super::shuffle::{shuffle, unshuffle};
 use super::{Encoding, Quantisation};
-use crate::page::Dtype;
-use crate::page::limits::PAYLOAD_OFFSET;
+use kvfs_page::Dtype;
+use kvfs_page::limits::PAYLOAD_OFFSET;
 
 /// The floats that filters know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,7 +11,7 @@ use super::encode::read_until_full;
 use super::filter::{Filter, as_index};
 use super::limits::COPY_BYTES;
 use super::{Digest, Encoding, EncodingError, Subject};
-use crate::page::Checksum;
+use kvfs_page::Checksum;
 
 /// What a blob is on record as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,10 +1,10 @@
 //! A page with fewer bits: a new version of it, never a silent change.
 
-use crate::page::limits::PAYLOAD_OFFSET;
-use crate::page::{
+use crate::content::ContentHash;
+use kvfs_page::limits::PAYLOAD_OFFSET;
+use kvfs_page::{
     Checksum, Declared, PageDigest, PageError, PageHasher, PageHeader, PagePlace, build_header,
 };
-use crate::tier::content::ContentHash;
 
 use super::blob::{BlobWriter, Header};
 use super::filter::{Filter, Float};
