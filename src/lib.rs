@@ -50,8 +50,6 @@ pub mod observe;
 
 pub mod cli;
 
-mod convert;
-
 mod sync;
 
 use kvfs_os as sys;

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use kvfs_formats::slot::Version;
 
 use super::bench::BenchArguments;
 use super::config::{self, Layer, MountConfig, Named};
@@ -18,7 +19,6 @@ use super::scrub::ScrubArguments;
 use super::seq::SeqArguments;
 use super::size::Size;
 use super::slots::SlotsCommand;
-use crate::ggml::slot::Version;
 
 /// A filesystem whose files are the KV cache of language models.
 #[derive(Debug, Parser)]

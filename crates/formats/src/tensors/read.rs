@@ -11,18 +11,18 @@ use safetensors::tensor::{Dtype, TensorInfo};
 use super::header::Header;
 use super::names::{self, Part};
 use super::{MASK, TOKEN_IDS};
-use crate::convert::Rows;
-use crate::page::{Geometry, Layer, LayerKind, Manifest};
+use crate::Rows;
+use kvfs_page::{Geometry, Layer, LayerKind, Manifest};
 
 /// What is taken of a file.
 #[derive(Debug, Default)]
-pub(crate) struct Selection {
+pub struct Selection {
     /// Which sequence of the batch; needed where there are several.
-    pub(crate) batch_row: Option<usize>,
+    pub batch_row: Option<usize>,
     /// Ids that are not in the file.
-    pub(crate) token_ids: Option<Vec<u32>>,
+    pub token_ids: Option<Vec<u32>>,
     /// Tokens that are there, padding and all, where the tensors have room for more.
-    pub(crate) num_tokens: Option<usize>,
+    pub num_tokens: Option<usize>,
 }
 
 /// K or V of one layer.
@@ -40,7 +40,7 @@ struct Tensor {
 
 /// A file whose parts have been found.
 #[derive(Debug)]
-pub(crate) struct Tensors {
+pub struct Tensors {
     file: File,
     /// K, and V unless the model has none.
     layers: Vec<(Tensor, Option<Tensor>)>,
@@ -56,7 +56,7 @@ impl Tensors {
     ///
     /// # Errors
     /// The end of a line that says what is wrong with it, or what to select.
-    pub(crate) fn of(file: File, selection: Selection) -> Result<Self, String> {
+    pub fn of(file: File, selection: Selection) -> Result<Self, String> {
         let header = Header::read(&file)?;
         check_class(&header)?;
         let layers = find_layers(&header)?;
@@ -106,7 +106,7 @@ impl Tensors {
     ///
     /// # Errors
     /// The end of a line that says what does not fit.
-    pub(crate) fn check(&self, manifest: &Manifest) -> Result<(), String> {
+    pub fn check(&self, manifest: &Manifest) -> Result<(), String> {
         let geometry = manifest.geometry();
         let (found, expected) = (self.layers.len(), geometry.num_layers());
         if found != expected as usize {

@@ -4,8 +4,8 @@ use std::io::Write;
 use safetensors::tensor::{Dtype as TensorDtype, View, serialize};
 
 use super::*;
-use crate::convert::Rows;
-use crate::page::{Dtype, Layer, Manifest, ManifestFields};
+use crate::Rows;
+use kvfs_page::{Dtype, Layer, Manifest, ManifestFields};
 
 /// A tensor whose bytes are counted, so that each of them tells where it comes from.
 #[derive(Clone)]

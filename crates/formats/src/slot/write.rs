@@ -7,7 +7,7 @@ use super::{CELL_BYTES, HEAD_BYTES, MAGIC, SESSION_MAGIC, SESSION_VERSION, Versi
 
 /// Where the parts of a slot file are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Layout {
+pub struct Layout {
     head_bytes: u64,
     layers: u64,
     cells: u64,
@@ -17,18 +17,33 @@ pub(crate) struct Layout {
 
 /// What is at a place of a slot file, and how far into it that place is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Part {
+pub enum Part {
     /// What [`Head::write`] writes.
-    Head { at: u64 },
+    Head {
+        /// Bytes into it.
+        at: u64,
+    },
     /// What [`write_tensor_head`] writes.
-    TensorHead { is_v: bool, at: u64 },
+    TensorHead {
+        /// Or of K.
+        is_v: bool,
+        /// Bytes into it.
+        at: u64,
+    },
     /// Rows of K, or V, of a layer.
-    Rows { layer: u32, is_v: bool, at: u64 },
+    Rows {
+        /// Whose they are.
+        layer: u32,
+        /// Or of K.
+        is_v: bool,
+        /// Bytes into them.
+        at: u64,
+    },
 }
 
 impl Layout {
     /// Of a slot with so many ids and cells.
-    pub(crate) fn new(format: &Format, version: Version, ids: u32, cells: u32) -> Self {
+    pub fn new(format: &Format, version: Version, ids: u32, cells: u32) -> Self {
         let cells = u64::from(cells);
         let rotation_bytes = size_of_val(format.rotation_of(version)) as u64;
         Self {
@@ -44,17 +59,17 @@ impl Layout {
     }
 
     /// Bytes of K, or V, of one token of a layer.
-    pub(crate) fn row_bytes(&self, is_v: bool) -> u64 {
+    pub fn row_bytes(&self, is_v: bool) -> u64 {
         self.row_bytes[usize::from(is_v)]
     }
 
     /// Bytes of the file.
-    pub(crate) fn length(&self) -> u64 {
+    pub fn length(&self) -> u64 {
         self.head_bytes + self.layers * (self.tensor_bytes(false) + self.tensor_bytes(true))
     }
 
     /// What is at `offset`, and how many bytes of it follow; nothing behind the end.
-    pub(crate) fn part(&self, offset: u64) -> Option<(Part, u64)> {
+    pub fn part(&self, offset: u64) -> Option<(Part, u64)> {
         let Some(mut at) = offset.checked_sub(self.head_bytes) else {
             return Some((Part::Head { at: offset }, self.head_bytes - offset));
         };
@@ -79,17 +94,22 @@ impl Layout {
 
 /// What stands before all rows.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Head<'a> {
-    pub(crate) version: Version,
-    pub(crate) tokens: &'a [u32],
-    pub(crate) cells: u32,
-    pub(crate) is_transposed: bool,
+pub struct Head<'a> {
+    /// Of the format.
+    pub version: Version,
+    /// Ids of the tokens; one more than cells at most.
+    pub tokens: &'a [u32],
+    /// Tokens that have rows.
+    pub cells: u32,
+    /// Whether V stands as columns.
+    pub is_transposed: bool,
     /// Makes it a session of a model of this architecture.
-    pub(crate) session: Option<&'a str>,
+    pub session: Option<&'a str>,
 }
 
 impl Head<'_> {
-    pub(crate) fn write(&self, to: &mut impl Write, format: &Format) -> io::Result<()> {
+    /// Writes it.
+    pub fn write(&self, to: &mut impl Write, format: &Format) -> io::Result<()> {
         let count = u32::try_from(self.tokens.len()).map_err(io::Error::other)?;
         let (magic, number) = match self.session {
             Some(_) => (SESSION_MAGIC, SESSION_VERSION),
@@ -114,15 +134,13 @@ fn write_numbers(to: &mut impl Write, numbers: impl IntoIterator<Item = u32>) ->
 }
 
 /// Writes what stands before the rows of K, or V, of a layer.
-pub(crate) fn write_tensor_head(
-    to: &mut impl Write, format: &Format, is_v: bool,
-) -> io::Result<()> {
+pub fn write_tensor_head(to: &mut impl Write, format: &Format, is_v: bool) -> io::Result<()> {
     to.write_all(&format.kind.to_le_bytes())?;
     to.write_all(&format.row_bytes[usize::from(is_v)].to_le_bytes())
 }
 
 /// Writes what stands before V of a layer that is transposed, of elements of so many bytes.
-pub(crate) fn write_transposed_head(
+pub fn write_transposed_head(
     to: &mut impl Write, format: &Format, element_bytes: u32,
 ) -> io::Result<()> {
     let elements = format.row_bytes[1] / u64::from(element_bytes);

@@ -18,12 +18,12 @@
 use std::ffi::CStr;
 use std::fmt;
 
-use crate::page::PrefixHash;
+use kvfs_page::PrefixHash;
 
 /// A model's key is this attribute of its directory, for those who may read that.
-pub(crate) const KEY_ATTRIBUTE: &CStr = c"user.kvfs.slot_key";
+pub const KEY_ATTRIBUTE: &CStr = c"user.kvfs.slot_key";
 /// Bytes of a reference. Rows of a page that have less are not referred to.
-pub(crate) const REFERENCE_BYTES: usize = 96;
+pub const REFERENCE_BYTES: usize = 96;
 /// The bytes behind a reference.
 const FILLER: u8 = 0xff;
 
@@ -33,11 +33,11 @@ const TAG_START: usize = REFERENCE_BYTES - HASH_BYTES;
 
 /// What makes references of one model, and recognises them.
 #[derive(Clone)]
-pub(crate) struct Key([u8; 32]);
+pub struct Key([u8; 32]);
 
 impl Key {
     /// The value of [`KEY_ATTRIBUTE`]; nothing, if it is of another length.
-    pub(crate) fn new(bytes: &[u8]) -> Option<Self> {
+    pub fn new(bytes: &[u8]) -> Option<Self> {
         bytes.try_into().ok().map(Self)
     }
 }
@@ -50,21 +50,25 @@ impl fmt::Debug for Key {
 
 /// K or V of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Reference {
-    pub(crate) prefix: PrefixHash,
-    pub(crate) layer: u32,
-    pub(crate) is_v: bool,
-    pub(crate) tokens: u32,
+pub struct Reference {
+    /// Of the page.
+    pub prefix: PrefixHash,
+    /// Whose page it is.
+    pub layer: u32,
+    /// Or K.
+    pub is_v: bool,
+    /// Of a page.
+    pub tokens: u32,
 }
 
 impl Reference {
     /// Bytes of the reference and the filler, where a row has so many.
-    pub(crate) fn filled_bytes(row_bytes: u64) -> u64 {
+    pub fn filled_bytes(row_bytes: u64) -> u64 {
         (REFERENCE_BYTES as u64).div_ceil(row_bytes) * row_bytes + row_bytes
     }
 
     /// Fills `to` with what stands in the place of a page's rows, from byte `at` on.
-    pub(crate) fn write(self, key: &Key, row_bytes: u64, at: u64, to: &mut [u8]) {
+    pub fn write(self, key: &Key, row_bytes: u64, at: u64, to: &mut [u8]) {
         let rest = |end: u64| {
             let rest = usize::try_from(end.saturating_sub(at)).unwrap_or(usize::MAX);
             rest.min(to.len())
@@ -96,7 +100,7 @@ impl Reference {
     ///
     /// # Errors
     /// The end of a line that says why it is none to follow.
-    pub(crate) fn parse(bytes: &[u8], key: &Key) -> Result<Self, &'static str> {
+    pub fn parse(bytes: &[u8], key: &Key) -> Result<Self, &'static str> {
         let bytes = bytes.first_chunk::<REFERENCE_BYTES>().ok_or("a reference is cut off")?;
         let tag: [u8; HASH_BYTES] = std::array::from_fn(|index| bytes[TAG_START + index]);
         // A comparison of two hashes takes as long wherever they differ.
@@ -114,7 +118,7 @@ impl Reference {
 }
 
 /// Whether rows begin with a reference, or are of a page that begins before them.
-pub(crate) fn is_referred(rows: &[u8]) -> bool {
+pub fn is_referred(rows: &[u8]) -> bool {
     let count = rows.len().min(REFERENCE_BYTES);
     rows.starts_with(&MAGIC) || count > 0 && rows[..count].iter().all(|byte| *byte == FILLER)
 }

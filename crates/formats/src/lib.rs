@@ -1,17 +1,21 @@
 //! Caches that other programs keep in one file, as the files of a sequence.
 //!
 //! What such files have in common is [`Rows`]: token ids, and K and V of each layer. llama.cpp's slots and
-//! sessions are read by [`ggml::slot`](crate::ggml::slot), tensors of Hugging Face's shape by [`tensors`].
+//! sessions are read by [`slot`], tensors of Hugging Face's shape by [`tensors`].
 
-pub(crate) mod tensors;
+#![forbid(unsafe_code)]
+
+pub mod slot;
+pub mod tensors;
+mod types;
 
 use std::io;
 
-use crate::page::names::{format_page, format_tail};
-use crate::page::{Layer, Manifest, PageError, PagePlace, TokenStart, pack_page};
+use kvfs_page::names::{format_page, format_tail};
+use kvfs_page::{Layer, Manifest, PageError, PagePlace, TokenStart, pack_page};
 
 /// The cache of one sequence, which fits a model's manifest.
-pub(crate) trait Rows {
+pub trait Rows {
     /// Ids, of which there may be one more than rows: the next one to be computed.
     fn token_ids(&self) -> &[u32];
 
@@ -28,16 +32,20 @@ pub(crate) trait Rows {
 
 /// A file of a sequence: a page, or the rows that fill none.
 #[derive(Debug)]
-pub(crate) struct SequenceFile {
-    pub(crate) layer: Layer,
-    pub(crate) name: String,
-    pub(crate) is_page: bool,
-    pub(crate) bytes: Vec<u8>,
+pub struct SequenceFile {
+    /// Whose rows it has.
+    pub layer: Layer,
+    /// In the directory of the layer.
+    pub name: String,
+    /// Or a tail.
+    pub is_page: bool,
+    /// Its content.
+    pub bytes: Vec<u8>,
 }
 
 /// The files of a sequence with these rows, layer by layer: pages, and a tail where the last one is not
 /// whole.
-pub(crate) fn sequence_files<'a>(
+pub fn sequence_files<'a>(
     rows: &'a dyn Rows, manifest: &'a Manifest,
 ) -> impl Iterator<Item = io::Result<SequenceFile>> + 'a {
     let page_tokens = manifest.geometry().page_tokens();

@@ -1,8 +1,13 @@
+#![allow(
+    clippy::cast_possible_truncation,
+    reason = "offsets of small files, and bytes that count up"
+)]
+
 use std::os::unix::fs::FileExt;
 
 use super::read::PROMPT;
 use super::*;
-use crate::page::{Dtype, ManifestFields};
+use kvfs_page::{Dtype, ManifestFields};
 
 const TOKENS: [u32; 4] = [7, 8, 9, 10];
 

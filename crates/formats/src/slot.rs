@@ -28,19 +28,20 @@ use std::fs::File;
 use std::io::{self, Seek};
 use std::path::Path;
 
-use crate::convert::Rows;
-use crate::page::{Layer, Manifest};
+use crate::Rows;
+use kvfs_page::limits::index;
+use kvfs_page::{Layer, Manifest};
 
 mod format;
 mod read;
-pub(crate) mod reference;
+pub mod reference;
 mod tensor;
 #[cfg(test)]
 mod tests;
 mod write;
 
-pub(crate) use format::Format;
-pub(crate) use write::{Head, Layout, Part, write_tensor_head, write_transposed_head};
+pub use format::Format;
+pub use write::{Head, Layout, Part, write_tensor_head, write_transposed_head};
 
 use format::ToldRotation;
 use read::{Fault, Reader};
@@ -59,7 +60,7 @@ const CELL_BYTES: u64 = 12;
 
 /// `LLAMA_STATE_SEQ_VERSION` of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Version {
+pub enum Version {
     /// ggml 0.25
     Three,
     /// ggml 0.26 and later
@@ -67,9 +68,11 @@ pub(crate) enum Version {
 }
 
 impl Version {
-    pub(crate) const ALL: [Self; 2] = [Self::Three, Self::Four];
+    /// Every version.
+    pub const ALL: [Self; 2] = [Self::Three, Self::Four];
 
-    pub(crate) fn number(self) -> u32 {
+    /// As the file has it.
+    pub fn number(self) -> u32 {
         match self {
             Self::Three => 3,
             Self::Four => 4,
@@ -81,12 +84,13 @@ impl Version {
         (number == SESSION_VERSION).then_some(Self::Three)
     }
 
-    pub(crate) fn of_number(number: u32) -> Option<Self> {
+    /// The version with that number.
+    pub fn of_number(number: u32) -> Option<Self> {
         Self::ALL.into_iter().find(|version| version.number() == number)
     }
 
     /// Ids of a slot with so many cells, of a conversation with so many.
-    pub(crate) fn ids(self, known: u64, cells: u64) -> u64 {
+    pub fn ids(self, known: u64, cells: u64) -> u64 {
         match self {
             // The engine may have had the next token already.
             Self::Three => known.min(cells.saturating_add(1)),
@@ -97,7 +101,7 @@ impl Version {
 
 /// A slot file whose parts have been found.
 #[derive(Debug)]
-pub(crate) struct Slot {
+pub struct Slot {
     file: File,
     version: Option<Version>,
     is_session: bool,
@@ -116,7 +120,7 @@ impl Slot {
     ///
     /// # Errors
     /// The end of a line that says what it is instead of a slot file.
-    pub(crate) fn open(path: &Path) -> Result<Self, String> {
+    pub fn open(path: &Path) -> Result<Self, String> {
         Self::of(File::open(path).map_err(|error| error.to_string())?)
     }
 
@@ -124,7 +128,7 @@ impl Slot {
     ///
     /// # Errors
     /// As [`Slot::open`].
-    pub(crate) fn of(file: File) -> Result<Self, String> {
+    pub fn of(file: File) -> Result<Self, String> {
         let (slot, outcome) = Self::find(file)?;
         outcome.map_err(Fault::into_line)?;
         Ok(slot)
@@ -134,7 +138,7 @@ impl Slot {
     ///
     /// # Errors
     /// The end of a line that says what is wrong with what is there.
-    pub(crate) fn check_beginning(
+    pub fn check_beginning(
         file: File, version: Version, manifest: &Manifest,
     ) -> Result<(), String> {
         let (slot, outcome) = Self::find(file)?;
@@ -171,7 +175,7 @@ impl Slot {
     ///
     /// # Errors
     /// The end of a line that says what to do instead.
-    pub(crate) fn check_form(&self, version: Version) -> Result<(), String> {
+    pub fn check_form(&self, version: Version) -> Result<(), String> {
         if self.is_session {
             return Err(
                 "is a session, not a slot: save one of a sequence, or kvfs import it".into()
@@ -197,7 +201,7 @@ impl Slot {
     ///
     /// # Errors
     /// The end of a line that says what does not fit.
-    pub(crate) fn check(&self, manifest: &Manifest) -> Result<(), String> {
+    pub fn check(&self, manifest: &Manifest) -> Result<(), String> {
         if self.layers.is_none() {
             return Err("has no tokens".to_owned());
         }
@@ -236,8 +240,8 @@ impl Rows for Slot {
         let (k, v) = (&self.k[layer.0 as usize], &self.v[layer.0 as usize]);
         let read = |tensor: &Tensor| tensor.rows(&self.file, self.cells, first, count);
         let (k_rows, v_rows) = (read(k)?, read(v)?);
-        let pairs = k_rows.chunks_exact(k.row_bytes() as usize);
-        let pairs = pairs.zip(v_rows.chunks_exact(v.row_bytes() as usize));
+        let pairs = k_rows.chunks_exact(index(k.row_bytes()));
+        let pairs = pairs.zip(v_rows.chunks_exact(index(v.row_bytes())));
         Ok(pairs.flat_map(|(k, v)| [k, v]).flatten().copied().collect())
     }
 }

@@ -1,8 +1,8 @@
 //! What a slot file must say of its rows for them to be those of a model's pages.
 
 use super::Version;
-use crate::ggml::abi::types;
-use crate::page::{Dtype, Geometry, KvRotation, Manifest};
+use crate::types;
+use kvfs_page::{Dtype, Geometry, KvRotation, Manifest};
 
 /// The engine multiplies K and V of quantised caches with a Hadamard matrix of so many elements, where
 /// heads are a multiple of it; of K with the largest power of two that divides them.
@@ -10,14 +10,14 @@ const ROTATION_MIN: u32 = 64;
 
 /// The rows of a model in slot files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Format {
+pub struct Format {
     pub(super) layers: u32,
     /// The number of the dtype in ggml.
     pub(super) kind: i32,
     /// Bytes of K and of V of one token of a layer.
     pub(super) row_bytes: [u64; 2],
     /// Bytes of an element; nothing where a block of them has one scale.
-    pub(crate) element_bytes: Option<u32>,
+    pub element_bytes: Option<u32>,
     /// Elements of K and of V that are rotated together; 0: none.
     pub(super) rotation: [u32; 2],
     /// Whether the manifest says whether rows are rotated.
@@ -36,7 +36,7 @@ pub(super) enum ToldRotation {
 impl Format {
     /// # Errors
     /// The end of a line about a slot file that says why there can be none.
-    pub(crate) fn new(manifest: &Manifest) -> Result<Self, String> {
+    pub fn new(manifest: &Manifest) -> Result<Self, String> {
         let geometry = manifest.geometry();
         if geometry.v_head_dim() == 0 {
             return Err("has V, the manifest's model has none".to_owned());
@@ -66,7 +66,7 @@ impl Format {
     ///
     /// # Errors
     /// As [`Format::new`].
-    pub(crate) fn of_version(manifest: &Manifest, version: Version) -> Result<Self, String> {
+    pub fn of_version(manifest: &Manifest, version: Version) -> Result<Self, String> {
         let format = Self::new(manifest)?;
         let told = match version {
             Version::Three => ToldRotation::Untold,
@@ -130,7 +130,7 @@ fn rotation(geometry: &Geometry, told: Option<&KvRotation>) -> Result<[u32; 2], 
 mod tests {
     use super::ToldRotation::{Elements, Untold};
     use super::*;
-    use crate::page::ManifestFields;
+    use kvfs_page::ManifestFields;
 
     fn format(dtype: Dtype, head_dim: u32, told: Option<KvRotation>) -> Result<Format, String> {
         let fields = ManifestFields::new("m", dtype, 2, 2, head_dim);

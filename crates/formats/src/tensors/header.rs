@@ -22,7 +22,7 @@ pub(super) struct Header {
 }
 
 /// Whether a file begins as such files do: a length, and the brace of a JSON object.
-pub(crate) fn is_safetensors(file: &File) -> bool {
+pub fn is_safetensors(file: &File) -> bool {
     let mut start = [0; 9];
     let was_read = file.read_exact_at(&mut start, 0).is_ok();
     let [length @ .., brace] = start;
