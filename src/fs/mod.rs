@@ -86,6 +86,7 @@ mod sync;
 mod synchronous;
 mod tiers;
 mod transfer;
+mod turns;
 mod upload;
 mod verify;
 mod views;
@@ -109,6 +110,7 @@ pub use setattr::{NewTime, SetAttributes};
 pub use settle::Awaited;
 pub use synchronous::is_synchronous;
 pub use tiers::Tiers;
+pub use transfer::WriteOutcome;
 pub use verify::Verify;
 
 use crate::observe::Observer;
@@ -122,9 +124,6 @@ use state::State;
 /// Longest name, as on every Linux filesystem.
 pub const NAME_BYTES_MAX: usize = 255;
 
-/// Names that can be sealed at the same time; more than any machine has cores for.
-const SEALING_TURNS: usize = 64;
-
 /// Uncommitted records that may wait in memory, some 250 bytes each: 12 MiB, and as much again
 /// while they are being written out.
 const CHANGES_MAX: usize = 50_000;
@@ -132,7 +131,7 @@ const CHANGES_MAX: usize = 50_000;
 /// being written out.
 const CHANGES_BYTES_MAX: usize = 32 << 20;
 
-/// How file bytes reach the clients.
+/// WriteMode file bytes reach the clients.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum IoMode {
     /// The kernel reads and writes the backing files itself.
@@ -141,7 +140,7 @@ pub enum IoMode {
     Served(String),
 }
 
-/// How requests reach the daemon.
+/// WriteMode requests reach the daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Transport {
     /// Through so many rings of `io_uring`.
@@ -177,8 +176,7 @@ pub struct FileSystem {
     durable_generation: Mutex<u64>,
     /// Signalled whenever a writer's handle is released.
     released: Condvar,
-    /// Which names are being sealed, by a hash of the name.
-    sealing_turns: [Mutex<()>; SEALING_TURNS],
+    sealing_turns: turns::SealingTurns,
     spares: spare::Spares,
     observer: Arc<Observer>,
     io_mode: OnceLock<IoMode>,
@@ -219,7 +217,7 @@ impl FileSystem {
             durable_generation: Mutex::new(0),
             released: Condvar::new(),
             spares: spare::Spares::default(),
-            sealing_turns: [const { Mutex::new(()) }; SEALING_TURNS],
+            sealing_turns: turns::SealingTurns::new(),
             observer,
             io_mode: OnceLock::new(),
             transport: OnceLock::new(),
@@ -258,7 +256,7 @@ impl FileSystem {
         })
     }
 
-    /// How bytes reach the clients; `trial` decides on the first call.
+    /// WriteMode bytes reach the clients; `trial` decides on the first call.
     pub fn io_mode(&self, trial: impl FnOnce() -> IoMode) -> &IoMode {
         self.io_mode.get_or_init(|| {
             let mode = trial();
@@ -316,7 +314,7 @@ impl FileSystem {
         let _ = self.throttle();
     }
 
-    /// How the kernel is told of new names before the operation that made them has answered.
+    /// WriteMode the kernel is told of new names before the operation that made them has answered.
     pub fn on_new_names(&self, ask_anew: AskAnew) {
         let _ = self.ask_anew.set(ask_anew);
     }

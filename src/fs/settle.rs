@@ -28,6 +28,10 @@ pub enum Awaited {
     Local,
     /// The remote.
     Remote,
+    /// Files of the store, which are read to find an answer.
+    Reading,
+    /// Pages that are sealed first: their bytes are hashed or copied.
+    Sealing,
 }
 
 impl FileSystem {
@@ -51,9 +55,10 @@ impl FileSystem {
             let Some(node) = nodes.get_mut(&open.inode) else {
                 return Ok(());
             };
-            if open.writes && !open.flushed {
+            if open.writes {
+                node.writers_flushed += u32::from(!open.flushed);
+                node.release_overdue = false;
                 open.flushed = true;
-                node.writers_flushed += 1;
             }
             match (node.pending.clone(), unsettled.get(&open.inode)) {
                 (Some(place), Some(object)) => (open.inode, place, *object),
@@ -78,6 +83,7 @@ impl FileSystem {
         if closed.writes {
             node.writers -= 1;
             node.writers_flushed -= u32::from(closed.flushed);
+            node.release_overdue = false;
             self.released.notify_all();
         } else {
             node.readers -= 1;
@@ -86,7 +92,10 @@ impl FileSystem {
         let pending: Option<Place> = node.pending.as_deref().cloned();
         if let Some(place) = pending {
             drop(state);
-            self.publish_pending(&place)?;
+            // Where another handle is left, its release does this.
+            if writers == 0 {
+                self.publish_pending(&place)?;
+            }
             return self.state().drop_node_if_idle(id);
         }
         if writers == 0 && state.unsettled.contains_key(&id) && !awaits_rename(&state, id) {
@@ -142,9 +151,11 @@ impl FileSystem {
             }
             return state;
         }
-        self.wait_while(state, id, RELEASE_WAIT_MAX, |node| {
-            node.all_closed() && !node.all_released()
-        })
+        let mut state = self.wait_while(state, id, RELEASE_WAIT_MAX, Node::is_being_released);
+        if let Some(node) = state.nodes.get_mut(&id).filter(|node| node.is_being_released()) {
+            node.release_overdue = true;
+        }
+        state
     }
 
     /// Waits for closed writers and for readers, which may all be open still.

@@ -36,6 +36,9 @@ pub(crate) struct Node {
     /// Those of them whose descriptor was closed at least once: their release is on its way,
     /// unless dup or fork made more descriptors.
     pub(crate) writers_flushed: u32,
+    /// A release was waited for and did not come: dup or fork did make more descriptors. Nobody waits for
+    /// it again until another of them is closed.
+    pub(crate) release_overdue: bool,
     /// The new version that a writer that truncated is making; the old one stays until it is done.
     pub(crate) replacement: Option<ObjectId>,
     /// A page or manifest being written in place: where it will appear.
@@ -65,6 +68,11 @@ impl Node {
     /// No writer's handle is left.
     pub(crate) fn all_released(&self) -> bool {
         self.writers == 0
+    }
+
+    /// Every writer closed a descriptor, and the release of the last one is on its way.
+    pub(crate) fn is_being_released(&self) -> bool {
+        self.all_closed() && !self.all_released() && !self.release_overdue
     }
 
     /// Handles open.

@@ -4,8 +4,13 @@ use std::fs::File;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
 
 use super::{eventually, forks};
+
+/// Longest time for which a request may hold the thread that took it; `KVFS_REQUEST_LIMIT_MS` is another
+/// one, for a slower machine.
+const HELD_MAX: Duration = Duration::from_millis(20);
 
 /// Who moves the bytes of ordinary files and pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +27,8 @@ pub(crate) struct Mount {
     mode: Mode,
     options: Vec<String>,
     environment: Vec<(String, String)>,
+    /// Why requests may hold their thread for long.
+    slow_because: Option<&'static str>,
     daemon: Option<Child>,
     store: PathBuf,
     mountpoint: PathBuf,
@@ -118,6 +125,7 @@ impl Mount {
             mode,
             options: options.iter().map(|&option| option.to_owned()).collect(),
             environment: Vec::new(),
+            slow_because: None,
             daemon: None,
             store,
             mountpoint,
@@ -134,7 +142,7 @@ impl Mount {
         command.stdout(Stdio::null());
         command.envs(self.environment.iter().cloned());
         if std::env::var_os("RUST_LOG").is_none() {
-            command.env("RUST_LOG", "kvfs=info");
+            command.env("RUST_LOG", "kvfs=info,kvfs::fuse::held=debug");
         }
         let mut daemon = forks::spawn(&mut command).unwrap();
         let pid = daemon.id().to_string();
@@ -296,6 +304,24 @@ impl Mount {
         self.environment.push((name.to_owned(), value.to_owned()));
     }
 
+    /// Lets requests hold the thread that took them for longer than a mount may.
+    pub(crate) fn may_be_slow(&mut self, because: &'static str) {
+        self.slow_because = Some(because);
+    }
+
+    /// Fails if a request held the thread that took it, for which everybody else waits.
+    fn check_held(&self) {
+        if self.slow_because.is_some() {
+            return;
+        }
+        let limit = std::env::var("KVFS_REQUEST_LIMIT_MS");
+        let limit = limit.map_or(HELD_MAX, |text| Duration::from_millis(text.parse().unwrap()));
+        let log = self.log();
+        let is_long = |line: &&str| held(line).is_some_and(|held| held > limit);
+        let long: Vec<&str> = log.lines().filter(is_long).collect();
+        assert!(long.is_empty(), "others waited for requests: {long:#?}");
+    }
+
     /// Unmounts and mounts again.
     pub(crate) fn remount(&mut self) {
         assert!(self.unmount().success(), "{}", self.log());
@@ -323,7 +349,19 @@ impl Drop for Mount {
             let _ = daemon.wait();
         }
         detach(&self.mountpoint);
+        if !std::thread::panicking() {
+            self.check_held();
+        }
     }
+}
+
+/// How long a request held its thread, if a line of the log says so (`fuse::held`).
+fn held(line: &str) -> Option<Duration> {
+    let (_, told) = line.split_once(" held its thread for ")?;
+    let digits = told.find(|letter: char| !letter.is_ascii_digit() && letter != '.')?;
+    let (number, unit) = told.split_at(digits);
+    let seconds = if unit.starts_with("ms") { 1e-3 } else { 1.0 };
+    Some(Duration::from_secs_f64(number.parse::<f64>().ok()? * seconds))
 }
 
 fn unmount_command(mountpoint: &Path, lazy: bool) -> Command {
