@@ -87,6 +87,7 @@ mod synchronous;
 mod tiers;
 mod transfer;
 mod turns;
+mod unsettled;
 mod upload;
 mod verify;
 mod views;

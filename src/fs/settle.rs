@@ -21,6 +21,9 @@ const RELEASE_WAIT_MAX: Duration = Duration::from_millis(50);
 /// take the bytes from under a mapping that outlived its descriptor.
 const READER_WAIT_MAX: Duration = Duration::from_millis(20);
 
+/// Files that are settled before others may have the state: some 10 us each.
+const SETTLED_AT_A_TIME: usize = 32;
+
 /// Whom an operation waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Awaited {
@@ -228,12 +231,16 @@ impl FileSystem {
         Ok(())
     }
 
-    /// Settles every file whose last writer or mapping went away unnoticed.
-    pub(super) fn settle_idle(&self, state: &mut State) -> Result<(), FsError> {
-        let candidates: Vec<InodeId> = state.unsettled.keys().copied().collect();
-        for id in candidates {
-            self.settle_if_at_rest(state, id)?;
-            state.drop_node_if_idle(id)?;
+    /// Settles every file whose last writer or mapping went away unnoticed, a few at a time: each takes
+    /// calls of the kernel.
+    pub(super) fn settle_idle(&self) -> Result<(), FsError> {
+        let candidates: Vec<InodeId> = self.state().unsettled.keys().copied().collect();
+        for some in candidates.chunks(SETTLED_AT_A_TIME) {
+            let mut state = self.state();
+            for &id in some {
+                self.settle_if_at_rest(&mut state, id)?;
+                state.drop_node_if_idle(id)?;
+            }
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 //! All of it is guarded by one mutex. Operations take it for microseconds; hashing, copying and
 //! syncing happen outside of it.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 
 use super::FsError;
@@ -11,6 +11,7 @@ use super::attributes::{Attributes, Place};
 use super::extended::LOSSY;
 use super::handle::Handle;
 use super::on_corrupt::Damaged;
+use super::unsettled::Unsettled;
 use crate::ingest::model::Model;
 use crate::store::Store;
 use crate::store::disk::FileStat;
@@ -103,7 +104,7 @@ pub(crate) struct State {
     /// Pages and manifests being written in place, by where they will appear.
     pub(crate) pending: HashMap<Place, Vec<InodeId>>,
     /// Files that somebody may have written to since they were last at rest, and where.
-    pub(crate) unsettled: BTreeMap<InodeId, ObjectId>,
+    pub(crate) unsettled: Unsettled,
     /// Files whose bytes are being sealed under another name: no new writers.
     pub(crate) sealing: HashSet<InodeId>,
     /// Tails that may be full: to be sealed when there is room.
@@ -129,7 +130,7 @@ impl State {
             models: HashMap::new(),
             fresh: HashMap::new(),
             pending: HashMap::new(),
-            unsettled: BTreeMap::new(),
+            unsettled: Unsettled::default(),
             sealing: HashSet::new(),
             full_tails: BTreeSet::new(),
             damaged: Damaged::new(),

@@ -2,8 +2,8 @@
 //!
 //! What counts is the time from the call of an operation to the moment in which its thread is free for the
 //! next request, wherever the rest of the work goes on. A thread that would run and has no core is no
-//! fault of the request: what the kernel counts of that (`schedstat`, its second number, in nanoseconds)
-//! is taken off.
+//! fault of the request: what the kernel counts of that is taken off. The rest is work of its own, and
+//! waiting for a lock or the disk; whose fault waiting is depends on who else runs.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -24,47 +24,58 @@ const WARNED: Duration = Duration::from_secs(1);
 const READ_EVERY: Duration = Duration::from_millis(5);
 
 thread_local! {
-    static WAITING: RefCell<Waiting> = RefCell::new(Waiting::new());
+    static TIMES: RefCell<Times> = RefCell::new(Times::new());
 }
 
-/// How long a thread has waited for a core since it began.
-struct Waiting {
+/// What a thread did since it began (`schedstat`).
+#[derive(Clone, Copy, Debug, Default)]
+struct Spent {
+    /// It ran.
+    working: Duration,
+    /// It would have run and had no core.
+    without_core: Duration,
+}
+
+/// What the calling thread did, as far as it was read.
+struct Times {
     /// Absent where the kernel does not count.
     source: Option<File>,
     /// When it was read last.
     read: Option<Instant>,
-    total: Duration,
+    spent: Spent,
 }
 
-impl Waiting {
-    fn new() -> Waiting {
+impl Times {
+    fn new() -> Times {
         let source = File::open("/proc/thread-self/schedstat").ok();
-        Waiting { source, read: None, total: Duration::ZERO }
+        Times { source, read: None, spent: Spent::default() }
     }
 
-    fn read(&mut self, now: Instant) -> Duration {
-        if let Some(total) = self.source.as_ref().and_then(waited) {
-            self.total = total;
+    fn read(&mut self, now: Instant) -> Spent {
+        if let Some(spent) = self.source.as_ref().and_then(spent) {
+            self.spent = spent;
         }
         self.read = Some(now);
-        self.total
+        self.spent
     }
 
     /// The same, unless it was read a moment ago.
-    fn read_seldom(&mut self, now: Instant) -> Duration {
+    fn read_seldom(&mut self, now: Instant) -> Spent {
         match self.read {
-            Some(read) if now.duration_since(read) < READ_EVERY => self.total,
+            Some(read) if now.duration_since(read) < READ_EVERY => self.spent,
             _ => self.read(now),
         }
     }
 }
 
-/// The second number of a line of three.
-fn waited(source: &File) -> Option<Duration> {
+/// The first two numbers of a line of three, in nanoseconds.
+fn spent(source: &File) -> Option<Spent> {
     let mut line = [0; 96];
     let length = source.read_at(&mut line, 0).ok()?;
     let line = str::from_utf8(&line[..length]).ok()?;
-    line.split_ascii_whitespace().nth(1)?.parse().ok().map(Duration::from_nanos)
+    let mut numbers = line.split_ascii_whitespace().map(|word| word.parse().ok());
+    let mut next = || numbers.next().flatten().map(Duration::from_nanos);
+    Some(Spent { working: next()?, without_core: next()? })
 }
 
 /// A thread that serves a request, until this is dropped.
@@ -72,31 +83,34 @@ pub(super) struct Held<'a> {
     observer: &'a Observer,
     operation: Operation,
     begun: Instant,
-    /// What the thread had waited for a core by then.
-    waited: Duration,
+    /// What the thread had done by then, or a moment before.
+    spent: Spent,
 }
 
 impl<'a> Held<'a> {
     pub(super) fn begin(observer: &'a Observer, operation: Operation) -> Held<'a> {
         let begun = Instant::now();
-        let waited = WAITING.with_borrow_mut(|waiting| waiting.read_seldom(begun));
-        Held { observer, operation, begun, waited }
+        let spent = TIMES.with_borrow_mut(|times| times.read_seldom(begun));
+        Held { observer, operation, begun, spent }
     }
 }
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        let mut held = self.begun.elapsed();
-        if held >= NOTED {
-            let now = Instant::now();
-            let waited = WAITING.with_borrow_mut(|waiting| waiting.read(now));
-            held = held.saturating_sub(waited.saturating_sub(self.waited));
+        let elapsed = self.begun.elapsed();
+        if elapsed < NOTED {
+            return self.observer.held(self.operation, elapsed);
         }
+        let spent = TIMES.with_borrow_mut(|times| times.read(Instant::now()));
+        let held =
+            elapsed.saturating_sub(spent.without_core.saturating_sub(self.spent.without_core));
         self.observer.held(self.operation, held);
-        if held >= WARNED {
-            log::warn!("{} held its thread for {held:.1?}: others waited", self.operation.name());
-        } else if held >= NOTED {
-            log::debug!("{} held its thread for {held:.1?}", self.operation.name());
+        let working = spent.working.saturating_sub(self.spent.working).min(held);
+        let level = if held >= WARNED { log::Level::Warn } else { log::Level::Debug };
+        if held >= NOTED {
+            let (operation, held) = (self.operation.name(), held.as_millis());
+            let working = working.as_millis();
+            log::log!(level, "{operation} held its thread for {held} ms, {working} ms at work");
         }
     }
 }
@@ -126,6 +140,6 @@ mod tests {
         let Ok(line) = line else { return };
         let source = File::open("/proc/thread-self/schedstat").unwrap();
         assert_eq!(line.split_ascii_whitespace().count(), 3, "{line}");
-        assert!(waited(&source).is_some());
+        assert!(spent(&source).is_some());
     }
 }
