@@ -98,9 +98,10 @@ impl Tiers {
 }
 
 impl FileSystem {
-    /// What the store and its remote know each other by; the store's name is made the first time.
+    /// What the store and its remote know each other by; the store's name is made the first time. On
+    /// read-only media it is this mount's alone. Only before the mount answers.
     pub fn remote_identity(&self) -> Result<(StoreId, Option<RemoteId>), FsError> {
-        let mut state = self.state_to_change()?;
+        let mut state = self.state();
         let identity = if let Some(identity) = state.metadata.remote_identity()? {
             identity
         } else {

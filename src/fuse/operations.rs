@@ -57,6 +57,7 @@ impl Operations {
     pub(super) fn make(
         &self, place: Place, node: NewNode, mode: u16, caller: Caller, reply: impl Reply<Entry>,
     ) {
+        let Some(reply) = self.to_change(reply) else { return };
         self.change(move |shared| {
             let found = shared.call(Operation::Make, |fs| fs.make(&place, &node, mode, caller));
             reply.send(found.map(Entry::from));
@@ -64,12 +65,14 @@ impl Operations {
     }
 
     pub(super) fn unlink(&self, place: Place, reply: impl Reply<()>) {
+        let Some(reply) = self.to_change(reply) else { return };
         self.change(move |shared| {
             reply.send(shared.call(Operation::Unlink, |fs| fs.unlink(&place)));
         });
     }
 
     pub(super) fn remove_directory(&self, place: Place, reply: impl Reply<()>) {
+        let Some(reply) = self.to_change(reply) else { return };
         let seals_much = self.fs.replaced_seals_much(&place);
         let answer = move |shared: &Shared| {
             reply.send(shared.call(Operation::Rmdir, |fs| fs.remove_directory(&place)));
@@ -78,6 +81,7 @@ impl Operations {
     }
 
     pub(super) fn rename(&self, from: Place, to: Place, flags: u32, reply: impl Reply<()>) {
+        let Some(reply) = self.to_change(reply) else { return };
         let waits = self.fs.rename_waits(&from, &to);
         let reads_much = self.fs.rename_reads_much(&from, &to);
         let answer = move |shared: &Shared| {
@@ -98,6 +102,7 @@ impl Operations {
     }
 
     pub(super) fn link(&self, inode: InodeId, place: Place, reply: impl Reply<Entry>) {
+        let Some(reply) = self.to_change(reply) else { return };
         let copies_much = self.fs.link_copies_much(inode);
         let answer = move |shared: &Shared| {
             let linked = shared.call(Operation::Link, |fs| fs.link(inode, &place));
@@ -132,6 +137,7 @@ impl Operations {
     pub(super) fn set_attributes(
         &self, inode: InodeId, set: SetAttributes, reply: impl Reply<Shown>,
     ) {
+        let Some(reply) = self.to_change(reply) else { return };
         let answer = move |shared: &Shared| {
             let outcome = shared.call(Operation::SetAttr, |fs| fs.set_attributes(inode, &set));
             reply.send(outcome.map(Shown::from));
@@ -151,6 +157,7 @@ impl Operations {
         &self, (inode, caller): (InodeId, Caller), name: Vec<u8>, value: Vec<u8>, flags: i32,
         reply: impl Reply<()>,
     ) {
+        let Some(reply) = self.to_change(reply) else { return };
         match self.call(Operation::SetXattr, |fs| {
             fs.check_limit(inode, &name, caller)?;
             let dry_run = fs.asks_for_collection(inode, &name, &value)?;
@@ -196,6 +203,9 @@ impl Operations {
     pub(super) fn remove_extended_attribute(
         &self, (inode, caller): (InodeId, Caller), name: &[u8],
     ) -> Result<(), Errno> {
+        if self.is_read_only {
+            return Err(Errno::EROFS);
+        }
         self.call(Operation::RemoveXattr, |fs| {
             fs.check_limit(inode, name, caller)?;
             fs.remove_extended_attribute(inode, name)
@@ -208,6 +218,7 @@ impl Operations {
     pub(super) fn create(
         &self, place: Place, mode: u16, caller: Caller, flags: i32, reply: impl Reply<Made>,
     ) {
+        let Some(reply) = self.to_change(reply) else { return };
         if self.fs.is_behind() {
             return self.later(move |shared| {
                 let created = shared.create_and_open(&place, mode, caller, flags);
@@ -228,6 +239,9 @@ impl Operations {
     ) {
         self.decide_io_mode();
         let reads_only = is_reader(flags);
+        if self.is_read_only && !reads_only && !self.fs.is_question(inode) {
+            return reply.send(Err(Errno::EROFS));
+        }
         if reads_only {
             self.fs.note_use(inode, flags);
         }
