@@ -41,11 +41,14 @@ impl Health {
 impl FileSystem {
     /// How well the mount is now.
     pub(super) fn health(&self) -> Health {
-        let (refusal, commit_failure, damaged_files, lacks_remote) = {
+        let (refusal, commit_failure, damaged_files, lacks_remote, given_up) = {
             let mut state = self.state();
             let damaged_files = state.count_known_damage();
             let lacks_remote = self.lacks_remote(&state);
-            (state.refusal, state.commit_failure.clone(), damaged_files, lacks_remote)
+            let given_up = state.metadata.arrivals.given_up();
+            let given_up = given_up.why().map(|why| (given_up.len(), why.to_owned()));
+            let commit_failure = state.commit_failure.clone();
+            (state.refusal, commit_failure, damaged_files, lacks_remote, given_up)
         };
         let mut reasons = Vec::new();
         if let Some(why) = commit_failure {
@@ -55,6 +58,11 @@ impl FileSystem {
             reasons.push(format!("{damaged_files} files are damaged: see .kvfs/errors"));
         }
         reasons.extend(self.remote_trouble());
+        reasons.extend(
+            given_up.map(|(count, why)| {
+                format!("{count} files cannot be brought into the remote: {why}")
+            }),
+        );
         if lacks_remote {
             let why = "the store has copies in a remote and the mount has none: what only the \
                        remote has cannot be read";

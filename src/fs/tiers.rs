@@ -345,6 +345,15 @@ impl FileSystem {
         line("remote_waiting_files", &waiting.files);
         line("remote_waiting_bytes", &waiting.bytes);
         line("remote_waiting_seconds", &waiting.seconds);
+        {
+            let state = self.state();
+            let given_up = state.metadata.arrivals.given_up();
+            line("remote_given_up_files", &given_up.len());
+            line("remote_given_up_bytes", &given_up.bytes());
+            if let Some(why) = given_up.why() {
+                line("remote_given_up_reason", &why);
+            }
+        }
         line("remote_asked_files", &tiers.wishes.count());
         let names_published = tiers.names_published.load(Ordering::Acquire);
         let is_published = names_published == names_changed;
