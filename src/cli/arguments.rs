@@ -136,7 +136,7 @@ pub(crate) struct MountArguments {
     /// Stay in the foreground and log to standard error
     #[arg(long, short = 'f')]
     foreground: bool,
-    /// Refuse every change
+    /// Refuse every change (a store on read-only media is mounted only so)
     #[arg(long)]
     read_only: bool,
     /// Serve all reads and writes from the daemon

@@ -44,7 +44,10 @@ fn wait_for_remote(mountpoint: &Path, timeout: Option<Duration>) -> Outcome {
         let lacks_names = number("remote_names_published").unwrap_or(0) < wanted;
         let lacking = lacking(&status);
         if lacking.is_none() && !lacks_names {
-            return Ok(Report::default());
+            return Ok(given_up(&status).map_or_else(Report::default, |what| {
+                let text = format!("the remote will not have: {what}\n");
+                Report { text, exit: EXIT_FAILED }
+            }));
         }
         if timeout.is_some_and(|timeout| begin.elapsed() >= timeout) {
             let what = lacking.unwrap_or_else(|| "the latest names".to_owned());
@@ -65,9 +68,28 @@ pub(super) fn lacking(status: &str) -> Option<String> {
     Some(format!("{files} files, {size}, the oldest since {} s", seconds.unwrap_or(0)))
 }
 
+/// What the remote of a mount will not get as it is, in words, and why.
+pub(super) fn given_up(status: &str) -> Option<String> {
+    let number = |key| status_value(status, key).and_then(|text| text.parse::<u64>().ok());
+    let files = number("remote_given_up_files").filter(|files| *files > 0)?;
+    let size = bytes(number("remote_given_up_bytes").unwrap_or(0));
+    let why = status_value(status, "remote_given_up_reason").unwrap_or("unknown");
+    Some(format!("{files} files, {size}: {why}"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_was_given_up_in_words() {
+        let status = "remote_given_up_files: 1\nremote_given_up_bytes: 1024\n\
+                      remote_given_up_reason: the remote: refused it\n";
+        let expected = "1 files, 1.0 KiB: the remote: refused it";
+        assert_eq!(given_up(status).as_deref(), Some(expected));
+        assert_eq!(given_up("remote_given_up_files: 0\n"), None);
+        assert_eq!(given_up("pid: 1\n"), None);
+    }
 
     #[test]
     fn what_is_lacking_in_words() {

@@ -11,8 +11,8 @@ use super::busy;
 use super::output::{Failure, Outcome, Report, note};
 use super::probe::{ANSWER_DEADLINE, Answer, Question, ask, daemon};
 use super::process::Process;
-use super::stale;
 use super::unmount::{How, UnmountError, unmount};
+use super::{stale, sync};
 
 /// Time for the flush before unmounting: 128 GiB at 200 MB/s.
 const FLUSH_DEADLINE: Duration = Duration::from_secs(11 * 60);
@@ -71,13 +71,11 @@ fn alive(mount: &Mount, mounts: &[Mount], status: &str, arguments: &UmountArgume
     let (pid, _) = daemon(status);
     let process = pid.and_then(Process::find);
     flush(mount, arguments.force)?;
-    let lacking = lacking_in_remote(mount);
+    let notes = lacking_in_remote(mount);
     take_away(mount, how(arguments))?;
-    if let Some(lacking) = lacking {
+    for what in notes {
         let place = mount.mountpoint.display();
-        note(&format!(
-            "kvfs: {place}: on this machine's disk only, not yet in the remote: {lacking}"
-        ));
+        note(&format!("kvfs: {place}: on this machine's disk only, {what}"));
     }
     // A bind mount of the same session: its daemon goes on serving the others.
     let shared = mounts.iter().filter(|other| other.device == mount.device).count() > 1;
@@ -114,11 +112,14 @@ fn wait_for_store(mount: &Mount, lazy: bool) -> Outcome {
 }
 
 /// What the remote of a mount does not have, which has just been flushed to the disk.
-fn lacking_in_remote(mount: &Mount) -> Option<String> {
-    match ask(&mount.mountpoint, Question::Status, ANSWER_DEADLINE) {
-        Ok(Answer::Alive(status)) => super::sync::lacking(&status),
-        _ => None,
-    }
+fn lacking_in_remote(mount: &Mount) -> Vec<String> {
+    let Ok(Answer::Alive(status)) = ask(&mount.mountpoint, Question::Status, ANSWER_DEADLINE)
+    else {
+        return Vec::new();
+    };
+    let lacking = sync::lacking(&status).map(|what| format!("not yet in the remote: {what}"));
+    let given_up = sync::given_up(&status).map(|what| format!("never in the remote: {what}"));
+    lacking.into_iter().chain(given_up).collect()
 }
 
 /// The flush comes first, while an error can still be told and the mount is still there.

@@ -34,7 +34,8 @@ impl FileSystem {
         let mut state = if writes { self.state_to_change()? } else { self.state() };
         let inode = state.inode(id)?;
         let object = inode.file().and_then(|file| file.object).ok_or(FsError::Stale)?;
-        let file: Arc<dyn DiskFile> = Arc::from(self.store.open_object(object, Access::ReadWrite)?);
+        let access = if writes || truncates { Access::ReadWrite } else { Access::Read };
+        let file: Arc<dyn DiskFile> = Arc::from(self.store.open_object(object, access)?);
         let handle = state.add_handle(Handle::new(id, writes, Served::Append(Arc::clone(&file))));
         let turn = append_turn(&mut state, id);
         drop(state);

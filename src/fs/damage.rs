@@ -15,7 +15,7 @@ impl FileSystem {
         let Some(tiers) = &self.tiers else {
             return Ok(false);
         };
-        if !self.has_other_copy(object)? {
+        if self.store.is_read_only() || !self.has_other_copy(object)? {
             return Ok(false);
         }
         let work = || {

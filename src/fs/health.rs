@@ -3,6 +3,7 @@
 //! Everything here is looked up when somebody asks, so that a reason goes when its cause does.
 
 use super::FileSystem;
+use super::state::Refusal;
 use crate::store::disk::Space;
 use crate::tier::exchange::Exchange;
 use crate::tier::remote::State as RemoteHealth;
@@ -13,8 +14,8 @@ const FULL_BYTES: u64 = 1 << 20;
 /// How well a mount is.
 #[derive(Debug)]
 pub(super) struct Health {
-    /// The store stopped taking changes.
-    has_failed: bool,
+    /// Why the store takes no changes, if so.
+    refusal: Option<Refusal>,
     /// What is not as it should be.
     pub(super) reasons: Vec<String>,
     /// Files of which no good copy was found.
@@ -23,15 +24,16 @@ pub(super) struct Health {
 
 impl Health {
     pub(super) fn is_ok(&self) -> bool {
-        self.reasons.is_empty() && !self.has_failed
+        self.reasons.is_empty() && self.refusal != Some(Refusal::DiskFailed)
     }
 
     /// The word for it in `.kvfs/status`.
     pub(super) fn word(&self) -> &'static str {
-        match (self.has_failed, self.is_ok()) {
-            (true, _) => "read-only after a disk error",
-            (false, true) => "ok",
-            (false, false) => "degraded",
+        match (self.refusal, self.is_ok()) {
+            (Some(Refusal::DiskFailed), _) => "read-only after a disk error",
+            (_, false) => "degraded",
+            (Some(Refusal::ReadOnlyMedia), true) => "read-only media",
+            (None, true) => "ok",
         }
     }
 }
@@ -39,11 +41,14 @@ impl Health {
 impl FileSystem {
     /// How well the mount is now.
     pub(super) fn health(&self) -> Health {
-        let (has_failed, commit_failure, damaged_files, lacks_remote) = {
+        let (refusal, commit_failure, damaged_files, lacks_remote, given_up) = {
             let mut state = self.state();
             let damaged_files = state.count_known_damage();
             let lacks_remote = self.lacks_remote(&state);
-            (state.failed, state.commit_failure.clone(), damaged_files, lacks_remote)
+            let given_up = state.metadata.arrivals.given_up();
+            let given_up = given_up.why().map(|why| (given_up.len(), why.to_owned()));
+            let commit_failure = state.commit_failure.clone();
+            (state.refusal, commit_failure, damaged_files, lacks_remote, given_up)
         };
         let mut reasons = Vec::new();
         if let Some(why) = commit_failure {
@@ -53,16 +58,22 @@ impl FileSystem {
             reasons.push(format!("{damaged_files} files are damaged: see .kvfs/errors"));
         }
         reasons.extend(self.remote_trouble());
+        reasons.extend(
+            given_up.map(|(count, why)| {
+                format!("{count} files cannot be brought into the remote: {why}")
+            }),
+        );
         if lacks_remote {
             let why = "the store has copies in a remote and the mount has none: what only the \
                        remote has cannot be read";
             reasons.push(why.to_owned());
         }
         match self.store.disk.space() {
+            Ok(_) if self.store.is_read_only() => {}
             Ok(space) => reasons.extend(self.lack_of_space(&space)),
             Err(error) => reasons.push(format!("the disk does not tell its free space: {error}")),
         }
-        Health { has_failed, reasons, damaged_files }
+        Health { refusal, reasons, damaged_files }
     }
 
     fn remote_trouble(&self) -> Option<String> {

@@ -120,7 +120,7 @@ use crate::store::record::{DirectoryClass, Entry, Inode, InodeId, Kind, Time};
 use crate::store::recovery::{self, Recovered};
 use crate::store::{Store, StoreError, metadata::Life, metadata::Metadata};
 use crate::tier::ram::LetGo;
-use state::State;
+use state::{Refusal, State};
 
 /// Longest name, as on every Linux filesystem.
 pub const NAME_BYTES_MAX: usize = 255;
@@ -212,6 +212,7 @@ impl FileSystem {
         let mut state = State::new(metadata);
         state.unsettled.extend(recovered.still_changing.iter().copied());
         state.full_tails.extend(recovered.tails.iter().copied());
+        state.refusal = store.is_read_only().then_some(Refusal::ReadOnlyMedia);
         let file_system = FileSystem {
             store,
             state: Mutex::new(state),
@@ -237,7 +238,9 @@ impl FileSystem {
             scrub: scrub::Scrub::default(),
         };
         file_system.retention.begin(believed);
-        file_system.seal_after_crash();
+        if !file_system.store.is_read_only() {
+            file_system.seal_after_crash();
+        }
         Ok((file_system, recovered))
     }
 
@@ -296,7 +299,7 @@ impl FileSystem {
     /// The state, for an operation that changes something.
     fn state_to_change(&self) -> Result<MutexGuard<'_, State>, FsError> {
         let state = self.state();
-        if state.failed { Err(FsError::ReadOnly) } else { Ok(state) }
+        if state.refusal.is_some() { Err(FsError::ReadOnly) } else { Ok(state) }
     }
 
     /// Commits before changing more when the timer does not keep up: memory stays bounded.

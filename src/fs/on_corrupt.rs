@@ -59,6 +59,8 @@ impl FileSystem {
     fn as_miss(&self, id: InodeId, error: FsError) -> Result<Opened, FsError> {
         match &error {
             FsError::Corrupt if self.has_untried_copy(id)? => Err(FsError::NotFound),
+            // Its name cannot go.
+            FsError::Corrupt if self.store.is_read_only() => Err(FsError::NotFound),
             FsError::Corrupt
             | FsError::Remote(RemoteError::Corrupt(_) | RemoteError::Missing(_)) => {
                 self.give_up(id)?;

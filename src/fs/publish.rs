@@ -176,7 +176,7 @@ impl FileSystem {
             // Its directory went meanwhile, and the file with it.
             return Ok(());
         }
-        if state.failed {
+        if state.refusal.is_some() {
             return Err(FsError::ReadOnly);
         }
         let source = state.inode(id)?;

@@ -257,7 +257,8 @@ impl FileSystem {
     /// from which others leave then.
     fn target(&self, tiers: &Tiers, item: &Item) -> io::Result<Target> {
         let used_bytes = self.ssd_used_bytes();
-        if !tiers.ssd.has_room(used_bytes, item.length)
+        let has_room = !self.store.is_read_only() && tiers.ssd.has_room(used_bytes, item.length);
+        if !has_room
             && let Some(ram) = &self.store.ram
             && let Some(file) = ram.receive(item.object, item.length)?
         {

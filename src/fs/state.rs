@@ -115,8 +115,17 @@ pub(crate) struct State {
     pub(crate) known_damage: Damaged,
     /// Why the last commit failed, if it did, and can be tried again.
     pub(crate) commit_failure: Option<String>,
+    /// Why the store takes no changes, if so.
+    pub(crate) refusal: Option<Refusal>,
+}
+
+/// Why a store takes no changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
     /// The disk failed in a way that makes further changes unsafe.
-    pub(crate) failed: bool,
+    DiskFailed,
+    /// Nothing can be written where the store lies.
+    ReadOnlyMedia,
 }
 
 impl State {
@@ -136,7 +145,7 @@ impl State {
             damaged: Damaged::new(),
             known_damage: Damaged::new(),
             commit_failure: None,
-            failed: false,
+            refusal: None,
         }
     }
 

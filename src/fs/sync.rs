@@ -7,6 +7,7 @@
 use std::io;
 use std::sync::PoisonError;
 
+use super::state::Refusal;
 use super::{FileSystem, FsError};
 use crate::ingest::seal;
 use crate::store::StoreError;
@@ -22,6 +23,10 @@ pub(super) const CHECKSUM_BYTES_MAX: u64 = 1 << 30;
 impl FileSystem {
     /// Makes every change so far durable.
     pub fn commit(&self) -> Result<(), FsError> {
+        if self.store.is_read_only() {
+            // What recovery found out about files is true again at the next mount.
+            return Ok(());
+        }
         self.publish_all_pending(None);
         self.seal_full_tails();
         let has_changes = self.state().metadata.uncommitted() > 0;
@@ -67,6 +72,9 @@ impl FileSystem {
 
     /// The last commit of a mount.
     pub fn commit_and_close(&self) -> Result<(), FsError> {
+        if self.store.is_read_only() {
+            return Ok(());
+        }
         self.drop_spares();
         self.let_go()?;
         self.index_prefixes()?;
@@ -156,7 +164,7 @@ impl FileSystem {
         let is_same = current.is_some_and(|current| {
             current.checksum.is_none() && state.is_settled(object, &current)
         }) && self.store.stat_object(object)?.is_same_content(&before);
-        if is_same && !state.failed {
+        if is_same && state.refusal.is_none() {
             state.metadata.put_object(object, &record);
         }
         Ok(is_same)
@@ -227,7 +235,7 @@ impl FileSystem {
         state.commit_failure = Some(error.to_string());
         if !may_pass(&error) {
             // After a failed fsync nobody knows what the disk holds: no further promises.
-            state.failed = true;
+            state.refusal = Some(Refusal::DiskFailed);
             self.observer.failed(&format!("the store is read-only from now on: {error}"));
         }
         // After its first failure the database refuses everything; who met that one was told of it.

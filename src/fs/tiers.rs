@@ -98,9 +98,10 @@ impl Tiers {
 }
 
 impl FileSystem {
-    /// What the store and its remote know each other by; the store's name is made the first time.
+    /// What the store and its remote know each other by; the store's name is made the first time. On
+    /// read-only media it is this mount's alone. Only before the mount answers.
     pub fn remote_identity(&self) -> Result<(StoreId, Option<RemoteId>), FsError> {
-        let mut state = self.state_to_change()?;
+        let mut state = self.state();
         let identity = if let Some(identity) = state.metadata.remote_identity()? {
             identity
         } else {
@@ -344,6 +345,15 @@ impl FileSystem {
         line("remote_waiting_files", &waiting.files);
         line("remote_waiting_bytes", &waiting.bytes);
         line("remote_waiting_seconds", &waiting.seconds);
+        {
+            let state = self.state();
+            let given_up = state.metadata.arrivals.given_up();
+            line("remote_given_up_files", &given_up.len());
+            line("remote_given_up_bytes", &given_up.bytes());
+            if let Some(why) = given_up.why() {
+                line("remote_given_up_reason", &why);
+            }
+        }
         line("remote_asked_files", &tiers.wishes.count());
         let names_published = tiers.names_published.load(Ordering::Acquire);
         let is_published = names_published == names_changed;

@@ -102,18 +102,20 @@ impl FileSystem {
         Ok(batch)
     }
 
-    /// An object could not be uploaded: it is tried again, unless that cannot help. Returns the
-    /// error if it concerns the remote.
+    /// An object could not be uploaded: it is tried again, or given up if that cannot help. Returns the
+    /// error if everything else has to wait as well.
     fn not_uploaded(&self, id: InodeId, item: &Item, error: RemoteError) -> Option<RemoteError> {
         match &error {
             // Somebody changed or removed the file meanwhile; it will arrive again.
             RemoteError::Local(cause) if cause.kind() == io::ErrorKind::NotFound => None,
             RemoteError::Local(cause) if cause.kind() == io::ErrorKind::InvalidData => {
                 log::warn!("object {} was not uploaded: {error}", item.object);
+                self.state().metadata.arrivals.give_up(id, error.to_string());
                 None
             }
             RemoteError::Corrupt(_) | RemoteError::Other(_) => {
                 self.observer.failed(&format!("object {} was not uploaded: {error}", item.object));
+                self.state().metadata.arrivals.give_up(id, error.to_string());
                 None
             }
             _ => {

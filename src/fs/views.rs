@@ -8,6 +8,7 @@ use super::attributes::{Attributes, Place};
 use super::handle::{Handle, Served};
 use super::list::Listed;
 use super::open::{Caching, Opened, OpenedBy};
+use super::state::Refusal;
 use super::{FileSystem, FsError, IoMode, Transport};
 use crate::store::quarantine;
 use crate::store::record::{InodeId, Time};
@@ -103,7 +104,11 @@ impl FileSystem {
     fn status(&self) -> String {
         let (totals, held, handles, uncommitted) = {
             let state = self.state();
-            let uncommitted = state.metadata.not_durable() + state.unsettled.len();
+            // On read-only media only what recovery found out, which is true again at the next mount.
+            let uncommitted = match state.refusal {
+                Some(Refusal::ReadOnlyMedia) => 0,
+                _ => state.metadata.not_durable() + state.unsettled.len(),
+            };
             (state.metadata.totals, state.nodes.len(), state.handles.len(), uncommitted)
         };
         let passthrough = match self.io_mode.get() {

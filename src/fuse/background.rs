@@ -90,15 +90,25 @@ pub(super) fn start_threads(
     options: &MountOptions, file_system: &Arc<FileSystem>,
     (notifier, invalidations): (Notifier, Receiver<Invalidation>), stopped: &Receiver<()>,
 ) -> Result<Vec<JoinHandle<()>>, MountError> {
+    let mut threads = vec![start("kvfs-notify", {
+        let stopped = stopped.clone();
+        move || notify(&notifier, &invalidations, &stopped)
+    })?];
+    if !file_system.store().is_read_only() {
+        threads.extend(start_changing(options, file_system, stopped)?);
+    }
+    Ok(threads)
+}
+
+/// What changes the store, now and then.
+fn start_changing(
+    options: &MountOptions, file_system: &Arc<FileSystem>, stopped: &Receiver<()>,
+) -> Result<Vec<JoinHandle<()>>, MountError> {
     Ok(vec![
         start("kvfs-commit", {
             let (file_system, interval) = (Arc::clone(file_system), options.commit_interval);
             let stopped = stopped.clone();
             move || commit_regularly(&file_system, interval, &stopped)
-        })?,
-        start("kvfs-notify", {
-            let stopped = stopped.clone();
-            move || notify(&notifier, &invalidations, &stopped)
         })?,
         start("kvfs-spares", {
             let (file_system, stopped) = (Arc::clone(file_system), stopped.clone());

@@ -88,9 +88,8 @@ fn session_config(options: &MountOptions) -> Config {
         MountOption::NoDev,
         MountOption::NoSuid,
     ];
-    if options.read_only {
-        config.mount_options.push(MountOption::RO);
-    }
+    // Not RO where changes are refused: the kernel would refuse to have a question written to
+    // `prefixes/match` as well.
     for option in &options.kernel_options {
         config.mount_options.push(match option.as_str() {
             "noexec" => MountOption::NoExec,

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use crossbeam_channel::Sender;
+use fuser::Errno;
 
+use super::answer::Reply;
 use super::shared::Shared;
 use super::slow::Job;
 use crate::fs::Awaited;
@@ -36,6 +38,15 @@ impl Operations {
     pub(super) fn new(shared: Arc<Shared>, pools: Pools) -> Operations {
         let Pools { slow, fetches, asks, bulk, saves } = pools;
         Operations { shared, slow, fetches, asks, bulk, saves }
+    }
+
+    /// Refuses a change where clients may make none. Gives the way of the answer back if they may.
+    pub(super) fn to_change<T, R: Reply<T>>(&self, reply: R) -> Option<R> {
+        if self.is_read_only {
+            reply.send(Err(Errno::EROFS));
+            return None;
+        }
+        Some(reply)
     }
 
     /// Runs what copies or hashes much of a file.

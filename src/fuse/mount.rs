@@ -63,7 +63,7 @@ pub struct MountOptions {
     pub mountpoint: PathBuf,
     /// Let other users in; their permissions are checked either way.
     pub allow_other: bool,
-    /// Refuse changes.
+    /// Refuse changes that clients ask for.
     pub read_only: bool,
     /// Whether the kernel reads and writes files itself.
     pub passthrough: Passthrough,
@@ -201,9 +201,13 @@ pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountEr
     let mut store = Store::open_or_create(&options.store)?;
     // What a rebuild sees of manifests is remembered by the store that it makes.
     let numbers = Arc::new(Numbers::default());
+    if !options.read_only {
+        store.check_writable()?;
+    }
     remote::prepare(options, &store, &numbers)?;
     let counters = Counters::default();
-    if options.ram_bytes > 0 && !options.read_only {
+    // What is encoded, or elsewhere, can be nowhere else on read-only media.
+    if options.ram_bytes > 0 && (!options.read_only || store.is_read_only()) {
         let ram = RamTier::open(options.ram_bytes, counters.clone()).map_err(MountError::Memory)?;
         store.ram = Some(Arc::new(ram));
     }
@@ -217,7 +221,7 @@ pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountEr
     let mover = remote::attach_tiers(options, &mut file_system, &counters, &numbers)?;
     show_metrics(&file_system, &counters);
     let file_system = Arc::new(file_system);
-    let shared = Arc::new(Shared::new(Arc::clone(&file_system), options.passthrough));
+    let shared = Arc::new(Shared::new(Arc::clone(&file_system), options));
     let let_go = {
         let shared = Arc::downgrade(&shared);
         LetGo(Arc::new(move |inode| {

@@ -70,6 +70,7 @@ impl Operations {
         &self, place: Place, node: NewNode, mode: u16, caller: Caller, reply: impl Reply<Entry>,
     ) {
         let _held = self.held(Operation::Make);
+        let Some(reply) = self.to_change(reply) else { return };
         self.change(move |shared| {
             let found = shared.call(Operation::Make, |fs| fs.make(&place, &node, mode, caller));
             reply.send(found.map(Entry::from));
@@ -78,6 +79,7 @@ impl Operations {
 
     pub(super) fn unlink(&self, place: Place, reply: impl Reply<()>) {
         let _held = self.held(Operation::Unlink);
+        let Some(reply) = self.to_change(reply) else { return };
         self.change(move |shared| {
             reply.send(shared.call(Operation::Unlink, |fs| fs.unlink(&place)));
         });
@@ -85,6 +87,7 @@ impl Operations {
 
     pub(super) fn remove_directory(&self, place: Place, reply: impl Reply<()>) {
         let _held = self.held(Operation::Rmdir);
+        let Some(reply) = self.to_change(reply) else { return };
         let awaited = self.fs.replacing_waits(&place);
         let answer = move |shared: &Shared| {
             reply.send(shared.call(Operation::Rmdir, |fs| fs.remove_directory(&place)));
@@ -94,6 +97,7 @@ impl Operations {
 
     pub(super) fn rename(&self, from: Place, to: Place, flags: u32, reply: impl Reply<()>) {
         let _held = self.held(Operation::Rename);
+        let Some(reply) = self.to_change(reply) else { return };
         let awaited = self.fs.rename_waits(&from, &to).or_else(|| self.fs.rename_reads(&from, &to));
         let answer = move |shared: &Shared| {
             let outcome = shared.call(Operation::Rename, |fs| fs.rename(&from, &to, flags));
@@ -110,6 +114,7 @@ impl Operations {
 
     pub(super) fn link(&self, inode: InodeId, place: Place, reply: impl Reply<Entry>) {
         let _held = self.held(Operation::Link);
+        let Some(reply) = self.to_change(reply) else { return };
         let copies = self.fs.link_copies_much(inode).then_some(Awaited::Sealing);
         let awaited = copies.or_else(|| self.fs.making_waits(&place));
         let answer = move |shared: &Shared| {
@@ -149,6 +154,7 @@ impl Operations {
         &self, inode: InodeId, set: SetAttributes, reply: impl Reply<Shown>,
     ) {
         let _held = self.held(Operation::SetAttr);
+        let Some(reply) = self.to_change(reply) else { return };
         let answer = move |shared: &Shared| {
             let outcome = shared.call(Operation::SetAttr, |fs| fs.set_attributes(inode, &set));
             reply.send(outcome.map(Shown::from));
@@ -170,6 +176,7 @@ impl Operations {
         reply: impl Reply<()>,
     ) {
         let _held = self.held(Operation::SetXattr);
+        let Some(reply) = self.to_change(reply) else { return };
         match self.call(Operation::SetXattr, |fs| {
             fs.check_limit(inode, &name, caller)?;
             let dry_run = fs.asks_for_collection(inode, &name, &value)?;
@@ -228,6 +235,7 @@ impl Operations {
         &self, place: Place, mode: u16, caller: Caller, flags: i32, reply: impl Reply<Made>,
     ) {
         let _held = self.held(Operation::Create);
+        let Some(reply) = self.to_change(reply) else { return };
         let behind = self.fs.is_behind().then_some(Awaited::Local);
         if let Some(awaited) = self.fs.making_waits(&place).or(behind) {
             return self.beside(awaited, move |shared| {
@@ -250,6 +258,9 @@ impl Operations {
         let _held = self.held(Operation::Open);
         self.decide_io_mode();
         let reads_only = is_reader(flags);
+        if self.is_read_only && !reads_only && !self.fs.is_question(inode) {
+            return reply.send(Err(Errno::EROFS));
+        }
         if reads_only {
             self.fs.note_use(inode, flags);
         }

@@ -10,7 +10,7 @@ use fuser::{Errno, FopenFlags, Notifier};
 use super::convert::errno;
 use super::held::Held;
 use super::linger::Linger;
-use super::mount::Passthrough;
+use super::mount::{MountOptions, Passthrough};
 use super::passthrough::{Backing, Backings, trial};
 use crate::fs::{Caching, FileSystem, FsError, IoMode, Opened};
 use crate::observe::Operation;
@@ -22,6 +22,8 @@ pub(super) struct Shared {
     pub(super) fs: Arc<FileSystem>,
     pub(super) backings: Backings,
     passthrough: Passthrough,
+    /// Clients may change nothing.
+    pub(super) is_read_only: bool,
     /// The connection to the kernel; set before the first request.
     device: OnceLock<Arc<OwnedFd>>,
     /// Set before the first request.
@@ -30,10 +32,11 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub(super) fn new(fs: Arc<FileSystem>, passthrough: Passthrough) -> Shared {
+    pub(super) fn new(fs: Arc<FileSystem>, options: &MountOptions) -> Shared {
+        let (passthrough, is_read_only) = (options.passthrough, options.read_only);
         let (backings, linger) = (Backings::default(), Linger::new(Arc::clone(&fs)));
         let (device, notifier) = (OnceLock::new(), OnceLock::new());
-        Shared { fs, backings, passthrough, device, notifier, linger }
+        Shared { fs, backings, passthrough, is_read_only, device, notifier, linger }
     }
 
     /// Takes the connection to the kernel.

@@ -22,6 +22,44 @@ pub(crate) struct Arrivals {
     /// All of them, those that came first at the beginning.
     by_time: BTreeSet<(SystemTime, InodeId)>,
     bytes: u64,
+    given_up: GivenUp,
+}
+
+/// Files that the remote will not get as they are: trying again does not help.
+#[derive(Debug, Default)]
+pub(crate) struct GivenUp {
+    files: BTreeMap<InodeId, u64>,
+    bytes: u64,
+    /// Why, of the last one.
+    why: String,
+}
+
+impl GivenUp {
+    fn insert(&mut self, id: InodeId, bytes: u64, why: String) {
+        self.remove(id);
+        self.files.insert(id, bytes);
+        self.bytes += bytes;
+        self.why = why;
+    }
+
+    fn remove(&mut self, id: InodeId) {
+        self.bytes -= self.files.remove(&id).unwrap_or(0);
+    }
+
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.files.len()
+    }
+
+    /// Their bytes.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Why the last of them was given up, if there is one.
+    pub(crate) fn why(&self) -> Option<&str> {
+        (!self.files.is_empty()).then_some(&self.why)
+    }
 }
 
 impl Arrivals {
@@ -43,6 +81,7 @@ impl Arrivals {
 
     /// The file does not wait any more. Since when it did.
     pub(crate) fn remove(&mut self, id: InodeId) -> Option<SystemTime> {
+        self.given_up.remove(id);
         let known = self.waiting.remove(&id).or_else(|| self.taken.remove(&id))?;
         self.by_time.remove(&(known.since, id));
         self.bytes -= known.bytes;
@@ -61,6 +100,18 @@ impl Arrivals {
         if let Some(arrival) = self.taken.remove(&id) {
             self.waiting.insert(id, arrival);
         }
+    }
+
+    /// One that is under way will not arrive, unless it begins anew.
+    pub(crate) fn give_up(&mut self, id: InodeId, why: String) {
+        let Some(bytes) = self.taken.get(&id).map(|arrival| arrival.bytes) else { return };
+        self.remove(id);
+        self.given_up.insert(id, bytes, why);
+    }
+
+    /// Those that were given up.
+    pub(crate) fn given_up(&self) -> &GivenUp {
+        &self.given_up
     }
 
     /// Of those under way only these still are.
@@ -92,6 +143,23 @@ impl Arrivals {
 mod tests {
     use super::*;
     use std::time::Duration;
+
+    #[test]
+    fn what_was_given_up_does_not_wait() {
+        let mut arrivals = Arrivals::default();
+        arrivals.insert(InodeId(7), 100);
+        arrivals.give_up(InodeId(7), "nobody tried".to_owned());
+        assert_eq!((arrivals.len(), arrivals.given_up().len()), (1, 0));
+        arrivals.take();
+        arrivals.give_up(InodeId(7), "refused".to_owned());
+        let given_up = arrivals.given_up();
+        assert_eq!((arrivals.len(), given_up.len(), given_up.bytes()), (0, 1, 100));
+        assert_eq!(given_up.why(), Some("refused"));
+        // It changed, or went.
+        arrivals.insert(InodeId(7), 50);
+        assert_eq!((arrivals.len(), arrivals.bytes()), (1, 50));
+        assert_eq!((arrivals.given_up().bytes(), arrivals.given_up().why()), (0, None));
+    }
 
     #[test]
     fn what_is_under_way_still_counts() {

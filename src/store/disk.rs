@@ -185,6 +185,10 @@ impl Space {
 
 /// A disk that holds one store.
 pub trait Disk: Debug + Send + Sync {
+    /// Whether nothing can be written to it, ever: it is no disk that failed.
+    fn is_read_only(&self) -> bool {
+        false
+    }
     /// Creates a file, readable and writable by the owner alone; an existing one is an error.
     fn create(&self, path: &DiskPath) -> io::Result<Box<dyn DiskFile>>;
     /// Opens an existing file.

@@ -73,8 +73,11 @@ pub fn lock_file(path: &Path) -> PathBuf {
     path.join("FORMAT")
 }
 
-/// Takes the store's lock.
-pub fn lock(path: &Path) -> Result<Lock, StoreError> {
+/// Takes the store's lock. Where nothing can be written, everybody may read at the same time; a network
+/// filesystem would not give a lock of the other kind for a file that is open for reading.
+pub fn lock(path: &Path, is_read_only: bool) -> Result<Lock, StoreError> {
+    let kind =
+        if is_read_only { FlockArg::LockSharedNonblock } else { FlockArg::LockExclusiveNonblock };
     let file = match File::open(lock_file(path)) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -82,7 +85,7 @@ pub fn lock(path: &Path) -> Result<Lock, StoreError> {
         }
         Err(error) => return Err(error.into()),
     };
-    match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+    match Flock::lock(file, kind) {
         Ok(file) => Ok(Lock { _file: file }),
         Err((_, nix::errno::Errno::EAGAIN)) => Err(StoreError::Locked(path.to_owned())),
         Err((_, error)) => Err(io::Error::from(error).into()),

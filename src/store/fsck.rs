@@ -95,6 +95,9 @@ pub struct Report {
 pub fn run(
     store: &Store, options: &FsckOptions, progress: &dyn Fn(u64, u64),
 ) -> Result<Report, StoreError> {
+    if options.repair {
+        store.check_writable()?;
+    }
     let (records, sound) = match open(store, options) {
         Ok(opened) => opened,
         Err(error) if is_lost(&error) => return Ok(unreadable(&error)),
@@ -126,6 +129,7 @@ pub fn run(
 pub fn rebuild(
     store: &Store, progress: &dyn Fn(u64, u64),
 ) -> Result<(Rebuilt, Report), StoreError> {
+    store.check_writable()?;
     match open(store, &FsckOptions::default()) {
         Err(error) if is_lost(&error) => {}
         Err(error) => return Err(error),

@@ -51,6 +51,12 @@ impl LocalDisk {
         LocalDisk { root }
     }
 
+    /// Whether the directory is on a filesystem that is mounted for reading.
+    pub(super) fn is_on_read_only_media(&self) -> io::Result<bool> {
+        let stat = nix::sys::statvfs::fstatvfs(&self.root)?;
+        Ok(stat.flags().contains(nix::sys::statvfs::FsFlags::ST_RDONLY))
+    }
+
     fn openat(&self, path: &Path, flags: OFlag, mode: Mode) -> io::Result<File> {
         crate::sys::open_beneath(&self.root, path, flags, mode)
     }

@@ -28,6 +28,7 @@ pub mod local_disk;
 pub(crate) mod metadata;
 mod overlay;
 pub mod quarantine;
+mod read_only_disk;
 pub mod record;
 mod records;
 pub mod recovery;
@@ -60,6 +61,8 @@ pub enum StoreError {
     MetadataMissing(PathBuf),
     /// The metadata was to be made anew, but can be read.
     MetadataSound(PathBuf),
+    /// Nothing can be written where it lies.
+    ReadOnlyMedia(PathBuf),
     /// The numbers for inodes and objects are used up.
     Full,
     /// The database failed.
@@ -96,6 +99,12 @@ impl std::fmt::Display for StoreError {
                 "{} can be read, so kvfs fsck --repair is what to run: --rebuild would forget names, \
                  attributes and links (move the file away to insist)",
                 path.join("meta.redb").display()
+            ),
+            StoreError::ReadOnlyMedia(path) => write!(
+                formatter,
+                "the store {} is on a read-only filesystem: mount it with --read-only, check it with \
+                 kvfs fsck and nothing else, or copy it to where it can be written",
+                path.display()
             ),
             StoreError::Full => formatter.write_str("the store has used up its numbers"),
             StoreError::Database(error) => write!(formatter, "meta.redb: {error}"),
@@ -166,8 +175,14 @@ impl Store {
 
     /// Opens an existing store and locks it.
     pub fn open(path: &Path) -> Result<Store, StoreError> {
-        let lock = format::lock(path)?;
-        let disk = Arc::new(local_disk::LocalDisk::open(path)?);
+        let local = local_disk::LocalDisk::open(path)?;
+        let is_read_only = local.is_on_read_only_media()?;
+        let lock = format::lock(path, is_read_only)?;
+        let disk: Arc<dyn Disk> = if is_read_only {
+            Arc::new(read_only_disk::ReadOnlyDisk::new(local))
+        } else {
+            Arc::new(local)
+        };
         format::check(disk.as_ref(), path)?;
         let (path, lock) = (path.to_owned(), Arc::new(lock));
         Ok(Store { disk, ram: None, path, lock, thinned: Arc::default() })
@@ -176,6 +191,16 @@ impl Store {
     /// Where the store is.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Whether nothing can be written where the store lies.
+    pub fn is_read_only(&self) -> bool {
+        self.disk.is_read_only()
+    }
+
+    /// Refuses a store that cannot be changed.
+    pub fn check_writable(&self) -> Result<(), StoreError> {
+        if self.is_read_only() { Err(StoreError::ReadOnlyMedia(self.path.clone())) } else { Ok(()) }
     }
 
     /// The database in `storage`, which keeps the store locked until it is closed.
@@ -191,6 +216,10 @@ impl Store {
         if !self.has_metadata()? {
             if self.has_objects()? {
                 return Err(StoreError::MetadataMissing(self.path.clone()));
+            }
+            if self.is_read_only() {
+                // The store was made and never mounted: it is empty.
+                return Ok(self.database(Box::new(redb::backends::InMemoryBackend::new())));
             }
             self.remove_if_there(&DiskPath::MetadataStaging)?;
             let storage = self.disk.database(&DiskPath::MetadataStaging)?;

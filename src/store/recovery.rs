@@ -27,14 +27,14 @@ pub struct Recovered {
     pub still_changing: Vec<(InodeId, ObjectId)>,
 }
 
-/// Steps 1 and 2.
+/// Steps 1 and 2. On read-only media the first is left to whoever can write there.
 pub(crate) fn recover(store: &Store, metadata: &mut Metadata) -> Result<Recovered, StoreError> {
     let mut recovered = Recovered::default();
-    for name in store.disk.list(DiskDirectory::Staging)? {
-        if let Some(path) = DiskPath::staged(&name) {
-            store.disk.remove(&path)?;
-            recovered.staging_removed += 1;
-        }
+    let staged =
+        if store.is_read_only() { Vec::new() } else { store.disk.list(DiskDirectory::Staging)? };
+    for path in staged.iter().filter_map(|name| DiskPath::staged(name)) {
+        store.disk.remove(&path)?;
+        recovered.staging_removed += 1;
     }
     let mut unsettled = Vec::new();
     metadata.scan_table::<()>(b'U', |key, ()| {

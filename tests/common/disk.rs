@@ -76,6 +76,16 @@ impl SmallDisk {
         succeed(Command::new("mount").args(["-o", "remount,abort"]).arg(&self.mountpoint));
     }
 
+    /// Unmounts it, and mounts it again with an option: `ro` or `rw`.
+    pub(crate) fn remount(&self, option: &str) {
+        eventually("the disk not to be busy", || {
+            output(Command::new("umount").arg(&self.mountpoint)).status.success().then_some(())
+        });
+        let options = format!("loop,{option}");
+        let mut mount = Command::new("mount");
+        succeed(mount.args(["-o", &options]).arg(&self.image).arg(&self.mountpoint));
+    }
+
     /// Takes all the space that is left.
     pub(crate) fn fill_up(&self) -> PathBuf {
         let ballast = self.mountpoint.join("ballast");

@@ -1,6 +1,8 @@
 //! Pages of equal bytes are stored once, unless somebody could tell.
 
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::fs::Permissions;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use crate::common::sys::{getxattr, open, rename, set_modified, setxattr, write_and_close};
@@ -10,20 +12,30 @@ use crate::writer::Sequence;
 in_both_modes!(
     the_same_page_of_two_sequences_is_one_file,
     a_page_that_somebody_could_tell_apart_stays_apart,
+    a_page_of_another_owner_or_group_stays_apart,
+    a_page_with_a_time_of_its_own_stays_apart,
     sharing_ends_with_a_name,
     rows_that_fill_a_page_share_it_too,
     sharing_outlives_the_daemon,
 );
 
-fn inode(path: impl AsRef<std::path::Path>) -> u64 {
+fn inode(path: impl AsRef<Path>) -> u64 {
     path.as_ref().metadata().unwrap().ino()
 }
 
 /// Writes a page under a temporary name and renames it.
-fn publish(mount: &Mount, model: &Model, sequence: &str, seed: u64) -> std::path::PathBuf {
+fn publish(mount: &Mount, model: &Model, sequence: &str, seed: u64) -> PathBuf {
+    publish_changed(mount, model, sequence, seed, |_| {})
+}
+
+/// The same, with a change to the file before it is renamed.
+fn publish_changed(
+    mount: &Mount, model: &Model, sequence: &str, seed: u64, change: impl Fn(&Path),
+) -> PathBuf {
     let path = model.page_path(mount, sequence, 0, 0);
     let temporary = path.with_extension("tmp");
     write_and_close(&temporary, &model.page(0, 0, seed)).unwrap();
+    change(&temporary);
     rename(temporary, &path).unwrap();
     path
 }
@@ -64,35 +76,84 @@ fn the_same_page_of_two_sequences_is_one_file(mode: Mode) {
     assert_eq!(one.metadata().unwrap().nlink(), 3);
 }
 
+/// What somebody may do to a page before it gets its name, and how everybody can see it then.
+struct Peculiarity {
+    name: &'static str,
+    give: fn(&Path),
+    is_there: fn(&Path) -> bool,
+}
+
+/// Each with bytes of its own: a page is compared with the last one that was noted for its bytes.
+fn stays_apart(mount: &Mount, model: &Model, seed: u64, peculiarity: &Peculiarity) {
+    let Peculiarity { name, give, is_there } = peculiarity;
+    let plain = publish(mount, model, &format!("plain-{name}"), seed);
+    let equal = publish(mount, model, &format!("equal-{name}"), seed);
+    assert_eq!(inode(&equal), inode(&plain), "{name}: pages of these bytes are shared");
+    let peculiar = publish_changed(mount, model, &format!("peculiar-{name}"), seed, give);
+    assert_ne!(inode(&peculiar), inode(&plain), "{name}");
+    assert!(is_there(&peculiar) && !is_there(&plain), "{name}");
+    assert_eq!(peculiar.metadata().unwrap().nlink(), 1, "{name}");
+    // The other way round: now the page that is found by its bytes is the peculiar one.
+    let late = publish(mount, model, &format!("late-{name}"), seed);
+    assert_ne!(inode(&late), inode(&peculiar), "{name}, the plain one later");
+    assert!(is_there(&peculiar) && !is_there(&late), "{name}, the plain one later");
+    assert!(std::fs::read(&peculiar).unwrap() == model.page(0, 0, seed));
+}
+
 fn a_page_that_somebody_could_tell_apart_stays_apart(mode: Mode) {
     let (mount, model) = prepared(mode);
-    let one = publish(&mount, &model, "one", 1);
-    let publish_changed = |sequence: &str, change: &dyn Fn(&std::path::Path)| {
-        let path = model.page_path(&mount, sequence, 0, 0);
-        let temporary = path.with_extension("tmp");
-        write_and_close(&temporary, &model.page(0, 0, 1)).unwrap();
-        change(&temporary);
-        rename(temporary, &path).unwrap();
-        path
+    let is_private = |path: &Path| path.metadata().unwrap().mode() & 0o7777 == 0o600;
+    let private = Peculiarity {
+        name: "private",
+        give: |path| std::fs::set_permissions(path, Permissions::from_mode(0o600)).unwrap(),
+        is_there: is_private,
     };
+    stays_apart(&mount, &model, 1, &private);
+    let labelled = Peculiarity {
+        name: "labelled",
+        give: |path| setxattr(path, "user.label", b"mine").unwrap(),
+        is_there: |path| getxattr(path, "user.label").is_ok_and(|label| label == "mine"),
+    };
+    stays_apart(&mount, &model, 2, &labelled);
+    // Where both are private, nobody can tell.
+    let alike = publish_changed(&mount, &model, "private", 3, private.give);
+    let another = publish_changed(&mount, &model, "another", 3, private.give);
+    assert_eq!(inode(&alike), inode(&another));
+    assert!(is_private(&another));
+    let salted = Model::with(|fields| fields.salt = Some("pepper".to_owned())).named("salted");
+    salted.install(&mount);
+    let one = publish(&mount, &model, "one", 4);
+    assert_ne!(inode(publish(&mount, &salted, "one", 4)), inode(&one));
+}
+
+fn a_page_of_another_owner_or_group_stays_apart(mode: Mode) {
+    crate::require!(root);
+    let (mount, model) = prepared(mode);
+    let owned = Peculiarity {
+        name: "owned",
+        give: |path| chown(path, Some(1001), None).unwrap(),
+        is_there: |path| path.metadata().unwrap().uid() == 1001,
+    };
+    stays_apart(&mount, &model, 1, &owned);
+    let grouped = Peculiarity {
+        name: "grouped",
+        give: |path| chown(path, None, Some(1001)).unwrap(),
+        is_there: |path| path.metadata().unwrap().gid() == 1001,
+    };
+    stays_apart(&mount, &model, 2, &grouped);
+}
+
+fn a_page_with_a_time_of_its_own_stays_apart(mode: Mode) {
+    let (mount, model) = prepared(mode);
+    let one = publish(&mount, &model, "one", 1);
     let then = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
-    let dated = publish_changed("dated", &|path| set_modified(path, then).unwrap());
+    let date = |path: &Path| set_modified(path, then).unwrap();
+    let dated = publish_changed(&mount, &model, "dated", 1, date);
     assert_ne!(inode(&dated), inode(&one));
     assert_eq!(dated.metadata().unwrap().modified().unwrap(), then);
     // A backup of shared pages gives both the same time: they share again.
-    let dated_alike = publish_changed("alike", &|path| set_modified(path, then).unwrap());
-    assert_eq!(inode(&dated_alike), inode(&dated));
-    let private = publish_changed("private", &|path| {
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).unwrap();
-    });
-    assert_ne!(inode(&private), inode(&one));
-    let labelled =
-        publish_changed("labelled", &|path| setxattr(path, "user.label", b"mine").unwrap());
-    assert_ne!(inode(&labelled), inode(&one));
-    assert_eq!(getxattr(&labelled, "user.label").unwrap(), "mine");
-    let salted = Model::with(|fields| fields.salt = Some("pepper".to_owned())).named("salted");
-    salted.install(&mount);
-    assert_ne!(inode(publish(&mount, &salted, "one", 1)), inode(&one));
+    let alike = publish_changed(&mount, &model, "alike", 1, date);
+    assert_eq!(inode(&alike), inode(&dated));
 }
 
 fn sharing_ends_with_a_name(mode: Mode) {

@@ -14,10 +14,10 @@ use crate::common::{Mode, Model, Mount, fill};
 const LARGE: usize = 300_000;
 
 /// A kind of write and what became of it.
-type Attempt = (&'static str, io::Result<()>);
+pub(crate) type Attempt = (&'static str, io::Result<()>);
 
 /// What a program can ask for that needs space, each under names of its own.
-fn every_kind_of_write(mount: &Mount, model: &Model, tag: &str) -> Vec<Attempt> {
+pub(crate) fn every_kind_of_write(mount: &Mount, model: &Model, tag: &str) -> Vec<Attempt> {
     let mut attempts = writes_of_files(mount, tag);
     attempts.extend(writes_of_models(mount, model, tag));
     attempts.extend(writes_of_names(mount, tag));

@@ -21,9 +21,13 @@ mod injection;
 mod kills;
 mod ledger;
 mod peers;
+mod read_only;
 mod scrub;
 mod supervision;
 mod verification;
+#[path = "../prefixes/writer.rs"]
+#[allow(dead_code, reason = "what other tests need is not used here")]
+mod writer;
 mod writers;
 
 /// A number from the environment.

@@ -18,6 +18,7 @@ in_both_modes!(
     a_remote_that_is_away_shows_in_the_state,
     a_page_that_is_away_is_inspected_where_it_is,
     what_the_remote_lacks_is_told,
+    what_the_remote_does_not_take_is_told,
     another_user_is_told_whose_mount_it_is,
     signals_without_a_meaning_end_nothing,
     a_header_that_is_spelled_otherwise_is_another_file,
@@ -243,6 +244,55 @@ fn what_the_remote_lacks_is_told(mode: Mode) {
     assert!(std::fs::read(path).unwrap() == files[0].1);
     let output = kvfs(&["umount"], &[mount.path()]);
     assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+}
+
+/// Trying again does not help where something lies in the place of the copies.
+fn what_the_remote_does_not_take_is_told(mode: Mode) {
+    let place = Place::new(mode, &[]);
+    printed(&kvfs(&["sync", "--remote", "--timeout", "60"], &[place.mount.path()]));
+    let blobs = place.remote.join("blobs");
+    std::fs::create_dir_all(&blobs).unwrap();
+    let in_the_way: Vec<PathBuf> =
+        (0..=255_u8).map(|shard| blobs.join(format!("{shard:02x}"))).collect();
+    for path in &in_the_way {
+        std::fs::write(path, b"").unwrap();
+    }
+    let files = place.write("f", 2);
+    let sync = |mount: &Mount| {
+        let output = kvfs(&["sync", "--remote", "--timeout", "60"], &[mount.path()]);
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        (output.status.code(), said)
+    };
+    let (exit, said) = sync(&place.mount);
+    assert_eq!(exit, Some(1), "{said}");
+    assert!(said.contains("will not have: 2 files, 8.0 MiB: "), "{said}");
+    assert!(said.contains("Not a directory") && said.lines().count() == 1, "{said}");
+    let mount = &place.mount;
+    assert_eq!(
+        (mount.status("remote_waiting_files"), mount.status("state")),
+        told("0", "degraded")
+    );
+    assert!(mount.status("state_reason").contains("2 files cannot be brought into the remote"));
+    // One that goes is not missed.
+    std::fs::remove_file(&files[1].0).unwrap();
+    assert_eq!(mount.status("remote_given_up_files"), "1");
+    let said = kvfs(&["umount"], &[mount.path()]);
+    let said = String::from_utf8_lossy(&said.stderr).into_owned();
+    assert!(said.contains("never in the remote: 1 files, 4.0 MiB: "), "{said}");
+    // A mount tries anew; so does a file that changes.
+    let options = ["--remote", place.remote.to_str().unwrap()];
+    let mount = Mount::of_store_with(mode, &options, mount.store());
+    assert_eq!(sync(&mount).0, Some(1));
+    for path in &in_the_way {
+        std::fs::remove_file(path).unwrap();
+    }
+    std::fs::write(mount.files("f0"), b"other bytes").unwrap();
+    assert_eq!(sync(&mount), (Some(0), String::new()));
+    assert_eq!((mount.status("remote_given_up_files"), mount.status("state")), told("0", "ok"));
+}
+
+fn told(number: &str, state: &str) -> (String, String) {
+    (number.to_owned(), state.to_owned())
 }
 
 /// Runs `kvfs umount` as another user.

@@ -10,10 +10,15 @@ use crate::common::sys::{getxattr, setxattr, sync_directory, write_and_close};
 use crate::common::{Mode, Model, Mount, eventually};
 use crate::place::{Place, kvfs, printed};
 
-in_both_modes!(every_state_of_a_page_is_told_as_it_is, copies_on_one_machine_are_told_as_they_are);
+in_both_modes!(
+    every_state_of_a_page_is_told_as_it_is,
+    what_is_uploaded_and_not_named_is_told_as_it_is,
+    encoded_copies_are_told_as_they_are,
+    copies_on_one_machine_are_told_as_they_are,
+);
 
 /// Where copies of a page are, whoever tells it.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "each is an answer of its own")]
 struct Copies {
     /// The word of the attribute and of the plan.
@@ -134,6 +139,77 @@ fn every_state_of_a_page_is_told_as_it_is(mode: Mode) {
     place.mount.mount();
     let only = Copies { can_be_read: true, ..out_of_reach };
     check("only, with the remote again", (&place.mount, &model), remote, &only);
+}
+
+fn what_is_uploaded_and_not_named_is_told_as_it_is(mode: Mode) {
+    let mut place = Place::new(mode, &["--cold", "zstd:1"]);
+    let model = model();
+    model.install(&place.mount);
+    place.wait_until_uploaded();
+    // Something lies where the manifests of names go.
+    let names = place.remote.join("names");
+    let aside = place.remote.with_file_name("aside");
+    #[allow(clippy::disallowed_methods, reason = "not in a store")]
+    std::fs::rename(&names, &aside).unwrap();
+    std::fs::write(&names, b"").unwrap();
+    let path = write_page(&place.mount, &model);
+    ask(&path, "remote");
+    let wait_until_held = |mount: &Mount| {
+        eventually("the page to be verified", || {
+            (getxattr(&path, "user.kvfs.moving").ok()? == "naming").then_some(())
+        });
+        assert_eq!(mount.status("remote_waiting_files"), "1");
+    };
+    let held =
+        Copies { tier: "ssd", raw: true, remote: true, can_be_read: true, ..Copies::default() };
+    wait_until_held(&place.mount);
+    let remote = place.remote.clone();
+    check("held", (&place.mount, &model), Some(&remote), &held);
+    // Not believed after a crash, which the wish does not outlive either.
+    place.mount.crash();
+    check("held, after a crash", (&place.mount, &model), Some(&remote), &held);
+    assert_eq!(place.mount.status("remote_waiting_files"), "1");
+    ask(&path, "remote");
+    wait_until_held(&place.mount);
+    std::fs::remove_file(&names).unwrap();
+    #[allow(clippy::disallowed_methods, reason = "not in a store")]
+    std::fs::rename(&aside, &names).unwrap();
+    eventually("its file to be gone", || (!stored(&place.mount, &model).0).then_some(()));
+    let only = Copies { tier: "remote", raw: false, ..held };
+    check("named, and gone", (&place.mount, &model), Some(&remote), &only);
+}
+
+fn encoded_copies_are_told_as_they_are(mode: Mode) {
+    let options = ["--cold", "zstd:1", "--ssd", "16M", "--commit-interval", "0.05"];
+    let mount = Mount::with_options(mode, &options);
+    let model = model();
+    model.install(&mount);
+    let path = write_page(&mount, &model);
+    sync_directory(mount.path()).unwrap();
+    let raw = Copies { tier: "ssd", raw: true, can_be_read: true, ..Copies::default() };
+    check("raw", (&mount, &model), None, &raw);
+    // What cannot be encoded takes the room.
+    let ballast: Vec<PathBuf> = (0..4_u64).map(|n| mount.files(n.to_string())).collect();
+    for (number, path) in (0..).zip(&ballast) {
+        write_and_close(path, &crate::common::fill(number, 4 << 20)).unwrap();
+    }
+    eventually("the raw file to be gone", || {
+        (stored(&mount, &model) == (false, true)).then_some(())
+    });
+    let only = Copies { is_encoded: true, raw: false, encoded: true, ..raw };
+    check("only encoded", (&mount, &model), None, &only);
+    for path in ballast {
+        std::fs::remove_file(path).unwrap();
+    }
+    eventually("the room", || (mount.status_number("ssd_used_bytes") < 1 << 20).then_some(()));
+    printed(&kvfs(&["promote"], &[&path]));
+    let both = Copies { encoded: true, ..raw };
+    check("raw and encoded", (&mount, &model), None, &both);
+    assert!(std::fs::read(&path).unwrap() == page(&model));
+    // What is changed has no encoded copy any more: its name leads to another object.
+    std::fs::remove_file(&path).unwrap();
+    sync_directory(mount.path()).unwrap();
+    eventually("both to be gone", || (stored(&mount, &model) == (false, false)).then_some(()));
 }
 
 fn copies_on_one_machine_are_told_as_they_are(mode: Mode) {

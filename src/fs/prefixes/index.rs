@@ -43,7 +43,7 @@ impl FileSystem {
     /// Brings the index of prefixes up to date.
     pub fn index_prefixes(&self) -> Result<(), FsError> {
         let _turn = self.prefixes.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.state().failed {
+        if self.state().refusal.is_some() {
             return Ok(());
         }
         // What arrives meanwhile is for the next round: somebody who always writes must not keep

@@ -376,6 +376,11 @@ impl FileSystem {
         super::is_virtual(id) && matches!(self.virtual_inode(id), Ok(Virtual::Slot(_)))
     }
 
+    /// Whether it takes prompts and changes nothing.
+    pub fn is_question(&self, id: InodeId) -> bool {
+        super::is_virtual(id) && matches!(self.virtual_inode(id), Ok(Virtual::Match(_)))
+    }
+
     pub(super) fn virtual_inode(&self, id: InodeId) -> Result<Virtual, FsError> {
         let numbers = self.virtual_numbers();
         numbers.by_number.get(&id).map(|(meaning, _)| *meaning).ok_or(FsError::Stale)

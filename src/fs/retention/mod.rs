@@ -147,7 +147,7 @@ impl FileSystem {
     /// A file is opened for reading with these flags of open(2). Whoever says so leaves no trace.
     /// It is noted without any limit, too: the first one does not delete what was just read.
     pub fn note_use(&self, id: InodeId, flags: i32) {
-        if flags & libc::O_NOATIME == 0 {
+        if flags & libc::O_NOATIME == 0 && !self.store.is_read_only() {
             self.retention.uses().note(id, Time::now());
         }
     }
@@ -157,7 +157,7 @@ impl FileSystem {
         let uses = self.retention.uses().take();
         for batch in uses.chunks(RECORDED_AT_ONCE) {
             let mut state = self.state();
-            if state.failed {
+            if state.refusal.is_some() {
                 return Ok(());
             }
             for &(id, used) in batch {
@@ -181,7 +181,7 @@ impl FileSystem {
     /// One step of retention; says how long to wait before the next.
     pub fn retain(&self, retainer: &mut Retainer) -> Duration {
         let is_clock_good = self.retention.clock().look(Time::now(), Instant::now());
-        if self.state().failed || !self.retention.is_active.load(Ordering::Acquire) {
+        if self.state().refusal.is_some() || !self.retention.is_active.load(Ordering::Acquire) {
             retainer.pass = None;
             return LOOK_INTERVAL;
         }
