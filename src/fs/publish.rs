@@ -140,13 +140,13 @@ impl FileSystem {
     /// Takes a pending file over for sealing if its bytes are at rest.
     fn claim_pending(&self, id: InodeId) -> Result<Option<ObjectId>, FsError> {
         let mut state = self.wait_for_release(self.state(), id);
-        let Some(&object) = state.unsettled.get(&id) else {
+        let Some(&object) = state.unsettled.get(id) else {
             return Ok(None);
         };
         if self.has_writers(&state, id) || !seal::is_at_rest(&self.store, object)? {
             return Ok(None);
         }
-        state.unsettled.remove(&id);
+        state.unsettled.remove(id);
         // A descriptor for reading leads to the file as well, and could be opened for writing.
         state.sealing.insert(id);
         if let Some(ram) = &self.store.ram {
@@ -276,7 +276,7 @@ impl FileSystem {
         }
         let object = source.file().and_then(|file| file.object).ok_or(FsError::Stale)?;
         let file = self.store.open_object(object, Access::Read)?;
-        if state.unsettled.contains_key(&id) {
+        if state.unsettled.contains_key(id) {
             source.mtime = file.stat()?.mtime;
         }
         let alone = source.links == 1 && !self.has_writers(&state, id);

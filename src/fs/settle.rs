@@ -63,7 +63,7 @@ impl FileSystem {
                 node.release_overdue = false;
                 open.flushed = true;
             }
-            match (node.pending.clone(), unsettled.get(&open.inode)) {
+            match (node.pending.clone(), unsettled.get(open.inode)) {
                 (Some(place), Some(object)) => (open.inode, place, *object),
                 _ => return Ok(()),
             }
@@ -101,7 +101,7 @@ impl FileSystem {
             }
             return self.state().drop_node_if_idle(id);
         }
-        if writers == 0 && state.unsettled.contains_key(&id) && !awaits_rename(&state, id) {
+        if writers == 0 && state.unsettled.contains_key(id) && !awaits_rename(&state, id) {
             self.settle_if_at_rest(&mut state, id)?;
         }
         state.drop_node_if_idle(id)
@@ -124,7 +124,7 @@ impl FileSystem {
         let state = self.state();
         let entry = state.entry(from.parent, &from.name).ok().flatten()?;
         let is_released = state.nodes.get(&entry.inode).is_none_or(Node::all_released);
-        let is_awaited = state.unsettled.contains_key(&entry.inode) && !is_released;
+        let is_awaited = state.unsettled.contains_key(entry.inode) && !is_released;
         let inode = state.inode(entry.inode).ok()?;
         // What was sealed keeps its meaning, or is refused; an ordinary name needs no bytes.
         let is_plain = inode.file().is_some_and(|file| file.role == Role::Plain);
@@ -147,7 +147,7 @@ impl FileSystem {
     ) -> MutexGuard<'a, State> {
         if self.is_passthrough() {
             let closes_quietly = awaits_rename(&state, id) && self.has_writers(&state, id);
-            let object = state.unsettled.get(&id).filter(|_| closes_quietly);
+            let object = state.unsettled.get(id).filter(|_| closes_quietly);
             if object.is_some_and(|object| seal::is_at_rest(&self.store, *object).unwrap_or(false))
             {
                 return self.wait_while(state, id, RELEASE_WAIT_MAX, |node| !node.all_released());
@@ -190,7 +190,7 @@ impl FileSystem {
     pub(super) fn settle_if_at_rest(
         &self, state: &mut State, id: InodeId,
     ) -> Result<bool, FsError> {
-        let Some(&object) = state.unsettled.get(&id) else {
+        let Some(&object) = state.unsettled.get(id) else {
             return Ok(true);
         };
         let pending = state.nodes.get(&id).is_some_and(|node| node.pending.is_some());
@@ -204,7 +204,7 @@ impl FileSystem {
     /// What was written is the file now.
     fn settle(&self, state: &mut State, id: InodeId, object: ObjectId) -> Result<(), FsError> {
         let mut inode = state.inode(id)?;
-        state.unsettled.remove(&id);
+        state.unsettled.remove(id);
         if inode.links == 0 {
             return Ok(());
         }

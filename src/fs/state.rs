@@ -212,7 +212,7 @@ impl State {
         let Some(file) = inode.file() else {
             return Ok(attributes);
         };
-        if (file.unsettled || self.unsettled.contains_key(&id))
+        if (file.unsettled || self.unsettled.contains_key(id))
             && let Some(object) = self.current_object(id, file)
         {
             let stat = store.stat_object(object)?;
@@ -253,7 +253,7 @@ impl State {
         self.metadata.make_durable(id, Some((place.parent, &place.name)));
         let mut inode = self.inode(id)?;
         if let Some(file) = inode.file_mut() {
-            file.unsettled = self.unsettled.contains_key(&id);
+            file.unsettled = self.unsettled.contains_key(id);
             if let Some(object) = file.object {
                 self.publish(object, ObjectKind::File, 0)?;
             }
@@ -349,7 +349,7 @@ impl State {
         self.metadata.remove_inode(Life::Durable, id)?;
         self.forget_page(id, inode)?;
         self.fresh.remove(&id);
-        self.unsettled.remove(&id);
+        self.unsettled.remove(id);
         if self.nodes.contains_key(&id) {
             if let Some(file) = inode.file_mut() {
                 file.unsettled = true;
@@ -380,7 +380,7 @@ impl State {
     ) -> Result<(), FsError> {
         let mut source = self.inode(id)?;
         if taken {
-            self.unsettled.remove(&id);
+            self.unsettled.remove(id);
             if let Some(file) = source.file_mut() {
                 file.object = None;
             }
@@ -404,7 +404,7 @@ impl State {
 
     /// Lets the next commit see a file that is still being written, as it is.
     pub(crate) fn expose(&mut self, id: InodeId, inode: &mut Inode) -> Result<(), FsError> {
-        let unsettled = self.unsettled.get(&id).copied();
+        let unsettled = self.unsettled.get(id).copied();
         if let Some(old) = self.adopt(id, inode)? {
             if let Some(file) = inode.file_mut() {
                 file.unsettled = true;
@@ -424,7 +424,7 @@ impl State {
     fn drop_orphan(&mut self, id: InodeId, inode: &Inode) -> Result<(), FsError> {
         self.metadata.remove_inode(Life::Volatile, id)?;
         // Whoever truncated it after the last name went made it change again.
-        self.unsettled.remove(&id);
+        self.unsettled.remove(id);
         if let Some(object) = inode.file().and_then(|file| file.object) {
             self.drop_object(object)?;
         }

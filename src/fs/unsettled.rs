@@ -22,8 +22,8 @@ impl Unsettled {
         self.release(old)
     }
 
-    pub(crate) fn remove(&mut self, id: &InodeId) -> Option<ObjectId> {
-        let old = self.objects.remove(id);
+    pub(crate) fn remove(&mut self, id: InodeId) -> Option<ObjectId> {
+        let old = self.objects.remove(&id);
         self.release(old)
     }
 
@@ -39,12 +39,12 @@ impl Unsettled {
         object
     }
 
-    pub(crate) fn get(&self, id: &InodeId) -> Option<&ObjectId> {
-        self.objects.get(id)
+    pub(crate) fn get(&self, id: InodeId) -> Option<&ObjectId> {
+        self.objects.get(&id)
     }
 
-    pub(crate) fn contains_key(&self, id: &InodeId) -> bool {
-        self.objects.contains_key(id)
+    pub(crate) fn contains_key(&self, id: InodeId) -> bool {
+        self.objects.contains_key(&id)
     }
 
     /// The files, in order.
@@ -88,11 +88,11 @@ mod tests {
         unsettled.extend([(one, object), (other, object)]);
         assert_eq!(unsettled.insert(one, next), Some(object));
         assert!(unsettled.is_changing(object) && unsettled.is_changing(next));
-        assert_eq!(unsettled.remove(&other), Some(object));
+        assert_eq!(unsettled.remove(other), Some(object));
         assert!(!unsettled.is_changing(object));
         assert_eq!(unsettled.insert(one, next), Some(next));
         assert!(unsettled.is_changing(next));
-        assert_eq!((unsettled.remove(&one), unsettled.remove(&one)), (Some(next), None));
+        assert_eq!((unsettled.remove(one), unsettled.remove(one)), (Some(next), None));
         assert!(!unsettled.is_changing(next) && unsettled.len() == 0);
     }
 }

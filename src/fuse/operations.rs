@@ -322,14 +322,18 @@ impl Operations {
             Writing::MustWait(offset, data) => self.in_bulk(move |shared| {
                 let appends = flags & libc::O_APPEND != 0;
                 let write = |fs: &FileSystem| fs.write(handle, offset, &data, appends);
-                let wrote = shared.call(Operation::Write, write);
-                let synced = wrote.and_then(|()| if syncs { shared.sync(handle) } else { Ok(()) });
+                let outcome = shared.call(Operation::Write, write);
+                let synced =
+                    outcome.and_then(|()| if syncs { shared.sync(handle) } else { Ok(()) });
                 reply.send(synced.map(|()| Written::all(&data)));
             }),
-            Writing::Done(Ok(written)) if self.fs.look_is_due(handle) => self.save(move |shared| {
-                let look = |fs: &FileSystem| fs.look_at_beginning(handle);
-                reply.send(shared.call(Operation::Write, look).map(|()| written));
-            }),
+            Writing::Done(Ok(written)) if self.fs.look_is_due(handle) => {
+                // Not where slots become sequences: whoever writes one would stand behind all of those.
+                self.beside(Awaited::Reading, move |shared| {
+                    let look = |fs: &FileSystem| fs.look_at_beginning(handle);
+                    reply.send(shared.call(Operation::Write, look).map(|()| written));
+                });
+            }
             Writing::Done(Ok(written)) if syncs => {
                 self.later(move |shared| reply.send(shared.sync(handle).map(|()| written)));
             }

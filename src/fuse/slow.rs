@@ -27,7 +27,7 @@ const ASK_THREADS: usize = 4;
 /// behind it.
 const BULK_THREADS: usize = 2;
 
-/// Threads that make sequences of slots, which takes seconds, and look at their beginning.
+/// Threads that make sequences of slots, which takes seconds. They take turns where they write to the disk.
 const SAVE_THREADS: usize = 2;
 
 /// The ends of the queues that threads take jobs from.
