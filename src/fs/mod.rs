@@ -132,7 +132,7 @@ const CHANGES_MAX: usize = 50_000;
 /// being written out.
 const CHANGES_BYTES_MAX: usize = 32 << 20;
 
-/// WriteMode file bytes reach the clients.
+/// How file bytes reach the clients.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum IoMode {
     /// The kernel reads and writes the backing files itself.
@@ -141,7 +141,7 @@ pub enum IoMode {
     Served(String),
 }
 
-/// WriteMode requests reach the daemon.
+/// How requests reach the daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Transport {
     /// Through so many rings of `io_uring`.
@@ -260,7 +260,7 @@ impl FileSystem {
         })
     }
 
-    /// WriteMode bytes reach the clients; `trial` decides on the first call.
+    /// How bytes reach the clients; `trial` decides on the first call.
     pub fn io_mode(&self, trial: impl FnOnce() -> IoMode) -> &IoMode {
         self.io_mode.get_or_init(|| {
             let mode = trial();
@@ -318,7 +318,7 @@ impl FileSystem {
         let _ = self.throttle();
     }
 
-    /// WriteMode the kernel is told of new names before the operation that made them has answered.
+    /// How the kernel is told of new names before the operation that made them has answered.
     pub fn on_new_names(&self, ask_anew: AskAnew) {
         let _ = self.ask_anew.set(ask_anew);
     }

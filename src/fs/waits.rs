@@ -81,8 +81,8 @@ impl FileSystem {
     /// it does.
     pub fn making_waits(&self, place: &Place) -> Option<Awaited> {
         let manifest = self.pending_manifest_above(place.parent);
-        let pages = [manifest, page_beside_tail(place)].into_iter().flatten();
-        pages.filter_map(|page| self.lookup_waits(&page)).next()
+        let mut pages = [manifest, page_beside_tail(place)].into_iter().flatten();
+        pages.find_map(|page| self.lookup_waits(&page))
     }
 
     /// The same for listing or removing a directory, where all that was written in it is sealed.
