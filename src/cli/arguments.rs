@@ -169,7 +169,8 @@ pub(crate) struct MountArguments {
     /// sealed from its first use on, or never
     #[arg(long, value_name = "FILE")]
     remote_key: Option<PathBuf>,
-    /// The same with the keys that a command prints, run by sh; .kvfs/config shows the command
+    /// The same with the keys that a command prints within a minute, run by sh; .kvfs/config shows
+    /// the command
     #[arg(long, value_name = "COMMAND", conflicts_with = "remote_key")]
     remote_key_command: Option<String>,
     /// Disk space for objects: beyond it, they are encoded and leave [default: no limit]
