@@ -322,8 +322,8 @@ impl Mount {
         let is_long = |line: &&str| {
             held(line).is_some_and(|[held, worked]| worked > worked_max || held > HELD_MAX_MS)
         };
-        let long: Vec<&str> = log.lines().filter(is_long).collect();
-        assert!(long.is_empty(), "others waited for requests: {long:#?}");
+        let offenders: Vec<&str> = log.lines().filter(is_long).collect();
+        assert!(offenders.is_empty(), "others waited for requests: {offenders:#?}");
     }
 
     /// Unmounts and mounts again.
