@@ -41,10 +41,10 @@ impl Operations {
     /// The answer to ioctl: Python asks each file that it opens whether it is a terminal.
     pub(super) const NO_COMMANDS: Errno = Errno::ENOTTY;
 
-    pub(super) fn lookup(&self, place: Place, reply: impl Reply<Entry>) {
+    pub(super) fn lookup(&self, place: Place, caller: Caller, reply: impl Reply<Entry>) {
         let seals_much = self.fs.lookup_seals_much(&place);
         self.once_looked_up(place.parent, seals_much, move |shared: &Shared| {
-            let outcome = shared.call(Operation::Lookup, |fs| fs.lookup(place.parent, &place.name));
+            let outcome = shared.call(Operation::Lookup, |fs| fs.lookup_for(&place, caller));
             reply.send(outcome.and_then(Entry::of_lookup));
         });
     }
