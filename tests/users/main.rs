@@ -17,10 +17,16 @@
 #[macro_use]
 mod common;
 
+mod doors;
 mod operation;
 mod plain;
+mod rights;
 mod tree;
+mod tries;
 mod user;
+#[path = "../prefixes/writer.rs"]
+#[allow(dead_code, reason = "the tests of prefixes do more with sequences")]
+mod writer;
 
 use std::collections::VecDeque;
 

@@ -73,8 +73,7 @@ pub(crate) enum Operation {
 
 /// A path of one to three names.
 fn path(random: &mut Random) -> String {
-    let names: Vec<&str> =
-        (0..=random.below(3)).map(|_| *random.pick(&["a", "b", "c"])).collect();
+    let names: Vec<&str> = (0..=random.below(3)).map(|_| *random.pick(&["a", "b", "c"])).collect();
     names.join("/")
 }
 
@@ -215,7 +214,9 @@ impl Tree {
             Operation::ReadLink(path) => Ok(format!("{:?}", fs::read_link(at(path))?)),
             Operation::Unlink(path) => Ok(done(nix::unistd::unlink(&at(path))?)),
             Operation::Rmdir(path) => fs::remove_dir(at(path)).map(done),
-            Operation::Set(path, name, value) => setxattr(at(path), name, value.as_bytes()).map(done),
+            Operation::Set(path, name, value) => {
+                setxattr(at(path), name, value.as_bytes()).map(done)
+            }
             Operation::Get(path, name) => Ok(format!("{:?}", attribute(at(path), name)?)),
             Operation::Attributes(path) => {
                 let mut names = listxattr(at(path))?;

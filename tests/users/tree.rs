@@ -26,7 +26,11 @@ pub(crate) fn lines(root: &Path) -> Vec<String> {
             let name = entry.unwrap().file_name().into_string().unwrap();
             let path = if directory.is_empty() { name } else { format!("{directory}/{name}") };
             let metadata = fs::symlink_metadata(root.join(&path)).unwrap();
-            lines.push(format!("{path} {} {}", describe(&metadata), inside(root, &path, &metadata)));
+            lines.push(format!(
+                "{path} {} {}",
+                describe(&metadata),
+                inside(root, &path, &metadata)
+            ));
             if metadata.is_dir() {
                 directories.push(path);
             }
