@@ -277,11 +277,11 @@ try:
 except OSError as error:
     print(taken, error.errno, flush=True)
 ""#;
-    let takes = || succeed(&mut shell_as(mount.path(), NOBODY, taker)).trim().to_owned();
+    let count = || succeed(&mut shell_as(mount.path(), NOBODY, taker)).trim().to_owned();
     let expected = format!("16 {}", libc::EAGAIN);
-    assert_eq!(takes(), expected);
+    assert_eq!(count(), expected);
     // They go with the one who had them.
-    crate::common::eventually("all to be closed", || (takes() == expected).then_some(()));
+    crate::common::eventually("all to be closed", || (count() == expected).then_some(()));
 }
 
 fn one_user_does_not_lock_others_out(mode: Mode) {

@@ -30,7 +30,7 @@ fn names_in_a_sequence_that_was_replaced_are_there_at_once(mode: Mode) {
             .map(|name| std::fs::metadata(directory.join(name)).map(drop));
         let is_there = found.iter().all(Result::is_ok);
         assert!(is_there, "save {round}: {found:?}");
-        let made = std::fs::create_dir(directory.join("made"));
-        assert!(made.is_ok(), "save {round}: {made:?}");
+        let outcome = std::fs::create_dir(directory.join("made"));
+        assert!(outcome.is_ok(), "save {round}: {outcome:?}");
     }
 }

@@ -63,7 +63,9 @@ impl Doors {
         let model = Model::small().named("m");
         model.install(mount);
         fs::create_dir(mount.files("pools")).unwrap();
-        POOLS.iter().for_each(|pool| fs::write(mount.join(pool), vec![0; 1 << 16]).unwrap());
+        for pool in POOLS {
+            fs::write(mount.join(pool), vec![0; 1 << 16]).unwrap();
+        }
         let sequences = SEQUENCES.iter().zip(1..).map(|(&name, number)| {
             let mut sequence = Sequence::new(&model, name);
             let tokens: Vec<u32> = (0..TOKENS).map(|token| number * 1000 + token).collect();
@@ -111,12 +113,12 @@ impl Doors {
         let at = self.at(&path);
         if self.random.one_in(3) {
             let (uid, gid) = *self.random.pick(&OWNERS);
-            self.history.note(format!("root chown {uid}:{gid} {path}"));
+            self.history.note(&format!("root chown {uid}:{gid} {path}"));
             chown(at, Some(uid), Some(gid)).unwrap();
         } else {
             let modes = if is_directory { &DIRECTORY_MODES[..] } else { &FILE_MODES };
             let mode = *self.random.pick(modes);
-            self.history.note(format!("root chmod {mode:o} {path}"));
+            self.history.note(&format!("root chmod {mode:o} {path}"));
             fs::set_permissions(at, Permissions::from_mode(mode)).unwrap();
         }
     }

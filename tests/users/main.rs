@@ -48,7 +48,7 @@ impl History {
         History { seed, number: 0, last: VecDeque::new() }
     }
 
-    pub(crate) fn note(&mut self, line: String) {
+    pub(crate) fn note(&mut self, line: &str) {
         self.number += 1;
         if self.last.len() == TOLD {
             self.last.pop_front();

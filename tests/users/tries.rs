@@ -57,7 +57,7 @@ fn knows(doors: &Doors, user: &User, sequence: &str) -> bool {
 fn ask(doors: &mut Doors, user: &User, sequence: usize) {
     let (model, prompt) = (doors.at(MODEL), doors.sequences[sequence].tokens.clone());
     let name = doors.sequences[sequence].name;
-    doors.history.note(format!("{} asks for the prompt of {name}", user.name));
+    doors.history.note(&format!("{} asks for the prompt of {name}", user.name));
     let found = user.does(move || longest_prefix(&model, &prompt).ok());
     let found = found.and_then(|found| found.sequence);
     doors.count("match", found.is_some());
@@ -70,7 +70,7 @@ fn ask(doors: &mut Doors, user: &User, sequence: usize) {
 fn look_up_prefix(doors: &mut Doors, user: &User, sequence: usize) {
     let directory = prefix_directory(doors, sequence);
     let name = doors.sequences[sequence].name;
-    doors.history.note(format!("{} looks up the prefix of {name}", user.name));
+    doors.history.note(&format!("{} looks up the prefix of {name}", user.name));
     let is_there = doors.sees(user, &directory);
     doors.count("prefix", is_there);
     doors.history.assert(!is_there || knows(doors, user, name), || "it is there".to_owned());
@@ -87,7 +87,7 @@ fn look_up_prefix(doors: &mut Doors, user: &User, sequence: usize) {
 fn change_through_prefix(doors: &mut Doors, user: &User, sequence: usize) {
     let page = format!("{}/000.safetensors", prefix_directory(doors, sequence));
     let name = doors.sequences[sequence].name;
-    doors.history.note(format!("{} changes {name} through its prefix", user.name));
+    doors.history.note(&format!("{} changes {name} through its prefix", user.name));
     let (at, other) = (doors.at(&page), doors.at("files/pools/other"));
     let (by_path, kind) = (layer(name, 0, PAGE), doors.random.below(6));
     let (door, outcome) = user.does(move || match kind {
@@ -113,7 +113,7 @@ fn change_through_prefix(doors: &mut Doors, user: &User, sequence: usize) {
 
 fn look_at_slot(doors: &mut Doors, user: &User, sequence: usize) {
     let name = doors.sequences[sequence].name;
-    doors.history.note(format!("{} looks at the slot of {name}", user.name));
+    doors.history.note(&format!("{} looks at the slot of {name}", user.name));
     let slot = format!("{MODEL}/slots/{name}.bin");
     let is_seen = doors.sees(user, &slot);
     doors.count("stat of a slot", is_seen);
@@ -125,7 +125,7 @@ fn look_at_slot(doors: &mut Doors, user: &User, sequence: usize) {
 
 fn read_slot(doors: &mut Doors, user: &User, sequence: usize) {
     let name = doors.sequences[sequence].name;
-    doors.history.note(format!("{} reads the slot of {name}", user.name));
+    doors.history.note(&format!("{} reads the slot of {name}", user.name));
     let is_read = doors.reads(user, &format!("{MODEL}/slots/{name}.bin")).is_some();
     doors.count("slot", is_read);
     if is_read {
@@ -141,7 +141,7 @@ fn save_slot(doors: &mut Doors, user: &User, sequence: usize) {
     let is_new = doors.random.one_in(3);
     let Some(made) = doors.sequences.get(sequence) else { return };
     let (name, bytes) = (if is_new { "new" } else { made.name }, made.slot.clone());
-    doors.history.note(format!("{} saves a slot as {name}", user.name));
+    doors.history.note(&format!("{} saves a slot as {name}", user.name));
     let sequences = doors.at(SEQUENCES);
     let may = rights::may_reach(user, &doors.at(""), &format!("{SEQUENCES}/x"))
         && rights::may_replace(user, &sequences, name);
@@ -176,7 +176,7 @@ fn may_replace_block(doors: &Doors, user: &User, block: &str) -> bool {
 fn register_block(doors: &mut Doors, user: &User, sequence: usize) {
     let (block, path) = block_of(doors, sequence);
     let pool = *doors.random.pick(&POOLS);
-    doors.history.note(format!("{} registers {} in {pool}", user.name, &block[..4]));
+    doors.history.note(&format!("{} registers {} in {pool}", user.name, &block[..4]));
     let may_read = doors.reads(user, pool).is_some();
     let may_write = may_replace_block(doors, user, &block);
     let text = format!(
@@ -198,7 +198,7 @@ fn register_block(doors: &mut Doors, user: &User, sequence: usize) {
 
 fn look_at_block(doors: &mut Doors, user: &User, sequence: usize) {
     let (block, path) = block_of(doors, sequence);
-    doors.history.note(format!("{} looks at {}", user.name, &block[..4]));
+    doors.history.note(&format!("{} looks at {}", user.name, &block[..4]));
     let is_seen = doors.sees(user, &path);
     let is_read = doors.reads(user, &path).is_some();
     doors.count("stat of a block", is_seen);
@@ -212,7 +212,7 @@ fn look_at_block(doors: &mut Doors, user: &User, sequence: usize) {
 
 fn withdraw_block(doors: &mut Doors, user: &User, sequence: usize) {
     let (block, path) = block_of(doors, sequence);
-    doors.history.note(format!("{} withdraws {}", user.name, &block[..4]));
+    doors.history.note(&format!("{} withdraws {}", user.name, &block[..4]));
     let may = may_replace_block(doors, user, &block);
     let at = doors.at(&path);
     let outcome = user.does(move || fs::remove_file(at));
@@ -230,7 +230,7 @@ fn read_attribute(doors: &mut Doors, user: &User, sequence: usize) {
     let by_path = layer(name, 0, PAGE);
     let by_prefix = format!("{}/000.safetensors", prefix_directory(doors, sequence));
     let path = if doors.random.is_true() { by_path.clone() } else { by_prefix };
-    doors.history.note(format!("{} reads {attribute} of {path}", user.name));
+    doors.history.note(&format!("{} reads {attribute} of {path}", user.name));
     let at = doors.at(&path);
     let is_told = user.does(move || getxattr(at, &attribute).is_ok());
     doors.count("attribute", is_told);
@@ -248,7 +248,7 @@ fn set_attribute(doors: &mut Doors, user: &User, sequence: usize) {
         2 => ("ttl", POOLS[0].to_owned(), "user.kvfs.ttl", years),
         _ => ("collection", String::new(), "user.kvfs.gc", "dry-run"),
     };
-    doors.history.note(format!("{} sets {attribute} of {path:?}", user.name));
+    doors.history.note(&format!("{} sets {attribute} of {path:?}", user.name));
     let at = doors.at(&path);
     let owner = fs::metadata(&at).unwrap().uid();
     let outcome = user.does(move || setxattr(at, attribute, value.as_bytes()));
@@ -260,7 +260,7 @@ fn set_attribute(doors: &mut Doors, user: &User, sequence: usize) {
 
 fn read_views(doors: &mut Doors, user: &User) {
     let view = *doors.random.pick(&["status", "metrics", "config", "errors"]);
-    doors.history.note(format!("{} reads {view}", user.name));
+    doors.history.note(&format!("{} reads {view}", user.name));
     let is_read = doors.reads(user, &format!(".kvfs/{view}")).is_some();
     doors.count("view", is_read);
     doors.history.assert(!is_read || user.uid == 0, || "it was read".to_owned());
