@@ -56,7 +56,7 @@ impl FileSystem {
         let mut state = self.state();
         let (inode, class) = match state.directory(id) {
             // A removed directory that somebody still has open is empty.
-            Err(FsError::NotDirectory | FsError::NotFound) => return Ok(()),
+            Err(FsError::NotDirectory | FsError::NotFound | FsError::Stale) => return Ok(()),
             outcome => outcome?,
         };
         let Kind::Directory { parent, .. } = inode.kind else {

@@ -154,11 +154,13 @@ impl State {
         self.metadata.inode(id)?.ok_or(FsError::NotFound)
     }
 
-    /// A directory and its class.
+    /// A directory and its class. One that the daemon has removed while the kernel knew it under a name is
+    /// stale, not absent: whoever has come by that name looks it up anew, since another may have it.
     pub(crate) fn directory(&self, id: InodeId) -> Result<(Inode, DirectoryClass), FsError> {
         let inode = self.inode(id)?;
         match inode.kind {
             Kind::Directory { class, .. } => Ok((inode, class)),
+            Kind::Special { file_type: libc::S_IFDIR, .. } => Err(FsError::Stale),
             _ => Err(FsError::NotDirectory),
         }
     }

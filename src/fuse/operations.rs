@@ -51,11 +51,11 @@ impl Operations {
     /// The answer to ioctl: Python asks each file that it opens whether it is a terminal.
     pub(super) const NO_COMMANDS: Errno = Errno::ENOTTY;
 
-    pub(super) fn lookup(&self, place: Place, reply: impl Reply<Entry>) {
+    pub(super) fn lookup(&self, place: Place, caller: Caller, reply: impl Reply<Entry>) {
         let _held = self.held(Operation::Lookup);
         let awaited = self.fs.look_up_waits(place.parent).or_else(|| self.fs.lookup_waits(&place));
         self.once(awaited, move |shared: &Shared| {
-            let outcome = shared.call(Operation::Lookup, |fs| fs.lookup(place.parent, &place.name));
+            let outcome = shared.call(Operation::Lookup, |fs| fs.lookup_for(&place, caller));
             reply.send(outcome.and_then(Entry::of_lookup));
         });
     }

@@ -16,6 +16,7 @@ in_both_modes!(
     a_block_is_found_by_its_hash_and_read_as_a_page,
     a_block_goes_with_its_bytes,
     a_withdrawn_block_does_not_come_back_with_a_copy_of_its_descriptor,
+    a_refused_description_is_not_registered_by_a_later_close,
     a_description_that_cannot_be_is_refused,
     a_block_is_registered_with_the_command_line,
 );
@@ -142,6 +143,26 @@ fn a_withdrawn_block_does_not_come_back_with_a_copy_of_its_descriptor(mode: Mode
     child.wait().unwrap();
     std::thread::sleep(std::time::Duration::from_millis(50));
     assert!(engine.find().is_none() && !first.is_current().unwrap());
+    assert_eq!(engine.mount.status("registered_blocks"), "0");
+}
+
+fn a_refused_description_is_not_registered_by_a_later_close(mode: Mode) {
+    use crate::common::sys::{close, duplicate};
+    let engine = Engine::new(mode);
+    let text = serde_json::to_vec(&Engine::map()).unwrap();
+    let (pool, away) = (engine.mount.files("pool"), engine.mount.files("away"));
+    rename(&pool, &away).unwrap();
+    let _quiet = forks::no_forks();
+    let description = open(engine.path(), libc::O_WRONLY | libc::O_CREAT).unwrap();
+    let copies = [duplicate(&description), duplicate(&description)];
+    description.write_all_at(&text[..100], 0).unwrap();
+    assert_errno(close(description), libc::EINVAL);
+    // It was half of one, which the other half completes.
+    let [first, second] = copies;
+    first.write_all_at(&text[100..], 100).unwrap();
+    assert_errno(close(first), libc::EINVAL);
+    rename(away, pool).unwrap();
+    assert_errno(close(second), libc::EINVAL);
     assert_eq!(engine.mount.status("registered_blocks"), "0");
 }
 

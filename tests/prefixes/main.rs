@@ -13,5 +13,6 @@ mod command;
 mod machines;
 mod private;
 mod random;
+mod saved;
 mod shared;
 mod writer;

@@ -19,10 +19,14 @@ const DAEMON: u32 = 1;
 as_root!(
     (fuse, root, setpriv)
     a_private_sequence_is_found_by_nobody,
+    what_is_above_a_sequence_is_closed_to_its_owner_too,
     a_slot_is_as_private_as_its_pages,
     a_slot_takes_the_place_of_nobody_elses_sequence,
     a_block_tells_nothing_of_files_that_its_writer_cannot_read,
+    a_block_is_there_for_who_may_read_its_file,
+    a_sticky_bit_keeps_blocks_for_who_registered_them,
     one_user_does_not_lock_others_out,
+    one_user_does_not_save_slots_for_ever,
     counters_are_for_who_mounted,
     tenants_share_nothing,
 );
@@ -84,6 +88,26 @@ fn a_private_sequence_is_found_by_nobody(mode: Mode) {
     assert_eq!(found(), (70, true));
 }
 
+fn what_is_above_a_sequence_is_closed_to_its_owner_too(mode: Mode) {
+    let (mount, model, sequence) = with_sequence(mode);
+    let sequences = model.directory(&mount).join("sequences");
+    let first_page = &bytes(&sequence.tokens)[..model.page_tokens() as usize * 4];
+    let hash = PrefixHash::next(None, first_page).to_string();
+    let by_hash = format!("test -e models/small/prefixes/{}/{hash}", &hash[..2]);
+    let by_name = "cat models/small/slots/chat.bin > /dev/null";
+    let is_found =
+        |script: &str| output(&mut shell_as(mount.path(), DAEMON, script)).status.success();
+    // Nobody else may ask.
+    let owner = format!("{DAEMON}:{DAEMON}");
+    succeed(Command::new("chown").arg(owner).arg(model.directory(&mount)));
+    chmod(&model.directory(&mount), 0o700);
+    assert!(is_found(&by_hash) && is_found(by_name));
+    chmod(&sequences, 0o700);
+    assert!(!is_found("cat models/small/sequences/chat/tokens"));
+    assert!(!is_found(&by_hash));
+    assert!(!is_found(by_name));
+}
+
 fn a_slot_is_as_private_as_its_pages(mode: Mode) {
     let (mount, model, _) = with_sequence(mode);
     let directory = model.sequence(&mount, "chat");
@@ -95,7 +119,10 @@ fn a_slot_is_as_private_as_its_pages(mode: Mode) {
         let path = directory.join(below);
         let before = std::fs::metadata(&path).unwrap().mode() & 0o7777;
         chmod(&path, mode);
-        assert_denied(&mount, NOBODY, read);
+        // Its length tells how much was said.
+        let seen = output(&mut shell_as(mount.path(), NOBODY, "stat models/small/slots/chat.bin"));
+        let told = String::from_utf8_lossy(&seen.stderr).into_owned();
+        assert!(told.contains("No such file"), "{told}");
         succeed(&mut shell_as(mount.path(), DAEMON, read));
         chmod(&path, before);
     }
@@ -171,6 +198,90 @@ fn a_block_tells_nothing_of_files_that_its_writer_cannot_read(mode: Mode) {
     assert_eq!(refusals("files/closed/absent"), absent);
     assert_eq!(refusals("files/private"), absent);
     assert!(registers(0, "files/closed/pool"));
+}
+
+/// Registers a block in `files/pool`, as JSON for a shell.
+fn register(user: u32, mount: &Mount) -> bool {
+    let described = r#"{"file":"files/pool","layer":0,"shape":[2,2,1],"sizes":[2048,2048],"offsets":[0,0,0,0]}"#;
+    let script = format!("printf '%s' '{described}' > {}", block());
+    output(&mut shell_as(mount.path(), user, &script)).status.success()
+}
+
+fn block() -> String {
+    format!("models/small/blocks/{}.000", "ab".repeat(32))
+}
+
+fn a_block_is_there_for_who_may_read_its_file(mode: Mode) {
+    let (mount, _, _) = with_sequence(mode);
+    let pool = mount.files("pool");
+    std::fs::write(&pool, vec![0; 1 << 20]).unwrap();
+    assert!(register(0, &mount), "{:?}", mount.errors());
+    let is_there = |user| {
+        let script = format!("cat {} > /dev/null", block());
+        output(&mut shell_as(mount.path(), user, &script)).status.success()
+    };
+    assert!(is_there(NOBODY));
+    chmod(&pool, 0o600);
+    assert!(!is_there(NOBODY) && is_there(0));
+    chmod(&pool, 0o644);
+    chmod(&mount.files(""), 0o700);
+    assert!(!is_there(NOBODY) && is_there(0));
+}
+
+fn a_sticky_bit_keeps_blocks_for_who_registered_them(mode: Mode) {
+    let (mount, model, _) = with_sequence(mode);
+    let pool = mount.files("pool");
+    std::fs::write(&pool, vec![0; 1 << 20]).unwrap();
+    chmod(&model.directory(&mount), 0o1777);
+    assert!(register(DAEMON, &mount), "{:?}", mount.errors());
+    let withdraw = format!("rm -f {}", block());
+    assert!(!register(NOBODY, &mount));
+    assert_denied(&mount, NOBODY, &withdraw);
+    assert!(register(DAEMON, &mount));
+    succeed(&mut shell_as(mount.path(), DAEMON, &withdraw));
+    // Who was there first, when both have made one, keeps it.
+    let late =
+        format!("exec 3> {}; echo made; read line; printf '%s' \"$line\" >&3; exec 3>&-", block());
+    let mut command = shell_as(mount.path(), NOBODY, &late);
+    command.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped());
+    let mut child = crate::common::forks::spawn(&mut command).unwrap();
+    let mut said = String::new();
+    let mut answers = std::io::BufReader::new(child.stdout.take().unwrap());
+    std::io::BufRead::read_line(&mut answers, &mut said).unwrap();
+    assert!(register(DAEMON, &mount));
+    let described = r#"{"file":"files/pool","layer":0,"shape":[2,2,1],"sizes":[2048,2048],"offsets":[9,9,9,9]}"#;
+    let mut told = child.stdin.take().unwrap();
+    std::io::Write::write_all(&mut told, format!("{described}\n").as_bytes()).unwrap();
+    drop(told);
+    child.wait().unwrap();
+    let kept = std::fs::read_to_string(mount.join(block())).unwrap();
+    assert!(kept.contains("[0,0,0,0]"), "{kept}");
+    // Without the bit they are for all who may write there.
+    chmod(&model.directory(&mount), 0o777);
+    assert!(register(NOBODY, &mount));
+    succeed(&mut shell_as(mount.path(), DAEMON, &withdraw));
+}
+
+fn one_user_does_not_save_slots_for_ever(mode: Mode) {
+    crate::require!(python);
+    let (mount, model, _) = with_sequence(mode);
+    for directory in [model.directory(&mount), model.directory(&mount).join("sequences")] {
+        chmod(&directory, 0o777);
+    }
+    let taker = r#"python3 -c "
+import os
+taken = 0
+try:
+    while taken < 100:
+        os.open(f'models/small/slots/new-{taken}.bin', os.O_WRONLY | os.O_CREAT); taken += 1
+except OSError as error:
+    print(taken, error.errno, flush=True)
+""#;
+    let count = || succeed(&mut shell_as(mount.path(), NOBODY, taker)).trim().to_owned();
+    let expected = format!("16 {}", libc::EAGAIN);
+    assert_eq!(count(), expected);
+    // They go with the one who had them.
+    crate::common::eventually("all to be closed", || (count() == expected).then_some(()));
 }
 
 fn one_user_does_not_lock_others_out(mode: Mode) {

@@ -17,6 +17,7 @@ as_root!(
     limits_belong_to_the_owner,
     a_limit_deletes_what_its_owner_could,
     in_a_sticky_directory_everybody_keeps_his_own,
+    what_is_closed_while_a_limit_deletes_stays,
 );
 
 /// A directory of a user.
@@ -101,4 +102,23 @@ fn in_a_sticky_directory_everybody_keeps_his_own(mode: Mode) {
     settle();
     let left: Vec<bool> = files.iter().map(|path| path.exists()).collect();
     assert_eq!(left, [false, false, true, true]);
+}
+
+fn what_is_closed_while_a_limit_deletes_stays(mode: Mode) {
+    let mount = Mount::new(mode);
+    let team = mount.files("team");
+    directory(&team, BOB, 0o777);
+    let shared = team.join("shared");
+    directory(&shared, ALICE, 0o777);
+    write_files(&mount, &shared, 800);
+    let count = || fs::read_dir(&shared).unwrap().count();
+    setxattr(&team, "user.kvfs.quota", b"1").unwrap();
+    // The walk has seen all of them and goes on with what it saw.
+    eventually("the first to go", || (count() < 800).then_some(()));
+    fs::set_permissions(&shared, Permissions::from_mode(0o755)).unwrap();
+    let left = count();
+    assert!(left > 0, "all went before it was closed");
+    settle();
+    // One was on its way.
+    assert!(count() + 1 >= left, "{} of {left} are left", count());
 }

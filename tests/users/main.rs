@@ -17,10 +17,16 @@
 #[macro_use]
 mod common;
 
+mod doors;
 mod operation;
 mod plain;
+mod rights;
 mod tree;
+mod tries;
 mod user;
+#[path = "../prefixes/writer.rs"]
+#[allow(dead_code, reason = "the tests of prefixes do more with sequences")]
+mod writer;
 
 use std::collections::VecDeque;
 
@@ -42,7 +48,7 @@ impl History {
         History { seed, number: 0, last: VecDeque::new() }
     }
 
-    pub(crate) fn note(&mut self, line: String) {
+    pub(crate) fn note(&mut self, line: &str) {
         self.number += 1;
         if self.last.len() == TOLD {
             self.last.pop_front();

@@ -211,7 +211,7 @@ impl Tree {
             }
             Operation::Link(from, to) => fs::hard_link(at(from), at(to)).map(done),
             Operation::Symlink(target, path) => symlink(target, at(path)).map(done),
-            Operation::ReadLink(path) => Ok(format!("{:?}", fs::read_link(at(path))?)),
+            Operation::ReadLink(path) => Ok(fs::read_link(at(path))?.display().to_string()),
             Operation::Unlink(path) => Ok(done(nix::unistd::unlink(&at(path))?)),
             Operation::Rmdir(path) => fs::remove_dir(at(path)).map(done),
             Operation::Set(path, name, value) => {

@@ -35,7 +35,7 @@ pub(crate) fn names_are_as_on_a_disk(mode: Mode) {
         for number in first..count.min(first + EMPTIED_EVERY) {
             let _quiet = no_forks();
             let (user, operation) = (random.pick(&users), Operation::any(&mut random));
-            history.note(format!("{} {operation:?}", user.name));
+            history.note(&format!("{} {operation:?}", user.name));
             let [kvfs, disk] = trees.each_ref().map(|tree| {
                 let (tree, operation) = (tree.clone(), operation.clone());
                 user.does(move || tree.answer(&operation))
@@ -48,7 +48,9 @@ pub(crate) fn names_are_as_on_a_disk(mode: Mode) {
         }
         compare(&trees, &history);
         drop((trees, opened));
-        places.iter().for_each(|place| fs::remove_dir_all(place).unwrap());
+        for place in &places {
+            fs::remove_dir_all(place).unwrap();
+        }
     }
     println!("seed {seed}: {done} done, {refused} refused alike, {:?}", begun.elapsed());
     assert!(count < 1000 || done > count / 10 && refused > count / 10, "{done} {refused}");

@@ -29,7 +29,7 @@ impl Readers {
     /// For what the daemon reads for itself and shows to nobody.
     pub(super) const NOBODY: Self = Self { uid: 0, gid: 0, bits: 0 };
 
-    /// Whether all of them may read this as well; whoever owns a sequence passes what is above it.
+    /// Whether all of them may read this as well.
     pub(super) fn may_read(self, inode: &Inode) -> bool {
         self.bits & !granted(inode, self.uid, self.gid) == 0
     }
@@ -39,12 +39,13 @@ impl Readers {
     }
 }
 
-/// Who of the owner `uid`, the group `gid` and all others is let in by an inode, whosesoever it is.
+/// Who of the owner `uid`, the group `gid` and all others is let in by an inode, whosesoever it is. That the
+/// owner of a sequence is in its group is all that is known of the groups of users.
 fn granted(inode: &Inode, uid: u32, gid: u32) -> u16 {
     let lets_in = if inode.is_directory() { (inode.mode & 0o111) << 2 } else { inode.mode & 0o444 };
     let to_all = if lets_in & SHARED == SHARED { 0o444 } else { 0 };
-    let owner = if inode.uid == uid { lets_in } else { to_all };
     let group = if inode.gid == gid { lets_in } else { to_all };
+    let owner = if inode.uid == uid { lets_in } else { group << 3 };
     owner & 0o400 | group & 0o040 | to_all & OTHERS
 }
 
@@ -58,8 +59,7 @@ impl State {
             readers.narrow(&self.inode(tokens.inode)?);
         }
         if let Kind::Directory { parent, .. } = directory.kind {
-            let above = self.inode(parent)?;
-            readers.bits &= granted(&above, readers.uid, readers.gid) | 0o400;
+            readers.narrow(&self.inode(parent)?);
         }
         Ok(readers)
     }
@@ -90,6 +90,10 @@ impl State {
         let group_is_other = model.gid != readers.gid && askers != 0;
         if owner_is_other || group_is_other || askers & OTHERS != 0 {
             askers = SHARED;
+        }
+        // What is above a sequence, or somebody else's file in it, may be closed to its owner too.
+        if readers.uid != 0 {
+            askers |= 0o400;
         }
         Ok(askers & !readers.bits == 0)
     }
@@ -140,9 +144,13 @@ impl Caller {
 
     /// Whether a name in a directory is for this user to remove.
     pub(in crate::fs) fn may_remove(self, directory: &Inode, named: &Inode) -> bool {
+        self.may_change(directory) && self.passes_sticky(directory, named.uid)
+    }
+
+    /// Whether the sticky bit of a directory lets this user remove what `owner` has put there.
+    pub(super) fn passes_sticky(self, directory: &Inode, owner: u32) -> bool {
         let is_sticky = directory.mode & 0o1000 != 0;
-        let owns = [named.uid, directory.uid].contains(&self.uid) || self.uid == 0;
-        self.may_change(directory) && (!is_sticky || owns)
+        !is_sticky || self.uid == 0 || [owner, directory.uid].contains(&self.uid)
     }
 }
 
@@ -262,7 +270,9 @@ mod tests {
         check(false, (0o604, 7, 8), 0o400);
         // Somebody else's.
         check(false, (0o644, 1, 1), 0o444);
-        check(false, (0o640, 1, 8), 0o040);
+        check(false, (0o640, 1, 8), 0o440);
+        check(false, (0o604, 1, 8), 0);
+        check(true, (0o700, 1, 1), 0);
         check(false, (0o600, 1, 1), 0);
         // Of directories it counts who may enter.
         check(true, (0o711, 7, 8), 0o444);

@@ -58,9 +58,18 @@ impl Default for Blocks {
     }
 }
 
+/// A block that is registered.
+#[derive(Clone, Debug)]
+struct Block {
+    file: InodeId,
+    /// Who has registered it.
+    owner: u32,
+    map: Arc<BlockMap>,
+}
+
 #[derive(Debug, Default)]
 struct Registered {
-    by_key: HashMap<BlockKey, (InodeId, Arc<BlockMap>)>,
+    by_key: HashMap<BlockKey, Block>,
     by_file: HashMap<InodeId, Vec<BlockKey>>,
     buffers: usize,
     last: u64,
@@ -86,24 +95,26 @@ impl Blocks {
 }
 
 impl Registered {
-    fn put(&mut self, key: BlockKey, file: InodeId, mut block: BlockMap) -> Result<(), FsError> {
+    fn put(
+        &mut self, key: BlockKey, (file, owner): (InodeId, u32), mut map: BlockMap,
+    ) -> Result<(), FsError> {
         self.withdraw(key);
-        let is_full = self.by_key.len() >= BLOCKS_MAX
-            || self.buffers + block.offsets.len() > BUFFERS_TOTAL_MAX;
+        let is_full =
+            self.by_key.len() >= BLOCKS_MAX || self.buffers + map.offsets.len() > BUFFERS_TOTAL_MAX;
         if is_full {
             return Err(FsError::NoRoom);
         }
         self.last += 1;
-        (block.inode, block.registration) = (Some(file.0), Some(self.last));
-        self.buffers += block.offsets.len();
-        self.by_key.insert(key, (file, Arc::new(block)));
+        (map.inode, map.registration) = (Some(file.0), Some(self.last));
+        self.buffers += map.offsets.len();
+        self.by_key.insert(key, Block { file, owner, map: Arc::new(map) });
         self.by_file.entry(file).or_default().push(key);
         Ok(())
     }
 
     /// Whether it was there.
     fn withdraw(&mut self, key: BlockKey) -> bool {
-        let Some(file) = self.by_key.get(&key).map(|(file, _)| *file) else { return false };
+        let Some(file) = self.by_key.get(&key).map(|block| block.file) else { return false };
         self.forget(key);
         if let Some(keys) = self.by_file.get_mut(&file) {
             keys.retain(|other| *other != key);
@@ -115,8 +126,8 @@ impl Registered {
     }
 
     fn forget(&mut self, key: BlockKey) {
-        if let Some((_, block)) = self.by_key.remove(&key) {
-            self.buffers -= block.offsets.len();
+        if let Some(block) = self.by_key.remove(&key) {
+            self.buffers -= block.map.offsets.len();
         }
     }
 }
@@ -138,6 +149,9 @@ struct Text {
     /// `close()` comes once more for each copy of the descriptor that dup or fork made. What was withdrawn
     /// meanwhile must not come back with it.
     is_registered: bool,
+    /// How much there was when it was refused. Unless more was written since, another `close()` is refused
+    /// too: whoever reads why must not find it registered later.
+    refused_bytes: Option<usize>,
 }
 
 impl Draft {
@@ -173,15 +187,16 @@ impl FileSystem {
     }
 
     /// A block whose file has a name and is as long as it was.
-    fn block(&self, key: BlockKey) -> Result<Option<Arc<BlockMap>>, FsError> {
+    fn block(&self, key: BlockKey) -> Result<Option<Block>, FsError> {
         let known = self.blocks.registered().by_key.get(&key).cloned();
-        let Some((file, block)) = known else { return Ok(None) };
+        let Some(block) = known else { return Ok(None) };
+        let file = block.file;
         let is_there = {
             let state = self.state();
             match state.metadata.inode(file)? {
                 Some(inode) if inode.links > 0 && !state.is_known_damaged(file) => {
                     let size = state.attributes_of(&self.store, file, &inode)?.size;
-                    block.end().is_some_and(|end| end <= size)
+                    block.map.end().is_some_and(|end| end <= size)
                 }
                 _ => false,
             }
@@ -195,8 +210,25 @@ impl FileSystem {
     /// What reading a block gives; empty while it is being described.
     pub(super) fn block_text(&self, key: BlockKey) -> Result<String, FsError> {
         let block = self.block(key)?;
-        let text = block.map(|block| serde_json::to_string(block.as_ref()).map(|text| text + "\n"));
+        let text =
+            block.map(|block| serde_json::to_string(block.map.as_ref()).map(|text| text + "\n"));
         Ok(text.transpose().map_err(|_| FsError::Invalid)?.unwrap_or_default())
+    }
+
+    /// Who has registered a block, if it is there.
+    pub(super) fn owner_of_block(&self, key: BlockKey) -> Option<u32> {
+        self.blocks.registered().by_key.get(&key).map(|block| block.owner)
+    }
+
+    /// Whether a user may know of a block: who has registered it, and who may read what it is in.
+    pub(super) fn shows_block(&self, key: BlockKey, caller: Caller) -> Result<bool, FsError> {
+        let known = self.blocks.registered().by_key.get(&key).cloned();
+        let Some(block) = known else { return Ok(false) };
+        if [0, block.owner].contains(&caller.uid) {
+            return Ok(true);
+        }
+        let found = self.state().readable_file(caller, Path::new(&block.map.file))?;
+        Ok(found == Some(block.file))
     }
 
     /// Makes a description in `blocks/`; none if the place is another one.
@@ -241,7 +273,8 @@ impl FileSystem {
     ) -> Result<Opened, FsError> {
         let held = self.blocks.draft_bytes.take(caller.uid, DRAFT_BYTES_MIN);
         let held = held.ok_or(FsError::NoRoom)?;
-        let text = Mutex::new(Text { bytes: Vec::new(), held, is_registered: false });
+        let text =
+            Mutex::new(Text { bytes: Vec::new(), held, is_registered: false, refused_bytes: None });
         let served = Served::Draft(Arc::new(Draft { key, caller, text }));
         Ok(self.add_block_handle(Handle::new(id, true, served)))
     }
@@ -263,6 +296,18 @@ impl FileSystem {
         if text.bytes.is_empty() || text.is_registered {
             return Ok(());
         }
+        if text.refused_bytes == Some(text.bytes.len()) {
+            return Err(FsError::Refused);
+        }
+        let outcome = self.register_described(draft, &text.bytes);
+        match &outcome {
+            Ok(()) => (text.bytes, text.is_registered) = (Vec::new(), true),
+            Err(_) => text.refused_bytes = Some(text.bytes.len()),
+        }
+        outcome
+    }
+
+    fn register_described(&self, draft: &Draft, text: &[u8]) -> Result<(), FsError> {
         let key = draft.key;
         let refused = |why: String| {
             let name = format_block(&key.hash, key.layer);
@@ -270,7 +315,7 @@ impl FileSystem {
             self.report(&place, SealError::Refused(PageError::Size(why)))
         };
         let block: BlockMap =
-            serde_json::from_slice(&text.bytes).map_err(|error| refused(error.to_string()))?;
+            serde_json::from_slice(text).map_err(|error| refused(error.to_string()))?;
         self.publish_manifest_above(key.model)?;
         let rules = self.model_of(&mut self.state(), key.model);
         let rules = rules.map_err(|_| refused("the model has no manifest.json".to_owned()))?;
@@ -294,9 +339,14 @@ impl FileSystem {
         if block.end().is_none_or(|end| end > size) {
             return Err(refused(format!("{} has {size} bytes, a buffer ends behind", block.file)));
         }
-        self.blocks.registered().put(key, file, block)?;
-        (text.bytes, text.is_registered) = (Vec::new(), true);
-        Ok(())
+        let model = self.state().inode(key.model)?;
+        let mut registered = self.blocks.registered();
+        // Since it was opened, somebody else may have registered another one.
+        let known = registered.by_key.get(&key).map(|block| block.owner);
+        if known.is_some_and(|owner| !draft.caller.passes_sticky(&model, owner)) {
+            return Err(FsError::NotPermitted);
+        }
+        registered.put(key, (file, draft.caller.uid), block)
     }
 }
 
@@ -322,7 +372,7 @@ mod tests {
             |layer| BlockKey { model: InodeId(1), hash: PrefixHash([0; 32]), layer: Layer(layer) };
         let blocks = Blocks::default();
         let put = |layer, file, buffers| {
-            blocks.registered().put(key(layer), InodeId(file), block(buffers)).unwrap();
+            blocks.registered().put(key(layer), (InodeId(file), 0), block(buffers)).unwrap();
         };
         put(0, 7, 2);
         put(1, 7, 3);
@@ -342,7 +392,7 @@ mod tests {
     fn there_is_an_end_to_how_many() {
         let key = BlockKey { model: InodeId(1), hash: PrefixHash([0; 32]), layer: Layer(0) };
         let mut registered = Registered { buffers: BUFFERS_TOTAL_MAX - 1, ..Default::default() };
-        let outcome = registered.put(key, InodeId(7), block(2));
+        let outcome = registered.put(key, (InodeId(7), 0), block(2));
         assert!(matches!(outcome, Err(FsError::NoRoom)));
     }
 }

@@ -12,6 +12,7 @@ use kvfs_formats::slot::Slot;
 use kvfs_formats::{Rows, SequenceFile, sequence_files};
 
 use super::Virtual;
+use super::shares::Share;
 use super::slot::{Kind, SlotKey, is_of_slots};
 use crate::fs::attributes::{Caller, Found, Place};
 use crate::fs::create::{Created, NewNode};
@@ -43,6 +44,8 @@ pub(in crate::fs) struct SlotDraft {
     caller: Caller,
     file: Box<dyn DiskFile>,
     progress: Mutex<Progress>,
+    /// Counted: each takes a descriptor of the daemon and room on the disk.
+    _open: Share,
 }
 
 #[derive(Debug, Default)]
@@ -143,6 +146,7 @@ impl FileSystem {
             return Err(FsError::NotPermitted);
         }
         self.check_may_save(caller, model, &sequence)?;
+        let open = self.prefixes.queries.take(caller.uid, 1).ok_or(FsError::TryAgain)?;
         self.throttle()?;
         descriptors::check()?;
         let draft = SlotDraft {
@@ -155,6 +159,7 @@ impl FileSystem {
             caller,
             file: self.store.scratch()?,
             progress: Mutex::default(),
+            _open: open,
         };
         let served = Served::SlotDraft(Arc::new(draft));
         Ok(Opened {

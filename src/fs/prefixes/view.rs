@@ -138,6 +138,31 @@ impl FileSystem {
         Ok(Some(Lookup::Found(Found { attributes, name_is_stable: false })))
     }
 
+    /// Finds a name for a user. In `slots/` and `blocks/` what he may not read is not there for him: lengths
+    /// and hashes tell of conversations. Where a group may read a slot, only the kernel knows who is in it,
+    /// so the slot is shown to all, and read by those.
+    pub fn lookup_for(&self, place: &Place, caller: Caller) -> Result<Lookup, FsError> {
+        let found = self.lookup(place.parent, &place.name)?;
+        let Lookup::Found(Found { attributes, .. }) = &found else { return Ok(found) };
+        let id = attributes.inode;
+        if caller.uid == 0 || !super::is_virtual(id) {
+            return Ok(found);
+        }
+        let is_shown = match self.virtual_inode(id)? {
+            Virtual::Slot(_) => {
+                let is_shared = attributes.mode & 0o044 != 0;
+                is_shared || attributes.uid == caller.uid && attributes.mode & 0o400 != 0
+            }
+            Virtual::Block(key) => self.shows_block(key, caller)?,
+            _ => true,
+        };
+        if is_shown {
+            return Ok(found);
+        }
+        self.forget_prefix(id, 1);
+        Ok(Lookup::Absent { stable: false })
+    }
+
     /// Whether the pages of a virtual directory must come from another store first.
     pub(super) fn must_adopt_to_list(&self, id: InodeId) -> bool {
         match self.virtual_inode(id) {
@@ -186,8 +211,12 @@ impl FileSystem {
             (uid, gid, slot_readers) = (readers.uid, readers.gid, readers.bits);
             size = shape.length();
         }
+        let is_sticky = model.mode & 0o1000 != 0;
         if let Virtual::Block(key) = meaning {
             size = self.block_text(key)?.len() as u64;
+            if is_sticky {
+                uid = self.owner_of_block(key).unwrap_or(uid);
+            }
         }
         Ok(Attributes {
             inode: id,
@@ -197,9 +226,11 @@ impl FileSystem {
                 Virtual::Match(_) => readable | readable >> 1,
                 // Its owner may put another one in its place.
                 Virtual::Slot(..) => slot_readers | (slot_readers & 0o400) >> 1,
-                // Who may change what is in the model's directory may.
+                // Who may change what is in the model's directory may, but for what a sticky bit keeps.
+                Virtual::Block(_) if is_sticky => 0o600 | model.mode & 0o044,
                 Virtual::Block(_) | Virtual::NewSlot(..) => model.mode & 0o666,
-                Virtual::Blocks(_) | Virtual::Slots(_) => model.mode & 0o777,
+                Virtual::Blocks(_) => model.mode & 0o1777,
+                Virtual::Slots(_) => model.mode & 0o777,
                 _ => model.mode & 0o555,
             },
             links: if is_file { 1 } else { 2 },
@@ -268,6 +299,12 @@ impl FileSystem {
                 self.open_block(id, key)
             };
         }
+        if let Virtual::Slot(key) = meaning
+            && writes
+            && flags & libc::O_TRUNC != 0
+        {
+            return self.replace_slot(id, key, caller);
+        }
         let open = self.prefixes.queries.take(caller.uid, 1).ok_or(FsError::TryAgain)?;
         let served = match meaning {
             Virtual::Match(model) => {
@@ -275,9 +312,6 @@ impl FileSystem {
                 let held = Mutex::new(held.ok_or(FsError::NoRoom)?);
                 let query = Query { model, dialogue: Mutex::default(), held, _open: open };
                 Served::Query(Arc::new(query))
-            }
-            Virtual::Slot(key) if writes && flags & libc::O_TRUNC != 0 => {
-                return self.replace_slot(id, key, caller);
             }
             Virtual::Slot(..) if writes => return Err(FsError::NotPermitted),
             Virtual::Slot(key) => Served::Slot(Arc::new(self.open_slot(id, key, open)?)),

@@ -15,6 +15,7 @@ mod expired;
 mod pass;
 mod policy;
 mod remove;
+mod rights;
 mod tree;
 mod uses;
 
@@ -30,8 +31,9 @@ use crate::observe::RetentionCounters;
 use crate::store::disk::Space;
 use crate::store::record::{DEPTH_MAX, InodeId, Kind, Time};
 use clock::Clock;
-use pass::{Pass, Root};
+use pass::Pass;
 use policy::{Policies, Policy};
+use rights::Root;
 use uses::Uses;
 
 pub(super) use policy::{AGE, QUOTA, TTL, is_limit};

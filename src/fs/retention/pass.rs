@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::policy::Policy;
 use super::remove::{Kept, Removal};
+use super::rights::Root;
 use super::uses::after;
 use super::{Reason, Walked};
 use crate::fs::attributes::Place;
@@ -41,29 +42,6 @@ pub(super) struct Unit {
 pub(super) enum What {
     File(InodeId, Place),
     Sequence(InodeId),
-}
-
-/// A directory with a limit.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Root {
-    pub(super) id: InodeId,
-    pub(super) class: DirectoryClass,
-    /// Whoever owns a directory may limit it, and the limit deletes only what its owner could.
-    pub(super) owner: u32,
-}
-
-impl Root {
-    /// Whether its owner may remove names in a directory below it. Which groups users are in is not
-    /// known here.
-    fn may_change(&self, directory: &Inode) -> bool {
-        let needed = if directory.uid == self.owner { 0o300 } else { 0o033 };
-        self.owner == 0 || directory.mode & needed == needed
-    }
-
-    /// Whether its owner may remove just his own names there.
-    fn is_sticky(&self, directory: &Inode) -> bool {
-        self.owner != 0 && directory.mode & 0o1000 != 0 && directory.uid != self.owner
-    }
 }
 
 /// A directory that is being read.
@@ -462,7 +440,7 @@ impl FileSystem {
                 Reason::Size => pass.excess(held),
                 Reason::Age | Reason::Ttl => u64::MAX,
             };
-            let removal = self.remove_unit(&unit, bytes_max)?;
+            let removal = self.remove_unit(&pass.limited, &unit, bytes_max)?;
             gone.add(reason, &removal);
             let is_committing = removal.kept == Some(Kept::Committing);
             if !is_committing || removal.files > 0 {

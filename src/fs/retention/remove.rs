@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::pass::{Unit, What};
+use super::rights::Root;
 use crate::fs::attributes::Place;
 use crate::fs::state::State;
 use crate::fs::{FileSystem, FsError, Invalidation};
@@ -50,7 +51,12 @@ impl Kept {
 
 impl FileSystem {
     /// Removes a file, or so many bytes of a sequence from its end.
-    pub(super) fn remove_unit(&self, unit: &Unit, bytes_max: u64) -> Result<Removal, FsError> {
+    pub(super) fn remove_unit(
+        &self, root: &Root, unit: &Unit, bytes_max: u64,
+    ) -> Result<Removal, FsError> {
+        if !self.state().may_still_go(root, unit)? {
+            return Ok(Removal { kept: Some(Kept::Changed), ..Removal::default() });
+        }
         match &unit.what {
             What::File(id, place) => self.remove_file(*id, place, Some(unit.used)),
             What::Sequence(directory) => self.cut_from_end(*directory, bytes_max),

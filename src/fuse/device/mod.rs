@@ -82,7 +82,7 @@ impl Filesystem for Callbacks {
 
     fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let _awake = self.linger.after_reply(request.pid());
-        self.operations.lookup(place(parent, name), reply);
+        self.operations.lookup(place(parent, name), caller(request), reply);
     }
 
     fn forget(&self, _request: &Request, number: INodeNo, count: u64) {

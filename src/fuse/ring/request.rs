@@ -139,7 +139,7 @@ fn serve_named(operations: &Operations, header: &InHeader, ticket: Ticket) -> Op
     }
     let place = Place { parent, name };
     match header.opcode {
-        opcode::LOOKUP => operations.lookup(place, ticket),
+        opcode::LOOKUP => operations.lookup(place, caller, ticket),
         opcode::UNLINK => operations.unlink(place, ticket),
         opcode::RMDIR => operations.remove_directory(place, ticket),
         opcode::RENAME | opcode::RENAME2 => {
