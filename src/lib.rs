@@ -21,7 +21,8 @@
 //! # Ok::<(), kvfs::page::PageError>(())
 //! ```
 
-pub mod page;
+#[doc(inline)]
+pub use kvfs_page as page;
 
 pub mod store;
 
@@ -49,7 +50,6 @@ pub mod observe;
 
 pub mod cli;
 
-mod convert;
-
 mod sync;
-mod sys;
+
+use kvfs_os as sys;

@@ -25,7 +25,8 @@ while [ $# -gt 0 ]; do
 done
 
 if [ ${#files[@]} -eq 0 ]; then
-    files=(--file 'src/fs/**/*.rs' --file 'src/store/**/*.rs' --file 'src/tier/**/*.rs')
+    files=(--file 'src/fs/**/*.rs' --file 'src/store/**/*.rs' --file 'src/tier/**/*.rs' \
+        --file 'crates/encoding/src/**/*.rs')
 fi
 
 tools=$PWD/target/test-tools

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use kvfs_formats::slot::Version;
 
 use super::bench::BenchArguments;
 use super::config::{self, Layer, MountConfig, Named};
@@ -18,7 +19,6 @@ use super::scrub::ScrubArguments;
 use super::seq::SeqArguments;
 use super::size::Size;
 use super::slots::SlotsCommand;
-use crate::ggml::slot::Version;
 
 /// A filesystem whose files are the KV cache of language models.
 #[derive(Debug, Parser)]
@@ -169,7 +169,8 @@ pub(crate) struct MountArguments {
     /// sealed from its first use on, or never
     #[arg(long, value_name = "FILE")]
     remote_key: Option<PathBuf>,
-    /// The same with the keys that a command prints, run by sh; .kvfs/config shows the command
+    /// The same with the keys that a command prints within a minute, run by sh; .kvfs/config shows
+    /// the command
     #[arg(long, value_name = "COMMAND", conflicts_with = "remote_key")]
     remote_key_command: Option<String>,
     /// Disk space for objects: beyond it, they are encoded and leave [default: no limit]

@@ -6,10 +6,12 @@ use std::fmt::Write;
 use std::path::Path;
 use std::time::Duration;
 
+use kvfs_os::mountinfo;
+
 use super::arguments::GcArguments;
 use super::output::{Failure, Outcome, Report, bytes};
 use super::probe::status_value;
-use super::{mountinfo, progress};
+use super::progress;
 use crate::sys;
 
 const GC: &CStr = c"user.kvfs.gc";

@@ -25,7 +25,6 @@ mod inspect;
 mod locks;
 mod logging;
 mod mount;
-pub(crate) mod mountinfo;
 mod movement;
 mod options;
 mod output;

@@ -13,11 +13,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
+use kvfs_os::mountinfo;
 
 use super::arguments::{EvictArguments, EvictTo, PromoteArguments};
 use super::output::{EXIT_FAILED, EXIT_OK, Failure, Outcome, Report, complain};
 use super::probe::status_value;
-use super::{mountinfo, progress, status};
+use super::{progress, status};
 use crate::page::names::MANIFEST;
 use crate::sys;
 

@@ -10,11 +10,12 @@ use std::fmt::Write;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use kvfs_os::mountinfo;
 use serde_json::{Value, json};
 
 use super::output::{Failure, Outcome, Report, bytes};
 use super::probe::status_value;
-use super::{mountinfo, status};
+use super::status;
 use crate::sys;
 use crate::tier::counters::Tier;
 

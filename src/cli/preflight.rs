@@ -7,10 +7,10 @@ use std::fs::OpenOptions;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use kvfs_os::mountinfo;
 use nix::unistd::geteuid;
 
 use super::config::MountConfig;
-use super::mountinfo;
 use super::output::Failure;
 use super::stale;
 use super::unmount::fusermount;

@@ -7,13 +7,14 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use clap::Args;
+use kvfs_os::mountinfo;
 use serde_json::{Map, Value, json};
 
 use super::duration::{Seconds, duration};
 use super::output::{Failure, Outcome, Report, bytes};
 use super::size::Size;
+use super::status;
 use super::summary::Summary;
-use super::{mountinfo, status};
 use crate::sys;
 
 const QUOTA: &CStr = c"user.kvfs.quota";

@@ -1,19 +1,32 @@
 //! Where the keys of a sealed remote come from: a file, or what a command prints.
 //!
 //! A file that others can read is refused, since so is the cache that it seals. The command runs
-//! before the daemon leaves the terminal, so it may ask for a passphrase.
+//! before the daemon leaves the terminal, so it may ask for a passphrase. A mount does not wait for
+//! ever for a command that hangs: it is killed and the mount refused.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
 
 use super::output::{Failure, Outcome, Report};
 use crate::tier::remote::seal::KeyRing;
 
 /// Some keys are a kilobyte; comments have room.
 const TEXT_BYTES_MAX: u64 = 64 << 10;
+/// A passphrase is typed in a minute, and systemd gives up a mount after 90 s.
+const COMMAND_MAX: Duration = Duration::from_secs(60);
+/// How often a command that has printed its keys is asked whether it has ended.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// Nobody but the owner.
 const KEY_MODE: u32 = 0o600;
 
@@ -48,7 +61,7 @@ impl KeySource {
         let (name, text) = match self {
             KeySource::File(path) => (format!("remote_key {}", path.display()), read_file(path)),
             KeySource::Command(command) => {
-                (format!("remote_key_command {command:?}"), run(command))
+                (format!("remote_key_command {command:?}"), run(command, COMMAND_MAX))
             }
         };
         let text = text.map_err(|why| format!("{name}: {why}"))?;
@@ -87,13 +100,62 @@ fn read_file(path: &Path) -> Result<String, String> {
     read(file)
 }
 
-fn run(command: &str) -> Result<String, String> {
-    let child = Command::new("sh").args(["-c", command]).stdout(Stdio::piped()).spawn();
-    let mut child = child.map_err(|error| format!("sh: {error}"))?;
-    // The end of its output is dropped with the pipe, so it does not wait for a reader.
-    let text = child.stdout.take().map_or(Ok(String::new()), read);
-    let status = child.wait().map_err(|error| error.to_string())?;
-    text.and_then(|text| if status.success() { Ok(text) } else { Err(status.to_string()) })
+fn run(command: &str, at_most: Duration) -> Result<String, String> {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", command]).stdout(Stdio::piped());
+    // What the shell has started is killed with it. At a terminal it stays in the group in front:
+    // another one could not ask for a passphrase, and an interrupt would pass it by.
+    let has_group = File::open("/dev/tty").is_err();
+    if has_group {
+        shell.process_group(0);
+    }
+    let mut child = shell.spawn().map_err(|error| format!("sh: {error}"))?;
+    let outcome = printed(&mut child, Instant::now() + at_most).and_then(|printed| {
+        printed.ok_or_else(|| format!("was killed: it had not ended after {at_most:?}"))
+    });
+    if outcome.is_err() {
+        // Neither is wrong if the command has ended meanwhile: its number is taken until the wait.
+        let group = i32::try_from(child.id()).map(Pid::from_raw);
+        if let (true, Ok(group)) = (has_group, group) {
+            let _ = killpg(group, Signal::SIGKILL);
+        }
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+    let (text, status) = outcome?;
+    if status.success() { Ok(text) } else { Err(status.to_string()) }
+}
+
+/// All output of a command and how it ended; None if it had not by then.
+fn printed(child: &mut Child, until: Instant) -> Result<Option<(String, ExitStatus)>, String> {
+    let mut output = child.stdout.take().ok_or("has no output")?;
+    let mut bytes = Vec::new();
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let left = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
+        match poll(&mut [PollFd::new(output.as_fd(), PollFlags::POLLIN)], left) {
+            Ok(0) => return Ok(None),
+            Err(Errno::EINTR) => continue,
+            outcome => outcome.map_err(|errno| errno.to_string())?,
+        };
+        let mut part = [0; 4096];
+        let count = output.read(&mut part).map_err(|error| error.to_string())?;
+        if count == 0 {
+            break;
+        }
+        bytes.extend_from_slice(&part[..count]);
+        if bytes.len() as u64 > TEXT_BYTES_MAX {
+            break;
+        }
+    }
+    let text = read(bytes.as_slice())?;
+    while Instant::now() < until {
+        if let Some(status) = child.try_wait().map_err(|error| error.to_string())? {
+            return Ok(Some((text, status)));
+        }
+        std::thread::sleep(POLL_INTERVAL);
+    }
+    Ok(None)
 }
 
 fn read(from: impl Read) -> Result<String, String> {
@@ -154,6 +216,28 @@ mod tests {
             std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
             let error = source.load().unwrap_err();
             assert!(error.contains("lets others at the key"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_command_that_hangs_is_killed_with_what_it_started() {
+        let directory = tempfile::tempdir().unwrap();
+        let pids = directory.path().join("pids");
+        for hanging in ["sleep 600", "sleep 600 & echo $! > PIDS; wait", "exec >&-; sleep 600"] {
+            let command = hanging.replace("PIDS", &pids.display().to_string());
+            let begun = Instant::now();
+            let error = run(&command, Duration::from_millis(300)).unwrap_err();
+            assert!(error.contains("had not ended after 300ms"), "{error}");
+            assert!(begun.elapsed() < Duration::from_secs(10), "{hanging}");
+        }
+        let endless = "while true; do echo; sleep 0.01; done";
+        let error = run(endless, Duration::from_millis(300)).unwrap_err();
+        assert!(error.contains("had not ended"), "output does not buy time: {error}");
+        // At a terminal what the shell has started is not ours to kill.
+        if File::open("/dev/tty").is_err() {
+            let pid = std::fs::read_to_string(&pids).unwrap().trim().parse().unwrap();
+            let process = crate::cli::process::Process::find(pid);
+            assert!(process.is_none_or(|it| it.wait_for_exit(Duration::from_secs(10))));
         }
     }
 

@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
+use kvfs_os::mountinfo;
 
 use super::output::{EXIT_FSCK_ERRORS, EXIT_OK, Failure, Outcome, Report, bytes};
 use super::probe::status_value;
+use super::progress;
 use super::size::Size;
-use super::{mountinfo, progress};
 use crate::sys;
 
 const SCRUB: &CStr = c"user.kvfs.scrub";

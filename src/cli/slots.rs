@@ -12,6 +12,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use clap::{Args, Subcommand};
+use kvfs_formats::Rows;
+use kvfs_formats::slot::Slot;
 use reqwest::blocking::Client;
 use serde_json::{Value, json};
 
@@ -19,8 +21,6 @@ use super::arguments::ImportArguments;
 use super::convert::import_to_text;
 use super::output::{Failure, Outcome, Report};
 use super::prefix::read_tokens;
-use crate::convert::Rows;
-use crate::ggml::slot::Slot;
 use crate::page::names::{
     REFERENCES_4_SUFFIX, REFERENCES_SUFFIX, SEQUENCES, SLOT_4_SUFFIX, SLOT_SUFFIX, SLOTS, TOKENS,
 };

@@ -9,8 +9,9 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use kvfs_os::mountinfo::{self, Mount};
+
 use super::locks;
-use super::mountinfo::{self, Mount};
 use super::output::{Failure, note};
 use super::probe::{ANSWER_DEADLINE, Answer, Question, ask, daemon};
 use super::process::Process;

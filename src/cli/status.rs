@@ -2,12 +2,13 @@
 
 use std::path::Path;
 
+use kvfs_os::mountinfo;
 use serde_json::{Map, Value};
 
 use super::arguments::StatusArguments;
 use super::output::{Failure, Outcome, Report};
+use super::plan;
 use super::probe::{ANSWER_DEADLINE, Answer, Question, ask};
-use super::{mountinfo, plan};
 
 /// Prints the status, as it stands or as JSON.
 pub(crate) fn run(arguments: &StatusArguments) -> Outcome {

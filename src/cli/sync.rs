@@ -5,10 +5,12 @@ use std::fs::File;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use kvfs_os::mountinfo;
+
 use super::arguments::SyncArguments;
 use super::output::{EXIT_FAILED, Failure, Outcome, Report, bytes};
 use super::probe::status_value;
-use super::{mountinfo, status};
+use super::status;
 
 /// How often the mount is asked what its remote lacks.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);

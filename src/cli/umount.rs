@@ -4,9 +4,10 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use kvfs_os::mountinfo::{self, Mount};
+
 use super::arguments::UmountArguments;
 use super::busy;
-use super::mountinfo::{self, Mount};
 use super::output::{Failure, Outcome, Report, note};
 use super::probe::{ANSWER_DEADLINE, Answer, Question, ask, daemon};
 use super::process::Process;

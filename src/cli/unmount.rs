@@ -6,10 +6,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use kvfs_os::mountinfo;
 use nix::errno::Errno;
 use nix::mount::{MntFlags, umount2};
-
-use super::mountinfo;
 
 /// How hard to try.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -12,6 +12,8 @@ use super::insert::{Origin, Verified};
 use super::open::{Caching, Opened, OpenedBy};
 use super::publish::page_role;
 use super::state::State;
+use super::transfer::{WriteMode, WriteOutcome};
+use super::waits::sealing_takes_long;
 use super::{FileSystem, FsError, descriptors};
 use crate::ingest::seal::{self, SealError};
 use crate::page::{PageError, PagePlace, names, pack_page};
@@ -55,19 +57,24 @@ impl FileSystem {
         })
     }
 
-    /// Appends to a tail or token file. `offset` is `None` for a descriptor opened with
-    /// `O_APPEND`; otherwise it must be the end.
+    /// Appends to a tail or token file: a descriptor without `O_APPEND` must name the end.
     pub(super) fn append(
-        &self, id: InodeId, file: &dyn DiskFile, offset: Option<u64>, bytes: &[u8],
-    ) -> Result<(), FsError> {
+        &self, id: InodeId, file: &dyn DiskFile, bytes: &[u8], mode: WriteMode,
+    ) -> Result<WriteOutcome, FsError> {
         let mut state = self.state_to_change()?;
         let turn = append_turn(&mut state, id);
         drop(state);
-        let _turn = turn.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let _turn = match turn.try_lock() {
+            Ok(turn) => turn,
+            Err(_) if mode.may_wait => {
+                turn.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+            }
+            Err(_) => return Ok(WriteOutcome::MustWait),
+        };
         let inode = self.state().inode(id)?;
         let record = inode.file().ok_or(FsError::Invalid)?.clone();
         let size = file.stat()?.length;
-        if offset.is_some_and(|offset| offset != size) {
+        if !mode.appends && mode.offset != size {
             return Err(FsError::NotPermitted);
         }
         let border = match record.role {
@@ -79,6 +86,10 @@ impl FileSystem {
         if border.as_ref().is_some_and(|(_, page)| end > rows_bytes(page)) {
             return Err(FsError::CrossesPage);
         }
+        let full = border.filter(|(_, page)| end == rows_bytes(page));
+        if !mode.may_wait && full.as_ref().is_some_and(|(_, page)| sealing_takes_long(page)) {
+            return Ok(WriteOutcome::MustWait);
+        }
         if let Err(error) = file.write_all_at(bytes, size) {
             // A full disk may have taken a part of it: rows are appended whole or not at all.
             file.set_length(size)?;
@@ -88,13 +99,11 @@ impl FileSystem {
         if record.role == Role::Tokens {
             self.note_tokens(id, TokensChange::Grown);
         }
-        match border {
-            Some((place, page)) if end == rows_bytes(&page) => {
-                let sealed = self.seal_tail(id, &inode, file, (&place, &page));
-                sealed.inspect_err(|_| self.take_back(id, file, size))
-            }
-            _ => Ok(()),
+        if let Some((place, page)) = full {
+            let sealed = self.seal_tail(id, &inode, file, (&place, &page));
+            sealed.inspect_err(|_| self.take_back(id, file, size))?;
         }
+        Ok(WriteOutcome::Done)
     }
 
     /// The page found no room, so the row that completes it has not come: the writer tries again.

@@ -52,7 +52,7 @@ impl FileSystem {
         let Some(tiers) = self.tiers.as_ref().filter(|_| has_other) else {
             return Ok(());
         };
-        if state.unsettled.contains_key(&id) {
+        if state.unsettled.contains_key(id) {
             return Ok(());
         }
         self.store.remove_raw(object)?;

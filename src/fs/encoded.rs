@@ -258,7 +258,7 @@ fn is_at_rest(state: &State, id: InodeId, object: ObjectId) -> Result<bool, FsEr
     let file = inode.as_ref().and_then(Inode::file).filter(|file| file.object == Some(object));
     let is_settled = |file: &&_| crate::store::record::FileRecord::is_settled(file);
     let file = file.filter(is_settled).filter(|file| file.role != Role::Manifest);
-    Ok(file.is_some() && !state.unsettled.contains_key(&id))
+    Ok(file.is_some() && !state.unsettled.contains_key(id))
 }
 
 /// What is to be encoded of a file, if its bytes are at rest and durable.

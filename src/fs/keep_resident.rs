@@ -101,7 +101,7 @@ fn copied_object(state: &State, id: InodeId) -> Result<Option<(Inode, ObjectId)>
         return Ok(None);
     };
     let object = inode.file().and_then(|file| state.current_object(id, file));
-    let Some(object) = object.filter(|_| !state.unsettled.contains_key(&id)) else {
+    let Some(object) = object.filter(|_| !state.unsettled.contains_key(id)) else {
         return Ok(None);
     };
     let has_copy = state.metadata.remote_copy(object)?.is_some()

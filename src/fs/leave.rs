@@ -123,7 +123,7 @@ impl FileSystem {
     /// Whether nobody uses the disk's copy of a file's object, nor relies on it.
     pub(super) fn is_idle(&self, state: &State, id: InodeId, object: ObjectId) -> bool {
         let is_idle = state.nodes.get(&id).is_none_or(|node| !node.is_in_use())
-            && !state.unsettled.contains_key(&id)
+            && !state.unsettled.contains_key(id)
             && !state.sealing.contains(&id);
         let is_unused = || match self.store.disk.open(&DiskPath::Object(object), Access::Read) {
             Ok(file) => file.is_unused().unwrap_or(false),

@@ -40,7 +40,6 @@
 
 mod append;
 pub(crate) mod attributes;
-pub(crate) mod classify;
 mod collection;
 mod create;
 mod damage;
@@ -87,6 +86,8 @@ mod sync;
 mod synchronous;
 mod tiers;
 mod transfer;
+mod turns;
+mod unsettled;
 mod upload;
 mod verify;
 mod views;
@@ -110,9 +111,11 @@ pub use setattr::{NewTime, SetAttributes};
 pub use settle::Awaited;
 pub use synchronous::is_synchronous;
 pub use tiers::Tiers;
+pub use transfer::WriteOutcome;
 pub use verify::Verify;
 
 use crate::observe::Observer;
+use crate::page::classify;
 use crate::store::record::{DirectoryClass, Entry, Inode, InodeId, Kind, Time};
 use crate::store::recovery::{self, Recovered};
 use crate::store::{Store, StoreError, metadata::Life, metadata::Metadata};
@@ -121,9 +124,6 @@ use state::{Refusal, State};
 
 /// Longest name, as on every Linux filesystem.
 pub const NAME_BYTES_MAX: usize = 255;
-
-/// Names that can be sealed at the same time; more than any machine has cores for.
-const SEALING_TURNS: usize = 64;
 
 /// Uncommitted records that may wait in memory, some 250 bytes each: 12 MiB, and as much again
 /// while they are being written out.
@@ -177,8 +177,7 @@ pub struct FileSystem {
     durable_generation: Mutex<u64>,
     /// Signalled whenever a writer's handle is released.
     released: Condvar,
-    /// Which names are being sealed, by a hash of the name.
-    sealing_turns: [Mutex<()>; SEALING_TURNS],
+    sealing_turns: turns::SealingTurns,
     spares: spare::Spares,
     observer: Arc<Observer>,
     io_mode: OnceLock<IoMode>,
@@ -220,7 +219,7 @@ impl FileSystem {
             durable_generation: Mutex::new(0),
             released: Condvar::new(),
             spares: spare::Spares::default(),
-            sealing_turns: [const { Mutex::new(()) }; SEALING_TURNS],
+            sealing_turns: turns::SealingTurns::new(),
             observer,
             io_mode: OnceLock::new(),
             transport: OnceLock::new(),

@@ -153,7 +153,7 @@ impl FileSystem {
         if state.is_pinned(id)? {
             return Err(FsError::NotPermitted);
         }
-        if file.object != Some(object) || !file.is_settled() || state.unsettled.contains_key(&id) {
+        if file.object != Some(object) || !file.is_settled() || state.unsettled.contains_key(id) {
             return Err(FsError::InUse);
         }
         if self.whereabouts(&state, object)?.is_remote() {
@@ -240,7 +240,7 @@ impl FileSystem {
         let inode = state.inode(id)?;
         let record = inode.file().filter(|file| file.object == Some(object) && file.is_settled());
         let is_open = state.nodes.get(&id).is_some_and(|node| node.handles() > 0);
-        let is_changing = state.unsettled.contains_key(&id) || state.sealing.contains(&id);
+        let is_changing = state.unsettled.contains_key(id) || state.sealing.contains(&id);
         if record.is_none() || is_changing || (is_open && !role.is_sealed()) {
             return Err(FsError::InUse);
         }
@@ -298,7 +298,7 @@ fn progress(state: &State, id: InodeId, object: ObjectId) -> Result<Progress, Fs
         .as_ref()
         .and_then(|inode| inode.file())
         .filter(|file| file.object == Some(object) && FileRecord::is_settled(file));
-    if file.is_none() || state.unsettled.contains_key(&id) {
+    if file.is_none() || state.unsettled.contains_key(id) {
         return Ok(Progress::Gone);
     }
     Ok(match state.metadata.remote_copy(object)?.map(|copy| copy.state) {

@@ -204,7 +204,7 @@ impl FileSystem {
         let node = state.nodes.entry(id).or_default();
         node.readers += 1;
         let verified = node.verified.filter(|_| self.verify != Verify::Always);
-        let settled = !file.unsettled && !state.unsettled.contains_key(&id);
+        let settled = !file.unsettled && !state.unsettled.contains_key(id);
         drop(state);
         let outcome =
             self.open_verified((id, inode), (object, settled), verified, self.depth_at_open());
@@ -299,7 +299,7 @@ impl FileSystem {
     /// bytes does not hold any more, and nothing is wrong with that.
     pub(super) fn changed_since(&self, id: InodeId, inode: &Inode) -> bool {
         let state = self.state();
-        let unsettled = state.unsettled.contains_key(&id);
+        let unsettled = state.unsettled.contains_key(id);
         unsettled || state.metadata.inode(id).ok().flatten().as_ref() != Some(inode)
     }
 
@@ -336,7 +336,7 @@ impl FileSystem {
         if state.sealing.contains(&id) {
             return Err(FsError::Busy);
         }
-        if state.unsettled.contains_key(&id) {
+        if state.unsettled.contains_key(id) {
             return Ok(false);
         }
         let mut inode = state.inode(id)?;
@@ -391,7 +391,7 @@ impl FileSystem {
         let inode = state.inode(id)?;
         let old = inode.file().and_then(|file| file.object).ok_or(FsError::Stale)?;
         let held = state.nodes.get(&id).is_some_and(|node| node.handles() > 0);
-        let changing = state.unsettled.contains_key(&id) || state.sealing.contains(&id);
+        let changing = state.unsettled.contains_key(id) || state.sealing.contains(&id);
         let must_stay = held || changing || inode.links == 0;
         if must_stay || !self.is_away_or_at_rest(&state, old)? {
             if !resident {

@@ -67,33 +67,29 @@ impl FileSystem {
     /// Seals the manifest above a directory, if it was written in place a moment ago and nobody
     /// has looked at it since: what comes next relies on it.
     pub(super) fn publish_manifest_above(&self, directory: InodeId) -> Result<(), FsError> {
-        let place = {
-            let state = self.state();
-            if state.pending.is_empty() {
-                return Ok(());
-            }
-            let Ok(parent) = model_directory(&state, directory) else {
-                return Ok(());
-            };
-            let name = names::MANIFEST.as_bytes().to_vec();
-            let place = Place { parent, name };
-            if !state.pending.contains_key(&place) {
-                return Ok(());
-            }
-            place
-        };
-        self.publish_pending(&place).map(drop)
+        match self.pending_manifest_above(directory) {
+            Some(place) => self.publish_pending(&place).map(drop),
+            None => Ok(()),
+        }
+    }
+
+    /// The manifest above a directory, if it is being written in place.
+    pub(super) fn pending_manifest_above(&self, directory: InodeId) -> Option<Place> {
+        let state = self.state();
+        if state.pending.is_empty() {
+            return None;
+        }
+        let parent = model_directory(&state, directory).ok()?;
+        let place = Place { parent, name: names::MANIFEST.as_bytes().to_vec() };
+        state.pending.contains_key(&place).then_some(place)
     }
 
     /// Seals what a new name depends on, if it was written in place a moment ago: the manifest,
     /// and the page that a tail would be.
     pub(super) fn publish_before(&self, place: &Place) -> Result<(), FsError> {
         self.publish_manifest_above(place.parent)?;
-        if let Some(start) = names::parse_tail(&place.name) {
-            self.publish_pending(&Place {
-                parent: place.parent,
-                name: names::format_page(start).into_bytes(),
-            })?;
+        if let Some(page) = page_beside_tail(place) {
+            self.publish_pending(&page)?;
         }
         Ok(())
     }
@@ -124,7 +120,7 @@ impl FileSystem {
             self.publish_manifest_above(place.parent)?;
         }
         // One thread seals, another that looks the name up waits for it.
-        let _turn = self.sealing_turn(place);
+        let _turn = self.sealing_turns.take(place);
         let waiting = self.state().pending.get(place).cloned().unwrap_or_default();
         for id in waiting {
             let Some(object) = self.claim_pending(id)? else {
@@ -144,13 +140,13 @@ impl FileSystem {
     /// Takes a pending file over for sealing if its bytes are at rest.
     fn claim_pending(&self, id: InodeId) -> Result<Option<ObjectId>, FsError> {
         let mut state = self.wait_for_release(self.state(), id);
-        let Some(&object) = state.unsettled.get(&id) else {
+        let Some(&object) = state.unsettled.get(id) else {
             return Ok(None);
         };
         if self.has_writers(&state, id) || !seal::is_at_rest(&self.store, object)? {
             return Ok(None);
         }
-        state.unsettled.remove(&id);
+        state.unsettled.remove(id);
         // A descriptor for reading leads to the file as well, and could be opened for writing.
         state.sealing.insert(id);
         if let Some(ram) = &self.store.ram {
@@ -212,7 +208,7 @@ impl FileSystem {
     pub(super) fn publish_renamed(
         &self, id: InodeId, from: &Place, to: &Place,
     ) -> Result<(), FsError> {
-        let _turn = self.sealing_turn(to);
+        let _turn = self.sealing_turns.take(to);
         self.check_length(id, to)?;
         let (source, object, taken) = self.take_over(id)?;
         let outcome = self.verify_as(object, to);
@@ -280,7 +276,7 @@ impl FileSystem {
         }
         let object = source.file().and_then(|file| file.object).ok_or(FsError::Stale)?;
         let file = self.store.open_object(object, Access::Read)?;
-        if state.unsettled.contains_key(&id) {
+        if state.unsettled.contains_key(id) {
             source.mtime = file.stat()?.mtime;
         }
         let alone = source.links == 1 && !self.has_writers(&state, id);
@@ -436,14 +432,12 @@ impl FileSystem {
             geometry.file_bytes(geometry.page_tokens())
         })
     }
+}
 
-    /// Held while something is sealed under a name.
-    fn sealing_turn(&self, place: &Place) -> MutexGuard<'_, ()> {
-        let hash = twox_hash::XxHash3_64::oneshot_with_seed(place.parent.0, &place.name);
-        let turn =
-            &self.sealing_turns[usize::from(hash.to_le_bytes()[0]) % self.sealing_turns.len()];
-        turn.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-    }
+/// The page that begins where a tail of this name does, if it is the name of one.
+pub(super) fn page_beside_tail(place: &Place) -> Option<Place> {
+    let start = names::parse_tail(&place.name)?;
+    Some(Place { parent: place.parent, name: names::format_page(start).into_bytes() })
 }
 
 /// The role of a sealed page.

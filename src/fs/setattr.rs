@@ -64,7 +64,7 @@ impl FileSystem {
             if let Some(node) = state.nodes.get_mut(&id) {
                 node.is_dated = true;
             }
-            let changing = state.unsettled.get(&id).copied();
+            let changing = state.unsettled.get(id).copied();
             let object = inode.file().filter(|file| file.unsettled).and_then(|file| file.object);
             if let Some(object) = changing.or(object) {
                 // As long as a file changes in place, its file on the disk tells the time.

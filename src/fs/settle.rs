@@ -21,6 +21,9 @@ const RELEASE_WAIT_MAX: Duration = Duration::from_millis(50);
 /// take the bytes from under a mapping that outlived its descriptor.
 const READER_WAIT_MAX: Duration = Duration::from_millis(20);
 
+/// Files that are settled before others may have the state: some 10 us each.
+const SETTLED_AT_A_TIME: usize = 32;
+
 /// Whom an operation waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Awaited {
@@ -28,6 +31,10 @@ pub enum Awaited {
     Local,
     /// The remote.
     Remote,
+    /// Files of the store, which are read to find an answer.
+    Reading,
+    /// Pages that are sealed first: their bytes are hashed or copied.
+    Sealing,
 }
 
 impl FileSystem {
@@ -51,11 +58,12 @@ impl FileSystem {
             let Some(node) = nodes.get_mut(&open.inode) else {
                 return Ok(());
             };
-            if open.writes && !open.flushed {
+            if open.writes {
+                node.writers_flushed += u32::from(!open.flushed);
+                node.release_overdue = false;
                 open.flushed = true;
-                node.writers_flushed += 1;
             }
-            match (node.pending.clone(), unsettled.get(&open.inode)) {
+            match (node.pending.clone(), unsettled.get(open.inode)) {
                 (Some(place), Some(object)) => (open.inode, place, *object),
                 _ => return Ok(()),
             }
@@ -78,6 +86,7 @@ impl FileSystem {
         if closed.writes {
             node.writers -= 1;
             node.writers_flushed -= u32::from(closed.flushed);
+            node.release_overdue = false;
             self.released.notify_all();
         } else {
             node.readers -= 1;
@@ -86,10 +95,13 @@ impl FileSystem {
         let pending: Option<Place> = node.pending.as_deref().cloned();
         if let Some(place) = pending {
             drop(state);
-            self.publish_pending(&place)?;
+            // Where another handle is left, its release does this.
+            if writers == 0 {
+                self.publish_pending(&place)?;
+            }
             return self.state().drop_node_if_idle(id);
         }
-        if writers == 0 && state.unsettled.contains_key(&id) && !awaits_rename(&state, id) {
+        if writers == 0 && state.unsettled.contains_key(id) && !awaits_rename(&state, id) {
             self.settle_if_at_rest(&mut state, id)?;
         }
         state.drop_node_if_idle(id)
@@ -112,7 +124,7 @@ impl FileSystem {
         let state = self.state();
         let entry = state.entry(from.parent, &from.name).ok().flatten()?;
         let is_released = state.nodes.get(&entry.inode).is_none_or(Node::all_released);
-        let is_awaited = state.unsettled.contains_key(&entry.inode) && !is_released;
+        let is_awaited = state.unsettled.contains_key(entry.inode) && !is_released;
         let inode = state.inode(entry.inode).ok()?;
         // What was sealed keeps its meaning, or is refused; an ordinary name needs no bytes.
         let is_plain = inode.file().is_some_and(|file| file.role == Role::Plain);
@@ -135,16 +147,18 @@ impl FileSystem {
     ) -> MutexGuard<'a, State> {
         if self.is_passthrough() {
             let closes_quietly = awaits_rename(&state, id) && self.has_writers(&state, id);
-            let object = state.unsettled.get(&id).filter(|_| closes_quietly);
+            let object = state.unsettled.get(id).filter(|_| closes_quietly);
             if object.is_some_and(|object| seal::is_at_rest(&self.store, *object).unwrap_or(false))
             {
                 return self.wait_while(state, id, RELEASE_WAIT_MAX, |node| !node.all_released());
             }
             return state;
         }
-        self.wait_while(state, id, RELEASE_WAIT_MAX, |node| {
-            node.all_closed() && !node.all_released()
-        })
+        let mut state = self.wait_while(state, id, RELEASE_WAIT_MAX, Node::is_being_released);
+        if let Some(node) = state.nodes.get_mut(&id).filter(|node| node.is_being_released()) {
+            node.release_overdue = true;
+        }
+        state
     }
 
     /// Waits for closed writers and for readers, which may all be open still.
@@ -176,7 +190,7 @@ impl FileSystem {
     pub(super) fn settle_if_at_rest(
         &self, state: &mut State, id: InodeId,
     ) -> Result<bool, FsError> {
-        let Some(&object) = state.unsettled.get(&id) else {
+        let Some(&object) = state.unsettled.get(id) else {
             return Ok(true);
         };
         let pending = state.nodes.get(&id).is_some_and(|node| node.pending.is_some());
@@ -190,7 +204,7 @@ impl FileSystem {
     /// What was written is the file now.
     fn settle(&self, state: &mut State, id: InodeId, object: ObjectId) -> Result<(), FsError> {
         let mut inode = state.inode(id)?;
-        state.unsettled.remove(&id);
+        state.unsettled.remove(id);
         if inode.links == 0 {
             return Ok(());
         }
@@ -217,12 +231,16 @@ impl FileSystem {
         Ok(())
     }
 
-    /// Settles every file whose last writer or mapping went away unnoticed.
-    pub(super) fn settle_idle(&self, state: &mut State) -> Result<(), FsError> {
-        let candidates: Vec<InodeId> = state.unsettled.keys().copied().collect();
-        for id in candidates {
-            self.settle_if_at_rest(state, id)?;
-            state.drop_node_if_idle(id)?;
+    /// Settles every file whose last writer or mapping went away unnoticed, a few at a time: each takes
+    /// calls of the kernel.
+    pub(super) fn settle_idle(&self) -> Result<(), FsError> {
+        let candidates: Vec<InodeId> = self.state().unsettled.keys().copied().collect();
+        for some in candidates.chunks(SETTLED_AT_A_TIME) {
+            let mut state = self.state();
+            for &id in some {
+                self.settle_if_at_rest(&mut state, id)?;
+                state.drop_node_if_idle(id)?;
+            }
         }
         Ok(())
     }

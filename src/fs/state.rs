@@ -3,7 +3,7 @@
 //! All of it is guarded by one mutex. Operations take it for microseconds; hashing, copying and
 //! syncing happen outside of it.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 
 use super::FsError;
@@ -11,6 +11,7 @@ use super::attributes::{Attributes, Place};
 use super::extended::LOSSY;
 use super::handle::Handle;
 use super::on_corrupt::Damaged;
+use super::unsettled::Unsettled;
 use crate::ingest::model::Model;
 use crate::store::Store;
 use crate::store::disk::FileStat;
@@ -36,6 +37,9 @@ pub(crate) struct Node {
     /// Those of them whose descriptor was closed at least once: their release is on its way,
     /// unless dup or fork made more descriptors.
     pub(crate) writers_flushed: u32,
+    /// A release was waited for and did not come: dup or fork did make more descriptors. Nobody waits for
+    /// it again until another of them is closed.
+    pub(crate) release_overdue: bool,
     /// The new version that a writer that truncated is making; the old one stays until it is done.
     pub(crate) replacement: Option<ObjectId>,
     /// A page or manifest being written in place: where it will appear.
@@ -67,6 +71,11 @@ impl Node {
         self.writers == 0
     }
 
+    /// Every writer closed a descriptor, and the release of the last one is on its way.
+    pub(crate) fn is_being_released(&self) -> bool {
+        self.all_closed() && !self.all_released() && !self.release_overdue
+    }
+
     /// Handles open.
     pub(crate) fn handles(&self) -> u32 {
         self.readers + self.writers
@@ -95,7 +104,7 @@ pub(crate) struct State {
     /// Pages and manifests being written in place, by where they will appear.
     pub(crate) pending: HashMap<Place, Vec<InodeId>>,
     /// Files that somebody may have written to since they were last at rest, and where.
-    pub(crate) unsettled: BTreeMap<InodeId, ObjectId>,
+    pub(crate) unsettled: Unsettled,
     /// Files whose bytes are being sealed under another name: no new writers.
     pub(crate) sealing: HashSet<InodeId>,
     /// Tails that may be full: to be sealed when there is room.
@@ -130,7 +139,7 @@ impl State {
             models: HashMap::new(),
             fresh: HashMap::new(),
             pending: HashMap::new(),
-            unsettled: BTreeMap::new(),
+            unsettled: Unsettled::default(),
             sealing: HashSet::new(),
             full_tails: BTreeSet::new(),
             damaged: Damaged::new(),
@@ -203,7 +212,7 @@ impl State {
         let Some(file) = inode.file() else {
             return Ok(attributes);
         };
-        if (file.unsettled || self.unsettled.contains_key(&id))
+        if (file.unsettled || self.unsettled.contains_key(id))
             && let Some(object) = self.current_object(id, file)
         {
             let stat = store.stat_object(object)?;
@@ -244,7 +253,7 @@ impl State {
         self.metadata.make_durable(id, Some((place.parent, &place.name)));
         let mut inode = self.inode(id)?;
         if let Some(file) = inode.file_mut() {
-            file.unsettled = self.unsettled.contains_key(&id);
+            file.unsettled = self.unsettled.contains_key(id);
             if let Some(object) = file.object {
                 self.publish(object, ObjectKind::File, 0)?;
             }
@@ -340,7 +349,7 @@ impl State {
         self.metadata.remove_inode(Life::Durable, id)?;
         self.forget_page(id, inode)?;
         self.fresh.remove(&id);
-        self.unsettled.remove(&id);
+        self.unsettled.remove(id);
         if self.nodes.contains_key(&id) {
             if let Some(file) = inode.file_mut() {
                 file.unsettled = true;
@@ -371,7 +380,7 @@ impl State {
     ) -> Result<(), FsError> {
         let mut source = self.inode(id)?;
         if taken {
-            self.unsettled.remove(&id);
+            self.unsettled.remove(id);
             if let Some(file) = source.file_mut() {
                 file.object = None;
             }
@@ -395,7 +404,7 @@ impl State {
 
     /// Lets the next commit see a file that is still being written, as it is.
     pub(crate) fn expose(&mut self, id: InodeId, inode: &mut Inode) -> Result<(), FsError> {
-        let unsettled = self.unsettled.get(&id).copied();
+        let unsettled = self.unsettled.get(id).copied();
         if let Some(old) = self.adopt(id, inode)? {
             if let Some(file) = inode.file_mut() {
                 file.unsettled = true;
@@ -415,7 +424,7 @@ impl State {
     fn drop_orphan(&mut self, id: InodeId, inode: &Inode) -> Result<(), FsError> {
         self.metadata.remove_inode(Life::Volatile, id)?;
         // Whoever truncated it after the last name went made it change again.
-        self.unsettled.remove(&id);
+        self.unsettled.remove(id);
         if let Some(object) = inode.file().and_then(|file| file.object) {
             self.drop_object(object)?;
         }

@@ -29,21 +29,24 @@ impl FileSystem {
         }
         self.publish_all_pending(None);
         self.seal_full_tails();
+        let has_changes = self.state().metadata.uncommitted() > 0;
+        if !has_changes {
+            // A mapping may have gone away unnoticed: that alone is worth a commit.
+            self.settle_idle()?;
+        }
         let wanted = {
-            let mut state = self.state();
-            if state.metadata.uncommitted() == 0 {
-                // A mapping may have gone away unnoticed: that alone is worth a commit.
-                self.settle_idle(&mut state)?;
-            }
+            let state = self.state();
             state.metadata.generation - u64::from(state.metadata.uncommitted() == 0)
         };
         let mut durable = self.durable_generation.lock().unwrap_or_else(PoisonError::into_inner);
         if *durable >= wanted {
             return Ok(());
         }
+        if has_changes {
+            self.settle_idle()?;
+        }
         let (frozen, writer, generation) = {
             let mut state = self.state_to_change()?;
-            self.settle_idle(&mut state)?;
             if state.metadata.uncommitted() > 0
                 && let Some(now) = self.retention.believed_time()
             {
@@ -93,8 +96,8 @@ impl FileSystem {
     /// kept as they are, and those without names go. What a truncating writer has not closed is
     /// given up: the old version stays.
     fn let_go(&self) -> Result<(), FsError> {
+        self.settle_idle()?;
         let mut state = self.state();
-        self.settle_idle(&mut state)?;
         let unsettled: Vec<InodeId> = state.unsettled.keys().copied().collect();
         for id in unsettled {
             let unfinished = state.nodes.get(&id).is_some_and(|node| {
@@ -138,7 +141,7 @@ impl FileSystem {
         };
         let state = self.state();
         for copy in flushed {
-            if !state.is_changing(copy.object) {
+            if !state.unsettled.is_changing(copy.object) {
                 ram.make_clean(copy.object, copy.version);
             }
         }
@@ -212,11 +215,12 @@ impl FileSystem {
     fn conclude(&self, outcome: Result<(), StoreError>) -> Result<(), FsError> {
         let mut state = self.state();
         let Err(error) = outcome else {
-            let removals = state.metadata.frozen().map(|layer| layer.removals.clone());
+            // Freeing a layer of many records takes as long as many requests.
+            let layer = state.metadata.frozen();
             state.metadata.thaw_committed()?;
             state.commit_failure = None;
             drop(state);
-            for object in removals.unwrap_or_default() {
+            for &object in layer.iter().flat_map(|layer| &layer.removals) {
                 if let Err(error) = self.store.remove_object(object) {
                     log::warn!("object {object} could not be removed: {error}");
                 }
@@ -247,11 +251,7 @@ impl FileSystem {
 impl super::state::State {
     /// Nobody may be writing to the object.
     fn is_settled(&self, object: ObjectId, record: &ObjectRecord) -> bool {
-        record.kind != ObjectKind::Rows && !self.is_changing(object)
-    }
-
-    fn is_changing(&self, object: ObjectId) -> bool {
-        self.unsettled.values().any(|changing| *changing == object)
+        record.kind != ObjectKind::Rows && !self.unsettled.is_changing(object)
     }
 }
 

@@ -8,6 +8,26 @@ use super::{FileSystem, FsError};
 use crate::store::disk::{Access, Allocation, DiskFile, Seek};
 use crate::store::record::InodeId;
 
+/// Where and how bytes are written.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct WriteMode {
+    /// In the file; of no account where bytes are appended.
+    pub(super) offset: u64,
+    /// At the end, wherever that is by now.
+    pub(super) appends: bool,
+    /// Whether the thread may wait: for another writer, or for a large page to be made.
+    pub(super) may_wait: bool,
+}
+
+/// What became of a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WriteOutcome {
+    /// All bytes were written.
+    Done,
+    /// Nothing was: it takes a thread that may wait.
+    MustWait,
+}
+
 impl FileSystem {
     fn served(&self, handle: u64) -> Result<(InodeId, bool, Served), FsError> {
         let state = self.state();
@@ -41,27 +61,41 @@ impl FileSystem {
         }
     }
 
-    /// Writes for a handle. `appends` says that it was opened with `O_APPEND`.
+    /// Writes for a handle. `appends` says that it was opened with `O_APPEND`. May wait, for another
+    /// writer or until a large page is made.
     pub fn write(
         &self, handle: u64, offset: u64, bytes: &[u8], appends: bool,
     ) -> Result<(), FsError> {
+        let mode = WriteMode { offset, appends, may_wait: true };
+        self.write_as(handle, bytes, mode).map(drop)
+    }
+
+    /// The same where it need not wait.
+    pub fn write_at_once(
+        &self, handle: u64, offset: u64, bytes: &[u8], appends: bool,
+    ) -> Result<WriteOutcome, FsError> {
+        self.write_as(handle, bytes, WriteMode { offset, appends, may_wait: false })
+    }
+
+    fn write_as(
+        &self, handle: u64, bytes: &[u8], mode: WriteMode,
+    ) -> Result<WriteOutcome, FsError> {
         let (id, writes, served) = self.served(handle)?;
         if !writes {
             return Err(FsError::BadHandle);
         }
         match served {
-            Served::File(file) => Ok(file.write_all_at(bytes, offset)?),
-            Served::Append(file) => {
-                self.append(id, file.as_ref(), (!appends).then_some(offset), bytes)
-            }
+            Served::File(file) => file.write_all_at(bytes, mode.offset)?,
+            Served::Append(file) => return self.append(id, file.as_ref(), bytes, mode),
             Served::Passthrough => {
-                Ok(self.open_current(id, Access::ReadWrite)?.write_all_at(bytes, offset)?)
+                self.open_current(id, Access::ReadWrite)?.write_all_at(bytes, mode.offset)?;
             }
-            Served::Text(_) | Served::Slot(_) => Err(FsError::NotPermitted),
-            Served::Query(query) => query.ask(bytes),
-            Served::Draft(draft) => draft.write(offset, bytes),
-            Served::SlotDraft(draft) => draft.write(offset, bytes),
+            Served::Text(_) | Served::Slot(_) => return Err(FsError::NotPermitted),
+            Served::Query(query) => query.ask(bytes)?,
+            Served::Draft(draft) => draft.write(mode.offset, bytes)?,
+            Served::SlotDraft(draft) => draft.write(mode.offset, bytes)?,
         }
+        Ok(WriteOutcome::Done)
     }
 
     /// fallocate(2)

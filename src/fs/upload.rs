@@ -194,7 +194,7 @@ fn candidate(state: &State, id: InodeId) -> Result<Candidate, FsError> {
     let Some(file) = file.filter(|file| FileRecord::is_settled(file)) else {
         return Ok(Candidate::Never);
     };
-    let Some(object) = file.object.filter(|_| !state.unsettled.contains_key(&id)) else {
+    let Some(object) = file.object.filter(|_| !state.unsettled.contains_key(id)) else {
         return Ok(Candidate::Never);
     };
     if state.metadata.publishes(object) || state.metadata.is_committing(object) {

@@ -127,7 +127,7 @@ impl State {
         // The kernel says some time later that it has forgotten a file that was removed.
         let inode = self.metadata.inode(id).ok().flatten().filter(|inode| inode.links > 0);
         let object = inode.as_ref().and_then(|inode| inode.file()).and_then(|file| file.object);
-        object == Some(*damaged) && !self.unsettled.contains_key(&id)
+        object == Some(*damaged) && !self.unsettled.contains_key(id)
     }
 
     /// Files of which that is so; those that went or changed are forgotten.

@@ -115,6 +115,13 @@ pub(super) struct Made {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Written(pub(super) u32);
 
+impl Written {
+    /// All of these bytes, which came in one request.
+    pub(super) fn all(bytes: &[u8]) -> Written {
+        Written(u32::try_from(bytes.len()).unwrap_or(u32::MAX))
+    }
+}
+
 /// A position in a file.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Position(pub(super) u64);

@@ -9,7 +9,6 @@ use super::answer::Reply;
 use super::shared::Shared;
 use super::slow::Job;
 use crate::fs::Awaited;
-use crate::store::record::InodeId;
 
 /// Where requests run that are not answered at once.
 pub(super) struct Pools {
@@ -95,17 +94,28 @@ impl Operations {
         match awaited {
             Awaited::Remote => self.fetch(job),
             Awaited::Local => self.later(job),
+            Awaited::Reading => self.ask(|_| false, job),
+            Awaited::Sealing => self.in_bulk(job),
         }
     }
 
-    /// Answers what looks names up in a directory: at once, unless that has to wait.
-    pub(super) fn once_looked_up(
-        &self, directory: InodeId, seals_much: bool, answer: impl FnOnce(&Shared) + Send + 'static,
+    /// Runs what waits for something, or at once what does not.
+    pub(super) fn once(
+        &self, awaited: Option<Awaited>, job: impl FnOnce(&Shared) + Send + 'static,
     ) {
-        match self.fs.look_up_waits(directory) {
-            Some(awaited) => self.beside(awaited, answer),
-            None if seals_much => self.in_bulk(answer),
-            None => answer(self),
+        match awaited {
+            Some(awaited) => self.beside(awaited, job),
+            None => job(self),
+        }
+    }
+
+    /// Runs a change that waits for something, or at once what does not.
+    pub(super) fn change_once(
+        &self, awaited: Option<Awaited>, job: impl FnOnce(&Shared) + Send + 'static,
+    ) {
+        match awaited {
+            Some(awaited) => self.beside(awaited, job),
+            None => self.change(job),
         }
     }
 
@@ -118,17 +128,15 @@ impl Operations {
     /// two clients that fsync must not keep everybody else from opening files.
     pub(super) fn later(&self, job: impl FnOnce(&Shared) + Send + 'static) {
         let shared = Arc::clone(&self.shared);
-        if let Err(full) = self.slow.try_send(Box::new(move || job(&shared))) {
-            full.into_inner()();
-        }
+        hand_over(&self.slow, move || job(&shared));
     }
 }
 
 /// Gives a job to other threads, and never waits for them.
 fn hand_over(to: &Sender<Job>, job: impl FnOnce() + Send + 'static) {
-    if to.try_send(Box::new(job)).is_err() {
-        // A request that is dropped is answered with EIO.
-        log::error!("too many requests wait: one was not answered");
+    if to.send(Box::new(job)).is_err() {
+        // Nobody is left to run it. A request that is dropped is answered with EIO.
+        log::error!("a request came when the mount had ended");
     }
 }
 

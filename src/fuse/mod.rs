@@ -9,6 +9,7 @@ mod connection;
 mod convert;
 mod device;
 mod dispatch;
+mod held;
 mod linger;
 mod mount;
 mod operations;

@@ -264,6 +264,10 @@ pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountEr
     }
     file_system.commit_and_close().map_err(MountError::Flush)?;
     log::info!("unmounted {}", options.mountpoint.display());
+    if let Some((operation, held)) = file_system.observer().longest_held() {
+        let name = operation.name();
+        log::info!("the request that others waited for longest was {name}: {held:.1?}");
+    }
     Ok(())
 }
 

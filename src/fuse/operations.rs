@@ -13,7 +13,8 @@ use super::dispatch::Operations;
 use super::passthrough::Backing;
 use super::shared::{Shared, is_reader, quiet};
 use crate::fs::{
-    Caller, FileSystem, Listing, NewNode, OpenedBy, Place, SetAttributes, is_synchronous,
+    Awaited, Caller, FileSystem, Listing, NewNode, OpenedBy, Place, SetAttributes, WriteOutcome,
+    is_synchronous,
 };
 use crate::observe::Operation;
 use crate::store::disk::{Allocation, Seek, Space};
@@ -21,6 +22,15 @@ use crate::store::record::InodeId;
 
 /// Bytes that one request copies: others take their turn in between. Whoever copies asks for the rest.
 const COPY_BYTES_MAX: u64 = 16 << 20;
+
+/// A write between its two halves: bytes that came in, and the answer.
+#[derive(Debug)]
+pub(super) enum Writing {
+    /// The bytes are written, or will not be.
+    Done(Result<Written, Errno>),
+    /// Where the bytes go, and they, for a thread that may wait.
+    MustWait(u64, Vec<u8>),
+}
 
 /// Where and how much a `copy_file_range` copies.
 #[derive(Clone, Copy, Debug)]
@@ -42,14 +52,16 @@ impl Operations {
     pub(super) const NO_COMMANDS: Errno = Errno::ENOTTY;
 
     pub(super) fn lookup(&self, place: Place, reply: impl Reply<Entry>) {
-        let seals_much = self.fs.lookup_seals_much(&place);
-        self.once_looked_up(place.parent, seals_much, move |shared: &Shared| {
+        let _held = self.held(Operation::Lookup);
+        let awaited = self.fs.look_up_waits(place.parent).or_else(|| self.fs.lookup_waits(&place));
+        self.once(awaited, move |shared: &Shared| {
             let outcome = shared.call(Operation::Lookup, |fs| fs.lookup(place.parent, &place.name));
             reply.send(outcome.and_then(Entry::of_lookup));
         });
     }
 
     pub(super) fn forget(&self, inode: InodeId, count: u64) {
+        let _held = self.held(Operation::Forget);
         self.backings.let_go(inode);
         self.fs.forget(inode, count);
     }
@@ -57,6 +69,7 @@ impl Operations {
     pub(super) fn make(
         &self, place: Place, node: NewNode, mode: u16, caller: Caller, reply: impl Reply<Entry>,
     ) {
+        let _held = self.held(Operation::Make);
         let Some(reply) = self.to_change(reply) else { return };
         self.change(move |shared| {
             let found = shared.call(Operation::Make, |fs| fs.make(&place, &node, mode, caller));
@@ -65,6 +78,7 @@ impl Operations {
     }
 
     pub(super) fn unlink(&self, place: Place, reply: impl Reply<()>) {
+        let _held = self.held(Operation::Unlink);
         let Some(reply) = self.to_change(reply) else { return };
         self.change(move |shared| {
             reply.send(shared.call(Operation::Unlink, |fs| fs.unlink(&place)));
@@ -72,18 +86,19 @@ impl Operations {
     }
 
     pub(super) fn remove_directory(&self, place: Place, reply: impl Reply<()>) {
+        let _held = self.held(Operation::Rmdir);
         let Some(reply) = self.to_change(reply) else { return };
-        let seals_much = self.fs.replaced_seals_much(&place);
+        let awaited = self.fs.replacing_waits(&place);
         let answer = move |shared: &Shared| {
             reply.send(shared.call(Operation::Rmdir, |fs| fs.remove_directory(&place)));
         };
-        if seals_much { self.in_bulk(answer) } else { self.change(answer) }
+        self.change_once(awaited, answer);
     }
 
     pub(super) fn rename(&self, from: Place, to: Place, flags: u32, reply: impl Reply<()>) {
+        let _held = self.held(Operation::Rename);
         let Some(reply) = self.to_change(reply) else { return };
-        let waits = self.fs.rename_waits(&from, &to);
-        let reads_much = self.fs.rename_reads_much(&from, &to);
+        let awaited = self.fs.rename_waits(&from, &to).or_else(|| self.fs.rename_reads(&from, &to));
         let answer = move |shared: &Shared| {
             let outcome = shared.call(Operation::Rename, |fs| fs.rename(&from, &to, flags));
             if let (Ok(Some(old)), Some(notifier)) = (&outcome, shared.notifier.get()) {
@@ -94,32 +109,32 @@ impl Operations {
             }
             reply.send(outcome.map(drop));
         };
-        match waits {
-            Some(awaited) => self.beside(awaited, answer),
-            None if reads_much => self.in_bulk(answer),
-            None => self.change(answer),
-        }
+        self.change_once(awaited, answer);
     }
 
     pub(super) fn link(&self, inode: InodeId, place: Place, reply: impl Reply<Entry>) {
+        let _held = self.held(Operation::Link);
         let Some(reply) = self.to_change(reply) else { return };
-        let copies_much = self.fs.link_copies_much(inode);
+        let copies = self.fs.link_copies_much(inode).then_some(Awaited::Sealing);
+        let awaited = copies.or_else(|| self.fs.making_waits(&place));
         let answer = move |shared: &Shared| {
             let linked = shared.call(Operation::Link, |fs| fs.link(inode, &place));
             reply.send(linked.map(Entry::from));
         };
-        if copies_much { self.in_bulk(answer) } else { self.change(answer) }
+        self.change_once(awaited, answer);
     }
 
     pub(super) fn read_link(&self, inode: InodeId) -> Result<Vec<u8>, Errno> {
+        let _held = self.held(Operation::ReadLink);
         self.call(Operation::ReadLink, |fs| fs.read_link(inode))
     }
 
     pub(super) fn list(
         &self, inode: InodeId, offset: u64, listing: Listing, mut reply: impl ReplyListing,
     ) {
-        let seals_much = self.fs.seals_much_in(inode);
-        self.once_looked_up(inode, seals_much, move |shared: &Shared| {
+        let _held = self.held(Operation::List);
+        let awaited = self.fs.look_up_waits(inode).or_else(|| self.fs.listing_waits(inode));
+        self.once(awaited, move |shared: &Shared| {
             let outcome = shared.call(Operation::List, |fs| {
                 fs.list(inode, offset, listing, |line| reply.add(line))
             });
@@ -131,12 +146,14 @@ impl Operations {
 /// Attributes.
 impl Operations {
     pub(super) fn attributes(&self, inode: InodeId) -> Result<Shown, Errno> {
+        let _held = self.held(Operation::GetAttr);
         self.call(Operation::GetAttr, |fs| fs.attributes(inode)).map(Shown::from)
     }
 
     pub(super) fn set_attributes(
         &self, inode: InodeId, set: SetAttributes, reply: impl Reply<Shown>,
     ) {
+        let _held = self.held(Operation::SetAttr);
         let Some(reply) = self.to_change(reply) else { return };
         let answer = move |shared: &Shared| {
             let outcome = shared.call(Operation::SetAttr, |fs| fs.set_attributes(inode, &set));
@@ -150,6 +167,7 @@ impl Operations {
     }
 
     pub(super) fn space(&self, inode: InodeId) -> Result<Space, Errno> {
+        let _held = self.held(Operation::StatFs);
         self.call(Operation::StatFs, |fs| fs.space_at(inode))
     }
 
@@ -157,6 +175,7 @@ impl Operations {
         &self, (inode, caller): (InodeId, Caller), name: Vec<u8>, value: Vec<u8>, flags: i32,
         reply: impl Reply<()>,
     ) {
+        let _held = self.held(Operation::SetXattr);
         let Some(reply) = self.to_change(reply) else { return };
         match self.call(Operation::SetXattr, |fs| {
             fs.check_limit(inode, &name, caller)?;
@@ -176,15 +195,13 @@ impl Operations {
                 fs.set_extended_attribute(inode, &name, &value, flags)
             }));
         };
-        match waits {
-            Some(awaited) => self.beside(awaited, answer),
-            None => self.change(answer),
-        }
+        self.change_once(waits, answer);
     }
 
     pub(super) fn extended_attribute(
         &self, (inode, caller): (InodeId, Caller), name: &[u8], buffer_bytes: u32,
     ) -> Result<ExtendedAttribute, Errno> {
+        let _held = self.held(Operation::GetXattr);
         let read = |fs: &FileSystem| {
             fs.check_reader(inode, name, caller)?;
             fs.extended_attribute(inode, name)
@@ -196,6 +213,7 @@ impl Operations {
     pub(super) fn list_extended_attributes(
         &self, inode: InodeId, buffer_bytes: u32,
     ) -> Result<ExtendedAttribute, Errno> {
+        let _held = self.held(Operation::ListXattr);
         self.call(Operation::ListXattr, |fs| fs.list_extended_attributes(inode))
             .and_then(|names| ExtendedAttribute::new(names, buffer_bytes))
     }
@@ -203,9 +221,7 @@ impl Operations {
     pub(super) fn remove_extended_attribute(
         &self, (inode, caller): (InodeId, Caller), name: &[u8],
     ) -> Result<(), Errno> {
-        if self.is_read_only {
-            return Err(Errno::EROFS);
-        }
+        let _held = self.held(Operation::RemoveXattr);
         self.call(Operation::RemoveXattr, |fs| {
             fs.check_limit(inode, name, caller)?;
             fs.remove_extended_attribute(inode, name)
@@ -218,9 +234,11 @@ impl Operations {
     pub(super) fn create(
         &self, place: Place, mode: u16, caller: Caller, flags: i32, reply: impl Reply<Made>,
     ) {
+        let _held = self.held(Operation::Create);
         let Some(reply) = self.to_change(reply) else { return };
-        if self.fs.is_behind() {
-            return self.later(move |shared| {
+        let behind = self.fs.is_behind().then_some(Awaited::Local);
+        if let Some(awaited) = self.fs.making_waits(&place).or(behind) {
+            return self.beside(awaited, move |shared| {
                 let created = shared.create_and_open(&place, mode, caller, flags);
                 reply.send(created.and_then(|created| shared.synced(created, flags)));
             });
@@ -237,6 +255,7 @@ impl Operations {
     pub(super) fn open(
         &self, inode: InodeId, flags: i32, caller: Caller, reply: impl Reply<Handle>,
     ) {
+        let _held = self.held(Operation::Open);
         self.decide_io_mode();
         let reads_only = is_reader(flags);
         if self.is_read_only && !reads_only && !self.fs.is_question(inode) {
@@ -267,6 +286,7 @@ impl Operations {
     }
 
     pub(super) fn read(&self, handle: u64, offset: u64, length: u32, reply: impl ReplyBytes) {
+        let _held = self.held(Operation::Read);
         let answer = move |shared: &Shared| {
             reply.fill(length as usize, |buffer| {
                 shared.call(Operation::Read, |fs| fs.read(handle, offset, buffer))
@@ -279,74 +299,95 @@ impl Operations {
         }
     }
 
-    pub(super) fn write(
-        &self, handle: u64, offset: u64, data: &[u8], flags: i32,
-    ) -> Result<Written, Errno> {
+    /// Writes what the request brings, or keeps it for a thread that may wait.
+    pub(super) fn write(&self, handle: u64, offset: u64, data: &[u8], flags: i32) -> Writing {
+        let _held = self.held(Operation::Write);
         let appends = flags & libc::O_APPEND != 0;
-        self.call(Operation::Write, |fs| fs.write(handle, offset, data, appends))?;
-        Ok(Written(u32::try_from(data.len()).unwrap_or(u32::MAX)))
+        let write = |fs: &FileSystem| fs.write_at_once(handle, offset, data, appends);
+        let outcome = self.call(Operation::Write, write);
+        match outcome {
+            Ok(WriteOutcome::Done) => Writing::Done(Ok(Written::all(data))),
+            Ok(WriteOutcome::MustWait) => Writing::MustWait(offset, data.to_vec()),
+            Err(error) => Writing::Done(Err(error)),
+        }
     }
 
     /// Answers a write. The kernel syncs by itself what it was told to sync, except what is appended.
     pub(super) fn written(
-        &self, handle: u64, flags: i32, outcome: Result<Written, Errno>, reply: impl Reply<Written>,
+        &self, handle: u64, flags: i32, writing: Writing, reply: impl Reply<Written>,
     ) {
-        match outcome {
-            Ok(written) if self.fs.look_is_due(handle) => self.save(move |shared| {
-                let look = |fs: &FileSystem| fs.look_at_beginning(handle);
-                reply.send(shared.call(Operation::Write, look).map(|()| written));
+        let _held = self.held(Operation::Write);
+        let syncs = is_synchronous(flags) && self.fs.appends(handle);
+        match writing {
+            Writing::MustWait(offset, data) => self.in_bulk(move |shared| {
+                let appends = flags & libc::O_APPEND != 0;
+                let write = |fs: &FileSystem| fs.write(handle, offset, &data, appends);
+                let outcome = shared.call(Operation::Write, write);
+                let synced =
+                    outcome.and_then(|()| if syncs { shared.sync(handle) } else { Ok(()) });
+                reply.send(synced.map(|()| Written::all(&data)));
             }),
-            Ok(written) if is_synchronous(flags) && self.fs.appends(handle) => {
-                self.later(move |shared| {
-                    let synced = shared.call(Operation::Fsync, |fs| fs.sync_file(handle));
-                    reply.send(synced.map(|()| written));
+            Writing::Done(Ok(written)) if self.fs.look_is_due(handle) => {
+                // Not where slots become sequences: whoever writes one would stand behind all of those.
+                self.beside(Awaited::Reading, move |shared| {
+                    let look = |fs: &FileSystem| fs.look_at_beginning(handle);
+                    reply.send(shared.call(Operation::Write, look).map(|()| written));
                 });
             }
-            outcome => reply.send(outcome),
+            Writing::Done(Ok(written)) if syncs => {
+                self.later(move |shared| reply.send(shared.sync(handle).map(|()| written)));
+            }
+            Writing::Done(outcome) => reply.send(outcome),
         }
     }
 
     pub(super) fn flush(&self, handle: u64, reply: impl Reply<()>) {
+        let _held = self.held(Operation::Flush);
         let answer = move |shared: &Shared| {
             reply.send(shared.call(Operation::Flush, |fs| fs.flush(handle)));
         };
         if self.fs.close_saves(handle) {
             self.save(answer);
-        } else if self.fs.close_reads_much(handle) {
-            self.in_bulk(answer);
         } else {
-            answer(self);
+            self.once(self.fs.close_waits(handle), answer);
         }
     }
 
     pub(super) fn release(&self, inode: InodeId, handle: u64, reply: impl Reply<()>) {
-        let reads_much = self.fs.close_reads_much(handle);
+        let _held = self.held(Operation::Release);
+        let awaited = self.fs.close_waits(handle);
         let answer = move |shared: &Shared| {
             if shared.fs.is_backed(handle) {
                 shared.backings.detach(inode);
             }
             reply.send(shared.call(Operation::Release, |fs| fs.release(handle)));
         };
-        if reads_much { self.in_bulk(answer) } else { answer(self) }
+        self.once(awaited, answer);
     }
 
     pub(super) fn sync_file(&self, handle: u64, reply: impl Reply<()>) {
-        self.later(move |shared| {
-            reply.send(shared.call(Operation::Fsync, |fs| fs.sync_file(handle)));
-        });
+        let _held = self.held(Operation::Fsync);
+        self.later(move |shared| reply.send(shared.sync(handle)));
     }
 
     pub(super) fn sync_directory(&self, reply: impl Reply<()>) {
+        let _held = self.held(Operation::Fsync);
         self.later(move |shared| {
             reply.send(shared.call(Operation::Fsync, FileSystem::commit));
         });
     }
 
-    pub(super) fn allocate(&self, handle: u64, allocation: Allocation) -> Result<(), Errno> {
-        self.call(Operation::Fallocate, |fs| fs.allocate(handle, allocation))
+    pub(super) fn allocate(&self, handle: u64, allocation: Allocation, reply: impl Reply<()>) {
+        let _held = self.held(Operation::Fallocate);
+        // The disk may write for a while to find or to free so much.
+        self.later(move |shared| {
+            let allocate = |fs: &FileSystem| fs.allocate(handle, allocation);
+            reply.send(shared.call(Operation::Fallocate, allocate));
+        });
     }
 
     pub(super) fn seek(&self, handle: u64, offset: i64, whence: i32) -> Result<Position, Errno> {
+        let _held = self.held(Operation::Seek);
         let seek = match whence {
             libc::SEEK_DATA => Seek::Data,
             libc::SEEK_HOLE => Seek::Hole,
@@ -356,6 +397,7 @@ impl Operations {
     }
 
     pub(super) fn copy(&self, copy: CopyRange, reply: impl Reply<Written>) {
+        let _held = self.held(Operation::CopyRange);
         self.in_bulk(move |shared| {
             let CopyRange { from, to, length } = copy;
             let length = length.min(COPY_BYTES_MAX);
@@ -383,13 +425,17 @@ impl Operations {
 }
 
 impl Shared {
+    fn sync(&self, handle: u64) -> Result<(), Errno> {
+        self.call(Operation::Fsync, |fs| fs.sync_file(handle))
+    }
+
     /// A file that was made to be written synchronously: its name is durable before anybody writes to it.
     fn synced(&self, made: Made, flags: i32) -> Result<Made, Errno> {
         if !is_synchronous(flags) {
             return Ok(made);
         }
         let number = made.handle.number;
-        let synced = self.call(Operation::Fsync, |fs| fs.sync_file(number));
+        let synced = self.sync(number);
         synced.inspect_err(|_| self.take_back(made.entry.inode(), number)).map(|()| made)
     }
 

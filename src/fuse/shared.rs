@@ -8,6 +8,7 @@ use std::time::Instant;
 use fuser::{Errno, FopenFlags, Notifier};
 
 use super::convert::errno;
+use super::held::Held;
 use super::linger::Linger;
 use super::mount::{MountOptions, Passthrough};
 use super::passthrough::{Backing, Backings, trial};
@@ -58,6 +59,11 @@ impl Shared {
             }
             errno(&error)
         })
+    }
+
+    /// To be held while a request is served on the thread that took it.
+    pub(super) fn held(&self, operation: Operation) -> Held<'_> {
+        Held::begin(self.fs.observer(), operation)
     }
 
     /// Flags of an open that the daemon serves: rows and views are never cached.

@@ -4,7 +4,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread::JoinHandle;
 
-use crossbeam_channel::{Receiver, bounded};
+use crossbeam_channel::{Receiver, unbounded};
 
 use super::background::start;
 use super::dispatch::Pools;
@@ -12,10 +12,6 @@ use super::mount::MountError;
 
 /// An operation and its reply.
 pub(super) type Job = Box<dyn FnOnce() + Send>;
-
-/// Operations that may wait to be run, in each queue. Each stands for a client that waits for its answer:
-/// more than a machine has threads for. If even these do not suffice, a request is served where it came in.
-const JOBS_MAX: usize = 1 << 14;
 
 /// Threads that run them. Commits queue on one mutex anyway: more would only wait there.
 const THREADS: usize = 4;
@@ -31,7 +27,7 @@ const ASK_THREADS: usize = 4;
 /// behind it.
 const BULK_THREADS: usize = 2;
 
-/// Threads that make sequences of slots, which takes seconds, and look at their beginning.
+/// Threads that make sequences of slots, which takes seconds. They take turns where they write to the disk.
 const SAVE_THREADS: usize = 2;
 
 /// The ends of the queues that threads take jobs from.
@@ -44,14 +40,16 @@ pub(super) struct Queues {
     saves: Receiver<Job>,
 }
 
-/// Queues for operations. Their threads end when the operations, which hold the other ends, are dropped: when
-/// the kernel has let the mount go.
+/// Queues for operations. The kernel bounds them: an operation in a queue is the system call of a thread
+/// that waits for its answer, and takes less memory than the thread does, or one of the few that the kernel
+/// sends by itself (`BACKGROUND_MAX`). The threads end when the operations, which hold the other ends, are
+/// dropped: when the kernel has let the mount go.
 pub(super) fn queues() -> (Pools, Queues) {
-    let (slow, slow_jobs) = bounded(JOBS_MAX);
-    let (fetches, fetch_jobs) = bounded(JOBS_MAX);
-    let (asks, ask_jobs) = bounded(JOBS_MAX);
-    let (bulk, bulk_jobs) = bounded(JOBS_MAX);
-    let (saves, save_jobs) = bounded(JOBS_MAX);
+    let (slow, slow_jobs) = unbounded();
+    let (fetches, fetch_jobs) = unbounded();
+    let (asks, ask_jobs) = unbounded();
+    let (bulk, bulk_jobs) = unbounded();
+    let (saves, save_jobs) = unbounded();
     let queues = Queues {
         slow: slow_jobs,
         fetches: fetch_jobs,

@@ -8,6 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{io, ptr, slice};
 
+use kvfs_formats::slot::reference::is_referred;
+
 use super::abi::{
     Buffer, BufferInterface, BufferType, Device, RawTensor, STATUS_FAILED, STATUS_SUCCESS,
 };
@@ -15,7 +17,6 @@ use super::files::{CacheFile, CacheFiles};
 use super::region::{HUGE_PAGE_BYTES, OS_PAGE_BYTES, Region};
 use super::restore::restore;
 use super::rows::Rows;
-use super::slot::reference::is_referred;
 use super::tensor::TensorView;
 use super::{guard, plugin, say};
 

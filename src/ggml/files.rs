@@ -16,10 +16,10 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use kvfs_os::mountinfo;
 use nix::fcntl::{FallocateFlags, fallocate};
 
 use super::region::OS_PAGE_BYTES;
-use crate::cli::mountinfo;
 use crate::sys;
 
 /// Most caches below one directory: no machine runs more engines.

@@ -46,7 +46,6 @@ mod replace;
 mod restore;
 mod ring;
 mod rows;
-pub(crate) mod slot;
 mod tensor;
 mod visible;
 

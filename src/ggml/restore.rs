@@ -12,11 +12,11 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use kvfs_formats::slot::reference::{KEY_ATTRIBUTE, Key, Reference, is_referred};
 use nix::fcntl::{OFlag, open, openat};
 use nix::sys::stat::Mode;
 
 use super::rows::Rows;
-use super::slot::reference::{KEY_ATTRIBUTE, Key, Reference, is_referred};
 use crate::page::limits::PAYLOAD_OFFSET;
 use crate::page::names::{MANIFEST, PREFIXES, format_page_of_prefix};
 use crate::page::{Layer, Manifest, PrefixHash};

@@ -1,10 +1,11 @@
 //! Counters in Prometheus' text format. The names are part of what operators rely on.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use prometheus::{
-    Encoder, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
-    IntGaugeVec, Opts, Registry, TextEncoder,
+    Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec,
+    IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
 };
 
 use crate::store::record::Totals;
@@ -15,7 +16,13 @@ macro_rules! operations {
         /// The FUSE requests that are counted.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Operation { $(#[doc = concat!("`", $name, "`")] $variant),* }
-        const OPERATIONS: &[&str] = &[$($name),*];
+        const OPERATIONS: &[Operation] = &[$(Operation::$variant),*];
+        impl Operation {
+            /// As metrics and the log have it.
+            pub fn name(self) -> &'static str {
+                match self { $(Operation::$variant => $name),* }
+            }
+        }
     };
 }
 operations! {
@@ -25,6 +32,7 @@ operations! {
     Rename = "rename", Link = "link", List = "list", StatFs = "statfs",
     GetXattr = "getxattr", SetXattr = "setxattr", ListXattr = "listxattr",
     RemoveXattr = "removexattr", Fallocate = "fallocate", Seek = "seek", CopyRange = "copy_range",
+    Forget = "forget",
 }
 
 /// Values that are read when the metrics are.
@@ -50,6 +58,9 @@ struct Request {
     ok: IntCounter,
     failed: IntCounter,
     duration: Histogram,
+    /// Longest time, in nanoseconds.
+    held: AtomicU64,
+    held_seconds: Gauge,
 }
 
 pub(super) struct Metrics {
@@ -145,6 +156,18 @@ impl Metrics {
         request.duration.observe(duration.as_secs_f64());
     }
 
+    pub(super) fn held(&self, operation: Operation, duration: Duration) {
+        let nanoseconds = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
+        self.requests[operation as usize].held.fetch_max(nanoseconds, Ordering::Relaxed);
+    }
+
+    /// The request that held its thread longest, if there was one.
+    pub(super) fn longest_held(&self) -> Option<(Operation, Duration)> {
+        let held = |request: &Request| Duration::from_nanos(request.held.load(Ordering::Relaxed));
+        let all = OPERATIONS.iter().copied().zip(self.requests.iter().map(held));
+        all.max_by_key(|(_, held)| *held).filter(|(_, held)| !held.is_zero())
+    }
+
     pub(super) fn opened(&self, bytes: u64) {
         self.opens.inc();
         self.opened_bytes.inc_by(bytes);
@@ -168,6 +191,10 @@ impl Metrics {
     }
 
     pub(super) fn text(&self, gauges: &Gauges) -> String {
+        for request in &self.requests {
+            let held = Duration::from_nanos(request.held.load(Ordering::Relaxed));
+            request.held_seconds.set(held.as_secs_f64());
+        }
         let signed = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
         let ssd = &["ssd"];
         self.used_bytes.with_label_values(ssd).set(signed(gauges.totals.bytes));
@@ -215,10 +242,21 @@ fn requests(registry: &Registry) -> Vec<Request> {
         HistogramOpts::new("kvfs_fuse_request_duration_seconds", "Time from request to answer");
     let durations = HistogramVec::new(options.buckets(buckets), &["op"]).expect(VALID);
     registry.register(Box::new(durations.clone())).expect(VALID);
-    let request = |name: &&str| Request {
-        ok: counts.with_label_values(&[name, "ok"]),
-        failed: counts.with_label_values(&[name, "error"]),
-        duration: durations.with_label_values(&[name]),
+    let held_options = Opts::new(
+        "kvfs_request_thread_held_seconds_max",
+        "Longest time for which a request held the thread that others wait for",
+    );
+    let held = GaugeVec::new(held_options, &["op"]).expect(VALID);
+    registry.register(Box::new(held.clone())).expect(VALID);
+    let request = |operation: &Operation| {
+        let name = operation.name();
+        Request {
+            ok: counts.with_label_values(&[name, "ok"]),
+            failed: counts.with_label_values(&[name, "error"]),
+            duration: durations.with_label_values(&[name]),
+            held: AtomicU64::new(0),
+            held_seconds: held.with_label_values(&[name]),
+        }
     };
     OPERATIONS.iter().map(request).collect()
 }

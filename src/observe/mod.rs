@@ -106,6 +106,16 @@ impl Observer {
         self.metrics.request(operation, ok, duration);
     }
 
+    /// A request held the thread that took it for so long.
+    pub fn held(&self, operation: Operation, duration: Duration) {
+        self.metrics.held(operation, duration);
+    }
+
+    /// The request that held the thread that took it longest, if there was one.
+    pub fn longest_held(&self) -> Option<(Operation, Duration)> {
+        self.metrics.longest_held()
+    }
+
     /// Somebody who reads sequences has reported.
     pub fn attended(&self, counts: &Counts) {
         self.attention.add(counts);

@@ -5,6 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
+pub use crate::page::classify::DirectoryClass;
 use crate::page::{Dtype, Layer, ModelIdentity, PageIdentity, TokenStart};
 use crate::tier::encoding::Encoding;
 
@@ -127,25 +128,6 @@ pub enum Kind {
         /// Device number, 0 for FIFO and socket.
         device: u32,
     },
-}
-
-/// What a directory is for; decided by its place when it is made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum DirectoryClass {
-    /// The mount's root.
-    Root,
-    /// `models/`
-    Models,
-    /// `models/NAME/`
-    Model,
-    /// `models/NAME/sequences/`
-    Sequences,
-    /// `models/NAME/sequences/NAME/`
-    Sequence,
-    /// `.../sequences/NAME/LAYER/`
-    Layer(u32),
-    /// `files/`, everything below it, and staging directories elsewhere.
-    Plain,
 }
 
 /// A regular file.

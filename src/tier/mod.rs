@@ -1,9 +1,7 @@
 //! Where the bytes behind the files are: memory, the local disk, a remote store.
 
-pub mod content;
 pub mod counters;
 pub mod encoded;
-pub mod encoding;
 pub mod exchange;
 pub mod ram;
 pub mod rate;
@@ -11,6 +9,11 @@ pub mod remote;
 pub mod replacement;
 pub mod scan;
 pub mod ssd;
+
+#[doc(inline)]
+pub use kvfs_encoding as encoding;
+#[doc(inline)]
+pub use kvfs_encoding::content;
 
 // Not in `ram` itself: that is compiled once more, with other locks, by `tests/models`.
 #[cfg(test)]

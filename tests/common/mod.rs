@@ -110,3 +110,23 @@ macro_rules! in_both_modes {
         })+
     };
 }
+
+/// The same where other users act too, with all that it needs:
+/// `as_root!((fuse, root, setpriv) scenario)`.
+#[macro_export]
+macro_rules! as_root {
+    ($needed:tt $($scenario:ident),+ $(,)?) => {
+        $(mod $scenario {
+            #[test]
+            fn passthrough() {
+                $crate::require! $needed;
+                super::$scenario($crate::common::Mode::Passthrough);
+            }
+            #[test]
+            fn served() {
+                $crate::require! $needed;
+                super::$scenario($crate::common::Mode::Served);
+            }
+        })+
+    };
+}

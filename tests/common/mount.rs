@@ -7,6 +7,13 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 
 use super::{eventually, forks};
 
+/// Longest time for which a request may work on the thread that took it; `KVFS_REQUEST_LIMIT_MS` is
+/// another one, for a slower machine.
+const WORKED_MAX_MS: u64 = 20;
+/// Longest time for which it may hold that thread, waiting included: whoever has the lock that it waits for
+/// may be one of many threads that these tests let run on two cores with one disk.
+const HELD_MAX_MS: u64 = 1000;
+
 /// Who moves the bytes of ordinary files and pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
@@ -22,6 +29,8 @@ pub(crate) struct Mount {
     mode: Mode,
     options: Vec<String>,
     environment: Vec<(String, String)>,
+    /// Why requests may hold their thread for long.
+    slow_because: Option<&'static str>,
     daemon: Option<Child>,
     store: PathBuf,
     mountpoint: PathBuf,
@@ -118,6 +127,7 @@ impl Mount {
             mode,
             options: options.iter().map(|&option| option.to_owned()).collect(),
             environment: Vec::new(),
+            slow_because: None,
             daemon: None,
             store,
             mountpoint,
@@ -134,7 +144,7 @@ impl Mount {
         command.stdout(Stdio::null());
         command.envs(self.environment.iter().cloned());
         if std::env::var_os("RUST_LOG").is_none() {
-            command.env("RUST_LOG", "kvfs=info");
+            command.env("RUST_LOG", "kvfs=info,kvfs::fuse::held=debug");
         }
         let mut daemon = forks::spawn(&mut command).unwrap();
         let pid = daemon.id().to_string();
@@ -296,6 +306,26 @@ impl Mount {
         self.environment.push((name.to_owned(), value.to_owned()));
     }
 
+    /// Lets requests hold the thread that took them for longer than a mount may.
+    pub(crate) fn may_be_slow(&mut self, because: &'static str) {
+        self.slow_because = Some(because);
+    }
+
+    /// Fails if a request held the thread that took it, for which everybody else waits.
+    fn check_held(&self) {
+        if self.slow_because.is_some() {
+            return;
+        }
+        let limit = std::env::var("KVFS_REQUEST_LIMIT_MS");
+        let worked_max = limit.map_or(WORKED_MAX_MS, |text| text.parse().unwrap());
+        let log = self.log();
+        let is_long = |line: &&str| {
+            held(line).is_some_and(|[held, worked]| worked > worked_max || held > HELD_MAX_MS)
+        };
+        let offenders: Vec<&str> = log.lines().filter(is_long).collect();
+        assert!(offenders.is_empty(), "others waited for requests: {offenders:#?}");
+    }
+
     /// Unmounts and mounts again.
     pub(crate) fn remount(&mut self) {
         assert!(self.unmount().success(), "{}", self.log());
@@ -323,7 +353,18 @@ impl Drop for Mount {
             let _ = daemon.wait();
         }
         detach(&self.mountpoint);
+        if !std::thread::panicking() {
+            self.check_held();
+        }
     }
+}
+
+/// For how many milliseconds a request held its thread, and worked there, if a line of the log says so
+/// (`fuse::held`).
+fn held(line: &str) -> Option<[u64; 2]> {
+    let (_, told) = line.split_once(" held its thread for ")?;
+    let (held, worked) = told.strip_suffix(" ms at work")?.split_once(" ms, ")?;
+    Some([held.parse().unwrap(), worked.parse().unwrap()])
 }
 
 fn unmount_command(mountpoint: &Path, lazy: bool) -> Command {

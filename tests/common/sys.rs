@@ -195,3 +195,20 @@ pub(crate) fn set_modified(path: impl AsRef<Path>, time: std::time::SystemTime) 
     utimensat(nix::fcntl::AT_FDCWD, path.as_ref(), &time, &time, flags)?;
     Ok(())
 }
+
+/// Makes the calling thread, and no other, one of a user, without a umask. What it does is not undone.
+pub(crate) fn become_user(uid: u32, gid: u32, groups: &[u32]) -> io::Result<()> {
+    let check = |result: libc::c_long| match result {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    };
+    nix::sched::unshare(nix::sched::CloneFlags::CLONE_FS)?;
+    nix::sys::stat::umask(nix::sys::stat::Mode::empty());
+    // The library would change all threads.
+    // SAFETY: the kernel reads as many groups as said.
+    check(unsafe { libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) })?;
+    // SAFETY: numbers alone.
+    check(unsafe { libc::syscall(libc::SYS_setresgid, gid, gid, gid) })?;
+    // SAFETY: numbers alone.
+    check(unsafe { libc::syscall(libc::SYS_setresuid, uid, uid, uid) })
+}

@@ -9,25 +9,8 @@ use crate::common::{Mode, Mount};
 const NOBODY: u32 = 65534;
 const DAEMON: u32 = 1;
 
-/// Users are changed for these.
-macro_rules! as_root {
-    ($($scenario:ident),+ $(,)?) => {
-        $(mod $scenario {
-            #[test]
-            fn passthrough() {
-                require!(fuse, root, setpriv);
-                super::$scenario(crate::common::Mode::Passthrough);
-            }
-            #[test]
-            fn served() {
-                require!(fuse, root, setpriv);
-                super::$scenario(crate::common::Mode::Served);
-            }
-        })+
-    };
-}
-
 as_root!(
+    (fuse, root, setpriv)
     a_file_belongs_to_its_maker,
     others_are_denied,
     a_group_directory_hands_its_group_down,

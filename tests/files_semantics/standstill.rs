@@ -13,6 +13,8 @@ in_both_modes!(
     a_long_copy_holds_up_nobody,
     a_giant_that_is_no_page_is_refused_at_once,
     a_tail_that_is_linked_holds_up_nobody,
+    a_row_that_completes_a_page_holds_up_nobody,
+    a_descriptor_that_stays_open_is_waited_for_once,
 );
 
 /// Longer than this nobody waits for a `stat`, on a machine that does other things as well. One request
@@ -95,21 +97,63 @@ fn a_giant_that_is_no_page_is_refused_at_once(mode: Mode) {
     assert_eq!(mount.status("state"), "ok");
 }
 
-fn a_tail_that_is_linked_holds_up_nobody(mode: Mode) {
-    // A page of 512 MiB, so that its tail is a large file.
-    let model = Model::with(|fields| {
+/// Pages of 512 MiB, so that a tail is a large file.
+fn large_pages() -> Model {
+    Model::with(|fields| {
         fields.head_dim = 128;
         fields.num_kv_heads = 8;
         fields.page_tokens = 131_072;
-    });
-    let mount = Mount::new(mode);
-    model.install(&mount);
-    let tail = model.tail_path(&mount, "chat", 0, 0);
+    })
+}
+
+/// A tail that lacks the last of its 32 parts, and that part.
+fn tail_of_31_parts(mount: &Mount, model: &Model) -> (File, Vec<u8>) {
+    model.install(mount);
+    let tail = model.tail_path(mount, "chat", 0, 0);
     let file = open(&tail, libc::O_WRONLY | libc::O_CREAT | libc::O_APPEND).unwrap();
-    let rows = vec![7; model.row_bytes() * 4096];
+    let rows = vec![7; model.row_bytes() * model.page_tokens() as usize / 32];
     for _ in 0..31 {
         assert_eq!(write(&file, &rows).unwrap(), rows.len());
     }
+    (file, rows)
+}
+
+fn a_row_that_completes_a_page_holds_up_nobody(mode: Mode) {
+    let (mount, model) = (Mount::new(mode), large_pages());
+    let (file, rows) = tail_of_31_parts(&mount, &model);
+    let absent = mount.files("absent");
+    let longest = longest_stat(&absent, || assert_eq!(write(&file, &rows).unwrap(), rows.len()));
+    assert!(longest < STAT_MAX, "{longest:?}");
+    let page = model.page_path(&mount, "chat", 0, 0);
+    assert!(page.metadata().unwrap().len() >= 32 * rows.len() as u64);
+}
+
+fn a_descriptor_that_stays_open_is_waited_for_once(mode: Mode) {
+    const LOOKS: u32 = 20;
+    let (mount, model) = (Mount::new(mode), Model::small());
+    model.install(&mount);
+    let page = model.page_path(&mount, "chat", 0, 0);
+    let file = open(&page, libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL).unwrap();
+    file.write_all_at(&model.page(0, 0, 1), 0).unwrap();
+    let other = file.try_clone().unwrap();
+    drop(file);
+    let (absent, begun) = (mount.files("absent"), Instant::now());
+    let longest = longest_stat(&absent, || {
+        for _ in 0..LOOKS {
+            assert_errno(std::fs::metadata(&page), libc::ENOENT);
+        }
+    });
+    // Waiting for its release each time would take a second and more.
+    assert!(begun.elapsed() < Duration::from_millis(25) * LOOKS, "{:?}", begun.elapsed());
+    assert!(longest < STAT_MAX, "{longest:?}");
+    drop(other);
+    assert!(std::fs::read(&page).unwrap() == model.page(0, 0, 1));
+}
+
+fn a_tail_that_is_linked_holds_up_nobody(mode: Mode) {
+    let (mount, model) = (Mount::new(mode), large_pages());
+    let (_file, _rows) = tail_of_31_parts(&mount, &model);
+    let tail = model.tail_path(&mount, "chat", 0, 0);
     let copy = mount.files("copy");
     // In a directory of its own: the kernel keeps the one locked in which the link is made.
     std::fs::create_dir(mount.files("other")).unwrap();

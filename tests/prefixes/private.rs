@@ -16,24 +16,8 @@ use crate::writer::{Sequence, bytes};
 const NOBODY: u32 = 65534;
 const DAEMON: u32 = 1;
 
-macro_rules! as_root {
-    ($($scenario:ident),+ $(,)?) => {
-        $(mod $scenario {
-            #[test]
-            fn passthrough() {
-                $crate::require!(fuse, root, setpriv);
-                super::$scenario($crate::common::Mode::Passthrough);
-            }
-            #[test]
-            fn served() {
-                $crate::require!(fuse, root, setpriv);
-                super::$scenario($crate::common::Mode::Served);
-            }
-        })+
-    };
-}
-
 as_root!(
+    (fuse, root, setpriv)
     a_private_sequence_is_found_by_nobody,
     a_slot_is_as_private_as_its_pages,
     a_slot_takes_the_place_of_nobody_elses_sequence,

@@ -12,24 +12,8 @@ use crate::{limit, settle, wait_until_gone, write_files};
 const ALICE: u32 = 1001;
 const BOB: u32 = 1002;
 
-macro_rules! as_root {
-    ($($scenario:ident),+ $(,)?) => {
-        $(mod $scenario {
-            #[test]
-            fn passthrough() {
-                $crate::require!(fuse, root, setpriv, setfattr);
-                super::$scenario($crate::common::Mode::Passthrough);
-            }
-            #[test]
-            fn served() {
-                $crate::require!(fuse, root, setpriv, setfattr);
-                super::$scenario($crate::common::Mode::Served);
-            }
-        })+
-    };
-}
-
 as_root!(
+    (fuse, root, setpriv, setfattr)
     limits_belong_to_the_owner,
     a_limit_deletes_what_its_owner_could,
     in_a_sticky_directory_everybody_keeps_his_own,

@@ -1,18 +1,20 @@
 //! `kvfs import` and `kvfs export`: sequences of pages, and the files in which other programs keep them.
 
 mod slot;
+mod tensors;
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::Path;
 
+use kvfs_formats::slot::Slot;
+use kvfs_formats::tensors::{Selection, Tensors, is_safetensors};
+use kvfs_formats::{Rows, SequenceFile, sequence_files};
+
 use super::arguments::{ExportArguments, ImportArguments};
 use super::create::publish;
 use super::output::{Failure, Outcome, Report, bytes};
 use super::prefix::read_tokens;
-use crate::convert::tensors::{self, Selection, Tensors, is_safetensors};
-use crate::convert::{Rows, SequenceFile, sequence_files};
-use crate::ggml::slot::Slot;
 use crate::page::names::{TOKENS, format_layer};
 use crate::page::{Layer, LayerKind, Manifest};
 use crate::reader::Sequence;

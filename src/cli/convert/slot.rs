@@ -4,9 +4,10 @@ use std::fs::File;
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileExt;
 
+use kvfs_formats::slot::{Format, Head, write_tensor_head, write_transposed_head};
+
 use crate::attention::{KvBlock, Tensor, Values};
 use crate::cli::arguments::ExportArguments;
-use crate::ggml::slot::{Format, Head, write_tensor_head, write_transposed_head};
 use crate::page::Geometry;
 use crate::reader::{Sequence, Stream};
 

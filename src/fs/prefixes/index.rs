@@ -6,7 +6,7 @@
 
 use std::sync::{Arc, MutexGuard, PoisonError};
 
-use super::is_virtual;
+use super::{Virtual, is_virtual};
 use crate::fs::publish::model_directory;
 use crate::fs::state::State;
 use crate::fs::{Awaited, FileSystem, FsError};
@@ -77,6 +77,10 @@ impl FileSystem {
         }
         if self.must_adopt_to_list(directory) {
             return Some(Awaited::Remote);
+        }
+        if matches!(self.virtual_inode(directory), Ok(Virtual::Slots(_))) {
+            // What a slot has is told by files of its sequence.
+            return Some(Awaited::Reading);
         }
         let (is_behind, is_pending) = {
             let state = self.state();

@@ -6,8 +6,9 @@
 use std::fs::File;
 use std::io::Read;
 
+use kvfs_formats::slot::reference::Key;
+
 use crate::fs::{FileSystem, FsError};
-use crate::ggml::slot::reference::Key;
 use crate::store::record::{DirectoryClass, InodeId};
 
 /// Stored, and set by the daemon alone.

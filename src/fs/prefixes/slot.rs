@@ -19,13 +19,13 @@ use super::index::TOKEN_BYTES;
 use super::shares::Share;
 use super::slot_file::SlotFile;
 use crate::fs::{FileSystem, FsError};
-use crate::ggml::slot::reference::{Key, REFERENCE_BYTES};
-use crate::ggml::slot::{Format, Head, Layout, Version};
 use crate::ingest::model::Model;
 use crate::page::names::{REFERENCES_4_SUFFIX, REFERENCES_SUFFIX, SLOT_4_SUFFIX, SLOT_SUFFIX};
 use crate::page::{Geometry, Layer, LayerKind, Layout as PageLayout, Manifest, PrefixHash, names};
 use crate::store::record::{InodeId, Time};
 
+use kvfs_formats::slot::reference::{Key, REFERENCE_BYTES};
+use kvfs_formats::slot::{Format, Head, Layout, Version};
 use read::Page;
 pub(super) use read::Stretch;
 

@@ -8,16 +8,17 @@ use std::fs::File;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
+use kvfs_formats::slot::Slot;
+use kvfs_formats::{Rows, SequenceFile, sequence_files};
+
 use super::Virtual;
 use super::slot::{Kind, SlotKey, is_of_slots};
-use crate::convert::{Rows, SequenceFile, sequence_files};
 use crate::fs::attributes::{Caller, Found, Place};
 use crate::fs::create::{Created, NewNode};
 use crate::fs::handle::{Handle, Served};
 use crate::fs::open::{Caching, Opened, OpenedBy};
 use crate::fs::retention::InUse;
 use crate::fs::{FileSystem, FsError, classify, descriptors};
-use crate::ggml::slot::Slot;
 use crate::ingest::seal::SealError;
 use crate::page::{Manifest, PageError, names};
 use crate::store::disk::DiskFile;

@@ -240,15 +240,15 @@ impl FileSystem {
         let Some((id, policy)) = due else {
             return Ok(None);
         };
-        let mut state = self.state_to_change()?;
+        // What was closed a moment ago is not in use.
+        self.settle_idle()?;
+        let state = self.state_to_change()?;
         let Ok((directory, class)) = state.directory(id) else {
             drop(state);
             self.retention.policies().forget(id);
             return Ok(None);
         };
         let root = Root { id, class, owner: directory.uid };
-        // What was closed a moment ago is not in use.
-        self.settle_idle(&mut state)?;
         Ok(Some(Pass::new(root, policy, state.metadata.names_changed, is_clock_good)))
     }
 

@@ -85,7 +85,7 @@ impl FileSystem {
             return Ok(None);
         };
         let metadata = &state.metadata;
-        let is_changing = state.unsettled.contains_key(&id)
+        let is_changing = state.unsettled.contains_key(id)
             || metadata.publishes(object)
             || metadata.is_committing(object);
         match item(&state, role, object)? {

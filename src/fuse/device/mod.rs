@@ -192,8 +192,8 @@ impl Filesystem for Callbacks {
         _write_flags: WriteFlags, flags: OpenFlags, _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        let outcome = self.operations.write(handle.0, offset, data, flags.0);
-        self.operations.written(handle.0, flags.0, outcome, reply);
+        let writing = self.operations.write(handle.0, offset, data, flags.0);
+        self.operations.written(handle.0, flags.0, writing, reply);
     }
 
     fn flush(
@@ -277,7 +277,7 @@ impl Filesystem for Callbacks {
         &self, _request: &Request, _number: INodeNo, handle: FileHandle, offset: u64, length: u64,
         mode: i32, reply: ReplyEmpty,
     ) {
-        reply.send(self.allocate(handle.0, Allocation { mode, offset, length }));
+        self.operations.allocate(handle.0, Allocation { mode, offset, length }, reply);
     }
 
     fn lseek(

@@ -68,7 +68,7 @@ pub(super) fn serve(operations: &Operations, ticket: Ticket) {
         opcode::FALLOCATE => {
             let input: FallocateIn = slot.operation();
             let (mode, offset, length) = (input.mode.cast_signed(), input.offset, input.length);
-            ticket.send(operations.allocate(input.fh, Allocation { mode, offset, length }));
+            operations.allocate(input.fh, Allocation { mode, offset, length }, ticket);
         }
         opcode::LSEEK => {
             let input: LseekIn = slot.operation();
@@ -97,8 +97,8 @@ fn serve_transfer(operations: &Operations, header: &InHeader, ticket: Ticket) {
         opcode::READ => operations.read(input.fh, input.offset, input.size, ticket),
         opcode::WRITE => {
             let flags = input.flags.cast_signed();
-            let outcome = operations.write(input.fh, input.offset, slot.payload(), flags);
-            operations.written(input.fh, flags, outcome, ticket);
+            let writing = operations.write(input.fh, input.offset, slot.payload(), flags);
+            operations.written(input.fh, flags, writing, ticket);
         }
         opcode::READDIRPLUS => {
             let lines = Lines::new(ticket, Listing::Attributes, input.size);

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use super::image::Image;
-use crate::fs::classify;
+use crate::page::classify;
 use crate::store::record::{DirectoryClass, Inode, InodeId, Kind, Time};
 
 /// The directories that every mount has: number, class, name.

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 
 use super::image::Image;
-use crate::fs::classify::{self, FileClass};
 use crate::ingest::model::{ManifestError, Model};
+use crate::page::classify::{self, FileClass};
 use crate::page::names;
 use crate::store::StoreError;
 use crate::store::disk::Access;

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::io;
 
 use super::names::{FILES, FIXED, new_directory};
-use crate::fs::classify::{self, FileClass};
+use crate::page::classify::{self, FileClass};
 use crate::store::description::Description;
 use crate::store::disk::{DiskDirectory, DiskPath, shard};
 use crate::store::record::{

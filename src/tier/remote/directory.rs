@@ -28,7 +28,8 @@ use nix::sys::stat::{Mode, UtimensatFlags};
 use nix::sys::time::TimeSpec;
 
 use self::entry::{
-    CONDEMNED, Open, delete_if_older, drop_cached, give_back, publish, remove, stat, sync_directory,
+    CONDEMNED, Open, delete_if_older, drop_cached, give_back, publish, read_ahead, remove, stat,
+    sync_directory,
 };
 use super::error::{RemoteError, Result};
 use super::name::{RemoteName, RemotePrefix, random};
@@ -179,8 +180,11 @@ impl Directory {
                 }
                 outcome => outcome.map_err(|error| failed(&error))?,
             }
+            let end = done + part.len() as u64;
+            // The disk or the server goes on while the sink opens, decodes or writes what is here.
+            read_ahead(file, start + end, next_bytes(length - end));
             sink.write_all_at(part, done).map_err(RemoteError::local)?;
-            done += part.len() as u64;
+            done = end;
         }
         drop_cached(file);
         Ok(length)

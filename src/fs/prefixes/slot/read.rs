@@ -2,11 +2,12 @@
 
 use std::sync::{Arc, PoisonError};
 
+use kvfs_formats::slot::reference::Reference;
+use kvfs_formats::slot::{Part, write_tensor_head};
+
 use super::{OpenSlot, References};
 use crate::fs::transfer::copy_text;
 use crate::fs::{FileSystem, FsError};
-use crate::ggml::slot::reference::Reference;
-use crate::ggml::slot::{Part, write_tensor_head};
 use crate::page::{Geometry, Layer, PageView, TokenStart, names};
 use crate::store::disk::DiskFile;
 use crate::store::record::InodeId;

@@ -119,3 +119,11 @@ pub(super) fn sync_directory(directory: &File) -> io::Result<()> {
 pub(super) fn drop_cached(file: &File) {
     let _ = posix_fadvise(file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED);
 }
+
+/// Has a part of a file read meanwhile. Only advice, too.
+pub(super) fn read_ahead(file: &File, offset: u64, bytes: usize) {
+    let (Ok(offset), Ok(bytes)) = (i64::try_from(offset), i64::try_from(bytes)) else { return };
+    if bytes > 0 {
+        let _ = posix_fadvise(file, offset, bytes, PosixFadviseAdvice::POSIX_FADV_WILLNEED);
+    }
+}

@@ -102,7 +102,8 @@ fn nonce(number: u64, is_last: bool) -> Nonce {
     Nonce::assume_unique_for_key(bytes)
 }
 
-/// Seals bytes while they are read. Each frame is sealed once by a reader that goes forward.
+/// Seals bytes while they are read, in the buffer of the reader where a frame fits in. Each frame is
+/// sealed once by a reader that goes forward.
 pub(crate) struct SealedSource {
     plain: Source,
     header: [u8; HEADER_BYTES],
@@ -110,6 +111,7 @@ pub(crate) struct SealedSource {
     frame: Mutex<Frame>,
 }
 
+/// The frame that fits into no buffer so far, for the reads that take the rest of it.
 #[derive(Default)]
 struct Frame {
     number: Option<u64>,
@@ -131,20 +133,22 @@ impl SealedSource {
         Ok(SealedSource { plain, header, cipher: key.cipher, frame: Mutex::default() })
     }
 
-    fn seal(&self, frame: &mut Frame, number: u64) -> io::Result<()> {
-        frame.number = None;
-        let start = number * FRAME_BYTES as u64;
-        let rest = self.plain.length() - start;
-        let length = usize::try_from(rest).unwrap_or(usize::MAX).min(FRAME_BYTES);
-        frame.bytes.resize(length, 0);
-        self.plain.read_exact_at(&mut frame.bytes, start)?;
+    /// Bytes of a frame before it is sealed.
+    fn plain_bytes(&self, number: u64) -> usize {
+        let rest = self.plain.length() - number * FRAME_BYTES as u64;
+        usize::try_from(rest).unwrap_or(usize::MAX).min(FRAME_BYTES)
+    }
+
+    /// Reads a frame and seals it in place, with its tag at the end.
+    fn seal(&self, number: u64, sealed: &mut [u8]) -> io::Result<()> {
+        let (frame, tag) = sealed.split_at_mut(sealed.len() - TAG_BYTES);
+        self.plain.read_exact_at(frame, number * FRAME_BYTES as u64)?;
         let nonce = nonce(number, number + 1 == frames(self.plain.length()));
-        let tag = self
+        let made = self
             .cipher
-            .seal_in_place_separate_tag(nonce, Aad::empty(), &mut frame.bytes)
+            .seal_in_place_separate_tag(nonce, Aad::empty(), frame)
             .map_err(|_| io::Error::other("the cipher refused a frame"))?;
-        frame.bytes.extend_from_slice(tag.as_ref());
-        frame.number = Some(number);
+        tag.copy_from_slice(made.as_ref());
         Ok(())
     }
 }
@@ -158,11 +162,21 @@ impl ReadAt for SealedSource {
         if number >= frames(self.plain.length()) {
             return Ok(0);
         }
+        let within = place % SEALED_FRAME_BYTES as u64;
+        let sealed_bytes = self.plain_bytes(number) + TAG_BYTES;
+        if let (0, Some(whole)) = (within, buffer.get_mut(..sealed_bytes)) {
+            // It has room for the frame: nothing to copy.
+            self.seal(number, whole)?;
+            return Ok(sealed_bytes);
+        }
         let mut frame = self.frame.lock().unwrap_or_else(PoisonError::into_inner);
         if frame.number != Some(number) {
-            self.seal(&mut frame, number)?;
+            frame.number = None;
+            frame.bytes.resize(sealed_bytes, 0);
+            self.seal(number, &mut frame.bytes)?;
+            frame.number = Some(number);
         }
-        frame.bytes.read_at(buffer, place % SEALED_FRAME_BYTES as u64)
+        frame.bytes.read_at(buffer, within)
     }
 }
 
@@ -177,8 +191,10 @@ pub(crate) struct Unsealer {
 #[derive(Default)]
 struct Progress {
     received: u64,
-    /// The header or the frame that is arriving.
+    /// The header or the frame that is arriving in parts.
     held: Vec<u8>,
+    /// Room for a frame once it is opened, which nobody sees before it proved to be genuine.
+    opened: Vec<u8>,
     /// Known once the header is.
     cipher: Option<LessSafeKey>,
     frames: u64,
@@ -204,7 +220,7 @@ impl Unsealer {
         if progress.cipher.is_none() {
             return Err(Failure::Problem(Problem::Damaged("is cut off")));
         }
-        self.open_frame(&mut progress, true)?;
+        self.open_held(&mut progress, true)?;
         Ok(progress.written)
     }
 
@@ -213,14 +229,24 @@ impl Unsealer {
             let wanted = if progress.cipher.is_some() { SEALED_FRAME_BYTES } else { HEADER_BYTES };
             if progress.held.len() == wanted {
                 // More follows, so this is not the last.
-                self.open_frame(progress, false)?;
+                self.open_held(progress, false)?;
+            }
+            if progress.cipher.is_some()
+                && progress.held.is_empty()
+                && let Some((frame, rest)) = bytes.split_at_checked(SEALED_FRAME_BYTES)
+                && !rest.is_empty()
+            {
+                // It is here as a whole and not the last: opened from where it lies.
+                self.open_frame(progress, frame, false)?;
+                bytes = rest;
+                continue;
             }
             let count = bytes.len().min(wanted - progress.held.len());
             progress.held.extend_from_slice(&bytes[..count]);
             bytes = &bytes[count..];
             if progress.cipher.is_none() && progress.held.len() == HEADER_BYTES {
                 progress.cipher = Some(self.open_header(&progress.held)?);
-                progress.held = Vec::with_capacity(SEALED_FRAME_BYTES);
+                progress.held.clear();
             }
         }
         Ok(())
@@ -247,18 +273,31 @@ impl Unsealer {
         }
     }
 
-    fn open_frame(&self, progress: &mut Progress, is_last: bool) -> Result<(), Failure> {
-        let Progress { held, cipher: Some(cipher), frames, written, .. } = progress else {
-            return Err(Failure::Problem(Problem::Damaged("is cut off")));
-        };
-        let opened = cipher.open_in_place(nonce(*frames, is_last), Aad::empty(), held);
-        let opened = opened.map_err(|_| {
-            Failure::Problem(Problem::Damaged("a part of it is not what was sealed"))
-        })?;
-        self.sink.write_all_at(opened, *written).map_err(Failure::Sink)?;
-        *written += opened.len() as u64;
-        *frames += 1;
+    fn open_held(&self, progress: &mut Progress, is_last: bool) -> Result<(), Failure> {
+        let mut held = std::mem::take(&mut progress.held);
+        self.open_frame(progress, &held, is_last)?;
         held.clear();
+        progress.held = held;
+        Ok(())
+    }
+
+    /// Passes on what is in a frame, if it is genuine.
+    fn open_frame(
+        &self, progress: &mut Progress, sealed: &[u8], is_last: bool,
+    ) -> Result<(), Failure> {
+        let damaged = |why: &'static str| Failure::Problem(Problem::Damaged(why));
+        let cipher = progress.cipher.as_ref().ok_or(damaged("is cut off"))?;
+        let changed = || damaged("a part of it is not what was sealed");
+        let length = sealed.len().checked_sub(TAG_BYTES).ok_or_else(changed)?;
+        let (frame, tag) = sealed.split_at(length);
+        progress.opened.resize(length, 0);
+        let nonce = nonce(progress.frames, is_last);
+        cipher
+            .open_separate_gather(nonce, Aad::empty(), frame, tag, &mut progress.opened)
+            .map_err(|_| changed())?;
+        self.sink.write_all_at(&progress.opened, progress.written).map_err(Failure::Sink)?;
+        progress.written += length as u64;
+        progress.frames += 1;
         Ok(())
     }
 

@@ -1,0 +1,22 @@
+//! System calls that neither std nor nix wraps, and the kernel's list of mounts.
+//!
+//! The daemon's only `unsafe` code for the operating system stands here; what a page, a tier or a name is,
+//! nothing here knows.
+
+mod extended_attribute;
+mod fuse;
+mod lease;
+mod mapping;
+pub mod mountinfo;
+mod open;
+mod process;
+
+pub use extended_attribute::{
+    copy_extended_attributes, extended_attribute, long_extended_attribute,
+    remove_extended_attribute, set_extended_attribute,
+};
+pub use fuse::{close_backing, is_daemon_gone};
+pub use lease::{is_at_rest, is_unused};
+pub use mapping::{map_populated, populate};
+pub use open::open_beneath;
+pub use process::{be_idle, fork};

@@ -1,0 +1,174 @@
+//! The kernel's list of mounts, `/proc/self/mountinfo`.
+//!
+//! It answers "is a kvfs mounted there?" without touching the mount, which matters when the
+//! daemon behind it is dead or stuck.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+/// The filesystem type that the kernel shows for our mounts.
+pub const KIND: &str = "fuse.kvfs";
+
+/// One mount.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mount {
+    /// Device number, `major:minor`; all mounts of one session share it.
+    pub device: String,
+    /// Where it is mounted.
+    pub mountpoint: PathBuf,
+    /// Filesystem type.
+    pub kind: String,
+    /// The store, for our mounts.
+    pub source: PathBuf,
+}
+
+impl Mount {
+    /// Whether this is one of ours.
+    pub fn is_kvfs(&self) -> bool {
+        self.kind == KIND
+    }
+}
+
+/// All mounts of this mount namespace, in the order in which they were made.
+pub fn read() -> io::Result<Vec<Mount>> {
+    Ok(parse(&std::fs::read("/proc/self/mountinfo")?))
+}
+
+/// The mount that a path leads to: of several at one mountpoint, the last hides the others.
+pub fn top_at<'a>(mounts: &'a [Mount], mountpoint: &Path) -> Option<&'a Mount> {
+    mounts.iter().rev().find(|mount| mount.mountpoint == mountpoint)
+}
+
+/// `path` as mountinfo spells it: absolute, without symbolic links. A mountpoint itself is not
+/// touched, because that would hang or fail where its daemon does not answer.
+pub fn canonical(path: &Path, mounts: &[Mount]) -> io::Result<PathBuf> {
+    let absolute = std::path::absolute(path)?;
+    if let (Some(parent), Some(name)) = (absolute.parent(), absolute.file_name()) {
+        // Checked first as it stands: even its parent may lie behind a stuck mount.
+        if top_at(mounts, &absolute).is_some() {
+            return Ok(absolute);
+        }
+        let candidate = parent.canonicalize()?.join(name);
+        if top_at(mounts, &candidate).is_some() {
+            return Ok(candidate);
+        }
+    }
+    absolute.canonicalize()
+}
+
+/// The kvfs mount at `path`, or the line that says what is there instead.
+pub fn kvfs_at(path: &Path) -> Result<(Mount, Vec<Mount>), String> {
+    let mounts = read().map_err(|error| format!("/proc/self/mountinfo: {error}"))?;
+    let mountpoint =
+        canonical(path, &mounts).map_err(|error| format!("{}: {error}", path.display()))?;
+    match top_at(&mounts, &mountpoint) {
+        Some(mount) if mount.is_kvfs() => Ok((mount.clone(), mounts)),
+        Some(mount) => {
+            Err(format!("{} is a mount of type {}, not of kvfs", mountpoint.display(), mount.kind))
+        }
+        None => Err(format!("{} is not a mountpoint of kvfs", mountpoint.display())),
+    }
+}
+
+/// The kvfs mount that a path lies in, and the path without symbolic links above it.
+pub fn kvfs_above(path: &Path) -> Result<(Mount, PathBuf), String> {
+    let explain = |error: io::Error| format!("{}: {error}", path.display());
+    let mounts = read().map_err(|error| format!("/proc/self/mountinfo: {error}"))?;
+    let absolute = std::path::absolute(path).map_err(explain)?;
+    let resolved = match (absolute.parent(), absolute.file_name()) {
+        (Some(parent), Some(name)) => parent.canonicalize().map_err(explain)?.join(name),
+        _ => absolute,
+    };
+    let above = resolved.ancestors().find_map(|ancestor| top_at(&mounts, ancestor));
+    match above.filter(|mount| mount.is_kvfs()) {
+        Some(mount) => Ok((mount.clone(), resolved)),
+        None => Err(format!("{} is not in a mount of kvfs", path.display())),
+    }
+}
+
+fn parse(bytes: &[u8]) -> Vec<Mount> {
+    bytes.split(|byte| *byte == b'\n').filter_map(parse_line).collect()
+}
+
+/// `36 35 98:0 / /mnt rw,noatime shared:1 - fuse.kvfs /store rw,user_id=0`; any number of
+/// optional fields stand before the lone dash.
+fn parse_line(line: &[u8]) -> Option<Mount> {
+    let fields: Vec<&[u8]> = line.split(|byte| *byte == b' ').collect();
+    let dash = fields.iter().skip(6).position(|field| *field == b"-")? + 6;
+    Some(Mount {
+        device: String::from_utf8_lossy(fields[2]).into_owned(),
+        mountpoint: unescape(fields[4]),
+        kind: unescape(fields.get(dash + 1)?).to_string_lossy().into_owned(),
+        source: unescape(fields.get(dash + 2)?),
+    })
+}
+
+/// The kernel writes blanks, tabs, line feeds, `\` and `#` as three octal digits.
+fn unescape(field: &[u8]) -> PathBuf {
+    let mut path = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let Some((&first, after)) = rest.split_first() {
+        let octal = after.get(..3).filter(|digits| digits.iter().all(|d| (b'0'..b'8').contains(d)));
+        let value = octal.map(|digits| digits.iter().fold(0, |v, d| v * 8 + u32::from(d - b'0')));
+        match value.map(u8::try_from) {
+            Some(Ok(value)) if first == b'\\' => {
+                path.push(value);
+                rest = &after[3..];
+            }
+            _ => {
+                path.push(first);
+                rest = after;
+            }
+        }
+    }
+    PathBuf::from(OsString::from_vec(path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn escapes() {
+        fn check(field: &str, expected: &str) {
+            assert_eq!(unescape(field.as_bytes()), PathBuf::from(expected));
+        }
+        check("/mnt/kv", "/mnt/kv");
+        check(r"/mnt/my\040cache", "/mnt/my cache");
+        check(r"a\011b\012c\134d\043e", "a\tb\nc\\d#e");
+        check(r"ends\04", r"ends\04");
+        check(r"not\09octal", r"not\09octal");
+        check(r"large\777", r"large\777");
+        check(r"\134040", r"\040");
+        check("\\", "\\");
+    }
+
+    #[test]
+    fn lines() {
+        let text = "22 1 254:0 / / rw,relatime - ext4 /dev/vda rw\n\
+            40 22 0:41 / /mnt/kv rw,nosuid shared:7 master:2 - fuse.kvfs /srv/my\\040store rw,user_id=0\n\
+            41 22 0:42 / /mnt/kv rw - tmpfs none rw\n\
+            half a line";
+        let mounts = parse(text.as_bytes());
+        assert_eq!(mounts.len(), 3);
+        assert_eq!(mounts[1].source, Path::new("/srv/my store"));
+        assert_eq!(mounts[1].device, "0:41");
+        assert!(mounts[1].is_kvfs() && !mounts[0].is_kvfs());
+        assert_eq!(top_at(&mounts, Path::new("/mnt/kv")).unwrap().kind, "tmpfs");
+        assert_eq!(top_at(&mounts, Path::new("/mnt")), None);
+    }
+
+    #[test]
+    fn a_path_is_spelled_as_the_kernel_does() {
+        let directory = tempfile::tempdir().unwrap();
+        let real = directory.path().canonicalize().unwrap().join("real");
+        std::fs::create_dir(&real).unwrap();
+        let link = directory.path().join("link");
+        std::os::unix::fs::symlink(&real, &link).unwrap();
+        assert_eq!(canonical(&link, &[]).unwrap(), real);
+        assert_eq!(canonical(&real.join("."), &[]).unwrap(), real);
+        assert!(canonical(&real.join("absent"), &[]).is_err());
+    }
+}

@@ -1,0 +1,156 @@
+//! What a name means by the place where it stands (the tree of the mount).
+
+use serde::{Deserialize, Serialize};
+
+use crate::names::{self, LayerEntry};
+
+/// What a directory is for; decided by its place when it is made. Stores keep it on record: variants are
+/// only appended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DirectoryClass {
+    /// The mount's root.
+    Root,
+    /// `models/`
+    Models,
+    /// `models/NAME/`
+    Model,
+    /// `models/NAME/sequences/`
+    Sequences,
+    /// `models/NAME/sequences/NAME/`
+    Sequence,
+    /// `.../sequences/NAME/LAYER/`
+    Layer(u32),
+    /// `files/`, everything below it, and staging directories elsewhere.
+    Plain,
+}
+
+/// What a name for a file means in a directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileClass {
+    /// An ordinary file.
+    Plain,
+    /// A page that starts at this token.
+    Page(u64),
+    /// The open page that starts at this token.
+    Tail(u64),
+    /// Token ids of a sequence.
+    Tokens,
+    /// A model's manifest.
+    Manifest,
+    /// Cannot be made.
+    Reserved,
+}
+
+impl FileClass {
+    /// The name appears by publishing, not by creating.
+    pub fn is_sealed(self) -> bool {
+        matches!(self, FileClass::Page(_) | FileClass::Manifest)
+    }
+}
+
+/// What a file of that name would be.
+pub fn file(parent: DirectoryClass, name: &[u8]) -> FileClass {
+    if names::is_staging(name) {
+        return if parent == DirectoryClass::Root { FileClass::Reserved } else { FileClass::Plain };
+    }
+    match parent {
+        DirectoryClass::Root => FileClass::Reserved,
+        DirectoryClass::Model => match name {
+            name if name == names::MANIFEST.as_bytes() => FileClass::Manifest,
+            name if is_reserved_in_model(name) => FileClass::Reserved,
+            _ => FileClass::Plain,
+        },
+        DirectoryClass::Sequence if name == names::TOKENS.as_bytes() => FileClass::Tokens,
+        DirectoryClass::Layer(_) => match names::layer_entry(name) {
+            LayerEntry::Page(start) => FileClass::Page(start.0),
+            LayerEntry::Tail(start) => FileClass::Tail(start.0),
+            // What the engine keeps in there is its own business.
+            LayerEntry::State(_) | LayerEntry::Staging | LayerEntry::Other => FileClass::Plain,
+        },
+        _ => FileClass::Plain,
+    }
+}
+
+/// What a directory of that name would be; `None` where none can be made.
+pub fn directory(parent: DirectoryClass, name: &[u8]) -> Option<DirectoryClass> {
+    if names::is_staging(name) {
+        return (parent != DirectoryClass::Root).then_some(DirectoryClass::Plain);
+    }
+    Some(match parent {
+        DirectoryClass::Root => return None,
+        DirectoryClass::Models => DirectoryClass::Model,
+        DirectoryClass::Model if name == names::SEQUENCES.as_bytes() => DirectoryClass::Sequences,
+        DirectoryClass::Model
+            if is_reserved_in_model(name) || name == names::MANIFEST.as_bytes() =>
+        {
+            return None;
+        }
+        DirectoryClass::Sequences => DirectoryClass::Sequence,
+        DirectoryClass::Sequence if name == names::TOKENS.as_bytes() => return None,
+        DirectoryClass::Sequence => match names::parse_layer(name) {
+            Some(layer) => DirectoryClass::Layer(layer.0),
+            None => DirectoryClass::Plain,
+        },
+        DirectoryClass::Layer(_) => match names::layer_entry(name) {
+            LayerEntry::Staging | LayerEntry::Other => DirectoryClass::Plain,
+            _ => return None,
+        },
+        DirectoryClass::Model | DirectoryClass::Plain => DirectoryClass::Plain,
+    })
+}
+
+/// Whether names come and go there by what the daemon does, so that the kernel must ask anew.
+pub fn changes_by_itself(class: DirectoryClass) -> bool {
+    !matches!(class, DirectoryClass::Root | DirectoryClass::Plain)
+}
+
+fn is_reserved_in_model(name: &[u8]) -> bool {
+    [names::PREFIXES, names::SLOTS, names::BLOCKS, names::SEQUENCES]
+        .iter()
+        .any(|reserved| name == reserved.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_means_what_its_place_says() {
+        fn check(parent: DirectoryClass, name: &str, expected: FileClass) {
+            assert_eq!(file(parent, name.as_bytes()), expected, "{name} in {parent:?}");
+        }
+        use DirectoryClass::{Layer, Model, Models, Plain, Root, Sequence};
+        check(Root, "anything", FileClass::Reserved);
+        check(Models, "README", FileClass::Plain);
+        check(Model, "manifest.json", FileClass::Manifest);
+        check(Model, ".manifest.json.x7", FileClass::Plain);
+        check(Model, "slots", FileClass::Reserved);
+        check(Model, "notes.txt", FileClass::Plain);
+        check(Sequence, "tokens", FileClass::Tokens);
+        check(Sequence, "tokens.tmp", FileClass::Plain);
+        check(Layer(0), "0001024.safetensors", FileClass::Page(1024));
+        check(Layer(0), ".0001024.safetensors.q1", FileClass::Plain);
+        check(Layer(0), "0002048.tail", FileClass::Tail(2048));
+        check(Layer(0), "1024.safetensors", FileClass::Plain);
+        check(Layer(0), "state-0001024.safetensors", FileClass::Plain);
+        check(Plain, "0001024.safetensors", FileClass::Plain);
+    }
+
+    #[test]
+    fn a_directory_is_what_its_place_says() {
+        fn check(parent: DirectoryClass, name: &str, expected: Option<DirectoryClass>) {
+            assert_eq!(directory(parent, name.as_bytes()), expected, "{name} in {parent:?}");
+        }
+        use DirectoryClass::{Layer, Model, Models, Plain, Root, Sequence, Sequences};
+        check(Root, "x", None);
+        check(Models, "llama", Some(Model));
+        check(Models, ".llama", Some(Plain));
+        check(Model, "sequences", Some(Sequences));
+        check(Model, "prefixes", None);
+        check(Sequences, "chat", Some(Sequence));
+        check(Sequence, "007", Some(Layer(7)));
+        check(Sequence, "7", Some(Plain));
+        check(Layer(7), "0000000.safetensors", None);
+        check(Plain, "sequences", Some(Plain));
+    }
+}
