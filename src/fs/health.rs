@@ -3,13 +3,21 @@
 //! Everything here is looked up when somebody asks, so that a reason goes when its cause does.
 
 use super::FileSystem;
-use super::state::Refusal;
 use crate::store::disk::Space;
 use crate::tier::exchange::Exchange;
 use crate::tier::remote::State as RemoteHealth;
 
 /// A disk with less than that left is called full: not even a page of a small model fits.
 const FULL_BYTES: u64 = 1 << 20;
+
+/// Why a store takes no changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// The disk failed in a way that makes further changes unsafe.
+    DiskFailed,
+    /// Nothing can be written where the store lies.
+    ReadOnlyMedia,
+}
 
 /// How well a mount is.
 #[derive(Debug)]

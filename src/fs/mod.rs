@@ -120,7 +120,8 @@ use crate::store::record::{DirectoryClass, Entry, Inode, InodeId, Kind, Time};
 use crate::store::recovery::{self, Recovered};
 use crate::store::{Store, StoreError, metadata::Life, metadata::Metadata};
 use crate::tier::ram::LetGo;
-use state::{Refusal, State};
+use health::Refusal;
+use state::State;
 
 /// Longest name, as on every Linux filesystem.
 pub const NAME_BYTES_MAX: usize = 255;

@@ -10,6 +10,7 @@ use super::FsError;
 use super::attributes::{Attributes, Place};
 use super::extended::LOSSY;
 use super::handle::Handle;
+use super::health::Refusal;
 use super::on_corrupt::Damaged;
 use super::unsettled::Unsettled;
 use crate::ingest::model::Model;
@@ -117,15 +118,6 @@ pub(crate) struct State {
     pub(crate) commit_failure: Option<String>,
     /// Why the store takes no changes, if so.
     pub(crate) refusal: Option<Refusal>,
-}
-
-/// Why a store takes no changes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Refusal {
-    /// The disk failed in a way that makes further changes unsafe.
-    DiskFailed,
-    /// Nothing can be written where the store lies.
-    ReadOnlyMedia,
 }
 
 impl State {

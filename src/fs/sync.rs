@@ -7,7 +7,7 @@
 use std::io;
 use std::sync::PoisonError;
 
-use super::state::Refusal;
+use super::health::Refusal;
 use super::{FileSystem, FsError};
 use crate::ingest::seal;
 use crate::store::StoreError;

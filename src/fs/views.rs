@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use super::attributes::{Attributes, Place};
 use super::handle::{Handle, Served};
+use super::health::Refusal;
 use super::list::Listed;
 use super::open::{Caching, Opened, OpenedBy};
-use super::state::Refusal;
 use super::{FileSystem, FsError, IoMode, Transport};
 use crate::store::quarantine;
 use crate::store::record::{InodeId, Time};

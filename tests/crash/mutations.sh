@@ -76,7 +76,8 @@ mutate removals-after-the-commit src/fs/sync.rs \
     'self.describe(&layer); if MUTATED { for object in &layer.removals { let _ = self.store.remove_object(*object); } }' \
     "${crash[@]}"
 mutate read-only-after-a-failed-fsync src/fs/sync.rs \
-    'state.failed = true;' 'state.failed = !MUTATED;' "${crash[@]}"
+    'state.refusal = Some(Refusal::DiskFailed);' \
+    'if !MUTATED { state.refusal = Some(Refusal::DiskFailed); }' "${crash[@]}"
 mutate verification-at-open src/fs/open.rs \
     'if actual == expected ||' 'if MUTATED || actual == expected ||' "${crash[@]}"
 mutate length-at-open src/fs/open.rs \

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `KVFS_POWER_CUTS` | power cuts of each filesystem (100; a night takes 10,000) |
 //! | `KVFS_KILLS` | kills at random moments (100), and as many at system calls |
+//! | `KVFS_HALVES` | up to which call of a kind an operation of several steps is killed (3) or fails (1) |
 //! | `KVFS_SEED` | what the random moments begin with |
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -17,11 +18,15 @@ mod common;
 mod cuts;
 mod errors;
 mod full;
+mod halves;
 mod injection;
 mod kills;
 mod ledger;
 mod peers;
 mod read_only;
+#[path = "../tiers/rounding.rs"]
+#[allow(dead_code, reason = "what other tests need is not used here")]
+mod rounding;
 mod scrub;
 mod supervision;
 mod verification;
