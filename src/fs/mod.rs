@@ -65,6 +65,7 @@ mod lookup;
 mod lossy;
 mod manifest_of_names;
 mod movement;
+mod node;
 mod on_corrupt;
 mod open;
 mod pin;

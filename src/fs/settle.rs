@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use super::attributes::Place;
 use super::classify::FileClass;
 use super::handle::Served;
-use super::state::{Node, State};
+use super::node::Node;
+use super::state::State;
 use super::{FileSystem, FsError};
 use crate::ingest::seal;
 use crate::store::disk::Access;
@@ -235,9 +236,15 @@ impl FileSystem {
     /// calls of the kernel.
     pub(super) fn settle_idle(&self) -> Result<(), FsError> {
         let candidates: Vec<InodeId> = self.state().unsettled.keys().copied().collect();
+        let begun = Instant::now();
         for some in candidates.chunks(SETTLED_AT_A_TIME) {
             let mut state = self.state();
             for &id in some {
+                // Its writer has closed it, and relies on this commit.
+                let is_awaited = state.nodes.get(&id).is_some_and(Node::is_being_released);
+                if is_awaited && begun.elapsed() < RELEASE_WAIT_MAX {
+                    state = self.wait_for_release(state, id);
+                }
                 self.settle_if_at_rest(&mut state, id)?;
                 state.drop_node_if_idle(id)?;
             }

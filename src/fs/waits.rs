@@ -6,9 +6,10 @@
 use super::attributes::Place;
 use super::classify::FileClass;
 use super::handle::Served;
+use super::node::Node;
 use super::publish::page_beside_tail;
 use super::settle::Awaited;
-use super::state::{Node, State};
+use super::state::State;
 use super::{CHANGES_BYTES_MAX, CHANGES_MAX, FileSystem};
 use crate::page::PagePlace;
 use crate::store::record::{InodeId, Role};

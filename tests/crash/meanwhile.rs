@@ -41,3 +41,24 @@ fn what_was_written_while_a_commit_copied_the_file_is_copied_too() {
     let mounted = Mounted::open(&berth, &disk, &Arc::default(), Setup::PLAIN).unwrap();
     assert_eq!(mounted.read(&path).unwrap(), page);
 }
+
+#[test]
+fn what_its_writer_has_closed_is_in_the_commit_that_comes_next() {
+    let berth = Berth::new();
+    let driver = Driver::new(&berth, Setup::PLAIN, &WentWrong::default());
+    let (disk, mounted) = driver.into_mounted();
+    let handle = mounted.create("files/closed").unwrap();
+    mounted.fs.write(handle, 0, b"what was written", false).unwrap();
+    mounted.fs.flush(handle).unwrap();
+    std::thread::scope(|scope| {
+        // The kernel tells of the last descriptor after close(2) has returned.
+        scope.spawn(|| {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+            mounted.fs.release(handle).unwrap();
+        });
+        mounted.fs.commit().unwrap();
+    });
+    let disk = SimulatedDisk::holding(&disk.image());
+    let mounted = Mounted::open(&berth, &disk, &Arc::default(), Setup::PLAIN).unwrap();
+    assert_eq!(mounted.read("files/closed").unwrap(), b"what was written");
+}

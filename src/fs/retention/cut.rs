@@ -220,7 +220,7 @@ impl FileSystem {
         let Some(id) = listed.tokens else {
             return Ok(true);
         };
-        if state.nodes.get(&id).is_some_and(super::super::state::Node::is_in_use) {
+        if state.nodes.get(&id).is_some_and(crate::fs::node::Node::is_in_use) {
             return Ok(false);
         }
         let Some(tokens) = tokens else {
