@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::settle::Awaited;
 use super::state::State;
-use super::sync::CHECKSUM_BYTES_MAX;
+use super::sync::is_read_by_commits;
 use super::tiers::Tiers;
 use super::upload::MOVING_BYTES_MAX;
 use super::whereabouts::Whereabouts;
@@ -161,7 +161,8 @@ impl FileSystem {
         }
         let is_durable = !state.metadata.publishes(object) && !state.metadata.is_committing(object);
         let checksum = state.metadata.object(object)?.and_then(|record| record.checksum);
-        let has_none = is_durable && checksum.is_none() && file.size <= CHECKSUM_BYTES_MAX;
+        let has_none =
+            is_durable && checksum.is_none() && is_read_by_commits(file.size, file.blocks);
         if file.size > MOVING_BYTES_MAX || has_none {
             return Err(FsError::TooLarge);
         }

@@ -18,10 +18,17 @@ use crate::store::record::{InodeId, ObjectId, ObjectKind, ObjectRecord};
 
 /// Plain files up to this size get a checksum when they come to rest; reading more than this
 /// back after each change would cost more than it protects. Larger ones get one when they move.
-pub(super) const CHECKSUM_BYTES_MAX: u64 = 1 << 30;
+const CHECKSUM_BYTES_MAX: u64 = 1 << 30;
 
-/// Bytes of holes in a file that is read back by a commit. A file with more gets a checksum when it moves.
+/// Bytes of holes in a file that a commit reads back: whoever syncs next waits for them, and who made them
+/// has written nothing.
 const HOLES_BYTES_MAX: u64 = 1 << 20;
+
+/// Whether a commit gives a file of this length and so many blocks of 512 bytes its checksum. Others get one
+/// when they move.
+pub(super) fn is_read_by_commits(length: u64, blocks: u64) -> bool {
+    length <= CHECKSUM_BYTES_MAX && length <= blocks * 512 + HOLES_BYTES_MAX
+}
 
 impl FileSystem {
     /// Makes every change so far durable.
@@ -130,7 +137,7 @@ impl FileSystem {
         self.note_flushed(&flushed);
         let mut checksums = Vec::new();
         for &object in &frozen.publish {
-            if let Some(record) = self.checksum_at_rest(object, CHECKSUM_BYTES_MAX)? {
+            if let Some(record) = self.checksum_at_rest(object, is_read_by_commits)? {
                 checksums.push((object, record));
             }
         }
@@ -158,7 +165,8 @@ impl FileSystem {
         let Ok(before) = self.store.stat_object(object) else {
             return Ok(false);
         };
-        let Some(record) = self.checksum_at_rest(object, bytes_max)? else {
+        let may_read = |length, _blocks| length <= bytes_max;
+        let Some(record) = self.checksum_at_rest(object, may_read)? else {
             return Ok(false);
         };
         let mut state = self.state();
@@ -173,8 +181,10 @@ impl FileSystem {
         Ok(is_same)
     }
 
+    /// The record of an object with its checksum, if it is at rest, has none, and its length and blocks
+    /// are such that it may be read.
     fn checksum_at_rest(
-        &self, object: ObjectId, bytes_max: u64,
+        &self, object: ObjectId, may_read: impl FnOnce(u64, u64) -> bool,
     ) -> Result<Option<ObjectRecord>, StoreError> {
         let record = {
             let state = self.state();
@@ -192,11 +202,10 @@ impl FileSystem {
         };
         let stat = file.stat()?;
         // A file that is not as long as its record says is not what it was when it settled.
-        if stat.length != record.length || stat.length > bytes_max || !file.is_at_rest()? {
+        if stat.length != record.length || !may_read(stat.length, stat.blocks) {
             return Ok(None);
         }
-        // A commit that reads holes is paid for by whoever syncs next, and by nobody who wrote them.
-        if bytes_max == CHECKSUM_BYTES_MAX && stat.blocks * 512 + HOLES_BYTES_MAX < stat.length {
+        if !file.is_at_rest()? {
             return Ok(None);
         }
         let checksum = Some(seal::content_checksum(file.as_ref())?);

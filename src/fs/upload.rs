@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use super::demotion::Mover;
 use super::residency::item;
 use super::state::State;
-use super::sync::CHECKSUM_BYTES_MAX;
+use super::sync::is_read_by_commits;
 use super::tiers::Tiers;
 use super::{FileSystem, FsError};
 use crate::store::record::{FileRecord, InodeId, ObjectId, RemoteCopy, RemoteState};
@@ -182,7 +182,7 @@ enum Candidate {
     Ready(Item),
     /// Its bytes are not durable yet.
     NotYet,
-    /// It is so large that it has no checksum.
+    /// It is so large, or has such holes, that no commit gave it a checksum.
     Unhashed(ObjectId),
     /// Not as it is now; if it changes, it arrives again.
     Never,
@@ -208,7 +208,7 @@ fn candidate(state: &State, id: InodeId) -> Result<Candidate, FsError> {
     }
     Ok(match item(state, file.role, object)? {
         Some(item) => Candidate::Ready(item),
-        None if file.size > CHECKSUM_BYTES_MAX => Candidate::Unhashed(object),
+        None if !is_read_by_commits(file.size, file.blocks) => Candidate::Unhashed(object),
         None => Candidate::Never,
     })
 }

@@ -15,6 +15,7 @@ in_both_modes!(
     a_tail_that_is_linked_holds_up_nobody,
     a_row_that_completes_a_page_holds_up_nobody,
     a_descriptor_that_stays_open_is_waited_for_once,
+    holes_hold_up_no_commit,
 );
 
 /// Longer than this nobody waits for a `stat`, on a machine that does other things as well. One request
@@ -148,6 +149,20 @@ fn a_descriptor_that_stays_open_is_waited_for_once(mode: Mode) {
     assert!(longest < STAT_MAX, "{longest:?}");
     drop(other);
     assert!(std::fs::read(&page).unwrap() == model.page(0, 0, 1));
+}
+
+fn holes_hold_up_no_commit(mode: Mode) {
+    const FILES: usize = 8;
+    let mount = Mount::new(mode);
+    for number in 0..FILES {
+        File::create(mount.files(format!("holes {number}"))).unwrap().set_len(1 << 30).unwrap();
+    }
+    let small = mount.files("small");
+    let begun = Instant::now();
+    crate::common::sys::write_and_close(&small, b"what is synced").unwrap();
+    File::open(&small).unwrap().sync_all().unwrap();
+    // Reading 8 GiB of zeros takes longer.
+    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
 }
 
 fn a_tail_that_is_linked_holds_up_nobody(mode: Mode) {
