@@ -85,7 +85,7 @@ impl Run {
 /// Where the rows of a sequence stand.
 ///
 /// ```
-/// use kvfs::page::Positions;
+/// use kvfs_page::Positions;
 ///
 /// let mut positions = Positions::default();
 /// // A context of 4096 tokens is full: keep the first four, drop the next 1020, move the rest up.
@@ -95,7 +95,7 @@ impl Run {
 /// assert_eq!(runs, [(0, 0, 0), (1024, 4, -1020)]);
 /// // The next token.
 /// assert_eq!(positions.within(4096..4097).next().unwrap().position, 3076);
-/// # Ok::<(), kvfs::page::PageError>(())
+/// # Ok::<(), kvfs_page::PageError>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Positions {
