@@ -55,6 +55,7 @@ fn nothing_is_lost_and_nothing_left_over() {
         Mode::Passthrough,
         &["--remote", place, "--ram", "16M", "--ssd", "16M", "--cold", "zstd:1"],
     );
+    mount.may_be_slow("it runs while everything else does, and its daemon at idle priority");
     let model = Model::small();
     model.install(&mount);
     let before = leaks::Held::now(&mount);
