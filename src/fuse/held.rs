@@ -6,8 +6,6 @@
 //! waiting for a lock or the disk; whose fault waiting is depends on who else runs.
 
 use std::cell::RefCell;
-use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use crate::observe::{Observer, Operation};
@@ -24,7 +22,7 @@ const WARNED: Duration = Duration::from_secs(1);
 const READ_EVERY: Duration = Duration::from_millis(5);
 
 thread_local! {
-    static TIMES: RefCell<Times> = RefCell::new(Times::new());
+    static TIMES: RefCell<Times> = RefCell::default();
 }
 
 /// What a thread did since it began (`schedstat`).
@@ -37,22 +35,18 @@ struct Spent {
 }
 
 /// What the calling thread did, as far as it was read.
+#[derive(Default)]
 struct Times {
-    /// Absent where the kernel does not count.
-    source: Option<File>,
     /// When it was read last.
     read: Option<Instant>,
+    /// Nothing where the kernel does not count.
     spent: Spent,
 }
 
 impl Times {
-    fn new() -> Times {
-        let source = File::open("/proc/thread-self/schedstat").ok();
-        Times { source, read: None, spent: Spent::default() }
-    }
-
     fn read(&mut self, now: Instant) -> Spent {
-        if let Some(spent) = self.source.as_ref().and_then(spent) {
+        // Opened each time: clients are promised the descriptors that are left.
+        if let Some(spent) = spent() {
             self.spent = spent;
         }
         self.read = Some(now);
@@ -69,10 +63,8 @@ impl Times {
 }
 
 /// The first two numbers of a line of three, in nanoseconds.
-fn spent(source: &File) -> Option<Spent> {
-    let mut line = [0; 96];
-    let length = source.read_at(&mut line, 0).ok()?;
-    let line = str::from_utf8(&line[..length]).ok()?;
+fn spent() -> Option<Spent> {
+    let line = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
     let mut numbers = line.split_ascii_whitespace().map(|word| word.parse().ok());
     let mut next = || numbers.next().flatten().map(Duration::from_nanos);
     Some(Spent { working: next()?, without_core: next()? })
@@ -138,8 +130,7 @@ mod tests {
     fn the_kernel_counts_what_a_thread_waits_for() {
         let line = std::fs::read_to_string("/proc/thread-self/schedstat");
         let Ok(line) = line else { return };
-        let source = File::open("/proc/thread-self/schedstat").unwrap();
         assert_eq!(line.split_ascii_whitespace().count(), 3, "{line}");
-        assert!(spent(&source).is_some());
+        assert!(spent().is_some());
     }
 }

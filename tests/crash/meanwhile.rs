@@ -58,6 +58,7 @@ fn what_its_writer_has_closed_is_in_the_commit_that_comes_next() {
         });
         mounted.fs.commit().unwrap();
     });
+    drop(mounted);
     let disk = SimulatedDisk::holding(&disk.image());
     let mounted = Mounted::open(&berth, &disk, &Arc::default(), Setup::PLAIN).unwrap();
     assert_eq!(mounted.read("files/closed").unwrap(), b"what was written");
