@@ -10,12 +10,17 @@ use crate::store::description::Description;
 use crate::store::keys;
 use crate::store::layer::Layer;
 use crate::store::record::{self, Inode, InodeId, Kind, ObjectRecord};
+use crate::sys::side_by_side;
 
 /// A file that a commit changes, and the names that it gets.
 struct Changed {
+    id: InodeId,
     inode: Inode,
     names: Vec<Vec<u8>>,
 }
+
+/// Files whose notes are written at a time.
+const NOTED_AT_ONCE: usize = 4;
 
 impl FileSystem {
     /// Notes what a frozen layer changes; its bytes are durable, its records are not. Whatever
@@ -23,31 +28,37 @@ impl FileSystem {
     pub(super) fn describe(&self, layer: &Layer) {
         let mut directories = DirectoryPaths::default();
         let changed_names = self.changed_names(layer, &mut directories);
-        for (id, changed) in self.changed_files(layer, &mut directories) {
-            let Some(object) = changed.inode.file().and_then(|file| file.object) else {
-                continue;
-            };
-            // The layer first: the file may have got another object since.
-            let frozen = layer.records.get(&keys::object(object)).and_then(Option::as_deref);
-            let frozen = frozen.and_then(|value| decode::<ObjectRecord>(value).ok());
-            let (current, before) = {
-                let state = self.state();
-                let before = state.metadata.committed_inode(id).ok().flatten();
-                (state.metadata.object(object).ok().flatten(), before)
-            };
-            let Some(record) = frozen.or(current) else {
-                continue;
-            };
-            let before = before.as_ref().and_then(Inode::file).and_then(|file| file.object);
-            let old = self.store.description(object);
-            let old = old.or_else(|| self.store.description(before?));
-            let mut paths = old.map_or_else(Vec::new, |old| old.paths);
-            paths.retain(|path| !changed_names.contains(path));
-            paths.extend(changed.names);
-            let description = Description::new(paths, changed.inode, record);
-            if let Err(error) = self.store.describe(object, &description) {
-                log::debug!("object {object} does not say where it belongs: {error}");
-            }
+        let changed: Vec<Changed> =
+            self.changed_files(layer, &mut directories).into_values().collect();
+        side_by_side(self.store.disk.syncs_at_once().min(NOTED_AT_ONCE), &changed, |changed| {
+            self.describe_one(layer, changed, &changed_names);
+        });
+    }
+
+    fn describe_one(&self, layer: &Layer, changed: &Changed, changed_names: &HashSet<Vec<u8>>) {
+        let Some(object) = changed.inode.file().and_then(|file| file.object) else {
+            return;
+        };
+        // The layer first: the file may have got another object since.
+        let frozen = layer.records.get(&keys::object(object)).and_then(Option::as_deref);
+        let frozen = frozen.and_then(|value| decode::<ObjectRecord>(value).ok());
+        let (current, before) = {
+            let state = self.state();
+            let before = state.metadata.committed_inode(changed.id).ok().flatten();
+            (state.metadata.object(object).ok().flatten(), before)
+        };
+        let Some(record) = frozen.or(current) else {
+            return;
+        };
+        let before = before.as_ref().and_then(Inode::file).and_then(|file| file.object);
+        let old = self.store.description(object);
+        let old = old.or_else(|| self.store.description(before?));
+        let mut paths = old.map_or_else(Vec::new, |old| old.paths);
+        paths.retain(|path| !changed_names.contains(path));
+        paths.extend(changed.names.iter().cloned());
+        let description = Description::new(paths, changed.inode.clone(), record);
+        if let Err(error) = self.store.describe(object, &description) {
+            log::debug!("object {object} does not say where it belongs: {error}");
         }
     }
 
@@ -59,7 +70,7 @@ impl FileSystem {
             let inode = value.and_then(|value| decode::<Inode>(value).ok());
             let file = inode.filter(|inode| inode.file().is_some());
             if let (Some(id), Some(inode)) = (keys::number(key).map(InodeId), file) {
-                files.insert(id, Changed { inode, names: Vec::new() });
+                files.insert(id, Changed { id, inode, names: Vec::new() });
             }
         }
         for (key, value) in layer.range(b"E", b"E") {
@@ -74,7 +85,7 @@ impl FileSystem {
             if let Entry::Vacant(place) = files.entry(entry.inode)
                 && let Some(inode) = known()
             {
-                place.insert(Changed { inode, names: Vec::new() });
+                place.insert(Changed { id: entry.inode, inode, names: Vec::new() });
             }
             if let Some(changed) = files.get_mut(&entry.inode) {
                 changed.names.extend(directories.path(&state, key));

@@ -17,7 +17,6 @@
 
 use std::collections::{BTreeSet, HashSet};
 use std::io;
-use std::sync::{Mutex, PoisonError};
 
 use super::lossy::LossyModels;
 use super::residency::item;
@@ -26,6 +25,7 @@ use super::tiers::Tiers;
 use super::{FileSystem, FsError};
 use crate::store::disk::{DiskDirectory, DiskPath, shard};
 use crate::store::record::{EncodedCopy, Inode, InodeId, ObjectId, Role};
+use crate::sys::in_background;
 use crate::tier::counters::Tier;
 use crate::tier::encoded::pack;
 use crate::tier::encoding::Lossless;
@@ -233,23 +233,8 @@ impl FileSystem {
 pub(super) fn aside<'a, T: Sync, R: Send>(
     tiers: &Tiers, all: &'a [T], work: impl Fn(&T) -> R + Sync,
 ) -> Vec<(&'a T, R)> {
-    let (todo, done) = (Mutex::new(all.iter()), Mutex::new(Vec::new()));
-    std::thread::scope(|scope| {
-        for _ in 0..THREADS.min(all.len()) {
-            scope.spawn(|| {
-                crate::sys::be_idle();
-                while let Some(item) = super::upload::next(&todo) {
-                    if tiers.is_closing() {
-                        return;
-                    }
-                    let outcome = work(item);
-                    let mut done = done.lock().unwrap_or_else(PoisonError::into_inner);
-                    done.push((item, outcome));
-                }
-            });
-        }
-    });
-    done.into_inner().unwrap_or_else(PoisonError::into_inner)
+    let outcomes = in_background(THREADS, all, |item| (!tiers.is_closing()).then(|| work(item)));
+    all.iter().zip(outcomes).filter_map(|(item, outcome)| Some((item, outcome?))).collect()
 }
 
 /// Whether an object is a file's that nobody is changing, which may be stored as one likes.

@@ -109,7 +109,7 @@ impl FileSystem {
             return Ok(Vec::new());
         }
         let mut names = Vec::new();
-        for (name, _) in self.state().metadata.attributes(id)? {
+        for name in self.state().metadata.attribute_names(id)? {
             if name == PIN
                 || name == LOSSY
                 || name == SLOT_KEY

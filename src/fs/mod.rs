@@ -32,6 +32,7 @@
 //! | `collection` | garbage |
 //! | `tiers` | what those share, and what is told of them |
 //! | `waits` | what is too long for the thread that takes requests |
+//! | `backlog` | changes that wait for a commit, and their pace |
 //! | `whereabouts` | where the bytes of an object are |
 //! | `health` | how well the mount is, and why |
 //! | `views` | `.kvfs/` |
@@ -40,6 +41,7 @@
 
 mod append;
 pub(crate) mod attributes;
+mod backlog;
 mod collection;
 mod create;
 mod damage;
@@ -98,6 +100,7 @@ mod whereabouts;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 
 pub use attributes::{Attributes, Caller, Found, Place};
+pub use backlog::Pace;
 pub use create::{Created, NewNode};
 pub use demotion::Mover;
 pub use error::FsError;
@@ -126,13 +129,6 @@ use state::State;
 
 /// Longest name, as on every Linux filesystem.
 pub const NAME_BYTES_MAX: usize = 255;
-
-/// Uncommitted records that may wait in memory, some 250 bytes each: 12 MiB, and as much again
-/// while they are being written out.
-const CHANGES_MAX: usize = 50_000;
-/// Their bytes, for those that are larger: an attribute may have 64 KiB. As much again while they are
-/// being written out.
-const CHANGES_BYTES_MAX: usize = 32 << 20;
 
 /// How file bytes reach the clients.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -177,6 +173,7 @@ pub struct FileSystem {
     state: Mutex<State>,
     /// Held while committing; counts the freezes that are durable.
     durable_generation: Mutex<u64>,
+    backlog: backlog::Backlog,
     /// Signalled whenever a writer's handle is released.
     released: Condvar,
     sealing_turns: turns::SealingTurns,
@@ -219,6 +216,7 @@ impl FileSystem {
             store,
             state: Mutex::new(state),
             durable_generation: Mutex::new(0),
+            backlog: backlog::Backlog::default(),
             released: Condvar::new(),
             spares: spare::Spares::default(),
             sealing_turns: turns::SealingTurns::new(),
@@ -302,22 +300,6 @@ impl FileSystem {
     fn state_to_change(&self) -> Result<MutexGuard<'_, State>, FsError> {
         let state = self.state();
         if state.refusal.is_some() { Err(FsError::ReadOnly) } else { Ok(state) }
-    }
-
-    /// Commits before changing more when the timer does not keep up: memory stays bounded.
-    fn throttle(&self) -> Result<(), FsError> {
-        let (changes, bytes) = {
-            let metadata = &self.state().metadata;
-            (metadata.uncommitted(), metadata.uncommitted_bytes())
-        };
-        let has_room = changes < CHANGES_MAX && bytes < CHANGES_BYTES_MAX;
-        if has_room { Ok(()) } else { self.commit() }
-    }
-
-    /// The same before something is removed, which must go on where the disk is too full for a commit.
-    fn throttle_removal(&self) {
-        // The commits of the timer tell of it.
-        let _ = self.throttle();
     }
 
     /// How the kernel is told of new names before the operation that made them has answered.

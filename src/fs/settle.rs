@@ -24,6 +24,8 @@ const READER_WAIT_MAX: Duration = Duration::from_millis(20);
 
 /// Files that are settled before others may have the state: some 10 us each.
 const SETTLED_AT_A_TIME: usize = 32;
+/// Files that are looked at before others may have the state: some 0.1 us each.
+const LOOKED_AT_AT_A_TIME: usize = 512;
 
 /// Whom an operation waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -235,21 +237,40 @@ impl FileSystem {
     /// Settles every file whose last writer or mapping went away unnoticed, a few at a time: each takes
     /// calls of the kernel.
     pub(super) fn settle_idle(&self) -> Result<(), FsError> {
-        let candidates: Vec<InodeId> = self.state().unsettled.keys().copied().collect();
         let begun = Instant::now();
-        for some in candidates.chunks(SETTLED_AT_A_TIME) {
-            let mut state = self.state();
-            for &id in some {
-                // Its writer has closed it, and relies on this commit.
-                let is_awaited = state.nodes.get(&id).is_some_and(Node::is_being_released);
-                if is_awaited && begun.elapsed() < RELEASE_WAIT_MAX {
-                    state = self.wait_for_release(state, id);
+        let mut last = None;
+        loop {
+            let (looked_at, candidates) = self.idle_behind(last);
+            for some in candidates.chunks(SETTLED_AT_A_TIME) {
+                let mut state = self.state();
+                for &id in some {
+                    // Its writer has closed it, and relies on this commit.
+                    let is_awaited = state.nodes.get(&id).is_some_and(Node::is_being_released);
+                    if is_awaited && begun.elapsed() < RELEASE_WAIT_MAX {
+                        state = self.wait_for_release(state, id);
+                    }
+                    self.settle_if_at_rest(&mut state, id)?;
+                    state.drop_node_if_idle(id)?;
                 }
-                self.settle_if_at_rest(&mut state, id)?;
-                state.drop_node_if_idle(id)?;
             }
+            if looked_at.is_none() {
+                return Ok(());
+            }
+            last = looked_at;
         }
-        Ok(())
+    }
+
+    /// The next unsettled files behind one that no writer is known to have open, and the last one looked
+    /// at, if there may be more: a client may have as many open as it has descriptors.
+    fn idle_behind(&self, last: Option<InodeId>) -> (Option<InodeId>, Vec<InodeId>) {
+        let state = self.state();
+        let some: Vec<InodeId> = state.unsettled.behind(last).take(LOOKED_AT_AT_A_TIME).collect();
+        let looked_at = some.last().copied().filter(|_| some.len() == LOOKED_AT_AT_A_TIME);
+        let is_idle = |id: &InodeId| {
+            !self.has_writers(&state, *id)
+                || state.nodes.get(id).is_some_and(Node::is_being_released)
+        };
+        (looked_at, some.into_iter().filter(is_idle).collect())
     }
 
     /// fsync: what was written so far, the file's name and attributes survive a crash.

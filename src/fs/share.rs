@@ -66,7 +66,7 @@ impl State {
             && (!wanted.is_dated || inode.mtime == wanted.inode.mtime)
             && (1..LINKS_MAX).contains(&inode.links)
             && wanted.attributes.is_empty()
-            && self.metadata.attributes(id)?.is_empty();
+            && self.metadata.attribute_names(id)?.is_empty();
         if is_alike {
             inode.links += 1;
             inode.ctime = Time::now();

@@ -246,7 +246,7 @@ impl State {
         &mut self, id: InodeId, attributes: &[Attribute],
     ) -> Result<(), FsError> {
         let life = self.metadata.life(id);
-        for (name, _) in self.metadata.attributes(id)? {
+        for name in self.metadata.attribute_names(id)? {
             if name != LOSSY {
                 self.metadata.remove_attribute(life, id, &name);
             }

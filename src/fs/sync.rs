@@ -15,6 +15,7 @@ use crate::store::commit::{Flushed, publish};
 use crate::store::disk::Access;
 use crate::store::layer::Layer;
 use crate::store::record::{InodeId, ObjectId, ObjectKind, ObjectRecord};
+use crate::sys::side_by_side;
 
 /// Plain files up to this size get a checksum when they come to rest; reading more than this
 /// back after each change would cost more than it protects. Larger ones get one when they move.
@@ -29,6 +30,12 @@ const HOLES_BYTES_MAX: u64 = 1 << 20;
 pub(super) fn is_read_by_commits(length: u64, blocks: u64) -> bool {
     length <= CHECKSUM_BYTES_MAX && length <= blocks * 512 + HOLES_BYTES_MAX
 }
+
+/// Files that a commit reads at a time for their checksums: the processors are others' as well.
+const READ_AT_ONCE: usize = 2;
+
+/// Checksums that are put into a frozen layer before others may have the state: a microsecond each.
+const AMENDED_AT_A_TIME: usize = 256;
 
 impl FileSystem {
     /// Makes every change so far durable.
@@ -135,13 +142,14 @@ impl FileSystem {
             self.state().metadata.staged.remove(&object);
         })?;
         self.note_flushed(&flushed);
-        let mut checksums = Vec::new();
-        for &object in &frozen.publish {
-            if let Some(record) = self.checksum_at_rest(object, is_read_by_commits)? {
-                checksums.push((object, record));
-            }
-        }
-        Ok(checksums)
+        let objects: Vec<ObjectId> = frozen.publish.iter().copied().collect();
+        let threads = READ_AT_ONCE.min(self.store.disk.syncs_at_once());
+        let read = |object: &ObjectId| {
+            let record = self.checksum_at_rest(*object, is_read_by_commits)?;
+            Ok(record.map(|record| (*object, record)))
+        };
+        let outcomes = side_by_side(threads, &objects, read);
+        outcomes.into_iter().filter_map(Result::transpose).collect()
     }
 
     /// What the disk has now may leave the memory, unless somebody goes on writing to it.
@@ -214,17 +222,19 @@ impl FileSystem {
 
     /// Puts the checksums of files that nobody opened meanwhile into the frozen layer.
     fn amend(&self, checksums: &[(ObjectId, ObjectRecord)]) -> Option<std::sync::Arc<Layer>> {
-        let mut state = self.state();
-        for (object, record) in checksums {
-            let current = state.metadata.object(*object).ok().flatten();
-            let unchanged = current.is_some_and(|current| {
-                current.checksum.is_none() && state.is_settled(*object, &current)
-            });
-            if unchanged && !state.metadata.publishes(*object) {
-                state.metadata.amend_frozen(*object, record);
+        for some in checksums.chunks(AMENDED_AT_A_TIME) {
+            let mut state = self.state();
+            for (object, record) in some {
+                let current = state.metadata.object(*object).ok().flatten();
+                let unchanged = current.is_some_and(|current| {
+                    current.checksum.is_none() && state.is_settled(*object, &current)
+                });
+                if unchanged && !state.metadata.publishes(*object) {
+                    state.metadata.amend_frozen(*object, record);
+                }
             }
         }
-        state.metadata.frozen()
+        self.state().metadata.frozen()
     }
 
     /// After the attempt: the layer is the base now, or goes back to be tried again.

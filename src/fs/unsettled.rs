@@ -4,6 +4,7 @@
 //! made durable whether it changes again, while it holds the state.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Bound;
 
 use crate::store::record::{InodeId, ObjectId};
 
@@ -50,6 +51,12 @@ impl Unsettled {
     /// The files, in order.
     pub(crate) fn keys(&self) -> impl Iterator<Item = &InodeId> {
         self.objects.keys()
+    }
+
+    /// The files behind one, in order.
+    pub(crate) fn behind(&self, last: Option<InodeId>) -> impl Iterator<Item = InodeId> {
+        let from = last.map_or(Bound::Unbounded, Bound::Excluded);
+        self.objects.range((from, Bound::Unbounded)).map(|(id, _)| *id)
     }
 
     /// Their objects.

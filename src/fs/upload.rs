@@ -3,7 +3,6 @@
 //! The first two steps of [`super::demotion`]: an object that both have taken is `Held`.
 
 use std::io;
-use std::sync::{Mutex, PoisonError};
 
 use super::demotion::Mover;
 use super::residency::item;
@@ -12,6 +11,7 @@ use super::sync::is_read_by_commits;
 use super::tiers::Tiers;
 use super::{FileSystem, FsError};
 use crate::store::record::{FileRecord, InodeId, ObjectId, RemoteCopy, RemoteState};
+use crate::sys::in_background;
 use crate::tier::counters::Tier;
 use crate::tier::exchange::{Exchange, Item, Uploaded};
 use crate::tier::remote::RemoteError;
@@ -34,27 +34,16 @@ impl FileSystem {
         if batch.is_empty() {
             return Ok(0);
         }
-        let (todo, done) = (Mutex::new(batch.iter()), Mutex::new(Vec::new()));
-        std::thread::scope(|scope| {
-            for _ in 0..UPLOADS.min(batch.len()) {
-                scope.spawn(|| {
-                    crate::sys::be_idle();
-                    while let Some((id, item)) = next(&todo) {
-                        let outcome = if tiers.is_closing() {
-                            Err(RemoteError::Unreachable("the mount ends".to_owned()))
-                        } else {
-                            exchange.upload(&self.store, item)
-                        };
-                        let mut done = done.lock().unwrap_or_else(PoisonError::into_inner);
-                        done.push((*id, *item, outcome));
-                    }
-                });
+        let outcomes = in_background(UPLOADS, &batch, |(_, item)| {
+            if tiers.is_closing() {
+                Err(RemoteError::Unreachable("the mount ends".to_owned()))
+            } else {
+                exchange.upload(&self.store, item)
             }
         });
         let mut failure = None;
-        let done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let count = done.len();
-        for (id, item, outcome) in done {
+        let count = batch.len();
+        for ((id, item), outcome) in batch.into_iter().zip(outcomes) {
             match outcome {
                 Ok(uploaded) => mover.uploaded.push_back((id, uploaded)),
                 Err(error) => {
@@ -211,9 +200,4 @@ fn candidate(state: &State, id: InodeId) -> Result<Candidate, FsError> {
         None if !is_read_by_commits(file.size, file.blocks) => Candidate::Unhashed(object),
         None => Candidate::Never,
     })
-}
-
-/// The next of what several threads do.
-pub(super) fn next<'a, T>(todo: &Mutex<std::slice::Iter<'a, T>>) -> Option<&'a T> {
-    todo.lock().unwrap_or_else(PoisonError::into_inner).next()
 }

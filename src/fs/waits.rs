@@ -3,6 +3,7 @@
 //! Everybody who uses the mount waits for those threads. What reads, hashes or copies much of a file's
 //! content, or waits for a commit, is told apart here before it begins; the bounds stand here alone.
 
+use super::FileSystem;
 use super::attributes::Place;
 use super::classify::FileClass;
 use super::handle::Served;
@@ -10,7 +11,6 @@ use super::node::Node;
 use super::publish::page_beside_tail;
 use super::settle::Awaited;
 use super::state::State;
-use super::{CHANGES_BYTES_MAX, CHANGES_MAX, FileSystem};
 use crate::page::PagePlace;
 use crate::store::record::{InodeId, Role};
 
@@ -21,9 +21,6 @@ pub(super) const READ_AT_ONCE_BYTES: u64 = 256 << 10;
 /// Bytes of a page that are hashed where the request came in: 4 MiB in the page cache take 85 to 200 us.
 const SEAL_AT_ONCE_BYTES: u64 = 8 << 20;
 
-/// Changes that may still come between a look at what waits for a commit and the change itself.
-const CHANGES_MARGIN: usize = 2048;
-
 /// Whether making a page of its rows takes longer than a request may: they are packed, written and hashed.
 pub(super) fn sealing_takes_long(page: &PagePlace) -> bool {
     let geometry = page.geometry();
@@ -31,13 +28,6 @@ pub(super) fn sealing_takes_long(page: &PagePlace) -> bool {
 }
 
 impl FileSystem {
-    /// Whether a change has to wait for a commit first.
-    pub fn is_behind(&self) -> bool {
-        let metadata = &self.state().metadata;
-        metadata.uncommitted() >= CHANGES_MAX - CHANGES_MARGIN
-            || metadata.uncommitted_bytes() >= CHANGES_BYTES_MAX / 2
-    }
-
     /// Whether a hard link of this file copies much of it.
     pub fn link_copies_much(&self, id: InodeId) -> bool {
         let state = self.state();

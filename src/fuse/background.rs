@@ -107,8 +107,10 @@ fn start_changing(
     Ok(vec![
         start("kvfs-commit", {
             let (file_system, interval) = (Arc::clone(file_system), options.commit_interval);
+            let (wanted, requests) = bounded(1);
+            file_system.commit_through(wanted);
             let stopped = stopped.clone();
-            move || commit_regularly(&file_system, interval, &stopped)
+            move || commit_regularly(&file_system, interval, (&requests, &stopped))
         })?,
         start("kvfs-spares", {
             let (file_system, stopped) = (Arc::clone(file_system), stopped.clone());
@@ -156,8 +158,17 @@ pub(super) fn join(threads: Vec<JoinHandle<()>>) {
     }
 }
 
-fn commit_regularly(file_system: &FileSystem, interval: Duration, stopped: &Receiver<()>) {
-    while stopped.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
+/// Commits after each interval, and whenever enough changes wait for it.
+fn commit_regularly(
+    file_system: &FileSystem, interval: Duration,
+    (requests, stopped): (&Receiver<()>, &Receiver<()>),
+) {
+    loop {
+        crossbeam_channel::select! {
+            recv(stopped) -> _ => return,
+            recv(requests) -> request => if request.is_err() { return },
+            default(interval) => {}
+        }
         if let Err(error) = file_system.index_prefixes() {
             log::error!("the index of prefixes falls behind: {error}");
         }

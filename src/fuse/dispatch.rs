@@ -6,9 +6,10 @@ use crossbeam_channel::Sender;
 use fuser::Errno;
 
 use super::answer::Reply;
+use super::pace::Paced;
 use super::shared::Shared;
 use super::slow::Job;
-use crate::fs::Awaited;
+use crate::fs::{Awaited, Pace};
 
 /// Where requests run that are not answered at once.
 pub(super) struct Pools {
@@ -17,6 +18,7 @@ pub(super) struct Pools {
     pub(super) asks: Sender<Job>,
     pub(super) bulk: Sender<Job>,
     pub(super) saves: Sender<Job>,
+    pub(super) paced: Paced,
 }
 
 /// What the kernel may ask for, whichever way its requests come.
@@ -32,12 +34,14 @@ pub(super) struct Operations {
     bulk: Sender<Job>,
     /// Takes what makes sequences of slots.
     saves: Sender<Job>,
+    /// Takes changes that come faster than commits.
+    paced: Paced,
 }
 
 impl Operations {
     pub(super) fn new(shared: Arc<Shared>, pools: Pools) -> Operations {
-        let Pools { slow, fetches, asks, bulk, saves } = pools;
-        Operations { shared, slow, fetches, asks, bulk, saves }
+        let Pools { slow, fetches, asks, bulk, saves, paced } = pools;
+        Operations { shared, slow, fetches, asks, bulk, saves, paced }
     }
 
     /// Refuses a change where clients may make none. Gives the way of the answer back if they may.
@@ -61,9 +65,17 @@ impl Operations {
         hand_over(&self.saves, move || job(&shared));
     }
 
-    /// Runs a change: at once, or, while too many others wait for a commit, beside the requests.
+    /// Runs a change: at once, or after a while if others come faster than commits. Where commits fail it
+    /// tries one first, to tell its client why.
     pub(super) fn change(&self, job: impl FnOnce(&Shared) + Send + 'static) {
-        if self.fs.is_behind() { self.later(job) } else { job(self) }
+        match self.fs.pace() {
+            Pace::AtOnce => job(self),
+            Pace::After(delay) => {
+                let shared = Arc::clone(&self.shared);
+                self.paced.run_after(delay, Box::new(move || job(&shared)));
+            }
+            Pace::AfterCommit => self.later(job),
+        }
     }
 
     /// Runs what may wait for the remote: such operations keep each other waiting, and nobody else.

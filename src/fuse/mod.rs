@@ -13,6 +13,7 @@ mod held;
 mod linger;
 mod mount;
 mod operations;
+mod pace;
 mod passthrough;
 mod remote;
 mod ring;

@@ -12,6 +12,7 @@ use fuser::INodeNo;
 use super::background::{join, start_indexing, start_moving, start_prefetching, start_threads};
 use super::connection::Connection;
 use super::dispatch::Operations;
+use super::pace::Paced;
 use super::remote::{self, NeedError};
 use super::shared::Shared;
 use super::slow;
@@ -232,7 +233,9 @@ pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountEr
         ram.on_eviction(let_go.clone());
     }
     file_system.on_leaving(let_go);
-    let (pools, queues) = slow::queues();
+    let room_in = Arc::clone(&file_system);
+    let (paced, paced_threads) = Paced::start(Box::new(move || room_in.has_room()))?;
+    let (pools, queues) = slow::queues(paced);
     let operations = Operations::new(Arc::clone(&shared), pools);
     let connection = Connection::open(options, &shared, operations)?;
 
@@ -251,6 +254,7 @@ pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountEr
     let rings = connection.begin()?;
     ready();
     join(slow_threads);
+    join(paced_threads);
     join(rings);
     file_system.stop_moving();
     drop(stop);

@@ -13,8 +13,8 @@ use super::dispatch::Operations;
 use super::passthrough::Backing;
 use super::shared::{Shared, is_reader, quiet};
 use crate::fs::{
-    Awaited, Caller, FileSystem, Listing, NewNode, OpenedBy, Place, SetAttributes, WriteOutcome,
-    is_synchronous,
+    Awaited, Caller, FileSystem, Listing, NewNode, OpenedBy, Pace, Place, SetAttributes,
+    WriteOutcome, is_synchronous,
 };
 use crate::observe::Operation;
 use crate::store::disk::{Allocation, Seek, Space};
@@ -236,18 +236,23 @@ impl Operations {
     ) {
         let _held = self.held(Operation::Create);
         let Some(reply) = self.to_change(reply) else { return };
-        let behind = self.fs.is_behind().then_some(Awaited::Local);
-        if let Some(awaited) = self.fs.making_waits(&place).or(behind) {
+        let is_synchronous = is_synchronous(flags);
+        // Its name is durable soon: it waits for a commit in any case.
+        let syncs_behind = is_synchronous && self.fs.pace() != Pace::AtOnce;
+        let awaited = self.fs.making_waits(&place);
+        if let Some(awaited) = awaited.or(syncs_behind.then_some(Awaited::Local)) {
             return self.beside(awaited, move |shared| {
                 let created = shared.create_and_open(&place, mode, caller, flags);
                 reply.send(created.and_then(|created| shared.synced(created, flags)));
             });
         }
-        let outcome = self.create_and_open(&place, mode, caller, flags);
-        match outcome {
-            Ok(created) if is_synchronous(flags) => {
-                self.later(move |shared| reply.send(shared.synced(created, flags)));
-            }
+        if !is_synchronous {
+            return self.change(move |shared| {
+                reply.send(shared.create_and_open(&place, mode, caller, flags));
+            });
+        }
+        match self.create_and_open(&place, mode, caller, flags) {
+            Ok(created) => self.later(move |shared| reply.send(shared.synced(created, flags))),
             outcome => reply.send(outcome),
         }
     }

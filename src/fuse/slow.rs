@@ -9,6 +9,7 @@ use crossbeam_channel::{Receiver, unbounded};
 use super::background::start;
 use super::dispatch::Pools;
 use super::mount::MountError;
+use super::pace::Paced;
 
 /// An operation and its reply.
 pub(super) type Job = Box<dyn FnOnce() + Send>;
@@ -44,7 +45,7 @@ pub(super) struct Queues {
 /// that waits for its answer, and takes less memory than the thread does, or one of the few that the kernel
 /// sends by itself (`BACKGROUND_MAX`). The threads end when the operations, which hold the other ends, are
 /// dropped: when the kernel has let the mount go.
-pub(super) fn queues() -> (Pools, Queues) {
+pub(super) fn queues(paced: Paced) -> (Pools, Queues) {
     let (slow, slow_jobs) = unbounded();
     let (fetches, fetch_jobs) = unbounded();
     let (asks, ask_jobs) = unbounded();
@@ -57,7 +58,7 @@ pub(super) fn queues() -> (Pools, Queues) {
         bulk: bulk_jobs,
         saves: save_jobs,
     };
-    (Pools { slow, fetches, asks, bulk, saves }, queues)
+    (Pools { slow, fetches, asks, bulk, saves, paced }, queues)
 }
 
 impl Queues {
@@ -84,11 +85,14 @@ fn start_workers(
     (0..count).map(start_one).collect()
 }
 
-/// Runs jobs until nobody can send any more. The client of one that panics hears EIO, and the others go on.
+/// Runs jobs until nobody can send any more.
 fn run(jobs: &Receiver<Job>) {
-    for job in jobs {
-        if catch_unwind(AssertUnwindSafe(job)).is_err() {
-            log::error!("a request failed by a fault of kvfs: it was answered with EIO");
-        }
+    jobs.iter().for_each(run_one);
+}
+
+/// Runs a job. The client of one that panics hears EIO, and the others go on.
+pub(super) fn run_one(job: Job) {
+    if catch_unwind(AssertUnwindSafe(job)).is_err() {
+        log::error!("a request failed by a fault of kvfs: it was answered with EIO");
     }
 }

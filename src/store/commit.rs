@@ -10,6 +10,7 @@ use super::Store;
 use super::disk::{Access, DiskDirectory, DiskPath, shard};
 use super::flush::write_out;
 use super::record::ObjectId;
+use crate::sys::side_by_side;
 
 /// A copy in memory whose bytes the disk has now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,23 +27,17 @@ pub(crate) struct Flushed {
 pub(crate) fn publish<'a>(
     store: &Store, objects: impl Iterator<Item = &'a ObjectId>, mut moved: impl FnMut(ObjectId),
 ) -> io::Result<Vec<Flushed>> {
-    let mut directories = BTreeSet::new();
-    let (mut dirty, mut ready) = (Vec::new(), Vec::new());
+    let (mut dirty, mut clean) = (Vec::new(), Vec::new());
     for &object in objects {
-        if let Some(version) = store.ram.as_ref().and_then(|ram| ram.dirty_version(object)) {
-            dirty.push(Flushed { object, version });
-            continue;
-        }
-        match sync(store, object) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            outcome => {
-                outcome?;
-                ready.push(object);
-            }
+        match store.ram.as_ref().and_then(|ram| ram.dirty_version(object)) {
+            Some(version) => dirty.push(Flushed { object, version }),
+            None => clean.push(object),
         }
     }
+    let mut ready = sync_all(store, &clean)?;
     let flushed = write_out(store, &dirty)?;
     ready.extend(flushed.iter().map(|copy| copy.object));
+    let mut directories = BTreeSet::new();
     for object in ready {
         match store.disk.rename(&DiskPath::Staging(object), &DiskPath::Object(object)) {
             Ok(()) => {
@@ -59,6 +54,12 @@ pub(crate) fn publish<'a>(
     Ok(flushed)
 }
 
-fn sync(store: &Store, object: ObjectId) -> io::Result<()> {
-    store.open_object(object, Access::Read)?.sync()
+/// Makes the bytes of these objects durable; those that have a file.
+fn sync_all(store: &Store, objects: &[ObjectId]) -> io::Result<Vec<ObjectId>> {
+    let sync = |object: &ObjectId| match store.open_object(*object, Access::Read) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        file => file?.sync().map(|()| Some(*object)),
+    };
+    let outcomes = side_by_side(store.disk.syncs_at_once(), objects, sync);
+    outcomes.into_iter().filter_map(Result::transpose).collect()
 }

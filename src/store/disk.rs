@@ -189,6 +189,11 @@ pub trait Disk: Debug + Send + Sync {
     fn is_read_only(&self) -> bool {
         false
     }
+    /// How many files are worth syncing at a time. On a simulated disk one after the other: its steps have
+    /// an order.
+    fn syncs_at_once(&self) -> usize {
+        1
+    }
     /// Creates a file, readable and writable by the owner alone; an existing one is an error.
     fn create(&self, path: &DiskPath) -> io::Result<Box<dyn DiskFile>>;
     /// Opens an existing file.

@@ -5,12 +5,12 @@
 //! where they lie there unless somebody may still change them.
 
 use std::io;
-use std::sync::{Mutex, PoisonError};
-use std::thread;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::Store;
 use super::commit::Flushed;
 use super::disk::{Access, DIRECT_ALIGNMENT, DiskFile, DiskPath, copy_all};
+use crate::sys::side_by_side_with;
 
 /// Files at a time: enough that the disk always has something to write while others are synced.
 const THREADS: usize = 4;
@@ -20,32 +20,22 @@ const WRITE_BYTES: usize = (4 << 20) + 4096;
 
 /// Copies objects from memory to `staging/`, durably. Those whose file is gone are left out.
 pub(super) fn write_out(store: &Store, dirty: &[Flushed]) -> io::Result<Vec<Flushed>> {
-    let (todo, done) = (Mutex::new(dirty.iter()), Mutex::new(Vec::new()));
-    let work = || {
-        let mut buffer = Buffer::new();
-        loop {
-            let next = todo.lock().unwrap_or_else(PoisonError::into_inner).next().copied();
-            let Some(copy) = next else {
-                return Ok(());
-            };
-            match write_one(store, copy, &mut buffer) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => return Err(error),
-                Ok(()) => done.lock().unwrap_or_else(PoisonError::into_inner).push(copy),
+    let has_failed = AtomicBool::new(false);
+    let write = |buffer: &mut Buffer, copy: &Flushed| {
+        if has_failed.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        match write_one(store, *copy, buffer) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => {
+                has_failed.store(true, Ordering::Relaxed);
+                Err(error)
             }
+            Ok(()) => Ok(Some(*copy)),
         }
     };
-    thread::scope(|scope| {
-        let others = 1..THREADS.min(dirty.len());
-        let others: Vec<_> = others.map(|_| scope.spawn(work)).collect();
-        let mut outcome = work();
-        for thread in others {
-            let ended = thread.join().unwrap_or_else(|_| Err(io::Error::other("a flush panicked")));
-            outcome = outcome.and(ended);
-        }
-        outcome
-    })?;
-    Ok(done.into_inner().unwrap_or_else(PoisonError::into_inner))
+    let outcomes = side_by_side_with(THREADS, dirty, Buffer::new, write);
+    outcomes.into_iter().filter_map(Result::transpose).collect()
 }
 
 fn write_one(store: &Store, copy: Flushed, buffer: &mut Buffer) -> io::Result<()> {

@@ -242,7 +242,7 @@ impl Metadata {
     /// Forgets an inode and its extended attributes.
     pub(crate) fn remove_inode(&mut self, life: Life, inode: InodeId) -> Result<(), StoreError> {
         self.arrivals.remove(inode);
-        for (name, _) in self.attributes(inode)? {
+        for name in self.attribute_names(inode)? {
             self.remove(life, keys::attribute(inode, &name));
         }
         if life == Life::Durable && self.get::<()>(&keys::unsettled(inode))?.is_some() {

@@ -1,7 +1,8 @@
 //! The records that `meta.redb` keeps: what a name, an inode and an object are.
 //!
 //! Values are encoded with postcard (its wire format is stable and documented); a change of any
-//! type here is a new store version, see [`super::format`].
+//! type here is a new store version, see [`super::format`]. `serde_bytes` changes nothing there: bytes are
+//! copied as a whole, and not one by one.
 
 use serde::{Deserialize, Serialize};
 
@@ -112,6 +113,7 @@ pub enum Kind {
         /// The directory above; the root is its own.
         parent: InodeId,
         /// Its name there.
+        #[serde(with = "serde_bytes")]
         name: Vec<u8>,
     },
     /// A regular file.
@@ -119,6 +121,7 @@ pub enum Kind {
     /// A symbolic link.
     Symlink {
         /// What it points to.
+        #[serde(with = "serde_bytes")]
         target: Vec<u8>,
     },
     /// A FIFO, socket or device node.
@@ -363,6 +366,7 @@ pub struct IndexedPage {
     /// Its own, once it is full.
     pub hash: Option<[u8; 32]>,
     /// Its tokens, four bytes each, as far as they are part of a key.
+    #[serde(with = "serde_bytes")]
     pub lead: Vec<u8>,
 }
 

@@ -16,6 +16,7 @@ in_both_modes!(
     attributes_of_one_file_are_bounded,
     attributes_of_many_files_do_not_wait_in_memory,
     changes_of_many_names_do_not_wait_in_memory,
+    who_makes_files_waits_for_no_commit,
     many_handles_cost_little,
     a_daemon_without_descriptors_goes_on,
     slots_that_are_written_leave_descriptors,
@@ -88,6 +89,27 @@ fn changes_of_many_names_do_not_wait_in_memory(mode: Mode) {
     each("removed", &|number| std::fs::remove_file(mount.files(format!("r{number}"))).unwrap());
     assert_eq!(std::fs::read_dir(mount.files("")).unwrap().count(), 1);
     assert_eq!(mount.status("errors"), "0");
+}
+
+/// More changes than may wait for a commit, each with bytes that it syncs: such a commit takes seconds.
+fn who_makes_files_waits_for_no_commit(mode: Mode) {
+    const FILES: usize = 14_000;
+    /// Of one file, on a machine that does other things as well.
+    const LONGEST: Duration = Duration::from_secs(1);
+    let mount = Mount::with_options(mode, &["--commit-interval", "60"]);
+    let mut longest = Duration::ZERO;
+    for directory in 0..FILES / 1000 {
+        let directory = mount.files(directory.to_string());
+        std::fs::create_dir(&directory).unwrap();
+        for number in 0..1000 {
+            let begun = Instant::now();
+            let temporary = directory.join(".tmp");
+            std::fs::write(&temporary, [7; 4096]).unwrap();
+            rename(&temporary, directory.join(number.to_string())).unwrap();
+            longest = longest.max(begun.elapsed());
+        }
+    }
+    assert!(longest < LONGEST, "{longest:?}");
 }
 
 fn many_handles_cost_little(mode: Mode) {

@@ -69,62 +69,57 @@ fn attack(reader: &File, path: &Path) -> usize {
     }
 }
 
-fn nobody_writes_to_a_page_that_is_being_sealed(mode: Mode) {
+/// Seals a large page again and again, each under a name of its own, until an attack on it was refused often
+/// enough; `attacked` counts how often.
+fn until_refused(mode: Mode, attacked: impl Fn(u64, &Path, &[u8]) -> usize) {
     let (mount, model) = with_large_pages(mode);
     let page = model.page(0, 0, 1);
-    let half = i64::try_from(page.len() / 2).unwrap();
     let mut refused = 0;
     for round in 0..ROUNDS_MAX {
         if round >= ROUNDS && refused > 0 {
             break;
         }
-        let quiet = no_forks();
+        let _quiet = no_forks();
         let path = model.page_path(&mount, &round.to_string(), 0, 0);
-        let file = open(&path, NEW).unwrap();
-        file.write_all_at(&page, 0).unwrap();
-        let reader = open(descriptor(&file), libc::O_RDONLY).unwrap();
-        // Through one ring, requests of one processor wait for each other.
-        let closing = std::thread::Builder::new().spawn(|| close(file)).unwrap();
-        if round % 2 == 0 {
-            refused += attack(&reader, &path);
-            closing.join().unwrap().unwrap();
-            assert!(std::fs::read(&path).unwrap() == page, "round {round}");
-        } else {
-            std::thread::sleep(Duration::from_millis(round % 16));
-            let outcome =
-                nix::unistd::truncate(&descriptor(&reader), half).map_err(io::Error::from);
-            let code = errno(&closing.join().unwrap());
-            assert!([0, libc::EINVAL].contains(&code), "{code}");
-            let is_there = path.exists();
-            // Either it came before, and what is left is no page, or it was refused.
-            assert_eq!(is_there, outcome.is_err(), "{outcome:?}");
-            refused += usize::from(errno(&outcome) == libc::ETXTBSY);
-            if is_there {
-                assert!(std::fs::read(&path).unwrap() == page, "round {round}");
-            }
-        }
-        drop(quiet);
+        refused += attacked(round, &path, &page);
+        assert!(!path.exists() || std::fs::read(&path).unwrap() == page, "round {round}");
     }
     assert!(refused > 0, "nothing came while a page was verified");
     assert_clean(mount);
 }
 
-fn nobody_writes_to_a_file_that_becomes_a_page(mode: Mode) {
-    let (mount, model) = with_large_pages(mode);
-    let page = model.page(0, 0, 1);
-    let mut refused = 0;
-    for round in 0..ROUNDS_MAX {
-        if round >= ROUNDS && refused > 0 {
-            break;
+fn nobody_writes_to_a_page_that_is_being_sealed(mode: Mode) {
+    until_refused(mode, |round, path, page| {
+        let half = i64::try_from(page.len() / 2).unwrap();
+        let file = open(path, NEW).unwrap();
+        file.write_all_at(page, 0).unwrap();
+        let reader = open(descriptor(&file), libc::O_RDONLY).unwrap();
+        // Through one ring, requests of one processor wait for each other.
+        let closing = std::thread::Builder::new().spawn(|| close(file)).unwrap();
+        if round % 2 == 0 {
+            let refused = attack(&reader, path);
+            closing.join().unwrap().unwrap();
+            assert!(path.exists());
+            return refused;
         }
-        let quiet = no_forks();
-        let path = model.page_path(&mount, &round.to_string(), 0, 0);
+        std::thread::sleep(Duration::from_millis(round % 16));
+        let outcome = nix::unistd::truncate(&descriptor(&reader), half).map_err(io::Error::from);
+        let code = errno(&closing.join().unwrap());
+        assert!([0, libc::EINVAL].contains(&code), "{code}");
+        // Either it came before, and what is left is no page, or it was refused.
+        assert_eq!(path.exists(), outcome.is_err(), "{outcome:?}");
+        usize::from(errno(&outcome) == libc::ETXTBSY)
+    });
+}
+
+fn nobody_writes_to_a_file_that_becomes_a_page(mode: Mode) {
+    until_refused(mode, |round, path, page| {
         let temporary = path.with_extension("tmp");
-        write_and_close(&temporary, &page).unwrap();
+        write_and_close(&temporary, page).unwrap();
         let reader = open(&temporary, libc::O_RDONLY).unwrap();
-        let mut writers = Vec::new();
+        let (mut writers, mut refused) = (Vec::new(), 0);
         std::thread::scope(|scope| {
-            let renaming = scope.spawn(|| rename(&temporary, &path));
+            let renaming = scope.spawn(|| rename(&temporary, path));
             std::thread::sleep(Duration::from_millis(round % 6 * 2));
             while !renaming.is_finished() {
                 match open(descriptor(&reader), libc::O_RDWR) {
@@ -137,11 +132,9 @@ fn nobody_writes_to_a_file_that_becomes_a_page(mode: Mode) {
         for writer in writers {
             writer.write_all_at(&[0xff; 4096], 4096).unwrap();
         }
-        assert!(std::fs::read(&path).unwrap() == page, "round {round}");
-        drop(quiet);
-    }
-    assert!(refused > 0, "nothing came while a page was verified");
-    assert_clean(mount);
+        assert!(path.exists());
+        refused
+    });
 }
 
 fn a_page_that_is_being_written_has_one_name(mode: Mode) {

@@ -1,4 +1,4 @@
-//! System calls that neither std nor nix wraps, and the kernel's list of mounts.
+//! System calls that neither std nor nix wraps, the kernel's list of mounts, and work on several threads.
 //!
 //! The daemon's only `unsafe` code for the operating system stands here; what a page, a tier or a name is,
 //! nothing here knows.
@@ -10,6 +10,7 @@ mod mapping;
 pub mod mountinfo;
 mod open;
 mod process;
+mod side_by_side;
 
 pub use extended_attribute::{
     copy_extended_attributes, extended_attribute, long_extended_attribute,
@@ -20,3 +21,4 @@ pub use lease::{is_at_rest, is_unused};
 pub use mapping::{map_populated, populate};
 pub use open::open_beneath;
 pub use process::{be_idle, fork};
+pub use side_by_side::{in_background, side_by_side, side_by_side_with};

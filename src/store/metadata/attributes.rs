@@ -1,5 +1,7 @@
 //! Extended attributes of inodes.
 
+use serde_bytes::{ByteBuf, Bytes};
+
 use super::{Life, Metadata};
 use crate::store::database::decode;
 use crate::store::record::InodeId;
@@ -14,9 +16,20 @@ impl Metadata {
         let prefix = keys::attributes(inode);
         let mut found = Vec::new();
         self.scan(&prefix, &prefix, |key, value| {
-            if let Ok(value) = decode(value) {
-                found.push((key[prefix.len()..].to_vec(), value));
+            if let Ok(value) = decode::<ByteBuf>(value) {
+                found.push((key[prefix.len()..].to_vec(), value.into_vec()));
             }
+            true
+        })?;
+        Ok(found)
+    }
+
+    /// Names alone: the values may be a megabyte.
+    pub(crate) fn attribute_names(&self, inode: InodeId) -> Result<Vec<Vec<u8>>, StoreError> {
+        let prefix = keys::attributes(inode);
+        let mut found = Vec::new();
+        self.scan(&prefix, &prefix, |key, _| {
+            found.push(key[prefix.len()..].to_vec());
             true
         })?;
         Ok(found)
@@ -42,12 +55,13 @@ impl Metadata {
     pub(crate) fn attribute(
         &self, inode: InodeId, name: &[u8],
     ) -> Result<Option<Vec<u8>>, StoreError> {
-        self.get(&keys::attribute(inode, name))
+        let value = self.get::<ByteBuf>(&keys::attribute(inode, name))?;
+        Ok(value.map(ByteBuf::into_vec))
     }
 
     /// Stores an extended attribute.
     pub(crate) fn put_attribute(&mut self, life: Life, inode: InodeId, name: &[u8], value: &[u8]) {
-        self.put(life, keys::attribute(inode, name), &value.to_vec());
+        self.put(life, keys::attribute(inode, name), &Bytes::new(value));
     }
 
     /// Removes an extended attribute.
