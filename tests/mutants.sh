@@ -39,7 +39,7 @@ export PATH=$tools/bin:$PATH
 cargo mutants --version >/dev/null 2>&1 ||
     cargo install --quiet --locked --root "$tools" cargo-mutants
 
-export CARGO_TARGET_DIR=$PWD/target
+export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$PWD/target}
 # No mutant is noticed because the machine is busy.
 export KVFS_REQUEST_LIMIT_MS=5000
 tree=$PWD/target/mutants

@@ -233,7 +233,7 @@ impl<'c> Scan<'c, '_> {
 
     /// The device has work: meanwhile what comes next is brought into the ring.
     fn look_ahead(&mut self) -> Result<(), CudaError> {
-        while self.stream.is_ready() && self.stage_some(false)? {}
+        while self.stream.poll_ready() && self.stage_some(false)? {}
         Ok(())
     }
 
@@ -373,7 +373,7 @@ impl<'c> Scan<'c, '_> {
     fn next_run(&mut self, wait: bool) -> Result<bool, CudaError> {
         while self.run.is_none() {
             let index = self.stream.index();
-            if index >= self.reach || !(wait && index == self.layer || self.stream.is_ready()) {
+            if index >= self.reach || !(wait && index == self.layer || self.stream.poll_ready()) {
                 return Ok(false);
             }
             let run = self.stream.next_pages()?;

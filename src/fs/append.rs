@@ -277,7 +277,7 @@ impl FileSystem {
         // Rows will be added: from now on the disk's copy is the only one.
         state.metadata.forget_remote_copy(object)?;
         if let Some(tiers) = &self.tiers {
-            tiers.ssd.forget(object);
+            tiers.copies.forget_remote_copy(object);
         }
         self.insert_append(&mut state, to, &inode, (object, role))?;
         let entry = state.entry(to.parent, &to.name)?.ok_or(FsError::NotFound)?;

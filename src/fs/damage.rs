@@ -57,13 +57,13 @@ impl FileSystem {
         }
         self.store.remove_raw(object)?;
         if is_encoded {
-            tiers.encoded.set_only(object, id, true);
+            tiers.copies.note_raw_gone(object, id);
         } else if let Some(copy) = remote
             && copy.state == RemoteState::Named
         {
             state.metadata.set_remote_state(object, copy, RemoteState::Only);
             let length = state.metadata.object(object)?.map_or(0, |record| record.length);
-            tiers.ssd.has_left(object, length);
+            tiers.copies.note_left(object, length);
         }
         Ok(())
     }

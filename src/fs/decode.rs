@@ -70,9 +70,8 @@ impl FileSystem {
         state.metadata.forget_encoded_copy(object)?;
         state.metadata.set_remote_state(object, remote, RemoteState::Only);
         let length = state.metadata.object(object)?.map_or(0, |record| record.length);
-        tiers.encoded.forget(object);
-        tiers.encoded.is_garbage(object);
-        tiers.ssd.has_left(object, length);
+        tiers.copies.discard_encoded(object);
+        tiers.copies.note_left(object, length);
         drop(state);
         self.corrupt(id, object, &format!("{why}; the remote's copy takes its place"));
         Ok(())

@@ -178,7 +178,7 @@ impl FileSystem {
         let published = names.publish(format::VERSION, rows, oldest).map_err(FsError::Remote)?;
         self.note_manifests_seen(exchange.remote())?;
         tiers.names_published.store(names_changed, Ordering::Release);
-        mover.growing.was_published(published.is_reliable);
+        mover.growing.note_published(published.is_reliable);
         (mover.published, mover.took) = (Instant::now(), begin.elapsed());
         mover.oldest = None;
         let unnamed = std::mem::take(&mut mover.unnamed);
@@ -193,7 +193,7 @@ impl FileSystem {
             if !published.is_reliable {
                 // It took too long: the objects may have been collected meanwhile.
                 state.metadata.forget_remote_copy(object)?;
-                tiers.ssd.forget(object);
+                tiers.copies.forget_remote_copy(object);
                 state.metadata.note_arrival(id)?;
                 continue;
             }
@@ -205,8 +205,7 @@ impl FileSystem {
             if let Some((kind, length)) = kind
                 && kind != ObjectKind::Manifest
             {
-                tiers.ssd.may_leave(object, id, length);
-                tiers.encoded.has_raw(object, id, length);
+                tiers.copies.allow_leaving(object, id, length);
             }
         }
         log::info!(

@@ -47,11 +47,11 @@ impl FileSystem {
         let mut passed_over = HashSet::new();
         let mut replaced = 0;
         for _ in 0..SEARCHES_MAX {
-            let excess = tiers.ssd.excess_bytes(self.ssd_used_bytes());
+            let excess = tiers.copies.disk().excess_bytes(self.ssd_used_bytes());
             if excess == 0 || tiers.is_closing() {
                 break;
             }
-            let mut next = tiers.encoded.next(excess, &passed_over);
+            let mut next = tiers.copies.encoded().next(excess, &passed_over);
             if next.is_empty() {
                 break;
             }
@@ -77,8 +77,8 @@ impl FileSystem {
             {
                 let state = self.state();
                 let is_new = state.metadata.encoded_copy(object)?.is_none();
-                if state.is_pinned(id)? || (is_new && tiers.encoded.encoding().is_none()) {
-                    tiers.encoded.stays(object);
+                if state.is_pinned(id)? || (is_new && tiers.copies.encoded().encoding().is_none()) {
+                    tiers.copies.forbid_encoding(object);
                     continue;
                 }
                 // Older copies too: an attempt that failed may have left them unsynced.
@@ -97,17 +97,17 @@ impl FileSystem {
         if shards.is_empty() {
             return Ok(());
         }
-        let lossless = tiers.encoded.encoding().unwrap_or(Lossless::Raw);
+        let lossless = tiers.copies.encoded().encoding().unwrap_or(Lossless::Raw);
         let packed = aside(tiers, &items, |item| pack(&self.store, item, lossless));
         for (item, outcome) in packed {
             match outcome {
                 Ok(Some(copy)) => self.note_encoded(tiers, item, &copy)?,
-                Ok(None) => tiers.encoded.stays(item.object),
+                Ok(None) => tiers.copies.forbid_encoding(item.object),
                 // Somebody changed or removed the file meanwhile, or memory alone has it.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) if error.kind() == io::ErrorKind::InvalidData => {
                     self.observer.failed(&format!("{error}: it was not encoded"));
-                    tiers.encoded.stays(item.object);
+                    tiers.copies.forbid_encoding(item.object);
                 }
                 Err(error) => return Err(error.into()),
             }
@@ -138,7 +138,7 @@ impl FileSystem {
             state.metadata.forget_encoded_copy(object)?;
             return Err(error.into());
         }
-        tiers.encoded.has_copy(object, item.length, copy, false);
+        tiers.copies.note_encoded(object, item.length, copy, false);
         tiers.counters.moved(Tier::Ssd, Tier::Ssd, item.length);
         Ok(())
     }
@@ -163,7 +163,7 @@ impl FileSystem {
             return Ok(false);
         }
         let unlinked = self.store.unlink_object(object)?;
-        tiers.encoded.set_only(object, id, true);
+        tiers.copies.note_raw_gone(object, id);
         drop(state);
         unlinked.free();
         tiers.counters.evicted(Tier::Ssd, "encoded");
@@ -172,7 +172,7 @@ impl FileSystem {
 
     /// Removes encoded copies of objects that changed: what is not on record any more.
     pub(super) fn remove_encoded_garbage(&self, tiers: &Tiers) -> Result<(), FsError> {
-        let garbage = tiers.encoded.take_garbage();
+        let garbage = tiers.copies.take_garbage();
         if garbage.is_empty() {
             return Ok(());
         }
@@ -199,9 +199,9 @@ impl FileSystem {
         };
         let has_raw = self.store.disk.stat(&DiskPath::Object(object)).is_ok();
         if self.store.disk.stat(&DiskPath::Encoded(object)).is_ok() {
-            tiers.encoded.has_copy(object, record.length, &copy, !has_raw);
+            tiers.copies.note_encoded(object, record.length, &copy, !has_raw);
             if has_raw {
-                tiers.encoded.has_raw(object, id, record.length);
+                tiers.copies.note_raw(object, id, record.length);
             }
         } else if has_raw {
             // A crash came before the file had its place.
@@ -216,7 +216,7 @@ impl FileSystem {
         if state.metadata.object(object)?.is_none()
             && state.metadata.forget_encoded_copy(object)?.is_some()
         {
-            tiers.encoded.is_garbage(object);
+            tiers.copies.discard_encoded(object);
         }
         Ok(())
     }

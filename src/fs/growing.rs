@@ -31,7 +31,7 @@ pub(super) struct Growing(HashMap<ObjectId, (FileStat, GrowingCopy)>);
 
 impl Growing {
     /// A manifest names what was sent. If that came too late, it may be collected: it is sent again.
-    pub(super) fn was_published(&mut self, is_reliable: bool) {
+    pub(super) fn note_published(&mut self, is_reliable: bool) {
         if is_reliable {
             self.0.values_mut().for_each(|(_, made)| made.since = None);
         } else {
@@ -120,9 +120,9 @@ mod tests {
             GrowingCopy { copy, length: 4, mtime: Time::default(), since: Some(Stamp::now()) };
         let stat = FileStat { length: 4, blocks: 8, mtime: Time::default(), inode: 1 };
         let mut growing = Growing(HashMap::from([(ObjectId(1), (stat, made))]));
-        growing.was_published(true);
+        growing.note_published(true);
         assert!(growing.0.values().all(|(_, made)| made.since.is_none()));
-        growing.was_published(false);
+        growing.note_published(false);
         assert!(growing.0.is_empty());
     }
 }

@@ -87,12 +87,11 @@ impl FileSystem {
             state.metadata.note_page(&verified.checksum, id);
         }
         if let Some(ram) = &self.store.ram {
-            ram.came_to_rest(object);
-            ram.belongs_to(object, id);
+            ram.note_at_rest(object);
+            ram.set_owner(object, id);
         }
         if let Some(tiers) = &self.tiers {
-            tiers.ssd.belongs_to(object, id);
-            tiers.encoded.belongs_to(object, id);
+            tiers.copies.set_owner(object, id);
         }
         let inode = Inode { kind: Kind::File(record), ..inode.clone() };
         state.metadata.put_inode(Life::Durable, id, &inode);

@@ -32,11 +32,11 @@ impl FileSystem {
         let mut passed_over = HashSet::new();
         let mut left = 0;
         for _ in 0..SEARCHES_MAX {
-            let excess = tiers.ssd.excess_bytes(self.ssd_used_bytes());
+            let excess = tiers.copies.disk().excess_bytes(self.ssd_used_bytes());
             if excess == 0 || tiers.is_closing() {
                 break;
             }
-            let mut next = tiers.ssd.next_to_leave(excess, &passed_over);
+            let mut next = tiers.copies.disk().next_to_leave(excess, &passed_over);
             if next.is_empty() {
                 break;
             }
@@ -99,17 +99,16 @@ impl FileSystem {
             return Ok(false);
         };
         self.store.remove_encoded(object)?;
-        tiers.encoded.forget(object);
+        tiers.copies.note_encoded_gone(object);
         let has_raw = self.store.disk.stat(&DiskPath::Object(object)).is_ok();
         if has_raw && !self.is_idle(&state, id, object) {
             state.metadata.set_remote_state(object, copy, RemoteState::Named);
-            tiers.ssd.may_leave(object, id, bytes);
-            tiers.encoded.has_raw(object, id, bytes);
+            tiers.copies.allow_leaving(object, id, bytes);
             tiers.counters.skipped("in_use");
             return Ok(false);
         }
         let unlinked = self.store.unlink_object(object)?;
-        tiers.ssd.has_left(object, bytes);
+        tiers.copies.note_left(object, bytes);
         // Here and not later: a scan may bring it back at once, and would see it leave again.
         if self.store.ram.as_ref().is_none_or(|ram| !ram.holds(object)) {
             tiers.wishes.withdraw(id);
@@ -151,7 +150,7 @@ impl FileSystem {
             return Ok(None);
         };
         if state.is_pinned(id)? || state.metadata.positions.contains(&id) {
-            tiers.ssd.stays(object);
+            tiers.copies.forbid_leaving(object);
             return Ok(None);
         }
         let file = inode.file().filter(|file| {

@@ -120,7 +120,7 @@ impl FileSystem {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) if error.kind() == io::ErrorKind::InvalidData => {
                     self.observer.failed(&format!("{error}: it was not encoded"));
-                    tiers.encoded.stays(page.item.object);
+                    tiers.copies.forbid_encoding(page.item.object);
                 }
                 Err(error) => failure = Some(error),
             }
@@ -169,7 +169,7 @@ impl FileSystem {
             models.iter().map(|(model, (_, wish))| (*model, *wish)).collect::<BTreeSet<_>>()
         };
         if what(&allowed) != what(&models.allowed) {
-            tiers.encoded.reconsider();
+            tiers.copies.reconsider_encoding();
         }
         models.allowed = allowed;
         Ok(())
@@ -274,7 +274,7 @@ impl FileSystem {
                 count += 1;
             } else {
                 self.state().metadata.forget_encoded_copy(item.object)?;
-                tiers.encoded.is_garbage(item.object);
+                tiers.copies.discard_encoded(item.object);
             }
         }
         Ok(count)
@@ -319,9 +319,8 @@ impl FileSystem {
         if let Some(node) = state.nodes.get_mut(&id) {
             node.verified = None;
         }
-        tiers.ssd.forget(old);
-        tiers.encoded.forget(old);
-        tiers.encoded.has_copy(item.object, item.length, copy, true);
+        tiers.copies.forget(old);
+        tiers.copies.note_encoded(item.object, item.length, copy, true);
         tiers.counters.moved(Tier::Ssd, Tier::Ssd, item.length);
         tiers.counters.rounded(encoding);
         drop(state);

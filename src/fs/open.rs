@@ -211,8 +211,7 @@ impl FileSystem {
         if let Ok((_, stat)) = &outcome {
             self.observer.opened(stat.length);
             if let Some(tiers) = &self.tiers {
-                tiers.ssd.used(object, stat.length);
-                tiers.encoded.used(object, stat.length);
+                tiers.copies.note_use(object, stat.length);
             }
         }
         let mut state = self.state();
@@ -367,10 +366,9 @@ impl FileSystem {
         }
         if let Some(tiers) = &self.tiers {
             state.metadata.forget_remote_copy(object)?;
-            tiers.ssd.forget(object);
-            tiers.encoded.forget(object);
+            tiers.copies.forget(object);
             if state.metadata.forget_encoded_copy(object)?.is_some() {
-                tiers.encoded.is_garbage(object);
+                tiers.copies.discard_encoded(object);
             }
             tiers.wishes.withdraw(id);
         }

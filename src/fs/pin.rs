@@ -65,10 +65,9 @@ impl FileSystem {
             let copy = state.metadata.remote_copy(object)?;
             let is_named = copy.is_some_and(|copy| copy.state == RemoteState::Named);
             if is_named {
-                tiers.ssd.may_leave(object, id, file.size);
-            }
-            if is_named || tiers.exchange.is_none() {
-                tiers.encoded.has_raw(object, id, file.size);
+                tiers.copies.allow_leaving(object, id, file.size);
+            } else if tiers.exchange.is_none() {
+                tiers.copies.note_raw(object, id, file.size);
             }
         }
         Ok(())

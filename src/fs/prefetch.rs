@@ -114,7 +114,8 @@ impl FileSystem {
         // As long as everything is here, opening a page again costs nothing more: the page was read
         // a moment ago, and so were most likely those after it.
         let all_here = self.tiers.as_ref().is_none_or(|tiers| {
-            tiers.ssd.remote_use().only_objects == 0 && tiers.encoded.usage().only_objects == 0
+            tiers.copies.disk().remote_use().only_objects == 0
+                && tiers.copies.encoded().usage().only_objects == 0
         });
         if is_held && all_here {
             return;

@@ -150,7 +150,7 @@ impl FileSystem {
         // A descriptor for reading leads to the file as well, and could be opened for writing.
         state.sealing.insert(id);
         if let Some(ram) = &self.store.ram {
-            ram.came_to_rest(object);
+            ram.note_at_rest(object);
         }
         if let Some(node) = state.nodes.get_mut(&id) {
             node.pending = None;

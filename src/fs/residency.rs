@@ -257,7 +257,8 @@ impl FileSystem {
     /// from which others leave then.
     fn target(&self, tiers: &Tiers, item: &Item) -> io::Result<Target> {
         let used_bytes = self.ssd_used_bytes();
-        let has_room = !self.store.is_read_only() && tiers.ssd.has_room(used_bytes, item.length);
+        let has_room =
+            !self.store.is_read_only() && tiers.copies.disk().has_room(used_bytes, item.length);
         if !has_room
             && let Some(ram) = &self.store.ram
             && let Some(file) = ram.receive(item.object, item.length)?
@@ -295,12 +296,11 @@ impl FileSystem {
         self.store.disk.rename(&incoming, &path)?;
         let file = Arc::from(self.store.disk.open(&path, Access::Read)?);
         if encoded.is_some() {
-            tiers.encoded.set_only(object, id, false);
+            tiers.copies.note_raw_back(object, id);
         }
         if let Some(copy) = remote.filter(|copy| copy.state == RemoteState::Only) {
             state.metadata.set_remote_state(object, copy, RemoteState::Named);
-            tiers.ssd.may_leave(object, id, length);
-            tiers.encoded.has_raw(object, id, length);
+            tiers.copies.allow_leaving(object, id, length);
             drop(state);
             self.invalidate(super::Invalidation::Inode(id));
         }
@@ -313,8 +313,8 @@ impl FileSystem {
         let Some(tiers) = &self.tiers else {
             return stored;
         };
-        let encoded = tiers.encoded.usage();
-        let left = tiers.ssd.remote_use().only_bytes + encoded.only_bytes;
+        let encoded = tiers.copies.encoded().usage();
+        let left = tiers.copies.disk().remote_use().only_bytes + encoded.only_bytes;
         stored.saturating_sub(left) + encoded.stored_bytes
     }
 }

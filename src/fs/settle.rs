@@ -212,7 +212,7 @@ impl FileSystem {
             return Ok(());
         }
         if let Some(ram) = &self.store.ram {
-            ram.came_to_rest(object);
+            ram.note_at_rest(object);
         }
         let stat = self.store.stat_object(object)?;
         let old = state.adopt(id, &mut inode)?;

@@ -251,8 +251,7 @@ impl FileSystem {
                     log::warn!("object {object} could not be removed: {error}");
                 }
                 if let Some(tiers) = &self.tiers {
-                    tiers.ssd.forget(object);
-                    tiers.encoded.forget(object);
+                    tiers.copies.forget(object);
                 }
             }
             return Ok(());

@@ -15,6 +15,7 @@ use crate::store::record::{
     EncodedCopy, FileRecord, Inode, InodeId, ObjectId, ObjectKind, RemoteCopy, RemoteIdentity,
     RemotePlace, RemoteState,
 };
+use crate::tier::copies::Copies;
 use crate::tier::counters::Counters;
 use crate::tier::encoded::EncodedCopies;
 use crate::tier::exchange::Exchange;
@@ -41,8 +42,7 @@ pub(super) struct Lacking {
 pub struct Tiers {
     /// `None` without a remote.
     pub(super) exchange: Option<Exchange>,
-    pub(super) ssd: SsdTier,
-    pub(super) encoded: EncodedCopies,
+    pub(super) copies: Copies,
     pub(super) counters: Counters,
     flights: Flights<ObjectId, Result<Landed, RemoteError>>,
     pub(super) wishes: Wishes,
@@ -68,8 +68,7 @@ impl Tiers {
     ) -> Tiers {
         Tiers {
             exchange,
-            ssd,
-            encoded,
+            copies: Copies::new(ssd, encoded),
             counters,
             flights: Flights::default(),
             wishes: Wishes::default(),
@@ -256,14 +255,13 @@ impl FileSystem {
                 state.metadata.note_arrival(id)?;
             }
             RemoteState::Named => {
-                tiers.ssd.has_remote_copy(object, &copy);
+                tiers.copies.note_remote_copy(object, &copy);
                 if record.kind != ObjectKind::Manifest {
-                    tiers.ssd.may_leave(object, id, record.length);
-                    tiers.encoded.has_raw(object, id, record.length);
+                    tiers.copies.allow_leaving(object, id, record.length);
                 }
             }
             RemoteState::Only => {
-                tiers.ssd.has_remote_copy(object, &copy);
+                tiers.copies.note_remote_copy(object, &copy);
                 drop(state);
                 // A crash may have left its file.
                 self.remove_left(tiers, (id, object), record.length)?;
@@ -310,12 +308,12 @@ impl FileSystem {
         };
         let waiting = self.lacking_in_remote();
         let names_changed = self.state().metadata.names_changed;
-        let encoded = tiers.encoded.usage();
-        let usage = tiers.ssd.remote_use();
+        let encoded = tiers.copies.encoded().usage();
+        let usage = tiers.copies.disk().remote_use();
         let mut line = |key: &str, value: &dyn std::fmt::Display| {
             let _ = writeln!(text, "{key}: {value}");
         };
-        if let Some(budget) = tiers.ssd.budget_bytes() {
+        if let Some(budget) = tiers.copies.disk().budget_bytes() {
             line("ssd_budget_bytes", &budget);
         }
         line("ssd_used_bytes", &self.ssd_used_bytes());

@@ -59,7 +59,7 @@ impl FileSystem {
     pub(super) fn note_raw(&self, tiers: &Tiers) -> Result<bool, FsError> {
         let batch = self.take_arrivals(tiers)?;
         for (id, item) in &batch {
-            tiers.encoded.has_raw(item.object, *id, item.length);
+            tiers.copies.note_raw(item.object, *id, item.length);
         }
         Ok(batch.len() == BATCH)
     }
@@ -157,7 +157,7 @@ impl FileSystem {
         };
         state.metadata.put_remote_copy(object, &copy);
         drop(state);
-        tiers.ssd.has_remote_copy(object, &copy);
+        tiers.copies.note_remote_copy(object, &copy);
         tiers.counters.moved(Tier::Ssd, Tier::Remote, uploaded.item.length);
         mover.unnamed.insert((id, object));
         let since = uploaded.held.since;

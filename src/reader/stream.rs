@@ -186,7 +186,7 @@ impl<'s> Stream<'s> {
     }
 
     /// Whether [`next_pages`](Self::next_pages) would not wait.
-    pub(crate) fn is_ready(&mut self) -> bool {
+    pub(crate) fn poll_ready(&mut self) -> bool {
         self.ask_ahead();
         self.ahead.front().is_none_or(|slot| matches!(slot.state, State::Ready(_)))
     }

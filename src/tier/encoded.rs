@@ -89,7 +89,7 @@ impl EncodedCopies {
 
     /// The disk has an object raw that may be encoded instead. Whether it is, its turn decides: a
     /// model may ask for it whatever the mount was told.
-    pub fn has_raw(&self, object: ObjectId, owner: InodeId, bytes: u64) {
+    pub(super) fn record_raw(&self, object: ObjectId, owner: InodeId, bytes: u64) {
         if bytes < LEAVING_BYTES_MIN {
             return;
         }
@@ -103,7 +103,7 @@ impl EncodedCopies {
     }
 
     /// The object belongs to another file from now on.
-    pub fn belongs_to(&self, object: ObjectId, owner: InodeId) {
+    pub(super) fn set_owner(&self, object: ObjectId, owner: InodeId) {
         let mut held = self.held();
         if let Some((known, _)) = held.owners.get_mut(&object) {
             *known = owner;
@@ -114,7 +114,9 @@ impl EncodedCopies {
     }
 
     /// The disk has an encoded copy of an object of `bytes`, with or without its raw file.
-    pub fn has_copy(&self, object: ObjectId, bytes: u64, copy: &EncodedCopy, is_only: bool) {
+    pub(super) fn record_copy(
+        &self, object: ObjectId, bytes: u64, copy: &EncodedCopy, is_only: bool,
+    ) {
         let copy = Copy { bytes, stored_bytes: copy.stored_bytes, is_only };
         let mut held = self.held();
         held.drop_copy(object);
@@ -124,7 +126,7 @@ impl EncodedCopies {
     }
 
     /// The raw file of an object with an encoded copy is gone, or it is back.
-    pub fn set_only(&self, object: ObjectId, owner: InodeId, is_only: bool) {
+    pub(super) fn set_only(&self, object: ObjectId, owner: InodeId, is_only: bool) {
         let bytes = {
             let mut held = self.held();
             let Some(copy) = held.drop_copy(object) else {
@@ -140,11 +142,11 @@ impl EncodedCopies {
             }
             copy.bytes
         };
-        self.has_raw(object, owner, bytes);
+        self.record_raw(object, owner, bytes);
     }
 
     /// The object stays raw: encoding it frees too little, or somebody wants it so.
-    pub fn stays(&self, object: ObjectId) {
+    pub(super) fn forbid(&self, object: ObjectId) {
         let mut held = self.held();
         held.raw.remove(object);
         if let Some(file) = held.owners.remove(&object) {
@@ -153,15 +155,15 @@ impl EncodedCopies {
     }
 
     /// What is to be encoded, and how, has changed: what stayed raw is tried again.
-    pub fn reconsider(&self) {
+    pub(super) fn reconsider(&self) {
         let staying = std::mem::take(&mut self.held().staying);
         for (object, (owner, bytes)) in staying {
-            self.has_raw(object, owner, bytes);
+            self.record_raw(object, owner, bytes);
         }
     }
 
     /// The object was deleted, is changing or has left: no encoded copy counts any more.
-    pub fn forget(&self, object: ObjectId) {
+    pub(super) fn forget(&self, object: ObjectId) {
         let mut held = self.held();
         held.raw.remove(object);
         held.owners.remove(&object);
@@ -170,17 +172,17 @@ impl EncodedCopies {
     }
 
     /// The file of an encoded copy is to be removed, unless it is on record again by then.
-    pub fn is_garbage(&self, object: ObjectId) {
+    pub(super) fn mark_garbage(&self, object: ObjectId) {
         self.held().garbage.insert(object);
     }
 
-    /// What [`EncodedCopies::is_garbage`] has told since the last time.
-    pub fn take_garbage(&self) -> BTreeSet<ObjectId> {
+    /// What [`EncodedCopies::mark_garbage`] has told since the last time.
+    pub(super) fn take_garbage(&self) -> BTreeSet<ObjectId> {
         std::mem::take(&mut self.held().garbage)
     }
 
     /// Somebody opened the object.
-    pub fn used(&self, object: ObjectId, bytes: u64) {
+    pub(super) fn used(&self, object: ObjectId, bytes: u64) {
         let mut held = self.held();
         if held.owners.contains_key(&object) {
             held.raw.access(object, bytes);
@@ -246,10 +248,10 @@ mod tests {
             assert_eq!(copies.is_only(object), only > 0);
         };
         let next = || copies.next(1, &HashSet::new());
-        copies.has_raw(object, owner, bytes);
-        copies.has_raw(ObjectId(2), owner, LEAVING_BYTES_MIN - 1);
+        copies.record_raw(object, owner, bytes);
+        copies.record_raw(ObjectId(2), owner, LEAVING_BYTES_MIN - 1);
         assert_eq!(next(), [(object, owner)]);
-        copies.has_copy(object, bytes, &copy, false);
+        copies.record_copy(object, bytes, &copy, false);
         check(0, (1, 1000));
         copies.set_only(object, owner, true);
         check(1, (1, 1000));
@@ -257,11 +259,11 @@ mod tests {
         copies.set_only(object, owner, false);
         check(0, (1, 1000));
         assert_eq!(next(), [(object, owner)]);
-        copies.stays(object);
+        copies.forbid(object);
         assert_eq!(next(), []);
         copies.forget(object);
         check(0, (0, 0));
-        copies.is_garbage(object);
+        copies.mark_garbage(object);
         assert_eq!(copies.take_garbage(), BTreeSet::from([object]));
         assert_eq!(copies.take_garbage(), BTreeSet::new());
     }
@@ -272,11 +274,11 @@ mod tests {
         assert!(copies.encoding().is_none());
         let next = || copies.next(u64::MAX, &HashSet::new());
         for object in [ObjectId(1), ObjectId(2)] {
-            copies.has_raw(object, InodeId(7), 1 << 20);
-            copies.stays(object);
+            copies.record_raw(object, InodeId(7), 1 << 20);
+            copies.forbid(object);
         }
         assert_eq!(next(), []);
-        copies.belongs_to(ObjectId(1), InodeId(8));
+        copies.set_owner(ObjectId(1), InodeId(8));
         copies.forget(ObjectId(2));
         copies.reconsider();
         assert_eq!(next(), [(ObjectId(1), InodeId(8))]);

@@ -1,5 +1,6 @@
 //! Where the bytes behind the files are: memory, the local disk, a remote store.
 
+pub mod copies;
 pub mod counters;
 pub mod encoded;
 pub mod exchange;

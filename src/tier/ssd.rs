@@ -82,14 +82,14 @@ impl SsdTier {
     }
 
     /// The remote has a verified copy of an object, which may leave if `named` is true.
-    pub fn has_remote_copy(&self, object: ObjectId, copy: &RemoteCopy) {
+    pub(super) fn record_remote_copy(&self, object: ObjectId, copy: &RemoteCopy) {
         let mut held = self.held();
         let before = held.stored.insert(object, copy.stored_bytes).unwrap_or(0);
         held.stored_bytes = held.stored_bytes + copy.stored_bytes - before;
     }
 
     /// The object of a file may leave: the remote relies on nobody else to keep it.
-    pub fn may_leave(&self, object: ObjectId, owner: InodeId, bytes: u64) {
+    pub(super) fn allow_leaving(&self, object: ObjectId, owner: InodeId, bytes: u64) {
         let mut held = self.held();
         held.come_back(object);
         if bytes < LEAVING_BYTES_MIN {
@@ -100,21 +100,21 @@ impl SsdTier {
     }
 
     /// The object belongs to another file from now on.
-    pub fn belongs_to(&self, object: ObjectId, owner: InodeId) {
+    pub(super) fn set_owner(&self, object: ObjectId, owner: InodeId) {
         if let Some(known) = self.held().owners.get_mut(&object) {
             *known = owner;
         }
     }
 
     /// The object is not to leave to make room.
-    pub fn stays(&self, object: ObjectId) {
+    pub(super) fn forbid_leaving(&self, object: ObjectId) {
         let mut held = self.held();
         held.may_leave.remove(object);
         held.owners.remove(&object);
     }
 
     /// The disk does not have the object any more, the remote does.
-    pub fn has_left(&self, object: ObjectId, bytes: u64) {
+    pub(super) fn record_leaving(&self, object: ObjectId, bytes: u64) {
         let mut held = self.held();
         held.may_leave.evicted(object);
         held.owners.remove(&object);
@@ -124,7 +124,7 @@ impl SsdTier {
     }
 
     /// The object was deleted, or is changing: no remote copy counts any more.
-    pub fn forget(&self, object: ObjectId) {
+    pub(super) fn forget(&self, object: ObjectId) {
         let mut held = self.held();
         held.come_back(object);
         held.may_leave.remove(object);
@@ -135,7 +135,7 @@ impl SsdTier {
     }
 
     /// Somebody opened the object.
-    pub fn used(&self, object: ObjectId, bytes: u64) {
+    pub(super) fn used(&self, object: ObjectId, bytes: u64) {
         let mut held = self.held();
         if held.owners.contains_key(&object) {
             held.may_leave.access(object, bytes);
@@ -192,15 +192,15 @@ mod tests {
             state: RemoteState::Only,
         };
         for (object, bytes) in [(ObjectId(1), 100), (ObjectId(2), LEAVING_BYTES_MIN)] {
-            tier.has_remote_copy(object, &copy);
-            tier.has_left(object, bytes);
+            tier.record_remote_copy(object, &copy);
+            tier.record_leaving(object, bytes);
             assert_eq!(tier.remote_use().only_bytes, bytes);
-            tier.may_leave(object, InodeId(7), bytes);
+            tier.allow_leaving(object, InodeId(7), bytes);
             assert_eq!((tier.remote_use().only_objects, tier.remote_use().only_bytes), (0, 0));
         }
         let leaving = tier.next_to_leave(u64::MAX, &HashSet::new());
         assert_eq!(leaving, [(ObjectId(2), InodeId(7))], "the small one stays");
-        tier.belongs_to(ObjectId(2), InodeId(8));
+        tier.set_owner(ObjectId(2), InodeId(8));
         let leaving = tier.next_to_leave(u64::MAX, &HashSet::new());
         assert_eq!(leaving, [(ObjectId(2), InodeId(8))]);
     }

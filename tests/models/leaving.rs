@@ -81,7 +81,7 @@ impl Mount {
         }
         let mut state = self.state.lock().unwrap();
         if settles {
-            self.ram.came_to_rest(COPY);
+            self.ram.note_at_rest(COPY);
         }
         (state.is_changing, state.is_to_be_published) = (false, true);
     }

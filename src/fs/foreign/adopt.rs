@@ -273,8 +273,8 @@ impl FileSystem {
             state.metadata.put_inode(Life::Durable, id, &inode);
             state.metadata.put_attribute(Life::Durable, id, ORIGIN, from.to_string().as_bytes());
             if let Some(tiers) = &self.tiers {
-                tiers.ssd.has_remote_copy(object, &page.copy);
-                tiers.ssd.has_left(object, length);
+                tiers.copies.note_remote_copy(object, &page.copy);
+                tiers.copies.note_left(object, length);
             }
             id
         };

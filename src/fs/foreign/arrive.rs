@@ -85,7 +85,7 @@ impl FileSystem {
         if let Some(checksum) = record.checksum {
             state.metadata.note_page(&checksum, id);
         }
-        tiers.ssd.forget(object);
+        tiers.copies.forget_remote_copy(object);
         Ok(Some(landed))
     }
 

@@ -40,7 +40,7 @@ impl Subject {
         checksum.is_ok_and(|checksum| checksum == self.item.checksum.0)
     }
 
-    fn is_mended(&self) -> Found {
+    fn tell_mended(&self) -> Found {
         log::info!("object {}: mended from another copy", self.object);
         Found::Repaired
     }
@@ -164,7 +164,7 @@ impl FileSystem {
             None => self.fetch((id, role), object).map(|fetched| fetched.has_other()),
         };
         match replaced {
-            Ok(true) if self.is_sound_now(subject) => return Ok(subject.is_mended()),
+            Ok(true) if self.is_sound_now(subject) => return Ok(subject.tell_mended()),
             Ok(_) | Err(FsError::Corrupt | FsError::Remote(_)) => {}
             Err(error) => return Err(error),
         }
@@ -204,7 +204,7 @@ impl FileSystem {
             state.metadata.publish(object);
         }
         self.commit()?;
-        Ok(subject.is_mended())
+        Ok(subject.tell_mended())
     }
 
     /// The encoded copy is damaged: it goes, once the disk has the raw file.
@@ -233,13 +233,12 @@ impl FileSystem {
             if let Err(error) = quarantine::put(&self.store, object, Take::Encoded, why) {
                 log::warn!("object {object}: the damaged copy could not be kept: {error}");
             }
-            tiers.encoded.forget(object);
-            tiers.encoded.is_garbage(object);
-            tiers.encoded.has_raw(object, id, subject.item.length);
+            tiers.copies.discard_encoded(object);
+            tiers.copies.note_raw(object, id, subject.item.length);
             drop(state);
             self.corrupt(id, object, why);
         }
-        Ok(subject.is_mended())
+        Ok(subject.tell_mended())
     }
 
     fn forget_verified(&self, id: InodeId) {

@@ -203,7 +203,7 @@ impl RamTier {
     }
 
     /// The copy belongs to a file that the kernel knows under this number.
-    pub fn belongs_to(&self, object: ObjectId, inode: InodeId) {
+    pub fn set_owner(&self, object: ObjectId, inode: InodeId) {
         if let Some(copy) = self.held().copies.get_mut(&object) {
             copy.inode = Some(inode);
         }
@@ -223,7 +223,7 @@ impl RamTier {
 
     /// Nobody writes to the copy any more. What is being written to the disk right now, as after an
     /// fsync of a file that somebody else went on writing, may lack its last bytes.
-    pub fn came_to_rest(&self, object: ObjectId) {
+    pub fn note_at_rest(&self, object: ObjectId) {
         let mut held = self.held();
         let copy = held.copies.get_mut(&object).filter(|copy| copy.state == CopyState::Dirty);
         if let Some(copy) = copy {

@@ -1,0 +1,237 @@
+//! Where the bytes of objects are, beside their raw files: what the remote has, what the disk has encoded, and what
+//! may leave or be encoded to make room.
+//!
+//! Each event has one method, which changes every view of it; whoever asks reads the views
+//! ([`Copies::disk`], [`Copies::encoded`]) and cannot change them. Records in `meta.redb` say the same
+//! durably, and are changed first.
+
+use std::collections::BTreeSet;
+
+use super::encoded::EncodedCopies;
+use super::ssd::SsdTier;
+use crate::store::record::{EncodedCopy, InodeId, ObjectId, RemoteCopy};
+
+/// The views, and the events that change them.
+#[derive(Debug)]
+pub struct Copies {
+    disk: SsdTier,
+    encoded: EncodedCopies,
+}
+
+impl Copies {
+    /// Views that know of no object yet.
+    pub fn new(disk: SsdTier, encoded: EncodedCopies) -> Copies {
+        Copies { disk, encoded }
+    }
+
+    /// What the disk may let go, and what only the remote has.
+    pub fn disk(&self) -> &SsdTier {
+        &self.disk
+    }
+
+    /// What the disk has encoded, and what may be.
+    pub fn encoded(&self) -> &EncodedCopies {
+        &self.encoded
+    }
+
+    /// Somebody opened the object.
+    pub fn note_use(&self, object: ObjectId, bytes: u64) {
+        self.disk.used(object, bytes);
+        self.encoded.used(object, bytes);
+    }
+
+    /// The object belongs to another file from now on.
+    pub fn set_owner(&self, object: ObjectId, owner: InodeId) {
+        self.disk.set_owner(object, owner);
+        self.encoded.set_owner(object, owner);
+    }
+
+    /// The remote has a verified copy.
+    pub fn note_remote_copy(&self, object: ObjectId, copy: &RemoteCopy) {
+        self.disk.record_remote_copy(object, copy);
+    }
+
+    /// The remote relies on nobody else to keep its copy, and the disk has the object raw: it may leave, or be
+    /// encoded.
+    pub fn allow_leaving(&self, object: ObjectId, owner: InodeId, bytes: u64) {
+        self.disk.allow_leaving(object, owner, bytes);
+        self.encoded.record_raw(object, owner, bytes);
+    }
+
+    /// The disk has the object raw, which may be encoded; no remote has it, or it is not to leave.
+    pub fn note_raw(&self, object: ObjectId, owner: InodeId, bytes: u64) {
+        self.encoded.record_raw(object, owner, bytes);
+    }
+
+    /// It is not to leave to make room.
+    pub fn forbid_leaving(&self, object: ObjectId) {
+        self.disk.forbid_leaving(object);
+    }
+
+    /// It stays raw: encoding it frees too little, or somebody wants it so.
+    pub fn forbid_encoding(&self, object: ObjectId) {
+        self.encoded.forbid(object);
+    }
+
+    /// The disk has an encoded copy of an object of `bytes`, with or without its raw file.
+    pub fn note_encoded(&self, object: ObjectId, bytes: u64, copy: &EncodedCopy, is_only: bool) {
+        self.encoded.record_copy(object, bytes, copy, is_only);
+    }
+
+    /// The raw file of an object with an encoded copy is gone.
+    pub fn note_raw_gone(&self, object: ObjectId, owner: InodeId) {
+        self.encoded.set_only(object, owner, true);
+    }
+
+    /// The raw file of an object with an encoded copy is back.
+    pub fn note_raw_back(&self, object: ObjectId, owner: InodeId) {
+        self.encoded.set_only(object, owner, false);
+    }
+
+    /// The encoded copy does not count any more; its file is to be removed.
+    pub fn discard_encoded(&self, object: ObjectId) {
+        self.encoded.forget(object);
+        self.encoded.mark_garbage(object);
+    }
+
+    /// The encoded copy and its file are gone.
+    pub fn note_encoded_gone(&self, object: ObjectId) {
+        self.encoded.forget(object);
+    }
+
+    /// The disk has the object in no form any more, the remote does.
+    pub fn note_left(&self, object: ObjectId, bytes: u64) {
+        self.encoded.forget(object);
+        self.disk.record_leaving(object, bytes);
+    }
+
+    /// No remote copy counts any more; what the disk has stays.
+    pub fn forget_remote_copy(&self, object: ObjectId) {
+        self.disk.forget(object);
+    }
+
+    /// The object was deleted, or is changing: no copy counts any more.
+    pub fn forget(&self, object: ObjectId) {
+        self.disk.forget(object);
+        self.encoded.forget(object);
+    }
+
+    /// Files of encoded copies that do not count, told once.
+    pub fn take_garbage(&self) -> BTreeSet<ObjectId> {
+        self.encoded.take_garbage()
+    }
+
+    /// What is to be encoded, and how, has changed: what stayed raw is tried again.
+    pub fn reconsider_encoding(&self) {
+        self.encoded.reconsider();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+    use crate::tier::encoding::{ColdEncoding, Encoding, ZstdLevel};
+
+    const BYTES: u64 = 1 << 20;
+    const OWNER: InodeId = InodeId(7);
+
+    /// What the views tell of one object.
+    #[derive(Debug, PartialEq, Eq)]
+    struct Told {
+        may_leave: bool,
+        may_be_encoded: bool,
+        is_encoded: bool,
+        is_only_encoded: bool,
+        is_in_remote: bool,
+        is_only_in_remote: bool,
+    }
+
+    fn told(copies: &Copies) -> Told {
+        let (encoded, remote) = (copies.encoded().usage(), copies.disk().remote_use());
+        assert_eq!(encoded.only_bytes, encoded.only_objects * BYTES);
+        assert_eq!(remote.only_bytes, remote.only_objects * BYTES);
+        Told {
+            may_leave: !copies.disk().next_to_leave(1, &HashSet::new()).is_empty(),
+            may_be_encoded: !copies.encoded().next(1, &HashSet::new()).is_empty(),
+            is_encoded: encoded.objects > 0,
+            is_only_encoded: encoded.only_objects > 0,
+            is_in_remote: remote.objects > 0,
+            is_only_in_remote: remote.only_objects > 0,
+        }
+    }
+
+    /// The letters of what is so: leave, encode (may), encoded, only encoded, in the remote, only there.
+    fn check(copies: &Copies, letters: &str) {
+        let has = |letter| letters.contains(letter);
+        let expected = Told {
+            may_leave: has('l'),
+            may_be_encoded: has('e'),
+            is_encoded: has('Z'),
+            is_only_encoded: has('z'),
+            is_in_remote: has('R'),
+            is_only_in_remote: has('r'),
+        };
+        assert_eq!(told(copies), expected, "{letters}");
+    }
+
+    fn copies() -> Copies {
+        let encoded = EncodedCopies::new(ColdEncoding::Zstd(ZstdLevel::DEFAULT), Some(1 << 30));
+        Copies::new(SsdTier::new(Some(1 << 30)), encoded)
+    }
+
+    fn remote_copy() -> RemoteCopy {
+        let state = crate::store::record::RemoteState::Held;
+        RemoteCopy { content: [7; 32], encoding: Encoding::Raw, stored_bytes: 900, state }
+    }
+
+    const ENCODED: EncodedCopy = EncodedCopy { encoding: Encoding::Zstd, stored_bytes: 1000 };
+
+    #[test]
+    fn an_object_goes_through_every_place_and_comes_back() {
+        let (copies, object) = (copies(), ObjectId(1));
+        check(&copies, "");
+        copies.note_remote_copy(object, &remote_copy());
+        check(&copies, "R");
+        copies.allow_leaving(object, OWNER, BYTES);
+        check(&copies, "leR");
+        copies.note_encoded(object, BYTES, &ENCODED, false);
+        check(&copies, "leRZ");
+        copies.note_raw_gone(object, OWNER);
+        check(&copies, "lRZz");
+        copies.note_left(object, BYTES);
+        check(&copies, "Rr");
+        copies.allow_leaving(object, OWNER, BYTES);
+        check(&copies, "leR");
+        copies.forbid_encoding(object);
+        copies.forbid_leaving(object);
+        check(&copies, "R");
+        copies.reconsider_encoding();
+        check(&copies, "eR");
+        copies.forget(object);
+        check(&copies, "");
+        assert_eq!(copies.take_garbage(), BTreeSet::new());
+    }
+
+    #[test]
+    fn a_copy_that_does_not_count_is_counted_nowhere() {
+        let (copies, object) = (copies(), ObjectId(1));
+        copies.note_raw(object, OWNER, BYTES);
+        copies.note_encoded(object, BYTES, &ENCODED, false);
+        copies.discard_encoded(object);
+        copies.note_raw(object, OWNER, BYTES);
+        check(&copies, "e");
+        assert_eq!(copies.take_garbage(), BTreeSet::from([object]));
+        copies.note_encoded(object, BYTES, &ENCODED, true);
+        check(&copies, "eZz");
+        copies.note_raw_back(object, OWNER);
+        check(&copies, "eZ");
+        copies.note_encoded_gone(object);
+        check(&copies, "");
+        copies.note_remote_copy(object, &remote_copy());
+        copies.allow_leaving(object, OWNER, BYTES);
+        copies.forget_remote_copy(object);
+        check(&copies, "e");
+    }
+}
