@@ -55,7 +55,10 @@ impl FileSystem {
         let mut state = self.state_to_change()?;
         let mut inode = state.inode(id)?;
         inode.mode = set.mode.map_or(inode.mode, |mode| mode & 0o7777);
-        inode.uid = set.uid.unwrap_or(inode.uid);
+        if let Some(owner) = set.uid {
+            self.end_limits(&mut state, (id, &inode), owner)?;
+            inode.uid = owner;
+        }
         inode.gid = set.gid.unwrap_or(inode.gid);
         inode.atime = set.atime.map_or(inode.atime, NewTime::resolve);
         inode.ctime = Time::now();

@@ -14,6 +14,7 @@ mod names;
 mod reopened;
 mod rights;
 mod rings;
+mod sizes;
 mod standstill;
 mod storm;
 mod times;

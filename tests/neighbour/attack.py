@@ -13,6 +13,7 @@ import json
 import os
 import random
 import resource
+import struct
 import sys
 import time
 
@@ -22,6 +23,10 @@ DEPTH_MAX = 150  # directories in directories
 OPEN_MAX = 900  # descriptors of one process
 SPARSE_BYTES = 1 << 40  # on paper
 RENAMED_BYTES = 1 << 30  # of a file without bytes, renamed to be a page
+POSITIONS_BYTES = 80 << 20  # the longest positions.json that is read
+TOKENS_BYTES = 64 << 20  # the longest file of tokens that is published
+PATH_BYTES = 4096  # with the zero at its end
+VALUE_BYTES = 64 << 10  # of an attribute
 MODEL = f"{mount}/models/small"
 
 
@@ -88,12 +93,48 @@ def long_names(place, chance):
         yield
 
 
-def attributes(place, chance):
-    path = f"{place}/attributes"
-    os.close(os.open(path, os.O_WRONLY | os.O_CREAT))
-    for number in range(40):
-        os.setxattr(path, f"user.x{number}", bytes(60_000))
+def long_paths(place, chance):
+    """Down to where the next name does not fit, and one name further."""
+    path, made = place, []
+    try:
+        while True:
+            path += "/" + "p" * 251
+            os.mkdir(path)
+            made.append(path)
+            yield
+    finally:
+        for path in reversed(made):
+            os.rmdir(path)
+
+
+def symlinks(place, chance):
+    path = f"{place}/symlink"
+    for length in [PATH_BYTES - 1] * 20 + [PATH_BYTES]:
+        os.symlink("t" * length, path)
+        try:
+            assert len(os.readlink(path)) == length
+        finally:
+            os.unlink(path)
         yield
+
+
+def attributes(place, chance):
+    """As long as they may be, then with names as long as they may be, then one byte too long."""
+    path = f"{place}/attributes"
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT))
+        if chance.random() < 0.1:
+            os.setxattr(path, "user.long", bytes(VALUE_BYTES + 1))
+        for number in range(40):
+            os.setxattr(path, f"user.x{number}", bytes(VALUE_BYTES))
+            yield
+    except OSError:
+        for number in range(100):
+            os.setxattr(path, f"user.{number:03}" + "n" * 247, b"x")
+            yield
+        raise
+    finally:
+        os.unlink(path)
 
 
 def sparse(place, chance):
@@ -124,6 +165,71 @@ def renames(place, chance):
             yield
 
 
+def own_sequence(place):
+    path = f"{MODEL}/sequences/hostile-{os.path.basename(place)}"
+    os.makedirs(path, exist_ok=True)
+    return path
+
+
+def ask():
+    file = os.open(f"{MODEL}/prefixes/match", os.O_RDWR)
+    try:
+        os.write(file, bytes(4096))
+        return os.read(file, 1000)
+    finally:
+        os.close(file)
+
+
+def positions(place, chance):
+    """As long as it may be, one byte longer, and a question after each, for which it is read."""
+    sequence = own_sequence(place)
+    with open(f"{sequence}/tokens", "ab") as tokens:
+        tokens.write(bytes(4096))
+    for number in range(20):
+        file = os.open(f"{sequence}/positions.tmp", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.write(file, b'{"schema_version":1,"edited_at":0,"next":[0,0],"runs":[')
+        os.ftruncate(file, POSITIONS_BYTES + number % 2)
+        os.close(file)
+        os.rename(f"{sequence}/positions.tmp", f"{sequence}/positions.json")
+        yield
+        ask()
+        yield
+
+
+def tokens(place, chance):
+    path = f"{own_sequence(place)}/tokens"
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    try:
+        for _ in range(TOKENS_BYTES // (1 << 20) + 1):
+            os.write(file, bytes(1 << 20))
+            yield
+        os.pwrite(file, bytes(4), 0)
+        os.ftruncate(file, 4)
+    finally:
+        os.close(file)
+        os.unlink(path)
+
+
+def endless_slots(place, chance):
+    """Saves that begin, go on for a while and never end."""
+    held = []
+    begin = struct.pack("<III", 0x67677371, 3, 4 << 20)
+    try:
+        for number in range(20):
+            name = f"hostile-{os.path.basename(place)}-{number}"
+            held.append(os.open(f"{MODEL}/slots/{name}.bin", os.O_WRONLY | os.O_CREAT | os.O_TRUNC))
+            os.write(held[-1], begin)
+            for _ in range(4):
+                os.write(held[-1], bytes(1 << 20))
+                yield
+    finally:
+        for file in held:
+            try:
+                os.close(file)
+            except OSError:
+                pass  # What was written so far is none.
+
+
 def locks(place, chance):
     file = os.open(f"{mount}/files/hostile/lock", os.O_RDWR | os.O_CREAT, 0o666)
     try:
@@ -145,7 +251,10 @@ def syncs(place, chance):
         yield
 
 
-KINDS = [open_files, questions, drafts, deep, long_names, attributes, sparse, renames, locks, syncs]
+KINDS = [
+    open_files, questions, drafts, deep, long_names, attributes, sparse, renames, locks, syncs,
+    long_paths, symlinks, positions, tokens, endless_slots,
+]
 
 
 def attack(number, until):

@@ -15,4 +15,5 @@ mod private;
 mod random;
 mod saved;
 mod shared;
+mod sizes;
 mod writer;

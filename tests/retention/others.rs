@@ -6,7 +6,8 @@ use std::path::Path;
 
 use crate::common::forks::{output, shell_as};
 use crate::common::sys::{getxattr, removexattr, setxattr};
-use crate::common::{Mode, Mount, eventually};
+use crate::common::{Mode, Model, Mount, eventually};
+use crate::writer::Sequence;
 use crate::{limit, settle, wait_until_gone, write_files};
 
 const ALICE: u32 = 1001;
@@ -18,6 +19,9 @@ as_root!(
     a_limit_deletes_what_its_owner_could,
     in_a_sticky_directory_everybody_keeps_his_own,
     what_is_closed_while_a_limit_deletes_stays,
+    a_file_with_a_time_of_its_own_keeps_names_that_its_owner_cannot_reach,
+    limits_end_with_their_owner,
+    the_owner_of_a_sequence_limits_it,
 );
 
 /// A directory of a user.
@@ -121,4 +125,68 @@ fn what_is_closed_while_a_limit_deletes_stays(mode: Mode) {
     settle();
     // One was on its way.
     assert!(count() + 1 >= left, "{} of {left} are left", count());
+}
+
+fn a_file_with_a_time_of_its_own_keeps_names_that_its_owner_cannot_reach(mode: Mode) {
+    let mount = Mount::new(mode);
+    directory(&mount.files("alice"), ALICE, 0o755);
+    directory(&mount.files("bob"), BOB, 0o700);
+    directory(&mount.files("bob/inner"), BOB, 0o777);
+    // Alice is in no group but her own; the file got its group from a directory that it was made in.
+    let team = mount.files("team");
+    directory(&team, BOB, 0o775);
+    let own = mount.files("alice/file");
+    fs::write(&own, "bytes").unwrap();
+    chown(&own, Some(ALICE), Some(BOB)).unwrap();
+    let others = [mount.files("bob/inner/name"), team.join("name")];
+    others.iter().for_each(|other| fs::hard_link(&own, other).unwrap());
+    assert_eq!(hears(&mount, ALICE, "setfattr -n user.kvfs.ttl -v 1 files/alice/file"), "nothing");
+    wait_until_gone(&own);
+    settle();
+    assert_eq!(others.map(|other| other.exists()), [true, true]);
+}
+
+/// Who takes a directory over does not delete for the one who had it.
+fn limits_end_with_their_owner(mode: Mode) {
+    let mount = Mount::new(mode);
+    let team = mount.files("team");
+    directory(&team, ALICE, 0o777);
+    for name in ["quota", "age", "ttl"] {
+        let set = format!("setfattr -n user.kvfs.{name} -v 1000000 files/team");
+        assert_eq!(hears(&mount, ALICE, &set), "nothing");
+    }
+    // Who keeps the owner, keeps the limits.
+    chown(&team, Some(ALICE), Some(BOB)).unwrap();
+    assert_eq!(getxattr(&team, "user.kvfs.quota").unwrap(), "1000000");
+    let set = "setfattr -n user.kvfs.quota -v 1 files/team";
+    assert_eq!(hears(&mount, ALICE, set), "nothing");
+    chown(&team, Some(0), Some(0)).unwrap();
+    let files = write_files(&mount, &team, 2);
+    settle();
+    assert!(files.iter().all(|path| path.exists()));
+    for name in ["quota", "age", "ttl"] {
+        assert!(getxattr(&team, &format!("user.kvfs.{name}")).is_err(), "{name}");
+    }
+    // What root has set holds for who gets it.
+    limit(&team, "quota", 1);
+    chown(&team, Some(ALICE), Some(ALICE)).unwrap();
+    wait_until_gone(&files[1]);
+}
+
+fn the_owner_of_a_sequence_limits_it(mode: Mode) {
+    let (mount, model) = (Mount::new(mode), Model::small());
+    model.install(&mount);
+    let sequences = model.sequence(&mount, "");
+    fs::set_permissions(&sequences, Permissions::from_mode(0o1777)).unwrap();
+    for (name, user) in [("hers", ALICE), ("his", BOB)] {
+        let tokens: Vec<u32> = (user * 100..user * 100 + 40).collect();
+        Sequence::new(&model, name).append(&mount, &model, &tokens);
+        let mut own = std::process::Command::new("chown");
+        own.args(["-R", &user.to_string()]).arg(sequences.join(name));
+        crate::common::forks::succeed(&mut own);
+    }
+    let set = "setfattr -n user.kvfs.ttl -v 1 models/small/sequences/hers";
+    assert_eq!(hears(&mount, ALICE, set), "nothing");
+    wait_until_gone(&sequences.join("hers"));
+    assert!(sequences.join("his/tokens").exists());
 }

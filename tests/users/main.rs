@@ -4,10 +4,11 @@
 //! [`plain`] does each one in `files/` and in a directory of the disk, and wants the same answers and the same
 //! trees. [`doors`] takes what has no twin: pages that are found by their content, slots, blocks, attributes and
 //! links are tried by users while owners and modes change, and each success is held against what the same user
-//! gets by path.
+//! gets by path. [`limits`] looks at what limits delete while nobody asks, and [`machines`] at what another machine
+//! shows that shares the remote.
 //!
 //! A failure names the seed, the number of the operation and the last ones before it; `KVFS_SEED` repeats
-//! it. `KVFS_USER_OPERATIONS` (5,000) says how many operations each of the four tests does. A million of them:
+//! it. `KVFS_USER_OPERATIONS` (5,000) says how many operations each of the tests does. A million of them:
 //! `KVFS_USER_OPERATIONS=250000 cargo test --locked --test users -- --nocapture --test-threads=1`.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -18,6 +19,8 @@
 mod common;
 
 mod doors;
+mod limits;
+mod machines;
 mod operation;
 mod plain;
 mod rights;

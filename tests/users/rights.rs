@@ -1,20 +1,53 @@
 //! What the kernel would let a user do by path, worked out from owners, groups and modes.
 
+use std::fmt::{Debug, Formatter};
 use std::fs::{self, Metadata};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use crate::user::User;
 
-/// Reading (4), writing (2) and entering (1).
-fn bits(user: &User, metadata: &Metadata) -> u32 {
-    let mode = metadata.mode();
-    match user.uid {
-        0 => 0o7,
-        uid if uid == metadata.uid() => mode >> 6 & 0o7,
-        _ if user.is_in(metadata.gid()) => mode >> 3 & 0o7,
-        _ => mode & 0o7,
+/// What decides who may do what.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Owned {
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    pub(crate) mode: u32,
+}
+
+impl Debug for Owned {
+    fn fmt(&self, to: &mut Formatter<'_>) -> std::fmt::Result {
+        write!(to, "{:4o} {:4} {:4}", self.mode, self.uid, self.gid)
     }
+}
+
+impl From<&Metadata> for Owned {
+    fn from(metadata: &Metadata) -> Owned {
+        Owned { uid: metadata.uid(), gid: metadata.gid(), mode: metadata.mode() & 0o7777 }
+    }
+}
+
+impl Owned {
+    /// Reading (4), writing (2) and entering (1).
+    pub(crate) fn grants(self, user: &User) -> u32 {
+        match user.uid {
+            0 => 0o7,
+            uid if uid == self.uid => self.mode >> 6 & 0o7,
+            _ if user.is_in(self.gid) => self.mode >> 3 & 0o7,
+            _ => self.mode & 0o7,
+        }
+    }
+
+    /// Whether a user may remove a name that `owner` has made from this directory.
+    pub(crate) fn lets_remove(self, user: &User, owner: u32) -> bool {
+        let is_sticky = self.mode & 0o1000 != 0;
+        let owns = user.uid == 0 || [owner, self.uid].contains(&user.uid);
+        self.grants(user) & 0o3 == 0o3 && (!is_sticky || owns)
+    }
+}
+
+fn bits(user: &User, metadata: &Metadata) -> u32 {
+    Owned::from(metadata).grants(user)
 }
 
 /// Whether a user may make and remove names in a directory, once there.
@@ -24,10 +57,7 @@ pub(crate) fn may_change(user: &User, directory: &Path) -> bool {
 
 /// Whether a user may remove a name that `owner` has made from a directory.
 pub(crate) fn may_remove(user: &User, directory: &Path, owner: u32) -> bool {
-    let metadata = fs::metadata(directory).unwrap();
-    let is_sticky = metadata.mode() & 0o1000 != 0;
-    let owns = user.uid == 0 || [owner, metadata.uid()].contains(&user.uid);
-    may_change(user, directory) && (!is_sticky || owns)
+    Owned::from(&fs::metadata(directory).unwrap()).lets_remove(user, owner)
 }
 
 /// Whether a user may enter all directories from `root` on to a path, `root` included and the path not.

@@ -113,8 +113,38 @@ pub struct Positions {
 struct File {
     schema_version: u64,
     edited_at: u64,
+    #[serde(deserialize_with = "bounded")]
     runs: Vec<Run>,
     next: (u64, u64),
+}
+
+/// Runs up to [`RUNS_MAX`]: a file of the longest size has room for eight times as many short ones, which would
+/// take four times its bytes before they could be counted.
+fn bounded<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<Run>, D::Error> {
+    struct Bounded;
+
+    impl<'de> serde::de::Visitor<'de> for Bounded {
+        type Value = Vec<Run>;
+
+        fn expecting(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            write!(to, "up to {RUNS_MAX} runs")
+        }
+
+        fn visit_seq<A: serde::de::SeqAccess<'de>>(
+            self, mut from: A,
+        ) -> Result<Vec<Run>, A::Error> {
+            let mut runs = Vec::new();
+            while let Some(run) = from.next_element()? {
+                if runs.len() == RUNS_MAX {
+                    return Err(serde::de::Error::invalid_length(RUNS_MAX + 1, &self));
+                }
+                runs.push(run);
+            }
+            Ok(runs)
+        }
+    }
+
+    from.deserialize_seq(Bounded)
 }
 
 impl Default for Positions {

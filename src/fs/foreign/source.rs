@@ -130,8 +130,8 @@ impl Source<'_> {
     /// some may read stays there: who they are is not known here.
     fn is_open_to_all(&self, sequence: InodeId, directory: &Inode) -> Result<bool> {
         let Some(tokens) = self.entry(sequence, names::TOKENS)? else { return Ok(false) };
-        let is_readable = self.inode(tokens)?.is_some_and(|tokens| tokens.mode & 0o044 == 0o044);
-        if !is_readable || directory.mode & 0o055 != 0o055 {
+        let is_readable = self.inode(tokens)?.is_some_and(|tokens| grants_all(&tokens, 0o4));
+        if !is_readable || !grants_all(directory, 0o5) {
             return Ok(false);
         }
         let mut parent = parent_of(directory);
@@ -218,7 +218,7 @@ impl Source<'_> {
         let Some(inode) = self.inode(id)? else { return Ok(None) };
         let file = inode.file().and_then(|file| {
             let (role, length, mtime) = (file.role, file.size, inode.mtime);
-            let is_open = inode.mode & 0o044 == 0o044;
+            let is_open = grants_all(&inode, 0o4);
             file.object.map(|object| File { role, length, mtime, object, is_open })
         });
         Ok(file)
@@ -240,7 +240,15 @@ impl Source<'_> {
 
 /// Whether everybody may enter a directory.
 fn is_open(directory: &Inode) -> bool {
-    directory.is_directory() && directory.mode & 0o011 == 0o011
+    directory.is_directory() && grants_all(directory, 0o1)
+}
+
+/// Whether an inode grants everybody these rights (4 reads, 1 enters), its owner too: he is among those who ask
+/// here. Root needs none.
+fn grants_all(inode: &Inode, rights: u16) -> bool {
+    let owner = if inode.uid == 0 { 0 } else { rights << 6 };
+    let needed = owner | rights << 3 | rights;
+    inode.mode & needed == needed
 }
 
 fn parent_of(directory: &Inode) -> Option<InodeId> {

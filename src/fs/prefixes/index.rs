@@ -184,10 +184,11 @@ impl FileSystem {
     }
 
     fn remove_from_index(&self, sequence: InodeId, model: InodeId) -> Result<usize, FsError> {
-        let mut removed = 0;
+        let (mut removed, mut first) = (0, 0);
         loop {
             let mut state = self.state_to_change()?;
-            let pages = state.metadata.some_indexed_pages(sequence, PAGES_AT_ONCE)?;
+            let pages = state.metadata.some_indexed_pages(sequence, first, PAGES_AT_ONCE)?;
+            first = pages.last().map_or(first, |(last, _)| last.saturating_add(1));
             for (number, page) in &pages {
                 state.metadata.remove_indexed_page((model, sequence), *number, page);
             }
@@ -235,6 +236,8 @@ impl FileSystem {
                 at = end;
             }
             count += pages.len();
+            // A sequence may be as long as somebody likes.
+            self.throttle()?;
             let state = self.state_to_change()?;
             if state.entry(sequence, names::TOKENS.as_bytes())?.map(|entry| entry.inode)
                 != Some(source.tokens)

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::remove::Removal;
 use super::uses::after;
 use super::{LOOK_INTERVAL, Reason, TTL, WALKS_APART, policy};
-use crate::fs::attributes::{Caller, Place};
+use crate::fs::attributes::Place;
 use crate::fs::{FileSystem, FsError};
 use crate::store::keys;
 use crate::store::record::{InodeId, Role, Time};
@@ -30,7 +30,7 @@ impl FileSystem {
         if !expired.is_empty() {
             let mut total = Removal::default();
             for (id, place) in self.names_of(&expired)? {
-                if !self.owner_may_remove(id, &place)? {
+                if !self.state().owner_may_remove(id, &place)? {
                     continue;
                 }
                 let removal = self.remove_file(id, &place, None)?;
@@ -48,15 +48,6 @@ impl FileSystem {
         }
         *last = Some((Instant::now(), begun.elapsed()));
         Ok(())
-    }
-
-    /// Whether the owner of a file, who gave it its time, could remove this name of it.
-    fn owner_may_remove(&self, id: InodeId, place: &Place) -> Result<bool, FsError> {
-        let state = self.state();
-        let found = (state.metadata.inode(id)?, state.metadata.inode(place.parent)?);
-        let (Some(file), Some(directory)) = found else { return Ok(false) };
-        let owner = Caller { uid: file.uid, gid: file.gid };
-        Ok(owner.may_remove(&directory, &file))
     }
 
     /// Some of the files that are too old.

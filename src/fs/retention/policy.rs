@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use crate::fs::state::State;
 use crate::fs::{Caller, FileSystem, FsError};
 use crate::store::StoreError;
 use crate::store::metadata::Attribute;
@@ -132,6 +133,24 @@ impl FileSystem {
         let mut state = self.state_to_change()?;
         let inode = state.remove_attribute(id, name)?;
         self.note_limit(id, inode.is_directory(), name, None);
+        Ok(())
+    }
+
+    /// A file or directory gets another owner, who may be able to remove more than the one who has set its
+    /// limits: they end, as a set-user-ID bit does. Those that root has set hold for less from then on.
+    pub(in crate::fs) fn end_limits(
+        &self, state: &mut State, (id, inode): (InodeId, &Inode), owner: u32,
+    ) -> Result<(), FsError> {
+        if [0, owner].contains(&inode.uid) {
+            return Ok(());
+        }
+        for name in [QUOTA, AGE, TTL] {
+            match state.remove_attribute(id, name) {
+                Ok(_) => self.note_limit(id, inode.is_directory(), name, None),
+                Err(FsError::NoAttribute) => {}
+                Err(error) => return Err(error),
+            }
+        }
         Ok(())
     }
 

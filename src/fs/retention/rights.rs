@@ -3,6 +3,7 @@
 
 use super::pass::{Unit, What};
 use crate::fs::FsError;
+use crate::fs::attributes::Place;
 use crate::fs::state::State;
 use crate::store::record::{DEPTH_MAX, DirectoryClass, Inode, InodeId, Kind};
 
@@ -19,8 +20,7 @@ impl Root {
     /// Whether its owner may remove names in a directory below it. Which groups users are in is not
     /// known here.
     pub(super) fn may_change(&self, directory: &Inode) -> bool {
-        let needed = if directory.uid == self.owner { 0o300 } else { 0o033 };
-        self.owner == 0 || directory.mode & needed == needed
+        is_granted(self.owner, directory, 0o3)
     }
 
     /// Whether its owner may remove just his own names there.
@@ -34,7 +34,41 @@ impl Root {
     }
 }
 
+/// Whether a user has these rights (4 reads, 2 changes, 1 enters), whichever groups he is in.
+fn is_granted(user: u32, inode: &Inode, rights: u16) -> bool {
+    let needed = if inode.uid == user { rights << 6 } else { rights << 3 | rights };
+    user == 0 || inode.mode & needed == needed
+}
+
 impl State {
+    /// Whether the owner of a file, who gave it its time to live, could remove this name of it by its path.
+    pub(super) fn owner_may_remove(&self, id: InodeId, place: &Place) -> Result<bool, FsError> {
+        let found = (self.metadata.inode(id)?, self.metadata.inode(place.parent)?);
+        let (Some(file), Some(directory)) = found else { return Ok(false) };
+        let class = DirectoryClass::Root;
+        let owner = Root { id: InodeId::ROOT, class, owner: file.uid };
+        Ok(owner.may_change(&directory)
+            && owner.may_remove(&directory, &file)
+            && self.may_enter(file.uid, place.parent)?)
+    }
+
+    /// Whether a user may enter a directory and each one above it.
+    fn may_enter(&self, user: u32, directory: InodeId) -> Result<bool, FsError> {
+        let mut at = directory;
+        for _ in 0..DEPTH_MAX {
+            let Some(inode) = self.metadata.inode(at)? else { return Ok(false) };
+            let Kind::Directory { parent, .. } = inode.kind else { return Ok(false) };
+            if !is_granted(user, &inode, 0o1) {
+                return Ok(false);
+            }
+            if at == InodeId::ROOT {
+                return Ok(true);
+            }
+            at = parent;
+        }
+        Ok(false)
+    }
+
     /// Whether what a walk has found is still for the owner of the limit to remove.
     pub(super) fn may_still_go(&self, root: &Root, unit: &Unit) -> Result<bool, FsError> {
         let limited = self.metadata.inode(root.id)?;
@@ -54,22 +88,28 @@ impl State {
             (What::Sequence(_), _) => return Ok(false),
         };
         let Some(directory) = self.metadata.inode(above)? else { return Ok(false) };
+        // A sequence with a limit of its own goes from a directory above that limit.
+        let is_reached = if id == root.id {
+            root.may_change(&directory) && self.may_enter(root.owner, above)?
+        } else {
+            self.may_reach(root, above)?
+        };
         Ok(root.may_remove(&directory, &inode)
-            && self.may_reach(root, above)?
+            && is_reached
             && (!inode.is_directory() || self.may_empty(root, id, &inode)?))
     }
 
-    /// Whether the owner of a limit may change each directory from one below it on upwards.
+    /// Whether the owner of a limit may change each directory from one on upwards, to the limited one.
     fn may_reach(&self, root: &Root, directory: InodeId) -> Result<bool, FsError> {
         let mut at = directory;
         for _ in 0..DEPTH_MAX {
-            if at == root.id {
-                return Ok(true);
-            }
             let Some(inode) = self.metadata.inode(at)? else { return Ok(false) };
             let Kind::Directory { parent, .. } = inode.kind else { return Ok(false) };
             if !root.may_change(&inode) {
                 return Ok(false);
+            }
+            if at == root.id {
+                return Ok(true);
             }
             at = parent;
         }

@@ -119,11 +119,12 @@ impl Metadata {
         self.remove(Life::Durable, keys::indexed_page(sequence, page));
     }
 
-    /// Some indexed pages of a sequence, from the first on.
+    /// Some indexed pages of a sequence, from one on. Who removes them goes on behind them: what was removed
+    /// since the last commit is still read, to be passed over.
     pub(crate) fn some_indexed_pages(
-        &self, sequence: InodeId, count: usize,
+        &self, sequence: InodeId, first: u32, count: usize,
     ) -> Result<Vec<(u32, IndexedPage)>, StoreError> {
-        let from = keys::indexed_page(sequence, 0);
+        let from = keys::indexed_page(sequence, first);
         let mut numbers = Vec::new();
         self.scan(&from, &keys::indexed(sequence), |key, _| {
             numbers.extend(key.last_chunk().map(|bytes| u32::from_be_bytes(*bytes)));
