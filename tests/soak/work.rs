@@ -33,11 +33,12 @@ pub(crate) struct Counts {
     pub(crate) appended: AtomicU64,
     pub(crate) rows_synced: AtomicU64,
     pub(crate) sealed: AtomicU64,
+    pub(crate) limited: AtomicU64,
     failed: AtomicU64,
 }
 
 impl Counts {
-    fn all(&self) -> [(&'static str, &AtomicU64); 11] {
+    fn all(&self) -> [(&'static str, &AtomicU64); 12] {
         [
             ("written", &self.written),
             ("synced", &self.synced),
@@ -49,12 +50,13 @@ impl Counts {
             ("appended", &self.appended),
             ("synced rows", &self.rows_synced),
             ("sealed by rows", &self.sealed),
+            ("written below a limit", &self.limited),
             ("failed", &self.failed),
         ]
     }
 
     pub(crate) fn assert_something_of_everything(&self) {
-        for (what, count) in &self.all()[..10] {
+        for (what, count) in &self.all()[..11] {
             assert!(count.load(Ordering::Relaxed) > 0, "nothing was {what}");
         }
     }
