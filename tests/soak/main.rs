@@ -1,7 +1,7 @@
-//! Load for as long as one likes: writers, readers, mappings, moves between tiers, collections of garbage
+//! Load for as long as one likes: writers, appenders of rows, a directory with a limit, readers, mappings, moves between tiers, collections of garbage
 //! and kills of the daemon, all at once on a store far smaller than what is written.
 //!
-//! After each kill everything is compared with what the writers know ([`ledger`]), readers compare what
+//! After each kill everything is compared with what the writers know ([`ledger`], [`rows`], [`limits`]), readers compare what
 //! they read at any time ([`content`]), and at the end nothing may be left over: descriptors, memory,
 //! copies in the RAM tier, staged files. `KVFS_SOAK_SECONDS` (40) says how long; `mount-scripts/soak.sh`
 //! runs an hour.
@@ -16,6 +16,8 @@ mod common;
 mod content;
 mod leaks;
 mod ledger;
+mod limits;
+mod rows;
 mod work;
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,6 +29,8 @@ use common::random::Random;
 use common::sys::be_idle;
 use common::{Mode, Model, Mount};
 use ledger::Ledger;
+use limits::Limits;
+use rows::Rows;
 use work::Worker;
 
 const WRITERS: usize = 3;
@@ -39,8 +43,20 @@ pub(crate) struct Soak {
     /// Held for reading while somebody works; for writing while everything is compared.
     pub(crate) pause: RwLock<()>,
     pub(crate) ledger: Ledger,
+    pub(crate) rows: Rows,
+    pub(crate) limits: Limits,
     pub(crate) is_over: AtomicBool,
     pub(crate) counts: work::Counts,
+}
+
+impl Soak {
+    /// While nobody works: everything is what the workers know.
+    #[track_caller]
+    fn compare_all(&self) {
+        self.ledger.compare_all();
+        self.rows.compare_all();
+        self.limits.compare_all();
+    }
 }
 
 #[test]
@@ -62,11 +78,13 @@ fn nothing_is_lost_and_nothing_left_over() {
     let soak = Arc::new(Soak {
         pause: RwLock::new(()),
         ledger: Ledger::new(&mount, &model),
+        rows: Rows::new(&mount, &model),
+        limits: Limits::new(&mount),
         is_over: AtomicBool::new(false),
         counts: work::Counts::default(),
     });
     let begun = Instant::now();
-    let threads: Vec<_> = (0..=WRITERS + READERS)
+    let threads: Vec<_> = (0..=WRITERS + READERS + 2)
         .map(|number| {
             let random = Random::of(seed * 1000 + number as u64);
             let worker = Worker { soak: Arc::clone(&soak), root: mount.path().to_owned(), random };
@@ -75,6 +93,8 @@ fn nothing_is_lost_and_nothing_left_over() {
                 .spawn(move || match number {
                     number if number < WRITERS => worker.write(number),
                     number if number < WRITERS + READERS => worker.read(),
+                    number if number == WRITERS + READERS => worker.append(),
+                    number if number == WRITERS + READERS + 1 => worker.exceed(),
                     _ => worker.move_and_collect(),
                 })
                 .unwrap()
@@ -91,7 +111,7 @@ fn nothing_is_lost_and_nothing_left_over() {
         std::thread::sleep(Duration::from_millis(20));
         let everybody_waits = soak.pause.write().unwrap();
         mount.mount();
-        soak.ledger.compare_all();
+        soak.compare_all();
         kills += 1;
         drop(everybody_waits);
         assert!(threads.iter().all(|thread| !thread.is_finished()), "somebody gave up");
@@ -101,10 +121,13 @@ fn nothing_is_lost_and_nothing_left_over() {
     for thread in threads {
         thread.join().unwrap();
     }
-    soak.ledger.compare_all();
+    soak.compare_all();
     println!("soak: {} s, {kills} kills, seed {seed}: {}", seconds, soak.counts);
     soak.counts.assert_something_of_everything();
+    soak.limits.assert_kept(soak.counts.limited.load(Ordering::Relaxed));
     assert_eq!(mount.status("errors"), "0", "{:?}", mount.errors());
     soak.ledger.remove_all();
+    soak.rows.remove_all();
+    soak.limits.remove_all();
     leaks::assert_nothing_left(&mount, &before);
 }

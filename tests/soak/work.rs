@@ -25,16 +25,20 @@ pub(crate) struct Worker {
 pub(crate) struct Counts {
     written: AtomicU64,
     synced: AtomicU64,
-    removed: AtomicU64,
+    pub(crate) removed: AtomicU64,
     read: AtomicU64,
     mapped: AtomicU64,
     moved: AtomicU64,
     collected: AtomicU64,
+    pub(crate) appended: AtomicU64,
+    pub(crate) rows_synced: AtomicU64,
+    pub(crate) sealed: AtomicU64,
+    pub(crate) limited: AtomicU64,
     failed: AtomicU64,
 }
 
 impl Counts {
-    fn all(&self) -> [(&'static str, &AtomicU64); 8] {
+    fn all(&self) -> [(&'static str, &AtomicU64); 12] {
         [
             ("written", &self.written),
             ("synced", &self.synced),
@@ -43,12 +47,16 @@ impl Counts {
             ("mapped", &self.mapped),
             ("moved", &self.moved),
             ("collected", &self.collected),
+            ("appended", &self.appended),
+            ("synced rows", &self.rows_synced),
+            ("sealed by rows", &self.sealed),
+            ("written below a limit", &self.limited),
             ("failed", &self.failed),
         ]
     }
 
     pub(crate) fn assert_something_of_everything(&self) {
-        for (what, count) in &self.all()[..7] {
+        for (what, count) in &self.all()[..11] {
             assert!(count.load(Ordering::Relaxed) > 0, "nothing was {what}");
         }
     }
@@ -62,17 +70,17 @@ impl fmt::Display for Counts {
     }
 }
 
-fn count(counter: &AtomicU64) {
+pub(crate) fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }
 
 impl Worker {
-    fn is_over(&self) -> bool {
+    pub(crate) fn is_over(&self) -> bool {
         self.soak.is_over.load(Ordering::Relaxed)
     }
 
     /// Only a dead daemon, a disk without room or a copy that is elsewhere may be the reason.
-    fn note(&self, what: &str, outcome: io::Result<()>, counter: &AtomicU64) {
+    pub(crate) fn note(&self, what: &str, outcome: io::Result<()>, counter: &AtomicU64) {
         match outcome {
             Ok(()) => count(counter),
             Err(error) => {
