@@ -5,11 +5,12 @@
 //! told as the only one, which it will be to whoever reads it. Files that grow have no such copy;
 //! theirs are those that were made for this manifest ([`super::growing`]).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
+use super::foreign::is_open_to_all;
 use super::growing::GrowingCopy;
 use crate::store::database::{RawRecord, Snapshot, decode, encode};
-use crate::store::record::{Inode, ObjectId, ObjectRecord, RemoteCopy, RemoteState};
+use crate::store::record::{Inode, InodeId, ObjectId, ObjectRecord, RemoteCopy, RemoteState};
 use crate::store::{StoreError, keys};
 use crate::tier::content::ContentHash;
 use crate::tier::remote::names::Row;
@@ -20,10 +21,14 @@ use crate::tier::remote::{BlobName, RemoteError};
 /// ([`super::foreign`]).
 const TABLES: [u8; 6] = [b'E', b'H', b'I', b'O', b'R', b'X'];
 
+/// Sequences that were looked at, while the rows are made: each has as many records as pages.
+const SEQUENCES_REMEMBERED_MAX: usize = 1 << 18;
+
 /// The rows, in the order of their keys.
-pub(super) fn rows(
-    snapshot: &Snapshot, growing: &BTreeMap<ObjectId, GrowingCopy>,
-) -> Result<impl Iterator<Item = Result<Row, RemoteError>>, StoreError> {
+pub(super) fn rows<'a>(
+    snapshot: &'a Snapshot, growing: &'a BTreeMap<ObjectId, GrowingCopy>,
+) -> Result<impl Iterator<Item = Result<Row, RemoteError>> + 'a, StoreError> {
+    let mut open_sequences = HashMap::new();
     let mut records = snapshot.records(&[])?.peekable();
     let made = growing.iter().map(|(object, made)| {
         let copy = RemoteCopy { state: RemoteState::Only, ..made.copy };
@@ -38,13 +43,30 @@ pub(super) fn rows(
             _ => records.next(),
         }
     });
-    Ok(merged.filter_map(|record| {
+    Ok(merged.filter_map(move |record| {
         let row = record.and_then(|record| {
-            let is_row = record.0.first().is_some_and(|table| TABLES.contains(table));
+            let is_row = record.0.first().is_some_and(|table| TABLES.contains(table))
+                && tells_of_what_is_open(&record.0, snapshot, &mut open_sequences)?;
             if is_row { row(record, growing).map(Some) } else { Ok(None) }
         });
         row.map_err(|error| RemoteError::local(std::io::Error::other(error))).transpose()
     }))
+}
+
+/// Whether a record may be told to other machines: who has a prefix only if everybody may read it here, for the
+/// hash of a guess would tell whether somebody has said that. Everything else is the store's own, to be rebuilt.
+fn tells_of_what_is_open(
+    key: &[u8], snapshot: &Snapshot, known: &mut HashMap<InodeId, bool>,
+) -> Result<bool, StoreError> {
+    let Some((_, _, sequence)) = keys::split_holder(key) else { return Ok(true) };
+    if let Some(is_open) = known.get(&sequence) {
+        return Ok(*is_open);
+    }
+    let is_open = is_open_to_all(snapshot, sequence)?;
+    if known.len() < SEQUENCES_REMEMBERED_MAX {
+        known.insert(sequence, is_open);
+    }
+    Ok(is_open)
 }
 
 fn row(

@@ -76,6 +76,14 @@ impl Snapshot {
         Ok(std::iter::from_fn(move || guarded(&mut next).transpose()))
     }
 
+    /// One record.
+    pub(crate) fn get<T: DeserializeOwned>(&self, key: &[u8]) -> Result<Option<T>, StoreError> {
+        guarded(|| {
+            let Some(value) = self.table.get(key)? else { return Ok(None) };
+            decode(value.value()).map(Some)
+        })
+    }
+
     /// Calls `visit` with number and name in the key of each record of one table.
     pub(crate) fn for_each_named(
         &self, tag: u8, mut visit: impl FnMut(u64, &[u8]),

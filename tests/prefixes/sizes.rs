@@ -100,8 +100,8 @@ fn positions_of_too_many_runs_take_no_memory(mode: Mode) {
     let text = format!(r#"{{"schema_version":1,"edited_at":32,"runs":[{runs}],"next":[99,99]}}"#);
     assert!(text.len() <= MAX_POSITIONS_BYTES);
     assert_eq!(edited.found_with(&text, 0), 0);
-    let more = most_memory(&edited.mount) - before;
-    assert!(more < 200, "{more} MiB for {} MiB of text", text.len() >> 20);
+    let taken = most_memory(&edited.mount) - before;
+    assert!(taken < 200, "{taken} MiB for {} MiB of text", text.len() >> 20);
 }
 
 fn a_block_may_have_65536_buffers(mode: Mode) {

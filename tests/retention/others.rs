@@ -139,7 +139,9 @@ fn a_file_with_a_time_of_its_own_keeps_names_that_its_owner_cannot_reach(mode: M
     fs::write(&own, "bytes").unwrap();
     chown(&own, Some(ALICE), Some(BOB)).unwrap();
     let others = [mount.files("bob/inner/name"), team.join("name")];
-    others.iter().for_each(|other| fs::hard_link(&own, other).unwrap());
+    for other in &others {
+        fs::hard_link(&own, other).unwrap();
+    }
     assert_eq!(hears(&mount, ALICE, "setfattr -n user.kvfs.ttl -v 1 files/alice/file"), "nothing");
     wait_until_gone(&own);
     settle();

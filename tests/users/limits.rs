@@ -5,6 +5,7 @@
 //! each name that went is what the owner of a limit above it could have removed, before that change or after it.
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::Path;
@@ -148,8 +149,12 @@ impl Limits {
             }
             files.push(path);
         }
-        files.iter().for_each(|path| self.give(path, false));
-        directories.iter().for_each(|path| self.give(path, true));
+        for path in &files {
+            self.give(path, false);
+        }
+        for path in &directories {
+            self.give(path, true);
+        }
     }
 
     /// A model with two sequences, whose pages no other tree has.
@@ -158,7 +163,7 @@ impl Limits {
         model.install(mount);
         let mut paths = vec![model.directory(mount), model.sequence(mount, "")];
         for name in ["first", "second"] {
-            Sequence::new(&model, name).append(mount, &model, &vec![token; 40]);
+            Sequence::new(&model, name).append(mount, &model, &[token; 40]);
             let sequence = model.sequence(mount, name);
             for inside in ["", "000", "001", "tokens", "000/0000000.safetensors"] {
                 paths.push(sequence.join(inside));
@@ -288,17 +293,19 @@ impl Limits {
             self.change(number);
         }
         std::thread::sleep(ROUND);
-        (0..self.trees.len()).for_each(|number| self.check(number));
+        for number in 0..self.trees.len() {
+            self.check(number);
+        }
         self.trees.retain(|tree| !tree.after.is_empty());
     }
 }
 
 /// What is to be known of a name that is gone.
 fn told(path: &str, change: &str, trees: [&Tree; 2]) -> String {
-    let mut text = format!("{path} is gone; the last change: {change}");
+    let mut text = format!("{path} is gone; the last change: {change}\n");
     for (tree, when) in trees.into_iter().zip(["before", "now"]) {
         for (path, Node { owned, is_limited, .. }) in tree {
-            text += &format!("\n{when} {owned:?} limit: {is_limited:5} {path}");
+            writeln!(text, "{when} {owned:?} limit: {is_limited:5} {path}").unwrap();
         }
     }
     text

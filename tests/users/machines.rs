@@ -6,7 +6,7 @@
 //! nowhere on the second.
 
 use std::fs::{self, File, Permissions};
-use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::PathBuf;
 
 use kvfs::page::PrefixHash;
@@ -16,7 +16,7 @@ use crate::History;
 use crate::common::forks::no_forks;
 use crate::common::mount::scratch_directory;
 use crate::common::random::Random;
-use crate::common::sys::{getxattr, setxattr};
+use crate::common::sys::{getxattr, rename, setxattr};
 use crate::common::{Mode, Model, Mount, eventually};
 use crate::rights::Owned;
 use crate::user::{TEAM, User, below, everybody};
@@ -71,7 +71,9 @@ impl Machines {
         let options = [&often[..], &["--remote", remote, "--rebuild-from", "none"]].concat();
         let [first, second] = [(); 2].map(|()| Mount::with_options(mode, &options));
         let model = Model::small().named("m");
-        [&first, &second].iter().for_each(|mount| model.install(mount));
+        for mount in [&first, &second] {
+            model.install(mount);
+        }
         Machines {
             opened: [&first, &second].map(|mount| File::open(mount.path()).unwrap()),
             first,
@@ -125,7 +127,7 @@ impl Machines {
                 let name = format!("r{}", self.number);
                 self.history.note(&format!("root renames {directory} to {name}"));
                 let to = self.here(&format!("models/m/sequences/{name}"));
-                fs::rename(self.here(&directory), to).unwrap();
+                rename(self.here(&directory), to).unwrap();
                 self.made[chosen].name = name;
             }
             2 => self.change_mode("models/m/sequences", true),
@@ -151,21 +153,25 @@ impl Machines {
     /// Waits until the second machine knows what the first one has by now.
     fn publish(&mut self) {
         let above = self.here("models/m/sequences");
-        if self.random.is_true() {
-            // Else one closed directory would hide most of what is to be tried.
-            fs::set_permissions(above, Permissions::from_mode(0o755)).unwrap();
-        }
+        let modes = |mode| fs::set_permissions(&above, Permissions::from_mode(mode)).unwrap();
+        let found = fs::metadata(&above).unwrap();
+        // One closed directory hides most of what is to be tried.
+        let closed = Some(found.mode() & 0o7777).filter(|_| !self.random.is_true());
+        modes(0o755);
         let is_uploaded = |mount: &Mount| mount.status("remote_waiting_files") == "0";
         eventually("the pages to be in the remote", || is_uploaded(&self.first).then_some(()));
         let marker = self.make();
-        let root = self.here("");
-        let gc = "user.kvfs.gc";
-        eventually("a collection to end", || setxattr(&root, gc, b"dry-run").ok());
-        eventually("the names to be published", || {
-            (getxattr(&root, gc).unwrap() != "running").then_some(())
-        });
-        let prefix = self.there(&self.prefix(&marker));
+        self.collect();
+        let prefix = self.there(&Machines::prefix(&marker));
         eventually("the other machine to hear of it", || prefix.exists().then_some(()));
+        if let Some(mode) = closed {
+            modes(mode);
+            self.collect();
+            let owner = if found.uid() == 0 { 0 } else { 0o100 };
+            if mode & (owner | 0o011) != owner | 0o011 {
+                eventually("the prefix to be forgotten", || (!prefix.exists()).then_some(()));
+            }
+        }
         fs::remove_dir_all(self.here(&format!("models/m/sequences/{}", marker.name))).unwrap();
         // What it took over when that was open stays with it, and is another sequence from then on.
         let sequences = self.there("models/m/sequences");
@@ -174,14 +180,24 @@ impl Machines {
         }
     }
 
-    fn prefix(&self, made: &Made) -> String {
+    /// A collection of garbage publishes the names.
+    fn collect(&self) {
+        let root = self.here("");
+        let gc = "user.kvfs.gc";
+        eventually("a collection to end", || setxattr(&root, gc, b"dry-run").ok());
+        eventually("the names to be published", || {
+            (getxattr(&root, gc).unwrap() != "running").then_some(())
+        });
+    }
+
+    fn prefix(made: &Made) -> String {
         format!("models/m/prefixes/{}/{}", &made.hash[..2], made.hash)
     }
 
-    /// Whether a user reads the tokens of a sequence and its pages where it was made.
-    fn may_read(&self, user: &User, made: &Made) -> bool {
+    /// Whether a user reads the tokens of a sequence and the pages of so many layers where it was made.
+    fn may_read(&self, user: &User, made: &Made, layers: u32) -> bool {
         let mut paths = vec![format!("models/m/sequences/{}/tokens", made.name)];
-        paths.extend((0..2).map(|layer| made.page(layer)));
+        paths.extend((0..layers).map(|layer| made.page(layer)));
         let paths: Vec<PathBuf> = paths.iter().map(|path| self.here(path)).collect();
         user.does(move || paths.iter().all(|path| fs::read(path).is_ok()))
     }
@@ -192,11 +208,11 @@ impl Machines {
         let paths = ["models/m/sequences".to_owned(), sequence.clone()].into_iter();
         let inside = ["tokens", "000", "001"].map(|inside| format!("{sequence}/{inside}"));
         let paths = paths.chain(inside).chain((0..2).map(|layer| made.page(layer)));
-        let mode = |path: &String| {
+        let owned = |path: &String| {
             let metadata = fs::symlink_metadata(self.here(path));
             metadata.map(|metadata| Owned::from(&metadata))
         };
-        paths.map(|path| format!("{path} {:?}", mode(&path).ok())).collect()
+        paths.map(|path| format!("{path} {:?}", owned(&path).ok())).collect()
     }
 
     /// A user asks on the second machine for a sequence of the first one.
@@ -205,7 +221,7 @@ impl Machines {
         let from = if is_gone { &self.gone } else { &self.made };
         let made = &from[self.random.below(from.len())];
         let user = &self.users[self.random.below(self.users.len())];
-        let prefix = self.prefix(made);
+        let prefix = Machines::prefix(made);
         let kind = self.random.below(6);
         let store = names_of(&self.there("models/m/sequences"))
             .into_iter()
@@ -223,14 +239,16 @@ impl Machines {
         self.history.note(&format!("{} asks for {} by {door}, {kind}", user.name, made.name));
         let (at, tokens) = (self.there(&door), made.tokens.clone());
         let is_through = user.does(move || match kind {
-            // That somebody in the remote has it is no secret: `stat` takes nothing over and tells it.
-            1 => names_of(&at).iter().any(|name| fs::read(at.join(name)).is_ok()),
+            // That somebody has it is a secret, too: whoever guesses what was said would know it.
+            1 => at.exists(),
             5 => longest_prefix(&at, &tokens).is_ok_and(|found| found.sequence.is_some()),
             _ => fs::read(at).is_ok(),
         });
         self.counts[usize::from(!is_through)] += 1;
         if is_through {
-            let closed = self.users.iter().find(|user| !self.may_read(user, made));
+            // Who may read the tokens knows that they are there.
+            let layers = if kind == 1 { 0 } else { 2 };
+            let closed = self.users.iter().find(|user| !self.may_read(user, made, layers));
             self.history.assert(closed.is_none(), || {
                 let there = names_of(&self.there("models/m/sequences"));
                 let modes = self.modes(made);
@@ -248,7 +266,7 @@ impl Machines {
         for name in names_of(&self.there("models/m/sequences")) {
             let made = name.split('@').next().unwrap();
             let known = self.made.iter().find(|known| known.name == made);
-            let closed = |made| self.users.iter().any(|user| !self.may_read(user, made));
+            let closed = |made| self.users.iter().any(|user| !self.may_read(user, made, 2));
             let is_open = known.is_some_and(|made| !closed(made));
             self.history.assert(is_open, || format!("{name} has appeared"));
         }

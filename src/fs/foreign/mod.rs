@@ -14,6 +14,7 @@
 mod adopt;
 mod arrive;
 mod index;
+mod openness;
 mod source;
 
 use std::collections::BTreeSet;
@@ -21,6 +22,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub(super) use adopt::Provenance;
 use index::ForeignStore;
+pub(super) use openness::is_open_to_all;
 
 use super::tiers::Tiers;
 use super::{FileSystem, FsError};

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use serde::de::DeserializeOwned;
 
 use super::super::prefixes::TOKEN_BYTES;
+use super::openness::{Records, grants_all, is_open_to_all, may_all_enter};
 use crate::ingest::model::{MANIFEST_BYTES_MAX, Model};
 use crate::page::{
     Layer, LayerKind, Manifest, ModelIdentity, PageIdentity, PrefixHash, TokenStart, names,
@@ -24,10 +25,6 @@ use crate::tier::remote::{RemoteError, Result};
 
 /// Token files of 16 million tokens are published, no larger ones.
 const TOKENS_BYTES_MAX: u64 = 64 << 20;
-
-/// Directories above a sequence: its model's `sequences/`, the model's, `models/` and the root, and room for
-/// more to come.
-const DIRECTORIES_ABOVE_MAX: usize = 8;
 
 /// What is wanted of a sequence.
 #[derive(Clone, Copy, Debug)]
@@ -90,7 +87,7 @@ impl Source<'_> {
         &self, sequence: InodeId, rules: &Model, wanted: Wanted<'_>,
     ) -> Result<Option<ForeignSequence>> {
         let Some(directory) = self.inode(sequence)? else { return Ok(None) };
-        if !self.is_open_to_all(sequence, &directory)? {
+        if !is_open_to_all(self, sequence)? {
             return Ok(None);
         }
         let Kind::Directory { name, .. } = directory.kind else { return Ok(None) };
@@ -126,26 +123,6 @@ impl Source<'_> {
         Ok((end > 0).then_some(ForeignSequence { name, tokens, layers }))
     }
 
-    /// Whether everybody may find and read a sequence there, through all directories above it. What only
-    /// some may read stays there: who they are is not known here.
-    fn is_open_to_all(&self, sequence: InodeId, directory: &Inode) -> Result<bool> {
-        let Some(tokens) = self.entry(sequence, names::TOKENS)? else { return Ok(false) };
-        let is_readable = self.inode(tokens)?.is_some_and(|tokens| grants_all(&tokens, 0o4));
-        if !is_readable || !grants_all(directory, 0o5) {
-            return Ok(false);
-        }
-        let mut parent = parent_of(directory);
-        for _ in 0..DIRECTORIES_ABOVE_MAX {
-            let Some(id) = parent else { return Ok(false) };
-            let Some(above) = self.inode(id)?.filter(is_open) else { return Ok(false) };
-            if id == InodeId::ROOT {
-                return Ok(true);
-            }
-            parent = parent_of(&above);
-        }
-        Ok(false)
-    }
-
     /// Those of the first `count` pages of a layer that the remote has; none at all of a layer of which
     /// something is not open to everybody.
     fn pages(
@@ -154,7 +131,7 @@ impl Source<'_> {
         let Some(directory) = self.entry(sequence, &names::format_layer(layer))? else {
             return Ok(Some(Vec::new()));
         };
-        if !self.inode(directory)?.is_some_and(|directory| is_open(&directory)) {
+        if !self.inode(directory)?.is_some_and(|directory| may_all_enter(&directory)) {
             return Ok(None);
         }
         let page_tokens = u64::from(rules.manifest.geometry().page_tokens());
@@ -204,15 +181,6 @@ impl Source<'_> {
         decode(&row.value).map(Some).map_err(damaged)
     }
 
-    fn inode(&self, id: InodeId) -> Result<Option<Inode>> {
-        self.record(&keys::inode(id))
-    }
-
-    fn entry(&self, parent: InodeId, name: &str) -> Result<Option<InodeId>> {
-        let entry: Option<Entry> = self.record(&keys::entry(parent, name.as_bytes()))?;
-        Ok(entry.map(|entry| entry.inode))
-    }
-
     fn file(&self, parent: InodeId, name: &str) -> Result<Option<File>> {
         let Some(id) = self.entry(parent, name)? else { return Ok(None) };
         let Some(inode) = self.inode(id)? else { return Ok(None) };
@@ -238,23 +206,16 @@ impl Source<'_> {
     }
 }
 
-/// Whether everybody may enter a directory.
-fn is_open(directory: &Inode) -> bool {
-    directory.is_directory() && grants_all(directory, 0o1)
-}
+impl Records for Source<'_> {
+    type Error = RemoteError;
 
-/// Whether an inode grants everybody these rights (4 reads, 1 enters), its owner too: he is among those who ask
-/// here. Root needs none.
-fn grants_all(inode: &Inode, rights: u16) -> bool {
-    let owner = if inode.uid == 0 { 0 } else { rights << 6 };
-    let needed = owner | rights << 3 | rights;
-    inode.mode & needed == needed
-}
+    fn inode(&self, id: InodeId) -> Result<Option<Inode>> {
+        self.record(&keys::inode(id))
+    }
 
-fn parent_of(directory: &Inode) -> Option<InodeId> {
-    match directory.kind {
-        Kind::Directory { parent, .. } => Some(parent),
-        _ => None,
+    fn entry(&self, parent: InodeId, name: &str) -> Result<Option<InodeId>> {
+        let entry: Option<Entry> = self.record(&keys::entry(parent, name.as_bytes()))?;
+        Ok(entry.map(|entry| entry.inode))
     }
 }
 
