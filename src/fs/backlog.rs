@@ -26,8 +26,8 @@ const BYTES_MARGIN: usize = 4 << 20;
 const COMMIT_FROM: usize = 250;
 /// And from which on changes wait.
 const DELAY_FROM: usize = 500;
-/// How long the last change waits for which there is room. A thousand clients at a time make 20,000 changes
-/// a second then: more than a disk makes durable.
+/// How long the last change waits for which there is room. A thousand clients in as many directories make 20,000
+/// changes a second then: more than a disk makes durable. Those in one directory wait for each other.
 const DELAY_MAX: Duration = Duration::from_millis(50);
 /// Less than this is not worth another thread.
 const DELAY_MIN: Duration = Duration::from_micros(20);
@@ -61,7 +61,9 @@ impl FileSystem {
             let state = self.state();
             (fill_thousandths(&state), state.commit_failure.is_some())
         };
+        // Where commits fail, the timer tries again.
         if fill >= COMMIT_FROM
+            && !fails
             && let Some(wanted) = self.backlog.wanted.get()
         {
             // If one is asked for already, it takes these changes as well.

@@ -5,13 +5,15 @@
 //! commits for those who never ask.
 
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::PoisonError;
 
 use super::health::Refusal;
+use super::state::State;
 use super::{FileSystem, FsError};
 use crate::ingest::seal;
 use crate::store::StoreError;
-use crate::store::commit::{Flushed, publish};
+use crate::store::commit::{Flushed, may_pass, publish};
 use crate::store::disk::Access;
 use crate::store::layer::Layer;
 use crate::store::record::{InodeId, ObjectId, ObjectKind, ObjectRecord};
@@ -70,11 +72,12 @@ impl FileSystem {
                 state.metadata.put_clock(now);
             }
             let Some(frozen) = state.metadata.freeze() else {
-                return Ok(());
+                return is_concluded(&mut state);
             };
             (frozen, state.metadata.writer(), state.metadata.generation - 1)
         };
-        let outcome = self.persist(&frozen).and_then(|checksums| {
+        let write = AssertUnwindSafe(|| {
+            let checksums = self.persist(&frozen)?;
             // The last reference outside of the state: amending does not copy the layer.
             drop(frozen);
             self.amend(&checksums).map_or(Ok(()), |layer| {
@@ -82,7 +85,10 @@ impl FileSystem {
                 writer.write(&layer)
             })
         });
-        self.conclude(outcome)?;
+        // A commit that ended in the middle would leave its layer frozen, and none could come after it.
+        let panicked =
+            |_| Err(StoreError::Io(io::Error::other("a fault of kvfs ended the commit")));
+        self.conclude(catch_unwind(write).unwrap_or_else(panicked))?;
         *durable = generation;
         Ok(())
     }
@@ -258,7 +264,7 @@ impl FileSystem {
         };
         state.metadata.thaw_failed();
         state.commit_failure = Some(error.to_string());
-        if !may_pass(&error) {
+        if !matches!(&error, StoreError::Io(error) if may_pass(error)) {
             // After a failed fsync nobody knows what the disk holds: no further promises.
             state.refusal = Some(Refusal::DiskFailed);
             self.observer.failed(&format!("the store is read-only from now on: {error}"));
@@ -273,18 +279,19 @@ impl FileSystem {
     }
 }
 
-impl super::state::State {
+/// There is nothing to freeze. If that is because a commit before never came to its end, nothing more becomes
+/// durable, and nobody may believe that it does.
+fn is_concluded(state: &mut State) -> Result<(), FsError> {
+    if state.metadata.frozen().is_none() {
+        return Ok(());
+    }
+    state.refusal = Some(Refusal::DiskFailed);
+    Err(FsError::ReadOnly)
+}
+
+impl State {
     /// Nobody may be writing to the object.
     fn is_settled(&self, object: ObjectId, record: &ObjectRecord) -> bool {
         record.kind != ObjectKind::Rows && !self.unsettled.is_changing(object)
     }
-}
-
-/// Something is used up that may come back; no sync has failed, so the commit can be tried again.
-fn may_pass(error: &StoreError) -> bool {
-    let code = match error {
-        StoreError::Io(error) => error.raw_os_error(),
-        _ => None,
-    };
-    matches!(code, Some(libc::ENOSPC | libc::EDQUOT | libc::EMFILE | libc::ENFILE))
 }

@@ -164,12 +164,13 @@ fn commit_regularly(
     (requests, stopped): (&Receiver<()>, &Receiver<()>),
 ) {
     loop {
-        crossbeam_channel::select! {
+        let is_asked_for = crossbeam_channel::select! {
             recv(stopped) -> _ => return,
-            recv(requests) -> request => if request.is_err() { return },
-            default(interval) => {}
-        }
-        if let Err(error) = file_system.index_prefixes() {
+            recv(requests) -> _ => true,
+            default(interval) => false,
+        };
+        // Who asks waits for room, which indexing only takes.
+        if !is_asked_for && let Err(error) = file_system.index_prefixes() {
             log::error!("the index of prefixes falls behind: {error}");
         }
         if let Err(error) = file_system.commit() {

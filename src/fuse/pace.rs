@@ -1,9 +1,10 @@
 //! Changes that come faster than commits make them durable wait here, each for itself: a little longer the more
 //! of them there are, and no longer than what a client would take for a slow disk.
 //!
-//! Nobody else waits behind them: the threads that take requests go on, and so do those that sync and close
-//! files. A change runs here when its time has come, unless so many wait for a commit by then that it has to
-//! wait for the end of the one that is running.
+//! The threads that take requests go on meanwhile, and so do those that sync and close files; but the kernel keeps the
+//! directory of a change locked, and through rings the request's slot is taken. A change runs here when its time has
+//! come. If there is no room for it then, it waits until a commit has made some, for a second at most: then it runs, and
+//! commits itself or hears why that fails.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -18,8 +19,11 @@ use super::slow::{Job, run_one};
 /// Threads that run them. They take the state in turns anyway: more would only wait there.
 const THREADS: usize = 2;
 
-/// How long a change waits that finds no room, before it is looked at again.
+/// How often changes for which there is no room look for it.
 const RETRY_PAUSE: Duration = Duration::from_millis(2);
+
+/// How long they do so. Whoever makes room may have failed.
+const HELD_MAX: Duration = Duration::from_secs(1);
 
 /// Whether there is room for another change.
 pub(super) type HasRoom = Box<dyn Fn() -> bool + Send + Sync>;
@@ -87,7 +91,6 @@ impl Shared {
     fn next(&self) -> Option<Job> {
         let mut queue = self.queue();
         loop {
-            let now = Instant::now();
             let Some(Reverse(first)) = queue.waiting.peek() else {
                 if queue.is_closed {
                     return None;
@@ -95,21 +98,33 @@ impl Shared {
                 queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
                 continue;
             };
-            let left = first.due.0.saturating_duration_since(now);
-            if left.is_zero() || queue.is_closed {
-                let job = queue.waiting.pop().map(|Reverse(first)| first.job)?;
-                let is_closed = queue.is_closed;
+            let (due, now) = (first.due.0, Instant::now());
+            if queue.is_closed || now >= due + HELD_MAX {
+                return self.take(&mut queue);
+            }
+            let mut left = due.saturating_duration_since(now);
+            if left.is_zero() {
                 drop(queue);
-                if is_closed || (self.has_room)() {
-                    return Some(job);
-                }
+                let has_room = (self.has_room)();
                 queue = self.queue();
-                queue.put(now + RETRY_PAUSE, job);
-                continue;
+                if has_room {
+                    if queue.waiting.peek().is_some_and(|Reverse(first)| first.due.0 <= now) {
+                        return self.take(&mut queue);
+                    }
+                    continue;
+                }
+                left = RETRY_PAUSE;
             }
             let waited = self.changed.wait_timeout(queue, left);
             queue = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
+    }
+
+    /// Takes the first change. The other thread looks at the next one: it may not have been woken for it.
+    fn take(&self, queue: &mut Queue) -> Option<Job> {
+        let Reverse(first) = queue.waiting.pop()?;
+        self.changed.notify_one();
+        Some(first.job)
     }
 }
 
@@ -182,6 +197,11 @@ mod tests {
         has_room.store(true, Ordering::Relaxed);
         assert_eq!(ran.recv_timeout(milliseconds(5000)), Ok(1));
         has_room.store(false, Ordering::Relaxed);
+        // Whoever makes room may be gone.
+        let begun = Instant::now();
+        paced.run_after(Duration::ZERO, job(3));
+        assert_eq!(ran.recv_timeout(milliseconds(20_000)), Ok(3));
+        assert!(begun.elapsed() >= HELD_MAX);
         paced.run_after(milliseconds(60_000), job(2));
         drop(paced);
         join(threads);

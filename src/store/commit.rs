@@ -5,6 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::Store;
 use super::disk::{Access, DiskDirectory, DiskPath, shard};
@@ -55,11 +56,35 @@ pub(crate) fn publish<'a>(
 }
 
 /// Makes the bytes of these objects durable; those that have a file.
+///
+/// Of several errors the one counts that does not pass: the kernel tells of lost bytes once, and whoever tried
+/// again would take them for durable.
 fn sync_all(store: &Store, objects: &[ObjectId]) -> io::Result<Vec<ObjectId>> {
-    let sync = |object: &ObjectId| match store.open_object(*object, Access::Read) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        file => file?.sync().map(|()| Some(*object)),
+    let has_failed = AtomicBool::new(false);
+    let sync = |object: &ObjectId| {
+        if has_failed.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        let outcome = match store.open_object(*object, Access::Read) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            file => file.and_then(|file| file.sync()),
+        };
+        has_failed.fetch_or(outcome.is_err(), Ordering::Relaxed);
+        outcome.map(|()| Some(*object))
     };
-    let outcomes = side_by_side(store.disk.syncs_at_once(), objects, sync);
-    outcomes.into_iter().filter_map(Result::transpose).collect()
+    let (mut ready, mut failure) = (Vec::new(), None);
+    for outcome in side_by_side(store.disk.syncs_at_once(), objects, sync) {
+        match outcome {
+            Ok(synced) => ready.extend(synced),
+            Err(error) if failure.as_ref().is_none_or(may_pass) => failure = Some(error),
+            Err(_) => {}
+        }
+    }
+    failure.map_or(Ok(ready), Err)
+}
+
+/// Something is used up that may come back; no sync has failed, so the commit can be tried again.
+pub(crate) fn may_pass(error: &io::Error) -> bool {
+    let code = error.raw_os_error();
+    matches!(code, Some(libc::ENOSPC | libc::EDQUOT | libc::EMFILE | libc::ENFILE))
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 /// Works on all items with at most so many threads, the calling one among them; what came of each, in
-/// their order. A panic of one is the caller's.
+/// their order. Where no thread can be started, fewer do it. A panic of one is the caller's.
 pub fn side_by_side<T: Sync, R: Send>(
     threads: usize, items: &[T], work: impl Fn(&T) -> R + Sync,
 ) -> Vec<R> {
@@ -20,26 +20,39 @@ pub fn side_by_side_with<S, T: Sync, R: Send>(
     let next = AtomicUsize::new(0);
     let take = || take_all(&next, items, begin(), &work);
     in_order(thread::scope(|scope| {
-        let others: Vec<_> = (1..threads.min(items.len())).map(|_| scope.spawn(take)).collect();
+        let others: Vec<_> =
+            (1..threads.min(items.len())).map_while(|_| spawn(scope, take)).collect();
         let mut done = take();
         done.extend(others.into_iter().flat_map(joined));
         done
     }))
 }
 
-/// The same on threads that get only what processors others leave. The calling thread waits.
+/// The same on threads that get only what processors others leave. The calling thread waits, or does it if there
+/// is none.
 pub fn in_background<T: Sync, R: Send>(
     threads: usize, items: &[T], work: impl Fn(&T) -> R + Sync,
 ) -> Vec<R> {
     let next = AtomicUsize::new(0);
-    let take = || {
+    let take = || take_all(&next, items, (), &|(), item| work(item));
+    let take_idly = || {
         crate::be_idle();
-        take_all(&next, items, (), &|(), item| work(item))
+        take()
     };
     in_order(thread::scope(|scope| {
-        let all: Vec<_> = (0..threads.min(items.len())).map(|_| scope.spawn(take)).collect();
-        all.into_iter().flat_map(joined).collect()
+        let wanted = 0..threads.min(items.len());
+        let all: Vec<_> = wanted.map_while(|_| spawn(scope, take_idly)).collect();
+        let mut done = if all.is_empty() { take() } else { Vec::new() };
+        done.extend(all.into_iter().flat_map(joined));
+        done
     }))
+}
+
+/// A thread, unless the system has no more of them: processes of the same user or group take them as well.
+fn spawn<'scope, R: Send + 'scope>(
+    scope: &'scope thread::Scope<'scope, '_>, work: impl FnOnce() -> R + Send + 'scope,
+) -> Option<thread::ScopedJoinHandle<'scope, R>> {
+    thread::Builder::new().spawn_scoped(scope, work).ok()
 }
 
 /// What came of the items that one thread took.
