@@ -1,6 +1,6 @@
 /* kvfs: attention over the key-value cache of language models, in pages as they lie in memory.
  *
- * Made from src/capi/ by cbindgen; do not edit.
+ * Made from crates/clib/src/c/ by cbindgen; do not edit.
  *
  * A program creates a kvfs_attention for the heads of its model once, describes K and V of some
  * tokens as kvfs_block (kvfs_page_block does it for a page file of a mount), and calls

@@ -12,7 +12,7 @@
 
 namespace kvfs {
 
-// Partial results of the splits, as src/attention/state.rs has them.
+// Partial results of the splits, as crates/runtime/src/attention/state.rs has them.
 struct AttendArguments {
     Attention attention;
     // [splits, num_queries, num_qo_heads, v_head_dim], not normalised

@@ -26,7 +26,7 @@ constexpr u32 ALL_LANES = 0xffffffffu;
 // Elements of a row that one lane holds: 16 bytes of f16.
 constexpr u32 LANE_ELEMENTS = 8;
 
-// m of a part without tokens, as in src/attention/state.rs: finite, so no difference of two is NaN.
+// m of a part without tokens, as in crates/runtime/src/attention/state.rs: finite, so no difference of two is NaN.
 constexpr float EMPTY_M = -1e30f;
 // log2(e), and what rounding took from it.
 constexpr float LOG2_E = 1.44269504f;

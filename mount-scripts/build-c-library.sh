@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds libkvfs.so and libkvfs.a, the libraries behind include/kvfs.h.
+# Builds libkvfs.so and libkvfs.a, the libraries behind include/kvfs.h, and prints where they are.
 #
 #   mount-scripts/build-c-library.sh [ARGUMENTS OF cargo rustc]
 #
@@ -8,5 +8,12 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 # Dependencies have symbols of their own for C; a program shall see those of kvfs alone.
-exec cargo rustc --locked --package kvfs --lib --crate-type cdylib,staticlib "$@" -- \
-    -C link-arg=-Wl,-soname,libkvfs.so -C link-arg=-Wl,--exclude-libs,ALL
+built=$(cargo rustc --locked --package kvfs-c --lib --crate-type cdylib,staticlib "$@" --message-format=json-render-diagnostics -- \
+    -C link-arg=-Wl,-soname,libkvfs.so -C link-arg=-Wl,--exclude-libs,ALL |
+    sed -n 's/.*"filenames":\["\([^"]*libkvfs_c\.[a-z]*\)","\([^"]*libkvfs_c\.[a-z]*\)"\].*/\1\n\2/p')
+for file in $built; do
+    # Cargo names files after the crate, programs look for the library's name.
+    name=${file%/*}/libkvfs.${file##*.}
+    ln -f "$file" "$name"
+    echo "$name"
+done

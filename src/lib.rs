@@ -22,34 +22,23 @@
 //! ```
 
 #[doc(inline)]
+pub use kvfs_daemon as fuse;
+
+#[doc(inline)]
+pub use kvfs_fs as fs;
+
+#[doc(inline)]
+pub use kvfs_observe as observe;
+
+#[doc(inline)]
 pub use kvfs_page as page;
 
-pub mod store;
+#[doc(inline)]
+pub use kvfs_runtime::{attention, cuda, reader, sequence};
 
-pub mod attention;
-
-pub mod capi;
-
-pub mod reader;
-
-pub mod sequence;
-
-pub mod cuda;
-
-pub mod ggml;
-
-pub mod ingest;
-
-pub mod tier;
-
-pub mod fs;
-
-pub mod fuse;
-
-pub mod observe;
+#[doc(inline)]
+pub use kvfs_storage::{ingest, store, tier};
 
 pub mod cli;
-
-mod sync;
 
 use kvfs_os as sys;

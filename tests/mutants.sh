@@ -4,7 +4,7 @@
 # notice, suites with one. What lives after both is printed, and is the failure.
 #
 #   tests/mutants.sh                                   all mutants, in days
-#   tests/mutants.sh --file 'src/fs/publish.rs'        those of one file
+#   tests/mutants.sh --file 'crates/fs/src/publish.rs'        those of one file
 #   tests/mutants.sh --sample N --seed S [--seconds T] N of them, the same for the same seed, until the
 #                                                      time is over; says how many were tried
 #
@@ -30,7 +30,7 @@ while [ $# -gt 0 ]; do
 done
 
 if [ ${#files[@]} -eq 0 ]; then
-    files=(--file 'src/fs/**/*.rs' --file 'src/store/**/*.rs' --file 'src/tier/**/*.rs' \
+    files=(--file 'crates/fs/src/**/*.rs' --file 'crates/storage/src/store/**/*.rs' --file 'crates/storage/src/tier/**/*.rs' \
         --file 'crates/encoding/src/**/*.rs')
 fi
 

@@ -1,4 +1,4 @@
-//! `include/kvfs.h` is what `src/capi/` says.
+//! `include/kvfs.h` is what `crates/clib/src/c/` says.
 
 use std::path::Path;
 
@@ -24,7 +24,7 @@ fn generate() -> String {
     let config = cbindgen::Config::from_file(root.join("cbindgen.toml")).unwrap();
     let mut builder = cbindgen::Builder::new().with_config(config);
     for name in SOURCES {
-        builder = builder.with_src(root.join("src/capi").join(name).with_extension("rs"));
+        builder = builder.with_src(root.join("crates/clib/src/c").join(name).with_extension("rs"));
     }
     let mut header = Vec::new();
     builder.generate().unwrap().write(&mut header);
@@ -33,7 +33,7 @@ fn generate() -> String {
 
 #[test]
 fn covers_all_sources() {
-    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/capi");
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("crates/clib/src/c");
     for file in std::fs::read_dir(directory).unwrap() {
         let path = file.unwrap().path();
         let exports =

@@ -4,8 +4,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
 
-use serde_json::Value;
-
 /// How a program gets the library.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Link {
@@ -39,18 +37,9 @@ fn libraries() -> &'static [PathBuf] {
         if !cfg!(debug_assertions) {
             build.arg("--release");
         }
-        let output =
-            run(build.args(["--quiet", "--message-format=json"]).env("CARGO_TERM_COLOR", "never"));
-        let messages = String::from_utf8(output.stdout).unwrap();
-        let artifacts = messages.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-        let is_library = |message: &Value| {
-            message["reason"] == "compiler-artifact"
-                && message["target"]["name"] == "kvfs"
-                && message["manifest_path"] == root().join("Cargo.toml").to_str().unwrap()
-        };
-        let library = artifacts.into_iter().find(is_library).expect("cargo names what it built");
-        let files = library["filenames"].as_array().unwrap();
-        files.iter().map(|file| PathBuf::from(file.as_str().unwrap())).collect()
+        let output = run(build.arg("--quiet").env("CARGO_TERM_COLOR", "never"));
+        let paths = String::from_utf8(output.stdout).unwrap();
+        paths.lines().map(PathBuf::from).collect()
     })
 }
 

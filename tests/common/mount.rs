@@ -144,7 +144,7 @@ impl Mount {
         command.stdout(Stdio::null());
         command.envs(self.environment.iter().cloned());
         if std::env::var_os("RUST_LOG").is_none() {
-            command.env("RUST_LOG", "kvfs=info,kvfs::fuse::held=debug");
+            command.env("RUST_LOG", "kvfs=info,kvfs_daemon::held=debug");
         }
         let mut daemon = forks::spawn(&mut command).unwrap();
         let pid = daemon.id().to_string();

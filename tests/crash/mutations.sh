@@ -44,67 +44,67 @@ crash=(--test crash)
 # Fewer states than a run of the tests has: the tests pass with them, and what is missing shows at many.
 export KVFS_SIM_STATES=${KVFS_SIM_STATES:-3000} KVFS_SIM_DAMAGES=${KVFS_SIM_DAMAGES:-1000}
 
-mutate fsync-of-objects src/store/commit.rs \
+mutate fsync-of-objects crates/storage/src/store/commit.rs \
     'store.open_object(object, Access::Read)?.sync()' \
     'let file = store.open_object(object, Access::Read)?; if MUTATED { Ok(()) } else { file.sync() }' \
     "${crash[@]}"
-mutate fsync-of-copies-from-memory src/store/flush.rs \
+mutate fsync-of-copies-from-memory crates/storage/src/store/flush.rs \
     '    target.sync()?;' '    if !MUTATED { target.sync()?; }' "${crash[@]}"
-mutate fsync-of-shards src/store/commit.rs \
+mutate fsync-of-shards crates/storage/src/store/commit.rs \
     'store.disk.sync_directory(directory)?;' \
     'if !MUTATED { store.disk.sync_directory(directory)?; }' "${crash[@]}"
-mutate rename-of-the-database src/store/mod.rs \
+mutate rename-of-the-database crates/storage/src/store/mod.rs \
     'if !self.has_metadata()? {' 'if !MUTATED && !self.has_metadata()? {' "${crash[@]}"
-mutate fsync-of-the-store src/store/mod.rs \
+mutate fsync-of-the-store crates/storage/src/store/mod.rs \
     'self.disk.sync_directory(DiskDirectory::Store)?;' \
     'if !MUTATED { self.disk.sync_directory(DiskDirectory::Store)?; }' "${crash[@]}"
-mutate fsync-of-removals src/fs/sync.rs \
+mutate fsync-of-removals crates/fs/src/commit.rs \
     'self.store.sync_removals()?;' 'if !MUTATED { self.store.sync_removals()?; }' "${crash[@]}"
-mutate fsync-of-encoded-names src/fs/encoded.rs \
+mutate fsync-of-encoded-names crates/fs/src/encoded.rs \
     'self.store.disk.sync_directory(directory)?;' \
     'if !MUTATED { self.store.disk.sync_directory(directory)?; }' "${crash[@]}"
-mutate fsync-before-changes-in-place src/fs/keep_resident.rs \
+mutate fsync-before-changes-in-place crates/fs/src/keep_resident.rs \
     '                    file.sync()?;' 'if !MUTATED { file.sync()?; }' "${crash[@]}"
-mutate commit-before-changes-in-place src/fs/open.rs \
+mutate commit-before-changes-in-place crates/fs/src/open.rs \
     'if wait && let Err(error) = self.commit() {' \
     'if !MUTATED && wait && let Err(error) = self.commit() {' "${crash[@]}"
-mutate commit-before-leaving src/fs/leave.rs \
+mutate commit-before-leaving crates/fs/src/leave.rs \
     'if let Err(error) = self.commit() {' \
     'if !MUTATED && let Err(error) = self.commit() {' "${crash[@]}"
-mutate removals-after-the-commit src/fs/sync.rs \
+mutate removals-after-the-commit crates/fs/src/commit.rs \
     'self.describe(&layer);' \
     'self.describe(&layer); if MUTATED { for object in &layer.removals { let _ = self.store.remove_object(*object); } }' \
     "${crash[@]}"
-mutate read-only-after-a-failed-fsync src/fs/sync.rs \
+mutate read-only-after-a-failed-fsync crates/fs/src/commit.rs \
     'state.refusal = Some(Refusal::DiskFailed);' \
     'if !MUTATED { state.refusal = Some(Refusal::DiskFailed); }' "${crash[@]}"
-mutate verification-at-open src/fs/open.rs \
+mutate verification-at-open crates/fs/src/open.rs \
     'if actual == expected ||' 'if MUTATED || actual == expected ||' "${crash[@]}"
-mutate length-at-open src/fs/open.rs \
+mutate length-at-open crates/fs/src/open.rs \
     'if length != file.size {' 'if !MUTATED && length != file.size {' --test reliability verification
-mutate panics-of-the-database src/store/database.rs \
+mutate panics-of-the-database crates/storage/src/store/database.rs \
     'catch_unwind(AssertUnwindSafe(act)).unwrap_or_else(panicked)' \
     'if MUTATED { act() } else { catch_unwind(AssertUnwindSafe(act)).unwrap_or_else(panicked) }' "${crash[@]}"
-mutate staging-is-emptied src/store/recovery.rs \
+mutate staging-is-emptied crates/storage/src/store/recovery.rs \
     'store.disk.remove(&path)?;' 'if !MUTATED { store.disk.remove(&path)?; }' "${crash[@]}"
-mutate the-probe-for-writers src/fs/settle.rs \
+mutate the-probe-for-writers crates/fs/src/settle.rs \
     '|| !seal::is_at_rest(&self.store, object)?' \
     '|| (!MUTATED && !seal::is_at_rest(&self.store, object)?)' --test files_semantics mappings
-mutate objects-without-records src/store/mod.rs \
+mutate objects-without-records crates/storage/src/store/mod.rs \
     'if self.has_objects()? {' 'if !MUTATED && self.has_objects()? {' --test fsck rebuild
-mutate the-last-descriptors src/fs/descriptors.rs \
+mutate the-last-descriptors crates/fs/src/descriptors.rs \
     'if taken < ' 'if MUTATED || taken < ' --test files_semantics floods
-mutate waiters-are-told src/fs/flights.rs \
+mutate waiters-are-told crates/fs/src/flights.rs \
     'self.flight.landed.notify_all();' 'if !MUTATED { self.flight.landed.notify_all(); }' \
     --test models sharing
-mutate flights-end-before-they-are-told src/fs/flights.rs \
+mutate flights-end-before-they-are-told crates/fs/src/flights.rs \
     'self.flights.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.key);' \
     'if !MUTATED { self.flights.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.key); }' \
     --test models sharing
-mutate versions-of-copies src/tier/ram/mod.rs \
+mutate versions-of-copies crates/storage/src/tier/ram/mod.rs \
     'filter(|copy| copy.version == version)' 'filter(|copy| MUTATED || copy.version == version)' \
     --test models leaving
-mutate bytes-that-came-to-rest src/tier/ram/mod.rs \
+mutate bytes-that-came-to-rest crates/storage/src/tier/ram/mod.rs \
     $'        if let Some(copy) = copy {\n            copy.version += 1;' \
     $'        if let Some(copy) = copy.filter(|_| !MUTATED) {\n            copy.version += 1;' \
     --test models leaving

@@ -1,5 +1,5 @@
 //! A copy in memory is written out, changed and needed for its space at the same time
-//! (`src/tier/ram`), in the order in which `shuttle` lets threads go on: the newest bytes are in memory
+//! (`crates/storage/src/tier/ram`), in the order in which `shuttle` lets threads go on: the newest bytes are in memory
 //! or on the disk.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -49,7 +49,7 @@ impl Mount {
         Some(byte[0])
     }
 
-    /// As `fs::sync` does it.
+    /// As `fs::commit` does it.
     fn commit(&self) {
         let _turn = self.turn.lock().unwrap();
         {

@@ -4,7 +4,7 @@
 //! Each model names its rules. With all of them nothing is lost in any order of steps, crashes
 //! included; without any one of them the checker must find a loss, or the model proves nothing. How
 //! several stores share a remote that is cleaned up is modelled beside the code that does it
-//! (`src/tier/remote/gc/model.rs`).
+//! (`crates/remote/src/gc/model.rs`).
 //!
 //! Of two small concurrent cores the code itself is run under `shuttle`, which decides at each lock which
 //! thread goes on ([`sharing`], [`leaving`]). `KVFS_INTERLEAVINGS` says how often, `KVFS_SEED` in which orders.
@@ -19,7 +19,7 @@ mod residency;
 mod sharing;
 mod tier;
 
-/// What `src/sync.rs` is in the product.
+/// What `crates/storage/src/sync.rs` is in the product.
 mod sync {
     pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard};
 }

@@ -1,4 +1,4 @@
-//! Work that several ask for (`src/fs/flights.rs`), in the order in which `shuttle` lets threads go on.
+//! Work that several ask for (`crates/fs/src/flights.rs`), in the order in which `shuttle` lets threads go on.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use shuttle::thread;
 use super::try_interleavings;
 
 #[allow(unreachable_pub, reason = "the product needs it in one module only")]
-#[path = "../../src/fs/flights.rs"]
+#[path = "../../crates/fs/src/flights.rs"]
 mod flights;
 
 use flights::Flights;

@@ -3,5 +3,5 @@
 use kvfs::tier::{counters, replacement};
 
 #[allow(dead_code, unreachable_pub, reason = "only some of it is needed here")]
-#[path = "../../src/tier/ram/mod.rs"]
+#[path = "../../crates/storage/src/tier/ram/mod.rs"]
 pub(crate) mod ram;

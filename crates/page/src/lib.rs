@@ -38,6 +38,7 @@ mod metadata;
 pub mod names;
 mod positions;
 mod prefix;
+pub mod reader_report;
 mod transpose;
 mod view;
 

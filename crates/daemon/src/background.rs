@@ -1,0 +1,263 @@
+//! Threads of a mount that run beside the requests, until the mount ends.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded};
+use fuser::{INodeNo, Notifier};
+
+use super::mount::{MountError, MountOptions};
+use kvfs_fs::{
+    Ahead, FileSystem, Invalidation, Mover, PREFETCH_QUEUE_MAX, PREFETCH_THREADS, Retainer,
+    ScrubRequest,
+};
+use kvfs_storage::tier::counters::Counters;
+
+/// How often an idle prefetcher looks for pages that were fetched in vain.
+const PREFETCH_TIDY: Duration = Duration::from_secs(5);
+
+/// Moves objects to the remote until `stopped` is closed. The receiver hears of the end.
+pub(super) fn start_moving(
+    file_system: &Arc<FileSystem>, mut mover: Mover, stopped: &Receiver<()>,
+) -> Result<Receiver<()>, MountError> {
+    let (file_system, stopped) = (Arc::clone(file_system), stopped.clone());
+    let (ended, done) = bounded(0);
+    start("kvfs-mover", move || {
+        let _ended: Sender<()> = ended;
+        if let Err(error) = file_system.survey() {
+            log::error!("looking for files to move: {error}");
+        }
+        let mut pause = Duration::ZERO;
+        while stopped.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
+            pause = file_system.move_objects(&mut mover);
+        }
+    })?;
+    Ok(done)
+}
+
+/// Fetches pages ahead until `stopped` is closed. The threads are not waited for: one may hang in
+/// the remote.
+pub(super) fn start_prefetching(
+    file_system: &Arc<FileSystem>, counters: Counters, stopped: &Receiver<()>,
+) -> Result<(), MountError> {
+    let (queue, pages) = bounded(PREFETCH_QUEUE_MAX);
+    file_system.prefetch_through(queue, counters);
+    for number in 0..PREFETCH_THREADS {
+        let (file_system, stopped, pages) =
+            (Arc::clone(file_system), stopped.clone(), pages.clone());
+        start(&format!("kvfs-ahead-{number}"), move || prefetch(&file_system, &pages, &stopped))?;
+    }
+    Ok(())
+}
+
+fn prefetch(file_system: &FileSystem, pages: &Receiver<Ahead>, stopped: &Receiver<()>) {
+    loop {
+        crossbeam_channel::select! {
+            recv(stopped) -> _ => return,
+            recv(pages) -> page => match page {
+                Ok(page) => file_system.fetch_ahead(page),
+                Err(_) => return,
+            },
+            default(PREFETCH_TIDY) => file_system.forget_unused(),
+        }
+    }
+}
+
+/// Reads what other stores have published until `stopped` is closed. The thread is not waited for:
+/// it may hang in the remote.
+pub(super) fn start_indexing(
+    options: &MountOptions, file_system: &Arc<FileSystem>, stopped: &Receiver<()>,
+) -> Result<(), MountError> {
+    let remote = options.remote.as_ref().filter(|_| !options.read_only);
+    let Some(interval) = remote.and_then(|remote| remote.index_interval) else { return Ok(()) };
+    let (file_system, stopped) = (Arc::clone(file_system), stopped.clone());
+    start("kvfs-index", move || {
+        let mut pause = Duration::ZERO;
+        while stopped.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
+            pause = interval;
+            if let Err(error) = file_system.refresh_foreign() {
+                log::info!("the prefixes of other stores stay as they were: {error}");
+            }
+        }
+    })?;
+    Ok(())
+}
+
+/// What runs beside the requests, until `stopped` is closed.
+pub(super) fn start_threads(
+    options: &MountOptions, file_system: &Arc<FileSystem>,
+    (notifier, invalidations): (Notifier, Receiver<Invalidation>), stopped: &Receiver<()>,
+) -> Result<Vec<JoinHandle<()>>, MountError> {
+    let mut threads = vec![start("kvfs-notify", {
+        let stopped = stopped.clone();
+        move || notify(&notifier, &invalidations, &stopped)
+    })?];
+    if !file_system.store().is_read_only() {
+        threads.extend(start_changing(options, file_system, stopped)?);
+    }
+    Ok(threads)
+}
+
+/// What changes the store, now and then.
+fn start_changing(
+    options: &MountOptions, file_system: &Arc<FileSystem>, stopped: &Receiver<()>,
+) -> Result<Vec<JoinHandle<()>>, MountError> {
+    Ok(vec![
+        start("kvfs-commit", {
+            let (file_system, interval) = (Arc::clone(file_system), options.commit_interval);
+            let (wanted, requests) = bounded(1);
+            file_system.commit_through(wanted);
+            let stopped = stopped.clone();
+            move || commit_regularly(&file_system, interval, (&requests, &stopped))
+        })?,
+        start("kvfs-spares", {
+            let (file_system, stopped) = (Arc::clone(file_system), stopped.clone());
+            let (wanted, requests) = bounded(1);
+            file_system.keep_spares(wanted);
+            move || make_spares(&file_system, &requests, &stopped)
+        })?,
+        start("kvfs-retain", {
+            let (file_system, stopped) = (Arc::clone(file_system), stopped.clone());
+            let read_only = options.read_only;
+            move || retain(&file_system, &stopped, read_only)
+        })?,
+        start("kvfs-scrub", {
+            let (file_system, stopped) = (Arc::clone(file_system), stopped.clone());
+            // One scrub runs at a time, so there is never more than one request.
+            let (wanted, requests) = bounded(1);
+            file_system.scrub_through(wanted);
+            move || scrub(&file_system, &requests, &stopped)
+        })?,
+        start("kvfs-sweep", {
+            let file_system = Arc::clone(file_system);
+            let read_only = options.read_only;
+            move || sweep(&file_system, read_only)
+        })?,
+    ])
+}
+
+pub(super) fn start(
+    name: &str, run: impl FnOnce() + Send + 'static,
+) -> Result<JoinHandle<()>, MountError> {
+    let told = name.to_owned();
+    let guarded = move || {
+        if catch_unwind(AssertUnwindSafe(run)).is_err() {
+            log::error!("{told} ended by a fault of kvfs; what it does waits for the next mount");
+        }
+    };
+    thread::Builder::new().name(name.to_owned()).spawn(guarded).map_err(MountError::Thread)
+}
+
+pub(super) fn join(threads: Vec<JoinHandle<()>>) {
+    for thread in threads {
+        if thread.join().is_err() {
+            log::error!("a background thread panicked");
+        }
+    }
+}
+
+/// Commits after each interval, and whenever enough changes wait for it.
+fn commit_regularly(
+    file_system: &FileSystem, interval: Duration,
+    (requests, stopped): (&Receiver<()>, &Receiver<()>),
+) {
+    loop {
+        let is_asked_for = crossbeam_channel::select! {
+            recv(stopped) -> _ => return,
+            recv(requests) -> _ => true,
+            default(interval) => false,
+        };
+        // Who asks waits for room, which indexing only takes.
+        if !is_asked_for && let Err(error) = file_system.index_prefixes() {
+            log::error!("the index of prefixes falls behind: {error}");
+        }
+        if let Err(error) = file_system.commit() {
+            log::error!("changes could not be made durable: {error}");
+        }
+        if let Some(ram) = &file_system.store().ram {
+            ram.tidy();
+        }
+    }
+}
+
+/// Tells the kernel what to forget: names and attributes, not cached bytes (offset -1). It runs
+/// beside the requests because the kernel may hold the very directory locked until a running request
+/// is answered.
+fn notify(notifier: &Notifier, invalidations: &Receiver<Invalidation>, stopped: &Receiver<()>) {
+    use std::os::unix::ffi::OsStrExt;
+    loop {
+        let outcome = crossbeam_channel::select! {
+            recv(stopped) -> _ => return,
+            recv(invalidations) -> what => match what {
+                Err(_) => return,
+                Ok(Invalidation::Inode(inode)) => notifier.inval_inode(INodeNo(inode.0), -1, 0),
+                Ok(Invalidation::Name(place)) => notifier
+                    .inval_entry(INodeNo(place.parent.0), std::ffi::OsStr::from_bytes(&place.name)),
+            },
+        };
+        if let Err(error) = outcome
+            && error.raw_os_error() != Some(libc::ENOENT)
+        {
+            log::debug!("the kernel did not take an invalidation: {error}");
+        }
+    }
+}
+
+fn make_spares(file_system: &FileSystem, requests: &Receiver<()>, stopped: &Receiver<()>) {
+    loop {
+        crossbeam_channel::select! {
+            recv(stopped) -> _ => return,
+            recv(requests) -> request => match request {
+                Ok(()) => file_system.make_spares(),
+                Err(_) => return,
+            },
+        }
+    }
+}
+
+fn scrub(file_system: &FileSystem, requests: &Receiver<ScrubRequest>, stopped: &Receiver<()>) {
+    let is_over = || stopped.try_recv() == Err(TryRecvError::Disconnected);
+    loop {
+        crossbeam_channel::select! {
+            recv(stopped) -> _ => return,
+            recv(requests) -> request => match request {
+                Ok(request) => file_system.scrub(&request, &is_over),
+                Err(_) => return,
+            },
+        }
+    }
+}
+
+/// Removes what exceeds the limits of directories.
+fn retain(file_system: &FileSystem, stopped: &Receiver<()>, read_only: bool) {
+    if read_only {
+        return;
+    }
+    if let Err(error) = file_system.find_limits() {
+        log::error!("looking for limits of directories: {error}");
+    }
+    let mut retainer = Retainer::default();
+    let mut pause = Duration::ZERO;
+    while stopped.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
+        pause = file_system.retain(&mut retainer);
+    }
+}
+
+fn sweep(file_system: &FileSystem, read_only: bool) {
+    if let Err(error) = file_system.note_unindexed() {
+        log::error!("looking for sequences without an index of prefixes: {error}");
+    }
+    if !read_only && let Err(error) = file_system.remove_unfinished_saves() {
+        log::error!("removing what a crash left of slots that were being saved: {error}");
+    }
+    if let Err(error) = file_system.find_pinned() {
+        log::error!("looking for pinned files: {error}");
+    }
+    match file_system.sweep_after_crash() {
+        Ok(0) => {}
+        Ok(removed) => log::info!("removed {removed} object files that a crash had left"),
+        Err(error) => log::warn!("looking for what a crash left: {error}"),
+    }
+}

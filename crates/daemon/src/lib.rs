@@ -1,0 +1,25 @@
+//! The kernel's side: decodes FUSE requests, makes one call into [`kvfs_fs`], replies.
+//!
+//! Requests come through the device or through rings; `operations` does not know which.
+//! fuser is pinned and stays behind this module.
+
+mod answer;
+mod background;
+mod connection;
+mod convert;
+mod device;
+mod dispatch;
+mod held;
+mod linger;
+mod mount;
+mod operations;
+mod pace;
+mod passthrough;
+mod remote;
+mod ring;
+mod shared;
+mod slow;
+
+pub use mount::{MountError, MountOptions, Passthrough, RemoteOptions, default_threads, serve};
+pub use remote::NeedError;
+pub use ring::is_enabled as rings_are_enabled;

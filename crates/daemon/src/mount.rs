@@ -1,0 +1,286 @@
+//! The life of a mount: open the store, mount, serve, flush.
+
+use std::io;
+use std::num::NonZeroU64;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_channel::bounded;
+use fuser::INodeNo;
+
+use super::background::{join, start_indexing, start_moving, start_prefetching, start_threads};
+use super::connection::Connection;
+use super::dispatch::Operations;
+use super::pace::Paced;
+use super::remote::{self, NeedError};
+use super::shared::Shared;
+use super::slow;
+use kvfs_fs::rebuild::{RebuildError, RebuildFrom};
+use kvfs_fs::{AskAnew, FileSystem, FsError, OnCorrupt, Verify};
+use kvfs_observe::Observer;
+use kvfs_storage::store::{Store, StoreError};
+use kvfs_storage::tier::counters::Counters;
+use kvfs_storage::tier::encoding::ColdEncoding;
+use kvfs_storage::tier::ram::{LetGo, RamTier};
+use kvfs_storage::tier::remote::seal::{KeyRing, Numbers, Seal};
+use kvfs_storage::tier::remote::{self as far, RemoteError, RemoteId, RemoteSpec};
+
+/// How long an unmount waits for a round of moving to end.
+const MOVER_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Names and inodes that wait to be invalidated. They come one or two per sealed page.
+const INVALIDATIONS_MAX: usize = 4096;
+
+/// Threads that serve requests. With passthrough one per two cores: the others are for clients, and
+/// the kernel wakes threads in turn, each from a cold start (opening a page on two cores: 36 us with
+/// one thread, 37-63 us with two). Without it they copy every byte.
+pub fn default_threads(passthrough: Passthrough) -> usize {
+    let cores = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
+    if passthrough == Passthrough::Auto && nix::unistd::geteuid().is_root() {
+        (cores / 2).clamp(1, 4)
+    } else {
+        cores.clamp(2, 4)
+    }
+}
+
+/// Whether the kernel shall read and write files itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Passthrough {
+    /// If it can.
+    #[default]
+    Auto,
+    /// No: the daemon serves every byte.
+    Off,
+}
+
+/// What a mount needs.
+#[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch of the user")]
+pub struct MountOptions {
+    /// The store's directory; made if it is missing or empty.
+    pub store: PathBuf,
+    /// Where to mount.
+    pub mountpoint: PathBuf,
+    /// Let other users in; their permissions are checked either way.
+    pub allow_other: bool,
+    /// Refuse changes that clients ask for.
+    pub read_only: bool,
+    /// Whether the kernel reads and writes files itself.
+    pub passthrough: Passthrough,
+    /// Whether requests may come through `io_uring`, if the kernel can.
+    pub io_uring: bool,
+    /// Further options for the kernel: `noexec`, `noatime` and the like.
+    pub kernel_options: Vec<String>,
+    /// Longest time that a change which nobody syncs stays in memory.
+    pub commit_interval: Duration,
+    /// Budget of the RAM tier; 0 for none.
+    pub ram_bytes: u64,
+    /// Bytes of objects that the store's disk should hold at most; `None` for no limit.
+    pub ssd_bytes: Option<u64>,
+    /// How cold objects are encoded, on the disk and in the remote.
+    pub cold: ColdEncoding,
+    /// Where objects go that the disk should not hold.
+    pub remote: Option<RemoteOptions>,
+    /// Mount also without a remote that has what the store has not.
+    pub offline: bool,
+    /// What becomes of files whose bytes cannot be had.
+    pub on_corrupt: OnCorrupt,
+    /// How often opens compare bytes with their checksum.
+    pub verify: Verify,
+    /// Threads that serve requests.
+    pub threads: usize,
+    /// The configuration as TOML, for `.kvfs/config`.
+    pub config_text: String,
+}
+
+impl MountOptions {
+    /// The defaults.
+    pub fn new(store: &Path, mountpoint: &Path) -> MountOptions {
+        MountOptions {
+            store: store.to_owned(),
+            mountpoint: mountpoint.to_owned(),
+            allow_other: false,
+            read_only: false,
+            passthrough: Passthrough::Auto,
+            io_uring: true,
+            kernel_options: Vec::new(),
+            commit_interval: Duration::from_secs(1),
+            ram_bytes: 0,
+            ssd_bytes: None,
+            cold: ColdEncoding::None,
+            remote: None,
+            offline: false,
+            on_corrupt: OnCorrupt::default(),
+            verify: Verify::default(),
+            threads: default_threads(Passthrough::Auto),
+            config_text: String::new(),
+        }
+    }
+}
+
+/// The remote of a mount.
+#[derive(Clone, Debug)]
+pub struct RemoteOptions {
+    /// Where it is.
+    pub place: RemoteSpec,
+    /// The keys that seal what goes there.
+    pub keys: Option<Arc<KeyRing>>,
+    /// Bytes per second in both directions together.
+    pub bandwidth: Option<NonZeroU64>,
+    /// Whose names the store takes over if it is new.
+    pub rebuild_from: RebuildFrom,
+    /// How often the prefixes of the other stores are read; `None` for never.
+    pub index_interval: Option<Duration>,
+}
+
+impl RemoteOptions {
+    pub(super) fn options(
+        &self, expected: Option<RemoteId>, numbers: &Arc<Numbers>,
+    ) -> far::Options {
+        let seal = |keys| Seal { keys: Arc::clone(keys), numbers: Arc::clone(numbers) };
+        let (bandwidth, seal) = (self.bandwidth, self.keys.as_ref().map(seal));
+        far::Options { bandwidth, expected, seal, ..far::Options::default() }
+    }
+}
+
+/// Why a mount could not be made or did not end well.
+#[derive(Debug)]
+pub enum MountError {
+    /// The store cannot be used.
+    Store(StoreError),
+    /// The kernel did not mount.
+    Mount(io::Error),
+    /// There is no memory filesystem for the RAM tier.
+    Memory(io::Error),
+    /// The kernel did not take the rings that it was promised.
+    Rings(io::Error),
+    /// A thread could not be started.
+    Thread(io::Error),
+    /// The remote that the store needs is not the one that was given, or none was.
+    Need(NeedError),
+    /// A new store could not take over the names that the remote has for it.
+    Rebuild(RebuildError),
+    /// The remote is sealed with other keys than are given.
+    Key(RemoteError),
+    /// The last changes could not be made durable.
+    Flush(FsError),
+}
+
+impl std::fmt::Display for MountError {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            MountError::Store(error) => write!(formatter, "{error}"),
+            MountError::Mount(error) => write!(formatter, "the kernel refused the mount: {error}"),
+            MountError::Memory(error) => {
+                write!(formatter, "the RAM tier could not be made: {error} (mount without --ram)")
+            }
+            MountError::Rings(error) => {
+                write!(formatter, "FUSE over io_uring: {error} (mount with --no-io-uring)")
+            }
+            MountError::Thread(error) => write!(formatter, "no thread could be started: {error}"),
+            MountError::Need(error) => write!(formatter, "{error}"),
+            MountError::Rebuild(error) => write!(formatter, "{error}"),
+            MountError::Key(error) => write!(formatter, "{error}"),
+            MountError::Flush(error) => {
+                write!(formatter, "the last changes could not be written: {error}")
+            }
+        }
+    }
+}
+
+impl std::error::Error for MountError {}
+
+impl From<StoreError> for MountError {
+    fn from(error: StoreError) -> MountError {
+        MountError::Store(error)
+    }
+}
+
+/// Opens the store, mounts it, calls `ready`, serves until it is unmounted, and flushes.
+pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountError> {
+    let mut store = Store::open_or_create(&options.store)?;
+    // What a rebuild sees of manifests is remembered by the store that it makes.
+    let numbers = Arc::new(Numbers::default());
+    if !options.read_only {
+        store.check_writable()?;
+    }
+    remote::prepare(options, &store, &numbers)?;
+    let counters = Counters::default();
+    // What is encoded, or elsewhere, can be nowhere else on read-only media.
+    if options.ram_bytes > 0 && (!options.read_only || store.is_read_only()) {
+        let ram = RamTier::open(options.ram_bytes, counters.clone()).map_err(MountError::Memory)?;
+        store.ram = Some(Arc::new(ram));
+    }
+    let observer = Arc::new(Observer::new());
+    observer.describe(&options.mountpoint, &options.config_text);
+    let (sender, invalidations) = bounded(INVALIDATIONS_MAX);
+    let (mut file_system, recovered) = FileSystem::open(store, observer, sender)?;
+    log::info!("opened the store {}: {recovered:?}", options.store.display());
+    file_system.set_on_corrupt(options.on_corrupt);
+    file_system.set_verify(options.verify);
+    let mover = remote::attach_tiers(options, &mut file_system, &counters, &numbers)?;
+    show_metrics(&file_system, &counters);
+    let file_system = Arc::new(file_system);
+    let shared = Arc::new(Shared::new(Arc::clone(&file_system), options));
+    let let_go = {
+        let shared = Arc::downgrade(&shared);
+        LetGo(Arc::new(move |inode| {
+            shared.upgrade().is_none_or(|shared| shared.backings.let_go(inode))
+        }))
+    };
+    if let Some(ram) = &file_system.store().ram {
+        ram.on_eviction(let_go.clone());
+    }
+    file_system.on_leaving(let_go);
+    let room_in = Arc::clone(&file_system);
+    let (paced, paced_threads) = Paced::start(Box::new(move || room_in.has_room()))?;
+    let (pools, queues) = slow::queues(paced);
+    let operations = Operations::new(Arc::clone(&shared), pools);
+    let connection = Connection::open(options, &shared, operations)?;
+
+    let (stop, stopped) = bounded::<()>(0);
+    let notifier = connection.notifier();
+    let teller = notifier.clone();
+    file_system.on_new_names(AskAnew(Box::new(move |directory| {
+        // A directory that the kernel does not hold needs no telling.
+        let _ = teller.inval_inode(INodeNo(directory.0), -1, 0);
+    })));
+    let threads = start_threads(options, &file_system, (notifier, invalidations), &stopped)?;
+    let slow_threads = queues.start(file_system.tiers().is_some())?;
+    start_prefetching(&file_system, counters, &stopped)?;
+    start_indexing(options, &file_system, &stopped)?;
+    let moving = mover.map(|mover| start_moving(&file_system, mover, &stopped)).transpose()?;
+    let rings = connection.begin()?;
+    ready();
+    join(slow_threads);
+    join(paced_threads);
+    join(rings);
+    file_system.stop_moving();
+    drop(stop);
+    join(threads);
+    if let Some(done) = moving {
+        // A call that hangs in the remote is left behind; it changes nothing any more.
+        let _ = done.recv_timeout(MOVER_PATIENCE);
+    }
+    if !options.read_only {
+        file_system.record_uses().map_err(MountError::Flush)?;
+    }
+    file_system.commit_and_close().map_err(MountError::Flush)?;
+    log::info!("unmounted {}", options.mountpoint.display());
+    if let Some((operation, held)) = file_system.observer().longest_held() {
+        let name = operation.name();
+        log::info!("the request that others waited for longest was {name}: {held:.1?}");
+    }
+    Ok(())
+}
+
+fn show_metrics(file_system: &FileSystem, counters: &Counters) {
+    let registry = file_system.observer().registry();
+    if let Err(error) = file_system.retention_counters().register(registry) {
+        log::error!("metrics of retention: {error}");
+    }
+    if let Err(error) = counters.register(registry) {
+        log::error!("metrics of the tiers: {error}");
+    }
+}

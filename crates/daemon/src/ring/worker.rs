@@ -1,0 +1,203 @@
+//! A thread with a ring: takes requests from the kernel, and gives answers back.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_channel::Receiver;
+use io_uring::squeue::Entry128;
+use io_uring::{IoUring, cqueue, opcode, squeue, types};
+use zerocopy::IntoBytes;
+
+use super::answer::Ticket;
+use super::outbox::Outbox;
+use super::request::serve;
+use super::slot::Slot;
+use super::wire::{COMMIT_AND_FETCH, REGISTER, RingCommand};
+use crate::dispatch::Operations;
+
+/// Submissions that wait for the kernel to look at them. It looks whenever the worker waits.
+const SUBMISSIONS: u32 = 64;
+/// Stands for the bell among the numbers of slots.
+const BELL: u64 = u64::MAX;
+/// How long to wait for memory.
+const SHORTAGE_PAUSE: Duration = Duration::from_millis(1);
+/// The connection to the kernel among the ring's files.
+const DEVICE: types::Fixed = types::Fixed(0);
+
+/// A ring and the slots of the queues that it serves.
+pub(super) struct Worker {
+    ring: IoUring<squeue::Entry128, cqueue::Entry>,
+    /// By their index; those that the kernel has.
+    in_kernel: Vec<Option<Slot>>,
+    outbox: Arc<Outbox>,
+    answers: Receiver<Slot>,
+    /// What the kernel said: a slot's number, and a request (0) or an error.
+    completed: VecDeque<(u64, i32)>,
+}
+
+impl Worker {
+    /// A ring of the calling thread, and so many slots for each queue.
+    pub(super) fn new(queues: &[(u16, usize)]) -> io::Result<Worker> {
+        let count = queues.iter().map(|(_, depth)| depth).sum();
+        // One completion for each slot, and the bell.
+        let completions = u32::try_from(count + 1).unwrap_or(u32::MAX).next_power_of_two();
+        let ring = IoUring::builder()
+            .setup_single_issuer()
+            .setup_defer_taskrun()
+            .setup_cqsize(completions.max(SUBMISSIONS))
+            .build(SUBMISSIONS)?;
+        let queues = queues.iter().flat_map(|(queue, depth)| std::iter::repeat_n(*queue, *depth));
+        let slots = queues.enumerate().map(|(index, queue)| Slot::new(index, queue).map(Some));
+        let in_kernel = slots.collect::<io::Result<Vec<_>>>()?;
+        let (outbox, answers) = Outbox::new(count)?;
+        let (outbox, completed) = (Arc::new(outbox), VecDeque::new());
+        Ok(Worker { ring, in_kernel, outbox, answers, completed })
+    }
+
+    pub(super) fn outbox(&self) -> Arc<Outbox> {
+        Arc::clone(&self.outbox)
+    }
+
+    /// Gives all slots to the kernel. Once every queue has one, it sends requests.
+    pub(super) fn register(&mut self, device: &OwnedFd) -> io::Result<()> {
+        self.ring.submitter().register_files(&[device.as_raw_fd()])?;
+        for index in 0..self.in_kernel.len() {
+            let Some(slot) = &mut self.in_kernel[index] else { continue };
+            // The kernel reads the vectors as it takes the submission.
+            let vectors = slot.vectors();
+            let entry = command(REGISTER, slot, Some(&vectors));
+            self.push(&entry)?;
+            self.submit(0)?;
+        }
+        self.watch_bell()?;
+        self.submit(0)?;
+        // Requests come as soon as each queue has a slot, and so may the end of the mount.
+        let refused = self.completed.iter().map(|(_, result)| -result);
+        let refused = refused.into_iter().find(|error| *error > 0 && !has_ended(*error));
+        refused.map_or(Ok(()), |error| Err(io::Error::from_raw_os_error(error)))
+    }
+
+    /// Serves requests until the mount ends.
+    pub(super) fn run(&mut self, operations: &Operations) -> io::Result<()> {
+        loop {
+            while let Some((number, result)) = self.completed.pop_front() {
+                if number == BELL {
+                    self.outbox.hear();
+                    self.watch_bell()?;
+                } else {
+                    self.take(number, result, operations);
+                }
+                self.give_back()?;
+                if !self.completed.is_empty() {
+                    // Nobody waits for what is done for somebody else.
+                    self.submit(0)?;
+                }
+            }
+            if self.outbox.is_over() && self.in_kernel.iter().all(Option::is_none) {
+                return Ok(());
+            }
+            self.submit(1)?;
+        }
+    }
+
+    /// Lets the kernel look at the submissions, waits for so many completions, and takes what there is.
+    fn submit(&mut self, wanted: usize) -> io::Result<()> {
+        match self.ring.submit_and_wait(wanted) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EBUSY)) => {
+                // The kernel has no memory at the moment.
+                std::thread::sleep(SHORTAGE_PAUSE);
+            }
+            outcome => drop(outcome?),
+        }
+        let completed = self.ring.completion();
+        self.completed.extend(completed.map(|entry| (entry.user_data(), entry.result())));
+        Ok(())
+    }
+
+    /// A slot comes back, with a request or for good.
+    fn take(&mut self, number: u64, result: i32, operations: &Operations) {
+        let slot = usize::try_from(number).ok().and_then(|index| self.in_kernel.get_mut(index));
+        let Some(slot) = slot.and_then(Option::take) else { return };
+        match result {
+            0 => {
+                let ticket = Ticket::new(slot, Arc::clone(&self.outbox));
+                // A fault of ours in one request must not stop all of a processor. Who sent it gets EIO.
+                if catch_unwind(AssertUnwindSafe(|| serve(operations, ticket))).is_err() {
+                    log::error!("a request was not answered: an operation panicked");
+                }
+            }
+            error if has_ended(-error) => {}
+            error => {
+                log::error!("a request was lost: {}", io::Error::from_raw_os_error(-error));
+            }
+        }
+    }
+
+    /// Gives what was answered to the kernel.
+    fn give_back(&mut self) -> io::Result<()> {
+        while let Ok(slot) = self.answers.try_recv() {
+            let entry = command(COMMIT_AND_FETCH, &slot, None);
+            let index = slot.index;
+            self.in_kernel[index] = Some(slot);
+            self.push(&entry)?;
+        }
+        Ok(())
+    }
+
+    fn watch_bell(&mut self) -> io::Result<()> {
+        let bell = types::Fd(self.outbox.bell().as_raw_fd());
+        let events = u32::from(libc::POLLIN.cast_unsigned());
+        self.push(&opcode::PollAdd::new(bell, events).build().user_data(BELL).into())
+    }
+
+    /// Puts a submission into the ring, which the kernel looks at with the next call.
+    fn push(&mut self, entry: &Entry128) -> io::Result<()> {
+        loop {
+            // SAFETY: what an entry refers to is a slot, which stays where it is while the kernel has it.
+            let pushed = unsafe { self.ring.submission().push(entry) };
+            if pushed.is_ok() {
+                return Ok(());
+            }
+            self.submit(0)?;
+        }
+    }
+}
+
+impl Drop for Worker {
+    /// The kernel may still write to slots that it has where this ends early.
+    fn drop(&mut self) {
+        for slot in self.in_kernel.iter_mut().filter_map(Option::take) {
+            std::mem::forget(slot);
+        }
+    }
+}
+
+/// Whether an error says that the mount has ended.
+fn has_ended(error: i32) -> bool {
+    matches!(error, libc::ENOTCONN | libc::ECONNABORTED)
+}
+
+/// A submission of a slot.
+fn command(number: u32, slot: &Slot, vectors: Option<&[libc::iovec; 2]>) -> Entry128 {
+    /// Where a submission has the number of its vectors, in words. `io-uring` has no name for it.
+    const LENGTH: usize = 6;
+    /// Header and payload.
+    const VECTORS: u32 = 2;
+    let mut area = [0; 80];
+    let body =
+        RingCommand { commit_id: slot.commit_id(), qid: slot.queue, ..RingCommand::default() };
+    area[..size_of::<RingCommand>()].copy_from_slice(body.as_bytes());
+    let address = vectors.map(|vectors| vectors.as_ptr() as u64);
+    let entry = opcode::UringCmd80::new(DEVICE, number).cmd(area).addr(address).build();
+    let entry = entry.user_data(slot.index as u64);
+    // SAFETY: the kernel's structure of 128 bytes, all of which the builder has set.
+    let mut words: [u32; 32] = unsafe { std::mem::transmute(entry) };
+    words[LENGTH] = if vectors.is_some() { VECTORS } else { 0 };
+    // SAFETY: the same structure, with another number in one field.
+    unsafe { std::mem::transmute(words) }
+}

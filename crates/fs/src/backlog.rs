@@ -1,0 +1,172 @@
+//! Changes that wait for a commit: how many there may be, and what a client does that makes more.
+//!
+//! Memory bounds them, and so does whoever syncs a file: a commit is of all of them. Long before there are too
+//! many a commit is asked for; when they still become more, each new one waits a little, so that nobody ever
+//! waits for a whole commit.
+
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use crossbeam_channel::Sender;
+
+use super::state::State;
+use super::{FileSystem, FsError};
+
+/// Uncommitted records that may wait in memory, some 250 bytes each: 12 MiB, and as much again
+/// while they are being written out.
+const CHANGES_MAX: usize = 50_000;
+/// Their bytes, for those that are larger: an attribute may have 64 KiB. As much again while they are
+/// being written out.
+const BYTES_MAX: usize = 32 << 20;
+/// Changes that may still come between a look at what waits and the change itself.
+const CHANGES_MARGIN: usize = 2048;
+const BYTES_MARGIN: usize = 4 << 20;
+
+/// Thousandths of what may wait at which a commit is asked for.
+const COMMIT_FROM: usize = 250;
+/// And from which on changes wait.
+const DELAY_FROM: usize = 500;
+/// How long the last change waits for which there is room. A thousand clients in as many directories make 20,000
+/// changes a second then: more than a disk makes durable. Those in one directory wait for each other.
+const DELAY_MAX: Duration = Duration::from_millis(50);
+/// Less than this is not worth another thread.
+const DELAY_MIN: Duration = Duration::from_micros(20);
+
+/// When a change may be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pace {
+    /// Now.
+    AtOnce,
+    /// After this time, if there is room then.
+    After(Duration),
+    /// When a commit was tried: those before it failed, and its client is to hear of it.
+    AfterCommit,
+}
+
+/// How a commit is asked for.
+#[derive(Debug, Default)]
+pub(super) struct Backlog {
+    wanted: OnceLock<Sender<()>>,
+}
+
+impl FileSystem {
+    /// How a commit is asked for before the timer asks.
+    pub fn commit_through(&self, wanted: Sender<()>) {
+        let _ = self.backlog.wanted.set(wanted);
+    }
+
+    /// When the next change may be made.
+    pub fn pace(&self) -> Pace {
+        let (fill, fails) = {
+            let state = self.state();
+            (fill_thousandths(&state), state.commit_failure.is_some())
+        };
+        // Where commits fail, the timer tries again.
+        if fill >= COMMIT_FROM
+            && !fails
+            && let Some(wanted) = self.backlog.wanted.get()
+        {
+            // If one is asked for already, it takes these changes as well.
+            let _ = wanted.try_send(());
+        }
+        match delay(fill) {
+            Some(_) if fails => Pace::AfterCommit,
+            Some(delay) if delay >= DELAY_MIN => Pace::After(delay),
+            _ => Pace::AtOnce,
+        }
+    }
+
+    /// Whether another change may be made, or a commit has failed, which its client will be told.
+    pub fn has_room(&self) -> bool {
+        let state = self.state();
+        fill_thousandths(&state) < 1000 || state.commit_failure.is_some()
+    }
+
+    /// Commits before changing more when there is no room: memory stays bounded whoever makes changes.
+    pub(super) fn throttle(&self) -> Result<(), FsError> {
+        let is_full = {
+            let metadata = &self.state().metadata;
+            metadata.uncommitted() >= CHANGES_MAX || metadata.uncommitted_bytes() >= BYTES_MAX
+        };
+        if is_full { self.commit() } else { Ok(()) }
+    }
+
+    /// The same before something is removed, which must go on where the disk is too full for a commit.
+    pub(super) fn throttle_removal(&self) {
+        // The commits of the timer tell of it.
+        let _ = self.throttle();
+    }
+}
+
+/// How much of what may wait does, in thousandths.
+fn fill_thousandths(state: &State) -> usize {
+    let (changes, bytes) = (state.metadata.uncommitted(), state.metadata.uncommitted_bytes());
+    (changes * 1000 / (CHANGES_MAX - CHANGES_MARGIN)).max(bytes * 1000 / (BYTES_MAX - BYTES_MARGIN))
+}
+
+/// How long a change waits; `None` if it need not. It grows with the square of what is above the bound, so that
+/// few clients are hardly held up and many are.
+fn delay(fill: usize) -> Option<Duration> {
+    let above = fill.min(1000).checked_sub(DELAY_FROM)?;
+    let whole = 1000 - DELAY_FROM;
+    let parts = u32::try_from(above * above).ok()?;
+    Some(DELAY_MAX * parts / u32::try_from(whole * whole).ok()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::{Caller, NewNode, Place};
+    use kvfs_observe::Observer;
+    use kvfs_storage::store::Store;
+    use kvfs_storage::store::record::InodeId;
+
+    const FILES: InodeId = InodeId(3);
+
+    #[test]
+    fn a_commit_is_asked_for_before_anybody_waits_and_makes_room() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::open_or_create(&directory.path().join("store")).unwrap();
+        let (sender, _invalidations) = crossbeam_channel::bounded(1);
+        let (fs, _) = FileSystem::open(store, Arc::new(Observer::new()), sender).unwrap();
+        let (wanted, requests) = crossbeam_channel::bounded(1);
+        fs.commit_through(wanted);
+        let caller = Caller::DAEMON;
+        let mut number = 0;
+        let mut make = || {
+            number += 1;
+            let place = Place { parent: FILES, name: format!("d{number}").into_bytes() };
+            fs.make(&place, &NewNode::Directory, 0o755, caller).unwrap();
+            fs.pace()
+        };
+        while make() == Pace::AtOnce && requests.is_empty() {}
+        assert_eq!(requests.try_recv(), Ok(()), "somebody waits before a commit was asked for");
+        assert_eq!(make(), Pace::AtOnce);
+        let mut longest = Duration::ZERO;
+        while fs.has_room() {
+            if let Pace::After(delay) = make() {
+                assert!(delay >= longest && delay <= DELAY_MAX, "{delay:?} after {longest:?}");
+                longest = delay;
+            }
+        }
+        assert_eq!(longest, DELAY_MAX);
+        fs.commit().unwrap();
+        assert!(fs.has_room());
+        assert_eq!(fs.pace(), Pace::AtOnce);
+    }
+
+    #[test]
+    fn a_change_waits_the_longer_the_more_there_are() {
+        assert_eq!(delay(0), None);
+        assert_eq!(delay(DELAY_FROM - 1), None);
+        assert_eq!(delay(DELAY_FROM), Some(Duration::ZERO));
+        assert_eq!(delay(1000), Some(DELAY_MAX));
+        assert_eq!(delay(5000), Some(DELAY_MAX));
+        let delays: Vec<_> = (DELAY_FROM..=1000).map(delay).collect();
+        assert!(delays.is_sorted());
+        let half = delay(750).unwrap();
+        assert!(half < DELAY_MAX / 3 && half > DELAY_MAX / 5, "{half:?}");
+    }
+}

@@ -1,0 +1,268 @@
+//! Making files, directories, links and special files.
+
+use super::attributes::{Attributes, Caller, Found, Place};
+use super::classify::{self, FileClass};
+use super::handle::{Handle, Served};
+use super::settle::awaits_rename;
+use super::state::State;
+use super::{FileSystem, FsError, check_new, descriptors};
+use kvfs_storage::store::metadata::Life;
+use kvfs_storage::store::record::{
+    DirectoryClass, Entry, FileRecord, Inode, InodeId, Kind, ObjectKind, Role, Time,
+};
+use std::sync::Arc;
+
+use super::open::{Caching, Opened, OpenedBy};
+use super::spare::NewFile;
+use kvfs_storage::store::disk::Access;
+
+/// What is made besides directories and open files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NewNode {
+    /// A directory.
+    Directory,
+    /// A symbolic link to this target.
+    Symlink(Vec<u8>),
+    /// An empty regular file, a FIFO, a socket or a device node.
+    Special {
+        /// `S_IFMT` bits.
+        file_type: u32,
+        /// Device number.
+        device: u32,
+    },
+}
+
+/// A file made and opened.
+#[derive(Debug)]
+pub struct Created {
+    /// The name and inode.
+    pub found: Found,
+    /// The handle.
+    pub opened: Opened,
+}
+
+impl FileSystem {
+    /// Makes a directory, symbolic link or special file.
+    pub fn make(
+        &self, place: &Place, node: &NewNode, mode: u16, caller: Caller,
+    ) -> Result<Found, FsError> {
+        check_new(place)?;
+        if let NewNode::Special { file_type: libc::S_IFREG, .. } = node {
+            let created = self.create(place, mode, caller, false)?;
+            self.release(created.opened.handle)?;
+            return Ok(created.found);
+        }
+        self.throttle()?;
+        let mut state = self.state_to_change()?;
+        let (parent, class) = state.directory(place.parent)?;
+        if state.entry(place.parent, &place.name)?.is_some() {
+            return Err(FsError::Exists);
+        }
+        let kind = new_kind(node, class, place)?;
+        let is_directory = *node == NewNode::Directory;
+        let mut inode = new_inode(&parent, kind, mode, caller);
+        if is_directory {
+            inode.links = 2;
+            inode.mode |= parent.mode & 0o2000;
+        }
+        let id = state.metadata.new_inode();
+        state.metadata.put_inode(Life::Durable, id, &inode);
+        let entry = Entry { inode: id, file_type: inode.file_type() };
+        state.metadata.put_entry(Life::Durable, place.parent, &place.name, entry);
+        state.touch_directory(place.parent, i32::from(is_directory))?;
+        state.nodes.entry(id).or_default().lookups += 1;
+        let attributes = Attributes::of_record(id, &inode);
+        let name_is_stable = super::lookup::name_is_stable(class, &attributes, &place.name);
+        Ok(Found { attributes, name_is_stable })
+    }
+
+    /// Makes a file and opens it for writing. With `writes` false the handle is only a reader.
+    pub fn create(
+        &self, place: &Place, mode: u16, caller: Caller, writes: bool,
+    ) -> Result<Created, FsError> {
+        self.create_as(place, mode, caller, (writes, false))
+    }
+
+    /// The same for a writer whose writes are synced: not in memory, and its name is durable soon.
+    pub fn create_synchronous(
+        &self, place: &Place, mode: u16, caller: Caller,
+    ) -> Result<Created, FsError> {
+        self.create_as(place, mode, caller, (true, true))
+    }
+
+    fn create_as(
+        &self, place: &Place, mode: u16, caller: Caller, (writes, is_synchronous): (bool, bool),
+    ) -> Result<Created, FsError> {
+        if let Some(created) = self.create_block(place, caller, writes)? {
+            return Ok(created);
+        }
+        if let Some(created) = self.create_slot(place, mode, caller, writes)? {
+            return Ok(created);
+        }
+        check_new(place)?;
+        if !self.is_passthrough() {
+            descriptors::check()?;
+        }
+        self.throttle()?;
+        self.publish_before(place)?;
+        let (id, mut inode, class) = self.reserve(place, mode, caller)?;
+        let append = inode.file().is_some_and(|file| file.role.is_append_only());
+        if append && self.is_passthrough() {
+            descriptors::check()?;
+        }
+        let access = if append { Access::ReadWrite } else { self.writer_access() };
+        let in_memory = !is_synchronous && !append;
+        let page_bytes = if in_memory { self.page_bytes(place.parent) } else { None };
+        let (object, file) = self.new_file(page_bytes, access)?;
+        // The times that whoever asks later is told, too.
+        let modified = file.stat()?.mtime;
+        (inode.mtime, inode.ctime) = (modified, inode.ctime.max(modified));
+        if let Some(file) = inode.file_mut() {
+            file.object = Some(object);
+        }
+        let mut state = self.state_to_change()?;
+        add_file(&mut state, place, id, &inode, class)?;
+        if append {
+            state.publish(object, ObjectKind::Rows, 0)?;
+        } else {
+            state.unsettled.insert(id, object);
+        }
+        let (served, by) = if append {
+            (Served::Append(file), OpenedBy::Daemon)
+        } else if self.is_passthrough() {
+            (Served::Passthrough, OpenedBy::Kernel { file: Arc::clone(&file) })
+        } else {
+            (Served::File(Arc::clone(&file)), OpenedBy::Daemon)
+        };
+        let handle = state.add_handle(Handle::new(id, writes, served));
+        let node = state.nodes.entry(id).or_default();
+        node.lookups += 1;
+        node.found_in = (class == FileClass::Tokens).then_some(place.parent);
+        let attributes = Attributes { is_at_rest: false, ..Attributes::of_record(id, &inode) };
+        // A rename proves that such a file is at rest by its release; the round trip is saved.
+        let closes_quietly = !is_synchronous && self.is_passthrough() && awaits_rename(&state, id);
+        let stable = class == FileClass::Plain
+            && super::lookup::name_is_stable(state.directory(place.parent)?.1, &attributes, b"");
+        Ok(Created {
+            found: Found { attributes, name_is_stable: stable },
+            opened: Opened {
+                handle,
+                by,
+                is_sealed: false,
+                caching: if append { Caching::Never } else { Caching::Kept },
+                closes_quietly,
+            },
+        })
+    }
+
+    /// The file of a new object: in memory if it may become a page of some length and there is
+    /// room, else on the disk.
+    fn new_file(&self, page_bytes: Option<u64>, access: Access) -> std::io::Result<NewFile> {
+        if let Some(bytes) = page_bytes {
+            let object = self.state().metadata.new_object();
+            if let Some(file) = self.store.create_in_ram(object, bytes, access)? {
+                return Ok((object, Arc::from(file)));
+            }
+            self.state().metadata.staged.remove(&object);
+        }
+        if let Some(spare) = self.take_spare(access)? {
+            return Ok(spare);
+        }
+        let object = self.state().metadata.new_object();
+        let made = self.make_object_file(object, access).inspect_err(|_| {
+            self.state().metadata.staged.remove(&object);
+        });
+        Ok((object, made?))
+    }
+
+    /// Length of a full page of a layer's directory, if pages are written to memory first.
+    fn page_bytes(&self, directory: InodeId) -> Option<u64> {
+        self.store.ram.as_ref()?;
+        let mut state = self.state();
+        let DirectoryClass::Layer(_) = state.directory(directory).ok()?.1 else {
+            return None;
+        };
+        let model = self.model_of(&mut state, directory).ok()?;
+        let geometry = model.manifest.geometry();
+        Some(geometry.file_bytes(geometry.page_tokens()))
+    }
+
+    /// Number and record of a file to be made, still without an object.
+    fn reserve(
+        &self, place: &Place, mode: u16, caller: Caller,
+    ) -> Result<(InodeId, Inode, FileClass), FsError> {
+        let mut state = self.state_to_change()?;
+        let (parent, parent_class) = state.directory(place.parent)?;
+        if state.entry(place.parent, &place.name)?.is_some() {
+            return Err(FsError::Exists);
+        }
+        let class = classify::file(parent_class, &place.name);
+        let role = match class {
+            FileClass::Reserved => return Err(FsError::NotPermitted),
+            FileClass::Plain | FileClass::Page(_) | FileClass::Manifest => Role::Plain,
+            FileClass::Tail(start) => {
+                self.check_tail(&mut state, place, start)?;
+                Role::Tail { start, directory: place.parent }
+            }
+            FileClass::Tokens => Role::Tokens,
+        };
+        let record =
+            FileRecord { role, object: None, size: 0, blocks: 0, unsettled: role.is_append_only() };
+        let inode = new_inode(&parent, Kind::File(record), mode, caller);
+        Ok((state.metadata.new_inode(), inode, class))
+    }
+}
+
+/// Gives a new file its name, or, for a page, the promise of one.
+fn add_file(
+    state: &mut State, place: &Place, id: InodeId, inode: &Inode, class: FileClass,
+) -> Result<(), FsError> {
+    if class.is_sealed() {
+        state.metadata.put_inode(Life::Volatile, id, inode);
+        state.nodes.entry(id).or_default().pending = Some(Box::new(place.clone()));
+        state.pending.entry(place.clone()).or_default().push(id);
+        return Ok(());
+    }
+    let append = inode.file().is_some_and(|file| file.role.is_append_only());
+    let life = if append { Life::Durable } else { Life::Volatile };
+    state.metadata.put_inode(life, id, inode);
+    let entry = Entry { inode: id, file_type: libc::S_IFREG };
+    state.metadata.put_entry(life, place.parent, &place.name, entry);
+    if !append {
+        state.fresh.insert(id, place.clone());
+    }
+    state.touch_directory(place.parent, 0)
+}
+
+fn new_kind(node: &NewNode, parent: DirectoryClass, place: &Place) -> Result<Kind, FsError> {
+    if *node == NewNode::Directory {
+        let class = classify::directory(parent, &place.name).ok_or(FsError::NotPermitted)?;
+        return Ok(Kind::Directory { class, parent: place.parent, name: place.name.clone() });
+    }
+    if classify::file(parent, &place.name) != FileClass::Plain {
+        return Err(FsError::NotPermitted);
+    }
+    Ok(match node {
+        NewNode::Symlink(target) => Kind::Symlink { target: target.clone() },
+        NewNode::Special { file_type, device } => {
+            Kind::Special { file_type: *file_type, device: *device }
+        }
+        NewNode::Directory => return Err(FsError::Invalid),
+    })
+}
+
+/// An inode of the caller; in a directory with the set-group-ID bit, of the directory's group.
+pub(super) fn new_inode(parent: &Inode, kind: Kind, mode: u16, caller: Caller) -> Inode {
+    let now = Time::now();
+    let gid = if parent.mode & 0o2000 == 0 { caller.gid } else { parent.gid };
+    Inode {
+        kind,
+        mode: mode & 0o7777,
+        uid: caller.uid,
+        gid,
+        links: 1,
+        atime: now,
+        mtime: now,
+        ctime: now,
+    }
+}

@@ -1,0 +1,70 @@
+//! A raw copy on this machine that is not what was written, while there is another that may be.
+
+use super::{FileSystem, FsError};
+use kvfs_storage::store::disk::FileStat;
+use kvfs_storage::store::quarantine::{self, Take};
+use kvfs_storage::store::record::{InodeId, ObjectId, RemoteState, Role};
+use kvfs_storage::tier::remote::RemoteError;
+
+impl FileSystem {
+    /// The copy that had this `stat` is damaged: it makes room for the encoded one or the remote's,
+    /// and is kept in quarantine. False if there is neither.
+    pub(super) fn replace_damaged(
+        &self, (id, role): (InodeId, Role), object: ObjectId, damaged: &FileStat,
+    ) -> Result<bool, FsError> {
+        let Some(tiers) = &self.tiers else {
+            return Ok(false);
+        };
+        if self.store.is_read_only() || !self.has_other_copy(object)? {
+            return Ok(false);
+        }
+        let work = || {
+            let outcome = self.remove_damaged(id, object, damaged).map(|()| None);
+            outcome.map_err(|error| RemoteError::local(std::io::Error::other(error)))
+        };
+        tiers.share(object, work).map_err(FsError::Remote)?;
+        Ok(self.fetch((id, role), object)?.has_other())
+    }
+
+    pub(super) fn has_other_copy(&self, object: ObjectId) -> Result<bool, FsError> {
+        let state = self.state();
+        let is_encoded = state.metadata.encoded_copy(object)?.is_some();
+        Ok(is_encoded || state.metadata.remote_copy(object)?.is_some())
+    }
+
+    fn remove_damaged(
+        &self, id: InodeId, object: ObjectId, damaged: &FileStat,
+    ) -> Result<(), FsError> {
+        // Somebody else may have found it as well, and replaced it by now.
+        match self.store.stat_object(object) {
+            Ok(stat) if stat.is_same_content(damaged) => {}
+            _ => return Ok(()),
+        }
+        let why = format!("object {object}: the local copy is damaged, another takes its place");
+        log::warn!("{why}");
+        if let Err(error) = quarantine::put(&self.store, object, Take::Copy, &why) {
+            log::warn!("object {object}: the damaged copy could not be kept: {error}");
+        }
+        let mut state = self.state_to_change()?;
+        let remote = state.metadata.remote_copy(object)?;
+        let is_encoded = state.metadata.encoded_copy(object)?.is_some();
+        let has_other = is_encoded || remote.is_some();
+        let Some(tiers) = self.tiers.as_ref().filter(|_| has_other) else {
+            return Ok(());
+        };
+        if state.unsettled.contains_key(id) {
+            return Ok(());
+        }
+        self.store.remove_raw(object)?;
+        if is_encoded {
+            tiers.copies.note_raw_gone(object, id);
+        } else if let Some(copy) = remote
+            && copy.state == RemoteState::Named
+        {
+            state.metadata.set_remote_state(object, copy, RemoteState::Only);
+            let length = state.metadata.object(object)?.map_or(0, |record| record.length);
+            tiers.copies.note_left(object, length);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,238 @@
+//! Moving objects towards the remote, in the background.
+//!
+//! Each step is durable before the next one relies on it, so a crash anywhere leaves at least one
+//! verified copy:
+//!
+//! ```text
+//! upload     the remote holds the bytes                        (upload)
+//! verify     they were read back and compared                  record: Held
+//! publish    a manifest of names says that somebody needs them record: Named
+//! leave      the record says that the disk's copy does not     record: Only (leave)
+//!            count any more; only then is its file removed
+//! ```
+//!
+//! Everything that comes to rest is uploaded; only what does not fit leaves, and only what does not
+//! fit encoded either ([`super::encoded`]).
+
+use std::collections::{BTreeSet, HashSet, VecDeque};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::growing::Growing;
+use super::lossy::LossyModels;
+use super::tiers::Tiers;
+use super::{FileSystem, FsError};
+use kvfs_storage::store::format;
+use kvfs_storage::store::record::{InodeId, ObjectId, ObjectKind, RemoteState};
+use kvfs_storage::tier::exchange::{Exchange, Uploaded};
+use kvfs_storage::tier::remote::hold::Stamp;
+use kvfs_storage::tier::remote::names::Publisher;
+use kvfs_storage::tier::remote::names::format::About;
+use kvfs_storage::tier::remote::{BlobStore, State as RemoteHealth};
+
+/// A manifest of names costs a pass over all records: while more is coming, one is published so
+/// often.
+const PUBLISH_EVERY: Duration = Duration::from_secs(10);
+/// Passes over all records take at most one of so many parts of the time.
+const PASSES_APART: u32 = 20;
+
+/// What the thread that moves objects remembers between two rounds.
+#[derive(Debug)]
+pub struct Mover {
+    /// `None` without a remote.
+    publisher: Option<Publisher>,
+    /// Uploaded, to be read back when they are due.
+    pub(super) uploaded: VecDeque<(InodeId, Uploaded)>,
+    /// Verified, and not yet in a reliable manifest.
+    pub(super) unnamed: BTreeSet<(InodeId, ObjectId)>,
+    /// From before the oldest of those was put.
+    pub(super) oldest: Option<Stamp>,
+    /// When it was last published, and how long that took.
+    published: Instant,
+    took: Duration,
+    growing: Growing,
+    lossy_models: LossyModels,
+    reported: Option<&'static str>,
+}
+
+impl Mover {
+    /// One that has nothing to do yet.
+    pub fn new(publisher: Option<Publisher>) -> Mover {
+        Mover {
+            publisher,
+            uploaded: VecDeque::new(),
+            unnamed: BTreeSet::new(),
+            oldest: None,
+            published: Instant::now(),
+            took: Duration::ZERO,
+            growing: Growing::default(),
+            lossy_models: LossyModels::default(),
+            reported: None,
+        }
+    }
+
+    /// Files that were uploaded, and are not yet known to be named.
+    fn under_way(&self) -> HashSet<InodeId> {
+        let uploaded = self.uploaded.iter().map(|(id, _)| *id);
+        uploaded.chain(self.unnamed.iter().map(|(id, _)| *id)).collect()
+    }
+}
+
+impl FileSystem {
+    /// One round of moving; says how long to wait before the next.
+    pub fn move_objects(&self, mover: &mut Mover) -> Duration {
+        let Some(tiers) = &self.tiers else {
+            return Duration::MAX;
+        };
+        tiers.moving.store(true, Ordering::Relaxed);
+        let outcome = self.round(tiers, mover);
+        tiers.moving.store(false, Ordering::Relaxed);
+        let under_way = mover.under_way();
+        self.state().metadata.arrivals.keep_taken(|id| under_way.contains(&id));
+        if tiers.is_closing() {
+            return Duration::MAX;
+        }
+        if let Err(error) = &outcome {
+            self.report_outage(mover, error);
+        } else if mover.reported.take().is_some() {
+            log::info!("moving objects to the remote goes on");
+        }
+        match outcome {
+            Err(_) => Duration::from_secs(5),
+            Ok(true) => Duration::ZERO,
+            Ok(false) => Duration::from_millis(500),
+        }
+    }
+
+    /// Whether objects are moving down the tiers, which takes the processor.
+    pub fn is_moving(&self) -> bool {
+        self.tiers.as_ref().is_some_and(|tiers| tiers.moving.load(Ordering::Relaxed))
+    }
+
+    /// Whether there is more to do at once.
+    fn round(&self, tiers: &Tiers, mover: &mut Mover) -> Result<bool, FsError> {
+        // Before anything that waits for the remote.
+        let encoded = self.encode_cold(tiers, &mut mover.lossy_models)?;
+        let Some(exchange) = &tiers.exchange else {
+            return Ok(self.note_raw(tiers)? || encoded > 0);
+        };
+        match exchange.remote().state() {
+            RemoteHealth::Up { id, .. } => {
+                self.remember_remote(id, BlobStore::place(exchange.remote().as_ref()))?;
+            }
+            RemoteHealth::Connecting => return Ok(false),
+            RemoteHealth::Down { error, .. } => return Err(FsError::Remote(error)),
+        }
+        self.fetch_positions()?;
+        self.note_manifests_seen(exchange.remote())?;
+        let uploaded = self.upload_batch(tiers, exchange, mover)?;
+        self.verify_due(tiers, exchange, mover)?;
+        let is_idle = uploaded == 0 && mover.uploaded.is_empty();
+        let is_asked = tiers.publication.take_request();
+        if is_asked || self.is_publication_due(tiers, mover, is_idle) {
+            let outcome = self.publish_names(tiers, exchange, mover);
+            if is_asked {
+                tiers.publication.answer(outcome.is_ok());
+            }
+            outcome?;
+        }
+        let granted = self.grant_wishes(tiers)?;
+        let mut made_room = self.encode_cold(tiers, &mut mover.lossy_models)?;
+        if made_room == 0 {
+            made_room = self.make_room_on_disk(tiers)?;
+        }
+        Ok(uploaded > 0 || granted > 0 || encoded > 0 || made_room > 0)
+    }
+
+    /// What waits to leave is named at once if nothing more is coming. A change of names alone can
+    /// wait: a publication is a pass over all records.
+    fn is_publication_due(&self, tiers: &Tiers, mover: &Mover, is_idle: bool) -> bool {
+        let is_time = mover.published.elapsed() >= PUBLISH_EVERY.max(mover.took * PASSES_APART);
+        if !mover.unnamed.is_empty() {
+            return is_idle || is_time;
+        }
+        let named = tiers.names_published.load(Ordering::Acquire);
+        is_time && (self.state().metadata.names_changed != named || self.has_grown(&mover.growing))
+    }
+
+    /// Publishes all names, upon which the remote keeps what they name.
+    fn publish_names(
+        &self, tiers: &Tiers, exchange: &Exchange, mover: &mut Mover,
+    ) -> Result<(), FsError> {
+        let Some(names) = &mut mover.publisher else {
+            return Ok(());
+        };
+        let begin = Instant::now();
+        let names_changed = self.state().metadata.names_changed;
+        self.index_prefixes()?;
+        self.commit()?;
+        let (snapshot, totals) = {
+            let metadata = &self.state().metadata;
+            (metadata.snapshot()?, metadata.totals)
+        };
+        names.describe(About::here(totals.objects, totals.bytes));
+        let growing = self.copy_growing(exchange, &mut mover.growing, &snapshot)?;
+        let oldest = growing.values().filter_map(|made| made.since).chain(mover.oldest);
+        let oldest = oldest.reduce(Stamp::or_earlier);
+        let rows = super::manifest_of_names::rows(&snapshot, &growing)?;
+        let published = names.publish(format::VERSION, rows, oldest).map_err(FsError::Remote)?;
+        self.note_manifests_seen(exchange.remote())?;
+        tiers.names_published.store(names_changed, Ordering::Release);
+        mover.growing.note_published(published.is_reliable);
+        (mover.published, mover.took) = (Instant::now(), begin.elapsed());
+        mover.oldest = None;
+        let unnamed = std::mem::take(&mut mover.unnamed);
+        let mut state = self.state_to_change()?;
+        if tiers.is_closing() {
+            return Ok(());
+        }
+        for (id, object) in unnamed {
+            let Some(copy) = state.metadata.remote_copy(object)? else {
+                continue;
+            };
+            if !published.is_reliable {
+                // It took too long: the objects may have been collected meanwhile.
+                state.metadata.forget_remote_copy(object)?;
+                tiers.copies.forget_remote_copy(object);
+                state.metadata.note_arrival(id)?;
+                continue;
+            }
+            if copy.state != RemoteState::Held {
+                continue;
+            }
+            state.metadata.set_remote_state(object, copy, RemoteState::Named);
+            let kind = state.metadata.object(object)?.map(|record| (record.kind, record.length));
+            if let Some((kind, length)) = kind
+                && kind != ObjectKind::Manifest
+            {
+                tiers.copies.allow_leaving(object, id, length);
+            }
+        }
+        log::info!(
+            "published {} names to the remote, {} of {} parts were new",
+            published.rows,
+            published.chunks_sent,
+            published.chunks
+        );
+        Ok(())
+    }
+
+    fn report_outage(&self, mover: &mut Mover, error: &FsError) {
+        let label = match error {
+            FsError::Remote(error) => error.label(),
+            _ => "local",
+        };
+        // The same cause, told every few seconds, would push everything else out of the errors.
+        if mover.reported.replace(label) != Some(label) {
+            self.observer.failed(&format!("objects do not reach the remote: {error}"));
+        }
+    }
+
+    /// The mount ends: what is under way in the background changes nothing any more.
+    pub fn stop_moving(&self) {
+        if let Some(tiers) = &self.tiers {
+            let _state = self.state();
+            tiers.closing.store(true, Ordering::Release);
+        }
+    }
+}

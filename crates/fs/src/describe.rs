@@ -1,0 +1,161 @@
+//! A commit notes beside the bytes of each object what the file is ([`Description`]).
+
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use super::FileSystem;
+use super::state::State;
+use kvfs_os::side_by_side;
+use kvfs_storage::store::database::decode;
+use kvfs_storage::store::description::Description;
+use kvfs_storage::store::keys;
+use kvfs_storage::store::layer::Layer;
+use kvfs_storage::store::record::{self, Inode, InodeId, Kind, ObjectRecord};
+
+/// A file that a commit changes, and the names that it gets.
+struct Changed {
+    id: InodeId,
+    inode: Inode,
+    names: Vec<Vec<u8>>,
+}
+
+/// Files whose notes are written at a time.
+const NOTED_AT_ONCE: usize = 4;
+
+impl FileSystem {
+    /// Notes what a frozen layer changes; its bytes are durable, its records are not. Whatever
+    /// cannot be noted would be without a name after a rebuild, and nothing else depends on it.
+    pub(super) fn describe(&self, layer: &Layer) {
+        let mut directories = DirectoryPaths::default();
+        let changed_names = self.changed_names(layer, &mut directories);
+        let changed: Vec<Changed> =
+            self.changed_files(layer, &mut directories).into_values().collect();
+        side_by_side(self.store.disk.syncs_at_once().min(NOTED_AT_ONCE), &changed, |changed| {
+            self.describe_one(layer, changed, &changed_names);
+        });
+    }
+
+    fn describe_one(&self, layer: &Layer, changed: &Changed, changed_names: &HashSet<Vec<u8>>) {
+        let Some(object) = changed.inode.file().and_then(|file| file.object) else {
+            return;
+        };
+        // The layer first: the file may have got another object since.
+        let frozen = layer.records.get(&keys::object(object)).and_then(Option::as_deref);
+        let frozen = frozen.and_then(|value| decode::<ObjectRecord>(value).ok());
+        let (current, before) = {
+            let state = self.state();
+            let before = state.metadata.committed_inode(changed.id).ok().flatten();
+            (state.metadata.object(object).ok().flatten(), before)
+        };
+        let Some(record) = frozen.or(current) else {
+            return;
+        };
+        let before = before.as_ref().and_then(Inode::file).and_then(|file| file.object);
+        let old = self.store.description(object);
+        let old = old.or_else(|| self.store.description(before?));
+        let mut paths = old.map_or_else(Vec::new, |old| old.paths);
+        paths.retain(|path| !changed_names.contains(path));
+        paths.extend(changed.names.iter().cloned());
+        let description = Description::new(paths, changed.inode.clone(), record);
+        if let Err(error) = self.store.describe(object, &description) {
+            log::debug!("object {object} does not say where it belongs: {error}");
+        }
+    }
+
+    fn changed_files(
+        &self, layer: &Layer, directories: &mut DirectoryPaths,
+    ) -> BTreeMap<InodeId, Changed> {
+        let mut files: BTreeMap<InodeId, Changed> = BTreeMap::new();
+        for (key, value) in layer.range(b"I", b"I") {
+            let inode = value.and_then(|value| decode::<Inode>(value).ok());
+            let file = inode.filter(|inode| inode.file().is_some());
+            if let (Some(id), Some(inode)) = (keys::number(key).map(InodeId), file) {
+                files.insert(id, Changed { id, inode, names: Vec::new() });
+            }
+        }
+        for (key, value) in layer.range(b"E", b"E") {
+            let Some(entry) = value.and_then(|value| decode::<record::Entry>(value).ok()) else {
+                continue;
+            };
+            if entry.file_type != libc::S_IFREG {
+                continue;
+            }
+            let state = self.state();
+            let known = || state.metadata.inode(entry.inode).ok().flatten();
+            if let Entry::Vacant(place) = files.entry(entry.inode)
+                && let Some(inode) = known()
+            {
+                place.insert(Changed { id: entry.inode, inode, names: Vec::new() });
+            }
+            if let Some(changed) = files.get_mut(&entry.inode) {
+                changed.names.extend(directories.path(&state, key));
+            }
+        }
+        files
+    }
+
+    /// Names that are other files' now, or nobody's, or that are told of their file anew.
+    fn changed_names(&self, layer: &Layer, directories: &mut DirectoryPaths) -> HashSet<Vec<u8>> {
+        let changed = layer.range(b"E", b"E");
+        changed.filter_map(|(key, _)| directories.path(&self.state(), key)).collect()
+    }
+}
+
+/// Longest path that is noted, as for every system call (`PATH_MAX`). Clients choose how deep directories
+/// are, and each name in them would cost as much.
+const PATH_BYTES_MAX: usize = 4096;
+/// Bytes of paths that a commit remembers while it works.
+const REMEMBERED_BYTES_MAX: usize = 16 << 20;
+/// Directories on the way to the root: more than a store has, unless forged ones form a ring.
+const STEPS_MAX: usize = 1 << 20;
+
+/// The paths of directories, each found once. `None` for one that is not noted: it is too long, or has no
+/// way to the root.
+#[derive(Default)]
+struct DirectoryPaths {
+    known: HashMap<InodeId, Option<Vec<u8>>>,
+    bytes: usize,
+}
+
+impl DirectoryPaths {
+    /// The path of a name by its key.
+    fn path(&mut self, state: &State, key: &[u8]) -> Option<Vec<u8>> {
+        let (_, name) = keys::split_entry(key)?;
+        joined(self.of_directory(state, InodeId(keys::number(key)?))?, name)
+    }
+
+    fn of_directory(&mut self, state: &State, directory: InodeId) -> Option<&[u8]> {
+        if self.bytes > REMEMBERED_BYTES_MAX {
+            *self = DirectoryPaths::default();
+        }
+        let mut way = Vec::new();
+        let mut at = directory;
+        while at != InodeId::ROOT && !self.known.contains_key(&at) && way.len() < STEPS_MAX {
+            let inode = state.metadata.inode(at).ok().flatten();
+            let Some(Kind::Directory { parent, name, .. }) = inode.map(|inode| inode.kind) else {
+                self.known.insert(at, None);
+                break;
+            };
+            way.push((at, name));
+            at = parent;
+        }
+        let root = Some(Vec::new());
+        let above = if at == InodeId::ROOT { root } else { self.known.get(&at).cloned().flatten() };
+        let mut path = above;
+        for (id, name) in way.into_iter().rev() {
+            path = path.and_then(|above| joined(&above, &name));
+            self.bytes += path.as_ref().map_or(0, Vec::len);
+            self.known.insert(id, path.clone());
+        }
+        if directory == InodeId::ROOT {
+            return Some(&[]);
+        }
+        self.known.get(&directory)?.as_deref()
+    }
+}
+
+fn joined(directory: &[u8], name: &[u8]) -> Option<Vec<u8>> {
+    let separator: &[u8] = if directory.is_empty() { b"" } else { b"/" };
+    let path = [directory, separator, name].concat();
+    (path.len() <= PATH_BYTES_MAX).then_some(path)
+}

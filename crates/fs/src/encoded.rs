@@ -1,0 +1,259 @@
+//! Cold objects in fewer bytes on the disk.
+//!
+//! While the disk holds more than it should, the coldest raw files are replaced by encoded ones, pages
+//! of some models by new versions with fewer bits ([`super::lossy`]); only when that is not enough do objects leave for the remote ([`super::leave`]). A crash anywhere
+//! leaves at least one copy that was compared:
+//!
+//! ```text
+//! encode     staging/ID.z is durable, was read back and compared
+//! record     EncodedCopy; objects/ab/ID.z, its directory synced, all committed
+//! drop       the raw file goes, if nobody uses it
+//! ```
+//!
+//! Where the raw file is there, it is the object. Where it is missing, the encoded copy is decoded
+//! ([`super::decode`]). It stays then, so that dropping the raw file again costs nothing. With a
+//! remote only objects that it has verified and named are encoded, so each is uploaded once, from its
+//! raw file.
+
+use std::collections::{BTreeSet, HashSet};
+use std::io;
+
+use super::lossy::LossyModels;
+use super::residency::item;
+use super::state::State;
+use super::tiers::Tiers;
+use super::{FileSystem, FsError};
+use kvfs_os::in_background;
+use kvfs_storage::store::disk::{DiskDirectory, DiskPath, shard};
+use kvfs_storage::store::record::{EncodedCopy, Inode, InodeId, ObjectId, Role};
+use kvfs_storage::tier::counters::Tier;
+use kvfs_storage::tier::encoded::pack;
+use kvfs_storage::tier::encoding::Lossless;
+use kvfs_storage::tier::exchange::Item;
+
+/// Files encoded between two commits: with pages of 4 MiB 128 MiB.
+const BATCH: usize = 32;
+/// Files encoded at a time, at idle priority.
+const THREADS: usize = 2;
+/// Searches for raw files to replace, each of which passes over what is in use.
+const SEARCHES_MAX: usize = 8;
+
+impl FileSystem {
+    /// Replaces raw files by encoded ones while the disk holds more than it should; how many.
+    pub(super) fn encode_cold(
+        &self, tiers: &Tiers, models: &mut LossyModels,
+    ) -> Result<usize, FsError> {
+        self.remove_encoded_garbage(tiers)?;
+        let mut passed_over = HashSet::new();
+        let mut replaced = 0;
+        for _ in 0..SEARCHES_MAX {
+            let excess = tiers.copies.disk().excess_bytes(self.ssd_used_bytes());
+            if excess == 0 || tiers.is_closing() {
+                break;
+            }
+            let mut next = tiers.copies.encoded().next(excess, &passed_over);
+            if next.is_empty() {
+                break;
+            }
+            next.truncate(BATCH);
+            let (rounded, others) = self.make_lossy(tiers, models, &next)?;
+            replaced += rounded;
+            self.encode_batch(tiers, &others)?;
+            for &(object, id) in &next {
+                if self.drop_raw(tiers, id, object)? {
+                    replaced += 1;
+                } else {
+                    passed_over.insert(object);
+                }
+            }
+        }
+        Ok(replaced)
+    }
+
+    /// Makes encoded copies of those of these objects that have none, durably.
+    fn encode_batch(&self, tiers: &Tiers, objects: &[(ObjectId, InodeId)]) -> Result<(), FsError> {
+        let (mut items, mut shards) = (Vec::new(), BTreeSet::new());
+        for &(object, id) in objects {
+            {
+                let state = self.state();
+                let is_new = state.metadata.encoded_copy(object)?.is_none();
+                if state.is_pinned(id)? || (is_new && tiers.copies.encoded().encoding().is_none()) {
+                    tiers.copies.forbid_encoding(object);
+                    continue;
+                }
+                // Older copies too: an attempt that failed may have left them unsynced.
+                shards.insert(shard(object));
+                if !is_new {
+                    continue;
+                }
+            }
+            let let_go = self.lets_go(id);
+            let state = self.state();
+            // What is in use would stay as it is, and the copy would take space.
+            if let_go && self.is_idle(&state, id, object) {
+                items.extend(to_encode(&state, id, object)?);
+            }
+        }
+        if shards.is_empty() {
+            return Ok(());
+        }
+        let lossless = tiers.copies.encoded().encoding().unwrap_or(Lossless::Raw);
+        let packed = aside(tiers, &items, |item| pack(&self.store, item, lossless));
+        for (item, outcome) in packed {
+            match outcome {
+                Ok(Some(copy)) => self.note_encoded(tiers, item, &copy)?,
+                Ok(None) => tiers.copies.forbid_encoding(item.object),
+                // Somebody changed or removed the file meanwhile, or memory alone has it.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                    self.observer.failed(&format!("{error}: it was not encoded"));
+                    tiers.copies.forbid_encoding(item.object);
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        for directory in shards.into_iter().map(DiskDirectory::ObjectShard) {
+            self.store.disk.sync_directory(directory)?;
+        }
+        self.commit()
+    }
+
+    /// Gives an encoded copy its place and its record, if the object is still the same.
+    pub(super) fn note_encoded(
+        &self, tiers: &Tiers, item: &Item, copy: &EncodedCopy,
+    ) -> Result<(), FsError> {
+        let object = item.object;
+        let mut state = self.state_to_change()?;
+        let record = state.metadata.object(object)?;
+        let is_same = record.and_then(|record| record.checksum) == Some(item.checksum.0);
+        if tiers.is_closing() || !is_same {
+            self.store.disk.remove(&DiskPath::Encoding(object))?;
+            return Ok(());
+        }
+        // The record first: the sweep takes a file without one for garbage.
+        state.metadata.put_encoded_copy(object, copy);
+        let renamed =
+            self.store.disk.rename(&DiskPath::Encoding(object), &DiskPath::Encoded(object));
+        if let Err(error) = renamed {
+            state.metadata.forget_encoded_copy(object)?;
+            return Err(error.into());
+        }
+        tiers.copies.note_encoded(object, item.length, copy, false);
+        tiers.counters.moved(Tier::Ssd, Tier::Ssd, item.length);
+        Ok(())
+    }
+
+    /// Removes the raw file of an object whose encoded copy is durable, if nobody uses it.
+    fn drop_raw(&self, tiers: &Tiers, id: InodeId, object: ObjectId) -> Result<bool, FsError> {
+        if self.state().metadata.encoded_copy(object)?.is_none() {
+            return Ok(false);
+        }
+        let let_go = self.lets_go(id);
+        let state = self.state();
+        let Some(copy) = state.metadata.encoded_copy(object)? else {
+            return Ok(false);
+        };
+        let stat = self.store.disk.stat(&DiskPath::Encoded(object));
+        let is_there = stat.is_ok_and(|stat| stat.length == copy.stored_bytes);
+        if tiers.is_closing() || !is_there || state.is_pinned(id)? {
+            return Ok(false);
+        }
+        if !let_go || !is_at_rest(&state, id, object)? || !self.is_idle(&state, id, object) {
+            tiers.counters.skipped("in_use");
+            return Ok(false);
+        }
+        let unlinked = self.store.unlink_object(object)?;
+        tiers.copies.note_raw_gone(object, id);
+        drop(state);
+        unlinked.free();
+        tiers.counters.evicted(Tier::Ssd, "encoded");
+        Ok(true)
+    }
+
+    /// Removes encoded copies of objects that changed: what is not on record any more.
+    pub(super) fn remove_encoded_garbage(&self, tiers: &Tiers) -> Result<(), FsError> {
+        let garbage = tiers.copies.take_garbage();
+        if garbage.is_empty() {
+            return Ok(());
+        }
+        // Until then a crash would bring their records back.
+        self.commit()?;
+        for object in garbage {
+            let state = self.state();
+            if state.metadata.encoded_copy(object)?.is_none() {
+                self.store.remove_encoded(object)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes what a mount finds of an encoded copy: whether it is there, and the raw file too.
+    pub(super) fn survey_encoded(
+        &self, tiers: &Tiers, (id, object): (InodeId, ObjectId),
+    ) -> Result<(), FsError> {
+        let mut state = self.state();
+        let copy = state.metadata.encoded_copy(object)?;
+        let record = state.metadata.object(object)?;
+        let (Some(copy), Some(record)) = (copy, record) else {
+            return Ok(());
+        };
+        let has_raw = self.store.disk.stat(&DiskPath::Object(object)).is_ok();
+        if self.store.disk.stat(&DiskPath::Encoded(object)).is_ok() {
+            tiers.copies.note_encoded(object, record.length, &copy, !has_raw);
+            if has_raw {
+                tiers.copies.note_raw(object, id, record.length);
+            }
+        } else if has_raw {
+            // A crash came before the file had its place.
+            state.metadata.forget_encoded_copy(object)?;
+        }
+        Ok(())
+    }
+
+    /// An encoded copy of no file: a crash came before the version that it holds took its place.
+    pub(super) fn forget_lone_copy(&self, tiers: &Tiers, object: ObjectId) -> Result<(), FsError> {
+        let mut state = self.state();
+        if state.metadata.object(object)?.is_none()
+            && state.metadata.forget_encoded_copy(object)?.is_some()
+        {
+            tiers.copies.discard_encoded(object);
+        }
+        Ok(())
+    }
+
+    /// Whether objects of the store have copies beside their raw files. Encoded ones are read whatever
+    /// the mount was told, and what changes is not what the remote has.
+    pub fn has_other_copies(&self) -> Result<bool, FsError> {
+        let metadata = &self.state().metadata;
+        Ok(metadata.has_encoded_copies()? || metadata.has_remote_copies()?)
+    }
+}
+
+/// Works on all of these at idle priority, a few at a time; ends early if the mount does.
+pub(super) fn aside<'a, T: Sync, R: Send>(
+    tiers: &Tiers, all: &'a [T], work: impl Fn(&T) -> R + Sync,
+) -> Vec<(&'a T, R)> {
+    let outcomes = in_background(THREADS, all, |item| (!tiers.is_closing()).then(|| work(item)));
+    all.iter().zip(outcomes).filter_map(|(item, outcome)| Some((item, outcome?))).collect()
+}
+
+/// Whether an object is a file's that nobody is changing, which may be stored as one likes.
+fn is_at_rest(state: &State, id: InodeId, object: ObjectId) -> Result<bool, FsError> {
+    let inode = state.metadata.inode(id)?;
+    let file = inode.as_ref().and_then(Inode::file).filter(|file| file.object == Some(object));
+    let is_settled = |file: &&_| kvfs_storage::store::record::FileRecord::is_settled(file);
+    let file = file.filter(is_settled).filter(|file| file.role != Role::Manifest);
+    Ok(file.is_some() && !state.unsettled.contains_key(id))
+}
+
+/// What is to be encoded of a file, if its bytes are at rest and durable.
+fn to_encode(state: &State, id: InodeId, object: ObjectId) -> Result<Option<Item>, FsError> {
+    let is_durable = !state.metadata.publishes(object) && !state.metadata.is_committing(object);
+    let inode = state.metadata.inode(id)?;
+    match inode.as_ref().and_then(Inode::file) {
+        Some(file) if is_durable && is_at_rest(state, id, object)? => {
+            item(state, file.role, object)
+        }
+        _ => Ok(None),
+    }
+}

@@ -1,0 +1,140 @@
+//! What can go wrong in an operation, one variant per decision of the caller, and the one table
+//! that maps them to errno.
+
+use std::io;
+
+use kvfs_storage::store::StoreError;
+use kvfs_storage::tier::remote::RemoteError;
+
+/// An operation's failure.
+#[derive(Debug)]
+pub enum FsError {
+    /// No such name or inode.
+    NotFound,
+    /// The name is taken.
+    Exists,
+    /// A directory was needed.
+    NotDirectory,
+    /// Anything but a directory was needed.
+    IsDirectory,
+    /// The directory still has names.
+    NotEmpty,
+    /// The name is longer than 255 bytes.
+    NameTooLong,
+    /// The file has as many links as it may have.
+    TooManyLinks,
+    /// Sealed files never change; reserved names cannot be made; rows are only appended.
+    NotPermitted,
+    /// A page or manifest was refused; the reason is in `.kvfs/errors`.
+    Refused,
+    /// The arguments make no sense.
+    Invalid,
+    /// A directory of pages cannot move where its pages would mean something else; copy instead.
+    CrossDevice,
+    /// The append would cross the end of the page.
+    CrossesPage,
+    /// The inode was replaced; look the name up again.
+    Stale,
+    /// The stored bytes are not what was sealed.
+    Corrupt,
+    /// The file has no such attribute.
+    NoAttribute,
+    /// The buffer is too small for the attribute.
+    AttributeRange,
+    /// The attribute is larger than 64 KiB.
+    AttributeTooLarge,
+    /// Not offered on this kind of file.
+    Unsupported,
+    /// The file is being sealed, or a program runs from it.
+    Busy,
+    /// Somebody has the file open or mapped: try again after the last close.
+    InUse,
+    /// The tier has no room for the file.
+    NoRoom,
+    /// The file is larger than what moves between tiers.
+    TooLarge,
+    /// Too much waits already.
+    TryAgain,
+    /// As many files are open as the daemon may have open for its clients.
+    TooManyOpen,
+    /// The handle is not open, or not for this.
+    BadHandle,
+    /// The store stopped taking changes after a disk error.
+    ReadOnly,
+    /// The offset is past the end (`SEEK_HOLE`).
+    NoSuchOffset,
+    /// The disk failed.
+    Io(io::Error),
+    /// The remote did not give what only it has.
+    Remote(RemoteError),
+    /// The metadata failed.
+    Store(StoreError),
+}
+
+impl FsError {
+    /// The errno that the caller of the system call sees.
+    pub fn errno(&self) -> i32 {
+        match self {
+            FsError::NotFound => libc::ENOENT,
+            FsError::Exists => libc::EEXIST,
+            FsError::NotDirectory => libc::ENOTDIR,
+            FsError::IsDirectory => libc::EISDIR,
+            FsError::NotEmpty => libc::ENOTEMPTY,
+            FsError::NameTooLong => libc::ENAMETOOLONG,
+            FsError::TooManyLinks => libc::EMLINK,
+            FsError::NotPermitted => libc::EPERM,
+            FsError::Refused | FsError::Invalid => libc::EINVAL,
+            FsError::CrossDevice => libc::EXDEV,
+            FsError::CrossesPage | FsError::TooLarge => libc::EFBIG,
+            FsError::Stale => libc::ESTALE,
+            FsError::NoAttribute => libc::ENODATA,
+            FsError::AttributeRange => libc::ERANGE,
+            FsError::AttributeTooLarge => libc::E2BIG,
+            FsError::Unsupported => libc::EOPNOTSUPP,
+            FsError::Busy => libc::ETXTBSY,
+            FsError::InUse => libc::EBUSY,
+            FsError::NoRoom => libc::ENOSPC,
+            FsError::TryAgain => libc::EAGAIN,
+            FsError::TooManyOpen => libc::ENFILE,
+            FsError::BadHandle => libc::EBADF,
+            FsError::ReadOnly => libc::EROFS,
+            FsError::NoSuchOffset => libc::ENXIO,
+            FsError::Io(error) | FsError::Store(StoreError::Io(error)) => {
+                error.raw_os_error().unwrap_or(libc::EIO)
+            }
+            FsError::Remote(RemoteError::Local(error)) => error.raw_os_error().unwrap_or(libc::EIO),
+            FsError::Remote(RemoteError::Timeout(_)) => libc::ETIMEDOUT,
+            FsError::Corrupt | FsError::Remote(_) | FsError::Store(_) => libc::EIO,
+        }
+    }
+
+    /// Whether the daemon's log should have it: the caller did nothing wrong.
+    pub fn is_internal(&self) -> bool {
+        matches!(self, FsError::Corrupt | FsError::Io(_) | FsError::Store(_) | FsError::Remote(_))
+    }
+}
+
+impl std::fmt::Display for FsError {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            FsError::Io(error) => write!(formatter, "{error}"),
+            FsError::Store(error) => write!(formatter, "{error}"),
+            FsError::Remote(error) => write!(formatter, "{error}"),
+            other => write!(formatter, "{}", io::Error::from_raw_os_error(other.errno())),
+        }
+    }
+}
+
+impl std::error::Error for FsError {}
+
+impl From<io::Error> for FsError {
+    fn from(error: io::Error) -> FsError {
+        FsError::Io(error)
+    }
+}
+
+impl From<StoreError> for FsError {
+    fn from(error: StoreError) -> FsError {
+        FsError::Store(error)
+    }
+}

@@ -1,0 +1,219 @@
+//! Extended attributes: the user's own, kept with the inode, and `user.kvfs.*`, which tell where
+//! and how a file is stored. The latter are never listed, so that `rsync -X` does not try to copy
+//! them back.
+
+use super::foreign::ORIGIN;
+use super::prefixes::SLOT_KEY;
+use super::retention::{self, AGE, QUOTA, TTL};
+use super::state::State;
+use super::{FileSystem, FsError};
+use kvfs_page::Checksum;
+use kvfs_page::reader_report::{self, Counts};
+use kvfs_storage::store::record::{Inode, InodeId, Role, Time};
+
+/// What the daemon answers itself.
+const OWN_PREFIX: &[u8] = b"user.kvfs.";
+/// Where a file is; setting it asks for a move.
+pub(super) const TIER: &[u8] = b"user.kvfs.tier";
+/// A file that stays. Stored.
+pub(super) const PIN: &[u8] = b"user.kvfs.pin";
+/// What a page's values were rounded to, if they were. Stored, and set by the daemon alone.
+pub(super) const LOSSY: &[u8] = b"user.kvfs.lossy";
+/// Of the root: setting it starts a collection of garbage.
+pub(super) const GC: &[u8] = b"user.kvfs.gc";
+/// Setting it starts a scrub of what is below; of the root it tells how far that is.
+const SCRUB: &[u8] = b"user.kvfs.scrub";
+/// Limits of the kernel (`XATTR_SIZE_MAX`).
+const VALUE_BYTES_MAX: usize = 64 << 10;
+/// Names and values of one inode together: each change of one looks at all of them. ext4 has room for
+/// 4 KiB, XFS for some hundred KiB before it gets slow.
+const ALL_BYTES_MAX: usize = 1 << 20;
+
+impl FileSystem {
+    /// One attribute.
+    pub fn extended_attribute(&self, id: InodeId, name: &[u8]) -> Result<Vec<u8>, FsError> {
+        if super::is_virtual(id) {
+            return Err(FsError::NoAttribute);
+        }
+        if let Some(own) = name.strip_prefix(OWN_PREFIX) {
+            return self.own_attribute(id, own);
+        }
+        check_namespace(name)?;
+        self.state().metadata.attribute(id, name)?.ok_or(FsError::NoAttribute)
+    }
+
+    fn own_attribute(&self, id: InodeId, name: &[u8]) -> Result<Vec<u8>, FsError> {
+        if name == b"gc" && id == InodeId::ROOT {
+            return Ok(self.collection_report()?.into_bytes());
+        }
+        if name == b"scrub" && id == InodeId::ROOT {
+            return Ok(self.scrub_report().into_bytes());
+        }
+        if name == b"slot_key" {
+            return self.slot_key_bytes(id);
+        }
+        if name == b"moving" {
+            return Ok(self.waits_for(id)?.as_bytes().to_vec());
+        }
+        let stored = match name {
+            b"quota" => Some(QUOTA),
+            b"age" => Some(AGE),
+            b"ttl" => Some(TTL),
+            _ => None,
+        };
+        if let Some(limit) = stored {
+            return self.state().metadata.attribute(id, limit)?.ok_or(FsError::NoAttribute);
+        }
+        if name == b"used_bytes" {
+            let bytes = self.limited_bytes(id).ok_or(FsError::NoAttribute)?;
+            return Ok(bytes.to_string().into_bytes());
+        }
+        let state = self.state();
+        let inode = state.inode(id)?;
+        let file = inode.file().ok_or(FsError::NoAttribute)?;
+        let text = match name {
+            b"tier" => {
+                let object = state.current_object(id, file).ok_or(FsError::NoAttribute)?;
+                self.whereabouts(&state, object)?.word().to_owned()
+            }
+            b"encoding" | b"stored_bytes" => {
+                let object = state.current_object(id, file).ok_or(FsError::NoAttribute)?;
+                match (name, self.whereabouts(&state, object)?.stored()) {
+                    (b"encoding", Some((encoding, _))) => encoding.to_owned(),
+                    (b"encoding", None) => "raw".to_owned(),
+                    (_, Some((_, stored_bytes))) => stored_bytes.to_string(),
+                    (_, None) => state.attributes_of(&self.store, id, &inode)?.size.to_string(),
+                }
+            }
+            b"served_by" => if self.is_passthrough() { "kernel" } else { "daemon" }.to_owned(),
+            b"checksum" => {
+                let object = file.object.ok_or(FsError::NoAttribute)?;
+                let stored = state.metadata.object(object)?.and_then(|record| record.checksum);
+                match file.role {
+                    Role::Page(page) => Checksum(page.checksum).to_string(),
+                    _ => Checksum(stored.ok_or(FsError::NoAttribute)?).to_string(),
+                }
+            }
+            b"damaged" if state.is_known_damaged(id) => "yes".to_owned(),
+            b"pin" => return state.metadata.attribute(id, PIN)?.ok_or(FsError::NoAttribute),
+            b"origin" => state.origin_of(id)?.ok_or(FsError::NoAttribute)?.store.to_string(),
+            b"lossy" => return state.metadata.attribute(id, LOSSY)?.ok_or(FsError::NoAttribute),
+            _ => return Err(FsError::NoAttribute),
+        };
+        Ok(text.into_bytes())
+    }
+
+    /// Names of the user's attributes, each followed by a zero byte.
+    pub fn list_extended_attributes(&self, id: InodeId) -> Result<Vec<u8>, FsError> {
+        if super::is_virtual(id) {
+            return Ok(Vec::new());
+        }
+        let mut names = Vec::new();
+        for name in self.state().metadata.attribute_names(id)? {
+            if name == PIN
+                || name == LOSSY
+                || name == SLOT_KEY
+                || name == ORIGIN
+                || retention::is_limit(&name)
+            {
+                continue;
+            }
+            names.extend_from_slice(&name);
+            names.push(0);
+        }
+        Ok(names)
+    }
+
+    /// Sets an attribute; `flags` are those of setxattr(2).
+    pub fn set_extended_attribute(
+        &self, id: InodeId, name: &[u8], value: &[u8], flags: i32,
+    ) -> Result<(), FsError> {
+        check_namespace(name)?;
+        if super::is_virtual(id) {
+            return Err(FsError::Unsupported);
+        }
+        if name == reader_report::ATTRIBUTE.as_bytes() {
+            return self.add_report(id, value);
+        }
+        if name.starts_with(OWN_PREFIX) {
+            return match name {
+                TIER => self.set_tier(id, value),
+                PIN => self.set_pin(id, value),
+                SCRUB => self.ask_for_scrub(id, value),
+                QUOTA | AGE | TTL => self.set_limit(id, name, value),
+                _ => Err(FsError::Unsupported),
+            };
+        }
+        if value.len() > VALUE_BYTES_MAX {
+            return Err(FsError::AttributeTooLarge);
+        }
+        self.throttle()?;
+        let mut state = self.state_to_change()?;
+        let mut inode = state.inode(id)?;
+        let exists = state.metadata.attribute(id, name)?.is_some();
+        if exists && flags & libc::XATTR_CREATE != 0 {
+            return Err(FsError::Exists);
+        }
+        if !exists && flags & libc::XATTR_REPLACE != 0 {
+            return Err(FsError::NoAttribute);
+        }
+        let others = state.metadata.attribute_bytes(id, name)?;
+        if others + name.len() + value.len() > ALL_BYTES_MAX {
+            return Err(FsError::NoRoom);
+        }
+        let life = state.metadata.life(id);
+        state.metadata.put_attribute(life, id, name, value);
+        inode.ctime = Time::now();
+        state.put_inode(id, &inode);
+        Ok(())
+    }
+
+    /// What somebody who reads the sequence in a directory has counted since the last time.
+    fn add_report(&self, id: InodeId, report: &[u8]) -> Result<(), FsError> {
+        if !self.state().inode(id)?.is_directory() {
+            return Err(FsError::Unsupported);
+        }
+        let counts = Counts::parse(report).map_err(|_| FsError::Invalid)?;
+        self.observer.attended(&counts);
+        Ok(())
+    }
+
+    /// Removes an attribute.
+    pub fn remove_extended_attribute(&self, id: InodeId, name: &[u8]) -> Result<(), FsError> {
+        check_namespace(name)?;
+        match name {
+            TIER => return self.withdraw_wish(id),
+            PIN => return self.unpin(id),
+            QUOTA | AGE | TTL => return self.remove_limit(id, name),
+            LOSSY | ORIGIN => return Err(FsError::Unsupported),
+            _ => {}
+        }
+        let mut state = self.state_to_change()?;
+        if super::is_virtual(id) {
+            return Err(FsError::NoAttribute);
+        }
+        state.remove_attribute(id, name).map(drop)
+    }
+}
+
+impl State {
+    /// Removes a stored attribute; whose it was.
+    pub(super) fn remove_attribute(&mut self, id: InodeId, name: &[u8]) -> Result<Inode, FsError> {
+        if self.metadata.attribute(id, name)?.is_none() {
+            return Err(FsError::NoAttribute);
+        }
+        let mut inode = self.inode(id)?;
+        let life = self.metadata.life(id);
+        self.metadata.remove_attribute(life, id, name);
+        inode.ctime = Time::now();
+        self.put_inode(id, &inode);
+        Ok(inode)
+    }
+}
+
+/// Only `user.*` and `trusted.*` are kept. A plain "unsupported" for the others lets `ls -l` stop
+/// asking for ACLs and labels after the first file of a directory.
+fn check_namespace(name: &[u8]) -> Result<(), FsError> {
+    let kept = name.starts_with(b"user.") || name.starts_with(b"trusted.");
+    if kept { Ok(()) } else { Err(FsError::Unsupported) }
+}

@@ -1,0 +1,326 @@
+//! A sequence of another store appears here, as `NAME@STORE`.
+//!
+//! It is a sequence like any other from then on: listed, counted against limits, published with this
+//! store's names. Only the bytes of its pages are missing until somebody opens them. What it shares
+//! with sequences that are here already becomes more names of their pages. It goes on where it ended
+//! when more of it is wanted, unless somebody has written to it.
+
+use std::sync::PoisonError;
+
+use super::index::ForeignStore;
+use super::source::{ForeignPage, ForeignSequence, Source, Wanted};
+use super::{FsError, ORIGIN};
+use crate::attributes::{Caller, Place};
+use crate::create::{NewNode, new_inode};
+use crate::insert::{Origin, Verified};
+use crate::prefixes::{Match, TOKEN_BYTES};
+use crate::state::State;
+use crate::{FileSystem, Invalidation};
+use kvfs_page::{PrefixHash, TokenStart, names};
+use kvfs_storage::ingest::model::Model;
+use kvfs_storage::store::disk::{Access, read_all};
+use kvfs_storage::store::metadata::Life;
+use kvfs_storage::store::record::{
+    Entry, FileRecord, InodeId, Kind, ObjectKind, ObjectRecord, Role,
+};
+use kvfs_storage::tier::remote::StoreId;
+
+/// Pages that appear at once: some milliseconds.
+const PAGES_AT_ONCE: usize = 256;
+
+/// Where pages come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Provenance {
+    pub(crate) store: StoreId,
+    /// The sequence there.
+    pub(super) sequence: InodeId,
+    /// The directory of the model here.
+    pub(super) model: InodeId,
+}
+
+impl FileSystem {
+    /// The longest prefix of a prompt, if another store has a page more of it than `tokens`. It is
+    /// found by its full pages and goes on to the token.
+    pub(crate) fn foreign_match(
+        &self, model: InodeId, prompt: &[u8], tokens: u64,
+    ) -> Result<Option<Match>, FsError> {
+        if self.foreign.count().0 == 0 {
+            return Ok(None);
+        }
+        let Ok(rules) = self.model_of(&mut self.state(), model) else { return Ok(None) };
+        let page_tokens = u64::from(rules.manifest.geometry().page_tokens());
+        let hashes = self.foreign_prefixes(&rules, prompt);
+        // A sequence whose pages have gone by now is passed over for one that has fewer.
+        let mut best: Option<Match> = None;
+        for (index, hash) in hashes.iter().enumerate().rev() {
+            let reached = (index as u64 + 1) * page_tokens;
+            if reached <= best.as_ref().map_or(tokens, |best| best.tokens) {
+                break;
+            }
+            for (store, sequence, _) in self.foreign.holders(&rules.manifest, hash) {
+                let wanted = Wanted::Prompt(prompt);
+                let Some(adopted) = self.adopt(model, &rules, (&store, sequence), wanted)? else {
+                    continue;
+                };
+                let found = self.match_in(model, adopted, prompt)?;
+                let found = found.filter(|found| found.tokens > tokens);
+                best = best.into_iter().chain(found).max_by_key(|found| found.tokens);
+            }
+        }
+        Ok(best)
+    }
+
+    /// Whether another store claims to have a page more of a prompt than `tokens`.
+    pub(crate) fn others_have_more(
+        &self, model: InodeId, prompt: &[u8], tokens: u64,
+    ) -> Result<bool, FsError> {
+        let rules = self.model_of(&mut self.state(), model).map_err(|_| FsError::NotFound)?;
+        let page_tokens = u64::from(rules.manifest.geometry().page_tokens());
+        let pages = self.foreign_prefixes(&rules, prompt).len() as u64;
+        Ok(pages * page_tokens > tokens)
+    }
+
+    /// Hashes of the prompt's full pages as far as any other store claims to have them.
+    fn foreign_prefixes(&self, rules: &Model, prompt: &[u8]) -> Vec<PrefixHash> {
+        let page_bytes = rules.manifest.geometry().page_tokens() as usize * TOKEN_BYTES;
+        let mut hashes = Vec::new();
+        for page in prompt.chunks_exact(page_bytes) {
+            let parent = hashes.last().copied().or_else(|| rules.manifest.prefix_root());
+            let hash = PrefixHash::next(parent, page);
+            if !self.foreign.has(&rules.manifest, &hash) {
+                break;
+            }
+            hashes.push(hash);
+        }
+        hashes
+    }
+
+    /// Takes over a sequence that has a prefix, from another store; whether there was one.
+    pub(crate) fn adopt_prefix(&self, model: InodeId, hash: PrefixHash) -> Result<bool, FsError> {
+        let Ok(rules) = self.model_of(&mut self.state(), model) else { return Ok(false) };
+        for (store, sequence, page) in self.foreign.holders(&rules.manifest, &hash) {
+            let wanted = Wanted::Page(page, hash);
+            if self.adopt(model, &rules, (&store, sequence), wanted)?.is_some() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Takes over a sequence as far as it is wanted; its directory here.
+    fn adopt(
+        &self, model: InodeId, rules: &Model, (store, sequence): (&ForeignStore, InodeId),
+        wanted: Wanted<'_>,
+    ) -> Result<Option<InodeId>, FsError> {
+        let Some((_, exchange)) = self.with_remote() else { return Ok(None) };
+        let adopting = &self.foreign.adopting;
+        let _turn = adopting.lock().unwrap_or_else(PoisonError::into_inner);
+        let source = Source { table: &store.table, exchange, store: &self.store };
+        let found = match source.sequence(sequence, rules, wanted) {
+            Ok(found) => found,
+            Err(error) => {
+                log::info!("a sequence of store {} is not to be had: {error}", store.id());
+                if error.is_outage() {
+                    return Ok(None);
+                }
+                None
+            }
+        };
+        store.table.forget_chunks();
+        let Some(found) = found else {
+            store.refute(sequence);
+            return Ok(None);
+        };
+        let from = Provenance { store: store.id(), sequence, model };
+        match self.install_sequence(&found, from) {
+            Ok(directory) => {
+                self.index_prefixes()?;
+                Ok(directory)
+            }
+            // On a mount that takes no changes only what is here is found.
+            Err(FsError::ReadOnly) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Pages first: the tokens say that they are there.
+    fn install_sequence(
+        &self, found: &ForeignSequence, from: Provenance,
+    ) -> Result<Option<InodeId>, FsError> {
+        let sequences = self.directory_in(from.model, names::SEQUENCES.as_bytes())?;
+        let mut name = found.name.clone();
+        name.extend_from_slice(format!("@{:.8}", from.store.to_string()).as_bytes());
+        if name.len() > crate::NAME_BYTES_MAX {
+            return Ok(None);
+        }
+        let directory = self.directory_in(sequences, &name)?;
+        let known = self.tokens_in(directory)?;
+        if !found.tokens.starts_with(&known) && !known.starts_with(&found.tokens) {
+            return Ok(None);
+        }
+        for (layer, pages) in &found.layers {
+            let layer = self.directory_in(directory, names::format_layer(*layer).as_bytes())?;
+            for pages in pages.chunks(PAGES_AT_ONCE) {
+                self.throttle()?;
+                let mut state = self.state_to_change()?;
+                for page in pages {
+                    self.add_page(&mut state, layer, page, from)?;
+                }
+                drop(state);
+                self.invalidate(Invalidation::Inode(layer));
+            }
+        }
+        if known.len() < found.tokens.len() {
+            self.put_tokens(directory, &found.tokens)?;
+        }
+        Ok(Some(directory))
+    }
+
+    /// A directory of a model's tree, which is made if it is missing; the owner is that of the
+    /// directory above.
+    fn directory_in(&self, parent: InodeId, name: &[u8]) -> Result<InodeId, FsError> {
+        let (entry, above) = {
+            let state = self.state();
+            (state.entry(parent, name)?, state.inode(parent)?)
+        };
+        match entry {
+            Some(entry) if entry.file_type == libc::S_IFDIR => return Ok(entry.inode),
+            Some(_) => return Err(FsError::Exists),
+            None => {}
+        }
+        let place = Place { parent, name: name.to_vec() };
+        let caller = Caller { uid: above.uid, gid: above.gid };
+        let made = self.make(&place, &NewNode::Directory, above.mode & 0o777, caller)?;
+        self.forget(made.attributes.inode, 1);
+        self.announce(&place);
+        Ok(made.attributes.inode)
+    }
+
+    /// What the token file of a sequence has.
+    fn tokens_in(&self, sequence: InodeId) -> Result<Vec<u8>, FsError> {
+        let object = {
+            let state = self.state();
+            match state.entry(sequence, names::TOKENS.as_bytes())? {
+                Some(entry) => state.inode(entry.inode)?.file().and_then(|file| file.object),
+                None => None,
+            }
+        };
+        let Some(object) = object else { return Ok(Vec::new()) };
+        Ok(read_all(self.store.open_object(object, Access::Read)?.as_ref(), u64::MAX)?)
+    }
+
+    fn put_tokens(&self, sequence: InodeId, tokens: &[u8]) -> Result<(), FsError> {
+        let object = self.state().metadata.new_object();
+        let written =
+            self.store.create_object(object).and_then(|file| file.write_all_at(tokens, 0));
+        if let Err(error) = written {
+            self.state().metadata.remove_object(object);
+            return Err(error.into());
+        }
+        let place = Place { parent: sequence, name: names::TOKENS.as_bytes().to_vec() };
+        let mut state = self.state_to_change()?;
+        if let Some(entry) = state.entry(place.parent, &place.name)? {
+            let mut old = state.inode(entry.inode)?;
+            state.drop_link(entry.inode, &mut old)?;
+        }
+        let above = state.inode(sequence)?;
+        let caller = Caller { uid: above.uid, gid: above.gid };
+        // The file gets its role when it is inserted.
+        let kind = Kind::Symlink { target: Vec::new() };
+        let inode = new_inode(&above, kind, above.mode & 0o666, caller);
+        self.insert_append(&mut state, &place, &inode, (object, Role::Tokens))
+    }
+
+    /// A name for a page whose bytes are in the remote, or here already.
+    fn add_page(
+        &self, state: &mut State, directory: InodeId, page: &ForeignPage, from: Provenance,
+    ) -> Result<(), FsError> {
+        let name = names::format_page(TokenStart(page.record.start)).into_bytes();
+        if state.entry(directory, &name)?.is_some() || state.is_pending(directory, &name) {
+            return Ok(());
+        }
+        let (above, _) = state.directory(directory)?;
+        let role = Role::Page(page.record);
+        let record = FileRecord {
+            role,
+            object: None,
+            size: page.length,
+            blocks: page.length.div_ceil(512),
+            unsettled: false,
+        };
+        let caller = Caller { uid: above.uid, gid: above.gid };
+        let mut inode = new_inode(&above, Kind::File(record), above.mode & 0o666, caller);
+        inode.mtime = page.mtime;
+        let verified = Verified { role, checksum: page.checksum, length: page.length, twin: None };
+        let id = if let Some(twin) = state.page_like(page)?
+            && let origin =
+                (Origin { inode: inode.clone(), attributes: Vec::new(), is_dated: false })
+            && state.share(twin, &origin, &verified)?
+        {
+            twin
+        } else {
+            let object = state.metadata.new_object();
+            // There is no file to be published.
+            state.metadata.staged.remove(&object);
+            if let Some(file) = inode.file_mut() {
+                file.object = Some(object);
+            }
+            let (length, checksum) = (page.length, Some(page.checksum));
+            let stored = ObjectRecord { kind: ObjectKind::Page, length, checksum, references: 1 };
+            state.metadata.put_object(object, &stored);
+            state.metadata.put_remote_copy(object, &page.copy);
+            let id = state.metadata.new_inode();
+            state.metadata.put_inode(Life::Durable, id, &inode);
+            state.metadata.put_attribute(Life::Durable, id, ORIGIN, from.to_string().as_bytes());
+            if let Some(tiers) = &self.tiers {
+                tiers.copies.note_remote_copy(object, &page.copy);
+                tiers.copies.note_left(object, length);
+            }
+            id
+        };
+        let entry = Entry { inode: id, file_type: libc::S_IFREG };
+        state.metadata.put_entry(Life::Durable, directory, &name, entry);
+        state.touch_directory(directory, 0)
+    }
+}
+
+impl State {
+    /// A page that is known to have the same bytes: the remote calls them by the same hash.
+    fn page_like(&self, page: &ForeignPage) -> Result<Option<InodeId>, FsError> {
+        let Some(id) = self.metadata.page_with(&page.checksum)? else { return Ok(None) };
+        let inode = self.metadata.inode(id)?;
+        let object = inode.and_then(|inode| inode.file().and_then(|file| file.object));
+        let copy = object.map(|object| self.metadata.remote_copy(object)).transpose()?.flatten();
+        Ok(copy.filter(|copy| copy.content == page.copy.content).map(|_| id))
+    }
+}
+
+impl std::fmt::Display for Provenance {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Provenance { store, sequence, model } = self;
+        write!(formatter, "{store} {:016x} {:016x}", sequence.0, model.0)
+    }
+}
+
+impl Provenance {
+    /// What [`ORIGIN`] holds.
+    pub(super) fn parse(value: &[u8]) -> Option<Provenance> {
+        let mut words = std::str::from_utf8(value).ok()?.split(' ');
+        let store = words.next()?.parse().ok()?;
+        let mut number = || u64::from_str_radix(words.next()?, 16).ok();
+        Some(Provenance { store, sequence: InodeId(number()?), model: InodeId(number()?) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_origin_is_read_back() {
+        let from = Provenance { store: StoreId(1 << 100), sequence: InodeId(7), model: InodeId(9) };
+        assert_eq!(Provenance::parse(from.to_string().as_bytes()), Some(from));
+        assert_eq!(Provenance::parse(b"7 8"), None);
+        assert_eq!(Provenance::parse(b""), None);
+    }
+}

@@ -1,0 +1,128 @@
+//! Copies of tails and token files in the remote.
+//!
+//! They grow as long as they live, so no copy of them is ever relied upon by this machine. A
+//! manifest of names takes along what they hold when it is made, for whoever rebuilds the store.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::{FileSystem, FsError};
+use kvfs_storage::store::database::Snapshot;
+use kvfs_storage::store::disk::{Access, FileStat, read_all};
+use kvfs_storage::store::record::{InodeId, ObjectId, RemoteCopy, RemoteState, Role, Time};
+use kvfs_storage::tier::exchange::Exchange;
+use kvfs_storage::tier::remote::hold::Stamp;
+
+/// Larger ones are left out: a token file of 16 million tokens, a tail of 16 pages.
+const GROWING_BYTES_MAX: u64 = 64 << 20;
+
+/// A copy that a manifest names.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct GrowingCopy {
+    pub(super) copy: RemoteCopy,
+    pub(super) length: u64,
+    pub(super) mtime: Time,
+    /// Since when the remote holds it; `None` once a reliable manifest has named it.
+    pub(super) since: Option<Stamp>,
+}
+
+/// What was last sent of each, and what its file was then.
+#[derive(Debug, Default)]
+pub(super) struct Growing(HashMap<ObjectId, (FileStat, GrowingCopy)>);
+
+impl Growing {
+    /// A manifest names what was sent. If that came too late, it may be collected: it is sent again.
+    pub(super) fn note_published(&mut self, is_reliable: bool) {
+        if is_reliable {
+            self.0.values_mut().for_each(|(_, made)| made.since = None);
+        } else {
+            self.0.clear();
+        }
+    }
+}
+
+impl FileSystem {
+    /// Whether a file has grown since it was last sent. New ones are changes of names.
+    pub(super) fn has_grown(&self, growing: &Growing) -> bool {
+        growing.0.iter().any(|(object, (known, _))| {
+            self.store.stat_object(*object).is_ok_and(|stat| !stat.is_same_content(known))
+        })
+    }
+
+    /// Sends what has changed since the last time. What was removed meanwhile is left out.
+    pub(super) fn copy_growing(
+        &self, exchange: &Exchange, growing: &mut Growing, snapshot: &Snapshot,
+    ) -> Result<BTreeMap<ObjectId, GrowingCopy>, FsError> {
+        let mut found = BTreeMap::new();
+        let mut sent = HashMap::new();
+        for object in self.growing_objects(snapshot)? {
+            let Ok(file) = self.store.open_object(object, Access::Read) else {
+                continue;
+            };
+            let stat = file.stat()?;
+            let made = match growing.0.get(&object) {
+                Some((known, made)) if known.is_same_content(&stat) => *made,
+                _ if stat.length > GROWING_BYTES_MAX => continue,
+                _ => {
+                    let bytes = read_all(file.as_ref(), GROWING_BYTES_MAX)?;
+                    let length = bytes.len() as u64;
+                    let (blob, held) = exchange.hold_bytes(bytes).map_err(FsError::Remote)?;
+                    let copy = RemoteCopy {
+                        content: blob.content.0,
+                        encoding: blob.encoding,
+                        stored_bytes: length,
+                        state: RemoteState::Only,
+                    };
+                    GrowingCopy { copy, length, mtime: stat.mtime, since: Some(held.since) }
+                }
+            };
+            sent.insert(object, (stat, made));
+            found.insert(object, made);
+        }
+        growing.0 = sent;
+        Ok(found)
+    }
+
+    /// Token files first: rows are written before the tokens that count them, so what is read later
+    /// holds at least the rows that were counted.
+    fn growing_objects(&self, snapshot: &Snapshot) -> Result<Vec<ObjectId>, FsError> {
+        let mut ids = Vec::new();
+        snapshot.for_each::<()>(b'U', |id, ()| ids.push(InodeId(id)))?;
+        let (mut tokens, mut tails) = (Vec::new(), Vec::new());
+        let state = self.state();
+        for id in ids {
+            let inode = state.metadata.inode(id)?;
+            match inode.as_ref().and_then(|inode| inode.file()).map(|file| (file.role, file.object))
+            {
+                Some((Role::Tokens, object)) => tokens.extend(object),
+                Some((Role::Tail { .. }, object)) => tails.extend(object),
+                _ => {}
+            }
+        }
+        tokens.extend(tails);
+        Ok(tokens)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvfs_storage::tier::encoding::Encoding;
+
+    #[test]
+    fn what_a_reliable_manifest_names_waits_for_no_other_and_anything_else_is_sent_again() {
+        let copy = RemoteCopy {
+            content: [7; 32],
+            encoding: Encoding::Raw,
+            stored_bytes: 4,
+            state: RemoteState::Only,
+        };
+        let made =
+            GrowingCopy { copy, length: 4, mtime: Time::default(), since: Some(Stamp::now()) };
+        let stat = FileStat { length: 4, blocks: 8, mtime: Time::default(), inode: 1 };
+        let mut growing = Growing(HashMap::from([(ObjectId(1), (stat, made))]));
+        growing.note_published(true);
+        assert!(growing.0.values().all(|(_, made)| made.since.is_none()));
+        growing.note_published(false);
+        assert!(growing.0.is_empty());
+    }
+}

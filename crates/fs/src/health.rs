@@ -1,0 +1,114 @@
+//! How well a mount is: the worst of what is known about it, and why.
+//!
+//! Everything here is looked up when somebody asks, so that a reason goes when its cause does.
+
+use super::FileSystem;
+use kvfs_storage::store::disk::Space;
+use kvfs_storage::tier::exchange::Exchange;
+use kvfs_storage::tier::remote::State as RemoteHealth;
+
+/// A disk with less than that left is called full: not even a page of a small model fits.
+const FULL_BYTES: u64 = 1 << 20;
+
+/// Why a store takes no changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// The disk failed in a way that makes further changes unsafe.
+    DiskFailed,
+    /// Nothing can be written where the store lies.
+    ReadOnlyMedia,
+}
+
+/// How well a mount is.
+#[derive(Debug)]
+pub(super) struct Health {
+    /// Why the store takes no changes, if so.
+    refusal: Option<Refusal>,
+    /// What is not as it should be.
+    pub(super) reasons: Vec<String>,
+    /// Files of which no good copy was found.
+    pub(super) damaged_files: usize,
+}
+
+impl Health {
+    pub(super) fn is_ok(&self) -> bool {
+        self.reasons.is_empty() && self.refusal != Some(Refusal::DiskFailed)
+    }
+
+    /// The word for it in `.kvfs/status`.
+    pub(super) fn word(&self) -> &'static str {
+        match (self.refusal, self.is_ok()) {
+            (Some(Refusal::DiskFailed), _) => "read-only after a disk error",
+            (_, false) => "degraded",
+            (Some(Refusal::ReadOnlyMedia), true) => "read-only media",
+            (None, true) => "ok",
+        }
+    }
+}
+
+impl FileSystem {
+    /// How well the mount is now.
+    pub(super) fn health(&self) -> Health {
+        let (refusal, commit_failure, damaged_files, lacks_remote, given_up) = {
+            let mut state = self.state();
+            let damaged_files = state.count_known_damage();
+            let lacks_remote = self.lacks_remote(&state);
+            let given_up = state.metadata.arrivals.given_up();
+            let given_up = given_up.why().map(|why| (given_up.len(), why.to_owned()));
+            let commit_failure = state.commit_failure.clone();
+            (state.refusal, commit_failure, damaged_files, lacks_remote, given_up)
+        };
+        let mut reasons = Vec::new();
+        if let Some(why) = commit_failure {
+            reasons.push(format!("the last commit failed: {why}"));
+        }
+        if damaged_files > 0 {
+            reasons.push(format!("{damaged_files} files are damaged: see .kvfs/errors"));
+        }
+        reasons.extend(self.remote_trouble());
+        reasons.extend(
+            given_up.map(|(count, why)| {
+                format!("{count} files cannot be brought into the remote: {why}")
+            }),
+        );
+        if lacks_remote {
+            let why = "the store has copies in a remote and the mount has none: what only the \
+                       remote has cannot be read";
+            reasons.push(why.to_owned());
+        }
+        match self.store.disk.space() {
+            Ok(_) if self.store.is_read_only() => {}
+            Ok(space) => reasons.extend(self.lack_of_space(&space)),
+            Err(error) => reasons.push(format!("the disk does not tell its free space: {error}")),
+        }
+        Health { refusal, reasons, damaged_files }
+    }
+
+    fn remote_trouble(&self) -> Option<String> {
+        let exchange = self.tiers.as_ref().and_then(|tiers| tiers.exchange.as_ref());
+        match exchange.map(Exchange::remote)?.state() {
+            RemoteHealth::Connecting | RemoteHealth::Up { .. } => None,
+            RemoteHealth::Down { since, error } => {
+                let seconds = since.elapsed().unwrap_or_default().as_secs();
+                Some(format!("the remote is down for {seconds} s: {error}"))
+            }
+        }
+    }
+
+    fn lack_of_space(&self, space: &Space) -> Vec<String> {
+        let mut reasons = Vec::new();
+        if space.available_bytes < FULL_BYTES {
+            reasons.push(format!("the disk is full: {} bytes are free", space.available_bytes));
+        }
+        if let Some(ram) = &self.store.ram
+            && !space.can_take(ram.budget_bytes())
+        {
+            reasons.push(format!(
+                "the RAM tier is idle: the disk has {} bytes free, less than twice its budget of {}",
+                space.available_bytes,
+                ram.budget_bytes()
+            ));
+        }
+        reasons
+    }
+}

@@ -1,0 +1,119 @@
+//! Verified bytes get a name: as a new inode, or as one name more of a page that has them already.
+
+use super::attributes::Place;
+use super::state::State;
+use super::{FileSystem, FsError};
+use kvfs_storage::store::metadata::{Attribute, Life};
+use kvfs_storage::store::record::{
+    Entry, FileRecord, Inode, InodeId, Kind, ObjectId, ObjectKind, ObjectRecord, Role, Time,
+};
+
+/// Bytes that were verified, and as what.
+pub(super) struct Verified {
+    pub(super) role: Role,
+    pub(super) checksum: [u8; 16],
+    pub(super) length: u64,
+    /// A page that has the same bytes.
+    pub(super) twin: Option<InodeId>,
+}
+
+/// The file whose bytes become a page or manifest, with what the new one takes from it.
+pub(super) struct Origin {
+    pub(super) inode: Inode,
+    pub(super) attributes: Vec<Attribute>,
+    /// Somebody set its mtime and wants to see it again.
+    pub(super) is_dated: bool,
+}
+
+impl FileSystem {
+    /// Gives verified bytes a name. An identical page that is there already stays, one that
+    /// stands elsewhere gets one name more.
+    pub(super) fn insert_sealed(
+        &self, state: &mut State, origin: &Origin, to: &Place,
+        (object, verified): (ObjectId, &Verified),
+    ) -> Result<(), FsError> {
+        let attributes = &origin.attributes;
+        let inode = Inode { links: 1, ctime: Time::now(), ..origin.inode.clone() };
+        if let Some(entry) = state.entry(to.parent, &to.name)? {
+            let mut old = state.inode(entry.inode)?;
+            if old.links == 1 && state.has_content(&old, verified.role, verified.checksum)? {
+                (old.mode, old.uid, old.gid) = (inode.mode, inode.uid, inode.gid);
+                (old.atime, old.mtime, old.ctime) = (inode.atime, inode.mtime, inode.ctime);
+                state.put_inode(entry.inode, &old);
+                state.replace_attributes(entry.inode, attributes)?;
+                self.invalidate(super::Invalidation::Inode(entry.inode));
+                return state.drop_object(object);
+            }
+            state.drop_link(entry.inode, &mut old)?;
+        }
+        let id = match verified.twin {
+            Some(twin) if state.share(twin, origin, verified)? => {
+                state.drop_object(object)?;
+                self.invalidate(super::Invalidation::Inode(twin));
+                twin
+            }
+            _ => self.add_sealed(state, &inode, attributes, (object, verified))?,
+        };
+        let entry = Entry { inode: id, file_type: libc::S_IFREG };
+        state.metadata.put_entry(Life::Durable, to.parent, &to.name, entry);
+        state.touch_directory(to.parent, 0)?;
+        if verified.role == Role::Manifest {
+            state.models.remove(&to.parent);
+        }
+        self.observer.sealed(verified.length);
+        Ok(())
+    }
+
+    /// A new inode for verified bytes.
+    fn add_sealed(
+        &self, state: &mut State, inode: &Inode, attributes: &[Attribute],
+        (object, verified): (ObjectId, &Verified),
+    ) -> Result<InodeId, FsError> {
+        let record = FileRecord {
+            role: verified.role,
+            object: Some(object),
+            size: verified.length,
+            blocks: verified.length.div_ceil(512),
+            unsettled: false,
+        };
+        let checksum = Some(verified.checksum);
+        let length = verified.length;
+        let stored =
+            ObjectRecord { kind: stored_kind(verified.role), length, checksum, references: 1 };
+        state.metadata.put_object(object, &stored);
+        state.metadata.publish(object);
+        let id = state.metadata.new_inode();
+        if matches!(verified.role, Role::Page(_)) {
+            state.metadata.note_page(&verified.checksum, id);
+        }
+        if let Some(ram) = &self.store.ram {
+            ram.note_at_rest(object);
+            ram.set_owner(object, id);
+        }
+        if let Some(tiers) = &self.tiers {
+            tiers.copies.set_owner(object, id);
+        }
+        let inode = Inode { kind: Kind::File(record), ..inode.clone() };
+        state.metadata.put_inode(Life::Durable, id, &inode);
+        state.replace_attributes(id, attributes)?;
+        self.note_attributes(id, attributes);
+        Ok(id)
+    }
+}
+
+impl State {
+    /// What a page or manifest takes from the file whose bytes it gets.
+    pub(super) fn origin(&self, id: InodeId, inode: Inode) -> Result<Origin, FsError> {
+        let attributes = self.metadata.attributes(id)?;
+        let is_dated = self.nodes.get(&id).is_some_and(|node| node.is_dated);
+        Ok(Origin { inode, attributes, is_dated })
+    }
+}
+
+fn stored_kind(role: Role) -> ObjectKind {
+    match role {
+        Role::Page(_) => ObjectKind::Page,
+        Role::Manifest => ObjectKind::Manifest,
+        Role::Plain | Role::Tail { .. } | Role::Tokens => ObjectKind::File,
+    }
+}

@@ -1,0 +1,110 @@
+//! Operations on a file whose bytes must be on this machine and stay there: writers, truncation,
+//! and whoever takes the bytes over.
+//!
+//! A change in place takes the remote copy off the record, durably, before the first byte changes.
+//! From then on the disk's copy is the only one, so it must be there, be right, and outlive a power
+//! cut: it is checked as at the first open of a reader, written to the disk if only memory has it,
+//! and synced.
+
+use std::io;
+
+use super::residency::Landed;
+use super::state::State;
+use super::tiers::Tiers;
+use super::verify::{Depth, Verify};
+use super::{FileSystem, FsError};
+use kvfs_storage::store::disk::{Access, DiskDirectory, DiskFile, DiskPath, copy_all, shard};
+use kvfs_storage::store::record::{Inode, InodeId, ObjectId};
+use kvfs_storage::tier::remote::RemoteError;
+
+/// Times that a copy may be looked for on the disk after another transfer ended.
+const ATTEMPTS_MAX: usize = 3;
+
+impl FileSystem {
+    /// Runs an operation on a file whose bytes are here, and cannot leave until it has ended.
+    pub(super) fn with_resident<T>(
+        &self, id: InodeId, act: impl FnOnce() -> Result<T, FsError>,
+    ) -> Result<T, FsError> {
+        let Some(tiers) = &self.tiers else {
+            return act();
+        };
+        self.state().nodes.entry(id).or_default().pins += 1;
+        // The open file keeps a copy in memory from leaving, which knows nothing of pins.
+        let outcome = self.bring(tiers, id).and_then(|_file| act());
+        let mut state = self.state();
+        if let Some(node) = state.nodes.get_mut(&id) {
+            node.pins -= 1;
+        }
+        state.drop_node_if_idle(id)?;
+        outcome
+    }
+
+    fn bring(&self, tiers: &Tiers, id: InodeId) -> Result<Option<Box<dyn DiskFile>>, FsError> {
+        let (inode, object, verified) = {
+            let state = self.state();
+            let Some((inode, object)) = copied_object(&state, id)? else {
+                return Ok(None);
+            };
+            // What was opened without a look at its bytes is not known to be right.
+            let verified = state.nodes.get(&id).and_then(|node| node.verified);
+            (inode, object, verified.filter(|_| self.verify != Verify::Never))
+        };
+        let (file, _) = self.open_verified((id, &inode), (object, true), verified, Depth::Bytes)?;
+        self.write_to_disk(tiers, (id, object), file.as_ref())?;
+        drop(file);
+        if let Some(ram) = &self.store.ram {
+            // Changes are made on the disk, where the writer hears that it is full.
+            ram.drop_clean(object);
+        }
+        Ok(Some(self.store.open_object(object, Access::Read)?))
+    }
+
+    /// Makes sure that the disk has an object, durably.
+    pub(super) fn write_to_disk(
+        &self, tiers: &Tiers, (id, object): (InodeId, ObjectId), file: &dyn DiskFile,
+    ) -> Result<(), FsError> {
+        let path = DiskPath::Object(object);
+        for _ in 0..ATTEMPTS_MAX {
+            match self.store.disk.open(&path, Access::Read) {
+                Ok(file) => {
+                    file.sync()?;
+                    let directory = DiskDirectory::ObjectShard(shard(object));
+                    return Ok(self.store.disk.sync_directory(directory)?);
+                }
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error.into()),
+            }
+            let write = || self.copy_to_disk(tiers, (id, object), file).map_err(RemoteError::local);
+            tiers.share(object, write).map_err(FsError::Remote)?;
+        }
+        Err(FsError::Stale)
+    }
+
+    fn copy_to_disk(
+        &self, tiers: &Tiers, (id, object): (InodeId, ObjectId), file: &dyn DiskFile,
+    ) -> io::Result<Landed> {
+        if self.store.disk.stat(&DiskPath::Object(object)).is_ok() {
+            return Ok(None);
+        }
+        let incoming = self.incoming(object)?;
+        let length = copy_all(file, incoming.as_ref()).inspect_err(|_| {
+            let _ = self.store.disk.remove(&DiskPath::Incoming(object));
+        })?;
+        drop(incoming);
+        self.install(tiers, (id, object, length))
+    }
+}
+
+/// A settled file, and its object, if it has another copy: of others the raw file is here.
+fn copied_object(state: &State, id: InodeId) -> Result<Option<(Inode, ObjectId)>, FsError> {
+    let Some(inode) = state.metadata.inode(id)? else {
+        return Ok(None);
+    };
+    let object = inode.file().and_then(|file| state.current_object(id, file));
+    let Some(object) = object.filter(|_| !state.unsettled.contains_key(id)) else {
+        return Ok(None);
+    };
+    let has_copy = state.metadata.remote_copy(object)?.is_some()
+        || state.metadata.encoded_copy(object)?.is_some();
+    Ok(has_copy.then_some((inode, object)))
+}

@@ -1,0 +1,173 @@
+//! Leaving the disk, once the remote can be relied on.
+//!
+//! The last step of [`super::demotion`]: the record says that the disk's copy does not count any
+//! more, that becomes durable, and only then the file goes, unless somebody came to use it.
+
+use std::collections::HashSet;
+use std::io;
+
+use super::state::State;
+use super::tiers::Tiers;
+use super::{FileSystem, FsError};
+use kvfs_storage::store::disk::{Access, DiskPath};
+use kvfs_storage::store::record::{EncodedCopy, InodeId, ObjectId, RemoteState, Role};
+use kvfs_storage::tier::counters::Tier;
+
+/// Objects that leave between two commits.
+const LEAVING_BATCH: usize = 256;
+/// Searches for objects that may leave, each of which passes over what is in use.
+const SEARCHES_MAX: usize = 8;
+
+/// An object whose copies on the disk do not count any more once that is durable.
+struct Leaving {
+    id: InodeId,
+    object: ObjectId,
+    bytes: u64,
+    encoded: Option<EncodedCopy>,
+}
+
+impl FileSystem {
+    /// Lets objects leave the disk while it holds more than it should; how many left.
+    pub(super) fn make_room_on_disk(&self, tiers: &Tiers) -> Result<usize, FsError> {
+        let mut passed_over = HashSet::new();
+        let mut left = 0;
+        for _ in 0..SEARCHES_MAX {
+            let excess = tiers.copies.disk().excess_bytes(self.ssd_used_bytes());
+            if excess == 0 || tiers.is_closing() {
+                break;
+            }
+            let mut next = tiers.copies.disk().next_to_leave(excess, &passed_over);
+            if next.is_empty() {
+                break;
+            }
+            next.truncate(LEAVING_BATCH);
+            let gone = self.leave_disk(tiers, &next)?;
+            left += gone.len();
+            for _ in &gone {
+                tiers.counters.evicted(Tier::Ssd, "room");
+            }
+            passed_over.extend(next.iter().map(|(object, _)| *object));
+            for object in gone {
+                passed_over.remove(&object);
+            }
+        }
+        Ok(left)
+    }
+
+    /// Removes the disk's copies of those of these objects that may go; which went.
+    pub(super) fn leave_disk(
+        &self, tiers: &Tiers, objects: &[(ObjectId, InodeId)],
+    ) -> Result<Vec<ObjectId>, FsError> {
+        let mut marked = Vec::new();
+        for &(object, id) in objects {
+            marked.extend(self.mark_leaving(tiers, id, object)?);
+        }
+        if marked.is_empty() {
+            return Ok(Vec::new());
+        }
+        if let Err(error) = self.commit() {
+            let mut state = self.state();
+            for Leaving { object, encoded, .. } in marked {
+                let copy = state.metadata.remote_copy(object)?;
+                if let Some(copy) = copy.filter(|copy| copy.state == RemoteState::Only) {
+                    state.metadata.set_remote_state(object, copy, RemoteState::Named);
+                    if let Some(encoded) = encoded {
+                        state.metadata.put_encoded_copy(object, &encoded);
+                    }
+                }
+            }
+            return Err(error);
+        }
+        let mut gone = Vec::new();
+        for Leaving { id, object, bytes, .. } in marked {
+            if self.remove_left(tiers, (id, object), bytes)? {
+                gone.push(object);
+            }
+        }
+        Ok(gone)
+    }
+
+    /// Removes the disk's copies of an object, which by now are known not to count. If somebody came
+    /// to use the raw file meanwhile, that one counts again. Whether it went.
+    pub(super) fn remove_left(
+        &self, tiers: &Tiers, (id, object): (InodeId, ObjectId), bytes: u64,
+    ) -> Result<bool, FsError> {
+        let mut state = self.state();
+        // Somebody may be changing the file by now: then its bytes are the only ones.
+        let copy = state.metadata.remote_copy(object)?;
+        let Some(copy) = copy.filter(|copy| copy.state == RemoteState::Only) else {
+            return Ok(false);
+        };
+        self.store.remove_encoded(object)?;
+        tiers.copies.note_encoded_gone(object);
+        let has_raw = self.store.disk.stat(&DiskPath::Object(object)).is_ok();
+        if has_raw && !self.is_idle(&state, id, object) {
+            state.metadata.set_remote_state(object, copy, RemoteState::Named);
+            tiers.copies.allow_leaving(object, id, bytes);
+            tiers.counters.skipped("in_use");
+            return Ok(false);
+        }
+        let unlinked = self.store.unlink_object(object)?;
+        tiers.copies.note_left(object, bytes);
+        // Here and not later: a scan may bring it back at once, and would see it leave again.
+        if self.store.ram.as_ref().is_none_or(|ram| !ram.holds(object)) {
+            tiers.wishes.withdraw(id);
+        }
+        drop(state);
+        unlinked.free();
+        self.invalidate(super::Invalidation::Inode(id));
+        Ok(true)
+    }
+
+    /// Whether nobody uses the disk's copy of a file's object, nor relies on it.
+    pub(super) fn is_idle(&self, state: &State, id: InodeId, object: ObjectId) -> bool {
+        let is_idle = state.nodes.get(&id).is_none_or(|node| !node.is_in_use())
+            && !state.unsettled.contains_key(id)
+            && !state.sealing.contains(&id);
+        let is_unused = || match self.store.disk.open(&DiskPath::Object(object), Access::Read) {
+            Ok(file) => file.is_unused().unwrap_or(false),
+            Err(error) => error.kind() == io::ErrorKind::NotFound,
+        };
+        is_idle && is_unused()
+    }
+
+    /// Makes the kernel close what it keeps open for the next reader, which would keep the space;
+    /// whether it did.
+    pub(super) fn lets_go(&self, id: InodeId) -> bool {
+        self.let_go.get().is_none_or(|let_go| let_go.0(id))
+    }
+
+    /// Records that the disk's copies do not count, if nobody uses them.
+    fn mark_leaving(
+        &self, tiers: &Tiers, id: InodeId, object: ObjectId,
+    ) -> Result<Option<Leaving>, FsError> {
+        let let_go = self.lets_go(id);
+        let mut state = self.state_to_change()?;
+        let Some(copy) = state.metadata.remote_copy(object)? else {
+            return Ok(None);
+        };
+        let Some(inode) = state.metadata.inode(id)? else {
+            return Ok(None);
+        };
+        if state.is_pinned(id)? || state.metadata.positions.contains(&id) {
+            tiers.copies.forbid_leaving(object);
+            return Ok(None);
+        }
+        let file = inode.file().filter(|file| {
+            file.object == Some(object) && file.is_settled() && file.role != Role::Manifest
+        });
+        let Some(bytes) = file.map(|file| file.size) else {
+            return Ok(None);
+        };
+        if copy.state != RemoteState::Named {
+            return Ok(None);
+        }
+        if !let_go || !self.is_idle(&state, id, object) {
+            tiers.counters.skipped("in_use");
+            return Ok(None);
+        }
+        state.metadata.set_remote_state(object, copy, RemoteState::Only);
+        let encoded = state.metadata.forget_encoded_copy(object)?;
+        Ok(Some(Leaving { id, object, bytes, encoded }))
+    }
+}

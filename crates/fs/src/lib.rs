@@ -1,0 +1,368 @@
+//! The file system: what each operation means, without any type of the FUSE library.
+//!
+//! [`FileSystem`] is the mount's single entry point; `kvfs-daemon` decodes a request, makes one
+//! call here and replies. The operations lie in one file per concept:
+//!
+//! | file | operations |
+//! |---|---|
+//! | `lookup` | lookup, forget, getattr, the permissions' neighbours |
+//! | `create` | create, mkdir, mknod, symlink |
+//! | `open` | open, and the check that bytes are what was sealed |
+//! | `transfer` | read, write, fallocate, seek, copy for handles that the daemon serves |
+//! | `append`, `full_tails` | rows of tails and token files |
+//! | `settle` | flush, release: a writer is done |
+//! | `publish`, `insert`, `share` | pages and manifests appear |
+//! | `rename`, `link`, `remove` | names |
+//! | `setattr`, `extended` | attributes |
+//! | `retention` | limits of directories, and what goes beyond them |
+//! | `list` | readdir |
+//! | `sync`, `synchronous` | fsync, `O_SYNC`, the group commit |
+//! | `encoded`, `decode` | cold objects in fewer bytes on the disk, and back |
+//! | `lossy` | cold pages in fewer bits, as new versions |
+//! | `residency`, `flights` | fetching what only the remote has, once for all who ask |
+//! | `keep_resident` | operations whose bytes must be here and stay |
+//! | `verify` | how often opens compare bytes with their checksum |
+//! | `damage`, `on_corrupt` | a local copy that is not what was written, and if there is no other |
+//! | `scrub` | comparing everything before somebody needs it |
+//! | `prefetch` | bringing nearer what will be opened next |
+//! | `movement`, `pin` | moving and keeping a file on request |
+//! | `demotion`, `upload`, `leave`, `manifest_of_names` | moving towards the remote |
+//! | `growing` | copies of tails and token files for that manifest |
+//! | `rebuild` | a new store takes over the names that another published |
+//! | `collection` | garbage |
+//! | `tiers` | what those share, and what is told of them |
+//! | `waits` | what is too long for the thread that takes requests |
+//! | `backlog` | changes that wait for a commit, and their pace |
+//! | `whereabouts` | where the bytes of an object are |
+//! | `health` | how well the mount is, and why |
+//! | `views` | `.kvfs/` |
+//! | `prefixes` | finding pages by the tokens that they are about |
+//! | `foreign` | the same in other stores of the remote |
+
+#![forbid(unsafe_code)]
+
+mod append;
+pub(crate) mod attributes;
+mod backlog;
+mod collection;
+mod commit;
+mod create;
+mod damage;
+mod decode;
+mod demotion;
+mod describe;
+mod descriptors;
+mod encoded;
+mod error;
+mod extended;
+mod flights;
+mod foreign;
+mod full_tails;
+mod growing;
+mod handle;
+mod health;
+mod insert;
+mod keep_resident;
+mod leave;
+mod link;
+mod list;
+mod lookup;
+mod lossy;
+mod manifest_of_names;
+mod movement;
+mod node;
+mod on_corrupt;
+mod open;
+mod pin;
+mod prefetch;
+mod prefixes;
+mod publish;
+pub mod rebuild;
+mod remove;
+mod rename;
+mod residency;
+mod retention;
+mod scrub;
+mod setattr;
+mod settle;
+mod share;
+mod spare;
+mod state;
+mod synchronous;
+mod tiers;
+mod transfer;
+mod turns;
+mod unsettled;
+mod upload;
+mod verify;
+mod views;
+mod waits;
+mod whereabouts;
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
+
+pub use attributes::{Attributes, Caller, Found, Place};
+pub use backlog::Pace;
+pub use create::{Created, NewNode};
+pub use demotion::Mover;
+pub use error::FsError;
+pub use list::{Listed, Listing};
+pub use lookup::Lookup;
+pub use on_corrupt::OnCorrupt;
+pub use open::{Caching, Opened, OpenedBy};
+pub use prefetch::{Ahead, QUEUE_MAX as PREFETCH_QUEUE_MAX, THREADS as PREFETCH_THREADS};
+pub use retention::Retainer;
+pub use scrub::ScrubRequest;
+pub use setattr::{NewTime, SetAttributes};
+pub use settle::Awaited;
+pub use synchronous::is_synchronous;
+pub use tiers::Tiers;
+pub use transfer::WriteOutcome;
+pub use verify::Verify;
+
+use kvfs_observe::Observer;
+use kvfs_page::classify;
+use kvfs_storage::store::record::{DirectoryClass, Entry, Inode, InodeId, Kind, Time};
+use kvfs_storage::store::recovery::{self, Recovered};
+use kvfs_storage::store::{Store, StoreError, metadata::Life, metadata::Metadata};
+use kvfs_storage::tier::ram::LetGo;
+// `flights` is compiled once more, with other locks under this name, by `tests/models`.
+use health::Refusal;
+use kvfs_storage::sync;
+use state::State;
+
+/// Longest name, as on every Linux filesystem.
+pub const NAME_BYTES_MAX: usize = 255;
+
+/// How file bytes reach the clients.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum IoMode {
+    /// The kernel reads and writes the backing files itself.
+    Passthrough,
+    /// The daemon serves every byte; the reason says why.
+    Served(String),
+}
+
+/// How requests reach the daemon.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// Through so many rings of `io_uring`.
+    Rings(usize),
+    /// Through the device; the reason says why.
+    Device(String),
+}
+
+/// Something that the kernel caches and must forget.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Invalidation {
+    /// A name.
+    Name(Place),
+    /// Attributes of an inode, and the listing if it is a directory.
+    Inode(InodeId),
+}
+
+/// Makes the kernel ask anew for the attributes of a directory, and so for its listing.
+pub struct AskAnew(pub Box<dyn Fn(InodeId) + Send + Sync>);
+
+impl std::fmt::Debug for AskAnew {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("AskAnew")
+    }
+}
+
+/// A mounted store.
+#[derive(Debug)]
+pub struct FileSystem {
+    store: Store,
+    state: Mutex<State>,
+    /// Held while committing; counts the freezes that are durable.
+    durable_generation: Mutex<u64>,
+    backlog: backlog::Backlog,
+    /// Signalled whenever a writer's handle is released.
+    released: Condvar,
+    sealing_turns: turns::SealingTurns,
+    spares: spare::Spares,
+    observer: Arc<Observer>,
+    io_mode: OnceLock<IoMode>,
+    transport: OnceLock<Transport>,
+    invalidations: crossbeam_channel::Sender<Invalidation>,
+    ask_anew: OnceLock<AskAnew>,
+    /// The tiers below the raw files, and what moves between them.
+    tiers: Option<Tiers>,
+    /// Makes the kernel forget a backing file that it keeps for the next open.
+    let_go: OnceLock<LetGo>,
+    prefetch: prefetch::Prefetch,
+    collection: collection::Collection,
+    prefixes: prefixes::Prefixes,
+    blocks: prefixes::Blocks,
+    foreign: foreign::Foreign,
+    retention: retention::Retention,
+    on_corrupt: OnCorrupt,
+    verify: Verify,
+    scrub: scrub::Scrub,
+}
+
+impl FileSystem {
+    /// Opens the metadata of a store and recovers what a crash left.
+    pub fn open(
+        store: Store, observer: Arc<Observer>,
+        invalidations: crossbeam_channel::Sender<Invalidation>,
+    ) -> Result<(FileSystem, Recovered), StoreError> {
+        let mut metadata = Metadata::open(store.metadata()?)?;
+        let recovered = recovery::recover(&store, &mut metadata)?;
+        make_roots(&mut metadata)?;
+        let believed = metadata.clock()?;
+        let mut state = State::new(metadata);
+        state.unsettled.extend(recovered.still_changing.iter().copied());
+        state.full_tails.extend(recovered.tails.iter().copied());
+        state.refusal = store.is_read_only().then_some(Refusal::ReadOnlyMedia);
+        let file_system = FileSystem {
+            store,
+            state: Mutex::new(state),
+            durable_generation: Mutex::new(0),
+            backlog: backlog::Backlog::default(),
+            released: Condvar::new(),
+            spares: spare::Spares::default(),
+            sealing_turns: turns::SealingTurns::new(),
+            observer,
+            io_mode: OnceLock::new(),
+            transport: OnceLock::new(),
+            invalidations,
+            ask_anew: OnceLock::new(),
+            tiers: None,
+            let_go: OnceLock::new(),
+            prefetch: prefetch::Prefetch::default(),
+            collection: collection::Collection::default(),
+            prefixes: prefixes::Prefixes::default(),
+            blocks: prefixes::Blocks::default(),
+            foreign: foreign::Foreign::default(),
+            retention: retention::Retention::default(),
+            on_corrupt: OnCorrupt::default(),
+            verify: Verify::default(),
+            scrub: scrub::Scrub::default(),
+        };
+        file_system.retention.begin(believed);
+        if !file_system.store.is_read_only() {
+            file_system.seal_after_crash();
+        }
+        Ok((file_system, recovered))
+    }
+
+    /// Removes object files that a crash left without a record; runs beside the mount.
+    pub fn sweep_after_crash(&self) -> Result<usize, StoreError> {
+        let (referenced, below) = {
+            let mut state = self.state();
+            if state.metadata.was_clean {
+                return Ok(0);
+            }
+            let below = state.metadata.new_object();
+            state.metadata.staged.remove(&below);
+            (recovery::referenced(&state.metadata)?, below)
+        };
+        recovery::sweep(&self.store, &referenced, below, |object| {
+            Ok(self.state().metadata.encoded_copy(object)?.is_some())
+        })
+    }
+
+    /// How bytes reach the clients; `trial` decides on the first call.
+    pub fn io_mode(&self, trial: impl FnOnce() -> IoMode) -> &IoMode {
+        self.io_mode.get_or_init(|| {
+            let mode = trial();
+            self.observer.set_passthrough(mode == IoMode::Passthrough);
+            mode
+        })
+    }
+
+    /// Says how requests come, for the status.
+    pub fn set_transport(&self, transport: Transport) {
+        match &transport {
+            Transport::Rings(count) => log::info!("requests come through {count} ring(s)"),
+            Transport::Device(reason) => log::debug!("requests come through the device: {reason}"),
+        }
+        let _ = self.transport.set(transport);
+    }
+
+    fn is_passthrough(&self) -> bool {
+        matches!(self.io_mode.get(), Some(IoMode::Passthrough))
+    }
+
+    /// The store below.
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// Counters and recent errors.
+    pub fn observer(&self) -> &Observer {
+        &self.observer
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// The state, for an operation that changes something.
+    fn state_to_change(&self) -> Result<MutexGuard<'_, State>, FsError> {
+        let state = self.state();
+        if state.refusal.is_some() { Err(FsError::ReadOnly) } else { Ok(state) }
+    }
+
+    /// How the kernel is told of new names before the operation that made them has answered.
+    pub fn on_new_names(&self, ask_anew: AskAnew) {
+        let _ = self.ask_anew.set(ask_anew);
+    }
+
+    /// The kernel shall forget something; it is told after the running operation has answered.
+    fn invalidate(&self, what: Invalidation) {
+        // A full queue only delays what short-lived caching in those directories bounds anyway.
+        let _ = self.invalidations.try_send(what);
+    }
+}
+
+/// Checks a name that is to be made.
+fn check_new(place: &Place) -> Result<(), FsError> {
+    if is_virtual(place.parent) {
+        return Err(FsError::NotPermitted);
+    }
+    check_name(&place.name)
+}
+
+/// Whether an inode is nowhere in the store.
+fn is_virtual(id: InodeId) -> bool {
+    views::is_view(id) || prefixes::is_virtual(id)
+}
+
+/// Checks the length of a name.
+fn check_name(name: &[u8]) -> Result<(), FsError> {
+    if name.len() > NAME_BYTES_MAX { Err(FsError::NameTooLong) } else { Ok(()) }
+}
+
+/// The directories that every mount has.
+fn make_roots(metadata: &mut Metadata) -> Result<(), StoreError> {
+    const MODELS: InodeId = InodeId(2);
+    const FILES: InodeId = InodeId(3);
+    if metadata.inode(InodeId::ROOT)?.is_some() {
+        return Ok(());
+    }
+    let now = Time::now();
+    let directory = |class, name: &[u8], links| Inode {
+        kind: Kind::Directory { class, parent: InodeId::ROOT, name: name.to_vec() },
+        mode: 0o755,
+        uid: nix::unistd::geteuid().as_raw(),
+        gid: nix::unistd::getegid().as_raw(),
+        links,
+        atime: now,
+        mtime: now,
+        ctime: now,
+    };
+    let root = directory(DirectoryClass::Root, b"", 4);
+    metadata.put_inode(Life::Durable, InodeId::ROOT, &root);
+    for (id, class, name) in
+        [(MODELS, DirectoryClass::Models, "models"), (FILES, DirectoryClass::Plain, "files")]
+    {
+        let inode = directory(class, name.as_bytes(), 2);
+        metadata.put_inode(Life::Durable, id, &inode);
+        let entry = Entry { inode: id, file_type: libc::S_IFDIR };
+        metadata.put_entry(Life::Durable, InodeId::ROOT, name.as_bytes(), entry);
+    }
+    Ok(())
+}

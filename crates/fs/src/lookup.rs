@@ -1,0 +1,113 @@
+//! Finding an inode by name, and how long the kernel may hold what it found.
+
+use super::attributes::{Attributes, Found, Place};
+use super::{FileSystem, FsError, classify, prefixes, views};
+use kvfs_storage::store::record::{DirectoryClass, InodeId};
+
+/// What a lookup found. That a name is absent is an answer, not an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lookup {
+    /// The name is there.
+    Found(Found),
+    /// It is not.
+    Absent {
+        /// The kernel may remember that until it makes the name itself.
+        stable: bool,
+    },
+}
+
+impl FileSystem {
+    /// Finds a name; a found inode is held until the kernel forgets it.
+    pub fn lookup(&self, parent: InodeId, name: &[u8]) -> Result<Lookup, FsError> {
+        if let Some(attributes) = self.lookup_view(parent, name)? {
+            return Ok(Lookup::Found(Found { attributes, name_is_stable: true }));
+        }
+        if let Some(found) = self.lookup_prefix(parent, name)? {
+            return Ok(found);
+        }
+        super::check_name(name)?;
+        // A page whose writer is done but whose release has not arrived yet is sealed first.
+        let place = Place { parent, name: name.to_vec() };
+        if self.state().is_pending(parent, name) {
+            self.publish_pending(&place)?;
+        }
+        let first = self.lookup_stored(parent, name)?;
+        if matches!(first, Lookup::Absent { stable: false }) && self.publish_pending(&place)? {
+            return self.lookup_stored(parent, name);
+        }
+        Ok(first)
+    }
+
+    fn lookup_stored(&self, parent: InodeId, name: &[u8]) -> Result<Lookup, FsError> {
+        let mut state = self.state();
+        let (_, class) = state.directory(parent)?;
+        let Some(entry) = state.entry(parent, name)? else {
+            // There the daemon makes names without being asked to.
+            let unstable = matches!(
+                class,
+                DirectoryClass::Layer(_) | DirectoryClass::Model | DirectoryClass::Sequences
+            );
+            return Ok(Lookup::Absent { stable: !unstable });
+        };
+        if state.damaged.contains_key(&entry.inode) {
+            let place = Place { parent, name: name.to_vec() };
+            if state.drop_damaged(&place, entry.inode)? {
+                return Ok(Lookup::Absent { stable: false });
+            }
+        }
+        let attributes = state.attributes(&self.store, entry.inode)?;
+        let node = state.nodes.entry(entry.inode).or_default();
+        node.lookups += 1;
+        if matches!(class, DirectoryClass::Layer(_) | DirectoryClass::Sequence) {
+            node.found_in = Some(parent);
+        }
+        let name_is_stable =
+            name_is_stable(class, &attributes, name) && !state.is_pending(parent, name);
+        Ok(Lookup::Found(Found { attributes, name_is_stable }))
+    }
+
+    /// The kernel drops `count` references to an inode.
+    pub fn forget(&self, inode: InodeId, count: u64) {
+        if prefixes::is_virtual(inode) {
+            return self.forget_prefix(inode, count);
+        }
+        let mut state = self.state();
+        if let Some(node) = state.nodes.get_mut(&inode) {
+            node.lookups = node.lookups.saturating_sub(count);
+        }
+        if let Err(error) = state.drop_node_if_idle(inode) {
+            log::error!("forgetting inode {}: {error}", inode.0);
+        }
+    }
+
+    /// What `stat` shows.
+    pub fn attributes(&self, inode: InodeId) -> Result<Attributes, FsError> {
+        if views::is_view(inode) {
+            return Ok(self.view_attributes(inode));
+        }
+        if prefixes::is_virtual(inode) {
+            return self.prefix_attributes(inode);
+        }
+        let state = self.state();
+        state.check_current(inode)?;
+        let mut attributes = state.attributes(&self.store, inode)?;
+        attributes.is_at_rest &= attributes.links > 0;
+        Ok(attributes)
+    }
+
+    /// Target of a symbolic link.
+    pub fn read_link(&self, inode: InodeId) -> Result<Vec<u8>, FsError> {
+        match self.state().inode(inode)?.kind {
+            kvfs_storage::store::record::Kind::Symlink { target } => Ok(target),
+            _ => Err(FsError::Invalid),
+        }
+    }
+}
+
+/// A name may be cached unless the file behind it can be replaced by publishing: in a model's
+/// tree only directories and sealed files stay what they are.
+pub(super) fn name_is_stable(class: DirectoryClass, attributes: &Attributes, name: &[u8]) -> bool {
+    !classify::changes_by_itself(class)
+        || attributes.file_type != libc::S_IFREG
+        || classify::file(class, name).is_sealed()
+}

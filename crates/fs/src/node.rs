@@ -1,0 +1,69 @@
+//! An inode in use: who holds it, and what is known of its bytes meanwhile.
+
+use std::sync::{Arc, Mutex};
+
+use super::attributes::Place;
+use kvfs_storage::store::disk::FileStat;
+use kvfs_storage::store::record::{InodeId, ObjectId};
+
+/// An inode that the kernel or an open handle holds.
+#[derive(Debug, Default)]
+pub(crate) struct Node {
+    /// References that the kernel holds (lookup count).
+    pub(crate) lookups: u64,
+    /// Handles open for reading only.
+    pub(crate) readers: u32,
+    /// Handles open for writing.
+    pub(crate) writers: u32,
+    /// Those of them whose descriptor was closed at least once: their release is on its way,
+    /// unless dup or fork made more descriptors.
+    pub(crate) writers_flushed: u32,
+    /// A release was waited for and did not come: dup or fork did make more descriptors. Nobody waits for
+    /// it again until another of them is closed.
+    pub(crate) release_overdue: bool,
+    /// The new version that a writer that truncated is making; the old one stays until it is done.
+    pub(crate) replacement: Option<ObjectId>,
+    /// A page or manifest being written in place: where it will appear.
+    pub(crate) pending: Option<Box<Place>>,
+    /// Its bytes were published under another name, as another inode.
+    pub(crate) superseded: bool,
+    /// Why it was refused, as it was told.
+    pub(crate) refusal: Option<String>,
+    /// The object that was last verified, and what its file was then.
+    pub(crate) verified: Option<(ObjectId, FileStat)>,
+    /// The directory of a layer or a sequence in which it was last found.
+    pub(crate) found_in: Option<InodeId>,
+    /// Somebody set its mtime, as programs do that copy times.
+    pub(crate) is_dated: bool,
+    /// Serialises appends.
+    pub(crate) append: Option<Arc<Mutex<()>>>,
+    /// Operations that rely on its bytes staying on this machine.
+    pub(crate) pins: u32,
+}
+
+impl Node {
+    /// Every writer closed a descriptor at least once.
+    pub(crate) fn all_closed(&self) -> bool {
+        self.writers_flushed >= self.writers
+    }
+
+    /// No writer's handle is left.
+    pub(crate) fn all_released(&self) -> bool {
+        self.writers == 0
+    }
+
+    /// Every writer closed a descriptor, and the release of the last one is on its way.
+    pub(crate) fn is_being_released(&self) -> bool {
+        self.all_closed() && !self.all_released() && !self.release_overdue
+    }
+
+    /// Handles open.
+    pub(crate) fn handles(&self) -> u32 {
+        self.readers + self.writers
+    }
+
+    /// Its bytes must stay where they are.
+    pub(crate) fn is_in_use(&self) -> bool {
+        self.handles() > 0 || self.pins > 0
+    }
+}

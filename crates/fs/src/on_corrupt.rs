@@ -1,0 +1,154 @@
+//! What an open answers whose bytes cannot be had: the failure, or that there is no such file.
+//!
+//! To an engine that keeps a cache, a file that fails is worse than one that is not there: it
+//! computes what it misses. So a mount may be told to treat such files as misses. One whose bytes
+//! are damaged everywhere goes for good, its bytes into quarantine. The kernel is answered ESTALE,
+//! upon which it looks the name up again, and then finds none. One whose remote does not answer, or
+//! that has another copy on record which nobody could look at, stays, since it may come back.
+
+use super::attributes::Place;
+use super::open::Opened;
+use super::state::State;
+use super::{FileSystem, FsError, Invalidation};
+use kvfs_storage::store::quarantine::{self, Take};
+use kvfs_storage::store::record::{InodeId, ObjectId};
+use kvfs_storage::tier::remote::RemoteError;
+
+/// What becomes of a file whose bytes cannot be had.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnCorrupt {
+    /// Opening it fails: EIO, ETIMEDOUT.
+    #[default]
+    Eio,
+    /// Opening it finds nothing: ENOENT.
+    Miss,
+}
+
+impl std::str::FromStr for OnCorrupt {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<OnCorrupt, String> {
+        match text {
+            "eio" => Ok(OnCorrupt::Eio),
+            "miss" => Ok(OnCorrupt::Miss),
+            _ => Err(format!("{text:?} is neither miss nor eio")),
+        }
+    }
+}
+
+impl FileSystem {
+    /// Decides what becomes of files whose bytes cannot be had. Only before the mount answers.
+    pub fn set_on_corrupt(&mut self, on_corrupt: OnCorrupt) {
+        self.on_corrupt = on_corrupt;
+    }
+
+    /// Opens a file; `flags` are those of open(2).
+    pub fn open_file(&self, id: InodeId, flags: i32) -> Result<Opened, FsError> {
+        if self.on_corrupt == OnCorrupt::Eio {
+            // What another store was said to have is a cache's hit, or none.
+            return self.open_present(id, flags).or_else(|error| {
+                if self.is_foreign(id) { self.as_miss(id, error) } else { Err(error) }
+            });
+        }
+        if self.state().damaged.contains_key(&id) {
+            return Err(FsError::Stale);
+        }
+        self.open_present(id, flags).or_else(|error| self.as_miss(id, error))
+    }
+
+    fn as_miss(&self, id: InodeId, error: FsError) -> Result<Opened, FsError> {
+        match &error {
+            FsError::Corrupt if self.has_untried_copy(id)? => Err(FsError::NotFound),
+            // Its name cannot go.
+            FsError::Corrupt if self.store.is_read_only() => Err(FsError::NotFound),
+            FsError::Corrupt
+            | FsError::Remote(RemoteError::Corrupt(_) | RemoteError::Missing(_)) => {
+                self.give_up(id)?;
+                Err(FsError::Stale)
+            }
+            // The disk failed, not the remote.
+            FsError::Remote(RemoteError::Local(_)) => Err(error),
+            FsError::Remote(remote) => {
+                log::warn!("inode {} counts as a miss: {remote}", id.0);
+                Err(FsError::NotFound)
+            }
+            _ => Err(error),
+        }
+    }
+
+    /// Whether a copy is on record that only a remote or another mount could give. Where the remote
+    /// was asked, its answer says what is wrong with its copy.
+    fn has_untried_copy(&self, id: InodeId) -> Result<bool, FsError> {
+        let object = self.state().inode(id)?.file().and_then(|file| file.object);
+        object.map_or(Ok(false), |object| self.has_other_copy(object))
+    }
+
+    /// A file has no good copy left: its names go as they are looked up.
+    fn give_up(&self, id: InodeId) -> Result<(), FsError> {
+        let object = {
+            let state = self.state_to_change()?;
+            let inode = state.inode(id)?;
+            inode.file().and_then(|file| file.object)
+        };
+        let Some(object) = object else {
+            return Ok(());
+        };
+        let why = format!("object {object}: no copy is what was written");
+        match quarantine::put(&self.store, object, Take::Copy, &why) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                log::warn!("object {object}: the damaged copy could not be kept: {error}");
+            }
+            _ => {}
+        }
+        let mut state = self.state_to_change()?;
+        // Somebody may have given the file other bytes.
+        let inode = state.inode(id)?;
+        if inode.file().and_then(|file| file.object) == Some(object) {
+            state.damaged.insert(id, object);
+        }
+        drop(state);
+        self.invalidate(Invalidation::Inode(id));
+        Ok(())
+    }
+}
+
+impl State {
+    /// Takes a name away from a file that has no good copy left. Whether it did.
+    pub(super) fn drop_damaged(&mut self, place: &Place, id: InodeId) -> Result<bool, FsError> {
+        let Some(&object) = self.damaged.get(&id) else {
+            return Ok(false);
+        };
+        let mut inode = self.inode(id)?;
+        if inode.file().and_then(|file| file.object) != Some(object) {
+            self.damaged.remove(&id);
+            return Ok(false);
+        }
+        log::warn!("{} is gone: its bytes were damaged", self.path(place.parent, &place.name));
+        self.remove_name(place, id);
+        self.touch_directory(place.parent, 0)?;
+        self.drop_link(id, &mut inode)?;
+        if inode.links == 0 {
+            self.damaged.remove(&id);
+        }
+        Ok(true)
+    }
+}
+
+/// Files that have no good copy left, and the object that they had then.
+pub(super) type Damaged = std::collections::HashMap<InodeId, ObjectId>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_words() {
+        fn check(text: &str, expected: Option<OnCorrupt>) {
+            assert_eq!(text.parse().ok(), expected, "{text}");
+        }
+        check("eio", Some(OnCorrupt::Eio));
+        check("miss", Some(OnCorrupt::Miss));
+        check("MISS", None);
+        check("", None);
+    }
+}

@@ -1,0 +1,491 @@
+//! Opening a file: its bytes are resident and checked before the open answers, so that no read
+//! is ever short or wrong.
+
+use std::sync::{Arc, MutexGuard};
+
+use super::attributes::Caller;
+use super::extended::LOSSY;
+use super::handle::{Handle, Served};
+use super::state::State;
+use super::verify::{Depth, Verify};
+use super::waits::READ_AT_ONCE_BYTES;
+use super::{FileSystem, FsError, Invalidation, descriptors, prefixes, views};
+use kvfs_storage::ingest::seal;
+use kvfs_storage::store::disk::{Access, DiskFile, FileStat};
+use kvfs_storage::store::metadata::Life;
+use kvfs_storage::store::record::{FileRecord, Inode, InodeId, ObjectId, Role, Time};
+
+/// Flag of an open by execve(2) (`__FMODE_EXEC`). The kernel protects a running program from
+/// writers, but learns only after an open with `O_RDONLY | O_TRUNC` that it should have refused.
+const EXECUTES: i32 = 0x20;
+
+/// An open file.
+#[derive(Debug)]
+pub struct Opened {
+    /// Number of the handle.
+    pub handle: u64,
+    /// Who moves its bytes.
+    pub by: OpenedBy,
+    /// The bytes never change: caches keep them, `close()` has nothing to check.
+    pub is_sealed: bool,
+    /// What the kernel may keep of the bytes where the daemon serves them.
+    pub caching: Caching,
+    /// `close()` has nothing to check or to report: the round trip is saved.
+    pub closes_quietly: bool,
+}
+
+/// What the kernel may keep of the bytes that the daemon serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Caching {
+    /// All, what it kept at earlier opens included.
+    Kept,
+    /// All from this open on: earlier ones may have been of another version.
+    Anew,
+    /// Nothing. Writes append, whatever their offset claims.
+    Never,
+}
+
+/// Who moves the bytes of an open file.
+#[derive(Debug)]
+pub enum OpenedBy {
+    /// The kernel, from this file (open read-only, so that it counts as no writer).
+    Kernel {
+        /// The file.
+        file: Arc<dyn DiskFile>,
+    },
+    /// The daemon.
+    Daemon,
+}
+
+impl FileSystem {
+    /// Opens a file for a user; the kernel has checked the permissions of what is in the store, but what is
+    /// virtual stands for other things.
+    pub fn open_for(&self, id: InodeId, flags: i32, caller: Caller) -> Result<Opened, FsError> {
+        if prefixes::is_virtual(id) {
+            return self.open_prefix(id, flags, caller);
+        }
+        let opened = self.open_file(id, flags)?;
+        if flags & libc::O_TRUNC != 0
+            && caller.uid != 0
+            && let Err(error) = self.drop_privileges(id, caller)
+        {
+            self.release(opened.handle)?;
+            return Err(error);
+        }
+        Ok(opened)
+    }
+
+    /// Takes the bits away with which a program runs as its owner or group: it is another one now. The kernel
+    /// does so at writes, and leaves it to the daemon where opening a file cuts it.
+    fn drop_privileges(&self, id: InodeId, caller: Caller) -> Result<(), FsError> {
+        let mut state = self.state_to_change()?;
+        let mut inode = state.inode(id)?;
+        // Without execution by the group that bit means something else, to those who are in it.
+        let keeps_group = inode.mode & 0o010 == 0 && caller.gid == inode.gid;
+        let dropped = if keeps_group { 0o4000 } else { 0o6000 };
+        if inode.mode & dropped != 0 {
+            inode.mode &= !dropped;
+            inode.ctime = Time::now();
+            state.put_inode(id, &inode);
+            self.invalidate(Invalidation::Inode(id));
+        }
+        Ok(())
+    }
+
+    /// Opens a file whose bytes can be had.
+    pub(super) fn open_present(&self, id: InodeId, flags: i32) -> Result<Opened, FsError> {
+        if views::is_view(id) {
+            return self.open_view(id, flags);
+        }
+        if prefixes::is_virtual(id) {
+            // Requests for those come with who asks.
+            return self.open_prefix(id, flags, Caller::DAEMON);
+        }
+        if !self.is_passthrough() {
+            descriptors::check()?;
+        }
+        let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
+        let truncates = flags & libc::O_TRUNC != 0;
+        let state = self.state();
+        if state.nodes.get(&id).is_some_and(|node| node.superseded) {
+            return Err(FsError::Stale);
+        }
+        let inode = state.inode(id)?;
+        let file = match inode.file() {
+            Some(file) => file,
+            None if inode.is_directory() => return Err(FsError::IsDirectory),
+            None => return Err(FsError::Invalid),
+        };
+        match file.role {
+            Role::Page(_) | Role::Manifest if writes || truncates => {
+                return Err(FsError::NotPermitted);
+            }
+            Role::Tail { .. } | Role::Tokens => {}
+            _ if truncates || writes => {}
+            _ => {
+                let opened = self.open_reader(state, id, &inode, file)?;
+                if flags & EXECUTES != 0
+                    && let Some(handle) = self.state().handles.get_mut(&opened.handle)
+                {
+                    handle.executes = true;
+                }
+                return Ok(opened);
+            }
+        }
+        if truncates && !writes && state.is_running(id) {
+            return Err(FsError::Busy);
+        }
+        drop(state);
+        if file.role.is_append_only() {
+            return self.open_append(id, writes, truncates);
+        }
+        if super::is_synchronous(flags) {
+            self.leave_memory(id)?;
+        }
+        if truncates {
+            let resident = self.tiers.is_none();
+            // Bytes that are to be thrown away need not come here first.
+            if let Some(opened) = self.open_truncated(id, writes, resident)? {
+                return Ok(opened);
+            }
+        }
+        self.with_resident(id, || {
+            if truncates {
+                self.open_truncated(id, writes, true)?.ok_or(FsError::Stale)
+            } else {
+                self.open_writer(id)
+            }
+        })
+    }
+
+    /// Opens a sealed file for reading whose backing file the kernel still holds from an earlier
+    /// open. `None` if that file is not the one on the disk any more.
+    pub fn open_held(&self, id: InodeId) -> Result<Option<u64>, FsError> {
+        if self.verify == Verify::Always {
+            return Ok(None);
+        }
+        let verified = self.state().nodes.get(&id).and_then(|node| node.verified);
+        let Some((object, known)) = verified else {
+            return Ok(None);
+        };
+        match self.store.stat_object(object) {
+            Ok(stat) if stat.is_same_content(&known) => {}
+            _ => return Ok(None),
+        }
+        self.observer.opened(known.length);
+        let handle = Handle::new(id, false, Served::Passthrough);
+        Ok(Some(self.state().add_handle(handle)))
+    }
+
+    /// Whether opening a file for reading will read much of it first, to check or to decode it.
+    pub fn must_read_to_open(&self, id: InodeId) -> bool {
+        if self.comes_from(id).is_some() || self.is_slot(id) {
+            return true;
+        }
+        let state = self.state();
+        let is_known = match self.verify {
+            Verify::First => state.nodes.get(&id).is_some_and(|node| node.verified.is_some()),
+            Verify::Always => false,
+            Verify::Never => true,
+        };
+        if is_known {
+            return false;
+        }
+        let inode = state.metadata.inode(id).ok().flatten();
+        let file = inode.as_ref().and_then(Inode::file);
+        file.is_some_and(|file| file.size > READ_AT_ONCE_BYTES && !file.unsettled)
+    }
+
+    fn open_reader(
+        &self, mut state: MutexGuard<'_, State>, id: InodeId, inode: &Inode, file: &FileRecord,
+    ) -> Result<Opened, FsError> {
+        let object = state.current_object(id, file).ok_or(FsError::Stale)?;
+        // Counted before the lock goes, so that nobody replaces the bytes meanwhile.
+        let node = state.nodes.entry(id).or_default();
+        node.readers += 1;
+        let verified = node.verified.filter(|_| self.verify != Verify::Always);
+        let settled = !file.unsettled && !state.unsettled.contains_key(id);
+        drop(state);
+        let outcome =
+            self.open_verified((id, inode), (object, settled), verified, self.depth_at_open());
+        if let Ok((_, stat)) = &outcome {
+            self.observer.opened(stat.length);
+            if let Some(tiers) = &self.tiers {
+                tiers.copies.note_use(object, stat.length);
+            }
+        }
+        let mut state = self.state();
+        if let Some(node) = state.nodes.get_mut(&id) {
+            node.readers -= 1;
+        }
+        match outcome {
+            Ok((opened, stat)) => {
+                if settled && self.verify != Verify::Never {
+                    state.known_damage.remove(&id);
+                }
+                if let Some(node) = state.nodes.get_mut(&id) {
+                    node.verified = settled.then_some((object, stat));
+                }
+                let sealed = file.role.is_sealed();
+                Ok(self.add_opened(&mut state, id, opened, false, sealed))
+            }
+            Err(error) => {
+                state.drop_node_if_idle(id)?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Opens an object and, the first time, checks that its bytes are those that were sealed.
+    pub(super) fn open_verified(
+        &self, (id, inode): (InodeId, &Inode), (object, settled): (ObjectId, bool),
+        verified: Option<(ObjectId, FileStat)>, depth: Depth,
+    ) -> Result<(Arc<dyn DiskFile>, FileStat), FsError> {
+        let role = inode.file().ok_or(FsError::Invalid)?.role;
+        let opened = self.open_resident((id, role), object)?;
+        let stat = opened.stat()?;
+        let known = verified.is_some_and(|(_, known)| known.is_same_content(&stat));
+        if !settled || known {
+            return Ok((opened, stat));
+        }
+        let Err(damage) = self.verify_file((id, inode), object, opened.as_ref(), depth) else {
+            return Ok((opened, stat));
+        };
+        drop(opened);
+        let is_damaged = matches!(damage, FsError::Corrupt);
+        if !is_damaged || !self.replace_damaged((id, role), object, &stat)? {
+            if is_damaged {
+                self.note_damage(id, object, true);
+            }
+            return Err(damage);
+        }
+        let opened = self.open_resident((id, role), object)?;
+        self.verify_file((id, inode), object, opened.as_ref(), depth)?;
+        let stat = opened.stat()?;
+        Ok((opened, stat))
+    }
+
+    fn verify_file(
+        &self, (id, inode): (InodeId, &Inode), object: ObjectId, opened: &dyn DiskFile,
+        depth: Depth,
+    ) -> Result<(), FsError> {
+        let file = inode.file().ok_or(FsError::Invalid)?;
+        let length = opened.stat()?.length;
+        let expected = self.state().metadata.object(object)?.and_then(|record| record.checksum);
+        if length != file.size {
+            if self.changed_since(id, inode) {
+                return Ok(());
+            }
+            let size = file.size;
+            let why = format!("its file has {length} bytes instead of {size}");
+            return Err(self.corrupt(id, object, &why));
+        }
+        let Some(expected) = expected.filter(|_| depth == Depth::Bytes) else {
+            return Ok(());
+        };
+        let actual = match file.role {
+            Role::Page(page) => seal::page_checksum(opened, &page)?,
+            _ => seal::content_checksum(opened)?,
+        };
+        if actual == expected || self.changed_since(id, inode) {
+            return Ok(());
+        }
+        let why = "the stored bytes are not those that were written (checksum mismatch)";
+        Err(self.corrupt(id, object, why))
+    }
+
+    /// Whether somebody began to write to a file while it was being checked: what was known of its
+    /// bytes does not hold any more, and nothing is wrong with that.
+    pub(super) fn changed_since(&self, id: InodeId, inode: &Inode) -> bool {
+        let state = self.state();
+        let unsettled = state.unsettled.contains_key(id);
+        unsettled || state.metadata.inode(id).ok().flatten().as_ref() != Some(inode)
+    }
+
+    /// Tells that stored bytes are not what they should be.
+    pub(super) fn corrupt(&self, id: InodeId, object: ObjectId, why: &str) -> FsError {
+        let name = self.state().any_path(id);
+        let name = name.unwrap_or_else(|| format!("inode {}", id.0));
+        self.observer.corrupt(&format!("{name}: object {object}: {why}"));
+        FsError::Corrupt
+    }
+
+    /// Opens for writing in place. What a commit may already have promised about the bytes is
+    /// taken back, durably, before the first of them can change.
+    fn open_writer(&self, id: InodeId) -> Result<Opened, FsError> {
+        let (opened, wait) = {
+            let mut state = self.state_to_change()?;
+            let wait = self.begin_in_place(&mut state, id)?;
+            let inode = state.inode(id)?;
+            let file = inode.file().ok_or(FsError::Invalid)?;
+            let object = state.current_object(id, file).ok_or(FsError::Stale)?;
+            let opened = self.store.open_object(object, self.writer_access())?;
+            self.observer.opened(opened.stat()?.length);
+            (self.add_opened(&mut state, id, Arc::from(opened), true, false), wait)
+        };
+        if wait && let Err(error) = self.commit() {
+            self.release(opened.handle)?;
+            return Err(error);
+        }
+        Ok(opened)
+    }
+
+    /// Marks a file as changing in place. Returns whether that must be durable first.
+    pub(super) fn begin_in_place(&self, state: &mut State, id: InodeId) -> Result<bool, FsError> {
+        if state.sealing.contains(&id) {
+            return Err(FsError::Busy);
+        }
+        if state.unsettled.contains_key(id) {
+            return Ok(false);
+        }
+        let mut inode = state.inode(id)?;
+        let mtime = inode.mtime;
+        let life = state.metadata.life(id);
+        let file = inode.file_mut().ok_or(FsError::Invalid)?;
+        let object = file.object.ok_or(FsError::Stale)?;
+        if let Some(ram) = &self.store.ram {
+            // First of all: a copy that could still leave might be the one looked at.
+            ram.make_dirty(object);
+        }
+        let backing = self.store.stat_object(object)?;
+        if backing.mtime != mtime {
+            // From here on the file on the disk tells the time of the last write.
+            self.store.open_object(object, Access::ReadWrite)?.set_modified(mtime)?;
+        }
+        file.unsettled = true;
+        state.metadata.put_inode(life, id, &inode);
+        state.unsettled.insert(id, object);
+        state.known_damage.remove(&id);
+        let record = state.metadata.object(object)?;
+        if let Some(record) = record.filter(|record| record.checksum.is_some()) {
+            let changed = kvfs_storage::store::record::ObjectRecord { checksum: None, ..record };
+            state.metadata.put_object(object, &changed);
+        }
+        if let Some(node) = state.nodes.get_mut(&id) {
+            node.verified = None;
+        }
+        if let Some(tiers) = &self.tiers {
+            state.metadata.forget_remote_copy(object)?;
+            tiers.copies.forget(object);
+            if state.metadata.forget_encoded_copy(object)?.is_some() {
+                tiers.copies.discard_encoded(object);
+            }
+            tiers.wishes.withdraw(id);
+        }
+        let promised = record.is_some_and(|record| record.checksum.is_some());
+        let staged = state.metadata.staged.contains(&object);
+        let committing = state.metadata.is_committing(object);
+        Ok(life == Life::Durable && (promised || committing || !staged))
+    }
+
+    /// Opens with `O_TRUNC`: the new version is made beside the old one, which comes back after a
+    /// crash, unless somebody still has the old one open or mapped. `None` if that one changes in
+    /// place then, and is not known to be `resident`.
+    fn open_truncated(
+        &self, id: InodeId, writes: bool, resident: bool,
+    ) -> Result<Option<Opened>, FsError> {
+        let mut state = self.wait_for_readers(self.state_to_change()?, id);
+        self.settle_if_at_rest(&mut state, id)?;
+        let inode = state.inode(id)?;
+        let old = inode.file().and_then(|file| file.object).ok_or(FsError::Stale)?;
+        let held = state.nodes.get(&id).is_some_and(|node| node.handles() > 0);
+        let changing = state.unsettled.contains_key(id) || state.sealing.contains(&id);
+        let must_stay = held || changing || inode.links == 0;
+        if must_stay || !self.is_away_or_at_rest(&state, old)? {
+            if !resident {
+                return Ok(None);
+            }
+            return self.truncate_in_place(state, id, writes).map(Some);
+        }
+        let access = self.writer_access();
+        let (object, made) = if let Some(spare) = self.take_spare(access)? {
+            spare
+        } else {
+            let object = state.metadata.new_object();
+            (object, self.make_object_file(object, access)?)
+        };
+        self.observer.opened(0);
+        self.blocks.forget_file(id);
+        state.unsettled.insert(id, object);
+        let node = state.nodes.entry(id).or_default();
+        node.replacement = Some(object);
+        node.verified = None;
+        Ok(Some(self.add_opened(&mut state, id, made, writes, false)))
+    }
+
+    /// Nobody can write to an object that is not here.
+    fn is_away_or_at_rest(&self, state: &State, object: ObjectId) -> Result<bool, FsError> {
+        match seal::is_at_rest(&self.store, object) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                let has_copy = state.metadata.remote_copy(object)?.is_some()
+                    || state.metadata.encoded_copy(object)?.is_some();
+                if has_copy { Ok(true) } else { Err(error.into()) }
+            }
+            outcome => Ok(outcome?),
+        }
+    }
+
+    fn truncate_in_place(
+        &self, state: MutexGuard<'_, State>, id: InodeId, writes: bool,
+    ) -> Result<Opened, FsError> {
+        let mut state = self.set_length_in_place(state, id, 0)?;
+        let inode = state.inode(id)?;
+        let file = inode.file().ok_or(FsError::Invalid)?;
+        let object = state.current_object(id, file).ok_or(FsError::Stale)?;
+        let opened = self.store.open_object(object, self.writer_access())?;
+        self.observer.opened(0);
+        Ok(self.add_opened(&mut state, id, Arc::from(opened), writes, false))
+    }
+
+    /// Cuts or extends a file in place. Meanwhile it counts as having one more writer: the commit
+    /// that is waited for, or any other, must not take it for settled before the length changes.
+    pub(super) fn set_length_in_place<'a>(
+        &'a self, mut state: MutexGuard<'a, State>, id: InodeId, length: u64,
+    ) -> Result<MutexGuard<'a, State>, FsError> {
+        let wait = self.begin_in_place(&mut state, id)?;
+        if state.attributes(&self.store, id)?.size > length {
+            self.blocks.forget_file(id);
+        }
+        let inode = state.inode(id)?;
+        let file = inode.file().ok_or(FsError::Invalid)?;
+        let object = state.current_object(id, file).ok_or(FsError::Stale)?;
+        state.nodes.entry(id).or_default().writers += 1;
+        drop(state);
+        let waited = if wait { self.commit() } else { Ok(()) };
+        let outcome = waited.and_then(|()| {
+            let file = self.store.open_object(object, Access::ReadWrite)?;
+            Ok(file.set_length(length)?)
+        });
+        let mut state = self.state();
+        if let Some(node) = state.nodes.get_mut(&id) {
+            node.writers -= 1;
+        }
+        if let Err(error) = outcome {
+            state.drop_node_if_idle(id)?;
+            return Err(error);
+        }
+        Ok(state)
+    }
+
+    /// The kernel opens the backing file anew with the writer's own flags, so the daemon's
+    /// descriptor can stay read-only and never counts as a writer.
+    pub(super) fn writer_access(&self) -> Access {
+        if self.is_passthrough() { Access::Read } else { Access::ReadWrite }
+    }
+
+    fn add_opened(
+        &self, state: &mut State, inode: InodeId, file: Arc<dyn DiskFile>, writes: bool,
+        is_sealed: bool,
+    ) -> Opened {
+        let (served, by) = if self.is_passthrough() {
+            (Served::Passthrough, OpenedBy::Kernel { file })
+        } else {
+            (Served::File(file), OpenedBy::Daemon)
+        };
+        let handle = state.add_handle(Handle::new(inode, writes, served));
+        // Such a page was another version once.
+        let is_lossy = || state.metadata.attribute(inode, LOSSY).ok().flatten().is_some();
+        let caching = if is_sealed && is_lossy() { Caching::Anew } else { Caching::Kept };
+        Opened { handle, by, is_sealed, caching, closes_quietly: !writes }
+    }
+}

@@ -1,0 +1,73 @@
+//! Sequences whose tokens were removed or moved: how far a prefix of theirs is what its tokens say.
+//!
+//! Commits and questions read `positions.json`, so it never leaves the disk. One that is not there
+//! (it left under another name, or with a kvfs that let it go) is unknown until it was fetched, which
+//! happens beside them: nothing here waits for the remote.
+
+use std::sync::PoisonError;
+
+use super::access::Readers;
+use crate::{FileSystem, FsError};
+use kvfs_page::{MAX_POSITIONS_BYTES, Positions, names};
+use kvfs_storage::store::metadata::TokensChange;
+use kvfs_storage::store::record::InodeId;
+
+impl FileSystem {
+    /// Where the rows of a sequence stand; `None` if its `positions.json` cannot be used, and
+    /// nothing of it can be told.
+    pub(super) fn positions_of(&self, sequence: InodeId) -> Result<Option<Positions>, FsError> {
+        if self.file_bytes(sequence, names::POSITIONS)? > MAX_POSITIONS_BYTES as u64
+            || self.note_away(sequence)?
+        {
+            return Ok(None);
+        }
+        match self.whole_file((sequence, names::POSITIONS), Readers::NOBODY) {
+            Ok(None) => Ok(Some(Positions::default())),
+            Ok(Some(json)) => Ok(Positions::parse(&json).ok()),
+            Err(error) => {
+                log::warn!("{} of a sequence cannot be read: {error}", names::POSITIONS);
+                Ok(None)
+            }
+        }
+    }
+
+    /// Notes that the `positions.json` of a sequence must be fetched, if only the remote has it.
+    /// Whether it must.
+    pub(crate) fn note_away(&self, sequence: InodeId) -> Result<bool, FsError> {
+        let entry = self.state().entry(sequence, names::POSITIONS.as_bytes())?;
+        let is_away = entry.is_some_and(|entry| self.waits_for_remote(entry.inode));
+        if is_away {
+            let mut away = self.prefixes.away.lock().unwrap_or_else(PoisonError::into_inner);
+            away.insert(sequence);
+        }
+        Ok(is_away)
+    }
+
+    /// Fetches what was noted. What the remote does not give now stays noted.
+    pub(crate) fn fetch_positions(&self) -> Result<(), FsError> {
+        loop {
+            let next = {
+                let away = self.prefixes.away.lock().unwrap_or_else(PoisonError::into_inner);
+                away.first().copied()
+            };
+            let Some(sequence) = next else { return Ok(()) };
+            let entry = self.state().entry(sequence, names::POSITIONS.as_bytes())?;
+            let fetched = match entry {
+                Some(entry) => self.open_file(entry.inode, libc::O_RDONLY).map(Some),
+                None => Ok(None),
+            };
+            match fetched {
+                Ok(opened) => {
+                    opened.map(|opened| self.release(opened.handle)).transpose()?;
+                    self.state().metadata.tokens_changed(sequence, TokensChange::Grown);
+                }
+                Err(FsError::Remote(error)) if error.is_outage() => {
+                    return Err(FsError::Remote(error));
+                }
+                // Whoever needs it asks again.
+                Err(error) => log::warn!("{} of a sequence: {error}", names::POSITIONS),
+            }
+            self.prefixes.away.lock().unwrap_or_else(PoisonError::into_inner).remove(&sequence);
+        }
+    }
+}

@@ -1,0 +1,351 @@
+//! Who has the pages for a prefix: the index proposes, the names in the sequences decide.
+//!
+//! The longest match is found from its end. Hashes tell how many full pages of the prompt any
+//! sequence has; the index, which is ordered by the tokens that follow, tells who goes on longest.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use super::index::TOKEN_BYTES;
+use crate::state::State;
+use crate::{FileSystem, FsError};
+use kvfs_page::{Layer, LayerKind, PrefixHash, TokenStart, names};
+use kvfs_storage::ingest::model::Model;
+use kvfs_storage::store::disk::Access;
+use kvfs_storage::store::metadata::LEAD_TOKENS_MAX;
+use kvfs_storage::store::record::{Entry, InodeId, Kind, Role};
+
+/// Sequences that are looked at for one answer. More than one is needed only where pages of some
+/// were removed; then the answer may be shorter than what could be found.
+const CANDIDATES_MAX: usize = 64;
+
+/// The sequence that has most of a prompt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Match {
+    /// Tokens from the first that are the same and whose K and V are there in every layer.
+    pub(crate) tokens: u64,
+    /// The sequence's name.
+    pub(crate) sequence: Vec<u8>,
+}
+
+/// A question: which model's sequences, and the prompt, four bytes for each token.
+struct Question<'a> {
+    model: InodeId,
+    rules: Arc<Model>,
+    prompt: &'a [u8],
+}
+
+impl Question<'_> {
+    fn page_bytes(&self) -> usize {
+        self.rules.manifest.geometry().page_tokens() as usize * TOKEN_BYTES
+    }
+
+    /// What the index calls everything before a page, given the hashes of the pages before.
+    fn parent(&self, hashes: &[PrefixHash]) -> [u8; 32] {
+        let root = || self.rules.manifest.prefix_root();
+        hashes.last().copied().or_else(root).map_or([0; 32], |hash| hash.0)
+    }
+}
+
+/// The best so far, and who was looked at.
+#[derive(Default)]
+struct Search {
+    best: Option<(u64, InodeId)>,
+    seen: HashSet<InodeId>,
+}
+
+impl Search {
+    fn tokens(&self) -> u64 {
+        self.best.map_or(0, |(tokens, _)| tokens)
+    }
+}
+
+impl FileSystem {
+    /// The sequence of a model that shares the longest prefix with a prompt, to the token.
+    pub(super) fn longest_match(
+        &self, model: InodeId, prompt: &[u8],
+    ) -> Result<Option<Match>, FsError> {
+        let rules = self.model_of(&mut self.state(), model).map_err(|_| FsError::NotFound)?;
+        let prompt = &prompt[..prompt.len() - prompt.len() % TOKEN_BYTES];
+        let question = Question { model, rules, prompt };
+        let mut hashes = self.known_prefixes(&question)?;
+        let mut search = Search::default();
+        loop {
+            self.try_continuations(&question, &hashes, &mut search)?;
+            let Some(last) = hashes.last().copied() else { break };
+            let reached = hashes.len() as u64 * (question.page_bytes() / TOKEN_BYTES) as u64;
+            if search.tokens() < reached {
+                let holders =
+                    self.state().metadata.prefix_holders(model, &last.0, CANDIDATES_MAX)?;
+                self.try_sequences(&question, &holders, &mut search)?;
+            }
+            if search.tokens() >= reached || search.seen.len() >= CANDIDATES_MAX {
+                break;
+            }
+            hashes.pop();
+        }
+        match search.best {
+            Some((tokens, sequence)) => self.to_match(sequence, tokens),
+            None => Ok(None),
+        }
+    }
+
+    /// What a sequence has of a prompt.
+    pub(crate) fn match_in(
+        &self, model: InodeId, sequence: InodeId, prompt: &[u8],
+    ) -> Result<Option<Match>, FsError> {
+        let rules = self.model_of(&mut self.state(), model).map_err(|_| FsError::NotFound)?;
+        let same = self.same_tokens(sequence, prompt)?;
+        self.to_match(sequence, self.present_tokens(&rules, sequence, same)?)
+    }
+
+    fn to_match(&self, sequence: InodeId, tokens: u64) -> Result<Option<Match>, FsError> {
+        match self.state().inode(sequence)?.kind {
+            Kind::Directory { name, .. } if tokens > 0 => {
+                Ok(Some(Match { tokens, sequence: name }))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Hashes of the prompt's full pages as far as any sequence has them.
+    fn known_prefixes(&self, question: &Question<'_>) -> Result<Vec<PrefixHash>, FsError> {
+        let mut hashes: Vec<PrefixHash> = Vec::new();
+        for page in question.prompt.chunks_exact(question.page_bytes()) {
+            let parent = hashes.last().copied().or_else(|| question.rules.manifest.prefix_root());
+            let hash = PrefixHash::next(parent, page);
+            if self.state().metadata.prefix_holders(question.model, &hash.0, 1)?.is_empty() {
+                break;
+            }
+            hashes.push(hash);
+        }
+        Ok(hashes)
+    }
+
+    /// Looks at the sequences whose next page begins most like the rest of the prompt does.
+    fn try_continuations(
+        &self, question: &Question<'_>, hashes: &[PrefixHash], search: &mut Search,
+    ) -> Result<(), FsError> {
+        let rest = &question.prompt[hashes.len() * question.page_bytes()..];
+        let lead = &rest[..rest.len().min(LEAD_TOKENS_MAX * TOKEN_BYTES)];
+        let parent = question.parent(hashes);
+        let find = |tokens: usize, count| {
+            let tokens = &lead[..tokens * TOKEN_BYTES];
+            self.state().metadata.prefix_continuations(question.model, &parent, tokens, count)
+        };
+        // Whoever begins with n tokens begins with fewer, too: halving finds the most.
+        let (mut some, mut none) = (0, lead.len() / TOKEN_BYTES + 1);
+        while some + 1 < none {
+            let middle = usize::midpoint(some, none);
+            if find(middle, 1)?.is_empty() { none = middle } else { some = middle }
+        }
+        if some == 0 {
+            return Ok(());
+        }
+        self.try_sequences(question, &find(some, CANDIDATES_MAX)?, search)?;
+        // Where some of their pages are gone, others may have more, although they differ earlier.
+        let page_tokens = (question.page_bytes() / TOKEN_BYTES) as u64;
+        let reached = hashes.len() as u64 * page_tokens;
+        let more = usize::try_from(search.tokens().saturating_sub(reached) + 1).unwrap_or(some);
+        if more < some {
+            let count = CANDIDATES_MAX + search.seen.len();
+            self.try_sequences(question, &find(more, count)?, search)?;
+        }
+        Ok(())
+    }
+
+    fn try_sequences(
+        &self, question: &Question<'_>, candidates: &[(InodeId, u32)], search: &mut Search,
+    ) -> Result<(), FsError> {
+        for (sequence, _) in candidates {
+            if search.seen.len() >= CANDIDATES_MAX || !search.seen.insert(*sequence) {
+                continue;
+            }
+            let geometry = question.rules.manifest.geometry();
+            if !self.state().is_open_to_askers(question.model, *sequence, geometry)? {
+                continue;
+            }
+            let mut same = self.same_tokens(*sequence, question.prompt)?;
+            if same > search.tokens() {
+                let positions = self.positions_of(*sequence)?;
+                same = same.min(positions.map_or(0, |positions| positions.prefix_rows()));
+            }
+            if same > search.tokens() {
+                let tokens = self.present_tokens(&question.rules, *sequence, same)?;
+                if tokens > search.tokens() {
+                    search.best = Some((tokens, *sequence));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Tokens from the first that a sequence's token file has in common with a prompt.
+    fn same_tokens(&self, sequence: InodeId, prompt: &[u8]) -> Result<u64, FsError> {
+        let object = {
+            let state = self.state();
+            let Some(entry) = state.entry(sequence, names::TOKENS.as_bytes())? else {
+                return Ok(0);
+            };
+            state.inode(entry.inode)?.file().and_then(|file| file.object)
+        };
+        let Some(object) = object else { return Ok(0) };
+        let mut tokens = vec![0; prompt.len()];
+        let count = self.store.open_object(object, Access::Read)?.read_at(&mut tokens, 0)?;
+        let same = tokens[..count].iter().zip(prompt).take_while(|(a, b)| a == b).count();
+        Ok((same / TOKEN_BYTES) as u64)
+    }
+
+    /// How many of the first `wanted` tokens of a sequence have their K and V in every layer.
+    ///
+    /// Layers with a window need what the window at the end covers. Recurrent layers cannot be
+    /// entered in the middle, and what an encoder read is not in the tokens, so a model that has such
+    /// layers shares nothing.
+    pub(super) fn present_tokens(
+        &self, rules: &Model, sequence: InodeId, wanted: u64,
+    ) -> Result<u64, FsError> {
+        let manifest = &rules.manifest;
+        let page_tokens = u64::from(manifest.geometry().page_tokens());
+        let layers = (0..manifest.geometry().num_layers()).map(Layer);
+        let mut tokens = wanted;
+        let mut windows = Vec::new();
+        for layer in layers {
+            match manifest.layer_kind(layer) {
+                Some(LayerKind::Attention) => {
+                    tokens = self.layer_end(rules, (sequence, layer), 0..tokens)?;
+                }
+                Some(LayerKind::Sliding { window }) => windows.push((layer, u64::from(window))),
+                _ => return Ok(0),
+            }
+        }
+        loop {
+            let before = tokens;
+            for &(layer, window) in &windows {
+                let first = tokens.saturating_sub(window) / page_tokens * page_tokens;
+                tokens = self.layer_end(rules, (sequence, layer), first..tokens)?;
+            }
+            if tokens == before {
+                return Ok(tokens);
+            }
+        }
+    }
+
+    /// Where the pages of a layer that cover `wanted` from its beginning on, without a hole, end.
+    fn layer_end(
+        &self, rules: &Model, (sequence, layer): (InodeId, Layer), wanted: std::ops::Range<u64>,
+    ) -> Result<u64, FsError> {
+        let geometry = rules.manifest.geometry();
+        let state = self.state();
+        let Some(directory) = state.entry(sequence, names::format_layer(layer).as_bytes())? else {
+            return Ok(wanted.start);
+        };
+        let mut at = wanted.start;
+        let mut last = None;
+        while at < wanted.end {
+            let page = names::format_page(TokenStart(at));
+            let Some(page) = state.entry(directory.inode, page.as_bytes())? else { break };
+            if !self.can_be_had(&state, page.inode)? {
+                break;
+            }
+            last = Some(page);
+            at += u64::from(geometry.page_tokens());
+        }
+        // Only the last page of a layer may be short.
+        if let Some(last) = last
+            && let Some(Role::Page(page)) = state.inode(last.inode)?.file().map(|file| file.role)
+            && page.tokens < geometry.page_tokens()
+        {
+            return Ok((page.start + u64::from(page.tokens)).min(wanted.end));
+        }
+        if at < wanted.end {
+            at += self.tail_rows(&state, directory.inode, at)? / geometry.row_bytes();
+        }
+        Ok(at.min(wanted.end))
+    }
+
+    /// Bytes of the tail that begins at a token; 0 without one.
+    fn tail_rows(&self, state: &State, layer: InodeId, at: u64) -> Result<u64, FsError> {
+        let name = names::format_tail(TokenStart(at));
+        match state.entry(layer, name.as_bytes())? {
+            Some(tail) => Ok(state.attributes(&self.store, tail.inode)?.size),
+            None => Ok(0),
+        }
+    }
+
+    /// Brings up to date what answers rely on: pages that were written in place and whose writers
+    /// are done, and the index.
+    pub(super) fn prepare_to_find(&self) -> Result<(), FsError> {
+        if !self.state().pending.is_empty() {
+            self.publish_all_pending(None);
+        }
+        self.index_prefixes()
+    }
+
+    /// Whether another store of the remote claims to have a prefix.
+    pub(super) fn is_elsewhere(&self, model: InodeId, hash: PrefixHash) -> bool {
+        let rules = self.model_of(&mut self.state(), model);
+        rules.is_ok_and(|rules| self.foreign.has(&rules.manifest, &hash))
+    }
+
+    /// [`FileSystem::pages_of_prefix`], of another store if there are none here.
+    pub(super) fn pages_of_prefix_anywhere(
+        &self, model: InodeId, hash: PrefixHash,
+    ) -> Result<Vec<(Layer, Entry)>, FsError> {
+        if let Some(pages) = self.pages_of_prefix(model, hash)? {
+            return Ok(pages);
+        }
+        if !self.adopt_prefix(model, hash)? {
+            return Ok(Vec::new());
+        }
+        Ok(self.pages_of_prefix(model, hash)?.unwrap_or_default())
+    }
+
+    /// The page that ends a prefix, by layer, of a sequence that has it in every layer.
+    pub(super) fn pages_of_prefix(
+        &self, model: InodeId, hash: PrefixHash,
+    ) -> Result<Option<Vec<(Layer, Entry)>>, FsError> {
+        let mut state = self.state();
+        let Ok(rules) = self.model_of(&mut state, model) else { return Ok(None) };
+        for (sequence, number) in state.metadata.prefix_holders(model, &hash.0, CANDIDATES_MAX)? {
+            let Some(pages) = pages_at(&state, &rules, sequence, number)? else { continue };
+            let can_be_had = |entry: &Entry| self.can_be_had(&state, entry.inode);
+            let mut all = pages.iter().map(|(_, entry)| can_be_had(entry));
+            if all.try_fold(true, |so_far, one| one.map(|one| so_far && one))?
+                && state.is_open_to_askers(model, sequence, rules.manifest.geometry())?
+            {
+                return Ok(Some(pages));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// A full page of every layer of a sequence that keeps pages, or `None` if one is missing.
+fn pages_at(
+    state: &State, rules: &Model, sequence: InodeId, number: u32,
+) -> Result<Option<Vec<(Layer, Entry)>>, FsError> {
+    let geometry = rules.manifest.geometry();
+    let start = u64::from(number) * u64::from(geometry.page_tokens());
+    let name = names::format_page(TokenStart(start));
+    let mut pages = Vec::new();
+    for layer in (0..geometry.num_layers()).map(Layer) {
+        match rules.manifest.layer_kind(layer) {
+            Some(LayerKind::Recurrent) => continue,
+            // What the encoder read is not in the tokens.
+            Some(LayerKind::Cross) => return Ok(None),
+            _ => {}
+        }
+        let directory = state.entry(sequence, names::format_layer(layer).as_bytes())?;
+        let Some(directory) = directory else { return Ok(None) };
+        let Some(entry) = state.entry(directory.inode, name.as_bytes())? else { return Ok(None) };
+        let is_full = matches!(
+            state.inode(entry.inode)?.file().map(|file| file.role),
+            Some(Role::Page(page)) if page.tokens == geometry.page_tokens()
+        );
+        if !is_full {
+            return Ok(None);
+        }
+        pages.push((layer, entry));
+    }
+    Ok(Some(pages))
+}

@@ -1,0 +1,270 @@
+//! Keeps the index in step with the token files.
+//!
+//! What changes a token file only notes the sequence; rounds of indexing, once a second and before
+//! each question, read what was added. A crash loses notes, so after one every sequence whose token
+//! file is not as long as the index knows it is noted again.
+
+use std::sync::{Arc, MutexGuard, PoisonError};
+
+use super::{Virtual, is_virtual};
+use crate::publish::model_directory;
+use crate::state::State;
+use crate::{Awaited, FileSystem, FsError};
+use kvfs_page::{PrefixHash, names};
+use kvfs_storage::ingest::model::Model;
+use kvfs_storage::store::disk::{Access, DiskFile};
+use kvfs_storage::store::metadata::{LEAD_TOKENS_MAX, TokensChange};
+use kvfs_storage::store::record::{
+    DirectoryClass, IndexedPage, IndexedTokens, InodeId, Kind, ObjectId,
+};
+
+/// Bytes of one token id.
+pub(crate) const TOKEN_BYTES: usize = 4;
+
+/// Pages that are put into the index, or taken out of it, at once: some milliseconds.
+const PAGES_AT_ONCE: usize = 256;
+
+/// Pages between two commits: their records, up to 8 KiB each, are 8 MiB of memory.
+const PAGES_PER_COMMIT: usize = 1024;
+
+/// The token file of a sequence.
+struct Source {
+    model: InodeId,
+    rules: Arc<Model>,
+    tokens: InodeId,
+    object: ObjectId,
+}
+
+impl Source {
+    fn page_bytes(&self) -> u64 {
+        u64::from(self.rules.manifest.geometry().page_tokens()) * TOKEN_BYTES as u64
+    }
+}
+
+impl FileSystem {
+    /// Brings the index of prefixes up to date.
+    pub fn index_prefixes(&self) -> Result<(), FsError> {
+        let _turn = self.prefixes.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.state().refusal.is_some() {
+            return Ok(());
+        }
+        // What arrives meanwhile is for the next round: somebody who always writes must not keep
+        // this one going.
+        let noted = std::mem::take(&mut self.state().metadata.unindexed);
+        let mut noted = noted.into_iter();
+        let mut pages = 0;
+        while let Some((sequence, change)) = noted.next() {
+            match self.index_sequence(sequence, change) {
+                Ok(count) => pages += count,
+                Err(error) => {
+                    let mut state = self.state();
+                    for (sequence, change) in noted.chain([(sequence, change)]) {
+                        state.metadata.tokens_changed(sequence, change);
+                    }
+                    return Err(error);
+                }
+            }
+            if pages >= PAGES_PER_COMMIT {
+                self.commit()?;
+                pages = 0;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether looking up a name in a directory, or listing it, has to wait, and for what.
+    pub fn look_up_waits(&self, directory: InodeId) -> Option<Awaited> {
+        if !is_virtual(directory) {
+            return None;
+        }
+        if self.must_adopt_to_list(directory) {
+            return Some(Awaited::Remote);
+        }
+        if matches!(self.virtual_inode(directory), Ok(Virtual::Slots(_))) {
+            // What a slot has is told by files of its sequence.
+            return Some(Awaited::Reading);
+        }
+        let (is_behind, is_pending) = {
+            let state = self.state();
+            (!state.metadata.unindexed.is_empty(), !state.pending.is_empty())
+        };
+        let waits = is_behind || is_pending || self.prefixes.turn.try_lock().is_err();
+        waits.then_some(Awaited::Local)
+    }
+
+    /// The token file changed in place.
+    pub(crate) fn note_tokens(&self, id: InodeId, change: TokensChange) {
+        let mut state = self.state();
+        let sequence = state.nodes.get(&id).and_then(|node| node.found_in);
+        if let Some(sequence) = sequence {
+            state.metadata.tokens_changed(sequence, change);
+        }
+    }
+
+    /// Notes the sequences that an interrupted mount, or one that knew no index, has left behind.
+    pub fn note_unindexed(&self) -> Result<(), FsError> {
+        {
+            let state = self.state();
+            if state.metadata.was_clean && state.metadata.has_index()? {
+                return Ok(());
+            }
+        }
+        let snapshot = self.state().metadata.snapshot()?;
+        let mut sequences = Vec::new();
+        snapshot.for_each_named(b'E', |parent, offset_and_name| {
+            if offset_and_name.get(8..) == Some(names::TOKENS.as_bytes()) {
+                sequences.push(InodeId(parent));
+            }
+        })?;
+        for sequence in sequences {
+            self.state().metadata.tokens_changed(sequence, TokensChange::Grown);
+        }
+        Ok(())
+    }
+
+    /// Brings one sequence up to date. Returns how many pages that took.
+    fn index_sequence(&self, sequence: InodeId, change: TokensChange) -> Result<usize, FsError> {
+        let (source, known) = {
+            let mut state = self.state_to_change()?;
+            (self.source_of(&mut state, sequence)?, state.metadata.indexed(sequence)?)
+        };
+        // As long as it is not known where the rows stand, the index stays as it is.
+        if source.is_some() && self.note_away(sequence)? {
+            return Ok(0);
+        }
+        let file = match &source {
+            Some(source) => Some(self.store.open_object(source.object, Access::Read)?),
+            None => None,
+        };
+        let length = file.as_ref().map_or(Ok(0), |file| file.stat().map(|stat| stat.length))?;
+        // Tokens that came after an edit do not follow from those before them alone.
+        let known_rows = match source {
+            Some(_) => self.positions_of(sequence)?.map_or(0, |positions| positions.edited_at()),
+            None => 0,
+        };
+        let length = length.min(known_rows.saturating_mul(TOKEN_BYTES as u64));
+        let length = length - length % TOKEN_BYTES as u64;
+        let goes_on = |known: &IndexedTokens| {
+            change == TokensChange::Grown
+                && source.as_ref().is_some_and(|source| {
+                    (source.model, source.tokens) == (known.model, known.tokens)
+                })
+                && known.length <= length
+        };
+        let (mut pages, mut from) = (0, 0);
+        match known {
+            Some(known) if goes_on(&known) => from = known.length,
+            Some(known) => pages += self.remove_from_index(sequence, known.model)?,
+            None => {}
+        }
+        match (source, file) {
+            (Some(source), Some(file)) if from < length => {
+                Ok(pages + self.add_to_index(sequence, &source, file.as_ref(), from..length)?)
+            }
+            _ => Ok(pages),
+        }
+    }
+
+    /// The token file of a sequence, if both are there and the model has a manifest.
+    fn source_of(&self, state: &mut State, sequence: InodeId) -> Result<Option<Source>, FsError> {
+        let Some(directory) = state.metadata.inode(sequence)? else {
+            return Ok(None);
+        };
+        let Kind::Directory { class: DirectoryClass::Sequence, .. } = directory.kind else {
+            return Ok(None);
+        };
+        let Some(entry) = state.entry(sequence, names::TOKENS.as_bytes())? else {
+            return Ok(None);
+        };
+        let model = model_directory(state, sequence)?;
+        let Ok(rules) = self.model_of(state, sequence) else {
+            return Ok(None);
+        };
+        let inode = state.inode(entry.inode)?;
+        let object = inode.file().and_then(|file| file.object);
+        Ok(object.map(|object| Source { model, rules, tokens: entry.inode, object }))
+    }
+
+    fn remove_from_index(&self, sequence: InodeId, model: InodeId) -> Result<usize, FsError> {
+        let (mut removed, mut first) = (0, 0);
+        loop {
+            let mut state = self.state_to_change()?;
+            let pages = state.metadata.some_indexed_pages(sequence, first, PAGES_AT_ONCE)?;
+            first = pages.last().map_or(first, |(last, _)| last.saturating_add(1));
+            for (number, page) in &pages {
+                state.metadata.remove_indexed_page((model, sequence), *number, page);
+            }
+            removed += pages.len();
+            if pages.len() < PAGES_AT_ONCE {
+                state.metadata.remove_indexed(sequence);
+                return Ok(removed);
+            }
+        }
+    }
+
+    /// Adds the pages of `bytes` of a token file; all before is in the index already.
+    fn add_to_index(
+        &self, sequence: InodeId, source: &Source, file: &dyn DiskFile, bytes: std::ops::Range<u64>,
+    ) -> Result<usize, FsError> {
+        let page_bytes = source.page_bytes();
+        // A page that was not full is read again.
+        let mut number = u32::try_from(bytes.start / page_bytes).map_err(|_| FsError::TooLarge)?;
+        let mut parent = match number.checked_sub(1) {
+            None => source.rules.manifest.prefix_root(),
+            Some(last) => {
+                let last = self.state().metadata.indexed_page(sequence, last)?;
+                let hash = last.and_then(|page| page.hash);
+                Some(PrefixHash(hash.ok_or(FsError::Corrupt)?))
+            }
+        };
+        let mut at = u64::from(number) * page_bytes;
+        let mut count = 0;
+        while at < bytes.end {
+            let mut pages = Vec::new();
+            while at < bytes.end && pages.len() < PAGES_AT_ONCE {
+                let end = bytes.end.min(at + page_bytes);
+                let mut tokens = vec![0; usize::try_from(end - at).unwrap_or(usize::MAX)];
+                if file.read_at(&mut tokens, at)? < tokens.len() {
+                    // It was truncated meanwhile, which has noted the sequence again.
+                    return Ok(count);
+                }
+                let is_full = end - at == page_bytes;
+                let hash = is_full.then(|| PrefixHash::next(parent, &tokens));
+                tokens.truncate(LEAD_TOKENS_MAX * TOKEN_BYTES);
+                let parent_bytes = parent.map_or([0; 32], |parent| parent.0);
+                let hash_bytes = hash.map(|hash| hash.0);
+                pages.push(IndexedPage { parent: parent_bytes, hash: hash_bytes, lead: tokens });
+                parent = hash;
+                at = end;
+            }
+            count += pages.len();
+            // A sequence may be as long as somebody likes.
+            self.throttle()?;
+            let state = self.state_to_change()?;
+            if state.entry(sequence, names::TOKENS.as_bytes())?.map(|entry| entry.inode)
+                != Some(source.tokens)
+            {
+                return Ok(count);
+            }
+            put_pages(state, sequence, source, number, &pages, at)?;
+            number += u32::try_from(pages.len()).unwrap_or(u32::MAX);
+        }
+        Ok(count)
+    }
+}
+
+fn put_pages(
+    mut state: MutexGuard<'_, State>, sequence: InodeId, source: &Source, first: u32,
+    pages: &[IndexedPage], length: u64,
+) -> Result<(), FsError> {
+    let at = (source.model, sequence);
+    if let Some(old) = state.metadata.indexed_page(sequence, first)? {
+        state.metadata.remove_indexed_page(at, first, &old);
+    }
+    for (number, page) in (first..).zip(pages) {
+        state.metadata.add_indexed_page(at, number, page);
+    }
+    let indexed = IndexedTokens { model: source.model, tokens: source.tokens, length };
+    state.metadata.put_indexed(sequence, &indexed);
+    Ok(())
+}

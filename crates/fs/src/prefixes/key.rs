@@ -1,0 +1,41 @@
+//! The key of a model's references: made when it is first asked for, kept with the model's directory.
+//!
+//! Who may read the directory may have it, as the pages themselves. It is never listed, so no copy of the
+//! directory takes it along.
+
+use std::fs::File;
+use std::io::Read;
+
+use kvfs_formats::slot::reference::Key;
+
+use crate::{FileSystem, FsError};
+use kvfs_storage::store::record::{DirectoryClass, InodeId};
+
+/// Stored, and set by the daemon alone.
+pub(crate) const SLOT_KEY: &[u8] = b"user.kvfs.slot_key";
+
+impl FileSystem {
+    /// The key of a model.
+    pub(crate) fn slot_key_bytes(&self, model: InodeId) -> Result<Vec<u8>, FsError> {
+        if !matches!(self.state().directory(model), Ok((_, DirectoryClass::Model))) {
+            return Err(FsError::NoAttribute);
+        }
+        if let Some(known) = self.state().metadata.attribute(model, SLOT_KEY)? {
+            return Ok(known);
+        }
+        let mut fresh = [0; 32];
+        File::open("/dev/urandom")?.read_exact(&mut fresh)?;
+        let mut state = self.state_to_change()?;
+        // Somebody else may have been faster.
+        if let Some(known) = state.metadata.attribute(model, SLOT_KEY)? {
+            return Ok(known);
+        }
+        let life = state.metadata.life(model);
+        state.metadata.put_attribute(life, model, SLOT_KEY, &fresh);
+        Ok(fresh.to_vec())
+    }
+
+    pub(super) fn slot_key(&self, model: InodeId) -> Result<Key, FsError> {
+        Key::new(&self.slot_key_bytes(model)?).ok_or(FsError::Stale)
+    }
+}

@@ -1,0 +1,281 @@
+//! `slots/NAME.bin` and `.bin4`: a sequence as llama.cpp's slot file of version 3 and 4, made of its pages
+//! while it is read. In `NAME.ref` and `.ref4` references stand in the place of the rows of whole pages:
+//! an engine with the backend maps those, instead of reading them. There is little in such a file, so it
+//! is made when it is opened where the kernel can read it by itself (`slot_file`).
+//!
+//! Nothing is kept: the head is made when the file is opened, rows are gathered page by page. The
+//! bytes are those that `kvfs export` writes, so an engine restores a conversation from pages without
+//! knowing of them. Only what slots can say has a file: attention in every
+//! layer, and no token moved.
+//!
+//! Here is which slot a name means, and what is known of it once it is open; `read` reads it.
+
+mod read;
+
+use std::sync::{Arc, Mutex};
+
+use super::access::Readers;
+use super::index::TOKEN_BYTES;
+use super::shares::Share;
+use super::slot_file::SlotFile;
+use crate::{FileSystem, FsError};
+use kvfs_page::names::{REFERENCES_4_SUFFIX, REFERENCES_SUFFIX, SLOT_4_SUFFIX, SLOT_SUFFIX};
+use kvfs_page::{Geometry, Layer, LayerKind, Layout as PageLayout, Manifest, PrefixHash, names};
+use kvfs_storage::ingest::model::Model;
+use kvfs_storage::store::record::{InodeId, Time};
+
+use kvfs_formats::slot::reference::{Key, REFERENCE_BYTES};
+use kvfs_formats::slot::{Format, Head, Layout, Version};
+use read::Page;
+pub(super) use read::Stretch;
+
+/// Tokens of a slot that can be opened: as long as a prompt may be.
+const TOKENS_MAX: u64 = 4 << 20;
+
+/// What a slot is made to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Kind {
+    pub(super) version: Version,
+    /// Whether references stand for pages.
+    has_references: bool,
+}
+
+impl Kind {
+    /// The kind that a name is of, and the rest of it.
+    pub(super) fn of_name(name: &str) -> Option<(&str, Self)> {
+        let kinds = Version::ALL.into_iter().flat_map(|version| {
+            [false, true].map(|has_references| Self { version, has_references })
+        });
+        kinds.into_iter().find_map(|kind| Some((name.strip_suffix(kind.suffix())?, kind)))
+    }
+
+    /// What names of this kind end in.
+    pub(super) fn suffix(self) -> &'static str {
+        match (self.version, self.has_references) {
+            (Version::Three, false) => SLOT_SUFFIX,
+            (Version::Four, false) => SLOT_4_SUFFIX,
+            (Version::Three, true) => REFERENCES_SUFFIX,
+            (Version::Four, true) => REFERENCES_4_SUFFIX,
+        }
+    }
+}
+
+/// A slot as it is at some time: when its sequence has grown, or is another one, so is the slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct SlotKey {
+    pub(super) model: InodeId,
+    /// Its directory.
+    pub(super) sequence: InodeId,
+    pub(super) kind: Kind,
+    ids: u32,
+    cells: u32,
+    /// When its ids were written: `(seconds, nanoseconds)`.
+    written: (i64, u32),
+}
+
+/// An open slot.
+#[derive(Debug)]
+pub(crate) struct OpenSlot {
+    rules: Arc<Model>,
+    sequence: InodeId,
+    /// Who could open it.
+    readers: Readers,
+    format: Format,
+    layout: Layout,
+    head: Vec<u8>,
+    references: Option<References>,
+    /// The page that was read last: readers go on where they were.
+    page: Mutex<Option<Page>>,
+    /// Where the kernel reads it.
+    file: Option<Arc<SlotFile>>,
+    /// Counted.
+    _open: Share,
+}
+
+/// What references of a slot are made of.
+#[derive(Debug)]
+struct References {
+    key: Key,
+    /// Of the whole pages.
+    prefixes: Vec<PrefixHash>,
+}
+
+/// What a slot is made of.
+pub(super) struct SlotShape {
+    rules: Arc<Model>,
+    key: SlotKey,
+    format: Format,
+    layout: Layout,
+}
+
+impl SlotShape {
+    pub(super) fn length(&self) -> u64 {
+        self.layout.length()
+    }
+}
+
+impl FileSystem {
+    /// The slot that a name in `slots/` means, if there can be one.
+    pub(super) fn slot_named(
+        &self, model: InodeId, name: &str,
+    ) -> Result<Option<SlotKey>, FsError> {
+        let Some((name, kind)) = Kind::of_name(name) else { return Ok(None) };
+        let sequence = {
+            let state = self.state();
+            let Some(all) = state.entry(model, names::SEQUENCES.as_bytes())? else {
+                return Ok(None);
+            };
+            state.entry(all.inode, name.as_bytes())?
+        };
+        let Some(sequence) = sequence.filter(|entry| entry.file_type == libc::S_IFDIR) else {
+            return Ok(None);
+        };
+        let shape = self.slot_now(model, sequence.inode, kind)?;
+        Ok(shape.map(|shape| shape.key))
+    }
+
+    /// What a slot is made of, also when there is another one by now.
+    pub(super) fn slot_shape(&self, key: SlotKey) -> Result<SlotShape, FsError> {
+        let rules = self.model_of(&mut self.state(), key.model).map_err(|_| FsError::Stale)?;
+        let format = Format::of_version(&rules.manifest, key.kind.version);
+        let format = format.map_err(|_| FsError::Stale)?;
+        let layout = Layout::new(&format, key.kind.version, key.ids, key.cells);
+        Ok(SlotShape { rules, key, format, layout })
+    }
+
+    /// What the slot of a sequence has now; nothing, if it cannot be one.
+    fn slot_now(
+        &self, model: InodeId, sequence: InodeId, kind: Kind,
+    ) -> Result<Option<SlotShape>, FsError> {
+        let Ok(rules) = self.model_of(&mut self.state(), model) else { return Ok(None) };
+        let geometry = *rules.manifest.geometry();
+        let stands = self.positions_of(sequence)?;
+        let is_plain = stands.is_some_and(|positions| positions.is_plain());
+        if !is_plain || !is_of_slots(&rules.manifest) {
+            return Ok(None);
+        }
+        if kind.has_references && !has_contiguous_rows(&geometry) {
+            return Ok(None);
+        }
+        let (bytes, written) = self.size_and_time(sequence, names::TOKENS)?;
+        let known = bytes / TOKEN_BYTES as u64;
+        let cells = self.present_tokens(&rules, sequence, known)?;
+        let ids = kind.version.ids(known, cells);
+        let (Ok(ids), Ok(cells)) = (u32::try_from(ids), u32::try_from(cells)) else {
+            return Ok(None);
+        };
+        let written = (written.seconds, written.nanoseconds);
+        let key = SlotKey { model, sequence, kind, ids, cells, written };
+        let Some(format) =
+            Format::of_version(&rules.manifest, kind.version).ok().filter(|_| ids > 0)
+        else {
+            return Ok(None);
+        };
+        let layout = Layout::new(&format, kind.version, ids, cells);
+        Ok(Some(SlotShape { rules, key, format, layout }))
+    }
+
+    /// Length of a file in a directory; 0 without one.
+    pub(super) fn file_bytes(&self, directory: InodeId, name: &str) -> Result<u64, FsError> {
+        self.size_and_time(directory, name).map(|(size, _)| size)
+    }
+
+    fn size_and_time(&self, directory: InodeId, name: &str) -> Result<(u64, Time), FsError> {
+        let state = self.state();
+        let Some(entry) = state.entry(directory, name.as_bytes())? else {
+            return Ok((0, Time::default()));
+        };
+        let attributes = state.attributes(&self.store, entry.inode)?;
+        Ok((attributes.size, attributes.mtime))
+    }
+
+    /// Opens the slot of a virtual inode.
+    pub(super) fn open_slot(
+        &self, id: InodeId, key: SlotKey, open: Share,
+    ) -> Result<OpenSlot, FsError> {
+        let now = self.slot_now(key.model, key.sequence, key.kind)?;
+        // The kernel looks the name up again.
+        let shape = now.filter(|shape| shape.key == key).ok_or(FsError::Stale)?;
+        if u64::from(key.ids) > TOKENS_MAX {
+            return Err(FsError::TooLarge);
+        }
+        let sequence = key.sequence;
+        let readers = self.slot_readers(&shape, sequence)?;
+        let tokens = self.whole_file((sequence, names::TOKENS), readers)?;
+        let ids = tokens.ok_or(FsError::Stale)?;
+        let references = if key.kind.has_references {
+            let prefixes = whole_pages(&shape, &ids);
+            Some(References { key: self.slot_key(key.model)?, prefixes })
+        } else {
+            None
+        };
+        let ids = ids.chunks_exact(TOKEN_BYTES).take(key.ids as usize);
+        let ids: Vec<u32> =
+            ids.map(|id| u32::from_le_bytes([id[0], id[1], id[2], id[3]])).collect();
+        let mut head = Vec::new();
+        let (version, cells) = (key.kind.version, key.cells);
+        Head { version, tokens: &ids, cells, is_transposed: false, session: None }
+            .write(&mut head, &shape.format)?;
+        let mut slot = OpenSlot {
+            rules: shape.rules,
+            sequence,
+            readers,
+            format: shape.format,
+            layout: shape.layout,
+            head,
+            references,
+            page: Mutex::default(),
+            file: None,
+            _open: open,
+        };
+        slot.file = self.slot_file(id, &slot)?;
+        Ok(slot)
+    }
+
+    /// Whether the rows of a slot behind its references lie in pages that only the remote has: those are
+    /// read when it is opened.
+    pub(super) fn last_rows_are_away(&self, key: SlotKey) -> Result<bool, FsError> {
+        if !key.kind.has_references {
+            return Ok(false);
+        }
+        let rules = self.slot_shape(key)?.rules;
+        let geometry = rules.manifest.geometry();
+        let start = u64::from(key.cells - key.cells % geometry.page_tokens());
+        for layer in 0..geometry.num_layers() {
+            if self.page_is_away(key.sequence, layer, start)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Whom the slot of a sequence lets in.
+    pub(super) fn slot_readers(
+        &self, shape: &SlotShape, sequence: InodeId,
+    ) -> Result<Readers, FsError> {
+        self.state().readers_of_layers(sequence, shape.rules.manifest.geometry())
+    }
+}
+
+/// Whether slots have all that sequences of the model keep.
+pub(super) fn is_of_slots(manifest: &Manifest) -> bool {
+    let kind = |layer| manifest.layer_kind(Layer(layer));
+    let layers = 0..manifest.geometry().num_layers();
+    layers.map(kind).all(|kind| matches!(kind, Some(LayerKind::Attention)))
+}
+
+/// Whether rows of a page lie in it as an engine has them, with room for a reference.
+fn has_contiguous_rows(geometry: &Geometry) -> bool {
+    let tokens = geometry.page_tokens();
+    let bytes = geometry.k_bytes(tokens).min(geometry.v_bytes(tokens));
+    geometry.layout() == PageLayout::Nhd && bytes >= REFERENCE_BYTES as u64
+}
+
+/// Prefix hashes of the pages of a slot that are whole.
+fn whole_pages(shape: &SlotShape, ids: &[u8]) -> Vec<PrefixHash> {
+    let page_tokens = shape.rules.manifest.geometry().page_tokens();
+    let pages = ids.chunks_exact(page_tokens as usize * TOKEN_BYTES);
+    let mut last = shape.rules.manifest.prefix_root();
+    let hashes = pages.map(|page| *last.insert(PrefixHash::next(last, page)));
+    hashes.take((shape.key.cells / page_tokens) as usize).collect()
+}

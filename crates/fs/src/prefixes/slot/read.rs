@@ -1,0 +1,273 @@
+//! Reading an open slot: what lies where in it, and the rows that are gathered page by page.
+
+use std::sync::{Arc, PoisonError};
+
+use kvfs_formats::slot::reference::Reference;
+use kvfs_formats::slot::{Part, write_tensor_head};
+
+use super::{OpenSlot, References};
+use crate::transfer::copy_text;
+use crate::{FileSystem, FsError};
+use kvfs_page::{Geometry, Layer, PageView, TokenStart, names};
+use kvfs_storage::store::disk::DiskFile;
+use kvfs_storage::store::record::InodeId;
+
+/// A stretch of a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::prefixes) enum Stretch {
+    /// What stands before rows, and references.
+    AtHand(u64),
+    /// Zeros in the place of rows that are referred to.
+    Zeros(u64),
+    /// Rows that are read from pages.
+    Rows(u64),
+}
+
+/// A page, or the rows of a tail.
+#[derive(Debug)]
+pub(super) struct Page {
+    layer: u32,
+    start: u64,
+    bytes: Vec<u8>,
+    is_tail: bool,
+}
+
+impl OpenSlot {
+    /// Where the kernel reads it, if it does.
+    pub(crate) fn file(&self) -> Option<&Arc<dyn DiskFile>> {
+        self.file.as_ref().map(|slot| &slot.file)
+    }
+
+    pub(in crate::prefixes) fn length(&self) -> u64 {
+        self.layout.length()
+    }
+
+    /// Whether references stand for pages.
+    pub(in crate::prefixes) fn is_of_references(&self) -> bool {
+        self.references.is_some()
+    }
+
+    /// Whether what lies there needs no page.
+    pub(in crate::prefixes) fn is_at_hand(&self, offset: u64, length: u64) -> bool {
+        let end = offset.saturating_add(length);
+        self.stretches(offset)
+            .take_while(|(at, _)| *at < end)
+            .all(|(_, stretch)| !matches!(stretch, Stretch::Rows(_)))
+    }
+
+    /// What it is made of from `offset` on, and where that begins.
+    pub(in crate::prefixes) fn stretches(
+        &self, offset: u64,
+    ) -> impl Iterator<Item = (u64, Stretch)> {
+        let mut next = offset;
+        std::iter::from_fn(move || {
+            let at = next;
+            let stretch = self.stretch(at)?;
+            let (Stretch::AtHand(length) | Stretch::Zeros(length) | Stretch::Rows(length)) =
+                stretch;
+            next += length;
+            Some((at, stretch))
+        })
+    }
+
+    fn stretch(&self, offset: u64) -> Option<Stretch> {
+        let (part, rest) = self.layout.part(offset)?;
+        let Part::Rows { is_v, at, .. } = part else { return Some(Stretch::AtHand(rest)) };
+        let pages = self.references.as_ref().map_or(0, |references| references.prefixes.len());
+        let row_bytes = self.layout.row_bytes(is_v);
+        let page_bytes = u64::from(self.rules.manifest.geometry().page_tokens()) * row_bytes;
+        if at >= pages as u64 * page_bytes {
+            return Some(Stretch::Rows(rest));
+        }
+        let filled = Reference::filled_bytes(row_bytes).min(page_bytes);
+        Some(match at % page_bytes {
+            at if at < filled => Stretch::AtHand(filled - at),
+            at => Stretch::Zeros(page_bytes - at),
+        })
+    }
+
+    /// Fills `to` with what stands for a page's rows, from byte `at` on; returns how much. Nothing, if
+    /// its rows are to be read.
+    fn read_reference(
+        &self, (layer, is_v): (u32, bool), start: u64, at: u64, to: &mut [u8],
+    ) -> Option<usize> {
+        let References { key, prefixes } = self.references.as_ref()?;
+        let tokens = self.rules.manifest.geometry().page_tokens();
+        let page = usize::try_from(start / u64::from(tokens)).ok()?;
+        let reference = Reference { prefix: *prefixes.get(page)?, layer, is_v, tokens };
+        let row_bytes = self.layout.row_bytes(is_v);
+        let rest = u64::from(tokens) * row_bytes - at;
+        let count = usize::try_from(rest).unwrap_or(usize::MAX).min(to.len());
+        reference.write(key, row_bytes, at, &mut to[..count]);
+        Some(count)
+    }
+}
+
+impl FileSystem {
+    /// Fills `buffer` with what a slot has at `offset`; returns how much.
+    pub(crate) fn read_slot(
+        &self, slot: &OpenSlot, offset: u64, buffer: &mut [u8],
+    ) -> Result<usize, FsError> {
+        let mut filled = 0;
+        while filled < buffer.len() {
+            let Some((part, rest)) = slot.layout.part(offset + filled as u64) else { break };
+            let rest = usize::try_from(rest).unwrap_or(usize::MAX);
+            let count = rest.min(buffer.len() - filled);
+            let to = &mut buffer[filled..filled + count];
+            filled += match part {
+                Part::Head { at } => copy_text(&slot.head, at, to),
+                Part::TensorHead { is_v, at } => {
+                    let mut head = Vec::new();
+                    write_tensor_head(&mut head, &slot.format, is_v)?;
+                    copy_text(&head, at, to)
+                }
+                Part::Rows { layer, is_v, at } => self.read_rows(slot, (layer, is_v), at, to)?,
+            };
+        }
+        Ok(filled)
+    }
+
+    /// Copies rows of K or V of one page, from byte `at` of those of the layer on.
+    fn read_rows(
+        &self, slot: &OpenSlot, (layer, is_v): (u32, bool), at: u64, to: &mut [u8],
+    ) -> Result<usize, FsError> {
+        let geometry = slot.rules.manifest.geometry();
+        let row_bytes = slot.layout.row_bytes(is_v);
+        let token = at / row_bytes;
+        let start = token - token % u64::from(geometry.page_tokens());
+        let place = (layer, is_v);
+        if let Some(count) = slot.read_reference(place, start, at - start * row_bytes, to) {
+            return Ok(count);
+        }
+        // Not held while a page is read: who reads one that is far away keeps nobody waiting.
+        let known = slot.page.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let page = match known.filter(|page| (page.layer, page.start) == (layer, start)) {
+            Some(page) => page,
+            None => self.slot_page(slot, layer, start)?,
+        };
+        let rows = page.rows(geometry)?;
+        let end = start + u64::from(geometry.page_tokens());
+        let mut filled = 0;
+        let mut row = Vec::new();
+        for token in token..end {
+            if filled == to.len() {
+                break;
+            }
+            row.clear();
+            rows.push(token - start, is_v, &mut row)?;
+            let skip = (at + filled as u64) % row_bytes;
+            filled += copy_text(&row, skip, &mut to[filled..]);
+        }
+        *slot.page.lock().unwrap_or_else(PoisonError::into_inner) = Some(page);
+        Ok(filled)
+    }
+
+    /// Whether what a slot has there is made of a page that only the remote has.
+    pub(in crate::prefixes) fn slot_waits_for_remote(
+        &self, slot: &OpenSlot, offset: u64, length: u32,
+    ) -> Result<bool, FsError> {
+        let page_tokens = u64::from(slot.rules.manifest.geometry().page_tokens());
+        let (mut at, end) = (offset, offset.saturating_add(u64::from(length)));
+        while at < end {
+            let Some((part, rest)) = slot.layout.part(at) else { break };
+            at += match part {
+                Part::Rows { layer, is_v, at } => {
+                    let page_bytes = page_tokens * slot.layout.row_bytes(is_v);
+                    let start = at / page_bytes * page_tokens;
+                    if self.page_is_away(slot.sequence, layer, start)? {
+                        return Ok(true);
+                    }
+                    rest.min(page_bytes - at % page_bytes)
+                }
+                _ => rest,
+            };
+        }
+        Ok(false)
+    }
+
+    /// Whether only the remote has a page of a sequence.
+    pub(super) fn page_is_away(
+        &self, sequence: InodeId, layer: u32, start: u64,
+    ) -> Result<bool, FsError> {
+        let page = {
+            let state = self.state();
+            let layer = names::format_layer(Layer(layer));
+            let Some(directory) = state.entry(sequence, layer.as_bytes())? else {
+                return Ok(false);
+            };
+            state.entry(directory.inode, names::format_page(TokenStart(start)).as_bytes())?
+        };
+        Ok(page.is_some_and(|page| self.waits_for_remote(page.inode)))
+    }
+
+    fn slot_page(&self, slot: &OpenSlot, layer: u32, start: u64) -> Result<Page, FsError> {
+        let directory = {
+            let state = self.state();
+            let name = names::format_layer(Layer(layer));
+            state.entry(slot.sequence, name.as_bytes())?.ok_or(FsError::Stale)?.inode
+        };
+        let start_token = TokenStart(start);
+        let page = names::format_page(start_token);
+        let page = self.whole_file((directory, &page), slot.readers)?;
+        let is_tail = page.is_none();
+        let bytes = if let Some(bytes) = page {
+            bytes
+        } else {
+            let tail = names::format_tail(start_token);
+            let tail = self.whole_file((directory, &tail), slot.readers)?;
+            tail.ok_or(FsError::Stale)?
+        };
+        Ok(Page { layer, start, bytes, is_tail })
+    }
+}
+
+/// The rows of a page.
+enum Rows<'p> {
+    Page(PageView<'p>, u32),
+    /// Each K, then V; bytes of K, and of both.
+    Tail(&'p [u8], usize, usize),
+}
+
+impl Page {
+    /// Its header is read once, not for each row.
+    fn rows(&self, geometry: &Geometry) -> Result<Rows<'_>, FsError> {
+        let heads = geometry.num_kv_heads();
+        if self.is_tail {
+            let k_bytes = usize::try_from(u64::from(heads) * geometry.k_row_bytes());
+            let row_bytes = usize::try_from(geometry.row_bytes());
+            let (Ok(k_bytes), Ok(row_bytes)) = (k_bytes, row_bytes) else {
+                return Err(FsError::TooLarge);
+            };
+            return Ok(Rows::Tail(&self.bytes, k_bytes, row_bytes));
+        }
+        let page = PageView::parse(&self.bytes, geometry).map_err(|_| FsError::Stale)?;
+        Ok(Rows::Page(page, heads))
+    }
+}
+
+impl Rows<'_> {
+    /// Appends K, or V, of a token: `[kv_heads, head_dim]`.
+    fn push(&self, token: u64, is_v: bool, to: &mut Vec<u8>) -> Result<(), FsError> {
+        match self {
+            Self::Tail(bytes, k_bytes, row_bytes) => {
+                let token = usize::try_from(token).map_err(|_| FsError::TooLarge)?;
+                let row = bytes.chunks_exact(*row_bytes).nth(token).ok_or(FsError::Stale)?;
+                to.extend_from_slice(if is_v { &row[*k_bytes..] } else { &row[..*k_bytes] });
+            }
+            Self::Page(page, heads) => {
+                let token = u32::try_from(token).map_err(|_| FsError::TooLarge)?;
+                if token >= page.tokens() {
+                    return Err(FsError::Stale);
+                }
+                for head in 0..*heads {
+                    to.extend_from_slice(if is_v {
+                        page.v_row(head, token)
+                    } else {
+                        page.k_row(head, token)
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+}

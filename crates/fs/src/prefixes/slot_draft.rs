@@ -1,0 +1,354 @@
+//! Writing `slots/NAME.bin`: what an engine saves becomes the sequence `NAME`, in pages.
+//!
+//! Until `close()` it lies in a file without a name. Then it takes the place of a sequence that had the name,
+//! in one step. What cannot become one is refused by `write()` as soon as enough is there to tell: engines
+//! look at what writing answers, and not all of them at what closing does.
+
+use std::fs::File;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+
+use kvfs_formats::slot::Slot;
+use kvfs_formats::{Rows, SequenceFile, sequence_files};
+
+use super::Virtual;
+use super::shares::Share;
+use super::slot::{Kind, SlotKey, is_of_slots};
+use crate::attributes::{Caller, Found, Place};
+use crate::create::{Created, NewNode};
+use crate::handle::{Handle, Served};
+use crate::open::{Caching, Opened, OpenedBy};
+use crate::retention::InUse;
+use crate::{FileSystem, FsError, classify, descriptors};
+use kvfs_page::{Manifest, PageError, names};
+use kvfs_storage::ingest::seal::SealError;
+use kvfs_storage::store::disk::DiskFile;
+use kvfs_storage::store::record::{self, DirectoryClass, InodeId};
+
+/// Once so much is there it is looked at for the first time, and then whenever it has doubled: the ids and
+/// positions of a conversation are read a few times, not at each write.
+const FIRST_LOOK_BYTES: u64 = 4096;
+
+/// A slot that is being written.
+#[derive(Debug)]
+pub(crate) struct SlotDraft {
+    model: InodeId,
+    /// Of the file in `slots/`, and of the sequence.
+    name: String,
+    sequence: Vec<u8>,
+    kind: Kind,
+    mode: u16,
+    /// Whose the sequence will be.
+    owner: Caller,
+    /// Who writes it, and may do no more than in `sequences/` itself.
+    caller: Caller,
+    file: Box<dyn DiskFile>,
+    progress: Mutex<Progress>,
+    /// Counted: each takes a descriptor of the daemon and room on the disk.
+    _open: Share,
+}
+
+#[derive(Debug, Default)]
+struct Progress {
+    length: u64,
+    next_look: u64,
+    /// What became a sequence: `close()` comes once more for each copy of the descriptor.
+    imported: u64,
+    /// It was said why.
+    is_refused: bool,
+}
+
+impl Progress {
+    fn is_look_due(&self) -> bool {
+        self.length >= self.next_look.max(FIRST_LOOK_BYTES)
+    }
+}
+
+impl SlotDraft {
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds to a slot, only at its end.
+    pub(crate) fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), FsError> {
+        // Whoever closed a copy of the descriptor holds it until there is a sequence, which takes a while.
+        let mut progress = match self.progress.try_lock() {
+            Err(TryLockError::WouldBlock) => return Err(FsError::TryAgain),
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Ok(progress) => progress,
+        };
+        if progress.is_refused {
+            return Err(FsError::Refused);
+        }
+        if offset != progress.length {
+            return Err(FsError::NotPermitted);
+        }
+        self.file.write_all_at(bytes, offset)?;
+        progress.length += bytes.len() as u64;
+        Ok(())
+    }
+
+    fn file(&self) -> Result<File, String> {
+        let descriptor = self.file.descriptor().ok_or("this store keeps no files")?;
+        let owned = descriptor.try_clone_to_owned().map_err(|error| error.to_string())?;
+        Ok(File::from(owned))
+    }
+}
+
+impl FileSystem {
+    /// Makes a slot in `slots/`; none if the place is another one.
+    pub(crate) fn create_slot(
+        &self, place: &Place, mode: u16, caller: Caller, writes: bool,
+    ) -> Result<Option<Created>, FsError> {
+        let parent = super::is_virtual(place.parent).then(|| self.virtual_inode(place.parent));
+        let Some(Ok(Virtual::Slots(model))) = parent else { return Ok(None) };
+        if !writes {
+            return Err(FsError::NotPermitted);
+        }
+        let name = std::str::from_utf8(&place.name).map_err(|_| FsError::NotPermitted)?;
+        let number = self.prefixes.next_slot.fetch_add(1, Ordering::Relaxed);
+        let id = self.virtual_numbers().hold(Virtual::NewSlot(model, number));
+        let opened = self.open_slot_draft(id, (model, name), mode, (caller, caller));
+        let opened = opened.inspect_err(|_| self.forget_prefix(id, 1))?;
+        let attributes = self.prefix_attributes(id)?;
+        Ok(Some(Created { found: Found { attributes, name_is_stable: false }, opened }))
+    }
+
+    /// Opens a slot to put another one in its place, which will be its owner's.
+    pub(super) fn replace_slot(
+        &self, id: InodeId, key: SlotKey, caller: Caller,
+    ) -> Result<Opened, FsError> {
+        let sequence = self.state().inode(key.sequence)?;
+        let record::Kind::Directory { name, .. } = &sequence.kind else {
+            return Err(FsError::Stale);
+        };
+        if name.ends_with(names::WORK_SUFFIX.as_bytes()) {
+            // Another one has taken its place since it was looked up.
+            return Err(FsError::Stale);
+        }
+        let name = String::from_utf8_lossy(name).into_owned() + key.kind.suffix();
+        let owner = Caller { uid: sequence.uid, gid: sequence.gid };
+        self.open_slot_draft(id, (key.model, &name), sequence.mode & 0o666, (owner, caller))
+    }
+
+    /// Opens what is written to become the sequence of a name.
+    pub(super) fn open_slot_draft(
+        &self, id: InodeId, (model, name): (InodeId, &str), mode: u16,
+        (owner, caller): (Caller, Caller),
+    ) -> Result<Opened, FsError> {
+        let (sequence, kind) = Kind::of_name(name).ok_or(FsError::NotPermitted)?;
+        let sequence = sequence.as_bytes().to_vec();
+        let class = classify::directory(DirectoryClass::Sequences, &sequence);
+        let is_sequence = class == Some(DirectoryClass::Sequence) && !sequence.is_empty();
+        let rules = self.model_of(&mut self.state(), model).map_err(|_| FsError::NotPermitted)?;
+        let is_work = sequence.ends_with(names::WORK_SUFFIX.as_bytes());
+        if !is_sequence || is_work || !is_of_slots(&rules.manifest) {
+            return Err(FsError::NotPermitted);
+        }
+        self.check_may_save(caller, model, &sequence)?;
+        let open = self.prefixes.queries.take(caller.uid, 1).ok_or(FsError::TryAgain)?;
+        self.throttle()?;
+        descriptors::check()?;
+        let draft = SlotDraft {
+            model,
+            name: name.to_owned(),
+            sequence,
+            kind,
+            mode,
+            owner,
+            caller,
+            file: self.store.scratch()?,
+            progress: Mutex::default(),
+            _open: open,
+        };
+        let served = Served::SlotDraft(Arc::new(draft));
+        Ok(Opened {
+            handle: self.state().add_handle(Handle::new(id, true, served)),
+            by: OpenedBy::Daemon,
+            is_sealed: false,
+            caching: Caching::Never,
+            closes_quietly: false,
+        })
+    }
+
+    /// Whether a user may make a sequence of that name, or put another in its place, as by mkdir(2), rename(2)
+    /// and unlink(2).
+    fn check_may_save(
+        &self, caller: Caller, model: InodeId, sequence: &[u8],
+    ) -> Result<(), FsError> {
+        let state = self.state();
+        let may = match state.entry(model, names::SEQUENCES.as_bytes())? {
+            Some(sequences) => state.may_replace(caller, sequences.inode, sequence)?,
+            None => state.may_replace(caller, model, names::SEQUENCES.as_bytes())?,
+        };
+        if may { Ok(()) } else { Err(FsError::NotPermitted) }
+    }
+
+    /// Whether so much of a slot was written that it is time to look at its beginning.
+    pub fn look_is_due(&self, handle: u64) -> bool {
+        let served = self.state().handles.get(&handle).map(|open| open.served.clone());
+        let Some(Served::SlotDraft(draft)) = served else { return false };
+        draft.progress.try_lock().is_ok_and(|progress| progress.is_look_due())
+    }
+
+    /// Looks at the beginning of a slot that is being written: what cannot become a sequence is refused.
+    pub fn look_at_beginning(&self, handle: u64) -> Result<(), FsError> {
+        let served = self.state().handles.get(&handle).map(|open| open.served.clone());
+        let Some(Served::SlotDraft(draft)) = served else { return Err(FsError::BadHandle) };
+        {
+            let mut progress = draft.progress();
+            if !progress.is_look_due() {
+                return Ok(());
+            }
+            progress.next_look = 2 * progress.length;
+        }
+        let rules = self.model_of(&mut self.state(), draft.model).map_err(|_| FsError::Stale)?;
+        let (file, version) = (draft.file(), draft.kind.version);
+        let outcome = file.and_then(|file| Slot::check_beginning(file, version, &rules.manifest));
+        if outcome.is_err() {
+            draft.progress().is_refused = true;
+        }
+        outcome.map_err(|why| self.refuse_slot(&draft, &why))
+    }
+
+    /// `close()` of a slot makes the sequence.
+    pub(crate) fn import_slot(&self, draft: &SlotDraft) -> Result<(), FsError> {
+        let mut progress = draft.progress();
+        if progress.is_refused {
+            return Err(FsError::Refused);
+        }
+        if progress.length == progress.imported {
+            return Ok(());
+        }
+        let rules = self.model_of(&mut self.state(), draft.model).map_err(|_| FsError::Stale)?;
+        let refuse = |why: String| self.refuse_slot(draft, &why);
+        let slot = draft.file().and_then(Slot::of).map_err(refuse)?;
+        slot.check_form(draft.kind.version).map_err(refuse)?;
+        slot.check(&rules.manifest).map_err(refuse)?;
+
+        let turn = &self.prefixes.importing;
+        let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
+        // Since it was opened, somebody may have made a sequence that is not this user's to remove.
+        self.check_may_save(draft.caller, draft.model, &draft.sequence)?;
+        let sequences = self.directory_of_slot(draft, draft.model, names::SEQUENCES.as_bytes())?;
+        let unfinished = [&draft.sequence[..], names::SAVING_SUFFIX.as_bytes()].concat();
+        let unfinished = Place { parent: sequences, name: unfinished };
+        self.remove_unfinished(&unfinished)?;
+        let outcome = self.fill_sequence(draft, &unfinished, &rules.manifest, &slot);
+        let outcome = outcome.and_then(|()| {
+            let place = Place { parent: sequences, name: draft.sequence.clone() };
+            self.take_name(&unfinished, &place)?;
+            self.announce(&place);
+            Ok(())
+        });
+        // What was there before, or what has failed. An operation that still changes it may keep it from
+        // going; the next save removes it then.
+        if let Err(error) = self.remove_unfinished(&unfinished) {
+            log::warn!("slots/{}: what it has replaced stays for now: {error}", draft.name);
+        }
+        outcome?;
+        progress.imported = progress.length;
+        Ok(())
+    }
+
+    /// Removes what a crash left of slots that were being saved.
+    pub fn remove_unfinished_saves(&self) -> Result<(), FsError> {
+        if self.state().metadata.was_clean {
+            return Ok(());
+        }
+        let snapshot = self.state().metadata.snapshot()?;
+        let mut left = Vec::new();
+        snapshot.for_each_named(b'E', |parent, offset_and_name| {
+            let name = offset_and_name.get(8..).unwrap_or_default();
+            if name.ends_with(names::SAVING_SUFFIX.as_bytes()) {
+                left.push(Place { parent: InodeId(parent), name: name.to_vec() });
+            }
+        })?;
+        // Whoever saves has the turn, so what is there is nobody's.
+        let turn = &self.prefixes.importing;
+        let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
+        left.retain(|place| {
+            let parent = self.state().inode(place.parent);
+            parent.is_ok_and(|parent| {
+                let sequences = DirectoryClass::Sequences;
+                matches!(parent.kind, record::Kind::Directory { class, .. } if class == sequences)
+            })
+        });
+        left.iter().try_for_each(|place| self.remove_unfinished(place))
+    }
+
+    /// Gives a directory the name of a sequence, which an operation may remove or make meanwhile.
+    fn take_name(&self, from: &Place, to: &Place) -> Result<(), FsError> {
+        loop {
+            match self.rename(from, to, libc::RENAME_EXCHANGE) {
+                Err(FsError::NotFound) => {}
+                outcome => return outcome.map(drop),
+            }
+            match self.rename(from, to, libc::RENAME_NOREPLACE) {
+                Err(FsError::Exists) => {}
+                outcome => return outcome.map(drop),
+            }
+        }
+    }
+
+    fn refuse_slot(&self, draft: &SlotDraft, why: &str) -> FsError {
+        let name = format!("{}/{}", names::SLOTS, draft.name).into_bytes();
+        let place = Place { parent: draft.model, name };
+        self.report(&place, SealError::Refused(PageError::Place(why.to_owned())))
+    }
+
+    /// Pages first: the ids say that they are there.
+    fn fill_sequence(
+        &self, draft: &SlotDraft, place: &Place, manifest: &Manifest, slot: &Slot,
+    ) -> Result<(), FsError> {
+        let sequence = self.directory_of_slot(draft, place.parent, &place.name)?;
+        for file in sequence_files(slot, manifest) {
+            let SequenceFile { layer, name, is_page, bytes } = file?;
+            let layer = names::format_layer(layer);
+            let parent = self.directory_of_slot(draft, sequence, layer.as_bytes())?;
+            let place = Place { parent, name: name.into_bytes() };
+            if is_page {
+                let staging = [&place.name[..], b".tmp"].concat();
+                let staging = Place { parent, name: staging };
+                self.write_new(draft, &staging, &bytes)?;
+                self.rename(&staging, &place, 0)?;
+            } else {
+                self.write_new(draft, &place, &bytes)?;
+            }
+        }
+        let ids: Vec<u8> = slot.token_ids().iter().flat_map(|id| id.to_le_bytes()).collect();
+        let tokens = Place { parent: sequence, name: names::TOKENS.as_bytes().to_vec() };
+        self.write_new(draft, &tokens, &ids)
+    }
+
+    /// A directory of whoever writes the slot, who may enter what may be read.
+    fn directory_of_slot(
+        &self, draft: &SlotDraft, parent: InodeId, name: &[u8],
+    ) -> Result<InodeId, FsError> {
+        if let Some(entry) = self.state().entry(parent, name)? {
+            let is_directory = entry.file_type == libc::S_IFDIR;
+            return if is_directory { Ok(entry.inode) } else { Err(FsError::NotDirectory) };
+        }
+        let place = Place { parent, name: name.to_vec() };
+        let mode = draft.mode | (draft.mode & 0o444) >> 2;
+        let found = self.make(&place, &NewNode::Directory, mode, draft.owner)?;
+        self.forget(found.attributes.inode, 1);
+        Ok(found.attributes.inode)
+    }
+
+    fn write_new(&self, draft: &SlotDraft, place: &Place, bytes: &[u8]) -> Result<(), FsError> {
+        let made = self.create(place, draft.mode, draft.owner, true)?;
+        let (handle, inode) = (made.opened.handle, made.found.attributes.inode);
+        // The daemon's own descriptor is no writer that the file waits for.
+        drop(made);
+        let written = self.write(handle, 0, bytes, true).and_then(|()| self.flush(handle));
+        let released = self.release(handle);
+        self.forget(inode, 1);
+        written.and(released)
+    }
+
+    fn remove_unfinished(&self, place: &Place) -> Result<(), FsError> {
+        let entry = self.state().entry(place.parent, &place.name)?;
+        entry.map_or(Ok(()), |entry| self.remove_tree(place, entry, InUse::Goes).map(drop))
+    }
+}

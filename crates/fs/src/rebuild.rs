@@ -1,0 +1,393 @@
+//! A new store takes over the names that another one published to the remote.
+//!
+//! The store has no names yet, so nothing is merged: the rows of the newest whole manifest become
+//! its records, in one transaction. Before that, the bytes that must be on this machine are fetched:
+//! manifests of models, without which no page can be checked, and files that grow. Everything else
+//! comes when it is opened. Files whose bytes the remote does not have are left out, names and all.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::NAME_BYTES_MAX;
+use kvfs_storage::store::database::{self, Put, decode, encode};
+use kvfs_storage::store::disk::{DiskDirectory, DiskFile, DiskPath, shard};
+use kvfs_storage::store::record::{
+    Entry, Inode, InodeId, ObjectId, ObjectKind, ObjectRecord, RemoteCopy, RemoteState, Time,
+    Totals,
+};
+use kvfs_storage::store::{Store, StoreError, format, keys};
+use kvfs_storage::tier::encoding::ColdEncoding;
+use kvfs_storage::tier::exchange::Exchange;
+use kvfs_storage::tier::remote::hold::Grace;
+use kvfs_storage::tier::remote::names::published::{self, PublishedStore};
+use kvfs_storage::tier::remote::names::{self, Names};
+use kvfs_storage::tier::remote::{
+    BlobName, BlobStore, Remote, RemoteError, RemoteName, RemotePrefix, State, StoreId, for_each,
+};
+
+/// How long a mount of a new store waits for its remote.
+const ANSWER_MAX: Duration = Duration::from_secs(30);
+
+/// Whose names a new store takes over.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RebuildFrom {
+    /// Those of the only store that has published there, if there is just one.
+    #[default]
+    OnlyStore,
+    /// Nobody's: it starts empty.
+    Nothing,
+    /// Those of this store.
+    Store(StoreId),
+}
+
+/// What happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Rebuilt {
+    /// Nobody has published names there, or the store is to start empty.
+    NotNeeded,
+    /// The names of a store were taken over.
+    From {
+        /// Which.
+        store: StoreId,
+        /// Files taken over.
+        files: u64,
+        /// Files that the remote does not have.
+        left_out: u64,
+    },
+}
+
+/// Why a new store was not rebuilt although it should be.
+#[derive(Debug)]
+pub enum RebuildError {
+    /// The remote does not answer, or not with what was published.
+    Remote(RemoteError),
+    /// Its manifest is of another version of the store.
+    Version(u32),
+    /// The chosen store has not published there.
+    Unknown(StoreId),
+    /// Several stores have published, and none was chosen.
+    Several(Vec<PublishedStore>),
+    /// The store has names of its own: nothing is merged.
+    NotNew(StoreId),
+    /// The store on this machine failed.
+    Store(StoreError),
+}
+
+impl std::fmt::Display for RebuildError {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            RebuildError::Remote(error @ RemoteError::Key(_)) => write!(formatter, "{error}"),
+            RebuildError::Remote(error) => write!(
+                formatter,
+                "the store is new, and whether its remote has names for it cannot be told: {error} \
+                 (rebuild_from=none starts empty)"
+            ),
+            RebuildError::Version(version) => write!(
+                formatter,
+                "the names in the remote are of store format {version}, this kvfs has {}: use the \
+                 kvfs that published them, or rebuild_from=none",
+                format::VERSION
+            ),
+            RebuildError::Unknown(id) => {
+                write!(formatter, "rebuild_from: no store {id} has published to the remote")
+            }
+            RebuildError::Several(stores) => write!(
+                formatter,
+                "the store is new, and its remote has the names of several stores: choose one with \
+                 --rebuild-from ID, or start empty with --rebuild-from none\n{}",
+                published::table(stores)
+            ),
+            RebuildError::NotNew(id) => write!(
+                formatter,
+                "rebuild_from: the store has names of its own, those of {id} go to a new store only \
+                 (mount an empty directory, or leave the option away)"
+            ),
+            RebuildError::Store(error) => write!(formatter, "{error}"),
+        }
+    }
+}
+
+impl std::error::Error for RebuildError {}
+
+impl From<StoreError> for RebuildError {
+    fn from(error: StoreError) -> RebuildError {
+        RebuildError::Store(error)
+    }
+}
+
+impl From<RemoteError> for RebuildError {
+    fn from(error: RemoteError) -> RebuildError {
+        RebuildError::Remote(error)
+    }
+}
+
+impl From<io::Error> for RebuildError {
+    fn from(error: io::Error) -> RebuildError {
+        RebuildError::Store(StoreError::Io(error))
+    }
+}
+
+/// Rebuilds a store that has neither names nor a remote yet.
+pub fn rebuild(
+    store: &Store, remote: &Arc<Remote>, from: RebuildFrom,
+) -> Result<Rebuilt, RebuildError> {
+    if from == RebuildFrom::Nothing {
+        return Ok(Rebuilt::NotNeeded);
+    }
+    match remote.wait_for_answer(ANSWER_MAX) {
+        State::Up { .. } => {}
+        State::Down { error, .. } => return Err(error.into()),
+        State::Connecting => {
+            let what = format!("remote {}: no answer", BlobStore::place(remote.as_ref()));
+            return Err(RemoteError::Timeout(what).into());
+        }
+    }
+    let published = names::stores(remote.as_ref())?;
+    let id = match (from, published.as_slice()) {
+        (RebuildFrom::Store(id), _) if published.contains(&id) => id,
+        (RebuildFrom::Store(id), _) => return Err(RebuildError::Unknown(id)),
+        (_, []) => return Ok(Rebuilt::NotNeeded),
+        (_, [id]) => *id,
+        (_, _) => {
+            let stores = published::stores(remote.as_ref())?;
+            return Err(RebuildError::Several(stores));
+        }
+    };
+    let blobs: Arc<dyn BlobStore> = Arc::clone(remote) as Arc<dyn BlobStore>;
+    let Some(names) = names::read_latest(&blobs, id)? else {
+        return Err(RebuildError::Unknown(id));
+    };
+    for damaged in &names.damaged {
+        log::warn!("a newer manifest of names is passed over: {}", damaged.error);
+    }
+    if names.layout() != format::VERSION {
+        return Err(RebuildError::Version(names.layout()));
+    }
+    let exchange = Exchange::new(Arc::clone(remote), Grace::default(), ColdEncoding::None);
+    let mut plan = Plan::new(&names, &Present::list(remote)?)?;
+    plan.fetch_local(store, &exchange)?;
+    let files = database::fill(store.metadata()?, |put| {
+        put(&keys::rebuilt_from(), &encode(&id.0))?;
+        plan.write(&names, put)
+    })?;
+    Ok(Rebuilt::From { store: id, files, left_out: plan.left_out.len() as u64 })
+}
+
+/// What the remote has.
+struct Present<'a> {
+    remote: &'a Remote,
+    listed: HashSet<RemoteName>,
+}
+
+impl Present<'_> {
+    fn list(remote: &Remote) -> Result<Present<'_>, RemoteError> {
+        let mut listed = HashSet::new();
+        for_each(remote, RemotePrefix::Blobs, |found| {
+            listed.insert(found.name);
+            Ok(())
+        })?;
+        Ok(Present { remote, listed })
+    }
+
+    fn has(&self, blob: BlobName) -> Result<bool, RemoteError> {
+        let names = self.remote.listed_names(RemoteName::Blob(blob))?;
+        Ok(names.iter().any(|name| self.listed.contains(name)))
+    }
+}
+
+/// An object whose bytes must be on this machine.
+#[derive(Clone, Copy, Debug)]
+struct Local {
+    kind: ObjectKind,
+    length: u64,
+    mtime: Time,
+    copy: RemoteCopy,
+}
+
+/// What becomes of the rows.
+#[derive(Debug, Default)]
+struct Plan {
+    local: HashMap<ObjectId, Local>,
+    /// Objects whose bytes the remote has.
+    kept: HashSet<ObjectId>,
+    /// Files without bytes.
+    left_out: HashSet<InodeId>,
+    owners: HashMap<ObjectId, InodeId>,
+}
+
+impl Plan {
+    /// Looks at all rows. Those of inodes come before those of objects, and these before those of
+    /// copies.
+    fn new(names: &Names, present: &Present<'_>) -> Result<Plan, RebuildError> {
+        let mut plan = Plan::default();
+        let mut local_records: HashMap<ObjectId, ObjectRecord> = HashMap::new();
+        let mut times: HashMap<InodeId, Time> = HashMap::new();
+        for row in names.rows() {
+            let row = row?;
+            let Some(number) = keys::number(&row.key) else {
+                continue;
+            };
+            let is_present = row.blob.map(|blob| present.has(blob)).transpose()?;
+            match row.key.first() {
+                Some(b'I') => plan.note_inode(InodeId(number), &decode(&row.value)?, &mut times),
+                Some(b'O') => {
+                    let record: ObjectRecord = decode(&row.value)?;
+                    if matches!(record.kind, ObjectKind::Rows | ObjectKind::Manifest) {
+                        local_records.insert(ObjectId(number), record);
+                    }
+                }
+                Some(b'R') if is_present == Some(true) => {
+                    let object = ObjectId(number);
+                    let Some(owner) = plan.owners.get(&object) else {
+                        continue;
+                    };
+                    plan.left_out.remove(owner);
+                    plan.kept.insert(object);
+                    if let Some(&ObjectRecord { kind, length, .. }) = local_records.get(&object) {
+                        let mtime = times.get(owner).copied().unwrap_or_default();
+                        let copy = decode(&row.value)?;
+                        plan.local.insert(object, Local { kind, length, mtime, copy });
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(plan)
+    }
+
+    /// A file is left out until its bytes are found.
+    fn note_inode(&mut self, id: InodeId, inode: &Inode, times: &mut HashMap<InodeId, Time>) {
+        let Some(file) = inode.file() else {
+            return;
+        };
+        self.left_out.insert(id);
+        if let Some(object) = file.object {
+            self.owners.insert(object, id);
+            if file.role.is_append_only() || file.role.is_sealed() {
+                times.insert(id, inode.mtime);
+            }
+        }
+    }
+
+    /// Fetches what must be here. What turns out to be damaged is left out as well.
+    fn fetch_local(&mut self, store: &Store, exchange: &Exchange) -> Result<(), RebuildError> {
+        let mut directories = BTreeSet::new();
+        let mut objects: Vec<(ObjectId, Local)> =
+            self.local.iter().map(|(object, local)| (*object, *local)).collect();
+        objects.sort_unstable_by_key(|(object, _)| *object);
+        for (object, local) in objects {
+            match fetch(store, exchange, object, &local) {
+                Ok(()) => {
+                    directories.insert(DiskDirectory::ObjectShard(shard(object)));
+                }
+                Err(error @ (RemoteError::Missing(_) | RemoteError::Corrupt(_))) => {
+                    log::warn!("object {object} is left out: {error}");
+                    self.kept.remove(&object);
+                    self.left_out.extend(self.owners.get(&object));
+                }
+                Err(RemoteError::Local(error)) => {
+                    let error = io::Error::new(error.kind(), error.to_string());
+                    return Err(error.into());
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        for directory in directories {
+            store.disk.sync_directory(directory)?;
+        }
+        Ok(())
+    }
+
+    /// Writes the records; returns how many files there are.
+    fn write(&self, names: &Names, put: &mut Put<'_>) -> Result<u64, RebuildError> {
+        let mut totals = Totals::default();
+        let (mut files, mut highest) = (0, 0);
+        for row in names.rows() {
+            let row = row?;
+            let number = keys::number(&row.key).unwrap_or_default();
+            let (id, object) = (InodeId(number), ObjectId(number));
+            let value = match row.key.first() {
+                Some(b'E') => {
+                    let entry: Entry = decode(&row.value)?;
+                    let is_kept = !self.left_out.contains(&entry.inode) && has_name(&row.key);
+                    is_kept.then_some(row.value)
+                }
+                Some(b'I' | b'X') if self.left_out.contains(&id) => None,
+                Some(b'I') => {
+                    highest = highest.max(number);
+                    let inode: Inode = decode(&row.value)?;
+                    files += u64::from(inode.file().is_some());
+                    if inode.file().is_some_and(|file| file.unsettled) {
+                        put(&keys::unsettled(id), &encode(&()))?;
+                    }
+                    Some(row.value)
+                }
+                Some(b'O') if self.kept.contains(&object) => {
+                    highest = highest.max(number);
+                    let record = recorded(decode(&row.value)?);
+                    totals.add(&record);
+                    Some(encode(&record))
+                }
+                Some(b'R') if self.kept.contains(&object) => self.copy_record(object, row.value),
+                Some(b'X') => Some(row.value),
+                _ => None,
+            };
+            if let Some(value) = value {
+                put(&row.key, &value)?;
+            }
+        }
+        put(&keys::totals(), &encode(&totals))?;
+        let epoch = u32::try_from(highest >> 32).unwrap_or(u32::MAX);
+        put(&keys::epoch(), &encode(&(epoch, true)))?;
+        Ok(files)
+    }
+
+    /// What grows has no copy to rely upon; a manifest is here as well.
+    fn copy_record(&self, object: ObjectId, value: Vec<u8>) -> Option<Vec<u8>> {
+        match self.local.get(&object) {
+            Some(Local { kind: ObjectKind::Rows, .. }) => None,
+            Some(local) => Some(encode(&RemoteCopy { state: RemoteState::Named, ..local.copy })),
+            None => Some(value),
+        }
+    }
+}
+
+/// Whether the key of an entry holds a name that a directory can have: a kernel gives up a listing
+/// with any other, and the rows come from whoever can write to the remote.
+fn has_name(key: &[u8]) -> bool {
+    keys::split_entry(key).is_some_and(|(_, name)| {
+        let is_text = !name.is_empty() && !name.iter().any(|byte| b"/\0".contains(byte));
+        is_text && name.len() <= NAME_BYTES_MAX && ![b".".as_slice(), b".."].contains(&name)
+    })
+}
+
+/// The length of what grows is not on record.
+fn recorded(record: ObjectRecord) -> ObjectRecord {
+    match record.kind {
+        ObjectKind::Rows => ObjectRecord { length: 0, ..record },
+        _ => record,
+    }
+}
+
+fn fetch(
+    store: &Store, exchange: &Exchange, object: ObjectId, local: &Local,
+) -> Result<(), RemoteError> {
+    let incoming = DiskPath::Incoming(object);
+    let make = || -> io::Result<Arc<dyn DiskFile>> {
+        match store.disk.remove(&incoming) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        Ok(store.disk.create(&incoming)?.into())
+    };
+    let file = make().map_err(RemoteError::local)?;
+    exchange.download_unrecorded(store, (object, local.length), &local.copy, &file)?;
+    let place = || {
+        file.set_modified(local.mtime)?;
+        file.sync()?;
+        store.disk.rename(&incoming, &DiskPath::Object(object))
+    };
+    place().map_err(RemoteError::local)
+}

@@ -1,0 +1,111 @@
+//! unlink(2) and rmdir(2).
+
+use super::attributes::Place;
+use super::state::State;
+use super::{FileSystem, FsError};
+use kvfs_page::names;
+use kvfs_storage::store::metadata::Life;
+use kvfs_storage::store::record::{Inode, InodeId, Kind, Time};
+
+impl FileSystem {
+    /// Removes a name of a file. Whoever has the file open keeps its bytes.
+    pub fn unlink(&self, place: &Place) -> Result<(), FsError> {
+        if let Some(outcome) = self.unlink_block(place) {
+            return outcome;
+        }
+        if self.is_virtual_name(place)? {
+            return Err(FsError::NotPermitted);
+        }
+        self.throttle_removal();
+        let mut state = self.state_to_change()?;
+        let entry = state.entry(place.parent, &place.name)?.ok_or(FsError::NotFound)?;
+        let mut inode = state.inode(entry.inode)?;
+        if inode.is_directory() {
+            return Err(FsError::IsDirectory);
+        }
+        if place.name == names::MANIFEST.as_bytes() {
+            state.models.remove(&place.parent);
+        }
+        let bytes = self.remove_name(&mut state, entry.inode, &mut inode, place)?;
+        self.note_removed(&state, place.parent, bytes)
+    }
+
+    /// Removes an empty directory.
+    pub fn remove_directory(&self, place: &Place) -> Result<(), FsError> {
+        if self.is_virtual_name(place)? {
+            return Err(FsError::NotPermitted);
+        }
+        self.throttle_removal();
+        // A page whose writer is done makes its directory one that is not empty.
+        let entry = self.state().entry(place.parent, &place.name)?;
+        if let Some(entry) = entry {
+            self.publish_all_pending(Some(entry.inode));
+        }
+        let mut state = self.state_to_change()?;
+        let entry = state.entry(place.parent, &place.name)?.ok_or(FsError::NotFound)?;
+        if entry.file_type != libc::S_IFDIR {
+            return Err(FsError::NotDirectory);
+        }
+        if place.parent == InodeId::ROOT {
+            return Err(FsError::NotPermitted);
+        }
+        check_empty(&state, entry.inode)?;
+        let inode = state.inode(entry.inode)?;
+        state.metadata.remove_entry(Life::Durable, place.parent, &place.name);
+        state.touch_directory(place.parent, -1)?;
+        let orphans = state.orphan_pending(entry.inode)?;
+        state.remove_directory_inode(entry.inode, &inode)?;
+        drop(state);
+        for orphan in orphans {
+            // Or the kernel keeps them, not knowing that they have no name any more.
+            self.invalidate(super::Invalidation::Name(orphan));
+        }
+        Ok(())
+    }
+}
+
+impl State {
+    /// Removes the inode of an empty directory. One that is somebody's working directory still
+    /// answers `stat`, but names can no longer be made in it.
+    pub(super) fn remove_directory_inode(
+        &mut self, id: InodeId, inode: &Inode,
+    ) -> Result<(), FsError> {
+        self.models.remove(&id);
+        self.metadata.remove_inode(Life::Durable, id)?;
+        if self.nodes.contains_key(&id) {
+            let kind = Kind::Special { file_type: libc::S_IFDIR, device: 0 };
+            let inode = Inode { kind, links: 0, ctime: Time::now(), ..inode.clone() };
+            self.metadata.put_inode(Life::Volatile, id, &inode);
+        }
+        Ok(())
+    }
+
+    /// What is being written in place in a directory that goes has no name to come: it is like
+    /// any other file that was removed while it was open. Returns the names.
+    pub(super) fn orphan_pending(&mut self, directory: InodeId) -> Result<Vec<Place>, FsError> {
+        let orphans: Vec<_> =
+            self.pending.extract_if(|place, _| place.parent == directory).collect();
+        let mut places = Vec::with_capacity(orphans.len());
+        for (place, waiting) in orphans {
+            for id in waiting {
+                if let Some(node) = self.nodes.get_mut(&id) {
+                    node.pending = None;
+                }
+                let mut inode = self.inode(id)?;
+                self.drop_link(id, &mut inode)?;
+            }
+            places.push(place);
+        }
+        Ok(places)
+    }
+}
+
+/// Refuses a directory that has names.
+pub(super) fn check_empty(state: &State, directory: InodeId) -> Result<(), FsError> {
+    let mut empty = true;
+    state.metadata.entries(directory, 0, |_, _, _| {
+        empty = false;
+        false
+    })?;
+    if empty { Ok(()) } else { Err(FsError::NotEmpty) }
+}

@@ -1,0 +1,256 @@
+//! rename(2): names move, and a temporary name becomes a page.
+
+use std::sync::MutexGuard;
+
+use super::attributes::Place;
+use super::classify::{self, FileClass};
+use super::state::State;
+use super::{FileSystem, FsError, Invalidation, check_new};
+use kvfs_storage::store::metadata::Life;
+use kvfs_storage::store::record::{DirectoryClass, Entry, Inode, InodeId, Kind, Role, Time};
+
+impl FileSystem {
+    /// Renames; `flags` are those of renameat2(2). Where the file became another inode, the old
+    /// one is returned: the kernel moves its own entry to the new name, and must be told to forget
+    /// what it knows of that inode before it hears that the rename is done.
+    pub fn rename(&self, from: &Place, to: &Place, flags: u32) -> Result<Option<InodeId>, FsError> {
+        check_new(to)?;
+        if self.is_virtual_name(from)? {
+            return Err(FsError::NotPermitted);
+        }
+        if flags == libc::RENAME_EXCHANGE {
+            self.exchange(from, to)?;
+            self.forget_sequences(from, to);
+            return Ok(None);
+        }
+        if flags & !libc::RENAME_NOREPLACE != 0 {
+            return Err(FsError::Invalid);
+        }
+        self.throttle()?;
+        self.publish_before(to)?;
+        let replaced = self.state().entry(to.parent, &to.name)?;
+        if let Some(directory) = replaced.filter(|entry| entry.file_type == libc::S_IFDIR) {
+            // A page whose writer is done makes it one that is not empty.
+            self.publish_all_pending(Some(directory.inode));
+        }
+        let mut state = self.state_to_change()?;
+        let entry = state.entry(from.parent, &from.name)?.ok_or(FsError::NotFound)?;
+        let target = state.entry(to.parent, &to.name)?;
+        if target.is_some() && flags & libc::RENAME_NOREPLACE != 0 {
+            return Err(FsError::Exists);
+        }
+        if target.is_some_and(|target| target.inode == entry.inode) {
+            return Ok(None);
+        }
+        let inode = state.inode(entry.inode)?;
+        check_replaceable(&state, &inode, target)?;
+        if inode.is_directory() {
+            let orphans = rename_directory(&mut state, (from, to), (entry, inode), target)?;
+            drop(state);
+            for orphan in orphans {
+                self.invalidate(Invalidation::Name(orphan));
+            }
+            self.forget_sequences(from, to);
+            return Ok(None);
+        }
+        let (_, directory) = state.directory(to.parent)?;
+        let class = classify::file(directory, &to.name);
+        let role = inode.file().map(|file| file.role);
+        match (role, class) {
+            (_, FileClass::Reserved) => return Err(FsError::NotPermitted),
+            (Some(Role::Plain), FileClass::Page(_) | FileClass::Manifest) => {
+                drop(state);
+                self.publish_renamed(entry.inode, from, to)?;
+            }
+            (Some(Role::Plain), FileClass::Tail(start)) => {
+                drop(state);
+                let role = Role::Tail { start, directory: to.parent };
+                self.replace_append(entry.inode, (from, to), role)?;
+            }
+            (Some(Role::Plain), FileClass::Tokens) => {
+                drop(state);
+                self.replace_append(entry.inode, (from, to), Role::Tokens)?;
+            }
+            _ => {
+                self.move_file(state, (from, to), (entry, inode), class)?;
+                return Ok(None);
+            }
+        }
+        Ok(Some(entry.inode))
+    }
+
+    /// The kernel looks names of sequences up anew. The daemon moves sequences as well, when one is saved, so
+    /// what the kernel has just moved may have been another directory: it keeps such names for a day.
+    fn forget_sequences(&self, from: &Place, to: &Place) {
+        for place in [from, to] {
+            let directory = self.state().directory(place.parent);
+            if directory.is_ok_and(|(_, class)| class == DirectoryClass::Sequences) {
+                self.invalidate(Invalidation::Name(place.clone()));
+            }
+        }
+    }
+
+    /// Two directories change names (`RENAME_EXCHANGE`): a sequence is replaced as a whole by another
+    /// one that was made beside it. Nothing below them may mean something else afterwards.
+    fn exchange(&self, from: &Place, to: &Place) -> Result<(), FsError> {
+        let mut state = self.state_to_change()?;
+        let mut found = Vec::new();
+        for place in [from, to] {
+            let entry = state.entry(place.parent, &place.name)?.ok_or(FsError::NotFound)?;
+            found.push((entry, state.inode(entry.inode)?));
+        }
+        let classes = found.iter().map(|(_, inode)| match &inode.kind {
+            Kind::Directory { class, .. } => Some(*class),
+            _ => None,
+        });
+        let classes: Vec<_> = classes.collect();
+        let is_same_kind = classes[0].is_some() && classes[0] == classes[1];
+        if !is_same_kind || from.parent != to.parent || from.parent == InodeId::ROOT {
+            return Err(FsError::Invalid);
+        }
+        for ((entry, mut inode), place) in found.into_iter().zip([to, from]) {
+            if let Kind::Directory { name, .. } = &mut inode.kind {
+                name.clone_from(&place.name);
+            }
+            inode.ctime = Time::now();
+            state.metadata.put_entry(Life::Durable, place.parent, &place.name, entry);
+            state.put_inode(entry.inode, &inode);
+        }
+        state.models.clear();
+        state.touch_directory(from.parent, 0)
+    }
+
+    /// Moves a name whose file stays what it is.
+    fn move_file<'a>(
+        &'a self, mut state: MutexGuard<'a, State>, (from, to): (&Place, &Place),
+        (entry, mut inode): (Entry, Inode), class: FileClass,
+    ) -> Result<(), FsError> {
+        let id = entry.inode;
+        self.check_role_fits(&mut state, &inode, to, class)?;
+        if inode.file().is_some_and(|file| file.role == Role::Plain) {
+            state = self.wait_for_release(state, id);
+            self.settle_if_at_rest(&mut state, id)?;
+            inode = state.inode(id)?;
+        }
+        let target = state.entry(to.parent, &to.name)?;
+        if let Some(target) = target {
+            // The old file must not be lost to a crash before the new one is durable.
+            state.expose(id, &mut inode)?;
+            let mut replaced = state.inode(target.inode)?;
+            state.remove_name(to, target.inode);
+            state.drop_link(target.inode, &mut replaced)?;
+        }
+        state.remove_name(from, id);
+        let fresh = state.fresh.contains_key(&id);
+        let life = if fresh { Life::Volatile } else { Life::Durable };
+        if fresh {
+            state.fresh.insert(id, to.clone());
+        }
+        state.metadata.put_entry(life, to.parent, &to.name, entry);
+        inode.ctime = Time::now();
+        if let Some(file) = inode.file_mut() {
+            match (&mut file.role, class) {
+                (Role::Tail { directory, .. }, FileClass::Tail(_)) => *directory = to.parent,
+                (Role::Tokens, FileClass::Tokens) => {
+                    if let Some(node) = state.nodes.get_mut(&id) {
+                        node.found_in = Some(to.parent);
+                    }
+                }
+                (role, FileClass::Plain) if role.is_append_only() => *role = Role::Plain,
+                _ => {}
+            }
+        }
+        state.put_inode(id, &inode);
+        state.models.remove(&from.parent);
+        state.models.remove(&to.parent);
+        state.touch_directory(from.parent, 0)?;
+        if to.parent != from.parent {
+            state.touch_directory(to.parent, 0)?;
+        }
+        Ok(())
+    }
+
+    /// A sealed or append-only file may only stand where it means the same; under an ordinary
+    /// name it is an ordinary file, immutable if it was sealed.
+    pub(super) fn check_role_fits(
+        &self, state: &mut State, inode: &Inode, to: &Place, class: FileClass,
+    ) -> Result<(), FsError> {
+        let role = inode.file().map(|file| file.role);
+        let fits = match (role, class) {
+            (_, FileClass::Plain)
+            | (Some(Role::Manifest), FileClass::Manifest)
+            | (Some(Role::Tokens), FileClass::Tokens) => true,
+            (Some(Role::Tail { start, .. }), FileClass::Tail(there)) => start == there,
+            (Some(Role::Page(page)), FileClass::Page(start)) => {
+                let (_, directory) = state.directory(to.parent)?;
+                let model = self.model_of(state, to.parent).map_err(|_| FsError::NotPermitted)?;
+                page.start == start
+                    && directory == DirectoryClass::Layer(page.layer)
+                    && model.identity.0 == page.model
+            }
+            _ => false,
+        };
+        if fits { Ok(()) } else { Err(FsError::NotPermitted) }
+    }
+}
+
+fn check_replaceable(state: &State, inode: &Inode, target: Option<Entry>) -> Result<(), FsError> {
+    let Some(target) = target else {
+        return Ok(());
+    };
+    match (inode.is_directory(), target.file_type == libc::S_IFDIR) {
+        (true, false) => Err(FsError::NotDirectory),
+        (false, true) => Err(FsError::IsDirectory),
+        (true, true) => super::remove::check_empty(state, target.inode),
+        (false, false) => Ok(()),
+    }
+}
+
+/// Moves a directory. What stands below it must mean the same afterwards: a layer stays that
+/// layer, a sequence stays in its model. Elsewhere `mv` copies, and every page is checked. Returns the
+/// names to come that were lost with a directory that was replaced.
+fn rename_directory(
+    state: &mut State, (from, to): (&Place, &Place), (entry, mut inode): (Entry, Inode),
+    target: Option<Entry>,
+) -> Result<Vec<Place>, FsError> {
+    let id = entry.inode;
+    let (_, parent_class) = state.directory(to.parent)?;
+    let there = classify::directory(parent_class, &to.name).ok_or(FsError::NotPermitted)?;
+    let Kind::Directory { class, parent, name } = &mut inode.kind else {
+        return Err(FsError::NotDirectory);
+    };
+    if from.parent == InodeId::ROOT {
+        return Err(FsError::NotPermitted);
+    }
+    let same_model = !matches!(
+        there,
+        DirectoryClass::Layer(_) | DirectoryClass::Sequence | DirectoryClass::Sequences
+    ) || model_of(state, from.parent) == model_of(state, to.parent);
+    if (*class != there || !same_model) && super::remove::check_empty(state, id).is_err() {
+        return Err(FsError::CrossDevice);
+    }
+    *class = there;
+    *parent = to.parent;
+    name.clone_from(&to.name);
+    inode.ctime = Time::now();
+    let mut orphans = Vec::new();
+    if let Some(target) = target {
+        orphans = state.orphan_pending(target.inode)?;
+        let replaced = state.inode(target.inode)?;
+        state.touch_directory(to.parent, -1)?;
+        state.remove_directory_inode(target.inode, &replaced)?;
+    }
+    state.metadata.remove_entry(Life::Durable, from.parent, &from.name);
+    state.metadata.put_entry(Life::Durable, to.parent, &to.name, entry);
+    state.put_inode(id, &inode);
+    state.models.clear();
+    let moved = i32::from(from.parent != to.parent);
+    state.touch_directory(from.parent, -moved)?;
+    state.touch_directory(to.parent, moved)?;
+    Ok(orphans)
+}
+
+/// The model directory at or above a directory.
+fn model_of(state: &State, directory: InodeId) -> Option<InodeId> {
+    super::publish::model_directory(state, directory).ok()
+}

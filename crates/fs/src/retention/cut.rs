@@ -1,0 +1,281 @@
+//! Taking the end off a sequence: its last pages in all layers, and the tokens that they are about.
+//!
+//! Everything that one cut removes is removed with the state held, so it is one commit: after a
+//! crash the sequence is as it was or as it is. `tokens` gets another file, since what is cut off in
+//! place could not come back. A sequence whose tokens were moved goes as a whole: `positions.json` says
+//! where its rows stand, and rows that take the place of those that were cut off would not stand there.
+
+use std::collections::BTreeMap;
+
+use super::InUse;
+use super::remove::{Kept, Removal};
+use crate::attributes::Place;
+use crate::state::State;
+use crate::{FileSystem, FsError};
+use kvfs_page::{LayerKind, TokenStart, names};
+use kvfs_storage::ingest::seal;
+use kvfs_storage::store::disk::Access;
+use kvfs_storage::store::metadata::TokensChange;
+use kvfs_storage::store::record::{
+    DirectoryClass, Entry, InodeId, Kind, ObjectId, ObjectKind, Role,
+};
+
+/// Pages that one cut removes, or one range of tokens if that has more: it looks for their users and
+/// removes them with the state held.
+const PAGES_MAX: usize = 64;
+/// Bytes of one token id.
+const TOKEN_BYTES: u64 = 4;
+
+/// A page or tail, and its bytes if they are its own.
+#[derive(Clone, Debug)]
+struct Piece {
+    id: InodeId,
+    place: Place,
+    bytes: u64,
+}
+
+/// A sequence as it was listed.
+#[derive(Debug, Default)]
+struct Listed {
+    /// By the first token.
+    pieces: BTreeMap<u64, Vec<Piece>>,
+    layers: Vec<InodeId>,
+    tokens: Option<InodeId>,
+    /// Nothing of it goes without the rest.
+    is_whole: bool,
+}
+
+/// `tokens` with another file, of which only a part will stay.
+struct NewTokens {
+    id: InodeId,
+    old: ObjectId,
+    length: u64,
+    new: ObjectId,
+}
+
+impl FileSystem {
+    /// Removes pages from the end of a sequence until so many bytes are gone, or all of it.
+    pub(super) fn cut_from_end(
+        &self, sequence: InodeId, bytes_max: u64,
+    ) -> Result<Removal, FsError> {
+        let listed = self.list_sequence(sequence)?;
+        let (mut chosen, mut bytes, mut pages) = (Vec::new(), 0_u64, 0);
+        for (start, pieces) in listed.pieces.iter().rev() {
+            // All layers of a range go together, however many there are.
+            let is_enough = bytes >= bytes_max || (pages > 0 && pages + pieces.len() > PAGES_MAX);
+            if is_enough && !listed.is_whole {
+                break;
+            }
+            chosen.push((*start, pieces.clone()));
+            bytes += pieces.iter().map(|piece| piece.bytes).sum::<u64>();
+            pages += pieces.len();
+        }
+        let ends = chosen.len() == listed.pieces.len();
+        let mut removal = self.cut(sequence, &listed, &chosen)?;
+        if removal.kept.is_none() && ends {
+            let rest = self.remove_rest(sequence)?;
+            removal.files += rest.files;
+            removal.bytes += rest.bytes;
+            removal.kept = rest.kept;
+        } else if removal.kept.is_none() {
+            removal.has_more = removal.bytes < bytes_max;
+        }
+        Ok(removal)
+    }
+
+    fn list_sequence(&self, sequence: InodeId) -> Result<Listed, FsError> {
+        let mut listed = Listed::default();
+        let mut state = self.state();
+        if let Ok(model) = self.model_of(&mut state, sequence) {
+            // Where pages of such a layer stand says nothing of the tokens that they are about.
+            let kinds = model.manifest.fields().layers.as_deref().unwrap_or_default();
+            listed.is_whole = kinds.contains(&LayerKind::Cross);
+        }
+        let mut directories = Vec::new();
+        state.metadata.entries(sequence, 0, |_, name, entry| {
+            if name == names::TOKENS.as_bytes() {
+                listed.tokens = Some(entry.inode);
+            } else if name == names::POSITIONS.as_bytes() {
+                listed.is_whole = true;
+            } else if entry.file_type == libc::S_IFDIR {
+                directories.push(entry.inode);
+            }
+            true
+        })?;
+        drop(state);
+        for directory in directories {
+            let state = self.state();
+            let class = state.directory(directory).map(|(_, class)| class);
+            if !matches!(class, Ok(DirectoryClass::Layer(_))) {
+                continue;
+            }
+            let mut entries = Vec::new();
+            state.metadata.entries(directory, 0, |_, name, entry| {
+                let start = names::parse_page(name).or_else(|| names::parse_tail(name));
+                entries.extend(start.map(|start| (start, name.to_vec(), entry.inode)));
+                true
+            })?;
+            listed.layers.push(directory);
+            for (start, name, id) in entries {
+                let shown = state.attributes(&self.store, id).ok().filter(|shown| shown.links <= 1);
+                let bytes = shown.map_or(0, |shown| shown.size);
+                let place = Place { parent: directory, name };
+                listed.pieces.entry(start.0).or_default().push(Piece { id, place, bytes });
+            }
+        }
+        Ok(listed)
+    }
+
+    /// Removes ranges of pages, the last first, up to the first that must stay.
+    fn cut(
+        &self, sequence: InodeId, listed: &Listed, chosen: &[(u64, Vec<Piece>)],
+    ) -> Result<Removal, FsError> {
+        let (Some((last, _)), Some((first, _))) = (chosen.first(), chosen.last()) else {
+            return Ok(Removal::default());
+        };
+        let tokens = self.copy_tokens(listed.tokens, *first)?;
+        for piece in chosen.iter().flat_map(|(_, pieces)| pieces) {
+            self.lets_go(piece.id);
+        }
+        let mut state = self.state_to_change()?;
+        let mut kept = None;
+        let is_followed = self.is_followed(&mut state, (sequence, listed), *last)?;
+        if is_followed || !self.is_same(&state, listed, tokens.as_ref())? {
+            kept = Some(Kept::InUse);
+        }
+        let mut going = Vec::new();
+        for (start, pieces) in chosen {
+            kept = kept.map_or_else(|| self.keeps_any(&state, pieces), |kept| Ok(Some(kept)))?;
+            if kept.is_some() {
+                break;
+            }
+            going.push((*start, pieces));
+        }
+        if kept.is_some() && listed.is_whole {
+            going.clear();
+        }
+        let mut removal = Removal { kept, ..Removal::default() };
+        for (_, pieces) in &going {
+            for piece in *pieces {
+                let mut inode = state.inode(piece.id)?;
+                removal.bytes +=
+                    self.remove_name(&mut state, piece.id, &mut inode, &piece.place)?;
+                removal.files += 1;
+            }
+        }
+        match (tokens, going.last()) {
+            (Some(tokens), Some((start, _))) => {
+                self.replace_tokens(&mut state, sequence, &tokens, *start)?;
+            }
+            (Some(tokens), None) => state.drop_object(tokens.new)?,
+            (None, _) => {}
+        }
+        drop(state);
+        for piece in going.iter().flat_map(|(_, pieces)| *pieces) {
+            self.tell_removed(&piece.place);
+        }
+        Ok(removal)
+    }
+
+    /// Why a range must stay, if it must.
+    fn keeps_any(&self, state: &State, pieces: &[Piece]) -> Result<Option<Kept>, FsError> {
+        for piece in pieces {
+            let entry = state.entry(piece.place.parent, &piece.place.name)?;
+            let inode = state.metadata.inode(piece.id)?;
+            let Some(inode) = inode.filter(|_| entry.is_some_and(|e| e.inode == piece.id)) else {
+                return Ok(Some(Kept::Changed));
+            };
+            if let Some(kept) = self.keeps(state, piece.id, &inode)? {
+                return Ok(Some(kept));
+            }
+        }
+        Ok(None)
+    }
+
+    /// A copy of `tokens`, if a cut at this token shortens it.
+    fn copy_tokens(&self, id: Option<InodeId>, cut: u64) -> Result<Option<NewTokens>, FsError> {
+        let Some(id) = id else {
+            return Ok(None);
+        };
+        let (old, new) = {
+            let mut state = self.state_to_change()?;
+            let inode = state.inode(id)?;
+            let file = inode.file().filter(|file| file.role == Role::Tokens);
+            let Some(old) = file.and_then(|file| file.object) else {
+                return Ok(None);
+            };
+            (old, state.metadata.new_object())
+        };
+        let length = self.store.stat_object(old)?.length;
+        if length <= cut * TOKEN_BYTES {
+            self.state().metadata.staged.remove(&new);
+            return Ok(None);
+        }
+        seal::copy(&self.store, old, new)?;
+        Ok(Some(NewTokens { id, old, length, new }))
+    }
+
+    /// Whether `tokens` is what was copied, and nobody is about to change it.
+    fn is_same(
+        &self, state: &State, listed: &Listed, tokens: Option<&NewTokens>,
+    ) -> Result<bool, FsError> {
+        let Some(id) = listed.tokens else {
+            return Ok(true);
+        };
+        if state.nodes.get(&id).is_some_and(crate::node::Node::is_in_use) {
+            return Ok(false);
+        }
+        let Some(tokens) = tokens else {
+            return Ok(true);
+        };
+        let inode = state.metadata.inode(id)?;
+        let object = inode.as_ref().and_then(|inode| inode.file()).and_then(|file| file.object);
+        let length = self.store.stat_object(tokens.old)?.length;
+        Ok(object == Some(tokens.old) && length == tokens.length)
+    }
+
+    fn replace_tokens(
+        &self, state: &mut State, sequence: InodeId, tokens: &NewTokens, cut: u64,
+    ) -> Result<(), FsError> {
+        let file = self.store.open_object(tokens.new, Access::ReadWrite)?;
+        file.set_length(tokens.length.min(cut * TOKEN_BYTES))?;
+        // Nobody used the sequence.
+        file.set_modified(self.store.stat_object(tokens.old)?.mtime)?;
+        let mut inode = state.inode(tokens.id)?;
+        if let Some(file) = inode.file_mut() {
+            file.object = Some(tokens.new);
+        }
+        state.publish(tokens.new, ObjectKind::Rows, 0)?;
+        state.put_inode(tokens.id, &inode);
+        state.metadata.tokens_changed(sequence, TokensChange::Truncated);
+        state.drop_object(tokens.old)
+    }
+
+    /// Removes a sequence and what is left in it, as far as nobody uses it.
+    fn remove_rest(&self, sequence: InodeId) -> Result<Removal, FsError> {
+        let Kind::Directory { parent, name, .. } = self.state().inode(sequence)?.kind else {
+            return Ok(Removal::default());
+        };
+        let entry = Entry { inode: sequence, file_type: libc::S_IFDIR };
+        self.remove_tree(&Place { parent, name }, entry, InUse::Stays)
+    }
+
+    /// Whether a layer has a page or tail behind the last one that was listed: somebody writes.
+    fn is_followed(
+        &self, state: &mut State, (sequence, listed): (InodeId, &Listed), last: u64,
+    ) -> Result<bool, FsError> {
+        let Ok(model) = self.model_of(state, sequence) else {
+            return Ok(false);
+        };
+        let page_tokens = u64::from(model.manifest.geometry().page_tokens());
+        let next = TokenStart(last.saturating_add(page_tokens));
+        for layer in &listed.layers {
+            for name in [names::format_page(next), names::format_tail(next)] {
+                if state.entry(*layer, name.as_bytes())?.is_some() {
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(false)
+    }
+}

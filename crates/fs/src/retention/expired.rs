@@ -1,0 +1,100 @@
+//! Files with a time to live of their own. Nothing leads from a file to its names, so those that are
+//! too old are looked for among all names, which is done seldom.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use super::remove::Removal;
+use super::uses::after;
+use super::{LOOK_INTERVAL, Reason, TTL, WALKS_APART, policy};
+use crate::attributes::Place;
+use crate::{FileSystem, FsError};
+use kvfs_storage::store::keys;
+use kvfs_storage::store::record::{InodeId, Role, Time};
+
+/// Files removed in one step.
+const FILES_PER_STEP: usize = 1024;
+
+impl FileSystem {
+    /// Removes files whose own time has come.
+    pub(super) fn remove_expired_files(
+        &self, last: &mut Option<(Instant, Duration)>,
+    ) -> Result<(), FsError> {
+        let is_time =
+            last.is_none_or(|(at, took)| at.elapsed() >= LOOK_INTERVAL.max(took * WALKS_APART));
+        if !is_time {
+            return Ok(());
+        }
+        let begun = Instant::now();
+        let expired = self.expired_files()?;
+        if !expired.is_empty() {
+            let mut total = Removal::default();
+            for (id, place) in self.names_of(&expired)? {
+                if !self.state().owner_may_remove(id, &place)? {
+                    continue;
+                }
+                let removal = self.remove_file(id, &place, None)?;
+                self.retention.counters.removed(Reason::Ttl.name(), removal.files, removal.bytes);
+                total.files += removal.files;
+                total.bytes += removal.bytes;
+                if let Some(kept) = removal.kept {
+                    self.retention.counters.kept(kept.name());
+                }
+            }
+            if total.files > 0 {
+                let Removal { files, bytes, .. } = total;
+                log::info!("deleted {files} files, {bytes} bytes: their own time to live was over");
+            }
+        }
+        *last = Some((Instant::now(), begun.elapsed()));
+        Ok(())
+    }
+
+    /// Some of the files that are too old.
+    fn expired_files(&self) -> Result<BTreeSet<InodeId>, FsError> {
+        let files = self.retention.policies().files.clone();
+        let now = Time::now();
+        let mut expired = BTreeSet::new();
+        for id in files {
+            let state = self.state();
+            let value = state.metadata.attribute(id, TTL)?;
+            let ttl = value.and_then(|value| policy::parse(TTL, &value));
+            let (Some(inode), Some(ttl)) = (state.metadata.inode(id)?, ttl) else {
+                drop(state);
+                self.retention.policies().forget(id);
+                continue;
+            };
+            let is_plain = inode.file().is_some_and(|file| file.role == Role::Plain);
+            let shown = state.attributes_of(&self.store, id, &inode);
+            let changed = shown.map_or(inode.mtime, |shown| shown.mtime);
+            if is_plain && after(changed, Duration::from_secs(ttl)) <= now {
+                expired.insert(id);
+            }
+            if expired.len() >= FILES_PER_STEP {
+                break;
+            }
+        }
+        Ok(expired)
+    }
+
+    /// The names of some files, as of the last commit.
+    fn names_of(&self, files: &BTreeSet<InodeId>) -> Result<Vec<(InodeId, Place)>, FsError> {
+        let snapshot = self.state().metadata.snapshot()?;
+        let mut found = Vec::new();
+        for record in snapshot.records(&keys::table(b'E'))? {
+            let (key, value) = record?;
+            if key.first() != Some(&b'E') {
+                break;
+            }
+            let entry: kvfs_storage::store::record::Entry =
+                kvfs_storage::store::database::decode(&value)?;
+            if files.contains(&entry.inode)
+                && let (Some(parent), Some((_, name))) =
+                    (keys::number(&key), keys::split_entry(&key))
+            {
+                found.push((entry.inode, Place { parent: InodeId(parent), name: name.to_vec() }));
+            }
+        }
+        Ok(found)
+    }
+}

@@ -1,0 +1,354 @@
+//! Retention: what a directory may hold, and what goes when it holds more.
+//!
+//! Leaving for the remote keeps every byte; this deletes. It happens only below directories that
+//! somebody gave a limit (`policy`), and takes what was used longest ago first: whole files, and of
+//! sequences the last pages, never something out of the middle (`cut`). What is pinned, open,
+//! mapped or being written stays.
+//!
+//! A thread walks what is below each limit (`pass`), some names at a time, and then removes
+//! (`remove`). What a directory holds is known from the last walk, less what was removed since, so a
+//! limit may be exceeded for as long as it takes until the next.
+
+mod clock;
+mod cut;
+mod expired;
+mod pass;
+mod policy;
+mod remove;
+mod rights;
+mod tree;
+mod uses;
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::state::State;
+use super::{FileSystem, FsError};
+use clock::Clock;
+use kvfs_observe::RetentionCounters;
+use kvfs_storage::store::disk::Space;
+use kvfs_storage::store::record::{DEPTH_MAX, InodeId, Kind, Time};
+use pass::Pass;
+use policy::{Policies, Policy};
+use rights::Root;
+use uses::Uses;
+
+pub(super) use policy::{AGE, QUOTA, TTL, is_limit};
+pub(super) use tree::InUse;
+
+/// Between two looks for something to do.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// Walks over one directory take at most one of so many parts of the time.
+const WALKS_APART: u32 = 20;
+/// A step takes some milliseconds; the thread rests three times as long, and not less than this.
+const REST_MIN: Duration = Duration::from_millis(5);
+/// Uses put on record in one commit.
+const RECORDED_AT_ONCE: usize = 1 << 14;
+/// Directories of which `.kvfs/status` tells.
+const TOLD_MAX: usize = 64;
+
+/// Why something was removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reason {
+    /// The directory holds more than it may.
+    Size,
+    /// It was not used for too long.
+    Age,
+    /// It was written too long ago.
+    Ttl,
+}
+
+impl Reason {
+    fn name(self) -> &'static str {
+        match self {
+            Reason::Size => "size",
+            Reason::Age => "age",
+            Reason::Ttl => "ttl",
+        }
+    }
+}
+
+/// What the last walk found below a directory, and what was removed there since the mount began.
+#[derive(Clone, Copy, Debug, Default)]
+struct Report {
+    bytes: u64,
+    files: u64,
+    removed_bytes: u64,
+    removed_files: u64,
+}
+
+/// What a mount knows for its retention.
+#[derive(Debug, Default)]
+pub(super) struct Retention {
+    /// There is some limit.
+    is_active: AtomicBool,
+    policies: Mutex<Policies>,
+    uses: Mutex<Uses>,
+    clock: Mutex<Clock>,
+    reports: Mutex<BTreeMap<InodeId, Report>>,
+    counters: RetentionCounters,
+}
+
+impl Retention {
+    fn policies(&self) -> MutexGuard<'_, Policies> {
+        self.policies.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn uses(&self) -> MutexGuard<'_, Uses> {
+        self.uses.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn clock(&self) -> MutexGuard<'_, Clock> {
+        self.clock.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A store is mounted whose clock was last believed at that time.
+    pub(super) fn begin(&self, believed: Option<Time>) {
+        self.clock().begin(believed);
+    }
+
+    /// The time to put on record, unless the clock is doubted: a wrong one that is mounted again stays so.
+    pub(super) fn believed_time(&self) -> Option<Time> {
+        let now = Time::now();
+        self.clock().look(now, Instant::now()).then_some(now)
+    }
+
+    fn reports(&self) -> MutexGuard<'_, BTreeMap<InodeId, Report>> {
+        self.reports.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What the thread that removes remembers between two steps.
+#[derive(Debug, Default)]
+pub struct Retainer {
+    pass: Option<Pass>,
+    walked: BTreeMap<InodeId, Walked>,
+    /// When files with a time to live of their own were last looked at, and how long that took.
+    expired: Option<(Instant, Duration)>,
+    reported: bool,
+}
+
+/// How a walk over a directory ended.
+#[derive(Debug)]
+struct Walked {
+    policy: Policy,
+    at: Instant,
+    took: Duration,
+    /// [`names_changed`](kvfs_storage::store::metadata::Metadata::names_changed) when it began.
+    names_changed: u64,
+    /// When the next file is too old.
+    next_expiry: Option<Time>,
+    /// It left something to do.
+    is_unfinished: bool,
+}
+
+impl FileSystem {
+    /// A file is opened for reading with these flags of open(2). Whoever says so leaves no trace.
+    /// It is noted without any limit, too: the first one does not delete what was just read.
+    pub fn note_use(&self, id: InodeId, flags: i32) {
+        if flags & libc::O_NOATIME == 0 && !self.store.is_read_only() {
+            self.retention.uses().note(id, Time::now());
+        }
+    }
+
+    /// Puts all uses on record, when a mount that may change something ends.
+    pub fn record_uses(&self) -> Result<(), FsError> {
+        let uses = self.retention.uses().take();
+        for batch in uses.chunks(RECORDED_AT_ONCE) {
+            let mut state = self.state();
+            if state.refusal.is_some() {
+                return Ok(());
+            }
+            for &(id, used) in batch {
+                let Some(mut inode) = state.metadata.inode(id)? else { continue };
+                if inode.links > 0 && inode.atime < used {
+                    inode.atime = used;
+                    state.put_inode(id, &inode);
+                }
+            }
+            drop(state);
+            self.commit()?;
+        }
+        Ok(())
+    }
+
+    /// Counters of what retention removes.
+    pub fn retention_counters(&self) -> &RetentionCounters {
+        &self.retention.counters
+    }
+
+    /// One step of retention; says how long to wait before the next.
+    pub fn retain(&self, retainer: &mut Retainer) -> Duration {
+        let is_clock_good = self.retention.clock().look(Time::now(), Instant::now());
+        if self.state().refusal.is_some() || !self.retention.is_active.load(Ordering::Acquire) {
+            retainer.pass = None;
+            return LOOK_INTERVAL;
+        }
+        let begun = Instant::now();
+        match self.retention_step(retainer, is_clock_good) {
+            Ok(true) => {
+                retainer.reported = false;
+                (begun.elapsed() * 3).clamp(REST_MIN, LOOK_INTERVAL)
+            }
+            Ok(false) => LOOK_INTERVAL,
+            Err(error) => {
+                if !std::mem::replace(&mut retainer.reported, true) {
+                    log::error!("what directories may hold is not enforced: {error}");
+                }
+                retainer.pass = None;
+                LOOK_INTERVAL
+            }
+        }
+    }
+
+    /// Whether there is more to do.
+    fn retention_step(
+        &self, retainer: &mut Retainer, is_clock_good: bool,
+    ) -> Result<bool, FsError> {
+        if retainer.pass.is_none() {
+            retainer.pass = self.next_pass(retainer, is_clock_good)?;
+        }
+        let Some(pass) = &mut retainer.pass else {
+            if is_clock_good {
+                self.remove_expired_files(&mut retainer.expired)?;
+            }
+            return Ok(false);
+        };
+        if self.advance(pass)? {
+            return Ok(true);
+        }
+        if let Some(pass) = retainer.pass.take() {
+            retainer.walked.insert(pass.root, pass.walked());
+        }
+        Ok(true)
+    }
+
+    /// A walk that is due.
+    fn next_pass(
+        &self, retainer: &mut Retainer, is_clock_good: bool,
+    ) -> Result<Option<Pass>, FsError> {
+        let directories = self.retention.policies().directories.clone();
+        retainer.walked.retain(|id, _| directories.contains_key(id));
+        self.retention.reports().retain(|id, _| directories.contains_key(id));
+        let walked = &retainer.walked;
+        let due = directories.into_iter().filter(|(id, policy)| {
+            walked.get(id).is_none_or(|walked| self.is_walk_due(walked, *policy))
+        });
+        // Those never walked come first.
+        let due = due.min_by_key(|(id, _)| walked.get(id).map(|walked| walked.at));
+        let Some((id, policy)) = due else {
+            return Ok(None);
+        };
+        // What was closed a moment ago is not in use.
+        self.settle_idle()?;
+        let state = self.state_to_change()?;
+        let Ok((directory, class)) = state.directory(id) else {
+            drop(state);
+            self.retention.policies().forget(id);
+            return Ok(None);
+        };
+        let root = Root { id, class, owner: directory.uid };
+        Ok(Some(Pass::new(root, policy, state.metadata.names_changed, is_clock_good)))
+    }
+
+    fn is_walk_due(&self, walked: &Walked, policy: Policy) -> bool {
+        if walked.policy != policy {
+            return true;
+        }
+        let is_old = walked.next_expiry.is_some_and(|time| time <= Time::now());
+        let is_time = walked.at.elapsed() >= LOOK_INTERVAL.max(walked.took * WALKS_APART);
+        is_time
+            && (is_old
+                || walked.is_unfinished
+                || self.state().metadata.names_changed != walked.names_changed)
+    }
+
+    /// What `statfs` tells in a directory: not more than what the limits above it leave.
+    pub fn space_at(&self, id: InodeId) -> Result<Space, FsError> {
+        let mut space = self.store.disk.space()?;
+        if !self.retention.is_active.load(Ordering::Acquire) || super::is_virtual(id) {
+            return Ok(space);
+        }
+        let state = self.state();
+        let limits = self.limits_above(&state, id)?;
+        let reports = self.retention.reports();
+        for (directory, limit) in limits {
+            let used = reports.get(&directory).map_or(0, |report| report.bytes);
+            let left = limit.saturating_sub(used);
+            space.total_bytes = space.total_bytes.min(limit);
+            space.free_bytes = space.free_bytes.min(left);
+            space.available_bytes = space.available_bytes.min(left);
+        }
+        Ok(space)
+    }
+
+    /// Somebody has removed a file of a directory, and its bytes are free at once: who looks at the
+    /// free space and removes files until there is enough would remove them all before the next walk.
+    pub(super) fn note_removed(
+        &self, state: &State, directory: InodeId, bytes: u64,
+    ) -> Result<(), FsError> {
+        if !self.retention.is_active.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let limits = self.limits_above(state, directory)?;
+        let mut reports = self.retention.reports();
+        for (directory, _) in limits {
+            if let Some(report) = reports.get_mut(&directory) {
+                report.bytes = report.bytes.saturating_sub(bytes);
+            }
+        }
+        Ok(())
+    }
+
+    /// Directories from this one up that have a limit, and how many bytes they may hold.
+    fn limits_above(&self, state: &State, id: InodeId) -> Result<Vec<(InodeId, u64)>, FsError> {
+        let policies = self.retention.policies();
+        let mut limits = Vec::new();
+        let mut at = id;
+        for _ in 0..DEPTH_MAX {
+            let inode = state.metadata.inode(at)?;
+            let Some(Kind::Directory { parent, .. }) = inode.map(|inode| inode.kind) else { break };
+            if let Some(limit) = policies.directories.get(&at).and_then(|policy| policy.bytes) {
+                limits.push((at, limit));
+            }
+            if at == InodeId::ROOT {
+                break;
+            }
+            at = parent;
+        }
+        Ok(limits)
+    }
+
+    /// Lines of `.kvfs/status`.
+    pub(super) fn retention_status(&self, text: &mut String) {
+        if !self.retention.is_active.load(Ordering::Acquire) {
+            return;
+        }
+        let directories = self.retention.policies().directories.clone();
+        let totals = &self.retention.counters;
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "retention_directories: {}", directories.len());
+        let _ = writeln!(text, "retention_removed_files: {}", totals.removed_files());
+        let _ = writeln!(text, "retention_removed_bytes: {}", totals.removed_bytes());
+        if let Some(doubt) = self.retention.clock().doubt(Instant::now()) {
+            let seconds = doubt.as_secs();
+            let _ = writeln!(
+                text,
+                "retention_clock: went ahead; nothing is deleted for its age for {seconds} s"
+            );
+        }
+        for (id, policy) in directories.into_iter().take(TOLD_MAX) {
+            let Some(path) = self.state().directory_path(id) else { continue };
+            let report = self.retention.reports().get(&id).copied().unwrap_or_default();
+            let Report { bytes, files, removed_bytes, removed_files } = report;
+            let _ = writeln!(
+                text,
+                "quota {path}: {policy} used_bytes={bytes} files={files} \
+                 removed_bytes={removed_bytes} removed_files={removed_files}"
+            );
+        }
+    }
+}

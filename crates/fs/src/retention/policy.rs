@@ -1,0 +1,250 @@
+//! Limits, kept as extended attributes of directories: so they are durable, and part of the names in
+//! the remote. They are not listed, so that copies do not have them.
+//!
+//! | attribute | on | removes |
+//! |---|---|---|
+//! | `user.kvfs.quota` | directories | beyond so many bytes, what was used longest ago |
+//! | `user.kvfs.age` | directories | what was not used for so many seconds |
+//! | `user.kvfs.ttl` | directories, files | what was written so many seconds ago; a file's own counts |
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use crate::state::State;
+use crate::{Caller, FileSystem, FsError};
+use kvfs_storage::store::StoreError;
+use kvfs_storage::store::metadata::Attribute;
+use kvfs_storage::store::record::{DirectoryClass, Inode, InodeId, Kind, Role, Time};
+
+pub(crate) const QUOTA: &[u8] = b"user.kvfs.quota";
+pub(crate) const AGE: &[u8] = b"user.kvfs.age";
+pub(crate) const TTL: &[u8] = b"user.kvfs.ttl";
+
+/// Of a directory with a limit: what the last walk found below it.
+const USED_BYTES: &[u8] = b"user.kvfs.used_bytes";
+
+/// A thousand years: what is longer is a mistake, and sums of times stay in range.
+const SECONDS_MAX: u64 = 1000 * 366 * 86_400;
+
+/// What holds for a directory and everything below it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Policy {
+    pub(super) bytes: Option<u64>,
+    /// Since the last use.
+    pub(super) age: Option<Duration>,
+    /// Since the last change.
+    pub(super) ttl: Option<Duration>,
+}
+
+impl Policy {
+    fn set(&mut self, name: &[u8], value: Option<u64>) {
+        match name {
+            QUOTA => self.bytes = value,
+            AGE => self.age = value.map(Duration::from_secs),
+            _ => self.ttl = value.map(Duration::from_secs),
+        }
+    }
+}
+
+impl std::fmt::Display for Policy {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let seconds = |duration: Option<Duration>| duration.map(|duration| duration.as_secs());
+        let limits = [("size", self.bytes), ("age", seconds(self.age)), ("ttl", seconds(self.ttl))];
+        let given: Vec<String> = limits
+            .into_iter()
+            .filter_map(|(name, limit)| limit.map(|limit| format!("{name}={limit}")))
+            .collect();
+        formatter.write_str(&given.join(" "))
+    }
+}
+
+/// The limits of a mount.
+#[derive(Debug, Default)]
+pub(super) struct Policies {
+    pub(super) directories: BTreeMap<InodeId, Policy>,
+    /// Files that have a time to live of their own; 16 bytes each.
+    pub(super) files: BTreeSet<InodeId>,
+}
+
+impl Policies {
+    fn note(&mut self, id: InodeId, is_directory: bool, name: &[u8], value: Option<u64>) {
+        if !is_directory {
+            match value {
+                Some(_) => self.files.insert(id),
+                None => self.files.remove(&id),
+            };
+            return;
+        }
+        let policy = self.directories.entry(id).or_default();
+        policy.set(name, value);
+        if *policy == Policy::default() {
+            self.directories.remove(&id);
+        }
+    }
+
+    pub(super) fn forget(&mut self, id: InodeId) {
+        self.directories.remove(&id);
+        self.files.remove(&id);
+    }
+}
+
+/// Whether an attribute is a limit.
+pub(crate) fn is_limit(name: &[u8]) -> bool {
+    matches!(name, QUOTA | AGE | TTL)
+}
+
+impl FileSystem {
+    /// Whether somebody may set or remove an attribute, where the kernel does not know enough: a limit
+    /// deletes what others have written, and belongs to the owner of a directory, as a quota does.
+    pub fn check_limit(&self, id: InodeId, name: &[u8], caller: Caller) -> Result<(), FsError> {
+        if is_limit(name) { self.check_owner(id, caller) } else { Ok(()) }
+    }
+
+    /// Whether somebody may read an attribute: how much there is below a directory is not for those
+    /// who cannot look.
+    pub fn check_reader(&self, id: InodeId, name: &[u8], caller: Caller) -> Result<(), FsError> {
+        if name == USED_BYTES { self.check_owner(id, caller) } else { Ok(()) }
+    }
+
+    fn check_owner(&self, id: InodeId, caller: Caller) -> Result<(), FsError> {
+        let owner = self.state().inode(id)?.uid;
+        if [0, owner].contains(&caller.uid) { Ok(()) } else { Err(FsError::NotPermitted) }
+    }
+
+    /// Sets a limit: a decimal number of bytes or seconds.
+    pub(crate) fn set_limit(&self, id: InodeId, name: &[u8], value: &[u8]) -> Result<(), FsError> {
+        let number = parse(name, value).ok_or(FsError::Invalid)?;
+        let mut state = self.state_to_change()?;
+        let mut inode = state.inode(id)?;
+        check_place(&inode, name)?;
+        let life = state.metadata.life(id);
+        state.metadata.put_attribute(life, id, name, number.to_string().as_bytes());
+        inode.ctime = Time::now();
+        state.put_inode(id, &inode);
+        self.note_limit(id, inode.is_directory(), name, Some(number));
+        Ok(())
+    }
+
+    /// Takes a limit away.
+    pub(crate) fn remove_limit(&self, id: InodeId, name: &[u8]) -> Result<(), FsError> {
+        let mut state = self.state_to_change()?;
+        let inode = state.remove_attribute(id, name)?;
+        self.note_limit(id, inode.is_directory(), name, None);
+        Ok(())
+    }
+
+    /// A file or directory gets another owner, who may be able to remove more than the one who has set its
+    /// limits: they end, as a set-user-ID bit does. Those that root has set hold for less from then on.
+    pub(crate) fn end_limits(
+        &self, state: &mut State, (id, inode): (InodeId, &Inode), owner: u32,
+    ) -> Result<(), FsError> {
+        if [0, owner].contains(&inode.uid) {
+            return Ok(());
+        }
+        for name in [QUOTA, AGE, TTL] {
+            match state.remove_attribute(id, name) {
+                Ok(_) => self.note_limit(id, inode.is_directory(), name, None),
+                Err(FsError::NoAttribute) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes that the last walk found below a directory with a limit.
+    pub(crate) fn limited_bytes(&self, id: InodeId) -> Option<u64> {
+        self.retention.reports().get(&id).map(|report| report.bytes)
+    }
+
+    /// Looks for limits, beside the mount.
+    pub fn find_limits(&self) -> Result<(), StoreError> {
+        let snapshot = self.state().metadata.snapshot()?;
+        let mut found = Vec::new();
+        snapshot.for_each_named(b'X', |inode, name| {
+            if is_limit(name) {
+                found.push((InodeId(inode), name.to_vec()));
+            }
+        })?;
+        drop(snapshot);
+        for (id, name) in found {
+            let state = self.state();
+            let value = state.metadata.attribute(id, &name)?;
+            let number = value.and_then(|value| parse(&name, &value));
+            let inode = state.metadata.inode(id)?;
+            if let (Some(number), Some(inode)) = (number, inode) {
+                self.note_limit(id, inode.is_directory(), &name, Some(number));
+            }
+        }
+        Ok(())
+    }
+
+    /// A file has taken over these attributes.
+    pub(crate) fn note_limits_of(&self, id: InodeId, attributes: &[Attribute]) {
+        if attributes.iter().any(|(name, _)| name == TTL) {
+            self.note_limit(id, false, TTL, Some(0));
+        }
+    }
+
+    fn note_limit(&self, id: InodeId, is_directory: bool, name: &[u8], value: Option<u64>) {
+        let mut policies = self.retention.policies();
+        policies.note(id, is_directory, name, value);
+        let is_active = !policies.directories.is_empty() || !policies.files.is_empty();
+        self.retention.is_active.store(is_active, Ordering::Release);
+    }
+}
+
+/// A limit as it is stored. Nothing and forever are no limits.
+pub(super) fn parse(name: &[u8], value: &[u8]) -> Option<u64> {
+    let text = std::str::from_utf8(value).ok()?;
+    let is_decimal = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let number: u64 = text.parse().ok().filter(|_| is_decimal)?;
+    let most = if name == QUOTA { i64::MAX.cast_unsigned() } else { SECONDS_MAX };
+    (1..=most).contains(&number).then_some(number)
+}
+
+/// Where a limit means something: not in a layer, of which nothing goes alone, and on files only
+/// where they go whole.
+fn check_place(inode: &Inode, name: &[u8]) -> Result<(), FsError> {
+    let is_allowed = match &inode.kind {
+        Kind::Directory { class, .. } => {
+            !matches!(class, DirectoryClass::Root | DirectoryClass::Layer(_))
+        }
+        Kind::File(file) => name == TTL && file.role == Role::Plain,
+        _ => false,
+    };
+    if is_allowed { Ok(()) } else { Err(FsError::Unsupported) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_is_a_positive_number() {
+        fn check(name: &[u8], value: &str, expected: Option<u64>) {
+            assert_eq!(parse(name, value.as_bytes()), expected, "{value}");
+        }
+        check(QUOTA, "1", Some(1));
+        check(QUOTA, "1099511627776", Some(1 << 40));
+        check(QUOTA, "9223372036854775808", None);
+        check(QUOTA, "0", None);
+        check(QUOTA, "", None);
+        check(QUOTA, "+1", None);
+        check(QUOTA, "1K", None);
+        check(TTL, "3600", Some(3600));
+        check(AGE, "99999999999", None);
+    }
+
+    #[test]
+    fn a_directory_without_limits_is_forgotten() {
+        let (mut policies, id) = (Policies::default(), InodeId(5));
+        policies.note(id, true, QUOTA, Some(1));
+        policies.note(id, true, TTL, Some(2));
+        assert_eq!(policies.directories[&id].to_string(), "size=1 ttl=2");
+        policies.note(id, true, QUOTA, None);
+        assert_eq!(policies.directories[&id].to_string(), "ttl=2");
+        policies.note(id, true, TTL, None);
+        assert!(policies.directories.is_empty());
+    }
+}

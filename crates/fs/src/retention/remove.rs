@@ -1,0 +1,141 @@
+//! Removing one file or sequence, unless somebody wants it after all.
+
+use std::time::Duration;
+
+use super::pass::{Unit, What};
+use super::rights::Root;
+use crate::attributes::Place;
+use crate::state::State;
+use crate::{FileSystem, FsError, Invalidation};
+use kvfs_storage::store::disk::{Access, DiskPath};
+use kvfs_storage::store::record::{Inode, InodeId, ObjectId, Role, Time};
+
+/// How long a removal waits for the thread that tells the kernel: a name that the kernel goes on
+/// believing in looks like a hit.
+const TELL_PATIENCE: Duration = Duration::from_secs(10);
+
+/// What a removal did.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Removal {
+    pub(super) files: u64,
+    /// Of files that have no other name.
+    pub(super) bytes: u64,
+    /// Something stayed, and why.
+    pub(super) kept: Option<Kept>,
+    /// It stopped to let others have the state.
+    pub(super) has_more: bool,
+}
+
+/// Why something stays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kept {
+    /// Somebody has it open or mapped, or writes it.
+    InUse,
+    /// The commit that is under way has it open.
+    Committing,
+    Pinned,
+    /// It is another one by now, or was used since.
+    Changed,
+}
+
+impl Kept {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Kept::InUse => "in_use",
+            Kept::Committing => "committing",
+            Kept::Pinned => "pinned",
+            Kept::Changed => "changed",
+        }
+    }
+}
+
+impl FileSystem {
+    /// Removes a file, or so many bytes of a sequence from its end.
+    pub(super) fn remove_unit(
+        &self, root: &Root, unit: &Unit, bytes_max: u64,
+    ) -> Result<Removal, FsError> {
+        if !self.state().may_still_go(root, unit)? {
+            return Ok(Removal { kept: Some(Kept::Changed), ..Removal::default() });
+        }
+        match &unit.what {
+            What::File(id, place) => self.remove_file(*id, place, Some(unit.used)),
+            What::Sequence(directory) => self.cut_from_end(*directory, bytes_max),
+        }
+    }
+
+    /// Removes one name of a file that was last used at that time.
+    pub(super) fn remove_file(
+        &self, id: InodeId, place: &Place, used: Option<Time>,
+    ) -> Result<Removal, FsError> {
+        // Or the kernel itself has it open for the next reader.
+        self.lets_go(id);
+        let mut state = self.state_to_change()?;
+        let was_used = self.retention.uses().of(id).is_some_and(|last| Some(last) > used);
+        let entry = state.entry(place.parent, &place.name)?;
+        let inode = state.metadata.inode(id)?;
+        let is_same = entry.is_some_and(|entry| entry.inode == id);
+        let Some(mut inode) = inode.filter(|_| is_same && !(was_used && used.is_some())) else {
+            return Ok(Removal { kept: Some(Kept::Changed), ..Removal::default() });
+        };
+        if let Some(kept) = self.keeps(&state, id, &inode)? {
+            return Ok(Removal { kept: Some(kept), ..Removal::default() });
+        }
+        let bytes = self.remove_name(&mut state, id, &mut inode, place)?;
+        drop(state);
+        self.tell_removed(place);
+        Ok(Removal { files: 1, bytes, ..Removal::default() })
+    }
+
+    /// Why a file must stay, if it must.
+    pub(super) fn keeps(
+        &self, state: &State, id: InodeId, inode: &Inode,
+    ) -> Result<Option<Kept>, FsError> {
+        let Some(file) = inode.file() else {
+            return Ok(Some(Kept::Changed));
+        };
+        if state.is_pinned(id)? {
+            return Ok(Some(Kept::Pinned));
+        }
+        if file.role == Role::Manifest {
+            return Ok(Some(Kept::Changed));
+        }
+        let is_free = match file.object {
+            // Nobody maps what the daemon serves and lets only grow.
+            Some(_) if file.role.is_append_only() => {
+                state.nodes.get(&id).is_none_or(|node| !node.is_in_use())
+            }
+            Some(object) => self.is_idle(state, id, object) && self.is_unmapped(object),
+            None => false,
+        };
+        let is_committing = file.object.is_some_and(|object| state.metadata.is_committing(object));
+        Ok((!is_free).then_some(if is_committing { Kept::Committing } else { Kept::InUse }))
+    }
+
+    /// Whether nobody has the copies open that [`FileSystem::is_idle`] does not look at: the one in
+    /// memory, and one that was not committed yet.
+    fn is_unmapped(&self, object: ObjectId) -> bool {
+        let in_memory = self.store.ram.as_ref().and_then(|ram| ram.open_copy(object, Access::Read));
+        let staged = self.store.disk.open(&DiskPath::Staging(object), Access::Read);
+        let files = [in_memory, Some(staged)].into_iter().flatten();
+        files.filter_map(Result::ok).all(|file| file.is_unused().unwrap_or(false))
+    }
+
+    /// Makes the kernel forget a name that was removed behind its back.
+    pub(super) fn tell_removed(&self, place: &Place) {
+        let what = Invalidation::Name(place.clone());
+        if self.invalidations.send_timeout(what, TELL_PATIENCE).is_err() {
+            log::warn!("the kernel was not told that {:?} is gone", place.name);
+        }
+    }
+
+    /// Removes a name; how many bytes go with it.
+    pub(crate) fn remove_name(
+        &self, state: &mut State, id: InodeId, inode: &mut Inode, place: &Place,
+    ) -> Result<u64, FsError> {
+        let size = state.attributes_of(&self.store, id, inode).map_or(0, |shown| shown.size);
+        state.remove_name(place, id);
+        state.touch_directory(place.parent, 0)?;
+        state.drop_link(id, inode)?;
+        Ok(if inode.links == 0 { size } else { 0 })
+    }
+}

@@ -1,0 +1,95 @@
+//! Removing a directory with all that is in it.
+
+use super::remove::{Kept, Removal};
+use crate::attributes::Place;
+use crate::{FileSystem, FsError, Invalidation};
+use kvfs_storage::store::record::{Entry, InodeId};
+
+/// What becomes of a file that somebody uses, or that is pinned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum InUse {
+    /// It goes; whoever has it open keeps its bytes.
+    Goes,
+    /// It stays, and with it what would be removed after it.
+    Stays,
+}
+
+/// A directory that is being emptied.
+struct Emptied {
+    place: Place,
+    /// Names that are still in it; the last one goes first.
+    inside: Vec<(Place, Entry)>,
+}
+
+impl FileSystem {
+    /// Removes a name, if it is that of a directory with all that is in it. Clients choose how deep that
+    /// is, so the directories on the way are kept on the heap.
+    pub(crate) fn remove_tree(
+        &self, place: &Place, entry: Entry, in_use: InUse,
+    ) -> Result<Removal, FsError> {
+        let mut removal = Removal::default();
+        let mut open: Vec<Emptied> = Vec::new();
+        let mut next = Some((place.clone(), entry));
+        loop {
+            match next {
+                Some((place, entry)) if entry.file_type == libc::S_IFDIR => {
+                    let inside = self.names_in_order_of_removal(entry.inode)?;
+                    open.push(Emptied { place, inside });
+                }
+                Some((place, entry)) => {
+                    let part = self.remove_leaf(&place, entry, in_use)?;
+                    removal.files += part.files;
+                    removal.bytes += part.bytes;
+                    removal.kept = part.kept;
+                }
+                None => {
+                    let Some(Emptied { place, .. }) = open.pop() else {
+                        return Ok(removal);
+                    };
+                    match self.remove_directory(&place) {
+                        Ok(()) => self.tell_gone(&place, in_use),
+                        Err(FsError::NotEmpty) if in_use == InUse::Stays => {
+                            removal.kept = Some(Kept::InUse);
+                        }
+                        Err(error) => return Err(error),
+                    }
+                }
+            }
+            if removal.kept.is_some() {
+                return Ok(removal);
+            }
+            next = open.last_mut().and_then(|directory| directory.inside.pop());
+        }
+    }
+
+    /// Removes a name that is no directory's.
+    fn remove_leaf(&self, place: &Place, entry: Entry, in_use: InUse) -> Result<Removal, FsError> {
+        if entry.file_type == libc::S_IFREG && in_use == InUse::Stays {
+            return self.remove_file(entry.inode, place, None);
+        }
+        self.unlink(place)?;
+        self.tell_gone(place, in_use);
+        Ok(Removal::default())
+    }
+
+    /// Directories first: `tokens` stays as long as somebody writes pages. The first to go stands last.
+    fn names_in_order_of_removal(
+        &self, directory: InodeId,
+    ) -> Result<Vec<(Place, Entry)>, FsError> {
+        let mut inside = Vec::new();
+        self.state().metadata.entries(directory, 0, |_, name, inner| {
+            inside.push((Place { parent: directory, name: name.to_vec() }, inner));
+            true
+        })?;
+        inside.sort_by_key(|(_, inner)| inner.file_type == libc::S_IFDIR);
+        Ok(inside)
+    }
+
+    fn tell_gone(&self, place: &Place, in_use: InUse) {
+        match in_use {
+            // A request waits for it, which the thread that tells may wait for.
+            InUse::Goes => self.invalidate(Invalidation::Name(place.clone())),
+            InUse::Stays => self.tell_removed(place),
+        }
+    }
+}

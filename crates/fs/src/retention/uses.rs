@@ -1,0 +1,90 @@
+//! When files were last used.
+//!
+//! An open notes the time in memory alone: a record for each would make every reader a writer. A walk
+//! puts it into the file's access time once that lags far enough behind.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use kvfs_storage::store::record::{InodeId, Time};
+
+/// Files that a generation remembers, 32 bytes each. There are two of them: where one is full, the older
+/// one goes, and the access time on record has to do for what only that one knew.
+const FILES_MAX: usize = 1 << 18;
+/// How far the access time on record may lag behind: so much is forgotten in a crash.
+const LAG_SECONDS: i64 = 600;
+
+/// Uses since the access times on record.
+#[derive(Debug, Default)]
+pub(super) struct Uses {
+    recent: HashMap<InodeId, Time>,
+    older: HashMap<InodeId, Time>,
+}
+
+impl Uses {
+    /// A file is used now.
+    pub(super) fn note(&mut self, id: InodeId, now: Time) {
+        if self.recent.len() >= FILES_MAX && !self.recent.contains_key(&id) {
+            self.older = std::mem::take(&mut self.recent);
+        }
+        self.recent.insert(id, now);
+    }
+
+    /// The last use that is not on record.
+    pub(super) fn of(&self, id: InodeId) -> Option<Time> {
+        self.recent.get(&id).or_else(|| self.older.get(&id)).copied()
+    }
+
+    /// The time to put on record, if what is there lags behind.
+    pub(super) fn overdue(&mut self, id: InodeId, recorded: Time) -> Option<Time> {
+        let last = self.of(id)?;
+        let lags = last.seconds.saturating_sub(recorded.seconds) >= LAG_SECONDS;
+        if lags {
+            self.recent.remove(&id);
+            self.older.remove(&id);
+        }
+        lags.then_some(last)
+    }
+
+    /// Takes all of them, to put them on record.
+    pub(super) fn take(&mut self) -> Vec<(InodeId, Time)> {
+        let mut all = std::mem::take(&mut self.older);
+        all.extend(std::mem::take(&mut self.recent));
+        all.into_iter().collect()
+    }
+}
+
+/// A time so much later.
+pub(super) fn after(time: Time, duration: Duration) -> Time {
+    let seconds = i64::try_from(duration.as_secs()).unwrap_or(i64::MAX);
+    Time { seconds: time.seconds.saturating_add(seconds), ..time }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_use_is_recorded_once_the_record_lags_behind() {
+        let at = |seconds| Time { seconds, nanoseconds: 0 };
+        let (mut uses, id) = (Uses::default(), InodeId(9));
+        uses.note(id, at(10_000));
+        assert_eq!(uses.overdue(id, at(9_500)), None);
+        assert_eq!(uses.of(id), Some(at(10_000)));
+        assert_eq!(uses.overdue(id, at(9_000)), Some(at(10_000)));
+        assert_eq!(uses.of(id), None);
+    }
+
+    #[test]
+    fn what_was_used_last_is_remembered_longest() {
+        let at = |seconds| Time { seconds, nanoseconds: 0 };
+        let mut uses = Uses::default();
+        for id in 0..3 * FILES_MAX as u64 {
+            uses.note(InodeId(id), at(1));
+        }
+        assert_eq!(uses.of(InodeId(0)), None);
+        assert_eq!(uses.of(InodeId(2 * FILES_MAX as u64)), Some(at(1)));
+        assert!(uses.recent.len() + uses.older.len() <= 2 * FILES_MAX);
+        assert_eq!(uses.take().len(), 2 * FILES_MAX);
+    }
+}

@@ -1,0 +1,277 @@
+//! Scrubbing: everything that the disk holds is read and compared with its checksum before somebody
+//! needs it, and what is damaged is mended from another copy while there is one.
+//!
+//! Whoever sets `user.kvfs.scrub` of a file or directory to `start` (or `start BYTES_PER_SECOND`) has
+//! what is below it read; that of the root is the whole store. `stop` ends it. The attribute of the
+//! root and `.kvfs/status` tell how far it is.
+//!
+//! | file | |
+//! |---|---|
+//! | `files` | which files are below a path |
+//! | `read` | a file past the page cache, and its checksum |
+//! | `mend` | one file: what is compared, and where good bytes come from |
+//!
+//! Files are read in the order in which they were made, several at a time, at idle priority. Reading
+//! goes past the page cache: the cache may hold good bytes of a file that the disk has lost. Copies in
+//! the remote are not read: it compares what it sends.
+
+mod files;
+mod mend;
+mod read;
+
+use std::fmt::Write as _;
+use std::num::NonZeroU64;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Instant;
+
+use crossbeam_channel::Sender;
+
+use super::{FileSystem, FsError};
+use kvfs_storage::store::record::{InodeId, ObjectId};
+use kvfs_storage::tier::remote::throttle::Bucket;
+use read::Reader;
+
+/// Files that are read at a time. One after the other leaves the disk idle while its bytes are hashed.
+const THREADS: usize = 4;
+
+/// What to read.
+#[derive(Clone, Copy, Debug)]
+pub struct ScrubRequest {
+    /// A file, or a directory with everything below it.
+    below: InodeId,
+    /// Bytes that are read per second at most.
+    rate: Option<NonZeroU64>,
+}
+
+/// The scrub that is running, or what the last one found.
+#[derive(Debug, Default)]
+pub(super) struct Scrub {
+    progress: Mutex<Progress>,
+    is_stopped: AtomicBool,
+    way: OnceLock<Sender<ScrubRequest>>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Progress {
+    phase: Phase,
+    started: Option<Instant>,
+    seconds: u64,
+    /// Files below the path.
+    files: u64,
+    /// Of them, those that were looked at.
+    done: u64,
+    bytes_read: u64,
+    /// Without a checksum yet, or only in the remote.
+    skipped: u64,
+    damaged: u64,
+    repaired: u64,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+enum Phase {
+    #[default]
+    Never,
+    Running,
+    Done,
+    Stopped,
+    Failed(String),
+}
+
+/// What became of one file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Found {
+    Sound,
+    Skipped,
+    Repaired,
+    Damaged,
+}
+
+impl Scrub {
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Progress {
+    fn count(&mut self, found: Found, bytes: u64) {
+        self.done += 1;
+        self.bytes_read += bytes;
+        self.skipped += u64::from(found == Found::Skipped);
+        self.damaged += u64::from(matches!(found, Found::Repaired | Found::Damaged));
+        self.repaired += u64::from(found == Found::Repaired);
+    }
+
+    fn report(&self) -> String {
+        let phase = match &self.phase {
+            Phase::Never => "never",
+            Phase::Running => "running",
+            Phase::Done => "done",
+            Phase::Stopped => "stopped",
+            Phase::Failed(why) => why,
+        };
+        let seconds = match self.started {
+            Some(started) if self.phase == Phase::Running => started.elapsed().as_secs(),
+            _ => self.seconds,
+        };
+        let mut text = format!("scrub: {phase}\n");
+        for (key, value) in [
+            ("scrub_seconds", seconds),
+            ("scrub_files", self.files),
+            ("scrub_files_done", self.done),
+            ("scrub_files_skipped", self.skipped),
+            ("scrub_bytes_read", self.bytes_read),
+            ("scrub_damaged_files", self.damaged),
+            ("scrub_repaired_files", self.repaired),
+        ] {
+            // Writing to a String cannot fail.
+            let _ = writeln!(text, "{key}: {value}");
+        }
+        text
+    }
+}
+
+impl FileSystem {
+    /// Where requests go; [`FileSystem::scrub`] takes them.
+    pub fn scrub_through(&self, way: Sender<ScrubRequest>) {
+        let _ = self.scrub.way.set(way);
+    }
+
+    /// Starts or ends a scrub, as the value of the attribute says.
+    pub(super) fn ask_for_scrub(&self, below: InodeId, value: &[u8]) -> Result<(), FsError> {
+        if value == b"stop" {
+            self.scrub.is_stopped.store(true, Ordering::Release);
+            return Ok(());
+        }
+        let request = parse(below, value).ok_or(FsError::Invalid)?;
+        let way = self.scrub.way.get().ok_or(FsError::Unsupported)?;
+        {
+            let mut progress = self.scrub.progress();
+            if progress.phase == Phase::Running {
+                return Err(FsError::InUse);
+            }
+            let started = Some(Instant::now());
+            *progress = Progress { phase: Phase::Running, started, ..Progress::default() };
+        }
+        self.scrub.is_stopped.store(false, Ordering::Release);
+        way.try_send(request).map_err(|_| FsError::InUse)
+    }
+
+    /// How far it is, as lines `key: value`.
+    pub(super) fn scrub_report(&self) -> String {
+        self.scrub.progress().report()
+    }
+
+    /// Lines of `.kvfs/status`; none as long as nobody has asked for a scrub.
+    pub(super) fn scrub_status(&self, text: &mut String) {
+        let progress = self.scrub.progress();
+        if progress.phase != Phase::Never {
+            text.push_str(&progress.report());
+        }
+    }
+
+    /// Reads what was asked for, until the end, until somebody stops it, or until the mount is over.
+    pub fn scrub(&self, request: &ScrubRequest, is_over: &(dyn Fn() -> bool + Sync)) {
+        let outcome = self.files_below(request.below).and_then(|files| {
+            self.scrub.progress().files = files.len() as u64;
+            self.scrub_files(&files, request.rate, is_over)
+        });
+        let mut progress = self.scrub.progress();
+        progress.seconds = progress.started.map_or(0, |started| started.elapsed().as_secs());
+        progress.phase = match outcome {
+            Ok(()) if progress.done == progress.files => Phase::Done,
+            Ok(()) => Phase::Stopped,
+            Err(error) => {
+                self.observer.failed(&format!("the scrub ended: {error}"));
+                Phase::Failed(format!("failed: {error}"))
+            }
+        };
+    }
+
+    fn scrub_files(
+        &self, files: &[(ObjectId, InodeId)], rate: Option<NonZeroU64>,
+        is_over: &(dyn Fn() -> bool + Sync),
+    ) -> Result<(), FsError> {
+        let todo = Mutex::new(files.iter());
+        let bucket = rate.map(Bucket::new);
+        let is_stopped = || is_over() || self.scrub.is_stopped.load(Ordering::Acquire);
+        let work = || {
+            kvfs_os::be_idle();
+            let mut reader = Reader::new(bucket.as_ref(), &is_stopped)?;
+            while let Some(&(object, id)) = next(&todo).filter(|_| !is_stopped()) {
+                let found = self.scrub_file(id, object, &mut reader)?;
+                if found != Found::Skipped {
+                    self.note_damage(id, object, found == Found::Damaged);
+                }
+                if is_stopped() {
+                    break;
+                }
+                self.scrub.progress().count(found, reader.take_count());
+            }
+            Ok(())
+        };
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(work)).collect();
+            let ended = threads.into_iter().map(|thread| {
+                let panicked = |_| Err(std::io::Error::other("a scrub panicked").into());
+                thread.join().unwrap_or_else(panicked)
+            });
+            // All of them are waited for, whatever became of the first.
+            ended.fold(Ok(()), Result::and)
+        })
+    }
+}
+
+fn next<'a>(
+    todo: &Mutex<std::slice::Iter<'a, (ObjectId, InodeId)>>,
+) -> Option<&'a (ObjectId, InodeId)> {
+    todo.lock().unwrap_or_else(PoisonError::into_inner).next()
+}
+
+/// `start`, or `start` and bytes per second.
+fn parse(below: InodeId, value: &[u8]) -> Option<ScrubRequest> {
+    let mut words = std::str::from_utf8(value).ok()?.split(' ');
+    let is_start = words.next() == Some("start");
+    let rate = words.next().map(str::parse::<NonZeroU64>).transpose().ok()?;
+    (is_start && words.next().is_none()).then_some(ScrubRequest { below, rate })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_asked_for() {
+        fn check(value: &str, expected: Option<u64>) {
+            let request = parse(InodeId::ROOT, value.as_bytes());
+            let rate = request.map(|request| request.rate.map_or(u64::MAX, NonZeroU64::get));
+            assert_eq!(rate, expected, "{value:?}");
+        }
+        check("start", Some(u64::MAX));
+        check("start 1048576", Some(1 << 20));
+        check("start 0", None);
+        check("start 1 2", None);
+        check("start fast", None);
+        check("begin", None);
+        check("", None);
+    }
+
+    #[test]
+    fn what_is_told() {
+        let mut progress = Progress { phase: Phase::Done, files: 3, ..Progress::default() };
+        progress.count(Found::Sound, 10);
+        progress.count(Found::Repaired, 20);
+        progress.count(Found::Damaged, 30);
+        let text = progress.report();
+        for line in [
+            "scrub: done",
+            "scrub_files: 3",
+            "scrub_files_done: 3",
+            "scrub_bytes_read: 60",
+            "scrub_damaged_files: 2",
+            "scrub_repaired_files: 1",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} is not in {text}");
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! Which files are below a path.
+
+use super::super::{FileSystem, FsError};
+use kvfs_storage::store::record::{FileRecord, Inode, InodeId, ObjectId};
+
+/// Names that are read from a directory at a time: the state is held meanwhile.
+const NAMES_MAX: usize = 1024;
+
+impl FileSystem {
+    /// Settled files and their objects, in the order in which these were made; 16 bytes for each.
+    pub(super) fn files_below(&self, below: InodeId) -> Result<Vec<(ObjectId, InodeId)>, FsError> {
+        let mut found = Vec::new();
+        if below == InodeId::ROOT {
+            let snapshot = self.state().metadata.snapshot()?;
+            snapshot.for_each::<Inode>(b'I', |id, inode| {
+                found.extend(object_of(&inode).map(|object| (object, InodeId(id))));
+            })?;
+        } else {
+            let mut waiting = vec![below];
+            while let Some(id) = waiting.pop() {
+                let inode = self.state().metadata.inode(id)?;
+                match inode {
+                    Some(inode) if inode.is_directory() => self.add_names(id, &mut waiting)?,
+                    Some(inode) => found.extend(object_of(&inode).map(|object| (object, id))),
+                    None => {}
+                }
+            }
+        }
+        found.sort_unstable();
+        found.dedup();
+        Ok(found)
+    }
+
+    fn add_names(&self, directory: InodeId, found: &mut Vec<InodeId>) -> Result<(), FsError> {
+        let mut from = 0;
+        loop {
+            let (mut count, mut last, mut next) = (0, None, None);
+            self.state().metadata.entries(directory, from, |offset, _, entry| {
+                // Names of one offset stay together.
+                if count >= NAMES_MAX && last != Some(offset) {
+                    next = Some(offset);
+                    return false;
+                }
+                found.push(entry.inode);
+                (count, last) = (count + 1, Some(offset));
+                true
+            })?;
+            match next {
+                Some(offset) => from = offset,
+                None => return Ok(()),
+            }
+        }
+    }
+}
+
+fn object_of(inode: &Inode) -> Option<ObjectId> {
+    inode.file().filter(|file| FileRecord::is_settled(file)).and_then(|file| file.object)
+}

@@ -1,0 +1,109 @@
+//! chmod, chown, utimensat and truncate.
+
+use super::attributes::Attributes;
+use super::{FileSystem, FsError};
+use kvfs_storage::store::disk::Access;
+use kvfs_storage::store::metadata::TokensChange;
+use kvfs_storage::store::record::{Inode, InodeId, Time};
+
+/// A time to set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NewTime {
+    /// The time of the call.
+    Now,
+    /// This time.
+    At(Time),
+}
+
+/// What to change; `None` leaves it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SetAttributes {
+    /// Permission bits.
+    pub mode: Option<u16>,
+    /// Owner.
+    pub uid: Option<u32>,
+    /// Group.
+    pub gid: Option<u32>,
+    /// Logical size.
+    pub size: Option<u64>,
+    /// Last access.
+    pub atime: Option<NewTime>,
+    /// Last change of content.
+    pub mtime: Option<NewTime>,
+}
+
+impl NewTime {
+    fn resolve(self) -> Time {
+        match self {
+            NewTime::Now => Time::now(),
+            NewTime::At(time) => time,
+        }
+    }
+}
+
+impl FileSystem {
+    /// Changes attributes. The kernel has checked that the caller may.
+    pub fn set_attributes(&self, id: InodeId, set: &SetAttributes) -> Result<Attributes, FsError> {
+        if super::is_virtual(id) {
+            return Err(FsError::NotPermitted);
+        }
+        self.throttle()?;
+        self.state().check_current(id)?;
+        if let Some(size) = set.size {
+            self.with_resident(id, || self.truncate(id, size))?;
+        }
+        let mut state = self.state_to_change()?;
+        let mut inode = state.inode(id)?;
+        inode.mode = set.mode.map_or(inode.mode, |mode| mode & 0o7777);
+        if let Some(owner) = set.uid {
+            self.end_limits(&mut state, (id, &inode), owner)?;
+            inode.uid = owner;
+        }
+        inode.gid = set.gid.unwrap_or(inode.gid);
+        inode.atime = set.atime.map_or(inode.atime, NewTime::resolve);
+        inode.ctime = Time::now();
+        if let Some(mtime) = set.mtime.map(NewTime::resolve) {
+            inode.mtime = mtime;
+            if let Some(node) = state.nodes.get_mut(&id) {
+                node.is_dated = true;
+            }
+            let changing = state.unsettled.get(id).copied();
+            let object = inode.file().filter(|file| file.unsettled).and_then(|file| file.object);
+            if let Some(object) = changing.or(object) {
+                // As long as a file changes in place, its file on the disk tells the time.
+                self.store.open_object(object, Access::ReadWrite)?.set_modified(mtime)?;
+            }
+        }
+        state.put_inode(id, &inode);
+        state.attributes_of(&self.store, id, &inode)
+    }
+
+    fn truncate(&self, id: InodeId, size: u64) -> Result<(), FsError> {
+        let state = self.state_to_change()?;
+        let inode: Inode = state.inode(id)?;
+        let file = match inode.file() {
+            Some(file) => file.clone(),
+            None if inode.is_directory() => return Err(FsError::IsDirectory),
+            None => return Err(FsError::Invalid),
+        };
+        if file.role.is_sealed() {
+            return Err(FsError::NotPermitted);
+        }
+        if file.role.is_append_only() {
+            let object = file.object.ok_or(FsError::Stale)?;
+            drop(state);
+            if size > 0 {
+                // rsync --inplace cuts a file to the length that it has just written.
+                let length = self.store.stat_object(object)?.length;
+                return if size == length { Ok(()) } else { Err(FsError::NotPermitted) };
+            }
+            let file = self.store.open_object(object, Access::ReadWrite)?;
+            file.set_length(size)?;
+            self.note_tokens(id, TokensChange::Truncated);
+            return Ok(());
+        }
+        let mut state = self.set_length_in_place(state, id, size)?;
+        self.settle_if_at_rest(&mut state, id)?;
+        state.drop_node_if_idle(id)
+    }
+}

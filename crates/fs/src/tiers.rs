@@ -1,0 +1,368 @@
+//! The tiers below the raw files of a mount: what they share, and what is told of them.
+
+use std::fmt::Write;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::SystemTime;
+
+use super::collection::Publication;
+use super::flights::Flights;
+use super::movement::Wishes;
+use super::residency::Landed;
+use super::{FileSystem, FsError};
+use kvfs_page::names;
+use kvfs_storage::store::database::Snapshot;
+use kvfs_storage::store::record::{
+    EncodedCopy, FileRecord, Inode, InodeId, ObjectId, ObjectKind, RemoteCopy, RemoteIdentity,
+    RemotePlace, RemoteState,
+};
+use kvfs_storage::tier::copies::Copies;
+use kvfs_storage::tier::counters::Counters;
+use kvfs_storage::tier::encoded::EncodedCopies;
+use kvfs_storage::tier::exchange::Exchange;
+use kvfs_storage::tier::ram::LetGo;
+use kvfs_storage::tier::rate::Rate;
+use kvfs_storage::tier::remote::{
+    Remote, RemoteError, RemoteId, Sequence, State as RemoteHealth, StoreId,
+};
+use kvfs_storage::tier::ssd::SsdTier;
+
+/// What the remote does not have yet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Lacking {
+    /// Files.
+    pub files: usize,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Since when the first of them waits.
+    pub seconds: u64,
+}
+
+/// What a mount has beside its store that encodes cold objects or has a remote.
+#[derive(Debug)]
+pub struct Tiers {
+    /// `None` without a remote.
+    pub(super) exchange: Option<Exchange>,
+    pub(super) copies: Copies,
+    pub(super) counters: Counters,
+    flights: Flights<ObjectId, Result<Landed, RemoteError>>,
+    pub(super) wishes: Wishes,
+    pub(super) publication: Publication,
+    /// Stored bytes that come from the remote.
+    pub(super) fetching: Rate,
+    /// Bytes decoded from what the disk has encoded.
+    pub(super) decoding: Rate,
+    /// The mount ends: nothing more moves.
+    pub(super) closing: AtomicBool,
+    /// A round of moving is going on.
+    pub(super) moving: AtomicBool,
+    /// All records were looked at since the mount began.
+    pub(super) is_surveyed: AtomicBool,
+    /// [`names_changed`](kvfs_storage::store::metadata::Metadata::names_changed) as last published.
+    pub(super) names_published: AtomicU64,
+}
+
+impl Tiers {
+    /// An SSD tier, and the remote behind it.
+    pub fn new(
+        exchange: Option<Exchange>, ssd: SsdTier, encoded: EncodedCopies, counters: Counters,
+    ) -> Tiers {
+        Tiers {
+            exchange,
+            copies: Copies::new(ssd, encoded),
+            counters,
+            flights: Flights::default(),
+            wishes: Wishes::default(),
+            publication: Publication::default(),
+            fetching: Rate::default(),
+            decoding: Rate::default(),
+            closing: AtomicBool::new(false),
+            moving: AtomicBool::new(false),
+            is_surveyed: AtomicBool::new(false),
+            names_published: AtomicU64::new(0),
+        }
+    }
+
+    /// Does something about an object's bytes, or waits for whoever does so already.
+    pub(super) fn share(
+        &self, object: ObjectId, work: impl FnOnce() -> Result<Landed, RemoteError>,
+    ) -> Result<Landed, RemoteError> {
+        self.flights.share(object, work).unwrap_or_else(|| {
+            Err(RemoteError::Other("the transfer ended without a result".to_owned()))
+        })
+    }
+
+    pub(super) fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::Acquire)
+    }
+}
+
+impl FileSystem {
+    /// What the store and its remote know each other by; the store's name is made the first time. On
+    /// read-only media it is this mount's alone. Only before the mount answers.
+    pub fn remote_identity(&self) -> Result<(StoreId, Option<RemoteId>), FsError> {
+        let mut state = self.state();
+        let identity = if let Some(identity) = state.metadata.remote_identity()? {
+            identity
+        } else {
+            let identity = RemoteIdentity { store: StoreId::random()?.0, remote: None };
+            state.metadata.put_remote_identity(&identity);
+            identity
+        };
+        Ok((StoreId(identity.store), identity.remote.map(RemoteId)))
+    }
+
+    /// Remembers which remote the store uses, and where: another one in its place is refused from now
+    /// on, and a mount without it knows what is missing.
+    pub(super) fn remember_remote(&self, remote: RemoteId, place: &str) -> Result<(), FsError> {
+        let mut state = self.state_to_change()?;
+        if state.metadata.remote_place()?.is_none_or(|known| known.place != place) {
+            let since_seconds = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_secs();
+            let place = RemotePlace { place: place.to_owned(), since_seconds };
+            state.metadata.put_remote_place(&place);
+        }
+        if let Some(identity) = state.metadata.remote_identity()?
+            && identity.remote.is_none()
+        {
+            let known = RemoteIdentity { remote: Some(remote.0), ..identity };
+            state.metadata.put_remote_identity(&known);
+        }
+        Ok(())
+    }
+
+    /// What was seen of the manifests in a sealed remote, by this mount and those before it.
+    pub fn manifests_seen(&self) -> Result<Vec<(StoreId, Sequence)>, FsError> {
+        let seen = self.state().metadata.manifests_seen()?;
+        Ok(seen.into_iter().map(|(store, number)| (StoreId(store), Sequence(number))).collect())
+    }
+
+    /// Notes what was seen since the last time, as part of the next commit.
+    pub(super) fn note_manifests_seen(&self, remote: &Remote) -> Result<(), FsError> {
+        if !remote.is_sealed() {
+            return Ok(());
+        }
+        let mut state = self.state_to_change()?;
+        for (store, sequence) in remote.take_numbers() {
+            state.metadata.put_manifest_seen(store.0, sequence.0);
+        }
+        Ok(())
+    }
+
+    /// Attaches the tiers below. Only before the mount answers.
+    pub fn attach(&mut self, tiers: Tiers) {
+        self.state().metadata.has_tiers = true;
+        self.tiers = Some(tiers);
+    }
+
+    /// How the kernel is made to forget a backing file.
+    pub fn on_leaving(&self, let_go: LetGo) {
+        let _ = self.let_go.set(let_go);
+    }
+
+    /// The tiers below.
+    pub fn tiers(&self) -> Option<&Tiers> {
+        self.tiers.as_ref()
+    }
+
+    /// Reads all records, beside the mount: which files the remote does not have, and which the
+    /// disk does not.
+    pub fn survey(&self) -> Result<(), FsError> {
+        let Some(tiers) = &self.tiers else {
+            return Ok(());
+        };
+        let snapshot = self.state().metadata.snapshot()?;
+        let mut copies = std::collections::HashSet::new();
+        snapshot.for_each::<RemoteCopy>(b'R', |object, _| {
+            copies.insert(ObjectId(object));
+        })?;
+        let mut encoded_copies = std::collections::HashSet::new();
+        snapshot.for_each::<EncodedCopy>(b'Z', |object, _| {
+            encoded_copies.insert(ObjectId(object));
+        })?;
+        let (mut arrivals, mut known, mut encoded) = (Vec::new(), Vec::new(), Vec::new());
+        snapshot.for_each::<Inode>(b'I', |id, inode| {
+            let file = inode.file().filter(|file| FileRecord::is_settled(file));
+            let object = file.and_then(|file| file.object);
+            encoded.extend(
+                object
+                    .filter(|object| encoded_copies.contains(object))
+                    .map(|object| (InodeId(id), object)),
+            );
+            match object {
+                Some(object) if copies.contains(&object) => known.push((InodeId(id), object)),
+                Some(_) => {
+                    let bytes = file.map_or(0, |file| file.size);
+                    arrivals.push((InodeId(id), bytes, inode.ctime));
+                }
+                None => {}
+            }
+        })?;
+        self.survey_positions(&snapshot)?;
+        drop(snapshot);
+        for (id, object) in encoded {
+            self.survey_encoded(tiers, (id, object))?;
+            encoded_copies.remove(&object);
+        }
+        for object in encoded_copies {
+            self.forget_lone_copy(tiers, object)?;
+        }
+        let mut state = self.state();
+        for (id, bytes, since) in arrivals {
+            state.metadata.arrivals.insert_since(id, bytes, since.into());
+        }
+        drop(state);
+        for (id, object) in known {
+            self.note_copy(tiers, (id, object))?;
+        }
+        tiers.is_surveyed.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Which files say where the rows of sequences stand: those stay on the disk, or come back.
+    fn survey_positions(&self, snapshot: &Snapshot) -> Result<(), FsError> {
+        let mut sequences = Vec::new();
+        snapshot.for_each_named(b'E', |parent, offset_and_name| {
+            if offset_and_name.get(8..) == Some(names::POSITIONS.as_bytes()) {
+                sequences.push(InodeId(parent));
+            }
+        })?;
+        for sequence in sequences {
+            let name = names::POSITIONS.as_bytes();
+            let is_one = {
+                let mut state = self.state();
+                let entry = state.entry(sequence, name)?;
+                entry
+                    .is_some_and(|entry| state.metadata.note_positions(sequence, name, entry.inode))
+            };
+            if is_one {
+                self.note_away(sequence)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes what is known of an object's copy now; the records above may be out of date.
+    fn note_copy(&self, tiers: &Tiers, (id, object): (InodeId, ObjectId)) -> Result<(), FsError> {
+        let mut state = self.state();
+        let copy = state.metadata.remote_copy(object)?;
+        let record = state.metadata.object(object)?;
+        let (Some(copy), Some(record)) = (copy, record) else {
+            return Ok(());
+        };
+        match copy.state {
+            RemoteState::Held => {
+                // Nobody knows whether a manifest names it: it is uploaded again.
+                state.metadata.forget_remote_copy(object)?;
+                state.metadata.note_arrival(id)?;
+            }
+            RemoteState::Named => {
+                tiers.copies.note_remote_copy(object, &copy);
+                if record.kind != ObjectKind::Manifest {
+                    tiers.copies.allow_leaving(object, id, record.length);
+                }
+            }
+            RemoteState::Only => {
+                tiers.copies.note_remote_copy(object, &copy);
+                drop(state);
+                // A crash may have left its file.
+                self.remove_left(tiers, (id, object), record.length)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Lines of `.kvfs/status` about what cannot be had without the remote.
+    fn offline_status(&self, text: &mut String) {
+        let (only_remote, place) = {
+            let metadata = &self.state().metadata;
+            (metadata.only_remote, metadata.remote_place().ok().flatten())
+        };
+        if only_remote.objects == 0 && place.is_none() {
+            return;
+        }
+        let place = place.map_or_else(|| "unknown".to_owned(), |place| place.place);
+        let _ = writeln!(text, "remote_missing: {place}");
+        let _ = writeln!(text, "remote_state: offline");
+        let _ = writeln!(text, "remote_only_objects: {}", only_remote.objects);
+        let _ = writeln!(text, "remote_only_stored_bytes: {}", only_remote.stored_bytes);
+    }
+
+    /// What is at rest and not yet in the remote, verified and named; nothing without a remote.
+    pub(super) fn lacking_in_remote(&self) -> Lacking {
+        if self.tiers.as_ref().is_none_or(|tiers| tiers.exchange.is_none()) {
+            return Lacking::default();
+        }
+        let state = self.state();
+        let arrivals = &state.metadata.arrivals;
+        let seconds = arrivals.oldest().and_then(|since| since.elapsed().ok());
+        Lacking {
+            files: arrivals.len(),
+            bytes: arrivals.bytes(),
+            seconds: seconds.map_or(0, |age| age.as_secs()),
+        }
+    }
+
+    /// Lines of `.kvfs/status` about the tiers below.
+    pub(super) fn tier_status(&self, text: &mut String) {
+        let Some(tiers) = &self.tiers else {
+            return;
+        };
+        let waiting = self.lacking_in_remote();
+        let names_changed = self.state().metadata.names_changed;
+        let encoded = tiers.copies.encoded().usage();
+        let usage = tiers.copies.disk().remote_use();
+        let mut line = |key: &str, value: &dyn std::fmt::Display| {
+            let _ = writeln!(text, "{key}: {value}");
+        };
+        if let Some(budget) = tiers.copies.disk().budget_bytes() {
+            line("ssd_budget_bytes", &budget);
+        }
+        line("ssd_used_bytes", &self.ssd_used_bytes());
+        line("ssd_encoded_objects", &encoded.objects);
+        line("ssd_encoded_bytes", &encoded.stored_bytes);
+        line("ssd_only_encoded_objects", &encoded.only_objects);
+        line("ssd_only_encoded_bytes", &encoded.only_bytes);
+        line("lossy_demotions", &tiers.counters.rounded_pages());
+        // 0 as long as hardly anything was decoded.
+        line("decoding_bytes_per_second", &tiers.decoding.bytes_per_second().unwrap_or(0));
+        let Some(remote) = tiers.exchange.as_ref().map(Exchange::remote) else {
+            return self.offline_status(text);
+        };
+        line("remote", &kvfs_storage::tier::remote::BlobStore::place(remote.as_ref()));
+        line("remote_sealed", &if remote.is_sealed() { "yes" } else { "no" });
+        match remote.state() {
+            RemoteHealth::Connecting => line("remote_state", &"connecting"),
+            RemoteHealth::Up { .. } => line("remote_state", &"up"),
+            RemoteHealth::Down { error, .. } => {
+                line("remote_state", &format!("down: {error}"));
+            }
+        }
+        line("remote_objects", &usage.objects);
+        line("remote_stored_bytes", &usage.stored_bytes);
+        line("remote_only_objects", &usage.only_objects);
+        line("remote_only_bytes", &usage.only_bytes);
+        line("remote_waiting_files", &waiting.files);
+        line("remote_waiting_bytes", &waiting.bytes);
+        line("remote_waiting_seconds", &waiting.seconds);
+        {
+            let state = self.state();
+            let given_up = state.metadata.arrivals.given_up();
+            line("remote_given_up_files", &given_up.len());
+            line("remote_given_up_bytes", &given_up.bytes());
+            if let Some(why) = given_up.why() {
+                line("remote_given_up_reason", &why);
+            }
+        }
+        line("remote_asked_files", &tiers.wishes.count());
+        let names_published = tiers.names_published.load(Ordering::Acquire);
+        let is_published = names_published == names_changed;
+        line("remote_names", &if is_published { "published" } else { "changed" });
+        line("remote_names_changes", &names_changed);
+        line("remote_names_published", &names_published);
+        let (prefixes, stores) = self.foreign.count();
+        line("remote_stores", &stores);
+        line("remote_prefixes", &prefixes);
+        // 0 as long as hardly anything was fetched.
+        let rate = tiers.fetching.bytes_per_second();
+        line("remote_bytes_per_second", &rate.unwrap_or(0));
+    }
+}

@@ -1,0 +1,167 @@
+//! Bytes that pass through the daemon: everything without passthrough, and always what the kernel
+//! does not pass through (fallocate, holes, copies between files, rows, views).
+
+use std::sync::Arc;
+
+use super::handle::Served;
+use super::{FileSystem, FsError};
+use kvfs_storage::store::disk::{Access, Allocation, DiskFile, Seek};
+use kvfs_storage::store::record::InodeId;
+
+/// Where and how bytes are written.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct WriteMode {
+    /// In the file; of no account where bytes are appended.
+    pub(super) offset: u64,
+    /// At the end, wherever that is by now.
+    pub(super) appends: bool,
+    /// Whether the thread may wait: for another writer, or for a large page to be made.
+    pub(super) may_wait: bool,
+}
+
+/// What became of a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WriteOutcome {
+    /// All bytes were written.
+    Done,
+    /// Nothing was: it takes a thread that may wait.
+    MustWait,
+}
+
+impl FileSystem {
+    fn served(&self, handle: u64) -> Result<(InodeId, bool, Served), FsError> {
+        let state = self.state();
+        let open = state.handles.get(&handle).ok_or(FsError::BadHandle)?;
+        Ok((open.inode, open.writes, open.served.clone()))
+    }
+
+    /// Whether the kernel holds a backing file for a handle.
+    pub fn is_backed(&self, handle: u64) -> bool {
+        let state = self.state();
+        let open = state.handles.get(&handle);
+        open.is_some_and(|open| match &open.served {
+            Served::Passthrough => true,
+            Served::Slot(slot) => slot.file().is_some(),
+            _ => false,
+        })
+    }
+
+    /// Reads for a handle into `buffer`; short only at the end of the file.
+    pub fn read(&self, handle: u64, offset: u64, buffer: &mut [u8]) -> Result<usize, FsError> {
+        let (id, _, served) = self.served(handle)?;
+        match served {
+            Served::File(file) | Served::Append(file) => Ok(file.read_at(buffer, offset)?),
+            Served::Passthrough => {
+                Ok(self.open_current(id, Access::Read)?.read_at(buffer, offset)?)
+            }
+            Served::Text(text) => Ok(copy_text(&text, offset, buffer)),
+            Served::Query(query) => self.answer(&query, offset, buffer),
+            Served::Slot(slot) => self.read_slot(&slot, offset, buffer),
+            Served::Draft(_) | Served::SlotDraft(_) => Err(FsError::BadHandle),
+        }
+    }
+
+    /// Writes for a handle. `appends` says that it was opened with `O_APPEND`. May wait, for another
+    /// writer or until a large page is made.
+    pub fn write(
+        &self, handle: u64, offset: u64, bytes: &[u8], appends: bool,
+    ) -> Result<(), FsError> {
+        let mode = WriteMode { offset, appends, may_wait: true };
+        self.write_as(handle, bytes, mode).map(drop)
+    }
+
+    /// The same where it need not wait.
+    pub fn write_at_once(
+        &self, handle: u64, offset: u64, bytes: &[u8], appends: bool,
+    ) -> Result<WriteOutcome, FsError> {
+        self.write_as(handle, bytes, WriteMode { offset, appends, may_wait: false })
+    }
+
+    fn write_as(
+        &self, handle: u64, bytes: &[u8], mode: WriteMode,
+    ) -> Result<WriteOutcome, FsError> {
+        let (id, writes, served) = self.served(handle)?;
+        if !writes {
+            return Err(FsError::BadHandle);
+        }
+        match served {
+            Served::File(file) => file.write_all_at(bytes, mode.offset)?,
+            Served::Append(file) => return self.append(id, file.as_ref(), bytes, mode),
+            Served::Passthrough => {
+                self.open_current(id, Access::ReadWrite)?.write_all_at(bytes, mode.offset)?;
+            }
+            Served::Text(_) | Served::Slot(_) => return Err(FsError::NotPermitted),
+            Served::Query(query) => query.ask(bytes)?,
+            Served::Draft(draft) => draft.write(mode.offset, bytes)?,
+            Served::SlotDraft(draft) => draft.write(mode.offset, bytes)?,
+        }
+        Ok(WriteOutcome::Done)
+    }
+
+    /// fallocate(2)
+    pub fn allocate(&self, handle: u64, allocation: Allocation) -> Result<(), FsError> {
+        let (id, _, served) = self.served(handle)?;
+        if !matches!(served, Served::File(_) | Served::Passthrough) {
+            return Err(FsError::Unsupported);
+        }
+        if allocation.mode & !libc::FALLOC_FL_KEEP_SIZE != 0 {
+            // Bytes go, or others come in their place.
+            self.blocks.forget_file(id);
+        }
+        Ok(self.open_current(id, Access::ReadWrite)?.allocate(allocation)?)
+    }
+
+    /// `SEEK_DATA` and `SEEK_HOLE`
+    pub fn seek(&self, handle: u64, offset: i64, seek: Seek) -> Result<u64, FsError> {
+        let (id, _, served) = self.served(handle)?;
+        match served {
+            Served::Text(_)
+            | Served::Query(_)
+            | Served::Slot(_)
+            | Served::Draft(_)
+            | Served::SlotDraft(_) => Err(FsError::Invalid),
+            Served::File(file) | Served::Append(file) => Ok(file.seek(offset, seek)?),
+            Served::Passthrough => Ok(self.open_current(id, Access::Read)?.seek(offset, seek)?),
+        }
+    }
+
+    /// `copy_file_range(2)`; returns the bytes copied.
+    pub fn copy_range(
+        &self, (from, from_offset): (u64, u64), (to, to_offset): (u64, u64), length: u64,
+    ) -> Result<u64, FsError> {
+        let (source, _, source_served) = self.served(from)?;
+        let (target, writes, target_served) = self.served(to)?;
+        if !writes {
+            return Err(FsError::BadHandle);
+        }
+        if !matches!(target_served, Served::File(_) | Served::Passthrough) {
+            // The kernel falls back to reads and writes, which append.
+            return Err(FsError::CrossDevice);
+        }
+        if !matches!(source_served, Served::File(_) | Served::Append(_) | Served::Passthrough) {
+            return Err(FsError::CrossDevice);
+        }
+        let target = self.open_current(target, Access::ReadWrite)?;
+        let source = self.open_current(source, Access::Read)?;
+        Ok(source.copy_to(from_offset, target.as_ref(), to_offset, length)?)
+    }
+
+    /// The file that holds the current bytes of an inode.
+    fn open_current(&self, id: InodeId, access: Access) -> Result<Arc<dyn DiskFile>, FsError> {
+        let object = {
+            let state = self.state();
+            let inode = state.inode(id)?;
+            let file = inode.file().ok_or(FsError::Invalid)?;
+            state.current_object(id, file).ok_or(FsError::Stale)?
+        };
+        Ok(Arc::from(self.store.open_object(object, access)?))
+    }
+}
+
+/// Copies what a text has from an offset on; returns how much.
+pub(super) fn copy_text(text: &[u8], offset: u64, buffer: &mut [u8]) -> usize {
+    let start = usize::try_from(offset).unwrap_or(usize::MAX).min(text.len());
+    let count = buffer.len().min(text.len() - start);
+    buffer[..count].copy_from_slice(&text[start..start + count]);
+    count
+}

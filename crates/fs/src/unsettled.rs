@@ -1,0 +1,105 @@
+//! Files that somebody may have written to since they were last at rest.
+//!
+//! They are found by inode, and their objects are known as well: a commit asks about each object that it
+//! made durable whether it changes again, while it holds the state.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Bound;
+
+use kvfs_storage::store::record::{InodeId, ObjectId};
+
+/// The object that each of them changes.
+#[derive(Debug, Default)]
+pub(crate) struct Unsettled {
+    objects: BTreeMap<InodeId, ObjectId>,
+    /// How many files change an object.
+    files: HashMap<ObjectId, usize>,
+}
+
+impl Unsettled {
+    pub(crate) fn insert(&mut self, id: InodeId, object: ObjectId) -> Option<ObjectId> {
+        *self.files.entry(object).or_default() += 1;
+        let old = self.objects.insert(id, object);
+        self.release(old)
+    }
+
+    pub(crate) fn remove(&mut self, id: InodeId) -> Option<ObjectId> {
+        let old = self.objects.remove(&id);
+        self.release(old)
+    }
+
+    fn release(&mut self, object: Option<ObjectId>) -> Option<ObjectId> {
+        if let Some(object) = object
+            && let Some(count) = self.files.get_mut(&object)
+        {
+            *count -= 1;
+            if *count == 0 {
+                self.files.remove(&object);
+            }
+        }
+        object
+    }
+
+    pub(crate) fn get(&self, id: InodeId) -> Option<&ObjectId> {
+        self.objects.get(&id)
+    }
+
+    pub(crate) fn contains_key(&self, id: InodeId) -> bool {
+        self.objects.contains_key(&id)
+    }
+
+    /// The files, in order.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = &InodeId> {
+        self.objects.keys()
+    }
+
+    /// The files behind one, in order.
+    pub(crate) fn behind(&self, last: Option<InodeId>) -> impl Iterator<Item = InodeId> {
+        let from = last.map_or(Bound::Unbounded, Bound::Excluded);
+        self.objects.range((from, Bound::Unbounded)).map(|(id, _)| *id)
+    }
+
+    /// Their objects.
+    pub(crate) fn values(&self) -> impl Iterator<Item = &ObjectId> {
+        self.objects.values()
+    }
+
+    /// Whether a file changes an object.
+    pub(crate) fn is_changing(&self, object: ObjectId) -> bool {
+        self.files.contains_key(&object)
+    }
+
+    /// How many files there are.
+    pub(crate) fn len(&self) -> usize {
+        self.objects.len()
+    }
+}
+
+impl Extend<(InodeId, ObjectId)> for Unsettled {
+    fn extend<T: IntoIterator<Item = (InodeId, ObjectId)>>(&mut self, files: T) {
+        for (id, object) in files {
+            self.insert(id, object);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_object_changes_until_its_last_file_is_at_rest() {
+        let (one, other) = (InodeId(1), InodeId(2));
+        let (object, next) = (ObjectId(7), ObjectId(8));
+        let mut unsettled = Unsettled::default();
+        unsettled.extend([(one, object), (other, object)]);
+        assert_eq!(unsettled.insert(one, next), Some(object));
+        assert!(unsettled.is_changing(object) && unsettled.is_changing(next));
+        assert_eq!(unsettled.remove(other), Some(object));
+        assert!(!unsettled.is_changing(object));
+        assert_eq!(unsettled.insert(one, next), Some(next));
+        assert!(unsettled.is_changing(next));
+        assert_eq!((unsettled.remove(one), unsettled.remove(one)), (Some(next), None));
+        assert!(!unsettled.is_changing(next) && unsettled.len() == 0);
+    }
+}

@@ -1,0 +1,203 @@
+//! Copying what came to rest to the remote, and reading it back.
+//!
+//! The first two steps of [`super::demotion`]: an object that both have taken is `Held`.
+
+use std::io;
+
+use super::commit::is_read_by_commits;
+use super::demotion::Mover;
+use super::residency::item;
+use super::state::State;
+use super::tiers::Tiers;
+use super::{FileSystem, FsError};
+use kvfs_os::in_background;
+use kvfs_storage::store::record::{FileRecord, InodeId, ObjectId, RemoteCopy, RemoteState};
+use kvfs_storage::tier::counters::Tier;
+use kvfs_storage::tier::exchange::{Exchange, Item, Uploaded};
+use kvfs_storage::tier::remote::RemoteError;
+
+/// Files uploaded between two looks at everything else: with pages of 4 MiB 256 MiB.
+const BATCH: usize = 64;
+/// Files that a commit will make durable in a moment, looked at while holding the state.
+const PASSED_OVER_MAX: usize = 1024;
+/// Uploads at a time; of the remote's eight calls, opens find at least half free.
+const UPLOADS: usize = 3;
+/// Larger files never move: a fetch of gigabytes at open would look like a hang.
+pub(super) const MOVING_BYTES_MAX: u64 = 4 << 30;
+
+impl FileSystem {
+    /// Puts a batch of objects into the remote; how many.
+    pub(super) fn upload_batch(
+        &self, tiers: &Tiers, exchange: &Exchange, mover: &mut Mover,
+    ) -> Result<usize, FsError> {
+        let batch = self.take_arrivals(tiers)?;
+        if batch.is_empty() {
+            return Ok(0);
+        }
+        let outcomes = in_background(UPLOADS, &batch, |(_, item)| {
+            if tiers.is_closing() {
+                Err(RemoteError::Unreachable("the mount ends".to_owned()))
+            } else {
+                exchange.upload(&self.store, item)
+            }
+        });
+        let mut failure = None;
+        let count = batch.len();
+        for ((id, item), outcome) in batch.into_iter().zip(outcomes) {
+            match outcome {
+                Ok(uploaded) => mover.uploaded.push_back((id, uploaded)),
+                Err(error) => {
+                    tiers.counters.failed(Tier::Ssd, Tier::Remote, error.label());
+                    failure = self.not_uploaded(id, &item, error).or(failure);
+                }
+            }
+        }
+        failure.map_or(Ok(count), |error| Err(FsError::Remote(error)))
+    }
+
+    /// Without a remote, what came to rest may be encoded. Whether there is more.
+    pub(super) fn note_raw(&self, tiers: &Tiers) -> Result<bool, FsError> {
+        let batch = self.take_arrivals(tiers)?;
+        for (id, item) in &batch {
+            tiers.copies.note_raw(item.object, *id, item.length);
+        }
+        Ok(batch.len() == BATCH)
+    }
+
+    /// Files that came to rest, whose bytes are durable, and which the remote does not have.
+    fn take_arrivals(&self, tiers: &Tiers) -> Result<Vec<(InodeId, Item)>, FsError> {
+        let mut state = self.state();
+        let (mut batch, mut later, mut unhashed) = (Vec::new(), Vec::new(), Vec::new());
+        while batch.len() < BATCH
+            && later.len() < PASSED_OVER_MAX
+            && let Some(id) = state.metadata.arrivals.take()
+        {
+            match candidate(&state, id)? {
+                Candidate::Ready(item) => batch.push((id, item)),
+                Candidate::NotYet => later.push(id),
+                Candidate::Unhashed(object) => unhashed.push((id, object)),
+                Candidate::Never => {}
+            }
+        }
+        for id in later {
+            state.metadata.arrivals.put_back(id);
+        }
+        drop(state);
+        for (id, object) in unhashed {
+            if !tiers.is_closing() && self.checksum_large(object, MOVING_BYTES_MAX)? {
+                self.state().metadata.note_arrival(id)?;
+            }
+        }
+        Ok(batch)
+    }
+
+    /// An object could not be uploaded: it is tried again, or given up if that cannot help. Returns the
+    /// error if everything else has to wait as well.
+    fn not_uploaded(&self, id: InodeId, item: &Item, error: RemoteError) -> Option<RemoteError> {
+        match &error {
+            // Somebody changed or removed the file meanwhile; it will arrive again.
+            RemoteError::Local(cause) if cause.kind() == io::ErrorKind::NotFound => None,
+            RemoteError::Local(cause) if cause.kind() == io::ErrorKind::InvalidData => {
+                log::warn!("object {} was not uploaded: {error}", item.object);
+                self.state().metadata.arrivals.give_up(id, error.to_string());
+                None
+            }
+            RemoteError::Corrupt(_) | RemoteError::Other(_) => {
+                self.observer.failed(&format!("object {} was not uploaded: {error}", item.object));
+                self.state().metadata.arrivals.give_up(id, error.to_string());
+                None
+            }
+            _ => {
+                if let Err(error) = self.state().metadata.note_arrival(id) {
+                    log::warn!("inode {} was not uploaded: {error}", id.0);
+                }
+                Some(error)
+            }
+        }
+    }
+
+    /// Reads back what was uploaded long enough ago, and notes what is right.
+    pub(super) fn verify_due(
+        &self, tiers: &Tiers, exchange: &Exchange, mover: &mut Mover,
+    ) -> Result<(), FsError> {
+        while let Some((id, uploaded)) = mover.uploaded.front().copied() {
+            if !uploaded.due_in().is_zero() || tiers.is_closing() {
+                return Ok(());
+            }
+            mover.uploaded.pop_front();
+            match exchange.verify(&self.store, &uploaded) {
+                Ok(()) => self.note_verified(tiers, mover, id, &uploaded)?,
+                Err(error) => {
+                    tiers.counters.failed(Tier::Ssd, Tier::Remote, error.label());
+                    if let Some(error) = self.not_uploaded(id, &uploaded.item, error) {
+                        return Err(FsError::Remote(error));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn note_verified(
+        &self, tiers: &Tiers, mover: &mut Mover, id: InodeId, uploaded: &Uploaded,
+    ) -> Result<(), FsError> {
+        let object = uploaded.item.object;
+        let mut state = self.state_to_change()?;
+        let record = state.metadata.object(object)?;
+        // What somebody changed or deleted meanwhile is garbage in the remote.
+        let is_same = record.and_then(|record| record.checksum) == Some(uploaded.item.checksum.0);
+        if tiers.is_closing() || !is_same {
+            return Ok(());
+        }
+        let copy = RemoteCopy {
+            content: uploaded.blob.content.0,
+            encoding: uploaded.blob.encoding,
+            stored_bytes: uploaded.stored_bytes,
+            state: RemoteState::Held,
+        };
+        state.metadata.put_remote_copy(object, &copy);
+        drop(state);
+        tiers.copies.note_remote_copy(object, &copy);
+        tiers.counters.moved(Tier::Ssd, Tier::Remote, uploaded.item.length);
+        mover.unnamed.insert((id, object));
+        let since = uploaded.held.since;
+        mover.oldest = Some(mover.oldest.map_or(since, |oldest| oldest.or_earlier(since)));
+        Ok(())
+    }
+}
+
+/// Whether a file is to be uploaded.
+enum Candidate {
+    Ready(Item),
+    /// Its bytes are not durable yet.
+    NotYet,
+    /// It is so large, or has such holes, that no commit gave it a checksum.
+    Unhashed(ObjectId),
+    /// Not as it is now; if it changes, it arrives again.
+    Never,
+}
+
+fn candidate(state: &State, id: InodeId) -> Result<Candidate, FsError> {
+    let inode = state.metadata.inode(id)?;
+    let file = inode.as_ref().filter(|inode| inode.links > 0).and_then(|inode| inode.file());
+    let Some(file) = file.filter(|file| FileRecord::is_settled(file)) else {
+        return Ok(Candidate::Never);
+    };
+    let Some(object) = file.object.filter(|_| !state.unsettled.contains_key(id)) else {
+        return Ok(Candidate::Never);
+    };
+    if state.metadata.publishes(object) || state.metadata.is_committing(object) {
+        return Ok(Candidate::NotYet);
+    }
+    // A copy that is not known to be named is put, or found, and verified anew.
+    let copy = state.metadata.remote_copy(object)?;
+    let is_named = copy.is_some_and(|copy| copy.state != RemoteState::Held);
+    if is_named || file.size > MOVING_BYTES_MAX {
+        return Ok(Candidate::Never);
+    }
+    Ok(match item(state, file.role, object)? {
+        Some(item) => Candidate::Ready(item),
+        None if !is_read_by_commits(file.size, file.blocks) => Candidate::Unhashed(object),
+        None => Candidate::Never,
+    })
+}

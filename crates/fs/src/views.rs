@@ -1,0 +1,209 @@
+//! `.kvfs/`: read-only text made when it is opened. It answers lookups by name and is not listed
+//! (as ZFS does with `.zfs`), so `du`, `cp -r` and `rsync` of the mount see nothing virtual.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use super::attributes::{Attributes, Place};
+use super::handle::{Handle, Served};
+use super::health::Refusal;
+use super::list::Listed;
+use super::open::{Caching, Opened, OpenedBy};
+use super::{FileSystem, FsError, IoMode, Transport};
+use kvfs_storage::store::quarantine;
+use kvfs_storage::store::record::{InodeId, Time};
+
+/// Numbers below 2^32 are never given to stored inodes, except the three roots.
+const DIRECTORY: InodeId = InodeId(16);
+const VIEWS: [(InodeId, &str); 4] = [
+    (InodeId(17), "status"),
+    (InodeId(18), "metrics"),
+    (InodeId(19), "config"),
+    (InodeId(20), "errors"),
+];
+
+/// Whether an inode is virtual.
+pub(super) fn is_view(id: InodeId) -> bool {
+    (DIRECTORY.0..=DIRECTORY.0 + VIEWS.len() as u64).contains(&id.0)
+}
+
+impl FileSystem {
+    /// Finds a virtual name.
+    pub(super) fn lookup_view(
+        &self, parent: InodeId, name: &[u8],
+    ) -> Result<Option<Attributes>, FsError> {
+        let found = match parent {
+            InodeId::ROOT if name == b".kvfs" => Some(DIRECTORY),
+            DIRECTORY => {
+                let view = VIEWS.iter().find(|(_, view)| view.as_bytes() == name);
+                Some(view.ok_or(FsError::NotFound)?.0)
+            }
+            parent if is_view(parent) => return Err(FsError::NotDirectory),
+            _ => None,
+        };
+        Ok(found.map(|id| self.view_attributes(id)))
+    }
+
+    /// Whether a name is virtual: it cannot be removed or moved.
+    pub(super) fn is_virtual_name(&self, place: &Place) -> Result<bool, FsError> {
+        let is_view = self.lookup_view(place.parent, &place.name)?.is_some();
+        Ok(is_view || self.is_prefix_name(place))
+    }
+
+    /// What `stat` shows of a virtual inode.
+    pub(super) fn view_attributes(&self, id: InodeId) -> Attributes {
+        let now = Time::now();
+        let directory = id == DIRECTORY;
+        let size = if directory { 0 } else { self.render(id).len() as u64 };
+        Attributes {
+            inode: id,
+            size,
+            blocks: size.div_ceil(512),
+            atime: now,
+            mtime: now,
+            ctime: now,
+            file_type: if directory { libc::S_IFDIR } else { libc::S_IFREG },
+            mode: if directory { 0o500 } else { 0o400 },
+            links: if directory { 2 } else { 1 },
+            uid: nix::unistd::geteuid().as_raw(),
+            gid: nix::unistd::getegid().as_raw(),
+            device: 0,
+            is_at_rest: false,
+        }
+    }
+
+    pub(super) fn open_view(&self, id: InodeId, flags: i32) -> Result<Opened, FsError> {
+        if id == DIRECTORY {
+            return Err(FsError::IsDirectory);
+        }
+        if flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_TRUNC != 0 {
+            return Err(FsError::NotPermitted);
+        }
+        let text = Arc::from(self.render(id).into_bytes());
+        let handle = self.state().add_handle(Handle::new(id, false, Served::Text(text)));
+        Ok(Opened {
+            handle,
+            by: OpenedBy::Daemon,
+            is_sealed: false,
+            caching: Caching::Never,
+            closes_quietly: true,
+        })
+    }
+
+    fn render(&self, id: InodeId) -> String {
+        match VIEWS.iter().find(|(view, _)| *view == id).map(|(_, name)| *name) {
+            Some("status") => self.status(),
+            Some("metrics") => self.metrics(),
+            Some("config") => self.observer.config(),
+            Some("errors") => self.observer.errors(),
+            _ => String::new(),
+        }
+    }
+
+    /// One `key: value` line each.
+    fn status(&self) -> String {
+        let (totals, held, handles, uncommitted) = {
+            let state = self.state();
+            // On read-only media only what recovery found out, which is true again at the next mount.
+            let uncommitted = match state.refusal {
+                Some(Refusal::ReadOnlyMedia) => 0,
+                _ => state.metadata.not_durable() + state.unsettled.len(),
+            };
+            (state.metadata.totals, state.nodes.len(), state.handles.len(), uncommitted)
+        };
+        let passthrough = match self.io_mode.get() {
+            Some(IoMode::Passthrough) => "yes".to_owned(),
+            Some(IoMode::Served(reason)) => format!("no: {reason}"),
+            None => "not tried yet".to_owned(),
+        };
+        let io_uring = match self.transport.get() {
+            Some(Transport::Rings(_)) => "yes".to_owned(),
+            Some(Transport::Device(reason)) => format!("no: {reason}"),
+            None => "not tried yet".to_owned(),
+        };
+        let free = self.store.disk.space().map_or(0, |space| space.available_bytes);
+        let health = self.health();
+        let mut text = String::new();
+        let mut line = |key: &str, value: &dyn std::fmt::Display| {
+            let _ = writeln!(text, "{key}: {value}");
+        };
+        line("version", &env!("CARGO_PKG_VERSION"));
+        line("pid", &std::process::id());
+        line("store", &self.store.path().display());
+        line("mountpoint", &self.observer.mountpoint().display());
+        line("state", &health.word());
+        if !health.reasons.is_empty() {
+            line("state_reason", &health.reasons.join("; "));
+        }
+        line("damaged_files", &health.damaged_files);
+        line("passthrough", &passthrough);
+        line("io_uring", &io_uring);
+        line("uptime_seconds", &self.observer.uptime().as_secs());
+        line("objects", &totals.objects);
+        line("pages", &totals.pages);
+        line("stored_bytes", &totals.bytes);
+        line("free_bytes", &free);
+        if let Some(ram) = &self.store.ram {
+            let usage = ram.usage();
+            line("ram_tier", ram.place());
+            line("ram_budget_bytes", &ram.budget_bytes());
+            line("ram_used_bytes", &usage.used_bytes);
+            line("ram_dirty_bytes", &usage.dirty_bytes);
+            line("ram_pinned_bytes", &usage.pinned_bytes);
+            line("ram_objects", &usage.objects);
+        }
+        self.tier_status(&mut text);
+        self.retention_status(&mut text);
+        self.scrub_status(&mut text);
+        let mut line = |key: &str, value: &dyn std::fmt::Display| {
+            let _ = writeln!(text, "{key}: {value}");
+        };
+        line("registered_blocks", &self.blocks.count());
+        line("inodes_held", &held);
+        line("open_files", &handles);
+        line("uncommitted_changes", &uncommitted);
+        line("quarantined_objects", &quarantine::count(&self.store).unwrap_or(0));
+        line("errors", &self.observer.error_count());
+        text
+    }
+
+    fn metrics(&self) -> String {
+        let totals = self.state().metadata.totals;
+        let space = self.store.disk.space().unwrap_or_default();
+        let quarantined = quarantine::count(&self.store).unwrap_or(0);
+        let health = self.health();
+        self.observer.metrics(&kvfs_observe::Gauges {
+            totals,
+            capacity_bytes: space.total_bytes,
+            free_bytes: space.available_bytes,
+            quarantined_objects: quarantined,
+            is_degraded: !health.is_ok(),
+            damaged_files: health.damaged_files,
+            ram: self.store.ram.as_ref().map(|ram| (ram.budget_bytes(), ram.usage())),
+        })
+    }
+}
+
+/// Lists the virtual directory.
+pub(super) fn list_views(
+    id: InodeId, offset: u64, mut emit: impl FnMut(&Listed<'_>) -> bool,
+) -> Result<(), FsError> {
+    if id != DIRECTORY {
+        return Err(FsError::NotDirectory);
+    }
+    let dots = [(DIRECTORY, "."), (InodeId::ROOT, "..")];
+    for (index, (inode, name)) in dots.into_iter().chain(VIEWS).enumerate() {
+        let line = Listed {
+            next_offset: index as u64 + 1,
+            name: name.as_bytes(),
+            inode,
+            file_type: if index < dots.len() { libc::S_IFDIR } else { libc::S_IFREG },
+            attributes: None,
+            name_is_stable: false,
+        };
+        if offset <= index as u64 && !emit(&line) {
+            break;
+        }
+    }
+    Ok(())
+}

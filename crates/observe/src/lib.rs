@@ -1,0 +1,151 @@
+//! What a running mount tells about itself: counters for Prometheus, recent errors, the log.
+//!
+//! Every number is counted where the bytes move. With passthrough the kernel moves them, so there
+//! is no counter of bytes read: what is opened is counted instead.
+
+#![forbid(unsafe_code)]
+
+mod attention;
+mod errors;
+mod metrics;
+mod retention;
+
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+pub use metrics::{Gauges, Operation};
+pub use retention::RetentionCounters;
+
+use attention::AttentionMetrics;
+use errors::RecentErrors;
+use kvfs_page::reader_report::Counts;
+use metrics::Metrics;
+
+/// Counters, errors and configuration of one mount.
+#[derive(Debug)]
+pub struct Observer {
+    started: Instant,
+    errors: RecentErrors,
+    metrics: Metrics,
+    attention: AttentionMetrics,
+    mountpoint: OnceLock<PathBuf>,
+    config: OnceLock<String>,
+}
+
+impl Observer {
+    /// Nothing has happened yet.
+    pub fn new() -> Observer {
+        let metrics = Metrics::new();
+        Observer {
+            started: Instant::now(),
+            errors: RecentErrors::default(),
+            attention: AttentionMetrics::new(metrics.registry()),
+            metrics,
+            mountpoint: OnceLock::new(),
+            config: OnceLock::new(),
+        }
+    }
+
+    /// Says where the mount is and how it was configured (TOML).
+    pub fn describe(&self, mountpoint: &Path, config: &str) {
+        let _ = self.mountpoint.set(mountpoint.to_owned());
+        let _ = self.config.set(config.to_owned());
+    }
+
+    /// Where the mount is.
+    pub fn mountpoint(&self) -> &Path {
+        self.mountpoint.get().map_or(Path::new(""), PathBuf::as_path)
+    }
+
+    /// How the mount was configured.
+    pub fn config(&self) -> String {
+        self.config.get().cloned().unwrap_or_default()
+    }
+
+    /// Time since the mount started.
+    pub fn uptime(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// A page or manifest was refused.
+    pub fn refused(&self, path: &str, reason: &str, text: &str) {
+        self.metrics.refused(reason);
+        self.errors.add(&format!("{path}: {text}"));
+        log::warn!("refused {path}: {text}");
+    }
+
+    /// Stored bytes are not what they should be.
+    pub fn corrupt(&self, text: &str) {
+        self.metrics.corrupt();
+        self.errors.add(text);
+        log::error!("{text}");
+    }
+
+    /// The mount cannot go on as before.
+    pub fn failed(&self, text: &str) {
+        self.errors.add(text);
+        log::error!("{text}");
+    }
+
+    /// A file of this size was opened.
+    pub fn opened(&self, bytes: u64) {
+        self.metrics.opened(bytes);
+    }
+
+    /// A page or manifest of this size was sealed.
+    pub fn sealed(&self, bytes: u64) {
+        self.metrics.sealed(bytes);
+    }
+
+    /// Whether the kernel reads and writes the files itself.
+    pub fn set_passthrough(&self, enabled: bool) {
+        self.metrics.set_passthrough(enabled);
+    }
+
+    /// A FUSE request was answered.
+    pub fn request(&self, operation: Operation, ok: bool, duration: Duration) {
+        self.metrics.request(operation, ok, duration);
+    }
+
+    /// A request held the thread that took it for so long.
+    pub fn held(&self, operation: Operation, duration: Duration) {
+        self.metrics.held(operation, duration);
+    }
+
+    /// The request that held the thread that took it longest, if there was one.
+    pub fn longest_held(&self) -> Option<(Operation, Duration)> {
+        self.metrics.longest_held()
+    }
+
+    /// Somebody who reads sequences has reported.
+    pub fn attended(&self, counts: &Counts) {
+        self.attention.add(counts);
+    }
+
+    /// Where others add counters of their own.
+    pub fn registry(&self) -> &prometheus::Registry {
+        self.metrics.registry()
+    }
+
+    /// Recent errors, one line each, oldest first.
+    pub fn errors(&self) -> String {
+        self.errors.text()
+    }
+
+    /// Errors since the mount started.
+    pub fn error_count(&self) -> u64 {
+        self.errors.count()
+    }
+
+    /// The counters in Prometheus' text format.
+    pub fn metrics(&self, gauges: &Gauges) -> String {
+        self.metrics.text(gauges)
+    }
+}
+
+impl Default for Observer {
+    fn default() -> Observer {
+        Observer::new()
+    }
+}

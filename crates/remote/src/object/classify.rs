@@ -1,0 +1,79 @@
+//! Which decision an error of the object store leads to.
+
+use std::error::Error as _;
+
+use object_store::Error;
+use object_store::client::HttpError;
+
+use crate::error::RemoteError;
+
+/// Longest text of a cause: servers answer with pages of XML.
+const CAUSE_CHARS_MAX: usize = 300;
+
+/// `what` says the operation, the name and the place.
+pub(super) fn classify(what: &str, error: &Error) -> RemoteError {
+    let cause = one_line(&error.to_string());
+    let text = format!("{what}: {cause}");
+    if cause.contains("NoSuchBucket") {
+        return RemoteError::Other(format!("{what}: there is no such bucket, create it"));
+    }
+    match error {
+        Error::NotFound { .. } => RemoteError::Missing(text),
+        Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => RemoteError::Denied(text),
+        _ => match status(&cause) {
+            // Of MinIO and Ceph, for a full disk or quota.
+            Some(507) => RemoteError::Full(text),
+            Some(400) if cause.contains("ExpiredToken") || cause.contains("InvalidToken") => {
+                RemoteError::Denied(text)
+            }
+            Some(408 | 429 | 500 | 502..=599) => RemoteError::Unreachable(text),
+            None if has_no_answer(error) => RemoteError::Unreachable(text),
+            _ => RemoteError::Other(text),
+        },
+    }
+}
+
+/// The library keeps the status of an answer in its text only.
+fn status(cause: &str) -> Option<u16> {
+    let (_, rest) = cause.split_once("status code: ")?;
+    rest.get(..3)?.parse().ok()
+}
+
+/// Whether the failure is one of the connection.
+fn has_no_answer(error: &Error) -> bool {
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        if error.is::<HttpError>() {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
+}
+
+fn one_line(text: &str) -> String {
+    let words: Vec<&str> = text.split_whitespace().collect();
+    words.join(" ").chars().take(CAUSE_CHARS_MAX).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_status_of_an_answer_decides() {
+        fn check(answer: &str, expected: &str) {
+            let source = format!("Server returned non-2xx status code: {answer}: <xml>\n</xml>");
+            let error = Error::Generic { store: "S3", source: source.into() };
+            let error = classify("remote s3://b: put x", &error);
+            assert_eq!(error.label(), expected, "{answer}");
+            assert!(!error.to_string().contains('\n'), "{error}");
+        }
+        check("503 Service Unavailable", "unreachable");
+        check("429 Too Many Requests", "unreachable");
+        check("507 Insufficient Storage", "full");
+        check("400 Bad Request: ExpiredToken", "denied");
+        check("400 Bad Request", "other");
+        check("501 Not Implemented", "other");
+    }
+}

@@ -1,0 +1,92 @@
+//! Publishing: the one place where an object's bytes become durable under a committed name.
+//!
+//! The order is the store's promise: bytes, fsync, rename into `objects/`, fsync of the
+//! directory, commit of `meta.redb`. `publish` does all but the last step for a frozen layer.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::Store;
+use super::disk::{Access, DiskDirectory, DiskPath, shard};
+use super::flush::write_out;
+use super::record::ObjectId;
+use crate::sys::side_by_side;
+
+/// A copy in memory whose bytes the disk has now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Flushed {
+    /// Whose bytes.
+    pub object: ObjectId,
+    /// Of the copy in memory, at the time its bytes were written.
+    pub version: u64,
+}
+
+/// Makes the bytes of `objects` durable and moves those in `staging/` to `objects/`; those that
+/// only memory has are copied first.
+///
+/// `moved` is told of each object that lies in `objects/` now. An object whose file is gone was
+/// never written to after its name went: nothing to do.
+pub fn publish<'a>(
+    store: &Store, objects: impl Iterator<Item = &'a ObjectId>, mut moved: impl FnMut(ObjectId),
+) -> io::Result<Vec<Flushed>> {
+    let (mut dirty, mut clean) = (Vec::new(), Vec::new());
+    for &object in objects {
+        match store.ram.as_ref().and_then(|ram| ram.dirty_version(object)) {
+            Some(version) => dirty.push(Flushed { object, version }),
+            None => clean.push(object),
+        }
+    }
+    let mut ready = sync_all(store, &clean)?;
+    let flushed = write_out(store, &dirty)?;
+    ready.extend(flushed.iter().map(|copy| copy.object));
+    let mut directories = BTreeSet::new();
+    for object in ready {
+        match store.disk.rename(&DiskPath::Staging(object), &DiskPath::Object(object)) {
+            Ok(()) => {
+                directories.insert(DiskDirectory::ObjectShard(shard(object)));
+                moved(object);
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    for directory in directories {
+        store.disk.sync_directory(directory)?;
+    }
+    Ok(flushed)
+}
+
+/// Makes the bytes of these objects durable; those that have a file.
+///
+/// Of several errors the one counts that does not pass: the kernel tells of lost bytes once, and whoever tried
+/// again would take them for durable.
+fn sync_all(store: &Store, objects: &[ObjectId]) -> io::Result<Vec<ObjectId>> {
+    let has_failed = AtomicBool::new(false);
+    let sync = |object: &ObjectId| {
+        if has_failed.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        let outcome = match store.open_object(*object, Access::Read) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            file => file.and_then(|file| file.sync()),
+        };
+        has_failed.fetch_or(outcome.is_err(), Ordering::Relaxed);
+        outcome.map(|()| Some(*object))
+    };
+    let (mut ready, mut failure) = (Vec::new(), None);
+    for outcome in side_by_side(store.disk.syncs_at_once(), objects, sync) {
+        match outcome {
+            Ok(synced) => ready.extend(synced),
+            Err(error) if failure.as_ref().is_none_or(may_pass) => failure = Some(error),
+            Err(_) => {}
+        }
+    }
+    failure.map_or(Ok(ready), Err)
+}
+
+/// Something is used up that may come back; no sync has failed, so the commit can be tried again.
+pub fn may_pass(error: &io::Error) -> bool {
+    let code = error.raw_os_error();
+    matches!(code, Some(libc::ENOSPC | libc::EDQUOT | libc::EMFILE | libc::ENFILE))
+}

@@ -1,0 +1,83 @@
+//! What an object's file says about itself, in an extended attribute beside its bytes: where it
+//! stands in the mount, and its records. While there is a `meta.redb` nobody reads it;
+//! [`super::fsck::rebuild`] makes the records again from it.
+//!
+//! A commit writes what it changes after the bytes and before the records. Nobody waits until it is
+//! durable: the journal of the disk's filesystem takes some seconds. So after a crash of the daemon the
+//! notes are as new as the records, after a power cut they may be a little older. They are notes
+//! all the same: renaming a directory does not touch what is below it, and where an attribute
+//! cannot be kept there is none.
+
+use std::io;
+
+use serde::{Deserialize, Serialize};
+
+use super::Store;
+use super::disk::{Access, DiskPath};
+use super::record::{Inode, Kind, ObjectId, ObjectRecord, Time};
+
+/// Names that are noted of one file, the newest: an attribute has 4 KiB on ext4.
+const PATHS_MAX: usize = 16;
+
+/// What is noted of an object. Encoded with postcard; another layout needs another
+/// [`super::format::VERSION`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Description {
+    /// Where it stands, from the mount's root; the newest name last.
+    pub paths: Vec<Vec<u8>>,
+    /// Its file.
+    pub(crate) inode: Inode,
+    /// Its bytes.
+    pub(crate) object: ObjectRecord,
+}
+
+impl Description {
+    /// A note of a file with these names. What the object's file knows better, and what changes
+    /// without the file changing, is left out, so that the note stays the same.
+    pub fn new(mut paths: Vec<Vec<u8>>, mut inode: Inode, object: ObjectRecord) -> Self {
+        let links = usize::try_from(inode.links).unwrap_or(PATHS_MAX).clamp(1, PATHS_MAX);
+        paths.drain(..paths.len().saturating_sub(links));
+        inode.atime = Time::default();
+        let mut object = ObjectRecord { references: 1, ..object };
+        if let Kind::File(file) = &mut inode.kind
+            && file.unsettled
+        {
+            (file.size, file.blocks, object.length) = (0, 0, 0);
+            (inode.mtime, inode.ctime) = (Time::default(), Time::default());
+        }
+        Description { paths, inode, object }
+    }
+}
+
+impl Store {
+    /// Notes what an object is, if anything has changed. An object without a file is fine.
+    pub fn describe(&self, object: ObjectId, description: &Description) -> io::Result<()> {
+        let text = super::database::encode(description);
+        for path in [DiskPath::Object(object), DiskPath::Encoded(object)] {
+            match self.disk.note(&path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Ok(Some(old)) if old == text => {}
+                old => {
+                    self.disk.set_note(&path, &text)?;
+                    if description.object.checksum.is_none() && had_checksum(old.ok().flatten()) {
+                        // The bytes may change from now on: what they were must not outlive that.
+                        self.disk.open(&path, Access::Read)?.sync()?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What is noted of an object.
+    pub fn description(&self, object: ObjectId) -> Option<Description> {
+        let paths = [DiskPath::Object(object), DiskPath::Encoded(object)];
+        let mut notes = paths.iter().filter_map(|path| self.disk.note(path).ok().flatten());
+        notes.find_map(|note| super::database::decode(&note).ok())
+    }
+}
+
+fn had_checksum(note: Option<Vec<u8>>) -> bool {
+    let note = note.and_then(|note| super::database::decode::<Description>(&note).ok());
+    note.is_some_and(|note| note.object.checksum.is_some())
+}

@@ -1,0 +1,122 @@
+//! Uncommitted metadata: ordered changes that shadow what lies below them.
+//!
+//! A [`Layer`] is to `meta.redb` what a memtable is to a log-structured tree: reads look into the
+//! newest layer first, a commit freezes one and writes it out whole.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
+
+use super::record::ObjectId;
+
+/// Changes since some moment. `None` means "removed".
+#[derive(Clone, Debug, Default)]
+pub struct Layer {
+    /// The changed records.
+    pub records: BTreeMap<Vec<u8>, Option<Vec<u8>>>,
+    /// Objects whose bytes must be durable before the records are.
+    pub publish: BTreeSet<ObjectId>,
+    /// Objects whose files go once the records are durable.
+    pub removals: BTreeSet<ObjectId>,
+    /// Bytes of what was put, what was replaced since included.
+    pub(crate) bytes: usize,
+}
+
+impl Layer {
+    /// Nothing to write.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.records.is_empty() && self.publish.is_empty() && self.removals.is_empty()
+    }
+
+    /// Changes a record.
+    pub(crate) fn put(&mut self, key: Vec<u8>, value: Vec<u8>) {
+        self.bytes += key.len() + value.len();
+        self.records.insert(key, Some(value));
+    }
+
+    /// The changed records whose keys start with `prefix` and are not below `from`.
+    pub fn range<'layer>(
+        &'layer self, from: &[u8], prefix: &'layer [u8],
+    ) -> impl Iterator<Item = (&'layer [u8], Option<&'layer [u8]>)> + use<'layer> {
+        self.records
+            .range::<[u8], _>((Bound::Included(from), Bound::Unbounded))
+            .take_while(move |(key, _)| key.starts_with(prefix))
+            .map(|(key, value)| (key.as_slice(), value.as_deref()))
+    }
+
+    /// Puts older changes below these: what is here stays.
+    pub(crate) fn absorb_older(&mut self, older: Layer) {
+        for (key, value) in older.records {
+            self.records.entry(key).or_insert(value);
+        }
+        self.publish.extend(older.publish);
+        self.removals.extend(older.removals);
+        self.bytes += older.bytes;
+    }
+}
+
+/// Merges sources that are each in key order; where several hold a key, the first source wins.
+/// Calls `visit` with every live record until it returns false.
+pub(crate) fn merge<'a>(
+    sources: &mut [Box<dyn Iterator<Item = Record<'a>> + 'a>],
+    mut visit: impl FnMut(&[u8], &[u8]) -> bool,
+) {
+    let mut heads: Vec<Option<Record<'a>>> = sources.iter_mut().map(Iterator::next).collect();
+    loop {
+        let Some(key) = heads.iter().flatten().map(|head| &head.0).min().cloned() else {
+            return;
+        };
+        let mut winner = None;
+        for (head, source) in heads.iter_mut().zip(sources.iter_mut()) {
+            if head.as_ref().is_some_and(|record| record.0 == key) {
+                let record = std::mem::replace(head, source.next());
+                winner = winner.or(record);
+            }
+        }
+        if let Some((_, Some(value))) = winner
+            && !visit(&key, &value)
+        {
+            return;
+        }
+    }
+}
+
+/// A key and its value, or that it was removed.
+pub(crate) type Record<'a> = (std::borrow::Cow<'a, [u8]>, Option<std::borrow::Cow<'a, [u8]>>);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::borrow::Cow;
+
+    fn layer(records: &[(&str, Option<&str>)]) -> Layer {
+        let bytes = |text: &str| text.as_bytes().to_vec();
+        Layer {
+            records: records.iter().map(|(key, value)| (bytes(key), value.map(bytes))).collect(),
+            ..Layer::default()
+        }
+    }
+
+    fn merged(layers: &[Layer]) -> String {
+        let mut sources: Vec<Box<dyn Iterator<Item = Record<'_>>>> = Vec::new();
+        for layer in layers {
+            let range = layer.range(b"", b"");
+            sources.push(Box::new(range.map(|(k, v)| (Cow::Borrowed(k), v.map(Cow::Borrowed)))));
+        }
+        let mut text = String::new();
+        merge(&mut sources, |key, value| {
+            text += &String::from_utf8_lossy(&[key, b"=", value, b" "].concat());
+            true
+        });
+        text
+    }
+
+    #[test]
+    fn the_newest_layer_wins_and_a_removal_hides_what_lies_below() {
+        let new = layer(&[("a", Some("new")), ("b", None)]);
+        let old = layer(&[("a", Some("old")), ("b", Some("old")), ("c", Some("old"))]);
+        assert_eq!(merged(&[new.clone(), old.clone()]), "a=new c=old ");
+        let mut folded = new;
+        folded.absorb_older(old);
+        assert_eq!(merged(&[folded]), "a=new c=old ");
+    }
+}

@@ -1,0 +1,366 @@
+//! The store: where a mount's bytes and names live on the SSD.
+//!
+//! ```text
+//! STORE/
+//! ├── FORMAT          version of this layout; also the lock against a second daemon
+//! ├── meta.redb       names, attributes, objects, reference counts
+//! ├── objects/ab/ID   one file per object that a committed name may refer to
+//! ├── staging/ID      bytes being written; garbage after a crash
+//! └── quarantine/     refused or corrupt bytes, each with its reason
+//! ```
+//!
+//! Publishing has one order ([`commit`]): object bytes, fsync, rename into `objects/`, fsync of
+//! the directory, then the commit of `meta.redb`. The commit is the last step, so a crash leaves
+//! garbage files and never a name without its bytes.
+
+pub(crate) mod arrivals;
+pub mod commit;
+pub mod database;
+pub mod description;
+pub mod disk;
+mod flush;
+pub mod format;
+pub mod fsck;
+
+pub mod keys;
+pub mod layer;
+pub mod local_disk;
+pub mod metadata;
+mod overlay;
+pub mod quarantine;
+mod read_only_disk;
+pub mod record;
+mod records;
+pub mod recovery;
+pub mod standing;
+mod unlinked;
+
+use std::collections::BTreeSet;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::tier::ram::RamTier;
+use database::Backend;
+use disk::{Access, Disk, DiskDirectory, DiskFile, DiskPath};
+use record::ObjectId;
+
+/// Why a store cannot be used, by what the user has to do.
+#[derive(Debug)]
+pub enum StoreError {
+    /// The directory is not a store.
+    NotAStore(PathBuf),
+    /// Another daemon has it.
+    Locked(PathBuf),
+    /// It was written by another version.
+    Version(String),
+    /// Its metadata contradicts itself or cannot be decoded.
+    Corrupt(String),
+    /// There are objects, but no metadata.
+    MetadataMissing(PathBuf),
+    /// The metadata was to be made anew, but can be read.
+    MetadataSound(PathBuf),
+    /// Nothing can be written where it lies.
+    ReadOnlyMedia(PathBuf),
+    /// The numbers for inodes and objects are used up.
+    Full,
+    /// The database failed.
+    Database(Box<redb::Error>),
+    /// The disk failed.
+    Io(io::Error),
+}
+
+impl StoreError {
+    /// Whether this is the refusal with which the database answers everything after its first failure.
+    pub fn is_after_a_failure(&self) -> bool {
+        matches!(self, StoreError::Database(error) if matches!(**error, redb::Error::PreviousIo))
+    }
+}
+
+impl std::fmt::Display for StoreError {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            StoreError::NotAStore(path) => write!(
+                formatter,
+                "{} is not a kvfs store and not empty: name a store or an empty directory",
+                path.display()
+            ),
+            StoreError::Locked(path) => write!(
+                formatter,
+                "the store {} is in use by another kvfs: unmount it first",
+                path.display()
+            ),
+            StoreError::Version(text) => formatter.write_str(text),
+            StoreError::Corrupt(what) => {
+                write!(formatter, "the store's metadata is damaged ({what}): run kvfs fsck")
+            }
+            StoreError::MetadataMissing(path) => write!(
+                formatter,
+                "the store {} has objects but no meta.redb: restore it from a backup, or make it anew \
+                 with kvfs fsck --rebuild",
+                path.display()
+            ),
+            StoreError::MetadataSound(path) => write!(
+                formatter,
+                "{} can be read, so kvfs fsck --repair is what to run: --rebuild would forget names, \
+                 attributes and links (move the file away to insist)",
+                path.join("meta.redb").display()
+            ),
+            StoreError::ReadOnlyMedia(path) => write!(
+                formatter,
+                "the store {} is on a read-only filesystem: mount it with --read-only, check it with \
+                 kvfs fsck and nothing else, or copy it to where it can be written",
+                path.display()
+            ),
+            StoreError::Full => formatter.write_str("the store has used up its numbers"),
+            StoreError::Database(error) => write!(formatter, "meta.redb: {error}"),
+            StoreError::Io(error) => write!(formatter, "{error}"),
+        }
+    }
+}
+
+impl std::error::Error for StoreError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            StoreError::Database(error) => Some(error),
+            StoreError::Io(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+impl From<io::Error> for StoreError {
+    fn from(error: io::Error) -> StoreError {
+        StoreError::Io(error)
+    }
+}
+
+macro_rules! from_redb {
+    ($($error:ty),*) => {$(
+        impl From<$error> for StoreError {
+            fn from(error: $error) -> StoreError {
+                match redb::Error::from(error) {
+                    redb::Error::Io(error) if error.kind() == io::ErrorKind::InvalidData => {
+                        StoreError::Corrupt(error.to_string())
+                    }
+                    redb::Error::Io(error) => StoreError::Io(error),
+                    redb::Error::Corrupted(what) => StoreError::Corrupt(what),
+                    error => StoreError::Database(Box::new(error)),
+                }
+            }
+        }
+    )*};
+}
+from_redb!(
+    redb::DatabaseError,
+    redb::TransactionError,
+    redb::TableError,
+    redb::StorageError,
+    redb::CommitError
+);
+
+/// An open, locked store: its disk and what to do with the files on it.
+#[derive(Clone, Debug)]
+pub struct Store {
+    /// The disk.
+    pub disk: Arc<dyn Disk>,
+    /// Copies in memory, and what the next commit will write to the disk.
+    pub ram: Option<Arc<RamTier>>,
+    path: PathBuf,
+    lock: Arc<format::Lock>,
+    /// Directories of objects from which names were removed since they were last synced.
+    thinned: Arc<Mutex<BTreeSet<u8>>>,
+}
+
+impl Store {
+    /// Opens a store, making one of an empty or missing directory.
+    pub fn open_or_create(path: &Path) -> Result<Store, StoreError> {
+        format::create_if_empty(path)?;
+        Store::open(path)
+    }
+
+    /// Opens an existing store and locks it.
+    pub fn open(path: &Path) -> Result<Store, StoreError> {
+        let local = local_disk::LocalDisk::open(path)?;
+        let is_read_only = local.is_on_read_only_media()?;
+        let lock = format::lock(path, is_read_only)?;
+        let disk: Arc<dyn Disk> = if is_read_only {
+            Arc::new(read_only_disk::ReadOnlyDisk::new(local))
+        } else {
+            Arc::new(local)
+        };
+        format::check(disk.as_ref(), path)?;
+        let (path, lock) = (path.to_owned(), Arc::new(lock));
+        Ok(Store { disk, ram: None, path, lock, thinned: Arc::default() })
+    }
+
+    /// Where the store is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether nothing can be written where the store lies.
+    pub fn is_read_only(&self) -> bool {
+        self.disk.is_read_only()
+    }
+
+    /// Refuses a store that cannot be changed.
+    pub fn check_writable(&self) -> Result<(), StoreError> {
+        if self.is_read_only() { Err(StoreError::ReadOnlyMedia(self.path.clone())) } else { Ok(()) }
+    }
+
+    /// The database in `storage`, which keeps the store locked until it is closed.
+    pub(crate) fn database(&self, storage: Box<dyn redb::StorageBackend>) -> Backend {
+        Backend { storage, _lock: Arc::clone(&self.lock) }
+    }
+
+    /// The store's database. Where there is none, one is made under another name first: what a
+    /// crash left of a database that was being made could not be opened any more.
+    ///
+    /// Where there are objects, a new one is refused: the next mount would take all of them for garbage.
+    pub fn metadata(&self) -> Result<Backend, StoreError> {
+        if !self.has_metadata()? {
+            if self.has_objects()? {
+                return Err(StoreError::MetadataMissing(self.path.clone()));
+            }
+            if self.is_read_only() {
+                // The store was made and never mounted: it is empty.
+                return Ok(self.database(Box::new(redb::backends::InMemoryBackend::new())));
+            }
+            self.remove_if_there(&DiskPath::MetadataStaging)?;
+            let storage = self.disk.database(&DiskPath::MetadataStaging)?;
+            database::create(self.database(storage))?;
+            self.disk.rename(&DiskPath::MetadataStaging, &DiskPath::Metadata)?;
+            self.disk.sync_directory(DiskDirectory::Store)?;
+        }
+        Ok(self.database(self.disk.database(&DiskPath::Metadata)?))
+    }
+
+    /// Whether there is a database. An empty file is none.
+    pub(crate) fn has_metadata(&self) -> io::Result<bool> {
+        match self.disk.stat(&DiskPath::Metadata) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            outcome => Ok(outcome?.length > 0),
+        }
+    }
+
+    /// Whether there is any file of an object.
+    pub(crate) fn has_objects(&self) -> io::Result<bool> {
+        for shard in 0..=u8::MAX {
+            let names = self.disk.list(DiskDirectory::ObjectShard(shard))?;
+            if names.iter().any(|name| DiskPath::stored(name).is_some()) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    fn remove_if_there(&self, path: &DiskPath) -> io::Result<()> {
+        match self.remove(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Removes a file; [`Store::sync_removals`] makes that durable.
+    pub fn remove(&self, path: &DiskPath) -> io::Result<()> {
+        self.disk.remove(path)?;
+        if let DiskPath::Object(object) | DiskPath::Encoded(object) = path {
+            self.thinned().insert(disk::shard(*object));
+        }
+        Ok(())
+    }
+
+    /// Makes all removals durable. A mount that ends in good order promises that there is no
+    /// garbage, and the next one will not look for any.
+    pub fn sync_removals(&self) -> io::Result<()> {
+        let shards = std::mem::take(&mut *self.thinned());
+        for shard in shards {
+            self.disk.sync_directory(DiskDirectory::ObjectShard(shard))?;
+        }
+        Ok(())
+    }
+
+    fn thinned(&self) -> MutexGuard<'_, BTreeSet<u8>> {
+        self.thinned.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes the file of a new object in `staging/`.
+    pub fn create_object(&self, object: ObjectId) -> io::Result<Box<dyn DiskFile>> {
+        self.disk.create(&DiskPath::Staging(object))
+    }
+
+    /// Makes the file of a new object of up to `bytes` in memory, if there is room.
+    pub fn create_in_ram(
+        &self, object: ObjectId, bytes: u64, access: Access,
+    ) -> io::Result<Option<Box<dyn DiskFile>>> {
+        let Some(ram) = &self.ram else {
+            return Ok(None);
+        };
+        if !self.disk.space()?.can_take(ram.budget_bytes()) {
+            return Ok(None);
+        }
+        ram.create(object, bytes, access)
+    }
+
+    /// A file without a name, for bytes that nobody needs after a crash.
+    pub fn scratch(&self) -> io::Result<Box<dyn DiskFile>> {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let path = DiskPath::Scratch(NUMBER.fetch_add(1, Ordering::Relaxed));
+        let file = self.disk.create(&path)?;
+        self.disk.remove(&path)?;
+        Ok(file)
+    }
+
+    /// Opens an object's file wherever it lies, in memory first. A commit may move it from
+    /// `staging/` to `objects/` at any time, never back, so looking twice in that order finds it.
+    pub fn open_object(&self, object: ObjectId, access: Access) -> io::Result<Box<dyn DiskFile>> {
+        if let Some(outcome) = self.ram.as_ref().and_then(|ram| ram.open_copy(object, access)) {
+            return outcome;
+        }
+        find(object, |path| self.disk.open(path, access))
+    }
+
+    /// `fstat` of an object's file.
+    pub fn stat_object(&self, object: ObjectId) -> io::Result<disk::FileStat> {
+        if let Some(outcome) = self.ram.as_ref().and_then(|ram| ram.stat(object)) {
+            return outcome;
+        }
+        find(object, |path| self.disk.stat(path))
+    }
+
+    /// Removes an object's files; one that is already gone is fine.
+    pub fn remove_object(&self, object: ObjectId) -> io::Result<()> {
+        self.remove_raw(object)?;
+        self.remove_encoded(object)
+    }
+
+    /// Removes the encoded copy of an object, if there is one.
+    pub fn remove_encoded(&self, object: ObjectId) -> io::Result<()> {
+        self.remove_if_there(&DiskPath::Encoded(object))
+    }
+
+    /// Removes an object's files but for an encoded copy.
+    pub fn remove_raw(&self, object: ObjectId) -> io::Result<()> {
+        if let Some(ram) = &self.ram {
+            ram.remove(object);
+        }
+        match find(object, |path| self.remove(path)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            outcome => outcome,
+        }
+    }
+}
+
+/// Looks for an object's file where it may lie.
+fn find<T>(object: ObjectId, mut act: impl FnMut(&DiskPath) -> io::Result<T>) -> io::Result<T> {
+    match act(&DiskPath::Object(object)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        outcome => return outcome,
+    }
+    match act(&DiskPath::Staging(object)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => act(&DiskPath::Object(object)),
+        outcome => outcome,
+    }
+}

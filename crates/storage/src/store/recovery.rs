@@ -1,0 +1,156 @@
+//! What a mount does before it answers, so that a crash leaves no trace but freed space.
+//!
+//! 1. Everything in `staging/` goes: no committed name refers to it.
+//! 2. Files that were being written in place get the size and time that their bytes have.
+//! 3. In the background, files in `objects/` that no record refers to go. Their numbers are
+//!    smaller than any that this mount gives out and numbers are never reused, so the sweep needs
+//!    no lock against the running mount.
+
+use std::collections::HashSet;
+
+use super::disk::{Access, DiskDirectory, DiskPath};
+use super::metadata::{Life, Metadata};
+use super::record::{FileRecord, Inode, InodeId, ObjectId, ObjectRecord, Role};
+use super::{Store, StoreError, keys};
+
+/// What recovery found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Recovered {
+    /// Files removed from `staging/`.
+    pub staging_removed: usize,
+    /// Files that were being written in place.
+    pub files_settled: usize,
+    /// Tails with rows: their model tells whether they are full.
+    pub tails: Vec<InodeId>,
+    /// Files that a client of the dead mount can still write to: its descriptors and mappings
+    /// outlive the daemon.
+    pub still_changing: Vec<(InodeId, ObjectId)>,
+}
+
+/// Steps 1 and 2. On read-only media the first is left to whoever can write there.
+pub fn recover(store: &Store, metadata: &mut Metadata) -> Result<Recovered, StoreError> {
+    let mut recovered = Recovered::default();
+    let staged =
+        if store.is_read_only() { Vec::new() } else { store.disk.list(DiskDirectory::Staging)? };
+    for path in staged.iter().filter_map(|name| DiskPath::staged(name)) {
+        store.disk.remove(&path)?;
+        recovered.staging_removed += 1;
+    }
+    let mut unsettled = Vec::new();
+    metadata.scan_table::<()>(b'U', |key, ()| {
+        unsettled.extend(keys::number(key).map(InodeId));
+    })?;
+    for inode in unsettled {
+        match settle(store, metadata, inode)? {
+            Some(object) => recovered.still_changing.push((inode, object)),
+            None => recovered.files_settled += 1,
+        }
+        let settled = metadata.inode(inode)?;
+        let file = settled.as_ref().and_then(Inode::file);
+        let has_rows = |file: &FileRecord| matches!(file.role, Role::Tail { .. }) && file.size > 0;
+        recovered.tails.extend(file.is_some_and(has_rows).then_some(inode));
+    }
+    Ok(recovered)
+}
+
+/// Reads size and times of a file that was being written in place. Append-only files stay
+/// unsettled: they are written to as long as they live. So does a file that is not at rest; its
+/// object is returned.
+fn settle(
+    store: &Store, metadata: &mut Metadata, id: InodeId,
+) -> Result<Option<ObjectId>, StoreError> {
+    let Some(mut inode) = metadata.inode(id)? else {
+        return Ok(None);
+    };
+    let Some(file) = inode.file_mut() else {
+        return Ok(None);
+    };
+    let Some(object) = file.object else {
+        return Ok(None);
+    };
+    let opened = match store.open_object(object, Access::Read) {
+        // Opening that one file will answer EIO; the rest of the store is not to blame.
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            log::error!("object {object} of inode {} is missing: run kvfs fsck", id.0);
+            return Ok(None);
+        }
+        outcome => outcome?,
+    };
+    let changing = !file.role.is_append_only() && !opened.is_at_rest()?;
+    let stat = opened.stat()?;
+    file.size = stat.length;
+    file.blocks = stat.blocks;
+    let append = file.role.is_append_only();
+    file.unsettled = changing || append;
+    inode.mtime = stat.mtime;
+    metadata.put_inode(Life::Durable, id, &inode);
+    if let Some(record) = metadata.object(object)?.filter(|_| !append) {
+        let length = stat.length;
+        metadata.put_object(object, &ObjectRecord { length, ..record });
+    }
+    Ok(changing.then_some(object))
+}
+
+/// Step 3: removes objects that no record refers to, and encoded copies that are not on record.
+/// Returns how many.
+///
+/// The mount makes encoded copies of old objects too: their records come before their files. It removes
+/// them meanwhile as well, so what is garbage may be gone by now.
+pub fn sweep(
+    store: &Store, referenced: &HashSet<ObjectId, impl std::hash::BuildHasher>, below: ObjectId,
+    is_encoded: impl Fn(ObjectId) -> Result<bool, StoreError>,
+) -> Result<usize, StoreError> {
+    let mut removed = 0;
+    for shard in 0..=u8::MAX {
+        for name in store.disk.list(DiskDirectory::ObjectShard(shard))? {
+            let is_garbage = match DiskPath::stored(&name) {
+                Some(DiskPath::Object(object)) => object < below && !referenced.contains(&object),
+                Some(DiskPath::Encoded(object)) => !is_encoded(object)?,
+                _ => false,
+            };
+            if let Some(path) = DiskPath::stored(&name).filter(|_| is_garbage) {
+                store.remove_if_there(&path)?;
+                removed += 1;
+            }
+        }
+    }
+    Ok(removed)
+}
+
+/// The numbers of all objects that have a record.
+pub fn referenced(metadata: &Metadata) -> Result<HashSet<ObjectId>, StoreError> {
+    let mut found = HashSet::new();
+    metadata.scan_table::<ObjectRecord>(b'O', |key, _| {
+        found.extend(keys::number(key).map(ObjectId));
+    })?;
+    Ok(found)
+}
+
+/// The number that an object's file name stands for.
+pub(crate) fn parse(name: &str) -> Option<ObjectId> {
+    (name.len() == 16).then(|| u64::from_str_radix(name, 16).ok().map(ObjectId)).flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_goes_during_the_sweep_does_not_end_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::open_or_create(&directory.path().join("store")).unwrap();
+        let garbage = [ObjectId(1), ObjectId(2)].map(DiskPath::Encoded);
+        for path in &garbage {
+            store.disk.create(path).unwrap();
+        }
+        // The mount drops the first one, its record and then its file, once it was listed.
+        let is_encoded = |_| {
+            store.remove_if_there(&garbage[0]).unwrap();
+            Ok(false)
+        };
+        let nothing: HashSet<ObjectId> = HashSet::new();
+        sweep(&store, &nothing, ObjectId(1), is_encoded).unwrap();
+        let left = store.disk.list(DiskDirectory::ObjectShard(0)).unwrap();
+        assert_eq!(left, Vec::<String>::new());
+    }
+}

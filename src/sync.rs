@@ -1,6 +1,0 @@
-//! The locks of code whose interleavings are tried one by one.
-//!
-//! `tests/models` compiles [`crate::fs`]'s `flights.rs` and [`crate::tier::ram`] once more, with the locks
-//! of `shuttle` under this name, so that the test decides which thread goes on at each of them.
-
-pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
