@@ -206,7 +206,7 @@ fn an_interrupted_benchmark_leaves_nothing_behind() {
 fn every_benchmark_measures() {
     let Some(place) = Place::new() else { return };
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    for what in ["fs", "attention", "tiers", "engines", "names"] {
+    for what in ["fs", "attention", "tiers", "engines", "names", "small"] {
         let mut bench = place.command("kvfs");
         bench.args(["bench", what, "--quick", "--json", "--allow-served", "--dir"]);
         let output = bench.arg(directory.path()).output().unwrap();

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Changes one operator, condition or result of the store, the file system or the tiers at a time
-# (cargo-mutants) and runs tests that must notice: first those that need no mount, then, for what they did not
-# notice, suites with one. What lives after both is printed, and is the failure.
+# Changes one operator, condition or result of the store, the tiers, the remote or the file system at a time
+# (cargo-mutants) and runs tests that must notice: first those of the same crate, then, for what they did not
+# notice, those of the program that need no mount, and then suites with one. What lives after all three is
+# printed, and is the failure.
 #
 #   tests/mutants.sh                                   all mutants, in days
 #   tests/mutants.sh --file 'crates/fs/src/publish.rs'        those of one file
@@ -13,7 +14,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-WITHOUT_MOUNT=(--lib --test files_model --test crash)
+# Tests of the program that need no mount, and suites with one.
+WITHOUT_MOUNT=(--test files_model --test crash)
 WITH_MOUNT=(--test pages --test prefixes --test retention --test tiers --test users --test fsck)
 
 sample='' seed=1 seconds=864000 files=()
@@ -30,7 +32,7 @@ while [ $# -gt 0 ]; do
 done
 
 if [ ${#files[@]} -eq 0 ]; then
-    files=(--file 'crates/fs/src/**/*.rs' --file 'crates/storage/src/store/**/*.rs' --file 'crates/storage/src/tier/**/*.rs' \
+    files=(--file 'crates/fs/src/**/*.rs' --file 'crates/storage/src/**/*.rs' --file 'crates/remote/src/**/*.rs' \
         --file 'crates/encoding/src/**/*.rs')
 fi
 
@@ -55,18 +57,25 @@ cd "$tree"
 chosen=()
 if [ -n "$sample" ]; then
     # One share of all, evenly spread.
-    total=$(cargo mutants --list "${files[@]}" | wc -l)
+    total=$(cargo mutants --workspace --list "${files[@]}" | wc -l)
     shares=$((total / sample > 0 ? total / sample : 1))
     chosen=(--sharding round-robin --shard "$((seed * 7919 % shares))/$shares")
 fi
 
 end=$((SECONDS + seconds))
-# Runs tests on the mutants that none has noticed yet.
+# Runs tests on the mutants that none has noticed yet: try SECONDS PACKAGE|own ARGUMENTS OF cargo test. A mutant
+# whose tests take longer never ends, which is noticed as well.
 try() {
     local left=$((end - SECONDS)) outcome=0 arguments=()
     [ "$left" -gt 0 ] || return 0
+    [ ! -e mutants.out ] || [ -s mutants.out/missed.txt ] || return 0
+    arguments+=(--timeout "$1")
+    shift
+    # Without a name cargo-mutants runs the tests of the package that the mutant is in.
+    [ "$1" = own ] || arguments+=(--test-package "$1")
+    shift
     for argument in "$@"; do arguments+=(--cargo-test-arg "$argument"); done
-    timeout --signal=INT "$left" cargo mutants --in-place --iterate --baseline skip --timeout 300 \
+    timeout --signal=INT "$left" cargo mutants --workspace --in-place --iterate --baseline skip \
         "${files[@]}" "${chosen[@]}" "${arguments[@]}" || outcome=$?
     # 2: some live; 3: a test took too long; 124: the time was over, which is no fault of a test.
     case $outcome in
@@ -74,11 +83,10 @@ try() {
         *) exit "$outcome" ;;
     esac
 }
-try "${WITHOUT_MOUNT[@]}"
+try 60 own --lib
 echo "mutants.sh: $(cat mutants.out/{caught,missed,timeout,unviable}.txt | wc -l) tried"
-if [ -s mutants.out/missed.txt ]; then
-    try "${WITH_MOUNT[@]}"
-fi
+try 300 kvfs "${WITHOUT_MOUNT[@]}"
+try 300 kvfs "${WITH_MOUNT[@]}"
 if [ -s mutants.out/missed.txt ]; then
     echo "mutants.sh: these live:" >&2
     cat mutants.out/missed.txt >&2

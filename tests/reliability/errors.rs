@@ -10,7 +10,7 @@ use crate::ledger::Ledger;
 use crate::writers::{is_written_once, prepare, write_during};
 
 /// Calls of the daemon and how they fail. EDQUOT stands for quotas, which do not bind root.
-const FAILURES: [(&str, &str); 11] = [
+const FAILURES: [(&str, &str); 12] = [
     ("fsync", "EIO"),
     ("fdatasync", "EIO"),
     ("renameat", "EIO"),
@@ -22,6 +22,8 @@ const FAILURES: [(&str, &str); 11] = [
     ("openat2", "EMFILE"),
     ("ftruncate", "EIO"),
     ("copy_file_range", "ENOSPC"),
+    // No thread is to be had: not for a commit, not for whoever waits.
+    ("clone3", "EAGAIN"),
 ];
 /// While something fails.
 const LIFE: Duration = Duration::from_millis(120);

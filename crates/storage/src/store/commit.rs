@@ -58,9 +58,6 @@ pub fn publish<'a>(
 }
 
 /// Makes the bytes of these objects durable; those that have a file.
-///
-/// Of several errors the one counts that does not pass: the kernel tells of lost bytes once, and whoever tried
-/// again would take them for durable.
 fn sync_all(store: &Store, objects: &[ObjectId]) -> io::Result<Vec<ObjectId>> {
     let has_failed = AtomicBool::new(false);
     let sync = |object: &ObjectId| {
@@ -74,19 +71,48 @@ fn sync_all(store: &Store, objects: &[ObjectId]) -> io::Result<Vec<ObjectId>> {
         has_failed.fetch_or(outcome.is_err(), Ordering::Relaxed);
         outcome.map(|()| Some(*object))
     };
-    let (mut ready, mut failure) = (Vec::new(), None);
-    for outcome in side_by_side(store.disk.syncs_at_once(), objects, sync) {
+    all_synced(side_by_side(store.disk.syncs_at_once(), objects, sync))
+}
+
+/// The objects that were synced, if nothing failed.
+///
+/// Of several errors the one counts that does not pass: the kernel tells of lost bytes once, and whoever tried
+/// again would take them for durable.
+fn all_synced(outcomes: Vec<io::Result<Option<ObjectId>>>) -> io::Result<Vec<ObjectId>> {
+    let (mut synced, mut failure) = (Vec::new(), None);
+    for outcome in outcomes {
         match outcome {
-            Ok(synced) => ready.extend(synced),
+            Ok(object) => synced.extend(object),
             Err(error) if failure.as_ref().is_none_or(may_pass) => failure = Some(error),
             Err(_) => {}
         }
     }
-    failure.map_or(Ok(ready), Err)
+    failure.map_or(Ok(synced), Err)
 }
 
 /// Something is used up that may come back; no sync has failed, so the commit can be tried again.
 pub fn may_pass(error: &io::Error) -> bool {
     let code = error.raw_os_error();
     matches!(code, Some(libc::ENOSPC | libc::EDQUOT | libc::EMFILE | libc::ENFILE))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_that_does_not_pass_hides_behind_no_other() {
+        fn check(codes: &[i32], expected: i32) {
+            let failed = codes.iter().map(|code| Err(io::Error::from_raw_os_error(*code)));
+            let outcomes = [Ok(Some(ObjectId(1))), Ok(None)].into_iter().chain(failed).collect();
+            let error = all_synced(outcomes).unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(expected), "{codes:?}");
+        }
+        check(&[libc::ENOSPC], libc::ENOSPC);
+        check(&[libc::ENOSPC, libc::EIO], libc::EIO);
+        check(&[libc::EIO, libc::ENOSPC], libc::EIO);
+        check(&[libc::EMFILE, libc::ESTALE, libc::EDQUOT], libc::ESTALE);
+        let synced = all_synced(vec![Ok(Some(ObjectId(1))), Ok(None), Ok(Some(ObjectId(2)))]);
+        assert_eq!(synced.unwrap(), [ObjectId(1), ObjectId(2)]);
+    }
 }

@@ -1,0 +1,189 @@
+//! What keeps the house in order and no compiler says: files stay short, types do not grow into everything, and what
+//! documents name is there.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// A file is one concept.
+const LINES_MAX: usize = 500;
+/// A type with more methods does the work of several.
+const METHODS_MAX: usize = 60;
+/// Types that are larger, and may only shrink: ARCHITECTURE.md has the plan for the first.
+const TOO_LARGE: [(&str, usize); 2] = [("FileSystem", 469), ("Metadata", 85)];
+/// Crates from the bottom upwards: each may use those before it, and nothing else. The engine's half stands apart, and
+/// uses nothing of the daemon's.
+const ORDER: [&str; 9] =
+    ["os", "page", "encoding", "formats", "remote", "storage", "observe", "fs", "daemon"];
+const ENGINE_ORDER: [&str; 5] = ["os", "page", "formats", "runtime", "clib"];
+/// Where documents speak of what is in this repository.
+const PLACES: [&str; 11] = [
+    "src/",
+    "crates/",
+    "tests/",
+    "docs/",
+    "kernels/",
+    "mount-scripts/",
+    "examples/",
+    "include/",
+    "benches/",
+    ".ci/",
+    ".config/",
+];
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Files below the repository with such an ending, whatever cargo makes apart.
+fn files(extension: &str) -> Vec<PathBuf> {
+    fn walk(directory: &Path, extension: &str, found: &mut Vec<PathBuf>) {
+        for entry in std::fs::read_dir(directory).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                let is_ours = path != root().join("target") && path != root().join(".git");
+                if is_ours {
+                    walk(&path, extension, found);
+                }
+            } else if path.extension().is_some_and(|found| found == extension) {
+                found.push(path);
+            }
+        }
+    }
+    let mut found = Vec::new();
+    walk(root(), extension, &mut found);
+    assert!(!found.is_empty(), "no file ends with {extension}");
+    found
+}
+
+#[test]
+fn files_are_short() {
+    for path in files("rs") {
+        let lines = std::fs::read_to_string(&path).unwrap().lines().count();
+        assert!(lines <= LINES_MAX, "{}: {lines} lines, at most {LINES_MAX}", path.display());
+    }
+}
+
+#[test]
+fn crates_use_each_other_downwards() {
+    let mut checked = 0;
+    for order in [ORDER.as_slice(), ENGINE_ORDER.as_slice()] {
+        for (rank, name) in order.iter().enumerate() {
+            let manifest = root().join("crates").join(name).join("Cargo.toml");
+            let text = std::fs::read_to_string(manifest).unwrap();
+            for line in text.lines().filter_map(|line| line.strip_prefix("kvfs-")) {
+                let used = line.split('.').next().unwrap();
+                assert!(order[..rank].contains(&used), "{name} uses {used}");
+                checked += 1;
+            }
+        }
+    }
+    let crates = std::fs::read_dir(root().join("crates")).unwrap();
+    for directory in crates {
+        let name = directory.unwrap().file_name().into_string().unwrap();
+        let is_placed = ORDER.contains(&&*name) || ENGINE_ORDER.contains(&&*name);
+        assert!(is_placed, "{name} has no place in the order");
+    }
+    assert!(checked > 20, "only {checked} uses were found");
+}
+
+/// The type that a line begins the methods of.
+fn type_of(line: &str) -> Option<&str> {
+    let rest = line.strip_prefix("impl")?;
+    let rest = match rest.strip_prefix('<') {
+        Some(generics) => generics.split_once("> ")?.1,
+        None => rest.strip_prefix(' ')?,
+    };
+    let name = rest.split(['<', ' ']).next()?;
+    (rest.ends_with('{') && !rest.contains(" for ")).then_some(name)
+}
+
+fn is_method(line: &str) -> bool {
+    let Some(line) = line.strip_prefix("    ") else { return false };
+    let line = line.strip_prefix("pub ").unwrap_or(line);
+    let line = if line.starts_with("pub(") {
+        line.split_once(") ").map_or(line, |(_, rest)| rest)
+    } else {
+        line
+    };
+    let line = line.strip_prefix("const ").unwrap_or(line);
+    line.strip_prefix("unsafe ").unwrap_or(line).starts_with("fn ")
+}
+
+#[test]
+fn types_do_not_grow_into_everything() {
+    let mut methods = BTreeMap::<(PathBuf, String), usize>::new();
+    let sources = files("rs").into_iter();
+    for path in sources.filter(|path| {
+        let path = path.strip_prefix(root()).unwrap();
+        path.starts_with("src") || path.starts_with("crates")
+    }) {
+        let crate_name = path.strip_prefix(root()).unwrap().components().take(2).collect();
+        let text = std::fs::read_to_string(&path).unwrap();
+        let mut current = None;
+        for line in text.lines() {
+            if let Some(name) = type_of(line) {
+                current = Some((PathBuf::clone(&crate_name), name.to_owned()));
+            } else if line.starts_with('}') {
+                current = None;
+            } else if let Some(current) = current.as_ref().filter(|_| is_method(line)) {
+                *methods.entry(current.clone()).or_default() += 1;
+            }
+        }
+    }
+    assert!(methods.len() > 300, "only {} types were found", methods.len());
+    for ((crate_name, name), count) in methods {
+        let known = TOO_LARGE.iter().find(|(known, _)| *known == name);
+        let most = known.map_or(METHODS_MAX, |(_, most)| *most);
+        let place = crate_name.display();
+        assert!(count <= most, "{place}: {name} has {count} methods, at most {most}");
+    }
+}
+
+/// What stands between single backticks, outside of blocks of code, and what links point to.
+fn named_in(document: &str) -> Vec<&str> {
+    let mut is_code = false;
+    let mut named = Vec::new();
+    for line in document.lines() {
+        if line.trim_start().starts_with("```") {
+            is_code = !is_code;
+        } else if !is_code {
+            named.extend(line.split('`').skip(1).step_by(2));
+            let links = line.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+            named.extend(links.filter(|link| !link.contains(':') && !link.starts_with('#')));
+        }
+    }
+    named
+}
+
+#[test]
+fn what_documents_name_is_there() {
+    let mut checked = 0;
+    for document in files("md") {
+        let name = document.strip_prefix(root()).unwrap();
+        // A changelog tells of what was, a fixture of what others have.
+        if name == Path::new("CHANGELOG.md") || name.starts_with("tests/fixtures") {
+            continue;
+        }
+        let text = std::fs::read_to_string(&document).unwrap();
+        for named in named_in(&text) {
+            let path = named.split(['#', ' ', ':']).next().unwrap();
+            let is_pattern = path.contains(['*', '<', '{', '$']) || path.contains("...");
+            let from = if PLACES.iter().any(|place| path.starts_with(place)) {
+                root()
+            } else if Path::new(path).extension().is_some_and(|found| found == "md") {
+                document.parent().unwrap()
+            } else {
+                continue;
+            };
+            // What a build makes is named as well.
+            if !is_pattern {
+                let is_there = from.join(path).exists() || root().join(path).exists();
+                assert!(is_there, "{}: {path} is not there", name.display());
+                checked += 1;
+            }
+        }
+    }
+    assert!(checked > 100, "only {checked} references were found");
+}
