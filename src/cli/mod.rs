@@ -26,6 +26,7 @@ mod locks;
 mod logging;
 mod mount;
 mod movement;
+mod new_file;
 mod options;
 mod output;
 mod plan;

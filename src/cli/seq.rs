@@ -10,6 +10,7 @@ use clap::{Args, Subcommand};
 use serde_json::json;
 
 use super::consent::{Consent, size_below};
+use super::new_file::NewFile;
 use super::output::{Failure, Outcome, Report, bytes};
 use crate::sequence::{SequenceError, Sequences};
 
@@ -217,13 +218,10 @@ fn save(of: &SequenceArguments, path: &Path) -> Outcome {
         return of.on(|all, seq| all.state_write(seq, io::stdout().lock()));
     }
     let explain = |error: io::Error| Failure::Failed(format!("{}: {error}", path.display()));
-    let file = File::create_new(path).map_err(explain)?;
-    let outcome = of.on(|all, seq| all.state_write(seq, io::BufWriter::new(&file)));
-    let outcome = outcome.and_then(|report| file.sync_all().map_err(explain).map(|()| report));
-    if outcome.is_err() {
-        let _ = std::fs::remove_file(path);
-    }
-    outcome
+    let made = NewFile::absent(path).map_err(explain)?;
+    let report = of.on(|all, seq| all.state_write(seq, io::BufWriter::new(made.file())))?;
+    made.publish().map_err(explain)?;
+    Ok(report)
 }
 
 fn load(of: &SequenceArguments, path: &Path) -> Outcome {

@@ -132,6 +132,40 @@ fn what_happened_last_counts() {
     }
 }
 
+/// Names that went together with their directory, or below one that was moved, do not come back in the place of
+/// the one that a file still has.
+#[test]
+fn names_that_went_with_their_directory_do_not_come_back() {
+    let patient = Patient::new();
+    let fs = Mounted::open(&patient.path);
+    for directory in ["files/gone", "files/made", "files/moved"] {
+        let link = |path: &str| fs.0.link(fs.find("files/d/b").unwrap(), &fs.place(path)).unwrap();
+        let is_moved = directory == "files/moved";
+        if is_moved {
+            fs.directory("files/made");
+            link("files/made/b");
+            fs.0.commit().unwrap();
+            fs.0.rename(&fs.place("files/made"), &fs.place(directory), 0).unwrap();
+        } else {
+            fs.directory(directory);
+            link(&format!("{directory}/b"));
+        }
+        fs.0.commit().unwrap();
+        fs.0.unlink(&fs.place(&format!("{directory}/b"))).unwrap();
+        fs.0.remove_directory(&fs.place(directory)).unwrap();
+        fs.0.commit().unwrap();
+    }
+    fs.close();
+    remove(&patient);
+    let (rebuilt, report) = rebuild(&patient);
+    assert_eq!((rebuilt.lost, report.findings), (0, Vec::new()));
+    assert_has(&patient, &[]);
+    let fs = Mounted::open(&patient.path);
+    for gone in ["files/gone", "files/made", "files/moved"] {
+        assert_eq!(fs.find(gone), None, "{gone}");
+    }
+}
+
 #[test]
 fn what_says_nothing_comes_to_lost_and_found() {
     let patient = Patient::new();

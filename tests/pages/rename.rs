@@ -18,6 +18,7 @@ in_both_modes!(
     an_identical_page_is_dropped,
     another_page_replaces,
     a_writer_that_stays_cannot_change_the_page,
+    another_link_keeps_its_bytes,
 );
 
 /// A mount with a model and the page of layer 0 that starts at token 0, not yet made.
@@ -249,4 +250,36 @@ fn a_writer_that_stays_cannot_change_the_page(mode: Mode) {
     mount.remount();
     assert!(std::fs::read(&path).unwrap() == page);
     assert_eq!(mount.errors(), [] as [String; 0]);
+}
+
+/// Of two names of a file one becomes a page, a tail or ids; the other one stays what it was, and is not what the new
+/// name leads to.
+fn another_link_keeps_its_bytes(mode: Mode) {
+    let (mount, model, page) = prepared(mode);
+    let layer = page.parent().unwrap();
+    let row = vec![7; usize::try_from(model.manifest.geometry().row_bytes()).unwrap()];
+    let sequence = layer.parent().unwrap();
+    let renamed = [
+        (page.clone(), model.page(0, 0, 1)),
+        (layer.join("0000032.tail"), row),
+        (sequence.join("tokens"), vec![1, 0, 0, 0]),
+    ];
+    for (number, (to, bytes)) in renamed.iter().enumerate() {
+        let directory = to.parent().unwrap();
+        let (other, link) = (mount.files(format!("other-{number}")), directory.join(".new"));
+        write_and_close(&other, bytes).unwrap();
+        std::fs::hard_link(&other, &link).unwrap();
+        rename(&link, to).unwrap();
+        assert_eq!(&std::fs::read(to).unwrap(), bytes, "{}", to.display());
+        assert_eq!(&std::fs::read(&other).unwrap(), bytes, "{}", other.display());
+        assert_eq!(std::fs::metadata(&other).unwrap().nlink(), 1);
+        let written = open(&other, libc::O_WRONLY).unwrap();
+        written.write_all_at(b"changed", 0).unwrap();
+        assert_eq!(&std::fs::read(to).unwrap(), bytes, "{}", to.display());
+        // The kernel keeps names of `files/`: there the new name would lead to the file itself.
+        let second = mount.files(format!("second-{number}"));
+        std::fs::hard_link(&other, &second).unwrap();
+        assert_errno(rename(&second, to), libc::EXDEV);
+        assert_eq!(&std::fs::read(to).unwrap(), bytes, "{}", to.display());
+    }
 }

@@ -11,6 +11,7 @@ mod by_hash;
 mod by_prompt;
 mod command;
 mod machines;
+mod open_slots;
 mod private;
 mod random;
 mod saved;

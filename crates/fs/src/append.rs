@@ -41,6 +41,7 @@ impl FileSystem {
         drop(state);
         if truncates {
             let _turn = turn.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            self.tell_watches_of_rows(inode.file());
             if let Err(error) = file.set_length(0) {
                 self.release(handle)?;
                 return Err(error.into());
@@ -55,6 +56,13 @@ impl FileSystem {
             caching: Caching::Never,
             closes_quietly: !writes,
         })
+    }
+
+    /// Rows go: who reads them by the name of their file must not take later ones for them.
+    pub(super) fn tell_watches_of_rows(&self, file: Option<&FileRecord>) {
+        if let Some(Role::Tail { directory, .. }) = file.map(|file| file.role) {
+            self.state().metadata.watches.tell(directory);
+        }
     }
 
     /// Appends to a tail or token file: a descriptor without `O_APPEND` must name the end.
@@ -190,9 +198,14 @@ impl FileSystem {
         let mut sealed = tail.clone();
         sealed.mtime = Time::now();
         let origin = Origin { is_dated: false, ..state.origin(id, sealed)? };
-        state.remove_source(id, place, false)?;
         let to = Place { parent: place.parent, name };
-        self.insert_sealed(&mut state, &origin, &to, (object, &verified))?;
+        // The rows stay where they are.
+        let suspended = state.metadata.watches.suspend(place.parent);
+        let inserted = state
+            .remove_source(id, place, false)
+            .and_then(|()| self.insert_sealed(&mut state, &origin, &to, (object, &verified)));
+        state.metadata.watches.resume(suspended);
+        inserted?;
         self.announce(&to);
         let end = start + u64::from(tokens);
         self.open_next_tail(&mut state, tail, (place.parent, end), next)

@@ -56,6 +56,11 @@ impl FileSystem {
         let mut paths = old.map_or_else(Vec::new, |old| old.paths);
         paths.retain(|path| !changed_names.contains(path));
         paths.extend(changed.names.iter().cloned());
+        // Which names are gone is not always told here: that of a directory that went in the same commit, or that was
+        // moved since its files were noted, is no longer the one that was noted. The note keeps the last ones.
+        if paths.len() > changed.inode.links as usize {
+            paths.sort_by_cached_key(|path| leads_to(&self.state(), path, changed.id));
+        }
         let description = Description::new(paths, changed.inode.clone(), record);
         if let Err(error) = self.store.describe(object, &description) {
             log::debug!("object {object} does not say where it belongs: {error}");
@@ -99,6 +104,18 @@ impl FileSystem {
         let changed = layer.range(b"E", b"E");
         changed.filter_map(|(key, _)| directories.path(&self.state(), key)).collect()
     }
+}
+
+/// Whether a path from the root leads to a file now.
+fn leads_to(state: &State, path: &[u8], file: InodeId) -> bool {
+    let mut at = InodeId::ROOT;
+    for name in path.split(|byte| *byte == b'/') {
+        match state.entry(at, name) {
+            Ok(Some(entry)) => at = entry.inode,
+            _ => return false,
+        }
+    }
+    at == file
 }
 
 /// Longest path that is noted, as for every system call (`PATH_MAX`). Clients choose how deep directories

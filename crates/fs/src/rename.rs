@@ -55,9 +55,18 @@ impl FileSystem {
         }
         let (_, directory) = state.directory(to.parent)?;
         let class = classify::file(directory, &to.name);
+        let (_, source_class) = state.directory(from.parent)?;
         let role = inode.file().map(|file| file.role);
         match (role, class) {
             (_, FileClass::Reserved) => return Err(FsError::NotPermitted),
+            (
+                Some(Role::Plain),
+                FileClass::Page(_) | FileClass::Manifest | FileClass::Tail(_) | FileClass::Tokens,
+            ) if inode.links > 1 && !classify::changes_by_itself(source_class) => {
+                // The kernel takes the new name for the file that it has just moved, and keeps names of `files/`: what
+                // is sealed would be a file that can be written to through its other names.
+                return Err(FsError::CrossDevice);
+            }
             (Some(Role::Plain), FileClass::Page(_) | FileClass::Manifest) => {
                 drop(state);
                 self.publish_renamed(entry.inode, from, to)?;

@@ -317,7 +317,8 @@ impl State {
                 file.object = None;
             }
         }
-        if let Some(node) = self.nodes.get_mut(&id) {
+        // Another name of the file still leads to it.
+        if let Some(node) = self.nodes.get_mut(&id).filter(|_| source.links == 1) {
             node.superseded = true;
         }
         self.remove_name(from, id);

@@ -13,6 +13,7 @@ use kvfs_formats::{Rows, SequenceFile, sequence_files};
 
 use super::arguments::{ExportArguments, ImportArguments};
 use super::create::publish;
+use super::new_file::NewFile;
 use super::output::{Failure, Outcome, Report, bytes};
 use super::prefix::read_tokens;
 use crate::page::names::{TOKENS, format_layer};
@@ -144,21 +145,13 @@ pub(crate) fn export(arguments: &ExportArguments) -> Outcome {
     if ids.is_empty() {
         return Err(refuse(&format!("has no {TOKENS}, which such a file needs")));
     }
-    let mut name = to.clone().into_os_string();
-    name.push(".tmp");
-    let staging = Path::new(&name);
-    let file = File::create_new(staging).map_err(explain(staging))?;
+    let made = NewFile::replacing(to).map_err(explain(to))?;
     let written = if is_of_tensors {
-        let written = tensors::write(&file, &sequence, &ids, tokens);
-        written.and_then(|()| file.sync_all().map_err(|error| error.to_string()))
+        tensors::write(made.file(), &sequence, &ids, tokens)
     } else {
-        slot::write(file, &sequence, arguments, (&ids, tokens))
+        slot::write(made.file(), &sequence, arguments, (&ids, tokens))
     };
-    let written = written.map_err(|why| refuse(&why));
-    let outcome = written.and_then(|()| publish(staging, to).map_err(explain(to)));
-    if outcome.is_err() {
-        let _ = std::fs::remove_file(staging);
-    }
-    outcome?;
+    written.map_err(|why| refuse(&why))?;
+    made.publish().map_err(explain(to))?;
     Ok(Report::text(format!("{}: {tokens} tokens\n", to.display())))
 }

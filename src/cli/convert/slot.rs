@@ -16,7 +16,7 @@ use crate::reader::{Sequence, Stream};
 /// # Errors
 /// A line.
 pub(super) fn write(
-    file: File, sequence: &Sequence, arguments: &ExportArguments, (ids, tokens): (&[u32], u64),
+    file: &File, sequence: &Sequence, arguments: &ExportArguments, (ids, tokens): (&[u32], u64),
 ) -> Result<(), String> {
     let (manifest, version) = (sequence.manifest(), arguments.slot_version());
     let refuse = |why: String| format!("a slot file of llama.cpp {why}");
@@ -40,19 +40,18 @@ pub(super) fn write(
             .map_err(|error| error.to_string())?;
         }
     }
-    let file = rows.file.into_inner().map_err(|error| error.to_string())?;
-    file.sync_all().map_err(|error| error.to_string())
+    rows.file.flush().map_err(|error| error.to_string())
 }
 
 /// What is written behind the head.
-struct Rows {
-    file: BufWriter<File>,
+struct Rows<'f> {
+    file: BufWriter<&'f File>,
     format: Format,
     geometry: Geometry,
     cells: u32,
 }
 
-impl Rows {
+impl Rows<'_> {
     /// K, or V, of a layer, in order of tokens, then heads.
     fn write(&mut self, stream: &mut Stream<'_>, is_v: bool) -> io::Result<()> {
         write_tensor_head(&mut self.file, &self.format, is_v)?;

@@ -22,6 +22,7 @@ use crate::{FileSystem, FsError};
 use kvfs_page::names::{REFERENCES_4_SUFFIX, REFERENCES_SUFFIX, SLOT_4_SUFFIX, SLOT_SUFFIX};
 use kvfs_page::{Geometry, Layer, LayerKind, Layout as PageLayout, Manifest, PrefixHash, names};
 use kvfs_storage::ingest::model::Model;
+use kvfs_storage::store::metadata::watches::Watch;
 use kvfs_storage::store::record::{InodeId, Time};
 
 use kvfs_formats::slot::reference::{Key, REFERENCE_BYTES};
@@ -78,6 +79,10 @@ pub(super) struct SlotKey {
 pub(crate) struct OpenSlot {
     rules: Arc<Model>,
     sequence: InodeId,
+    /// The directories of its layers.
+    layers: Vec<InodeId>,
+    /// Whether files in them were replaced or removed since.
+    watch: Watch,
     /// Who could open it.
     readers: Readers,
     format: Format,
@@ -120,18 +125,24 @@ impl FileSystem {
         &self, model: InodeId, name: &str,
     ) -> Result<Option<SlotKey>, FsError> {
         let Some((name, kind)) = Kind::of_name(name) else { return Ok(None) };
-        let sequence = {
-            let state = self.state();
-            let Some(all) = state.entry(model, names::SEQUENCES.as_bytes())? else {
-                return Ok(None);
-            };
-            state.entry(all.inode, name.as_bytes())?
-        };
-        let Some(sequence) = sequence.filter(|entry| entry.file_type == libc::S_IFDIR) else {
+        let mut sequence = self.sequence_named(model, name)?;
+        while let Some(found) = sequence {
+            if let Some(shape) = self.slot_now(model, found, kind)? {
+                return Ok(Some(shape.key));
+            }
+            // One that is saved takes the place of another in one step: that one may have gone while it was looked at.
+            sequence = self.sequence_named(model, name)?.filter(|now| *now != found);
+        }
+        Ok(None)
+    }
+
+    fn sequence_named(&self, model: InodeId, name: &str) -> Result<Option<InodeId>, FsError> {
+        let state = self.state();
+        let Some(all) = state.entry(model, names::SEQUENCES.as_bytes())? else {
             return Ok(None);
         };
-        let shape = self.slot_now(model, sequence.inode, kind)?;
-        Ok(shape.map(|shape| shape.key))
+        let entry = state.entry(all.inode, name.as_bytes())?;
+        Ok(entry.filter(|entry| entry.file_type == libc::S_IFDIR).map(|entry| entry.inode))
     }
 
     /// What a slot is made of, also when there is another one by now.
@@ -193,6 +204,7 @@ impl FileSystem {
     pub(super) fn open_slot(
         &self, id: InodeId, key: SlotKey, open: Share,
     ) -> Result<OpenSlot, FsError> {
+        let (layers, watch) = self.watch_layers(key)?;
         let now = self.slot_now(key.model, key.sequence, key.kind)?;
         // The kernel looks the name up again.
         let shape = now.filter(|shape| shape.key == key).ok_or(FsError::Stale)?;
@@ -219,6 +231,8 @@ impl FileSystem {
         let mut slot = OpenSlot {
             rules: shape.rules,
             sequence,
+            layers,
+            watch,
             readers,
             format: shape.format,
             layout: shape.layout,
@@ -230,6 +244,19 @@ impl FileSystem {
         };
         slot.file = self.slot_file(id, &slot)?;
         Ok(slot)
+    }
+
+    /// The directories of a slot's layers, watched from now on.
+    fn watch_layers(&self, key: SlotKey) -> Result<(Vec<InodeId>, Watch), FsError> {
+        let rules = self.slot_shape(key)?.rules;
+        let mut state = self.state();
+        let mut layers = Vec::new();
+        for layer in (0..rules.manifest.geometry().num_layers()).map(Layer) {
+            let entry = state.entry(key.sequence, names::format_layer(layer).as_bytes())?;
+            layers.push(entry.ok_or(FsError::Stale)?.inode);
+        }
+        let watch = state.metadata.watches.watch(layers.iter().copied());
+        Ok((layers, watch))
     }
 
     /// Whether the rows of a slot behind its references lie in pages that only the remote has: those are

@@ -78,6 +78,9 @@ impl Query {
     }
 }
 
+/// Looks at a slot that is replaced again and again while it is looked at.
+const LOOKS_MAX: usize = 16;
+
 impl FileSystem {
     /// Whether a name stands in such a directory, or is one itself.
     pub(crate) fn is_prefix_name(&self, place: &Place) -> bool {
@@ -90,6 +93,17 @@ impl FileSystem {
     pub(crate) fn lookup_prefix(
         &self, parent: InodeId, name: &[u8],
     ) -> Result<Option<Lookup>, FsError> {
+        for _ in 1..LOOKS_MAX {
+            match self.look_once(parent, name) {
+                Err(FsError::Stale) => {}
+                outcome => return outcome,
+            }
+        }
+        self.look_once(parent, name)
+    }
+
+    /// The same. What was found may be gone before it is known what it is: that is stale.
+    fn look_once(&self, parent: InodeId, name: &[u8]) -> Result<Option<Lookup>, FsError> {
         let absent = Ok(Some(Lookup::Absent { stable: false }));
         let text = std::str::from_utf8(name).unwrap_or_default();
         let found = if super::is_virtual(parent) {
@@ -134,7 +148,7 @@ impl FileSystem {
             }
         };
         let id = self.virtual_numbers().hold(found);
-        let attributes = self.prefix_attributes(id)?;
+        let attributes = self.prefix_attributes(id).inspect_err(|_| self.forget_prefix(id, 1))?;
         Ok(Some(Lookup::Found(Found { attributes, name_is_stable: false })))
     }
 
@@ -207,7 +221,11 @@ impl FileSystem {
         let mut slot_readers = 0;
         if let Virtual::Slot(key) = meaning {
             let shape = self.slot_shape(key)?;
-            let readers = self.slot_readers(&shape, key.sequence)?;
+            // One that was replaced: the kernel looks the name up again.
+            let readers = self.slot_readers(&shape, key.sequence).map_err(|error| match error {
+                FsError::NotFound => FsError::Stale,
+                error => error,
+            })?;
             (uid, gid, slot_readers) = (readers.uid, readers.gid, readers.bits);
             size = shape.length();
         }

@@ -18,6 +18,7 @@ mod encoded;
 mod prefixes;
 mod remote;
 mod scan;
+pub mod watches;
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -40,6 +41,7 @@ use super::record::{
     Entry, Inode, InodeId, ObjectId, ObjectKind, ObjectRecord, OnlyRemote, Totals,
 };
 use super::standing;
+use watches::Watches;
 
 /// Where a change goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,6 +85,8 @@ pub struct Metadata {
     pub generation: u64,
     /// Counts changes of what a manifest of names tells of names and files.
     pub names_changed: u64,
+    /// Who relies on names of some directories.
+    pub watches: Watches,
 }
 
 impl Metadata {
@@ -131,6 +135,7 @@ impl Metadata {
             was_clean,
             generation: 1,
             names_changed: 1,
+            watches: Watches::default(),
         })
     }
 
@@ -260,6 +265,12 @@ impl Metadata {
 
     /// Stores a name.
     pub fn put_entry(&mut self, life: Life, parent: InodeId, name: &[u8], entry: Entry) {
+        if self.watches.are_of(parent) {
+            let old = self.entry(parent, name).ok().flatten();
+            if old.is_some_and(|old| old.inode != entry.inode) {
+                self.watches.tell(parent);
+            }
+        }
         self.note_tokens(parent, name);
         self.note_positions(parent, name, entry.inode);
         self.put(life, keys::entry(parent, name), &entry);
@@ -267,6 +278,7 @@ impl Metadata {
 
     /// Removes a name.
     pub fn remove_entry(&mut self, life: Life, parent: InodeId, name: &[u8]) {
+        self.watches.tell(parent);
         self.note_tokens(parent, name);
         self.remove(life, keys::entry(parent, name));
     }

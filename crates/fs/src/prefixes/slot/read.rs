@@ -201,11 +201,7 @@ impl FileSystem {
     }
 
     fn slot_page(&self, slot: &OpenSlot, layer: u32, start: u64) -> Result<Page, FsError> {
-        let directory = {
-            let state = self.state();
-            let name = names::format_layer(Layer(layer));
-            state.entry(slot.sequence, name.as_bytes())?.ok_or(FsError::Stale)?.inode
-        };
+        let directory = *slot.layers.get(layer as usize).ok_or(FsError::Stale)?;
         let start_token = TokenStart(start);
         let page = names::format_page(start_token);
         let page = self.whole_file((directory, &page), slot.readers)?;
@@ -217,6 +213,10 @@ impl FileSystem {
             let tail = self.whole_file((directory, &tail), slot.readers)?;
             tail.ok_or(FsError::Stale)?
         };
+        // What was read may be of a file that came later: it was written for those whom the sequence lets in now.
+        if slot.watch.has_changed() {
+            return Err(FsError::Stale);
+        }
         Ok(Page { layer, start, bytes, is_tail })
     }
 }

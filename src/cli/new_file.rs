@@ -1,0 +1,125 @@
+//! Files that commands make for other programs: they appear whole, under their name, or not at all.
+
+use std::fs::{self, File, Permissions};
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use tempfile::{Builder, NamedTempFile};
+
+/// A file without its name yet. Dropped, it goes.
+#[derive(Debug)]
+pub(super) struct NewFile {
+    written: NamedTempFile,
+    name: PathBuf,
+    /// Whether what has the name is replaced.
+    replaces: bool,
+}
+
+impl NewFile {
+    /// Fails if something has the name.
+    pub(super) fn absent(name: &Path) -> io::Result<NewFile> {
+        if name.symlink_metadata().is_ok() {
+            return Err(io::ErrorKind::AlreadyExists.into());
+        }
+        NewFile::beside(name.to_owned(), false)
+    }
+
+    /// Replaces a regular file that has the name, with its permissions; through a symbolic link the one that it leads
+    /// to. A device or a pipe is not replaced: whoever names one does not mean that it shall go.
+    pub(super) fn replacing(name: &Path) -> io::Result<NewFile> {
+        let Ok(old) = fs::metadata(name) else { return NewFile::absent(name) };
+        if !old.is_file() {
+            let why = "is there and is no regular file: name another one";
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, why));
+        }
+        let new = NewFile::beside(name.canonicalize()?, true)?;
+        new.file().set_permissions(Permissions::from_mode(old.permissions().mode() & 0o777))?;
+        Ok(new)
+    }
+
+    fn beside(name: PathBuf, replaces: bool) -> io::Result<NewFile> {
+        let directory = match name.parent() {
+            Some(parent) if parent != Path::new("") => parent,
+            _ => Path::new("."),
+        };
+        // On a mount such a name is staging. What a signal leaves is in nobody's way.
+        let written = Builder::new()
+            .prefix(".kvfs-")
+            .suffix(".tmp")
+            .permissions(Permissions::from_mode(0o666))
+            .tempfile_in(directory)?;
+        Ok(NewFile { written, name, replaces })
+    }
+
+    pub(super) fn file(&self) -> &File {
+        self.written.as_file()
+    }
+
+    /// Makes it durable and gives it its name.
+    pub(super) fn publish(self) -> io::Result<()> {
+        self.file().sync_all()?;
+        let published = if self.replaces {
+            self.written.persist(&self.name)
+        } else {
+            self.written.persist_noclobber(&self.name)
+        };
+        published.map(drop).map_err(|error| error.error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    fn make(new: io::Result<NewFile>, bytes: &[u8]) -> io::Result<()> {
+        let new = new?;
+        new.file().write_all(bytes)?;
+        new.publish()
+    }
+
+    #[test]
+    fn a_file_appears_whole_or_not_at_all() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        drop(NewFile::absent(&path).unwrap());
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+        make(NewFile::absent(&path), b"old").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"old");
+        let refused = make(NewFile::absent(&path), b"new").unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::AlreadyExists);
+        // Somebody else made it meanwhile.
+        let second = directory.path().join("second");
+        let begun = NewFile::absent(&second);
+        fs::write(&second, b"another's").unwrap();
+        make(begun, b"new").unwrap_err();
+        assert_eq!(fs::read(&second).unwrap(), b"another's");
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn what_is_replaced_keeps_its_permissions_and_links() {
+        let directory = tempfile::tempdir().unwrap();
+        let [path, link] = ["file", "link"].map(|name| directory.path().join(name));
+        fs::write(&path, b"private").unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+        std::os::unix::fs::symlink("file", &link).unwrap();
+        make(NewFile::replacing(&link), b"new").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert!(link.is_symlink());
+        make(NewFile::replacing(&directory.path().join("third")), b"new").unwrap();
+    }
+
+    #[test]
+    fn devices_and_pipes_stay() {
+        let directory = tempfile::tempdir().unwrap();
+        let pipe = directory.path().join("pipe");
+        nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        for path in [&pipe, directory.path()] {
+            let refused = NewFile::replacing(path).unwrap_err().to_string();
+            assert!(refused.contains("no regular file"), "{refused}");
+        }
+    }
+}
