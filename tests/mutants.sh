@@ -54,12 +54,15 @@ find "$tree" -mindepth 1 -delete
 rsync -a --from0 --files-from="$list" ./ "$tree/"
 cd "$tree"
 
+# Of a sample the names: what a later round leaves out must not change what the sample is.
 chosen=()
 if [ -n "$sample" ]; then
-    # One share of all, evenly spread.
-    total=$(cargo mutants --workspace --list "${files[@]}" | wc -l)
-    shares=$((total / sample > 0 ? total / sample : 1))
-    chosen=(--sharding round-robin --shard "$((seed * 7919 % shares))/$shares")
+    names=$(cargo mutants --workspace --list "${files[@]}")
+    total=$(wc -l <<<"$names")
+    apart=$((total / sample > 0 ? total / sample : 1))
+    while IFS= read -r name; do
+        chosen+=(--re "^$(sed 's/[][\.*^$()+?{}|/]/\\&/g' <<<"$name")\$")
+    done < <(awk -v apart="$apart" -v first="$((seed * 7919 % apart))" 'NR % apart == first' <<<"$names")
 fi
 
 end=$((SECONDS + seconds))

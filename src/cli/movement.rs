@@ -315,7 +315,7 @@ fn look(waiting: &mut Waiting) -> Result<bool, String> {
     let why = match moving.as_deref() {
         None => return Err("it was changed meanwhile".to_owned()),
         Some(b"in_use") => "somebody has it open or mapped",
-        Some(b"remote_down") => "the remote does not answer",
+        Some(b"remote_down") => "the remote is down (kvfs status tells why)",
         Some(_) => {
             waiting.stuck = None;
             return Ok(false);

@@ -4,7 +4,7 @@ use std::os::unix::fs::FileExt;
 
 use crate::common::sys::{assert_errno, map, open, rename, sync_directory, write_and_close};
 use crate::common::{Mode, eventually};
-use crate::place::{Place, assert_same, tier};
+use crate::place::{Place, assert_same, complaint, kvfs, printed, tier};
 
 in_both_modes!(
     what_does_not_fit_leaves_and_comes_back,
@@ -12,6 +12,7 @@ in_both_modes!(
     without_the_remote_an_open_may_count_as_a_miss,
     a_changed_file_is_not_what_the_remote_has,
     a_mapped_file_stays,
+    a_place_that_was_emptied_takes_nothing_over,
 );
 
 fn what_does_not_fit_leaves_and_comes_back(mode: Mode) {
@@ -115,4 +116,39 @@ fn a_mapped_file_stays(mode: Mode) {
     }
     assert!(mapped[..] == bytes[..]);
     drop(mapped);
+}
+
+/// What was verified there is gone: nothing leaves the disk for it any more, and nothing is called synced.
+fn a_place_that_was_emptied_takes_nothing_over(mode: Mode) {
+    let place = Place::new(mode, &[]);
+    let files = place.write("f", 3);
+    let root = place.mount.path().to_owned();
+    printed(&kvfs(&["sync", "--remote"], &[&root]));
+    let hidden = place.remote.with_extension("hidden");
+    std::fs::create_dir(&hidden).unwrap();
+    let move_all = |from: &std::path::Path, to: &std::path::Path| {
+        for entry in from.read_dir().unwrap() {
+            let entry = entry.unwrap();
+            rename(entry.path(), to.join(entry.file_name())).unwrap();
+        }
+    };
+    move_all(&place.remote, &hidden);
+    let paths: Vec<_> = files.iter().map(|(path, _)| path.as_path()).collect();
+    let said = complaint(&kvfs(&["evict"], &paths));
+    assert!(said.contains("the remote is down"), "{said}");
+    assert_same(&files);
+    assert!(files.iter().all(|(path, _)| tier(path) == "ssd"));
+    eventually("the remote to count as down", || {
+        place.mount.status("remote_state").starts_with("down").then_some(())
+    });
+    let later = place.write("later", 1);
+    let synced = kvfs(&["sync", "--remote", "--timeout", "2"], &[&root]);
+    assert_eq!(synced.status.code(), Some(1), "{synced:?}");
+    // What a store made there since is nobody's.
+    std::fs::remove_dir_all(&place.remote).unwrap();
+    rename(&hidden, &place.remote).unwrap();
+    printed(&kvfs(&["sync", "--remote"], &[&root]));
+    printed(&kvfs(&["evict"], &paths));
+    assert_same(&files);
+    assert_same(&later);
 }

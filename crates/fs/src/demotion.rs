@@ -163,6 +163,7 @@ impl FileSystem {
             return Ok(());
         };
         let begin = Instant::now();
+        exchange.remote().check_place().map_err(FsError::Remote)?;
         let names_changed = self.state().metadata.names_changed;
         self.index_prefixes()?;
         self.commit()?;

@@ -58,6 +58,13 @@ impl FileSystem {
     pub(super) fn leave_disk(
         &self, tiers: &Tiers, objects: &[(ObjectId, InodeId)],
     ) -> Result<Vec<ObjectId>, FsError> {
+        if objects.is_empty() {
+            return Ok(Vec::new());
+        }
+        // What was verified there once is worth nothing if the place was emptied since.
+        if let Some(exchange) = &tiers.exchange {
+            exchange.remote().check_place().map_err(FsError::Remote)?;
+        }
         let mut marked = Vec::new();
         for &(object, id) in objects {
             marked.extend(self.mark_leaving(tiers, id, object)?);

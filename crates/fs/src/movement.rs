@@ -122,8 +122,9 @@ impl FileSystem {
             // It has left already; the mover notes that in a moment.
             _ if found.is_remote() => Err(FsError::NoAttribute),
             Progress::Gone => Err(FsError::NoAttribute),
-            Progress::MayLeave => Ok("in_use"),
+            // Not while nobody knows what it still has, either.
             _ if is_down => Ok("remote_down"),
+            Progress::MayLeave => Ok("in_use"),
             Progress::Uploading => Ok("uploading"),
             Progress::Naming => Ok("naming"),
         }

@@ -131,6 +131,20 @@ impl Remote {
         self.inner.health.wait_for_answer(patience)
     }
 
+    /// Looks whether the place still is this remote. One that was emptied, or has something else in its place, is down
+    /// from then on, until it is what it was.
+    pub fn check_place(&self) -> Result<()> {
+        if self.head(RemoteName::Marker)?.is_some() {
+            return Ok(());
+        }
+        let error = RemoteError::Unreachable(format!(
+            "remote {}: KVFS-REMOTE is gone: was the place emptied, or is something else mounted there?",
+            self.inner.place
+        ));
+        self.inner.health.lose(error.clone());
+        Err(error)
+    }
+
     /// Whether what goes there is sealed.
     pub fn is_sealed(&self) -> bool {
         self.inner.options.seal.is_some()

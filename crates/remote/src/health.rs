@@ -114,6 +114,11 @@ impl Health {
         }
     }
 
+    /// The place is not what it was: it is connected to anew.
+    pub(super) fn lose(&self, error: RemoteError) {
+        self.set_down(&mut self.lock(), error);
+    }
+
     fn set_down(&self, inner: &mut Inner, error: RemoteError) {
         let since = if let State::Down { since, .. } = &inner.state {
             *since
