@@ -61,6 +61,7 @@ if [ -n "$sample" ]; then
     total=$(wc -l <<<"$names")
     apart=$((total / sample > 0 ? total / sample : 1))
     while IFS= read -r name; do
+        # shellcheck disable=SC2016 # These are characters of an expression, not variables.
         chosen+=(--re "^$(sed 's/[][\.*^$()+?{}|/]/\\&/g' <<<"$name")\$")
     done < <(awk -v apart="$apart" -v first="$((seed * 7919 % apart))" 'NR % apart == first' <<<"$names")
 fi
