@@ -54,45 +54,53 @@ find "$tree" -mindepth 1 -delete
 rsync -a --from0 --files-from="$list" ./ "$tree/"
 cd "$tree"
 
-# Of a sample the names: what a later round leaves out must not change what the sample is.
 chosen=()
 if [ -n "$sample" ]; then
-    names=$(cargo mutants --workspace --list "${files[@]}")
-    total=$(wc -l <<<"$names")
-    apart=$((total / sample > 0 ? total / sample : 1))
-    while IFS= read -r name; do
-        # shellcheck disable=SC2016 # These are characters of an expression, not variables.
-        chosen+=(--re "^$(sed 's/[][\.*^$()+?{}|/]/\\&/g' <<<"$name")\$")
-    done < <(awk -v apart="$apart" -v first="$((seed * 7919 % apart))" 'NR % apart == first' <<<"$names")
+    # One share of all, evenly spread.
+    total=$(cargo mutants --workspace --list "${files[@]}" | wc -l)
+    shares=$((total / sample > 0 ? total / sample : 1))
+    chosen=(--sharding round-robin --shard "$((seed * 7919 % shares))/$shares")
 fi
 
-end=$((SECONDS + seconds))
-# Runs tests on the mutants that none has noticed yet: try SECONDS PACKAGE|own ARGUMENTS OF cargo test. A mutant
-# whose tests take longer never ends, which is noticed as well.
-try() {
-    local left=$((end - SECONDS)) outcome=0 arguments=()
-    [ "$left" -gt 0 ] || return 0
-    [ ! -e mutants.out ] || [ -s mutants.out/missed.txt ] || return 0
-    arguments+=(--timeout "$1")
-    shift
-    # Without a name cargo-mutants runs the tests of the package that the mutant is in.
-    [ "$1" = own ] || arguments+=(--test-package "$1")
-    shift
-    for argument in "$@"; do arguments+=(--cargo-test-arg "$argument"); done
-    timeout --signal=INT "$left" cargo mutants --workspace --in-place --iterate --baseline skip \
-        "${files[@]}" "${chosen[@]}" "${arguments[@]}" || outcome=$?
-    # 2: some live; 3: a test took too long; 124: the time was over, which is no fault of a test.
-    case $outcome in
-        0 | 2 | 3 | 124) ;;
-        *) exit "$outcome" ;;
-    esac
+# First the tests of the crate that the mutant is in. A mutant whose tests take a minute never ends, which is noticed
+# as well.
+end=$((SECONDS + seconds)) outcome=0
+timeout --signal=INT "$seconds" cargo mutants --workspace --in-place --baseline skip --timeout 60 \
+    "${files[@]}" "${chosen[@]}" --cargo-test-arg --lib || outcome=$?
+# 2: some live; 3: a test took too long; 124: the time was over, which is no fault of a test.
+case $outcome in
+    0 | 2 | 3 | 124) ;;
+    *) exit "$outcome" ;;
+esac
+
+# The change of each mutant that lives so far, a file and its name in a line.
+living() {
+    python3 - <<'PYTHON'
+import json
+for outcome in json.load(open("mutants.out/outcomes.json"))["outcomes"]:
+    if outcome["summary"] == "MissedMutant":
+        print(outcome["diff_path"], outcome["scenario"]["Mutant"]["name"], sep="\t")
+PYTHON
 }
-try 60 own --lib
-echo "mutants.sh: $(cat mutants.out/{caught,missed,timeout,unviable}.txt | wc -l) tried"
-try 300 kvfs "${WITHOUT_MOUNT[@]}"
-try 300 kvfs "${WITH_MOUNT[@]}"
-if [ -s mutants.out/missed.txt ]; then
-    echo "mutants.sh: these live:" >&2
-    cat mutants.out/missed.txt >&2
-    exit 1
-fi
+
+# Whether tests of the program pass with a change: notices CHANGE ARGUMENTS OF cargo test
+notices() {
+    local change=mutants.out/$1 outcome=0
+    shift
+    patch --quiet --strip 1 --input "$change"
+    timeout 600 cargo test --quiet --locked --package kvfs "$@" >mutants.out/suites.log 2>&1 || outcome=$?
+    patch --quiet --strip 1 --reverse --input "$change"
+    [ "$outcome" -ne 0 ]
+}
+
+tried=$(cat mutants.out/{caught,missed,timeout,unviable}.txt | wc -l) unknown=0 survivors=()
+while IFS=$'\t' read -r change name; do
+    if [ "$SECONDS" -ge "$end" ]; then
+        unknown=$((unknown + 1))
+    elif ! notices "$change" "${WITHOUT_MOUNT[@]}" && ! notices "$change" "${WITH_MOUNT[@]}"; then
+        survivors+=("$name")
+        echo "lives: $name"
+    fi
+done < <(living)
+echo "mutants.sh: $tried tried, ${#survivors[@]} live, $unknown not looked at to the end"
+[ ${#survivors[@]} -eq 0 ]
