@@ -1,17 +1,23 @@
 //! What the threads do until it is over.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::fs::File;
-use std::io;
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use kvfs::reader::ReadError;
+
 use crate::Soak;
 use crate::common::random::Random;
-use crate::common::sys::{open, rename, setxattr, sync_directory, try_map, write_and_close};
+use crate::common::sys::{close, open, rename, setxattr, sync_directory, try_map, write_and_close};
 use crate::ledger::{Ledger, Slot};
+
+/// What a worker has begun and has open still, at most.
+const GIVEN_UP_MAX: usize = 4;
 
 /// A thread's own things.
 pub(crate) struct Worker {
@@ -34,11 +40,26 @@ pub(crate) struct Counts {
     pub(crate) rows_synced: AtomicU64,
     pub(crate) sealed: AtomicU64,
     pub(crate) limited: AtomicU64,
+    pub(crate) saved: AtomicU64,
+    pub(crate) restored: AtomicU64,
+    pub(crate) slots_renamed: AtomicU64,
+    pub(crate) slots_removed: AtomicU64,
+    pub(crate) edited: AtomicU64,
+    pub(crate) asked: AtomicU64,
+    begun: AtomicU64,
+    given_up: AtomicU64,
+    pub(crate) registered: AtomicU64,
+    pub(crate) looked_for: AtomicU64,
+    pub(crate) blocks_read: AtomicU64,
+    pub(crate) withdrawn: AtomicU64,
+    pub(crate) closed_late: AtomicU64,
+    pub(crate) pools_replaced: AtomicU64,
+    pub(crate) by_hash: AtomicU64,
     failed: AtomicU64,
 }
 
 impl Counts {
-    fn all(&self) -> [(&'static str, &AtomicU64); 12] {
+    fn all(&self) -> [(&'static str, &AtomicU64); 27] {
         [
             ("written", &self.written),
             ("synced", &self.synced),
@@ -51,12 +72,27 @@ impl Counts {
             ("synced rows", &self.rows_synced),
             ("sealed by rows", &self.sealed),
             ("written below a limit", &self.limited),
+            ("saved as slots", &self.saved),
+            ("restored from slots", &self.restored),
+            ("renamed slots", &self.slots_renamed),
+            ("removed slots", &self.slots_removed),
+            ("edited", &self.edited),
+            ("asked for", &self.asked),
+            ("begun", &self.begun),
+            ("given up", &self.given_up),
+            ("registered blocks", &self.registered),
+            ("looked for in blocks", &self.looked_for),
+            ("read in blocks", &self.blocks_read),
+            ("withdrawn blocks", &self.withdrawn),
+            ("closed late", &self.closed_late),
+            ("replaced pools", &self.pools_replaced),
+            ("stored by hash", &self.by_hash),
             ("failed", &self.failed),
         ]
     }
 
     pub(crate) fn assert_something_of_everything(&self) {
-        for (what, count) in &self.all()[..11] {
+        for (what, count) in &self.all()[..26] {
             assert!(count.load(Ordering::Relaxed) > 0, "nothing was {what}");
         }
     }
@@ -105,6 +141,30 @@ impl Worker {
                 count(&self.soak.counts.failed);
             }
         }
+    }
+
+    /// Begins to write what becomes nothing, and closes an older one of that kind.
+    pub(crate) fn begin(
+        &self, begun: io::Result<File>, half: &[u8], given_up: &mut VecDeque<File>,
+    ) {
+        let outcome = begun.and_then(|mut file| {
+            let outcome = file.write_all(half);
+            given_up.push_back(file);
+            outcome
+        });
+        self.note("begin", outcome, &self.soak.counts.begun);
+        if given_up.len() > GIVEN_UP_MAX {
+            given_up.pop_front().into_iter().for_each(|file| self.give_up(file));
+        }
+    }
+
+    /// Closes half a slot, or half a description of a block, which is refused, or a question.
+    pub(crate) fn give_up(&self, file: File) {
+        let outcome = match close(file) {
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(()),
+            outcome => outcome,
+        };
+        self.note("give up", outcome, &self.soak.counts.given_up);
     }
 
     /// Replaces and removes the files that are this writer's.
@@ -198,4 +258,21 @@ fn read_all(mut file: &File) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     io::Read::read_to_end(&mut file, &mut bytes)?;
     Ok(bytes)
+}
+
+/// A system call's error, of those that the reader library tells.
+pub(crate) fn of_reader<T>(outcome: Result<T, ReadError>) -> io::Result<T> {
+    outcome.map_err(|error| match error {
+        ReadError::Io { error, .. } => error,
+        ReadError::Disconnected(_) => io::Error::from_raw_os_error(libc::ENOTCONN),
+        error => panic!("{error}"),
+    })
+}
+
+/// Nothing where a name is not there, which is an answer.
+pub(crate) fn or_absent<T>(outcome: io::Result<T>) -> io::Result<Option<T>> {
+    match outcome {
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
+        outcome => outcome.map(Some),
+    }
 }
