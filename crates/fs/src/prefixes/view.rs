@@ -434,7 +434,7 @@ impl FileSystem {
     }
 
     /// How many virtual inodes the kernel holds.
-    pub(in crate::fs) fn virtual_inodes_held(&self) -> usize {
+    pub(crate) fn virtual_inodes_held(&self) -> usize {
         self.virtual_numbers().by_number.len()
     }
 
