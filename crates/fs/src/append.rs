@@ -26,6 +26,15 @@ use kvfs_storage::store::record::{
 /// Bytes of one token id.
 const TOKEN_BYTES: u64 = 4;
 
+impl State {
+    /// Rows go: who reads them by the name of their file must not take later ones for them.
+    pub(super) fn tell_watches_of_rows(&self, file: Option<&FileRecord>) {
+        if let Some(Role::Tail { directory, .. }) = file.map(|file| file.role) {
+            self.metadata.watches.tell(directory);
+        }
+    }
+}
+
 impl FileSystem {
     pub(super) fn open_append(
         &self, id: InodeId, writes: bool, truncates: bool,
@@ -41,7 +50,7 @@ impl FileSystem {
         drop(state);
         if truncates {
             let _turn = turn.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            self.tell_watches_of_rows(inode.file());
+            self.state().tell_watches_of_rows(inode.file());
             if let Err(error) = file.set_length(0) {
                 self.release(handle)?;
                 return Err(error.into());
@@ -56,13 +65,6 @@ impl FileSystem {
             caching: Caching::Never,
             closes_quietly: !writes,
         })
-    }
-
-    /// Rows go: who reads them by the name of their file must not take later ones for them.
-    pub(super) fn tell_watches_of_rows(&self, file: Option<&FileRecord>) {
-        if let Some(Role::Tail { directory, .. }) = file.map(|file| file.role) {
-            self.state().metadata.watches.tell(directory);
-        }
     }
 
     /// Appends to a tail or token file: a descriptor without `O_APPEND` must name the end.

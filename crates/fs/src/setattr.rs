@@ -97,7 +97,7 @@ impl FileSystem {
                 let length = self.store.stat_object(object)?.length;
                 return if size == length { Ok(()) } else { Err(FsError::NotPermitted) };
             }
-            self.tell_watches_of_rows(Some(&file));
+            self.state().tell_watches_of_rows(Some(&file));
             let file = self.store.open_object(object, Access::ReadWrite)?;
             file.set_length(size)?;
             self.note_tokens(id, TokensChange::Truncated);

@@ -111,7 +111,7 @@ impl FileSystem {
             };
             (state.metadata.totals, state.nodes.len(), state.handles.len(), uncommitted)
         };
-        let held = held + self.virtual_inodes_held();
+        let held = held + self.virtual_numbers().held();
         let passthrough = match self.io_mode.get() {
             Some(IoMode::Passthrough) => "yes".to_owned(),
             Some(IoMode::Served(reason)) => format!("no: {reason}"),

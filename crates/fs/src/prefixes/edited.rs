@@ -16,7 +16,7 @@ impl FileSystem {
     /// Where the rows of a sequence stand; `None` if its `positions.json` cannot be used, and
     /// nothing of it can be told.
     pub(super) fn positions_of(&self, sequence: InodeId) -> Result<Option<Positions>, FsError> {
-        if self.file_bytes(sequence, names::POSITIONS)? > MAX_POSITIONS_BYTES as u64
+        if self.size_and_time(sequence, names::POSITIONS)?.0 > MAX_POSITIONS_BYTES as u64
             || self.note_away(sequence)?
         {
             return Ok(None);

@@ -90,13 +90,18 @@ impl Virtual {
 
 /// The virtual inodes that the kernel holds.
 #[derive(Debug, Default)]
-struct Numbers {
+pub(crate) struct Numbers {
     next: u64,
     by_number: HashMap<InodeId, (Virtual, u64)>,
     by_meaning: HashMap<Virtual, InodeId>,
 }
 
 impl Numbers {
+    /// How many virtual inodes the kernel holds.
+    pub(crate) fn held(&self) -> usize {
+        self.by_number.len()
+    }
+
     /// The number of a virtual inode, held once more.
     fn hold(&mut self, meaning: Virtual) -> InodeId {
         let next = &mut self.next;

@@ -18,6 +18,7 @@ use super::access::Readers;
 use super::index::TOKEN_BYTES;
 use super::shares::Share;
 use super::slot_file::SlotFile;
+use crate::state::State;
 use crate::{FileSystem, FsError};
 use kvfs_page::names::{REFERENCES_4_SUFFIX, REFERENCES_SUFFIX, SLOT_4_SUFFIX, SLOT_SUFFIX};
 use kvfs_page::{Geometry, Layer, LayerKind, Layout as PageLayout, Manifest, PrefixHash, names};
@@ -119,30 +120,45 @@ impl SlotShape {
     }
 }
 
+impl State {
+    /// The directory of a model's sequence of this name.
+    fn sequence_named(&self, model: InodeId, name: &str) -> Result<Option<InodeId>, FsError> {
+        let Some(all) = self.entry(model, names::SEQUENCES.as_bytes())? else {
+            return Ok(None);
+        };
+        let entry = self.entry(all.inode, name.as_bytes())?;
+        Ok(entry.filter(|entry| entry.file_type == libc::S_IFDIR).map(|entry| entry.inode))
+    }
+
+    /// The directories of a sequence's layers, watched from now on.
+    fn watch_layers(
+        &mut self, sequence: InodeId, geometry: &Geometry,
+    ) -> Result<(Vec<InodeId>, Watch), FsError> {
+        let mut layers = Vec::new();
+        for layer in (0..geometry.num_layers()).map(Layer) {
+            let entry = self.entry(sequence, names::format_layer(layer).as_bytes())?;
+            layers.push(entry.ok_or(FsError::Stale)?.inode);
+        }
+        let watch = self.metadata.watches.watch(layers.iter().copied());
+        Ok((layers, watch))
+    }
+}
+
 impl FileSystem {
     /// The slot that a name in `slots/` means, if there can be one.
     pub(super) fn slot_named(
         &self, model: InodeId, name: &str,
     ) -> Result<Option<SlotKey>, FsError> {
         let Some((name, kind)) = Kind::of_name(name) else { return Ok(None) };
-        let mut sequence = self.sequence_named(model, name)?;
+        let mut sequence = self.state().sequence_named(model, name)?;
         while let Some(found) = sequence {
             if let Some(shape) = self.slot_now(model, found, kind)? {
                 return Ok(Some(shape.key));
             }
             // One that is saved takes the place of another in one step: that one may have gone while it was looked at.
-            sequence = self.sequence_named(model, name)?.filter(|now| *now != found);
+            sequence = self.state().sequence_named(model, name)?.filter(|now| *now != found);
         }
         Ok(None)
-    }
-
-    fn sequence_named(&self, model: InodeId, name: &str) -> Result<Option<InodeId>, FsError> {
-        let state = self.state();
-        let Some(all) = state.entry(model, names::SEQUENCES.as_bytes())? else {
-            return Ok(None);
-        };
-        let entry = state.entry(all.inode, name.as_bytes())?;
-        Ok(entry.filter(|entry| entry.file_type == libc::S_IFDIR).map(|entry| entry.inode))
     }
 
     /// What a slot is made of, also when there is another one by now.
@@ -186,12 +202,10 @@ impl FileSystem {
         Ok(Some(SlotShape { rules, key, format, layout }))
     }
 
-    /// Length of a file in a directory; 0 without one.
-    pub(super) fn file_bytes(&self, directory: InodeId, name: &str) -> Result<u64, FsError> {
-        self.size_and_time(directory, name).map(|(size, _)| size)
-    }
-
-    fn size_and_time(&self, directory: InodeId, name: &str) -> Result<(u64, Time), FsError> {
+    /// Length of a file in a directory, and when it was changed; 0 without one.
+    pub(super) fn size_and_time(
+        &self, directory: InodeId, name: &str,
+    ) -> Result<(u64, Time), FsError> {
         let state = self.state();
         let Some(entry) = state.entry(directory, name.as_bytes())? else {
             return Ok((0, Time::default()));
@@ -204,7 +218,8 @@ impl FileSystem {
     pub(super) fn open_slot(
         &self, id: InodeId, key: SlotKey, open: Share,
     ) -> Result<OpenSlot, FsError> {
-        let (layers, watch) = self.watch_layers(key)?;
+        let rules = self.slot_shape(key)?.rules;
+        let (layers, watch) = self.state().watch_layers(key.sequence, rules.manifest.geometry())?;
         let now = self.slot_now(key.model, key.sequence, key.kind)?;
         // The kernel looks the name up again.
         let shape = now.filter(|shape| shape.key == key).ok_or(FsError::Stale)?;
@@ -244,19 +259,6 @@ impl FileSystem {
         };
         slot.file = self.slot_file(id, &slot)?;
         Ok(slot)
-    }
-
-    /// The directories of a slot's layers, watched from now on.
-    fn watch_layers(&self, key: SlotKey) -> Result<(Vec<InodeId>, Watch), FsError> {
-        let rules = self.slot_shape(key)?.rules;
-        let mut state = self.state();
-        let mut layers = Vec::new();
-        for layer in (0..rules.manifest.geometry().num_layers()).map(Layer) {
-            let entry = state.entry(key.sequence, names::format_layer(layer).as_bytes())?;
-            layers.push(entry.ok_or(FsError::Stale)?.inode);
-        }
-        let watch = state.metadata.watches.watch(layers.iter().copied());
-        Ok((layers, watch))
     }
 
     /// Whether the rows of a slot behind its references lie in pages that only the remote has: those are

@@ -433,17 +433,12 @@ impl FileSystem {
         super::is_virtual(id) && matches!(self.virtual_inode(id), Ok(Virtual::Match(_)))
     }
 
-    /// How many virtual inodes the kernel holds.
-    pub(crate) fn virtual_inodes_held(&self) -> usize {
-        self.virtual_numbers().by_number.len()
-    }
-
     pub(super) fn virtual_inode(&self, id: InodeId) -> Result<Virtual, FsError> {
         let numbers = self.virtual_numbers();
         numbers.by_number.get(&id).map(|(meaning, _)| *meaning).ok_or(FsError::Stale)
     }
 
-    pub(super) fn virtual_numbers(&self) -> MutexGuard<'_, super::Numbers> {
+    pub(crate) fn virtual_numbers(&self) -> MutexGuard<'_, super::Numbers> {
         self.prefixes.numbers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
