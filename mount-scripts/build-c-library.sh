@@ -11,9 +11,10 @@ cd "$(dirname "$0")/.."
 built=$(cargo rustc --locked --package kvfs-c --lib --crate-type cdylib,staticlib "$@" --message-format=json-render-diagnostics -- \
     -C link-arg=-Wl,-soname,libkvfs.so -C link-arg=-Wl,--exclude-libs,ALL |
     sed -n 's/.*"filenames":\["\([^"]*libkvfs_c\.[a-z]*\)","\([^"]*libkvfs_c\.[a-z]*\)"\].*/\1\n\2/p')
-for file in $built; do
+[ -n "$built" ] || { echo "build-c-library.sh: cargo does not tell what it built" >&2; exit 1; }
+while IFS= read -r file; do
     # Cargo names files after the crate, programs look for the library's name.
     name=${file%/*}/libkvfs.${file##*.}
     ln -f "$file" "$name"
     echo "$name"
-done
+done <<<"$built"

@@ -83,21 +83,34 @@ for outcome in json.load(open("mutants.out/outcomes.json"))["outcomes"]:
 PYTHON
 }
 
-# Whether tests of the program pass with a change: notices CHANGE ARGUMENTS OF cargo test
-notices() {
-    local change=mutants.out/$1 outcome=0
-    shift
-    patch --quiet --strip 1 --input "$change"
-    timeout 600 cargo test --quiet --locked --package kvfs "$@" >mutants.out/suites.log 2>&1 || outcome=$?
-    patch --quiet --strip 1 --reverse --input "$change"
-    [ "$outcome" -ne 0 ]
+# Whether a test of the program fails, of those that these arguments of cargo test choose.
+fails() {
+    ! timeout 600 cargo test --quiet --locked --package kvfs "$@" </dev/null >mutants.out/suites.log 2>&1
 }
 
+# The same with a change: notices FILE CHANGE ARGUMENTS
+notices() {
+    local file=$1 change=mutants.out/$2 outcome=0
+    shift 2
+    patch --quiet "$file" "$change"
+    fails "$@" || outcome=$?
+    patch --quiet --reverse "$file" "$change"
+    return "$outcome"
+}
+
+if [ -n "$(living)" ] && { fails "${WITHOUT_MOUNT[@]}" || fails "${WITH_MOUNT[@]}"; }; then
+    echo "mutants.sh: tests fail without any change: $tree/mutants.out/suites.log" >&2
+    exit 1
+fi
 tried=$(cat mutants.out/{caught,missed,timeout,unviable}.txt | wc -l) unknown=0 survivors=()
 while IFS=$'\t' read -r change name; do
     if [ "$SECONDS" -ge "$end" ]; then
         unknown=$((unknown + 1))
-    elif ! notices "$change" "${WITHOUT_MOUNT[@]}" && ! notices "$change" "${WITH_MOUNT[@]}"; then
+        continue
+    fi
+    file=${name%%:*}
+    if ! notices "$file" "$change" "${WITHOUT_MOUNT[@]}" &&
+        ! notices "$file" "$change" "${WITH_MOUNT[@]}"; then
         survivors+=("$name")
         echo "lives: $name"
     fi
