@@ -75,7 +75,7 @@ pub enum What {
     Engines,
     /// One flat directory of a million files
     Names,
-    /// Small files made as fast as possible, and what others wait for meanwhile; four minutes
+    /// Small files made as fast as possible, and what others wait for meanwhile; ten minutes
     Small,
     /// Everything but the last two
     All,
