@@ -4,10 +4,11 @@
 
 use std::cell::Cell;
 use std::fs::File;
-use std::io;
+use std::io::{self, Read};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::{PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard};
 
 static FORKS: RwLock<()> = RwLock::new(());
 
@@ -48,7 +49,33 @@ pub(crate) fn shell_as(directory: &Path, user: u32, script: &str) -> Command {
 pub(crate) fn spawn(command: &mut Command) -> io::Result<Child> {
     assert_eq!(DEPTH.get(), 0, "forks are forbidden here");
     let _alone = FORKS.write().unwrap_or_else(PoisonError::into_inner);
-    command.spawn()
+    spawn_alone(command)
+}
+
+/// Starts a program, and waits until it has closed its copies of our descriptors: this process goes on
+/// when the program's memory is another (`posix_spawn`), which is before that.
+fn spawn_alone(command: &mut Command) -> io::Result<Child> {
+    /// A small number, kept for the descriptor that is the last one of a program to be let go: it closes
+    /// them in ascending order, and the kernel works what was closed off backwards (`task_work_run`).
+    static LAST: OnceLock<OwnedFd> = OnceLock::new();
+    let nothing = File::open("/dev/null")?;
+    let last = LAST.get_or_init(|| nothing.try_clone().unwrap().into());
+    let (reader, writer) = io::pipe()?;
+    place_at(&writer, last)?;
+    drop(writer);
+    let child = command.spawn();
+    place_at(&nothing, last)?;
+    let end = { reader }.read(&mut [0]);
+    assert_eq!(end?, 0, "nobody writes to this pipe");
+    child
+}
+
+/// dup3(2): the number of one descriptor leads to the file of another.
+fn place_at(file: impl AsFd, number: &OwnedFd) -> io::Result<()> {
+    // SAFETY: the number stays its owner's, whatever file it leads to.
+    let number = unsafe { OwnedFd::from_raw_fd(number.as_raw_fd()) };
+    let mut number = std::mem::ManuallyDrop::new(number);
+    Ok(nix::unistd::dup3(file, &mut number, nix::fcntl::OFlag::O_CLOEXEC)?)
 }
 
 /// Starts a program that inherits a copy of a descriptor, and nobody else does.
@@ -57,7 +84,7 @@ pub(crate) fn spawn_with(command: &mut Command, file: &File) -> io::Result<Child
     let _alone = FORKS.write().unwrap_or_else(PoisonError::into_inner);
     // std marks its descriptors to be closed by exec.
     let copy = nix::fcntl::fcntl(file, nix::fcntl::FcntlArg::F_DUPFD(3))?;
-    let child = command.spawn();
+    let child = spawn_alone(command);
     nix::unistd::close(copy)?;
     child
 }

@@ -97,12 +97,17 @@ pub(crate) fn page(manifest: &Manifest, start: u64) -> Vec<u8> {
     pack_page(&place, &rows, TOKENS).unwrap()
 }
 
+/// Of the model in the store.
+pub(crate) fn manifest() -> Manifest {
+    let fields =
+        ManifestFields { page_tokens: TOKENS, ..ManifestFields::new("m", Dtype::F16, 2, 2, 8) };
+    Manifest::new(fields).unwrap()
+}
+
 /// A store with one of everything.
 pub(crate) fn make_store(path: &Path) -> Files {
     let fs = Mounted::open(path);
-    let fields =
-        ManifestFields { page_tokens: TOKENS, ..ManifestFields::new("m", Dtype::F16, 2, 2, 8) };
-    let manifest = Manifest::new(fields).unwrap();
+    let manifest = manifest();
     let mut files = Files::new();
     for path in [
         "models/m",

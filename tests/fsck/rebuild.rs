@@ -6,7 +6,7 @@ use kvfs::store::fsck::{self, Rebuilt, Report};
 use kvfs::store::{Store, StoreError};
 
 use crate::common::sys::{attribute, removexattr, setxattr};
-use crate::patient::{LAYER, Mounted, NEXT_PAGE, PAGE, Patient};
+use crate::patient::{LAYER, Mounted, NEXT_PAGE, PAGE, Patient, manifest, page};
 
 const NOTE: &str = "user.kvfs.note";
 
@@ -164,6 +164,39 @@ fn names_that_went_with_their_directory_do_not_come_back() {
     for gone in ["files/gone", "files/made", "files/moved"] {
         assert_eq!(fs.find(gone), None, "{gone}");
     }
+}
+
+/// `kvfs seq` and slots make a sequence beside the name that it gets, and commits note the files there.
+#[test]
+fn sequences_that_operations_made_have_their_names() {
+    let patient = Patient::new();
+    let fs = Mounted::open(&patient.path);
+    let sequences = "models/m/sequences";
+    let manifest = manifest();
+    for (made, name) in [("copied~", "copied"), ("saved~~", "saved"), ("s~", "s.rebuilt")] {
+        fs.directory(&format!("{sequences}/{made}"));
+        fs.directory(&format!("{sequences}/{made}/000"));
+        fs.write(&format!("{sequences}/{made}/000/0000000.safetensors"), &page(&manifest, 0));
+        fs.0.commit().unwrap();
+        if name != "s.rebuilt" {
+            let [from, to] = [made, name].map(|name| fs.place(&format!("{sequences}/{name}")));
+            fs.0.rename(&from, &to, 0).unwrap();
+        }
+    }
+    fs.close();
+    remove(&patient);
+    rebuild(&patient);
+    let fs = Mounted::open(&patient.path);
+    fs.0.remove_unfinished_saves().unwrap();
+    let mut found = fs.list(sequences);
+    found.sort_unstable();
+    assert_eq!(found, ["copied", "s", "s.rebuilt", "saved"]);
+    for name in ["copied", "saved", "s.rebuilt"] {
+        let path = format!("{sequences}/{name}/000/0000000.safetensors");
+        assert_eq!(fs.read(&path), Some(Ok(page(&manifest, 0))), "{name}");
+    }
+    fs.close();
+    assert_has(&patient, &[]);
 }
 
 #[test]

@@ -37,6 +37,11 @@ impl Injection {
         let pid = nix::unistd::Pid::from_raw(i32::try_from(self.strace.id()).unwrap());
         let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM);
         self.strace.wait().unwrap();
+        self.count()
+    }
+
+    /// How often something was injected so far.
+    pub(crate) fn count(&self) -> usize {
         let log = std::fs::read(&self.log).unwrap_or_default();
         String::from_utf8_lossy(&log).matches("(INJECTED)").count()
     }

@@ -24,6 +24,8 @@ pub(crate) enum Content {
 #[derive(Debug, Default)]
 struct History {
     acknowledged: Option<Version>,
+    /// The name was last found with the beginning of this version, whose program was told of an error.
+    broken_off: Option<Version>,
     /// Begun since then.
     begun: Vec<Version>,
 }
@@ -35,8 +37,8 @@ pub(crate) struct Ledger {
     pub(crate) acknowledged: u64,
     /// Cuts that came between the begin of an operation and its acknowledgement.
     pub(crate) interrupted: u64,
-    /// A program that is told of an error between its two writes and closes the file leaves the first
-    /// of them.
+    /// A program that is told of an error by one of its two writes and closes the file leaves what it wrote
+    /// before: nothing, or the first half.
     pub(crate) has_halves: bool,
 }
 
@@ -50,8 +52,7 @@ impl Ledger {
     /// It was said to be durable.
     pub(crate) fn acknowledge(&mut self, name: &Path, version: Version) {
         if let Some((history, _)) = self.names.get_mut(name) {
-            history.acknowledged = Some(version);
-            history.begun.clear();
+            *history = History { acknowledged: Some(version), ..History::default() };
         }
         self.acknowledged += 1;
     }
@@ -61,8 +62,7 @@ impl Ledger {
             let (history, known) = self.names.entry(name).or_default();
             *known = content;
             if new.acknowledged.is_some() {
-                history.begun.clear();
-                history.acknowledged = new.acknowledged;
+                *history = History { acknowledged: new.acknowledged, ..History::default() };
             }
             history.begun.extend(new.begun);
         }
@@ -82,27 +82,26 @@ impl Ledger {
             }
             let code = errno(&found);
             assert!([0, libc::ENOENT].contains(&code), "{when}: {}: {found:?}", name.display());
-            let version = found.ok().and_then(|bytes| {
+            let version = found.as_ref().ok().and_then(|bytes| {
                 let possible = history.acknowledged.iter().chain(&history.begun);
-                let version = recognise(model, content.unwrap(), &bytes, possible);
-                let is_half = has_halves && is_first_half(model, content.unwrap(), &bytes, history);
-                assert!(
-                    version.is_some() || is_half,
-                    "{when}: torn: {} has {} bytes: {history:?}",
-                    name.display(),
-                    bytes.len()
-                );
-                version
+                recognise(model, content.unwrap(), bytes, possible)
             });
-            if has_halves && path.exists() && version.is_none() {
-                *history = History::default();
-                continue;
-            }
-            let is_lost = version.is_none() && history.acknowledged.is_some();
+            let part = found.as_ref().ok().filter(|_| has_halves && version.is_none());
+            let broken_off = part.and_then(|bytes| {
+                let mut possible = history.broken_off.iter().chain(&history.begun);
+                possible.find(|version| is_beginning(model, content.unwrap(), **version, bytes))
+            });
+            let is_known = found.is_err() || version.is_some() || broken_off.is_some();
+            let bytes = found.as_ref().map_or(0, Vec::len);
+            assert!(is_known, "{when}: torn: {} has {bytes} bytes: {history:?}", name.display());
+            let is_lost = found.is_err() && history.acknowledged.is_some();
             assert!(!is_lost, "{when}: lost: {}: {history:?}", name.display());
-            *history = History { acknowledged: version, begun: Vec::new() };
+            let broken_off = broken_off.copied();
+            *history = History { acknowledged: version, broken_off, begun: Vec::new() };
         }
-        self.names.retain(|_, (history, _)| history.acknowledged.is_some());
+        let is_there =
+            |history: &History| history.acknowledged.is_some() || history.broken_off.is_some();
+        self.names.retain(|_, (history, _)| is_there(history));
     }
 }
 
@@ -142,10 +141,11 @@ fn rows_of_page(model: &Model, path: &Path) -> io::Result<Vec<u8>> {
     Ok(rows)
 }
 
-fn is_first_half(model: &Model, content: Content, bytes: &[u8], history: &History) -> bool {
+/// Whether a program that wrote this version was told of an error by one of its two writes, and left this.
+fn is_beginning(model: &Model, content: Content, version: Version, bytes: &[u8]) -> bool {
     let Content::Plain(length) = content else { return false };
-    let is_half = |version: &Version| bytes_of(model, content, *version).starts_with(bytes);
-    bytes.len() == length / 2 && history.begun.iter().any(is_half)
+    let is_boundary = [0, length / 2].contains(&bytes.len());
+    is_boundary && bytes_of(model, content, version).starts_with(bytes)
 }
 
 /// Which of the possible versions these bytes are.

@@ -19,6 +19,7 @@ mod cuts;
 mod errors;
 mod full;
 mod halves;
+mod import;
 mod injection;
 mod kills;
 mod ledger;

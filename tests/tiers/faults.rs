@@ -13,7 +13,7 @@ use crate::common::forks::{output, succeed};
 use crate::common::mount::scratch_directory;
 use crate::common::sys::{assert_errno, open, sync_directory, write_and_close};
 use crate::common::{Mode, Mount, eventually, fill};
-use crate::place::{BUDGET, FILE_BYTES, Place, assert_same, tier};
+use crate::place::{BUDGET, FILE_BYTES, Place, assert_same, kvfs, tier};
 
 in_both_modes!(
     a_remote_that_is_not_there_yet_is_waited_for,
@@ -121,6 +121,9 @@ fn damaged_copies_are_errors_and_never_wrong_bytes(mode: Mode) {
         }
     }
     assert!(refused >= 3);
+    // A scrub fetches nothing, and knows what those who opened them found.
+    let said = kvfs(&["scrub"], &[place.mount.path()]);
+    assert_eq!(said.status.code(), Some(3), "{said:?}");
     let errors = place.mount.errors();
     assert!(errors.iter().any(|line| line.contains("files/f")), "{errors:?}");
     assert_eq!(place.mount.staging(), Vec::<PathBuf>::new());

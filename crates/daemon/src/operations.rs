@@ -360,8 +360,10 @@ impl Operations {
 
     pub(super) fn release(&self, inode: InodeId, handle: u64, reply: impl Reply<()>) {
         let _held = self.held(Operation::Release);
+        let in_hand = self.fs.releases.begin(inode);
         let awaited = self.fs.close_waits(handle);
         let answer = move |shared: &Shared| {
+            let _in_hand = in_hand;
             if shared.fs.is_backed(handle) {
                 shared.backings.detach(inode);
             }

@@ -78,6 +78,7 @@ mod prefetch;
 mod prefixes;
 mod publish;
 pub mod rebuild;
+mod releases;
 mod remove;
 mod rename;
 mod residency;
@@ -111,6 +112,7 @@ pub use lookup::Lookup;
 pub use on_corrupt::OnCorrupt;
 pub use open::{Caching, Opened, OpenedBy};
 pub use prefetch::{Ahead, QUEUE_MAX as PREFETCH_QUEUE_MAX, THREADS as PREFETCH_THREADS};
+pub use releases::{Release, Releases};
 pub use retention::Retainer;
 pub use scrub::ScrubRequest;
 pub use setattr::{NewTime, SetAttributes};
@@ -180,6 +182,8 @@ pub struct FileSystem {
     backlog: backlog::Backlog,
     /// Signalled whenever a writer's handle is released.
     released: Condvar,
+    /// Those that were taken from the kernel and are not done.
+    pub releases: Releases,
     sealing_turns: turns::SealingTurns,
     spares: spare::Spares,
     observer: Arc<Observer>,
@@ -222,6 +226,7 @@ impl FileSystem {
             durable_generation: Mutex::new(0),
             backlog: backlog::Backlog::default(),
             released: Condvar::new(),
+            releases: Releases::default(),
             spares: spare::Spares::default(),
             sealing_turns: turns::SealingTurns::new(),
             observer,

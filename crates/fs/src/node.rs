@@ -54,7 +54,13 @@ impl Node {
 
     /// Every writer closed a descriptor, and the release of the last one is on its way.
     pub(crate) fn is_being_released(&self) -> bool {
-        self.all_closed() && !self.all_released() && !self.release_overdue
+        self.is_closed_only() && !self.release_overdue
+    }
+
+    /// Every writer closed a descriptor, and the release of one did not come yet: it is on its way, or
+    /// a mapping, dup or fork keeps the file open.
+    pub(crate) fn is_closed_only(&self) -> bool {
+        self.all_closed() && !self.all_released()
     }
 
     /// Handles open.

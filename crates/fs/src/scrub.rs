@@ -62,7 +62,7 @@ struct Progress {
     /// Of them, those that were looked at.
     done: u64,
     bytes_read: u64,
-    /// Without a checksum yet, or only in the remote.
+    /// Without a checksum yet, or only in the remote and not known to be damaged.
     skipped: u64,
     damaged: u64,
     repaired: u64,
@@ -199,7 +199,11 @@ impl FileSystem {
             kvfs_os::be_idle();
             let mut reader = Reader::new(bucket.as_ref(), &is_stopped)?;
             while let Some(&(object, id)) = next(&todo).filter(|_| !is_stopped()) {
-                let found = self.scrub_file(id, object, &mut reader)?;
+                let found = match self.scrub_file(id, object, &mut reader)? {
+                    // Nothing was read, but somebody who opened it found out.
+                    Found::Skipped if self.state().is_known_damaged(id) => Found::Damaged,
+                    found => found,
+                };
                 if found != Found::Skipped {
                     self.note_damage(id, object, found == Found::Damaged);
                 }

@@ -18,6 +18,11 @@ use kvfs_storage::tier::counters::Tier;
 /// closed is waited for this long; it takes some 20 us unless the machine is overloaded.
 const RELEASE_WAIT_MAX: Duration = Duration::from_millis(50);
 
+/// A release that was taken from the kernel is waited for longer: it comes, but may stand behind the disk.
+const RELEASE_IN_HAND_WAIT_MAX: Duration = Duration::from_secs(2);
+/// How often it is looked whether a release is still in hand, beside the signal that it gives when it is done.
+const IN_HAND_LOOK_EVERY: Duration = Duration::from_millis(5);
+
 /// A reader leaves no such trace: it is waited for only before a truncation, which would otherwise
 /// take the bytes from under a mapping that outlived its descriptor.
 const READER_WAIT_MAX: Duration = Duration::from_millis(20);
@@ -158,6 +163,9 @@ impl FileSystem {
             return state;
         }
         let mut state = self.wait_while(state, id, RELEASE_WAIT_MAX, Node::is_being_released);
+        state = self.wait_while(state, id, RELEASE_IN_HAND_WAIT_MAX, |node| {
+            node.is_closed_only() && self.releases.is_in_hand(id)
+        });
         if let Some(node) = state.nodes.get_mut(&id).filter(|node| node.is_being_released()) {
             node.release_overdue = true;
         }
@@ -183,7 +191,7 @@ impl FileSystem {
             }
             state = self
                 .released
-                .wait_timeout(state, left)
+                .wait_timeout(state, left.min(IN_HAND_LOOK_EVERY))
                 .unwrap_or_else(std::sync::PoisonError::into_inner)
                 .0;
         }

@@ -7,7 +7,6 @@ use super::FileSystem;
 use super::attributes::Place;
 use super::classify::FileClass;
 use super::handle::Served;
-use super::node::Node;
 use super::publish::page_beside_tail;
 use super::settle::Awaited;
 use super::state::State;
@@ -88,7 +87,12 @@ impl FileSystem {
     fn sealing_waits(
         &self, state: &State, ids: impl Iterator<Item = InodeId> + Clone,
     ) -> Option<Awaited> {
-        let is_awaited = |id| state.nodes.get(&id).is_some_and(Node::is_being_released);
+        let is_awaited = |id| {
+            let node = state.nodes.get(&id);
+            node.is_some_and(|node| {
+                node.is_being_released() || node.is_closed_only() && self.releases.is_in_hand(id)
+            })
+        };
         // With passthrough a probe of the bytes tells who is left, and nobody is waited for.
         if !self.is_passthrough() && ids.clone().any(is_awaited) {
             return Some(Awaited::Local);

@@ -3,6 +3,7 @@
 mod slot;
 mod tensors;
 
+use std::ffi::OsStr;
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::Path;
@@ -16,9 +17,10 @@ use super::create::publish;
 use super::new_file::NewFile;
 use super::output::{Failure, Outcome, Report, bytes};
 use super::prefix::read_tokens;
-use crate::page::names::{TOKENS, format_layer};
+use crate::page::names::{SEQUENCES, TOKENS, format_layer};
 use crate::page::{Layer, LayerKind, Manifest};
 use crate::reader::Sequence;
+use crate::sequence::{SequenceError, Sequences};
 
 /// What a file is called that shall have tensors in it.
 const TENSORS_EXTENSION: &str = "safetensors";
@@ -74,19 +76,33 @@ pub(super) fn import_to_text(arguments: &ImportArguments) -> Result<String, Fail
     let refuse = |why: String| Failure::Failed(format!("{}: {why}", from.display()));
     let token_ids = arguments.tokens.as_deref().map(read_tokens).transpose()?;
     let foreign = Foreign::open(arguments, token_ids).map_err(refuse)?;
-    DirBuilder::new().create(to).map_err(explain(to))?;
-    let outcome = Sequence::open(to).map_err(Failure::failed).and_then(|sequence| {
-        let manifest = sequence.manifest();
-        foreign.check(manifest).map_err(refuse)?;
-        fill(to, manifest, foreign.rows()).map_err(explain(to))
+    let (sequences, name) = sequences_above(to)?;
+    let manifest = sequences.manifest();
+    foreign.check(manifest).map_err(refuse)?;
+    let mut written = 0;
+    let made = sequences.make(&name, |directory| {
+        let path = directory.to_owned();
+        written = fill(directory, manifest, foreign.rows())
+            .map_err(|error| SequenceError::Io { path, error })?;
+        Ok(())
     });
-    if outcome.is_err() {
-        // Best effort: the first error is the one to tell.
-        let _ = std::fs::remove_dir_all(to);
-    }
-    let written = outcome?;
+    made.map_err(Failure::failed)?;
     let tokens = foreign.rows().num_tokens();
     Ok(format!("{}: {tokens} tokens, {}\n", to.display(), bytes(written)))
+}
+
+/// The sequences among which a directory stands or shall stand, and its name.
+fn sequences_above(sequence: &Path) -> Result<(Sequences, String), Failure> {
+    let name = sequence.file_name().and_then(OsStr::to_str);
+    let above = sequence.parent().and_then(|parent| parent.canonicalize().ok());
+    let sequences = above.filter(|above| above.file_name() == Some(OsStr::new(SEQUENCES)));
+    let model = sequences.as_deref().and_then(Path::parent);
+    let (Some(name), Some(model)) = (name, model) else {
+        let place = sequence.display();
+        return Err(Failure::Failed(format!("{place}: is not in a model's {SEQUENCES}/")));
+    };
+    let sequences = Sequences::open(model).map_err(Failure::failed)?;
+    Ok((sequences, name.to_owned()))
 }
 
 /// Bytes of the rows.

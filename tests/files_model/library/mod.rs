@@ -2,6 +2,7 @@
 
 mod bytes;
 mod compare;
+mod late_release;
 mod names;
 
 use std::collections::{BTreeMap, BTreeSet};

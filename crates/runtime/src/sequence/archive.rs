@@ -56,6 +56,20 @@ impl Sequences {
     /// a stream that is none, [`SequenceError::Io`], also for pages that the mount refuses. The
     /// sequence is as it was then.
     pub fn state_read(&self, name: &str, from: impl Read) -> Result<(), SequenceError> {
+        self.make(name, |work| {
+            self.unpack(from, work)?;
+            files::sync(work)
+        })
+    }
+
+    /// Makes a sequence of what `fill` puts into a directory that it is given, or fills an empty one: all of
+    /// it or nothing, whatever ends the program. `fill` makes durable what it writes.
+    ///
+    /// # Errors
+    /// [`SequenceError::Exists`], [`SequenceError::Io`], and those of `fill`. The sequence is as it was then.
+    pub fn make(
+        &self, name: &str, fill: impl FnOnce(&Path) -> Result<(), SequenceError>,
+    ) -> Result<(), SequenceError> {
         let _turn = self.begin(name)?;
         let path = self.path(name);
         let is_there = path.try_exists().map_err(SequenceError::io(&path))?;
@@ -63,16 +77,15 @@ impl Sequences {
             return Err(SequenceError::Exists(name.to_owned()));
         }
         let work = self.work_path(name);
-        let read = || {
+        let make = || {
             if is_there {
                 files::make_like(&path, &work)?;
             } else {
                 fs::create_dir(&work).map_err(SequenceError::io(&work))?;
             }
-            self.unpack(from, &work)?;
-            files::sync(&work)
+            fill(&work)
         };
-        self.take_over(read(), name, is_there)
+        self.take_over(make(), name, is_there)
     }
 
     /// Of a sequence, relative to its directory, in the order in which they are written.

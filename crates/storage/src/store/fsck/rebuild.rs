@@ -14,6 +14,7 @@ use std::io;
 
 use super::names::{FILES, FIXED, new_directory};
 use crate::page::classify::{self, FileClass};
+use crate::page::names;
 use crate::store::description::Description;
 use crate::store::disk::{DiskDirectory, DiskPath, shard};
 use crate::store::record::{
@@ -25,6 +26,9 @@ use crate::tier::encoded::{checksum_of_copy, recognise};
 
 /// Name of the old database in `quarantine/`.
 const OLD_DATABASE: &str = "meta.redb";
+
+/// Ends the name of a sequence of which there are two.
+const REBUILT_SUFFIX: &[u8] = b".rebuilt";
 
 /// What was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -51,6 +55,7 @@ pub(super) fn rebuild(store: &Store) -> Result<Rebuilt, StoreError> {
     for (&object, found) in found.iter().rev() {
         tree.add(store, object, *found)?;
     }
+    tree.name_finished_sequences();
     let rebuilt = tree.rebuilt;
     write(store, tree)?;
     Ok(rebuilt)
@@ -206,6 +211,36 @@ impl Tree {
         match self.inodes.get(&id)?.kind {
             Kind::Directory { class, .. } => Some(class),
             _ => None,
+        }
+    }
+
+    /// Sequences that an operation made beside the one of that name ([`names::WORK_SUFFIX`]) get it. Their files
+    /// say where they were made, not that the directory was renamed since, and what bears that name is taken for
+    /// the rest of a crash, and removed. Where another one has the name, both stay.
+    fn name_finished_sequences(&mut self) {
+        let suffix = names::WORK_SUFFIX.as_bytes();
+        let sequences = DirectoryClass::Sequences;
+        let is_work = |(parent, name): &(InodeId, Vec<u8>)| {
+            name.ends_with(suffix) && self.class(*parent) == Some(sequences)
+        };
+        let mut found: Vec<_> = self.names.keys().filter(|key| is_work(key)).cloned().collect();
+        found.sort_unstable();
+        for (parent, name) in found {
+            let mut plain = name.clone();
+            while let Some(rest) = plain.strip_suffix(suffix) {
+                plain.truncate(rest.len());
+            }
+            let mut wanted = [plain.clone(), [&plain[..], REBUILT_SUFFIX].concat()].into_iter();
+            let is_free = |wanted: &Vec<u8>| {
+                is_name(wanted) && !self.names.contains_key(&(parent, wanted.clone()))
+            };
+            let Some(free) = wanted.find(is_free) else { continue };
+            let Some(id) = self.names.remove(&(parent, name)) else { continue };
+            let inode = self.inodes.get_mut(&id).map(|inode| &mut inode.kind);
+            if let Some(Kind::Directory { name, .. }) = inode {
+                name.clone_from(&free);
+            }
+            self.name(parent, &free, id);
         }
     }
 

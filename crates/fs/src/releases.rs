@@ -1,0 +1,66 @@
+//! Releases that were taken from the kernel and are not done yet.
+//!
+//! `close()` returns when its release is on its way; a lookup that the same program makes next may overtake
+//! it, on another thread of the daemon. So whoever needs to know whether a writer is gone asks here as well.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use kvfs_storage::store::record::InodeId;
+
+/// How many releases of each inode are in hand.
+#[derive(Clone, Debug, Default)]
+pub struct Releases(Arc<Mutex<HashMap<InodeId, u32>>>);
+
+impl Releases {
+    /// To be called where the request comes in, before anything is waited for.
+    pub fn begin(&self, inode: InodeId) -> Release {
+        *self.in_hand().entry(inode).or_default() += 1;
+        Release { releases: self.clone(), inode }
+    }
+
+    pub(super) fn is_in_hand(&self, inode: InodeId) -> bool {
+        self.in_hand().contains_key(&inode)
+    }
+
+    fn in_hand(&self) -> std::sync::MutexGuard<'_, HashMap<InodeId, u32>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A release that is in hand until this is dropped.
+#[derive(Debug)]
+pub struct Release {
+    releases: Releases,
+    inode: InodeId,
+}
+
+impl Drop for Release {
+    fn drop(&mut self) {
+        let mut in_hand = self.releases.in_hand();
+        if let Some(count) = in_hand.get_mut(&self.inode) {
+            *count -= 1;
+            if *count == 0 {
+                in_hand.remove(&self.inode);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_release_counts_until_it_is_done() {
+        let releases = Releases::default();
+        let [file, other] = [InodeId(7), InodeId(8)];
+        let first = releases.begin(file);
+        let second = releases.begin(file);
+        assert!(releases.is_in_hand(file) && !releases.is_in_hand(other));
+        drop(first);
+        assert!(releases.is_in_hand(file));
+        drop(second);
+        assert!(!releases.is_in_hand(file));
+    }
+}

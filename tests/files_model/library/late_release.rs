@@ -1,0 +1,38 @@
+//! A release that the daemon has taken, and a lookup that overtakes it.
+
+use std::time::Duration;
+
+use kvfs::fs::{Awaited, Lookup, Place};
+
+use super::{Driver, page_name};
+use crate::common::forks::no_forks;
+use crate::common::{mount::scratch_directory, random::Random};
+
+#[test]
+fn a_page_is_there_when_its_release_was_overdue_and_comes_late() {
+    let _quiet = no_forks();
+    let driver = Driver::new(Random::of(1), scratch_directory());
+    let fs = driver.fs();
+    let place = Place { parent: driver.layer, name: page_name(0) };
+    let created = fs.create(&place, 0o640, Driver::caller(), true).unwrap();
+    let (handle, inode) = (created.opened.handle, created.found.attributes.inode);
+    fs.write(handle, 0, &driver.model.page(0, 0, 1), false).unwrap();
+    fs.flush(handle).unwrap();
+    let look = || fs.lookup(place.parent, &place.name).unwrap();
+
+    // A mapping keeps the file open behind its descriptor: nobody waits for its end again and again.
+    assert!(matches!(look(), Lookup::Absent { .. }));
+    assert_eq!(fs.lookup_waits(&place), None);
+
+    // It went, and its release was taken from the kernel before the next lookup.
+    let in_hand = fs.releases.begin(inode);
+    assert_eq!(fs.lookup_waits(&place), Some(Awaited::Local));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(120));
+            fs.release(handle).unwrap();
+            drop(in_hand);
+        });
+        assert!(matches!(look(), Lookup::Found(_)));
+    });
+}
