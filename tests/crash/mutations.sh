@@ -59,10 +59,10 @@ mutate fsync-of-the-store crates/storage/src/store/mod.rs \
     'self.disk.sync_directory(DiskDirectory::Store)?;' \
     'if !MUTATED { self.disk.sync_directory(DiskDirectory::Store)?; }' "${crash[@]}"
 mutate fsync-of-removals crates/fs/src/commit.rs \
-    'self.store.sync_removals()?;' 'if !MUTATED { self.store.sync_removals()?; }' "${crash[@]}"
+    'self.core.store.sync_removals()?;' 'if !MUTATED { self.core.store.sync_removals()?; }' "${crash[@]}"
 mutate fsync-of-encoded-names crates/fs/src/encoded.rs \
-    'self.store.disk.sync_directory(directory)?;' \
-    'if !MUTATED { self.store.disk.sync_directory(directory)?; }' "${crash[@]}"
+    'self.core.store.disk.sync_directory(directory)?;' \
+    'if !MUTATED { self.core.store.disk.sync_directory(directory)?; }' "${crash[@]}"
 mutate fsync-before-changes-in-place crates/fs/src/keep_resident.rs \
     '                    file.sync()?;' 'if !MUTATED { file.sync()?; }' "${crash[@]}"
 mutate commit-before-changes-in-place crates/fs/src/open.rs \
@@ -72,8 +72,8 @@ mutate commit-before-leaving crates/fs/src/leave.rs \
     'if let Err(error) = self.commit() {' \
     'if !MUTATED && let Err(error) = self.commit() {' "${crash[@]}"
 mutate removals-after-the-commit crates/fs/src/commit.rs \
-    'self.describe(&layer);' \
-    'self.describe(&layer); if MUTATED { for object in &layer.removals { let _ = self.store.remove_object(*object); } }' \
+    'self.core.describe(&layer);' \
+    'self.core.describe(&layer); if MUTATED { for object in &layer.removals { let _ = self.core.store.remove_object(*object); } }' \
     "${crash[@]}"
 mutate read-only-after-a-failed-fsync crates/fs/src/commit.rs \
     'state.refusal = Some(Refusal::DiskFailed);' \
@@ -87,7 +87,7 @@ mutate panics-of-the-database crates/storage/src/store/database.rs \
     'if MUTATED { act() } else { catch_unwind(AssertUnwindSafe(act)).unwrap_or_else(panicked) }' "${crash[@]}"
 mutate staging-is-emptied crates/storage/src/store/recovery.rs \
     'store.disk.remove(&path)?;' 'if !MUTATED { store.disk.remove(&path)?; }' "${crash[@]}"
-mutate the-probe-for-writers crates/fs/src/settle.rs \
+mutate the-probe-for-writers crates/fs/src/core/settle.rs \
     '|| !seal::is_at_rest(&self.store, object)?' \
     '|| (!MUTATED && !seal::is_at_rest(&self.store, object)?)' --test files_semantics mappings
 mutate objects-without-records crates/storage/src/store/mod.rs \

@@ -115,7 +115,7 @@ fn start_changing(
         start("kvfs-spares", {
             let (file_system, stopped) = (Arc::clone(file_system), stopped.clone());
             let (wanted, requests) = bounded(1);
-            file_system.keep_spares(wanted);
+            file_system.core.keep_spares(wanted);
             move || make_spares(&file_system, &requests, &stopped)
         })?,
         start("kvfs-retain", {
@@ -210,7 +210,7 @@ fn make_spares(file_system: &FileSystem, requests: &Receiver<()>, stopped: &Rece
         crossbeam_channel::select! {
             recv(stopped) -> _ => return,
             recv(requests) -> request => match request {
-                Ok(()) => file_system.make_spares(),
+                Ok(()) => file_system.core.make_spares(),
                 Err(_) => return,
             },
         }

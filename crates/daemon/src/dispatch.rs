@@ -9,7 +9,7 @@ use super::answer::Reply;
 use super::pace::Paced;
 use super::shared::Shared;
 use super::slow::Job;
-use kvfs_fs::{Awaited, Pace};
+use kvfs_fs::{Awaited, Pace, Waits};
 
 /// Where requests run that are not answered at once.
 pub(super) struct Pools {
@@ -42,6 +42,11 @@ impl Operations {
     pub(super) fn new(shared: Arc<Shared>, pools: Pools) -> Operations {
         let Pools { slow, fetches, asks, bulk, saves, paced } = pools;
         Operations { shared, slow, fetches, asks, bulk, saves, paced }
+    }
+
+    /// What a request waits for.
+    pub(super) fn waits(&self) -> Waits<'_> {
+        self.fs.core.waits()
     }
 
     /// Refuses a change where clients may make none. Gives the way of the answer back if they may.

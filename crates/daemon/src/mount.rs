@@ -242,7 +242,7 @@ pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountEr
     let (stop, stopped) = bounded::<()>(0);
     let notifier = connection.notifier();
     let teller = notifier.clone();
-    file_system.on_new_names(AskAnew(Box::new(move |directory| {
+    file_system.core.on_new_names(AskAnew(Box::new(move |directory| {
         // A directory that the kernel does not hold needs no telling.
         let _ = teller.inval_inode(INodeNo(directory.0), -1, 0);
     })));

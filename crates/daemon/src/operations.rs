@@ -53,7 +53,7 @@ impl Operations {
 
     pub(super) fn lookup(&self, place: Place, caller: Caller, reply: impl Reply<Entry>) {
         let _held = self.held(Operation::Lookup);
-        let awaited = self.fs.look_up_waits(place.parent).or_else(|| self.fs.lookup_waits(&place));
+        let awaited = self.fs.look_up_waits(place.parent).or_else(|| self.waits().lookup(&place));
         self.once(awaited, move |shared: &Shared| {
             let outcome = shared.call(Operation::Lookup, |fs| fs.lookup_for(&place, caller));
             reply.send(outcome.and_then(Entry::of_lookup));
@@ -88,7 +88,7 @@ impl Operations {
     pub(super) fn remove_directory(&self, place: Place, reply: impl Reply<()>) {
         let _held = self.held(Operation::Rmdir);
         let Some(reply) = self.to_change(reply) else { return };
-        let awaited = self.fs.replacing_waits(&place);
+        let awaited = self.waits().replacing(&place);
         let answer = move |shared: &Shared| {
             reply.send(shared.call(Operation::Rmdir, |fs| fs.remove_directory(&place)));
         };
@@ -98,7 +98,8 @@ impl Operations {
     pub(super) fn rename(&self, from: Place, to: Place, flags: u32, reply: impl Reply<()>) {
         let _held = self.held(Operation::Rename);
         let Some(reply) = self.to_change(reply) else { return };
-        let awaited = self.fs.rename_waits(&from, &to).or_else(|| self.fs.rename_reads(&from, &to));
+        let reads = || self.waits().rename_reads(&from, &to);
+        let awaited = self.fs.rename_waits(&from, &to).or_else(reads);
         let answer = move |shared: &Shared| {
             let outcome = shared.call(Operation::Rename, |fs| fs.rename(&from, &to, flags));
             if let (Ok(Some(old)), Some(notifier)) = (&outcome, shared.notifier.get()) {
@@ -115,8 +116,7 @@ impl Operations {
     pub(super) fn link(&self, inode: InodeId, place: Place, reply: impl Reply<Entry>) {
         let _held = self.held(Operation::Link);
         let Some(reply) = self.to_change(reply) else { return };
-        let copies = self.fs.link_copies_much(inode).then_some(Awaited::Sealing);
-        let awaited = copies.or_else(|| self.fs.making_waits(&place));
+        let awaited = self.waits().link(inode).or_else(|| self.waits().making(&place));
         let answer = move |shared: &Shared| {
             let linked = shared.call(Operation::Link, |fs| fs.link(inode, &place));
             reply.send(linked.map(Entry::from));
@@ -133,7 +133,7 @@ impl Operations {
         &self, inode: InodeId, offset: u64, listing: Listing, mut reply: impl ReplyListing,
     ) {
         let _held = self.held(Operation::List);
-        let awaited = self.fs.look_up_waits(inode).or_else(|| self.fs.listing_waits(inode));
+        let awaited = self.fs.look_up_waits(inode).or_else(|| self.waits().listing(inode));
         self.once(awaited, move |shared: &Shared| {
             let outcome = shared.call(Operation::List, |fs| {
                 fs.list(inode, offset, listing, |line| reply.add(line))
@@ -239,7 +239,7 @@ impl Operations {
         let is_synchronous = is_synchronous(flags);
         // Its name is durable soon: it waits for a commit in any case.
         let syncs_behind = is_synchronous && self.fs.pace() != Pace::AtOnce;
-        let awaited = self.fs.making_waits(&place);
+        let awaited = self.waits().making(&place);
         if let Some(awaited) = awaited.or(syncs_behind.then_some(Awaited::Local)) {
             return self.beside(awaited, move |shared| {
                 let created = shared.create_and_open(&place, mode, caller, flags);
@@ -322,7 +322,7 @@ impl Operations {
         &self, handle: u64, flags: i32, writing: Writing, reply: impl Reply<Written>,
     ) {
         let _held = self.held(Operation::Write);
-        let syncs = is_synchronous(flags) && self.fs.appends(handle);
+        let syncs = is_synchronous(flags) && self.fs.core.appends(handle);
         match writing {
             Writing::MustWait(offset, data) => self.in_bulk(move |shared| {
                 let appends = flags & libc::O_APPEND != 0;
@@ -351,20 +351,20 @@ impl Operations {
         let answer = move |shared: &Shared| {
             reply.send(shared.call(Operation::Flush, |fs| fs.flush(handle)));
         };
-        if self.fs.close_saves(handle) {
+        if self.waits().close_saves(handle) {
             self.save(answer);
         } else {
-            self.once(self.fs.close_waits(handle), answer);
+            self.once(self.waits().close(handle), answer);
         }
     }
 
     pub(super) fn release(&self, inode: InodeId, handle: u64, reply: impl Reply<()>) {
         let _held = self.held(Operation::Release);
-        let in_hand = self.fs.releases.begin(inode);
-        let awaited = self.fs.close_waits(handle);
+        let in_hand = self.fs.core.releases.begin(inode);
+        let awaited = self.waits().close(handle);
         let answer = move |shared: &Shared| {
             let _in_hand = in_hand;
-            if shared.fs.is_backed(handle) {
+            if shared.fs.core.is_backed(handle) {
                 shared.backings.detach(inode);
             }
             reply.send(shared.call(Operation::Release, |fs| fs.release(handle)));

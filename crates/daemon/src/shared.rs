@@ -98,7 +98,7 @@ impl Shared {
 
     /// Closes what was opened and cannot be handed out, and lets go of the backing file of an inode.
     pub(super) fn take_back(&self, backed: Option<InodeId>, handle: u64) {
-        if let Some(inode) = backed.filter(|_| self.fs.is_backed(handle)) {
+        if let Some(inode) = backed.filter(|_| self.fs.core.is_backed(handle)) {
             self.backings.detach(inode);
         }
         if let Err(error) = self.fs.release(handle) {

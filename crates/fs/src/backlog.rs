@@ -7,10 +7,9 @@
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use crossbeam_channel::Sender;
-
-use super::state::State;
 use super::{FileSystem, FsError};
+use crate::core::state::State;
+use crossbeam_channel::Sender;
 
 /// Uncommitted records that may wait in memory, some 250 bytes each: 12 MiB, and as much again
 /// while they are being written out.
@@ -58,7 +57,7 @@ impl FileSystem {
     /// When the next change may be made.
     pub fn pace(&self) -> Pace {
         let (fill, fails) = {
-            let state = self.state();
+            let state = self.core.state();
             (fill_thousandths(&state), state.commit_failure.is_some())
         };
         // Where commits fail, the timer tries again.
@@ -78,14 +77,14 @@ impl FileSystem {
 
     /// Whether another change may be made, or a commit has failed, which its client will be told.
     pub fn has_room(&self) -> bool {
-        let state = self.state();
+        let state = self.core.state();
         fill_thousandths(&state) < 1000 || state.commit_failure.is_some()
     }
 
     /// Commits before changing more when there is no room: memory stays bounded whoever makes changes.
     pub(super) fn throttle(&self) -> Result<(), FsError> {
         let is_full = {
-            let metadata = &self.state().metadata;
+            let metadata = &self.core.state().metadata;
             metadata.uncommitted() >= CHANGES_MAX || metadata.uncommitted_bytes() >= BYTES_MAX
         };
         if is_full { self.commit() } else { Ok(()) }

@@ -95,7 +95,7 @@ impl FileSystem {
         let report = match self.collected(dry_run) {
             Ok(report) => report,
             Err(error) => {
-                self.observer.failed(&format!("garbage was not collected: {error}"));
+                self.core.observer.failed(&format!("garbage was not collected: {error}"));
                 let text: String = error.to_string().chars().take(ERROR_CHARACTERS_MAX).collect();
                 format!("error: {text}")
             }
@@ -138,14 +138,14 @@ impl FileSystem {
     /// Removes object files without a record; how many.
     fn collect_store(&self, dry_run: bool) -> Result<u64, FsError> {
         let below = {
-            let mut state = self.state();
+            let mut state = self.core.state();
             let below = state.metadata.new_object();
             state.metadata.staged.remove(&below);
             below
         };
         let (mut unknown, mut encoded) = (HashSet::new(), HashSet::new());
         for shard in 0..=u8::MAX {
-            for name in self.store.disk.list(DiskDirectory::ObjectShard(shard))? {
+            for name in self.core.store.disk.list(DiskDirectory::ObjectShard(shard))? {
                 match DiskPath::stored(&name) {
                     Some(DiskPath::Object(object)) => unknown.insert(object),
                     Some(DiskPath::Encoded(object)) => encoded.insert(object),
@@ -155,7 +155,7 @@ impl FileSystem {
         }
         // What was put there before its record is durable has one afterwards.
         self.commit()?;
-        let snapshot = self.state().metadata.snapshot()?;
+        let snapshot = self.core.state().metadata.snapshot()?;
         snapshot.for_each::<ObjectRecord>(b'O', |object, _| {
             unknown.remove(&ObjectId(object));
         })?;
@@ -170,7 +170,7 @@ impl FileSystem {
         let encoded = encoded.into_iter().map(DiskPath::Encoded);
         let garbage: Vec<DiskPath> = raw.chain(encoded).collect();
         for path in garbage.iter().filter(|_| !dry_run) {
-            match self.store.remove(path) {
+            match self.core.store.remove(path) {
                 // The commit that took its record away was first.
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
                 outcome => outcome?,
@@ -181,7 +181,7 @@ impl FileSystem {
 
     /// A file that was removed while somebody has it open has no record either.
     fn spare_open_files(&self, unknown: &mut HashSet<ObjectId>) -> Result<(), FsError> {
-        let state = self.state();
+        let state = self.core.state();
         for (id, node) in &state.nodes {
             let inode = state.metadata.inode(*id)?;
             let object = inode.as_ref().and_then(|inode| inode.file()).and_then(|file| file.object);

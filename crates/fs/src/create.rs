@@ -1,20 +1,20 @@
 //! Making files, directories, links and special files.
 
+use std::sync::Arc;
+
 use super::attributes::{Attributes, Caller, Found, Place};
 use super::classify::{self, FileClass};
-use super::handle::{Handle, Served};
-use super::settle::awaits_rename;
-use super::state::State;
+use super::open::{Caching, Opened, OpenedBy};
 use super::{FileSystem, FsError, check_new, descriptors};
+use crate::core::handle::{Handle, Served};
+use crate::core::settle::awaits_rename;
+use crate::core::spare::NewFile;
+use crate::core::state::State;
+use kvfs_storage::store::disk::Access;
 use kvfs_storage::store::metadata::Life;
 use kvfs_storage::store::record::{
     DirectoryClass, Entry, FileRecord, Inode, InodeId, Kind, ObjectKind, Role, Time,
 };
-use std::sync::Arc;
-
-use super::open::{Caching, Opened, OpenedBy};
-use super::spare::NewFile;
-use kvfs_storage::store::disk::Access;
 
 /// What is made besides directories and open files.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,7 +53,7 @@ impl FileSystem {
             return Ok(created.found);
         }
         self.throttle()?;
-        let mut state = self.state_to_change()?;
+        let mut state = self.core.state_to_change()?;
         let (parent, class) = state.directory(place.parent)?;
         if state.entry(place.parent, &place.name)?.is_some() {
             return Err(FsError::Exists);
@@ -100,14 +100,14 @@ impl FileSystem {
             return Ok(created);
         }
         check_new(place)?;
-        if !self.is_passthrough() {
+        if !self.core.is_passthrough() {
             descriptors::check()?;
         }
         self.throttle()?;
         self.publish_before(place)?;
         let (id, mut inode, class) = self.reserve(place, mode, caller)?;
         let append = inode.file().is_some_and(|file| file.role.is_append_only());
-        if append && self.is_passthrough() {
+        if append && self.core.is_passthrough() {
             descriptors::check()?;
         }
         let access = if append { Access::ReadWrite } else { self.writer_access() };
@@ -120,7 +120,7 @@ impl FileSystem {
         if let Some(file) = inode.file_mut() {
             file.object = Some(object);
         }
-        let mut state = self.state_to_change()?;
+        let mut state = self.core.state_to_change()?;
         add_file(&mut state, place, id, &inode, class)?;
         if append {
             state.publish(object, ObjectKind::Rows, 0)?;
@@ -129,7 +129,7 @@ impl FileSystem {
         }
         let (served, by) = if append {
             (Served::Append(file), OpenedBy::Daemon)
-        } else if self.is_passthrough() {
+        } else if self.core.is_passthrough() {
             (Served::Passthrough, OpenedBy::Kernel { file: Arc::clone(&file) })
         } else {
             (Served::File(Arc::clone(&file)), OpenedBy::Daemon)
@@ -140,7 +140,8 @@ impl FileSystem {
         node.found_in = (class == FileClass::Tokens).then_some(place.parent);
         let attributes = Attributes { is_at_rest: false, ..Attributes::of_record(id, &inode) };
         // A rename proves that such a file is at rest by its release; the round trip is saved.
-        let closes_quietly = !is_synchronous && self.is_passthrough() && awaits_rename(&state, id);
+        let closes_quietly =
+            !is_synchronous && self.core.is_passthrough() && awaits_rename(&state, id);
         let stable = class == FileClass::Plain
             && super::lookup::name_is_stable(state.directory(place.parent)?.1, &attributes, b"");
         Ok(Created {
@@ -159,30 +160,30 @@ impl FileSystem {
     /// room, else on the disk.
     fn new_file(&self, page_bytes: Option<u64>, access: Access) -> std::io::Result<NewFile> {
         if let Some(bytes) = page_bytes {
-            let object = self.state().metadata.new_object();
-            if let Some(file) = self.store.create_in_ram(object, bytes, access)? {
+            let object = self.core.state().metadata.new_object();
+            if let Some(file) = self.core.store.create_in_ram(object, bytes, access)? {
                 return Ok((object, Arc::from(file)));
             }
-            self.state().metadata.staged.remove(&object);
+            self.core.state().metadata.staged.remove(&object);
         }
-        if let Some(spare) = self.take_spare(access)? {
+        if let Some(spare) = self.core.take_spare(access)? {
             return Ok(spare);
         }
-        let object = self.state().metadata.new_object();
-        let made = self.make_object_file(object, access).inspect_err(|_| {
-            self.state().metadata.staged.remove(&object);
+        let object = self.core.state().metadata.new_object();
+        let made = self.core.make_object_file(object, access).inspect_err(|_| {
+            self.core.state().metadata.staged.remove(&object);
         });
         Ok((object, made?))
     }
 
     /// Length of a full page of a layer's directory, if pages are written to memory first.
     fn page_bytes(&self, directory: InodeId) -> Option<u64> {
-        self.store.ram.as_ref()?;
-        let mut state = self.state();
+        self.core.store.ram.as_ref()?;
+        let mut state = self.core.state();
         let DirectoryClass::Layer(_) = state.directory(directory).ok()?.1 else {
             return None;
         };
-        let model = self.model_of(&mut state, directory).ok()?;
+        let model = self.core.model_of(&mut state, directory).ok()?;
         let geometry = model.manifest.geometry();
         Some(geometry.file_bytes(geometry.page_tokens()))
     }
@@ -191,7 +192,7 @@ impl FileSystem {
     fn reserve(
         &self, place: &Place, mode: u16, caller: Caller,
     ) -> Result<(InodeId, Inode, FileClass), FsError> {
-        let mut state = self.state_to_change()?;
+        let mut state = self.core.state_to_change()?;
         let (parent, parent_class) = state.directory(place.parent)?;
         if state.entry(place.parent, &place.name)?.is_some() {
             return Err(FsError::Exists);
@@ -201,7 +202,7 @@ impl FileSystem {
             FileClass::Reserved => return Err(FsError::NotPermitted),
             FileClass::Plain | FileClass::Page(_) | FileClass::Manifest => Role::Plain,
             FileClass::Tail(start) => {
-                self.check_tail(&mut state, place, start)?;
+                self.core.check_tail(&mut state, place, start)?;
                 Role::Tail { start, directory: place.parent }
             }
             FileClass::Tokens => Role::Tokens,

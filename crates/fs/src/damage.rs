@@ -15,7 +15,7 @@ impl FileSystem {
         let Some(tiers) = &self.tiers else {
             return Ok(false);
         };
-        if self.store.is_read_only() || !self.has_other_copy(object)? {
+        if self.core.store.is_read_only() || !self.has_other_copy(object)? {
             return Ok(false);
         }
         let work = || {
@@ -27,7 +27,7 @@ impl FileSystem {
     }
 
     pub(super) fn has_other_copy(&self, object: ObjectId) -> Result<bool, FsError> {
-        let state = self.state();
+        let state = self.core.state();
         let is_encoded = state.metadata.encoded_copy(object)?.is_some();
         Ok(is_encoded || state.metadata.remote_copy(object)?.is_some())
     }
@@ -36,16 +36,16 @@ impl FileSystem {
         &self, id: InodeId, object: ObjectId, damaged: &FileStat,
     ) -> Result<(), FsError> {
         // Somebody else may have found it as well, and replaced it by now.
-        match self.store.stat_object(object) {
+        match self.core.store.stat_object(object) {
             Ok(stat) if stat.is_same_content(damaged) => {}
             _ => return Ok(()),
         }
         let why = format!("object {object}: the local copy is damaged, another takes its place");
         log::warn!("{why}");
-        if let Err(error) = quarantine::put(&self.store, object, Take::Copy, &why) {
+        if let Err(error) = quarantine::put(&self.core.store, object, Take::Copy, &why) {
             log::warn!("object {object}: the damaged copy could not be kept: {error}");
         }
-        let mut state = self.state_to_change()?;
+        let mut state = self.core.state_to_change()?;
         let remote = state.metadata.remote_copy(object)?;
         let is_encoded = state.metadata.encoded_copy(object)?.is_some();
         let has_other = is_encoded || remote.is_some();
@@ -55,7 +55,7 @@ impl FileSystem {
         if state.unsettled.contains_key(id) {
             return Ok(());
         }
-        self.store.remove_raw(object)?;
+        self.core.store.remove_raw(object)?;
         if is_encoded {
             tiers.copies.note_raw_gone(object, id);
         } else if let Some(copy) = remote

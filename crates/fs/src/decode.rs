@@ -23,7 +23,7 @@ impl FileSystem {
         &self, tiers: &Tiers, (id, role): (InodeId, Role), object: ObjectId,
     ) -> Result<Fetched, FsError> {
         let (copy, item) = {
-            let state = self.state();
+            let state = self.core.state();
             match (state.metadata.encoded_copy(object)?, item(&state, role, object)?) {
                 (Some(copy), Some(item)) => (copy, item),
                 _ => return Ok(Fetched::NoCopy),
@@ -54,7 +54,7 @@ impl FileSystem {
         &self, tiers: &Tiers, id: InodeId, object: ObjectId, error: &RemoteError,
     ) -> Result<(), FsError> {
         let why = format!("its encoded copy: {error}");
-        let mut state = self.state();
+        let mut state = self.core.state();
         if state.metadata.encoded_copy(object)?.is_none() {
             // It left for the remote meanwhile.
             return Ok(());
@@ -64,7 +64,7 @@ impl FileSystem {
             drop(state);
             return Err(self.corrupt(id, object, &why));
         };
-        if let Err(error) = quarantine::put(&self.store, object, Take::Encoded, &why) {
+        if let Err(error) = quarantine::put(&self.core.store, object, Take::Encoded, &why) {
             log::warn!("object {object}: the damaged copy could not be kept: {error}");
         }
         state.metadata.forget_encoded_copy(object)?;
@@ -87,7 +87,7 @@ impl FileSystem {
         }
         let target = self.decoded_target(item)?;
         let tier = target.tier();
-        unpack(&self.store, item, copy, target.file().as_ref())
+        unpack(&self.core.store, item, copy, target.file().as_ref())
             .inspect_err(|_| self.abandon(object, &target))?;
         let landed = self.land(tiers, (id, object, item.length), target)?;
         tiers.counters.moved(Tier::Ssd, tier, item.length);
@@ -96,7 +96,7 @@ impl FileSystem {
 
     /// Memory while it has room, since the encoded copy outlives a restart; else the disk.
     fn decoded_target(&self, item: &Item) -> io::Result<Target> {
-        if let Some(ram) = &self.store.ram
+        if let Some(ram) = &self.core.store.ram
             && let Some(file) = ram.receive(item.object, item.length)?
         {
             return Ok(Target::Memory(Arc::from(file)));

@@ -88,7 +88,7 @@ impl FileSystem {
         let outcome = self.round(tiers, mover);
         tiers.moving.store(false, Ordering::Relaxed);
         let under_way = mover.under_way();
-        self.state().metadata.arrivals.keep_taken(|id| under_way.contains(&id));
+        self.core.state().metadata.arrivals.keep_taken(|id| under_way.contains(&id));
         if tiers.is_closing() {
             return Duration::MAX;
         }
@@ -152,7 +152,8 @@ impl FileSystem {
             return is_idle || is_time;
         }
         let named = tiers.names_published.load(Ordering::Acquire);
-        is_time && (self.state().metadata.names_changed != named || self.has_grown(&mover.growing))
+        is_time
+            && (self.core.state().metadata.names_changed != named || self.has_grown(&mover.growing))
     }
 
     /// Publishes all names, upon which the remote keeps what they name.
@@ -164,11 +165,11 @@ impl FileSystem {
         };
         let begin = Instant::now();
         exchange.remote().check_place().map_err(FsError::Remote)?;
-        let names_changed = self.state().metadata.names_changed;
+        let names_changed = self.core.state().metadata.names_changed;
         self.index_prefixes()?;
         self.commit()?;
         let (snapshot, totals) = {
-            let metadata = &self.state().metadata;
+            let metadata = &self.core.state().metadata;
             (metadata.snapshot()?, metadata.totals)
         };
         names.describe(About::here(totals.objects, totals.bytes));
@@ -183,7 +184,7 @@ impl FileSystem {
         (mover.published, mover.took) = (Instant::now(), begin.elapsed());
         mover.oldest = None;
         let unnamed = std::mem::take(&mut mover.unnamed);
-        let mut state = self.state_to_change()?;
+        let mut state = self.core.state_to_change()?;
         if tiers.is_closing() {
             return Ok(());
         }
@@ -225,14 +226,14 @@ impl FileSystem {
         };
         // The same cause, told every few seconds, would push everything else out of the errors.
         if mover.reported.replace(label) != Some(label) {
-            self.observer.failed(&format!("objects do not reach the remote: {error}"));
+            self.core.observer.failed(&format!("objects do not reach the remote: {error}"));
         }
     }
 
     /// The mount ends: what is under way in the background changes nothing any more.
     pub fn stop_moving(&self) {
         if let Some(tiers) = &self.tiers {
-            let _state = self.state();
+            let _state = self.core.state();
             tiers.closing.store(true, Ordering::Release);
         }
     }

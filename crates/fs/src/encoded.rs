@@ -20,9 +20,9 @@ use std::io;
 
 use super::lossy::LossyModels;
 use super::residency::item;
-use super::state::State;
 use super::tiers::Tiers;
 use super::{FileSystem, FsError};
+use crate::core::state::State;
 use kvfs_os::in_background;
 use kvfs_storage::store::disk::{DiskDirectory, DiskPath, shard};
 use kvfs_storage::store::record::{EncodedCopy, Inode, InodeId, ObjectId, Role};
@@ -75,7 +75,7 @@ impl FileSystem {
         let (mut items, mut shards) = (Vec::new(), BTreeSet::new());
         for &(object, id) in objects {
             {
-                let state = self.state();
+                let state = self.core.state();
                 let is_new = state.metadata.encoded_copy(object)?.is_none();
                 if state.is_pinned(id)? || (is_new && tiers.copies.encoded().encoding().is_none()) {
                     tiers.copies.forbid_encoding(object);
@@ -88,7 +88,7 @@ impl FileSystem {
                 }
             }
             let let_go = self.lets_go(id);
-            let state = self.state();
+            let state = self.core.state();
             // What is in use would stay as it is, and the copy would take space.
             if let_go && self.is_idle(&state, id, object) {
                 items.extend(to_encode(&state, id, object)?);
@@ -98,7 +98,7 @@ impl FileSystem {
             return Ok(());
         }
         let lossless = tiers.copies.encoded().encoding().unwrap_or(Lossless::Raw);
-        let packed = aside(tiers, &items, |item| pack(&self.store, item, lossless));
+        let packed = aside(tiers, &items, |item| pack(&self.core.store, item, lossless));
         for (item, outcome) in packed {
             match outcome {
                 Ok(Some(copy)) => self.note_encoded(tiers, item, &copy)?,
@@ -106,14 +106,14 @@ impl FileSystem {
                 // Somebody changed or removed the file meanwhile, or memory alone has it.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) if error.kind() == io::ErrorKind::InvalidData => {
-                    self.observer.failed(&format!("{error}: it was not encoded"));
+                    self.core.observer.failed(&format!("{error}: it was not encoded"));
                     tiers.copies.forbid_encoding(item.object);
                 }
                 Err(error) => return Err(error.into()),
             }
         }
         for directory in shards.into_iter().map(DiskDirectory::ObjectShard) {
-            self.store.disk.sync_directory(directory)?;
+            self.core.store.disk.sync_directory(directory)?;
         }
         self.commit()
     }
@@ -123,17 +123,17 @@ impl FileSystem {
         &self, tiers: &Tiers, item: &Item, copy: &EncodedCopy,
     ) -> Result<(), FsError> {
         let object = item.object;
-        let mut state = self.state_to_change()?;
+        let mut state = self.core.state_to_change()?;
         let record = state.metadata.object(object)?;
         let is_same = record.and_then(|record| record.checksum) == Some(item.checksum.0);
         if tiers.is_closing() || !is_same {
-            self.store.disk.remove(&DiskPath::Encoding(object))?;
+            self.core.store.disk.remove(&DiskPath::Encoding(object))?;
             return Ok(());
         }
         // The record first: the sweep takes a file without one for garbage.
         state.metadata.put_encoded_copy(object, copy);
         let renamed =
-            self.store.disk.rename(&DiskPath::Encoding(object), &DiskPath::Encoded(object));
+            self.core.store.disk.rename(&DiskPath::Encoding(object), &DiskPath::Encoded(object));
         if let Err(error) = renamed {
             state.metadata.forget_encoded_copy(object)?;
             return Err(error.into());
@@ -145,15 +145,15 @@ impl FileSystem {
 
     /// Removes the raw file of an object whose encoded copy is durable, if nobody uses it.
     fn drop_raw(&self, tiers: &Tiers, id: InodeId, object: ObjectId) -> Result<bool, FsError> {
-        if self.state().metadata.encoded_copy(object)?.is_none() {
+        if self.core.state().metadata.encoded_copy(object)?.is_none() {
             return Ok(false);
         }
         let let_go = self.lets_go(id);
-        let state = self.state();
+        let state = self.core.state();
         let Some(copy) = state.metadata.encoded_copy(object)? else {
             return Ok(false);
         };
-        let stat = self.store.disk.stat(&DiskPath::Encoded(object));
+        let stat = self.core.store.disk.stat(&DiskPath::Encoded(object));
         let is_there = stat.is_ok_and(|stat| stat.length == copy.stored_bytes);
         if tiers.is_closing() || !is_there || state.is_pinned(id)? {
             return Ok(false);
@@ -162,7 +162,7 @@ impl FileSystem {
             tiers.counters.skipped("in_use");
             return Ok(false);
         }
-        let unlinked = self.store.unlink_object(object)?;
+        let unlinked = self.core.store.unlink_object(object)?;
         tiers.copies.note_raw_gone(object, id);
         drop(state);
         unlinked.free();
@@ -179,9 +179,9 @@ impl FileSystem {
         // Until then a crash would bring their records back.
         self.commit()?;
         for object in garbage {
-            let state = self.state();
+            let state = self.core.state();
             if state.metadata.encoded_copy(object)?.is_none() {
-                self.store.remove_encoded(object)?;
+                self.core.store.remove_encoded(object)?;
             }
         }
         Ok(())
@@ -191,14 +191,14 @@ impl FileSystem {
     pub(super) fn survey_encoded(
         &self, tiers: &Tiers, (id, object): (InodeId, ObjectId),
     ) -> Result<(), FsError> {
-        let mut state = self.state();
+        let mut state = self.core.state();
         let copy = state.metadata.encoded_copy(object)?;
         let record = state.metadata.object(object)?;
         let (Some(copy), Some(record)) = (copy, record) else {
             return Ok(());
         };
-        let has_raw = self.store.disk.stat(&DiskPath::Object(object)).is_ok();
-        if self.store.disk.stat(&DiskPath::Encoded(object)).is_ok() {
+        let has_raw = self.core.store.disk.stat(&DiskPath::Object(object)).is_ok();
+        if self.core.store.disk.stat(&DiskPath::Encoded(object)).is_ok() {
             tiers.copies.note_encoded(object, record.length, &copy, !has_raw);
             if has_raw {
                 tiers.copies.note_raw(object, id, record.length);
@@ -212,7 +212,7 @@ impl FileSystem {
 
     /// An encoded copy of no file: a crash came before the version that it holds took its place.
     pub(super) fn forget_lone_copy(&self, tiers: &Tiers, object: ObjectId) -> Result<(), FsError> {
-        let mut state = self.state();
+        let mut state = self.core.state();
         if state.metadata.object(object)?.is_none()
             && state.metadata.forget_encoded_copy(object)?.is_some()
         {
@@ -224,7 +224,7 @@ impl FileSystem {
     /// Whether objects of the store have copies beside their raw files. Encoded ones are read whatever
     /// the mount was told, and what changes is not what the remote has.
     pub fn has_other_copies(&self) -> Result<bool, FsError> {
-        let metadata = &self.state().metadata;
+        let metadata = &self.core.state().metadata;
         Ok(metadata.has_encoded_copies()? || metadata.has_remote_copies()?)
     }
 }

@@ -5,8 +5,8 @@
 use super::foreign::ORIGIN;
 use super::prefixes::SLOT_KEY;
 use super::retention::{self, AGE, QUOTA, TTL};
-use super::state::State;
 use super::{FileSystem, FsError};
+use crate::core::state::State;
 use kvfs_page::Checksum;
 use kvfs_page::reader_report::{self, Counts};
 use kvfs_storage::store::record::{Inode, InodeId, Role, Time};
@@ -39,7 +39,7 @@ impl FileSystem {
             return self.own_attribute(id, own);
         }
         check_namespace(name)?;
-        self.state().metadata.attribute(id, name)?.ok_or(FsError::NoAttribute)
+        self.core.state().metadata.attribute(id, name)?.ok_or(FsError::NoAttribute)
     }
 
     fn own_attribute(&self, id: InodeId, name: &[u8]) -> Result<Vec<u8>, FsError> {
@@ -62,13 +62,13 @@ impl FileSystem {
             _ => None,
         };
         if let Some(limit) = stored {
-            return self.state().metadata.attribute(id, limit)?.ok_or(FsError::NoAttribute);
+            return self.core.state().metadata.attribute(id, limit)?.ok_or(FsError::NoAttribute);
         }
         if name == b"used_bytes" {
             let bytes = self.limited_bytes(id).ok_or(FsError::NoAttribute)?;
             return Ok(bytes.to_string().into_bytes());
         }
-        let state = self.state();
+        let state = self.core.state();
         let inode = state.inode(id)?;
         let file = inode.file().ok_or(FsError::NoAttribute)?;
         let text = match name {
@@ -82,10 +82,12 @@ impl FileSystem {
                     (b"encoding", Some((encoding, _))) => encoding.to_owned(),
                     (b"encoding", None) => "raw".to_owned(),
                     (_, Some((_, stored_bytes))) => stored_bytes.to_string(),
-                    (_, None) => state.attributes_of(&self.store, id, &inode)?.size.to_string(),
+                    (_, None) => {
+                        state.attributes_of(&self.core.store, id, &inode)?.size.to_string()
+                    }
                 }
             }
-            b"served_by" => if self.is_passthrough() { "kernel" } else { "daemon" }.to_owned(),
+            b"served_by" => if self.core.is_passthrough() { "kernel" } else { "daemon" }.to_owned(),
             b"checksum" => {
                 let object = file.object.ok_or(FsError::NoAttribute)?;
                 let stored = state.metadata.object(object)?.and_then(|record| record.checksum);
@@ -109,7 +111,7 @@ impl FileSystem {
             return Ok(Vec::new());
         }
         let mut names = Vec::new();
-        for name in self.state().metadata.attribute_names(id)? {
+        for name in self.core.state().metadata.attribute_names(id)? {
             if name == PIN
                 || name == LOSSY
                 || name == SLOT_KEY
@@ -148,7 +150,7 @@ impl FileSystem {
             return Err(FsError::AttributeTooLarge);
         }
         self.throttle()?;
-        let mut state = self.state_to_change()?;
+        let mut state = self.core.state_to_change()?;
         let mut inode = state.inode(id)?;
         let exists = state.metadata.attribute(id, name)?.is_some();
         if exists && flags & libc::XATTR_CREATE != 0 {
@@ -170,11 +172,11 @@ impl FileSystem {
 
     /// What somebody who reads the sequence in a directory has counted since the last time.
     fn add_report(&self, id: InodeId, report: &[u8]) -> Result<(), FsError> {
-        if !self.state().inode(id)?.is_directory() {
+        if !self.core.state().inode(id)?.is_directory() {
             return Err(FsError::Unsupported);
         }
         let counts = Counts::parse(report).map_err(|_| FsError::Invalid)?;
-        self.observer.attended(&counts);
+        self.core.observer.attended(&counts);
         Ok(())
     }
 
@@ -188,7 +190,7 @@ impl FileSystem {
             LOSSY | ORIGIN => return Err(FsError::Unsupported),
             _ => {}
         }
-        let mut state = self.state_to_change()?;
+        let mut state = self.core.state_to_change()?;
         if super::is_virtual(id) {
             return Err(FsError::NoAttribute);
         }

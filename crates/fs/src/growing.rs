@@ -44,7 +44,7 @@ impl FileSystem {
     /// Whether a file has grown since it was last sent. New ones are changes of names.
     pub(super) fn has_grown(&self, growing: &Growing) -> bool {
         growing.0.iter().any(|(object, (known, _))| {
-            self.store.stat_object(*object).is_ok_and(|stat| !stat.is_same_content(known))
+            self.core.store.stat_object(*object).is_ok_and(|stat| !stat.is_same_content(known))
         })
     }
 
@@ -55,7 +55,7 @@ impl FileSystem {
         let mut found = BTreeMap::new();
         let mut sent = HashMap::new();
         for object in self.growing_objects(snapshot)? {
-            let Ok(file) = self.store.open_object(object, Access::Read) else {
+            let Ok(file) = self.core.store.open_object(object, Access::Read) else {
                 continue;
             };
             let stat = file.stat()?;
@@ -88,7 +88,7 @@ impl FileSystem {
         let mut ids = Vec::new();
         snapshot.for_each::<()>(b'U', |id, ()| ids.push(InodeId(id)))?;
         let (mut tokens, mut tails) = (Vec::new(), Vec::new());
-        let state = self.state();
+        let state = self.core.state();
         for id in ids {
             let inode = state.metadata.inode(id)?;
             match inode.as_ref().and_then(|inode| inode.file()).map(|file| (file.role, file.object))

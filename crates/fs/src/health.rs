@@ -50,7 +50,7 @@ impl FileSystem {
     /// How well the mount is now.
     pub(super) fn health(&self) -> Health {
         let (refusal, commit_failure, damaged_files, lacks_remote, given_up) = {
-            let mut state = self.state();
+            let mut state = self.core.state();
             let damaged_files = state.count_known_damage();
             let lacks_remote = self.lacks_remote(&state);
             let given_up = state.metadata.arrivals.given_up();
@@ -76,8 +76,8 @@ impl FileSystem {
                        remote has cannot be read";
             reasons.push(why.to_owned());
         }
-        match self.store.disk.space() {
-            Ok(_) if self.store.is_read_only() => {}
+        match self.core.store.disk.space() {
+            Ok(_) if self.core.store.is_read_only() => {}
             Ok(space) => reasons.extend(self.lack_of_space(&space)),
             Err(error) => reasons.push(format!("the disk does not tell its free space: {error}")),
         }
@@ -100,7 +100,7 @@ impl FileSystem {
         if space.available_bytes < FULL_BYTES {
             reasons.push(format!("the disk is full: {} bytes are free", space.available_bytes));
         }
-        if let Some(ram) = &self.store.ram
+        if let Some(ram) = &self.core.store.ram
             && !space.can_take(ram.budget_bytes())
         {
             reasons.push(format!(

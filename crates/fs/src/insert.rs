@@ -1,8 +1,8 @@
 //! Verified bytes get a name: as a new inode, or as one name more of a page that has them already.
 
 use super::attributes::Place;
-use super::state::State;
 use super::{FileSystem, FsError};
+use crate::core::state::State;
 use kvfs_storage::store::metadata::{Attribute, Life};
 use kvfs_storage::store::record::{
     Entry, FileRecord, Inode, InodeId, Kind, ObjectId, ObjectKind, ObjectRecord, Role, Time,
@@ -41,7 +41,7 @@ impl FileSystem {
                 (old.atime, old.mtime, old.ctime) = (inode.atime, inode.mtime, inode.ctime);
                 state.put_inode(entry.inode, &old);
                 state.replace_attributes(entry.inode, attributes)?;
-                self.invalidate(super::Invalidation::Inode(entry.inode));
+                self.core.invalidate(super::Invalidation::Inode(entry.inode));
                 return state.drop_object(object);
             }
             state.drop_link(entry.inode, &mut old)?;
@@ -49,7 +49,7 @@ impl FileSystem {
         let id = match verified.twin {
             Some(twin) if state.share(twin, origin, verified)? => {
                 state.drop_object(object)?;
-                self.invalidate(super::Invalidation::Inode(twin));
+                self.core.invalidate(super::Invalidation::Inode(twin));
                 twin
             }
             _ => self.add_sealed(state, &inode, attributes, (object, verified))?,
@@ -60,7 +60,7 @@ impl FileSystem {
         if verified.role == Role::Manifest {
             state.models.remove(&to.parent);
         }
-        self.observer.sealed(verified.length);
+        self.core.observer.sealed(verified.length);
         Ok(())
     }
 
@@ -86,7 +86,7 @@ impl FileSystem {
         if matches!(verified.role, Role::Page(_)) {
             state.metadata.note_page(&verified.checksum, id);
         }
-        if let Some(ram) = &self.store.ram {
+        if let Some(ram) = &self.core.store.ram {
             ram.note_at_rest(object);
             ram.set_owner(object, id);
         }

@@ -9,10 +9,10 @@
 use std::io;
 
 use super::residency::Landed;
-use super::state::State;
 use super::tiers::Tiers;
 use super::verify::{Depth, Verify};
 use super::{FileSystem, FsError};
+use crate::core::state::State;
 use kvfs_storage::store::disk::{Access, DiskDirectory, DiskFile, DiskPath, copy_all, shard};
 use kvfs_storage::store::record::{Inode, InodeId, ObjectId};
 use kvfs_storage::tier::remote::RemoteError;
@@ -28,10 +28,10 @@ impl FileSystem {
         let Some(tiers) = &self.tiers else {
             return act();
         };
-        self.state().nodes.entry(id).or_default().pins += 1;
+        self.core.state().nodes.entry(id).or_default().pins += 1;
         // The open file keeps a copy in memory from leaving, which knows nothing of pins.
         let outcome = self.bring(tiers, id).and_then(|_file| act());
-        let mut state = self.state();
+        let mut state = self.core.state();
         if let Some(node) = state.nodes.get_mut(&id) {
             node.pins -= 1;
         }
@@ -41,7 +41,7 @@ impl FileSystem {
 
     fn bring(&self, tiers: &Tiers, id: InodeId) -> Result<Option<Box<dyn DiskFile>>, FsError> {
         let (inode, object, verified) = {
-            let state = self.state();
+            let state = self.core.state();
             let Some((inode, object)) = copied_object(&state, id)? else {
                 return Ok(None);
             };
@@ -52,11 +52,11 @@ impl FileSystem {
         let (file, _) = self.open_verified((id, &inode), (object, true), verified, Depth::Bytes)?;
         self.write_to_disk(tiers, (id, object), file.as_ref())?;
         drop(file);
-        if let Some(ram) = &self.store.ram {
+        if let Some(ram) = &self.core.store.ram {
             // Changes are made on the disk, where the writer hears that it is full.
             ram.drop_clean(object);
         }
-        Ok(Some(self.store.open_object(object, Access::Read)?))
+        Ok(Some(self.core.store.open_object(object, Access::Read)?))
     }
 
     /// Makes sure that the disk has an object, durably.
@@ -65,11 +65,11 @@ impl FileSystem {
     ) -> Result<(), FsError> {
         let path = DiskPath::Object(object);
         for _ in 0..ATTEMPTS_MAX {
-            match self.store.disk.open(&path, Access::Read) {
+            match self.core.store.disk.open(&path, Access::Read) {
                 Ok(file) => {
                     file.sync()?;
                     let directory = DiskDirectory::ObjectShard(shard(object));
-                    return Ok(self.store.disk.sync_directory(directory)?);
+                    return Ok(self.core.store.disk.sync_directory(directory)?);
                 }
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(error.into()),
@@ -83,12 +83,12 @@ impl FileSystem {
     fn copy_to_disk(
         &self, tiers: &Tiers, (id, object): (InodeId, ObjectId), file: &dyn DiskFile,
     ) -> io::Result<Landed> {
-        if self.store.disk.stat(&DiskPath::Object(object)).is_ok() {
+        if self.core.store.disk.stat(&DiskPath::Object(object)).is_ok() {
             return Ok(None);
         }
         let incoming = self.incoming(object)?;
         let length = copy_all(file, incoming.as_ref()).inspect_err(|_| {
-            let _ = self.store.disk.remove(&DiskPath::Incoming(object));
+            let _ = self.core.store.disk.remove(&DiskPath::Incoming(object));
         })?;
         drop(incoming);
         self.install(tiers, (id, object, length))

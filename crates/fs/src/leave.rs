@@ -6,9 +6,9 @@
 use std::collections::HashSet;
 use std::io;
 
-use super::state::State;
 use super::tiers::Tiers;
 use super::{FileSystem, FsError};
+use crate::core::state::State;
 use kvfs_storage::store::disk::{Access, DiskPath};
 use kvfs_storage::store::record::{EncodedCopy, InodeId, ObjectId, RemoteState, Role};
 use kvfs_storage::tier::counters::Tier;
@@ -73,7 +73,7 @@ impl FileSystem {
             return Ok(Vec::new());
         }
         if let Err(error) = self.commit() {
-            let mut state = self.state();
+            let mut state = self.core.state();
             for Leaving { object, encoded, .. } in marked {
                 let copy = state.metadata.remote_copy(object)?;
                 if let Some(copy) = copy.filter(|copy| copy.state == RemoteState::Only) {
@@ -99,30 +99,30 @@ impl FileSystem {
     pub(super) fn remove_left(
         &self, tiers: &Tiers, (id, object): (InodeId, ObjectId), bytes: u64,
     ) -> Result<bool, FsError> {
-        let mut state = self.state();
+        let mut state = self.core.state();
         // Somebody may be changing the file by now: then its bytes are the only ones.
         let copy = state.metadata.remote_copy(object)?;
         let Some(copy) = copy.filter(|copy| copy.state == RemoteState::Only) else {
             return Ok(false);
         };
-        self.store.remove_encoded(object)?;
+        self.core.store.remove_encoded(object)?;
         tiers.copies.note_encoded_gone(object);
-        let has_raw = self.store.disk.stat(&DiskPath::Object(object)).is_ok();
+        let has_raw = self.core.store.disk.stat(&DiskPath::Object(object)).is_ok();
         if has_raw && !self.is_idle(&state, id, object) {
             state.metadata.set_remote_state(object, copy, RemoteState::Named);
             tiers.copies.allow_leaving(object, id, bytes);
             tiers.counters.skipped("in_use");
             return Ok(false);
         }
-        let unlinked = self.store.unlink_object(object)?;
+        let unlinked = self.core.store.unlink_object(object)?;
         tiers.copies.note_left(object, bytes);
         // Here and not later: a scan may bring it back at once, and would see it leave again.
-        if self.store.ram.as_ref().is_none_or(|ram| !ram.holds(object)) {
+        if self.core.store.ram.as_ref().is_none_or(|ram| !ram.holds(object)) {
             tiers.wishes.withdraw(id);
         }
         drop(state);
         unlinked.free();
-        self.invalidate(super::Invalidation::Inode(id));
+        self.core.invalidate(super::Invalidation::Inode(id));
         Ok(true)
     }
 
@@ -131,7 +131,8 @@ impl FileSystem {
         let is_idle = state.nodes.get(&id).is_none_or(|node| !node.is_in_use())
             && !state.unsettled.contains_key(id)
             && !state.sealing.contains(&id);
-        let is_unused = || match self.store.disk.open(&DiskPath::Object(object), Access::Read) {
+        let is_unused = || match self.core.store.disk.open(&DiskPath::Object(object), Access::Read)
+        {
             Ok(file) => file.is_unused().unwrap_or(false),
             Err(error) => error.kind() == io::ErrorKind::NotFound,
         };
@@ -149,7 +150,7 @@ impl FileSystem {
         &self, tiers: &Tiers, id: InodeId, object: ObjectId,
     ) -> Result<Option<Leaving>, FsError> {
         let let_go = self.lets_go(id);
-        let mut state = self.state_to_change()?;
+        let mut state = self.core.state_to_change()?;
         let Some(copy) = state.metadata.remote_copy(object)? else {
             return Ok(None);
         };

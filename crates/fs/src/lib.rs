@@ -10,13 +10,14 @@
 //! | `open` | open, and the check that bytes are what was sealed |
 //! | `transfer` | read, write, fallocate, seek, copy for handles that the daemon serves |
 //! | `append`, `full_tails` | rows of tails and token files |
-//! | `settle` | flush, release: a writer is done |
-//! | `publish`, `insert`, `share` | pages and manifests appear |
+//! | `core` | names, inodes, objects and handles; what all others stand on |
+//! | `close` | flush, release, fsync |
+//! | `publish`, `insert` | pages and manifests appear |
 //! | `rename`, `link`, `remove` | names |
 //! | `setattr`, `extended` | attributes |
 //! | `retention` | limits of directories, and what goes beyond them |
 //! | `list` | readdir |
-//! | `sync`, `synchronous` | fsync, `O_SYNC`, the group commit |
+//! | `commit`, `synchronous` | the group commit, `O_SYNC` |
 //! | `encoded`, `decode` | cold objects in fewer bytes on the disk, and back |
 //! | `lossy` | cold pages in fewer bits, as new versions |
 //! | `residency`, `flights` | fetching what only the remote has, once for all who ask |
@@ -31,7 +32,6 @@
 //! | `rebuild` | a new store takes over the names that another published |
 //! | `collection` | garbage |
 //! | `tiers` | what those share, and what is told of them |
-//! | `waits` | what is too long for the thread that takes requests |
 //! | `backlog` | changes that wait for a commit, and their pace |
 //! | `whereabouts` | where the bytes of an object are |
 //! | `health` | how well the mount is, and why |
@@ -44,13 +44,14 @@
 mod append;
 pub(crate) mod attributes;
 mod backlog;
+mod close;
 mod collection;
 mod commit;
+pub mod core;
 mod create;
 mod damage;
 mod decode;
 mod demotion;
-mod describe;
 mod descriptors;
 mod encoded;
 mod error;
@@ -59,7 +60,6 @@ mod flights;
 mod foreign;
 mod full_tails;
 mod growing;
-mod handle;
 mod health;
 mod insert;
 mod keep_resident;
@@ -70,7 +70,6 @@ mod lookup;
 mod lossy;
 mod manifest_of_names;
 mod movement;
-mod node;
 mod on_corrupt;
 mod open;
 mod pin;
@@ -78,30 +77,25 @@ mod prefetch;
 mod prefixes;
 mod publish;
 pub mod rebuild;
-mod releases;
 mod remove;
 mod rename;
 mod residency;
 mod retention;
 mod scrub;
 mod setattr;
-mod settle;
-mod share;
-mod spare;
-mod state;
 mod synchronous;
 mod tiers;
 mod transfer;
-mod turns;
-mod unsettled;
 mod upload;
 mod verify;
 mod views;
-mod waits;
 mod whereabouts;
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
+pub use self::core::Core;
+pub use self::core::releases::{Release, Releases};
+pub use self::core::waits::{Awaited, Waits};
 pub use attributes::{Attributes, Caller, Found, Place};
 pub use backlog::Pace;
 pub use create::{Created, NewNode};
@@ -112,11 +106,9 @@ pub use lookup::Lookup;
 pub use on_corrupt::OnCorrupt;
 pub use open::{Caching, Opened, OpenedBy};
 pub use prefetch::{Ahead, QUEUE_MAX as PREFETCH_QUEUE_MAX, THREADS as PREFETCH_THREADS};
-pub use releases::{Release, Releases};
 pub use retention::Retainer;
 pub use scrub::ScrubRequest;
 pub use setattr::{NewTime, SetAttributes};
-pub use settle::Awaited;
 pub use synchronous::is_synchronous;
 pub use tiers::Tiers;
 pub use transfer::WriteOutcome;
@@ -129,9 +121,8 @@ use kvfs_storage::store::recovery::{self, Recovered};
 use kvfs_storage::store::{Store, StoreError, metadata::Life, metadata::Metadata};
 use kvfs_storage::tier::ram::LetGo;
 // `flights` is compiled once more, with other locks under this name, by `tests/models`.
-use health::Refusal;
+use crate::core::state::State;
 use kvfs_storage::sync;
-use state::State;
 
 /// Longest name, as on every Linux filesystem.
 pub const NAME_BYTES_MAX: usize = 255;
@@ -175,22 +166,12 @@ impl std::fmt::Debug for AskAnew {
 /// A mounted store.
 #[derive(Debug)]
 pub struct FileSystem {
-    store: Store,
-    state: Mutex<State>,
+    /// Names, inodes, objects and handles.
+    pub core: Core,
     /// Held while committing; counts the freezes that are durable.
     durable_generation: Mutex<u64>,
     backlog: backlog::Backlog,
-    /// Signalled whenever a writer's handle is released.
-    released: Condvar,
-    /// Those that were taken from the kernel and are not done.
-    pub releases: Releases,
-    sealing_turns: turns::SealingTurns,
-    spares: spare::Spares,
-    observer: Arc<Observer>,
-    io_mode: OnceLock<IoMode>,
     transport: OnceLock<Transport>,
-    invalidations: crossbeam_channel::Sender<Invalidation>,
-    ask_anew: OnceLock<AskAnew>,
     /// The tiers below the raw files, and what moves between them.
     tiers: Option<Tiers>,
     /// Makes the kernel forget a backing file that it keeps for the next open.
@@ -219,21 +200,11 @@ impl FileSystem {
         let mut state = State::new(metadata);
         state.unsettled.extend(recovered.still_changing.iter().copied());
         state.full_tails.extend(recovered.tails.iter().copied());
-        state.refusal = store.is_read_only().then_some(Refusal::ReadOnlyMedia);
         let file_system = FileSystem {
-            store,
-            state: Mutex::new(state),
+            core: Core::new(store, state, observer, invalidations),
             durable_generation: Mutex::new(0),
             backlog: backlog::Backlog::default(),
-            released: Condvar::new(),
-            releases: Releases::default(),
-            spares: spare::Spares::default(),
-            sealing_turns: turns::SealingTurns::new(),
-            observer,
-            io_mode: OnceLock::new(),
             transport: OnceLock::new(),
-            invalidations,
-            ask_anew: OnceLock::new(),
             tiers: None,
             let_go: OnceLock::new(),
             prefetch: prefetch::Prefetch::default(),
@@ -247,7 +218,7 @@ impl FileSystem {
             scrub: scrub::Scrub::default(),
         };
         file_system.retention.begin(believed);
-        if !file_system.store.is_read_only() {
+        if !file_system.core.store.is_read_only() {
             file_system.seal_after_crash();
         }
         Ok((file_system, recovered))
@@ -256,7 +227,7 @@ impl FileSystem {
     /// Removes object files that a crash left without a record; runs beside the mount.
     pub fn sweep_after_crash(&self) -> Result<usize, StoreError> {
         let (referenced, below) = {
-            let mut state = self.state();
+            let mut state = self.core.state();
             if state.metadata.was_clean {
                 return Ok(0);
             }
@@ -264,16 +235,16 @@ impl FileSystem {
             state.metadata.staged.remove(&below);
             (recovery::referenced(&state.metadata)?, below)
         };
-        recovery::sweep(&self.store, &referenced, below, |object| {
-            Ok(self.state().metadata.encoded_copy(object)?.is_some())
+        recovery::sweep(&self.core.store, &referenced, below, |object| {
+            Ok(self.core.state().metadata.encoded_copy(object)?.is_some())
         })
     }
 
     /// How bytes reach the clients; `trial` decides on the first call.
     pub fn io_mode(&self, trial: impl FnOnce() -> IoMode) -> &IoMode {
-        self.io_mode.get_or_init(|| {
+        self.core.io_mode.get_or_init(|| {
             let mode = trial();
-            self.observer.set_passthrough(mode == IoMode::Passthrough);
+            self.core.observer.set_passthrough(mode == IoMode::Passthrough);
             mode
         })
     }
@@ -287,39 +258,14 @@ impl FileSystem {
         let _ = self.transport.set(transport);
     }
 
-    fn is_passthrough(&self) -> bool {
-        matches!(self.io_mode.get(), Some(IoMode::Passthrough))
-    }
-
     /// The store below.
     pub fn store(&self) -> &Store {
-        &self.store
+        &self.core.store
     }
 
     /// Counters and recent errors.
     pub fn observer(&self) -> &Observer {
-        &self.observer
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-    }
-
-    /// The state, for an operation that changes something.
-    fn state_to_change(&self) -> Result<MutexGuard<'_, State>, FsError> {
-        let state = self.state();
-        if state.refusal.is_some() { Err(FsError::ReadOnly) } else { Ok(state) }
-    }
-
-    /// How the kernel is told of new names before the operation that made them has answered.
-    pub fn on_new_names(&self, ask_anew: AskAnew) {
-        let _ = self.ask_anew.set(ask_anew);
-    }
-
-    /// The kernel shall forget something; it is told after the running operation has answered.
-    fn invalidate(&self, what: Invalidation) {
-        // A full queue only delays what short-lived caching in those directories bounds anyway.
-        let _ = self.invalidations.try_send(what);
+        &self.core.observer
     }
 }
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::attributes::{Found, Place};
 use super::classify::{self, FileClass};
-use super::share::LINKS_MAX;
 use super::{FileSystem, FsError, check_new};
+use crate::core::share::LINKS_MAX;
 use kvfs_storage::ingest::seal;
 use kvfs_storage::store::metadata::Life;
 use kvfs_storage::store::record::{Entry, Inode, InodeId, Role, Time};
@@ -17,7 +17,7 @@ impl FileSystem {
         check_new(place)?;
         self.throttle()?;
         self.publish_before(place)?;
-        let mut state = self.state_to_change()?;
+        let mut state = self.core.state_to_change()?;
         let mut inode = state.inode(id)?;
         if inode.is_directory() {
             return Err(FsError::NotPermitted);
@@ -55,7 +55,7 @@ impl FileSystem {
         state.touch_directory(place.parent, 0)?;
         state.models.remove(&place.parent);
         state.nodes.entry(id).or_default().lookups += 1;
-        let attributes = state.attributes_of(&self.store, id, &inode)?;
+        let attributes = state.attributes_of(&self.core.store, id, &inode)?;
         let name_is_stable = super::lookup::name_is_stable(directory, &attributes, &place.name);
         Ok(Found { attributes, name_is_stable })
     }
@@ -64,23 +64,25 @@ impl FileSystem {
     fn link_by_copy(
         &self, id: InodeId, inode: &Inode, place: &Place, (role, class): (Role, FileClass),
     ) -> Result<Found, FsError> {
-        let turn =
-            Arc::clone(self.state().nodes.entry(id).or_default().append.get_or_insert_default());
+        let turn = Arc::clone(
+            self.core.state().nodes.entry(id).or_default().append.get_or_insert_default(),
+        );
         let _turn = turn.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let old = inode.file().and_then(|file| file.object).ok_or(FsError::Stale)?;
-        let object = self.state().metadata.new_object();
-        seal::copy(&self.store, old, object)?;
-        let stat = self.store.stat_object(old)?;
-        let file = self.store.open_object(object, kvfs_storage::store::disk::Access::ReadWrite)?;
+        let object = self.core.state().metadata.new_object();
+        seal::copy(&self.core.store, old, object)?;
+        let stat = self.core.store.stat_object(old)?;
+        let file =
+            self.core.store.open_object(object, kvfs_storage::store::disk::Access::ReadWrite)?;
         file.set_modified(stat.mtime)?;
-        let mut state = self.state_to_change()?;
+        let mut state = self.core.state_to_change()?;
         let role = match (role, class) {
             (_, FileClass::Plain) => Role::Plain,
             (Role::Tail { start, .. }, _) => Role::Tail { start, directory: place.parent },
             (role, _) => role,
         };
         let copy = Inode { links: 1, ctime: Time::now(), ..inode.clone() };
-        self.insert_append(&mut state, place, &copy, (object, role))?;
+        self.core.insert_append(&mut state, place, &copy, (object, role))?;
         let entry = state.entry(place.parent, &place.name)?.ok_or(FsError::NotFound)?;
         match role {
             Role::Plain => drop(state.unsettled.insert(entry.inode, object)),
@@ -88,7 +90,7 @@ impl FileSystem {
             Role::Tail { .. } => drop(state.full_tails.insert(entry.inode)),
             _ => {}
         }
-        let attributes = state.attributes(&self.store, entry.inode)?;
+        let attributes = state.attributes(&self.core.store, entry.inode)?;
         let node = state.nodes.entry(entry.inode).or_default();
         node.lookups += 1;
         node.found_in = (role == Role::Tokens).then_some(place.parent);

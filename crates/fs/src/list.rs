@@ -53,7 +53,7 @@ impl FileSystem {
         if offset == 0 {
             self.publish_all_pending(Some(id));
         }
-        let mut state = self.state();
+        let mut state = self.core.state();
         let (inode, class) = match state.directory(id) {
             // A removed directory that somebody still has open is empty.
             Err(FsError::NotDirectory | FsError::NotFound | FsError::Stale) => return Ok(()),
@@ -81,7 +81,7 @@ impl FileSystem {
         state.metadata.entries(id, from, |at, name, entry| {
             let attributes = match listing {
                 Listing::Names => None,
-                Listing::Attributes => match state.attributes(&self.store, entry.inode) {
+                Listing::Attributes => match state.attributes(&self.core.store, entry.inode) {
                     Ok(attributes) => Some(attributes),
                     Err(error) => {
                         failure = Some(error);

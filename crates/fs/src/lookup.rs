@@ -28,7 +28,7 @@ impl FileSystem {
         super::check_name(name)?;
         // A page whose writer is done but whose release has not arrived yet is sealed first.
         let place = Place { parent, name: name.to_vec() };
-        if self.state().is_pending(parent, name) {
+        if self.core.state().is_pending(parent, name) {
             self.publish_pending(&place)?;
         }
         let first = self.lookup_stored(parent, name)?;
@@ -39,7 +39,7 @@ impl FileSystem {
     }
 
     fn lookup_stored(&self, parent: InodeId, name: &[u8]) -> Result<Lookup, FsError> {
-        let mut state = self.state();
+        let mut state = self.core.state();
         let (_, class) = state.directory(parent)?;
         let Some(entry) = state.entry(parent, name)? else {
             // There the daemon makes names without being asked to.
@@ -55,7 +55,7 @@ impl FileSystem {
                 return Ok(Lookup::Absent { stable: false });
             }
         }
-        let attributes = state.attributes(&self.store, entry.inode)?;
+        let attributes = state.attributes(&self.core.store, entry.inode)?;
         let node = state.nodes.entry(entry.inode).or_default();
         node.lookups += 1;
         if matches!(class, DirectoryClass::Layer(_) | DirectoryClass::Sequence) {
@@ -71,7 +71,7 @@ impl FileSystem {
         if prefixes::is_virtual(inode) {
             return self.forget_prefix(inode, count);
         }
-        let mut state = self.state();
+        let mut state = self.core.state();
         if let Some(node) = state.nodes.get_mut(&inode) {
             node.lookups = node.lookups.saturating_sub(count);
         }
@@ -88,16 +88,16 @@ impl FileSystem {
         if prefixes::is_virtual(inode) {
             return self.prefix_attributes(inode);
         }
-        let state = self.state();
+        let state = self.core.state();
         state.check_current(inode)?;
-        let mut attributes = state.attributes(&self.store, inode)?;
+        let mut attributes = state.attributes(&self.core.store, inode)?;
         attributes.is_at_rest &= attributes.links > 0;
         Ok(attributes)
     }
 
     /// Target of a symbolic link.
     pub fn read_link(&self, inode: InodeId) -> Result<Vec<u8>, FsError> {
-        match self.state().inode(inode)?.kind {
+        match self.core.state().inode(inode)?.kind {
             kvfs_storage::store::record::Kind::Symlink { target } => Ok(target),
             _ => Err(FsError::Invalid),
         }

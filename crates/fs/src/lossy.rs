@@ -22,9 +22,9 @@ use std::sync::Arc;
 use super::encoded::aside;
 use super::extended::LOSSY;
 use super::residency::item;
-use super::state::State;
 use super::tiers::Tiers;
 use super::{FileSystem, FsError};
+use crate::core::state::State;
 use kvfs_page::{Dtype, PageHasher, PageIdentity};
 use kvfs_storage::ingest::model::Model;
 use kvfs_storage::store::disk::{Access, DiskDirectory, DiskPath, read_all, shard};
@@ -87,11 +87,11 @@ impl FileSystem {
         }
         let (mut candidates, mut others) = (Vec::new(), Vec::new());
         for &(object, id) in objects {
-            let Some(candidate) = candidate(&self.state(), models, id, object)? else {
+            let Some(candidate) = candidate(&self.core.state(), models, id, object)? else {
                 others.push((object, id));
                 continue;
             };
-            if self.lets_go(id) && self.is_idle(&self.state(), id, object) {
+            if self.lets_go(id) && self.is_idle(&self.core.state(), id, object) {
                 candidates.push(candidate);
             } else {
                 // Its turn comes when nobody uses it.
@@ -119,7 +119,7 @@ impl FileSystem {
                 // Somebody changed or removed the file meanwhile, or memory alone has it.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) if error.kind() == io::ErrorKind::InvalidData => {
-                    self.observer.failed(&format!("{error}: it was not encoded"));
+                    self.core.observer.failed(&format!("{error}: it was not encoded"));
                     tiers.copies.forbid_encoding(page.item.object);
                 }
                 Err(error) => failure = Some(error),
@@ -127,7 +127,7 @@ impl FileSystem {
         }
         // Before any record relies on them.
         for directory in shards.iter().copied().map(DiskDirectory::ObjectShard) {
-            self.store.disk.sync_directory(directory)?;
+            self.core.store.disk.sync_directory(directory)?;
         }
         let count = self.swap_all(tiers, &made)?;
         if !shards.is_empty() {
@@ -138,7 +138,7 @@ impl FileSystem {
 
     /// Reads the manifests again if any may have changed.
     fn look_at_models(&self, tiers: &Tiers, models: &mut LossyModels) -> Result<(), FsError> {
-        let mut state = self.state();
+        let mut state = self.core.state();
         if state.metadata.names_changed == models.as_of {
             return Ok(());
         }
@@ -153,7 +153,7 @@ impl FileSystem {
         let mut wishes: HashMap<[u8; 16], Option<Allowed>> = HashMap::new();
         for directory in directories {
             // A model without a manifest that can be read has no pages that could be checked.
-            let Ok(model) = self.model_of(&mut state, directory) else {
+            let Ok(model) = self.core.model_of(&mut state, directory) else {
                 continue;
             };
             let wish = wish(&model).map(|quantisation| (Arc::clone(&model), quantisation));
@@ -185,13 +185,13 @@ impl FileSystem {
         self.commit()?;
         let mut parents: HashMap<InodeId, Vec<InodeId>> =
             candidates.iter().map(|page| (page.id, Vec::new())).collect();
-        let snapshot = self.state().metadata.snapshot()?;
+        let snapshot = self.core.state().metadata.snapshot()?;
         snapshot.for_each::<Entry>(b'E', |parent, entry| {
             if let Some(found) = parents.get_mut(&entry.inode) {
                 found.push(InodeId(parent));
             }
         })?;
-        let state = self.state();
+        let state = self.core.state();
         let mut elsewhere = HashSet::new();
         for page in candidates {
             let found = parents.remove(&page.id).unwrap_or_default();
@@ -209,7 +209,7 @@ impl FileSystem {
             let what = format!("object {}: {what}", old.object);
             io::Error::new(io::ErrorKind::InvalidData, what)
         };
-        let file = self.store.disk.open(&DiskPath::Object(old.object), Access::Read)?;
+        let file = self.core.store.disk.open(&DiskPath::Object(old.object), Access::Read)?;
         let bytes = read_all(file.as_ref(), LOSSY_BYTES_MAX)?;
         drop(file);
         let mut hasher = PageHasher::new();
@@ -227,11 +227,11 @@ impl FileSystem {
         let Version { is_changed, digest, blob, .. } = version;
         drop(bytes);
         if !is_changed {
-            let copy = pack_blob(&self.store, old, quantisation.encoding(), &blob)?;
+            let copy = pack_blob(&self.core.store, old, quantisation.encoding(), &blob)?;
             return Ok(Outcome::Same(copy));
         }
         let object = {
-            let mut state = self.state();
+            let mut state = self.core.state();
             let object = state.metadata.new_object();
             // It never has a file of its own in `staging/`.
             state.metadata.staged.remove(&object);
@@ -240,7 +240,7 @@ impl FileSystem {
         let page = PageRecord { checksum: digest.page.0, ..*page };
         let subject = Subject::Page(PageIdentity::from(&page));
         let item = Item { object, checksum: digest.object, subject, ..*old };
-        let copy = pack_blob(&self.store, &item, quantisation.encoding(), &blob)?;
+        let copy = pack_blob(&self.core.store, &item, quantisation.encoding(), &blob)?;
         Ok(Outcome::Made { item, page, copy })
     }
 
@@ -251,14 +251,14 @@ impl FileSystem {
     ) -> Result<bool, FsError> {
         let object = item.object;
         let (from, to) = (DiskPath::Encoding(object), DiskPath::Encoded(object));
-        let mut state = self.state_to_change()?;
+        let mut state = self.core.state_to_change()?;
         if tiers.is_closing() {
-            self.store.disk.remove(&from)?;
+            self.core.store.disk.remove(&from)?;
             return Ok(false);
         }
         // The record first: the sweep takes a file without one for garbage.
         state.metadata.put_encoded_copy(object, copy);
-        if let Err(error) = self.store.disk.rename(&from, &to) {
+        if let Err(error) = self.core.store.disk.rename(&from, &to) {
             state.metadata.forget_encoded_copy(object)?;
             return Err(error.into());
         }
@@ -273,7 +273,7 @@ impl FileSystem {
             if self.swap(tiers, candidate, (item, *page, copy))? {
                 count += 1;
             } else {
-                self.state().metadata.forget_encoded_copy(item.object)?;
+                self.core.state().metadata.forget_encoded_copy(item.object)?;
                 tiers.copies.discard_encoded(item.object);
             }
         }
@@ -287,7 +287,7 @@ impl FileSystem {
     ) -> Result<bool, FsError> {
         let (id, old) = (candidate.id, candidate.item.object);
         let let_go = self.lets_go(id);
-        let mut state = self.state_to_change()?;
+        let mut state = self.core.state_to_change()?;
         let mut inode = match state.metadata.inode(id)? {
             Some(inode) if inode == candidate.inode => inode,
             _ => return Ok(false),
@@ -324,7 +324,7 @@ impl FileSystem {
         tiers.counters.moved(Tier::Ssd, Tier::Ssd, item.length);
         tiers.counters.rounded(encoding);
         drop(state);
-        self.invalidate(super::Invalidation::Inode(id));
+        self.core.invalidate(super::Invalidation::Inode(id));
         Ok(true)
     }
 }

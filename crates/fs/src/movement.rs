@@ -8,13 +8,13 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::commit::is_read_by_commits;
-use super::settle::Awaited;
-use super::state::State;
 use super::tiers::Tiers;
 use super::upload::MOVING_BYTES_MAX;
 use super::whereabouts::Whereabouts;
 use super::{FileSystem, FsError};
+use crate::core::persist::is_read_by_commits;
+use crate::core::state::State;
+use crate::core::waits::Awaited;
 use kvfs_storage::store::disk::copy_all;
 use kvfs_storage::store::record::{FileRecord, InodeId, ObjectId, RemoteState, Role};
 use kvfs_storage::tier::counters::Tier;
@@ -113,7 +113,7 @@ impl FileSystem {
         let tiers = self.tiers.as_ref().ok_or(FsError::NoAttribute)?;
         let object = tiers.wishes.held().get(&id).copied().ok_or(FsError::NoAttribute)?;
         let (progress, found) = {
-            let state = self.state();
+            let state = self.core.state();
             (progress(&state, id, object)?, self.whereabouts(&state, object)?)
         };
         let health = tiers.exchange.as_ref().map(|exchange| exchange.remote().state());
@@ -131,7 +131,7 @@ impl FileSystem {
     }
 
     fn movable(&self, id: InodeId) -> Result<Movable, FsError> {
-        let state = self.state();
+        let state = self.core.state();
         let inode = state.inode(id)?;
         let file = inode.file().ok_or(FsError::Unsupported)?;
         if file.role.is_append_only() {
@@ -145,7 +145,7 @@ impl FileSystem {
         let tiers = self.tiers.as_ref().filter(|tiers| tiers.exchange.is_some());
         let tiers = tiers.ok_or(FsError::Unsupported)?;
         let Movable { role, object, .. } = self.movable(id)?;
-        let mut state = self.state_to_change()?;
+        let mut state = self.core.state_to_change()?;
         let inode = state.inode(id)?;
         let file = inode.file().ok_or(FsError::Unsupported)?;
         if role == Role::Manifest || state.metadata.positions.contains(&id) {
@@ -181,7 +181,7 @@ impl FileSystem {
         if let Some(tiers) = &self.tiers {
             tiers.wishes.withdraw(id);
         }
-        let in_memory = self.store.ram.as_ref().filter(|ram| ram.holds(object));
+        let in_memory = self.core.store.ram.as_ref().filter(|ram| ram.holds(object));
         if let Some(ram) = in_memory {
             if ram.dirty_version(object).is_some() {
                 self.commit()?;
@@ -190,7 +190,7 @@ impl FileSystem {
                 return Err(FsError::InUse);
             }
         }
-        let found = self.whereabouts(&self.state(), object)?;
+        let found = self.whereabouts(&self.core.state(), object)?;
         match found {
             Whereabouts::Memory | Whereabouts::Disk => return Ok(()),
             // Encoded is good enough for what was asked out of memory.
@@ -201,17 +201,17 @@ impl FileSystem {
         self.check_reachable(found)?;
         self.open_resident((id, role), object)?;
         // With the disk full, memory took it.
-        let found = self.whereabouts(&self.state(), object)?;
+        let found = self.whereabouts(&self.core.state(), object)?;
         if found == Whereabouts::Memory { Err(FsError::NoRoom) } else { Ok(()) }
     }
 
     fn bring_to_memory(&self, file: Movable) -> Result<(), FsError> {
         let Movable { id, role, object } = file;
-        let ram = self.store.ram.as_ref().ok_or(FsError::Unsupported)?;
+        let ram = self.core.store.ram.as_ref().ok_or(FsError::Unsupported)?;
         if let Some(tiers) = &self.tiers {
             tiers.wishes.withdraw(id);
         }
-        let found = self.whereabouts(&self.state(), object)?;
+        let found = self.whereabouts(&self.core.state(), object)?;
         self.check_reachable(found)?;
         let source = self.open_resident((id, role), object)?;
         if ram.holds(object) {
@@ -238,7 +238,7 @@ impl FileSystem {
     /// disk's copy could change it.
     fn take_into_memory(&self, ram: &Arc<RamTier>, file: Movable) -> Result<(), FsError> {
         let Movable { id, role, object } = file;
-        let state = self.state();
+        let state = self.core.state();
         let inode = state.inode(id)?;
         let record = inode.file().filter(|file| file.object == Some(object) && file.is_settled());
         let is_open = state.nodes.get(&id).is_some_and(|node| node.handles() > 0);
@@ -260,7 +260,7 @@ impl FileSystem {
             last = *end;
             let mut ready = Vec::new();
             for (id, object) in batch {
-                let progress = progress(&self.state(), id, object)?;
+                let progress = progress(&self.core.state(), id, object)?;
                 match progress {
                     Progress::MayLeave => ready.push((object, id)),
                     Progress::Gone => drop(tiers.wishes.withdraw(id)),
@@ -281,8 +281,8 @@ impl FileSystem {
 
     /// Whether only the remote has an object, after its copy in memory was asked to go too.
     fn has_gone(&self, object: ObjectId) -> Result<bool, FsError> {
-        let left_disk = self.state().metadata.is_only_remote(object)?;
-        Ok(left_disk && self.store.ram.as_ref().is_none_or(|ram| ram.let_leave(object)))
+        let left_disk = self.core.state().metadata.is_only_remote(object)?;
+        Ok(left_disk && self.core.store.ram.as_ref().is_none_or(|ram| ram.let_leave(object)))
     }
 
     /// Whether a file that shall leave is among those that wait.

@@ -8,8 +8,8 @@
 
 use super::attributes::Place;
 use super::open::Opened;
-use super::state::State;
 use super::{FileSystem, FsError, Invalidation};
+use crate::core::state::State;
 use kvfs_storage::store::quarantine::{self, Take};
 use kvfs_storage::store::record::{InodeId, ObjectId};
 use kvfs_storage::tier::remote::RemoteError;
@@ -50,7 +50,7 @@ impl FileSystem {
                 if self.is_foreign(id) { self.as_miss(id, error) } else { Err(error) }
             });
         }
-        if self.state().damaged.contains_key(&id) {
+        if self.core.state().damaged.contains_key(&id) {
             return Err(FsError::Stale);
         }
         self.open_present(id, flags).or_else(|error| self.as_miss(id, error))
@@ -60,7 +60,7 @@ impl FileSystem {
         match &error {
             FsError::Corrupt if self.has_untried_copy(id)? => Err(FsError::NotFound),
             // Its name cannot go.
-            FsError::Corrupt if self.store.is_read_only() => Err(FsError::NotFound),
+            FsError::Corrupt if self.core.store.is_read_only() => Err(FsError::NotFound),
             FsError::Corrupt
             | FsError::Remote(RemoteError::Corrupt(_) | RemoteError::Missing(_)) => {
                 self.give_up(id)?;
@@ -79,14 +79,14 @@ impl FileSystem {
     /// Whether a copy is on record that only a remote or another mount could give. Where the remote
     /// was asked, its answer says what is wrong with its copy.
     fn has_untried_copy(&self, id: InodeId) -> Result<bool, FsError> {
-        let object = self.state().inode(id)?.file().and_then(|file| file.object);
+        let object = self.core.state().inode(id)?.file().and_then(|file| file.object);
         object.map_or(Ok(false), |object| self.has_other_copy(object))
     }
 
     /// A file has no good copy left: its names go as they are looked up.
     fn give_up(&self, id: InodeId) -> Result<(), FsError> {
         let object = {
-            let state = self.state_to_change()?;
+            let state = self.core.state_to_change()?;
             let inode = state.inode(id)?;
             inode.file().and_then(|file| file.object)
         };
@@ -94,20 +94,20 @@ impl FileSystem {
             return Ok(());
         };
         let why = format!("object {object}: no copy is what was written");
-        match quarantine::put(&self.store, object, Take::Copy, &why) {
+        match quarantine::put(&self.core.store, object, Take::Copy, &why) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                 log::warn!("object {object}: the damaged copy could not be kept: {error}");
             }
             _ => {}
         }
-        let mut state = self.state_to_change()?;
+        let mut state = self.core.state_to_change()?;
         // Somebody may have given the file other bytes.
         let inode = state.inode(id)?;
         if inode.file().and_then(|file| file.object) == Some(object) {
             state.damaged.insert(id, object);
         }
         drop(state);
-        self.invalidate(Invalidation::Inode(id));
+        self.core.invalidate(Invalidation::Inode(id));
         Ok(())
     }
 }

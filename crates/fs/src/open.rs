@@ -5,11 +5,11 @@ use std::sync::{Arc, MutexGuard};
 
 use super::attributes::Caller;
 use super::extended::LOSSY;
-use super::handle::{Handle, Served};
-use super::state::State;
 use super::verify::{Depth, Verify};
-use super::waits::READ_AT_ONCE_BYTES;
 use super::{FileSystem, FsError, Invalidation, descriptors, prefixes, views};
+use crate::core::handle::{Handle, Served};
+use crate::core::state::State;
+use crate::core::waits::READ_AT_ONCE_BYTES;
 use kvfs_storage::ingest::seal;
 use kvfs_storage::store::disk::{Access, DiskFile, FileStat};
 use kvfs_storage::store::metadata::Life;
@@ -78,7 +78,7 @@ impl FileSystem {
     /// Takes the bits away with which a program runs as its owner or group: it is another one now. The kernel
     /// does so at writes, and leaves it to the daemon where opening a file cuts it.
     fn drop_privileges(&self, id: InodeId, caller: Caller) -> Result<(), FsError> {
-        let mut state = self.state_to_change()?;
+        let mut state = self.core.state_to_change()?;
         let mut inode = state.inode(id)?;
         // Without execution by the group that bit means something else, to those who are in it.
         let keeps_group = inode.mode & 0o010 == 0 && caller.gid == inode.gid;
@@ -87,7 +87,7 @@ impl FileSystem {
             inode.mode &= !dropped;
             inode.ctime = Time::now();
             state.put_inode(id, &inode);
-            self.invalidate(Invalidation::Inode(id));
+            self.core.invalidate(Invalidation::Inode(id));
         }
         Ok(())
     }
@@ -101,12 +101,12 @@ impl FileSystem {
             // Requests for those come with who asks.
             return self.open_prefix(id, flags, Caller::DAEMON);
         }
-        if !self.is_passthrough() {
+        if !self.core.is_passthrough() {
             descriptors::check()?;
         }
         let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
         let truncates = flags & libc::O_TRUNC != 0;
-        let state = self.state();
+        let state = self.core.state();
         if state.nodes.get(&id).is_some_and(|node| node.superseded) {
             return Err(FsError::Stale);
         }
@@ -125,7 +125,7 @@ impl FileSystem {
             _ => {
                 let opened = self.open_reader(state, id, &inode, file)?;
                 if flags & EXECUTES != 0
-                    && let Some(handle) = self.state().handles.get_mut(&opened.handle)
+                    && let Some(handle) = self.core.state().handles.get_mut(&opened.handle)
                 {
                     handle.executes = true;
                 }
@@ -164,17 +164,17 @@ impl FileSystem {
         if self.verify == Verify::Always {
             return Ok(None);
         }
-        let verified = self.state().nodes.get(&id).and_then(|node| node.verified);
+        let verified = self.core.state().nodes.get(&id).and_then(|node| node.verified);
         let Some((object, known)) = verified else {
             return Ok(None);
         };
-        match self.store.stat_object(object) {
+        match self.core.store.stat_object(object) {
             Ok(stat) if stat.is_same_content(&known) => {}
             _ => return Ok(None),
         }
-        self.observer.opened(known.length);
+        self.core.observer.opened(known.length);
         let handle = Handle::new(id, false, Served::Passthrough);
-        Ok(Some(self.state().add_handle(handle)))
+        Ok(Some(self.core.state().add_handle(handle)))
     }
 
     /// Whether opening a file for reading will read much of it first, to check or to decode it.
@@ -182,7 +182,7 @@ impl FileSystem {
         if self.comes_from(id).is_some() || self.is_slot(id) {
             return true;
         }
-        let state = self.state();
+        let state = self.core.state();
         let is_known = match self.verify {
             Verify::First => state.nodes.get(&id).is_some_and(|node| node.verified.is_some()),
             Verify::Always => false,
@@ -209,12 +209,12 @@ impl FileSystem {
         let outcome =
             self.open_verified((id, inode), (object, settled), verified, self.depth_at_open());
         if let Ok((_, stat)) = &outcome {
-            self.observer.opened(stat.length);
+            self.core.observer.opened(stat.length);
             if let Some(tiers) = &self.tiers {
                 tiers.copies.note_use(object, stat.length);
             }
         }
-        let mut state = self.state();
+        let mut state = self.core.state();
         if let Some(node) = state.nodes.get_mut(&id) {
             node.readers -= 1;
         }
@@ -271,7 +271,8 @@ impl FileSystem {
     ) -> Result<(), FsError> {
         let file = inode.file().ok_or(FsError::Invalid)?;
         let length = opened.stat()?.length;
-        let expected = self.state().metadata.object(object)?.and_then(|record| record.checksum);
+        let expected =
+            self.core.state().metadata.object(object)?.and_then(|record| record.checksum);
         if length != file.size {
             if self.changed_since(id, inode) {
                 return Ok(());
@@ -297,16 +298,16 @@ impl FileSystem {
     /// Whether somebody began to write to a file while it was being checked: what was known of its
     /// bytes does not hold any more, and nothing is wrong with that.
     pub(super) fn changed_since(&self, id: InodeId, inode: &Inode) -> bool {
-        let state = self.state();
+        let state = self.core.state();
         let unsettled = state.unsettled.contains_key(id);
         unsettled || state.metadata.inode(id).ok().flatten().as_ref() != Some(inode)
     }
 
     /// Tells that stored bytes are not what they should be.
     pub(super) fn corrupt(&self, id: InodeId, object: ObjectId, why: &str) -> FsError {
-        let name = self.state().any_path(id);
+        let name = self.core.state().any_path(id);
         let name = name.unwrap_or_else(|| format!("inode {}", id.0));
-        self.observer.corrupt(&format!("{name}: object {object}: {why}"));
+        self.core.observer.corrupt(&format!("{name}: object {object}: {why}"));
         FsError::Corrupt
     }
 
@@ -314,13 +315,13 @@ impl FileSystem {
     /// taken back, durably, before the first of them can change.
     fn open_writer(&self, id: InodeId) -> Result<Opened, FsError> {
         let (opened, wait) = {
-            let mut state = self.state_to_change()?;
+            let mut state = self.core.state_to_change()?;
             let wait = self.begin_in_place(&mut state, id)?;
             let inode = state.inode(id)?;
             let file = inode.file().ok_or(FsError::Invalid)?;
             let object = state.current_object(id, file).ok_or(FsError::Stale)?;
-            let opened = self.store.open_object(object, self.writer_access())?;
-            self.observer.opened(opened.stat()?.length);
+            let opened = self.core.store.open_object(object, self.writer_access())?;
+            self.core.observer.opened(opened.stat()?.length);
             (self.add_opened(&mut state, id, Arc::from(opened), true, false), wait)
         };
         if wait && let Err(error) = self.commit() {
@@ -343,14 +344,14 @@ impl FileSystem {
         let life = state.metadata.life(id);
         let file = inode.file_mut().ok_or(FsError::Invalid)?;
         let object = file.object.ok_or(FsError::Stale)?;
-        if let Some(ram) = &self.store.ram {
+        if let Some(ram) = &self.core.store.ram {
             // First of all: a copy that could still leave might be the one looked at.
             ram.make_dirty(object);
         }
-        let backing = self.store.stat_object(object)?;
+        let backing = self.core.store.stat_object(object)?;
         if backing.mtime != mtime {
             // From here on the file on the disk tells the time of the last write.
-            self.store.open_object(object, Access::ReadWrite)?.set_modified(mtime)?;
+            self.core.store.open_object(object, Access::ReadWrite)?.set_modified(mtime)?;
         }
         file.unsettled = true;
         state.metadata.put_inode(life, id, &inode);
@@ -384,8 +385,8 @@ impl FileSystem {
     fn open_truncated(
         &self, id: InodeId, writes: bool, resident: bool,
     ) -> Result<Option<Opened>, FsError> {
-        let mut state = self.wait_for_readers(self.state_to_change()?, id);
-        self.settle_if_at_rest(&mut state, id)?;
+        let mut state = self.core.wait_for_readers(self.core.state_to_change()?, id);
+        self.core.settle_if_at_rest(&mut state, id)?;
         let inode = state.inode(id)?;
         let old = inode.file().and_then(|file| file.object).ok_or(FsError::Stale)?;
         let held = state.nodes.get(&id).is_some_and(|node| node.handles() > 0);
@@ -398,13 +399,13 @@ impl FileSystem {
             return self.truncate_in_place(state, id, writes).map(Some);
         }
         let access = self.writer_access();
-        let (object, made) = if let Some(spare) = self.take_spare(access)? {
+        let (object, made) = if let Some(spare) = self.core.take_spare(access)? {
             spare
         } else {
             let object = state.metadata.new_object();
-            (object, self.make_object_file(object, access)?)
+            (object, self.core.make_object_file(object, access)?)
         };
-        self.observer.opened(0);
+        self.core.observer.opened(0);
         self.blocks.forget_file(id);
         state.unsettled.insert(id, object);
         let node = state.nodes.entry(id).or_default();
@@ -415,7 +416,7 @@ impl FileSystem {
 
     /// Nobody can write to an object that is not here.
     fn is_away_or_at_rest(&self, state: &State, object: ObjectId) -> Result<bool, FsError> {
-        match seal::is_at_rest(&self.store, object) {
+        match seal::is_at_rest(&self.core.store, object) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 let has_copy = state.metadata.remote_copy(object)?.is_some()
                     || state.metadata.encoded_copy(object)?.is_some();
@@ -432,8 +433,8 @@ impl FileSystem {
         let inode = state.inode(id)?;
         let file = inode.file().ok_or(FsError::Invalid)?;
         let object = state.current_object(id, file).ok_or(FsError::Stale)?;
-        let opened = self.store.open_object(object, self.writer_access())?;
-        self.observer.opened(0);
+        let opened = self.core.store.open_object(object, self.writer_access())?;
+        self.core.observer.opened(0);
         Ok(self.add_opened(&mut state, id, Arc::from(opened), writes, false))
     }
 
@@ -443,7 +444,7 @@ impl FileSystem {
         &'a self, mut state: MutexGuard<'a, State>, id: InodeId, length: u64,
     ) -> Result<MutexGuard<'a, State>, FsError> {
         let wait = self.begin_in_place(&mut state, id)?;
-        if state.attributes(&self.store, id)?.size > length {
+        if state.attributes(&self.core.store, id)?.size > length {
             self.blocks.forget_file(id);
         }
         let inode = state.inode(id)?;
@@ -453,10 +454,10 @@ impl FileSystem {
         drop(state);
         let waited = if wait { self.commit() } else { Ok(()) };
         let outcome = waited.and_then(|()| {
-            let file = self.store.open_object(object, Access::ReadWrite)?;
+            let file = self.core.store.open_object(object, Access::ReadWrite)?;
             Ok(file.set_length(length)?)
         });
-        let mut state = self.state();
+        let mut state = self.core.state();
         if let Some(node) = state.nodes.get_mut(&id) {
             node.writers -= 1;
         }
@@ -470,14 +471,14 @@ impl FileSystem {
     /// The kernel opens the backing file anew with the writer's own flags, so the daemon's
     /// descriptor can stay read-only and never counts as a writer.
     pub(super) fn writer_access(&self) -> Access {
-        if self.is_passthrough() { Access::Read } else { Access::ReadWrite }
+        if self.core.is_passthrough() { Access::Read } else { Access::ReadWrite }
     }
 
     fn add_opened(
         &self, state: &mut State, inode: InodeId, file: Arc<dyn DiskFile>, writes: bool,
         is_sealed: bool,
     ) -> Opened {
-        let (served, by) = if self.is_passthrough() {
+        let (served, by) = if self.core.is_passthrough() {
             (Served::Passthrough, OpenedBy::Kernel { file })
         } else {
             (Served::File(file), OpenedBy::Daemon)

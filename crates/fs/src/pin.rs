@@ -6,8 +6,8 @@
 //! for records, is told of each.
 
 use super::extended::PIN;
-use super::state::State;
 use super::{FileSystem, FsError};
+use crate::core::state::State;
 use kvfs_storage::store::StoreError;
 use kvfs_storage::store::metadata::Attribute;
 use kvfs_storage::store::record::{InodeId, RemoteState, Time};
@@ -30,7 +30,7 @@ impl FileSystem {
     }
 
     fn pin(&self, id: InodeId) -> Result<(), FsError> {
-        let mut state = self.state_to_change()?;
+        let mut state = self.core.state_to_change()?;
         let mut inode = state.inode(id)?;
         if inode.file().is_none() {
             return Err(FsError::Unsupported);
@@ -48,7 +48,7 @@ impl FileSystem {
 
     /// Takes a pin away.
     pub(super) fn unpin(&self, id: InodeId) -> Result<(), FsError> {
-        let mut state = self.state_to_change()?;
+        let mut state = self.core.state_to_change()?;
         if !state.is_pinned(id)? {
             return Err(FsError::NoAttribute);
         }
@@ -75,10 +75,10 @@ impl FileSystem {
 
     /// Looks for pinned files, beside the mount: memory is empty when it begins.
     pub fn find_pinned(&self) -> Result<(), StoreError> {
-        if self.store.ram.is_none() {
+        if self.core.store.ram.is_none() {
             return Ok(());
         }
-        let snapshot = self.state().metadata.snapshot()?;
+        let snapshot = self.core.state().metadata.snapshot()?;
         snapshot.for_each_named(b'X', |inode, name| {
             if name == PIN {
                 self.keep_in_memory(InodeId(inode), true);
@@ -95,7 +95,7 @@ impl FileSystem {
     }
 
     fn keep_in_memory(&self, id: InodeId, kept: bool) {
-        if let Some(ram) = &self.store.ram {
+        if let Some(ram) = &self.core.store.ram {
             ram.keep(id, kept);
         }
     }

@@ -17,12 +17,11 @@ use std::io;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::Sender;
-
-use super::state::State;
 use super::tiers::Tiers;
 use super::whereabouts::Whereabouts;
 use super::{FileSystem, FsError};
+use crate::core::state::State;
+use crossbeam_channel::Sender;
 use kvfs_page::names::{format_layer, format_page};
 use kvfs_page::{Layer, TokenStart};
 use kvfs_storage::store::disk::Access;
@@ -126,7 +125,7 @@ impl FileSystem {
     }
 
     fn queue_next(&self, way: &Way, id: InodeId, is_held: bool) -> Result<(), FsError> {
-        let state = self.state();
+        let state = self.core.state();
         let Some((sequence, object, page)) = page_of(&state, id)? else {
             return Ok(());
         };
@@ -197,7 +196,7 @@ impl FileSystem {
 
     /// Reads an object into the kernel's cache. False if the disk does not have it any more.
     fn read_ahead(&self, object: ObjectId) -> Result<bool, FsError> {
-        match self.store.open_object(object, Access::Read) {
+        match self.core.store.open_object(object, Access::Read) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
             file => Ok(file?.populate(0, u64::MAX).map(|()| true)?),
         }

@@ -1,8 +1,8 @@
 //! unlink(2) and rmdir(2).
 
 use super::attributes::Place;
-use super::state::State;
 use super::{FileSystem, FsError};
+use crate::core::state::State;
 use kvfs_page::names;
 use kvfs_storage::store::metadata::Life;
 use kvfs_storage::store::record::{Inode, InodeId, Kind, Time};
@@ -17,7 +17,7 @@ impl FileSystem {
             return Err(FsError::NotPermitted);
         }
         self.throttle_removal();
-        let mut state = self.state_to_change()?;
+        let mut state = self.core.state_to_change()?;
         let entry = state.entry(place.parent, &place.name)?.ok_or(FsError::NotFound)?;
         let mut inode = state.inode(entry.inode)?;
         if inode.is_directory() {
@@ -37,11 +37,11 @@ impl FileSystem {
         }
         self.throttle_removal();
         // A page whose writer is done makes its directory one that is not empty.
-        let entry = self.state().entry(place.parent, &place.name)?;
+        let entry = self.core.state().entry(place.parent, &place.name)?;
         if let Some(entry) = entry {
             self.publish_all_pending(Some(entry.inode));
         }
-        let mut state = self.state_to_change()?;
+        let mut state = self.core.state_to_change()?;
         let entry = state.entry(place.parent, &place.name)?.ok_or(FsError::NotFound)?;
         if entry.file_type != libc::S_IFDIR {
             return Err(FsError::NotDirectory);
@@ -58,7 +58,7 @@ impl FileSystem {
         drop(state);
         for orphan in orphans {
             // Or the kernel keeps them, not knowing that they have no name any more.
-            self.invalidate(super::Invalidation::Name(orphan));
+            self.core.invalidate(super::Invalidation::Name(orphan));
         }
         Ok(())
     }

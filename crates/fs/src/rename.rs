@@ -4,8 +4,8 @@ use std::sync::MutexGuard;
 
 use super::attributes::Place;
 use super::classify::{self, FileClass};
-use super::state::State;
 use super::{FileSystem, FsError, Invalidation, check_new};
+use crate::core::state::State;
 use kvfs_storage::store::metadata::Life;
 use kvfs_storage::store::record::{DirectoryClass, Entry, Inode, InodeId, Kind, Role, Time};
 
@@ -28,12 +28,12 @@ impl FileSystem {
         }
         self.throttle()?;
         self.publish_before(to)?;
-        let replaced = self.state().entry(to.parent, &to.name)?;
+        let replaced = self.core.state().entry(to.parent, &to.name)?;
         if let Some(directory) = replaced.filter(|entry| entry.file_type == libc::S_IFDIR) {
             // A page whose writer is done makes it one that is not empty.
             self.publish_all_pending(Some(directory.inode));
         }
-        let mut state = self.state_to_change()?;
+        let mut state = self.core.state_to_change()?;
         let entry = state.entry(from.parent, &from.name)?.ok_or(FsError::NotFound)?;
         let target = state.entry(to.parent, &to.name)?;
         if target.is_some() && flags & libc::RENAME_NOREPLACE != 0 {
@@ -48,7 +48,7 @@ impl FileSystem {
             let orphans = rename_directory(&mut state, (from, to), (entry, inode), target)?;
             drop(state);
             for orphan in orphans {
-                self.invalidate(Invalidation::Name(orphan));
+                self.core.invalidate(Invalidation::Name(orphan));
             }
             self.forget_sequences(from, to);
             return Ok(None);
@@ -92,9 +92,9 @@ impl FileSystem {
     /// what the kernel has just moved may have been another directory: it keeps such names for a day.
     fn forget_sequences(&self, from: &Place, to: &Place) {
         for place in [from, to] {
-            let directory = self.state().directory(place.parent);
+            let directory = self.core.state().directory(place.parent);
             if directory.is_ok_and(|(_, class)| class == DirectoryClass::Sequences) {
-                self.invalidate(Invalidation::Name(place.clone()));
+                self.core.invalidate(Invalidation::Name(place.clone()));
             }
         }
     }
@@ -102,7 +102,7 @@ impl FileSystem {
     /// Two directories change names (`RENAME_EXCHANGE`): a sequence is replaced as a whole by another
     /// one that was made beside it. Nothing below them may mean something else afterwards.
     fn exchange(&self, from: &Place, to: &Place) -> Result<(), FsError> {
-        let mut state = self.state_to_change()?;
+        let mut state = self.core.state_to_change()?;
         let mut found = Vec::new();
         for place in [from, to] {
             let entry = state.entry(place.parent, &place.name)?.ok_or(FsError::NotFound)?;
@@ -137,8 +137,8 @@ impl FileSystem {
         let id = entry.inode;
         self.check_role_fits(&mut state, &inode, to, class)?;
         if inode.file().is_some_and(|file| file.role == Role::Plain) {
-            state = self.wait_for_release(state, id);
-            self.settle_if_at_rest(&mut state, id)?;
+            state = self.core.wait_for_release(state, id);
+            self.core.settle_if_at_rest(&mut state, id)?;
             inode = state.inode(id)?;
         }
         let target = state.entry(to.parent, &to.name)?;
@@ -192,7 +192,8 @@ impl FileSystem {
             (Some(Role::Tail { start, .. }), FileClass::Tail(there)) => start == there,
             (Some(Role::Page(page)), FileClass::Page(start)) => {
                 let (_, directory) = state.directory(to.parent)?;
-                let model = self.model_of(state, to.parent).map_err(|_| FsError::NotPermitted)?;
+                let model =
+                    self.core.model_of(state, to.parent).map_err(|_| FsError::NotPermitted)?;
                 page.start == start
                     && directory == DirectoryClass::Layer(page.layer)
                     && model.identity.0 == page.model
@@ -261,5 +262,5 @@ fn rename_directory(
 
 /// The model directory at or above a directory.
 fn model_of(state: &State, directory: InodeId) -> Option<InodeId> {
-    super::publish::model_directory(state, directory).ok()
+    crate::core::models::model_directory(state, directory).ok()
 }

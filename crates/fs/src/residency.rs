@@ -9,10 +9,10 @@ use std::io;
 use std::sync::Arc;
 
 use super::foreign::Provenance;
-use super::state::State;
 use super::tiers::Tiers;
 use super::whereabouts::Whereabouts;
 use super::{FileSystem, FsError};
+use crate::core::state::State;
 use kvfs_page::{Checksum, PageIdentity};
 use kvfs_storage::store::disk::{Access, DiskFile, DiskPath};
 use kvfs_storage::store::record::{InodeId, ObjectId, RemoteCopy, RemoteState, Role};
@@ -70,11 +70,11 @@ impl FileSystem {
         if let Some(file) = self.open_if_here(object)? {
             return Ok(file);
         }
-        if self.state().metadata.object(object)?.is_none() {
+        if self.core.state().metadata.object(object)?.is_none() {
             // Its last name went while it was on its way.
             return Err(FsError::Stale);
         }
-        if self.whereabouts(&self.state(), object)? == Whereabouts::Nowhere {
+        if self.whereabouts(&self.core.state(), object)? == Whereabouts::Nowhere {
             self.note_damage(id, object, true);
         }
         Err(self.corrupt(id, object, "its file is missing from the store"))
@@ -82,7 +82,7 @@ impl FileSystem {
 
     /// Opens an object's file for reading if this machine has it.
     pub(super) fn open_if_here(&self, object: ObjectId) -> io::Result<Landed> {
-        match self.store.open_object(object, Access::Read) {
+        match self.core.store.open_object(object, Access::Read) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             outcome => Ok(Some(Arc::from(outcome?))),
         }
@@ -98,7 +98,7 @@ impl FileSystem {
     pub(super) fn comes_from(&self, id: InodeId) -> Option<Tier> {
         self.tiers.as_ref()?;
         let (object, tier) = {
-            let state = self.state();
+            let state = self.core.state();
             let inode = state.metadata.inode(id).ok().flatten()?;
             let object = state.current_object(id, inode.file()?)?;
             let is_encoded = state.metadata.encoded_copy(object).ok().flatten().is_some();
@@ -107,7 +107,7 @@ impl FileSystem {
             }
             (object, if is_encoded { Tier::Ssd } else { Tier::Remote })
         };
-        self.store.stat_object(object).is_err().then_some(tier)
+        self.core.store.stat_object(object).is_err().then_some(tier)
     }
 
     /// Brings an object back from its encoded copy or the remote.
@@ -126,7 +126,7 @@ impl FileSystem {
             return self.without_remote(object);
         };
         let (copy, item, origin) = {
-            let state = self.state();
+            let state = self.core.state();
             let copy = state.metadata.remote_copy(object)?;
             match (copy, item(&state, role, object)?) {
                 (Some(copy), Some(item)) => (copy, item, state.origin_of(id)?),
@@ -152,7 +152,7 @@ impl FileSystem {
 
     /// What the remote has is not lost because the mount has no remote.
     fn without_remote(&self, object: ObjectId) -> Result<Fetched, FsError> {
-        if self.state().metadata.remote_copy(object)?.is_none() {
+        if self.core.state().metadata.remote_copy(object)?.is_none() {
             return Ok(Fetched::NoCopy);
         }
         let why = format!("object {object}: only the remote has it, and the mount is offline");
@@ -170,7 +170,7 @@ impl FileSystem {
         }
         let target = self.target(tiers, item).map_err(RemoteError::local)?;
         let tier = target.tier();
-        let outcome = exchange.download(&self.store, item, copy, target.file());
+        let outcome = exchange.download(&self.core.store, item, copy, target.file());
         let landed = match outcome {
             Ok(()) => {
                 tiers.counters.moved(Tier::Remote, tier, item.length);
@@ -199,7 +199,7 @@ impl FileSystem {
             }
             Target::Memory(file) => {
                 drop(file);
-                let Some(ram) = &self.store.ram else {
+                let Some(ram) = &self.core.store.ram else {
                     return Ok(None);
                 };
                 let landed = ram.arrived(object, id);
@@ -215,10 +215,10 @@ impl FileSystem {
     pub(super) fn abandon(&self, object: ObjectId, target: &Target) {
         match target {
             Target::Disk(_) => {
-                let _ = self.store.disk.remove(&DiskPath::Incoming(object));
+                let _ = self.core.store.disk.remove(&DiskPath::Incoming(object));
             }
             Target::Memory(_) => {
-                if let Some(ram) = &self.store.ram {
+                if let Some(ram) = &self.core.store.ram {
                     ram.give_up(object);
                 }
             }
@@ -235,7 +235,7 @@ impl FileSystem {
             return Ok(Some(file));
         }
         let file: Arc<dyn DiskFile> = self.incoming(object).map_err(RemoteError::local)?.into();
-        let outcome = exchange.download(&self.store, item, copy, &file);
+        let outcome = exchange.download(&self.core.store, item, copy, &file);
         let outcome = outcome.and_then(|()| self.check_arrived(from, role, &file));
         let outcome = outcome.and_then(|()| {
             self.install_arrived(tiers, (id, object), &file).map_err(RemoteError::local)
@@ -243,11 +243,11 @@ impl FileSystem {
         match &outcome {
             Ok(_) => {
                 tiers.counters.moved(Tier::Remote, Tier::Ssd, item.length);
-                self.invalidate(super::Invalidation::Inode(id));
+                self.core.invalidate(super::Invalidation::Inode(id));
             }
             Err(error) => {
                 tiers.counters.failed(Tier::Remote, Tier::Ssd, error.label());
-                let _ = self.store.disk.remove(&DiskPath::Incoming(object));
+                let _ = self.core.store.disk.remove(&DiskPath::Incoming(object));
             }
         }
         outcome
@@ -257,10 +257,10 @@ impl FileSystem {
     /// from which others leave then.
     fn target(&self, tiers: &Tiers, item: &Item) -> io::Result<Target> {
         let used_bytes = self.ssd_used_bytes();
-        let has_room =
-            !self.store.is_read_only() && tiers.copies.disk().has_room(used_bytes, item.length);
+        let has_room = !self.core.store.is_read_only()
+            && tiers.copies.disk().has_room(used_bytes, item.length);
         if !has_room
-            && let Some(ram) = &self.store.ram
+            && let Some(ram) = &self.core.store.ram
             && let Some(file) = ram.receive(item.object, item.length)?
         {
             return Ok(Target::Memory(Arc::from(file)));
@@ -271,11 +271,11 @@ impl FileSystem {
     /// An empty file for an object that arrives.
     pub(super) fn incoming(&self, object: ObjectId) -> io::Result<Box<dyn DiskFile>> {
         let path = DiskPath::Incoming(object);
-        match self.store.disk.remove(&path) {
+        match self.core.store.disk.remove(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        self.store.disk.create(&path)
+        self.core.store.disk.create(&path)
     }
 
     /// Gives complete and compared bytes their place on the disk, unless they were deleted
@@ -284,17 +284,17 @@ impl FileSystem {
     pub(super) fn install(
         &self, tiers: &Tiers, (id, object, length): (InodeId, ObjectId, u64),
     ) -> io::Result<Landed> {
-        let mut state = self.state();
+        let mut state = self.core.state();
         let remote = state.metadata.remote_copy(object).map_err(io::Error::other)?;
         let encoded = state.metadata.encoded_copy(object).map_err(io::Error::other)?;
         let incoming = DiskPath::Incoming(object);
         if remote.is_none() && encoded.is_none() {
-            self.store.disk.remove(&incoming)?;
+            self.core.store.disk.remove(&incoming)?;
             return Ok(None);
         }
         let path = DiskPath::Object(object);
-        self.store.disk.rename(&incoming, &path)?;
-        let file = Arc::from(self.store.disk.open(&path, Access::Read)?);
+        self.core.store.disk.rename(&incoming, &path)?;
+        let file = Arc::from(self.core.store.disk.open(&path, Access::Read)?);
         if encoded.is_some() {
             tiers.copies.note_raw_back(object, id);
         }
@@ -302,14 +302,14 @@ impl FileSystem {
             state.metadata.set_remote_state(object, copy, RemoteState::Named);
             tiers.copies.allow_leaving(object, id, length);
             drop(state);
-            self.invalidate(super::Invalidation::Inode(id));
+            self.core.invalidate(super::Invalidation::Inode(id));
         }
         Ok(Some(file))
     }
 
     /// Bytes of objects on the disk.
     pub(super) fn ssd_used_bytes(&self) -> u64 {
-        let stored = self.state().metadata.totals.bytes;
+        let stored = self.core.state().metadata.totals.bytes;
         let Some(tiers) = &self.tiers else {
             return stored;
         };

@@ -182,7 +182,7 @@ impl FileSystem {
             Ok(()) if progress.done == progress.files => Phase::Done,
             Ok(()) => Phase::Stopped,
             Err(error) => {
-                self.observer.failed(&format!("the scrub ended: {error}"));
+                self.core.observer.failed(&format!("the scrub ended: {error}"));
                 Phase::Failed(format!("failed: {error}"))
             }
         };
@@ -201,7 +201,7 @@ impl FileSystem {
             while let Some(&(object, id)) = next(&todo).filter(|_| !is_stopped()) {
                 let found = match self.scrub_file(id, object, &mut reader)? {
                     // Nothing was read, but somebody who opened it found out.
-                    Found::Skipped if self.state().is_known_damaged(id) => Found::Damaged,
+                    Found::Skipped if self.core.state().is_known_damaged(id) => Found::Damaged,
                     found => found,
                 };
                 if found != Found::Skipped {

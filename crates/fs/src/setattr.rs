@@ -48,11 +48,11 @@ impl FileSystem {
             return Err(FsError::NotPermitted);
         }
         self.throttle()?;
-        self.state().check_current(id)?;
+        self.core.state().check_current(id)?;
         if let Some(size) = set.size {
             self.with_resident(id, || self.truncate(id, size))?;
         }
-        let mut state = self.state_to_change()?;
+        let mut state = self.core.state_to_change()?;
         let mut inode = state.inode(id)?;
         inode.mode = set.mode.map_or(inode.mode, |mode| mode & 0o7777);
         if let Some(owner) = set.uid {
@@ -71,15 +71,15 @@ impl FileSystem {
             let object = inode.file().filter(|file| file.unsettled).and_then(|file| file.object);
             if let Some(object) = changing.or(object) {
                 // As long as a file changes in place, its file on the disk tells the time.
-                self.store.open_object(object, Access::ReadWrite)?.set_modified(mtime)?;
+                self.core.store.open_object(object, Access::ReadWrite)?.set_modified(mtime)?;
             }
         }
         state.put_inode(id, &inode);
-        state.attributes_of(&self.store, id, &inode)
+        state.attributes_of(&self.core.store, id, &inode)
     }
 
     fn truncate(&self, id: InodeId, size: u64) -> Result<(), FsError> {
-        let state = self.state_to_change()?;
+        let state = self.core.state_to_change()?;
         let inode: Inode = state.inode(id)?;
         let file = match inode.file() {
             Some(file) => file.clone(),
@@ -94,17 +94,17 @@ impl FileSystem {
             drop(state);
             if size > 0 {
                 // rsync --inplace cuts a file to the length that it has just written.
-                let length = self.store.stat_object(object)?.length;
+                let length = self.core.store.stat_object(object)?.length;
                 return if size == length { Ok(()) } else { Err(FsError::NotPermitted) };
             }
-            self.state().tell_watches_of_rows(Some(&file));
-            let file = self.store.open_object(object, Access::ReadWrite)?;
+            self.core.state().tell_watches_of_rows(Some(&file));
+            let file = self.core.store.open_object(object, Access::ReadWrite)?;
             file.set_length(size)?;
-            self.note_tokens(id, TokensChange::Truncated);
+            self.core.note_tokens(id, TokensChange::Truncated);
             return Ok(());
         }
         let mut state = self.set_length_in_place(state, id, size)?;
-        self.settle_if_at_rest(&mut state, id)?;
+        self.core.settle_if_at_rest(&mut state, id)?;
         state.drop_node_if_idle(id)
     }
 }

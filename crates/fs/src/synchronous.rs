@@ -13,9 +13,9 @@ pub fn is_synchronous(flags: i32) -> bool {
 impl FileSystem {
     /// Takes a file out of memory, where syncing it would mean nothing.
     pub(super) fn leave_memory(&self, id: InodeId) -> Result<(), FsError> {
-        let Some(ram) = &self.store.ram else { return Ok(()) };
+        let Some(ram) = &self.core.store.ram else { return Ok(()) };
         let object = {
-            let state = self.state();
+            let state = self.core.state();
             let inode = state.inode(id)?;
             inode.file().and_then(|file| state.current_object(id, file))
         };
@@ -24,12 +24,5 @@ impl FileSystem {
         self.commit()?;
         ram.drop_clean(object);
         if ram.holds(object) { Err(FsError::InUse) } else { Ok(()) }
-    }
-
-    /// Whether writes through a handle append: the kernel does not sync them.
-    pub fn appends(&self, handle: u64) -> bool {
-        let state = self.state();
-        let open = state.handles.get(&handle);
-        open.is_some_and(|open| matches!(open.served, super::handle::Served::Append(_)))
     }
 }

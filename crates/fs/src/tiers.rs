@@ -100,7 +100,7 @@ impl FileSystem {
     /// What the store and its remote know each other by; the store's name is made the first time. On
     /// read-only media it is this mount's alone. Only before the mount answers.
     pub fn remote_identity(&self) -> Result<(StoreId, Option<RemoteId>), FsError> {
-        let mut state = self.state();
+        let mut state = self.core.state();
         let identity = if let Some(identity) = state.metadata.remote_identity()? {
             identity
         } else {
@@ -114,7 +114,7 @@ impl FileSystem {
     /// Remembers which remote the store uses, and where: another one in its place is refused from now
     /// on, and a mount without it knows what is missing.
     pub(super) fn remember_remote(&self, remote: RemoteId, place: &str) -> Result<(), FsError> {
-        let mut state = self.state_to_change()?;
+        let mut state = self.core.state_to_change()?;
         if state.metadata.remote_place()?.is_none_or(|known| known.place != place) {
             let since_seconds = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_secs();
             let place = RemotePlace { place: place.to_owned(), since_seconds };
@@ -131,7 +131,7 @@ impl FileSystem {
 
     /// What was seen of the manifests in a sealed remote, by this mount and those before it.
     pub fn manifests_seen(&self) -> Result<Vec<(StoreId, Sequence)>, FsError> {
-        let seen = self.state().metadata.manifests_seen()?;
+        let seen = self.core.state().metadata.manifests_seen()?;
         Ok(seen.into_iter().map(|(store, number)| (StoreId(store), Sequence(number))).collect())
     }
 
@@ -140,7 +140,7 @@ impl FileSystem {
         if !remote.is_sealed() {
             return Ok(());
         }
-        let mut state = self.state_to_change()?;
+        let mut state = self.core.state_to_change()?;
         for (store, sequence) in remote.take_numbers() {
             state.metadata.put_manifest_seen(store.0, sequence.0);
         }
@@ -149,7 +149,7 @@ impl FileSystem {
 
     /// Attaches the tiers below. Only before the mount answers.
     pub fn attach(&mut self, tiers: Tiers) {
-        self.state().metadata.has_tiers = true;
+        self.core.state().metadata.has_tiers = true;
         self.tiers = Some(tiers);
     }
 
@@ -169,7 +169,7 @@ impl FileSystem {
         let Some(tiers) = &self.tiers else {
             return Ok(());
         };
-        let snapshot = self.state().metadata.snapshot()?;
+        let snapshot = self.core.state().metadata.snapshot()?;
         let mut copies = std::collections::HashSet::new();
         snapshot.for_each::<RemoteCopy>(b'R', |object, _| {
             copies.insert(ObjectId(object));
@@ -205,7 +205,7 @@ impl FileSystem {
         for object in encoded_copies {
             self.forget_lone_copy(tiers, object)?;
         }
-        let mut state = self.state();
+        let mut state = self.core.state();
         for (id, bytes, since) in arrivals {
             state.metadata.arrivals.insert_since(id, bytes, since.into());
         }
@@ -228,7 +228,7 @@ impl FileSystem {
         for sequence in sequences {
             let name = names::POSITIONS.as_bytes();
             let is_one = {
-                let mut state = self.state();
+                let mut state = self.core.state();
                 let entry = state.entry(sequence, name)?;
                 entry
                     .is_some_and(|entry| state.metadata.note_positions(sequence, name, entry.inode))
@@ -242,7 +242,7 @@ impl FileSystem {
 
     /// Notes what is known of an object's copy now; the records above may be out of date.
     fn note_copy(&self, tiers: &Tiers, (id, object): (InodeId, ObjectId)) -> Result<(), FsError> {
-        let mut state = self.state();
+        let mut state = self.core.state();
         let copy = state.metadata.remote_copy(object)?;
         let record = state.metadata.object(object)?;
         let (Some(copy), Some(record)) = (copy, record) else {
@@ -273,7 +273,7 @@ impl FileSystem {
     /// Lines of `.kvfs/status` about what cannot be had without the remote.
     fn offline_status(&self, text: &mut String) {
         let (only_remote, place) = {
-            let metadata = &self.state().metadata;
+            let metadata = &self.core.state().metadata;
             (metadata.only_remote, metadata.remote_place().ok().flatten())
         };
         if only_remote.objects == 0 && place.is_none() {
@@ -291,7 +291,7 @@ impl FileSystem {
         if self.tiers.as_ref().is_none_or(|tiers| tiers.exchange.is_none()) {
             return Lacking::default();
         }
-        let state = self.state();
+        let state = self.core.state();
         let arrivals = &state.metadata.arrivals;
         let seconds = arrivals.oldest().and_then(|since| since.elapsed().ok());
         Lacking {
@@ -307,7 +307,7 @@ impl FileSystem {
             return;
         };
         let waiting = self.lacking_in_remote();
-        let names_changed = self.state().metadata.names_changed;
+        let names_changed = self.core.state().metadata.names_changed;
         let encoded = tiers.copies.encoded().usage();
         let usage = tiers.copies.disk().remote_use();
         let mut line = |key: &str, value: &dyn std::fmt::Display| {
@@ -344,7 +344,7 @@ impl FileSystem {
         line("remote_waiting_bytes", &waiting.bytes);
         line("remote_waiting_seconds", &waiting.seconds);
         {
-            let state = self.state();
+            let state = self.core.state();
             let given_up = state.metadata.arrivals.given_up();
             line("remote_given_up_files", &given_up.len());
             line("remote_given_up_bytes", &given_up.bytes());

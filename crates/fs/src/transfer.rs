@@ -1,12 +1,9 @@
 //! Bytes that pass through the daemon: everything without passthrough, and always what the kernel
 //! does not pass through (fallocate, holes, copies between files, rows, views).
 
-use std::sync::Arc;
-
-use super::handle::Served;
 use super::{FileSystem, FsError};
-use kvfs_storage::store::disk::{Access, Allocation, DiskFile, Seek};
-use kvfs_storage::store::record::InodeId;
+use crate::core::handle::Served;
+use kvfs_storage::store::disk::{Access, Allocation, Seek};
 
 /// Where and how bytes are written.
 #[derive(Clone, Copy, Debug)]
@@ -29,30 +26,13 @@ pub enum WriteOutcome {
 }
 
 impl FileSystem {
-    fn served(&self, handle: u64) -> Result<(InodeId, bool, Served), FsError> {
-        let state = self.state();
-        let open = state.handles.get(&handle).ok_or(FsError::BadHandle)?;
-        Ok((open.inode, open.writes, open.served.clone()))
-    }
-
-    /// Whether the kernel holds a backing file for a handle.
-    pub fn is_backed(&self, handle: u64) -> bool {
-        let state = self.state();
-        let open = state.handles.get(&handle);
-        open.is_some_and(|open| match &open.served {
-            Served::Passthrough => true,
-            Served::Slot(slot) => slot.file().is_some(),
-            _ => false,
-        })
-    }
-
     /// Reads for a handle into `buffer`; short only at the end of the file.
     pub fn read(&self, handle: u64, offset: u64, buffer: &mut [u8]) -> Result<usize, FsError> {
-        let (id, _, served) = self.served(handle)?;
+        let (id, _, served) = self.core.served(handle)?;
         match served {
             Served::File(file) | Served::Append(file) => Ok(file.read_at(buffer, offset)?),
             Served::Passthrough => {
-                Ok(self.open_current(id, Access::Read)?.read_at(buffer, offset)?)
+                Ok(self.core.open_current(id, Access::Read)?.read_at(buffer, offset)?)
             }
             Served::Text(text) => Ok(copy_text(&text, offset, buffer)),
             Served::Query(query) => self.answer(&query, offset, buffer),
@@ -80,7 +60,7 @@ impl FileSystem {
     fn write_as(
         &self, handle: u64, bytes: &[u8], mode: WriteMode,
     ) -> Result<WriteOutcome, FsError> {
-        let (id, writes, served) = self.served(handle)?;
+        let (id, writes, served) = self.core.served(handle)?;
         if !writes {
             return Err(FsError::BadHandle);
         }
@@ -88,7 +68,7 @@ impl FileSystem {
             Served::File(file) => file.write_all_at(bytes, mode.offset)?,
             Served::Append(file) => return self.append(id, file.as_ref(), bytes, mode),
             Served::Passthrough => {
-                self.open_current(id, Access::ReadWrite)?.write_all_at(bytes, mode.offset)?;
+                self.core.open_current(id, Access::ReadWrite)?.write_all_at(bytes, mode.offset)?;
             }
             Served::Text(_) | Served::Slot(_) => return Err(FsError::NotPermitted),
             Served::Query(query) => query.ask(bytes)?,
@@ -100,7 +80,7 @@ impl FileSystem {
 
     /// fallocate(2)
     pub fn allocate(&self, handle: u64, allocation: Allocation) -> Result<(), FsError> {
-        let (id, _, served) = self.served(handle)?;
+        let (id, _, served) = self.core.served(handle)?;
         if !matches!(served, Served::File(_) | Served::Passthrough) {
             return Err(FsError::Unsupported);
         }
@@ -108,12 +88,12 @@ impl FileSystem {
             // Bytes go, or others come in their place.
             self.blocks.forget_file(id);
         }
-        Ok(self.open_current(id, Access::ReadWrite)?.allocate(allocation)?)
+        Ok(self.core.open_current(id, Access::ReadWrite)?.allocate(allocation)?)
     }
 
     /// `SEEK_DATA` and `SEEK_HOLE`
     pub fn seek(&self, handle: u64, offset: i64, seek: Seek) -> Result<u64, FsError> {
-        let (id, _, served) = self.served(handle)?;
+        let (id, _, served) = self.core.served(handle)?;
         match served {
             Served::Text(_)
             | Served::Query(_)
@@ -121,7 +101,9 @@ impl FileSystem {
             | Served::Draft(_)
             | Served::SlotDraft(_) => Err(FsError::Invalid),
             Served::File(file) | Served::Append(file) => Ok(file.seek(offset, seek)?),
-            Served::Passthrough => Ok(self.open_current(id, Access::Read)?.seek(offset, seek)?),
+            Served::Passthrough => {
+                Ok(self.core.open_current(id, Access::Read)?.seek(offset, seek)?)
+            }
         }
     }
 
@@ -129,8 +111,8 @@ impl FileSystem {
     pub fn copy_range(
         &self, (from, from_offset): (u64, u64), (to, to_offset): (u64, u64), length: u64,
     ) -> Result<u64, FsError> {
-        let (source, _, source_served) = self.served(from)?;
-        let (target, writes, target_served) = self.served(to)?;
+        let (source, _, source_served) = self.core.served(from)?;
+        let (target, writes, target_served) = self.core.served(to)?;
         if !writes {
             return Err(FsError::BadHandle);
         }
@@ -141,20 +123,9 @@ impl FileSystem {
         if !matches!(source_served, Served::File(_) | Served::Append(_) | Served::Passthrough) {
             return Err(FsError::CrossDevice);
         }
-        let target = self.open_current(target, Access::ReadWrite)?;
-        let source = self.open_current(source, Access::Read)?;
+        let target = self.core.open_current(target, Access::ReadWrite)?;
+        let source = self.core.open_current(source, Access::Read)?;
         Ok(source.copy_to(from_offset, target.as_ref(), to_offset, length)?)
-    }
-
-    /// The file that holds the current bytes of an inode.
-    fn open_current(&self, id: InodeId, access: Access) -> Result<Arc<dyn DiskFile>, FsError> {
-        let object = {
-            let state = self.state();
-            let inode = state.inode(id)?;
-            let file = inode.file().ok_or(FsError::Invalid)?;
-            state.current_object(id, file).ok_or(FsError::Stale)?
-        };
-        Ok(Arc::from(self.store.open_object(object, access)?))
     }
 }
 

@@ -4,12 +4,12 @@
 
 use std::io;
 
-use super::commit::is_read_by_commits;
 use super::demotion::Mover;
 use super::residency::item;
-use super::state::State;
 use super::tiers::Tiers;
 use super::{FileSystem, FsError};
+use crate::core::persist::is_read_by_commits;
+use crate::core::state::State;
 use kvfs_os::in_background;
 use kvfs_storage::store::record::{FileRecord, InodeId, ObjectId, RemoteCopy, RemoteState};
 use kvfs_storage::tier::counters::Tier;
@@ -38,7 +38,7 @@ impl FileSystem {
             if tiers.is_closing() {
                 Err(RemoteError::Unreachable("the mount ends".to_owned()))
             } else {
-                exchange.upload(&self.store, item)
+                exchange.upload(&self.core.store, item)
             }
         });
         let mut failure = None;
@@ -66,7 +66,7 @@ impl FileSystem {
 
     /// Files that came to rest, whose bytes are durable, and which the remote does not have.
     fn take_arrivals(&self, tiers: &Tiers) -> Result<Vec<(InodeId, Item)>, FsError> {
-        let mut state = self.state();
+        let mut state = self.core.state();
         let (mut batch, mut later, mut unhashed) = (Vec::new(), Vec::new(), Vec::new());
         while batch.len() < BATCH
             && later.len() < PASSED_OVER_MAX
@@ -84,8 +84,8 @@ impl FileSystem {
         }
         drop(state);
         for (id, object) in unhashed {
-            if !tiers.is_closing() && self.checksum_large(object, MOVING_BYTES_MAX)? {
-                self.state().metadata.note_arrival(id)?;
+            if !tiers.is_closing() && self.core.checksum_large(object, MOVING_BYTES_MAX)? {
+                self.core.state().metadata.note_arrival(id)?;
             }
         }
         Ok(batch)
@@ -99,16 +99,18 @@ impl FileSystem {
             RemoteError::Local(cause) if cause.kind() == io::ErrorKind::NotFound => None,
             RemoteError::Local(cause) if cause.kind() == io::ErrorKind::InvalidData => {
                 log::warn!("object {} was not uploaded: {error}", item.object);
-                self.state().metadata.arrivals.give_up(id, error.to_string());
+                self.core.state().metadata.arrivals.give_up(id, error.to_string());
                 None
             }
             RemoteError::Corrupt(_) | RemoteError::Other(_) => {
-                self.observer.failed(&format!("object {} was not uploaded: {error}", item.object));
-                self.state().metadata.arrivals.give_up(id, error.to_string());
+                self.core
+                    .observer
+                    .failed(&format!("object {} was not uploaded: {error}", item.object));
+                self.core.state().metadata.arrivals.give_up(id, error.to_string());
                 None
             }
             _ => {
-                if let Err(error) = self.state().metadata.note_arrival(id) {
+                if let Err(error) = self.core.state().metadata.note_arrival(id) {
                     log::warn!("inode {} was not uploaded: {error}", id.0);
                 }
                 Some(error)
@@ -125,7 +127,7 @@ impl FileSystem {
                 return Ok(());
             }
             mover.uploaded.pop_front();
-            match exchange.verify(&self.store, &uploaded) {
+            match exchange.verify(&self.core.store, &uploaded) {
                 Ok(()) => self.note_verified(tiers, mover, id, &uploaded)?,
                 Err(error) => {
                     tiers.counters.failed(Tier::Ssd, Tier::Remote, error.label());
@@ -142,7 +144,7 @@ impl FileSystem {
         &self, tiers: &Tiers, mover: &mut Mover, id: InodeId, uploaded: &Uploaded,
     ) -> Result<(), FsError> {
         let object = uploaded.item.object;
-        let mut state = self.state_to_change()?;
+        let mut state = self.core.state_to_change()?;
         let record = state.metadata.object(object)?;
         // What somebody changed or deleted meanwhile is garbage in the remote.
         let is_same = record.and_then(|record| record.checksum) == Some(uploaded.item.checksum.0);

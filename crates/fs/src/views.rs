@@ -5,11 +5,11 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use super::attributes::{Attributes, Place};
-use super::handle::{Handle, Served};
 use super::health::Refusal;
 use super::list::Listed;
 use super::open::{Caching, Opened, OpenedBy};
 use super::{FileSystem, FsError, IoMode, Transport};
+use crate::core::handle::{Handle, Served};
 use kvfs_storage::store::quarantine;
 use kvfs_storage::store::record::{InodeId, Time};
 
@@ -80,7 +80,7 @@ impl FileSystem {
             return Err(FsError::NotPermitted);
         }
         let text = Arc::from(self.render(id).into_bytes());
-        let handle = self.state().add_handle(Handle::new(id, false, Served::Text(text)));
+        let handle = self.core.state().add_handle(Handle::new(id, false, Served::Text(text)));
         Ok(Opened {
             handle,
             by: OpenedBy::Daemon,
@@ -94,8 +94,8 @@ impl FileSystem {
         match VIEWS.iter().find(|(view, _)| *view == id).map(|(_, name)| *name) {
             Some("status") => self.status(),
             Some("metrics") => self.metrics(),
-            Some("config") => self.observer.config(),
-            Some("errors") => self.observer.errors(),
+            Some("config") => self.core.observer.config(),
+            Some("errors") => self.core.observer.errors(),
             _ => String::new(),
         }
     }
@@ -103,7 +103,7 @@ impl FileSystem {
     /// One `key: value` line each.
     fn status(&self) -> String {
         let (totals, held, handles, uncommitted) = {
-            let state = self.state();
+            let state = self.core.state();
             // On read-only media only what recovery found out, which is true again at the next mount.
             let uncommitted = match state.refusal {
                 Some(Refusal::ReadOnlyMedia) => 0,
@@ -112,7 +112,7 @@ impl FileSystem {
             (state.metadata.totals, state.nodes.len(), state.handles.len(), uncommitted)
         };
         let held = held + self.virtual_numbers().held();
-        let passthrough = match self.io_mode.get() {
+        let passthrough = match self.core.io_mode.get() {
             Some(IoMode::Passthrough) => "yes".to_owned(),
             Some(IoMode::Served(reason)) => format!("no: {reason}"),
             None => "not tried yet".to_owned(),
@@ -122,7 +122,7 @@ impl FileSystem {
             Some(Transport::Device(reason)) => format!("no: {reason}"),
             None => "not tried yet".to_owned(),
         };
-        let free = self.store.disk.space().map_or(0, |space| space.available_bytes);
+        let free = self.core.store.disk.space().map_or(0, |space| space.available_bytes);
         let health = self.health();
         let mut text = String::new();
         let mut line = |key: &str, value: &dyn std::fmt::Display| {
@@ -130,8 +130,8 @@ impl FileSystem {
         };
         line("version", &env!("CARGO_PKG_VERSION"));
         line("pid", &std::process::id());
-        line("store", &self.store.path().display());
-        line("mountpoint", &self.observer.mountpoint().display());
+        line("store", &self.core.store.path().display());
+        line("mountpoint", &self.core.observer.mountpoint().display());
         line("state", &health.word());
         if !health.reasons.is_empty() {
             line("state_reason", &health.reasons.join("; "));
@@ -139,12 +139,12 @@ impl FileSystem {
         line("damaged_files", &health.damaged_files);
         line("passthrough", &passthrough);
         line("io_uring", &io_uring);
-        line("uptime_seconds", &self.observer.uptime().as_secs());
+        line("uptime_seconds", &self.core.observer.uptime().as_secs());
         line("objects", &totals.objects);
         line("pages", &totals.pages);
         line("stored_bytes", &totals.bytes);
         line("free_bytes", &free);
-        if let Some(ram) = &self.store.ram {
+        if let Some(ram) = &self.core.store.ram {
             let usage = ram.usage();
             line("ram_tier", ram.place());
             line("ram_budget_bytes", &ram.budget_bytes());
@@ -163,24 +163,24 @@ impl FileSystem {
         line("inodes_held", &held);
         line("open_files", &handles);
         line("uncommitted_changes", &uncommitted);
-        line("quarantined_objects", &quarantine::count(&self.store).unwrap_or(0));
-        line("errors", &self.observer.error_count());
+        line("quarantined_objects", &quarantine::count(&self.core.store).unwrap_or(0));
+        line("errors", &self.core.observer.error_count());
         text
     }
 
     fn metrics(&self) -> String {
-        let totals = self.state().metadata.totals;
-        let space = self.store.disk.space().unwrap_or_default();
-        let quarantined = quarantine::count(&self.store).unwrap_or(0);
+        let totals = self.core.state().metadata.totals;
+        let space = self.core.store.disk.space().unwrap_or_default();
+        let quarantined = quarantine::count(&self.core.store).unwrap_or(0);
         let health = self.health();
-        self.observer.metrics(&kvfs_observe::Gauges {
+        self.core.observer.metrics(&kvfs_observe::Gauges {
             totals,
             capacity_bytes: space.total_bytes,
             free_bytes: space.available_bytes,
             quarantined_objects: quarantined,
             is_degraded: !health.is_ok(),
             damaged_files: health.damaged_files,
-            ram: self.store.ram.as_ref().map(|ram| (ram.budget_bytes(), ram.usage())),
+            ram: self.core.store.ram.as_ref().map(|ram| (ram.budget_bytes(), ram.usage())),
         })
     }
 }

@@ -7,8 +7,8 @@
 
 use std::io;
 
-use super::state::State;
 use super::{FileSystem, FsError};
+use crate::core::state::State;
 use kvfs_storage::store::disk::DiskPath;
 use kvfs_storage::store::record::{EncodedCopy, InodeId, ObjectId, RemoteCopy};
 use kvfs_storage::tier::counters::Tier;
@@ -63,14 +63,14 @@ impl FileSystem {
     pub(super) fn whereabouts(
         &self, state: &State, object: ObjectId,
     ) -> Result<Whereabouts, FsError> {
-        if self.store.ram.as_ref().is_some_and(|ram| ram.holds(object)) {
+        if self.core.store.ram.as_ref().is_some_and(|ram| ram.holds(object)) {
             return Ok(Whereabouts::Memory);
         }
-        if is_there(self.store.stat_object(object))? {
+        if is_there(self.core.store.stat_object(object))? {
             return Ok(Whereabouts::Disk);
         }
         if let Some(copy) = state.metadata.encoded_copy(object)?
-            && is_there(self.store.disk.stat(&DiskPath::Encoded(object)))?
+            && is_there(self.core.store.disk.stat(&DiskPath::Encoded(object)))?
         {
             return Ok(Whereabouts::Encoded(copy));
         }
@@ -86,7 +86,7 @@ impl FileSystem {
 
     /// Fails where only a remote has the bytes, and the mount has none.
     pub(super) fn check_reachable(&self, found: Whereabouts) -> Result<(), FsError> {
-        if !found.is_remote() || !self.lacks_remote(&self.state()) {
+        if !found.is_remote() || !self.lacks_remote(&self.core.state()) {
             return Ok(());
         }
         let why = "only a remote has the bytes, and the mount has none".to_owned();
@@ -111,7 +111,7 @@ impl FileSystem {
 
     /// A look at all copies of a file found none that is what was written, or one that is.
     pub(super) fn note_damage(&self, id: InodeId, object: ObjectId, is_damaged: bool) {
-        let mut state = self.state();
+        let mut state = self.core.state();
         if !is_damaged {
             state.known_damage.remove(&id);
         } else if state.known_damage.len() < DAMAGED_MAX {

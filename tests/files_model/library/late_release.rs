@@ -22,11 +22,11 @@ fn a_page_is_there_when_its_release_was_overdue_and_comes_late() {
 
     // A mapping keeps the file open behind its descriptor: nobody waits for its end again and again.
     assert!(matches!(look(), Lookup::Absent { .. }));
-    assert_eq!(fs.lookup_waits(&place), None);
+    assert_eq!(fs.core.waits().lookup(&place), None);
 
     // It went, and its release was taken from the kernel before the next lookup.
-    let in_hand = fs.releases.begin(inode);
-    assert_eq!(fs.lookup_waits(&place), Some(Awaited::Local));
+    let in_hand = fs.core.releases.begin(inode);
+    assert_eq!(fs.core.waits().lookup(&place), Some(Awaited::Local));
     std::thread::scope(|scope| {
         scope.spawn(|| {
             std::thread::sleep(Duration::from_millis(120));

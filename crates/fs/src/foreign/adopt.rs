@@ -11,10 +11,10 @@ use super::index::ForeignStore;
 use super::source::{ForeignPage, ForeignSequence, Source, Wanted};
 use super::{FsError, ORIGIN};
 use crate::attributes::{Caller, Place};
+use crate::core::state::State;
 use crate::create::{NewNode, new_inode};
 use crate::insert::{Origin, Verified};
 use crate::prefixes::{Match, TOKEN_BYTES};
-use crate::state::State;
 use crate::{FileSystem, Invalidation};
 use kvfs_page::{PrefixHash, TokenStart, names};
 use kvfs_storage::ingest::model::Model;
@@ -47,7 +47,7 @@ impl FileSystem {
         if self.foreign.count().0 == 0 {
             return Ok(None);
         }
-        let Ok(rules) = self.model_of(&mut self.state(), model) else { return Ok(None) };
+        let Ok(rules) = self.core.model_of(&mut self.core.state(), model) else { return Ok(None) };
         let page_tokens = u64::from(rules.manifest.geometry().page_tokens());
         let hashes = self.foreign_prefixes(&rules, prompt);
         // A sequence whose pages have gone by now is passed over for one that has fewer.
@@ -74,7 +74,8 @@ impl FileSystem {
     pub(crate) fn others_have_more(
         &self, model: InodeId, prompt: &[u8], tokens: u64,
     ) -> Result<bool, FsError> {
-        let rules = self.model_of(&mut self.state(), model).map_err(|_| FsError::NotFound)?;
+        let rules =
+            self.core.model_of(&mut self.core.state(), model).map_err(|_| FsError::NotFound)?;
         let page_tokens = u64::from(rules.manifest.geometry().page_tokens());
         let pages = self.foreign_prefixes(&rules, prompt).len() as u64;
         Ok(pages * page_tokens > tokens)
@@ -97,7 +98,7 @@ impl FileSystem {
 
     /// Takes over a sequence that has a prefix, from another store; whether there was one.
     pub(crate) fn adopt_prefix(&self, model: InodeId, hash: PrefixHash) -> Result<bool, FsError> {
-        let Ok(rules) = self.model_of(&mut self.state(), model) else { return Ok(false) };
+        let Ok(rules) = self.core.model_of(&mut self.core.state(), model) else { return Ok(false) };
         for (store, sequence, page) in self.foreign.holders(&rules.manifest, &hash) {
             let wanted = Wanted::Page(page, hash);
             if self.adopt(model, &rules, (&store, sequence), wanted)?.is_some() {
@@ -115,7 +116,7 @@ impl FileSystem {
         let Some((_, exchange)) = self.with_remote() else { return Ok(None) };
         let adopting = &self.foreign.adopting;
         let _turn = adopting.lock().unwrap_or_else(PoisonError::into_inner);
-        let source = Source { table: &store.table, exchange, store: &self.store };
+        let source = Source { table: &store.table, exchange, store: &self.core.store };
         let found = match source.sequence(sequence, rules, wanted) {
             Ok(found) => found,
             Err(error) => {
@@ -162,12 +163,12 @@ impl FileSystem {
             let layer = self.directory_in(directory, names::format_layer(*layer).as_bytes())?;
             for pages in pages.chunks(PAGES_AT_ONCE) {
                 self.throttle()?;
-                let mut state = self.state_to_change()?;
+                let mut state = self.core.state_to_change()?;
                 for page in pages {
                     self.add_page(&mut state, layer, page, from)?;
                 }
                 drop(state);
-                self.invalidate(Invalidation::Inode(layer));
+                self.core.invalidate(Invalidation::Inode(layer));
             }
         }
         if known.len() < found.tokens.len() {
@@ -180,7 +181,7 @@ impl FileSystem {
     /// directory above.
     fn directory_in(&self, parent: InodeId, name: &[u8]) -> Result<InodeId, FsError> {
         let (entry, above) = {
-            let state = self.state();
+            let state = self.core.state();
             (state.entry(parent, name)?, state.inode(parent)?)
         };
         match entry {
@@ -192,33 +193,33 @@ impl FileSystem {
         let caller = Caller { uid: above.uid, gid: above.gid };
         let made = self.make(&place, &NewNode::Directory, above.mode & 0o777, caller)?;
         self.forget(made.attributes.inode, 1);
-        self.announce(&place);
+        self.core.announce(&place);
         Ok(made.attributes.inode)
     }
 
     /// What the token file of a sequence has.
     fn tokens_in(&self, sequence: InodeId) -> Result<Vec<u8>, FsError> {
         let object = {
-            let state = self.state();
+            let state = self.core.state();
             match state.entry(sequence, names::TOKENS.as_bytes())? {
                 Some(entry) => state.inode(entry.inode)?.file().and_then(|file| file.object),
                 None => None,
             }
         };
         let Some(object) = object else { return Ok(Vec::new()) };
-        Ok(read_all(self.store.open_object(object, Access::Read)?.as_ref(), u64::MAX)?)
+        Ok(read_all(self.core.store.open_object(object, Access::Read)?.as_ref(), u64::MAX)?)
     }
 
     fn put_tokens(&self, sequence: InodeId, tokens: &[u8]) -> Result<(), FsError> {
-        let object = self.state().metadata.new_object();
+        let object = self.core.state().metadata.new_object();
         let written =
-            self.store.create_object(object).and_then(|file| file.write_all_at(tokens, 0));
+            self.core.store.create_object(object).and_then(|file| file.write_all_at(tokens, 0));
         if let Err(error) = written {
-            self.state().metadata.remove_object(object);
+            self.core.state().metadata.remove_object(object);
             return Err(error.into());
         }
         let place = Place { parent: sequence, name: names::TOKENS.as_bytes().to_vec() };
-        let mut state = self.state_to_change()?;
+        let mut state = self.core.state_to_change()?;
         if let Some(entry) = state.entry(place.parent, &place.name)? {
             let mut old = state.inode(entry.inode)?;
             state.drop_link(entry.inode, &mut old)?;
@@ -228,7 +229,7 @@ impl FileSystem {
         // The file gets its role when it is inserted.
         let kind = Kind::Symlink { target: Vec::new() };
         let inode = new_inode(&above, kind, above.mode & 0o666, caller);
-        self.insert_append(&mut state, &place, &inode, (object, Role::Tokens))
+        self.core.insert_append(&mut state, &place, &inode, (object, Role::Tokens))
     }
 
     /// A name for a page whose bytes are in the remote, or here already.

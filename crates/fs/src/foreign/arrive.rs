@@ -10,8 +10,8 @@ use std::sync::Arc;
 use super::adopt::Provenance;
 use super::{FsError, ORIGIN};
 use crate::FileSystem;
+use crate::core::state::State;
 use crate::residency::Landed;
-use crate::state::State;
 use crate::tiers::Tiers;
 use kvfs_storage::ingest::seal::{self, SealError};
 use kvfs_storage::store::disk::{Access, DiskDirectory, DiskFile, DiskPath, shard};
@@ -32,7 +32,7 @@ impl State {
 impl FileSystem {
     /// Whether the bytes of a page are still those of another store.
     pub(crate) fn is_foreign(&self, id: InodeId) -> bool {
-        matches!(self.state().origin_of(id), Ok(Some(_)))
+        matches!(self.core.state().origin_of(id), Ok(Some(_)))
     }
 
     /// Checks the bytes that have come for a page, as if they had been written here.
@@ -52,7 +52,7 @@ impl FileSystem {
     fn verify_arrived(
         &self, from: Provenance, page: &PageRecord, file: &dyn DiskFile,
     ) -> Result<bool, SealError> {
-        let rules = self.model_of(&mut self.state(), from.model)?;
+        let rules = self.core.model_of(&mut self.core.state(), from.model)?;
         let place = rules.place(page.layer, page.start).map_err(SealError::Refused)?;
         let verified = seal::verify_file(file, &place)?;
         Ok(verified.digest.page.0 == page.checksum && verified.header.tokens == page.tokens)
@@ -66,16 +66,16 @@ impl FileSystem {
         file.sync()?;
         let (incoming, path) = (DiskPath::Incoming(object), DiskPath::Object(object));
         {
-            let state = self.state();
+            let state = self.core.state();
             if state.metadata.remote_copy(object).map_err(io::Error::other)?.is_none() {
-                self.store.disk.remove(&incoming)?;
+                self.core.store.disk.remove(&incoming)?;
                 return Ok(None);
             }
-            self.store.disk.rename(&incoming, &path)?;
+            self.core.store.disk.rename(&incoming, &path)?;
         }
-        let landed = Arc::from(self.store.disk.open(&path, Access::Read)?);
-        self.store.disk.sync_directory(DiskDirectory::ObjectShard(shard(object)))?;
-        let mut state = self.state();
+        let landed = Arc::from(self.core.store.disk.open(&path, Access::Read)?);
+        self.core.store.disk.sync_directory(DiskDirectory::ObjectShard(shard(object)))?;
+        let mut state = self.core.state();
         let copy = state.metadata.remote_copy(object).map_err(io::Error::other)?;
         let record = state.metadata.object(object).map_err(io::Error::other)?;
         let (Some(copy), Some(record)) = (copy, record) else { return Ok(Some(landed)) };

@@ -128,7 +128,7 @@ impl FileSystem {
     ) -> Result<Option<Arc<ForeignStore>>, RemoteError> {
         let read = Table::newer(remote, id, old.map(|store| store.sequence())).and_then(|table| {
             let table = table.filter(|table| table.layout() == format::VERSION);
-            let read = |table| ForeignStore::read(table, old, room, (exchange, &self.store));
+            let read = |table| ForeignStore::read(table, old, room, (exchange, &self.core.store));
             table.map(read).transpose()
         });
         let mut damaged = self.foreign.damaged.lock().unwrap_or_else(PoisonError::into_inner);
@@ -140,7 +140,7 @@ impl FileSystem {
             Ok(None) => Ok(old.cloned()),
             Err(error) if error.is_outage() => Err(error),
             Err(error @ RemoteError::Corrupt(_)) if damaged.insert(id) => {
-                self.observer.failed(&format!("what store {id} has is not known: {error}"));
+                self.core.observer.failed(&format!("what store {id} has is not known: {error}"));
                 Ok(old.cloned())
             }
             Err(error) => {

@@ -7,7 +7,7 @@
 
 use std::path::{Component, Path};
 
-use super::super::state::State;
+use crate::core::state::State;
 use crate::{Caller, FileSystem, FsError};
 use kvfs_page::{Geometry, Layer, names};
 use kvfs_storage::store::record::{Inode, InodeId, Kind, Role};
@@ -106,12 +106,12 @@ impl FileSystem {
         &self, (directory, name): (InodeId, &str), readers: Readers,
     ) -> Result<Option<Vec<u8>>, FsError> {
         let (inode, size) = {
-            let state = self.state();
+            let state = self.core.state();
             let Some(entry) = state.entry(directory, name.as_bytes())? else { return Ok(None) };
             if !readers.may_read(&state.inode(entry.inode)?) {
                 return Err(FsError::NotPermitted);
             }
-            (entry.inode, state.attributes(&self.store, entry.inode)?.size)
+            (entry.inode, state.attributes(&self.core.store, entry.inode)?.size)
         };
         let handle = self.open_file(inode, libc::O_RDONLY)?.handle;
         let mut bytes = vec![0; usize::try_from(size).map_err(|_| FsError::TooLarge)?];

@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::Virtual;
 use super::shares::{Share, Shares};
 use crate::attributes::{Attributes, Caller, Found, Place};
+use crate::core::handle::{Handle, Served};
 use crate::create::Created;
-use crate::handle::{Handle, Served};
 use crate::open::{Caching, Opened, OpenedBy};
 use crate::{FileSystem, FsError};
 use kvfs_page::block_map::{BUFFERS_MAX, BlockMap, format_block, parse_block};
@@ -192,10 +192,10 @@ impl FileSystem {
         let Some(block) = known else { return Ok(None) };
         let file = block.file;
         let is_there = {
-            let state = self.state();
+            let state = self.core.state();
             match state.metadata.inode(file)? {
                 Some(inode) if inode.links > 0 && !state.is_known_damaged(file) => {
-                    let size = state.attributes_of(&self.store, file, &inode)?.size;
+                    let size = state.attributes_of(&self.core.store, file, &inode)?.size;
                     block.map.end().is_some_and(|end| end <= size)
                 }
                 _ => false,
@@ -227,7 +227,7 @@ impl FileSystem {
         if [0, block.owner].contains(&caller.uid) {
             return Ok(true);
         }
-        let found = self.state().readable_file(caller, Path::new(&block.map.file))?;
+        let found = self.core.state().readable_file(caller, Path::new(&block.map.file))?;
         Ok(found == Some(block.file))
     }
 
@@ -282,7 +282,7 @@ impl FileSystem {
     fn add_block_handle(&self, handle: Handle) -> Opened {
         let closes_quietly = !handle.writes;
         Opened {
-            handle: self.state().add_handle(handle),
+            handle: self.core.state().add_handle(handle),
             by: OpenedBy::Daemon,
             is_sealed: false,
             caching: Caching::Never,
@@ -312,21 +312,21 @@ impl FileSystem {
         let refused = |why: String| {
             let name = format_block(&key.hash, key.layer);
             let place = Place { parent: key.model, name: format!("blocks/{name}").into_bytes() };
-            self.report(&place, SealError::Refused(PageError::Size(why)))
+            self.core.report(&place, SealError::Refused(PageError::Size(why)))
         };
         let block: BlockMap =
             serde_json::from_slice(text).map_err(|error| refused(error.to_string()))?;
         self.publish_manifest_above(key.model)?;
-        let rules = self.model_of(&mut self.state(), key.model);
+        let rules = self.core.model_of(&mut self.core.state(), key.model);
         let rules = rules.map_err(|_| refused("the model has no manifest.json".to_owned()))?;
         block.check(&rules.manifest).map_err(|error| refused(error.to_string()))?;
         if block.layer != key.layer.0 {
             return Err(refused(format!("its first layer is {}", block.layer)));
         }
         let found = {
-            let state = self.state();
+            let state = self.core.state();
             match state.readable_file(draft.caller, Path::new(&block.file))? {
-                Some(file) => Some((file, state.attributes(&self.store, file)?.size)),
+                Some(file) => Some((file, state.attributes(&self.core.store, file)?.size)),
                 None => None,
             }
         };
@@ -339,7 +339,7 @@ impl FileSystem {
         if block.end().is_none_or(|end| end > size) {
             return Err(refused(format!("{} has {size} bytes, a buffer ends behind", block.file)));
         }
-        let model = self.state().inode(key.model)?;
+        let model = self.core.state().inode(key.model)?;
         let mut registered = self.blocks.registered();
         // Since it was opened, somebody else may have registered another one.
         let known = registered.by_key.get(&key).map(|block| block.owner);

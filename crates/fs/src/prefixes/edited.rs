@@ -34,7 +34,7 @@ impl FileSystem {
     /// Notes that the `positions.json` of a sequence must be fetched, if only the remote has it.
     /// Whether it must.
     pub(crate) fn note_away(&self, sequence: InodeId) -> Result<bool, FsError> {
-        let entry = self.state().entry(sequence, names::POSITIONS.as_bytes())?;
+        let entry = self.core.state().entry(sequence, names::POSITIONS.as_bytes())?;
         let is_away = entry.is_some_and(|entry| self.waits_for_remote(entry.inode));
         if is_away {
             let mut away = self.prefixes.away.lock().unwrap_or_else(PoisonError::into_inner);
@@ -51,7 +51,7 @@ impl FileSystem {
                 away.first().copied()
             };
             let Some(sequence) = next else { return Ok(()) };
-            let entry = self.state().entry(sequence, names::POSITIONS.as_bytes())?;
+            let entry = self.core.state().entry(sequence, names::POSITIONS.as_bytes())?;
             let fetched = match entry {
                 Some(entry) => self.open_file(entry.inode, libc::O_RDONLY).map(Some),
                 None => Ok(None),
@@ -59,7 +59,7 @@ impl FileSystem {
             match fetched {
                 Ok(opened) => {
                     opened.map(|opened| self.release(opened.handle)).transpose()?;
-                    self.state().metadata.tokens_changed(sequence, TokensChange::Grown);
+                    self.core.state().metadata.tokens_changed(sequence, TokensChange::Grown);
                 }
                 Err(FsError::Remote(error)) if error.is_outage() => {
                     return Err(FsError::Remote(error));

@@ -7,7 +7,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::index::TOKEN_BYTES;
-use crate::state::State;
+use crate::core::state::State;
 use crate::{FileSystem, FsError};
 use kvfs_page::{Layer, LayerKind, PrefixHash, TokenStart, names};
 use kvfs_storage::ingest::model::Model;
@@ -65,7 +65,8 @@ impl FileSystem {
     pub(super) fn longest_match(
         &self, model: InodeId, prompt: &[u8],
     ) -> Result<Option<Match>, FsError> {
-        let rules = self.model_of(&mut self.state(), model).map_err(|_| FsError::NotFound)?;
+        let rules =
+            self.core.model_of(&mut self.core.state(), model).map_err(|_| FsError::NotFound)?;
         let prompt = &prompt[..prompt.len() - prompt.len() % TOKEN_BYTES];
         let question = Question { model, rules, prompt };
         let mut hashes = self.known_prefixes(&question)?;
@@ -76,7 +77,7 @@ impl FileSystem {
             let reached = hashes.len() as u64 * (question.page_bytes() / TOKEN_BYTES) as u64;
             if search.tokens() < reached {
                 let holders =
-                    self.state().metadata.prefix_holders(model, &last.0, CANDIDATES_MAX)?;
+                    self.core.state().metadata.prefix_holders(model, &last.0, CANDIDATES_MAX)?;
                 self.try_sequences(&question, &holders, &mut search)?;
             }
             if search.tokens() >= reached || search.seen.len() >= CANDIDATES_MAX {
@@ -94,13 +95,14 @@ impl FileSystem {
     pub(crate) fn match_in(
         &self, model: InodeId, sequence: InodeId, prompt: &[u8],
     ) -> Result<Option<Match>, FsError> {
-        let rules = self.model_of(&mut self.state(), model).map_err(|_| FsError::NotFound)?;
+        let rules =
+            self.core.model_of(&mut self.core.state(), model).map_err(|_| FsError::NotFound)?;
         let same = self.same_tokens(sequence, prompt)?;
         self.to_match(sequence, self.present_tokens(&rules, sequence, same)?)
     }
 
     fn to_match(&self, sequence: InodeId, tokens: u64) -> Result<Option<Match>, FsError> {
-        match self.state().inode(sequence)?.kind {
+        match self.core.state().inode(sequence)?.kind {
             Kind::Directory { name, .. } if tokens > 0 => {
                 Ok(Some(Match { tokens, sequence: name }))
             }
@@ -114,7 +116,7 @@ impl FileSystem {
         for page in question.prompt.chunks_exact(question.page_bytes()) {
             let parent = hashes.last().copied().or_else(|| question.rules.manifest.prefix_root());
             let hash = PrefixHash::next(parent, page);
-            if self.state().metadata.prefix_holders(question.model, &hash.0, 1)?.is_empty() {
+            if self.core.state().metadata.prefix_holders(question.model, &hash.0, 1)?.is_empty() {
                 break;
             }
             hashes.push(hash);
@@ -131,7 +133,7 @@ impl FileSystem {
         let parent = question.parent(hashes);
         let find = |tokens: usize, count| {
             let tokens = &lead[..tokens * TOKEN_BYTES];
-            self.state().metadata.prefix_continuations(question.model, &parent, tokens, count)
+            self.core.state().metadata.prefix_continuations(question.model, &parent, tokens, count)
         };
         // Whoever begins with n tokens begins with fewer, too: halving finds the most.
         let (mut some, mut none) = (0, lead.len() / TOKEN_BYTES + 1);
@@ -162,7 +164,7 @@ impl FileSystem {
                 continue;
             }
             let geometry = question.rules.manifest.geometry();
-            if !self.state().is_open_to_askers(question.model, *sequence, geometry)? {
+            if !self.core.state().is_open_to_askers(question.model, *sequence, geometry)? {
                 continue;
             }
             let mut same = self.same_tokens(*sequence, question.prompt)?;
@@ -183,7 +185,7 @@ impl FileSystem {
     /// Tokens from the first that a sequence's token file has in common with a prompt.
     fn same_tokens(&self, sequence: InodeId, prompt: &[u8]) -> Result<u64, FsError> {
         let object = {
-            let state = self.state();
+            let state = self.core.state();
             let Some(entry) = state.entry(sequence, names::TOKENS.as_bytes())? else {
                 return Ok(0);
             };
@@ -191,7 +193,7 @@ impl FileSystem {
         };
         let Some(object) = object else { return Ok(0) };
         let mut tokens = vec![0; prompt.len()];
-        let count = self.store.open_object(object, Access::Read)?.read_at(&mut tokens, 0)?;
+        let count = self.core.store.open_object(object, Access::Read)?.read_at(&mut tokens, 0)?;
         let same = tokens[..count].iter().zip(prompt).take_while(|(a, b)| a == b).count();
         Ok((same / TOKEN_BYTES) as u64)
     }
@@ -235,7 +237,7 @@ impl FileSystem {
         &self, rules: &Model, (sequence, layer): (InodeId, Layer), wanted: std::ops::Range<u64>,
     ) -> Result<u64, FsError> {
         let geometry = rules.manifest.geometry();
-        let state = self.state();
+        let state = self.core.state();
         let Some(directory) = state.entry(sequence, names::format_layer(layer).as_bytes())? else {
             return Ok(wanted.start);
         };
@@ -267,7 +269,7 @@ impl FileSystem {
     fn tail_rows(&self, state: &State, layer: InodeId, at: u64) -> Result<u64, FsError> {
         let name = names::format_tail(TokenStart(at));
         match state.entry(layer, name.as_bytes())? {
-            Some(tail) => Ok(state.attributes(&self.store, tail.inode)?.size),
+            Some(tail) => Ok(state.attributes(&self.core.store, tail.inode)?.size),
             None => Ok(0),
         }
     }
@@ -275,7 +277,7 @@ impl FileSystem {
     /// Brings up to date what answers rely on: pages that were written in place and whose writers
     /// are done, and the index.
     pub(super) fn prepare_to_find(&self) -> Result<(), FsError> {
-        if !self.state().pending.is_empty() {
+        if !self.core.state().pending.is_empty() {
             self.publish_all_pending(None);
         }
         self.index_prefixes()
@@ -283,7 +285,7 @@ impl FileSystem {
 
     /// Whether another store of the remote claims to have a prefix.
     pub(super) fn is_elsewhere(&self, model: InodeId, hash: PrefixHash) -> bool {
-        let rules = self.model_of(&mut self.state(), model);
+        let rules = self.core.model_of(&mut self.core.state(), model);
         rules.is_ok_and(|rules| self.foreign.has(&rules.manifest, &hash))
     }
 
@@ -304,8 +306,8 @@ impl FileSystem {
     pub(super) fn pages_of_prefix(
         &self, model: InodeId, hash: PrefixHash,
     ) -> Result<Option<Vec<(Layer, Entry)>>, FsError> {
-        let mut state = self.state();
-        let Ok(rules) = self.model_of(&mut state, model) else { return Ok(None) };
+        let mut state = self.core.state();
+        let Ok(rules) = self.core.model_of(&mut state, model) else { return Ok(None) };
         for (sequence, number) in state.metadata.prefix_holders(model, &hash.0, CANDIDATES_MAX)? {
             let Some(pages) = pages_at(&state, &rules, sequence, number)? else { continue };
             let can_be_had = |entry: &Entry| self.can_be_had(&state, entry.inode);

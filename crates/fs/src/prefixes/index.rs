@@ -7,8 +7,8 @@
 use std::sync::{Arc, MutexGuard, PoisonError};
 
 use super::{Virtual, is_virtual};
-use crate::publish::model_directory;
-use crate::state::State;
+use crate::core::models::model_directory;
+use crate::core::state::State;
 use crate::{Awaited, FileSystem, FsError};
 use kvfs_page::{PrefixHash, names};
 use kvfs_storage::ingest::model::Model;
@@ -45,19 +45,19 @@ impl FileSystem {
     /// Brings the index of prefixes up to date.
     pub fn index_prefixes(&self) -> Result<(), FsError> {
         let _turn = self.prefixes.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.state().refusal.is_some() {
+        if self.core.state().refusal.is_some() {
             return Ok(());
         }
         // What arrives meanwhile is for the next round: somebody who always writes must not keep
         // this one going.
-        let noted = std::mem::take(&mut self.state().metadata.unindexed);
+        let noted = std::mem::take(&mut self.core.state().metadata.unindexed);
         let mut noted = noted.into_iter();
         let mut pages = 0;
         while let Some((sequence, change)) = noted.next() {
             match self.index_sequence(sequence, change) {
                 Ok(count) => pages += count,
                 Err(error) => {
-                    let mut state = self.state();
+                    let mut state = self.core.state();
                     for (sequence, change) in noted.chain([(sequence, change)]) {
                         state.metadata.tokens_changed(sequence, change);
                     }
@@ -85,31 +85,22 @@ impl FileSystem {
             return Some(Awaited::Reading);
         }
         let (is_behind, is_pending) = {
-            let state = self.state();
+            let state = self.core.state();
             (!state.metadata.unindexed.is_empty(), !state.pending.is_empty())
         };
         let waits = is_behind || is_pending || self.prefixes.turn.try_lock().is_err();
         waits.then_some(Awaited::Local)
     }
 
-    /// The token file changed in place.
-    pub(crate) fn note_tokens(&self, id: InodeId, change: TokensChange) {
-        let mut state = self.state();
-        let sequence = state.nodes.get(&id).and_then(|node| node.found_in);
-        if let Some(sequence) = sequence {
-            state.metadata.tokens_changed(sequence, change);
-        }
-    }
-
     /// Notes the sequences that an interrupted mount, or one that knew no index, has left behind.
     pub fn note_unindexed(&self) -> Result<(), FsError> {
         {
-            let state = self.state();
+            let state = self.core.state();
             if state.metadata.was_clean && state.metadata.has_index()? {
                 return Ok(());
             }
         }
-        let snapshot = self.state().metadata.snapshot()?;
+        let snapshot = self.core.state().metadata.snapshot()?;
         let mut sequences = Vec::new();
         snapshot.for_each_named(b'E', |parent, offset_and_name| {
             if offset_and_name.get(8..) == Some(names::TOKENS.as_bytes()) {
@@ -117,7 +108,7 @@ impl FileSystem {
             }
         })?;
         for sequence in sequences {
-            self.state().metadata.tokens_changed(sequence, TokensChange::Grown);
+            self.core.state().metadata.tokens_changed(sequence, TokensChange::Grown);
         }
         Ok(())
     }
@@ -125,7 +116,7 @@ impl FileSystem {
     /// Brings one sequence up to date. Returns how many pages that took.
     fn index_sequence(&self, sequence: InodeId, change: TokensChange) -> Result<usize, FsError> {
         let (source, known) = {
-            let mut state = self.state_to_change()?;
+            let mut state = self.core.state_to_change()?;
             (self.source_of(&mut state, sequence)?, state.metadata.indexed(sequence)?)
         };
         // As long as it is not known where the rows stand, the index stays as it is.
@@ -133,7 +124,7 @@ impl FileSystem {
             return Ok(0);
         }
         let file = match &source {
-            Some(source) => Some(self.store.open_object(source.object, Access::Read)?),
+            Some(source) => Some(self.core.store.open_object(source.object, Access::Read)?),
             None => None,
         };
         let length = file.as_ref().map_or(Ok(0), |file| file.stat().map(|stat| stat.length))?;
@@ -177,7 +168,7 @@ impl FileSystem {
             return Ok(None);
         };
         let model = model_directory(state, sequence)?;
-        let Ok(rules) = self.model_of(state, sequence) else {
+        let Ok(rules) = self.core.model_of(state, sequence) else {
             return Ok(None);
         };
         let inode = state.inode(entry.inode)?;
@@ -188,7 +179,7 @@ impl FileSystem {
     fn remove_from_index(&self, sequence: InodeId, model: InodeId) -> Result<usize, FsError> {
         let (mut removed, mut first) = (0, 0);
         loop {
-            let mut state = self.state_to_change()?;
+            let mut state = self.core.state_to_change()?;
             let pages = state.metadata.some_indexed_pages(sequence, first, PAGES_AT_ONCE)?;
             first = pages.last().map_or(first, |(last, _)| last.saturating_add(1));
             for (number, page) in &pages {
@@ -212,7 +203,7 @@ impl FileSystem {
         let mut parent = match number.checked_sub(1) {
             None => source.rules.manifest.prefix_root(),
             Some(last) => {
-                let last = self.state().metadata.indexed_page(sequence, last)?;
+                let last = self.core.state().metadata.indexed_page(sequence, last)?;
                 let hash = last.and_then(|page| page.hash);
                 Some(PrefixHash(hash.ok_or(FsError::Corrupt)?))
             }
@@ -240,7 +231,7 @@ impl FileSystem {
             count += pages.len();
             // A sequence may be as long as somebody likes.
             self.throttle()?;
-            let state = self.state_to_change()?;
+            let state = self.core.state_to_change()?;
             if state.entry(sequence, names::TOKENS.as_bytes())?.map(|entry| entry.inode)
                 != Some(source.tokens)
             {

@@ -17,15 +17,15 @@ pub(crate) const SLOT_KEY: &[u8] = b"user.kvfs.slot_key";
 impl FileSystem {
     /// The key of a model.
     pub(crate) fn slot_key_bytes(&self, model: InodeId) -> Result<Vec<u8>, FsError> {
-        if !matches!(self.state().directory(model), Ok((_, DirectoryClass::Model))) {
+        if !matches!(self.core.state().directory(model), Ok((_, DirectoryClass::Model))) {
             return Err(FsError::NoAttribute);
         }
-        if let Some(known) = self.state().metadata.attribute(model, SLOT_KEY)? {
+        if let Some(known) = self.core.state().metadata.attribute(model, SLOT_KEY)? {
             return Ok(known);
         }
         let mut fresh = [0; 32];
         File::open("/dev/urandom")?.read_exact(&mut fresh)?;
-        let mut state = self.state_to_change()?;
+        let mut state = self.core.state_to_change()?;
         // Somebody else may have been faster.
         if let Some(known) = state.metadata.attribute(model, SLOT_KEY)? {
             return Ok(known);

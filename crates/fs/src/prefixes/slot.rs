@@ -18,7 +18,7 @@ use super::access::Readers;
 use super::index::TOKEN_BYTES;
 use super::shares::Share;
 use super::slot_file::SlotFile;
-use crate::state::State;
+use crate::core::state::State;
 use crate::{FileSystem, FsError};
 use kvfs_page::names::{REFERENCES_4_SUFFIX, REFERENCES_SUFFIX, SLOT_4_SUFFIX, SLOT_SUFFIX};
 use kvfs_page::{Geometry, Layer, LayerKind, Layout as PageLayout, Manifest, PrefixHash, names};
@@ -150,20 +150,21 @@ impl FileSystem {
         &self, model: InodeId, name: &str,
     ) -> Result<Option<SlotKey>, FsError> {
         let Some((name, kind)) = Kind::of_name(name) else { return Ok(None) };
-        let mut sequence = self.state().sequence_named(model, name)?;
+        let mut sequence = self.core.state().sequence_named(model, name)?;
         while let Some(found) = sequence {
             if let Some(shape) = self.slot_now(model, found, kind)? {
                 return Ok(Some(shape.key));
             }
             // One that is saved takes the place of another in one step: that one may have gone while it was looked at.
-            sequence = self.state().sequence_named(model, name)?.filter(|now| *now != found);
+            sequence = self.core.state().sequence_named(model, name)?.filter(|now| *now != found);
         }
         Ok(None)
     }
 
     /// What a slot is made of, also when there is another one by now.
     pub(super) fn slot_shape(&self, key: SlotKey) -> Result<SlotShape, FsError> {
-        let rules = self.model_of(&mut self.state(), key.model).map_err(|_| FsError::Stale)?;
+        let rules =
+            self.core.model_of(&mut self.core.state(), key.model).map_err(|_| FsError::Stale)?;
         let format = Format::of_version(&rules.manifest, key.kind.version);
         let format = format.map_err(|_| FsError::Stale)?;
         let layout = Layout::new(&format, key.kind.version, key.ids, key.cells);
@@ -174,7 +175,7 @@ impl FileSystem {
     fn slot_now(
         &self, model: InodeId, sequence: InodeId, kind: Kind,
     ) -> Result<Option<SlotShape>, FsError> {
-        let Ok(rules) = self.model_of(&mut self.state(), model) else { return Ok(None) };
+        let Ok(rules) = self.core.model_of(&mut self.core.state(), model) else { return Ok(None) };
         let geometry = *rules.manifest.geometry();
         let stands = self.positions_of(sequence)?;
         let is_plain = stands.is_some_and(|positions| positions.is_plain());
@@ -206,11 +207,11 @@ impl FileSystem {
     pub(super) fn size_and_time(
         &self, directory: InodeId, name: &str,
     ) -> Result<(u64, Time), FsError> {
-        let state = self.state();
+        let state = self.core.state();
         let Some(entry) = state.entry(directory, name.as_bytes())? else {
             return Ok((0, Time::default()));
         };
-        let attributes = state.attributes(&self.store, entry.inode)?;
+        let attributes = state.attributes(&self.core.store, entry.inode)?;
         Ok((attributes.size, attributes.mtime))
     }
 
@@ -219,7 +220,8 @@ impl FileSystem {
         &self, id: InodeId, key: SlotKey, open: Share,
     ) -> Result<OpenSlot, FsError> {
         let rules = self.slot_shape(key)?.rules;
-        let (layers, watch) = self.state().watch_layers(key.sequence, rules.manifest.geometry())?;
+        let (layers, watch) =
+            self.core.state().watch_layers(key.sequence, rules.manifest.geometry())?;
         let now = self.slot_now(key.model, key.sequence, key.kind)?;
         // The kernel looks the name up again.
         let shape = now.filter(|shape| shape.key == key).ok_or(FsError::Stale)?;
@@ -282,7 +284,7 @@ impl FileSystem {
     pub(super) fn slot_readers(
         &self, shape: &SlotShape, sequence: InodeId,
     ) -> Result<Readers, FsError> {
-        self.state().readers_of_layers(sequence, shape.rules.manifest.geometry())
+        self.core.state().readers_of_layers(sequence, shape.rules.manifest.geometry())
     }
 }
 

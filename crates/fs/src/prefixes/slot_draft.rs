@@ -8,18 +8,17 @@ use std::fs::File;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
-use kvfs_formats::slot::Slot;
-use kvfs_formats::{Rows, SequenceFile, sequence_files};
-
 use super::Virtual;
 use super::shares::Share;
 use super::slot::{Kind, SlotKey, is_of_slots};
 use crate::attributes::{Caller, Found, Place};
+use crate::core::handle::{Handle, Served};
 use crate::create::{Created, NewNode};
-use crate::handle::{Handle, Served};
 use crate::open::{Caching, Opened, OpenedBy};
 use crate::retention::InUse;
 use crate::{FileSystem, FsError, classify, descriptors};
+use kvfs_formats::slot::Slot;
+use kvfs_formats::{Rows, SequenceFile, sequence_files};
 use kvfs_page::{Manifest, PageError, names};
 use kvfs_storage::ingest::seal::SealError;
 use kvfs_storage::store::disk::DiskFile;
@@ -118,7 +117,7 @@ impl FileSystem {
     pub(super) fn replace_slot(
         &self, id: InodeId, key: SlotKey, caller: Caller,
     ) -> Result<Opened, FsError> {
-        let sequence = self.state().inode(key.sequence)?;
+        let sequence = self.core.state().inode(key.sequence)?;
         let record::Kind::Directory { name, .. } = &sequence.kind else {
             return Err(FsError::Stale);
         };
@@ -140,7 +139,8 @@ impl FileSystem {
         let sequence = sequence.as_bytes().to_vec();
         let class = classify::directory(DirectoryClass::Sequences, &sequence);
         let is_sequence = class == Some(DirectoryClass::Sequence) && !sequence.is_empty();
-        let rules = self.model_of(&mut self.state(), model).map_err(|_| FsError::NotPermitted)?;
+        let rules =
+            self.core.model_of(&mut self.core.state(), model).map_err(|_| FsError::NotPermitted)?;
         let is_work = sequence.ends_with(names::WORK_SUFFIX.as_bytes());
         if !is_sequence || is_work || !is_of_slots(&rules.manifest) {
             return Err(FsError::NotPermitted);
@@ -157,13 +157,13 @@ impl FileSystem {
             mode,
             owner,
             caller,
-            file: self.store.scratch()?,
+            file: self.core.store.scratch()?,
             progress: Mutex::default(),
             _open: open,
         };
         let served = Served::SlotDraft(Arc::new(draft));
         Ok(Opened {
-            handle: self.state().add_handle(Handle::new(id, true, served)),
+            handle: self.core.state().add_handle(Handle::new(id, true, served)),
             by: OpenedBy::Daemon,
             is_sealed: false,
             caching: Caching::Never,
@@ -176,7 +176,7 @@ impl FileSystem {
     fn check_may_save(
         &self, caller: Caller, model: InodeId, sequence: &[u8],
     ) -> Result<(), FsError> {
-        let state = self.state();
+        let state = self.core.state();
         let may = match state.entry(model, names::SEQUENCES.as_bytes())? {
             Some(sequences) => state.may_replace(caller, sequences.inode, sequence)?,
             None => state.may_replace(caller, model, names::SEQUENCES.as_bytes())?,
@@ -186,14 +186,14 @@ impl FileSystem {
 
     /// Whether so much of a slot was written that it is time to look at its beginning.
     pub fn look_is_due(&self, handle: u64) -> bool {
-        let served = self.state().handles.get(&handle).map(|open| open.served.clone());
+        let served = self.core.state().handles.get(&handle).map(|open| open.served.clone());
         let Some(Served::SlotDraft(draft)) = served else { return false };
         draft.progress.try_lock().is_ok_and(|progress| progress.is_look_due())
     }
 
     /// Looks at the beginning of a slot that is being written: what cannot become a sequence is refused.
     pub fn look_at_beginning(&self, handle: u64) -> Result<(), FsError> {
-        let served = self.state().handles.get(&handle).map(|open| open.served.clone());
+        let served = self.core.state().handles.get(&handle).map(|open| open.served.clone());
         let Some(Served::SlotDraft(draft)) = served else { return Err(FsError::BadHandle) };
         {
             let mut progress = draft.progress();
@@ -202,7 +202,8 @@ impl FileSystem {
             }
             progress.next_look = 2 * progress.length;
         }
-        let rules = self.model_of(&mut self.state(), draft.model).map_err(|_| FsError::Stale)?;
+        let rules =
+            self.core.model_of(&mut self.core.state(), draft.model).map_err(|_| FsError::Stale)?;
         let (file, version) = (draft.file(), draft.kind.version);
         let outcome = file.and_then(|file| Slot::check_beginning(file, version, &rules.manifest));
         if outcome.is_err() {
@@ -220,7 +221,8 @@ impl FileSystem {
         if progress.length == progress.imported {
             return Ok(());
         }
-        let rules = self.model_of(&mut self.state(), draft.model).map_err(|_| FsError::Stale)?;
+        let rules =
+            self.core.model_of(&mut self.core.state(), draft.model).map_err(|_| FsError::Stale)?;
         let refuse = |why: String| self.refuse_slot(draft, &why);
         let slot = draft.file().and_then(Slot::of).map_err(refuse)?;
         slot.check_form(draft.kind.version).map_err(refuse)?;
@@ -238,7 +240,7 @@ impl FileSystem {
         let outcome = outcome.and_then(|()| {
             let place = Place { parent: sequences, name: draft.sequence.clone() };
             self.take_name(&unfinished, &place)?;
-            self.announce(&place);
+            self.core.announce(&place);
             Ok(())
         });
         // What was there before, or what has failed. An operation that still changes it may keep it from
@@ -253,10 +255,10 @@ impl FileSystem {
 
     /// Removes what a crash left of slots that were being saved.
     pub fn remove_unfinished_saves(&self) -> Result<(), FsError> {
-        if self.state().metadata.was_clean {
+        if self.core.state().metadata.was_clean {
             return Ok(());
         }
-        let snapshot = self.state().metadata.snapshot()?;
+        let snapshot = self.core.state().metadata.snapshot()?;
         let mut left = Vec::new();
         snapshot.for_each_named(b'E', |parent, offset_and_name| {
             let name = offset_and_name.get(8..).unwrap_or_default();
@@ -268,7 +270,7 @@ impl FileSystem {
         let turn = &self.prefixes.importing;
         let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
         left.retain(|place| {
-            let parent = self.state().inode(place.parent);
+            let parent = self.core.state().inode(place.parent);
             parent.is_ok_and(|parent| {
                 let sequences = DirectoryClass::Sequences;
                 matches!(parent.kind, record::Kind::Directory { class, .. } if class == sequences)
@@ -294,7 +296,7 @@ impl FileSystem {
     fn refuse_slot(&self, draft: &SlotDraft, why: &str) -> FsError {
         let name = format!("{}/{}", names::SLOTS, draft.name).into_bytes();
         let place = Place { parent: draft.model, name };
-        self.report(&place, SealError::Refused(PageError::Place(why.to_owned())))
+        self.core.report(&place, SealError::Refused(PageError::Place(why.to_owned())))
     }
 
     /// Pages first: the ids say that they are there.
@@ -325,7 +327,7 @@ impl FileSystem {
     fn directory_of_slot(
         &self, draft: &SlotDraft, parent: InodeId, name: &[u8],
     ) -> Result<InodeId, FsError> {
-        if let Some(entry) = self.state().entry(parent, name)? {
+        if let Some(entry) = self.core.state().entry(parent, name)? {
             let is_directory = entry.file_type == libc::S_IFDIR;
             return if is_directory { Ok(entry.inode) } else { Err(FsError::NotDirectory) };
         }
@@ -348,7 +350,7 @@ impl FileSystem {
     }
 
     fn remove_unfinished(&self, place: &Place) -> Result<(), FsError> {
-        let entry = self.state().entry(place.parent, &place.name)?;
+        let entry = self.core.state().entry(place.parent, &place.name)?;
         entry.map_or(Ok(()), |entry| self.remove_tree(place, entry, InUse::Goes).map(drop))
     }
 }

@@ -83,7 +83,7 @@ impl FileSystem {
     pub(super) fn slot_file(
         &self, id: InodeId, slot: &OpenSlot,
     ) -> Result<Option<Arc<SlotFile>>, FsError> {
-        if !self.is_passthrough() || !slot.is_of_references() {
+        if !self.core.is_passthrough() || !slot.is_of_references() {
             return Ok(None);
         }
         let files = &self.prefixes.slot_files;

@@ -10,7 +10,7 @@ use super::find::Match;
 use super::index::TOKEN_BYTES;
 use super::shares::Share;
 use crate::attributes::{Attributes, Caller, Found, Place};
-use crate::handle::{Handle, Served};
+use crate::core::handle::{Handle, Served};
 use crate::list::{Listed, Listing};
 use crate::lookup::Lookup;
 use crate::open::{Caching, Opened, OpenedBy};
@@ -86,7 +86,10 @@ impl FileSystem {
     pub(crate) fn is_prefix_name(&self, place: &Place) -> bool {
         super::is_virtual(place.parent)
             || root(InodeId::ROOT, &place.name).is_some()
-                && matches!(self.state().directory(place.parent), Ok((_, DirectoryClass::Model)))
+                && matches!(
+                    self.core.state().directory(place.parent),
+                    Ok((_, DirectoryClass::Model))
+                )
     }
 
     /// Finds a name in a model's directory that is virtual, or in a virtual directory.
@@ -197,8 +200,8 @@ impl FileSystem {
         let Some((_, entry)) = page else {
             return Ok(Some(Lookup::Absent { stable: false }));
         };
-        let mut state = self.state();
-        let attributes = state.attributes(&self.store, entry.inode)?;
+        let mut state = self.core.state();
+        let attributes = state.attributes(&self.core.store, entry.inode)?;
         state.nodes.entry(entry.inode).or_default().lookups += 1;
         Ok(Some(Lookup::Found(Found { attributes, name_is_stable: false })))
     }
@@ -211,7 +214,7 @@ impl FileSystem {
     /// What `stat` shows.
     pub(crate) fn prefix_attributes(&self, id: InodeId) -> Result<Attributes, FsError> {
         let meaning = self.virtual_inode(id)?;
-        let model = self.state().inode(meaning.model())?;
+        let model = self.core.state().inode(meaning.model())?;
         let readable = model.mode & 0o444;
         let is_file = matches!(
             meaning,
@@ -283,9 +286,10 @@ impl FileSystem {
             if index < offset {
                 continue;
             }
-            let mut state = self.state();
+            let mut state = self.core.state();
             let shows = listing == Listing::Attributes && inode != id;
-            let attributes = shows.then(|| state.attributes(&self.store, inode)).transpose()?;
+            let attributes =
+                shows.then(|| state.attributes(&self.core.store, inode)).transpose()?;
             let line = Listed {
                 next_offset: index + 1,
                 name: name.as_bytes(),
@@ -339,7 +343,7 @@ impl FileSystem {
             Served::Slot(slot) => slot.file().cloned().map(|file| OpenedBy::Kernel { file }),
             _ => None,
         };
-        let handle = self.state().add_handle(Handle::new(id, writes, served));
+        let handle = self.core.state().add_handle(Handle::new(id, writes, served));
         Ok(Opened {
             handle,
             by: by.unwrap_or(OpenedBy::Daemon),
@@ -395,7 +399,7 @@ impl FileSystem {
 
     /// Whether reading from a handle waits for the remote. It takes a while to tell.
     pub fn read_waits_for_remote(&self, handle: u64, offset: u64, length: u32) -> bool {
-        let served = self.state().handles.get(&handle).map(|handle| handle.served.clone());
+        let served = self.core.state().handles.get(&handle).map(|handle| handle.served.clone());
         let waits = match served {
             Some(Served::Query(query)) => self.answer_waits_for_remote(&query),
             Some(Served::Slot(slot)) => self.slot_waits_for_remote(&slot, offset, length),
@@ -415,7 +419,7 @@ impl FileSystem {
 
     /// Whether reading from a handle answers a question or gathers rows, which takes a while.
     pub fn read_waits(&self, handle: u64, offset: u64, length: u32) -> bool {
-        let served = self.state().handles.get(&handle).map(|handle| handle.served.clone());
+        let served = self.core.state().handles.get(&handle).map(|handle| handle.served.clone());
         match served {
             Some(Served::Query(_)) => true,
             Some(Served::Slot(slot)) => !slot.is_at_hand(offset, u64::from(length)),

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use super::InUse;
 use super::remove::{Kept, Removal};
 use crate::attributes::Place;
-use crate::state::State;
+use crate::core::state::State;
 use crate::{FileSystem, FsError};
 use kvfs_page::{LayerKind, TokenStart, names};
 use kvfs_storage::ingest::seal;
@@ -85,8 +85,8 @@ impl FileSystem {
 
     fn list_sequence(&self, sequence: InodeId) -> Result<Listed, FsError> {
         let mut listed = Listed::default();
-        let mut state = self.state();
-        if let Ok(model) = self.model_of(&mut state, sequence) {
+        let mut state = self.core.state();
+        if let Ok(model) = self.core.model_of(&mut state, sequence) {
             // Where pages of such a layer stand says nothing of the tokens that they are about.
             let kinds = model.manifest.fields().layers.as_deref().unwrap_or_default();
             listed.is_whole = kinds.contains(&LayerKind::Cross);
@@ -104,7 +104,7 @@ impl FileSystem {
         })?;
         drop(state);
         for directory in directories {
-            let state = self.state();
+            let state = self.core.state();
             let class = state.directory(directory).map(|(_, class)| class);
             if !matches!(class, Ok(DirectoryClass::Layer(_))) {
                 continue;
@@ -117,7 +117,8 @@ impl FileSystem {
             })?;
             listed.layers.push(directory);
             for (start, name, id) in entries {
-                let shown = state.attributes(&self.store, id).ok().filter(|shown| shown.links <= 1);
+                let shown =
+                    state.attributes(&self.core.store, id).ok().filter(|shown| shown.links <= 1);
                 let bytes = shown.map_or(0, |shown| shown.size);
                 let place = Place { parent: directory, name };
                 listed.pieces.entry(start.0).or_default().push(Piece { id, place, bytes });
@@ -137,7 +138,7 @@ impl FileSystem {
         for piece in chosen.iter().flat_map(|(_, pieces)| pieces) {
             self.lets_go(piece.id);
         }
-        let mut state = self.state_to_change()?;
+        let mut state = self.core.state_to_change()?;
         let mut kept = None;
         let is_followed = self.is_followed(&mut state, (sequence, listed), *last)?;
         if is_followed || !self.is_same(&state, listed, tokens.as_ref())? {
@@ -198,7 +199,7 @@ impl FileSystem {
             return Ok(None);
         };
         let (old, new) = {
-            let mut state = self.state_to_change()?;
+            let mut state = self.core.state_to_change()?;
             let inode = state.inode(id)?;
             let file = inode.file().filter(|file| file.role == Role::Tokens);
             let Some(old) = file.and_then(|file| file.object) else {
@@ -206,12 +207,12 @@ impl FileSystem {
             };
             (old, state.metadata.new_object())
         };
-        let length = self.store.stat_object(old)?.length;
+        let length = self.core.store.stat_object(old)?.length;
         if length <= cut * TOKEN_BYTES {
-            self.state().metadata.staged.remove(&new);
+            self.core.state().metadata.staged.remove(&new);
             return Ok(None);
         }
-        seal::copy(&self.store, old, new)?;
+        seal::copy(&self.core.store, old, new)?;
         Ok(Some(NewTokens { id, old, length, new }))
     }
 
@@ -222,7 +223,7 @@ impl FileSystem {
         let Some(id) = listed.tokens else {
             return Ok(true);
         };
-        if state.nodes.get(&id).is_some_and(crate::node::Node::is_in_use) {
+        if state.nodes.get(&id).is_some_and(crate::core::node::Node::is_in_use) {
             return Ok(false);
         }
         let Some(tokens) = tokens else {
@@ -230,17 +231,17 @@ impl FileSystem {
         };
         let inode = state.metadata.inode(id)?;
         let object = inode.as_ref().and_then(|inode| inode.file()).and_then(|file| file.object);
-        let length = self.store.stat_object(tokens.old)?.length;
+        let length = self.core.store.stat_object(tokens.old)?.length;
         Ok(object == Some(tokens.old) && length == tokens.length)
     }
 
     fn replace_tokens(
         &self, state: &mut State, sequence: InodeId, tokens: &NewTokens, cut: u64,
     ) -> Result<(), FsError> {
-        let file = self.store.open_object(tokens.new, Access::ReadWrite)?;
+        let file = self.core.store.open_object(tokens.new, Access::ReadWrite)?;
         file.set_length(tokens.length.min(cut * TOKEN_BYTES))?;
         // Nobody used the sequence.
-        file.set_modified(self.store.stat_object(tokens.old)?.mtime)?;
+        file.set_modified(self.core.store.stat_object(tokens.old)?.mtime)?;
         let mut inode = state.inode(tokens.id)?;
         if let Some(file) = inode.file_mut() {
             file.object = Some(tokens.new);
@@ -253,7 +254,7 @@ impl FileSystem {
 
     /// Removes a sequence and what is left in it, as far as nobody uses it.
     fn remove_rest(&self, sequence: InodeId) -> Result<Removal, FsError> {
-        let Kind::Directory { parent, name, .. } = self.state().inode(sequence)?.kind else {
+        let Kind::Directory { parent, name, .. } = self.core.state().inode(sequence)?.kind else {
             return Ok(Removal::default());
         };
         let entry = Entry { inode: sequence, file_type: libc::S_IFDIR };
@@ -264,7 +265,7 @@ impl FileSystem {
     fn is_followed(
         &self, state: &mut State, (sequence, listed): (InodeId, &Listed), last: u64,
     ) -> Result<bool, FsError> {
-        let Ok(model) = self.model_of(state, sequence) else {
+        let Ok(model) = self.core.model_of(state, sequence) else {
             return Ok(false);
         };
         let page_tokens = u64::from(model.manifest.geometry().page_tokens());

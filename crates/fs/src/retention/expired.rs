@@ -30,7 +30,7 @@ impl FileSystem {
         if !expired.is_empty() {
             let mut total = Removal::default();
             for (id, place) in self.names_of(&expired)? {
-                if !self.state().owner_may_remove(id, &place)? {
+                if !self.core.state().owner_may_remove(id, &place)? {
                     continue;
                 }
                 let removal = self.remove_file(id, &place, None)?;
@@ -56,7 +56,7 @@ impl FileSystem {
         let now = Time::now();
         let mut expired = BTreeSet::new();
         for id in files {
-            let state = self.state();
+            let state = self.core.state();
             let value = state.metadata.attribute(id, TTL)?;
             let ttl = value.and_then(|value| policy::parse(TTL, &value));
             let (Some(inode), Some(ttl)) = (state.metadata.inode(id)?, ttl) else {
@@ -65,7 +65,7 @@ impl FileSystem {
                 continue;
             };
             let is_plain = inode.file().is_some_and(|file| file.role == Role::Plain);
-            let shown = state.attributes_of(&self.store, id, &inode);
+            let shown = state.attributes_of(&self.core.store, id, &inode);
             let changed = shown.map_or(inode.mtime, |shown| shown.mtime);
             if is_plain && after(changed, Duration::from_secs(ttl)) <= now {
                 expired.insert(id);
@@ -79,7 +79,7 @@ impl FileSystem {
 
     /// The names of some files, as of the last commit.
     fn names_of(&self, files: &BTreeSet<InodeId>) -> Result<Vec<(InodeId, Place)>, FsError> {
-        let snapshot = self.state().metadata.snapshot()?;
+        let snapshot = self.core.state().metadata.snapshot()?;
         let mut found = Vec::new();
         for record in snapshot.records(&keys::table(b'E'))? {
             let (key, value) = record?;

@@ -25,8 +25,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::state::State;
 use super::{FileSystem, FsError};
+use crate::core::state::State;
 use clock::Clock;
 use kvfs_observe::RetentionCounters;
 use kvfs_storage::store::disk::Space;
@@ -149,7 +149,7 @@ impl FileSystem {
     /// A file is opened for reading with these flags of open(2). Whoever says so leaves no trace.
     /// It is noted without any limit, too: the first one does not delete what was just read.
     pub fn note_use(&self, id: InodeId, flags: i32) {
-        if flags & libc::O_NOATIME == 0 && !self.store.is_read_only() {
+        if flags & libc::O_NOATIME == 0 && !self.core.store.is_read_only() {
             self.retention.uses().note(id, Time::now());
         }
     }
@@ -158,7 +158,7 @@ impl FileSystem {
     pub fn record_uses(&self) -> Result<(), FsError> {
         let uses = self.retention.uses().take();
         for batch in uses.chunks(RECORDED_AT_ONCE) {
-            let mut state = self.state();
+            let mut state = self.core.state();
             if state.refusal.is_some() {
                 return Ok(());
             }
@@ -183,7 +183,8 @@ impl FileSystem {
     /// One step of retention; says how long to wait before the next.
     pub fn retain(&self, retainer: &mut Retainer) -> Duration {
         let is_clock_good = self.retention.clock().look(Time::now(), Instant::now());
-        if self.state().refusal.is_some() || !self.retention.is_active.load(Ordering::Acquire) {
+        if self.core.state().refusal.is_some() || !self.retention.is_active.load(Ordering::Acquire)
+        {
             retainer.pass = None;
             return LOOK_INTERVAL;
         }
@@ -243,8 +244,8 @@ impl FileSystem {
             return Ok(None);
         };
         // What was closed a moment ago is not in use.
-        self.settle_idle()?;
-        let state = self.state_to_change()?;
+        self.core.settle_idle()?;
+        let state = self.core.state_to_change()?;
         let Ok((directory, class)) = state.directory(id) else {
             drop(state);
             self.retention.policies().forget(id);
@@ -263,16 +264,16 @@ impl FileSystem {
         is_time
             && (is_old
                 || walked.is_unfinished
-                || self.state().metadata.names_changed != walked.names_changed)
+                || self.core.state().metadata.names_changed != walked.names_changed)
     }
 
     /// What `statfs` tells in a directory: not more than what the limits above it leave.
     pub fn space_at(&self, id: InodeId) -> Result<Space, FsError> {
-        let mut space = self.store.disk.space()?;
+        let mut space = self.core.store.disk.space()?;
         if !self.retention.is_active.load(Ordering::Acquire) || super::is_virtual(id) {
             return Ok(space);
         }
-        let state = self.state();
+        let state = self.core.state();
         let limits = self.limits_above(&state, id)?;
         let reports = self.retention.reports();
         for (directory, limit) in limits {
@@ -341,7 +342,7 @@ impl FileSystem {
             );
         }
         for (id, policy) in directories.into_iter().take(TOLD_MAX) {
-            let Some(path) = self.state().directory_path(id) else { continue };
+            let Some(path) = self.core.state().directory_path(id) else { continue };
             let report = self.retention.reports().get(&id).copied().unwrap_or_default();
             let Report { bytes, files, removed_bytes, removed_files } = report;
             let _ = writeln!(

@@ -12,7 +12,7 @@ use super::rights::Root;
 use super::uses::after;
 use super::{Reason, Walked};
 use crate::attributes::Place;
-use crate::state::State;
+use crate::core::state::State;
 use crate::{FileSystem, FsError};
 use kvfs_storage::store::record::{DirectoryClass, Inode, InodeId, Kind, Role, Time};
 
@@ -330,7 +330,7 @@ impl FileSystem {
     /// Reads some names of a directory, which goes back to where it was if there are more or a
     /// directory in it comes first. Returns how many.
     fn read_some(&self, pass: &mut Pass, mut frame: Frame) -> Result<usize, FsError> {
-        let mut state = self.state();
+        let mut state = self.core.state();
         let mut entries = Vec::new();
         state.metadata.entries(frame.directory, frame.offset, |offset, name, entry| {
             entries.push((offset, name.to_vec(), entry));
@@ -392,7 +392,7 @@ impl FileSystem {
             return Ok(None);
         }
         // The file of one that is being written may go any moment.
-        let shown = state.attributes_of(&self.store, id, &inode);
+        let shown = state.attributes_of(&self.core.store, id, &inode);
         let bytes = shown.as_ref().map_or(0, |shown| shown.size);
         inode.mtime = shown.map_or(inode.mtime, |shown| shown.mtime);
         let last = {
@@ -424,7 +424,7 @@ impl FileSystem {
         let mut gone = Gone::default();
         let outcome = self.remove_batch(pass, &mut gone);
         if !gone.0.is_empty() {
-            let path = self.state().directory_path(pass.root).unwrap_or_default();
+            let path = self.core.state().directory_path(pass.root).unwrap_or_default();
             log::info!("{path}: deleted beyond its limits ({}): {gone}", pass.policy);
         }
         outcome

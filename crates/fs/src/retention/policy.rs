@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crate::state::State;
+use crate::core::state::State;
 use crate::{Caller, FileSystem, FsError};
 use kvfs_storage::store::StoreError;
 use kvfs_storage::store::metadata::Attribute;
@@ -108,14 +108,14 @@ impl FileSystem {
     }
 
     fn check_owner(&self, id: InodeId, caller: Caller) -> Result<(), FsError> {
-        let owner = self.state().inode(id)?.uid;
+        let owner = self.core.state().inode(id)?.uid;
         if [0, owner].contains(&caller.uid) { Ok(()) } else { Err(FsError::NotPermitted) }
     }
 
     /// Sets a limit: a decimal number of bytes or seconds.
     pub(crate) fn set_limit(&self, id: InodeId, name: &[u8], value: &[u8]) -> Result<(), FsError> {
         let number = parse(name, value).ok_or(FsError::Invalid)?;
-        let mut state = self.state_to_change()?;
+        let mut state = self.core.state_to_change()?;
         let mut inode = state.inode(id)?;
         check_place(&inode, name)?;
         let life = state.metadata.life(id);
@@ -128,7 +128,7 @@ impl FileSystem {
 
     /// Takes a limit away.
     pub(crate) fn remove_limit(&self, id: InodeId, name: &[u8]) -> Result<(), FsError> {
-        let mut state = self.state_to_change()?;
+        let mut state = self.core.state_to_change()?;
         let inode = state.remove_attribute(id, name)?;
         self.note_limit(id, inode.is_directory(), name, None);
         Ok(())
@@ -159,7 +159,7 @@ impl FileSystem {
 
     /// Looks for limits, beside the mount.
     pub fn find_limits(&self) -> Result<(), StoreError> {
-        let snapshot = self.state().metadata.snapshot()?;
+        let snapshot = self.core.state().metadata.snapshot()?;
         let mut found = Vec::new();
         snapshot.for_each_named(b'X', |inode, name| {
             if is_limit(name) {
@@ -168,7 +168,7 @@ impl FileSystem {
         })?;
         drop(snapshot);
         for (id, name) in found {
-            let state = self.state();
+            let state = self.core.state();
             let value = state.metadata.attribute(id, &name)?;
             let number = value.and_then(|value| parse(&name, &value));
             let inode = state.metadata.inode(id)?;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::pass::{Unit, What};
 use super::rights::Root;
 use crate::attributes::Place;
-use crate::state::State;
+use crate::core::state::State;
 use crate::{FileSystem, FsError, Invalidation};
 use kvfs_storage::store::disk::{Access, DiskPath};
 use kvfs_storage::store::record::{Inode, InodeId, ObjectId, Role, Time};
@@ -54,7 +54,7 @@ impl FileSystem {
     pub(super) fn remove_unit(
         &self, root: &Root, unit: &Unit, bytes_max: u64,
     ) -> Result<Removal, FsError> {
-        if !self.state().may_still_go(root, unit)? {
+        if !self.core.state().may_still_go(root, unit)? {
             return Ok(Removal { kept: Some(Kept::Changed), ..Removal::default() });
         }
         match &unit.what {
@@ -69,7 +69,7 @@ impl FileSystem {
     ) -> Result<Removal, FsError> {
         // Or the kernel itself has it open for the next reader.
         self.lets_go(id);
-        let mut state = self.state_to_change()?;
+        let mut state = self.core.state_to_change()?;
         let was_used = self.retention.uses().of(id).is_some_and(|last| Some(last) > used);
         let entry = state.entry(place.parent, &place.name)?;
         let inode = state.metadata.inode(id)?;
@@ -114,8 +114,9 @@ impl FileSystem {
     /// Whether nobody has the copies open that [`FileSystem::is_idle`] does not look at: the one in
     /// memory, and one that was not committed yet.
     fn is_unmapped(&self, object: ObjectId) -> bool {
-        let in_memory = self.store.ram.as_ref().and_then(|ram| ram.open_copy(object, Access::Read));
-        let staged = self.store.disk.open(&DiskPath::Staging(object), Access::Read);
+        let in_memory =
+            self.core.store.ram.as_ref().and_then(|ram| ram.open_copy(object, Access::Read));
+        let staged = self.core.store.disk.open(&DiskPath::Staging(object), Access::Read);
         let files = [in_memory, Some(staged)].into_iter().flatten();
         files.filter_map(Result::ok).all(|file| file.is_unused().unwrap_or(false))
     }
@@ -123,7 +124,7 @@ impl FileSystem {
     /// Makes the kernel forget a name that was removed behind its back.
     pub(super) fn tell_removed(&self, place: &Place) {
         let what = Invalidation::Name(place.clone());
-        if self.invalidations.send_timeout(what, TELL_PATIENCE).is_err() {
+        if self.core.invalidations.send_timeout(what, TELL_PATIENCE).is_err() {
             log::warn!("the kernel was not told that {:?} is gone", place.name);
         }
     }
@@ -132,7 +133,7 @@ impl FileSystem {
     pub(crate) fn remove_name(
         &self, state: &mut State, id: InodeId, inode: &mut Inode, place: &Place,
     ) -> Result<u64, FsError> {
-        let size = state.attributes_of(&self.store, id, inode).map_or(0, |shown| shown.size);
+        let size = state.attributes_of(&self.core.store, id, inode).map_or(0, |shown| shown.size);
         state.remove_name(place, id);
         state.touch_directory(place.parent, 0)?;
         state.drop_link(id, inode)?;

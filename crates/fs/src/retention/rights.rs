@@ -4,7 +4,7 @@
 use super::pass::{Unit, What};
 use crate::FsError;
 use crate::attributes::Place;
-use crate::state::State;
+use crate::core::state::State;
 use kvfs_storage::store::record::{DEPTH_MAX, DirectoryClass, Inode, InodeId, Kind};
 
 /// A directory with a limit.

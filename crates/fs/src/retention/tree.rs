@@ -77,7 +77,7 @@ impl FileSystem {
         &self, directory: InodeId,
     ) -> Result<Vec<(Place, Entry)>, FsError> {
         let mut inside = Vec::new();
-        self.state().metadata.entries(directory, 0, |_, name, inner| {
+        self.core.state().metadata.entries(directory, 0, |_, name, inner| {
             inside.push((Place { parent: directory, name: name.to_vec() }, inner));
             true
         })?;
@@ -88,7 +88,7 @@ impl FileSystem {
     fn tell_gone(&self, place: &Place, in_use: InUse) {
         match in_use {
             // A request waits for it, which the thread that tells may wait for.
-            InUse::Goes => self.invalidate(Invalidation::Name(place.clone())),
+            InUse::Goes => self.core.invalidate(Invalidation::Name(place.clone())),
             InUse::Stays => self.tell_removed(place),
         }
     }

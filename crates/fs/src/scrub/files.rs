@@ -11,14 +11,14 @@ impl FileSystem {
     pub(super) fn files_below(&self, below: InodeId) -> Result<Vec<(ObjectId, InodeId)>, FsError> {
         let mut found = Vec::new();
         if below == InodeId::ROOT {
-            let snapshot = self.state().metadata.snapshot()?;
+            let snapshot = self.core.state().metadata.snapshot()?;
             snapshot.for_each::<Inode>(b'I', |id, inode| {
                 found.extend(object_of(&inode).map(|object| (object, InodeId(id))));
             })?;
         } else {
             let mut waiting = vec![below];
             while let Some(id) = waiting.pop() {
-                let inode = self.state().metadata.inode(id)?;
+                let inode = self.core.state().metadata.inode(id)?;
                 match inode {
                     Some(inode) if inode.is_directory() => self.add_names(id, &mut waiting)?,
                     Some(inode) => found.extend(object_of(&inode).map(|object| (object, id))),
@@ -35,7 +35,7 @@ impl FileSystem {
         let mut from = 0;
         loop {
             let (mut count, mut last, mut next) = (0, None, None);
-            self.state().metadata.entries(directory, from, |offset, _, entry| {
+            self.core.state().metadata.entries(directory, from, |offset, _, entry| {
                 // Names of one offset stay together.
                 if count >= NAMES_MAX && last != Some(offset) {
                     next = Some(offset);

@@ -75,7 +75,7 @@ impl FileSystem {
 
     /// A settled file with a checksum, whose bytes are durable.
     fn subject(&self, id: InodeId, object: ObjectId) -> Result<Option<Subject>, FsError> {
-        let state = self.state();
+        let state = self.core.state();
         let Some(inode) = state.metadata.inode(id)? else {
             return Ok(None);
         };
@@ -98,7 +98,8 @@ impl FileSystem {
     }
 
     fn check_raw(&self, subject: &Subject, reader: &mut Reader<'_>) -> Result<Copy, FsError> {
-        let file = match self.store.disk.open(&DiskPath::Object(subject.object), Access::Read) {
+        let file = match self.core.store.disk.open(&DiskPath::Object(subject.object), Access::Read)
+        {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 if !self.is_nowhere(subject)? {
                     return Ok(Copy::Absent);
@@ -125,24 +126,24 @@ impl FileSystem {
 
     /// Whether no tier has an object that is on record.
     fn is_nowhere(&self, subject: &Subject) -> Result<bool, FsError> {
-        let state = self.state();
+        let state = self.core.state();
         let is_on_record = state.metadata.object(subject.object)?.is_some()
             && state.metadata.encoded_copy(subject.object)?.is_none()
             && state.metadata.remote_copy(subject.object)?.is_none();
-        Ok(is_on_record && self.store.stat_object(subject.object).is_err())
+        Ok(is_on_record && self.core.store.stat_object(subject.object).is_err())
     }
 
     fn check_encoded(&self, subject: &Subject, reader: &mut Reader<'_>) -> Result<Copy, FsError> {
         let Some(copy) = &subject.encoded else {
             return Ok(Copy::Absent);
         };
-        let outcome = verify(&self.store, &subject.item, copy);
+        let outcome = verify(&self.core.store, &subject.item, copy);
         reader.pay(copy.stored_bytes);
         match outcome {
             Ok(()) => Ok(Copy::Sound),
             Err(error) => {
                 // It may have been given up meanwhile.
-                let current = self.state().metadata.encoded_copy(subject.object)?;
+                let current = self.core.state().metadata.encoded_copy(subject.object)?;
                 let is_current = current.is_some_and(|current| current == *copy);
                 let why = format!("its encoded copy: {error}");
                 Ok(if is_current { Copy::Damaged(None, why) } else { Copy::Absent })
@@ -155,7 +156,7 @@ impl FileSystem {
         &self, subject: &Subject, stat: Option<&FileStat>, why: &str,
     ) -> Result<Found, FsError> {
         let Subject { id, object, role, .. } = *subject;
-        if self.store.ram.as_ref().is_some_and(|ram| ram.holds(object)) {
+        if self.core.store.ram.as_ref().is_some_and(|ram| ram.holds(object)) {
             return self.mend_from_memory(subject, why);
         }
         self.corrupt(id, object, why);
@@ -170,7 +171,7 @@ impl FileSystem {
         }
         if stat.is_some() && !matches!(replaced, Ok(true)) {
             let why = format!("object {object}: {why}");
-            if let Err(error) = quarantine::put(&self.store, object, Take::CopyOfDisk, &why) {
+            if let Err(error) = quarantine::put(&self.core.store, object, Take::CopyOfDisk, &why) {
                 log::warn!("object {object}: the damaged copy could not be kept: {error}");
             }
         }
@@ -180,7 +181,7 @@ impl FileSystem {
     }
 
     fn is_sound_now(&self, subject: &Subject) -> bool {
-        let opened = self.store.open_object(subject.object, Access::Read);
+        let opened = self.core.store.open_object(subject.object, Access::Read);
         opened.is_ok_and(|file| subject.has_checksum(file.as_ref()))
     }
 
@@ -188,15 +189,15 @@ impl FileSystem {
     fn mend_from_memory(&self, subject: &Subject, why: &str) -> Result<Found, FsError> {
         let Subject { id, object, .. } = *subject;
         self.corrupt(id, object, why);
-        let Some(ram) = self.store.ram.as_ref().filter(|_| self.is_sound_now(subject)) else {
+        let Some(ram) = self.core.store.ram.as_ref().filter(|_| self.is_sound_now(subject)) else {
             return Ok(Found::Damaged);
         };
         let why = format!("object {object}: {why}; the copy in memory takes its place");
-        if let Err(error) = quarantine::put(&self.store, object, Take::CopyOfDisk, &why) {
+        if let Err(error) = quarantine::put(&self.core.store, object, Take::CopyOfDisk, &why) {
             log::warn!("object {object}: the damaged copy could not be kept: {error}");
         }
         {
-            let mut state = self.state_to_change()?;
+            let mut state = self.core.state_to_change()?;
             if state.metadata.object(object)?.is_none() {
                 return Ok(Found::Skipped);
             }
@@ -228,9 +229,9 @@ impl FileSystem {
                 Err(error) => Err(error),
             };
         }
-        let mut state = self.state_to_change()?;
+        let mut state = self.core.state_to_change()?;
         if state.metadata.forget_encoded_copy(object)?.is_some() {
-            if let Err(error) = quarantine::put(&self.store, object, Take::Encoded, why) {
+            if let Err(error) = quarantine::put(&self.core.store, object, Take::Encoded, why) {
                 log::warn!("object {object}: the damaged copy could not be kept: {error}");
             }
             tiers.copies.discard_encoded(object);
@@ -242,7 +243,7 @@ impl FileSystem {
     }
 
     fn forget_verified(&self, id: InodeId) {
-        if let Some(node) = self.state().nodes.get_mut(&id) {
+        if let Some(node) = self.core.state().nodes.get_mut(&id) {
             node.verified = None;
         }
     }

@@ -190,7 +190,7 @@ impl FileSystem {
         &self, sequence: InodeId, layer: u32, start: u64,
     ) -> Result<bool, FsError> {
         let page = {
-            let state = self.state();
+            let state = self.core.state();
             let layer = names::format_layer(Layer(layer));
             let Some(directory) = state.entry(sequence, layer.as_bytes())? else {
                 return Ok(false);

@@ -3,8 +3,8 @@
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use super::FileSystem;
-use super::state::State;
+use crate::core::Core;
+use crate::core::state::State;
 use kvfs_os::side_by_side;
 use kvfs_storage::store::database::decode;
 use kvfs_storage::store::description::Description;
@@ -22,88 +22,88 @@ struct Changed {
 /// Files whose notes are written at a time.
 const NOTED_AT_ONCE: usize = 4;
 
-impl FileSystem {
+impl Core {
     /// Notes what a frozen layer changes; its bytes are durable, its records are not. Whatever
     /// cannot be noted would be without a name after a rebuild, and nothing else depends on it.
-    pub(super) fn describe(&self, layer: &Layer) {
+    pub(crate) fn describe(&self, layer: &Layer) {
         let mut directories = DirectoryPaths::default();
-        let changed_names = self.changed_names(layer, &mut directories);
+        let changed_names = changed_names(self, layer, &mut directories);
         let changed: Vec<Changed> =
-            self.changed_files(layer, &mut directories).into_values().collect();
+            changed_files(self, layer, &mut directories).into_values().collect();
         side_by_side(self.store.disk.syncs_at_once().min(NOTED_AT_ONCE), &changed, |changed| {
-            self.describe_one(layer, changed, &changed_names);
+            describe_one(self, layer, changed, &changed_names);
         });
     }
+}
 
-    fn describe_one(&self, layer: &Layer, changed: &Changed, changed_names: &HashSet<Vec<u8>>) {
-        let Some(object) = changed.inode.file().and_then(|file| file.object) else {
-            return;
-        };
-        // The layer first: the file may have got another object since.
-        let frozen = layer.records.get(&keys::object(object)).and_then(Option::as_deref);
-        let frozen = frozen.and_then(|value| decode::<ObjectRecord>(value).ok());
-        let (current, before) = {
-            let state = self.state();
-            let before = state.metadata.committed_inode(changed.id).ok().flatten();
-            (state.metadata.object(object).ok().flatten(), before)
-        };
-        let Some(record) = frozen.or(current) else {
-            return;
-        };
-        let before = before.as_ref().and_then(Inode::file).and_then(|file| file.object);
-        let old = self.store.description(object);
-        let old = old.or_else(|| self.store.description(before?));
-        let mut paths = old.map_or_else(Vec::new, |old| old.paths);
-        paths.retain(|path| !changed_names.contains(path));
-        paths.extend(changed.names.iter().cloned());
-        // Which names are gone is not always told here: that of a directory that went in the same commit, or that was
-        // moved since its files were noted, is no longer the one that was noted. The note keeps the last ones.
-        if paths.len() > changed.inode.links as usize {
-            paths.sort_by_cached_key(|path| leads_to(&self.state(), path, changed.id));
-        }
-        let description = Description::new(paths, changed.inode.clone(), record);
-        if let Err(error) = self.store.describe(object, &description) {
-            log::debug!("object {object} does not say where it belongs: {error}");
+fn describe_one(core: &Core, layer: &Layer, changed: &Changed, changed_names: &HashSet<Vec<u8>>) {
+    let Some(object) = changed.inode.file().and_then(|file| file.object) else {
+        return;
+    };
+    // The layer first: the file may have got another object since.
+    let frozen = layer.records.get(&keys::object(object)).and_then(Option::as_deref);
+    let frozen = frozen.and_then(|value| decode::<ObjectRecord>(value).ok());
+    let (current, before) = {
+        let state = core.state();
+        let before = state.metadata.committed_inode(changed.id).ok().flatten();
+        (state.metadata.object(object).ok().flatten(), before)
+    };
+    let Some(record) = frozen.or(current) else {
+        return;
+    };
+    let before = before.as_ref().and_then(Inode::file).and_then(|file| file.object);
+    let old = core.store.description(object);
+    let old = old.or_else(|| core.store.description(before?));
+    let mut paths = old.map_or_else(Vec::new, |old| old.paths);
+    paths.retain(|path| !changed_names.contains(path));
+    paths.extend(changed.names.iter().cloned());
+    // Which names are gone is not always told here: that of a directory that went in the same commit, or that was
+    // moved since its files were noted, is no longer the one that was noted. The note keeps the last ones.
+    if paths.len() > changed.inode.links as usize {
+        paths.sort_by_cached_key(|path| leads_to(&core.state(), path, changed.id));
+    }
+    let description = Description::new(paths, changed.inode.clone(), record);
+    if let Err(error) = core.store.describe(object, &description) {
+        log::debug!("object {object} does not say where it belongs: {error}");
+    }
+}
+
+fn changed_files(
+    core: &Core, layer: &Layer, directories: &mut DirectoryPaths,
+) -> BTreeMap<InodeId, Changed> {
+    let mut files: BTreeMap<InodeId, Changed> = BTreeMap::new();
+    for (key, value) in layer.range(b"I", b"I") {
+        let inode = value.and_then(|value| decode::<Inode>(value).ok());
+        let file = inode.filter(|inode| inode.file().is_some());
+        if let (Some(id), Some(inode)) = (keys::number(key).map(InodeId), file) {
+            files.insert(id, Changed { id, inode, names: Vec::new() });
         }
     }
-
-    fn changed_files(
-        &self, layer: &Layer, directories: &mut DirectoryPaths,
-    ) -> BTreeMap<InodeId, Changed> {
-        let mut files: BTreeMap<InodeId, Changed> = BTreeMap::new();
-        for (key, value) in layer.range(b"I", b"I") {
-            let inode = value.and_then(|value| decode::<Inode>(value).ok());
-            let file = inode.filter(|inode| inode.file().is_some());
-            if let (Some(id), Some(inode)) = (keys::number(key).map(InodeId), file) {
-                files.insert(id, Changed { id, inode, names: Vec::new() });
-            }
+    for (key, value) in layer.range(b"E", b"E") {
+        let Some(entry) = value.and_then(|value| decode::<record::Entry>(value).ok()) else {
+            continue;
+        };
+        if entry.file_type != libc::S_IFREG {
+            continue;
         }
-        for (key, value) in layer.range(b"E", b"E") {
-            let Some(entry) = value.and_then(|value| decode::<record::Entry>(value).ok()) else {
-                continue;
-            };
-            if entry.file_type != libc::S_IFREG {
-                continue;
-            }
-            let state = self.state();
-            let known = || state.metadata.inode(entry.inode).ok().flatten();
-            if let Entry::Vacant(place) = files.entry(entry.inode)
-                && let Some(inode) = known()
-            {
-                place.insert(Changed { id: entry.inode, inode, names: Vec::new() });
-            }
-            if let Some(changed) = files.get_mut(&entry.inode) {
-                changed.names.extend(directories.path(&state, key));
-            }
+        let state = core.state();
+        let known = || state.metadata.inode(entry.inode).ok().flatten();
+        if let Entry::Vacant(place) = files.entry(entry.inode)
+            && let Some(inode) = known()
+        {
+            place.insert(Changed { id: entry.inode, inode, names: Vec::new() });
         }
-        files
+        if let Some(changed) = files.get_mut(&entry.inode) {
+            changed.names.extend(directories.path(&state, key));
+        }
     }
+    files
+}
 
-    /// Names that are other files' now, or nobody's, or that are told of their file anew.
-    fn changed_names(&self, layer: &Layer, directories: &mut DirectoryPaths) -> HashSet<Vec<u8>> {
-        let changed = layer.range(b"E", b"E");
-        changed.filter_map(|(key, _)| directories.path(&self.state(), key)).collect()
-    }
+/// Names that are other files' now, or nobody's, or that are told of their file anew.
+fn changed_names(core: &Core, layer: &Layer, directories: &mut DirectoryPaths) -> HashSet<Vec<u8>> {
+    let changed = layer.range(b"E", b"E");
+    changed.filter_map(|(key, _)| directories.path(&core.state(), key)).collect()
 }
 
 /// Whether a path from the root leads to a file now.

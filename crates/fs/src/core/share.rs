@@ -8,19 +8,20 @@
 
 use std::io;
 
-use super::insert::{Origin, Verified};
-use super::state::State;
-use super::{FileSystem, FsError};
+use crate::FsError;
+use crate::core::Core;
+use crate::core::state::State;
+use crate::insert::{Origin, Verified};
 use kvfs_storage::store::disk::Access;
 use kvfs_storage::store::record::{Inode, InodeId, ObjectId, Role, Time};
 
 /// As on ext4 and far below the counter's range.
-pub(super) const LINKS_MAX: u32 = 65_000;
+pub(crate) const LINKS_MAX: u32 = 65_000;
 
-impl FileSystem {
+impl Core {
     /// A page that has these bytes already. Not one whose bytes would have to be fetched: they
     /// came here just now.
-    pub(super) fn find_twin(
+    pub(crate) fn find_twin(
         &self, object: ObjectId, role: Role, checksum: [u8; 16],
     ) -> Result<Option<InodeId>, FsError> {
         let (id, other) = {
@@ -56,7 +57,7 @@ impl State {
     /// One more name for a page, if nobody could tell it from a file of its own: the same owner
     /// and permissions, no attributes, and no mtime that somebody wants to see again. Returns
     /// whether it is so.
-    pub(super) fn share(
+    pub(crate) fn share(
         &mut self, id: InodeId, wanted: &Origin, verified: &Verified,
     ) -> Result<bool, FsError> {
         let Some(mut inode) = self.metadata.inode(id)? else { return Ok(false) };
@@ -78,7 +79,7 @@ impl State {
     }
 
     /// A page goes: nobody shall find it any more.
-    pub(super) fn forget_page(&mut self, id: InodeId, inode: &Inode) -> Result<(), FsError> {
+    pub(crate) fn forget_page(&mut self, id: InodeId, inode: &Inode) -> Result<(), FsError> {
         let page = inode.file().filter(|file| matches!(file.role, Role::Page(_)));
         let Some(object) = page.and_then(|file| file.object) else { return Ok(()) };
         if let Some(checksum) = self.metadata.object(object)?.and_then(|record| record.checksum) {

@@ -6,9 +6,8 @@
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use crate::core::Core;
 use crossbeam_channel::Sender;
-
-use super::FileSystem;
 use kvfs_storage::store::disk::{Access, DiskFile};
 use kvfs_storage::store::record::{ObjectId, Time};
 
@@ -16,17 +15,17 @@ use kvfs_storage::store::record::{ObjectId, Time};
 const SPARES_MAX: usize = 8;
 
 /// The file of a new object.
-pub(super) type NewFile = (ObjectId, Arc<dyn DiskFile>);
+pub(crate) type NewFile = (ObjectId, Arc<dyn DiskFile>);
 
 /// The files that are ready.
 #[derive(Debug, Default)]
-pub(super) struct Spares {
+pub(crate) struct Spares {
     ready: Mutex<Vec<NewFile>>,
     /// Wakes the thread that makes more.
     wanted: OnceLock<Sender<()>>,
 }
 
-impl FileSystem {
+impl Core {
     /// From now on `wanted` is told when [`FileSystem::make_spares`] should run.
     pub fn keep_spares(&self, wanted: Sender<()>) {
         let _ = self.spares.wanted.set(wanted);
@@ -45,7 +44,7 @@ impl FileSystem {
     }
 
     /// A file made earlier, as if it were made now. Only for who needs no descriptor for writing.
-    pub(super) fn take_spare(&self, access: Access) -> io::Result<Option<NewFile>> {
+    pub(crate) fn take_spare(&self, access: Access) -> io::Result<Option<NewFile>> {
         let Some(wanted) = self.spares.wanted.get().filter(|_| access == Access::Read) else {
             return Ok(None);
         };
@@ -61,7 +60,7 @@ impl FileSystem {
     /// Makes the file of a new object. Where the kernel opens it anew, the daemon keeps only a
     /// reading descriptor: one for writing, still open while a reply is on its way, would make
     /// the page of a fast writer look unfinished.
-    pub(super) fn make_object_file(
+    pub(crate) fn make_object_file(
         &self, object: ObjectId, access: Access,
     ) -> io::Result<Arc<dyn DiskFile>> {
         let made = self.store.create_object(object)?;
@@ -72,7 +71,7 @@ impl FileSystem {
     }
 
     /// Removes what was not needed.
-    pub(super) fn drop_spares(&self) {
+    pub(crate) fn drop_spares(&self) {
         let spares = std::mem::take(&mut *self.spares.ready());
         for (object, _) in spares {
             self.drop_spare(object);

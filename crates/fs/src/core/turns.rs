@@ -2,27 +2,27 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
-use super::attributes::Place;
+use crate::attributes::Place;
 
 /// Names that can be sealed at the same time; more than any machine has cores for.
 const TURNS: usize = 64;
 
 /// Which names are being sealed, by a hash of the name.
 #[derive(Debug)]
-pub(super) struct SealingTurns([Mutex<()>; TURNS]);
+pub(crate) struct SealingTurns([Mutex<()>; TURNS]);
 
 impl SealingTurns {
-    pub(super) const fn new() -> SealingTurns {
+    pub(crate) const fn new() -> SealingTurns {
         SealingTurns([const { Mutex::new(()) }; TURNS])
     }
 
     /// Held while something is sealed under a name.
-    pub(super) fn take(&self, place: &Place) -> MutexGuard<'_, ()> {
+    pub(crate) fn take(&self, place: &Place) -> MutexGuard<'_, ()> {
         self.of(place).lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether something is sealed under a name at this moment, or under one that takes turns with it.
-    pub(super) fn is_taken(&self, place: &Place) -> bool {
+    pub(crate) fn is_taken(&self, place: &Place) -> bool {
         matches!(self.of(place).try_lock(), Err(TryLockError::WouldBlock))
     }
 

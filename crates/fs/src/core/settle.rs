@@ -1,156 +1,47 @@
 //! A writer is done: its file comes to rest and becomes part of the next commit.
 
-use std::sync::{Arc, MutexGuard};
+use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
-use super::attributes::Place;
-use super::classify::FileClass;
-use super::handle::Served;
-use super::node::Node;
-use super::state::State;
-use super::{FileSystem, FsError};
+use crate::FsError;
+use crate::core::Core;
+use crate::core::node::Node;
+use crate::core::state::State;
 use kvfs_storage::ingest::seal;
-use kvfs_storage::store::disk::Access;
-use kvfs_storage::store::record::{DirectoryClass, InodeId, ObjectId, ObjectKind, Role, Time};
-use kvfs_storage::tier::counters::Tier;
+use kvfs_storage::store::record::{DirectoryClass, InodeId, ObjectId, ObjectKind, Time};
 
 /// `close()` returns before the daemon hears of it. A writer whose descriptors have all been
 /// closed is waited for this long; it takes some 20 us unless the machine is overloaded.
 const RELEASE_WAIT_MAX: Duration = Duration::from_millis(50);
-
 /// A release that was taken from the kernel is waited for longer: it comes, but may stand behind the disk.
 const RELEASE_IN_HAND_WAIT_MAX: Duration = Duration::from_secs(2);
 /// How often it is looked whether a release is still in hand, beside the signal that it gives when it is done.
 const IN_HAND_LOOK_EVERY: Duration = Duration::from_millis(5);
-
 /// A reader leaves no such trace: it is waited for only before a truncation, which would otherwise
 /// take the bytes from under a mapping that outlived its descriptor.
 const READER_WAIT_MAX: Duration = Duration::from_millis(20);
-
 /// Files that are settled before others may have the state: some 10 us each.
 const SETTLED_AT_A_TIME: usize = 32;
 /// Files that are looked at before others may have the state: some 0.1 us each.
 const LOOKED_AT_AT_A_TIME: usize = 512;
 
-/// Whom an operation waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Awaited {
-    /// Another request, which is on its way, or the disk.
-    Local,
-    /// The remote.
-    Remote,
-    /// Files of the store, which are read to find an answer.
-    Reading,
-    /// Pages that are sealed first: their bytes are hashed or copied.
-    Sealing,
-}
-
-impl FileSystem {
-    /// `close()` on some descriptor of a handle. It answers for pages only, and changes nothing:
-    /// it also comes from descriptors that dup and fork made.
-    pub fn flush(&self, handle: u64) -> Result<(), FsError> {
-        let (id, place, object) = {
-            let mut state = self.state();
-            let State { handles, nodes, unsettled, .. } = &mut *state;
-            let open = handles.get_mut(&handle).ok_or(FsError::BadHandle)?;
-            if let Served::Draft(draft) = &open.served {
-                let draft = Arc::clone(draft);
-                drop(state);
-                return self.register_block(&draft);
-            }
-            if let Served::SlotDraft(draft) = &open.served {
-                let draft = Arc::clone(draft);
-                drop(state);
-                return self.import_slot(&draft);
-            }
-            let Some(node) = nodes.get_mut(&open.inode) else {
-                return Ok(());
-            };
-            if open.writes {
-                node.writers_flushed += u32::from(!open.flushed);
-                node.release_overdue = false;
-                open.flushed = true;
-            }
-            match (node.pending.clone(), unsettled.get(open.inode)) {
-                (Some(place), Some(object)) => (open.inode, place, *object),
-                _ => return Ok(()),
-            }
-        };
-        self.check_pending(id, &place, object)
-    }
-
-    /// The last descriptor of a handle is gone.
-    pub fn release(&self, handle: u64) -> Result<(), FsError> {
-        let mut state = self.state();
-        let Some(closed) = state.handles.remove(&handle) else {
-            return Err(FsError::BadHandle);
-        };
-        let id = closed.inode;
-        // The file must be closed before the probe, or the daemon sees itself as a writer.
-        drop(closed.served);
-        let Some(node) = state.nodes.get_mut(&id) else {
-            return Ok(());
-        };
-        if closed.writes {
-            node.writers -= 1;
-            node.writers_flushed -= u32::from(closed.flushed);
-            node.release_overdue = false;
-            self.released.notify_all();
-        } else {
-            node.readers -= 1;
-        }
-        let writers = node.writers;
-        let pending: Option<Place> = node.pending.as_deref().cloned();
-        if let Some(place) = pending {
-            drop(state);
-            // Where another handle is left, its release does this.
-            if writers == 0 {
-                self.publish_pending(&place)?;
-            }
-            return self.state().drop_node_if_idle(id);
-        }
-        if writers == 0 && state.unsettled.contains_key(id) && !awaits_rename(&state, id) {
-            self.settle_if_at_rest(&mut state, id)?;
-        }
-        state.drop_node_if_idle(id)
-    }
-
+impl Core {
     /// Whether somebody may have the file open for writing, or be about to: the probe of its bytes
     /// could fall between the answer to an open and the kernel's opening of the backing file.
     ///
     /// With passthrough a descriptor that was closed is proof that the kernel had opened the
     /// backing file; if the probe then finds no writer, the handle is gone for good and its release
     /// is on its way. The daemon's own descriptor of a handle that it serves would answer the probe.
-    pub(super) fn has_writers(&self, state: &State, id: InodeId) -> bool {
+    pub(crate) fn has_writers(&self, state: &State, id: InodeId) -> bool {
         let settled = if self.is_passthrough() { Node::all_closed } else { Node::all_released };
         !state.nodes.get(&id).is_none_or(settled)
-    }
-
-    /// Whom a rename of this file may have to wait for: its release, which the same thread would
-    /// receive, or the remote.
-    pub fn rename_waits(&self, from: &Place, to: &Place) -> Option<Awaited> {
-        let state = self.state();
-        let entry = state.entry(from.parent, &from.name).ok().flatten()?;
-        let is_released = state.nodes.get(&entry.inode).is_none_or(Node::all_released);
-        let is_awaited = state.unsettled.contains_key(entry.inode) && !is_released;
-        let inode = state.inode(entry.inode).ok()?;
-        // What was sealed keeps its meaning, or is refused; an ordinary name needs no bytes.
-        let is_plain = inode.file().is_some_and(|file| file.role == Role::Plain);
-        let becomes_another = || !matches!(self.class_of(to), Ok((FileClass::Plain, _)));
-        drop(state);
-        match self.comes_from(entry.inode).filter(|_| is_plain && becomes_another()) {
-            Some(Tier::Remote) => return Some(Awaited::Remote),
-            Some(_) => return Some(Awaited::Local),
-            None => {}
-        }
-        is_awaited.then_some(Awaited::Local)
     }
 
     /// Waits until every writer that has closed its descriptors is gone.
     ///
     /// With passthrough only those are waited for that close without a FLUSH: then the probe tells
     /// whether there is anybody to wait for.
-    pub(super) fn wait_for_release<'a>(
+    pub(crate) fn wait_for_release<'a>(
         &'a self, state: MutexGuard<'a, State>, id: InodeId,
     ) -> MutexGuard<'a, State> {
         if self.is_passthrough() {
@@ -173,7 +64,7 @@ impl FileSystem {
     }
 
     /// Waits for closed writers and for readers, which may all be open still.
-    pub(super) fn wait_for_readers<'a>(
+    pub(crate) fn wait_for_readers<'a>(
         &'a self, state: MutexGuard<'a, State>, id: InodeId,
     ) -> MutexGuard<'a, State> {
         self.wait_while(state, id, READER_WAIT_MAX, |node| node.handles() > 0 && node.all_closed())
@@ -198,7 +89,7 @@ impl FileSystem {
     }
 
     /// Settles a file unless somebody still has it mapped for writing. Returns whether it did.
-    pub(super) fn settle_if_at_rest(
+    pub(crate) fn settle_if_at_rest(
         &self, state: &mut State, id: InodeId,
     ) -> Result<bool, FsError> {
         let Some(&object) = state.unsettled.get(id) else {
@@ -232,7 +123,7 @@ impl FileSystem {
         inode.ctime = inode.ctime.max(stat.mtime.min(Time::now()));
         inode.mtime = stat.mtime;
         // Writes through a mapping changed attributes that the kernel may have cached.
-        self.invalidate(super::Invalidation::Inode(id));
+        self.invalidate(crate::Invalidation::Inode(id));
         state.put_inode(id, &inode);
         state.make_durable(id)?;
         state.publish(object, ObjectKind::File, stat.length)?;
@@ -244,7 +135,7 @@ impl FileSystem {
 
     /// Settles every file whose last writer or mapping went away unnoticed, a few at a time: each takes
     /// calls of the kernel.
-    pub(super) fn settle_idle(&self) -> Result<(), FsError> {
+    pub(crate) fn settle_idle(&self) -> Result<(), FsError> {
         let begun = Instant::now();
         let mut last = None;
         loop {
@@ -280,44 +171,11 @@ impl FileSystem {
         };
         (looked_at, some.into_iter().filter(is_idle).collect())
     }
-
-    /// fsync: what was written so far, the file's name and attributes survive a crash.
-    pub fn sync_file(&self, handle: u64) -> Result<(), FsError> {
-        if self.store.is_read_only() {
-            return Ok(());
-        }
-        {
-            let mut state = self.state_to_change()?;
-            let Some(open) = state.handles.get(&handle) else {
-                return Err(FsError::BadHandle);
-            };
-            let id = open.inode;
-            let Some(mut inode) = state.metadata.inode(id)? else {
-                return Ok(());
-            };
-            let object = inode.file().and_then(|file| state.current_object(id, file));
-            let nameless =
-                inode.links == 0 || state.nodes.get(&id).is_some_and(|node| node.pending.is_some());
-            match object {
-                // Its bytes are those of a page by now, which the commit makes durable.
-                None => {}
-                Some(object) if nameless => {
-                    drop(state);
-                    self.store.open_object(object, Access::Read)?.sync()?;
-                }
-                Some(object) => {
-                    state.expose(id, &mut inode)?;
-                    state.metadata.publish(object);
-                }
-            }
-        }
-        self.commit()
-    }
 }
 
 /// A file under a temporary name beside pages will most likely be one within microseconds. Settling
 /// it would only keep the rename waiting for the lock; if it is not renamed, the next commit does.
-pub(super) fn awaits_rename(state: &State, id: InodeId) -> bool {
+pub(crate) fn awaits_rename(state: &State, id: InodeId) -> bool {
     let layer = |class| matches!(class, DirectoryClass::Layer(_));
     let place = state.fresh.get(&id);
     place.is_some_and(|place| state.directory(place.parent).is_ok_and(|(_, class)| layer(class)))

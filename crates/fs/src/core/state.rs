@@ -6,14 +6,14 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
-use super::FsError;
-use super::attributes::{Attributes, Place};
-use super::extended::LOSSY;
-use super::handle::Handle;
-use super::health::Refusal;
-use super::node::Node;
-use super::on_corrupt::Damaged;
-use super::unsettled::Unsettled;
+use crate::FsError;
+use crate::attributes::{Attributes, Place};
+use crate::core::handle::Handle;
+use crate::core::node::Node;
+use crate::core::unsettled::Unsettled;
+use crate::extended::LOSSY;
+use crate::health::Refusal;
+use crate::on_corrupt::Damaged;
 use kvfs_storage::ingest::model::Model;
 use kvfs_storage::store::Store;
 use kvfs_storage::store::keys;

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use super::attributes::Place;
+use crate::attributes::Place;
 use kvfs_storage::store::disk::FileStat;
 use kvfs_storage::store::record::{InodeId, ObjectId};
 

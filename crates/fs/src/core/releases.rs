@@ -19,7 +19,7 @@ impl Releases {
         Release { releases: self.clone(), inode }
     }
 
-    pub(super) fn is_in_hand(&self, inode: InodeId) -> bool {
+    pub(crate) fn is_in_hand(&self, inode: InodeId) -> bool {
         self.in_hand().contains_key(&inode)
     }
 

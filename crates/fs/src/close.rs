@@ -1,0 +1,139 @@
+//! Descriptors are closed, and synced: what their handles leave behind.
+
+use std::sync::Arc;
+
+use super::attributes::Place;
+use super::classify::FileClass;
+use super::{FileSystem, FsError};
+use crate::core::handle::Served;
+use crate::core::node::Node;
+use crate::core::settle::awaits_rename;
+use crate::core::state::State;
+use crate::core::waits::Awaited;
+use kvfs_storage::store::disk::Access;
+use kvfs_storage::store::record::Role;
+use kvfs_storage::tier::counters::Tier;
+
+impl FileSystem {
+    /// `close()` on some descriptor of a handle. It answers for pages only, and changes nothing:
+    /// it also comes from descriptors that dup and fork made.
+    pub fn flush(&self, handle: u64) -> Result<(), FsError> {
+        let (id, place, object) = {
+            let mut state = self.core.state();
+            let State { handles, nodes, unsettled, .. } = &mut *state;
+            let open = handles.get_mut(&handle).ok_or(FsError::BadHandle)?;
+            if let Served::Draft(draft) = &open.served {
+                let draft = Arc::clone(draft);
+                drop(state);
+                return self.register_block(&draft);
+            }
+            if let Served::SlotDraft(draft) = &open.served {
+                let draft = Arc::clone(draft);
+                drop(state);
+                return self.import_slot(&draft);
+            }
+            let Some(node) = nodes.get_mut(&open.inode) else {
+                return Ok(());
+            };
+            if open.writes {
+                node.writers_flushed += u32::from(!open.flushed);
+                node.release_overdue = false;
+                open.flushed = true;
+            }
+            match (node.pending.clone(), unsettled.get(open.inode)) {
+                (Some(place), Some(object)) => (open.inode, place, *object),
+                _ => return Ok(()),
+            }
+        };
+        self.check_pending(id, &place, object)
+    }
+
+    /// The last descriptor of a handle is gone.
+    pub fn release(&self, handle: u64) -> Result<(), FsError> {
+        let mut state = self.core.state();
+        let Some(closed) = state.handles.remove(&handle) else {
+            return Err(FsError::BadHandle);
+        };
+        let id = closed.inode;
+        // The file must be closed before the probe, or the daemon sees itself as a writer.
+        drop(closed.served);
+        let Some(node) = state.nodes.get_mut(&id) else {
+            return Ok(());
+        };
+        if closed.writes {
+            node.writers -= 1;
+            node.writers_flushed -= u32::from(closed.flushed);
+            node.release_overdue = false;
+            self.core.released.notify_all();
+        } else {
+            node.readers -= 1;
+        }
+        let writers = node.writers;
+        let pending: Option<Place> = node.pending.as_deref().cloned();
+        if let Some(place) = pending {
+            drop(state);
+            // Where another handle is left, its release does this.
+            if writers == 0 {
+                self.publish_pending(&place)?;
+            }
+            return self.core.state().drop_node_if_idle(id);
+        }
+        if writers == 0 && state.unsettled.contains_key(id) && !awaits_rename(&state, id) {
+            self.core.settle_if_at_rest(&mut state, id)?;
+        }
+        state.drop_node_if_idle(id)
+    }
+
+    /// Whom a rename of this file may have to wait for: its release, which the same thread would
+    /// receive, or the remote.
+    pub fn rename_waits(&self, from: &Place, to: &Place) -> Option<Awaited> {
+        let state = self.core.state();
+        let entry = state.entry(from.parent, &from.name).ok().flatten()?;
+        let is_released = state.nodes.get(&entry.inode).is_none_or(Node::all_released);
+        let is_awaited = state.unsettled.contains_key(entry.inode) && !is_released;
+        let inode = state.inode(entry.inode).ok()?;
+        // What was sealed keeps its meaning, or is refused; an ordinary name needs no bytes.
+        let is_plain = inode.file().is_some_and(|file| file.role == Role::Plain);
+        let becomes_another = || !matches!(self.core.class_of(to), Ok((FileClass::Plain, _)));
+        drop(state);
+        match self.comes_from(entry.inode).filter(|_| is_plain && becomes_another()) {
+            Some(Tier::Remote) => return Some(Awaited::Remote),
+            Some(_) => return Some(Awaited::Local),
+            None => {}
+        }
+        is_awaited.then_some(Awaited::Local)
+    }
+
+    /// fsync: what was written so far, the file's name and attributes survive a crash.
+    pub fn sync_file(&self, handle: u64) -> Result<(), FsError> {
+        if self.core.store.is_read_only() {
+            return Ok(());
+        }
+        {
+            let mut state = self.core.state_to_change()?;
+            let Some(open) = state.handles.get(&handle) else {
+                return Err(FsError::BadHandle);
+            };
+            let id = open.inode;
+            let Some(mut inode) = state.metadata.inode(id)? else {
+                return Ok(());
+            };
+            let object = inode.file().and_then(|file| state.current_object(id, file));
+            let nameless =
+                inode.links == 0 || state.nodes.get(&id).is_some_and(|node| node.pending.is_some());
+            match object {
+                // Its bytes are those of a page by now, which the commit makes durable.
+                None => {}
+                Some(object) if nameless => {
+                    drop(state);
+                    self.core.store.open_object(object, Access::Read)?.sync()?;
+                }
+                Some(object) => {
+                    state.expose(id, &mut inode)?;
+                    state.metadata.publish(object);
+                }
+            }
+        }
+        self.commit()
+    }
+}

@@ -1,0 +1,65 @@
+//! Bytes that are not what their name says: who is told, and what is kept of them.
+
+use std::sync::MutexGuard;
+
+use crate::FsError;
+use crate::attributes::Place;
+use crate::core::Core;
+use crate::core::state::State;
+use kvfs_storage::ingest::model::MANIFEST_BYTES_MAX;
+use kvfs_storage::ingest::seal::SealError;
+use kvfs_storage::store::quarantine::{self, Take};
+use kvfs_storage::store::record::{InodeId, ObjectId};
+
+impl Core {
+    /// Tells why something was refused: in `.kvfs/errors`, in the log, and by errno.
+    pub(crate) fn report(&self, place: &Place, error: SealError) -> FsError {
+        match error {
+            SealError::Io(error) => FsError::Io(error),
+            SealError::Refused(error) => {
+                let path = self.state().path(place.parent, &place.name);
+                self.observer.refused(&path, error.reason(), &error.to_string());
+                FsError::Refused
+            }
+        }
+    }
+
+    /// [`FileSystem::report`] for a file that is looked at more than once, at each `close()` and
+    /// when it would be sealed.
+    pub(crate) fn report_once(&self, id: InodeId, place: &Place, error: SealError) -> FsError {
+        if let (SealError::Refused(error), Some(node)) = (&error, self.state().nodes.get_mut(&id)) {
+            let text = Some(error.to_string());
+            if node.refusal == text {
+                return FsError::Refused;
+            }
+            node.refusal = text;
+        }
+        self.report(place, error)
+    }
+
+    pub(crate) fn quarantine(
+        &self, place: &Place, object: ObjectId, take: Take, error: &SealError,
+    ) {
+        let SealError::Refused(error) = error else {
+            return;
+        };
+        let path = self.state().path(place.parent, &place.name);
+        let reason = format!("{path}: {error}");
+        if let Err(error) = quarantine::put(&self.store, object, take, &reason) {
+            log::warn!("{path}: its bytes could not be kept in quarantine: {error}");
+        }
+    }
+
+    /// Bytes that are kept of a file that was refused under a name: as many as one that is right has.
+    pub(crate) fn kept_bytes(&self, place: &Place) -> u64 {
+        self.kept_bytes_of(self.state(), place)
+    }
+
+    pub(crate) fn kept_bytes_of(&self, mut state: MutexGuard<'_, State>, place: &Place) -> u64 {
+        let model = self.model_of(&mut state, place.parent);
+        model.map_or(MANIFEST_BYTES_MAX, |model| {
+            let geometry = model.manifest.geometry();
+            geometry.file_bytes(geometry.page_tokens())
+        })
+    }
+}
