@@ -85,7 +85,10 @@ PYTHON
 
 # Whether a test of the program fails, of those that these arguments of cargo test choose.
 fails() {
-    ! timeout 600 cargo test --quiet --locked --package kvfs "$@" </dev/null >mutants.out/suites.log 2>&1
+    local run=(cargo test --quiet --locked --package kvfs)
+    # Several at a time, and none any more after the first that fails.
+    cargo nextest --version >/dev/null 2>&1 && run=(cargo nextest run --locked --package kvfs)
+    ! timeout 1800 "${run[@]}" "$@" </dev/null >mutants.out/suites.log 2>&1
 }
 
 # The same with a change: notices FILE CHANGE ARGUMENTS

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File, Permissions};
 use std::io;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 
 use tempfile::{Builder, NamedTempFile};
@@ -28,21 +28,31 @@ impl NewFile {
     /// Replaces a regular file that has the name, with its permissions; through a symbolic link the one that it leads
     /// to. A device or a pipe is not replaced: whoever names one does not mean that it shall go.
     pub(super) fn replacing(name: &Path) -> io::Result<NewFile> {
-        let Ok(old) = fs::metadata(name) else { return NewFile::absent(name) };
+        let old = match fs::metadata(name) {
+            Ok(old) => old,
+            Err(_) if name.is_symlink() => {
+                let why = "is a symbolic link that leads nowhere: name another one";
+                return Err(io::Error::new(io::ErrorKind::NotFound, why));
+            }
+            Err(_) => return NewFile::absent(name),
+        };
         if !old.is_file() {
             let why = "is there and is no regular file: name another one";
             return Err(io::Error::new(io::ErrorKind::AlreadyExists, why));
         }
         let new = NewFile::beside(name.canonicalize()?, true)?;
+        // Only root may, and only for root it makes a difference.
+        let _ = fchown(new.file(), Some(old.uid()), Some(old.gid()));
         new.file().set_permissions(Permissions::from_mode(old.permissions().mode() & 0o777))?;
         Ok(new)
     }
 
     fn beside(name: PathBuf, replaces: bool) -> io::Result<NewFile> {
-        let directory = match name.parent() {
-            Some(parent) if parent != Path::new("") => parent,
-            _ => Path::new("."),
-        };
+        let directory = directory_of(&name);
+        if !directory.is_dir() {
+            let why = format!("{} is no directory", directory.display());
+            return Err(io::Error::new(io::ErrorKind::NotFound, why));
+        }
         // On a mount such a name is staging. What a signal leaves is in nobody's way.
         let written = Builder::new()
             .prefix(".kvfs-")
@@ -64,7 +74,16 @@ impl NewFile {
         } else {
             self.written.persist_noclobber(&self.name)
         };
-        published.map(drop).map_err(|error| error.error)
+        published.map_err(|error| error.error)?;
+        File::open(directory_of(&self.name))?.sync_all()
+    }
+}
+
+/// The directory in which a file has its name.
+pub(super) fn directory_of(name: &Path) -> &Path {
+    match name.parent() {
+        Some(parent) if parent != Path::new("") => parent,
+        _ => Path::new("."),
     }
 }
 

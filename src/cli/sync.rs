@@ -40,19 +40,26 @@ fn wait_for_remote(mountpoint: &Path, timeout: Option<Duration>) -> Outcome {
             let place = mountpoint.display();
             return Err(Failure::Failed(format!("{place} has no remote: mount it with --remote")));
         };
-        let wanted = *wanted.get_or_insert(changes);
+        let looks = number("remote_looks").unwrap_or(0);
+        let (wanted, looks_before) = *wanted.get_or_insert((changes, looks));
         let lacks_names = number("remote_names_published").unwrap_or(0) < wanted;
         let lacking = lacking(&status);
-        if lacking.is_none() && !lacks_names {
+        // What it had once says nothing while it does not answer, or after its place was emptied.
+        let is_up = status_value(&status, "remote_state") == Some("up") && looks > looks_before;
+        if lacking.is_none() && !lacks_names && is_up {
             return Ok(given_up(&status).map_or_else(Report::default, |what| {
                 let text = format!("the remote will not have: {what}\n");
                 Report { text, exit: EXIT_FAILED }
             }));
         }
         if timeout.is_some_and(|timeout| begin.elapsed() >= timeout) {
-            let what = lacking.unwrap_or_else(|| "the latest names".to_owned());
+            let what = match lacking {
+                Some(what) => format!("does not have yet: {what}"),
+                None if lacks_names => "does not have yet: the latest names".to_owned(),
+                None => "cannot be asked whether it has everything".to_owned(),
+            };
             let state = status_value(&status, "remote_state").unwrap_or("unknown");
-            let text = format!("the remote ({state}) does not have yet: {what}\n");
+            let text = format!("the remote ({state}) {what}\n");
             return Ok(Report { text, exit: EXIT_FAILED });
         }
         std::thread::sleep(LOOK_INTERVAL);

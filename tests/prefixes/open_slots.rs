@@ -5,6 +5,7 @@ use std::io::{ErrorKind, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use crate::common::forks::no_forks;
 use crate::common::sys::{assert_errno, close, open, rename, write_and_close};
@@ -13,6 +14,10 @@ use crate::writer::Sequence;
 
 in_both_modes!(
     rows_that_come_later_change_nothing,
+    pages_that_come_later_change_nothing,
+    a_page_that_hides_a_tail_ends_it,
+    ids_that_go_while_it_is_opened_end_it,
+    without_layers_it_is_its_ids,
     replaced_files_are_not_taken_for_those_before,
     a_name_is_there_while_it_is_saved,
 );
@@ -52,6 +57,81 @@ fn rows_that_come_later_change_nothing(mode: Mode) {
     assert!(model.page_path(&mount, "chat", 0, 64).exists());
     assert!(rest(&opened, 0).unwrap() == before);
     assert!(std::fs::read(&slot).unwrap().len() > before.len());
+}
+
+/// As engines write them: under a temporary name beside the others, which is renamed.
+fn pages_that_come_later_change_nothing(mode: Mode) {
+    let (mount, model) = (Mount::new(mode), Model::small());
+    model.install(&mount);
+    let mut sequence = Sequence::new(&model, "chat");
+    sequence.append(&mount, &model, &(0..64).collect::<Vec<_>>());
+    let slot = model.directory(&mount).join("slots/chat.bin");
+    let before = std::fs::read(&slot).unwrap();
+    let opened = open(&slot, libc::O_RDONLY).unwrap();
+    let layer = model.layer(&mount, "chat", 1);
+    std::fs::remove_file(model.tail_path(&mount, "chat", 1, 64)).unwrap();
+    let staged = layer.join("w.tmp");
+    write_and_close(&staged, &model.page(1, 64, 5)).unwrap();
+    rename(&staged, model.page_path(&mount, "chat", 1, 64)).unwrap();
+    write_and_close(&staged, b"something else").unwrap();
+    std::fs::remove_file(&staged).unwrap();
+    // The same page once more.
+    let first = model.page_path(&mount, "chat", 1, 0);
+    write_and_close(&staged, &std::fs::read(&first).unwrap()).unwrap();
+    rename(&staged, &first).unwrap();
+    assert!(rest(&opened, 0).unwrap() == before);
+}
+
+fn a_page_that_hides_a_tail_ends_it(mode: Mode) {
+    let (mount, model, _, slot) = prepared(mode);
+    let old = mount.files("old");
+    write_and_close(&old, &model.page(1, 64, 5)).unwrap();
+    let before = std::fs::read(&slot).unwrap();
+    let opened = open(&slot, libc::O_RDONLY).unwrap();
+    let half = before.len() / 2;
+    let mut begun = vec![0; half];
+    opened.read_exact_at(&mut begun, 0).unwrap();
+    rename(&old, model.page_path(&mount, "chat", 1, 64)).unwrap();
+    match rest(&opened, half) {
+        Ok(bytes) => assert!(bytes == before[half..]),
+        Err(error) => assert_eq!(error.raw_os_error(), Some(libc::ESTALE)),
+    }
+}
+
+/// The head was shorter than the slot, and the thread that read it never came to its end.
+fn ids_that_go_while_it_is_opened_end_it(mode: Mode) {
+    let (mount, model, _, slot) = prepared(mode);
+    let tokens = model.tokens_path(&mount, "chat");
+    let ids = std::fs::read(&tokens).unwrap();
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                let file = open(&tokens, libc::O_WRONLY | libc::O_TRUNC).unwrap();
+                (&file).write_all(&ids).unwrap();
+            }
+        });
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_secs(1) {
+            let expected = [libc::ESTALE, libc::ENOENT];
+            match std::fs::read(&slot) {
+                Ok(_) => {}
+                Err(error) => assert!(expected.contains(&error.raw_os_error().unwrap()), "{error}"),
+            }
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+}
+
+fn without_layers_it_is_its_ids(mode: Mode) {
+    let (mount, model) = (Mount::new(mode), Model::small());
+    model.install(&mount);
+    let tokens = model.tokens_path(&mount, "ids");
+    std::fs::create_dir_all(tokens.parent().unwrap()).unwrap();
+    write_and_close(&tokens, &[1; 4 * 15]).unwrap();
+    let slot = model.directory(&mount).join("slots/ids.bin");
+    let length = std::fs::metadata(&slot).unwrap().len();
+    assert_eq!(std::fs::read(&slot).unwrap().len() as u64, length);
 }
 
 fn replaced_files_are_not_taken_for_those_before(mode: Mode) {

@@ -1,6 +1,7 @@
 //! A shared directory behind a mount.
 
 use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 
 use crate::common::sys::{assert_errno, map, open, rename, sync_directory, write_and_close};
 use crate::common::{Mode, eventually};
@@ -13,6 +14,9 @@ in_both_modes!(
     a_changed_file_is_not_what_the_remote_has,
     a_mapped_file_stays,
     a_place_that_was_emptied_takes_nothing_over,
+    what_an_emptied_place_took_is_uploaded_again,
+    a_copy_that_is_gone_is_made_again_before_the_disks_goes,
+    names_outlive_an_emptied_place,
 );
 
 fn what_does_not_fit_leaves_and_comes_back(mode: Mode) {
@@ -126,12 +130,6 @@ fn a_place_that_was_emptied_takes_nothing_over(mode: Mode) {
     printed(&kvfs(&["sync", "--remote"], &[&root]));
     let hidden = place.remote.with_extension("hidden");
     std::fs::create_dir(&hidden).unwrap();
-    let move_all = |from: &std::path::Path, to: &std::path::Path| {
-        for entry in from.read_dir().unwrap() {
-            let entry = entry.unwrap();
-            rename(entry.path(), to.join(entry.file_name())).unwrap();
-        }
-    };
     move_all(&place.remote, &hidden);
     let paths: Vec<_> = files.iter().map(|(path, _)| path.as_path()).collect();
     let said = complaint(&kvfs(&["evict"], &paths));
@@ -145,10 +143,92 @@ fn a_place_that_was_emptied_takes_nothing_over(mode: Mode) {
     let synced = kvfs(&["sync", "--remote", "--timeout", "2"], &[&root]);
     assert_eq!(synced.status.code(), Some(1), "{synced:?}");
     // What a store made there since is nobody's.
-    std::fs::remove_dir_all(&place.remote).unwrap();
-    rename(&hidden, &place.remote).unwrap();
+    restore(&hidden, &place.remote);
     printed(&kvfs(&["sync", "--remote"], &[&root]));
     printed(&kvfs(&["evict"], &paths));
     assert_same(&files);
     assert_same(&later);
+}
+
+fn move_all(from: &Path, to: &Path) {
+    for entry in from.read_dir().unwrap() {
+        let entry = entry.unwrap();
+        rename(entry.path(), to.join(entry.file_name())).unwrap();
+    }
+}
+
+/// What was hidden has its place again, and what came there meanwhile is gone.
+fn restore(hidden: &Path, remote: &Path) {
+    std::fs::remove_dir_all(remote).unwrap();
+    rename(hidden, remote).unwrap();
+}
+
+/// The place of a remote, emptied; gives where everything is.
+fn empty(place: &Place) -> PathBuf {
+    let hidden = place.remote.with_extension("hidden");
+    std::fs::create_dir(&hidden).unwrap();
+    move_all(&place.remote, &hidden);
+    hidden
+}
+
+/// A file that went to an emptied place, and was found there, is nowhere when the remote is back.
+fn what_an_emptied_place_took_is_uploaded_again(mode: Mode) {
+    let place = Place::new(mode, &[]);
+    let root = place.mount.path().to_owned();
+    place.write("f", 1);
+    printed(&kvfs(&["sync", "--remote"], &[&root]));
+    let hidden = empty(&place);
+    // Nothing waits, and yet nobody can say that the remote has everything.
+    let synced = kvfs(&["sync", "--remote", "--timeout", "2"], &[&root]);
+    assert_eq!(synced.status.code(), Some(1), "{synced:?}");
+    restore(&hidden, &place.remote);
+    printed(&kvfs(&["sync", "--remote"], &[&root]));
+    let hidden = empty(&place);
+    let later = place.write("later", 3);
+    eventually("the remote to count as down", || {
+        place.mount.status("remote_state").starts_with("down").then_some(())
+    });
+    restore(&hidden, &place.remote);
+    printed(&kvfs(&["sync", "--remote"], &[&root]));
+    let paths: Vec<_> = later.iter().map(|(path, _)| path.as_path()).collect();
+    printed(&kvfs(&["evict"], &paths));
+    assert!(paths.iter().all(|path| tier(path) == "remote"));
+    assert_same(&later);
+}
+
+/// Only the marker is back: what the remote had is asked for before the last copy here goes.
+fn a_copy_that_is_gone_is_made_again_before_the_disks_goes(mode: Mode) {
+    let place = Place::new(mode, &[]);
+    let root = place.mount.path().to_owned();
+    let files = place.write("f", 3);
+    printed(&kvfs(&["sync", "--remote"], &[&root]));
+    std::fs::remove_dir_all(place.remote.join("blobs")).unwrap();
+    std::fs::create_dir(place.remote.join("blobs")).unwrap();
+    let paths: Vec<_> = files.iter().map(|(path, _)| path.as_path()).collect();
+    kvfs(&["evict"], &paths);
+    printed(&kvfs(&["sync", "--remote"], &[&root]));
+    let errors = place.mount.errors();
+    assert!(errors.iter().any(|line| line.contains("is made again")), "{errors:?}");
+    printed(&kvfs(&["evict"], &paths));
+    assert!(paths.iter().all(|path| tier(path) == "remote"));
+    assert_same(&files);
+}
+
+/// A miss is one as long as the place is empty; the names stay.
+fn names_outlive_an_emptied_place(mode: Mode) {
+    let place = Place::new(mode, &["--on-corrupt", "miss"]);
+    let root = place.mount.path().to_owned();
+    let files = place.write("f", 2);
+    printed(&kvfs(&["sync", "--remote"], &[&root]));
+    let paths: Vec<_> = files.iter().map(|(path, _)| path.as_path()).collect();
+    printed(&kvfs(&["evict"], &paths));
+    let hidden = empty(&place);
+    for path in &paths {
+        assert_errno(open(path, libc::O_RDONLY), libc::ENOENT);
+    }
+    assert_eq!(place.mount.status("state"), "degraded");
+    assert_eq!(place.mount.status("damaged_files"), "0");
+    restore(&hidden, &place.remote);
+    printed(&kvfs(&["sync", "--remote"], &[&root]));
+    assert_same(&files);
 }

@@ -36,12 +36,12 @@ impl FileSystem {
         drop(state);
         if truncates {
             let _turn = turn.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            self.core.state().tell_watches_of_rows(inode.file());
-            if let Err(error) = file.set_length(0) {
+            let record = inode.file().ok_or(FsError::Invalid)?;
+            if let Err(error) = self.core.cut_rows(record.role, file.as_ref(), 0) {
                 self.release(handle)?;
                 return Err(error.into());
             }
-            self.core.publish_rows(inode.file().ok_or(FsError::Invalid)?);
+            self.core.publish_rows(record);
             self.core.note_tokens(id, TokensChange::Truncated);
         }
         Ok(Opened {
@@ -88,7 +88,7 @@ impl FileSystem {
         }
         if let Err(error) = file.write_all_at(bytes, size) {
             // A full disk may have taken a part of it: rows are appended whole or not at all.
-            file.set_length(size)?;
+            self.core.cut_rows(record.role, file, size)?;
             return Err(error.into());
         }
         self.core.publish_rows(&record);
@@ -97,7 +97,7 @@ impl FileSystem {
         }
         if let Some((place, page)) = full {
             let sealed = self.seal_tail(id, &inode, file, (&place, &page));
-            sealed.inspect_err(|_| self.core.take_back(id, file, size))?;
+            sealed.inspect_err(|_| self.core.take_back((id, record.role), file, size))?;
         }
         Ok(WriteOutcome::Done)
     }
@@ -128,12 +128,15 @@ impl FileSystem {
         sealed.mtime = Time::now();
         let origin = Origin { is_dated: false, ..state.origin(id, sealed)? };
         let to = Place { parent: place.parent, name };
-        // The rows stay where they are.
-        let suspended = state.metadata.watches.suspend(place.parent);
+        // The rows stay where they are, but where a page hid them that goes now.
+        let is_alone = state.entry(to.parent, &to.name)?.is_none();
+        let suspended = is_alone.then(|| state.metadata.watches.suspend(place.parent));
         let inserted = state
             .remove_source(id, place, false)
             .and_then(|()| self.insert_sealed(&mut state, &origin, &to, (object, &verified)));
-        state.metadata.watches.resume(suspended);
+        if let Some(suspended) = suspended {
+            state.metadata.watches.resume(suspended);
+        }
         inserted?;
         self.core.announce(&to);
         let end = start + u64::from(tokens);

@@ -22,6 +22,8 @@ use super::growing::Growing;
 use super::lossy::LossyModels;
 use super::tiers::Tiers;
 use super::{FileSystem, FsError};
+use crate::core::Core;
+use crate::core::state::State;
 use kvfs_storage::store::format;
 use kvfs_storage::store::record::{InodeId, ObjectId, ObjectKind, RemoteState};
 use kvfs_storage::tier::exchange::{Exchange, Uploaded};
@@ -35,6 +37,10 @@ use kvfs_storage::tier::remote::{BlobStore, State as RemoteHealth};
 const PUBLISH_EVERY: Duration = Duration::from_secs(10);
 /// Passes over all records take at most one of so many parts of the time.
 const PASSES_APART: u32 = 20;
+/// How often it is looked whether the place still is the remote, while nothing goes there.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+/// The same while somebody reads the status.
+const LOOK_EVERY_MIN: Duration = Duration::from_millis(250);
 
 /// What the thread that moves objects remembers between two rounds.
 #[derive(Debug)]
@@ -47,6 +53,10 @@ pub struct Mover {
     pub(super) unnamed: BTreeSet<(InodeId, ObjectId)>,
     /// From before the oldest of those was put.
     pub(super) oldest: Option<Stamp>,
+    /// The connection through which all of that was.
+    connection: u64,
+    /// When it was last looked whether the place still is the remote.
+    looked: Instant,
     /// When it was last published, and how long that took.
     published: Instant,
     took: Duration,
@@ -63,6 +73,8 @@ impl Mover {
             uploaded: VecDeque::new(),
             unnamed: BTreeSet::new(),
             oldest: None,
+            connection: 0,
+            looked: Instant::now(),
             published: Instant::now(),
             took: Duration::ZERO,
             growing: Growing::default(),
@@ -75,6 +87,35 @@ impl Mover {
     fn under_way(&self) -> HashSet<InodeId> {
         let uploaded = self.uploaded.iter().map(|(id, _)| *id);
         uploaded.chain(self.unnamed.iter().map(|(id, _)| *id)).collect()
+    }
+}
+
+impl Mover {
+    /// The connection is another one: what was uploaded and not yet named may have gone to a place that only looked
+    /// like the remote, and is uploaded, or found, again.
+    fn distrust(&mut self, core: &Core, tiers: &Tiers) -> Result<(), FsError> {
+        let mut state = core.state_to_change()?;
+        for (id, _) in self.uploaded.drain(..) {
+            state.metadata.note_arrival(id)?;
+        }
+        for file in std::mem::take(&mut self.unnamed) {
+            tiers.forget_upload(&mut state, file)?;
+        }
+        self.oldest = None;
+        self.growing = Growing::default();
+        Ok(())
+    }
+}
+
+impl Tiers {
+    /// A file counts as one that the remote does not have.
+    pub(super) fn forget_upload(
+        &self, state: &mut State, (id, object): (InodeId, ObjectId),
+    ) -> Result<(), FsError> {
+        state.metadata.forget_remote_copy(object)?;
+        self.copies.forget_remote_copy(object);
+        state.metadata.note_arrival(id)?;
+        Ok(())
     }
 }
 
@@ -117,11 +158,21 @@ impl FileSystem {
             return Ok(self.note_raw(tiers)? || encoded > 0);
         };
         match exchange.remote().state() {
-            RemoteHealth::Up { id, .. } => {
+            RemoteHealth::Up { id, connection, .. } => {
                 self.remember_remote(id, BlobStore::place(exchange.remote().as_ref()))?;
+                if std::mem::replace(&mut mover.connection, connection) != connection {
+                    mover.distrust(&self.core, tiers)?;
+                }
             }
             RemoteHealth::Connecting => return Ok(false),
             RemoteHealth::Down { error, .. } => return Err(FsError::Remote(error)),
+        }
+        let since = mover.looked.elapsed();
+        let is_asked = since >= LOOK_EVERY_MIN && tiers.look_asked.swap(false, Ordering::AcqRel);
+        if is_asked || since >= LOOK_EVERY {
+            exchange.remote().check_place().map_err(FsError::Remote)?;
+            mover.looked = Instant::now();
+            tiers.looks.fetch_add(1, Ordering::AcqRel);
         }
         self.fetch_positions()?;
         self.note_manifests_seen(exchange.remote())?;
@@ -194,9 +245,7 @@ impl FileSystem {
             };
             if !published.is_reliable {
                 // It took too long: the objects may have been collected meanwhile.
-                state.metadata.forget_remote_copy(object)?;
-                tiers.copies.forget_remote_copy(object);
-                state.metadata.note_arrival(id)?;
+                tiers.forget_upload(&mut state, (id, object))?;
                 continue;
             }
             if copy.state != RemoteState::Held {

@@ -8,13 +8,17 @@ use std::io;
 
 use super::tiers::Tiers;
 use super::{FileSystem, FsError};
+use crate::core::Core;
 use crate::core::state::State;
+use kvfs_os::in_background;
 use kvfs_storage::store::disk::{Access, DiskPath};
 use kvfs_storage::store::record::{EncodedCopy, InodeId, ObjectId, RemoteState, Role};
 use kvfs_storage::tier::counters::Tier;
 
 /// Objects that leave between two commits.
 const LEAVING_BATCH: usize = 256;
+/// Of them, those that the remote is asked for at a time; opens find most of its calls free.
+const CONFIRMED_AT_ONCE: usize = 3;
 /// Searches for objects that may leave, each of which passes over what is in use.
 const SEARCHES_MAX: usize = 8;
 
@@ -65,8 +69,9 @@ impl FileSystem {
         if let Some(exchange) = &tiers.exchange {
             exchange.remote().check_place().map_err(FsError::Remote)?;
         }
+        let objects = confirm_remote(&self.core, tiers, objects)?;
         let mut marked = Vec::new();
-        for &(object, id) in objects {
+        for (object, id) in objects {
             marked.extend(self.mark_leaving(tiers, id, object)?);
         }
         if marked.is_empty() {
@@ -178,4 +183,36 @@ impl FileSystem {
         let encoded = state.metadata.forget_encoded_copy(object)?;
         Ok(Some(Leaving { id, object, bytes, encoded }))
     }
+}
+
+/// Those of some objects that the remote has if it is asked now. The others count as not uploaded, and are again.
+fn confirm_remote(
+    core: &Core, tiers: &Tiers, objects: &[(ObjectId, InodeId)],
+) -> Result<Vec<(ObjectId, InodeId)>, FsError> {
+    let Some(exchange) = &tiers.exchange else {
+        return Ok(objects.to_vec());
+    };
+    let mut copies = Vec::new();
+    for &(object, id) in objects {
+        let copy = core.state().metadata.remote_copy(object)?;
+        copies.extend(copy.map(|copy| ((object, id), copy)));
+    }
+    let outcomes = in_background(CONFIRMED_AT_ONCE, &copies, |(_, copy)| exchange.has(copy));
+    let mut there = Vec::new();
+    for (((object, id), _), outcome) in copies.into_iter().zip(outcomes) {
+        if outcome.map_err(FsError::Remote)? {
+            there.push((object, id));
+            continue;
+        }
+        let mut state = core.state_to_change()?;
+        let now = state.metadata.remote_copy(object)?;
+        if now.is_some_and(|copy| copy.state == RemoteState::Named) {
+            tiers.forget_upload(&mut state, (id, object))?;
+            drop(state);
+            core.observer.failed(&format!(
+                "object {object}: its copy in the remote is gone, and is made again from the disk's"
+            ));
+        }
+    }
+    Ok(there)
 }

@@ -314,6 +314,7 @@ impl FileSystem {
         let encoding = copy.encoding.extension();
         state.metadata.put_attribute(Life::Durable, id, LOSSY, encoding.as_bytes());
         state.put_inode(id, &inode);
+        state.metadata.watches.tell_of_content(id);
         state.drop_object(old)?;
         state.metadata.forget_page(&candidate.item.checksum.0, id)?;
         if let Some(node) = state.nodes.get_mut(&id) {

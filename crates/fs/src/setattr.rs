@@ -2,6 +2,7 @@
 
 use super::attributes::Attributes;
 use super::{FileSystem, FsError};
+use crate::core::rows::append_turn;
 use kvfs_storage::store::disk::Access;
 use kvfs_storage::store::metadata::TokensChange;
 use kvfs_storage::store::record::{Inode, InodeId, Time};
@@ -79,7 +80,7 @@ impl FileSystem {
     }
 
     fn truncate(&self, id: InodeId, size: u64) -> Result<(), FsError> {
-        let state = self.core.state_to_change()?;
+        let mut state = self.core.state_to_change()?;
         let inode: Inode = state.inode(id)?;
         let file = match inode.file() {
             Some(file) => file.clone(),
@@ -91,15 +92,16 @@ impl FileSystem {
         }
         if file.role.is_append_only() {
             let object = file.object.ok_or(FsError::Stale)?;
+            let turn = append_turn(&mut state, id);
             drop(state);
+            let _turn = turn.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
             if size > 0 {
                 // rsync --inplace cuts a file to the length that it has just written.
                 let length = self.core.store.stat_object(object)?.length;
                 return if size == length { Ok(()) } else { Err(FsError::NotPermitted) };
             }
-            self.core.state().tell_watches_of_rows(Some(&file));
-            let file = self.core.store.open_object(object, Access::ReadWrite)?;
-            file.set_length(size)?;
+            let opened = self.core.store.open_object(object, Access::ReadWrite)?;
+            self.core.cut_rows(file.role, opened.as_ref(), size)?;
             self.core.note_tokens(id, TokensChange::Truncated);
             return Ok(());
         }

@@ -47,6 +47,10 @@ pub struct Tiers {
     flights: Flights<ObjectId, Result<Landed, RemoteError>>,
     pub(super) wishes: Wishes,
     pub(super) publication: Publication,
+    /// Somebody read the status, so what it says of the remote shall be of now.
+    pub(super) look_asked: AtomicBool,
+    /// How often the place was looked at and was the remote.
+    pub(super) looks: AtomicU64,
     /// Stored bytes that come from the remote.
     pub(super) fetching: Rate,
     /// Bytes decoded from what the disk has encoded.
@@ -73,6 +77,8 @@ impl Tiers {
             flights: Flights::default(),
             wishes: Wishes::default(),
             publication: Publication::default(),
+            look_asked: AtomicBool::new(false),
+            looks: AtomicU64::new(0),
             fetching: Rate::default(),
             decoding: Rate::default(),
             closing: AtomicBool::new(false),
@@ -336,6 +342,8 @@ impl FileSystem {
                 line("remote_state", &format!("down: {error}"));
             }
         }
+        tiers.look_asked.store(true, Ordering::Release);
+        line("remote_looks", &tiers.looks.load(Ordering::Acquire));
         line("remote_objects", &usage.objects);
         line("remote_stored_bytes", &usage.stored_bytes);
         line("remote_only_objects", &usage.only_objects);

@@ -20,6 +20,8 @@ use kvfs_storage::tier::remote::RemoteError;
 const BATCH: usize = 64;
 /// Files that a commit will make durable in a moment, looked at while holding the state.
 const PASSED_OVER_MAX: usize = 1024;
+/// Uploads that are read back before the place is looked at once more.
+const VERIFIED_AT_ONCE: usize = 8;
 /// Uploads at a time; of the remote's eight calls, opens find at least half free.
 const UPLOADS: usize = 3;
 /// Larger files never move: a fetch of gigabytes at open would look like a hang.
@@ -122,19 +124,28 @@ impl FileSystem {
     pub(super) fn verify_due(
         &self, tiers: &Tiers, exchange: &Exchange, mover: &mut Mover,
     ) -> Result<(), FsError> {
-        while let Some((id, uploaded)) = mover.uploaded.front().copied() {
-            if !uploaded.due_in().is_zero() || tiers.is_closing() {
-                return Ok(());
-            }
-            mover.uploaded.pop_front();
-            match exchange.verify(&self.core.store, &uploaded) {
-                Ok(()) => self.note_verified(tiers, mover, id, &uploaded)?,
-                Err(error) => {
-                    tiers.counters.failed(Tier::Ssd, Tier::Remote, error.label());
-                    if let Some(error) = self.not_uploaded(id, &uploaded.item, error) {
-                        return Err(FsError::Remote(error));
+        let is_due = |(_, uploaded): &(InodeId, Uploaded)| uploaded.due_in().is_zero();
+        while mover.uploaded.front().is_some_and(is_due) && !tiers.is_closing() {
+            let count =
+                mover.uploaded.iter().take(VERIFIED_AT_ONCE).take_while(|due| is_due(due)).count();
+            let due: Vec<(InodeId, Uploaded)> = mover.uploaded.drain(..count).collect();
+            let outcomes =
+                due.iter().map(|(_, uploaded)| exchange.verify(&self.core.store, uploaded));
+            let outcomes: Vec<_> = outcomes.collect();
+            // All of that may have been in a place that only looks like the remote.
+            let is_there = exchange.remote().check_place();
+            let mut failure = None;
+            for ((id, uploaded), outcome) in due.into_iter().zip(outcomes) {
+                match outcome.and_then(|()| is_there.clone()) {
+                    Ok(()) => self.note_verified(tiers, mover, id, &uploaded)?,
+                    Err(error) => {
+                        tiers.counters.failed(Tier::Ssd, Tier::Remote, error.label());
+                        failure = self.not_uploaded(id, &uploaded.item, error).or(failure);
                     }
                 }
+            }
+            if let Some(error) = failure {
+                return Err(FsError::Remote(error));
             }
         }
         Ok(())

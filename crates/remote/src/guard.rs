@@ -16,7 +16,7 @@ use prometheus::IntCounter;
 use super::counters::{Counters, Direction, Operation};
 use super::error::{RemoteError, Result};
 use super::health::{Health, State};
-use super::marker::{RemoteId, attach_sealed};
+use super::marker::{self, RemoteId, attach_sealed};
 use super::name::{RemoteName, RemotePrefix, Sequence, StoreId};
 use super::object::SETTLING;
 use super::pool::{Abandoned, Bounds, Pool, Watch};
@@ -134,11 +134,16 @@ impl Remote {
     /// Looks whether the place still is this remote. One that was emptied, or has something else in its place, is down
     /// from then on, until it is what it was.
     pub fn check_place(&self) -> Result<()> {
-        if self.head(RemoteName::Marker)?.is_some() {
+        let there = match self.head(RemoteName::Marker)? {
+            Some(_) => Some(marker::read_id(self)?),
+            None => None,
+        };
+        if there.is_some() && there == self.inner.id.get().copied() {
             return Ok(());
         }
+        let what = if there.is_none() { "is gone" } else { "is that of another remote" };
         let error = RemoteError::Unreachable(format!(
-            "remote {}: KVFS-REMOTE is gone: was the place emptied, or is something else mounted there?",
+            "remote {}: KVFS-REMOTE {what}: was the place emptied, or is something else mounted there?",
             self.inner.place
         ));
         self.inner.health.lose(error.clone());
@@ -305,7 +310,13 @@ impl BlobStore for Remote {
         let moved = self.inner.counters.moved(Direction::In);
         let sink = Watched { inner: sink, watch: Arc::clone(&watch), moved };
         let sink = Arc::new(sink);
-        self.inner.run(Operation::Get, &watch, move |store| store.get(name, extent, sink))
+        let outcome =
+            self.inner.run(Operation::Get, &watch, move |store| store.get(name, extent, sink));
+        // A place that was emptied has nothing, which says nothing about what the remote has.
+        if matches!(outcome, Err(RemoteError::Missing(_))) && name != RemoteName::Marker {
+            self.check_place()?;
+        }
+        outcome
     }
 
     fn head(&self, name: RemoteName) -> Result<Option<Stat>> {

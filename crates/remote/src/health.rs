@@ -25,6 +25,8 @@ pub enum State {
         id: RemoteId,
         /// Since when.
         since: SystemTime,
+        /// The number of the connection: what was found out through another one may be of another place.
+        connection: u64,
     },
     /// It does not, or what is there is not usable. It is tried again in the background.
     Down {
@@ -142,7 +144,8 @@ impl Health {
                 inner.generation += 1;
                 inner.failures = 0;
                 inner.connection = Some(Connection { store, generation: inner.generation });
-                inner.state = State::Up { id, since: SystemTime::now() };
+                let (since, connection) = (SystemTime::now(), inner.generation);
+                inner.state = State::Up { id, since, connection };
                 self.changed.notify_all();
             }
             Err(error) => self.set_down(&mut inner, error),

@@ -175,6 +175,11 @@ impl Marker {
     }
 }
 
+/// Which remote a place is that has a marker.
+pub(super) fn read_id(store: &dyn BlobStore) -> Result<RemoteId> {
+    read(store).map(|marker| marker.id)
+}
+
 fn read(store: &dyn BlobStore) -> Result<Marker> {
     let place = store.place();
     let foreign =

@@ -14,7 +14,7 @@ use kvfs_formats::{Rows, SequenceFile, sequence_files};
 
 use super::arguments::{ExportArguments, ImportArguments};
 use super::create::publish;
-use super::new_file::NewFile;
+use super::new_file::{NewFile, directory_of};
 use super::output::{Failure, Outcome, Report, bytes};
 use super::prefix::read_tokens;
 use crate::page::names::{SEQUENCES, TOKENS, format_layer};
@@ -94,7 +94,7 @@ pub(super) fn import_to_text(arguments: &ImportArguments) -> Result<String, Fail
 /// The sequences among which a directory stands or shall stand, and its name.
 fn sequences_above(sequence: &Path) -> Result<(Sequences, String), Failure> {
     let name = sequence.file_name().and_then(OsStr::to_str);
-    let above = sequence.parent().and_then(|parent| parent.canonicalize().ok());
+    let above = directory_of(sequence).canonicalize().ok();
     let sequences = above.filter(|above| above.file_name() == Some(OsStr::new(SEQUENCES)));
     let model = sequences.as_deref().and_then(Path::parent);
     let (Some(name), Some(model)) = (name, model) else {

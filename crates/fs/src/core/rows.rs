@@ -1,12 +1,13 @@
 //! Tails and token ids: files of rows that only grow.
 
+use std::io;
 use std::sync::{Arc, Mutex};
 
 use crate::FsError;
 use crate::attributes::Place;
 use crate::core::Core;
 use crate::core::state::State;
-use kvfs_page::{PageError, PagePlace, names};
+use kvfs_page::{PageError, PagePlace, TokenStart, names};
 use kvfs_storage::ingest::seal::SealError;
 use kvfs_storage::store::disk::DiskFile;
 use kvfs_storage::store::metadata::{Life, TokensChange};
@@ -18,18 +19,26 @@ use kvfs_storage::store::record::{
 pub(crate) const TOKEN_BYTES: u64 = 4;
 
 impl State {
-    /// Rows go: who reads them by the name of their file must not take later ones for them.
-    pub(crate) fn tell_watches_of_rows(&self, file: Option<&FileRecord>) {
-        if let Some(Role::Tail { directory, .. }) = file.map(|file| file.role) {
-            self.metadata.watches.tell(directory);
+    /// Rows went: who reads them by the name of their file must not take later ones for them.
+    fn tell_watches_of_rows(&self, role: Role) {
+        if let Role::Tail { directory, start } = role {
+            self.metadata.watches.tell_of_rows(directory, TokenStart(start));
         }
     }
 }
 
 impl Core {
+    /// Takes rows, or what was written of one, off the end of a file; nobody appends to it meanwhile.
+    pub(crate) fn cut_rows(&self, role: Role, file: &dyn DiskFile, length: u64) -> io::Result<()> {
+        let cut = file.set_length(length);
+        // Whoever read before knows those that went; whoever reads next finds them gone, or others.
+        self.state().tell_watches_of_rows(role);
+        cut
+    }
+
     /// The page found no room, so the row that completes it has not come: the writer tries again.
-    pub(crate) fn take_back(&self, id: InodeId, file: &dyn DiskFile, size: u64) {
-        if let Err(error) = file.set_length(size) {
+    pub(crate) fn take_back(&self, (id, role): (InodeId, Role), file: &dyn DiskFile, size: u64) {
+        if let Err(error) = self.cut_rows(role, file, size) {
             log::warn!("a row without a page could not be taken back: {error}");
             self.state().full_tails.insert(id);
         }
@@ -51,7 +60,7 @@ impl Core {
         let DirectoryClass::Layer(layer) = class else {
             return Err(FsError::Invalid);
         };
-        let name = names::format_tail(kvfs_page::TokenStart(start)).into_bytes();
+        let name = names::format_tail(TokenStart(start)).into_bytes();
         let place = Place { parent, name };
         let model = self.model_of(&mut state, parent);
         drop(state);

@@ -81,8 +81,8 @@ pub(crate) struct OpenSlot {
     rules: Arc<Model>,
     sequence: InodeId,
     /// The directories of its layers.
-    layers: Vec<InodeId>,
-    /// Whether files in them were replaced or removed since.
+    layers: Vec<Option<InodeId>>,
+    /// Whether files in them were replaced, removed or changed since.
     watch: Watch,
     /// Who could open it.
     readers: Readers,
@@ -130,16 +130,17 @@ impl State {
         Ok(entry.filter(|entry| entry.file_type == libc::S_IFDIR).map(|entry| entry.inode))
     }
 
-    /// The directories of a sequence's layers, watched from now on.
+    /// The directories of a sequence's layers, as far as they are there, whose first `tokens` are watched from now on.
     fn watch_layers(
-        &mut self, sequence: InodeId, geometry: &Geometry,
-    ) -> Result<(Vec<InodeId>, Watch), FsError> {
+        &mut self, sequence: InodeId, geometry: &Geometry, tokens: u32,
+    ) -> Result<(Vec<Option<InodeId>>, Watch), FsError> {
         let mut layers = Vec::new();
         for layer in (0..geometry.num_layers()).map(Layer) {
             let entry = self.entry(sequence, names::format_layer(layer).as_bytes())?;
-            layers.push(entry.ok_or(FsError::Stale)?.inode);
+            layers.push(entry.map(|entry| entry.inode));
         }
-        let watch = self.metadata.watches.watch(layers.iter().copied());
+        let there = layers.iter().copied().flatten();
+        let watch = self.metadata.watches.watch(there, u64::from(tokens));
         Ok((layers, watch))
     }
 }
@@ -220,8 +221,8 @@ impl FileSystem {
         &self, id: InodeId, key: SlotKey, open: Share,
     ) -> Result<OpenSlot, FsError> {
         let rules = self.slot_shape(key)?.rules;
-        let (layers, watch) =
-            self.core.state().watch_layers(key.sequence, rules.manifest.geometry())?;
+        let geometry = rules.manifest.geometry();
+        let (layers, watch) = self.core.state().watch_layers(key.sequence, geometry, key.cells)?;
         let now = self.slot_now(key.model, key.sequence, key.kind)?;
         // The kernel looks the name up again.
         let shape = now.filter(|shape| shape.key == key).ok_or(FsError::Stale)?;
@@ -229,9 +230,16 @@ impl FileSystem {
             return Err(FsError::TooLarge);
         }
         let sequence = key.sequence;
+        let (seconds, nanoseconds) = key.written;
+        let written = Time { seconds, nanoseconds };
         let readers = self.slot_readers(&shape, sequence)?;
         let tokens = self.whole_file((sequence, names::TOKENS), readers)?;
-        let ids = tokens.ok_or(FsError::Stale)?;
+        // What was written since `slot_now` looked is of another slot.
+        let is_same = self.size_and_time(sequence, names::TOKENS)?.1 == written;
+        let ids = tokens.filter(|_| is_same).ok_or(FsError::Stale)?;
+        if ids.len() / TOKEN_BYTES < key.ids as usize {
+            return Err(FsError::Stale);
+        }
         let references = if key.kind.has_references {
             let prefixes = whole_pages(&shape, &ids);
             Some(References { key: self.slot_key(key.model)?, prefixes })

@@ -41,6 +41,7 @@ use super::record::{
     Entry, Inode, InodeId, ObjectId, ObjectKind, ObjectRecord, OnlyRemote, Totals,
 };
 use super::standing;
+use crate::page::names;
 use watches::Watches;
 
 /// Where a change goes.
@@ -267,8 +268,16 @@ impl Metadata {
     pub fn put_entry(&mut self, life: Life, parent: InodeId, name: &[u8], entry: Entry) {
         if self.watches.are_of(parent) {
             let old = self.entry(parent, name).ok().flatten();
-            if old.is_some_and(|old| old.inode != entry.inode) {
-                self.watches.tell(parent);
+            let is_other = match old {
+                Some(old) => old.inode != entry.inode,
+                // Where rows are looked for, a page comes first.
+                None => names::parse_page(name).is_some_and(|start| {
+                    let tail = names::format_tail(start);
+                    !matches!(self.entry(parent, tail.as_bytes()), Ok(None))
+                }),
+            };
+            if is_other {
+                self.watches.tell_of_name(parent, name);
             }
         }
         self.note_tokens(parent, name);
@@ -278,7 +287,7 @@ impl Metadata {
 
     /// Removes a name.
     pub fn remove_entry(&mut self, life: Life, parent: InodeId, name: &[u8]) {
-        self.watches.tell(parent);
+        self.watches.tell_of_name(parent, name);
         self.note_tokens(parent, name);
         self.remove(life, keys::entry(parent, name));
     }

@@ -151,6 +151,12 @@ impl Exchange {
         self.check(&digest, item, blob)
     }
 
+    /// Whether the remote has a copy, by its name.
+    pub fn has(&self, copy: &RemoteCopy) -> Result<bool> {
+        let blob = BlobName { content: ContentHash(copy.content), encoding: copy.encoding };
+        Ok(self.remote.head(RemoteName::Blob(blob))?.is_some())
+    }
+
     /// Puts bytes that no record describes, or finds them.
     pub fn hold_bytes(&self, bytes: Vec<u8>) -> Result<(BlobName, Held)> {
         let blob = BlobName { content: ContentHash::of(&bytes), encoding: Encoding::Raw };

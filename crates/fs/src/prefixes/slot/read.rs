@@ -10,7 +10,7 @@ use crate::transfer::copy_text;
 use crate::{FileSystem, FsError};
 use kvfs_page::{Geometry, Layer, PageView, TokenStart, names};
 use kvfs_storage::store::disk::DiskFile;
-use kvfs_storage::store::record::InodeId;
+use kvfs_storage::store::record::{Entry, InodeId};
 
 /// A stretch of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,7 +114,7 @@ impl FileSystem {
             let rest = usize::try_from(rest).unwrap_or(usize::MAX);
             let count = rest.min(buffer.len() - filled);
             let to = &mut buffer[filled..filled + count];
-            filled += match part {
+            let read = match part {
                 Part::Head { at } => copy_text(&slot.head, at, to),
                 Part::TensorHead { is_v, at } => {
                     let mut head = Vec::new();
@@ -123,6 +123,10 @@ impl FileSystem {
                 }
                 Part::Rows { layer, is_v, at } => self.read_rows(slot, (layer, is_v), at, to)?,
             };
+            if read == 0 {
+                return Err(FsError::Stale);
+            }
+            filled += read;
         }
         Ok(filled)
     }
@@ -201,22 +205,28 @@ impl FileSystem {
     }
 
     fn slot_page(&self, slot: &OpenSlot, layer: u32, start: u64) -> Result<Page, FsError> {
-        let directory = *slot.layers.get(layer as usize).ok_or(FsError::Stale)?;
+        let directory = slot.layers.get(layer as usize).copied().flatten().ok_or(FsError::Stale)?;
         let start_token = TokenStart(start);
-        let page = names::format_page(start_token);
-        let page = self.whole_file((directory, &page), slot.readers)?;
-        let is_tail = page.is_none();
-        let bytes = if let Some(bytes) = page {
-            bytes
-        } else {
-            let tail = names::format_tail(start_token);
-            let tail = self.whole_file((directory, &tail), slot.readers)?;
-            tail.ok_or(FsError::Stale)?
+        let name = names::format_page(start_token);
+        let page = || self.whole_file((directory, &name), slot.readers);
+        let tail = || self.whole_file((directory, &names::format_tail(start_token)), slot.readers);
+        let (bytes, is_tail) = match page()? {
+            Some(page) => (page, false),
+            None => match tail()? {
+                Some(tail) => (tail, true),
+                // It became a page between the two.
+                None => (page()?.ok_or(FsError::Stale)?, false),
+            },
         };
+        let state = self.core.state();
+        let entry = if is_tail { None } else { state.entry(directory, name.as_bytes())? };
+        let is_other =
+            |entry: Entry| state.metadata.watches.has_other_content(entry.inode, &slot.watch);
         // What was read may be of a file that came later: it was written for those whom the sequence lets in now.
-        if slot.watch.has_changed() {
+        if slot.watch.has_changed() || entry.is_some_and(is_other) {
             return Err(FsError::Stale);
         }
+        drop(state);
         Ok(Page { layer, start, bytes, is_tail })
     }
 }
