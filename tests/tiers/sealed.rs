@@ -293,9 +293,9 @@ fn an_object_store_gets_nothing_but_sealed_objects() {
     evict(&files);
     mount.remount();
     assert_same(&files);
+    evict(&files);
     for path in &stored {
         std::fs::remove_file(path).unwrap();
     }
-    evict(&files);
     assert_errno(open(&files[0].0, libc::O_RDONLY), libc::EIO);
 }
