@@ -60,7 +60,9 @@ pub(crate) fn command(model: &Path, arguments: &str, cache: Option<&Path>) -> Co
     let mut command = Command::new(program());
     command.arg(model).arg("--backends").arg(llama_directory().join("lib"));
     command.arg("--prompt").arg(prompt).args(arguments.split_whitespace());
-    command.env_remove("GGML_BACKEND_PATH").env_remove("KVFS_KV").env_remove("KVFS_MODEL");
+    for variable in ["GGML_BACKEND_PATH", "KVFS_KV", "KVFS_MODEL", "KVFS_GGML"] {
+        command.env_remove(variable);
+    }
     if let Some(cache) = cache {
         command.env("GGML_BACKEND_PATH", library(Link::Shared)).env("KVFS_KV", cache);
     }

@@ -26,6 +26,7 @@ mod larger_than_memory;
 mod models;
 mod other_device;
 mod pages;
+mod planted;
 mod references;
 mod saved;
 mod slot_file;
