@@ -28,6 +28,7 @@ mod other_device;
 mod pages;
 mod planted;
 mod references;
+mod releases;
 mod saved;
 mod slot_file;
 mod slots;
