@@ -16,6 +16,7 @@ mod program;
 
 mod cells;
 mod conversation;
+mod doctor;
 #[allow(dead_code, reason = "how long a run took is for the benchmark")]
 mod engine;
 mod failures;
