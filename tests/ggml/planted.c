@@ -7,8 +7,20 @@
 #define _POSIX_C_SOURCE 199309L
 
 #include <dlfcn.h>
+#include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <time.h>
+
+/* Holds the allocator's locks whenever the process is forked. */
+static void *allocate(void *unused) {
+    for (size_t i = 1;; i++) {
+        volatile char *memory = malloc(i % 100000);
+        if (memory) *memory = 1;
+        free((void *)memory);
+    }
+    return unused;
+}
 
 int main(int count, char **words) {
     void *library = NULL;
@@ -19,6 +31,11 @@ int main(int count, char **words) {
         }
     void *(*init)(void) = (void *(*)(void))dlsym(library, "ggml_backend_init");
     if (!init) return 3;
+    const char *threads = getenv("PLANTED_THREADS");
+    for (int i = threads ? atoi(threads) : 0; i > 0; i--) {
+        pthread_t thread;
+        if (pthread_create(&thread, NULL, allocate, NULL) != 0) return 4;
+    }
     struct timespec start, end;
     clock_gettime(CLOCK_MONOTONIC, &start);
     void *registration = init();

@@ -47,7 +47,7 @@ impl Planted {
             |name: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/ggml").join(name);
         let mut cc = Command::new("cc");
         cc.args(["-std=c11", "-Wall", "-Werror"]).arg(source("planted.c"));
-        run(cc.arg("-o").arg(this.program()).arg("-ldl"));
+        run(cc.arg("-o").arg(this.program()).args(["-ldl", "-lpthread"]));
         let lib = llama_directory().join("lib");
         let mut cc = Command::new("cc");
         cc.args(["-std=gnu11", "-Wall", "-shared", "-fPIC", "-Wl,--no-as-needed"]);
@@ -127,4 +127,16 @@ fn a_trial_takes_little_time() {
     times.sort_unstable();
     eprintln!("{times:?} us");
     assert!(times[4] <= MICROSECONDS_MAX, "{times:?}");
+}
+
+/// Engines that load backends late have threads by then (Node, Python, Ollama): a child has none of
+/// them, whatever they were doing.
+#[test]
+fn an_engine_with_threads() {
+    require!(fuse, llama, cc);
+    let planted = Planted::new();
+    for _ in 0..20 {
+        let (is_in, _, text) = planted.load(&[("PLANTED_THREADS", "3")]);
+        assert!(is_in && text.starts_with("kvfs: ggml 0.25.1; KV caches go to "), "{text}");
+    }
 }
