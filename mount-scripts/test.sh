@@ -37,6 +37,8 @@ fi
 export KVFS_TEST_LLAMA=$tools/llama.cpp-0.5.0
 mount-scripts/fetch-llama.sh "$KVFS_TEST_LLAMA" ||
     echo "test.sh: tests with llama.cpp are skipped" >&2
+mount-scripts/fetch-llama.sh --releases ||
+    echo "test.sh: tests with releases of llama.cpp are skipped" >&2
 
 # A server and a kernel for the remote on NFS.
 mount-scripts/fetch-nfs.sh "$tools/nfs" || echo "test.sh: tests with NFS are skipped" >&2

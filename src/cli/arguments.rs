@@ -9,6 +9,7 @@ use super::bench::BenchArguments;
 use super::config::{self, Layer, MountConfig, Named};
 use super::consent::Consent;
 use super::create::CreateArguments;
+use super::doctor::DoctorArguments;
 use super::duration::Seconds;
 use super::options;
 use super::output::Failure;
@@ -72,6 +73,8 @@ pub(crate) enum Command {
     Remote(RemoteCommand),
     /// Compare everything that a mount stores with its checksums, and mend what can be mended
     Scrub(ScrubArguments),
+    /// Say whether an engine can keep its KV cache in a mount, and what mends it if not
+    Doctor(DoctorArguments),
     /// Check a store that is not mounted
     Fsck(FsckArguments),
     /// Measure

@@ -17,6 +17,7 @@ mod consent;
 mod convert;
 mod create;
 mod daemon;
+mod doctor;
 mod duration;
 mod fsck;
 mod gc;
@@ -91,6 +92,7 @@ fn dispatch(command: Command) -> Outcome {
         Command::Gc(arguments) => gc::run(&arguments),
         Command::Remote(command) => remote::run(&command),
         Command::Scrub(arguments) => scrub::run(&arguments),
+        Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Fsck(arguments) => fsck::run(&arguments),
         Command::Bench(arguments) => match bench::run(&arguments) {
             Ok(()) => Ok(Report::default()),

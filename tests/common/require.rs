@@ -51,6 +51,9 @@ fn missing(what: &str) -> Option<String> {
         }
         "llama" => (!llama_directory().join("include/llama.h").is_file())
             .then(|| "no llama.cpp: mount-scripts/fetch-llama.sh fetches it".to_owned()),
+        "llama_releases" => llama_releases().is_empty().then(|| {
+            "no releases: mount-scripts/fetch-llama.sh --releases fetches them".to_owned()
+        }),
         "tmpfs_attributes" => missing_tmpfs_attributes(),
         "rpc" => (!llama_directory().join("rpc/libggml-rpc.so").is_file())
             .then(|| "no RPC backend: mount-scripts/fetch-llama.sh builds it".to_owned()),
@@ -124,6 +127,20 @@ pub(crate) fn llama_directory() -> PathBuf {
     let named = std::env::var_os("KVFS_TEST_LLAMA").map(PathBuf::from);
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     named.unwrap_or_else(|| root.join("target/test-tools/llama.cpp-0.5.0"))
+}
+
+/// The releases that `mount-scripts/fetch-llama.sh --releases` fetches, from the oldest to the newest.
+pub(crate) fn llama_releases() -> Vec<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/test-tools/llama.cpp-releases");
+    let entries = std::fs::read_dir(root).into_iter().flatten().flatten();
+    let mut found: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+    found.retain(|path| path.join("include/llama.h").is_file());
+    let number = |path: &PathBuf| -> Vec<u32> {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        name.split('.').filter_map(|part| part.parse().ok()).collect()
+    };
+    found.sort_by_key(number);
+    found
 }
 
 pub(crate) fn missing_program(name: &str) -> Option<String> {

@@ -10,29 +10,31 @@ use crate::common::mount::scratch_directory;
 use crate::common::require::llama_directory;
 use crate::program::{Link, library, run};
 
-/// The version of llama.cpp that `mount-scripts/fetch-llama.sh` fetches.
-const LIBRARIES: [&str; 3] = ["libllama.v0.5.0.so", "libggml.v0.5.0.so", "libggml-base.so"];
-
-/// The program, compiled once.
+/// The program for the engine that most tests use, compiled once.
 fn program() -> &'static Path {
     static PROGRAM: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
     let (_, program) = PROGRAM.get_or_init(|| {
         let directory = scratch_directory();
-        let program = compile("tests/ggml/engine.c", directory.path());
+        let program = compile("tests/ggml/engine.c", &llama_directory(), directory.path());
         (directory, program)
     });
     program
 }
 
-/// Compiles a program that has the engine's libraries.
-pub(crate) fn compile(source: &str, directory: &Path) -> PathBuf {
+/// Compiles a program that has an engine's libraries.
+pub(crate) fn compile(source: &str, llama: &Path, directory: &Path) -> PathBuf {
     let program = directory.join("program");
-    let llama = llama_directory();
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(source);
     let mut cc = Command::new("cc");
     cc.args(["-std=c11", "-O1", "-Wall", "-Werror"]).arg("-I").arg(llama.join("include"));
     cc.arg(source).arg("-o").arg(&program).arg("-L").arg(llama.join("lib"));
-    cc.args(LIBRARIES.map(|name| format!("-l:{name}")));
+    // Their names have the release in them.
+    cc.args(["libllama.", "libggml.", "libggml-base."].map(|prefix| {
+        let entries = std::fs::read_dir(llama.join("lib")).unwrap();
+        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let name = names.into_iter().find(|name| name.starts_with(prefix));
+        format!("-l:{}", name.expect("the engine has its libraries"))
+    }));
     run(cc.arg(format!("-Wl,-rpath,{}", llama.join("lib").display())));
     program
 }
@@ -56,11 +58,20 @@ pub(crate) struct Ran {
 
 /// The command, with the backend if there is a cache directory.
 pub(crate) fn command(model: &Path, arguments: &str, cache: Option<&Path>) -> Command {
+    command_of(program(), &llama_directory(), model, arguments, cache)
+}
+
+/// The same of a program that was compiled for an engine.
+pub(crate) fn command_of(
+    program: &Path, llama: &Path, model: &Path, arguments: &str, cache: Option<&Path>,
+) -> Command {
     let prompt = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny-llama/prompt.txt");
-    let mut command = Command::new(program());
-    command.arg(model).arg("--backends").arg(llama_directory().join("lib"));
+    let mut command = Command::new(program);
+    command.arg(model).arg("--backends").arg(llama.join("lib"));
     command.arg("--prompt").arg(prompt).args(arguments.split_whitespace());
-    command.env_remove("GGML_BACKEND_PATH").env_remove("KVFS_KV").env_remove("KVFS_MODEL");
+    for variable in ["GGML_BACKEND_PATH", "KVFS_KV", "KVFS_MODEL", "KVFS_GGML"] {
+        command.env_remove(variable);
+    }
     if let Some(cache) = cache {
         command.env("GGML_BACKEND_PATH", library(Link::Shared)).env("KVFS_KV", cache);
     }
@@ -130,9 +141,14 @@ impl Ran {
     ) -> Ran {
         let directory = scratch_directory();
         let path = directory.path().join("tokens");
-        let tokens: Vec<u8> = self.tokens.iter().flat_map(|token| token.to_ne_bytes()).collect();
-        std::fs::write(&path, tokens).unwrap();
+        self.write_tokens(&path);
         ran_in(group, model, &format!("{arguments} --follow {}", path.display()), cache)
+    }
+
+    /// For `--follow`.
+    pub(crate) fn write_tokens(&self, path: &Path) {
+        let tokens: Vec<u8> = self.tokens.iter().flat_map(|token| token.to_ne_bytes()).collect();
+        std::fs::write(path, tokens).unwrap();
     }
 
     /// The same text, and logits that differ by at most `tolerance` of their spread.

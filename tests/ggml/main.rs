@@ -16,6 +16,7 @@ mod program;
 
 mod cells;
 mod conversation;
+mod doctor;
 #[allow(dead_code, reason = "how long a run took is for the benchmark")]
 mod engine;
 mod failures;
@@ -26,7 +27,9 @@ mod larger_than_memory;
 mod models;
 mod other_device;
 mod pages;
+mod planted;
 mod references;
+mod releases;
 mod saved;
 mod slot_file;
 mod slots;

@@ -19,10 +19,10 @@ struct Server {
 impl Server {
     fn start() -> Self {
         let directory = scratch_directory();
-        let program = compile("tests/ggml/rpc_server.c", directory.path());
+        let llama = llama_directory();
+        let program = compile("tests/ggml/rpc_server.c", &llama, directory.path());
         // Free a moment ago, and the system gives others first.
         let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-        let llama = llama_directory();
         let mut server = Command::new(program);
         server.arg(llama.join("lib")).arg(llama.join("rpc/libggml-rpc.so")).arg(&address);
         // The RPC backend looks for its base in the engine's directory.

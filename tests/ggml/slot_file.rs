@@ -7,10 +7,21 @@ use std::path::Path;
 use half::f16;
 
 use crate::common::fill;
+use crate::common::require::llama_directory;
 use crate::gguf::Model;
 
 /// Values repeat after so many, which no power of two divides.
 const PERIOD: usize = 1_000_003;
+
+/// What the engine writes, 2 or 3, which differ in models with several positions for each token alone.
+fn version() -> usize {
+    let header = std::fs::read_to_string(llama_directory().join("include/llama.h")).unwrap();
+    let mut lines = header.lines();
+    let version = lines.find_map(|line| line.strip_prefix("#define LLAMA_STATE_SEQ_VERSION"));
+    let version = version.unwrap().trim().parse().unwrap();
+    assert!((2..=3).contains(&version), "version {version} of slot files has another form");
+    version
+}
 
 /// A slot of `tokens` tokens, in f16, with rows that differ so much that few are attended to: that
 /// they are the right ones matters.
@@ -26,7 +37,7 @@ pub(crate) fn write(path: &Path, model: &Model, tokens: usize) {
         }
     };
     // One token more than there are rows: the one that comes next.
-    numbers(&[0x6767_7371, 3, tokens + 1]);
+    numbers(&[0x6767_7371, version(), tokens + 1]);
     (0..=tokens).for_each(|token| numbers(&[token % model.vocabulary]));
     numbers(&[1, tokens]);
     (0..tokens).for_each(|position| numbers(&[position, 1, 0]));

@@ -1,13 +1,12 @@
-//! ggml's structures, as they lie in memory, and no others.
+//! ggml's structures that are the same in all families of its versions, as they lie in memory.
 //!
-//! ggml keeps one `GGML_BACKEND_API_VERSION` while its tables change, so each version that is let
-//! in was compared with its `ggml-backend-impl.h`. What the engine has a function for (nodes of a
-//! graph, the type of a buffer) is asked for and not declared.
+//! Those that differ are in `family`; that these are what they were is for `trial` to show. What the
+//! engine has a function for (nodes of a graph, the type of a buffer) is asked for and not declared.
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 
-/// Versions of ggml whose structures are these.
-pub(super) const VERSIONS: [&str; 2] = ["0.25.1", "0.25.3"];
+use super::family::{WORDS_MAX, Word};
+
 /// `GGML_BACKEND_API_VERSION`
 pub(super) const API_VERSION: c_int = 2;
 /// Dimensions of a tensor.
@@ -18,10 +17,14 @@ pub(super) const SOURCES: usize = 10;
 pub(super) const PARAMETERS: usize = 16;
 /// More operations than any version has.
 pub(super) const OPERATIONS_MAX: c_int = 128;
+/// The last operation of all families, behind all that are looked for.
+pub(super) const OPERATION_LAST: &CStr = c"GLU";
 /// `GGML_OP_NONE`: it is the first.
 pub(super) const OPERATION_NONE: c_int = 0;
 /// `GGML_TENSOR_FLAG_COMPUTE`: nodes without it are left out of a computation.
 pub(super) const FLAG_COMPUTE: i32 = 16;
+/// `GGML_TENSOR_FLAG_OUTPUT`
+pub(super) const FLAG_OUTPUT: i32 = 2;
 
 pub(super) const STATUS_SUCCESS: c_int = 0;
 pub(super) const STATUS_FAILED: c_int = -1;
@@ -94,36 +97,17 @@ pub(super) struct Graph {
     opaque: [u8; 0],
 }
 
-/// `struct ggml_backend_buffer`
+/// `struct ggml_backend_buffer`, whose words are those of a family.
 #[repr(C)]
 pub(super) struct Buffer {
-    pub(super) interface: BufferInterface,
-    pub(super) kind: *mut BufferType,
-    pub(super) context: *mut c_void,
-    pub(super) size: usize,
-    pub(super) usage: c_int,
+    opaque: [u8; 0],
 }
 
-/// `struct ggml_backend_buffer_i`
+/// `struct ggml_backend_buffer_i`, which is handed over by value. It lies in memory then, and the engine
+/// takes as much of it as it knows.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(super) struct BufferInterface {
-    pub(super) free_buffer: Option<unsafe extern "C" fn(*mut Buffer)>,
-    pub(super) get_base: Option<unsafe extern "C" fn(*mut Buffer) -> *mut c_void>,
-    pub(super) init_tensor: Option<unsafe extern "C" fn(*mut Buffer, *mut RawTensor) -> c_int>,
-    pub(super) memset_tensor:
-        Option<unsafe extern "C" fn(*mut Buffer, *mut RawTensor, u8, usize, usize)>,
-    pub(super) set_tensor:
-        Option<unsafe extern "C" fn(*mut Buffer, *mut RawTensor, *const c_void, usize, usize)>,
-    pub(super) get_tensor:
-        Option<unsafe extern "C" fn(*mut Buffer, *const RawTensor, *mut c_void, usize, usize)>,
-    pub(super) set_tensor_2d: *const c_void,
-    pub(super) get_tensor_2d: *const c_void,
-    pub(super) cpy_tensor:
-        Option<unsafe extern "C" fn(*mut Buffer, *const RawTensor, *mut RawTensor) -> bool>,
-    pub(super) clear: Option<unsafe extern "C" fn(*mut Buffer, u8)>,
-    pub(super) reset: *const c_void,
-}
+pub(super) struct BufferInterface(pub(super) [Word; WORDS_MAX]);
 
 /// `struct ggml_backend_buffer_type`
 #[repr(C)]
@@ -138,19 +122,24 @@ pub(super) struct BufferType {
     pub(super) context: *mut c_void,
 }
 
-/// `struct ggml_backend`
+/// `struct ggml_backend`, whose words are those of a family.
 #[repr(C)]
 pub(super) struct Backend {
-    pub(super) guid: *const [u8; 16],
-    pub(super) get_name: unsafe extern "C" fn(*mut Backend) -> *const c_char,
-    pub(super) free: unsafe extern "C" fn(*mut Backend),
-    /// Tensors set, got and copied, in one and two dimensions; synchronisation; plans.
-    pub(super) asynchronous: [*const c_void; 10],
-    pub(super) graph_compute: unsafe extern "C" fn(*mut Backend, *mut Graph) -> c_int,
-    /// Events, and the order of a graph.
-    pub(super) optional: [*const c_void; 3],
-    pub(super) device: *mut Device,
-    pub(super) context: *mut c_void,
+    opaque: [u8; 0],
+}
+
+/// `struct ggml_init_params`
+#[repr(C)]
+pub(super) struct InitParameters {
+    pub(super) bytes: usize,
+    pub(super) memory: *mut c_void,
+    pub(super) without_data: bool,
+}
+
+/// `struct ggml_context`, which only the engine looks into.
+#[repr(C)]
+pub(super) struct TensorContext {
+    opaque: [u8; 0],
 }
 
 /// `struct ggml_backend_device`
@@ -182,7 +171,8 @@ pub(super) struct Properties {
     pub(super) memory_total: usize,
     pub(super) device_type: c_int,
     pub(super) device_id: *const c_char,
-    /// Asynchronous, host buffer, buffer from a host pointer, events, mapped weights.
+    /// Asynchronous, host buffer, buffer from a host pointer, events, mapped weights. The last came with
+    /// 0.23; before, it is padding.
     pub(super) capabilities: [bool; 5],
 }
 
@@ -202,8 +192,6 @@ pub struct Registration {
 const _: () = {
     use std::mem::{offset_of, size_of};
     assert!(size_of::<RawTensor>() == 336 && offset_of!(RawTensor, data) == 248);
-    assert!(size_of::<BufferInterface>() == 88);
-    assert!(offset_of!(Backend, graph_compute) == 8 + 96);
     assert!(size_of::<Custom>() == 24 && offset_of!(Custom, data) == 16);
     assert!(size_of::<PoolParameters>() == 528 && offset_of!(PoolParameters, threads) == 512);
     assert!(offset_of!(Device, supports_op) == 72 && offset_of!(Device, registration) == 120);

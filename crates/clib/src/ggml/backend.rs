@@ -1,7 +1,6 @@
 //! The backend of one context: graphs of the engine, with attention on the runtime.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::path::Path;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -12,6 +11,7 @@ use super::abi::{
 use super::cold::{Faults, Plan, Written};
 use super::cpu::Cpu;
 use super::engine::Abort;
+use super::family::{Table, WORDS_MAX, Word};
 use super::job::{Job, chunks_of_stream};
 use super::operation::FlashAttention;
 use super::replace::Replaced;
@@ -33,6 +33,14 @@ static ATTENDED: AtomicU64 = AtomicU64::new(0);
 
 /// Stretches of cells that had left memory and were read ahead, in this process.
 static READ: AtomicU64 = AtomicU64::new(0);
+
+/// A backend: what the engine knows of it, with room for all that a family may have, and what it
+/// does not.
+#[repr(C)]
+struct Own {
+    words: [Word; WORDS_MAX],
+    context: Context,
+}
 
 /// What belongs to one backend.
 struct Context {
@@ -69,17 +77,17 @@ pub(super) unsafe extern "C" fn create(_: *mut Device, _: *const c_char) -> *mut
             attended: AtomicU64::new(0),
             warned: AtomicBool::new(false),
         };
-        let backend = Backend {
-            guid: &raw const GUID,
-            get_name: name,
-            free,
-            asynchronous: [ptr::null(); 10],
-            graph_compute: compute,
-            optional: [ptr::null(); 3],
-            device: plugin().tables.device(),
-            context: Box::into_raw(Box::new(context)).cast(),
-        };
-        Box::into_raw(Box::new(backend))
+        let words = plugin().engine.family.fill(
+            Table::Backend,
+            &[
+                ("guid", (&raw const GUID).cast()),
+                ("get_name", name as *const c_void),
+                ("free", free as *const c_void),
+                ("graph_compute", compute as *const c_void),
+                ("device", plugin().tables.device().cast_const().cast()),
+            ],
+        );
+        Box::into_raw(Box::new(Own { words, context })).cast()
     })
 }
 
@@ -117,9 +125,7 @@ unsafe extern "C" fn name(_: *mut Backend) -> *const c_char {
 /// A backend that `create` made.
 unsafe fn context<'a>(backend: *mut Backend) -> &'a Context {
     // SAFETY: the caller's.
-    let context = unsafe { (*backend).context };
-    // SAFETY: the context of such a backend is a box of this.
-    unsafe { &*context.cast::<Context>() }
+    unsafe { &(*backend.cast::<Own>()).context }
 }
 
 /// # Safety
@@ -148,10 +154,9 @@ unsafe extern "C" fn set_abort(backend: *mut Backend, abort: Option<Abort>, data
 /// As [`context`], and nobody uses it any more.
 unsafe extern "C" fn free(backend: *mut Backend) {
     // SAFETY: `create` made it from a box.
-    let backend = unsafe { Box::from_raw(backend) };
-    // SAFETY: the context of such a backend is a box of this.
-    let context = unsafe { Box::from_raw(backend.context.cast::<Context>()) };
+    let own = unsafe { Box::from_raw(backend.cast::<Own>()) };
     guard((), || {
+        let Own { context, .. } = *own;
         let attended = context.attended.load(Ordering::Relaxed);
         if attended > 0 {
             let stored = context.stored.load(Ordering::Relaxed);
@@ -230,8 +235,8 @@ impl Context {
     /// Whoever set this up sees at once that it works.
     fn count(&self) {
         if self.attended.fetch_add(1, Ordering::Relaxed) == 0 {
-            let directory = plugin().directory.as_deref().unwrap_or(Path::new(""));
-            say(&format!("attention runs here, over a KV cache in {}", directory.display()));
+            let directory = plugin().directory.display();
+            say(&format!("attention runs here, over a KV cache in {directory}"));
         }
     }
 

@@ -13,6 +13,7 @@ use kvfs_formats::slot::reference::is_referred;
 use super::abi::{
     Buffer, BufferInterface, BufferType, Device, RawTensor, STATUS_FAILED, STATUS_SUCCESS,
 };
+use super::family::Table;
 use super::files::{CacheFile, CacheFiles};
 use super::region::{HUGE_PAGE_BYTES, OS_PAGE_BYTES, Region};
 use super::restore::restore;
@@ -111,42 +112,48 @@ unsafe extern "C" fn allocate(kind: *mut BufferType, size: usize) -> *mut Buffer
             tensors: Mutex::default(),
             fresh: AtomicBool::new(true),
         };
-        let interface = BufferInterface {
-            free_buffer: Some(free),
-            get_base: Some(base),
-            init_tensor: Some(init_tensor),
-            memset_tensor: Some(memset_tensor),
-            set_tensor: Some(set_tensor),
-            get_tensor: Some(get_tensor),
-            set_tensor_2d: ptr::null(),
-            get_tensor_2d: ptr::null(),
-            // The engine goes through `set_tensor` and `get_tensor` then.
-            cpy_tensor: None,
-            clear: Some(clear),
-            reset: ptr::null(),
-        };
+        // The engine does without the others: it copies by `set_tensor` and `get_tensor`.
+        let interface = BufferInterface(plugin().engine.family.fill(
+            Table::Buffer,
+            &[
+                ("free_buffer", free as *const c_void),
+                ("get_base", base as *const c_void),
+                ("init_tensor", init_tensor as *const c_void),
+                ("memset_tensor", memset_tensor as *const c_void),
+                ("set_tensor", set_tensor as *const c_void),
+                ("get_tensor", get_tensor as *const c_void),
+                ("clear", clear as *const c_void),
+            ],
+        ));
         let context = Box::into_raw(Box::new(memory)).cast();
-        // SAFETY: the interface is of the engine's version, the context this module's.
+        // SAFETY: the interface is of the engine's family, the context this module's.
         unsafe { (plugin().engine.functions.buffer_init)(kind, interface, context, size) }
     })
 }
 
 /// # Safety
 /// A buffer that `allocate` made.
+unsafe fn context(buffer: *mut Buffer) -> *mut Memory {
+    // SAFETY: the caller's.
+    unsafe { plugin().engine.family.buffer_field(buffer, "context") }.cast_mut().cast()
+}
+
+/// # Safety
+/// A buffer that `allocate` made.
 unsafe fn memory<'a>(buffer: *mut Buffer) -> &'a Memory {
     // SAFETY: the caller's.
-    let context = unsafe { (*buffer).context };
+    let context = unsafe { context(buffer) };
     // SAFETY: the context of such a buffer is a box of this.
-    unsafe { &*context.cast::<Memory>() }
+    unsafe { &*context }
 }
 
 /// # Safety
 /// As [`memory`], and nobody uses the buffer any more.
 unsafe extern "C" fn free(buffer: *mut Buffer) {
     // SAFETY: the caller's.
-    let context = unsafe { (*buffer).context };
+    let context = unsafe { context(buffer) };
     // SAFETY: the context of such a buffer is a box of this.
-    let memory = unsafe { Box::from_raw(context.cast::<Memory>()) };
+    let memory = unsafe { Box::from_raw(context) };
     guard((), || drop(memory));
 }
 
@@ -196,8 +203,7 @@ impl Memory {
         let offset = self.region.offset_of(tensor.raw().data, length).ok_or_else(missing)?;
         let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
         if files.is_none() {
-            let parent = plugin().directory.as_deref().ok_or_else(missing)?;
-            *files = Some(CacheFiles::take(parent)?);
+            *files = Some(CacheFiles::take(&plugin().directory)?);
         }
         let files = files.as_ref().expect("taken above");
         let file = files.create(name, length)?;

@@ -38,6 +38,10 @@ impl Cpu {
         (!backend.is_null()).then_some(Self { engine, backend, pools: Mutex::default() })
     }
 
+    pub(super) fn backend(&self) -> *mut Backend {
+        self.backend
+    }
+
     /// Computes with so many threads from now on.
     pub(super) fn set_threads(&self, count: c_int) {
         let (count, functions) = (count.max(1), self.engine.cpu_functions);

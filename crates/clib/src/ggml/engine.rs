@@ -1,12 +1,17 @@
 //! The engine that loaded this library: which version it is, and the functions that are called.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ptr;
 
 use super::abi::{
-    Backend, Buffer, BufferInterface, BufferType, Device, Graph, OPERATIONS_MAX, PoolParameters,
-    RawTensor, Registration, ThreadPool, VERSIONS,
+    Backend, Buffer, BufferInterface, BufferType, Device, Graph, OPERATION_LAST, OPERATIONS_MAX,
+    PoolParameters, RawTensor, Registration, ThreadPool, types,
 };
+use super::child::{self, Answer};
+use super::family::{FAMILIES, Family};
 use super::library::{Library, function_at};
+use super::probe;
+use super::trial::Trial;
 
 /// Functions of the engine.
 #[derive(Clone, Copy)]
@@ -49,12 +54,18 @@ pub(super) struct Operations {
     pub(super) views: [c_int; 5],
 }
 
+/// Set to `strict`, only known versions are let in.
+const VARIABLE: &str = "KVFS_GGML";
+
 /// What is known of the engine.
+#[derive(Clone, Copy)]
 pub(super) struct Engine {
     pub(super) functions: Functions,
     pub(super) operations: Operations,
     pub(super) cpu_functions: CpuFunctions,
+    pub(super) registration: *mut Registration,
     pub(super) cpu_device: *mut Device,
+    pub(super) family: &'static Family,
 }
 
 // SAFETY: the device is one that the engine has for as long as it runs, for all threads.
@@ -63,16 +74,41 @@ unsafe impl Send for Engine {}
 unsafe impl Sync for Engine {}
 
 impl Engine {
-    /// Finds the engine in this process.
+    /// Finds the engine in this process; with it comes a line that says which it is.
     ///
     /// # Errors
     /// A line that says why this is no engine to work with.
-    pub(super) fn find() -> Result<Self, String> {
+    pub(super) fn find() -> Result<(Self, String), String> {
         let base = Library::find("libggml-base.");
-        check_version(&base)?;
-        let functions = functions(&base)?;
-        check_layout(&base, &functions)?;
-        let operations = operations(&base)?;
+        let version = version(&base)?;
+        let known = FAMILIES.iter().find(|family| family.versions.contains(&version.as_str()));
+        let is_strict = std::env::var_os(VARIABLE).is_some_and(|value| value == "strict");
+        let other = || format!("{}, and {VARIABLE}=strict lets no other in", unknown(&version));
+        if is_strict && known.is_none() {
+            return Err(other());
+        }
+        let (family, line) = match Self::in_child(&base) {
+            Answer::Said(said) => judge(&version, &said)?,
+            Answer::Died(how) => {
+                return Err(format!("{}: a trial of it ended by {how}", refused(&version)));
+            }
+            Answer::Nothing(why) => match known {
+                Some(family) => (family, format!("ggml {version}, a known version ({why})")),
+                None => {
+                    return Err(format!("{}, and it could not be tried: {why}", unknown(&version)));
+                }
+            },
+        };
+        // A build between releases may have the version of one and the structures of another.
+        if is_strict && !known.is_some_and(|known| ptr::eq(known, family)) {
+            return Err(other());
+        }
+        Ok((Self::new(&base, family)?, line))
+    }
+
+    fn new(base: &Library, family: &'static Family) -> Result<Self, String> {
+        let functions = functions(base)?;
+        let operations = operations(base)?;
         let registration: unsafe extern "C" fn() -> *mut Registration =
             // SAFETY: as the header of this version says.
             unsafe { Library::find("libggml-cpu").function(c"ggml_backend_cpu_reg") }?;
@@ -83,26 +119,69 @@ impl Engine {
             unsafe { base.function(c"ggml_backend_reg_dev_get") }?;
         // SAFETY: the registration is the engine's, and has one device.
         let cpu_device = unsafe { device(registration, 0) };
-        let cpu_functions = cpu_functions(&base, registration)?;
-        Ok(Self { functions, operations, cpu_functions, cpu_device })
+        let cpu_functions = cpu_functions(base, registration)?;
+        Ok(Self { functions, operations, cpu_functions, registration, cpu_device, family })
+    }
+
+    /// Asks the engine in a child process which family it is of: the answer is a number, or a line that
+    /// says why it is of none.
+    fn in_child(base: &Library) -> Answer {
+        child::ask(|| match Self::probe(base) {
+            Ok(family) => {
+                let is_it = |known: &Family| ptr::eq(known, family);
+                FAMILIES.iter().position(is_it).map_or(String::new(), |at| at.to_string())
+            }
+            Err(line) => line,
+        })
+    }
+
+    fn probe(base: &Library) -> Result<&'static Family, String> {
+        // Which family it is does not matter yet.
+        let mut engine = Self::new(base, &FAMILIES[0])?;
+        let trial = Trial::new(base, engine.operations)?;
+        trial.check_tensor()?;
+        trial.check_types()?;
+        trial.check_filled(&engine)?;
+        let tensor = trial.tensor(types::F32, [256, 1, 1, 1])?;
+        // SAFETY: this is a child process, and the tensor is so long.
+        engine.family = unsafe { probe::family(base, &engine.functions, tensor) }?;
+        trial.check_live(&engine, engine.family)?;
+        trial.check_graph(Box::leak(Box::new(engine)))?;
+        Ok(engine.family)
     }
 }
 
-fn check_version(base: &Library) -> Result<(), String> {
+/// The family, and the line that tells of it.
+fn judge(version: &str, said: &str) -> Result<(&'static Family, String), String> {
+    let proved = said.parse::<usize>().ok().and_then(|at| FAMILIES.get(at));
+    let Some(family) = proved else { return Err(format!("{}: {said}", refused(version))) };
+    if family.versions.contains(&version) {
+        return Ok((family, format!("ggml {version}")));
+    }
+    let line = format!(
+        "ggml {version}, which this kvfs does not know, but all that it uses is as in ggml {}",
+        family.name
+    );
+    Ok((family, line))
+}
+
+fn refused(version: &str) -> String {
+    format!("the engine's ggml {version} is not one that this kvfs can work with")
+}
+
+fn unknown(version: &str) -> String {
+    let known: Vec<&str> = FAMILIES.iter().flat_map(|family| family.versions).copied().collect();
+    format!("the engine has ggml {version}; this kvfs knows {}", known.join(", "))
+}
+
+fn version(base: &Library) -> Result<String, String> {
     let version: unsafe extern "C" fn() -> *const c_char =
         // SAFETY: every version that has it has it like this.
         unsafe { base.function(c"ggml_version") }?;
     // SAFETY: it takes nothing and returns a string that stays.
     let version = unsafe { version() };
     // SAFETY: as above.
-    let version = unsafe { CStr::from_ptr(version) }.to_string_lossy();
-    if VERSIONS.contains(&version.as_ref()) {
-        return Ok(());
-    }
-    Err(format!(
-        "the engine has ggml {version}; this kvfs knows {}: use one of them, or another kvfs",
-        VERSIONS.join(" and ")
-    ))
+    Ok(unsafe { CStr::from_ptr(version) }.to_string_lossy().into_owned())
 }
 
 fn functions(base: &Library) -> Result<Functions, String> {
@@ -150,55 +229,20 @@ fn cpu_functions(base: &Library, cpu: *mut Registration) -> Result<CpuFunctions,
     })
 }
 
-/// Looks whether a buffer of the engine's own has its fields where they are expected: the version
-/// number of a development build says little.
-fn check_layout(base: &Library, functions: &Functions) -> Result<(), String> {
-    const BYTES: usize = 4096;
-    let cpu: unsafe extern "C" fn() -> *mut BufferType =
-        // SAFETY: the type is that of the header.
-        unsafe { base.function(c"ggml_backend_cpu_buffer_type") }?;
-    let allocate: unsafe extern "C" fn(*mut BufferType, usize) -> *mut Buffer =
-        // SAFETY: as above.
-        unsafe { base.function(c"ggml_backend_buft_alloc_buffer") }?;
-    let free: unsafe extern "C" fn(*mut Buffer) =
-        // SAFETY: as above.
-        unsafe { base.function(c"ggml_backend_buffer_free") }?;
-    // SAFETY: it takes nothing.
-    let kind = unsafe { cpu() };
-    // SAFETY: the type is the engine's.
-    let buffer = unsafe { allocate(kind, BYTES) };
-    if buffer.is_null() {
-        return Err("the engine has no memory".to_owned());
-    }
-    // SAFETY: a buffer is at least as large in every version: the smallest has two pointers less,
-    // and the engine's allocator rounds up.
-    let found = unsafe { (*buffer).kind };
-    // SAFETY: the same.
-    let size = unsafe { (*buffer).size };
-    // SAFETY: the same type, which has a function for this.
-    let host = unsafe { (functions.buffer_type_is_host)(kind) };
-    // SAFETY: the buffer is not used any more.
-    unsafe { free(buffer) };
-    if found == kind && (BYTES..BYTES + 4096).contains(&size) && host {
-        return Ok(());
-    }
-    Err("the engine's tables are not those of its version of ggml: use a release".to_owned())
-}
-
 fn operations(base: &Library) -> Result<Operations, String> {
     let name: unsafe extern "C" fn(c_int) -> *const c_char =
         // SAFETY: the type is that of the header.
         unsafe { base.function(c"ggml_op_name") }?;
+    let name = |op| {
+        // SAFETY: the search ends before the engine's table does, or has ended a child process.
+        let name = unsafe { name(op) };
+        // SAFETY: a name is a string that stays.
+        unsafe { CStr::from_ptr(name) }
+    };
     let find = |wanted: &CStr| {
-        let matches = |op: &c_int| {
-            // SAFETY: every version that is let in has each of the operations that are looked for,
-            // so the search ends before its table does.
-            let name = unsafe { name(*op) };
-            // SAFETY: a name is a string that stays.
-            unsafe { CStr::from_ptr(name) == wanted }
-        };
+        let mut all = (0..OPERATIONS_MAX).take_while(|op| name(*op) != OPERATION_LAST);
         let missing = || format!("the engine has no operation {}", wanted.to_string_lossy());
-        (0..OPERATIONS_MAX).find(matches).ok_or_else(missing)
+        all.find(|op| name(*op) == wanted).ok_or_else(missing)
     };
     Ok(Operations {
         set_rows: find(c"SET_ROWS")?,

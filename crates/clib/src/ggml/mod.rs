@@ -9,8 +9,9 @@
 //!
 //! | file | question it answers |
 //! |---|---|
-//! | `abi` | how the engine's structures lie in memory |
+//! | `abi`, `family` | how the engine's structures lie in memory |
 //! | `library`, `engine` | which engine it is |
+//! | `child`, `probe`, `trial` | whether its structures are those |
 //! | `tensor` | what a tensor of the engine holds |
 //! | `device`, `buffer`, `backend` | the functions that the engine calls |
 //! | `region`, `files` | where a cache is |
@@ -33,20 +34,24 @@ mod abi;
 mod attend;
 mod backend;
 mod buffer;
+mod child;
 mod cold;
 mod cpu;
 mod device;
 mod engine;
+mod family;
 mod files;
 mod job;
 mod library;
 mod operation;
+mod probe;
 mod region;
 mod replace;
 mod restore;
 mod ring;
 mod rows;
 mod tensor;
+mod trial;
 mod visible;
 
 use std::ffi::c_int;
@@ -62,8 +67,8 @@ use engine::Engine;
 /// What is decided once in a process.
 struct Plugin {
     engine: Engine,
-    /// Where caches are; without it there is no device.
-    directory: Option<PathBuf>,
+    /// Where caches are.
+    directory: PathBuf,
     /// Whose references slots may have.
     model: Option<restore::Model>,
     tables: device::Tables,
@@ -77,12 +82,15 @@ fn plugin() -> &'static Plugin {
 }
 
 fn load() -> Result<Plugin, String> {
-    let engine = Engine::find()?;
     let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
-    let directory = variable(files::VARIABLE);
-    let directory = directory.map(|value| files::directory(value.as_ref())).transpose()?;
-    let model = variable(restore::VARIABLE).filter(|_| directory.is_some());
+    let Some(directory) = variable(files::VARIABLE) else {
+        return Err(format!("{} names no mount: the engine goes on without kvfs", files::VARIABLE));
+    };
+    let (engine, line) = Engine::find()?;
+    let directory = files::directory(directory.as_ref())?;
+    let model = variable(restore::VARIABLE);
     let model = model.map(|value| restore::Model::open(value.as_ref())).transpose()?;
+    say(&format!("{line}; KV caches go to {}", directory.display()));
     Ok(Plugin { engine, directory, model, tables: device::Tables::new() })
 }
 
@@ -100,12 +108,10 @@ fn guard<T>(otherwise: T, call: impl FnOnce() -> T) -> T {
 /// it is not one to work with or `KVFS_KV` is no directory of a mount.
 #[unsafe(no_mangle)]
 pub extern "C" fn ggml_backend_init() -> *mut Registration {
-    guard(ptr::null_mut(), || match PLUGIN.get_or_init(load) {
-        Ok(plugin) => plugin.tables.registration(),
-        Err(line) => {
-            say(line);
-            ptr::null_mut()
-        }
+    guard(ptr::null_mut(), || {
+        // The engine may ask again; what there is to say is said once.
+        let loaded = PLUGIN.get_or_init(|| load().inspect_err(|line| say(line)));
+        loaded.as_ref().map_or(ptr::null_mut(), |plugin| plugin.tables.registration())
     })
 }
 
