@@ -24,7 +24,7 @@ impl Core {
         }
     }
 
-    /// [`FileSystem::report`] for a file that is looked at more than once, at each `close()` and
+    /// [`Core::report`] for a file that is looked at more than once, at each `close()` and
     /// when it would be sealed.
     pub(crate) fn report_once(&self, id: InodeId, place: &Place, error: SealError) -> FsError {
         if let (SealError::Refused(error), Some(node)) = (&error, self.state().nodes.get_mut(&id)) {

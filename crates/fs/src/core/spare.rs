@@ -26,7 +26,7 @@ pub(crate) struct Spares {
 }
 
 impl Core {
-    /// From now on `wanted` is told when [`FileSystem::make_spares`] should run.
+    /// From now on `wanted` is told when [`Core::make_spares`] should run.
     pub fn keep_spares(&self, wanted: Sender<()>) {
         let _ = self.spares.wanted.set(wanted);
     }
