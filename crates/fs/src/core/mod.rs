@@ -10,6 +10,7 @@ pub(crate) mod node;
 pub(crate) mod persist;
 pub(crate) mod refuse;
 pub(crate) mod releases;
+pub(crate) mod rights;
 pub(crate) mod rows;
 pub(crate) mod settle;
 pub(crate) mod share;

@@ -7,6 +7,7 @@
 
 use std::path::{Component, Path};
 
+use crate::core::rights::User;
 use crate::core::state::State;
 use crate::{Caller, FileSystem, FsError};
 use kvfs_page::{Geometry, Layer, names};
@@ -31,22 +32,23 @@ impl Readers {
 
     /// Whether all of them may read this as well.
     pub(super) fn may_read(self, inode: &Inode) -> bool {
-        self.bits & !granted(inode, self.uid, self.gid) == 0
+        self.bits & !self.let_in(inode) == 0
     }
 
     fn narrow(&mut self, inode: &Inode) {
-        self.bits &= granted(inode, self.uid, self.gid);
+        self.bits &= self.let_in(inode);
     }
-}
 
-/// Who of the owner `uid`, the group `gid` and all others is let in by an inode, whosesoever it is. That the
-/// owner of a sequence is in its group is all that is known of the groups of users.
-fn granted(inode: &Inode, uid: u32, gid: u32) -> u16 {
-    let lets_in = if inode.is_directory() { (inode.mode & 0o111) << 2 } else { inode.mode & 0o444 };
-    let to_all = if lets_in & SHARED == SHARED { 0o444 } else { 0 };
-    let group = if inode.gid == gid { lets_in } else { to_all };
-    let owner = if inode.uid == uid { lets_in } else { group << 3 };
-    owner & 0o400 | group & 0o040 | to_all & OTHERS
+    /// Which of them a file or directory lets in, whosesoever it is. That the owner of a sequence is in its
+    /// group is all that is known of the groups of users.
+    fn let_in(self, inode: &Inode) -> u16 {
+        let owner = User::from(Caller { uid: self.uid, gid: self.gid });
+        let users = [(owner, 0o400), (User::in_group(self.gid), 0o040), (User::ANYBODY, OTHERS)];
+        let is_let_in = |user: User| {
+            if inode.is_directory() { user.may_enter(inode) } else { user.may_read(inode) }
+        };
+        users.into_iter().filter(|(user, _)| is_let_in(*user)).map(|(_, bit)| bit).sum()
+    }
 }
 
 impl State {
@@ -125,35 +127,6 @@ impl FileSystem {
 /// Directories that are looked at before one of them is removed for a user; beyond that he does it himself.
 const DIRECTORIES_MAX: usize = 4096;
 
-impl Caller {
-    /// Which of reading (4), changing (2) and entering (1) an inode's mode grants. Of groups only the one that
-    /// the request came with is known: in others this user may be, or not, so what counts is what both may.
-    fn rights(self, inode: &Inode) -> u16 {
-        match self.uid {
-            0 => 0o7,
-            uid if uid == inode.uid => inode.mode >> 6 & 0o7,
-            _ if self.gid == inode.gid => inode.mode >> 3 & 0o7,
-            _ => inode.mode >> 3 & inode.mode & 0o7,
-        }
-    }
-
-    /// Whether names in a directory are for this user to make.
-    fn may_change(self, directory: &Inode) -> bool {
-        self.rights(directory) & 0o3 == 0o3
-    }
-
-    /// Whether a name in a directory is for this user to remove.
-    pub(crate) fn may_remove(self, directory: &Inode, named: &Inode) -> bool {
-        self.may_change(directory) && self.passes_sticky(directory, named.uid)
-    }
-
-    /// Whether the sticky bit of a directory lets this user remove what `owner` has put there.
-    pub(super) fn passes_sticky(self, directory: &Inode, owner: u32) -> bool {
-        let is_sticky = directory.mode & 0o1000 != 0;
-        !is_sticky || self.uid == 0 || [owner, directory.uid].contains(&self.uid)
-    }
-}
-
 impl State {
     /// Whether a user may put something else in the place of a directory's name: make it if it is not
     /// there, and else remove what has it, with everything that is in it.
@@ -163,12 +136,12 @@ impl State {
         if caller.uid == 0 {
             return Ok(true);
         }
-        let above = self.inode(parent)?;
+        let (user, above) = (User::from(caller), self.inode(parent)?);
         let Some(entry) = self.entry(parent, name)? else {
-            return Ok(caller.may_change(&above));
+            return Ok(user.may_change(&above));
         };
         let replaced = self.inode(entry.inode)?;
-        if !caller.may_remove(&above, &replaced) {
+        if !user.may_remove(&above, &replaced) {
             return Ok(false);
         }
         let mut directories = vec![(entry.inode, replaced)];
@@ -185,7 +158,7 @@ impl State {
             })?;
             for entry in inside {
                 let inode = self.inode(entry.inode)?;
-                if !caller.may_remove(&directory, &inode) {
+                if !user.may_remove(&directory, &inode) {
                     return Ok(false);
                 }
                 if inode.is_directory() {
@@ -201,11 +174,11 @@ impl State {
     pub(super) fn readable_file(
         &self, caller: Caller, path: &Path,
     ) -> Result<Option<InodeId>, FsError> {
-        let mut at = InodeId::ROOT;
+        let (user, mut at) = (User::from(caller), InodeId::ROOT);
         for part in path.components() {
             let Component::Normal(name) = part else { return Ok(None) };
             let directory = self.inode(at)?;
-            if !directory.is_directory() || caller.rights(&directory) & 0o1 == 0 {
+            if !directory.is_directory() || !user.may_enter(&directory) {
                 return Ok(None);
             }
             match self.entry(at, name.as_encoded_bytes())? {
@@ -215,7 +188,7 @@ impl State {
         }
         let inode = self.inode(at)?;
         let is_plain = inode.file().is_some_and(|file| matches!(file.role, Role::Plain));
-        Ok((is_plain && caller.rights(&inode) & 0o4 != 0).then_some(at))
+        Ok((is_plain && user.may_read(&inode)).then_some(at))
     }
 }
 
@@ -236,32 +209,11 @@ mod tests {
     }
 
     #[test]
-    fn who_may_change_and_remove() {
-        fn check(caller: Caller, directory: (u16, u32, u32), named: u32, expected: (bool, bool)) {
-            let (mode, uid, gid) = directory;
-            let (directory, named) = (inode(true, mode, uid, gid), inode(false, 0o644, named, 1));
-            let found = (caller.may_change(&directory), caller.may_remove(&directory, &named));
-            assert_eq!(found, expected, "{mode:o} {uid} {gid}");
-        }
-        let caller = Caller { uid: 7, gid: 8 };
-        check(caller, (0o755, 7, 1), 1, (true, true));
-        check(caller, (0o755, 1, 8), 1, (false, false));
-        check(caller, (0o775, 1, 8), 1, (true, true));
-        check(caller, (0o777, 1, 1), 1, (true, true));
-        check(caller, (0o707, 1, 1), 1, (false, false));
-        // The owner's own bits count for the owner, even if others may more.
-        check(caller, (0o077, 7, 8), 1, (false, false));
-        check(caller, (0o1777, 1, 1), 1, (true, false));
-        check(caller, (0o1777, 1, 1), 7, (true, true));
-        check(caller, (0o1777, 7, 1), 1, (true, true));
-        check(Caller { uid: 0, gid: 0 }, (0o1700, 1, 1), 1, (true, true));
-    }
-
-    #[test]
     fn who_is_let_in() {
         fn check(is_directory: bool, (mode, uid, gid): (u16, u32, u32), expected: u16) {
             let inode = inode(is_directory, mode, uid, gid);
-            assert_eq!(granted(&inode, 7, 8), expected, "{mode:o} {uid} {gid}");
+            let readers = Readers { uid: 7, gid: 8, bits: 0o444 };
+            assert_eq!(readers.let_in(&inode), expected, "{mode:o} {uid} {gid}");
         }
         check(false, (0o644, 7, 8), 0o444);
         check(false, (0o640, 7, 8), 0o440);

@@ -14,6 +14,7 @@ use super::Virtual;
 use super::shares::{Share, Shares};
 use crate::attributes::{Attributes, Caller, Found, Place};
 use crate::core::handle::{Handle, Served};
+use crate::core::rights::User;
 use crate::create::Created;
 use crate::open::{Caching, Opened, OpenedBy};
 use crate::{FileSystem, FsError};
@@ -343,7 +344,7 @@ impl FileSystem {
         let mut registered = self.blocks.registered();
         // Since it was opened, somebody else may have registered another one.
         let known = registered.by_key.get(&key).map(|block| block.owner);
-        if known.is_some_and(|owner| !draft.caller.passes_sticky(&model, owner)) {
+        if known.is_some_and(|owner| !User::from(draft.caller).passes_sticky(&model, owner)) {
             return Err(FsError::NotPermitted);
         }
         registered.put(key, (file, draft.caller.uid), block)

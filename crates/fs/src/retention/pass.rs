@@ -351,7 +351,9 @@ impl FileSystem {
                 drop(state);
                 let is_own = inode.uid == pass.limited.owner;
                 let goes_with_it = class == DirectoryClass::Sequence || frame.in_sequence;
-                if !pass.limited.may_change(&inode) || frame.own_only && goes_with_it && !is_own {
+                if !pass.limited.user().may_change(&inode)
+                    || frame.own_only && goes_with_it && !is_own
+                {
                     pass.pass_by(&frame);
                     pass.frames.push(frame);
                     return Ok(count);
@@ -362,7 +364,7 @@ impl FileSystem {
                     offset: 0,
                     ttl: own.and_then(|policy| policy.ttl).or(frame.ttl),
                     in_sequence: frame.in_sequence,
-                    own_only: pass.limited.is_sticky(&inode),
+                    own_only: pass.limited.user().removes_only_own(&inode),
                 };
                 pass.frames.push(frame);
                 pass.enter(below, class);
