@@ -10,7 +10,8 @@ use serde_json::json;
 
 use super::output::{Failure, Outcome, Report, bytes};
 use crate::page::names::{MANIFEST, SEQUENCES, is_staging};
-use crate::page::{Dtype, Geometry, KvRotation, Layout, Manifest, ManifestFields, Rope};
+use crate::page::{Dtype, Geometry, KvRotation, LayerKind, Layout, Manifest, ManifestFields, Rope};
+use kvfs_formats::model_file::ModelFile;
 
 /// Where the manifest is written before it gets its name.
 const MANIFEST_STAGING: &str = "manifest.json.tmp";
@@ -20,27 +21,31 @@ const MANIFEST_STAGING: &str = "manifest.json.tmp";
 pub(crate) struct CreateArguments {
     /// MOUNTPOINT/models/NAME
     pub path: PathBuf,
+    /// A config.json of Hugging Face, a directory with one, or a GGUF: what follows is read there, as far as it is
+    /// not given here
+    #[arg(long, value_name = "FILE")]
+    pub from: Option<PathBuf>,
     /// Layers of the model
-    #[arg(long, value_name = "N")]
-    pub layers: u32,
+    #[arg(long, value_name = "N", required_unless_present = "from", conflicts_with = "from")]
+    pub layers: Option<u32>,
     /// KV heads per layer
-    #[arg(long, value_name = "H")]
-    pub kv_heads: u32,
+    #[arg(long, value_name = "H", required_unless_present = "from")]
+    pub kv_heads: Option<u32>,
     /// Elements of one K row
-    #[arg(long, value_name = "D")]
-    pub head_dim: u32,
+    #[arg(long, value_name = "D", required_unless_present = "from")]
+    pub head_dim: Option<u32>,
     /// Elements of one V row, 0 if the model keeps no V [default: head-dim]
     #[arg(long, value_name = "D")]
     pub v_head_dim: Option<u32>,
-    /// Tokens of a full page
-    #[arg(long, value_name = "T", default_value_t = crate::page::limits::DEFAULT_PAGE_TOKENS)]
-    pub page_tokens: u32,
-    /// Element type
-    #[arg(long, default_value = "f16", ignore_case = true, value_parser = dtypes())]
-    pub dtype: Dtype,
-    /// Order of heads and tokens in a page
-    #[arg(long, value_enum, default_value = "hnd")]
-    pub layout: LayoutArgument,
+    /// Tokens of a full page [default: 1024; with --from as many as make a page of 2 to 4 MiB]
+    #[arg(long, value_name = "T")]
+    pub page_tokens: Option<u32>,
+    /// Element type [default: f16; with --from that of the config.json]
+    #[arg(long, ignore_case = true, value_parser = dtypes())]
+    pub dtype: Option<Dtype>,
+    /// Order of heads and tokens in a page [default: hnd; with --from of a GGUF nhd, as llama.cpp has it]
+    #[arg(long, value_enum)]
+    pub layout: Option<LayoutArgument>,
     /// The model, as its users name it [default: NAME]
     #[arg(long, value_name = "ID")]
     pub model_id: Option<String>,
@@ -116,7 +121,9 @@ impl From<LayoutArgument> for Layout {
 pub(crate) fn run(arguments: &CreateArguments) -> Outcome {
     let path = &arguments.path;
     let name = model_name(path)?;
-    let manifest = manifest(arguments, &name)
+    let from =
+        arguments.from.as_deref().map(ModelFile::read).transpose().map_err(Failure::Usage)?;
+    let manifest = manifest(arguments, &name, from.as_ref())
         .map_err(|error| Failure::Usage(format!("{}: {error}", path.display())))?;
     DirBuilder::new().create(path).map_err(|error| explain(path, &error))?;
     if let Err(error) = fill(path, &manifest) {
@@ -129,7 +136,7 @@ pub(crate) fn run(arguments: &CreateArguments) -> Outcome {
     Ok(if arguments.json {
         Report::json(&to_json(path, &manifest))
     } else {
-        Report::text(describe(path, manifest.geometry()))
+        Report::text(describe(path, from.as_ref(), manifest.geometry()))
     })
 }
 
@@ -163,37 +170,75 @@ fn explain(path: &Path, error: &io::Error) -> Failure {
     })
 }
 
-fn manifest(arguments: &CreateArguments, name: &str) -> Result<Manifest, crate::page::PageError> {
-    let pairing = arguments.rope_pairing.as_deref().map(|name| ("pairing".to_owned(), name.into()));
-    let rope = arguments.rope_theta.map(|theta| Rope {
-        theta,
-        scaling: None,
-        dims: arguments.rope_dims,
-        other: pairing.into_iter().collect(),
-    });
+fn manifest(
+    arguments: &CreateArguments, name: &str, from: Option<&ModelFile>,
+) -> Result<Manifest, crate::page::PageError> {
+    // The parser takes care that each is given where there is no file.
+    let or_file = |given: Option<u32>, of_file: fn(&ModelFile) -> u32| {
+        given.or(from.map(of_file)).unwrap_or_default()
+    };
+    let layers = arguments.layers.unwrap_or_else(|| count(from.map_or(&[], |from| &from.layers)));
+    let kv_heads = or_file(arguments.kv_heads, |from| from.kv_heads);
+    let head_dim = or_file(arguments.head_dim, |from| from.head_dim);
+    let dtype = arguments.dtype.or(from.map(|from| from.dtype)).unwrap_or(Dtype::F16);
+    let v_head_dim = from.map(|from| from.v_head_dim).filter(|v_head_dim| *v_head_dim != head_dim);
     let model_id = arguments.model_id.as_deref().unwrap_or(name);
-    let least = ManifestFields::new(
-        model_id,
-        arguments.dtype,
-        arguments.layers,
-        arguments.kv_heads,
-        arguments.head_dim,
-    );
-    Manifest::new(ManifestFields {
-        v_head_dim: arguments.v_head_dim,
-        page_tokens: arguments.page_tokens,
-        layout: arguments.layout.into(),
+    let layout = arguments.layout.map(Layout::from);
+    let mut fields = ManifestFields {
+        v_head_dim: arguments.v_head_dim.or(v_head_dim),
+        layout: layout.or(from.map(|from| from.layout)).unwrap_or_default(),
+        layers: from.map(|from| from.layers.clone()).filter(|layers| !is_plain(layers)),
         model_revision: arguments.model_revision.clone(),
         engine: arguments.engine.clone(),
-        rope,
+        rope: rope(arguments).or_else(|| from?.rope.clone()),
         kv_rotation: arguments.kv_rotation.clone(),
         tenant: arguments.tenant.clone(),
         salt: arguments.salt.clone(),
         lora: arguments.lora.clone(),
         cold_encoding: arguments.cold_encoding.clone(),
-        ..least
+        ..ManifestFields::new(model_id, dtype, layers, kv_heads, head_dim)
+    };
+    if let Some(tokens) = arguments.page_tokens {
+        fields.page_tokens = tokens;
+    } else if from.is_some() {
+        let row_bytes = Manifest::new(fields.clone())?.geometry().row_bytes();
+        fields.page_tokens = page_tokens(row_bytes);
+    }
+    Manifest::new(fields)
+}
+
+fn count(layers: &[LayerKind]) -> u32 {
+    u32::try_from(layers.len()).unwrap_or(u32::MAX)
+}
+
+/// Whether a manifest need not say what each layer keeps.
+fn is_plain(layers: &[LayerKind]) -> bool {
+    layers.iter().all(|kind| *kind == LayerKind::Attention)
+}
+
+fn rope(arguments: &CreateArguments) -> Option<Rope> {
+    let pairing = arguments.rope_pairing.as_deref().map(|name| ("pairing".to_owned(), name.into()));
+    Some(Rope {
+        theta: arguments.rope_theta?,
+        scaling: None,
+        dims: arguments.rope_dims,
+        other: pairing.into_iter().collect(),
     })
 }
+
+/// A power of two with which a page has 4 MiB at most. What is read and synced at once is worth its costs then, and a
+/// prefix ends nowhere far from a page's border.
+fn page_tokens(row_bytes: u64) -> u32 {
+    (MIN_PAGE_TOKENS.ilog2()..=MAX_CHOSEN_PAGE_TOKENS.ilog2())
+        .map(|exponent| 1 << exponent)
+        .take_while(|tokens| u64::from(*tokens) * row_bytes <= PAGE_BYTES)
+        .last()
+        .unwrap_or(MIN_PAGE_TOKENS)
+}
+
+const PAGE_BYTES: u64 = 4 << 20;
+const MIN_PAGE_TOKENS: u32 = 16;
+const MAX_CHOSEN_PAGE_TOKENS: u32 = 4096;
 
 fn fill(path: &Path, manifest: &Manifest) -> io::Result<()> {
     let staging = path.join(MANIFEST_STAGING);
@@ -215,12 +260,27 @@ pub(super) fn publish(from: &Path, to: &Path) -> io::Result<()> {
     std::fs::rename(from, to)
 }
 
-fn describe(path: &Path, geometry: &Geometry) -> String {
+fn describe(path: &Path, from: Option<&ModelFile>, geometry: &Geometry) -> String {
+    let from = from.map(|from| {
+        let number =
+            |is: fn(&LayerKind) -> bool| from.layers.iter().filter(|kind| is(kind)).count();
+        let rows =
+            format!("{} KV heads of {} and {}", from.kv_heads, from.head_dim, from.v_head_dim);
+        let kinds = [
+            (number(|kind| matches!(kind, LayerKind::Attention)), "attention"),
+            (number(|kind| matches!(kind, LayerKind::Sliding { .. })), "sliding window"),
+            (number(|kind| matches!(kind, LayerKind::Recurrent)), "recurrent"),
+        ];
+        let kinds = kinds.into_iter().filter(|(number, _)| *number > 0);
+        let kinds: Vec<_> = kinds.map(|(number, kind)| format!("{number} {kind}")).collect();
+        format!("{}: layers: {}; {rows}\n", from.architecture, kinds.join(", "))
+    });
+    let from = from.unwrap_or_default();
     let tokens = geometry.page_tokens();
     let page = geometry.file_bytes(tokens);
     let token = token_bytes(geometry);
     format!(
-        "{}\npage: {tokens} tokens of one layer, {page} bytes ({})\ntoken: {token} bytes over {} \
+        "{}\n{from}page: {tokens} tokens of one layer, {page} bytes ({})\ntoken: {token} bytes over {} \
          layers ({})\n",
         path.display(),
         bytes(page),
@@ -304,6 +364,61 @@ mod tests {
             "rope": { "theta": 10000.0, "dims": 32, "pairing": "interleaved" }, "tenant": "t", "salt": "s", "lora": "l",
         });
         assert_eq!(json, expected);
+    }
+
+    #[test]
+    fn what_a_file_of_the_model_says() {
+        let base = tempfile::tempdir().unwrap();
+        std::fs::create_dir(base.path().join("models")).unwrap();
+        let fixture = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tiny-llama");
+        let path = base.path().join("models/tiny");
+        let report = create(&path, &format!("--from {fixture}")).unwrap();
+        let expected = format!(
+            "{}\nllama: layers: 4 attention; 2 KV heads of 64 and 64\n\
+             page: 4096 tokens of one layer, 2101248 bytes (2.0 MiB)\n\
+             token: 2048 bytes over 4 layers (2.0 KiB)\n",
+            path.display()
+        );
+        assert_eq!(report.text, expected);
+        let read = |path: &Path| {
+            let manifest = Manifest::parse(&std::fs::read(path.join(MANIFEST)).unwrap()).unwrap();
+            serde_json::to_value(manifest.fields()).unwrap()
+        };
+        let expected = json!({
+            "schema_version": 1, "model_id": "tiny", "dtype": "f16", "num_layers": 4, "num_kv_heads": 2,
+            "head_dim": 64, "page_tokens": 4096, "layout": "hnd",
+            "rope": { "theta": 10000.0, "pairing": "halves" },
+        });
+        assert_eq!(read(&path), expected);
+
+        // What is said on the line counts.
+        let path = base.path().join("models/other");
+        let options = "--dtype f32 --page-tokens 16 --layout nhd --kv-heads 1 --rope-theta 5";
+        create(&path, &format!("--from {fixture}/config.json {options}")).unwrap();
+        let found = read(&path);
+        for (name, expected) in [
+            ("dtype", json!("f32")),
+            ("page_tokens", json!(16)),
+            ("layout", json!("nhd")),
+            ("num_kv_heads", json!(1)),
+            ("rope", json!({ "theta": 5.0 })),
+        ] {
+            assert_eq!(found[name], expected, "{name}");
+        }
+
+        // Nothing is made of a file that does not tell.
+        let path = base.path().join("models/none");
+        let failure = create(&path, &format!("--from {fixture}/README.md")).unwrap_err();
+        assert!(failure.line().contains("README.md: neither a GGUF nor a config.json"));
+        assert!(matches!(failure, Failure::Usage(_)) && !path.exists());
+    }
+
+    #[test]
+    fn pages_of_some_mebibytes() {
+        // 8 KV heads of 128 in f16, the latent rows of DeepSeek V3, and what is out of the ordinary.
+        for (row_bytes, expected) in [(4096, 1024), (1152, 2048), (64, 4096), (1 << 20, 16)] {
+            assert_eq!(page_tokens(row_bytes), expected, "{row_bytes}");
+        }
     }
 
     #[test]

@@ -183,8 +183,8 @@ fn conversations_come_back_by_themselves(mode: Mode) {
     std::fs::create_dir(&slots).unwrap();
     let model = mount.join("models/tiny");
     let mut create = Command::new(env!("CARGO_BIN_EXE_kvfs"));
-    create.arg("create").arg(&model).args(["--layers", "4", "--kv-heads", "2", "--head-dim", "64"]);
-    forks::succeed(create.args(["--page-tokens", "256", "--layout", "nhd"]));
+    create.arg("create").arg(&model).arg("--from").arg(&path);
+    forks::succeed(create.args(["--page-tokens", "256"]));
     let name = model.to_str().unwrap();
 
     let mut prompt = std::fs::read(in_repository("tests/fixtures/tiny-llama/prompt.txt")).unwrap();
@@ -247,9 +247,8 @@ fn another_program_goes_on_from_a_slot(mode: Mode) {
     let sequence = model.join("sequences/ruth");
     let kvfs = || Command::new(env!("CARGO_BIN_EXE_kvfs"));
     let mut create = kvfs();
-    create.arg("create").arg(&model).args(["--layers", "4", "--kv-heads", "2", "--head-dim", "64"]);
-    create.args(["--page-tokens", "256", "--rope-theta", "10000"]);
-    forks::succeed(create.args(["--rope-pairing", "interleaved"]));
+    create.arg("create").arg(&model).arg("--from").arg(&path);
+    forks::succeed(create.args(["--page-tokens", "256", "--layout", "hnd"]));
     forks::succeed(kvfs().arg("import").arg(slots.join("ruth.bin")).arg(&sequence));
 
     let text = mount.files("prompt");

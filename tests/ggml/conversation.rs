@@ -29,8 +29,7 @@ impl Conversation {
         ran(&this.gguf(), &format!("{sizes} --save {}", slot.display()), None);
         for name in ["mine", "other"] {
             let mut create = kvfs("create", &[&this.model(name)]);
-            create.args(["--layers", "4", "--kv-heads", "2", "--head-dim", "64"]);
-            run(create.args(["--page-tokens", "128", "--layout", "nhd"]));
+            run(create.arg("--from").arg(this.gguf()).args(["--page-tokens", "128"]));
             run(&mut kvfs("import", &[&slot, &this.model(name).join("sequences/chat")]));
         }
         this

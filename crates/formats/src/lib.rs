@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod model_file;
 pub mod slot;
 pub mod tensors;
 mod types;

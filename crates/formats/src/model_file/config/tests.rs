@@ -1,0 +1,152 @@
+use super::*;
+use serde_json::json;
+
+fn described(config: &Value) -> Result<ModelFile, String> {
+    describe(config.to_string().as_bytes())
+}
+
+const ATTENTION: LayerKind = LayerKind::Attention;
+
+fn sliding(window: u32) -> LayerKind {
+    LayerKind::Sliding { window }
+}
+
+#[test]
+fn llama() {
+    // Llama 3.1 8B.
+    let found = described(&json!({
+        "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "rope_theta": 500_000.0, "torch_dtype": "bfloat16", "head_dim": null,
+        "rope_scaling": {"rope_type": "llama3", "factor": 8.0},
+    }));
+    let mut expected = rope(500_000.0, None, Some("halves"));
+    expected.scaling = Some(json!({"rope_type": "llama3", "factor": 8.0}));
+    assert_eq!(
+        found.unwrap(),
+        ModelFile {
+            architecture: "llama".to_owned(),
+            layers: vec![ATTENTION; 32],
+            kv_heads: 8,
+            head_dim: 128,
+            v_head_dim: 128,
+            dtype: Dtype::Bf16,
+            layout: Layout::Hnd,
+            rope: Some(expected),
+        }
+    );
+}
+
+#[test]
+fn which_layers_see_what() {
+    fn check(fields: Value, expected: &[LayerKind]) {
+        let mut config = json!({
+            "model_type": "new", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 4
+        });
+        let Value::Object(fields) = fields else { panic!("{fields}") };
+        config.as_object_mut().unwrap().extend(fields);
+        assert_eq!(described(&config).unwrap().layers, expected, "{config}");
+    }
+    let recurrent = LayerKind::Recurrent;
+    check(json!({}), &[ATTENTION; 4]);
+    // gpt-oss, Gemma 3, Qwen3-Next, Jamba.
+    check(
+        json!({"sliding_window": 128,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]}),
+        &[sliding(128), ATTENTION, sliding(128), ATTENTION],
+    );
+    check(
+        json!({"model_type": "gemma3_text", "sliding_window": 512, "num_hidden_layers": 7}),
+        &[[sliding(512); 5].as_slice(), &[ATTENTION, sliding(512)]].concat(),
+    );
+    check(
+        json!({"full_attention_interval": 4, "linear_num_value_heads": 32}),
+        &[recurrent, recurrent, recurrent, ATTENTION],
+    );
+    check(
+        json!({"attn_layer_period": 3, "attn_layer_offset": 1, "mamba_d_state": 16}),
+        &[recurrent, ATTENTION, recurrent, recurrent],
+    );
+    check(json!({"model_type": "mistral", "sliding_window": 4096}), &[sliding(4096); 4]);
+    check(json!({"model_type": "mistral", "sliding_window": null}), &[ATTENTION; 4]);
+    check(json!({"sliding_window": 4096, "use_sliding_window": false}), &[ATTENTION; 4]);
+}
+
+#[test]
+fn rows_of_other_shapes() {
+    fn check(fields: Value, expected: (u32, u32, u32)) {
+        let Value::Object(mut fields) = fields else { panic!("{fields}") };
+        fields.insert("num_hidden_layers".to_owned(), 2.into());
+        let found = described(&Value::Object(fields.clone())).unwrap();
+        assert_eq!((found.kv_heads, found.head_dim, found.v_head_dim), expected, "{fields:?}");
+    }
+    // DeepSeek V3: one latent row of 512 and 64 rotated elements, of which V is a part.
+    check(
+        json!({"num_attention_heads": 128, "num_key_value_heads": 128, "kv_lora_rank": 512,
+            "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "hidden_size": 7168}),
+        (1, 576, 0),
+    );
+    check(json!({"num_attention_heads": 8, "head_dim": 256, "hidden_size": 640}), (8, 256, 256));
+    check(json!({"n_head": 48, "n_embd": 6144, "multi_query": true}), (1, 128, 128));
+    check(
+        json!({"num_attention_heads": 32, "num_key_value_heads": null, "hidden_size": 64}),
+        (32, 2, 2),
+    );
+}
+
+#[test]
+fn the_language_model_of_one_that_sees() {
+    let found = described(&json!({
+        "model_type": "gemma3", "torch_dtype": "bfloat16", "vision_config": {"num_hidden_layers": 27},
+        "text_config": {"model_type": "gemma3_text", "num_hidden_layers": 2, "num_attention_heads": 4,
+            "num_key_value_heads": 1, "head_dim": 256, "sliding_window": 1024, "rope_theta": 1e6,
+            "rope_local_base_freq": 10000.0},
+    }))
+    .unwrap();
+    assert_eq!((found.layers, found.dtype), (vec![sliding(1024); 2], Dtype::Bf16));
+    // The layers with a window are rotated otherwise, which is part of what K means.
+    assert_eq!(found.rope.unwrap().other.get("local_theta"), Some(&json!(10000.0)));
+}
+
+#[test]
+fn position_encodings_of_transformers_5() {
+    let mut config = json!({
+        "model_type": "phi", "num_hidden_layers": 1, "num_attention_heads": 1, "hidden_size": 64,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    });
+    let found = described(&config).unwrap().rope.unwrap();
+    assert_eq!((found.theta, found.dims, found.scaling), (10000.0, Some(32), None));
+    config["rope_parameters"]["rope_type"] = "yarn".into();
+    let found = described(&config).unwrap().rope.unwrap();
+    assert_eq!(found.scaling.as_ref(), config.get("rope_parameters"));
+}
+
+#[test]
+fn refused() {
+    fn check(fields: Value, expected: &str) {
+        let mut config =
+            json!({"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64});
+        let Value::Object(fields) = fields else { panic!("{fields}") };
+        config.as_object_mut().unwrap().extend(fields);
+        let error = described(&config).unwrap_err();
+        assert!(error.contains(expected), "{config}: {error}");
+    }
+    check(json!({"num_hidden_layers": null}), "num_hidden_layers is missing");
+    check(json!({"num_hidden_layers": -3}), "num_hidden_layers is -3, and no count");
+    check(json!({"num_hidden_layers": 1e300}), "no count");
+    check(json!({"hidden_size": 66}), "66 elements are not 4 heads");
+    check(json!({"num_attention_heads": 0}), "are not 0 heads");
+    check(json!({"num_key_value_heads": 1_u64 << 40}), "num_key_value_heads is 1099511627776");
+    check(json!({"layer_types": ["full_attention"]}), "1 kinds for 2 layers");
+    check(json!({"layer_types": ["full_attention", "moe"]}), "has \"moe\"");
+    check(json!({"layer_types": ["sliding_attention", 3]}), "sliding_window is missing");
+    check(json!({"sliding_window": 4096}), "which layers have it");
+    check(json!({"mamba_d_state": 16}), "which layers attend");
+    check(json!({"linear_attn_config": {"kda_layers": [1]}}), "which layers attend");
+    check(json!({"num_kv_shared_layers": 10}), "rows for one another");
+    check(json!({"index_head_dim": 128}), "index keys");
+    check(json!({"is_encoder_decoder": true}), "is_encoder_decoder");
+    check(json!({"global_head_dim": 512}), "rows of different shapes");
+    check(json!({"rope_theta": 1.0, "partial_rotary_factor": 0.3}), "4.8 of 16 elements");
+    assert!(describe(b"\x7fELF").unwrap_err().contains("neither a GGUF nor a config.json"));
+    assert_eq!(describe(b"[]").unwrap_err(), "no JSON object");
+}
