@@ -12,10 +12,12 @@ here=$(cd -- "$(dirname -- "$0")/.." && pwd)
 cd -- "$here"
 
 mount-scripts/setup.sh
-cargo build --release --locked
-cargo run --release --locked --example demo
+# Together: what the example needs beside the program would have most of it built once more.
+cargo build --release --locked --package kvfs --bin kvfs --example demo
+release=${CARGO_TARGET_DIR:-$here/target}/release
+"$release/examples/demo"
 
-kvfs=${CARGO_TARGET_DIR:-$here/target}/release/kvfs
+kvfs=$release/kvfs
 cache=${HOME:-/root}/kvfs
 cat <<TEXT
 

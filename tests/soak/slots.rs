@@ -112,8 +112,33 @@ impl Slots {
     fn read_own(&self, slot: &Slot) -> io::Result<u32> {
         let serial = self.read(slot)?;
         let possible = slot.possible.lock().unwrap();
-        assert!(possible.contains(&serial), "{}: {serial}, not one of {possible:?}", slot.name);
+        let is_possible = possible.contains(&serial);
+        assert!(
+            is_possible,
+            "{}: {serial}, not one of {possible:?}\n{}",
+            slot.name,
+            self.look(slot)
+        );
         Ok(serial)
+    }
+
+    /// What there is of a slot, twice: some faults pass.
+    fn look(&self, slot: &Slot) -> String {
+        let list = |path: PathBuf| {
+            let entries = std::fs::read_dir(&path).map(|entries| {
+                entries.flatten().map(|entry| (entry.path(), entry.metadata())).collect::<Vec<_>>()
+            });
+            format!("{}: {entries:#?}", path.display())
+        };
+        let once = || {
+            let opened = File::open(self.path(slot));
+            let sequence = self.sequence(slot);
+            let all = sequence.with_file_name("");
+            format!("{opened:?}\n{}\n{}", list(all), list(sequence))
+        };
+        let first = once();
+        std::thread::sleep(Duration::from_millis(500));
+        format!("{first}\nlater: {}", once())
     }
 
     /// Something was answered, so it is seen.
