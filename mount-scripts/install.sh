@@ -5,12 +5,14 @@
 #
 #   PREFIX    where bin/kvfs goes (/usr/local)
 #   SBINDIR   where mount(8) looks for helpers (/sbin)
-#   DESTDIR   a directory in front of both, for packages
+#   MODPROBE  where modprobe(8) looks for options of modules (/etc/modprobe.d)
+#   DESTDIR   a directory in front of them, for packages
 set -euo pipefail
 
-usage="usage: mount-scripts/install.sh [--uninstall]   (PREFIX, SBINDIR and DESTDIR are honoured)"
+usage="usage: mount-scripts/install.sh [--uninstall]   (PREFIX, SBINDIR, MODPROBE and DESTDIR are honoured)"
 prefix=${PREFIX:-/usr/local}
 sbin=${SBINDIR:-/sbin}
+modprobe=${MODPROBE:-/etc/modprobe.d}
 root=${DESTDIR:-}
 helpers="mount.kvfs mount.fuse.kvfs umount.kvfs umount.fuse.kvfs"
 here=$(cd -- "$(dirname -- "$0")/.." && pwd)
@@ -32,8 +34,18 @@ uninstall() {
             rm -f -- "$root$sbin/$helper"
         fi
     done
-    rm -f -- "$root$prefix/bin/kvfs"
+    rm -f -- "$root$prefix/bin/kvfs" "$root$modprobe/kvfs.conf"
     echo "kvfs is removed; stores and logs are where they were"
+}
+
+# Mounts of root's turn rings on themselves; those of others find them on. A kernel that has FUSE built in reads
+# fuse.enable_uring=1 on its command line instead.
+keep_rings_on() {
+    if ! mkdir -p -- "$root$modprobe" || ! printf '%s\n' \
+        '# Requests to FUSE servers may come through io_uring (Linux 6.14).' \
+        'options fuse enable_uring=1' >"$root$modprobe/kvfs.conf"; then
+        echo "install.sh: mounts of users have io_uring only once root has mounted, see kvfs status" >&2
+    fi
 }
 
 install_all() {
@@ -49,6 +61,7 @@ install_all() {
     for helper in $helpers; do
         ln -sfn -- "$prefix/bin/kvfs" "$root$sbin/$helper"
     done
+    keep_rings_on
     echo "installed $root$prefix/bin/kvfs, and in $root$sbin: $helpers"
 }
 

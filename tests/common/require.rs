@@ -25,8 +25,12 @@ fn missing(what: &str) -> Option<String> {
             let value = std::fs::read_to_string(parameter).unwrap_or_default();
             if std::env::var("KVFS_IO_URING").is_ok_and(|wanted| wanted == "no") {
                 Some("KVFS_IO_URING is no".to_owned())
+            } else if value.is_empty() {
+                Some(format!("no {parameter} (Linux 6.14 has it)"))
             } else {
-                (value.trim() != "Y").then(|| format!("{parameter} is not Y (Linux 6.14 has it)"))
+                // A mount of root's turns it on.
+                let may = value.trim() == "Y" || nix::unistd::geteuid().is_root();
+                (!may).then(|| format!("{parameter} is not Y, and root alone may turn it on"))
             }
         }
         "s3" => s3_server().is_none().then(|| {

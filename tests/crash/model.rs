@@ -144,6 +144,28 @@ impl History {
         }
     }
 
+    /// Names that a step gave to files of which nobody knows what a failure left are as uncertain.
+    pub(crate) fn follow_uncertain(&mut self, before: &Tree) {
+        let file = |tree: &Tree, path: &str| match tree.get(path).map(|named| &named.what) {
+            Some(What::File(key)) => Some(*key),
+            _ => None,
+        };
+        let trees = [before, self.tree()];
+        let keys: Vec<ObjectKey> = self
+            .uncertain
+            .keys()
+            .flat_map(|path| trees.iter().filter_map(|tree| file(tree, path)))
+            .collect();
+        let tree = self.tree();
+        let is_new = |path: &&String| {
+            !self.uncertain.contains_key(*path)
+                && file(tree, path).is_some_and(|key| keys.contains(&key))
+        };
+        let paths: Vec<String> = tree.keys().filter(is_new).cloned().collect();
+        let paths: Vec<&str> = paths.iter().map(String::as_str).collect();
+        self.is_uncertain(&paths, before);
+    }
+
     /// Whether this is a state that may be found; else how it differs from the nearest.
     pub(crate) fn check(
         &self, seen: &Seen, acknowledged: usize, begun: usize,

@@ -40,6 +40,17 @@ fn use_files(mount: &Mount, name: &str) {
     fs::remove_dir_all(&directory).unwrap();
 }
 
+/// Turned on again by each mount that may: so the test can turn it off beside others.
+#[test]
+fn a_mount_of_roots_turns_rings_on() {
+    const PARAMETER: &str = "/sys/module/fuse/parameters/enable_uring";
+    crate::require!(fuse, io_uring, root);
+    fs::write(PARAMETER, "N").unwrap();
+    let mount = Mount::new(Mode::Served);
+    assert_eq!(mount.status("io_uring"), "yes");
+    assert_eq!(fs::read_to_string(PARAMETER).unwrap().trim(), "Y");
+}
+
 #[test]
 fn the_status_says_how_requests_come() {
     crate::require!(fuse, io_uring);

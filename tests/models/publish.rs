@@ -2,7 +2,7 @@
 //!
 //! Two writers make pages of equal bytes. Each looks whether an object with these bytes is there
 //! already, and then names that one, or its own. Names live in memory until a commit writes them to
-//! the database. The machine may lose its power once.
+//! the database. The machine may lose its power twice.
 
 use stateright::{Model, Property};
 
@@ -24,15 +24,20 @@ enum Rule {
     RemoveAfterCommit,
     /// After a crash only files from before it are swept.
     SweepWhatIsOld,
+    /// They are judged by the names that were durable when the machine came back.
+    SweepByDurableNames,
 }
 
-const RULES: [Rule; 6] = [
+const CRASHES_MAX: u8 = 2;
+
+const RULES: [Rule; 7] = [
     Rule::SyncBytes,
     Rule::SyncDirectory,
     Rule::NamesLast,
     Rule::LookAgain,
     Rule::RemoveAfterCommit,
     Rule::SweepWhatIsOld,
+    Rule::SweepByDurableNames,
 ];
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -87,7 +92,9 @@ struct State {
     durable: Names,
     /// The names that a commit froze, and how many of its steps are done.
     commit: Option<(Names, usize)>,
-    crashed: bool,
+    crashes: u8,
+    /// As the machine came back: which objects had a file, and which names the database had.
+    found: (Names, [bool; WRITERS]),
     /// For each object whether a sweep that has begun may remove its file.
     sweep: Option<[bool; WRITERS]>,
 }
@@ -167,7 +174,9 @@ fn crash(state: &mut State, loses_moves: bool) {
             (_, None) => Writer::Done,
         };
     }
-    (state.commit, state.crashed) = (None, true);
+    (state.commit, state.sweep) = (None, None);
+    state.crashes += 1;
+    state.found = (state.durable, state.files.map(|file| file.place == Place::Objects));
 }
 
 impl Model for Disk {
@@ -181,7 +190,8 @@ impl Model for Disk {
             names: [None; WRITERS],
             durable: [None; WRITERS],
             commit: None,
-            crashed: false,
+            crashes: 0,
+            found: ([None; WRITERS], [false; WRITERS]),
             sweep: None,
         }]
     }
@@ -196,12 +206,13 @@ impl Model for Disk {
             });
         }
         actions.push(Action::Commit);
-        if !state.crashed {
+        if state.crashes < CRASHES_MAX {
             actions.extend([Action::Crash(false), Action::Crash(true)]);
-        } else if state.sweep.is_none() {
-            actions.push(Action::BeginSweep);
-        } else {
+        }
+        if state.sweep.is_some() {
             actions.extend((0..WRITERS).map(Action::Sweep));
+        } else if state.crashes > 0 {
+            actions.push(Action::BeginSweep);
         }
     }
 
@@ -232,10 +243,12 @@ impl Model for Disk {
             Action::Commit => self.commit(&mut state),
             Action::Crash(loses_moves) => crash(&mut state, loses_moves),
             Action::BeginSweep => {
+                let (durable, was_there) = &state.found;
+                let by_durable = self.has(Rule::SweepByDurableNames);
+                let names = if by_durable { durable } else { &state.names };
                 let may_go = |object: usize| {
-                    let is_old = state.files[object].place == Place::Objects;
-                    let counts = is_old || !self.has(Rule::SweepWhatIsOld);
-                    counts && !is_named(&state.names, object)
+                    let counts = was_there[object] || !self.has(Rule::SweepWhatIsOld);
+                    counts && !is_named(names, object)
                 };
                 state.sweep = Some(std::array::from_fn(may_go));
             }
@@ -262,7 +275,7 @@ impl Model for Disk {
                 state.names[0].is_some() && state.names[0] == state.names[1]
             }),
             Property::sometimes("a name survives a crash", |_, state: &State| {
-                state.crashed && state.durable[0].is_some()
+                state.crashes > 0 && state.durable[0].is_some()
             }),
             Property::sometimes("a crash leaves garbage", |_, state: &State| {
                 state.sweep.is_some_and(|may_go| may_go[0])

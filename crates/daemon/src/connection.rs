@@ -72,9 +72,7 @@ fn prepare_rings(options: &MountOptions) -> Result<Rings, String> {
     if !options.io_uring {
         return Err("turned off by option".to_owned());
     }
-    if !ring::is_enabled() {
-        return Err("fuse.enable_uring is off (Linux 6.14 has it)".to_owned());
-    }
+    ring::enable()?;
     Rings::prepare().map_err(|error| format!("no ring could be made: {error}"))
 }
 

@@ -3,7 +3,7 @@
 //! The kernel allows one backing file per inode while any open of the inode lives (a second one,
 //! or a cached open beside it, gives EIO), so opens of an inode share an id until the last closes.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -52,7 +52,7 @@ pub(super) struct Backings(Mutex<Registered<Arc<Backing>>>);
 
 #[derive(Debug)]
 struct Registered<Id> {
-    by_inode: HashMap<InodeId, Opens<Id>>,
+    by_inode: BTreeMap<InodeId, Opens<Id>>,
     /// Sealed files without an open, by when they were closed.
     idle: BTreeMap<u64, InodeId>,
     /// Counts closes.
@@ -70,7 +70,7 @@ struct Opens<Id> {
 
 impl<Id> Default for Registered<Id> {
     fn default() -> Self {
-        Registered { by_inode: HashMap::new(), idle: BTreeMap::new(), closes: 0 }
+        Registered { by_inode: BTreeMap::new(), idle: BTreeMap::new(), closes: 0 }
     }
 }
 

@@ -59,7 +59,7 @@ const SESSION_VERSION: u32 = 10;
 const CELL_BYTES: u64 = 12;
 
 /// `LLAMA_STATE_SEQ_VERSION` of a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Version {
     /// ggml 0.25
     Three,

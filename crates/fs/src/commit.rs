@@ -81,8 +81,10 @@ impl FileSystem {
             self.remove_encoded_garbage(tiers)?;
         }
         self.core.store.sync_removals()?;
-        self.core.state().metadata.put_epoch(true);
-        self.commit()?;
+        if self.left_by_crash.is_swept() {
+            self.core.state().metadata.put_epoch(true);
+            self.commit()?;
+        }
         let lacking = self.lacking_in_remote();
         if lacking.files > 0 {
             log::warn!("the remote does not have {} files, {} bytes", lacking.files, lacking.bytes);

@@ -83,6 +83,7 @@ mod residency;
 mod retention;
 mod scrub;
 mod setattr;
+mod sweep;
 mod synchronous;
 mod tiers;
 mod transfer;
@@ -117,12 +118,13 @@ pub use verify::Verify;
 use kvfs_observe::Observer;
 use kvfs_page::classify;
 use kvfs_storage::store::record::{DirectoryClass, Entry, Inode, InodeId, Kind, Time};
-use kvfs_storage::store::recovery::{self, Recovered};
+use kvfs_storage::store::recovery::{self, Recovered, Unswept};
 use kvfs_storage::store::{Store, StoreError, metadata::Life, metadata::Metadata};
 use kvfs_storage::tier::ram::LetGo;
 // `flights` is compiled once more, with other locks under this name, by `tests/models`.
 use crate::core::state::State;
 use kvfs_storage::sync;
+use sweep::LeftByCrash;
 
 /// Longest name, as on every Linux filesystem.
 pub const NAME_BYTES_MAX: usize = 255;
@@ -171,6 +173,7 @@ pub struct FileSystem {
     /// Held while committing; counts the freezes that are durable.
     durable_generation: Mutex<u64>,
     backlog: backlog::Backlog,
+    left_by_crash: LeftByCrash,
     transport: OnceLock<Transport>,
     /// The tiers below the raw files, and what moves between them.
     tiers: Option<Tiers>,
@@ -194,6 +197,7 @@ impl FileSystem {
         invalidations: crossbeam_channel::Sender<Invalidation>,
     ) -> Result<(FileSystem, Recovered), StoreError> {
         let mut metadata = Metadata::open(store.metadata()?)?;
+        let left_by_crash = LeftByCrash::new(Unswept::find(&store, &mut metadata)?);
         let recovered = recovery::recover(&store, &mut metadata)?;
         make_roots(&mut metadata)?;
         let believed = metadata.clock()?;
@@ -204,6 +208,7 @@ impl FileSystem {
             core: Core::new(store, state, observer, invalidations),
             durable_generation: Mutex::new(0),
             backlog: backlog::Backlog::default(),
+            left_by_crash,
             transport: OnceLock::new(),
             tiers: None,
             let_go: OnceLock::new(),
@@ -222,22 +227,6 @@ impl FileSystem {
             file_system.seal_after_crash();
         }
         Ok((file_system, recovered))
-    }
-
-    /// Removes object files that a crash left without a record; runs beside the mount.
-    pub fn sweep_after_crash(&self) -> Result<usize, StoreError> {
-        let (referenced, below) = {
-            let mut state = self.core.state();
-            if state.metadata.was_clean {
-                return Ok(0);
-            }
-            let below = state.metadata.new_object();
-            state.metadata.staged.remove(&below);
-            (recovery::referenced(&state.metadata)?, below)
-        };
-        recovery::sweep(&self.core.store, &referenced, below, |object| {
-            Ok(self.core.state().metadata.encoded_copy(object)?.is_some())
-        })
     }
 
     /// How bytes reach the clients; `trial` decides on the first call.

@@ -83,18 +83,18 @@ impl State {
     /// What is being written in place in a directory that goes has no name to come: it is like
     /// any other file that was removed while it was open. Returns the names.
     pub(super) fn orphan_pending(&mut self, directory: InodeId) -> Result<Vec<Place>, FsError> {
-        let orphans: Vec<_> =
-            self.pending.extract_if(|place, _| place.parent == directory).collect();
-        let mut places = Vec::with_capacity(orphans.len());
-        for (place, waiting) in orphans {
-            for id in waiting {
+        let first = Place { parent: directory, name: Vec::new() };
+        let here = self.pending.range(first..).map(|(place, _)| place);
+        let places: Vec<Place> =
+            here.take_while(|place| place.parent == directory).cloned().collect();
+        for place in &places {
+            for id in self.pending.remove(place).unwrap_or_default() {
                 if let Some(node) = self.nodes.get_mut(&id) {
                     node.pending = None;
                 }
                 let mut inode = self.inode(id)?;
                 self.drop_link(id, &mut inode)?;
             }
-            places.push(place);
         }
         Ok(places)
     }

@@ -189,9 +189,12 @@ impl Filesystem for Callbacks {
 
     fn write(
         &self, _request: &Request, _number: INodeNo, handle: FileHandle, offset: u64, data: &[u8],
-        _write_flags: WriteFlags, flags: OpenFlags, _lock_owner: Option<LockOwner>,
+        write_flags: WriteFlags, flags: OpenFlags, _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
+        if write_flags.contains(WriteFlags::FUSE_WRITE_CACHE) {
+            self.operations.fs.core.waits().note_written_back(handle.0);
+        }
         let writing = self.operations.write(handle.0, offset, data, flags.0);
         self.operations.written(handle.0, flags.0, writing, reply);
     }

@@ -11,6 +11,7 @@
 
 mod answer;
 mod outbox;
+mod parameter;
 mod request;
 mod slot;
 mod wire;
@@ -26,6 +27,8 @@ use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
 use self::outbox::Outbox;
+pub(crate) use self::parameter::enable;
+pub use self::parameter::is_enabled;
 use self::worker::Worker;
 use super::dispatch::Operations;
 
@@ -63,12 +66,6 @@ impl Drop for Running {
             outbox.end();
         }
     }
-}
-
-/// Whether the kernel may be asked for rings. Its administrator says so.
-pub fn is_enabled() -> bool {
-    let parameter = std::fs::read_to_string("/sys/module/fuse/parameters/enable_uring");
-    parameter.is_ok_and(|value| value.trim() == "Y")
 }
 
 impl Rings {

@@ -6,7 +6,8 @@ use super::answer::{Lines, Ticket};
 use super::slot::Slot;
 use super::wire::{
     CopyFileRangeIn, CreateIn, FallocateIn, GetXattrIn, HandleIn, InHeader, LinkIn, LseekIn,
-    MkdirIn, MknodIn, OpenIn, Rename2In, RenameIn, SetAttrIn, SetXattrIn, TransferIn, opcode, set,
+    MkdirIn, MknodIn, OpenIn, Rename2In, RenameIn, SetAttrIn, SetXattrIn, TransferIn, WRITE_CACHE,
+    opcode, set,
 };
 use crate::answer::Reply;
 use crate::convert::permissions;
@@ -97,6 +98,9 @@ fn serve_transfer(operations: &Operations, header: &InHeader, ticket: Ticket) {
         opcode::READ => operations.read(input.fh, input.offset, input.size, ticket),
         opcode::WRITE => {
             let flags = input.flags.cast_signed();
+            if input.transfer_flags & WRITE_CACHE != 0 {
+                operations.fs.core.waits().note_written_back(input.fh);
+            }
             let writing = operations.write(input.fh, input.offset, slot.payload(), flags);
             operations.written(input.fh, flags, writing, ticket);
         }

@@ -9,6 +9,9 @@ use kvfs_fs::Attributes;
 pub(super) const REGISTER: u32 = 1;
 pub(super) const COMMIT_AND_FETCH: u32 = 2;
 
+/// `FUSE_WRITE_CACHE`, of the flags of a write: it comes from the page cache.
+pub(super) const WRITE_CACHE: u32 = 1;
+
 /// Where the parts of `fuse_uring_req_header` begin, in bytes, and how long it is.
 pub(super) const IN_OUT_OFFSET: usize = 0;
 pub(super) const OPERATION_OFFSET: usize = 128;

@@ -18,8 +18,8 @@ pub(crate) struct Node {
     /// Those of them whose descriptor was closed at least once: their release is on its way,
     /// unless dup or fork made more descriptors.
     pub(crate) writers_flushed: u32,
-    /// A release was waited for and did not come: dup or fork did make more descriptors. Nobody waits for
-    /// it again until another of them is closed.
+    /// A release was waited for and did not come: dup or fork did make more descriptors, or the file is
+    /// mapped. Nobody waits for it again until another of them is closed, or the mapping is written back.
     pub(crate) release_overdue: bool,
     /// The new version that a writer that truncated is making; the old one stays until it is done.
     pub(crate) replacement: Option<ObjectId>,

@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::core::node::Node;
 use kvfs_storage::store::record::InodeId;
 
 /// How many releases of each inode are in hand.
@@ -19,7 +20,17 @@ impl Releases {
         Release { releases: self.clone(), inode }
     }
 
-    pub(crate) fn is_in_hand(&self, inode: InodeId) -> bool {
+    /// Whether the release of a file's last writer is in hand, or is known to be on its way here.
+    pub(crate) fn is_awaited(&self, node: &Node, inode: InodeId) -> bool {
+        node.is_being_released() || self.is_last_in_hand(node, inode)
+    }
+
+    /// Whether a release is in hand and no writer would be left behind it.
+    pub(crate) fn is_last_in_hand(&self, node: &Node, inode: InodeId) -> bool {
+        node.is_closed_only() && self.is_in_hand(inode)
+    }
+
+    fn is_in_hand(&self, inode: InodeId) -> bool {
         self.in_hand().contains_key(&inode)
     }
 

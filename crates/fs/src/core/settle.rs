@@ -55,7 +55,7 @@ impl Core {
         }
         let mut state = self.wait_while(state, id, RELEASE_WAIT_MAX, Node::is_being_released);
         state = self.wait_while(state, id, RELEASE_IN_HAND_WAIT_MAX, |node| {
-            node.is_closed_only() && self.releases.is_in_hand(id)
+            self.releases.is_last_in_hand(node, id)
         });
         if let Some(node) = state.nodes.get_mut(&id).filter(|node| node.is_being_released()) {
             node.release_overdue = true;
@@ -144,8 +144,12 @@ impl Core {
                 let mut state = self.state();
                 for &id in some {
                     // Its writer has closed it, and relies on this commit.
-                    let is_awaited = state.nodes.get(&id).is_some_and(Node::is_being_released);
-                    if is_awaited && begun.elapsed() < RELEASE_WAIT_MAX {
+                    let may_wait_long = begun.elapsed() < RELEASE_WAIT_MAX;
+                    let is_awaited = |node: &Node| {
+                        self.releases.is_last_in_hand(node, id)
+                            || node.is_being_released() && may_wait_long
+                    };
+                    if state.nodes.get(&id).is_some_and(is_awaited) {
                         state = self.wait_for_release(state, id);
                     }
                     self.settle_if_at_rest(&mut state, id)?;
@@ -167,7 +171,7 @@ impl Core {
         let looked_at = some.last().copied().filter(|_| some.len() == LOOKED_AT_AT_A_TIME);
         let is_idle = |id: &InodeId| {
             !self.has_writers(&state, *id)
-                || state.nodes.get(id).is_some_and(Node::is_being_released)
+                || state.nodes.get(id).is_some_and(|node| self.releases.is_awaited(node, *id))
         };
         (looked_at, some.into_iter().filter(is_idle).collect())
     }

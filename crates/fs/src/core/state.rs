@@ -3,7 +3,7 @@
 //! All of it is guarded by one mutex. Operations take it for microseconds; hashing, copying and
 //! syncing happen outside of it.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::FsError;
@@ -26,26 +26,27 @@ use kvfs_storage::store::record::{
 /// Names of a path that a message shows: it stays a line, however deep directories are.
 const SHOWN_MAX: usize = 64;
 
-/// The guarded state.
+/// The guarded state. What clients make many of stands in trees: a hash table that grows past half a million
+/// entries moves all of them at once, and everybody waits for the half second that this takes.
 #[derive(Debug)]
 pub(crate) struct State {
     /// Names, inodes and objects.
     pub(crate) metadata: Metadata,
     /// Inodes held by the kernel or by handles.
-    pub(crate) nodes: HashMap<InodeId, Node>,
+    pub(crate) nodes: BTreeMap<InodeId, Node>,
     /// Open handles.
-    pub(crate) handles: HashMap<u64, Handle>,
+    pub(crate) handles: BTreeMap<u64, Handle>,
     next_handle: u64,
     /// Manifests in use, by model directory.
-    pub(crate) models: HashMap<InodeId, Arc<Model>>,
+    pub(crate) models: BTreeMap<InodeId, Arc<Model>>,
     /// Files written for the first time: where their volatile name stands.
-    pub(crate) fresh: HashMap<InodeId, Place>,
+    pub(crate) fresh: BTreeMap<InodeId, Place>,
     /// Pages and manifests being written in place, by where they will appear.
-    pub(crate) pending: HashMap<Place, Vec<InodeId>>,
+    pub(crate) pending: BTreeMap<Place, Vec<InodeId>>,
     /// Files that somebody may have written to since they were last at rest, and where.
     pub(crate) unsettled: Unsettled,
     /// Files whose bytes are being sealed under another name: no new writers.
-    pub(crate) sealing: HashSet<InodeId>,
+    pub(crate) sealing: BTreeSet<InodeId>,
     /// Tails that may be full: to be sealed when there is room.
     pub(crate) full_tails: BTreeSet<InodeId>,
     /// Files that count as misses, since no copy of their bytes is good.
@@ -63,14 +64,14 @@ impl State {
     pub(crate) fn new(metadata: Metadata) -> State {
         State {
             metadata,
-            nodes: HashMap::new(),
-            handles: HashMap::new(),
+            nodes: BTreeMap::new(),
+            handles: BTreeMap::new(),
             next_handle: 1,
-            models: HashMap::new(),
-            fresh: HashMap::new(),
-            pending: HashMap::new(),
+            models: BTreeMap::new(),
+            fresh: BTreeMap::new(),
+            pending: BTreeMap::new(),
             unsettled: Unsettled::default(),
-            sealing: HashSet::new(),
+            sealing: BTreeSet::new(),
             full_tails: BTreeSet::new(),
             damaged: Damaged::new(),
             known_damage: Damaged::new(),

@@ -3,7 +3,7 @@
 //! They are found by inode, and their objects are known as well: a commit asks about each object that it
 //! made durable whether it changes again, while it holds the state.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::ops::Bound;
 
 use kvfs_storage::store::record::{InodeId, ObjectId};
@@ -13,7 +13,7 @@ use kvfs_storage::store::record::{InodeId, ObjectId};
 pub(crate) struct Unsettled {
     objects: BTreeMap<InodeId, ObjectId>,
     /// How many files change an object.
-    files: HashMap<ObjectId, usize>,
+    files: BTreeMap<ObjectId, usize>,
 }
 
 impl Unsettled {

@@ -52,6 +52,18 @@ impl Core {
 }
 
 impl Waits<'_> {
+    /// The kernel is about to write back what was changed through a mapping. Where that is the mapping's
+    /// end, its release comes after the write is answered, and may be overtaken by a request that the
+    /// same program makes next: whoever relies on it waits for it once more.
+    pub fn note_written_back(&self, handle: u64) {
+        let mut state = self.core.state();
+        let State { handles, nodes, .. } = &mut *state;
+        let inode = handles.get(&handle).map(|open| open.inode);
+        if let Some(node) = inode.and_then(|inode| nodes.get_mut(&inode)) {
+            node.release_overdue = false;
+        }
+    }
+
     /// What a hard link of this file waits for: it may copy much of it.
     pub fn link(&self, id: InodeId) -> Option<Awaited> {
         let state = self.core.state();
@@ -115,10 +127,7 @@ impl Waits<'_> {
     ) -> Option<Awaited> {
         let is_awaited = |id| {
             let node = state.nodes.get(&id);
-            node.is_some_and(|node| {
-                node.is_being_released()
-                    || node.is_closed_only() && self.core.releases.is_in_hand(id)
-            })
+            node.is_some_and(|node| self.core.releases.is_awaited(node, id))
         };
         // With passthrough a probe of the bytes tells who is left, and nobody is waited for.
         if !self.core.is_passthrough() && ids.clone().any(is_awaited) {

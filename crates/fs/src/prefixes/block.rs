@@ -6,7 +6,7 @@
 //! more, is cut or punched; inode numbers are never reused, so a file that took another's name is
 //! told from it.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -38,7 +38,7 @@ const DRAFT_BYTES_OF_ALL: u64 = 64 << 20;
 const DRAFT_BYTES_MIN: u64 = 1 << 10;
 
 /// What a block is found by: the model's directory, the prefix that it ends, its first layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct BlockKey {
     pub(super) model: InodeId,
     pub(super) hash: PrefixHash,
@@ -70,8 +70,8 @@ struct Block {
 
 #[derive(Debug, Default)]
 struct Registered {
-    by_key: HashMap<BlockKey, Block>,
-    by_file: HashMap<InodeId, Vec<BlockKey>>,
+    by_key: BTreeMap<BlockKey, Block>,
+    by_file: BTreeMap<InodeId, Vec<BlockKey>>,
     buffers: usize,
     last: u64,
 }

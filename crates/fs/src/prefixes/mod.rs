@@ -26,7 +26,7 @@ mod slot_draft;
 mod slot_file;
 mod view;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 
@@ -51,7 +51,7 @@ pub(super) fn is_virtual(id: InodeId) -> bool {
 }
 
 /// A virtual inode: the model's directory, and what it is there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Virtual {
     /// `prefixes/`
     Root(InodeId),
@@ -92,8 +92,8 @@ impl Virtual {
 #[derive(Debug, Default)]
 pub(crate) struct Numbers {
     next: u64,
-    by_number: HashMap<InodeId, (Virtual, u64)>,
-    by_meaning: HashMap<Virtual, InodeId>,
+    by_number: BTreeMap<InodeId, (Virtual, u64)>,
+    by_meaning: BTreeMap<Virtual, InodeId>,
 }
 
 impl Numbers {

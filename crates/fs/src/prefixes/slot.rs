@@ -35,7 +35,7 @@ pub(super) use read::Stretch;
 const TOKENS_MAX: u64 = 4 << 20;
 
 /// What a slot is made to be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Kind {
     pub(super) version: Version,
     /// Whether references stand for pages.
@@ -63,7 +63,7 @@ impl Kind {
 }
 
 /// A slot as it is at some time: when its sequence has grown, or is another one, so is the slot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct SlotKey {
     pub(super) model: InodeId,
     /// Its directory.

@@ -3,7 +3,7 @@
 //! An open notes the time in memory alone: a record for each would make every reader a writer. A walk
 //! puts it into the file's access time once that lags far enough behind.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use kvfs_storage::store::record::{InodeId, Time};
@@ -17,8 +17,8 @@ const LAG_SECONDS: i64 = 600;
 /// Uses since the access times on record.
 #[derive(Debug, Default)]
 pub(super) struct Uses {
-    recent: HashMap<InodeId, Time>,
-    older: HashMap<InodeId, Time>,
+    recent: BTreeMap<InodeId, Time>,
+    older: BTreeMap<InodeId, Time>,
 }
 
 impl Uses {

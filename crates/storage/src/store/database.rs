@@ -207,3 +207,6 @@ impl redb::StorageBackend for Backend {
         self.storage.close()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -20,7 +20,7 @@ mod remote;
 mod scan;
 pub mod watches;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use redb::{Database, ReadableDatabase, ReadableTable};
@@ -61,7 +61,7 @@ pub struct Metadata {
     base: redb::ReadOnlyTable<&'static [u8], &'static [u8]>,
     database: Arc<Database>,
     /// Objects whose file still lies in `staging/`.
-    pub staged: HashSet<ObjectId>,
+    pub staged: BTreeSet<ObjectId>,
     next_number: u64,
     /// What the store holds, uncommitted changes included.
     pub totals: Totals,
@@ -79,7 +79,7 @@ pub struct Metadata {
     pub unindexed: BTreeMap<InodeId, TokensChange>,
     /// The `positions.json` of sequences, which say what their tokens are worth: every question may
     /// need one, so they stay on the disk. Some 16 bytes for each sequence that was edited.
-    pub positions: HashSet<InodeId>,
+    pub positions: BTreeSet<InodeId>,
     /// The last mount ended without a crash.
     pub was_clean: bool,
     /// Counts freezes; a change made now is durable once this freeze is.
@@ -126,13 +126,13 @@ impl Metadata {
             committing: None,
             base,
             database,
-            staged: HashSet::new(),
+            staged: BTreeSet::new(),
             next_number: u64::from(epoch) << 32,
             has_tiers: false,
             has_remote_copies,
             arrivals: Arrivals::default(),
             unindexed: BTreeMap::new(),
-            positions: HashSet::new(),
+            positions: BTreeSet::new(),
             was_clean,
             generation: 1,
             names_changed: 1,

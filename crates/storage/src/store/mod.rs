@@ -144,6 +144,9 @@ macro_rules! from_redb {
                     redb::Error::Io(error) if error.kind() == io::ErrorKind::InvalidData => {
                         StoreError::Corrupt(error.to_string())
                     }
+                    redb::Error::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                        StoreError::Corrupt("meta.redb was cut short".to_owned())
+                    }
                     redb::Error::Io(error) => StoreError::Io(error),
                     redb::Error::Corrupted(what) => StoreError::Corrupt(what),
                     error => StoreError::Database(Box::new(error)),

@@ -2,15 +2,16 @@
 //!
 //! 1. Everything in `staging/` goes: no committed name refers to it.
 //! 2. Files that were being written in place get the size and time that their bytes have.
-//! 3. In the background, files in `objects/` that no record refers to go. Their numbers are
-//!    smaller than any that this mount gives out and numbers are never reused, so the sweep needs
-//!    no lock against the running mount.
+//! 3. In the background, files in `objects/` go that no record referred to before the mount answered.
+//!    Their numbers are smaller than any that this mount gives out and numbers are never reused, so the
+//!    sweep needs no lock against the running mount.
 
 use std::collections::HashSet;
 
+use super::database::Snapshot;
 use super::disk::{Access, DiskDirectory, DiskPath};
 use super::metadata::{Life, Metadata};
-use super::record::{FileRecord, Inode, InodeId, ObjectId, ObjectRecord, Role};
+use super::record::{EncodedCopy, FileRecord, Inode, InodeId, ObjectId, ObjectRecord, Role};
 use super::{Store, StoreError, keys};
 
 /// What recovery found.
@@ -91,39 +92,69 @@ fn settle(
     Ok(changing.then_some(object))
 }
 
-/// Step 3: removes objects that no record refers to, and encoded copies that are not on record.
-/// Returns how many.
-///
-/// The mount makes encoded copies of old objects too: their records come before their files. It removes
-/// them meanwhile as well, so what is garbage may be gone by now.
-pub fn sweep(
-    store: &Store, referenced: &HashSet<ObjectId, impl std::hash::BuildHasher>, below: ObjectId,
-    is_encoded: impl Fn(ObjectId) -> Result<bool, StoreError>,
-) -> Result<usize, StoreError> {
-    let mut removed = 0;
-    for shard in 0..=u8::MAX {
-        for name in store.disk.list(DiskDirectory::ObjectShard(shard))? {
-            let is_garbage = match DiskPath::stored(&name) {
-                Some(DiskPath::Object(object)) => object < below && !referenced.contains(&object),
-                Some(DiskPath::Encoded(object)) => !is_encoded(object)?,
-                _ => false,
-            };
-            if let Some(path) = DiskPath::stored(&name).filter(|_| is_garbage) {
-                store.remove_if_there(&path)?;
-                removed += 1;
-            }
-        }
-    }
-    Ok(removed)
+/// Step 3, still to be done: what is garbage is decided by the records that were durable before
+/// anybody used this mount. What a client removes stays until a commit removes it, since a crash brings
+/// the name back; what a client makes has a number from this mount.
+#[derive(Debug)]
+pub struct Unswept {
+    durable: Snapshot,
+    /// The first number of this mount.
+    below: ObjectId,
 }
 
-/// The numbers of all objects that have a record.
-pub fn referenced(metadata: &Metadata) -> Result<HashSet<ObjectId>, StoreError> {
-    let mut found = HashSet::new();
-    metadata.scan_table::<ObjectRecord>(b'O', |key, _| {
-        found.extend(keys::number(key).map(ObjectId));
-    })?;
-    Ok(found)
+impl Unswept {
+    /// To be called before anybody uses the mount; `None` if the last one ended in good order.
+    pub fn find(store: &Store, metadata: &mut Metadata) -> Result<Option<Unswept>, StoreError> {
+        if metadata.was_clean || store.is_read_only() {
+            return Ok(None);
+        }
+        let below = metadata.new_object();
+        metadata.staged.remove(&below);
+        Ok(Some(Unswept { durable: metadata.snapshot()?, below }))
+    }
+
+    /// Removes objects that no record refers to, and encoded copies that are not on record. Returns
+    /// how many.
+    ///
+    /// The mount makes encoded copies of old objects as well: their records come before their files, so
+    /// `is_encoded` asks the mount about each file that was not on record before.
+    pub fn sweep(
+        &self, store: &Store, is_encoded: impl Fn(ObjectId) -> Result<bool, StoreError>,
+    ) -> Result<usize, StoreError> {
+        let referenced = self.referenced()?;
+        let mut removed = 0;
+        for shard in 0..=u8::MAX {
+            for name in store.disk.list(DiskDirectory::ObjectShard(shard))? {
+                let Some(path) = DiskPath::stored(&name) else { continue };
+                let is_garbage = match path {
+                    DiskPath::Object(object) => {
+                        object < self.below && !referenced.contains(&object)
+                    }
+                    DiskPath::Encoded(object) => !self.was_encoded(object)? && !is_encoded(object)?,
+                    _ => false,
+                };
+                if is_garbage {
+                    store.remove_if_there(&path)?;
+                    removed += 1;
+                }
+            }
+        }
+        Ok(removed)
+    }
+
+    /// The numbers of all objects that had a record.
+    fn referenced(&self) -> Result<HashSet<ObjectId>, StoreError> {
+        let mut found = HashSet::new();
+        self.durable.for_each(b'O', |number, _: ObjectRecord| {
+            found.insert(ObjectId(number));
+        })?;
+        Ok(found)
+    }
+
+    fn was_encoded(&self, object: ObjectId) -> Result<bool, StoreError> {
+        let copy: Option<EncodedCopy> = self.durable.get(&keys::encoded_copy(object))?;
+        Ok(copy.is_some())
+    }
 }
 
 /// The number that an object's file name stands for.
@@ -132,25 +163,4 @@ pub(crate) fn parse(name: &str) -> Option<ObjectId> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_goes_during_the_sweep_does_not_end_it() {
-        let directory = tempfile::tempdir().unwrap();
-        let store = Store::open_or_create(&directory.path().join("store")).unwrap();
-        let garbage = [ObjectId(1), ObjectId(2)].map(DiskPath::Encoded);
-        for path in &garbage {
-            store.disk.create(path).unwrap();
-        }
-        // The mount drops the first one, its record and then its file, once it was listed.
-        let is_encoded = |_| {
-            store.remove_if_there(&garbage[0]).unwrap();
-            Ok(false)
-        };
-        let nothing: HashSet<ObjectId> = HashSet::new();
-        sweep(&store, &nothing, ObjectId(1), is_encoded).unwrap();
-        let left = store.disk.list(DiskDirectory::ObjectShard(0)).unwrap();
-        assert_eq!(left, Vec::<String>::new());
-    }
-}
+mod tests;

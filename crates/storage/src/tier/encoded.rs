@@ -6,7 +6,7 @@
 
 mod files;
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub use files::{checksum_of_copy, pack, pack_blob, recognise, unpack, verify};
@@ -40,10 +40,10 @@ pub struct EncodedCopies {
 struct Held {
     raw: Replacement,
     /// The files of objects in `raw`, and their length.
-    owners: HashMap<ObjectId, (InodeId, u64)>,
+    owners: BTreeMap<ObjectId, (InodeId, u64)>,
     /// The same of objects that stay raw.
-    staying: HashMap<ObjectId, (InodeId, u64)>,
-    copies: HashMap<ObjectId, Copy>,
+    staying: BTreeMap<ObjectId, (InodeId, u64)>,
+    copies: BTreeMap<ObjectId, Copy>,
     usage: EncodedUse,
     garbage: BTreeSet<ObjectId>,
 }
@@ -60,9 +60,9 @@ impl EncodedCopies {
     pub fn new(cold: ColdEncoding, budget_bytes: Option<u64>) -> EncodedCopies {
         let held = Held {
             raw: Replacement::new(budget_bytes.unwrap_or(u64::MAX)),
-            owners: HashMap::new(),
-            staying: HashMap::new(),
-            copies: HashMap::new(),
+            owners: BTreeMap::new(),
+            staying: BTreeMap::new(),
+            copies: BTreeMap::new(),
             usage: EncodedUse::default(),
             garbage: BTreeSet::new(),
         };

@@ -3,7 +3,7 @@
 //! Only objects that the remote has as well are listed here, verified and named there: leaving is
 //! then nothing but a removal of a file. The order is that of the RAM tier, [`Replacement`].
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::replacement::Replacement;
@@ -40,9 +40,9 @@ pub struct SsdTier {
 #[derive(Debug)]
 struct Held {
     may_leave: Replacement,
-    owners: HashMap<ObjectId, InodeId>,
-    only: HashMap<ObjectId, u64>,
-    stored: HashMap<ObjectId, u64>,
+    owners: BTreeMap<ObjectId, InodeId>,
+    only: BTreeMap<ObjectId, u64>,
+    stored: BTreeMap<ObjectId, u64>,
     stored_bytes: u64,
     only_bytes: u64,
 }
@@ -52,9 +52,9 @@ impl SsdTier {
     pub fn new(budget_bytes: Option<u64>) -> SsdTier {
         let held = Held {
             may_leave: Replacement::new(budget_bytes.unwrap_or(u64::MAX)),
-            owners: HashMap::new(),
-            only: HashMap::new(),
-            stored: HashMap::new(),
+            owners: BTreeMap::new(),
+            only: BTreeMap::new(),
+            stored: BTreeMap::new(),
             stored_bytes: 0,
             only_bytes: 0,
         };

@@ -9,7 +9,7 @@
 
 mod place;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::{Arc, OnceLock, PoisonError};
 
@@ -58,11 +58,11 @@ impl std::fmt::Debug for LetGo {
 
 #[derive(Debug)]
 struct Held {
-    copies: HashMap<ObjectId, Copy>,
+    copies: BTreeMap<ObjectId, Copy>,
     used_bytes: u64,
     replacement: Replacement,
     /// Files that never leave to make room.
-    kept: HashSet<InodeId>,
+    kept: BTreeSet<InodeId>,
 }
 
 /// One copy. Its bytes count from before its file is made until after it is gone.
@@ -94,10 +94,10 @@ impl RamTier {
     pub fn open(budget_bytes: u64, counters: Counters) -> io::Result<RamTier> {
         let (disk, place) = place::open(budget_bytes)?;
         let held = Held {
-            copies: HashMap::new(),
+            copies: BTreeMap::new(),
             used_bytes: 0,
             replacement: Replacement::new(budget_bytes),
-            kept: HashSet::new(),
+            kept: BTreeSet::new(),
         };
         let (held, let_go) = (Mutex::new(held), OnceLock::new());
         Ok(RamTier { disk, place, budget_bytes, held, let_go, counters })
