@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Installs the release binary and the names by which mount(8) and umount(8) find it.
+# Installs the release binary, the names by which mount(8) and umount(8) find it, man pages and completions.
 #
 #   mount-scripts/install.sh [--uninstall]
 #
-#   PREFIX    where bin/kvfs goes (/usr/local)
+#   PREFIX    where bin/kvfs and share/ go (/usr/local)
 #   SBINDIR   where mount(8) looks for helpers (/sbin)
 #   MODPROBE  where modprobe(8) looks for options of modules (/etc/modprobe.d)
 #   DESTDIR   a directory in front of them, for packages
@@ -16,6 +16,10 @@ modprobe=${MODPROBE:-/etc/modprobe.d}
 root=${DESTDIR:-}
 helpers="mount.kvfs mount.fuse.kvfs umount.kvfs umount.fuse.kvfs"
 here=$(cd -- "$(dirname -- "$0")/.." && pwd)
+man=$root$prefix/share/man/man1
+bash=$root$prefix/share/bash-completion/completions/kvfs
+zsh=$root$prefix/share/zsh/site-functions/_kvfs
+fish=$root$prefix/share/fish/vendor_completions.d/kvfs.fish
 binary=${CARGO_TARGET_DIR:-$here/target}/release/kvfs
 
 fail() {
@@ -34,8 +38,18 @@ uninstall() {
             rm -f -- "$root$sbin/$helper"
         fi
     done
-    rm -f -- "$root$prefix/bin/kvfs" "$root$modprobe/kvfs.conf"
+    rm -f -- "$root$prefix/bin/kvfs" "$root$modprobe/kvfs.conf" "$bash" "$zsh" "$fish" \
+        "$man"/kvfs.1 "$man"/kvfs-*.1
     echo "kvfs is removed; stores and logs are where they were"
+}
+
+# What the program says of itself.
+install_documents() {
+    mkdir -p -- "$(dirname -- "$bash")" "$(dirname -- "$zsh")" "$(dirname -- "$fish")"
+    "$binary" completions bash >"$bash"
+    "$binary" completions zsh >"$zsh"
+    "$binary" completions fish >"$fish"
+    "$binary" man "$man"
 }
 
 # Mounts of root's turn rings on themselves; those of others find them on. A kernel that has FUSE built in reads
@@ -61,6 +75,7 @@ install_all() {
     for helper in $helpers; do
         ln -sfn -- "$prefix/bin/kvfs" "$root$sbin/$helper"
     done
+    install_documents
     keep_rings_on
     echo "installed $root$prefix/bin/kvfs, and in $root$sbin: $helpers"
 }

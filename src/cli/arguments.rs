@@ -11,6 +11,8 @@ use super::consent::Consent;
 use super::create::CreateArguments;
 use super::doctor::DoctorArguments;
 use super::duration::Seconds;
+use super::fsck::FsckArguments;
+use super::manual::{CompletionsArguments, ManArguments};
 use super::options;
 use super::output::Failure;
 use super::probe::ProbeArguments;
@@ -79,6 +81,10 @@ pub(crate) enum Command {
     Fsck(FsckArguments),
     /// Measure
     Bench(BenchArguments),
+    /// Print what makes a shell complete the names and arguments of commands
+    Completions(CompletionsArguments),
+    /// Write a man page for each command
+    Man(ManArguments),
     /// Print the version
     Version,
     /// Ask a mount something that may hang (used by the other commands)
@@ -463,33 +469,6 @@ pub(crate) struct GcArguments {
     pub consent: Consent,
     /// Where the cache is mounted
     pub mountpoint: PathBuf,
-}
-
-/// `kvfs fsck`.
-#[derive(Debug, Args)]
-pub(crate) struct FsckArguments {
-    /// Repair what can be repaired, move the rest to quarantine
-    #[arg(long)]
-    pub repair: bool,
-    /// Make lost or unreadable metadata anew from the objects, then repair
-    #[arg(long, conflicts_with_all = ["repair", "read_data_subset"])]
-    pub rebuild: bool,
-    /// Read the bytes of only the K-th of N parts of the objects [default: of all]
-    #[arg(long, value_name = "K/N", value_parser = parse_subset)]
-    pub read_data_subset: Option<(u32, u32)>,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
-    /// Directory of the store
-    pub store: PathBuf,
-}
-
-fn parse_subset(text: &str) -> Result<(u32, u32), String> {
-    let numbers = text.split_once('/').and_then(|(part, parts)| {
-        let numbers: (u32, u32) = (part.parse().ok()?, parts.parse().ok()?);
-        (1..=numbers.1).contains(&numbers.0).then_some(numbers)
-    });
-    numbers.ok_or_else(|| "must be K/N with K from 1 to N, such as 1/10".to_owned())
 }
 
 #[cfg(test)]

@@ -1,13 +1,41 @@
 //! `kvfs fsck`: checks a store that no daemon uses.
 
 use std::fmt::Write;
+use std::path::PathBuf;
 
+use clap::Args;
 use serde_json::json;
 
-use super::arguments::FsckArguments;
 use super::output::{EXIT_FSCK_ERRORS, EXIT_OK, Failure, Outcome, Report, bytes};
 use crate::store::fsck::{self, FsckOptions, Rebuilt};
 use crate::store::{Store, StoreError};
+
+/// `kvfs fsck`.
+#[derive(Debug, Args)]
+pub(crate) struct FsckArguments {
+    /// Repair what can be repaired, move the rest to quarantine
+    #[arg(long)]
+    pub repair: bool,
+    /// Make lost or unreadable metadata anew from the objects, then repair
+    #[arg(long, conflicts_with_all = ["repair", "read_data_subset"])]
+    pub rebuild: bool,
+    /// Read the bytes of only the K-th of N parts of the objects [default: of all]
+    #[arg(long, value_name = "K/N", value_parser = parse_subset)]
+    pub read_data_subset: Option<(u32, u32)>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Directory of the store
+    pub store: PathBuf,
+}
+
+pub(super) fn parse_subset(text: &str) -> Result<(u32, u32), String> {
+    let numbers = text.split_once('/').and_then(|(part, parts)| {
+        let numbers: (u32, u32) = (part.parse().ok()?, parts.parse().ok()?);
+        (1..=numbers.1).contains(&numbers.0).then_some(numbers)
+    });
+    numbers.ok_or_else(|| "must be K/N with K from 1 to N, such as 1/10".to_owned())
+}
 
 /// Checks, and repairs if asked to.
 pub(crate) fn run(arguments: &FsckArguments) -> Outcome {

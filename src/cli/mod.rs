@@ -25,6 +25,7 @@ mod helper;
 mod inspect;
 mod locks;
 mod logging;
+mod manual;
 mod mount;
 mod movement;
 mod new_file;
@@ -98,6 +99,8 @@ fn dispatch(command: Command) -> Outcome {
             Ok(()) => Ok(Report::default()),
             Err(line) => Err(Failure::Failed(line)),
         },
+        Command::Completions(arguments) => manual::completions(&arguments),
+        Command::Man(arguments) => manual::write(&arguments),
         Command::Version => Ok(Report::text(format!("kvfs {}\n", env!("CARGO_PKG_VERSION")))),
         Command::Probe(arguments) => probe::answer(&arguments),
     }

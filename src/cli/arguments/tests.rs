@@ -1,5 +1,6 @@
 //! What is understood, and what is refused.
 
+use super::super::fsck::parse_subset;
 use super::*;
 use clap::CommandFactory;
 
