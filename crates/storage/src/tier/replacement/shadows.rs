@@ -21,7 +21,7 @@ pub(super) const RULES: [Rule; 6] = [
 ];
 
 /// Resident objects of a shadow, at most; with more the sample becomes smaller.
-pub(super) const RESIDENT_MAX: usize = 1024;
+pub(super) const RESIDENT_MAX: usize = 768;
 
 /// Absent objects that a shadow remembers.
 const ABSENT_MAX: usize = 8 * RESIDENT_MAX;
@@ -33,7 +33,7 @@ const WINDOW_MIN: f64 = 1000.0;
 
 /// What another rule may miss of what the present one does: changing has a price as well, since what
 /// is resident was chosen by the other.
-const ADVANTAGE: f64 = 0.97;
+const ADVANTAGE: f64 = 0.985;
 
 /// The rules on trial.
 #[derive(Debug)]
