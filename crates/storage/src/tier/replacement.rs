@@ -5,12 +5,12 @@
 //! Zhang, "LIRS: An Efficient Low Inter-reference Recency Set Replacement Policy", SIGMETRICS 2002)
 //! ranks objects by the distance between their last two uses and keeps what fits of such a loop, but
 //! leaves so little room to what is new that conversations lose a fifth of all hits. So several
-//! rules are tried on a sample of the objects ([`shadows`]), and the tier follows the one that misses
-//! least: LIRS ([`lirs`]), recency, or recency with a worth of each use ([`frequency`]).
+//! rules are tried on a sample of the objects (`shadows`), and the tier follows the one that misses
+//! least: LIRS (`lirs`), recency, or recency with a worth of each use (`frequency`).
 //!
 //! Common to all of them:
 //!
-//! - What a prefix begins with outlives what follows: uses form [`runs`], and the end of a run leaves
+//! - What a prefix begins with outlives what follows: uses form `runs`, and the end of a run leaves
 //!   before its beginning. A chain without its beginning is worth nothing.
 //! - An object that is not resident need not come in: the disk serves it just as well, and a copy
 //!   that would be the next to leave is wasted. It is bypassed.
@@ -20,7 +20,7 @@
 //!   that nobody uses any more would stay forever.
 //!
 //! Every operation takes constant time: trimming the history is paid for by what was added to it, and
-//! [`names`] grow without a pause. `tests/` measures hits against each rule, against plain LRU and
+//! `names` grow without a pause. `tests/` measures hits against each rule, against plain LRU and
 //! against what no policy can beat; `docs/policy.md` has what real traffic makes of it. This module
 //! knows nothing of files: the caller moves bytes and reports what it did.
 
