@@ -21,6 +21,7 @@ mod measure;
 mod scale;
 mod small;
 mod tiers;
+mod trace;
 mod transfer;
 mod unsynced;
 mod workplace;
@@ -29,6 +30,7 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use figure::Figure;
+pub use trace::TraceArguments;
 use workplace::Workplace;
 
 /// Arguments of `kvfs bench`.
@@ -60,6 +62,9 @@ pub struct BenchArguments {
     /// Go on without passthrough
     #[arg(long)]
     pub allow_served: bool,
+    /// What is replayed.
+    #[command(flatten)]
+    pub trace: TraceArguments,
 }
 
 /// What can be measured.
@@ -77,7 +82,9 @@ pub enum What {
     Names,
     /// Small files made as fast as possible, and what others wait for meanwhile; ten minutes
     Small,
-    /// Everything but the last two
+    /// What stays in memory or on the disk, replayed on traces of requests, beside other policies
+    Trace,
+    /// Everything but the last three
     All,
 }
 
@@ -120,6 +127,12 @@ const QUICK: Sizes = Sizes {
 pub fn run(arguments: &BenchArguments) -> Result<(), String> {
     if arguments.cuda && arguments.what != What::Attention {
         return Err("--cuda is for `kvfs bench attention`".to_owned());
+    }
+    if arguments.what == What::Trace {
+        return trace::run(arguments);
+    }
+    if !arguments.trace.files.is_empty() {
+        return Err("files are for `kvfs bench trace`".to_owned());
     }
     interrupt::watch()?;
     let mut figures = Vec::new();

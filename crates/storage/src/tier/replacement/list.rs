@@ -1,112 +1,42 @@
-//! Linked lists over one arena: an object moves between them in constant time and without
+//! Linked lists over the nodes: an object moves between them in constant time and without
 //! allocation.
 
-use std::ops::{Index, IndexMut};
+use super::names::{NONE, Names};
 
-use crate::store::record::ObjectId;
+/// In place of the node before one that is in no list.
+const NOWHERE: u32 = NONE - 1;
 
-/// No node.
-const NONE: u32 = u32::MAX;
-
-/// How an object is known; see the module above.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
-    Hot,
-    Cold,
-    Absent,
-}
-
-/// An object that is resident or remembered.
-#[derive(Clone, Debug)]
-pub(super) struct Node {
-    pub(super) object: ObjectId,
-    pub(super) bytes: u64,
-    pub(super) state: State,
-    /// Absent, and used again within the history: it will be hot when it comes in.
-    pub(super) is_proven: bool,
-    links: [Links; 2],
-}
-
+/// What is beside a node in a list.
 #[derive(Clone, Copy, Debug)]
-struct Links {
-    is_listed: bool,
+pub(super) struct Links {
     before: u32,
     after: u32,
 }
 
-const UNLISTED: Links = Links { is_listed: false, before: NONE, after: NONE };
+/// Of a node that is in no list.
+pub(super) const UNLISTED: Links = Links { before: NOWHERE, after: NONE };
 
-// `ABSENT_MAX` of them are kept; the map's entry comes on top.
-const _: () = assert!(size_of::<Node>() <= 48);
-
-/// The arena.
-#[derive(Debug, Default)]
-pub(super) struct Nodes {
-    nodes: Vec<Node>,
-    free: Vec<u32>,
-}
-
-impl Nodes {
-    /// A new absent node, in no list.
-    pub(super) fn add(&mut self, object: ObjectId, bytes: u64) -> u32 {
-        let links = [UNLISTED; 2];
-        let node = Node { object, bytes, state: State::Absent, is_proven: false, links };
-        if let Some(index) = self.free.pop() {
-            self[index] = node;
-            return index;
-        }
-        let index = u32::try_from(self.nodes.len()).expect("fewer than four billion objects");
-        self.nodes.push(node);
-        index
-    }
-
-    /// Nodes that take memory, in use or not.
-    #[cfg(test)]
-    pub(super) fn count(&self) -> usize {
-        self.nodes.len()
-    }
-
-    /// Gives back a node that is in no list.
-    pub(super) fn free(&mut self, index: u32) {
-        debug_assert!(self[index].links.iter().all(|links| !links.is_listed));
-        self.free.push(index);
+impl Links {
+    pub(super) fn is_listed(self) -> bool {
+        self.before != NOWHERE
     }
 }
 
-impl Index<u32> for Nodes {
-    type Output = Node;
-
-    fn index(&self, index: u32) -> &Node {
-        &self.nodes[index as usize]
-    }
-}
-
-impl IndexMut<u32> for Nodes {
-    fn index_mut(&mut self, index: u32) -> &mut Node {
-        &mut self.nodes[index as usize]
-    }
-}
-
-/// A doubly linked list; which of a node's two pairs of links it uses is fixed.
+/// A doubly linked list; which of a node's pairs of links it uses is fixed.
 #[derive(Debug)]
 pub(super) struct List {
     links: usize,
     first: u32,
     last: u32,
     length: usize,
+    /// The one that was [placed](Self::place) last in this run.
+    placed: u32,
 }
 
 impl List {
-    /// A list over the first pair of links: every node may be in it beside one [`queue`].
-    ///
-    /// [`queue`]: Self::queue
-    pub(super) fn history() -> List {
-        List { links: 0, first: NONE, last: NONE, length: 0 }
-    }
-
-    /// A list over the second pair; a node is in one of these at most.
-    pub(super) fn queue() -> List {
-        List { links: 1, ..List::history() }
+    /// A list over these links. A node may be in one list for each of its pairs.
+    pub(super) fn over(links: usize) -> List {
+        List { links, first: NONE, last: NONE, length: 0, placed: NONE }
     }
 
     pub(super) fn length(&self) -> usize {
@@ -118,50 +48,79 @@ impl List {
     }
 
     /// The node before one that is in this list.
-    pub(super) fn before(&self, nodes: &Nodes, index: u32) -> Option<u32> {
-        let before = nodes[index].links[self.links].before;
+    pub(super) fn before(&self, names: &Names, index: u32) -> Option<u32> {
+        let before = names[index].links[self.links].before;
         (before != NONE).then_some(before)
     }
 
-    /// Whether a node is in this list; of queues, whether it is in any.
-    pub(super) fn contains(&self, nodes: &Nodes, index: u32) -> bool {
-        nodes[index].links[self.links].is_listed
+    /// Whether a node is in this list, or in any other over these links.
+    pub(super) fn contains(&self, names: &Names, index: u32) -> bool {
+        names[index].links[self.links].is_listed()
+    }
+
+    /// What comes next is used first of its run: it goes to the front.
+    pub(super) fn start_run(&mut self) {
+        self.placed = NONE;
+    }
+
+    /// Whether [`place`](Self::place) would put a node at the end of what is there.
+    pub(super) fn is_placed_last(&self) -> bool {
+        self.placed != NONE && self.placed == self.last
+    }
+
+    /// Puts a node behind the one that was used before it in this run, so that the end of a run
+    /// leaves before its beginning; all of it before whatever was used earlier.
+    pub(super) fn place(&mut self, names: &mut Names, index: u32) {
+        self.remove(names, index);
+        let before = self.placed;
+        let after = if before == NONE { self.first } else { names[before].links[self.links].after };
+        self.insert(names, index, Links { before, after });
+        self.placed = index;
     }
 
     /// Adds a node that is in no list over these links.
-    pub(super) fn push_front(&mut self, nodes: &mut Nodes, index: u32) {
-        debug_assert!(!self.contains(nodes, index));
-        let after = self.first;
-        nodes[index].links[self.links] = Links { is_listed: true, before: NONE, after };
-        match after {
-            NONE => self.last = index,
-            after => nodes[after].links[self.links].before = index,
+    pub(super) fn push_front(&mut self, names: &mut Names, index: u32) {
+        self.insert(names, index, Links { before: NONE, after: self.first });
+    }
+
+    fn insert(&mut self, names: &mut Names, index: u32, links: Links) {
+        debug_assert!(!self.contains(names, index));
+        names[index].links[self.links] = links;
+        match links.before {
+            NONE => self.first = index,
+            before => names[before].links[self.links].after = index,
         }
-        self.first = index;
+        match links.after {
+            NONE => self.last = index,
+            after => names[after].links[self.links].before = index,
+        }
         self.length += 1;
     }
 
     /// Takes a node out, if it is in.
-    pub(super) fn remove(&mut self, nodes: &mut Nodes, index: u32) {
-        let Links { is_listed, before, after } = nodes[index].links[self.links];
-        if !is_listed {
+    pub(super) fn remove(&mut self, names: &mut Names, index: u32) {
+        if !self.contains(names, index) {
             return;
         }
+        let Links { before, after } = names[index].links[self.links];
         match before {
             NONE => self.first = after,
-            before => nodes[before].links[self.links].after = after,
+            before => names[before].links[self.links].after = after,
         }
         match after {
             NONE => self.last = before,
-            after => nodes[after].links[self.links].before = before,
+            after => names[after].links[self.links].before = before,
         }
-        nodes[index].links[self.links] = UNLISTED;
+        if self.placed == index {
+            self.placed = before;
+        }
+        names[index].links[self.links] = UNLISTED;
         self.length -= 1;
     }
 
     /// Makes a node the first one, whether it is in or not.
-    pub(super) fn move_to_front(&mut self, nodes: &mut Nodes, index: u32) {
-        self.remove(nodes, index);
-        self.push_front(nodes, index);
+    pub(super) fn move_to_front(&mut self, names: &mut Names, index: u32) {
+        self.remove(names, index);
+        self.push_front(names, index);
     }
 }

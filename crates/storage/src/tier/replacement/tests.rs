@@ -1,11 +1,17 @@
 //! Rules of the data structure, and what it hits.
 
+mod adapting;
+mod distance;
 mod hit_rates;
+mod parts;
+mod sequences;
 
 use std::collections::{HashMap, HashSet};
 
 use proptest::prelude::*;
 
+use super::cache::PINNED_SKIPPED_MAX;
+use super::names::State;
 use super::*;
 
 const NEVER: fn(ObjectId) -> bool = |_| false;
@@ -21,35 +27,6 @@ pub(super) fn use_object(tier: &mut Replacement, object: u64, bytes: u64) -> Acc
         tier.insert(object, bytes);
     }
     answer
-}
-
-#[test]
-fn a_second_use_is_what_admits() {
-    let mut tier = Replacement::new(100);
-    for object in 0..10 {
-        assert_eq!(use_object(&mut tier, object, 10), Access::Admit, "there is room");
-    }
-    assert_eq!(tier.resident_bytes(), 100);
-    assert_eq!(use_object(&mut tier, 50, 10), Access::Bypass);
-    assert!(!tier.is_resident(ObjectId(50)));
-    assert_eq!(use_object(&mut tier, 50, 10), Access::Admit);
-    assert_eq!(use_object(&mut tier, 50, 10), Access::Hit);
-    assert_eq!(tier.resident_bytes(), 100);
-}
-
-#[test]
-fn victims_are_cold_first_then_the_longest_unused() {
-    let mut tier = Replacement::new(100);
-    for object in 0..10 {
-        use_object(&mut tier, object, 10);
-    }
-    // Nine are hot, 9 is cold; 0 was used last.
-    assert_eq!(use_object(&mut tier, 0, 10), Access::Hit);
-    let order: Vec<u64> = tier.victims(100, NEVER).iter().map(|v| v.object.0).collect();
-    assert_eq!(order, [9, 1, 2, 3, 4, 5, 6, 7, 8, 0]);
-    let two: Vec<u64> = tier.victims(11, NEVER).iter().map(|v| v.object.0).collect();
-    assert_eq!(two, [9, 1], "10 bytes are not enough for 11");
-    assert!(tier.victims(0, NEVER).is_empty());
 }
 
 #[test]
@@ -73,23 +50,6 @@ fn pinned_objects_are_passed_over_and_not_met_again() {
         }
     }
     panic!("500 was never found");
-}
-
-#[test]
-fn a_new_page_waits_among_the_cold() {
-    let mut tier = Replacement::new(100);
-    for object in 0..10 {
-        use_object(&mut tier, object, 10);
-    }
-    for victim in tier.victims(10, NEVER) {
-        assert_eq!(victim.object, ObjectId(9));
-        tier.evicted(victim.object);
-    }
-    tier.insert(ObjectId(20), 10);
-    assert_eq!(tier.victims(10, NEVER)[0].object, ObjectId(20));
-    // Read soon after it was written, it stays in the place of another.
-    assert_eq!(use_object(&mut tier, 20, 10), Access::Hit);
-    assert_eq!(tier.victims(10, NEVER)[0].object, ObjectId(0));
 }
 
 #[test]
@@ -117,8 +77,8 @@ fn memory_is_bounded() {
     for object in 0..100_000 {
         use_object(&mut tier, object, 1);
     }
-    assert!(tier.by_object.len() <= 1100, "{}", tier.by_object.len());
-    assert!(tier.nodes.count() <= 1101, "{}", tier.nodes.count());
+    assert!(tier.cache.names.length() <= 1100, "{}", tier.cache.names.length());
+    assert!(tier.cache.names.count() <= 1101, "{}", tier.cache.names.count());
 }
 
 /// What the caller may ask for, by object.
@@ -143,35 +103,37 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 fn check_invariants(tier: &Replacement, resident: &HashMap<u64, u64>) {
+    let Cache { names, absent, absent_max, .. } = &tier.cache;
+    let lirs = tier.cache.lirs.as_ref().unwrap();
+    let frequency = tier.cache.frequency.as_ref().unwrap();
     assert_eq!(tier.resident_bytes(), resident.values().sum::<u64>());
     let mut bytes = HashMap::new();
     let mut listed = HashSet::new();
-    let lists = [(State::Hot, &tier.hot), (State::Cold, &tier.cold), (State::Absent, &tier.absent)];
-    for (state, list) in lists {
+    for (kind, list) in [("hot", &lirs.hot), ("cold", &lirs.cold), ("absent", absent)] {
         let mut next = list.last();
         let mut length = 0;
         while let Some(index) = next {
-            let node = &tier.nodes[index];
-            assert_eq!(node.state, state);
+            let node = &names[index];
+            assert_eq!(node.state == State::Hot, kind == "hot");
+            assert_eq!(node.state == State::Cold, kind == "cold");
             assert!(listed.insert(index));
-            assert_eq!(tier.by_object.get(&node.object), Some(&index));
-            assert_eq!(resident.contains_key(&node.object.0), state != State::Absent);
-            let in_history = tier.history.contains(&tier.nodes, index);
-            assert!(in_history || state == State::Cold);
-            *bytes.entry(state == State::Hot).or_insert(0) +=
-                if state == State::Absent { 0 } else { node.bytes };
+            assert_eq!(names.find(node.object), Some(index));
+            assert_eq!(resident.contains_key(&node.object.0), node.state.is_resident());
+            assert!(lirs.history.contains(names, index) || kind != "hot");
+            assert_eq!(frequency.contains(names, index), node.state.is_resident());
+            *bytes.entry(kind).or_insert(0) += node.bytes;
             length += 1;
-            next = list.before(&tier.nodes, index);
+            next = list.before(names, index);
         }
         assert_eq!(length, list.length());
     }
-    assert_eq!(listed.len(), tier.by_object.len());
-    assert_eq!(bytes.get(&true).copied().unwrap_or(0), tier.hot_bytes);
-    assert_eq!(bytes.get(&false).copied().unwrap_or(0), tier.cold_bytes);
-    let end = tier.history.last().map(|index| tier.nodes[index].state);
-    assert!(tier.hot.length() == 0 || end == Some(State::Hot));
-    assert!(tier.hot.length() <= 1 || tier.hot_bytes <= tier.hot_bytes_max());
-    assert!(tier.absent.length() <= tier.absent_max);
+    assert_eq!(listed.len(), names.length());
+    assert_eq!(bytes.get("hot").copied().unwrap_or(0), lirs.hot_bytes);
+    assert_eq!(bytes.get("cold").copied().unwrap_or(0), lirs.cold_bytes);
+    let end = lirs.history.last().map(|index| names[index].state);
+    assert!(lirs.hot.length() == 0 || end == Some(State::Hot));
+    assert!(lirs.hot.length() <= 1 || lirs.hot_bytes <= lirs.hot_bytes_max);
+    assert!(absent.length() <= *absent_max);
 }
 
 proptest! {

@@ -172,10 +172,10 @@ fn loop_of(name: &'static str, length: u64, rounds: usize) -> Trace {
 }
 
 /// Repeatable numbers from 0 to below 1.
-struct Random(u64);
+pub(super) struct Random(pub(super) u64);
 
 impl Random {
-    fn next(&mut self) -> f64 {
+    pub(super) fn next(&mut self) -> f64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -185,10 +185,10 @@ impl Random {
 }
 
 /// Draws ranks: rank `r` (from 1) with a weight of `r` to the minus `exponent`.
-struct Zipf(Vec<f64>);
+pub(super) struct Zipf(Vec<f64>);
 
 impl Zipf {
-    fn new(exponent: f64, objects: u32) -> Zipf {
+    pub(super) fn new(exponent: f64, objects: u32) -> Zipf {
         let mut total = 0.0;
         let sums = (1..=objects).map(|rank| {
             total += f64::from(rank).powf(-exponent);
@@ -197,7 +197,7 @@ impl Zipf {
         Zipf(sums.collect())
     }
 
-    fn draw(&self, random: &mut Random) -> u64 {
+    pub(super) fn draw(&self, random: &mut Random) -> u64 {
         let point = random.next() * self.0.last().copied().unwrap_or(0.0);
         self.0.partition_point(|sum| *sum <= point) as u64
     }

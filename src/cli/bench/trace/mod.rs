@@ -1,0 +1,72 @@
+//! `kvfs bench trace`: what stays, replayed on traces of real requests.
+//!
+//! A trace says which blocks of a prompt each request used, by the hash of everything up to their end
+//! (the public Mooncake format). It goes through the policy of the tiers, with bytes that exist in its
+//! books only, and through others that are known. Each plays one tier of a given room: a block that
+//! is seen for the first time was just written and comes in; any later use finds it or does not.
+
+mod arguments;
+mod chain;
+mod plot;
+mod policies;
+mod read;
+mod replay;
+mod report;
+
+use std::io::Write;
+
+pub use arguments::TraceArguments;
+
+use super::{BenchArguments, machine, note, print};
+use read::Trace;
+use replay::{Outcome, replay};
+
+/// What every policy made of a trace in one room.
+struct Room {
+    /// Of the different blocks, in per cent.
+    share: f64,
+    blocks: usize,
+    outcomes: Vec<Outcome>,
+}
+
+/// Replays, and prints. The error is one line.
+pub(super) fn run(arguments: &BenchArguments) -> Result<(), String> {
+    let options = &arguments.trace;
+    if options.files.is_empty() {
+        return Err("`kvfs bench trace` needs a file with a trace".to_owned());
+    }
+    let mut replayed = Vec::new();
+    for path in &options.files {
+        note(&format!("reading {}", path.display()));
+        let trace = Trace::read(path)?;
+        let rooms = options.rooms(trace.distinct)?;
+        let mut found = Vec::new();
+        for (share, blocks) in rooms {
+            note(&format!("{}, room for {blocks} of {} blocks", trace.name, trace.distinct));
+            let policies = policies::all(&trace, blocks);
+            let outcomes =
+                policies.into_iter().map(|policy| replay(&trace, policy)).collect::<Vec<_>>();
+            found.push(Room { share, blocks, outcomes });
+        }
+        replayed.push((trace, found));
+    }
+    if let Some(path) = &options.plot {
+        let image = plot::draw(&replayed);
+        std::fs::write(path, image).map_err(super::measure::at(path))?;
+    }
+    let figures: Vec<_> =
+        replayed.iter().flat_map(|(trace, rooms)| report::figures(trace, rooms)).collect();
+    if arguments.json {
+        let directory = std::env::current_dir().unwrap_or_default();
+        return print(true, &machine::describe(&directory, ""), &figures);
+    }
+    let text: String =
+        replayed.iter().map(|(trace, rooms)| report::table(trace, rooms, options)).collect();
+    let mut output = std::io::stdout().lock();
+    match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(format!("standard output cannot be written: {error}"))
+        }
+        _ => Ok(()),
+    }
+}
