@@ -14,6 +14,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 PYTHON_PACKAGES=(safetensors==0.8.0 numpy==2.4.6 xxhash==4.1.0 gguf==0.19.0 xllamacpp==2026.10.11549)
+WHEEL_PACKAGES=(numpy==2.4.6 pytest==9.2.0)
 
 mount-scripts/setup.sh --tests
 
@@ -32,6 +33,15 @@ if ! "$KVFS_TEST_PYTHON" -c 'import safetensors, numpy, xxhash, gguf, xllamacpp'
     python3 -m venv "$tools/python"
     "$KVFS_TEST_PYTHON" -m pip install --quiet --disable-pip-version-check "${PYTHON_PACKAGES[@]}"
 fi
+
+# The Python package of this tree, in an environment that has nothing else of it.
+wheel=$(mount-scripts/build-wheel.sh --dev)
+export KVFS_TEST_WHEEL=$tools/wheel/bin/python
+if ! "$KVFS_TEST_WHEEL" -c 'import numpy, pytest' 2>/dev/null; then
+    python3 -m venv "$tools/wheel"
+    "$KVFS_TEST_WHEEL" -m pip install --quiet --disable-pip-version-check "${WHEEL_PACKAGES[@]}"
+fi
+"$KVFS_TEST_WHEEL" -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall "$wheel"
 
 # An unmodified llama.cpp, for the ggml backend.
 export KVFS_TEST_LLAMA=$tools/llama.cpp-0.5.0

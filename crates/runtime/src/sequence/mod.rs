@@ -263,6 +263,30 @@ impl Sequences {
         self.rebuild(&rebuild, name, true)
     }
 
+    /// Takes out rows and ids that not every layer has: what a writer left that did not come to its end. Returns
+    /// whether there were any; the directory is another one then.
+    ///
+    /// # Errors
+    /// As [`clear`](Self::clear).
+    pub fn trim(&self, name: &str) -> Result<bool, SequenceError> {
+        let _turn = self.begin(name)?;
+        let listed = self.list(name)?;
+        let keeps = |layer: u32| listing::keeps_pages(&self.manifest, Layer(layer));
+        let mut layers = (0..).zip(&listed.listing.layers).filter(|(layer, _)| keeps(*layer));
+        let ids = listing::token_ids(&listed.path)?;
+        if layers.all(|(_, layer)| layer.end == listed.rows)
+            && ids.is_none_or(|ids| ids == listed.rows)
+        {
+            return Ok(false);
+        }
+        let mut positions = listed.listing.positions.clone();
+        positions.truncate(listed.rows);
+        let end = listed.rows;
+        let rebuild = Rebuild { from: &listed, positions: &positions, end, keeps_layers: true };
+        self.rebuild(&rebuild, name, true)?;
+        Ok(true)
+    }
+
     /// Removes all sequences.
     ///
     /// # Errors
