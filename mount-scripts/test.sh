@@ -35,13 +35,21 @@ if ! "$KVFS_TEST_PYTHON" -c 'import safetensors, numpy, xxhash, gguf, xllamacpp'
 fi
 
 # The Python package of this tree, in an environment that has nothing else of it.
-wheel=$(mount-scripts/build-wheel.sh --dev)
+install_wheel() {
+    local wheel
+    wheel=$(mount-scripts/build-wheel.sh --dev) || return
+    if ! "$KVFS_TEST_WHEEL" -c 'import numpy, pytest' 2>/dev/null; then
+        python3 -m venv "$tools/wheel" &&
+            "$KVFS_TEST_WHEEL" -m pip install --quiet --disable-pip-version-check "${WHEEL_PACKAGES[@]}" || return
+    fi
+    "$KVFS_TEST_WHEEL" -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall "$wheel"
+}
 export KVFS_TEST_WHEEL=$tools/wheel/bin/python
-if ! "$KVFS_TEST_WHEEL" -c 'import numpy, pytest' 2>/dev/null; then
-    python3 -m venv "$tools/wheel"
-    "$KVFS_TEST_WHEEL" -m pip install --quiet --disable-pip-version-check "${WHEEL_PACKAGES[@]}"
+if ! install_wheel; then
+    # Not the one of another tree.
+    rm -rf "$tools/wheel"
+    echo "test.sh: tests of the Python package are skipped" >&2
 fi
-"$KVFS_TEST_WHEEL" -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall "$wheel"
 
 # An unmodified llama.cpp, for the ggml backend.
 export KVFS_TEST_LLAMA=$tools/llama.cpp-0.5.0

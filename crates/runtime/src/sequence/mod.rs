@@ -9,6 +9,7 @@
 //! | `llama_memory_clear` | [`Sequences::clear`], [`Sequences::clear_all`] | |
 //! | `llama_memory_seq_pos_min`, `_max` | [`Sequences::seq_pos`] | |
 //! | `llama_state_seq_get_data`, `_set_data` | [`Sequences::state_write`], [`Sequences::state_read`] | a tar archive |
+//! | a decode that failed half-way | [`Sequences::trim`] | rows that not every layer has go |
 //! | a cache with a sliding window | [`Sequences::drop_outside_window`] | pages of such layers that no later token looks at go |
 //!
 //! There is no defragmentation: rows never move, so nothing is ever scattered. Holes inside of a page
@@ -279,10 +280,8 @@ impl Sequences {
         {
             return Ok(false);
         }
-        let mut positions = listed.listing.positions.clone();
-        positions.truncate(listed.rows);
-        let end = listed.rows;
-        let rebuild = Rebuild { from: &listed, positions: &positions, end, keeps_layers: true };
+        let (positions, end) = (&listed.listing.positions, listed.rows);
+        let rebuild = Rebuild { from: &listed, positions, end, keeps_layers: true };
         self.rebuild(&rebuild, name, true)?;
         Ok(true)
     }
