@@ -33,9 +33,9 @@ pub fn map_private(file: &File, length: usize) -> io::Result<MmapMut> {
     Ok(map)
 }
 
-/// Between two looks whether a file is in memory. The kernel reads and forgets files in pieces that are not much
-/// smaller, and asking for each page takes 100 us for 4 MiB.
-const LOOK_BYTES: usize = 256 << 10;
+/// Between two looks whether a file is in memory. The kernel reads and forgets files in large pieces, and asking for
+/// each page takes 100 us for 4 MiB.
+const LOOK_BYTES: usize = 1 << 20;
 
 /// Whether a mapping can be touched without reading from the disk (mincore(2)), as far as a look here and there
 /// tells.
