@@ -7,8 +7,8 @@ export KVFS_TEST_LLAMA := tools / "llama.cpp-0.5.0"
 
 # What must hold before a commit: formatting, lints, documents
 check:
-    cargo fmt --check
-    cargo clippy --locked --all-targets -- -D warnings
+    cargo fmt --all --check
+    cargo clippy --locked --all-targets --workspace -- -D warnings
     RUSTDOCFLAGS='-D warnings' cargo doc --locked --no-deps
     cargo test --locked --doc
     cargo nextest run --locked --test tidy
@@ -29,6 +29,10 @@ device suite *names:
 # libkvfs.so and libkvfs.a
 library *arguments:
     mount-scripts/build-c-library.sh {{arguments}}
+
+# The Python package, with the program in it
+wheel *arguments:
+    mount-scripts/build-wheel.sh {{arguments}}
 
 # Writes include/kvfs.h anew
 header:

@@ -14,6 +14,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 PYTHON_PACKAGES=(safetensors==0.8.0 numpy==2.4.6 xxhash==4.1.0 gguf==0.19.0 xllamacpp==2026.10.11549)
+WHEEL_PACKAGES=(numpy==2.4.6 pytest==9.2.0)
 
 mount-scripts/setup.sh --tests
 
@@ -31,6 +32,23 @@ export KVFS_TEST_PYTHON=$tools/python/bin/python
 if ! "$KVFS_TEST_PYTHON" -c 'import safetensors, numpy, xxhash, gguf, xllamacpp' 2>/dev/null; then
     python3 -m venv "$tools/python"
     "$KVFS_TEST_PYTHON" -m pip install --quiet --disable-pip-version-check "${PYTHON_PACKAGES[@]}"
+fi
+
+# The Python package of this tree, in an environment that has nothing else of it.
+install_wheel() {
+    local wheel
+    wheel=$(mount-scripts/build-wheel.sh --dev) || return
+    if ! "$KVFS_TEST_WHEEL" -c 'import numpy, pytest' 2>/dev/null; then
+        python3 -m venv "$tools/wheel" &&
+            "$KVFS_TEST_WHEEL" -m pip install --quiet --disable-pip-version-check "${WHEEL_PACKAGES[@]}" || return
+    fi
+    "$KVFS_TEST_WHEEL" -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall "$wheel"
+}
+export KVFS_TEST_WHEEL=$tools/wheel/bin/python
+if ! install_wheel; then
+    # Not the one of another tree.
+    rm -rf "$tools/wheel"
+    echo "test.sh: tests of the Python package are skipped" >&2
 fi
 
 # An unmodified llama.cpp, for the ggml backend.

@@ -18,7 +18,7 @@ const ORDER: [&str; 9] =
     ["os", "page", "encoding", "formats", "remote", "storage", "observe", "fs", "daemon"];
 const ENGINE_ORDER: [&str; 5] = ["os", "page", "formats", "runtime", "clib"];
 /// Where documents speak of what is in this repository.
-const PLACES: [&str; 11] = [
+const PLACES: [&str; 12] = [
     "src/",
     "crates/",
     "tests/",
@@ -28,6 +28,7 @@ const PLACES: [&str; 11] = [
     "examples/",
     "include/",
     "benches/",
+    "python/",
     ".ci/",
     ".config/",
 ];

@@ -66,6 +66,12 @@ fn missing(what: &str) -> Option<String> {
         "descriptors" => missing_descriptors(),
         "overlay" => missing_overlay(),
         "python" => missing_program("python3"),
+        "wheel" => {
+            let mut python = std::process::Command::new(wheel_python());
+            let ran = python.args(["-c", "import kvfs, numpy, pytest"]).current_dir("/").output();
+            let there = ran.is_ok_and(|output| output.status.success());
+            (!there).then(|| "no wheel is installed: mount-scripts/test.sh does that".to_owned())
+        }
         "safetensors" => missing_python_packages("numpy, safetensors, xxhash"),
         "xllamacpp" => missing_python_packages("gguf, numpy, safetensors, xllamacpp"),
         program => missing_program(program),
@@ -131,6 +137,13 @@ pub(crate) fn llama_directory() -> PathBuf {
     let named = std::env::var_os("KVFS_TEST_LLAMA").map(PathBuf::from);
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     named.unwrap_or_else(|| root.join("target/test-tools/llama.cpp-0.5.0"))
+}
+
+/// The Python that has the wheel: `KVFS_TEST_WHEEL`, or where `mount-scripts/test.sh` installs it.
+pub(crate) fn wheel_python() -> PathBuf {
+    let named = std::env::var_os("KVFS_TEST_WHEEL").map(PathBuf::from);
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    named.unwrap_or_else(|| root.join("target/test-tools/wheel/bin/python"))
 }
 
 /// The releases that `mount-scripts/fetch-llama.sh --releases` fetches, from the oldest to the newest.

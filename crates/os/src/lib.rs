@@ -18,7 +18,7 @@ pub use extended_attribute::{
 };
 pub use fuse::{close_backing, is_daemon_gone};
 pub use lease::{is_at_rest, is_unused};
-pub use mapping::{map_populated, populate};
+pub use mapping::{map_populated, map_private, populate};
 pub use open::open_beneath;
 pub use process::{be_idle, fork};
 pub use side_by_side::{in_background, side_by_side, side_by_side_with};

@@ -106,6 +106,34 @@ fn an_interrupted_operation_leaves_nothing_that_counts() {
 }
 
 #[test]
+fn what_a_writer_left_in_some_layers_is_taken_out() {
+    let mut engine = Engine::new();
+    engine.append("a", 15);
+    let all = engine.sequences();
+    assert!(!all.trim("a").unwrap());
+    assert_eq!(layer(&engine, "a", 0), ["0000000.tail"]);
+    let before = fs::read(engine.path("a/000/0000000.tail")).unwrap();
+
+    // It came as far as the second row of the first layer, which has sealed a page.
+    let row = before.len() / 15;
+    append(engine.path("a/000/0000000.tail"), &before[..row]);
+    append(engine.path("a/000/0000016.tail"), &before[..row]);
+    assert_eq!(layer(&engine, "a", 0), [FIRST, "0000016.tail"]);
+    assert!(all.trim("a").unwrap());
+    assert_eq!(layer(&engine, "a", 0), ["0000000.tail"]);
+    assert_eq!(fs::read(engine.path("a/000/0000000.tail")).unwrap(), before);
+    assert!(!all.trim("a").unwrap());
+
+    // Ids without rows go as well, and an edited sequence stays where it stands.
+    all.seq_rm("a", 3..5).unwrap();
+    let (stands, rows) = all.positions("a").unwrap();
+    append(engine.path("a").join(names::TOKENS), &7_u32.to_le_bytes());
+    assert!(all.trim("a").unwrap());
+    assert_eq!(all.positions("a").unwrap(), (stands, rows));
+    assert_eq!(fs::metadata(engine.path("a").join(names::TOKENS)).unwrap().len(), 4 * rows);
+}
+
+#[test]
 fn a_state_is_a_tar_archive() {
     let mut engine = Engine::new();
     let ids = engine.append("a", 40);

@@ -116,7 +116,7 @@ fn layers(sequence: &Path, manifest: &Manifest) -> Result<Vec<ListedLayer>, Read
 }
 
 /// Whether a layer keeps K and V of each token.
-pub(super) fn keeps_pages(manifest: &Manifest, layer: Layer) -> bool {
+pub(crate) fn keeps_pages(manifest: &Manifest, layer: Layer) -> bool {
     matches!(manifest.layer_kind(layer), Some(LayerKind::Attention | LayerKind::Sliding { .. }))
 }
 
@@ -125,16 +125,21 @@ pub(crate) fn is_cross(manifest: &Manifest, layer: Layer) -> bool {
     manifest.layer_kind(layer) == Some(LayerKind::Cross)
 }
 
+/// How many ids are in `tokens`; `None` if there is no such file.
+pub(crate) fn token_ids(sequence: &Path) -> Result<Option<u64>, ReadError> {
+    let path = sequence.join(names::TOKENS);
+    match fs::metadata(&path) {
+        Ok(metadata) => Ok(Some(metadata.len() / ID_BYTES)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(ReadError::io(&path)(error)),
+    }
+}
+
 /// Tokens that every layer has rows of, and that `tokens` has ids of if there is such a file.
 pub(super) fn valid_tokens(
     sequence: &Path, manifest: &Manifest, layers: &[ListedLayer],
 ) -> Result<u64, ReadError> {
-    let path = sequence.join(names::TOKENS);
-    let ids = match fs::metadata(&path) {
-        Ok(metadata) => metadata.len() / ID_BYTES,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => u64::MAX,
-        Err(error) => return Err(ReadError::io(&path)(error)),
-    };
+    let ids = token_ids(sequence)?.unwrap_or(u64::MAX);
     let keeping = (0..).zip(layers).filter(|(layer, _)| keeps_pages(manifest, Layer(*layer)));
     Ok(keeping.map(|(_, layer)| layer.end).min().unwrap_or(0).min(ids))
 }

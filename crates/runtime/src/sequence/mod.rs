@@ -9,6 +9,7 @@
 //! | `llama_memory_clear` | [`Sequences::clear`], [`Sequences::clear_all`] | |
 //! | `llama_memory_seq_pos_min`, `_max` | [`Sequences::seq_pos`] | |
 //! | `llama_state_seq_get_data`, `_set_data` | [`Sequences::state_write`], [`Sequences::state_read`] | a tar archive |
+//! | a decode that failed half-way | [`Sequences::trim`] | rows that not every layer has go |
 //! | a cache with a sliding window | [`Sequences::drop_outside_window`] | pages of such layers that no later token looks at go |
 //!
 //! There is no defragmentation: rows never move, so nothing is ever scattered. Holes inside of a page
@@ -261,6 +262,28 @@ impl Sequences {
         let positions = Positions::default();
         let rebuild = Rebuild { from: &listed, positions: &positions, end: 0, keeps_layers: false };
         self.rebuild(&rebuild, name, true)
+    }
+
+    /// Takes out rows and ids that not every layer has: what a writer left that did not come to its end. Returns
+    /// whether there were any; the directory is another one then.
+    ///
+    /// # Errors
+    /// As [`clear`](Self::clear).
+    pub fn trim(&self, name: &str) -> Result<bool, SequenceError> {
+        let _turn = self.begin(name)?;
+        let listed = self.list(name)?;
+        let keeps = |layer: u32| listing::keeps_pages(&self.manifest, Layer(layer));
+        let mut layers = (0..).zip(&listed.listing.layers).filter(|(layer, _)| keeps(*layer));
+        let ids = listing::token_ids(&listed.path)?;
+        if layers.all(|(_, layer)| layer.end == listed.rows)
+            && ids.is_none_or(|ids| ids == listed.rows)
+        {
+            return Ok(false);
+        }
+        let (positions, end) = (&listed.listing.positions, listed.rows);
+        let rebuild = Rebuild { from: &listed, positions, end, keeps_layers: true };
+        self.rebuild(&rebuild, name, true)?;
+        Ok(true)
     }
 
     /// Removes all sequences.

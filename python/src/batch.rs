@@ -1,0 +1,126 @@
+//! Many pages at once, into memory of the caller.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::Mutex;
+use std::thread::available_parallelism;
+
+use kvfs_page::{Geometry, Layout};
+use pyo3::prelude::*;
+
+use crate::errors::Failure;
+use crate::page::{PAYLOAD_BYTE, Page};
+use crate::tensor::Tensor;
+
+/// Files read at a time: beyond that a disk gives no more.
+const THREADS_MAX: usize = 8;
+
+/// One page's share of the work.
+struct Job<'a> {
+    page: &'a Page,
+    k: &'a mut [u8],
+    v: Option<&'a mut [u8]>,
+}
+
+/// Reads pages, each into its place of `k` and `v`: arrays `[pages, ...]` whose other dimensions are those of a page,
+/// contiguous and writable (NumPy, torch on the processor). All pages must have as many tokens as the arrays.
+/// What the arrays hold after an exception is undefined.
+#[pyfunction]
+#[pyo3(signature = (pages, k, v = None))]
+pub(crate) fn read_pages(
+    py: Python<'_>, pages: Vec<Bound<'_, Page>>, k: &Bound<'_, PyAny>, v: Option<&Bound<'_, PyAny>>,
+) -> PyResult<()> {
+    let pages: Vec<&Page> = pages.iter().map(Bound::get).collect();
+    let Some(first) = pages.first() else { return Ok(()) };
+    let geometry = *first.place().geometry();
+    if pages.iter().any(|page| *page.place().geometry() != geometry) {
+        return Err(Failure::argument("the pages are of different models").into());
+    }
+    let mut k = Tensor::take(k, "k")?;
+    let mut v = v.map(|v| Tensor::take(v, "v")).transpose()?;
+    let tokens = tokens_of(&k, &geometry, pages.len(), false)?;
+    if let Some(v) = &v
+        && tokens_of(v, &geometry, pages.len(), true)? != tokens
+    {
+        return Err(Failure::argument("k and v have not as many tokens").into());
+    }
+    if v.is_some() != (geometry.v_head_dim() > 0) {
+        return Err(Failure::argument("v is needed if and only if the model keeps V").into());
+    }
+    let k_bytes = usize::try_from(geometry.k_bytes(tokens)).unwrap_or(usize::MAX);
+    let v_bytes = usize::try_from(geometry.v_bytes(tokens)).unwrap_or(usize::MAX);
+    let k = k.bytes_mut()?.chunks_exact_mut(k_bytes);
+    let mut v = v.as_mut().map(Tensor::bytes_mut).transpose()?.map(|v| v.chunks_exact_mut(v_bytes));
+    let jobs = pages.into_iter().zip(k);
+    let jobs: Vec<Job<'_>> =
+        jobs.map(|(page, k)| Job { page, k, v: v.as_mut().and_then(Iterator::next) }).collect();
+    Ok(py.detach(|| read_all(jobs, tokens))?)
+}
+
+/// How many tokens the arrays have room for in each page.
+fn tokens_of(
+    tensor: &Tensor, geometry: &Geometry, pages: usize, is_v: bool,
+) -> Result<u32, Failure> {
+    let what = &tensor.what;
+    let found: Vec<u64> = tensor.shape.iter().map(|length| *length as u64).collect();
+    let tokens = match (geometry.layout(), &found[..]) {
+        (Layout::Hnd, [_, _, tokens, _]) | (Layout::Nhd, [_, tokens, _, _]) => *tokens,
+        _ => 0,
+    };
+    let tokens =
+        u32::try_from(tokens).ok().filter(|tokens| (1..=geometry.page_tokens()).contains(tokens));
+    let page = |tokens| if is_v { geometry.v_shape(tokens) } else { geometry.k_shape(tokens) };
+    let fits = tokens.is_some_and(|tokens| found[0] == pages as u64 && found[1..] == page(tokens));
+    let Some(tokens) = tokens.filter(|_| fits) else {
+        let full = page(geometry.page_tokens());
+        return Err(Failure::argument(format!(
+            "{what} has shape {found:?}: [{pages}, {}, {}, {}] is needed for full pages",
+            full[0], full[1], full[2]
+        )));
+    };
+    if !tensor.element.stands_for(geometry.dtype()) || !tensor.is_contiguous_from(0) {
+        let (name, wanted) = (tensor.element.name(), geometry.dtype());
+        return Err(Failure::argument(format!("{what} is {name}: contiguous {wanted} is needed")));
+    }
+    Ok(tokens)
+}
+
+fn read_all(jobs: Vec<Job<'_>>, tokens: u32) -> Result<(), Failure> {
+    let threads = available_parallelism().map_or(1, Into::into).min(THREADS_MAX).min(jobs.len());
+    let (jobs, failed) = (Mutex::new(jobs), Mutex::new(None));
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                while let Some(job) = jobs.lock().ok().and_then(|mut jobs| jobs.pop()) {
+                    if let Err(failure) = job.run(tokens)
+                        && let Ok(mut failed) = failed.lock()
+                    {
+                        // Nobody needs the others any more.
+                        *failed = Some(failure);
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    failed.into_inner().ok().flatten().map_or(Ok(()), Err)
+}
+
+impl Job<'_> {
+    fn run(self, tokens: u32) -> Result<(), Failure> {
+        let path = self.page.file();
+        let failed = Failure::io(path);
+        let file = File::open(path).map_err(&failed)?;
+        let length = file.metadata().map_err(&failed)?.len();
+        let wanted = self.page.place().geometry().file_bytes(tokens);
+        if length != wanted {
+            return Err(Failure::argument(format!(
+                "{}: has {length} bytes, {tokens} tokens are {wanted}: the last page may be shorter",
+                path.display()
+            )));
+        }
+        let behind = PAYLOAD_BYTE as u64 + self.k.len() as u64;
+        file.read_exact_at(self.k, PAYLOAD_BYTE as u64).map_err(&failed)?;
+        self.v.map_or(Ok(()), |v| file.read_exact_at(v, behind)).map_err(&failed)
+    }
+}

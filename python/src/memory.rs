@@ -1,0 +1,35 @@
+//! Memory that arrays of ours stand in.
+
+use memmap2::MmapRaw;
+
+/// It stays as long as some array, of any library, has it.
+#[derive(Debug)]
+pub(crate) enum Memory {
+    /// A page of the mount, private: whoever writes to it changes its own copy, and no file. So a library that
+    /// cannot mark arrays read-only (torch) can neither damage a cache nor crash.
+    Mapped(MmapRaw),
+    /// A page that was read.
+    Bytes(Vec<u8>),
+    /// What was computed.
+    Floats(Vec<f32>),
+}
+
+impl Memory {
+    pub(crate) fn is_mapped(&self) -> bool {
+        matches!(self, Self::Mapped(_))
+    }
+
+    /// Where it begins.
+    pub(crate) fn start(&self) -> *const u8 {
+        match self {
+            Self::Mapped(map) => map.as_ptr(),
+            Self::Bytes(bytes) => bytes.as_ptr(),
+            Self::Floats(values) => values.as_ptr().cast(),
+        }
+    }
+
+    /// Whether it belongs to nobody else.
+    pub(crate) fn is_writable(&self) -> bool {
+        matches!(self, Self::Floats(_))
+    }
+}

@@ -1,0 +1,202 @@
+//! One page: K and V of some tokens of one layer.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use kvfs_os::{extended_attribute, map_private};
+use kvfs_page::limits::PAYLOAD_OFFSET;
+use kvfs_page::{Layer, Manifest, PagePlace, TokenStart, names};
+use pyo3::prelude::*;
+
+use crate::array::Array;
+use crate::element::Element;
+use crate::errors::Failure;
+use crate::memory::Memory;
+
+/// Bytes of a page's header.
+#[allow(clippy::cast_possible_truncation, reason = "4096")]
+pub(crate) const PAYLOAD_BYTE: usize = PAYLOAD_OFFSET as usize;
+
+/// A page of a layer. It is opened when its arrays are asked for, and lives as long as they do, whatever
+/// becomes of the file, the mount or this process's parent.
+#[pyclass(frozen, module = "kvfs")]
+#[derive(Debug)]
+pub(crate) struct Page {
+    path: PathBuf,
+    place: PagePlace,
+    is_passed_through: bool,
+    loaded: OnceLock<Loaded>,
+}
+
+#[derive(Debug)]
+struct Loaded {
+    memory: Arc<Memory>,
+    tokens: u32,
+}
+
+impl Page {
+    pub(crate) fn new(
+        sequence: &Path, manifest: &Manifest, is_passed_through: bool, layer: u32, start: u64,
+    ) -> Result<Self, Failure> {
+        let place = PagePlace::new(manifest, Layer(layer), TokenStart(start))
+            .map_err(|error| Failure::argument(error.to_string()))?;
+        let directory = sequence.join(names::format_layer(Layer(layer)));
+        let path = directory.join(names::format_page(TokenStart(start)));
+        Ok(Self { path, place, is_passed_through, loaded: OnceLock::new() })
+    }
+
+    pub(crate) fn file(&self) -> &Path {
+        &self.path
+    }
+
+    pub(crate) fn place(&self) -> &PagePlace {
+        &self.place
+    }
+
+    /// Maps it where the kernel serves the file: nobody can shorten such a file, and its mapping outlives the
+    /// daemon. Elsewhere it is read, for touching a mapping could end the process.
+    fn load(&self) -> Result<&Loaded, Failure> {
+        if let Some(loaded) = self.loaded.get() {
+            return Ok(loaded);
+        }
+        let failed = Failure::io(&self.path);
+        let file = File::open(&self.path).map_err(&failed)?;
+        let loaded = if self.is_passed_through {
+            let (tokens, length) = self.measure(&file)?;
+            let map = map_private(&file, length).map_err(&failed)?;
+            Loaded { memory: Arc::new(Memory::Mapped(map.into())), tokens }
+        } else {
+            let bytes = self.read(&file)?;
+            let tokens = self.check(&bytes, bytes.len() as u64)?;
+            Loaded { memory: Arc::new(Memory::Bytes(bytes)), tokens }
+        };
+        // Whoever came first stays.
+        Ok(self.loaded.get_or_init(|| loaded))
+    }
+
+    fn read(&self, file: &File) -> Result<Vec<u8>, Failure> {
+        let failed = Failure::io(&self.path);
+        let length = file.metadata().map_err(&failed)?.len();
+        let geometry = self.place.geometry();
+        if length > geometry.file_bytes(geometry.page_tokens()) {
+            return Err(Failure::refused(format!("{}: longer than a page", self.path.display())));
+        }
+        let mut bytes = vec![0; usize::try_from(length).unwrap_or(0)];
+        file.read_exact_at(&mut bytes, 0).map_err(&failed)?;
+        Ok(bytes)
+    }
+
+    /// Tokens and bytes of the file. Asking for its length is a request to the daemon, as dear as opening it; and
+    /// nearly all pages are full.
+    fn measure(&self, file: &File) -> Result<(u32, usize), Failure> {
+        let failed = Failure::io(&self.path);
+        let geometry = self.place.geometry();
+        let mut first = [0; PAYLOAD_BYTE];
+        file.read_exact_at(&mut first, 0).map_err(&failed)?;
+        let bytes = |length: u64| usize::try_from(length).unwrap_or(usize::MAX);
+        let full = geometry.file_bytes(geometry.page_tokens());
+        if let Ok(tokens) = self.check(&first, full) {
+            return Ok((tokens, bytes(full)));
+        }
+        let length = file.metadata().map_err(&failed)?.len();
+        let tokens = self.check(&first, length)?;
+        Ok((tokens, bytes(length)))
+    }
+
+    fn check(&self, file: &[u8], length: u64) -> Result<u32, Failure> {
+        let first = &file[..file.len().min(PAYLOAD_BYTE)];
+        let header = self.place.check_header(first, length);
+        let refused = |error| Failure::refused(format!("{}: {error}", self.path.display()));
+        header.map(|header| header.tokens).map_err(refused)
+    }
+
+    fn loaded(&self, py: Python<'_>) -> PyResult<&Loaded> {
+        match self.loaded.get() {
+            Some(loaded) => Ok(loaded),
+            None => Ok(py.detach(|| self.load())?),
+        }
+    }
+
+    fn array(&self, loaded: &Loaded, is_v: bool) -> Array {
+        let geometry = self.place.geometry();
+        let (offset, shape) = if is_v {
+            (geometry.k_bytes(loaded.tokens), geometry.v_shape(loaded.tokens))
+        } else {
+            (0, geometry.k_shape(loaded.tokens))
+        };
+        let offset = PAYLOAD_BYTE + usize::try_from(offset).unwrap_or(0);
+        let shape = shape.iter().map(|length| i64::try_from(*length).unwrap_or(0)).collect();
+        Array::new(Arc::clone(&loaded.memory), offset, Element::of(geometry.dtype()), shape)
+    }
+}
+
+#[pymethods]
+impl Page {
+    /// K, `[num_kv_heads, tokens, head_dim]` or in the order of the model's layout. No byte is copied where the
+    /// kernel serves the mount (`mapped`).
+    #[getter]
+    fn k(&self, py: Python<'_>) -> PyResult<Array> {
+        Ok(self.array(self.loaded(py)?, false))
+    }
+
+    /// V in the same order; `None` for a model that keeps none.
+    #[getter]
+    fn v(&self, py: Python<'_>) -> PyResult<Option<Array>> {
+        let loaded = self.loaded(py)?;
+        Ok((self.place.geometry().v_head_dim() > 0).then(|| self.array(loaded, true)))
+    }
+
+    /// Tokens in it; the last page of a sequence may be short.
+    #[getter]
+    fn tokens(&self, py: Python<'_>) -> PyResult<u32> {
+        Ok(self.loaded(py)?.tokens)
+    }
+
+    /// Whether its arrays are the file's own memory.
+    #[getter]
+    fn mapped(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.loaded(py)?.memory.is_mapped())
+    }
+
+    /// The layer.
+    #[getter]
+    fn layer(&self) -> u32 {
+        self.place.layer().0
+    }
+
+    /// Its first token.
+    #[getter]
+    fn start(&self) -> u64 {
+        self.place.start().0
+    }
+
+    /// The file.
+    #[getter]
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where the mount holds it: `ram`, `ssd` or `remote`; `None` outside of a mount.
+    #[getter]
+    fn tier(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        let value = py.detach(|| extended_attribute(&self.path, c"user.kvfs.tier"));
+        let value = value.map_err(Failure::io(&self.path))?;
+        Ok(value.map(|value| String::from_utf8_lossy(&value).into_owned()))
+    }
+
+    fn __fspath__(&self) -> &Path {
+        &self.path
+    }
+
+    fn __repr__(&self) -> String {
+        format!("kvfs.Page({:?})", self.path.display().to_string())
+    }
+}
+
+/// Whether the kernel serves the files of a mount; asked of one that was opened before.
+pub(crate) fn is_passed_through(path: &Path) -> io::Result<bool> {
+    Ok(extended_attribute(path, c"user.kvfs.served_by")?.as_deref() == Some(b"kernel"))
+}
