@@ -73,7 +73,7 @@ fn what_is_installed_works_and_goes_again() {
         assert!(installed.iter().any(|path| path == expected), "{expected} of {installed:#?}");
     }
     // What other commands ask is none for people.
-    assert!(!installed.iter().any(|path| path.contains("probe")), "{installed:#?}");
+    assert!(!installed.iter().any(|path| path.contains("kvfs-probe")), "{installed:#?}");
     let program = place.root().join("usr/local/bin/kvfs");
     assert!(succeed(&Command::new(program).arg("version").output().unwrap()).starts_with("kvfs "));
     let page = place.root().join("usr/local/share/man/man1/kvfs-umount.1");
