@@ -6,7 +6,7 @@ use super::attributes::Place;
 use super::classify::FileClass;
 use super::{FileSystem, FsError};
 use crate::core::handle::Served;
-use crate::core::node::Node;
+use crate::core::node::{ComingRelease, Node};
 use crate::core::settle::awaits_rename;
 use crate::core::state::State;
 use crate::core::waits::Awaited;
@@ -37,7 +37,7 @@ impl FileSystem {
             };
             if open.writes {
                 node.writers_flushed += u32::from(!open.flushed);
-                node.release_overdue = false;
+                node.release = ComingRelease::Soon;
                 open.flushed = true;
             }
             match (node.pending.clone(), unsettled.get(open.inode)) {
@@ -63,7 +63,7 @@ impl FileSystem {
         if closed.writes {
             node.writers -= 1;
             node.writers_flushed -= u32::from(closed.flushed);
-            node.release_overdue = false;
+            node.release = ComingRelease::Soon;
             self.core.released.notify_all();
         } else {
             node.readers -= 1;
@@ -115,6 +115,12 @@ impl FileSystem {
                 return Err(FsError::BadHandle);
             };
             let id = open.inode;
+            // A handle that is synced is not about to be released.
+            if let Some(node) = state.nodes.get_mut(&id)
+                && node.release == ComingRelease::BehindWriteBack
+            {
+                node.release = ComingRelease::Overdue;
+            }
             let Some(mut inode) = state.metadata.inode(id)? else {
                 return Ok(());
             };

@@ -51,11 +51,10 @@ impl FileSystem {
             if excess == 0 || tiers.is_closing() {
                 break;
             }
-            let mut next = tiers.copies.encoded().next(excess, &passed_over);
+            let next = tiers.copies.encoded().next(excess, BATCH, &passed_over);
             if next.is_empty() {
                 break;
             }
-            next.truncate(BATCH);
             let (rounded, others) = self.make_lossy(tiers, models, &next)?;
             replaced += rounded;
             self.encode_batch(tiers, &others)?;

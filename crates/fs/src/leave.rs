@@ -40,11 +40,10 @@ impl FileSystem {
             if excess == 0 || tiers.is_closing() {
                 break;
             }
-            let mut next = tiers.copies.disk().next_to_leave(excess, &passed_over);
+            let next = tiers.copies.disk().next_to_leave(excess, LEAVING_BATCH, &passed_over);
             if next.is_empty() {
                 break;
             }
-            next.truncate(LEAVING_BATCH);
             let gone = self.leave_disk(tiers, &next)?;
             left += gone.len();
             for _ in &gone {

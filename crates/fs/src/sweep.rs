@@ -55,9 +55,7 @@ impl FileSystem {
     /// Removes object files that a crash left without a record; runs beside the mount.
     pub fn sweep_after_crash(&self) -> Result<usize, StoreError> {
         let Some(unswept) = self.left_by_crash.begin() else { return Ok(0) };
-        let removed = unswept.sweep(&self.core.store, |object| {
-            Ok(self.core.state().metadata.encoded_copy(object)?.is_some())
-        })?;
+        let removed = unswept.sweep(&self.core.store, |look| look(&self.core.state().metadata))?;
         self.left_by_crash.end();
         Ok(removed)
     }

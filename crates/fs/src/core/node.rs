@@ -6,6 +6,19 @@ use crate::attributes::Place;
 use kvfs_storage::store::disk::FileStat;
 use kvfs_storage::store::record::{InodeId, ObjectId};
 
+/// How soon a release is to be expected.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum ComingRelease {
+    /// At once.
+    #[default]
+    Soon,
+    /// It was waited for and did not come: dup or fork did make more descriptors, or the file is mapped. Nobody
+    /// waits for it again until another descriptor is closed.
+    Overdue,
+    /// The same, and a mapping was written back since: that may have been its end.
+    BehindWriteBack,
+}
+
 /// An inode that the kernel or an open handle holds.
 #[derive(Debug, Default)]
 pub(crate) struct Node {
@@ -18,9 +31,8 @@ pub(crate) struct Node {
     /// Those of them whose descriptor was closed at least once: their release is on its way,
     /// unless dup or fork made more descriptors.
     pub(crate) writers_flushed: u32,
-    /// A release was waited for and did not come: dup or fork did make more descriptors, or the file is
-    /// mapped. Nobody waits for it again until another of them is closed, or the mapping is written back.
-    pub(crate) release_overdue: bool,
+    /// Of the writers that closed all descriptors that are known.
+    pub(crate) release: ComingRelease,
     /// The new version that a writer that truncated is making; the old one stays until it is done.
     pub(crate) replacement: Option<ObjectId>,
     /// A page or manifest being written in place: where it will appear.
@@ -54,7 +66,12 @@ impl Node {
 
     /// Every writer closed a descriptor, and the release of the last one is on its way.
     pub(crate) fn is_being_released(&self) -> bool {
-        self.is_closed_only() && !self.release_overdue
+        self.is_closed_only() && self.release == ComingRelease::Soon
+    }
+
+    /// The same of a file that was mapped, if the mapping that was written back has ended.
+    pub(crate) fn may_be_released(&self) -> bool {
+        self.is_closed_only() && self.release == ComingRelease::BehindWriteBack
     }
 
     /// Every writer closed a descriptor, and the release of one did not come yet: it is on its way, or

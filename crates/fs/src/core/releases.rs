@@ -22,7 +22,7 @@ impl Releases {
 
     /// Whether the release of a file's last writer is in hand, or is known to be on its way here.
     pub(crate) fn is_awaited(&self, node: &Node, inode: InodeId) -> bool {
-        node.is_being_released() || self.is_last_in_hand(node, inode)
+        node.is_being_released() || node.may_be_released() || self.is_last_in_hand(node, inode)
     }
 
     /// Whether a release is in hand and no writer would be left behind it.

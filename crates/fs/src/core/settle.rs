@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::FsError;
 use crate::core::Core;
-use crate::core::node::Node;
+use crate::core::node::{ComingRelease, Node};
 use crate::core::state::State;
 use kvfs_storage::ingest::seal;
 use kvfs_storage::store::record::{DirectoryClass, InodeId, ObjectId, ObjectKind, Time};
@@ -13,6 +13,9 @@ use kvfs_storage::store::record::{DirectoryClass, InodeId, ObjectId, ObjectKind,
 /// `close()` returns before the daemon hears of it. A writer whose descriptors have all been
 /// closed is waited for this long; it takes some 20 us unless the machine is overloaded.
 const RELEASE_WAIT_MAX: Duration = Duration::from_millis(50);
+/// The release behind a write-back leaves the kernel with the answer to that: it is waited for so long where
+/// the file may as well be mapped still, and everybody's commit waits too.
+const RELEASE_BEHIND_WRITE_WAIT_MAX: Duration = Duration::from_millis(10);
 /// A release that was taken from the kernel is waited for longer: it comes, but may stand behind the disk.
 const RELEASE_IN_HAND_WAIT_MAX: Duration = Duration::from_secs(2);
 /// How often it is looked whether a release is still in hand, beside the signal that it gives when it is done.
@@ -54,11 +57,12 @@ impl Core {
             return state;
         }
         let mut state = self.wait_while(state, id, RELEASE_WAIT_MAX, Node::is_being_released);
+        state = self.wait_while(state, id, RELEASE_BEHIND_WRITE_WAIT_MAX, Node::may_be_released);
         state = self.wait_while(state, id, RELEASE_IN_HAND_WAIT_MAX, |node| {
             self.releases.is_last_in_hand(node, id)
         });
-        if let Some(node) = state.nodes.get_mut(&id).filter(|node| node.is_being_released()) {
-            node.release_overdue = true;
+        if let Some(node) = state.nodes.get_mut(&id).filter(|node| node.is_closed_only()) {
+            node.release = ComingRelease::Overdue;
         }
         state
     }
@@ -144,10 +148,13 @@ impl Core {
                 let mut state = self.state();
                 for &id in some {
                     // Its writer has closed it, and relies on this commit.
-                    let may_wait_long = begun.elapsed() < RELEASE_WAIT_MAX;
+                    let waited = begun.elapsed();
+                    // What is to be sealed is not settled here.
                     let is_awaited = |node: &Node| {
-                        self.releases.is_last_in_hand(node, id)
-                            || node.is_being_released() && may_wait_long
+                        node.pending.is_none()
+                            && (waited < RELEASE_WAIT_MAX && self.releases.is_awaited(node, id)
+                                || waited < RELEASE_IN_HAND_WAIT_MAX
+                                    && self.releases.is_last_in_hand(node, id))
                     };
                     if state.nodes.get(&id).is_some_and(is_awaited) {
                         state = self.wait_for_release(state, id);

@@ -7,6 +7,7 @@ use crate::attributes::Place;
 use crate::classify::FileClass;
 use crate::core::Core;
 use crate::core::handle::Served;
+use crate::core::node::ComingRelease;
 use crate::core::state::State;
 use crate::publish::page_beside_tail;
 use kvfs_page::PagePlace;
@@ -59,8 +60,10 @@ impl Waits<'_> {
         let mut state = self.core.state();
         let State { handles, nodes, .. } = &mut *state;
         let inode = handles.get(&handle).map(|open| open.inode);
-        if let Some(node) = inode.and_then(|inode| nodes.get_mut(&inode)) {
-            node.release_overdue = false;
+        if let Some(node) = inode.and_then(|inode| nodes.get_mut(&inode))
+            && node.release == ComingRelease::Overdue
+        {
+            node.release = ComingRelease::BehindWriteBack;
         }
     }
 

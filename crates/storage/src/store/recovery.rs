@@ -102,6 +102,17 @@ pub struct Unswept {
     below: ObjectId,
 }
 
+/// Lets somebody look at the records while nobody changes them.
+pub trait Within:
+    Fn(&dyn Fn(&Metadata) -> Result<bool, StoreError>) -> Result<bool, StoreError>
+{
+}
+
+impl<F> Within for F where
+    F: Fn(&dyn Fn(&Metadata) -> Result<bool, StoreError>) -> Result<bool, StoreError>
+{
+}
+
 impl Unswept {
     /// To be called before anybody uses the mount; `None` if the last one ended in good order.
     pub fn find(store: &Store, metadata: &mut Metadata) -> Result<Option<Unswept>, StoreError> {
@@ -116,27 +127,35 @@ impl Unswept {
     /// Removes objects that no record refers to, and encoded copies that are not on record. Returns
     /// how many.
     ///
-    /// The mount makes encoded copies of old objects as well: their records come before their files, so
-    /// `is_encoded` asks the mount about each file that was not on record before.
-    pub fn sweep(
-        &self, store: &Store, is_encoded: impl Fn(ObjectId) -> Result<bool, StoreError>,
-    ) -> Result<usize, StoreError> {
+    /// The mount makes and removes encoded copies of old objects meanwhile, record and file in one step. So
+    /// `within` lets it look at the records of now, and remove the file, while nobody changes either.
+    pub fn sweep(&self, store: &Store, within: impl Within) -> Result<usize, StoreError> {
         let referenced = self.referenced()?;
         let mut removed = 0;
         for shard in 0..=u8::MAX {
             for name in store.disk.list(DiskDirectory::ObjectShard(shard))? {
                 let Some(path) = DiskPath::stored(&name) else { continue };
-                let is_garbage = match path {
+                let was_removed = match path {
                     DiskPath::Object(object) => {
-                        object < self.below && !referenced.contains(&object)
+                        let is_garbage = object < self.below && !referenced.contains(&object);
+                        if is_garbage {
+                            store.remove_if_there(&path)?;
+                        }
+                        is_garbage
                     }
-                    DiskPath::Encoded(object) => !self.was_encoded(object)? && !is_encoded(object)?,
+                    DiskPath::Encoded(object) if !self.was_encoded(object)? => {
+                        within(&|metadata| {
+                            let is_garbage =
+                                !metadata.has_any_record(&keys::encoded_copy(object))?;
+                            if is_garbage {
+                                store.remove_if_there(&path)?;
+                            }
+                            Ok(is_garbage)
+                        })?
+                    }
                     _ => false,
                 };
-                if is_garbage {
-                    store.remove_if_there(&path)?;
-                    removed += 1;
-                }
+                removed += usize::from(was_removed);
             }
         }
         Ok(removed)

@@ -144,8 +144,8 @@ mod tests {
         assert_eq!(encoded.only_bytes, encoded.only_objects * BYTES);
         assert_eq!(remote.only_bytes, remote.only_objects * BYTES);
         let told = [
-            ('l', !copies.disk().next_to_leave(1, &HashSet::new()).is_empty()),
-            ('e', !copies.encoded().next(1, &HashSet::new()).is_empty()),
+            ('l', !copies.disk().next_to_leave(1, 1, &HashSet::new()).is_empty()),
+            ('e', !copies.encoded().next(1, 1, &HashSet::new()).is_empty()),
             ('R', remote.objects > 0),
             ('r', remote.only_objects > 0),
             ('Z', encoded.objects > 0),

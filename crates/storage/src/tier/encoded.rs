@@ -195,12 +195,14 @@ impl EncodedCopies {
         held.usage.only_objects > 0 && held.copies.get(&object).is_some_and(|copy| copy.is_only)
     }
 
-    /// Objects of `bytes` together whose raw files should go first, and their files, without
-    /// `passed_over`.
-    pub fn next(&self, bytes: u64, passed_over: &HashSet<ObjectId>) -> Vec<(ObjectId, InodeId)> {
+    /// Objects of `bytes` together, but `most` at a time, whose raw files should go first, and their files,
+    /// without `passed_over`.
+    pub fn next(
+        &self, bytes: u64, most: usize, passed_over: &HashSet<ObjectId>,
+    ) -> Vec<(ObjectId, InodeId)> {
         let mut held = self.held();
         let Held { raw, owners, .. } = &mut *held;
-        let victims = raw.first_to_leave(bytes, |object| passed_over.contains(&object));
+        let victims = raw.first_to_leave(bytes, most, |object| passed_over.contains(&object));
         let owner = |object| owners.get(&object).map(|(owner, _)| (object, *owner));
         victims.into_iter().filter_map(|victim| owner(victim.object)).collect()
     }
@@ -247,7 +249,7 @@ mod tests {
             assert_eq!((usage.only_objects, usage.only_bytes), (only, only * bytes));
             assert_eq!(copies.is_only(object), only > 0);
         };
-        let next = || copies.next(1, &HashSet::new());
+        let next = || copies.next(1, 1, &HashSet::new());
         copies.record_raw(object, owner, bytes);
         copies.record_raw(ObjectId(2), owner, LEAVING_BYTES_MIN - 1);
         assert_eq!(next(), [(object, owner)]);
@@ -272,7 +274,7 @@ mod tests {
     fn what_stays_raw_is_tried_again_when_asked_for() {
         let copies = EncodedCopies::new(ColdEncoding::None, Some(1 << 30));
         assert!(copies.encoding().is_none());
-        let next = || copies.next(u64::MAX, &HashSet::new());
+        let next = || copies.next(u64::MAX, usize::MAX, &HashSet::new());
         for object in [ObjectId(1), ObjectId(2)] {
             copies.record_raw(object, InodeId(7), 1 << 20);
             copies.forbid(object);

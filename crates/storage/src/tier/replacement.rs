@@ -99,7 +99,7 @@ impl Replacement {
     /// The answer [`Access::Admit`] reserves nothing; a caller that cannot follow it may ignore it.
     pub fn access(&mut self, object: ObjectId, bytes: u64) -> Access {
         let used = self.runs.note(&self.cache.names, object, bytes);
-        self.shadows.note(used, false);
+        self.shadows.note(used, false, self.cache.resident());
         let answer = self.cache.access(self.rule(), used);
         self.runs.noted(&mut self.cache.names, object);
         answer
@@ -117,7 +117,7 @@ impl Replacement {
             self.cache.insert(used);
         } else {
             let used = self.runs.note(names, object, bytes);
-            self.shadows.note(used, true);
+            self.shadows.note(used, true, self.cache.resident());
             self.cache.insert(used);
         }
         self.runs.noted(&mut self.cache.names, object);
@@ -143,11 +143,12 @@ impl Replacement {
         self.cache.victims(self.rule(), bytes, is_pinned)
     }
 
-    /// The objects that should leave first, `wanted` bytes together; as [`victims`](Self::victims).
+    /// The objects that should leave first, `wanted` bytes together but `most` at a time; as
+    /// [`victims`](Self::victims).
     pub fn first_to_leave(
-        &mut self, wanted: u64, is_pinned: impl FnMut(ObjectId) -> bool,
+        &mut self, wanted: u64, most: usize, is_pinned: impl FnMut(ObjectId) -> bool,
     ) -> Vec<Victim> {
-        self.cache.first_to_leave(self.rule(), wanted, is_pinned)
+        self.cache.first_to_leave(self.rule(), (wanted, most), is_pinned)
     }
 
     fn rule(&self) -> Rule {

@@ -156,13 +156,14 @@ impl SsdTier {
         if used_bytes <= share(HIGH_PERCENT) { 0 } else { used_bytes - share(LOW_PERCENT) }
     }
 
-    /// Objects of `bytes` together that should leave first, and their files, without `passed_over`.
+    /// Objects of `bytes` together, but `most` at a time, that should leave first, and their files, without
+    /// `passed_over`.
     pub fn next_to_leave(
-        &self, bytes: u64, passed_over: &HashSet<ObjectId>,
+        &self, bytes: u64, most: usize, passed_over: &HashSet<ObjectId>,
     ) -> Vec<(ObjectId, InodeId)> {
         let mut held = self.held();
         let Held { may_leave, owners, .. } = &mut *held;
-        let victims = may_leave.first_to_leave(bytes, |object| passed_over.contains(&object));
+        let victims = may_leave.first_to_leave(bytes, most, |object| passed_over.contains(&object));
         let owner = |object| owners.get(&object).map(|owner| (object, *owner));
         victims.into_iter().filter_map(|victim| owner(victim.object)).collect()
     }
@@ -198,10 +199,10 @@ mod tests {
             tier.allow_leaving(object, InodeId(7), bytes);
             assert_eq!((tier.remote_use().only_objects, tier.remote_use().only_bytes), (0, 0));
         }
-        let leaving = tier.next_to_leave(u64::MAX, &HashSet::new());
+        let leaving = tier.next_to_leave(u64::MAX, usize::MAX, &HashSet::new());
         assert_eq!(leaving, [(ObjectId(2), InodeId(7))], "the small one stays");
         tier.set_owner(ObjectId(2), InodeId(8));
-        let leaving = tier.next_to_leave(u64::MAX, &HashSet::new());
+        let leaving = tier.next_to_leave(u64::MAX, usize::MAX, &HashSet::new());
         assert_eq!(leaving, [(ObjectId(2), InodeId(8))]);
     }
 }

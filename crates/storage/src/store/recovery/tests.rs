@@ -57,7 +57,7 @@ fn what_the_mount_makes_and_removes_meanwhile_is_not_swept() {
     // A crash from here on would bring both back.
     metadata.remove_object(removed);
     metadata.forget_encoded_copy(kept).unwrap();
-    assert_eq!(unswept.sweep(&store, |_| Ok(false)).unwrap(), 1);
+    assert_eq!(unswept.sweep(&store, |look| look(&metadata)).unwrap(), 1);
     for object in [kept, removed, made] {
         assert!(is_there(&store, &DiskPath::Object(object)), "{object}");
     }
@@ -76,11 +76,11 @@ fn what_goes_during_the_sweep_does_not_end_it() {
         store.disk.create(path).unwrap();
     }
     // The mount drops the first one, its record and then its file, once it was listed.
-    let is_encoded = |_| {
+    let within = |look: &dyn Fn(&Metadata) -> Result<bool, StoreError>| {
         store.remove_if_there(&garbage[0]).unwrap();
-        Ok(false)
+        look(&metadata)
     };
-    unswept.sweep(&store, is_encoded).unwrap();
+    unswept.sweep(&store, within).unwrap();
     let left = store.disk.list(DiskDirectory::ObjectShard(0)).unwrap();
     assert_eq!(left, Vec::<String>::new());
 }
@@ -94,4 +94,28 @@ fn after_an_unmount_there_is_nothing_to_sweep() {
     drop(metadata);
     let (store, mut metadata) = open(directory.path());
     assert!(Unswept::find(&store, &mut metadata).unwrap().is_none());
+}
+
+/// Its record comes back with a crash, whatever the mount has in mind.
+#[test]
+fn an_encoded_copy_whose_record_is_durable_or_about_to_be_is_not_swept() {
+    let directory = tempfile::tempdir().unwrap();
+    drop(open(directory.path()));
+    let (store, mut metadata) = open(directory.path());
+    metadata.has_tiers = true;
+    let unswept = Unswept::find(&store, &mut metadata).unwrap().expect("there was no unmount");
+    let [durable, committing] = [ObjectId(1), ObjectId(2)];
+    let copy = EncodedCopy { encoding: Encoding::Zstd, stored_bytes: 0 };
+    metadata.put_encoded_copy(durable, &copy);
+    commit(&mut metadata);
+    metadata.put_encoded_copy(committing, &copy);
+    let _layer = metadata.freeze().unwrap();
+    for object in [durable, committing] {
+        metadata.forget_encoded_copy(object).unwrap();
+        store.disk.create(&DiskPath::Encoded(object)).unwrap();
+    }
+    assert_eq!(unswept.sweep(&store, |look| look(&metadata)).unwrap(), 0);
+    for object in [durable, committing] {
+        assert!(is_there(&store, &DiskPath::Encoded(object)), "{object}");
+    }
 }

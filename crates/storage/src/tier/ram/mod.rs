@@ -35,6 +35,9 @@ pub struct RamUse {
     pub objects: u64,
 }
 
+/// Copies that one search for room probes in vain, a few microseconds each; it passes over the others.
+const IN_USE_PROBED_MAX: usize = 64;
+
 /// The tier.
 #[derive(Debug)]
 pub struct RamTier {
@@ -356,6 +359,7 @@ impl RamTier {
     fn make_room(&self, held: &mut Held, bytes: u64) {
         self.drop_doomed(held);
         let Held { copies, replacement, kept, .. } = held;
+        let mut probes = 0;
         let victims = replacement.victims(bytes, |object| {
             let Some(copy) = copies.get_mut(&object) else {
                 return false;
@@ -366,7 +370,8 @@ impl RamTier {
             } else if copy.inode.is_some_and(|inode| kept.contains(&inode)) {
                 copy.pinned = true;
                 self.counters.skipped("kept");
-            } else if !self.is_unused(object, copy.inode) {
+            } else if probes == IN_USE_PROBED_MAX || !self.is_unused(object, copy.inode) {
+                probes = (probes + 1).min(IN_USE_PROBED_MAX);
                 copy.pinned = true;
                 self.counters.skipped("in_use");
             }

@@ -13,9 +13,9 @@ use crate::store::record::ObjectId;
 /// Uses beyond the reach of the history per object that is admitted all the same.
 const SAMPLING: u32 = 32;
 
-/// Pinned objects that one search for victims passes over, in each of its lists: a probe of each
-/// costs a few microseconds.
-pub(super) const PINNED_SKIPPED_MAX: usize = 64;
+/// Pinned objects that one search for victims passes over, in each of its lists. Who has to ask somebody
+/// else whether an object is pinned bounds that by itself.
+pub(super) const PINNED_SKIPPED_MAX: usize = 1024;
 
 /// Who stays.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -257,18 +257,20 @@ impl Cache {
         &mut self, rule: Rule, bytes: u64, is_pinned: impl FnMut(ObjectId) -> bool,
     ) -> Vec<Victim> {
         let wanted = self.resident_bytes.saturating_add(bytes).saturating_sub(self.budget_bytes);
-        self.first_to_leave(rule, wanted, is_pinned)
+        self.first_to_leave(rule, (wanted, usize::MAX), is_pinned)
     }
 
-    /// The objects that should leave first, `wanted` bytes together.
+    /// The objects that should leave first, `wanted` bytes together, and so many at most.
     pub(super) fn first_to_leave(
-        &mut self, rule: Rule, wanted: u64, mut is_pinned: impl FnMut(ObjectId) -> bool,
+        &mut self, rule: Rule, (wanted, most): (u64, usize),
+        mut is_pinned: impl FnMut(ObjectId) -> bool,
     ) -> Vec<Victim> {
         let (mut victims, mut freed) = (Vec::new(), 0);
         let mut pinned = Vec::new();
         for mut search in self.searches(rule) {
             let pinned_max = pinned.len() + PINNED_SKIPPED_MAX;
             while freed < wanted
+                && victims.len() < most
                 && pinned.len() < pinned_max
                 && let Some(index) = self.next(&mut search)
             {
@@ -327,7 +329,8 @@ impl Cache {
     }
 
     fn start_run(&mut self, run: u32) {
-        if run == self.run {
+        // An object that comes in late brings the run of its use. The count may have gone around.
+        if run.wrapping_sub(self.run).cast_signed() <= 0 {
             return;
         }
         self.run = run;

@@ -20,6 +20,10 @@ use super::names::{Names, State};
 /// budget would not be a page.
 const COLD_PERCENT: u64 = 5;
 
+/// Objects that one operation moves behind the others, of those that a large one displaces or that come to the
+/// history's end at once: the next operations go on, and nobody waits for a million of them.
+const MOVED_AT_ONCE: usize = 64;
+
 /// The order. Objects that it does not list are absent, and out of its history.
 #[derive(Debug)]
 pub(super) struct Lirs {
@@ -62,6 +66,7 @@ impl Lirs {
             State::Cold => self.cold.place(names, index),
             State::Absent | State::Asked | State::Proven => {}
         }
+        self.cool(names);
         self.trim_history(names);
         was_in_history
     }
@@ -86,6 +91,7 @@ impl Lirs {
         if is_proven || has_room {
             self.warm(names, index);
         }
+        self.cool(names);
         self.trim_history(names);
     }
 
@@ -134,10 +140,13 @@ impl Lirs {
         self.hot.place(names, index);
         self.cold_bytes -= bytes;
         self.hot_bytes += bytes;
-        while self.hot_bytes > self.hot_bytes_max
-            && self.hot.length() > 1
-            && let Some(last) = self.hot.last()
-        {
+    }
+
+    /// Takes those that were used longest ago from the hot ones where there are too many.
+    fn cool(&mut self, names: &mut Names) {
+        for _ in 0..MOVED_AT_ONCE {
+            let is_full = self.hot_bytes > self.hot_bytes_max && self.hot.length() > 1;
+            let Some(last) = self.hot.last().filter(|_| is_full) else { return };
             self.history.remove(names, last);
             self.hot.remove(names, last);
             self.cold.push_front(names, last);
@@ -150,10 +159,11 @@ impl Lirs {
     /// Cuts what was used before every hot object; without one, whoever remembers absent ones
     /// bounds the history.
     fn trim_history(&mut self, names: &mut Names) {
-        while self.hot.length() > 0
-            && let Some(index) = self.history.last()
-            && names[index].state != State::Hot
-        {
+        for _ in 0..MOVED_AT_ONCE {
+            let last = self.history.last().filter(|_| self.hot.length() > 0);
+            let Some(index) = last.filter(|index| names[*index].state != State::Hot) else {
+                return;
+            };
             self.history.remove(names, index);
         }
     }

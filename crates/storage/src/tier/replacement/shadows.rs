@@ -20,7 +20,7 @@ pub(super) const RULES: [Rule; 6] = [
     Rule::Frequency(16.0),
 ];
 
-/// Resident objects of a shadow, at most; with more the sample becomes smaller.
+/// Resident objects of a shadow, at most; with more the sample becomes smaller, with a quarter of them larger.
 pub(super) const RESIDENT_MAX: usize = 768;
 
 /// Absent objects that a shadow remembers.
@@ -67,14 +67,22 @@ impl Shadows {
         self.chosen.map_or(Rule::Untried, |chosen| RULES[chosen])
     }
 
-    /// An object is used, or with `is_new` has come in whatever the rule says.
-    pub(super) fn note(&mut self, used: Use, is_new: bool) {
+    /// An object is used, or with `is_new` has come in whatever the rule says. The tier holds `in_tier`
+    /// objects.
+    pub(super) fn note(&mut self, used: Use, is_new: bool, in_tier: usize) {
+        let is_thin = self.resident_max() < RESIDENT_MAX / 4;
+        if self.sampling_bits > 0
+            && is_thin
+            && in_tier >> (self.sampling_bits - 1) < RESIDENT_MAX / 2
+        {
+            self.sample(self.sampling_bits - 1);
+        }
         if !is_sampled(used.object, self.sampling_bits) {
             return;
         }
         let resident = self.resident_max();
         if resident > RESIDENT_MAX {
-            self.sample_less();
+            self.sample(self.sampling_bits + 1);
         }
         #[expect(clippy::cast_precision_loss, reason = "as many as a shadow holds")]
         let window = (resident as f64 * WINDOW_ROUNDS).max(WINDOW_MIN);
@@ -104,11 +112,13 @@ impl Shadows {
         self.candidates.iter().map(|shadow| shadow.cache.resident()).max().unwrap_or(0)
     }
 
-    fn sample_less(&mut self) {
-        self.sampling_bits += 1;
+    /// Fewer objects form the sample where a tier holds many, more where it holds few: those come in as they
+    /// are used.
+    fn sample(&mut self, bits: u32) {
+        self.sampling_bits = bits;
         for shadow in &mut self.candidates {
-            shadow.cache.set_budget(self.budget_bytes >> self.sampling_bits);
-            shadow.cache.retain(|object| is_sampled(object, self.sampling_bits));
+            shadow.cache.set_budget(self.budget_bytes >> bits);
+            shadow.cache.retain(|object| is_sampled(object, bits));
         }
     }
 
