@@ -1,0 +1,13 @@
+"""A cache for transformers that begins with what the mount has, and leaves what is new there.
+
+    >>> store = kvfs.transformers.model_for(model.config, mount, "llama", dtype=model.dtype)
+    >>> with kvfs.transformers.KvfsCache(model, store, input_ids) as cache:
+    ...     output = model.generate(input_ids, past_key_values=cache)
+
+`import kvfs.transformers` needs torch and transformers (5), which the wheel does not bring along.
+"""
+
+from .cache import KvfsCache
+from .model import model_for
+
+__all__ = ["KvfsCache", "model_for"]

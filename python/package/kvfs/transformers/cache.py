@@ -1,0 +1,222 @@
+"""The cache that `generate()` is given."""
+
+from __future__ import annotations
+
+import uuid
+import weakref
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, NoReturn
+
+import torch
+from transformers import Cache, PreTrainedModel
+
+from .._kvfs import Changed, InvalidArgument, Missing, Model, Sequence
+from .layer import KvfsLayer
+from .model import check, refused
+
+
+class KvfsCache(Cache):
+    """K and V of one prompt and its answer: the longest beginning that the mount has, and what is computed behind it.
+
+    `tokens` of the prompt are there from the beginning (one less than all of it at most, for the last one's logits are
+    what an answer begins with). What a forward pass computes is appended to the sequence `name` when it is through:
+    rows first, ids last, so other processes see all of it or nothing. What the mount has is not written again. A cache never sees token ids, so two hooks on
+    the model tell it: they go when the cache is closed, or nobody has it any more.
+
+    One cache is for one prompt and what follows upon it; the same prompt in another cache finds what this one left.
+    With `ttl` the sequence is deleted so many seconds after its last use.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        store: Model,
+        prompt: torch.Tensor | list[int],
+        *,
+        name: str | None = None,
+        ttl: int | None = None,
+    ) -> None:
+        check(model, store)
+        self.store, self.name, self.ttl = store, name or f"hf-{uuid.uuid4().hex[:16]}", ttl
+        self.sequence: Sequence | None = None
+        self._prompt = _one_prompt(prompt)
+        # Tokens that the layers have, and that the mount has: one more of these if it has all of the prompt.
+        self._computed = self._kept = 0
+        self._coming: list[int] | None = None
+        super().__init__(layers=[KvfsLayer(store) for _ in range(store.num_layers)])
+        self._source, self._kept = self._load()
+        self.tokens = self._computed = min(self._kept, len(self._prompt) - 1)
+        self._hooks = _follow(model, self)
+
+    def _load(self) -> tuple[Sequence | None, int]:
+        # A page may go, or a tail become a page, between the answer and the reading: ask again, then do without.
+        for _ in range(2):
+            source, found = self.store.match(self._prompt)
+            tokens = min(found, len(self._prompt) - 1)
+            if source is None or tokens == 0:
+                break
+            try:
+                for number, layer in enumerate(self.layers):
+                    layer.load(source, number, tokens)
+                return source, found
+            except (Missing, Changed):
+                continue
+        self._forget()
+        return None, 0
+
+    def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Before a forward pass: what cannot be kept is refused while nothing has been computed."""
+        # What a pass left that failed half-way.
+        self._forget()
+        self._coming = _checked_ids(args, kwargs, self._computed)
+        expected = self._prompt[self._computed : self._computed + len(self._coming)]
+        if self._coming[: len(expected)] != expected:
+            raise refused("these are not the tokens that this cache was made for: each prompt needs a KvfsCache of its own")
+
+    def _end(self) -> None:
+        """After it: every layer has its rows."""
+        ids, self._coming = self._coming or [], None
+        end = self._computed + len(ids)
+        begin = max(self._computed, self._kept)
+        if begin < end:
+            self._append(self._open(), ids[begin - self._computed :], begin)
+            self._kept = end
+        self._computed = end
+
+    def _open(self) -> Sequence:
+        if self.sequence is None:
+            self.sequence = self._beginning()
+            if self.ttl is not None:
+                self.sequence.ttl = self.ttl
+        return self.sequence
+
+    def _beginning(self) -> Sequence:
+        """A sequence with what the mount had: it shares the pages, and has again what went meanwhile."""
+        sequence = None
+        if self._source is not None:
+            try:
+                sequence = self._source.copy(self.name, 0, self._kept)
+            except (Missing, Changed, InvalidArgument):
+                # It is not there any more, or shorter: nobody waits for a cache to end.
+                pass
+        if sequence is None:
+            sequence = self.store.create_sequence(self.name)
+        has = sequence.tokens
+        if has != self._prompt[: len(has)]:
+            sequence.clear()
+            has = []
+        if not has:
+            # A sequence that lost everything has lost these as well.
+            for layer in range(len(self.layers)):
+                (sequence.path / f"{layer:03}").mkdir(exist_ok=True)
+        if len(has) < self._kept:
+            self._append(sequence, self._prompt[len(has) : self._kept], len(has))
+        return sequence
+
+    def _append(self, sequence: Sequence, ids: list[int], begin: int) -> None:
+        end = begin + len(ids)
+        k, v = [[getattr(layer, part)[begin:end] for layer in self.layers] for part in ("k", "v")]
+        sequence.append(ids, k, v, layout="nhd")
+
+    def _forget(self) -> None:
+        for layer in self.layers:
+            layer.length = self._computed
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Takes the rows of a layer, and returns all that it has."""
+        if self._coming is None:
+            raise refused("nobody told this cache which tokens these are: it was closed, or made for another model")
+        return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+
+    def close(self) -> None:
+        """Lets other writers have the sequence. What was computed is there already."""
+        self._hooks()
+        if self.sequence is not None:
+            self.sequence.close()
+
+    def __enter__(self) -> KvfsCache:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> NoReturn:
+        """Refused: a sequence has one continuation."""
+        raise refused("beams share no sequence: num_beams=1, or give generate() no KvfsCache")
+
+    def batch_repeat_interleave(self, repeats: int) -> NoReturn:
+        """Refused: a sequence has one row."""
+        raise refused("a KvfsCache has one row: num_return_sequences=1, or one cache for each")
+
+    def batch_select_indices(self, indices: torch.Tensor) -> NoReturn:
+        """Refused: a sequence has one row."""
+        raise refused("a KvfsCache has one row: there is nothing to select from it")
+
+    def crop(self, tokens_to_remove: int) -> NoReturn:
+        """Refused: others may have read what was written."""
+        raise refused("what was written stays: make another KvfsCache, which begins with what the two have in common")
+
+    def activate_past_recording(self) -> NoReturn:
+        """Refused: assisted generation takes tokens back."""
+        raise refused("assisted generation takes tokens back, which were written: give generate() no KvfsCache")
+
+    def early_initialization(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refused: rows of static shapes are not the mount's."""
+        raise refused("a KvfsCache grows: what is exported or compiled with static shapes needs a StaticCache")
+
+    def reset(self) -> NoReturn:
+        """Refused: a cache belongs to its prompt."""
+        raise refused("a KvfsCache belongs to one prompt: make another one for the next")
+
+
+def _one_prompt(prompt: torch.Tensor | list[int]) -> list[int]:
+    ids = torch.as_tensor(prompt)
+    if ids.dim() == 2 and ids.shape[0] == 1:
+        ids = ids[0]
+    if ids.dim() != 1 or ids.numel() == 0 or ids.is_floating_point():
+        raise refused(f"a prompt is one row of token ids, and these are {tuple(ids.shape)}: one KvfsCache for each row")
+    return ids.tolist()
+
+
+def _checked_ids(args: tuple[Any, ...], kwargs: dict[str, Any], begin: int) -> list[int]:
+    """The ids of a forward pass, if they go on where the cache ends."""
+    ids = kwargs.get("input_ids", args[0] if args else None)
+    if ids is None:
+        raise refused("embeddings have no token ids, by which their rows could be found again: give input_ids")
+    if ids.shape[0] != 1:
+        raise refused(f"{ids.shape[0]} rows (of a batch, or beams): a KvfsCache has one, so generate for each by itself")
+    mask = kwargs.get("attention_mask")
+    if mask is not None and (mask.dim() != 2 or not bool((mask != 0).all())):
+        raise refused("the attention mask hides tokens: give the prompt without padding, and no mask of your own")
+    positions = kwargs.get("position_ids")
+    if positions is not None:
+        expected = torch.arange(begin, begin + ids.shape[1])
+        if positions.numel() != expected.numel() or not torch.equal(positions.flatten().to(expected), expected):
+            raise refused(f"positions other than those from {begin} on: the tokens of a KvfsCache follow one another")
+    return ids[0].tolist()
+
+
+def _follow(model: PreTrainedModel, cache: KvfsCache) -> Callable[[], Any]:
+    """Tells a cache of the model's passes with it; the model does not keep it alive. Returns what ends that."""
+    known = weakref.ref(cache)
+
+    def before(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        found = known()
+        if found is not None and kwargs.get("past_key_values") is found:
+            found._begin(args, kwargs)
+
+    def after(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        found = known()
+        if found is not None and kwargs.get("past_key_values") is found:
+            found._end()
+
+    hooks = (
+        model.register_forward_pre_hook(before, with_kwargs=True),
+        model.register_forward_hook(after, with_kwargs=True),
+    )
+    return weakref.finalize(cache, lambda: [hook.remove() for hook in hooks])

@@ -1,0 +1,122 @@
+"""K and V of one layer in memory: what the mount had, and what was computed since."""
+
+from __future__ import annotations
+
+import errno
+
+import torch
+from transformers.cache_utils import CacheLayerMixin
+
+from .._kvfs import Missing, Model, Page, Sequence, read_pages
+from .model import DTYPES, refused
+
+# Room for so many more tokens than there are, at least.
+_AHEAD = 256
+
+
+class KvfsLayer(CacheLayerMixin):
+    """Rows in buffers [tokens, heads, dim] that grow ahead: to add a token does not copy all that are there, as
+    concatenating does. In that order projections make rows, and pages of the layout `nhd` lie one behind the other."""
+
+    is_sliding = False
+    is_croppable = False
+    supports_early_init = False
+
+    def __init__(self, store: Model) -> None:
+        super().__init__()
+        self.heads, self.dim, self.length = store.num_kv_heads, store.head_dim, 0
+        self.dtype = next(dtype for dtype, name in DTYPES.items() if name == store.dtype)
+        self.device = torch.device("cpu")
+        self.is_initialized = True
+        self.k, self.v = [torch.empty(0, self.heads, self.dim, dtype=self.dtype) for _ in range(2)]
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """There is nothing to wait for: the model in the mount says what rows are."""
+
+    def load(self, sequence: Sequence, layer: int, tokens: int) -> None:
+        """Takes the first rows from the pages of a sequence, and those behind its last page from the tail."""
+        page_tokens = sequence.model.page_tokens
+        self.length = 0
+        self._reserve(-(-tokens // page_tokens) * page_tokens)
+        pages = [page for page in sequence.pages(layer) if page.start < tokens]
+        if [page.start for page in pages] != [number * page_tokens for number in range(len(pages))]:
+            raise Missing(errno.ENOENT, f"{sequence.path}: layer {layer} lacks pages: compute them again")
+        # Only the last one of a sequence may be short.
+        at = len(pages) * page_tokens
+        if pages and pages[-1].tokens < page_tokens:
+            at = pages[-1].start + pages[-1].tokens
+            self._copy(pages.pop(), sequence.model.layout)
+        self._read(pages, sequence.model.layout)
+        if at < tokens:
+            self._tail(sequence, layer, at, tokens - at)
+        self.length = tokens
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Adds rows, and returns all."""
+        fits = (1, self.heads, key_states.shape[-2], self.dim)
+        for states in (key_states, value_states):
+            if states.shape != fits or states.dtype != self.dtype or states.device != self.device:
+                raise refused(
+                    f"rows {tuple(states.shape)} of {states.dtype} on {states.device}: this cache takes {fits} of "
+                    f"{self.dtype} on the CPU"
+                )
+        end = self.length + key_states.shape[-2]
+        self._reserve(end)
+        for rows, states in ((self.k, key_states), (self.v, value_states)):
+            rows[self.length : end] = states[0].detach().transpose(0, 1)
+        self.length = end
+        # [1, heads, tokens, dim], as attention takes them.
+        return self.k[:end].transpose(0, 1)[None], self.v[:end].transpose(0, 1)[None]
+
+    def get_seq_length(self) -> int:
+        """Tokens that are there."""
+        return self.length
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """All tokens, from the first one."""
+        return self.length + query_length, 0
+
+    def get_max_length(self) -> int:
+        """There is none."""
+        return -1
+
+    def _reserve(self, tokens: int) -> None:
+        if tokens <= self.k.shape[0]:
+            return
+        room = tokens + max(_AHEAD, tokens // 4)
+        for name in ("k", "v"):
+            old = getattr(self, name)
+            new = torch.empty(room, self.heads, self.dim, dtype=self.dtype)
+            new[: self.length] = old[: self.length]
+            setattr(self, name, new)
+
+    def _read(self, pages: list[Page], layout: str) -> None:
+        """Whole pages. Reading costs less than half of what it costs to map them for one copy."""
+        if layout == "hnd":
+            for page in pages:
+                self._copy(page, layout)
+        elif pages:
+            tokens = pages[-1].start + pages[-1].tokens
+            shape = (len(pages), -1, self.heads, self.dim)
+            read_pages(pages, self.k[:tokens].view(shape), self.v[:tokens].view(shape))
+
+    def _copy(self, page: Page, layout: str) -> None:
+        there = slice(page.start, page.start + page.tokens)
+        for rows, array in ((self.k, page.k), (self.v, page.v)):
+            content = torch.from_dlpack(array)
+            rows[there] = content.transpose(0, 1) if layout == "hnd" else content
+
+    def _tail(self, sequence: Sequence, layer: int, start: int, tokens: int) -> None:
+        """Rows of the open page: for each token K of all heads, then V."""
+        path = sequence.path / f"{layer:03}" / f"{start:07}.tail"
+        row = 2 * self.heads * self.dim
+        try:
+            content = bytearray(path.read_bytes())
+        except FileNotFoundError:
+            content = bytearray()
+        if len(content) < tokens * row * self.dtype.itemsize:
+            raise Missing(errno.ENOENT, f"{path}: {tokens} tokens are not there any more: compute them again")
+        rows = torch.frombuffer(content, dtype=self.dtype, count=tokens * row).view(tokens, 2, self.heads, self.dim)
+        self.k[start : start + tokens], self.v[start : start + tokens] = rows[:, 0], rows[:, 1]

@@ -1,0 +1,99 @@
+"""The model in the mount that belongs to a configuration of transformers."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import tempfile
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from .. import program
+from .._kvfs import InvalidArgument, Model
+
+DTYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+
+
+def refused(reason: str) -> InvalidArgument:
+    """What a call is answered that does not fit."""
+    return InvalidArgument(errno.EINVAL, reason)
+
+
+def model_for(
+    config: PreTrainedConfig,
+    mount: str | os.PathLike[str],
+    name: str,
+    *,
+    dtype: torch.dtype | None = None,
+    page_tokens: int | None = None,
+    **identity: Any,
+) -> Model:
+    """Opens the model `name` of a mount, or makes it: layers, heads, element type and position encoding are those of
+    the configuration.
+
+    A model that is there and keeps something else is refused (`kvfs.Refused`), so rows of one geometry are never
+    read as those of another. The configuration does not say which weights there are: `model_revision`, `lora`,
+    `tenant` and `salt` keep apart what only they tell apart. The revision is that of the hub where it is known.
+    """
+    dtype = dtype or config.dtype
+    if dtype not in DTYPES:
+        raise refused(f"rows of {dtype}: give dtype=model.dtype, one of float32, float16 and bfloat16")
+    revision = getattr(config, "_commit_hash", None)
+    if revision:
+        identity.setdefault("model_revision", revision)
+    manifest = _manifest(config.get_text_config(decoder=True), name, DTYPES[dtype], page_tokens)
+    return Model.create(os.path.join(os.fspath(mount), "models", name), **{**manifest, **identity})
+
+
+def _manifest(config: PreTrainedConfig, name: str, dtype: str, page_tokens: int | None) -> dict[str, Any]:
+    """What `kvfs create --from` makes of it. In a directory of its own, so that what is in the mount can be compared
+    with it."""
+    if not name or "/" in name:
+        raise refused(f"{name!r} is no name of a model")
+    with tempfile.TemporaryDirectory() as directory:
+        file = os.path.join(directory, "config.json")
+        with open(file, "w", encoding="utf-8") as written:
+            # All of it: what the class of the configuration has by default is not in the short form.
+            written.write(config.to_json_string(use_diff=False))
+        path = os.path.join(directory, "models", name)
+        os.mkdir(os.path.dirname(path))
+        pages = () if page_tokens is None else ("--page-tokens", str(page_tokens))
+        program.run("create", path, "--from", file, "--dtype", dtype, "--layout", "nhd", *pages)
+        with open(os.path.join(path, "manifest.json"), encoding="utf-8") as made:
+            return json.load(made)
+
+
+def check(model: PreTrainedModel, store: Model) -> None:
+    """Refuses a model whose rows the one in the mount cannot keep, before anything is computed."""
+    config = model.config.get_text_config(decoder=True)
+    if model.config.is_encoder_decoder:
+        raise refused("an encoder's rows belong to no prefix: a KvfsCache is for models that only decode")
+    if model.device.type != "cpu":
+        raise refused(f"the model is on {model.device}: a KvfsCache takes rows on the CPU: model.to('cpu')")
+    kinds = _other_layers(config) or [kind for kind in store.manifest.get("layers", ()) if kind != "attention"]
+    if kinds:
+        raise refused(f"layers of the kind {kinds[0]!r} do not keep every token: give generate() no KvfsCache")
+    if store.v_head_dim != store.head_dim:
+        raise refused(f"{store.path}: rows of K and V differ ({store.head_dim} and {store.v_head_dim} elements)")
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    has = (config.num_hidden_layers, heads, dim, DTYPES.get(model.dtype, str(model.dtype)))
+    keeps = (store.num_layers, store.num_kv_heads, store.head_dim, store.dtype)
+    if has != keeps:
+        named = "layers, KV heads, elements of a row and their type"
+        raise refused(f"{store.path} keeps {keeps} ({named}), and the model has {has}: kvfs.transformers.model_for")
+
+
+def _other_layers(config: PreTrainedConfig) -> list[str]:
+    """The kinds of layers that forget tokens, or keep something else than K and V of their own."""
+    if getattr(config, "num_kv_shared_layers", 0):
+        return ["shared K and V"]
+    kinds = getattr(config, "layer_types", None)
+    if kinds is not None:
+        return [kind for kind in kinds if kind != "full_attention"]
+    if getattr(config, "use_sliding_window", True) and getattr(config, "sliding_window", None):
+        return ["sliding_attention"]
+    return ["chunked_attention"] if getattr(config, "attention_chunk_size", None) else []
