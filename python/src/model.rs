@@ -1,5 +1,6 @@
 //! A model's directory: one cache identity, and the sequences in it.
 
+use std::ffi::OsStr;
 use std::fs::{DirBuilder, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -266,8 +267,8 @@ impl Model {
         Ok(Sequence::new(slf.clone().unbind(), model, name))
     }
 
-    fn __fspath__(&self) -> &Path {
-        &self.path
+    fn __fspath__(&self) -> &OsStr {
+        self.path.as_os_str()
     }
 
     fn __repr__(&self) -> String {

@@ -1,5 +1,6 @@
 //! One page: K and V of some tokens of one layer.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -187,8 +188,8 @@ impl Page {
         Ok(value.map(|value| String::from_utf8_lossy(&value).into_owned()))
     }
 
-    fn __fspath__(&self) -> &Path {
-        &self.path
+    fn __fspath__(&self) -> &OsStr {
+        self.path.as_os_str()
     }
 
     fn __repr__(&self) -> String {

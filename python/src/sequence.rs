@@ -1,5 +1,6 @@
 //! One sequence: its tokens, pages and rows, and what is done with the whole of it.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -437,8 +438,8 @@ impl Sequence {
         &self.path
     }
 
-    fn __fspath__(&self) -> &Path {
-        &self.path
+    fn __fspath__(&self) -> &OsStr {
+        self.path.as_os_str()
     }
 
     fn __repr__(&self) -> String {

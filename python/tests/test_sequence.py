@@ -1,5 +1,6 @@
 """Sequences: rows in, pages out."""
 
+import os
 import threading
 import time
 
@@ -151,6 +152,14 @@ def test_a_reader_waits_for_a_writer(model):
 def filled_again(model):
     k, v = rows(PAGE)
     model.sequence("chat").append(list(range(PAGE)), k, v)
+
+
+def test_what_has_a_path_is_taken_for_one(model):
+    sequence, _, _ = filled(model, "chat", 2 * PAGE)
+    page = sequence.page(0, 0)
+    for thing in (model, sequence, page):
+        assert os.fspath(thing) == str(thing.path)
+        assert os.path.exists(thing)
 
 
 def test_a_closed_sequence_lets_go_of_everything(mount, model):
