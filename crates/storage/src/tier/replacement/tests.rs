@@ -31,13 +31,15 @@ pub(super) fn use_object(tier: &mut Replacement, object: u64, bytes: u64) -> Acc
 
 #[test]
 fn pinned_objects_are_passed_over_and_not_met_again() {
-    let mut tier = Replacement::new(1000);
-    for object in 0..1000 {
+    const OBJECTS: u64 = 8 * PINNED_SKIPPED_MAX as u64;
+    const FREE: ObjectId = ObjectId(OBJECTS / 2);
+    let mut tier = Replacement::new(OBJECTS);
+    for object in 0..OBJECTS {
         use_object(&mut tier, object, 1);
     }
     let mut asked = 0;
-    let pinned = |object: ObjectId| object.0 != 500;
-    for _ in 0..1000 / PINNED_SKIPPED_MAX + 2 {
+    let pinned = |object: ObjectId| object != FREE;
+    for _ in 0..10 {
         let victims = tier.victims(1, |object| {
             asked += 1;
             pinned(object)
@@ -45,11 +47,11 @@ fn pinned_objects_are_passed_over_and_not_met_again() {
         assert!(asked <= 2 * PINNED_SKIPPED_MAX + 1);
         asked = 0;
         if let [victim] = victims[..] {
-            assert_eq!(victim, Victim { object: ObjectId(500), bytes: 1 });
+            assert_eq!(victim, Victim { object: FREE, bytes: 1 });
             return;
         }
     }
-    panic!("500 was never found");
+    panic!("it was never found");
 }
 
 #[test]
