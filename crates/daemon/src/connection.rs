@@ -72,8 +72,9 @@ fn prepare_rings(options: &MountOptions) -> Result<Rings, String> {
     if !options.io_uring {
         return Err("turned off by option".to_owned());
     }
+    let rings = Rings::prepare().map_err(|error| format!("no ring could be made: {error}"))?;
     ring::enable()?;
-    Rings::prepare().map_err(|error| format!("no ring could be made: {error}"))
+    Ok(rings)
 }
 
 fn session_config(options: &MountOptions) -> Config {

@@ -129,36 +129,44 @@ impl Unswept {
     ///
     /// The mount makes and removes encoded copies of old objects meanwhile, record and file in one step. So
     /// `within` lets it look at the records of now, and remove the file, while nobody changes either.
+    ///
+    /// # Errors
+    /// The last one of those that kept a file or a directory from being looked at; the others were.
     pub fn sweep(&self, store: &Store, within: impl Within) -> Result<usize, StoreError> {
         let referenced = self.referenced()?;
         let mut removed = 0;
+        let mut failure = None;
         for shard in 0..=u8::MAX {
             for name in store.disk.list(DiskDirectory::ObjectShard(shard))? {
                 let Some(path) = DiskPath::stored(&name) else { continue };
-                let was_removed = match path {
-                    DiskPath::Object(object) => {
-                        let is_garbage = object < self.below && !referenced.contains(&object);
-                        if is_garbage {
-                            store.remove_if_there(&path)?;
-                        }
-                        is_garbage
-                    }
-                    DiskPath::Encoded(object) if !self.was_encoded(object)? => {
-                        within(&|metadata| {
-                            let is_garbage =
-                                !metadata.has_any_record(&keys::encoded_copy(object))?;
-                            if is_garbage {
-                                store.remove_if_there(&path)?;
-                            }
-                            Ok(is_garbage)
-                        })?
-                    }
-                    _ => false,
-                };
-                removed += usize::from(was_removed);
+                match self.remove_garbage(store, &path, &referenced, &within) {
+                    Ok(was_removed) => removed += usize::from(was_removed),
+                    Err(error) => failure = Some(error),
+                }
             }
         }
-        Ok(removed)
+        failure.map_or(Ok(removed), Err)
+    }
+
+    /// Removes a file if it is garbage; whether it was.
+    fn remove_garbage(
+        &self, store: &Store, path: &DiskPath, referenced: &HashSet<ObjectId>, within: &impl Within,
+    ) -> Result<bool, StoreError> {
+        let remove_if = |is_garbage: bool| {
+            if is_garbage {
+                store.remove_if_there(path)?;
+            }
+            Ok(is_garbage)
+        };
+        match *path {
+            DiskPath::Object(object) => {
+                remove_if(object < self.below && !referenced.contains(&object))
+            }
+            DiskPath::Encoded(object) if !self.was_encoded(object)? => within(&|metadata| {
+                remove_if(!metadata.has_any_record(&keys::encoded_copy(object))?)
+            }),
+            _ => Ok(false),
+        }
     }
 
     /// The numbers of all objects that had a record.

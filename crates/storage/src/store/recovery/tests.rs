@@ -119,3 +119,21 @@ fn an_encoded_copy_whose_record_is_durable_or_about_to_be_is_not_swept() {
         assert!(is_there(&store, &DiskPath::Encoded(object)), "{object}");
     }
 }
+
+#[test]
+fn what_cannot_be_removed_keeps_nothing_else() {
+    let directory = tempfile::tempdir().unwrap();
+    let [stuck, garbage] = {
+        let (store, mut metadata) = open(directory.path());
+        [(); 2].map(|()| make(&store, &mut metadata))
+    };
+    let (store, mut metadata) = open(directory.path());
+    // A directory in the place of a file is no file that can be removed.
+    let place =
+        |object: ObjectId| directory.path().join("store").join(DiskPath::Object(object).relative());
+    std::fs::remove_file(place(stuck)).unwrap();
+    std::fs::create_dir(place(stuck)).unwrap();
+    let unswept = Unswept::find(&store, &mut metadata).unwrap().expect("there was no unmount");
+    assert!(unswept.sweep(&store, |look| look(&metadata)).is_err());
+    assert!(!place(garbage).exists());
+}
