@@ -185,9 +185,16 @@ impl History {
         Err(format!("no version from {acknowledged} to {begun} is like this:\n  {lines}"))
     }
 
-    /// A page is never seen in part, whatever failed.
+    /// A page is never seen in part, whatever failed. What it became by rounding, the disk may have kept from
+    /// being read.
     fn check_uncertain(&self, seen: &Seen) -> Result<(), String> {
-        for (path, possible) in &self.uncertain {
+        let may_be_rounded = |path: &String| {
+            self.trees.iter().filter_map(|tree| tree.get(path)).any(|named| match named.what {
+                What::File(key) => self.objects[key.0].changes == Changes::Unknown,
+                _ => false,
+            })
+        };
+        for (path, possible) in self.uncertain.iter().filter(|(path, _)| !may_be_rounded(path)) {
             if let Some(Named { what: What::File(bytes), .. }) = seen.get(path)
                 && path.ends_with(".safetensors")
                 && !possible.iter().any(|known| known.as_ref() == bytes)
