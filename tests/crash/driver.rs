@@ -96,7 +96,7 @@ impl<'a> Driver<'a> {
     ) {
         let before = self.history.tree().clone();
         self.history.begin(tree);
-        self.history.follow_uncertain(&before);
+        self.history.follow_uncertain(paths, &before);
         self.disk.note(Step::Begin(self.history.newest()));
         let outcome = self.mounted.as_ref().map_or(Err(FsError::ReadOnly), act);
         if let Err(error) = outcome {

@@ -144,8 +144,12 @@ impl History {
         }
     }
 
-    /// Names that a step gave to files of which nobody knows what a failure left are as uncertain.
-    pub(crate) fn follow_uncertain(&mut self, before: &Tree) {
+    /// What a step makes of files of which nobody knows what a failure left is as uncertain, and so are the names
+    /// that it gave to them.
+    pub(crate) fn follow_uncertain(&mut self, paths: &[&str], before: &Tree) {
+        if paths.iter().any(|path| self.uncertain.contains_key(*path)) {
+            self.is_uncertain(paths, before);
+        }
         let file = |tree: &Tree, path: &str| match tree.get(path).map(|named| &named.what) {
             Some(What::File(key)) => Some(*key),
             _ => None,
@@ -188,16 +192,19 @@ impl History {
     /// A page is never seen in part, whatever failed. What it became by rounding, the disk may have kept from
     /// being read.
     fn check_uncertain(&self, seen: &Seen) -> Result<(), String> {
-        let may_be_rounded = |path: &String| {
-            self.trees.iter().filter_map(|tree| tree.get(path)).any(|named| match named.what {
-                What::File(key) => self.objects[key.0].changes == Changes::Unknown,
-                _ => false,
-            })
-        };
-        for (path, possible) in self.uncertain.iter().filter(|(path, _)| !may_be_rounded(path)) {
+        for (path, possible) in &self.uncertain {
+            let objects = self.trees.iter().filter_map(|tree| match tree.get(path)?.what {
+                What::File(key) => Some(&self.objects[key.0]),
+                _ => None,
+            });
+            let is_of = |object: &Object, bytes: &Vec<u8>| {
+                object.changes == Changes::Unknown
+                    || object.versions.iter().any(|(_, known)| known.as_ref() == bytes)
+            };
             if let Some(Named { what: What::File(bytes), .. }) = seen.get(path)
                 && path.ends_with(".safetensors")
                 && !possible.iter().any(|known| known.as_ref() == bytes)
+                && !objects.clone().any(|object| is_of(object, bytes))
             {
                 return Err(format!("{path}: {} bytes that nobody wrote", bytes.len()));
             }
