@@ -199,8 +199,10 @@ fn a_damaged_copy_is_replaced_from_the_remote(mode: Mode) {
     assert!(quarantined > 0 && quarantined <= copies.len(), "{quarantined}");
     assert!(mount.errors().iter().any(|line| line.contains("the remote's copy takes its place")));
     assert!(mount.unmount().success());
-    let said = printed(&kvfs(&["fsck"], &[mount.store()]));
-    assert!(!said.contains("no record"), "{said}");
+    // Nobody met a damaged copy whose raw file had not gone yet: that is for fsck to find.
+    let checked = kvfs(&["fsck"], &[mount.store()]);
+    let said = String::from_utf8_lossy(&checked.stdout);
+    assert!(said.contains("inodes") && !said.contains("no record"), "{said}");
 }
 
 fn a_remote_that_comes_later_gets_what_was_encoded_before(mode: Mode) {

@@ -189,17 +189,6 @@ impl Metadata {
         guarded(|| self.base.get(key)?.map(|value| decode(value.value())).transpose())
     }
 
-    /// Whether some layer has a record, also where a newer one removes it: until that is durable, a crash
-    /// may bring it back.
-    pub(super) fn has_any_record(&self, key: &[u8]) -> Result<bool, StoreError> {
-        let layers = [Some(&self.volatile), Some(&self.active), self.committing.as_deref()];
-        let is_put = |layer: &Layer| layer.records.get(key).is_some_and(Option::is_some);
-        if layers.into_iter().flatten().any(is_put) {
-            return Ok(true);
-        }
-        guarded(|| Ok(self.base.get(key)?.is_some()))
-    }
-
     fn put<T: Serialize>(&mut self, life: Life, key: Vec<u8>, value: &T) {
         self.note_change(life, &key);
         self.layer(life).put(key, encode(value));
@@ -451,4 +440,16 @@ impl std::fmt::Debug for Metadata {
             .field("staged", &self.staged.len())
             .finish_non_exhaustive()
     }
+}
+
+/// Whether some layer has a record, also where a newer one removes it: until that is durable, a crash may bring
+/// it back.
+pub(super) fn has_any_record(metadata: &Metadata, key: &[u8]) -> Result<bool, StoreError> {
+    let Metadata { volatile, active, committing, base, .. } = metadata;
+    let layers = [Some(volatile), Some(active), committing.as_deref()];
+    let is_put = |layer: &Layer| layer.records.get(key).is_some_and(Option::is_some);
+    if layers.into_iter().flatten().any(is_put) {
+        return Ok(true);
+    }
+    guarded(|| Ok(base.get(key)?.is_some()))
 }

@@ -10,7 +10,7 @@ use std::collections::HashSet;
 
 use super::database::Snapshot;
 use super::disk::{Access, DiskDirectory, DiskPath};
-use super::metadata::{Life, Metadata};
+use super::metadata::{Life, Metadata, has_any_record};
 use super::record::{EncodedCopy, FileRecord, Inode, InodeId, ObjectId, ObjectRecord, Role};
 use super::{Store, StoreError, keys};
 
@@ -163,7 +163,7 @@ impl Unswept {
                 remove_if(object < self.below && !referenced.contains(&object))
             }
             DiskPath::Encoded(object) if !self.was_encoded(object)? => within(&|metadata| {
-                remove_if(!metadata.has_any_record(&keys::encoded_copy(object))?)
+                remove_if(!has_any_record(metadata, &keys::encoded_copy(object))?)
             }),
             _ => Ok(false),
         }
