@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Runs the tests of the Python package that need a real engine, on the CPU: transformers over PyTorch, and LMCache
-# where the interpreter has it (skipped with a line elsewhere; its own dependencies want CUDA, so it is not fetched here).
+# and SGLang's storage layer where the interpreter has them (skipped with a line elsewhere; they depend on CUDA, so they are
+# not fetched here).
 #
 #   mount-scripts/test-engines.sh [--figures DIRECTORY] [ARGUMENTS OF pytest]
 #
@@ -44,7 +45,7 @@ cd "$scratch"
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2} PYTHONDONTWRITEBYTECODE=1 TRANSFORMERS_OFFLINE=1
 export KVFS_TEST_DIR=${KVFS_TEST_DIR:-$scratch}
 # A module that is skipped as a whole is none that passed: pytest ends with 5 then.
-"$python" -m pytest -q -p no:cacheprovider -rs "$tests/test_transformers.py" "$tests/test_lmcache.py" "$@"
+"$python" -m pytest -q -p no:cacheprovider -rs "$tests/test_transformers.py" "$tests/test_lmcache.py" "$tests/test_sglang.py" "$@"
 if [ -n "$figures" ]; then
     "$python" "$benches/first_token.py" "$figures"
     if "$python" -c 'import lmcache' 2>/dev/null; then "$python" "$benches/level2.py" "$figures"; fi
