@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
-# Runs the tests of the Python package that need a real engine: transformers over PyTorch, on the CPU.
+# Runs the tests of the Python package that need a real engine, on the CPU: transformers over PyTorch, and LMCache
+# and SGLang's storage layer where the interpreter has them (skipped with a line elsewhere; they depend on CUDA, so they are
+# not fetched here).
 #
 #   mount-scripts/test-engines.sh [--figures DIRECTORY] [ARGUMENTS OF pytest]
 #
@@ -8,7 +10,7 @@
 # KVFS_ENGINES_PYTHON names an interpreter that has both already: it gets the wheel of this tree.
 # Then the tests take one to two minutes on two busy cores. Needs root and /dev/fuse.
 #
-# With --figures the time to the first token is measured as well, with an optimised build, below DIRECTORY on a disk.
+# With --figures the time to the first token, and LMCache's own benchmark, are measured as well, with an optimised build, below DIRECTORY on a disk.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -35,7 +37,7 @@ fi
 wheel=$(mount-scripts/build-wheel.sh ${build[@]+"${build[@]}"})
 "$python" -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall "$wheel"
 
-tests=$PWD/python/tests/test_transformers.py benches=$PWD/python/benches
+tests=$PWD/python/tests benches=$PWD/python/benches
 # Not where the package's sources lie: what is installed is to be tested.
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
@@ -43,5 +45,8 @@ cd "$scratch"
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2} PYTHONDONTWRITEBYTECODE=1 TRANSFORMERS_OFFLINE=1
 export KVFS_TEST_DIR=${KVFS_TEST_DIR:-$scratch}
 # A module that is skipped as a whole is none that passed: pytest ends with 5 then.
-"$python" -m pytest -q -p no:cacheprovider -rs "$tests" "$@"
-[ -z "$figures" ] || "$python" "$benches/first_token.py" "$figures"
+"$python" -m pytest -q -p no:cacheprovider -rs "$tests/test_transformers.py" "$tests/test_lmcache.py" "$tests/test_sglang.py" "$@"
+if [ -n "$figures" ]; then
+    "$python" "$benches/first_token.py" "$figures"
+    if "$python" -c 'import lmcache' 2>/dev/null; then "$python" "$benches/level2.py" "$figures"; fi
+fi

@@ -42,6 +42,11 @@ fn arrays() {
 }
 
 #[test]
+fn files() {
+    pytest("test_files.py");
+}
+
+#[test]
 fn attention() {
     pytest("test_attend.py");
 }

@@ -7,11 +7,12 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 import numpy
+
+from scratch import mounted
 
 import kvfs
 
@@ -117,17 +118,11 @@ def appending(mount):
 
 def main():
     importing()
-    with tempfile.TemporaryDirectory(dir=sys.argv[1]) as directory:
-        mount = kvfs.Mount(Path(directory) / "store", Path(directory) / "mnt")
-        try:
-            print("data path:", {k: v for k, v in mount.status().items() if "pass" in k or "uring" in k or "transport" in k})
-            pages(mount)
-            matching(mount)
-            appending(mount)
-        finally:
-            mount.umount(lazy=True)
-            while Path(directory, "mnt").is_mount():
-                time.sleep(0.1)
+    with mounted(sys.argv[1]) as (mount, _):
+        print("data path:", {k: v for k, v in mount.status().items() if "pass" in k or "uring" in k or "transport" in k})
+        pages(mount)
+        matching(mount)
+        appending(mount)
 
 
 if __name__ == "__main__":

@@ -7,14 +7,13 @@ the mount to find the prefix, to read it, to compute the last token, and to writ
 
 import statistics
 import sys
-import tempfile
 import time
-from pathlib import Path
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-import kvfs
+from scratch import mounted
+
 from kvfs.transformers import KvfsCache, model_for
 
 ROUNDS = 5
@@ -79,14 +78,8 @@ def measure(mount, tokens):
 
 def main():
     tokens = int(sys.argv[2]) if len(sys.argv) > 2 else 8192
-    with tempfile.TemporaryDirectory(dir=sys.argv[1]) as directory:
-        mount = kvfs.Mount(Path(directory) / "store", Path(directory) / "mnt")
-        try:
-            measure(mount, tokens)
-        finally:
-            mount.umount(lazy=True)
-            while Path(directory, "mnt").is_mount():
-                time.sleep(0.1)
+    with mounted(sys.argv[1]) as (mount, _):
+        measure(mount, tokens)
 
 
 if __name__ == "__main__":

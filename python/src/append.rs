@@ -49,6 +49,11 @@ impl Appender {
         let manifest = sequences.manifest().clone();
         let (_, next) = sequences.positions(name)?;
         let inode = tokens.metadata().map_err(Failure::io(&path))?.ino();
+        if next == 0 {
+            for layer in (0..manifest.geometry().num_layers()).map(Layer) {
+                make_layer(&path.join(names::format_layer(layer)))?;
+            }
+        }
         let layers = (0..manifest.geometry().num_layers()).map(Layer).filter(|layer| {
             let kind = manifest.layer_kind(*layer);
             matches!(kind, Some(LayerKind::Attention | LayerKind::Sliding { .. }))
@@ -140,6 +145,16 @@ impl OpenLayer {
     }
 }
 
+/// A sequence that lost all of its tokens, and each copy of it, has lost the directories of its layers as well.
+fn make_layer(directory: &Path) -> Result<(), Failure> {
+    match fs::create_dir(directory) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            Err(Failure::io(directory)(error))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// What a write to a tail or to `tokens` says.
 fn refused_write(path: &Path) -> impl Fn(io::Error) -> Failure {
     move |error| {
@@ -185,6 +200,9 @@ pub(crate) fn write_page(
     let bytes = pack_page(place, &rows.gather(first, end), tokens)?;
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let staging = path.with_file_name(format!(".{name}.{}.tmp", std::process::id()));
+    if let Some(directory) = path.parent().filter(|_| place.start().0 == 0) {
+        make_layer(directory)?;
+    }
     let written = File::create(&staging).and_then(|mut file| file.write_all(&bytes));
     let outcome = written.map_err(Failure::io(&staging)).and_then(|()| {
         // Closed by now: a file that somebody may still write is not published.

@@ -2,8 +2,7 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::sync::Mutex;
-use std::thread::available_parallelism;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use kvfs_page::{Geometry, Layout};
 use pyo3::prelude::*;
@@ -11,9 +10,7 @@ use pyo3::prelude::*;
 use crate::errors::Failure;
 use crate::page::{PAYLOAD_BYTE, Page};
 use crate::tensor::Tensor;
-
-/// Files read at a time: beyond that a disk gives no more.
-const THREADS_MAX: usize = 8;
+use crate::workers::each;
 
 /// One page's share of the work.
 struct Job<'a> {
@@ -86,24 +83,17 @@ fn tokens_of(
 }
 
 fn read_all(jobs: Vec<Job<'_>>, tokens: u32) -> Result<(), Failure> {
-    let threads = available_parallelism().map_or(1, Into::into).min(THREADS_MAX).min(jobs.len());
-    let (jobs, failed) = (Mutex::new(jobs), Mutex::new(None));
-    std::thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| {
-                while let Some(job) = jobs.lock().ok().and_then(|mut jobs| jobs.pop()) {
-                    if let Err(failure) = job.run(tokens)
-                        && let Ok(mut failed) = failed.lock()
-                    {
-                        // Nobody needs the others any more.
-                        *failed = Some(failure);
-                        return;
-                    }
-                }
-            });
+    let has_failed = AtomicBool::new(false);
+    let outcomes = each(jobs, 1, |job| {
+        // Nobody needs the others any more.
+        if has_failed.load(Ordering::Relaxed) {
+            return Ok(());
         }
+        let outcome = job.run(tokens);
+        has_failed.fetch_or(outcome.is_err(), Ordering::Relaxed);
+        outcome
     });
-    failed.into_inner().ok().flatten().map_or(Ok(()), Err)
+    outcomes.into_iter().collect()
 }
 
 impl Job<'_> {

@@ -5,7 +5,8 @@
 //! | `model`, `sequence`, `page` | what is in a mount |
 //! | `append`, `rows` | how do an engine's arrays become pages and tails |
 //! | `attend` | attention over pages where they lie |
-//! | `batch` | many pages at once |
+//! | `batch`, `workers` | many pages at once |
+//! | `files` | many values in `files/` at once |
 //! | `tensor`, `tokens` | what does Python hand over |
 //! | `array`, `memory`, `element`, `dlpack` | what does it get, without a copy |
 //! | `fork` | what does a child of the process leave alone |
@@ -24,6 +25,7 @@ mod batch;
 mod dlpack;
 mod element;
 mod errors;
+mod files;
 mod fork;
 mod memory;
 mod model;
@@ -32,6 +34,7 @@ mod rows;
 mod sequence;
 mod tensor;
 mod tokens;
+mod workers;
 
 use pyo3::prelude::*;
 
@@ -43,6 +46,7 @@ fn _kvfs(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<array::Array>()?;
     module.add_class::<attend::Partials>()?;
+    module.add_class::<files::Files>()?;
     module.add_class::<model::Match>()?;
     module.add_class::<model::Model>()?;
     module.add_class::<page::Page>()?;

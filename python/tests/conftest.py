@@ -3,6 +3,7 @@
 import os
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 
 import numpy
@@ -22,7 +23,28 @@ def place():
             left = [line.split()[4] for line in mounts]
         for path in left:
             if path.startswith(directory):
+                daemon = daemon_of(path)
                 subprocess.run(["umount", "-l", path], check=True)
+                # It writes to its store until it ends, and a directory that grows cannot be deleted.
+                deadline = time.monotonic() + 2
+                while daemon and runs(daemon) and time.monotonic() < deadline:
+                    time.sleep(0.01)
+
+
+def runs(process):
+    """Whether it has not ended; one that nobody has waited for is still listed then, without a command line."""
+    try:
+        return bool((process / "cmdline").read_bytes())
+    except OSError:
+        return False
+
+
+def daemon_of(mountpoint):
+    """The process that serves a mount; none if it is dead."""
+    try:
+        return Path("/proc", str(kvfs.Mount.at(mountpoint).status()["pid"]))
+    except kvfs.Error:
+        return None
 
 
 @pytest.fixture

@@ -201,3 +201,19 @@ def test_sequences_go_to_files_and_come_back(model, place):
     again = model.import_file(place / "cache.safetensors", "again", sequence.tokens)
     assert again.tokens == sequence.tokens
     whole(again, k, v, PAGE)
+
+
+def test_what_was_emptied_takes_rows_again(model):
+    sequence, k, v = filled(model, "chat", 2 * PAGE + 1)
+    sequence.clear()
+    copied = sequence.copy("copied")
+    written = sequence.copy("written")
+    for emptied in (sequence, copied):
+        assert emptied.append(list(range(PAGE + 1)), k[:, :, : PAGE + 1], v[:, :, : PAGE + 1]) == PAGE + 1
+        assert emptied.tokens == list(range(PAGE + 1))
+    for layer in range(LAYERS):
+        written.write_page(layer, 0, k[layer, :, :PAGE], v[layer, :, :PAGE])
+    assert written.append_tokens(list(range(PAGE))) == PAGE
+    sequence.close()
+    sequence.remove(0)
+    assert sequence.append([5], k[:, :, :1], v[:, :, :1]) == 1

@@ -73,6 +73,10 @@ class Mount:
         """The path of a model, for `Model` and `Model.create`."""
         return os.path.join(self.mountpoint, "models", name)
 
+    def files(self, name: str) -> str:
+        """The path of a directory of values, for `Files`."""
+        return os.path.join(self.mountpoint, "files", name)
+
     def __enter__(self) -> Mount:
         return self
 

@@ -106,10 +106,6 @@ class KvfsCache(Cache):
         if has != self._prompt[: len(has)]:
             sequence.clear()
             has = []
-        if not has:
-            # A sequence that lost everything has lost these as well.
-            for layer in range(len(self.layers)):
-                (sequence.path / f"{layer:03}").mkdir(exist_ok=True)
         if len(has) < self._kept:
             self._append(sequence, self._prompt[len(has) : self._kept], len(has))
         return sequence
