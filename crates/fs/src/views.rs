@@ -167,22 +167,6 @@ impl FileSystem {
         line("errors", &self.core.observer.error_count());
         text
     }
-
-    fn metrics(&self) -> String {
-        let totals = self.core.state().metadata.totals;
-        let space = self.core.store.disk.space().unwrap_or_default();
-        let quarantined = quarantine::count(&self.core.store).unwrap_or(0);
-        let health = self.health();
-        self.core.observer.metrics(&kvfs_observe::Gauges {
-            totals,
-            capacity_bytes: space.total_bytes,
-            free_bytes: space.available_bytes,
-            quarantined_objects: quarantined,
-            is_degraded: !health.is_ok(),
-            damaged_files: health.damaged_files,
-            ram: self.core.store.ram.as_ref().map(|ram| (ram.budget_bytes(), ram.usage())),
-        })
-    }
 }
 
 /// Lists the virtual directory.

@@ -7,19 +7,23 @@
 
 mod attention;
 mod errors;
+mod gauges;
 mod metrics;
+mod requests;
 mod retention;
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-pub use metrics::{Gauges, Operation};
+pub use gauges::Gauges;
+pub use requests::Operation;
 pub use retention::RetentionCounters;
 
 use attention::AttentionMetrics;
 use errors::RecentErrors;
 use kvfs_page::reader_report::Counts;
+use kvfs_storage::tier::counters::Tier;
 use metrics::Metrics;
 
 /// Counters, errors and configuration of one mount.
@@ -28,7 +32,8 @@ pub struct Observer {
     started: Instant,
     errors: RecentErrors,
     metrics: Metrics,
-    attention: AttentionMetrics,
+    /// Made by the first reader that reports.
+    attention: OnceLock<AttentionMetrics>,
     mountpoint: OnceLock<PathBuf>,
     config: OnceLock<String>,
 }
@@ -36,12 +41,11 @@ pub struct Observer {
 impl Observer {
     /// Nothing has happened yet.
     pub fn new() -> Observer {
-        let metrics = Metrics::new();
         Observer {
             started: Instant::now(),
             errors: RecentErrors::default(),
-            attention: AttentionMetrics::new(metrics.registry()),
-            metrics,
+            metrics: Metrics::new(),
+            attention: OnceLock::new(),
             mountpoint: OnceLock::new(),
             config: OnceLock::new(),
         }
@@ -75,9 +79,9 @@ impl Observer {
         log::warn!("refused {path}: {text}");
     }
 
-    /// Stored bytes are not what they should be.
-    pub fn corrupt(&self, text: &str) {
-        self.metrics.corrupt();
+    /// The bytes that a tier stored are not what they should be.
+    pub fn corrupt(&self, tier: Tier, text: &str) {
+        self.metrics.corrupt(tier);
         self.errors.add(text);
         log::error!("{text}");
     }
@@ -110,17 +114,18 @@ impl Observer {
 
     /// A request held the thread that took it for so long.
     pub fn held(&self, operation: Operation, duration: Duration) {
-        self.metrics.held(operation, duration);
+        self.metrics.requests.held(operation, duration);
     }
 
     /// The request that held the thread that took it longest, if there was one.
     pub fn longest_held(&self) -> Option<(Operation, Duration)> {
-        self.metrics.longest_held()
+        self.metrics.requests.longest_held()
     }
 
     /// Somebody who reads sequences has reported.
     pub fn attended(&self, counts: &Counts) {
-        self.attention.add(counts);
+        let registry = self.metrics.registry();
+        self.attention.get_or_init(|| AttentionMetrics::new(registry)).add(counts);
     }
 
     /// Where others add counters of their own.
@@ -138,9 +143,9 @@ impl Observer {
         self.errors.count()
     }
 
-    /// The counters in Prometheus' text format.
-    pub fn metrics(&self, gauges: &Gauges) -> String {
-        self.metrics.text(gauges)
+    /// The counters and these values in Prometheus' text format.
+    pub fn metrics(&self, gauges: Gauges) -> String {
+        self.metrics.text(gauges, self.mountpoint.get().map(PathBuf::as_path))
     }
 }
 
