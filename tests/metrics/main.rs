@@ -8,6 +8,11 @@ mod common;
 #[path = "../tiers/place.rs"]
 #[allow(dead_code, reason = "the tests of tiers use the rest")]
 mod place;
+#[path = "../prefixes/writer.rs"]
+#[allow(dead_code, reason = "the other tests use the rest")]
+mod writer;
 
+mod documents;
+mod endpoint;
 mod exported;
 mod series;

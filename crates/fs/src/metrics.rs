@@ -11,6 +11,7 @@ use kvfs_storage::tier::remote::State as RemoteHealth;
 use kvfs_storage::tier::ssd::SsdTier;
 
 use super::FileSystem;
+use super::scrub::add_scrub;
 use super::tiers::Tiers;
 
 /// Names that more than one tier has, with their help.
@@ -29,6 +30,7 @@ impl FileSystem {
         add_mount(self, &mut gauges);
         add_memory(self, &mut gauges);
         add_disk(self, &mut gauges);
+        add_scrub(self, &mut gauges);
         if let Some(tiers) = &self.tiers {
             add_remote(self, tiers, &mut gauges);
         }

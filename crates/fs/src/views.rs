@@ -137,6 +137,9 @@ impl FileSystem {
             line("state_reason", &health.reasons.join("; "));
         }
         line("damaged_files", &health.damaged_files);
+        if let Some(address) = self.core.observer.metrics_address() {
+            line("metrics_address", &address);
+        }
         line("passthrough", &passthrough);
         line("io_uring", &io_uring);
         line("uptime_seconds", &self.core.observer.uptime().as_secs());

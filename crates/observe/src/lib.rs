@@ -36,6 +36,7 @@ pub struct Observer {
     attention: OnceLock<AttentionMetrics>,
     mountpoint: OnceLock<PathBuf>,
     config: OnceLock<String>,
+    metrics_address: OnceLock<String>,
 }
 
 impl Observer {
@@ -48,6 +49,7 @@ impl Observer {
             attention: OnceLock::new(),
             mountpoint: OnceLock::new(),
             config: OnceLock::new(),
+            metrics_address: OnceLock::new(),
         }
     }
 
@@ -65,6 +67,16 @@ impl Observer {
     /// How the mount was configured.
     pub fn config(&self) -> String {
         self.config.get().cloned().unwrap_or_default()
+    }
+
+    /// Says where metrics are served, beside `.kvfs/metrics`.
+    pub fn serves_metrics_at(&self, address: String) {
+        let _ = self.metrics_address.set(address);
+    }
+
+    /// Where metrics are served, if anywhere.
+    pub fn metrics_address(&self) -> Option<&str> {
+        self.metrics_address.get().map(String::as_str)
     }
 
     /// Time since the mount started.
@@ -105,6 +117,11 @@ impl Observer {
     /// Whether the kernel reads and writes the files itself.
     pub fn set_passthrough(&self, enabled: bool) {
         self.metrics.set_passthrough(enabled);
+    }
+
+    /// A prompt was asked, of so many tokens; a sequence of this store, or of another, has so many of them.
+    pub fn matched(&self, asked: u64, answered: u64, is_own: bool) {
+        self.metrics.matched(asked, answered, is_own);
     }
 
     /// A FUSE request was answered.

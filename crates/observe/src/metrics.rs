@@ -20,6 +20,8 @@ pub(super) struct Metrics {
     refused: IntCounterVec,
     corrupt: IntCounterVec,
     passthrough: IntGauge,
+    asked_tokens: IntCounter,
+    answered_tokens: IntCounterVec,
 }
 
 const VALID: &str = "names and labels are constants";
@@ -55,6 +57,17 @@ impl Metrics {
                 "kvfs_passthrough_enabled",
                 "The kernel reads and writes files itself (0 until the first open)",
             ),
+            asked_tokens: counter(
+                &registry,
+                "kvfs_match_asked_tokens_total",
+                "Tokens of prompts that were asked through prefixes/match",
+            ),
+            answered_tokens: counter_vec(
+                &registry,
+                "kvfs_match_answered_tokens_total",
+                "Of them, those that the sequence in the answer has",
+                "store",
+            ),
             registry,
         }
     }
@@ -83,6 +96,14 @@ impl Metrics {
 
     pub(super) fn corrupt(&self, tier: Tier) {
         self.corrupt.with_label_values(&[tier.name()]).inc();
+    }
+
+    pub(super) fn matched(&self, asked: u64, answered: u64, is_own: bool) {
+        self.asked_tokens.inc_by(asked);
+        if answered > 0 {
+            let store = if is_own { "own" } else { "other" };
+            self.answered_tokens.with_label_values(&[store]).inc_by(answered);
+        }
     }
 
     pub(super) fn set_passthrough(&self, enabled: bool) {
