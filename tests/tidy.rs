@@ -18,11 +18,12 @@ const ORDER: [&str; 9] =
     ["os", "page", "encoding", "formats", "remote", "storage", "observe", "fs", "daemon"];
 const ENGINE_ORDER: [&str; 5] = ["os", "page", "formats", "runtime", "clib"];
 /// Where documents speak of what is in this repository.
-const PLACES: [&str; 12] = [
+const PLACES: [&str; 13] = [
     "src/",
     "crates/",
     "tests/",
     "docs/",
+    "dashboards/",
     "kernels/",
     "mount-scripts/",
     "examples/",

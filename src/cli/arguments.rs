@@ -118,6 +118,7 @@ Settings come from, in this order: arguments, -o, variables, the file named by -
   --on-corrupt         on_corrupt          KVFS_ON_CORRUPT        eio
   --verify             verify              KVFS_VERIFY            first
   --rebuild-from       rebuild_from        KVFS_REBUILD_FROM      the only store there is
+  --metrics-addr       metrics_addr        KVFS_METRICS_ADDR      none
   --log                log_file            KVFS_LOG_FILE          see below
                        log_level           KVFS_LOG, RUST_LOG     info
                        threads             KVFS_THREADS           half the cores, 1 to 4
@@ -207,6 +208,10 @@ pub(crate) struct MountArguments {
     /// of the only store that has published there]
     #[arg(long, value_name = "STORE-ID|none")]
     rebuild_from: Option<String>,
+    /// Serve metrics for Prometheus there too, as GET /metrics: 127.0.0.1:PORT for every user of this
+    /// machine, or unix:PATH for this user alone
+    #[arg(long, value_name = "ADDRESS:PORT|unix:PATH")]
+    metrics_addr: Option<String>,
     /// Mount options as in fstab
     #[arg(short = 'o', value_name = "OPTIONS")]
     options: Vec<String>,
@@ -248,6 +253,7 @@ impl MountArguments {
                 on_corrupt: self.on_corrupt,
                 verify: self.verify,
                 rebuild_from: self.rebuild_from,
+                metrics_addr: self.metrics_addr.map(super::metrics::absolute).transpose()?,
                 log_file,
                 ..Layer::default()
             },

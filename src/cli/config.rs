@@ -84,6 +84,8 @@ pub(crate) struct Layer {
     pub rebuild_from: Option<String>,
     /// Threads that answer the kernel.
     pub threads: Option<usize>,
+    /// `127.0.0.1:PORT` or `unix:PATH`.
+    pub metrics_addr: Option<String>,
     /// Where the log goes.
     pub log_file: Option<PathBuf>,
     /// `info`, or a filter such as `info,kvfs::store=debug`.
@@ -118,6 +120,9 @@ impl MountConfig {
         let log_file = self.log_file.as_ref().map(|path| format!("log_file = {}\n", text(path)));
         let log_level = self.log_level.as_deref().map(Path::new);
         let log_level = log_level.map(|level| format!("log_level = {}\n", text(level)));
+        let metrics_addr = options.metrics_address.as_ref().map(ToString::to_string);
+        let metrics_addr = metrics_addr
+            .map(|address| format!("metrics_addr = {}\n", serde_json::Value::from(address)));
         let cold = match options.cold {
             ColdEncoding::None => String::new(),
             cold => format!("cold = \"{cold}\"\n"),
@@ -133,7 +138,7 @@ impl MountConfig {
         format!(
             "# store = {}\n# mountpoint = {}\nallow_other = {}\nread_only = {}\npassthrough = {}\n\
              io_uring = {}\nnonempty = {}\ncommit_interval = {:?}\nram = {}\nthreads = {}\noptions = {:?}\n\
-             {}{}{}{}{}{}{}{}{}",
+             {}{}{}{}{}{}{}{}{}{}",
             text(&options.store),
             text(&options.mountpoint),
             options.allow_other,
@@ -152,6 +157,7 @@ impl MountConfig {
             if options.offline { "offline = true\n" } else { "" },
             options.remote.as_ref().map(remote_toml).unwrap_or_default(),
             self.remote_key.as_ref().map(KeySource::to_toml).unwrap_or_default(),
+            metrics_addr.unwrap_or_default(),
             log_file.unwrap_or_default(),
             log_level.unwrap_or_default(),
         )
@@ -239,6 +245,9 @@ fn validate(
     let remote = remote_options(&first, remote_key.as_ref())?.filter(|_| !offline);
     let cold = cold_encoding(&first)?;
     let on_corrupt: OnCorrupt = word("on_corrupt", first.get(|l| l.on_corrupt.clone()))?;
+    let metrics_address = first.get(|l| l.metrics_addr.clone()).map(|text| text.parse());
+    let metrics_address =
+        metrics_address.transpose().map_err(|error| format!("metrics_addr: {error}"))?;
     let verify: Verify = word("verify", first.get(|l| l.verify.clone()))?;
     let has_a_way_out = offline || remote.is_some() || cold != ColdEncoding::None;
     let ssd_bytes = ssd_bytes(&first, has_a_way_out)?;
@@ -260,6 +269,7 @@ fn validate(
             on_corrupt,
             verify,
             threads,
+            metrics_address,
             config_text: String::new(),
         },
         remote_key,
@@ -435,6 +445,7 @@ fn environment_layer(environment: &dyn Fn(&str) -> Option<OsString>) -> Result<L
         verify: text("KVFS_VERIFY")?,
         rebuild_from: text("KVFS_REBUILD_FROM")?,
         threads: text("KVFS_THREADS")?.map(|value| number("KVFS_THREADS", &value)).transpose()?,
+        metrics_addr: text("KVFS_METRICS_ADDR")?,
         log_file: environment("KVFS_LOG_FILE").map(PathBuf::from),
         log_level: match text("KVFS_LOG")? {
             Some(filter) => Some(filter),

@@ -26,6 +26,7 @@ mod inspect;
 mod locks;
 mod logging;
 mod manual;
+mod metrics;
 mod mount;
 mod movement;
 mod new_file;

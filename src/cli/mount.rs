@@ -14,7 +14,7 @@ use super::daemon::{self, Child, Reporter, Side};
 use super::output::{EXIT_FAILED, EXIT_OK, Failure, Outcome, Report};
 use super::probe::{ANSWER_DEADLINE, Answer, Question, ask, daemon as daemon_of};
 use super::stop::StopSignals;
-use super::{logging, preflight};
+use super::{logging, metrics, preflight};
 use crate::fuse;
 
 /// Every open file of a client is one here too; the default of 1024 is less than one sequence.
@@ -23,6 +23,7 @@ const OPEN_FILES: u64 = 1 << 20;
 /// Mounts as configured.
 pub(crate) fn run(config: &MountConfig) -> Outcome {
     let mut config = preflight::check(config)?;
+    metrics::check(&config.options)?;
     config.options.config_text = config.to_toml();
     if config.foreground { stay(&config) } else { start(&config) }
 }

@@ -114,13 +114,14 @@ fn apply(parsed: &mut Parsed, option: &str) -> Result<bool, String> {
         ("verify", Some(value)) => layer.verify = Some(value.to_owned()),
         ("rebuild_from", Some(value)) => layer.rebuild_from = Some(value.to_owned()),
         ("threads", Some(value)) => layer.threads = Some(number(key, value)?),
+        ("metrics_addr", Some(value)) => layer.metrics_addr = Some(value.to_owned()),
         ("log_file", Some(value)) => layer.log_file = Some(PathBuf::from(value)),
         ("log_level", Some(value)) => layer.log_level = Some(value.to_owned()),
         ("config", Some(value)) => parsed.config = Some(PathBuf::from(value)),
         (
             "commit_interval" | "ram" | "ssd" | "remote" | "remote_key" | "remote_key_command"
             | "remote_bandwidth" | "remote_index" | "cold" | "on_corrupt" | "verify"
-            | "rebuild_from" | "threads" | "log_file" | "log_level" | "config",
+            | "rebuild_from" | "threads" | "metrics_addr" | "log_file" | "log_level" | "config",
             None,
         ) => {
             return Err(format!("option {key} needs a value: {key}=..."));

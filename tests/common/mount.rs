@@ -222,10 +222,12 @@ impl Mount {
         pairs.find(|(name, _)| *name == key).map(|(_, value)| value.to_owned())
     }
 
-    /// One value of `.kvfs/metrics`, named as there, labels included:
+    /// One value of `.kvfs/metrics`, named as there, labels but for the mount's included:
     /// `kvfs_pages_refused_total{reason="shape"}`. Absent is 0; only counters and gauges.
     pub(crate) fn metric(&self, name: &str) -> u64 {
         let text = std::fs::read_to_string(self.join(".kvfs/metrics")).unwrap();
+        let label = format!("mount=\"{}\"}} ", self.mountpoint.display());
+        let text = text.replace(&format!(",{label}"), "} ").replace(&format!("{{{label}"), " ");
         let mut lines = text.lines().filter_map(|line| line.rsplit_once(' '));
         lines.find(|(found, _)| *found == name).map_or(0, |(_, value)| value.parse().unwrap())
     }

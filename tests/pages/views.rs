@@ -55,5 +55,5 @@ fn metrics_parse_and_count(mode: Mode) {
     assert_eq!(mount.metric("kvfs_mount_ready"), 1);
     // The manifest and the page.
     assert_eq!(mount.metric("kvfs_sealed_total"), 2);
-    assert_eq!(mount.metric("kvfs_tier_pages{tier=\"ssd\"}"), 1);
+    assert_eq!(mount.metric("kvfs_pages"), 1);
 }

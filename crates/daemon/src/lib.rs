@@ -11,6 +11,8 @@ mod device;
 mod dispatch;
 mod held;
 mod linger;
+mod metrics_address;
+mod metrics_endpoint;
 mod mount;
 mod operations;
 mod pace;
@@ -20,6 +22,7 @@ mod ring;
 mod shared;
 mod slow;
 
+pub use metrics_address::MetricsAddress;
 pub use mount::{MountError, MountOptions, Passthrough, RemoteOptions, default_threads, serve};
 pub use remote::NeedError;
 pub use ring::is_enabled as rings_are_enabled;

@@ -12,6 +12,8 @@ use fuser::INodeNo;
 use super::background::{join, start_indexing, start_moving, start_prefetching, start_threads};
 use super::connection::Connection;
 use super::dispatch::Operations;
+use super::metrics_address::{Listener, MetricsAddress};
+use super::metrics_endpoint::MetricsEndpoint;
 use super::pace::Paced;
 use super::remote::{self, NeedError};
 use super::shared::Shared;
@@ -90,6 +92,8 @@ pub struct MountOptions {
     pub verify: Verify,
     /// Threads that serve requests.
     pub threads: usize,
+    /// Where metrics are served over HTTP, beside `.kvfs/metrics`.
+    pub metrics_address: Option<MetricsAddress>,
     /// The configuration as TOML, for `.kvfs/config`.
     pub config_text: String,
 }
@@ -114,6 +118,7 @@ impl MountOptions {
             on_corrupt: OnCorrupt::default(),
             verify: Verify::default(),
             threads: default_threads(Passthrough::Auto),
+            metrics_address: None,
             config_text: String::new(),
         }
     }
@@ -155,6 +160,8 @@ pub enum MountError {
     Memory(io::Error),
     /// The kernel did not take the rings that it was promised.
     Rings(io::Error),
+    /// The address for metrics cannot be listened to; the line tells which.
+    Metrics(String),
     /// A thread could not be started.
     Thread(io::Error),
     /// The remote that the store needs is not the one that was given, or none was.
@@ -179,6 +186,7 @@ impl std::fmt::Display for MountError {
                 write!(formatter, "FUSE over io_uring: {error} (mount with --no-io-uring)")
             }
             MountError::Thread(error) => write!(formatter, "no thread could be started: {error}"),
+            MountError::Metrics(line) => formatter.write_str(line),
             MountError::Need(error) => write!(formatter, "{error}"),
             MountError::Rebuild(error) => write!(formatter, "{error}"),
             MountError::Key(error) => write!(formatter, "{error}"),
@@ -199,6 +207,7 @@ impl From<StoreError> for MountError {
 
 /// Opens the store, mounts it, calls `ready`, serves until it is unmounted, and flushes.
 pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountError> {
+    let listener = options.metrics_address.as_ref().map(Listener::bind).transpose()?;
     let mut store = Store::open_or_create(&options.store)?;
     // What a rebuild sees of manifests is remembered by the store that it makes.
     let numbers = Arc::new(Numbers::default());
@@ -251,13 +260,15 @@ pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountEr
     start_prefetching(&file_system, counters, &stopped)?;
     start_indexing(options, &file_system, &stopped)?;
     let moving = mover.map(|mover| start_moving(&file_system, mover, &stopped)).transpose()?;
+    let endpoint =
+        listener.map(|socket| MetricsEndpoint::start(socket, &file_system)).transpose()?;
     let rings = connection.begin()?;
     ready();
     join(slow_threads);
     join(paced_threads);
     join(rings);
     file_system.stop_moving();
-    drop(stop);
+    drop((stop, endpoint));
     join(threads);
     if let Some(done) = moving {
         // A call that hangs in the remote is left behind; it changes nothing any more.
@@ -268,11 +279,15 @@ pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountEr
     }
     file_system.commit_and_close().map_err(MountError::Flush)?;
     log::info!("unmounted {}", options.mountpoint.display());
+    tell_longest_held(&file_system);
+    Ok(())
+}
+
+fn tell_longest_held(file_system: &FileSystem) {
     if let Some((operation, held)) = file_system.observer().longest_held() {
         let name = operation.name();
         log::info!("the request that others waited for longest was {name}: {held:.1?}");
     }
-    Ok(())
 }
 
 fn show_metrics(file_system: &FileSystem, counters: &Counters) {

@@ -1,12 +1,28 @@
-//! A raw copy on this machine that is not what was written, while there is another that may be.
+//! Copies that are not what was written: telling of them, and what becomes of a raw one while there is
+//! another that may be good.
 
 use super::{FileSystem, FsError};
 use kvfs_storage::store::disk::FileStat;
 use kvfs_storage::store::quarantine::{self, Take};
 use kvfs_storage::store::record::{InodeId, ObjectId, RemoteState, Role};
+use kvfs_storage::tier::counters::Tier;
 use kvfs_storage::tier::remote::RemoteError;
 
+/// Where the copy is that whoever opens an object on this machine gets.
+pub(super) fn tier_here(fs: &FileSystem, object: ObjectId) -> Tier {
+    let is_in_memory = fs.core.store.ram.as_ref().is_some_and(|ram| ram.holds(object));
+    if is_in_memory { Tier::Ram } else { Tier::Ssd }
+}
+
 impl FileSystem {
+    /// Tells that the bytes that a tier stored are not what they should be.
+    pub(super) fn corrupt(&self, id: InodeId, object: ObjectId, tier: Tier, why: &str) -> FsError {
+        let name = self.core.state().any_path(id);
+        let name = name.unwrap_or_else(|| format!("inode {}", id.0));
+        self.core.observer.corrupt(tier, &format!("{name}: object {object}: {why}"));
+        FsError::Corrupt
+    }
+
     /// The copy that had this `stat` is damaged: it makes room for the encoded one or the remote's,
     /// and is kept in quarantine. False if there is neither.
     pub(super) fn replace_damaged(

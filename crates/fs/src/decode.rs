@@ -62,7 +62,7 @@ impl FileSystem {
         let remote = state.metadata.remote_copy(object)?;
         let Some(remote) = remote.filter(|copy| copy.state != RemoteState::Held) else {
             drop(state);
-            return Err(self.corrupt(id, object, &why));
+            return Err(self.corrupt(id, object, Tier::Ssd, &why));
         };
         if let Err(error) = quarantine::put(&self.core.store, object, Take::Encoded, &why) {
             log::warn!("object {object}: the damaged copy could not be kept: {error}");
@@ -73,7 +73,7 @@ impl FileSystem {
         tiers.copies.discard_encoded(object);
         tiers.copies.note_left(object, length);
         drop(state);
-        self.corrupt(id, object, &format!("{why}; the remote's copy takes its place"));
+        self.corrupt(id, object, Tier::Ssd, &format!("{why}; the remote's copy takes its place"));
         Ok(())
     }
 

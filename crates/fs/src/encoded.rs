@@ -158,7 +158,7 @@ impl FileSystem {
             return Ok(false);
         }
         if !let_go || !is_at_rest(&state, id, object)? || !self.is_idle(&state, id, object) {
-            tiers.counters.skipped("in_use");
+            tiers.counters.skipped(Tier::Ssd, "in_use");
             return Ok(false);
         }
         let unlinked = self.core.store.unlink_object(object)?;

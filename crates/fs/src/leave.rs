@@ -115,7 +115,7 @@ impl FileSystem {
         if has_raw && !self.is_idle(&state, id, object) {
             state.metadata.set_remote_state(object, copy, RemoteState::Named);
             tiers.copies.allow_leaving(object, id, bytes);
-            tiers.counters.skipped("in_use");
+            tiers.counters.skipped(Tier::Ssd, "in_use");
             return Ok(false);
         }
         let unlinked = self.core.store.unlink_object(object)?;
@@ -175,7 +175,7 @@ impl FileSystem {
             return Ok(None);
         }
         if !let_go || !self.is_idle(&state, id, object) {
-            tiers.counters.skipped("in_use");
+            tiers.counters.skipped(Tier::Ssd, "in_use");
             return Ok(None);
         }
         state.metadata.set_remote_state(object, copy, RemoteState::Only);

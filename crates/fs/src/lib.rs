@@ -35,7 +35,7 @@
 //! | `backlog` | changes that wait for a commit, and their pace |
 //! | `whereabouts` | where the bytes of an object are |
 //! | `health` | how well the mount is, and why |
-//! | `views` | `.kvfs/` |
+//! | `views`, `metrics` | `.kvfs/` |
 //! | `prefixes` | finding pages by the tokens that they are about |
 //! | `foreign` | the same in other stores of the remote |
 
@@ -69,6 +69,7 @@ mod list;
 mod lookup;
 mod lossy;
 mod manifest_of_names;
+mod metrics;
 mod movement;
 mod on_corrupt;
 mod open;

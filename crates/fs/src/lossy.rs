@@ -95,7 +95,7 @@ impl FileSystem {
                 candidates.push(candidate);
             } else {
                 // Its turn comes when nobody uses it.
-                tiers.counters.skipped("in_use");
+                tiers.counters.skipped(Tier::Ssd, "in_use");
             }
         }
         let has_other_names = self.with_names_elsewhere(&candidates)?;
@@ -296,7 +296,7 @@ impl FileSystem {
             return Ok(false);
         }
         if !let_go || !self.is_idle(&state, id, old) {
-            tiers.counters.skipped("in_use");
+            tiers.counters.skipped(Tier::Ssd, "in_use");
             return Ok(false);
         }
         let now = Time::now();

@@ -4,6 +4,7 @@
 use std::sync::{Arc, MutexGuard};
 
 use super::attributes::Caller;
+use super::damage::tier_here;
 use super::extended::LOSSY;
 use super::verify::{Depth, Verify};
 use super::{FileSystem, FsError, Invalidation, descriptors, prefixes, views};
@@ -279,7 +280,7 @@ impl FileSystem {
             }
             let size = file.size;
             let why = format!("its file has {length} bytes instead of {size}");
-            return Err(self.corrupt(id, object, &why));
+            return Err(self.corrupt(id, object, tier_here(self, object), &why));
         }
         let Some(expected) = expected.filter(|_| depth == Depth::Bytes) else {
             return Ok(());
@@ -292,7 +293,7 @@ impl FileSystem {
             return Ok(());
         }
         let why = "the stored bytes are not those that were written (checksum mismatch)";
-        Err(self.corrupt(id, object, why))
+        Err(self.corrupt(id, object, tier_here(self, object), why))
     }
 
     /// Whether somebody began to write to a file while it was being checked: what was known of its
@@ -301,14 +302,6 @@ impl FileSystem {
         let state = self.core.state();
         let unsettled = state.unsettled.contains_key(id);
         unsettled || state.metadata.inode(id).ok().flatten().as_ref() != Some(inode)
-    }
-
-    /// Tells that stored bytes are not what they should be.
-    pub(super) fn corrupt(&self, id: InodeId, object: ObjectId, why: &str) -> FsError {
-        let name = self.core.state().any_path(id);
-        let name = name.unwrap_or_else(|| format!("inode {}", id.0));
-        self.core.observer.corrupt(&format!("{name}: object {object}: {why}"));
-        FsError::Corrupt
     }
 
     /// Opens for writing in place. What a commit may already have promised about the bytes is

@@ -77,7 +77,7 @@ impl FileSystem {
         if self.whereabouts(&self.core.state(), object)? == Whereabouts::Nowhere {
             self.note_damage(id, object, true);
         }
-        Err(self.corrupt(id, object, "its file is missing from the store"))
+        Err(self.corrupt(id, object, Tier::Ssd, "its file is missing from the store"))
     }
 
     /// Opens an object's file for reading if this machine has it.
@@ -142,7 +142,7 @@ impl FileSystem {
             if let Some(from) = origin {
                 self.did_not_arrive(from, &error);
             } else if let RemoteError::Corrupt(why) | RemoteError::Missing(why) = &error {
-                self.corrupt(id, object, why);
+                self.corrupt(id, object, Tier::Remote, why);
                 self.note_damage(id, object, true);
             }
             FsError::Remote(error)

@@ -28,6 +28,7 @@ use std::time::Instant;
 use crossbeam_channel::Sender;
 
 use super::{FileSystem, FsError};
+use kvfs_observe::Gauges;
 use kvfs_storage::store::record::{InodeId, ObjectId};
 use kvfs_storage::tier::remote::throttle::Bucket;
 use read::Reader;
@@ -128,6 +129,23 @@ impl Progress {
             let _ = writeln!(text, "{key}: {value}");
         }
         text
+    }
+}
+
+/// Values of the scrub that is running, or of the last one; none as long as nobody has asked for one.
+pub(super) fn add_scrub(fs: &FileSystem, gauges: &mut Gauges) {
+    let progress = fs.scrub.progress().clone();
+    let Some(started) = progress.started else { return };
+    let is_running = progress.phase == Phase::Running;
+    let since_end = started.elapsed().as_secs().saturating_sub(progress.seconds);
+    let mut add = |name, help, value| gauges.add(name, help, value);
+    add("kvfs_scrub_running", "A scrub is running", u64::from(is_running));
+    add("kvfs_scrub_files", "Files that it reads", progress.files);
+    add("kvfs_scrub_files_done", "Files that it has looked at", progress.done);
+    add("kvfs_scrub_damaged_files", "Files of them that were damaged", progress.damaged);
+    add("kvfs_scrub_repaired_files", "Files of those that were mended", progress.repaired);
+    if !is_running {
+        add("kvfs_scrub_age_seconds", "Time since the last scrub ended", since_end);
     }
 }
 

@@ -137,6 +137,9 @@ impl FileSystem {
             line("state_reason", &health.reasons.join("; "));
         }
         line("damaged_files", &health.damaged_files);
+        if let Some(address) = self.core.observer.metrics_address() {
+            line("metrics_address", &address);
+        }
         line("passthrough", &passthrough);
         line("io_uring", &io_uring);
         line("uptime_seconds", &self.core.observer.uptime().as_secs());
@@ -166,22 +169,6 @@ impl FileSystem {
         line("quarantined_objects", &quarantine::count(&self.core.store).unwrap_or(0));
         line("errors", &self.core.observer.error_count());
         text
-    }
-
-    fn metrics(&self) -> String {
-        let totals = self.core.state().metadata.totals;
-        let space = self.core.store.disk.space().unwrap_or_default();
-        let quarantined = quarantine::count(&self.core.store).unwrap_or(0);
-        let health = self.health();
-        self.core.observer.metrics(&kvfs_observe::Gauges {
-            totals,
-            capacity_bytes: space.total_bytes,
-            free_bytes: space.available_bytes,
-            quarantined_objects: quarantined,
-            is_degraded: !health.is_ok(),
-            damaged_files: health.damaged_files,
-            ram: self.core.store.ram.as_ref().map(|ram| (ram.budget_bytes(), ram.usage())),
-        })
     }
 }
 

@@ -7,19 +7,23 @@
 
 mod attention;
 mod errors;
+mod gauges;
 mod metrics;
+mod requests;
 mod retention;
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-pub use metrics::{Gauges, Operation};
+pub use gauges::Gauges;
+pub use requests::Operation;
 pub use retention::RetentionCounters;
 
 use attention::AttentionMetrics;
 use errors::RecentErrors;
 use kvfs_page::reader_report::Counts;
+use kvfs_storage::tier::counters::Tier;
 use metrics::Metrics;
 
 /// Counters, errors and configuration of one mount.
@@ -28,22 +32,24 @@ pub struct Observer {
     started: Instant,
     errors: RecentErrors,
     metrics: Metrics,
-    attention: AttentionMetrics,
+    /// Made by the first reader that reports.
+    attention: OnceLock<AttentionMetrics>,
     mountpoint: OnceLock<PathBuf>,
     config: OnceLock<String>,
+    metrics_address: OnceLock<String>,
 }
 
 impl Observer {
     /// Nothing has happened yet.
     pub fn new() -> Observer {
-        let metrics = Metrics::new();
         Observer {
             started: Instant::now(),
             errors: RecentErrors::default(),
-            attention: AttentionMetrics::new(metrics.registry()),
-            metrics,
+            metrics: Metrics::new(),
+            attention: OnceLock::new(),
             mountpoint: OnceLock::new(),
             config: OnceLock::new(),
+            metrics_address: OnceLock::new(),
         }
     }
 
@@ -63,6 +69,16 @@ impl Observer {
         self.config.get().cloned().unwrap_or_default()
     }
 
+    /// Says where metrics are served, beside `.kvfs/metrics`.
+    pub fn serves_metrics_at(&self, address: String) {
+        let _ = self.metrics_address.set(address);
+    }
+
+    /// Where metrics are served, if anywhere.
+    pub fn metrics_address(&self) -> Option<&str> {
+        self.metrics_address.get().map(String::as_str)
+    }
+
     /// Time since the mount started.
     pub fn uptime(&self) -> Duration {
         self.started.elapsed()
@@ -75,9 +91,9 @@ impl Observer {
         log::warn!("refused {path}: {text}");
     }
 
-    /// Stored bytes are not what they should be.
-    pub fn corrupt(&self, text: &str) {
-        self.metrics.corrupt();
+    /// The bytes that a tier stored are not what they should be.
+    pub fn corrupt(&self, tier: Tier, text: &str) {
+        self.metrics.corrupt(tier);
         self.errors.add(text);
         log::error!("{text}");
     }
@@ -103,6 +119,11 @@ impl Observer {
         self.metrics.set_passthrough(enabled);
     }
 
+    /// A prompt was asked, of so many tokens; a sequence of this store, or of another, has so many of them.
+    pub fn matched(&self, asked: u64, answered: u64, is_own: bool) {
+        self.metrics.matched(asked, answered, is_own);
+    }
+
     /// A FUSE request was answered.
     pub fn request(&self, operation: Operation, ok: bool, duration: Duration) {
         self.metrics.request(operation, ok, duration);
@@ -110,17 +131,18 @@ impl Observer {
 
     /// A request held the thread that took it for so long.
     pub fn held(&self, operation: Operation, duration: Duration) {
-        self.metrics.held(operation, duration);
+        self.metrics.requests.held(operation, duration);
     }
 
     /// The request that held the thread that took it longest, if there was one.
     pub fn longest_held(&self) -> Option<(Operation, Duration)> {
-        self.metrics.longest_held()
+        self.metrics.requests.longest_held()
     }
 
     /// Somebody who reads sequences has reported.
     pub fn attended(&self, counts: &Counts) {
-        self.attention.add(counts);
+        let registry = self.metrics.registry();
+        self.attention.get_or_init(|| AttentionMetrics::new(registry)).add(counts);
     }
 
     /// Where others add counters of their own.
@@ -138,9 +160,9 @@ impl Observer {
         self.errors.count()
     }
 
-    /// The counters in Prometheus' text format.
-    pub fn metrics(&self, gauges: &Gauges) -> String {
-        self.metrics.text(gauges)
+    /// The counters and these values in Prometheus' text format.
+    pub fn metrics(&self, gauges: Gauges) -> String {
+        self.metrics.text(gauges, self.mountpoint.get().map(PathBuf::as_path))
     }
 }
 

@@ -18,7 +18,7 @@ const VALID: &str = "names and labels are constants";
 impl Default for RetentionCounters {
     fn default() -> Self {
         let vec = |name: &str, help: &str| IntCounterVec::new(Opts::new(name, help), &["reason"]);
-        let counters = Self {
+        Self {
             removed_files: vec(
                 "kvfs_retention_removed_files_total",
                 "Files that went beyond a limit of their directory",
@@ -30,11 +30,7 @@ impl Default for RetentionCounters {
                 "Times that a file or sequence that should have gone stayed",
             )
             .expect(VALID),
-        };
-        for reason in REASONS {
-            counters.removed(reason, 0, 0);
         }
-        counters
     }
 }
 

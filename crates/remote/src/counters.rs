@@ -66,12 +66,17 @@ pub struct Counters {
     bytes: IntCounterVec,
 }
 
+/// What a local directory takes.
+const BUCKET_SECONDS_MIN: f64 = 1e-4;
+/// Each bucket ends at twice the one before it; the last at 105 s, which is longer than any deadline. Each is
+/// one series per operation.
+const BUCKETS: usize = 21;
+
 const VALID: &str = "names and labels are constants";
 
 impl Default for Counters {
     fn default() -> Counters {
-        // 0.1 ms (a local directory) to 100 s (longer than any deadline).
-        let buckets = prometheus::exponential_buckets(1e-4, 10.0, 7).expect(VALID);
+        let buckets = prometheus::exponential_buckets(BUCKET_SECONDS_MIN, 2.0, BUCKETS);
         let durations = HistogramOpts::new(
             "kvfs_remote_request_duration_seconds",
             "Time of a request to the remote tier, waiting for a thread included",
@@ -81,7 +86,8 @@ impl Default for Counters {
         let retries = "Attempts that were repeated, within requests to the remote tier";
         Counters {
             requests: IntCounterVec::new(requests, &["op", "result"]).expect(VALID),
-            durations: HistogramVec::new(durations.buckets(buckets), &["op"]).expect(VALID),
+            durations: HistogramVec::new(durations.buckets(buckets.expect(VALID)), &["op"])
+                .expect(VALID),
             retries: IntCounter::new("kvfs_remote_retries_total", retries).expect(VALID),
             bytes: IntCounterVec::new(bytes, &["direction"]).expect(VALID),
         }

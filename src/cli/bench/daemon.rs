@@ -218,7 +218,7 @@ fn count_transfers(metrics: &str) -> u64 {
 
 fn sum_of(metrics: &str, name: &str, label: &str) -> Option<u64> {
     let values = metrics.lines().filter_map(|line| {
-        let (labels, value) = line.strip_prefix(name)?.strip_prefix('{')?.split_once("} ")?;
+        let (labels, value) = line.strip_prefix(name)?.strip_prefix('{')?.rsplit_once("} ")?;
         Some(if labels.contains(label) { value.parse::<u64>().ok()? } else { 0 })
     });
     values.fold(None, |sum, value| Some(sum.unwrap_or(0) + value))

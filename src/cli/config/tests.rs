@@ -53,7 +53,7 @@ fn the_earlier_source_counts() {
 fn every_setting_from_every_source() {
     let file = "allow_other = true\nread_only = true\npassthrough = false\nio_uring = false\n\
         nonempty = true\noffline = true\ncommit_interval = 2\nthreads = 3\nlog_file = \"/l\"\nlog_level = \"debug\"\n\
-        options = [\"noatime\", \"noexec\"]";
+        metrics_addr = \"unix:/m\"\noptions = [\"noatime\", \"noexec\"]";
     let variables = [
         ("KVFS_ALLOW_OTHER", "yes"),
         ("KVFS_READ_ONLY", "1"),
@@ -65,10 +65,11 @@ fn every_setting_from_every_source() {
         ("KVFS_THREADS", "3"),
         ("KVFS_LOG_FILE", "/l"),
         ("KVFS_LOG", "debug"),
+        ("KVFS_METRICS_ADDR", "unix:/m"),
         ("KVFS_OPTIONS", "noatime,noexec"),
     ];
     let dash_o = "allow_other,ro,passthrough=no,io_uring=no,nonempty,offline,commit_interval=2,threads=3,\
-        log_file=/l,log_level=debug,noatime,noexec";
+        log_file=/l,log_level=debug,metrics_addr=unix:/m,noatime,noexec";
     let from_file = resolved(Layer::default(), "", &[], file).unwrap();
     let from_environment = resolved(Layer::default(), "", &variables, "").unwrap();
     let from_dash_o = resolved(Layer::default(), dash_o, &[], "").unwrap();
@@ -126,6 +127,7 @@ fn refused() {
     check("cold=q8_0", &[], "", "lossy encodings are a model's choice");
     check("rebuild_from=none", &[], "", "rebuild_from is set, but no remote");
     check("remote=/r,rebuild_from=7", &[], "", "rebuild_from is \"7\": must be none or the id");
+    check("metrics_addr=localhost:9400", &[], "", "metrics_addr: \"localhost:9400\" is no address");
     check("remote_bandwidth=1M", &[], "", "remote_bandwidth is set, but no remote");
     check("remote_index=1", &[], "", "remote_index is set, but no remote");
     check(

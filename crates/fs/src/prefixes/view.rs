@@ -365,8 +365,11 @@ impl FileSystem {
                 None => self.local_match(query.model, &dialogue.prompt)?,
             };
             let tokens = found.as_ref().map_or(0, |found| found.tokens);
-            let found = self.foreign_match(query.model, &dialogue.prompt, tokens)?.or(found);
+            let foreign = self.foreign_match(query.model, &dialogue.prompt, tokens)?;
+            let (is_own, found) = (foreign.is_none(), foreign.or(found));
             let end = dialogue.prompt.len() as u64;
+            let answered = found.as_ref().map_or(0, |found| found.tokens);
+            self.core.observer.matched(end / TOKEN_BYTES as u64, answered, is_own);
             let offset = if offset == end { end } else { 0 };
             dialogue.answer = Some(Answer { text: to_json(found.as_ref()), offset });
         }

@@ -10,6 +10,7 @@ use super::read::Reader;
 use kvfs_storage::store::disk::{Access, DiskFile, DiskPath, FileStat};
 use kvfs_storage::store::quarantine::{self, Take};
 use kvfs_storage::store::record::{EncodedCopy, Inode, InodeId, ObjectId, Role};
+use kvfs_storage::tier::counters::Tier;
 use kvfs_storage::tier::encoded::verify;
 use kvfs_storage::tier::exchange::Item;
 
@@ -159,7 +160,7 @@ impl FileSystem {
         if self.core.store.ram.as_ref().is_some_and(|ram| ram.holds(object)) {
             return self.mend_from_memory(subject, why);
         }
-        self.corrupt(id, object, why);
+        self.corrupt(id, object, Tier::Ssd, why);
         let replaced = match stat {
             Some(stat) => self.replace_damaged((id, role), object, stat),
             None => self.fetch((id, role), object).map(|fetched| fetched.has_other()),
@@ -188,7 +189,7 @@ impl FileSystem {
     /// Memory has the bytes: the next commit writes them to the disk once more.
     fn mend_from_memory(&self, subject: &Subject, why: &str) -> Result<Found, FsError> {
         let Subject { id, object, .. } = *subject;
-        self.corrupt(id, object, why);
+        self.corrupt(id, object, Tier::Ssd, why);
         let Some(ram) = self.core.store.ram.as_ref().filter(|_| self.is_sound_now(subject)) else {
             return Ok(Found::Damaged);
         };
@@ -212,7 +213,7 @@ impl FileSystem {
     fn mend_encoded(&self, subject: &Subject, has_raw: bool, why: &str) -> Result<Found, FsError> {
         let Subject { id, object, role, .. } = *subject;
         let Some(tiers) = &self.tiers else {
-            self.corrupt(id, object, why);
+            self.corrupt(id, object, Tier::Ssd, why);
             return Ok(Found::Damaged);
         };
         if !has_raw {
@@ -237,7 +238,7 @@ impl FileSystem {
             tiers.copies.discard_encoded(object);
             tiers.copies.note_raw(object, id, subject.item.length);
             drop(state);
-            self.corrupt(id, object, why);
+            self.corrupt(id, object, Tier::Ssd, why);
         }
         Ok(subject.tell_mended())
     }

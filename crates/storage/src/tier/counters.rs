@@ -62,7 +62,7 @@ impl Default for Counters {
             skipped: counters(
                 "kvfs_eviction_skipped_total",
                 "Copies that stayed when room was needed",
-                &["reason"],
+                &["tier", "reason"],
             ),
             moves: counters("kvfs_moves_total", "Objects copied between tiers", from_to),
             moved_bytes: counters("kvfs_move_bytes_total", "Bytes copied between tiers", from_to),
@@ -143,7 +143,7 @@ impl Counters {
     }
 
     /// A copy stayed.
-    pub fn skipped(&self, reason: &str) {
-        self.skipped.with_label_values(&[reason]).inc();
+    pub fn skipped(&self, tier: Tier, reason: &str) {
+        self.skipped.with_label_values(&[tier.name(), reason]).inc();
     }
 }

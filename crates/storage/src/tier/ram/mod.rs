@@ -366,14 +366,14 @@ impl RamTier {
             };
             copy.pinned = copy.state != CopyState::Clean;
             if copy.pinned {
-                self.counters.skipped("dirty");
+                self.counters.skipped(Tier::Ram, "dirty");
             } else if copy.inode.is_some_and(|inode| kept.contains(&inode)) {
                 copy.pinned = true;
-                self.counters.skipped("kept");
+                self.counters.skipped(Tier::Ram, "kept");
             } else if probes == IN_USE_PROBED_MAX || !self.is_unused(object, copy.inode) {
                 probes = (probes + 1).min(IN_USE_PROBED_MAX);
                 copy.pinned = true;
-                self.counters.skipped("in_use");
+                self.counters.skipped(Tier::Ram, "in_use");
             }
             copy.pinned
         });
