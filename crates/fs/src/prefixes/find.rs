@@ -332,7 +332,7 @@ fn pages_at(
     let mut pages = Vec::new();
     for layer in (0..geometry.num_layers()).map(Layer) {
         match rules.manifest.layer_kind(layer) {
-            Some(LayerKind::Recurrent) => continue,
+            Some(LayerKind::Recurrent | LayerKind::State(_)) => continue,
             // What the encoder read is not in the tokens.
             Some(LayerKind::Cross) => return Ok(None),
             _ => {}
