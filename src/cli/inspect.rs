@@ -4,6 +4,7 @@
 //! where it is there; a page on its own is still explained by its header.
 
 mod page;
+mod state;
 mod tree;
 
 use std::ffi::CStr;
@@ -64,10 +65,7 @@ fn inspect(path: &Path, metadata: &Metadata, summary: &mut Summary) -> io::Resul
                 summary.add("start", start.0);
                 tail(path, metadata.len(), summary);
             }
-            LayerEntry::State(tokens) => {
-                summary.add("kind", "recurrent state");
-                summary.add("tokens", tokens.0);
-            }
+            LayerEntry::State(tokens) => state::inspect(path, metadata.len(), tokens, summary)?,
             entry => page::inspect(path, metadata.len(), entry, summary)?,
         }
     }
