@@ -56,7 +56,7 @@ impl Appender {
         }
         let layers = (0..manifest.geometry().num_layers()).map(Layer).filter(|layer| {
             let kind = manifest.layer_kind(*layer);
-            matches!(kind, Some(LayerKind::Attention | LayerKind::Sliding { .. }))
+            kind.as_ref().is_some_and(LayerKind::has_rows_of_tokens)
         });
         let layers = layers.map(|layer| OpenLayer { layer, tail: None }).collect();
         Ok(Self { manifest, path, process: Process::this(), tokens, inode, layers, next })

@@ -269,7 +269,7 @@ fn describe(path: &Path, from: Option<&ModelFile>, geometry: &Geometry) -> Strin
         let kinds = [
             (number(|kind| matches!(kind, LayerKind::Attention)), "attention"),
             (number(|kind| matches!(kind, LayerKind::Sliding { .. })), "sliding window"),
-            (number(|kind| matches!(kind, LayerKind::Recurrent)), "recurrent"),
+            (number(LayerKind::is_recurrent), "recurrent"),
         ];
         let kinds = kinds.into_iter().filter(|(number, _)| *number > 0);
         let kinds: Vec<_> = kinds.map(|(number, kind)| format!("{number} {kind}")).collect();

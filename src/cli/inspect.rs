@@ -4,6 +4,7 @@
 //! where it is there; a page on its own is still explained by its header.
 
 mod page;
+mod state;
 mod tree;
 
 use std::ffi::CStr;
@@ -19,7 +20,7 @@ use super::output::{Failure, Outcome, Report, bytes};
 use super::summary::Summary;
 use crate::page::limits::MAX_MANIFEST_BYTES;
 use crate::page::names::{LayerEntry, MANIFEST, TOKENS, layer_entry};
-use crate::page::{Geometry, LayerKind, Manifest};
+use crate::page::{Geometry, Layer, LayerKind, Manifest, StateShape};
 use crate::sys;
 
 /// A page is four directories below its manifest: sequences, sequence, layer, page.
@@ -64,10 +65,7 @@ fn inspect(path: &Path, metadata: &Metadata, summary: &mut Summary) -> io::Resul
                 summary.add("start", start.0);
                 tail(path, metadata.len(), summary);
             }
-            LayerEntry::State(tokens) => {
-                summary.add("kind", "recurrent state");
-                summary.add("tokens", tokens.0);
-            }
+            LayerEntry::State(tokens) => state::inspect(path, metadata.len(), tokens, summary)?,
             entry => page::inspect(path, metadata.len(), entry, summary)?,
         }
     }
@@ -124,7 +122,7 @@ fn describe_manifest(manifest: &Manifest, summary: &mut Summary) {
         match kind {
             LayerKind::Attention => {}
             LayerKind::Sliding { .. } => sliding += 1,
-            LayerKind::Recurrent => recurrent += 1,
+            LayerKind::Recurrent | LayerKind::State(_) => recurrent += 1,
             LayerKind::Cross => cross += 1,
         }
     }
@@ -134,6 +132,11 @@ fn describe_manifest(manifest: &Manifest, summary: &mut Summary) {
     }
     if cross > 0 {
         summary.add("cross_layers", cross);
+    }
+    if manifest.describes_states() {
+        let shapes = (0..geometry.num_layers()).map(Layer);
+        let shapes = shapes.filter_map(|layer| manifest.state_shape(layer));
+        summary.add_bytes("state_bytes", shapes.map(StateShape::payload_bytes).sum());
     }
     summary.add_bytes("page_bytes", geometry.file_bytes(geometry.page_tokens()));
     let attending = u64::from(geometry.num_layers()) - recurrent - cross;

@@ -1,6 +1,9 @@
 //! `manifest.json`.
 
-use kvfs::page::{Dtype, Layer, Manifest, ManifestFields, PagePlace, TokenStart};
+use kvfs::page::{
+    Dtype, Layer, Manifest, ManifestFields, PagePlace, PrefixHash, StatePlace, TokenStart,
+    pack_state,
+};
 
 use super::engine::{Outcome, Target};
 
@@ -15,7 +18,11 @@ fn seeds() -> Vec<Vec<u8>> {
 "num_kv_heads":8,"head_dim":128,"v_head_dim":64,"page_tokens":256,"layout":"nhd","kv_rotation":"h",
 "rope":{"theta":500000.0,"scaling":{"factor":8.0},"dims":64,"x":1},"tenant":"t","salt":"s",
 "lora":"l","shard":{"rank":1,"size":4},"cold_encoding":"q4_0","unknown":[null,true]}"#;
-    vec![with(|_| {}), with(|fields| fields.tenant = Some("a".to_owned())), all.to_vec()]
+    let states: &[u8] = br#"{"schema_version":1,"model_id":"m","dtype":"bf16","num_layers":3,
+"layers":["attention",{"sliding":{"window":7}},{"recurrent":{"state":[{"name":"conv","dtype":"bf16",
+"shape":[64,3]},{"name":"ssm","dtype":"f32","shape":[2,16,16]}]}}],"num_kv_heads":1,"head_dim":64}"#;
+    let tenant = with(|fields| fields.tenant = Some("a".to_owned()));
+    vec![with(|_| {}), tenant, all.to_vec(), states.to_vec()]
 }
 
 pub(crate) fn target() -> Target {
@@ -30,6 +37,9 @@ pub(crate) fn target() -> Target {
             b"\"hnd\"",
             b"null",
             b"\"recurrent\"",
+            b"{\"recurrent\":",
+            b"{\"state\":[",
+            b"\"shape\":[",
             b"\"tenant\":",
             b"\"salt\":",
             b"1e400",
@@ -72,6 +82,28 @@ fn check_accepted(manifest: &Manifest) {
         for start in [0, 1, u64::from(geometry.page_tokens()), u64::MAX] {
             let place = PagePlace::new(manifest, Layer(layer), TokenStart(start));
             assert!(place.is_err() || layer <= last);
+            if let Ok(place) = StatePlace::new(manifest, Layer(layer), TokenStart(start)) {
+                assert!(PagePlace::new(manifest, Layer(layer), TokenStart(0)).is_err());
+                check_state(&place);
+            }
+        }
+    }
+}
+
+/// A state that is as the manifest says is accepted, and is a file of the format.
+fn check_state(place: &StatePlace) {
+    let bytes = place.shape().payload_bytes();
+    let file_bytes = place.shape().file_bytes();
+    assert!(file_bytes <= kvfs::page::limits::MAX_FILE_BYTES && file_bytes.is_multiple_of(4096));
+    // Larger ones would take the time of the others.
+    if let Some(bytes) = usize::try_from(bytes).ok().filter(|bytes| *bytes <= 64 << 10) {
+        let prefix = PrefixHash([1; 32]);
+        let file = pack_state(place, prefix, &vec![1; bytes]).unwrap();
+        assert_eq!(place.verify_bytes(&file).unwrap().header.prefix, prefix);
+        let read = safetensors::SafeTensors::deserialize(&file).unwrap();
+        for tensor in &place.shape().state {
+            let found = read.tensor(&tensor.name).unwrap();
+            assert_eq!(found.data().len() as u64, tensor.bytes().unwrap());
         }
     }
 }

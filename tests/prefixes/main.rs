@@ -17,4 +17,5 @@ mod random;
 mod saved;
 mod shared;
 mod sizes;
+mod states;
 mod writer;

@@ -12,14 +12,13 @@ use super::open::{Caching, Opened, OpenedBy};
 use super::transfer::{WriteMode, WriteOutcome};
 use super::{FileSystem, FsError, descriptors};
 use crate::core::handle::{Handle, Served};
-use crate::core::models::page_role;
 use crate::core::rows::{append_turn, rows_bytes};
 use crate::core::waits::sealing_takes_long;
 use kvfs_page::{PagePlace, names, pack_page};
 use kvfs_storage::ingest::seal::{self, SealError};
 use kvfs_storage::store::disk::{Access, DiskFile, read_all};
 use kvfs_storage::store::metadata::TokensChange;
-use kvfs_storage::store::record::{Inode, InodeId, ObjectId, Role, Time};
+use kvfs_storage::store::record::{Inode, InodeId, ObjectId, PageRecord, Role, Time};
 
 impl FileSystem {
     pub(super) fn open_append(
@@ -152,7 +151,8 @@ impl FileSystem {
             SealError::Io(error) => FsError::Io(error),
             SealError::Refused(_) => FsError::Corrupt,
         })?;
-        let role = page_role(page, verified.header.tokens, verified.digest.page.0);
+        let role =
+            Role::Page(PageRecord::of_page(page, verified.header.tokens, verified.digest.page));
         let checksum = verified.digest.object.0;
         let twin = self.core.find_twin(object, role, checksum)?;
         Ok(Verified { role, checksum, length: bytes.len() as u64, twin })

@@ -176,16 +176,15 @@ impl FileSystem {
         Ok((object, made?))
     }
 
-    /// Length of a full page of a layer's directory, if pages are written to memory first.
+    /// Length of a full page of a layer's directory, or of its states, if they are written to memory first.
     fn page_bytes(&self, directory: InodeId) -> Option<u64> {
         self.core.store.ram.as_ref()?;
         let mut state = self.core.state();
-        let DirectoryClass::Layer(_) = state.directory(directory).ok()?.1 else {
+        let DirectoryClass::Layer(layer) = state.directory(directory).ok()?.1 else {
             return None;
         };
         let model = self.core.model_of(&mut state, directory).ok()?;
-        let geometry = model.manifest.geometry();
-        Some(geometry.file_bytes(geometry.page_tokens()))
+        Some(model.file_bytes_max(layer))
     }
 
     /// Number and record of a file to be made, still without an object.
@@ -197,10 +196,12 @@ impl FileSystem {
         if state.entry(place.parent, &place.name)?.is_some() {
             return Err(FsError::Exists);
         }
-        let class = classify::file(parent_class, &place.name);
+        let class = self.core.class_in(&mut state, parent_class, place);
         let role = match class {
             FileClass::Reserved => return Err(FsError::NotPermitted),
-            FileClass::Plain | FileClass::Page(_) | FileClass::Manifest => Role::Plain,
+            FileClass::Plain | FileClass::Page(_) | FileClass::State(_) | FileClass::Manifest => {
+                Role::Plain
+            }
             FileClass::Tail(start) => {
                 self.core.check_tail(&mut state, place, start)?;
                 Role::Tail { start, directory: place.parent }

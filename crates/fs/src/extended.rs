@@ -92,7 +92,7 @@ impl FileSystem {
                 let object = file.object.ok_or(FsError::NoAttribute)?;
                 let stored = state.metadata.object(object)?.and_then(|record| record.checksum);
                 match file.role {
-                    Role::Page(page) => Checksum(page.checksum).to_string(),
+                    Role::Page(page) if !page.is_state() => Checksum(page.checksum).to_string(),
                     _ => Checksum(stored.ok_or(FsError::NoAttribute)?).to_string(),
                 }
             }

@@ -8,7 +8,7 @@ use crate::core::rows::{append_turn, rows_bytes};
 use kvfs_page::{TokenStart, names};
 use kvfs_storage::ingest::seal::SealError;
 use kvfs_storage::store::disk::Access;
-use kvfs_storage::store::record::InodeId;
+use kvfs_storage::store::record::{DirectoryClass, InodeId};
 
 impl FileSystem {
     /// Seals, durably, the tails that a crash left full.
@@ -45,7 +45,14 @@ impl FileSystem {
     /// is meant.
     fn seal_if_full(&self, id: InodeId) -> Result<bool, FsError> {
         let Some((directory, start)) = self.core.tail_of(id)? else { return Ok(false) };
-        let page = match self.core.page_place(directory, self.core.layer_of(directory)?, start) {
+        let page = {
+            let mut state = self.core.state();
+            let (_, class) = state.directory(directory)?;
+            let layer = if let DirectoryClass::Layer(layer) = class { layer } else { 0 };
+            let model = self.core.model_of(&mut state, directory);
+            model.and_then(|model| model.place(layer, start).map_err(SealError::Refused))
+        };
+        let page = match page {
             Ok(page) => page,
             Err(SealError::Io(error)) => return Err(error.into()),
             // Without its manifest it is no tail of anything.

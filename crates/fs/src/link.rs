@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::attributes::{Found, Place};
-use super::classify::{self, FileClass};
+use super::classify::FileClass;
 use super::{FileSystem, FsError, check_new};
 use crate::core::share::LINKS_MAX;
 use kvfs_storage::ingest::seal;
@@ -39,7 +39,7 @@ impl FileSystem {
         if state.entry(place.parent, &place.name)?.is_some() {
             return Err(FsError::Exists);
         }
-        let class = classify::file(directory, &place.name);
+        let class = self.core.class_in(&mut state, directory, place);
         self.check_role_fits(&mut state, &inode, place, class)?;
         if let Some(role) = inode.file().map(|file| file.role).filter(|role| role.is_append_only())
         {

@@ -109,5 +109,6 @@ impl FileSystem {
 pub(super) fn name_is_stable(class: DirectoryClass, attributes: &Attributes, name: &[u8]) -> bool {
     !classify::changes_by_itself(class)
         || attributes.file_type != libc::S_IFREG
-        || classify::file(class, name).is_sealed()
+        // A state may be an ordinary file, and the manifest that tells is not looked at here.
+        || classify::file(class, name).in_model(false).is_sealed()
 }

@@ -359,6 +359,10 @@ fn candidate(
     };
     let is_durable = !state.metadata.publishes(object) && !state.metadata.is_committing(object);
     let is_shared = state.metadata.object(object)?.is_none_or(|record| record.references > 1);
+    // A state is no rows that ggml's blocks are made for, and goes on from its exact bytes.
+    if page.is_state() {
+        return Ok(None);
+    }
     let has_16_bits = matches!(page.dtype, Dtype::F16 | Dtype::Bf16);
     let fits = is_durable && !is_shared && has_16_bits && size <= LOSSY_BYTES_MAX;
     if !fits || state.is_pinned(id)? || state.metadata.encoded_copy(object)?.is_some() {

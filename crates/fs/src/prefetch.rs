@@ -282,6 +282,10 @@ fn page_of(state: &State, id: InodeId) -> Result<Option<(InodeId, ObjectId, Plac
     let (Role::Page(page), Some(object)) = (file.role, file.object) else {
         return Ok(None);
     };
+    // Nobody scans states: one is enough.
+    if page.is_state() {
+        return Ok(None);
+    }
     let Some(Kind::Directory { parent, class: DirectoryClass::Layer(layer), .. }) =
         state.metadata.inode(directory)?.map(|inode| inode.kind)
     else {

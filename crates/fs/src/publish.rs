@@ -1,4 +1,4 @@
-//! Pages and manifests appear: whole and verified, or not at all.
+//! Pages, states and manifests appear: whole and verified, or not at all.
 //!
 //! A page appears by rename from a temporary name ([`FileSystem::publish_renamed`]) or after the
 //! last close when it was written under its own name ([`FileSystem::publish_pending`]). Either
@@ -25,10 +25,10 @@ impl FileSystem {
             self.publish_manifest_above(place.parent)?;
         }
         let outcome = match self.core.class_of(place)? {
-            (FileClass::Page(start), layer) => self
+            (class @ (FileClass::Page(_) | FileClass::State(_)), layer) => self
                 .core
-                .page_place(place.parent, layer, start)
-                .and_then(|page| seal::check_header(&self.core.store, object, &page)),
+                .sealed_place(place.parent, layer, class)
+                .and_then(|stands| seal::check_header(&self.core.store, object, &stands)),
             (FileClass::Manifest, _) => self.core.read_manifest(object).map(|_| ()),
             _ => Ok(()),
         };
@@ -205,10 +205,10 @@ impl FileSystem {
         };
         let Some(object) = object else { return Ok(()) };
         let outcome = match self.core.class_of(to)? {
-            (FileClass::Page(start), layer) => self
+            (class @ (FileClass::Page(_) | FileClass::State(_)), layer) => self
                 .core
-                .page_place(to.parent, layer, start)
-                .and_then(|page| seal::check_header(&self.core.store, object, &page)),
+                .sealed_place(to.parent, layer, class)
+                .and_then(|stands| seal::check_header(&self.core.store, object, &stands)),
             _ => self.core.read_manifest(object).map(drop),
         };
         match outcome {

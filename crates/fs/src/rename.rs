@@ -54,20 +54,21 @@ impl FileSystem {
             return Ok(None);
         }
         let (_, directory) = state.directory(to.parent)?;
-        let class = classify::file(directory, &to.name);
+        let class = self.core.class_in(&mut state, directory, to);
         let (_, source_class) = state.directory(from.parent)?;
         let role = inode.file().map(|file| file.role);
         match (role, class) {
             (_, FileClass::Reserved) => return Err(FsError::NotPermitted),
-            (
-                Some(Role::Plain),
-                FileClass::Page(_) | FileClass::Manifest | FileClass::Tail(_) | FileClass::Tokens,
-            ) if inode.links > 1 && !classify::changes_by_itself(source_class) => {
+            (Some(Role::Plain), class)
+                if class != FileClass::Plain
+                    && inode.links > 1
+                    && !classify::changes_by_itself(source_class) =>
+            {
                 // The kernel takes the new name for the file that it has just moved, and keeps names of `files/`: what
                 // is sealed would be a file that can be written to through its other names.
                 return Err(FsError::CrossDevice);
             }
-            (Some(Role::Plain), FileClass::Page(_) | FileClass::Manifest) => {
+            (Some(Role::Plain), class) if class.is_sealed() => {
                 drop(state);
                 self.publish_renamed(entry.inode, from, to)?;
             }
@@ -190,11 +191,13 @@ impl FileSystem {
             | (Some(Role::Manifest), FileClass::Manifest)
             | (Some(Role::Tokens), FileClass::Tokens) => true,
             (Some(Role::Tail { start, .. }), FileClass::Tail(there)) => start == there,
-            (Some(Role::Page(page)), FileClass::Page(start)) => {
+            (Some(Role::Page(page)), FileClass::Page(start) | FileClass::State(start)) => {
+                let is_state = matches!(class, FileClass::State(_));
                 let (_, directory) = state.directory(to.parent)?;
                 let model =
                     self.core.model_of(state, to.parent).map_err(|_| FsError::NotPermitted)?;
                 page.start == start
+                    && page.is_state() == is_state
                     && directory == DirectoryClass::Layer(page.layer)
                     && model.identity.0 == page.model
             }

@@ -18,8 +18,9 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 use super::error::PageError;
+use super::layer_kind::LayerKind;
 use super::limits::index;
-use super::manifest::{LayerKind, Manifest};
+use super::manifest::Manifest;
 use super::{Layer, PrefixHash, names};
 
 /// Buffers of one block, which bounds its JSON to some 1.4 MiB.
@@ -83,7 +84,7 @@ impl BlockMap {
         }
         for layer in self.layers() {
             let kind = manifest.layer_kind(layer);
-            if !matches!(kind, Some(LayerKind::Attention | LayerKind::Sliding { .. })) {
+            if !kind.as_ref().is_some_and(LayerKind::has_rows_of_tokens) {
                 return Err(PageError::Place(format!("layer {layer} keeps no pages")));
             }
         }

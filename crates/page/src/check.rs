@@ -11,8 +11,9 @@ use super::error::PageError;
 use super::geometry::Geometry;
 use super::header::PageHeader;
 use super::identity::ModelIdentity;
+use super::layer_kind::LayerKind;
 use super::limits::{MAX_TOKEN_START, PAYLOAD_OFFSET, index};
-use super::manifest::{LayerKind, Manifest};
+use super::manifest::Manifest;
 use super::metadata::Declared;
 use super::{Layer, TokenStart};
 
@@ -56,7 +57,7 @@ impl PagePlace {
         let geometry = *manifest.geometry();
         match manifest.layer_kind(layer) {
             Some(LayerKind::Attention | LayerKind::Sliding { .. } | LayerKind::Cross) => {}
-            Some(LayerKind::Recurrent) => {
+            Some(LayerKind::Recurrent | LayerKind::State(_)) => {
                 return Err(PageError::Place(format!(
                     "layer {layer} is recurrent: it keeps state snapshots, not pages"
                 )));
@@ -145,19 +146,8 @@ impl PagePlace {
     pub fn verify(
         &self, read_at: &mut impl FnMut(u64, &mut [u8]) -> io::Result<usize>, file_bytes: u64,
     ) -> Result<VerifiedPage, VerifyError> {
-        let mut buffer = vec![0; BUFFER_BYTES];
-        let first = next_piece(&mut buffer, file_bytes);
-        read_exact_at(read_at, 0, first, file_bytes)?;
-        let header = self.check_header(first, file_bytes)?;
-        let mut hasher = PageHasher::new();
-        hasher.update(first);
-        let mut offset = first.len() as u64;
-        while offset < file_bytes {
-            let piece = next_piece(&mut buffer, file_bytes - offset);
-            read_exact_at(read_at, offset, piece, file_bytes)?;
-            hasher.update(piece);
-            offset += piece.len() as u64;
-        }
+        let (header, hasher) =
+            hash_file(read_at, file_bytes, |first| self.check_header(first, file_bytes))?;
         Ok(self.conclude(header, &hasher)?)
     }
 
@@ -166,10 +156,8 @@ impl PagePlace {
     /// # Errors
     /// As [`check_header`](Self::check_header), and [`PageError::Checksum`].
     pub fn verify_bytes(&self, file: &[u8]) -> Result<VerifiedPage, PageError> {
-        let first = &file[..file.len().min(index(PAYLOAD_OFFSET))];
-        let header = self.check_header(first, file.len() as u64)?;
-        let mut hasher = PageHasher::new();
-        hasher.update(file);
+        let (header, hasher) =
+            hash_bytes(file, |first| self.check_header(first, file.len() as u64))?;
         self.conclude(header, &hasher)
     }
 
@@ -184,7 +172,38 @@ impl PagePlace {
     }
 }
 
-fn same_or_undeclared<T: PartialEq + fmt::Display>(
+/// Hashes a file that is read piece by piece, once its first bytes have passed a check.
+pub(super) fn hash_file<H>(
+    read_at: &mut impl FnMut(u64, &mut [u8]) -> io::Result<usize>, file_bytes: u64,
+    check_header: impl FnOnce(&[u8]) -> Result<H, PageError>,
+) -> Result<(H, PageHasher), VerifyError> {
+    let mut buffer = vec![0; BUFFER_BYTES];
+    let first = next_piece(&mut buffer, file_bytes);
+    read_exact_at(read_at, 0, first, file_bytes)?;
+    let header = check_header(first)?;
+    let mut hasher = PageHasher::new();
+    hasher.update(first);
+    let mut offset = first.len() as u64;
+    while offset < file_bytes {
+        let piece = next_piece(&mut buffer, file_bytes - offset);
+        read_exact_at(read_at, offset, piece, file_bytes)?;
+        hasher.update(piece);
+        offset += piece.len() as u64;
+    }
+    Ok((header, hasher))
+}
+
+/// The same of a file that is in memory.
+pub(super) fn hash_bytes<H>(
+    file: &[u8], check_header: impl FnOnce(&[u8]) -> Result<H, PageError>,
+) -> Result<(H, PageHasher), PageError> {
+    let header = check_header(&file[..file.len().min(index(PAYLOAD_OFFSET))])?;
+    let mut hasher = PageHasher::new();
+    hasher.update(file);
+    Ok((header, hasher))
+}
+
+pub(super) fn same_or_undeclared<T: PartialEq + fmt::Display>(
     name: &str, declared: Option<T>, here: &T,
 ) -> Result<(), PageError> {
     match declared {

@@ -8,7 +8,7 @@ use twox_hash::XxHash3_128;
 use super::dtype::Dtype;
 use super::identity::ModelIdentity;
 use super::limits::{PAYLOAD_OFFSET, index};
-use super::{Layer, TokenStart};
+use super::{Layer, PrefixHash, TokenStart};
 
 /// An XXH3-128 value, big endian; its text is 32 lower-case hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -72,6 +72,23 @@ impl PageIdentity {
         format!(
             "{format} model={model} layer={layer} start={start} tokens={tokens} dtype={dtype}\n"
         )
+    }
+}
+
+/// What the checksum of a state binds its bytes to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct StateIdentity {
+    /// Cache, layer and row; no tokens.
+    pub(super) place: PageIdentity,
+    /// The tokens that it has seen.
+    pub(super) prefix: PrefixHash,
+}
+
+impl StateIdentity {
+    fn line(&self) -> String {
+        let PageIdentity { model, layer, start, .. } = &self.place;
+        let prefix = self.prefix;
+        format!("kvfs-state-v1 model={model} layer={layer} row={start} prefix={prefix}\n")
     }
 }
 
@@ -139,6 +156,19 @@ impl PageHasher {
             page: content_checksum(&[page.as_bytes(), &payload].concat()),
             object: content_checksum(&[object.as_bytes(), &header, &payload].concat()),
         }
+    }
+}
+
+impl PageHasher {
+    /// The checksums of the bytes so far, as a state. The public one begins with another line:
+    ///
+    /// ```text
+    /// line = "kvfs-state-v1 model=<32 hex> layer=<n> row=<n> prefix=<64 hex>\n"   ASCII
+    /// ```
+    pub(super) fn finish_state(&self, identity: &StateIdentity) -> PageDigest {
+        let payload = self.payload.finish_128().to_be_bytes();
+        let page = content_checksum(&[identity.line().as_bytes(), &payload].concat());
+        PageDigest { page, ..self.finish(&identity.place) }
     }
 }
 

@@ -31,6 +31,9 @@ pub enum FileClass {
     Plain,
     /// A page that starts at this token.
     Page(u64),
+    /// The state of a recurrent layer after that many tokens, where the manifest says what it consists
+    /// of; else an ordinary file, see [`FileClass::in_model`].
+    State(u64),
     /// The open page that starts at this token.
     Tail(u64),
     /// Token ids of a sequence.
@@ -44,7 +47,17 @@ pub enum FileClass {
 impl FileClass {
     /// The name appears by publishing, not by creating.
     pub fn is_sealed(self) -> bool {
-        matches!(self, FileClass::Page(_) | FileClass::Manifest)
+        matches!(self, FileClass::Page(_) | FileClass::State(_) | FileClass::Manifest)
+    }
+
+    /// The same in a model that does, or does not, say what its states consist of. What an engine keeps
+    /// in one that nobody describes is its own business.
+    #[must_use]
+    pub fn in_model(self, describes_states: bool) -> FileClass {
+        match self {
+            FileClass::State(_) if !describes_states => FileClass::Plain,
+            class => class,
+        }
     }
 }
 
@@ -64,8 +77,8 @@ pub fn file(parent: DirectoryClass, name: &[u8]) -> FileClass {
         DirectoryClass::Layer(_) => match names::layer_entry(name) {
             LayerEntry::Page(start) => FileClass::Page(start.0),
             LayerEntry::Tail(start) => FileClass::Tail(start.0),
-            // What the engine keeps in there is its own business.
-            LayerEntry::State(_) | LayerEntry::Staging | LayerEntry::Other => FileClass::Plain,
+            LayerEntry::State(row) => FileClass::State(row.0),
+            LayerEntry::Staging | LayerEntry::Other => FileClass::Plain,
         },
         _ => FileClass::Plain,
     }
@@ -132,8 +145,19 @@ mod tests {
         check(Layer(0), ".0001024.safetensors.q1", FileClass::Plain);
         check(Layer(0), "0002048.tail", FileClass::Tail(2048));
         check(Layer(0), "1024.safetensors", FileClass::Plain);
-        check(Layer(0), "state-0001024.safetensors", FileClass::Plain);
+        check(Layer(0), "state-0001024.safetensors", FileClass::State(1024));
+        check(Layer(0), "state-1024.safetensors", FileClass::Plain);
+        check(Plain, "state-0001024.safetensors", FileClass::Plain);
         check(Plain, "0001024.safetensors", FileClass::Plain);
+    }
+
+    #[test]
+    fn a_state_that_nobody_describes_is_an_ordinary_file() {
+        let state = file(DirectoryClass::Layer(0), b"state-0001024.safetensors");
+        assert_eq!(state.in_model(true), FileClass::State(1024));
+        assert_eq!(state.in_model(false), FileClass::Plain);
+        assert!(state.is_sealed() && !state.in_model(false).is_sealed());
+        assert_eq!(FileClass::Page(0).in_model(false), FileClass::Page(0));
     }
 
     #[test]

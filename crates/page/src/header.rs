@@ -1,6 +1,7 @@
 //! The first 4096 bytes of a page file: a safetensors header that leaves no choice.
 
 mod json;
+mod state;
 
 use serde_json::json;
 
@@ -9,6 +10,8 @@ use super::error::{PageError, quoted};
 use super::geometry::{Geometry, Layout};
 use super::limits::{HEADER_JSON_BYTES, LENGTH_PREFIX_BYTES, PAYLOAD_OFFSET, index};
 use super::metadata::{Declared, Metadata};
+
+pub(super) use self::state::{build_state_header, parse_state_header};
 
 const METADATA: &str = "__metadata__";
 const PAD: &str = "_pad";
@@ -54,17 +57,7 @@ impl PageHeader {
         let metadata = take_metadata(&mut header)?;
         let declared = Declared::from_metadata(&metadata)?;
         let tokens = check_tensors(header, geometry)?;
-        let expected = geometry.file_bytes(tokens);
-        if file_bytes != expected {
-            return Err(PageError::Size(format!(
-                "file is {file_bytes} bytes, its header describes {expected}: {}",
-                if file_bytes < expected {
-                    "the copy or the writer has not finished"
-                } else {
-                    "there are bytes behind the last tensor"
-                }
-            )));
-        }
+        check_file_bytes(file_bytes, geometry.file_bytes(tokens))?;
         Ok(Self { tokens, declared, metadata })
     }
 }
@@ -78,11 +71,15 @@ pub fn build_header(
     geometry: &Geometry, tokens: u32, metadata: &Metadata,
 ) -> Result<Vec<u8>, PageError> {
     check_tokens(u64::from(tokens), geometry)?;
+    header_text(&expected_tensors(geometry, tokens), metadata)
+}
+
+fn header_text(tensors: &[Tensor<'_>], metadata: &Metadata) -> Result<Vec<u8>, PageError> {
     let mut entries = Vec::new();
     if !metadata.is_empty() {
         entries.push(format!("\"{METADATA}\":{}", json!(metadata)));
     }
-    for tensor in expected_tensors(geometry, tokens) {
+    for tensor in tensors {
         // Written out by hand: the order of keys must not depend on a feature of serde_json.
         entries.push(format!(
             r#""{}":{{"dtype":"{}","shape":{},"data_offsets":{}}}"#,
@@ -106,16 +103,31 @@ pub fn build_header(
     Ok(header)
 }
 
-/// A tensor as the geometry asks for it.
-struct Tensor {
-    name: &'static str,
+/// The length of a file must be what its header describes.
+fn check_file_bytes(file_bytes: u64, expected: u64) -> Result<(), PageError> {
+    if file_bytes == expected {
+        return Ok(());
+    }
+    Err(PageError::Size(format!(
+        "file is {file_bytes} bytes, its header describes {expected}: {}",
+        if file_bytes < expected {
+            "the copy or the writer has not finished"
+        } else {
+            "there are bytes behind the last tensor"
+        }
+    )))
+}
+
+/// A tensor as the manifest asks for it.
+struct Tensor<'a> {
+    name: &'a str,
     dtype: &'static str,
     shape: Vec<u64>,
     offsets: [u64; 2],
 }
 
 /// The tensors of a page with `tokens` tokens, in file order.
-fn expected_tensors(geometry: &Geometry, tokens: u32) -> Vec<Tensor> {
+fn expected_tensors(geometry: &Geometry, tokens: u32) -> Vec<Tensor<'static>> {
     let dtype = geometry.dtype().safetensors_name();
     let pad_bytes = geometry.pad_bytes(tokens);
     let k_end = geometry.k_bytes(tokens);
@@ -255,7 +267,7 @@ fn check_tokens(tokens: u64, geometry: &Geometry) -> Result<u32, PageError> {
 }
 
 fn check_tensor(
-    mut entry: std::collections::BTreeMap<String, Value>, expected: &Tensor,
+    mut entry: std::collections::BTreeMap<String, Value>, expected: &Tensor<'_>,
 ) -> Result<(), PageError> {
     let name = expected.name;
     let (

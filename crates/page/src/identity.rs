@@ -7,7 +7,8 @@ use serde_json::Value;
 
 use super::checksum::{Checksum, ParseChecksumError};
 use super::geometry::Geometry;
-use super::manifest::{KvRotation, LayerKind, ManifestFields, Rope};
+use super::layer_kind::{LayerKind, StateShape};
+use super::manifest::{KvRotation, ManifestFields, Rope};
 
 /// Identity of a cache.
 ///
@@ -24,7 +25,7 @@ use super::manifest::{KvRotation, LayerKind, ManifestFields, Rope};
 /// | `model_revision` | UTF-8 | absent or empty |
 /// | `dtype` | its name, `f16` | never |
 /// | `num_layers` | u32 little endian | never |
-/// | `layers` | per layer `a`, `r`, or `s` and the window (u32) | all are attention |
+/// | `layers` | per layer `a`, `r`, `x`, `s` and the window (u32), or `t` and its state, see below | all are attention |
 /// | `num_kv_heads`, `head_dim`, `v_head_dim`, `page_tokens` | u32 each, defaults filled in | never |
 /// | `layout` | `hnd` or `nhd` | never |
 /// | `kv_rotation` | its name, or `true` | absent, false or empty |
@@ -34,6 +35,9 @@ use super::manifest::{KvRotation, LayerKind, ManifestFields, Rope};
 ///
 /// `engine`, `cold_encoding` and unknown fields do not count: they change neither the bytes of a
 /// page nor what they mean.
+///
+/// A state is the number of its tensors (u32), and of each its name and the name of its dtype (length,
+/// bytes), the number of its dimensions and these (u32 each).
 ///
 /// Canonical JSON is one tag byte and then: nothing for `z` null, `t` true, `f` false; the f64 bits
 /// (little endian, so that 8 and 8.0 agree) for `n`; length (u32) and bytes for text `s`; the count
@@ -157,6 +161,10 @@ impl Encoder {
                     value.push(b's');
                     value.extend(window.to_le_bytes());
                 }
+                LayerKind::State(shape) => {
+                    value.push(b't');
+                    push_state(&mut value, shape);
+                }
             }
         }
         self.field("layers", &value);
@@ -166,6 +174,16 @@ impl Encoder {
 fn push_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
     push_length(out, bytes.len());
     out.extend(bytes);
+}
+
+fn push_state(out: &mut Vec<u8>, shape: &StateShape) {
+    push_length(out, shape.state.len());
+    for tensor in &shape.state {
+        push_bytes(out, tensor.name.as_bytes());
+        push_bytes(out, tensor.dtype.name().as_bytes());
+        push_length(out, tensor.shape.len());
+        tensor.shape.iter().for_each(|dimension| out.extend(dimension.to_le_bytes()));
+    }
 }
 
 fn push_length(out: &mut Vec<u8>, length: usize) {
@@ -255,6 +273,7 @@ mod tests {
             r#"{"num_layers":3}"#,
             r#"{"layers":["attention","recurrent"]}"#,
             r#"{"layers":["attention",{"sliding":{"window":7}}]}"#,
+            r#"{"layers":["attention",{"recurrent":{"state":[{"name":"s","dtype":"f32","shape":[7]}]}}]}"#,
             r#"{"num_kv_heads":4}"#,
             r#"{"head_dim":32,"v_head_dim":64}"#,
             r#"{"v_head_dim":32}"#,
@@ -273,6 +292,19 @@ mod tests {
         check(r#"{"tenant":"t"}"#, r#"{"salt":"t"}"#);
         check(r#"{"tenant":"a","salt":"b"}"#, r#"{"tenant":"ab"}"#);
         check(r#"{"layers":["recurrent","attention"]}"#, r#"{"layers":["attention","recurrent"]}"#);
+        let state = |tensors: &str| {
+            format!(r#"{{"layers":["attention",{{"recurrent":{{"state":[{tensors}]}}}}]}}"#)
+        };
+        let one = state(r#"{"name":"s","dtype":"f32","shape":[2,3]}"#);
+        for other in [
+            r#"{"name":"t","dtype":"f32","shape":[2,3]}"#,
+            r#"{"name":"s","dtype":"f16","shape":[2,3]}"#,
+            r#"{"name":"s","dtype":"f32","shape":[3,2]}"#,
+            r#"{"name":"s","dtype":"f32","shape":[2]},{"name":"t","dtype":"f32","shape":[3]}"#,
+        ] {
+            check(&one, &state(other));
+        }
+        check(&one, r#"{"layers":["attention","recurrent"]}"#);
         check(r#"{"shard":{"rank":0,"size":2}}"#, r#"{"shard":{"rank":1,"size":2}}"#);
         check(r#"{"rope":{"theta":10000}}"#, r#"{"rope":{"theta":10000,"dims":32}}"#);
         check(r#"{"rope":{"theta":10000,"type":"a"}}"#, r#"{"rope":{"theta":10000,"type":"b"}}"#);
@@ -290,6 +322,10 @@ mod tests {
                 "kv_rotation":"hadamard","rope":{"theta":500000.0,"scaling":{"factor":8},"dims":32},
                 "tenant":"t","salt":"s","lora":"l","shard":{"rank":1,"size":2}}"#,
             "21e027e3f85dd983d44bcee93ff05177",
+        );
+        check(
+            r#"{"layers":["cross",{"recurrent":{"state":[{"name":"s","dtype":"f32","shape":[2,3]}]}}]}"#,
+            "a5f968168149ced98deb47d80a652b3c",
         );
     }
 }

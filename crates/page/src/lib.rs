@@ -11,11 +11,11 @@
 //! |---|---|
 //! | `limits` | how large may anything be, and why |
 //! | `dtype`, `geometry` | how many bytes, in which shape |
-//! | `manifest`, `identity` | which cache is this, and are two caches interchangeable |
+//! | `manifest`, `layer_kind`, `identity` | which cache is this, what does each layer keep, and are two caches interchangeable |
 //! | `names`, `classify` | which name is a page, a tail, a layer, and what a name means where it stands |
 //! | `header`, `metadata` | is this file a page of that geometry |
 //! | `checksum` | what are the bytes worth |
-//! | `check` | may this file appear at this place |
+//! | `check`, `state` | may this file appear at this place |
 //! | `view`, `decode`, `transpose` | read rows out, put rows in |
 //!
 //! Nothing here touches a file, a clock or a thread: bytes come in as slices or through a closure.
@@ -32,6 +32,7 @@ mod error;
 mod geometry;
 mod header;
 mod identity;
+mod layer_kind;
 pub mod limits;
 mod manifest;
 mod metadata;
@@ -39,6 +40,7 @@ pub mod names;
 mod positions;
 mod prefix;
 pub mod reader_report;
+mod state;
 mod transpose;
 mod view;
 
@@ -54,10 +56,12 @@ pub use error::escaped;
 pub use geometry::{Geometry, GeometrySpec, Layout};
 pub use header::{PageHeader, build_header};
 pub use identity::ModelIdentity;
-pub use manifest::{KvRotation, LayerKind, Manifest, ManifestFields, Rope, Shard};
+pub use layer_kind::{LayerKind, Needed, StateShape, StateTensor};
+pub use manifest::{KvRotation, Manifest, ManifestFields, Rope, Shard};
 pub use metadata::{Declared, Metadata};
 pub use positions::{MAX_POSITIONS_BYTES, Positions, Run};
 pub use prefix::PrefixHash;
+pub use state::{StateHeader, StatePlace, VerifiedState, pack_state};
 pub use transpose::{pack_page, pack_rows, unpack_rows};
 pub use view::{PageView, Strides};
 

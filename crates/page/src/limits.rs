@@ -38,6 +38,14 @@ pub const MAX_PAGE_TOKENS: u32 = 1 << 20;
 /// the largest file offset.
 pub const MAX_TOKEN_START: u64 = 1 << 40;
 
+/// Most tensors in the state of a recurrent layer, their dimensions and the bytes of their names: what
+/// describes them fits into the header with the metadata to spare. Models keep one to three.
+pub const MAX_STATE_TENSORS: usize = 8;
+/// See above.
+pub const MAX_STATE_DIMS: usize = 6;
+/// See above.
+pub const MAX_STATE_NAME_BYTES: usize = 64;
+
 /// Most shards of one model.
 pub const MAX_SHARDS: u32 = 1 << 16;
 

@@ -10,29 +10,12 @@ use super::dtype::Dtype;
 use super::error::{PageError, one_line};
 use super::geometry::{Geometry, GeometrySpec, Layout};
 use super::identity::{ModelIdentity, canonical_bytes, isolation_bytes};
+use super::layer_kind::{LayerKind, StateShape};
 use super::limits::{DEFAULT_PAGE_TOKENS, MAX_MANIFEST_BYTES, MAX_SHARDS};
 use super::{Layer, PrefixHash, checksum::content_checksum};
 
 /// The format that this program writes, and the newest it reads.
 const SCHEMA_VERSION: u64 = 1;
-
-/// What one layer keeps.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase", deny_unknown_fields)]
-pub enum LayerKind {
-    /// `"attention"`: K and V of every token.
-    Attention,
-    /// `{"sliding": {"window": N}}`: only the last `window` tokens are looked at.
-    Sliding {
-        /// In tokens, at least 1.
-        window: u32,
-    },
-    /// `"recurrent"`: state snapshots instead of pages.
-    Recurrent,
-    /// `"cross"`: K and V of what an encoder made of its input, however many rows that has. They do
-    /// not grow with the tokens of the sequence.
-    Cross,
-}
 
 /// Rotation of K and V before they were stored (Hadamard, for quantised caches).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -266,6 +249,16 @@ impl Manifest {
         PrefixHash::root(&isolation_bytes(&self.fields))
     }
 
+    /// The hash of some tokens, four bytes each, little endian: that of the page that ends there, where
+    /// one does, and else of one that would be so short. A state says by it which tokens it has seen.
+    /// `None` of no tokens where nothing seeds the hash.
+    pub fn prefix_of(&self, tokens: &[u8]) -> Option<PrefixHash> {
+        let page_bytes = self.geometry.page_tokens() as usize * 4;
+        tokens
+            .chunks(page_bytes)
+            .fold(self.prefix_root(), |parent, page| Some(PrefixHash::next(parent, page)))
+    }
+
     /// Whether pages of `other` may be used here. Unlike comparing identities this compares the
     /// fields themselves, so it holds even if two hashes were made to collide.
     pub fn same_cache(&self, other: &Self) -> bool {
@@ -280,8 +273,22 @@ impl Manifest {
         }
         match &self.fields.layers {
             None => Some(LayerKind::Attention),
-            Some(kinds) => kinds.get(layer.0 as usize).copied(),
+            Some(kinds) => kinds.get(layer.0 as usize).cloned(),
         }
+    }
+
+    /// What the state of a layer consists of, if it is a recurrent one that says so.
+    pub fn state_shape(&self, layer: Layer) -> Option<&StateShape> {
+        match self.fields.layers.as_ref()?.get(layer.0 as usize)? {
+            LayerKind::State(shape) => Some(shape),
+            _ => None,
+        }
+    }
+
+    /// Whether the model has recurrent layers and says what their states consist of. Then states are
+    /// verified and sealed as pages are; else they are ordinary files of the engine.
+    pub fn describes_states(&self) -> bool {
+        self.fields.layers.iter().flatten().any(|kind| matches!(kind, LayerKind::State(_)))
     }
 }
 
@@ -328,9 +335,18 @@ fn layers_contradiction(fields: &ManifestFields) -> Option<String> {
             fields.num_layers
         ));
     }
-    let empty = LayerKind::Sliding { window: 0 };
-    let layer = kinds.iter().position(|kind| *kind == empty)?;
-    Some(format!("layers[{layer}] has a window of 0 tokens: at least 1"))
+    let mut each = kinds.iter().enumerate();
+    let wrong = each.find_map(|(layer, kind)| Some((layer, kind.contradiction()?)));
+    if let Some((layer, contradiction)) = wrong {
+        return Some(format!("layers[{layer}] {contradiction}"));
+    }
+    // What a name of a state means must not depend on the layer.
+    let untold = kinds.iter().position(|kind| *kind == LayerKind::Recurrent)?;
+    let told = kinds.iter().position(|kind| matches!(kind, LayerKind::State(_)))?;
+    Some(format!(
+        "layers[{untold}] is recurrent without a state, layers[{told}] tells its own: tell that of \
+         every recurrent layer or of none"
+    ))
 }
 
 fn rope_contradiction(fields: &ManifestFields) -> Option<String> {

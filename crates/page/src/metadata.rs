@@ -14,9 +14,13 @@ use super::{Layer, TokenStart};
 /// The `__metadata__` of a safetensors header: text by name, sorted.
 pub type Metadata = BTreeMap<String, String>;
 
-const CHECKSUM: &str = "kvfs.checksum";
-const MODEL: &str = "kvfs.model";
-const LAYER: &str = "kvfs.layer";
+pub(super) const CHECKSUM: &str = "kvfs.checksum";
+pub(super) const MODEL: &str = "kvfs.model";
+pub(super) const LAYER: &str = "kvfs.layer";
+/// Of a state: tokens before it, decimal.
+pub(super) const ROW: &str = "kvfs.row";
+/// Of a state: the hash of these tokens, 64 hexadecimal digits.
+pub(super) const PREFIX: &str = "kvfs.prefix";
 const START: &str = "kvfs.start";
 const SEQUENCE: &str = "kvfs.sequence";
 
@@ -64,7 +68,10 @@ impl Declared {
     }
 }
 
-fn parsed<T: FromStr>(metadata: &Metadata, name: &str, form: &str) -> Result<Option<T>, PageError> {
+/// An entry that is there, in the form that its name asks for.
+pub(super) fn parsed<T: FromStr>(
+    metadata: &Metadata, name: &str, form: &str,
+) -> Result<Option<T>, PageError> {
     let Some(text) = metadata.get(name) else {
         return Ok(None);
     };

@@ -121,7 +121,7 @@ impl Manifest {
         let (kind, window) = match kind {
             page::LayerKind::Attention => (LayerKind::Attention, 0),
             page::LayerKind::Sliding { window } => (LayerKind::Sliding, window),
-            page::LayerKind::Recurrent => (LayerKind::Recurrent, 0),
+            page::LayerKind::Recurrent | page::LayerKind::State(_) => (LayerKind::Recurrent, 0),
             page::LayerKind::Cross => (LayerKind::Cross, 0),
         };
         Ok(Layer { size: size_of::<Layer>(), kind: kind as u32, window })

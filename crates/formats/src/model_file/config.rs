@@ -175,15 +175,15 @@ fn layers(fields: &Fields, architecture: &str, count: u64) -> Result<Vec<LayerKi
             "{name}, and nothing that says which layers attend: give --layers and the rest by hand"
         ));
     }
-    let Some(window) = window else { return Ok(same(LayerKind::Attention, count)) };
+    let Some(window) = window else { return Ok(same(&LayerKind::Attention, count)) };
     let sliding = LayerKind::Sliding { window };
     if ALL_SLIDING.contains(&architecture) {
-        return Ok(same(sliding, count));
+        return Ok(same(&sliding, count));
     }
     let usual = PATTERNS.iter().find(|(name, _)| *name == architecture).map(|(_, every)| *every);
     match count_of(fields, &["sliding_window_pattern", "_sliding_window_pattern"])?.or(usual) {
         Some(interval) => {
-            Ok((0..count.min(MAX)).map(|layer| every(interval, layer, sliding)).collect())
+            Ok((0..count.min(MAX)).map(|layer| every(interval, layer, sliding.clone())).collect())
         }
         None => Err(format!(
             "sliding_window is {window}, and no layer_types says which layers have it: give --layers and the rest \
@@ -195,8 +195,8 @@ fn layers(fields: &Fields, architecture: &str, count: u64) -> Result<Vec<LayerKi
 /// One more than a manifest can have, which is refused later.
 const MAX: u64 = kvfs_page::limits::MAX_LAYERS as u64 + 1;
 
-fn same(kind: LayerKind, count: u64) -> Vec<LayerKind> {
-    (0..count.min(MAX)).map(|_| kind).collect()
+fn same(kind: &LayerKind, count: u64) -> Vec<LayerKind> {
+    (0..count.min(MAX)).map(|_| kind.clone()).collect()
 }
 
 fn window(fields: &Fields) -> Result<Option<u32>, String> {

@@ -180,14 +180,15 @@ impl Metadata {
         if let Some(Field::Counts(is_sliding)) = self.field("attention.sliding_window_pattern")
             && is_sliding.len() as u64 == count
         {
-            let kind =
-                |is_sliding: &u64| if *is_sliding == 0 { LayerKind::Attention } else { sliding };
+            let kind = |is_sliding: &u64| {
+                if *is_sliding == 0 { LayerKind::Attention } else { sliding.clone() }
+            };
             return Ok(is_sliding.iter().map(kind).collect());
         }
         let pattern = PATTERNS.iter().find(|(name, _)| *name == self.architecture);
         // The engine keeps every token of a layer whose window it does not use.
         let interval = pattern.map_or(1, |(_, interval)| *interval);
-        Ok((0..count).map(|layer| every(interval, layer, sliding)).collect())
+        Ok((0..count).map(|layer| every(interval, layer, sliding.clone())).collect())
     }
 }
 

@@ -114,7 +114,7 @@ impl Tensors {
         }
         for (layer, (k, v)) in (0..).map(Layer).zip(&self.layers) {
             let kind = manifest.layer_kind(layer);
-            if !matches!(kind, Some(LayerKind::Attention | LayerKind::Sliding { .. })) {
+            if !kind.as_ref().is_some_and(LayerKind::has_rows_of_tokens) {
                 return Err(format!("cannot have layer {layer}, which keeps no K and V of tokens"));
             }
             check_tensor(k, geometry, geometry.head_dim())

@@ -10,11 +10,9 @@ use crate::core::state::State;
 use crate::insert::Verified;
 use kvfs_page::{Manifest, PageError, names};
 use kvfs_storage::ingest::model::{MANIFEST_BYTES_MAX, ManifestError, Model};
-use kvfs_storage::ingest::seal::{self, SealError};
+use kvfs_storage::ingest::seal::{self, SealError, SealedPlace};
 use kvfs_storage::store::disk::{Access, read_all};
-use kvfs_storage::store::record::{
-    DEPTH_MAX, DirectoryClass, InodeId, Kind, ObjectId, PageRecord, Role,
-};
+use kvfs_storage::store::record::{DEPTH_MAX, DirectoryClass, InodeId, Kind, ObjectId, Role};
 
 impl Core {
     /// The model above a directory of its tree.
@@ -55,15 +53,12 @@ impl Core {
     /// Checks the bytes of an object as what a name says they are.
     pub(crate) fn verify_as(&self, object: ObjectId, place: &Place) -> Result<Verified, SealError> {
         match self.class_of(place)? {
-            (FileClass::Page(start), layer) => {
-                let page = self.page_place(place.parent, layer, start)?;
-                let verified = seal::verify_page(&self.store, object, &page)?;
-                let tokens = verified.header.tokens;
-                let role = page_role(&page, tokens, verified.digest.page.0);
-                let length = page.geometry().file_bytes(tokens);
-                let checksum = verified.digest.object.0;
-                let twin = self.find_twin(object, role, checksum)?;
-                Ok(Verified { role, checksum, length, twin })
+            (class @ (FileClass::Page(_) | FileClass::State(_)), layer) => {
+                let stands = self.sealed_place(place.parent, layer, class)?;
+                let sealed = seal::verify(&self.store, object, &stands)?;
+                let role = Role::Page(sealed.record);
+                let twin = self.find_twin(object, role, sealed.checksum)?;
+                Ok(Verified { role, checksum: sealed.checksum, length: sealed.length, twin })
             }
             (FileClass::Manifest, _) => self.verify_manifest(object, place),
             _ => Err(FsError::Invalid.into()),
@@ -107,39 +102,40 @@ impl Core {
         Ok((manifest, bytes))
     }
 
-    /// Where a page stands.
-    pub(crate) fn page_place(
-        &self, directory: InodeId, layer: u32, start: u64,
-    ) -> Result<kvfs_page::PagePlace, SealError> {
+    /// Where a page or a state stands.
+    pub(crate) fn sealed_place(
+        &self, directory: InodeId, layer: u32, class: FileClass,
+    ) -> Result<SealedPlace, SealError> {
         let model = self.model_of(&mut self.state(), directory)?;
-        model.place(layer, start).map_err(SealError::Refused)
+        let stands = match class {
+            FileClass::Page(start) => model.place(layer, start).map(SealedPlace::Page),
+            FileClass::State(row) => {
+                model.state_place(layer, row).map(|place| SealedPlace::State(Box::new(place)))
+            }
+            _ => return Err(FsError::Invalid.into()),
+        };
+        stands.map_err(SealError::Refused)
     }
 
     /// What a name means, and the layer of its directory.
     pub(crate) fn class_of(&self, place: &Place) -> Result<(FileClass, u32), FsError> {
-        let (_, directory) = self.state().directory(place.parent)?;
+        let mut state = self.state();
+        let (_, directory) = state.directory(place.parent)?;
         let layer = if let DirectoryClass::Layer(layer) = directory { layer } else { 0 };
-        Ok((classify::file(directory, &place.name), layer))
+        Ok((self.class_in(&mut state, directory, place), layer))
     }
 
-    /// The layer of a directory; 0 where it is none.
-    pub(crate) fn layer_of(&self, directory: InodeId) -> Result<u32, FsError> {
-        let (_, class) = self.state().directory(directory)?;
-        Ok(if let DirectoryClass::Layer(layer) = class { layer } else { 0 })
+    /// What a name means in a directory of some class.
+    pub(crate) fn class_in(
+        &self, state: &mut State, directory: DirectoryClass, place: &Place,
+    ) -> FileClass {
+        let class = classify::file(directory, &place.name);
+        if !matches!(class, FileClass::State(_)) {
+            return class;
+        }
+        let model = self.model_of(state, place.parent);
+        class.in_model(model.is_ok_and(|model| model.manifest.describes_states()))
     }
-}
-
-/// The role of a sealed page.
-pub(crate) fn page_role(page: &kvfs_page::PagePlace, tokens: u32, checksum: [u8; 16]) -> Role {
-    let identity = page.identity(tokens);
-    Role::Page(PageRecord {
-        model: identity.model.0,
-        layer: identity.layer.0,
-        start: identity.start.0,
-        tokens,
-        dtype: identity.dtype,
-        checksum,
-    })
 }
 
 /// The model directory above (or at) a directory of its tree.

@@ -9,7 +9,7 @@ use crate::core::state::State;
 use kvfs_storage::ingest::model::MANIFEST_BYTES_MAX;
 use kvfs_storage::ingest::seal::SealError;
 use kvfs_storage::store::quarantine::{self, Take};
-use kvfs_storage::store::record::{InodeId, ObjectId};
+use kvfs_storage::store::record::{DirectoryClass, InodeId, ObjectId};
 
 impl Core {
     /// Tells why something was refused: in `.kvfs/errors`, in the log, and by errno.
@@ -56,10 +56,11 @@ impl Core {
     }
 
     pub(crate) fn kept_bytes_of(&self, mut state: MutexGuard<'_, State>, place: &Place) -> u64 {
+        let layer = match state.directory(place.parent) {
+            Ok((_, DirectoryClass::Layer(layer))) => layer,
+            _ => 0,
+        };
         let model = self.model_of(&mut state, place.parent);
-        model.map_or(MANIFEST_BYTES_MAX, |model| {
-            let geometry = model.manifest.geometry();
-            geometry.file_bytes(geometry.page_tokens())
-        })
+        model.map_or(MANIFEST_BYTES_MAX, |model| model.file_bytes_max(layer))
     }
 }

@@ -68,6 +68,10 @@ impl Foreign {
     fn holders(
         &self, manifest: &Manifest, hash: &PrefixHash,
     ) -> Vec<(Arc<ForeignStore>, InodeId, u32)> {
+        if manifest.describes_states() {
+            // States stay where they are, and without them nobody can go on after a page.
+            return Vec::new();
+        }
         let stores = self.stores().clone();
         let found = stores.iter().flat_map(|store| {
             let holders = store.holders(manifest, hash, CANDIDATES_MAX);
@@ -83,6 +87,9 @@ impl Foreign {
 
     /// Whether another store claims to have a prefix.
     pub(super) fn has(&self, manifest: &Manifest, hash: &PrefixHash) -> bool {
+        if manifest.describes_states() {
+            return false;
+        }
         let stores = self.stores().clone();
         stores.iter().any(|store| !store.holders(manifest, hash, 1).is_empty())
     }

@@ -113,7 +113,7 @@ impl Source<'_> {
         let pages = end / page_bytes;
         let kept = (0..rules.manifest.geometry().num_layers()).map(Layer).filter(|layer| {
             let kind = rules.manifest.layer_kind(*layer);
-            matches!(kind, Some(LayerKind::Attention | LayerKind::Sliding { .. }))
+            kind.as_ref().is_some_and(LayerKind::has_rows_of_tokens)
         });
         let mut layers = Vec::new();
         for layer in kept {

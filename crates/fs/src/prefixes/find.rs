@@ -3,17 +3,18 @@
 //! The longest match is found from its end. Hashes tell how many full pages of the prompt any
 //! sequence has; the index, which is ordered by the tokens that follow, tells who goes on longest.
 
+use std::cell::OnceCell;
 use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::index::TOKEN_BYTES;
 use crate::core::state::State;
 use crate::{FileSystem, FsError};
-use kvfs_page::{Layer, LayerKind, PrefixHash, TokenStart, names};
+use kvfs_page::{Layer, LayerKind, PrefixHash, names};
 use kvfs_storage::ingest::model::Model;
 use kvfs_storage::store::disk::Access;
 use kvfs_storage::store::metadata::LEAD_TOKENS_MAX;
-use kvfs_storage::store::record::{Entry, InodeId, Kind, Role};
+use kvfs_storage::store::record::{Entry, InodeId, Kind};
 
 /// Sequences that are looked at for one answer. More than one is needed only where pages of some
 /// were removed; then the answer may be shorter than what could be found.
@@ -22,20 +23,27 @@ const CANDIDATES_MAX: usize = 64;
 /// The sequence that has most of a prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Match {
-    /// Tokens from the first that are the same and whose K and V are there in every layer.
+    /// Tokens from the first that are the same, and after which an engine can go on with what is there.
     pub(crate) tokens: u64,
     /// The sequence's name.
     pub(crate) sequence: Vec<u8>,
 }
 
 /// A question: which model's sequences, and the prompt, four bytes for each token.
-struct Question<'a> {
+pub(super) struct Question<'a> {
     model: InodeId,
-    rules: Arc<Model>,
+    pub(super) rules: Arc<Model>,
     prompt: &'a [u8],
+    /// Hashes of its full pages, once somebody has asked for them.
+    pages: OnceCell<Vec<PrefixHash>>,
 }
 
-impl Question<'_> {
+impl<'a> Question<'a> {
+    pub(super) fn new(model: InodeId, rules: Arc<Model>, prompt: &'a [u8]) -> Self {
+        let prompt = &prompt[..prompt.len() - prompt.len() % TOKEN_BYTES];
+        Self { model, rules, prompt, pages: OnceCell::new() }
+    }
+
     fn page_bytes(&self) -> usize {
         self.rules.manifest.geometry().page_tokens() as usize * TOKEN_BYTES
     }
@@ -44,6 +52,27 @@ impl Question<'_> {
     fn parent(&self, hashes: &[PrefixHash]) -> [u8; 32] {
         let root = || self.rules.manifest.prefix_root();
         hashes.last().copied().or_else(root).map_or([0; 32], |hash| hash.0)
+    }
+
+    /// The hash of the first tokens of the prompt, as `Manifest::prefix_of` gives it; `None` if there
+    /// are not so many.
+    pub(super) fn prefix(&self, tokens: u64) -> Option<PrefixHash> {
+        let end = usize::try_from(tokens).ok()?.checked_mul(TOKEN_BYTES)?;
+        let wanted = self.prompt.get(..end)?;
+        let root = self.rules.manifest.prefix_root();
+        let pages = self.pages.get_or_init(|| {
+            let mut hashes: Vec<PrefixHash> = Vec::new();
+            for page in self.prompt.chunks_exact(self.page_bytes()) {
+                hashes.push(PrefixHash::next(hashes.last().copied().or(root), page));
+            }
+            hashes
+        });
+        let full = end / self.page_bytes();
+        let parent = full.checked_sub(1).map_or(root, |last| pages.get(last).copied());
+        match &wanted[full * self.page_bytes()..] {
+            [] => parent,
+            rest => Some(PrefixHash::next(parent, rest)),
+        }
     }
 }
 
@@ -67,8 +96,7 @@ impl FileSystem {
     ) -> Result<Option<Match>, FsError> {
         let rules =
             self.core.model_of(&mut self.core.state(), model).map_err(|_| FsError::NotFound)?;
-        let prompt = &prompt[..prompt.len() - prompt.len() % TOKEN_BYTES];
-        let question = Question { model, rules, prompt };
+        let question = Question::new(model, rules, prompt);
         let mut hashes = self.known_prefixes(&question)?;
         let mut search = Search::default();
         loop {
@@ -97,8 +125,9 @@ impl FileSystem {
     ) -> Result<Option<Match>, FsError> {
         let rules =
             self.core.model_of(&mut self.core.state(), model).map_err(|_| FsError::NotFound)?;
-        let same = self.same_tokens(sequence, prompt)?;
-        self.to_match(sequence, self.present_tokens(&rules, sequence, same)?)
+        let question = Question::new(model, rules, prompt);
+        let same = self.same_tokens(sequence, question.prompt)?;
+        self.to_match(sequence, self.present_tokens(&question, sequence, same)?)
     }
 
     fn to_match(&self, sequence: InodeId, tokens: u64) -> Result<Option<Match>, FsError> {
@@ -173,7 +202,7 @@ impl FileSystem {
                 same = same.min(positions.map_or(0, |positions| positions.prefix_rows()));
             }
             if same > search.tokens() {
-                let tokens = self.present_tokens(&question.rules, *sequence, same)?;
+                let tokens = self.present_tokens(question, *sequence, same)?;
                 if tokens > search.tokens() {
                     search.best = Some((tokens, *sequence));
                 }
@@ -196,82 +225,6 @@ impl FileSystem {
         let count = self.core.store.open_object(object, Access::Read)?.read_at(&mut tokens, 0)?;
         let same = tokens[..count].iter().zip(prompt).take_while(|(a, b)| a == b).count();
         Ok((same / TOKEN_BYTES) as u64)
-    }
-
-    /// How many of the first `wanted` tokens of a sequence have their K and V in every layer.
-    ///
-    /// Layers with a window need what the window at the end covers. Recurrent layers cannot be
-    /// entered in the middle, and what an encoder read is not in the tokens, so a model that has such
-    /// layers shares nothing.
-    pub(super) fn present_tokens(
-        &self, rules: &Model, sequence: InodeId, wanted: u64,
-    ) -> Result<u64, FsError> {
-        let manifest = &rules.manifest;
-        let page_tokens = u64::from(manifest.geometry().page_tokens());
-        let layers = (0..manifest.geometry().num_layers()).map(Layer);
-        let mut tokens = wanted;
-        let mut windows = Vec::new();
-        for layer in layers {
-            match manifest.layer_kind(layer) {
-                Some(LayerKind::Attention) => {
-                    tokens = self.layer_end(rules, (sequence, layer), 0..tokens)?;
-                }
-                Some(LayerKind::Sliding { window }) => windows.push((layer, u64::from(window))),
-                _ => return Ok(0),
-            }
-        }
-        loop {
-            let before = tokens;
-            for &(layer, window) in &windows {
-                let first = tokens.saturating_sub(window) / page_tokens * page_tokens;
-                tokens = self.layer_end(rules, (sequence, layer), first..tokens)?;
-            }
-            if tokens == before {
-                return Ok(tokens);
-            }
-        }
-    }
-
-    /// Where the pages of a layer that cover `wanted` from its beginning on, without a hole, end.
-    fn layer_end(
-        &self, rules: &Model, (sequence, layer): (InodeId, Layer), wanted: std::ops::Range<u64>,
-    ) -> Result<u64, FsError> {
-        let geometry = rules.manifest.geometry();
-        let state = self.core.state();
-        let Some(directory) = state.entry(sequence, names::format_layer(layer).as_bytes())? else {
-            return Ok(wanted.start);
-        };
-        let mut at = wanted.start;
-        let mut last = None;
-        while at < wanted.end {
-            let page = names::format_page(TokenStart(at));
-            let Some(page) = state.entry(directory.inode, page.as_bytes())? else { break };
-            if !self.can_be_had(&state, page.inode)? {
-                break;
-            }
-            last = Some(page);
-            at += u64::from(geometry.page_tokens());
-        }
-        // Only the last page of a layer may be short.
-        if let Some(last) = last
-            && let Some(Role::Page(page)) = state.inode(last.inode)?.file().map(|file| file.role)
-            && page.tokens < geometry.page_tokens()
-        {
-            return Ok((page.start + u64::from(page.tokens)).min(wanted.end));
-        }
-        if at < wanted.end {
-            at += self.tail_rows(&state, directory.inode, at)? / geometry.row_bytes();
-        }
-        Ok(at.min(wanted.end))
-    }
-
-    /// Bytes of the tail that begins at a token; 0 without one.
-    fn tail_rows(&self, state: &State, layer: InodeId, at: u64) -> Result<u64, FsError> {
-        let name = names::format_tail(TokenStart(at));
-        match state.entry(layer, name.as_bytes())? {
-            Some(tail) => Ok(state.attributes(&self.core.store, tail.inode)?.size),
-            None => Ok(0),
-        }
     }
 
     /// Brings up to date what answers rely on: pages that were written in place and whose writers
@@ -308,12 +261,12 @@ impl FileSystem {
     ) -> Result<Option<Vec<(Layer, Entry)>>, FsError> {
         let mut state = self.core.state();
         let Ok(rules) = self.core.model_of(&mut state, model) else { return Ok(None) };
-        for (sequence, number) in state.metadata.prefix_holders(model, &hash.0, CANDIDATES_MAX)? {
-            let Some(pages) = pages_at(&state, &rules, sequence, number)? else { continue };
+        for found in state.metadata.prefix_holders(model, &hash.0, CANDIDATES_MAX)? {
+            let Some(pages) = pages_at(&state, &rules, found, hash)? else { continue };
             let can_be_had = |entry: &Entry| self.can_be_had(&state, entry.inode);
             let mut all = pages.iter().map(|(_, entry)| can_be_had(entry));
             if all.try_fold(true, |so_far, one| one.map(|one| so_far && one))?
-                && state.is_open_to_askers(model, sequence, rules.manifest.geometry())?
+                && state.is_open_to_askers(model, found.0, rules.manifest.geometry())?
             {
                 return Ok(Some(pages));
             }
@@ -322,31 +275,32 @@ impl FileSystem {
     }
 }
 
-/// A full page of every layer of a sequence that keeps pages, or `None` if one is missing.
+/// A full page of every layer of a sequence that keeps pages, and of a recurrent layer the state after it;
+/// `None` if one is missing.
 fn pages_at(
-    state: &State, rules: &Model, sequence: InodeId, number: u32,
+    state: &State, rules: &Model, (sequence, number): (InodeId, u32), hash: PrefixHash,
 ) -> Result<Option<Vec<(Layer, Entry)>>, FsError> {
     let geometry = rules.manifest.geometry();
-    let start = u64::from(number) * u64::from(geometry.page_tokens());
-    let name = names::format_page(TokenStart(start));
+    let page_tokens = u64::from(geometry.page_tokens());
+    let start = u64::from(number) * page_tokens;
     let mut pages = Vec::new();
     for layer in (0..geometry.num_layers()).map(Layer) {
-        match rules.manifest.layer_kind(layer) {
+        let is_state = match rules.manifest.layer_kind(layer) {
+            // What it keeps is not told, so nobody can look for it here.
             Some(LayerKind::Recurrent) => continue,
             // What the encoder read is not in the tokens.
             Some(LayerKind::Cross) => return Ok(None),
-            _ => {}
-        }
+            Some(LayerKind::State(_)) => true,
+            _ => false,
+        };
         let directory = state.entry(sequence, names::format_layer(layer).as_bytes())?;
         let Some(directory) = directory else { return Ok(None) };
-        let Some(entry) = state.entry(directory.inode, name.as_bytes())? else { return Ok(None) };
-        let is_full = matches!(
-            state.inode(entry.inode)?.file().map(|file| file.role),
-            Some(Role::Page(page)) if page.tokens == geometry.page_tokens()
-        );
-        if !is_full {
-            return Ok(None);
-        }
+        let entry = if is_state {
+            state.state_of(directory.inode, start + page_tokens, hash)?
+        } else {
+            state.full_page(directory.inode, start, geometry)?
+        };
+        let Some(entry) = entry else { return Ok(None) };
         pages.push((layer, entry));
     }
     Ok(Some(pages))

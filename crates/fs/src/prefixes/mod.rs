@@ -3,7 +3,7 @@
 //!
 //! | path | answers |
 //! |---|---|
-//! | `prefixes/ab/HASH/` | whether a sequence has the page that ends this prefix, in every layer |
+//! | `prefixes/ab/HASH/` | whether a sequence has the page that ends this prefix, in every layer, or the state after it |
 //! | `prefixes/ab/HASH/007.safetensors` | that page of layer 7: the file in the sequence itself |
 //! | `prefixes/match` | written the tokens of a prompt: which sequence has most of them |
 //! | `slots/NAME.bin`, `.bin4` | the sequence of that name as a slot file of version 3, 4 (`slot`); written, it becomes that sequence (`slot_draft`) |
@@ -20,6 +20,7 @@ mod edited;
 mod find;
 mod index;
 mod key;
+mod present;
 mod shares;
 mod slot;
 mod slot_draft;

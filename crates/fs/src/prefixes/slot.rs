@@ -15,6 +15,7 @@ mod read;
 use std::sync::{Arc, Mutex};
 
 use super::access::Readers;
+use super::find::Question;
 use super::index::TOKEN_BYTES;
 use super::shares::Share;
 use super::slot_file::SlotFile;
@@ -188,7 +189,8 @@ impl FileSystem {
         }
         let (bytes, written) = self.size_and_time(sequence, names::TOKENS)?;
         let known = bytes / TOKEN_BYTES as u64;
-        let cells = self.present_tokens(&rules, sequence, known)?;
+        let question = Question::new(model, Arc::clone(&rules), &[]);
+        let cells = self.present_tokens(&question, sequence, known)?;
         let ids = kind.version.ids(known, cells);
         let (Ok(ids), Ok(cells)) = (u32::try_from(ids), u32::try_from(cells)) else {
             return Ok(None);

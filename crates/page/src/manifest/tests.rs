@@ -39,6 +39,12 @@ fn accepted_and_kept_through_a_round_trip() {
     check(MINIMAL);
     check(&with("future", r#"{"deep":[1,{"x":null}],"n":18446744073709551615}"#));
     check(&with("layers", r#"["recurrent",{"sliding":{"window":4096}}]"#));
+    check(&with("layers", r#"["cross","attention"]"#));
+    check(&with(
+        "layers",
+        r#"["attention",{"recurrent":{"state":[{"name":"conv","dtype":"f16","shape":[64,3]},
+            {"name":"ssm.0","dtype":"f32","shape":[2,16,16]}]}}]"#,
+    ));
     check(&with("v_head_dim", "0"));
     check(&with("v_head_dim", "null"));
     check(&with("page_tokens", "544"));
@@ -96,6 +102,54 @@ fn refused() {
 }
 
 #[test]
+fn refused_states() {
+    fn check(json: &str, expected: &str) {
+        assert_eq!(Manifest::parse(json.as_bytes()).unwrap_err().to_string(), expected);
+    }
+    let state = |tensors: &str| {
+        with("layers", &format!(r#"["attention",{{"recurrent":{{"state":[{tensors}]}}}}]"#))
+    };
+    let tensor = |name: &str, dtype: &str, shape: &str| {
+        format!(r#"{{"name":"{name}","dtype":"{dtype}","shape":{shape}}}"#)
+    };
+    let good = tensor("s", "f32", "[2]");
+    check(&state(""), "layers[1] has a state of 0 tensors: 1 to 8");
+    check(&state(&[&*good; 9].join(",")), "layers[1] has a state of 9 tensors: 1 to 8");
+    check(&state(&format!("{good},{good}")), "layers[1] has two state tensors s");
+    check(
+        &state(&tensor("a b", "f32", "[2]")),
+        "layers[1] has a state tensor that is called \"a b\": 1 to 64 letters, digits, '_', '.' and \
+         '-'",
+    );
+    check(
+        &state(&tensor("_pad", "f32", "[2]")),
+        "layers[1] has a state tensor _pad: names with '_' first are taken",
+    );
+    check(
+        &state(&tensor("s", "q8_0", "[32]")),
+        "layers[1] has a state tensor s of q8_0: no blocks here",
+    );
+    for shape in ["[]", "[2,0]"] {
+        let list = shape.replace(',', ", ");
+        check(
+            &state(&tensor("s", "f32", shape)),
+            &format!("layers[1] has a state tensor s of shape {list}: 1 to 6 dimensions, none 0"),
+        );
+    }
+    for shape in ["[4294967295,4294967295,4294967295]", "[268435456]"] {
+        check(
+            &state(&tensor("s", "f32", shape)),
+            "layers[1] has a state of more bytes than a file may have: the limit is 1073741824",
+        );
+    }
+    check(
+        &with("layers", &format!(r#"["recurrent",{{"recurrent":{{"state":[{good}]}}}}]"#)),
+        "layers[0] is recurrent without a state, layers[1] tells its own: tell that of every \
+         recurrent layer or of none",
+    );
+}
+
+#[test]
 fn bad_versions() {
     fn check(json: &str, expected: &str) {
         let error = Manifest::parse(json.as_bytes()).unwrap_err();
@@ -125,6 +179,17 @@ fn refused_by_the_kind_of_a_value() {
     check(&with("layout", r#""n\nhd""#), "unknown variant `n\\nhd`");
     check(&with("layers", r#"["mamba","attention"]"#), "unknown variant `mamba`");
     check(&with("layers", r#"[{"sliding":{"windw":1}},"attention"]"#), "unknown field `windw`");
+    check(&with("layers", r#"["sliding","attention"]"#), "unknown variant `sliding`");
+    check(
+        &with("layers", r#"[7,"attention"]"#),
+        "invalid type: integer `7`, expected what a layer",
+    );
+    check(&with("layers", r#"[{"recurrent":{}},"attention"]"#), "missing field `state`");
+    check(
+        &with("layers", r#"[{"recurrent":{"state":[],"more":1}},"attention"]"#),
+        "unknown field `more`",
+    );
+    check(&with("layers", r#"[{"recurrent":null,"cross":null},"attention"]"#), "manifest cannot");
     check(&with("rope", "{}"), "missing field `theta`");
     check(&with("kv_rotation", "7"), "did not match any variant");
     let deep = format!("{}{}", "[".repeat(200), "]".repeat(200));
@@ -149,4 +214,26 @@ fn newer_and_oversized() {
     let grows = with("future", &format!("[{}1]", "1,".repeat(300_000)));
     let error = Manifest::parse(grows.as_bytes()).unwrap_err();
     assert!(error.to_string().starts_with("manifest is 2"), "{error}");
+}
+
+#[test]
+fn kinds_that_are_words_may_be_objects() {
+    let words = Manifest::parse(with("layers", r#"["recurrent","cross"]"#).as_bytes()).unwrap();
+    let objects = with("layers", r#"[{"recurrent":null},{"cross":null}]"#);
+    assert_eq!(Manifest::parse(objects.as_bytes()), Ok(words));
+}
+
+#[test]
+fn what_of_a_layer_must_be_there() {
+    use crate::{Needed, StateShape};
+    let kinds = [
+        (LayerKind::Attention, Needed::All),
+        (LayerKind::Sliding { window: 7 }, Needed::End { window: 7 }),
+        (LayerKind::State(StateShape { state: Vec::new() }), Needed::State),
+        (LayerKind::Recurrent, Needed::Untold),
+        (LayerKind::Cross, Needed::Untold),
+    ];
+    for (kind, expected) in kinds {
+        assert_eq!(kind.needed(), expected, "{kind:?}");
+    }
 }

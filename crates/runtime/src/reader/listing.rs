@@ -117,7 +117,7 @@ fn layers(sequence: &Path, manifest: &Manifest) -> Result<Vec<ListedLayer>, Read
 
 /// Whether a layer keeps K and V of each token.
 pub(crate) fn keeps_pages(manifest: &Manifest, layer: Layer) -> bool {
-    matches!(manifest.layer_kind(layer), Some(LayerKind::Attention | LayerKind::Sliding { .. }))
+    manifest.layer_kind(layer).as_ref().is_some_and(LayerKind::has_rows_of_tokens)
 }
 
 /// Whether a layer keeps K and V of an encoder's output.

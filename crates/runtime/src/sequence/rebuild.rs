@@ -67,7 +67,7 @@ impl Rebuild<'_> {
         let to = layer_directory(to, layer);
         files::make_like(&from, &to)?;
         let kind = sequences.manifest.layer_kind(layer);
-        let is_recurrent = kind == Some(LayerKind::Recurrent);
+        let is_recurrent = kind.as_ref().is_some_and(LayerKind::is_recurrent);
         let mut has_snapshot = false;
         for entry in files::entries(&from)? {
             match names::layer_entry(entry.file_name().as_bytes()) {

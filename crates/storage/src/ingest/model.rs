@@ -1,6 +1,8 @@
 //! A model's manifest, read from its object.
 
-use crate::page::{Layer, Manifest, ModelIdentity, PageError, PagePlace, TokenStart};
+use crate::page::{
+    Layer, Manifest, ModelIdentity, PageError, PagePlace, StatePlace, StateShape, TokenStart,
+};
 use crate::store::Store;
 use crate::store::disk::{Access, read_all};
 use crate::store::record::ObjectId;
@@ -39,5 +41,17 @@ impl Model {
     /// Where a page of this model stands, if there can be one.
     pub fn place(&self, layer: u32, start: u64) -> Result<PagePlace, PageError> {
         PagePlace::new(&self.manifest, Layer(layer), TokenStart(start))
+    }
+
+    /// Length of the longest page or state of a layer.
+    pub fn file_bytes_max(&self, layer: u32) -> u64 {
+        let geometry = self.manifest.geometry();
+        let state = self.manifest.state_shape(Layer(layer));
+        state.map_or(geometry.file_bytes(geometry.page_tokens()), StateShape::file_bytes)
+    }
+
+    /// Where the state of a layer after some row stands, if there can be one.
+    pub fn state_place(&self, layer: u32, row: u64) -> Result<StatePlace, PageError> {
+        StatePlace::new(&self.manifest, Layer(layer), TokenStart(row))
     }
 }

@@ -4,8 +4,8 @@
 use std::io;
 
 use crate::page::{
-    ContentHasher, PageError, PageHasher, PageHeader, PageIdentity, PagePlace, VerifiedPage,
-    VerifyError,
+    ContentHasher, PageError, PageHasher, PageHeader, PageIdentity, PagePlace, StatePlace,
+    VerifiedPage, VerifiedState, VerifyError,
 };
 use crate::store::Store;
 use crate::store::disk::{Access, DiskFile, copy_all};
@@ -28,15 +28,70 @@ pub enum SealError {
     Refused(PageError),
 }
 
-/// Checks a page and computes its checksums.
-pub fn verify_page(
-    store: &Store, object: ObjectId, place: &PagePlace,
-) -> Result<VerifiedPage, SealError> {
-    let file = store.open_object(object, Access::Read).map_err(SealError::Io)?;
-    verify_file(file.as_ref(), place)
+/// Where a page or a state stands.
+#[derive(Debug)]
+pub enum SealedPlace {
+    /// A page.
+    Page(PagePlace),
+    /// The state of a recurrent layer.
+    State(Box<StatePlace>),
 }
 
-/// [`verify_page`] of an open file.
+/// A page or a state that was verified.
+#[derive(Debug)]
+pub struct Sealed {
+    /// What it is.
+    pub record: PageRecord,
+    /// Its length.
+    pub length: u64,
+    /// The checksum of its object.
+    pub checksum: [u8; 16],
+}
+
+/// Checks a page or a state and computes its checksums.
+pub fn verify(store: &Store, object: ObjectId, place: &SealedPlace) -> Result<Sealed, SealError> {
+    let file = store.open_object(object, Access::Read).map_err(SealError::Io)?;
+    match place {
+        SealedPlace::Page(place) => {
+            let verified = verify_file(file.as_ref(), place)?;
+            let tokens = verified.header.tokens;
+            Ok(Sealed {
+                record: PageRecord::of_page(place, tokens, verified.digest.page),
+                length: place.geometry().file_bytes(tokens),
+                checksum: verified.digest.object.0,
+            })
+        }
+        SealedPlace::State(place) => {
+            let verified = verify_state(file.as_ref(), place)?;
+            Ok(Sealed {
+                record: PageRecord::of_state(place, verified.header.prefix),
+                length: place.shape().file_bytes(),
+                checksum: verified.digest.object.0,
+            })
+        }
+    }
+}
+
+fn verify_state(file: &dyn DiskFile, place: &StatePlace) -> Result<VerifiedState, SealError> {
+    let length = file.stat().map_err(SealError::Io)?.length;
+    if length > place.shape().file_bytes() {
+        place.check_header(&first_bytes(file)?, length).map_err(SealError::Refused)?;
+    }
+    match file.map_at_rest() {
+        Some(bytes) => place.verify_bytes(&bytes).map_err(SealError::Refused),
+        None => verify_changing_state(file, place),
+    }
+}
+
+fn verify_changing_state(
+    file: &dyn DiskFile, place: &StatePlace,
+) -> Result<VerifiedState, SealError> {
+    let length = file.stat().map_err(SealError::Io)?.length;
+    let mut read = |offset: u64, buffer: &mut [u8]| file.read_at(buffer, offset);
+    place.verify(&mut read, length).map_err(not_verified)
+}
+
+/// Checks the page of an open file and computes its checksums.
 pub fn verify_file(file: &dyn DiskFile, place: &PagePlace) -> Result<VerifiedPage, SealError> {
     let length = file.stat().map_err(SealError::Io)?.length;
     if length > place.geometry().file_bytes(place.geometry().page_tokens()) {
@@ -53,19 +108,34 @@ pub fn verify_file(file: &dyn DiskFile, place: &PagePlace) -> Result<VerifiedPag
 fn verify_changing(file: &dyn DiskFile, place: &PagePlace) -> Result<VerifiedPage, SealError> {
     let length = file.stat().map_err(SealError::Io)?.length;
     let mut read = |offset: u64, buffer: &mut [u8]| file.read_at(buffer, offset);
-    place.verify(&mut read, length).map_err(|error| match error {
+    place.verify(&mut read, length).map_err(not_verified)
+}
+
+fn not_verified(error: VerifyError) -> SealError {
+    match error {
         VerifyError::Io(error) => SealError::Io(error),
         VerifyError::Page(error) => SealError::Refused(error),
-    })
+    }
 }
 
 /// Checks what can be checked while the writer still has the file: FLUSH answers with this.
-pub fn check_header(store: &Store, object: ObjectId, place: &PagePlace) -> Result<(), SealError> {
+pub fn check_header(store: &Store, object: ObjectId, place: &SealedPlace) -> Result<(), SealError> {
     let file = store.open_object(object, Access::Read).map_err(SealError::Io)?;
     let length = file.stat().map_err(SealError::Io)?.length;
-    let header = check_header_of(file.as_ref(), length, place)?;
-    if header.declared.checksum.is_some() {
-        verify_changing(file.as_ref(), place)?;
+    match place {
+        SealedPlace::Page(place) => {
+            let header = check_header_of(file.as_ref(), length, place)?;
+            if header.declared.checksum.is_some() {
+                verify_changing(file.as_ref(), place)?;
+            }
+        }
+        SealedPlace::State(place) => {
+            let first = first_bytes(file.as_ref())?;
+            let header = place.check_header(&first, length).map_err(SealError::Refused)?;
+            if header.checksum.is_some() {
+                verify_changing_state(file.as_ref(), place)?;
+            }
+        }
     }
     Ok(())
 }
@@ -73,9 +143,14 @@ pub fn check_header(store: &Store, object: ObjectId, place: &PagePlace) -> Resul
 fn check_header_of(
     file: &dyn DiskFile, length: u64, place: &PagePlace,
 ) -> Result<PageHeader, SealError> {
+    place.check_header(&first_bytes(file)?, length).map_err(SealError::Refused)
+}
+
+fn first_bytes(file: &dyn DiskFile) -> Result<Vec<u8>, SealError> {
     let mut first = vec![0; 4096];
     let count = file.read_at(&mut first, 0).map_err(SealError::Io)?;
-    place.check_header(&first[..count], length).map_err(SealError::Refused)
+    first.truncate(count);
+    Ok(first)
 }
 
 /// Checksum of a file that is no page.

@@ -7,7 +7,10 @@
 use serde::{Deserialize, Serialize};
 
 pub use crate::page::classify::DirectoryClass;
-use crate::page::{Dtype, Layer, ModelIdentity, PageIdentity, TokenStart};
+use crate::page::{
+    Checksum, Dtype, Layer, ModelIdentity, PageIdentity, PagePlace, PrefixHash, StatePlace,
+    TokenStart,
+};
 use crate::tier::encoding::Encoding;
 
 /// Number of an inode: `epoch << 32 | counter`, never reused.
@@ -161,7 +164,7 @@ impl FileRecord {
 pub enum Role {
     /// Full POSIX.
     Plain,
-    /// A sealed page: immutable.
+    /// A sealed page, or state of a recurrent layer: immutable.
     Page(PageRecord),
     /// A sealed manifest: immutable.
     Manifest,
@@ -188,21 +191,56 @@ impl Role {
     }
 }
 
-/// What a sealed page was verified to be.
+/// What a sealed page, or the state of a recurrent layer, was verified to be. Stores of any age hold it,
+/// so a state is told by a number that no page has: it is one of 0 tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PageRecord {
     /// Identity of the model's cache (see the manifest).
     pub model: [u8; 16],
     /// Layer.
     pub layer: u32,
-    /// First token.
+    /// First token; of a state, the row after which it is.
     pub start: u64,
-    /// Tokens held.
+    /// Tokens held; 0 of a state.
     pub tokens: u32,
     /// How elements are stored.
     pub dtype: Dtype,
-    /// The public checksum over identity and payload.
+    /// The public checksum over identity and payload; of a state, the first half of the hash of the tokens
+    /// that it has seen, so that it can be told from others without its bytes.
     pub checksum: [u8; 16],
+}
+
+impl PageRecord {
+    /// That of a page.
+    pub fn of_page(place: &PagePlace, tokens: u32, checksum: Checksum) -> PageRecord {
+        let PageIdentity { model, layer, start, tokens, dtype } = place.identity(tokens);
+        let checksum = checksum.0;
+        PageRecord { model: model.0, layer: layer.0, start: start.0, tokens, dtype, checksum }
+    }
+
+    /// That of a state.
+    pub fn of_state(place: &StatePlace, prefix: PrefixHash) -> PageRecord {
+        let PageIdentity { model, layer, start, tokens, dtype } = place.identity();
+        let checksum = half(prefix);
+        PageRecord { model: model.0, layer: layer.0, start: start.0, tokens, dtype, checksum }
+    }
+
+    /// Whether it is that of a state.
+    pub fn is_state(&self) -> bool {
+        self.tokens == 0
+    }
+
+    /// Whether it is that of a state which has seen these tokens.
+    pub fn is_state_of(&self, prefix: PrefixHash) -> bool {
+        self.is_state() && self.checksum == half(prefix)
+    }
+}
+
+/// 128 bits tell more prefixes apart than anybody can make.
+fn half(prefix: PrefixHash) -> [u8; 16] {
+    let mut half = [0; 16];
+    half.copy_from_slice(&prefix.0[..16]);
+    half
 }
 
 impl From<&PageRecord> for PageIdentity {

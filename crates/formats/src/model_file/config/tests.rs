@@ -6,6 +6,7 @@ fn described(config: &Value) -> Result<ModelFile, String> {
 }
 
 const ATTENTION: LayerKind = LayerKind::Attention;
+const RECURRENT: LayerKind = LayerKind::Recurrent;
 
 fn sliding(window: u32) -> LayerKind {
     LayerKind::Sliding { window }
@@ -46,7 +47,6 @@ fn which_layers_see_what() {
         config.as_object_mut().unwrap().extend(fields);
         assert_eq!(described(&config).unwrap().layers, expected, "{config}");
     }
-    let recurrent = LayerKind::Recurrent;
     check(json!({}), &[ATTENTION; 4]);
     // gpt-oss, Gemma 3, Qwen3-Next, Jamba.
     check(
@@ -56,17 +56,17 @@ fn which_layers_see_what() {
     );
     check(
         json!({"model_type": "gemma3_text", "sliding_window": 512, "num_hidden_layers": 7}),
-        &[[sliding(512); 5].as_slice(), &[ATTENTION, sliding(512)]].concat(),
+        &[vec![sliding(512); 5].as_slice(), &[ATTENTION, sliding(512)]].concat(),
     );
     check(
         json!({"full_attention_interval": 4, "linear_num_value_heads": 32}),
-        &[recurrent, recurrent, recurrent, ATTENTION],
+        &[RECURRENT, RECURRENT, RECURRENT, ATTENTION],
     );
     check(
         json!({"attn_layer_period": 3, "attn_layer_offset": 1, "mamba_d_state": 16}),
-        &[recurrent, ATTENTION, recurrent, recurrent],
+        &[RECURRENT, ATTENTION, RECURRENT, RECURRENT],
     );
-    check(json!({"model_type": "mistral", "sliding_window": 4096}), &[sliding(4096); 4]);
+    check(json!({"model_type": "mistral", "sliding_window": 4096}), &vec![sliding(4096); 4]);
     check(json!({"model_type": "mistral", "sliding_window": null}), &[ATTENTION; 4]);
     check(json!({"sliding_window": 4096, "use_sliding_window": false}), &[ATTENTION; 4]);
 }

@@ -103,7 +103,7 @@ fn which_layers_see_what() {
     let window = LayerKind::Sliding { window: 128 };
     check(&small("new"), &[ATTENTION; 2]);
     let name = "gpt-oss.attention.sliding_window";
-    check(&small("gpt-oss").counts(&[(name, 128)]), &[window, ATTENTION]);
+    check(&small("gpt-oss").counts(&[(name, 128)]), &[window.clone(), ATTENTION]);
     // The engine does not use the window of these.
     check(&small("llama").counts(&[("llama.attention.sliding_window", 128)]), &[ATTENTION; 2]);
     let told = small("new").counts(&[("new.attention.sliding_window", 128)]);

@@ -5,6 +5,8 @@ use std::rc::Rc;
 
 use super::image::Image;
 use crate::ingest::model::{ManifestError, Model};
+use crate::ingest::seal::SealedPlace;
+use crate::page::PageError;
 use crate::page::classify::{self, FileClass};
 use crate::page::names;
 use crate::store::StoreError;
@@ -69,12 +71,14 @@ pub(super) fn check(image: &mut Image<'_>) -> Result<(), StoreError> {
 fn check_name(
     image: &mut Image<'_>, models: &mut Models, index: usize,
 ) -> Result<Verdict, StoreError> {
-    let name = &image.names[index];
-    let (parent, inode) = (name.parent, name.inode);
-    let (Some(directory), Some(record)) = (image.class(parent), image.inodes.get(&inode)) else {
+    let (parent, inode) = (image.names[index].parent, image.names[index].inode);
+    let Some(directory) = image.class(parent) else {
         return Ok(Verdict::Fits);
     };
-    let class = classify::file(directory, &name.name);
+    let class = class_of(image, models, index, directory)?;
+    let Some(record) = image.inodes.get(&inode) else {
+        return Ok(Verdict::Fits);
+    };
     let misplaced = |what: &str| Ok(Verdict::Misplaced(what.to_owned()));
     let Some(file) = record.file() else {
         return if record.is_directory() || class == FileClass::Plain {
@@ -89,7 +93,9 @@ fn check_name(
         (Role::Tail { .. } | Role::Tokens, FileClass::Plain) => Ok(Verdict::NewRole(Role::Plain)),
         (Role::Tokens, FileClass::Tokens)
         | (Role::Manifest, FileClass::Manifest)
-        | (_, FileClass::Plain) => Ok(Verdict::Fits),
+        | (_, FileClass::Plain)
+        // Made before there was a manifest, or by a kvfs that did not seal states: nobody relies on it.
+        | (Role::Plain, FileClass::State(_)) => Ok(Verdict::Fits),
         (Role::Tail { start, directory }, FileClass::Tail(there)) if start == there => {
             let directory_fits = directory == parent;
             Ok(if directory_fits {
@@ -98,8 +104,12 @@ fn check_name(
                 Verdict::NewRole(Role::Tail { start, directory: parent })
             })
         }
-        (Role::Page(page), FileClass::Page(start)) => {
-            if page.start != start || directory != DirectoryClass::Layer(page.layer) {
+        (Role::Page(page), FileClass::Page(start) | FileClass::State(start)) => {
+            let is_state = matches!(class, FileClass::State(_));
+            if page.start != start
+                || page.is_state() != is_state
+                || directory != DirectoryClass::Layer(page.layer)
+            {
                 return misplaced("holds the page of another place");
             }
             check_page(image, models, (parent, object), &page)
@@ -122,7 +132,7 @@ fn check_page(
     if model.identity.0 != page.model {
         return Ok(Verdict::Misplaced("holds a page of another model".to_owned()));
     }
-    let place = match model.place(page.layer, page.start) {
+    let place = match place_of(&model, page) {
         Ok(place) => place,
         Err(error) => return Ok(Verdict::Damaged(error.to_string())),
     };
@@ -142,11 +152,40 @@ fn check_page(
     let count = file.read_at(&mut first, 0)?;
     image.report.bytes_read += count as u64;
     let length = file.stat()?.length;
-    Ok(match place.check_header(&first[..count], length) {
-        Ok(header) if header.tokens == page.tokens => Verdict::Fits,
-        Ok(_) => Verdict::Damaged("its header tells another number of tokens".to_owned()),
+    let first = &first[..count];
+    let is_same = match &place {
+        SealedPlace::Page(place) => {
+            place.check_header(first, length).map(|header| header.tokens == page.tokens)
+        }
+        SealedPlace::State(place) => {
+            place.check_header(first, length).map(|header| page.is_state_of(header.prefix))
+        }
+    };
+    Ok(match is_same {
+        Ok(true) => Verdict::Fits,
+        Ok(false) => Verdict::Damaged("its header tells of other tokens".to_owned()),
         Err(error) => Verdict::Damaged(error.to_string()),
     })
+}
+
+fn place_of(model: &Model, page: &PageRecord) -> Result<SealedPlace, PageError> {
+    if page.is_state() {
+        let place = model.state_place(page.layer, page.start)?;
+        return Ok(SealedPlace::State(Box::new(place)));
+    }
+    model.place(page.layer, page.start).map(SealedPlace::Page)
+}
+
+/// What a name means: that of a state means something only in a model that says what its states are.
+fn class_of(
+    image: &mut Image<'_>, models: &mut Models, index: usize, directory: DirectoryClass,
+) -> Result<FileClass, StoreError> {
+    let class = classify::file(directory, &image.names[index].name);
+    if !matches!(class, FileClass::State(_)) {
+        return Ok(class);
+    }
+    let model = model_above(image, models, image.names[index].parent)?;
+    Ok(class.in_model(model.is_some_and(|model| model.manifest.describes_states())))
 }
 
 fn model_above(

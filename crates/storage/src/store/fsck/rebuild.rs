@@ -156,7 +156,12 @@ impl Tree {
             (Some((DirectoryClass::Layer(layer), FileClass::Page(start))), Role::Page(page)) => {
                 (page.layer, page.start) == (layer, start)
             }
-            (Some((_, FileClass::Manifest)), Role::Manifest)
+            (Some((DirectoryClass::Layer(layer), FileClass::State(row))), Role::Page(page)) => {
+                page.is_state() && (page.layer, page.start) == (layer, row)
+            }
+            // That of an engine whose manifest does not say what it is.
+            (Some((_, FileClass::State(_))), Role::Plain)
+            | (Some((_, FileClass::Manifest)), Role::Manifest)
             | (Some((_, FileClass::Tokens)), Role::Tokens)
             | (Some((_, FileClass::Plain)), _) => true,
             (Some((_, FileClass::Tail(there))), Role::Tail { start, .. }) if there == start => {
