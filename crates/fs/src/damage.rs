@@ -1,8 +1,10 @@
 //! A raw copy on this machine that is not what was written, while there is another that may be.
 
 use super::{FileSystem, FsError};
+use crate::core::happened;
 use kvfs_storage::store::disk::FileStat;
-use kvfs_storage::store::quarantine::{self, Take};
+use kvfs_storage::store::event::{Event, What};
+use kvfs_storage::store::quarantine::Take;
 use kvfs_storage::store::record::{InodeId, ObjectId, RemoteState, Role};
 use kvfs_storage::tier::remote::RemoteError;
 
@@ -32,6 +34,15 @@ impl FileSystem {
         Ok(is_encoded || state.metadata.remote_copy(object)?.is_some())
     }
 
+    /// Tells that stored bytes are not what they should be.
+    pub(super) fn corrupt(&self, id: InodeId, object: ObjectId, why: &str) -> FsError {
+        let path = self.core.state().any_path(id);
+        let name = path.clone().unwrap_or_else(|| format!("inode {}", id.0));
+        self.core.observer.corrupt(&format!("{name}: object {object}: {why}"));
+        self.core.store.events.note(Event { path, ..Event::new(What::Damaged, why).of(id) });
+        FsError::Corrupt
+    }
+
     fn remove_damaged(
         &self, id: InodeId, object: ObjectId, damaged: &FileStat,
     ) -> Result<(), FsError> {
@@ -42,9 +53,7 @@ impl FileSystem {
         }
         let why = format!("object {object}: the local copy is damaged, another takes its place");
         log::warn!("{why}");
-        if let Err(error) = quarantine::put(&self.core.store, object, Take::Copy, &why) {
-            log::warn!("object {object}: the damaged copy could not be kept: {error}");
-        }
+        happened::keep_damaged(&self.core, id, object, Take::Copy, &why);
         let mut state = self.core.state_to_change()?;
         let remote = state.metadata.remote_copy(object)?;
         let is_encoded = state.metadata.encoded_copy(object)?.is_some();

@@ -303,14 +303,6 @@ impl FileSystem {
         unsettled || state.metadata.inode(id).ok().flatten().as_ref() != Some(inode)
     }
 
-    /// Tells that stored bytes are not what they should be.
-    pub(super) fn corrupt(&self, id: InodeId, object: ObjectId, why: &str) -> FsError {
-        let name = self.core.state().any_path(id);
-        let name = name.unwrap_or_else(|| format!("inode {}", id.0));
-        self.core.observer.corrupt(&format!("{name}: object {object}: {why}"));
-        FsError::Corrupt
-    }
-
     /// Opens for writing in place. What a commit may already have promised about the bytes is
     /// taken back, durably, before the first of them can change.
     fn open_writer(&self, id: InodeId) -> Result<Opened, FsError> {
