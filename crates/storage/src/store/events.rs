@@ -52,7 +52,7 @@ impl Events {
     /// A mount begins: events are numbered from where the last one ended.
     pub fn begin(&self, metadata: &Metadata) -> Result<(), StoreError> {
         let heads = metadata::events::heads(metadata)?;
-        self.waiting().heads = heads;
+        *self.waiting() = Waiting { heads, ..Waiting::default() };
         Ok(())
     }
 
