@@ -13,6 +13,7 @@ in_both_modes!(
     what_is_refused_or_damaged_is_told,
     a_mount_for_reading_tells_what_the_store_remembers
 );
+in_served_mode!(what_finds_no_room_is_counted_and_the_oldest_goes);
 
 fn events(mount: &Mount) -> Vec<Value> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kvfs"));
@@ -73,4 +74,34 @@ fn a_mount_for_reading_tells_what_the_store_remembers(mode: Mode) {
     let again = Mount::of_store_with(mode, &["--read-only"], mount.store());
     assert_eq!(events(&again), told);
     assert_errno(open(again.join(".kvfs/events"), libc::O_RDWR), libc::EROFS);
+}
+
+fn what_finds_no_room_is_counted_and_the_oldest_goes(mode: Mode) {
+    const ROOM: usize = 8192;
+    let mount = Mount::with_options(mode, &["--commit-interval", "3600"]);
+    let model = Model::small();
+    model.install(&mount);
+    let page = model.page_path(&mount, "chat", 0, 0);
+    let temporary = page.with_extension("tmp");
+    write_and_close(&temporary, b"no page").unwrap();
+    // Two events each: it was refused, and a copy is in quarantine.
+    let refuse = |times: usize| {
+        for _ in 0..times {
+            assert_errno(rename(&temporary, &page), libc::EINVAL);
+        }
+    };
+    sync_directory(mount.path()).unwrap();
+    refuse(ROOM / 2 + 3);
+    // Events are no change that a commit is made for.
+    write_and_close(mount.files("change"), b"1").unwrap();
+    sync_directory(mount.path()).unwrap();
+    let told = events(&mount);
+    assert_eq!(told.len(), ROOM + 1);
+    let lost = &told[ROOM];
+    assert_eq!((&lost["what"], &lost["files"]), (&"events lost".into(), &6.into()));
+    refuse(5);
+    let after = events(&mount);
+    assert_eq!(after.len(), ROOM + 1);
+    assert_eq!(after[0], told[10], "the ring of refusals is full, and forgets its oldest");
+    assert_eq!(after[ROOM - 10], *lost, "the other ring does not");
 }
