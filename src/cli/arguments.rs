@@ -11,7 +11,9 @@ use super::consent::Consent;
 use super::create::CreateArguments;
 use super::doctor::DoctorArguments;
 use super::duration::Seconds;
+use super::explain::ExplainArguments;
 use super::fsck::FsckArguments;
+use super::history::LogArguments;
 use super::manual::{CompletionsArguments, ManArguments};
 use super::options;
 use super::output::Failure;
@@ -44,6 +46,10 @@ pub(crate) enum Command {
     Create(CreateArguments),
     /// Show what a mount is doing
     Status(StatusArguments),
+    /// Show what was deleted, refused, damaged or moved, and why
+    Log(LogArguments),
+    /// Say where a file or directory is and why, or why it is gone
+    Explain(ExplainArguments),
     /// Make everything in a mount durable
     Sync(SyncArguments),
     /// Bring files nearer: into memory where there is a RAM tier, else to the disk

@@ -19,9 +19,11 @@ mod create;
 mod daemon;
 mod doctor;
 mod duration;
+mod explain;
 mod fsck;
 mod gc;
 mod helper;
+mod history;
 mod inspect;
 mod locks;
 mod logging;
@@ -49,6 +51,7 @@ mod slots;
 mod stale;
 mod status;
 mod stop;
+mod subject;
 mod summary;
 mod sync;
 mod umount;
@@ -80,6 +83,8 @@ fn dispatch(command: Command) -> Outcome {
         Command::Umount(arguments) => umount::run(&arguments),
         Command::Create(arguments) => create::run(&arguments),
         Command::Status(arguments) => status::run(&arguments),
+        Command::Log(arguments) => history::run(&arguments),
+        Command::Explain(arguments) => explain::run(&arguments),
         Command::Sync(arguments) => sync::run(&arguments),
         Command::Promote(arguments) => movement::promote(&arguments),
         Command::Evict(arguments) => movement::evict(&arguments),

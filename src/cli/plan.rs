@@ -64,6 +64,17 @@ impl Source {
         }
     }
 
+    /// The same for people.
+    fn in_words(self) -> &'static str {
+        match self {
+            Source::Tier(Tier::Ram) => "in memory",
+            Source::Tier(Tier::Ssd) => "on the disk",
+            Source::Decoding => "on the disk, encoded",
+            Source::Tier(Tier::Remote) => "only in the remote",
+            Source::Lost => "nowhere: no good copy is left",
+        }
+    }
+
     /// Whether a mount with this status cannot read what comes from there.
     fn is_out_of_reach(self, status: &str) -> bool {
         match self {
@@ -122,6 +133,30 @@ pub(crate) fn run(path: &Path, as_json: bool) -> Outcome {
     } else {
         Report::text(to_text(&path, &files, &links, &status))
     })
+}
+
+/// Where the files at or below a path are and what reading them takes, for people and programs.
+pub(super) fn places(path: &Path, status: &str) -> io::Result<(Vec<String>, Value)> {
+    let mut files = Vec::new();
+    find(path, &mut files)?;
+    let links = links(&files, status);
+    let in_words = |link: &Link| {
+        let count =
+            if link.files == 1 { "1 file".to_owned() } else { format!("{} files", link.files) };
+        let place = format!("{}: {count}, {}", link.source.in_words(), bytes(link.bytes));
+        if link.source.is_out_of_reach(status) {
+            return format!("{place}; it cannot be read");
+        }
+        let kind = if link.is_measured { "measured" } else { "assumed" };
+        let moved = bytes(link.stored_bytes);
+        format!(
+            "{place}; reading moves {moved} in {:.3} s at a rate that is {kind}",
+            link.seconds()
+        )
+    };
+    let used = links.iter().filter(|link| link.files > 0);
+    let text = used.map(in_words).collect();
+    Ok((text, to_json(path, &files, &links, status)))
 }
 
 /// Adds the files at or below a path, in the order of their names.

@@ -132,10 +132,7 @@ fn parse(fields: &str) -> Map<String, Value> {
 
 fn describe(path: &str, fields: &Map<String, Value>) -> String {
     let number = |key: &str| fields.get(key).and_then(Value::as_u64);
-    let mut limits = Vec::new();
-    limits.extend(number("size").map(|size| format!("at most {}", bytes(size))));
-    limits.extend(number("age").map(|age| format!("used within {}", duration(age))));
-    limits.extend(number("ttl").map(|ttl| format!("written within {}", duration(ttl))));
+    let limits = each_in_words(number("size"), number("age"), number("ttl"));
     let count = |key: &str| number(key).unwrap_or(0);
     format!(
         "{path}: {}; holds {} in {} files, removed {} in {} files\n",
@@ -145,6 +142,21 @@ fn describe(path: &str, fields: &Map<String, Value>) -> String {
         bytes(count("removed_bytes")),
         count("removed_files"),
     )
+}
+
+/// The limits of a path, if it has any.
+pub(super) fn in_words(path: &Path) -> Result<Option<String>, Failure> {
+    let read = |name| attribute(path, name);
+    let limits = each_in_words(read(QUOTA)?, read(AGE)?, read(TTL)?);
+    Ok((!limits.is_empty()).then(|| limits.join(", ")))
+}
+
+fn each_in_words(size: Option<u64>, age: Option<u64>, ttl: Option<u64>) -> Vec<String> {
+    let mut limits = Vec::new();
+    limits.extend(size.map(|size| format!("at most {}", bytes(size))));
+    limits.extend(age.map(|age| format!("used within {}", duration(age))));
+    limits.extend(ttl.map(|ttl| format!("written within {}", duration(ttl))));
+    limits
 }
 
 fn set(path: &Path, name: &CStr, limit: Option<Limit>) -> Result<(), Failure> {

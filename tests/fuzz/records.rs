@@ -1,5 +1,6 @@
 //! The values that `meta.redb` holds, one by one.
 
+use kvfs::store::event::{Event, EventHeads, What};
 use kvfs::store::record::{DirectoryClass, FileRecord, Kind};
 use kvfs::store::record::{
     EncodedCopy, Entry, IndexedPage, IndexedTokens, Inode, InodeId, ObjectKind, ObjectRecord,
@@ -49,6 +50,8 @@ fn seeds() -> Vec<Vec<u8>> {
         seed(6, &page),
         seed(7, &tokens),
         seed(8, &Totals { objects: 3, pages: 2, bytes: 1 << 50 }),
+        seed(9, &Event::new(What::Deleted, "room").of(parent).at("files/a".to_owned())),
+        seed(10, &EventHeads { numbered: 9, given: [4, 0, 5] }),
     ]
 }
 
@@ -63,7 +66,7 @@ pub(crate) fn target() -> Target {
             let Some((kind, bytes)) = input.split_first() else {
                 return Outcome::refused(&"empty");
             };
-            match kind % 9 {
+            match kind % 11 {
                 0 => check::<Inode>(0, bytes),
                 1 => check::<Entry>(1, bytes),
                 2 => check::<ObjectRecord>(2, bytes),
@@ -72,7 +75,9 @@ pub(crate) fn target() -> Target {
                 5 => check::<RemoteIdentity>(5, bytes),
                 6 => check::<IndexedPage>(6, bytes),
                 7 => check::<IndexedTokens>(7, bytes),
-                _ => check::<Totals>(8, bytes),
+                8 => check::<Totals>(8, bytes),
+                9 => check::<Event>(9, bytes),
+                _ => check::<EventHeads>(10, bytes),
             }
         }),
     }

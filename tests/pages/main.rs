@@ -11,6 +11,7 @@ mod damaged;
 mod descriptors;
 mod durability;
 mod full_disk;
+mod history;
 mod in_place;
 mod manifest;
 mod python;

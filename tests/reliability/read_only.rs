@@ -278,6 +278,11 @@ fn a_damaged_file_fails_and_keeps_its_name(mode: Mode) {
             assert!(mount.files("damaged").exists());
         }
         assert_ne!(mount.status("errors"), "0");
+        // What happens is told as long as the mount lives: the one before left nothing.
+        let told = kvfs(&["log", "--json"], &[mount.path()]);
+        let told = String::from_utf8(told.stdout).unwrap();
+        assert!((1..=2).contains(&told.lines().count()), "{told}");
+        assert!(told.lines().all(|line| line.contains("damaged")), "{told}");
         assert!(mount.unmount().success());
     }
     assert_eq!(kvfs(&["fsck"], &[&store]).status.code(), Some(3));

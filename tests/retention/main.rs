@@ -12,6 +12,7 @@ mod writer;
 mod clock;
 mod command;
 mod files;
+mod history;
 mod others;
 mod sequences;
 mod trees;

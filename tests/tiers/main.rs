@@ -16,6 +16,7 @@ mod forged;
 mod forgotten;
 mod fsck;
 mod hanging;
+mod history;
 mod in_place;
 mod kills;
 mod lossy;

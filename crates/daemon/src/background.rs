@@ -173,6 +173,7 @@ fn commit_regularly(
         if !is_asked_for && let Err(error) = file_system.index_prefixes() {
             log::error!("the index of prefixes falls behind: {error}");
         }
+        kvfs_fs::take_waiting_events(&file_system.core);
         if let Err(error) = file_system.commit() {
             log::error!("changes could not be made durable: {error}");
         }

@@ -10,6 +10,7 @@ use std::sync::PoisonError;
 
 use super::health::Refusal;
 use super::{FileSystem, FsError};
+use crate::core::happened;
 use crate::core::state::State;
 use kvfs_storage::store::StoreError;
 use kvfs_storage::store::commit::may_pass;
@@ -41,10 +42,11 @@ impl FileSystem {
         }
         let (frozen, writer, generation) = {
             let mut state = self.core.state_to_change()?;
-            if state.metadata.uncommitted() > 0
-                && let Some(now) = self.retention.believed_time()
-            {
-                state.metadata.put_clock(now);
+            if state.metadata.uncommitted() > 0 {
+                if let Some(now) = self.retention.believed_time() {
+                    state.metadata.put_clock(now);
+                }
+                self.core.store.events.write_to(&mut state.metadata);
             }
             let Some(frozen) = state.metadata.freeze() else {
                 return is_concluded(&mut state);
@@ -76,6 +78,7 @@ impl FileSystem {
         self.core.drop_spares();
         self.core.let_go()?;
         self.index_prefixes()?;
+        happened::take_events(&self.core);
         self.commit()?;
         if let Some(tiers) = &self.tiers {
             self.remove_encoded_garbage(tiers)?;

@@ -2,8 +2,10 @@
 //! another that may be good.
 
 use super::{FileSystem, FsError};
+use crate::core::happened;
 use kvfs_storage::store::disk::FileStat;
-use kvfs_storage::store::quarantine::{self, Take};
+use kvfs_storage::store::event::{Event, What};
+use kvfs_storage::store::quarantine::Take;
 use kvfs_storage::store::record::{InodeId, ObjectId, RemoteState, Role};
 use kvfs_storage::tier::counters::Tier;
 use kvfs_storage::tier::remote::RemoteError;
@@ -17,9 +19,10 @@ pub(super) fn tier_here(fs: &FileSystem, object: ObjectId) -> Tier {
 impl FileSystem {
     /// Tells that the bytes that a tier stored are not what they should be.
     pub(super) fn corrupt(&self, id: InodeId, object: ObjectId, tier: Tier, why: &str) -> FsError {
-        let name = self.core.state().any_path(id);
-        let name = name.unwrap_or_else(|| format!("inode {}", id.0));
+        let path = self.core.state().any_path(id);
+        let name = path.clone().unwrap_or_else(|| format!("inode {}", id.0));
         self.core.observer.corrupt(tier, &format!("{name}: object {object}: {why}"));
+        self.core.store.events.note(Event { path, ..Event::new(What::Damaged, why).of(id) });
         FsError::Corrupt
     }
 
@@ -58,9 +61,7 @@ impl FileSystem {
         }
         let why = format!("object {object}: the local copy is damaged, another takes its place");
         log::warn!("{why}");
-        if let Err(error) = quarantine::put(&self.core.store, object, Take::Copy, &why) {
-            log::warn!("object {object}: the damaged copy could not be kept: {error}");
-        }
+        happened::keep_damaged(&self.core, id, object, Take::Copy, &why);
         let mut state = self.core.state_to_change()?;
         let remote = state.metadata.remote_copy(object)?;
         let is_encoded = state.metadata.encoded_copy(object)?.is_some();

@@ -9,7 +9,9 @@ use std::sync::Arc;
 use super::residency::{Fetched, Landed, Target, item};
 use super::tiers::Tiers;
 use super::{FileSystem, FsError};
-use kvfs_storage::store::quarantine::{self, Take};
+use crate::core::happened;
+use kvfs_storage::store::event::What;
+use kvfs_storage::store::quarantine::Take;
 use kvfs_storage::store::record::{EncodedCopy, InodeId, ObjectId, RemoteState, Role};
 use kvfs_storage::tier::counters::Tier;
 use kvfs_storage::tier::encoded::unpack;
@@ -64,9 +66,7 @@ impl FileSystem {
             drop(state);
             return Err(self.corrupt(id, object, Tier::Ssd, &why));
         };
-        if let Err(error) = quarantine::put(&self.core.store, object, Take::Encoded, &why) {
-            log::warn!("object {object}: the damaged copy could not be kept: {error}");
-        }
+        happened::keep_damaged(&self.core, id, object, Take::Encoded, &why);
         state.metadata.forget_encoded_copy(object)?;
         state.metadata.set_remote_state(object, remote, RemoteState::Only);
         let length = state.metadata.object(object)?.map_or(0, |record| record.length);
@@ -91,6 +91,9 @@ impl FileSystem {
             .inspect_err(|_| self.abandon(object, &target))?;
         let landed = self.land(tiers, (id, object, item.length), target)?;
         tiers.counters.moved(Tier::Ssd, tier, item.length);
+        if landed.is_some() {
+            happened::note_move(&self.core, id, What::Promoted, "decoded: the disk had it encoded");
+        }
         Ok(landed)
     }
 

@@ -22,9 +22,11 @@ use super::lossy::LossyModels;
 use super::residency::item;
 use super::tiers::Tiers;
 use super::{FileSystem, FsError};
+use crate::core::happened;
 use crate::core::state::State;
 use kvfs_os::in_background;
 use kvfs_storage::store::disk::{DiskDirectory, DiskPath, shard};
+use kvfs_storage::store::event::What;
 use kvfs_storage::store::record::{EncodedCopy, Inode, InodeId, ObjectId, Role};
 use kvfs_storage::tier::counters::Tier;
 use kvfs_storage::tier::encoded::pack;
@@ -166,6 +168,7 @@ impl FileSystem {
         drop(state);
         unlinked.free();
         tiers.counters.evicted(Tier::Ssd, "encoded");
+        happened::note_move(&self.core, id, What::Encoded, "the disk needed room");
         Ok(true)
     }
 

@@ -9,6 +9,7 @@ use std::io;
 use super::tiers::Tiers;
 use super::{FileSystem, FsError};
 use crate::core::Core;
+use crate::core::happened;
 use crate::core::state::State;
 use kvfs_os::in_background;
 use kvfs_storage::store::disk::{Access, DiskPath};
@@ -45,6 +46,7 @@ impl FileSystem {
                 break;
             }
             let gone = self.leave_disk(tiers, &next)?;
+            happened::note_left(&self.core, &next, &gone, "the disk needed room");
             left += gone.len();
             for _ in &gone {
                 tiers.counters.evicted(Tier::Ssd, "room");

@@ -35,7 +35,7 @@
 //! | `backlog` | changes that wait for a commit, and their pace |
 //! | `whereabouts` | where the bytes of an object are |
 //! | `health` | how well the mount is, and why |
-//! | `views`, `metrics` | `.kvfs/` |
+//! | `views`, `metrics`, `history` | `.kvfs/`, what happened |
 //! | `prefixes` | finding pages by the tokens that they are about |
 //! | `foreign` | the same in other stores of the remote |
 
@@ -61,6 +61,7 @@ mod foreign;
 mod full_tails;
 mod growing;
 mod health;
+mod history;
 mod insert;
 mod keep_resident;
 mod leave;
@@ -96,6 +97,7 @@ mod whereabouts;
 use std::sync::{Arc, Mutex, OnceLock};
 
 pub use self::core::Core;
+pub use self::core::happened::take_waiting_events;
 pub use self::core::releases::{Release, Releases};
 pub use self::core::waits::{Awaited, Waits};
 pub use attributes::{Attributes, Caller, Found, Place};
@@ -202,6 +204,10 @@ impl FileSystem {
         let recovered = recovery::recover(&store, &mut metadata)?;
         make_roots(&mut metadata)?;
         let believed = metadata.clock()?;
+        store.events.begin(&metadata)?;
+        if let Some(ram) = &store.ram {
+            ram.tell(Arc::clone(&store.events));
+        }
         let mut state = State::new(metadata);
         state.unsettled.extend(recovered.still_changing.iter().copied());
         state.full_tails.extend(recovered.tails.iter().copied());

@@ -2,6 +2,8 @@
 
 use super::attributes::{Attributes, Found, Place};
 use super::{FileSystem, FsError, classify, prefixes, views};
+use crate::core::happened;
+use kvfs_storage::store::event::{Event, What};
 use kvfs_storage::store::record::{DirectoryClass, InodeId};
 
 /// What a lookup found. That a name is absent is an answer, not an error.
@@ -52,6 +54,8 @@ impl FileSystem {
         if state.damaged.contains_key(&entry.inode) {
             let place = Place { parent, name: name.to_vec() };
             if state.drop_damaged(&place, entry.inode)? {
+                let event = Event::new(What::Deleted, "no copy of it was what was written");
+                happened::note_at(&self.core, &state, &place, event.of(entry.inode));
                 return Ok(Lookup::Absent { stable: false });
             }
         }

@@ -24,10 +24,12 @@ use super::extended::LOSSY;
 use super::residency::item;
 use super::tiers::Tiers;
 use super::{FileSystem, FsError};
+use crate::core::happened;
 use crate::core::state::State;
 use kvfs_page::{Dtype, PageHasher, PageIdentity};
 use kvfs_storage::ingest::model::Model;
 use kvfs_storage::store::disk::{Access, DiskDirectory, DiskPath, read_all, shard};
+use kvfs_storage::store::event::What;
 use kvfs_storage::store::metadata::Life;
 use kvfs_storage::store::record::{
     DirectoryClass, EncodedCopy, Entry, Inode, InodeId, ObjectId, ObjectKind, ObjectRecord,
@@ -325,6 +327,8 @@ impl FileSystem {
         tiers.counters.moved(Tier::Ssd, Tier::Ssd, item.length);
         tiers.counters.rounded(encoding);
         drop(state);
+        let reason = format!("rounded to {encoding}: the disk needed room");
+        happened::note_move(&self.core, id, What::Encoded, &reason);
         self.core.invalidate(super::Invalidation::Inode(id));
         Ok(true)
     }

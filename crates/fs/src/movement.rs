@@ -12,10 +12,12 @@ use super::tiers::Tiers;
 use super::upload::MOVING_BYTES_MAX;
 use super::whereabouts::Whereabouts;
 use super::{FileSystem, FsError};
+use crate::core::happened;
 use crate::core::persist::is_read_by_commits;
 use crate::core::state::State;
 use crate::core::waits::Awaited;
 use kvfs_storage::store::disk::copy_all;
+use kvfs_storage::store::event::What;
 use kvfs_storage::store::record::{FileRecord, InodeId, ObjectId, RemoteState, Role};
 use kvfs_storage::tier::counters::Tier;
 use kvfs_storage::tier::ram::RamTier;
@@ -228,7 +230,10 @@ impl FileSystem {
             Err(error) => Err(error.into()),
         };
         match outcome {
-            Ok(()) => ram.count_promotion(length),
+            Ok(()) => {
+                ram.count_promotion(length);
+                happened::note_move(&self.core, id, What::Promoted, "somebody asked for it");
+            }
             Err(_) => ram.give_up(object),
         }
         outcome
@@ -267,7 +272,9 @@ impl FileSystem {
                     Progress::Uploading | Progress::Naming => {}
                 }
             }
-            for _ in self.leave_disk(tiers, &ready)? {
+            let gone = self.leave_disk(tiers, &ready)?;
+            happened::note_left(&self.core, &ready, &gone, "somebody asked for it");
+            for _ in gone {
                 tiers.counters.evicted(Tier::Ssd, "asked");
                 granted += 1;
             }

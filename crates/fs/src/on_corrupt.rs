@@ -9,8 +9,9 @@
 use super::attributes::Place;
 use super::open::Opened;
 use super::{FileSystem, FsError, Invalidation};
+use crate::core::happened;
 use crate::core::state::State;
-use kvfs_storage::store::quarantine::{self, Take};
+use kvfs_storage::store::quarantine::Take;
 use kvfs_storage::store::record::{InodeId, ObjectId};
 use kvfs_storage::tier::remote::RemoteError;
 
@@ -94,12 +95,7 @@ impl FileSystem {
             return Ok(());
         };
         let why = format!("object {object}: no copy is what was written");
-        match quarantine::put(&self.core.store, object, Take::Copy, &why) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                log::warn!("object {object}: the damaged copy could not be kept: {error}");
-            }
-            _ => {}
-        }
+        happened::keep_damaged(&self.core, id, object, Take::Copy, &why);
         let mut state = self.core.state_to_change()?;
         // Somebody may have given the file other bytes.
         let inode = state.inode(id)?;

@@ -12,9 +12,11 @@ use super::foreign::Provenance;
 use super::tiers::Tiers;
 use super::whereabouts::Whereabouts;
 use super::{FileSystem, FsError};
+use crate::core::happened;
 use crate::core::state::State;
 use kvfs_page::{Checksum, PageIdentity};
 use kvfs_storage::store::disk::{Access, DiskFile, DiskPath};
+use kvfs_storage::store::event::What;
 use kvfs_storage::store::record::{InodeId, ObjectId, RemoteCopy, RemoteState, Role};
 use kvfs_storage::tier::counters::Tier;
 use kvfs_storage::tier::encoding::Subject;
@@ -181,8 +183,12 @@ impl FileSystem {
                 Err(error)
             }
         };
-        if let Err(error) = &landed {
-            tiers.counters.failed(Tier::Remote, tier, error.label());
+        match &landed {
+            Ok(Some(_)) => {
+                happened::note_move(&self.core, id, What::Fetched, "only the remote had it");
+            }
+            Ok(None) => {}
+            Err(error) => tiers.counters.failed(Tier::Remote, tier, error.label()),
         }
         landed
     }
@@ -243,6 +249,12 @@ impl FileSystem {
         match &outcome {
             Ok(_) => {
                 tiers.counters.moved(Tier::Remote, Tier::Ssd, item.length);
+                happened::note_move(
+                    &self.core,
+                    id,
+                    What::Fetched,
+                    "another machine had written it",
+                );
                 self.core.invalidate(super::Invalidation::Inode(id));
             }
             Err(error) => {

@@ -35,6 +35,7 @@ impl FileSystem {
                 Ok(self.core.open_current(id, Access::Read)?.read_at(buffer, offset)?)
             }
             Served::Text(text) => Ok(copy_text(&text, offset, buffer)),
+            Served::History(history) => history.read(&self.core, offset, buffer),
             Served::Query(query) => self.answer(&query, offset, buffer),
             Served::Slot(slot) => self.read_slot(&slot, offset, buffer),
             Served::Draft(_) | Served::SlotDraft(_) => Err(FsError::BadHandle),
@@ -70,7 +71,9 @@ impl FileSystem {
             Served::Passthrough => {
                 self.core.open_current(id, Access::ReadWrite)?.write_all_at(bytes, mode.offset)?;
             }
-            Served::Text(_) | Served::Slot(_) => return Err(FsError::NotPermitted),
+            Served::Text(_) | Served::History(_) | Served::Slot(_) => {
+                return Err(FsError::NotPermitted);
+            }
             Served::Query(query) => query.ask(bytes)?,
             Served::Draft(draft) => draft.write(mode.offset, bytes)?,
             Served::SlotDraft(draft) => draft.write(mode.offset, bytes)?,
@@ -96,6 +99,7 @@ impl FileSystem {
         let (id, _, served) = self.core.served(handle)?;
         match served {
             Served::Text(_)
+            | Served::History(_)
             | Served::Query(_)
             | Served::Slot(_)
             | Served::Draft(_)

@@ -15,12 +15,15 @@ use kvfs_storage::store::record::{InodeId, Time};
 
 /// Numbers below 2^32 are never given to stored inodes, except the three roots.
 const DIRECTORY: InodeId = InodeId(16);
-const VIEWS: [(InodeId, &str); 4] = [
+const VIEWS: [(InodeId, &str); 5] = [
     (InodeId(17), "status"),
     (InodeId(18), "metrics"),
     (InodeId(19), "config"),
     (InodeId(20), "errors"),
+    (EVENTS, "events"),
 ];
+/// Made while it is read, so its size is told as 0.
+const EVENTS: InodeId = InodeId(21);
 
 /// Whether an inode is virtual.
 pub(super) fn is_view(id: InodeId) -> bool {
@@ -79,8 +82,12 @@ impl FileSystem {
         if flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_TRUNC != 0 {
             return Err(FsError::NotPermitted);
         }
-        let text = Arc::from(self.render(id).into_bytes());
-        let handle = self.core.state().add_handle(Handle::new(id, false, Served::Text(text)));
+        let served = if id == EVENTS {
+            Served::History(Arc::default())
+        } else {
+            Served::Text(Arc::from(self.render(id).into_bytes()))
+        };
+        let handle = self.core.state().add_handle(Handle::new(id, false, served));
         Ok(Opened {
             handle,
             by: OpenedBy::Daemon,

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::FsError;
 use crate::core::Core;
+use crate::history::History;
 use crate::prefixes::{Draft, OpenSlot, Query, SlotDraft};
 use kvfs_storage::store::disk::{Access, DiskFile};
 use kvfs_storage::store::record::InodeId;
@@ -41,6 +42,8 @@ pub(crate) enum Served {
     Append(Arc<dyn DiskFile>),
     /// The daemon, from a text made at open.
     Text(Arc<[u8]>),
+    /// The daemon, which makes lines of what happened as they are read.
+    History(Arc<History>),
     /// The daemon, which answers what was written.
     Query(Arc<Query>),
     /// The daemon, which registers at close what was written.

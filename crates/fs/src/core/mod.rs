@@ -5,6 +5,7 @@
 
 pub(crate) mod describe;
 pub(crate) mod handle;
+pub(crate) mod happened;
 pub(crate) mod models;
 pub(crate) mod node;
 pub(crate) mod persist;

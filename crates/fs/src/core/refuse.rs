@@ -6,8 +6,10 @@ use crate::FsError;
 use crate::attributes::Place;
 use crate::core::Core;
 use crate::core::state::State;
+use kvfs_page::PageError;
 use kvfs_storage::ingest::model::MANIFEST_BYTES_MAX;
 use kvfs_storage::ingest::seal::SealError;
+use kvfs_storage::store::event::{Event, What};
 use kvfs_storage::store::quarantine::{self, Take};
 use kvfs_storage::store::record::{DirectoryClass, InodeId, ObjectId};
 
@@ -18,8 +20,7 @@ impl Core {
             SealError::Io(error) => FsError::Io(error),
             SealError::Refused(error) => {
                 let path = self.state().path(place.parent, &place.name);
-                self.observer.refused(&path, error.reason(), &error.to_string());
-                FsError::Refused
+                tell_refused(self, path, &error)
             }
         }
     }
@@ -45,8 +46,14 @@ impl Core {
         };
         let path = self.state().path(place.parent, &place.name);
         let reason = format!("{path}: {error}");
-        if let Err(error) = quarantine::put(&self.store, object, take, &reason) {
-            log::warn!("{path}: its bytes could not be kept in quarantine: {error}");
+        match quarantine::put(&self.store, object, take, &reason) {
+            Ok(()) => {
+                let event = Event::new(What::Quarantined, error.to_string());
+                self.store.events.note(event.at(path));
+            }
+            Err(error) => {
+                log::warn!("{path}: its bytes could not be kept in quarantine: {error}");
+            }
         }
     }
 
@@ -63,4 +70,11 @@ impl Core {
         let model = self.model_of(&mut state, place.parent);
         model.map_or(MANIFEST_BYTES_MAX, |model| model.file_bytes_max(layer))
     }
+}
+
+/// Tells of a refusal, of which the writer hears by the errno.
+pub(super) fn tell_refused(core: &Core, path: String, error: &PageError) -> FsError {
+    core.observer.refused(&path, error.reason(), &error.to_string());
+    core.store.events.note(Event::new(What::Refused, error.to_string()).at(path));
+    FsError::Refused
 }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use crate::FsError;
 use crate::attributes::Place;
 use crate::core::Core;
+use crate::core::refuse::tell_refused;
 use crate::core::state::State;
 use kvfs_page::{PageError, PagePlace, TokenStart, names};
 use kvfs_storage::ingest::seal::SealError;
@@ -86,8 +87,7 @@ impl Core {
             SealError::Io(error) => FsError::Io(error),
             SealError::Refused(error) => {
                 let path = state.path(place.parent, &place.name);
-                self.observer.refused(&path, error.reason(), &error.to_string());
-                FsError::Refused
+                tell_refused(self, path, &error)
             }
         })?;
         let name = names::format_page(kvfs_page::TokenStart(start));

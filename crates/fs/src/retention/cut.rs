@@ -10,14 +10,16 @@ use std::collections::BTreeMap;
 use super::InUse;
 use super::remove::{Kept, Removal};
 use crate::attributes::Place;
+use crate::core::happened;
 use crate::core::state::State;
 use crate::{FileSystem, FsError};
 use kvfs_page::{LayerKind, TokenStart, names};
 use kvfs_storage::ingest::seal;
 use kvfs_storage::store::disk::Access;
+use kvfs_storage::store::event::{Event, What};
 use kvfs_storage::store::metadata::TokensChange;
 use kvfs_storage::store::record::{
-    DirectoryClass, Entry, InodeId, Kind, ObjectId, ObjectKind, Role,
+    DirectoryClass, Entry, InodeId, Kind, ObjectId, ObjectKind, Role, Time,
 };
 
 /// Pages that one cut removes, or one range of tokens if that has more: it looks for their users and
@@ -56,8 +58,9 @@ struct NewTokens {
 impl FileSystem {
     /// Removes pages from the end of a sequence until so many bytes are gone, or all of it.
     pub(super) fn cut_from_end(
-        &self, sequence: InodeId, bytes_max: u64,
+        &self, sequence: InodeId, bytes_max: u64, (used, why): (Time, &str),
     ) -> Result<Removal, FsError> {
+        let event = Event { used: Some(used), ..Event::new(What::Deleted, why).of(sequence) };
         let listed = self.list_sequence(sequence)?;
         let (mut chosen, mut bytes, mut pages) = (Vec::new(), 0_u64, 0);
         for (start, pieces) in listed.pieces.iter().rev() {
@@ -71,9 +74,9 @@ impl FileSystem {
             pages += pieces.len();
         }
         let ends = chosen.len() == listed.pieces.len();
-        let mut removal = self.cut(sequence, &listed, &chosen)?;
+        let mut removal = self.cut(&event, sequence, &listed, &chosen)?;
         if removal.kept.is_none() && ends {
-            let rest = self.remove_rest(sequence)?;
+            let rest = self.remove_rest(event, sequence)?;
             removal.files += rest.files;
             removal.bytes += rest.bytes;
             removal.kept = rest.kept;
@@ -129,7 +132,7 @@ impl FileSystem {
 
     /// Removes ranges of pages, the last first, up to the first that must stay.
     fn cut(
-        &self, sequence: InodeId, listed: &Listed, chosen: &[(u64, Vec<Piece>)],
+        &self, event: &Event, sequence: InodeId, listed: &Listed, chosen: &[(u64, Vec<Piece>)],
     ) -> Result<Removal, FsError> {
         let (Some((last, _)), Some((first, _))) = (chosen.first(), chosen.last()) else {
             return Ok(Removal::default());
@@ -163,6 +166,11 @@ impl FileSystem {
                     self.remove_name(&mut state, piece.id, &mut inode, &piece.place)?;
                 removal.files += 1;
             }
+        }
+        if let Some((start, _)) = going.last() {
+            let path = state.directory_path(sequence);
+            let event = told(event, path, (&removal, *start));
+            self.core.store.events.note(event);
         }
         match (tokens, going.last()) {
             (Some(tokens), Some((start, _))) => {
@@ -253,12 +261,19 @@ impl FileSystem {
     }
 
     /// Removes a sequence and what is left in it, as far as nobody uses it.
-    fn remove_rest(&self, sequence: InodeId) -> Result<Removal, FsError> {
+    fn remove_rest(&self, event: Event, sequence: InodeId) -> Result<Removal, FsError> {
         let Kind::Directory { parent, name, .. } = self.core.state().inode(sequence)?.kind else {
             return Ok(Removal::default());
         };
         let entry = Entry { inode: sequence, file_type: libc::S_IFDIR };
-        self.remove_tree(&Place { parent, name }, entry, InUse::Stays)
+        let place = Place { parent, name };
+        let removal = self.remove_tree(&place, entry, InUse::Stays)?;
+        if removal.kept.is_none() {
+            let Removal { files, bytes, .. } = removal;
+            let event = Event { files, ..event.with_bytes(bytes) };
+            happened::note_at(&self.core, &self.core.state(), &place, event);
+        }
+        Ok(removal)
     }
 
     /// Whether a layer has a page or tail behind the last one that was listed: somebody writes.
@@ -279,4 +294,12 @@ impl FileSystem {
         }
         Ok(false)
     }
+}
+
+/// What is told of a cut: one event for all layers, since whoever asks after a page finds it by its sequence and
+/// its first token.
+fn told(event: &Event, path: Option<String>, (removal, start): (&Removal, u64)) -> Event {
+    let Removal { files, bytes, .. } = *removal;
+    let (bytes, from_token) = (Some(bytes), Some(start));
+    Event { path, files, bytes, from_token, ..event.clone() }
 }

@@ -33,7 +33,8 @@ impl FileSystem {
                 if !self.core.state().owner_may_remove(id, &place)? {
                     continue;
                 }
-                let removal = self.remove_file(id, &place, None)?;
+                let removal =
+                    self.remove_file(id, &place, None, Some("its own time to live was over"))?;
                 self.retention.counters.removed(Reason::Ttl.name(), removal.files, removal.bytes);
                 total.files += removal.files;
                 total.bytes += removal.bytes;

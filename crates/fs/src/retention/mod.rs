@@ -62,6 +62,20 @@ pub(super) enum Reason {
 }
 
 impl Reason {
+    /// The same for people, of what went for a limit of this directory.
+    fn explain(self, path: &str, policy: Policy) -> String {
+        match self {
+            Reason::Size => {
+                format!("{path} may hold {} bytes", policy.bytes.unwrap_or_default())
+            }
+            Reason::Age => {
+                let age = policy.age.unwrap_or_default().as_secs();
+                format!("not used for {age} s, the limit of {path}")
+            }
+            Reason::Ttl => format!("written longer ago than the limits below {path} allow"),
+        }
+    }
+
     fn name(self) -> &'static str {
         match self {
             Reason::Size => "size",

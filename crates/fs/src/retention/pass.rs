@@ -424,15 +424,15 @@ impl FileSystem {
     /// Removes some of what shall go; whether there is more.
     fn remove_some(&self, pass: &mut Pass) -> Result<bool, FsError> {
         let mut gone = Gone::default();
-        let outcome = self.remove_batch(pass, &mut gone);
+        let path = self.core.state().directory_path(pass.root).unwrap_or_default();
+        let outcome = self.remove_batch(pass, &mut gone, &path);
         if !gone.0.is_empty() {
-            let path = self.core.state().directory_path(pass.root).unwrap_or_default();
             log::info!("{path}: deleted beyond its limits ({}): {gone}", pass.policy);
         }
         outcome
     }
 
-    fn remove_batch(&self, pass: &mut Pass, gone: &mut Gone) -> Result<bool, FsError> {
+    fn remove_batch(&self, pass: &mut Pass, gone: &mut Gone, path: &str) -> Result<bool, FsError> {
         for _ in 0..REMOVALS_PER_STEP {
             let held = self.retention.reports().get(&pass.root).map_or(0, |report| report.bytes);
             let Some((unit, reason)) = pass.next_to_go(held) else {
@@ -442,7 +442,8 @@ impl FileSystem {
                 Reason::Size => pass.excess(held),
                 Reason::Age | Reason::Ttl => u64::MAX,
             };
-            let removal = self.remove_unit(&pass.limited, &unit, bytes_max)?;
+            let why = reason.explain(path, pass.policy);
+            let removal = self.remove_unit(&pass.limited, &unit, bytes_max, &why)?;
             gone.add(reason, &removal);
             let is_committing = removal.kept == Some(Kept::Committing);
             if !is_committing || removal.files > 0 {

@@ -5,9 +5,11 @@ use std::time::Duration;
 use super::pass::{Unit, What};
 use super::rights::Root;
 use crate::attributes::Place;
+use crate::core::happened;
 use crate::core::state::State;
 use crate::{FileSystem, FsError, Invalidation};
 use kvfs_storage::store::disk::{Access, DiskPath};
+use kvfs_storage::store::event::{self, Event};
 use kvfs_storage::store::record::{Inode, InodeId, ObjectId, Role, Time};
 
 /// How long a removal waits for the thread that tells the kernel: a name that the kernel goes on
@@ -52,20 +54,20 @@ impl Kept {
 impl FileSystem {
     /// Removes a file, or so many bytes of a sequence from its end.
     pub(super) fn remove_unit(
-        &self, root: &Root, unit: &Unit, bytes_max: u64,
+        &self, root: &Root, unit: &Unit, bytes_max: u64, why: &str,
     ) -> Result<Removal, FsError> {
         if !self.core.state().may_still_go(root, unit)? {
             return Ok(Removal { kept: Some(Kept::Changed), ..Removal::default() });
         }
         match &unit.what {
-            What::File(id, place) => self.remove_file(*id, place, Some(unit.used)),
-            What::Sequence(directory) => self.cut_from_end(*directory, bytes_max),
+            What::File(id, place) => self.remove_file(*id, place, Some(unit.used), Some(why)),
+            What::Sequence(directory) => self.cut_from_end(*directory, bytes_max, (unit.used, why)),
         }
     }
 
-    /// Removes one name of a file that was last used at that time.
+    /// Removes one name of a file that was last used at that time. `why` is told, if it goes for itself.
     pub(super) fn remove_file(
-        &self, id: InodeId, place: &Place, used: Option<Time>,
+        &self, id: InodeId, place: &Place, used: Option<Time>, why: Option<&str>,
     ) -> Result<Removal, FsError> {
         // Or the kernel itself has it open for the next reader.
         self.lets_go(id);
@@ -81,6 +83,10 @@ impl FileSystem {
             return Ok(Removal { kept: Some(kept), ..Removal::default() });
         }
         let bytes = self.remove_name(&mut state, id, &mut inode, place)?;
+        if let Some(why) = why {
+            let event = Event::new(event::What::Deleted, why).of(id).with_bytes(bytes);
+            happened::note_at(&self.core, &state, place, Event { used, ..event });
+        }
         drop(state);
         self.tell_removed(place);
         Ok(Removal { files: 1, bytes, ..Removal::default() })

@@ -65,7 +65,7 @@ impl FileSystem {
     /// Removes a name that is no directory's.
     fn remove_leaf(&self, place: &Place, entry: Entry, in_use: InUse) -> Result<Removal, FsError> {
         if entry.file_type == libc::S_IFREG && in_use == InUse::Stays {
-            return self.remove_file(entry.inode, place, None);
+            return self.remove_file(entry.inode, place, None, None);
         }
         self.unlink(place)?;
         self.tell_gone(place, in_use);

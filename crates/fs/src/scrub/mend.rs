@@ -7,8 +7,9 @@ use super::super::residency::item;
 use super::super::{FileSystem, FsError};
 use super::Found;
 use super::read::Reader;
+use crate::core::happened;
 use kvfs_storage::store::disk::{Access, DiskFile, DiskPath, FileStat};
-use kvfs_storage::store::quarantine::{self, Take};
+use kvfs_storage::store::quarantine::Take;
 use kvfs_storage::store::record::{EncodedCopy, Inode, InodeId, ObjectId, Role};
 use kvfs_storage::tier::counters::Tier;
 use kvfs_storage::tier::encoded::verify;
@@ -172,9 +173,7 @@ impl FileSystem {
         }
         if stat.is_some() && !matches!(replaced, Ok(true)) {
             let why = format!("object {object}: {why}");
-            if let Err(error) = quarantine::put(&self.core.store, object, Take::CopyOfDisk, &why) {
-                log::warn!("object {object}: the damaged copy could not be kept: {error}");
-            }
+            happened::keep_damaged(&self.core, id, object, Take::CopyOfDisk, &why);
         }
         // Whoever opens it next hears of it.
         self.forget_verified(id);
@@ -194,9 +193,7 @@ impl FileSystem {
             return Ok(Found::Damaged);
         };
         let why = format!("object {object}: {why}; the copy in memory takes its place");
-        if let Err(error) = quarantine::put(&self.core.store, object, Take::CopyOfDisk, &why) {
-            log::warn!("object {object}: the damaged copy could not be kept: {error}");
-        }
+        happened::keep_damaged(&self.core, id, object, Take::CopyOfDisk, &why);
         {
             let mut state = self.core.state_to_change()?;
             if state.metadata.object(object)?.is_none() {
@@ -232,9 +229,7 @@ impl FileSystem {
         }
         let mut state = self.core.state_to_change()?;
         if state.metadata.forget_encoded_copy(object)?.is_some() {
-            if let Err(error) = quarantine::put(&self.core.store, object, Take::Encoded, why) {
-                log::warn!("object {object}: the damaged copy could not be kept: {error}");
-            }
+            happened::keep_damaged(&self.core, id, object, Take::Encoded, why);
             tiers.copies.discard_encoded(object);
             tiers.copies.note_raw(object, id, subject.item.length);
             drop(state);

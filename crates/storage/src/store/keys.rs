@@ -22,6 +22,8 @@
 //! | `Q` sequence(8) | [`IndexedTokens`](super::record::IndexedTokens) |
 //! | `T` | [`Totals`](super::record::Totals) |
 //! | `K` | [`Time`](super::record::Time): the wall clock at the last commit at which it was believed |
+//! | `Y` | [`EventHeads`](super::event::EventHeads) |
+//! | `Y` ring(1) slot(4) | [`Event`](super::event::Event) |
 //! | `C` | `(u32, bool)`: the epoch of the last mount, and whether it ended in good order |
 //!
 //! Entries are ordered by a hash of the name, so that a directory can be listed from any offset
@@ -29,6 +31,7 @@
 //! hash with probability 2^-62 per pair: about 10^-7 in a directory of a million. Both can be
 //! looked up even then; a listing that breaks exactly between them repeats neither and may skip one.
 
+use super::event::Ring;
 use super::record::{InodeId, ObjectId};
 
 /// First offset that belongs to a name; smaller ones are `.` and `..`.
@@ -144,6 +147,17 @@ pub(crate) fn indexed_page(sequence: InodeId, page: u32) -> Vec<u8> {
 /// Key of the clock.
 pub(crate) fn clock() -> Vec<u8> {
     vec![b'K']
+}
+
+/// Key of what there is of events.
+pub(crate) fn event_heads() -> Vec<u8> {
+    vec![b'Y']
+}
+
+/// Key of a slot of a ring of events.
+pub(crate) fn event(ring: Ring, slot: u64) -> Vec<u8> {
+    let slot = u32::try_from(slot).expect("no ring has so many slots");
+    [b"Y".as_slice(), &[ring as u8], &slot.to_be_bytes()].concat()
 }
 
 /// Key of the epoch.

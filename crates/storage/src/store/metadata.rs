@@ -15,6 +15,7 @@
 mod attributes;
 mod clock;
 mod encoded;
+pub(super) mod events;
 mod prefixes;
 mod remote;
 mod scan;

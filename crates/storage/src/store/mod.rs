@@ -18,6 +18,8 @@ pub mod commit;
 pub mod database;
 pub mod description;
 pub mod disk;
+pub mod event;
+pub mod events;
 mod flush;
 pub mod format;
 pub mod fsck;
@@ -44,6 +46,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::tier::ram::RamTier;
 use database::Backend;
 use disk::{Access, Disk, DiskDirectory, DiskFile, DiskPath};
+use events::Events;
 use record::ObjectId;
 
 /// Why a store cannot be used, by what the user has to do.
@@ -170,6 +173,8 @@ pub struct Store {
     pub disk: Arc<dyn Disk>,
     /// Copies in memory, and what the next commit will write to the disk.
     pub ram: Option<Arc<RamTier>>,
+    /// What happened, on its way into the database.
+    pub events: Arc<Events>,
     path: PathBuf,
     lock: Arc<format::Lock>,
     /// Directories of objects from which names were removed since they were last synced.
@@ -195,7 +200,8 @@ impl Store {
         };
         format::check(disk.as_ref(), path)?;
         let (path, lock) = (path.to_owned(), Arc::new(lock));
-        Ok(Store { disk, ram: None, path, lock, thinned: Arc::default() })
+        let (events, thinned) = (Arc::default(), Arc::default());
+        Ok(Store { disk, ram: None, events, path, lock, thinned })
     }
 
     /// Where the store is.

@@ -18,6 +18,8 @@ pub use place::RamPlace;
 use super::counters::{Counters, Tier};
 use super::replacement::Replacement;
 use crate::store::disk::{Access, Allocation, Disk, DiskFile, DiskPath, FileStat};
+use crate::store::event::{Event, What};
+use crate::store::events::Events;
 use crate::store::local_disk::LocalDisk;
 use crate::store::record::{InodeId, ObjectId};
 use crate::sync::{Mutex, MutexGuard};
@@ -46,6 +48,7 @@ pub struct RamTier {
     budget_bytes: u64,
     held: Mutex<Held>,
     let_go: OnceLock<LetGo>,
+    events: OnceLock<Arc<Events>>,
     counters: Counters,
 }
 
@@ -102,8 +105,8 @@ impl RamTier {
             replacement: Replacement::new(budget_bytes),
             kept: BTreeSet::new(),
         };
-        let (held, let_go) = (Mutex::new(held), OnceLock::new());
-        Ok(RamTier { disk, place, budget_bytes, held, let_go, counters })
+        let (held, let_go, events) = (Mutex::new(held), OnceLock::new(), OnceLock::new());
+        Ok(RamTier { disk, place, budget_bytes, held, let_go, events, counters })
     }
 
     /// Where the copies are.
@@ -119,6 +122,11 @@ impl RamTier {
     /// How the kernel is made to forget a backing file.
     pub fn on_eviction(&self, let_go: LetGo) {
         let _ = self.let_go.set(let_go);
+    }
+
+    /// Where it is told which copies left.
+    pub fn tell(&self, events: Arc<Events>) {
+        let _ = self.events.set(events);
     }
 
     /// Makes the file of a new object of up to `bytes`, allocated, empty and dirty. `None` if there
@@ -289,6 +297,7 @@ impl RamTier {
             return false;
         }
         held.replacement.evicted(object);
+        self.tell_evicted(&held, object, "somebody asked for it");
         self.drop_file(&mut held, object);
         self.counters.evicted(Tier::Ram, "asked");
         true
@@ -379,6 +388,7 @@ impl RamTier {
         });
         for victim in victims {
             held.replacement.evicted(victim.object);
+            self.tell_evicted(held, victim.object, "memory needed room");
             self.drop_file(held, victim.object);
             self.counters.evicted(Tier::Ram, "room");
         }
@@ -409,6 +419,12 @@ impl RamTier {
         }
         let file = self.disk.open(&DiskPath::Ram(object), Access::Read);
         file.and_then(|file| file.is_unused()).unwrap_or(false)
+    }
+
+    fn tell_evicted(&self, held: &Held, object: ObjectId, reason: &str) {
+        let Some((events, copy)) = self.events.get().zip(held.copies.get(&object)) else { return };
+        let event = Event::new(What::Evicted, reason).with_bytes(copy.bytes);
+        events.note(Event { inode: copy.inode, ..event });
     }
 
     fn drop_file(&self, held: &mut Held, object: ObjectId) {

@@ -1,0 +1,129 @@
+//! `.kvfs/events`: what happened, one line of JSON for each event, made while it is read.
+//!
+//! A hundred thousand lines are never in memory at once: a reader has a window of some, and a read makes the next
+//! ones. At the end the file goes on when something happens, as one does that is appended to.
+
+use std::fmt::Write;
+use std::sync::{Mutex, PoisonError};
+
+use serde_json::json;
+
+use super::FsError;
+use super::transfer::copy_text;
+use crate::core::Core;
+use crate::core::state::State;
+use kvfs_page::{TokenStart, names};
+use kvfs_storage::store::event::Event;
+use kvfs_storage::store::events::EventCursor;
+use kvfs_storage::store::record::{Role, Time};
+
+/// Events that one read makes lines of, with the state held: some 20 us each where they are on the disk.
+const EVENTS_AT_ONCE: usize = 32;
+const DAY_SECONDS: i64 = 86_400;
+
+/// An open `.kvfs/events`.
+#[derive(Debug, Default)]
+pub(crate) struct History(Mutex<Window>);
+
+/// The lines that were read last: a read that was interrupted is asked again.
+#[derive(Debug, Default)]
+struct Window {
+    from: EventCursor,
+    start: u64,
+    text: String,
+}
+
+impl History {
+    /// Reads from where the last read ended, from within what it gave, or from the beginning.
+    pub(super) fn read(
+        &self, core: &Core, offset: u64, buffer: &mut [u8],
+    ) -> Result<usize, FsError> {
+        let mut window = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if offset == 0 && window.start > 0 {
+            *window = Window::default();
+        }
+        let within = offset.checked_sub(window.start).ok_or(FsError::Invalid)?;
+        let held = window.text.len() as u64;
+        if within < held {
+            return Ok(copy_text(window.text.as_bytes(), within, buffer));
+        }
+        if within > held {
+            return Err(FsError::Invalid);
+        }
+        let text = next_lines(core, &mut window.from)?;
+        if text.is_empty() {
+            return Ok(0);
+        }
+        (window.start, window.text) = (offset, text);
+        Ok(copy_text(window.text.as_bytes(), 0, buffer))
+    }
+}
+
+fn next_lines(core: &Core, from: &mut EventCursor) -> Result<String, FsError> {
+    let state = core.state();
+    let mut text = String::new();
+    for event in core.store.events.read(&state.metadata, from, EVENTS_AT_ONCE)? {
+        let path = event.path.clone().or_else(|| path_now(&state, &event));
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "{}", line(&event, path.as_deref()));
+    }
+    Ok(text)
+}
+
+fn line(event: &Event, path: Option<&str>) -> serde_json::Value {
+    json!({
+        "number": event.number,
+        "time": written(event.time),
+        "what": event.what.name(),
+        "path": path,
+        "inode": event.inode.map(|inode| inode.0),
+        "reason": event.reason,
+        "files": event.files,
+        "bytes": event.bytes,
+        "used": event.used.map(written),
+        "from_token": event.from_token,
+    })
+}
+
+/// The path that a file has now, if its role and the directory in which it was last found tell its name.
+fn path_now(state: &State, event: &Event) -> Option<String> {
+    let id = event.inode?;
+    let found_in = || state.nodes.get(&id).and_then(|node| node.found_in);
+    let directory = event.directory.or_else(found_in)?;
+    let inode = state.metadata.inode(id).ok().flatten()?;
+    let name = match inode.file()?.role {
+        Role::Page(page) => names::format_page(TokenStart(page.start)),
+        Role::Tail { start, .. } => names::format_tail(TokenStart(start)),
+        Role::Tokens => names::TOKENS.to_owned(),
+        Role::Plain | Role::Manifest => return None,
+    };
+    let entry = state.entry(directory, name.as_bytes()).ok().flatten();
+    let leads_to_it = entry.is_some_and(|entry| entry.inode == id);
+    leads_to_it.then(|| state.path(directory, name.as_bytes()))
+}
+
+/// A time as RFC 3339 writes it, in UTC.
+fn written(time: Time) -> String {
+    let (year, month, day) = date_of(time.seconds.div_euclid(DAY_SECONDS));
+    let second = time.seconds.rem_euclid(DAY_SECONDS);
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    let milliseconds = time.nanoseconds / 1_000_000;
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{milliseconds:03}Z")
+}
+
+/// Year, month and day of a day since 1970. Years are counted from March, so that a leap day ends one.
+fn date_of(day: i64) -> (i64, i64, i64) {
+    const DAYS_OF_400_YEARS: i64 = 146_097;
+    let since_march_of_0 = day.saturating_add(719_468);
+    let era = since_march_of_0.div_euclid(DAYS_OF_400_YEARS);
+    let day = since_march_of_0.rem_euclid(DAYS_OF_400_YEARS);
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let day_of_month = day - (153 * month + 2) / 5 + 1;
+    let (month, carried) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
+    (era * 400 + year + carried, month, day_of_month)
+}
+
+#[cfg(test)]
+mod tests;

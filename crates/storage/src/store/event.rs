@@ -1,0 +1,200 @@
+//! What happened to a file without its user asking for it, and the rings in which that is remembered.
+//!
+//! A ring has so many slots; the event that finds it full takes the place of the oldest. Losses, refusals and
+//! moves have rings of their own, so that neither an engine that writes broken pages all night nor a scan that moves
+//! every page pushes out why something was deleted.
+
+use serde::{Deserialize, Serialize};
+
+use super::record::{InodeId, Time};
+
+/// Bytes of a path or a reason that an event keeps: with all rings full of such events they take 200 MB, with
+/// those of an ordinary store some 15.
+pub const TEXT_BYTES_MAX: usize = 1024;
+
+/// What happened. A new kind is added at the end: stores have the numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum What {
+    /// A limit took its name.
+    Deleted,
+    /// Its bytes were not what was written.
+    Damaged,
+    /// What was written is no page, manifest or row, and is not there.
+    Refused,
+    /// A copy of bytes that are wrong was put aside.
+    Quarantined,
+    /// Its copy in memory went.
+    Evicted,
+    /// The disk's copy went, the remote has it.
+    Demoted,
+    /// The disk has it in fewer bytes.
+    Encoded,
+    /// It came nearer on this machine.
+    Promoted,
+    /// It came from the remote.
+    Fetched,
+    /// So many events were not kept.
+    Lost,
+}
+
+impl What {
+    /// The word for it.
+    pub fn name(self) -> &'static str {
+        match self {
+            What::Deleted => "deleted",
+            What::Damaged => "damaged",
+            What::Refused => "refused",
+            What::Quarantined => "quarantined",
+            What::Evicted => "evicted",
+            What::Demoted => "demoted",
+            What::Encoded => "encoded",
+            What::Promoted => "promoted",
+            What::Fetched => "fetched",
+            What::Lost => "events lost",
+        }
+    }
+
+    /// Where it is remembered.
+    pub fn ring(self) -> Ring {
+        match self {
+            What::Deleted | What::Damaged | What::Lost => Ring::Losses,
+            What::Refused | What::Quarantined => Ring::Refusals,
+            What::Evicted | What::Demoted | What::Encoded | What::Promoted | What::Fetched => {
+                Ring::Moves
+            }
+        }
+    }
+}
+
+/// One of the rings; its number is part of the store's format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ring {
+    /// What cannot be read any more.
+    Losses = 0,
+    /// What was never there.
+    Refusals = 1,
+    /// What is elsewhere.
+    Moves = 2,
+}
+
+impl Ring {
+    /// All of them.
+    pub const ALL: [Ring; 3] = [Ring::Losses, Ring::Refusals, Ring::Moves];
+
+    /// Events that it remembers: together some 100,000, which is a day of a busy mount and 15 MB on the disk.
+    pub fn slots(self) -> u64 {
+        match self {
+            Ring::Losses => 1 << 15,
+            Ring::Refusals => 1 << 13,
+            Ring::Moves => 1 << 16,
+        }
+    }
+}
+
+/// Something that happened. What is not known is absent.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Event {
+    /// Counts all events of a store, which a clock that jumps does not.
+    pub number: u64,
+    /// When, by the wall clock.
+    pub time: Time,
+    /// What.
+    pub what: What,
+    /// Why, for people.
+    pub reason: String,
+    /// The path then, for people: below the mountpoint, with what is not printable escaped.
+    pub path: Option<String>,
+    /// The file, or the directory of a sequence.
+    pub inode: Option<InodeId>,
+    /// The directory in which it was last found.
+    pub directory: Option<InodeId>,
+    /// How many files, or events that were lost.
+    pub files: u64,
+    /// Their bytes.
+    pub bytes: Option<u64>,
+    /// When it was last used.
+    pub used: Option<Time>,
+    /// The first token that went, where it is the end of a sequence.
+    pub from_token: Option<u64>,
+}
+
+impl Event {
+    /// Something that happened to a file now.
+    pub fn new(what: What, reason: impl Into<String>) -> Event {
+        Event {
+            number: 0,
+            time: Time::now(),
+            what,
+            reason: shortened(reason.into()),
+            path: None,
+            inode: None,
+            directory: None,
+            files: 1,
+            bytes: None,
+            used: None,
+            from_token: None,
+        }
+    }
+
+    /// The same to this file.
+    #[must_use]
+    pub fn of(self, inode: InodeId) -> Event {
+        Event { inode: Some(inode), ..self }
+    }
+
+    /// The same under this path.
+    #[must_use]
+    pub fn at(self, path: String) -> Event {
+        Event { path: Some(shortened(path)), ..self }
+    }
+
+    /// The same to so many bytes.
+    #[must_use]
+    pub fn with_bytes(self, bytes: u64) -> Event {
+        Event { bytes: Some(bytes), ..self }
+    }
+}
+
+/// What there is of all events: the record from which a mount goes on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EventHeads {
+    /// Events that were numbered.
+    pub numbered: u64,
+    /// Events that each ring was ever given.
+    pub given: [u64; 3],
+}
+
+impl EventHeads {
+    /// How many events a ring was given, and which of them it still has.
+    pub fn kept(&self, ring: Ring) -> std::ops::Range<u64> {
+        let given = self.given[ring as usize];
+        given.saturating_sub(ring.slots())..given
+    }
+}
+
+/// A text within its bound, with its end if it is longer: of paths, that tells more.
+fn shortened(text: String) -> String {
+    const MARK: &str = "...";
+    if text.len() <= TEXT_BYTES_MAX {
+        return text;
+    }
+    let from = text.len() - (TEXT_BYTES_MAX - MARK.len());
+    let from = (from..=text.len()).find(|at| text.is_char_boundary(*at)).unwrap_or(text.len());
+    format!("{MARK}{}", &text[from..])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_are_bounded_wherever_a_letter_ends() {
+        for letter in ["a", "ü", "日"] {
+            let event = Event::new(What::Deleted, letter.repeat(5000)).at(letter.repeat(300));
+            assert!(event.reason.len() <= TEXT_BYTES_MAX);
+            assert!(event.reason.len() > TEXT_BYTES_MAX - 4);
+            assert!(event.reason.starts_with("...") && event.reason.ends_with(letter));
+            assert_eq!(event.path, Some(letter.repeat(300)));
+        }
+    }
+}
