@@ -3,6 +3,10 @@
 use std::fs;
 use std::path::Path;
 
+use kvfs::page::{
+    Dtype, Layer, LayerKind, StatePlace, StateShape, StateTensor, TokenStart, names, pack_state,
+};
+
 use crate::common::sys::{assert_errno, open, setxattr};
 use crate::common::{Mode, Model, Mount, eventually};
 use crate::writer::Sequence;
@@ -10,6 +14,7 @@ use crate::{limit, removed, settle, wait_until_gone};
 
 in_both_modes!(a_sequence_in_use_loses_nothing_before_what_is_used, a_cut_is_one_step_for_a_crash,);
 in_served_mode!(
+    states_go_with_the_pages_that_they_come_after,
     the_end_of_the_oldest_sequence_goes_first,
     a_sequence_that_is_too_old_goes_whole,
     shared_pages_free_nothing_until_the_last_sequence_goes,
@@ -78,6 +83,36 @@ fn the_end_of_the_oldest_sequence_goes_first(mode: Mode) {
     assert_eq!(held("old"), (67, tail(64, pages(&[0, 32]))));
     assert!(removed(&mount, "size") >= 4);
     drop(new);
+}
+
+fn states_go_with_the_pages_that_they_come_after(mode: Mode) {
+    let mount = Mount::new(mode);
+    let tensor = StateTensor { name: "ssm".to_owned(), dtype: Dtype::F32, shape: vec![1024] };
+    let state = StateShape { state: vec![tensor] };
+    let model = Model::with(|fields| {
+        fields.layers = Some(vec![LayerKind::Attention, LayerKind::State(state)]);
+    });
+    model.install(&mount);
+    let mut sequence = Sequence::new(&model, "chat");
+    sequence.append_tokens(&mount, &model, &(0..96).collect::<Vec<_>>());
+    sequence.append_rows(&mount, &model, 0, 96);
+    let name = |row: u64| names::format_state(TokenStart(row));
+    for row in [32, 64, 90, 96] {
+        let place = StatePlace::new(&model.manifest, Layer(1), TokenStart(row)).unwrap();
+        let seen: Vec<u8> = (0..u32::try_from(row).unwrap()).flat_map(u32::to_le_bytes).collect();
+        let prefix = model.manifest.prefix_of(&seen).unwrap();
+        let file = pack_state(&place, prefix, &[7; 4096]).unwrap();
+        fs::write(model.layer(&mount, "chat", 1).join(name(row)), file).unwrap();
+    }
+    let directory = model.sequence(&mount, "chat");
+    // Three pages and four states of as many bytes.
+    limit(&directory, "quota", 7 * PAGE_BYTES);
+    wait_until_gone(&directory.join("001").join(name(96)));
+    settle();
+    let left = [pages(&[0, 32])[0].clone(), vec![name(32), name(64)]].to_vec();
+    assert_eq!(shape(&mount, &model, "chat"), Some((64, left)));
+    let found = kvfs::reader::longest_prefix(&model.directory(&mount), &sequence.tokens).unwrap();
+    assert_eq!(found.tokens, 64);
 }
 
 fn a_sequence_whose_tokens_were_moved_goes_whole(mode: Mode) {

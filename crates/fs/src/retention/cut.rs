@@ -28,7 +28,7 @@ const PAGES_MAX: usize = 64;
 /// Bytes of one token id.
 const TOKEN_BYTES: u64 = 4;
 
-/// A page or tail, and its bytes if they are its own.
+/// A page, tail or state, and its bytes if they are its own.
 #[derive(Clone, Debug)]
 struct Piece {
     id: InodeId,
@@ -89,7 +89,9 @@ impl FileSystem {
     fn list_sequence(&self, sequence: InodeId) -> Result<Listed, FsError> {
         let mut listed = Listed::default();
         let mut state = self.core.state();
+        let mut page_tokens = None;
         if let Ok(model) = self.core.model_of(&mut state, sequence) {
+            page_tokens = Some(u64::from(model.manifest.geometry().page_tokens()));
             // Where pages of such a layer stand says nothing of the tokens that they are about.
             let kinds = model.manifest.fields().layers.as_deref().unwrap_or_default();
             listed.is_whole = kinds.contains(&LayerKind::Cross);
@@ -115,6 +117,12 @@ impl FileSystem {
             let mut entries = Vec::new();
             state.metadata.entries(directory, 0, |_, name, entry| {
                 let start = names::parse_page(name).or_else(|| names::parse_tail(name));
+                // A state goes with the page in which its last row is.
+                let state = || {
+                    let last = names::parse_state(name)?.0.saturating_sub(1);
+                    page_tokens.map(|page_tokens| TokenStart(last - last % page_tokens))
+                };
+                let start = start.or_else(state);
                 entries.extend(start.map(|start| (start, name.to_vec(), entry.inode)));
                 true
             })?;
