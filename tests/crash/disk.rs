@@ -33,6 +33,8 @@ struct Live {
     fault: Option<Fault>,
     lie: Option<Lie>,
     meanwhile: Option<Meanwhile>,
+    /// How often it was asked to sync all files at once: it does so every other time.
+    asked_for_all: u64,
 }
 
 /// What others do while a file is synced.
@@ -50,6 +52,8 @@ struct Node {
     modified: Time,
     opens: u32,
     writers: u32,
+    /// Whether it was changed since it was last synced.
+    is_dirty: bool,
 }
 
 #[derive(Debug)]
@@ -73,6 +77,7 @@ impl SimulatedDisk {
             fault: None,
             lie: None,
             meanwhile: None,
+            asked_for_all: 0,
         };
         for (name, content) in &image.files {
             let node = live.new_node(content.clone());
@@ -151,7 +156,8 @@ impl Live {
     fn new_node(&mut self, content: Content) -> NodeId {
         self.next_node += 1;
         let node = NodeId(self.next_node);
-        self.nodes.insert(node, Node { content, modified: Time::now(), opens: 0, writers: 0 });
+        let modified = Time::now();
+        self.nodes.insert(node, Node { content, modified, opens: 0, writers: 0, is_dirty: false });
         node
     }
 
@@ -178,6 +184,7 @@ impl Live {
             Change::SetLength(length) => file.content.set_length(*length),
         }
         file.modified = Time::now();
+        file.is_dirty = true;
         self.log.push(Step::Change { node, change });
     }
 
@@ -201,15 +208,41 @@ impl Live {
             self.log.push(Step::FailedSync(Some(node)));
             return Err(error);
         }
+        self.synced(node);
+        Ok(())
+    }
+
+    fn synced(&mut self, node: NodeId) {
+        if let Some(file) = self.nodes.get_mut(&node) {
+            file.is_dirty = false;
+        }
         let step = Step::Sync(node);
         if !self.is_lie(&step) {
             self.log.push(step);
         }
-        Ok(())
     }
 }
 
 impl Disk for SimulatedDisk {
+    /// A disk that is to fail is asked file by file: a failure is told of each.
+    fn sync_all_files(&self, instead_of: usize) -> io::Result<bool> {
+        if instead_of < 2 {
+            return Ok(false);
+        }
+        let mut live = self.live();
+        live.asked_for_all += 1;
+        if live.fault.is_some() || live.asked_for_all.is_multiple_of(2) {
+            return Ok(false);
+        }
+        let dirty = live.nodes.iter().filter(|(_, file)| file.is_dirty);
+        let mut dirty: Vec<NodeId> = dirty.map(|(node, _)| *node).collect();
+        dirty.sort_unstable();
+        for node in dirty {
+            live.synced(node);
+        }
+        Ok(true)
+    }
+
     fn create(&self, path: &DiskPath) -> io::Result<Box<dyn DiskFile>> {
         let mut live = self.live();
         let node = live.create(Name::File(path.clone()))?;

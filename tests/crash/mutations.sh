@@ -45,9 +45,12 @@ crash=(--test crash)
 export KVFS_SIM_STATES=${KVFS_SIM_STATES:-3000} KVFS_SIM_DAMAGES=${KVFS_SIM_DAMAGES:-1000}
 
 mutate fsync-of-objects crates/storage/src/store/commit.rs \
-    'store.open_object(object, Access::Read)?.sync()' \
-    'let file = store.open_object(object, Access::Read)?; if MUTATED { Ok(()) } else { file.sync() }' \
+    'file.and_then(|file| file.sync())' \
+    'file.and_then(|file| if MUTATED { Ok(()) } else { file.sync() })' \
     "${crash[@]}"
+mutate sync-of-all-files crates/storage/src/store/commit.rs \
+    'if store.disk.sync_all_files(objects.len())? {' \
+    'if MUTATED && objects.len() > 1 || store.disk.sync_all_files(objects.len())? {' "${crash[@]}"
 mutate fsync-of-copies-from-memory crates/storage/src/store/flush.rs \
     '    target.sync()?;' '    if !MUTATED { target.sync()?; }' "${crash[@]}"
 mutate fsync-of-shards crates/storage/src/store/commit.rs \

@@ -66,3 +66,45 @@ fn xfs() {
     crate::require!(fuse, root, r#loop, xfs);
     whatever_was_acknowledged_survives(Format::Xfs, 320 << 20);
 }
+
+/// Files of one commit: so many that the disk is asked to sync all of them at once.
+const TOGETHER: usize = 300;
+
+fn many_files_of_one_commit(format: Format, bytes: u64) {
+    let disk = SmallDisk::with(format, bytes);
+    let store = disk.mountpoint.join("store");
+    let mut mount = Mount::of_store_with(Mode::Passthrough, &["--commit-interval", "60"], &store);
+    for round in 0..3 {
+        let directory = mount.path().join("files").join(round.to_string());
+        std::fs::create_dir(&directory).unwrap();
+        for number in 0..TOGETHER {
+            std::fs::write(directory.join(number.to_string()), format!("{round} {number}"))
+                .unwrap();
+        }
+        std::fs::File::open(&directory).unwrap().sync_all().unwrap();
+        disk.cut_power();
+        mount.kill();
+        output(Command::new("umount").arg("-l").arg(mount.path()));
+        disk.restore_power();
+        mount.mount();
+        for number in 0..TOGETHER {
+            let found = std::fs::read_to_string(directory.join(number.to_string()));
+            let expected = format!("{round} {number}");
+            assert_eq!(found.ok(), Some(expected), "{format:?}, cut {round}, file {number}");
+        }
+    }
+    assert!(mount.unmount().success());
+    crate::kills::assert_sound(&store);
+}
+
+#[test]
+fn many_files_of_one_commit_on_ext4() {
+    crate::require!(fuse, root, r#loop);
+    many_files_of_one_commit(Format::Ext4, 96 << 20);
+}
+
+#[test]
+fn many_files_of_one_commit_on_xfs() {
+    crate::require!(fuse, root, r#loop, xfs);
+    many_files_of_one_commit(Format::Xfs, 320 << 20);
+}

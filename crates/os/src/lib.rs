@@ -7,6 +7,7 @@ mod extended_attribute;
 mod fuse;
 mod lease;
 mod mapping;
+mod memory;
 pub mod mountinfo;
 mod open;
 mod process;
@@ -19,6 +20,7 @@ pub use extended_attribute::{
 pub use fuse::{close_backing, is_daemon_gone};
 pub use lease::{is_at_rest, is_unused};
 pub use mapping::{map_populated, map_private, populate};
+pub use memory::memory_bytes;
 pub use open::open_beneath;
 pub use process::{be_idle, fork};
 pub use side_by_side::{in_background, side_by_side, side_by_side_with};

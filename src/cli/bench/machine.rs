@@ -8,15 +8,13 @@ use serde_json::{Value, json};
 /// The machine, the filesystem below, and whether the kernel passes files through.
 pub(super) fn describe(path: &Path, passthrough: &str) -> Value {
     let cpu = field("/proc/cpuinfo", "model name").unwrap_or_else(|| std::env::consts::ARCH.into());
-    let kibibytes = field("/proc/meminfo", "MemTotal");
-    let kibibytes = kibibytes.and_then(|text| text.split(' ').next()?.parse::<u64>().ok());
     let kernel = nix::sys::utsname::uname()
         .map(|name| name.release().to_string_lossy().into_owned())
         .unwrap_or_default();
     json!({
         "cpu": cpu,
         "cores": std::thread::available_parallelism().map_or(1, usize::from),
-        "memory": kibibytes.unwrap_or(0) * 1024,
+        "memory": kvfs_os::memory_bytes("MemTotal").unwrap_or(0),
         "kernel": kernel,
         "filesystem": filesystem(path).unwrap_or_else(|| "unknown".to_owned()),
         "passthrough": passthrough,

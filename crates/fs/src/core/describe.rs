@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use crate::core::Core;
 use crate::core::state::State;
 use kvfs_os::side_by_side;
+use kvfs_storage::store::Store;
 use kvfs_storage::store::database::decode;
 use kvfs_storage::store::description::Description;
 use kvfs_storage::store::keys;
@@ -52,7 +53,9 @@ fn describe_one(core: &Core, layer: &Layer, changed: &Changed, changed_names: &H
         return;
     };
     let before = before.as_ref().and_then(Inode::file).and_then(|file| file.object);
-    let old = core.store.description(object);
+    // Many small files are told here, and what is looked at for nothing takes longer than the note.
+    let is_new = before.is_none() && record.references == 1 && layer.publish.contains(&object);
+    let old = if is_new { None } else { core.store.description(object) };
     let old = old.or_else(|| core.store.description(before?));
     let mut paths = old.map_or_else(Vec::new, |old| old.paths);
     paths.retain(|path| !changed_names.contains(path));
@@ -63,7 +66,8 @@ fn describe_one(core: &Core, layer: &Layer, changed: &Changed, changed_names: &H
         paths.sort_by_cached_key(|path| leads_to(&core.state(), path, changed.id));
     }
     let description = Description::new(paths, changed.inode.clone(), record);
-    if let Err(error) = core.store.describe(object, &description) {
+    let describe = if is_new { Store::describe_new } else { Store::describe };
+    if let Err(error) = describe(&core.store, object, &description) {
         log::debug!("object {object} does not say where it belongs: {error}");
     }
 }

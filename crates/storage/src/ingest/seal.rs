@@ -161,6 +161,14 @@ pub fn content_checksum(file: &dyn DiskFile) -> io::Result<[u8; 16]> {
 }
 
 fn read_through(file: &dyn DiskFile, mut each: impl FnMut(&[u8])) -> io::Result<()> {
+    let length = usize::try_from(file.stat()?.length).unwrap_or(usize::MAX);
+    if length <= READ_BYTES {
+        // A buffer of a whole piece, and reading ahead, would cost more than the file.
+        let mut bytes = vec![0; length];
+        let count = file.read_at(&mut bytes, 0)?;
+        each(&bytes[..count]);
+        return Ok(());
+    }
     let mut buffer = vec![0; READ_BYTES];
     let mut offset = 0_u64;
     loop {

@@ -69,6 +69,15 @@ impl Store {
         Ok(())
     }
 
+    /// Notes what an object is of which no commit has noted anything: nothing has to be looked at before.
+    pub fn describe_new(&self, object: ObjectId, description: &Description) -> io::Result<()> {
+        let text = super::database::encode(description);
+        match self.disk.set_note(&DiskPath::Object(object), &text) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            outcome => outcome,
+        }
+    }
+
     /// What is noted of an object.
     pub fn description(&self, object: ObjectId) -> Option<Description> {
         let paths = [DiskPath::Object(object), DiskPath::Encoded(object)];

@@ -194,6 +194,11 @@ pub trait Disk: Debug + Send + Sync {
     fn syncs_at_once(&self) -> usize {
         1
     }
+    /// Makes the bytes of all files durable at once, if that costs less than to sync so many of them one by one.
+    /// Whether it did; if not, nothing is known of any.
+    fn sync_all_files(&self, _instead_of: usize) -> io::Result<bool> {
+        Ok(false)
+    }
     /// Creates a file, readable and writable by the owner alone; an existing one is an error.
     fn create(&self, path: &DiskPath) -> io::Result<Box<dyn DiskFile>>;
     /// Opens an existing file.
