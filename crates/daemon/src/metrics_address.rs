@@ -314,7 +314,8 @@ mod tests {
         nix::unistd::mkfifo(&fifo, Mode::S_IRUSR | Mode::S_IWUSR).unwrap();
         let (sender, answers) = std::sync::mpsc::channel();
         let address = MetricsAddress::Unix(fifo.join("socket"));
-        std::thread::spawn(move || sender.send(Listener::bind(&address).map(drop)));
+        let bind = move || sender.send(Listener::bind(&address).map(drop));
+        std::thread::Builder::new().spawn(bind).unwrap();
         let answer = answers.recv_timeout(std::time::Duration::from_secs(10)).unwrap();
         let line = answer.unwrap_err().to_string();
         assert!(line.contains("Not a directory"), "{line}");
