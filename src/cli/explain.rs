@@ -4,11 +4,13 @@ use std::collections::VecDeque;
 use std::ffi::CStr;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use clap::Args;
 use serde_json::{Value, json};
 
 use super::history::{Event, Events, shown};
+use super::order::Order;
 use super::output::{Failure, Outcome, Report};
 use super::subject::{LOST, Relation, Subject};
 use super::{plan, quota, status};
@@ -48,6 +50,7 @@ pub(crate) fn run(arguments: &ExplainArguments) -> Outcome {
         return Err(Failure::Failed(format!("{path} is not there, and {}", past.unknown())));
     }
     let limits = limits(&subject)?;
+    let order = if places.is_some() { order(&subject)? } else { None };
     let is_pinned =
         matches!(sys::extended_attribute(&subject.path, PIN), Ok(Some(value)) if value == b"1");
     if arguments.json {
@@ -61,6 +64,7 @@ pub(crate) fn run(arguments: &ExplainArguments) -> Outcome {
             "why": why,
             "pinned": is_pinned,
             "limits": limits,
+            "order": order.as_ref().map(Order::to_json),
             "events": events,
             "events_lost": past.lost,
         })));
@@ -78,6 +82,9 @@ pub(crate) fn run(arguments: &ExplainArguments) -> Outcome {
     }
     for limit in &limits {
         let _ = writeln!(text, "limit: {limit}");
+    }
+    if let Some(order) = order {
+        let _ = writeln!(text, "order: {}", order.in_words(SystemTime::now()));
     }
     if past.events.is_empty() {
         text.push_str("events: none\n");
@@ -163,7 +170,7 @@ impl Past {
         };
         if is_there {
             let deleted = told(self.deleted.as_ref()?);
-            return Some(format!("{deleted}; made again since"));
+            return Some(format!("{deleted}; made again since, or renamed to this"));
         }
         let later = "if it was made again since, what became of that is not remembered";
         Some(match (&self.last, &self.deleted) {
@@ -204,15 +211,27 @@ fn limits(subject: &Subject) -> Result<Vec<String>, Failure> {
     Ok(found)
 }
 
+/// What goes before it, where a limit above it deletes what was used longest ago.
+fn order(subject: &Subject) -> Result<Option<Order>, Failure> {
+    let is_in_mount = |path: &&Path| path.starts_with(&subject.mountpoint);
+    for limited in subject.path.ancestors().skip(1).take_while(is_in_mount) {
+        if quota::deletes_by_use(limited)? {
+            let order = Order::find(&subject.path, limited, |path| subject.unit_of(path));
+            return order.map_err(|error| Failure::Failed(format!("{}: {error}", shown(limited))));
+        }
+    }
+    Ok(None)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const DELETED: &str = "deleted T: room";
+    const DELETED: &str = "deleted NOW: room";
     const UNKNOWN: &str = "if it was made again since, what became of that is not remembered";
 
     fn event(number: u64, what: &str, from_token: Option<u64>) -> Event {
-        let (what, time, reason) = (what.to_owned(), "T".to_owned(), "room".to_owned());
+        let (what, time, reason) = (what.to_owned(), "NOW".to_owned(), "room".to_owned());
         let path = Some("models/m/sequences/a".to_owned());
         Event { number, what, time, reason, path, from_token, files: 1, ..Event::default() }
     }
@@ -236,12 +255,13 @@ mod tests {
         }
         let (itself, sequence, other) =
             (Some(Relation::Itself), Some(Relation::Sequence), Some(Relation::Other));
-        let again = format!("{DELETED}; made again since");
+        let again = format!("{DELETED}; made again since, or renamed to this");
         let again = Some(again.as_str());
         let deleted = ("deleted", None, itself);
         check(&[("evicted", None, itself), deleted], &format!("{DELETED}; {UNKNOWN}"), again);
         // It was made again, and what its user did then left no event.
-        let last = |what: &str| format!("not known; the last that is remembered is {what} T: room");
+        let last =
+            |what: &str| format!("not known; the last that is remembered is {what} NOW: room");
         check(&[deleted, ("refused", None, itself)], &last("refused"), again);
         check(&[deleted, ("deleted", None, None)], &format!("{DELETED}; {UNKNOWN}"), again);
         check(&[("damaged", None, itself)], &last("damaged"), None);
@@ -250,11 +270,11 @@ mod tests {
         check(&[("deleted", None, other)], others, None);
         check(&[deleted, ("deleted", None, other)], &format!("{DELETED}; {UNKNOWN}"), again);
         // The end of a sequence is not the sequence, but the pages in it.
-        let end = "deleted T: room (from token 64 on)";
+        let end = "deleted NOW: room (from token 64 on)";
         let unknown = format!("not known; the last that is remembered is {end}");
         check(&[("deleted", Some(64), itself)], &unknown, None);
         let end = format!("models/m/sequences/a was {end}");
-        let there = format!("{end}; made again since");
+        let there = format!("{end}; made again since, or renamed to this");
         check(&[("deleted", Some(64), sequence)], &format!("{end}; {UNKNOWN}"), Some(&there));
     }
 
@@ -266,7 +286,7 @@ mod tests {
         let mut past = past(&[("events lost", None, None), ("deleted", None, None)]);
         past.add(Event { files: 6, ..event(3, "events lost", None) }, String::new(), |_| None);
         let expected =
-            "why cannot be told: 7 events found no room, the last T, and may have been about it";
+            "why cannot be told: 7 events found no room, the last NOW, and may have been about it";
         assert_eq!(past.unknown(), expected);
         assert!(past.events.is_empty());
     }

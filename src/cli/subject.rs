@@ -1,6 +1,7 @@
 //! A file or directory that somebody asks about, which may be gone by now.
 
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::io::{self, ErrorKind};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirEntryExt, MetadataExt};
@@ -133,12 +134,20 @@ impl Subject {
     fn sequence(&self) -> Option<&str> {
         let (at, _) = self.shown.match_indices('/').nth(3)?;
         let sequence = &self.shown[..at];
-        let mut parts = sequence.split('/');
-        let is_one = parts.next() == Some("models")
-            && parts.next().is_some_and(|model| !names::is_staging(model.as_bytes()))
-            && parts.next() == Some(names::SEQUENCES)
-            && parts.next().is_some_and(|name| !names::is_staging(name.as_bytes()));
-        is_one.then_some(sequence)
+        is_sequence(sequence.split('/').map(str::as_bytes)).then_some(sequence)
+    }
+
+    /// What limits take for one where a path in this mount is: the sequence that it is in, else the file. `None`
+    /// for manifests, which stay.
+    pub(super) fn unit_of(&self, path: &Path) -> Option<PathBuf> {
+        let below = path.strip_prefix(&self.mountpoint).ok()?;
+        let parts: Vec<&[u8]> = below.iter().map(OsStr::as_bytes).collect();
+        if matches!(parts[..], [b"models", _, name] if name == names::MANIFEST.as_bytes()) {
+            return None;
+        }
+        let sequence: PathBuf = below.iter().take(4).collect();
+        let is_in_sequence = is_sequence(parts.into_iter().take(4));
+        Some(if is_in_sequence { self.mountpoint.join(sequence) } else { path.to_owned() })
     }
 
     /// Whether it is, or was, among what went with its sequence, or with the end of it.
@@ -156,6 +165,15 @@ impl Subject {
                 LayerEntry::Staging | LayerEntry::Other => false,
             }
     }
+}
+
+/// Whether a path below the mountpoint is that of the directory of a sequence.
+fn is_sequence<'a>(mut parts: impl Iterator<Item = &'a [u8]>) -> bool {
+    let is_one = parts.next() == Some(b"models")
+        && parts.next().is_some_and(|model| !names::is_staging(model))
+        && parts.next() == Some(names::SEQUENCES.as_bytes())
+        && parts.next().is_some_and(|name| !names::is_staging(name));
+    is_one && parts.next().is_none()
 }
 
 /// The path, or what of it is there.

@@ -10,12 +10,13 @@ use crate::common::sys::removexattr;
 use crate::common::{Mode, Model, Mount, eventually, forks};
 use crate::history::{events, kvfs, printed};
 use crate::writer::Sequence;
-use crate::{FILE_BYTES, limit, wait_until_gone};
+use crate::{FILE_BYTES, limit, wait_until_gone, write_files};
 
 in_served_mode!(
     a_path_that_was_shortened_is_found,
     what_was_made_again_is_not_told_to_be_gone,
     a_directory_did_not_go_with_the_file_that_had_its_name,
+    what_goes_before_it_is_told,
     names_control_no_terminal,
     what_is_virtual_is_told_to_be,
 );
@@ -83,7 +84,11 @@ fn what_was_made_again_is_not_told_to_be_gone(mode: Mode) {
     assert!(deleted.ends_with(FOREVER), "{deleted}");
     fs::write(&file, "again").unwrap();
     let again = why(&file);
-    assert!(again.starts_with("deleted 20") && again.ends_with("; made again since"), "{again}");
+    assert!(
+        again.starts_with("deleted 20")
+            && again.ends_with("; made again since, or renamed to this"),
+        "{again}"
+    );
     // Its user removes it: the limit is not the cause, and it is not said to be.
     fs::remove_file(&file).unwrap();
     assert_eq!(why(&file), deleted);
@@ -107,6 +112,29 @@ fn a_directory_did_not_go_with_the_file_that_had_its_name(mode: Mode) {
     wait_until_gone(&model.sequence(&mount, "old"));
     let told = why(&model.page_path(&mount, "old", 0, 0));
     assert!(told.starts_with("models/small/sequences/old was deleted 20"), "{told}");
+}
+
+fn what_goes_before_it_is_told(mode: Mode) {
+    let mount = Mount::new(mode);
+    let directory = mount.files("cache");
+    fs::create_dir(&directory).unwrap();
+    let files = write_files(&mount, &directory, 3);
+    assert!(!printed(&["explain"], &files[2]).contains("order: "), "there is no limit");
+    limit(&directory, "quota", 1_000_000);
+    let text = printed(&["explain"], &files[2]);
+    let line = text.lines().find(|line| line.starts_with("order: last used ")).unwrap();
+    assert!(line.contains("2 files, 195.3 KiB were used longer ago"), "{line}");
+    let model = Model::small();
+    model.install(&mount);
+    for name in ["old", "new"] {
+        let mut sequence = Sequence::new(&model, name);
+        sequence.append(&mount, &model, &(0..40).collect::<Vec<_>>());
+    }
+    limit(&model.directory(&mount), "age", 1_000_000);
+    let json = printed(&["explain", "--json"], &model.page_path(&mount, "new", 0, 0));
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    // Two pages, two tails and the tokens of the other sequence, and the manifest, which stays.
+    assert_eq!(json["order"]["files_before"], 5, "{json:#}");
 }
 
 fn names_control_no_terminal(mode: Mode) {
