@@ -33,6 +33,7 @@ mod mount;
 mod movement;
 mod new_file;
 mod options;
+mod order;
 mod output;
 mod plan;
 mod prefix;

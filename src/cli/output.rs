@@ -7,6 +7,8 @@ use std::fmt::Display;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
+use crate::page::printable;
+
 /// Everything went well.
 pub(crate) const EXIT_OK: u8 = 0;
 /// The command failed.
@@ -105,7 +107,7 @@ pub(crate) fn usage(error: &clap::Error) -> ExitCode {
 
 /// One line of trouble on standard error.
 pub(crate) fn complain(program: &str, line: &str) {
-    note(&format!("{program}: {line}"));
+    note(&format!("{program}: {}", printable(line.chars())));
 }
 
 /// One line for people on standard error, where it does not disturb `--json`.

@@ -13,9 +13,11 @@ use std::path::{Path, PathBuf};
 use kvfs_os::mountinfo;
 use serde_json::{Value, json};
 
+use super::history::shown;
 use super::output::{Failure, Outcome, Report, bytes};
 use super::probe::status_value;
 use super::status;
+use super::subject::if_there;
 use crate::sys;
 use crate::tier::counters::Tier;
 
@@ -123,7 +125,7 @@ impl Link {
 /// Prints the plan.
 pub(crate) fn run(path: &Path, as_json: bool) -> Outcome {
     let (mount, path) = mountinfo::kvfs_above(path).map_err(Failure::Failed)?;
-    let explain = |error: io::Error| Failure::Failed(format!("{}: {error}", path.display()));
+    let explain = |error: io::Error| Failure::Failed(format!("{}: {error}", shown(&path)));
     let status = status::read(&mount.mountpoint)?;
     let mut files = Vec::new();
     find(&path, &mut files).map_err(explain)?;
@@ -163,9 +165,15 @@ pub(super) fn places(path: &Path, status: &str) -> io::Result<(Vec<String>, Valu
 fn find(path: &Path, files: &mut Vec<Planned>) -> io::Result<()> {
     let metadata = path.symlink_metadata()?;
     if metadata.is_dir() {
-        let mut entries: Vec<_> = path.read_dir()?.collect::<io::Result<_>>()?;
+        // What goes meanwhile is not there.
+        let mut entries = Vec::new();
+        for entry in if_there(path.read_dir())?.into_iter().flatten() {
+            entries.extend(if_there(entry)?);
+        }
         entries.sort_by_key(std::fs::DirEntry::file_name);
-        return entries.iter().try_for_each(|entry| find(&entry.path(), files));
+        return entries.iter().try_for_each(|entry| {
+            if_there(find(&entry.path(), files)).map(Option::unwrap_or_default)
+        });
     }
     if !metadata.is_file() {
         return Ok(());
@@ -228,7 +236,7 @@ fn remote_only<'a>(files: &'a [Planned], status: &'a str) -> impl Iterator<Item 
 }
 
 fn to_text(path: &Path, files: &[Planned], links: &[Link], status: &str) -> String {
-    let mut text = format!("path: {}\nfiles: {}\n", path.display(), files.len());
+    let mut text = format!("path: {}\nfiles: {}\n", shown(path), files.len());
     // Writing to a String cannot fail.
     let can_be_read = |link: &&Link| link.files > 0 && !link.source.is_out_of_reach(status);
     for link in links.iter().filter(can_be_read) {
@@ -261,7 +269,7 @@ fn to_text(path: &Path, files: &[Planned], links: &[Link], status: &str) -> Stri
         let _ = writeln!(
             text,
             "now: {count} files cannot be read (EIO), the first is {}: {why}",
-            relative(first).display()
+            shown(&relative(first))
         );
     }
     match remote_only(files, status).next() {
@@ -272,7 +280,7 @@ fn to_text(path: &Path, files: &[Planned], links: &[Link], status: &str) -> Stri
                 text,
                 "without the remote: {} files cannot be opened (EIO, ETIMEDOUT), the first is {}",
                 remote_only(files, status).count(),
-                relative(first).display()
+                shown(&relative(first))
             );
         }
     }
@@ -286,7 +294,7 @@ fn expected_seconds(links: &[Link], status: &str) -> f64 {
 }
 
 fn to_json(path: &Path, files: &[Planned], links: &[Link], status: &str) -> Value {
-    let shown = |path: &Path| path.display().to_string();
+    let named = |path: &Path| path.display().to_string();
     let link = |link: &Link| {
         json!({
             "from": link.source.name(),
@@ -300,7 +308,7 @@ fn to_json(path: &Path, files: &[Planned], links: &[Link], status: &str) -> Valu
     };
     let file = |file: &Planned| {
         json!({
-            "path": shown(&file.path),
+            "path": named(&file.path),
             "tier": file.source.tier(),
             "bytes": file.bytes,
             "stored_bytes": file.stored_bytes,
@@ -309,17 +317,17 @@ fn to_json(path: &Path, files: &[Planned], links: &[Link], status: &str) -> Valu
     // Whatever the mount has now, these come from a remote.
     let without_remote = || files.iter().filter(|file| file.source == Source::Tier(Tier::Remote));
     json!({
-        "path": shown(path),
+        "path": named(path),
         "links": links.iter().map(link).collect::<Vec<_>>(),
         "seconds": expected_seconds(links, status),
         "remote_state": status_value(status, "remote_state"),
         "unreadable": {
             "files": unreadable(files, status).count(),
-            "first": unreadable(files, status).next().map(|file| shown(&file.path)),
+            "first": unreadable(files, status).next().map(|file| named(&file.path)),
         },
         "without_remote": {
             "unreadable_files": without_remote().count(),
-            "first": without_remote().next().map(|file| shown(&file.path)),
+            "first": without_remote().next().map(|file| named(&file.path)),
         },
         "files": files.iter().map(file).collect::<Vec<_>>(),
     })

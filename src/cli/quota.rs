@@ -151,6 +151,11 @@ pub(super) fn in_words(path: &Path) -> Result<Option<String>, Failure> {
     Ok((!limits.is_empty()).then(|| limits.join(", ")))
 }
 
+/// Whether a directory has a limit by which what was used longest ago goes first.
+pub(super) fn deletes_by_use(path: &Path) -> Result<bool, Failure> {
+    Ok(attribute(path, QUOTA)?.is_some() || attribute(path, AGE)?.is_some())
+}
+
 fn each_in_words(size: Option<u64>, age: Option<u64>, ttl: Option<u64>) -> Vec<String> {
     let mut limits = Vec::new();
     limits.extend(size.map(|size| format!("at most {}", bytes(size))));

@@ -1,5 +1,6 @@
 //! `kvfs status`: what a mount says about itself in `.kvfs/status`.
 
+use std::io::ErrorKind;
 use std::path::Path;
 
 use kvfs_os::mountinfo;
@@ -34,6 +35,9 @@ pub(crate) fn read(mountpoint: &Path) -> Result<String, Failure> {
             "{place} does not answer within {} seconds",
             ANSWER_DEADLINE.as_secs()
         ))),
+        Answer::Refused(error) if error.kind() == ErrorKind::PermissionDenied => {
+            Err(Failure::Failed(format!("{place}: only root and whoever mounted it may ask")))
+        }
         Answer::Refused(error) => Err(Failure::Failed(format!("{place}: {error}"))),
     }
 }

@@ -1,11 +1,12 @@
 //! Facts about something, in order, printed as `name: value` lines or as JSON.
 
 use std::fmt::Write;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use crate::page::escaped;
+use crate::page::{escaped, escaped_bytes, printable};
 
 /// The facts.
 #[derive(Debug, Default)]
@@ -25,8 +26,14 @@ impl Summary {
     /// Facts about a path.
     pub(crate) fn new(path: &Path) -> Summary {
         let mut summary = Summary::default();
-        summary.add("path", path.display().to_string());
+        summary.add_path("path", path);
         summary
+    }
+
+    /// Adds a path.
+    pub(crate) fn add_path(&mut self, name: &'static str, path: &Path) {
+        let text = escaped_bytes(path.as_os_str().as_bytes());
+        self.add_with_text(name, path.display().to_string().into(), text);
     }
 
     /// Adds a fact.
@@ -46,7 +53,7 @@ impl Summary {
             // Writing to a String cannot fail.
             let _ = match (value, text) {
                 (_, Some(text)) | (Value::String(text), None) => {
-                    writeln!(lines, "{name}: {}", escaped(text.chars()))
+                    writeln!(lines, "{name}: {}", printable(text.chars()))
                 }
                 (Value::Object(entries), None) => entries
                     .iter()

@@ -99,6 +99,13 @@ fn what_finds_no_room_is_counted_and_the_oldest_goes(mode: Mode) {
     assert_eq!(told.len(), ROOM + 1);
     let lost = &told[ROOM];
     assert_eq!((&lost["what"], &lost["files"]), (&"events lost".into(), &6.into()));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvfs"));
+    let output = forks::output(command.arg("explain").arg(mount.files("never")));
+    let complaint = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        complaint.contains("is not there, and why cannot be told: 6 events found no room"),
+        "{complaint}"
+    );
     refuse(5);
     let after = events(&mount);
     assert_eq!(after.len(), ROOM + 1);

@@ -14,19 +14,19 @@ use crate::{FILE_BYTES, limit, wait_until_gone, write_files};
 in_both_modes!(a_deleted_file_is_explained, a_cut_tells_which_tokens_went);
 in_served_mode!(following_shows_what_happens_next, a_batch_is_one_line_of_the_log);
 
-fn kvfs(arguments: &[&str], path: &Path) -> Output {
+pub(crate) fn kvfs(arguments: &[&str], path: &Path) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kvfs"));
     forks::output(command.args(arguments).arg(path))
 }
 
 #[track_caller]
-fn printed(arguments: &[&str], path: &Path) -> String {
+pub(crate) fn printed(arguments: &[&str], path: &Path) -> String {
     let output = kvfs(arguments, path);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
 }
 
-fn events(path: &Path) -> Vec<Value> {
+pub(crate) fn events(path: &Path) -> Vec<Value> {
     let text = printed(&["log", "--json"], path);
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
@@ -99,7 +99,7 @@ fn a_cut_tells_which_tokens_went(mode: Mode) {
     assert!(went["files"].as_u64().unwrap() >= 2, "{events:?}");
     assert!(went["from_token"].as_u64().unwrap() <= 64, "{events:?}");
     let text = printed(&["explain"], &page(1, 64));
-    assert!(text.contains("why: deleted"), "{text}");
+    assert!(text.contains("why: models/small/sequences/old was deleted 20"), "{text}");
     assert!(self::events(&page(0, 0)).is_empty(), "the first page is still there");
     let text = printed(&["explain"], &page(0, 0));
     assert!(text.contains("where: on the disk"), "{text}");

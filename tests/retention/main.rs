@@ -11,7 +11,9 @@ mod writer;
 
 mod clock;
 mod command;
+mod explained;
 mod files;
+mod followed;
 mod history;
 mod others;
 mod sequences;

@@ -22,7 +22,7 @@ impl FileSystem {
         let path = self.core.state().any_path(id);
         let name = path.clone().unwrap_or_else(|| format!("inode {}", id.0));
         self.core.observer.corrupt(tier, &format!("{name}: object {object}: {why}"));
-        self.core.store.events.note(Event { path, ..Event::new(What::Damaged, why).of(id) });
+        self.core.store.events.note(Event::new(What::Damaged, why).of(id).at(path));
         FsError::Corrupt
     }
 

@@ -21,6 +21,10 @@ use kvfs_storage::store::record::{Role, Time};
 const EVENTS_AT_ONCE: usize = 32;
 const DAY_SECONDS: i64 = 86_400;
 
+/// A first read from here on begins after the event whose number stands above it: whoever looks again and again
+/// need not keep the file open, with which nobody can unmount, nor read all of it each time.
+const AFTER: u64 = 1 << 62;
+
 /// An open `.kvfs/events`.
 #[derive(Debug, Default)]
 pub(crate) struct History(Mutex<Window>);
@@ -31,6 +35,7 @@ struct Window {
     from: EventCursor,
     start: u64,
     text: String,
+    has_begun: bool,
 }
 
 impl History {
@@ -41,6 +46,13 @@ impl History {
         let mut window = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if offset == 0 && window.start > 0 {
             *window = Window::default();
+        }
+        if !std::mem::replace(&mut window.has_begun, true)
+            && let Some(number) = offset.checked_sub(AFTER)
+        {
+            let state = core.state();
+            window.from = core.store.events.after(&state.metadata, number)?;
+            window.start = offset;
         }
         let within = offset.checked_sub(window.start).ok_or(FsError::Invalid)?;
         let held = window.text.len() as u64;
@@ -77,6 +89,7 @@ fn line(event: &Event, path: Option<&str>) -> serde_json::Value {
         "what": event.what.name(),
         "path": path,
         "inode": event.inode.map(|inode| inode.0),
+        "directory": event.directory.map(|directory| directory.0),
         "reason": event.reason,
         "files": event.files,
         "bytes": event.bytes,

@@ -104,20 +104,48 @@ pub(super) fn quoted(text: &str) -> String {
 /// A library's message as part of an error line: control characters are escaped, the rest is cut.
 pub(super) fn one_line(message: &dyn fmt::Display) -> String {
     const CHARS_MAX: usize = 240;
-    escaped(message.to_string().chars().take(CHARS_MAX))
+    printable(message.to_string().chars().take(CHARS_MAX))
 }
 
-/// Text without control characters: it cannot fake lines or control a terminal.
+/// Foreign text such as a name, for people: it cannot fake lines, control a terminal or show its end before its
+/// beginning, and two texts that differ are shown differently.
 pub fn escaped(characters: impl Iterator<Item = char>) -> String {
+    escape(characters, |character| character == '\\' || is_control(character))
+}
+
+/// The same of a name as the kernel has it: bytes that are no UTF-8 are shown as `\xff`.
+pub fn escaped_bytes(bytes: &[u8]) -> String {
+    let mut line = String::new();
+    for chunk in bytes.utf8_chunks() {
+        line.push_str(&escaped(chunk.valid().chars()));
+        line.extend(chunk.invalid().iter().flat_map(|byte| byte.escape_ascii().map(char::from)));
+    }
+    line
+}
+
+/// A line whose foreign parts are escaped already, or should be.
+pub fn printable(characters: impl Iterator<Item = char>) -> String {
+    escape(characters, is_control)
+}
+
+fn escape(characters: impl Iterator<Item = char>, is_escaped: impl Fn(char) -> bool) -> String {
     let mut line = String::new();
     for character in characters {
-        if character.is_control() {
+        if is_escaped(character) {
             line.extend(character.escape_default());
         } else {
             line.push(character);
         }
     }
     line
+}
+
+/// Whether a character changes how others are shown: those that control a terminal, end a line, or turn the
+/// direction of what follows.
+fn is_control(character: char) -> bool {
+    character.is_control()
+        || matches!(character,
+            '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 #[cfg(test)]
@@ -134,5 +162,25 @@ mod tests {
         check(&"x".repeat(65), &format!("\"{}…\"", "x".repeat(64)));
         assert_eq!(one_line(&"a\nb\u{0}"), "a\\nb\\u{0}");
         assert_eq!(one_line(&"y".repeat(1000)).len(), 240);
+    }
+
+    #[test]
+    fn names_are_shown_as_what_they_are_and_no_two_alike() {
+        fn check(name: &[u8], expected: &str) {
+            assert_eq!(escaped_bytes(name), expected);
+            // Whoever shows it once more changes nothing.
+            assert_eq!(printable(expected.chars()), expected);
+        }
+        check(b"a b\"'\xc3\xa9", "a b\"'\u{e9}");
+        check(b"a\nb\t\x1b[31m\x7f", "a\\nb\\t\\u{1b}[31m\\u{7f}");
+        check(b"a\\nb\\", "a\\\\nb\\\\");
+        check("\u{fffd}\u{85}".as_bytes(), "\u{fffd}\\u{85}");
+        check(b"\xff\xc3", "\\xff\\xc3");
+        for turns in ['\u{61c}', '\u{200e}', '\u{200f}', '\u{2028}', '\u{2029}', '\u{2069}'] {
+            check(turns.to_string().as_bytes(), &turns.escape_unicode().to_string());
+        }
+        for turns in ('\u{202a}'..='\u{202e}').chain('\u{2066}'..='\u{2069}') {
+            check(turns.to_string().as_bytes(), &turns.escape_unicode().to_string());
+        }
     }
 }

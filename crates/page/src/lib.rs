@@ -52,7 +52,7 @@ pub use checksum::{
 pub use decode::row_f32;
 pub use dtype::Dtype;
 pub use error::PageError;
-pub use error::escaped;
+pub use error::{escaped, escaped_bytes, printable};
 pub use geometry::{Geometry, GeometrySpec, Layout};
 pub use header::{PageHeader, build_header};
 pub use identity::ModelIdentity;

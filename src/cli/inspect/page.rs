@@ -40,7 +40,7 @@ pub(super) fn inspect(
         summary.add("note", "no manifest.json above: not verified");
         return Ok(());
     };
-    summary.add("manifest", manifest_path.display().to_string());
+    summary.add_path("manifest", &manifest_path);
     let place = layer.zip(start).map(|(layer, start)| PagePlace::new(&manifest, layer, start));
     match place {
         Some(Ok(place)) => verify(&file, file_bytes, &place, summary)?,

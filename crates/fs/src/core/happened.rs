@@ -48,7 +48,7 @@ pub(crate) fn note_left(
 /// Something happened to what has, or had, this name.
 pub(crate) fn note_at(core: &Core, state: &State, place: &Place, event: Event) {
     let path = state.path(place.parent, &place.name);
-    core.store.events.note(Event { directory: Some(place.parent), ..event.at(path) });
+    core.store.events.note(event.in_directory(place.parent).at(path));
 }
 
 /// Keeps a copy of bytes that are not what was written, for whoever wants to know why.

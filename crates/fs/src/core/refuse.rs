@@ -20,7 +20,7 @@ impl Core {
             SealError::Io(error) => FsError::Io(error),
             SealError::Refused(error) => {
                 let path = self.state().path(place.parent, &place.name);
-                tell_refused(self, path, &error)
+                tell_refused(self, place.parent, path, &error)
             }
         }
     }
@@ -49,7 +49,7 @@ impl Core {
         match quarantine::put(&self.store, object, take, &reason) {
             Ok(()) => {
                 let event = Event::new(What::Quarantined, error.to_string());
-                self.store.events.note(event.at(path));
+                self.store.events.note(event.in_directory(place.parent).at(path));
             }
             Err(error) => {
                 log::warn!("{path}: its bytes could not be kept in quarantine: {error}");
@@ -73,8 +73,11 @@ impl Core {
 }
 
 /// Tells of a refusal, of which the writer hears by the errno.
-pub(super) fn tell_refused(core: &Core, path: String, error: &PageError) -> FsError {
+pub(super) fn tell_refused(
+    core: &Core, directory: InodeId, path: String, error: &PageError,
+) -> FsError {
     core.observer.refused(&path, error.reason(), &error.to_string());
-    core.store.events.note(Event::new(What::Refused, error.to_string()).at(path));
+    let event = Event::new(What::Refused, error.to_string()).in_directory(directory);
+    core.store.events.note(event.at(path));
     FsError::Refused
 }

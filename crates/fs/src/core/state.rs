@@ -438,5 +438,5 @@ impl State {
 
 /// A name for a message: whatever it contains, the message stays one line.
 fn shown(name: &[u8]) -> String {
-    kvfs_page::escaped(String::from_utf8_lossy(name).chars())
+    kvfs_page::escaped_bytes(name)
 }

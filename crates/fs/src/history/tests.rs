@@ -79,6 +79,30 @@ fn lines_come_whole_however_they_are_read_and_go_on_where_they_ended() {
 }
 
 #[test]
+fn whoever_opens_it_anew_goes_on_after_the_number_it_read_last() {
+    let (_directory, fs) = mounted();
+    let note = |number: u64| {
+        fs.core.store.events.note(Event::new(What::Deleted, "test").of(InodeId(number)));
+    };
+    (1..=100).for_each(note);
+    let all = read_on(&fs, &History::default(), &mut 0, 4096);
+    let from = |number: u64| read_on(&fs, &History::default(), &mut (AFTER + number), 100);
+    assert_eq!(from(0), all);
+    let rest: Vec<_> = all.lines().skip(40).map(|line| format!("{line}\n")).collect();
+    assert_eq!(from(40), rest.concat());
+    assert_eq!(from(100), "");
+    assert_eq!(from(101), "", "it may have read what a crash took");
+    // At the end it goes on as one that was read from the beginning.
+    let (history, mut offset) = (History::default(), AFTER + 99);
+    assert_eq!(read_on(&fs, &history, &mut offset, 4096).lines().count(), 1);
+    note(101);
+    assert_eq!(read_on(&fs, &history, &mut offset, 4096).lines().count(), 1);
+    let later = history.read(&fs.core, offset + 1, &mut [0; 8]);
+    assert!(matches!(later, Err(FsError::Invalid)));
+    assert_eq!(read_on(&fs, &history, &mut 0, 4096).lines().count(), 101);
+}
+
+#[test]
 fn events_alone_are_no_reason_for_a_commit_until_they_waited() {
     let (_directory, fs) = mounted();
     fs.commit().unwrap();

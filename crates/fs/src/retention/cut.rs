@@ -309,5 +309,5 @@ impl FileSystem {
 fn told(event: &Event, path: Option<String>, (removal, start): (&Removal, u64)) -> Event {
     let Removal { files, bytes, .. } = *removal;
     let (bytes, from_token) = (Some(bytes), Some(start));
-    Event { path, files, bytes, from_token, ..event.clone() }
+    Event { files, bytes, from_token, ..event.clone() }.at(path)
 }

@@ -102,7 +102,7 @@ pub struct Event {
     pub what: What,
     /// Why, for people.
     pub reason: String,
-    /// The path then, for people: below the mountpoint, with what is not printable escaped.
+    /// The path then, for people: below the mountpoint, escaped, and shortened at its beginning if it is long.
     pub path: Option<String>,
     /// The file, or the directory of a sequence.
     pub inode: Option<InodeId>,
@@ -144,8 +144,14 @@ impl Event {
 
     /// The same under this path.
     #[must_use]
-    pub fn at(self, path: String) -> Event {
-        Event { path: Some(shortened(path)), ..self }
+    pub fn at(self, path: impl Into<Option<String>>) -> Event {
+        Event { path: path.into().map(shortened), ..self }
+    }
+
+    /// The same to what is in this directory.
+    #[must_use]
+    pub fn in_directory(self, directory: InodeId) -> Event {
+        Event { directory: Some(directory), ..self }
     }
 
     /// The same to so many bytes.
@@ -172,9 +178,11 @@ impl EventHeads {
     }
 }
 
+/// What stands for the beginning of a text that was longer. No path in a mount begins so.
+const MARK: &str = "...";
+
 /// A text within its bound, with its end if it is longer: of paths, that tells more.
 fn shortened(text: String) -> String {
-    const MARK: &str = "...";
     if text.len() <= TEXT_BYTES_MAX {
         return text;
     }
@@ -195,6 +203,8 @@ mod tests {
             assert!(event.reason.len() > TEXT_BYTES_MAX - 4);
             assert!(event.reason.starts_with("...") && event.reason.ends_with(letter));
             assert_eq!(event.path, Some(letter.repeat(300)));
+            let path = event.at(letter.repeat(1025)).path.unwrap();
+            assert!(path.len() <= TEXT_BYTES_MAX && path.starts_with(MARK), "{path}");
         }
     }
 }

@@ -4,6 +4,7 @@
 //! either both or neither. Alone they are no reason for a commit that somebody waits for.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -88,6 +89,26 @@ impl Events {
         }
     }
 
+    /// Where somebody goes on who has read the events up to this number.
+    pub fn after(&self, metadata: &Metadata, number: u64) -> Result<EventCursor, StoreError> {
+        let waiting = self.waiting();
+        let mut from = EventCursor::default();
+        for ring in Ring::ALL {
+            // Numbers grow along a ring.
+            let Range { mut start, mut end } = waiting.heads.kept(ring);
+            while start < end {
+                let middle = start.midpoint(end);
+                let mut at = middle;
+                match next(&waiting, metadata, ring, &mut at, end)? {
+                    Some(event) if event.number <= number => start = at,
+                    _ => end = middle,
+                }
+            }
+            from.next[ring as usize] = start;
+        }
+        Ok(from)
+    }
+
     /// The next events from a place on, in the order in which they happened, `max` at most. Where the rings went
     /// on past the place, those that are left.
     pub fn read(
@@ -97,8 +118,12 @@ impl Events {
         let mut events = Vec::new();
         while events.len() < max {
             for ring in Ring::ALL {
-                if from.ahead[ring as usize].is_none() {
-                    from.ahead[ring as usize] = next(&waiting, metadata, ring, from)?;
+                let index = ring as usize;
+                if from.ahead[index].is_none() {
+                    let Range { start, end } = waiting.heads.kept(ring);
+                    let at = &mut from.next[index];
+                    *at = (*at).max(start);
+                    from.ahead[index] = next(&waiting, metadata, ring, at, end)?;
                 }
             }
             let numbers = from.ahead.iter().flatten().map(|event| event.number);
@@ -112,14 +137,12 @@ impl Events {
     }
 }
 
-/// The next event of one ring. One that cannot be decoded, as that of a later version, is passed over.
+/// The next event of one ring from a place on, which is behind it then. One that cannot be decoded, as that of a
+/// later version, is passed over.
 fn next(
-    waiting: &Waiting, metadata: &Metadata, ring: Ring, from: &mut EventCursor,
+    waiting: &Waiting, metadata: &Metadata, ring: Ring, at: &mut u64, end: u64,
 ) -> Result<Option<Event>, StoreError> {
-    let kept = waiting.heads.kept(ring);
-    let at = &mut from.next[ring as usize];
-    *at = (*at).max(kept.start);
-    while *at < kept.end {
+    while *at < end {
         let key = keys::event(ring, *at % ring.slots());
         *at += 1;
         let event = match waiting.records.get(&key) {

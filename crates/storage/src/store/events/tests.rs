@@ -115,6 +115,41 @@ fn a_full_ring_forgets_its_oldest_and_no_other_ring_does() {
 }
 
 #[test]
+fn whoever_comes_back_goes_on_after_the_number_it_read_last() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut opened = Opened::new(directory.path());
+    let whats = [What::Deleted, What::Refused, What::Evicted, What::Evicted, What::Deleted];
+    for round in 0..40 {
+        opened.note(whats[round % whats.len()], 0);
+        if round == 30 {
+            opened.store.events.write_to(&mut opened.metadata);
+            let heads = metadata::events::heads(&opened.metadata).unwrap();
+            let unknown = [(Ring::Losses, 4), (Ring::Moves, 0), (Ring::Moves, 7), (Ring::Moves, 8)];
+            let unknown = unknown.map(|(ring, slot)| (keys::event(ring, slot), vec![0xff; 20]));
+            metadata::events::put(&mut opened.metadata, &heads, BTreeMap::from(unknown));
+        }
+    }
+    let all = opened.read(&mut EventCursor::default());
+    assert_eq!(all.len(), 36);
+    for number in 0..45 {
+        let mut from = opened.store.events.after(&opened.metadata, number).unwrap();
+        let expected: Vec<_> = all.iter().filter(|event| event.number > number).cloned().collect();
+        assert_eq!(opened.read(&mut from), expected, "after {number}");
+    }
+    // Where the rings went on past the number, with the oldest that is left.
+    for number in 0..Ring::Refusals.slots() {
+        opened.note(What::Refused, number);
+        if number % 1000 == 0 {
+            opened.commit();
+        }
+    }
+    let mut from = opened.store.events.after(&opened.metadata, 3).unwrap();
+    let rest = opened.read(&mut from);
+    let expected = opened.read(&mut EventCursor::default());
+    assert_eq!(rest.len(), expected.iter().filter(|event| event.number > 3).count());
+}
+
+#[test]
 fn what_finds_no_room_is_counted() {
     let directory = tempfile::tempdir().unwrap();
     let mut opened = Opened::new(directory.path());

@@ -146,7 +146,9 @@ impl<'a> Image<'a> {
         let place = keys::number(key).zip(keys::split_entry(key));
         let what = place.map_or_else(
             || "a name without a directory".to_owned(),
-            |(parent, (_, name))| format!("{} in directory {parent}", readable(name)),
+            |(parent, (_, name))| {
+                format!("{} in directory {parent}", kvfs_page::escaped_bytes(name))
+            },
         );
         let entry = self.decoded::<Entry>(key, value, &what);
         let (Some((parent, (_, name))), Some(entry)) = (place, entry) else {
@@ -290,12 +292,12 @@ impl<'a> Image<'a> {
 
     /// The path of a name, for messages.
     pub(super) fn path(&self, parent: InodeId, name: &[u8]) -> String {
-        let mut parts = vec![readable(name)];
+        let mut parts = vec![kvfs_page::escaped_bytes(name)];
         let mut at = parent;
         while at != InodeId::ROOT {
             match self.inodes.get(&at).map(|inode| &inode.kind) {
                 Some(Kind::Directory { parent, name, .. }) if parts.len() < DEPTH_MAX => {
-                    parts.push(readable(name));
+                    parts.push(kvfs_page::escaped_bytes(name));
                     at = *parent;
                 }
                 _ => {
@@ -313,19 +315,6 @@ impl<'a> Image<'a> {
         let name = &self.names[index];
         self.path(name.parent, &name.name)
     }
-}
-
-/// A name in one line, whatever its bytes are.
-fn readable(name: &[u8]) -> String {
-    let mut line = String::new();
-    for character in String::from_utf8_lossy(name).chars() {
-        if character.is_control() {
-            line.extend(character.escape_default());
-        } else {
-            line.push(character);
-        }
-    }
-    line
 }
 
 fn numbered(what: &str, key: &[u8]) -> String {
