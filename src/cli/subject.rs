@@ -83,7 +83,8 @@ impl Subject {
         let Some(first) = event.from_token else { return true };
         let name = self.path.file_name().map_or(&b""[..], OsStrExt::as_bytes);
         let start = names::parse_page(name).or_else(|| names::parse_tail(name));
-        start.is_some_and(|start| start.0 >= first)
+        let row = names::parse_state(name);
+        start.is_some_and(|start| start.0 >= first) || row.is_some_and(|row| row.0 > first)
     }
 }
 
@@ -133,6 +134,12 @@ mod tests {
         assert!(!page.concerns(&event("deleted", Some("models/m/sequences/ab"), None)));
         let tail = subject("models/m/sequences/a/000/0004096.tail");
         assert!(tail.concerns(&event("deleted", sequence, Some(4096))));
+        let state = subject("models/m/sequences/a/000/state-0002048.safetensors");
+        assert!(state.concerns(&event("deleted", sequence, Some(2047))));
+        assert!(
+            !state.concerns(&event("deleted", sequence, Some(2048))),
+            "it comes before that row"
+        );
         let tokens = subject("models/m/sequences/a/tokens");
         assert!(!tokens.concerns(&event("deleted", sequence, Some(0))));
     }
