@@ -1,6 +1,9 @@
 //! What programs do to a mount, in the cases that differ in what the disk is asked to do.
 
-use kvfs::page::{Dtype, Layer, TokenStart, names, pack_page};
+use kvfs::page::{
+    Dtype, Layer, LayerKind, StatePlace, StateShape, StateTensor, TokenStart, names, pack_page,
+    pack_state,
+};
 use kvfs::tier::encoding::{ColdEncoding, ZstdLevel};
 
 use crate::common::random::Random;
@@ -26,7 +29,7 @@ pub(crate) struct Workload {
 const ENCODING: Setup = Setup { cold: ZSTD, budget_bytes: Some(BUDGET_BYTES), ..Setup::PLAIN };
 const LEAVING: Setup = Setup { has_remote: true, budget_bytes: Some(BUDGET_BYTES), ..Setup::PLAIN };
 
-pub(crate) const ALL: [Workload; 7] = [
+pub(crate) const ALL: [Workload; 8] = [
     Workload { name: "files", setup: Setup::PLAIN, run: files },
     Workload { name: "pages", setup: Setup::PLAIN, run: pages },
     Workload {
@@ -34,6 +37,7 @@ pub(crate) const ALL: [Workload; 7] = [
         setup: Setup { ram_bytes: Some(1 << 20), ..Setup::PLAIN },
         run: pages,
     },
+    Workload { name: "states", setup: Setup::PLAIN, run: states },
     Workload { name: "rows", setup: Setup::PLAIN, run: rows },
     Workload { name: "encoding", setup: ENCODING, run: moving },
     Workload { name: "leaving", setup: LEAVING, run: moving },
@@ -119,6 +123,52 @@ fn pages(driver: &mut Driver<'_>) {
     driver.remount();
     driver.unlink(&page_path("copy", 0, 0));
     driver.seal_in_place(&page_path("chat", 1, 32), &model.short_page(1, 32, 6, 7));
+    driver.commit();
+}
+
+/// A layer that keeps pages, and one that keeps states of 8 KiB.
+fn hybrid() -> Model {
+    let tensor = StateTensor { name: "ssm".to_owned(), dtype: Dtype::F32, shape: vec![2, 512] };
+    let kept = LayerKind::State(StateShape { state: vec![tensor] });
+    Model::with(|fields| fields.layers = Some(vec![LayerKind::Attention, kept]))
+}
+
+/// The state of the second layer after so many tokens, which begin with this one.
+fn state(model: &Model, row: u32, first: u32) -> Vec<u8> {
+    let place = StatePlace::new(&model.manifest, Layer(1), TokenStart(u64::from(row))).unwrap();
+    let seen: Vec<u8> = (first..first + row).flat_map(u32::to_le_bytes).collect();
+    let prefix = model.manifest.prefix_of(&seen).unwrap();
+    pack_state(&place, prefix, &fill(u64::from(first), 4096)).unwrap()
+}
+
+fn states(driver: &mut Driver<'_>) {
+    let model = hybrid();
+    install(driver, &model);
+    add_sequence(driver, "chat");
+    let path = |sequence: &str, row| {
+        let name = names::format_state(TokenStart(row));
+        format!("models/small/sequences/{sequence}/001/{name}")
+    };
+    let tokens: Vec<u8> = (0..64_u32).flat_map(u32::to_le_bytes).collect();
+    driver.append("models/small/sequences/chat/tokens", &tokens, None);
+    driver.seal(&page_path("chat", 0, 0), &model.page(0, 0, 1));
+    driver.seal(&path("chat", 32), &state(&model, 32, 0));
+    driver.commit();
+    driver.seal_in_place(&path("chat", 40), &state(&model, 40, 0));
+    // That of other tokens in its place, and the same again.
+    driver.seal(&path("chat", 32), &state(&model, 32, 7));
+    driver.seal(&path("chat", 40), &state(&model, 40, 0));
+    driver.commit();
+    add_sequence(driver, "copy");
+    driver.link(&path("chat", 32), &path("copy", 32));
+    // The bytes are there already: it becomes a link.
+    driver.seal(&path("copy", 40), &state(&model, 40, 0));
+    driver.commit();
+    driver.unlink(&path("chat", 32));
+    driver.seal_in_place(&path("chat", 32), &state(&model, 32, 0));
+    driver.remount();
+    driver.unlink(&path("copy", 40));
+    driver.seal(&path("chat", 50), &state(&model, 50, 0));
     driver.commit();
 }
 

@@ -29,6 +29,7 @@ mod operations;
 mod page;
 mod records;
 mod rows;
+mod state;
 mod text;
 mod tree;
 
@@ -37,6 +38,11 @@ use engine::fuzz;
 #[test]
 fn pages() {
     fuzz(page::target());
+}
+
+#[test]
+fn states() {
+    fuzz(state::target());
 }
 
 #[test]

@@ -10,6 +10,7 @@ mod blocks;
 mod by_hash;
 mod by_prompt;
 mod command;
+mod lost_states;
 mod machines;
 mod open_slots;
 mod private;

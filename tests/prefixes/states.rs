@@ -23,7 +23,7 @@ in_both_modes!(
 );
 
 /// Three recurrent layers, one that attends, one with a window.
-fn kinds(width: u32) -> Vec<LayerKind> {
+pub(crate) fn kinds(width: u32) -> Vec<LayerKind> {
     let tensor = |name: &str, dtype, shape: &[u32]| StateTensor {
         name: name.to_owned(),
         dtype,
@@ -38,12 +38,12 @@ fn kinds(width: u32) -> Vec<LayerKind> {
 }
 
 /// States of 16 KiB, twice as long as pages.
-fn hybrid() -> Model {
+pub(crate) fn hybrid() -> Model {
     Model::with(|fields| (fields.num_layers, fields.layers) = (5, Some(kinds(20))))
 }
 
 /// The state that a model has after these tokens.
-fn state(manifest: &Manifest, layer: u32, tokens: &[u32]) -> Vec<u8> {
+pub(crate) fn state(manifest: &Manifest, layer: u32, tokens: &[u32]) -> Vec<u8> {
     let row = TokenStart(tokens.len() as u64);
     let place = StatePlace::new(manifest, Layer(layer), row).unwrap();
     let seed = tokens.iter().fold(u64::from(layer) + 1, |sum, token| {
@@ -54,12 +54,12 @@ fn state(manifest: &Manifest, layer: u32, tokens: &[u32]) -> Vec<u8> {
     pack_state(&place, prefix, &tensors).unwrap()
 }
 
-fn path(mount: &Mount, model: &Model, sequence: &str, layer: u32, row: u64) -> PathBuf {
+pub(crate) fn path(mount: &Mount, model: &Model, sequence: &str, layer: u32, row: u64) -> PathBuf {
     model.layer(mount, sequence, layer).join(names::format_state(TokenStart(row)))
 }
 
 /// Writes the state of a layer after a row, as the sequence has its tokens.
-fn keep(mount: &Mount, model: &Model, sequence: &Sequence, layer: u32, row: usize) {
+pub(crate) fn keep(mount: &Mount, model: &Model, sequence: &Sequence, layer: u32, row: usize) {
     let bytes = state(&model.manifest, layer, &sequence.tokens[..row]);
     let path = path(mount, model, &sequence.name, layer, row as u64);
     let temporary = path.with_extension("tmp");
@@ -68,7 +68,7 @@ fn keep(mount: &Mount, model: &Model, sequence: &Sequence, layer: u32, row: usiz
 }
 
 /// A sequence of 160 tokens with states after these rows.
-fn with_states(mount: &Mount, model: &Model, name: &str, rows: &[usize]) -> Sequence {
+pub(crate) fn with_states(mount: &Mount, model: &Model, name: &str, rows: &[usize]) -> Sequence {
     let mut sequence = Sequence::new(model, name);
     sequence.append_tokens(mount, model, &(0..160).collect::<Vec<_>>());
     for layer in [3, 4] {
@@ -81,7 +81,7 @@ fn with_states(mount: &Mount, model: &Model, name: &str, rows: &[usize]) -> Sequ
 }
 
 #[track_caller]
-fn check(mount: &Mount, model: &Model, prompt: &[u32], expected: u64) {
+pub(crate) fn check(mount: &Mount, model: &Model, prompt: &[u32], expected: u64) {
     assert_eq!(longest_prefix(&model.directory(mount), prompt).unwrap().tokens, expected);
 }
 

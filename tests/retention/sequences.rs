@@ -14,6 +14,7 @@ use crate::{limit, removed, settle, wait_until_gone};
 
 in_both_modes!(a_sequence_in_use_loses_nothing_before_what_is_used, a_cut_is_one_step_for_a_crash,);
 in_served_mode!(
+    many_states_go_before_the_page_that_they_come_after,
     states_go_with_the_pages_that_they_come_after,
     the_end_of_the_oldest_sequence_goes_first,
     a_sequence_that_is_too_old_goes_whole,
@@ -251,4 +252,47 @@ fn limits_are_for_directories_that_hold_whole_things(mode: Mode) {
     }
     settle();
     assert_eq!(shape(&mount, &model, "a").unwrap().0, 40);
+}
+
+fn many_states_go_before_the_page_that_they_come_after(mode: Mode) {
+    let mount = Mount::new(mode);
+    let tensor = StateTensor { name: "ssm".to_owned(), dtype: Dtype::F32, shape: vec![1024] };
+    let state = StateShape { state: vec![tensor] };
+    let model = Model::with(|fields| {
+        fields.layers = Some(vec![LayerKind::Attention, LayerKind::State(state)]);
+        fields.page_tokens = 256;
+    });
+    model.install(&mount);
+    let mut sequence = Sequence::new(&model, "chat");
+    sequence.append_tokens(&mount, &model, &(0..200).collect::<Vec<_>>());
+    sequence.append_rows(&mount, &model, 0, 200);
+    let layer = model.layer(&mount, "chat", 1);
+    for row in 1..=200_u32 {
+        let at = TokenStart(u64::from(row));
+        let place = StatePlace::new(&model.manifest, Layer(1), at).unwrap();
+        let seen: Vec<u8> = (0..row).flat_map(u32::to_le_bytes).collect();
+        let prefix = model.manifest.prefix_of(&seen).unwrap();
+        let file = pack_state(&place, prefix, &[7; 4096]).unwrap();
+        fs::write(layer.join(names::format_state(at)), file).unwrap();
+    }
+    let directory = model.sequence(&mount, "chat");
+    let found =
+        || kvfs::reader::longest_prefix(&model.directory(&mount), &sequence.tokens).unwrap();
+    assert_eq!(found().tokens, 200);
+    // More than one cut removes would go at once, with the page and all the tokens.
+    limit(&directory, "quota", 120 * PAGE_BYTES);
+    wait_until_gone(&layer.join(names::format_state(TokenStart(150))));
+    settle();
+    assert_eq!(fs::metadata(directory.join("tokens")).unwrap().len(), 800);
+    assert!(directory.join("000/0000000.tail").exists());
+    let left = fs::read_dir(&layer).unwrap().count() as u64;
+    assert!((64..120).contains(&left), "{left} states are left");
+    assert_eq!(found().tokens, left, "the last go first");
+    // What is in use holds the page, its tokens and the states before it.
+    let reader = open(directory.join("000/0000000.tail"), libc::O_RDONLY).unwrap();
+    limit(&directory, "quota", 1);
+    settle();
+    assert_eq!(found().tokens, left);
+    drop(reader);
+    wait_until_gone(&directory);
 }

@@ -155,7 +155,7 @@ impl FileSystem {
             Role::Page(PageRecord::of_page(page, verified.header.tokens, verified.digest.page));
         let checksum = verified.digest.object.0;
         let twin = self.core.find_twin(object, role, checksum)?;
-        Ok(Verified { role, checksum, length: bytes.len() as u64, twin })
+        Ok(Verified { role, checksum, length: bytes.len() as u64, twin, same: None })
     }
 
     /// Renames an ordinary file onto the name of a tail or token file: its bytes become the

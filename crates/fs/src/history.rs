@@ -105,6 +105,7 @@ fn path_now(state: &State, event: &Event) -> Option<String> {
     let directory = event.directory.or_else(found_in)?;
     let inode = state.metadata.inode(id).ok().flatten()?;
     let name = match inode.file()?.role {
+        Role::Page(page) if page.is_state() => names::format_state(TokenStart(page.start)),
         Role::Page(page) => names::format_page(TokenStart(page.start)),
         Role::Tail { start, .. } => names::format_tail(TokenStart(start)),
         Role::Tokens => names::TOKENS.to_owned(),

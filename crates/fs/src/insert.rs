@@ -3,7 +3,8 @@
 use super::attributes::Place;
 use super::{FileSystem, FsError};
 use crate::core::state::State;
-use kvfs_storage::store::metadata::{Attribute, Life};
+use kvfs_page::names;
+use kvfs_storage::store::metadata::{Attribute, Life, TokensChange};
 use kvfs_storage::store::record::{
     Entry, FileRecord, Inode, InodeId, Kind, ObjectId, ObjectKind, ObjectRecord, Role, Time,
 };
@@ -15,6 +16,8 @@ pub(super) struct Verified {
     pub(super) length: u64,
     /// A page that has the same bytes.
     pub(super) twin: Option<InodeId>,
+    /// The page that has the name already, if its bytes are the same as well.
+    pub(super) same: Option<InodeId>,
 }
 
 /// The file whose bytes become a page or manifest, with what the new one takes from it.
@@ -36,7 +39,9 @@ impl FileSystem {
         let inode = Inode { links: 1, ctime: Time::now(), ..origin.inode.clone() };
         if let Some(entry) = state.entry(to.parent, &to.name)? {
             let mut old = state.inode(entry.inode)?;
-            if old.links == 1 && state.has_content(&old, verified.role, verified.checksum)? {
+            let is_same = verified.same == Some(entry.inode)
+                && state.has_content(&old, verified.role, verified.checksum)?;
+            if old.links == 1 && is_same {
                 (old.mode, old.uid, old.gid) = (inode.mode, inode.uid, inode.gid);
                 (old.atime, old.mtime, old.ctime) = (inode.atime, inode.mtime, inode.ctime);
                 state.put_inode(entry.inode, &old);
@@ -59,6 +64,7 @@ impl FileSystem {
         state.touch_directory(to.parent, 0)?;
         if verified.role == Role::Manifest {
             state.models.remove(&to.parent);
+            note_sequences(state, to.parent)?;
         }
         self.core.observer.sealed(verified.length);
         Ok(())
@@ -108,6 +114,20 @@ impl State {
         let is_dated = self.nodes.get(&id).is_some_and(|node| node.is_dated);
         Ok(Origin { inode, attributes, is_dated })
     }
+}
+
+/// The index has nothing of sequences whose tokens were written before their manifest.
+fn note_sequences(state: &mut State, model: InodeId) -> Result<(), FsError> {
+    let Some(all) = state.entry(model, names::SEQUENCES.as_bytes())? else { return Ok(()) };
+    let mut sequences = Vec::new();
+    state.metadata.entries(all.inode, 0, |_, _, entry| {
+        sequences.push(entry.inode);
+        true
+    })?;
+    for sequence in sequences {
+        state.metadata.tokens_changed(sequence, TokensChange::Grown);
+    }
+    Ok(())
 }
 
 fn stored_kind(role: Role) -> ObjectKind {

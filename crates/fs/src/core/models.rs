@@ -57,8 +57,10 @@ impl Core {
                 let stands = self.sealed_place(place.parent, layer, class)?;
                 let sealed = seal::verify(&self.store, object, &stands)?;
                 let role = Role::Page(sealed.record);
-                let twin = self.find_twin(object, role, sealed.checksum)?;
-                Ok(Verified { role, checksum: sealed.checksum, length: sealed.length, twin })
+                let (length, checksum) = (sealed.length, sealed.checksum);
+                let twin = self.find_twin(object, role, checksum)?;
+                let same = self.find_same(object, place, (role, checksum))?;
+                Ok(Verified { role, checksum, length, twin, same })
             }
             (FileClass::Manifest, _) => self.verify_manifest(object, place),
             _ => Err(FsError::Invalid.into()),
@@ -91,7 +93,9 @@ impl Core {
         }
         let checksum = kvfs_page::content_checksum(&bytes).0;
         let length = bytes.len() as u64;
-        Ok(Verified { role: Role::Manifest, checksum, length, twin: None })
+        drop(state);
+        let same = self.find_same(object, place, (Role::Manifest, checksum))?;
+        Ok(Verified { role: Role::Manifest, checksum, length, twin: None, same })
     }
 
     pub(crate) fn read_manifest(&self, object: ObjectId) -> Result<(Manifest, Vec<u8>), SealError> {
@@ -125,7 +129,8 @@ impl Core {
         Ok((self.class_in(&mut state, directory, place), layer))
     }
 
-    /// What a name means in a directory of some class.
+    /// What a name means in a directory of some class. Without a manifest nobody knows what a state would
+    /// be, so there are none, as there are no pages.
     pub(crate) fn class_in(
         &self, state: &mut State, directory: DirectoryClass, place: &Place,
     ) -> FileClass {
@@ -134,7 +139,7 @@ impl Core {
             return class;
         }
         let model = self.model_of(state, place.parent);
-        class.in_model(model.is_ok_and(|model| model.manifest.describes_states()))
+        class.in_model(model.map_or(true, |model| model.manifest.describes_states()))
     }
 }
 

@@ -9,9 +9,12 @@
 use std::io;
 
 use crate::FsError;
+use crate::attributes::Place;
 use crate::core::Core;
 use crate::core::state::State;
 use crate::insert::{Origin, Verified};
+use kvfs_storage::ingest::seal;
+use kvfs_storage::store::Store;
 use kvfs_storage::store::disk::Access;
 use kvfs_storage::store::record::{Inode, InodeId, ObjectId, Role, Time};
 
@@ -35,21 +38,72 @@ impl Core {
             }
         };
         let Some(other) = other.filter(|other| *other != object) else { return Ok(None) };
-        match self.are_equal(object, other) {
+        match are_equal(&self.store, object, other) {
             Ok(equal) => Ok(equal.then_some(id)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error.into()),
         }
     }
 
-    fn are_equal(&self, one: ObjectId, other: ObjectId) -> io::Result<bool> {
-        let map = |object| -> io::Result<_> {
-            Ok(self.store.open_object(object, Access::Read)?.map_at_rest())
+    /// The file that has a name already, if it is what these bytes are. One that is damaged is not: these
+    /// take its place. What is only encoded or in the remote is believed to be what its record says.
+    pub(crate) fn find_same(
+        &self, object: ObjectId, place: &Place, (role, checksum): (Role, [u8; 16]),
+    ) -> Result<Option<InodeId>, FsError> {
+        let (id, other) = {
+            let state = self.state();
+            let Some(entry) = state.entry(place.parent, &place.name)? else { return Ok(None) };
+            let inode = state.inode(entry.inode)?;
+            if !state.has_content(&inode, role, checksum)? || state.is_known_damaged(entry.inode) {
+                return Ok(None);
+            }
+            (entry.inode, inode.file().and_then(|file| file.object))
         };
-        Ok(match (map(one)?, map(other)?) {
-            (Some(one), Some(other)) => *one == *other,
-            _ => false,
-        })
+        let Some(other) = other.filter(|other| *other != object) else { return Ok(None) };
+        match have_same_bytes(&self.store, object, other) {
+            Ok(same) => Ok(same.then_some(id)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let state = self.state();
+                let has_copy = state.metadata.encoded_copy(other)?.is_some()
+                    || state.metadata.remote_copy(other)?.is_some();
+                Ok(has_copy.then_some(id))
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+fn are_equal(store: &Store, one: ObjectId, other: ObjectId) -> io::Result<bool> {
+    let map =
+        |object| -> io::Result<_> { Ok(store.open_object(object, Access::Read)?.map_at_rest()) };
+    Ok(match (map(one)?, map(other)?) {
+        (Some(one), Some(other)) => *one == *other,
+        _ => false,
+    })
+}
+
+/// The same where a disk may not map them, or fail to read: what cannot be read is not the same.
+fn have_same_bytes(store: &Store, one: ObjectId, other: ObjectId) -> io::Result<bool> {
+    if are_equal(store, one, other)? {
+        return Ok(true);
+    }
+    let one = store.open_object(one, Access::Read)?;
+    let other = store.open_object(other, Access::Read)?;
+    if one.stat()?.length != other.stat()?.length {
+        return Ok(false);
+    }
+    let (mut left, mut right) = (vec![0; seal::READ_BYTES], vec![0; seal::READ_BYTES]);
+    let mut offset = 0;
+    loop {
+        let count = one.read_at(&mut left, offset)?;
+        let is_as_long = other.read_at(&mut right, offset).is_ok_and(|other| other == count);
+        if !is_as_long || left[..count] != right[..count] {
+            return Ok(false);
+        }
+        if count == 0 {
+            return Ok(true);
+        }
+        offset += count as u64;
     }
 }
 

@@ -252,7 +252,8 @@ impl FileSystem {
         let caller = Caller { uid: above.uid, gid: above.gid };
         let mut inode = new_inode(&above, Kind::File(record), above.mode & 0o666, caller);
         inode.mtime = page.mtime;
-        let verified = Verified { role, checksum: page.checksum, length: page.length, twin: None };
+        let (checksum, length) = (page.checksum, page.length);
+        let verified = Verified { role, checksum, length, twin: None, same: None };
         let id = if let Some(twin) = state.page_like(page)?
             && let origin =
                 (Origin { inode: inode.clone(), attributes: Vec::new(), is_dated: false })

@@ -85,20 +85,35 @@ impl State {
         &self, model: InodeId, sequence: InodeId, geometry: &Geometry,
     ) -> Result<bool, FsError> {
         let readers = self.readers_of_layers(sequence, geometry)?;
-        let model = self.inode(model)?;
-        let mut askers = (model.mode & 0o111) << 2 & SHARED;
-        // The model's owner is somebody else here; root is let in everywhere.
-        let owner_is_other = model.uid != readers.uid && model.uid != 0;
-        let group_is_other = model.gid != readers.gid && askers != 0;
-        if owner_is_other || group_is_other || askers & OTHERS != 0 {
-            askers = SHARED;
-        }
-        // What is above a sequence, or somebody else's file in it, may be closed to its owner too.
-        if readers.uid != 0 {
-            askers |= 0o400;
-        }
-        Ok(askers & !readers.bits == 0)
+        includes_askers(self, model, readers)
     }
+
+    /// The same for one of its files: whoever is told of it must be able to read it.
+    pub(super) fn lets_askers_read(
+        &self, model: InodeId, sequence: InodeId, file: InodeId,
+    ) -> Result<bool, FsError> {
+        let directory = self.inode(sequence)?;
+        let mut readers = Readers { uid: directory.uid, gid: directory.gid, bits: 0o444 };
+        readers.narrow(&self.inode(file)?);
+        includes_askers(self, model, readers)
+    }
+}
+
+/// Whether all who may ask in the directory of a model are among these.
+fn includes_askers(state: &State, model: InodeId, readers: Readers) -> Result<bool, FsError> {
+    let model = state.inode(model)?;
+    let mut askers = (model.mode & 0o111) << 2 & SHARED;
+    // The model's owner is somebody else here; root is let in everywhere.
+    let owner_is_other = model.uid != readers.uid && model.uid != 0;
+    let group_is_other = model.gid != readers.gid && askers != 0;
+    if owner_is_other || group_is_other || askers & OTHERS != 0 {
+        askers = SHARED;
+    }
+    // What is above a sequence, or somebody else's file in it, may be closed to its owner too.
+    if readers.uid != 0 {
+        askers |= 0o400;
+    }
+    Ok(askers & !readers.bits == 0)
 }
 
 impl FileSystem {

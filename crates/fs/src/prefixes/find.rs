@@ -31,7 +31,7 @@ pub(crate) struct Match {
 
 /// A question: which model's sequences, and the prompt, four bytes for each token.
 pub(super) struct Question<'a> {
-    model: InodeId,
+    pub(super) model: InodeId,
     pub(super) rules: Arc<Model>,
     prompt: &'a [u8],
     /// Hashes of its full pages, once somebody has asked for them.
@@ -263,7 +263,10 @@ impl FileSystem {
         let Ok(rules) = self.core.model_of(&mut state, model) else { return Ok(None) };
         for found in state.metadata.prefix_holders(model, &hash.0, CANDIDATES_MAX)? {
             let Some(pages) = pages_at(&state, &rules, found, hash)? else { continue };
-            let can_be_had = |entry: &Entry| self.can_be_had(&state, entry.inode);
+            let can_be_had = |entry: &Entry| -> Result<bool, FsError> {
+                Ok(self.can_be_had(&state, entry.inode)?
+                    && state.lets_askers_read(model, found.0, entry.inode)?)
+            };
             let mut all = pages.iter().map(|(_, entry)| can_be_had(entry));
             if all.try_fold(true, |so_far, one| one.map(|one| so_far && one))?
                 && state.is_open_to_askers(model, found.0, rules.manifest.geometry())?

@@ -107,9 +107,14 @@ impl Presence<'_> {
         for layer in recurrent {
             let directory = state.entry(self.sequence, names::format_layer(*layer).as_bytes())?;
             let Some(directory) = directory else { return Ok(false) };
-            match state.state_of(directory.inode, row, prefix)? {
-                Some(entry) if self.fs.can_be_had(&state, entry.inode)? => {}
-                _ => return Ok(false),
+            let kept = state.state_of(directory.inode, row, prefix)?;
+            let Some(kept) = kept else { return Ok(false) };
+            let model = self.question.model;
+            // An engine may keep its states for itself, where it shows its pages to all.
+            if !self.fs.can_be_had(&state, kept.inode)?
+                || !state.lets_askers_read(model, self.sequence, kept.inode)?
+            {
+                return Ok(false);
             }
         }
         Ok(true)

@@ -2,7 +2,9 @@
 //!
 //! Everything that one cut removes is removed with the state held, so it is one commit: after a
 //! crash the sequence is as it was or as it is. `tokens` gets another file, since what is cut off in
-//! place could not come back. A sequence whose tokens were moved goes as a whole: `positions.json` says
+//! place could not come back. States may be many where pages are few: what is more than one cut may
+//! remove of them goes before, the last first, and the rest is a sequence with fewer places to go on from.
+//! A sequence whose tokens were moved goes as a whole: `positions.json` says
 //! where its rows stand, and rows that take the place of those that were cut off would not stand there.
 
 use std::collections::BTreeMap;
@@ -28,12 +30,26 @@ const PAGES_MAX: usize = 64;
 /// Bytes of one token id.
 const TOKEN_BYTES: u64 = 4;
 
+/// Files of a directory whose sizes are asked for at once, with the state held.
+const SIZES_AT_ONCE: usize = 256;
+
 /// A page, tail or state, and its bytes if they are its own.
 #[derive(Clone, Debug)]
 struct Piece {
     id: InodeId,
     place: Place,
     bytes: u64,
+    /// The row after which it is what its layer keeps, if it is a state.
+    row: Option<u64>,
+}
+
+/// What goes at once.
+#[derive(Debug)]
+struct Going<'a> {
+    /// The last first.
+    ranges: &'a [(u64, Vec<Piece>)],
+    /// The pages of a range of which only states go, and the tokens stay: nobody may use them either.
+    beside: Option<&'a [Piece]>,
 }
 
 /// A sequence as it was listed.
@@ -61,7 +77,12 @@ impl FileSystem {
         &self, sequence: InodeId, bytes_max: u64, (used, why): (Time, &str),
     ) -> Result<Removal, FsError> {
         let event = Event { used: Some(used), ..Event::new(What::Deleted, why).of(sequence) };
-        let listed = self.list_sequence(sequence)?;
+        let mut listed = self.list_sequence(sequence)?;
+        let thinned = self.thin(&event, sequence, &mut listed, bytes_max)?;
+        if thinned.kept.is_some() || thinned.bytes >= bytes_max {
+            return Ok(thinned);
+        }
+        let bytes_max = bytes_max - thinned.bytes;
         let (mut chosen, mut bytes, mut pages) = (Vec::new(), 0_u64, 0);
         for (start, pieces) in listed.pieces.iter().rev() {
             // All layers of a range go together, however many there are.
@@ -74,7 +95,8 @@ impl FileSystem {
             pages += pieces.len();
         }
         let ends = chosen.len() == listed.pieces.len();
-        let mut removal = self.cut(&event, sequence, &listed, &chosen)?;
+        let going = Going { ranges: &chosen, beside: None };
+        let mut removal = self.cut(&event, sequence, &listed, &going)?;
         if removal.kept.is_none() && ends {
             let rest = self.remove_rest(event, sequence)?;
             removal.files += rest.files;
@@ -83,7 +105,38 @@ impl FileSystem {
         } else if removal.kept.is_none() {
             removal.has_more = removal.bytes < bytes_max;
         }
+        removal.files += thinned.files;
+        removal.bytes += thinned.bytes;
         Ok(removal)
+    }
+
+    /// Removes states of the last range, the last first, as long as the range is more than one cut removes.
+    fn thin(
+        &self, event: &Event, sequence: InodeId, listed: &mut Listed, bytes_max: u64,
+    ) -> Result<Removal, FsError> {
+        let mut thinned = Removal::default();
+        if listed.is_whole {
+            return Ok(thinned);
+        }
+        let Some((start, pieces)) = listed.pieces.pop_last() else { return Ok(thinned) };
+        let (mut states, pages): (Vec<Piece>, Vec<Piece>) =
+            pieces.into_iter().partition(|piece| piece.row.is_some());
+        states.sort_unstable_by_key(|piece| piece.row);
+        while pages.len() + states.len() > PAGES_MAX && !states.is_empty() {
+            let surplus = pages.len() + states.len() - PAGES_MAX;
+            let last = states.split_off(states.len() - surplus.min(PAGES_MAX).min(states.len()));
+            let ranges = [(start, last)];
+            let going = Going { ranges: &ranges, beside: Some(&pages) };
+            let removal = self.cut(event, sequence, listed, &going)?;
+            thinned.files += removal.files;
+            thinned.bytes += removal.bytes;
+            thinned.kept = removal.kept;
+            if thinned.kept.is_some() || thinned.bytes >= bytes_max {
+                break;
+            }
+        }
+        listed.pieces.insert(start, states.into_iter().chain(pages).collect());
+        Ok(thinned)
     }
 
     fn list_sequence(&self, sequence: InodeId) -> Result<Listed, FsError> {
@@ -114,38 +167,47 @@ impl FileSystem {
             if !matches!(class, Ok(DirectoryClass::Layer(_))) {
                 continue;
             }
-            let mut entries = Vec::new();
+            listed.layers.push(directory);
+            let mut found = Vec::new();
             state.metadata.entries(directory, 0, |_, name, entry| {
-                let start = names::parse_page(name).or_else(|| names::parse_tail(name));
-                // A state goes with the page in which its last row is.
-                let state = || {
-                    let last = names::parse_state(name)?.0.saturating_sub(1);
-                    page_tokens.map(|page_tokens| TokenStart(last - last % page_tokens))
-                };
-                let start = start.or_else(state);
-                entries.extend(start.map(|start| (start, name.to_vec(), entry.inode)));
+                let place = || Place { parent: directory, name: name.to_vec() };
+                let start = range_of(name, page_tokens);
+                let row = names::parse_state(name).map(|row| row.0);
+                let piece =
+                    |start| (start, Piece { id: entry.inode, place: place(), bytes: 0, row });
+                found.extend(start.map(piece));
                 true
             })?;
-            listed.layers.push(directory);
-            for (start, name, id) in entries {
-                let shown =
-                    state.attributes(&self.core.store, id).ok().filter(|shown| shown.links <= 1);
-                let bytes = shown.map_or(0, |shown| shown.size);
-                let place = Place { parent: directory, name };
-                listed.pieces.entry(start.0).or_default().push(Piece { id, place, bytes });
+            drop(state);
+            for (start, piece) in self.sized(found) {
+                listed.pieces.entry(start).or_default().push(piece);
             }
         }
         Ok(listed)
     }
 
+    /// Pieces with their bytes; a layer may keep thousands of states.
+    fn sized(&self, mut found: Vec<(u64, Piece)>) -> Vec<(u64, Piece)> {
+        for some in found.chunks_mut(SIZES_AT_ONCE) {
+            let state = self.core.state();
+            for (_, piece) in some {
+                let shown = state.attributes(&self.core.store, piece.id).ok();
+                let own = shown.filter(|shown| shown.links <= 1);
+                piece.bytes = own.map_or(0, |shown| shown.size);
+            }
+        }
+        found
+    }
+
     /// Removes ranges of pages, the last first, up to the first that must stay.
     fn cut(
-        &self, event: &Event, sequence: InodeId, listed: &Listed, chosen: &[(u64, Vec<Piece>)],
+        &self, event: &Event, sequence: InodeId, listed: &Listed, chosen: &Going<'_>,
     ) -> Result<Removal, FsError> {
+        let &Going { ranges: chosen, beside } = chosen;
         let (Some((last, _)), Some((first, _))) = (chosen.first(), chosen.last()) else {
             return Ok(Removal::default());
         };
-        let tokens = self.copy_tokens(listed.tokens, *first)?;
+        let tokens = if beside.is_some() { None } else { self.copy_tokens(listed.tokens, *first)? };
         for piece in chosen.iter().flat_map(|(_, pieces)| pieces) {
             self.lets_go(piece.id);
         }
@@ -155,6 +217,8 @@ impl FileSystem {
         if is_followed || !self.is_same(&state, listed, tokens.as_ref())? {
             kept = Some(Kept::InUse);
         }
+        let beside_kept = self.keeps_any(&state, beside.unwrap_or_default())?;
+        kept = kept.or(beside_kept);
         let mut going = Vec::new();
         for (start, pieces) in chosen {
             kept = kept.map_or_else(|| self.keeps_any(&state, pieces), |kept| Ok(Some(kept)))?;
@@ -177,7 +241,11 @@ impl FileSystem {
         }
         if let Some((start, _)) = going.last() {
             let path = state.directory_path(sequence);
-            let event = told(event, path, (&removal, *start));
+            // Of a range that is thinned only states went.
+            let rows = going.iter().flat_map(|(_, pieces)| *pieces).filter_map(|piece| piece.row);
+            let thinned = beside.and_then(|_| rows.min());
+            let from = thinned.map_or(*start, |row| row.saturating_sub(1));
+            let event = told(event, path, (&removal, from));
             self.core.store.events.note(event);
         }
         match (tokens, going.last()) {
@@ -302,6 +370,17 @@ impl FileSystem {
         }
         Ok(false)
     }
+}
+
+/// The first token of the range that a name in a layer's directory goes with; a state goes with the page in
+/// which its last row is.
+fn range_of(name: &[u8], page_tokens: Option<u64>) -> Option<u64> {
+    let page = names::parse_page(name).or_else(|| names::parse_tail(name));
+    let state = || {
+        let last = names::parse_state(name)?.0.saturating_sub(1);
+        page_tokens.map(|page_tokens| last - last % page_tokens)
+    };
+    page.map(|start| start.0).or_else(state)
 }
 
 /// What is told of a cut: one event for all layers, since whoever asks after a page finds it by its sequence and

@@ -135,13 +135,15 @@ pub(crate) fn token_ids(sequence: &Path) -> Result<Option<u64>, ReadError> {
     }
 }
 
-/// Tokens that every layer has rows of, and that `tokens` has ids of if there is such a file.
+/// Tokens that every layer has rows of, and that `tokens` has ids of if there is such a file. Where no
+/// layer keeps rows of tokens, the ids alone tell.
 pub(super) fn valid_tokens(
     sequence: &Path, manifest: &Manifest, layers: &[ListedLayer],
 ) -> Result<u64, ReadError> {
-    let ids = token_ids(sequence)?.unwrap_or(u64::MAX);
+    let ids = token_ids(sequence)?;
     let keeping = (0..).zip(layers).filter(|(layer, _)| keeps_pages(manifest, Layer(*layer)));
-    Ok(keeping.map(|(_, layer)| layer.end).min().unwrap_or(0).min(ids))
+    let rows = keeping.map(|(_, layer)| layer.end).min();
+    Ok(rows.into_iter().chain(ids).min().unwrap_or(0))
 }
 
 impl Listing {

@@ -1,15 +1,22 @@
 //! A sequence made of another one's rows: pages are shared, tails and token ids are copied.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::{self, Read as _};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use super::{Listed, SequenceError, Sequences, files};
 use crate::page::names::{self, LayerEntry};
-use crate::page::{Geometry, Layer, LayerKind, PageView, Positions, TokenStart, unpack_rows};
+use crate::page::{
+    Geometry, Layer, LayerKind, Manifest, PageView, Positions, PrefixHash, StatePlace, TokenStart,
+    unpack_rows,
+};
 use crate::reader::ReadError;
 use crate::reader::listing::{ListedLayer, layer_directory};
 use crate::reader::page::Home;
+
+/// Bytes of a state's header.
+const HEADER_BYTES: u64 = 4096;
 
 /// Bytes of an id in `tokens`.
 const ID_BYTES: u64 = size_of::<u32>() as u64;
@@ -31,6 +38,9 @@ impl Rebuild<'_> {
         // In a mount one sync at the end is enough.
         let durable = sequences.home == Home::Directory;
         let from = &self.from.path;
+        if self.keeps_layers && self.end > 0 && self.end < self.from.rows {
+            self.check_states(&sequences.manifest)?;
+        }
         files::make_like(from, to)?;
         // Before `tokens`, or somebody might find by its prefix what does not follow from it.
         if let Some(json) = self.positions.to_json() {
@@ -60,6 +70,56 @@ impl Rebuild<'_> {
         files::sync(to)
     }
 
+    /// Each recurrent layer has what it was after the last row that stays: an engine goes on from there.
+    fn check_states(&self, manifest: &Manifest) -> Result<(), SequenceError> {
+        let prefix = self.prefix(manifest)?;
+        for layer in (0..manifest.geometry().num_layers()).map(Layer) {
+            let kind = manifest.layer_kind(layer);
+            if kind.as_ref().is_some_and(LayerKind::is_recurrent)
+                && !self.has_state(manifest, layer, prefix)?
+            {
+                return Err(SequenceError::NoSnapshot { layer, tokens: self.end });
+            }
+        }
+        Ok(())
+    }
+
+    /// The hash of the tokens that stay, where those tell what a state has seen.
+    fn prefix(&self, manifest: &Manifest) -> Result<Option<PrefixHash>, SequenceError> {
+        if self.from.listing.positions.prefix_rows() < self.end {
+            return Ok(None);
+        }
+        let path = self.from.path.join(names::TOKENS);
+        let mut ids = match fs::read(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            outcome => outcome.map_err(SequenceError::io(&path))?,
+        };
+        ids.truncate(usize::try_from(self.end * ID_BYTES).unwrap_or(usize::MAX));
+        Ok(manifest.prefix_of(&ids))
+    }
+
+    /// Whether a layer has a state after the last row that stays, and of these tokens where it says so.
+    fn has_state(
+        &self, manifest: &Manifest, layer: Layer, prefix: Option<PrefixHash>,
+    ) -> Result<bool, SequenceError> {
+        let row = TokenStart(self.end);
+        let path = layer_directory(&self.from.path, layer).join(names::format_state(row));
+        let failed = SequenceError::io(&path);
+        let file = match File::open(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+            outcome => outcome.map_err(&failed)?,
+        };
+        let Some(prefix) = prefix.filter(|_| manifest.state_shape(layer).is_some()) else {
+            return Ok(true);
+        };
+        let length = file.metadata().map_err(&failed)?.len();
+        let mut first = Vec::new();
+        file.take(HEADER_BYTES).read_to_end(&mut first).map_err(&failed)?;
+        let header =
+            StatePlace::new(manifest, layer, row).and_then(|at| at.check_header(&first, length));
+        Ok(header.is_ok_and(|header| header.prefix == prefix))
+    }
+
     fn layer(
         &self, sequences: &Sequences, to: &Path, layer: Layer, durable: bool,
     ) -> Result<(), SequenceError> {
@@ -68,26 +128,15 @@ impl Rebuild<'_> {
         files::make_like(&from, &to)?;
         let kind = sequences.manifest.layer_kind(layer);
         let is_recurrent = kind.as_ref().is_some_and(LayerKind::is_recurrent);
-        let mut has_snapshot = false;
         for entry in files::entries(&from)? {
             match names::layer_entry(entry.file_name().as_bytes()) {
                 LayerEntry::Page(_) | LayerEntry::Tail(_) => {}
-                LayerEntry::State(tokens) if is_recurrent => {
-                    has_snapshot |= tokens.0 == self.end;
-                    if tokens.0 <= self.end {
-                        files::link(&entry, &to)?;
-                    }
-                }
+                LayerEntry::State(tokens) if is_recurrent && tokens.0 > self.end => {}
                 _ => files::link(&entry, &to)?,
             }
         }
         if is_recurrent {
-            let is_cut = self.end < self.from.rows && self.end > 0;
-            return if is_cut && !has_snapshot {
-                Err(SequenceError::NoSnapshot { layer, tokens: self.end })
-            } else {
-                Ok(())
-            };
+            return Ok(());
         }
         let listed = &self.from.listing.layers[layer.0 as usize];
         let geometry = sequences.manifest.geometry();
