@@ -55,13 +55,16 @@ Only root and the user of the daemon may. A smaller budget holds at once for wha
 much leaves in the background. What is set lasts until the mount ends: write it into the configuration file
 to keep it. mount -o remount,KEY=VALUE MOUNTPOINT does the same.";
 
+const SETTINGS_HELP: &str = "\
+ram=SIZE, ssd=SIZE|none, cold=none|zstd|zstd:LEVEL, remote_bandwidth=SIZE|none,
+verify=first|always|never, on_corrupt=eio|miss, log_level=LEVEL";
+
 /// `kvfs config set`.
 #[derive(Debug, Args)]
 #[command(after_help = SET_HELP)]
 pub(crate) struct SetArguments {
-    /// ram=SIZE, ssd=SIZE|none, cold=none|zstd|zstd:LEVEL, remote_bandwidth=SIZE|none,
-    /// verify=first|always|never, on_corrupt=eio|miss, log_level=LEVEL
-    #[arg(required = true, value_name = "KEY=VALUE")]
+    /// What to change.
+    #[arg(required = true, value_name = "KEY=VALUE", help = SETTINGS_HELP)]
     settings: Vec<String>,
     /// Where the cache is mounted
     mountpoint: PathBuf,

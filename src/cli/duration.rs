@@ -46,7 +46,7 @@ pub(crate) fn parse(text: &str) -> Result<Duration, String> {
     }
     let whole: u64 = whole.parse().map_err(|_| wrong())?;
     // Nobody means less than a billionth.
-    let fraction: u128 = format!("{:0<9.9}", fraction).parse().map_err(|_| wrong())?;
+    let fraction: u128 = format!("{fraction:0<9.9}").parse().map_err(|_| wrong())?;
     let nanoseconds = (u128::from(whole) * 1_000_000_000 + fraction) * unit_milliseconds / 1000;
     let seconds = u64::try_from(nanoseconds / 1_000_000_000).map_err(|_| wrong())?;
     let rest = u32::try_from(nanoseconds % 1_000_000_000).map_err(|_| wrong())?;

@@ -97,7 +97,7 @@ fn requests_of_other_programs(mode: Mode) {
     assert_eq!(ask(b"ram"), "error: \"ram\" is no setting: write KEY=VALUE\n");
     assert_eq!(ask(b"\xff=1"), "error: the request is not UTF-8\n");
     let mut file = File::options().read(true).write(true).open(&path).unwrap();
-    assert_errno(file.write_all(&[b'\n'; 70_000]), libc::EFBIG);
+    assert_errno(file.write_all(&vec![b'\n'; 70_000]), libc::EFBIG);
     assert_errno(File::options().write(true).open(&path), libc::EPERM);
     assert_errno(std::fs::write(&path, "ram=1M"), libc::EPERM);
     assert_eq!(mount.status_number("ram_budget_bytes"), 8 << 20);

@@ -227,9 +227,7 @@ pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountEr
     let (mut file_system, recovered) = FileSystem::open(store, observer, sender)?;
     log::info!("opened the store {}: {recovered:?}", options.store.display());
     file_system.choices.set(options.verify, options.on_corrupt);
-    if let Some(steering) = &options.steering {
-        file_system.steer_by(Arc::clone(steering));
-    }
+    file_system.steer_by(options.steering.as_ref());
     let mover = remote::attach_tiers(options, &mut file_system, &counters, &numbers)?;
     show_metrics(&file_system, &counters);
     let file_system = Arc::new(file_system);

@@ -258,9 +258,11 @@ impl FileSystem {
         let _ = self.transport.set(transport);
     }
 
-    /// Who knows the settings by name. Only before the mount answers.
-    pub fn steer_by(&self, steering: Arc<dyn Steering>) {
-        let _ = self.steering.set(steering);
+    /// Who knows the settings by name, if anybody does. Only before the mount answers.
+    pub fn steer_by(&self, steering: Option<&Arc<dyn Steering>>) {
+        if let Some(steering) = steering {
+            let _ = self.steering.set(Arc::clone(steering));
+        }
     }
 
     /// The store below.
