@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::common::sys::{assert_errno, open, sync_directory, write_and_close};
 use crate::common::{Mode, Mount, eventually, fill};
-use crate::{kvfs, set, setting, shown};
+use crate::{assert_refused, kvfs, set, setting, shown};
 
 in_both_modes!(
     opens_compare_as_often_as_they_are_told,
@@ -14,6 +14,7 @@ in_both_modes!(
     the_remote_gets_what_the_bandwidth_lets_through,
     cold_files_are_encoded_from_now_on,
     every_setting_is_shown_with_its_origin,
+    a_mount_that_takes_no_changes_can_be_told_as_well,
 );
 
 const BYTES: usize = 300_000;
@@ -146,4 +147,16 @@ fn every_setting_is_shown_with_its_origin(mode: Mode) {
     let ended = kvfs(&["config", "check"], &again);
     let told = String::from_utf8_lossy(&ended.stdout).into_owned();
     assert!(ended.status.success() && told.is_empty(), "{told}");
+}
+
+fn a_mount_that_takes_no_changes_can_be_told_as_well(mode: Mode) {
+    let (mut first, path) = damaged(mode, &["--verify", "never"]);
+    let file = path.strip_prefix(first.path()).unwrap().to_owned();
+    assert!(first.unmount().success());
+    let options = ["--read-only", "--verify", "never", "--ram", "64M"];
+    let mount = Mount::of_store_with(mode, &options, first.store());
+    drop(open(mount.join(&file), libc::O_RDONLY).unwrap());
+    set(&mount, &["verify=first"]);
+    assert_errno(open(mount.join(&file), libc::O_RDONLY), libc::EIO);
+    assert_refused(&mount, &["read_only=no"], "read_only cannot change while the mount is used");
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use super::{FileSystem, FsError, OnCorrupt, Verify};
 use crate::extended::PIN;
-use kvfs_storage::store::record::{Inode, InodeId};
+use kvfs_storage::store::record::{Inode, InodeId, RemoteState};
 use kvfs_storage::tier::encoding::ColdEncoding;
 use kvfs_storage::tier::exchange::Exchange;
 
@@ -164,7 +164,7 @@ impl Changes {
     }
 }
 
-/// Bytes of all pinned files.
+/// Bytes of all pinned files that the disk has.
 fn pinned_bytes(file_system: &FileSystem) -> Result<u64, FsError> {
     // Records alone tell, so what changed since the last commit must be among them.
     if !file_system.core.store.is_read_only() {
@@ -177,11 +177,15 @@ fn pinned_bytes(file_system: &FileSystem) -> Result<u64, FsError> {
             pinned.insert(InodeId(inode));
         }
     })?;
-    let state = file_system.core.state();
     let mut bytes = 0;
     for id in pinned {
+        // Others have the lock in between: there may be many.
+        let state = file_system.core.state();
         let inode = state.metadata.inode(id)?;
-        bytes += inode.as_ref().and_then(Inode::file).map_or(0, |file| file.size);
+        let Some(file) = inode.as_ref().and_then(Inode::file) else { continue };
+        let copy = file.object.map(|object| state.metadata.remote_copy(object)).transpose()?;
+        let is_away = copy.flatten().is_some_and(|copy| copy.state == RemoteState::Only);
+        bytes += if is_away { 0 } else { file.size };
     }
     Ok(bytes)
 }
