@@ -6,7 +6,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use kvfs_formats::slot::Version;
 
 use super::bench::BenchArguments;
-use super::config::{self, Layer, MountConfig, Named};
+use super::config_command::ConfigCommand;
 use super::consent::Consent;
 use super::create::CreateArguments;
 use super::doctor::DoctorArguments;
@@ -15,14 +15,12 @@ use super::explain::ExplainArguments;
 use super::fsck::FsckArguments;
 use super::history::LogArguments;
 use super::manual::{CompletionsArguments, ManArguments};
-use super::options;
-use super::output::Failure;
+use super::mount_arguments::MountArguments;
 use super::probe::ProbeArguments;
 use super::quota::QuotaArguments;
 use super::remote::RemoteCommand;
 use super::scrub::ScrubArguments;
 use super::seq::SeqArguments;
-use super::size::Size;
 use super::slots::SlotsCommand;
 
 /// A filesystem whose files are the KV cache of language models.
@@ -50,6 +48,9 @@ pub(crate) enum Command {
     Log(LogArguments),
     /// Say where a file or directory is and why, or why it is gone
     Explain(ExplainArguments),
+    /// Show the settings of a mount and change them, check a configuration file, print one
+    #[command(subcommand)]
+    Config(ConfigCommand),
     /// Make everything in a mount durable
     Sync(SyncArguments),
     /// Bring files nearer: into memory where there is a RAM tier, else to the disk
@@ -96,188 +97,6 @@ pub(crate) enum Command {
     /// Ask a mount something that may hang (used by the other commands)
     #[command(hide = true)]
     Probe(ProbeArguments),
-}
-
-const MOUNT_HELP: &str = "\
-Without --foreground the command returns 0 once the mount answers, and a daemon serves it. The
-daemon ends when it is unmounted or gets SIGTERM, SIGINT (or, in the foreground, SIGHUP): it
-unmounts, waits up to 10 seconds for programs that use the mount, then makes everything durable.
-A second signal ends the waiting.
-
-Settings come from, in this order: arguments, -o, variables, the file named by --config.
-
-  argument             -o and TOML key     variable               default
-  --allow-other        allow_other         KVFS_ALLOW_OTHER       no
-  --read-only          read_only (ro, rw)  KVFS_READ_ONLY         no
-  --no-passthrough     passthrough         KVFS_PASSTHROUGH       yes
-  --no-io-uring        io_uring            KVFS_IO_URING          yes
-  --commit-interval    commit_interval     KVFS_COMMIT_INTERVAL   1 (seconds)
-  --ram                ram                 KVFS_RAM               0 (none)
-  --remote             remote              KVFS_REMOTE            none
-  --offline            offline             KVFS_OFFLINE           no
-  --remote-key         remote_key          KVFS_REMOTE_KEY        none (not sealed)
-  --remote-key-command remote_key_command  KVFS_REMOTE_KEY_COMMAND
-  --ssd                ssd                 KVFS_SSD               no limit
-  --remote-bandwidth   remote_bandwidth    KVFS_REMOTE_BANDWIDTH  no limit (bytes per second)
-  --remote-index       remote_index        KVFS_REMOTE_INDEX      10 (seconds, 0 for never)
-  --cold               cold                KVFS_COLD              none
-  --on-corrupt         on_corrupt          KVFS_ON_CORRUPT        eio
-  --verify             verify              KVFS_VERIFY            first
-  --rebuild-from       rebuild_from        KVFS_REBUILD_FROM      the only store there is
-  --metrics-addr       metrics_addr        KVFS_METRICS_ADDR      none
-  --log                log_file            KVFS_LOG_FILE          see below
-                       log_level           KVFS_LOG, RUST_LOG     info
-                       threads             KVFS_THREADS           half the cores, 1 to 4
-                       nonempty            KVFS_NONEMPTY          no
-  --config             config (only -o)    KVFS_CONFIG            none
-
-Switches are yes or no. -o also takes noexec, noatime and their opposites (as a
-TOML list: options, as a variable: KVFS_OPTIONS), and ignores what is meant for mount(8) and
-systemd (x-*, _netdev, nofail, noauto, user, defaults) or always the case (nosuid, nodev).
-Anything else is an error.
-
-The daemon appends to its log: --log, otherwise /var/log/kvfs/NAME-HASH.log (of the store's path) for
-root and $XDG_STATE_HOME/kvfs/NAME-HASH.log (~/.local/state) for others. It does not rotate the log
-and does not keep more than it is told to (log_level): logrotate needs copytruncate. In the
-foreground the log goes to standard error unless --log names a file.";
-
-/// `kvfs mount`.
-#[derive(Debug, Args)]
-#[command(after_help = MOUNT_HELP)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a switch on the command line")]
-pub(crate) struct MountArguments {
-    /// Let other users into the mount; permissions are checked
-    #[arg(long)]
-    allow_other: bool,
-    /// Stay in the foreground and log to standard error
-    #[arg(long, short = 'f')]
-    foreground: bool,
-    /// Refuse every change (a store on read-only media is mounted only so)
-    #[arg(long)]
-    read_only: bool,
-    /// Serve all reads and writes from the daemon
-    #[arg(long)]
-    no_passthrough: bool,
-    /// Take requests from /dev/fuse alone
-    #[arg(long)]
-    no_io_uring: bool,
-    /// Where the log goes
-    #[arg(long, value_name = "FILE")]
-    log: Option<PathBuf>,
-    /// TOML file with settings
-    #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
-    /// Longest time for which a change may be lost in a crash
-    #[arg(long, value_name = "SECONDS")]
-    commit_interval: Option<f64>,
-    /// Memory for pages: new ones are written there first, then to the store [default: 0]
-    #[arg(long, value_name = "SIZE")]
-    ram: Option<Size>,
-    /// Where objects go in the background: a shared directory, or `s3://BUCKET/PREFIX` with
-    /// the `AWS_*` variables
-    #[arg(long, value_name = "DIR|s3://...")]
-    remote: Option<String>,
-    /// Mount without the remote, also if only that has the bytes of some files: these cannot be
-    /// opened, and keep their names
-    #[arg(long)]
-    offline: bool,
-    /// Seal what goes to the remote with the keys in this file (kvfs remote keygen); a remote is
-    /// sealed from its first use on, or never
-    #[arg(long, value_name = "FILE")]
-    remote_key: Option<PathBuf>,
-    /// The same with the keys that a command prints within a minute, run by sh; .kvfs/config shows
-    /// the command
-    #[arg(long, value_name = "COMMAND", conflicts_with = "remote_key")]
-    remote_key_command: Option<String>,
-    /// Disk space for objects: beyond it, they are encoded and leave [default: no limit]
-    #[arg(long, value_name = "SIZE")]
-    ssd: Option<Size>,
-    /// Bytes per second to and from the remote [default: no limit]
-    #[arg(long, value_name = "SIZE")]
-    remote_bandwidth: Option<Size>,
-    /// How often the prefixes that other stores have published to the remote are read, so that
-    /// their pages are found here; 0 for never [default: 10]
-    #[arg(long, value_name = "SECONDS")]
-    remote_index: Option<f64>,
-    /// How cold objects are encoded: none, zstd, zstd:LEVEL [default: none]
-    #[arg(long, value_name = "ENCODING")]
-    cold: Option<String>,
-    /// What a file is whose bytes are damaged or cannot be fetched: an error (eio), or a file that
-    /// is not there (miss) [default: eio]
-    #[arg(long, value_name = "miss|eio")]
-    on_corrupt: Option<String>,
-    /// When opening a file compares its bytes with their checksum: the first time after the mount,
-    /// always, or never [default: first]
-    #[arg(long, value_name = "first|always|never")]
-    verify: Option<String>,
-    /// Whose names a new store takes over from the remote: a store's id, or none [default: those
-    /// of the only store that has published there]
-    #[arg(long, value_name = "STORE-ID|none")]
-    rebuild_from: Option<String>,
-    /// Serve metrics for Prometheus there too, as GET /metrics: 127.0.0.1:PORT for every user of this
-    /// machine, or unix:PATH for this user alone
-    #[arg(long, value_name = "ADDRESS:PORT|unix:PATH")]
-    metrics_addr: Option<String>,
-    /// Mount options as in fstab
-    #[arg(short = 'o', value_name = "OPTIONS")]
-    options: Vec<String>,
-    /// Directory of the store
-    store: PathBuf,
-    /// Empty directory where the cache appears
-    mountpoint: PathBuf,
-}
-
-impl MountArguments {
-    /// The validated configuration, from all sources.
-    pub(crate) fn config(self) -> Result<MountConfig, Failure> {
-        let dash_o = options::parse(&self.options).map_err(Failure::Usage)?;
-        // A file named on the command line is relative to where the user is.
-        let log_file = self.log.map(std::path::absolute).transpose();
-        let log_file = log_file.map_err(|error| Failure::Usage(format!("--log: {error}")))?;
-        let remote_key = self.remote_key.map(std::path::absolute).transpose();
-        let named = Named {
-            store: self.store,
-            mountpoint: self.mountpoint,
-            foreground: self.foreground,
-            config: self.config,
-            layer: Layer {
-                allow_other: self.allow_other.then_some(true),
-                read_only: self.read_only.then_some(true),
-                passthrough: self.no_passthrough.then_some(false),
-                io_uring: self.no_io_uring.then_some(false),
-                commit_interval: self.commit_interval,
-                ram: self.ram,
-                ssd: self.ssd,
-                remote: self.remote.map(absolute).transpose()?,
-                offline: self.offline.then_some(true),
-                remote_key: remote_key
-                    .map_err(|error| Failure::Usage(format!("--remote-key: {error}")))?,
-                remote_key_command: self.remote_key_command,
-                remote_bandwidth: self.remote_bandwidth,
-                remote_index: self.remote_index,
-                cold: self.cold,
-                on_corrupt: self.on_corrupt,
-                verify: self.verify,
-                rebuild_from: self.rebuild_from,
-                metrics_addr: self.metrics_addr.map(super::metrics::absolute).transpose()?,
-                log_file,
-                ..Layer::default()
-            },
-        };
-        config::resolve(named, dash_o, &|name| std::env::var_os(name))
-    }
-}
-
-/// A directory named on the command line is relative to where the user is.
-pub(super) fn absolute(remote: String) -> Result<String, Failure> {
-    if remote.contains("://") || remote.is_empty() {
-        return Ok(remote);
-    }
-    let path = std::path::absolute(&remote);
-    let path = path.map_err(|error| Failure::Usage(format!("--remote {remote}: {error}")))?;
-    path.into_os_string()
-        .into_string()
-        .map_err(|_| Failure::Usage(format!("--remote {remote}: the path is not UTF-8")))
 }
 
 /// `kvfs umount`.

@@ -10,16 +10,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde::Deserialize;
-
-use super::options::{
-    self, is_effective, kernel_flag, number, push_kernel_flag, refusal, size, yes_or_no,
-};
+use super::options::{self, is_effective, kernel_flag, push_kernel_flag, refusal};
 use super::output::Failure;
 use super::remote_key::KeySource;
-use super::size::Size;
+use super::settings::{self, Layer, Origin, Sources, Value};
 use crate::fs::rebuild::RebuildFrom;
-use crate::fs::{OnCorrupt, Verify};
 use crate::fuse::{MountOptions, Passthrough, RemoteOptions, default_threads};
 use crate::tier::encoding::ColdEncoding;
 
@@ -29,70 +24,18 @@ const THREADS_MAX: usize = 64;
 /// A budget below a few pages would make every open fetch what the last one pushed out.
 const SSD_BYTES_MIN: u64 = 16 << 20;
 /// What a crash may lose by default.
-const DEFAULT_COMMIT_INTERVAL_SECONDS: f64 = 1.0;
+const DEFAULT_COMMIT_INTERVAL: Duration = Duration::from_secs(1);
 /// A durable commit takes about a millisecond; more often than this the disk does nothing else.
-const COMMIT_INTERVAL_SECONDS_MIN: f64 = 0.01;
+const COMMIT_INTERVAL_MIN: Duration = Duration::from_millis(10);
 /// An hour of work is lost by mistake, not by choice.
-const COMMIT_INTERVAL_SECONDS_MAX: f64 = 3600.0;
+const COMMIT_INTERVAL_MAX: Duration = Duration::from_secs(3600);
 
 /// Stores publish their names every ten seconds at most.
-const DEFAULT_REMOTE_INDEX_SECONDS: f64 = 10.0;
+const DEFAULT_REMOTE_INDEX: Duration = Duration::from_secs(10);
 /// A look costs a few listings.
-const REMOTE_INDEX_SECONDS_MIN: f64 = 0.1;
+const REMOTE_INDEX_MIN: Duration = Duration::from_millis(100);
 /// Who looks but once a day may as well not look.
-const REMOTE_INDEX_SECONDS_MAX: f64 = 86_400.0;
-
-/// What one source says about a mount; also the form of the TOML file.
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Layer {
-    /// Other users may look into the mount.
-    pub allow_other: Option<bool>,
-    /// Nothing may change.
-    pub read_only: Option<bool>,
-    /// The kernel may read and write the files of the store directly.
-    pub passthrough: Option<bool>,
-    /// Requests may come through `io_uring`.
-    pub io_uring: Option<bool>,
-    /// The mountpoint may hold files, which the mount then hides.
-    pub nonempty: Option<bool>,
-    /// In seconds.
-    pub commit_interval: Option<f64>,
-    /// Bytes of pages that are kept in memory.
-    pub ram: Option<Size>,
-    /// Bytes of objects that stay on the store's disk.
-    pub ssd: Option<Size>,
-    /// A directory that machines share, or `s3://bucket/prefix`.
-    pub remote: Option<String>,
-    /// Mount also without a remote that the store needs.
-    pub offline: Option<bool>,
-    /// A file with the keys that seal the remote.
-    pub remote_key: Option<PathBuf>,
-    /// A command that prints them.
-    pub remote_key_command: Option<String>,
-    /// Bytes per second to and from the remote.
-    pub remote_bandwidth: Option<Size>,
-    /// Seconds between two looks at the prefixes of other stores; 0 for never.
-    pub remote_index: Option<f64>,
-    /// `none`, `zstd` or `zstd:LEVEL`.
-    pub cold: Option<String>,
-    /// `miss` or `eio`.
-    pub on_corrupt: Option<String>,
-    /// `first`, `always` or `never`.
-    pub verify: Option<String>,
-    /// Whose names a new store takes over: the id of a store, or `none`.
-    pub rebuild_from: Option<String>,
-    /// Threads that answer the kernel.
-    pub threads: Option<usize>,
-    /// `127.0.0.1:PORT` or `unix:PATH`.
-    pub metrics_addr: Option<String>,
-    /// Where the log goes.
-    pub log_file: Option<PathBuf>,
-    /// `info`, or a filter such as `info,kvfs::store=debug`.
-    pub log_level: Option<String>,
-    /// Flags for the kernel such as `noatime`.
-    pub options: Option<Vec<String>>,
-}
+const REMOTE_INDEX_MAX: Duration = Duration::from_secs(86_400);
 
 /// A mount as it will be made.
 #[derive(Debug, Clone)]
@@ -109,71 +52,8 @@ pub(crate) struct MountConfig {
     pub log_file: Option<PathBuf>,
     /// The log filter where one was given.
     pub log_level: Option<String>,
-}
-
-impl MountConfig {
-    /// The configuration as a file that gives the same mount, for `.kvfs/config`.
-    pub(crate) fn to_toml(&self) -> String {
-        let options = &self.options;
-        // Every JSON string is a TOML string.
-        let text = |path: &Path| serde_json::Value::from(path.to_string_lossy()).to_string();
-        let log_file = self.log_file.as_ref().map(|path| format!("log_file = {}\n", text(path)));
-        let log_level = self.log_level.as_deref().map(Path::new);
-        let log_level = log_level.map(|level| format!("log_level = {}\n", text(level)));
-        let metrics_addr = options.metrics_address.as_ref().map(ToString::to_string);
-        let metrics_addr = metrics_addr
-            .map(|address| format!("metrics_addr = {}\n", serde_json::Value::from(address)));
-        let cold = match options.cold {
-            ColdEncoding::None => String::new(),
-            cold => format!("cold = \"{cold}\"\n"),
-        };
-        let on_corrupt = match options.on_corrupt {
-            OnCorrupt::Eio => "",
-            OnCorrupt::Miss => "on_corrupt = \"miss\"\n",
-        };
-        let verify = match options.verify {
-            Verify::First => String::new(),
-            verify => format!("verify = \"{verify}\"\n"),
-        };
-        format!(
-            "# store = {}\n# mountpoint = {}\nallow_other = {}\nread_only = {}\npassthrough = {}\n\
-             io_uring = {}\nnonempty = {}\ncommit_interval = {:?}\nram = {}\nthreads = {}\noptions = {:?}\n\
-             {}{}{}{}{}{}{}{}{}{}",
-            text(&options.store),
-            text(&options.mountpoint),
-            options.allow_other,
-            options.read_only,
-            options.passthrough == Passthrough::Auto,
-            options.io_uring,
-            self.nonempty,
-            options.commit_interval.as_secs_f64(),
-            options.ram_bytes,
-            options.threads,
-            options.kernel_options,
-            options.ssd_bytes.map(|bytes| format!("ssd = {bytes}\n")).unwrap_or_default(),
-            cold,
-            on_corrupt,
-            verify,
-            if options.offline { "offline = true\n" } else { "" },
-            options.remote.as_ref().map(remote_toml).unwrap_or_default(),
-            self.remote_key.as_ref().map(KeySource::to_toml).unwrap_or_default(),
-            metrics_addr.unwrap_or_default(),
-            log_file.unwrap_or_default(),
-            log_level.unwrap_or_default(),
-        )
-    }
-}
-
-fn remote_toml(remote: &RemoteOptions) -> String {
-    let mut text = format!("remote = {}\n", serde_json::Value::from(remote.place.to_string()));
-    text.extend(match remote.rebuild_from {
-        RebuildFrom::OnlyStore => None,
-        RebuildFrom::Nothing => Some("rebuild_from = \"none\"\n".to_owned()),
-        RebuildFrom::Store(id) => Some(format!("rebuild_from = \"{id}\"\n")),
-    });
-    text.extend(remote.bandwidth.map(|bytes| format!("remote_bandwidth = {bytes}\n")));
-    let seconds = remote.index_interval.map_or(0.0, |interval| interval.as_secs_f64());
-    text + &format!("remote_index = {seconds:?}\n")
+    /// Who said so.
+    pub sources: Sources,
 }
 
 /// What the caller names: the parts that no other source can give.
@@ -195,143 +75,176 @@ pub(crate) struct Named {
 pub(crate) fn resolve(
     named: Named, dash_o: options::Parsed, environment: &dyn Fn(&str) -> Option<OsString>,
 ) -> Result<MountConfig, Failure> {
+    if dash_o.is_remount {
+        return Err(Failure::Usage(
+            "remount is for mount(8): kvfs config set KEY=VALUE MOUNTPOINT changes a mount"
+                .to_owned(),
+        ));
+    }
     if let Some(unknown) = dash_o.unknown {
         return Err(Failure::Usage(format!(
             "unknown mount option {unknown:?}: see kvfs mount --help"
         )));
     }
-    let file = match named.config.or(dash_o.config).or(environment("KVFS_CONFIG").map(Into::into)) {
-        Some(path) => read_file(&path)?,
-        None => Layer::default(),
+    let given = match dash_o.layer.get(settings::CONFIG) {
+        Some(Value::Path(path)) => Some(path.clone()),
+        _ => None,
     };
-    let from_environment = environment_layer(environment).map_err(Failure::Usage)?;
-    let layers = [named.layer, dash_o.layer, from_environment, file];
+    let path = named.config.or(given);
+    let path = path.or_else(|| environment("KVFS_CONFIG").map(Into::into));
+    let from_environment = settings::from_environment(environment).map_err(Failure::Usage)?;
+    let mut layers = vec![
+        (Origin::Option, named.layer),
+        (Origin::Option, dash_o.layer),
+        (Origin::Variable, from_environment),
+    ];
+    if let Some(path) = path {
+        let layer = read_file(&path)?;
+        layers.push((Origin::File(path), layer));
+    }
     let store = std::path::absolute(&named.store)
         .map_err(|error| Failure::Usage(format!("store {}: {error}", named.store.display())))?;
-    validate(&layers, store, named.mountpoint, named.foreground).map_err(Failure::Usage)
+    let place = Place { store, mountpoint: named.mountpoint, foreground: named.foreground };
+    let mut config = validate(&Sources(layers), place).map_err(Failure::Usage)?;
+    if let (Some(remote), Some(key)) = (&mut config.options.remote, &config.remote_key) {
+        remote.keys = Some(Arc::new(key.load().map_err(Failure::Usage)?));
+    }
+    Ok(config)
 }
 
-fn validate(
-    layers: &[Layer; 4], store: PathBuf, mountpoint: PathBuf, foreground: bool,
-) -> Result<MountConfig, String> {
-    let first = Layers(layers);
-    let seconds = first.get(|l| l.commit_interval).unwrap_or(DEFAULT_COMMIT_INTERVAL_SECONDS);
-    if !(COMMIT_INTERVAL_SECONDS_MIN..=COMMIT_INTERVAL_SECONDS_MAX).contains(&seconds) {
-        return Err(format!(
-            "commit_interval is {seconds}: must be from {COMMIT_INTERVAL_SECONDS_MIN} to \
-             {COMMIT_INTERVAL_SECONDS_MAX} seconds"
-        ));
-    }
-    let passthrough = match first.get(|l| l.passthrough) {
+/// What no setting says of a mount.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Place {
+    /// The store.
+    pub store: PathBuf,
+    /// The mountpoint.
+    pub mountpoint: PathBuf,
+    /// Stay in the foreground.
+    pub foreground: bool,
+}
+
+/// The mount that sources describe. Reads no keys; the error begins with the name of a setting.
+pub(crate) fn validate(first: &Sources, place: Place) -> Result<MountConfig, String> {
+    let commit_interval = commit_interval(first)?;
+    let passthrough = match first.switch("passthrough") {
         Some(false) => Passthrough::Off,
         _ => Passthrough::Auto,
     };
-    let threads = first.get(|l| l.threads).unwrap_or_else(|| default_threads(passthrough));
+    let threads = first.count("threads").unwrap_or_else(|| default_threads(passthrough));
     if !(1..=THREADS_MAX).contains(&threads) {
         return Err(format!("threads is {threads}: must be from 1 to {THREADS_MAX}"));
     }
-    let log_file = first.get(|l| l.log_file.clone());
+    let log_file = first.path("log_file");
     if let Some(path) = log_file.as_ref().filter(|path| !path.is_absolute()) {
-        return Err(format!("log file {} must be an absolute path", path.display()));
+        return Err(format!("log_file {} must be an absolute path", path.display()));
     }
-    let log_level = first.get(|l| l.log_level.clone());
+    let log_level = first.text("log_level").map(str::to_owned);
     super::logging::check_filter(log_level.as_deref())?;
-    let offline = first.get(|l| l.offline).unwrap_or(false);
+    let offline = first.switch("offline").unwrap_or(false);
     let remote_key = KeySource::of(
-        first.get(|l| l.remote_key.clone()),
-        first.get(|l| l.remote_key_command.clone()),
+        first.path("remote_key"),
+        first.text("remote_key_command").map(str::to_owned),
     )?;
     // What is said of the remote must make sense, although this mount leaves it alone.
-    let remote = remote_options(&first, remote_key.as_ref())?.filter(|_| !offline);
-    let cold = cold_encoding(&first)?;
-    let on_corrupt: OnCorrupt = word("on_corrupt", first.get(|l| l.on_corrupt.clone()))?;
-    let metrics_address = first.get(|l| l.metrics_addr.clone()).map(|text| text.parse());
-    let metrics_address =
-        metrics_address.transpose().map_err(|error| format!("metrics_addr: {error}"))?;
-    let verify: Verify = word("verify", first.get(|l| l.verify.clone()))?;
+    let remote = remote_options(first, remote_key.as_ref())?.filter(|_| !offline);
+    let cold = cold_encoding(first)?;
+    let metrics_address = first.text("metrics_addr").map(str::parse).transpose();
+    let metrics_address = metrics_address.map_err(|error| format!("metrics_addr: {error}"))?;
     let has_a_way_out = offline || remote.is_some() || cold != ColdEncoding::None;
-    let ssd_bytes = ssd_bytes(&first, has_a_way_out)?;
     Ok(MountConfig {
         options: MountOptions {
-            store,
-            mountpoint,
-            allow_other: first.get(|l| l.allow_other).unwrap_or(false),
-            read_only: first.get(|l| l.read_only).unwrap_or(false),
+            store: place.store,
+            mountpoint: place.mountpoint,
+            allow_other: first.switch("allow_other").unwrap_or(false),
+            read_only: first.switch("read_only").unwrap_or(false),
             passthrough,
-            io_uring: first.get(|l| l.io_uring).unwrap_or(true),
-            kernel_options: kernel_options(layers)?,
-            commit_interval: Duration::from_secs_f64(seconds),
-            ram_bytes: first.get(|l| l.ram).map_or(0, |size| size.0),
-            ssd_bytes,
+            io_uring: first.switch("io_uring").unwrap_or(true),
+            kernel_options: kernel_options(first)?,
+            commit_interval,
+            ram_bytes: first.bytes("ram").unwrap_or(0),
+            ssd_bytes: ssd_bytes(first, has_a_way_out)?,
             cold,
             remote,
             offline,
-            on_corrupt,
-            verify,
+            on_corrupt: word(first, "on_corrupt")?,
+            verify: word(first, "verify")?,
             threads,
             metrics_address,
-            config_text: String::new(),
+            steering: None,
         },
         remote_key,
-        foreground,
-        nonempty: first.get(|l| l.nonempty).unwrap_or(false),
+        foreground: place.foreground,
+        nonempty: first.switch("nonempty").unwrap_or(false),
         log_file,
         log_level,
+        sources: first.clone(),
     })
+}
+
+fn commit_interval(first: &Sources) -> Result<Duration, String> {
+    let interval = first.time("commit_interval").unwrap_or(DEFAULT_COMMIT_INTERVAL);
+    if (COMMIT_INTERVAL_MIN..=COMMIT_INTERVAL_MAX).contains(&interval) {
+        return Ok(interval);
+    }
+    Err(format!(
+        "commit_interval is {}: must be from {} to {} seconds",
+        interval.as_secs_f64(),
+        COMMIT_INTERVAL_MIN.as_secs_f64(),
+        COMMIT_INTERVAL_MAX.as_secs_f64()
+    ))
 }
 
 /// A setting that is one of a few words.
 fn word<T: Default + std::str::FromStr<Err = String>>(
-    name: &str, text: Option<String>,
+    first: &Sources, name: &str,
 ) -> Result<T, String> {
-    let parsed = text.map_or(Ok(T::default()), |text| text.parse());
+    let parsed = first.text(name).map_or(Ok(T::default()), str::parse);
     parsed.map_err(|error| format!("{name}: {error}"))
 }
 
 fn remote_options(
-    first: &Layers<'_>, key: Option<&KeySource>,
+    first: &Sources, key: Option<&KeySource>,
 ) -> Result<Option<RemoteOptions>, String> {
-    let bandwidth = first.get(|l| l.remote_bandwidth);
-    let rebuild_from = first.get(|l| l.rebuild_from.clone());
-    let index_seconds = first.get(|l| l.remote_index);
-    let Some(place) = first.get(|l| l.remote.clone()).filter(|place| !place.is_empty()) else {
+    let bandwidth = first.bytes("remote_bandwidth");
+    let rebuild_from = first.text("rebuild_from");
+    let index_interval = first.time("remote_index");
+    let Some(place) = first.text("remote").filter(|place| !place.is_empty()) else {
         let alone = [
             ("remote_key", key.is_some()),
             ("remote_bandwidth", bandwidth.is_some()),
             ("rebuild_from", rebuild_from.is_some()),
-            ("remote_index", index_seconds.is_some()),
+            ("remote_index", index_interval.is_some()),
         ];
         return match alone.into_iter().find(|(_, given)| *given) {
             Some((name, _)) => Err(format!("{name} is set, but no remote (remote=...)")),
             None => Ok(None),
         };
     };
-    let bandwidth = match bandwidth.map(|size| size.0) {
+    let bandwidth = match bandwidth {
         Some(0) => return Err("remote_bandwidth is 0: nothing would ever move".to_owned()),
         bandwidth => bandwidth.and_then(NonZeroU64::new),
     };
     let place = place.parse().map_err(|error| format!("remote: {error}"))?;
-    let rebuild_from = rebuild_from.as_deref().map(rebuild_source).transpose()?;
-    let rebuild_from = rebuild_from.unwrap_or_default();
-    let index_interval = index_interval(index_seconds)?;
-    let keys = key.map(KeySource::load).transpose()?.map(Arc::new);
-    Ok(Some(RemoteOptions { place, keys, bandwidth, rebuild_from, index_interval }))
+    let rebuild_from = rebuild_from.map(rebuild_source).transpose()?.unwrap_or_default();
+    let index_interval = checked_index_interval(index_interval)?;
+    Ok(Some(RemoteOptions { place, keys: None, bandwidth, rebuild_from, index_interval }))
 }
 
-fn index_interval(seconds: Option<f64>) -> Result<Option<Duration>, String> {
-    let seconds = seconds.unwrap_or(DEFAULT_REMOTE_INDEX_SECONDS);
-    let allowed = REMOTE_INDEX_SECONDS_MIN..=REMOTE_INDEX_SECONDS_MAX;
-    if seconds != 0.0 && !allowed.contains(&seconds) {
+fn checked_index_interval(given: Option<Duration>) -> Result<Option<Duration>, String> {
+    let interval = given.unwrap_or(DEFAULT_REMOTE_INDEX);
+    if !interval.is_zero() && !(REMOTE_INDEX_MIN..=REMOTE_INDEX_MAX).contains(&interval) {
         return Err(format!(
-            "remote_index is {seconds}: must be 0 (never) or from {REMOTE_INDEX_SECONDS_MIN} to \
-             {REMOTE_INDEX_SECONDS_MAX} seconds"
+            "remote_index is {}: must be 0 (never) or from {} to {} seconds",
+            interval.as_secs_f64(),
+            REMOTE_INDEX_MIN.as_secs_f64(),
+            REMOTE_INDEX_MAX.as_secs_f64()
         ));
     }
-    Ok((seconds > 0.0).then(|| Duration::from_secs_f64(seconds)))
+    Ok((!interval.is_zero()).then_some(interval))
 }
 
-fn cold_encoding(first: &Layers<'_>) -> Result<ColdEncoding, String> {
-    let Some(text) = first.get(|l| l.cold.clone()) else {
+fn cold_encoding(first: &Sources) -> Result<ColdEncoding, String> {
+    let Some(text) = first.text("cold") else {
         return Ok(ColdEncoding::None);
     };
     match text.parse() {
@@ -345,8 +258,8 @@ fn cold_encoding(first: &Layers<'_>) -> Result<ColdEncoding, String> {
 }
 
 /// The budget of the disk. What exceeds it must be able to get smaller or to leave.
-fn ssd_bytes(first: &Layers<'_>, has_a_way_out: bool) -> Result<Option<u64>, String> {
-    let Some(bytes) = first.get(|l| l.ssd).map(|size| size.0) else {
+fn ssd_bytes(first: &Sources, has_a_way_out: bool) -> Result<Option<u64>, String> {
+    let Some(bytes) = first.bytes("ssd") else {
         return Ok(None);
     };
     if !has_a_way_out {
@@ -373,26 +286,19 @@ fn rebuild_source(text: &str) -> Result<RebuildFrom, String> {
     })
 }
 
-/// The sources in their order.
-struct Layers<'a>(&'a [Layer; 4]);
-
-impl Layers<'_> {
-    fn get<T>(&self, field: impl Fn(&Layer) -> Option<T>) -> Option<T> {
-        self.0.iter().find_map(field)
-    }
-}
-
-fn kernel_options(layers: &[Layer; 4]) -> Result<Vec<String>, String> {
+/// Flags for the kernel are collected from all sources, those that count most last.
+fn kernel_options(first: &Sources) -> Result<Vec<String>, String> {
     let mut flags = Vec::new();
-    for option in layers.iter().rev().filter_map(|layer| layer.options.as_ref()).flatten() {
-        if let Some(why) = refusal(option) {
-            return Err(why);
-        }
-        match kernel_flag(option) {
-            Some(flag) => push_kernel_flag(&mut flags, flag),
-            None => {
-                return Err(format!("options has {option:?}: not a flag such as noatime"));
+    let given = first.0.iter().rev().filter_map(|(_, layer)| layer.get("options"));
+    for value in given {
+        let Value::Flags(words) = value else { continue };
+        for word in words {
+            if let Some(why) = refusal(word) {
+                return Err(format!("options: {why}"));
             }
+            let flag = kernel_flag(word)
+                .ok_or_else(|| format!("options has {word:?}: not a flag such as noatime"))?;
+            push_kernel_flag(&mut flags, flag);
         }
     }
     flags.retain(|flag| is_effective(flag));
@@ -402,57 +308,13 @@ fn kernel_options(layers: &[Layer; 4]) -> Result<Vec<String>, String> {
 fn read_file(path: &Path) -> Result<Layer, Failure> {
     let text = std::fs::read_to_string(path)
         .map_err(|error| Failure::failed(format!("config {}: {error}", path.display())))?;
-    toml::from_str(&text).map_err(|error| {
-        let line = error.span().map_or(1, |span| {
-            text.bytes().take(span.start).filter(|byte| *byte == b'\n').count() + 1
-        });
-        let message = error.message().replace('\n', " ");
-        Failure::Usage(format!("config {} line {line}: {message}", path.display()))
-    })
-}
-
-fn environment_layer(environment: &dyn Fn(&str) -> Option<OsString>) -> Result<Layer, String> {
-    let text = |name: &str| match environment(name).map(OsString::into_string) {
-        None => Ok(None),
-        Some(Ok(value)) if value.is_empty() => Ok(None),
-        Some(Ok(value)) => Ok(Some(value)),
-        Some(Err(_)) => Err(format!("{name} is not UTF-8")),
-    };
-    let switch = |name: &str| text(name)?.map(|value| yes_or_no(name, Some(&value))).transpose();
-    Ok(Layer {
-        allow_other: switch("KVFS_ALLOW_OTHER")?,
-        read_only: switch("KVFS_READ_ONLY")?,
-        passthrough: switch("KVFS_PASSTHROUGH")?,
-        io_uring: switch("KVFS_IO_URING")?,
-        nonempty: switch("KVFS_NONEMPTY")?,
-        offline: switch("KVFS_OFFLINE")?,
-        commit_interval: text("KVFS_COMMIT_INTERVAL")?
-            .map(|value| number("KVFS_COMMIT_INTERVAL", &value))
-            .transpose()?,
-        ram: text("KVFS_RAM")?.map(|value| size("KVFS_RAM", &value)).transpose()?,
-        ssd: text("KVFS_SSD")?.map(|value| size("KVFS_SSD", &value)).transpose()?,
-        remote: text("KVFS_REMOTE")?,
-        remote_key: text("KVFS_REMOTE_KEY")?.map(PathBuf::from),
-        remote_key_command: text("KVFS_REMOTE_KEY_COMMAND")?,
-        remote_bandwidth: text("KVFS_REMOTE_BANDWIDTH")?
-            .map(|value| size("KVFS_REMOTE_BANDWIDTH", &value))
-            .transpose()?,
-        remote_index: text("KVFS_REMOTE_INDEX")?
-            .map(|value| number("KVFS_REMOTE_INDEX", &value))
-            .transpose()?,
-        cold: text("KVFS_COLD")?,
-        on_corrupt: text("KVFS_ON_CORRUPT")?,
-        verify: text("KVFS_VERIFY")?,
-        rebuild_from: text("KVFS_REBUILD_FROM")?,
-        threads: text("KVFS_THREADS")?.map(|value| number("KVFS_THREADS", &value)).transpose()?,
-        metrics_addr: text("KVFS_METRICS_ADDR")?,
-        log_file: environment("KVFS_LOG_FILE").map(PathBuf::from),
-        log_level: match text("KVFS_LOG")? {
-            Some(filter) => Some(filter),
-            None => text("RUST_LOG")?,
-        },
-        options: text("KVFS_OPTIONS")?.map(|value| value.split(',').map(str::to_owned).collect()),
-    })
+    let found = settings::read_file(&text);
+    match found.errors.first() {
+        None => Ok(found.layer),
+        Some((line, error)) => {
+            Err(Failure::Usage(format!("config {} line {line}: {error}", path.display())))
+        }
+    }
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
-//! Durations as people write them: `90`, `15m`, `7d`.
+//! Durations as people write them: `90`, `1.5s`, `250ms`, `15m`, `7d`.
 
 use std::str::FromStr;
+use std::time::Duration;
 
 /// Whole seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,20 +17,40 @@ impl FromStr for Seconds {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Seconds, String> {
-        let wrong =
-            || format!("{text:?} is no duration: write seconds or a number with s, m, h, d or w");
-        let digits = text.trim_end_matches(|character: char| !character.is_ascii_digit());
-        let seconds = match &text[digits.len()..] {
-            "" | "s" => 1,
-            "m" => 60,
-            "h" => 3600,
-            "d" => 86_400,
-            "w" => 7 * 86_400,
-            _ => return Err(wrong()),
-        };
-        let number: u64 = digits.parse().map_err(|_| wrong())?;
-        number.checked_mul(seconds).map(Seconds).ok_or_else(wrong)
+        match parse(text)? {
+            parsed if parsed.subsec_nanos() == 0 => Ok(Seconds(parsed.as_secs())),
+            _ => Err(format!("{text:?} is no number of whole seconds")),
+        }
     }
+}
+
+/// The one reading of durations: a number, with a fraction or without, and a unit.
+pub(crate) fn parse(text: &str) -> Result<Duration, String> {
+    let wrong =
+        || format!("{text:?} is no duration: write seconds or a number with ms, s, m, h, d or w");
+    let number = text.trim_end_matches(|character: char| !character.is_ascii_digit());
+    let unit_milliseconds = match &text[number.len()..] {
+        "ms" => 1,
+        "" | "s" => 1000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        "d" => 86_400_000,
+        "w" => 7 * 86_400_000,
+        _ => return Err(wrong()),
+    };
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, "0"));
+    let is_number =
+        |digits: &str| !digits.is_empty() && digits.bytes().all(|digit| digit.is_ascii_digit());
+    if !is_number(whole) || !is_number(fraction) {
+        return Err(wrong());
+    }
+    let whole: u64 = whole.parse().map_err(|_| wrong())?;
+    // Nobody means less than a billionth.
+    let fraction: u128 = format!("{fraction:0<9.9}").parse().map_err(|_| wrong())?;
+    let nanoseconds = (u128::from(whole) * 1_000_000_000 + fraction) * unit_milliseconds / 1000;
+    let seconds = u64::try_from(nanoseconds / 1_000_000_000).map_err(|_| wrong())?;
+    let rest = u32::try_from(nanoseconds % 1_000_000_000).map_err(|_| wrong())?;
+    Ok(Duration::new(seconds, rest))
 }
 
 /// A duration for people, in the largest unit that it is a multiple of.
@@ -55,14 +76,35 @@ mod tests {
         check("90s", Some(90));
         check("15m", Some(900));
         check("12h", Some(43_200));
+        check("1.5h", Some(5400));
         check("7d", Some(604_800));
         check("2w", Some(1_209_600));
         check("", None);
         check("d", None);
-        check("1.5h", None);
+        check("0.5", None);
         check("-1", None);
+        check("+1", None);
         check("1y", None);
         check("18446744073709551615w", None);
+        check("18446744073709551616", None);
+    }
+
+    #[test]
+    fn parts_of_seconds() {
+        fn check(text: &str, expected_ms: Option<u64>) {
+            assert_eq!(parse(text).ok(), expected_ms.map(Duration::from_millis), "{text}");
+        }
+        check("0.5", Some(500));
+        check("1.0", Some(1000));
+        check("250ms", Some(250));
+        check("0.25m", Some(15_000));
+        check("0", Some(0));
+        check(".5", None);
+        check("5.", None);
+        check("1.2.3", None);
+        check("nan", None);
+        check("1e3", None);
+        check("1 s", None);
     }
 
     #[test]

@@ -15,7 +15,7 @@ use std::process::ExitCode;
 use super::arguments::UmountArguments;
 use super::config::{self, Named};
 use super::output::{Failure, complain};
-use super::{mount, options, preflight, umount};
+use super::{config_command, mount, options, preflight, settings, umount};
 
 /// Incorrect invocation or permissions.
 const EXIT_INVOCATION: u8 = 1;
@@ -50,6 +50,16 @@ fn mount_call(call: &Call) -> Result<(), Failure> {
     let mut dash_o = options::parse(&call.options).map_err(Failure::Usage)?;
     if call.has('s') {
         dash_o.unknown = None;
+    }
+    if dash_o.is_remount {
+        if let Some(unknown) = dash_o.unknown {
+            return Err(Failure::Usage(settings::unknown(&unknown)));
+        }
+        return if call.has('f') {
+            Ok(())
+        } else {
+            config_command::remount(mountpoint, &dash_o.layer)
+        };
     }
     let named = Named { store: store.clone(), mountpoint: mountpoint.clone(), ..Named::default() };
     let config = config::resolve(named, dash_o, &|name| std::env::var_os(name))?;

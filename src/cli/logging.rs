@@ -1,32 +1,162 @@
 //! The log of a mount.
 //!
-//! The daemon's standard error is its log file, so what a panic says lands there too.
+//! The daemon's standard error is its log file, so what a panic says lands there too. What is logged can change while
+//! it runs, and its file be opened anew once somebody has moved it away.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 
 use nix::unistd::{User, geteuid};
 
+use super::output::complain;
+
 /// What is worth keeping for months; fuser warns of requests that are meant to be unsupported, and tells of
 /// each answer to an interrupt of a request that came through a ring: the kernel looks for that elsewhere.
-const DEFAULT_FILTER: &str = "info,fuser=error,fuser::reply=off";
+pub(crate) const DEFAULT_FILTER: &str = "info,fuser=error,fuser::reply=off";
 
 /// Digits of the path's hash in the name of a log: two stores of a machine do not share 32 bits.
 const HASH_DIGITS: usize = 8;
 
-/// Starts logging to a file, or else to standard error.
-pub(crate) fn start(filter: Option<&str>, file: Option<File>) {
-    let mut builder = env_logger::Builder::new();
-    builder.parse_filters(filter.unwrap_or(DEFAULT_FILTER));
-    builder.format_timestamp_millis();
-    if let Some(file) = file {
-        builder.target(env_logger::Target::Pipe(Box::new(file)));
+/// The log of this process.
+static LOG: OnceLock<Log> = OnceLock::new();
+
+/// Where lines go.
+#[derive(Debug)]
+pub(crate) enum Target {
+    /// Standard error, wherever that is.
+    Standard,
+    /// Standard error, which is this file.
+    StandardIn(PathBuf),
+    /// A file.
+    File(PathBuf, File),
+}
+
+impl Target {
+    /// A file, opened.
+    pub(crate) fn file(path: PathBuf) -> Result<Target, String> {
+        let file = open(&path)?;
+        Ok(Target::File(path, file))
     }
-    if builder.try_init().is_err() {
-        log::debug!("somebody else set up the log before");
+
+    /// Whether it is a file that can be opened anew.
+    fn path(&self) -> Option<&Path> {
+        match self {
+            Target::Standard => None,
+            Target::StandardIn(path) | Target::File(path, _) => Some(path),
+        }
+    }
+}
+
+struct Log {
+    logger: RwLock<env_logger::Logger>,
+    setup: Mutex<Setup>,
+}
+
+struct Setup {
+    filter: String,
+    target: Target,
+}
+
+impl Setup {
+    fn logger(&self) -> env_logger::Logger {
+        let mut builder = env_logger::Builder::new();
+        builder.parse_filters(&self.filter);
+        builder.format_timestamp_millis();
+        if let Target::File(path, file) = &self.target {
+            match file.try_clone() {
+                Ok(file) => drop(builder.target(env_logger::Target::Pipe(Box::new(file)))),
+                Err(error) => complain("kvfs", &format!("log {}: {error}", path.display())),
+            }
+        }
+        builder.build()
+    }
+}
+
+impl Log {
+    fn setup(&self) -> MutexGuard<'_, Setup> {
+        self.setup.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn logger(&self) -> RwLockReadGuard<'_, env_logger::Logger> {
+        self.logger.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Logs as the setup says from now on.
+    fn rebuild(&self, setup: &Setup) {
+        let logger = setup.logger();
+        let level = logger.filter();
+        *self.logger.write().unwrap_or_else(PoisonError::into_inner) = logger;
+        log::set_max_level(level);
+    }
+}
+
+impl log::Log for Log {
+    fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
+        self.logger().enabled(metadata)
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        self.logger().log(record);
+    }
+
+    fn flush(&self) {
+        self.logger().flush();
+    }
+}
+
+/// Starts logging.
+pub(crate) fn start(filter: Option<&str>, target: Target) {
+    let setup = Setup { filter: filter.unwrap_or(DEFAULT_FILTER).to_owned(), target };
+    let logger = setup.logger();
+    let level = logger.filter();
+    let made = Log { logger: RwLock::new(logger), setup: Mutex::new(setup) };
+    if LOG.set(made).is_err() {
+        log::debug!("the log was set up before");
+        return;
+    }
+    if let Some(log) = LOG.get()
+        && log::set_logger(log).is_ok()
+    {
+        log::set_max_level(level);
+    }
+}
+
+/// Changes what is logged.
+pub(crate) fn set_filter(filter: Option<&str>) {
+    if let Some(log) = LOG.get() {
+        let mut setup = log.setup();
+        filter.unwrap_or(DEFAULT_FILTER).clone_into(&mut setup.filter);
+        log.rebuild(&setup);
+    }
+}
+
+/// Whether the log is a file, which can be [opened anew](reopen).
+pub(crate) fn is_file() -> bool {
+    LOG.get().is_some_and(|log| log.setup().target.path().is_some())
+}
+
+/// Opens the file of the log anew: somebody has moved away what had its name. If that fails, the old one stays.
+pub(crate) fn reopen() {
+    let Some(log) = LOG.get() else { return };
+    let mut setup = log.setup();
+    let Some(path) = setup.target.path().map(Path::to_owned) else { return };
+    let reopened = open(&path).and_then(|file| match &mut setup.target {
+        Target::File(_, old) => {
+            *old = file;
+            Ok(())
+        }
+        _ => nix::unistd::dup2_stderr(&file)
+            .map_err(|error| format!("log {}: {error}", path.display())),
+    });
+    log.rebuild(&setup);
+    drop(setup);
+    match reopened {
+        Ok(()) => log::info!("the log goes on here"),
+        Err(error) => log::error!("the log stays where it was: {error}"),
     }
 }
 
@@ -40,7 +170,7 @@ pub(crate) fn check_filter(filter: Option<&str>) -> Result<(), String> {
         let is_level = directive.parse::<log::LevelFilter>().is_ok();
         if !directive.contains('=') && !is_level && !directive.starts_with("kvfs") {
             return Err(format!(
-                "log level {directive:?}: must be off, error, warn, info, debug or trace, or \
+                "log_level {directive:?}: must be off, error, warn, info, debug or trace, or \
                  MODULE=LEVEL"
             ));
         }
@@ -48,7 +178,7 @@ pub(crate) fn check_filter(filter: Option<&str>) -> Result<(), String> {
             && level.parse::<log::LevelFilter>().is_err()
         {
             return Err(format!(
-                "log level {directive:?}: must be off, error, warn, info, debug or trace"
+                "log_level {directive:?}: must be off, error, warn, info, debug or trace"
             ));
         }
     }

@@ -13,6 +13,7 @@ pub mod bench;
 mod block;
 mod busy;
 mod config;
+mod config_command;
 mod consent;
 mod convert;
 mod create;
@@ -30,6 +31,7 @@ mod logging;
 mod manual;
 mod metrics;
 mod mount;
+mod mount_arguments;
 mod movement;
 mod new_file;
 mod options;
@@ -47,6 +49,7 @@ mod remote_key;
 mod role;
 mod scrub;
 mod seq;
+mod settings;
 mod size;
 mod slots;
 mod stale;
@@ -86,6 +89,7 @@ fn dispatch(command: Command) -> Outcome {
         Command::Status(arguments) => status::run(&arguments),
         Command::Log(arguments) => history::run(&arguments),
         Command::Explain(arguments) => explain::run(&arguments),
+        Command::Config(command) => config_command::run(&command),
         Command::Sync(arguments) => sync::run(&arguments),
         Command::Promote(arguments) => movement::promote(&arguments),
         Command::Evict(arguments) => movement::evict(&arguments),

@@ -1,7 +1,7 @@
 //! `kvfs mount`: checks, becomes a daemon unless told to stay, serves.
 
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -11,8 +11,10 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 
 use super::config::MountConfig;
 use super::daemon::{self, Child, Reporter, Side};
+use super::logging::Target;
 use super::output::{EXIT_FAILED, EXIT_OK, Failure, Outcome, Report};
 use super::probe::{ANSWER_DEADLINE, Answer, Question, ask, daemon as daemon_of};
+use super::settings::Steerer;
 use super::stop::StopSignals;
 use super::{logging, metrics, preflight};
 use crate::fuse;
@@ -24,40 +26,47 @@ const OPEN_FILES: u64 = 1 << 20;
 pub(crate) fn run(config: &MountConfig) -> Outcome {
     let mut config = preflight::check(config)?;
     metrics::check(&config.options)?;
-    config.options.config_text = config.to_toml();
-    if config.foreground { stay(&config) } else { start(&config) }
+    let log_file = match &config.log_file {
+        None if !config.foreground => {
+            Some(logging::default_path(&config.options.store).map_err(Failure::Failed)?)
+        }
+        named => named.clone(),
+    };
+    config.options.steering = Some(Arc::new(Steerer::new(&config, log_file.clone())));
+    match log_file {
+        Some(path) if !config.foreground => start(&config, &path),
+        log_file => stay(&config, log_file),
+    }
 }
 
-fn stay(config: &MountConfig) -> Outcome {
-    let log = config.log_file.as_deref().map(logging::open).transpose();
-    logging::start(config.log_level.as_deref(), log.map_err(Failure::Failed)?);
+fn stay(config: &MountConfig, log_file: Option<PathBuf>) -> Outcome {
+    let target = log_file.map_or(Ok(Target::Standard), Target::file);
+    logging::start(config.log_level.as_deref(), target.map_err(Failure::Failed)?);
     serve(config, || {}).map_err(Failure::Failed)?;
     Ok(Report::default())
 }
 
-fn start(config: &MountConfig) -> Outcome {
-    let path = match &config.log_file {
-        Some(path) => path.clone(),
-        None => logging::default_path(&config.options.store).map_err(Failure::Failed)?,
-    };
-    let log = logging::open(&path).map_err(Failure::Failed)?;
+fn start(config: &MountConfig, path: &Path) -> Outcome {
+    let log = logging::open(path).map_err(Failure::Failed)?;
     match daemon::split().map_err(|error| Failure::failed(format!("fork: {error}")))? {
         Side::Parent(child) => {
-            confirm(child, config, &path).map_err(Failure::Failed)?;
+            confirm(child, config, path).map_err(Failure::Failed)?;
             Ok(Report::default())
         }
         Side::Daemon(reporter) => {
             let outcome = daemon::detach(log, &reporter);
             let outcome = outcome.map_err(|error| format!("daemon: {error}"));
-            let exit = run_daemon(outcome, config, &reporter);
+            let exit = run_daemon(outcome, config, path, &reporter);
             // Not back into the caller's code, which may have more to say to the terminal.
             std::process::exit(i32::from(exit));
         }
     }
 }
 
-fn run_daemon(detached: Result<(), String>, config: &MountConfig, reporter: &Reporter) -> u8 {
-    logging::start(config.log_level.as_deref(), None);
+fn run_daemon(
+    detached: Result<(), String>, config: &MountConfig, log_file: &Path, reporter: &Reporter,
+) -> u8 {
+    logging::start(config.log_level.as_deref(), Target::StandardIn(log_file.to_owned()));
     let ready = {
         let reporter = reporter.clone();
         move || {
@@ -86,7 +95,7 @@ fn serve(config: &MountConfig, announce: impl FnOnce() + Send + 'static) -> Resu
     let started = || -> io::Result<_> {
         raise_open_files();
         let ready = Arc::new(AtomicBool::new(false));
-        let signals = StopSignals::hold(config.foreground)?;
+        let signals = StopSignals::hold()?;
         let watch =
             signals.watch(options.store.clone(), options.mountpoint.clone(), ready.clone())?;
         Ok((ready, watch))

@@ -3,10 +3,7 @@
 //! Every option is honoured, known to be somebody else's, or an error: a mistyped option that
 //! was ignored would surface only when it is needed.
 
-use std::path::PathBuf;
-
-use super::config::Layer;
-use super::size::Size;
+use super::settings::{Kind, Layer, Value, find};
 
 /// Flags that the kernel knows and their opposites; of a pair the last one counts.
 const KERNEL_FLAGS: [(&str, &str); 3] = [("noexec", "exec"), ("noatime", "atime"), ("", "async")];
@@ -48,22 +45,28 @@ const IGNORED: [&str; 25] = [
 /// The same with a value.
 const IGNORED_PREFIXES: [&str; 3] = ["x-", "X-", "comment="];
 
+/// What the kernel tells of a mount, which mount(8) gives to a remount.
+const TOLD_PREFIXES: [&str; 5] = ["user_id=", "group_id=", "rootmode=", "max_read=", "blksize="];
+
 /// What the options say.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Parsed {
     /// Settings.
     pub layer: Layer,
-    /// `config=FILE`.
-    pub config: Option<PathBuf>,
+    /// `remount`: the mount is there, and changes.
+    pub is_remount: bool,
     /// The first option that nobody knows.
     pub unknown: Option<String>,
 }
 
 /// Reads options, each element a comma-separated list.
 pub(crate) fn parse<S: AsRef<str>>(lists: &[S]) -> Result<Parsed, String> {
-    let mut parsed = Parsed::default();
-    let options = lists.iter().flat_map(|list| list.as_ref().split(','));
-    for option in options.filter(|option| !option.is_empty()) {
+    let lists: Vec<Vec<String>> =
+        lists.iter().map(|list| split(list.as_ref())).collect::<Result<_, _>>()?;
+    let options = || lists.iter().flatten().filter(|option| !option.is_empty());
+    let is_remount = options().any(|option| option == "remount");
+    let mut parsed = Parsed { is_remount, ..Parsed::default() };
+    for option in options() {
         if !apply(&mut parsed, option)? {
             parsed.unknown.get_or_insert_with(|| option.to_owned());
         }
@@ -71,63 +74,80 @@ pub(crate) fn parse<S: AsRef<str>>(lists: &[S]) -> Result<Parsed, String> {
     Ok(parsed)
 }
 
+/// The options of a list. Inside of double quotes, as mount(8) has them, and after a backslash a comma is a letter
+/// like others; three octal digits after a backslash are one, as in fstab(5).
+fn split(list: &str) -> Result<Vec<String>, String> {
+    let (mut options, mut option) = (Vec::new(), String::new());
+    let mut is_quoted = false;
+    let mut rest = list;
+    while let Some(letter) = rest.chars().next() {
+        rest = &rest[letter.len_utf8()..];
+        match letter {
+            '"' => is_quoted = !is_quoted,
+            ',' if !is_quoted => options.push(std::mem::take(&mut option)),
+            '\\' => {
+                let (escaped, after) = unescape(rest);
+                option.push(escaped);
+                rest = after;
+            }
+            letter => option.push(letter),
+        }
+    }
+    if is_quoted {
+        return Err(format!("options {list}: a quotation mark has no other"));
+    }
+    options.push(option);
+    Ok(options)
+}
+
+/// The letter that a backslash before `rest` stands for, and what follows.
+fn unescape(rest: &str) -> (char, &str) {
+    let octal = rest.get(..3).and_then(|digits| u8::from_str_radix(digits, 8).ok());
+    match (octal.filter(u8::is_ascii), rest.chars().next()) {
+        (Some(byte), _) => (char::from(byte), &rest[3..]),
+        (None, Some(letter @ (',' | '\\' | '"'))) => (letter, &rest[1..]),
+        // Of other backslashes nothing is meant.
+        (None, _) => ('\\', rest),
+    }
+}
+
 /// Applies one option; false if nobody knows it.
 fn apply(parsed: &mut Parsed, option: &str) -> Result<bool, String> {
     if let Some(why) = refusal(option) {
         return Err(why);
     }
-    let ignored = IGNORED.contains(&option)
-        || IGNORED_PREFIXES.iter().any(|prefix| option.starts_with(prefix));
-    if ignored {
+    let begins = |prefixes: &[&str]| prefixes.iter().any(|prefix| option.starts_with(prefix));
+    let is_told = parsed.is_remount && (option == "remount" || begins(&TOLD_PREFIXES));
+    if is_told || IGNORED.contains(&option) || begins(&IGNORED_PREFIXES) {
         return Ok(true);
     }
     if let Some(flag) = kernel_flag(option) {
-        push_kernel_flag(parsed.layer.options.get_or_insert_default(), flag);
+        parsed.layer.add_flag(flag);
         return Ok(true);
     }
-    let layer = &mut parsed.layer;
     let (key, value) = match option.split_once('=') {
         Some((key, value)) => (key, Some(value)),
         None => (option, None),
     };
-    match (key, value) {
-        ("ro", None) => layer.read_only = Some(true),
-        ("rw", None) => layer.read_only = Some(false),
-        ("allow_other", value) => layer.allow_other = Some(yes_or_no(key, value)?),
-        ("read_only", value) => layer.read_only = Some(yes_or_no(key, value)?),
-        ("passthrough", value) => layer.passthrough = Some(yes_or_no(key, value)?),
-        ("io_uring", value) => layer.io_uring = Some(yes_or_no(key, value)?),
-        ("offline", value) => layer.offline = Some(yes_or_no(key, value)?),
-        ("nonempty", value) => layer.nonempty = Some(yes_or_no(key, value)?),
-        ("commit_interval", Some(value)) => layer.commit_interval = Some(number(key, value)?),
-        ("ram", Some(value)) => layer.ram = Some(size(key, value)?),
-        ("ssd", Some(value)) => layer.ssd = Some(size(key, value)?),
-        ("remote", Some(value)) => layer.remote = Some(value.to_owned()),
-        ("remote_key", Some(value)) => layer.remote_key = Some(PathBuf::from(value)),
-        ("remote_key_command", Some(value)) => {
-            layer.remote_key_command = Some(value.to_owned());
-        }
-        ("remote_bandwidth", Some(value)) => layer.remote_bandwidth = Some(size(key, value)?),
-        ("remote_index", Some(value)) => layer.remote_index = Some(number(key, value)?),
-        ("cold", Some(value)) => layer.cold = Some(value.to_owned()),
-        ("on_corrupt", Some(value)) => layer.on_corrupt = Some(value.to_owned()),
-        ("verify", Some(value)) => layer.verify = Some(value.to_owned()),
-        ("rebuild_from", Some(value)) => layer.rebuild_from = Some(value.to_owned()),
-        ("threads", Some(value)) => layer.threads = Some(number(key, value)?),
-        ("metrics_addr", Some(value)) => layer.metrics_addr = Some(value.to_owned()),
-        ("log_file", Some(value)) => layer.log_file = Some(PathBuf::from(value)),
-        ("log_level", Some(value)) => layer.log_level = Some(value.to_owned()),
-        ("config", Some(value)) => parsed.config = Some(PathBuf::from(value)),
-        (
-            "commit_interval" | "ram" | "ssd" | "remote" | "remote_key" | "remote_key_command"
-            | "remote_bandwidth" | "remote_index" | "cold" | "on_corrupt" | "verify"
-            | "rebuild_from" | "threads" | "metrics_addr" | "log_file" | "log_level" | "config",
-            None,
-        ) => {
-            return Err(format!("option {key} needs a value: {key}=..."));
-        }
-        _ => return Ok(false),
+    let switched = match (key, value) {
+        ("ro", None) => Some(("read_only", true)),
+        ("rw", None) => Some(("read_only", false)),
+        _ => None,
+    };
+    if let Some((name, is_on)) = switched {
+        parsed.layer = std::mem::take(&mut parsed.layer).with(name, Some(Value::Switch(is_on)));
+        return Ok(true);
     }
+    // Flags stand by themselves here.
+    let Some(setting) = find(key).filter(|setting| setting.kind != Kind::Flags) else {
+        return Ok(false);
+    };
+    let value = match value {
+        Some(value) => Value::parse(setting.kind, key, value)?,
+        None if setting.kind == Kind::Switch => Value::Switch(true),
+        None => return Err(format!("option {key} needs a value: {key}=...")),
+    };
+    parsed.layer.set(setting, value);
     Ok(true)
 }
 
@@ -160,84 +180,71 @@ pub(crate) fn push_kernel_flag(flags: &mut Vec<String>, flag: &str) {
     flags.push(flag.to_owned());
 }
 
-/// The value of a switch; a bare option switches on.
-pub(crate) fn yes_or_no(key: &str, value: Option<&str>) -> Result<bool, String> {
-    match value {
-        None | Some("yes" | "true" | "1") => Ok(true),
-        Some("no" | "false" | "0") => Ok(false),
-        Some(value) => Err(format!("{key} is {value:?}: must be yes or no")),
-    }
-}
-
-/// A value that is a number.
-pub(crate) fn number<T: std::str::FromStr>(key: &str, value: &str) -> Result<T, String> {
-    value.parse().map_err(|_| format!("{key} is {value:?}: must be a number"))
-}
-
-/// A value that is a number of bytes.
-pub(crate) fn size(key: &str, value: &str) -> Result<Size, String> {
-    value.parse().map_err(|error| format!("{key}: {error}"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn layer(settings: &[(&str, &str)]) -> Layer {
+        let mut layer = Layer::default();
+        for (name, text) in settings {
+            let setting = find(name).unwrap();
+            layer.set(setting, Value::parse(setting.kind, name, text).unwrap());
+        }
+        layer
+    }
+
     #[test]
     fn accepted() {
-        fn check(list: &str, expected: Layer) {
+        fn check(list: &str, expected: &[(&str, &str)]) {
             let parsed = parse(&[list]).unwrap();
-            assert_eq!(parsed, Parsed { layer: expected, ..Parsed::default() }, "{list}");
+            let expected = Parsed { layer: layer(expected), ..Parsed::default() };
+            assert_eq!(parsed, expected, "{list}");
         }
-        let flags = |flags: &[&str]| Layer {
-            options: Some(flags.iter().map(|flag| (*flag).to_owned()).collect()),
-            ..Layer::default()
-        };
-        let read_only = |on| Layer { read_only: Some(on), ..Layer::default() };
-        let allow_other = |on| Layer { allow_other: Some(on), ..Layer::default() };
-        check("", Layer::default());
-        check(",,defaults,_netdev,nofail,noauto,user", Layer::default());
-        check("x-systemd.automount,X-mount.mkdir,comment=cache", Layer::default());
-        check("relatime,default_permissions", Layer::default());
-        check("ro", read_only(true));
-        check("ro,rw", read_only(false));
-        check("read_only=no", read_only(false));
-        check("allow_other", allow_other(true));
-        check("allow_other,allow_other=no", allow_other(false));
-        check("nosuid,nodev,suid,dev", Layer::default());
-        check("noexec,noatime", flags(&["noexec", "noatime"]));
-        check("noexec,noatime,exec", flags(&["noatime", "exec"]));
-        check("noexec,noexec,async", flags(&["noexec", "async"]));
-        check(
-            "threads=8,commit_interval=0.5,ram=2G,passthrough=no,io_uring=no,nonempty",
-            Layer {
-                ram: Some(Size(2 << 30)),
-                threads: Some(8),
-                commit_interval: Some(0.5),
-                passthrough: Some(false),
-                io_uring: Some(false),
-                nonempty: Some(true),
-                ..Layer::default()
-            },
-        );
-        check(
-            "ssd=1T,remote=s3://bucket/a,remote_bandwidth=100M,cold=zstd:5",
-            Layer {
-                ssd: Some(Size(1 << 40)),
-                remote: Some("s3://bucket/a".to_owned()),
-                remote_bandwidth: Some(Size(100 << 20)),
-                cold: Some("zstd:5".to_owned()),
-                ..Layer::default()
-            },
-        );
-        check(
-            "log_file=/var/log/a=b.log,log_level=debug",
-            Layer {
-                log_file: Some(PathBuf::from("/var/log/a=b.log")),
-                log_level: Some("debug".to_owned()),
-                ..Layer::default()
-            },
-        );
+        check("", &[]);
+        check(",,defaults,_netdev,nofail,noauto,user", &[]);
+        check("x-systemd.automount,X-mount.mkdir,comment=cache", &[]);
+        check("relatime,default_permissions", &[]);
+        check("ro", &[("read_only", "yes")]);
+        check("ro,rw", &[("read_only", "no")]);
+        check("read_only=no", &[("read_only", "no")]);
+        check("allow_other", &[("allow_other", "yes")]);
+        check("allow_other,allow_other=no", &[("allow_other", "no")]);
+        check("nosuid,nodev,suid,dev", &[]);
+        check("noexec,noatime", &[("options", "noexec,noatime")]);
+        check("noexec,noatime,exec", &[("options", "noatime,exec")]);
+        check("noexec,noexec,async", &[("options", "noexec,async")]);
+        let all = [
+            ("threads", "8"),
+            ("commit_interval", "500ms"),
+            ("ram", "2G"),
+            ("passthrough", "no"),
+            ("io_uring", "no"),
+            ("nonempty", "yes"),
+        ];
+        check("threads=8,commit_interval=0.5,ram=2G,passthrough=no,io_uring=no,nonempty", &all);
+        let tiers = [
+            ("ssd", "1T"),
+            ("remote", "s3://bucket/a"),
+            ("remote_bandwidth", "100M"),
+            ("cold", "zstd:5"),
+        ];
+        check("ssd=1T,remote=s3://bucket/a,remote_bandwidth=100M,cold=zstd:5", &tiers);
+        let log = [("log_file", "/var/log/a=b.log"), ("log_level", "debug")];
+        check("log_file=/var/log/a=b.log,log_level=debug", &log);
+    }
+
+    #[test]
+    fn commas_in_values() {
+        fn check(list: &str, log_level: &str) {
+            let expected = layer(&[("ram", "1G"), ("log_level", log_level)]);
+            assert_eq!(parse(&[list]).unwrap().layer, expected, "{list}");
+        }
+        check(r"log_level=info\,kvfs=debug,ram=1G", "info,kvfs=debug");
+        check(r"log_level=info\054kvfs=debug,ram=1G", "info,kvfs=debug");
+        check(r#"log_level="info,kvfs=debug",ram=1G"#, "info,kvfs=debug");
+        check(r#""log_level=info,kvfs=debug",ram=1G"#, "info,kvfs=debug");
+        check(r"ram=1G,log_level=a\\,log_level=b\040\x\9\", "b \\x\\9\\");
+        assert!(parse(&["remote=\"/r"]).unwrap_err().contains("quotation mark"));
     }
 
     #[test]
@@ -265,8 +272,11 @@ mod tests {
         check("nvme=4G", Some("nvme=4G"));
         check("ro=yes", Some("ro=yes"));
         check("uid=1000", Some("uid=1000"));
+        check("user_id=0", Some("user_id=0"));
+        check("user_id=0,group_id=0,remount", None);
         check("x-anything=at,all", Some("all"));
-        let parsed = parse(&["ro", "config=/etc/kvfs.toml"]).unwrap();
-        assert_eq!(parsed.config, Some(PathBuf::from("/etc/kvfs.toml")));
+        let parsed = parse(&["remount,ro", "config=/etc/kvfs.toml"]).unwrap();
+        assert!(parsed.is_remount);
+        assert_eq!(parsed.layer, layer(&[("read_only", "yes"), ("config", "/etc/kvfs.toml")]));
     }
 }

@@ -29,6 +29,8 @@ const ANSWER_BYTES_MAX: u64 = 32 << 10;
 pub(crate) enum Question {
     /// The text of `.kvfs/status`.
     Status,
+    /// The text of `.kvfs/settings`.
+    Settings,
     /// To make everything durable.
     Sync,
 }
@@ -45,7 +47,7 @@ pub(crate) struct ProbeArguments {
 /// What came back.
 #[derive(Debug)]
 pub(crate) enum Answer {
-    /// The mount answers; for [`Question::Status`] the text.
+    /// The mount answers; the text that was asked for.
     Alive(String),
     /// Its daemon is gone (ENOTCONN).
     Dead,
@@ -101,7 +103,8 @@ fn wait(child: &mut Child, deadline: Instant) -> io::Result<Option<i32>> {
 #[expect(clippy::unnecessary_wraps, reason = "it has the form of every command")]
 pub(crate) fn answer(arguments: &ProbeArguments) -> Outcome {
     let answer = match arguments.question {
-        Question::Status => read_status(&arguments.mountpoint),
+        Question::Status => read_view(&arguments.mountpoint, "status"),
+        Question::Settings => read_view(&arguments.mountpoint, "settings"),
         Question::Sync => sync_root(&arguments.mountpoint).map(|()| String::new()),
     };
     Ok(match answer {
@@ -113,9 +116,9 @@ pub(crate) fn answer(arguments: &ProbeArguments) -> Outcome {
     })
 }
 
-fn read_status(mountpoint: &Path) -> io::Result<String> {
+fn read_view(mountpoint: &Path, name: &str) -> io::Result<String> {
     let mut text = Vec::new();
-    let file = File::open(mountpoint.join(".kvfs/status"))?;
+    let file = File::open(mountpoint.join(".kvfs").join(name))?;
     file.take(ANSWER_BYTES_MAX).read_to_end(&mut text)?;
     Ok(String::from_utf8_lossy(&text).into_owned())
 }

@@ -49,7 +49,7 @@ pub(crate) fn run(command: &RemoteCommand) -> Outcome {
 
 /// Looks, and changes nothing.
 fn list(place: &str, keys: Option<KeyRing>, json: bool) -> Outcome {
-    let place = super::arguments::absolute(place.to_owned())?;
+    let place = super::mount_arguments::absolute(place.to_owned())?;
     let place: RemoteSpec =
         place.parse().map_err(|error| Failure::Usage(format!("remote: {error}")))?;
     let text = |(name, value): (OsString, OsString)| {

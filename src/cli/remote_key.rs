@@ -67,19 +67,6 @@ impl KeySource {
         let text = text.map_err(|why| format!("{name}: {why}"))?;
         text.parse().map_err(|why| format!("{name}: {why}"))
     }
-
-    /// A line of a configuration.
-    pub(crate) fn to_toml(&self) -> String {
-        let text = |text: &str| serde_json::Value::from(text).to_string();
-        match self {
-            KeySource::File(path) => {
-                format!("remote_key = {}\n", text(&path.to_string_lossy()))
-            }
-            KeySource::Command(command) => {
-                format!("remote_key_command = {}\n", text(command))
-            }
-        }
-    }
 }
 
 fn read_file(path: &Path) -> Result<String, String> {

@@ -1,32 +1,14 @@
 //! Sizes as people write them: `4G`, `512MiB`, `1073741824`.
 
+use std::fmt;
 use std::str::FromStr;
 
-use serde::Deserialize;
-
 /// A number of bytes. Units are powers of 1024.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "Written")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Size(pub u64);
 
-/// A size in a TOML file: a number of bytes, or text.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Written {
-    Bytes(u64),
-    Text(String),
-}
-
-impl TryFrom<Written> for Size {
-    type Error = String;
-
-    fn try_from(written: Written) -> Result<Size, String> {
-        match written {
-            Written::Bytes(bytes) => Ok(Size(bytes)),
-            Written::Text(text) => text.parse(),
-        }
-    }
-}
+/// Units and how far each shifts.
+const UNITS: [(&str, u32); 4] = [("K", 10), ("M", 20), ("G", 30), ("T", 40)];
 
 impl From<Size> for u64 {
     fn from(size: Size) -> u64 {
@@ -48,8 +30,20 @@ impl FromStr for Size {
             "t" | "tb" | "tib" => 40,
             _ => return Err(wrong()),
         };
-        let number: u64 = digits.parse().map_err(|_| wrong())?;
+        let is_number = digits.bytes().all(|digit| digit.is_ascii_digit());
+        let number: u64 = digits.parse().ok().filter(|_| is_number).ok_or_else(wrong)?;
         number.checked_mul(1 << shift).map(Size).ok_or_else(wrong)
+    }
+}
+
+/// As short as it can be read back exactly.
+impl fmt::Display for Size {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let fits = |(_, shift): &&(&str, u32)| self.0 > 0 && self.0.trailing_zeros() >= *shift;
+        match UNITS.iter().rev().find(fits) {
+            Some((unit, shift)) => write!(formatter, "{}{unit}", self.0 >> shift),
+            None => write!(formatter, "{}", self.0),
+        }
     }
 }
 
@@ -61,6 +55,8 @@ mod tests {
     fn sizes() {
         fn check(text: &str, expected: Option<u64>) {
             assert_eq!(text.parse::<Size>().ok(), expected.map(Size), "{text}");
+            let shown = expected.map(|bytes| Size(bytes).to_string().parse::<Size>().unwrap().0);
+            assert_eq!(shown, expected, "{text}");
         }
         check("0", Some(0));
         check("4096", Some(4096));
@@ -69,11 +65,26 @@ mod tests {
         check("4g", Some(4 << 30));
         check("16383T", Some(16383 << 40));
         check("16777216T", None);
+        check("18446744073709551615", Some(u64::MAX));
+        check("18446744073709551616", None);
         check("", None);
         check("G", None);
         check("-1", None);
+        check("+1", None);
         check("1.5G", None);
         check("4 G", None);
         check("4X", None);
+    }
+
+    #[test]
+    fn sizes_are_shown_in_the_largest_unit_that_is_exact() {
+        fn check(bytes: u64, expected: &str) {
+            assert_eq!(Size(bytes).to_string(), expected);
+        }
+        check(0, "0");
+        check(1023, "1023");
+        check(1 << 10, "1K");
+        check((4 << 30) + (1 << 20), "4097M");
+        check(8 << 30, "8G");
     }
 }

@@ -4,6 +4,8 @@
 //! returns. As long as programs use the mount it stays, for a bounded time, because a service
 //! manager kills a daemon that does not end, and a killed daemon flushes nothing. After that the
 //! programs are cut off.
+//!
+//! SIGHUP opens the log file anew. A mount in the foreground whose log is no file ends then: its terminal is gone.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -20,9 +22,9 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
-use super::busy;
 use super::output::EXIT_FAILED;
 use super::unmount::{How, UnmountError, unmount};
+use super::{busy, logging};
 
 /// Time for programs to let go of the mount; systemd kills after 90 seconds.
 const GRACE: Duration = Duration::from_secs(10);
@@ -58,23 +60,23 @@ enum Event {
     Signal,
     Served,
     Timeout,
+    /// The log was opened anew, which ends nothing.
+    Reopened,
+}
+
+fn is_hangup(signal: &nix::sys::signalfd::siginfo) -> bool {
+    u32::try_from(libc::SIGHUP) == Ok(signal.ssi_signo)
 }
 
 impl StopSignals {
     /// Holds the signals back, in this thread and those it starts: call it before any other
-    /// thread runs. A daemon has no terminal whose end SIGHUP could mean, so it ignores that.
-    pub(crate) fn hold(foreground: bool) -> io::Result<StopSignals> {
+    /// thread runs.
+    pub(crate) fn hold() -> io::Result<StopSignals> {
         let mut held = SigSet::empty();
         held.add(Signal::SIGTERM);
         held.add(Signal::SIGINT);
-        let waited_for = if foreground {
-            held.add(Signal::SIGHUP);
-            held
-        } else {
-            let waited_for = held;
-            held.add(Signal::SIGHUP);
-            waited_for
-        };
+        held.add(Signal::SIGHUP);
+        let waited_for = held;
         // Nobody waits for these: an operator who tries them does not end the daemon.
         held.add(Signal::SIGUSR1);
         held.add(Signal::SIGUSR2);
@@ -108,9 +110,15 @@ impl Watch {
 
 impl Watched {
     fn run(&self) {
-        while self.wait(None) == Event::Signal {
-            log::info!("stopping: unmounting {}", self.mountpoint.display());
-            self.stop();
+        loop {
+            match self.wait(None) {
+                Event::Signal => {
+                    log::info!("stopping: unmounting {}", self.mountpoint.display());
+                    self.stop();
+                }
+                Event::Reopened => {}
+                Event::Served | Event::Timeout => return,
+            }
         }
     }
 
@@ -157,7 +165,7 @@ impl Watched {
             match self.wait(Some(RETRY_INTERVAL)) {
                 Event::Signal => insist = true,
                 Event::Served => return,
-                Event::Timeout => {}
+                Event::Timeout | Event::Reopened => {}
             }
         }
     }
@@ -189,6 +197,10 @@ impl Watched {
             return Event::Served;
         }
         match self.signals.read_signal() {
+            Ok(Some(signal)) if is_hangup(&signal) && logging::is_file() => {
+                logging::reopen();
+                Event::Reopened
+            }
             Ok(_) => Event::Signal,
             Err(error) => {
                 log::error!("signals can no longer be read: {error}");

@@ -14,9 +14,16 @@ use kvfs_fs::{
     ScrubRequest,
 };
 use kvfs_storage::tier::counters::Counters;
+use kvfs_storage::tier::ram::{Shrunk, Wanted};
 
 /// How often an idle prefetcher looks for pages that were fetched in vain.
 const PREFETCH_TIDY: Duration = Duration::from_secs(5);
+
+/// Between two steps of making the RAM tier smaller, for requests that need its lock.
+const SHRINK_STEP_PAUSE: Duration = Duration::from_millis(1);
+
+/// How often copies are asked whether they can leave by now that somebody had open, or that the disk did not have.
+const SHRINK_RETRY_PAUSE: Duration = Duration::from_millis(200);
 
 /// Moves objects to the remote until `stopped` is closed. The receiver hears of the end.
 pub(super) fn start_moving(
@@ -94,10 +101,47 @@ pub(super) fn start_threads(
         let stopped = stopped.clone();
         move || notify(&notifier, &invalidations, &stopped)
     })?];
+    threads.extend(start_shrinking(options, file_system, stopped)?);
     if !file_system.store().is_read_only() {
         threads.extend(start_changing(options, file_system, stopped)?);
     }
     Ok(threads)
+}
+
+/// What makes the RAM tier smaller when it is told to, if there is one.
+fn start_shrinking(
+    options: &MountOptions, file_system: &Arc<FileSystem>, stopped: &Receiver<()>,
+) -> Result<Option<JoinHandle<()>>, MountError> {
+    let Some(ram) = &file_system.store().ram else { return Ok(None) };
+    let (wanted, requests) = bounded(1);
+    ram.on_too_large(Wanted(Arc::new(move || {
+        // Another request waits already otherwise.
+        let _ = wanted.try_send(());
+    })));
+    let (ram, file_system, stopped) = (Arc::clone(ram), Arc::clone(file_system), stopped.clone());
+    let may_commit = !options.read_only;
+    let thread = start("kvfs-shrink", move || {
+        let mut pause = None;
+        loop {
+            let timeout = pause.map_or_else(crossbeam_channel::never, crossbeam_channel::after);
+            crossbeam_channel::select! {
+                recv(stopped) -> _ => return,
+                recv(requests) -> _ => {}
+                recv(timeout) -> _ => {}
+            }
+            pause = match ram.shrink() {
+                Shrunk::Fits => None,
+                Shrunk::Freed => Some(SHRINK_STEP_PAUSE),
+                Shrunk::Held => {
+                    if may_commit && let Err(error) = file_system.commit() {
+                        log::debug!("the RAM tier stays too large: {error}");
+                    }
+                    Some(SHRINK_RETRY_PAUSE)
+                }
+            };
+        }
+    })?;
+    Ok(Some(thread))
 }
 
 /// What changes the store, now and then.

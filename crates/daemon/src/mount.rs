@@ -19,7 +19,7 @@ use super::remote::{self, NeedError};
 use super::shared::Shared;
 use super::slow;
 use kvfs_fs::rebuild::{RebuildError, RebuildFrom};
-use kvfs_fs::{AskAnew, FileSystem, FsError, OnCorrupt, Verify};
+use kvfs_fs::{AskAnew, FileSystem, FsError, OnCorrupt, Steering, Verify};
 use kvfs_observe::Observer;
 use kvfs_storage::store::{Store, StoreError};
 use kvfs_storage::tier::counters::Counters;
@@ -94,8 +94,8 @@ pub struct MountOptions {
     pub threads: usize,
     /// Where metrics are served over HTTP, beside `.kvfs/metrics`.
     pub metrics_address: Option<MetricsAddress>,
-    /// The configuration as TOML, for `.kvfs/config`.
-    pub config_text: String,
+    /// Who knows these settings by name, and changes them while the mount is used.
+    pub steering: Option<Arc<dyn Steering>>,
 }
 
 impl MountOptions {
@@ -119,7 +119,7 @@ impl MountOptions {
             verify: Verify::default(),
             threads: default_threads(Passthrough::Auto),
             metrics_address: None,
-            config_text: String::new(),
+            steering: None,
         }
     }
 }
@@ -222,12 +222,12 @@ pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountEr
         store.ram = Some(Arc::new(ram));
     }
     let observer = Arc::new(Observer::new());
-    observer.describe(&options.mountpoint, &options.config_text);
+    observer.describe(&options.mountpoint);
     let (sender, invalidations) = bounded(INVALIDATIONS_MAX);
     let (mut file_system, recovered) = FileSystem::open(store, observer, sender)?;
     log::info!("opened the store {}: {recovered:?}", options.store.display());
-    file_system.set_on_corrupt(options.on_corrupt);
-    file_system.set_verify(options.verify);
+    file_system.choices.set(options.verify, options.on_corrupt);
+    file_system.steer_by(options.steering.as_ref());
     let mover = remote::attach_tiers(options, &mut file_system, &counters, &numbers)?;
     show_metrics(&file_system, &counters);
     let file_system = Arc::new(file_system);

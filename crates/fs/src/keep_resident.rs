@@ -47,7 +47,7 @@ impl FileSystem {
             };
             // What was opened without a look at its bytes is not known to be right.
             let verified = state.nodes.get(&id).and_then(|node| node.verified);
-            (inode, object, verified.filter(|_| self.verify != Verify::Never))
+            (inode, object, verified.filter(|_| self.choices.verify() != Verify::Never))
         };
         let (file, _) = self.open_verified((id, &inode), (object, true), verified, Depth::Bytes)?;
         self.write_to_disk(tiers, (id, object), file.as_ref())?;

@@ -53,6 +53,7 @@ mod damage;
 mod decode;
 mod demotion;
 mod descriptors;
+mod dialogue;
 mod encoded;
 mod error;
 mod extended;
@@ -67,6 +68,7 @@ mod keep_resident;
 mod leave;
 mod link;
 mod list;
+mod live;
 mod lookup;
 mod lossy;
 mod manifest_of_names;
@@ -106,6 +108,7 @@ pub use create::{Created, NewNode};
 pub use demotion::Mover;
 pub use error::FsError;
 pub use list::{Listed, Listing};
+pub use live::{Changes, Choices, Steering};
 pub use lookup::Lookup;
 pub use on_corrupt::OnCorrupt;
 pub use open::{Caching, Opened, OpenedBy};
@@ -188,8 +191,9 @@ pub struct FileSystem {
     blocks: prefixes::Blocks,
     foreign: foreign::Foreign,
     retention: retention::Retention,
-    on_corrupt: OnCorrupt,
-    verify: Verify,
+    /// What opens do with the bytes that they find.
+    pub choices: Choices,
+    steering: OnceLock<Arc<dyn Steering>>,
     scrub: scrub::Scrub,
 }
 
@@ -225,8 +229,8 @@ impl FileSystem {
             blocks: prefixes::Blocks::default(),
             foreign: foreign::Foreign::default(),
             retention: retention::Retention::default(),
-            on_corrupt: OnCorrupt::default(),
-            verify: Verify::default(),
+            choices: Choices::default(),
+            steering: OnceLock::new(),
             scrub: scrub::Scrub::default(),
         };
         file_system.retention.begin(believed);
@@ -252,6 +256,13 @@ impl FileSystem {
             Transport::Device(reason) => log::debug!("requests come through the device: {reason}"),
         }
         let _ = self.transport.set(transport);
+    }
+
+    /// Who knows the settings by name, if anybody does. Only before the mount answers.
+    pub fn steer_by(&self, steering: Option<&Arc<dyn Steering>>) {
+        if let Some(steering) = steering {
+            let _ = self.steering.set(Arc::clone(steering));
+        }
     }
 
     /// The store below.

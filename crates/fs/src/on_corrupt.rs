@@ -37,15 +37,19 @@ impl std::str::FromStr for OnCorrupt {
     }
 }
 
-impl FileSystem {
-    /// Decides what becomes of files whose bytes cannot be had. Only before the mount answers.
-    pub fn set_on_corrupt(&mut self, on_corrupt: OnCorrupt) {
-        self.on_corrupt = on_corrupt;
+impl std::fmt::Display for OnCorrupt {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(match self {
+            OnCorrupt::Eio => "eio",
+            OnCorrupt::Miss => "miss",
+        })
     }
+}
 
+impl FileSystem {
     /// Opens a file; `flags` are those of open(2).
     pub fn open_file(&self, id: InodeId, flags: i32) -> Result<Opened, FsError> {
-        if self.on_corrupt == OnCorrupt::Eio {
+        if self.choices.on_corrupt() == OnCorrupt::Eio {
             // What another store was said to have is a cache's hit, or none.
             return self.open_present(id, flags).or_else(|error| {
                 if self.is_foreign(id) { self.as_miss(id, error) } else { Err(error) }

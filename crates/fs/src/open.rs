@@ -7,7 +7,7 @@ use super::attributes::Caller;
 use super::damage::tier_here;
 use super::extended::LOSSY;
 use super::verify::{Depth, Verify};
-use super::{FileSystem, FsError, Invalidation, descriptors, prefixes, views};
+use super::{FileSystem, FsError, Invalidation, descriptors, dialogue, prefixes, views};
 use crate::core::handle::{Handle, Served};
 use crate::core::state::State;
 use crate::core::waits::READ_AT_ONCE_BYTES;
@@ -64,6 +64,9 @@ impl FileSystem {
     pub fn open_for(&self, id: InodeId, flags: i32, caller: Caller) -> Result<Opened, FsError> {
         if prefixes::is_virtual(id) {
             return self.open_prefix(id, flags, caller);
+        }
+        if views::is_settings(id) {
+            dialogue::check_caller(caller)?;
         }
         let opened = self.open_file(id, flags)?;
         if flags & libc::O_TRUNC != 0
@@ -162,7 +165,7 @@ impl FileSystem {
     /// Opens a sealed file for reading whose backing file the kernel still holds from an earlier
     /// open. `None` if that file is not the one on the disk any more.
     pub fn open_held(&self, id: InodeId) -> Result<Option<u64>, FsError> {
-        if self.verify == Verify::Always {
+        if self.choices.verify() == Verify::Always {
             return Ok(None);
         }
         let verified = self.core.state().nodes.get(&id).and_then(|node| node.verified);
@@ -184,7 +187,7 @@ impl FileSystem {
             return true;
         }
         let state = self.core.state();
-        let is_known = match self.verify {
+        let is_known = match self.choices.verify() {
             Verify::First => state.nodes.get(&id).is_some_and(|node| node.verified.is_some()),
             Verify::Always => false,
             Verify::Never => true,
@@ -204,11 +207,11 @@ impl FileSystem {
         // Counted before the lock goes, so that nobody replaces the bytes meanwhile.
         let node = state.nodes.entry(id).or_default();
         node.readers += 1;
-        let verified = node.verified.filter(|_| self.verify != Verify::Always);
+        let verified = node.verified.filter(|_| self.choices.verify() != Verify::Always);
         let settled = !file.unsettled && !state.unsettled.contains_key(id);
+        let depth = self.depth_at_open();
         drop(state);
-        let outcome =
-            self.open_verified((id, inode), (object, settled), verified, self.depth_at_open());
+        let outcome = self.open_verified((id, inode), (object, settled), verified, depth);
         if let Ok((_, stat)) = &outcome {
             self.core.observer.opened(stat.length);
             if let Some(tiers) = &self.tiers {
@@ -221,11 +224,14 @@ impl FileSystem {
         }
         match outcome {
             Ok((opened, stat)) => {
-                if settled && self.verify != Verify::Never {
+                if settled && depth == Depth::Bytes {
                     state.known_damage.remove(&id);
                 }
                 if let Some(node) = state.nodes.get_mut(&id) {
-                    node.verified = settled.then_some((object, stat));
+                    // Unless opens compare bytes by now, and this one did not.
+                    let is_known =
+                        settled && (depth == Depth::Bytes || self.depth_at_open() == depth);
+                    node.verified = is_known.then_some((object, stat));
                 }
                 let sealed = file.role.is_sealed();
                 Ok(self.add_opened(&mut state, id, opened, false, sealed))

@@ -37,6 +37,7 @@ impl FileSystem {
             Served::Text(text) => Ok(copy_text(&text, offset, buffer)),
             Served::History(history) => history.read(&self.core, offset, buffer),
             Served::Query(query) => self.answer(&query, offset, buffer),
+            Served::Settings(dialogue) => Ok(dialogue.answer(self, offset, buffer)),
             Served::Slot(slot) => self.read_slot(&slot, offset, buffer),
             Served::Draft(_) | Served::SlotDraft(_) => Err(FsError::BadHandle),
         }
@@ -75,6 +76,7 @@ impl FileSystem {
                 return Err(FsError::NotPermitted);
             }
             Served::Query(query) => query.ask(bytes)?,
+            Served::Settings(dialogue) => dialogue.ask(bytes)?,
             Served::Draft(draft) => draft.write(mode.offset, bytes)?,
             Served::SlotDraft(draft) => draft.write(mode.offset, bytes)?,
         }
@@ -101,6 +103,7 @@ impl FileSystem {
             Served::Text(_)
             | Served::History(_)
             | Served::Query(_)
+            | Served::Settings(_)
             | Served::Slot(_)
             | Served::Draft(_)
             | Served::SlotDraft(_) => Err(FsError::Invalid),

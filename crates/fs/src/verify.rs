@@ -49,14 +49,9 @@ pub(super) enum Depth {
 }
 
 impl FileSystem {
-    /// Decides how often opens compare bytes with their checksum. Only before the mount answers.
-    pub fn set_verify(&mut self, verify: Verify) {
-        self.verify = verify;
-    }
-
     /// What an open compares.
     pub(super) fn depth_at_open(&self) -> Depth {
-        if self.verify == Verify::Never { Depth::Length } else { Depth::Bytes }
+        if self.choices.verify() == Verify::Never { Depth::Length } else { Depth::Bytes }
     }
 }
 

@@ -1,5 +1,6 @@
-//! `.kvfs/`: read-only text made when it is opened. It answers lookups by name and is not listed
-//! (as ZFS does with `.zfs`), so `du`, `cp -r` and `rsync` of the mount see nothing virtual.
+//! `.kvfs/`: text made when it is opened, of which only `settings` can be written (`dialogue`). It
+//! answers lookups by name and is not listed (as ZFS does with `.zfs`), so `du`, `cp -r` and `rsync`
+//! of the mount see nothing virtual.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -15,19 +16,27 @@ use kvfs_storage::store::record::{InodeId, Time};
 
 /// Numbers below 2^32 are never given to stored inodes, except the three roots.
 const DIRECTORY: InodeId = InodeId(16);
-const VIEWS: [(InodeId, &str); 5] = [
+const VIEWS: [(InodeId, &str); 6] = [
     (InodeId(17), "status"),
     (InodeId(18), "metrics"),
     (InodeId(19), "config"),
     (InodeId(20), "errors"),
     (EVENTS, "events"),
+    (SETTINGS, "settings"),
 ];
 /// Made while it is read, so its size is told as 0.
 const EVENTS: InodeId = InodeId(21);
+/// Takes requests to change settings.
+const SETTINGS: InodeId = InodeId(22);
 
 /// Whether an inode is virtual.
 pub(super) fn is_view(id: InodeId) -> bool {
     (DIRECTORY.0..=DIRECTORY.0 + VIEWS.len() as u64).contains(&id.0)
+}
+
+/// Whether it tells the settings, and changes them.
+pub(super) fn is_settings(id: InodeId) -> bool {
+    id == SETTINGS
 }
 
 impl FileSystem {
@@ -66,7 +75,11 @@ impl FileSystem {
             mtime: now,
             ctime: now,
             file_type: if directory { libc::S_IFDIR } else { libc::S_IFREG },
-            mode: if directory { 0o500 } else { 0o400 },
+            mode: match id {
+                DIRECTORY => 0o500,
+                SETTINGS => 0o600,
+                _ => 0o400,
+            },
             links: if directory { 2 } else { 1 },
             uid: nix::unistd::geteuid().as_raw(),
             gid: nix::unistd::getegid().as_raw(),
@@ -79,15 +92,19 @@ impl FileSystem {
         if id == DIRECTORY {
             return Err(FsError::IsDirectory);
         }
-        if flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_TRUNC != 0 {
+        let access = flags & libc::O_ACCMODE;
+        let converses = id == SETTINGS && access == libc::O_RDWR;
+        if !converses && access != libc::O_RDONLY || flags & libc::O_TRUNC != 0 {
             return Err(FsError::NotPermitted);
         }
-        let served = if id == EVENTS {
+        let served = if converses {
+            Served::Settings(Arc::default())
+        } else if id == EVENTS {
             Served::History(Arc::default())
         } else {
             Served::Text(Arc::from(self.render(id).into_bytes()))
         };
-        let handle = self.core.state().add_handle(Handle::new(id, false, served));
+        let handle = self.core.state().add_handle(Handle::new(id, converses, served));
         Ok(Opened {
             handle,
             by: OpenedBy::Daemon,
@@ -98,10 +115,12 @@ impl FileSystem {
     }
 
     fn render(&self, id: InodeId) -> String {
+        let steering = self.steering.get();
         match VIEWS.iter().find(|(view, _)| *view == id).map(|(_, name)| *name) {
             Some("status") => self.status(),
             Some("metrics") => self.metrics(),
-            Some("config") => self.core.observer.config(),
+            Some("config") => steering.map(|steering| steering.configuration()).unwrap_or_default(),
+            Some("settings") => steering.map(|steering| steering.settings()).unwrap_or_default(),
             Some("errors") => self.core.observer.errors(),
             _ => String::new(),
         }

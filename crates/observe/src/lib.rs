@@ -26,7 +26,7 @@ use kvfs_page::reader_report::Counts;
 use kvfs_storage::tier::counters::Tier;
 use metrics::Metrics;
 
-/// Counters, errors and configuration of one mount.
+/// Counters and errors of one mount.
 #[derive(Debug)]
 pub struct Observer {
     started: Instant,
@@ -35,7 +35,6 @@ pub struct Observer {
     /// Made by the first reader that reports.
     attention: OnceLock<AttentionMetrics>,
     mountpoint: OnceLock<PathBuf>,
-    config: OnceLock<String>,
     metrics_address: OnceLock<String>,
 }
 
@@ -48,25 +47,18 @@ impl Observer {
             metrics: Metrics::new(),
             attention: OnceLock::new(),
             mountpoint: OnceLock::new(),
-            config: OnceLock::new(),
             metrics_address: OnceLock::new(),
         }
     }
 
-    /// Says where the mount is and how it was configured (TOML).
-    pub fn describe(&self, mountpoint: &Path, config: &str) {
+    /// Says where the mount is.
+    pub fn describe(&self, mountpoint: &Path) {
         let _ = self.mountpoint.set(mountpoint.to_owned());
-        let _ = self.config.set(config.to_owned());
     }
 
     /// Where the mount is.
     pub fn mountpoint(&self) -> &Path {
         self.mountpoint.get().map_or(Path::new(""), PathBuf::as_path)
-    }
-
-    /// How the mount was configured.
-    pub fn config(&self) -> String {
-        self.config.get().cloned().unwrap_or_default()
     }
 
     /// Says where metrics are served, beside `.kvfs/metrics`.

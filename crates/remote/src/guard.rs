@@ -82,7 +82,7 @@ struct Inner {
     place: String,
     connector: Arc<dyn Connector>,
     options: Options,
-    bucket: Option<Arc<Bucket>>,
+    bucket: Arc<Bucket>,
     pool: Pool,
     health: Health,
     counters: Counters,
@@ -107,7 +107,7 @@ impl Remote {
         let inner = Arc::new(Inner {
             place: connector.place(),
             connector,
-            bucket: options.bandwidth.map(|rate| Arc::new(Bucket::new(rate))),
+            bucket: Arc::new(Bucket::limited_to(options.bandwidth)),
             pool: Pool::new(Bounds { threads_max, stuck_max }),
             health: Health::new(),
             counters: Counters::default(),
@@ -159,6 +159,11 @@ impl Remote {
     pub fn take_numbers(&self) -> Vec<(StoreId, Sequence)> {
         let seal = self.inner.options.seal.as_ref();
         seal.map(|seal| seal.numbers.take_fresh()).unwrap_or_default()
+    }
+
+    /// The limit on what goes there and comes from there, which may change.
+    pub fn bandwidth(&self) -> &Bucket {
+        &self.inner.bucket
     }
 
     /// What was asked of it.
@@ -215,10 +220,7 @@ impl Inner {
         });
         let (store, id) = answer.unwrap_or_else(|abandoned| Err(self.explain(abandoned)))?;
         let id = *self.id.get_or_init(|| id);
-        let store = match &self.bucket {
-            Some(bucket) => Arc::new(Throttled::new(store, Arc::clone(bucket))),
-            None => store,
-        };
+        let store: Arc<dyn BlobStore> = Arc::new(Throttled::new(store, Arc::clone(&self.bucket)));
         let store = match &self.options.seal {
             Some(seal) => Arc::new(Sealed::new(store, id, seal)),
             None => store,

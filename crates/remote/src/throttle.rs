@@ -2,6 +2,7 @@
 
 use std::io;
 use std::num::NonZeroU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -21,7 +22,8 @@ const NAP_MAX: Duration = Duration::from_millis(50);
 /// larger than the bucket needs no special case: the bucket goes into debt and the next one waits.
 #[derive(Debug)]
 pub struct Bucket {
-    bytes_per_second: NonZeroU64,
+    /// 0 for no limit.
+    bytes_per_second: AtomicU64,
     /// When all bytes that were taken will have been paid for.
     paid_at: Mutex<Instant>,
 }
@@ -29,13 +31,32 @@ pub struct Bucket {
 impl Bucket {
     /// A full bucket.
     pub fn new(bytes_per_second: NonZeroU64) -> Bucket {
+        Bucket::limited_to(Some(bytes_per_second))
+    }
+
+    /// One that may have no limit.
+    pub fn limited_to(bytes_per_second: Option<NonZeroU64>) -> Bucket {
+        let bytes_per_second = AtomicU64::new(bytes_per_second.map_or(0, NonZeroU64::get));
         Bucket { bytes_per_second, paid_at: Mutex::new(Instant::now()) }
+    }
+
+    /// Bytes per second, if there is a limit.
+    pub fn bytes_per_second(&self) -> Option<NonZeroU64> {
+        NonZeroU64::new(self.bytes_per_second.load(Ordering::Relaxed))
+    }
+
+    /// Changes the rate. What was taken at the other one is paid for by now.
+    pub fn set_rate(&self, bytes_per_second: Option<NonZeroU64>) {
+        let mut paid_at = self.paid_at.lock().unwrap_or_else(PoisonError::into_inner);
+        *paid_at = (*paid_at).min(Instant::now());
+        let rate = bytes_per_second.map_or(0, NonZeroU64::get);
+        self.bytes_per_second.store(rate, Ordering::Relaxed);
     }
 
     /// Takes bytes at a time, and says how long to wait before the next.
     fn take(&self, bytes: u64, now: Instant) -> Duration {
-        let nanoseconds =
-            u128::from(bytes) * 1_000_000_000 / u128::from(self.bytes_per_second.get());
+        let Some(rate) = self.bytes_per_second() else { return Duration::ZERO };
+        let nanoseconds = u128::from(bytes) * 1_000_000_000 / u128::from(rate.get());
         let cost = Duration::from_nanos(u64::try_from(nanoseconds).unwrap_or(u64::MAX));
         let mut paid_at = self.paid_at.lock().unwrap_or_else(PoisonError::into_inner);
         let oldest = now.checked_sub(BURST).unwrap_or(now);
@@ -54,13 +75,17 @@ impl Bucket {
     }
 
     fn pay(&self, bytes: usize) {
-        std::thread::sleep(self.take(bytes as u64, Instant::now()));
+        let left = self.take(bytes as u64, Instant::now());
+        if !left.is_zero() {
+            std::thread::sleep(left);
+        }
     }
 
     /// Bytes to move in one go: a tenth of a second's, so that a transfer is seen to make progress
     /// at the lowest rate, and at least 4 KiB.
     pub fn step_bytes(&self) -> usize {
-        usize::try_from(self.bytes_per_second.get() / 10).unwrap_or(usize::MAX).max(4096)
+        let rate = self.bytes_per_second().map_or(u64::MAX, NonZeroU64::get);
+        usize::try_from(rate / 10).unwrap_or(usize::MAX).max(4096)
     }
 }
 
@@ -164,5 +189,20 @@ mod tests {
         assert_eq!(bucket.take(1_000_000, start), seconds(2));
         assert_eq!(bucket.take(0, start + seconds(2)), seconds(0));
         assert_eq!(bucket.take(1_000_000, start + seconds(2)), seconds(1));
+    }
+
+    #[test]
+    fn a_rate_may_change_and_what_was_taken_before_is_forgiven() {
+        let bucket = Bucket::limited_to(None);
+        let now = Instant::now();
+        assert_eq!(bucket.take(u64::MAX, now), Duration::ZERO);
+        bucket.set_rate(NonZeroU64::new(1_000_000));
+        let left = bucket.take(3600 * 1_000_000, now);
+        assert!(left > Duration::from_secs(3599), "{left:?}");
+        bucket.set_rate(NonZeroU64::new(2_000_000));
+        let left = bucket.take(2_000_000, Instant::now());
+        assert!(left <= Duration::from_secs(1), "{left:?}");
+        bucket.set_rate(None);
+        assert_eq!(bucket.take(u64::MAX, Instant::now()), Duration::ZERO);
     }
 }

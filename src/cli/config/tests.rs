@@ -2,6 +2,21 @@
 
 use super::*;
 
+/// What a mount says of itself in `.kvfs/config`.
+fn to_toml(config: &MountConfig) -> String {
+    use crate::fs::Steering as _;
+    settings::Steerer::new(config, None).configuration()
+}
+
+fn layer(settings: &[(&str, &str)]) -> Layer {
+    let mut layer = Layer::default();
+    for (name, text) in settings {
+        let setting = settings::find(name).unwrap();
+        layer.set(setting, Value::parse(setting.kind, name, text).unwrap());
+    }
+    layer
+}
+
 /// Resolves with an environment given as a table.
 fn resolved(
     layer: Layer, dash_o: &str, environment: &[(&str, &str)], file: &str,
@@ -16,7 +31,8 @@ fn resolved(
         layer,
         ..Named::default()
     };
-    resolve(named, options::parse(&[dash_o]).unwrap(), &|name| {
+    let dash_o = options::parse(&[dash_o]).map_err(Failure::Usage)?;
+    resolve(named, dash_o, &|name| {
         let found = environment.iter().find(|(known, _)| *known == name);
         found.map(|(_, value)| OsString::from(value))
     })
@@ -27,18 +43,21 @@ fn defaults() {
     let config = resolved(Layer::default(), "", &[], "").unwrap();
     let threads = crate::fuse::default_threads(crate::fuse::Passthrough::Auto);
     let expected = format!(
-        "# store = \"/store\"\n# mountpoint = \"/mnt\"\nallow_other = false\n\
-         read_only = false\npassthrough = true\nio_uring = true\nnonempty = false\ncommit_interval = 1.0\n\
-         ram = 0\nthreads = {threads}\noptions = []\n"
+        "# store = \"/store\"\n# mountpoint = \"/mnt\"\nram = 0\nssd = \"none\"\ncold = \"none\"\n\
+         offline = false\nverify = \"first\"\n\
+         on_corrupt = \"eio\"\ncommit_interval = 1.0\nread_only = false\nallow_other = false\n\
+         nonempty = false\npassthrough = true\nio_uring = true\nthreads = {threads}\noptions = []\n\
+         log_level = \"{}\"\n",
+        crate::cli::logging::DEFAULT_FILTER
     );
-    assert_eq!(config.to_toml(), expected);
+    assert_eq!(to_toml(&config), expected);
     assert!(!config.foreground && !config.nonempty);
 }
 
 #[test]
 fn the_earlier_source_counts() {
     fn check(line: Option<usize>, dash_o: &str, variable: &str, file: &str, expected: usize) {
-        let layer = Layer { threads: line, ..Layer::default() };
+        let layer = Layer::default().with("threads", line.map(Value::Count));
         let config = resolved(layer, dash_o, &[("KVFS_THREADS", variable)], file).unwrap();
         assert_eq!(config.options.threads, expected);
     }
@@ -73,10 +92,10 @@ fn every_setting_from_every_source() {
     let from_file = resolved(Layer::default(), "", &[], file).unwrap();
     let from_environment = resolved(Layer::default(), "", &variables, "").unwrap();
     let from_dash_o = resolved(Layer::default(), dash_o, &[], "").unwrap();
-    let text = from_file.to_toml();
-    assert_eq!(text, from_environment.to_toml());
-    assert_eq!(text, from_dash_o.to_toml());
-    assert_eq!(text, resolved(Layer::default(), "", &[], &text).unwrap().to_toml());
+    let text = to_toml(&from_file);
+    assert_eq!(text, to_toml(&from_environment));
+    assert_eq!(text, to_toml(&from_dash_o));
+    assert_eq!(text, to_toml(&resolved(Layer::default(), "", &[], &text).unwrap()));
     assert!(from_file.options.allow_other && from_file.options.read_only && from_file.nonempty);
     assert_eq!(from_file.options.passthrough, Passthrough::Off);
     assert!(!from_file.options.io_uring && from_file.options.offline);
@@ -86,7 +105,7 @@ fn every_setting_from_every_source() {
 #[test]
 fn a_mount_that_is_offline_leaves_its_remote_alone() {
     let file = "remote = \"/r\"\nssd = \"1G\"";
-    let layer = || Layer { offline: Some(true), ..Layer::default() };
+    let layer = || layer(&[("offline", "yes")]);
     assert!(resolved(Layer::default(), "", &[], file).unwrap().options.remote.is_some());
     assert!(resolved(layer(), "", &[], file).unwrap().options.remote.is_none());
     assert!(resolved(layer(), "remote=share", &[], "").is_err());
@@ -153,10 +172,10 @@ fn refused() {
     check("", &[("KVFS_READ_ONLY", "x")], "", "KVFS_READ_ONLY is \"x\": must be yes or no");
     let interval = "must be from 0.01 to 3600 seconds";
     check("commit_interval=0", &[], "", interval);
-    check("commit_interval=nan", &[], "", interval);
-    check("commit_interval=-1", &[], "", interval);
-    check("log_file=kvfs.log", &[], "", "log file kvfs.log must be an absolute path");
+    check("commit_interval=nan", &[], "", "commit_interval: \"nan\" is no duration");
+    check("commit_interval=-1", &[], "", "commit_interval: \"-1\" is no duration");
+    check("log_file=kvfs.log", &[], "", "log_file kvfs.log must be an absolute path");
     check("", &[], "options = [\"ro\"]", "options has \"ro\": not a flag such as noatime");
     let failure = resolved(Layer::default(), "", &[], "threads = 1\nnvme = 4").unwrap_err();
-    assert!(failure.line().contains("line 2: unknown field `nvme`"), "{}", failure.line());
+    assert!(failure.line().contains("line 2: unknown setting \"nvme\""), "{}", failure.line());
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::FsError;
 use crate::core::Core;
+use crate::dialogue::Dialogue;
 use crate::history::History;
 use crate::prefixes::{Draft, OpenSlot, Query, SlotDraft};
 use kvfs_storage::store::disk::{Access, DiskFile};
@@ -46,6 +47,8 @@ pub(crate) enum Served {
     History(Arc<History>),
     /// The daemon, which answers what was written.
     Query(Arc<Query>),
+    /// The daemon, which carries out what was written.
+    Settings(Arc<Dialogue>),
     /// The daemon, which registers at close what was written.
     Draft(Arc<Draft>),
     /// The daemon, from the pages of a sequence, or the kernel, from a file in memory.

@@ -15,7 +15,7 @@ use crate::list::{Listed, Listing};
 use crate::lookup::Lookup;
 use crate::open::{Caching, Opened, OpenedBy};
 use crate::transfer::copy_text;
-use crate::{FileSystem, FsError};
+use crate::{FileSystem, FsError, views};
 use kvfs_page::{PrefixHash, names};
 use kvfs_storage::store::record::{DirectoryClass, InodeId};
 
@@ -425,6 +425,7 @@ impl FileSystem {
         let served = self.core.state().handles.get(&handle).map(|handle| handle.served.clone());
         match served {
             Some(Served::Query(_)) => true,
+            Some(Served::Settings(dialogue)) => dialogue.is_asked(),
             Some(Served::Slot(slot)) => !slot.is_at_hand(offset, u64::from(length)),
             _ => false,
         }
@@ -435,9 +436,10 @@ impl FileSystem {
         super::is_virtual(id) && matches!(self.virtual_inode(id), Ok(Virtual::Slot(_)))
     }
 
-    /// Whether it takes prompts and changes nothing.
+    /// Whether what is written to it changes nothing in the store: a prompt, or settings of the mount.
     pub fn is_question(&self, id: InodeId) -> bool {
-        super::is_virtual(id) && matches!(self.virtual_inode(id), Ok(Virtual::Match(_)))
+        views::is_settings(id)
+            || super::is_virtual(id) && matches!(self.virtual_inode(id), Ok(Virtual::Match(_)))
     }
 
     pub(super) fn virtual_inode(&self, id: InodeId) -> Result<Virtual, FsError> {

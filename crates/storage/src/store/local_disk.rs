@@ -83,6 +83,12 @@ impl LocalDisk {
     }
 }
 
+impl AsFd for LocalDisk {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.root.as_fd()
+    }
+}
+
 /// A file in memory that has no name, and goes with its last descriptor.
 pub fn anonymous_file(label: &CStr) -> io::Result<Arc<dyn DiskFile>> {
     let file = nix::sys::memfd::memfd_create(label, MFdFlags::MFD_CLOEXEC)?;

@@ -8,6 +8,7 @@
 use std::collections::BTreeSet;
 
 use super::encoded::EncodedCopies;
+use super::encoding::ColdEncoding;
 use super::ssd::SsdTier;
 use crate::store::record::{EncodedCopy, InodeId, ObjectId, RemoteCopy};
 
@@ -32,6 +33,18 @@ impl Copies {
     /// What the disk has encoded, and what may be.
     pub fn encoded(&self) -> &EncodedCopies {
         &self.encoded
+    }
+
+    /// The budget of the disk changes.
+    pub fn set_budget(&self, budget_bytes: Option<u64>) {
+        self.disk.set_budget(budget_bytes);
+        self.encoded.set_budget(budget_bytes);
+    }
+
+    /// Copies on the disk are encoded otherwise from now on; what stayed raw is tried again.
+    pub fn set_cold(&self, cold: ColdEncoding) {
+        self.encoded.set_cold(cold);
+        self.encoded.reconsider();
     }
 
     /// Somebody opened the object.

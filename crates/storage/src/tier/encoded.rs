@@ -32,12 +32,12 @@ pub struct EncodedUse {
 /// The copies, and the policy for more.
 #[derive(Debug)]
 pub struct EncodedCopies {
-    cold: ColdEncoding,
     held: Mutex<Held>,
 }
 
 #[derive(Debug)]
 struct Held {
+    cold: ColdEncoding,
     raw: Replacement,
     /// The files of objects in `raw`, and their length.
     owners: BTreeMap<ObjectId, (InodeId, u64)>,
@@ -59,6 +59,7 @@ impl EncodedCopies {
     /// None yet; `cold` says how more are made, the budget is that of the disk.
     pub fn new(cold: ColdEncoding, budget_bytes: Option<u64>) -> EncodedCopies {
         let held = Held {
+            cold,
             raw: Replacement::new(budget_bytes.unwrap_or(u64::MAX)),
             owners: BTreeMap::new(),
             staying: BTreeMap::new(),
@@ -66,7 +67,7 @@ impl EncodedCopies {
             usage: EncodedUse::default(),
             garbage: BTreeSet::new(),
         };
-        EncodedCopies { cold, held: Mutex::new(held) }
+        EncodedCopies { held: Mutex::new(held) }
     }
 
     fn held(&self) -> MutexGuard<'_, Held> {
@@ -75,11 +76,21 @@ impl EncodedCopies {
 
     /// How cold objects are encoded on the disk; `None` if they stay raw.
     pub fn encoding(&self) -> Option<Lossless> {
-        match self.cold {
+        match self.held().cold {
             ColdEncoding::None => None,
             ColdEncoding::Zstd(level) => Some(Lossless::Zstd(level)),
             ColdEncoding::Quantised(_) => Some(Lossless::Zstd(ZstdLevel::DEFAULT)),
         }
+    }
+
+    /// Encodes otherwise from now on; what is encoded stays as it is.
+    pub(super) fn set_cold(&self, cold: ColdEncoding) {
+        self.held().cold = cold;
+    }
+
+    /// The budget of the disk changes.
+    pub(super) fn set_budget(&self, budget_bytes: Option<u64>) {
+        self.held().raw.set_budget(budget_bytes.unwrap_or(u64::MAX));
     }
 
     /// What there is.

@@ -8,7 +8,7 @@
 pub(super) mod bytes;
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::content::ContentHash;
@@ -69,14 +69,19 @@ impl Uploaded {
 pub struct Exchange {
     remote: Arc<Remote>,
     holder: Holder,
-    cold: ColdEncoding,
+    cold: Mutex<ColdEncoding>,
 }
 
 impl Exchange {
     /// With a remote, and how copies there are encoded.
     pub fn new(remote: Arc<Remote>, grace: Grace, cold: ColdEncoding) -> Exchange {
         let store: Arc<dyn BlobStore> = Arc::clone(&remote) as Arc<dyn BlobStore>;
-        Exchange { remote, holder: Holder::new(store, grace), cold }
+        Exchange { remote, holder: Holder::new(store, grace), cold: Mutex::new(cold) }
+    }
+
+    /// Copies that go there from now on are encoded otherwise.
+    pub fn set_cold(&self, cold: ColdEncoding) {
+        *self.cold.lock().unwrap_or_else(PoisonError::into_inner) = cold;
     }
 
     /// The remote.
@@ -236,7 +241,7 @@ impl Exchange {
     }
 
     fn lossless(&self) -> Lossless {
-        match self.cold {
+        match *self.cold.lock().unwrap_or_else(PoisonError::into_inner) {
             ColdEncoding::None => Lossless::Raw,
             ColdEncoding::Zstd(level) => Lossless::Zstd(level),
             ColdEncoding::Quantised(_) => Lossless::Zstd(ZstdLevel::DEFAULT),

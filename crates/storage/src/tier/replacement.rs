@@ -61,7 +61,7 @@ pub struct Victim {
     pub bytes: u64,
 }
 
-/// What is resident in a tier of a fixed size, and what should be.
+/// What is resident in a tier, and what should be.
 #[derive(Debug)]
 pub struct Replacement {
     cache: Cache,
@@ -82,6 +82,13 @@ impl Replacement {
             shadows: Shadows::new(budget_bytes),
             runs: Runs::new(budget_bytes),
         }
+    }
+
+    /// The budget changes; the next search for victims says what does not fit any more.
+    pub fn set_budget(&mut self, budget_bytes: u64) {
+        self.cache.set_budget(budget_bytes);
+        self.shadows.set_budget(budget_bytes);
+        self.runs.set_budget(budget_bytes);
     }
 
     /// Bytes of all resident objects.

@@ -4,6 +4,7 @@
 //! then nothing but a removal of a file. The order is that of the RAM tier, [`Replacement`].
 
 use std::collections::{BTreeMap, HashSet};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::replacement::Replacement;
@@ -16,6 +17,9 @@ const LOW_PERCENT: u64 = 90;
 
 /// Smaller objects stay: leaving would free little and cost a round trip at the next open.
 pub const LEAVING_BYTES_MIN: u64 = 64 << 10;
+
+/// The budget of a disk that has none.
+const NO_LIMIT: u64 = u64::MAX;
 
 /// What the remote has of a store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -33,7 +37,8 @@ pub struct RemoteUse {
 /// The tier.
 #[derive(Debug)]
 pub struct SsdTier {
-    budget_bytes: Option<u64>,
+    /// Changed under the lock of `held`; [`NO_LIMIT`] without one.
+    budget_bytes: AtomicU64,
     held: Mutex<Held>,
 }
 
@@ -50,15 +55,16 @@ struct Held {
 impl SsdTier {
     /// A tier of so many bytes, or without a limit.
     pub fn new(budget_bytes: Option<u64>) -> SsdTier {
+        let budget_bytes = budget_bytes.unwrap_or(NO_LIMIT);
         let held = Held {
-            may_leave: Replacement::new(budget_bytes.unwrap_or(u64::MAX)),
+            may_leave: Replacement::new(budget_bytes),
             owners: BTreeMap::new(),
             only: BTreeMap::new(),
             stored: BTreeMap::new(),
             stored_bytes: 0,
             only_bytes: 0,
         };
-        SsdTier { budget_bytes, held: Mutex::new(held) }
+        SsdTier { budget_bytes: AtomicU64::new(budget_bytes), held: Mutex::new(held) }
     }
 
     fn held(&self) -> MutexGuard<'_, Held> {
@@ -67,7 +73,15 @@ impl SsdTier {
 
     /// Most bytes that it should hold.
     pub fn budget_bytes(&self) -> Option<u64> {
-        self.budget_bytes
+        Some(self.budget_bytes.load(Ordering::Relaxed)).filter(|bytes| *bytes != NO_LIMIT)
+    }
+
+    /// Changes the budget. What exceeds it leaves in the next rounds of moving.
+    pub(super) fn set_budget(&self, budget_bytes: Option<u64>) {
+        let budget_bytes = budget_bytes.unwrap_or(NO_LIMIT);
+        let mut held = self.held();
+        held.may_leave.set_budget(budget_bytes);
+        self.budget_bytes.store(budget_bytes, Ordering::Relaxed);
     }
 
     /// What the remote has.
@@ -144,12 +158,12 @@ impl SsdTier {
 
     /// Whether `bytes` more fit into the budget.
     pub fn has_room(&self, used_bytes: u64, bytes: u64) -> bool {
-        self.budget_bytes.is_none_or(|budget| used_bytes.saturating_add(bytes) <= budget)
+        self.budget_bytes().is_none_or(|budget| used_bytes.saturating_add(bytes) <= budget)
     }
 
     /// Bytes that should leave when the disk holds `used_bytes`.
     pub fn excess_bytes(&self, used_bytes: u64) -> u64 {
-        let Some(budget) = self.budget_bytes else {
+        let Some(budget) = self.budget_bytes() else {
             return 0;
         };
         let share = |percent: u64| budget / 100 * percent;
@@ -182,6 +196,23 @@ mod tests {
     use super::*;
     use crate::store::record::RemoteState;
     use crate::tier::encoding::Encoding;
+
+    #[test]
+    fn a_budget_may_change() {
+        let tier = SsdTier::new(None);
+        let check = |budget: Option<u64>, excess: u64, has_room: bool| {
+            assert_eq!(tier.budget_bytes(), budget);
+            assert_eq!(tier.excess_bytes(1000), excess);
+            assert_eq!(tier.has_room(900, 100), has_room);
+        };
+        check(None, 0, true);
+        tier.set_budget(Some(900));
+        check(Some(900), 190, false);
+        tier.set_budget(Some(2000));
+        check(Some(2000), 0, true);
+        tier.set_budget(None);
+        check(None, 0, true);
+    }
 
     #[test]
     fn what_comes_back_counts_on_the_disk_again_however_small() {

@@ -5,15 +5,18 @@
 //! disk; until then a copy is *dirty* and the only one. Clean copies leave when room is needed and
 //! nobody has them open or mapped; otherwise unlinking would free nothing, so they count as pinned.
 //!
-//! Where the tmpfs is, `place.rs` says.
+//! Where the tmpfs is, `place.rs` says; how the budget changes, `resize.rs`.
 
 mod place;
+mod resize;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError};
 
 pub use place::RamPlace;
+pub use resize::Shrunk;
 
 use super::counters::{Counters, Tier};
 use super::replacement::Replacement;
@@ -45,11 +48,24 @@ const IN_USE_PROBED_MAX: usize = 64;
 pub struct RamTier {
     disk: LocalDisk,
     place: RamPlace,
-    budget_bytes: u64,
+    /// Changed under the lock of `held`.
+    budget_bytes: AtomicU64,
+    /// Asks for what exceeds a smaller budget to be evicted.
+    too_large: OnceLock<Wanted>,
     held: Mutex<Held>,
     let_go: OnceLock<LetGo>,
     events: OnceLock<Arc<Events>>,
     counters: Counters,
+}
+
+/// Wakes whoever makes a tier [smaller](RamTier::shrink).
+#[derive(Clone)]
+pub struct Wanted(pub Arc<dyn Fn() + Send + Sync>);
+
+impl std::fmt::Debug for Wanted {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("Wanted")
+    }
 }
 
 /// Makes the kernel forget a backing file that it keeps for the next open; whether it did.
@@ -66,6 +82,8 @@ impl std::fmt::Debug for LetGo {
 struct Held {
     copies: BTreeMap<ObjectId, Copy>,
     used_bytes: u64,
+    /// The budget that the tmpfs has room for.
+    place_bytes: u64,
     replacement: Replacement,
     /// Files that never leave to make room.
     kept: BTreeSet<InodeId>,
@@ -102,11 +120,20 @@ impl RamTier {
         let held = Held {
             copies: BTreeMap::new(),
             used_bytes: 0,
+            place_bytes: budget_bytes,
             replacement: Replacement::new(budget_bytes),
             kept: BTreeSet::new(),
         };
-        let (held, let_go, events) = (Mutex::new(held), OnceLock::new(), OnceLock::new());
-        Ok(RamTier { disk, place, budget_bytes, held, let_go, events, counters })
+        Ok(RamTier {
+            disk,
+            place,
+            budget_bytes: AtomicU64::new(budget_bytes),
+            too_large: OnceLock::new(),
+            held: Mutex::new(held),
+            let_go: OnceLock::new(),
+            events: OnceLock::new(),
+            counters,
+        })
     }
 
     /// Where the copies are.
@@ -116,7 +143,7 @@ impl RamTier {
 
     /// Most bytes that it holds.
     pub fn budget_bytes(&self) -> u64 {
-        self.budget_bytes
+        self.budget_bytes.load(Ordering::Relaxed)
     }
 
     /// How the kernel is made to forget a backing file.
@@ -345,17 +372,21 @@ impl RamTier {
 
     /// Counts a new copy, making room for it. Whether there is room.
     fn reserve(&self, object: ObjectId, bytes: u64, state: CopyState) -> bool {
-        if bytes > self.budget_bytes {
+        let mut held = self.held();
+        let budget_bytes = self.budget_bytes();
+        // Where the budget was made smaller, making room takes long, and a thread of its own does it.
+        if bytes > budget_bytes || held.used_bytes > budget_bytes {
             return false;
         }
-        let mut held = self.held();
         if held.copies.contains_key(&object) {
             return false;
         }
-        if held.used_bytes + bytes > self.budget_bytes {
-            self.make_room(&mut held, bytes);
+        if held.used_bytes + bytes > budget_bytes {
+            let wanted = held.replacement.resident_bytes().saturating_add(bytes);
+            let wanted = wanted.saturating_sub(budget_bytes);
+            self.evict(&mut held, wanted, usize::MAX);
         }
-        if held.used_bytes + bytes > self.budget_bytes {
+        if held.used_bytes + bytes > budget_bytes {
             return false;
         }
         held.used_bytes += bytes;
@@ -365,11 +396,12 @@ impl RamTier {
         true
     }
 
-    fn make_room(&self, held: &mut Held, bytes: u64) {
+    /// Lets copies of so many bytes go, but so many copies at most; how many went.
+    fn evict(&self, held: &mut Held, wanted: u64, most: usize) -> usize {
         self.drop_doomed(held);
         let Held { copies, replacement, kept, .. } = held;
         let mut probes = 0;
-        let victims = replacement.victims(bytes, |object| {
+        let victims = replacement.first_to_leave(wanted, most, |object| {
             let Some(copy) = copies.get_mut(&object) else {
                 return false;
             };
@@ -386,12 +418,13 @@ impl RamTier {
             }
             copy.pinned
         });
-        for victim in victims {
+        for victim in &victims {
             held.replacement.evicted(victim.object);
             self.tell_evicted(held, victim.object, "memory needed room");
             self.drop_file(held, victim.object);
             self.counters.evicted(Tier::Ram, "room");
         }
+        victims.len()
     }
 
     fn drop_doomed(&self, held: &mut Held) {

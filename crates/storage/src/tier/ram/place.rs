@@ -12,8 +12,8 @@ use std::path::Path;
 
 use nix::fcntl::{Flock, FlockArg};
 use rustix::mount::{
-    FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_string, fsmount,
-    fsopen,
+    FsMountFlags, FsOpenFlags, FsPickFlags, MountAttrFlags, fsconfig_create, fsconfig_reconfigure,
+    fsconfig_set_string, fsmount, fsopen, fspick,
 };
 use tempfile::TempDir;
 
@@ -51,7 +51,7 @@ impl std::fmt::Display for RamPlace {
 /// A place for `budget_bytes` of copies: a tmpfs of our own, or, where we may not mount one, a
 /// directory of everybody's.
 pub(super) fn open(budget_bytes: u64) -> io::Result<(LocalDisk, RamPlace)> {
-    match mount_tmpfs(budget_bytes + SLACK_BYTES) {
+    match mount_tmpfs(budget_bytes.saturating_add(SLACK_BYTES)) {
         Ok(root) => Ok((LocalDisk::at(root), RamPlace::Tmpfs)),
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
             let shared = SharedDirectory::make()?;
@@ -60,6 +60,17 @@ pub(super) fn open(budget_bytes: u64) -> io::Result<(LocalDisk, RamPlace)> {
         }
         Err(error) => Err(error),
     }
+}
+
+/// Lets a tmpfs of our own hold `budget_bytes` of copies; it refuses less than it holds.
+pub(super) fn resize(disk: &LocalDisk, place: &RamPlace, budget_bytes: u64) -> io::Result<()> {
+    if let RamPlace::Shared(_) = place {
+        return Ok(());
+    }
+    let context = fspick(disk, "", FsPickFlags::FSPICK_CLOEXEC | FsPickFlags::FSPICK_EMPTY_PATH)?;
+    let bytes = budget_bytes.saturating_add(SLACK_BYTES).to_string();
+    fsconfig_set_string(&context, "size", bytes.as_str())?;
+    Ok(fsconfig_reconfigure(&context)?)
 }
 
 /// Makes a tmpfs that is mounted nowhere.

@@ -5,6 +5,8 @@ use super::ram::RamTier;
 use crate::store::disk::Access;
 use crate::store::record::{InodeId, ObjectId};
 
+use super::ram::Shrunk;
+
 const OBJECT: ObjectId = ObjectId(7);
 
 #[test]
@@ -30,4 +32,42 @@ fn what_arrived_does_not_leave_before_whoever_waited_has_it() {
     assert!(tier.holds(OBJECT));
     drop(landed);
     assert!(tier.receive(ObjectId(8), 4096).unwrap().is_some());
+}
+
+#[test]
+fn a_smaller_budget_lets_copies_go_in_steps_and_takes_nothing_in_meanwhile() {
+    let tier = RamTier::open(1 << 20, Counters::default()).unwrap();
+    let count = 256;
+    for object in 0..count {
+        drop(tier.receive(ObjectId(object), 4 << 10).unwrap().unwrap());
+        drop(tier.arrived(ObjectId(object), InodeId(object)).unwrap().unwrap());
+    }
+    assert_eq!(tier.shrink(), Shrunk::Fits);
+    tier.set_budget(256 << 10).unwrap();
+    assert_eq!(tier.usage().used_bytes, 1 << 20, "nobody who asks for a budget waits for it");
+    assert!(tier.receive(ObjectId(count), 4096).unwrap().is_none());
+    let steps = (0..100).take_while(|_| tier.shrink() == Shrunk::Freed).count();
+    assert!((2..5).contains(&steps), "{steps} steps");
+    assert_eq!(tier.usage().used_bytes, 256 << 10);
+    tier.set_budget(512 << 10).unwrap();
+    assert!(tier.receive(ObjectId(count), 256 << 10).unwrap().is_some());
+}
+
+#[test]
+fn what_is_pinned_or_dirty_stays_in_a_smaller_budget() {
+    let tier = RamTier::open(1 << 20, Counters::default()).unwrap();
+    drop(tier.create(OBJECT, 64 << 10, Access::ReadWrite).unwrap().unwrap());
+    drop(tier.receive(ObjectId(8), 64 << 10).unwrap().unwrap());
+    drop(tier.arrived(ObjectId(8), InodeId(8)).unwrap().unwrap());
+    tier.keep(InodeId(8), true);
+    assert_eq!(tier.kept_bytes(), 64 << 10);
+    tier.set_budget(0).unwrap();
+    assert_eq!(tier.shrink(), Shrunk::Held);
+    let version = tier.dirty_version(OBJECT).unwrap();
+    tier.make_clean(OBJECT, version);
+    assert_eq!(tier.shrink(), Shrunk::Freed);
+    assert_eq!(tier.shrink(), Shrunk::Held);
+    tier.keep(InodeId(8), false);
+    assert_eq!(tier.shrink(), Shrunk::Fits);
+    assert_eq!(tier.usage().used_bytes, 0);
 }

@@ -22,8 +22,13 @@ pub(super) struct Runs {
 
 impl Runs {
     pub(super) fn new(budget_bytes: u64) -> Runs {
-        let new_bytes_max = budget_bytes / 100 * NEW_PERCENT;
-        Runs { run: 0, last: NONE, new_bytes: 0, new_bytes_max }
+        let mut runs = Runs { run: 0, last: NONE, new_bytes: 0, new_bytes_max: 0 };
+        runs.set_budget(budget_bytes);
+        runs
+    }
+
+    pub(super) fn set_budget(&mut self, budget_bytes: u64) {
+        self.new_bytes_max = budget_bytes / 100 * NEW_PERCENT;
     }
 
     /// An object is used.

@@ -62,6 +62,15 @@ impl Shadows {
         Shadows { candidates: RULES.map(shadow), budget_bytes, sampling_bits: 0, chosen: None }
     }
 
+    /// The budget changes, and with it what each shadow holds: at once, since a shadow is small.
+    pub(super) fn set_budget(&mut self, budget_bytes: u64) {
+        self.budget_bytes = budget_bytes;
+        for shadow in &mut self.candidates {
+            shadow.cache.set_budget(budget_bytes >> self.sampling_bits);
+            shadow.cache.make_room(shadow.rule, 0);
+        }
+    }
+
     /// What the tier should follow.
     pub(super) fn rule(&self) -> Rule {
         self.chosen.map_or(Rule::Untried, |chosen| RULES[chosen])
