@@ -9,6 +9,7 @@ use crate::common::{Mode, Model, eventually};
 use crate::place::{Place, kvfs, printed, tier};
 
 in_both_modes!(moves_are_told_of_the_file_that_moved);
+in_served_mode!(the_path_of_a_move_is_shortened_as_others_are);
 
 fn whats(path: &Path) -> Vec<String> {
     let text = printed(&kvfs(&["log", "--json"], &[path]));
@@ -45,4 +46,24 @@ fn moves_are_told_of_the_file_that_moved(mode: Mode) {
     place.mount.remount();
     assert_eq!(whats(&path), told);
     assert_eq!(getxattr(&path, "user.kvfs.tier").unwrap(), "ssd");
+}
+
+fn the_path_of_a_move_is_shortened_as_others_are(mode: Mode) {
+    let place = Place::new(mode, &["--ram", "16M"]);
+    let model = Model::small();
+    model.install(&place.mount);
+    // Each letter is shown as five.
+    let path = model.page_path(&place.mount, &"\u{1}".repeat(250), 0, 0);
+    write_and_close(&path, &model.page(0, 0, 0)).unwrap();
+    printed(&kvfs(&["evict"], &[&path]));
+    let told = eventually("its moves to be told", || {
+        let text = printed(&kvfs(&["log", "--json"], &[&path]));
+        (text.lines().count() >= 2).then_some(text)
+    });
+    for line in told.lines() {
+        let event: Value = serde_json::from_str(line).unwrap();
+        let path = event["path"].as_str().unwrap();
+        assert!(path.len() <= 1024 && path.starts_with("..."), "{path}");
+        assert!(path.ends_with(r"\u{1}/000/0000000.safetensors"), "{path}");
+    }
 }

@@ -75,19 +75,24 @@ fn next_lines(core: &Core, from: &mut EventCursor) -> Result<String, FsError> {
     let state = core.state();
     let mut text = String::new();
     for event in core.store.events.read(&state.metadata, from, EVENTS_AT_ONCE)? {
-        let path = event.path.clone().or_else(|| path_now(&state, &event));
+        let event = if event.path.is_some() {
+            event
+        } else {
+            let path = path_now(&state, &event);
+            event.at(path)
+        };
         // Writing to a String cannot fail.
-        let _ = writeln!(text, "{}", line(&event, path.as_deref()));
+        let _ = writeln!(text, "{}", line(&event));
     }
     Ok(text)
 }
 
-fn line(event: &Event, path: Option<&str>) -> serde_json::Value {
+fn line(event: &Event) -> serde_json::Value {
     json!({
         "number": event.number,
         "time": written(event.time),
         "what": event.what.name(),
-        "path": path,
+        "path": event.path,
         "inode": event.inode.map(|inode| inode.0),
         "directory": event.directory.map(|directory| directory.0),
         "reason": event.reason,
