@@ -53,7 +53,7 @@ fn what_is_damaged_is_replaced_by_its_own_bytes(mode: Mode) {
             let temporary = file.with_extension("tmp");
             write_and_close(&temporary, &bytes).unwrap();
             rename(&temporary, file).unwrap();
-            assert!(std::fs::read(file).unwrap() == bytes, "{file:?}, known: {is_known}");
+            assert!(std::fs::read(file).unwrap() == bytes, "{}: {is_known}", file.display());
             assert_errno(getxattr(file, "user.kvfs.damaged"), libc::ENODATA);
             check(&mount, &model, &sequence.tokens, 64);
         }
@@ -127,7 +127,7 @@ fn moves_of_a_state_tell_its_path(mode: Mode) {
         setxattr(&kept, "user.kvfs.tier", tier.as_bytes()).unwrap();
     }
     let events = std::fs::read_to_string(mount.join(".kvfs/events")).unwrap();
-    let told = format!("\"path\":{:?}", kept.strip_prefix(mount.path()).unwrap());
+    let told = format!("\"path\":\"{}\"", kept.strip_prefix(mount.path()).unwrap().display());
     assert!(events.contains("\"what\":\"promoted\"") && events.contains(&told), "{events}");
     assert!(!events.contains("\"path\":null"), "{events}");
 }
