@@ -2,6 +2,6 @@
 
 use kvfs::tier::{counters, replacement};
 
-#[allow(dead_code, unreachable_pub, reason = "only some of it is needed here")]
+#[allow(dead_code, unreachable_pub, unused_imports, reason = "only some of it is needed here")]
 #[path = "../../crates/storage/src/tier/ram/mod.rs"]
 pub(crate) mod ram;
