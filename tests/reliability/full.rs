@@ -209,3 +209,32 @@ fn a_disk_that_turns_read_only() {
     sync_directory(mount.path()).unwrap();
     assert_eq!(mount.status("state"), "ok");
 }
+
+/// What a dead mount was writing fills the disk to the last byte: it goes before anything else needs room.
+#[test]
+fn a_disk_that_is_full_of_what_nobody_finished() {
+    crate::require!(fuse, root, r#loop);
+    let disk = SmallDisk::new();
+    let store = disk.mountpoint.join("store");
+    let mut mount = Mount::of_store_with(Mode::Passthrough, &["--commit-interval", "60"], &store);
+    write_and_close(mount.files("kept"), &fill(1, LARGE)).unwrap();
+    sync_directory(mount.path()).unwrap();
+    let unfinished = open(mount.files("unfinished"), NEW).unwrap();
+    let mut bytes = 1 << 20;
+    let mut end = 0;
+    while bytes > 0 {
+        match unfinished.write_all_at(&fill(2, bytes), end) {
+            Ok(()) => end += bytes as u64,
+            Err(_) => bytes /= 2,
+        }
+    }
+    mount.kill();
+    drop(unfinished);
+    let _ = std::process::Command::new("umount").arg("-l").arg(mount.path()).status();
+    mount.mount();
+    assert_eq!(std::fs::read(mount.files("kept")).unwrap(), fill(1, LARGE));
+    write_and_close(mount.files("new"), &fill(3, LARGE)).unwrap();
+    sync_directory(mount.path()).unwrap();
+    assert!(mount.unmount().success());
+    crate::kills::assert_sound(&store);
+}

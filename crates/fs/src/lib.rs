@@ -203,6 +203,7 @@ impl FileSystem {
         store: Store, observer: Arc<Observer>,
         invalidations: crossbeam_channel::Sender<Invalidation>,
     ) -> Result<(FileSystem, Recovered), StoreError> {
+        recovery::empty_staging(&store)?;
         let mut metadata = Metadata::open(store.metadata()?)?;
         let left_by_crash = LeftByCrash::new(Unswept::find(&store, &mut metadata)?);
         let recovered = recovery::recover(&store, &mut metadata)?;

@@ -17,8 +17,6 @@ use super::{Store, StoreError, keys};
 /// What recovery found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recovered {
-    /// Files removed from `staging/`.
-    pub staging_removed: usize,
     /// Files that were being written in place.
     pub files_settled: usize,
     /// Tails with rows: their model tells whether they are full.
@@ -28,15 +26,22 @@ pub struct Recovered {
     pub still_changing: Vec<(InodeId, ObjectId)>,
 }
 
-/// Steps 1 and 2. On read-only media the first is left to whoever can write there.
-pub fn recover(store: &Store, metadata: &mut Metadata) -> Result<Recovered, StoreError> {
-    let mut recovered = Recovered::default();
-    let staged =
-        if store.is_read_only() { Vec::new() } else { store.disk.list(DiskDirectory::Staging)? };
+/// Step 1, before the metadata is opened: that takes some room, and what is in `staging/` may fill the disk. On
+/// read-only media it is left to whoever can write there.
+pub fn empty_staging(store: &Store) -> Result<(), StoreError> {
+    if store.is_read_only() {
+        return Ok(());
+    }
+    let staged = store.disk.list(DiskDirectory::Staging)?;
     for path in staged.iter().filter_map(|name| DiskPath::staged(name)) {
         store.disk.remove(&path)?;
-        recovered.staging_removed += 1;
     }
+    Ok(())
+}
+
+/// Step 2.
+pub fn recover(store: &Store, metadata: &mut Metadata) -> Result<Recovered, StoreError> {
+    let mut recovered = Recovered::default();
     let mut unsettled = Vec::new();
     metadata.scan_table::<()>(b'U', |key, ()| {
         unsettled.extend(keys::number(key).map(InodeId));
