@@ -35,8 +35,8 @@ fn values_that_make_no_sense(mode: Mode) {
     check(&["ram=8M", "ram=16M"], "ram is given twice");
     check(&["ram=8M", "verify=twice"], "verify: \"twice\"");
     check(
-        &["verify=always", "io_uring=no", "ram=8M"],
-        "io_uring cannot change while the mount is used",
+        &["verify=always", "commit_interval=17", "ram=8M"],
+        "commit_interval cannot change while the mount is used",
     );
     check(&["threads=64"], "What can change: ram, ssd, cold, remote_bandwidth, verify");
     check(&["cold=none"], "ssd is set, but neither remote nor cold");
