@@ -36,6 +36,7 @@ impl Name {
                 | DiskPath::FormatStaging
                 | DiskPath::Metadata
                 | DiskPath::MetadataStaging
+                | DiskPath::Reserve
                 | DiskPath::Ram(_) => DiskDirectory::Store,
             },
         }

@@ -22,6 +22,7 @@ mod damaged_store;
 mod edits;
 mod engine;
 mod forged_names;
+mod header;
 mod manifest;
 mod memory;
 mod mutate;

@@ -10,9 +10,8 @@ use kvfs::page::{
 use twox_hash::XxHash3_128;
 
 use super::engine::{Outcome, Target};
+use super::header::{HEADER_BYTES, with_header};
 use crate::common::fill;
-
-const HEADER_BYTES: usize = 4096;
 
 /// Places of pages of different shapes, two tokens at most where a token is large.
 fn places() -> Vec<PagePlace> {
@@ -87,15 +86,7 @@ pub(crate) fn target() -> Target {
                 return Outcome::refused(&"too short");
             };
             let which = usize::from(*which) % places.len();
-            let mut file = files[which][usize::from(form & 2 != 0)].clone();
-            let length = rest.len().min(HEADER_BYTES);
-            if form & 1 == 1 {
-                file[..length].copy_from_slice(&rest[..length]);
-            } else {
-                file[8..HEADER_BYTES].fill(b' ');
-                let length = length.min(HEADER_BYTES - 8);
-                file[8..8 + length].copy_from_slice(&rest[..length]);
-            }
+            let file = with_header(&files[which][usize::from(form & 2 != 0)], form & 1 == 1, rest);
             match places[which].verify_bytes(&file) {
                 Err(error) => Outcome::refused(&error),
                 Ok(verified) => {

@@ -238,3 +238,39 @@ fn a_disk_that_is_full_of_what_nobody_finished() {
     assert!(mount.unmount().success());
     crate::kills::assert_sound(&store);
 }
+
+/// The database needs room while the disk is full, again and again: what is removed then makes room.
+#[test]
+fn a_full_disk_is_left_by_removing_files() {
+    crate::require!(fuse, root, r#loop);
+    let disk = SmallDisk::new();
+    let store = disk.mountpoint.join("store");
+    let mut mount = Mount::of_store_with(Mode::Passthrough, &["--commit-interval", "0.05"], &store);
+    write_and_close(mount.files("kept"), &fill(1, LARGE)).unwrap();
+    write_and_close(mount.files("large"), &fill(2, 4 << 20)).unwrap();
+    sync_directory(mount.path()).unwrap();
+    let others = disk.fill_up();
+    let mut refused = 0;
+    for number in 0..20_000 {
+        let made = std::fs::create_dir(mount.files(format!("{number:0200}")));
+        let code = errno(&made);
+        assert!([0, libc::ENOSPC].contains(&code), "directory {number}: {made:?}");
+        refused += usize::from(code != 0);
+        if refused == 100 {
+            break;
+        }
+    }
+    assert_eq!(refused, 100, "the database has found room all the time");
+    std::fs::remove_file(mount.files("large")).unwrap();
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    while sync_directory(mount.path()).is_err() {
+        assert!(std::time::Instant::now() < until, "{}", mount.status("state_reason"));
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }
+    assert_eq!(mount.status("state"), "ok");
+    std::fs::remove_file(others).unwrap();
+    write_and_close(mount.files("new"), &fill(3, LARGE)).unwrap();
+    assert!(std::fs::read(mount.files("kept")).unwrap() == fill(1, LARGE));
+    assert!(mount.unmount().success());
+    crate::kills::assert_sound(&store);
+}

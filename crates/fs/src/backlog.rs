@@ -38,7 +38,8 @@ pub enum Pace {
     AtOnce,
     /// After this time, if there is room then.
     After(Duration),
-    /// When a commit was tried: those before it failed, and its client is to hear of it.
+    /// When a commit was tried: those before it failed, and its client is to hear of it. Where the disk lacks room
+    /// for one, nothing is added to what waits, or a removal that would make room could not be committed either.
     AfterCommit,
 }
 
@@ -56,10 +57,13 @@ impl FileSystem {
 
     /// When the next change may be made.
     pub fn pace(&self) -> Pace {
-        let (fill, fails) = {
+        let (fill, fails, lacks_room) = {
             let state = self.core.state();
-            (fill_thousandths(&state), state.commit_failure.is_some())
+            (fill_thousandths(&state), state.commit_failure.is_some(), lacks_room(&state))
         };
+        if lacks_room {
+            return Pace::AfterCommit;
+        }
         // Where commits fail, the timer tries again.
         if fill >= COMMIT_FROM
             && !fails
@@ -81,11 +85,14 @@ impl FileSystem {
         fill_thousandths(&state) < 1000 || state.commit_failure.is_some()
     }
 
-    /// Commits before changing more when there is no room: memory stays bounded whoever makes changes.
+    /// Commits before changing more when there is no room, in memory or on the disk: both stay bounded whoever
+    /// makes changes.
     pub(super) fn throttle(&self) -> Result<(), FsError> {
         let is_full = {
-            let metadata = &self.core.state().metadata;
-            metadata.uncommitted() >= CHANGES_MAX || metadata.uncommitted_bytes() >= BYTES_MAX
+            let state = self.core.state();
+            let (changes, bytes) =
+                (state.metadata.uncommitted(), state.metadata.uncommitted_bytes());
+            changes >= CHANGES_MAX || bytes >= BYTES_MAX || lacks_room(&state)
         };
         if is_full { self.commit() } else { Ok(()) }
     }
@@ -95,6 +102,11 @@ impl FileSystem {
         // The commits of the timer tell of it.
         let _ = self.throttle();
     }
+}
+
+/// Whether the disk had no room for the last commit.
+fn lacks_room(state: &State) -> bool {
+    state.commit_failure.as_ref().is_some_and(|failure| failure.lacks_room)
 }
 
 /// How much of what may wait does, in thousandths.

@@ -11,7 +11,7 @@ use std::sync::PoisonError;
 use super::health::Refusal;
 use super::{FileSystem, FsError};
 use crate::core::happened;
-use crate::core::state::State;
+use crate::core::state::{CommitFailure, State};
 use kvfs_storage::store::StoreError;
 use kvfs_storage::store::commit::may_pass;
 
@@ -53,7 +53,14 @@ impl FileSystem {
             };
             (frozen, state.metadata.writer(), state.metadata.generation - 1)
         };
+        let room = match self.core.store.fill_reserve() {
+            // What removes files makes room, and is what the reserve is for.
+            Err(_) if !frozen.removals.is_empty() => Ok(()),
+            outcome => outcome,
+        };
+        let lacks_room = room.is_err();
         let write = AssertUnwindSafe(|| {
+            room?;
             let checksums = self.core.persist(&frozen)?;
             // The last reference outside of the state: amending does not copy the layer.
             drop(frozen);
@@ -65,7 +72,7 @@ impl FileSystem {
         // A commit that ended in the middle would leave its layer frozen, and none could come after it.
         let panicked =
             |_| Err(StoreError::Io(io::Error::other("a fault of kvfs ended the commit")));
-        self.conclude(catch_unwind(write).unwrap_or_else(panicked))?;
+        self.conclude(catch_unwind(write).unwrap_or_else(panicked), lacks_room)?;
         *durable = generation;
         Ok(())
     }
@@ -96,7 +103,7 @@ impl FileSystem {
     }
 
     /// After the attempt: the layer is the base now, or goes back to be tried again.
-    fn conclude(&self, outcome: Result<(), StoreError>) -> Result<(), FsError> {
+    fn conclude(&self, outcome: Result<(), StoreError>, lacks_room: bool) -> Result<(), FsError> {
         let mut state = self.core.state();
         let Err(error) = outcome else {
             // Freeing a layer of many records takes as long as many requests.
@@ -115,7 +122,9 @@ impl FileSystem {
             return Ok(());
         };
         state.metadata.thaw_failed();
-        state.commit_failure = Some(error.to_string());
+        if !error.is_after_a_failure() || state.commit_failure.is_none() {
+            state.commit_failure = Some(CommitFailure { why: error.to_string(), lacks_room });
+        }
         if !matches!(&error, StoreError::Io(error) if may_pass(error)) {
             // After a failed fsync nobody knows what the disk holds: no further promises.
             state.refusal = Some(Refusal::DiskFailed);

@@ -60,7 +60,7 @@ impl FileSystem {
         };
         let mut reasons = Vec::new();
         if let Some(why) = commit_failure {
-            reasons.push(format!("the last commit failed: {why}"));
+            reasons.push(format!("the last commit failed: {}", why.why));
         }
         if damaged_files > 0 {
             reasons.push(format!("{damaged_files} files are damaged: see .kvfs/errors"));

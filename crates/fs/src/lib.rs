@@ -204,6 +204,9 @@ impl FileSystem {
         invalidations: crossbeam_channel::Sender<Invalidation>,
     ) -> Result<(FileSystem, Recovered), StoreError> {
         recovery::empty_staging(&store)?;
+        if let Err(error) = store.fill_reserve() {
+            log::warn!("the disk has no room to keep for the metadata: {error}");
+        }
         let mut metadata = Metadata::open(store.metadata()?)?;
         let left_by_crash = LeftByCrash::new(Unswept::find(&store, &mut metadata)?);
         let recovered = recovery::recover(&store, &mut metadata)?;

@@ -48,7 +48,11 @@ impl FileSystem {
         if super::is_virtual(id) {
             return Err(FsError::NotPermitted);
         }
-        self.throttle()?;
+        match set.size {
+            // It may be how somebody makes room.
+            Some(_) => self.throttle_removal(),
+            None => self.throttle()?,
+        }
         self.core.state().check_current(id)?;
         if let Some(size) = set.size {
             self.with_resident(id, || self.truncate(id, size))?;

@@ -54,9 +54,17 @@ pub(crate) struct State {
     /// Files of which the last look found no good copy, and the object that they had then.
     pub(crate) known_damage: Damaged,
     /// Why the last commit failed, if it did, and can be tried again.
-    pub(crate) commit_failure: Option<String>,
+    pub(crate) commit_failure: Option<CommitFailure>,
     /// Why the store takes no changes, if so.
     pub(crate) refusal: Option<Refusal>,
+}
+
+/// Why a commit failed.
+#[derive(Clone, Debug)]
+pub(crate) struct CommitFailure {
+    pub(crate) why: String,
+    /// Whether it was not begun, since the disk has no room for what it might take.
+    pub(crate) lacks_room: bool,
 }
 
 impl State {

@@ -8,8 +8,10 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::StoreError;
+use super::disk::Disk;
 use super::format;
 use super::layer::Layer;
+use super::reserve::Reserve;
 
 pub(super) const RECORDS: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("records");
 
@@ -184,6 +186,8 @@ pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, StoreError> {
 #[derive(Debug)]
 pub struct Backend {
     pub(super) storage: Box<dyn redb::StorageBackend>,
+    pub(super) disk: Arc<dyn Disk>,
+    pub(super) reserve: Arc<Reserve>,
     pub(super) _lock: Arc<format::Lock>,
 }
 
@@ -195,13 +199,13 @@ impl redb::StorageBackend for Backend {
         self.storage.read(offset, out)
     }
     fn set_len(&self, length: u64) -> std::io::Result<()> {
-        self.storage.set_len(length)
+        self.reserve.lend(self.disk.as_ref(), || self.storage.set_len(length))
     }
     fn sync_data(&self) -> std::io::Result<()> {
         self.storage.sync_data()
     }
     fn write(&self, offset: u64, data: &[u8]) -> std::io::Result<()> {
-        self.storage.write(offset, data)
+        self.reserve.lend(self.disk.as_ref(), || self.storage.write(offset, data))
     }
     fn close(&self) -> std::io::Result<()> {
         self.storage.close()

@@ -34,6 +34,8 @@ pub enum DiskPath {
     Metadata,
     /// `meta.redb.tmp`, only while the database is being made.
     MetadataStaging,
+    /// `meta.reserve`: room for the database on a full disk.
+    Reserve,
     /// `staging/<id>`: bytes that no committed name refers to.
     Staging(ObjectId),
     /// `staging/scratch-<n>`: unlinked as soon as it is open.
@@ -121,6 +123,7 @@ impl DiskPath {
             DiskPath::FormatStaging => PathBuf::from("FORMAT.tmp"),
             DiskPath::Metadata => PathBuf::from("meta.redb"),
             DiskPath::MetadataStaging => PathBuf::from("meta.redb.tmp"),
+            DiskPath::Reserve => PathBuf::from("meta.reserve"),
             DiskPath::Staging(object) => PathBuf::from(format!("staging/{object}")),
             DiskPath::Scratch(number) => PathBuf::from(format!("staging/scratch-{number}")),
             DiskPath::Incoming(object) => PathBuf::from(format!("staging/{object}{INCOMING}")),

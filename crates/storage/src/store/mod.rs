@@ -4,6 +4,7 @@
 //! STORE/
 //! ├── FORMAT          version of this layout; also the lock against a second daemon
 //! ├── meta.redb       names, attributes, objects, reference counts
+//! ├── meta.reserve    room for meta.redb on a full disk
 //! ├── objects/ab/ID   one file per object that a committed name may refer to
 //! ├── staging/ID      bytes being written; garbage after a crash
 //! └── quarantine/     refused or corrupt bytes, each with its reason
@@ -34,6 +35,7 @@ mod read_only_disk;
 pub mod record;
 mod records;
 pub mod recovery;
+mod reserve;
 pub mod standing;
 mod unlinked;
 
@@ -48,6 +50,7 @@ use database::Backend;
 use disk::{Access, Disk, DiskDirectory, DiskFile, DiskPath};
 use events::Events;
 use record::ObjectId;
+use reserve::Reserve;
 
 /// Why a store cannot be used, by what the user has to do.
 #[derive(Debug)]
@@ -177,6 +180,8 @@ pub struct Store {
     pub events: Arc<Events>,
     path: PathBuf,
     lock: Arc<format::Lock>,
+    /// Room for the database on a full disk.
+    reserve: Arc<Reserve>,
     /// Directories of objects from which names were removed since they were last synced.
     thinned: Arc<Mutex<BTreeSet<u8>>>,
 }
@@ -200,8 +205,8 @@ impl Store {
         };
         format::check(disk.as_ref(), path)?;
         let (path, lock) = (path.to_owned(), Arc::new(lock));
-        let (events, thinned) = (Arc::default(), Arc::default());
-        Ok(Store { disk, ram: None, events, path, lock, thinned })
+        let (events, reserve, thinned) = (Arc::default(), Arc::default(), Arc::default());
+        Ok(Store { disk, ram: None, events, path, lock, reserve, thinned })
     }
 
     /// Where the store is.
@@ -221,7 +226,16 @@ impl Store {
 
     /// The database in `storage`, which keeps the store locked until it is closed.
     pub(crate) fn database(&self, storage: Box<dyn redb::StorageBackend>) -> Backend {
-        Backend { storage, _lock: Arc::clone(&self.lock) }
+        let (disk, reserve) = (Arc::clone(&self.disk), Arc::clone(&self.reserve));
+        Backend { storage, disk, reserve, _lock: Arc::clone(&self.lock) }
+    }
+
+    /// Takes room on the disk, as far as some is missing, that the database gets when there is no other.
+    ///
+    /// # Errors
+    /// ENOSPC or EDQUOT: the disk is full, and what is added now might keep it so.
+    pub fn fill_reserve(&self) -> io::Result<()> {
+        if self.is_read_only() { Ok(()) } else { self.reserve.fill(self.disk.as_ref()) }
     }
 
     /// The store's database. Where there is none, one is made under another name first: what a
