@@ -132,16 +132,20 @@ impl History {
                 all.extend(links.map(|(path, _)| path.clone()));
             }
         }
-        for path in all {
-            let mut possible = self.uncertain.remove(&path).unwrap_or_default();
+        // Any of them may be what another one was: a link to a file that failed to become another, for one.
+        let mut possible: Vec<Arc<Vec<u8>>> = Vec::new();
+        for path in &all {
+            possible.extend(self.uncertain.remove(path).unwrap_or_default());
             for tree in &self.trees {
-                if let Some(Named { what: What::File(key), .. }) = tree.get(&path) {
+                if let Some(Named { what: What::File(key), .. }) = tree.get(path) {
                     let versions = &self.objects[key.0].versions;
                     possible.extend(versions.iter().map(|(_, bytes)| Arc::clone(bytes)));
                 }
             }
-            self.uncertain.insert(path, possible);
         }
+        possible.sort_unstable_by_key(Arc::as_ptr);
+        possible.dedup_by_key(|bytes| Arc::as_ptr(bytes));
+        self.uncertain.extend(all.into_iter().map(|path| (path, possible.clone())));
     }
 
     /// What a step makes of files of which nobody knows what a failure left is as uncertain, and so are the names
