@@ -91,7 +91,8 @@ pub(crate) fn resolve(
         _ => None,
     };
     let path = named.config.or(given);
-    let path = path.or_else(|| environment("KVFS_CONFIG").map(Into::into));
+    let variable = || environment("KVFS_CONFIG").filter(|path| !path.is_empty());
+    let path = path.or_else(|| variable().map(Into::into));
     let from_environment = settings::from_environment(environment).map_err(Failure::Usage)?;
     let mut layers = vec![
         (Origin::Option, named.layer),
@@ -125,6 +126,9 @@ pub(crate) struct Place {
 
 /// The mount that sources describe. Reads no keys; the error begins with the name of a setting.
 pub(crate) fn validate(first: &Sources, place: Place) -> Result<MountConfig, String> {
+    for (name, value) in first.0.iter().flat_map(|(_, layer)| layer.iter()) {
+        value.check_printable(name)?;
+    }
     let commit_interval = commit_interval(first)?;
     let passthrough = match first.switch("passthrough") {
         Some(false) => Passthrough::Off,
@@ -306,7 +310,7 @@ fn kernel_options(first: &Sources) -> Result<Vec<String>, String> {
 }
 
 fn read_file(path: &Path) -> Result<Layer, Failure> {
-    let text = std::fs::read_to_string(path)
+    let text = settings::text_of(path)
         .map_err(|error| Failure::failed(format!("config {}: {error}", path.display())))?;
     let found = settings::read_file(&text);
     match found.errors.first() {

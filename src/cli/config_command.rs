@@ -13,6 +13,7 @@ use super::config::{self, Place};
 use super::output::{EXIT_FAILED, Failure, Outcome, Report};
 use super::probe::{ANSWER_DEADLINE, Answer, Question, ask};
 use super::settings::{self, Found, Layer, Origin, Sources};
+use crate::page::printable;
 
 /// All settings are a few kilobytes.
 const ANSWER_BYTES_MAX: usize = 32 << 10;
@@ -161,7 +162,9 @@ fn show(arguments: &ShowArguments) -> Outcome {
         return Ok(Report::json(&settings.into()));
     }
     let field = |setting: &serde_json::Value, name: &str| {
-        setting.get(name).and_then(serde_json::Value::as_str).unwrap_or_default().to_owned()
+        let text = setting.get(name).and_then(serde_json::Value::as_str).unwrap_or_default();
+        // The daemon may be another user's.
+        printable(text.chars())
     };
     let rows: Vec<[String; 3]> = settings
         .iter()
@@ -183,7 +186,7 @@ fn show(arguments: &ShowArguments) -> Outcome {
 /// Says everything that is wrong in a file.
 fn check(path: &Path) -> Outcome {
     let place = path.display();
-    let text = std::fs::read_to_string(path)
+    let text = settings::text_of(path)
         .map_err(|error| Failure::Failed(format!("config {place}: {error}")))?;
     let Found { layer, mut errors, lines } = settings::read_file(&text);
     for error in contradictions(path, layer) {
@@ -191,7 +194,9 @@ fn check(path: &Path) -> Outcome {
         errors.push((lines.get(name).copied().unwrap_or(1), error));
     }
     errors.sort();
-    let told = errors.iter().map(|(line, error)| format!("{place} line {line}: {error}\n"));
+    let told = errors
+        .iter()
+        .map(|(line, error)| printable(format!("{place} line {line}: {error}").chars()) + "\n");
     let exit = if errors.is_empty() { 0 } else { EXIT_FAILED };
     Ok(Report { text: told.collect(), exit })
 }
@@ -262,6 +267,15 @@ mod tests {
         for (line, expected) in lines.iter().zip(expected) {
             assert!(line.starts_with(expected), "{line}");
         }
+        // Whatever the file has, lines stay lines.
+        let (_, lines) =
+            check_text("log_file = \"/x\\u001b[2J\"\n\"\\u001b\\n\" = 1\nlog_level = \"info/a/b\"");
+        assert_eq!(lines.len(), 3, "{lines:#?}");
+        assert!(
+            lines[0].starts_with("1: log_file has control characters: /x\\u{1b}[2J"),
+            "{lines:#?}"
+        );
+        assert!(!lines.concat().contains('\u{1b}'), "{lines:#?}");
         // What is said of a remote that is no place is not wrong.
         let (_, lines) = check_text("remote = \"share\"\nremote_bandwidth = 1\nssd = \"1G\"\n");
         assert_eq!(lines.len(), 1, "{lines:#?}");

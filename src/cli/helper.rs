@@ -47,7 +47,8 @@ fn mount_call(call: &Call) -> Result<(), Failure> {
     let [store, mountpoint] = call.paths.as_slice() else {
         return Err(Failure::Usage("usage: mount.kvfs STORE MOUNTPOINT [-o OPTIONS]".to_owned()));
     };
-    let mut dash_o = options::parse(&call.options).map_err(Failure::Usage)?;
+    let dash_o = options::parse(&call.options, options::Writer::MountProgram);
+    let mut dash_o = dash_o.map_err(Failure::Usage)?;
     if call.has('s') {
         dash_o.unknown = None;
     }

@@ -164,7 +164,15 @@ pub(crate) fn reopen() {
 pub(crate) fn check_filter(filter: Option<&str>) -> Result<(), String> {
     let Some(filter) = filter else { return Ok(()) };
     // The form is "level" or "module=level", in a list; "/pattern" may follow.
-    let directives = filter.split('/').next().unwrap_or("");
+    let (directives, pattern) = filter.split_once('/').unwrap_or((filter, ""));
+    if pattern.contains('/') {
+        return Err(format!("log_level {filter:?}: what follows the first / may have no other /"));
+    }
+    if directives.split(',').all(str::is_empty) {
+        return Err(format!(
+            "log_level {filter:?}: says no level: off, error, warn, info, debug or trace"
+        ));
+    }
     for directive in directives.split(',').filter(|directive| !directive.is_empty()) {
         // A word that is no level would be taken for a module, and nothing else be logged.
         let is_level = directive.parse::<log::LevelFilter>().is_ok();
@@ -233,7 +241,6 @@ mod tests {
         fn check(filter: &str, good: bool) {
             assert_eq!(check_filter(Some(filter)).is_ok(), good, "{filter}");
         }
-        check("", true);
         check("debug", true);
         check("info,fuser=warn", true);
         check("kvfs::store=trace,off/pattern=x", true);
@@ -241,6 +248,11 @@ mod tests {
         check("loud", false);
         check("warning", false);
         check("kvfs=loud", false);
+        check("", false);
+        check(",,", false);
+        check("/pattern", false);
+        check("info/a/b", false);
+        check("info//", false);
         check("info,kvfs=", false);
     }
 

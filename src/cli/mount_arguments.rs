@@ -145,7 +145,8 @@ pub(crate) struct MountArguments {
 impl MountArguments {
     /// The validated configuration, from all sources.
     pub(crate) fn config(self) -> Result<MountConfig, Failure> {
-        let dash_o = options::parse(&self.options).map_err(Failure::Usage)?;
+        let dash_o =
+            options::parse(&self.options, options::Writer::Caller).map_err(Failure::Usage)?;
         // A file named on the command line is relative to where the user is.
         let log_file = self.log.map(std::path::absolute).transpose();
         let log_file = log_file.map_err(|error| Failure::Usage(format!("--log: {error}")))?;

@@ -59,15 +59,24 @@ pub(crate) struct Parsed {
     pub unknown: Option<String>,
 }
 
+/// Who wrote the options.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Writer {
+    /// Whoever calls `kvfs mount`.
+    Caller,
+    /// mount(8), which says `rw` of every mount of which nobody says `ro`.
+    MountProgram,
+}
+
 /// Reads options, each element a comma-separated list.
-pub(crate) fn parse<S: AsRef<str>>(lists: &[S]) -> Result<Parsed, String> {
+pub(crate) fn parse<S: AsRef<str>>(lists: &[S], writer: Writer) -> Result<Parsed, String> {
     let lists: Vec<Vec<String>> =
         lists.iter().map(|list| split(list.as_ref())).collect::<Result<_, _>>()?;
     let options = || lists.iter().flatten().filter(|option| !option.is_empty());
     let is_remount = options().any(|option| option == "remount");
     let mut parsed = Parsed { is_remount, ..Parsed::default() };
     for option in options() {
-        if !apply(&mut parsed, option)? {
+        if !apply(&mut parsed, option, writer)? {
             parsed.unknown.get_or_insert_with(|| option.to_owned());
         }
     }
@@ -102,7 +111,8 @@ fn split(list: &str) -> Result<Vec<String>, String> {
 
 /// The letter that a backslash before `rest` stands for, and what follows.
 fn unescape(rest: &str) -> (char, &str) {
-    let octal = rest.get(..3).and_then(|digits| u8::from_str_radix(digits, 8).ok());
+    let digits = rest.get(..3).filter(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()));
+    let octal = digits.and_then(|digits| u8::from_str_radix(digits, 8).ok());
     match (octal.filter(u8::is_ascii), rest.chars().next()) {
         (Some(byte), _) => (char::from(byte), &rest[3..]),
         (None, Some(letter @ (',' | '\\' | '"'))) => (letter, &rest[1..]),
@@ -112,7 +122,7 @@ fn unescape(rest: &str) -> (char, &str) {
 }
 
 /// Applies one option; false if nobody knows it.
-fn apply(parsed: &mut Parsed, option: &str) -> Result<bool, String> {
+fn apply(parsed: &mut Parsed, option: &str, writer: Writer) -> Result<bool, String> {
     if let Some(why) = refusal(option) {
         return Err(why);
     }
@@ -129,6 +139,11 @@ fn apply(parsed: &mut Parsed, option: &str) -> Result<bool, String> {
         Some((key, value)) => (key, Some(value)),
         None => (option, None),
     };
+    if option == "rw" && writer == Writer::MountProgram {
+        // It takes an `ro` before it back; what other sources say of `read_only` counts.
+        parsed.layer.remove("read_only");
+        return Ok(true);
+    }
     let switched = match (key, value) {
         ("ro", None) => Some(("read_only", true)),
         ("rw", None) => Some(("read_only", false)),
@@ -196,7 +211,7 @@ mod tests {
     #[test]
     fn accepted() {
         fn check(list: &str, expected: &[(&str, &str)]) {
-            let parsed = parse(&[list]).unwrap();
+            let parsed = parse(&[list], Writer::Caller).unwrap();
             let expected = Parsed { layer: layer(expected), ..Parsed::default() };
             assert_eq!(parsed, expected, "{list}");
         }
@@ -237,20 +252,21 @@ mod tests {
     fn commas_in_values() {
         fn check(list: &str, log_level: &str) {
             let expected = layer(&[("ram", "1G"), ("log_level", log_level)]);
-            assert_eq!(parse(&[list]).unwrap().layer, expected, "{list}");
+            assert_eq!(parse(&[list], Writer::Caller).unwrap().layer, expected, "{list}");
         }
         check(r"log_level=info\,kvfs=debug,ram=1G", "info,kvfs=debug");
         check(r"log_level=info\054kvfs=debug,ram=1G", "info,kvfs=debug");
         check(r#"log_level="info,kvfs=debug",ram=1G"#, "info,kvfs=debug");
         check(r#""log_level=info,kvfs=debug",ram=1G"#, "info,kvfs=debug");
         check(r"ram=1G,log_level=a\\,log_level=b\040\x\9\", "b \\x\\9\\");
-        assert!(parse(&["remote=\"/r"]).unwrap_err().contains("quotation mark"));
+        check(r"ram=1G,log_level=a\+40\-40", r"a\+40\-40");
+        assert!(parse(&["remote=\"/r"], Writer::Caller).unwrap_err().contains("quotation mark"));
     }
 
     #[test]
     fn refused() {
         fn check(list: &str, expected: &str) {
-            assert_eq!(parse(&[list]), Err(expected.to_owned()), "{list}");
+            assert_eq!(parse(&[list], Writer::Caller), Err(expected.to_owned()), "{list}");
         }
         check("allow_other=maybe", "allow_other is \"maybe\": must be yes or no");
         check("threads=many", "threads is \"many\": must be a number");
@@ -264,9 +280,26 @@ mod tests {
     }
 
     #[test]
+    fn what_mount_says_of_every_mount_says_nothing() {
+        fn check(list: &str, expected: &[(&str, &str)]) {
+            let parsed = parse(&[list], Writer::MountProgram).unwrap();
+            assert_eq!(parsed.layer, layer(expected), "{list}");
+        }
+        check("rw", &[]);
+        check("rw,remount", &[]);
+        check("rw,ro", &[("read_only", "yes")]);
+        check("ro,rw", &[]);
+        check("rw,read_only=no", &[("read_only", "no")]);
+    }
+
+    #[test]
     fn unknown_and_config() {
         fn check(list: &str, unknown: Option<&str>) {
-            assert_eq!(parse(&[list]).unwrap().unknown.as_deref(), unknown, "{list}");
+            assert_eq!(
+                parse(&[list], Writer::Caller).unwrap().unknown.as_deref(),
+                unknown,
+                "{list}"
+            );
         }
         check("rw,alow_other,foo", Some("alow_other"));
         check("nvme=4G", Some("nvme=4G"));
@@ -275,7 +308,7 @@ mod tests {
         check("user_id=0", Some("user_id=0"));
         check("user_id=0,group_id=0,remount", None);
         check("x-anything=at,all", Some("all"));
-        let parsed = parse(&["remount,ro", "config=/etc/kvfs.toml"]).unwrap();
+        let parsed = parse(&["remount,ro", "config=/etc/kvfs.toml"], Writer::Caller).unwrap();
         assert!(parsed.is_remount);
         assert_eq!(parsed.layer, layer(&[("read_only", "yes"), ("config", "/etc/kvfs.toml")]));
     }

@@ -3,7 +3,7 @@
 //! Commands build their text and return it, so that a closed pipe (`kvfs inspect ... | head`) is
 //! handled once, here.
 
-use std::fmt::Display;
+use std::fmt::{Display, Write as _};
 use std::io::{self, Write};
 use std::process::ExitCode;
 
@@ -35,7 +35,7 @@ impl Report {
 
     /// A report of success as one JSON document.
     pub(crate) fn json(value: &serde_json::Value) -> Report {
-        Report::text(format!("{value:#}\n"))
+        Report::text(json_text(&format!("{value:#}\n")))
     }
 }
 
@@ -116,6 +116,19 @@ pub(crate) fn note(line: &str) {
     let _ = writeln!(io::stderr().lock(), "{line}");
 }
 
+/// JSON whose strings keep the control characters that JSON would let through, such as DEL, escaped.
+pub(crate) fn json_text(json: &str) -> String {
+    let mut text = String::with_capacity(json.len());
+    for character in json.chars() {
+        if character.is_control() && character != '\n' {
+            let _ = write!(text, "\\u{:04x}", u32::from(character));
+        } else {
+            text.push(character);
+        }
+    }
+    text
+}
+
 /// A number of bytes for people: `4.0 MiB`.
 pub(crate) fn bytes(count: u64) -> String {
     const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
@@ -134,6 +147,14 @@ pub(crate) fn bytes(count: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn json_cannot_control_a_terminal() {
+        let value = serde_json::json!({ "a": "\u{1b}\n\u{7f}\u{9b}é" });
+        let report = Report::json(&value);
+        assert!(report.text.chars().all(|character| character == '\n' || !character.is_control()));
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&report.text).unwrap(), value);
+    }
 
     #[test]
     fn bytes_for_people() {

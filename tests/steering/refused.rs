@@ -1,7 +1,8 @@
 //! What makes no sense, or cannot change, is refused in one line and changes nothing.
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{Read, Write};
+use std::os::unix::fs::FileExt;
 
 use crate::common::sys::assert_errno;
 use crate::common::{Mode, Mount};
@@ -12,6 +13,8 @@ in_both_modes!(
     what_a_mount_was_made_without,
     a_mount_that_is_not_there,
     requests_of_other_programs,
+    many_requests_through_one_descriptor,
+    what_controls_a_terminal,
 );
 
 fn values_that_make_no_sense(mode: Mode) {
@@ -28,6 +31,9 @@ fn values_that_make_no_sense(mode: Mode) {
     check(&["verify=twice"], "verify: \"twice\" is neither first, always nor never");
     check(&["on_corrupt=maybe"], "on_corrupt: \"maybe\" is neither miss nor eio");
     check(&["log_level=loud"], "log_level \"loud\": must be off, error");
+    check(&["log_level=info/a/b"], "what follows the first / may have no other /");
+    check(&["log_level="], "log_level \"\": says no level");
+    check(&["log_level=,,"], "log_level \",,\": says no level");
     check(&["cold=q8_0"], "lossy encodings are a model's choice");
     check(&["rma=1G"], "unknown setting \"rma\": did you mean ram?");
     check(&["config=/c"], "unknown setting \"config\"");
@@ -42,7 +48,16 @@ fn values_that_make_no_sense(mode: Mode) {
     check(&["cold=none"], "ssd is set, but neither remote nor cold");
     assert_eq!(mount.status_number("ram_budget_bytes"), 64 << 20);
     assert_eq!(mount.status_number("ssd_budget_bytes"), 1 << 30);
-    // What is so already is no change.
+    // What is so already is no change, also where there is no value.
+    let log = setting(&mount, "log_file").0;
+    let nothing = ["remote", "remote_key", "remote_key_command", "metrics_addr", "rebuild_from"];
+    for name in nothing {
+        assert_eq!(setting(&mount, name).0, "none", "{name}");
+        set(&mount, &[&format!("{name}=none")]);
+        check(&[&format!("{name}=/x")], &format!("{name} cannot change"));
+    }
+    set(&mount, &[&format!("log_file={log}")]);
+    check(&["log_file=/x"], "log_file cannot change");
     let passthrough = if mode == Mode::Passthrough { "yes" } else { "no" };
     set(&mount, &[&format!("passthrough={passthrough}")]);
 }
@@ -101,4 +116,46 @@ fn requests_of_other_programs(mode: Mode) {
     assert_errno(File::options().write(true).open(&path), libc::EPERM);
     assert_errno(std::fs::write(&path, "ram=1M"), libc::EPERM);
     assert_eq!(mount.status_number("ram_budget_bytes"), 8 << 20);
+}
+
+fn many_requests_through_one_descriptor(mode: Mode) {
+    let mount = Mount::with_options(mode, &["--ram", "64M"]);
+    let path = mount.join(".kvfs/settings");
+    let requests = [
+        ("ram=20M", "ok\n"),
+        ("ram=21M\n", "ok\n"),
+        ("ram=bad", "error: ram: \"bad\" is no size"),
+        ("ram=22M\nverify=always\n", "ok\n"),
+    ];
+    let converse = |options: &mut std::fs::OpenOptions, is_begun: bool| {
+        let mut file = options.read(true).write(true).open(&path).unwrap();
+        if is_begun {
+            // Some of the JSON, as a program that looks before it asks.
+            file.read_exact(&mut [0; 100]).unwrap();
+        }
+        for (request, expected) in requests {
+            file.write_all(request.as_bytes()).unwrap();
+            let mut answer = String::new();
+            file.read_to_string(&mut answer).unwrap();
+            assert!(answer.starts_with(expected), "{request:?}: {answer:?}");
+            // The same from the beginning, as pread(2) asks.
+            let mut again = [0; 4096];
+            let length = file.read_at(&mut again, 0).unwrap();
+            assert_eq!(String::from_utf8_lossy(&again[..length]), answer, "{request:?}");
+        }
+        assert_eq!(mount.status_number("ram_budget_bytes"), 22 << 20);
+    };
+    converse(&mut File::options(), false);
+    converse(&mut File::options(), true);
+    converse(File::options().append(true), false);
+}
+
+fn what_controls_a_terminal(mode: Mode) {
+    let mount = Mount::with_options(mode, &["--ram", "64M"]);
+    let title = "log_level=info/\u{1b}]0;title\u{7}";
+    let expected = "log_level has control characters: info/\\u{1b}]0;title\\u{7}";
+    assert_refused(&mount, &[title], expected);
+    assert_refused(&mount, &["log_level=info/\u{7f}"], "log_level has control characters");
+    assert_refused(&mount, &["log_level=info/\u{9b}2J"], "log_level has control characters");
+    assert!(!mount.log().contains('\u{1b}'));
 }

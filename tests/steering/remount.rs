@@ -11,7 +11,11 @@ use crate::common::sys::rename;
 use crate::common::{Mode, Mount, eventually};
 use crate::{complaint, setting, shown};
 
-in_both_modes!(a_remount_changes_what_can_change, a_signal_opens_the_log_anew);
+in_both_modes!(
+    a_remount_changes_what_can_change,
+    what_mount_says_of_every_mount_does_not_count,
+    a_signal_opens_the_log_anew,
+);
 
 /// As `mount.fuse.kvfs` is called.
 fn helper(mount: &Mount, options: &str) -> Output {
@@ -47,6 +51,27 @@ fn a_remount_changes_what_can_change(mode: Mode) {
         output(command.arg(mount.store()).arg(mount.path()).args(["-f", "-o", "remount,ram=16M"]));
     assert!(ended.status.success());
     assert_eq!(shown(&mount), before);
+}
+
+fn what_mount_says_of_every_mount_does_not_count(mode: Mode) {
+    let options = ["--read-only", "-o", "noatime,noexec"];
+    let mut first = Mount::new(mode);
+    assert!(first.unmount().success());
+    let mount = Mount::of_store_with(mode, &options, first.store());
+    // The kernel has an order of its own.
+    let ended = helper(&mount, "rw,noexec,noatime,remount,verify=always");
+    assert!(ended.status.success(), "{}", complaint(&ended));
+    assert_eq!(setting(&mount, "verify"), ("always".to_owned(), "set live".to_owned()));
+    let ended = helper(&mount, "ro,noatime,noexec,remount,verify=never");
+    assert!(ended.status.success(), "{}", complaint(&ended));
+    assert_eq!(setting(&mount, "verify").0, "never");
+    assert_eq!(setting(&mount, "read_only"), ("yes".to_owned(), "option".to_owned()));
+    let check = |options: &str, expected: &str| {
+        let ended = helper(&mount, options);
+        assert!(complaint(&ended).contains(expected), "{options}: {}", complaint(&ended));
+    };
+    check("rw,noatime,remount", "options cannot change while the mount is used");
+    check("rw,read_only=no,remount", "read_only cannot change while the mount is used");
 }
 
 fn a_signal_opens_the_log_anew(mode: Mode) {

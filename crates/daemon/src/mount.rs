@@ -220,6 +220,10 @@ pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountEr
     if options.ram_bytes > 0 && (!options.read_only || store.is_read_only()) {
         let ram = RamTier::open(options.ram_bytes, counters.clone()).map_err(MountError::Memory)?;
         store.ram = Some(Arc::new(ram));
+    } else if options.ram_bytes > 0 {
+        log::warn!(
+            "ram is ignored: what is mounted read-only has no memory tier, since no page is written"
+        );
     }
     let observer = Arc::new(Observer::new());
     observer.describe(&options.mountpoint);

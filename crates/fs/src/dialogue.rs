@@ -22,6 +22,8 @@ pub(crate) struct Dialogue(Mutex<Turn>);
 #[derive(Debug, Default)]
 struct Turn {
     request: Vec<u8>,
+    /// Where its last bytes ended, as the descriptor counts.
+    end: u64,
     answer: Option<Answer>,
 }
 
@@ -48,8 +50,8 @@ impl Dialogue {
         }
     }
 
-    /// Adds to the request; after an answer another one begins.
-    pub(crate) fn ask(&self, bytes: &[u8]) -> Result<(), FsError> {
+    /// Adds to the request, whatever the offset; after an answer another one begins.
+    pub(crate) fn ask(&self, bytes: &[u8], offset: u64) -> Result<(), FsError> {
         let mut turn = self.try_turn().ok_or(FsError::TryAgain)?;
         if turn.answer.take().is_some() {
             turn.request.clear();
@@ -58,6 +60,7 @@ impl Dialogue {
             return Err(FsError::TooLarge);
         }
         turn.request.extend_from_slice(bytes);
+        turn.end = offset.saturating_add(bytes.len() as u64);
         Ok(())
     }
 
@@ -70,7 +73,7 @@ impl Dialogue {
     pub(crate) fn answer(&self, fs: &FileSystem, offset: u64, buffer: &mut [u8]) -> usize {
         let mut turn = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if turn.answer.is_none() {
-            let end = turn.request.len() as u64;
+            let end = turn.end;
             let text: Arc<[u8]> = Arc::from(reply(fs, &turn.request).into_bytes());
             turn.answer = Some(Answer { text, offset: if offset == end { end } else { 0 } });
         }

@@ -127,7 +127,7 @@ impl Changes {
         let Some(bytes) = self.ram_bytes else { return Ok(()) };
         let Some(ram) = &file_system.core.store.ram else {
             return Err(
-                "ram: this mount has no memory tier to change: mount it again with ram=SIZE"
+                "ram: this mount has no memory tier to change: mount it again with ram=SIZE, and not read-only"
                     .to_owned(),
             );
         };

@@ -76,7 +76,7 @@ impl FileSystem {
                 return Err(FsError::NotPermitted);
             }
             Served::Query(query) => query.ask(bytes)?,
-            Served::Settings(dialogue) => dialogue.ask(bytes)?,
+            Served::Settings(dialogue) => dialogue.ask(bytes, mode.offset)?,
             Served::Draft(draft) => draft.write(mode.offset, bytes)?,
             Served::SlotDraft(draft) => draft.write(mode.offset, bytes)?,
         }

@@ -64,10 +64,12 @@ impl Bucket {
         paid_at.saturating_duration_since(now)
     }
 
-    /// Waits as long as the rate demands for bytes that were moved, or until `is_over`.
+    /// Waits as long as the rate demands for bytes that were moved, or until `is_over`. When the rate changes, what was
+    /// taken before is paid for.
     pub fn pay_unless(&self, bytes: u64, is_over: &dyn Fn() -> bool) {
+        let rate = self.bytes_per_second();
         let mut left = self.take(bytes, Instant::now());
-        while !left.is_zero() && !is_over() {
+        while !left.is_zero() && self.bytes_per_second() == rate && !is_over() {
             let nap = left.min(NAP_MAX);
             std::thread::sleep(nap);
             left -= nap;
@@ -75,10 +77,7 @@ impl Bucket {
     }
 
     fn pay(&self, bytes: usize) {
-        let left = self.take(bytes as u64, Instant::now());
-        if !left.is_zero() {
-            std::thread::sleep(left);
-        }
+        self.pay_unless(bytes as u64, &|| false);
     }
 
     /// Bytes to move in one go: a tenth of a second's, so that a transfer is seen to make progress
@@ -204,5 +203,21 @@ mod tests {
         assert!(left <= Duration::from_secs(1), "{left:?}");
         bucket.set_rate(None);
         assert_eq!(bucket.take(u64::MAX, Instant::now()), Duration::ZERO);
+    }
+
+    #[test]
+    fn who_waits_at_a_low_rate_hears_of_a_higher_one() {
+        for rate in [None, NonZeroU64::new(1_000_000_000)] {
+            let bucket = Bucket::new(NonZeroU64::MIN);
+            let begun = Instant::now();
+            std::thread::scope(|scope| {
+                let waits = scope.spawn(|| bucket.pay(4096));
+                std::thread::sleep(Duration::from_millis(100));
+                assert!(!waits.is_finished(), "4096 bytes take more than an hour");
+                bucket.set_rate(rate);
+                waits.join().unwrap();
+            });
+            assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+        }
     }
 }

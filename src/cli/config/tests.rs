@@ -21,6 +21,14 @@ fn layer(settings: &[(&str, &str)]) -> Layer {
 fn resolved(
     layer: Layer, dash_o: &str, environment: &[(&str, &str)], file: &str,
 ) -> Result<MountConfig, Failure> {
+    let dash_o = options::parse(&[dash_o], options::Writer::Caller).map_err(Failure::Usage)?;
+    resolved_with(layer, dash_o, environment, file)
+}
+
+/// The same with options that are read already.
+fn resolved_with(
+    layer: Layer, dash_o: options::Parsed, environment: &[(&str, &str)], file: &str,
+) -> Result<MountConfig, Failure> {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("kvfs.toml");
     std::fs::write(&path, file).unwrap();
@@ -31,7 +39,6 @@ fn resolved(
         layer,
         ..Named::default()
     };
-    let dash_o = options::parse(&[dash_o]).map_err(Failure::Usage)?;
     resolve(named, dash_o, &|name| {
         let found = environment.iter().find(|(known, _)| *known == name);
         found.map(|(_, value)| OsString::from(value))
@@ -100,6 +107,35 @@ fn every_setting_from_every_source() {
     assert_eq!(from_file.options.passthrough, Passthrough::Off);
     assert!(!from_file.options.io_uring && from_file.options.offline);
     assert_eq!(from_file.options.kernel_options, ["noatime", "noexec"]);
+}
+
+#[test]
+fn the_mount_program_makes_nothing_writable_by_itself() {
+    fn check(writer: options::Writer, dash_o: &str, variable: &str, file: &str, expected: bool) {
+        let options = options::parse(&[dash_o], writer).unwrap();
+        let environment = [("KVFS_READ_ONLY", variable)];
+        let config = resolved_with(Layer::default(), options, &environment, file).unwrap();
+        assert_eq!(config.options.read_only, expected, "{dash_o} {variable} {file}");
+    }
+    let file = "read_only = true";
+    check(options::Writer::MountProgram, "rw", "", file, true);
+    check(options::Writer::MountProgram, "rw,nosuid,ram=1G", "yes", "", true);
+    check(options::Writer::MountProgram, "rw,read_only=no", "yes", file, false);
+    check(options::Writer::MountProgram, "rw", "", "", false);
+    check(options::Writer::MountProgram, "ro", "no", "", true);
+    check(options::Writer::Caller, "rw", "yes", file, false);
+}
+
+#[test]
+fn a_variable_that_is_empty_names_no_file() {
+    let named = || Named { store: "/store".into(), mountpoint: "/mnt".into(), ..Named::default() };
+    let with = |path: &'static str| {
+        resolve(named(), options::Parsed::default(), &|name| {
+            (name == "KVFS_CONFIG").then(|| path.into())
+        })
+    };
+    assert!(with("").is_ok());
+    assert!(with("/nowhere/kvfs.toml").unwrap_err().line().contains("No such file"));
 }
 
 #[test]

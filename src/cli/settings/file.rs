@@ -1,7 +1,11 @@
 //! A configuration file: TOML, a setting on each line. Everything that is wrong with one is found in one go.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::OpenOptions;
+use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
 
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
@@ -19,10 +23,30 @@ pub(crate) struct Found {
     pub(crate) lines: BTreeMap<&'static str, usize>,
 }
 
+/// All settings with comments are a few kilobytes.
+const TEXT_BYTES_MAX: u64 = 1 << 20;
+
+/// The text of a file, without waiting for the writer of a FIFO or reading something else to its end.
+pub(crate) fn text_of(path: &Path) -> Result<String, String> {
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
+    let file = file.map_err(|error| error.to_string())?;
+    if !file.metadata().map_err(|error| error.to_string())?.is_file() {
+        return Err("is no regular file".to_owned());
+    }
+    let mut text = String::new();
+    match file.take(TEXT_BYTES_MAX + 1).read_to_string(&mut text) {
+        Ok(count) if count as u64 > TEXT_BYTES_MAX => {
+            Err(format!("is no configuration file: it has more than {TEXT_BYTES_MAX} bytes"))
+        }
+        Ok(_) => Ok(text),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
 /// Reads the text of a file.
 pub(crate) fn read(text: &str) -> Found {
-    let line_of =
-        |offset: usize| text.bytes().take(offset).filter(|byte| *byte == b'\n').count() + 1;
+    let ends: Vec<usize> = text.match_indices('\n').map(|(offset, _)| offset).collect();
+    let line_of = |offset: usize| ends.partition_point(|end| *end < offset) + 1;
     let mut found = Found::default();
     let (table, errors) = DeTable::parse_recoverable(text);
     for error in errors {
@@ -33,9 +57,10 @@ pub(crate) fn read(text: &str) -> Found {
             found.errors.push((line, format!("{message}: write KEY = VALUE, text in quotes")));
         }
     }
+    let wrong_lines: BTreeSet<usize> = found.errors.iter().map(|(line, _)| *line).collect();
     for (key, value) in table.get_ref() {
         let line = line_of(key.span().start);
-        if found.errors.iter().any(|(wrong, _)| *wrong == line) {
+        if wrong_lines.contains(&line) {
             continue;
         }
         let name = key.get_ref().as_ref();
@@ -95,6 +120,23 @@ fn take(setting: &Setting, value: &Spanned<DeValue<'_>>) -> Result<Value, String
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_no_configuration_is_refused_in_one_line() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("kvfs.toml");
+        assert!(text_of(&path).unwrap_err().contains("No such file"));
+        assert_eq!(text_of(directory.path()).unwrap_err(), "is no regular file");
+        nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        assert_eq!(text_of(&path).unwrap_err(), "is no regular file");
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, " ".repeat(1 << 20)).unwrap();
+        assert_eq!(text_of(&path).unwrap().len(), 1 << 20);
+        std::fs::write(&path, " ".repeat((1 << 20) + 1)).unwrap();
+        assert!(text_of(&path).unwrap_err().contains("more than 1048576 bytes"));
+        std::fs::write(&path, b"\xff").unwrap();
+        assert!(text_of(&path).unwrap_err().contains("UTF-8"));
+    }
 
     #[test]
     fn every_form_of_a_value() {

@@ -15,6 +15,10 @@ use crate::cli::options::is_effective;
 use crate::cli::output::bytes;
 use crate::cli::size::Size;
 use crate::fs::{Changes, FileSystem, Steering};
+use crate::page::printable;
+
+/// How a setting is shown that has no value.
+const NOTHING: &str = "none";
 
 /// The settings of a mount.
 #[derive(Debug)]
@@ -23,8 +27,6 @@ pub(crate) struct Steerer {
     turn: Mutex<()>,
     /// Held for a look.
     now: Mutex<Now>,
-    /// Where the log goes if nobody has said so.
-    log_file: Option<PathBuf>,
 }
 
 #[derive(Clone, Debug)]
@@ -34,14 +36,16 @@ struct Now {
     /// What was set since.
     live: Layer,
     config: MountConfig,
+    /// Where the log goes if nobody has said so.
+    log_file: Option<PathBuf>,
 }
 
 impl Steerer {
     /// Of a mount that is about to be made.
     pub(crate) fn new(config: &MountConfig, log_file: Option<PathBuf>) -> Steerer {
         let sources = config.sources.clone();
-        let now = Now { sources, live: Layer::default(), config: config.clone() };
-        Steerer { turn: Mutex::default(), now: Mutex::new(now), log_file }
+        let now = Now { sources, live: Layer::default(), config: config.clone(), log_file };
+        Steerer { turn: Mutex::default(), now: Mutex::new(now) }
     }
 
     fn now(&self) -> MutexGuard<'_, Now> {
@@ -58,14 +62,11 @@ impl Steering for Steerer {
         let now = self.now();
         let all = now.all();
         let shown = of_a_file().map(|setting| {
-            let mut value = now.value(&all, setting);
-            if setting.name == "log_file" && value.is_none() {
-                value = self.log_file.clone().map(Value::Path);
-            }
+            let value = now.shown(&all, setting);
             json!({
                 "name": setting.name,
                 "value": value.as_ref().map(Value::to_json),
-                "text": value.as_ref().map_or_else(|| "none".to_owned(), Value::to_string),
+                "text": value.as_ref().map_or_else(|| NOTHING.to_owned(), Value::to_string),
                 "origin": all.origin(setting.name).to_string(),
                 "can_change": setting.is_live,
             })
@@ -95,8 +96,9 @@ impl Steering for Steerer {
         let before = now.all();
         for (name, value) in wanted.iter() {
             let old = find(name).and_then(|setting| now.value(&before, setting));
-            let old = old.map_or_else(|| "none".to_owned(), |old| old.to_string());
-            log::info!("{name} is {value} from now on, it was {old}");
+            let old = old.map_or_else(|| NOTHING.to_owned(), |old| old.to_string());
+            let line = format!("{name} is {value} from now on, it was {old}");
+            log::info!("{}", printable(line.chars()));
         }
         *self.now() = Now { live, config, ..now };
         Ok(())
@@ -128,9 +130,16 @@ impl Now {
         all.get(setting.name).cloned().or_else(default)
     }
 
+    /// The same as it is shown.
+    fn shown(&self, all: &Sources, setting: &Setting) -> Option<Value> {
+        let is_log = setting.name == "log_file";
+        let log_file = || self.log_file.clone().filter(|_| is_log).map(Value::Path);
+        self.value(all, setting).or_else(log_file)
+    }
+
     fn configuration(&self) -> String {
         let options = &self.config.options;
-        let path = |path: &std::path::Path| serde_json::Value::from(path.to_string_lossy());
+        let path = |path: &std::path::Path| Value::Path(path.to_owned()).to_toml();
         let (store, mountpoint) = (path(&options.store), path(&options.mountpoint));
         let all = self.all();
         let lines = of_a_file().filter_map(|setting| {
@@ -159,7 +168,10 @@ impl Now {
                 return Err(format!("{name} is given twice"));
             }
             asked.set(setting, value.clone());
-            let is_so = self.value(&all, setting).as_ref() == Some(&value);
+            let is_so = match self.shown(&all, setting) {
+                Some(is) => normalised(is) == value,
+                None => text == NOTHING,
+            };
             if !is_so && !setting.is_live {
                 return Err(format!(
                     "{name} cannot change while the mount is used: unmount, and mount with {line}. \
@@ -176,11 +188,13 @@ impl Now {
     }
 }
 
-/// Flags that are the default say nothing.
+/// Flags that are the default say nothing, and the kernel tells them in an order of its own.
 fn normalised(value: Value) -> Value {
     match value {
         Value::Flags(mut flags) => {
             flags.retain(|flag| is_effective(flag));
+            flags.sort();
+            flags.dedup();
             Value::Flags(flags)
         }
         value => value,

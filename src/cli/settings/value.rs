@@ -7,7 +7,9 @@ use std::time::Duration;
 use serde_json::json;
 
 use crate::cli::duration;
+use crate::cli::output::json_text;
 use crate::cli::size::Size;
+use crate::page::printable;
 
 /// Kinds of values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,10 +82,20 @@ impl Value {
         })
     }
 
+    /// Refuses what would control the terminal, or fake lines in the log, of whoever looks at it.
+    pub(crate) fn check_printable(&self, name: &str) -> Result<(), String> {
+        let text = match self {
+            Value::Text(_) | Value::Path(_) | Value::Flags(_) => self.to_string(),
+            _ => return Ok(()),
+        };
+        let shown = printable(text.chars());
+        if shown == text { Ok(()) } else { Err(format!("{name} has control characters: {shown}")) }
+    }
+
     /// As a configuration file has it.
     pub(crate) fn to_toml(&self) -> String {
-        // Every JSON string is a TOML string.
-        let text = |text: String| serde_json::Value::from(text).to_string();
+        // Every JSON string without control characters is a TOML string.
+        let text = |text: String| json_text(&serde_json::Value::from(text).to_string());
         match self {
             Value::Switch(is_on) => is_on.to_string(),
             Value::Size(bytes) | Value::Limit(Some(bytes)) => bytes.to_string(),
@@ -152,6 +164,21 @@ mod tests {
         check(Kind::Count, "3", "3");
         check(Kind::Text, "a\"b", "\"a\\\"b\"");
         check(Kind::Flags, "noatime,noexec", "[\"noatime\", \"noexec\"]");
+    }
+
+    #[test]
+    fn what_controls_a_terminal_is_no_value() {
+        fn check(kind: Kind, text: &str, expected: Result<(), &str>) {
+            let value = Value::parse(kind, "x", text).unwrap();
+            let expected = expected.map_err(|shown| format!("x has control characters: {shown}"));
+            assert_eq!(value.check_printable("x"), expected);
+        }
+        check(Kind::Text, "é \\ \"", Ok(()));
+        check(Kind::Text, "a\u{1b}[2J", Err("a\\u{1b}[2J"));
+        check(Kind::Path, "/a\nb", Err("/a\\nb"));
+        check(Kind::Text, "\u{7f}\u{9b}", Err("\\u{7f}\\u{9b}"));
+        check(Kind::Flags, "no\u{202e}atime", Err("no\\u{202e}atime"));
+        assert_eq!(Value::Text("a\u{7f}".to_owned()).to_toml(), "\"a\\u007f\"");
     }
 
     #[test]

@@ -153,7 +153,15 @@ impl Replacement {
     /// The objects that should leave first, `wanted` bytes together but `most` at a time; as
     /// [`victims`](Self::victims).
     pub fn first_to_leave(
-        &mut self, wanted: u64, most: usize, is_pinned: impl FnMut(ObjectId) -> bool,
+        &mut self, wanted: u64, most: usize, mut is_pinned: impl FnMut(ObjectId) -> bool,
+    ) -> Vec<Victim> {
+        self.first_to_leave_while(wanted, most, |object| Some(is_pinned(object)))
+    }
+
+    /// The same for who asks somebody else and cannot ask without end: where `is_pinned` does not say, the search ends.
+    /// The next one goes on there, since only those that are known to be pinned count as used now.
+    pub fn first_to_leave_while(
+        &mut self, wanted: u64, most: usize, is_pinned: impl FnMut(ObjectId) -> Option<bool>,
     ) -> Vec<Victim> {
         self.cache.first_to_leave(self.rule(), (wanted, most), is_pinned)
     }

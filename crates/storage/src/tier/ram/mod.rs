@@ -40,7 +40,7 @@ pub struct RamUse {
     pub objects: u64,
 }
 
-/// Copies that one search for room probes in vain, a few microseconds each; it passes over the others.
+/// Copies that one search for room probes in vain, a few microseconds each; the next one goes on behind them.
 const IN_USE_PROBED_MAX: usize = 64;
 
 /// The tier.
@@ -401,9 +401,9 @@ impl RamTier {
         self.drop_doomed(held);
         let Held { copies, replacement, kept, .. } = held;
         let mut probes = 0;
-        let victims = replacement.first_to_leave(wanted, most, |object| {
+        let victims = replacement.first_to_leave_while(wanted, most, |object| {
             let Some(copy) = copies.get_mut(&object) else {
-                return false;
+                return Some(false);
             };
             copy.pinned = copy.state != CopyState::Clean;
             if copy.pinned {
@@ -411,12 +411,14 @@ impl RamTier {
             } else if copy.inode.is_some_and(|inode| kept.contains(&inode)) {
                 copy.pinned = true;
                 self.counters.skipped(Tier::Ram, "kept");
-            } else if probes == IN_USE_PROBED_MAX || !self.is_unused(object, copy.inode) {
-                probes = (probes + 1).min(IN_USE_PROBED_MAX);
+            } else if probes == IN_USE_PROBED_MAX {
+                return None;
+            } else if !self.is_unused(object, copy.inode) {
+                probes += 1;
                 copy.pinned = true;
                 self.counters.skipped(Tier::Ram, "in_use");
             }
-            copy.pinned
+            Some(copy.pinned)
         });
         for victim in &victims {
             held.replacement.evicted(victim.object);

@@ -71,3 +71,25 @@ fn what_is_pinned_or_dirty_stays_in_a_smaller_budget() {
     assert_eq!(tier.shrink(), Shrunk::Fits);
     assert_eq!(tier.usage().used_bytes, 0);
 }
+
+#[test]
+fn what_is_in_use_does_not_hide_what_is_not() {
+    const IN_USE: u64 = 100;
+    let tier = RamTier::open(1 << 20, Counters::default()).unwrap();
+    let mut in_use = Vec::new();
+    for object in 0..256 {
+        drop(tier.receive(ObjectId(object), 4 << 10).unwrap().unwrap());
+        let file = tier.arrived(ObjectId(object), InodeId(object)).unwrap().unwrap();
+        // Of all copies the coldest.
+        if object < IN_USE {
+            in_use.push(file);
+        }
+    }
+    tier.set_budget((IN_USE + 10) * (4 << 10)).unwrap();
+    let steps = (0..100).take_while(|_| tier.shrink() != Shrunk::Fits).count();
+    assert!(steps < 20, "{steps} steps");
+    assert!((0..IN_USE).all(|object| tier.holds(ObjectId(object))));
+    // New ones take the places of the others, although some are told that there is none.
+    let has_room = |object| tier.receive(ObjectId(object), 4 << 10).unwrap().is_some();
+    assert_eq!((300..350).filter(|object| has_room(*object)).count(), 10);
+}

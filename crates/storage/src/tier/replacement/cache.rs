@@ -254,20 +254,21 @@ impl Cache {
 
     /// The objects that should leave so that `bytes` more fit into the budget.
     pub(super) fn victims(
-        &mut self, rule: Rule, bytes: u64, is_pinned: impl FnMut(ObjectId) -> bool,
+        &mut self, rule: Rule, bytes: u64, mut is_pinned: impl FnMut(ObjectId) -> bool,
     ) -> Vec<Victim> {
         let wanted = self.resident_bytes.saturating_add(bytes).saturating_sub(self.budget_bytes);
-        self.first_to_leave(rule, (wanted, usize::MAX), is_pinned)
+        self.first_to_leave(rule, (wanted, usize::MAX), |object| Some(is_pinned(object)))
     }
 
-    /// The objects that should leave first, `wanted` bytes together, and so many at most.
+    /// The objects that should leave first, `wanted` bytes together, and so many at most. Where `is_pinned` does not say,
+    /// the search ends.
     pub(super) fn first_to_leave(
         &mut self, rule: Rule, (wanted, most): (u64, usize),
-        mut is_pinned: impl FnMut(ObjectId) -> bool,
+        mut is_pinned: impl FnMut(ObjectId) -> Option<bool>,
     ) -> Vec<Victim> {
         let (mut victims, mut freed) = (Vec::new(), 0);
         let mut pinned = Vec::new();
-        for mut search in self.searches(rule) {
+        'searches: for mut search in self.searches(rule) {
             let pinned_max = pinned.len() + PINNED_SKIPPED_MAX;
             while freed < wanted
                 && victims.len() < most
@@ -275,11 +276,13 @@ impl Cache {
                 && let Some(index) = self.next(&mut search)
             {
                 let Node { object, bytes, .. } = self.names[index];
-                if is_pinned(object) {
-                    pinned.push(index);
-                } else {
-                    freed += bytes;
-                    victims.push(Victim { object, bytes });
+                match is_pinned(object) {
+                    Some(true) => pinned.push(index),
+                    Some(false) => {
+                        freed += bytes;
+                        victims.push(Victim { object, bytes });
+                    }
+                    None => break 'searches,
                 }
             }
         }
