@@ -216,15 +216,7 @@ pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountEr
     }
     remote::prepare(options, &store, &numbers)?;
     let counters = Counters::default();
-    // What is encoded, or elsewhere, can be nowhere else on read-only media.
-    if options.ram_bytes > 0 && (!options.read_only || store.is_read_only()) {
-        let ram = RamTier::open(options.ram_bytes, counters.clone()).map_err(MountError::Memory)?;
-        store.ram = Some(Arc::new(ram));
-    } else if options.ram_bytes > 0 {
-        log::warn!(
-            "ram is ignored: what is mounted read-only has no memory tier, since no page is written"
-        );
-    }
+    store.ram = memory_tier(options, &store, &counters)?;
     let observer = Arc::new(Observer::new());
     observer.describe(&options.mountpoint);
     let (sender, invalidations) = bounded(INVALIDATIONS_MAX);
@@ -285,6 +277,23 @@ pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountEr
     log::info!("unmounted {}", options.mountpoint.display());
     tell_longest_held(&file_system);
     Ok(())
+}
+
+fn memory_tier(
+    options: &MountOptions, store: &Store, counters: &Counters,
+) -> Result<Option<Arc<RamTier>>, MountError> {
+    if options.ram_bytes == 0 {
+        return Ok(None);
+    }
+    // What is encoded, or elsewhere, can be nowhere else on read-only media.
+    if options.read_only && !store.is_read_only() {
+        log::warn!(
+            "ram is ignored: what is mounted read-only has no memory tier, since no page is written"
+        );
+        return Ok(None);
+    }
+    let ram = RamTier::open(options.ram_bytes, counters.clone()).map_err(MountError::Memory)?;
+    Ok(Some(Arc::new(ram)))
 }
 
 fn tell_longest_held(file_system: &FileSystem) {
