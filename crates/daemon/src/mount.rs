@@ -205,6 +205,22 @@ impl From<StoreError> for MountError {
     }
 }
 
+/// The RAM tier, if there is one.
+fn memory(
+    options: &MountOptions, store: &Store, counters: &Counters,
+) -> Result<Option<Arc<RamTier>>, MountError> {
+    if options.ram_bytes == 0 {
+        return Ok(None);
+    }
+    // What is encoded, or elsewhere, can be nowhere else on read-only media.
+    if options.read_only && !store.is_read_only() {
+        log::warn!("ram is ignored: a mount that is read-only writes no pages");
+        return Ok(None);
+    }
+    let ram = RamTier::open(options.ram_bytes, counters.clone()).map_err(MountError::Memory)?;
+    Ok(Some(Arc::new(ram)))
+}
+
 /// Opens the store, mounts it, calls `ready`, serves until it is unmounted, and flushes.
 pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountError> {
     let listener = options.metrics_address.as_ref().map(Listener::bind).transpose()?;
@@ -216,15 +232,7 @@ pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountEr
     }
     remote::prepare(options, &store, &numbers)?;
     let counters = Counters::default();
-    // What is encoded, or elsewhere, can be nowhere else on read-only media.
-    if options.ram_bytes > 0 && (!options.read_only || store.is_read_only()) {
-        let ram = RamTier::open(options.ram_bytes, counters.clone()).map_err(MountError::Memory)?;
-        store.ram = Some(Arc::new(ram));
-    } else if options.ram_bytes > 0 {
-        log::warn!(
-            "ram is ignored: what is mounted read-only has no memory tier, since no page is written"
-        );
-    }
+    store.ram = memory(options, &store, &counters)?;
     let observer = Arc::new(Observer::new());
     observer.describe(&options.mountpoint);
     let (sender, invalidations) = bounded(INVALIDATIONS_MAX);

@@ -97,8 +97,8 @@ impl Steering for Steerer {
         for (name, value) in wanted.iter() {
             let old = find(name).and_then(|setting| now.value(&before, setting));
             let old = old.map_or_else(|| NOTHING.to_owned(), |old| old.to_string());
-            let line = format!("{name} is {value} from now on, it was {old}");
-            log::info!("{}", printable(line.chars()));
+            let told = format!("{name} is {value} from now on, it was {old}");
+            log::info!("{}", printable(told.chars()));
         }
         *self.now() = Now { live, config, ..now };
         Ok(())
