@@ -159,7 +159,7 @@ impl Replacement {
     }
 
     /// The same for who asks somebody else and cannot ask without end: where `is_pinned` does not say, the search ends.
-    /// The next one goes on there, since only those that are known to be pinned count as used now.
+    /// Only those that are known to be pinned count as used now.
     pub fn first_to_leave_while(
         &mut self, wanted: u64, most: usize, is_pinned: impl FnMut(ObjectId) -> Option<bool>,
     ) -> Vec<Victim> {

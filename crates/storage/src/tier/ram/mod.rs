@@ -40,7 +40,7 @@ pub struct RamUse {
     pub objects: u64,
 }
 
-/// Copies that one search for room probes in vain, a few microseconds each; the next one goes on behind them.
+/// Copies that one search for room probes in vain, a few microseconds each; the next one passes over them.
 const IN_USE_PROBED_MAX: usize = 64;
 
 /// The tier.
@@ -87,6 +87,8 @@ struct Held {
     replacement: Replacement,
     /// Files that never leave to make room.
     kept: BTreeSet<InodeId>,
+    /// What the searches before found in use, if they had to end before they had seen what they wanted.
+    in_use: BTreeSet<ObjectId>,
 }
 
 /// One copy. Its bytes count from before its file is made until after it is gone.
@@ -123,6 +125,7 @@ impl RamTier {
             place_bytes: budget_bytes,
             replacement: Replacement::new(budget_bytes),
             kept: BTreeSet::new(),
+            in_use: BTreeSet::new(),
         };
         Ok(RamTier {
             disk,
@@ -399,8 +402,8 @@ impl RamTier {
     /// Lets copies of so many bytes go, but so many copies at most; how many went.
     fn evict(&self, held: &mut Held, wanted: u64, most: usize) -> usize {
         self.drop_doomed(held);
-        let Held { copies, replacement, kept, .. } = held;
-        let mut probes = 0;
+        let Held { copies, replacement, kept, in_use, .. } = held;
+        let (mut probes, mut has_ended) = (0, true);
         let victims = replacement.first_to_leave_while(wanted, most, |object| {
             let Some(copy) = copies.get_mut(&object) else {
                 return Some(false);
@@ -411,15 +414,23 @@ impl RamTier {
             } else if copy.inode.is_some_and(|inode| kept.contains(&inode)) {
                 copy.pinned = true;
                 self.counters.skipped(Tier::Ram, "kept");
+            } else if in_use.contains(&object) {
+                copy.pinned = true;
+                self.counters.skipped(Tier::Ram, "in_use");
             } else if probes == IN_USE_PROBED_MAX {
+                has_ended = false;
                 return None;
             } else if !self.is_unused(object, copy.inode) {
                 probes += 1;
+                in_use.insert(object);
                 copy.pinned = true;
                 self.counters.skipped(Tier::Ram, "in_use");
             }
             Some(copy.pinned)
         });
+        if has_ended {
+            in_use.clear();
+        }
         for victim in &victims {
             held.replacement.evicted(victim.object);
             self.tell_evicted(held, victim.object, "memory needed room");
