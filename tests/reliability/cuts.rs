@@ -17,6 +17,13 @@ const CUTS: u64 = 100;
 /// Longest time between two cuts.
 const LIFE_MS_MAX: usize = 60;
 
+/// The power is back. The dead mount keeps files of the disk open, so it goes first.
+fn mount_again(mount: &mut Mount, disk: &SmallDisk) {
+    output(Command::new("umount").arg("-l").arg(mount.path()));
+    disk.restore_power();
+    mount.mount();
+}
+
 fn whatever_was_acknowledged_survives(format: Format, bytes: u64) {
     let (cuts, seed) = (setting("KVFS_POWER_CUTS", CUTS), setting("KVFS_SEED", 1));
     let disk = SmallDisk::with(format, bytes);
@@ -36,10 +43,7 @@ fn whatever_was_acknowledged_survives(format: Format, bytes: u64) {
             std::thread::sleep(agony);
             mount.kill();
         });
-        // The dead mount keeps files of the disk open.
-        output(Command::new("umount").arg("-l").arg(&root));
-        disk.restore_power();
-        mount.mount();
+        mount_again(&mut mount, &disk);
         ledger.check(&model, &root, &format!("{format:?}, seed {seed}, cut {round}"));
         rows_go_on(&root, &model);
         ledger.retire(&root, is_written_once);
@@ -84,9 +88,7 @@ fn many_files_of_one_commit(format: Format, bytes: u64) {
         std::fs::File::open(&directory).unwrap().sync_all().unwrap();
         disk.cut_power();
         mount.kill();
-        output(Command::new("umount").arg("-l").arg(mount.path()));
-        disk.restore_power();
-        mount.mount();
+        mount_again(&mut mount, &disk);
         for number in 0..TOGETHER {
             let found = std::fs::read_to_string(directory.join(number.to_string()));
             let expected = format!("{round} {number}");

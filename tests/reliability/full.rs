@@ -230,7 +230,7 @@ fn a_disk_that_is_full_of_what_nobody_finished() {
     }
     mount.kill();
     drop(unfinished);
-    let _ = std::process::Command::new("umount").arg("-l").arg(mount.path()).status();
+    crate::common::forks::output(std::process::Command::new("umount").arg("-l").arg(mount.path()));
     mount.mount();
     assert_eq!(std::fs::read(mount.files("kept")).unwrap(), fill(1, LARGE));
     write_and_close(mount.files("new"), &fill(3, LARGE)).unwrap();
