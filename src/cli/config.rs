@@ -14,8 +14,10 @@ use super::options::{self, is_effective, kernel_flag, push_kernel_flag, refusal}
 use super::output::Failure;
 use super::remote_key::KeySource;
 use super::settings::{self, Layer, Origin, Sources, Value};
+use super::size::Size;
 use crate::fs::rebuild::RebuildFrom;
 use crate::fuse::{MountOptions, Passthrough, RemoteOptions, default_threads};
+use crate::store::packs::PACKED_BYTES_MAX;
 use crate::tier::encoding::ColdEncoding;
 
 /// Threads that answer the kernel: with passthrough they only open and close files.
@@ -166,6 +168,7 @@ pub(crate) fn validate(first: &Sources, place: Place) -> Result<MountConfig, Str
             kernel_options: kernel_options(first)?,
             commit_interval,
             ram_bytes: first.bytes("ram").unwrap_or(0),
+            packed_bytes_max: packed_bytes_max(first)?,
             ssd_bytes: ssd_bytes(first, has_a_way_out)?,
             cold,
             remote,
@@ -183,6 +186,18 @@ pub(crate) fn validate(first: &Sources, place: Place) -> Result<MountConfig, Str
         log_level,
         sources: first.clone(),
     })
+}
+
+fn packed_bytes_max(first: &Sources) -> Result<u64, String> {
+    let bytes = first.bytes("pack").unwrap_or(0);
+    if bytes <= PACKED_BYTES_MAX {
+        return Ok(bytes);
+    }
+    Err(format!(
+        "pack is {}: must be from 0 to {}, larger files are better off alone",
+        Size(bytes),
+        Size(PACKED_BYTES_MAX)
+    ))
 }
 
 fn commit_interval(first: &Sources) -> Result<Duration, String> {

@@ -24,6 +24,7 @@ Settings come from, in this order: arguments, -o, variables, the file named by -
   --no-io-uring        io_uring            KVFS_IO_URING          yes
   --commit-interval    commit_interval     KVFS_COMMIT_INTERVAL   1 (seconds)
   --ram                ram                 KVFS_RAM               0 (none)
+  --pack               pack                KVFS_PACK              0 (no file shares another)
   --remote             remote              KVFS_REMOTE            none
   --offline            offline             KVFS_OFFLINE           no
   --remote-key         remote_key          KVFS_REMOTE_KEY        none (not sealed)
@@ -48,7 +49,7 @@ is meant for mount(8) and systemd (x-*, _netdev, nofail, noauto, user, defaults)
 (nosuid, nodev).
 Anything else is an error. A comma in a value is written \\, or \\054, or the value in double quotes.
 
-What can change while the mount is used (kvfs config set, mount -o remount): ram, ssd, cold,
+What can change while the mount is used (kvfs config set, mount -o remount): ram, pack, ssd, cold,
 remote_bandwidth, verify, on_corrupt, log_level.
 
 The daemon appends to its log: --log, otherwise /var/log/kvfs/NAME-HASH.log (of the store's path) for
@@ -88,6 +89,9 @@ pub(crate) struct MountArguments {
     /// Memory for pages: new ones are written there first, then to the store [default: 0]
     #[arg(long, value_name = "SIZE", value_parser = of("ram"))]
     ram: Option<Value>,
+    /// Files of up to so many bytes (1M at most) share pack files instead of each having its own [default: 0]
+    #[arg(long, value_name = "SIZE", value_parser = of("pack"))]
+    pack: Option<Value>,
     /// Where objects go in the background: a shared directory, or `s3://BUCKET/PREFIX` with
     /// the `AWS_*` variables
     #[arg(long, value_name = "DIR|s3://...")]
@@ -164,6 +168,7 @@ impl MountArguments {
             .with("offline", switch(self.offline, true))
             .with("commit_interval", self.commit_interval)
             .with("ram", self.ram)
+            .with("pack", self.pack)
             .with("ssd", self.ssd)
             .with("remote", text(self.remote.map(absolute).transpose()?))
             .with("remote_key", remote_key.map(Value::Path))

@@ -25,6 +25,15 @@ const SHRINK_STEP_PAUSE: Duration = Duration::from_millis(1);
 /// How often copies are asked whether they can leave by now that somebody had open, or that the disk did not have.
 const SHRINK_RETRY_PAUSE: Duration = Duration::from_millis(200);
 
+/// How often it is looked whether a pack mostly holds what is not valid any more.
+const COMPACT_EVERY: Duration = Duration::from_secs(1);
+
+/// Between two packs, for whoever else uses the disk: copying one takes about as long.
+const COMPACT_PAUSE: Duration = Duration::from_millis(100);
+
+/// After a failure: a disk that is full may have room again.
+const COMPACT_RETRY_PAUSE: Duration = Duration::from_secs(10);
+
 /// Moves objects to the remote until `stopped` is closed. The receiver hears of the end.
 pub(super) fn start_moving(
     file_system: &Arc<FileSystem>, mut mover: Mover, stopped: &Receiver<()>,
@@ -174,6 +183,10 @@ fn start_changing(
             file_system.scrub_through(wanted);
             move || scrub(&file_system, &requests, &stopped)
         })?,
+        start("kvfs-compact", {
+            let (file_system, stopped) = (Arc::clone(file_system), stopped.clone());
+            move || compact(&file_system, &stopped)
+        })?,
         start("kvfs-sweep", {
             let file_system = Arc::clone(file_system);
             let read_only = options.read_only;
@@ -272,6 +285,21 @@ fn scrub(file_system: &FileSystem, requests: &Receiver<ScrubRequest>, stopped: &
                 Err(_) => return,
             },
         }
+    }
+}
+
+/// Takes room back from packs.
+fn compact(file_system: &FileSystem, stopped: &Receiver<()>) {
+    let mut pause = COMPACT_EVERY;
+    while stopped.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
+        pause = match file_system.store().packs.compact() {
+            Ok(true) => COMPACT_PAUSE,
+            Ok(false) => COMPACT_EVERY,
+            Err(error) => {
+                log::debug!("a pack keeps room for nothing: {error}");
+                COMPACT_RETRY_PAUSE
+            }
+        };
     }
 }
 

@@ -78,6 +78,8 @@ pub struct MountOptions {
     pub commit_interval: Duration,
     /// Budget of the RAM tier; 0 for none.
     pub ram_bytes: u64,
+    /// Files of up to so many bytes are put into packs; 0 for none.
+    pub packed_bytes_max: u64,
     /// Bytes of objects that the store's disk should hold at most; `None` for no limit.
     pub ssd_bytes: Option<u64>,
     /// How cold objects are encoded, on the disk and in the remote.
@@ -111,6 +113,7 @@ impl MountOptions {
             kernel_options: Vec::new(),
             commit_interval: Duration::from_secs(1),
             ram_bytes: 0,
+            packed_bytes_max: 0,
             ssd_bytes: None,
             cold: ColdEncoding::None,
             remote: None,
@@ -217,6 +220,7 @@ pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountEr
     remote::prepare(options, &store, &numbers)?;
     let counters = Counters::default();
     store.ram = memory_tier(options, &store, &counters)?;
+    store.packs.set_packed_bytes_max(options.packed_bytes_max);
     let observer = Arc::new(Observer::new());
     observer.describe(&options.mountpoint);
     let (sender, invalidations) = bounded(INVALIDATIONS_MAX);

@@ -55,11 +55,13 @@ impl FileSystem {
             return Err(FsError::BadHandle);
         };
         let id = closed.inode;
+        let was_file = closed.served.is_file();
         // The file must be closed before the probe, or the daemon sees itself as a writer.
         drop(closed.served);
         let Some(node) = state.nodes.get_mut(&id) else {
             return Ok(());
         };
+        node.served -= u32::from(was_file);
         if closed.writes {
             node.writers -= 1;
             node.writers_flushed -= u32::from(closed.flushed);

@@ -91,6 +91,7 @@ impl FileSystem {
             self.remove_encoded_garbage(tiers)?;
         }
         self.core.store.sync_removals()?;
+        self.core.store.packs.end()?;
         if self.left_by_crash.is_swept() {
             self.core.state().metadata.put_epoch(true);
             self.commit()?;
@@ -118,6 +119,9 @@ impl FileSystem {
                 if let Some(tiers) = &self.tiers {
                     tiers.copies.forget(object);
                 }
+            }
+            if let Err(error) = self.core.store.packs.write_dead() {
+                log::debug!("the packs do not say yet what is not valid: {error}");
             }
             return Ok(());
         };

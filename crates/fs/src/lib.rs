@@ -204,6 +204,11 @@ impl FileSystem {
         invalidations: crossbeam_channel::Sender<Invalidation>,
     ) -> Result<(FileSystem, Recovered), StoreError> {
         recovery::empty_staging(&store)?;
+        if !store.is_read_only()
+            && let Err(error) = store.packs.recover()
+        {
+            log::warn!("the packs are looked through again at the next mount: {error}");
+        }
         if let Err(error) = store.fill_reserve() {
             log::warn!("the disk has no room to keep for the metadata: {error}");
         }

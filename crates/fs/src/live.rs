@@ -64,6 +64,8 @@ impl Choices {
 pub struct Changes {
     /// Budget of the RAM tier.
     pub ram_bytes: Option<u64>,
+    /// Files of up to so many bytes are put into packs from now on.
+    pub packed_bytes_max: Option<u64>,
     /// Budget of the disk, or none.
     pub ssd_bytes: Option<Option<u64>>,
     /// How cold objects are encoded from now on.
@@ -92,6 +94,9 @@ impl Changes {
             ram.set_budget(bytes).map_err(|error| format!("ram: {error}"))?;
         }
         // Nothing below can fail.
+        if let Some(bytes) = self.packed_bytes_max {
+            file_system.core.store.packs.set_packed_bytes_max(bytes);
+        }
         if let Some(tiers) = file_system.tiers() {
             if let Some(bytes) = self.ssd_bytes {
                 tiers.copies.set_budget(bytes);

@@ -176,6 +176,9 @@ impl FileSystem {
             Ok(stat) if stat.is_same_content(&known) => {}
             _ => return Ok(None),
         }
+        if self.core.store.packs.holds(object) {
+            return Ok(None);
+        }
         self.core.observer.opened(known.length);
         let handle = Handle::new(id, false, Served::Passthrough);
         Ok(Some(self.core.state().add_handle(handle)))
@@ -234,7 +237,15 @@ impl FileSystem {
                     node.verified = is_known.then_some((object, stat));
                 }
                 let sealed = file.role.is_sealed();
-                Ok(self.add_opened(&mut state, id, opened, false, sealed))
+                let is_packed = self.core.is_passthrough() && opened.descriptor().is_none();
+                let mut opened = self.add_opened(&mut state, id, opened, false, sealed);
+                let is_known = verified
+                    .is_some_and(|(last, known)| last == object && known.is_same_content(&stat));
+                if is_packed && !sealed && !is_known {
+                    // The kernel may have kept another version when that was in a pack.
+                    opened.caching = Caching::Anew;
+                }
+                Ok(opened)
             }
             Err(error) => {
                 state.drop_node_if_idle(id)?;
@@ -319,7 +330,8 @@ impl FileSystem {
             let inode = state.inode(id)?;
             let file = inode.file().ok_or(FsError::Invalid)?;
             let object = state.current_object(id, file).ok_or(FsError::Stale)?;
-            let opened = self.core.store.open_object(object, self.writer_access())?;
+            let access = self.access_of(&state, id);
+            let opened = self.core.store.open_object(object, access)?;
             self.core.observer.opened(opened.stat()?.length);
             (self.add_opened(&mut state, id, Arc::from(opened), true, false), wait)
         };
@@ -346,6 +358,12 @@ impl FileSystem {
         if let Some(ram) = &self.core.store.ram {
             // First of all: a copy that could still leave might be the one looked at.
             ram.make_dirty(object);
+        }
+        let was_packed = self.core.store.packs.unpack(object)?;
+        if was_packed {
+            state.metadata.staged.insert(object);
+            // Whoever syncs what it writes must not lose it with what is in `staging/`.
+            state.metadata.publish(object);
         }
         let backing = self.core.store.stat_object(object)?;
         if backing.mtime != mtime {
@@ -375,7 +393,7 @@ impl FileSystem {
         let promised = record.is_some_and(|record| record.checksum.is_some());
         let staged = state.metadata.staged.contains(&object);
         let committing = state.metadata.is_committing(object);
-        Ok(life == Life::Durable && (promised || committing || !staged))
+        Ok(life == Life::Durable && (promised || committing || !staged || was_packed))
     }
 
     /// Opens with `O_TRUNC`: the new version is made beside the old one, which comes back after a
@@ -432,7 +450,7 @@ impl FileSystem {
         let inode = state.inode(id)?;
         let file = inode.file().ok_or(FsError::Invalid)?;
         let object = state.current_object(id, file).ok_or(FsError::Stale)?;
-        let opened = self.core.store.open_object(object, self.writer_access())?;
+        let opened = self.core.store.open_object(object, self.access_of(&state, id))?;
         self.core.observer.opened(0);
         Ok(self.add_opened(&mut state, id, Arc::from(opened), writes, false))
     }
@@ -473,11 +491,17 @@ impl FileSystem {
         if self.core.is_passthrough() { Access::Read } else { Access::ReadWrite }
     }
 
+    /// The same for a file that somebody may have open. The kernel serves all of its handles, or none.
+    fn access_of(&self, state: &State, id: InodeId) -> Access {
+        if self.core.passes_through(state, id) { Access::Read } else { Access::ReadWrite }
+    }
+
     fn add_opened(
         &self, state: &mut State, inode: InodeId, file: Arc<dyn DiskFile>, writes: bool,
         is_sealed: bool,
     ) -> Opened {
-        let (served, by) = if self.core.is_passthrough() {
+        let is_backed = self.core.passes_through(state, inode) && file.descriptor().is_some();
+        let (served, by) = if is_backed {
             (Served::Passthrough, OpenedBy::Kernel { file })
         } else {
             (Served::File(file), OpenedBy::Daemon)

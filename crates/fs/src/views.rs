@@ -182,6 +182,11 @@ impl FileSystem {
             line("ram_pinned_bytes", &usage.pinned_bytes);
             line("ram_objects", &usage.objects);
         }
+        let packed = self.core.store.packs.packed();
+        line("packed_files", &packed.objects);
+        line("pack_files", &packed.packs);
+        line("pack_bytes", &packed.bytes);
+        line("pack_live_bytes", &packed.live_bytes);
         self.tier_status(&mut text);
         self.retention_status(&mut text);
         self.scrub_status(&mut text);

@@ -209,6 +209,8 @@ fn changes(from: &MountConfig, to: &MountConfig) -> Changes {
     };
     Changes {
         ram_bytes: (from.ram_bytes != to.ram_bytes).then_some(to.ram_bytes),
+        packed_bytes_max: (from.packed_bytes_max != to.packed_bytes_max)
+            .then_some(to.packed_bytes_max),
         ssd_bytes: (from.ssd_bytes != to.ssd_bytes).then_some(to.ssd_bytes),
         cold: (from.cold != to.cold).then_some(to.cold),
         bandwidth: (rate(from) != rate(to)).then(|| rate(to)),

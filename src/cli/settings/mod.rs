@@ -53,10 +53,15 @@ impl Setting {
 }
 
 /// All settings, in the order in which they are shown.
-pub(crate) static SETTINGS: [Setting; 24] = [
+pub(crate) static SETTINGS: [Setting; 25] = [
     setting(
         "ram", &["KVFS_RAM"], Kind::Size, Some("0"),
         "Memory for pages: new ones are written there first, then to the store.",
+    )
+    .live(),
+    setting(
+        "pack", &["KVFS_PACK"], Kind::Size, Some("0"),
+        "Files of up to so many bytes (1M at most) share pack files instead of each having its own.",
     )
     .live(),
     setting(

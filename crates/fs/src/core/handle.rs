@@ -57,6 +57,13 @@ pub(crate) enum Served {
     SlotDraft(Arc<SlotDraft>),
 }
 
+impl Served {
+    /// Whether the daemon serves it from a resident file.
+    pub(crate) fn is_file(&self) -> bool {
+        matches!(self, Served::File(_))
+    }
+}
+
 impl Core {
     pub(crate) fn served(&self, handle: u64) -> Result<(InodeId, bool, Served), FsError> {
         let state = self.state();

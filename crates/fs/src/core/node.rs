@@ -28,7 +28,10 @@ pub(crate) struct Node {
     pub(crate) readers: u32,
     /// Handles open for writing.
     pub(crate) writers: u32,
-    /// Those of them whose descriptor was closed at least once: their release is on its way,
+    /// Handles that the daemon serves from a file that the kernel could serve: of a file that was in a pack when the
+    /// first of them was opened. The kernel refuses to have handles of both kinds.
+    pub(crate) served: u32,
+    /// Writers' handles whose descriptor was closed at least once: their release is on its way,
     /// unless dup or fork made more descriptors.
     pub(crate) writers_flushed: u32,
     /// Of the writers that closed all descriptors that are known.

@@ -65,9 +65,12 @@ impl Core {
     pub(crate) fn persist(
         &self, frozen: &Layer,
     ) -> Result<Vec<(ObjectId, ObjectRecord)>, StoreError> {
-        let flushed = publish(&self.store, frozen.publish.iter(), |object| {
+        let packed = self.put_into_packs(frozen)?;
+        let others = frozen.publish.iter().filter(|object| !packed.objects.contains(object));
+        let mut flushed = publish(&self.store, others, |object| {
             self.state().metadata.staged.remove(&object);
         })?;
+        flushed.extend(packed.flushed);
         self.note_flushed(&flushed);
         let objects: Vec<ObjectId> = frozen.publish.iter().copied().collect();
         let threads = READ_AT_ONCE.min(self.store.disk.syncs_at_once());

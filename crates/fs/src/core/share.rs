@@ -38,7 +38,7 @@ impl Core {
             }
         };
         let Some(other) = other.filter(|other| *other != object) else { return Ok(None) };
-        match are_equal(&self.store, object, other) {
+        match have_same_bytes(&self.store, object, other) {
             Ok(equal) => Ok(equal.then_some(id)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error.into()),
@@ -73,22 +73,13 @@ impl Core {
     }
 }
 
-fn are_equal(store: &Store, one: ObjectId, other: ObjectId) -> io::Result<bool> {
-    let map =
-        |object| -> io::Result<_> { Ok(store.open_object(object, Access::Read)?.map_at_rest()) };
-    Ok(match (map(one)?, map(other)?) {
-        (Some(one), Some(other)) => *one == *other,
-        _ => false,
-    })
-}
-
-/// The same where a disk may not map them, or fail to read: what cannot be read is not the same.
+/// Whether two objects have the same bytes. What cannot be read is not the same.
 fn have_same_bytes(store: &Store, one: ObjectId, other: ObjectId) -> io::Result<bool> {
-    if are_equal(store, one, other)? {
-        return Ok(true);
-    }
     let one = store.open_object(one, Access::Read)?;
     let other = store.open_object(other, Access::Read)?;
+    if let (Some(one), Some(other)) = (one.map_at_rest(), other.map_at_rest()) {
+        return Ok(*one == *other);
+    }
     if one.stat()?.length != other.stat()?.length {
         return Ok(false);
     }

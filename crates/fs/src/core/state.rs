@@ -175,6 +175,7 @@ impl State {
     /// Opens a handle.
     pub(crate) fn add_handle(&mut self, handle: Handle) -> u64 {
         let node = self.nodes.entry(handle.inode).or_default();
+        node.served += u32::from(handle.served.is_file());
         if handle.writes {
             node.writers += 1;
         } else {

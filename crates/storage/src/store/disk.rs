@@ -50,6 +50,8 @@ pub enum DiskPath {
     Encoded(ObjectId),
     /// `<id>` on the RAM tier's own filesystem.
     Ram(ObjectId),
+    /// `packs/<n>`: the bytes of many small objects.
+    Pack(u32),
     /// `quarantine/<name>`: refused or corrupt bytes, and beside them the reason.
     Quarantine(String),
 }
@@ -65,6 +67,8 @@ pub enum DiskDirectory {
     ObjectShard(u8),
     /// `staging/`
     Staging,
+    /// `packs/`
+    Packs,
     /// `quarantine/`
     Quarantine,
 }
@@ -83,6 +87,7 @@ impl DiskDirectory {
             DiskDirectory::Objects => PathBuf::from("objects"),
             DiskDirectory::ObjectShard(shard) => PathBuf::from(format!("objects/{shard:02x}")),
             DiskDirectory::Staging => PathBuf::from("staging"),
+            DiskDirectory::Packs => PathBuf::from("packs"),
             DiskDirectory::Quarantine => PathBuf::from("quarantine"),
         }
     }
@@ -135,6 +140,7 @@ impl DiskPath {
                 PathBuf::from(format!("objects/{:02x}/{object}{ENCODED}", shard(*object)))
             }
             DiskPath::Ram(object) => PathBuf::from(object.to_string()),
+            DiskPath::Pack(number) => PathBuf::from(format!("packs/{number:08x}")),
             DiskPath::Quarantine(name) => PathBuf::from(format!("quarantine/{name}")),
         }
     }

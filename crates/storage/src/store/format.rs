@@ -16,6 +16,8 @@ use super::local_disk::LocalDisk;
 const MAGIC: &str = "kvfs store ";
 /// Version of the layout and of every record in it.
 pub const VERSION: u32 = 1;
+/// The version of a store that has packs; everything else is the same.
+pub const VERSION_WITH_PACKS: u32 = 2;
 /// `FORMAT` is one short line.
 const FORMAT_BYTES_MAX: u64 = 256;
 
@@ -92,6 +94,14 @@ pub fn lock(path: &Path, is_read_only: bool) -> Result<Lock, StoreError> {
     }
 }
 
+/// Notes that a store has packs from now on, in place: whoever uses the store has locked this file. The text stays
+/// as long as it is, so that no crash leaves half of it.
+pub(super) fn note_packs(disk: &dyn Disk) -> io::Result<()> {
+    let file = disk.open(&DiskPath::Format, Access::ReadWrite)?;
+    file.write_all_at(format!("{MAGIC}{VERSION_WITH_PACKS}\n").as_bytes(), 0)?;
+    file.sync()
+}
+
 /// Refuses a store of another version.
 pub fn check(disk: &dyn Disk, path: &Path) -> Result<(), StoreError> {
     let file: Box<dyn DiskFile> = disk.open(&DiskPath::Format, Access::Read)?;
@@ -100,10 +110,10 @@ pub fn check(disk: &dyn Disk, path: &Path) -> Result<(), StoreError> {
     let text = String::from_utf8_lossy(&bytes);
     let version = text.trim_end().strip_prefix(MAGIC).and_then(|rest| rest.parse::<u32>().ok());
     match version {
-        Some(VERSION) => Ok(()),
+        Some(VERSION | VERSION_WITH_PACKS) => Ok(()),
         Some(version) => Err(StoreError::Version(format!(
-            "the store {} has format {version}, this kvfs reads format {VERSION}: use the kvfs \
-             that wrote it",
+            "the store {} has format {version}, this kvfs reads formats {VERSION} and {VERSION_WITH_PACKS}: use \
+             the kvfs that wrote it",
             path.display()
         ))),
         None => Err(StoreError::NotAStore(path.to_owned())),

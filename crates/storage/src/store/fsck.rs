@@ -97,6 +97,7 @@ pub fn run(
 ) -> Result<Report, StoreError> {
     if options.repair {
         store.check_writable()?;
+        store.packs.recover()?;
     }
     let (records, sound) = match open(store, options) {
         Ok(opened) => opened,
@@ -118,6 +119,7 @@ pub fn run(
     rest::check(&mut image)?;
     if options.repair {
         repair(&image, &records)?;
+        store.packs.end()?;
     }
     Ok(image.report)
 }

@@ -6,6 +6,7 @@
 //! ├── meta.redb       names, attributes, objects, reference counts
 //! ├── meta.reserve    room for meta.redb on a full disk
 //! ├── objects/ab/ID   one file per object that a committed name may refer to
+//! ├── packs/N         the bytes of many small objects
 //! ├── staging/ID      bytes being written; garbage after a crash
 //! └── quarantine/     refused or corrupt bytes, each with its reason
 //! ```
@@ -30,6 +31,7 @@ pub mod layer;
 pub mod local_disk;
 pub mod metadata;
 mod overlay;
+pub mod packs;
 pub mod quarantine;
 mod read_only_disk;
 pub mod record;
@@ -49,6 +51,7 @@ use crate::tier::ram::RamTier;
 use database::Backend;
 use disk::{Access, Disk, DiskDirectory, DiskFile, DiskPath};
 use events::Events;
+use packs::{PackedDisk, Packs};
 use record::ObjectId;
 use reserve::Reserve;
 
@@ -174,6 +177,8 @@ from_redb!(
 pub struct Store {
     /// The disk.
     pub disk: Arc<dyn Disk>,
+    /// What lies in packs on it.
+    pub packs: Arc<Packs>,
     /// Copies in memory, and what the next commit will write to the disk.
     pub ram: Option<Arc<RamTier>>,
     /// What happened, on its way into the database.
@@ -204,9 +209,21 @@ impl Store {
             Arc::new(local)
         };
         format::check(disk.as_ref(), path)?;
+        let packs = Arc::new(Packs::open(Arc::clone(&disk))?);
+        let disk = Arc::new(PackedDisk::new(disk, Arc::clone(&packs)));
         let (path, lock) = (path.to_owned(), Arc::new(lock));
         let (events, reserve, thinned) = (Arc::default(), Arc::default(), Arc::default());
-        Ok(Store { disk, ram: None, events, path, lock, reserve, thinned })
+        Ok(Store { disk, packs, ram: None, events, path, lock, reserve, thinned })
+    }
+
+    /// The same store on another disk.
+    ///
+    /// # Errors
+    /// A pack on it cannot be read.
+    pub fn set_disk(&mut self, disk: Arc<dyn Disk>) -> io::Result<()> {
+        self.packs = Arc::new(Packs::open(Arc::clone(&disk))?);
+        self.disk = Arc::new(PackedDisk::new(disk, Arc::clone(&self.packs)));
+        Ok(())
     }
 
     /// Where the store is.

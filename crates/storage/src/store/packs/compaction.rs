@@ -1,0 +1,123 @@
+//! Room is taken back: what is valid is copied out of a pack that mostly holds what is not, and the pack goes.
+
+use std::io;
+
+use super::index::Dead;
+use super::pack::Pack;
+use super::record::{Header, Kind, Place};
+use super::writer::PACK_BYTES;
+use super::{APPENDED_BYTES_MAX, Packs};
+use crate::store::disk::{DiskDirectory, DiskPath};
+
+/// So many packs of less than a quarter of what one may hold are put together: each mount begins a new one.
+const SHORT_PACKS_MAX: usize = 16;
+
+impl Packs {
+    /// Copies what is valid out of one pack, if there is one that is worth it, and removes it. Whether there was.
+    ///
+    /// # Errors
+    /// There is no room for the copies, or the disk fails; nothing is lost.
+    pub fn compact(&self) -> io::Result<bool> {
+        let Some(number) = self.worth_compacting() else { return Ok(false) };
+        let Some(pack) = self.index().pack(number) else { return Ok(false) };
+        let contents = pack.read()?;
+        let mut moved = Vec::new();
+        let (mut some, mut bytes) = (Vec::new(), 0);
+        for (place, header) in contents.records {
+            if !self.is_valid(place, &header) {
+                continue;
+            }
+            bytes += usize::try_from(header.record_bytes()).unwrap_or(usize::MAX);
+            some.push((place, header));
+            if bytes >= APPENDED_BYTES_MAX {
+                self.copy(&pack, &some, &mut moved)?;
+                some.clear();
+                bytes = 0;
+            }
+        }
+        self.copy(&pack, &some, &mut moved)?;
+        self.sync()?;
+        let dead = self.point_at(&moved);
+        self.dead().extend(dead);
+        self.index_mut().packs.remove(&number);
+        self.disk.remove(&DiskPath::Pack(number))?;
+        self.disk.sync_directory(DiskDirectory::Packs)?;
+        Ok(true)
+    }
+
+    /// The oldest complete pack that is half invalid; or of those that are short, if there are many.
+    fn worth_compacting(&self) -> Option<u32> {
+        let (current, incomplete): (_, Vec<u32>) = {
+            let writer = self.writer();
+            (writer.current(), writer.incomplete.iter().map(|open| open.pack.number).collect())
+        };
+        let index = self.index();
+        let complete = index
+            .packs
+            .iter()
+            .filter(|(number, _)| current != Some(**number) && !incomplete.contains(number));
+        let mut short = Vec::new();
+        for (number, known) in complete {
+            if known.live_bytes * 2 <= known.bytes {
+                return Some(*number);
+            }
+            if known.bytes < PACK_BYTES / 4 {
+                short.push(*number);
+            }
+        }
+        short.first().copied().filter(|_| short.len() >= SHORT_PACKS_MAX)
+    }
+
+    fn is_valid(&self, place: Place, header: &Header) -> bool {
+        let index = self.index();
+        match header.kind {
+            Kind::Bytes => index.get(header.object).is_some_and(|entry| entry.place == place),
+            Kind::Note => index
+                .get(header.object)
+                .and_then(|entry| entry.note)
+                .is_some_and(|(note, _)| note == place),
+            // As long as there is what it is about.
+            Kind::Gone(of) => of.pack != place.pack && index.packs.contains_key(&of.pack),
+            Kind::Index | Kind::End(_) => false,
+        }
+    }
+
+    /// Adds records to the last pack as they are, damage included: their checksums go with them.
+    fn copy(
+        &self, pack: &Pack, records: &[(Place, Header)], moved: &mut Vec<(Place, Place, Header)>,
+    ) -> io::Result<()> {
+        let payloads: Vec<Vec<u8>> = records
+            .iter()
+            .map(|(place, header)| pack.bytes(u64::from(place.offset), header.length))
+            .collect::<io::Result<_>>()?;
+        let copies: Vec<(Header, &[u8])> = records
+            .iter()
+            .zip(&payloads)
+            .map(|((_, header), payload)| (*header, payload.as_slice()))
+            .collect();
+        let mut writer = self.writer();
+        self.open_writer(&mut writer)?;
+        let places = writer.write(&copies)?;
+        let placed = records.iter().zip(places);
+        moved.extend(placed.map(|((from, header), to)| (*from, to, *header)));
+        Ok(())
+    }
+
+    /// Objects have the copies from now on; returns those that nobody needs any more.
+    fn point_at(&self, moved: &[(Place, Place, Header)]) -> Vec<Dead> {
+        let mut dead = Vec::new();
+        for some in moved.chunks(POINTED_AT_A_TIME) {
+            let mut index = self.index_mut();
+            for (from, to, header) in some {
+                let is_current = index.relocate(*from, *to, header);
+                if !is_current && header.kind == Kind::Bytes {
+                    dead.push((header.object, *to));
+                }
+            }
+        }
+        dead
+    }
+}
+
+/// Objects that are pointed elsewhere before others may look into the index: some 0.1 us each.
+const POINTED_AT_A_TIME: usize = 1024;

@@ -1,0 +1,172 @@
+//! Where each object in a pack is: what the records say, in memory. Some 100 bytes per object.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use super::pack::Pack;
+use super::record::{Header, Kind, Place, record_bytes};
+use crate::store::disk::shard;
+use crate::store::record::{ObjectId, Time};
+
+/// Where the bytes of an object are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Entry {
+    pub(super) place: Place,
+    /// Bytes.
+    pub(super) length: u32,
+    pub(super) mtime: Time,
+    /// What is noted of it, and the bytes of that.
+    pub(super) note: Option<(Place, u32)>,
+    /// Somebody changes a copy in a file of its own: these are the bytes after a crash, and nothing until then.
+    pub(super) is_hidden: bool,
+}
+
+/// A pack, and how much of it is worth keeping.
+#[derive(Debug)]
+pub(super) struct Known {
+    pub(super) pack: Arc<Pack>,
+    /// Bytes of its records.
+    pub(super) bytes: u64,
+    /// Bytes of those that are valid.
+    pub(super) live_bytes: u64,
+}
+
+/// All objects in packs. They are kept by the directory that would hold their files.
+#[derive(Debug)]
+pub(super) struct Index {
+    shards: Vec<HashMap<ObjectId, Entry>>,
+    pub(super) packs: BTreeMap<u32, Known>,
+}
+
+/// A record of an object's bytes that is not valid any more, and that no record says so of.
+pub(super) type Dead = (ObjectId, Place);
+
+impl Index {
+    pub(super) fn new() -> Index {
+        let shards = (0..=u8::MAX).map(|_| HashMap::new()).collect();
+        Index { shards, packs: BTreeMap::new() }
+    }
+
+    fn of(&self, object: ObjectId) -> &HashMap<ObjectId, Entry> {
+        &self.shards[usize::from(shard(object))]
+    }
+
+    fn of_mut(&mut self, object: ObjectId) -> &mut HashMap<ObjectId, Entry> {
+        &mut self.shards[usize::from(shard(object))]
+    }
+
+    pub(super) fn get(&self, object: ObjectId) -> Option<&Entry> {
+        self.of(object).get(&object)
+    }
+
+    /// Where the bytes are that an object has now, if it has no file of its own.
+    pub(super) fn visible(&self, object: ObjectId) -> Option<&Entry> {
+        self.get(object).filter(|entry| !entry.is_hidden)
+    }
+
+    /// The objects that would lie in a directory.
+    pub(super) fn objects(&self, shard: u8) -> impl Iterator<Item = ObjectId> {
+        let visible = self.shards[usize::from(shard)].iter().filter(|(_, entry)| !entry.is_hidden);
+        visible.map(|(object, _)| *object)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.shards.iter().map(HashMap::len).sum()
+    }
+
+    /// What a record of a pack says, in the order in which they were written.
+    pub(super) fn replay(&mut self, at: Place, header: &Header) -> Option<Dead> {
+        match header.kind {
+            Kind::Bytes => self.put(at, header),
+            Kind::Note => {
+                self.note(at, header);
+                None
+            }
+            Kind::Gone(place) => {
+                if self.get(header.object).is_some_and(|entry| entry.place == place) {
+                    self.remove(header.object);
+                }
+                None
+            }
+            Kind::Index | Kind::End(_) => None,
+        }
+    }
+
+    /// The bytes of an object are there from now on. Returns where they were before.
+    pub(super) fn put(&mut self, place: Place, header: &Header) -> Option<Dead> {
+        let Ok(length) = u32::try_from(header.length) else { return None };
+        let old = self.get(header.object).copied();
+        let note = old.and_then(|old| old.note);
+        let entry = Entry { place, length, mtime: header.mtime, note, is_hidden: false };
+        self.of_mut(header.object).insert(header.object, entry);
+        self.count(place, record_bytes(header.length), true);
+        let old = old?;
+        self.count(old.place, record_bytes(u64::from(old.length)), false);
+        (old.place != place).then_some((header.object, old.place))
+    }
+
+    /// What is noted of an object is there from now on.
+    pub(super) fn note(&mut self, place: Place, header: &Header) {
+        let Ok(length) = u32::try_from(header.length) else { return };
+        let Some(entry) = self.of_mut(header.object).get_mut(&header.object) else { return };
+        let old = entry.note.replace((place, length));
+        self.count(place, record_bytes(header.length), true);
+        if let Some((old, length)) = old {
+            self.count(old, record_bytes(u64::from(length)), false);
+        }
+    }
+
+    /// A record has been copied. Whether an object still counted on it: it counts on the copy now.
+    pub(super) fn relocate(&mut self, from: Place, to: Place, header: &Header) -> bool {
+        let Some(entry) = self.of_mut(header.object).get_mut(&header.object) else { return false };
+        match (header.kind, &mut entry.note) {
+            (Kind::Bytes, _) if entry.place == from => entry.place = to,
+            (Kind::Note, Some((note, _))) if *note == from => *note = to,
+            _ => return false,
+        }
+        self.count(from, header.record_bytes(), false);
+        self.count(to, header.record_bytes(), true);
+        true
+    }
+
+    /// An object is in no pack any more.
+    pub(super) fn remove(&mut self, object: ObjectId) -> Option<Entry> {
+        let entry = self.of_mut(object).remove(&object)?;
+        self.count(entry.place, record_bytes(u64::from(entry.length)), false);
+        if let Some((note, length)) = entry.note {
+            self.count(note, record_bytes(u64::from(length)), false);
+        }
+        Some(entry)
+    }
+
+    pub(super) fn hide(&mut self, object: ObjectId) {
+        if let Some(entry) = self.of_mut(object).get_mut(&object) {
+            entry.is_hidden = true;
+        }
+    }
+
+    pub(super) fn add_pack(&mut self, pack: Arc<Pack>) {
+        self.packs.insert(pack.number, Known { pack, bytes: 0, live_bytes: 0 });
+    }
+
+    /// A pack has become longer.
+    pub(super) fn grow(&mut self, pack: u32, bytes: u64) {
+        if let Some(known) = self.packs.get_mut(&pack) {
+            known.bytes += bytes;
+        }
+    }
+
+    pub(super) fn pack(&self, number: u32) -> Option<Arc<Pack>> {
+        self.packs.get(&number).map(|known| Arc::clone(&known.pack))
+    }
+
+    fn count(&mut self, place: Place, bytes: u64, is_live: bool) {
+        if let Some(known) = self.packs.get_mut(&place.pack) {
+            known.live_bytes = if is_live {
+                known.live_bytes + bytes
+            } else {
+                known.live_bytes.saturating_sub(bytes)
+            };
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! Records are added to one pack at a time. It gets its index when it is full, and at the end of the mount.
+//!
+//! As long as a mount may change where bytes count, some pack has no index: after a crash the next mount finds
+//! it, and looks for files that count instead of a record ([`super::Packs::open`]).
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use super::index::{Dead, Index};
+use super::pack::{Contents, Pack};
+use super::record::{HEADER_BYTES, Header, Kind, Place};
+use crate::store::disk::{Disk, DiskDirectory, DiskPath};
+use crate::store::format;
+use crate::store::record::{ObjectId, Time};
+
+/// A pack gets no record beyond that. To take room back at most as much is copied, and after a crash a mount
+/// reads as much before it answers: a tenth of a second on a disk of today.
+pub(super) const PACK_BYTES: u64 = 64 << 20;
+
+/// A pack without an index, and what is in it.
+#[derive(Debug)]
+pub(super) struct Open {
+    pub(super) pack: Arc<Pack>,
+    pub(super) contents: Contents,
+}
+
+/// What is added to packs.
+#[derive(Debug)]
+pub(super) struct Writer {
+    disk: Arc<dyn Disk>,
+    index: Arc<RwLock<Index>>,
+    /// What records are added to.
+    current: Option<Open>,
+    /// Packs without an index that get no records any more: a write to them failed, or the mount before crashed.
+    pub(super) incomplete: Vec<Open>,
+    /// Packs whose last records may not be durable.
+    unsynced: Vec<Arc<Pack>>,
+    /// Records that no object has been told to count yet.
+    pub(super) unadopted: HashMap<Place, ObjectId>,
+    next: u32,
+}
+
+impl Writer {
+    pub(super) fn new(disk: Arc<dyn Disk>, index: Arc<RwLock<Index>>, next: u32) -> Writer {
+        Writer {
+            disk,
+            index,
+            current: None,
+            incomplete: Vec::new(),
+            unsynced: Vec::new(),
+            unadopted: HashMap::new(),
+            next,
+        }
+    }
+
+    /// Whether some pack has no index, and that is durable.
+    pub(super) fn is_open(&self) -> bool {
+        self.current.is_some() || !self.incomplete.is_empty()
+    }
+
+    /// The number of the pack that records are added to.
+    pub(super) fn current(&self) -> Option<u32> {
+        self.current.as_ref().map(|open| open.pack.number)
+    }
+
+    /// Sees to it that some pack has no index.
+    pub(super) fn open(&mut self) -> io::Result<()> {
+        if self.current.is_none() {
+            self.current = Some(self.create()?);
+        }
+        Ok(())
+    }
+
+    fn create(&mut self) -> io::Result<Open> {
+        if self.next == 1 {
+            // Whoever does not know of packs would take their objects for lost.
+            format::note_packs(self.disk.as_ref())?;
+            self.disk.create_directory(DiskDirectory::Packs)?;
+            self.disk.sync_directory(DiskDirectory::Store)?;
+        }
+        let number = self.next;
+        self.next += 1;
+        let file = self.disk.create(&DiskPath::Pack(number))?;
+        self.disk.sync_directory(DiskDirectory::Packs)?;
+        let pack = Arc::new(Pack { number, file });
+        self.write_index().add_pack(Arc::clone(&pack));
+        Ok(Open { pack, contents: Contents::default() })
+    }
+
+    fn write_index(&self) -> std::sync::RwLockWriteGuard<'_, Index> {
+        self.index.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds records in one write; returns where they are. They are durable after [`Writer::unsynced`] were synced.
+    pub(super) fn write(&mut self, records: &[(Header, &[u8])]) -> io::Result<Vec<Place>> {
+        if records.is_empty() {
+            return Ok(Vec::new());
+        }
+        let bytes: u64 = records.iter().map(|(header, _)| header.record_bytes()).sum();
+        self.make_room(bytes)?;
+        let Some(open) = &mut self.current else { return Err(io::ErrorKind::NotFound.into()) };
+        let (pack, begin) = (Arc::clone(&open.pack), open.contents.end);
+        let mut buffer = Vec::with_capacity(usize::try_from(bytes).map_err(io::Error::other)?);
+        let mut places = Vec::with_capacity(records.len());
+        for (header, payload) in records {
+            let offset = begin + buffer.len() as u64;
+            let offset = u32::try_from(offset).map_err(io::Error::other)?;
+            let place = Place { pack: pack.number, offset };
+            buffer.extend_from_slice(&header.encode(place));
+            buffer.extend_from_slice(payload);
+            let aligned =
+                buffer.len().next_multiple_of(usize::try_from(HEADER_BYTES).unwrap_or(64));
+            buffer.resize(aligned, 0);
+            places.push(place);
+        }
+        if let Err(error) = pack.file.write_all_at(&buffer, begin) {
+            // Half of it may be there.
+            self.incomplete.extend(self.current.take());
+            return Err(error);
+        }
+        open.contents.end = begin + buffer.len() as u64;
+        let placed = places.iter().copied().zip(records.iter().map(|(header, _)| *header));
+        open.contents.records.extend(placed);
+        self.write_index().grow(pack.number, bytes);
+        if !self.unsynced.iter().any(|other| other.number == pack.number) {
+            self.unsynced.push(pack);
+        }
+        Ok(places)
+    }
+
+    /// Goes on to the next pack if there are as many bytes in this one as there may be.
+    fn make_room(&mut self, bytes: u64) -> io::Result<()> {
+        let is_full = |open: &Open| open.contents.end > 0 && open.contents.end + bytes > PACK_BYTES;
+        if self.current.as_ref().is_some_and(is_full) {
+            // The next one first: there is always one without an index.
+            let next = self.create()?;
+            if let Some(full) = self.current.replace(next) {
+                self.complete(full);
+            }
+        }
+        self.open()
+    }
+
+    /// Gives a pack its index. If that fails, it is tried again at the end of the mount.
+    fn complete(&mut self, mut open: Open) {
+        match open.pack.complete(&open.contents) {
+            Ok(()) => self.unsynced.retain(|other| other.number != open.pack.number),
+            Err(error) => {
+                log::debug!("pack {} has no index: {error}", open.pack.number);
+                open.contents.is_complete = false;
+                self.incomplete.push(open);
+            }
+        }
+    }
+
+    /// Says of records that they are not valid any more.
+    pub(super) fn bury(&mut self, dead: &[Dead]) -> io::Result<()> {
+        let gone = |(object, place): &Dead| {
+            let (kind, mtime) = (Kind::Gone(*place), Time::default());
+            (Header { kind, object: *object, length: 0, mtime, checksum: 0 }, [].as_slice())
+        };
+        for some in dead.chunks(PIECES) {
+            self.write(&some.iter().map(gone).collect::<Vec<_>>())?;
+        }
+        Ok(())
+    }
+
+    /// The packs that are to be synced for all records to be durable. They count as synced now.
+    pub(super) fn take_unsynced(&mut self) -> Vec<Arc<Pack>> {
+        std::mem::take(&mut self.unsynced)
+    }
+
+    /// A sync failed: nothing is known of what these hold.
+    pub(super) fn put_back_unsynced(&mut self, packs: Vec<Arc<Pack>>) {
+        self.unsynced.extend(packs);
+    }
+
+    /// Gives every pack its index; those without a record go. Everything that must be durable is.
+    pub(super) fn complete_all(&mut self) -> io::Result<()> {
+        let open: Vec<Open> = self.incomplete.drain(..).chain(self.current.take()).collect();
+        let mut failure = None;
+        for open in open {
+            let number = open.pack.number;
+            let outcome = if open.contents.records.is_empty() {
+                self.write_index().packs.remove(&number);
+                self.disk.remove(&DiskPath::Pack(number))
+            } else {
+                open.pack.complete(&open.contents)
+            };
+            if let Err(error) = outcome {
+                self.incomplete.push(open);
+                failure = Some(error);
+            }
+        }
+        failure.map_or(Ok(()), Err)
+    }
+}
+
+/// Records without a payload that are written at a time.
+const PIECES: usize = 16_384;
