@@ -145,6 +145,7 @@ fn every_kind_of_file_is_damaged() {
                     DiskPath::Metadata => "meta.redb",
                     DiskPath::Object(_) => "objects",
                     DiskPath::Encoded(_) => "encoded copies",
+                    DiskPath::Pack(_) => "packs",
                     // Nobody reads it.
                     DiskPath::Reserve => continue,
                     _ => "others",
@@ -152,5 +153,8 @@ fn every_kind_of_file_is_damaged() {
             }
         }
     }
-    assert_eq!(Vec::from_iter(kinds), ["FORMAT", "encoded copies", "meta.redb", "objects"]);
+    assert_eq!(
+        Vec::from_iter(kinds),
+        ["FORMAT", "encoded copies", "meta.redb", "objects", "packs"]
+    );
 }

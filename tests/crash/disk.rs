@@ -133,8 +133,12 @@ impl SimulatedDisk {
     /// Bytes of objects, raw and encoded.
     pub(crate) fn used_bytes(&self) -> u64 {
         let live = self.live();
-        let is_object =
-            |name: &Name| matches!(name, Name::File(DiskPath::Object(_) | DiskPath::Encoded(_)));
+        let is_object = |name: &Name| {
+            matches!(
+                name,
+                Name::File(DiskPath::Object(_) | DiskPath::Encoded(_) | DiskPath::Pack(_))
+            )
+        };
         let objects = live.names.iter().filter(|(name, _)| is_object(name));
         objects.map(|(_, node)| live.nodes[node].content.length()).sum()
     }

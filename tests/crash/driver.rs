@@ -330,6 +330,9 @@ impl<'a> Driver<'a> {
             Ok(()) => self.disk.note(Step::Acknowledge(self.history.newest())),
             Err(error) => assert!(self.has_failed(), "commit: {error}"),
         }
+        if let Some(mounted) = &self.mounted {
+            mounted.compact();
+        }
     }
 
     /// Ends the mount in good order and begins another.

@@ -15,13 +15,13 @@ use crate::power::{seed, setting};
 use crate::workloads::{ALL, Workload};
 
 /// Runs with a failing disk, unless `KVFS_SIM_FAULTS` says otherwise.
-const RUNS: usize = 600;
+const RUNS: usize = 1000;
 
 const KINDS: [Kind; 5] =
     [Kind::Errno(libc::EIO), Kind::Errno(libc::ESTALE), Kind::Full, Kind::Short, Kind::Sync];
 
 /// Workloads in which every sync belongs to a commit.
-const COMMITTED: [&str; 4] = ["files", "pages", "pages-in-memory", "rows"];
+const COMMITTED: [&str; 5] = ["files", "pages", "pages-in-memory", "rows", "short-packs"];
 
 /// Whether the fault happened; or what was wrong afterwards.
 fn run(
@@ -56,7 +56,7 @@ fn fail_sync(berth: &Berth, workload: &Workload, after: u64) -> Result<Option<us
     };
     let is_of_objects = match steps[failed] {
         Step::FailedSync(Some(node)) => {
-            named(&steps, node, |path| matches!(path, DiskPath::Staging(_)))
+            named(&steps, node, |path| matches!(path, DiskPath::Staging(_) | DiskPath::Pack(_)))
         }
         _ => true,
     };

@@ -32,6 +32,7 @@ impl Name {
                 | DiskPath::Incoming(_)
                 | DiskPath::Encoding(_) => DiskDirectory::Staging,
                 DiskPath::Quarantine(_) => DiskDirectory::Quarantine,
+                DiskPath::Pack(_) => DiskDirectory::Packs,
                 DiskPath::Format
                 | DiskPath::FormatStaging
                 | DiskPath::Metadata

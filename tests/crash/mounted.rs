@@ -37,11 +37,18 @@ pub(crate) struct Setup {
     /// Beyond that, objects leave the disk.
     pub(crate) budget_bytes: Option<u64>,
     pub(crate) ram_bytes: Option<u64>,
+    /// Files of up to so many bytes are put into packs.
+    pub(crate) packed_bytes_max: u64,
 }
 
 impl Setup {
-    pub(crate) const PLAIN: Setup =
-        Setup { has_remote: false, cold: ColdEncoding::None, budget_bytes: None, ram_bytes: None };
+    pub(crate) const PLAIN: Setup = Setup {
+        has_remote: false,
+        cold: ColdEncoding::None,
+        budget_bytes: None,
+        ram_bytes: None,
+        packed_bytes_max: 0,
+    };
 
     fn has_tiers(self) -> bool {
         self.has_remote || self.budget_bytes.is_some()
@@ -64,7 +71,7 @@ impl Berth {
 
     pub(crate) fn store(&self, disk: &SimulatedDisk) -> Store {
         let mut store = Store::open(self.0.path()).unwrap();
-        store.disk = Arc::new(disk.clone());
+        store.set_disk(Arc::new(disk.clone())).unwrap();
         store
     }
 }
@@ -82,6 +89,7 @@ impl Mounted {
         berth: &Berth, disk: &SimulatedDisk, blobs: &Arc<Blobs>, setup: Setup,
     ) -> Result<Mounted, FsError> {
         let mut store = berth.store(disk);
+        store.packs.set_packed_bytes_max(setup.packed_bytes_max);
         store.ram = setup
             .ram_bytes
             .map(|bytes| Arc::new(RamTier::open(bytes, Counters::default()).unwrap()));
@@ -118,6 +126,12 @@ impl Mounted {
     /// One round of moving.
     pub(crate) fn move_objects(&mut self) {
         self.fs.move_objects(&mut self.mover);
+        self.compact();
+    }
+
+    /// Takes room back from packs. A disk that fails may fail here.
+    pub(crate) fn compact(&self) {
+        while self.fs.store().packs.compact().unwrap_or(false) {}
     }
 
     /// Name and directory of a path.

@@ -29,7 +29,9 @@ pub(crate) struct Workload {
 const ENCODING: Setup = Setup { cold: ZSTD, budget_bytes: Some(BUDGET_BYTES), ..Setup::PLAIN };
 const LEAVING: Setup = Setup { has_remote: true, budget_bytes: Some(BUDGET_BYTES), ..Setup::PLAIN };
 
-pub(crate) const ALL: [Workload; 8] = [
+const PACKING: Setup = Setup { packed_bytes_max: 8 << 10, ..Setup::PLAIN };
+
+pub(crate) const ALL: [Workload; 13] = [
     Workload { name: "files", setup: Setup::PLAIN, run: files },
     Workload { name: "pages", setup: Setup::PLAIN, run: pages },
     Workload {
@@ -39,6 +41,23 @@ pub(crate) const ALL: [Workload; 8] = [
     },
     Workload { name: "states", setup: Setup::PLAIN, run: states },
     Workload { name: "rows", setup: Setup::PLAIN, run: rows },
+    Workload { name: "files-packed", setup: PACKING, run: files },
+    Workload {
+        name: "pages-packed-from-memory",
+        setup: Setup { ram_bytes: Some(1 << 20), ..PACKING },
+        run: pages,
+    },
+    Workload { name: "short-packs", setup: PACKING, run: short_packs },
+    Workload {
+        name: "encoding-packed",
+        setup: Setup { packed_bytes_max: 64 << 10, ..ENCODING },
+        run: moving,
+    },
+    Workload {
+        name: "leaving-packed",
+        setup: Setup { packed_bytes_max: 64 << 10, ..LEAVING },
+        run: moving,
+    },
     Workload { name: "encoding", setup: ENCODING, run: moving },
     Workload { name: "leaving", setup: LEAVING, run: moving },
     Workload {
@@ -79,6 +98,26 @@ fn files(driver: &mut Driver<'_>) {
     driver.remove_directory("files/e");
     driver.write("files/held", &fill(9, 100));
     driver.commit();
+}
+
+/// Each mount begins a pack, and what is removed and changed makes room in those of the mounts before.
+fn short_packs(driver: &mut Driver<'_>) {
+    driver.directory("files/d");
+    for mount in 0..4 {
+        for file in 0..4 {
+            driver.write(&format!("files/d/{mount}-{file}"), &fill(mount * 4 + file, 700));
+        }
+        driver.commit();
+        if let Some(before) = mount.checked_sub(1) {
+            for file in 0..3 {
+                driver.unlink(&format!("files/d/{before}-{file}"));
+            }
+            driver.overwrite(&format!("files/d/{before}-3"), 100, &fill(90 + mount, 300));
+        }
+        driver.commit();
+        driver.remount();
+        driver.commit();
+    }
 }
 
 pub(crate) fn install(driver: &mut Driver<'_>, model: &Model) {

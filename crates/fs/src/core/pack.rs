@@ -22,8 +22,6 @@ const ADOPTED_AT_A_TIME: usize = 64;
 struct Candidate {
     id: InodeId,
     object: ObjectId,
-    /// Whether a commit before has noted something of it.
-    is_noted: bool,
     /// Of its copy in memory, if the disk does not have that yet.
     version: Option<u64>,
 }
@@ -40,6 +38,7 @@ impl Core {
     /// Puts small files of a frozen layer into packs, durably. One that somebody has open by then keeps a file of
     /// its own: the kernel reads that.
     pub(super) fn put_into_packs(&self, frozen: &Layer) -> Result<PutIntoPacks, StoreError> {
+        self.store.packs.check()?;
         let mut put = PutIntoPacks::default();
         let candidates = self.small_files(frozen);
         if candidates.is_empty() {
@@ -63,14 +62,9 @@ impl Core {
             self.store.packs.note_adopted(&bytes);
             for (file, _) in adopted {
                 put.objects.insert(file.object);
-                if file.is_noted
-                    && let Err(error) = self.store.packs.take_note_over(file.object)
-                {
-                    log::debug!("object {} does not say where it belongs: {error}", file.object);
-                }
                 match file.version {
                     Some(version) => put.flushed.push(Flushed { object: file.object, version }),
-                    None => self.store.packs.remove_own_file(file.object)?,
+                    None => self.store.packs.remove_staged(file.object)?,
                 }
             }
         }
@@ -93,17 +87,14 @@ impl Core {
             let Some(object) = file.and_then(|file| file.object) else { continue };
             let is_new = frozen.publish.contains(&object) && !self.store.packs.holds(object);
             if let Some(id) = keys::number(key).map(InodeId).filter(|_| is_new) {
-                candidates.push(Candidate { id, object, is_noted: false, version: None });
+                candidates.push(Candidate { id, object, version: None });
             }
         }
         // Most files are left alone by the time of their commit: the rest need not be read.
         let mut idle = Vec::with_capacity(candidates.len());
         for some in candidates.chunks(ADOPTED_AT_A_TIME) {
             let state = self.state();
-            let some = some.iter().filter(|file| state.may_be_packed(file));
-            idle.extend(
-                some.map(|file| Candidate { is_noted: state.was_committed(file), ..*file }),
-            );
+            idle.extend(some.iter().filter(|file| state.may_be_packed(file)));
         }
         idle
     }
@@ -151,11 +142,8 @@ impl Core {
 }
 
 impl State {
-    fn was_committed(&self, file: &Candidate) -> bool {
-        self.metadata.committed_inode(file.id).is_ok_and(|inode| inode.is_some())
-    }
-
-    /// Whether nobody has a file open or changes it, and no other shares its bytes.
+    /// Whether nobody has a file open or changes it, no other shares its bytes, and no commit has published them.
+    /// A file in `objects/` stays one: it would come back after a power cut, and count.
     fn may_be_packed(&self, file: &Candidate) -> bool {
         let node = self.nodes.get(&file.id);
         let is_idle = node.is_none_or(|node| {
@@ -164,6 +152,7 @@ impl State {
         if !is_idle
             || self.unsettled.is_changing(file.object)
             || self.sealing.contains(&file.id)
+            || !self.metadata.staged.contains(&file.object)
             || self.metadata.publishes(file.object)
         {
             return false;

@@ -41,7 +41,7 @@ impl Packs {
         self.dead().extend(dead);
         self.index_mut().packs.remove(&number);
         self.disk.remove(&DiskPath::Pack(number))?;
-        self.disk.sync_directory(DiskDirectory::Packs)?;
+        self.noting_failure(self.disk.sync_directory(DiskDirectory::Packs))?;
         Ok(true)
     }
 

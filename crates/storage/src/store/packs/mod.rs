@@ -227,17 +227,32 @@ impl Packs {
 
     /// Makes durable what was appended.
     pub fn sync(&self) -> io::Result<()> {
-        let unsynced = self.writer().take_unsynced();
-        let outcome = unsynced.iter().try_for_each(|pack| pack.file.sync());
-        if outcome.is_err() {
-            self.writer().put_back_unsynced(unsynced);
+        let unsynced = {
+            let mut writer = self.writer();
+            writer.check()?;
+            writer.take_unsynced()
+        };
+        self.noting_failure(unsynced.iter().try_for_each(|pack| pack.file.sync()))
+    }
+
+    /// Whether everything that was said to be durable is.
+    ///
+    /// # Errors
+    /// A sync has failed since the mount began.
+    pub fn check(&self) -> io::Result<()> {
+        self.writer().check()
+    }
+
+    fn noting_failure(&self, synced: io::Result<()>) -> io::Result<()> {
+        if synced.is_err() {
+            self.writer().note_failed_sync();
         }
-        outcome
+        synced
     }
 
     /// From now on objects have these bytes. Takes no time: the caller keeps everybody from opening them.
-    /// The files of their own that they had are to be removed then ([`Packs::remove_own_file`]), and
-    /// [`Packs::note_adopted`] is to be told.
+    /// None of them has a file in `objects/`; those in `staging/` are to be removed then ([`Packs::remove_staged`]),
+    /// and [`Packs::note_adopted`] is to be told.
     pub fn adopt(&self, appended: &[Appended]) {
         let mut index = self.index_mut();
         let dead: Vec<Dead> =
@@ -254,28 +269,12 @@ impl Packs {
         }
     }
 
-    /// What is noted of an object whose bytes are in a pack now is what was noted beside its own file.
-    pub fn take_note_over(&self, object: ObjectId) -> io::Result<()> {
-        for path in own_paths(object) {
-            match self.disk.note(&path) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Ok(None) => return Ok(()),
-                Ok(Some(note)) => return self.set_note(object, &note),
-                Err(error) => return Err(error),
-            }
+    /// Removes the file in `staging/` that an object had before its bytes were in a pack.
+    pub fn remove_staged(&self, object: ObjectId) -> io::Result<()> {
+        match self.disk.remove(&DiskPath::Staging(object)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            outcome => outcome,
         }
-        Ok(())
-    }
-
-    /// Removes the file that an object had before its bytes were in a pack.
-    pub fn remove_own_file(&self, object: ObjectId) -> io::Result<()> {
-        for path in own_paths(object) {
-            match self.disk.remove(&path) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                outcome => return outcome,
-            }
-        }
-        Ok(())
     }
 
     /// Copies the bytes of a packed object to a file in `staging/`, to be changed there. Until that is
@@ -284,11 +283,8 @@ impl Packs {
         let Some(file) = self.file(object) else { return Ok(false) };
         self.begin_to_change()?;
         let bytes = read_all(&file, PACKED_BYTES_MAX)?;
+        self.remove_staged(object)?;
         let path = DiskPath::Staging(object);
-        match self.disk.remove(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
         let copy = self.disk.create(&path)?;
         let written =
             copy.write_all_at(&bytes, 0).and_then(|()| copy.set_modified(file.entry.mtime));
@@ -379,11 +375,6 @@ impl Packs {
         self.is_open.store(writer.is_open(), Ordering::Release);
         Ok(())
     }
-}
-
-/// Where an object's own file may be.
-fn own_paths(object: ObjectId) -> [DiskPath; 2] {
-    [DiskPath::Staging(object), DiskPath::Object(object)]
 }
 
 /// The number that a pack's name stands for.

@@ -10,6 +10,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use super::index::{Dead, Index};
 use super::pack::{Contents, Pack};
 use super::record::{HEADER_BYTES, Header, Kind, Place};
+use crate::store::commit::may_pass;
 use crate::store::disk::{Disk, DiskDirectory, DiskPath};
 use crate::store::format;
 use crate::store::record::{ObjectId, Time};
@@ -38,6 +39,8 @@ pub(super) struct Writer {
     unsynced: Vec<Arc<Pack>>,
     /// Records that no object has been told to count yet.
     pub(super) unadopted: HashMap<Place, ObjectId>,
+    /// A sync failed: nobody knows what the disk holds, and the next sync would not tell.
+    has_failed: bool,
     next: u32,
 }
 
@@ -50,6 +53,7 @@ impl Writer {
             incomplete: Vec::new(),
             unsynced: Vec::new(),
             unadopted: HashMap::new(),
+            has_failed: false,
             next,
         }
     }
@@ -64,8 +68,18 @@ impl Writer {
         self.current.as_ref().map(|open| open.pack.number)
     }
 
+    /// Refuses whatever is to become durable once a sync has failed.
+    pub(super) fn check(&self) -> io::Result<()> {
+        if self.has_failed { Err(io::Error::from_raw_os_error(libc::EIO)) } else { Ok(()) }
+    }
+
+    pub(super) fn note_failed_sync(&mut self) {
+        self.has_failed = true;
+    }
+
     /// Sees to it that some pack has no index.
     pub(super) fn open(&mut self) -> io::Result<()> {
+        self.check()?;
         if self.current.is_none() {
             self.current = Some(self.create()?);
         }
@@ -144,7 +158,9 @@ impl Writer {
 
     /// Gives a pack its index. If that fails, it is tried again at the end of the mount.
     fn complete(&mut self, mut open: Open) {
-        match open.pack.complete(&open.contents) {
+        let completed = open.pack.complete(&open.contents);
+        self.has_failed |= completed.as_ref().is_err_and(|error| !may_pass(error));
+        match completed {
             Ok(()) => self.unsynced.retain(|other| other.number != open.pack.number),
             Err(error) => {
                 log::debug!("pack {} has no index: {error}", open.pack.number);
@@ -169,11 +185,6 @@ impl Writer {
     /// The packs that are to be synced for all records to be durable. They count as synced now.
     pub(super) fn take_unsynced(&mut self) -> Vec<Arc<Pack>> {
         std::mem::take(&mut self.unsynced)
-    }
-
-    /// A sync failed: nothing is known of what these hold.
-    pub(super) fn put_back_unsynced(&mut self, packs: Vec<Arc<Pack>>) {
-        self.unsynced.extend(packs);
     }
 
     /// Gives every pack its index; those without a record go. Everything that must be durable is.
