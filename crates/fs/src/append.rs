@@ -165,9 +165,12 @@ impl FileSystem {
     ) -> Result<(), FsError> {
         let is_full = self.core.check_rows(id, to, role)?;
         let (source, mut object, mut taken) = self.take_over(id)?;
-        // Rows are added on the disk; memory is for what does not change any more.
+        // Rows are added to a file of their own; memory and packs are for what does not change any more.
+        let store = &self.core.store;
+        let is_shut =
+            store.packs.holds(object) || store.ram.as_ref().is_some_and(|ram| ram.holds(object));
         let mut copied = Ok(object);
-        if taken && self.core.store.ram.as_ref().is_some_and(|ram| ram.holds(object)) {
+        if taken && is_shut {
             copied = self.core.copy_object(object);
             taken = false;
         }

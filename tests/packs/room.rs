@@ -1,0 +1,66 @@
+//! Room on the disk: what is removed gives it back, and where there is none nothing is lost.
+
+use crate::common::{Mode, Mount, eventually, fill};
+use crate::{PACK, check, commit, fsck, make, packed, packing};
+
+in_both_modes!(room_is_taken_back_while_others_read, what_leaves_for_the_remote_comes_back);
+
+fn room_is_taken_back_while_others_read(mode: Mode) {
+    let mut mount = packing(mode);
+    let mut files = make(&mount, 300);
+    commit(&mount);
+    // A pack gets no more from the next mount on.
+    mount.remount();
+    let before = mount.status_number("pack_bytes");
+    let kept = files.split_off(280);
+    let held = std::fs::File::open(&kept[4].0).unwrap();
+    for (path, _) in &files {
+        std::fs::remove_file(path).unwrap();
+    }
+    // The kernel forgets them when it likes.
+    eventually("what was removed to go", || {
+        commit(&mount);
+        (packed(&mount) == 20).then_some(())
+    });
+    let on_disk = || {
+        let packs = std::fs::read_dir(mount.store().join("packs")).unwrap();
+        packs.map(|pack| pack.unwrap().metadata().unwrap().len()).sum::<u64>()
+    };
+    eventually("room to be taken back", || (on_disk() < before / 2).then_some(()));
+    check(&kept);
+    let mut seen = Vec::new();
+    std::io::Read::read_to_end(&mut &held, &mut seen).unwrap();
+    assert!(seen == kept[4].1);
+    drop(held);
+    mount.crash();
+    check(&kept);
+    assert_eq!(std::fs::read_dir(mount.files("")).unwrap().count(), 20);
+    mount.unmount();
+    fsck(mount.store(), false);
+}
+
+fn what_leaves_for_the_remote_comes_back(mode: Mode) {
+    let remote = tempfile::tempdir().unwrap();
+    let place = remote.path().to_str().unwrap();
+    let mut mount = Mount::with_options(mode, &["--pack", PACK, "--remote", place]);
+    let files = make(&mount, 12);
+    commit(&mount);
+    assert_eq!(packed(&mount), 12);
+    let kvfs = |word: &str| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_kvfs"));
+        command.arg(word).args(files.iter().map(|(path, _)| path));
+        crate::common::forks::output(&mut command)
+    };
+    eventually("the remote to have all", || {
+        kvfs("evict").status.success().then_some(())?;
+        (packed(&mount) <= 2).then_some(())
+    });
+    check(&files);
+    std::fs::write(&files[4].0, fill(99, 700)).unwrap();
+    commit(&mount);
+    mount.remount();
+    check(&files[5..]);
+    assert!(std::fs::read(&files[4].0).unwrap() == fill(99, 700));
+    mount.unmount();
+    fsck(mount.store(), false);
+}
