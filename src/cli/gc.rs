@@ -79,6 +79,10 @@ fn describe(found: &str, dry_run: bool) -> String {
         }
     }
     let _ = writeln!(text, "store: {} objects {deleted}", number("store_deleted").unwrap_or(0));
+    if let Some(freed) = number("packs_freed_bytes").filter(|freed| *freed > 0) {
+        let what = if dry_run { "hold for nothing" } else { "held for nothing, given back" };
+        let _ = writeln!(text, "packs: {} {what}", bytes(freed));
+    }
     text
 }
 
@@ -96,5 +100,8 @@ mod tests {
                         store: 0 objects would be deleted\n";
         assert_eq!(describe(found, true), expected);
         assert_eq!(describe("store_deleted: 4\n", false), "store: 4 objects deleted\n");
+        let freed = "store_deleted: 0\npacks_freed_bytes: 2048\n";
+        let expected = "store: 0 objects deleted\npacks: 2.0 KiB held for nothing, given back\n";
+        assert_eq!(describe(freed, false), expected);
     }
 }

@@ -3,7 +3,36 @@
 use crate::common::{Mode, Mount, eventually, fill};
 use crate::{PACK, check, commit, fsck, make, packed, packing};
 
-in_both_modes!(room_is_taken_back_while_others_read, what_leaves_for_the_remote_comes_back);
+in_both_modes!(
+    room_is_taken_back_while_others_read,
+    what_leaves_for_the_remote_comes_back,
+    what_is_removed_for_good_is_nowhere_in_the_store,
+);
+
+fn what_is_removed_for_good_is_nowhere_in_the_store(mode: Mode) {
+    let mount = packing(mode);
+    let secret = b"a prompt that nobody shall ever see again";
+    std::fs::write(mount.files("secret"), secret).unwrap();
+    let kept = make(&mount, 20);
+    commit(&mount);
+    let is_in_a_pack = || {
+        crate::common::files_below(&mount.store().join("packs")).iter().any(|pack| {
+            std::fs::read(pack).unwrap().windows(secret.len()).any(|some| some == secret)
+        })
+    };
+    assert!(is_in_a_pack());
+    std::fs::remove_file(mount.files("secret")).unwrap();
+    eventually("the file to go", || {
+        commit(&mount);
+        (packed(&mount) == 20).then_some(())
+    });
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_kvfs"));
+    let ended = crate::common::forks::output(command.args(["gc", "--yes"]).arg(mount.path()));
+    let said = String::from_utf8(ended.stdout).unwrap();
+    assert!(said.contains("packs: ") && said.contains(" held for nothing, given back"), "{said}");
+    assert!(!is_in_a_pack());
+    check(&kept);
+}
 
 fn room_is_taken_back_while_others_read(mode: Mode) {
     let mut mount = packing(mode);

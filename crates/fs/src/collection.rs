@@ -132,6 +132,9 @@ impl FileSystem {
             line("unfinished", found.is_unfinished.into());
         }
         line("store_deleted", self.collect_store(dry_run)?);
+        let packs = &self.core.store.packs;
+        let freed = if dry_run { packs.packed().invalid_bytes() } else { packs.compact_all()? };
+        line("packs_freed_bytes", freed);
         Ok(text)
     }
 

@@ -1,6 +1,7 @@
 //! Room is taken back: what is valid is copied out of a pack that mostly holds what is not, and the pack goes.
 
 use std::io;
+use std::sync::PoisonError;
 
 use super::index::Dead;
 use super::pack::Pack;
@@ -18,7 +19,36 @@ impl Packs {
     /// # Errors
     /// There is no room for the copies, or the disk fails; nothing is lost.
     pub fn compact(&self) -> io::Result<bool> {
-        let Some(number) = self.worth_compacting() else { return Ok(false) };
+        let _turn = self.compacting.lock().unwrap_or_else(PoisonError::into_inner);
+        match self.worth_compacting() {
+            Some(number) => self.compact_one(number),
+            None => Ok(false),
+        }
+    }
+
+    /// Takes all room back, from every pack that holds anything invalid. Returns how many bytes.
+    ///
+    /// # Errors
+    /// As [`Packs::compact`].
+    pub fn compact_all(&self) -> io::Result<u64> {
+        let _turn = self.compacting.lock().unwrap_or_else(PoisonError::into_inner);
+        self.write_dead()?;
+        self.writer().turn()?;
+        let before = self.packed().bytes;
+        let current = self.writer().current();
+        let wasteful: Vec<u32> = {
+            let index = self.index();
+            let packs = index.packs.iter().filter(|(number, _)| current != Some(**number));
+            let wasteful = packs.filter(|(_, known)| known.live_bytes < known.bytes);
+            wasteful.map(|(number, _)| *number).collect()
+        };
+        for number in wasteful {
+            self.compact_one(number)?;
+        }
+        Ok(before.saturating_sub(self.packed().bytes))
+    }
+
+    fn compact_one(&self, number: u32) -> io::Result<bool> {
         let Some(pack) = self.index().pack(number) else { return Ok(false) };
         let contents = pack.read()?;
         let mut moved = Vec::new();

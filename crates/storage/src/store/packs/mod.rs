@@ -84,6 +84,14 @@ pub struct Packed {
     pub live_bytes: u64,
 }
 
+impl Packed {
+    /// Bytes that [`Packs::compact_all`] takes back, or a little less: records that say of others that they are not
+    /// valid stay as long as those do.
+    pub fn invalid_bytes(&self) -> u64 {
+        self.bytes.saturating_sub(self.live_bytes)
+    }
+}
+
 /// The packs of a store.
 #[derive(Debug)]
 pub struct Packs {
@@ -92,6 +100,8 @@ pub struct Packs {
     writer: Mutex<Writer>,
     /// Records that are not valid any more, and that no record says so of yet.
     dead: Mutex<Vec<Dead>>,
+    /// Held by whoever copies what is valid out of packs.
+    compacting: Mutex<()>,
     /// Whether some pack has no index, durably.
     is_open: AtomicBool,
     /// Objects of up to so many bytes are put into packs.
@@ -135,7 +145,15 @@ impl Packs {
         }
         let is_open = AtomicBool::new(writer.is_open());
         let (writer, dead) = (Mutex::new(writer), Mutex::new(dead));
-        Ok(Packs { disk, index, writer, dead, is_open, packed_bytes_max: AtomicU64::new(0) })
+        Ok(Packs {
+            disk,
+            index,
+            writer,
+            dead,
+            compacting: Mutex::default(),
+            is_open,
+            packed_bytes_max: AtomicU64::new(0),
+        })
     }
 
     /// Completes what a crash has left incomplete. Only where something may be written.

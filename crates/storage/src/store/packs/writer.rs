@@ -147,13 +147,21 @@ impl Writer {
     fn make_room(&mut self, bytes: u64) -> io::Result<()> {
         let is_full = |open: &Open| open.contents.end > 0 && open.contents.end + bytes > PACK_BYTES;
         if self.current.as_ref().is_some_and(is_full) {
+            self.turn()?;
+        }
+        self.open()
+    }
+
+    /// Completes the pack that records are added to, if it has any, and goes on to the next.
+    pub(super) fn turn(&mut self) -> io::Result<()> {
+        if self.current.as_ref().is_some_and(|open| open.contents.end > 0) {
             // The next one first: there is always one without an index.
             let next = self.create()?;
             if let Some(full) = self.current.replace(next) {
                 self.complete(full);
             }
         }
-        self.open()
+        Ok(())
     }
 
     /// Gives a pack its index. If that fails, it is tried again at the end of the mount.
