@@ -64,6 +64,8 @@ if [ "$tests" = yes ]; then
     need zstd zstd
     need c++ g++
     need nm binutils
+    need dpkg-deb dpkg
+    need pkg-config pkg-config
     need npm npm
     need git git
     need setpriv util-linux
