@@ -133,6 +133,9 @@ fn on_a_terminal_the_mount_stays_until_enter_is_pressed() {
         let mut asked = Command::new(env!("CARGO_BIN_EXE_kvfs"));
         let asked = asked.arg("match").arg("--tokens").arg(prompt).arg(&model).output().unwrap();
         assert!(said(&asked).1.contains("tokens: 1152\n"), "{asked:?}");
+        if key == "\n" {
+            run_python_of_readme(&model.join("../../.."));
+        }
         // Whoever uses it does not keep it.
         let used = File::open(model.join("sequences/bob/000/0000000.safetensors")).unwrap();
         child.stdin.as_mut().unwrap().write_all(key.as_bytes()).unwrap();
@@ -141,6 +144,33 @@ fn on_a_terminal_the_mount_stays_until_enter_is_pressed() {
         assert_nothing_left(place.path());
         drop(used);
     }
+}
+
+/// What README.md tells to type into Python.
+fn python_of_readme() -> String {
+    let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");
+    let text = std::fs::read_to_string(readme).unwrap();
+    let (_, block) = text.split_once("```python\n").unwrap();
+    block.split_once("```").unwrap().0.to_owned()
+}
+
+/// Runs it in the directory of a demonstration, where the wheel is installed.
+fn run_python_of_readme(directory: &Path) {
+    let named = std::env::var_os("KVFS_TEST_WHEEL").map(PathBuf::from);
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let python = named.unwrap_or_else(|| root.join("target/test-tools/wheel/bin/python"));
+    let can = Command::new(&python).args(["-c", "import kvfs, numpy"]).output();
+    let missing = !can.is_ok_and(|can| can.status.success());
+    if !skips::is_there("wheel", missing.then(|| "no wheel is installed".to_owned())) {
+        return;
+    }
+    let checked = "assert sequence.path.name == 'bob' and tokens == 1152, (sequence, tokens)\n\
+                   assert k.shape == (4, 128, 64), k.shape\n\
+                   assert len(sequence) == 1153, len(sequence)\n";
+    let mut run = Command::new(python);
+    run.arg("-c").arg(python_of_readme() + checked).current_dir(directory);
+    let (status, _, error) = said(&run.output().unwrap());
+    assert_eq!(status, Some(0), "{error}");
 }
 
 #[test]
