@@ -48,6 +48,7 @@ architecture=$(dpkg --print-architecture)
 [ -n "$SOURCE_DATE_EPOCH" ] || fail "there is no commit to take the time from: set SOURCE_DATE_EPOCH"
 export SOURCE_DATE_EPOCH LC_ALL=C
 umask 022
+maintainer="${DEBFULLNAME:-kvfs} <${DEBEMAIL:-kvfs@example.org}>"
 
 work=$(mktemp -d)
 trap 'rm -rf -- "$work"' EXIT
@@ -75,7 +76,8 @@ install_files() {
     DESTDIR=$root PREFIX=/usr LIBDIR=/usr/lib/$(gcc_triplet) SBINDIR=/usr/sbin MODPROBE=/usr/lib/modprobe.d \
         BINARY=$work/$(basename -- "$BINARY") LIBRARY=$here_library "$here/mount-scripts/install.sh" >/dev/null
     mkdir -p -- "$document"
-    gzip -9nc -- "$here/CHANGELOG.md" >"$document/changelog.gz"
+    gzip -9nc -- "$here/CHANGELOG.md" >"$document/CHANGELOG.md.gz"
+    changelog | gzip -9nc >"$document/changelog.gz"
     copyright >"$document/copyright"
     find "$root/usr/share/man" -type f -exec gzip -9n {} +
     find "$root" -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +
@@ -90,6 +92,12 @@ gcc_triplet() {
     esac
 }
 
+# In the form that Debian's tools read.
+changelog() {
+    printf '%s\n' "kvfs ($version) unstable; urgency=medium" "" "  * See CHANGELOG.md.gz." "" \
+        " -- $maintainer  $(date --utc --rfc-email --date="@$SOURCE_DATE_EPOCH")"
+}
+
 copyright() {
     printf '%s\n' "kvfs $version is licensed under the MIT licence or the Apache licence 2.0, at your choice." "" \
         "The Apache licence 2.0 is in /usr/share/common-licenses/Apache-2.0. The MIT licence:" ""
@@ -101,15 +109,15 @@ copyright() {
 
 # The packages that the programs below a directory need, with the oldest C library.
 needs() {
-    local files=() libraries glibc list=fuse3
+    local files=() libraries glibc needed list=fuse3
     mapfile -t files < <(find "$root/usr" -type f \( -path '*/bin/*' -o -name '*.so' \))
     libraries=$(readelf --dynamic --wide "${files[@]}" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' | sort -u)
     glibc=$(readelf --dyn-syms --wide "${files[@]}" | grep -o 'GLIBC_2\.[0-9.]*' | cut -d_ -f2 | sort -Vu | tail -1)
-    for library in $libraries; do
-        case $library in
+    for needed in $libraries; do
+        case $needed in
             ld-linux* | libc.so.6 | libm.so.6 | libdl.so.2 | libpthread.so.0 | librt.so.1) ;;
             libgcc_s.so.1) list+=", libgcc-s1" ;;
-            *) fail "the programs need $library, and which package has it is not known here" ;;
+            *) fail "the programs need $needed, and which package has it is not known here" ;;
         esac
     done
     echo "$list, libc6 (>= $glibc)"
@@ -120,7 +128,7 @@ control() {
 Package: kvfs
 Version: $version
 Architecture: $architecture
-Maintainer: ${DEBFULLNAME:-kvfs} <${DEBEMAIL:-kvfs@localhost}>
+Maintainer: $maintainer
 Installed-Size: $(du --summarize --apparent-size --block-size=1024 -- "$root/usr" | cut -f1)
 Depends: $(needs)
 Suggests: rsync
@@ -138,6 +146,10 @@ install_files
 control >"$work/control"
 mkdir -- "$root/DEBIAN"
 mv -- "$work/md5sums" "$work/control" "$root/DEBIAN"
+if [ -e "$library" ]; then
+    # The loader looks for libraries anew.
+    echo "activate-noawait ldconfig" >"$root/DEBIAN/triggers"
+fi
 package=$to/kvfs_${version}_$architecture.deb
 dpkg-deb --root-owner-group --build -Zxz -- "$root" "$package" >/dev/null
 echo "$package: $(stat -c %s -- "$package") bytes"

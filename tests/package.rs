@@ -164,6 +164,7 @@ fn check_content(system: &System) {
         "usr/share/kvfs/dashboards/alerts.yml",
         "usr/share/doc/kvfs/copyright",
         "usr/share/doc/kvfs/changelog.gz",
+        "usr/share/doc/kvfs/CHANGELOG.md.gz",
     ] {
         assert!(content.contains(Path::new(expected)), "{expected} of {content:#?}");
     }
