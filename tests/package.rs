@@ -190,8 +190,8 @@ fn check_use(system: &System) {
     let page = succeed(Command::new("gzip").arg("-dc").arg(page));
     assert!(page.contains("\\-\\-lazy"), "{page}");
 
-    let library = fs::read_dir(at("usr/lib")).unwrap().map(|entry| entry.unwrap().path());
-    let library = library.filter(|path| path.join("libkvfs.so").exists()).next().unwrap();
+    let mut libraries = fs::read_dir(at("usr/lib")).unwrap().map(|entry| entry.unwrap().path());
+    let library = libraries.find(|path| path.join("libkvfs.so").exists()).unwrap();
     let described = fs::read_to_string(library.join("pkgconfig/kvfs.pc")).unwrap();
     assert!(described.contains(concat!("\nVersion: ", env!("CARGO_PKG_VERSION"), "\n")));
     if !there("pkg-config", "--version") {
