@@ -27,10 +27,10 @@ fn can_unshare() -> bool {
     skips::is_there("unshare", (!is_made).then(|| "unshare -m fails".to_owned()))
 }
 
-/// A command with the directory for temporary files, and a remote that must not be used.
+/// A command with the directory for temporary files, and a setting from outside that must not reach the mount.
 fn command(program: &str, temporary: &Path) -> Command {
     let mut command = Command::new(program);
-    command.env("TMPDIR", temporary).env("KVFS_REMOTE", "/nowhere/a remote of somebody");
+    command.env("TMPDIR", temporary).env("KVFS_CONFIG", "/nowhere/kvfs.toml");
     command.stdin(Stdio::null());
     command
 }

@@ -66,12 +66,12 @@ impl Cache {
 
     /// Takes rows that were read from a page.
     pub(super) fn extend(&mut self, layer: usize, row: pages::Row<'_>) {
-        let widen = |bytes: &[u8]| -> Vec<f32> {
+        let widen = |to: &mut Vec<f32>, bytes: &[u8]| {
             let (values, _) = bytes.as_chunks::<2>();
-            values.iter().map(|value| f16::from_le_bytes(*value).to_f32()).collect()
+            to.extend(values.iter().map(|value| f16::from_le_bytes(*value).to_f32()));
         };
-        self.layers[layer].k.extend(widen(row.k));
-        self.layers[layer].v.extend(widen(row.v));
+        widen(&mut self.layers[layer].k, row.k);
+        widen(&mut self.layers[layer].v, row.v);
     }
 }
 
