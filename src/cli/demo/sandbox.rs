@@ -13,7 +13,7 @@ use nix::sys::statvfs::statvfs;
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
-use crate::cli::output::bytes;
+use crate::cli::output::{bytes, complain};
 use crate::cli::process::Process;
 use crate::cli::unmount::{How, unmount};
 use crate::cli::{preflight, stale};
@@ -123,6 +123,7 @@ impl Sandbox {
             let _turn = turn();
             take_away(&program, &directory);
             let _ = fs::remove_dir_all(&directory);
+            complain("kvfs", "interrupted: the mount and everything in it are removed");
             std::process::exit(128 + signal as i32);
         };
         let thread = thread::Builder::new().name("kvfs-signals".to_owned());
