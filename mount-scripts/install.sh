@@ -1,26 +1,38 @@
 #!/usr/bin/env bash
-# Installs the release binary, the names by which mount(8) and umount(8) find it, man pages and completions.
+# Installs the program, the names by which mount(8) and umount(8) find it, what it says of itself (man pages,
+# completions), the unit for systemd, header and library for C, dashboards and alerts. This is the one place that knows
+# where files go; package.sh calls it too.
 #
 #   mount-scripts/install.sh [--uninstall]
 #
-#   PREFIX    where bin/kvfs and share/ go (/usr/local)
+#   PREFIX    where bin/kvfs, include/, lib/ and share/ go (/usr/local)
+#   LIBDIR    where libkvfs.so and its description for pkg-config go (PREFIX/lib)
 #   SBINDIR   where mount(8) looks for helpers (/sbin)
 #   MODPROBE  where modprobe(8) looks for options of modules (/etc/modprobe.d)
 #   DESTDIR   a directory in front of them, for packages
+#   BINARY    the program (target/release/kvfs)
+#   LIBRARY   the library (libkvfs.so beside the program, where build-c-library.sh has put it; none is installed if there
+#             is none)
 set -euo pipefail
 
-usage="usage: mount-scripts/install.sh [--uninstall]   (PREFIX, SBINDIR, MODPROBE and DESTDIR are honoured)"
+usage="usage: mount-scripts/install.sh [--uninstall]   (PREFIX, LIBDIR, SBINDIR, MODPROBE, DESTDIR, BINARY and LIBRARY are honoured)"
 prefix=${PREFIX:-/usr/local}
+libdir=${LIBDIR:-$prefix/lib}
 sbin=${SBINDIR:-/sbin}
 modprobe=${MODPROBE:-/etc/modprobe.d}
 root=${DESTDIR:-}
 helpers="mount.kvfs mount.fuse.kvfs umount.kvfs umount.fuse.kvfs"
 here=$(cd -- "$(dirname -- "$0")/.." && pwd)
-man=$root$prefix/share/man/man1
-bash=$root$prefix/share/bash-completion/completions/kvfs
-zsh=$root$prefix/share/zsh/site-functions/_kvfs
-fish=$root$prefix/share/fish/vendor_completions.d/kvfs.fish
-binary=${CARGO_TARGET_DIR:-$here/target}/release/kvfs
+share=$root$prefix/share
+man=$share/man/man1
+bash=$share/bash-completion/completions/kvfs
+zsh=$share/zsh/site-functions/_kvfs
+fish=$share/fish/vendor_completions.d/kvfs.fish
+unit=$root$prefix/lib/systemd/system/kvfs@.service
+header=$root$prefix/include/kvfs.h
+description=$root$libdir/pkgconfig/kvfs.pc
+binary=${BINARY:-${CARGO_TARGET_DIR:-$here/target}/release/kvfs}
+library=${LIBRARY:-$(dirname -- "$binary")/libkvfs.so}
 
 fail() {
     echo "install.sh: $*" >&2
@@ -39,7 +51,8 @@ uninstall() {
         fi
     done
     rm -f -- "$root$prefix/bin/kvfs" "$root$modprobe/kvfs.conf" "$bash" "$zsh" "$fish" \
-        "$man"/kvfs.1 "$man"/kvfs-*.1
+        "$man"/kvfs.1 "$man"/kvfs-*.1 "$unit" "$header" "$root$libdir/libkvfs.so" "$description"
+    rm -rf -- "$share/kvfs"
     echo "kvfs is removed; stores and logs are where they were"
 }
 
@@ -49,7 +62,32 @@ install_documents() {
     "$binary" completions bash >"$bash"
     "$binary" completions zsh >"$zsh"
     "$binary" completions fish >"$fish"
+    mkdir -p -- "$man"
     "$binary" man "$man"
+}
+
+# put FILE WHERE: a file that is read, and the directory for it.
+put() {
+    install -D -m 0644 -- "$1" "$2"
+}
+
+# What other programs use: systemd, compilers, Grafana and Prometheus.
+install_for_others() {
+    mkdir -p -- "$(dirname -- "$unit")"
+    sed -e "s|/usr/local/bin/kvfs|$prefix/bin/kvfs|" -e '/^# *mount-scripts/d' \
+        "$here/mount-scripts/kvfs@.service" >"$unit"
+    for file in kvfs.json alerts.yml; do
+        put "$here/dashboards/$file" "$share/kvfs/dashboards/$file"
+    done
+    if [ -e "$library" ]; then
+        put "$here/include/kvfs.h" "$header"
+        put "$library" "$root$libdir/libkvfs.so"
+        mkdir -p -- "$(dirname -- "$description")"
+        printf '%s\n' "prefix=$prefix" "includedir=\${prefix}/include" "libdir=$libdir" "" \
+            "Name: kvfs" "Description: Attention over the pages of a KV cache in a mount" \
+            "Version: $("$binary" version | cut -d' ' -f2)" \
+            "Libs: -L\${libdir} -lkvfs" "Cflags: -I\${includedir}" >"$description"
+    fi
 }
 
 # Mounts of root's turn rings on themselves; those of others find them on. A kernel that has FUSE built in reads
@@ -63,7 +101,7 @@ keep_rings_on() {
 }
 
 install_all() {
-    [ -x "$binary" ] || fail "$binary is missing: run cargo build --release --locked first"
+    [ -x "$binary" ] || fail "$binary is missing: run cargo build --release --locked first, or name another one with BINARY"
     for helper in $helpers; do
         if [ -e "$root$sbin/$helper" ] && ! is_ours "$root$sbin/$helper"; then
             fail "$root$sbin/$helper belongs to something else: remove it first"
@@ -76,8 +114,10 @@ install_all() {
         ln -sfn -- "$prefix/bin/kvfs" "$root$sbin/$helper"
     done
     install_documents
+    install_for_others
     keep_rings_on
     echo "installed $root$prefix/bin/kvfs, and in $root$sbin: $helpers"
+    [ -e "$library" ] || echo "without libkvfs.so: mount-scripts/build-c-library.sh --release makes it"
 }
 
 case $# in

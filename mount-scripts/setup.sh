@@ -48,7 +48,7 @@ as_root() {
 need cc gcc
 need mount mount
 need fusermount3 fuse3
-# The demonstration backs a cache up with it.
+# examples/demo backs a cache up with it.
 need rsync rsync
 # The C library's headers and start files; cc alone cannot link without them.
 if command -v dpkg-query >/dev/null 2>&1; then
@@ -64,6 +64,8 @@ if [ "$tests" = yes ]; then
     need zstd zstd
     need c++ g++
     need nm binutils
+    need dpkg-deb dpkg
+    need pkg-config pkg-config
     need npm npm
     need git git
     need setpriv util-linux

@@ -14,6 +14,7 @@ impl Place {
         let built = directory.path().join("target/release");
         std::fs::create_dir_all(&built).unwrap();
         std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_kvfs"), built.join("kvfs")).unwrap();
+        std::fs::write(built.join("libkvfs.so"), "a library").unwrap();
         Place(directory)
     }
 
@@ -69,6 +70,11 @@ fn what_is_installed_works_and_goes_again() {
         "usr/local/share/bash-completion/completions/kvfs",
         "usr/local/share/zsh/site-functions/_kvfs",
         "usr/local/share/fish/vendor_completions.d/kvfs.fish",
+        "usr/local/lib/systemd/system/kvfs@.service",
+        "usr/local/share/kvfs/dashboards/kvfs.json",
+        "usr/local/include/kvfs.h",
+        "usr/local/lib/libkvfs.so",
+        "usr/local/lib/pkgconfig/kvfs.pc",
     ] {
         assert!(installed.iter().any(|path| path == expected), "{expected} of {installed:#?}");
     }
@@ -82,6 +88,17 @@ fn what_is_installed_works_and_goes_again() {
 
     succeed(&place.run(&["--uninstall"]));
     assert_eq!(place.installed(), Vec::<String>::new());
+}
+
+#[test]
+fn without_a_library_nothing_speaks_of_one() {
+    let place = Place::new();
+    std::fs::create_dir(place.root()).unwrap();
+    std::fs::remove_file(place.0.path().join("target/release/libkvfs.so")).unwrap();
+    let told = succeed(&place.run(&[]));
+    assert!(told.contains("without libkvfs.so: mount-scripts/build-c-library.sh"), "{told}");
+    let of_library = |path: &String| path.contains("/include/") || path.contains("pkgconfig");
+    assert!(!place.installed().iter().any(of_library));
 }
 
 /// Bash itself completes with what was installed.

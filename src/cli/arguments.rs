@@ -35,6 +35,8 @@ pub(crate) struct Arguments {
 /// The subcommands.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    /// Show on a temporary mount what kvfs is good for; it takes seconds and leaves nothing behind
+    Demo,
     /// Mount a store, which is made if the directory is missing or empty
     Mount(MountArguments),
     /// Make everything durable and unmount

@@ -18,6 +18,7 @@ mod consent;
 mod convert;
 mod create;
 mod daemon;
+mod demo;
 mod doctor;
 mod duration;
 mod explain;
@@ -83,6 +84,7 @@ pub fn run(arguments: Vec<OsString>) -> ExitCode {
 
 fn dispatch(command: Command) -> Outcome {
     match command {
+        Command::Demo => demo::run(),
         Command::Mount(arguments) => mount::run(&arguments.config()?),
         Command::Umount(arguments) => umount::run(&arguments),
         Command::Create(arguments) => create::run(&arguments),

@@ -87,7 +87,8 @@ fn nesting(store: &Path, mountpoint: &Path) -> Result<(), String> {
     }
 }
 
-fn device() -> Result<(), String> {
+/// Whether anybody can mount here.
+pub(super) fn device() -> Result<(), String> {
     match OpenOptions::new().read(true).write(true).open(FUSE_DEVICE) {
         Ok(_) => Ok(()),
         Err(error)
