@@ -110,9 +110,9 @@ fn a_packed_file_becomes_a_tail(mode: Mode) {
     setxattr(&temporary, "user.note", b"kept").unwrap();
     rename(&temporary, &tail).unwrap();
     assert_eq!(std::fs::metadata(&tail).unwrap().modified().unwrap(), then);
-    let more = File::options().append(true).open(&tail).unwrap();
-    std::io::Write::write_all(&mut &more, &model.rows(9, 1)).unwrap();
-    more.sync_all().unwrap();
+    let appending = File::options().append(true).open(&tail).unwrap();
+    std::io::Write::write_all(&mut &appending, &model.rows(9, 1)).unwrap();
+    appending.sync_all().unwrap();
     mount.crash();
     assert!(std::fs::read(&tail).unwrap() == [model.rows(1, 3), model.rows(9, 1)].concat());
 }

@@ -77,11 +77,11 @@ fn small_files_share_packs_through_remounts_and_crashes(mode: Mode) {
     mount.remount();
     assert_eq!(packed(&mount), 60);
     check(&files);
-    let more = make(&mount, 61).split_off(60);
+    let another = make(&mount, 61).split_off(60);
     commit(&mount);
     mount.crash();
     assert_eq!(packed(&mount), 61);
-    check(&[files, more, vec![large]].concat());
+    check(&[files, another, vec![large]].concat());
     mount.unmount();
     fsck(mount.store(), false);
 }
@@ -108,7 +108,7 @@ fn names_are_found_again_without_metadata(mode: Mode) {
     let files = make(&mount, 12);
     commit(&mount);
     // Notes follow names, and bytes that change.
-    std::fs::rename(&files[3].0, mount.files("renamed")).unwrap();
+    common::sys::rename(&files[3].0, mount.files("renamed")).unwrap();
     std::fs::write(&files[4].0, b"a new version").unwrap();
     std::fs::remove_file(&files[5].0).unwrap();
     commit(&mount);

@@ -16,7 +16,7 @@ fn what_is_removed_for_good_is_nowhere_in_the_store(mode: Mode) {
     let kept = make(&mount, 20);
     commit(&mount);
     let is_in_a_pack = || {
-        crate::common::files_below(&mount.store().join("packs")).iter().any(|pack| {
+        crate::common::mount::files_below(&mount.store().join("packs")).iter().any(|pack| {
             std::fs::read(pack).unwrap().windows(secret.len()).any(|some| some == secret)
         })
     };

@@ -11,6 +11,7 @@ use super::list::Listed;
 use super::open::{Caching, Opened, OpenedBy};
 use super::{FileSystem, FsError, IoMode, Transport};
 use crate::core::handle::{Handle, Served};
+use kvfs_storage::store::packs::Packed;
 use kvfs_storage::store::quarantine;
 use kvfs_storage::store::record::{InodeId, Time};
 
@@ -182,11 +183,7 @@ impl FileSystem {
             line("ram_pinned_bytes", &usage.pinned_bytes);
             line("ram_objects", &usage.objects);
         }
-        let packed = self.core.store.packs.packed();
-        line("packed_files", &packed.objects);
-        line("pack_files", &packed.packs);
-        line("pack_bytes", &packed.bytes);
-        line("pack_live_bytes", &packed.live_bytes);
+        pack_status(self.core.store.packs.packed(), &mut text);
         self.tier_status(&mut text);
         self.retention_status(&mut text);
         self.scrub_status(&mut text);
@@ -201,6 +198,15 @@ impl FileSystem {
         line("errors", &self.core.observer.error_count());
         text
     }
+}
+
+fn pack_status(packed: Packed, text: &mut String) {
+    let Packed { packs, objects, bytes, live_bytes } = packed;
+    // Writing to a String cannot fail.
+    let _ = writeln!(
+        text,
+        "packed_files: {objects}\npack_files: {packs}\npack_bytes: {bytes}\npack_live_bytes: {live_bytes}"
+    );
 }
 
 /// Lists the virtual directory.

@@ -128,8 +128,8 @@ impl Packs {
         let mut writer = self.writer();
         self.open_writer(&mut writer)?;
         let places = writer.write(&copies)?;
-        let placed = records.iter().zip(places);
-        moved.extend(placed.map(|((from, header), to)| (*from, to, *header)));
+        let both = records.iter().zip(places);
+        moved.extend(both.map(|((from, header), to)| (*from, to, *header)));
         Ok(())
     }
 

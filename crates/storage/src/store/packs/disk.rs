@@ -93,19 +93,15 @@ impl Disk for PackedDisk {
     }
 
     fn remove(&self, path: &DiskPath) -> io::Result<()> {
-        match self.packed(path) {
-            Some(object) => {
-                self.packs.remove(object);
-                Ok(())
-            }
-            None => {
-                if let DiskPath::Object(object) = path {
-                    // What was taken out of a pack to be changed goes for good.
-                    self.packs.remove(*object);
-                }
-                self.below.remove(path)
-            }
+        if let Some(object) = self.packed(path) {
+            self.packs.remove(object);
+            return Ok(());
         }
+        if let DiskPath::Object(object) = path {
+            // What was taken out of a pack to be changed goes for good.
+            self.packs.remove(*object);
+        }
+        self.below.remove(path)
     }
 
     fn create_directory(&self, directory: DiskDirectory) -> io::Result<()> {

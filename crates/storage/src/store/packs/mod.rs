@@ -346,7 +346,9 @@ impl Packs {
         self.open_writer(&mut writer)?;
         let places = writer.write(&[(header, note)])?;
         let mut index = self.index_mut();
-        places.into_iter().for_each(|place| index.note(place, &header));
+        for place in places {
+            index.note(place, &header);
+        }
         Ok(())
     }
 

@@ -27,7 +27,7 @@ impl Mount {
     }
 
     fn append(&self, object: u64, bytes: &[u8]) -> Vec<Appended> {
-        let mtime = Time { seconds: bytes.len() as i64, nanoseconds: 7 };
+        let mtime = Time { seconds: i64::try_from(bytes.len()).unwrap(), nanoseconds: 7 };
         self.packs
             .append(&[Small { object: ObjectId(object), mtime, bytes: bytes.to_vec() }])
             .unwrap()
@@ -92,8 +92,8 @@ impl Dice {
 
     fn bytes(&mut self) -> Vec<u8> {
         let length = [0, 1, 63, 64, 65, 4096, 70_000][usize::try_from(self.roll(7)).unwrap()];
-        let seed = self.roll(256) as u8;
-        (0..length).map(|at: usize| seed.wrapping_add((at % 251) as u8)).collect()
+        let seed = self.roll(256);
+        (0..length).map(|at: u64| (seed + at % 251).to_le_bytes()[0]).collect()
     }
 }
 
@@ -135,86 +135,115 @@ fn whatever_is_done_and_whenever_it_ends_objects_have_the_bytes_that_they_were_g
 
 fn run(seed: u64) {
     let directory = store();
-    let path = directory.path();
-    let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-    let mut known: BTreeMap<u64, Vec<u8>> = BTreeMap::new();
-    let mut mount = Mount::new(path);
-    let (mut next, mut synced) = (256, HashMap::new());
+    let mut run = Run {
+        path: directory.path(),
+        dice: Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15)),
+        known: BTreeMap::new(),
+        mount: Mount::new(directory.path()),
+        next: 256,
+        synced: HashMap::new(),
+    };
     for _ in 0..400 {
-        let some = known.keys().copied().nth(dice.roll(known.len() as u64 + 1) as usize);
-        match (dice.roll(16), some) {
-            // Written, and then somebody had the file open: it goes on counting.
-            (9, Some(object)) if !mount.packs.holds(ObjectId(object)) => {
-                mount.append(object, b"nobody's");
-            }
-            (0..=4, _) | (5..=10, None) | (9, _) => {
-                let bytes = dice.bytes();
-                mount.pack(next, &bytes);
-                known.insert(next, bytes);
-                next += 1 + dice.roll(300);
-                synced = lengths(path);
-            }
-            (5, Some(object)) => {
-                let bytes = dice.bytes();
-                mount.change(object, &bytes);
-                known.insert(object, bytes);
-            }
-            (6, Some(object)) if mount.packs.unpack(ObjectId(object)).unwrap() => {
-                let bytes = dice.bytes();
-                mount.pack(object, &bytes);
-                known.insert(object, bytes);
-                synced = lengths(path);
-            }
-            (7, Some(object)) => {
-                mount.disk.remove(&DiskPath::Object(ObjectId(object))).unwrap();
-                known.remove(&object);
-                assert_eq!(mount.read(object), None);
-            }
-            // Taken out to be changed, and never published; the next to ask finds what is there now.
-            (8, Some(object)) if mount.packs.unpack(ObjectId(object)).unwrap() => {
-                let bytes = known.get(&object).unwrap();
-                mount.pack(object, bytes);
-                synced = lengths(path);
-            }
-            (10, Some(object)) => {
-                let note = dice.bytes();
-                let path = DiskPath::Object(ObjectId(object));
-                mount.disk.set_note(&path, &note[..note.len().min(300)]).unwrap();
-                let found = mount.disk.note(&path).unwrap().unwrap();
-                assert_eq!(found, note[..note.len().min(300)]);
-            }
-            (11 | 12, _) => {
-                mount.packs.compact().unwrap();
-                synced = lengths(path);
-            }
-            (13, _) => mount.packs.write_dead().unwrap(),
-            (14, _) => {
-                mount.packs.end().unwrap();
-                mount = Mount::new(path);
-                assert_eq!(mount.objects(), known.keys().copied().collect::<Vec<_>>(), "{seed}");
-                synced = lengths(path);
-            }
-            _ => {
-                drop(mount);
-                if path.join("packs").exists() {
-                    tear(path, &synced, &mut dice);
-                }
-                mount = Mount::new(path);
-                // What was removed may be there again: no record of the database knows it.
-                for object in mount.objects() {
-                    if !known.contains_key(&object) {
-                        mount.disk.remove(&DiskPath::Object(ObjectId(object))).unwrap();
-                    }
-                }
-                synced = lengths(path);
-            }
-        }
-        for (object, bytes) in &known {
-            assert!(mount.read(*object).as_ref() == Some(bytes), "seed {seed}, object {object}");
+        run.step();
+        for (object, bytes) in &run.known {
+            assert!(
+                run.mount.read(*object).as_ref() == Some(bytes),
+                "seed {seed}, object {object}"
+            );
         }
     }
-    let packed = mount.packs.packed();
+    let packed = run.mount.packs.packed();
     assert!(packed.live_bytes <= packed.bytes, "{packed:?}");
+}
+
+/// A store, and what must be in it.
+struct Run<'a> {
+    path: &'a Path,
+    dice: Dice,
+    known: BTreeMap<u64, Vec<u8>>,
+    mount: Mount,
+    next: u64,
+    /// Bytes of each pack that a power cut leaves.
+    synced: HashMap<String, u64>,
+}
+
+impl Run<'_> {
+    fn step(&mut self) {
+        let count = self.known.len() as u64 + 1;
+        let number = usize::try_from(self.dice.roll(count)).unwrap();
+        let some = self.known.keys().copied().nth(number);
+        match (self.dice.roll(16), some) {
+            (5..=10, Some(object)) => self.change(object),
+            (0..=10, _) => {
+                let bytes = self.dice.bytes();
+                self.mount.pack(self.next, &bytes);
+                self.known.insert(self.next, bytes);
+                self.next += 1 + self.dice.roll(300);
+                self.synced = lengths(self.path);
+            }
+            (11 | 12, _) => {
+                self.mount.packs.compact().unwrap();
+                self.synced = lengths(self.path);
+            }
+            (13, _) => self.mount.packs.write_dead().unwrap(),
+            (14, _) => {
+                self.mount.packs.end().unwrap();
+                self.mount = Mount::new(self.path);
+                assert_eq!(self.mount.objects(), self.known.keys().copied().collect::<Vec<_>>());
+                self.synced = lengths(self.path);
+            }
+            _ => self.crash(),
+        }
+    }
+
+    fn change(&mut self, object: u64) {
+        let (id, path) = (ObjectId(object), DiskPath::Object(ObjectId(object)));
+        let is_packed = self.mount.packs.holds(id);
+        let bytes = self.dice.bytes();
+        match self.dice.roll(6) {
+            0 => {
+                self.mount.change(object, &bytes);
+                self.known.insert(object, bytes);
+            }
+            1 => {
+                self.mount.disk.remove(&path).unwrap();
+                self.known.remove(&object);
+                assert_eq!(self.mount.read(object), None);
+            }
+            // Written, and then somebody had the file open: it goes on counting.
+            2 if !is_packed => drop(self.mount.append(object, b"nobody's")),
+            // Taken out to be changed, and at rest again before it was published; changed or not.
+            3 if self.mount.packs.unpack(id).unwrap() => {
+                self.mount.pack(object, &bytes);
+                self.known.insert(object, bytes);
+                self.synced = lengths(self.path);
+            }
+            4 if self.mount.packs.unpack(id).unwrap() => {
+                let bytes = self.known.get(&object).unwrap();
+                self.mount.pack(object, bytes);
+                self.synced = lengths(self.path);
+            }
+            _ => {
+                let note = &bytes[..bytes.len().min(300)];
+                self.mount.disk.set_note(&path, note).unwrap();
+                assert_eq!(self.mount.disk.note(&path).unwrap().unwrap(), note);
+            }
+        }
+    }
+
+    fn crash(&mut self) {
+        if self.path.join("packs").exists() {
+            tear(self.path, &self.synced, &mut self.dice);
+        }
+        self.mount = Mount::new(self.path);
+        // What was removed may be there again: no record of the database knows it.
+        for object in self.mount.objects() {
+            if !self.known.contains_key(&object) {
+                self.mount.disk.remove(&DiskPath::Object(ObjectId(object))).unwrap();
+            }
+        }
+        self.synced = lengths(self.path);
+    }
 }
 
 #[test]
@@ -267,7 +296,7 @@ fn a_full_pack_is_followed_by_another_and_damage_hides_nothing_else() {
     let path = directory.path();
     let mount = Mount::new(path);
     for object in 0..70 {
-        mount.pack(object, &vec![object as u8; 1 << 20]);
+        mount.pack(object, &vec![object.to_le_bytes()[0]; 1 << 20]);
     }
     assert_eq!(mount.packs.packed().packs, 2);
     mount.packs.end().unwrap();

@@ -134,8 +134,8 @@ impl Writer {
             return Err(error);
         }
         open.contents.end = begin + buffer.len() as u64;
-        let placed = places.iter().copied().zip(records.iter().map(|(header, _)| *header));
-        open.contents.records.extend(placed);
+        let written = places.iter().copied().zip(records.iter().map(|(header, _)| *header));
+        open.contents.records.extend(written);
         self.write_index().grow(pack.number, bytes);
         if !self.unsynced.iter().any(|other| other.number == pack.number) {
             self.unsynced.push(pack);
