@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::attributes::Place;
 use super::insert::{Origin, Verified};
-use super::open::{Caching, Opened, OpenedBy};
+use super::opened::{Caching, Opened, OpenedBy};
 use super::transfer::{WriteMode, WriteOutcome};
 use super::{FileSystem, FsError, descriptors};
 use crate::core::handle::{Handle, Served};

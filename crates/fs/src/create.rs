@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::attributes::{Attributes, Caller, Found, Place};
 use super::classify::{self, FileClass};
-use super::open::{Caching, Opened, OpenedBy};
+use super::opened::{Caching, Opened, OpenedBy};
 use super::{FileSystem, FsError, check_new, descriptors};
 use crate::core::handle::{Handle, Served};
 use crate::core::settle::awaits_rename;

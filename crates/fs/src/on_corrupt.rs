@@ -7,7 +7,7 @@
 //! that has another copy on record which nobody could look at, stays, since it may come back.
 
 use super::attributes::Place;
-use super::open::Opened;
+use super::opened::Opened;
 use super::{FileSystem, FsError, Invalidation};
 use crate::core::happened;
 use crate::core::state::State;

@@ -6,9 +6,11 @@ use std::sync::{Arc, MutexGuard};
 use super::attributes::Caller;
 use super::damage::tier_here;
 use super::extended::LOSSY;
+use super::opened::{Caching, Opened, OpenedBy};
 use super::verify::{Depth, Verify};
 use super::{FileSystem, FsError, Invalidation, descriptors, dialogue, prefixes, views};
 use crate::core::handle::{Handle, Served};
+use crate::core::node::Node;
 use crate::core::state::State;
 use crate::core::waits::READ_AT_ONCE_BYTES;
 use kvfs_storage::ingest::seal;
@@ -19,44 +21,6 @@ use kvfs_storage::store::record::{FileRecord, Inode, InodeId, ObjectId, Role, Ti
 /// Flag of an open by execve(2) (`__FMODE_EXEC`). The kernel protects a running program from
 /// writers, but learns only after an open with `O_RDONLY | O_TRUNC` that it should have refused.
 const EXECUTES: i32 = 0x20;
-
-/// An open file.
-#[derive(Debug)]
-pub struct Opened {
-    /// Number of the handle.
-    pub handle: u64,
-    /// Who moves its bytes.
-    pub by: OpenedBy,
-    /// The bytes never change: caches keep them, `close()` has nothing to check.
-    pub is_sealed: bool,
-    /// What the kernel may keep of the bytes where the daemon serves them.
-    pub caching: Caching,
-    /// `close()` has nothing to check or to report: the round trip is saved.
-    pub closes_quietly: bool,
-}
-
-/// What the kernel may keep of the bytes that the daemon serves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Caching {
-    /// All, what it kept at earlier opens included.
-    Kept,
-    /// All from this open on: earlier ones may have been of another version.
-    Anew,
-    /// Nothing. Writes append, whatever their offset claims.
-    Never,
-}
-
-/// Who moves the bytes of an open file.
-#[derive(Debug)]
-pub enum OpenedBy {
-    /// The kernel, from this file (open read-only, so that it counts as no writer).
-    Kernel {
-        /// The file.
-        file: Arc<dyn DiskFile>,
-    },
-    /// The daemon.
-    Daemon,
-}
 
 impl FileSystem {
     /// Opens a file for a user; the kernel has checked the permissions of what is in the store, but what is
@@ -493,14 +457,20 @@ impl FileSystem {
 
     /// The same for a file that somebody may have open. The kernel serves all of its handles, or none.
     fn access_of(&self, state: &State, id: InodeId) -> Access {
-        if self.core.passes_through(state, id) { Access::Read } else { Access::ReadWrite }
+        if state.nodes.get(&id).is_some_and(Node::is_served) {
+            Access::ReadWrite
+        } else {
+            self.writer_access()
+        }
     }
 
     fn add_opened(
         &self, state: &mut State, inode: InodeId, file: Arc<dyn DiskFile>, writes: bool,
         is_sealed: bool,
     ) -> Opened {
-        let is_backed = self.core.passes_through(state, inode) && file.descriptor().is_some();
+        let is_backed = self.core.is_passthrough()
+            && !state.nodes.get(&inode).is_some_and(Node::is_served)
+            && file.descriptor().is_some();
         let (served, by) = if is_backed {
             (Served::Passthrough, OpenedBy::Kernel { file })
         } else {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::attributes::{Attributes, Place};
 use super::health::Refusal;
 use super::list::Listed;
-use super::open::{Caching, Opened, OpenedBy};
+use super::opened::{Caching, Opened, OpenedBy};
 use super::{FileSystem, FsError, IoMode, Transport};
 use crate::core::handle::{Handle, Served};
 use kvfs_storage::store::packs::Packed;

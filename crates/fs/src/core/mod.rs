@@ -34,7 +34,7 @@ use super::{AskAnew, FsError, Invalidation, IoMode};
 use kvfs_observe::Observer;
 use kvfs_storage::ingest::seal;
 use kvfs_storage::store::Store;
-use kvfs_storage::store::record::{InodeId, ObjectId};
+use kvfs_storage::store::record::ObjectId;
 
 /// The parts of [`super::FileSystem`] stand on this one.
 #[derive(Debug)]
@@ -75,11 +75,6 @@ impl Core {
 
     pub(crate) fn is_passthrough(&self) -> bool {
         matches!(self.io_mode.get(), Some(IoMode::Passthrough))
-    }
-
-    /// Whether the kernel serves the handles of a file, or would.
-    pub(crate) fn passes_through(&self, state: &State, id: InodeId) -> bool {
-        self.is_passthrough() && state.nodes.get(&id).is_none_or(|node| node.served == 0)
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {

@@ -88,6 +88,11 @@ impl Node {
         self.readers + self.writers
     }
 
+    /// The daemon serves handles of it from its own descriptors: then it serves all, until the last is closed.
+    pub(crate) fn is_served(&self) -> bool {
+        self.served > 0
+    }
+
     /// Its bytes must stay where they are.
     pub(crate) fn is_in_use(&self) -> bool {
         self.handles() > 0 || self.pins > 0

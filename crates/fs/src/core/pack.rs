@@ -34,37 +34,42 @@ pub(super) struct PutIntoPacks {
     pub(super) flushed: Vec<Flushed>,
 }
 
-impl Core {
+/// What puts small files into packs.
+pub(super) struct Packer<'a> {
+    pub(super) core: &'a Core,
+}
+
+impl Packer<'_> {
     /// Puts small files of a frozen layer into packs, durably. One that somebody has open by then keeps a file of
     /// its own: the kernel reads that.
-    pub(super) fn put_into_packs(&self, frozen: &Layer) -> Result<PutIntoPacks, StoreError> {
-        self.store.packs.check()?;
+    pub(super) fn pack(&self, frozen: &Layer) -> Result<PutIntoPacks, StoreError> {
+        self.core.store.packs.check()?;
         let mut put = PutIntoPacks::default();
         let candidates = self.small_files(frozen);
         if candidates.is_empty() {
             return Ok(put);
         }
         let appended = self.append_to_packs(&candidates)?;
-        self.store.packs.sync()?;
+        self.core.store.packs.sync()?;
         for some in appended.chunks(ADOPTED_AT_A_TIME) {
             let adopted: Vec<(Candidate, Appended)> = {
-                let mut state = self.state();
-                let idle = some.iter().filter(|(file, _)| state.may_be_packed(file));
+                let mut state = self.core.state();
+                let idle = some.iter().filter(|(file, _)| file.may_be_packed(&state));
                 let idle: Vec<(Candidate, Appended)> = idle.copied().collect();
                 let bytes: Vec<Appended> = idle.iter().map(|(_, bytes)| *bytes).collect();
-                self.store.packs.adopt(&bytes);
+                self.core.store.packs.adopt(&bytes);
                 for (file, _) in &idle {
                     state.metadata.staged.remove(&file.object);
                 }
                 idle
             };
             let bytes: Vec<Appended> = adopted.iter().map(|(_, bytes)| *bytes).collect();
-            self.store.packs.note_adopted(&bytes);
+            self.core.store.packs.note_adopted(&bytes);
             for (file, _) in adopted {
                 put.objects.insert(file.object);
                 match file.version {
                     Some(version) => put.flushed.push(Flushed { object: file.object, version }),
-                    None => self.store.packs.remove_staged(file.object)?,
+                    None => self.core.store.packs.remove_staged(file.object)?,
                 }
             }
         }
@@ -73,7 +78,7 @@ impl Core {
 
     /// The files of a frozen layer that are small enough, and were at rest when it was frozen.
     fn small_files(&self, frozen: &Layer) -> Vec<Candidate> {
-        let bytes_max = self.store.packs.packed_bytes_max();
+        let bytes_max = self.core.store.packs.packed_bytes_max();
         if bytes_max == 0 {
             return Vec::new();
         }
@@ -85,7 +90,7 @@ impl Core {
             let inode = value.and_then(|value| decode::<Inode>(value).ok());
             let file = inode.as_ref().and_then(Inode::file).filter(|file| is_small(file));
             let Some(object) = file.and_then(|file| file.object) else { continue };
-            let is_new = frozen.publish.contains(&object) && !self.store.packs.holds(object);
+            let is_new = frozen.publish.contains(&object) && !self.core.store.packs.holds(object);
             if let Some(id) = keys::number(key).map(InodeId).filter(|_| is_new) {
                 candidates.push(Candidate { id, object, version: None });
             }
@@ -93,8 +98,8 @@ impl Core {
         // Most files are left alone by the time of their commit: the rest need not be read.
         let mut idle = Vec::with_capacity(candidates.len());
         for some in candidates.chunks(ADOPTED_AT_A_TIME) {
-            let state = self.state();
-            idle.extend(some.iter().filter(|file| state.may_be_packed(file)));
+            let state = self.core.state();
+            idle.extend(some.iter().filter(|file| file.may_be_packed(&state)));
         }
         idle
     }
@@ -103,28 +108,29 @@ impl Core {
     fn append_to_packs(
         &self, candidates: &[Candidate],
     ) -> Result<Vec<(Candidate, Appended)>, StoreError> {
-        let bytes_max = self.store.packs.packed_bytes_max();
+        let bytes_max = self.core.store.packs.packed_bytes_max();
         let mut appended = Vec::with_capacity(candidates.len());
         let (mut files, mut some, mut bytes) = (Vec::new(), Vec::new(), 0);
         for file in candidates {
             // Looked at before the bytes are: whoever changes them later makes another version.
-            let version = self.store.ram.as_ref().and_then(|ram| ram.dirty_version(file.object));
+            let version =
+                self.core.store.ram.as_ref().and_then(|ram| ram.dirty_version(file.object));
             let Some(small) = self.read_small(file.object, bytes_max)? else { continue };
             bytes += small.bytes.len();
             some.push(small);
             files.push(Candidate { version, ..*file });
             if bytes >= APPENDED_BYTES_MAX {
-                appended.extend(files.drain(..).zip(self.store.packs.append(&some)?));
+                appended.extend(files.drain(..).zip(self.core.store.packs.append(&some)?));
                 some.clear();
                 bytes = 0;
             }
         }
-        appended.extend(files.into_iter().zip(self.store.packs.append(&some)?));
+        appended.extend(files.into_iter().zip(self.core.store.packs.append(&some)?));
         Ok(appended)
     }
 
     fn read_small(&self, object: ObjectId, bytes_max: u64) -> io::Result<Option<Small>> {
-        let file = match self.store.open_object(object, Access::Read) {
+        let file = match self.core.store.open_object(object, Access::Read) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             file => file?,
         };
@@ -141,25 +147,25 @@ impl Core {
     }
 }
 
-impl State {
+impl Candidate {
     /// Whether nobody has a file open or changes it, no other shares its bytes, and no commit has published them.
     /// A file in `objects/` stays one: it would come back after a power cut, and count.
-    fn may_be_packed(&self, file: &Candidate) -> bool {
-        let node = self.nodes.get(&file.id);
+    fn may_be_packed(&self, state: &State) -> bool {
+        let node = state.nodes.get(&self.id);
         let is_idle = node.is_none_or(|node| {
             !node.is_in_use() && node.pending.is_none() && node.replacement.is_none()
         });
         if !is_idle
-            || self.unsettled.is_changing(file.object)
-            || self.sealing.contains(&file.id)
-            || !self.metadata.staged.contains(&file.object)
-            || self.metadata.publishes(file.object)
+            || state.unsettled.is_changing(self.object)
+            || state.sealing.contains(&self.id)
+            || !state.metadata.staged.contains(&self.object)
+            || state.metadata.publishes(self.object)
         {
             return false;
         }
-        let inode = self.metadata.inode(file.id).ok().flatten();
+        let inode = state.metadata.inode(self.id).ok().flatten();
         let current = inode.as_ref().and_then(Inode::file).and_then(|file| file.object);
-        let record = self.metadata.object(file.object).ok().flatten();
-        current == Some(file.object) && record.is_some_and(|record| record.references == 1)
+        let record = state.metadata.object(self.object).ok().flatten();
+        current == Some(self.object) && record.is_some_and(|record| record.references == 1)
     }
 }

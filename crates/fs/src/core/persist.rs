@@ -4,6 +4,7 @@ use std::io;
 
 use crate::FsError;
 use crate::core::Core;
+use crate::core::pack::Packer;
 use crate::core::state::State;
 use kvfs_os::side_by_side;
 use kvfs_storage::ingest::seal;
@@ -65,7 +66,7 @@ impl Core {
     pub(crate) fn persist(
         &self, frozen: &Layer,
     ) -> Result<Vec<(ObjectId, ObjectRecord)>, StoreError> {
-        let packed = self.put_into_packs(frozen)?;
+        let packed = Packer { core: self }.pack(frozen)?;
         let others = frozen.publish.iter().filter(|object| !packed.objects.contains(object));
         let mut flushed = publish(&self.store, others, |object| {
             self.state().metadata.staged.remove(&object);

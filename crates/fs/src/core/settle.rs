@@ -36,8 +36,12 @@ impl Core {
     /// backing file; if the probe then finds no writer, the handle is gone for good and its release
     /// is on its way. The daemon's own descriptor of a handle that it serves would answer the probe.
     pub(crate) fn has_writers(&self, state: &State, id: InodeId) -> bool {
-        let settled =
-            if self.passes_through(state, id) { Node::all_closed } else { Node::all_released };
+        let settled = if self.is_passthrough() && !state.nodes.get(&id).is_some_and(Node::is_served)
+        {
+            Node::all_closed
+        } else {
+            Node::all_released
+        };
         !state.nodes.get(&id).is_none_or(settled)
     }
 
@@ -48,7 +52,7 @@ impl Core {
     pub(crate) fn wait_for_release<'a>(
         &'a self, state: MutexGuard<'a, State>, id: InodeId,
     ) -> MutexGuard<'a, State> {
-        if self.passes_through(&state, id) {
+        if self.is_passthrough() && !state.nodes.get(&id).is_some_and(Node::is_served) {
             let closes_quietly = awaits_rename(&state, id) && self.has_writers(&state, id);
             let object = state.unsettled.get(id).filter(|_| closes_quietly);
             if object.is_some_and(|object| seal::is_at_rest(&self.store, *object).unwrap_or(false))

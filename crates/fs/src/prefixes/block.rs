@@ -16,7 +16,7 @@ use crate::attributes::{Attributes, Caller, Found, Place};
 use crate::core::handle::{Handle, Served};
 use crate::core::rights::User;
 use crate::create::Created;
-use crate::open::{Caching, Opened, OpenedBy};
+use crate::opened::{Caching, Opened, OpenedBy};
 use crate::{FileSystem, FsError};
 use kvfs_page::block_map::{BUFFERS_MAX, BlockMap, format_block, parse_block};
 use kvfs_page::{Layer, PageError, PrefixHash};

@@ -14,7 +14,7 @@ use super::slot::{Kind, SlotKey, is_of_slots};
 use crate::attributes::{Caller, Found, Place};
 use crate::core::handle::{Handle, Served};
 use crate::create::{Created, NewNode};
-use crate::open::{Caching, Opened, OpenedBy};
+use crate::opened::{Caching, Opened, OpenedBy};
 use crate::retention::InUse;
 use crate::{FileSystem, FsError, classify, descriptors};
 use kvfs_formats::slot::Slot;

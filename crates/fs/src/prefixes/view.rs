@@ -13,7 +13,7 @@ use crate::attributes::{Attributes, Caller, Found, Place};
 use crate::core::handle::{Handle, Served};
 use crate::list::{Listed, Listing};
 use crate::lookup::Lookup;
-use crate::open::{Caching, Opened, OpenedBy};
+use crate::opened::{Caching, Opened, OpenedBy};
 use crate::transfer::copy_text;
 use crate::{FileSystem, FsError, views};
 use kvfs_page::{PrefixHash, names};

@@ -129,10 +129,13 @@ impl Disk for LocalDisk {
     }
 
     fn open(&self, path: &DiskPath, access: Access) -> io::Result<Box<dyn DiskFile>> {
-        let flags = match access {
+        let mut flags = match access {
             Access::Read => OFlag::O_RDONLY,
             Access::ReadWrite => OFlag::O_RDWR,
         };
+        // Packs are opened by whatever names there are: a FIFO among them would keep a mount waiting. Nobody holds a
+        // lease on one, which this flag would be about as well.
+        flags.set(OFlag::O_NONBLOCK, matches!(path, DiskPath::Pack(_)));
         Ok(Box::new(LocalFile(self.openat(&path.relative(), flags, Mode::empty())?)))
     }
 

@@ -1,7 +1,7 @@
 //! Room is taken back: what is valid is copied out of a pack that mostly holds what is not, and the pack goes.
 
 use std::io;
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 
 use super::index::Dead;
 use super::pack::Pack;
@@ -49,8 +49,18 @@ impl Packs {
     }
 
     fn compact_one(&self, number: u32) -> io::Result<bool> {
-        let Some(pack) = self.index().pack(number) else { return Ok(false) };
+        let (pack, live_bytes) = match self.index().packs.get(&number) {
+            Some(known) => (Arc::clone(&known.pack), known.live_bytes),
+            None => return Ok(false),
+        };
+        if self.disk.space()?.available_bytes < 2 * live_bytes {
+            // Others need the last of it more.
+            return Err(io::Error::from_raw_os_error(libc::ENOSPC));
+        }
         let contents = pack.read()?;
+        if !contents.is_complete {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
         let mut moved = Vec::new();
         let (mut some, mut bytes) = (Vec::new(), 0);
         for (place, header) in contents.records {
@@ -69,6 +79,12 @@ impl Packs {
         self.sync()?;
         let dead = self.point_at(&moved);
         self.dead().extend(dead);
+        {
+            let mut writer = self.writer();
+            for (_, to, _) in &moved {
+                writer.unadopted.remove(to);
+            }
+        }
         self.index_mut().packs.remove(&number);
         self.disk.remove(&DiskPath::Pack(number))?;
         self.noting_failure(self.disk.sync_directory(DiskDirectory::Packs))?;
@@ -113,7 +129,7 @@ impl Packs {
     }
 
     /// Adds records to the last pack as they are, damage included: their checksums go with them.
-    fn copy(
+    pub(super) fn copy(
         &self, pack: &Pack, records: &[(Place, Header)], moved: &mut Vec<(Place, Place, Header)>,
     ) -> io::Result<()> {
         let payloads: Vec<Vec<u8>> = records
@@ -128,6 +144,11 @@ impl Packs {
         let mut writer = self.writer();
         self.open_writer(&mut writer)?;
         let places = writer.write(&copies)?;
+        // Until objects count on them: whatever fails before that must leave none that would win.
+        let bytes =
+            places.iter().zip(records).filter(|(_, (_, header))| header.kind == Kind::Bytes);
+        let unadopted: Vec<_> = bytes.map(|(place, (_, header))| (*place, header.object)).collect();
+        writer.unadopted.extend(unadopted);
         let both = records.iter().zip(places);
         moved.extend(both.map(|((from, header), to)| (*from, to, *header)));
         Ok(())

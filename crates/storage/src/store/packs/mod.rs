@@ -4,16 +4,16 @@
 //! blocks, and a commit a call of the kernel for each. In a pack it costs 64 bytes, and a commit writes and
 //! syncs all of them at once.
 //!
-//! A pack is only added to. Where each object is stands in memory ([`index`]), and on the disk in the records
+//! A pack is only added to. Where each object is stands in memory (`index`), and on the disk in the records
 //! themselves and in an index at the end of each complete pack. Of several records of an object the last one
 //! counts, unless a *gone* record says that it does not; a file of its own counts more than any. Room is taken
-//! back by copying what is valid out of packs that mostly hold what is not ([`compaction`]).
+//! back by copying what is valid out of packs that mostly hold what is not (`compaction`).
 //!
 //! # Crashes
 //! Bytes are durable before an object is told to have them ([`Packs::sync`], [`Packs::adopt`]); until the
 //! database says so too, the next mount takes them for garbage, as it does with files. Gone records are written
 //! when there is time: without them there is garbage, or a file of its own beside a record. Both can be only
-//! after a crash, and after one some pack has no index ([`writer`]): then the directories of objects are looked
+//! after a crash, and after one some pack has no index (`writer`): then the directories of objects are looked
 //! through, and files count. A torn record is one whose checksums are wrong.
 
 mod compaction;
@@ -102,6 +102,8 @@ pub struct Packs {
     dead: Mutex<Vec<Dead>>,
     /// Held by whoever copies what is valid out of packs.
     compacting: Mutex<()>,
+    /// Held by whoever syncs packs.
+    syncing: Mutex<()>,
     /// Whether some pack has no index, durably.
     is_open: AtomicBool,
     /// Objects of up to so many bytes are put into packs.
@@ -112,7 +114,8 @@ impl Packs {
     /// Finds out what is in the packs of a store; changes nothing.
     ///
     /// # Errors
-    /// A pack cannot be read.
+    /// The directory of the packs cannot be listed. A pack that cannot be read is left alone, and its objects are
+    /// missing.
     pub fn open(disk: Arc<dyn Disk>) -> io::Result<Packs> {
         let names = match disk.list(DiskDirectory::Packs) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
@@ -127,9 +130,20 @@ impl Packs {
         {
             let mut index = index.write().unwrap_or_else(PoisonError::into_inner);
             for number in numbers {
-                let file = disk.open(&DiskPath::Pack(number), Access::Read)?;
-                let pack = Arc::new(Pack { number, file });
-                let contents = pack.read()?;
+                let opened = disk.open(&DiskPath::Pack(number), Access::Read);
+                let read = opened.and_then(|file| {
+                    let pack = Pack { number, file };
+                    pack.read().map(|contents| (pack, contents))
+                });
+                let (pack, contents) = match read {
+                    Ok((pack, contents)) => (Arc::new(pack), contents),
+                    Err(error) => {
+                        // What is in it cannot be opened; everything else can.
+                        log::error!("packs/{number:08x} cannot be read: {error}");
+                        writer.has_unreadable = true;
+                        continue;
+                    }
+                };
                 index.add_pack(Arc::clone(&pack));
                 index.grow(number, contents.end);
                 for (place, header) in &contents.records {
@@ -151,6 +165,7 @@ impl Packs {
             writer,
             dead,
             compacting: Mutex::default(),
+            syncing: Mutex::default(),
             is_open,
             packed_bytes_max: AtomicU64::new(0),
         })
@@ -163,13 +178,21 @@ impl Packs {
             std::mem::take(&mut writer.incomplete)
         };
         let mut writable = Vec::new();
-        for Open { pack, contents } in scanned {
-            let file = self.disk.open(&DiskPath::Pack(pack.number), Access::ReadWrite)?;
+        for open in scanned {
+            let number = open.pack.number;
+            if open.contents.is_unreadable {
+                writable.push(open);
+                continue;
+            }
+            let file = self.disk.open(&DiskPath::Pack(number), Access::ReadWrite)?;
             // Readers go on with the file that they have.
-            writable.push(Open { pack: Arc::new(Pack { number: pack.number, file }), contents });
+            writable.push(Open { pack: Arc::new(Pack { number, file }), ..open });
         }
         self.writer().incomplete = writable;
-        self.end()
+        self.end()?;
+        let has_objects = self.index().len() > 0;
+        // Made here, since whoever changes a packed file must not wait for the disk with everybody behind.
+        if has_objects { self.begin_to_change() } else { Ok(()) }
     }
 
     fn index(&self) -> RwLockReadGuard<'_, Index> {
@@ -245,6 +268,8 @@ impl Packs {
 
     /// Makes durable what was appended.
     pub fn sync(&self) -> io::Result<()> {
+        // Who comes second waits for what the first has begun to sync.
+        let _turn = self.syncing.lock().unwrap_or_else(PoisonError::into_inner);
         let unsynced = {
             let mut writer = self.writer();
             writer.check()?;
@@ -399,8 +424,12 @@ impl Packs {
 
 /// The number that a pack's name stands for.
 fn number_of(name: &str) -> Option<u32> {
-    (name.len() == 8).then(|| u32::from_str_radix(name, 16).ok()).flatten()
+    let number = (name.len() == 8).then(|| u32::from_str_radix(name, 16).ok()).flatten();
+    number.filter(|number| *number < NUMBERS_END)
 }
+
+/// No pack that is found has this number or a higher one: some 100 PiB of packs come before.
+const NUMBERS_END: u32 = 1 << 31;
 
 /// Takes objects out of the index that have a file of their own. After a crash both can be there, and the file
 /// is the newer one.

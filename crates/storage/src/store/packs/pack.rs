@@ -9,6 +9,9 @@ use crate::store::record::{ObjectId, Time};
 /// Bytes read at a time from a pack without an index.
 const SCAN_BYTES: usize = 4 << 20;
 
+/// Bytes read at a time where a disk cannot read all: what it reads as one.
+const BLOCK_BYTES: usize = 4096;
+
 /// Bytes of an index for one record: its offset and its header.
 const ENTRY_BYTES: usize = 8 + 64;
 
@@ -28,6 +31,8 @@ pub(super) struct Contents {
     pub(super) end: u64,
     /// Whether the pack is complete, and has an index that says so.
     pub(super) is_complete: bool,
+    /// Whether the disk could not read some of it.
+    pub(super) is_unreadable: bool,
 }
 
 impl Pack {
@@ -37,9 +42,13 @@ impl Pack {
 
     /// What is in it: what its index says, or what is found by looking at all of it.
     pub(super) fn read(&self) -> io::Result<Contents> {
-        match self.read_index()? {
-            Some(contents) => Ok(contents),
-            None => self.scan(),
+        match self.read_index() {
+            Ok(Some(contents)) => Ok(contents),
+            Ok(None) => self.scan(),
+            Err(error) => {
+                log::error!("the index of packs/{:08x} cannot be read: {error}", self.number);
+                self.scan()
+            }
         }
     }
 
@@ -72,7 +81,7 @@ impl Pack {
             let Some(header) = Header::decode(raw, place) else { return Ok(None) };
             records.push((place, header));
         }
-        Ok(Some(Contents { records, end: at, is_complete: true }))
+        Ok(Some(Contents { records, end: at, is_complete: true, is_unreadable: false }))
     }
 
     /// Looks for records at every place where one can begin: what a crash has torn, or a disk has lost, hides
@@ -83,18 +92,29 @@ impl Pack {
         let mut buffer = vec![0; SCAN_BYTES];
         let mut offset = 0;
         while offset + HEADER_BYTES <= length {
-            let count = self.file.read_at(&mut buffer, offset)?;
-            let next = self.scan_piece(&buffer[..count], offset, &mut found)?;
+            let wanted = if found.is_unreadable { BLOCK_BYTES } else { SCAN_BYTES };
+            let next = match self.file.read_at(&mut buffer[..wanted], offset) {
+                Ok(count) => self.scan_piece(&buffer[..count], offset, &mut found),
+                // What the disk cannot read hides nothing else: on in small steps.
+                Err(_) if !found.is_unreadable => {
+                    found.is_unreadable = true;
+                    continue;
+                }
+                Err(_) => (offset + 1).next_multiple_of(BLOCK_BYTES as u64),
+            };
             if next == offset {
                 break;
             }
             offset = next;
         }
+        if found.is_unreadable {
+            log::error!("packs/{:08x} cannot be read whole", self.number);
+        }
         Ok(found)
     }
 
     /// Looks at a piece; returns where the next one begins.
-    fn scan_piece(&self, piece: &[u8], base: u64, found: &mut Contents) -> io::Result<u64> {
+    fn scan_piece(&self, piece: &[u8], base: u64, found: &mut Contents) -> u64 {
         let mut at = 0;
         while let Some((raw, behind)) = piece[at..].split_first_chunk::<64>() {
             let offset = base + at as u64;
@@ -107,7 +127,7 @@ impl Pack {
             let is_whole = match behind.get(..length) {
                 Some(payload) => header.length == 0 || header.is_of(payload),
                 // It goes on in the next piece, or is longer than one.
-                None => self.payload(offset, &header)?.is_some(),
+                None => self.payload(offset, &header).is_ok_and(|payload| payload.is_some()),
             };
             if !is_whole || matches!(header.kind, Kind::Index | Kind::End(_)) {
                 at += raw.len();
@@ -118,10 +138,10 @@ impl Pack {
             found.end = next;
             at = usize::try_from(next - base).unwrap_or(usize::MAX);
             if at >= piece.len() {
-                return Ok(next);
+                return next;
             }
         }
-        Ok(base + at as u64)
+        base + at as u64
     }
 
     /// The payload of a record, if it is what was written.

@@ -325,3 +325,49 @@ fn a_store_with_packs_is_not_for_whoever_does_not_know_them() {
     drop(mount);
     assert!(Store::open(directory.path()).unwrap().packs.holds(ObjectId(1)));
 }
+
+/// ENOSPC in the middle, for one.
+#[test]
+fn a_compaction_that_ends_halfway_leaves_no_copy_that_would_win() {
+    let directory = store();
+    let mount = Mount::new(directory.path());
+    mount.pack(300, b"old");
+    mount.packs.end().unwrap();
+    let pack = mount.packs.index().pack(1).unwrap();
+    let records = pack.read().unwrap().records;
+    mount.packs.copy(&pack, &records, &mut Vec::new()).unwrap();
+    mount.change(300, b"new");
+    mount.packs.end().unwrap();
+    drop(mount);
+    let mount = Mount::new(directory.path());
+    assert_eq!(mount.read(300).unwrap(), b"new");
+    assert!(!mount.packs.holds(ObjectId(300)));
+}
+
+#[test]
+fn what_cannot_be_read_keeps_nobody_from_the_rest() {
+    let directory = store();
+    let path = directory.path();
+    for object in [1, 2] {
+        let mount = Mount::new(path);
+        mount.pack(object, &[7; 100]);
+        mount.packs.end().unwrap();
+    }
+    let packs = path.join("packs");
+    std::os::unix::fs::symlink("/etc/passwd", packs.join("00000003")).unwrap();
+    std::fs::create_dir(packs.join("00000004")).unwrap();
+    nix::unistd::mkfifo(&packs.join("00000005"), nix::sys::stat::Mode::S_IRUSR).unwrap();
+    for name in ["ffffffff", "fffffffe", "notes", "0000000"] {
+        std::fs::write(packs.join(name), b"junk").unwrap();
+    }
+    let mount = Mount::new(path);
+    assert_eq!(mount.objects(), [1, 2]);
+    assert_eq!(mount.read(1).unwrap(), [7; 100]);
+    mount.packs.end().unwrap();
+    let left: Vec<String> = ["00000003", "00000004", "fffffffe", "ffffffff", "notes"]
+        .into_iter()
+        .filter(|name| packs.join(name).symlink_metadata().is_ok())
+        .map(str::to_owned)
+        .collect();
+    assert_eq!(left.len(), 5, "{left:?}");
+}

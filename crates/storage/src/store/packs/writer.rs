@@ -39,6 +39,8 @@ pub(super) struct Writer {
     unsynced: Vec<Arc<Pack>>,
     /// Records that no object has been told to count yet.
     pub(super) unadopted: HashMap<Place, ObjectId>,
+    /// A pack could not be read: nobody knows what is in it.
+    pub(super) has_unreadable: bool,
     /// A sync failed: nobody knows what the disk holds, and the next sync would not tell.
     has_failed: bool,
     next: u32,
@@ -53,6 +55,7 @@ impl Writer {
             incomplete: Vec::new(),
             unsynced: Vec::new(),
             unadopted: HashMap::new(),
+            has_unreadable: false,
             has_failed: false,
             next,
         }
@@ -60,7 +63,7 @@ impl Writer {
 
     /// Whether some pack has no index, and that is durable.
     pub(super) fn is_open(&self) -> bool {
-        self.current.is_some() || !self.incomplete.is_empty()
+        self.current.is_some() || !self.incomplete.is_empty() || self.has_unreadable
     }
 
     /// The number of the pack that records are added to.
@@ -130,7 +133,9 @@ impl Writer {
         }
         if let Err(error) = pack.file.write_all_at(&buffer, begin) {
             // Half of it may be there.
-            self.incomplete.extend(self.current.take());
+            if pack.file.set_length(begin).is_err() {
+                self.incomplete.extend(self.current.take());
+            }
             return Err(error);
         }
         open.contents.end = begin + buffer.len() as u64;
@@ -201,7 +206,12 @@ impl Writer {
         let mut failure = None;
         for open in open {
             let number = open.pack.number;
-            let outcome = if open.contents.records.is_empty() {
+            let is_empty = open.pack.file.stat().is_ok_and(|stat| stat.length == 0);
+            let outcome = if open.contents.is_unreadable {
+                // What cannot be read today may be tomorrow.
+                self.incomplete.push(open);
+                continue;
+            } else if is_empty {
                 self.write_index().packs.remove(&number);
                 self.disk.remove(&DiskPath::Pack(number))
             } else {
