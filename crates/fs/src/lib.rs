@@ -83,6 +83,7 @@ mod publish;
 pub mod rebuild;
 mod remove;
 mod rename;
+mod reply;
 mod residency;
 mod retention;
 mod scrub;
