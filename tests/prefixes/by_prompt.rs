@@ -16,6 +16,8 @@ in_both_modes!(
     a_recurrent_layer_shares_nothing,
     pages_of_many_tokens_are_told_apart_to_the_end,
     a_question_is_asked_with_a_shell,
+    many_questions_through_one_descriptor,
+    processes_that_share_a_descriptor_ask_in_turn,
     questions_are_bounded,
     pages_written_in_place_count_as_soon_as_they_are_closed,
 );
@@ -146,6 +148,67 @@ fn a_question_is_asked_with_a_shell(mode: Mode) {
     (&file).write_all(&bytes(&[4])).unwrap();
     file.read_exact_at(&mut again, 0).unwrap();
     assert_eq!(String::from_utf8(again).unwrap(), expected.replace('3', "4"));
+}
+
+fn answer_of(tokens: usize) -> String {
+    format!("{{\"sequence\":\"chat\",\"tokens\":{tokens}}}\n")
+}
+
+fn many_questions_through_one_descriptor(mode: Mode) {
+    let (mount, model) = (Mount::new(mode), Model::small());
+    model.install(&mount);
+    let mut sequence = Sequence::new(&model, "chat");
+    let tokens: Vec<u32> = (1..41).collect();
+    sequence.append(&mount, &model, &tokens);
+    let path = model.directory(&mount).join("prefixes/match");
+    let converse = |options: &mut std::fs::OpenOptions, is_begun: bool| {
+        let mut file = options.read(true).write(true).open(&path).unwrap();
+        if is_begun {
+            // A program that looks before it asks.
+            let mut nothing = String::new();
+            file.read_to_string(&mut nothing).unwrap();
+            assert_eq!(nothing, "{\"sequence\":null,\"tokens\":0}\n");
+        }
+        // What reads is another descriptor of the same open file.
+        let mut other = file.try_clone().unwrap();
+        let mut asked = 0;
+        for piece in [2, 1, 1, 30, 6] {
+            file.write_all(&bytes(&tokens[asked..asked + piece])).unwrap();
+            asked += piece;
+            let mut answer = String::new();
+            other.read_to_string(&mut answer).unwrap();
+            assert_eq!(answer, answer_of(asked));
+            // The same from the beginning, as pread(2) asks.
+            let mut again = vec![0; answer.len()];
+            file.read_exact_at(&mut again, 0).unwrap();
+            assert_eq!(again, answer.as_bytes());
+        }
+    };
+    converse(&mut std::fs::File::options(), false);
+    converse(&mut std::fs::File::options(), true);
+    converse(std::fs::File::options().append(true), false);
+}
+
+fn processes_that_share_a_descriptor_ask_in_turn(mode: Mode) {
+    let (mount, model) = (Mount::new(mode), Model::small());
+    model.install(&mount);
+    let mut sequence = Sequence::new(&model, "chat");
+    sequence.append(&mount, &model, &[1, 2, 3, 4, 5, 6]);
+    let path = model.directory(&mount).join("prefixes/match");
+    let mut file = std::fs::File::options().read(true).write(true).open(path).unwrap();
+    for first in [1, 3, 5] {
+        file.write_all(&bytes(&[first])).unwrap();
+        let mut answer = String::new();
+        file.read_to_string(&mut answer).unwrap();
+        assert_eq!(answer, answer_of(first as usize));
+        let script = format!("printf '\\{:03o}\\0\\0\\0' >&0; cat", first + 1);
+        let mut child = std::process::Command::new("sh");
+        child.args(["-c", &script]).stdin(file.try_clone().unwrap());
+        child.stdout(std::process::Stdio::piped());
+        let child = crate::common::forks::spawn(&mut child).unwrap();
+        let told = child.wait_with_output().unwrap();
+        assert_eq!(String::from_utf8(told.stdout).unwrap(), answer_of(first as usize + 1));
+    }
 }
 
 fn questions_are_bounded(mode: Mode) {

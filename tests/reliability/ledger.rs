@@ -21,11 +21,18 @@ pub(crate) enum Content {
     Rows,
 }
 
+/// What a program that was told of an error had been told before: so many bytes of a version were written.
+#[derive(Clone, Copy, Debug)]
+struct Beginning {
+    version: Version,
+    written: usize,
+}
+
 #[derive(Debug, Default)]
 struct History {
     acknowledged: Option<Version>,
-    /// The name was last found with the beginning of this version, whose program was told of an error.
-    broken_off: Option<Version>,
+    /// Of versions whose program was told of an error.
+    broken_off: Vec<Beginning>,
     /// Begun since then.
     begun: Vec<Version>,
 }
@@ -37,8 +44,7 @@ pub(crate) struct Ledger {
     pub(crate) acknowledged: u64,
     /// Cuts that came between the begin of an operation and its acknowledgement.
     pub(crate) interrupted: u64,
-    /// A program that is told of an error by one of its two writes and closes the file leaves what it wrote
-    /// before: nothing, or the first half.
+    /// A program that is told of an error by one of its writes and closes the file leaves what it wrote before.
     pub(crate) has_halves: bool,
 }
 
@@ -57,6 +63,13 @@ impl Ledger {
         self.acknowledged += 1;
     }
 
+    /// An error was told when so many bytes of the version had been written in place.
+    pub(crate) fn break_off(&mut self, name: &Path, version: Version, written: usize) {
+        if let Some((history, _)) = self.names.get_mut(name) {
+            history.broken_off.push(Beginning { version, written });
+        }
+    }
+
     pub(crate) fn absorb(&mut self, other: Ledger) {
         for (name, (new, content)) in other.names {
             let (history, known) = self.names.entry(name).or_default();
@@ -64,6 +77,7 @@ impl Ledger {
             if new.acknowledged.is_some() {
                 *history = History { acknowledged: new.acknowledged, ..History::default() };
             }
+            history.broken_off.extend(new.broken_off);
             history.begun.extend(new.begun);
         }
         self.acknowledged += other.acknowledged;
@@ -88,19 +102,19 @@ impl Ledger {
             });
             let part = found.as_ref().ok().filter(|_| has_halves && version.is_none());
             let broken_off = part.and_then(|bytes| {
-                let mut possible = history.broken_off.iter().chain(&history.begun);
-                possible.find(|version| is_beginning(model, content.unwrap(), **version, bytes))
+                let is_it = |at: &&Beginning| is_beginning(model, content.unwrap(), **at, bytes);
+                history.broken_off.iter().find(is_it).copied()
             });
             let is_known = found.is_err() || version.is_some() || broken_off.is_some();
             let bytes = found.as_ref().map_or(0, Vec::len);
             assert!(is_known, "{when}: torn: {} has {bytes} bytes: {history:?}", name.display());
             let is_lost = found.is_err() && history.acknowledged.is_some();
             assert!(!is_lost, "{when}: lost: {}: {history:?}", name.display());
-            let broken_off = broken_off.copied();
+            let broken_off = broken_off.into_iter().collect();
             *history = History { acknowledged: version, broken_off, begun: Vec::new() };
         }
         let is_there =
-            |history: &History| history.acknowledged.is_some() || history.broken_off.is_some();
+            |history: &History| history.acknowledged.is_some() || !history.broken_off.is_empty();
         self.names.retain(|_, (history, _)| is_there(history));
     }
 }
@@ -141,11 +155,9 @@ fn rows_of_page(model: &Model, path: &Path) -> io::Result<Vec<u8>> {
     Ok(rows)
 }
 
-/// Whether a program that wrote this version was told of an error by one of its two writes, and left this.
-fn is_beginning(model: &Model, content: Content, version: Version, bytes: &[u8]) -> bool {
-    let Content::Plain(length) = content else { return false };
-    let is_boundary = [0, length / 2].contains(&bytes.len());
-    is_boundary && bytes_of(model, content, version).starts_with(bytes)
+/// Whether this is what such a program left.
+fn is_beginning(model: &Model, content: Content, at: Beginning, bytes: &[u8]) -> bool {
+    bytes.len() == at.written && bytes_of(model, content, at.version).starts_with(bytes)
 }
 
 /// Which of the possible versions these bytes are.

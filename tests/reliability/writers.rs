@@ -130,11 +130,21 @@ impl Program<'_> {
 
     /// Writes a new file, and syncs it if asked to.
     fn write(&self, name: &Path, bytes: &[u8], sync: bool) -> io::Result<()> {
+        self.write_counted(name, bytes, sync, &mut 0)
+    }
+
+    /// The same; `written` is how many bytes it was told are written. An error may come in the middle of a write:
+    /// the kernel hands it on in several requests unless it begins where a page of memory does.
+    fn write_counted(
+        &self, name: &Path, bytes: &[u8], sync: bool, written: &mut usize,
+    ) -> io::Result<()> {
         let path = self.mount.join(name);
         let file = open(path, libc::O_WRONLY | libc::O_CREAT | libc::O_TRUNC)?;
         let (first, second) = bytes.split_at(bytes.len() / 2);
         for part in [first, second] {
-            if write(&file, part)? < part.len() {
+            let count = write(&file, part)?;
+            *written += count;
+            if count < part.len() {
                 return Err(io::Error::from_raw_os_error(libc::ENOSPC));
             }
         }
@@ -187,7 +197,11 @@ fn file_in_place(program: &Program<'_>, ledger: &mut Ledger, number: u64) -> io:
     let name = Path::new("files").join(format!("in-place-{}", number % NAMES));
     let (content, version) = (Content::Plain(FILE_BYTES), program.version(number));
     ledger.begin(&name, content, version);
-    program.write(&name, &bytes_of(program.model, content, version), false)
+    let mut written = 0;
+    let bytes = bytes_of(program.model, content, version);
+    program
+        .write_counted(&name, &bytes, false, &mut written)
+        .inspect_err(|_| ledger.break_off(&name, version, written))
 }
 
 fn page_at(program: &Program<'_>, sequence: &str, number: u64) -> (PathBuf, Content, Version) {

@@ -3,10 +3,10 @@
 //!
 //! Each descriptor has a conversation of its own, so two who change something at a time get each an answer.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use super::attributes::Caller;
-use super::transfer::copy_text;
+use super::reply::Reply;
 use super::{FileSystem, FsError};
 
 /// All settings together are a few kilobytes.
@@ -22,16 +22,7 @@ pub(crate) struct Dialogue(Mutex<Turn>);
 #[derive(Debug, Default)]
 struct Turn {
     request: Vec<u8>,
-    /// Where its last bytes ended, as the descriptor counts.
-    end: u64,
-    answer: Option<Answer>,
-}
-
-#[derive(Debug)]
-struct Answer {
-    text: Arc<[u8]>,
-    /// Where it begins: at 0, or for who reads on from where the request ended, there.
-    offset: u64,
+    reply: Reply,
 }
 
 /// Only the daemon's user and root may ask, also where a mode is not what decides.
@@ -53,36 +44,35 @@ impl Dialogue {
     /// Adds to the request, whatever the offset; after an answer another one begins.
     pub(crate) fn ask(&self, bytes: &[u8], offset: u64) -> Result<(), FsError> {
         let mut turn = self.try_turn().ok_or(FsError::TryAgain)?;
-        if turn.answer.take().is_some() {
+        if turn.reply.withdraw() {
             turn.request.clear();
         }
         if turn.request.len() + bytes.len() > REQUEST_BYTES_MAX {
             return Err(FsError::TooLarge);
         }
         turn.request.extend_from_slice(bytes);
-        turn.end = offset.saturating_add(bytes.len() as u64);
+        turn.reply.note_question(offset, bytes.len());
         Ok(())
     }
 
     /// Whether reading waits: a request is to be carried out first, or somebody does so.
     pub(crate) fn is_asked(&self) -> bool {
-        self.try_turn().is_none_or(|turn| turn.answer.is_none() && !turn.request.is_empty())
+        self.try_turn().is_none_or(|turn| !turn.reply.is_given() && !turn.request.is_empty())
     }
 
     /// Carries the request out, if there is one, and tells what lies at `offset` of the answer; how much that is.
     pub(crate) fn answer(&self, fs: &FileSystem, offset: u64, buffer: &mut [u8]) -> usize {
         let mut turn = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if turn.answer.is_none() {
-            let end = turn.end;
-            let text: Arc<[u8]> = Arc::from(reply(fs, &turn.request).into_bytes());
-            turn.answer = Some(Answer { text, offset: if offset == end { end } else { 0 } });
+        if !turn.reply.is_given() {
+            let text = carry_out(fs, &turn.request);
+            turn.reply.give(text, offset);
         }
-        let Some(answer) = &turn.answer else { return 0 };
-        copy_text(&answer.text, offset.saturating_sub(answer.offset), buffer)
+        turn.reply.copy(offset, buffer)
     }
 }
 
-fn reply(fs: &FileSystem, request: &[u8]) -> String {
+/// Does what is requested, and tells what became of it.
+fn carry_out(fs: &FileSystem, request: &[u8]) -> String {
     let Some(steering) = fs.steering.get() else {
         return "error: nobody knows the settings of this mount\n".to_owned();
     };

@@ -99,10 +99,8 @@ impl FsError {
             FsError::BadHandle => libc::EBADF,
             FsError::ReadOnly => libc::EROFS,
             FsError::NoSuchOffset => libc::ENXIO,
-            FsError::Io(error) | FsError::Store(StoreError::Io(error)) => {
-                error.raw_os_error().unwrap_or(libc::EIO)
-            }
-            FsError::Remote(RemoteError::Local(error)) => error.raw_os_error().unwrap_or(libc::EIO),
+            FsError::Io(error) | FsError::Store(StoreError::Io(error)) => errno_of_disk(error),
+            FsError::Remote(RemoteError::Local(error)) => errno_of_disk(error),
             FsError::Remote(RemoteError::Timeout(_)) => libc::ETIMEDOUT,
             FsError::Corrupt | FsError::Remote(_) | FsError::Store(_) => libc::EIO,
         }
@@ -112,6 +110,12 @@ impl FsError {
     pub fn is_internal(&self) -> bool {
         matches!(self, FsError::Corrupt | FsError::Io(_) | FsError::Store(_) | FsError::Remote(_))
     }
+}
+
+/// What the caller hears of an error below. ENOSYS is no answer: the kernel takes it for a daemon that does not do
+/// such a thing, tells the caller of an fsync that it succeeded, and never asks again.
+fn errno_of_disk(error: &io::Error) -> i32 {
+    error.raw_os_error().filter(|code| *code != libc::ENOSYS).unwrap_or(libc::EIO)
 }
 
 impl std::fmt::Display for FsError {

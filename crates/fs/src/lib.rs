@@ -84,6 +84,7 @@ mod publish;
 pub mod rebuild;
 mod remove;
 mod rename;
+mod reply;
 mod residency;
 mod retention;
 mod scrub;

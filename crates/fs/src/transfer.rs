@@ -75,7 +75,7 @@ impl FileSystem {
             Served::Text(_) | Served::History(_) | Served::Slot(_) => {
                 return Err(FsError::NotPermitted);
             }
-            Served::Query(query) => query.ask(bytes)?,
+            Served::Query(query) => query.ask(bytes, mode.offset)?,
             Served::Settings(dialogue) => dialogue.ask(bytes, mode.offset)?,
             Served::Draft(draft) => draft.write(mode.offset, bytes)?,
             Served::SlotDraft(draft) => draft.write(mode.offset, bytes)?,

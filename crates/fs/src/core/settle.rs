@@ -115,14 +115,16 @@ impl Core {
     /// What was written is the file now.
     fn settle(&self, state: &mut State, id: InodeId, object: ObjectId) -> Result<(), FsError> {
         let mut inode = state.inode(id)?;
-        state.unsettled.remove(id);
         if inode.links == 0 {
+            state.unsettled.remove(id);
             return Ok(());
         }
+        // Before anything is noted: if this fails, the file is still to be settled.
+        let stat = self.store.stat_object(object)?;
+        state.unsettled.remove(id);
         if let Some(ram) = &self.store.ram {
             ram.note_at_rest(object);
         }
-        let stat = self.store.stat_object(object)?;
         let old = state.adopt(id, &mut inode)?;
         if let Some(file) = inode.file_mut() {
             file.size = stat.length;

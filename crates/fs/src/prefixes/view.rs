@@ -14,7 +14,7 @@ use crate::core::handle::{Handle, Served};
 use crate::list::{Listed, Listing};
 use crate::lookup::Lookup;
 use crate::opened::{Caching, Opened, OpenedBy};
-use crate::transfer::copy_text;
+use crate::reply::Reply;
 use crate::{FileSystem, FsError, views};
 use kvfs_page::{PrefixHash, names};
 use kvfs_storage::store::record::{DirectoryClass, InodeId};
@@ -39,23 +39,16 @@ struct Dialogue {
     prompt: Vec<u8>,
     /// What this machine has of it, once somebody has looked.
     local: Option<LocalAnswer>,
-    answer: Option<Answer>,
+    reply: Reply,
 }
 
 /// The best that this machine has, if it has anything.
 #[derive(Debug)]
 struct LocalAnswer(Option<Match>);
 
-#[derive(Debug)]
-struct Answer {
-    text: String,
-    /// Where it begins: at 0, or for who reads on from where the prompt ended, there.
-    offset: u64,
-}
-
 impl Query {
-    /// Adds tokens to the question.
-    pub(crate) fn ask(&self, bytes: &[u8]) -> Result<(), FsError> {
+    /// Adds tokens to the question; `offset` tells only where the descriptor is then.
+    pub(crate) fn ask(&self, bytes: &[u8], offset: u64) -> Result<(), FsError> {
         // Whoever answers it may be waiting for the remote.
         let mut dialogue = match self.dialogue.try_lock() {
             Err(TryLockError::WouldBlock) => return Err(FsError::TryAgain),
@@ -69,7 +62,9 @@ impl Query {
             return Err(FsError::NoRoom);
         }
         dialogue.prompt.extend_from_slice(bytes);
-        (dialogue.local, dialogue.answer) = (None, None);
+        dialogue.local = None;
+        dialogue.reply.withdraw();
+        dialogue.reply.note_question(offset, bytes.len());
         Ok(())
     }
 
@@ -359,7 +354,7 @@ impl FileSystem {
         &self, query: &Query, offset: u64, buffer: &mut [u8],
     ) -> Result<usize, FsError> {
         let mut dialogue = query.dialogue();
-        if dialogue.answer.is_none() {
+        if !dialogue.reply.is_given() {
             let found = match dialogue.local.take() {
                 Some(LocalAnswer(found)) => found,
                 None => self.local_match(query.model, &dialogue.prompt)?,
@@ -367,15 +362,12 @@ impl FileSystem {
             let tokens = found.as_ref().map_or(0, |found| found.tokens);
             let foreign = self.foreign_match(query.model, &dialogue.prompt, tokens)?;
             let (is_own, found) = (foreign.is_none(), foreign.or(found));
-            let end = dialogue.prompt.len() as u64;
+            let asked = dialogue.prompt.len() / TOKEN_BYTES;
             let answered = found.as_ref().map_or(0, |found| found.tokens);
-            self.core.observer.matched(end / TOKEN_BYTES as u64, answered, is_own);
-            let offset = if offset == end { end } else { 0 };
-            dialogue.answer = Some(Answer { text: to_json(found.as_ref()), offset });
+            self.core.observer.matched(asked as u64, answered, is_own);
+            dialogue.reply.give(to_json(found.as_ref()), offset);
         }
-        let Some(answer) = &dialogue.answer else { return Ok(0) };
-        let at = offset.saturating_sub(answer.offset);
-        Ok(copy_text(answer.text.as_bytes(), at, buffer))
+        Ok(dialogue.reply.copy(offset, buffer))
     }
 
     fn local_match(&self, model: InodeId, prompt: &[u8]) -> Result<Option<Match>, FsError> {
@@ -391,7 +383,7 @@ impl FileSystem {
         }
         // Somebody else waits for the answer to the same question already.
         let Ok(mut dialogue) = query.dialogue.try_lock() else { return Ok(true) };
-        if dialogue.answer.is_some() {
+        if dialogue.reply.is_given() {
             return Ok(false);
         }
         let found = self.local_match(query.model, &dialogue.prompt)?;
