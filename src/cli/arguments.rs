@@ -15,6 +15,7 @@ use super::explain::ExplainArguments;
 use super::fsck::FsckArguments;
 use super::history::LogArguments;
 use super::manual::{CompletionsArguments, ManArguments};
+use super::map::MapArguments;
 use super::mount_arguments::MountArguments;
 use super::probe::ProbeArguments;
 use super::quota::QuotaArguments;
@@ -22,6 +23,7 @@ use super::remote::RemoteCommand;
 use super::scrub::ScrubArguments;
 use super::seq::SeqArguments;
 use super::slots::SlotsCommand;
+use super::status::StatusArguments;
 
 /// A filesystem whose files are the KV cache of language models.
 #[derive(Debug, Parser)]
@@ -44,8 +46,10 @@ pub(crate) enum Command {
     Umount(UmountArguments),
     /// Make the directory and the manifest of a model's cache
     Create(CreateArguments),
-    /// Show what a mount is doing
+    /// Show how a mount is and what it holds; without one, all mounts of this machine
     Status(StatusArguments),
+    /// Draw where the pages of a sequence or a model are, without opening one
+    Map(MapArguments),
     /// Show what was deleted, refused, damaged or moved, and why
     Log(LogArguments),
     /// Say where a file or directory is and why, or why it is gone
@@ -112,20 +116,6 @@ pub(crate) struct UmountArguments {
     pub force: bool,
     /// Where the cache is mounted
     pub mountpoint: PathBuf,
-}
-
-/// `kvfs status`.
-#[derive(Debug, Args)]
-pub(crate) struct StatusArguments {
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
-    /// Say where the files at or below a path would come from, and how long reading them takes
-    #[arg(long, value_name = "PATH", conflicts_with = "mountpoint")]
-    pub plan: Option<PathBuf>,
-    /// Where the cache is mounted
-    #[arg(required_unless_present = "plan")]
-    pub mountpoint: Option<PathBuf>,
 }
 
 /// `kvfs sync`.

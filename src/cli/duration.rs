@@ -63,9 +63,31 @@ pub(crate) fn duration(seconds: u64) -> String {
     format!("{count} {name}")
 }
 
+/// How long something has lasted, for people, in its two largest units: `3 h 4 min`.
+pub(crate) fn age(seconds: u64) -> String {
+    let units = [(86_400, "d"), (3600, "h"), (60, "min"), (1, "s")];
+    let first = units.iter().position(|(unit, _)| seconds >= *unit).unwrap_or(units.len() - 1);
+    let (unit, name) = units[first];
+    let whole = format!("{} {name}", seconds / unit);
+    match units.get(first + 1).map(|(next, name)| (seconds % unit / next, name)) {
+        Some((rest, name)) if rest > 0 => format!("{whole} {rest} {name}"),
+        _ => whole,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ages() {
+        for (seconds, expected) in
+            [(0, "0 s"), (59, "59 s"), (60, "1 min"), (90, "1 min 30 s"), (11_040, "3 h 4 min")]
+        {
+            assert_eq!(age(seconds), expected);
+        }
+        assert_eq!(age(86_400 * 3 + 59), "3 d");
+    }
 
     #[test]
     fn durations() {

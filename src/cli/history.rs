@@ -225,15 +225,10 @@ impl Events {
         match open() {
             Ok((device, file)) if device == self.device => self.lines = Some(BufReader::new(file)),
             Ok(_) => return Ok(None),
-            Err(_) if !self.is_mounted() => return Ok(None),
+            Err(_) if !status::is_mounted(&self.mountpoint) => return Ok(None),
             Err(error) => return Err(explain(&self.mountpoint, &error)),
         }
         Ok(Some(()))
-    }
-
-    fn is_mounted(&self) -> bool {
-        let mounts = mountinfo::read().unwrap_or_default();
-        mountinfo::top_at(&mounts, &self.mountpoint).is_some_and(mountinfo::Mount::is_kvfs)
     }
 
     /// The next event and its line. `None` if there is none yet.

@@ -27,9 +27,11 @@ mod gc;
 mod helper;
 mod history;
 mod inspect;
+mod interrupt;
 mod locks;
 mod logging;
 mod manual;
+mod map;
 mod metrics;
 mod mount;
 mod mount_arguments;
@@ -56,6 +58,7 @@ mod slots;
 mod stale;
 mod status;
 mod stop;
+mod style;
 mod subject;
 mod summary;
 mod sync;
@@ -89,6 +92,7 @@ fn dispatch(command: Command) -> Outcome {
         Command::Umount(arguments) => umount::run(&arguments),
         Command::Create(arguments) => create::run(&arguments),
         Command::Status(arguments) => status::run(&arguments),
+        Command::Map(arguments) => map::run(&arguments),
         Command::Log(arguments) => history::run(&arguments),
         Command::Explain(arguments) => explain::run(&arguments),
         Command::Config(command) => config_command::run(&command),

@@ -14,7 +14,7 @@ use super::passthrough::Backing;
 use super::shared::{Shared, is_reader, quiet};
 use kvfs_fs::{
     Awaited, Caller, FileSystem, Listing, NewNode, OpenedBy, Pace, Place, SetAttributes,
-    WriteOutcome, is_synchronous,
+    WriteOutcome, extended_attribute_for, is_synchronous,
 };
 use kvfs_observe::Operation;
 use kvfs_storage::store::disk::{Allocation, Seek, Space};
@@ -202,11 +202,7 @@ impl Operations {
         &self, (inode, caller): (InodeId, Caller), name: &[u8], buffer_bytes: u32,
     ) -> Result<ExtendedAttribute, Errno> {
         let _held = self.held(Operation::GetXattr);
-        let read = |fs: &FileSystem| {
-            fs.check_reader(inode, name, caller)?;
-            fs.extended_attribute(inode, name)
-        };
-        self.call(Operation::GetXattr, read)
+        self.call(Operation::GetXattr, |fs| extended_attribute_for(fs, inode, name, caller))
             .and_then(|value| ExtendedAttribute::new(value, buffer_bytes))
     }
 

@@ -2,10 +2,11 @@
 //! and how a file is stored. The latter are never listed, so that `rsync -X` does not try to copy
 //! them back.
 
+use super::attributes::Caller;
 use super::foreign::ORIGIN;
 use super::prefixes::SLOT_KEY;
 use super::retention::{self, AGE, QUOTA, TTL};
-use super::{FileSystem, FsError};
+use super::{FileSystem, FsError, placement};
 use crate::core::state::State;
 use kvfs_page::Checksum;
 use kvfs_page::reader_report::{self, Counts};
@@ -28,6 +29,17 @@ const VALUE_BYTES_MAX: usize = 64 << 10;
 /// Names and values of one inode together: each change of one looks at all of them. ext4 has room for
 /// 4 KiB, XFS for some hundred KiB before it gets slow.
 const ALL_BYTES_MAX: usize = 1 << 20;
+
+/// One attribute, for somebody who may not be told each.
+pub fn extended_attribute_for(
+    fs: &FileSystem, id: InodeId, name: &[u8], caller: Caller,
+) -> Result<Vec<u8>, FsError> {
+    if placement::is_asked(name) {
+        return placement::tell(fs, id, name, caller);
+    }
+    fs.check_reader(id, name, caller)?;
+    fs.extended_attribute(id, name)
+}
 
 impl FileSystem {
     /// One attribute.

@@ -33,7 +33,7 @@
 //! | `collection` | garbage |
 //! | `tiers` | what those share, and what is told of them |
 //! | `backlog` | changes that wait for a commit, and their pace |
-//! | `whereabouts` | where the bytes of an object are |
+//! | `whereabouts`, `placement` | where the bytes of an object are, and of all pages of a layer |
 //! | `health` | how well the mount is, and why |
 //! | `views`, `metrics`, `history` | `.kvfs/`, what happened |
 //! | `prefixes` | finding pages by the tokens that they are about |
@@ -78,6 +78,7 @@ mod on_corrupt;
 mod open;
 mod opened;
 mod pin;
+mod placement;
 mod prefetch;
 mod prefixes;
 mod publish;
@@ -109,6 +110,7 @@ pub use backlog::Pace;
 pub use create::{Created, NewNode};
 pub use demotion::Mover;
 pub use error::FsError;
+pub use extended::extended_attribute_for;
 pub use list::{Listed, Listing};
 pub use live::{Changes, Choices, Steering};
 pub use lookup::Lookup;

@@ -35,7 +35,8 @@ fn options_of_what_does_not_exist_are_refused() {
     check("kvfs promote");
     check("kvfs gc");
     check("kvfs match /m/models/x");
-    check("kvfs status");
+    check("kvfs status --watch=1ms /m");
+    check("kvfs status --watch --json /m");
     check("kvfs evict --to ram /m/x");
     check("kvfs scrub --stop --rate 1M /m");
     check("kvfs scrub");

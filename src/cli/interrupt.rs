@@ -1,0 +1,53 @@
+//! Waiting in a command that goes on until somebody ends it: a signal ends the wait, not the program, so
+//! that what is on the screen is left in order.
+
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+
+/// What ended a wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ended {
+    /// The time is over.
+    Waited,
+    /// Somebody wants the command to end, or nobody reads any more what it prints.
+    Stopped,
+}
+
+/// Signals that end a command, held back from their usual effect.
+#[derive(Debug)]
+pub(super) struct Interrupts {
+    signals: SignalFd,
+}
+
+impl Interrupts {
+    /// Holds them back in this thread, and in those that it begins later.
+    pub(super) fn hold() -> Result<Interrupts, Errno> {
+        let mut held = SigSet::empty();
+        for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
+            held.add(signal);
+        }
+        held.thread_block()?;
+        let signals = SignalFd::with_flags(&held, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
+        Ok(Interrupts { signals })
+    }
+
+    /// Waits for so long, or until somebody wants an end.
+    pub(super) fn wait(&self, time: Duration, output: &impl AsFd) -> Result<Ended, Errno> {
+        // That nobody reads the output is told whatever is asked for.
+        let mut descriptors = [
+            PollFd::new(self.signals.as_fd(), PollFlags::POLLIN),
+            PollFd::new(output.as_fd(), PollFlags::empty()),
+        ];
+        let time = PollTimeout::try_from(time).unwrap_or(PollTimeout::MAX);
+        match poll(&mut descriptors, time) {
+            Ok(0) | Err(Errno::EINTR) => Ok(Ended::Waited),
+            Ok(_) => Ok(Ended::Stopped),
+            Err(errno) => Err(errno),
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! `kvfs map`: where the pages of a sequence or a model are, as a picture.
+//!
+//! Nothing is opened. Each layer's directory is asked for its pages in parts of some hundred (`gather`); what
+//! comes back is folded into cells (`grid`), which are drawn as text, SVG or JSON (`text`, `svg`, `json`).
+
+mod gather;
+mod grid;
+mod json;
+mod page;
+mod svg;
+mod text;
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use clap::Args;
+use kvfs_os::mountinfo;
+
+use super::history::shown;
+use super::new_file::NewFile;
+use super::output::{Failure, Outcome, Report};
+use super::status;
+use super::style::Style;
+use grid::Grid;
+
+const MAP_HELP: &str = "\
+Of a sequence the rows are layers, of a model sequences, those used last first; columns are ranges of tokens. Where
+there are too many, neighbours share a cell: it shows damage if any page has it, else what most of its pages are.
+Nothing is fetched or opened. Colours are left out where NO_COLOR is set.
+
+Example: kvfs map --svg chat.svg /mnt/kv/models/llama/sequences/chat-42";
+
+/// `kvfs map`.
+#[derive(Debug, Args)]
+#[command(after_help = MAP_HELP)]
+pub(crate) struct MapArguments {
+    /// Print JSON, with each page
+    #[arg(long, conflicts_with = "svg")]
+    pub json: bool,
+    /// Write the map to FILE as a picture
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+    /// Replace FILE if it is there
+    #[arg(long, requires = "svg")]
+    pub force: bool,
+    /// MOUNTPOINT/models/NAME, or MOUNTPOINT/models/NAME/sequences/SEQUENCE
+    pub path: PathBuf,
+}
+
+/// Draws the map.
+pub(crate) fn run(arguments: &MapArguments) -> Outcome {
+    let (mount, path) = mountinfo::kvfs_above(&arguments.path).map_err(Failure::Failed)?;
+    // Says so where the daemon is gone or stuck.
+    status::read(&mount.mountpoint)?;
+    // Refused before anything is asked for.
+    let file = arguments.svg.as_deref().map(|file| begin(file, arguments.force)).transpose()?;
+    let subject = gather::gather(&path)?;
+    if arguments.json {
+        return Ok(Report::json(&json::of(&subject)));
+    }
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let grid = Grid::of(&subject);
+    if let (Some(new), Some(name)) = (file, arguments.svg.as_deref()) {
+        write(new, &svg::of(&subject, &grid, now)).map_err(|error| explain(name, &error))?;
+        return Ok(Report::text(format!("wrote {}\n", shown(name))));
+    }
+    Ok(Report::text(text::of(&subject, &grid, now, Style::of_output())))
+}
+
+fn begin(name: &Path, replaces: bool) -> Result<NewFile, Failure> {
+    let new = if replaces { NewFile::replacing(name) } else { NewFile::absent(name) };
+    new.map_err(|error| explain(name, &error))
+}
+
+fn write(new: NewFile, text: &str) -> io::Result<()> {
+    new.file().write_all(text.as_bytes())?;
+    new.publish()
+}
+
+fn explain(name: &Path, error: &io::Error) -> Failure {
+    let name = shown(name);
+    Failure::Failed(match error.kind() {
+        io::ErrorKind::AlreadyExists if error.get_ref().is_none() => {
+            format!("{name} is there: --force replaces it")
+        }
+        _ => format!("{name}: {error}"),
+    })
+}
