@@ -103,7 +103,7 @@ fn pictures_replace_nothing_unasked(mode: Mode) {
 fn others_see_no_more_than_each_file_tells_them(mode: Mode) {
     use std::os::unix::fs::PermissionsExt;
     const NOBODY: u32 = 65534;
-    let mount = Mount::with_options(mode, &["--allow-other"]);
+    let mount = Mount::new(mode);
     let (model, paths) = written(&mount, "a", 2);
     let allow = |path: &std::path::Path, mode| {
         fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
@@ -113,7 +113,8 @@ fn others_see_no_more_than_each_file_tells_them(mode: Mode) {
     allow(&paths[1], 0o644);
     let layer = paths[0].parent().unwrap();
     let ask = |name: &str| {
-        let script = format!("getfattr --only-values -n {name} {} 2>&1", layer.display());
+        let script =
+            format!("getfattr --absolute-names --only-values -n {name} {} 2>&1", layer.display());
         let ended = forks::output(&mut forks::shell_as(std::path::Path::new("/"), NOBODY, &script));
         String::from_utf8(ended.stdout).unwrap()
     };

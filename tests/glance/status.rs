@@ -108,7 +108,7 @@ fn watching_ends_with_the_mount(mode: Mode) {
     let (child, mut lines) = watching(&mount);
     read_looks(&mut lines, 1);
     mount.unmount();
-    drop(std::thread::spawn(move || std::io::copy(&mut lines, &mut std::io::sink())));
+    std::io::copy(&mut lines, &mut std::io::sink()).unwrap();
     let ended = child.wait_with_output().unwrap();
     assert_eq!(complaint(&ended), format!("kvfs: {} was unmounted\n", mount.path().display()));
     assert_eq!(ended.status.code(), Some(0));

@@ -44,7 +44,7 @@ fn values_that_make_no_sense(mode: Mode) {
         &["verify=always", "commit_interval=17", "ram=8M"],
         "commit_interval cannot change while the mount is used",
     );
-    check(&["threads=64"], "What can change: ram, ssd, cold, remote_bandwidth, verify");
+    check(&["threads=64"], "What can change: ram, pack, ssd, cold, remote_bandwidth, verify");
     check(&["cold=none"], "ssd is set, but neither remote nor cold");
     assert_eq!(mount.status_number("ram_budget_bytes"), 64 << 20);
     assert_eq!(mount.status_number("ssd_budget_bytes"), 1 << 30);

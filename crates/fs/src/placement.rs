@@ -8,6 +8,7 @@ use std::fmt::Write;
 
 use super::attributes::Caller;
 use super::extended::{LOSSY, PIN};
+use super::whereabouts::Whereabouts;
 use super::{FileSystem, FsError};
 use crate::core::rights::User;
 use crate::core::state::State;
@@ -99,17 +100,21 @@ fn describe(
     };
     let Some(file) = inode.file() else { return Ok(None) };
     let shown = state.attributes_of(&fs.core.store, id, &inode)?;
+    if shown.size == 0 {
+        // A tail that waits for its first row.
+        return Ok(None);
+    }
     let object = state.current_object(id, file);
     let (tier, encoding, flags) = if user.may_read(&inode) {
         let found = object.map(|object| fs.whereabouts(state, object)).transpose()?;
-        let encoding = found.and_then(|found| found.stored()).map_or("raw", |(name, _)| name);
+        let encoding = found.and_then(Whereabouts::stored).map_or("raw", |(name, _)| name);
         (found.map_or("none", |found| found.word()), encoding, flags(state, id)?)
     } else {
         // As for the attributes of the file itself.
         ("hidden", "hidden", "-".to_owned())
     };
-    let (bytes, used, links) = (shown.size, shown.atime.seconds, shown.links);
-    Ok(Some(format!("{tier} {encoding} {bytes} {used} {links} {flags}")))
+    let (bytes, last_use, links) = (shown.size, shown.atime.seconds, shown.links);
+    Ok(Some(format!("{tier} {encoding} {bytes} {last_use} {links} {flags}")))
 }
 
 /// `pinned,lossy,damaged`, or `-`.
