@@ -14,6 +14,7 @@ in_both_modes!(
     a_changed_file_is_not_what_the_remote_has,
     a_mapped_file_stays,
     a_place_that_was_emptied_takes_nothing_over,
+    what_was_being_written_at_a_crash_reaches_the_remote,
     what_an_emptied_place_took_is_uploaded_again,
     a_copy_that_is_gone_is_made_again_before_the_disks_goes,
     names_outlive_an_emptied_place,
@@ -148,6 +149,24 @@ fn a_place_that_was_emptied_takes_nothing_over(mode: Mode) {
     printed(&kvfs(&["evict"], &paths));
     assert_same(&files);
     assert_same(&later);
+}
+
+/// Recovery finds its size, and the next commit its checksum: without one nothing would ever move it.
+fn what_was_being_written_at_a_crash_reaches_the_remote(mode: Mode) {
+    use std::os::unix::fs::OpenOptionsExt;
+    let mut place = Place::new(mode, &[]);
+    let path = place.mount.files("written");
+    let mut options = std::fs::File::options();
+    options.write(true).create_new(true).custom_flags(libc::O_DSYNC);
+    let file = options.open(&path).unwrap();
+    file.write_all_at(&[7; 4096], 0).unwrap();
+    place.mount.kill();
+    drop(file);
+    place.mount.mount();
+    printed(&kvfs(&["sync", "--remote", "--timeout", "20"], &[place.mount.path()]));
+    printed(&kvfs(&["evict"], &[&path]));
+    assert_eq!(tier(&path), "remote");
+    assert!(std::fs::read(&path).unwrap() == [7; 4096]);
 }
 
 fn move_all(from: &Path, to: &Path) {

@@ -93,6 +93,10 @@ fn settle(
     if let Some(record) = metadata.object(object)?.filter(|_| !append) {
         let length = stat.length;
         metadata.put_object(object, &ObjectRecord { length, ..record });
+        if !changing {
+            // The next commit gives it its checksum: without one it goes nowhere.
+            metadata.publish(object);
+        }
     }
     Ok(changing.then_some(object))
 }
