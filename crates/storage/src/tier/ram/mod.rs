@@ -222,7 +222,10 @@ impl RamTier {
         let path = DiskPath::Ram(object);
         let file = self.disk.create(&path)?;
         let mode = libc::FALLOC_FL_KEEP_SIZE;
-        file.allocate(Allocation { mode, offset: 0, length: bytes })?;
+        if bytes > 0 {
+            // fallocate(2) refuses to do nothing.
+            file.allocate(Allocation { mode, offset: 0, length: bytes })?;
+        }
         // The descriptor for writing must be gone before the file is at rest.
         if access == Access::ReadWrite { Ok(file) } else { self.disk.open(&path, access) }
     }

@@ -24,6 +24,14 @@ fn what_arrives_after_a_change_is_never_shown() {
 }
 
 #[test]
+fn an_empty_file_arrives_too() {
+    let tier = RamTier::open(1 << 20, Counters::default()).unwrap();
+    drop(tier.receive(OBJECT, 0).unwrap().unwrap());
+    let file = tier.arrived(OBJECT, InodeId(1)).unwrap().unwrap();
+    assert_eq!(file.stat().unwrap().length, 0);
+}
+
+#[test]
 fn what_arrived_does_not_leave_before_whoever_waited_has_it() {
     let tier = RamTier::open(1 << 20, Counters::default()).unwrap();
     drop(tier.receive(OBJECT, 1 << 20).unwrap().unwrap());
