@@ -111,7 +111,8 @@ fn mount_ask_sync_and_unmount() {
     let Some(place) = Place::new() else { return };
     place.check("kvfs", "mount STORE MNT", 0, "");
     assert!(place.is_mounted());
-    place.check("kvfs", "status MNT", 0, "uptime_seconds: ");
+    place.check("kvfs", "status MNT", 0, "state: ok");
+    place.check("kvfs", "status --json MNT", 0, "\"uptime_seconds\": ");
     place.check("kvfs", "sync MNT", 0, "");
     place.check("kvfs", "mount STORE MNT", 1, "already has the store");
     std::fs::create_dir(place.base.path().join("second")).unwrap();
