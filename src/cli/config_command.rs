@@ -57,7 +57,7 @@ much leaves in the background. What is set lasts until the mount ends: write it 
 to keep it. mount -o remount,KEY=VALUE MOUNTPOINT does the same.";
 
 const SETTINGS_HELP: &str = "\
-ram=SIZE, ssd=SIZE|none, cold=none|zstd|zstd:LEVEL, remote_bandwidth=SIZE|none,
+ram=SIZE, pack=SIZE, ssd=SIZE|none, cold=none|zstd|zstd:LEVEL, remote_bandwidth=SIZE|none,
 verify=first|always|never, on_corrupt=eio|miss, log_level=LEVEL";
 
 /// `kvfs config set`.

@@ -99,7 +99,9 @@ impl Writer {
         let number = self.next;
         self.next += 1;
         let file = self.disk.create(&DiskPath::Pack(number))?;
-        self.disk.sync_directory(DiskDirectory::Packs)?;
+        let named = self.disk.sync_directory(DiskDirectory::Packs);
+        self.has_failed |= named.as_ref().is_err_and(|error| !may_pass(error));
+        named?;
         let pack = Arc::new(Pack { number, file });
         self.write_index().add_pack(Arc::clone(&pack));
         Ok(Open { pack, contents: Contents::default() })
@@ -218,6 +220,7 @@ impl Writer {
                 open.pack.complete(&open.contents)
             };
             if let Err(error) = outcome {
+                self.has_failed |= !may_pass(&error);
                 self.incomplete.push(open);
                 failure = Some(error);
             }
