@@ -64,7 +64,13 @@ fn fail_sync(berth: &Berth, workload: &Workload, after: u64) -> Result<Option<us
     if !is_of_objects {
         return Ok(Some(0));
     }
-    let later = steps[failed..].iter().find(|step| matches!(step, Step::Acknowledge(_)));
+    let acknowledged = |step: &Step| match step {
+        Step::Acknowledge(version) => Some(*version),
+        _ => None,
+    };
+    // A commit without changes promises nothing new.
+    let before = steps[..failed].iter().rev().find_map(acknowledged);
+    let later = steps[failed..].iter().find(|step| acknowledged(step) > before);
     later.map_or(Ok(Some(1)), |step| Err(format!("{}, sync {after}: {step:?}", workload.name)))
 }
 
