@@ -76,6 +76,12 @@ impl Writer {
         if self.has_failed { Err(io::Error::from_raw_os_error(libc::EIO)) } else { Ok(()) }
     }
 
+    /// An outcome after which nothing more is promised if it is an error that does not pass.
+    fn judged(&mut self, outcome: io::Result<()>) -> io::Result<()> {
+        self.has_failed |= outcome.as_ref().is_err_and(|error| !may_pass(error));
+        outcome
+    }
+
     pub(super) fn note_failed_sync(&mut self) {
         self.has_failed = true;
     }
@@ -99,9 +105,7 @@ impl Writer {
         let number = self.next;
         self.next += 1;
         let file = self.disk.create(&DiskPath::Pack(number))?;
-        let named = self.disk.sync_directory(DiskDirectory::Packs);
-        self.has_failed |= named.as_ref().is_err_and(|error| !may_pass(error));
-        named?;
+        self.judged(self.disk.sync_directory(DiskDirectory::Packs))?;
         let pack = Arc::new(Pack { number, file });
         self.write_index().add_pack(Arc::clone(&pack));
         Ok(Open { pack, contents: Contents::default() })
@@ -173,9 +177,7 @@ impl Writer {
 
     /// Gives a pack its index. If that fails, it is tried again at the end of the mount.
     fn complete(&mut self, mut open: Open) {
-        let completed = open.pack.complete(&open.contents);
-        self.has_failed |= completed.as_ref().is_err_and(|error| !may_pass(error));
-        match completed {
+        match self.judged(open.pack.complete(&open.contents)) {
             Ok(()) => self.unsynced.retain(|other| other.number != open.pack.number),
             Err(error) => {
                 log::debug!("pack {} has no index: {error}", open.pack.number);
@@ -219,8 +221,7 @@ impl Writer {
             } else {
                 open.pack.complete(&open.contents)
             };
-            if let Err(error) = outcome {
-                self.has_failed |= !may_pass(&error);
+            if let Err(error) = self.judged(outcome) {
                 self.incomplete.push(open);
                 failure = Some(error);
             }
