@@ -4,6 +4,7 @@ use std::fs::File;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
 
 use super::{eventually, forks};
 
@@ -13,6 +14,9 @@ const WORKED_MAX_MS: u64 = 20;
 /// Longest time for which it may hold that thread, waiting included: whoever has the lock that it waits for
 /// may be one of many threads that these tests let run on two cores with one disk.
 const HELD_MAX_MS: u64 = 1000;
+
+/// How long a daemon that was killed may take to end: the kernel takes its rings and its memory down.
+const KILLED_ENDS_WITHIN: Duration = Duration::from_secs(30);
 
 /// Who moves the bytes of ordinary files and pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -266,7 +270,20 @@ impl Mount {
     pub(crate) fn kill(&mut self) {
         let mut daemon = self.daemon.take().unwrap();
         daemon.kill().unwrap();
-        assert_eq!(daemon.wait().unwrap().signal(), Some(libc::SIGKILL));
+        let deadline = Instant::now() + KILLED_ENDS_WITHIN;
+        let ended = loop {
+            match daemon.try_wait().unwrap() {
+                None if Instant::now() > deadline => {
+                    // Or whoever waits for it hangs for ever.
+                    let forced = nix::mount::MntFlags::MNT_FORCE;
+                    let _ = nix::mount::umount2(&self.mountpoint, forced);
+                    panic!("the killed daemon does not end: a thread of it waits in the kernel");
+                }
+                None => std::thread::sleep(Duration::from_millis(1)),
+                Some(ended) => break ended,
+            }
+        };
+        assert_eq!(ended.signal(), Some(libc::SIGKILL));
         // The kernel takes rings down a moment after their process.
         eventually("the connection to end", || {
             let answer = std::fs::File::open(self.mountpoint.join(".kvfs/status"));

@@ -15,6 +15,7 @@ mod explained;
 mod files;
 mod followed;
 mod history;
+mod killed;
 mod others;
 mod sequences;
 mod trees;

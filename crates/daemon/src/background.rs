@@ -1,14 +1,16 @@
 //! Threads of a mount that run beside the requests, until the mount ends.
 
+use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded};
-use fuser::{INodeNo, Notifier};
+use fuser::Notifier;
 
 use super::mount::{MountError, MountOptions};
+use super::notify::notify;
 use kvfs_fs::{
     Ahead, FileSystem, Invalidation, Mover, PREFETCH_QUEUE_MAX, PREFETCH_THREADS, Retainer,
     ScrubRequest,
@@ -104,11 +106,12 @@ pub(super) fn start_indexing(
 /// What runs beside the requests, until `stopped` is closed.
 pub(super) fn start_threads(
     options: &MountOptions, file_system: &Arc<FileSystem>,
-    (notifier, invalidations): (Notifier, Receiver<Invalidation>), stopped: &Receiver<()>,
+    (kernel, invalidations): ((Notifier, Arc<OwnedFd>), Receiver<Invalidation>),
+    stopped: &Receiver<()>,
 ) -> Result<Vec<JoinHandle<()>>, MountError> {
     let mut threads = vec![start("kvfs-notify", {
         let stopped = stopped.clone();
-        move || notify(&notifier, &invalidations, &stopped)
+        move || notify((&kernel.0, &kernel.1), &invalidations, &stopped)
     })?];
     threads.extend(start_shrinking(options, file_system, stopped)?);
     if !file_system.store().is_read_only() {
@@ -236,29 +239,6 @@ fn commit_regularly(
         }
         if let Some(ram) = &file_system.store().ram {
             ram.tidy();
-        }
-    }
-}
-
-/// Tells the kernel what to forget: names and attributes, not cached bytes (offset -1). It runs
-/// beside the requests because the kernel may hold the very directory locked until a running request
-/// is answered.
-fn notify(notifier: &Notifier, invalidations: &Receiver<Invalidation>, stopped: &Receiver<()>) {
-    use std::os::unix::ffi::OsStrExt;
-    loop {
-        let outcome = crossbeam_channel::select! {
-            recv(stopped) -> _ => return,
-            recv(invalidations) -> what => match what {
-                Err(_) => return,
-                Ok(Invalidation::Inode(inode)) => notifier.inval_inode(INodeNo(inode.0), -1, 0),
-                Ok(Invalidation::Name(place)) => notifier
-                    .inval_entry(INodeNo(place.parent.0), std::ffi::OsStr::from_bytes(&place.name)),
-            },
-        };
-        if let Err(error) = outcome
-            && error.raw_os_error() != Some(libc::ENOENT)
-        {
-            log::debug!("the kernel did not take an invalidation: {error}");
         }
     }
 }

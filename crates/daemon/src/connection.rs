@@ -56,6 +56,10 @@ impl Connection {
         self.session.notifier()
     }
 
+    pub(super) fn device(&self) -> Arc<OwnedFd> {
+        Arc::clone(&self.device)
+    }
+
     /// Answers requests from now on. Returns the threads of rings; they end with the mount.
     pub(super) fn begin(self) -> Result<Vec<JoinHandle<()>>, MountError> {
         let session = self.session.spawn().map_err(MountError::Thread)?;

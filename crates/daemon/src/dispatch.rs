@@ -1,6 +1,7 @@
 //! Where a request runs: at once, on the thread that it came in on, or beside it if it may wait.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crossbeam_channel::Sender;
 use fuser::Errno;
@@ -73,14 +74,22 @@ impl Operations {
     /// Runs a change: at once, or after a while if others come faster than commits. Where commits fail it
     /// tries one first, to tell its client why.
     pub(super) fn change(&self, job: impl FnOnce(&Shared) + Send + 'static) {
-        match self.fs.pace() {
-            Pace::AtOnce => job(self),
-            Pace::After(delay) => {
-                let shared = Arc::clone(&self.shared);
-                self.paced.run_after(delay, Box::new(move || job(&shared)));
-            }
-            Pace::AfterCommit => self.later(job),
-        }
+        self.change_in_turn(None, job);
+    }
+
+    /// The same for a change that may wait for the store's disk: then it runs with those that are delayed, and not
+    /// behind who syncs.
+    pub(super) fn change_in_turn(
+        &self, awaited: Option<Awaited>, job: impl FnOnce(&Shared) + Send + 'static,
+    ) {
+        let delay = match self.fs.pace() {
+            Pace::AtOnce if awaited.is_none() => return job(self),
+            Pace::AtOnce => Duration::ZERO,
+            Pace::After(delay) => delay,
+            Pace::AfterCommit => return self.later(job),
+        };
+        let shared = Arc::clone(&self.shared);
+        self.paced.run_after(delay, Box::new(move || job(&shared)));
     }
 
     /// Runs what may wait for the remote: such operations keep each other waiting, and nobody else.

@@ -14,6 +14,7 @@ mod linger;
 mod metrics_address;
 mod metrics_endpoint;
 mod mount;
+mod notify;
 mod operations;
 mod pace;
 mod passthrough;

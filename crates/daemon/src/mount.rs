@@ -255,7 +255,8 @@ pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountEr
         // A directory that the kernel does not hold needs no telling.
         let _ = teller.inval_inode(INodeNo(directory.0), -1, 0);
     })));
-    let threads = start_threads(options, &file_system, (notifier, invalidations), &stopped)?;
+    let kernel = (notifier, connection.device());
+    let threads = start_threads(options, &file_system, (kernel, invalidations), &stopped)?;
     let slow_threads = queues.start(file_system.tiers().is_some())?;
     start_prefetching(&file_system, counters, &stopped)?;
     start_indexing(options, &file_system, &stopped)?;

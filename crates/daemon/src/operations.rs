@@ -71,7 +71,9 @@ impl Operations {
     ) {
         let _held = self.held(Operation::Make);
         let Some(reply) = self.to_change(reply) else { return };
-        self.change(move |shared| {
+        let is_file = matches!(node, NewNode::Special { file_type: libc::S_IFREG, .. });
+        let awaited = is_file.then(|| self.waits().creating(&place)).flatten();
+        self.change_in_turn(awaited, move |shared| {
             let found = shared.call(Operation::Make, |fs| fs.make(&place, &node, mode, caller));
             reply.send(found.map(Entry::from));
         });
@@ -243,7 +245,7 @@ impl Operations {
             });
         }
         if !is_synchronous {
-            return self.change(move |shared| {
+            return self.change_in_turn(self.waits().creating(&place), move |shared| {
                 reply.send(shared.create_and_open(&place, mode, caller, flags));
             });
         }

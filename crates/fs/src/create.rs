@@ -110,13 +110,13 @@ impl FileSystem {
         if append && self.core.is_passthrough() {
             descriptors::check()?;
         }
-        let access = if append { Access::ReadWrite } else { self.writer_access() };
+        let access = if append { Access::ReadWrite } else { self.core.writer_access() };
         let in_memory = !is_synchronous && !append;
         let page_bytes = if in_memory { self.page_bytes(place.parent) } else { None };
-        let (object, file) = self.new_file(page_bytes, access)?;
+        let NewFile { object, file, made, made_ahead } =
+            self.new_file(page_bytes, access, append)?;
         // The times that whoever asks later is told, too.
-        let modified = file.stat()?.mtime;
-        (inode.mtime, inode.ctime) = (modified, inode.ctime.max(modified));
+        (inode.mtime, inode.ctime) = (made, inode.ctime.max(made));
         if let Some(file) = inode.file_mut() {
             file.object = Some(object);
         }
@@ -126,6 +126,7 @@ impl FileSystem {
             state.publish(object, ObjectKind::Rows, 0)?;
         } else {
             state.unsettled.insert(id, object);
+            state.unsettled.note_made(object, made, made_ahead);
         }
         let (served, by) = if append {
             (Served::Append(file), OpenedBy::Daemon)
@@ -157,23 +158,25 @@ impl FileSystem {
     }
 
     /// The file of a new object: in memory if it may become a page of some length and there is
-    /// room, else on the disk.
-    fn new_file(&self, page_bytes: Option<u64>, access: Access) -> std::io::Result<NewFile> {
+    /// room, else on the disk. Rows are appended to a file that has its date from the disk from the beginning.
+    fn new_file(
+        &self, page_bytes: Option<u64>, access: Access, append: bool,
+    ) -> std::io::Result<NewFile> {
         if let Some(bytes) = page_bytes {
             let object = self.core.state().metadata.new_object();
             if let Some(file) = self.core.store.create_in_ram(object, bytes, access)? {
-                return Ok((object, Arc::from(file)));
+                let made = file.stat()?.mtime;
+                return Ok(NewFile { object, file: Arc::from(file), made, made_ahead: None });
             }
             self.core.state().metadata.staged.remove(&object);
         }
-        if let Some(spare) = self.core.take_spare(access)? {
+        if !append && let Some(spare) = self.core.spares.take(access) {
             return Ok(spare);
         }
         let object = self.core.state().metadata.new_object();
-        let made = self.core.make_object_file(object, access).inspect_err(|_| {
+        self.core.make_file(object, access).inspect_err(|_| {
             self.core.state().metadata.staged.remove(&object);
-        });
-        Ok((object, made?))
+        })
     }
 
     /// Length of a full page of a layer's directory, or of its states, if they are written to memory first.

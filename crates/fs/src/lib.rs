@@ -160,8 +160,8 @@ pub enum Transport {
 /// Something that the kernel caches and must forget.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Invalidation {
-    /// A name.
-    Name(Place),
+    /// The names of an inode, and its attributes.
+    Names(InodeId),
     /// Attributes of an inode, and the listing if it is a directory.
     Inode(InodeId),
 }

@@ -75,7 +75,7 @@ impl FileSystem {
         let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
         let truncates = flags & libc::O_TRUNC != 0;
         let state = self.core.state();
-        if state.nodes.get(&id).is_some_and(|node| node.superseded) {
+        if state.nodes.get(&id).is_some_and(|node| node.stale) {
             return Err(FsError::Stale);
         }
         let inode = state.inode(id)?;
@@ -379,20 +379,19 @@ impl FileSystem {
             }
             return self.truncate_in_place(state, id, writes).map(Some);
         }
-        let access = self.writer_access();
-        let (object, made) = if let Some(spare) = self.core.take_spare(access)? {
-            spare
-        } else {
-            let object = state.metadata.new_object();
-            (object, self.core.make_object_file(object, access)?)
+        let access = self.core.writer_access();
+        let new = match self.core.spares.take(access) {
+            Some(spare) => spare,
+            None => self.core.make_file(state.metadata.new_object(), access)?,
         };
         self.core.observer.opened(0);
         self.blocks.forget_file(id);
-        state.unsettled.insert(id, object);
+        state.unsettled.insert(id, new.object);
+        state.unsettled.note_made(new.object, new.made, new.made_ahead);
         let node = state.nodes.entry(id).or_default();
-        node.replacement = Some(object);
+        node.replacement = Some(new.object);
         node.verified = None;
-        Ok(Some(self.add_opened(&mut state, id, made, writes, false)))
+        Ok(Some(self.add_opened(&mut state, id, new.file, writes, false)))
     }
 
     /// Nobody can write to an object that is not here.
@@ -449,18 +448,13 @@ impl FileSystem {
         Ok(state)
     }
 
-    /// The kernel opens the backing file anew with the writer's own flags, so the daemon's
-    /// descriptor can stay read-only and never counts as a writer.
-    pub(super) fn writer_access(&self) -> Access {
-        if self.core.is_passthrough() { Access::Read } else { Access::ReadWrite }
-    }
-
-    /// The same for a file that somebody may have open. The kernel serves all of its handles, or none.
+    /// The descriptor that the daemon keeps of a file that somebody may have open: the kernel serves all of its
+    /// handles, or none.
     fn access_of(&self, state: &State, id: InodeId) -> Access {
         if state.nodes.get(&id).is_some_and(Node::is_served) {
             Access::ReadWrite
         } else {
-            self.writer_access()
+            self.core.writer_access()
         }
     }
 

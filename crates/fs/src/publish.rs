@@ -145,7 +145,7 @@ impl FileSystem {
             file.object = None;
         }
         if let Some(node) = state.nodes.get_mut(&id) {
-            node.superseded = true;
+            node.stale = true;
         }
         let origin = state.origin(id, source)?;
         state.drop_link(id, &mut emptied)?;

@@ -58,7 +58,7 @@ impl FileSystem {
         drop(state);
         for orphan in orphans {
             // Or the kernel keeps them, not knowing that they have no name any more.
-            self.core.invalidate(super::Invalidation::Name(orphan));
+            self.core.invalidate(super::Invalidation::Names(orphan));
         }
         Ok(())
     }
@@ -81,12 +81,13 @@ impl State {
     }
 
     /// What is being written in place in a directory that goes has no name to come: it is like
-    /// any other file that was removed while it was open. Returns the names.
-    pub(super) fn orphan_pending(&mut self, directory: InodeId) -> Result<Vec<Place>, FsError> {
+    /// any other file that was removed while it was open. Returns those files.
+    pub(super) fn orphan_pending(&mut self, directory: InodeId) -> Result<Vec<InodeId>, FsError> {
         let first = Place { parent: directory, name: Vec::new() };
         let here = self.pending.range(first..).map(|(place, _)| place);
         let places: Vec<Place> =
             here.take_while(|place| place.parent == directory).cloned().collect();
+        let mut orphans = Vec::new();
         for place in &places {
             for id in self.pending.remove(place).unwrap_or_default() {
                 if let Some(node) = self.nodes.get_mut(&id) {
@@ -94,9 +95,10 @@ impl State {
                 }
                 let mut inode = self.inode(id)?;
                 self.drop_link(id, &mut inode)?;
+                orphans.push(id);
             }
         }
-        Ok(places)
+        Ok(orphans)
     }
 }
 

@@ -20,7 +20,6 @@ impl FileSystem {
         }
         if flags == libc::RENAME_EXCHANGE {
             self.exchange(from, to)?;
-            self.forget_sequences(from, to);
             return Ok(None);
         }
         if flags & !libc::RENAME_NOREPLACE != 0 {
@@ -48,9 +47,8 @@ impl FileSystem {
             let orphans = rename_directory(&mut state, (from, to), (entry, inode), target)?;
             drop(state);
             for orphan in orphans {
-                self.core.invalidate(Invalidation::Name(orphan));
+                self.core.invalidate(Invalidation::Names(orphan));
             }
-            self.forget_sequences(from, to);
             return Ok(None);
         }
         let (_, directory) = state.directory(to.parent)?;
@@ -87,17 +85,6 @@ impl FileSystem {
             }
         }
         Ok(Some(entry.inode))
-    }
-
-    /// The kernel looks names of sequences up anew. The daemon moves sequences as well, when one is saved, so
-    /// what the kernel has just moved may have been another directory: it keeps such names for a day.
-    fn forget_sequences(&self, from: &Place, to: &Place) {
-        for place in [from, to] {
-            let directory = self.core.state().directory(place.parent);
-            if directory.is_ok_and(|(_, class)| class == DirectoryClass::Sequences) {
-                self.core.invalidate(Invalidation::Name(place.clone()));
-            }
-        }
     }
 
     /// Two directories change names (`RENAME_EXCHANGE`): a sequence is replaced as a whole by another
@@ -221,11 +208,11 @@ fn check_replaceable(state: &State, inode: &Inode, target: Option<Entry>) -> Res
 
 /// Moves a directory. What stands below it must mean the same afterwards: a layer stays that
 /// layer, a sequence stays in its model. Elsewhere `mv` copies, and every page is checked. Returns the
-/// names to come that were lost with a directory that was replaced.
+/// files being written in place that lost the names to come with a directory that was replaced.
 fn rename_directory(
     state: &mut State, (from, to): (&Place, &Place), (entry, mut inode): (Entry, Inode),
     target: Option<Entry>,
-) -> Result<Vec<Place>, FsError> {
+) -> Result<Vec<InodeId>, FsError> {
     let id = entry.inode;
     let (_, parent_class) = state.directory(to.parent)?;
     let there = classify::directory(parent_class, &to.name).ok_or(FsError::NotPermitted)?;

@@ -17,6 +17,7 @@ pub(crate) mod rows;
 pub(crate) mod settle;
 pub(crate) mod share;
 pub(crate) mod spare;
+pub(crate) mod stale;
 pub(crate) mod state;
 pub(crate) mod turns;
 pub(crate) mod unsettled;

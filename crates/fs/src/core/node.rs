@@ -40,8 +40,9 @@ pub(crate) struct Node {
     pub(crate) replacement: Option<ObjectId>,
     /// A page or manifest being written in place: where it will appear.
     pub(crate) pending: Option<Box<Place>>,
-    /// Its bytes were published under another name, as another inode.
-    pub(crate) superseded: bool,
+    /// It has none of the names any more that the kernel knows: its bytes were published as another inode, or
+    /// the daemon took the names away.
+    pub(crate) stale: bool,
     /// Why it was refused, as it was told.
     pub(crate) refusal: Option<String>,
     /// The object that was last verified, and what its file was then.

@@ -8,6 +8,7 @@ use crate::core::Core;
 use crate::core::node::{ComingRelease, Node};
 use crate::core::state::State;
 use kvfs_storage::ingest::seal;
+use kvfs_storage::store::disk::{Access, FileStat};
 use kvfs_storage::store::record::{DirectoryClass, InodeId, ObjectId, ObjectKind, Time};
 
 /// `close()` returns before the daemon hears of it. A writer whose descriptors have all been
@@ -105,23 +106,29 @@ impl Core {
             return Ok(true);
         };
         let pending = state.nodes.get(&id).is_some_and(|node| node.pending.is_some());
-        if pending || self.has_writers(state, id) || !seal::is_at_rest(&self.store, object)? {
+        if pending || self.has_writers(state, id) {
             return Ok(false);
         }
-        self.settle(state, id, object)?;
+        let file = self.store.open_written(object, Access::Read)?;
+        if !file.is_at_rest()? {
+            return Ok(false);
+        }
+        // Before anything is noted: if this fails, the file is still to be settled.
+        let stat = file.stat()?;
+        self.settle(state, (id, object), &stat)?;
         Ok(true)
     }
 
     /// What was written is the file now.
-    fn settle(&self, state: &mut State, id: InodeId, object: ObjectId) -> Result<(), FsError> {
+    fn settle(
+        &self, state: &mut State, (id, object): (InodeId, ObjectId), stat: &FileStat,
+    ) -> Result<(), FsError> {
         let mut inode = state.inode(id)?;
+        let modified = state.unsettled.modified(object, stat.mtime);
+        state.unsettled.remove(id);
         if inode.links == 0 {
-            state.unsettled.remove(id);
             return Ok(());
         }
-        // Before anything is noted: if this fails, the file is still to be settled.
-        let stat = self.store.stat_object(object)?;
-        state.unsettled.remove(id);
         if let Some(ram) = &self.store.ram {
             ram.note_at_rest(object);
         }
@@ -131,8 +138,8 @@ impl Core {
             file.blocks = stat.blocks;
             file.unsettled = false;
         }
-        inode.ctime = inode.ctime.max(stat.mtime.min(Time::now()));
-        inode.mtime = stat.mtime;
+        inode.ctime = inode.ctime.max(modified.min(Time::now()));
+        inode.mtime = modified;
         // Writes through a mapping changed attributes that the kernel may have cached.
         self.invalidate(crate::Invalidation::Inode(id));
         state.put_inode(id, &inode);

@@ -159,9 +159,9 @@ impl State {
             let stat = store.stat_object(object)?;
             attributes.size = stat.length;
             attributes.blocks = stat.blocks.max(u64::from(stat.length > 0));
-            attributes.mtime = stat.mtime;
+            attributes.mtime = self.unsettled.modified(object, stat.mtime);
             // A write changes ctime as well; utimensat may have set mtime into the future.
-            attributes.ctime = inode.ctime.max(stat.mtime.min(Time::now()));
+            attributes.ctime = inode.ctime.max(attributes.mtime.min(Time::now()));
             attributes.is_at_rest = false;
         } else if let Some(object) = file.object.filter(|_| file.size > 0)
             && self.metadata.is_only_remote(object)?
@@ -329,7 +329,7 @@ impl State {
         }
         // Another name of the file still leads to it.
         if let Some(node) = self.nodes.get_mut(&id).filter(|_| source.links == 1) {
-            node.superseded = true;
+            node.stale = true;
         }
         self.remove_name(from, id);
         self.touch_directory(from.parent, 0)?;
@@ -340,7 +340,7 @@ impl State {
     /// then looks the name up again.
     pub(crate) fn check_current(&self, id: InodeId) -> Result<(), FsError> {
         match self.nodes.get(&id) {
-            Some(node) if node.superseded && node.handles() == 0 => Err(FsError::Stale),
+            Some(node) if node.stale && node.handles() == 0 => Err(FsError::Stale),
             _ => Ok(()),
         }
     }
@@ -364,7 +364,7 @@ impl State {
     }
 
     /// The end of an inode without names that nobody holds.
-    fn drop_orphan(&mut self, id: InodeId, inode: &Inode) -> Result<(), FsError> {
+    pub(crate) fn drop_orphan(&mut self, id: InodeId, inode: &Inode) -> Result<(), FsError> {
         self.metadata.remove_inode(Life::Volatile, id)?;
         // Whoever truncated it after the last name went made it change again.
         self.unsettled.remove(id);

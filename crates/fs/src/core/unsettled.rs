@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
-use kvfs_storage::store::record::{InodeId, ObjectId};
+use kvfs_storage::store::record::{InodeId, ObjectId, Time};
 
 /// The object that each of them changes.
 #[derive(Debug, Default)]
@@ -14,6 +14,8 @@ pub(crate) struct Unsettled {
     objects: BTreeMap<InodeId, ObjectId>,
     /// How many files change an object.
     files: BTreeMap<ObjectId, usize>,
+    /// Objects whose file was made ahead of need, with its date on the disk, and when they became new ones.
+    made_ahead: BTreeMap<ObjectId, (Time, Time)>,
 }
 
 impl Unsettled {
@@ -35,9 +37,25 @@ impl Unsettled {
             *count -= 1;
             if *count == 0 {
                 self.files.remove(&object);
+                self.made_ahead.remove(&object);
             }
         }
         object
+    }
+
+    /// Notes when an object that is among these was made, if its file has another date on the disk.
+    pub(crate) fn note_made(&mut self, object: ObjectId, made: Time, made_ahead: Option<Time>) {
+        if let Some(dated) = made_ahead {
+            self.made_ahead.insert(object, (dated, made));
+        }
+    }
+
+    /// When an object was modified, if its file has this date on the disk.
+    pub(crate) fn modified(&self, object: ObjectId, dated: Time) -> Time {
+        match self.made_ahead.get(&object) {
+            Some((untouched, made)) if *untouched == dated => *made,
+            _ => dated,
+        }
     }
 
     pub(crate) fn get(&self, id: InodeId) -> Option<&ObjectId> {
@@ -101,5 +119,20 @@ mod tests {
         assert!(unsettled.is_changing(next));
         assert_eq!((unsettled.remove(one), unsettled.remove(one)), (Some(next), None));
         assert!(!unsettled.is_changing(next) && unsettled.len() == 0);
+    }
+
+    #[test]
+    fn an_untouched_file_is_as_old_as_its_object() {
+        let (id, object) = (InodeId(1), ObjectId(7));
+        let at = |seconds| Time { seconds, ..Time::default() };
+        let mut unsettled = Unsettled::default();
+        unsettled.insert(id, object);
+        unsettled.note_made(object, at(20), Some(at(10)));
+        assert_eq!(unsettled.modified(object, at(10)), at(20));
+        // Written to, or dated by somebody.
+        assert_eq!(unsettled.modified(object, at(21)), at(21));
+        assert_eq!(unsettled.modified(object, at(3)), at(3));
+        unsettled.remove(id);
+        assert_eq!(unsettled.modified(object, at(10)), at(10));
     }
 }

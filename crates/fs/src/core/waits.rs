@@ -116,6 +116,14 @@ impl Waits<'_> {
         pages.find_map(|page| self.lookup(&page))
     }
 
+    /// What making a file waits for: for the disk, whose journal may be busy, unless it can have one that was made
+    /// ahead.
+    pub fn creating(&self, place: &Place) -> Option<Awaited> {
+        let class = self.core.class_of(place).map(|(class, _)| class);
+        let is_appended = matches!(class, Ok(FileClass::Tail(_) | FileClass::Tokens));
+        (is_appended || !self.core.spares.has_one()).then_some(Awaited::Local)
+    }
+
     /// The same for listing or removing a directory, where all that was written in it is sealed.
     pub fn listing(&self, directory: InodeId) -> Option<Awaited> {
         let state = self.core.state();

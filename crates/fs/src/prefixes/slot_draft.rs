@@ -13,6 +13,7 @@ use super::shares::Share;
 use super::slot::{Kind, SlotKey, is_of_slots};
 use crate::attributes::{Caller, Found, Place};
 use crate::core::handle::{Handle, Served};
+use crate::core::stale::{mark_stale, told};
 use crate::create::{Created, NewNode};
 use crate::opened::{Caching, Opened, OpenedBy};
 use crate::retention::InUse;
@@ -284,13 +285,28 @@ impl FileSystem {
         loop {
             match self.rename(from, to, libc::RENAME_EXCHANGE) {
                 Err(FsError::NotFound) => {}
-                outcome => return outcome.map(drop),
+                outcome => return outcome.and_then(|_| self.mark_replaced(from)),
             }
             match self.rename(from, to, libc::RENAME_NOREPLACE) {
                 Err(FsError::Exists) => {}
                 outcome => return outcome.map(drop),
             }
         }
+    }
+
+    /// The kernel knows the sequence that was replaced by the name that is another's now. A client that renamed that
+    /// name meanwhile moved the new one, and the kernel the old one.
+    fn mark_replaced(&self, place: &Place) -> Result<(), FsError> {
+        let mut state = self.core.state();
+        let Some(replaced) = state.entry(place.parent, &place.name)? else {
+            return Ok(());
+        };
+        mark_stale(&mut state, replaced.inode);
+        drop(state);
+        for what in told(place.parent, replaced.inode) {
+            self.core.invalidate(what);
+        }
+        Ok(())
     }
 
     fn refuse_slot(&self, draft: &SlotDraft, why: &str) -> FsError {

@@ -13,6 +13,7 @@ use super::InUse;
 use super::remove::{Kept, Removal};
 use crate::attributes::Place;
 use crate::core::happened;
+use crate::core::stale::{mark_stale_without_names, tell_stale};
 use crate::core::state::State;
 use crate::{FileSystem, FsError};
 use kvfs_page::{LayerKind, TokenStart, names};
@@ -236,6 +237,7 @@ impl FileSystem {
                 let mut inode = state.inode(piece.id)?;
                 removal.bytes +=
                     self.remove_name(&mut state, piece.id, &mut inode, &piece.place)?;
+                mark_stale_without_names(&mut state, piece.id)?;
                 removal.files += 1;
             }
         }
@@ -257,7 +259,7 @@ impl FileSystem {
         }
         drop(state);
         for piece in going.iter().flat_map(|(_, pieces)| *pieces) {
-            self.tell_removed(&piece.place);
+            tell_stale(&self.core, piece.place.parent, piece.id);
         }
         Ok(removal)
     }

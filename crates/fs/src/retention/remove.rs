@@ -1,21 +1,15 @@
 //! Removing one file or sequence, unless somebody wants it after all.
 
-use std::time::Duration;
-
 use super::pass::{Unit, What};
 use super::rights::Root;
 use crate::attributes::Place;
 use crate::core::happened;
+use crate::core::stale::{mark_stale_without_names, tell_stale};
 use crate::core::state::State;
-use crate::{FileSystem, FsError, Invalidation};
+use crate::{FileSystem, FsError};
 use kvfs_storage::store::disk::{Access, DiskPath};
 use kvfs_storage::store::event::{self, Event};
 use kvfs_storage::store::record::{Inode, InodeId, ObjectId, Role, Time};
-
-/// How long a removal waits for the thread that tells the kernel: a name that the kernel goes on
-/// believing in looks like a hit.
-const TELL_PATIENCE: Duration = Duration::from_secs(10);
-
 /// What a removal did.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Removal {
@@ -83,12 +77,13 @@ impl FileSystem {
             return Ok(Removal { kept: Some(kept), ..Removal::default() });
         }
         let bytes = self.remove_name(&mut state, id, &mut inode, place)?;
+        mark_stale_without_names(&mut state, id)?;
         if let Some(why) = why {
             let event = Event::new(event::What::Deleted, why).of(id).with_bytes(bytes);
             happened::note_at(&self.core, &state, place, Event { used, ..event });
         }
         drop(state);
-        self.tell_removed(place);
+        tell_stale(&self.core, place.parent, id);
         Ok(Removal { files: 1, bytes, ..Removal::default() })
     }
 
@@ -125,14 +120,6 @@ impl FileSystem {
         let staged = self.core.store.disk.open(&DiskPath::Staging(object), Access::Read);
         let files = [in_memory, Some(staged)].into_iter().flatten();
         files.filter_map(Result::ok).all(|file| file.is_unused().unwrap_or(false))
-    }
-
-    /// Makes the kernel forget a name that was removed behind its back.
-    pub(super) fn tell_removed(&self, place: &Place) {
-        let what = Invalidation::Name(place.clone());
-        if self.core.invalidations.send_timeout(what, TELL_PATIENCE).is_err() {
-            log::warn!("the kernel was not told that {:?} is gone", place.name);
-        }
     }
 
     /// Removes a name; how many bytes go with it.

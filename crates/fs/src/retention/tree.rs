@@ -2,7 +2,8 @@
 
 use super::remove::{Kept, Removal};
 use crate::attributes::Place;
-use crate::{FileSystem, FsError, Invalidation};
+use crate::core::stale::{mark_stale_without_names, tell_stale, told};
+use crate::{FileSystem, FsError};
 use kvfs_storage::store::record::{Entry, InodeId};
 
 /// What becomes of a file that somebody uses, or that is pinned.
@@ -17,6 +18,7 @@ pub(crate) enum InUse {
 /// A directory that is being emptied.
 struct Emptied {
     place: Place,
+    inode: InodeId,
     /// Names that are still in it; the last one goes first.
     inside: Vec<(Place, Entry)>,
 }
@@ -34,7 +36,7 @@ impl FileSystem {
             match next {
                 Some((place, entry)) if entry.file_type == libc::S_IFDIR => {
                     let inside = self.names_in_order_of_removal(entry.inode)?;
-                    open.push(Emptied { place, inside });
+                    open.push(Emptied { place, inode: entry.inode, inside });
                 }
                 Some((place, entry)) => {
                     let part = self.remove_leaf(&place, entry, in_use)?;
@@ -43,11 +45,11 @@ impl FileSystem {
                     removal.kept = part.kept;
                 }
                 None => {
-                    let Some(Emptied { place, .. }) = open.pop() else {
+                    let Some(Emptied { place, inode, .. }) = open.pop() else {
                         return Ok(removal);
                     };
                     match self.remove_directory(&place) {
-                        Ok(()) => self.tell_gone(&place, in_use),
+                        Ok(()) => self.tell_gone((place.parent, inode), in_use)?,
                         Err(FsError::NotEmpty) if in_use == InUse::Stays => {
                             removal.kept = Some(Kept::InUse);
                         }
@@ -68,7 +70,7 @@ impl FileSystem {
             return self.remove_file(entry.inode, place, None, None);
         }
         self.unlink(place)?;
-        self.tell_gone(place, in_use);
+        self.tell_gone((place.parent, entry.inode), in_use)?;
         Ok(Removal::default())
     }
 
@@ -85,11 +87,18 @@ impl FileSystem {
         Ok(inside)
     }
 
-    fn tell_gone(&self, place: &Place, in_use: InUse) {
+    /// A name went. Another one of a file keeps it.
+    fn tell_gone(&self, (directory, id): (InodeId, InodeId), in_use: InUse) -> Result<(), FsError> {
+        mark_stale_without_names(&mut self.core.state(), id)?;
         match in_use {
             // A request waits for it, which the thread that tells may wait for.
-            InUse::Goes => self.core.invalidate(Invalidation::Name(place.clone())),
-            InUse::Stays => self.tell_removed(place),
+            InUse::Goes => {
+                for what in told(directory, id) {
+                    self.core.invalidate(what);
+                }
+            }
+            InUse::Stays => tell_stale(&self.core, directory, id),
         }
+        Ok(())
     }
 }

@@ -50,7 +50,7 @@ pub struct Sealed {
 
 /// Checks a page or a state and computes its checksums.
 pub fn verify(store: &Store, object: ObjectId, place: &SealedPlace) -> Result<Sealed, SealError> {
-    let file = store.open_object(object, Access::Read).map_err(SealError::Io)?;
+    let file = store.open_written(object, Access::Read).map_err(SealError::Io)?;
     match place {
         SealedPlace::Page(place) => {
             let verified = verify_file(file.as_ref(), place)?;
@@ -120,7 +120,7 @@ fn not_verified(error: VerifyError) -> SealError {
 
 /// Checks what can be checked while the writer still has the file: FLUSH answers with this.
 pub fn check_header(store: &Store, object: ObjectId, place: &SealedPlace) -> Result<(), SealError> {
-    let file = store.open_object(object, Access::Read).map_err(SealError::Io)?;
+    let file = store.open_written(object, Access::Read).map_err(SealError::Io)?;
     let length = file.stat().map_err(SealError::Io)?.length;
     match place {
         SealedPlace::Page(place) => {
@@ -192,7 +192,7 @@ pub fn is_at_rest(store: &Store, object: ObjectId) -> io::Result<bool> {
 
 /// Copies an object whose writer still has it, so that the copy can be sealed.
 pub fn copy(store: &Store, object: ObjectId, copy: ObjectId) -> io::Result<()> {
-    let source = store.open_object(object, Access::Read)?;
+    let source = store.open_written(object, Access::Read)?;
     copy_all(source.as_ref(), store.create_object(copy)?.as_ref())?;
     Ok(())
 }

@@ -67,7 +67,7 @@ fn sync_all(store: &Store, objects: &[ObjectId]) -> io::Result<Vec<ObjectId>> {
         if has_failed.load(Ordering::Relaxed) {
             return Ok(None);
         }
-        let outcome = match store.open_object(*object, Access::Read) {
+        let outcome = match store.open_written(*object, Access::Read) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             file => file.and_then(|file| file.sync()),
         };

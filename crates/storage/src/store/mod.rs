@@ -362,6 +362,19 @@ impl Store {
         find(object, |path| self.disk.open(path, access))
     }
 
+    /// The same for an object that was just written, which most likely is in `staging/` still.
+    pub fn open_written(&self, object: ObjectId, access: Access) -> io::Result<Box<dyn DiskFile>> {
+        if let Some(outcome) = self.ram.as_ref().and_then(|ram| ram.open_copy(object, access)) {
+            return outcome;
+        }
+        match self.disk.open(&DiskPath::Staging(object), access) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                self.disk.open(&DiskPath::Object(object), access)
+            }
+            outcome => outcome,
+        }
+    }
+
     /// `fstat` of an object's file.
     pub fn stat_object(&self, object: ObjectId) -> io::Result<disk::FileStat> {
         if let Some(outcome) = self.ram.as_ref().and_then(|ram| ram.stat(object)) {

@@ -88,7 +88,8 @@ fn settle(
     file.blocks = stat.blocks;
     let append = file.role.is_append_only();
     file.unsettled = changing || append;
-    inode.mtime = stat.mtime;
+    // The file of an object may have been made ahead of it, and nobody changed it.
+    inode.mtime = if stat.length == 0 { inode.mtime.max(stat.mtime) } else { stat.mtime };
     metadata.put_inode(Life::Durable, id, &inode);
     if let Some(record) = metadata.object(object)?.filter(|_| !append) {
         let length = stat.length;
