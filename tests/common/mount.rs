@@ -312,13 +312,6 @@ impl Mount {
         self.start();
     }
 
-    /// Mounts again where a daemon still has the mount, although it was killed.
-    pub(crate) fn take_over(&mut self) {
-        let mut killed = self.daemon.take();
-        self.start();
-        eventually("the killed daemon to end", || killed.as_mut()?.try_wait().unwrap());
-    }
-
     /// Changes a variable of the next daemon's environment.
     pub(crate) fn set_environment(&mut self, name: &str, value: &str) {
         self.environment.retain(|(known, _)| known != name);

@@ -140,7 +140,7 @@ fn a_file_that_cannot_be_looked_at_is_not_forgotten() {
         crate::common::sys::write(&file, b"next").unwrap();
         file
     });
-    let injection = Injection::into(&mount, "newfstatat", "error=EIO:when=1+");
+    let injection = Injection::into(&mount, "statx", "error=EIO:when=1+");
     drop(open_files);
     crate::common::eventually("both to be looked at", || (injection.count() >= 2).then_some(()));
     injection.end();

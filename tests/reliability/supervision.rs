@@ -1,7 +1,7 @@
 //! A daemon that dies is replaced without anybody's help (`mount-scripts/supervise.sh`), and its
 //! clients hear of its end.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -105,13 +105,12 @@ fn a_mount_that_cannot_be_made_is_not_tried_forever() {
     assert!(!ended.status.success());
 }
 
-/// While a client that lists a directory waits for the daemon it has the directory locked, and the
-/// thread that tells the kernel of a removal there waits for the lock: killed then, the daemon cannot
-/// end, and its connection does not either.
+/// While a client that lists a directory waits for the daemon it has the directory locked. A daemon that waited for
+/// that lock, to tell the kernel of a removal there, would not end when it is killed, and its connection would not either.
 #[test]
-fn a_killed_daemon_that_cannot_end_is_cut_off() {
+fn a_daemon_that_removes_from_a_locked_directory_can_be_killed() {
     crate::require!(fuse, root, strace);
-    // A thread with a ring takes requests while it waits for the lock, and the kernel ends it.
+    // With rings another thread would answer.
     let options = ["--commit-interval", "0.05", "--no-io-uring"];
     let mut mount = Mount::with_options(Mode::Passthrough, &options);
     let directory = mount.files("d");
@@ -127,31 +126,18 @@ fn a_killed_daemon_that_cannot_end_is_cut_off() {
     let listing = std::fs::read_dir(&directory).unwrap();
     // Requests come to nobody's notice for longer than the test takes.
     let injection = Injection::into(&mount, "read,readv", "delay_exit=120000000:when=1");
-    let daemon = PathBuf::from(format!("/proc/{}", mount.pid()));
     let told = std::thread::scope(|scope| {
         let client = scope.spawn(|| listing.collect::<Result<Vec<_>, _>>());
-        eventually("the kernel to wait for the directory", || {
-            has_thread(&daemon, 'D').then_some(())
-        });
+        // What lives for four seconds goes meanwhile, and the removal is committed.
+        std::thread::sleep(Duration::from_secs(7));
         kill(i32::try_from(mount.pid()).unwrap(), nix::sys::signal::Signal::SIGKILL);
         injection.kill();
-        eventually("the daemon to be gone", || has_thread(&daemon, 'Z').then_some(()));
-        std::thread::sleep(Duration::from_millis(500));
-        assert!(!mount.has_ended(), "it could end: this test shows nothing");
-        let start = Instant::now();
-        mount.take_over();
-        println!("mounted again {:?} after a daemon that could not end", start.elapsed());
+        // Fails if the daemon does not end.
+        mount.kill();
         client.join().unwrap()
     });
     assert!(matches!(errno(&told), libc::ENOTCONN | libc::ECONNABORTED), "{told:?}");
+    mount.mount();
     assert_eq!(std::fs::read(mount.files("kept")).unwrap(), b"durable");
-}
-
-/// Whether a process has a thread in this state (`proc_pid_stat(5)`).
-fn has_thread(process: &Path, state: char) -> bool {
-    let Ok(tasks) = std::fs::read_dir(process.join("task")) else { return false };
-    tasks.flatten().any(|task| {
-        let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
-        stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(state))
-    })
+    assert!(!directory.join("4").exists(), "nothing was removed while the directory was locked");
 }

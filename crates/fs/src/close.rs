@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use super::attributes::Place;
 use super::classify::FileClass;
-use super::{FileSystem, FsError};
+use super::{FileSystem, FsError, Invalidation};
 use crate::core::handle::Served;
 use crate::core::node::{ComingRelease, Node};
 use crate::core::settle::awaits_rename;
+use crate::core::stale::let_go_if_stale;
 use crate::core::state::State;
 use crate::core::waits::Awaited;
 use kvfs_storage::store::disk::Access;
@@ -82,6 +83,9 @@ impl FileSystem {
         }
         if writers == 0 && state.unsettled.contains_key(id) && !awaits_rename(&state, id) {
             self.core.settle_if_at_rest(&mut state, id)?;
+        }
+        if let_go_if_stale(&mut state, id)? {
+            self.core.invalidate(Invalidation::Names(id));
         }
         state.drop_node_if_idle(id)
     }

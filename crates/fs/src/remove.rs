@@ -2,6 +2,7 @@
 
 use super::attributes::Place;
 use super::{FileSystem, FsError};
+use crate::core::stale::mark_stale;
 use crate::core::state::State;
 use kvfs_page::names;
 use kvfs_storage::store::metadata::Life;
@@ -95,6 +96,7 @@ impl State {
                 }
                 let mut inode = self.inode(id)?;
                 self.drop_link(id, &mut inode)?;
+                mark_stale(self, id);
                 orphans.push(id);
             }
         }

@@ -33,6 +33,16 @@ pub(crate) fn mark_stale_without_names(state: &mut State, id: InodeId) -> Result
     }
 }
 
+/// The last descriptor of a stale inode may be closed: then its bytes go. Whether it is time for the kernel to drop its
+/// names, which it keeps while they are in use.
+pub(crate) fn let_go_if_stale(state: &mut State, id: InodeId) -> Result<bool, FsError> {
+    let is_stale = state.nodes.get(&id).is_some_and(|node| node.stale && !node.is_in_use());
+    if is_stale {
+        mark_stale_without_names(state, id)?;
+    }
+    Ok(is_stale)
+}
+
 /// An inode has none of the names any more that the kernel knows.
 pub(crate) fn mark_stale(state: &mut State, id: InodeId) {
     if let Some(node) = state.nodes.get_mut(&id) {
