@@ -13,6 +13,7 @@ in_both_modes!(
     extended_attributes_go_with_the_file,
     a_file_comes_to_rest_without_being_told,
     a_new_file_is_not_older_than_its_creation,
+    a_time_that_is_set_is_kept_whatever_it_was_before,
     while_a_file_is_written_its_name_is_kept_and_its_attributes_are_not,
 );
 
@@ -34,6 +35,25 @@ fn a_new_file_is_not_older_than_its_creation(mode: Mode) {
     assert!(modified(&mount.files("first")) >= now);
     sync_directory(mount.files("")).unwrap();
     assert!(modified(&empty) >= now);
+}
+
+fn a_time_that_is_set_is_kept_whatever_it_was_before(mode: Mode) {
+    let mount = Mount::new(mode);
+    fs::write(mount.files("first"), b"1").unwrap();
+    // Files are made ahead of need: one of them becomes the next.
+    let staging = mount.store().join("staging");
+    let ahead: Vec<SystemTime> = eventually("files to be made ahead", || {
+        let names = fs::read_dir(&staging).unwrap().flatten();
+        let times: Vec<_> = names.map(|name| modified(&name.path())).collect();
+        (times.len() >= 4).then_some(times)
+    });
+    let path = mount.files("next");
+    let file = open(&path, libc::O_WRONLY | libc::O_CREAT).unwrap();
+    for time in ahead {
+        set_modified(&path, time).unwrap();
+        assert_eq!(modified(&path), time);
+    }
+    close(file).unwrap();
 }
 
 fn while_a_file_is_written_its_name_is_kept_and_its_attributes_are_not(mode: Mode) {

@@ -75,7 +75,9 @@ impl FileSystem {
             let changing = state.unsettled.get(id).copied();
             let object = inode.file().filter(|file| file.unsettled).and_then(|file| file.object);
             if let Some(object) = changing.or(object) {
-                // As long as a file changes in place, its file on the disk tells the time.
+                // As long as a file changes in place, its file on the disk tells the time: the one that was asked
+                // for, although a file that was made ahead may have had it before.
+                state.unsettled.forget_made(object);
                 self.core.store.open_object(object, Access::ReadWrite)?.set_modified(mtime)?;
             }
         }

@@ -50,6 +50,11 @@ impl Unsettled {
         }
     }
 
+    /// From now on an object is as old as its file on the disk.
+    pub(crate) fn forget_made(&mut self, object: ObjectId) {
+        self.made_ahead.remove(&object);
+    }
+
     /// When an object was modified, if its file has this date on the disk.
     pub(crate) fn modified(&self, object: ObjectId, dated: Time) -> Time {
         match self.made_ahead.get(&object) {
@@ -132,6 +137,9 @@ mod tests {
         // Written to, or dated by somebody.
         assert_eq!(unsettled.modified(object, at(21)), at(21));
         assert_eq!(unsettled.modified(object, at(3)), at(3));
+        unsettled.forget_made(object);
+        assert_eq!(unsettled.modified(object, at(10)), at(10));
+        unsettled.note_made(object, at(20), Some(at(10)));
         unsettled.remove(id);
         assert_eq!(unsettled.modified(object, at(10)), at(10));
     }
