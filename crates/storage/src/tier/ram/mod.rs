@@ -5,12 +5,13 @@
 //! disk; until then a copy is *dirty* and the only one. Clean copies leave when room is needed and
 //! nobody has them open or mapped; otherwise unlinking would free nothing, so they count as pinned.
 //!
-//! Where the tmpfs is, `place.rs` says; how the budget changes, `resize.rs`.
+//! Where the tmpfs is, `place.rs` says; how the budget changes, `resize.rs`; what is there, `copies.rs`.
 
+mod copies;
 mod place;
 mod resize;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError};
@@ -26,6 +27,7 @@ use crate::store::events::Events;
 use crate::store::local_disk::LocalDisk;
 use crate::store::record::{InodeId, ObjectId};
 use crate::sync::{Mutex, MutexGuard};
+use copies::{Copies, Copy, CopyState};
 
 /// What the tier holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -80,8 +82,7 @@ impl std::fmt::Debug for LetGo {
 
 #[derive(Debug)]
 struct Held {
-    copies: BTreeMap<ObjectId, Copy>,
-    used_bytes: u64,
+    copies: Copies,
     /// The budget that the tmpfs has room for.
     place_bytes: u64,
     replacement: Replacement,
@@ -91,37 +92,12 @@ struct Held {
     in_use: BTreeSet<ObjectId>,
 }
 
-/// One copy. Its bytes count from before its file is made until after it is gone.
-#[derive(Debug)]
-struct Copy {
-    bytes: u64,
-    state: CopyState,
-    /// Counts the times that it became dirty, and came to rest after that.
-    version: u64,
-    /// The file that it belongs to, once it has a name.
-    inode: Option<InodeId>,
-    pinned: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum CopyState {
-    /// Its bytes are still coming from another tier: nobody may see it.
-    Arriving,
-    /// The only copy of its bytes.
-    Dirty,
-    /// The disk has them too.
-    Clean,
-    /// Nobody refers to them any more, but somebody still had the file when that came to be.
-    Doomed,
-}
-
 impl RamTier {
     /// A tier of `budget_bytes`.
     pub fn open(budget_bytes: u64, counters: Counters) -> io::Result<RamTier> {
         let (disk, place) = place::open(budget_bytes)?;
         let held = Held {
-            copies: BTreeMap::new(),
-            used_bytes: 0,
+            copies: Copies::default(),
             place_bytes: budget_bytes,
             replacement: Replacement::new(budget_bytes),
             kept: BTreeSet::new(),
@@ -180,8 +156,8 @@ impl RamTier {
         &self, object: ObjectId, inode: InodeId,
     ) -> io::Result<Option<Box<dyn DiskFile>>> {
         let mut held = self.held();
-        let copy = held.copies.get_mut(&object).filter(|copy| copy.state == CopyState::Arriving);
-        let Some(copy) = copy.filter(|copy| copy.version == 0) else {
+        let copy = held.copies.change(object).filter(|copy| copy.state == CopyState::Arriving);
+        let Some(mut copy) = copy.filter(|copy| copy.version == 0) else {
             return Ok(None);
         };
         let file = self.disk.open(&DiskPath::Ram(object), Access::Read)?;
@@ -211,7 +187,7 @@ impl RamTier {
             let _ = self.disk.remove(&DiskPath::Ram(object));
             let mut held = self.held();
             held.replacement.remove(object);
-            held.forget(object);
+            held.copies.remove(object);
         }
         outcome.map(Some)
     }
@@ -248,14 +224,14 @@ impl RamTier {
 
     /// The copy belongs to a file that the kernel knows under this number.
     pub fn set_owner(&self, object: ObjectId, inode: InodeId) {
-        if let Some(copy) = self.held().copies.get_mut(&object) {
+        if let Some(mut copy) = self.held().copies.change(object) {
             copy.inode = Some(inode);
         }
     }
 
     /// Somebody may write to the copy from now on: what the disk has is not the same any more.
     pub fn make_dirty(&self, object: ObjectId) {
-        if let Some(copy) = self.held().copies.get_mut(&object) {
+        if let Some(mut copy) = self.held().copies.change(object) {
             copy.state = match copy.state {
                 // What arrives is out of date.
                 CopyState::Arriving | CopyState::Doomed => CopyState::Doomed,
@@ -269,8 +245,8 @@ impl RamTier {
     /// fsync of a file that somebody else went on writing, may lack its last bytes.
     pub fn note_at_rest(&self, object: ObjectId) {
         let mut held = self.held();
-        let copy = held.copies.get_mut(&object).filter(|copy| copy.state == CopyState::Dirty);
-        if let Some(copy) = copy {
+        let copy = held.copies.change(object).filter(|copy| copy.state == CopyState::Dirty);
+        if let Some(mut copy) = copy {
             copy.version += 1;
         }
     }
@@ -293,8 +269,8 @@ impl RamTier {
     /// The disk has this version of a copy.
     pub fn make_clean(&self, object: ObjectId, version: u64) {
         let mut held = self.held();
-        let copy = held.copies.get_mut(&object).filter(|copy| copy.version == version);
-        if let Some(copy) = copy.filter(|copy| copy.state == CopyState::Dirty) {
+        let copy = held.copies.change(object).filter(|copy| copy.version == version);
+        if let Some(mut copy) = copy.filter(|copy| copy.state == CopyState::Dirty) {
             copy.state = CopyState::Clean;
         }
     }
@@ -339,10 +315,11 @@ impl RamTier {
     /// Nobody refers to the object any more. Whether there was a copy.
     pub fn remove(&self, object: ObjectId) -> bool {
         let mut held = self.held();
-        let Some(copy) = held.copies.get_mut(&object) else {
+        let Some(mut copy) = held.copies.change(object) else {
             return false;
         };
         copy.state = CopyState::Doomed;
+        drop(copy);
         self.drop_unused(&mut held, object);
         true
     }
@@ -354,17 +331,7 @@ impl RamTier {
 
     /// What it holds.
     pub fn usage(&self) -> RamUse {
-        let held = self.held();
-        let mut usage = RamUse {
-            used_bytes: held.used_bytes,
-            objects: held.copies.len() as u64,
-            ..RamUse::default()
-        };
-        for copy in held.copies.values() {
-            usage.dirty_bytes += if copy.state == CopyState::Dirty { copy.bytes } else { 0 };
-            usage.pinned_bytes += if copy.pinned { copy.bytes } else { 0 };
-        }
-        usage
+        self.held().copies.usage()
     }
 
     /// Whether there is a copy.
@@ -381,21 +348,20 @@ impl RamTier {
         let mut held = self.held();
         let budget_bytes = self.budget_bytes();
         // Where the budget was made smaller, making room takes long, and a thread of its own does it.
-        if bytes > budget_bytes || held.used_bytes > budget_bytes {
+        if bytes > budget_bytes || held.used_bytes() > budget_bytes {
             return false;
         }
         if held.copies.contains_key(&object) {
             return false;
         }
-        if held.used_bytes + bytes > budget_bytes {
+        if held.used_bytes() + bytes > budget_bytes {
             let wanted = held.replacement.resident_bytes().saturating_add(bytes);
             let wanted = wanted.saturating_sub(budget_bytes);
             self.evict(&mut held, wanted, usize::MAX);
         }
-        if held.used_bytes + bytes > budget_bytes {
+        if held.used_bytes() + bytes > budget_bytes {
             return false;
         }
-        held.used_bytes += bytes;
         held.replacement.insert(object, bytes);
         let copy = Copy { bytes, state, version: 0, inode: None, pinned: false };
         held.copies.insert(object, copy);
@@ -408,7 +374,7 @@ impl RamTier {
         let Held { copies, replacement, kept, in_use, .. } = held;
         let (mut probes, mut has_ended) = (0, true);
         let victims = replacement.first_to_leave_while(wanted, most, |object| {
-            let Some(copy) = copies.get_mut(&object) else {
+            let Some(mut copy) = copies.change(object) else {
                 return Some(false);
             };
             copy.pinned = copy.state != CopyState::Clean;
@@ -480,7 +446,7 @@ impl RamTier {
         if let Err(error) = self.disk.remove(&DiskPath::Ram(object)) {
             log::warn!("object {object} could not be removed from memory: {error}");
         }
-        held.forget(object);
+        held.copies.remove(object);
     }
 }
 
@@ -491,9 +457,7 @@ impl Held {
         matches!(copy.state, CopyState::Dirty | CopyState::Clean).then_some(copy)
     }
 
-    fn forget(&mut self, object: ObjectId) {
-        if let Some(copy) = self.copies.remove(&object) {
-            self.used_bytes -= copy.bytes;
-        }
+    fn used_bytes(&self) -> u64 {
+        self.copies.usage().used_bytes
     }
 }

@@ -64,11 +64,11 @@ impl RamTier {
         let mut held = self.held();
         let budget_bytes = self.budget_bytes();
         let mut left = 0;
-        if held.used_bytes > budget_bytes {
-            let excess = held.used_bytes - budget_bytes;
+        if held.used_bytes() > budget_bytes {
+            let excess = held.used_bytes() - budget_bytes;
             left = self.evict(&mut held, excess.min(STEP_BYTES), STEP_COPIES);
         }
-        if held.used_bytes > budget_bytes {
+        if held.used_bytes() > budget_bytes {
             return if left > 0 { Shrunk::Freed } else { Shrunk::Held };
         }
         if held.place_bytes > budget_bytes {
