@@ -35,7 +35,7 @@
 //! | `backlog` | changes that wait for a commit, and their pace |
 //! | `whereabouts`, `placement` | where the bytes of an object are, and of all pages of a layer |
 //! | `health` | how well the mount is, and why |
-//! | `views`, `metrics`, `history` | `.kvfs/`, what happened |
+//! | `views`, `metrics`, `history`, `hottest` | `.kvfs/`, what happened, what is used |
 //! | `prefixes` | finding pages by the tokens that they are about |
 //! | `foreign` | the same in other stores of the remote |
 
@@ -63,6 +63,7 @@ mod full_tails;
 mod growing;
 mod health;
 mod history;
+mod hottest;
 mod insert;
 mod keep_resident;
 mod leave;

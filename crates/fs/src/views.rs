@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::attributes::{Attributes, Place};
 use super::health::Refusal;
+use super::hottest;
 use super::list::Listed;
 use super::opened::{Caching, Opened, OpenedBy};
 use super::{FileSystem, FsError, IoMode, Transport};
@@ -17,18 +18,22 @@ use kvfs_storage::store::record::{InodeId, Time};
 
 /// Numbers below 2^32 are never given to stored inodes, except the three roots.
 const DIRECTORY: InodeId = InodeId(16);
-const VIEWS: [(InodeId, &str); 6] = [
+const VIEWS: [(InodeId, &str); 7] = [
     (InodeId(17), "status"),
     (InodeId(18), "metrics"),
     (InodeId(19), "config"),
     (InodeId(20), "errors"),
     (EVENTS, "events"),
     (SETTINGS, "settings"),
+    (HOTTEST, "hottest"),
 ];
 /// Made while it is read, so its size is told as 0.
 const EVENTS: InodeId = InodeId(21);
 /// Takes requests to change settings.
 const SETTINGS: InodeId = InodeId(22);
+
+/// Tells the last opens. Its size is told as 0, since it costs more to make than others.
+const HOTTEST: InodeId = InodeId(23);
 
 /// Whether an inode is virtual.
 pub(super) fn is_view(id: InodeId) -> bool {
@@ -102,6 +107,8 @@ impl FileSystem {
             Served::Settings(Arc::default())
         } else if id == EVENTS {
             Served::History(Arc::default())
+        } else if id == HOTTEST {
+            Served::Text(Arc::from(hottest::text(self).into_bytes()))
         } else {
             Served::Text(Arc::from(self.render(id).into_bytes()))
         };
@@ -194,6 +201,7 @@ impl FileSystem {
         line("inodes_held", &held);
         line("open_files", &handles);
         line("uncommitted_changes", &uncommitted);
+        line("last_event", &self.core.store.events.last_number());
         line("quarantined_objects", &quarantine::count(&self.core.store).unwrap_or(0));
         line("errors", &self.core.observer.error_count());
         text

@@ -115,6 +115,11 @@ impl Retention {
         self.uses.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// What the last uses were of, in no order.
+    pub(super) fn latest_uses(&self) -> Vec<InodeId> {
+        self.uses().latest().to_vec()
+    }
+
     fn clock(&self) -> MutexGuard<'_, Clock> {
         self.clock.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -163,7 +168,8 @@ impl FileSystem {
     /// A file is opened for reading with these flags of open(2). Whoever says so leaves no trace.
     /// It is noted without any limit, too: the first one does not delete what was just read.
     pub fn note_use(&self, id: InodeId, flags: i32) {
-        if flags & libc::O_NOATIME == 0 && !self.core.store.is_read_only() {
+        let is_stored = !super::is_virtual(id);
+        if flags & libc::O_NOATIME == 0 && is_stored && !self.core.store.is_read_only() {
             self.retention.uses().note(id, Time::now());
         }
     }

@@ -13,12 +13,17 @@ use kvfs_storage::store::record::{InodeId, Time};
 const FILES_MAX: usize = 1 << 18;
 /// How far the access time on record may lag behind: so much is forgotten in a crash.
 const LAG_SECONDS: i64 = 600;
+/// Uses that are remembered one by one: enough to tell who is busy, and looked up in no time.
+const LATEST_MAX: usize = 256;
 
 /// Uses since the access times on record.
 #[derive(Debug, Default)]
 pub(super) struct Uses {
     recent: BTreeMap<InodeId, Time>,
     older: BTreeMap<InodeId, Time>,
+    /// Of the last uses, a file for each. Once it is full, the place of the oldest one is taken.
+    latest: Vec<InodeId>,
+    oldest: usize,
 }
 
 impl Uses {
@@ -28,6 +33,17 @@ impl Uses {
             self.older = std::mem::take(&mut self.recent);
         }
         self.recent.insert(id, now);
+        if self.latest.len() < LATEST_MAX {
+            self.latest.push(id);
+        } else {
+            self.latest[self.oldest] = id;
+            self.oldest = (self.oldest + 1) % LATEST_MAX;
+        }
+    }
+
+    /// What the last uses were of, in no order.
+    pub(super) fn latest(&self) -> &[InodeId] {
+        &self.latest
     }
 
     /// The last use that is not on record.
@@ -73,6 +89,18 @@ mod tests {
         assert_eq!(uses.of(id), Some(at(10_000)));
         assert_eq!(uses.overdue(id, at(9_000)), Some(at(10_000)));
         assert_eq!(uses.of(id), None);
+    }
+
+    #[test]
+    fn each_of_the_last_uses_counts() {
+        let mut uses = Uses::default();
+        for id in (0..LATEST_MAX as u64).chain([3, 3, 3]) {
+            uses.note(InodeId(id), Time { seconds: 1, nanoseconds: 0 });
+        }
+        let count = |wanted| uses.latest().iter().filter(|id| **id == InodeId(wanted)).count();
+        // The three oldest ones went.
+        assert_eq!([0, 1, 2, 3, 4].map(count), [0, 0, 0, 4, 1]);
+        assert_eq!(uses.latest().len(), LATEST_MAX);
     }
 
     #[test]

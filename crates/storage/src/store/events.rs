@@ -89,6 +89,11 @@ impl Events {
         }
     }
 
+    /// The number of the last event; 0 if nothing has happened yet.
+    pub fn last_number(&self) -> u64 {
+        self.waiting().heads.numbered
+    }
+
     /// Where somebody goes on who has read the events up to this number.
     pub fn after(&self, metadata: &Metadata, number: u64) -> Result<EventCursor, StoreError> {
         let waiting = self.waiting();
