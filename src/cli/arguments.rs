@@ -24,6 +24,7 @@ use super::scrub::ScrubArguments;
 use super::seq::SeqArguments;
 use super::slots::SlotsCommand;
 use super::status::StatusArguments;
+use super::top::{SampleArguments, TopArguments};
 
 /// A filesystem whose files are the KV cache of language models.
 #[derive(Debug, Parser)]
@@ -48,6 +49,8 @@ pub(crate) enum Command {
     Create(CreateArguments),
     /// Show how a mount is and what it holds; without one, all mounts of this machine
     Status(StatusArguments),
+    /// Show while a mount is used what it does: tiers, rates, hits, slow requests, moves, events
+    Top(TopArguments),
     /// Draw where the pages of a sequence or a model are, without opening one
     Map(MapArguments),
     /// Show what was deleted, refused, damaged or moved, and why
@@ -103,6 +106,9 @@ pub(crate) enum Command {
     /// Ask a mount something that may hang (used by the other commands)
     #[command(hide = true)]
     Probe(ProbeArguments),
+    /// Ask a mount again and again what it says of itself (used by `kvfs top`)
+    #[command(hide = true)]
+    Sample(SampleArguments),
 }
 
 /// `kvfs umount`.

@@ -12,7 +12,7 @@ use clap::Args;
 use kvfs_os::mountinfo;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, poll};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::output::{self, Failure, Outcome, Report, bytes};
 use super::status;
@@ -22,9 +22,9 @@ use crate::page::{escaped_bytes, printable};
 /// How often `--follow` looks for what is new.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 /// Below the mountpoint.
-const EVENTS: &str = ".kvfs/events";
+pub(super) const EVENTS: &str = ".kvfs/events";
 /// Reading from this place on gives all events, from behind it those with higher numbers.
-const AFTER: u64 = 1 << 62;
+pub(super) const AFTER: u64 = 1 << 62;
 
 const LOG_HELP: &str = "\
 Shown are files that a limit deleted, that were damaged, refused or quarantined, and files whose bytes
@@ -49,7 +49,7 @@ pub(crate) struct LogArguments {
 }
 
 /// One event, as the mount tells it.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 pub(super) struct Event {
     pub(super) number: u64,
     pub(super) time: String,
@@ -87,14 +87,18 @@ impl Event {
         format!("{reason} ({})", details.join(", "))
     }
 
-    /// A row of a table.
-    pub(super) fn row(&self) -> String {
-        let path = match (&self.path, self.inode) {
+    /// To what.
+    pub(super) fn place(&self) -> String {
+        match (&self.path, self.inode) {
             (Some(path), _) => printable(path.chars()),
             (None, Some(inode)) => format!("inode {inode}"),
             (None, None) => "-".to_owned(),
-        };
-        format!("{}  {:<11}  {path}  {}", self.time(), self.what, self.why())
+        }
+    }
+
+    /// A row of a table.
+    pub(super) fn row(&self) -> String {
+        format!("{}  {:<11}  {}  {}", self.time(), self.what, self.place(), self.why())
     }
 }
 

@@ -1,13 +1,16 @@
 //! Waiting in a command that goes on until somebody ends it: a signal ends the wait, not the program, so
 //! that what is on the screen is left in order.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
+
+/// What ends a command.
+const ENDING: [Signal; 3] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
 
 /// What ended a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,13 +30,38 @@ pub(super) struct Interrupts {
 impl Interrupts {
     /// Holds them back in this thread, and in those that it begins later.
     pub(super) fn hold() -> Result<Interrupts, Errno> {
+        Interrupts::hold_all(&ENDING)
+    }
+
+    /// The same, and the signal that tells of a terminal's new size.
+    pub(super) fn hold_with_resizes() -> Result<Interrupts, Errno> {
+        let [interrupt, terminate, hang_up] = ENDING;
+        Interrupts::hold_all(&[interrupt, terminate, hang_up, Signal::SIGWINCH])
+    }
+
+    fn hold_all(signals: &[Signal]) -> Result<Interrupts, Errno> {
         let mut held = SigSet::empty();
-        for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
-            held.add(signal);
+        for signal in signals {
+            held.add(*signal);
         }
         held.thread_block()?;
         let signals = SignalFd::with_flags(&held, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
         Ok(Interrupts { signals })
+    }
+
+    /// Where they come.
+    pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.signals.as_fd()
+    }
+
+    /// Whether one of those that came since the last call ends the command.
+    pub(super) fn have_ended(&self) -> Result<bool, Errno> {
+        let mut have_ended = false;
+        while let Some(signal) = self.signals.read_signal()? {
+            let number = i32::try_from(signal.ssi_signo).unwrap_or_default();
+            have_ended |= ENDING.into_iter().any(|ending| ending as i32 == number);
+        }
+        Ok(have_ended)
     }
 
     /// Waits for so long, or until somebody wants an end.

@@ -52,6 +52,7 @@ mod remote_key;
 mod role;
 mod scrub;
 mod seq;
+mod series;
 mod settings;
 mod size;
 mod slots;
@@ -62,6 +63,7 @@ mod style;
 mod subject;
 mod summary;
 mod sync;
+mod top;
 mod umount;
 mod unmount;
 
@@ -92,6 +94,7 @@ fn dispatch(command: Command) -> Outcome {
         Command::Umount(arguments) => umount::run(&arguments),
         Command::Create(arguments) => create::run(&arguments),
         Command::Status(arguments) => status::run(&arguments),
+        Command::Top(arguments) => top::run(&arguments),
         Command::Map(arguments) => map::run(&arguments),
         Command::Log(arguments) => history::run(&arguments),
         Command::Explain(arguments) => explain::run(&arguments),
@@ -120,5 +123,6 @@ fn dispatch(command: Command) -> Outcome {
         Command::Man(arguments) => manual::write(&arguments),
         Command::Version => Ok(Report::text(format!("kvfs {}\n", env!("CARGO_PKG_VERSION")))),
         Command::Probe(arguments) => probe::answer(&arguments),
+        Command::Sample(arguments) => top::answer(&arguments),
     }
 }

@@ -144,6 +144,19 @@ pub(crate) fn bytes(count: u64) -> String {
     format!("{}.{} {}", tenths / 10, tenths % 10, UNITS[unit])
 }
 
+/// `1 234 567`: digits in threes can be read at a glance.
+pub(crate) fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(' ');
+        }
+        text.push(digit);
+    }
+    text
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -168,5 +181,14 @@ mod tests {
         check((4 << 20) + 4096, "4.0 MiB");
         check(5 << 40, "5.0 TiB");
         check(u64::MAX, "16777215.9 TiB");
+    }
+
+    #[test]
+    fn digits_in_threes() {
+        for (number, expected) in
+            [(0, "0"), (999, "999"), (1000, "1 000"), (12_345_678, "12 345 678")]
+        {
+            assert_eq!(grouped(number), expected);
+        }
     }
 }

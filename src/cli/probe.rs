@@ -57,6 +57,17 @@ pub(crate) enum Answer {
     Refused(io::Error),
 }
 
+impl Answer {
+    /// What an errno, or 0 and a text, mean.
+    pub(crate) fn of(errno: i32, text: String) -> Answer {
+        match errno {
+            0 => Answer::Alive(text),
+            errno if sys::is_daemon_gone(errno) => Answer::Dead,
+            errno => Answer::Refused(io::Error::from_raw_os_error(errno)),
+        }
+    }
+}
+
 /// Asks in a child process.
 pub(crate) fn ask(mountpoint: &Path, question: Question, deadline: Duration) -> io::Result<Answer> {
     let name = question.to_possible_value();
@@ -79,11 +90,7 @@ pub(crate) fn ask(mountpoint: &Path, question: Question, deadline: Duration) -> 
     if let Some(stdout) = child.stdout.take() {
         stdout.take(ANSWER_BYTES_MAX).read_to_string(&mut text)?;
     }
-    match code {
-        0 => Ok(Answer::Alive(text)),
-        errno if sys::is_daemon_gone(errno) => Ok(Answer::Dead),
-        errno => Ok(Answer::Refused(io::Error::from_raw_os_error(errno))),
-    }
+    Ok(Answer::of(code, text))
 }
 
 /// The child's exit code, or None at the deadline.

@@ -8,6 +8,8 @@ mod common;
 
 mod map;
 mod status;
+mod terminal;
+mod top;
 
 use std::path::Path;
 use std::process::{Command, Output};

@@ -18,10 +18,10 @@ in_served_mode!(
 );
 
 /// The daemon goes on whatever becomes of the test.
-struct Stopped(Pid);
+pub(crate) struct Stopped(Pid);
 
 impl Stopped {
-    fn new(mount: &Mount) -> Stopped {
+    pub(crate) fn new(mount: &Mount) -> Stopped {
         let pid = Pid::from_raw(i32::try_from(mount.pid()).unwrap());
         kill(pid, Signal::SIGSTOP).unwrap();
         Stopped(pid)

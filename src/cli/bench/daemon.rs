@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::workplace::Workplace;
 use super::{interrupt, machine};
+use crate::cli::series::{Metrics, whole};
 
 /// Longer than this no mount takes that will ever answer.
 const START_WAIT_MAX: Duration = Duration::from_secs(60);
@@ -117,9 +118,10 @@ impl Daemon {
         Ok(())
     }
 
-    /// The sum of a metric's values whose labels contain `label`; `None` if it is not told.
-    pub(super) fn metric(&self, name: &str, label: &str) -> Result<Option<u64>, String> {
-        Ok(sum_of(&self.view("metrics")?, name, label))
+    /// The sum of a metric's values with a label; `None` if it is not told.
+    pub(super) fn metric(&self, name: &str, label: (&str, &str)) -> Result<Option<u64>, String> {
+        let sum = Metrics::parse(&self.view("metrics")?).sum(name, &[label]);
+        Ok(sum.map(whole))
     }
 
     /// Number of the process.
@@ -207,21 +209,9 @@ pub(super) fn unmount(mountpoint: &Path, lazily: bool) -> Result<(), String> {
 }
 
 fn count_transfers(metrics: &str) -> u64 {
-    let counted = metrics.lines().filter_map(|line| {
-        let rest = line.strip_prefix("kvfs_fuse_requests_total{op=\"")?;
-        let (operation, rest) = rest.split_once('"')?;
-        let value = rest.rsplit(' ').next()?.parse::<u64>().ok()?;
-        matches!(operation, "read" | "write").then_some(value)
-    });
-    counted.sum()
-}
-
-fn sum_of(metrics: &str, name: &str, label: &str) -> Option<u64> {
-    let values = metrics.lines().filter_map(|line| {
-        let (labels, value) = line.strip_prefix(name)?.strip_prefix('{')?.rsplit_once("} ")?;
-        Some(if labels.contains(label) { value.parse::<u64>().ok()? } else { 0 })
-    });
-    values.fold(None, |sum, value| Some(sum.unwrap_or(0) + value))
+    let metrics = Metrics::parse(metrics);
+    let count = |operation| metrics.sum("kvfs_fuse_requests_total", &[("op", operation)]);
+    ["read", "write"].into_iter().filter_map(count).map(whole).sum()
 }
 
 /// Drops dentries and inodes that the kernel caches; false where that is not allowed.
@@ -243,9 +233,5 @@ mod tests {
                        kvfs_fuse_requests_total{op=\"write\",result=\"ok\"} 1\n\
                        kvfs_opens_total 7\n";
         assert_eq!(count_transfers(metrics), 8);
-        let sum = |name: &str, label: &str| sum_of(metrics, name, label);
-        assert_eq!(sum("kvfs_fuse_requests_total", "op=\"read\""), Some(7));
-        assert_eq!(sum("kvfs_fuse_requests_total", "op=\"open\""), Some(0));
-        assert_eq!(sum("kvfs_moves_total", ""), None);
     }
 }

@@ -48,7 +48,7 @@ pub(crate) struct StatusArguments {
     pub mountpoint: Option<PathBuf>,
 }
 
-fn interval(text: &str) -> Result<Duration, String> {
+pub(super) fn interval(text: &str) -> Result<Duration, String> {
     let parsed = duration::parse(text)?;
     if (INTERVAL_MIN..=HOUR).contains(&parsed) {
         Ok(parsed)
@@ -146,7 +146,19 @@ pub(crate) fn read(mountpoint: &Path) -> Result<String, Failure> {
 fn read_within(mountpoint: &Path, deadline: Duration) -> Result<String, Failure> {
     let place = mountpoint.display();
     let answer = ask(mountpoint, Question::Status, deadline);
-    match answer.map_err(|error| Failure::failed(format!("{place}: {error}")))? {
+    told(
+        answer.map_err(|error| Failure::failed(format!("{place}: {error}")))?,
+        mountpoint,
+        deadline,
+    )
+}
+
+/// The text of an answer, or a failure that says why there is none.
+pub(super) fn told(
+    answer: Answer, mountpoint: &Path, deadline: Duration,
+) -> Result<String, Failure> {
+    let place = mountpoint.display();
+    match answer {
         Answer::Alive(text) => Ok(text),
         Answer::Dead => Err(Failure::Failed(format!(
             "the daemon of {place} is gone: mount the store again, which clears it"
@@ -163,7 +175,7 @@ fn read_within(mountpoint: &Path, deadline: Duration) -> Result<String, Failure>
 }
 
 /// One field per `key: value` line; whole numbers become numbers.
-fn to_json(text: &str) -> Value {
+pub(super) fn to_json(text: &str) -> Value {
     let fields = text.lines().filter_map(|line| line.split_once(": "));
     let fields = fields.map(|(key, value)| {
         let value = value.parse::<u64>().map_or_else(|_| Value::from(value), Value::from);

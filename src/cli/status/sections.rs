@@ -6,7 +6,7 @@
 use std::fmt::Write;
 
 use crate::cli::duration::age;
-use crate::cli::output::bytes;
+use crate::cli::output::{bytes, grouped};
 use crate::cli::style::{Paint, Style};
 use crate::cli::sync;
 use crate::page::printable;
@@ -125,7 +125,8 @@ const SECTIONS: [(&str, &[Row]); 7] = [
 ];
 
 /// Lines that are shown elsewhere, in other words, or that only commands look at.
-const ELSEWHERE: [&str; 14] = [
+const ELSEWHERE: [&str; 15] = [
+    "last_event",
     "mountpoint",
     "state",
     "state_reason",
@@ -258,19 +259,6 @@ fn shown(lines: &Lines<'_>, key: &str, kind: Kind) -> Option<String> {
     })
 }
 
-/// `1 234 567`: digits in threes can be read at a glance.
-fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::new();
-    for (at, digit) in digits.chars().enumerate() {
-        if at > 0 && (digits.len() - at).is_multiple_of(3) {
-            text.push(' ');
-        }
-        text.push(digit);
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -311,15 +299,6 @@ mod tests {
         {
             let text = describe(&format!("state: {state}\n"), coloured);
             assert!(text.contains(&format!("\u{1b}{colour}{state}\u{1b}[0m")), "{text:?}");
-        }
-    }
-
-    #[test]
-    fn digits_in_threes() {
-        for (number, expected) in
-            [(0, "0"), (999, "999"), (1000, "1 000"), (12_345_678, "12 345 678")]
-        {
-            assert_eq!(grouped(number), expected);
         }
     }
 }

@@ -97,7 +97,7 @@ fn open_often(paths: &[PathBuf], count: usize, times: &mut Vec<f64>) -> Result<(
 fn while_moving(daemon: &Daemon, paths: &[PathBuf], sizes: &Sizes) -> Result<Vec<f64>, String> {
     daemon.wait_until("the remote", |daemon| Ok(daemon.status("remote_state")? == "up"))?;
     let moved =
-        || Ok::<_, String>(daemon.metric("kvfs_moves_total", "to=\"remote\"")?.unwrap_or(0));
+        || Ok::<_, String>(daemon.metric("kvfs_moves_total", ("to", "remote"))?.unwrap_or(0));
     let (start, wanted) = (Instant::now(), sizes.encoded_pages * COPIES as u64);
     let mut times = Vec::new();
     while moved()? < wanted && start.elapsed() < SAMPLING_MAX {

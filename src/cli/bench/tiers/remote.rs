@@ -91,9 +91,9 @@ fn scan(
 /// Of the pages that were fetched ahead of need, those that somebody opened.
 #[allow(clippy::cast_precision_loss, reason = "counts are far below 2^53")]
 fn useful_share(daemon: &Daemon) -> Result<Option<f64>, String> {
-    let pages = |outcome: &str| daemon.metric("kvfs_prefetch_pages_total", outcome);
-    let used = pages("outcome=\"used\"")?.unwrap_or(0) + pages("outcome=\"late\"")?.unwrap_or(0);
-    let unused = pages("outcome=\"unused\"")?.unwrap_or(0);
+    let pages = |outcome: &str| daemon.metric("kvfs_prefetch_pages_total", ("outcome", outcome));
+    let used = pages("used")?.unwrap_or(0) + pages("late")?.unwrap_or(0);
+    let unused = pages("unused")?.unwrap_or(0);
     Ok((used + unused > 0).then(|| used as f64 / (used + unused) as f64))
 }
 
@@ -105,7 +105,7 @@ fn part(workplace: &Workplace, layer: &Path, options: &[&str]) -> Result<Vec<Fig
     read_pages(pages)?;
     // What is under way is still counted.
     thread::sleep(Duration::from_secs(1));
-    let promoted = daemon.metric("kvfs_move_bytes_total", "from=\"remote\"")?.unwrap_or(0);
+    let promoted = daemon.metric("kvfs_move_bytes_total", ("from", "remote"))?.unwrap_or(0);
     let read = pages.iter().map(|path| Ok(path.metadata().map_err(at(path))?.len()));
     let ratio = promoted as f64 / read.sum::<Result<u64, String>>()? as f64;
     daemon.stop()?;
