@@ -17,7 +17,7 @@ use super::settings::{self, Layer, Origin, Sources, Value};
 use super::size::Size;
 use crate::fs::rebuild::RebuildFrom;
 use crate::fuse::{MountOptions, Passthrough, RemoteOptions, default_threads};
-use crate::store::packs::PACKED_BYTES_MAX;
+use crate::store::packs::{DEFAULT_PACKED_BYTES_MAX, PACKED_BYTES_MAX};
 use crate::tier::encoding::ColdEncoding;
 
 /// Threads that answer the kernel: with passthrough they only open and close files.
@@ -189,7 +189,7 @@ pub(crate) fn validate(first: &Sources, place: Place) -> Result<MountConfig, Str
 }
 
 fn packed_bytes_max(first: &Sources) -> Result<u64, String> {
-    let bytes = first.bytes("pack").unwrap_or(0);
+    let bytes = first.bytes("pack").unwrap_or(DEFAULT_PACKED_BYTES_MAX);
     if bytes <= PACKED_BYTES_MAX {
         return Ok(bytes);
     }

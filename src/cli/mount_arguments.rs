@@ -24,7 +24,7 @@ Settings come from, in this order: arguments, -o, variables, the file named by -
   --no-io-uring        io_uring            KVFS_IO_URING          yes
   --commit-interval    commit_interval     KVFS_COMMIT_INTERVAL   1 (seconds)
   --ram                ram                 KVFS_RAM               0 (none)
-  --pack               pack                KVFS_PACK              0 (no file shares another)
+  --pack               pack                KVFS_PACK              64K (0: none shares another)
   --remote             remote              KVFS_REMOTE            none
   --offline            offline             KVFS_OFFLINE           no
   --remote-key         remote_key          KVFS_REMOTE_KEY        none (not sealed)
@@ -89,7 +89,8 @@ pub(crate) struct MountArguments {
     /// Memory for pages: new ones are written there first, then to the store [default: 0]
     #[arg(long, value_name = "SIZE", value_parser = of("ram"))]
     ram: Option<Value>,
-    /// Files of up to so many bytes (1M at most) share pack files instead of each having its own [default: 0]
+    /// Files of up to so many bytes (1M at most, 0 for none) share pack files instead of each having its own
+    /// [default: 64K]
     #[arg(long, value_name = "SIZE", value_parser = of("pack"))]
     pack: Option<Value>,
     /// Where objects go in the background: a shared directory, or `s3://BUCKET/PREFIX` with

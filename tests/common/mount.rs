@@ -94,6 +94,11 @@ impl Mount {
         Mount::at(mode, options, store, directory)
     }
 
+    /// The same, and each object has a file of its own: for who looks into the store.
+    pub(crate) fn with_own_files(mode: Mode, options: &[&str]) -> Mount {
+        Mount::with_options(mode, &[options, &["--pack", "0"]].concat())
+    }
+
     /// The same with variables in the daemon's environment.
     pub(crate) fn with_environment(
         mode: Mode, options: &[&str], environment: Vec<(String, String)>,

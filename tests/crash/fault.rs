@@ -11,8 +11,8 @@ pub(crate) enum Kind {
     Full,
     /// Half of what was to be written is, and then ENOSPC.
     Short,
-    /// EIO: only of what makes something durable.
-    Sync,
+    /// An errno, but only of what makes something durable.
+    Sync(i32),
 }
 
 /// What the disk is asked for.
@@ -54,7 +54,7 @@ impl Fault {
         let is_meant = match self.kind {
             Kind::Errno(_) => true,
             Kind::Full | Kind::Short => request == Request::Grow,
-            Kind::Sync => request == Request::Sync,
+            Kind::Sync(_) => request == Request::Sync,
         };
         if !is_meant {
             return Verdict::Pass;
@@ -69,10 +69,9 @@ impl Fault {
         self.has_happened = true;
         let error = io::Error::from_raw_os_error;
         match self.kind {
-            Kind::Errno(errno) => Verdict::Fail(error(errno)),
+            Kind::Errno(errno) | Kind::Sync(errno) => Verdict::Fail(error(errno)),
             Kind::Full => Verdict::Fail(error(libc::ENOSPC)),
             Kind::Short => Verdict::Short(error(libc::ENOSPC)),
-            Kind::Sync => Verdict::Fail(error(libc::EIO)),
         }
     }
 }

@@ -139,7 +139,7 @@ fn many_handles_cost_little(mode: Mode) {
 /// last ones: what is open can be synced, names can be looked up, and the store takes changes.
 fn a_daemon_without_descriptors_goes_on(mode: Mode) {
     const FILES: usize = 600;
-    let mut mount = Mount::new(mode);
+    let mut mount = Mount::with_own_files(mode, &[]);
     let paths: Vec<_> = (0..FILES).map(|number| mount.files(format!("f{number}"))).collect();
     for path in &paths {
         std::fs::write(path, "some bytes").unwrap();

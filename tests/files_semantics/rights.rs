@@ -83,7 +83,7 @@ fn a_group_directory_hands_its_group_down(mode: Mode) {
 }
 
 fn only_the_owner_sees_the_store(mode: Mode) {
-    let mount = Mount::new(mode);
+    let mount = Mount::with_own_files(mode, &[]);
     open_to_all(&mount);
     succeed(&mut shell_as(&mount.files(""), NOBODY, "echo x > file; sync file"));
     let mode = |path: &std::path::Path| fs::metadata(path).unwrap().mode() & 0o7777;

@@ -129,7 +129,7 @@ fn extended_attributes_go_with_the_file(mode: Mode) {
 
 /// The last mapping goes without a callback; nothing else happens on the mount.
 fn a_file_comes_to_rest_without_being_told(mode: Mode) {
-    let mut mount = Mount::new(mode);
+    let mut mount = Mount::with_own_files(mode, &[]);
     let path = mount.files("file");
     let file = open(&path, libc::O_RDWR | libc::O_CREAT).unwrap();
     file.set_len(4096).unwrap();

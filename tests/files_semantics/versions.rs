@@ -62,7 +62,7 @@ fn a_file_truncated_while_open_is_cut_in_place(mode: Mode) {
 }
 
 fn a_file_truncated_at_rest_gets_a_new_version(mode: Mode) {
-    let mut mount = Mount::new(mode);
+    let mut mount = Mount::with_own_files(mode, &[]);
     let path = mount.files("file");
     let old = fill(1, 8192);
     fs::write(&path, &old).unwrap();
@@ -87,7 +87,7 @@ fn a_file_truncated_at_rest_gets_a_new_version(mode: Mode) {
 }
 
 fn an_unfinished_new_version_is_gone_after_a_crash(mode: Mode) {
-    let mut mount = Mount::new(mode);
+    let mut mount = Mount::with_own_files(mode, &[]);
     let path = mount.files("file");
     fs::write(&path, b"old").unwrap();
     settle(&mount);
@@ -101,7 +101,7 @@ fn an_unfinished_new_version_is_gone_after_a_crash(mode: Mode) {
 }
 
 fn an_unlinked_file_lives_until_the_last_close(mode: Mode) {
-    let mut mount = Mount::new(mode);
+    let mut mount = Mount::with_own_files(mode, &[]);
     let path = mount.files("file");
     let file = open(&path, libc::O_RDWR | libc::O_CREAT).unwrap();
     fs::remove_file(&path).unwrap();
@@ -132,7 +132,7 @@ fn an_unlinked_file_lives_until_the_last_close(mode: Mode) {
 }
 
 fn a_rename_over_an_open_file_leaves_it_to_its_reader(mode: Mode) {
-    let mut mount = Mount::new(mode);
+    let mut mount = Mount::with_own_files(mode, &[]);
     let path = mount.files("file");
     fs::write(&path, b"old").unwrap();
     settle(&mount);

@@ -32,12 +32,14 @@ impl Terminal {
         let child = forks::spawn(command).unwrap();
         let seen = Arc::<Mutex<Vec<u8>>>::default();
         let (mut reader, into) = (keys.try_clone().unwrap(), Arc::clone(&seen));
-        std::thread::spawn(move || {
+        let read = move || {
             let mut part = [0; 4096];
             while let Ok(count @ 1..) = reader.read(&mut part) {
                 into.lock().unwrap().extend_from_slice(&part[..count]);
             }
-        });
+        };
+        // Ends with the terminal.
+        std::thread::Builder::new().name("terminal".to_owned()).spawn(read).unwrap();
         Terminal {
             keys,
             device,

@@ -37,7 +37,7 @@ fn top(words: &[&str], mount: &Path) -> Command {
 }
 
 fn rates_agree_with_the_metrics(mode: Mode) {
-    const OPENS: u64 = 50;
+    const OPENS: u32 = 50;
     let mount = Mount::with_options(mode, &["--ram", "64M"]);
     let page = written(&mount);
     let mut command = top(&["--json"], mount.path());
@@ -65,13 +65,14 @@ fn rates_agree_with_the_metrics(mode: Mode) {
         let line = look();
         let rate = opened(&line)["per_second"].as_f64().unwrap();
         counted += rate * line["seconds"].as_f64().unwrap();
-        if opened(&line)["total"] == before + OPENS && counted + 0.01 > OPENS as f64 {
+        if opened(&line)["total"] == before + u64::from(OPENS) && counted + 0.01 > f64::from(OPENS)
+        {
             break line;
         }
         assert!(begin.elapsed() < Duration::from_secs(30), "{counted} opens; {line}");
     };
-    assert!((counted - OPENS as f64).abs() < 0.01, "{counted}");
-    assert_eq!(mount.metric("kvfs_opens_total"), before + OPENS);
+    assert!((counted - f64::from(OPENS)).abs() < 0.01, "{counted}");
+    assert_eq!(mount.metric("kvfs_opens_total"), before + u64::from(OPENS));
     let memory = &line["tiers"][0];
     assert_eq!(
         (&memory["name"], &memory["capacity_bytes"]),
@@ -116,7 +117,7 @@ fn a_frame_is_text(mode: Mode) {
     assert!(line.starts_with("kvfs: / is a mount of type "), "{line}");
     // A sequence's name brings nothing to the terminal.
     let hostile = mount.join("models/small/sequences/\u{1b}[2J\u{202e}\nok");
-    std::fs::rename(mount.join("models/small/sequences/chat"), hostile).unwrap();
+    sys::rename(mount.join("models/small/sequences/chat"), hostile).unwrap();
     let text = printed(&kvfs(&["top", "--once"], &[mount.path()]));
     assert!(text.contains("%  models/small/sequences/\\u{1b}[2J\\u{202e}\\nok\n"), "{text}");
 }

@@ -7,6 +7,7 @@
 mod common;
 
 mod changes;
+mod memory;
 mod room;
 
 use std::path::{Path, PathBuf};

@@ -19,7 +19,7 @@ fn prepared(mode: Mode) -> (Mount, [PathBuf; 2], [PathBuf; 2]) {
 }
 
 fn prepared_with(mode: Mode, options: &[&str]) -> (Mount, [PathBuf; 2], [PathBuf; 2]) {
-    let mount = Mount::with_options(mode, options);
+    let mount = Mount::with_own_files(mode, options);
     let model = Model::small();
     model.install(&mount);
     let pages = [0, 32].map(|start| model.page(0, start, start));

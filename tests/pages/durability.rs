@@ -28,7 +28,7 @@ in_both_modes!(
 
 /// Commits only when asked.
 fn prepared(mode: Mode) -> (Mount, Model) {
-    let mount = Mount::with_options(mode, &["--commit-interval", "3600"]);
+    let mount = Mount::with_own_files(mode, &["--commit-interval", "3600"]);
     let model = Model::small();
     model.install(&mount);
     model.page_path(&mount, "chat", 0, 0);
@@ -157,7 +157,7 @@ fn a_synced_row_that_fills_a_page_survives(mode: Mode) {
 }
 
 fn a_commit_comes_without_asking(mode: Mode) {
-    let mut mount = Mount::with_options(mode, &["--commit-interval", "1"]);
+    let mut mount = Mount::with_own_files(mode, &["--commit-interval", "1"]);
     let model = Model::small();
     model.install(&mount);
     let path = model.page_path(&mount, "chat", 0, 0);

@@ -29,7 +29,7 @@ fn whats(events: &[Value]) -> Vec<&str> {
 
 /// A mount that has refused one page and keeps another.
 fn with_refusal(mode: Mode) -> (Mount, Model) {
-    let (mount, model) = (Mount::new(mode), Model::small());
+    let (mount, model) = (Mount::with_own_files(mode, &[]), Model::small());
     model.install(&mount);
     write_and_close(model.page_path(&mount, "chat", 0, 0), &model.page(0, 0, 0)).unwrap();
     let temporary = model.page_path(&mount, "chat", 0, 32).with_extension("tmp");

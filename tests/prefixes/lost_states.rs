@@ -37,7 +37,7 @@ fn damage(mount: &mut Mount, bytes: &[u8]) {
 }
 
 fn what_is_damaged_is_replaced_by_its_own_bytes(mode: Mode) {
-    let (mut mount, model) = (Mount::new(mode), hybrid());
+    let (mut mount, model) = (Mount::with_own_files(mode, &[]), hybrid());
     model.install(&mount);
     let sequence = with_states(&mount, &model, "chat", &[32, 64]);
     let page = sequence.page(&mount, &model, 3, 1);

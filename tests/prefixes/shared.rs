@@ -41,7 +41,7 @@ fn publish_changed(
 }
 
 fn prepared(mode: Mode) -> (Mount, Model) {
-    let (mount, model) = (Mount::new(mode), Model::small());
+    let (mount, model) = (Mount::with_own_files(mode, &[]), Model::small());
     model.install(&mount);
     (mount, model)
 }

@@ -19,7 +19,8 @@ in_both_modes!(
 const SMALL: [u32; 4] = [2, 2, 16, 32];
 
 fn pages_in_memory_are_mapped_if_the_kernel_passes_them_through(mode: Mode) {
-    let mut prepared = Prepared::new(mode, &["--ram", "64M"], SMALL);
+    // What shares a pack is served by the daemon.
+    let mut prepared = Prepared::new(mode, &["--ram", "64M", "--pack", "0"], SMALL);
     prepared.fill(12, 9);
     let tokens = 12 * 32 + 9;
     let sequence = prepared.open(EVERYTHING, 1 << 20);

@@ -58,7 +58,7 @@ fn damage(object: &Path) {
 }
 
 fn damage_is_found_and_kept_aside(mode: Mode) {
-    let mount = Mount::new(mode);
+    let mount = Mount::with_own_files(mode, &[]);
     let model = Model::small();
     model.install(&mount);
     let pages = [0, 32].map(|start| model.page_path(&mount, "chat", 0, start));
@@ -145,7 +145,7 @@ fn the_remote_mends_what_it_has(mode: Mode) {
 }
 
 fn memory_mends_the_disk(mode: Mode) {
-    let mut mount = Mount::with_options(mode, &["--ram", "8M"]);
+    let mut mount = Mount::with_own_files(mode, &["--ram", "8M"]);
     let model = Model::small();
     model.install(&mount);
     let path = model.page_path(&mount, "chat", 0, 0);
@@ -160,7 +160,7 @@ fn memory_mends_the_disk(mode: Mode) {
 }
 
 fn a_path_and_a_rate(mode: Mode) {
-    let mount = Mount::new(mode);
+    let mount = Mount::with_own_files(mode, &[]);
     let files = write(&mount, 3);
     std::fs::create_dir(mount.files("d")).unwrap();
     std::fs::hard_link(&files[0].0, mount.files("d/l")).unwrap();

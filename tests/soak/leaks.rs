@@ -58,7 +58,7 @@ pub(crate) fn assert_nothing_left(mount: &Mount, model: &Model, before: &Held, r
         eventually(&format!("{key} to be 0"), zero);
     }
     // The manifest of the model, and its directories.
-    eventually("the objects to go", || (mount.objects().len() == 1).then_some(()));
+    eventually("the objects to go", || (mount.status_number("objects") == 1).then_some(()));
     assert!(mount.staging().is_empty(), "{:?}", mount.staging());
     let mut after = Held::now(mount);
     // Pools of threads end, spare files are made again.

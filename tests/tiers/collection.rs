@@ -55,7 +55,7 @@ fn a_deleted_file_leaves_the_remote(mode: Mode) {
 }
 
 fn files_without_a_record_leave_the_store(mode: Mode) {
-    let mount = Mount::with_options(mode, &["--commit-interval", "0.05"]);
+    let mount = Mount::with_own_files(mode, &["--commit-interval", "0.05"]);
     let (open_path, kept) = (mount.files("open"), mount.files("kept"));
     std::fs::write(&open_path, b"still read").unwrap();
     std::fs::write(&kept, b"kept").unwrap();

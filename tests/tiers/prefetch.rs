@@ -148,7 +148,7 @@ fn cached(mount: &Mount) -> usize {
 
 fn a_scan_of_the_disk_is_read_ahead_until_it_stops(mode: Mode) {
     crate::require!(fincore);
-    let mut mount = Mount::with_options(mode, &["--ram", "16M"]);
+    let mut mount = Mount::with_own_files(mode, &["--ram", "16M"]);
     let model = Model::small();
     model.install(&mount);
     let paths: Vec<PathBuf> = (0..60)

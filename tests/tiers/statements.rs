@@ -138,7 +138,7 @@ fn damage(mount: &Mount, bytes: &[u8]) {
 }
 
 fn damage_is_told_until_it_is_gone(mode: Mode) {
-    let mut mount = Mount::new(mode);
+    let mut mount = Mount::with_own_files(mode, &[]);
     let model = Model::small();
     model.install(&mount);
     let pages = write_sequence(&mount, &model, 3);

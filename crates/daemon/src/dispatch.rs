@@ -74,16 +74,14 @@ impl Operations {
     /// Runs a change: at once, or after a while if others come faster than commits. Where commits fail it
     /// tries one first, to tell its client why.
     pub(super) fn change(&self, job: impl FnOnce(&Shared) + Send + 'static) {
-        self.change_in_turn(None, job);
+        self.change_in_turn(false, job);
     }
 
     /// The same for a change that may wait for the store's disk: then it runs with those that are delayed, and not
     /// behind who syncs.
-    pub(super) fn change_in_turn(
-        &self, awaited: Option<Awaited>, job: impl FnOnce(&Shared) + Send + 'static,
-    ) {
+    pub(super) fn change_in_turn(&self, waits: bool, job: impl FnOnce(&Shared) + Send + 'static) {
         let delay = match self.fs.pace() {
-            Pace::AtOnce if awaited.is_none() => return job(self),
+            Pace::AtOnce if !waits => return job(self),
             Pace::AtOnce => Duration::ZERO,
             Pace::After(delay) => delay,
             Pace::AfterCommit => return self.later(job),

@@ -21,6 +21,7 @@ use super::slow;
 use kvfs_fs::rebuild::{RebuildError, RebuildFrom};
 use kvfs_fs::{AskAnew, FileSystem, FsError, OnCorrupt, Steering, Verify};
 use kvfs_observe::Observer;
+use kvfs_storage::store::packs::DEFAULT_PACKED_BYTES_MAX;
 use kvfs_storage::store::{Store, StoreError};
 use kvfs_storage::tier::counters::Counters;
 use kvfs_storage::tier::encoding::ColdEncoding;
@@ -113,7 +114,7 @@ impl MountOptions {
             kernel_options: Vec::new(),
             commit_interval: Duration::from_secs(1),
             ram_bytes: 0,
-            packed_bytes_max: 0,
+            packed_bytes_max: DEFAULT_PACKED_BYTES_MAX,
             ssd_bytes: None,
             cold: ColdEncoding::None,
             remote: None,

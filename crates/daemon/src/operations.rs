@@ -72,8 +72,8 @@ impl Operations {
         let _held = self.held(Operation::Make);
         let Some(reply) = self.to_change(reply) else { return };
         let is_file = matches!(node, NewNode::Special { file_type: libc::S_IFREG, .. });
-        let awaited = is_file.then(|| self.waits().creating(&place)).flatten();
-        self.change_in_turn(awaited, move |shared| {
+        let waits = is_file && self.waits().creating(&place);
+        self.change_in_turn(waits, move |shared| {
             let found = shared.call(Operation::Make, |fs| fs.make(&place, &node, mode, caller));
             reply.send(found.map(Entry::from));
         });

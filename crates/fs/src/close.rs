@@ -59,6 +59,7 @@ impl FileSystem {
         let was_file = closed.served.is_file();
         // The file must be closed before the probe, or the daemon sees itself as a writer.
         drop(closed.served);
+        let is_awaited = state.waiting_for_release > 0;
         let Some(node) = state.nodes.get_mut(&id) else {
             return Ok(());
         };
@@ -67,7 +68,9 @@ impl FileSystem {
             node.writers -= 1;
             node.writers_flushed -= u32::from(closed.flushed);
             node.release = ComingRelease::Soon;
-            self.core.released.notify_all();
+            if is_awaited {
+                self.core.released.notify_all();
+            }
         } else {
             node.readers -= 1;
         }

@@ -7,13 +7,14 @@ use super::classify::{self, FileClass};
 use super::opened::{Caching, Opened, OpenedBy};
 use super::{FileSystem, FsError, check_new, descriptors};
 use crate::core::handle::{Handle, Served};
+use crate::core::pack::gets_small_files;
 use crate::core::settle::awaits_rename;
-use crate::core::spare::NewFile;
+use crate::core::spare::{NewFile, discard};
 use crate::core::state::State;
-use kvfs_storage::store::disk::Access;
+use kvfs_storage::store::disk::{Access, DiskFile};
 use kvfs_storage::store::metadata::Life;
 use kvfs_storage::store::record::{
-    DirectoryClass, Entry, FileRecord, Inode, InodeId, Kind, ObjectKind, Role, Time,
+    DirectoryClass, Entry, FileRecord, Inode, InodeId, Kind, ObjectId, ObjectKind, Role, Time,
 };
 
 /// What is made besides directories and open files.
@@ -112,15 +113,21 @@ impl FileSystem {
         }
         let access = if append { Access::ReadWrite } else { self.core.writer_access() };
         let in_memory = !is_synchronous && !append;
-        let page_bytes = if in_memory { self.page_bytes(place.parent) } else { None };
+        let directory = in_memory.then_some(place.parent);
         let NewFile { object, file, made, made_ahead } =
-            self.new_file(page_bytes, access, append)?;
+            self.new_file(directory, access, append)?;
         // The times that whoever asks later is told, too.
         (inode.mtime, inode.ctime) = (made, inode.ctime.max(made));
         if let Some(file) = inode.file_mut() {
             file.object = Some(object);
         }
         let mut state = self.core.state_to_change()?;
+        // While the file was made, a limit or a slot may have taken the directory.
+        if let Err(error) = check_free(&state, place) {
+            drop((state, file));
+            discard(&self.core, object);
+            return Err(error);
+        }
         add_file(&mut state, place, id, &inode, class)?;
         if append {
             state.publish(object, ObjectKind::Rows, 0)?;
@@ -130,19 +137,19 @@ impl FileSystem {
         }
         let (served, by) = if append {
             (Served::Append(file), OpenedBy::Daemon)
-        } else if self.core.is_passthrough() {
-            (Served::Passthrough, OpenedBy::Kernel { file: Arc::clone(&file) })
+        } else if self.core.is_passthrough() && file.descriptor().is_some() {
+            (Served::Passthrough, OpenedBy::Kernel { file })
         } else {
-            (Served::File(Arc::clone(&file)), OpenedBy::Daemon)
+            (Served::File(file), OpenedBy::Daemon)
         };
+        // A rename proves that such a file is at rest by its release; the round trip is saved.
+        let closes_quietly =
+            !is_synchronous && matches!(served, Served::Passthrough) && awaits_rename(&state, id);
         let handle = state.add_handle(Handle::new(id, writes, served));
         let node = state.nodes.entry(id).or_default();
         node.lookups += 1;
         node.found_in = (class == FileClass::Tokens).then_some(place.parent);
         let attributes = Attributes { is_at_rest: false, ..Attributes::of_record(id, &inode) };
-        // A rename proves that such a file is at rest by its release; the round trip is saved.
-        let closes_quietly =
-            !is_synchronous && self.core.is_passthrough() && awaits_rename(&state, id);
         let stable = class == FileClass::Plain
             && super::lookup::name_is_stable(state.directory(place.parent)?.1, &attributes, b"");
         Ok(Created {
@@ -157,14 +164,15 @@ impl FileSystem {
         })
     }
 
-    /// The file of a new object: in memory if it may become a page of some length and there is
-    /// room, else on the disk. Rows are appended to a file that has its date from the disk from the beginning.
+    /// The file of a new object: in memory if it may be there first, in a directory that tells how large it most
+    /// likely becomes, and there is room; else on the disk. Rows are appended to a file that has its date from the
+    /// disk from the beginning.
     fn new_file(
-        &self, page_bytes: Option<u64>, access: Access, append: bool,
+        &self, directory: Option<InodeId>, access: Access, append: bool,
     ) -> std::io::Result<NewFile> {
-        if let Some(bytes) = page_bytes {
+        if let Some(directory) = directory {
             let object = self.core.state().metadata.new_object();
-            if let Some(file) = self.core.store.create_in_ram(object, bytes, access)? {
+            if let Some(file) = self.new_file_in_memory(directory, object, access)? {
                 let made = file.stat()?.mtime;
                 return Ok(NewFile { object, file: Arc::from(file), made, made_ahead: None });
             }
@@ -177,6 +185,22 @@ impl FileSystem {
         self.core.make_file(object, access).inspect_err(|_| {
             self.core.state().metadata.staged.remove(&object);
         })
+    }
+
+    fn new_file_in_memory(
+        &self, directory: InodeId, object: ObjectId, access: Access,
+    ) -> std::io::Result<Option<Box<dyn DiskFile>>> {
+        let store = &self.core.store;
+        if let Some(bytes) = self.page_bytes(directory)
+            && let Some(file) = store.create_in_ram(object, bytes, access)?
+        {
+            return Ok(Some(file));
+        }
+        if !gets_small_files(&self.core, directory) {
+            return Ok(None);
+        }
+        // The daemon serves it: the descriptor is that of its writer.
+        store.create_small(object, Access::ReadWrite)
     }
 
     /// Length of a full page of a layer's directory, or of its states, if they are written to memory first.
@@ -195,10 +219,8 @@ impl FileSystem {
         &self, place: &Place, mode: u16, caller: Caller,
     ) -> Result<(InodeId, Inode, FileClass), FsError> {
         let mut state = self.core.state_to_change()?;
+        check_free(&state, place)?;
         let (parent, parent_class) = state.directory(place.parent)?;
-        if state.entry(place.parent, &place.name)?.is_some() {
-            return Err(FsError::Exists);
-        }
         let class = self.core.class_in(&mut state, parent_class, place);
         let role = match class {
             FileClass::Reserved => return Err(FsError::NotPermitted),
@@ -215,6 +237,15 @@ impl FileSystem {
             FileRecord { role, object: None, size: 0, blocks: 0, unsettled: role.is_append_only() };
         let inode = new_inode(&parent, Kind::File(record), mode, caller);
         Ok((state.metadata.new_inode(), inode, class))
+    }
+}
+
+/// Whether a directory is there, and has no such name.
+fn check_free(state: &State, place: &Place) -> Result<(), FsError> {
+    state.directory(place.parent)?;
+    match state.entry(place.parent, &place.name)? {
+        Some(_) => Err(FsError::Exists),
+        None => Ok(()),
     }
 }
 

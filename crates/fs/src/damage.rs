@@ -59,7 +59,7 @@ impl FileSystem {
             Ok(stat) if stat.is_same_content(damaged) => {}
             _ => return Ok(()),
         }
-        let why = format!("object {object}: the local copy is damaged, another takes its place");
+        let why = format!("object {object}: the local copy is damaged");
         log::warn!("{why}");
         happened::keep_damaged(&self.core, id, object, Take::Copy, &why);
         let mut state = self.core.state_to_change()?;

@@ -127,7 +127,8 @@ impl State {
         self.remove_name(place, id);
         self.touch_directory(place.parent, 0)?;
         self.drop_link(id, &mut inode)?;
-        if inode.links == 0 {
+        // Whoever still knows the file without a name gets no damaged bytes either.
+        if inode.links == 0 && !self.nodes.contains_key(&id) {
             self.damaged.remove(&id);
         }
         Ok(true)

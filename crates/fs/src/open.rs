@@ -4,7 +4,6 @@
 use std::sync::{Arc, MutexGuard};
 
 use super::attributes::Caller;
-use super::damage::tier_here;
 use super::extended::LOSSY;
 use super::opened::{Caching, Opened, OpenedBy};
 use super::verify::{Depth, Verify};
@@ -121,6 +120,7 @@ impl FileSystem {
             if truncates {
                 self.open_truncated(id, writes, true)?.ok_or(FsError::Stale)
             } else {
+                self.check_bytes(id)?;
                 self.open_writer(id)
             }
         })
@@ -167,7 +167,7 @@ impl FileSystem {
         file.is_some_and(|file| file.size > READ_AT_ONCE_BYTES && !file.unsettled)
     }
 
-    fn open_reader(
+    pub(super) fn open_reader(
         &self, mut state: MutexGuard<'_, State>, id: InodeId, inode: &Inode, file: &FileRecord,
     ) -> Result<Opened, FsError> {
         let object = state.current_object(id, file).ok_or(FsError::Stale)?;
@@ -247,44 +247,6 @@ impl FileSystem {
         Ok((opened, stat))
     }
 
-    fn verify_file(
-        &self, (id, inode): (InodeId, &Inode), object: ObjectId, opened: &dyn DiskFile,
-        depth: Depth,
-    ) -> Result<(), FsError> {
-        let file = inode.file().ok_or(FsError::Invalid)?;
-        let length = opened.stat()?.length;
-        let expected =
-            self.core.state().metadata.object(object)?.and_then(|record| record.checksum);
-        if length != file.size {
-            if self.changed_since(id, inode) {
-                return Ok(());
-            }
-            let size = file.size;
-            let why = format!("its file has {length} bytes instead of {size}");
-            return Err(self.corrupt(id, object, tier_here(self, object), &why));
-        }
-        let Some(expected) = expected.filter(|_| depth == Depth::Bytes) else {
-            return Ok(());
-        };
-        let actual = match file.role {
-            Role::Page(page) => seal::page_checksum(opened, &page)?,
-            _ => seal::content_checksum(opened)?,
-        };
-        if actual == expected || self.changed_since(id, inode) {
-            return Ok(());
-        }
-        let why = "the stored bytes are not those that were written (checksum mismatch)";
-        Err(self.corrupt(id, object, tier_here(self, object), why))
-    }
-
-    /// Whether somebody began to write to a file while it was being checked: what was known of its
-    /// bytes does not hold any more, and nothing is wrong with that.
-    pub(super) fn changed_since(&self, id: InodeId, inode: &Inode) -> bool {
-        let state = self.core.state();
-        let unsettled = state.unsettled.contains_key(id);
-        unsettled || state.metadata.inode(id).ok().flatten().as_ref() != Some(inode)
-    }
-
     /// Opens for writing in place. What a commit may already have promised about the bytes is
     /// taken back, durably, before the first of them can change.
     fn open_writer(&self, id: InodeId) -> Result<Opened, FsError> {
@@ -294,7 +256,7 @@ impl FileSystem {
             let inode = state.inode(id)?;
             let file = inode.file().ok_or(FsError::Invalid)?;
             let object = state.current_object(id, file).ok_or(FsError::Stale)?;
-            let access = self.access_of(&state, id);
+            let access = self.access_of(&state, id, object);
             let opened = self.core.store.open_object(object, access)?;
             self.core.observer.opened(opened.stat()?.length);
             (self.add_opened(&mut state, id, Arc::from(opened), true, false), wait)
@@ -413,7 +375,7 @@ impl FileSystem {
         let inode = state.inode(id)?;
         let file = inode.file().ok_or(FsError::Invalid)?;
         let object = state.current_object(id, file).ok_or(FsError::Stale)?;
-        let opened = self.core.store.open_object(object, self.access_of(&state, id))?;
+        let opened = self.core.store.open_object(object, self.access_of(&state, id, object))?;
         self.core.observer.opened(0);
         Ok(self.add_opened(&mut state, id, Arc::from(opened), writes, false))
     }
@@ -450,8 +412,9 @@ impl FileSystem {
 
     /// The descriptor that the daemon keeps of a file that somebody may have open: the kernel serves all of its
     /// handles, or none.
-    fn access_of(&self, state: &State, id: InodeId) -> Access {
-        if state.nodes.get(&id).is_some_and(Node::is_served) {
+    fn access_of(&self, state: &State, id: InodeId, object: ObjectId) -> Access {
+        let is_served = state.nodes.get(&id).is_some_and(Node::is_served);
+        if is_served || self.core.store.buffer.holds(object) {
             Access::ReadWrite
         } else {
             self.core.writer_access()

@@ -111,7 +111,11 @@ impl FileSystem {
             self.core.note_tokens(id, TokensChange::Truncated);
             return Ok(());
         }
-        let mut state = self.set_length_in_place(state, id, size)?;
+        drop(state);
+        if size > 0 {
+            self.check_bytes(id)?;
+        }
+        let mut state = self.set_length_in_place(self.core.state_to_change()?, id, size)?;
         self.core.settle_if_at_rest(&mut state, id)?;
         state.drop_node_if_idle(id)
     }

@@ -317,7 +317,7 @@ impl FileSystem {
         let encoded = tiers.copies.encoded().usage();
         let usage = tiers.copies.disk().remote_use();
         let mut line = |key: &str, value: &dyn std::fmt::Display| {
-            let _ = writeln!(text, "{key}: {value}");
+            crate::views::add_line(text, key, value);
         };
         if let Some(budget) = tiers.copies.disk().budget_bytes() {
             line("ssd_budget_bytes", &budget);

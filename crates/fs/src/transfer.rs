@@ -67,6 +67,11 @@ impl FileSystem {
             return Err(FsError::BadHandle);
         }
         match served {
+            Served::File(file)
+                if !mode.may_wait && file.write_waits(mode.offset, bytes.len() as u64) =>
+            {
+                return Ok(WriteOutcome::MustWait);
+            }
             Served::File(file) => file.write_all_at(bytes, mode.offset)?,
             Served::Append(file) => return self.append(id, file.as_ref(), bytes, mode),
             Served::Passthrough => {

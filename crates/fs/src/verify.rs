@@ -2,7 +2,12 @@
 //! from an encoded copy or from the remote is compared in any case, and so is what a change in place
 //! makes the only copy.
 
-use super::FileSystem;
+use super::damage::tier_here;
+use super::{FileSystem, FsError};
+use crate::core::Core;
+use kvfs_storage::ingest::seal;
+use kvfs_storage::store::disk::DiskFile;
+use kvfs_storage::store::record::{Inode, InodeId, ObjectId, Role};
 
 /// When an open reads the whole file and compares it with its checksum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -53,6 +58,71 @@ impl FileSystem {
     pub(super) fn depth_at_open(&self) -> Depth {
         if self.choices.verify() == Verify::Never { Depth::Length } else { Depth::Bytes }
     }
+
+    /// Compares what was opened with what is on record of a file.
+    pub(super) fn verify_file(
+        &self, (id, inode): (InodeId, &Inode), object: ObjectId, opened: &dyn DiskFile,
+        depth: Depth,
+    ) -> Result<(), FsError> {
+        let file = inode.file().ok_or(FsError::Invalid)?;
+        let length = opened.stat()?.length;
+        let expected =
+            self.core.state().metadata.object(object)?.and_then(|record| record.checksum);
+        if length != file.size {
+            if changed_since(&self.core, (id, inode), expected) {
+                return Ok(());
+            }
+            let size = file.size;
+            let why = format!("its file has {length} bytes instead of {size}");
+            return Err(self.corrupt(id, object, tier_here(self, object), &why));
+        }
+        let Some(expected) = expected.filter(|_| depth == Depth::Bytes) else {
+            return Ok(());
+        };
+        let actual = match file.role {
+            Role::Page(page) => seal::page_checksum(opened, &page)?,
+            _ => seal::content_checksum(opened)?,
+        };
+        if actual == expected || changed_since(&self.core, (id, inode), Some(expected)) {
+            return Ok(());
+        }
+        let why = "the stored bytes are not those that were written (checksum mismatch)";
+        Err(self.corrupt(id, object, tier_here(self, object), why))
+    }
+
+    /// Compares a file's bytes with their checksum before somebody changes them, unless that was done since the
+    /// mount: nobody could afterwards.
+    pub(super) fn check_bytes(&self, id: InodeId) -> Result<(), FsError> {
+        let state = self.core.state();
+        let inode = state.inode(id)?;
+        let Some(file) = inode.file() else { return Ok(()) };
+        let is_changing = file.unsettled || state.unsettled.contains_key(id);
+        let is_known = state.nodes.get(&id).is_some_and(|node| node.verified.is_some());
+        if is_changing || is_known || file.size == 0 || self.depth_at_open() != Depth::Bytes {
+            return Ok(());
+        }
+        let opened = self.open_reader(state, id, &inode, file)?;
+        self.release(opened.handle)
+    }
+}
+
+/// Whether somebody began to write to a file while it was being compared with its checksum: what was known of its
+/// bytes does not hold any more, and nothing is wrong with that. Names, rights and dates say nothing of them.
+pub(super) fn changed_since(
+    core: &Core, (id, inode): (InodeId, &Inode), checksum: Option<[u8; 16]>,
+) -> bool {
+    let state = core.state();
+    let bytes = |inode: &Inode| inode.file().map(|file| (file.role, file.object, file.size));
+    let Ok(Some(now)) = state.metadata.inode(id) else { return true };
+    // A commit gives other bytes another checksum.
+    let object = now.file().and_then(|file| file.object);
+    let record = object.and_then(|object| state.metadata.object(object).ok().flatten());
+    let is_written_to = state.unsettled.contains_key(id)
+        || now.links == 0 && state.nodes.get(&id).is_some_and(|node| node.writers > 0);
+    is_written_to
+        || bytes(&now) != bytes(inode)
+        // A file without a name is on no record any more.
+        || record.is_some_and(|record| record.checksum != checksum)
 }
 
 #[cfg(test)]

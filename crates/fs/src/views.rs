@@ -12,6 +12,7 @@ use super::list::Listed;
 use super::opened::{Caching, Opened, OpenedBy};
 use super::{FileSystem, FsError, IoMode, Transport};
 use crate::core::handle::{Handle, Served};
+use kvfs_storage::store::Store;
 use kvfs_storage::store::packs::Packed;
 use kvfs_storage::store::quarantine;
 use kvfs_storage::store::record::{InodeId, Time};
@@ -160,7 +161,7 @@ impl FileSystem {
         let health = self.health();
         let mut text = String::new();
         let mut line = |key: &str, value: &dyn std::fmt::Display| {
-            let _ = writeln!(text, "{key}: {value}");
+            add_line(&mut text, key, value);
         };
         line("version", &env!("CARGO_PKG_VERSION"));
         line("pid", &std::process::id());
@@ -190,12 +191,12 @@ impl FileSystem {
             line("ram_pinned_bytes", &usage.pinned_bytes);
             line("ram_objects", &usage.objects);
         }
-        pack_status(self.core.store.packs.packed(), &mut text);
+        pack_status(&self.core.store, &mut text);
         self.tier_status(&mut text);
         self.retention_status(&mut text);
         self.scrub_status(&mut text);
         let mut line = |key: &str, value: &dyn std::fmt::Display| {
-            let _ = writeln!(text, "{key}: {value}");
+            add_line(&mut text, key, value);
         };
         line("registered_blocks", &self.blocks.count());
         line("inodes_held", &held);
@@ -208,13 +209,13 @@ impl FileSystem {
     }
 }
 
-fn pack_status(packed: Packed, text: &mut String) {
-    let Packed { packs, objects, bytes, live_bytes } = packed;
-    // Writing to a String cannot fail.
-    let _ = writeln!(
-        text,
-        "packed_files: {objects}\npack_files: {packs}\npack_bytes: {bytes}\npack_live_bytes: {live_bytes}"
-    );
+fn pack_status(store: &Store, text: &mut String) {
+    let Packed { packs, objects, bytes, live_bytes } = store.packs.packed();
+    add_line(text, "packed_files", &objects);
+    add_line(text, "pack_files", &packs);
+    add_line(text, "pack_bytes", &bytes);
+    add_line(text, "pack_live_bytes", &live_bytes);
+    add_line(text, "small_files_in_memory_bytes", &store.buffer.used_bytes());
 }
 
 /// Lists the virtual directory.
@@ -239,4 +240,11 @@ pub(super) fn list_views(
         }
     }
     Ok(())
+}
+
+/// A line of a status: whatever its value contains, such as the path of a store, it stays one line.
+pub(crate) fn add_line(text: &mut String, key: &str, value: &dyn std::fmt::Display) {
+    let value = kvfs_page::printable(value.to_string().chars());
+    // Writing to a String cannot fail.
+    let _ = writeln!(text, "{key}: {value}");
 }

@@ -50,7 +50,7 @@ fn defaults() {
     let config = resolved(Layer::default(), "", &[], "").unwrap();
     let threads = crate::fuse::default_threads(crate::fuse::Passthrough::Auto);
     let expected = format!(
-        "# store = \"/store\"\n# mountpoint = \"/mnt\"\nram = 0\npack = 0\nssd = \"none\"\ncold = \"none\"\n\
+        "# store = \"/store\"\n# mountpoint = \"/mnt\"\nram = 0\npack = 65536\nssd = \"none\"\ncold = \"none\"\n\
          offline = false\nverify = \"first\"\n\
          on_corrupt = \"eio\"\ncommit_interval = 1.0\nread_only = false\nallow_other = false\n\
          nonempty = false\npassthrough = true\nio_uring = true\nthreads = {threads}\noptions = []\n\

@@ -60,8 +60,8 @@ pub(crate) static SETTINGS: [Setting; 25] = [
     )
     .live(),
     setting(
-        "pack", &["KVFS_PACK"], Kind::Size, Some("0"),
-        "Files of up to so many bytes (1M at most) share pack files instead of each having its own.",
+        "pack", &["KVFS_PACK"], Kind::Size, Some("64K"),
+        "Files of up to so many bytes (1M at most, 0 for none) share pack files instead of each having its own.",
     )
     .live(),
     setting(

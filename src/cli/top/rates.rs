@@ -139,7 +139,10 @@ mod tests {
         let begin = Instant::now();
         let text = |counts: [u32; 3]| {
             let bounds = ["0.001", "0.1", "+Inf"].into_iter().zip(counts);
-            bounds.map(|(le, n)| format!("d_bucket{{op=\"read\",le=\"{le}\"}} {n}\n")).collect()
+            bounds
+                .map(|(le, n)| format!("d_bucket{{op=\"read\",le=\"{le}\"}} {n}\n"))
+                .collect::<Vec<String>>()
+                .concat()
         };
         let samples = |before: [u32; 3], after: [u32; 3]| {
             let [before, after]: [String; 2] = [text(before), text(after)];

@@ -11,7 +11,7 @@ use kvfs_storage::store::database::decode;
 use kvfs_storage::store::description::Description;
 use kvfs_storage::store::keys;
 use kvfs_storage::store::layer::Layer;
-use kvfs_storage::store::record::{self, Inode, InodeId, Kind, ObjectRecord};
+use kvfs_storage::store::record::{self, Inode, InodeId, Kind, ObjectId, ObjectRecord};
 
 /// A file that a commit changes, and the names that it gets.
 struct Changed {
@@ -23,6 +23,9 @@ struct Changed {
 /// Files whose notes are written at a time.
 const NOTED_AT_ONCE: usize = 4;
 
+/// Notes that are written to a pack at a time, some 200 bytes each.
+const NOTED_TOGETHER: usize = 4096;
+
 impl Core {
     /// Notes what a frozen layer changes; its bytes are durable, its records are not. Whatever
     /// cannot be noted would be without a name after a rebuild, and nothing else depends on it.
@@ -31,16 +34,24 @@ impl Core {
         let changed_names = changed_names(self, layer, &mut directories);
         let changed: Vec<Changed> =
             changed_files(self, layer, &mut directories).into_values().collect();
-        side_by_side(self.store.disk.syncs_at_once().min(NOTED_AT_ONCE), &changed, |changed| {
-            describe_one(self, layer, changed, &changed_names);
-        });
+        let threads = self.store.disk.syncs_at_once().min(NOTED_AT_ONCE);
+        for some in changed.chunks(NOTED_TOGETHER) {
+            let packed = side_by_side(threads, some, |changed| {
+                describe_one(self, layer, changed, &changed_names)
+            });
+            let packed: Vec<(ObjectId, Description)> = packed.into_iter().flatten().collect();
+            if let Err(error) = self.store.describe_packed(&packed) {
+                log::debug!("new objects in packs do not say where they belong: {error}");
+            }
+        }
     }
 }
 
-fn describe_one(core: &Core, layer: &Layer, changed: &Changed, changed_names: &HashSet<Vec<u8>>) {
-    let Some(object) = changed.inode.file().and_then(|file| file.object) else {
-        return;
-    };
+/// Notes what a file is, or returns what is to be noted of one that is new and in a pack.
+fn describe_one(
+    core: &Core, layer: &Layer, changed: &Changed, changed_names: &HashSet<Vec<u8>>,
+) -> Option<(ObjectId, Description)> {
+    let object = changed.inode.file().and_then(|file| file.object)?;
     // The layer first: the file may have got another object since.
     let frozen = layer.records.get(&keys::object(object)).and_then(Option::as_deref);
     let frozen = frozen.and_then(|value| decode::<ObjectRecord>(value).ok());
@@ -49,9 +60,7 @@ fn describe_one(core: &Core, layer: &Layer, changed: &Changed, changed_names: &H
         let before = state.metadata.committed_inode(changed.id).ok().flatten();
         (state.metadata.object(object).ok().flatten(), before)
     };
-    let Some(record) = frozen.or(current) else {
-        return;
-    };
+    let record = frozen.or(current)?;
     let before = before.as_ref().and_then(Inode::file).and_then(|file| file.object);
     // Many small files are told here, and what is looked at for nothing takes longer than the note.
     let is_new = before.is_none() && record.references == 1 && layer.publish.contains(&object);
@@ -66,10 +75,14 @@ fn describe_one(core: &Core, layer: &Layer, changed: &Changed, changed_names: &H
         paths.sort_by_cached_key(|path| leads_to(&core.state(), path, changed.id));
     }
     let description = Description::new(paths, changed.inode.clone(), record);
+    if is_new && core.store.packs.holds(object) {
+        return Some((object, description));
+    }
     let describe = if is_new { Store::describe_new } else { Store::describe };
     if let Err(error) = describe(&core.store, object, &description) {
         log::debug!("object {object} does not say where it belongs: {error}");
     }
+    None
 }
 
 fn changed_files(

@@ -51,6 +51,9 @@ pub(crate) struct Node {
     pub(crate) found_in: Option<InodeId>,
     /// Somebody set its mtime, as programs do that copy times.
     pub(crate) is_dated: bool,
+    /// Of a directory: the file in it that came to rest last was small enough for a pack. Most likely the next one
+    /// will be, too.
+    pub(crate) has_small_files: bool,
     /// Serialises appends.
     pub(crate) append: Option<Arc<Mutex<()>>>,
     /// Operations that rely on its bytes staying on this machine.

@@ -1,10 +1,11 @@
 //! A commit puts small files that are at rest into packs, instead of giving each a file of its own.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::io;
 
 use crate::core::Core;
 use crate::core::state::State;
+use kvfs_page::content_checksum;
 use kvfs_storage::store::StoreError;
 use kvfs_storage::store::commit::Flushed;
 use kvfs_storage::store::database::decode;
@@ -12,7 +13,7 @@ use kvfs_storage::store::disk::{Access, read_all};
 use kvfs_storage::store::keys;
 use kvfs_storage::store::layer::Layer;
 use kvfs_storage::store::packs::{APPENDED_BYTES_MAX, Appended, Small};
-use kvfs_storage::store::record::{FileRecord, Inode, InodeId, ObjectId};
+use kvfs_storage::store::record::{DirectoryClass, FileRecord, Inode, InodeId, ObjectId};
 
 /// Files that get the bytes in a pack before others may have the state: a microsecond each.
 const ADOPTED_AT_A_TIME: usize = 64;
@@ -24,12 +25,16 @@ struct Candidate {
     object: ObjectId,
     /// Of its copy in memory, if the disk does not have that yet.
     version: Option<u64>,
+    /// Of its bytes, once they were read.
+    length: u64,
+    checksum: [u8; 16],
 }
 
 /// What a commit has put into packs.
 #[derive(Debug, Default)]
 pub(super) struct PutIntoPacks {
-    pub(super) objects: HashSet<ObjectId>,
+    /// With their lengths and checksums.
+    pub(super) objects: HashMap<ObjectId, (u64, [u8; 16])>,
     /// Copies in memory whose bytes the disk has now.
     pub(super) flushed: Vec<Flushed>,
 }
@@ -37,6 +42,23 @@ pub(super) struct PutIntoPacks {
 /// What puts small files into packs.
 pub(super) struct Packer<'a> {
     pub(super) core: &'a Core,
+}
+
+/// Whether a file that is made in a directory will most likely be small enough for a pack: as a page of that
+/// geometry, or as the file was that came to rest there last.
+pub(crate) fn gets_small_files(core: &Core, directory: InodeId) -> bool {
+    let bytes_max = core.store.packs.packed_bytes_max();
+    if bytes_max == 0 {
+        return false;
+    }
+    let mut state = core.state();
+    match state.directory(directory) {
+        Ok((_, DirectoryClass::Layer(layer))) => {
+            let model = core.model_of(&mut state, directory);
+            model.is_ok_and(|model| model.file_bytes_max(layer) <= bytes_max)
+        }
+        _ => state.nodes.get(&directory).is_some_and(|node| node.has_small_files),
+    }
 }
 
 impl Packer<'_> {
@@ -49,8 +71,14 @@ impl Packer<'_> {
         if candidates.is_empty() {
             return Ok(put);
         }
-        let appended = self.append_to_packs(&candidates)?;
-        self.core.store.packs.sync()?;
+        let mut appended = Vec::with_capacity(candidates.len());
+        let written = self.append_to_packs(&candidates, &mut appended);
+        let written = written.and_then(|()| Ok(self.core.store.packs.sync()?));
+        if let Err(error) = written {
+            let bytes: Vec<Appended> = appended.iter().map(|(_, bytes)| *bytes).collect();
+            self.core.store.packs.give_up(&bytes);
+            return Err(error);
+        }
         for some in appended.chunks(ADOPTED_AT_A_TIME) {
             let adopted: Vec<(Candidate, Appended)> = {
                 let mut state = self.core.state();
@@ -63,10 +91,16 @@ impl Packer<'_> {
                 }
                 idle
             };
-            let bytes: Vec<Appended> = adopted.iter().map(|(_, bytes)| *bytes).collect();
+            let (bytes, left): (Vec<Appended>, Vec<Appended>) = {
+                let objects: HashSet<ObjectId> =
+                    adopted.iter().map(|(file, _)| file.object).collect();
+                let some = some.iter().map(|(_, bytes)| *bytes);
+                some.partition(|bytes| objects.contains(&bytes.object()))
+            };
             self.core.store.packs.note_adopted(&bytes);
+            self.core.store.packs.give_up(&left);
             for (file, _) in adopted {
-                put.objects.insert(file.object);
+                put.objects.insert(file.object, (file.length, file.checksum));
                 match file.version {
                     Some(version) => put.flushed.push(Flushed { object: file.object, version }),
                     None => self.core.store.packs.remove_staged(file.object)?,
@@ -92,7 +126,9 @@ impl Packer<'_> {
             let Some(object) = file.and_then(|file| file.object) else { continue };
             let is_new = frozen.publish.contains(&object) && !self.core.store.packs.holds(object);
             if let Some(id) = keys::number(key).map(InodeId).filter(|_| is_new) {
-                candidates.push(Candidate { id, object, version: None });
+                let candidate =
+                    Candidate { id, object, version: None, length: 0, checksum: [0; 16] };
+                candidates.push(candidate);
             }
         }
         // Most files are left alone by the time of their commit: the rest need not be read.
@@ -106,10 +142,9 @@ impl Packer<'_> {
 
     /// Adds the bytes of files to packs. What has gone meanwhile is left out.
     fn append_to_packs(
-        &self, candidates: &[Candidate],
-    ) -> Result<Vec<(Candidate, Appended)>, StoreError> {
+        &self, candidates: &[Candidate], appended: &mut Vec<(Candidate, Appended)>,
+    ) -> Result<(), StoreError> {
         let bytes_max = self.core.store.packs.packed_bytes_max();
-        let mut appended = Vec::with_capacity(candidates.len());
         let (mut files, mut some, mut bytes) = (Vec::new(), Vec::new(), 0);
         for file in candidates {
             // Looked at before the bytes are: whoever changes them later makes another version.
@@ -117,8 +152,9 @@ impl Packer<'_> {
                 self.core.store.ram.as_ref().and_then(|ram| ram.dirty_version(file.object));
             let Some(small) = self.read_small(file.object, bytes_max)? else { continue };
             bytes += small.bytes.len();
+            let (length, checksum) = (small.bytes.len() as u64, content_checksum(&small.bytes).0);
             some.push(small);
-            files.push(Candidate { version, ..*file });
+            files.push(Candidate { version, length, checksum, ..*file });
             if bytes >= APPENDED_BYTES_MAX {
                 appended.extend(files.drain(..).zip(self.core.store.packs.append(&some)?));
                 some.clear();
@@ -126,11 +162,11 @@ impl Packer<'_> {
             }
         }
         appended.extend(files.into_iter().zip(self.core.store.packs.append(&some)?));
-        Ok(appended)
+        Ok(())
     }
 
     fn read_small(&self, object: ObjectId, bytes_max: u64) -> io::Result<Option<Small>> {
-        let file = match self.core.store.open_object(object, Access::Read) {
+        let file = match self.core.store.open_written(object, Access::Read) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             file => file?,
         };

@@ -67,7 +67,7 @@ impl Core {
         &self, frozen: &Layer,
     ) -> Result<Vec<(ObjectId, ObjectRecord)>, StoreError> {
         let packed = Packer { core: self }.pack(frozen)?;
-        let others = frozen.publish.iter().filter(|object| !packed.objects.contains(object));
+        let others = frozen.publish.iter().filter(|object| !packed.objects.contains_key(object));
         let mut flushed = publish(&self.store, others, |object| {
             self.state().metadata.staged.remove(&object);
         })?;
@@ -76,7 +76,10 @@ impl Core {
         let objects: Vec<ObjectId> = frozen.publish.iter().copied().collect();
         let threads = READ_AT_ONCE.min(self.store.disk.syncs_at_once());
         let read = |object: &ObjectId| {
-            let record = self.checksum_at_rest(*object, is_read_by_commits)?;
+            let record = match packed.objects.get(object) {
+                Some((length, checksum)) => with_checksum(self, *object, *length, *checksum)?,
+                None => self.checksum_at_rest(*object, is_read_by_commits)?,
+            };
             Ok(record.map(|record| (*object, record)))
         };
         let outcomes = side_by_side(threads, &objects, read);
@@ -125,15 +128,8 @@ impl Core {
     fn checksum_at_rest(
         &self, object: ObjectId, may_read: impl FnOnce(u64, u64) -> bool,
     ) -> Result<Option<ObjectRecord>, StoreError> {
-        let record = {
-            let state = self.state();
-            let Some(record) = state.metadata.object(object)? else {
-                return Ok(None);
-            };
-            if record.checksum.is_some() || !state.is_settled(object, &record) {
-                return Ok(None);
-            }
-            record
+        let Some(record) = record_without_checksum(self, object)? else {
+            return Ok(None);
         };
         let file = match self.store.open_object(object, Access::Read) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -169,6 +165,25 @@ impl Core {
         }
         self.state().metadata.frozen()
     }
+}
+
+/// The record of an object whose bytes were hashed on their way into a pack, as [`Core::checksum_at_rest`].
+fn with_checksum(
+    core: &Core, object: ObjectId, length: u64, checksum: [u8; 16],
+) -> Result<Option<ObjectRecord>, StoreError> {
+    let record = record_without_checksum(core, object)?.filter(|record| record.length == length);
+    Ok(record.map(|record| ObjectRecord { checksum: Some(checksum), ..record }))
+}
+
+/// The record of an object that nobody writes to, if it has no checksum.
+fn record_without_checksum(
+    core: &Core, object: ObjectId,
+) -> Result<Option<ObjectRecord>, StoreError> {
+    let state = core.state();
+    let record = state.metadata.object(object)?;
+    let is_wanted =
+        |record: &ObjectRecord| record.checksum.is_none() && state.is_settled(object, record);
+    Ok(record.filter(is_wanted))
 }
 
 impl State {

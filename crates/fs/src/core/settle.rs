@@ -90,11 +90,13 @@ impl Core {
             if left.is_zero() || !state.nodes.get(&id).is_some_and(&closing) {
                 return state;
             }
+            state.waiting_for_release += 1;
             state = self
                 .released
                 .wait_timeout(state, left.min(IN_HAND_LOOK_EVERY))
                 .unwrap_or_else(std::sync::PoisonError::into_inner)
                 .0;
+            state.waiting_for_release -= 1;
         }
     }
 
@@ -132,6 +134,10 @@ impl Core {
         if let Some(ram) = &self.store.ram {
             ram.note_at_rest(object);
         }
+        let directory = state.fresh.get(&id).map(|place| place.parent);
+        if let Some(node) = directory.and_then(|directory| state.nodes.get_mut(&directory)) {
+            node.has_small_files = stat.length <= self.store.packs.packed_bytes_max();
+        }
         let old = state.adopt(id, &mut inode)?;
         if let Some(file) = inode.file_mut() {
             file.size = stat.length;
@@ -140,8 +146,11 @@ impl Core {
         }
         inode.ctime = inode.ctime.max(modified.min(Time::now()));
         inode.mtime = modified;
-        // Writes through a mapping changed attributes that the kernel may have cached.
-        self.invalidate(crate::Invalidation::Inode(id));
+        // Writes through a mapping changed attributes that the kernel may have cached, unless the file never was at
+        // rest before.
+        if directory.is_none() {
+            self.invalidate(crate::Invalidation::Inode(id));
+        }
         state.put_inode(id, &inode);
         state.make_durable(id)?;
         state.publish(object, ObjectKind::File, stat.length)?;

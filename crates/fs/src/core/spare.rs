@@ -55,7 +55,7 @@ impl Core {
     pub fn make_spares(&self) {
         // The first open of a mount decides who serves files.
         for spare in self.spares.take_all_but(self.writer_access()) {
-            drop_spare(self, spare.object);
+            discard(self, spare.object);
         }
         while self.spares.ready().len() < SPARES_MAX {
             let (object, access) = (self.state().metadata.new_object(), self.writer_access());
@@ -65,7 +65,7 @@ impl Core {
             });
             match made {
                 Ok(spare) => self.spares.ready().push(spare),
-                Err(_) => return drop_spare(self, object),
+                Err(_) => return discard(self, object),
             }
         }
     }
@@ -98,15 +98,16 @@ impl Core {
     pub(crate) fn drop_spares(&self) {
         let spares = std::mem::take(&mut *self.spares.ready());
         for spare in spares {
-            drop_spare(self, spare.object);
+            discard(self, spare.object);
         }
     }
 }
 
-fn drop_spare(core: &Core, object: ObjectId) {
+/// Removes the file of an object that nothing has come to refer to.
+pub(crate) fn discard(core: &Core, object: ObjectId) {
     core.state().metadata.staged.remove(&object);
     if let Err(error) = core.store.remove_object(object) {
-        log::debug!("spare object {object}: {error}");
+        log::debug!("object {object}, which was not needed: {error}");
     }
 }
 

@@ -34,6 +34,8 @@ pub(crate) struct State {
     pub(crate) metadata: Metadata,
     /// Inodes held by the kernel or by handles.
     pub(crate) nodes: BTreeMap<InodeId, Node>,
+    /// Threads that wait for [`Core::released`](crate::core::Core).
+    pub(crate) waiting_for_release: u32,
     /// Open handles.
     pub(crate) handles: BTreeMap<u64, Handle>,
     next_handle: u64,
@@ -73,6 +75,7 @@ impl State {
         State {
             metadata,
             nodes: BTreeMap::new(),
+            waiting_for_release: 0,
             handles: BTreeMap::new(),
             next_handle: 1,
             models: BTreeMap::new(),
@@ -368,6 +371,7 @@ impl State {
         self.metadata.remove_inode(Life::Volatile, id)?;
         // Whoever truncated it after the last name went made it change again.
         self.unsettled.remove(id);
+        self.damaged.remove(&id);
         if let Some(object) = inode.file().and_then(|file| file.object) {
             self.drop_object(object)?;
         }

@@ -8,6 +8,7 @@ use crate::classify::FileClass;
 use crate::core::Core;
 use crate::core::handle::Served;
 use crate::core::node::ComingRelease;
+use crate::core::pack::gets_small_files;
 use crate::core::state::State;
 use crate::publish::page_beside_tail;
 use kvfs_page::PagePlace;
@@ -116,12 +117,13 @@ impl Waits<'_> {
         pages.find_map(|page| self.lookup(&page))
     }
 
-    /// What making a file waits for: for the disk, whose journal may be busy, unless it can have one that was made
+    /// Whether making a file waits for the disk, whose journal may be busy: unless it is in memory, or one was made
     /// ahead.
-    pub fn creating(&self, place: &Place) -> Option<Awaited> {
+    pub fn creating(&self, place: &Place) -> bool {
         let class = self.core.class_of(place).map(|(class, _)| class);
         let is_appended = matches!(class, Ok(FileClass::Tail(_) | FileClass::Tokens));
-        (is_appended || !self.core.spares.has_one()).then_some(Awaited::Local)
+        let has_file = || gets_small_files(self.core, place.parent) || self.core.spares.has_one();
+        is_appended || !has_file()
     }
 
     /// The same for listing or removing a directory, where all that was written in it is sealed.

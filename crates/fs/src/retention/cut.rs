@@ -10,7 +10,7 @@
 use std::collections::BTreeMap;
 
 use super::InUse;
-use super::remove::{Kept, Removal};
+use super::remove::{Kept, Removal, is_used_since};
 use crate::attributes::Place;
 use crate::core::happened;
 use crate::core::stale::{mark_stale_without_names, tell_stale};
@@ -215,14 +215,16 @@ impl FileSystem {
         let mut state = self.core.state_to_change()?;
         let mut kept = None;
         let is_followed = self.is_followed(&mut state, (sequence, listed), *last)?;
-        if is_followed || !self.is_same(&state, listed, tokens.as_ref())? {
+        if is_followed || !self.is_same(&state, (listed, event.used), tokens.as_ref())? {
             kept = Some(Kept::InUse);
         }
-        let beside_kept = self.keeps_any(&state, beside.unwrap_or_default())?;
+        let used = event.used;
+        let beside_kept = self.keeps_any(&state, beside.unwrap_or_default(), used)?;
         kept = kept.or(beside_kept);
         let mut going = Vec::new();
         for (start, pieces) in chosen {
-            kept = kept.map_or_else(|| self.keeps_any(&state, pieces), |kept| Ok(Some(kept)))?;
+            kept =
+                kept.map_or_else(|| self.keeps_any(&state, pieces, used), |kept| Ok(Some(kept)))?;
             if kept.is_some() {
                 break;
             }
@@ -264,14 +266,20 @@ impl FileSystem {
         Ok(removal)
     }
 
-    /// Why a range must stay, if it must.
-    fn keeps_any(&self, state: &State, pieces: &[Piece]) -> Result<Option<Kept>, FsError> {
+    /// Why a range of a sequence that was used last at that time must stay, if it must.
+    fn keeps_any(
+        &self, state: &State, pieces: &[Piece], used: Option<Time>,
+    ) -> Result<Option<Kept>, FsError> {
         for piece in pieces {
             let entry = state.entry(piece.place.parent, &piece.place.name)?;
             let inode = state.metadata.inode(piece.id)?;
             let Some(inode) = inode.filter(|_| entry.is_some_and(|e| e.inode == piece.id)) else {
                 return Ok(Some(Kept::Changed));
             };
+            // What it shares, others use.
+            if inode.links == 1 && is_used_since(self, state, (piece.id, &inode), used) {
+                return Ok(Some(Kept::Changed));
+            }
             if let Some(kept) = self.keeps(state, piece.id, &inode)? {
                 return Ok(Some(kept));
             }
@@ -304,7 +312,7 @@ impl FileSystem {
 
     /// Whether `tokens` is what was copied, and nobody is about to change it.
     fn is_same(
-        &self, state: &State, listed: &Listed, tokens: Option<&NewTokens>,
+        &self, state: &State, (listed, used): (&Listed, Option<Time>), tokens: Option<&NewTokens>,
     ) -> Result<bool, FsError> {
         let Some(id) = listed.tokens else {
             return Ok(true);
@@ -312,10 +320,13 @@ impl FileSystem {
         if state.nodes.get(&id).is_some_and(crate::core::node::Node::is_in_use) {
             return Ok(false);
         }
+        let inode = state.metadata.inode(id)?;
+        if inode.as_ref().is_none_or(|inode| is_used_since(self, state, (id, inode), used)) {
+            return Ok(false);
+        }
         let Some(tokens) = tokens else {
             return Ok(true);
         };
-        let inode = state.metadata.inode(id)?;
         let object = inode.as_ref().and_then(|inode| inode.file()).and_then(|file| file.object);
         let length = self.core.store.stat_object(tokens.old)?.length;
         Ok(object == Some(tokens.old) && length == tokens.length)

@@ -66,11 +66,11 @@ impl FileSystem {
         // Or the kernel itself has it open for the next reader.
         self.lets_go(id);
         let mut state = self.core.state_to_change()?;
-        let was_used = self.retention.uses().of(id).is_some_and(|last| Some(last) > used);
         let entry = state.entry(place.parent, &place.name)?;
         let inode = state.metadata.inode(id)?;
         let is_same = entry.is_some_and(|entry| entry.inode == id);
-        let Some(mut inode) = inode.filter(|_| is_same && !(was_used && used.is_some())) else {
+        let stays = |inode: &Inode| is_same && !is_used_since(self, &state, (id, inode), used);
+        let Some(mut inode) = inode.filter(stays) else {
             return Ok(Removal { kept: Some(Kept::Changed), ..Removal::default() });
         };
         if let Some(kept) = self.keeps(&state, id, &inode)? {
@@ -131,5 +131,52 @@ impl FileSystem {
         state.touch_directory(place.parent, 0)?;
         state.drop_link(id, inode)?;
         Ok(if inode.links == 0 { size } else { 0 })
+    }
+}
+
+/// Whether a file was read or written after the time at which it was used last as a walk has seen it.
+pub(super) fn is_used_since(
+    fs: &FileSystem, state: &State, (id, inode): (InodeId, &Inode), used: Option<Time>,
+) -> bool {
+    let Some(used) = used else { return false };
+    let shown = state.attributes_of(&fs.core.store, id, inode);
+    let modified = shown.map_or(inode.mtime, |shown| shown.mtime);
+    modified > used || fs.retention.uses().of(id).is_some_and(|last| last > used)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::Caller;
+    use kvfs_observe::Observer;
+    use kvfs_storage::store::Store;
+
+    const FILES: InodeId = InodeId(3);
+
+    /// A walk has seen a file, and then somebody writes to it and syncs it.
+    #[test]
+    fn what_is_written_after_the_walk_stays() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::open_or_create(&directory.path().join("store")).unwrap();
+        let (sender, _invalidations) = crossbeam_channel::bounded(1);
+        let (fs, _) = FileSystem::open(store, Arc::new(Observer::new()), sender).unwrap();
+        let place = Place { parent: FILES, name: b"file".to_vec() };
+        let created = fs.create(&place, 0o644, Caller::DAEMON, true).unwrap();
+        let id = created.found.attributes.inode;
+        fs.release(created.opened.handle).unwrap();
+        fs.commit().unwrap();
+        let seen = fs.core.state().attributes(&fs.core.store, id).unwrap().mtime;
+        let opened = fs.open_file(id, libc::O_WRONLY).unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        fs.write(opened.handle, 0, b"written", false).unwrap();
+        fs.sync_file(opened.handle).unwrap();
+        fs.release(opened.handle).unwrap();
+        let outcome = fs.remove_file(id, &place, Some(seen), Some("age")).unwrap();
+        assert_eq!(outcome.kept, Some(Kept::Changed));
+        let written = fs.core.state().attributes(&fs.core.store, id).unwrap().mtime;
+        let outcome = fs.remove_file(id, &place, Some(written), Some("age")).unwrap();
+        assert_eq!((outcome.kept, outcome.files), (None, 1));
     }
 }

@@ -8,6 +8,7 @@ use super::super::{FileSystem, FsError};
 use super::Found;
 use super::read::Reader;
 use crate::core::happened;
+use crate::verify::changed_since;
 use kvfs_storage::store::disk::{Access, DiskFile, DiskPath, FileStat};
 use kvfs_storage::store::quarantine::Take;
 use kvfs_storage::store::record::{EncodedCopy, Inode, InodeId, ObjectId, Role};
@@ -58,7 +59,8 @@ impl FileSystem {
         };
         let raw = self.check_raw(&subject, reader)?;
         let encoded = self.check_encoded(&subject, reader)?;
-        if self.changed_since(id, &subject.inode) {
+        let expected = Some(subject.item.checksum.0);
+        if changed_since(&self.core, (id, &subject.inode), expected) {
             return Ok(Found::Skipped);
         }
         match (raw, encoded) {

@@ -52,13 +52,16 @@ pub fn publish<'a>(
         }
     }
     for directory in directories {
-        store.disk.sync_directory(directory)?;
+        store.disk.sync_directory(directory).map_err(|error| lost(&error))?;
     }
     Ok(flushed)
 }
 
 /// Makes the bytes of these objects durable; those that have a file.
 fn sync_all(store: &Store, objects: &[ObjectId]) -> io::Result<Vec<ObjectId>> {
+    for object in objects {
+        store.buffer.put_on_disk(*object)?;
+    }
     if store.disk.sync_all_files(objects.len())? {
         return Ok(objects.to_vec());
     }
@@ -69,7 +72,7 @@ fn sync_all(store: &Store, objects: &[ObjectId]) -> io::Result<Vec<ObjectId>> {
         }
         let outcome = match store.open_written(*object, Access::Read) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            file => file.and_then(|file| file.sync()),
+            file => file.and_then(|file| file.sync().map_err(|error| lost(&error))),
         };
         has_failed.fetch_or(outcome.is_err(), Ordering::Relaxed);
         outcome.map(|()| Some(*object))
@@ -91,6 +94,12 @@ fn all_synced(outcomes: Vec<io::Result<Option<ObjectId>>>) -> io::Result<Vec<Obj
         }
     }
     failure.map_or(Ok(synced), Err)
+}
+
+/// What a failed sync was about may be lost, whatever the reason: network filesystems and quotas say ENOSPC and
+/// EDQUOT there, too. The kernel tells once, and the next sync succeeds.
+pub(super) fn lost(error: &io::Error) -> io::Error {
+    io::Error::other(format!("a sync failed, and what was written may be lost: {error}"))
 }
 
 /// Something is used up that may come back; no sync has failed, so the commit can be tried again.

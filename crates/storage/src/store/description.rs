@@ -78,6 +78,14 @@ impl Store {
         }
     }
 
+    /// The same of new objects that are in packs.
+    pub fn describe_packed(&self, descriptions: &[(ObjectId, Description)]) -> io::Result<()> {
+        let encoded = descriptions
+            .iter()
+            .map(|(object, description)| (*object, super::database::encode(description)));
+        self.packs.set_notes(&encoded.collect::<Vec<_>>())
+    }
+
     /// What is noted of an object.
     pub fn description(&self, object: ObjectId) -> Option<Description> {
         let paths = [DiskPath::Object(object), DiskPath::Encoded(object)];

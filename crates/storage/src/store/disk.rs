@@ -267,6 +267,10 @@ pub trait DiskFile: Debug + Send + Sync {
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize>;
     /// Writes all at an offset.
     fn write_all_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
+    /// Whether such a write makes a file on the disk first, which may take the local filesystem's journal.
+    fn write_waits(&self, _offset: u64, _length: u64) -> bool {
+        false
+    }
     /// Truncates or extends.
     fn set_length(&self, length: u64) -> io::Result<()>;
     /// The whole file, read into memory, where the disk can map it. Only for files to which nobody

@@ -16,6 +16,7 @@
 //! garbage files and never a name without its bytes.
 
 pub(crate) mod arrivals;
+pub mod buffer;
 pub mod commit;
 pub mod database;
 pub mod description;
@@ -48,6 +49,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::tier::ram::RamTier;
+use buffer::WriteBuffer;
 use database::Backend;
 use disk::{Access, Disk, DiskDirectory, DiskFile, DiskPath};
 use events::Events;
@@ -177,6 +179,8 @@ from_redb!(
 pub struct Store {
     /// The disk.
     pub disk: Arc<dyn Disk>,
+    /// What is in memory of it.
+    pub buffer: WriteBuffer,
     /// What lies in packs on it.
     pub packs: Arc<Packs>,
     /// Copies in memory, and what the next commit will write to the disk.
@@ -209,11 +213,10 @@ impl Store {
             Arc::new(local)
         };
         format::check(disk.as_ref(), path)?;
-        let packs = Arc::new(Packs::open(Arc::clone(&disk))?);
-        let disk = Arc::new(PackedDisk::new(disk, Arc::clone(&packs)));
+        let (buffer, packs, disk) = layers(disk)?;
         let (path, lock) = (path.to_owned(), Arc::new(lock));
         let (events, reserve, thinned) = (Arc::default(), Arc::default(), Arc::default());
-        Ok(Store { disk, packs, ram: None, events, path, lock, reserve, thinned })
+        Ok(Store { disk, buffer, packs, ram: None, events, path, lock, reserve, thinned })
     }
 
     /// The same store on another disk.
@@ -221,8 +224,7 @@ impl Store {
     /// # Errors
     /// A pack on it cannot be read.
     pub fn set_disk(&mut self, disk: Arc<dyn Disk>) -> io::Result<()> {
-        self.packs = Arc::new(Packs::open(Arc::clone(&disk))?);
-        self.disk = Arc::new(PackedDisk::new(disk, Arc::clone(&self.packs)));
+        (self.buffer, self.packs, self.disk) = layers(disk)?;
         Ok(())
     }
 
@@ -331,6 +333,14 @@ impl Store {
         self.disk.create(&DiskPath::Staging(object))
     }
 
+    /// Makes the file of a new object that will most likely be put into a pack, in memory until then, if there is
+    /// room.
+    pub fn create_small(
+        &self, object: ObjectId, access: Access,
+    ) -> io::Result<Option<Box<dyn DiskFile>>> {
+        self.buffer.create_in_memory(object, self.packs.packed_bytes_max(), access)
+    }
+
     /// Makes the file of a new object of up to `bytes` in memory, if there is room.
     pub fn create_in_ram(
         &self, object: ObjectId, bytes: u64, access: Access,
@@ -359,7 +369,7 @@ impl Store {
         if let Some(outcome) = self.ram.as_ref().and_then(|ram| ram.open_copy(object, access)) {
             return outcome;
         }
-        find(object, |path| self.disk.open(path, access))
+        self.find(object, |path| self.disk.open(path, access))
     }
 
     /// The same for an object that was just written, which most likely is in `staging/` still.
@@ -380,7 +390,7 @@ impl Store {
         if let Some(outcome) = self.ram.as_ref().and_then(|ram| ram.stat(object)) {
             return outcome;
         }
-        find(object, |path| self.disk.stat(path))
+        self.find(object, |path| self.disk.stat(path))
     }
 
     /// Removes an object's files; one that is already gone is fine.
@@ -394,26 +404,40 @@ impl Store {
         self.remove_if_there(&DiskPath::Encoded(object))
     }
 
+    /// Looks for an object's file where it may lie.
+    fn find<T>(
+        &self, object: ObjectId, mut act: impl FnMut(&DiskPath) -> io::Result<T>,
+    ) -> io::Result<T> {
+        let (staging, stored) = (DiskPath::Staging(object), DiskPath::Object(object));
+        if !self.buffer.holds(object) {
+            match act(&stored) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                outcome => return outcome,
+            }
+        }
+        match act(&staging) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => act(&stored),
+            outcome => outcome,
+        }
+    }
+
     /// Removes an object's files but for an encoded copy.
     pub fn remove_raw(&self, object: ObjectId) -> io::Result<()> {
         if let Some(ram) = &self.ram {
             ram.remove(object);
         }
-        match find(object, |path| self.remove(path)) {
+        match self.find(object, |path| self.remove(path)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             outcome => outcome,
         }
     }
 }
 
-/// Looks for an object's file where it may lie.
-fn find<T>(object: ObjectId, mut act: impl FnMut(&DiskPath) -> io::Result<T>) -> io::Result<T> {
-    match act(&DiskPath::Object(object)) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        outcome => return outcome,
-    }
-    match act(&DiskPath::Staging(object)) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => act(&DiskPath::Object(object)),
-        outcome => outcome,
-    }
+/// The write buffer and the packs in front of a disk, and the disk as it looks through both.
+fn layers(disk: Arc<dyn Disk>) -> io::Result<(WriteBuffer, Arc<Packs>, Arc<dyn Disk>)> {
+    let buffer = WriteBuffer::new(disk);
+    let disk: Arc<dyn Disk> = Arc::new(buffer.clone());
+    let packs = Arc::new(Packs::open(Arc::clone(&disk))?);
+    let disk = Arc::new(PackedDisk::new(disk, Arc::clone(&packs)));
+    Ok((buffer, packs, disk))
 }

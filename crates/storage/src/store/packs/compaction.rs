@@ -42,6 +42,8 @@ impl Packs {
             let wasteful = packs.filter(|(_, known)| known.live_bytes < known.bytes);
             wasteful.map(|(number, _)| *number).collect()
         };
+        let awaited = self.writer().awaited();
+        let wasteful = wasteful.into_iter().filter(|number| !awaited.contains(number));
         for number in wasteful {
             self.compact_one(number)?;
         }
@@ -62,22 +64,15 @@ impl Packs {
             return Err(io::ErrorKind::InvalidData.into());
         }
         let mut moved = Vec::new();
-        let (mut some, mut bytes) = (Vec::new(), 0);
-        for (place, header) in contents.records {
-            if !self.is_valid(place, &header) {
-                continue;
-            }
-            bytes += usize::try_from(header.record_bytes()).unwrap_or(usize::MAX);
-            some.push((place, header));
-            if bytes >= APPENDED_BYTES_MAX {
-                self.copy(&pack, &some, &mut moved)?;
-                some.clear();
-                bytes = 0;
-            }
-        }
-        self.copy(&pack, &some, &mut moved)?;
-        self.sync()?;
-        let dead = self.point_at(&moved);
+        let copied = self.copy_valid(&pack, contents.records, &mut moved);
+        let copied = copied.and_then(|()| self.sync());
+        let dead = if copied.is_ok() {
+            self.point_at(&moved)
+        } else {
+            // Nobody counts on any of them.
+            let bytes = moved.iter().filter(|(_, _, header)| header.kind == Kind::Bytes);
+            bytes.map(|(_, to, header)| (header.object, *to)).collect()
+        };
         self.dead().extend(dead);
         {
             let mut writer = self.writer();
@@ -85,23 +80,46 @@ impl Packs {
                 writer.unadopted.remove(to);
             }
         }
+        copied?;
         self.index_mut().packs.remove(&number);
         self.disk.remove(&DiskPath::Pack(number))?;
         self.noting_failure(self.disk.sync_directory(DiskDirectory::Packs))?;
         Ok(true)
     }
 
-    /// The oldest complete pack that is half invalid; or of those that are short, if there are many.
+    fn copy_valid(
+        &self, pack: &Pack, records: Vec<(Place, Header)>, moved: &mut Vec<(Place, Place, Header)>,
+    ) -> io::Result<()> {
+        let (mut some, mut bytes) = (Vec::new(), 0);
+        for (place, header) in records {
+            if !self.is_valid(place, &header) {
+                continue;
+            }
+            bytes += usize::try_from(header.record_bytes()).unwrap_or(usize::MAX);
+            some.push((place, header));
+            if bytes >= APPENDED_BYTES_MAX {
+                self.copy(pack, &some, moved)?;
+                some.clear();
+                bytes = 0;
+            }
+        }
+        self.copy(pack, &some, moved)
+    }
+
+    /// The oldest complete pack that is half invalid; or of those that are short, if there are many. A pack with
+    /// records that objects may be told to have in a moment is neither.
     fn worth_compacting(&self) -> Option<u32> {
-        let (current, incomplete): (_, Vec<u32>) = {
+        let (current, others) = {
             let writer = self.writer();
-            (writer.current(), writer.incomplete.iter().map(|open| open.pack.number).collect())
+            let mut others = writer.awaited();
+            others.extend(writer.incomplete.iter().map(|open| open.pack.number));
+            (writer.current(), others)
         };
         let index = self.index();
         let complete = index
             .packs
             .iter()
-            .filter(|(number, _)| current != Some(**number) && !incomplete.contains(number));
+            .filter(|(number, _)| current != Some(**number) && !others.contains(number));
         let mut short = Vec::new();
         for (number, known) in complete {
             if known.live_bytes * 2 <= known.bytes {

@@ -122,7 +122,7 @@ impl Disk for PackedDisk {
 
     fn set_note(&self, path: &DiskPath, note: &[u8]) -> io::Result<()> {
         match self.packed(path) {
-            Some(object) => self.packs.set_note(object, note),
+            Some(object) => self.packs.set_notes(&[(object, note.to_vec())]),
             None => self.below.set_note(path, note),
         }
     }

@@ -41,6 +41,21 @@ pub(super) struct Index {
 /// A record of an object's bytes that is not valid any more, and that no record says so of.
 pub(super) type Dead = (ObjectId, Place);
 
+/// Bytes of objects that have others by what the records say, the newest last. They count again if those turn out
+/// to be gone: of a copy that nobody was told to have, for one.
+#[derive(Debug, Default)]
+pub(super) struct Covered(HashMap<ObjectId, Vec<Entry>>);
+
+impl Covered {
+    /// After all records, what is still covered is not valid any more.
+    pub(super) fn into_dead(self) -> impl Iterator<Item = Dead> {
+        let all = self.0.into_iter();
+        all.flat_map(|(object, entries)| {
+            entries.into_iter().map(move |entry| (object, entry.place))
+        })
+    }
+}
+
 impl Index {
     pub(super) fn new() -> Index {
         let shards = (0..=u8::MAX).map(|_| HashMap::new()).collect();
@@ -75,20 +90,37 @@ impl Index {
     }
 
     /// What a record of a pack says, in the order in which they were written.
-    pub(super) fn replay(&mut self, at: Place, header: &Header) -> Option<Dead> {
+    pub(super) fn replay(&mut self, at: Place, header: &Header, covered: &mut Covered) {
+        let object = header.object;
         match header.kind {
-            Kind::Bytes => self.put(at, header),
-            Kind::Note => {
-                self.note(at, header);
-                None
+            Kind::Bytes => {
+                let old = self.get(object).copied();
+                self.put(at, header);
+                if let Some(old) = old {
+                    covered.0.entry(object).or_default().push(old);
+                }
+            }
+            Kind::Note => self.note(at, header),
+            Kind::Gone(place) if self.get(object).is_some_and(|entry| entry.place == place) => {
+                let note = self.remove(object).and_then(|entry| entry.note);
+                if let Some(old) = covered.0.get_mut(&object).and_then(Vec::pop) {
+                    self.restore(object, Entry { note, ..old });
+                }
             }
             Kind::Gone(place) => {
-                if self.get(header.object).is_some_and(|entry| entry.place == place) {
-                    self.remove(header.object);
+                if let Some(entries) = covered.0.get_mut(&object) {
+                    entries.retain(|entry| entry.place != place);
                 }
-                None
             }
-            Kind::Index | Kind::End(_) => None,
+            Kind::Index | Kind::End(_) => {}
+        }
+    }
+
+    fn restore(&mut self, object: ObjectId, entry: Entry) {
+        self.of_mut(object).insert(object, entry);
+        self.count(entry.place, record_bytes(u64::from(entry.length)), true);
+        if let Some((note, length)) = entry.note {
+            self.count(note, record_bytes(u64::from(length)), true);
         }
     }
 

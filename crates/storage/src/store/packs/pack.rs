@@ -164,8 +164,8 @@ impl Pack {
         Ok(bytes)
     }
 
-    /// Puts the index behind the last record: the pack is complete.
-    pub(super) fn complete(&self, contents: &Contents) -> io::Result<()> {
+    /// Puts the index behind the last record: once that is durable, the pack is complete.
+    pub(super) fn write_index(&self, contents: &Contents) -> io::Result<()> {
         let mut payload = Vec::with_capacity(contents.records.len() * ENTRY_BYTES);
         for (place, header) in &contents.records {
             payload.extend_from_slice(&u64::from(place.offset).to_le_bytes());
@@ -184,7 +184,6 @@ impl Pack {
         bytes.extend_from_slice(&end.encode(self.place(last).ok_or_else(too_long)?));
         // What an attempt that failed has left behind the last record.
         self.file.set_length(at)?;
-        self.file.write_all_at(&bytes, at)?;
-        self.file.sync()
+        self.file.write_all_at(&bytes, at)
     }
 }

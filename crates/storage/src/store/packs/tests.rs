@@ -43,6 +43,13 @@ impl Mount {
 
     /// Changes an object in a file of its own, and publishes that.
     fn change(&self, object: u64, bytes: &[u8]) {
+        self.write(object, bytes);
+        let id = ObjectId(object);
+        self.disk.rename(&DiskPath::Staging(id), &DiskPath::Object(id)).unwrap();
+    }
+
+    /// Changes an object in a file of its own.
+    fn write(&self, object: u64, bytes: &[u8]) {
         let id = ObjectId(object);
         if self.packs.unpack(id).unwrap() {
             let file = self.disk.open(&DiskPath::Staging(id), Access::ReadWrite).unwrap();
@@ -52,7 +59,6 @@ impl Mount {
             let file = self.disk.create(&DiskPath::Staging(id)).unwrap();
             file.write_all_at(bytes, 0).unwrap();
         }
-        self.disk.rename(&DiskPath::Staging(id), &DiskPath::Object(id)).unwrap();
     }
 
     fn read(&self, object: u64) -> Option<Vec<u8>> {
@@ -336,12 +342,63 @@ fn a_compaction_that_ends_halfway_leaves_no_copy_that_would_win() {
     let pack = mount.packs.index().pack(1).unwrap();
     let records = pack.read().unwrap().records;
     mount.packs.copy(&pack, &records, &mut Vec::new()).unwrap();
+    mount.packs.end().unwrap();
+    drop((pack, mount));
+    // The bytes that were to be moved count where they were.
+    let mount = Mount::new(directory.path());
+    assert_eq!(mount.read(300).unwrap(), b"old");
+    let pack = mount.packs.index().pack(1).unwrap();
+    mount.packs.copy(&pack, &records, &mut Vec::new()).unwrap();
     mount.change(300, b"new");
     mount.packs.end().unwrap();
     drop(mount);
     let mount = Mount::new(directory.path());
     assert_eq!(mount.read(300).unwrap(), b"new");
     assert!(!mount.packs.holds(ObjectId(300)));
+}
+
+/// A commit removes what is left in `staging/` a moment after objects were told of their bytes.
+#[test]
+fn what_was_unpacked_since_is_not_removed() {
+    let directory = store();
+    let mount = Mount::new(directory.path());
+    let id = ObjectId(1);
+    mount.disk.create(&DiskPath::Staging(id)).unwrap().write_all_at(b"one", 0).unwrap();
+    let appended = mount.append(1, b"one");
+    mount.packs.sync().unwrap();
+    mount.packs.adopt(&appended);
+    mount.write(1, b"new");
+    mount.packs.remove_staged(id).unwrap();
+    mount.packs.note_adopted(&appended);
+    mount.disk.rename(&DiskPath::Staging(id), &DiskPath::Object(id)).unwrap();
+    assert_eq!(mount.read(1).unwrap(), b"new");
+    assert!(!mount.packs.holds(id));
+}
+
+/// While a commit has appended the bytes of objects and has not told them yet, the index knows of nothing in
+/// that pack: it looks like garbage.
+#[test]
+fn records_that_an_object_is_about_to_have_are_no_garbage() {
+    let directory = store();
+    let mount = Mount::new(directory.path());
+    let appended = mount.append(1, b"one");
+    let given_up = mount.append(2, b"two");
+    mount.packs.sync().unwrap();
+    mount.packs.writer().turn().unwrap();
+    assert!(!mount.packs.compact().unwrap());
+    mount.packs.compact_all().unwrap();
+    mount.packs.adopt(&appended);
+    mount.packs.note_adopted(&appended);
+    assert_eq!(mount.read(1).unwrap(), b"one");
+    assert!(!mount.packs.compact().unwrap(), "the other record may count yet");
+    mount.packs.give_up(&given_up);
+    assert!(mount.packs.compact().unwrap());
+    assert_eq!(mount.read(1).unwrap(), b"one");
+    mount.packs.end().unwrap();
+    drop(mount);
+    let mount = Mount::new(directory.path());
+    assert_eq!(mount.objects(), [1]);
+    assert_eq!(mount.read(1).unwrap(), b"one");
 }
 
 #[test]

@@ -3,14 +3,14 @@
 //! As long as a mount may change where bytes count, some pack has no index: after a crash the next mount finds
 //! it, and looks for files that count instead of a record ([`super::Packs::open`]).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use super::index::{Dead, Index};
 use super::pack::{Contents, Pack};
 use super::record::{HEADER_BYTES, Header, Kind, Place};
-use crate::store::commit::may_pass;
+use crate::store::commit::{lost, may_pass};
 use crate::store::disk::{Disk, DiskDirectory, DiskPath};
 use crate::store::format;
 use crate::store::record::{ObjectId, Time};
@@ -71,6 +71,11 @@ impl Writer {
         self.current.as_ref().map(|open| open.pack.number)
     }
 
+    /// Packs with records that no object has been told to count yet: to the index they look like garbage.
+    pub(super) fn awaited(&self) -> HashSet<u32> {
+        self.unadopted.keys().map(|place| place.pack).collect()
+    }
+
     /// Refuses whatever is to become durable once a sync has failed.
     pub(super) fn check(&self) -> io::Result<()> {
         if self.has_failed { Err(io::Error::from_raw_os_error(libc::EIO)) } else { Ok(()) }
@@ -100,12 +105,14 @@ impl Writer {
             // Whoever does not know of packs would take their objects for lost.
             format::note_packs(self.disk.as_ref())?;
             self.disk.create_directory(DiskDirectory::Packs)?;
-            self.disk.sync_directory(DiskDirectory::Store)?;
+            self.judged(
+                self.disk.sync_directory(DiskDirectory::Store).map_err(|error| lost(&error)),
+            )?;
         }
         let number = self.next;
         self.next += 1;
         let file = self.disk.create(&DiskPath::Pack(number))?;
-        self.judged(self.disk.sync_directory(DiskDirectory::Packs))?;
+        self.judged(self.disk.sync_directory(DiskDirectory::Packs).map_err(|error| lost(&error)))?;
         let pack = Arc::new(Pack { number, file });
         self.write_index().add_pack(Arc::clone(&pack));
         Ok(Open { pack, contents: Contents::default() })
@@ -177,7 +184,8 @@ impl Writer {
 
     /// Gives a pack its index. If that fails, it is tried again at the end of the mount.
     fn complete(&mut self, mut open: Open) {
-        match self.judged(open.pack.complete(&open.contents)) {
+        let indexed = open.pack.write_index(&open.contents).and_then(|()| synced(&open.pack));
+        match self.judged(indexed) {
             Ok(()) => self.unsynced.retain(|other| other.number != open.pack.number),
             Err(error) => {
                 log::debug!("pack {} has no index: {error}", open.pack.number);
@@ -219,7 +227,7 @@ impl Writer {
                 self.write_index().packs.remove(&number);
                 self.disk.remove(&DiskPath::Pack(number))
             } else {
-                open.pack.complete(&open.contents)
+                open.pack.write_index(&open.contents).and_then(|()| synced(&open.pack))
             };
             if let Err(error) = self.judged(outcome) {
                 self.incomplete.push(open);
@@ -228,6 +236,11 @@ impl Writer {
         }
         failure.map_or(Ok(()), Err)
     }
+}
+
+/// Makes a pack durable. An error of that does not pass.
+fn synced(pack: &Pack) -> io::Result<()> {
+    pack.file.sync().map_err(|error| lost(&error))
 }
 
 /// Records without a payload that are written at a time.

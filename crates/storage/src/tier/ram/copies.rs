@@ -132,16 +132,16 @@ mod tests {
         copies.insert(one, copy(10, CopyState::Dirty));
         copies.insert(two, copy(5, CopyState::Arriving));
         let usage = |objects, used_bytes, dirty_bytes, pinned_bytes| RamUse {
-            objects,
             used_bytes,
             dirty_bytes,
             pinned_bytes,
+            objects,
         };
         assert_eq!(copies.usage(), usage(2, 15, 10, 0));
         copies.change(two).unwrap().pinned = true;
         copies.change(two).unwrap().state = CopyState::Dirty;
         assert_eq!(copies.usage(), usage(2, 15, 15, 5));
-        assert!(copies.change(one).filter(|copy| copy.state == CopyState::Clean).is_none());
+        assert!(copies.change(one).is_none_or(|copy| copy.state != CopyState::Clean));
         assert!(copies.change(ObjectId(3)).is_none());
         copies.change(one).unwrap().state = CopyState::Doomed;
         assert_eq!(copies.usage(), usage(2, 15, 5, 5));
