@@ -261,6 +261,17 @@ pub enum Seek {
     Hole,
 }
 
+/// `lseek(2)` in a file of this length whose holes, if it has any, are told as data.
+pub(super) fn seek_without_holes(offset: i64, seek: Seek, length: u64) -> io::Result<u64> {
+    let beyond = || io::Error::from_raw_os_error(libc::ENXIO);
+    let offset = u64::try_from(offset).ok().filter(|offset| *offset < length);
+    let offset = offset.ok_or_else(beyond)?;
+    Ok(match seek {
+        Seek::Data => offset,
+        Seek::Hole => length,
+    })
+}
+
 /// An open file of a store.
 pub trait DiskFile: Debug + Send + Sync {
     /// Reads at an offset; short only at the end of the file.

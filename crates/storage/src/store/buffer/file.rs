@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Rw
 use memmap2::Mmap;
 
 use super::{BYTES_MAX, WriteBuffer};
-use crate::store::disk::{Access, Allocation, DiskFile, FileStat, Seek};
+use crate::store::disk::{Access, Allocation, DiskFile, FileStat, Seek, seek_without_holes};
 use crate::store::record::{ObjectId, Time};
 
 /// The bytes of an object that began in memory.
@@ -260,13 +260,7 @@ impl DiskFile for Open {
             Contents::Disk { reader, .. } => return reader.seek(offset, seek),
             Contents::Memory { bytes, .. } => bytes.len() as u64,
         };
-        let beyond = || io::Error::from_raw_os_error(libc::ENXIO);
-        let offset = u64::try_from(offset).ok().filter(|offset| *offset < length);
-        let offset = offset.ok_or_else(beyond)?;
-        Ok(match seek {
-            Seek::Data => offset,
-            Seek::Hole => length,
-        })
+        seek_without_holes(offset, seek, length)
     }
 
     fn copy_to(

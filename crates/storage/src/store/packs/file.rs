@@ -9,7 +9,9 @@ use memmap2::Mmap;
 use super::index::{Entry, Index};
 use super::pack::Pack;
 use super::record::{HEADER_BYTES, Place, record_bytes};
-use crate::store::disk::{Access, Allocation, Disk, DiskFile, DiskPath, FileStat, Seek};
+use crate::store::disk::{
+    Access, Allocation, Disk, DiskFile, DiskPath, FileStat, Seek, seek_without_holes,
+};
 use crate::store::record::{ObjectId, Time};
 
 /// The bytes of an object in a pack. If somebody takes them out to change them, they are read from there.
@@ -87,14 +89,7 @@ impl DiskFile for PackedFile {
     }
 
     fn seek(&self, offset: i64, seek: Seek) -> io::Result<u64> {
-        let length = self.stat()?.length;
-        let beyond = || io::Error::from_raw_os_error(libc::ENXIO);
-        let offset = u64::try_from(offset).ok().filter(|offset| *offset < length);
-        let offset = offset.ok_or_else(beyond)?;
-        Ok(match seek {
-            Seek::Data => offset,
-            Seek::Hole => length,
-        })
+        seek_without_holes(offset, seek, self.stat()?.length)
     }
 
     fn copy_to(
