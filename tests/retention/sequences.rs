@@ -7,7 +7,7 @@ use kvfs::page::{
     Dtype, Layer, LayerKind, StatePlace, StateShape, StateTensor, TokenStart, names, pack_state,
 };
 
-use crate::common::sys::{assert_errno, open, setxattr};
+use crate::common::sys::{assert_errno, open, set_modified, setxattr};
 use crate::common::{Mode, Model, Mount, eventually};
 use crate::writer::Sequence;
 use crate::{limit, removed, settle, wait_until_gone};
@@ -18,6 +18,7 @@ in_served_mode!(
     states_go_with_the_pages_that_they_come_after,
     the_end_of_the_oldest_sequence_goes_first,
     a_sequence_that_is_too_old_goes_whole,
+    a_copy_that_is_being_made_stays,
     shared_pages_free_nothing_until_the_last_sequence_goes,
     a_sequence_whose_tokens_were_moved_goes_whole,
     limits_are_for_directories_that_hold_whole_things,
@@ -295,4 +296,34 @@ fn many_states_go_before_the_page_that_they_come_after(mode: Mode) {
     assert_eq!(found().tokens, left);
     drop(reader);
     wait_until_gone(&directory);
+}
+
+/// Pages were written long before their limit, the tokens just now: the sequence stays, and so do copies of it while
+/// an operation links its pages.
+fn a_copy_that_is_being_made_stays(mode: Mode) {
+    let mount = Mount::new(mode);
+    let model = Model::small();
+    model.install(&mount);
+    sequence(&mount, &model, "chat", 0, 3200);
+    let long_ago = std::time::SystemTime::now() - std::time::Duration::from_secs(100_000);
+    let layers = (0..2).map(|layer| model.layer(&mount, "chat", layer));
+    for page in layers.flat_map(|layer| fs::read_dir(layer).unwrap()) {
+        set_modified(page.unwrap().path(), long_ago).unwrap();
+    }
+    limit(&model.directory(&mount), "ttl", 1000);
+    let all = kvfs::sequence::Sequences::open(&model.directory(&mount)).unwrap();
+    let begun = std::time::Instant::now();
+    let copies = (0..).take_while(|_| begun.elapsed().as_secs() < 5);
+    let copies: Vec<String> = copies
+        .map(|copy| {
+            let name = format!("copy-{copy}");
+            all.seq_cp("chat", &name, ..).unwrap();
+            name
+        })
+        .collect();
+    settle();
+    for name in copies {
+        let (tokens, pages) = shape(&mount, &model, &name).unwrap();
+        assert_eq!((tokens, pages[0].len(), pages[1].len()), (3200, 100, 100), "{name}");
+    }
 }

@@ -1,12 +1,14 @@
 //! What is said of a file is so: where its bytes are, what an open would find, what a move did.
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::Value;
 
 use crate::common::sys::{assert_errno, getxattr, open, rename, write_and_close};
-use crate::common::{Mode, Model, Mount, eventually, forks};
+use crate::common::{Mode, Model, Mount, eventually, fill, forks};
 use crate::place::{Place, complaint, kvfs, printed, tier};
 
 in_both_modes!(
@@ -19,6 +21,7 @@ in_both_modes!(
     a_page_that_is_away_is_inspected_where_it_is,
     what_the_remote_lacks_is_told,
     what_the_remote_does_not_take_is_told,
+    attributes_that_change_all_the_time_hold_up_nothing,
     another_user_is_told_whose_mount_it_is,
     signals_without_a_meaning_end_nothing,
     a_header_that_is_spelled_otherwise_is_another_file,
@@ -289,6 +292,44 @@ fn what_the_remote_does_not_take_is_told(mode: Mode) {
     std::fs::write(mount.files("f0"), b"other bytes").unwrap();
     assert_eq!(sync(&mount), (Some(0), String::new()));
     assert_eq!((mount.status("remote_given_up_files"), mount.status("state")), told("0", "ok"));
+}
+
+/// Neither a file on its way to the remote, nor one that is damaged, begins anew for its permissions.
+fn attributes_that_change_all_the_time_hold_up_nothing(mode: Mode) {
+    let mut mount = Mount::with_own_files(mode, &[]);
+    let bytes = |number| fill(number, 4 << 20);
+    for (number, name) in (0..).zip(["damaged", "good"]) {
+        write_and_close(mount.files(name), &bytes(number)).unwrap();
+    }
+    assert!(mount.unmount().success());
+    damage(&mount, &bytes(0));
+    let remote = tempfile::tempdir().unwrap();
+    let options = ["--pack", "0", "--remote", remote.path().to_str().unwrap()];
+    let mount = Mount::of_store_with(mode, &options, mount.store());
+    let paths = [mount.files("damaged"), mount.files("good")];
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for number in 0.. {
+                if is_over.load(Ordering::Relaxed) {
+                    break;
+                }
+                for path in &paths {
+                    let mode = std::fs::Permissions::from_mode(0o600 + number % 2);
+                    std::fs::set_permissions(path, mode).unwrap();
+                }
+            }
+        });
+        let synced = kvfs(&["sync", "--remote", "--timeout", "60"], &[mount.path()]);
+        let evicted = kvfs(&["evict"], &[&paths[1]]);
+        is_over.store(true, Ordering::Relaxed);
+        let said = String::from_utf8_lossy(&synced.stdout).into_owned();
+        assert!(said.contains("will not have: 1 files, 4.0 MiB: "), "{said}");
+        assert_eq!(printed(&evicted), "evicted 1 file\n");
+    });
+    assert_eq!((tier(&paths[0]), tier(&paths[1])), ("ssd".to_owned(), "remote".to_owned()));
+    assert!(std::fs::read(&paths[1]).unwrap() == bytes(1));
+    assert_eq!(mount.log().matches("was not uploaded").count(), 1, "{}", mount.log());
 }
 
 fn told(number: &str, state: &str) -> (String, String) {

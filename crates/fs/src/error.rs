@@ -106,6 +106,15 @@ impl FsError {
         }
     }
 
+    /// The same where a name has led to something a moment ago: then what is gone is stale, and who asks by a path has
+    /// the kernel look it up again.
+    pub(crate) fn after_lookup(self) -> FsError {
+        match self {
+            FsError::NotFound => FsError::Stale,
+            other => other,
+        }
+    }
+
     /// Whether the daemon's log should have it: the caller did nothing wrong.
     pub fn is_internal(&self) -> bool {
         matches!(self, FsError::Corrupt | FsError::Io(_) | FsError::Store(_) | FsError::Remote(_))

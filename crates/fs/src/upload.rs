@@ -101,14 +101,14 @@ impl FileSystem {
             RemoteError::Local(cause) if cause.kind() == io::ErrorKind::NotFound => None,
             RemoteError::Local(cause) if cause.kind() == io::ErrorKind::InvalidData => {
                 log::warn!("object {} was not uploaded: {error}", item.object);
-                self.core.state().metadata.arrivals.give_up(id, error.to_string());
+                self.core.state().metadata.arrivals.give_up(id, item.object, error.to_string());
                 None
             }
             RemoteError::Corrupt(_) | RemoteError::Other(_) => {
                 self.core
                     .observer
                     .failed(&format!("object {} was not uploaded: {error}", item.object));
-                self.core.state().metadata.arrivals.give_up(id, error.to_string());
+                self.core.state().metadata.arrivals.give_up(id, item.object, error.to_string());
                 None
             }
             _ => {

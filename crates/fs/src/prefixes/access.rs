@@ -130,11 +130,12 @@ impl FileSystem {
             }
             (entry.inode, state.attributes(&self.core.store, entry.inode)?.size)
         };
-        let handle = self.open_file(inode, libc::O_RDONLY)?.handle;
+        let opened = self.open_file(inode, libc::O_RDONLY).map_err(FsError::after_lookup)?;
+        let handle = opened.handle;
         let mut bytes = vec![0; usize::try_from(size).map_err(|_| FsError::TooLarge)?];
         let outcome = self.read(handle, 0, &mut bytes);
         self.release(handle)?;
-        bytes.truncate(outcome?);
+        bytes.truncate(outcome.map_err(FsError::after_lookup)?);
         Ok(Some(bytes))
     }
 }

@@ -219,11 +219,8 @@ impl FileSystem {
         let mut slot_readers = 0;
         if let Virtual::Slot(key) = meaning {
             let shape = self.slot_shape(key)?;
-            // One that was replaced: the kernel looks the name up again.
-            let readers = self.slot_readers(&shape, key.sequence).map_err(|error| match error {
-                FsError::NotFound => FsError::Stale,
-                error => error,
-            })?;
+            let readers = self.slot_readers(&shape, key.sequence);
+            let readers = readers.map_err(FsError::after_lookup)?;
             (uid, gid, slot_readers) = (readers.uid, readers.gid, readers.bits);
             size = shape.length();
         }
@@ -331,7 +328,10 @@ impl FileSystem {
                 Served::Query(Arc::new(query))
             }
             Virtual::Slot(..) if writes => return Err(FsError::NotPermitted),
-            Virtual::Slot(key) => Served::Slot(Arc::new(self.open_slot(id, key, open)?)),
+            Virtual::Slot(key) => {
+                let slot = self.open_slot(id, key, open).map_err(FsError::after_lookup)?;
+                Served::Slot(Arc::new(slot))
+            }
             _ => return Err(FsError::IsDirectory),
         };
         let by = match &served {

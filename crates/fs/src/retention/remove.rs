@@ -160,7 +160,8 @@ mod tests {
     fn what_is_written_after_the_walk_stays() {
         let directory = tempfile::tempdir().unwrap();
         let store = Store::open_or_create(&directory.path().join("store")).unwrap();
-        let (sender, _invalidations) = crossbeam_channel::bounded(1);
+        // Room for all that the kernel is told: a removal waits while there is none.
+        let (sender, _invalidations) = crossbeam_channel::bounded(16);
         let (fs, _) = FileSystem::open(store, Arc::new(Observer::new()), sender).unwrap();
         let place = Place { parent: FILES, name: b"file".to_vec() };
         let created = fs.create(&place, 0o644, Caller::DAEMON, true).unwrap();

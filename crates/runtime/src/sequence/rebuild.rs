@@ -46,8 +46,11 @@ impl Rebuild<'_> {
         if let Some(json) = self.positions.to_json() {
             files::write(&to.join(names::POSITIONS), json.as_bytes(), durable)?;
         }
+        // Before the layers: a limit goes by the newest file of a sequence, and pages are as old as they were.
+        if let Some(ids) = self.token_ids()? {
+            files::write(&to.join(names::TOKENS), &ids, durable)?;
+        }
         let layers = sequences.manifest.geometry().num_layers();
-        let mut has_ids = false;
         for entry in files::entries(from)? {
             let name = entry.file_name();
             let layer = names::parse_layer(name.as_bytes()).filter(|layer| layer.0 < layers);
@@ -55,19 +58,22 @@ impl Rebuild<'_> {
                 if self.keeps_layers {
                     self.layer(sequences, to, layer, durable)?;
                 }
-            } else if name == names::TOKENS {
-                has_ids = true;
-            } else if name != names::POSITIONS {
+            } else if name != names::TOKENS && name != names::POSITIONS {
                 files::link(&entry, to)?;
             }
         }
-        if has_ids {
-            let path = from.join(names::TOKENS);
-            let mut ids = fs::read(&path).map_err(SequenceError::io(&path))?;
-            ids.truncate(usize::try_from(self.end * ID_BYTES).unwrap_or(usize::MAX));
-            files::write(&to.join(names::TOKENS), &ids, durable)?;
-        }
         files::sync(to)
+    }
+
+    /// The ids of the tokens that stay, if the sequence tells them.
+    fn token_ids(&self) -> Result<Option<Vec<u8>>, SequenceError> {
+        let path = self.from.path.join(names::TOKENS);
+        let mut ids = match fs::read(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            outcome => outcome.map_err(SequenceError::io(&path))?,
+        };
+        ids.truncate(usize::try_from(self.end * ID_BYTES).unwrap_or(usize::MAX));
+        Ok(Some(ids))
     }
 
     /// Each recurrent layer has what it was after the last row that stays: an engine goes on from there.
@@ -89,13 +95,7 @@ impl Rebuild<'_> {
         if self.from.listing.positions.prefix_rows() < self.end {
             return Ok(None);
         }
-        let path = self.from.path.join(names::TOKENS);
-        let mut ids = match fs::read(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            outcome => outcome.map_err(SequenceError::io(&path))?,
-        };
-        ids.truncate(usize::try_from(self.end * ID_BYTES).unwrap_or(usize::MAX));
-        Ok(manifest.prefix_of(&ids))
+        Ok(self.token_ids()?.and_then(|ids| manifest.prefix_of(&ids)))
     }
 
     /// Whether a layer has a state after the last row that stays, and of these tokens where it says so.

@@ -3,13 +3,24 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::SystemTime;
 
-use super::record::InodeId;
+use super::record::{InodeId, ObjectId};
 
 /// A file that came to rest.
 #[derive(Clone, Copy, Debug)]
 struct Arrival {
     bytes: u64,
     since: SystemTime,
+    since_taken: SinceTaken,
+}
+
+/// What became of a file while it was under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum SinceTaken {
+    Nothing,
+    /// Its record was written again, perhaps for its attributes only: it is looked at again once it is not under way.
+    Recorded,
+    /// Somebody wrote to it.
+    Written,
 }
 
 /// What waits for the remote.
@@ -28,22 +39,26 @@ pub struct Arrivals {
 /// Files that the remote will not get as they are: trying again does not help.
 #[derive(Debug, Default)]
 pub struct GivenUp {
-    files: BTreeMap<InodeId, u64>,
+    files: BTreeMap<InodeId, (ObjectId, u64)>,
     bytes: u64,
     /// Why, of the last one.
     why: String,
 }
 
 impl GivenUp {
-    fn insert(&mut self, id: InodeId, bytes: u64, why: String) {
+    fn insert(&mut self, (id, object): (InodeId, ObjectId), bytes: u64, why: String) {
         self.remove(id);
-        self.files.insert(id, bytes);
+        self.files.insert(id, (object, bytes));
         self.bytes += bytes;
         self.why = why;
     }
 
     fn remove(&mut self, id: InodeId) {
-        self.bytes -= self.files.remove(&id).unwrap_or(0);
+        self.bytes -= self.files.remove(&id).map_or(0, |(_, bytes)| bytes);
+    }
+
+    fn has(&self, id: InodeId, object: ObjectId) -> bool {
+        self.files.get(&id).is_some_and(|(known, _)| *known == object)
     }
 
     /// How many there are.
@@ -63,18 +78,39 @@ impl GivenUp {
 }
 
 impl Arrivals {
-    /// A file came to rest. One that is under way begins anew, but waits since then.
+    /// The record of a file at rest was written. One that is under way, or was given up, need not have other bytes:
+    /// whoever changes its permissions again and again does not have it begin anew.
+    pub(crate) fn note_at_rest(&mut self, id: InodeId, object: ObjectId, bytes: u64) {
+        if self.given_up.has(id, object) {
+            return;
+        }
+        match self.taken.get_mut(&id) {
+            Some(taken) if taken.since_taken == SinceTaken::Nothing => {
+                taken.since_taken = SinceTaken::Recorded;
+            }
+            Some(_) => {}
+            None => self.insert(id, bytes),
+        }
+    }
+
+    /// Somebody may write to a file.
+    pub(crate) fn note_writing(&mut self, id: InodeId) {
+        self.given_up.remove(id);
+        if let Some(taken) = self.taken.get_mut(&id) {
+            taken.since_taken = SinceTaken::Written;
+        }
+    }
+
+    /// A file is to be looked at. One that is under way begins anew, but waits since then.
     pub(crate) fn insert(&mut self, id: InodeId, bytes: u64) {
         let since = self.remove(id).unwrap_or_else(SystemTime::now);
-        self.waiting.insert(id, Arrival { bytes, since });
-        self.by_time.insert((since, id));
-        self.bytes += bytes;
+        self.insert_since(id, bytes, since);
     }
 
     /// One that came to rest before this mount.
     pub fn insert_since(&mut self, id: InodeId, bytes: u64, since: SystemTime) {
         self.remove(id);
-        self.waiting.insert(id, Arrival { bytes, since });
+        self.waiting.insert(id, Arrival { bytes, since, since_taken: SinceTaken::Nothing });
         self.by_time.insert((since, id));
         self.bytes += bytes;
     }
@@ -98,15 +134,18 @@ impl Arrivals {
     /// It cannot be looked at yet.
     pub fn put_back(&mut self, id: InodeId) {
         if let Some(arrival) = self.taken.remove(&id) {
-            self.waiting.insert(id, arrival);
+            self.waiting.insert(id, Arrival { since_taken: SinceTaken::Nothing, ..arrival });
         }
     }
 
-    /// One that is under way will not arrive, unless it begins anew.
-    pub fn give_up(&mut self, id: InodeId, why: String) {
-        let Some(bytes) = self.taken.get(&id).map(|arrival| arrival.bytes) else { return };
+    /// One that is under way will not arrive as it was taken.
+    pub fn give_up(&mut self, id: InodeId, object: ObjectId, why: String) {
+        let Some(taken) = self.taken.get(&id).copied() else { return };
+        if taken.since_taken == SinceTaken::Written {
+            return self.put_back(id);
+        }
         self.remove(id);
-        self.given_up.insert(id, bytes, why);
+        self.given_up.insert((id, object), taken.bytes, why);
     }
 
     /// Those that were given up.
@@ -116,10 +155,14 @@ impl Arrivals {
 
     /// Of those under way only these still are.
     pub fn keep_taken(&mut self, is_under_way: impl Fn(InodeId) -> bool) {
-        let done: Vec<InodeId> =
-            self.taken.keys().copied().filter(|id| !is_under_way(*id)).collect();
-        for id in done {
-            self.remove(id);
+        let mut done: Vec<_> = self.taken.iter().map(|(id, taken)| (*id, *taken)).collect();
+        done.retain(|(id, _)| !is_under_way(*id));
+        for (id, taken) in done {
+            if taken.since_taken == SinceTaken::Nothing {
+                self.remove(id);
+            } else {
+                self.put_back(id);
+            }
         }
     }
 
@@ -148,17 +191,46 @@ mod tests {
     fn what_was_given_up_does_not_wait() {
         let mut arrivals = Arrivals::default();
         arrivals.insert(InodeId(7), 100);
-        arrivals.give_up(InodeId(7), "nobody tried".to_owned());
+        let object = ObjectId(1);
+        arrivals.give_up(InodeId(7), object, "nobody tried".to_owned());
         assert_eq!((arrivals.len(), arrivals.given_up().len()), (1, 0));
         arrivals.take();
-        arrivals.give_up(InodeId(7), "refused".to_owned());
+        arrivals.give_up(InodeId(7), object, "refused".to_owned());
         let given_up = arrivals.given_up();
         assert_eq!((arrivals.len(), given_up.len(), given_up.bytes()), (0, 1, 100));
         assert_eq!(given_up.why(), Some("refused"));
-        // It changed, or went.
-        arrivals.insert(InodeId(7), 50);
+        // Its permissions changed, and then its bytes.
+        arrivals.note_at_rest(InodeId(7), object, 100);
+        assert_eq!((arrivals.len(), arrivals.given_up().len()), (0, 1));
+        arrivals.note_writing(InodeId(7));
+        arrivals.note_at_rest(InodeId(7), object, 50);
         assert_eq!((arrivals.len(), arrivals.bytes()), (1, 50));
         assert_eq!((arrivals.given_up().bytes(), arrivals.given_up().why()), (0, None));
+    }
+
+    #[test]
+    fn what_is_under_way_does_not_begin_anew_for_its_attributes() {
+        let (id, object) = (InodeId(7), ObjectId(1));
+        let mut arrivals = Arrivals::default();
+        arrivals.note_at_rest(id, object, 100);
+        assert_eq!(arrivals.take(), Some(id));
+        arrivals.note_at_rest(id, object, 100);
+        assert_eq!((arrivals.take(), arrivals.len()), (None, 1));
+        // Nothing is lost, though: it is looked at once more.
+        arrivals.keep_taken(|_| false);
+        assert_eq!((arrivals.take(), arrivals.take()), (Some(id), None));
+        // Damaged, and only its permissions change.
+        arrivals.note_at_rest(id, object, 100);
+        arrivals.give_up(id, object, "damaged".to_owned());
+        assert_eq!((arrivals.take(), arrivals.given_up().len()), (None, 1));
+        // Another object has come.
+        arrivals.note_at_rest(id, ObjectId(2), 100);
+        assert_eq!((arrivals.take(), arrivals.given_up().len()), (Some(id), 0));
+        // Written to while it was under way: what was refused are other bytes.
+        arrivals.note_writing(id);
+        arrivals.note_at_rest(id, ObjectId(2), 100);
+        arrivals.give_up(id, ObjectId(2), "damaged".to_owned());
+        assert_eq!((arrivals.take(), arrivals.given_up().len()), (Some(id), 0));
     }
 
     #[test]

@@ -229,11 +229,8 @@ impl Metadata {
     /// Stores an inode.
     pub fn put_inode(&mut self, life: Life, inode: InodeId, record: &Inode) {
         self.put(life, keys::inode(inode), record);
-        if let Some(file) = record.file().filter(|file| life == Life::Durable && file.is_settled())
-            && self.has_tiers
-            && !self.is_named(file)
-        {
-            self.arrivals.insert(inode, file.size);
+        if let Some(file) = record.file().filter(|_| self.has_tiers) {
+            self.note_rest_or_writing(life, inode, file);
         }
         if life == Life::Durable && record.file().is_some() {
             let unsettled = record.file().is_some_and(|file| file.unsettled);
