@@ -3,11 +3,13 @@
 use std::fs::File;
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::FileExt;
+use std::os::unix::fs::symlink;
 use std::path::Path;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::common::forks::no_forks;
+use crate::common::forks::{self, no_forks};
 use crate::common::sys::{assert_errno, close, open, rename, write_and_close};
 use crate::common::{Mode, Model, Mount};
 use crate::writer::Sequence;
@@ -20,6 +22,7 @@ in_both_modes!(
     without_layers_it_is_its_ids,
     replaced_files_are_not_taken_for_those_before,
     a_name_is_there_while_it_is_saved,
+    what_is_made_in_a_replaced_sequence_goes_with_it,
 );
 
 const TOKENS: u32 = 72;
@@ -213,4 +216,45 @@ fn a_name_is_there_while_it_is_saved(mode: Mode) {
         is_over.store(true, Ordering::Relaxed);
         assert!(watching.join().unwrap() > SAVES);
     });
+}
+
+/// Whoever makes a name in its directory meanwhile has it, or hears that the directory is gone: nothing is left that
+/// no name leads to.
+fn what_is_made_in_a_replaced_sequence_goes_with_it(mode: Mode) {
+    const SAVES: usize = 150;
+    let (mut mount, model, _, slot) = prepared(mode);
+    let bytes = std::fs::read(&slot).unwrap();
+    let sequence = model.sequence(&mount, "chat");
+    let is_over = AtomicBool::new(false);
+    let make_many = |name: &str, make: &dyn Fn(&Path) -> std::io::Result<()>| {
+        let mut made = 0;
+        for number in 0.. {
+            if is_over.load(Ordering::Relaxed) {
+                break;
+            }
+            match make(&sequence.join(format!("{name}-{number}"))) {
+                Ok(()) => made += 1,
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                Err(error) => assert_eq!(error.raw_os_error(), Some(libc::ESTALE), "{error}"),
+            }
+        }
+        made
+    };
+    std::thread::scope(|scope| {
+        let makers = [
+            scope.spawn(|| make_many(".file", &|path| File::create(path).map(drop))),
+            scope.spawn(|| make_many("000/.file", &|path| File::create(path).map(drop))),
+            scope.spawn(|| make_many(".directory", &|path| std::fs::create_dir(path))),
+            scope.spawn(|| make_many(".link", &|path| symlink("tokens", path))),
+        ];
+        for _ in 0..SAVES {
+            save(&slot, &bytes);
+        }
+        is_over.store(true, Ordering::Relaxed);
+        for maker in makers {
+            assert!(maker.join().unwrap() > 0, "nothing was made");
+        }
+    });
+    assert!(mount.unmount().success(), "{}", mount.log());
+    forks::succeed(Command::new(env!("CARGO_BIN_EXE_kvfs")).arg("fsck").arg(mount.store()));
 }

@@ -291,7 +291,11 @@ impl FileSystem {
             // Whoever syncs what it writes must not lose it with what is in `staging/`.
             state.metadata.publish(object);
         }
-        let backing = self.core.store.stat_object(object)?;
+        let backing = match self.core.store.stat_object(object) {
+            // The name is there; its bytes are not.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Err(FsError::Corrupt),
+            outcome => outcome?,
+        };
         if backing.mtime != mtime {
             // From here on the file on the disk tells the time of the last write.
             self.core.store.open_object(object, Access::ReadWrite)?.set_modified(mtime)?;
@@ -335,7 +339,7 @@ impl FileSystem {
         let held = state.nodes.get(&id).is_some_and(|node| node.handles() > 0);
         let changing = state.unsettled.contains_key(id) || state.sealing.contains(&id);
         let must_stay = held || changing || inode.links == 0;
-        if must_stay || !self.is_away_or_at_rest(&state, old)? {
+        if must_stay || !self.is_away_or_at_rest(old)? {
             if !resident {
                 return Ok(None);
             }
@@ -356,14 +360,10 @@ impl FileSystem {
         Ok(Some(self.add_opened(&mut state, id, new.file, writes, false)))
     }
 
-    /// Nobody can write to an object that is not here.
-    fn is_away_or_at_rest(&self, state: &State, object: ObjectId) -> Result<bool, FsError> {
+    /// Nobody can write to an object that is not here, be it away or lost.
+    fn is_away_or_at_rest(&self, object: ObjectId) -> Result<bool, FsError> {
         match seal::is_at_rest(&self.core.store, object) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                let has_copy = state.metadata.remote_copy(object)?.is_some()
-                    || state.metadata.encoded_copy(object)?.is_some();
-                if has_copy { Ok(true) } else { Err(error.into()) }
-            }
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(true),
             outcome => Ok(outcome?),
         }
     }

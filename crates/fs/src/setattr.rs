@@ -78,6 +78,11 @@ impl FileSystem {
                 // As long as a file changes in place, its file on the disk tells the time: the one that was asked
                 // for, although a file that was made ahead may have had it before.
                 state.unsettled.forget_made(object);
+                // That of a file without a name is read there as well; what is in a pack has a date of its own once it
+                // was taken out.
+                if self.core.store.packs.unpack(object)? {
+                    state.metadata.staged.insert(object);
+                }
                 self.core.store.open_object(object, Access::ReadWrite)?.set_modified(mtime)?;
             }
         }

@@ -55,6 +55,11 @@ impl Unsettled {
         self.made_ahead.remove(&object);
     }
 
+    /// When an object became a new one, if its file was made ahead and may still have the date of then.
+    pub(crate) fn made_after_its_file(&self, object: ObjectId) -> Option<Time> {
+        self.made_ahead.get(&object).map(|(_, made)| *made)
+    }
+
     /// When an object was modified, if its file has this date on the disk.
     pub(crate) fn modified(&self, object: ObjectId, dated: Time) -> Time {
         match self.made_ahead.get(&object) {

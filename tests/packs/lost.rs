@@ -1,0 +1,95 @@
+//! Names whose bytes are gone, and bytes whose names are: what can still be done with them.
+
+use std::fs::{self, File, FileTimes};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use crate::common::sys::{assert_errno, open};
+use crate::common::{Mode, Mount, fill};
+use crate::{check, commit, fsck, make, packing};
+
+in_both_modes!(
+    lost_bytes_can_be_written_anew,
+    a_packed_file_without_a_name_has_its_times_set,
+    a_file_that_was_cut_and_synced_is_as_old_after_a_crash,
+);
+
+/// The packs, and a file of its own, were removed below the store.
+fn lost_bytes_can_be_written_anew(mode: Mode) {
+    let mut mount = packing(mode);
+    let mut files = make(&mount, 12);
+    files.push((mount.files("large"), fill(1, 100_000)));
+    fs::write(&files[12].0, &files[12].1).unwrap();
+    commit(&mount);
+    assert!(mount.unmount().success());
+    let packs = fs::read_dir(mount.store().join("packs")).unwrap();
+    let packs = packs.map(|pack| pack.unwrap().path()).filter(|path| path.is_file());
+    packs.chain(mount.objects()).for_each(|path| fs::remove_file(path).unwrap());
+    mount.mount();
+    // Nothing of those can be lost but the name.
+    let empty = files.extract_if(.., |(_, bytes)| bytes.is_empty());
+    empty.for_each(|(path, _)| fs::remove_file(path).unwrap());
+    for (number, (path, bytes)) in (0..).zip(&mut files) {
+        let path: &Path = path;
+        assert_errno(open(path, libc::O_RDONLY), libc::EIO);
+        let longer = File::options().write(true).open(path);
+        assert_errno(longer.and_then(|file| file.set_len(200_000)), libc::EIO);
+        *bytes = fill(number + 100, 3000);
+        fs::write(path, &bytes).unwrap();
+    }
+    check(&files);
+    commit(&mount);
+    mount.crash();
+    check(&files);
+    assert!(mount.unmount().success());
+    fsck(mount.store(), false);
+}
+
+/// Whoever has it open, if only to read, may set them, as on a local disk.
+fn a_packed_file_without_a_name_has_its_times_set(mode: Mode) {
+    let mount = packing(mode);
+    let files = make(&mount, 6);
+    commit(&mount);
+    let then = SystemTime::UNIX_EPOCH + Duration::from_secs(5);
+    for (path, bytes) in files {
+        let opened = open(&path, libc::O_RDONLY).unwrap();
+        fs::remove_file(&path).unwrap();
+        opened.set_times(FileTimes::new().set_accessed(then).set_modified(then)).unwrap();
+        let found = opened.metadata().unwrap();
+        assert_eq!((found.modified().unwrap(), found.len()), (then, bytes.len() as u64));
+        let proc = format!("/proc/self/fd/{}", opened.as_raw_fd());
+        assert!(fs::read(proc).unwrap() == bytes);
+    }
+    commit(&mount);
+    assert_eq!(mount.status("state"), "ok");
+}
+
+/// Its file was made before it was needed, and is older on the disk.
+fn a_file_that_was_cut_and_synced_is_as_old_after_a_crash(mode: Mode) {
+    let mut mount = Mount::new(mode);
+    let paths = ["cut", "new"].map(|name| mount.files(name));
+    fs::write(&paths[0], b"bytes").unwrap();
+    commit(&mount);
+    // Until the files for the next writers are surely older.
+    std::thread::sleep(Duration::from_millis(100));
+    let opened = paths.each_ref().map(|path| {
+        let mut options = File::options();
+        options.read(true).write(true).create(true).custom_flags(libc::O_TRUNC);
+        options.open(path).unwrap()
+    });
+    opened.iter().for_each(|file| file.sync_all().unwrap());
+    commit(&mount);
+    let dates = opened.each_ref().map(|file| {
+        let found = file.metadata().unwrap();
+        (found.mtime(), found.mtime_nsec())
+    });
+    mount.kill();
+    drop(opened);
+    mount.mount();
+    for (path, date) in paths.iter().zip(dates) {
+        let found = fs::metadata(path).unwrap();
+        assert_eq!((found.mtime(), found.mtime_nsec(), found.len()), (date.0, date.1, 0));
+    }
+}
