@@ -2,8 +2,8 @@
 
 use std::fs::{self, File, FileTimes};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use crate::common::sys::{assert_errno, open};
@@ -14,6 +14,7 @@ in_both_modes!(
     lost_bytes_can_be_written_anew,
     a_packed_file_without_a_name_has_its_times_set,
     a_file_that_was_cut_and_synced_is_as_old_after_a_crash,
+    a_file_that_was_written_to_and_synced_is_as_old_after_a_crash,
 );
 
 /// The packs, and a file of its own, were removed below the store.
@@ -81,15 +82,34 @@ fn a_file_that_was_cut_and_synced_is_as_old_after_a_crash(mode: Mode) {
     });
     opened.iter().for_each(|file| file.sync_all().unwrap());
     commit(&mount);
-    let dates = opened.each_ref().map(|file| {
-        let found = file.metadata().unwrap();
-        (found.mtime(), found.mtime_nsec())
-    });
+    let before = paths.each_ref().map(dates);
     mount.kill();
     drop(opened);
     mount.mount();
-    for (path, date) in paths.iter().zip(dates) {
-        let found = fs::metadata(path).unwrap();
-        assert_eq!((found.mtime(), found.mtime_nsec(), found.len()), (date.0, date.1, 0));
-    }
+    assert_eq!(paths.each_ref().map(dates), before);
+}
+
+fn a_file_that_was_written_to_and_synced_is_as_old_after_a_crash(mode: Mode) {
+    let mut mount = Mount::new(mode);
+    let paths = ["small", "large"].map(|name| mount.files(name));
+    paths
+        .iter()
+        .zip([100, 100_000])
+        .for_each(|(path, size)| fs::write(path, fill(1, size)).unwrap());
+    commit(&mount);
+    std::thread::sleep(Duration::from_millis(100));
+    let opened = paths.each_ref().map(|path| open(path, libc::O_RDWR).unwrap());
+    opened.iter().for_each(|file| file.write_all_at(b"new", 0).unwrap());
+    opened.iter().for_each(|file| file.sync_all().unwrap());
+    let before = paths.each_ref().map(dates);
+    mount.kill();
+    drop(opened);
+    mount.mount();
+    assert_eq!(paths.each_ref().map(dates), before);
+}
+
+/// When a file was changed, in content and in anything.
+fn dates(path: &PathBuf) -> [(i64, i64); 2] {
+    let found = fs::metadata(path).unwrap();
+    [(found.mtime(), found.mtime_nsec()), (found.ctime(), found.ctime_nsec())]
 }

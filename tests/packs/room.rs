@@ -1,5 +1,9 @@
 //! Room on the disk: what is removed gives it back, and where there is none nothing is lost.
 
+use std::os::unix::fs::FileExt;
+
+use crate::common::disk::SmallDisk;
+use crate::common::sys::{open, sync_directory, write_and_close};
 use crate::common::{Mode, Mount, eventually, fill};
 use crate::{PACK, check, commit, fsck, make, packed, packing};
 
@@ -7,6 +11,7 @@ in_both_modes!(
     room_is_taken_back_while_others_read,
     what_leaves_for_the_remote_comes_back,
     what_is_removed_for_good_is_nowhere_in_the_store,
+    the_pack_that_is_written_to_gives_room_back,
 );
 
 fn what_is_removed_for_good_is_nowhere_in_the_store(mode: Mode) {
@@ -92,4 +97,72 @@ fn what_leaves_for_the_remote_comes_back(mode: Mode) {
     assert!(std::fs::read(&files[4].0).unwrap() == fill(99, 700));
     mount.unmount();
     fsck(mount.store(), false);
+}
+
+fn the_pack_that_is_written_to_gives_room_back(mode: Mode) {
+    let mount = packing(mode);
+    let write = |number: u64| {
+        let path = mount.files(format!("f{number}"));
+        std::fs::write(&path, fill(number, 60_000)).unwrap();
+        path
+    };
+    let paths: Vec<_> = (0..400).map(write).collect();
+    commit(&mount);
+    assert_eq!(mount.status_number("pack_files"), 1);
+    paths.iter().skip(1).for_each(|path| std::fs::remove_file(path).unwrap());
+    commit(&mount);
+    eventually("room to come back", || {
+        (mount.status_number("pack_bytes") < 1_000_000).then_some(())
+    });
+    assert!(std::fs::read(&paths[0]).unwrap() == fill(0, 60_000));
+}
+
+/// A disk that is full of small files, most of which go: there is nothing to copy the others to.
+fn a_full_disk_gives_room_back(mode: Mode) {
+    crate::require!(fuse, root, r#loop);
+    let disk = SmallDisk::of(96 << 20);
+    let options = ["--pack", PACK];
+    let mut mount = Mount::of_store_with(mode, &options, &disk.mountpoint.join("store"));
+    let mut written = Vec::new();
+    for number in 0.. {
+        let (path, bytes) = (mount.files(format!("f{number}")), fill(number, 6000));
+        if write_and_close(&path, &bytes).is_err() {
+            let _ = std::fs::remove_file(path);
+            break;
+        }
+        written.push((path, bytes));
+        if number % 500 == 499 && sync_directory(mount.path()).is_err() {
+            break;
+        }
+    }
+    assert!(written.len() > 2000, "{} files", written.len());
+    // One that stays open keeps its bytes.
+    let open = open(&written[1].0, libc::O_RDONLY).unwrap();
+    let mut number = 0;
+    let gone: Vec<_> = written.extract_if(.., |_| (number += 1, number % 100 != 0).1).collect();
+    gone.iter().for_each(|(path, _)| std::fs::remove_file(path).unwrap());
+    eventually("what is left to be durable", || sync_directory(mount.path()).ok());
+    let free = || mount.status_number("free_bytes");
+    eventually("room to come back", || (free() > 30 << 20).then_some(()));
+    let mut found = vec![0; 7000];
+    let length = open.read_at(&mut found, 0).unwrap();
+    assert!(found[..length] == gone[1].1);
+    drop(open);
+    check(&written);
+    write_and_close(mount.files("large"), &fill(1, 20 << 20)).unwrap();
+    sync_directory(mount.path()).unwrap();
+    mount.crash();
+    check(&written);
+    assert!(mount.unmount().success());
+    fsck(mount.store(), false);
+}
+
+#[test]
+fn a_full_disk_gives_room_back_passthrough() {
+    a_full_disk_gives_room_back(Mode::Passthrough);
+}
+
+#[test]
+fn a_full_disk_gives_room_back_served() {
+    a_full_disk_gives_room_back(Mode::Served);
 }

@@ -2,8 +2,7 @@
 
 use std::fs::File;
 use std::io::{ErrorKind, Write};
-use std::os::unix::fs::FileExt;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,6 +22,7 @@ in_both_modes!(
     replaced_files_are_not_taken_for_those_before,
     a_name_is_there_while_it_is_saved,
     what_is_made_in_a_replaced_sequence_goes_with_it,
+    who_has_saved_sees_what_was_saved,
 );
 
 const TOKENS: u32 = 72;
@@ -257,4 +257,22 @@ fn what_is_made_in_a_replaced_sequence_goes_with_it(mode: Mode) {
     });
     assert!(mount.unmount().success(), "{}", mount.log());
     forks::succeed(Command::new(env!("CARGO_BIN_EXE_kvfs")).arg("fsck").arg(mount.store()));
+}
+
+/// Not what the kernel remembers of the sequence that had the name before.
+fn who_has_saved_sees_what_was_saved(mode: Mode) {
+    let (mount, model, _, slot) = prepared(mode);
+    let bytes = std::fs::read(&slot).unwrap();
+    let sequence = model.sequence(&mount, "chat");
+    let numbers = |path: &Path| {
+        let by_path = std::fs::metadata(path).unwrap().ino();
+        (by_path, open(path, libc::O_RDONLY).unwrap().metadata().unwrap().ino())
+    };
+    let mut last = numbers(&sequence).0;
+    for _ in 0..100 {
+        save(&slot, &bytes);
+        let (by_path, opened) = numbers(&sequence);
+        assert!(by_path == opened && by_path != last, "{last}, {by_path}, {opened}");
+        last = by_path;
+    }
 }

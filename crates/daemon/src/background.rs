@@ -33,7 +33,7 @@ const COMPACT_EVERY: Duration = Duration::from_secs(1);
 /// Between two packs, for whoever else uses the disk: copying one takes about as long.
 const COMPACT_PAUSE: Duration = Duration::from_millis(100);
 
-/// After a failure: a disk that is full may have room again.
+/// After a failure of the disk.
 const COMPACT_RETRY_PAUSE: Duration = Duration::from_secs(10);
 
 /// Moves objects to the remote until `stopped` is closed. The receiver hears of the end.
@@ -275,6 +275,8 @@ fn compact(file_system: &FileSystem, stopped: &Receiver<()>) {
         pause = match file_system.store().packs.compact() {
             Ok(true) => COMPACT_PAUSE,
             Ok(false) => COMPACT_EVERY,
+            // Holes are made meanwhile, as soon as something is removed.
+            Err(error) if error.kind() == std::io::ErrorKind::StorageFull => COMPACT_EVERY,
             Err(error) => {
                 log::debug!("a pack keeps room for nothing: {error}");
                 COMPACT_RETRY_PAUSE

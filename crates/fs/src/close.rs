@@ -146,8 +146,6 @@ impl FileSystem {
                 Some(object) => {
                     state.expose(id, &mut inode)?;
                     state.metadata.publish(object);
-                    drop(state);
-                    self.core.date_file(object)?;
                 }
             }
         }

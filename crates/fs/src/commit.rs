@@ -125,7 +125,7 @@ impl FileSystem {
             }
             return Ok(());
         };
-        state.metadata.thaw_failed();
+        let unknown = state.metadata.thaw_failed();
         if !error.is_after_a_failure() || state.commit_failure.is_none() {
             state.commit_failure = Some(CommitFailure { why: error.to_string(), lacks_room });
         }
@@ -133,6 +133,13 @@ impl FileSystem {
             // After a failed fsync nobody knows what the disk holds: no further promises.
             state.refusal = Some(Refusal::DiskFailed);
             self.core.observer.failed(&format!("the store is read-only from now on: {error}"));
+        }
+        drop(state);
+        // Otherwise a disk that is full of what was removed before its commit would stay full.
+        for object in unknown {
+            if let Err(error) = self.core.store.remove_object(object) {
+                log::warn!("object {object} could not be removed: {error}");
+            }
         }
         // After its first failure the database refuses everything; who met that one was told of it.
         Err(if error.is_after_a_failure() { FsError::ReadOnly } else { error.into() })

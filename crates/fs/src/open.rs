@@ -293,7 +293,9 @@ impl FileSystem {
         }
         let backing = match self.core.store.stat_object(object) {
             // The name is there; its bytes are not.
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Err(FsError::Corrupt),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                return Err(FsError::Corrupt);
+            }
             outcome => outcome?,
         };
         if backing.mtime != mtime {

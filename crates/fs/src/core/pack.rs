@@ -7,7 +7,7 @@ use crate::core::Core;
 use crate::core::state::State;
 use kvfs_page::content_checksum;
 use kvfs_storage::store::StoreError;
-use kvfs_storage::store::commit::Flushed;
+use kvfs_storage::store::commit::{Flushed, may_pass};
 use kvfs_storage::store::database::decode;
 use kvfs_storage::store::disk::{Access, read_all};
 use kvfs_storage::store::keys;
@@ -18,6 +18,9 @@ use kvfs_storage::store::record::{DirectoryClass, FileRecord, Inode, InodeId, Ob
 /// Files that get the bytes in a pack before others may have the state: a microsecond each.
 const ADOPTED_AT_A_TIME: usize = 64;
 
+/// What a file takes in a pack beside its bytes: two headers, its note and its part of an index.
+const BYTES_BESIDE: u64 = 512;
+
 /// A file that may be put into a pack.
 #[derive(Clone, Copy, Debug)]
 struct Candidate {
@@ -25,8 +28,9 @@ struct Candidate {
     object: ObjectId,
     /// Of its copy in memory, if the disk does not have that yet.
     version: Option<u64>,
-    /// Of its bytes, once they were read.
+    /// As the layer knows it, and then as it was read.
     length: u64,
+    /// Of its bytes, once they were read.
     checksum: [u8; 16],
 }
 
@@ -67,7 +71,7 @@ impl Packer<'_> {
     pub(super) fn pack(&self, frozen: &Layer) -> Result<PutIntoPacks, StoreError> {
         self.core.store.packs.check()?;
         let mut put = PutIntoPacks::default();
-        let candidates = self.small_files(frozen);
+        let candidates = self.those_with_room(self.small_files(frozen))?;
         if candidates.is_empty() {
             return Ok(put);
         }
@@ -77,7 +81,9 @@ impl Packer<'_> {
         if let Err(error) = written {
             let bytes: Vec<Appended> = appended.iter().map(|(_, bytes)| *bytes).collect();
             self.core.store.packs.give_up(&bytes);
-            return Err(error);
+            // A file of its own may need no more room: it is on the disk already.
+            let passes = matches!(&error, StoreError::Io(error) if may_pass(error));
+            return if passes { Ok(put) } else { Err(error) };
         }
         for some in appended.chunks(ADOPTED_AT_A_TIME) {
             let adopted: Vec<(Candidate, Appended)> = {
@@ -110,6 +116,15 @@ impl Packer<'_> {
         Ok(put)
     }
 
+    /// Where the disk has no room for all of them beside their files, those that have none on the disk yet.
+    fn those_with_room(&self, mut files: Vec<Candidate>) -> io::Result<Vec<Candidate>> {
+        let bytes: u64 = files.iter().map(|file| file.length + BYTES_BESIDE).sum();
+        if !files.is_empty() && self.core.store.disk.space()?.available_bytes < bytes {
+            files.retain(|file| self.core.store.buffer.holds(file.object));
+        }
+        Ok(files)
+    }
+
     /// The files of a frozen layer that are small enough, and were at rest when it was frozen.
     fn small_files(&self, frozen: &Layer) -> Vec<Candidate> {
         let bytes_max = self.core.store.packs.packed_bytes_max();
@@ -126,9 +141,8 @@ impl Packer<'_> {
             let Some(object) = file.and_then(|file| file.object) else { continue };
             let is_new = frozen.publish.contains(&object) && !self.core.store.packs.holds(object);
             if let Some(id) = keys::number(key).map(InodeId).filter(|_| is_new) {
-                let candidate =
-                    Candidate { id, object, version: None, length: 0, checksum: [0; 16] };
-                candidates.push(candidate);
+                let length = file.map_or(0, |file| file.size);
+                candidates.push(Candidate { id, object, version: None, length, checksum: [0; 16] });
             }
         }
         // Most files are left alone by the time of their commit: the rest need not be read.

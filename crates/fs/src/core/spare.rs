@@ -77,21 +77,6 @@ impl Core {
         Ok(NewFile { object, file, made, made_ahead: None })
     }
 
-    /// Has the file of an object that nobody has written to yet say when it became a new one: after a crash its date
-    /// on the disk counts.
-    pub(crate) fn date_file(&self, object: ObjectId) -> io::Result<()> {
-        let Some(made) = self.state().unsettled.made_after_its_file(object) else { return Ok(()) };
-        let file = self.store.open_object(object, Access::ReadWrite)?;
-        let dated = file.stat()?;
-        if dated.length > 0 || self.state().unsettled.modified(object, dated.mtime) != made {
-            return Ok(());
-        }
-        file.set_modified(made)?;
-        self.state().unsettled.forget_made(object);
-        // Somebody wrote to it in between.
-        if file.stat()?.length > 0 { file.set_modified(Time::now()) } else { Ok(()) }
-    }
-
     /// The descriptor that the daemon keeps of a file that a client writes. With passthrough the kernel opens the
     /// backing file anew with the writer's own flags, so a reading one is enough and never counts as a writer.
     pub(crate) fn writer_access(&self) -> Access {

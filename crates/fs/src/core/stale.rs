@@ -63,6 +63,16 @@ pub(crate) fn tell_stale(core: &Core, directory: InodeId, id: InodeId) {
     }
 }
 
+/// The same, and whoever asks by a path hears of it from now on: what the kernel remembers of the inode's attributes
+/// does not outlive the operation. Only attributes are dropped here, which waits for nobody.
+pub(crate) fn tell_stale_at_once(core: &Core, directory: InodeId, id: InodeId) {
+    if let Some(crate::AskAnew(ask_anew)) = core.ask_anew.get() {
+        ask_anew(id);
+        ask_anew(directory);
+    }
+    tell_stale(core, directory, id);
+}
+
 /// What the kernel is to forget then: it lists the directory anew as well.
 pub(crate) fn told(directory: InodeId, id: InodeId) -> [Invalidation; 2] {
     [Invalidation::Inode(directory), Invalidation::Names(id)]

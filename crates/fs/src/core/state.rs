@@ -355,6 +355,9 @@ impl State {
             if let Some(file) = inode.file_mut() {
                 file.unsettled = true;
             }
+            // Its file may be older: after a crash the record counts as long as that is empty.
+            let made = unsettled.and_then(|new| self.unsettled.made_after_its_file(new));
+            inode.mtime = inode.mtime.max(made.unwrap_or_default());
             self.put_inode(id, inode);
             if let Some(new) = unsettled {
                 self.publish(new, ObjectKind::File, 0)?;

@@ -13,7 +13,7 @@ use super::shares::Share;
 use super::slot::{Kind, SlotKey, is_of_slots};
 use crate::attributes::{Caller, Found, Place};
 use crate::core::handle::{Handle, Served};
-use crate::core::stale::{mark_stale, told};
+use crate::core::stale::{mark_stale, tell_stale_at_once};
 use crate::create::{Created, NewNode};
 use crate::opened::{Caching, Opened, OpenedBy};
 use crate::retention::InUse;
@@ -303,9 +303,7 @@ impl FileSystem {
         };
         mark_stale(&mut state, replaced.inode);
         drop(state);
-        for what in told(place.parent, replaced.inode) {
-            self.core.invalidate(what);
-        }
+        tell_stale_at_once(&self.core, place.parent, replaced.inode);
         Ok(())
     }
 

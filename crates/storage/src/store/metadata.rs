@@ -422,11 +422,19 @@ impl Metadata {
         Ok(())
     }
 
-    /// The frozen layer could not be written: it goes back below the active one.
-    pub fn thaw_failed(&mut self) {
+    /// The frozen layer could not be written: it goes back below the active one. Returns removed objects that the
+    /// database does not know: their files may go at once, and must where the disk is full of them.
+    pub fn thaw_failed(&mut self) -> Vec<ObjectId> {
         if let Some(layer) = self.committing.take() {
             self.active.absorb_older(Arc::unwrap_or_clone(layer));
         }
+        let Metadata { active: Layer { publish, removals, .. }, base, .. } = self;
+        publish.retain(|object| !removals.contains(object));
+        let is_unknown = |object: &ObjectId| {
+            let found = guarded(|| Ok(base.get(keys::object(*object).as_slice())?.is_some()));
+            found.is_ok_and(|is_known| !is_known)
+        };
+        removals.extract_if(.., is_unknown).collect()
     }
 }
 

@@ -11,7 +11,7 @@ use std::collections::HashSet;
 use super::database::Snapshot;
 use super::disk::{Access, DiskDirectory, DiskPath};
 use super::metadata::{Life, Metadata, has_any_record};
-use super::record::{EncodedCopy, FileRecord, Inode, InodeId, ObjectId, ObjectRecord, Role};
+use super::record::{EncodedCopy, FileRecord, Inode, InodeId, ObjectId, ObjectRecord, Role, Time};
 use super::{Store, StoreError, keys};
 
 /// What recovery found.
@@ -90,6 +90,8 @@ fn settle(
     file.unsettled = changing || append;
     // The file of an object may have been made ahead of it, and nobody changed it.
     inode.mtime = if stat.length == 0 { inode.mtime.max(stat.mtime) } else { stat.mtime };
+    // A write changes both.
+    inode.ctime = inode.ctime.max(inode.mtime.min(Time::now()));
     metadata.put_inode(Life::Durable, id, &inode);
     if let Some(record) = metadata.object(object)?.filter(|_| !append) {
         let length = stat.length;

@@ -20,10 +20,15 @@ impl Packs {
     /// There is no room for the copies, or the disk fails; nothing is lost.
     pub fn compact(&self) -> io::Result<bool> {
         let _turn = self.compacting.lock().unwrap_or_else(PoisonError::into_inner);
-        match self.worth_compacting() {
-            Some(number) => self.compact_one(number),
-            None => Ok(false),
+        self.try_to_make_holes();
+        if let Some(number) = self.worth_compacting() {
+            return self.compact_one(number);
         }
+        if self.is_current_wasteful() {
+            self.writer().turn()?;
+            return Ok(true);
+        }
+        Ok(false)
     }
 
     /// Takes all room back, from every pack that holds anything invalid. Returns how many bytes.
@@ -32,9 +37,10 @@ impl Packs {
     /// As [`Packs::compact`].
     pub fn compact_all(&self) -> io::Result<u64> {
         let _turn = self.compacting.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = self.packed().bytes;
+        self.try_to_make_holes();
         self.write_dead()?;
         self.writer().turn()?;
-        let before = self.packed().bytes;
         let current = self.writer().current();
         let wasteful: Vec<u32> = {
             let index = self.index();
@@ -45,9 +51,20 @@ impl Packs {
         let awaited = self.writer().awaited();
         let wasteful = wasteful.into_iter().filter(|number| !awaited.contains(number));
         for number in wasteful {
-            self.compact_one(number)?;
+            match self.compact_one(number) {
+                // What could be given back where it is was.
+                Err(error) if error.kind() == io::ErrorKind::StorageFull => break,
+                outcome => outcome?,
+            };
         }
         Ok(before.saturating_sub(self.packed().bytes))
+    }
+
+    /// On a disk that makes none, or fails, the room is taken back by copying, once there is some.
+    fn try_to_make_holes(&self) {
+        if let Err(error) = self.make_holes_if_full() {
+            log::debug!("packs keep room for nothing: {error}");
+        }
     }
 
     fn compact_one(&self, number: u32) -> io::Result<bool> {
@@ -106,6 +123,20 @@ impl Packs {
         self.copy(pack, &some, moved)
     }
 
+    /// Whether the pack that records are added to is worth to be complete already: half of what a good part of one
+    /// holds is not valid.
+    fn is_current_wasteful(&self) -> bool {
+        let writer = self.writer();
+        let Some(current) = writer.current().filter(|number| !writer.awaited().contains(number))
+        else {
+            return false;
+        };
+        let index = self.index();
+        index.packs.get(&current).is_some_and(|known| {
+            known.bytes >= PACK_BYTES / 4 && known.live_bytes * 2 <= known.bytes
+        })
+    }
+
     /// The oldest complete pack that is half invalid; or of those that are short, if there are many. A pack with
     /// records that objects may be told to have in a moment is neither.
     fn worth_compacting(&self) -> Option<u32> {
@@ -132,7 +163,7 @@ impl Packs {
         short.first().copied().filter(|_| short.len() >= SHORT_PACKS_MAX)
     }
 
-    fn is_valid(&self, place: Place, header: &Header) -> bool {
+    pub(super) fn is_valid(&self, place: Place, header: &Header) -> bool {
         let index = self.index();
         match header.kind {
             Kind::Bytes => index.get(header.object).is_some_and(|entry| entry.place == place),

@@ -6,6 +6,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use memmap2::Mmap;
 
+use super::holes::HeldOpen;
 use super::index::{Entry, Index};
 use super::pack::Pack;
 use super::record::{HEADER_BYTES, Place, record_bytes};
@@ -22,6 +23,7 @@ pub(super) struct PackedFile {
     pub(super) pack: Arc<Pack>,
     pub(super) index: Arc<RwLock<Index>>,
     pub(super) disk: Arc<dyn Disk>,
+    pub(super) _held: HeldOpen,
 }
 
 /// `fstat` of the bytes at an entry.

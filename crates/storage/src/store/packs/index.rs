@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+use super::holes::Hollow;
 use super::pack::Pack;
 use super::record::{Header, Kind, Place, record_bytes};
 use crate::store::disk::shard;
@@ -29,6 +30,8 @@ pub(super) struct Known {
     pub(super) bytes: u64,
     /// Bytes of those that are valid.
     pub(super) live_bytes: u64,
+    /// The holes in it.
+    pub(super) hollow: Hollow,
 }
 
 /// All objects in packs. They are kept by the directory that would hold their files.
@@ -178,7 +181,10 @@ impl Index {
     }
 
     pub(super) fn add_pack(&mut self, pack: Arc<Pack>) {
-        self.packs.insert(pack.number, Known { pack, bytes: 0, live_bytes: 0 });
+        self.packs.insert(
+            pack.number,
+            Known { pack, bytes: 0, live_bytes: 0, hollow: Hollow::default() },
+        );
     }
 
     /// A pack has become longer.

@@ -19,6 +19,7 @@
 mod compaction;
 mod disk;
 mod file;
+mod holes;
 mod index;
 mod pack;
 mod record;
@@ -33,6 +34,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Rw
 
 pub use disk::PackedDisk;
 use file::PackedFile;
+use holes::Opened;
 use index::{Covered, Dead, Index};
 use pack::Pack;
 use record::{Header, Kind, Place};
@@ -83,7 +85,7 @@ pub struct Packed {
     pub packs: usize,
     /// Objects in them.
     pub objects: usize,
-    /// Bytes of records.
+    /// Bytes of records, without what became holes.
     pub bytes: u64,
     /// Bytes of records that are valid.
     pub live_bytes: u64,
@@ -107,7 +109,9 @@ pub struct Packs {
     dead: Mutex<Vec<Dead>>,
     /// Objects in packs whose files in `staging/` are to be removed.
     staged: Mutex<HashSet<ObjectId>>,
-    /// Held by whoever copies what is valid out of packs.
+    /// Records that somebody has open.
+    opened: Arc<Opened>,
+    /// Held by whoever copies what is valid out of packs, or makes holes in them.
     compacting: Mutex<()>,
     /// Held by whoever syncs packs.
     syncing: Mutex<()>,
@@ -173,6 +177,7 @@ impl Packs {
             writer,
             dead,
             staged: Mutex::default(),
+            opened: Arc::default(),
             compacting: Mutex::default(),
             syncing: Mutex::default(),
             is_open,
@@ -241,7 +246,7 @@ impl Packs {
         let packs = index.packs.values();
         packs.fold(Packed { objects: index.len(), ..Packed::default() }, |sum, known| Packed {
             packs: sum.packs + 1,
-            bytes: sum.bytes + known.bytes,
+            bytes: sum.bytes + known.bytes.saturating_sub(known.hollow.hole_bytes),
             live_bytes: sum.live_bytes + known.live_bytes,
             ..sum
         })
@@ -251,8 +256,9 @@ impl Packs {
         let index = self.index();
         let entry = *index.visible(object)?;
         let pack = index.pack(entry.place.pack)?;
+        let held = self.opened.hold(entry.place);
         let (disk, index) = (Arc::clone(&self.disk), Arc::clone(&self.index));
-        Some(PackedFile { object, entry, pack, index, disk })
+        Some(PackedFile { object, entry, pack, index, disk, _held: held })
     }
 
     /// Adds the bytes of objects to a pack. They are durable after [`Packs::sync`], and count after

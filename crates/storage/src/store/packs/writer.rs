@@ -71,6 +71,11 @@ impl Writer {
         self.current.as_ref().map(|open| open.pack.number)
     }
 
+    /// A pack that has no index.
+    pub(super) fn without_index(&self, number: u32) -> Option<&Open> {
+        self.current.iter().chain(&self.incomplete).find(|open| open.pack.number == number)
+    }
+
     /// Packs with records that no object has been told to count yet: to the index they look like garbage.
     pub(super) fn awaited(&self) -> HashSet<u32> {
         self.unadopted.keys().map(|place| place.pack).collect()
