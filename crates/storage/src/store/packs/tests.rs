@@ -1,7 +1,6 @@
 //! Packs against a map in memory, through crashes that tear what was not synced.
 
 mod faults;
-mod faulty_disk;
 mod room;
 
 use std::collections::{BTreeMap, HashMap};
@@ -20,7 +19,10 @@ struct Mount {
 
 impl Mount {
     fn new(path: &Path) -> Mount {
-        let below: Arc<dyn Disk> = Arc::new(LocalDisk::open(path).unwrap());
+        Mount::on(Arc::new(LocalDisk::open(path).unwrap()))
+    }
+
+    fn on(below: Arc<dyn Disk>) -> Mount {
         let packs = Arc::new(Packs::open(Arc::clone(&below)).unwrap());
         let disk = Arc::new(PackedDisk::new(below, Arc::clone(&packs)));
         for name in disk.list(DiskDirectory::Staging).unwrap() {
