@@ -113,6 +113,11 @@ fn nothing_of_the_bytes_or_of_their_hash_is_there_and_equal_bytes_are_one_object
         assert!(!file.to_str().unwrap().contains(&hash));
     }
 
+    assert_eq!(
+        one.place(),
+        directory_at(place.path()).place(),
+        "what goes wrong is told with the place"
+    );
     let elsewhere = tempfile::tempdir().unwrap();
     put(machine(elsewhere.path(), ring(&[&key])).unwrap().as_ref(), PLAIN);
     let name = |place: &Path| files(&place.join("blobs"))[0].file_name().unwrap().to_owned();

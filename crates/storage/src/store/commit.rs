@@ -110,7 +110,89 @@ pub fn may_pass(error: &io::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+    use std::sync::Arc;
+
+    use super::super::faulty_disk::{Events, FaultyDisk};
     use super::*;
+
+    const SHARD: &str = "objects/00";
+
+    fn store(path: &Path) -> (Store, Arc<Events>) {
+        let mut store = Store::open_or_create(path).unwrap();
+        let disk = FaultyDisk::open(path);
+        let events = Arc::clone(&disk.events);
+        store.set_disk(Arc::new(disk)).unwrap();
+        (store, events)
+    }
+
+    fn write(store: &Store, object: ObjectId) {
+        store.create_object(object).unwrap().write_all_at(b"bytes", 0).unwrap();
+    }
+
+    fn names(object: ObjectId) -> (String, String) {
+        (format!("staging/{object}"), format!("{SHARD}/{object}"))
+    }
+
+    #[test]
+    fn bytes_are_durable_before_their_name_and_the_name_before_the_answer() {
+        let directory = tempfile::tempdir().unwrap();
+        let (store, events) = store(directory.path());
+        let (one, gone) = (ObjectId(1), ObjectId(2));
+        write(&store, one);
+        events.take_steps();
+        let mut moved = Vec::new();
+        publish(&store, [one, gone].iter(), |object| moved.push(object)).unwrap();
+        assert_eq!(moved, [one]);
+        let (from, to) = names(one);
+        assert_eq!(
+            events.take_steps(),
+            [from.clone(), format!("{from} -> {to}"), SHARD.to_owned()]
+        );
+        assert_eq!(std::fs::read(directory.path().join(to)).unwrap(), b"bytes");
+    }
+
+    #[test]
+    fn many_are_synced_at_once_and_those_that_are_gone_are_left_out() {
+        let directory = tempfile::tempdir().unwrap();
+        let (store, events) = store(directory.path());
+        let objects: Vec<ObjectId> = (0..100).map(ObjectId).collect();
+        objects[1..].iter().for_each(|object| write(&store, *object));
+        events.take_steps();
+        let mut moved = Vec::new();
+        publish(&store, objects.iter(), |object| moved.push(object)).unwrap();
+        assert_eq!(moved, objects[1..]);
+        let steps = events.take_steps();
+        assert_eq!((&*steps[0], &*steps[100], steps.len()), ("everything", SHARD, 101));
+    }
+
+    #[test]
+    fn what_cannot_be_made_durable_is_not_published() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path();
+        let (store, events) = store(path);
+        let one = ObjectId(1);
+        write(&store, one);
+        let (from, to) = names(one);
+        for unsyncable in [&*from, SHARD] {
+            events.fail_to_sync(Some(unsyncable));
+            let error = publish(&store, [one].iter(), |_| ()).unwrap_err();
+            // Though the disk said that it was full.
+            assert!(!may_pass(&error), "{unsyncable}: {error}");
+            assert_eq!(path.join(&to).exists(), unsyncable == SHARD);
+        }
+        events.fail_to_sync(None);
+        // Neither open nor gone.
+        let two = ObjectId(2);
+        std::os::unix::fs::symlink("/etc/passwd", path.join(names(two).0)).unwrap();
+        assert!(publish(&store, [two].iter(), |_| ()).is_err());
+        // Where it belongs is no directory.
+        let three = ObjectId(3);
+        write(&store, three);
+        std::fs::remove_dir_all(path.join(SHARD)).unwrap();
+        std::fs::write(path.join(SHARD), b"").unwrap();
+        assert!(publish(&store, [three].iter(), |_| ()).is_err());
+    }
 
     #[test]
     fn an_error_that_does_not_pass_hides_behind_no_other() {

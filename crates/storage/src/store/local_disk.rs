@@ -135,8 +135,14 @@ impl Disk for LocalDisk {
         };
         // Packs are opened by whatever names there are: a FIFO among them would keep a mount waiting. Nobody holds a
         // lease on one, which this flag would be about as well.
-        flags.set(OFlag::O_NONBLOCK, matches!(path, DiskPath::Pack(_)));
-        Ok(Box::new(LocalFile(self.openat(&path.relative(), flags, Mode::empty())?)))
+        let is_pack = matches!(path, DiskPath::Pack(_));
+        flags.set(OFlag::O_NONBLOCK, is_pack);
+        let file = self.openat(&path.relative(), flags, Mode::empty())?;
+        // A FIFO is as long as an empty pack, and so is a directory on many filesystems.
+        if is_pack && !file.metadata()?.is_file() {
+            return Err(io::Error::other("it is no regular file"));
+        }
+        Ok(Box::new(LocalFile(file)))
     }
 
     fn stat(&self, path: &DiskPath) -> io::Result<FileStat> {

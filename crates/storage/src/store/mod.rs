@@ -23,6 +23,8 @@ pub mod description;
 pub mod disk;
 pub mod event;
 pub mod events;
+#[cfg(test)]
+mod faulty_disk;
 mod flush;
 pub mod format;
 pub mod fsck;
