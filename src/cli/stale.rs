@@ -98,13 +98,14 @@ pub(crate) fn wait_for_flush(store: &Path) -> Result<(), Failure> {
     let mounts = mountinfo::read().unwrap_or_default();
     let mounted = mounts.iter().find(|mount| mount.is_kvfs() && mount.source == store);
     match mounted {
-        Some(mount) => Err(Failure::failed(format!(
+        // On read-only media nobody keeps it from others.
+        Some(mount) if is_locked(store) => Err(Failure::failed(format!(
             "the store {} is already mounted at {}: unmount it first",
             store.display(),
             mount.mountpoint.display()
         ))),
-        None if is_released(store) => Ok(()),
-        None => Err(Failure::failed(format!(
+        _ if is_released(store) => Ok(()),
+        _ => Err(Failure::failed(format!(
             "the store {} is in use by another kvfs that has no mount here: wait until it has \
              ended",
             store.display()

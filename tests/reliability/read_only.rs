@@ -207,7 +207,9 @@ fn what_a_crash_left_is_read_as_far_as_it_was_committed(mode: Mode) {
     assert!(!mount.files("lost").exists());
     assert_eq!(mount.files("in place").metadata().unwrap().len(), LARGE as u64 + 4);
     assert_eq!(mount.status("state"), "read-only media");
-    assert!(mount.unmount().success());
+    let mut another = Mount::of_store_with(mode, READ_ONLY, &store);
+    assert_readable(&another, &model, &sequence);
+    assert!(mount.unmount().success() && another.unmount().success());
     assert!(!mount.log().contains("ERROR"), "{}", mount.log());
     disk.remount("rw");
     let mount = Mount::of_store(mode, &store);

@@ -37,10 +37,12 @@ impl Packs {
     /// As [`Packs::compact`].
     pub fn compact_all(&self) -> io::Result<u64> {
         let _turn = self.compacting.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = self.packed().bytes;
+        let without_holes = self.packed().bytes;
         self.try_to_make_holes();
+        let hole_bytes = without_holes.saturating_sub(self.packed().bytes);
         self.write_dead()?;
         self.writer().turn()?;
+        let before = self.packed().bytes;
         let current = self.writer().current();
         let wasteful: Vec<u32> = {
             let index = self.index();
@@ -57,7 +59,7 @@ impl Packs {
                 outcome => outcome?,
             };
         }
-        Ok(before.saturating_sub(self.packed().bytes))
+        Ok(hole_bytes + before.saturating_sub(self.packed().bytes))
     }
 
     /// On a disk that makes none, or fails, the room is taken back by copying, once there is some.

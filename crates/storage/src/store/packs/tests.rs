@@ -1,6 +1,7 @@
 //! Packs against a map in memory, through crashes that tear what was not synced.
 
 mod faults;
+mod holes;
 mod room;
 
 use std::collections::{BTreeMap, HashMap};
