@@ -80,7 +80,9 @@ fn a_file_that_was_cut_and_synced_is_as_old_after_a_crash(mode: Mode) {
         options.read(true).write(true).create(true).custom_flags(libc::O_TRUNC);
         options.open(path).unwrap()
     });
-    opened.iter().for_each(|file| file.sync_all().unwrap());
+    for file in &opened {
+        file.sync_all().unwrap();
+    }
     commit(&mount);
     let before = paths.each_ref().map(dates);
     mount.kill();
@@ -99,8 +101,10 @@ fn a_file_that_was_written_to_and_synced_is_as_old_after_a_crash(mode: Mode) {
     commit(&mount);
     std::thread::sleep(Duration::from_millis(100));
     let opened = paths.each_ref().map(|path| open(path, libc::O_RDWR).unwrap());
-    opened.iter().for_each(|file| file.write_all_at(b"new", 0).unwrap());
-    opened.iter().for_each(|file| file.sync_all().unwrap());
+    for file in &opened {
+        file.write_all_at(b"new", 0).unwrap();
+        file.sync_all().unwrap();
+    }
     let before = paths.each_ref().map(dates);
     mount.kill();
     drop(opened);

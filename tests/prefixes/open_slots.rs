@@ -227,18 +227,18 @@ fn what_is_made_in_a_replaced_sequence_goes_with_it(mode: Mode) {
     let sequence = model.sequence(&mount, "chat");
     let is_over = AtomicBool::new(false);
     let make_many = |name: &str, make: &dyn Fn(&Path) -> std::io::Result<()>| {
-        let mut made = 0;
+        let mut count = 0;
         for number in 0.. {
             if is_over.load(Ordering::Relaxed) {
                 break;
             }
             match make(&sequence.join(format!("{name}-{number}"))) {
-                Ok(()) => made += 1,
+                Ok(()) => count += 1,
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
                 Err(error) => assert_eq!(error.raw_os_error(), Some(libc::ESTALE), "{error}"),
             }
         }
-        made
+        count
     };
     std::thread::scope(|scope| {
         let makers = [

@@ -434,7 +434,11 @@ impl Metadata {
             let found = guarded(|| Ok(base.get(keys::object(*object).as_slice())?.is_some()));
             found.is_ok_and(|is_known| !is_known)
         };
-        removals.extract_if(.., is_unknown).collect()
+        let unknown: Vec<ObjectId> = removals.iter().copied().filter(is_unknown).collect();
+        for object in &unknown {
+            removals.remove(object);
+        }
+        unknown
     }
 }
 

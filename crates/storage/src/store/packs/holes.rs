@@ -72,6 +72,13 @@ pub(super) struct Hollow {
     pub(super) hole_bytes: u64,
 }
 
+/// The records that a pack has.
+struct Records {
+    all: Vec<(Place, Header)>,
+    /// Those among them, and of other packs, that no object has been told to count yet.
+    awaited: HashSet<Place>,
+}
+
 impl Packs {
     /// Makes holes in packs if the disk is nearly full. For whoever holds `compacting`.
     pub(super) fn make_holes_if_full(&self) -> io::Result<()> {
@@ -97,10 +104,12 @@ impl Packs {
     }
 
     fn make_holes(&self, pack: &Pack) -> io::Result<u64> {
-        let (records, awaited) = self.records_of(pack)?;
+        let records = self.records_of(pack)?;
         let is_needed = |place: Place, header: &Header| match header.kind {
             Kind::Bytes => {
-                awaited.contains(&place) || self.is_valid(place, header) || self.opened.has(place)
+                records.awaited.contains(&place)
+                    || self.is_valid(place, header)
+                    || self.opened.has(place)
             }
             Kind::Note => self.is_valid(place, header),
             // Headers of what they are about may be in the index of the pack, and outlive it.
@@ -109,24 +118,21 @@ impl Packs {
         let file = self.disk.open(&DiskPath::Pack(pack.number), Access::ReadWrite)?;
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         let mut hole_bytes = 0;
-        for (offset, length) in holes(&records, is_needed) {
+        for (offset, length) in holes(&records.all, is_needed) {
             file.allocate(Allocation { mode, offset, length })?;
             hole_bytes += length;
         }
         Ok(hole_bytes)
     }
 
-    /// The records that a pack has now, and those among them that no object has been told to count yet.
-    fn records_of(&self, pack: &Pack) -> io::Result<(Vec<(Place, Header)>, HashSet<Place>)> {
+    fn records_of(&self, pack: &Pack) -> io::Result<Records> {
         let writer = self.writer();
         let awaited = writer.unadopted.keys().copied().collect();
-        match writer.without_index(pack.number) {
-            Some(open) => Ok((open.contents.records.clone(), awaited)),
-            None => {
-                drop(writer);
-                Ok((pack.read()?.records, awaited))
-            }
+        if let Some(open) = writer.without_index(pack.number) {
+            return Ok(Records { all: open.contents.records.clone(), awaited });
         }
+        drop(writer);
+        Ok(Records { all: pack.read()?.records, awaited })
     }
 }
 

@@ -84,7 +84,9 @@ fn what_nobody_has_open_any_more_becomes_holes_as_well() {
     // More has become invalid since.
     mount.pack(21, &bytes(21));
     mount.pack(22, &bytes(22));
-    [21, 22].into_iter().for_each(|object| remove(&mount, object));
+    for object in [21, 22] {
+        remove(&mount, object);
+    }
     mount.packs.make_holes_if_full().unwrap();
     assert!(allocated_bytes(&mount, number) <= 2 * 4096);
 }
