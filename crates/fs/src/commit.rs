@@ -7,6 +7,7 @@
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::PoisonError;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::health::Refusal;
 use super::{FileSystem, FsError};
@@ -59,6 +60,7 @@ impl FileSystem {
             outcome => outcome,
         };
         let lacks_room = room.is_err();
+        let has_begun = AtomicBool::new(false);
         let write = AssertUnwindSafe(|| {
             room?;
             let checksums = self.core.persist(&frozen)?;
@@ -66,13 +68,15 @@ impl FileSystem {
             drop(frozen);
             self.core.amend(&checksums).map_or(Ok(()), |layer| {
                 self.core.describe(&layer);
+                has_begun.store(true, Ordering::Relaxed);
                 writer.write(&layer)
             })
         });
         // A commit that ended in the middle would leave its layer frozen, and none could come after it.
         let panicked =
             |_| Err(StoreError::Io(io::Error::other("a fault of kvfs ended the commit")));
-        self.conclude(catch_unwind(write).unwrap_or_else(panicked), lacks_room)?;
+        let outcome = catch_unwind(write).unwrap_or_else(panicked);
+        self.conclude(outcome, lacks_room, has_begun.into_inner())?;
         *durable = generation;
         Ok(())
     }
@@ -104,7 +108,9 @@ impl FileSystem {
     }
 
     /// After the attempt: the layer is the base now, or goes back to be tried again.
-    fn conclude(&self, outcome: Result<(), StoreError>, lacks_room: bool) -> Result<(), FsError> {
+    fn conclude(
+        &self, outcome: Result<(), StoreError>, lacks_room: bool, has_begun: bool,
+    ) -> Result<(), FsError> {
         let mut state = self.core.state();
         let Err(error) = outcome else {
             // Freeing a layer of many records takes as long as many requests.
@@ -125,7 +131,7 @@ impl FileSystem {
             }
             return Ok(());
         };
-        let unknown = state.metadata.thaw_failed();
+        let unknown = state.metadata.thaw_failed(has_begun);
         if !error.is_after_a_failure() || state.commit_failure.is_none() {
             state.commit_failure = Some(CommitFailure { why: error.to_string(), lacks_room });
         }

@@ -81,6 +81,8 @@ impl Packer<'_> {
         if let Err(error) = written {
             let bytes: Vec<Appended> = appended.iter().map(|(_, bytes)| *bytes).collect();
             self.core.store.packs.give_up(&bytes);
+            // Whatever its reason, after a failed sync nothing may count as durable.
+            self.core.store.packs.check()?;
             // A file of its own may need no more room: it is on the disk already.
             let passes = matches!(&error, StoreError::Io(error) if may_pass(error));
             return if passes { Ok(put) } else { Err(error) };

@@ -60,6 +60,8 @@ pub struct Metadata {
     active: Layer,
     committing: Option<Arc<Layer>>,
     base: redb::ReadOnlyTable<&'static [u8], &'static [u8]>,
+    /// Whether `base` is what the next mount would find.
+    is_base_known: bool,
     database: Arc<Database>,
     /// Objects whose file still lies in `staging/`.
     pub staged: BTreeSet<ObjectId>,
@@ -131,6 +133,7 @@ impl Metadata {
             next_number: u64::from(epoch) << 32,
             has_tiers: false,
             has_remote_copies,
+            is_base_known: true,
             arrivals: Arrivals::default(),
             unindexed: BTreeMap::new(),
             positions: BTreeSet::new(),
@@ -230,7 +233,14 @@ impl Metadata {
     pub fn put_inode(&mut self, life: Life, inode: InodeId, record: &Inode) {
         self.put(life, keys::inode(inode), record);
         if let Some(file) = record.file().filter(|_| self.has_tiers) {
-            self.note_rest_or_writing(life, inode, file);
+            match file.object {
+                Some(object) if life == Life::Durable && file.is_settled() => {
+                    if !self.is_named(file) {
+                        self.arrivals.note_at_rest(inode, object, file.size);
+                    }
+                }
+                _ => self.arrivals.note_writing(inode),
+            }
         }
         if life == Life::Durable && record.file().is_some() {
             let unsettled = record.file().is_some_and(|file| file.unsettled);
@@ -423,10 +433,15 @@ impl Metadata {
     }
 
     /// The frozen layer could not be written: it goes back below the active one. Returns removed objects that the
-    /// database does not know: their files may go at once, and must where the disk is full of them.
-    pub fn thaw_failed(&mut self) -> Vec<ObjectId> {
+    /// database does not know: their files may go at once, and must where the disk is full of them. Once the database
+    /// has begun to write something and failed, nobody can tell what it knows on the disk.
+    pub fn thaw_failed(&mut self, has_begun: bool) -> Vec<ObjectId> {
+        self.is_base_known &= !has_begun;
         if let Some(layer) = self.committing.take() {
             self.active.absorb_older(Arc::unwrap_or_clone(layer));
+        }
+        if !self.is_base_known {
+            return Vec::new();
         }
         let Metadata { active: Layer { publish, removals, .. }, base, .. } = self;
         publish.retain(|object| !removals.contains(object));

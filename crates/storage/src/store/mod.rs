@@ -23,8 +23,6 @@ pub mod description;
 pub mod disk;
 pub mod event;
 pub mod events;
-#[cfg(test)]
-mod faulty_disk;
 mod flush;
 pub mod format;
 pub mod fsck;
@@ -443,3 +441,6 @@ fn layers(disk: Arc<dyn Disk>) -> io::Result<(WriteBuffer, Arc<Packs>, Arc<dyn D
     let disk = Arc::new(PackedDisk::new(disk, Arc::clone(&packs)));
     Ok((buffer, packs, disk))
 }
+
+#[cfg(test)]
+mod faulty_disk;

@@ -174,7 +174,7 @@ fn a_commit_that_failed_takes_its_events_along_when_it_is_tried_again() {
     opened.store.events.write_to(&mut opened.metadata);
     drop(opened.metadata.freeze().unwrap());
     opened.note(What::Deleted, 2);
-    opened.metadata.thaw_failed();
+    opened.metadata.thaw_failed(false);
     assert_eq!(opened.inodes(), [1, 2]);
     opened.commit();
     drop(opened);

@@ -26,18 +26,6 @@ impl Metadata {
         copy.is_some_and(|copy| copy.state != RemoteState::Held)
     }
 
-    /// The record of a file was written: whether the remote is to get it.
-    pub(super) fn note_rest_or_writing(&mut self, life: Life, id: InodeId, file: &FileRecord) {
-        match file.object {
-            Some(object) if life == Life::Durable && file.is_settled() => {
-                if !self.is_named(file) {
-                    self.arrivals.note_at_rest(id, object, file.size);
-                }
-            }
-            _ => self.arrivals.note_writing(id),
-        }
-    }
-
     /// A file that the remote does not have, or not reliably, shall be looked at.
     pub fn note_arrival(&mut self, id: InodeId) -> Result<(), StoreError> {
         let inode = self.inode(id)?;
