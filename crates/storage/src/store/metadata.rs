@@ -60,8 +60,8 @@ pub struct Metadata {
     active: Layer,
     committing: Option<Arc<Layer>>,
     base: redb::ReadOnlyTable<&'static [u8], &'static [u8]>,
-    /// Whether `base` is what the next mount would find.
-    is_base_known: bool,
+    /// Whether the next mount would find `base`.
+    on_disk: OnDisk,
     database: Arc<Database>,
     /// Objects whose file still lies in `staging/`.
     pub staged: BTreeSet<ObjectId>,
@@ -91,6 +91,15 @@ pub struct Metadata {
     pub names_changed: u64,
     /// Who relies on names of some directories.
     pub watches: Watches,
+}
+
+/// What the disk has of the database.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum OnDisk {
+    /// What the last commit wrote.
+    Base,
+    /// That, or what a commit wrote that failed.
+    Unknown,
 }
 
 impl Metadata {
@@ -133,7 +142,7 @@ impl Metadata {
             next_number: u64::from(epoch) << 32,
             has_tiers: false,
             has_remote_copies,
-            is_base_known: true,
+            on_disk: OnDisk::Base,
             arrivals: Arrivals::default(),
             unindexed: BTreeMap::new(),
             positions: BTreeSet::new(),
@@ -436,11 +445,13 @@ impl Metadata {
     /// database does not know: their files may go at once, and must where the disk is full of them. Once the database
     /// has begun to write something and failed, nobody can tell what it knows on the disk.
     pub fn thaw_failed(&mut self, has_begun: bool) -> Vec<ObjectId> {
-        self.is_base_known &= !has_begun;
+        if has_begun {
+            self.on_disk = OnDisk::Unknown;
+        }
         if let Some(layer) = self.committing.take() {
             self.active.absorb_older(Arc::unwrap_or_clone(layer));
         }
-        if !self.is_base_known {
+        if self.on_disk == OnDisk::Unknown {
             return Vec::new();
         }
         let Metadata { active: Layer { publish, removals, .. }, base, .. } = self;
