@@ -18,7 +18,7 @@ use crate::lie::Lie;
 use crate::log::{Change, Name, NameChange, NodeId, Step};
 
 /// Far more than any workload writes.
-const DISK_BYTES: u64 = 1 << 40;
+pub(crate) const DISK_BYTES: u64 = 1 << 40;
 
 /// The disk. Clones are the same disk.
 #[derive(Clone, Debug)]
@@ -33,6 +33,7 @@ struct Live {
     fault: Option<Fault>,
     lie: Option<Lie>,
     meanwhile: Option<Meanwhile>,
+    available_bytes: u64,
     /// How often it was asked to sync all files at once: it does so every other time.
     asked_for_all: u64,
 }
@@ -77,6 +78,7 @@ impl SimulatedDisk {
             fault: None,
             lie: None,
             meanwhile: None,
+            available_bytes: DISK_BYTES,
             asked_for_all: 0,
         };
         for (name, content) in &image.files {
@@ -88,6 +90,11 @@ impl SimulatedDisk {
 
     fn live(&self) -> MutexGuard<'_, Live> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Says that it has so much room, whatever is on it.
+    pub(crate) fn set_available_bytes(&self, bytes: u64) {
+        self.live().available_bytes = bytes;
     }
 
     /// What was done since the last call.
@@ -321,7 +328,8 @@ impl Disk for SimulatedDisk {
 
     fn space(&self) -> io::Result<Space> {
         let (total_bytes, inodes_total) = (DISK_BYTES, DISK_BYTES);
-        let (free_bytes, available_bytes, inodes_free) = (DISK_BYTES, DISK_BYTES, DISK_BYTES);
+        let (free_bytes, inodes_free) = (DISK_BYTES, DISK_BYTES);
+        let available_bytes = self.live().available_bytes;
         Ok(Space { total_bytes, free_bytes, available_bytes, inodes_total, inodes_free })
     }
 

@@ -46,6 +46,7 @@ impl<'a> Driver<'a> {
         kvfs::store::format::create(&disk).unwrap();
         let base = disk.image();
         let disk = SimulatedDisk::holding(&base);
+        disk.set_available_bytes(setup.available_bytes);
         if let Some(lie) = went_wrong.lie {
             disk.lie(lie);
         }

@@ -26,7 +26,8 @@ const KINDS: [Kind; 5] = [
 ];
 
 /// Workloads in which every sync belongs to a commit.
-const COMMITTED: [&str; 5] = ["files", "pages", "pages-in-memory", "rows", "short-packs"];
+const COMMITTED: [&str; 6] =
+    ["files", "pages", "pages-in-memory", "rows", "short-packs", "hollow-packs"];
 
 /// Whether the fault happened; or what was wrong afterwards.
 fn run(

@@ -21,7 +21,7 @@ use kvfs::tier::remote::names::Publisher;
 use kvfs::tier::remote::{self, BlobStore, Remote};
 use kvfs::tier::ssd::SsdTier;
 
-use crate::disk::SimulatedDisk;
+use crate::disk::{DISK_BYTES, SimulatedDisk};
 use crate::model::{Named, Seen, What};
 use crate::remote::{Blobs, MemoryRemote};
 
@@ -39,6 +39,8 @@ pub(crate) struct Setup {
     pub(crate) ram_bytes: Option<u64>,
     /// Files of up to so many bytes are put into packs.
     pub(crate) packed_bytes_max: u64,
+    /// Room that the disk says it has.
+    pub(crate) available_bytes: u64,
 }
 
 impl Setup {
@@ -48,6 +50,7 @@ impl Setup {
         budget_bytes: None,
         ram_bytes: None,
         packed_bytes_max: 0,
+        available_bytes: DISK_BYTES,
     };
 
     fn has_tiers(self) -> bool {

@@ -31,7 +31,11 @@ const LEAVING: Setup = Setup { has_remote: true, budget_bytes: Some(BUDGET_BYTES
 
 const PACKING: Setup = Setup { packed_bytes_max: 8 << 10, ..Setup::PLAIN };
 
-pub(crate) const ALL: [Workload; 13] = [
+/// Little enough for room to be given back where it is, and enough for what is valid to be copied.
+const NEARLY_FULL: Setup =
+    Setup { packed_bytes_max: 64 << 10, available_bytes: 100 << 20, ..Setup::PLAIN };
+
+pub(crate) const ALL: [Workload; 14] = [
     Workload { name: "files", setup: Setup::PLAIN, run: files },
     Workload { name: "pages", setup: Setup::PLAIN, run: pages },
     Workload {
@@ -48,6 +52,7 @@ pub(crate) const ALL: [Workload; 13] = [
         run: pages,
     },
     Workload { name: "short-packs", setup: PACKING, run: short_packs },
+    Workload { name: "hollow-packs", setup: NEARLY_FULL, run: hollow_packs },
     Workload {
         name: "encoding-packed",
         setup: Setup { packed_bytes_max: 64 << 10, ..ENCODING },
@@ -118,6 +123,30 @@ fn short_packs(driver: &mut Driver<'_>) {
         driver.remount();
         driver.commit();
     }
+}
+
+/// Less than half of a pack goes, then more; of one that is written to, and of one that has its index.
+fn hollow_packs(driver: &mut Driver<'_>) {
+    driver.directory("files/d");
+    let path = |file: u64| format!("files/d/{file}");
+    for file in 0..12 {
+        driver.write(&path(file), &fill(file, 20_000));
+    }
+    driver.commit();
+    for file in [1, 2, 3, 5] {
+        driver.unlink(&path(file));
+    }
+    driver.commit();
+    driver.overwrite(&path(4), 100, &fill(90, 300));
+    driver.remount();
+    driver.write(&path(12), &fill(12, 20_000));
+    driver.commit();
+    for file in [7, 8, 9, 10] {
+        driver.unlink(&path(file));
+    }
+    driver.commit();
+    driver.overwrite(&path(11), 100, &fill(91, 300));
+    driver.commit();
 }
 
 pub(crate) fn install(driver: &mut Driver<'_>, model: &Model) {
