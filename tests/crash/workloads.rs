@@ -129,22 +129,22 @@ fn short_packs(driver: &mut Driver<'_>) {
 fn hollow_packs(driver: &mut Driver<'_>) {
     driver.directory("files/d");
     let path = |file: u64| format!("files/d/{file}");
+    let unlink_and_commit = |driver: &mut Driver<'_>, files: [u64; 4]| {
+        for file in files {
+            driver.unlink(&path(file));
+        }
+        driver.commit();
+    };
     for file in 0..12 {
         driver.write(&path(file), &fill(file, 20_000));
     }
     driver.commit();
-    for file in [1, 2, 3, 5] {
-        driver.unlink(&path(file));
-    }
-    driver.commit();
+    unlink_and_commit(driver, [1, 2, 3, 5]);
     driver.overwrite(&path(4), 100, &fill(90, 300));
     driver.remount();
     driver.write(&path(12), &fill(12, 20_000));
     driver.commit();
-    for file in [7, 8, 9, 10] {
-        driver.unlink(&path(file));
-    }
-    driver.commit();
+    unlink_and_commit(driver, [7, 8, 9, 10]);
     driver.overwrite(&path(11), 100, &fill(91, 300));
     driver.commit();
 }

@@ -4,10 +4,10 @@
 //! all that came before it took the mutex, so a burst of fsyncs costs few disk flushes. A timer
 //! commits for those who never ask.
 
+use std::cell::Cell;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::PoisonError;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::health::Refusal;
 use super::{FileSystem, FsError};
@@ -60,7 +60,7 @@ impl FileSystem {
             outcome => outcome,
         };
         let lacks_room = room.is_err();
-        let has_begun = AtomicBool::new(false);
+        let has_begun = Cell::new(false);
         let write = AssertUnwindSafe(|| {
             room?;
             let checksums = self.core.persist(&frozen)?;
@@ -68,7 +68,7 @@ impl FileSystem {
             drop(frozen);
             self.core.amend(&checksums).map_or(Ok(()), |layer| {
                 self.core.describe(&layer);
-                has_begun.store(true, Ordering::Relaxed);
+                has_begun.set(true);
                 writer.write(&layer)
             })
         });
@@ -76,7 +76,7 @@ impl FileSystem {
         let panicked =
             |_| Err(StoreError::Io(io::Error::other("a fault of kvfs ended the commit")));
         let outcome = catch_unwind(write).unwrap_or_else(panicked);
-        self.conclude(outcome, lacks_room, has_begun.into_inner())?;
+        self.conclude(outcome, lacks_room, has_begun.get())?;
         *durable = generation;
         Ok(())
     }
