@@ -34,6 +34,19 @@ impl SmallDisk {
 
     /// XFS wants 300 MiB at least.
     pub(crate) fn with(format: Format, bytes: u64) -> SmallDisk {
+        let options: &[&str] = match format {
+            Format::Ext4 => &["-q", "-m", "0"],
+            Format::Xfs => &["-q"],
+        };
+        SmallDisk::made(format, options, bytes)
+    }
+
+    /// Ext4 with blocks of 1 KiB: a directory is soon as long as its blocks are.
+    pub(crate) fn with_small_blocks(bytes: u64) -> SmallDisk {
+        SmallDisk::made(Format::Ext4, &["-q", "-m", "0", "-b", "1024"], bytes)
+    }
+
+    fn made(format: Format, options: &[&str], bytes: u64) -> SmallDisk {
         let directory = scratch_directory();
         let image = directory.path().join("image");
         std::fs::File::create(&image).unwrap().set_len(bytes).unwrap();
@@ -41,11 +54,7 @@ impl SmallDisk {
             Format::Ext4 => Command::new("mkfs.ext4"),
             Format::Xfs => Command::new("mkfs.xfs"),
         };
-        match format {
-            Format::Ext4 => make.args(["-q", "-m", "0"]),
-            Format::Xfs => make.arg("-q"),
-        };
-        succeed(make.arg(&image));
+        succeed(make.args(options).arg(&image));
         let mountpoint = directory.path().join("disk");
         std::fs::create_dir(&mountpoint).unwrap();
         let disk = SmallDisk { mountpoint, image, _directory: directory };

@@ -11,6 +11,9 @@ mod lost;
 mod memory;
 mod room;
 
+use std::collections::BTreeSet;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use common::sys::sync_directory;
@@ -64,6 +67,7 @@ in_both_modes!(
     small_files_share_packs_through_remounts_and_crashes,
     pages_share_packs_and_have_twins,
     names_are_found_again_without_metadata,
+    notes_are_found_again_before_bytes_that_were_moved,
     a_larger_file_stays_alone_and_the_bound_can_change,
 );
 
@@ -114,16 +118,54 @@ fn names_are_found_again_without_metadata(mode: Mode) {
     std::fs::write(&files[4].0, b"a new version").unwrap();
     std::fs::remove_file(&files[5].0).unwrap();
     commit(&mount);
-    mount.unmount();
+    rebuild(&mut mount);
+    check(&[&files[..3], &files[6..]].concat());
+    assert!(std::fs::read(mount.files("renamed")).unwrap() == files[3].1);
+    assert_eq!(std::fs::read(&files[4].0).unwrap(), b"a new version");
+    assert_eq!(std::fs::read_dir(mount.files("")).unwrap().count(), 11);
+}
+
+/// The metadata is lost, and made anew from what the packs say.
+fn rebuild(mount: &mut Mount) {
+    assert!(mount.unmount().success());
     std::fs::remove_file(mount.store().join("meta.redb")).unwrap();
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_kvfs"));
     let ended = common::forks::output(command.args(["fsck", "--rebuild"]).arg(mount.store()));
     assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
     mount.mount();
-    check(&[&files[..3], &files[6..]].concat());
-    assert!(std::fs::read(mount.files("renamed")).unwrap() == files[3].1);
-    assert_eq!(std::fs::read(&files[4].0).unwrap(), b"a new version");
-    assert_eq!(std::fs::read_dir(mount.files("")).unwrap().count(), 11);
+}
+
+/// The bytes are copied out of their pack behind what was noted of them since.
+fn notes_are_found_again_before_bytes_that_were_moved(mode: Mode) {
+    let mut mount = packing(mode);
+    let kept = make(&mount, 4);
+    let gone: Vec<_> = (0..60).map(|number| mount.files(format!("gone{number}"))).collect();
+    for path in &gone {
+        std::fs::write(path, fill(9, 3000)).unwrap();
+    }
+    commit(&mount);
+    mount.remount();
+    let renamed = (mount.files("renamed"), kept[1].1.clone());
+    common::sys::rename(&kept[1].0, &renamed.0).unwrap();
+    std::fs::set_permissions(&kept[2].0, Permissions::from_mode(0o640)).unwrap();
+    let linked = (mount.files("linked"), kept[3].1.clone());
+    std::fs::hard_link(&kept[3].0, &linked.0).unwrap();
+    commit(&mount);
+    let before: BTreeSet<_> =
+        common::mount::files_below(&mount.store().join("packs")).into_iter().collect();
+    for path in &gone {
+        std::fs::remove_file(path).unwrap();
+    }
+    common::eventually("the first pack to go", || {
+        commit(&mount);
+        let now = common::mount::files_below(&mount.store().join("packs"));
+        (!now.contains(before.first()?)).then_some(())
+    });
+    rebuild(&mut mount);
+    check(&[kept[0].clone(), renamed, kept[2].clone(), kept[3].clone(), linked]);
+    let mode = std::fs::metadata(&kept[2].0).unwrap().permissions().mode();
+    assert_eq!(mode & 0o7777, 0o640);
+    assert_eq!(std::fs::read_dir(mount.files("")).unwrap().count(), 5);
 }
 
 fn a_larger_file_stays_alone_and_the_bound_can_change(mode: Mode) {

@@ -159,6 +159,51 @@ fn a_full_disk_gives_room_back(mode: Mode) {
     fsck(mount.store(), false);
 }
 
+/// A commit moves new files into directories that need another block, and takes large ones out.
+fn removals_make_room_beside_new_files(mode: Mode) {
+    crate::require!(fuse, root, r#loop);
+    let disk = SmallDisk::with_small_blocks(128 << 20);
+    let options = ["--pack", "0"];
+    let mut mount = Mount::of_store_with(mode, &options, &disk.mountpoint.join("store"));
+    let large: Vec<_> = (0..5).map(|number| mount.files(format!("large{number}"))).collect();
+    for path in &large {
+        write_and_close(path, &fill(1, 4 << 20)).unwrap();
+    }
+    sync_directory(mount.path()).unwrap();
+    let filler = std::fs::File::create(disk.mountpoint.join("filler")).unwrap();
+    let free = || nix::sys::statvfs::statvfs(&disk.mountpoint).unwrap().blocks_free() << 10;
+    let mut length = 0;
+    while free() > 1 << 20 && filler.write_all_at(&[1; 8192], length).is_ok() {
+        length += 8192;
+    }
+    let refused =
+        |number: &u32| write_and_close(mount.files(format!("new{number}")), &[2; 100]).is_err();
+    assert!((0..20_000).filter(refused).take(10).count() == 10, "the disk is not full");
+    for path in &large {
+        std::fs::remove_file(path).unwrap();
+    }
+    eventually("the removal to be durable", || sync_directory(mount.path()).ok());
+    eventually("room to come back", || (free() > 8 << 20).then_some(()));
+    let kept = (mount.files("kept"), fill(3, 4 << 20));
+    write_and_close(&kept.0, &kept.1).unwrap();
+    sync_directory(mount.path()).unwrap();
+    mount.crash();
+    check(&[kept]);
+    assert!(!large[0].exists());
+    assert!(mount.unmount().success());
+    fsck(mount.store(), false);
+}
+
+#[test]
+fn removals_make_room_beside_new_files_passthrough() {
+    removals_make_room_beside_new_files(Mode::Passthrough);
+}
+
+#[test]
+fn removals_make_room_beside_new_files_served() {
+    removals_make_room_beside_new_files(Mode::Served);
+}
+
 #[test]
 fn a_full_disk_gives_room_back_passthrough() {
     a_full_disk_gives_room_back(Mode::Passthrough);

@@ -18,6 +18,7 @@ in_both_modes!(
     a_damaged_raw_file_is_replaced_by_its_encoded_copy,
     a_crash_at_any_time_loses_nothing,
     without_records_encoded_copies_are_found_again,
+    names_of_what_was_written_in_memory_are_found_again,
     objects_are_encoded_before_they_leave_for_the_remote,
     what_the_disk_has_no_room_for_is_decoded_into_memory,
 );
@@ -294,6 +295,26 @@ fn without_records_encoded_copies_are_found_again(mode: Mode) {
     mount.mount();
     assert_same(&files);
     assert_eq!(mount.status("errors"), "0");
+}
+
+/// The copy in memory takes the place of the file that says where it belongs.
+fn names_of_what_was_written_in_memory_are_found_again(mode: Mode) {
+    let mut mount = Mount::with_options(mode, &["--ram", "64M", "--pack", "0"]);
+    let path = mount.files("f");
+    let mut bytes = fill(1, 200_000);
+    write_and_close(&path, &bytes).unwrap();
+    sync_directory(mount.path()).unwrap();
+    crate::common::sys::setxattr(&path, "user.kvfs.tier", b"ram").unwrap();
+    assert_eq!(getxattr(&path, "user.kvfs.tier").unwrap(), "ram");
+    open(&path, libc::O_RDWR).unwrap().write_all_at(b"in place", 100).unwrap();
+    bytes[100..108].copy_from_slice(b"in place");
+    sync_directory(mount.path()).unwrap();
+    assert!(mount.unmount().success());
+    std::fs::remove_file(mount.store().join("meta.redb")).unwrap();
+    let (sound, text) = fsck(mount.store(), &["--rebuild"]);
+    assert!(sound, "{text}");
+    mount.mount();
+    assert_same(&[(path, bytes)]);
 }
 
 fn objects_are_encoded_before_they_leave_for_the_remote(mode: Mode) {

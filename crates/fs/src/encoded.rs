@@ -139,6 +139,8 @@ impl FileSystem {
             state.metadata.forget_encoded_copy(object)?;
             return Err(error.into());
         }
+        // A commit may have noted another name since the copy was begun.
+        self.core.store.carry_note(&DiskPath::Object(object), &DiskPath::Encoded(object));
         tiers.copies.note_encoded(object, item.length, copy, false);
         tiers.counters.moved(Tier::Ssd, Tier::Ssd, item.length);
         Ok(())

@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 
 use super::InUse;
 use super::remove::{Kept, Removal, is_used_since};
+use super::rights::Right;
 use crate::attributes::Place;
 use crate::core::happened;
 use crate::core::stale::{mark_stale_without_names, tell_stale};
@@ -47,6 +48,7 @@ struct Piece {
 /// What goes at once.
 #[derive(Debug)]
 struct Going<'a> {
+    right: Right<'a>,
     /// The last first.
     ranges: &'a [(u64, Vec<Piece>)],
     /// The pages of a range of which only states go, and the tokens stay: nobody may use them either.
@@ -75,11 +77,14 @@ struct NewTokens {
 impl FileSystem {
     /// Removes pages from the end of a sequence until so many bytes are gone, or all of it.
     pub(super) fn cut_from_end(
-        &self, sequence: InodeId, bytes_max: u64, (used, why): (Time, &str),
+        &self, sequence: InodeId, bytes_max: u64, (right, why): (Right<'_>, &str),
     ) -> Result<Removal, FsError> {
-        let event = Event { used: Some(used), ..Event::new(What::Deleted, why).of(sequence) };
+        if !right.holds(self, &self.core.state())? {
+            return Ok(Removal { kept: Some(Kept::Changed), ..Removal::default() });
+        }
+        let event = Event { used: right.used(), ..Event::new(What::Deleted, why).of(sequence) };
         let mut listed = self.list_sequence(sequence)?;
-        let thinned = self.thin(&event, sequence, &mut listed, bytes_max)?;
+        let thinned = self.thin((right, &event), sequence, &mut listed, bytes_max)?;
         if thinned.kept.is_some() || thinned.bytes >= bytes_max {
             return Ok(thinned);
         }
@@ -96,10 +101,10 @@ impl FileSystem {
             pages += pieces.len();
         }
         let ends = chosen.len() == listed.pieces.len();
-        let going = Going { ranges: &chosen, beside: None };
+        let going = Going { right, ranges: &chosen, beside: None };
         let mut removal = self.cut(&event, sequence, &listed, &going)?;
         if removal.kept.is_none() && ends {
-            let rest = self.remove_rest(event, sequence)?;
+            let rest = self.remove_rest(event, right, sequence)?;
             removal.files += rest.files;
             removal.bytes += rest.bytes;
             removal.kept = rest.kept;
@@ -113,7 +118,8 @@ impl FileSystem {
 
     /// Removes states of the last range, the last first, as long as the range is more than one cut removes.
     fn thin(
-        &self, event: &Event, sequence: InodeId, listed: &mut Listed, bytes_max: u64,
+        &self, (right, event): (Right<'_>, &Event), sequence: InodeId, listed: &mut Listed,
+        bytes_max: u64,
     ) -> Result<Removal, FsError> {
         let mut thinned = Removal::default();
         if listed.is_whole {
@@ -127,7 +133,7 @@ impl FileSystem {
             let surplus = pages.len() + states.len() - PAGES_MAX;
             let last = states.split_off(states.len() - surplus.min(PAGES_MAX).min(states.len()));
             let ranges = [(start, last)];
-            let going = Going { ranges: &ranges, beside: Some(&pages) };
+            let going = Going { right, ranges: &ranges, beside: Some(&pages) };
             let removal = self.cut(event, sequence, listed, &going)?;
             thinned.files += removal.files;
             thinned.bytes += removal.bytes;
@@ -204,7 +210,7 @@ impl FileSystem {
     fn cut(
         &self, event: &Event, sequence: InodeId, listed: &Listed, chosen: &Going<'_>,
     ) -> Result<Removal, FsError> {
-        let &Going { ranges: chosen, beside } = chosen;
+        let &Going { right, ranges: chosen, beside } = chosen;
         let (Some((last, _)), Some((first, _))) = (chosen.first(), chosen.last()) else {
             return Ok(Removal::default());
         };
@@ -213,12 +219,12 @@ impl FileSystem {
             self.lets_go(piece.id);
         }
         let mut state = self.core.state_to_change()?;
-        let mut kept = None;
+        let used = right.used();
+        let mut kept = (!right.holds(self, &state)?).then_some(Kept::Changed);
         let is_followed = self.is_followed(&mut state, (sequence, listed), *last)?;
-        if is_followed || !self.is_same(&state, (listed, event.used), tokens.as_ref())? {
-            kept = Some(Kept::InUse);
+        if is_followed || !self.is_same(&state, (listed, used), tokens.as_ref())? {
+            kept = kept.or(Some(Kept::InUse));
         }
-        let used = event.used;
         let beside_kept = self.keeps_any(&state, beside.unwrap_or_default(), used)?;
         kept = kept.or(beside_kept);
         let mut going = Vec::new();
@@ -350,7 +356,12 @@ impl FileSystem {
     }
 
     /// Removes a sequence and what is left in it, as far as nobody uses it.
-    fn remove_rest(&self, event: Event, sequence: InodeId) -> Result<Removal, FsError> {
+    fn remove_rest(
+        &self, event: Event, right: Right<'_>, sequence: InodeId,
+    ) -> Result<Removal, FsError> {
+        if !right.holds(self, &self.core.state())? {
+            return Ok(Removal { kept: Some(Kept::Changed), ..Removal::default() });
+        }
         let Kind::Directory { parent, name, .. } = self.core.state().inode(sequence)?.kind else {
             return Ok(Removal::default());
         };

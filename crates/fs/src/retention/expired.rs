@@ -5,12 +5,14 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use super::remove::Removal;
+use super::rights::Right;
 use super::uses::after;
 use super::{LOOK_INTERVAL, Reason, TTL, WALKS_APART, policy};
 use crate::attributes::Place;
+use crate::core::state::State;
 use crate::{FileSystem, FsError};
 use kvfs_storage::store::keys;
-use kvfs_storage::store::record::{InodeId, Role, Time};
+use kvfs_storage::store::record::{Inode, InodeId, Role, Time};
 
 /// Files removed in one step.
 const FILES_PER_STEP: usize = 1024;
@@ -30,11 +32,9 @@ impl FileSystem {
         if !expired.is_empty() {
             let mut total = Removal::default();
             for (id, place) in self.names_of(&expired)? {
-                if !self.core.state().owner_may_remove(id, &place)? {
-                    continue;
-                }
-                let removal =
-                    self.remove_file(id, &place, None, Some("its own time to live was over"))?;
+                let right = Right::OwnTime(id, &place);
+                let why = Some("its own time to live was over");
+                let removal = self.remove_file(id, &place, right, why)?;
                 self.retention.counters.removed(Reason::Ttl.name(), removal.files, removal.bytes);
                 total.files += removal.files;
                 total.bytes += removal.bytes;
@@ -58,17 +58,13 @@ impl FileSystem {
         let mut expired = BTreeSet::new();
         for id in files {
             let state = self.core.state();
-            let value = state.metadata.attribute(id, TTL)?;
-            let ttl = value.and_then(|value| policy::parse(TTL, &value));
-            let (Some(inode), Some(ttl)) = (state.metadata.inode(id)?, ttl) else {
-                drop(state);
+            let time = self.own_time(&state, id)?;
+            let is_limited = state.metadata.attribute(id, TTL)?.is_some();
+            drop(state);
+            if !is_limited {
                 self.retention.policies().forget(id);
-                continue;
-            };
-            let is_plain = inode.file().is_some_and(|file| file.role == Role::Plain);
-            let shown = state.attributes_of(&self.core.store, id, &inode);
-            let changed = shown.map_or(inode.mtime, |shown| shown.mtime);
-            if is_plain && after(changed, Duration::from_secs(ttl)) <= now {
+            }
+            if time.is_some_and(|time| time <= now) {
                 expired.insert(id);
             }
             if expired.len() >= FILES_PER_STEP {
@@ -76,6 +72,18 @@ impl FileSystem {
             }
         }
         Ok(expired)
+    }
+
+    /// When a file will have lived for its own time; nothing for what has none, or is no plain file.
+    pub(super) fn own_time(&self, state: &State, id: InodeId) -> Result<Option<Time>, FsError> {
+        let value = state.metadata.attribute(id, TTL)?;
+        let ttl = value.and_then(|value| policy::parse(TTL, &value));
+        let inode = state.metadata.inode(id)?;
+        let is_plain = |inode: &Inode| inode.file().is_some_and(|file| file.role == Role::Plain);
+        let (Some(inode), Some(ttl)) = (inode.filter(is_plain), ttl) else { return Ok(None) };
+        let shown = state.attributes_of(&self.core.store, id, &inode);
+        let changed = shown.map_or(inode.mtime, |shown| shown.mtime);
+        Ok(Some(after(changed, Duration::from_secs(ttl))))
     }
 
     /// The names of some files, as of the last commit.

@@ -271,8 +271,8 @@ impl FileSystem {
             self.retention.policies().forget(id);
             return Ok(None);
         };
-        let root = Root { id, class, owner: directory.uid };
-        Ok(Some(Pass::new(root, policy, state.metadata.names_changed, is_clock_good)))
+        let root = Root { id, class, policy, owner: directory.uid };
+        Ok(Some(Pass::new(root, state.metadata.names_changed, is_clock_good)))
     }
 
     fn is_walk_due(&self, walked: &Walked, policy: Policy) -> bool {

@@ -6,7 +6,6 @@
 use std::collections::{BTreeMap, BinaryHeap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
-use super::policy::Policy;
 use super::remove::{Kept, Removal};
 use super::rights::Root;
 use super::uses::after;
@@ -73,7 +72,6 @@ struct SeenSequence {
 pub(super) struct Pass {
     pub(super) root: InodeId,
     limited: Root,
-    policy: Policy,
     /// Nothing is too old by a clock that is doubted.
     is_clock_good: bool,
     begun: Instant,
@@ -140,13 +138,10 @@ struct Seen {
 }
 
 impl Pass {
-    pub(super) fn new(
-        limited: Root, policy: Policy, names_changed: u64, is_clock_good: bool,
-    ) -> Pass {
+    pub(super) fn new(limited: Root, names_changed: u64, is_clock_good: bool) -> Pass {
         let mut pass = Pass {
             root: limited.id,
             limited,
-            policy,
             is_clock_good,
             begun: Instant::now(),
             now: Time::now(),
@@ -166,7 +161,7 @@ impl Pass {
         let frame = Frame {
             directory: limited.id,
             offset: 0,
-            ttl: policy.ttl,
+            ttl: limited.policy.ttl,
             in_sequence: false,
             own_only: false,
         };
@@ -176,7 +171,7 @@ impl Pass {
 
     pub(super) fn walked(self) -> Walked {
         Walked {
-            policy: self.policy,
+            policy: self.limited.policy,
             at: Instant::now(),
             took: self.begun.elapsed(),
             names_changed: self.names_changed,
@@ -253,7 +248,9 @@ impl Pass {
         if let Some(expired) = self.expired.pop_front() {
             return Some(expired);
         }
-        if self.phase == Phase::Removing && self.policy.bytes.is_some_and(|limit| held > limit) {
+        if self.phase == Phase::Removing
+            && self.limited.policy.bytes.is_some_and(|limit| held > limit)
+        {
             self.phase = Phase::MakingRoom;
             self.leaving = std::mem::take(&mut self.oldest).into_sorted_vec().into();
         }
@@ -275,13 +272,13 @@ impl Pass {
 
     /// Bytes that must go, if any, for a part of the size to be free.
     fn excess(&self, held: u64) -> u64 {
-        self.policy.bytes.map_or(0, |limit| held.saturating_sub(limit - limit / FREED_PART))
+        self.limited.policy.bytes.map_or(0, |limit| held.saturating_sub(limit - limit / FREED_PART))
     }
 
     /// Decides whether something is too old, or could go for room.
     fn judge(&mut self, unit: Unit, changed: Time, ttl: Option<Duration>) {
         let ends = [
-            (self.policy.age.map(|age| after(unit.used, age)), Reason::Age),
+            (self.limited.policy.age.map(|age| after(unit.used, age)), Reason::Age),
             (ttl.map(|ttl| after(changed, ttl)), Reason::Ttl),
         ];
         for (end, reason) in ends {
@@ -301,7 +298,7 @@ impl Pass {
             }
             return;
         }
-        if self.policy.bytes.is_some() {
+        if self.limited.policy.bytes.is_some() {
             self.oldest.push(unit);
             if self.oldest.len() > UNITS_MAX {
                 self.oldest.pop();
@@ -427,7 +424,7 @@ impl FileSystem {
         let path = self.core.state().directory_path(pass.root).unwrap_or_default();
         let outcome = self.remove_batch(pass, &mut gone, &path);
         if !gone.0.is_empty() {
-            log::info!("{path}: deleted beyond its limits ({}): {gone}", pass.policy);
+            log::info!("{path}: deleted beyond its limits ({}): {gone}", pass.limited.policy);
         }
         outcome
     }
@@ -442,7 +439,7 @@ impl FileSystem {
                 Reason::Size => pass.excess(held),
                 Reason::Age | Reason::Ttl => u64::MAX,
             };
-            let why = reason.explain(path, pass.policy);
+            let why = reason.explain(path, pass.limited.policy);
             let removal = self.remove_unit(&pass.limited, &unit, bytes_max, &why)?;
             gone.add(reason, &removal);
             let is_committing = removal.kept == Some(Kept::Committing);

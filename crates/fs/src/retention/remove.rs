@@ -1,7 +1,7 @@
 //! Removing one file or sequence, unless somebody wants it after all.
 
 use super::pass::{Unit, What};
-use super::rights::Root;
+use super::rights::{Right, Root};
 use crate::attributes::Place;
 use crate::core::happened;
 use crate::core::stale::{mark_stale_without_names, tell_stale};
@@ -50,27 +50,26 @@ impl FileSystem {
     pub(super) fn remove_unit(
         &self, root: &Root, unit: &Unit, bytes_max: u64, why: &str,
     ) -> Result<Removal, FsError> {
-        if !self.core.state().may_still_go(root, unit)? {
-            return Ok(Removal { kept: Some(Kept::Changed), ..Removal::default() });
-        }
+        let right = Right::Limit(root, unit);
         match &unit.what {
-            What::File(id, place) => self.remove_file(*id, place, Some(unit.used), Some(why)),
-            What::Sequence(directory) => self.cut_from_end(*directory, bytes_max, (unit.used, why)),
+            What::File(id, place) => self.remove_file(*id, place, right, Some(why)),
+            What::Sequence(directory) => self.cut_from_end(*directory, bytes_max, (right, why)),
         }
     }
 
-    /// Removes one name of a file that was last used at that time. `why` is told, if it goes for itself.
+    /// Removes one name of a file. `why` is told, if it goes for itself.
     pub(super) fn remove_file(
-        &self, id: InodeId, place: &Place, used: Option<Time>, why: Option<&str>,
+        &self, id: InodeId, place: &Place, right: Right<'_>, why: Option<&str>,
     ) -> Result<Removal, FsError> {
         // Or the kernel itself has it open for the next reader.
         self.lets_go(id);
         let mut state = self.core.state_to_change()?;
         let entry = state.entry(place.parent, &place.name)?;
         let inode = state.metadata.inode(id)?;
-        let is_same = entry.is_some_and(|entry| entry.inode == id);
-        let stays = |inode: &Inode| is_same && !is_used_since(self, &state, (id, inode), used);
-        let Some(mut inode) = inode.filter(stays) else {
+        let used = right.used();
+        let may_go = entry.is_some_and(|entry| entry.inode == id) && right.holds(self, &state)?;
+        let goes = |inode: &Inode| may_go && !is_used_since(self, &state, (id, inode), used);
+        let Some(mut inode) = inode.filter(goes) else {
             return Ok(Removal { kept: Some(Kept::Changed), ..Removal::default() });
         };
         if let Some(kept) = self.keeps(&state, id, &inode)? {
@@ -149,35 +148,113 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::Caller;
+    use crate::retention::{QUOTA, TTL};
+    use crate::{Caller, NewTime, SetAttributes};
     use kvfs_observe::Observer;
     use kvfs_storage::store::Store;
 
     const FILES: InodeId = InodeId(3);
 
-    /// A walk has seen a file, and then somebody writes to it and syncs it.
-    #[test]
-    fn what_is_written_after_the_walk_stays() {
+    struct Limited {
+        fs: FileSystem,
+        _directory: tempfile::TempDir,
+        root: Root,
+        place: Place,
+        id: InodeId,
+    }
+
+    /// A directory with a quota, and in it a file that belongs to somebody else.
+    fn limited() -> Limited {
         let directory = tempfile::tempdir().unwrap();
         let store = Store::open_or_create(&directory.path().join("store")).unwrap();
         // Room for all that the kernel is told: a removal waits while there is none.
-        let (sender, _invalidations) = crossbeam_channel::bounded(16);
+        let (sender, _invalidations) = crossbeam_channel::bounded(64);
         let (fs, _) = FileSystem::open(store, Arc::new(Observer::new()), sender).unwrap();
+        fs.set_limit(FILES, QUOTA, b"1").unwrap();
+        let policy = fs.retention.policies().directories[&FILES];
+        let (owned, class) = fs.core.state().directory(FILES).unwrap();
+        let root = Root { id: FILES, class, policy, owner: owned.uid };
         let place = Place { parent: FILES, name: b"file".to_vec() };
-        let created = fs.create(&place, 0o644, Caller::DAEMON, true).unwrap();
+        let created = fs.create(&place, 0o644, Caller { uid: 1000, gid: 1000 }, true).unwrap();
         let id = created.found.attributes.inode;
         fs.release(created.opened.handle).unwrap();
         fs.commit().unwrap();
-        let seen = fs.core.state().attributes(&fs.core.store, id).unwrap().mtime;
-        let opened = fs.open_file(id, libc::O_WRONLY).unwrap();
+        Limited { fs, _directory: directory, root, place, id }
+    }
+
+    impl Limited {
+        fn modified(&self) -> Time {
+            self.fs.core.state().attributes(&self.fs.core.store, self.id).unwrap().mtime
+        }
+
+        /// What becomes of the file, which a walk has seen as it was used last at that time.
+        fn remove(&self, used: Time) -> Removal {
+            let unit = Unit { used, what: What::File(self.id, self.place.clone()) };
+            self.fs.remove_unit(&self.root, &unit, u64::MAX, "quota").unwrap()
+        }
+
+        fn give(&self, id: InodeId, uid: u32) {
+            let set = SetAttributes { uid: Some(uid), ..SetAttributes::default() };
+            self.fs.set_attributes(id, &set).unwrap();
+        }
+    }
+
+    impl Limited {
+        /// The file has a time to live, which is over.
+        fn live_for_a_second(&self) {
+            self.fs.set_limit(self.id, TTL, b"1").unwrap();
+            let old = NewTime::At(Time { seconds: 1, nanoseconds: 0 });
+            let set = SetAttributes { mtime: Some(old), ..SetAttributes::default() };
+            self.fs.set_attributes(self.id, &set).unwrap();
+        }
+    }
+
+    #[test]
+    fn what_is_written_after_the_walk_stays() {
+        let limited = limited();
+        let (fs, seen) = (&limited.fs, limited.modified());
+        let opened = fs.open_file(limited.id, libc::O_WRONLY).unwrap();
         std::thread::sleep(std::time::Duration::from_millis(20));
         fs.write(opened.handle, 0, b"written", false).unwrap();
         fs.sync_file(opened.handle).unwrap();
         fs.release(opened.handle).unwrap();
-        let outcome = fs.remove_file(id, &place, Some(seen), Some("age")).unwrap();
-        assert_eq!(outcome.kept, Some(Kept::Changed));
-        let written = fs.core.state().attributes(&fs.core.store, id).unwrap().mtime;
-        let outcome = fs.remove_file(id, &place, Some(written), Some("age")).unwrap();
+        assert_eq!(limited.remove(seen).kept, Some(Kept::Changed));
+        let outcome = limited.remove(limited.modified());
         assert_eq!((outcome.kept, outcome.files), (None, 1));
+    }
+
+    #[test]
+    fn a_limit_that_was_taken_away_removes_nothing() {
+        let limited = limited();
+        limited.fs.remove_limit(FILES, QUOTA).unwrap();
+        assert_eq!(limited.remove(limited.modified()).kept, Some(Kept::Changed));
+        limited.fs.set_limit(FILES, QUOTA, b"2").unwrap();
+        assert_eq!(limited.remove(limited.modified()).kept, Some(Kept::Changed));
+        limited.fs.set_limit(FILES, QUOTA, b"1").unwrap();
+        assert_eq!(limited.remove(limited.modified()).files, 1);
+    }
+
+    #[test]
+    fn a_limit_whose_directory_has_another_owner_removes_nothing() {
+        let limited = limited();
+        limited.give(FILES, 1000);
+        assert_eq!(limited.remove(limited.modified()).kept, Some(Kept::Changed));
+    }
+
+    /// Its owner could not remove it from a directory of somebody else; whoever has it now could, and gave it no time.
+    #[test]
+    fn a_time_to_live_goes_with_the_owner_who_gave_it() {
+        let limited = limited();
+        let (fs, id) = (&limited.fs, limited.id);
+        limited.live_for_a_second();
+        let right = Right::OwnTime(id, &limited.place);
+        let outcome = fs.remove_file(id, &limited.place, right, None).unwrap();
+        assert_eq!(outcome.kept, Some(Kept::Changed), "the directory is not its owner's");
+        limited.give(FILES, 1001);
+        limited.give(id, 1001);
+        let outcome = fs.remove_file(id, &limited.place, right, None).unwrap();
+        assert_eq!(outcome.kept, Some(Kept::Changed), "the limit was of another owner");
+        limited.live_for_a_second();
+        assert_eq!(fs.remove_file(id, &limited.place, right, None).unwrap().files, 1);
     }
 }

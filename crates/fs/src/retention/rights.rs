@@ -1,18 +1,57 @@
 //! What a limit may delete: no more than the owner of the limited directory could. A walk asks when it finds
-//! something and the removal asks again, since owners and modes may have changed in between.
+//! something and the removal asks again with the state held, since limits, owners and modes may have changed in between.
 
 use super::pass::{Unit, What};
-use crate::FsError;
+use super::policy::Policy;
 use crate::attributes::Place;
 use crate::core::rights::User;
 use crate::core::state::State;
-use kvfs_storage::store::record::{DEPTH_MAX, DirectoryClass, Inode, InodeId, Kind};
+use crate::{FileSystem, FsError};
+use kvfs_storage::store::record::{DEPTH_MAX, DirectoryClass, Inode, InodeId, Kind, Time};
+
+/// Why something goes that nobody removes by its path.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Right<'a> {
+    /// A limit of a directory.
+    Limit(&'a Root, &'a Unit),
+    /// A time to live of a file's own, for one of its names.
+    OwnTime(InodeId, &'a Place),
+    /// The rest of the directory that it is in has gone.
+    Directory,
+}
+
+impl Right<'_> {
+    /// When what goes was used last; what is used later stays.
+    pub(super) fn used(self) -> Option<Time> {
+        match self {
+            Right::Limit(_, unit) => Some(unit.used),
+            Right::OwnTime(..) | Right::Directory => None,
+        }
+    }
+
+    /// Whether what it is about may still go.
+    pub(super) fn holds(self, fs: &FileSystem, state: &State) -> Result<bool, FsError> {
+        match self {
+            Right::Limit(root, unit) => {
+                let policy = fs.retention.policies().directories.get(&root.id).copied();
+                Ok(policy == Some(root.policy) && state.may_still_go(root, unit)?)
+            }
+            Right::OwnTime(id, place) => {
+                let time = fs.own_time(state, id)?;
+                Ok(time.is_some_and(|time| time <= Time::now())
+                    && state.owner_may_remove(id, place)?)
+            }
+            Right::Directory => Ok(true),
+        }
+    }
+}
 
 /// A directory with a limit.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Root {
     pub(super) id: InodeId,
     pub(super) class: DirectoryClass,
+    pub(super) policy: Policy,
     /// Whoever owns a directory may limit it, and the limit deletes only what its owner could.
     pub(super) owner: u32,
 }
@@ -26,7 +65,7 @@ impl Root {
 
 impl State {
     /// Whether the owner of a file, who gave it its time to live, could remove this name of it by its path.
-    pub(super) fn owner_may_remove(&self, id: InodeId, place: &Place) -> Result<bool, FsError> {
+    fn owner_may_remove(&self, id: InodeId, place: &Place) -> Result<bool, FsError> {
         let found = (self.metadata.inode(id)?, self.metadata.inode(place.parent)?);
         let (Some(file), Some(directory)) = found else { return Ok(false) };
         let owner = User::of(file.uid);
@@ -51,7 +90,7 @@ impl State {
     }
 
     /// Whether what a walk has found is still for the owner of the limit to remove.
-    pub(super) fn may_still_go(&self, root: &Root, unit: &Unit) -> Result<bool, FsError> {
+    fn may_still_go(&self, root: &Root, unit: &Unit) -> Result<bool, FsError> {
         let limited = self.metadata.inode(root.id)?;
         if limited.is_none_or(|limited| limited.uid != root.owner) {
             return Ok(false);

@@ -1,6 +1,7 @@
 //! Removing a directory with all that is in it.
 
 use super::remove::{Kept, Removal};
+use super::rights::Right;
 use crate::attributes::Place;
 use crate::core::stale::{mark_stale_without_names, tell_stale, told};
 use crate::{FileSystem, FsError};
@@ -67,7 +68,7 @@ impl FileSystem {
     /// Removes a name that is no directory's.
     fn remove_leaf(&self, place: &Place, entry: Entry, in_use: InUse) -> Result<Removal, FsError> {
         if entry.file_type == libc::S_IFREG && in_use == InUse::Stays {
-            return self.remove_file(entry.inode, place, None, None);
+            return self.remove_file(entry.inode, place, Right::Directory, None);
         }
         self.unlink(place)?;
         self.tell_gone((place.parent, entry.inode), in_use)?;

@@ -42,7 +42,9 @@ pub fn publish<'a>(
     ready.extend(flushed.iter().map(|copy| copy.object));
     let mut directories = BTreeSet::new();
     for object in ready {
-        match store.disk.rename(&DiskPath::Staging(object), &DiskPath::Object(object)) {
+        let rename = || store.disk.rename(&DiskPath::Staging(object), &DiskPath::Object(object));
+        // The directory may need another block, and the same commit may be what makes room.
+        match store.reserve.lend(store.disk.as_ref(), rename) {
             Ok(()) => {
                 directories.insert(DiskDirectory::ObjectShard(shard(object)));
                 moved(object);
@@ -60,7 +62,7 @@ pub fn publish<'a>(
 /// Makes the bytes of these objects durable; those that have a file.
 fn sync_all(store: &Store, objects: &[ObjectId]) -> io::Result<Vec<ObjectId>> {
     for object in objects {
-        store.buffer.put_on_disk(*object)?;
+        store.reserve.lend(store.disk.as_ref(), || store.buffer.put_on_disk(*object))?;
     }
     if store.disk.sync_all_files(objects.len())? {
         return Ok(objects.to_vec());

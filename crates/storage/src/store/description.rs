@@ -86,6 +86,26 @@ impl Store {
         self.packs.set_notes(&encoded.collect::<Vec<_>>())
     }
 
+    /// Notes of another copy of an object what is noted of one, as far as it can be noted there.
+    pub fn carry_note(&self, from: &DiskPath, to: &DiskPath) {
+        let carry = || -> io::Result<()> {
+            // Until nobody has noted something else meanwhile.
+            while let Some(note) = self.disk.note(from)? {
+                if self.disk.note(to)?.as_ref() == Some(&note) {
+                    break;
+                }
+                self.disk.set_note(to, &note)?;
+            }
+            Ok(())
+        };
+        match carry() {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                log::debug!("{}: where it belongs is not noted: {error}", to.relative().display());
+            }
+            _ => {}
+        }
+    }
+
     /// What is noted of an object.
     pub fn description(&self, object: ObjectId) -> Option<Description> {
         let paths = [DiskPath::Object(object), DiskPath::Encoded(object)];
@@ -97,4 +117,27 @@ impl Store {
 fn had_checksum(note: Option<Vec<u8>>) -> bool {
     let note = note.and_then(|note| super::database::decode::<Description>(&note).ok());
     note.is_some_and(|note| note.object.checksum.is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_note_is_carried_to_a_copy_and_what_has_none_is_left_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::open_or_create(&directory.path().join("store")).unwrap();
+        let (raw, copy) = (DiskPath::Object(ObjectId(1)), DiskPath::Encoded(ObjectId(1)));
+        // Neither is there.
+        store.carry_note(&raw, &copy);
+        for path in [&raw, &copy] {
+            store.disk.create(path).unwrap();
+        }
+        store.disk.set_note(&copy, b"before").unwrap();
+        store.carry_note(&raw, &copy);
+        assert_eq!(store.disk.note(&copy).unwrap().unwrap(), b"before");
+        store.disk.set_note(&raw, b"after").unwrap();
+        store.carry_note(&raw, &copy);
+        assert_eq!(store.disk.note(&copy).unwrap().unwrap(), b"after");
+    }
 }

@@ -59,6 +59,8 @@ fn write_one(store: &Store, copy: Flushed, buffer: &mut Buffer) -> io::Result<()
         copy_all(source.as_ref(), target.as_ref())?
     };
     target.set_modified(source.stat()?.mtime)?;
+    // It takes the place of the file that has the note.
+    store.carry_note(&DiskPath::Object(copy.object), &path);
     target.sync()?;
     if let Some(ram) = &store.ram {
         ram.count_flush(bytes);

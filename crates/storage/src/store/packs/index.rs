@@ -44,15 +44,20 @@ pub(super) struct Index {
 /// A record of an object's bytes that is not valid any more, and that no record says so of.
 pub(super) type Dead = (ObjectId, Place);
 
-/// Bytes of objects that have others by what the records say, the newest last. They count again if those turn out
-/// to be gone: of a copy that nobody was told to have, for one.
+/// What has to be known besides while records are read.
 #[derive(Debug, Default)]
-pub(super) struct Covered(HashMap<ObjectId, Vec<Entry>>);
+pub(super) struct Replay {
+    /// Bytes of objects that have others by what the records say, the newest last. They count again if those turn out
+    /// to be gone: of a copy that nobody was told to have, for one.
+    covered: HashMap<ObjectId, Vec<Entry>>,
+    /// The newest note of objects whose bytes have not come yet: they were copied out of an older pack after it.
+    notes: HashMap<ObjectId, (Place, Header)>,
+}
 
-impl Covered {
+impl Replay {
     /// After all records, what is still covered is not valid any more.
     pub(super) fn into_dead(self) -> impl Iterator<Item = Dead> {
-        let all = self.0.into_iter();
+        let all = self.covered.into_iter();
         all.flat_map(|(object, entries)| {
             entries.into_iter().map(move |entry| (object, entry.place))
         })
@@ -93,25 +98,28 @@ impl Index {
     }
 
     /// What a record of a pack says, in the order in which they were written.
-    pub(super) fn replay(&mut self, at: Place, header: &Header, covered: &mut Covered) {
+    pub(super) fn replay(&mut self, at: Place, header: &Header, replay: &mut Replay) {
         let object = header.object;
         match header.kind {
             Kind::Bytes => {
                 let old = self.get(object).copied();
                 self.put(at, header);
                 if let Some(old) = old {
-                    covered.0.entry(object).or_default().push(old);
+                    replay.covered.entry(object).or_default().push(old);
+                } else if let Some((place, note)) = replay.notes.remove(&object) {
+                    self.note(place, &note);
                 }
             }
-            Kind::Note => self.note(at, header),
+            Kind::Note if self.get(object).is_some() => self.note(at, header),
+            Kind::Note => drop(replay.notes.insert(object, (at, *header))),
             Kind::Gone(place) if self.get(object).is_some_and(|entry| entry.place == place) => {
                 let note = self.remove(object).and_then(|entry| entry.note);
-                if let Some(old) = covered.0.get_mut(&object).and_then(Vec::pop) {
+                if let Some(old) = replay.covered.get_mut(&object).and_then(Vec::pop) {
                     self.restore(object, Entry { note, ..old });
                 }
             }
             Kind::Gone(place) => {
-                if let Some(entries) = covered.0.get_mut(&object) {
+                if let Some(entries) = replay.covered.get_mut(&object) {
                     entries.retain(|entry| entry.place != place);
                 }
             }

@@ -35,7 +35,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Rw
 pub use disk::PackedDisk;
 use file::PackedFile;
 use holes::Opened;
-use index::{Covered, Dead, Index};
+use index::{Dead, Index, Replay};
 use pack::Pack;
 use record::{Header, Kind, Place};
 use writer::{Open, Writer};
@@ -137,7 +137,7 @@ impl Packs {
         let next = numbers.last().map_or(1, |last| last + 1);
         let index = Arc::new(RwLock::new(Index::new()));
         let mut writer = Writer::new(Arc::clone(&disk), Arc::clone(&index), next);
-        let (mut dead, mut covered) = (Vec::new(), Covered::default());
+        let (mut dead, mut replay) = (Vec::new(), Replay::default());
         {
             let mut index = index.write().unwrap_or_else(PoisonError::into_inner);
             for number in numbers {
@@ -158,13 +158,13 @@ impl Packs {
                 index.add_pack(Arc::clone(&pack));
                 index.grow(number, contents.end);
                 for (place, header) in &contents.records {
-                    index.replay(*place, header, &mut covered);
+                    index.replay(*place, header, &mut replay);
                 }
                 if !contents.is_complete {
                     writer.incomplete.push(Open { pack, contents });
                 }
             }
-            dead.extend(covered.into_dead());
+            dead.extend(replay.into_dead());
             if writer.is_open() && index.len() > 0 {
                 dead.extend(outlived(disk.as_ref(), &mut index)?);
             }

@@ -152,6 +152,7 @@ fn run(seed: u64) {
         path: directory.path(),
         dice: Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15)),
         known: BTreeMap::new(),
+        notes: BTreeMap::new(),
         mount: Mount::new(directory.path()),
         next: 256,
         synced: HashMap::new(),
@@ -174,6 +175,8 @@ struct Run<'a> {
     path: &'a Path,
     dice: Dice,
     known: BTreeMap<u64, Vec<u8>>,
+    /// What was noted of objects in packs, until they are changed or the power is cut.
+    notes: BTreeMap<u64, Vec<u8>>,
     mount: Mount,
     next: u64,
     /// Bytes of each pack that a power cut leaves.
@@ -203,6 +206,10 @@ impl Run<'_> {
                 self.mount.packs.end().unwrap();
                 self.mount = Mount::new(self.path);
                 assert_eq!(self.mount.objects(), self.known.keys().copied().collect::<Vec<_>>());
+                for (object, note) in &self.notes {
+                    let found = self.mount.disk.note(&DiskPath::Object(ObjectId(*object))).unwrap();
+                    assert_eq!(found.as_ref(), Some(note), "object {object}");
+                }
                 self.synced = lengths(self.path);
             }
             _ => self.crash(),
@@ -213,6 +220,7 @@ impl Run<'_> {
         let (id, path) = (ObjectId(object), DiskPath::Object(ObjectId(object)));
         let is_packed = self.mount.packs.holds(id);
         let bytes = self.dice.bytes();
+        let known_note = self.notes.remove(&object);
         match self.dice.roll(6) {
             0 => {
                 self.mount.change(object, &bytes);
@@ -225,6 +233,7 @@ impl Run<'_> {
             }
             // Written, and then somebody had the file open: it goes on counting.
             2 if !is_packed => drop(self.mount.append(object, b"nobody's")),
+            2 => self.notes.extend(known_note.map(|note| (object, note))),
             // Taken out to be changed, and at rest again before it was published; changed or not.
             3 if self.mount.packs.unpack(id).unwrap() => {
                 self.mount.pack(object, &bytes);
@@ -240,6 +249,9 @@ impl Run<'_> {
                 let note = &bytes[..bytes.len().min(300)];
                 self.mount.disk.set_note(&path, note).unwrap();
                 assert_eq!(self.mount.disk.note(&path).unwrap().unwrap(), note);
+                if is_packed {
+                    self.notes.insert(object, note.to_vec());
+                }
             }
         }
     }
@@ -249,6 +261,7 @@ impl Run<'_> {
             tear(self.path, &self.synced, &mut self.dice);
         }
         self.mount = Mount::new(self.path);
+        self.notes.clear();
         // What was removed may be there again: no record of the database knows it.
         for object in self.mount.objects() {
             if !self.known.contains_key(&object) {
