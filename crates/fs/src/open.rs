@@ -1,13 +1,14 @@
 //! Opening a file: its bytes are resident and checked before the open answers, so that no read
 //! is ever short or wrong.
 
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 
 use super::attributes::Caller;
 use super::extended::LOSSY;
 use super::opened::{Caching, Opened, OpenedBy};
 use super::verify::{Depth, Verify};
 use super::{FileSystem, FsError, Invalidation, descriptors, dialogue, prefixes, views};
+use crate::core::guard::StateGuard;
 use crate::core::handle::{Handle, Served};
 use crate::core::node::Node;
 use crate::core::state::State;
@@ -168,7 +169,7 @@ impl FileSystem {
     }
 
     pub(super) fn open_reader(
-        &self, mut state: MutexGuard<'_, State>, id: InodeId, inode: &Inode, file: &FileRecord,
+        &self, mut state: StateGuard<'_>, id: InodeId, inode: &Inode, file: &FileRecord,
     ) -> Result<Opened, FsError> {
         let object = state.current_object(id, file).ok_or(FsError::Stale)?;
         // Counted before the lock goes, so that nobody replaces the bytes meanwhile.
@@ -371,7 +372,7 @@ impl FileSystem {
     }
 
     fn truncate_in_place(
-        &self, state: MutexGuard<'_, State>, id: InodeId, writes: bool,
+        &self, state: StateGuard<'_>, id: InodeId, writes: bool,
     ) -> Result<Opened, FsError> {
         let mut state = self.set_length_in_place(state, id, 0)?;
         let inode = state.inode(id)?;
@@ -385,8 +386,8 @@ impl FileSystem {
     /// Cuts or extends a file in place. Meanwhile it counts as having one more writer: the commit
     /// that is waited for, or any other, must not take it for settled before the length changes.
     pub(super) fn set_length_in_place<'a>(
-        &'a self, mut state: MutexGuard<'a, State>, id: InodeId, length: u64,
-    ) -> Result<MutexGuard<'a, State>, FsError> {
+        &'a self, mut state: StateGuard<'a>, id: InodeId, length: u64,
+    ) -> Result<StateGuard<'a>, FsError> {
         let wait = self.begin_in_place(&mut state, id)?;
         if state.attributes(&self.core.store, id)?.size > length {
             self.blocks.forget_file(id);

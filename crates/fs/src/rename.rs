@@ -1,10 +1,9 @@
 //! rename(2): names move, and a temporary name becomes a page.
 
-use std::sync::MutexGuard;
-
 use super::attributes::Place;
 use super::classify::{self, FileClass};
 use super::{FileSystem, FsError, Invalidation, check_new};
+use crate::core::guard::StateGuard;
 use crate::core::state::State;
 use kvfs_storage::store::metadata::Life;
 use kvfs_storage::store::record::{DirectoryClass, Entry, Inode, InodeId, Kind, Role, Time};
@@ -119,7 +118,7 @@ impl FileSystem {
 
     /// Moves a name whose file stays what it is.
     fn move_file<'a>(
-        &'a self, mut state: MutexGuard<'a, State>, (from, to): (&Place, &Place),
+        &'a self, mut state: StateGuard<'a>, (from, to): (&Place, &Place),
         (entry, mut inode): (Entry, Inode), class: FileClass,
     ) -> Result<(), FsError> {
         let id = entry.inode;

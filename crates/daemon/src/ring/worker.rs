@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
 use io_uring::squeue::Entry128;
@@ -16,6 +16,7 @@ use super::answer::Ticket;
 use super::outbox::Outbox;
 use super::request::serve;
 use super::slot::Slot;
+use super::turns::{Turns, User};
 use super::wire::{COMMIT_AND_FETCH, REGISTER, RingCommand};
 use crate::dispatch::Operations;
 
@@ -37,6 +38,8 @@ pub(super) struct Worker {
     answers: Receiver<Slot>,
     /// What the kernel said: a slot's number, and a request (0) or an error.
     completed: VecDeque<(u64, i32)>,
+    /// Requests that have not been served.
+    turns: Turns<Slot>,
 }
 
 impl Worker {
@@ -48,6 +51,8 @@ impl Worker {
         let ring = IoUring::builder()
             .setup_single_issuer()
             .setup_defer_taskrun()
+            // Whoever submits while requests wait learns of others that came meanwhile.
+            .setup_taskrun_flag()
             .setup_cqsize(completions.max(SUBMISSIONS))
             .build(SUBMISSIONS)?;
         let queues = queues.iter().flat_map(|(queue, depth)| std::iter::repeat_n(*queue, *depth));
@@ -55,7 +60,7 @@ impl Worker {
         let in_kernel = slots.collect::<io::Result<Vec<_>>>()?;
         let (outbox, answers) = Outbox::new(count)?;
         let (outbox, completed) = (Arc::new(outbox), VecDeque::new());
-        Ok(Worker { ring, in_kernel, outbox, answers, completed })
+        Ok(Worker { ring, in_kernel, outbox, answers, completed, turns: Turns::default() })
     }
 
     pub(super) fn outbox(&self) -> Arc<Outbox> {
@@ -84,23 +89,49 @@ impl Worker {
     /// Serves requests until the mount ends.
     pub(super) fn run(&mut self, operations: &Operations) -> io::Result<()> {
         loop {
-            while let Some((number, result)) = self.completed.pop_front() {
-                if number == BELL {
-                    self.outbox.hear();
-                    self.watch_bell()?;
-                } else {
-                    self.take(number, result, operations);
-                }
-                self.give_back()?;
-                if !self.completed.is_empty() {
-                    // Nobody waits for what is done for somebody else.
-                    self.submit(0)?;
-                }
+            self.sort_completed()?;
+            if let Some((user, slot)) = self.turns.take() {
+                let begun = Instant::now();
+                self.serve(slot, operations);
+                self.turns.charge(user, begun.elapsed());
             }
-            if self.outbox.is_over() && self.in_kernel.iter().all(Option::is_none) {
+            self.give_back()?;
+            let is_idle = self.turns.is_empty();
+            if is_idle && self.outbox.is_over() && self.in_kernel.iter().all(Option::is_none) {
                 return Ok(());
             }
-            self.submit(1)?;
+            // Nobody waits for what is done for somebody else.
+            self.submit(usize::from(is_idle))?;
+        }
+    }
+
+    /// Takes note of what the kernel said.
+    fn sort_completed(&mut self) -> io::Result<()> {
+        while let Some((number, result)) = self.completed.pop_front() {
+            if number == BELL {
+                self.outbox.hear();
+                self.watch_bell()?;
+                continue;
+            }
+            let slot = usize::try_from(number).ok().and_then(|index| self.in_kernel.get_mut(index));
+            let Some(slot) = slot.and_then(Option::take) else { continue };
+            match result {
+                0 => self.turns.put(User::of(&slot.header()), slot),
+                // The slot comes back for good.
+                error if has_ended(-error) => {}
+                error => {
+                    log::error!("a request was lost: {}", io::Error::from_raw_os_error(-error));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn serve(&self, slot: Slot, operations: &Operations) {
+        let ticket = Ticket::new(slot, Arc::clone(&self.outbox));
+        // A fault of ours in one request must not stop all of a processor. Who sent it gets EIO.
+        if catch_unwind(AssertUnwindSafe(|| serve(operations, ticket))).is_err() {
+            log::error!("a request was not answered: an operation panicked");
         }
     }
 
@@ -117,25 +148,6 @@ impl Worker {
         let completed = self.ring.completion();
         self.completed.extend(completed.map(|entry| (entry.user_data(), entry.result())));
         Ok(())
-    }
-
-    /// A slot comes back, with a request or for good.
-    fn take(&mut self, number: u64, result: i32, operations: &Operations) {
-        let slot = usize::try_from(number).ok().and_then(|index| self.in_kernel.get_mut(index));
-        let Some(slot) = slot.and_then(Option::take) else { return };
-        match result {
-            0 => {
-                let ticket = Ticket::new(slot, Arc::clone(&self.outbox));
-                // A fault of ours in one request must not stop all of a processor. Who sent it gets EIO.
-                if catch_unwind(AssertUnwindSafe(|| serve(operations, ticket))).is_err() {
-                    log::error!("a request was not answered: an operation panicked");
-                }
-            }
-            error if has_ended(-error) => {}
-            error => {
-                log::error!("a request was lost: {}", io::Error::from_raw_os_error(-error));
-            }
-        }
     }
 
     /// Gives what was answered to the kernel.

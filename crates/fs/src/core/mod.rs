@@ -4,6 +4,7 @@
 //! It calls the store and nothing above: no tier, no limit, no prefix. What those must hear of is returned.
 
 pub(crate) mod describe;
+pub(crate) mod guard;
 pub(crate) mod handle;
 pub(crate) mod happened;
 pub(crate) mod models;
@@ -23,8 +24,11 @@ pub(crate) mod turns;
 pub(crate) mod unsettled;
 pub(crate) mod waits;
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
+use parking_lot::Condvar;
+
+use self::guard::{StateGuard, StateLock};
 use self::releases::Releases;
 use self::spare::Spares;
 use self::state::State;
@@ -41,7 +45,7 @@ use kvfs_storage::store::record::ObjectId;
 #[derive(Debug)]
 pub struct Core {
     pub(crate) store: Store,
-    state: Mutex<State>,
+    state: StateLock,
     /// Signalled whenever a writer's handle is released.
     pub(crate) released: Condvar,
     /// Releases that were taken from the kernel and are not done.
@@ -62,7 +66,7 @@ impl Core {
         state.refusal = store.is_read_only().then_some(Refusal::ReadOnlyMedia);
         Core {
             store,
-            state: Mutex::new(state),
+            state: StateLock::new(state),
             released: Condvar::new(),
             releases: Releases::default(),
             sealing_turns: SealingTurns::new(),
@@ -78,12 +82,12 @@ impl Core {
         matches!(self.io_mode.get(), Some(IoMode::Passthrough))
     }
 
-    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn state(&self) -> StateGuard<'_> {
+        self.state.lock()
     }
 
     /// The state, for an operation that changes something.
-    pub(crate) fn state_to_change(&self) -> Result<MutexGuard<'_, State>, FsError> {
+    pub(crate) fn state_to_change(&self) -> Result<StateGuard<'_>, FsError> {
         let state = self.state();
         if state.refusal.is_some() { Err(FsError::ReadOnly) } else { Ok(state) }
     }

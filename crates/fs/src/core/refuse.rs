@@ -1,11 +1,9 @@
 //! Bytes that are not what their name says: who is told, and what is kept of them.
 
-use std::sync::MutexGuard;
-
 use crate::FsError;
 use crate::attributes::Place;
 use crate::core::Core;
-use crate::core::state::State;
+use crate::core::guard::StateGuard;
 use kvfs_page::PageError;
 use kvfs_storage::ingest::model::MANIFEST_BYTES_MAX;
 use kvfs_storage::ingest::seal::SealError;
@@ -62,7 +60,7 @@ impl Core {
         self.kept_bytes_of(self.state(), place)
     }
 
-    pub(crate) fn kept_bytes_of(&self, mut state: MutexGuard<'_, State>, place: &Place) -> u64 {
+    pub(crate) fn kept_bytes_of(&self, mut state: StateGuard<'_>, place: &Place) -> u64 {
         let layer = match state.directory(place.parent) {
             Ok((_, DirectoryClass::Layer(layer))) => layer,
             _ => 0,

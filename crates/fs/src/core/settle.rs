@@ -1,10 +1,10 @@
 //! A writer is done: its file comes to rest and becomes part of the next commit.
 
-use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
 use crate::FsError;
 use crate::core::Core;
+use crate::core::guard::StateGuard;
 use crate::core::node::{ComingRelease, Node};
 use crate::core::state::State;
 use kvfs_storage::ingest::seal;
@@ -51,8 +51,8 @@ impl Core {
     /// With passthrough only those are waited for that close without a FLUSH: then the probe tells
     /// whether there is anybody to wait for.
     pub(crate) fn wait_for_release<'a>(
-        &'a self, state: MutexGuard<'a, State>, id: InodeId,
-    ) -> MutexGuard<'a, State> {
+        &'a self, state: StateGuard<'a>, id: InodeId,
+    ) -> StateGuard<'a> {
         if self.is_passthrough() && !state.nodes.get(&id).is_some_and(Node::is_served) {
             let closes_quietly = awaits_rename(&state, id) && self.has_writers(&state, id);
             let object = state.unsettled.get(id).filter(|_| closes_quietly);
@@ -75,15 +75,15 @@ impl Core {
 
     /// Waits for closed writers and for readers, which may all be open still.
     pub(crate) fn wait_for_readers<'a>(
-        &'a self, state: MutexGuard<'a, State>, id: InodeId,
-    ) -> MutexGuard<'a, State> {
+        &'a self, state: StateGuard<'a>, id: InodeId,
+    ) -> StateGuard<'a> {
         self.wait_while(state, id, READER_WAIT_MAX, |node| node.handles() > 0 && node.all_closed())
     }
 
     fn wait_while<'a>(
-        &'a self, mut state: MutexGuard<'a, State>, id: InodeId, longest: Duration,
+        &'a self, mut state: StateGuard<'a>, id: InodeId, longest: Duration,
         closing: impl Fn(&Node) -> bool,
-    ) -> MutexGuard<'a, State> {
+    ) -> StateGuard<'a> {
         let deadline = Instant::now() + longest;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -91,11 +91,7 @@ impl Core {
                 return state;
             }
             state.waiting_for_release += 1;
-            state = self
-                .released
-                .wait_timeout(state, left.min(IN_HAND_LOOK_EVERY))
-                .unwrap_or_else(std::sync::PoisonError::into_inner)
-                .0;
+            self.released.wait_for(&mut state, left.min(IN_HAND_LOOK_EVERY));
             state.waiting_for_release -= 1;
         }
     }
