@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the program, the names by which mount(8) and umount(8) find it, what it says of itself (man pages,
-# completions), the unit for systemd, header and library for C, dashboards and alerts. This is the one place that knows
+# completions), the units for systemd, header and library for C, dashboards and alerts. This is the one place that knows
 # where files go; package.sh calls it too.
 #
 #   mount-scripts/install.sh [--uninstall]
@@ -28,7 +28,8 @@ man=$share/man/man1
 bash=$share/bash-completion/completions/kvfs
 zsh=$share/zsh/site-functions/_kvfs
 fish=$share/fish/vendor_completions.d/kvfs.fish
-unit=$root$prefix/lib/systemd/system/kvfs@.service
+unit_directory=$root$prefix/lib/systemd/system
+units="kvfs@.service kvfs-slots@.service"
 header=$root$prefix/include/kvfs.h
 description=$root$libdir/pkgconfig/kvfs.pc
 binary=${BINARY:-${CARGO_TARGET_DIR:-$here/target}/release/kvfs}
@@ -51,7 +52,10 @@ uninstall() {
         fi
     done
     rm -f -- "$root$prefix/bin/kvfs" "$root$modprobe/kvfs.conf" "$bash" "$zsh" "$fish" \
-        "$man"/kvfs.1 "$man"/kvfs-*.1 "$unit" "$header" "$root$libdir/libkvfs.so" "$description"
+        "$man"/kvfs.1 "$man"/kvfs-*.1 "$header" "$root$libdir/libkvfs.so" "$description"
+    for unit in $units; do
+        rm -f -- "$unit_directory/$unit"
+    done
     rm -rf -- "$share/kvfs"
     echo "kvfs is removed; stores and logs are where they were"
 }
@@ -73,9 +77,11 @@ put() {
 
 # What other programs use: systemd, compilers, Grafana and Prometheus.
 install_for_others() {
-    mkdir -p -- "$(dirname -- "$unit")"
-    sed -e "s|/usr/local/bin/kvfs|$prefix/bin/kvfs|" -e '/^# *mount-scripts/d' \
-        "$here/mount-scripts/kvfs@.service" >"$unit"
+    mkdir -p -- "$unit_directory"
+    for unit in $units; do
+        sed -e "s|/usr/local/bin/kvfs|$prefix/bin/kvfs|" -e '/^# *mount-scripts/d' \
+            "$here/mount-scripts/$unit" >"$unit_directory/$unit"
+    done
     for file in kvfs.json alerts.yml; do
         put "$here/dashboards/$file" "$share/kvfs/dashboards/$file"
     done

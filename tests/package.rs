@@ -155,6 +155,7 @@ fn check_content(system: &System) {
         "usr/include/kvfs.h",
         "usr/lib/modprobe.d/kvfs.conf",
         "usr/lib/systemd/system/kvfs@.service",
+        "usr/lib/systemd/system/kvfs-slots@.service",
         "usr/share/man/man1/kvfs.1.gz",
         "usr/share/man/man1/kvfs-mount.1.gz",
         "usr/share/bash-completion/completions/kvfs",
@@ -171,11 +172,11 @@ fn check_content(system: &System) {
     let other = ["usr/local", "etc", "usr/share/man/man1/kvfs-probe.1.gz"];
     assert!(!other.iter().any(|path| content.contains(Path::new(path))), "{content:#?}");
     let read = |path: &str| fs::read_to_string(system.0.join(path)).unwrap();
-    let unit = read("usr/lib/systemd/system/kvfs@.service");
-    assert!(
-        unit.contains("ExecStart=/usr/bin/kvfs mount") && !unit.contains("/usr/local"),
-        "{unit}"
-    );
+    for (unit, command) in [("kvfs@", "mount"), ("kvfs-slots@", "slots watch")] {
+        let unit = read(&format!("usr/lib/systemd/system/{unit}.service"));
+        let starts = format!("ExecStart=/usr/bin/kvfs {command}");
+        assert!(unit.contains(&starts) && !unit.contains("/usr/local"), "{unit}");
+    }
     let copyright = read("usr/share/doc/kvfs/copyright");
     for expected in ["Permission is hereby granted", "Apache-2.0", "\nredb v"] {
         assert!(copyright.contains(expected), "{expected:?} of {copyright}");

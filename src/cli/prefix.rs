@@ -29,14 +29,19 @@ pub(crate) fn run(arguments: &MatchArguments) -> Outcome {
     Ok(Report::text(summary.to_text()))
 }
 
-pub(super) fn read_tokens(path: &Path) -> Result<Vec<u32>, Failure> {
-    let explain = |error: io::Error| Failure::Failed(format!("{}: {error}", path.display()));
+/// The bytes of a file, or of standard input for `-`.
+pub(super) fn read(path: &Path) -> Result<Vec<u8>, Failure> {
     let mut bytes = Vec::new();
-    if path == Path::new("-") {
-        io::stdin().read_to_end(&mut bytes).map_err(explain)?;
+    let read = if path == Path::new("-") {
+        io::stdin().read_to_end(&mut bytes).map(|_| bytes)
     } else {
-        bytes = std::fs::read(path).map_err(explain)?;
-    }
+        std::fs::read(path)
+    };
+    read.map_err(|error| Failure::Failed(format!("{}: {error}", path.display())))
+}
+
+pub(super) fn read_tokens(path: &Path) -> Result<Vec<u32>, Failure> {
+    let bytes = read(path)?;
     match bytes.as_chunks::<4>() {
         (tokens, []) => Ok(tokens.iter().map(|token| u32::from_le_bytes(*token)).collect()),
         _ => Err(Failure::Failed(format!(

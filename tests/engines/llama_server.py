@@ -1,6 +1,6 @@
 """A llama.cpp server with one slot, which hands over what it is sent line by line.
 
-    llama_server.py MODEL SLOT_DIRECTORY
+    llama_server.py MODEL SLOT_DIRECTORY [PARAMETER=JSON...]
 
 Each line of standard input is `{"path": ..., "body": ...}`; the answer is one line of JSON. Without
 a path it is the server's address.
@@ -20,13 +20,16 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     parameters = CommonParams()
-    parameters.model.path, slots = sys.argv[1:]
+    parameters.model.path, slots, *others = sys.argv[1:]
     # The engine puts a file's name right behind it.
     parameters.slot_save_path = os.path.join(slots, "")
     parameters.n_ctx = 2048
     parameters.n_parallel = 1
     parameters.warmup = False
     parameters.cpuparams.n_threads = 2
+    for other in others:
+        name, value = other.split("=", 1)
+        setattr(parameters, name, json.loads(value))
     server = Server(parameters)
     for line in sys.stdin:
         question = json.loads(line)

@@ -1,15 +1,13 @@
 //! llama.cpp's server saves its slot to the mount; engine and daemon are killed, the file goes to the
 //! remote, compressed, and leaves the disk; a new engine restores it and goes on as if nothing was.
 
-use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-
-use serde_json::{Value, json};
+use std::process::Command;
 
 use crate::common::sys::{getxattr, setxattr, sync_directory};
 use crate::common::{Mode, Mount, eventually, forks};
+use crate::engine::{Engine, PROMPT_TOKENS, STEP_TOKENS, create, prompt, write_model};
 use crate::in_repository;
 
 in_both_modes!(
@@ -17,89 +15,6 @@ in_both_modes!(
     conversations_come_back_by_themselves,
     another_program_goes_on_from_a_slot,
 );
-
-const PROMPT_TOKENS: usize = 1290;
-/// Tokens made before the slot is saved, and after.
-const STEP_TOKENS: usize = 48;
-
-/// An engine in a process of its own.
-struct Engine {
-    process: Child,
-    questions: ChildStdin,
-    answers: BufReader<ChildStdout>,
-}
-
-impl Engine {
-    fn start(model: &Path, slots: &Path) -> Engine {
-        let mut command = Command::new(crate::python());
-        command.arg(in_repository("tests/engines/llama_server.py")).arg(model).arg(slots);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-        let mut process = forks::spawn(&mut command).unwrap();
-        let questions = process.stdin.take().unwrap();
-        let answers = BufReader::new(process.stdout.take().unwrap());
-        Engine { process, questions, answers }
-    }
-
-    fn answer(&mut self, question: &Value) -> Value {
-        writeln!(self.questions, "{question}").unwrap();
-        let mut line = String::new();
-        self.answers.read_line(&mut line).unwrap();
-        serde_json::from_str(&line).expect("the engine answers")
-    }
-
-    fn address(&mut self) -> String {
-        let answer = self.answer(&json!({ "path": null }));
-        answer.as_str().unwrap().to_owned()
-    }
-
-    fn ask(&mut self, path: &str, body: &Value) -> Value {
-        let answer = self.answer(&json!({ "path": path, "body": body }));
-        assert!(answer.get("error").is_none(), "{path}: {answer}");
-        answer
-    }
-
-    fn complete(&mut self, prompt: &[u8]) -> Completion {
-        let answer = self.ask(
-            "/completion",
-            &json!({
-                "prompt": prompt, "n_predict": STEP_TOKENS, "temperature": 0, "id_slot": 0,
-                "cache_prompt": true, "return_tokens": true,
-            }),
-        );
-        let tokens = answer["tokens"].as_array().unwrap();
-        Completion {
-            tokens: tokens
-                .iter()
-                .map(|token| token.as_u64().unwrap().try_into().unwrap())
-                .collect(),
-            cached: answer["timings"]["cache_n"].as_u64().unwrap(),
-            computed: answer["timings"]["prompt_n"].as_u64().unwrap(),
-        }
-    }
-
-    fn slot(&mut self, action: &str, file: &str) -> Value {
-        self.ask(&format!("/slots/0?action={action}"), &json!({ "filename": file }))
-    }
-
-    fn kill(mut self) {
-        self.process.kill().unwrap();
-        self.process.wait().unwrap();
-    }
-}
-
-struct Completion {
-    /// Its tokens are bytes.
-    tokens: Vec<u8>,
-    cached: u64,
-    computed: u64,
-}
-
-fn write_model(path: &Path) {
-    let mut command = Command::new(crate::python());
-    command.arg(in_repository("examples/python/tiny_llama_gguf.py"));
-    command.arg(in_repository("tests/fixtures/tiny-llama")).arg(path);
-    forks::succeed(&mut command);
-}
 
 fn a_slot_survives_engine_daemon_and_disk(mode: Mode) {
     require!(xllamacpp);
@@ -113,8 +28,7 @@ fn a_slot_survives_engine_daemon_and_disk(mode: Mode) {
     let slots = mount.files("slots");
     std::fs::create_dir(&slots).unwrap();
 
-    let mut prompt = std::fs::read(in_repository("tests/fixtures/tiny-llama/prompt.txt")).unwrap();
-    prompt.truncate(PROMPT_TOKENS);
+    let mut prompt = prompt();
     let mut engine = Engine::start(&model, &slots);
     let first = engine.complete(&prompt);
     assert_eq!((first.tokens.len(), first.cached), (STEP_TOKENS, 0));
@@ -182,13 +96,10 @@ fn conversations_come_back_by_themselves(mode: Mode) {
     let slots = mount.files("slots");
     std::fs::create_dir(&slots).unwrap();
     let model = mount.join("models/tiny");
-    let mut create = Command::new(env!("CARGO_BIN_EXE_kvfs"));
-    create.arg("create").arg(&model).arg("--from").arg(&path);
-    forks::succeed(create.args(["--page-tokens", "256"]));
+    create(&model, &path);
     let name = model.to_str().unwrap();
 
-    let mut prompt = std::fs::read(in_repository("tests/fixtures/tiny-llama/prompt.txt")).unwrap();
-    prompt.truncate(PROMPT_TOKENS);
+    let mut prompt = prompt();
     let mut engine = Engine::start(&path, &slots);
     assert_eq!(kvfs_slots("save", &mut engine, &slots, &[name]), "slot 0: empty\n");
     prompt.extend(engine.complete(&prompt).tokens);

@@ -7,8 +7,12 @@
 #[macro_use]
 mod common;
 
+mod engine;
 mod hugging_face;
 mod llama_server;
+mod odd_servers;
+mod watch;
+mod watched;
 
 use std::path::PathBuf;
 

@@ -21,7 +21,8 @@
 //! pictures behind them, and reads them without that as well. It has as many tokens as cells, others
 //! may have one more: the one that comes next.
 //!
-//! Cells of a cache that has no holes stand in the order of their positions. The order of tokens
+//! Cells of a cache with one sequence stand in the order of their positions. Where several share it, one takes
+//! the cells that others left, in any order; positions say which row is which. The order of tokens
 //! and heads is that of pages with `layout: nhd`, so their tensors are slices of such a file.
 
 use std::fs::File;
@@ -106,7 +107,10 @@ pub struct Slot {
     version: Option<Version>,
     is_session: bool,
     tokens: Vec<u32>,
+    streams: u32,
     cells: u32,
+    /// The cell of each position, unless they stand in that order.
+    cells_of_positions: Vec<u32>,
     /// Unless it has no cells.
     layers: Option<u32>,
     /// Unless it has no cells.
@@ -161,7 +165,9 @@ impl Slot {
             version: None,
             is_session: false,
             tokens: Vec::new(),
+            streams: 1,
             cells: 0,
+            cells_of_positions: Vec::new(),
             layers: None,
             rotation: None,
             k: Vec::new(),
@@ -169,6 +175,11 @@ impl Slot {
         };
         let outcome = slot.read(&mut reader);
         Ok((slot, outcome))
+    }
+
+    /// Streams of the cache that it was saved from: an engine restores only what has as many as its own.
+    pub fn streams(&self) -> u32 {
+        self.streams
     }
 
     /// Refuses what would not come back in this form as a slot of this version.
@@ -238,11 +249,39 @@ impl Rows for Slot {
 
     fn read_rows(&self, layer: Layer, first: u32, count: u32) -> io::Result<Vec<u8>> {
         let (k, v) = (&self.k[layer.0 as usize], &self.v[layer.0 as usize]);
-        let read = |tensor: &Tensor| tensor.rows(&self.file, self.cells, first, count);
+        let runs = self.runs(first, count);
+        let read = |tensor: &Tensor| {
+            let rows = |(first, count)| tensor.rows(&self.file, self.cells, first, count);
+            match runs[..] {
+                [run] => rows(run),
+                _ => runs
+                    .iter()
+                    .map(|run| rows(*run))
+                    .collect::<io::Result<Vec<_>>>()
+                    .map(|rows| rows.concat()),
+            }
+        };
         let (k_rows, v_rows) = (read(k)?, read(v)?);
         let pairs = k_rows.chunks_exact(index(k.row_bytes()));
         let pairs = pairs.zip(v_rows.chunks_exact(index(v.row_bytes())));
         Ok(pairs.flat_map(|(k, v)| [k, v]).flatten().copied().collect())
+    }
+}
+
+impl Slot {
+    /// The cells of some positions: the first of each run of cells that stand side by side, and how many.
+    fn runs(&self, first: u32, count: u32) -> Vec<(u32, u32)> {
+        if self.cells_of_positions.is_empty() {
+            return vec![(first, count)];
+        }
+        let mut runs: Vec<(u32, u32)> = Vec::new();
+        for cell in self.cells_of_positions.iter().skip(first as usize).take(count as usize) {
+            match runs.last_mut() {
+                Some((first, count)) if *first + *count == *cell => *count += 1,
+                _ => runs.push((*cell, 1)),
+            }
+        }
+        runs
     }
 }
 

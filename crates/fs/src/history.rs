@@ -12,6 +12,7 @@ use super::FsError;
 use super::transfer::copy_text;
 use crate::core::Core;
 use crate::core::state::State;
+use kvfs_page::calendar::date_of;
 use kvfs_page::{TokenStart, names};
 use kvfs_storage::store::event::Event;
 use kvfs_storage::store::events::EventCursor;
@@ -128,20 +129,6 @@ fn written(time: Time) -> String {
     let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
     let milliseconds = time.nanoseconds / 1_000_000;
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{milliseconds:03}Z")
-}
-
-/// Year, month and day of a day since 1970. Years are counted from March, so that a leap day ends one.
-fn date_of(day: i64) -> (i64, i64, i64) {
-    const DAYS_OF_400_YEARS: i64 = 146_097;
-    let since_march_of_0 = day.saturating_add(719_468);
-    let era = since_march_of_0.div_euclid(DAYS_OF_400_YEARS);
-    let day = since_march_of_0.rem_euclid(DAYS_OF_400_YEARS);
-    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    let month = (5 * day + 2) / 153;
-    let day_of_month = day - (153 * month + 2) / 5 + 1;
-    let (month, carried) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
-    (era * 400 + year + carried, month, day_of_month)
 }
 
 #[cfg(test)]

@@ -17,12 +17,14 @@
 //! | `checksum` | what are the bytes worth |
 //! | `check`, `state` | may this file appear at this place |
 //! | `view`, `decode`, `transpose` | read rows out, put rows in |
+//! | `calendar` | which day is it, for people |
 //!
 //! Nothing here touches a file, a clock or a thread: bytes come in as slices or through a closure.
 
 #![forbid(unsafe_code)]
 
 pub mod block_map;
+pub mod calendar;
 mod check;
 mod checksum;
 pub mod classify;

@@ -38,6 +38,23 @@ impl From<String> for Fault {
     }
 }
 
+/// Cells of a sequence.
+#[derive(Default)]
+struct Cells {
+    count: u32,
+    /// The cell of each position, unless they stand in that order.
+    of_positions: Vec<u32>,
+}
+
+/// Streams of a cache. A sequence is in one of them.
+struct Streams {
+    count: u32,
+    /// Of the first that has any.
+    cells: Cells,
+    /// Streams that follow it.
+    behind: u32,
+}
+
 /// Reads numbers and knows where it is.
 pub(super) struct Reader {
     file: BufReader<File>,
@@ -142,40 +159,53 @@ impl Reader {
         Ok(words)
     }
 
-    /// Cells of the first stream that has any, and how many streams follow. A sequence is in one of
-    /// them.
-    fn stream(&mut self) -> Result<(u32, u32), Fault> {
-        let streams = self.u32()?;
-        if !(1..=STREAMS_MAX).contains(&streams) {
-            return Err(format!("says that it has {streams} streams").into());
+    fn streams(&mut self) -> Result<Streams, Fault> {
+        let count = self.u32()?;
+        if !(1..=STREAMS_MAX).contains(&count) {
+            return Err(format!("says that it has {count} streams").into());
         }
-        for behind in (0..streams).rev() {
+        for behind in (0..count).rev() {
             let cells = self.cells()?;
-            if cells > 0 {
-                return Ok((cells, behind));
+            if cells.count > 0 {
+                return Ok(Streams { count, cells, behind });
             }
         }
-        Ok((0, 0))
+        Ok(Streams { count, cells: Cells::default(), behind: 0 })
     }
 
-    /// Cells whose positions are 0, 1, 2, ..., each of one sequence.
-    fn cells(&mut self) -> Result<u32, Fault> {
-        let cells = self.count("cells", CELL_BYTES)?;
+    /// Cells that have the positions 0, 1, 2, ..., each once and of one sequence.
+    fn cells(&mut self) -> Result<Cells, Fault> {
+        let count = self.count("cells", CELL_BYTES)?;
+        let refuse = |cell: usize, position: i64| {
+            format!(
+                "cell {cell} is at position {position}: a sequence with holes or shifts, or with \
+                 positions of several dimensions, is no sequence of pages"
+            )
+        };
         let mut first = None;
-        for cell in 0..cells {
+        let mut positions = Vec::new();
+        for cell in 0..count as usize {
             let (position, sequences, sequence) = (self.i32()?, self.u32()?, self.i32()?);
             if *first.get_or_insert(sequence) != sequence {
                 return Err("has cells of several sequences".to_owned().into());
             }
-            if i64::from(position) != i64::from(cell) || sequences != 1 {
-                return Err(format!(
-                    "cell {cell} is at position {position}: a sequence with holes or shifts, or \
-                     with positions of several dimensions, is no sequence of pages"
-                )
-                .into());
+            match u32::try_from(position) {
+                Ok(position) if position < count && sequences == 1 => positions.push(position),
+                _ => return Err(refuse(cell, position.into()).into()),
             }
         }
-        Ok(cells)
+        if positions.iter().copied().eq(0..count) {
+            return Ok(Cells { count, of_positions: Vec::new() });
+        }
+        let mut of_positions = vec![u32::MAX; positions.len()];
+        for (cell, position) in (0..count).zip(positions) {
+            let place = &mut of_positions[position as usize];
+            if *place != u32::MAX {
+                return Err(refuse(cell as usize, position.into()).into());
+            }
+            *place = cell;
+        }
+        Ok(Cells { count, of_positions })
     }
 }
 
@@ -189,11 +219,13 @@ impl Slot {
         if is_session {
             reader.skip_name()?;
         }
-        let (cells, streams_behind) = reader.stream()?;
+        let Streams { count, cells: Cells { count: cells, of_positions }, behind } =
+            reader.streams()?;
+        self.streams = count;
         if cells == 0 {
             return Ok(());
         }
-        self.cells = cells;
+        (self.cells, self.cells_of_positions) = (cells, of_positions);
         let (is_transposed, layers) = (reader.u32()?, reader.u32()?);
         if is_transposed > 1 {
             return Err("has V in another order than those that are known".to_owned().into());
@@ -208,7 +240,7 @@ impl Slot {
         });
         (0..layers).try_for_each(|_| reader.tensor(cells, false, &mut self.k))?;
         (0..layers).try_for_each(|_| reader.tensor(cells, is_transposed != 0, &mut self.v))?;
-        for _ in 0..streams_behind {
+        for _ in 0..behind {
             if reader.u32()? != 0 {
                 return Err("has cells in several streams, not one sequence".to_owned().into());
             }

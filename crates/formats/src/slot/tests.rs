@@ -95,7 +95,10 @@ fn a_sequence_is_in_one_stream() {
             |counts: &[u32]| counts.iter().flat_map(|it| it.to_le_bytes()).collect::<Vec<_>>();
         let file = [&file[..28], &streams, &bytes(before), &file[32..], &bytes(behind)].concat();
         match (open(&file), expected) {
-            (Ok(slot), Ok(cells)) => assert_eq!(slot.num_tokens(), cells),
+            (Ok(slot), Ok(cells)) => {
+                assert_eq!(slot.num_tokens(), cells);
+                assert_eq!(slot.streams() as usize, 1 + before.len() + behind.len());
+            }
             (Err(error), Err(line)) => assert!(error.contains(line), "{error}"),
             (found, _) => panic!("{found:?}"),
         }
@@ -107,6 +110,43 @@ fn a_sequence_is_in_one_stream() {
     // Nobody has used it.
     let empty = [&file[..28], [2_u32, 0, 0].map(u32::to_le_bytes).as_flattened()].concat();
     assert_eq!(open(&empty).unwrap().num_tokens(), 0);
+}
+
+/// Where sequences share a cache, one takes the cells that others left.
+#[test]
+fn cells_in_another_order_are_read_in_that_of_positions() {
+    let check = |file: &[u8], positions: [u32; 3], expected: Result<(), &str>| {
+        let in_order = open(file).unwrap();
+        let mut file = file.to_vec();
+        for (cell, position) in positions.iter().enumerate() {
+            file[36 + 12 * cell..][..4].copy_from_slice(&position.to_le_bytes());
+        }
+        let slot = match (open(&file), expected) {
+            (Ok(slot), Ok(())) => slot,
+            (Err(error), Err(line)) => return assert!(error.contains(line), "{error}"),
+            (found, _) => panic!("{positions:?}: {found:?}"),
+        };
+        slot.check(&manifest()).unwrap();
+        for layer in [0, 1].map(Layer) {
+            let mut all = Vec::new();
+            for position in 0..3 {
+                let cell = positions.iter().position(|at| *at == position).unwrap() as u32;
+                let row = slot.read_rows(layer, position, 1).unwrap();
+                assert_eq!(row, in_order.read_rows(layer, cell, 1).unwrap(), "{positions:?}");
+                all.extend(row);
+            }
+            assert_eq!(slot.read_rows(layer, 0, 3).unwrap(), all);
+        }
+    };
+    let transposed = file_of(Head { is_transposed: true, ..head(Version::Three) });
+    for file in [file(Version::Three), transposed] {
+        for positions in [[0, 1, 2], [2, 0, 1], [1, 2, 0], [0, 2, 1], [2, 1, 0]] {
+            check(&file, positions, Ok(()));
+        }
+        check(&file, [1, 2, 1], Err("cell 2 is at position 1"));
+        check(&file, [0, 1, 3], Err("cell 2 is at position 3"));
+        check(&file, [0, u32::MAX, 1], Err("cell 1 is at position -1"));
+    }
 }
 
 /// V is `[elements, cells]`: eight elements of three tokens, in two bytes each.
