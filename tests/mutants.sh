@@ -17,9 +17,16 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-# Files in which the crate's own tests are meant to notice every change: the crate, which of its tests, and files.
+# Files in which the crate's own tests are meant to notice every change: the crate, which of its tests (with commas
+# between), and files. A sample takes one group, whatever its size: they have some three hundred mutants each.
 OWN=(
     "kvfs-storage store:: $(printf 'crates/storage/src/store/%s.rs ' commit packs/{compaction,index,record,writer})"
+    "kvfs-storage store::packs $(printf 'crates/storage/src/store/packs/%s.rs ' disk file holes mod pack)"
+    "kvfs-storage store::events,store::metadata,store::quarantine,store::recovery,store::record $(
+        printf 'crates/storage/src/store/%s.rs ' metadata metadata/{attributes,clock,encoded,events,remote,scan,watches} \
+            quarantine record records recovery standing)"
+    "kvfs-storage tier::copies,tier::counters,tier::encoded,tier::ram,tier::rate,tier::scan,tier::ssd $(
+        printf 'crates/storage/src/tier/%s.rs ' copies counters encoded ram/{copies,mod,resize} rate scan ssd)"
 )
 # Tests of the program that need no mount, and suites with one.
 WITHOUT_MOUNT=(--test files_model --test crash)
@@ -111,21 +118,23 @@ find "$tree" -mindepth 1 -delete
 rsync -a --from0 --files-from="$temporary/files" ./ "$tree/"
 cd "$tree"
 
-# Tries mutants until this second with these tests of the same crate: try UNTIL TESTS ARGUMENTS
+# Tries mutants until this second with these tests of the same crate, with commas between: try UNTIL TESTS ARGUMENTS
 try() {
-    local until=$1 tests=$2 outcome=0 chosen=() tool=() total shares
+    local until=$1 tests outcome=0 chosen=() tool=() total shares
+    IFS=, read -r -a tests <<<"$2"
     shift 2
     # The first test that fails has noticed.
     cargo nextest --version >/dev/null 2>&1 && tool=(--test-tool nextest --cargo-test-arg=--fail-fast)
     if [ -n "$sample" ]; then
-        # One share of all, evenly spread.
+        # One share of all, evenly spread, in an order of chance: where the time does not suffice for all of it, the
+        # same ones would be left out each time.
         total=$(cargo mutants --workspace --list "$@" | wc -l)
         shares=$((total / sample > 0 ? total / sample : 1))
-        chosen=(--sharding round-robin --shard "$((seed * 7919 % shares))/$shares")
+        chosen=(--shuffle --sharding round-robin --shard "$((seed * 7919 % shares))/$shares")
     fi
     # A mutant whose tests take a minute never ends, which is noticed as well.
     timeout --signal=INT "$((until - SECONDS))" cargo mutants --workspace --in-place --baseline skip --timeout 60 \
-        --cargo-arg=--lib "${tool[@]}" "$@" "${chosen[@]}" -- "$tests" || outcome=$?
+        --cargo-arg=--lib "${tool[@]}" "$@" "${chosen[@]}" -- -- "${tests[@]}" || outcome=$?
     # 2: some live; 3: a test took too long; 124: the time was over, which is no fault of a test.
     case $outcome in
         0 | 2 | 3 | 124) ;;
@@ -142,7 +151,8 @@ count() {
 try_own() {
     local package tests paths unknown until
     read -r package tests paths <<<"$1"
-    timeout 900 cargo test --quiet --locked --package "$package" --lib "$tests" >"$temporary/log" 2>&1 ||
+    # shellcheck disable=SC2086 # Each is a word.
+    timeout 900 cargo test --quiet --locked --package "$package" --lib -- ${tests//,/ } >"$temporary/log" 2>&1 ||
         { cat "$temporary/log" >&2; fail "tests of $package fail without any change"; }
     # However long that took, some are tried.
     until=$((end > SECONDS + 30 ? end : SECONDS + 30))

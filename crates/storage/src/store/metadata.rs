@@ -489,3 +489,6 @@ pub(super) fn has_any_record(metadata: &Metadata, key: &[u8]) -> Result<bool, St
     }
     guarded(|| Ok(base.get(key)?.is_some()))
 }
+
+#[cfg(test)]
+mod tests;

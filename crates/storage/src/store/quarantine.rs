@@ -99,10 +99,113 @@ fn trim(store: &Store) -> io::Result<()> {
         let stat = store.disk.stat(&DiskPath::Quarantine(name.clone()));
         let taken = stat.map_or(0, |stat| stat.blocks.saturating_mul(BLOCK_BYTES));
         bytes = bytes.saturating_add(taken);
-        if newer >= FILES_MAX || bytes > BYTES_MAX {
+        if is_too_much(newer, bytes) {
             discard(store, name)?;
             discard(store, &format!("{name}.reason"))?;
         }
     }
     Ok(())
+}
+
+/// Whether a file goes behind which there are so many newer ones, with so many bytes together with it.
+fn is_too_much(newer: usize, bytes: u64) -> bool {
+    newer >= FILES_MAX || bytes > BYTES_MAX
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::path::Path;
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::tier::counters::Counters;
+    use crate::tier::ram::RamTier;
+
+    fn make(store: &Store, path: &DiskPath, bytes: &[u8]) {
+        store.disk.create(path).unwrap().write_all_at(bytes, 0).unwrap();
+    }
+
+    fn read(directory: &Path, name: &str) -> Vec<u8> {
+        std::fs::read(directory.join("quarantine").join(name)).unwrap()
+    }
+
+    #[test]
+    fn bytes_are_kept_with_the_reason_whichever_way_they_come() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::open_or_create(directory.path()).unwrap();
+        let object = ObjectId(7);
+        let [raw, staged, encoded] =
+            [DiskPath::Object(object), DiskPath::Staging(object), DiskPath::Encoded(object)];
+        let is_there = |path: &DiskPath| store.disk.stat(path).is_ok();
+        make(&store, &raw, b"raw bytes");
+        make(&store, &encoded, b"encoded");
+        for (take, expected) in [
+            (Take::Copy, &b"raw bytes"[..]),
+            (Take::CopyOfDisk, b"raw bytes"),
+            (Take::Beginning(3), b"raw"),
+        ] {
+            put(&store, object, take, "why").unwrap();
+            assert_eq!(read(directory.path(), &object.to_string()), expected, "{take:?}");
+            assert!(is_there(&raw));
+        }
+        put(&store, object, Take::Encoded, "encoded so").unwrap();
+        assert_eq!(read(directory.path(), &object.to_string()), b"encoded");
+        assert_eq!(read(directory.path(), &format!("{object}.reason")), b"encoded so\n");
+        assert!(!is_there(&encoded));
+        store.disk.remove(&raw).unwrap();
+        for path in [raw, staged] {
+            make(&store, &path, b"moved");
+            put(&store, object, Take::Move, "why").unwrap();
+            assert_eq!(read(directory.path(), &object.to_string()), b"moved");
+            assert!(!is_there(&path));
+        }
+        assert!(put(&store, object, Take::Move, "nothing is there").is_err());
+        store.disk.remove(&DiskPath::Quarantine(format!("{object}.reason"))).unwrap();
+        assert_eq!(count(&store).unwrap(), 1);
+    }
+
+    #[test]
+    fn what_is_only_in_memory_is_kept_too() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut store = Store::open_or_create(directory.path()).unwrap();
+        let ram = Arc::new(RamTier::open(1 << 20, Counters::default()).unwrap());
+        store.ram = Some(Arc::clone(&ram));
+        let object = ObjectId(7);
+        let file = ram.create(object, 4096, Access::ReadWrite).unwrap().unwrap();
+        file.write_all_at(b"page", 0).unwrap();
+        drop(file);
+        put(&store, object, Take::Move, "why").unwrap();
+        assert_eq!(read(directory.path(), &object.to_string()), b"page");
+        assert!(!ram.holds(object));
+    }
+
+    #[test]
+    fn the_oldest_go_with_their_reasons() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::open_or_create(directory.path()).unwrap();
+        let last = FILES_MAX as u64 + 2;
+        for number in 1..=last {
+            make(&store, &DiskPath::Staging(ObjectId(number)), b"page");
+            put(&store, ObjectId(number), Take::Move, "why").unwrap();
+        }
+        assert_eq!(count(&store).unwrap(), FILES_MAX);
+        let left = store.disk.list(DiskDirectory::Quarantine).unwrap();
+        let kept = (3..=last).map(|number| ObjectId(number).to_string());
+        let expected = kept.flat_map(|name| [format!("{name}.reason"), name]);
+        let expected: BTreeSet<String> = expected.collect();
+        assert_eq!(left.into_iter().collect::<BTreeSet<String>>(), expected);
+        // What cannot be removed is told: a directory is no file of anybody's.
+        let place = directory.path().join("quarantine").join(ObjectId(0).to_string());
+        std::fs::create_dir(place).unwrap();
+        make(&store, &DiskPath::Staging(ObjectId(last + 1)), b"page");
+        assert!(put(&store, ObjectId(last + 1), Take::Move, "why").is_err());
+    }
+
+    #[test]
+    fn as_many_and_as_large_as_promised_stay() {
+        assert!(!is_too_much(FILES_MAX - 1, BYTES_MAX));
+        assert!(is_too_much(FILES_MAX, 0));
+        assert!(is_too_much(0, BYTES_MAX + 1));
+    }
 }

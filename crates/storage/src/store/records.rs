@@ -65,3 +65,34 @@ impl Records {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::Store;
+    use crate::store::metadata::Metadata;
+
+    #[test]
+    fn changes_are_there_at_once_and_a_table_ends_where_the_next_begins() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::open_or_create(directory.path()).unwrap();
+        let scan = |records: &Records| {
+            let mut found = Vec::new();
+            records.scan(b'E', |key, value| found.push((key.to_vec(), value.to_vec()))).unwrap();
+            found
+        };
+        let open = || Records::open(store.metadata().unwrap()).unwrap();
+        let (records, is_sound) = open();
+        assert!(is_sound && scan(&records).is_empty(), "it was never mounted");
+        drop(records);
+        drop(Metadata::open(store.metadata().unwrap()).unwrap());
+        let key = |text: &str| text.as_bytes().to_vec();
+        let put = ["D1", "E1", "E2", "F1"].map(|name| (key(name), Some(vec![7])));
+        let (records, _) = open();
+        records.write(&Changes::from(put)).unwrap();
+        assert_eq!(scan(&records), [(key("E1"), vec![7]), (key("E2"), vec![7])]);
+        records.write(&Changes::from([(key("E1"), None), (key("E3"), Some(vec![8]))])).unwrap();
+        drop(records);
+        assert_eq!(scan(&open().0), [(key("E2"), vec![7]), (key("E3"), vec![8])]);
+    }
+}

@@ -227,4 +227,47 @@ mod tests {
         copies.forget_remote_copy(object);
         check(&copies, "e");
     }
+
+    /// Which object leaves first, which is encoded first, and the files that these are said to belong to.
+    fn first(copies: &Copies) -> [Vec<(ObjectId, InodeId)>; 2] {
+        let none = HashSet::new();
+        [copies.disk().next_to_leave(1, 1, &none), copies.encoded().next(1, 1, &none)]
+    }
+
+    #[test]
+    fn what_was_opened_last_goes_last() {
+        let copies = copies();
+        let objects = [ObjectId(1), ObjectId(2)];
+        for object in objects {
+            copies.note_remote_copy(object, &remote_copy());
+            copies.allow_leaving(object, OWNER, BYTES);
+        }
+        let goes = |object| [vec![(object, OWNER)], vec![(object, OWNER)]];
+        assert_eq!(first(&copies), goes(objects[1]), "the end of what came in a row");
+        copies.note_use(objects[1], BYTES);
+        assert_eq!(first(&copies), goes(objects[0]));
+    }
+
+    #[test]
+    fn an_object_belongs_to_the_file_that_it_was_given_to_last() {
+        let copies = copies();
+        copies.note_remote_copy(ObjectId(1), &remote_copy());
+        copies.allow_leaving(ObjectId(1), OWNER, BYTES);
+        copies.set_owner(ObjectId(1), InodeId(8));
+        let moved = vec![(ObjectId(1), InodeId(8))];
+        assert_eq!(first(&copies), [moved.clone(), moved]);
+    }
+
+    #[test]
+    fn settings_may_change_and_what_stayed_raw_is_tried_again() {
+        let copies = copies();
+        copies.set_budget(Some(5));
+        assert_eq!(copies.disk().budget_bytes(), Some(5));
+        copies.note_raw(ObjectId(1), OWNER, BYTES);
+        copies.forbid_encoding(ObjectId(1));
+        check(&copies, "");
+        copies.set_cold(ColdEncoding::None);
+        assert!(copies.encoded().encoding().is_none());
+        check(&copies, "e");
+    }
 }

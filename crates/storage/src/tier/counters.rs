@@ -102,6 +102,15 @@ impl Counters {
         Ok(())
     }
 
+    /// What is shown of those that are not zero, a line for each.
+    #[cfg(test)]
+    pub(super) fn told(&self) -> Vec<String> {
+        let registry = Registry::new();
+        self.register(&registry).unwrap();
+        let text = prometheus::TextEncoder::new().encode_to_string(&registry.gather()).unwrap();
+        text.lines().filter(|line| !line.starts_with('#')).map(str::to_owned).collect()
+    }
+
     /// An object was copied.
     pub fn moved(&self, from: Tier, to: Tier, bytes: u64) {
         let labels = &[from.name(), to.name()];
@@ -145,5 +154,38 @@ impl Counters {
     /// A copy stayed.
     pub fn skipped(&self, tier: Tier, reason: &str) {
         self.skipped.with_label_values(&[tier.name(), reason]).inc();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_moves_and_what_stays_is_counted_each_under_its_name() {
+        let counters = Counters::default();
+        assert_eq!(counters.told(), [""; 0]);
+        counters.moved(Tier::Ram, Tier::Ssd, 70);
+        counters.moved(Tier::Ram, Tier::Ssd, 7);
+        counters.failed(Tier::Ssd, Tier::Remote, "full");
+        counters.prefetched("late");
+        counters.read_ahead("used");
+        counters.rounded(Quantisation::Q4_0.encoding().extension());
+        counters.rounded(Quantisation::Q8_0.encoding().extension());
+        counters.evicted(Tier::Ram, "room");
+        counters.skipped(Tier::Ram, "kept");
+        let expected = [
+            r#"kvfs_eviction_skipped_total{reason="kept",tier="ram"} 1"#,
+            r#"kvfs_evictions_total{reason="room",tier="ram"} 1"#,
+            r#"kvfs_lossy_demotions_total{encoding="q4_0"} 1"#,
+            r#"kvfs_lossy_demotions_total{encoding="q8_0"} 1"#,
+            r#"kvfs_move_bytes_total{from="ram",to="ssd"} 77"#,
+            r#"kvfs_move_failures_total{error="full",from="ssd",to="remote"} 1"#,
+            r#"kvfs_moves_total{from="ram",to="ssd"} 2"#,
+            r#"kvfs_prefetch_pages_total{outcome="late"} 1"#,
+            r#"kvfs_readahead_pages_total{outcome="used"} 1"#,
+        ];
+        assert_eq!(counters.told(), expected);
+        assert_eq!(counters.rounded_pages(), 2);
     }
 }

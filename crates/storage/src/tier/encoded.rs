@@ -259,23 +259,25 @@ mod tests {
             assert_eq!((usage.objects, usage.stored_bytes), expected);
             assert_eq!((usage.only_objects, usage.only_bytes), (only, only * bytes));
             assert_eq!(copies.is_only(object), only > 0);
+            assert!(!copies.is_only(ObjectId(2)));
         };
         let next = || copies.next(1, 1, &HashSet::new());
         copies.record_raw(object, owner, bytes);
+        copies.record_copy(ObjectId(2), bytes, &copy, false);
         copies.record_raw(ObjectId(2), owner, LEAVING_BYTES_MIN - 1);
         assert_eq!(next(), [(object, owner)]);
         copies.record_copy(object, bytes, &copy, false);
-        check(0, (1, 1000));
+        check(0, (2, 2000));
         copies.set_only(object, owner, true);
-        check(1, (1, 1000));
+        check(1, (2, 2000));
         assert_eq!(next(), []);
         copies.set_only(object, owner, false);
-        check(0, (1, 1000));
+        check(0, (2, 2000));
         assert_eq!(next(), [(object, owner)]);
         copies.forbid(object);
         assert_eq!(next(), []);
         copies.forget(object);
-        check(0, (0, 0));
+        check(0, (1, 1000));
         copies.mark_garbage(object);
         assert_eq!(copies.take_garbage(), BTreeSet::from([object]));
         assert_eq!(copies.take_garbage(), BTreeSet::new());
@@ -295,5 +297,25 @@ mod tests {
         copies.forget(ObjectId(2));
         copies.reconsider();
         assert_eq!(next(), [(ObjectId(1), InodeId(8))]);
+    }
+
+    #[test]
+    fn pages_that_are_rounded_elsewhere_are_compressed_here() {
+        let encoding = |cold| EncodedCopies::new(cold, None).encoding();
+        let level = ZstdLevel::new(7).unwrap();
+        assert_eq!(encoding(ColdEncoding::Zstd(level)), Some(Lossless::Zstd(level)));
+        let rounded = ColdEncoding::Quantised(super::super::encoding::Quantisation::Q8_0);
+        assert_eq!(encoding(rounded), Some(Lossless::Zstd(ZstdLevel::DEFAULT)));
+    }
+
+    #[test]
+    fn a_budget_may_change() {
+        let copies = EncodedCopies::new(ColdEncoding::None, None);
+        copies.record_raw(ObjectId(1), InodeId(7), LEAVING_BYTES_MIN);
+        let too_much = || copies.held().raw.victims(0, |_| false).len();
+        for (budget_bytes, expected) in [(None, 0), (Some(LEAVING_BYTES_MIN - 1), 1), (None, 0)] {
+            copies.set_budget(budget_bytes);
+            assert_eq!(too_much(), expected);
+        }
     }
 }

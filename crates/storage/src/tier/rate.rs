@@ -99,4 +99,25 @@ mod tests {
         rate.measure(4 << 20, slow).unwrap();
         assert!(rate.bytes_per_second().unwrap() < (4 << 20) * 500 + (1 << 20));
     }
+
+    #[test]
+    fn a_rate_is_known_once_enough_has_taken_some_time() {
+        let rate = |bytes, busy| {
+            Rate(Mutex::new(Measured { busy, bytes, ..Measured::default() })).bytes_per_second()
+        };
+        let half = Duration::from_millis(500);
+        assert_eq!(rate(KNOWN_AFTER_BYTES, half), Some(2 * KNOWN_AFTER_BYTES));
+        assert_eq!(rate(KNOWN_AFTER_BYTES - 1, half), None);
+        assert_eq!(rate(KNOWN_AFTER_BYTES, Duration::ZERO), None);
+    }
+
+    #[test]
+    fn what_was_long_ago_counts_half() {
+        let busy = REMEMBERED * 2;
+        let mut measured = Measured { bytes: 1000, busy, ..Measured::default() };
+        measured.begin();
+        measured.end(0);
+        assert_eq!(measured.bytes, 500);
+        assert!((REMEMBERED..busy).contains(&measured.busy), "{:?}", measured.busy);
+    }
 }

@@ -238,6 +238,12 @@ mod tests {
         let pages = [17, 3, 90, 41, 7, 55, 23].map(|range| (0, range));
         assert_eq!(scan((2, 100), pages), []);
         assert_eq!(scan((2, 100), [(0, 0), (0, 0), (0, 0)]), [(0, 1)]);
+        // The same range two layers on, or another one in the next layer, is no step.
+        assert_eq!(scan((9, 100), [(0, 5), (2, 5)]), []);
+        assert_eq!(scan((9, 100), [(0, 5), (1, 9)]), []);
+        // Neither is the middle of the next layer.
+        let pages = [(0, 0), (0, 1), (0, 2), (1, 7)];
+        assert_eq!(scan((9, 100), pages), [(0, 1), (0, 2), (0, 3)]);
     }
 
     #[test]
@@ -264,5 +270,6 @@ mod tests {
         let next = Position { layer: 0, start: 200 * TOKENS };
         assert!(scans.expects(SEQUENCE, next));
         assert!(!scans.expects(InodeId(1), next));
+        assert!(!scans.expects(SEQUENCE, Position { layer: 1, start: 0 }));
     }
 }

@@ -236,4 +236,25 @@ mod tests {
         let leaving = tier.next_to_leave(u64::MAX, usize::MAX, &HashSet::new());
         assert_eq!(leaving, [(ObjectId(2), InodeId(8))]);
     }
+
+    #[test]
+    fn a_remote_copy_counts_once_until_it_is_forgotten() {
+        let tier = SsdTier::new(None);
+        let copy = |stored_bytes| RemoteCopy {
+            content: [7; 32],
+            encoding: Encoding::Raw,
+            stored_bytes,
+            state: RemoteState::Only,
+        };
+        let stored = || (tier.remote_use().objects, tier.remote_use().stored_bytes);
+        tier.record_remote_copy(ObjectId(1), &copy(90));
+        tier.record_remote_copy(ObjectId(2), &copy(7));
+        tier.record_remote_copy(ObjectId(1), &copy(80));
+        assert_eq!(stored(), (2, 87));
+        tier.forget(ObjectId(1));
+        tier.forget(ObjectId(1));
+        assert_eq!(stored(), (1, 7));
+        tier.forget(ObjectId(2));
+        assert_eq!(stored(), (0, 0));
+    }
 }

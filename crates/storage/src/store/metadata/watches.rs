@@ -155,7 +155,8 @@ mod tests {
         drop((one, other));
         let last = watches.watch([InodeId(9)], 64);
         assert_eq!(watches.by_directory.len(), 1);
-        assert!(watches.are_of(InodeId(9)) && !last.has_changed());
+        assert!(watches.are_of(InodeId(9)) && !watches.are_of(InodeId(8)));
+        assert!(!last.has_changed());
     }
 
     #[test]
@@ -185,6 +186,7 @@ mod tests {
         let later = watches.watch([InodeId(2)], 64);
         let other_for = |file, watch| watches.has_other_content(file, watch);
         assert!(other_for(file, &before) && !other_for(file, &later) && !other_for(other, &before));
+        assert!(!before.has_changed() && !later.has_changed(), "no name of theirs");
         for number in 0..=CHANGED_MAX as u64 {
             watches.tell_of_content(InodeId(100 + number));
         }

@@ -2,7 +2,7 @@ use std::path::Path;
 
 use super::*;
 
-use crate::store::record::ObjectKind;
+use crate::store::record::{Kind, ObjectKind};
 use crate::tier::encoding::Encoding;
 
 fn open(directory: &Path) -> (Store, Metadata) {
@@ -136,4 +136,116 @@ fn what_cannot_be_removed_keeps_nothing_else() {
     let unswept = Unswept::find(&store, &mut metadata).unwrap().expect("there was no unmount");
     assert!(unswept.sweep(&store, |look| look(&metadata)).is_err());
     assert!(!place(garbage).exists());
+}
+
+/// A file that was being written in place, of so many bytes on the disk; its record knows of one.
+fn make_unsettled(store: &Store, metadata: &mut Metadata, role: Role, bytes: usize) -> InodeId {
+    let (id, object) = (metadata.new_inode(), make(store, metadata));
+    let file = store.disk.open(&DiskPath::Object(object), Access::ReadWrite).unwrap();
+    file.write_all_at(&vec![7; bytes], 0).unwrap();
+    let file = FileRecord { role, object: Some(object), size: 1, blocks: 0, unsettled: true };
+    let time = Time { seconds: 1, nanoseconds: 0 };
+    // By a clock that was wrong.
+    let mtime = Time { seconds: i64::MAX, nanoseconds: 0 };
+    let kind = Kind::File(file);
+    let inode =
+        Inode { kind, mode: 0o644, uid: 1, gid: 2, links: 1, atime: time, mtime, ctime: time };
+    metadata.put_inode(Life::Durable, id, &inode);
+    put(metadata, object);
+    id
+}
+
+fn file(metadata: &Metadata, id: InodeId) -> FileRecord {
+    metadata.inode(id).unwrap().unwrap().file().unwrap().clone()
+}
+
+fn object(metadata: &Metadata, id: InodeId) -> ObjectId {
+    file(metadata, id).object.unwrap()
+}
+
+fn length_on_record(metadata: &Metadata, id: InodeId) -> u64 {
+    metadata.object(object(metadata, id)).unwrap().unwrap().length
+}
+
+#[test]
+fn what_was_being_written_gets_the_size_and_time_of_its_bytes() {
+    let directory = tempfile::tempdir().unwrap();
+    let (store, mut metadata) = open(directory.path());
+    let [full, empty] =
+        [100, 0].map(|bytes| make_unsettled(&store, &mut metadata, Role::Plain, bytes));
+    let recovered = recover(&store, &mut metadata).unwrap();
+    assert_eq!(recovered, Recovered { files_settled: 2, ..Recovered::default() });
+    let stat = store.disk.stat(&DiskPath::Object(object(&metadata, full))).unwrap();
+    let settled = file(&metadata, full);
+    assert_eq!((settled.size, settled.blocks, settled.unsettled), (100, stat.blocks, false));
+    assert_eq!(metadata.inode(full).unwrap().unwrap().mtime, stat.mtime);
+    assert_eq!(length_on_record(&metadata, full), 100);
+    assert!(metadata.publishes(object(&metadata, full)), "it gets its checksum");
+    assert_eq!(file(&metadata, empty).size, 0);
+    let kept = metadata.inode(empty).unwrap().unwrap().mtime;
+    assert_eq!(kept.seconds, i64::MAX, "its file may have been made ahead of it");
+    assert_eq!(recover(&store, &mut metadata).unwrap(), Recovered::default());
+}
+
+#[test]
+fn rows_and_token_ids_may_go_on_growing() {
+    let directory = tempfile::tempdir().unwrap();
+    let (store, mut metadata) = open(directory.path());
+    let tail = Role::Tail { start: 0, directory: InodeId(9) };
+    let [rows, no_rows, tokens] = [(tail, 64), (tail, 0), (Role::Tokens, 4)]
+        .map(|(role, bytes)| make_unsettled(&store, &mut metadata, role, bytes));
+    // Whoever has it open may write, as always.
+    let path = DiskPath::Object(object(&metadata, rows));
+    let _writer = store.disk.open(&path, Access::ReadWrite).unwrap();
+    let recovered = recover(&store, &mut metadata).unwrap();
+    let expected = Recovered { files_settled: 3, tails: vec![rows], ..Recovered::default() };
+    assert_eq!(recovered, expected);
+    for (id, size) in [(rows, 64), (no_rows, 0), (tokens, 4)] {
+        let found = file(&metadata, id);
+        assert_eq!((found.size, found.unsettled), (size, true));
+        assert_eq!(length_on_record(&metadata, id), 0, "it is that of the file");
+        assert!(!metadata.publishes(object(&metadata, id)));
+    }
+}
+
+#[test]
+fn who_still_has_a_file_open_for_writing_goes_on_writing() {
+    let directory = tempfile::tempdir().unwrap();
+    let (store, mut metadata) = open(directory.path());
+    let id = make_unsettled(&store, &mut metadata, Role::Plain, 100);
+    let object = object(&metadata, id);
+    let writer = store.disk.open(&DiskPath::Object(object), Access::ReadWrite).unwrap();
+    let recovered = recover(&store, &mut metadata).unwrap();
+    let still_changing = vec![(id, object)];
+    assert_eq!(recovered, Recovered { still_changing, ..Recovered::default() });
+    let found = file(&metadata, id);
+    assert_eq!((found.size, found.unsettled), (100, true));
+    assert!(!metadata.publishes(object));
+    drop(writer);
+    assert_eq!(recover(&store, &mut metadata).unwrap().files_settled, 1);
+    assert!(metadata.publishes(object));
+}
+
+#[test]
+fn a_missing_file_keeps_nothing_else_and_one_that_cannot_be_opened_is_told() {
+    let directory = tempfile::tempdir().unwrap();
+    let (store, mut metadata) = open(directory.path());
+    let id = make_unsettled(&store, &mut metadata, Role::Plain, 100);
+    let object = object(&metadata, id);
+    store.remove_if_there(&DiskPath::Object(object)).unwrap();
+    assert!(recover(&store, &mut metadata).unwrap().still_changing.is_empty());
+    assert!(file(&metadata, id).unsettled);
+    let place = directory.path().join("store").join(DiskPath::Object(object).relative());
+    std::os::unix::fs::symlink(&place, &place).unwrap();
+    assert!(recover(&store, &mut metadata).is_err());
+}
+
+#[test]
+fn what_no_name_refers_to_yet_goes_at_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let (store, mut metadata) = open(directory.path());
+    let path = DiskPath::Staging(metadata.new_object());
+    store.disk.create(&path).unwrap();
+    empty_staging(&store).unwrap();
+    assert!(!is_there(&store, &path));
 }

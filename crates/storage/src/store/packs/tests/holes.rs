@@ -73,7 +73,7 @@ fn what_nobody_has_open_any_more_becomes_holes_as_well() {
     let path = DiskPath::Object(ObjectId(7));
     let open = [(); 2].map(|()| mount.disk.open(&path, Access::Read).unwrap());
     (0..20).for_each(|object| remove(&mount, object));
-    events.available_bytes.store(0, Ordering::Relaxed);
+    events.available_bytes.store(2 * PACK_BYTES - 1, Ordering::Relaxed);
     let [one, other] = open;
     drop(one);
     mount.packs.make_holes_if_full().unwrap();

@@ -244,6 +244,8 @@ fn larger_objects_than_a_pack_takes_are_never_asked_for() {
     let directory = store();
     let mount = Mount::new(directory.path());
     assert_eq!(mount.packs.packed_bytes_max(), 0);
+    mount.packs.set_packed_bytes_max(super::super::DEFAULT_PACKED_BYTES_MAX);
+    assert_eq!(mount.packs.packed_bytes_max(), 65_536, "what is said where nobody says otherwise");
     mount.packs.set_packed_bytes_max(4096);
     assert_eq!(mount.packs.packed_bytes_max(), 4096);
     mount.packs.set_packed_bytes_max(u64::MAX);
