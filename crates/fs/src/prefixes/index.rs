@@ -2,7 +2,7 @@
 //!
 //! What changes a token file only notes the sequence; rounds of indexing, once a second and before
 //! each question, read what was added. A crash loses notes, so after one every sequence whose token
-//! file is not as long as the index knows it is noted again.
+//! file is not as long as the index knows it is noted again, before anything is answered.
 
 use std::sync::{Arc, PoisonError};
 
@@ -45,10 +45,11 @@ impl Source {
 impl FileSystem {
     /// Brings the index of prefixes up to date.
     pub fn index_prefixes(&self) -> Result<(), FsError> {
-        let _turn = self.prefixes.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut is_noted = self.prefixes.turn.lock().unwrap_or_else(PoisonError::into_inner);
         if self.core.state().refusal.is_some() {
             return Ok(());
         }
+        note_left_behind(self, &mut is_noted)?;
         // What arrives meanwhile is for the next round: somebody who always writes must not keep
         // this one going.
         let noted = std::mem::take(&mut self.core.state().metadata.unindexed);
@@ -89,29 +90,15 @@ impl FileSystem {
             let state = self.core.state();
             (!state.metadata.unindexed.is_empty(), !state.pending.is_empty())
         };
-        let waits = is_behind || is_pending || self.prefixes.turn.try_lock().is_err();
+        let is_up_to_date = || self.prefixes.turn.try_lock().is_ok_and(|is_noted| *is_noted);
+        let waits = is_behind || is_pending || !is_up_to_date();
         waits.then_some(Awaited::Local)
     }
 
     /// Notes the sequences that an interrupted mount, or one that knew no index, has left behind.
     pub fn note_unindexed(&self) -> Result<(), FsError> {
-        {
-            let state = self.core.state();
-            if state.metadata.was_clean && state.metadata.has_index()? {
-                return Ok(());
-            }
-        }
-        let snapshot = self.core.state().metadata.snapshot()?;
-        let mut sequences = Vec::new();
-        snapshot.for_each_named(b'E', |parent, offset_and_name| {
-            if offset_and_name.get(8..) == Some(names::TOKENS.as_bytes()) {
-                sequences.push(InodeId(parent));
-            }
-        })?;
-        for sequence in sequences {
-            self.core.state().metadata.tokens_changed(sequence, TokensChange::Grown);
-        }
-        Ok(())
+        let mut is_noted = self.prefixes.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        note_left_behind(self, &mut is_noted)
     }
 
     /// Brings one sequence up to date. Returns how many pages that took.
@@ -243,6 +230,32 @@ impl FileSystem {
         }
         Ok(count)
     }
+}
+
+/// Notes once what an earlier mount has left behind: whoever asks before would hear that it is not there.
+fn note_left_behind(fs: &FileSystem, is_noted: &mut bool) -> Result<(), FsError> {
+    if *is_noted {
+        return Ok(());
+    }
+    let snapshot = {
+        let state = fs.core.state();
+        *is_noted = state.metadata.was_clean && state.metadata.has_index()?;
+        if *is_noted {
+            return Ok(());
+        }
+        state.metadata.snapshot()?
+    };
+    let mut sequences = Vec::new();
+    snapshot.for_each_named(b'E', |parent, offset_and_name| {
+        if offset_and_name.get(8..) == Some(names::TOKENS.as_bytes()) {
+            sequences.push(InodeId(parent));
+        }
+    })?;
+    for sequence in sequences {
+        fs.core.state().metadata.tokens_changed(sequence, TokensChange::Grown);
+    }
+    *is_noted = true;
+    Ok(())
 }
 
 fn put_pages(

@@ -137,8 +137,8 @@ const PROMPT_BYTES_OF_ALL: u64 = 256 << 20;
 #[derive(Debug)]
 pub(super) struct Prefixes {
     numbers: Mutex<Numbers>,
-    /// Held while the index is brought up to date.
-    turn: Mutex<()>,
+    /// Held while the index is brought up to date. Whether what an earlier mount left behind is noted.
+    turn: Mutex<bool>,
     /// Sequences whose `positions.json` must be fetched from the remote.
     away: Mutex<BTreeSet<InodeId>>,
     /// Open questions and slots.
