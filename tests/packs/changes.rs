@@ -2,12 +2,14 @@
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::sync::Barrier;
 
 use crate::common::sys::{close, map, open, rename, set_modified, setxattr};
 use crate::common::{Mode, Model, fill};
 use crate::{check, commit, fsck, make, packed, packing};
 
 in_both_modes!(
+    who_reads_and_who_writes_open_at_the_same_time,
     a_file_changes_in_place_before_the_eyes_of_its_readers,
     what_is_synced_survives_and_what_is_not_may_be_lost_whole,
     versions_are_not_mixed_up,
@@ -155,4 +157,26 @@ fn handles_of_all_kinds_at_once(mode: Mode) {
         }
     }
     assert_eq!(mount.status("errors"), "0");
+}
+
+/// A file is taken out of its pack while somebody opens it there: the kernel wants all of its handles to be of one kind.
+fn who_reads_and_who_writes_open_at_the_same_time(mode: Mode) {
+    let mount = packing(mode);
+    let files = make(&mount, 300);
+    commit(&mount);
+    for (path, _) in &files {
+        let begin = Barrier::new(3);
+        std::thread::scope(|scope| {
+            for flags in [libc::O_RDONLY, libc::O_RDWR, libc::O_RDONLY] {
+                let begin = &begin;
+                scope.spawn(move || {
+                    begin.wait();
+                    let file = open(path, flags);
+                    begin.wait();
+                    file.unwrap();
+                });
+            }
+        });
+    }
+    check(&files);
 }

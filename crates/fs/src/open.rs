@@ -191,6 +191,12 @@ impl FileSystem {
             node.readers -= 1;
         }
         match outcome {
+            Ok((opened, _)) if self.core.is_passthrough() && is_outdated(&state, id, &opened) => {
+                drop(opened);
+                let inode = state.inode(id)?;
+                let file = inode.file().ok_or(FsError::Invalid)?;
+                self.open_reader(state, id, &inode, file)
+            }
             Ok((opened, stat)) => {
                 if settled && depth == Depth::Bytes {
                     state.known_damage.remove(&id);
@@ -442,4 +448,15 @@ impl FileSystem {
         let caching = if is_sealed && is_lossy() { Caching::Anew } else { Caching::Kept };
         Opened { handle, by, is_sealed, caching, closes_quietly: !writes }
     }
+}
+
+/// Whether a file that is in a pack or in memory was put into a file of its own since it was opened, and somebody has that
+/// open through the kernel: it refuses to have handles of both kinds (EIO).
+fn is_outdated(state: &State, id: InodeId, opened: &Arc<dyn DiskFile>) -> bool {
+    let is_passed_through =
+        |handle: &Handle| handle.inode == id && matches!(handle.served, Served::Passthrough);
+    let is_open = |node: &Node| node.handles() > 0 && !node.is_served();
+    opened.descriptor().is_none()
+        && state.nodes.get(&id).is_some_and(is_open)
+        && state.handles.values().any(is_passed_through)
 }
