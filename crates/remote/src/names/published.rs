@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use kvfs_page::calendar::date_of;
 use serde_json::{Value, json};
 
 use super::{read_root, versions};
@@ -104,23 +105,8 @@ pub fn to_json(stores: &[PublishedStore]) -> Value {
 /// A time of day without a zone's rules: `2026-11-22 09:30 UTC`.
 fn utc(seconds: u64) -> String {
     let (days, seconds) = (seconds / SECONDS_PER_DAY, seconds % SECONDS_PER_DAY);
-    let (year, month, day) = date(days);
+    let (year, month, day) = date_of(days.cast_signed());
     format!("{year:04}-{month:02}-{day:02} {:02}:{:02} UTC", seconds / 3600, seconds / 60 % 60)
-}
-
-/// The date that many days after 1970-01-01. Years begin in March here, so that a leap day is the
-/// last of its year and months follow one formula.
-fn date(days: u64) -> (u64, u64, u64) {
-    const DAYS_BEFORE_1970: u64 = 719_468;
-    const DAYS_PER_ERA: u64 = 146_097;
-    let days = days.saturating_add(DAYS_BEFORE_1970);
-    let (era, of_era) = (days / DAYS_PER_ERA, days % DAYS_PER_ERA);
-    let year = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year + year / 4 - year / 100);
-    let month = (5 * of_year + 2) / 153;
-    let day = of_year - (153 * month + 2) / 5 + 1;
-    let (month, next) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
-    (era * 400 + year + next, month, day)
 }
 
 #[cfg(test)]
