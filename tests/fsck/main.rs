@@ -11,3 +11,4 @@ mod names;
 mod patient;
 mod rebuild;
 mod remote;
+mod sectors;

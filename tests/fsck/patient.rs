@@ -13,6 +13,7 @@ use kvfs::store::record::{Entry, Inode, InodeId, ObjectId};
 
 pub(crate) const RECORDS: redb::TableDefinition<'_, &[u8], &[u8]> =
     redb::TableDefinition::new("records");
+const DIGEST: redb::TableDefinition<'_, &[u8], &[u8]> = redb::TableDefinition::new("digest");
 pub(crate) const TOKENS: u32 = 16;
 pub(crate) const CALLER: Caller = Caller { uid: 0, gid: 0 };
 pub(crate) const LAYER: &str = "models/m/sequences/s/000";
@@ -233,6 +234,8 @@ impl Patient {
                 None => table.remove(key).unwrap(),
             };
         }
+        // What the records add up to is not recorded any more, or nothing but that would be found.
+        transaction.delete_table(DIGEST).unwrap();
         transaction.commit().unwrap();
     }
 

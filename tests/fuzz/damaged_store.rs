@@ -10,6 +10,7 @@ use super::edits::{self, Table};
 use super::engine::{Outcome, Target, directory_in_memory};
 use super::tree;
 
+const DIGEST: redb::TableDefinition<'_, &[u8], &[u8]> = redb::TableDefinition::new("digest");
 const RECORDS: redb::TableDefinition<'_, &[u8], &[u8]> = redb::TableDefinition::new("records");
 
 pub(crate) fn target() -> Target {
@@ -81,6 +82,8 @@ fn write_table(path: &Path, records: &Table) {
             table.insert(key.as_slice(), value.as_slice()).unwrap();
         }
     }
+    // Nothing but what the records add up to would be found.
+    transaction.delete_table(DIGEST).unwrap();
     transaction.commit().unwrap();
 }
 

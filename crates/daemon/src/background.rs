@@ -13,8 +13,9 @@ use super::mount::{MountError, MountOptions};
 use super::notify::notify;
 use kvfs_fs::{
     Ahead, FileSystem, Invalidation, Mover, PREFETCH_QUEUE_MAX, PREFETCH_THREADS, Retainer,
-    ScrubRequest,
+    ScrubRequest, check_records,
 };
+use kvfs_storage::store::StoreError;
 use kvfs_storage::tier::counters::Counters;
 use kvfs_storage::tier::ram::{Shrunk, Wanted};
 
@@ -301,6 +302,13 @@ fn retain(file_system: &FileSystem, stopped: &Receiver<()>, read_only: bool) {
 }
 
 fn sweep(file_system: &FileSystem, read_only: bool) {
+    // Before anything is removed for want of a record.
+    match check_records(file_system) {
+        Ok(()) => {}
+        // It was told.
+        Err(StoreError::Corrupt(_)) => return,
+        Err(error) => return log::error!("comparing the records with their digest: {error}"),
+    }
     if let Err(error) = file_system.note_unindexed() {
         log::error!("looking for sequences without an index of prefixes: {error}");
     }

@@ -15,6 +15,8 @@ const FULL_BYTES: u64 = 1 << 20;
 pub(crate) enum Refusal {
     /// The disk failed in a way that makes further changes unsafe.
     DiskFailed,
+    /// Records were lost or changed on the disk: what is removed now may be what nobody knows of any more.
+    DamagedMetadata,
     /// Nothing can be written where the store lies.
     ReadOnlyMedia,
 }
@@ -32,13 +34,15 @@ pub(super) struct Health {
 
 impl Health {
     pub(super) fn is_ok(&self) -> bool {
-        self.reasons.is_empty() && self.refusal != Some(Refusal::DiskFailed)
+        let refuses = matches!(self.refusal, Some(Refusal::DiskFailed | Refusal::DamagedMetadata));
+        self.reasons.is_empty() && !refuses
     }
 
     /// The word for it in `.kvfs/status`.
     pub(super) fn word(&self) -> &'static str {
         match (self.refusal, self.is_ok()) {
             (Some(Refusal::DiskFailed), _) => "read-only after a disk error",
+            (Some(Refusal::DamagedMetadata), _) => "read-only after damage to meta.redb",
             (_, false) => "degraded",
             (Some(Refusal::ReadOnlyMedia), true) => "read-only media",
             (None, true) => "ok",
@@ -61,6 +65,10 @@ impl FileSystem {
         let mut reasons = Vec::new();
         if let Some(why) = commit_failure {
             reasons.push(format!("the last commit failed: {}", why.why));
+        }
+        if refusal == Some(Refusal::DamagedMetadata) {
+            let why = "records are missing or not as they were written: unmount, and run kvfs fsck";
+            reasons.push(why.to_owned());
         }
         if damaged_files > 0 {
             reasons.push(format!("{damaged_files} files are damaged: see .kvfs/errors"));

@@ -121,6 +121,7 @@ pub use prefetch::{Ahead, QUEUE_MAX as PREFETCH_QUEUE_MAX, THREADS as PREFETCH_T
 pub use retention::Retainer;
 pub use scrub::ScrubRequest;
 pub use setattr::{NewTime, SetAttributes};
+pub use sweep::check_records;
 pub use synchronous::is_synchronous;
 pub use tiers::Tiers;
 pub use transfer::WriteOutcome;

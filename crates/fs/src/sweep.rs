@@ -1,8 +1,9 @@
-//! Removing the files that a crash left without a record, beside the mount.
+//! Removing the files that a crash left without a record, beside the mount; before that, whether records are missing.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::FileSystem;
+use super::health::Refusal;
 use kvfs_storage::store::StoreError;
 use kvfs_storage::store::recovery::Unswept;
 
@@ -53,10 +54,44 @@ impl LeftByCrash {
 
 impl FileSystem {
     /// Removes object files that a crash left without a record; runs beside the mount.
+    ///
+    /// # Errors
+    /// [`StoreError::Corrupt`]: records are missing. Nothing was removed, and nothing can be from now on.
     pub fn sweep_after_crash(&self) -> Result<usize, StoreError> {
+        check_records(self)?;
         let Some(unswept) = self.left_by_crash.begin() else { return Ok(0) };
         let removed = unswept.sweep(&self.core.store, |look| look(&self.core.state().metadata))?;
         self.left_by_crash.end();
         Ok(removed)
     }
+}
+
+/// Compares what all records add up to with what was recorded, where opening left that for later. With records missing,
+/// files that they tell of would be garbage to everybody, so the mount takes no changes any more.
+///
+/// # Errors
+/// [`StoreError::Corrupt`]: some are missing, or not as they were written.
+pub fn check_records(file_system: &FileSystem) -> Result<(), StoreError> {
+    let core = &file_system.core;
+    let records = {
+        let state = core.state();
+        if state.metadata.is_checked {
+            return Ok(());
+        }
+        state.metadata.snapshot()?
+    };
+    match records.check() {
+        Ok(()) => core.state().metadata.is_checked = true,
+        Err(error @ StoreError::Corrupt(_)) => {
+            // What was acknowledged until now is kept all the same.
+            if let Err(error) = file_system.commit() {
+                log::warn!("the last commit before the mount became read-only: {error}");
+            }
+            core.state().refusal = Some(Refusal::DamagedMetadata);
+            core.observer.failed(&format!("the store is read-only from now on: {error}"));
+            return Err(error);
+        }
+        Err(error) => return Err(error),
+    }
+    Ok(())
 }

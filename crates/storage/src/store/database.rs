@@ -1,5 +1,7 @@
 //! `meta.redb`: one ordered table of records, written a frozen layer at a time.
 
+mod digest;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -12,6 +14,7 @@ use super::disk::Disk;
 use super::format;
 use super::layer::Layer;
 use super::reserve::Reserve;
+pub(super) use digest::{Changer, check};
 
 pub(super) const RECORDS: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("records");
 
@@ -35,15 +38,7 @@ impl Writer {
     pub fn write(&self, layer: &Layer) -> Result<(), StoreError> {
         guarded(|| {
             let transaction = begin_durable(&self.database)?;
-            {
-                let mut table = transaction.open_table(RECORDS)?;
-                for (key, change) in &layer.records {
-                    match change {
-                        Some(value) => table.insert(key.as_slice(), value.as_slice())?,
-                        None => table.remove(key.as_slice())?,
-                    };
-                }
-            }
+            change_all(&transaction, &layer.records)?;
             Ok(transaction.commit()?)
         })
     }
@@ -54,6 +49,7 @@ pub type RawRecord = (Vec<u8>, Vec<u8>);
 
 /// The records as of some commit.
 pub struct Snapshot {
+    transaction: redb::ReadTransaction,
     table: redb::ReadOnlyTable<&'static [u8], &'static [u8]>,
 }
 
@@ -66,7 +62,9 @@ impl std::fmt::Debug for Snapshot {
 impl Snapshot {
     /// As of the last commit.
     pub(super) fn open(database: &Database) -> Result<Snapshot, StoreError> {
-        Ok(Snapshot { table: database.begin_read()?.open_table(RECORDS)? })
+        let transaction = database.begin_read()?;
+        let table = transaction.open_table(RECORDS)?;
+        Ok(Snapshot { transaction, table })
     }
 
     /// Keys and values in the order of the keys, from those that start with `tag`.
@@ -82,6 +80,14 @@ impl Snapshot {
             Ok(Some((key.value().to_vec(), value.value().to_vec())))
         };
         Ok(std::iter::from_fn(move || guarded(&mut next).transpose()))
+    }
+
+    /// Reads all records and compares what they add up to with what was recorded with them.
+    ///
+    /// # Errors
+    /// [`StoreError::Corrupt`]: some were lost, or are not those that were written.
+    pub fn check(&self) -> Result<(), StoreError> {
+        guarded(|| check(&self.transaction))
     }
 
     /// One record.
@@ -135,14 +141,28 @@ pub fn fill<T, E: From<StoreError>>(
     let database = open_database(backend)?;
     let transaction = begin_durable(&database)?;
     let outcome = {
-        let mut table = transaction.open_table(RECORDS).map_err(StoreError::from)?;
-        write(&mut |key, value| {
-            table.insert(key, value)?;
-            Ok(())
-        })?
+        let mut changer = Changer::open(&transaction)?;
+        let outcome = write(&mut |key, value| changer.put(key, value))?;
+        changer.close()?;
+        outcome
     };
     transaction.commit().map_err(StoreError::from)?;
     Ok(outcome)
+}
+
+/// Makes changes within a transaction; `None` means "removed".
+pub(super) fn change_all<'a>(
+    transaction: &redb::WriteTransaction,
+    changes: impl IntoIterator<Item = (&'a Vec<u8>, &'a Option<Vec<u8>>)>,
+) -> Result<(), StoreError> {
+    let mut changer = Changer::open(transaction)?;
+    for (key, change) in changes {
+        match change {
+            Some(value) => changer.put(key, value)?,
+            None => changer.remove(key)?,
+        }
+    }
+    changer.close()
 }
 
 /// Makes a database that holds nothing, durably.
@@ -161,6 +181,16 @@ pub(super) fn open_database(backend: Backend) -> Result<Database, StoreError> {
     let mut builder = redb::Builder::new();
     builder.set_cache_size(CACHE_BYTES);
     Ok(builder.create_with_backend(backend)?)
+}
+
+/// The table of records is made with the database, so one without it lost it, and is not that of an empty store.
+pub(super) fn have_records(database: &Database) -> Result<(), StoreError> {
+    match database.begin_read()?.open_table(RECORDS) {
+        Err(redb::TableError::TableDoesNotExist(_)) => {
+            Err(StoreError::Corrupt("its table of records is missing".to_owned()))
+        }
+        outcome => Ok(outcome.map(drop)?),
+    }
 }
 
 /// A write transaction whose commit makes a later open after a crash fast: without quick repair

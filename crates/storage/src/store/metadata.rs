@@ -16,6 +16,7 @@ mod attributes;
 mod clock;
 mod encoded;
 pub(super) mod events;
+mod opening;
 mod prefixes;
 mod remote;
 mod scan;
@@ -24,7 +25,7 @@ pub mod watches;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use redb::{Database, ReadableDatabase, ReadableTable};
+use redb::{Database, ReadableDatabase};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -33,16 +34,14 @@ pub use prefixes::{LEAD_TOKENS_MAX, TokensChange};
 
 use super::StoreError;
 use super::arrivals::Arrivals;
-use super::database::{
-    Backend, RECORDS, Snapshot, Writer, begin_durable, decode, encode, guarded, open_database,
-};
+use super::database::{Backend, RECORDS, Snapshot, Writer, decode, encode, guarded};
 use super::keys;
 use super::layer::Layer;
 use super::record::{
     Entry, Inode, InodeId, ObjectId, ObjectKind, ObjectRecord, OnlyRemote, Totals,
 };
-use super::standing;
 use crate::page::names;
+use opening::Opened;
 use watches::Watches;
 
 /// Where a change goes.
@@ -85,6 +84,8 @@ pub struct Metadata {
     pub positions: BTreeSet<InodeId>,
     /// The last mount ended without a crash.
     pub was_clean: bool,
+    /// Opening compared what all records add up to. A large database is left to [`Snapshot::check`], beside the mount.
+    pub is_checked: bool,
     /// Counts freezes; a change made now is durable once this freeze is.
     pub generation: u64,
     /// Counts changes of what a manifest of names tells of names and files.
@@ -109,21 +110,8 @@ impl Metadata {
     }
 
     fn open_unguarded(backend: Backend) -> Result<Metadata, StoreError> {
-        let database = open_database(backend)?;
-        let transaction = begin_durable(&database)?;
-        let (epoch, was_clean, only_remote) = {
-            let mut table = transaction.open_table(RECORDS)?;
-            let key = keys::epoch();
-            let last = table.get(key.as_slice())?.map(|value| decode(value.value()));
-            let (last, was_clean): (u32, bool) = last.transpose()?.unwrap_or((0, true));
-            let epoch = last.checked_add(1).ok_or(StoreError::Full)?;
-            let only_remote = OnlyRemote { epoch, ..standing::only_remote(&table, last)? };
-            table.insert(key.as_slice(), encode(&(epoch, false)).as_slice())?;
-            let key = keys::only_remote();
-            table.insert(key.as_slice(), encode(&only_remote).as_slice())?;
-            (epoch, was_clean, only_remote)
-        };
-        transaction.commit()?;
+        let Opened { database, epoch, was_clean, only_remote, is_checked } =
+            opening::open(backend)?;
         let database = Arc::new(database);
         let base = database.begin_read()?.open_table(RECORDS)?;
         let copies = keys::table(b'R');
@@ -147,6 +135,7 @@ impl Metadata {
             unindexed: BTreeMap::new(),
             positions: BTreeSet::new(),
             was_clean,
+            is_checked,
             generation: 1,
             names_changed: 1,
             watches: Watches::default(),

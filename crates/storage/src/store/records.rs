@@ -4,11 +4,15 @@ use std::collections::BTreeMap;
 
 use redb::{Database, ReadableDatabase, TableError};
 
-use super::database::{Backend, RECORDS, begin_durable, guarded, open_database};
+use super::database::{
+    Backend, RECORDS, begin_durable, change_all, check, guarded, have_records, open_database,
+};
 use super::{StoreError, keys};
 
 /// Changed records by key; `None` means "removed".
 pub(crate) type Changes = BTreeMap<Vec<u8>, Option<Vec<u8>>>;
+
+type Table = redb::ReadOnlyTable<&'static [u8], &'static [u8]>;
 
 /// The database of a store that nobody has mounted.
 #[derive(Debug)]
@@ -17,25 +21,36 @@ pub(crate) struct Records {
 }
 
 impl Records {
-    /// Opens it without starting a new epoch, reads all of it and compares its own checksums.
-    /// The flag is false if it had to go back to its last sound commit.
+    /// Opens it without starting a new epoch, reads all of it and compares its own checksums, and what all records
+    /// add up to. The flag is false if it had to go back to its last sound commit.
     pub(crate) fn open(backend: Backend) -> Result<(Records, bool), StoreError> {
         guarded(|| {
+            let is_new = backend.storage.len()? == 0;
             let mut database = open_database(backend)?;
+            if !is_new {
+                have_records(&database)?;
+            }
             let sound = database.check_integrity()?;
+            if !is_new {
+                check(&database.begin_read()?)?;
+            }
             Ok((Records { database }, sound))
         })
+    }
+
+    /// The records, if the store was ever mounted.
+    fn table(&self) -> Result<Option<Table>, StoreError> {
+        match self.database.begin_read()?.open_table(RECORDS) {
+            Err(TableError::TableDoesNotExist(_)) => Ok(None),
+            outcome => Ok(Some(outcome?)),
+        }
     }
 
     /// Visits the records whose keys start with `tag`, in the order of their keys.
     pub(crate) fn scan(
         &self, tag: u8, mut visit: impl FnMut(&[u8], &[u8]),
     ) -> Result<(), StoreError> {
-        let table = match self.database.begin_read()?.open_table(RECORDS) {
-            // The store was made and never mounted.
-            Err(TableError::TableDoesNotExist(_)) => return Ok(()),
-            outcome => outcome?,
-        };
+        let Some(table) = self.table()? else { return Ok(()) };
         let prefix = keys::table(tag);
         guarded(|| {
             for record in table.range(prefix.as_slice()..)? {
@@ -52,15 +67,7 @@ impl Records {
     /// Makes all changes durable at once.
     pub(crate) fn write(&self, changes: &Changes) -> Result<(), StoreError> {
         let transaction = begin_durable(&self.database)?;
-        {
-            let mut table = transaction.open_table(RECORDS)?;
-            for (key, change) in changes {
-                match change {
-                    Some(value) => table.insert(key.as_slice(), value.as_slice())?,
-                    None => table.remove(key.as_slice())?,
-                };
-            }
-        }
+        change_all(&transaction, changes)?;
         transaction.commit()?;
         Ok(())
     }
