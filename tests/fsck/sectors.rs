@@ -4,12 +4,14 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use kvfs::fs::{FileSystem, check_records};
+use kvfs::fs::{FileSystem, NewNode, check_records};
 use kvfs::observe::Observer;
 use kvfs::store::fsck;
+use kvfs::store::record::{RemoteCopy, RemoteState};
 use kvfs::store::{Store, StoreError};
+use kvfs::tier::encoding::Encoding;
 
-use crate::patient::{Files, Mounted, Patient};
+use crate::patient::{CALLER, Files, Mounted, Patient, number_key};
 
 const SECTOR_BYTES: usize = 512;
 
@@ -71,29 +73,100 @@ fn a_lost_sector_costs_no_file() {
     assert!(noticed > 8 && unused > 8, "{noticed} noticed, {unused} unused");
 }
 
+/// Beside the files: directories that are open to others, symbolic links, attributes, and what only a remote has.
+const DIRECTORIES: usize = 200;
+
+fn directory(number: usize) -> String {
+    format!("files/directory{number:03}")
+}
+
+fn fill(patient: &mut Patient) {
+    let fs = Mounted::open(&patient.path);
+    for number in 0..DIRECTORIES {
+        let path = directory(number);
+        fs.directory(&path);
+        let node = NewNode::Symlink(format!("target{number}").into_bytes());
+        fs.0.make(&fs.place(&format!("{path}/symlink")), &node, 0o777, CALLER).unwrap();
+        let file = format!("{path}/file");
+        fs.write(&file, file.as_bytes());
+        let id = fs.find(&file).unwrap();
+        fs.0.set_extended_attribute(id, b"user.number", number.to_string().as_bytes(), 0).unwrap();
+        fs.0.link(id, &fs.place(&format!("{path}/linked"))).unwrap();
+        for name in ["file", "linked"] {
+            patient.files.insert(format!("{path}/{name}"), file.clone().into_bytes());
+        }
+    }
+    fs.0.rename(&fs.place(&directory(7)), &fs.place("files/renamed"), 0).unwrap();
+    for name in ["file", "linked"] {
+        let bytes = patient.files.remove(&format!("{}/{name}", directory(7))).unwrap();
+        patient.files.insert(format!("files/renamed/{name}"), bytes);
+    }
+    fs.close();
+}
+
+/// What is as it was: symbolic links, directories that all may read, attributes.
+fn count_kept(fs: &Mounted) -> [usize; 3] {
+    let mut kept = [0; 3];
+    for number in 0..DIRECTORIES {
+        let path = if number == 7 { "files/renamed".to_owned() } else { directory(number) };
+        let Some(id) = fs.find(&path) else { continue };
+        kept[0] += usize::from(fs.find(&format!("{path}/symlink")).is_some());
+        kept[1] += usize::from(fs.0.attributes(id).unwrap().mode & 0o777 == 0o755);
+        let Some(file) = fs.find(&format!("{path}/file")) else { continue };
+        let value = fs.0.extended_attribute(file, b"user.number");
+        kept[2] += usize::from(value.is_ok_and(|value| value == number.to_string().as_bytes()));
+    }
+    kept
+}
+
 #[test]
-fn a_rebuild_after_a_lost_sector_brings_the_files_back() {
-    let patient = Patient::new();
+fn a_rebuild_keeps_what_can_be_read_of_the_old_records() {
+    let mut patient = Patient::new();
+    fill(&mut patient);
+    let remote = "files/d/b";
+    let copy = RemoteCopy {
+        content: [7; 32],
+        encoding: Encoding::Raw,
+        stored_bytes: 10_000,
+        state: RemoteState::Only,
+    };
+    patient.put(&number_key(b'R', patient.records().object(remote).0), &copy);
+    std::fs::remove_file(patient.object_path(remote)).unwrap();
+    patient.files.remove(remote);
+    drop(open(&patient.path).unwrap());
     let database = patient.path.join("meta.redb");
-    let mut bytes = std::fs::read(&database).unwrap();
-    let name = b"0000016.safetensors";
-    // All versions of the page that the name is in.
-    let mut at = 0;
-    while let Some(found) = bytes[at..].windows(name.len()).position(|window| window == name) {
-        at += found;
+    let whole = std::fs::read(&database).unwrap();
+    // Records of names in the middle of the tree.
+    let name = b"symlink";
+    let places: Vec<usize> =
+        (0..whole.len() - name.len()).filter(|at| whole[*at..].starts_with(name)).collect();
+    let (mut seen, mut kept_remote, mut kept_most) = (0, 0, 0);
+    for at in places.iter().step_by(places.len() / 6) {
+        let mut bytes = whole.clone();
         let sector = at / SECTOR_BYTES * SECTOR_BYTES;
         bytes[sector..sector + SECTOR_BYTES].fill(0);
+        std::fs::write(&database, &bytes).unwrap();
+        if patient.fsck(false).findings.is_empty() {
+            continue;
+        }
+        seen += 1;
+        let found = patient.fsck(true).findings;
+        assert!(found.len() == 1 && !found[0].repaired, "{found:?}");
+        assert!(found[0].what.contains("--rebuild"), "{found:?}");
+        let store = Store::open(&patient.path).unwrap();
+        let (rebuilt, report) = fsck::rebuild(&store, &|_, _| ()).unwrap();
+        assert_eq!((rebuilt.lost, report.findings), (0, Vec::new()));
+        drop(store);
+        let fs = open(&patient.path).unwrap();
+        assert!(are_all_there(&fs, &patient.files));
+        // The lost sector may have been the one with its name.
+        kept_remote += usize::from(fs.find(remote).is_some() && report.only_remote == 1);
+        kept_most += usize::from(count_kept(&fs).iter().all(|kept| *kept > DIRECTORIES * 9 / 10));
+        drop(fs);
     }
-    std::fs::write(&database, &bytes).unwrap();
-    let found = patient.fsck(false).findings;
-    assert!(found.len() == 1 && found[0].what.contains("--rebuild"), "{found:?}");
-    let refused = patient.fsck(true).findings;
-    assert!(refused.len() == 1 && !refused[0].repaired, "{refused:?}");
-    let store = Store::open(&patient.path).unwrap();
-    let (rebuilt, report) = fsck::rebuild(&store, &|_, _| ()).unwrap();
-    assert_eq!((rebuilt.lost, report.findings), (0, Vec::new()));
-    drop(store);
-    assert!(are_all_there(&open(&patient.path).unwrap(), &patient.files));
+    // The name that was looked for stands in a page above others once, and nothing can be read below that.
+    let kept = (kept_remote, kept_most);
+    assert!(seen > 3 && kept_remote + 2 >= seen && kept_most + 1 >= seen, "{kept:?} of {seen}");
 }
 
 /// More than is read before the mount answers.
@@ -128,7 +201,7 @@ fn damage_to_a_large_database_ends_all_changes_before_anything_is_swept() {
     fs.write("files/new", b"made before anybody knew");
     let error = fs.0.sweep_after_crash().unwrap_err();
     assert!(matches!(error, StoreError::Corrupt(_)), "{error}");
-    let refused = fs.0.create(&fs.place("files/late"), 0o644, crate::patient::CALLER, true);
+    let refused = fs.0.create(&fs.place("files/late"), 0o644, CALLER, true);
     assert!(refused.is_err());
     assert!(fs.0.unlink(&fs.place("files/a")).is_err());
     assert!(are_all_there(&fs, &patient.files), "what can be read is read");

@@ -5,6 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use super::FileSystem;
 use super::health::Refusal;
 use kvfs_storage::store::StoreError;
+use kvfs_storage::store::metadata::Integrity;
 use kvfs_storage::store::recovery::Unswept;
 
 /// Files that the mount before this one may have left.
@@ -75,13 +76,13 @@ pub fn check_records(file_system: &FileSystem) -> Result<(), StoreError> {
     let core = &file_system.core;
     let records = {
         let state = core.state();
-        if state.metadata.is_checked {
+        if state.metadata.integrity == Integrity::Checked {
             return Ok(());
         }
         state.metadata.snapshot()?
     };
     match records.check() {
-        Ok(()) => core.state().metadata.is_checked = true,
+        Ok(()) => core.state().metadata.integrity = Integrity::Checked,
         Err(error @ StoreError::Corrupt(_)) => {
             // What was acknowledged until now is kept all the same.
             if let Err(error) = file_system.commit() {

@@ -141,9 +141,9 @@ pub fn fill<T, E: From<StoreError>>(
     let database = open_database(backend)?;
     let transaction = begin_durable(&database)?;
     let outcome = {
-        let mut changer = Changer::open(&transaction)?;
-        let outcome = write(&mut |key, value| changer.put(key, value))?;
-        changer.close()?;
+        let mut records = Changer::open(&transaction)?;
+        let outcome = write(&mut |key, value| records.put(key, value))?;
+        records.close()?;
         outcome
     };
     transaction.commit().map_err(StoreError::from)?;
@@ -155,14 +155,14 @@ pub(super) fn change_all<'a>(
     transaction: &redb::WriteTransaction,
     changes: impl IntoIterator<Item = (&'a Vec<u8>, &'a Option<Vec<u8>>)>,
 ) -> Result<(), StoreError> {
-    let mut changer = Changer::open(transaction)?;
+    let mut records = Changer::open(transaction)?;
     for (key, change) in changes {
         match change {
-            Some(value) => changer.put(key, value)?,
-            None => changer.remove(key)?,
+            Some(value) => records.put(key, value)?,
+            None => records.remove(key)?,
         }
     }
-    changer.close()
+    records.close()
 }
 
 /// Makes a database that holds nothing, durably.

@@ -11,6 +11,8 @@
 //! | `links` | reference counts; what lost its name comes to `files/lost+found` |
 //! | `rest` | extended attributes, marks, totals, files without a record |
 //! | `rebuild` | the records are lost: they are made again from the objects |
+//! | `salvage` | what can still be read of records that are damaged |
+//! | `tree` | the names that a rebuild makes |
 //!
 //! What the next mount does by itself (files left in `staging/`, sizes of files that were being
 //! written, objects of a mount that ended in a crash) is counted and is no finding.
@@ -27,6 +29,8 @@ mod objects;
 mod places;
 mod rebuild;
 mod rest;
+mod salvage;
+mod tree;
 
 use super::disk::DiskPath;
 use super::overlay::Overlay;
@@ -164,7 +168,7 @@ fn is_lost(error: &StoreError) -> bool {
 
 fn unreadable(error: &StoreError) -> Report {
     let why = match error {
-        StoreError::Corrupt(what) => format!("cannot be read ({what})"),
+        StoreError::Corrupt(what) => format!("is damaged ({what})"),
         _ => "is missing".to_owned(),
     };
     let what = format!(

@@ -41,6 +41,7 @@ use super::record::{
     Entry, Inode, InodeId, ObjectId, ObjectKind, ObjectRecord, OnlyRemote, Totals,
 };
 use crate::page::names;
+pub use opening::Integrity;
 use opening::Opened;
 use watches::Watches;
 
@@ -84,8 +85,8 @@ pub struct Metadata {
     pub positions: BTreeSet<InodeId>,
     /// The last mount ended without a crash.
     pub was_clean: bool,
-    /// Opening compared what all records add up to. A large database is left to [`Snapshot::check`], beside the mount.
-    pub is_checked: bool,
+    /// Whether records that the disk lost would have been missed.
+    pub integrity: Integrity,
     /// Counts freezes; a change made now is durable once this freeze is.
     pub generation: u64,
     /// Counts changes of what a manifest of names tells of names and files.
@@ -110,8 +111,7 @@ impl Metadata {
     }
 
     fn open_unguarded(backend: Backend) -> Result<Metadata, StoreError> {
-        let Opened { database, epoch, was_clean, only_remote, is_checked } =
-            opening::open(backend)?;
+        let Opened { database, epoch, was_clean, only_remote, integrity } = opening::open(backend)?;
         let database = Arc::new(database);
         let base = database.begin_read()?.open_table(RECORDS)?;
         let copies = keys::table(b'R');
@@ -135,7 +135,7 @@ impl Metadata {
             unindexed: BTreeMap::new(),
             positions: BTreeSet::new(),
             was_clean,
-            is_checked,
+            integrity,
             generation: 1,
             names_changed: 1,
             watches: Watches::default(),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use redb::{Database, ReadableDatabase, TableError};
+use redb::{AccessGuard, Database, ReadableDatabase, StorageError, TableError};
 
 use super::database::{
     Backend, RECORDS, begin_durable, change_all, check, guarded, have_records, open_database,
@@ -38,6 +38,25 @@ impl Records {
         })
     }
 
+    /// Whatever records can still be read of a database that cannot be trusted.
+    pub(crate) fn read_damaged(backend: Backend) -> BTreeMap<Vec<u8>, Vec<u8>> {
+        let mut found = BTreeMap::new();
+        let outcome = guarded(|| {
+            let database = open_database(backend)?;
+            let table = database.begin_read()?.open_table(RECORDS)?;
+            // Reading ends at the first broken page, from either side.
+            let forward = guarded(|| read_all(table.range::<&[u8]>(..)?, &mut found));
+            if forward.is_err() {
+                read_all(table.range::<&[u8]>(..)?.rev(), &mut found)?;
+            }
+            Ok(())
+        });
+        if let Err(error) = outcome {
+            log::debug!("not all old records can be read: {error}");
+        }
+        found
+    }
+
     /// The records, if the store was ever mounted.
     fn table(&self) -> Result<Option<Table>, StoreError> {
         match self.database.begin_read()?.open_table(RECORDS) {
@@ -71,6 +90,19 @@ impl Records {
         transaction.commit()?;
         Ok(())
     }
+}
+
+type Pair = (AccessGuard<'static, &'static [u8]>, AccessGuard<'static, &'static [u8]>);
+
+fn read_all(
+    records: impl Iterator<Item = Result<Pair, StorageError>>,
+    found: &mut BTreeMap<Vec<u8>, Vec<u8>>,
+) -> Result<(), StoreError> {
+    for record in records {
+        let (key, value) = record?;
+        found.insert(key.value().to_vec(), value.value().to_vec());
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -118,10 +118,7 @@ impl<'a> Changer<'a> {
         transaction: &'a WriteTransaction,
     ) -> Result<Changer<'a>, StoreError> {
         let (table, place) = (transaction.open_table(RECORDS)?, transaction.open_table(DIGEST)?);
-        let recorded = match place.is_empty()? {
-            true => None,
-            false => recorded(&place, epoch(&table)?)?,
-        };
+        let recorded = if place.is_empty()? { None } else { recorded(&place, epoch(&table)?)? };
         let digest = recorded.map_or_else(|| Digest::of(&table, 0), Ok)?;
         Ok(Changer { table, place, digest })
     }

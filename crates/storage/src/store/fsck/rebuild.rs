@@ -1,10 +1,10 @@
-//! `meta.redb` is lost or beyond reading: the records are made again from what the object files say
-//! about themselves ([`crate::store::description`]).
+//! `meta.redb` is lost or damaged: the records are made again from what the object files say about
+//! themselves ([`crate::store::description`]), and from what can still be read of the old ones.
 //!
-//! Files come back where they stood when they were last changed or renamed, with owner, mode, times
-//! and checksum; what says nothing, or something that cannot be, comes to `files/lost+found`.
-//! Directories are made for their owner alone, since nothing is known of them. Symbolic links,
-//! empty directories and extended attributes are gone.
+//! Files come back where they stood, with owner, mode, times and checksum as their object's note tells, and where the
+//! old records know their names, under those. What nothing is told of, or something that cannot be, comes to
+//! `files/lost+found`. Directories that no record tells of are made for their owner alone; so are symbolic links, empty
+//! directories, extended attributes and files that only a remote has gone then.
 //!
 //! The new database is made beside the old one, which then goes to `quarantine/`. The check that
 //! follows compares all bytes and says what is wrong.
@@ -12,23 +12,20 @@
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 
-use super::names::{FILES, FIXED, new_directory};
-use crate::page::classify::{self, FileClass};
-use crate::page::names;
+use super::names::{FILES, new_directory};
+use super::salvage::Salvaged;
+use super::tree::Tree;
 use crate::store::description::Description;
 use crate::store::disk::{DiskDirectory, DiskPath, shard};
 use crate::store::record::{
     DirectoryClass, EncodedCopy, Entry, FileRecord, Inode, InodeId, Kind, ObjectId, ObjectKind,
-    ObjectRecord, Role, Totals,
+    ObjectRecord, RemoteCopy, RemoteState, Role, Totals,
 };
 use crate::store::{Store, StoreError, database, keys};
 use crate::tier::encoded::{checksum_of_copy, recognise};
 
 /// Name of the old database in `quarantine/`.
 const OLD_DATABASE: &str = "meta.redb";
-
-/// Ends the name of a sequence of which there are two.
-const REBUILT_SUFFIX: &[u8] = b".rebuilt";
 
 /// What was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -49,16 +46,218 @@ struct Found {
 /// Makes the records.
 pub(super) fn rebuild(store: &Store) -> Result<Rebuilt, StoreError> {
     let found = objects(store)?;
-    let highest = found.keys().next_back().map_or(0, |object| object.0);
-    let mut tree = Tree::new(u32::try_from(highest >> 32).unwrap_or(u32::MAX).saturating_add(1));
-    // A file that took the place of another one is newer, and so is its number.
-    for (&object, found) in found.iter().rev() {
-        tree.add(store, object, *found)?;
-    }
-    tree.name_finished_sequences();
-    let rebuilt = tree.rebuilt;
-    write(store, tree)?;
+    let salvaged = Salvaged::read(store);
+    let highest = found.keys().next_back().map_or(0, |object| object.0 >> 32);
+    let highest = u32::try_from(highest).unwrap_or(u32::MAX).max(salvaged.epoch);
+    let mut making = Making {
+        store,
+        files: salvaged.files(),
+        tree: Tree::new(highest.saturating_add(1), &salvaged),
+        salvaged,
+        found,
+        objects: BTreeMap::new(),
+        rebuilt: Rebuilt::default(),
+    };
+    making.add_all()?;
+    let rebuilt = making.rebuilt;
+    making.write()?;
     Ok(rebuilt)
+}
+
+/// The records that are being made.
+struct Making<'a> {
+    store: &'a Store,
+    /// Objects on the disk.
+    found: BTreeMap<ObjectId, Found>,
+    salvaged: Salvaged,
+    /// Files of the old records by their object.
+    files: HashMap<ObjectId, Vec<InodeId>>,
+    tree: Tree,
+    objects: BTreeMap<ObjectId, (ObjectRecord, Option<EncodedCopy>)>,
+    rebuilt: Rebuilt,
+}
+
+impl Making<'_> {
+    /// Names that the old records tell come first. Of two notes that tell the same name the newer one counts: a file
+    /// that took the place of another one is newer, and so is its number.
+    fn add_all(&mut self) -> Result<(), StoreError> {
+        let newest_first: Vec<_> =
+            self.found.iter().rev().map(|(id, found)| (*id, *found)).collect();
+        let mut unknown = Vec::new();
+        for (object, found) in newest_first {
+            match self.known_files(object) {
+                files if files.is_empty() => unknown.push((object, found)),
+                files => self.add_known(object, found, &files)?,
+            }
+        }
+        self.add_others();
+        for (object, found) in unknown {
+            let (id, note) = (self.tree.new_inode(), self.note(object));
+            let (inode, record, paths) = match note {
+                Some(Description { paths, inode, object: record }) => (inode, record, paths),
+                None => (nameless(object), UNKNOWN, Vec::new()),
+            };
+            self.add(id, inode, &paths, object);
+            self.settle(object, found, id, record)?;
+        }
+        self.tree.name_finished_sequences();
+        Ok(())
+    }
+
+    /// Files of the old records that have this object, and a name.
+    fn known_files(&self, object: ObjectId) -> Vec<InodeId> {
+        let files = self.files.get(&object).into_iter().flatten();
+        files.filter(|id| self.salvaged.places.contains_key(id)).copied().collect()
+    }
+
+    fn note(&self, object: ObjectId) -> Option<Description> {
+        let is_own =
+            |note: &Description| note.inode.file().is_some_and(|file| file.object == Some(object));
+        self.store.description(object).filter(is_own)
+    }
+
+    /// The note tells what the file is. Of several files that share an object it tells of one, and not of which.
+    fn add_known(
+        &mut self, object: ObjectId, found: Found, files: &[InodeId],
+    ) -> Result<(), StoreError> {
+        let note = self.note(object);
+        let record = note.as_ref().map(|note| note.object);
+        let record = record.or_else(|| self.salvaged.objects.get(&object).copied());
+        for &id in files {
+            let old = self.salvaged.inodes.get(&id).cloned();
+            let (inode, paths) = match &note {
+                Some(note) if files.len() == 1 => (Some(note.inode.clone()), &note.paths[..]),
+                _ => (old, &[][..]),
+            };
+            let Some(inode) = inode else { continue };
+            self.add(id, inode, paths, object);
+            self.settle(object, found, id, record.unwrap_or(UNKNOWN))?;
+        }
+        Ok(())
+    }
+
+    /// A file with an object on the disk.
+    fn add(&mut self, id: InodeId, inode: Inode, paths: &[Vec<u8>], object: ObjectId) {
+        let places = self.salvaged.places.get(&id).map_or(&[][..], Vec::as_slice);
+        let is_named = self.tree.add(id, inode, places, paths);
+        if !is_named {
+            self.tree.lose(id, object);
+        }
+        let count = if is_named { &mut self.rebuilt.files } else { &mut self.rebuilt.lost };
+        *count += 1;
+    }
+
+    /// What has no bytes on the disk: symbolic links, devices, files without any bytes, and those that only the
+    /// remote has.
+    fn add_others(&mut self) {
+        let Making { found, salvaged, tree, objects, rebuilt, .. } = self;
+        for (id, inode) in salvaged.inodes.iter().filter(|(_, inode)| !inode.is_directory()) {
+            let object = inode.file().and_then(|file| file.object);
+            let record = object.map(|object| (object, salvaged.objects.get(&object)));
+            let is_elsewhere = match record {
+                None => true,
+                Some((object, record)) => {
+                    let is_remote = salvaged.remote.contains_key(&object) && record.is_some();
+                    is_remote && !found.contains_key(&object)
+                }
+            };
+            let places = salvaged.places.get(id).filter(|_| is_elsewhere);
+            let Some(places) = places else { continue };
+            if !tree.add(*id, inode.clone(), places, &[]) {
+                tree.inodes.remove(id);
+                continue;
+            }
+            rebuilt.files += u64::from(inode.file().is_some());
+            if let Some((object, Some(record))) = record {
+                objects.insert(object, (*record, None));
+            }
+        }
+    }
+
+    fn settle(
+        &mut self, object: ObjectId, found: Found, id: InodeId, record: ObjectRecord,
+    ) -> Result<(), StoreError> {
+        if let Some(inode) = self.tree.inodes.get_mut(&id) {
+            let settled = settle(self.store, (object, found), inode, record)?;
+            self.objects.insert(object, settled);
+        }
+        Ok(())
+    }
+
+    /// Copies in the remote stay as they are on record: the manifest that names them does. Where the disk has an object
+    /// after all, the check that follows compares it, and takes the remote's copy instead if it has to.
+    fn remote_copy(&self, object: ObjectId) -> Option<RemoteCopy> {
+        let copy = self.salvaged.remote.get(&object)?;
+        let is_here = self.found.contains_key(&object);
+        let state = match copy.state {
+            RemoteState::Only if is_here => RemoteState::Named,
+            state => state,
+        };
+        Some(RemoteCopy { state, ..*copy })
+    }
+
+    /// Writes the records beside the old database, and exchanges the two.
+    fn write(mut self) -> Result<(), StoreError> {
+        self.tree.count_links();
+        let store = self.store;
+        match store.disk.remove(&DiskPath::MetadataStaging) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
+            _ => {}
+        }
+        let storage = store.disk.database(&DiskPath::MetadataStaging)?;
+        database::fill(store.database(storage), |put| self.put_all(put))?;
+        if store.disk.stat(&DiskPath::Metadata).is_ok() {
+            let old = DiskPath::Quarantine(OLD_DATABASE.to_owned());
+            store.disk.rename(&DiskPath::Metadata, &old)?;
+            store.disk.sync_directory(DiskDirectory::Quarantine)?;
+        }
+        store.disk.rename(&DiskPath::MetadataStaging, &DiskPath::Metadata)?;
+        store.disk.sync_directory(DiskDirectory::Store)?;
+        Ok(())
+    }
+
+    fn put_all(&self, put: &mut database::Put<'_>) -> Result<(), StoreError> {
+        let (tree, mut totals) = (&self.tree, Totals::default());
+        let mut references: HashMap<ObjectId, u32> = HashMap::new();
+        for object in tree.inodes.values().filter_map(|inode| inode.file()?.object) {
+            *references.entry(object).or_default() += 1;
+        }
+        for (object, (record, copy)) in &self.objects {
+            let references = references.get(object).copied().unwrap_or(0);
+            totals.add(record);
+            put(
+                &keys::object(*object),
+                &database::encode(&ObjectRecord { references, ..*record }),
+            )?;
+            if let Some(copy) = copy {
+                put(&keys::encoded_copy(*object), &database::encode(copy))?;
+            }
+            if let Some(copy) = self.remote_copy(*object) {
+                put(&keys::remote_copy(*object), &database::encode(&copy))?;
+            }
+        }
+        for (id, inode) in &tree.inodes {
+            put(&keys::inode(*id), &database::encode(inode))?;
+            if inode.file().is_some_and(|file| file.unsettled) {
+                put(&keys::unsettled(*id), &database::encode(&()))?;
+            }
+        }
+        for ((parent, name), id) in &tree.names {
+            let file_type = tree.inodes.get(id).map_or(0, Inode::file_type);
+            put(&keys::entry(*parent, name), &database::encode(&Entry { inode: *id, file_type }))?;
+        }
+        let is_kept =
+            |key: &[u8]| keys::number(key).is_some_and(|id| tree.inodes.contains_key(&InodeId(id)));
+        for (key, value) in self.salvaged.attributes.iter().filter(|(key, _)| is_kept(key)) {
+            put(key, value)?;
+        }
+        for (key, value) in &self.salvaged.others {
+            put(key, value)?;
+        }
+        put(&keys::totals(), &database::encode(&totals))?;
+        // As after a crash: what no record refers to is swept by the next mount.
+        put(&keys::epoch(), &database::encode(&(tree.epoch, false)))
+    }
 }
 
 fn objects(store: &Store) -> Result<BTreeMap<ObjectId, Found>, StoreError> {
@@ -77,193 +276,6 @@ fn objects(store: &Store) -> Result<BTreeMap<ObjectId, Found>, StoreError> {
         }
     }
     Ok(objects)
-}
-
-/// The records that are being made.
-struct Tree {
-    /// Of the numbers that are given to inodes: no mount had it.
-    epoch: u32,
-    inodes: BTreeMap<InodeId, Inode>,
-    names: HashMap<(InodeId, Vec<u8>), InodeId>,
-    objects: BTreeMap<ObjectId, (ObjectRecord, Option<EncodedCopy>)>,
-    rebuilt: Rebuilt,
-}
-
-impl Tree {
-    fn new(epoch: u32) -> Tree {
-        let mut tree = Tree {
-            epoch,
-            inodes: BTreeMap::new(),
-            names: HashMap::new(),
-            objects: BTreeMap::new(),
-            rebuilt: Rebuilt::default(),
-        };
-        for (id, class, name) in FIXED {
-            let directory = new_directory(class, InodeId::ROOT, name.as_bytes());
-            tree.inodes.insert(id, directory);
-            if id != InodeId::ROOT {
-                tree.name(InodeId::ROOT, name.as_bytes(), id);
-            }
-        }
-        tree
-    }
-
-    fn new_inode(&self) -> InodeId {
-        InodeId(u64::from(self.epoch) << 32 | self.inodes.len() as u64)
-    }
-
-    fn add(&mut self, store: &Store, object: ObjectId, found: Found) -> Result<(), StoreError> {
-        let id = self.new_inode();
-        let note = store
-            .description(object)
-            .filter(|note| note.inode.file().is_some_and(|file| file.object == Some(object)));
-        let (inode, record, paths) = match note {
-            Some(Description { paths, inode, object: record }) => (inode, record, paths),
-            None => (nameless(object), UNKNOWN, Vec::new()),
-        };
-        self.inodes.insert(id, inode);
-        let mut named = false;
-        for path in paths {
-            named |= self.place(id, &path);
-        }
-        if !named {
-            self.lose(id, object);
-        }
-        let Some(inode) = self.inodes.get_mut(&id) else {
-            return Ok(());
-        };
-        let (record, copy) = settle(store, (object, found), inode, record)?;
-        self.objects.insert(object, (record, copy));
-        let count = if named { &mut self.rebuilt.files } else { &mut self.rebuilt.lost };
-        *count += 1;
-        Ok(())
-    }
-
-    /// Gives a file a name, if it can stand there and nothing newer does.
-    fn place(&mut self, id: InodeId, path: &[u8]) -> bool {
-        let mut parts: Vec<&[u8]> = path.split(|byte| *byte == b'/').collect();
-        let Some(name) = parts.pop().filter(|name| is_name(name)) else {
-            return false;
-        };
-        let Some(parent) = self.directory(&parts, id) else {
-            return false;
-        };
-        let class = self.class(parent).map(|class| (class, classify::file(class, name)));
-        let Some(file) = self.inodes.get_mut(&id).and_then(Inode::file_mut) else {
-            return false;
-        };
-        let fits = match (class, file.role) {
-            (Some((DirectoryClass::Layer(layer), FileClass::Page(start))), Role::Page(page)) => {
-                (page.layer, page.start) == (layer, start)
-            }
-            (Some((DirectoryClass::Layer(layer), FileClass::State(row))), Role::Page(page)) => {
-                page.is_state() && (page.layer, page.start) == (layer, row)
-            }
-            // That of an engine whose manifest does not say what it is.
-            (Some((_, FileClass::State(_))), Role::Plain)
-            | (Some((_, FileClass::Manifest)), Role::Manifest)
-            | (Some((_, FileClass::Tokens)), Role::Tokens)
-            | (Some((_, FileClass::Plain)), _) => true,
-            (Some((_, FileClass::Tail(there))), Role::Tail { start, .. }) if there == start => {
-                file.role = Role::Tail { start, directory: parent };
-                true
-            }
-            _ => false,
-        };
-        if !fits || self.names.contains_key(&(parent, name.to_vec())) {
-            return false;
-        }
-        self.name(parent, name, id);
-        true
-    }
-
-    /// The directory of that path, made where it is missing for the owner of a file in it.
-    fn directory(&mut self, parts: &[&[u8]], file: InodeId) -> Option<InodeId> {
-        let (uid, gid) = self.inodes.get(&file).map(|inode| (inode.uid, inode.gid))?;
-        let mut at = InodeId::ROOT;
-        for &part in parts {
-            if let Some(next) = self.names.get(&(at, part.to_vec())) {
-                at = *next;
-                self.class(at)?;
-                continue;
-            }
-            let class = classify::directory(self.class(at)?, part).filter(|_| is_name(part))?;
-            let id = self.new_inode();
-            let made = Inode { mode: 0o700, uid, gid, ..new_directory(class, at, part) };
-            self.inodes.insert(id, made);
-            self.name(at, part, id);
-            at = id;
-        }
-        Some(at)
-    }
-
-    /// A file of which nobody knows where it was.
-    fn lose(&mut self, id: InodeId, object: ObjectId) {
-        let directory = self.directory(&[b"files", super::links::LOST_AND_FOUND], id);
-        if let Some(file) = self.inodes.get_mut(&id).and_then(Inode::file_mut)
-            && file.role.is_append_only()
-        {
-            file.role = Role::Plain;
-        }
-        self.name(directory.unwrap_or(FILES), format!("#{object}").as_bytes(), id);
-    }
-
-    fn name(&mut self, parent: InodeId, name: &[u8], id: InodeId) {
-        self.names.insert((parent, name.to_vec()), id);
-    }
-
-    fn class(&self, id: InodeId) -> Option<DirectoryClass> {
-        match self.inodes.get(&id)?.kind {
-            Kind::Directory { class, .. } => Some(class),
-            _ => None,
-        }
-    }
-
-    /// Sequences that an operation made beside the one of that name ([`names::WORK_SUFFIX`]) get it. Their files
-    /// say where they were made, not that the directory was renamed since, and what bears that name is taken for
-    /// the rest of a crash, and removed. Where another one has the name, both stay.
-    fn name_finished_sequences(&mut self) {
-        let suffix = names::WORK_SUFFIX.as_bytes();
-        let sequences = DirectoryClass::Sequences;
-        let is_work = |(parent, name): &(InodeId, Vec<u8>)| {
-            name.ends_with(suffix) && self.class(*parent) == Some(sequences)
-        };
-        let mut found: Vec<_> = self.names.keys().filter(|key| is_work(key)).cloned().collect();
-        found.sort_unstable();
-        for (parent, name) in found {
-            let mut plain = name.clone();
-            while let Some(rest) = plain.strip_suffix(suffix) {
-                plain.truncate(rest.len());
-            }
-            let mut wanted = [plain.clone(), [&plain[..], REBUILT_SUFFIX].concat()].into_iter();
-            let is_free = |wanted: &Vec<u8>| {
-                is_name(wanted) && !self.names.contains_key(&(parent, wanted.clone()))
-            };
-            let Some(free) = wanted.find(is_free) else { continue };
-            let Some(id) = self.names.remove(&(parent, name)) else { continue };
-            let inode = self.inodes.get_mut(&id).map(|inode| &mut inode.kind);
-            if let Some(Kind::Directory { name, .. }) = inode {
-                name.clone_from(&free);
-            }
-            self.name(parent, &free, id);
-        }
-    }
-
-    /// Link counts follow from the names.
-    fn count_links(&mut self) {
-        let mut links: HashMap<InodeId, u32> = HashMap::new();
-        for ((parent, _), id) in &self.names {
-            if self.class(*id).is_some() {
-                *links.entry(*parent).or_default() += 1;
-            } else {
-                *links.entry(*id).or_default() += 1;
-            }
-        }
-        for (id, inode) in &mut self.inodes {
-            let own = if inode.is_directory() { 2 } else { 0 };
-            inode.links = own + links.get(id).copied().unwrap_or(0);
-        }
-    }
 }
 
 /// What is on record of a file that says nothing about itself.
@@ -304,51 +316,4 @@ fn settle(
         (inode.mtime, inode.ctime) = (stat.mtime, stat.mtime);
     }
     Ok((record, None))
-}
-
-fn is_name(name: &[u8]) -> bool {
-    !name.is_empty() && name.len() <= 255 && name != b"." && name != b".." && !name.contains(&0)
-}
-
-/// Writes the records beside the old database, and exchanges the two.
-fn write(store: &Store, mut tree: Tree) -> Result<(), StoreError> {
-    tree.count_links();
-    match store.disk.remove(&DiskPath::MetadataStaging) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
-        _ => {}
-    }
-    let storage = store.disk.database(&DiskPath::MetadataStaging)?;
-    database::fill(store.database(storage), |put| put_all(&tree, put))?;
-    if store.disk.stat(&DiskPath::Metadata).is_ok() {
-        let old = DiskPath::Quarantine(OLD_DATABASE.to_owned());
-        store.disk.rename(&DiskPath::Metadata, &old)?;
-        store.disk.sync_directory(DiskDirectory::Quarantine)?;
-    }
-    store.disk.rename(&DiskPath::MetadataStaging, &DiskPath::Metadata)?;
-    store.disk.sync_directory(DiskDirectory::Store)?;
-    Ok(())
-}
-
-fn put_all(tree: &Tree, put: &mut database::Put<'_>) -> Result<(), StoreError> {
-    let mut totals = Totals::default();
-    for (object, (record, copy)) in &tree.objects {
-        totals.add(record);
-        put(&keys::object(*object), &database::encode(record))?;
-        if let Some(copy) = copy {
-            put(&keys::encoded_copy(*object), &database::encode(copy))?;
-        }
-    }
-    for (id, inode) in &tree.inodes {
-        put(&keys::inode(*id), &database::encode(inode))?;
-        if inode.file().is_some_and(|file| file.unsettled) {
-            put(&keys::unsettled(*id), &database::encode(&()))?;
-        }
-    }
-    for ((parent, name), id) in &tree.names {
-        let file_type = tree.inodes.get(id).map_or(0, Inode::file_type);
-        put(&keys::entry(*parent, name), &database::encode(&Entry { inode: *id, file_type }))?;
-    }
-    put(&keys::totals(), &database::encode(&totals))?;
-    // As after a crash: what no record refers to is swept by the next mount.
-    put(&keys::epoch(), &database::encode(&(tree.epoch, false)))
 }

@@ -3,6 +3,7 @@
 
 use super::*;
 use crate::store::record::{EncodedCopy, RemoteCopy, RemoteIdentity, RemotePlace, RemoteState};
+use crate::store::standing;
 use crate::tier::encoding::Encoding;
 
 fn remote_copy(state: RemoteState) -> RemoteCopy {
