@@ -17,14 +17,16 @@ enum Progress {
     /// There are none: it ended in good order, or all were removed.
     Done,
     /// Nobody has looked yet.
-    Unswept(Unswept),
+    Unswept(Box<Unswept>),
     /// Somebody is looking, or an error ended that: the next mount looks again.
     NotAllSwept,
 }
 
 impl LeftByCrash {
     pub(super) fn new(unswept: Option<Unswept>) -> LeftByCrash {
-        LeftByCrash(Mutex::new(unswept.map_or(Progress::Done, Progress::Unswept)))
+        LeftByCrash(Mutex::new(
+            unswept.map_or(Progress::Done, |unswept| Progress::Unswept(Box::new(unswept))),
+        ))
     }
 
     /// Whether nothing is left, so this mount can end in good order.
@@ -36,7 +38,7 @@ impl LeftByCrash {
     fn begin(&self) -> Option<Unswept> {
         let mut progress = self.progress();
         match std::mem::replace(&mut *progress, Progress::NotAllSwept) {
-            Progress::Unswept(unswept) => Some(unswept),
+            Progress::Unswept(unswept) => Some(*unswept),
             other => {
                 *progress = other;
                 None
