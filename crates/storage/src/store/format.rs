@@ -42,7 +42,7 @@ pub fn create_if_empty(path: &Path) -> Result<(), StoreError> {
         let name = entry?.file_name();
         let ours = ["lost+found", "FORMAT.tmp", "objects", "staging", "quarantine"];
         if !ours.iter().any(|known| name == *known) {
-            return Err(StoreError::NotAStore(path.to_owned()));
+            return Err(not_a_store(path));
         }
     }
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o700))?;
@@ -82,9 +82,7 @@ pub fn lock(path: &Path, is_read_only: bool) -> Result<Lock, StoreError> {
         if is_read_only { FlockArg::LockSharedNonblock } else { FlockArg::LockExclusiveNonblock };
     let file = match File::open(lock_file(path)) {
         Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            return Err(StoreError::NotAStore(path.to_owned()));
-        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(not_a_store(path)),
         Err(error) => return Err(error.into()),
     };
     match Flock::lock(file, kind) {
@@ -105,8 +103,7 @@ pub(super) fn note_packs(disk: &dyn Disk) -> io::Result<()> {
 /// Refuses a store of another version.
 pub fn check(disk: &dyn Disk, path: &Path) -> Result<(), StoreError> {
     let file: Box<dyn DiskFile> = disk.open(&DiskPath::Format, Access::Read)?;
-    let bytes = read_all(file.as_ref(), FORMAT_BYTES_MAX)
-        .map_err(|_| StoreError::NotAStore(path.to_owned()))?;
+    let bytes = read_all(file.as_ref(), FORMAT_BYTES_MAX).map_err(|_| not_a_store(path))?;
     let text = String::from_utf8_lossy(&bytes);
     let version = text.trim_end().strip_prefix(MAGIC).and_then(|rest| rest.parse::<u32>().ok());
     match version {
@@ -116,8 +113,21 @@ pub fn check(disk: &dyn Disk, path: &Path) -> Result<(), StoreError> {
              the kvfs that wrote it",
             path.display()
         ))),
-        None => Err(StoreError::NotAStore(path.to_owned())),
+        None => Err(not_a_store(path)),
     }
+}
+
+/// `FORMAT` is missing, or says nothing. Where everything else is there it is the only thing that is damaged.
+fn not_a_store(path: &Path) -> StoreError {
+    if !["meta.redb", "objects"].iter().all(|name| path.join(name).exists()) {
+        return StoreError::NotAStore(path.to_owned());
+    }
+    let file = lock_file(path);
+    StoreError::Version(format!(
+        "{} is damaged or missing, and the rest of a store is there: it has one line, \"{MAGIC}{VERSION_WITH_PACKS}\"; \
+         write it anew and run kvfs fsck",
+        file.display()
+    ))
 }
 
 #[cfg(test)]
@@ -150,6 +160,26 @@ mod tests {
         assert!(matches!(Store::open(&path), Err(StoreError::Locked(_))));
         drop(metadata);
         Store::open(&path).unwrap();
+    }
+
+    #[test]
+    fn a_damaged_format_is_told_and_can_be_written_anew() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("store");
+        drop(Store::open_or_create(&path).unwrap().metadata().unwrap());
+        for damage in [Some("kvfs stOre 2\n"), Some(""), None] {
+            match damage {
+                Some(text) => std::fs::write(path.join("FORMAT"), text).unwrap(),
+                None => std::fs::remove_file(path.join("FORMAT")).unwrap(),
+            }
+            for outcome in [Store::open(&path), Store::open_or_create(&path)] {
+                let told = outcome.unwrap_err().to_string();
+                assert!(told.contains("FORMAT is damaged or missing"), "{told}");
+                assert!(told.contains("\"kvfs store 2\""), "{told}");
+            }
+            std::fs::write(path.join("FORMAT"), "kvfs store 2\n").unwrap();
+            Store::open(&path).unwrap();
+        }
     }
 
     #[test]
