@@ -156,6 +156,7 @@ pub(crate) fn validate(first: &Sources, place: Place) -> Result<MountConfig, Str
     let cold = cold_encoding(first)?;
     let metrics_address = first.text("metrics_addr").map(str::parse).transpose();
     let metrics_address = metrics_address.map_err(|error| format!("metrics_addr: {error}"))?;
+    let metrics_hosts = metrics_hosts(first, metrics_address.is_some())?;
     let has_a_way_out = offline || remote.is_some() || cold != ColdEncoding::None;
     Ok(MountConfig {
         options: MountOptions {
@@ -177,6 +178,8 @@ pub(crate) fn validate(first: &Sources, place: Place) -> Result<MountConfig, Str
             verify: word(first, "verify")?,
             threads,
             metrics_address,
+            metrics_hosts,
+            page: None,
             steering: None,
         },
         remote_key,
@@ -186,6 +189,23 @@ pub(crate) fn validate(first: &Sources, place: Place) -> Result<MountConfig, Str
         log_level,
         sources: first.clone(),
     })
+}
+
+/// Names between commas or spaces.
+fn metrics_hosts(first: &Sources, has_address: bool) -> Result<Vec<String>, String> {
+    let text = first.text("metrics_host").unwrap_or_default();
+    let names = text.split([',', ' ']).filter(|name| !name.is_empty());
+    let names: Vec<String> = names.map(str::to_owned).collect();
+    let is_in_names = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+    if let Some(wrong) = names.iter().find(|name| !name.bytes().all(is_in_names)) {
+        return Err(format!(
+            "metrics_host: {wrong:?} is no name of a machine: write it without http:// and port"
+        ));
+    }
+    if !names.is_empty() && !has_address {
+        return Err("metrics_host is set, but no metrics_addr (127.0.0.1:PORT)".to_owned());
+    }
+    Ok(names)
 }
 
 fn packed_bytes_max(first: &Sources) -> Result<u64, String> {

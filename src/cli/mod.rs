@@ -11,6 +11,7 @@
 mod arguments;
 pub mod bench;
 mod block;
+mod browser;
 mod busy;
 mod config;
 mod config_command;
@@ -32,6 +33,7 @@ mod locks;
 mod logging;
 mod manual;
 mod map;
+mod markup;
 mod metrics;
 mod mount;
 mod mount_arguments;

@@ -9,6 +9,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::Signal;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 
+use super::browser::Browser;
 use super::config::MountConfig;
 use super::daemon::{self, Child, Reporter, Side};
 use super::logging::Target;
@@ -32,6 +33,7 @@ pub(crate) fn run(config: &MountConfig) -> Outcome {
         }
         named => named.clone(),
     };
+    config.options.page = Some(Arc::new(Browser::default()));
     config.options.steering = Some(Arc::new(Steerer::new(&config, log_file.clone())));
     match log_file {
         Some(path) if !config.foreground => start(&config, &path),

@@ -37,6 +37,7 @@ Settings come from, in this order: arguments, -o, variables, the file named by -
   --verify             verify              KVFS_VERIFY            first
   --rebuild-from       rebuild_from        KVFS_REBUILD_FROM      the only store there is
   --metrics-addr       metrics_addr        KVFS_METRICS_ADDR      none
+  --metrics-host       metrics_host        KVFS_METRICS_HOST      localhost and numbers
   --log                log_file            KVFS_LOG_FILE          see below
                        log_level           KVFS_LOG, RUST_LOG     info
                        threads             KVFS_THREADS           half the cores, 1 to 4
@@ -134,10 +135,13 @@ pub(crate) struct MountArguments {
     /// of the only store that has published there]
     #[arg(long, value_name = "STORE-ID|none")]
     rebuild_from: Option<String>,
-    /// Serve metrics for Prometheus there too, as GET /metrics: 127.0.0.1:PORT for every user of this
-    /// machine, or unix:PATH for this user alone
+    /// Serve metrics for Prometheus (GET /metrics) and a page for browsers there: 127.0.0.1:PORT, sums for
+    /// every user of this machine and the rest by the address in .kvfs/page, or unix:PATH for this user alone
     #[arg(long, value_name = "ADDRESS:PORT|unix:PATH")]
     metrics_addr: Option<String>,
+    /// Names by which that address may be asked beside numbers and localhost, with spaces between
+    #[arg(long, value_name = "NAMES")]
+    metrics_host: Option<String>,
     /// Mount options as in fstab
     #[arg(short = 'o', value_name = "OPTIONS")]
     options: Vec<String>,
@@ -181,6 +185,7 @@ impl MountArguments {
             .with("verify", text(self.verify))
             .with("rebuild_from", text(self.rebuild_from))
             .with("metrics_addr", text(metrics_addr))
+            .with("metrics_host", text(self.metrics_host))
             .with("log_file", log_file.map(Value::Path));
         let named = Named {
             store: self.store,

@@ -12,7 +12,10 @@ mod place;
 #[allow(dead_code, reason = "the other tests use the rest")]
 mod writer;
 
+mod chromium;
 mod documents;
 mod endpoint;
 mod exported;
+mod looks;
+mod page;
 mod series;

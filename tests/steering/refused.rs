@@ -50,7 +50,14 @@ fn values_that_make_no_sense(mode: Mode) {
     assert_eq!(mount.status_number("ssd_budget_bytes"), 1 << 30);
     // What is so already is no change, also where there is no value.
     let log = setting(&mount, "log_file").0;
-    let nothing = ["remote", "remote_key", "remote_key_command", "metrics_addr", "rebuild_from"];
+    let nothing = [
+        "remote",
+        "remote_key",
+        "remote_key_command",
+        "metrics_addr",
+        "metrics_host",
+        "rebuild_from",
+    ];
     for name in nothing {
         assert_eq!(setting(&mount, name).0, "none", "{name}");
         set(&mount, &[&format!("{name}=none")]);

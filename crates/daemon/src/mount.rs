@@ -15,6 +15,7 @@ use super::dispatch::Operations;
 use super::metrics_address::{Listener, MetricsAddress};
 use super::metrics_endpoint::MetricsEndpoint;
 use super::pace::Paced;
+use super::page::Page;
 use super::remote::{self, NeedError};
 use super::shared::Shared;
 use super::slow;
@@ -97,6 +98,10 @@ pub struct MountOptions {
     pub threads: usize,
     /// Where metrics are served over HTTP, beside `.kvfs/metrics`.
     pub metrics_address: Option<MetricsAddress>,
+    /// Names by which that address may be asked, beside numbers and `localhost`.
+    pub metrics_hosts: Vec<String>,
+    /// What a browser is shown there.
+    pub page: Option<Arc<dyn Page>>,
     /// Who knows these settings by name, and changes them while the mount is used.
     pub steering: Option<Arc<dyn Steering>>,
 }
@@ -123,6 +128,8 @@ impl MountOptions {
             verify: Verify::default(),
             threads: default_threads(Passthrough::Auto),
             metrics_address: None,
+            metrics_hosts: Vec::new(),
+            page: None,
             steering: None,
         }
     }
@@ -263,7 +270,7 @@ pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountEr
     start_indexing(options, &file_system, &stopped)?;
     let moving = mover.map(|mover| start_moving(&file_system, mover, &stopped)).transpose()?;
     let endpoint =
-        listener.map(|socket| MetricsEndpoint::start(socket, &file_system)).transpose()?;
+        listener.map(|socket| MetricsEndpoint::start(socket, &file_system, options)).transpose()?;
     let rings = connection.begin()?;
     ready();
     join(slow_threads);

@@ -19,7 +19,7 @@ use kvfs_storage::store::events::EventCursor;
 use kvfs_storage::store::record::{Role, Time};
 
 /// Events that one read makes lines of, with the state held: some 20 us each where they are on the disk.
-const EVENTS_AT_ONCE: usize = 32;
+pub(super) const EVENTS_AT_ONCE: usize = 32;
 const DAY_SECONDS: i64 = 86_400;
 
 /// A first read from here on begins after the event whose number stands above it: whoever looks again and again
@@ -70,6 +70,12 @@ impl History {
         (window.start, window.text) = (offset, text);
         Ok(copy_text(window.text.as_bytes(), 0, buffer))
     }
+}
+
+/// Lines of the events with higher numbers, as many as one read makes.
+pub(super) fn lines_after(core: &Core, number: u64) -> Result<String, FsError> {
+    let mut from = core.store.events.after(&core.state().metadata, number)?;
+    next_lines(core, &mut from)
 }
 
 fn next_lines(core: &Core, from: &mut EventCursor) -> Result<String, FsError> {

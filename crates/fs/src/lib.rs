@@ -60,6 +60,7 @@ mod extended;
 mod flights;
 mod foreign;
 mod full_tails;
+pub mod glance;
 mod growing;
 mod health;
 mod history;

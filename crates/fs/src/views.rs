@@ -19,7 +19,7 @@ use kvfs_storage::store::record::{InodeId, Time};
 
 /// Numbers below 2^32 are never given to stored inodes, except the three roots.
 const DIRECTORY: InodeId = InodeId(16);
-const VIEWS: [(InodeId, &str); 7] = [
+const VIEWS: [(InodeId, &str); 8] = [
     (InodeId(17), "status"),
     (InodeId(18), "metrics"),
     (InodeId(19), "config"),
@@ -27,6 +27,7 @@ const VIEWS: [(InodeId, &str); 7] = [
     (EVENTS, "events"),
     (SETTINGS, "settings"),
     (HOTTEST, "hottest"),
+    (InodeId(24), "page"),
 ];
 /// Made while it is read, so its size is told as 0.
 const EVENTS: InodeId = InodeId(21);
@@ -131,12 +132,13 @@ impl FileSystem {
             Some("config") => steering.map(|steering| steering.configuration()).unwrap_or_default(),
             Some("settings") => steering.map(|steering| steering.settings()).unwrap_or_default(),
             Some("errors") => self.core.observer.errors(),
+            Some("page") => self.core.observer.page_address().to_owned(),
             _ => String::new(),
         }
     }
 
     /// One `key: value` line each.
-    fn status(&self) -> String {
+    pub(super) fn status(&self) -> String {
         let (totals, held, handles, uncommitted) = {
             let state = self.core.state();
             // On read-only media only what recovery found out, which is true again at the next mount.

@@ -36,6 +36,7 @@ pub struct Observer {
     attention: OnceLock<AttentionMetrics>,
     mountpoint: OnceLock<PathBuf>,
     metrics_address: OnceLock<String>,
+    page_address: OnceLock<String>,
 }
 
 impl Observer {
@@ -48,6 +49,7 @@ impl Observer {
             attention: OnceLock::new(),
             mountpoint: OnceLock::new(),
             metrics_address: OnceLock::new(),
+            page_address: OnceLock::new(),
         }
     }
 
@@ -69,6 +71,16 @@ impl Observer {
     /// Where metrics are served, if anywhere.
     pub fn metrics_address(&self) -> Option<&str> {
         self.metrics_address.get().map(String::as_str)
+    }
+
+    /// Says where a browser is shown everything, in a line; who has read it is let in.
+    pub fn shows_a_page_at(&self, line: String) {
+        let _ = self.page_address.set(line);
+    }
+
+    /// Where a browser is shown everything; empty if nowhere.
+    pub fn page_address(&self) -> &str {
+        self.page_address.get().map_or("", String::as_str)
     }
 
     /// Time since the mount started.

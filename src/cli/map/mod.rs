@@ -1,14 +1,17 @@
 //! `kvfs map`: where the pages of a sequence or a model are, as a picture.
 //!
 //! Nothing is opened. Each layer's directory is asked for its pages in parts of some hundred (`gather`); what
-//! comes back is folded into cells (`grid`), which are drawn as text, SVG or JSON (`text`, `svg`, `json`).
+//! comes back is folded into cells (`grid`), which are drawn as text, SVG or JSON (`text`, `svg`, `json`), or for the
+//! daemon's page, whose directories are asked without the kernel (`cells`, `tree`).
 
+mod cells;
 mod gather;
 mod grid;
 mod json;
 mod page;
 mod svg;
 mod text;
+mod tree;
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -23,6 +26,9 @@ use super::output::{Failure, Outcome, Report};
 use super::status;
 use super::style::Style;
 use grid::Grid;
+use tree::Kernel;
+
+pub(super) use tree::{Inside, Tree};
 
 const MAP_HELP: &str = "\
 Of a sequence the rows are layers, of a model sequences, those used last first; columns are ranges of tokens. Where
@@ -55,17 +61,27 @@ pub(crate) fn run(arguments: &MapArguments) -> Outcome {
     status::read(&mount.mountpoint)?;
     // Refused before anything is asked for.
     let file = arguments.svg.as_deref().map(|file| begin(file, arguments.force)).transpose()?;
-    let subject = gather::gather(&path)?;
+    let subject = gather::gather(&Kernel, &path)?;
     if arguments.json {
         return Ok(Report::json(&json::of(&subject)));
     }
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let now = now_seconds();
     let grid = Grid::of(&subject);
     if let (Some(new), Some(name)) = (file, arguments.svg.as_deref()) {
         write(new, &svg::of(&subject, &grid, now)).map_err(|error| explain(name, &error))?;
         return Ok(Report::text(format!("wrote {}\n", shown(name))));
     }
     Ok(Report::text(text::of(&subject, &grid, now, Style::of_output())))
+}
+
+/// The map as the daemon's page draws it.
+pub(super) fn for_page(tree: &impl Tree, path: &Path) -> Result<serde_json::Value, Failure> {
+    let subject = gather::gather(tree, path)?;
+    Ok(cells::of(&subject, &Grid::of(&subject), now_seconds()))
+}
+
+fn now_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
 fn begin(name: &Path, replaces: bool) -> Result<NewFile, Failure> {

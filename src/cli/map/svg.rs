@@ -6,6 +6,7 @@ use super::gather::Subject;
 use super::grid::{Face, Grid, Sum};
 use super::page::Place;
 use super::text::{Age, extent};
+use crate::cli::markup::escaped;
 use crate::cli::output::bytes;
 
 /// Pixels.
@@ -57,22 +58,6 @@ pub(super) fn of(subject: &Subject, grid: &Grid, now_seconds: u64) -> String {
 fn add_text(svg: &mut String, x: usize, y: usize, text: &str) {
     // Writing to a String cannot fail.
     let _ = writeln!(svg, "<text x=\"{x}\" y=\"{y}\">{}</text>", escaped(text));
-}
-
-/// What XML would take for its own. Control characters are escaped already, as for terminals.
-fn escaped(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for character in text.chars() {
-        match character {
-            '&' => escaped.push_str("&amp;"),
-            '<' => escaped.push_str("&lt;"),
-            '>' => escaped.push_str("&gt;"),
-            '"' => escaped.push_str("&quot;"),
-            '\'' => escaped.push_str("&#39;"),
-            character => escaped.push(character),
-        }
-    }
-    escaped
 }
 
 fn add_cell(svg: &mut String, (x, y): (usize, usize), cell: &Sum, now_seconds: u64) {

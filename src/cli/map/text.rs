@@ -76,7 +76,7 @@ fn painted(cells: &[Sum], now_seconds: u64, style: Style) -> String {
     let mut text = String::new();
     let mut same = (String::new(), String::new());
     for cell in cells {
-        let (parameters, letter) = match cell.face() {
+        let (parameters, drawn) = match cell.face() {
             Face::Nothing => (String::new(), ' '),
             Face::Absent => (String::new(), '.'),
             Face::Pages(place) => (parameters(place, cell, now_seconds), letter(place, cell)),
@@ -85,7 +85,7 @@ fn painted(cells: &[Sum], now_seconds: u64, style: Style) -> String {
             text.push_str(&finished(&same, style));
             same = (parameters, String::new());
         }
-        same.1.push(letter);
+        same.1.push(drawn);
     }
     text + &finished(&same, style)
 }
@@ -94,7 +94,7 @@ fn finished((parameters, letters): &(String, String), style: Style) -> String {
     if parameters.is_empty() { letters.clone() } else { style.paint_with(parameters, letters) }
 }
 
-fn letter(place: Place, cell: &Sum) -> char {
+pub(super) fn letter(place: Place, cell: &Sum) -> char {
     let letter = place.letter();
     if cell.pinned > 0 { letter.to_ascii_uppercase() } else { letter }
 }

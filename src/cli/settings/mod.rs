@@ -53,7 +53,7 @@ impl Setting {
 }
 
 /// All settings, in the order in which they are shown.
-pub(crate) static SETTINGS: [Setting; 25] = [
+pub(crate) static SETTINGS: [Setting; 26] = [
     setting(
         "ram", &["KVFS_RAM"], Kind::Size, Some("0"),
         "Memory for pages: new ones are written there first, then to the store.",
@@ -153,9 +153,14 @@ pub(crate) static SETTINGS: [Setting; 25] = [
     ),
     setting(
         "metrics_addr", &["KVFS_METRICS_ADDR"], Kind::Text, None,
-        "Serve metrics for Prometheus there too: 127.0.0.1:PORT, or unix:PATH for this user alone.",
+        "Serve metrics for Prometheus and a page for browsers there: 127.0.0.1:PORT, or unix:PATH for this user alone.",
     )
     .such_as("127.0.0.1:9400"),
+    setting(
+        "metrics_host", &["KVFS_METRICS_HOST"], Kind::Text, None,
+        "Names by which that address may be asked, with spaces between; numbers and localhost always may.",
+    )
+    .such_as("node1.example"),
     setting(
         "log_file", &["KVFS_LOG_FILE"], Kind::Path, None,
         "Where the log goes; otherwise a file of the store's own in /var/log/kvfs or the user's state directory.",

@@ -137,6 +137,11 @@ fn frame(text: &str, style: Style, is_first: bool) -> String {
     }
 }
 
+/// A status for people, without colours.
+pub(super) fn described(text: &str) -> String {
+    sections::describe(text, Style { is_coloured: false })
+}
+
 /// The text of `.kvfs/status`.
 pub(crate) fn read(mountpoint: &Path) -> Result<String, Failure> {
     read_within(mountpoint, ANSWER_DEADLINE)

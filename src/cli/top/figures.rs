@@ -14,85 +14,85 @@ const REMOTE_REQUESTS: &str = "kvfs_remote_request_duration_seconds";
 
 /// All of it. What is not known is absent.
 #[derive(Debug, Default, Serialize)]
-pub(super) struct Figures {
-    pub(super) mountpoint: String,
-    pub(super) version: String,
-    pub(super) state: String,
-    pub(super) state_reasons: Vec<String>,
-    pub(super) uptime_seconds: Option<u64>,
+pub(in crate::cli) struct Figures {
+    pub(in crate::cli) mountpoint: String,
+    pub(in crate::cli) version: String,
+    pub(in crate::cli) state: String,
+    pub(in crate::cli) state_reasons: Vec<String>,
+    pub(in crate::cli) uptime_seconds: Option<u64>,
     /// Between the two samples.
-    pub(super) seconds: Option<f64>,
-    pub(super) pages: Option<u64>,
-    pub(super) open_files: Option<u64>,
-    pub(super) tiers: Vec<TierFigures>,
-    pub(super) flows: Vec<Flow>,
-    pub(super) hits: Vec<Hits>,
-    pub(super) requests: Vec<Requests>,
+    pub(in crate::cli) seconds: Option<f64>,
+    pub(in crate::cli) pages: Option<u64>,
+    pub(in crate::cli) open_files: Option<u64>,
+    pub(in crate::cli) tiers: Vec<TierFigures>,
+    pub(in crate::cli) flows: Vec<Flow>,
+    pub(in crate::cli) hits: Vec<Hits>,
+    pub(in crate::cli) requests: Vec<Requests>,
     /// Since the mount began, only where something did.
-    pub(super) troubles: Vec<Trouble>,
-    pub(super) last_opens: Vec<LastOpens>,
+    pub(in crate::cli) troubles: Vec<Trouble>,
+    pub(in crate::cli) last_opens: Vec<LastOpens>,
 }
 
 /// A tier.
 #[derive(Debug, Serialize)]
-pub(super) struct TierFigures {
-    pub(super) name: &'static str,
-    pub(super) used_bytes: u64,
-    pub(super) capacity_bytes: Option<u64>,
-    pub(super) objects: u64,
-    pub(super) dirty_bytes: Option<u64>,
-    pub(super) free_bytes: Option<u64>,
+pub(in crate::cli) struct TierFigures {
+    pub(in crate::cli) name: &'static str,
+    pub(in crate::cli) used_bytes: u64,
+    pub(in crate::cli) capacity_bytes: Option<u64>,
+    pub(in crate::cli) objects: u64,
+    pub(in crate::cli) dirty_bytes: Option<u64>,
+    pub(in crate::cli) free_bytes: Option<u64>,
     /// Of a remote: whether it answers, and what it does not have yet.
-    pub(super) state: Option<String>,
-    pub(super) waiting_files: Option<u64>,
+    pub(in crate::cli) state: Option<String>,
+    pub(in crate::cli) waiting_files: Option<u64>,
 }
 
 /// Something that goes on.
 #[derive(Debug, Serialize)]
-pub(super) struct Flow {
-    pub(super) name: String,
-    pub(super) per_second: Option<f64>,
-    pub(super) bytes_per_second: Option<f64>,
-    pub(super) total: u64,
+pub(in crate::cli) struct Flow {
+    pub(in crate::cli) name: String,
+    pub(in crate::cli) per_second: Option<f64>,
+    pub(in crate::cli) bytes_per_second: Option<f64>,
+    pub(in crate::cli) total: u64,
 }
 
 /// How often something was where it was hoped to be.
 #[derive(Debug, Serialize)]
-pub(super) struct Hits {
-    pub(super) name: &'static str,
+pub(in crate::cli) struct Hits {
+    pub(in crate::cli) name: &'static str,
     /// Between the samples, if it was tried.
-    pub(super) share: Option<f64>,
-    pub(super) share_since_mount: f64,
+    pub(in crate::cli) share: Option<f64>,
+    pub(in crate::cli) share_since_mount: f64,
 }
 
 /// Requests of one operation.
 #[derive(Debug, Serialize)]
-pub(super) struct Requests {
-    pub(super) operation: String,
-    pub(super) per_second: Option<f64>,
+pub(in crate::cli) struct Requests {
+    pub(in crate::cli) operation: String,
+    pub(in crate::cli) per_second: Option<f64>,
     /// Bounds that half of those between the samples kept, and 99 %.
-    pub(super) half_seconds: Option<f64>,
-    pub(super) most_seconds: Option<f64>,
+    pub(in crate::cli) half_seconds: Option<f64>,
+    pub(in crate::cli) most_seconds: Option<f64>,
     /// Since the mount began.
-    pub(super) slow: u64,
+    pub(in crate::cli) slow: u64,
 }
 
 /// Something that went wrong.
 #[derive(Debug, Serialize)]
-pub(super) struct Trouble {
-    pub(super) name: String,
-    pub(super) count: u64,
+pub(in crate::cli) struct Trouble {
+    pub(in crate::cli) name: String,
+    pub(in crate::cli) count: u64,
 }
 
 /// Where some of the last opens went.
 #[derive(Debug, Serialize)]
-pub(super) struct LastOpens {
-    pub(super) path: String,
-    pub(super) opens: u64,
+pub(in crate::cli) struct LastOpens {
+    pub(in crate::cli) path: String,
+    pub(in crate::cli) opens: u64,
 }
 
 impl Figures {
-    pub(super) fn of(before: Option<&Sample>, now: &Sample) -> Figures {
+    pub(in crate::cli) fn of(before: Option<&Sample>, now: &Sample) -> Figures {
         let change = before.and_then(|before| Change::between(before, now));
         let text = |key: &str| now.status(key).unwrap_or("?").to_owned();
         let reasons = now.status("state_reason").into_iter().flat_map(|why| why.split("; "));

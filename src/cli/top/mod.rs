@@ -31,10 +31,13 @@ use super::output::{Failure, Outcome, Report, json_text, note};
 use super::status::{interval, is_mounted};
 use super::style::Style;
 use draw::View;
-use figures::Figures;
-use sample::Sample;
 use sampler::Sampler;
 use watch::Watch;
+
+pub(super) use figures::Figures;
+pub(super) use sample::Sample;
+pub(super) use sampler::{EVENTS_MAX, Told};
+pub(super) use watch::last_event;
 
 pub(crate) use sampler::{SampleArguments, answer};
 
@@ -178,7 +181,7 @@ fn view(figures: Option<Figures>, events: VecDeque<Event>, mountpoint: &Path) ->
 }
 
 /// One frame as text, with everything in it.
-fn frame(figures: Figures, events: VecDeque<Event>, mountpoint: &Path) -> String {
+pub(super) fn frame(figures: Figures, events: VecDeque<Event>, mountpoint: &Path) -> String {
     let view = view(Some(figures), events, mountpoint);
     let area = Rect::new(0, 0, FRAME_COLUMNS, view.height(FRAME_COLUMNS));
     let mut buffer = Buffer::empty(area);

@@ -24,7 +24,7 @@ use crate::cli::probe::{ANSWER_DEADLINE, status_value};
 /// The longest of the files is that of the metrics, some 100 kB.
 const FILE_BYTES_MAX: usize = 1 << 20;
 /// Events that are asked for at most: more than anybody sees at once.
-pub(super) const EVENTS_MAX: u8 = 50;
+pub(in crate::cli) const EVENTS_MAX: u8 = 50;
 
 /// `kvfs sample`, which asks in the child.
 #[derive(Debug, Args)]
@@ -35,14 +35,14 @@ pub(crate) struct SampleArguments {
 
 /// What a mount says at one time.
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub(super) struct Told {
+pub(in crate::cli) struct Told {
     /// Why there is nothing else; 0 where there is.
-    pub(super) errno: i32,
-    pub(super) status: String,
-    pub(super) metrics: String,
+    pub(in crate::cli) errno: i32,
+    pub(in crate::cli) status: String,
+    pub(in crate::cli) metrics: String,
     /// Those with higher numbers than was asked for.
-    pub(super) events: String,
-    pub(super) hottest: String,
+    pub(in crate::cli) events: String,
+    pub(in crate::cli) hottest: String,
 }
 
 /// Answers, in the child, until nobody asks any more.

@@ -38,7 +38,7 @@ pub(super) fn checked(told: Option<Told>, mountpoint: &Path) -> Result<Told, Fai
 }
 
 /// The number of the last event that a sample knows of.
-pub(super) fn last_event(sample: &Sample, before: u64) -> u64 {
+pub(in crate::cli) fn last_event(sample: &Sample, before: u64) -> u64 {
     let seen = sample.events.last().map_or(0, |event| event.number);
     // What is not told again, as after a mount of another store, must not be waited for.
     sample.number("last_event").map_or(before, |last| last.min(before).max(seen))
