@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
-# Runs the tests of the Python package that need a real engine, on the CPU: transformers over PyTorch, and LMCache
-# and SGLang's storage layer where the interpreter has them (skipped with a line elsewhere; they depend on CUDA, so they are
-# not fetched here).
+# Runs the tests of the Python package that need a real engine, on the CPU: transformers over PyTorch, and LMCache,
+# SGLang's storage layer and vLLM where the interpreter has them (skipped with a line elsewhere; they depend on CUDA or on
+# another build of PyTorch, so they are not fetched here).
 #
 #   mount-scripts/test-engines.sh [--figures DIRECTORY] [ARGUMENTS OF pytest]
 #
 # Installs pinned wheels into target/test-tools/engines the first time. PyTorch's wheel for Linux brings CUDA along, some GB
 # to fetch and to keep; an environment without CUDA had 1.6 GB, which KVFS_ENGINES_PYTHON can name (below).
 # KVFS_ENGINES_PYTHON names an interpreter that has both already: it gets the wheel of this tree.
-# Then the tests take one to two minutes on two busy cores. Needs root and /dev/fuse.
+# Then the tests take one to two minutes on two busy cores, with vLLM about six. Needs root and /dev/fuse.
 #
-# With --figures the time to the first token, and LMCache's own benchmark, are measured as well, with an optimised build, below DIRECTORY on a disk.
+# With --figures the time to the first token (also of vLLM), and LMCache's own benchmark, are measured as well, with an
+# optimised build, below DIRECTORY on a disk.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -45,8 +46,10 @@ cd "$scratch"
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2} PYTHONDONTWRITEBYTECODE=1 TRANSFORMERS_OFFLINE=1
 export KVFS_TEST_DIR=${KVFS_TEST_DIR:-$scratch}
 # A module that is skipped as a whole is none that passed: pytest ends with 5 then.
-"$python" -m pytest -q -p no:cacheprovider -rs "$tests/test_transformers.py" "$tests/test_lmcache.py" "$tests/test_sglang.py" "$@"
+"$python" -m pytest -q -p no:cacheprovider -rs "$tests/test_transformers.py" "$tests/test_lmcache.py" "$tests/test_sglang.py" \
+    "$tests/test_vllm.py" "$tests/test_vllm_engine.py" "$@"
 if [ -n "$figures" ]; then
     "$python" "$benches/first_token.py" "$figures"
     if "$python" -c 'import lmcache' 2>/dev/null; then "$python" "$benches/level2.py" "$figures"; fi
+    if "$python" -c 'import vllm' 2>/dev/null; then "$python" "$benches/vllm_first_token.py" "$figures"; fi
 fi

@@ -8,6 +8,7 @@ import torch
 from transformers.cache_utils import CacheLayerMixin
 
 from .._kvfs import Missing, Model, Page, Sequence, read_pages
+from ..tail import read_tail
 from .model import DTYPES, refused
 
 # Room for so many more tokens than there are, at least.
@@ -48,7 +49,8 @@ class KvfsLayer(CacheLayerMixin):
             self._copy(pages.pop(), sequence.model.layout)
         self._read(pages, sequence.model.layout)
         if at < tokens:
-            self._tail(sequence, layer, at, tokens - at)
+            rows = read_tail(sequence, layer, at, tokens - at, self.dtype)
+            self.k[at:tokens], self.v[at:tokens] = rows[:, 0], rows[:, 1]
         self.length = tokens
 
     def update(
@@ -107,16 +109,3 @@ class KvfsLayer(CacheLayerMixin):
         for rows, array in ((self.k, page.k), (self.v, page.v)):
             content = torch.from_dlpack(array)
             rows[there] = content.transpose(0, 1) if layout == "hnd" else content
-
-    def _tail(self, sequence: Sequence, layer: int, start: int, tokens: int) -> None:
-        """Rows of the open page: for each token K of all heads, then V."""
-        path = sequence.path / f"{layer:03}" / f"{start:07}.tail"
-        row = 2 * self.heads * self.dim
-        try:
-            content = bytearray(path.read_bytes())
-        except FileNotFoundError:
-            content = bytearray()
-        if len(content) < tokens * row * self.dtype.itemsize:
-            raise Missing(errno.ENOENT, f"{path}: {tokens} tokens are not there any more: compute them again")
-        rows = torch.frombuffer(content, dtype=self.dtype, count=tokens * row).view(tokens, 2, self.heads, self.dim)
-        self.k[start : start + tokens], self.v[start : start + tokens] = rows[:, 0], rows[:, 1]
