@@ -316,6 +316,7 @@ fn look(waiting: &mut Waiting) -> Result<bool, String> {
         None => return Err("it was changed meanwhile".to_owned()),
         Some(b"in_use") => "somebody has it open or mapped",
         Some(b"remote_down") => "the remote is down (kvfs status tells why)",
+        Some(b"not_uploaded") => "it cannot be brought into the remote (kvfs status tells why)",
         Some(_) => {
             waiting.stuck = None;
             return Ok(false);

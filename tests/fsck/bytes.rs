@@ -4,7 +4,7 @@ use kvfs::store::Store;
 use kvfs::store::fsck::{self, FsckOptions};
 use kvfs::store::record::{ObjectKind, ObjectRecord, Role, Totals};
 
-use crate::patient::{CALLER, Mounted, NEXT_PAGE, PAGE, Patient, check, number_key};
+use crate::patient::{CALLER, LAYER, Mounted, NEXT_PAGE, PAGE, Patient, check, number_key};
 
 #[test]
 fn a_sound_store_has_no_findings() {
@@ -66,6 +66,24 @@ fn cut_and_missing_bytes() {
         &["tokens: the bytes of object"],
         &["models/m/sequences/s/tokens"],
     );
+}
+
+#[test]
+fn a_tail_without_its_bytes_hides_no_other_name() {
+    let patient = Patient::new();
+    std::fs::remove_file(patient.object_path(&format!("{LAYER}/0000032.tail"))).unwrap();
+    let fs = Mounted::open(&patient.path);
+    let layer = fs.find(LAYER).unwrap();
+    let mut names = Vec::new();
+    let listed = fs.0.list(layer, 3, kvfs::fs::Listing::Attributes, |line| {
+        names.push((String::from_utf8_lossy(line.name).into_owned(), line.attributes.is_some()));
+        true
+    });
+    listed.unwrap();
+    names.sort();
+    let expected =
+        [("0000000.safetensors", true), ("0000016.safetensors", true), ("0000032.tail", false)];
+    assert_eq!(names, expected.map(|(name, is_there)| (name.to_owned(), is_there)));
 }
 
 #[test]

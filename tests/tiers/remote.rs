@@ -17,6 +17,7 @@ in_both_modes!(
     what_was_being_written_at_a_crash_reaches_the_remote,
     what_an_emptied_place_took_is_uploaded_again,
     a_copy_that_is_gone_is_made_again_before_the_disks_goes,
+    copies_that_are_not_whole_are_seen_before_the_disks_goes,
     names_outlive_an_emptied_place,
 );
 
@@ -230,6 +231,39 @@ fn a_copy_that_is_gone_is_made_again_before_the_disks_goes(mode: Mode) {
     assert!(errors.iter().any(|line| line.contains("is made again")), "{errors:?}");
     printed(&kvfs(&["evict"], &paths));
     assert!(paths.iter().all(|path| tier(path) == "remote"));
+    assert_same(&files);
+}
+
+/// Where the remote's server lost a part of an object, the last good copy is the disk's. What is in the way of one keeps
+/// no other from leaving.
+fn copies_that_are_not_whole_are_seen_before_the_disks_goes(mode: Mode) {
+    let place = Place::new(mode, &[]);
+    let root = place.mount.path().to_owned();
+    let files = place.write("f", 4);
+    printed(&kvfs(&["sync", "--remote"], &[&root]));
+    let shards = std::fs::read_dir(place.remote.join("blobs")).unwrap().flatten();
+    let blobs = shards.flat_map(|shard| std::fs::read_dir(shard.path()).unwrap().flatten());
+    let blobs: Vec<_> = blobs.map(|blob| blob.path()).collect();
+    let blob_of = |index: usize| {
+        let mut found = blobs.iter().filter(|blob| std::fs::read(blob).unwrap() == files[index].1);
+        found.next().unwrap()
+    };
+    let (cut, emptied, blocked) = (blob_of(0), blob_of(1), blob_of(2));
+    std::fs::File::options().write(true).open(cut).unwrap().set_len(100).unwrap();
+    std::fs::write(emptied, "").unwrap();
+    std::fs::remove_file(blocked).unwrap();
+    std::fs::create_dir(blocked).unwrap();
+    let paths: Vec<_> = files.iter().map(|(path, _)| path.as_path()).collect();
+    kvfs(&["evict"], &paths);
+    assert_eq!(tier(paths[2]), "ssd");
+    eventually("what cannot be brought there to be told", || {
+        let reason = place.mount.status("state_reason");
+        reason.contains("not a file").then_some(())
+    });
+    for (index, path) in paths.iter().enumerate().filter(|(index, _)| *index != 2) {
+        printed(&kvfs(&["evict"], &[path]));
+        assert_eq!(tier(path), "remote", "{index}");
+    }
     assert_same(&files);
 }
 

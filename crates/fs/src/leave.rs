@@ -186,7 +186,7 @@ impl FileSystem {
     }
 }
 
-/// Those of some objects that the remote has if it is asked now. The others count as not uploaded, and are again.
+/// Those of some objects that the remote has, whole, if it is asked now. The others count as not uploaded, and are again.
 fn confirm_remote(
     core: &Core, tiers: &Tiers, objects: &[(ObjectId, InodeId)],
 ) -> Result<Vec<(ObjectId, InodeId)>, FsError> {
@@ -201,17 +201,23 @@ fn confirm_remote(
     let outcomes = in_background(CONFIRMED_AT_ONCE, &copies, |(_, copy)| exchange.has(copy));
     let mut there = Vec::new();
     for (((object, id), _), outcome) in copies.into_iter().zip(outcomes) {
-        if outcome.map_err(FsError::Remote)? {
-            there.push((object, id));
-            continue;
-        }
+        let why = match outcome {
+            Ok(true) => {
+                there.push((object, id));
+                continue;
+            }
+            Ok(false) => "is gone or of another length".to_owned(),
+            Err(error) if error.is_outage() => return Err(FsError::Remote(error)),
+            // One that cannot be looked at must not keep the others on the disk.
+            Err(error) => format!("cannot be looked at ({error})"),
+        };
         let mut state = core.state_to_change()?;
         let now = state.metadata.remote_copy(object)?;
         if now.is_some_and(|copy| copy.state == RemoteState::Named) {
             tiers.forget_upload(&mut state, (id, object))?;
             drop(state);
             core.observer.failed(&format!(
-                "object {object}: its copy in the remote is gone, and is made again from the disk's"
+                "object {object}: its copy in the remote {why}, and is made again from the disk's"
             ));
         }
     }

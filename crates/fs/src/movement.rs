@@ -114,9 +114,10 @@ impl FileSystem {
     pub(super) fn waits_for(&self, id: InodeId) -> Result<&'static str, FsError> {
         let tiers = self.tiers.as_ref().ok_or(FsError::NoAttribute)?;
         let object = tiers.wishes.held().get(&id).copied().ok_or(FsError::NoAttribute)?;
-        let (progress, found) = {
+        let (progress, found, is_given_up) = {
             let state = self.core.state();
-            (progress(&state, id, object)?, self.whereabouts(&state, object)?)
+            let is_given_up = state.metadata.arrivals.given_up().has(id, object);
+            (progress(&state, id, object)?, self.whereabouts(&state, object)?, is_given_up)
         };
         let health = tiers.exchange.as_ref().map(|exchange| exchange.remote().state());
         let is_down = matches!(health, Some(RemoteHealth::Down { .. }));
@@ -127,6 +128,7 @@ impl FileSystem {
             // Not while nobody knows what it still has, either.
             _ if is_down => Ok("remote_down"),
             Progress::MayLeave => Ok("in_use"),
+            Progress::Uploading if is_given_up => Ok("not_uploaded"),
             Progress::Uploading => Ok("uploading"),
             Progress::Naming => Ok("naming"),
         }

@@ -73,6 +73,14 @@ pub fn sealed_length(bytes: u64) -> Option<u64> {
     bytes.checked_add(overhead)?.checked_add(HEADER_BYTES as u64)
 }
 
+/// Length of what was sealed in an object of so many bytes; `None` if no object has that length.
+pub(super) fn plain_length(sealed: u64) -> Option<u64> {
+    let framed = sealed.checked_sub(HEADER_BYTES as u64)?;
+    let frames = framed.div_ceil((FRAME_BYTES + TAG_BYTES) as u64).max(1);
+    let bytes = framed.checked_sub(frames.checked_mul(TAG_BYTES as u64)?)?;
+    (sealed_length(bytes) == Some(sealed)).then_some(bytes)
+}
+
 fn frames(bytes: u64) -> u64 {
     bytes.div_ceil(FRAME_BYTES as u64).max(1)
 }

@@ -24,7 +24,7 @@ use std::time::{Duration, SystemTime};
 pub use keys::{KeyId, KeyRing};
 pub use numbers::Numbers;
 
-use self::frames::{Failure, SealedSource, Unsealer, sealed_length};
+use self::frames::{Failure, SealedSource, Unsealer, plain_length, sealed_length};
 use self::keys::Subkeys;
 use super::error::{RemoteError, Result};
 use super::marker::RemoteId;
@@ -172,7 +172,9 @@ impl BlobStore for Sealed {
     fn head(&self, name: RemoteName) -> Result<Option<Stat>> {
         for stored in self.stored_names(name) {
             if let Some(stat) = self.store.head(stored)? {
-                return Ok(Some(stat));
+                // What is no sealed object is as long as none can be.
+                let bytes = plain_length(stat.bytes).unwrap_or(u64::MAX);
+                return Ok(Some(Stat { bytes, ..stat }));
             }
         }
         Ok(None)

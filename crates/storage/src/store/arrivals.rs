@@ -57,7 +57,8 @@ impl GivenUp {
         self.bytes -= self.files.remove(&id).map_or(0, |(_, bytes)| bytes);
     }
 
-    fn has(&self, id: InodeId, object: ObjectId) -> bool {
+    /// Whether a file is one of them, as it is.
+    pub fn has(&self, id: InodeId, object: ObjectId) -> bool {
         self.files.get(&id).is_some_and(|(known, _)| *known == object)
     }
 

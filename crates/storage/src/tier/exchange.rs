@@ -156,10 +156,11 @@ impl Exchange {
         self.check(&digest, item, blob)
     }
 
-    /// Whether the remote has a copy, by its name.
+    /// Whether the remote has a copy, by its name and length.
     pub fn has(&self, copy: &RemoteCopy) -> Result<bool> {
         let blob = BlobName { content: ContentHash(copy.content), encoding: copy.encoding };
-        Ok(self.remote.head(RemoteName::Blob(blob))?.is_some())
+        let found = self.remote.head(RemoteName::Blob(blob))?;
+        Ok(found.is_some_and(|found| found.bytes == copy.stored_bytes))
     }
 
     /// Puts bytes that no record describes, or finds them.

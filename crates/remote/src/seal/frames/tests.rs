@@ -66,6 +66,7 @@ fn objects_of_all_sizes_come_back_whatever_the_steps() {
         for step in [7001, SEALED_FRAME_BYTES, 1 << 20] {
             let sealed = seal_in_steps(&bytes, &keys, NAME, step);
             assert_eq!(sealed_length(length as u64), Some(sealed.len() as u64));
+            assert_eq!(plain_length(sealed.len() as u64), Some(length as u64));
             let (opened, count) = open_in_steps(&sealed, &keys, NAME, step);
             assert!(opened == bytes && count == Ok(length as u64), "{length} in steps of {step}");
         }
@@ -73,6 +74,13 @@ fn objects_of_all_sizes_come_back_whatever_the_steps() {
     let sealed = seal_in_steps(&plain(100), &keys, NAME, 1);
     assert_eq!(open_in_steps(&sealed, &keys, NAME, 1), (plain(100), Ok(100)));
     assert_eq!(sealed_length(u64::MAX), None);
+    assert_eq!((plain_length(0), plain_length(u64::MAX)), (None, None));
+    for length in [0, 1, FRAME_BYTES, FRAME_BYTES + 1, 5 * FRAME_BYTES] {
+        let sealed = sealed_length(length as u64).unwrap();
+        assert_eq!(plain_length(sealed), Some(length as u64));
+        assert_ne!(plain_length(sealed - 1), Some(length as u64));
+        assert_ne!(plain_length(sealed + 1), Some(length as u64));
+    }
 }
 
 #[test]
