@@ -11,9 +11,11 @@ use kvfs::store::record::{RemoteCopy, RemoteState};
 use kvfs::store::{Store, StoreError};
 use kvfs::tier::encoding::Encoding;
 
+use crate::common::sys::removexattr;
 use crate::patient::{CALLER, Files, Mounted, Patient, number_key};
 
 const SECTOR_BYTES: usize = 512;
+const NOTE: &str = "user.kvfs.note";
 
 fn open(path: &Path) -> Result<Mounted, StoreError> {
     let (sender, _) = crossbeam_channel::bounded(1 << 16);
@@ -37,6 +39,13 @@ fn objects(store: &Path) -> Vec<PathBuf> {
     found
 }
 
+/// As if no mount had been there since.
+fn put_back(store: &Path, database: &[u8]) {
+    std::fs::write(store.join("meta.redb"), database).unwrap();
+    // There is none before the first mount.
+    let _ = removexattr(store.join("FORMAT"), NOTE);
+}
+
 fn are_all_there(fs: &Mounted, files: &Files) -> bool {
     files.iter().all(|(path, bytes)| fs.read(path) == Some(Ok(bytes.clone())))
 }
@@ -54,7 +63,7 @@ fn a_lost_sector_costs_no_file() {
         for lost in [&[0; SECTOR_BYTES][..sector.len()], &garbage] {
             let mut damaged = whole.clone();
             damaged[index * SECTOR_BYTES..][..sector.len()].copy_from_slice(lost);
-            std::fs::write(&database, &damaged).unwrap();
+            put_back(&patient.path, &damaged);
             match open(&patient.path) {
                 Ok(fs) => {
                     assert!(are_all_there(&fs, &patient.files), "sector {index}: mounted without");
@@ -64,7 +73,7 @@ fn a_lost_sector_costs_no_file() {
                 Err(error) => panic!("sector {index}: {error}"),
             }
             assert_eq!(objects(&patient.path), before, "sector {index}, after a mount");
-            std::fs::write(&database, &damaged).unwrap();
+            put_back(&patient.path, &damaged);
             patient.fsck(true);
             assert_eq!(objects(&patient.path), before, "sector {index}, after a repair");
         }
@@ -145,7 +154,7 @@ fn a_rebuild_keeps_what_can_be_read_of_the_old_records() {
         let mut bytes = whole.clone();
         let sector = at / SECTOR_BYTES * SECTOR_BYTES;
         bytes[sector..sector + SECTOR_BYTES].fill(0);
-        std::fs::write(&database, &bytes).unwrap();
+        put_back(&patient.path, &bytes);
         if patient.fsck(false).findings.is_empty() {
             continue;
         }
@@ -167,6 +176,40 @@ fn a_rebuild_keeps_what_can_be_read_of_the_old_records() {
     // The name that was looked for stands in a page above others once, and nothing can be read below that.
     let kept = (kept_remote, kept_most);
     assert!(seen > 3 && kept_remote + 2 >= seen && kept_most + 1 >= seen, "{kept:?} of {seen}");
+}
+
+/// Somebody puts back a copy of an earlier mount: objects that are younger are not taken for garbage, nor their numbers
+/// given out again.
+#[test]
+fn a_database_of_an_earlier_mount_is_not_taken_for_the_stores() {
+    let mut patient = Patient::new();
+    let database = patient.path.join("meta.redb");
+    let earlier = std::fs::read(&database).unwrap();
+    let fs = Mounted::open(&patient.path);
+    for number in 0..20 {
+        let path = format!("files/younger{number}");
+        fs.write(&path, path.as_bytes());
+        patient.files.insert(path.clone(), path.into_bytes());
+    }
+    fs.close();
+    let before = objects(&patient.path);
+    std::fs::write(&database, &earlier).unwrap();
+    let refused = open(&patient.path).map(drop).unwrap_err().to_string();
+    assert!(refused.contains("older than the store"), "{refused}");
+    assert_eq!(std::fs::read(&database).unwrap().len(), earlier.len());
+    let found = patient.fsck(true).findings;
+    assert!(found.len() == 1 && !found[0].repaired, "{found:?}");
+    assert!(found[0].what.contains("--rebuild"), "{found:?}");
+    assert_eq!(objects(&patient.path), before);
+    let store = Store::open(&patient.path).unwrap();
+    let (rebuilt, report) = fsck::rebuild(&store, &|_, _| ()).unwrap();
+    assert_eq!((rebuilt.lost, report.findings), (0, Vec::new()));
+    drop(store);
+    let fs = open(&patient.path).unwrap();
+    assert!(are_all_there(&fs, &patient.files));
+    // And mounts go on from there.
+    fs.close();
+    assert!(are_all_there(&open(&patient.path).unwrap(), &patient.files));
 }
 
 /// More than is read before the mount answers.

@@ -75,9 +75,9 @@ pub fn sealed_length(bytes: u64) -> Option<u64> {
 
 /// Length of what was sealed in an object of so many bytes; `None` if no object has that length.
 pub(super) fn plain_length(sealed: u64) -> Option<u64> {
-    let framed = sealed.checked_sub(HEADER_BYTES as u64)?;
-    let frames = framed.div_ceil((FRAME_BYTES + TAG_BYTES) as u64).max(1);
-    let bytes = framed.checked_sub(frames.checked_mul(TAG_BYTES as u64)?)?;
+    let body = sealed.checked_sub(HEADER_BYTES as u64)?;
+    let frames = body.div_ceil((FRAME_BYTES + TAG_BYTES) as u64).max(1);
+    let bytes = body.checked_sub(frames.checked_mul(TAG_BYTES as u64)?)?;
     (sealed_length(bytes) == Some(sealed)).then_some(bytes)
 }
 

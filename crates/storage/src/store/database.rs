@@ -218,7 +218,15 @@ pub struct Backend {
     pub(super) storage: Box<dyn redb::StorageBackend>,
     pub(super) disk: Arc<dyn Disk>,
     pub(super) reserve: Arc<Reserve>,
-    pub(super) _lock: Arc<format::Lock>,
+    pub(super) lock: Arc<format::Lock>,
+}
+
+impl Backend {
+    /// The same store's, that lies elsewhere.
+    pub(super) fn with(&self, storage: Box<dyn redb::StorageBackend>) -> Backend {
+        let (disk, reserve) = (Arc::clone(&self.disk), Arc::clone(&self.reserve));
+        Backend { storage, disk, reserve, lock: Arc::clone(&self.lock) }
+    }
 }
 
 impl redb::StorageBackend for Backend {

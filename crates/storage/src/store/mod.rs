@@ -28,6 +28,7 @@ pub mod format;
 pub mod fsck;
 
 pub mod keys;
+mod last_mount;
 pub mod layer;
 pub mod local_disk;
 pub mod metadata;
@@ -246,7 +247,7 @@ impl Store {
     /// The database in `storage`, which keeps the store locked until it is closed.
     pub(crate) fn database(&self, storage: Box<dyn redb::StorageBackend>) -> Backend {
         let (disk, reserve) = (Arc::clone(&self.disk), Arc::clone(&self.reserve));
-        Backend { storage, disk, reserve, _lock: Arc::clone(&self.lock) }
+        Backend { storage, disk, reserve, lock: Arc::clone(&self.lock) }
     }
 
     /// Takes room on the disk, as far as some is missing, that the database gets when there is no other.

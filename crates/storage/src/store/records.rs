@@ -1,13 +1,15 @@
 //! The records of `meta.redb` as they lie there, for a check that trusts none of them.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use redb::{AccessGuard, Database, ReadableDatabase, StorageError, TableError};
 
 use super::database::{
-    Backend, RECORDS, begin_durable, change_all, check, guarded, have_records, open_database,
+    Backend, RECORDS, begin_durable, change_all, check, decode, guarded, have_records,
+    open_database,
 };
-use super::{StoreError, keys};
+use super::{StoreError, keys, last_mount};
 
 /// Changed records by key; `None` means "removed".
 pub(crate) type Changes = BTreeMap<Vec<u8>, Option<Vec<u8>>>;
@@ -21,20 +23,45 @@ pub(crate) struct Records {
 }
 
 impl Records {
-    /// Opens it without starting a new epoch, reads all of it and compares its own checksums, and what all records
-    /// add up to. The flag is false if it had to go back to its last sound commit.
-    pub(crate) fn open(backend: Backend) -> Result<(Records, bool), StoreError> {
+    /// Opens it without starting a new epoch, and finds the table of records.
+    pub(crate) fn open_unread(backend: Backend) -> Result<Records, StoreError> {
         guarded(|| {
             let is_new = backend.storage.len()? == 0;
-            let mut database = open_database(backend)?;
+            let records = Records { database: open_database(backend)? };
             if !is_new {
-                have_records(&database)?;
+                have_records(&records.database)?;
             }
-            let sound = database.check_integrity()?;
-            if !is_new {
-                check(&database.begin_read()?)?;
-            }
-            Ok((Records { database }, sound))
+            Ok(records)
+        })
+    }
+
+    /// The same, reads all of it and compares its own checksums, and what all records add up to. The flag is false if it
+    /// had to go back to its last sound commit.
+    pub(crate) fn open(backend: Backend) -> Result<(Records, bool), StoreError> {
+        let disk = Arc::clone(&backend.disk);
+        let mut records = Records::open_unread(backend)?;
+        let sound = guarded(|| Ok(records.database.check_integrity()?))?;
+        records.check()?;
+        last_mount::check(disk.as_ref(), records.epoch()?)?;
+        Ok((records, sound))
+    }
+
+    /// Compares what all records add up to with what was recorded with them.
+    pub(crate) fn check(&self) -> Result<(), StoreError> {
+        guarded(|| match self.table()? {
+            Some(_) => check(&self.database.begin_read()?),
+            None => Ok(()),
+        })
+    }
+
+    /// The epoch of the mount that wrote them.
+    pub(crate) fn epoch(&self) -> Result<u32, StoreError> {
+        guarded(|| {
+            let Some(table) = self.table()? else { return Ok(u32::MAX) };
+            let last = table.get(keys::epoch().as_slice())?.map(|value| decode(value.value()));
+            // What cannot be decoded, or is missing, is a finding of its own.
+            let (epoch, _): (u32, bool) = last.and_then(Result::ok).unwrap_or((u32::MAX, true));
+            Ok(epoch)
         })
     }
 

@@ -21,7 +21,7 @@ use crate::store::record::{
     DirectoryClass, EncodedCopy, Entry, FileRecord, Inode, InodeId, Kind, ObjectId, ObjectKind,
     ObjectRecord, RemoteCopy, RemoteState, Role, Totals,
 };
-use crate::store::{Store, StoreError, database, keys};
+use crate::store::{Store, StoreError, database, keys, last_mount};
 use crate::tier::encoded::{checksum_of_copy, recognise};
 
 /// Name of the old database in `quarantine/`.
@@ -49,6 +49,7 @@ pub(super) fn rebuild(store: &Store) -> Result<Rebuilt, StoreError> {
     let salvaged = Salvaged::read(store);
     let highest = found.keys().next_back().map_or(0, |object| object.0 >> 32);
     let highest = u32::try_from(highest).unwrap_or(u32::MAX).max(salvaged.epoch);
+    let highest = highest.max(last_mount::noted(store.disk.as_ref()).unwrap_or(0));
     let mut making = Making {
         store,
         files: salvaged.files(),
