@@ -319,7 +319,7 @@ impl Disk for SimulatedDisk {
         let mut names: Vec<String> = here
             .filter_map(|name| match name {
                 Name::File(path) => Some(path.relative().file_name()?.to_str()?.to_owned()),
-                Name::Directory(_) => None,
+                Name::Directory(path) => Some(path.relative().file_name()?.to_str()?.to_owned()),
             })
             .collect();
         names.sort_unstable();

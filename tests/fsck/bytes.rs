@@ -86,6 +86,59 @@ fn a_tail_without_its_bytes_hides_no_other_name() {
     assert_eq!(names, expected.map(|(name, is_there)| (name.to_owned(), is_there)));
 }
 
+fn open(path: &std::path::Path) -> Result<(), String> {
+    let (sender, _) = crossbeam_channel::bounded(16);
+    let observer = std::sync::Arc::new(kvfs::observe::Observer::new());
+    let opened = kvfs::fs::FileSystem::open(Store::open(path).unwrap(), observer, sender);
+    opened.map(drop).map_err(|error| error.to_string())
+}
+
+#[test]
+fn a_directory_of_objects_that_is_missing_is_waited_for_or_made_anew() {
+    let patient = Patient::new();
+    let directory = patient.object_path(PAGE).parent().unwrap().to_owned();
+    let aside = patient.path.join("aside");
+    std::fs::rename(&directory, &aside).unwrap();
+    let refused = open(&patient.path).unwrap_err();
+    let name = directory.to_str().unwrap();
+    assert!(refused.contains(&format!("{name} is missing")), "{refused}");
+    assert!(refused.contains("fsck --repair"), "{refused}");
+    // It is put back, and nothing is lost.
+    std::fs::rename(&aside, &directory).unwrap();
+    open(&patient.path).unwrap();
+    let fs = Mounted::open(&patient.path);
+    assert!(patient.files.iter().all(|(path, bytes)| fs.read(path) == Some(Ok(bytes.clone()))));
+    fs.close();
+    // It is lost for good.
+    std::fs::remove_dir_all(&directory).unwrap();
+    let found = patient.fsck(false).findings;
+    assert!(found.iter().any(|finding| finding.what.contains("directory is missing")), "{found:?}");
+    assert!(patient.fsck(true).findings.iter().any(|finding| finding.repaired));
+    let fs = Mounted::open(&patient.path);
+    fs.write("files/after", b"there is room for files again");
+    fs.close();
+    let after = patient.fsck(false).findings;
+    assert!(after.iter().all(|finding| finding.what.contains("manifest.json")), "{after:?}");
+}
+
+#[test]
+fn empty_directories_that_a_copy_left_out_are_made_anew() {
+    let patient = Patient::new();
+    let used = patient.object_path(PAGE).parent().unwrap().to_owned();
+    for shard in 0..=255 {
+        let directory = patient.path.join(format!("objects/{shard:02x}"));
+        if directory != used {
+            std::fs::remove_dir(directory).unwrap();
+        }
+    }
+    std::fs::remove_dir(patient.path.join("staging")).unwrap();
+    let fs = Mounted::open(&patient.path);
+    assert!(patient.files.iter().all(|(path, bytes)| fs.read(path) == Some(Ok(bytes.clone()))));
+    fs.close();
+    assert_eq!(std::fs::read_dir(patient.path.join("objects")).unwrap().count(), 256);
+    assert_eq!(patient.fsck(false).findings, []);
+}
+
 #[test]
 fn swapped_pages_are_found() {
     check(

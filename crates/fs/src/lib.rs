@@ -130,6 +130,7 @@ pub use verify::Verify;
 
 use kvfs_observe::Observer;
 use kvfs_page::classify;
+use kvfs_storage::store::directories;
 use kvfs_storage::store::record::{DirectoryClass, Entry, Inode, InodeId, Kind, Time};
 use kvfs_storage::store::recovery::{self, Recovered, Unswept};
 use kvfs_storage::store::{Store, StoreError, metadata::Life, metadata::Metadata};
@@ -220,6 +221,7 @@ impl FileSystem {
             log::warn!("the disk has no room to keep for the metadata: {error}");
         }
         let mut metadata = Metadata::open(store.metadata()?)?;
+        directories::complete(&store, &metadata)?;
         let left_by_crash = LeftByCrash::new(Unswept::find(&store, &mut metadata)?);
         let recovered = recovery::recover(&store, &mut metadata)?;
         make_roots(&mut metadata)?;

@@ -80,6 +80,11 @@ pub fn shard(object: ObjectId) -> u8 {
 }
 
 impl DiskDirectory {
+    /// Whether every store has it from its beginning.
+    pub(super) fn is_ours(self) -> bool {
+        !matches!(self, DiskDirectory::Store | DiskDirectory::Packs)
+    }
+
     /// Path relative to the store.
     pub fn relative(self) -> PathBuf {
         match self {

@@ -32,7 +32,8 @@ mod rest;
 mod salvage;
 mod tree;
 
-use super::disk::DiskPath;
+use super::directories;
+use super::disk::{DiskDirectory, DiskPath};
 use super::overlay::Overlay;
 use super::quarantine;
 use super::records::Records;
@@ -99,8 +100,10 @@ pub struct Report {
 pub fn run(
     store: &Store, options: &FsckOptions, progress: &dyn Fn(u64, u64),
 ) -> Result<Report, StoreError> {
+    let missing = directories::missing(store)?;
     if options.repair {
         store.check_writable()?;
+        directories::make(store, &missing)?;
         store.packs.recover()?;
     }
     let (records, sound) = match open(store, options) {
@@ -109,6 +112,10 @@ pub fn run(
         Err(error) => return Err(error),
     };
     let mut image = Image::load(store, options, &records)?;
+    for shard in missing {
+        let directory = DiskDirectory::ObjectShard(shard).relative();
+        image.find(&format!("{}: the directory is missing, made", directory.display()), true);
+    }
     if !sound {
         let what = "meta.redb: its checksums do not match, changes since its last sound commit \
                     are lost";
@@ -136,6 +143,7 @@ pub fn rebuild(
     store: &Store, progress: &dyn Fn(u64, u64),
 ) -> Result<(Rebuilt, Report), StoreError> {
     store.check_writable()?;
+    directories::make(store, &directories::missing(store)?)?;
     match open(store, &FsckOptions::default()) {
         Err(error) if is_lost(&error) => {}
         Err(error) => return Err(error),

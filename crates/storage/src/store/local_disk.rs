@@ -184,7 +184,13 @@ impl Disk for LocalDisk {
 
     fn list(&self, directory: DiskDirectory) -> io::Result<Vec<String>> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
-        let file = self.openat(&directory.relative(), flags, Mode::empty())?;
+        let file = match self.openat(&directory.relative(), flags, Mode::empty()) {
+            // Every store has it; what took it away took what was in it.
+            Err(error) if error.kind() == io::ErrorKind::NotFound && directory.is_ours() => {
+                return Ok(Vec::new());
+            }
+            outcome => outcome?,
+        };
         let mut names = Vec::new();
         for entry in nix::dir::Dir::from_fd(OwnedFd::from(file))?.iter() {
             let name = entry?.file_name().to_string_lossy().into_owned();

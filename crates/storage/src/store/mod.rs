@@ -20,6 +20,7 @@ pub mod buffer;
 pub mod commit;
 pub mod database;
 pub mod description;
+pub mod directories;
 pub mod disk;
 pub mod event;
 pub mod events;
@@ -69,6 +70,8 @@ pub enum StoreError {
     Version(String),
     /// Its metadata contradicts itself or cannot be decoded.
     Corrupt(String),
+    /// A directory is missing, and records tell of files in it.
+    Incomplete(String),
     /// There are objects, but no metadata.
     MetadataMissing(PathBuf),
     /// The metadata was to be made anew, but can be read.
@@ -103,7 +106,7 @@ impl std::fmt::Display for StoreError {
                 "the store {} is in use by another kvfs: unmount it first",
                 path.display()
             ),
-            StoreError::Version(text) => formatter.write_str(text),
+            StoreError::Version(text) | StoreError::Incomplete(text) => formatter.write_str(text),
             StoreError::Corrupt(what) => {
                 write!(formatter, "the store's metadata is damaged ({what}): run kvfs fsck")
             }
