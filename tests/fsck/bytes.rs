@@ -4,6 +4,7 @@ use kvfs::store::Store;
 use kvfs::store::fsck::{self, FsckOptions};
 use kvfs::store::record::{ObjectKind, ObjectRecord, Role, Totals};
 
+use crate::common::sys::rename;
 use crate::patient::{CALLER, LAYER, Mounted, NEXT_PAGE, PAGE, Patient, check, number_key};
 
 #[test]
@@ -98,13 +99,13 @@ fn a_directory_of_objects_that_is_missing_is_waited_for_or_made_anew() {
     let patient = Patient::new();
     let directory = patient.object_path(PAGE).parent().unwrap().to_owned();
     let aside = patient.path.join("aside");
-    std::fs::rename(&directory, &aside).unwrap();
+    rename(&directory, &aside).unwrap();
     let refused = open(&patient.path).unwrap_err();
     let name = directory.to_str().unwrap();
     assert!(refused.contains(&format!("{name} is missing")), "{refused}");
     assert!(refused.contains("fsck --repair"), "{refused}");
     // It is put back, and nothing is lost.
-    std::fs::rename(&aside, &directory).unwrap();
+    rename(&aside, &directory).unwrap();
     open(&patient.path).unwrap();
     let fs = Mounted::open(&patient.path);
     assert!(patient.files.iter().all(|(path, bytes)| fs.read(path) == Some(Ok(bytes.clone()))));

@@ -221,7 +221,10 @@ fn a_damaged_copy_fails_the_open_and_fsck_finds_it(mode: Mode) {
     for (path, _) in &encoded {
         let error = open(path, libc::O_RDONLY).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EIO), "{error}");
+        assert_eq!(getxattr(path, "user.kvfs.damaged").unwrap(), "yes");
     }
+    assert_eq!(mount.status("state"), "degraded");
+    assert_eq!(mount.status_number("damaged_files"), encoded.len() as u64);
     assert!(mount.errors().iter().any(|line| line.contains("encoded copy")));
     assert!(mount.unmount().success());
     let (is_sound, text) = fsck(mount.store(), &[]);

@@ -64,6 +64,8 @@ impl FileSystem {
         let remote = state.metadata.remote_copy(object)?;
         let Some(remote) = remote.filter(|copy| copy.state != RemoteState::Held) else {
             drop(state);
+            // Whoever looks here has not found it raw.
+            self.note_damage(id, object, true);
             return Err(self.corrupt(id, object, Tier::Ssd, &why));
         };
         happened::keep_damaged(&self.core, id, object, Take::Encoded, &why);
