@@ -43,6 +43,7 @@ pub(crate) fn promote(arguments: &PromoteArguments) -> Outcome {
     let word: &[u8] = if todo.has("ram_tier") { b"ram" } else { b"ssd" };
     let done = ask_each(&todo, &bar, |file| {
         let before = Spot::of(file)?;
+        fetch(file)?;
         let to: &[u8] = match set_patiently(file, word) {
             // Memory is full of what is in use or pinned: the disk is next.
             Err(error) if error.raw_os_error() == Some(libc::ENOSPC) && word == b"ram" => {
@@ -230,6 +231,17 @@ fn ask_each(
         }
     });
     done.into_inner().unwrap_or_default()
+}
+
+/// Has the remote's copy brought here by opening the file. Setting the attribute does that as well, but with the file locked
+/// in the kernel, and whoever then removes the file waits with its directory locked
+/// (Documentation/filesystems/directory-locking.rst).
+fn fetch(file: &Path) -> io::Result<()> {
+    if sys::extended_attribute(file, TIER)?.as_deref() == Some(b"remote") {
+        // Why it did not come, or may not be read, the attribute tells.
+        drop(std::fs::File::open(file));
+    }
+    Ok(())
 }
 
 /// Asks for a tier. A file that is in use may have been closed a moment ago, and a daemon with too

@@ -74,7 +74,7 @@ fn objects_of_all_sizes_come_back_whatever_the_steps() {
     let sealed = seal_in_steps(&plain(100), &keys, NAME, 1);
     assert_eq!(open_in_steps(&sealed, &keys, NAME, 1), (plain(100), Ok(100)));
     assert_eq!(sealed_length(u64::MAX), None);
-    assert_eq!((plain_length(0), plain_length(u64::MAX)), (None, None));
+    assert_eq!(plain_length(0), None);
     for length in [0, 1, FRAME_BYTES, FRAME_BYTES + 1, 5 * FRAME_BYTES] {
         let sealed = sealed_length(length as u64).unwrap();
         assert_eq!(plain_length(sealed), Some(length as u64));
