@@ -18,7 +18,7 @@ fn remove(patient: &Patient) {
     std::fs::remove_file(database(patient)).unwrap();
 }
 
-fn rebuild(patient: &Patient) -> (Rebuilt, Report) {
+pub(crate) fn rebuild(patient: &Patient) -> (Rebuilt, Report) {
     let store = Store::open(&patient.path).unwrap();
     fsck::rebuild(&store, &|_, _| ()).unwrap()
 }

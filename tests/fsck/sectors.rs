@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use kvfs::fs::{FileSystem, NewNode, check_records};
 use kvfs::observe::Observer;
-use kvfs::store::fsck;
 use kvfs::store::record::{RemoteCopy, RemoteState};
 use kvfs::store::{Store, StoreError};
 use kvfs::tier::encoding::Encoding;
 
 use crate::common::sys::removexattr;
 use crate::patient::{CALLER, Files, Mounted, Patient, number_key};
+use crate::rebuild::rebuild;
 
 const SECTOR_BYTES: usize = 512;
 const NOTE: &str = "user.kvfs.note";
@@ -162,10 +162,8 @@ fn a_rebuild_keeps_what_can_be_read_of_the_old_records() {
         let found = patient.fsck(true).findings;
         assert!(found.len() == 1 && !found[0].repaired, "{found:?}");
         assert!(found[0].what.contains("--rebuild"), "{found:?}");
-        let store = Store::open(&patient.path).unwrap();
-        let (rebuilt, report) = fsck::rebuild(&store, &|_, _| ()).unwrap();
+        let (rebuilt, report) = rebuild(&patient);
         assert_eq!((rebuilt.lost, report.findings), (0, Vec::new()));
-        drop(store);
         let fs = open(&patient.path).unwrap();
         assert!(are_all_there(&fs, &patient.files));
         // The lost sector may have been the one with its name.
@@ -201,10 +199,8 @@ fn a_database_of_an_earlier_mount_is_not_taken_for_the_stores() {
     assert!(found.len() == 1 && !found[0].repaired, "{found:?}");
     assert!(found[0].what.contains("--rebuild"), "{found:?}");
     assert_eq!(objects(&patient.path), before);
-    let store = Store::open(&patient.path).unwrap();
-    let (rebuilt, report) = fsck::rebuild(&store, &|_, _| ()).unwrap();
+    let (rebuilt, report) = rebuild(&patient);
     assert_eq!((rebuilt.lost, report.findings), (0, Vec::new()));
-    drop(store);
     let fs = open(&patient.path).unwrap();
     assert!(are_all_there(&fs, &patient.files));
     // And mounts go on from there.
