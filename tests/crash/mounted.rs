@@ -111,7 +111,7 @@ impl Mounted {
                 let connected = Arc::new(connected.unwrap());
                 connected.wait_for_answer(Duration::from_secs(10));
                 let store = Arc::clone(&connected) as Arc<dyn BlobStore>;
-                publisher = Some(Publisher::new(store, id, Grace::default()));
+                publisher = Some(Publisher::new(store, id, Grace::default()).unwrap());
                 exchange = Some(Exchange::new(connected, Grace::default(), setup.cold));
             }
             let encoded = EncodedCopies::new(setup.cold, setup.budget_bytes);

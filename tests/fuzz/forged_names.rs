@@ -106,7 +106,7 @@ impl Forger {
         let mut table = self.table.clone();
         edits::apply(&mut table, input);
         let store = Arc::clone(&self.remote) as Arc<dyn BlobStore>;
-        let mut publisher = Publisher::new(store, id, Grace::default());
+        let mut publisher = Publisher::new(store, id, Grace::default()).unwrap();
         publisher.publish(format::VERSION, rows(table).map(Ok), None).unwrap();
     }
 

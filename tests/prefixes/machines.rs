@@ -344,7 +344,7 @@ fn an_index_that_lies_is_believed_by_nobody(mode: Mode) {
     }
     rows.dedup_by(|one, other| one.key == other.key);
     rows.sort_by(|one, other| one.key.cmp(&other.key));
-    let mut publisher = Publisher::new(Arc::clone(&remote), StoreId(7), Grace::default());
+    let mut publisher = Publisher::new(Arc::clone(&remote), StoreId(7), Grace::default()).unwrap();
     publisher.publish(layout, rows.into_iter().map(Ok), None).unwrap();
 
     let place = directory(&second, &model, lie);

@@ -8,7 +8,8 @@ use std::time::{Duration, SystemTime};
 
 use kvfs::tier::remote::directory::Directory;
 use kvfs::tier::remote::{
-    BlobStore, Options, PutMode, Remote, RemoteError, RemoteSpec, Source, State, attach,
+    BlobStore, Options, PutMode, Remote, RemoteError, RemotePrefix, RemoteSpec, Sequence, Source,
+    State, StoreId, attach,
 };
 
 use crate::common::nfs::Nfs;
@@ -93,6 +94,34 @@ fn planted_links_and_pipes_lead_nowhere() {
         assert!(store.put(name, Source::of(b"x".to_vec()), PutMode::IfAbsent).is_err());
     }
     assert_eq!(std::fs::read_dir(outside.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn what_others_put_between_the_directories_is_left_out() {
+    let place = Place::directory();
+    let name = put(place.store.as_ref(), b"object");
+    let manifests = place.files.join("names");
+    let [id, number] = [StoreId(7).to_string(), Sequence(9).to_string()];
+    std::fs::create_dir_all(manifests.join(&id)).unwrap();
+    for stray in ["names/deadbeef", "blobs/abc", "names/.DS_Store"] {
+        std::fs::write(place.files.join(stray), b"stray").unwrap();
+    }
+    let list = |prefix| place.store.list(prefix, None);
+    let listed = list(RemotePrefix::Blobs).unwrap().objects;
+    assert_eq!(listed.iter().map(|it| it.name).collect::<Vec<_>>(), [name]);
+    assert!(list(RemotePrefix::Manifests).unwrap().objects.is_empty());
+    // What stands in the place of a directory or a manifest may hide one: nobody may take that for none.
+    let refused = |place: &str| {
+        let error = list(RemotePrefix::Manifests).unwrap_err().to_string();
+        assert!(error.contains(place), "{error}");
+    };
+    let in_the_way = manifests.join(&id).join(&number);
+    std::fs::create_dir(&in_the_way).unwrap();
+    refused(&format!("names/{id}: {number}: not a file"));
+    std::fs::remove_dir(&in_the_way).unwrap();
+    std::fs::remove_dir(manifests.join(&id)).unwrap();
+    std::fs::write(manifests.join(&id), b"stray").unwrap();
+    refused(&format!("names/{id}: Not a directory"));
 }
 
 #[test]

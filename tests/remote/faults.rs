@@ -174,7 +174,7 @@ fn demote(remote: &Arc<Remote>, content: &[u8]) -> Result<()> {
     assert!(found == content);
     let RemoteName::Blob(blob) = name else { unreachable!() };
     let row = Row { key: b"key".to_vec(), value: content[..8].to_vec(), blob: Some(blob) };
-    let mut publisher = Publisher::new(store, StoreId(1), Grace::default());
+    let mut publisher = Publisher::new(store, StoreId(1), Grace::default())?;
     assert!(publisher.publish(1, [Ok(row)].into_iter(), Some(held.since))?.is_reliable);
     Ok(())
 }

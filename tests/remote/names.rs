@@ -5,8 +5,13 @@ use std::sync::Arc;
 use kvfs::tier::content::ContentHash;
 use kvfs::tier::encoding::Encoding;
 use kvfs::tier::remote::hold::Grace;
-use kvfs::tier::remote::names::{Publisher, Row, VERSIONS_KEPT, read_latest, stores, versions};
-use kvfs::tier::remote::{BlobName, RemoteError, RemoteName, Result, Sequence, StoreId};
+use kvfs::tier::remote::names::{
+    Found, OwnManifests, Publisher, Row, VERSIONS_KEPT, read_latest, stores, versions,
+};
+use kvfs::tier::remote::{
+    BlobName, PutMode, RemoteError, RemoteName, RemotePrefix, Result, Sequence, Source, StoreId,
+    for_each,
+};
 
 use crate::place::{Place, bytes};
 
@@ -30,7 +35,7 @@ fn snapshot(table: &[Row]) -> impl Iterator<Item = Result<Row>> + '_ {
 }
 
 fn publisher(place: &Place) -> Publisher {
-    Publisher::new(Arc::clone(&place.store), STORE, Grace::default())
+    Publisher::new(Arc::clone(&place.store), STORE, Grace::default()).unwrap()
 }
 
 fn latest(place: &Place) -> (Sequence, Vec<Row>, usize) {
@@ -125,6 +130,76 @@ fn a_damaged_or_missing_chunk_counts_as_a_damaged_manifest() {
     assert_eq!(latest(&place), (Sequence(1), table(10), 1));
     std::fs::write(&newest, good).unwrap();
     assert_eq!(latest(&place), (Sequence(2), table(20), 0));
+}
+
+/// One of the behaviours of [`crate::suite`].
+pub(crate) fn what_is_lost_is_noticed_and_sent_again(place: &Place) {
+    let mut publisher = publisher(place);
+    assert_eq!(publisher.look().unwrap(), Found::All, "nothing was published");
+    let table = table(50_000);
+    publisher.publish(3, snapshot(&table), None).unwrap();
+    assert_eq!(publisher.look().unwrap(), Found::All);
+    let mut chunks = Vec::new();
+    for_each(place.store.as_ref(), RemotePrefix::Chunks, |listed| {
+        chunks.push(listed.name);
+        Ok(())
+    })
+    .unwrap();
+    place.store.delete(chunks[0]).unwrap();
+    place.store.put(chunks[1], Source::of(b"cut".to_vec()), PutMode::Replace).unwrap();
+    let lost = |found: Found| match found {
+        Found::All => panic!("nothing was noticed"),
+        Found::Less(what) => what,
+    };
+    // By a process that has published it, and by the next one.
+    let what = lost(self::publisher(place).look().unwrap());
+    assert!(what.contains("2 of "), "{what}");
+    assert_eq!(lost(publisher.look().unwrap()), what);
+    let second = publisher.publish(3, snapshot(&table), None).unwrap();
+    assert_eq!(second.chunks_sent, 2);
+    assert_eq!(publisher.look().unwrap(), Found::All);
+    assert_eq!(latest(place), (Sequence(2), table.clone(), 0));
+    // What lies in the place of a part that is new here is not taken for it.
+    place.store.put(chunks[1], Source::of(b"cut".to_vec()), PutMode::Replace).unwrap();
+    place.store.delete(RemoteName::Manifest(STORE, Sequence(2))).unwrap();
+    place.store.delete(RemoteName::Manifest(STORE, Sequence(1))).unwrap();
+    let what = lost(publisher.look().unwrap());
+    assert!(what.contains("manifest 0000000000000002"), "{what}");
+    let own = OwnManifests { highest: Sequence(2), authors: Vec::new() };
+    let mut next = self::publisher(place).knowing(own);
+    assert_eq!(next.publish(3, snapshot(&table), None).unwrap().sequence, Sequence(3));
+    assert_eq!(latest(place), (Sequence(3), table, 0));
+}
+
+#[test]
+fn a_store_knows_its_own_manifests_from_those_of_a_copy() {
+    let place = Place::directory();
+    let publish = |publisher: &mut Publisher| {
+        publisher.publish(1, snapshot(&table(10)), None).map(|published| published.sequence)
+    };
+    let somebody_else = |outcome: Result<Sequence>| {
+        let error = outcome.unwrap_err();
+        assert!(matches!(error, RemoteError::Foreign(_)), "{error}");
+        assert!(error.to_string().contains("somebody else publishes"), "{error}");
+    };
+    let mut first = publisher(&place);
+    let noted_before = first.own_manifests();
+    publish(&mut first).unwrap();
+    let noted_after = first.own_manifests();
+    // Killed right after it published, and before it could note that it did.
+    assert_eq!(publish(&mut publisher(&place).knowing(noted_before.clone())).unwrap(), Sequence(2));
+    // What it does not know by now is somebody else's, in the next mount as well.
+    somebody_else(publish(&mut first));
+    somebody_else(publish(&mut publisher(&place).knowing(noted_after.clone())));
+    somebody_else(publisher(&place).knowing(noted_after).look().map(|_| Sequence(0)));
+    assert_eq!(versions(place.store.as_ref(), STORE).unwrap().len(), 2);
+
+    // A mount that is killed before it publishes does not push out the one that did.
+    let mut own = noted_before.clone();
+    for _ in 0..20 {
+        own = publisher(&place).knowing(own).own_manifests();
+    }
+    assert_eq!((own.authors.len(), own.highest), (8, Sequence(0)));
 }
 
 fn walk(directory: &std::path::Path) -> Vec<std::path::PathBuf> {

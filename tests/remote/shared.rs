@@ -23,7 +23,7 @@ const CONTENTS: u64 = 24;
 /// there before, put by another store or by itself in an earlier life.
 fn live(store: &Arc<dyn BlobStore>, id: u64, end: Instant, found: &AtomicU64) -> u64 {
     let holder = Holder::new(Arc::clone(store), GRACE);
-    let mut publisher = Publisher::new(Arc::clone(store), StoreId(u128::from(id)), GRACE);
+    let mut publisher = Publisher::new(Arc::clone(store), StoreId(u128::from(id)), GRACE).unwrap();
     let mut relied = 0;
     for round in 0.. {
         if Instant::now() > end {

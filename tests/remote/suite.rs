@@ -13,13 +13,15 @@ use kvfs::tier::remote::{
     for_each,
 };
 
-use crate::names::a_table_comes_back_and_only_what_changed_is_sent;
+use crate::names::{
+    a_table_comes_back_and_only_what_changed_is_sent, what_is_lost_is_noticed_and_sent_again,
+};
 use crate::place::{Place, WHOLE, bytes, get, named, put};
 
 /// Runs every behaviour against places of one kind.
 pub(crate) fn run(place: impl Fn() -> Place) {
     type Behaviour = (&'static str, fn(&Place));
-    let behaviours: [Behaviour; 12] = [
+    let behaviours: [Behaviour; 13] = [
         ("objects of all sizes come back", objects_of_all_sizes_come_back),
         ("the first put stays", the_first_put_stays_and_a_replacement_replaces),
         ("concurrent puts", concurrent_puts_of_one_name_leave_one_whole_object),
@@ -31,6 +33,7 @@ pub(crate) fn run(place: impl Fn() -> Place) {
         ("hold", an_old_object_that_is_held_becomes_young),
         ("markers", a_marker_is_checked),
         ("names", a_table_comes_back_and_only_what_changed_is_sent),
+        ("lost names", what_is_lost_is_noticed_and_sent_again),
         ("collection", garbage_of_the_right_age_is_collected),
     ];
     for (what, behaviour) in behaviours {

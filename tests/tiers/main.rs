@@ -30,6 +30,7 @@ mod remote;
 mod rounding;
 mod s3;
 mod sealed;
+mod sight;
 mod statements;
 mod states;
 mod steps;

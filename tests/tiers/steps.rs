@@ -218,7 +218,7 @@ impl Case {
         let remote = Arc::new(Remote::open(&place, options).unwrap());
         let store = Arc::clone(&remote) as Arc<dyn BlobStore>;
         let grace = Grace::default();
-        (Exchange::new(remote, grace, self.cold), Publisher::new(store, id, grace))
+        (Exchange::new(remote, grace, self.cold), Publisher::new(store, id, grace).unwrap())
     }
 
     /// Lets objects move until the disk holds no more than it should, or its life is over.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::mount::{MountError, MountOptions, RemoteOptions};
 use kvfs_fs::rebuild::{self, RebuildError, RebuildFrom, Rebuilt};
-use kvfs_fs::{FileSystem, Mover, Tiers};
+use kvfs_fs::{FileSystem, FsError, Mover, Tiers};
 use kvfs_storage::store::Store;
 use kvfs_storage::store::record::OnlyRemote;
 use kvfs_storage::store::standing::{self, Standing};
@@ -204,5 +204,9 @@ fn connect(
     }
     let store = Arc::clone(&remote) as Arc<dyn BlobStore>;
     let grace = Grace::default();
-    Ok((Exchange::new(remote, grace, cold), Publisher::new(store, id, grace)))
+    let publisher = Publisher::new(store, id, grace);
+    let publisher = publisher.map_err(|error| MountError::Flush(FsError::Remote(error)))?;
+    let own = kvfs_fs::own_manifests(file_system).map_err(MountError::Flush)?;
+    let publisher = own.into_iter().fold(publisher, Publisher::knowing);
+    Ok((Exchange::new(remote, grace, cold), publisher))
 }

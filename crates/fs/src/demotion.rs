@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 
 use super::growing::Growing;
 use super::lossy::LossyModels;
+use super::sight::{self, Sight, note_publications};
 use super::tiers::Tiers;
 use super::{FileSystem, FsError};
 use crate::core::Core;
@@ -37,16 +38,11 @@ use kvfs_storage::tier::remote::{BlobStore, State as RemoteHealth};
 const PUBLISH_EVERY: Duration = Duration::from_secs(10);
 /// Passes over all records take at most one of so many parts of the time.
 const PASSES_APART: u32 = 20;
-/// How often it is looked whether the place still is the remote, while nothing goes there.
-const LOOK_EVERY: Duration = Duration::from_secs(5);
-/// The same while somebody reads the status.
-const LOOK_EVERY_MIN: Duration = Duration::from_millis(250);
-
 /// What the thread that moves objects remembers between two rounds.
 #[derive(Debug)]
 pub struct Mover {
     /// `None` without a remote.
-    publisher: Option<Publisher>,
+    pub(super) publisher: Option<Publisher>,
     /// Uploaded, to be read back when they are due.
     pub(super) uploaded: VecDeque<(InodeId, Uploaded)>,
     /// Verified, and not yet in a reliable manifest.
@@ -55,8 +51,8 @@ pub struct Mover {
     pub(super) oldest: Option<Stamp>,
     /// The connection through which all of that was.
     connection: u64,
-    /// When it was last looked whether the place still is the remote.
-    looked: Instant,
+    /// What was seen of the remote.
+    pub(super) sight: Sight,
     /// When it was last published, and how long that took.
     published: Instant,
     took: Duration,
@@ -74,7 +70,7 @@ impl Mover {
             unnamed: BTreeSet::new(),
             oldest: None,
             connection: 0,
-            looked: Instant::now(),
+            sight: Sight::default(),
             published: Instant::now(),
             took: Duration::ZERO,
             growing: Growing::default(),
@@ -93,7 +89,7 @@ impl Mover {
 impl Mover {
     /// The connection is another one: what was uploaded and not yet named may have gone to a place that only looked
     /// like the remote, and is uploaded, or found, again.
-    fn distrust(&mut self, core: &Core, tiers: &Tiers) -> Result<(), FsError> {
+    pub(super) fn distrust(&mut self, core: &Core, tiers: &Tiers) -> Result<(), FsError> {
         let mut state = core.state_to_change()?;
         for (id, _) in self.uploaded.drain(..) {
             state.metadata.note_arrival(id)?;
@@ -133,6 +129,9 @@ impl FileSystem {
         if tiers.is_closing() {
             return Duration::MAX;
         }
+        let trouble = outcome.as_ref().err().map(ToString::to_string);
+        let trouble = trouble.or_else(|| mover.sight.trouble().map(str::to_owned));
+        tiers.note_trouble(trouble);
         if let Err(error) = &outcome {
             self.report_outage(mover, error);
         } else if mover.reported.take().is_some() {
@@ -162,18 +161,13 @@ impl FileSystem {
                 self.remember_remote(id, BlobStore::place(exchange.remote().as_ref()))?;
                 if std::mem::replace(&mut mover.connection, connection) != connection {
                     mover.distrust(&self.core, tiers)?;
+                    mover.sight = Sight::default();
                 }
             }
             RemoteHealth::Connecting => return Ok(false),
             RemoteHealth::Down { error, .. } => return Err(FsError::Remote(error)),
         }
-        let since = mover.looked.elapsed();
-        let is_asked = since >= LOOK_EVERY_MIN && tiers.look_asked.swap(false, Ordering::AcqRel);
-        if is_asked || since >= LOOK_EVERY {
-            exchange.remote().check_place().map_err(FsError::Remote)?;
-            mover.looked = Instant::now();
-            tiers.looks.fetch_add(1, Ordering::AcqRel);
-        }
+        sight::look(self, tiers, exchange, mover)?;
         self.fetch_positions()?;
         self.note_manifests_seen(exchange.remote())?;
         let uploaded = self.upload_batch(tiers, exchange, mover)?;
@@ -192,14 +186,15 @@ impl FileSystem {
         if made_room == 0 {
             made_room = self.make_room_on_disk(tiers)?;
         }
-        Ok(uploaded > 0 || granted > 0 || encoded > 0 || made_room > 0)
+        let is_asking = mover.sight.is_asking();
+        Ok(uploaded > 0 || granted > 0 || encoded > 0 || made_room > 0 || is_asking)
     }
 
     /// What waits to leave is named at once if nothing more is coming. A change of names alone can
     /// wait: a publication is a pass over all records.
     fn is_publication_due(&self, tiers: &Tiers, mover: &Mover, is_idle: bool) -> bool {
         let is_time = mover.published.elapsed() >= PUBLISH_EVERY.max(mover.took * PASSES_APART);
-        if !mover.unnamed.is_empty() {
+        if !mover.unnamed.is_empty() || mover.sight.is_name_lost() {
             return is_idle || is_time;
         }
         let named = tiers.names_published.load(Ordering::Acquire);
@@ -218,6 +213,7 @@ impl FileSystem {
         exchange.remote().check_place().map_err(FsError::Remote)?;
         let names_changed = self.core.state().metadata.names_changed;
         self.index_prefixes()?;
+        note_publications(&self.core, names)?;
         self.commit()?;
         let (snapshot, totals) = {
             let metadata = &self.core.state().metadata;
@@ -230,6 +226,9 @@ impl FileSystem {
         let rows = super::manifest_of_names::rows(&snapshot, &growing)?;
         let published = names.publish(format::VERSION, rows, oldest).map_err(FsError::Remote)?;
         self.note_manifests_seen(exchange.remote())?;
+        note_publications(&self.core, names)?;
+        mover.sight.note_published();
+        tiers.note_trouble(None);
         tiers.names_published.store(names_changed, Ordering::Release);
         mover.growing.note_published(published.is_reliable);
         (mover.published, mover.took) = (Instant::now(), begin.elapsed());

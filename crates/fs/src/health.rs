@@ -93,9 +93,12 @@ impl FileSystem {
     }
 
     fn remote_trouble(&self) -> Option<String> {
-        let exchange = self.tiers.as_ref().and_then(|tiers| tiers.exchange.as_ref());
-        match exchange.map(Exchange::remote)?.state() {
-            RemoteHealth::Connecting | RemoteHealth::Up { .. } => None,
+        let tiers = self.tiers.as_ref()?;
+        match tiers.exchange.as_ref().map(Exchange::remote)?.state() {
+            RemoteHealth::Connecting => None,
+            RemoteHealth::Up { .. } => {
+                tiers.trouble().map(|why| format!("objects do not reach the remote: {why}"))
+            }
             RemoteHealth::Down { since, error } => {
                 let seconds = since.elapsed().unwrap_or_default().as_secs();
                 Some(format!("the remote is down for {seconds} s: {error}"))

@@ -92,6 +92,7 @@ mod residency;
 mod retention;
 mod scrub;
 mod setattr;
+mod sight;
 mod sweep;
 mod synchronous;
 mod tiers;
@@ -122,6 +123,7 @@ pub use prefetch::{Ahead, QUEUE_MAX as PREFETCH_QUEUE_MAX, THREADS as PREFETCH_T
 pub use retention::Retainer;
 pub use scrub::ScrubRequest;
 pub use setattr::{NewTime, SetAttributes};
+pub use sight::own_manifests;
 pub use sweep::check_records;
 pub use synchronous::is_synchronous;
 pub use tiers::Tiers;

@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::SystemTime;
 
 use super::collection::Publication;
@@ -49,8 +50,10 @@ pub struct Tiers {
     pub(super) publication: Publication,
     /// Somebody read the status, so what it says of the remote shall be of now.
     pub(super) look_asked: AtomicBool,
-    /// How often the place was looked at and was the remote.
+    /// How often the place was looked at, was the remote, and had what it should have.
     pub(super) looks: AtomicU64,
+    /// Why objects do not reach the remote, as of the last round of moving.
+    trouble: Mutex<Option<String>>,
     /// Stored bytes that come from the remote.
     pub(super) fetching: Rate,
     /// Bytes decoded from what the disk has encoded.
@@ -79,6 +82,7 @@ impl Tiers {
             publication: Publication::default(),
             look_asked: AtomicBool::new(false),
             looks: AtomicU64::new(0),
+            trouble: Mutex::default(),
             fetching: Rate::default(),
             decoding: Rate::default(),
             closing: AtomicBool::new(false),
@@ -100,6 +104,15 @@ impl Tiers {
     pub(super) fn is_closing(&self) -> bool {
         self.closing.load(Ordering::Acquire)
     }
+
+    /// Why objects do not reach the remote, if they do not.
+    pub(super) fn trouble(&self) -> Option<String> {
+        self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(super) fn note_trouble(&self, trouble: Option<String>) {
+        *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
+    }
 }
 
 impl FileSystem {
@@ -107,11 +120,11 @@ impl FileSystem {
     /// read-only media it is this mount's alone. Only before the mount answers.
     pub fn remote_identity(&self) -> Result<(StoreId, Option<RemoteId>), FsError> {
         let mut state = self.core.state();
-        let identity = if let Some(identity) = state.metadata.remote_identity()? {
+        let identity = if let Some(identity) = state.metadata.single::<RemoteIdentity>()? {
             identity
         } else {
             let identity = RemoteIdentity { store: StoreId::random()?.0, remote: None };
-            state.metadata.put_remote_identity(&identity);
+            state.metadata.put_single(&identity);
             identity
         };
         Ok((StoreId(identity.store), identity.remote.map(RemoteId)))
@@ -121,16 +134,16 @@ impl FileSystem {
     /// on, and a mount without it knows what is missing.
     pub(super) fn remember_remote(&self, remote: RemoteId, place: &str) -> Result<(), FsError> {
         let mut state = self.core.state_to_change()?;
-        if state.metadata.remote_place()?.is_none_or(|known| known.place != place) {
+        if state.metadata.single::<RemotePlace>()?.is_none_or(|known| known.place != place) {
             let since_seconds = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_secs();
             let place = RemotePlace { place: place.to_owned(), since_seconds };
-            state.metadata.put_remote_place(&place);
+            state.metadata.put_single(&place);
         }
-        if let Some(identity) = state.metadata.remote_identity()?
+        if let Some(identity) = state.metadata.single::<RemoteIdentity>()?
             && identity.remote.is_none()
         {
             let known = RemoteIdentity { remote: Some(remote.0), ..identity };
-            state.metadata.put_remote_identity(&known);
+            state.metadata.put_single(&known);
         }
         Ok(())
     }
@@ -280,7 +293,7 @@ impl FileSystem {
     fn offline_status(&self, text: &mut String) {
         let (only_remote, place) = {
             let metadata = &self.core.state().metadata;
-            (metadata.only_remote, metadata.remote_place().ok().flatten())
+            (metadata.only_remote, metadata.single::<RemotePlace>().ok().flatten())
         };
         if only_remote.objects == 0 && place.is_none() {
             return;

@@ -32,7 +32,7 @@ use self::entry::{
     sync_directory,
 };
 use super::error::{RemoteError, Result};
-use super::name::{RemoteName, RemotePrefix, random};
+use super::name::{RemoteName, RemotePrefix, StoreId, random};
 use super::transfer::{Extent, Sink, Source};
 use super::{BlobStore, LISTING_MAX, Listed, Listing, Put, PutMode, Stat};
 
@@ -211,8 +211,13 @@ impl Directory {
         if let RemotePrefix::ManifestsOf(_) = prefix {
             found.insert(top);
         } else {
+            // What is called otherwise is somebody else's.
+            let is_ours = |name: &str| match prefix {
+                RemotePrefix::Manifests => name.parse::<StoreId>().is_ok(),
+                _ => name.len() == 2 && name.bytes().all(|byte| byte.is_ascii_hexdigit()),
+            };
             self.names(&top, |name| {
-                if name.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+                if is_ours(name) {
                     found.insert(top.join(name));
                 }
             })?;
@@ -246,7 +251,11 @@ impl Directory {
         for leaf in heap.into_sorted_vec() {
             let name = path.join(&leaf).to_str().and_then(|text| text.parse().ok());
             // Whoever vanished meanwhile needs no mention.
-            if let (Some(name), Some(stat)) = (name, stat(&directory, &leaf)?) {
+            let stat = stat(&directory, &leaf).map_err(|error| match error.raw_os_error() {
+                None => io::Error::other(format!("{leaf}: {error}")),
+                Some(_) => error,
+            })?;
+            if let (Some(name), Some(stat)) = (name, stat) {
                 listed.push(Listed { name, stat });
             }
         }
@@ -339,6 +348,7 @@ impl BlobStore for Directory {
             }
             let here = after.as_deref().filter(|_| first == Some(&directory));
             let after = here.and_then(Path::file_name).and_then(|leaf| leaf.to_str());
+            let failed = |error: io::Error| self.failed("list", directory.display(), &error);
             if !self.list_one(&directory, after, &mut objects).map_err(failed)? {
                 return Ok(Listing { objects, is_last: false });
             }

@@ -37,7 +37,7 @@ impl Place {
     }
 
     fn publisher(&self, id: u128) -> Publisher {
-        Publisher::new(Arc::clone(&self.store), StoreId(id), GRACE)
+        Publisher::new(Arc::clone(&self.store), StoreId(id), GRACE).unwrap()
     }
 
     fn hold(&self, content: &[u8]) -> BlobName {
@@ -186,7 +186,7 @@ fn a_manifest_that_comes_too_late_is_not_relied_upon() {
     let place = Place::new();
     let blob = place.hold(b"late");
     let grace = Grace(Duration::from_millis(40));
-    let mut publisher = Publisher::new(Arc::clone(&place.store), StoreId(1), grace);
+    let mut publisher = Publisher::new(Arc::clone(&place.store), StoreId(1), grace).unwrap();
     let since = Stamp::now();
     std::thread::sleep(grace.publish_within());
     assert!(!publisher.publish(1, rows(&[blob]), Some(since)).unwrap().is_reliable);

@@ -48,6 +48,18 @@ pub struct Root {
     /// not look.
     #[serde(skip)]
     pub about: About,
+    /// Who made it, and how long the chunks are there: behind that, for the same reason.
+    #[serde(skip)]
+    pub making: Making,
+}
+
+/// How a manifest was made. An older kvfs leaves it out.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Making {
+    /// The mount that made it, a random number; 0 if that is not known.
+    pub author: u128,
+    /// Bytes of each chunk as it is stored; empty if they are not known.
+    pub stored_bytes: Vec<u32>,
 }
 
 /// What people tell the stores of a remote apart by.
@@ -122,7 +134,8 @@ impl Root {
     pub(super) fn new(store: StoreId, layout: u32, chunks: Vec<ChunkEntry>) -> Root {
         let now = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
         let (sequence, published_seconds) = (Sequence(0), now.as_secs());
-        Root { store, sequence, layout, published_seconds, chunks, about: About::default() }
+        let (about, making) = (About::default(), Making::default());
+        Root { store, sequence, layout, published_seconds, chunks, about, making }
     }
 }
 
@@ -135,7 +148,8 @@ pub(super) fn encode_root(root: &Root) -> Result<Vec<u8>> {
     bytes.extend_from_slice(&VERSION.to_le_bytes());
     let failed = |_| too_large("a manifest", 0);
     let bytes = postcard::to_extend(root, bytes).map_err(failed)?;
-    let mut bytes = postcard::to_extend(&root.about, bytes).map_err(failed)?;
+    let bytes = postcard::to_extend(&root.about, bytes).map_err(failed)?;
+    let mut bytes = postcard::to_extend(&root.making, bytes).map_err(failed)?;
     let hash = ContentHash::of(&bytes);
     bytes.extend_from_slice(&hash.0);
     if bytes.len() > ROOT_BYTES_MAX {
@@ -158,9 +172,17 @@ pub(super) fn decode_root(bytes: &[u8]) -> std::result::Result<Root, Problem> {
     let body = body.get(MAGIC.len() + size_of::<u32>()..).ok_or(Damaged("cut off"))?;
     let not_readable = |_| Damaged("not readable");
     let (mut root, rest): (Root, _) = postcard::take_from_bytes(body).map_err(not_readable)?;
-    // Manifests of an older kvfs end here.
+    // Manifests of an older kvfs end here, or behind what they tell about the store.
+    let mut rest = rest;
     if !rest.is_empty() {
-        root.about = postcard::from_bytes(rest).map_err(not_readable)?;
+        (root.about, rest) = postcard::take_from_bytes(rest).map_err(not_readable)?;
+    }
+    if !rest.is_empty() {
+        root.making = postcard::from_bytes(rest).map_err(not_readable)?;
+    }
+    let lengths = root.making.stored_bytes.len();
+    if lengths != 0 && lengths != root.chunks.len() {
+        return Err(Damaged("chunks and their lengths do not match"));
     }
     let keys = || root.chunks.iter().map(|entry| &entry.first_key);
     if !keys().is_sorted_by(|first, second| first < second) {

@@ -8,23 +8,20 @@
 pub mod cut;
 pub mod format;
 pub mod published;
+mod publisher;
 pub mod table;
 
-use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::error::{RemoteError, Result};
-use super::hold::{Grace, Holder, Stamp};
 use super::name::{BlobName, RemoteName, RemotePrefix, Sequence, StoreId};
-use super::transfer::{Extent, MemorySink, Source};
-use super::{BlobStore, Put, PutMode, for_each};
-use format::{About, ChunkEntry, Root};
-use kvfs_encoding::content::ContentHash;
+use super::transfer::{Extent, MemorySink};
+use super::{BlobStore, for_each};
+use format::{ChunkEntry, Root};
+pub use publisher::{Found, OwnManifests, Published, Publisher};
 
 /// Manifests of a store that stay: the newest, and two to fall back on.
 pub const VERSIONS_KEPT: usize = 3;
-/// Numbers that are tried when others are taken, as after a publication whose answer was lost.
-const NUMBERS_TRIED: u64 = 16;
 
 /// One record of a store's metadata.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,170 +32,6 @@ pub struct Row {
     pub value: Vec<u8>,
     /// The object that the record relies on.
     pub blob: Option<BlobName>,
-}
-
-/// What a publication did.
-#[derive(Clone, Copy, Debug)]
-pub struct Published {
-    /// Number of the manifest.
-    pub sequence: Sequence,
-    /// Rows in it.
-    pub rows: u64,
-    /// Chunks in it.
-    pub chunks: usize,
-    /// Of those, chunks that were sent.
-    pub chunks_sent: usize,
-    /// Bytes that were sent.
-    pub bytes_sent: u64,
-    /// False: too much time has passed since the oldest object was held
-    /// ([`Grace::publish_within`]). No local copy may go because of this manifest; hold the
-    /// objects again and publish again.
-    pub is_reliable: bool,
-}
-
-/// Publishes the manifests of one store. The store's lock makes sure that there is only one.
-#[derive(Debug)]
-pub struct Publisher {
-    store: Arc<dyn BlobStore>,
-    holder: Holder,
-    id: StoreId,
-    last: Option<Last>,
-    about: About,
-}
-
-/// The newest manifest, if it is known for sure.
-#[derive(Debug, Default)]
-struct Last {
-    sequence: Sequence,
-    chunks: HashSet<ContentHash>,
-}
-
-impl Publisher {
-    /// For one store.
-    pub fn new(store: Arc<dyn BlobStore>, id: StoreId, grace: Grace) -> Publisher {
-        let holder = Holder::new(Arc::clone(&store), grace);
-        Publisher { store, holder, id, last: None, about: About::default() }
-    }
-
-    /// What the next manifest tells people about the store.
-    pub fn describe(&mut self, about: About) {
-        self.about = about;
-    }
-
-    /// Publishes a snapshot of all rows, in the order of their keys.
-    ///
-    /// `layout` is the version of the rows. `pending` is the oldest [`super::hold::Held::since`]
-    /// of the objects that the rows name and the last reliable manifest did not.
-    pub fn publish(
-        &mut self, layout: u32, rows: impl Iterator<Item = Result<Row>>, pending: Option<Stamp>,
-    ) -> Result<Published> {
-        let start = Stamp::now();
-        let oldest = pending.map_or(start, |pending| pending.or_earlier(start));
-        // Whatever fails from here on, what is known of the remote may be wrong.
-        let last = match self.last.take() {
-            Some(last) => last,
-            None => self.find_last()?,
-        };
-        let mut published = Published {
-            sequence: last.sequence,
-            rows: 0,
-            chunks: 0,
-            chunks_sent: 0,
-            bytes_sent: 0,
-            is_reliable: false,
-        };
-        let mut entries = Vec::new();
-        for part in cut::cut(rows) {
-            let part = part?;
-            let (entry, chunk) = format::encode_chunk(&part)?;
-            let hash = entry.hash();
-            if !last.chunks.contains(&hash) {
-                let source = Source::of(format::compress(&chunk)?);
-                published.bytes_sent += source.length();
-                published.chunks_sent += 1;
-                self.holder.hold(RemoteName::Chunk(hash), &source)?;
-            }
-            published.rows += part.len() as u64;
-            entries.push(entry);
-        }
-        published.chunks = entries.len();
-        let chunks = entries.iter().map(ChunkEntry::hash).collect();
-        let root = Root { about: self.about.clone(), ..Root::new(self.id, layout, entries) };
-        let (sequence, bytes) = self.put_root(last.sequence, root)?;
-        published.sequence = sequence;
-        published.bytes_sent += bytes;
-        published.is_reliable = oldest.age() < self.holder.grace().publish_within();
-        self.forget_old(sequence);
-        self.last = Some(Last { sequence, chunks });
-        Ok(published)
-    }
-
-    fn find_last(&self) -> Result<Last> {
-        let seen = self.store.newest_seen(self.id);
-        let newest = listed_versions(self.store.as_ref(), self.id)?.pop();
-        if let Some(seen) = seen.filter(|seen| newest.is_none_or(|newest| newest < *seen)) {
-            log::warn!(
-                "remote {}: the newest manifests of this store's names are gone: they are \
-                 published anew",
-                self.store.place()
-            );
-            return Ok(Last { sequence: seen, chunks: HashSet::new() });
-        }
-        let Some(sequence) = newest else {
-            return Ok(Last::default());
-        };
-        match read_root(self.store.as_ref(), self.id, sequence) {
-            Ok(root) => {
-                let chunks = root.chunks.iter().map(ChunkEntry::hash).collect();
-                Ok(Last { sequence, chunks })
-            }
-            // Its number is taken all the same.
-            Err(RemoteError::Corrupt(_) | RemoteError::Foreign(_)) => {
-                Ok(Last { sequence, chunks: HashSet::new() })
-            }
-            Err(error) => Err(error),
-        }
-    }
-
-    fn put_root(&self, last: Sequence, mut root: Root) -> Result<(Sequence, u64)> {
-        for step in 1..=NUMBERS_TRIED {
-            root.sequence = Sequence(last.0.saturating_add(step));
-            let name = RemoteName::Manifest(self.id, root.sequence);
-            let bytes = format::encode_root(&root)?;
-            let source = Source::of(bytes.clone());
-            let is_ours = match self.store.put(name, source, PutMode::IfAbsent)? {
-                Put::Stored => true,
-                // Perhaps an attempt of this very call, repeated because its answer was lost.
-                Put::AlreadyThere => match fetch(self.store.as_ref(), name, bytes.len()) {
-                    Err(RemoteError::Corrupt(_)) => false,
-                    found => found? == bytes,
-                },
-            };
-            if is_ours {
-                return Ok((root.sequence, bytes.len() as u64));
-            }
-        }
-        Err(RemoteError::Other(format!(
-            "remote {}: names/{}: somebody else publishes under the id of this store: a copied \
-             store needs an id of its own",
-            self.store.place(),
-            self.id
-        )))
-    }
-
-    /// What cannot be deleted now is deleted after the next publication.
-    fn forget_old(&self, newest: Sequence) {
-        let outcome = listed_versions(self.store.as_ref(), self.id).and_then(|mut versions| {
-            versions.retain(|version| *version <= newest);
-            let surplus = versions.len().saturating_sub(VERSIONS_KEPT);
-            versions[..surplus]
-                .iter()
-                .try_for_each(|version| self.store.delete(RemoteName::Manifest(self.id, *version)))
-        });
-        if let Err(error) = outcome {
-            log::warn!("old manifests of names stay: {error}");
-        }
-    }
 }
 
 /// Stores that have published to a remote.
@@ -340,9 +173,15 @@ pub(super) fn read_root(store: &dyn BlobStore, id: StoreId, sequence: Sequence) 
 
 /// Reads and verifies a chunk.
 pub(super) fn read_chunk(store: &dyn BlobStore, entry: &ChunkEntry) -> Result<Vec<Row>> {
+    read_stored_chunk(store, entry).map(|(rows, _)| rows)
+}
+
+/// The same, and how many bytes it has there.
+fn read_stored_chunk(store: &dyn BlobStore, entry: &ChunkEntry) -> Result<(Vec<Row>, u64)> {
     let name = RemoteName::Chunk(entry.hash());
     let bytes = fetch(store, name, format::COMPRESSED_BYTES_MAX)?;
-    format::decode_chunk(entry, &bytes).map_err(|problem| problem.at(store, name))
+    let rows = format::decode_chunk(entry, &bytes).map_err(|problem| problem.at(store, name))?;
+    Ok((rows, bytes.len() as u64))
 }
 
 fn fetch(store: &dyn BlobStore, name: RemoteName, bytes_max: usize) -> Result<Vec<u8>> {

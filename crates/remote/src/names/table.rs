@@ -135,7 +135,7 @@ mod tests {
         remote.wait_for_answer(std::time::Duration::from_secs(30));
         let store = remote as Arc<dyn BlobStore>;
         let id = StoreId(7);
-        let mut publisher = Publisher::new(Arc::clone(&store), id, Grace::default());
+        let mut publisher = Publisher::new(Arc::clone(&store), id, Grace::default()).unwrap();
         publisher.publish(1, rows().into_iter().map(Ok), None).unwrap();
 
         let table = Table::newer(&store, id, None).unwrap().unwrap();

@@ -84,7 +84,7 @@ fn rows(blobs: &[BlobName]) -> Vec<Result<Row>> {
 }
 
 fn publisher(store: &Arc<dyn BlobStore>) -> Publisher {
-    Publisher::new(Arc::clone(store), StoreId(7), GRACE)
+    Publisher::new(Arc::clone(store), StoreId(7), GRACE).unwrap()
 }
 
 fn publish(publisher: &mut Publisher, blobs: &[BlobName]) -> Sequence {

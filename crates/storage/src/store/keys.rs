@@ -13,6 +13,7 @@
 //! | `P` | [`RemotePlace`](super::record::RemotePlace) |
 //! | `M` | [`OnlyRemote`](super::record::OnlyRemote) |
 //! | `B` | `u128`: the store whose names a new store took over |
+//! | `A` | [`Publications`](super::record::Publications) |
 //! | `V` store(16) | `u64`: the highest number that a manifest of its names was seen to have |
 //! | `U` inode(8) | empty: the inode is unsettled, recovery looks at it |
 //! | `D` checksum(16) | `InodeId`: a page with this checksum, if it still has it |
@@ -32,7 +33,7 @@
 //! looked up even then; a listing that breaks exactly between them repeats neither and may skip one.
 
 use super::event::Ring;
-use super::record::{InodeId, ObjectId};
+use super::record::{InodeId, ObjectId, Single};
 
 /// First offset that belongs to a name; smaller ones are `.` and `..`.
 pub const FIRST_NAME_OFFSET: u64 = 3;
@@ -62,14 +63,9 @@ pub(crate) fn encoded_copy(object: ObjectId) -> Vec<u8> {
     numbered(b'Z', object.0)
 }
 
-/// Key of the names of store and remote.
-pub(crate) fn remote_identity() -> Vec<u8> {
-    vec![b'N']
-}
-
-/// Key of where the remote was found.
-pub(crate) fn remote_place() -> Vec<u8> {
-    vec![b'P']
+/// Key of a record of which there is one.
+pub(crate) fn single<T: Single>() -> Vec<u8> {
+    vec![T::TAG]
 }
 
 /// Key of how much only the remote has.

@@ -4,6 +4,7 @@
 //! type here is a new store version, see [`super::format`]. `serde_bytes` changes nothing there: bytes are
 //! copied as a whole, and not one by one.
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 pub use crate::page::classify::DirectoryClass;
@@ -336,6 +337,24 @@ pub struct EncodedCopy {
     pub stored_bytes: u64,
 }
 
+/// A record of which a store has one at most.
+pub trait Single: Serialize + DeserializeOwned {
+    /// Its key.
+    const TAG: u8;
+}
+
+impl Single for RemoteIdentity {
+    const TAG: u8 = b'N';
+}
+
+impl Single for RemotePlace {
+    const TAG: u8 = b'P';
+}
+
+impl Single for Publications {
+    const TAG: u8 = b'A';
+}
+
 /// The names by which a store and its remote know each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RemoteIdentity {
@@ -343,6 +362,15 @@ pub struct RemoteIdentity {
     pub store: u128,
     /// Which remote it uses, once it has answered.
     pub remote: Option<u128>,
+}
+
+/// The manifests of names that the store has published itself, so that it notices those of a copy of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Publications {
+    /// Number of the newest that is known to have been published.
+    pub highest: u64,
+    /// The mounts that may have published a newer one.
+    pub authors: Vec<u128>,
 }
 
 /// Where the remote of a store was when it last answered. It tells a mount that was given none, or

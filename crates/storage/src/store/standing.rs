@@ -32,12 +32,12 @@ pub fn read(backend: Backend) -> Result<Standing, StoreError> {
             outcome => outcome?,
         };
         let (epoch, _): (u32, bool) = get(&table, &keys::epoch())?.unwrap_or((0, true));
-        let identity = get(&table, &keys::remote_identity())?;
+        let identity = get(&table, &keys::single::<RemoteIdentity>())?;
         Ok(Standing {
             is_in_use: identity.is_some() || has_names(&table)?,
             only_remote: only_remote(&table, epoch)?,
             identity,
-            place: get(&table, &keys::remote_place())?,
+            place: get(&table, &keys::single::<RemotePlace>())?,
             rebuilt_from: get(&table, &keys::rebuilt_from())?,
         })
     })

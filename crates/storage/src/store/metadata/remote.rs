@@ -2,9 +2,7 @@
 
 use super::{Life, Metadata};
 use crate::store::database::decode;
-use crate::store::record::{
-    FileRecord, Inode, InodeId, ObjectId, RemoteCopy, RemoteIdentity, RemotePlace, RemoteState,
-};
+use crate::store::record::{FileRecord, Inode, InodeId, ObjectId, RemoteCopy, RemoteState, Single};
 use crate::store::{StoreError, keys};
 
 impl Metadata {
@@ -64,19 +62,15 @@ impl Metadata {
         self.has_records(b'R')
     }
 
-    /// Where the remote was when it last answered.
-    pub fn remote_place(&self) -> Result<Option<RemotePlace>, StoreError> {
-        self.get(&keys::remote_place())
+    /// What is known of the remote as a whole: who it and the store are to each other, where it was, what the
+    /// store published there.
+    pub fn single<T: Single>(&self) -> Result<Option<T>, StoreError> {
+        self.get(&keys::single::<T>())
     }
 
-    /// Notes where the remote is.
-    pub fn put_remote_place(&mut self, place: &RemotePlace) {
-        self.put(Life::Durable, keys::remote_place(), place);
-    }
-
-    /// The names of store and remote.
-    pub fn remote_identity(&self) -> Result<Option<RemoteIdentity>, StoreError> {
-        self.get(&keys::remote_identity())
+    /// Notes it.
+    pub fn put_single<T: Single>(&mut self, record: &T) {
+        self.put(Life::Durable, keys::single::<T>(), record);
     }
 
     /// The highest numbers that manifests of stores were seen to have, as of the last commit; there
@@ -94,10 +88,5 @@ impl Metadata {
     /// Notes such a number.
     pub fn put_manifest_seen(&mut self, store: u128, number: u64) {
         self.put(Life::Durable, keys::manifest_seen(store), &number);
-    }
-
-    /// Notes the names of store and remote.
-    pub fn put_remote_identity(&mut self, identity: &RemoteIdentity) {
-        self.put(Life::Durable, keys::remote_identity(), identity);
     }
 }

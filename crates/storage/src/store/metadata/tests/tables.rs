@@ -141,13 +141,13 @@ fn a_store_tells_how_it_may_be_mounted() {
     let mut metadata = open(directory.path());
     metadata.put_entry(Life::Durable, FILE, b"a", entry(FILE));
     let place = RemotePlace { place: "/remote".to_owned(), since_seconds: 9 };
-    metadata.put_remote_place(&place);
+    metadata.put_single(&place);
     metadata.put_remote_copy(OBJECT, &remote_copy(RemoteState::Only));
     metadata.put_manifest_seen(3, 30);
     metadata.put_manifest_seen(4, 40);
     commit(&mut metadata);
     assert_eq!(metadata.manifests_seen().unwrap(), [(3, 30), (4, 40)]);
-    assert_eq!(metadata.remote_place().unwrap(), Some(place.clone()));
+    assert_eq!(metadata.single().unwrap(), Some(place.clone()));
     // As by a kvfs that did not count what only the remote has.
     metadata.put(Life::Durable, keys::only_remote(), &OnlyRemote::default());
     let layer = std::mem::take(&mut metadata.active);
@@ -160,9 +160,9 @@ fn a_store_tells_how_it_may_be_mounted() {
     let mut metadata = open(directory.path());
     metadata.remove_entry(Life::Durable, FILE, b"a");
     let identity = RemoteIdentity { store: 1, remote: None };
-    metadata.put_remote_identity(&identity);
+    metadata.put_single(&identity);
     commit(&mut metadata);
-    assert_eq!(metadata.remote_identity().unwrap(), Some(identity));
+    assert_eq!(metadata.single().unwrap(), Some(identity));
     drop(metadata);
     let found = standing();
     assert!(found.is_in_use && found.identity == Some(identity));
