@@ -124,7 +124,7 @@ fn privileges(allow_other: bool) -> Result<(), String> {
     Ok(())
 }
 
-fn allows_other(config: &str) -> bool {
+pub(super) fn allows_other(config: &str) -> bool {
     config.lines().any(|line| line.trim() == "user_allow_other")
 }
 

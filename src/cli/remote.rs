@@ -11,7 +11,7 @@ use super::remote_key::{self, KeySource};
 use crate::tier::remote::counters::Counters;
 use crate::tier::remote::names::published;
 use crate::tier::remote::seal::{KeyRing, Numbers, Seal, Sealed};
-use crate::tier::remote::{BlobStore, RemoteName, RemoteSpec, attach_sealed};
+use crate::tier::remote::{BlobStore, Connector, RemoteSpec, identify};
 
 /// `kvfs remote`.
 #[derive(Debug, Subcommand)]
@@ -47,8 +47,8 @@ pub(crate) fn run(command: &RemoteCommand) -> Outcome {
     }
 }
 
-/// Looks, and changes nothing.
-fn list(place: &str, keys: Option<KeyRing>, json: bool) -> Outcome {
+/// The place that somebody means, and how it is reached.
+pub(super) fn connector(place: &str) -> Result<(RemoteSpec, Arc<dyn Connector>), Failure> {
     let place = super::mount_arguments::absolute(place.to_owned())?;
     let place: RemoteSpec =
         place.parse().map_err(|error| Failure::Usage(format!("remote: {error}")))?;
@@ -56,13 +56,14 @@ fn list(place: &str, keys: Option<KeyRing>, json: bool) -> Outcome {
         Some((name.into_string().ok()?, value.into_string().ok()?))
     };
     let connector = place.connector(std::env::vars_os().filter_map(text));
+    Ok((place, connector))
+}
+
+/// Looks, and changes nothing.
+fn list(place: &str, keys: Option<KeyRing>, json: bool) -> Outcome {
+    let (_, connector) = connector(place)?;
     let remote = connector.connect(&Counters::default()).map_err(Failure::failed)?;
-    if remote.head(RemoteName::Marker).map_err(Failure::failed)?.is_none() {
-        return Err(Failure::Failed(format!(
-            "{place} is no remote of kvfs: it has no KVFS-REMOTE"
-        )));
-    }
-    let id = attach_sealed(remote.as_ref(), None, keys.as_ref()).map_err(Failure::failed)?;
+    let id = identify(remote.as_ref(), keys.as_ref()).map_err(Failure::failed)?;
     let remote: Arc<dyn BlobStore> = match keys {
         Some(keys) => {
             let seal = Seal { keys: Arc::new(keys), numbers: Arc::new(Numbers::default()) };

@@ -8,6 +8,7 @@
 mod common;
 
 mod budgets;
+mod doctor;
 mod others;
 mod refused;
 mod remount;

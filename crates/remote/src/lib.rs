@@ -41,7 +41,7 @@ use std::time::{Duration, SystemTime};
 pub use error::{RemoteError, Result};
 pub use guard::{Connector, Limits, Options, Remote};
 pub use health::State;
-pub use marker::{RemoteId, attach, attach_sealed};
+pub use marker::{RemoteId, attach, attach_sealed, identify};
 pub use name::{BlobName, RemoteName, RemotePrefix, Sequence, StoreId};
 pub use spec::RemoteSpec;
 pub use transfer::{Extent, MemorySink, ReadAt, Sink, Source, WriteAt};

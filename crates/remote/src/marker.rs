@@ -49,6 +49,22 @@ pub fn attach(store: &dyn BlobStore, expected: Option<RemoteId>) -> Result<Remot
     attach_sealed(store, expected, None)
 }
 
+/// Which remote a place is, for who only looks: nothing is put there, and a first key that is new is not made known.
+///
+/// # Errors
+/// [`RemoteError::Foreign`] if it is none, [`RemoteError::Key`] as of [`attach_sealed`].
+pub fn identify(store: &dyn BlobStore, ring: Option<&KeyRing>) -> Result<RemoteId> {
+    let place = store.place();
+    if store.head(RemoteName::Marker)?.is_none() {
+        return Err(RemoteError::Foreign(format!(
+            "remote {place}: is no remote of kvfs: it has no KVFS-REMOTE"
+        )));
+    }
+    let marker = read(store)?;
+    check_keys(place, &marker, ring)?;
+    Ok(marker.id)
+}
+
 /// [`attach`], of a remote that is sealed with these keys.
 ///
 /// # Errors

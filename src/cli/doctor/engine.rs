@@ -1,18 +1,17 @@
-//! `kvfs doctor`: whether an engine can keep its KV cache in a mount, and if not, what mends it.
+//! Whether an engine can keep its KV cache in a mount.
 //!
 //! Nothing of the engine is run or loaded: its libraries are looked at, and what /proc says of a process.
 //! What only the loaded library can prove is in the line that it writes to the engine's standard error.
 
 use std::collections::BTreeMap;
-use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use clap::Args;
 use kvfs_os::mountinfo;
 use nix::unistd::{AccessFlags, access};
 
-use super::output::{EXIT_FAILED, EXIT_OK, Failure, Outcome, Report};
+use super::Findings;
+use crate::cli::output::Failure;
 
 /// The oldest ggml that the backend works with.
 const OLDEST: [u32; 3] = [0, 9, 7];
@@ -22,42 +21,14 @@ const CPU: &str = "libggml-cpu";
 /// Where programs have their libraries, from their own directory on.
 const PLACES: [&str; 4] = [".", "../lib", "../lib/ollama", "lib/ollama"];
 
-/// `kvfs doctor`.
-#[derive(Debug, Args)]
-pub(crate) struct DoctorArguments {
-    /// A program (llama-server), the number of a running one, or the directory of an engine's libraries
-    engine: PathBuf,
-}
-
-/// What was found, in the order in which it is to be mended.
-#[derive(Debug, Default)]
-struct Findings {
-    text: String,
-    is_ill: bool,
-}
-
-impl Findings {
-    fn good(&mut self, line: &str) {
-        // Writing to a String cannot fail.
-        let _ = writeln!(self.text, "good: {line}");
-    }
-
-    fn bad(&mut self, line: &str, mend: &str) {
-        let _ = writeln!(self.text, "bad:  {line}: {mend}");
-        self.is_ill = true;
-    }
-}
-
-/// Looks, and says what is good and what is not.
-pub(crate) fn run(arguments: &DoctorArguments) -> Outcome {
-    let engine = &arguments.engine;
-    let mut findings = Findings::default();
+/// Looks at a program, a running one, or a directory of libraries.
+pub(super) fn look(findings: &mut Findings, engine: &Path) -> Result<(), Failure> {
     let number = engine.to_str().and_then(|text| text.parse::<u32>().ok());
     if let Some(number) = number.filter(|_| !engine.exists()) {
-        look_at_process(&mut findings, number)?;
-    } else if engine.is_dir() {
-        look_at_libraries(&mut findings, &libraries_in(engine));
-        look_at_variables(&mut findings, &std::env::vars().collect());
+        return look_at_process(findings, number);
+    }
+    let libraries = if engine.is_dir() {
+        libraries_in(engine)
     } else {
         let program = engine.canonicalize();
         let program =
@@ -65,11 +36,11 @@ pub(crate) fn run(arguments: &DoctorArguments) -> Outcome {
         let directory = program.parent().unwrap_or(Path::new("/"));
         let found = PLACES.iter().map(|place| libraries_in(&directory.join(place)));
         let found = found.max_by_key(|libraries| libraries.iter().any(|path| is(path, BASE)));
-        look_at_libraries(&mut findings, &found.unwrap_or_default());
-        look_at_variables(&mut findings, &std::env::vars().collect());
-    }
-    let exit = if findings.is_ill { EXIT_FAILED } else { EXIT_OK };
-    Ok(Report { text: findings.text, exit })
+        found.unwrap_or_default()
+    };
+    look_at_libraries(findings, &libraries);
+    look_at_variables(findings, &std::env::vars().collect());
+    Ok(())
 }
 
 fn is(path: &Path, prefix: &str) -> bool {
@@ -219,7 +190,7 @@ mod tests {
             let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
             let mut findings = Findings::default();
             look_at_arguments(&mut findings, &words, &BTreeMap::new());
-            (findings.is_ill, findings.text)
+            (findings.is_ill(), findings.text())
         };
         assert!(!said("llama-server -m model -fa on -ctk q8_0 -ctv q8_0").0);
         for (line, expected) in [
