@@ -4,7 +4,7 @@
 //! it runs, and its file be opened anew once somebody has moved it away.
 
 use std::fs::{DirBuilder, File, OpenOptions};
-use std::io;
+use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -13,6 +13,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuar
 use nix::unistd::{User, geteuid};
 
 use super::output::complain;
+use super::service;
 
 /// What is worth keeping for months; fuser warns of requests that are meant to be unsupported, and tells of
 /// each answer to an interrupt of a request that came through a ring: the kernel looks for that elsewhere.
@@ -66,6 +67,12 @@ impl Setup {
         let mut builder = env_logger::Builder::new();
         builder.parse_filters(&self.filter);
         builder.format_timestamp_millis();
+        if matches!(self.target, Target::Standard) && service::is_journal() {
+            builder.format(|line, record| {
+                let priority = service::priority(record.level());
+                writeln!(line, "<{priority}>{}: {}", record.target(), record.args())
+            });
+        }
         if let Target::File(path, file) = &self.target {
             match file.try_clone() {
                 Ok(file) => drop(builder.target(env_logger::Target::Pipe(Box::new(file)))),

@@ -55,6 +55,7 @@ mod role;
 mod scrub;
 mod seq;
 mod series;
+mod service;
 mod settings;
 mod size;
 mod slots;

@@ -17,7 +17,7 @@ use super::output::{EXIT_FAILED, EXIT_OK, Failure, Outcome, Report};
 use super::probe::{ANSWER_DEADLINE, Answer, Question, ask, daemon as daemon_of};
 use super::settings::Steerer;
 use super::stop::StopSignals;
-use super::{logging, metrics, preflight};
+use super::{logging, metrics, preflight, service};
 use crate::fuse;
 
 /// Every open file of a client is one here too; the default of 1024 is less than one sequence.
@@ -44,7 +44,8 @@ pub(crate) fn run(config: &MountConfig) -> Outcome {
 fn stay(config: &MountConfig, log_file: Option<PathBuf>) -> Outcome {
     let target = log_file.map_or(Ok(Target::Standard), Target::file);
     logging::start(config.log_level.as_deref(), target.map_err(Failure::Failed)?);
-    serve(config, || {}).map_err(Failure::Failed)?;
+    let status = format!("STATUS={} is ready", config.options.mountpoint.display());
+    serve(config, move || service::notify(&["READY=1", &status])).map_err(Failure::Failed)?;
     Ok(Report::default())
 }
 

@@ -56,7 +56,8 @@ remote_bandwidth, verify, on_corrupt, log_level.
 The daemon appends to its log: --log, otherwise /var/log/kvfs/NAME-HASH.log (of the store's path) for
 root and $XDG_STATE_HOME/kvfs/NAME-HASH.log (~/.local/state) for others. It does not rotate the log
 and does not keep more than it is told to (log_level); upon SIGHUP it opens the file anew. In the
-foreground the log goes to standard error unless --log names a file.";
+foreground the log goes to standard error unless --log names a file: as the journal wants it, if that is
+the journal ($JOURNAL_STREAM). A manager at $NOTIFY_SOCKET (systemd, Type=notify) hears when the mount answers.";
 
 /// `kvfs mount`.
 #[derive(Debug, Args)]

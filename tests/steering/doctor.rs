@@ -62,7 +62,9 @@ fn a_remote_is_tried_and_left_as_it_was() {
     assert_eq!(files_below(&remote).len(), 0);
 
     for path in [&key, &other] {
-        forks::succeed(Command::new(env!("CARGO_BIN_EXE_kvfs")).args(["remote", "keygen"]).arg(path));
+        forks::succeed(
+            Command::new(env!("CARGO_BIN_EXE_kvfs")).args(["remote", "keygen"]).arg(path),
+        );
     }
     let words = ["--remote", remote.to_str().unwrap(), "--remote-key", key.to_str().unwrap()];
     let mount = Mount::with_options(Mode::Served, &words);

@@ -12,6 +12,7 @@ mod doctor;
 mod others;
 mod refused;
 mod remount;
+mod service;
 mod values;
 
 use std::path::Path;
