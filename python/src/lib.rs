@@ -6,7 +6,7 @@
 //! | `append`, `rows` | how do an engine's arrays become pages and tails |
 //! | `attend` | attention over pages where they lie |
 //! | `batch`, `workers` | many pages at once |
-//! | `files` | many values in `files/` at once |
+//! | `files`, `many` | many values in `files/` at once |
 //! | `tensor`, `tokens` | what does Python hand over |
 //! | `array`, `memory`, `element`, `dlpack` | what does it get, without a copy |
 //! | `fork` | what does a child of the process leave alone |
@@ -27,6 +27,7 @@ mod element;
 mod errors;
 mod files;
 mod fork;
+mod many;
 mod memory;
 mod model;
 mod page;
@@ -53,6 +54,8 @@ fn _kvfs(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<sequence::Sequence>()?;
     module.add_function(wrap_pyfunction!(attend::attend, module)?)?;
     module.add_function(wrap_pyfunction!(batch::read_pages, module)?)?;
+    module.add_function(wrap_pyfunction!(many::have_many, module)?)?;
+    module.add_function(wrap_pyfunction!(many::read_many, module)?)?;
     module.add("Error", py.get_type::<exceptions::Error>())?;
     module.add("InvalidArgument", py.get_type::<exceptions::InvalidArgument>())?;
     module.add("Missing", py.get_type::<exceptions::Missing>())?;

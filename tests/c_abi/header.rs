@@ -3,7 +3,7 @@
 use std::path::Path;
 
 /// In the order in which a reader of C needs them.
-const SOURCES: [&str; 13] = [
+const SOURCES: [&str; 14] = [
     "status",
     "attention",
     "block",
@@ -17,6 +17,7 @@ const SOURCES: [&str; 13] = [
     "scan",
     "summaries",
     "write_back",
+    "batch",
 ];
 
 fn generate() -> String {

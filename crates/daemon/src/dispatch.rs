@@ -17,6 +17,7 @@ pub(super) struct Pools {
     pub(super) slow: Sender<Job>,
     pub(super) fetches: Sender<Job>,
     pub(super) asks: Sender<Job>,
+    pub(super) batches: Sender<Job>,
     pub(super) bulk: Sender<Job>,
     pub(super) saves: Sender<Job>,
     pub(super) paced: Paced,
@@ -31,6 +32,8 @@ pub(super) struct Operations {
     fetches: Sender<Job>,
     /// Takes questions, and what else must look before it knows whether it waits for the remote.
     asks: Sender<Job>,
+    /// Takes questions about many names.
+    batches: Sender<Job>,
     /// Takes what copies or hashes much of a file.
     bulk: Sender<Job>,
     /// Takes what makes sequences of slots.
@@ -41,8 +44,8 @@ pub(super) struct Operations {
 
 impl Operations {
     pub(super) fn new(shared: Arc<Shared>, pools: Pools) -> Operations {
-        let Pools { slow, fetches, asks, bulk, saves, paced } = pools;
-        Operations { shared, slow, fetches, asks, bulk, saves, paced }
+        let Pools { slow, fetches, asks, batches, bulk, saves, paced } = pools;
+        Operations { shared, slow, fetches, asks, batches, bulk, saves, paced }
     }
 
     /// What a request waits for.
@@ -63,6 +66,12 @@ impl Operations {
     pub(super) fn in_bulk(&self, job: impl FnOnce(&Shared) + Send + 'static) {
         let shared = Arc::clone(&self.shared);
         hand_over(&self.bulk, move || job(&shared));
+    }
+
+    /// Answers a question about many names.
+    pub(super) fn in_batches(&self, job: impl FnOnce(&Shared) + Send + 'static) {
+        let shared = Arc::clone(&self.shared);
+        hand_over(&self.batches, move || job(&shared));
     }
 
     /// Runs what makes a sequence of a slot.

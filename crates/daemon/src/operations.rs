@@ -13,7 +13,7 @@ use super::dispatch::Operations;
 use super::passthrough::Backing;
 use super::shared::{Shared, is_reader, quiet};
 use kvfs_fs::{
-    Awaited, Caller, FileSystem, Listing, NewNode, OpenedBy, Pace, Place, SetAttributes,
+    Answers, Awaited, Caller, FileSystem, Listing, NewNode, OpenedBy, Pace, Place, SetAttributes,
     WriteOutcome, extended_attribute_for, is_synchronous,
 };
 use kvfs_observe::Operation;
@@ -281,7 +281,7 @@ impl Operations {
             self.fetch(answer);
         } else if self.fs.is_slot(inode) {
             self.ask(move |shared| shared.fs.open_waits_for_remote(inode), answer);
-        } else if reads_only && !self.fs.must_read_to_open(inode) {
+        } else if self.fs.is_question(inode) || reads_only && !self.fs.must_read_to_open(inode) {
             answer(self);
         } else {
             self.later(answer);
@@ -295,10 +295,11 @@ impl Operations {
                 shared.call(Operation::Read, |fs| fs.read(handle, offset, buffer))
             });
         };
-        if self.fs.read_waits(handle, offset, length) {
-            self.ask(move |shared| shared.fs.read_waits_for_remote(handle, offset, length), answer);
-        } else {
-            answer(self);
+        match self.fs.read_answers(handle, offset, length) {
+            Some(Answers::Question) => self
+                .ask(move |shared| shared.fs.read_waits_for_remote(handle, offset, length), answer),
+            Some(Answers::Batch) => self.in_batches(answer),
+            None => answer(self),
         }
     }
 

@@ -24,6 +24,10 @@ const FETCH_THREADS: usize = 16;
 /// Threads for questions and slots. They read the disk and never wait for the remote.
 const ASK_THREADS: usize = 4;
 
+/// Threads for questions about many names: who asks about 65,536 of them again and again keeps none of the others
+/// waiting, and whoever else asks for as long as some answers take, which are short (`kvfs_fs::batch`).
+const BATCH_THREADS: usize = 2;
+
 /// Threads for what copies or hashes much: whoever syncs a file or opens one for writing does not stand
 /// behind it.
 const BULK_THREADS: usize = 2;
@@ -37,6 +41,7 @@ pub(super) struct Queues {
     slow: Receiver<Job>,
     fetches: Receiver<Job>,
     asks: Receiver<Job>,
+    batches: Receiver<Job>,
     bulk: Receiver<Job>,
     saves: Receiver<Job>,
 }
@@ -49,16 +54,18 @@ pub(super) fn queues(paced: Paced) -> (Pools, Queues) {
     let (slow, slow_jobs) = unbounded();
     let (fetches, fetch_jobs) = unbounded();
     let (asks, ask_jobs) = unbounded();
+    let (batches, batch_jobs) = unbounded();
     let (bulk, bulk_jobs) = unbounded();
     let (saves, save_jobs) = unbounded();
     let queues = Queues {
         slow: slow_jobs,
         fetches: fetch_jobs,
         asks: ask_jobs,
+        batches: batch_jobs,
         bulk: bulk_jobs,
         saves: save_jobs,
     };
-    (Pools { slow, fetches, asks, bulk, saves, paced }, queues)
+    (Pools { slow, fetches, asks, batches, bulk, saves, paced }, queues)
 }
 
 impl Queues {
@@ -66,6 +73,7 @@ impl Queues {
     pub(super) fn start(self, has_tiers: bool) -> Result<Vec<JoinHandle<()>>, MountError> {
         let mut threads = start_workers("kvfs-slow", THREADS, &self.slow)?;
         threads.extend(start_workers("kvfs-ask", ASK_THREADS, &self.asks)?);
+        threads.extend(start_workers("kvfs-batch", BATCH_THREADS, &self.batches)?);
         threads.extend(start_workers("kvfs-bulk", BULK_THREADS, &self.bulk)?);
         threads.extend(start_workers("kvfs-save", SAVE_THREADS, &self.saves)?);
         if has_tiers {

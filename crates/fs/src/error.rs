@@ -25,6 +25,8 @@ pub enum FsError {
     TooManyLinks,
     /// Sealed files never change; reserved names cannot be made; rows are only appended.
     NotPermitted,
+    /// The caller may not follow the path.
+    NoAccess,
     /// A page or manifest was refused; the reason is in `.kvfs/errors`.
     Refused,
     /// The arguments make no sense.
@@ -83,6 +85,7 @@ impl FsError {
             FsError::NameTooLong => libc::ENAMETOOLONG,
             FsError::TooManyLinks => libc::EMLINK,
             FsError::NotPermitted => libc::EPERM,
+            FsError::NoAccess => libc::EACCES,
             FsError::Refused | FsError::Invalid => libc::EINVAL,
             FsError::CrossDevice => libc::EXDEV,
             FsError::CrossesPage | FsError::TooLarge => libc::EFBIG,

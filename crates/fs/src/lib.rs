@@ -36,6 +36,7 @@
 //! | `whereabouts`, `placement` | where the bytes of an object are, and of all pages of a layer |
 //! | `health` | how well the mount is, and why |
 //! | `views`, `metrics`, `history`, `hottest` | `.kvfs/`, what happened, what is used |
+//! | `batch` | many names of a directory in one question |
 //! | `prefixes` | finding pages by the tokens that they are about |
 //! | `foreign` | the same in other stores of the remote |
 
@@ -44,6 +45,7 @@
 mod append;
 pub(crate) mod attributes;
 mod backlog;
+mod batch;
 mod close;
 mod collection;
 mod commit;
@@ -120,6 +122,7 @@ pub use lookup::Lookup;
 pub use on_corrupt::OnCorrupt;
 pub use opened::{Caching, Opened, OpenedBy};
 pub use prefetch::{Ahead, QUEUE_MAX as PREFETCH_QUEUE_MAX, THREADS as PREFETCH_THREADS};
+pub use prefixes::Answers;
 pub use retention::Retainer;
 pub use scrub::ScrubRequest;
 pub use setattr::{NewTime, SetAttributes};
@@ -199,6 +202,7 @@ pub struct FileSystem {
     collection: collection::Collection,
     prefixes: prefixes::Prefixes,
     blocks: prefixes::Blocks,
+    batches: batch::Batches,
     foreign: foreign::Foreign,
     retention: retention::Retention,
     /// What opens do with the bytes that they find.
@@ -247,6 +251,7 @@ impl FileSystem {
             collection: collection::Collection::default(),
             prefixes: prefixes::Prefixes::default(),
             blocks: prefixes::Blocks::default(),
+            batches: batch::Batches::default(),
             foreign: foreign::Foreign::default(),
             retention: retention::Retention::default(),
             choices: Choices::default(),

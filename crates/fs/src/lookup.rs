@@ -22,7 +22,8 @@ impl FileSystem {
     /// Finds a name; a found inode is held until the kernel forgets it.
     pub fn lookup(&self, parent: InodeId, name: &[u8]) -> Result<Lookup, FsError> {
         if let Some(attributes) = self.lookup_view(parent, name)? {
-            return Ok(Lookup::Found(Found { attributes, name_is_stable: true }));
+            let name_is_stable = views::name_is_stable(attributes.inode);
+            return Ok(Lookup::Found(Found { attributes, name_is_stable }));
         }
         if let Some(found) = self.lookup_prefix(parent, name)? {
             return Ok(found);

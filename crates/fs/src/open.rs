@@ -7,7 +7,7 @@ use super::attributes::Caller;
 use super::extended::LOSSY;
 use super::opened::{Caching, Opened, OpenedBy};
 use super::verify::{Depth, Verify};
-use super::{FileSystem, FsError, Invalidation, descriptors, dialogue, prefixes, views};
+use super::{FileSystem, FsError, Invalidation, batch, descriptors, dialogue, prefixes, views};
 use crate::core::guard::StateGuard;
 use crate::core::handle::{Handle, Served};
 use crate::core::node::Node;
@@ -28,6 +28,9 @@ impl FileSystem {
     pub fn open_for(&self, id: InodeId, flags: i32, caller: Caller) -> Result<Opened, FsError> {
         if prefixes::is_virtual(id) {
             return self.open_prefix(id, flags, caller);
+        }
+        if batch::is_batch(id) {
+            return batch::open(self, id, flags, caller);
         }
         if views::is_settings(id) {
             dialogue::check_caller(caller)?;

@@ -38,6 +38,7 @@ impl FileSystem {
             Served::History(history) => history.read(&self.core, offset, buffer),
             Served::Query(query) => self.answer(&query, offset, buffer),
             Served::Settings(dialogue) => Ok(dialogue.answer(self, offset, buffer)),
+            Served::Batch(batch) => batch.answer(self, offset, buffer),
             Served::Slot(slot) => self.read_slot(&slot, offset, buffer),
             Served::Draft(_) | Served::SlotDraft(_) => Err(FsError::BadHandle),
         }
@@ -82,6 +83,7 @@ impl FileSystem {
             }
             Served::Query(query) => query.ask(bytes, mode.offset)?,
             Served::Settings(dialogue) => dialogue.ask(bytes, mode.offset)?,
+            Served::Batch(batch) => batch.ask(bytes)?,
             Served::Draft(draft) => draft.write(mode.offset, bytes)?,
             Served::SlotDraft(draft) => draft.write(mode.offset, bytes)?,
         }
@@ -109,6 +111,7 @@ impl FileSystem {
             | Served::History(_)
             | Served::Query(_)
             | Served::Settings(_)
+            | Served::Batch(_)
             | Served::Slot(_)
             | Served::Draft(_)
             | Served::SlotDraft(_) => Err(FsError::Invalid),

@@ -1,16 +1,17 @@
-//! `.kvfs/`: text made when it is opened, of which only `settings` can be written (`dialogue`). It
+//! `.kvfs/`: text made when it is opened, of which only `settings` can be written (`dialogue`), and `batch`, which
+//! answers questions of everybody. It
 //! answers lookups by name and is not listed (as ZFS does with `.zfs`), so `du`, `cp -r` and `rsync`
 //! of the mount see nothing virtual.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-use super::attributes::{Attributes, Place};
+use super::attributes::{Attributes, Caller, Place};
 use super::health::Refusal;
-use super::hottest;
 use super::list::Listed;
 use super::opened::{Caching, Opened, OpenedBy};
 use super::{FileSystem, FsError, IoMode, Transport};
+use super::{batch, dialogue, hottest};
 use crate::core::handle::{Handle, Served};
 use kvfs_storage::store::Store;
 use kvfs_storage::store::packs::Packed;
@@ -39,7 +40,19 @@ const HOTTEST: InodeId = InodeId(23);
 
 /// Whether an inode is virtual.
 pub(super) fn is_view(id: InodeId) -> bool {
-    (DIRECTORY.0..=DIRECTORY.0 + VIEWS.len() as u64).contains(&id.0)
+    (DIRECTORY.0..=DIRECTORY.0 + VIEWS.len() as u64).contains(&id.0) || batch::is_batch(id)
+}
+
+/// Refuses to tell others than the daemon's user and root of what is in the directory, as one does that they may not
+/// enter. They may, for `batch` alone.
+pub(super) fn check_lookup(place: &Place, caller: Caller) -> Result<(), FsError> {
+    let is_for_all = place.parent != DIRECTORY || place.name == batch::NAME.as_bytes();
+    if is_for_all { Ok(()) } else { dialogue::check_caller(caller).or(Err(FsError::NoAccess)) }
+}
+
+/// Whether the kernel may remember what a virtual name stands for, whoever asks: not what is in the directory.
+pub(super) fn name_is_stable(id: InodeId) -> bool {
+    id == DIRECTORY
 }
 
 /// Whether it tells the settings, and changes them.
@@ -54,6 +67,7 @@ impl FileSystem {
     ) -> Result<Option<Attributes>, FsError> {
         let found = match parent {
             InodeId::ROOT if name == b".kvfs" => Some(DIRECTORY),
+            DIRECTORY if name == batch::NAME.as_bytes() => Some(batch::inode_of(0)),
             DIRECTORY => {
                 let view = VIEWS.iter().find(|(_, view)| view.as_bytes() == name);
                 Some(view.ok_or(FsError::NotFound)?.0)
@@ -84,7 +98,8 @@ impl FileSystem {
             ctime: now,
             file_type: if directory { libc::S_IFDIR } else { libc::S_IFREG },
             mode: match id {
-                DIRECTORY => 0o500,
+                DIRECTORY => 0o511,
+                id if batch::is_batch(id) => 0o666,
                 SETTINGS => 0o600,
                 _ => 0o400,
             },
@@ -228,7 +243,8 @@ pub(super) fn list_views(
         return Err(FsError::NotDirectory);
     }
     let dots = [(DIRECTORY, "."), (InodeId::ROOT, "..")];
-    for (index, (inode, name)) in dots.into_iter().chain(VIEWS).enumerate() {
+    let views = VIEWS.into_iter().chain([(batch::inode_of(0), batch::NAME)]);
+    for (index, (inode, name)) in dots.into_iter().chain(views).enumerate() {
         let line = Listed {
             next_offset: index as u64 + 1,
             name: name.as_bytes(),

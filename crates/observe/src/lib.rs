@@ -22,6 +22,7 @@ pub use retention::RetentionCounters;
 
 use attention::AttentionMetrics;
 use errors::RecentErrors;
+use kvfs_page::batch::Status;
 use kvfs_page::reader_report::Counts;
 use kvfs_storage::tier::counters::Tier;
 use metrics::Metrics;
@@ -126,6 +127,11 @@ impl Observer {
     /// A prompt was asked, of so many tokens; a sequence of this store, or of another, has so many of them.
     pub fn matched(&self, asked: u64, answered: u64, is_own: bool) {
         self.metrics.matched(asked, answered, is_own);
+    }
+
+    /// A question about many names was answered, so for each.
+    pub fn batched(&self, statuses: impl Iterator<Item = Status>) {
+        self.metrics.batched(statuses);
     }
 
     /// A FUSE request was answered.

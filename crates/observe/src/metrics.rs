@@ -8,6 +8,7 @@ use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registr
 
 use super::gauges::{self, Gauges};
 use super::requests::{Operation, Requests};
+use kvfs_page::batch::Status;
 use kvfs_storage::tier::counters::Tier;
 
 pub(super) struct Metrics {
@@ -22,6 +23,7 @@ pub(super) struct Metrics {
     passthrough: IntGauge,
     asked_tokens: IntCounter,
     answered_tokens: IntCounterVec,
+    batched_names: IntCounterVec,
 }
 
 const VALID: &str = "names and labels are constants";
@@ -68,6 +70,12 @@ impl Metrics {
                 "Of them, those that the sequence in the answer has",
                 "store",
             ),
+            batched_names: counter_vec(
+                &registry,
+                "kvfs_batch_names_total",
+                "Names that were asked about through .kvfs/batch",
+                "answer",
+            ),
             registry,
         }
     }
@@ -103,6 +111,20 @@ impl Metrics {
         if answered > 0 {
             let store = if is_own { "own" } else { "other" };
             self.answered_tokens.with_label_values(&[store]).inc_by(answered);
+        }
+    }
+
+    pub(super) fn batched(&self, statuses: impl Iterator<Item = Status>) {
+        let (mut here, mut absent, mut other) = (0, 0, 0);
+        for status in statuses {
+            match status {
+                Status::Here => here += 1,
+                Status::Absent => absent += 1,
+                _ => other += 1,
+            }
+        }
+        for (answer, count) in [("here", here), ("absent", absent), ("other", other)] {
+            self.batched_names.with_label_values(&[answer]).inc_by(count);
         }
     }
 

@@ -23,6 +23,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod batch;
 pub mod block_map;
 pub mod calendar;
 mod check;

@@ -5,6 +5,7 @@
 //! daemon: all of it works on files below a directory, of a mount or of a copy of one.
 
 pub mod attention;
+pub mod batch;
 pub mod cuda;
 pub mod reader;
 pub mod sequence;

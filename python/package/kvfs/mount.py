@@ -7,7 +7,7 @@ import os
 from types import TracebackType
 
 from . import program
-from ._kvfs import Disconnected, Error
+from ._kvfs import Disconnected, Error, have_many, read_many
 
 # What the kernel answers where no daemon answers any more.
 _GONE = (errno.ENOTCONN, errno.ECONNABORTED, errno.ECANCELED)
@@ -76,6 +76,14 @@ class Mount:
     def files(self, name: str) -> str:
         """The path of a directory of values, for `Files`."""
         return os.path.join(self.mountpoint, "files", name)
+
+    def have(self, directory: str | os.PathLike[str], names: list[str]) -> list[bool]:
+        """Which of these names are there in a directory, given from the mountpoint (`files/values`)."""
+        return have_many(os.path.join(self.mountpoint, directory), names)
+
+    def read_many(self, directory: str | os.PathLike[str], names: list[str]) -> list[bytes | None]:
+        """What the files of these names hold in such a directory, `None` for a name that nothing has."""
+        return read_many(os.path.join(self.mountpoint, directory), names)
 
     def __enter__(self) -> Mount:
         return self

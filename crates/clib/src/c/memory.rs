@@ -92,10 +92,15 @@ impl Caller {
 
     /// Text that ends with NUL.
     pub(super) fn text(&self, pointer: *const c_char, what: &str) -> Result<&str, Failure> {
+        let text = std::str::from_utf8(self.name(pointer, what)?);
+        text.map_err(|_| Failure::argument(format!("{what} is no UTF-8")))
+    }
+
+    /// The same of a file, whose name may be any bytes.
+    pub(super) fn name(&self, pointer: *const c_char, what: &str) -> Result<&[u8], Failure> {
         self.check(pointer, 1, what)?;
         // SAFETY: not NULL; that it ends with NUL is the caller's promise.
-        let text = unsafe { CStr::from_ptr(pointer) };
-        text.to_str().map_err(|_| Failure::argument(format!("{what} is no UTF-8")))
+        Ok(unsafe { CStr::from_ptr(pointer) }.to_bytes())
     }
 
     /// Writes to memory of the caller.

@@ -17,6 +17,7 @@
 //! | `rotation` | tokens that moved |
 //! | `manifest`, `page` | attend to the files of a mount |
 //! | `sequence` | remove, copy and move tokens of a mount |
+//! | `batch` | many names of a directory at once |
 //!
 //! Cargo builds the library for Rust alone; `mount-scripts/build-c-library.sh` builds `libkvfs.so`
 //! and `libkvfs.a`. As a crate type of every build the shared library would cost a second
@@ -29,6 +30,7 @@
 )]
 
 mod attention;
+mod batch;
 mod block;
 mod cuda;
 mod manifest;
@@ -50,6 +52,7 @@ pub use attention::{
     Attention, AttentionConfig, Instructions, kvfs_attention_create, kvfs_attention_free,
     kvfs_attention_run,
 };
+pub use batch::{Named, kvfs_have_many, kvfs_read_many};
 pub use block::{Block, DataType, Tensor, Values};
 pub use cuda::{Cuda, CudaCall, CudaConfig, kvfs_cuda_create, kvfs_cuda_free, kvfs_cuda_run};
 pub use manifest::{

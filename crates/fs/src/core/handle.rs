@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::FsError;
+use crate::batch::Batch;
 use crate::core::Core;
 use crate::dialogue::Dialogue;
 use crate::history::History;
@@ -47,6 +48,8 @@ pub(crate) enum Served {
     History(Arc<History>),
     /// The daemon, which answers what was written.
     Query(Arc<Query>),
+    /// The daemon, which answers questions about many names.
+    Batch(Arc<Batch>),
     /// The daemon, which carries out what was written.
     Settings(Arc<Dialogue>),
     /// The daemon, which registers at close what was written.

@@ -12,6 +12,15 @@ const ENTER: u16 = 0o1;
 /// What making and removing names in a directory takes.
 const CHANGE: u16 = 0o3;
 
+/// What is known of a right.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Grant {
+    Yes,
+    No,
+    /// It depends on whether the user is in the group.
+    Unknown,
+}
+
 /// A user, as far as known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct User {
@@ -51,6 +60,30 @@ impl User {
             _ => group & others,
         };
         granted & rights == rights
+    }
+
+    /// The same, and whether it is known.
+    fn granted(self, rights: u16, inode: &Inode) -> Grant {
+        let may_be_in_group =
+            self.uid.is_none_or(|uid| uid != 0 && uid != inode.uid) && self.gid != Some(inode.gid);
+        let has_either = [inode.mode >> 3, inode.mode].iter().any(|bits| bits & rights == rights);
+        if self.has(rights, inode) {
+            Grant::Yes
+        } else if may_be_in_group && has_either {
+            Grant::Unknown
+        } else {
+            Grant::No
+        }
+    }
+
+    /// Whether a file may be read, if that is known.
+    pub(crate) fn may_certainly_read(self, file: &Inode) -> Grant {
+        self.granted(READ, file)
+    }
+
+    /// Whether paths through a directory may be followed, if that is known.
+    pub(crate) fn may_certainly_enter(self, directory: &Inode) -> Grant {
+        self.granted(ENTER, directory)
     }
 
     /// Whether a file may be read.
@@ -127,6 +160,24 @@ mod tests {
         check(alone, (0o1777, 1, 8), 1, (true, false));
         check(alone, (0o1777, 1, 8), 7, (true, true));
         check(alone, (0o1777, 7, 8), 1, (true, true));
+    }
+
+    #[test]
+    fn what_only_the_kernel_knows_of_a_group_is_unknown() {
+        fn check((uid, gid): (u32, u32), mode: u16, expected: Grant) {
+            let (user, inode) = (User::from(Caller { uid, gid }), inode(mode, 1, 8));
+            assert_eq!(user.may_certainly_read(&inode), expected, "{uid} {gid} {mode:o}");
+            assert_eq!(user.may_certainly_enter(&inode), expected, "{uid} {gid} {mode:o}");
+        }
+        check((0, 0), 0, Grant::Yes);
+        check((1, 1), 0o700, Grant::Yes);
+        check((1, 8), 0o077, Grant::No);
+        check((7, 8), 0o070, Grant::Yes);
+        check((7, 8), 0o707, Grant::No);
+        check((7, 9), 0o055, Grant::Yes);
+        check((7, 9), 0o700, Grant::No);
+        check((7, 9), 0o770, Grant::Unknown);
+        check((7, 9), 0o707, Grant::Unknown);
     }
 
     #[test]

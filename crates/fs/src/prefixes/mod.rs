@@ -38,9 +38,10 @@ pub(super) use block::{Blocks, Draft};
 pub(super) use find::Match;
 pub(super) use index::TOKEN_BYTES;
 pub(super) use key::SLOT_KEY;
-use shares::Shares;
+pub(super) use shares::{Share, Shares};
 pub(super) use slot::OpenSlot;
 pub(super) use slot_draft::SlotDraft;
+pub use view::Answers;
 pub(super) use view::Query;
 
 /// Numbers of virtual inodes begin here; those of stored ones end long before.

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A bound on something that clients hold until they close a file.
 #[derive(Debug)]
-pub(super) struct Shares {
+pub(crate) struct Shares {
     of_each: u64,
     /// Of all users, and as much again of root.
     of_all: u64,
@@ -15,19 +15,19 @@ pub(super) struct Shares {
 
 /// What somebody holds; it goes back when this is dropped.
 #[derive(Debug)]
-pub(super) struct Share {
+pub(crate) struct Share {
     shares: Arc<Shares>,
     user: u32,
     amount: u64,
 }
 
 impl Shares {
-    pub(super) fn new(of_each: u64, of_all: u64) -> Arc<Shares> {
+    pub(crate) fn new(of_each: u64, of_all: u64) -> Arc<Shares> {
         Arc::new(Shares { of_each, of_all, taken: Mutex::default() })
     }
 
     /// So much for a user, if he may have it.
-    pub(super) fn take(self: &Arc<Shares>, user: u32, amount: u64) -> Option<Share> {
+    pub(crate) fn take(self: &Arc<Shares>, user: u32, amount: u64) -> Option<Share> {
         let mut share = Share { shares: Arc::clone(self), user, amount: 0 };
         share.grow(amount).then_some(share)
     }
@@ -39,7 +39,7 @@ impl Shares {
 
 impl Share {
     /// Takes more; whether there was so much.
-    pub(super) fn grow(&mut self, more: u64) -> bool {
+    pub(crate) fn grow(&mut self, more: u64) -> bool {
         let Shares { of_each, of_all, .. } = *self.shares;
         let mut taken = self.shares.taken();
         let own = taken.get(&self.user).copied().unwrap_or(0).saturating_add(more);

@@ -15,7 +15,7 @@ use crate::list::{Listed, Listing};
 use crate::lookup::Lookup;
 use crate::opened::{Caching, Opened, OpenedBy};
 use crate::reply::Reply;
-use crate::{FileSystem, FsError, views};
+use crate::{FileSystem, FsError, batch, views};
 use kvfs_page::{PrefixHash, names};
 use kvfs_storage::store::record::{DirectoryClass, InodeId};
 
@@ -31,6 +31,15 @@ pub(crate) struct Query {
     held: Mutex<Share>,
     /// Counted.
     _open: Share,
+}
+
+/// What a read answers before it has bytes to give.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answers {
+    /// A question that may have to ask the remote, or rows of a slot.
+    Question,
+    /// A question about many names, which asks this machine alone.
+    Batch,
 }
 
 /// What was written, and the answer to it once somebody has read it.
@@ -154,8 +163,12 @@ impl FileSystem {
     /// and hashes tell of conversations. Where a group may read a slot, only the kernel knows who is in it,
     /// so the slot is shown to all, and read by those.
     pub fn lookup_for(&self, place: &Place, caller: Caller) -> Result<Lookup, FsError> {
-        let found = self.lookup(place.parent, &place.name)?;
-        let Lookup::Found(Found { attributes, .. }) = &found else { return Ok(found) };
+        views::check_lookup(place, caller)?;
+        let mut found = self.lookup(place.parent, &place.name)?;
+        let Lookup::Found(Found { attributes, .. }) = &mut found else { return Ok(found) };
+        if batch::is_batch(attributes.inode) {
+            attributes.inode = batch::inode_of(caller.uid);
+        }
         let id = attributes.inode;
         if caller.uid == 0 || !super::is_virtual(id) {
             return Ok(found);
@@ -412,15 +425,17 @@ impl FileSystem {
         }
     }
 
-    /// Whether reading from a handle answers a question or gathers rows, which takes a while.
-    pub fn read_waits(&self, handle: u64, offset: u64, length: u32) -> bool {
-        let served = self.core.state().handles.get(&handle).map(|handle| handle.served.clone());
-        match served {
-            Some(Served::Query(_)) => true,
-            Some(Served::Settings(dialogue)) => dialogue.is_asked(),
-            Some(Served::Slot(slot)) => !slot.is_at_hand(offset, u64::from(length)),
+    /// What a read answers first, which takes a while: a question, or rows that it gathers.
+    pub fn read_answers(&self, handle: u64, offset: u64, length: u32) -> Option<Answers> {
+        let served = self.core.state().handles.get(&handle)?.served.clone();
+        let is_question = match served {
+            Served::Query(_) => true,
+            Served::Settings(dialogue) => dialogue.is_asked(),
+            Served::Slot(slot) => !slot.is_at_hand(offset, u64::from(length)),
+            Served::Batch(batch) => return batch.is_asked().then_some(Answers::Batch),
             _ => false,
-        }
+        };
+        is_question.then_some(Answers::Question)
     }
 
     /// Whether opening it reads pages.
@@ -428,9 +443,10 @@ impl FileSystem {
         super::is_virtual(id) && matches!(self.virtual_inode(id), Ok(Virtual::Slot(_)))
     }
 
-    /// Whether what is written to it changes nothing in the store: a prompt, or settings of the mount.
+    /// Whether what is written to it changes nothing in the store: a prompt, settings of the mount, or names.
     pub fn is_question(&self, id: InodeId) -> bool {
         views::is_settings(id)
+            || batch::is_batch(id)
             || super::is_virtual(id) && matches!(self.virtual_inode(id), Ok(Virtual::Match(_)))
     }
 
