@@ -70,3 +70,31 @@ def test_what_the_program_says_is_the_exception(place):
         kvfs.Mount.at(place)
     with pytest.raises(kvfs.Error, match="mount"):
         kvfs.Mount.at(place).umount()
+
+
+def test_many_names_are_asked_and_read_at_once(mount):
+    directory = os.path.join(mount.mountpoint, "files", "values")
+    os.mkdir(directory)
+    names = [f"n{index}\n" for index in range(3000)]
+    for index, name in enumerate(names[::2]):
+        with open(os.path.join(directory, name), "wb") as file:
+            file.write(str(index).encode() * 100)
+    # Larger than an answer takes.
+    with open(os.path.join(directory, "large"), "wb") as file:
+        file.write(b"x" * (3 << 20))
+    os.mkdir(os.path.join(directory, "directory"))
+    os.symlink("nowhere", os.path.join(directory, "link"))
+    asked = [*names, "large", "directory", "link"]
+    assert mount.have("files/values", asked) == [True, False] * 1500 + [True, True, False]
+    values = mount.read_many("files/values", [*names, "large"])
+    assert values[0:3000:2] == [str(index).encode() * 100 for index in range(1500)]
+    assert values[1:3000:2] == [None] * 1500
+    assert values[3000] == b"x" * (3 << 20)
+    assert mount.have("files/values", []) == [] and mount.read_many("files/values", []) == []
+    # Of a directory that is not there nothing is.
+    assert mount.have("files/nowhere", names[:20]) == [False] * 20
+    with pytest.raises(kvfs.InvalidArgument, match="no name of a file"):
+        mount.have("files/values", ["../values"])
+    with pytest.raises(kvfs.Error, match="directory") as refused:
+        mount.read_many("files/values", ["directory", *names])
+    assert refused.value.errno == errno.EISDIR

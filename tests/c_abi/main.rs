@@ -15,6 +15,7 @@ mod held;
 #[allow(dead_code, reason = "the tests of the kernels use the rest")]
 #[path = "../kernels/library.rs"]
 mod library;
+mod many;
 mod program;
 mod refused;
 mod scan;

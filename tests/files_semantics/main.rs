@@ -6,6 +6,8 @@
 #[macro_use]
 mod common;
 
+mod asking;
+mod batches;
 mod engines;
 mod fallbacks;
 mod floods;

@@ -15,6 +15,7 @@ mod library;
 #[path = "../files_model/model.rs"]
 mod model;
 
+mod batch;
 mod blob;
 mod corpus;
 mod coverage;
@@ -54,6 +55,11 @@ fn manifests() {
 #[test]
 fn names_of_files() {
     fuzz(text::target());
+}
+
+#[test]
+fn questions_about_names() {
+    fuzz(batch::target());
 }
 
 #[test]

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use kvfs::observe::{Gauges, Observer, Operation, RetentionCounters};
+use kvfs::page::batch::Status;
 use kvfs::page::reader_report::Counts;
 use kvfs::reader::longest_prefix;
 use kvfs::tier::counters::{Counters, Tier};
@@ -49,6 +50,7 @@ fn all() -> BTreeMap<String, Family> {
     observer.held(Operation::Open, Duration::from_millis(1));
     observer.corrupt(Tier::Ssd, "for the test");
     observer.attended(&Counts::default());
+    observer.batched([Status::Here].into_iter());
     counters.failed(Tier::Ssd, Tier::Remote, "full");
     counters.skipped(Tier::Ram, "in_use");
     counters.prefetched("used");

@@ -8,6 +8,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
+use kvfs::page::batch::{Ask, Status};
+
+use crate::asking::ask as ask_many;
 use crate::common::s3_server::{SECRET, Server};
 use crate::common::sys::{assert_errno, open, rename, setxattr, write_and_close};
 use crate::common::{Mode, Model, Mount, eventually, fill, within};
@@ -187,12 +190,27 @@ fn opens_that_hang_hold_up_no_question(mode: Mode) {
         }
         std::thread::sleep(Duration::from_millis(500));
         assert_usual(&mount, &model, "meanwhile");
+        assert_batch_knows(&mount);
         let ended = ended.load(Ordering::Relaxed);
         assert!(ended < files.len() / 2, "{ended} opens did not wait");
         drop(resumed);
     });
     assert!(mount.unmount().success());
     drop(outer);
+}
+
+/// What a question about many names tells of files that only the remote has is known here.
+fn assert_batch_knows(mount: &Mount) {
+    let names: Vec<Vec<u8>> = (0..OPENS).map(|number| format!("f{number}").into()).collect();
+    let names: Vec<&[u8]> = names.iter().map(Vec::as_slice).collect();
+    let begin = Instant::now();
+    for (kind, expected) in
+        [(Ask::Have, (Status::Here, 100_000)), (Ask::Get, (Status::Away, 100_000))]
+    {
+        let told = ask_many(mount.path(), kind, "files", &names).unwrap();
+        assert!(told.iter().all(|(status, size, _)| (*status, *size) == expected), "{told:?}");
+    }
+    assert!(begin.elapsed() < LONGEST_MAX, "{:?}", begin.elapsed());
 }
 
 /// Requests of one kind are held until another kind is chosen.

@@ -7,6 +7,9 @@
 #[macro_use]
 mod common;
 
+#[path = "../files_semantics/asking.rs"]
+#[allow(dead_code, reason = "the tests of files use the rest")]
+mod asking;
 mod collection;
 mod dying_disk;
 mod encoded;

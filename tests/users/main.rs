@@ -4,7 +4,7 @@
 //! [`plain`] does each one in `files/` and in a directory of the disk, and wants the same answers and the same
 //! trees. [`doors`] takes what has no twin: pages that are found by their content, slots, blocks, attributes and
 //! links are tried by users while owners and modes change, and each success is held against what the same user
-//! gets by path. [`limits`] looks at what limits delete while nobody asks, and [`machines`] at what another machine
+//! gets by path. [`batches`] does so with what is told of many names. [`limits`] looks at what limits delete while nobody asks, and [`machines`] at what another machine
 //! shows that shares the remote.
 //!
 //! A failure names the seed, the number of the operation and the last ones before it; `KVFS_SEED` repeats
@@ -18,6 +18,10 @@
 #[macro_use]
 mod common;
 
+#[path = "../files_semantics/asking.rs"]
+#[allow(dead_code, reason = "the tests of files use the rest")]
+mod asking;
+mod batches;
 mod doors;
 mod limits;
 mod machines;
