@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use kvfs_runtime::batch::have_many;
 use nix::errno::Errno;
 use nix::unistd::{AccessFlags, access};
 use pyo3::prelude::*;
@@ -21,7 +22,7 @@ use crate::errors::{Failure, Kind};
 use crate::tensor::Tensor;
 use crate::workers::each;
 
-/// Names worth a thread: the kernel knows most of them, and answers in a microsecond.
+/// Names worth a question to the mount, or a thread: the kernel knows most of them, and answers in a microsecond.
 const NAMES_LEAST: usize = 16;
 
 /// A directory of values: `MOUNTPOINT/files/...`, made if it is missing.
@@ -169,8 +170,12 @@ impl Files {
     /// Which of these names have a value.
     fn has(&self, py: Python<'_>, names: Vec<String>) -> PyResult<Vec<bool>> {
         let places = self.places(&names)?;
-        let answers = py.detach(|| each(places, NAMES_LEAST, |path| has_one(&path)));
-        Ok(answers.into_iter().collect::<Result<_, _>>()?)
+        if names.len() >= NAMES_LEAST {
+            let found =
+                py.detach(|| have_many(&self.path, &names).map_err(Failure::io(&self.path)))?;
+            return Ok(found.into_iter().map(|size| size.is_some()).collect());
+        }
+        Ok(py.detach(|| places.iter().map(|path| has_one(path)).collect::<Result<_, _>>())?)
     }
 
     /// How many of these names, from the first one on, have a value.

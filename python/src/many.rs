@@ -23,9 +23,9 @@ pub(crate) fn have_many(
 
 /// The bytes of the files of these names, in a directory of a mount; `None` where there is no file.
 #[pyfunction]
-pub(crate) fn read_many<'py>(
-    py: Python<'py>, directory: PathBuf, names: Vec<OsString>,
-) -> PyResult<Vec<Option<Bound<'py, PyBytes>>>> {
+pub(crate) fn read_many(
+    py: Python<'_>, directory: PathBuf, names: Vec<OsString>,
+) -> PyResult<Vec<Option<Bound<'_, PyBytes>>>> {
     let names = bytes_of(names);
     let read = || {
         let values = batch::read_many(&directory, &names).map_err(failed(&directory))?;

@@ -25,7 +25,7 @@ in_both_modes!(
     questions_come_by_every_way,
 );
 
-const LARGE: usize = (1 << 20) + 1;
+const LARGE: usize = (256 << 10) + 1;
 
 /// Fills a directory with everything that a name can be.
 fn make_names(directory: &Path, random: &mut Random) -> Vec<Vec<u8>> {

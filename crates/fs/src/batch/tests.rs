@@ -190,10 +190,10 @@ fn what_is_being_written_or_large_is_left_to_who_opens_it() {
 #[test]
 fn what_finds_no_room_is_asked_again() {
     let fixture = Fixture::new();
-    let mib = usize::try_from(FILE_BYTES_MAX).unwrap();
-    let names: Vec<Vec<u8>> = (0..12_u8).map(|number| format!("f{number}").into_bytes()).collect();
+    let most = usize::try_from(FILE_BYTES_MAX).unwrap();
+    let names: Vec<Vec<u8>> = (0..48_u8).map(|number| format!("f{number}").into_bytes()).collect();
     for (number, name) in (0..).zip(&names) {
-        fixture.file(fixture.files, name, 0o644, &vec![number; mib]);
+        fixture.file(fixture.files, name, 0o644, &vec![number; most]);
     }
     let mut left: Vec<&[u8]> = names.iter().map(Vec::as_slice).collect();
     let mut all = Vec::new();
@@ -203,15 +203,15 @@ fn what_finds_no_room_is_asked_again() {
         }
         let (records, contents) = fixture.ask(BOB, Ask::Get, "files", &left).unwrap();
         let told = records.iter().take_while(|record| record.status != Status::Again).count();
-        assert!((1..=8).contains(&told) && contents.len() == told * mib);
+        assert!((1..=32).contains(&told) && contents.len() == told * most);
         assert!(records[told..].iter().all(|record| record.status == Status::Again));
         all.extend(contents);
         left.drain(..told);
     }
     assert!(
-        all.chunks(mib).zip(0..12_u8).all(|(chunk, number)| chunk.iter().all(|b| *b == number))
+        all.chunks(most).zip(0..48_u8).all(|(chunk, number)| chunk.iter().all(|b| *b == number))
     );
-    assert_eq!(all.len(), 12 * mib);
+    assert_eq!(all.len(), 48 * most);
 }
 
 #[test]
