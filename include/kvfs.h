@@ -8,7 +8,8 @@
  * kvfs_partials_merge, and kvfs_partials_finish gives the output. examples/c/attend_page.c is a
  * whole program. An engine that computes on an NVIDIA GPU calls kvfs_cuda_run instead, with a stream
  * and device memory of its own, or kvfs_cuda_scan_begin, which brings the pages of a sequence layer by
- * layer. kvfs_seq_rm and its like change the sequences of a model in a mount.
+ * layer. kvfs_seq_rm and its like change the sequences of a model in a mount; kvfs_have_many and
+ * kvfs_read_many ask for many of its files at once.
  *
  * Linking: -lkvfs, or libkvfs.a with -lpthread -ldl -lm (mount-scripts/build-c-library.sh builds
  * both).
@@ -823,6 +824,41 @@ typedef struct kvfs_page_selection {
     const struct kvfs_options *options;
 } kvfs_page_selection;
 
+/**
+ * One of many names, and what came of it.
+ */
+typedef struct kvfs_named {
+    /**
+     * `sizeof(kvfs_named)`, the same in all elements of an array, whose stride it is.
+     */
+    size_t size;
+    /**
+     * In the directory: ends with NUL, has no slash, is not empty.
+     */
+    const char *name;
+    /**
+     * Where `kvfs_read_many` puts the bytes of the file. `kvfs_have_many` does not look at it.
+     */
+    uint8_t *data;
+    /**
+     * Bytes that may be written there.
+     */
+    size_t capacity;
+    /**
+     * Set by the call: bytes of the file; 0 where there is none.
+     */
+    uint64_t length;
+    /**
+     * Set by the call: 1 if something has this name, else 0.
+     */
+    uint32_t found;
+    /**
+     * Set by the call: 0, or the errno with which the file cannot be read; `ERANGE` if it has more bytes than there is
+     * room, of which none is written then.
+     */
+    uint32_t error;
+} kvfs_named;
+
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
@@ -1335,6 +1371,27 @@ kvfs_status kvfs_write_back_flush(const struct kvfs_write_back *write_back);
  * The same, and it survives a crash.
  */
 kvfs_status kvfs_write_back_sync(const struct kvfs_write_back *write_back);
+
+/**
+ * Tells which of `count` names in `directory` (`MOUNT/files/...` or `MOUNT/models/...`) are there, and how many bytes
+ * their files have: `found` and `length` of each. The mount is asked about all of them at once; in a directory of
+ * something else each costs a system call.
+ *
+ * `KVFS_STATUS_FILE` if the directory may not be entered or the mount is gone, `KVFS_STATUS_ARGUMENT` if a name is none.
+ */
+kvfs_status kvfs_have_many(const char *directory,
+                           struct kvfs_named *names,
+                           size_t count);
+
+/**
+ * Reads `count` files of `directory`, each as a whole into its `data`: `found`, `length` and `error` of each. Small files
+ * of a mount come many at once, large ones are opened. What is wrong with one of them is no failure of the call.
+ *
+ * `KVFS_STATUS_FILE` if the mount is gone, `KVFS_STATUS_ARGUMENT` if a name is none.
+ */
+kvfs_status kvfs_read_many(const char *directory,
+                           struct kvfs_named *names,
+                           size_t count);
 
 #ifdef __cplusplus
 }  // extern "C"

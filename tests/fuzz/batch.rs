@@ -17,7 +17,7 @@ pub(crate) fn target() -> Target {
             question(b"files", &[]),
             question(b"files/values", &[b"a"]),
             question(b"models/tiny/sequences", &[b"a", b"line\nbreak", b"\xff"]),
-            question(b"files", &[b"x"; 60]),
+            question(b"files", &[&b"x"[..]; 60]),
         ],
         words: &[
             b"files",
