@@ -189,8 +189,8 @@ fn opens_that_hang_hold_up_no_question(mode: Mode) {
             });
         }
         std::thread::sleep(Duration::from_millis(500));
-        assert_usual(&mount, &model, "meanwhile");
         assert_batch_knows(&mount);
+        assert_usual(&mount, &model, "meanwhile");
         let ended = ended.load(Ordering::Relaxed);
         assert!(ended < files.len() / 2, "{ended} opens did not wait");
         drop(resumed);
