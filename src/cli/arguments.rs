@@ -9,11 +9,13 @@ use super::bench::BenchArguments;
 use super::config_command::ConfigCommand;
 use super::consent::Consent;
 use super::create::CreateArguments;
+use super::diff::DiffArguments;
 use super::doctor::DoctorArguments;
 use super::duration::Seconds;
 use super::explain::ExplainArguments;
 use super::fsck::FsckArguments;
 use super::history::LogArguments;
+use super::inspect::HeatArguments;
 use super::manual::{CompletionsArguments, ManArguments};
 use super::map::MapArguments;
 use super::mount_arguments::MountArguments;
@@ -68,6 +70,8 @@ pub(crate) enum Command {
     Evict(EvictArguments),
     /// Explain a page, manifest, tail, tokens file, or the directory of a sequence or model
     Inspect(InspectArguments),
+    /// Compare two pages, tails, sequences or models: exits with 0 if they are equal, 1 if not, 2 if that cannot be told
+    Diff(DiffArguments),
     /// Say which sequence of a model has the longest beginning of a prompt
     Match(MatchArguments),
     /// Tell where a page lies in a file that an engine lays out itself, or ask for it
@@ -165,12 +169,23 @@ pub(crate) enum EvictTo {
     Remote,
 }
 
+const INSPECT_HELP: &str = "\
+Nothing is fetched or decoded. A picture of --heat has a field for each head: rows are tokens, columns channels, the
+brighter the larger the value without its sign; red marks above it are outlier channels, whose mean is more than six
+times the median of the head's channels; bars beside it are the norms of the tokens. The errors are those of a lossy
+cold copy: the norm of what it changes, in parts of the norm of what is there.
+
+Example: kvfs inspect --heat page.png /mnt/kv/models/llama/sequences/chat-42/003/0001024.safetensors";
+
 /// `kvfs inspect`.
 #[derive(Debug, Args)]
+#[command(after_help = INSPECT_HELP)]
 pub(crate) struct InspectArguments {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    pub heat: HeatArguments,
     /// A file or directory in a mount, or a copy of one
     pub path: PathBuf,
 }

@@ -3,6 +3,7 @@
 //! It works on a mount and on a copy of one. What a name and a manifest above it say is used
 //! where it is there; a page on its own is still explained by its header.
 
+mod heat;
 mod page;
 mod state;
 mod tree;
@@ -30,19 +31,30 @@ const ENCODING: &CStr = c"user.kvfs.encoding";
 /// First and last token ids that are shown.
 const TOKENS_SHOWN: u64 = 8;
 
+pub(super) use heat::HeatArguments;
+pub(super) use page::layer_of;
+
 /// Explains a path.
 pub(crate) fn run(arguments: &InspectArguments) -> Outcome {
     let path = &arguments.path;
+    // Refused before anything is read.
+    let picture = arguments.heat.begin()?;
     let explain = |error: io::Error| Failure::Failed(format!("{}: {error}", path.display()));
     let metadata = path.metadata().map_err(explain)?;
     let mut summary = Summary::new(path);
     // The name and those above it mean something, so `.` must have one.
     let absolute = std::path::absolute(path).map_err(explain)?;
     inspect(&absolute, &metadata, &mut summary).map_err(explain)?;
+    let mut table = String::new();
+    if let Some(picture) = picture {
+        let drawn = picture.draw(path)?;
+        summary.add_with_text("heat", drawn.json, drawn.file);
+        table = drawn.table;
+    }
     Ok(if arguments.json {
         Report::json(&summary.to_json())
     } else {
-        Report::text(summary.to_text())
+        Report::text(summary.to_text() + &table)
     })
 }
 
@@ -74,7 +86,7 @@ fn inspect(path: &Path, metadata: &Metadata, summary: &mut Summary) -> io::Resul
 }
 
 /// The nearest manifest above a path, if there is one that can be read.
-fn manifest_above(path: &Path) -> Option<(PathBuf, Manifest)> {
+pub(super) fn manifest_above(path: &Path) -> Option<(PathBuf, Manifest)> {
     path.ancestors().skip(1).take(LEVELS_MAX).find_map(|directory| {
         let file = directory.join(MANIFEST);
         let manifest = Manifest::parse(&read_manifest(&file).ok()?).ok()?;
@@ -194,7 +206,7 @@ fn tokens(path: &Path, file_bytes: u64, summary: &mut Summary) -> io::Result<()>
 
 /// Whether opening a file would fetch or decode its bytes. Who only wants to know what it is shall not
 /// bring it here.
-fn is_away(path: &Path) -> bool {
+pub(super) fn is_away(path: &Path) -> bool {
     let read = |name| sys::extended_attribute(path, name).ok().flatten();
     let is_near = matches!(read(TIER).as_deref(), None | Some(b"ram" | b"ssd"));
     !is_near || read(ENCODING).is_some_and(|encoding| encoding != b"raw")
@@ -202,7 +214,7 @@ fn is_away(path: &Path) -> bool {
 
 /// What is known of a file without its bytes.
 fn away(path: &Path, entry: LayerEntry, summary: &mut Summary) {
-    match (entry, page::layer_of(path)) {
+    match (entry, layer_of(path)) {
         (LayerEntry::Page(start), Some(layer)) => {
             summary.add("kind", "page");
             summary.add("layer", layer.0);

@@ -20,6 +20,7 @@ mod convert;
 mod create;
 mod daemon;
 mod demo;
+mod diff;
 mod doctor;
 mod duration;
 mod explain;
@@ -42,6 +43,8 @@ mod new_file;
 mod options;
 mod order;
 mod output;
+mod page_values;
+mod picture;
 mod plan;
 mod prefix;
 mod preflight;
@@ -106,6 +109,7 @@ fn dispatch(command: Command) -> Outcome {
         Command::Promote(arguments) => movement::promote(&arguments),
         Command::Evict(arguments) => movement::evict(&arguments),
         Command::Inspect(arguments) => inspect::run(&arguments),
+        Command::Diff(arguments) => diff::run(&arguments),
         Command::Match(arguments) => prefix::run(&arguments),
         Command::Block(arguments) => block::run(&arguments),
         Command::Import(arguments) => convert::import(&arguments),

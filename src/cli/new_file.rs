@@ -7,6 +7,9 @@ use std::path::{Path, PathBuf};
 
 use tempfile::{Builder, NamedTempFile};
 
+use super::history::shown;
+use super::output::Failure;
+
 /// A file without its name yet. Dropped, it goes.
 #[derive(Debug)]
 pub(super) struct NewFile {
@@ -14,6 +17,23 @@ pub(super) struct NewFile {
     name: PathBuf,
     /// Whether what has the name is replaced.
     replaces: bool,
+}
+
+/// Begins a file that somebody asked for, who must say so where it is to replace one.
+pub(super) fn begin(name: &Path, replaces: bool) -> Result<NewFile, Failure> {
+    let new = if replaces { NewFile::replacing(name) } else { NewFile::absent(name) };
+    new.map_err(|error| explain(name, &error))
+}
+
+/// Why such a file could not be made.
+pub(super) fn explain(name: &Path, error: &io::Error) -> Failure {
+    let name = shown(name);
+    Failure::Failed(match error.kind() {
+        io::ErrorKind::AlreadyExists if error.get_ref().is_none() => {
+            format!("{name} is there: --force replaces it")
+        }
+        _ => format!("{name}: {error}"),
+    })
 }
 
 impl NewFile {

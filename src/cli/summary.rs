@@ -46,6 +46,11 @@ impl Summary {
         self.facts.push(Fact { name, value, text: Some(text) });
     }
 
+    /// Adds the facts of another one behind its own.
+    pub(crate) fn append(&mut self, mut other: Summary) {
+        self.facts.append(&mut other.facts);
+    }
+
     /// The facts as lines.
     pub(crate) fn to_text(&self) -> String {
         let mut lines = String::new();

@@ -11,6 +11,7 @@ mod common;
 #[allow(dead_code, reason = "the tests of files use the rest")]
 mod asking;
 mod collection;
+mod comparing;
 mod dying_disk;
 mod encoded;
 mod encoded_moves;

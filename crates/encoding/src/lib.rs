@@ -24,6 +24,7 @@ mod filter;
 mod limits;
 mod page_version;
 mod quantise;
+mod rounding;
 mod shuffle;
 
 pub use cold::{ColdEncoding, NotAColdEncoding, Quantisation, ZstdLevel};
@@ -32,6 +33,7 @@ pub use digest::{Digest, Subject};
 pub use encode::{Encoded, Lossless, encode};
 pub use error::EncodingError;
 pub use page_version::{Quantised, Unsuitable, Version, quantise_page};
+pub use rounding::round_rows;
 
 use serde::{Deserialize, Serialize};
 

@@ -51,7 +51,7 @@ pub(super) fn inspect(
 }
 
 /// The layer that the directory of a page names.
-pub(super) fn layer_of(path: &Path) -> Option<Layer> {
+pub(in crate::cli) fn layer_of(path: &Path) -> Option<Layer> {
     parse_layer(path.parent()?.file_name()?.as_bytes())
 }
 

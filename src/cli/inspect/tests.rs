@@ -6,6 +6,10 @@ use crate::page::{
     pack_rows,
 };
 
+fn asked(json: bool, path: PathBuf) -> InspectArguments {
+    InspectArguments { json, heat: HeatArguments::default(), path }
+}
+
 struct Tree {
     base: tempfile::TempDir,
     manifest: Manifest,
@@ -32,8 +36,8 @@ impl Tree {
 
     fn facts(&self, path: &str) -> Value {
         let path = self.base.path().join(path);
-        let report = run(&InspectArguments { json: true, path: path.clone() }).unwrap();
-        let text = run(&InspectArguments { json: false, path }).unwrap();
+        let report = run(&asked(true, path.clone())).unwrap();
+        let text = run(&asked(false, path)).unwrap();
         assert!(text.text.starts_with("path: "));
         serde_json::from_str(&report.text).unwrap()
     }
@@ -134,6 +138,6 @@ fn what_is_wrong_is_said() {
     tree.check("notes.txt", &serde_json::json!({ "kind": "file", "bytes": 5 }));
     std::fs::write(base.join("empty"), "").unwrap();
     tree.check("empty", &serde_json::json!({ "kind": "file", "bytes": 0 }));
-    let absent = InspectArguments { json: false, path: base.join("absent") };
+    let absent = asked(false, base.join("absent"));
     assert!(matches!(run(&absent), Err(Failure::Failed(_))));
 }

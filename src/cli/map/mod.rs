@@ -21,7 +21,7 @@ use clap::Args;
 use kvfs_os::mountinfo;
 
 use super::history::shown;
-use super::new_file::NewFile;
+use super::new_file::{NewFile, begin, explain};
 use super::output::{Failure, Outcome, Report};
 use super::status;
 use super::style::Style;
@@ -84,22 +84,7 @@ fn now_seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
-fn begin(name: &Path, replaces: bool) -> Result<NewFile, Failure> {
-    let new = if replaces { NewFile::replacing(name) } else { NewFile::absent(name) };
-    new.map_err(|error| explain(name, &error))
-}
-
 fn write(new: NewFile, text: &str) -> io::Result<()> {
     new.file().write_all(text.as_bytes())?;
     new.publish()
-}
-
-fn explain(name: &Path, error: &io::Error) -> Failure {
-    let name = shown(name);
-    Failure::Failed(match error.kind() {
-        io::ErrorKind::AlreadyExists if error.get_ref().is_none() => {
-            format!("{name} is there: --force replaces it")
-        }
-        _ => format!("{name}: {error}"),
-    })
 }

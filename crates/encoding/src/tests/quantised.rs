@@ -5,7 +5,10 @@ use proptest::prelude::*;
 
 use super::round_trip::decoded;
 use crate::content::ContentHash;
-use crate::{Quantisation, Quantised, Stored, Subject, Unsuitable, Version, decode, quantise_page};
+use crate::{
+    Quantisation, Quantised, Stored, Subject, Unsuitable, Version, decode, quantise_page,
+    round_rows,
+};
 use kvfs_page::{
     Dtype, Layer, Layout, Manifest, ManifestFields, PageHasher, PagePlace, PageView, TokenStart,
     build_header, pack_page, row_f32,
@@ -305,4 +308,33 @@ proptest! {
             check_version(&file, &place, quantisation);
         }
     }
+}
+
+#[test]
+fn rows_are_rounded_as_pages_are() {
+    for (quantisation, dtype) in BOTH.into_iter().flat_map(|q| FLOATS.map(|dtype| (q, dtype))) {
+        let place = place(dtype, Layout::Hnd, 64, 32);
+        let page = page(&place, 9, random(5));
+        let rounded = version(&page, &place, quantisation);
+        let [before, after] =
+            [&page, &rounded.page].map(|file| PageView::parse(file, place.geometry()).unwrap());
+        for (row_elements, mut rows, expected) in
+            [(64, before.k().to_vec(), after.k()), (32, before.v().to_vec(), after.v())]
+        {
+            assert_eq!(round_rows(dtype, row_elements, quantisation, &mut rows), Ok(()));
+            assert!(rows == expected, "{quantisation:?} {dtype}");
+        }
+    }
+}
+
+#[test]
+fn rows_that_are_not_rounded() {
+    let mut rows = [0; 64];
+    let mut round = |dtype, elements| round_rows(dtype, elements, Quantisation::Q8_0, &mut rows);
+    assert_eq!(round(Dtype::F8E4m3, 64), Err(Unsuitable::Dtype));
+    assert_eq!(round(Dtype::F16, 16), Err(Unsuitable::RowLength));
+    assert_eq!(round(Dtype::F16, 0), Err(Unsuitable::RowLength));
+    rows[..2].copy_from_slice(&f16::NAN.to_le_bytes());
+    let mut round = |elements| round_rows(Dtype::F16, elements, Quantisation::Q4_0, &mut rows);
+    assert_eq!(round(32), Err(Unsuitable::NotFinite));
 }
