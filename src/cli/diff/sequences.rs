@@ -105,14 +105,17 @@ pub(super) fn layers(sequence: &Path) -> io::Result<BTreeMap<Layer, PathBuf>> {
     Ok(layers)
 }
 
-/// Pages, tails and states of a sequence by their name below it.
+/// Pages, tails and states of a sequence by their name below it. A tail without rows says nothing, so it counts as
+/// absent.
 fn files(sequence: &Path) -> Result<BTreeMap<PathBuf, LayerEntry>, Failure> {
     let mut files = BTreeMap::new();
     for (layer, directory) in layers(sequence).map_err(|error| explain(sequence, error))? {
         for entry in directory.read_dir().map_err(|error| explain(&directory, error))? {
-            let name = entry.map_err(|error| explain(&directory, error))?.file_name();
+            let entry = entry.map_err(|error| explain(&directory, error))?;
+            let name = entry.file_name();
             match layer_entry(name.as_bytes()) {
                 LayerEntry::Staging | LayerEntry::Other => {}
+                LayerEntry::Tail(_) if entry.metadata().is_ok_and(|tail| tail.len() == 0) => {}
                 kept => {
                     files.insert(Path::new(&format_layer(layer)).join(name), kept);
                 }
@@ -161,8 +164,8 @@ impl Comparison {
     }
 
     /// How many of each likeness there are among the files of a kind.
-    fn count(&self, is_of_kind: OfKind) -> Vec<(Likeness, u64)> {
-        let mut counts = Likeness::ALL.map(|likeness| (likeness, 0)).to_vec();
+    fn count(&self, is_of_kind: OfKind) -> [(Likeness, u64); Likeness::ALL.len()] {
+        let mut counts = Likeness::ALL.map(|likeness| (likeness, 0));
         for (entry, likeness) in self.files.values() {
             if is_of_kind(*entry) {
                 counts[*likeness as usize].1 += 1;
@@ -171,9 +174,10 @@ impl Comparison {
         counts
     }
 
-    fn add_to(&self, summary: &mut Summary) {
+    pub(super) fn to_summary(&self) -> Summary {
+        let mut summary = Summary::default();
         let [a, b, common] = self.tokens;
-        add_both(summary, "tokens", [json!(a), json!(b)]);
+        add_both(&mut summary, "tokens", [json!(a), json!(b)]);
         summary.add("common_tokens", common);
         if !self.has_same_positions {
             summary.add("positions", "differ");
@@ -198,21 +202,22 @@ impl Comparison {
         let others: Vec<_> =
             others.map(|(name, (_, is))| (name.display().to_string(), is.name())).collect();
         if !others.is_empty() {
-            let first: Vec<_> =
-                others.iter().take(NAMES_SHOWN).map(|(name, is)| format!("{name} {is}")).collect();
-            let rest = others.len() - first.len();
-            let rest = if rest > 0 { format!(", and {rest} more") } else { String::new() };
+            let text = first_of(&others);
             let all = others.into_iter().map(|(name, is)| (name, json!(is)));
-            let all = Value::Object(all.collect::<Map<_, _>>());
-            summary.add_with_text("files", all, first.join(", ") + &rest);
+            summary.add_with_text("files", Value::Object(all.collect::<Map<_, _>>()), text);
         }
-    }
-
-    pub(super) fn to_summary(&self) -> Summary {
-        let mut summary = Summary::default();
-        self.add_to(&mut summary);
         summary
     }
+}
+
+/// The first files that differ, for people.
+fn first_of(others: &[(String, &str)]) -> String {
+    let first = others.iter().take(NAMES_SHOWN).map(|(name, is)| format!("{name} {is}"));
+    let mut words: Vec<_> = first.collect();
+    if others.len() > NAMES_SHOWN {
+        words.push(format!("and {} more", others.len() - NAMES_SHOWN));
+    }
+    words.join(", ")
 }
 
 fn in_words(counts: &[(Likeness, u64)]) -> String {

@@ -187,8 +187,9 @@ fn sequences() {
     model.page("b", 32, with_one_changed);
     model.page("a", 48, same);
     std::fs::write(b.join("000/0000048.tail"), rows(3, same)).unwrap();
-    std::fs::write(a.join("001/0000000.tail"), "").unwrap();
-    std::fs::write(b.join("001/0000000.tail"), "").unwrap();
+    std::fs::write(a.join("001/0000000.tail"), rows(2, same)).unwrap();
+    std::fs::write(b.join("001/0000000.tail"), rows(2, same)).unwrap();
+    std::fs::write(a.join("000/0000064.tail"), "").unwrap();
     let (_, found) = diff(&a, &b);
     let pages = serde_json::json!({
         "shared": 1, "identical": 1, "rounded": 0, "different": 1, "only_a": 1, "only_b": 0,

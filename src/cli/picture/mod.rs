@@ -14,7 +14,7 @@ pub(super) use png::write;
 const TEXT_SCALE: usize = 2;
 /// Pixels from a letter to the next, and from a line to the next.
 pub(super) const LETTER_WIDTH: usize = (GLYPH_WIDTH + 1) * TEXT_SCALE;
-pub(super) const LINE_HEIGHT: usize = (GLYPH_HEIGHT + 2) * TEXT_SCALE;
+pub(super) const LINE_HEIGHT: usize = (GLYPH_HEIGHT + 1) * TEXT_SCALE;
 
 /// The last step from dark to bright.
 pub(super) const BRIGHTEST: u8 = 239;

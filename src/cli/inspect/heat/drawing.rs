@@ -86,7 +86,7 @@ fn title(values: &PageValues) -> String {
         Some(start) => format!("tokens {start} to {}", start.0 + u64::from(values.tokens) - 1),
         None => format!("{} tokens", values.tokens),
     };
-    format!("{layer}{tokens}, {} KV heads, {}", geometry.num_kv_heads(), geometry.dtype())
+    format!("{layer}{tokens}, KV heads: {}, {}", geometry.num_kv_heads(), geometry.dtype())
 }
 
 /// What brightness, bars and colours mean.

@@ -154,7 +154,8 @@ fn outliers(numbers: &[f32], channels: usize) -> Vec<usize> {
 pub(super) fn short(number: f64) -> String {
     match number.abs() {
         0.0 => "0".to_owned(),
-        0.001..9.995 => format!("{number:.3}"),
+        0.001..0.9995 => format!("{number:.3}"),
+        0.9995..9.995 => format!("{number:.2}"),
         9.995..99.95 => format!("{number:.1}"),
         99.95..1e6 => format!("{number:.0}"),
         _ => format!("{number:.2e}"),

@@ -205,5 +205,5 @@ fn what_cannot_be_drawn_is_refused() {
     check(&copy, "no manifest.json above");
     // The whole rows of a tail are drawn.
     let text = draw(&cache.page().with_file_name("0000032.tail")).unwrap();
-    assert!(text.contains("rows: 2\n") && text.contains("\nk       0  1.000  "), "{text}");
+    assert!(text.contains("rows: 2\n") && text.contains("\nk       0  1.00   "), "{text}");
 }
