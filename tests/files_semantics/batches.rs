@@ -32,7 +32,7 @@ fn make_names(directory: &Path, random: &mut Random) -> Vec<Vec<u8>> {
     let mut names = Vec::new();
     for number in 0..200_u64 {
         let mut name = format!("{number} ").into_bytes();
-        name.extend([b"\n", b"\\", b" ", b"\xff"][number as usize % 4]);
+        name.extend([b"\n", b"\\", b" ", b"\xff"][usize::try_from(number % 4).unwrap()]);
         let path = directory.join(OsStr::from_bytes(&name));
         match random.below(12) {
             0 => {}
@@ -73,26 +73,41 @@ fn a_question_says_what_system_calls_say(mode: Mode) {
             {
                 let path = directory.join(OsStr::from_bytes(name));
                 let expected = fs::metadata(&path).ok().map(|metadata| metadata.len());
-                assert_eq!(*size, expected, "KVFS_SEED={seed}: {path:?}");
+                assert_eq!(*size, expected, "KVFS_SEED={seed}: {}", path.display());
                 match (fs::read(&path), value) {
-                    (Ok(expected), Ok(Some(value))) => assert!(value == expected, "{path:?}"),
+                    (Ok(expected), Ok(Some(value))) => {
+                        assert!(value == expected, "{}", path.display());
+                    }
                     (Err(error), Ok(None)) => {
-                        assert_eq!(error.kind(), std::io::ErrorKind::NotFound)
+                        assert_eq!(error.kind(), std::io::ErrorKind::NotFound);
                     }
                     (Err(error), Err(other)) => {
-                        assert_eq!(error.raw_os_error(), other.raw_os_error(), "{path:?}");
+                        assert_eq!(
+                            error.raw_os_error(),
+                            other.raw_os_error(),
+                            "{}",
+                            path.display()
+                        );
                     }
-                    (expected, value) => panic!("{path:?}: {expected:?}, told {value:?}"),
+                    (expected, value) => panic!("{}: {expected:?}, told {value:?}", path.display()),
                 }
                 match told.0 {
-                    Status::Here => assert!(told.2 == fs::read(&path).unwrap(), "{path:?}"),
-                    Status::Absent => assert!(fs::symlink_metadata(&path).is_err(), "{path:?}"),
+                    Status::Here => {
+                        assert!(told.2 == fs::read(&path).unwrap(), "{}", path.display());
+                    }
+                    Status::Absent => {
+                        assert!(fs::symlink_metadata(&path).is_err(), "{}", path.display());
+                    }
                     Status::Large => assert_eq!(told.1, LARGE as u64),
                     Status::Other => {
-                        assert!(!fs::symlink_metadata(&path).unwrap().is_file(), "{path:?}");
+                        assert!(
+                            !fs::symlink_metadata(&path).unwrap().is_file(),
+                            "{}",
+                            path.display()
+                        );
                     }
                     Status::Again => {}
-                    other => panic!("{path:?}: {other:?}"),
+                    other => panic!("{}: {other:?}", path.display()),
                 }
             }
         }

@@ -32,17 +32,17 @@ impl Fixture {
 
     fn directory(&self, parent: InodeId, name: &str, mode: u16) -> InodeId {
         let place = Place { parent, name: name.into() };
-        let made = self.fs.make(&place, &NewNode::Directory, mode, ALICE).unwrap();
-        made.attributes.inode
+        let found = self.fs.make(&place, &NewNode::Directory, mode, ALICE).unwrap();
+        found.attributes.inode
     }
 
     fn file(&self, parent: InodeId, name: &[u8], mode: u16, bytes: &[u8]) -> InodeId {
         let place = Place { parent, name: name.to_vec() };
-        let made = self.fs.create(&place, mode, ALICE, true).unwrap();
-        self.fs.write(made.opened.handle, 0, bytes, false).unwrap();
-        self.fs.flush(made.opened.handle).unwrap();
-        self.fs.release(made.opened.handle).unwrap();
-        made.found.attributes.inode
+        let created = self.fs.create(&place, mode, ALICE, true).unwrap();
+        self.fs.write(created.opened.handle, 0, bytes, false).unwrap();
+        self.fs.flush(created.opened.handle).unwrap();
+        self.fs.release(created.opened.handle).unwrap();
+        created.found.attributes.inode
     }
 
     fn open(&self, caller: Caller) -> Result<u64, i32> {
@@ -120,6 +120,7 @@ fn names_and_bytes_are_told() {
 
 #[test]
 fn nobody_learns_what_a_path_would_not_tell() {
+    use Status::{Absent, Denied, Here, Other};
     let fixture = Fixture::new();
     for (name, mode) in [("open", 0o755), ("closed", 0o700), ("team", 0o750), ("listed", 0o744)] {
         let directory = fixture.directory(fixture.files, name, mode);
@@ -133,7 +134,6 @@ fn nobody_learns_what_a_path_would_not_tell() {
     let names: [&[u8]; 4] = [b"all", b"own", b"team", b"none"];
     let get = |caller, path: &str| fixture.statuses(caller, Ask::Get, path, &names);
     let have = |caller, path: &str| fixture.statuses(caller, Ask::Have, path, &names);
-    use Status::{Absent, Denied, Here, Other};
     let everything = Ok(vec![Here, Here, Here, Absent]);
     for path in ["files/open", "files/open/inner"] {
         assert_eq!(get(ALICE, path), everything);
