@@ -99,6 +99,8 @@ mod sweep;
 mod synchronous;
 mod tiers;
 mod transfer;
+#[cfg(test)]
+mod unmounted;
 mod upload;
 mod verify;
 mod views;

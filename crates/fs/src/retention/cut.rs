@@ -414,3 +414,6 @@ fn told(event: &Event, path: Option<String>, (removal, start): (&Removal, u64)) 
     let (bytes, from_token) = (Some(bytes), Some(start));
     Event { files, bytes, from_token, ..event.clone() }.at(path)
 }
+
+#[cfg(test)]
+mod tests;

@@ -16,6 +16,8 @@ mod pass;
 mod policy;
 mod remove;
 mod rights;
+#[cfg(test)]
+mod tests;
 mod tree;
 mod uses;
 
