@@ -129,9 +129,12 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::core::state::CommitFailure;
+    use crate::unmounted::Unmounted;
     use crate::{Caller, NewNode, Place};
     use kvfs_observe::Observer;
     use kvfs_storage::store::Store;
+    use kvfs_storage::store::metadata::Life;
     use kvfs_storage::store::record::InodeId;
 
     const FILES: InodeId = InodeId(3);
@@ -179,5 +182,95 @@ mod tests {
         assert!(delays.is_sorted());
         let half = delay(750).unwrap();
         assert!(half < DELAY_MAX / 3 && half > DELAY_MAX / 5, "{half:?}");
+    }
+
+    /// Adds so many attributes of so many bytes to what waits.
+    fn add(fs: &FileSystem, from: u64, count: u64, bytes: usize) {
+        let mut state = fs.core.state();
+        for number in from..from + count {
+            let id = InodeId(1_000_000 + number);
+            state.metadata.put_attribute(Life::Durable, id, b"a", &vec![0; bytes]);
+        }
+    }
+
+    fn fail(fs: &FileSystem, lacks_room: bool) {
+        let failure = CommitFailure { why: "test".to_owned(), lacks_room };
+        fs.core.state().commit_failure = Some(failure);
+    }
+
+    fn fill(fs: &FileSystem) -> usize {
+        fill_thousandths(&fs.core.state())
+    }
+
+    #[test]
+    fn what_is_full_makes_no_room_for_one_more_change() {
+        let unmounted = Unmounted::new();
+        let fs = &unmounted.fs;
+        fs.commit().unwrap();
+        let room = (CHANGES_MAX - CHANGES_MARGIN) as u64;
+        add(fs, 0, room - 1, 0);
+        assert!(fill(fs) == 999 && fs.has_room());
+        add(fs, room, 1, 0);
+        assert!(fill(fs) == 1000 && !fs.has_room());
+        // A commit that failed is told to whoever makes the change.
+        fail(fs, false);
+        assert!(fs.has_room());
+        assert_eq!(fs.pace(), Pace::AfterCommit);
+        fs.core.state().commit_failure = None;
+        fs.throttle().unwrap();
+        assert_eq!(fill(fs), 1000, "there is a margin for those that are under way");
+        add(fs, 2 * room, CHANGES_MARGIN as u64, 0);
+        fs.throttle().unwrap();
+        assert_eq!(fill(fs), 0);
+    }
+
+    #[test]
+    fn large_changes_count_by_their_bytes() {
+        let unmounted = Unmounted::new();
+        let fs = &unmounted.fs;
+        fs.commit().unwrap();
+        let large = 64 << 10;
+        let margin = (BYTES_MAX - BYTES_MARGIN) / large;
+        add(fs, 0, margin as u64 / 2 + 1, large);
+        assert!((DELAY_FROM..DELAY_FROM + 10).contains(&fill(fs)), "{}", fill(fs));
+        assert_eq!(fs.pace(), Pace::AtOnce, "less is not worth another thread");
+        add(fs, 1000, margin as u64 / 2 + 1, large);
+        assert!(!fs.has_room());
+        fs.throttle().unwrap();
+        assert!(!fs.has_room());
+        add(fs, 2000, (BYTES_MARGIN / large) as u64, large);
+        fs.throttle().unwrap();
+        assert_eq!(fill(fs), 0);
+    }
+
+    #[test]
+    fn a_disk_without_room_holds_every_change_up_until_a_commit_was_tried() {
+        let unmounted = Unmounted::new();
+        let fs = &unmounted.fs;
+        let (wanted, requests) = crossbeam_channel::bounded(1);
+        fs.commit_through(wanted);
+        let throttles: [fn(&FileSystem); 2] =
+            [FileSystem::throttle_removal, |fs| fs.throttle().unwrap()];
+        for throttle in throttles {
+            add(fs, 0, 1, 0);
+            fail(fs, true);
+            assert_eq!(fs.pace(), Pace::AfterCommit);
+            throttle(fs);
+            assert!(fs.core.state().commit_failure.is_none());
+            assert_eq!(fs.pace(), Pace::AtOnce);
+        }
+        // What failed for another reason is tried by the timer alone.
+        add(fs, 0, CHANGES_MAX as u64 / 3, 0);
+        fail(fs, false);
+        assert_eq!(fs.pace(), Pace::AtOnce);
+        fs.throttle().unwrap();
+        assert!(requests.is_empty() && fs.core.state().commit_failure.is_some());
+        fs.core.state().commit_failure = None;
+        assert_eq!(fs.pace(), Pace::AtOnce);
+        assert_eq!(requests.len(), 1);
+        requests.try_recv().unwrap();
+        fs.commit().unwrap();
+        assert_eq!(fs.pace(), Pace::AtOnce);
+        assert!(requests.is_empty(), "nothing waits");
     }
 }

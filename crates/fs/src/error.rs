@@ -154,3 +154,58 @@ impl From<StoreError> for FsError {
         FsError::Store(error)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of_disk(code: i32) -> io::Error {
+        io::Error::from_raw_os_error(code)
+    }
+
+    #[test]
+    fn callers_hear_what_the_disk_said_but_never_that_nothing_can_be_done() {
+        fn check(error: &FsError, expected: i32) {
+            assert_eq!(error.errno(), expected, "{error:?}");
+        }
+        check(&FsError::Io(of_disk(libc::ENOSPC)), libc::ENOSPC);
+        check(&FsError::Store(StoreError::Io(of_disk(libc::EDQUOT))), libc::EDQUOT);
+        check(&FsError::Remote(RemoteError::Local(of_disk(libc::EROFS).into())), libc::EROFS);
+        // The kernel would never ask again.
+        check(&FsError::Io(of_disk(libc::ENOSYS)), libc::EIO);
+        check(&FsError::Io(io::Error::other("no number")), libc::EIO);
+        check(&FsError::Remote(RemoteError::Timeout("slow".into())), libc::ETIMEDOUT);
+        check(&FsError::Corrupt, libc::EIO);
+        check(&FsError::Refused, libc::EINVAL);
+    }
+
+    #[test]
+    fn what_is_gone_after_a_lookup_is_stale() {
+        assert!(matches!(FsError::NotFound.after_lookup(), FsError::Stale));
+        assert!(matches!(FsError::Exists.after_lookup(), FsError::Exists));
+    }
+
+    #[test]
+    fn the_log_has_what_callers_did_not_cause() {
+        let internal = [
+            FsError::Corrupt,
+            FsError::Io(of_disk(libc::EIO)),
+            FsError::Store(StoreError::Io(of_disk(libc::EIO))),
+            FsError::Remote(RemoteError::Timeout("slow".into())),
+        ];
+        assert!(internal.iter().all(FsError::is_internal));
+        assert!(![FsError::NotFound, FsError::Refused].iter().any(FsError::is_internal));
+    }
+
+    #[test]
+    fn people_read_what_is_known() {
+        let timeout = RemoteError::Timeout("nobody answered".into());
+        for (error, text) in [
+            (FsError::Io(io::Error::other("it broke")), "it broke"),
+            (FsError::Remote(RemoteError::Timeout("nobody answered".into())), &timeout.to_string()),
+            (FsError::NotEmpty, &of_disk(libc::ENOTEMPTY).to_string()),
+        ] {
+            assert_eq!(error.to_string(), text);
+        }
+    }
+}

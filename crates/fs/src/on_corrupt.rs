@@ -141,6 +141,9 @@ pub(super) type Damaged = std::collections::HashMap<InodeId, ObjectId>;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::unmounted::{FILES, Unmounted, place};
+    use kvfs_storage::store::record::EncodedCopy;
+    use kvfs_storage::tier::encoding::Encoding;
 
     #[test]
     fn two_words() {
@@ -151,5 +154,73 @@ mod tests {
         check("miss", Some(OnCorrupt::Miss));
         check("MISS", None);
         check("", None);
+        assert_eq!([OnCorrupt::Eio, OnCorrupt::Miss].map(|word| word.to_string()), ["eio", "miss"]);
+    }
+
+    fn miss(unmounted: &Unmounted, id: InodeId, error: FsError) -> FsError {
+        unmounted.fs.as_miss(id, error).unwrap_err()
+    }
+
+    #[test]
+    fn what_may_come_back_counts_as_absent_for_now() {
+        let unmounted = Unmounted::new();
+        let id = unmounted.write(FILES, "file", b"bytes");
+        let remote = |error| miss(&unmounted, id, FsError::Remote(error));
+        assert!(matches!(remote(RemoteError::Unreachable("away".into())), FsError::NotFound));
+        assert!(matches!(remote(RemoteError::Timeout("slow".into())), FsError::NotFound));
+        // The disk failed, not the remote.
+        let full = || std::io::Error::from_raw_os_error(libc::ENOSPC);
+        assert_eq!(remote(RemoteError::Local(full().into())).errno(), libc::ENOSPC);
+        assert!(matches!(miss(&unmounted, id, FsError::Busy), FsError::Busy));
+        assert!(unmounted.fs.core.state().damaged.is_empty());
+        // There is a copy that nobody could look at.
+        let object = unmounted.fs.core.state().inode(id).unwrap().file().unwrap().object.unwrap();
+        let copy = EncodedCopy { encoding: Encoding::Zstd, stored_bytes: 5 };
+        unmounted.fs.core.state().metadata.has_tiers = true;
+        unmounted.fs.core.state().metadata.put_encoded_copy(object, &copy);
+        assert!(matches!(miss(&unmounted, id, FsError::Corrupt), FsError::NotFound));
+        assert!(unmounted.fs.core.state().damaged.is_empty());
+    }
+
+    #[test]
+    fn what_has_no_good_copy_left_goes_with_its_names() {
+        let unmounted = Unmounted::new();
+        let (fs, core) = (&unmounted.fs, &unmounted.fs.core);
+        let id = unmounted.write(FILES, "file", b"bytes");
+        let other = unmounted.write(FILES, "other", b"bytes");
+        fs.link(id, &place(FILES, "again")).unwrap();
+        fs.choices.set(crate::Verify::First, OnCorrupt::Miss);
+        for lost in [FsError::Corrupt, FsError::Remote(RemoteError::Missing("it".into()))] {
+            assert!(matches!(miss(&unmounted, id, lost), FsError::Stale));
+        }
+        assert!(unmounted.told.try_iter().any(|what| what == Invalidation::Inode(id)));
+        assert!(matches!(fs.open_file(id, libc::O_RDONLY), Err(FsError::Stale)));
+        fs.release(fs.open_file(other, libc::O_RDONLY).unwrap().handle).unwrap();
+        let drop_name = |name, id| core.state().drop_damaged(&place(FILES, name), id).unwrap();
+        assert!(!drop_name("other", other));
+        assert!(drop_name("file", id));
+        assert_eq!(unmounted.names(FILES), ["again", "other"]);
+        assert_eq!(core.state().inode(id).unwrap().links, 1);
+        assert!(core.state().damaged.contains_key(&id), "it has another name");
+        assert!(drop_name("again", id));
+        assert!(core.state().damaged.contains_key(&id), "the kernel knows it still");
+        assert_eq!(unmounted.names(FILES), ["other"]);
+    }
+
+    #[test]
+    fn whoever_knows_a_damaged_file_no_more_is_told_nothing_of_it() {
+        let unmounted = Unmounted::new();
+        let (fs, core) = (&unmounted.fs, &unmounted.fs.core);
+        let id = unmounted.write(FILES, "file", b"bytes");
+        miss(&unmounted, id, FsError::Corrupt);
+        fs.forget(id, 1);
+        assert!(core.state().drop_damaged(&place(FILES, "file"), id).unwrap());
+        assert!(core.state().damaged.is_empty());
+        // One that was given other bytes since is not damaged any more.
+        let id = unmounted.write(FILES, "new", b"bytes");
+        core.state().damaged.insert(id, ObjectId(1_000_000));
+        assert!(!core.state().drop_damaged(&place(FILES, "new"), id).unwrap());
+        assert!(core.state().damaged.is_empty());
+        assert_eq!(unmounted.names(FILES), ["new"]);
     }
 }

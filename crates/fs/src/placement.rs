@@ -135,6 +135,9 @@ fn flags(state: &State, id: InodeId) -> Result<String, FsError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::SetAttributes;
+    use crate::unmounted::{FILES, Unmounted, at, place};
+    use kvfs_storage::store::metadata::Life;
 
     #[test]
     fn where_to_go_on() {
@@ -145,5 +148,89 @@ mod tests {
         for wrong in ["user.kvfs.pages.", "user.kvfs.pages.-1", "user.kvfs.pages.x"] {
             assert_eq!(offset(wrong.as_bytes()), None, "{wrong}");
         }
+    }
+
+    fn told(fs: &FileSystem, layer: InodeId, attribute: &str, uid: u32) -> Vec<String> {
+        let text = tell(fs, layer, attribute.as_bytes(), Caller { uid, gid: uid }).unwrap();
+        String::from_utf8(text).unwrap().lines().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn each_page_that_is_there_is_a_line() {
+        let unmounted = Unmounted::new();
+        let (fs, model) = (&unmounted.fs, unmounted.make_model(1));
+        let sequence = model.make_sequence("s", &[0], 2);
+        let layer = unmounted.id_of(sequence, "000").unwrap();
+        let pages = ["0000000.safetensors", "0000016.safetensors"];
+        let ids = pages.map(|name| unmounted.id_of(layer, name).unwrap());
+        for id in ids {
+            unmounted.date(id, at(1000));
+        }
+        fs.set_extended_attribute(ids[1], b"user.kvfs.pin", b"1", 0).unwrap();
+        let object = object_of(fs, ids[1]);
+        fs.core.state().known_damage.insert(ids[1], object);
+        // None of these is one: an ordinary file, an empty tail, and what is being written.
+        unmounted.write(layer, "notes", b"text");
+        unmounted.write(layer, "0000032.tail", b"");
+        let new = place(layer, "0000048.safetensors");
+        let open = fs.create(&new, 0o644, Caller::DAEMON, true).unwrap().opened.handle;
+        let bytes = model.page(0, 0).len();
+        let expected = [
+            "end".to_owned(),
+            format!("{} ssd raw {bytes} 1000 1 -", pages[0]),
+            format!("{} ssd raw {bytes} 1000 1 pinned,damaged", pages[1]),
+        ];
+        assert_eq!(told(fs, layer, "user.kvfs.pages", 0), expected);
+        fs.release(open).ok();
+        // Where the bytes are is for those who may read them.
+        let set = SetAttributes { mode: Some(0o600), ..SetAttributes::default() };
+        fs.set_attributes(ids[0], &set).unwrap();
+        let line = format!("{} hidden hidden {bytes} 1000 1 -", pages[0]);
+        assert_eq!(told(fs, layer, "user.kvfs.pages", 7)[1], line);
+        let set = SetAttributes { mode: Some(0o744), ..SetAttributes::default() };
+        fs.set_attributes(layer, &set).unwrap();
+        let refused = tell(fs, layer, b"user.kvfs.pages", Caller { uid: 7, gid: 7 });
+        assert!(matches!(refused, Err(FsError::NotPermitted)));
+    }
+
+    fn object_of(fs: &FileSystem, id: InodeId) -> kvfs_storage::store::record::ObjectId {
+        fs.core.state().inode(id).unwrap().file().unwrap().object.unwrap()
+    }
+
+    #[test]
+    fn only_layers_have_pages() {
+        let unmounted = Unmounted::new();
+        let file = unmounted.write(FILES, "file", b"bytes");
+        for id in [FILES, file] {
+            let refused = tell(&unmounted.fs, id, b"user.kvfs.pages", Caller::DAEMON);
+            assert!(matches!(refused, Err(FsError::NoAttribute)));
+        }
+    }
+
+    #[test]
+    fn many_pages_come_in_parts() {
+        let unmounted = Unmounted::new();
+        let (fs, model) = (&unmounted.fs, unmounted.make_model(1));
+        let sequence = model.make_sequence("s", &[0], 1);
+        let layer = unmounted.id_of(sequence, "000").unwrap();
+        let page = unmounted.id_of(layer, "0000000.safetensors").unwrap();
+        let name = |number| format!("{:07}.safetensors", 16 * number);
+        let count = NAMES_MAX + 44;
+        let entry = fs.core.state().entry(layer, b"0000000.safetensors").unwrap().unwrap();
+        for number in 1..count {
+            let name = name(number);
+            fs.core.state().metadata.put_entry(Life::Durable, layer, name.as_bytes(), entry);
+        }
+        assert_eq!(entry.inode, page);
+        let first = told(fs, layer, "user.kvfs.pages", 0);
+        assert_eq!(first.len(), NAMES_MAX + 1);
+        let next = first[0].strip_prefix("next ").unwrap();
+        let second = told(fs, layer, &format!("user.kvfs.pages.{next}"), 0);
+        assert_eq!((second.len(), second[0].as_str()), (45, "end"));
+        let lines = first[1..].iter().chain(&second[1..]);
+        let mut names: Vec<_> =
+            lines.map(|line| line.split(' ').next().unwrap().to_owned()).collect();
+        names.sort();
+        assert_eq!(names, (0..count).map(name).collect::<Vec<_>>());
     }
 }

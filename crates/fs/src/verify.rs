@@ -128,6 +128,9 @@ pub(super) fn changed_since(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::unmounted::{FILES, Unmounted, place};
+    use crate::{OnCorrupt, SetAttributes};
+    use kvfs_storage::store::disk::Access;
 
     #[test]
     fn three_words() {
@@ -140,5 +143,77 @@ mod tests {
         check("never", Some(Verify::Never));
         check("sometimes", None);
         check("", None);
+    }
+
+    /// A file of an earlier mount, its record and its object.
+    fn written(unmounted: &Unmounted) -> (InodeId, Inode, ObjectId) {
+        let id = unmounted.id_of(FILES, "file").unwrap();
+        let inode = unmounted.fs.core.state().inode(id).unwrap();
+        let object = inode.file().unwrap().object.unwrap();
+        (id, inode, object)
+    }
+
+    fn with_file() -> Unmounted {
+        let unmounted = Unmounted::new();
+        unmounted.write(FILES, "file", b"some bytes");
+        unmounted.again()
+    }
+
+    #[test]
+    fn bytes_that_are_not_what_was_written_are_found_unless_only_lengths_are_looked_at() {
+        let unmounted = with_file();
+        let (fs, (id, inode, object)) = (&unmounted.fs, written(&unmounted));
+        let file = fs.core.store.open_object(object, Access::ReadWrite).unwrap();
+        let verify = |depth| match fs.verify_file((id, &inode), object, file.as_ref(), depth) {
+            Ok(()) => true,
+            Err(FsError::Corrupt) => false,
+            Err(error) => panic!("{error}"),
+        };
+        assert!(verify(Depth::Bytes) && verify(Depth::Length));
+        file.write_all_at(b"other", 0).unwrap();
+        assert!(!verify(Depth::Bytes) && verify(Depth::Length));
+        file.write_all_at(b"some bytes", 0).unwrap();
+        assert!(verify(Depth::Bytes));
+        file.write_all_at(b"!", 10).unwrap();
+        assert!(!verify(Depth::Bytes) && !verify(Depth::Length));
+    }
+
+    #[test]
+    fn what_somebody_writes_meanwhile_is_no_damage() {
+        let unmounted = with_file();
+        let (fs, (id, inode, object)) = (&unmounted.fs, written(&unmounted));
+        let checksum = fs.core.state().metadata.object(object).unwrap().unwrap().checksum;
+        let changed = |checksum| changed_since(&fs.core, (id, &inode), checksum);
+        assert!(!changed(checksum));
+        assert!(changed(Some([1; 16])) && changed(None), "a commit gave it another");
+        let set = SetAttributes { mode: Some(0o600), ..SetAttributes::default() };
+        fs.set_attributes(id, &set).unwrap();
+        assert!(!changed(checksum), "rights say nothing of bytes");
+        let opened = fs.open_file(id, libc::O_WRONLY).unwrap();
+        fs.write(opened.handle, 0, b"new", false).unwrap();
+        assert!(changed(checksum));
+        fs.unlink(&place(FILES, "file")).unwrap();
+        assert!(changed(checksum), "a file without a name that somebody writes to");
+        fs.release(opened.handle).unwrap();
+        assert!(changed(checksum), "it is gone");
+    }
+
+    #[test]
+    fn before_a_change_in_place_bytes_are_compared_once() {
+        let unmounted = with_file();
+        let (fs, (id, _, object)) = (&unmounted.fs, written(&unmounted));
+        let file = fs.core.store.open_object(object, Access::ReadWrite).unwrap();
+        file.write_all_at(b"other", 0).unwrap();
+        assert!(matches!(fs.check_bytes(id), Err(FsError::Corrupt)));
+        assert_eq!(fs.depth_at_open(), Depth::Bytes);
+        fs.choices.set(Verify::Never, OnCorrupt::Eio);
+        assert_eq!(fs.depth_at_open(), Depth::Length);
+        fs.check_bytes(id).unwrap();
+        fs.choices.set(Verify::First, OnCorrupt::Eio);
+        // What is empty, or is being written, has no bytes to compare.
+        let new = unmounted.write(FILES, "new", b"");
+        fs.check_bytes(new).unwrap();
+        let opened = fs.open_file(id, libc::O_WRONLY | libc::O_TRUNC);
+        opened.map(|opened| fs.release(opened.handle).unwrap()).unwrap();
     }
 }

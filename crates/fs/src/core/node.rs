@@ -102,3 +102,45 @@ impl Node {
         self.handles() > 0 || self.pins > 0
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn writers_are_at_their_end_when_each_has_closed_a_descriptor() {
+        fn check(writers: u32, writers_flushed: u32, expected: [bool; 3]) {
+            let node = Node { writers, writers_flushed, ..Node::default() };
+            let found = [node.all_closed(), node.all_released(), node.is_closed_only()];
+            assert_eq!(found, expected, "{writers_flushed} of {writers}");
+            let soon = [node.is_being_released(), node.may_be_released()];
+            assert_eq!(soon, [expected[2], false]);
+            let release = ComingRelease::BehindWriteBack;
+            let node = Node { writers, writers_flushed, release, ..Node::default() };
+            assert_eq!([node.is_being_released(), node.may_be_released()], [false, expected[2]]);
+            let release = ComingRelease::Overdue;
+            let node = Node { writers, writers_flushed, release, ..Node::default() };
+            assert_eq!([node.is_being_released(), node.may_be_released()], [false; 2]);
+        }
+        check(0, 0, [true, true, false]);
+        check(1, 0, [false, false, false]);
+        check(1, 1, [true, false, true]);
+        check(2, 1, [false, false, false]);
+        check(2, 2, [true, false, true]);
+    }
+
+    #[test]
+    fn handles_and_pins_keep_bytes_where_they_are() {
+        fn check((readers, writers, pins): (u32, u32, u32), handles: u32, is_in_use: bool) {
+            let node = Node { readers, writers, pins, ..Node::default() };
+            assert_eq!((node.handles(), node.is_in_use()), (handles, is_in_use));
+        }
+        check((0, 0, 0), 0, false);
+        check((2, 0, 0), 2, true);
+        check((0, 1, 0), 1, true);
+        check((2, 3, 1), 5, true);
+        check((0, 0, 1), 0, true);
+        let served = |served| Node { served, ..Node::default() }.is_served();
+        assert_eq!([0, 1, 2].map(served), [false, true, true]);
+    }
+}

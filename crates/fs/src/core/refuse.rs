@@ -79,3 +79,67 @@ pub(super) fn tell_refused(
     core.store.events.note(event.at(path));
     FsError::Refused
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Caller;
+    use crate::unmounted::{FILES, MODELS, Unmounted, place};
+
+    fn refused(reason: &str) -> SealError {
+        SealError::Refused(PageError::Manifest(reason.to_owned()))
+    }
+
+    #[test]
+    fn a_refusal_is_told_once_for_each_reason() {
+        let unmounted = Unmounted::new();
+        let core = &unmounted.fs.core;
+        let file = place(FILES, "page");
+        let id = unmounted.write(FILES, "page", b"bytes");
+        let opened = unmounted.fs.open_file(id, libc::O_RDONLY).unwrap();
+        for reason in ["one", "one", "other", "other"] {
+            assert!(matches!(core.report_once(id, &file, refused(reason)), FsError::Refused));
+        }
+        let told: Vec<_> = unmounted.events().into_iter().map(|event| event.reason).collect();
+        assert_eq!(
+            told,
+            ["one", "other"].map(|reason| PageError::Manifest(reason.into()).to_string())
+        );
+        let event = unmounted.events().pop().unwrap();
+        assert_eq!((event.what, event.directory), (What::Refused, Some(FILES)));
+        assert_eq!(event.path.as_deref(), Some("files/page"));
+        // What the disk says is no refusal.
+        let failed = || SealError::Io(std::io::Error::from_raw_os_error(libc::EIO));
+        assert_eq!(core.report_once(id, &file, failed()).errno(), libc::EIO);
+        assert_eq!(unmounted.events().len(), 2);
+        unmounted.fs.release(opened.handle).unwrap();
+    }
+
+    #[test]
+    fn as_many_bytes_are_kept_as_one_that_is_right_has() {
+        let unmounted = Unmounted::new();
+        let core = &unmounted.fs.core;
+        assert_eq!(core.kept_bytes(&place(MODELS, "manifest.json")), MANIFEST_BYTES_MAX);
+        let model = unmounted.make_model(1);
+        let sequence = model.make_sequence("s", &[0], 1);
+        let layer = unmounted.id_of(sequence, "000").unwrap();
+        let page = model.page(0, 0).len() as u64;
+        assert_eq!(core.kept_bytes(&place(layer, "0000000.safetensors")), page);
+    }
+
+    #[test]
+    fn what_was_refused_is_put_aside_and_told() {
+        let unmounted = Unmounted::new();
+        let core = &unmounted.fs.core;
+        let created =
+            unmounted.fs.create(&place(FILES, "page"), 0o644, Caller::DAEMON, true).unwrap();
+        let id = created.found.attributes.inode;
+        let object = core.state().inode(id).unwrap().file().unwrap().object.unwrap();
+        let failed = SealError::Io(std::io::Error::from_raw_os_error(libc::EIO));
+        core.quarantine(&place(FILES, "page"), object, Take::Copy, &failed);
+        assert!(unmounted.events().is_empty());
+        core.quarantine(&place(FILES, "page"), object, Take::Copy, &refused("no page"));
+        let event = unmounted.events().pop().unwrap();
+        assert_eq!((event.what, event.directory), (What::Quarantined, Some(FILES)));
+    }
+}

@@ -61,6 +61,7 @@ impl Drop for Release {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::core::node::ComingRelease;
 
     #[test]
     fn each_release_counts_until_it_is_done() {
@@ -73,5 +74,34 @@ mod tests {
         assert!(releases.is_in_hand(file));
         drop(second);
         assert!(!releases.is_in_hand(file));
+    }
+
+    #[test]
+    fn the_release_of_the_last_writer_is_awaited_while_it_is_on_its_way() {
+        let (releases, file) = (Releases::default(), InodeId(7));
+        let node = |writers, writers_flushed, release| Node {
+            writers,
+            writers_flushed,
+            release,
+            ..Node::default()
+        };
+        let check = |node: &Node, expected: (bool, bool)| {
+            let found = (releases.is_awaited(node, file), releases.is_last_in_hand(node, file));
+            assert_eq!(found, expected, "{node:?}");
+        };
+        let (writing, gone) = (node(2, 1, ComingRelease::Soon), node(0, 0, ComingRelease::Soon));
+        let closed = [ComingRelease::Soon, ComingRelease::Overdue, ComingRelease::BehindWriteBack]
+            .map(|release| node(2, 2, release));
+        check(&writing, (false, false));
+        check(&gone, (false, false));
+        for (node, awaited) in closed.iter().zip([true, false, true]) {
+            check(node, (awaited, false));
+        }
+        let _release = releases.begin(file);
+        check(&writing, (false, false));
+        check(&gone, (false, false));
+        for node in &closed {
+            check(node, (true, true));
+        }
     }
 }

@@ -145,3 +145,70 @@ impl Spares {
         self.ready.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::IoMode;
+    use crate::unmounted::{FILES, Unmounted};
+
+    fn objects(core: &Core) -> Vec<ObjectId> {
+        core.spares.ready().iter().map(|spare| spare.object).collect()
+    }
+
+    #[test]
+    fn files_are_made_ahead_and_taken_by_those_who_make_one() {
+        let unmounted = Unmounted::new();
+        let core = &unmounted.fs.core;
+        let (wanted, requests) = crossbeam_channel::bounded(1);
+        core.keep_spares(wanted);
+        assert!(!core.spares.has_one() && requests.is_empty());
+        assert!(core.spares.take(Access::ReadWrite).is_none());
+        assert_eq!(requests.try_recv(), Ok(()), "the first one asks for them");
+        core.make_spares();
+        assert!(core.spares.has_one());
+        assert_eq!(core.spares.ready().len(), SPARES_MAX);
+        assert!(core.spares.take(Access::Read).is_none(), "they are open for another use");
+        let last = *objects(core).last().unwrap();
+        let id = unmounted.write(FILES, "file", b"bytes");
+        assert_eq!(core.state().inode(id).unwrap().file().unwrap().object, Some(last));
+        assert_eq!(core.spares.ready().len(), SPARES_MAX - 1);
+        assert_eq!(requests.try_recv(), Ok(()));
+        core.make_spares();
+        assert_eq!(core.spares.ready().len(), SPARES_MAX);
+    }
+
+    #[test]
+    fn what_is_not_needed_any_more_leaves_no_file() {
+        let unmounted = Unmounted::new();
+        let core = &unmounted.fs.core;
+        core.make_spares();
+        let before = objects(core);
+        let is_there = |object: &ObjectId| core.store.stat_object(*object).is_ok();
+        assert!(before.iter().all(is_there));
+        // The first open has decided that the kernel serves files.
+        unmounted.fs.io_mode(|| IoMode::Passthrough);
+        assert_eq!(core.writer_access(), Access::Read);
+        core.make_spares();
+        assert!(!before.iter().any(is_there));
+        let now = objects(core);
+        assert!(now.iter().all(is_there) && now.len() == SPARES_MAX);
+        assert!(core.spares.ready().iter().all(|spare| spare.access == Access::Read));
+        assert!(before.iter().all(|object| !core.state().metadata.staged.contains(object)));
+        core.drop_spares();
+        assert!(!core.spares.has_one() && !now.iter().any(is_there));
+    }
+
+    #[test]
+    fn the_daemon_keeps_a_descriptor_for_writing_where_it_serves() {
+        let unmounted = Unmounted::new();
+        let core = &unmounted.fs.core;
+        let make = |access| {
+            let object = core.state().metadata.new_object();
+            core.make_file(object, access).unwrap().file
+        };
+        assert_eq!(core.writer_access(), Access::ReadWrite);
+        assert!(make(Access::ReadWrite).write_all_at(b"bytes", 0).is_ok());
+        assert!(make(Access::Read).write_all_at(b"bytes", 0).is_err());
+    }
+}

@@ -77,3 +77,77 @@ pub(crate) fn tell_stale_at_once(core: &Core, directory: InodeId, id: InodeId) {
 pub(crate) fn told(directory: InodeId, id: InodeId) -> [Invalidation; 2] {
     [Invalidation::Inode(directory), Invalidation::Names(id)]
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+    use crate::unmounted::{FILES, Unmounted, place};
+
+    /// A file whose only name the daemon takes away.
+    fn nameless(unmounted: &Unmounted, name: &str) -> InodeId {
+        let id = unmounted.write(FILES, name, b"bytes");
+        let mut state = unmounted.fs.core.state();
+        let mut inode = state.inode(id).unwrap();
+        unmounted.fs.remove_name(&mut state, id, &mut inode, &place(FILES, name)).unwrap();
+        id
+    }
+
+    fn is_stale(unmounted: &Unmounted, id: InodeId) -> bool {
+        unmounted.fs.core.state().nodes.get(&id).is_some_and(|node| node.stale)
+    }
+
+    #[test]
+    fn a_file_that_lost_its_last_name_goes_unless_somebody_has_it_open() {
+        let unmounted = Unmounted::new();
+        let core = &unmounted.fs.core;
+        let named = unmounted.write(FILES, "named", b"bytes");
+        mark_stale_without_names(&mut core.state(), named).unwrap();
+        assert!(!is_stale(&unmounted, named));
+        let id = nameless(&unmounted, "file");
+        mark_stale_without_names(&mut core.state(), id).unwrap();
+        assert!(is_stale(&unmounted, id));
+        assert!(core.state().metadata.inode(id).unwrap().is_none());
+        // One that is open goes with its last descriptor.
+        let id = unmounted.write(FILES, "open", b"bytes");
+        let opened = unmounted.fs.open_file(id, libc::O_RDONLY).unwrap();
+        let mut inode = core.state().inode(id).unwrap();
+        let removed = place(FILES, "open");
+        unmounted.fs.remove_name(&mut core.state(), id, &mut inode, &removed).unwrap();
+        mark_stale_without_names(&mut core.state(), id).unwrap();
+        assert!(is_stale(&unmounted, id) && core.state().metadata.inode(id).unwrap().is_some());
+        assert!(!let_go_if_stale(&mut core.state(), id).unwrap(), "it is in use");
+        assert!(!let_go_if_stale(&mut core.state(), named).unwrap(), "it has a name");
+        unmounted.fs.release(opened.handle).unwrap();
+        assert!(core.state().metadata.inode(id).unwrap().is_none());
+        assert!(unmounted.told.try_iter().any(|what| what == Invalidation::Names(id)));
+        assert!(let_go_if_stale(&mut core.state(), id).unwrap());
+    }
+
+    #[test]
+    fn directories_without_names_stay_for_whoever_works_in_them() {
+        let unmounted = Unmounted::new();
+        let core = &unmounted.fs.core;
+        let id = unmounted.make_directory(FILES, "d", (0o755, 0));
+        unmounted.fs.remove_directory(&place(FILES, "d")).unwrap();
+        mark_stale_without_names(&mut core.state(), id).unwrap();
+        assert!(is_stale(&unmounted, id));
+        assert!(core.state().metadata.inode(id).unwrap().is_some());
+    }
+
+    #[test]
+    fn the_kernel_hears_of_the_directory_and_of_the_names() {
+        let unmounted = Unmounted::new();
+        let core = &unmounted.fs.core;
+        let expected = [Invalidation::Inode(FILES), Invalidation::Names(InodeId(50))];
+        tell_stale(core, FILES, InodeId(50));
+        assert_eq!(unmounted.told.try_iter().collect::<Vec<_>>(), expected);
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let noted = Arc::clone(&asked);
+        core.on_new_names(crate::AskAnew(Box::new(move |id| noted.lock().unwrap().push(id))));
+        tell_stale_at_once(core, FILES, InodeId(50));
+        assert_eq!(unmounted.told.try_iter().collect::<Vec<_>>(), expected);
+        assert_eq!(*asked.lock().unwrap(), [InodeId(50), FILES]);
+    }
+}

@@ -48,4 +48,17 @@ mod tests {
         drop(turn);
         assert!(!turns.is_taken(&place(b"a")));
     }
+
+    #[test]
+    fn names_spread_over_all_turns() {
+        let turns = SealingTurns::new();
+        let held: Vec<_> = (0..4096_u32)
+            .filter_map(|number| {
+                let name = number.to_le_bytes().to_vec();
+                let place = Place { parent: InodeId::ROOT, name };
+                (!turns.is_taken(&place)).then(|| turns.of(&place).lock().unwrap())
+            })
+            .collect();
+        assert_eq!(held.len(), TURNS);
+    }
 }

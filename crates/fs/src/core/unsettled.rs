@@ -145,7 +145,25 @@ mod tests {
         unsettled.forget_made(object);
         assert_eq!(unsettled.modified(object, at(10)), at(10));
         unsettled.note_made(object, at(20), Some(at(10)));
+        assert_eq!(unsettled.made_after_its_file(object), Some(at(20)));
         unsettled.remove(id);
         assert_eq!(unsettled.modified(object, at(10)), at(10));
+        assert_eq!(unsettled.made_after_its_file(object), None);
+    }
+
+    #[test]
+    fn files_are_found_in_their_order() {
+        let mut unsettled = Unsettled::default();
+        let ids = [3, 1, 2].map(InodeId);
+        unsettled.extend(ids.map(|id| (id, ObjectId(id.0 + 10))));
+        let in_order = [1, 2, 3].map(InodeId);
+        assert_eq!(unsettled.keys().copied().collect::<Vec<_>>(), in_order);
+        assert_eq!(unsettled.behind(None).collect::<Vec<_>>(), in_order);
+        assert_eq!(unsettled.behind(Some(InodeId(1))).collect::<Vec<_>>(), in_order[1..]);
+        let objects = [11, 12, 13].map(ObjectId);
+        assert_eq!(unsettled.values().copied().collect::<Vec<_>>(), objects);
+        assert_eq!(unsettled.get(InodeId(2)), Some(&ObjectId(12)));
+        assert!(unsettled.contains_key(InodeId(3)) && !unsettled.contains_key(InodeId(4)));
+        assert_eq!(unsettled.len(), 3);
     }
 }

@@ -185,3 +185,6 @@ impl Waits<'_> {
         state.attributes(&self.core.store, id).map_or(0, |shown| shown.size)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -209,41 +209,4 @@ impl State {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use kvfs_storage::store::record::{DirectoryClass, Time};
-
-    fn inode(is_directory: bool, mode: u16, uid: u32, gid: u32) -> Inode {
-        let class = DirectoryClass::Plain;
-        let kind = if is_directory {
-            Kind::Directory { class, parent: InodeId::ROOT, name: Vec::new() }
-        } else {
-            Kind::Symlink { target: Vec::new() }
-        };
-        let (atime, mtime, ctime) = (Time::default(), Time::default(), Time::default());
-        Inode { kind, mode, uid, gid, links: 1, atime, mtime, ctime }
-    }
-
-    #[test]
-    fn who_is_let_in() {
-        fn check(is_directory: bool, (mode, uid, gid): (u16, u32, u32), expected: u16) {
-            let inode = inode(is_directory, mode, uid, gid);
-            let readers = Readers { uid: 7, gid: 8, bits: 0o444 };
-            assert_eq!(readers.let_in(&inode), expected, "{mode:o} {uid} {gid}");
-        }
-        check(false, (0o644, 7, 8), 0o444);
-        check(false, (0o640, 7, 8), 0o440);
-        check(false, (0o600, 7, 8), 0o400);
-        // Others may be in its group.
-        check(false, (0o604, 7, 8), 0o400);
-        // Somebody else's.
-        check(false, (0o644, 1, 1), 0o444);
-        check(false, (0o640, 1, 8), 0o440);
-        check(false, (0o604, 1, 8), 0);
-        check(true, (0o700, 1, 1), 0);
-        check(false, (0o600, 1, 1), 0);
-        // Of directories it counts who may enter.
-        check(true, (0o711, 7, 8), 0o444);
-        check(true, (0o744, 7, 8), 0o400);
-    }
-}
+mod tests;

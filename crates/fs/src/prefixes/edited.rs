@@ -71,3 +71,42 @@ impl FileSystem {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::unmounted::Unmounted;
+
+    #[test]
+    fn rows_stand_where_they_were_written_unless_it_is_said_where() {
+        let unmounted = Unmounted::new();
+        let (fs, model) = (&unmounted.fs, unmounted.make_model(1));
+        let sequence = model.make_sequence("s", &[0], 1);
+        assert_eq!(fs.positions_of(sequence).unwrap(), Some(Positions::default()));
+        let json =
+            br#"{"schema_version":1,"edited_at":80,"runs":[[0,10,0,0],[20,60,20,0]],"next":[80,80]}"#;
+        let id = unmounted.write(sequence, names::POSITIONS, json);
+        let expected = Positions::parse(json).unwrap();
+        assert_ne!(expected, Positions::default());
+        assert_eq!(fs.positions_of(sequence).unwrap(), Some(expected));
+        unmounted.write(sequence, "broken", b"{");
+        let [from, to] =
+            ["broken", names::POSITIONS].map(|name| crate::unmounted::place(sequence, name));
+        fs.rename(&from, &to, 0).unwrap();
+        assert_eq!(fs.positions_of(sequence).unwrap(), None, "nothing of it can be told");
+        assert!(!fs.note_away(sequence).unwrap());
+        assert_ne!(unmounted.id_of(sequence, names::POSITIONS), Some(id));
+    }
+
+    #[test]
+    fn what_was_away_and_is_here_is_not_asked_for_again() {
+        let unmounted = Unmounted::new();
+        let (fs, model) = (&unmounted.fs, unmounted.make_model(1));
+        let sequence = model.make_sequence("s", &[0], 1);
+        unmounted.write(sequence, names::POSITIONS, b"{}");
+        fs.prefixes.away.lock().unwrap().extend([sequence, model.sequences]);
+        fs.fetch_positions().unwrap();
+        assert!(fs.prefixes.away.lock().unwrap().is_empty());
+        assert!(fs.core.state().handles.is_empty());
+    }
+}

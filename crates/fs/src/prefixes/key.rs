@@ -39,3 +39,28 @@ impl FileSystem {
         Key::new(&self.slot_key_bytes(model)?).ok_or(FsError::Stale)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::unmounted::{FILES, Unmounted};
+
+    #[test]
+    fn a_model_keeps_its_key_and_nothing_else_has_one() {
+        let unmounted = Unmounted::new();
+        let model = unmounted.make_model(1);
+        let other = unmounted.make_model_of(1, |fields| fields.model_id = "other".into());
+        let (model, other, sequences) = (model.directory, other.directory, model.sequences);
+        let key = |id| unmounted.fs.slot_key_bytes(id).unwrap();
+        let known = key(model);
+        assert_eq!((known.len(), key(model)), (32, known.clone()));
+        assert_ne!(known, key(other), "each has its own");
+        assert!(known.iter().any(|byte| *byte != 0));
+        unmounted.fs.slot_key(model).unwrap();
+        for id in [FILES, sequences] {
+            assert!(matches!(unmounted.fs.slot_key_bytes(id), Err(FsError::NoAttribute)));
+        }
+        let unmounted = unmounted.again();
+        assert_eq!(unmounted.fs.slot_key_bytes(model).unwrap(), known);
+    }
+}
