@@ -213,7 +213,10 @@ mod tests {
         let (fs, core) = (&unmounted.fs, &unmounted.fs.core);
         let id = unmounted.write(FILES, "file", b"bytes");
         miss(&unmounted, id, FsError::Corrupt);
-        fs.forget(id, 1);
+        fs.link(id, &place(FILES, "again")).unwrap();
+        fs.forget(id, 2);
+        assert!(core.state().drop_damaged(&place(FILES, "again"), id).unwrap());
+        assert!(core.state().damaged.contains_key(&id), "it has another name");
         assert!(core.state().drop_damaged(&place(FILES, "file"), id).unwrap());
         assert!(core.state().damaged.is_empty());
         // One that was given other bytes since is not damaged any more.

@@ -199,6 +199,28 @@ mod tests {
     }
 
     #[test]
+    fn a_file_without_a_name_can_be_damaged_as_well() {
+        let unmounted = with_file();
+        let (fs, (id, inode, object)) = (&unmounted.fs, written(&unmounted));
+        let checksum = fs.core.state().metadata.object(object).unwrap().unwrap().checksum;
+        let opened = fs.open_file(id, libc::O_RDONLY).unwrap();
+        fs.unlink(&place(FILES, "file")).unwrap();
+        assert!(!changed_since(&fs.core, (id, &inode), checksum));
+        fs.release(opened.handle).unwrap();
+    }
+
+    #[test]
+    fn bytes_that_were_compared_since_the_mount_are_not_again() {
+        let unmounted = with_file();
+        let (fs, (id, _, object)) = (&unmounted.fs, written(&unmounted));
+        let opened = fs.open_file(id, libc::O_RDONLY).unwrap();
+        let file = fs.core.store.open_object(object, Access::ReadWrite).unwrap();
+        file.write_all_at(b"other", 0).unwrap();
+        fs.check_bytes(id).unwrap();
+        fs.release(opened.handle).unwrap();
+    }
+
+    #[test]
     fn before_a_change_in_place_bytes_are_compared_once() {
         let unmounted = with_file();
         let (fs, (id, _, object)) = (&unmounted.fs, written(&unmounted));

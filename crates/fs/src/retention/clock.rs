@@ -73,6 +73,9 @@ mod tests {
         let later = |seconds: i64| begun + Duration::from_secs(seconds.unsigned_abs());
         let mut clock = Clock { last: Some((at(0), begun)), doubted_until: None };
         assert!(clock.look(at(5), later(5)));
+        // Not more than an hour.
+        assert!(clock.look(at(5 + HOUR), later(5)));
+        assert!(clock.look(at(5), later(5)));
         // Both clocks went on for two hours.
         assert!(clock.look(at(2 * HOUR), later(2 * HOUR)));
         assert!(!clock.look(at(60 * 24 * HOUR), later(2 * HOUR + 1)));

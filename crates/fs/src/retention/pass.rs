@@ -472,3 +472,6 @@ impl FileSystem {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

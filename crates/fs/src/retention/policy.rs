@@ -234,6 +234,8 @@ mod tests {
         check(QUOTA, "1K", None);
         check(TTL, "3600", Some(3600));
         check(AGE, "99999999999", None);
+        check(AGE, "31622400000", Some(SECONDS_MAX));
+        check(AGE, "31622400001", None);
     }
 
     #[test]

@@ -224,6 +224,33 @@ mod tests {
     }
 
     #[test]
+    fn what_was_read_after_the_walk_stays() {
+        let limited = limited();
+        let seen = limited.modified();
+        let later = |seconds| Time { seconds: seen.seconds + seconds, ..seen };
+        limited.fs.retention.uses().note(limited.id, later(10));
+        assert_eq!(limited.remove(later(9)).kept, Some(Kept::Changed));
+        assert_eq!(limited.remove(later(10)).files, 1);
+    }
+
+    /// A mapping needs no handle.
+    #[test]
+    fn what_somebody_has_open_without_a_handle_stays() {
+        let limited = limited();
+        let object = limited.fs.core.state().inode(limited.id).unwrap().file().unwrap().object;
+        let open = limited.fs.core.store.open_object(object.unwrap(), Access::Read).unwrap();
+        assert_eq!(limited.remove(limited.modified()).kept, Some(Kept::InUse));
+        drop(open);
+        assert_eq!(limited.remove(limited.modified()).files, 1);
+    }
+
+    #[test]
+    fn each_reason_to_stay_has_a_word() {
+        let all = [Kept::InUse, Kept::Committing, Kept::Pinned, Kept::Changed];
+        assert_eq!(all.map(Kept::name), ["in_use", "committing", "pinned", "changed"]);
+    }
+
+    #[test]
     fn a_limit_that_was_taken_away_removes_nothing() {
         let limited = limited();
         limited.fs.remove_limit(FILES, QUOTA).unwrap();

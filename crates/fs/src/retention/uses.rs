@@ -115,4 +115,22 @@ mod tests {
         assert!(uses.recent.len() + uses.older.len() <= 2 * FILES_MAX);
         assert_eq!(uses.take().len(), 2 * FILES_MAX);
     }
+
+    #[test]
+    fn who_is_known_takes_no_place() {
+        let mut uses = Uses::default();
+        for id in 0..FILES_MAX as u64 {
+            uses.note(InodeId(id), Time::default());
+        }
+        uses.note(InodeId(0), Time { seconds: 1, nanoseconds: 0 });
+        assert_eq!((uses.recent.len(), uses.older.len()), (FILES_MAX, 0));
+    }
+
+    #[test]
+    fn times_go_on_by_whole_seconds_and_not_beyond_their_end() {
+        let time = Time { seconds: 5, nanoseconds: 7 };
+        let expected = Time { seconds: 15, nanoseconds: 7 };
+        assert_eq!(after(time, Duration::from_millis(10_900)), expected);
+        assert_eq!(after(time, Duration::MAX), Time { seconds: i64::MAX, nanoseconds: 7 });
+    }
 }

@@ -199,14 +199,17 @@ fn making_a_file_waits_for_the_disk_unless_one_is_ready() {
 
 #[test]
 fn a_page_of_many_bytes_takes_long_to_seal() {
-    fn check(heads: u32, expected: bool) {
+    fn check(heads: u32, page_tokens: u32, expected: bool) {
         let mut fields = kvfs_page::ManifestFields::new("m", kvfs_page::Dtype::F16, 1, heads, 128);
-        fields.page_tokens = 1024;
+        fields.page_tokens = page_tokens;
         let manifest = kvfs_page::Manifest::new(fields).unwrap();
         let page =
             PagePlace::new(&manifest, kvfs_page::Layer(0), kvfs_page::TokenStart(0)).unwrap();
-        assert_eq!(sealing_takes_long(&page), expected, "{heads} heads");
+        assert_eq!(sealing_takes_long(&page), expected, "{heads} heads, {page_tokens} tokens");
     }
-    check(8, false);
-    check(16, true);
+    check(8, 1024, false);
+    check(16, 1024, true);
+    // With its header a page of 8 MiB exactly.
+    check(8, 2047, false);
+    check(8, 2048, true);
 }

@@ -124,6 +124,7 @@ fn what_has_moved_tokens_goes_as_a_whole_or_not_at_all() {
     fs.release(opened.handle).unwrap();
     assert_eq!(cut(fs, sequence, 1).files, 5);
     assert_eq!(unmounted.names(model.sequences), [""; 0]);
+    assert_eq!(unmounted.deleted().pop().unwrap().files, 2, "tokens and positions.json");
 }
 
 #[test]
@@ -209,6 +210,34 @@ fn after_the_surplus_of_states_the_rest_goes_as_one() {
 }
 
 #[test]
+fn what_states_have_freed_counts() {
+    let unmounted = Unmounted::new();
+    let fs = &unmounted.fs;
+    let model = unmounted.make_model_of(2, |fields| fields.page_tokens = 512);
+    let sequence = unmounted.make_directory(model.sequences, "s", (0o755, 0));
+    let layer = model.make_layer(sequence, 1);
+    for row in (1..=1).chain(513..=578) {
+        let name = names::format_state(kvfs_page::TokenStart(row));
+        unmounted.write(layer, &name, &[1; 10]);
+    }
+    fs.core.settle_idle().unwrap();
+    // Two of the last range first, then the rest of it, which is enough.
+    let Removal { files, bytes, kept, has_more } = cut(fs, sequence, 650);
+    assert_eq!((files, bytes, kept, has_more), (66, 660, None, false));
+    assert_eq!(unmounted.names(layer), [names::format_state(kvfs_page::TokenStart(1))]);
+}
+
+#[test]
+fn a_sequence_of_many_pages_goes_in_one_walk() {
+    let unmounted = Unmounted::new();
+    let (fs, model) = (&unmounted.fs, unmounted.make_model(33));
+    model.make_sequence("s", &(0..33).collect::<Vec<_>>(), 3);
+    fs.set_limit(model.sequences, QUOTA, b"1").unwrap();
+    run(fs, &mut Retainer::default());
+    assert_eq!(unmounted.names(model.sequences), [""; 0]);
+}
+
+#[test]
 fn a_state_goes_with_the_page_in_which_its_last_row_is() {
     fn check(name: &str, page_tokens: Option<u64>, expected: Option<u64>) {
         assert_eq!(range_of(name.as_bytes(), page_tokens), expected, "{name}");
@@ -240,6 +269,13 @@ fn a_sequence_that_somebody_writes_to_stays() {
     assert!(!followed());
     model.write_page(layer, 0, 32);
     assert!(followed());
+    // What was listed before is not cut off.
+    let ranges = [(16, listed.pieces[&16].clone())];
+    let going = Going { right: Right::Directory, ranges: &ranges, beside: None };
+    let event = Event::new(What::Deleted, "test");
+    let removal = fs.cut(&event, sequence, &listed, &going).unwrap();
+    assert_eq!((removal.files, removal.kept), (0, Some(Kept::InUse)));
+    assert_eq!(tokens_of(&unmounted, sequence).0, 3 * TOKENS_OF_PAGE - TOKENS_OF_PAGE);
 }
 
 #[test]
@@ -287,25 +323,26 @@ fn what_was_used_since_the_walk_stays_unless_others_share_it() {
 }
 
 #[test]
-fn a_limit_cuts_until_enough_is_free() {
+fn a_limit_cuts_what_was_used_longest_ago_until_enough_is_free() {
     let unmounted = Unmounted::new();
     let (fs, model) = (&unmounted.fs, unmounted.make_model(1));
     let page = bytes_of_page(&model);
-    let sequences: Vec<_> =
-        ["a", "b"].map(|name| (name, model.make_sequence(name, &[0], 4))).into();
-    // The first one was used longest ago.
-    for (number, (_, sequence)) in sequences.iter().enumerate() {
-        let days = 10 - i64::try_from(number).unwrap();
-        let layer = layer_of(&unmounted, *sequence, 0);
-        for name in unmounted.names(layer) {
-            unmounted.date(unmounted.id_of(layer, &name).unwrap(), ago(days * 86_400));
+    let make = |(name, seed, days): (&str, u64, i64)| {
+        let sequence = model.make_sequence_like(name, &[0], 4, seed);
+        let layer = layer_of(&unmounted, sequence, 0);
+        let pages = unmounted.names(layer).into_iter().map(|name| (layer, name));
+        for (directory, name) in pages.chain([(sequence, names::TOKENS.to_owned())]) {
+            unmounted.date(unmounted.id_of(directory, &name).unwrap(), ago(days * 86_400));
         }
-        let tokens = unmounted.id_of(*sequence, names::TOKENS).unwrap();
-        unmounted.date(tokens, ago(days * 86_400));
-    }
-    let limit = 4 * page + 2 * 4 * TOKENS_OF_PAGE;
+        sequence
+    };
+    let [old, new] = [("old", 1, 10), ("new", 2, 9)].map(make);
+    // What is cut off takes tokens with it.
+    let limit = 7 * page;
     unmounted.limit(model.sequences, QUOTA, &limit.to_string());
     run(fs, &mut Retainer::default());
-    // The pages of both have the same bytes, and so the first pages to go free nothing.
-    assert!(unmounted.report(model.sequences).bytes <= limit);
+    assert_eq!([old, new].map(|sequence| pages_of(&unmounted, sequence, 0)), [2, 4]);
+    let told = unmounted.deleted().pop().unwrap();
+    assert!(told.used.is_some_and(|used| used < ago(9 * 86_400) && used > ago(11 * 86_400)));
+    assert_eq!(told.reason, format!("models/m/sequences may hold {limit} bytes"));
 }

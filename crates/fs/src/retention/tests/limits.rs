@@ -3,7 +3,7 @@
 use super::*;
 use crate::attributes::Place;
 use crate::retention::tree::InUse;
-use crate::{Caller, FsError};
+use crate::{Caller, FsError, Invalidation};
 use kvfs_page::names;
 use kvfs_storage::store::record::Entry;
 
@@ -134,6 +134,20 @@ fn nothing_is_told_without_limits() {
 }
 
 #[test]
+fn a_store_that_takes_no_changes_deletes_nothing() {
+    let unmounted = Unmounted::new();
+    unmounted.write(FILES, "file", &[1; 100]);
+    unmounted.limit(FILES, QUOTA, "10");
+    unmounted.fs.core.state().refusal = Some(crate::health::Refusal::DiskFailed);
+    let mut retainer = Retainer::default();
+    for _ in 0..5 {
+        assert_eq!(unmounted.fs.retain(&mut retainer), LOOK_INTERVAL);
+    }
+    assert!(retainer.pass.is_none() && retainer.walked.is_empty());
+    assert_eq!(unmounted.names(FILES), ["file"]);
+}
+
+#[test]
 fn the_thread_rests_between_its_steps() {
     let unmounted = Unmounted::new();
     let fs = &unmounted.fs;
@@ -239,8 +253,15 @@ fn a_directory_goes_with_all_that_is_in_it() {
     let (at, entry) = tree(&unmounted);
     let file = unmounted.id_of(entry.inode, "a").unwrap();
     let opened = unmounted.fs.open_file(file, libc::O_RDONLY).unwrap();
+    unmounted.told.try_iter().for_each(drop);
     unmounted.fs.remove_tree(&at, entry, InUse::Goes).unwrap();
     assert_eq!(unmounted.names(FILES), [""; 0]);
+    let told: Vec<_> = unmounted.told.try_iter().collect();
+    for what in
+        [Invalidation::Names(file), Invalidation::Names(entry.inode), Invalidation::Inode(FILES)]
+    {
+        assert!(told.contains(&what), "{what:?} is not in {told:?}");
+    }
     let mut buffer = [0; 16];
     assert_eq!(unmounted.fs.read(opened.handle, 0, &mut buffer).unwrap(), 10);
 }
@@ -255,6 +276,8 @@ fn what_is_in_use_keeps_the_directories_above_it() {
     let removal = unmounted.fs.remove_tree(&at, entry, InUse::Stays).unwrap();
     assert_eq!(removal.kept, Some(super::super::remove::Kept::InUse));
     assert!(unmounted.names(inner).contains(&"b".to_string()));
+    // Directories go first: what stands beside them stays as long as they do.
+    assert_eq!(unmounted.names(entry.inode), ["a", "inner"]);
     unmounted.fs.release(opened.handle).unwrap();
     assert!(unmounted.fs.remove_tree(&at, entry, InUse::Stays).unwrap().kept.is_none());
     assert_eq!(unmounted.names(FILES), [""; 0]);

@@ -89,6 +89,41 @@ fn a_sequence_goes_whole_or_not_at_all() {
     check((0o1755, OWNER), &[OTHER], true);
 }
 
+/// In a directory with a sticky bit names belong to their owners, but what is in a directory that everybody may
+/// change does not.
+#[test]
+fn sticky_directories_keep_the_sequences_of_others() {
+    let unmounted = Unmounted::new();
+    let (fs, model) = (&unmounted.fs, unmounted.make_model(1));
+    let give = |id, uid, mode| {
+        let (uid, mode) = (Some(uid), Some(mode));
+        fs.set_attributes(id, &SetAttributes { uid, mode, ..Default::default() }).unwrap();
+    };
+    give(model.directory, OWNER, 0o755);
+    give(model.sequences, OTHER, 0o1777);
+    let make = |name, uid| {
+        let sequence = unmounted.make_directory(model.sequences, name, (0o777, uid));
+        unmounted.write_as(OWNER, sequence, "file", &[1; 10]);
+        sequence
+    };
+    let [_, _, mixed] =
+        [("mine", OWNER), ("other", OTHER), ("mixed", OWNER)].map(|(name, uid)| make(name, uid));
+    let sticky = unmounted.make_directory(mixed, "sticky", (0o1777, OTHER));
+    let inside = unmounted.make_directory(sticky, "inside", (0o777, OTHER));
+    unmounted.write_as(OWNER, inside, "file", &[1; 10]);
+    unmounted.empty(model.directory);
+    assert_eq!(unmounted.names(model.sequences), ["mixed", "other"]);
+    let Report { files, removed_files, .. } = unmounted.report(model.directory);
+    // The manifest counts, and the file in what is mixed, which stays with the rest of it.
+    assert_eq!((files, removed_files), (2, 1));
+    let directory = limited(&unmounted);
+    let sticky = unmounted.make_directory(directory, "sticky", (0o1777, OTHER));
+    let inside = unmounted.make_directory(sticky, "inside", (0o777, OTHER));
+    unmounted.write_as(OTHER, inside, "file", &[1; 10]);
+    unmounted.empty(directory);
+    assert_eq!(unmounted.names(inside), [""; 0]);
+}
+
 /// The walk has found a sequence; what changes before it is removed counts.
 #[test]
 fn what_changed_since_the_walk_is_asked_again() {
@@ -142,6 +177,15 @@ fn a_sequence_with_a_limit_of_its_own_goes_if_its_owner_could_remove_it() {
     };
     check(0o755, true);
     check(0o555, false);
+    // Who cannot come to it cannot remove it.
+    let (sequences, sequence) = sequence(&unmounted, (0o755, OWNER), &[OWNER]);
+    let model = match unmounted.fs.core.state().inode(sequences).unwrap().kind {
+        Kind::Directory { parent, .. } => parent,
+        _ => panic!("sequences lie in a directory"),
+    };
+    unmounted.set_mode(model, 0o700);
+    unmounted.empty(sequence);
+    assert_eq!(unmounted.names(sequences), ["s"]);
 }
 
 /// A user's file that has outlived its own time, in directories of this mode that are his or another's.

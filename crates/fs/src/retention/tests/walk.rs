@@ -2,6 +2,8 @@
 
 use super::*;
 use crate::FileSystem;
+use kvfs_storage::store::metadata::Life;
+use kvfs_storage::store::record::Entry;
 
 const DAY: i64 = 86_400;
 
@@ -25,7 +27,9 @@ fn what_was_used_longest_ago_goes_until_a_twentieth_is_free() {
     // It was read a moment ago, which is not on record yet.
     fs.note_use(ids[1], libc::O_RDONLY);
     let used = fs.core.state().inode(ids[0]).unwrap().atime;
-    run(fs, &mut Retainer::default());
+    let mut retainer = Retainer::default();
+    run(fs, &mut retainer);
+    assert!(!retainer.walked[&directory].is_unfinished);
     let expected = ["01", "04", "05", "06", "07", "08", "09", "10", "11"];
     assert_eq!(unmounted.names(directory), expected);
     let Report { bytes, files, removed_bytes, removed_files } = unmounted.report(directory);
@@ -181,6 +185,27 @@ fn everything_is_seen_however_many_names_and_directories_there_are() {
     assert_eq!((bytes, files), (144, 144));
 }
 
+#[test]
+fn a_forged_name_leads_nowhere() {
+    let unmounted = Unmounted::new();
+    let (top, beside) = (
+        unmounted.make_directory(FILES, "d", (0o755, 0)),
+        unmounted.make_directory(FILES, "beside", (0o755, 0)),
+    );
+    let inner = unmounted.make_directory(top, "inner", (0o755, 0));
+    for directory in [inner, beside] {
+        unmounted.write(directory, "file", &[1; 10]);
+    }
+    for (name, inode) in [("elsewhere", beside), ("ring", top)] {
+        let entry = Entry { inode, file_type: libc::S_IFDIR };
+        unmounted.fs.core.state().metadata.put_entry(Life::Durable, inner, name.as_bytes(), entry);
+    }
+    unmounted.limit(top, QUOTA, "1");
+    run(&unmounted.fs, &mut Retainer::default());
+    assert_eq!(unmounted.names(beside), ["file"]);
+    assert_eq!(unmounted.report(top).removed_files, 1);
+}
+
 fn pipe() -> crate::NewNode {
     crate::NewNode::Special { file_type: libc::S_IFIFO, device: 0 }
 }
@@ -255,8 +280,9 @@ fn uses_are_kept_when_the_mount_ends() {
     let opened = fs.open_file(gone, libc::O_RDONLY).unwrap();
     fs.unlink(&place(FILES, "gone")).unwrap();
     fs.record_uses().unwrap();
-    fs.release(opened.handle).unwrap();
     let atime = |id| fs.core.state().inode(id).unwrap().atime;
+    assert_eq!(atime(gone), before, "it has no name any more");
+    fs.release(opened.handle).unwrap();
     assert!(atime(read) > ago(100));
     assert_eq!(atime(silent), before);
     // A use that is older than what is on record changes nothing.
