@@ -27,6 +27,12 @@ OWN=(
             quarantine record records recovery standing)"
     "kvfs-storage tier::copies,tier::counters,tier::encoded,tier::ram,tier::rate,tier::scan,tier::ssd $(
         printf 'crates/storage/src/tier/%s.rs ' copies counters encoded ram/{copies,mod,resize} rate scan ssd)"
+    "kvfs-fs retention:: $(printf 'crates/fs/src/retention/%s.rs ' cut mod pass)"
+    "kvfs-fs retention:: $(printf 'crates/fs/src/retention/%s.rs ' clock expired policy remove rights tree uses)"
+    "kvfs-fs core::,backlog::,error:: $(printf 'crates/fs/src/%s.rs ' backlog error \
+        core/{node,refuse,releases,rights,spare,stale,turns,unsettled,waits})"
+    "kvfs-fs on_corrupt::,placement::,prefixes::,retention::cut,verify:: $(
+        printf 'crates/fs/src/%s.rs ' on_corrupt placement prefixes/{access,edited,key,shares} verify)"
 )
 # Tests of the program that need no mount, and suites with one.
 WITHOUT_MOUNT=(--test files_model --test crash)

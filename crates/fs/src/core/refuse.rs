@@ -85,6 +85,7 @@ mod tests {
     use super::*;
     use crate::Caller;
     use crate::unmounted::{FILES, MODELS, Unmounted, place};
+    use kvfs_page::{Dtype, LayerKind, StateShape, StateTensor};
 
     fn refused(reason: &str) -> SealError {
         SealError::Refused(PageError::Manifest(reason.to_owned()))
@@ -125,6 +126,19 @@ mod tests {
         let layer = unmounted.id_of(sequence, "000").unwrap();
         let page = model.page(0, 0).len() as u64;
         assert_eq!(core.kept_bytes(&place(layer, "0000000.safetensors")), page);
+    }
+
+    #[test]
+    fn of_a_layer_of_states_as_many_bytes_are_kept_as_a_state_has() {
+        let unmounted = Unmounted::new();
+        let tensor = StateTensor { name: "ssm".to_owned(), dtype: Dtype::F32, shape: vec![4, 512] };
+        let shape = StateShape { state: vec![tensor] };
+        let layers = vec![LayerKind::Attention, LayerKind::State(shape.clone())];
+        let model = unmounted.make_model_of(2, |fields| fields.layers = Some(layers));
+        let layer = model.make_layer(model.make_sequence("s", &[], 0), 1);
+        let kept = unmounted.fs.core.kept_bytes(&place(layer, "state-0000016.safetensors"));
+        assert_eq!(kept, shape.file_bytes());
+        assert_ne!(kept, model.page(0, 0).len() as u64);
     }
 
     #[test]

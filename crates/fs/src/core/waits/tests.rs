@@ -4,6 +4,8 @@ use crate::unmounted::{FILES, Unmounted, place};
 use crate::{Caller, IoMode};
 use kvfs_page::names;
 
+/// Bytes that are read where the request came in, and more than are sealed there.
+const AT_ONCE: u64 = 256 << 10;
 const MUCH: u64 = SEAL_AT_ONCE_BYTES + 1;
 
 fn create(fs: &FileSystem, at: &Place) -> (InodeId, u64) {
@@ -41,10 +43,10 @@ fn a_link_waits_where_much_is_copied() {
     let tokens = unmounted.id_of(sequence, names::TOKENS).unwrap();
     let file = unmounted.write(FILES, "file", b"bytes");
     let link = |id| fs.core.waits().link(id);
-    lengthen(fs, tokens, READ_AT_ONCE_BYTES);
+    lengthen(fs, tokens, AT_ONCE);
     lengthen(fs, file, MUCH);
     assert_eq!((link(tokens), link(file), link(InodeId(1_000_000))), (None, None, None));
-    lengthen(fs, tokens, READ_AT_ONCE_BYTES + 1);
+    lengthen(fs, tokens, AT_ONCE + 1);
     assert_eq!(link(tokens), Some(Awaited::Sealing));
 }
 
@@ -57,9 +59,9 @@ fn a_rename_waits_where_much_is_sealed_or_copied() {
     let (from, page) = (place(layer, ".new"), place(layer, "0000016.safetensors"));
     let (id, handle) = create(fs, &from);
     let reads = |to: &Place| fs.core.waits().rename_reads(&from, to);
-    lengthen(fs, id, READ_AT_ONCE_BYTES);
+    lengthen(fs, id, AT_ONCE);
     assert_eq!(reads(&page), None);
-    lengthen(fs, id, READ_AT_ONCE_BYTES + 1);
+    lengthen(fs, id, AT_ONCE + 1);
     assert_eq!(reads(&page), Some(Awaited::Sealing), "somebody writes to it: it is copied");
     assert_eq!(reads(&place(layer, "notes")), None, "it keeps its meaning");
     fs.release(handle).unwrap();
