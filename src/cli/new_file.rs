@@ -21,7 +21,10 @@ pub(super) struct NewFile {
 
 /// Begins a file that somebody asked for, who must say so where it is to replace one.
 pub(super) fn begin(name: &Path, replaces: bool) -> Result<NewFile, Failure> {
-    let new = if replaces { NewFile::replacing(name) } else { NewFile::absent(name) };
+    // What is no regular file is not replaced either, so nobody is told to force it.
+    let is_regular = name.metadata().map_or(true, |there| there.is_file());
+    let new =
+        if replaces || !is_regular { NewFile::replacing(name) } else { NewFile::absent(name) };
     new.map_err(|error| explain(name, &error))
 }
 

@@ -157,6 +157,18 @@ pub(crate) fn grouped(number: u64) -> String {
     text
 }
 
+/// A number in few letters.
+pub(crate) fn short(number: f64) -> String {
+    match number.abs() {
+        0.0 => "0".to_owned(),
+        0.001..0.9995 => format!("{number:.3}"),
+        0.9995..9.995 => format!("{number:.2}"),
+        9.995..99.95 => format!("{number:.1}"),
+        99.95..1e6 => format!("{number:.0}"),
+        _ => format!("{number:.2e}"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -181,6 +193,21 @@ mod tests {
         check((4 << 20) + 4096, "4.0 MiB");
         check(5 << 40, "5.0 TiB");
         check(u64::MAX, "16777215.9 TiB");
+    }
+
+    #[test]
+    fn numbers_in_few_letters() {
+        for (number, expected) in [
+            (0.0, "0"),
+            (-0.5, "-0.500"),
+            (0.9996, "1.00"),
+            (9.996, "10.0"),
+            (123.4, "123"),
+            (1e-7, "1.00e-7"),
+            (f64::NAN, "NaN"),
+        ] {
+            assert_eq!(short(number), expected);
+        }
     }
 
     #[test]

@@ -161,8 +161,12 @@ fn explain(path: &Path, why: impl Display) -> Failure {
 
 /// Adds a number for each of two.
 fn add_both(summary: &mut Summary, name: &'static str, both: [Value; 2]) {
-    let [a, b] = &both;
-    let text = if a == b { a.to_string() } else { format!("{a} and {b}") };
+    let [a, b] = both.each_ref().map(|value| match value {
+        Value::Null => "not known".to_owned(),
+        Value::String(text) => text.clone(),
+        value => value.to_string(),
+    });
+    let text = if a == b { a } else { format!("{a} and {b}") };
     summary.add_with_text(name, Value::Array(both.into()), text);
 }
 

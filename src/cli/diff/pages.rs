@@ -8,7 +8,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::{Found, Verdict, add_both};
-use crate::cli::output::Failure;
+use crate::cli::output::{Failure, short};
 use crate::cli::page_values::{Away, PageValues, Part};
 use crate::cli::summary::Summary;
 use crate::tier::encoding::Quantisation;
@@ -169,8 +169,9 @@ const FACTS: [(&str, OfPage); 8] = [
 fn text(distances: &[Distance]) -> String {
     let mut text = "part head  largest difference  mean difference\n".to_owned();
     for Distance { part, head, largest, mean, not_finite } in distances {
+        let (part, largest, mean) = (part.name(), short(*largest), short(*mean));
         // Writing to a String cannot fail.
-        let _ = write!(text, "{:<4} {head:>4}  {largest:<18.6e}  {mean:<15.6e}", part.name());
+        let _ = write!(text, "{part:<4} {head:>4}  {largest:<18}  {mean:<15}");
         if *not_finite > 0 {
             let _ = write!(text, "  {not_finite} NaN or infinite");
         }

@@ -7,7 +7,8 @@
     reason = "lengths in pixels and steps of brightness are small and never negative"
 )]
 
-use super::figures::{HeadFigures, PartFigures, cells_max, percent, short};
+use super::figures::{HeadFigures, PartFigures, cells_max, percent};
+use crate::cli::output::short;
 use crate::cli::page_values::PageValues;
 use crate::cli::picture::{BRIGHTEST, Canvas, Colour, LETTER_WIDTH, LINE_HEIGHT};
 

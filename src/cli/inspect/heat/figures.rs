@@ -1,5 +1,6 @@
 //! What is told of each head: norms, outlier channels, and the error of lossy cold copies.
 
+use crate::cli::output::short;
 use crate::cli::page_values::{PageValues, Part};
 use crate::tier::encoding::{Quantisation, Unsuitable};
 
@@ -148,18 +149,6 @@ fn outliers(numbers: &[f32], channels: usize) -> Vec<usize> {
     };
     let is_outlier = |channel: &usize| means[*channel] > OUTLIER_FACTOR * median;
     (0..channels).filter(is_outlier).collect()
-}
-
-/// A number in few letters.
-pub(super) fn short(number: f64) -> String {
-    match number.abs() {
-        0.0 => "0".to_owned(),
-        0.001..0.9995 => format!("{number:.3}"),
-        0.9995..9.995 => format!("{number:.2}"),
-        9.995..99.95 => format!("{number:.1}"),
-        99.95..1e6 => format!("{number:.0}"),
-        _ => format!("{number:.2e}"),
-    }
 }
 
 pub(super) fn percent(part: f64) -> String {

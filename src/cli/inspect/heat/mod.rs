@@ -12,10 +12,10 @@ use serde_json::{Map, Value, json};
 
 use crate::cli::history::shown;
 use crate::cli::new_file::{NewFile, begin, explain};
-use crate::cli::output::Failure;
+use crate::cli::output::{Failure, short};
 use crate::cli::page_values::{Away, PageValues, Part};
 use crate::cli::picture;
-use figures::{PartFigures, not_rounded, percent, short};
+use figures::{PartFigures, not_rounded, percent};
 
 /// What is asked of a picture.
 #[derive(Debug, Default, Args)]

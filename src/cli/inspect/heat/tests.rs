@@ -184,9 +184,11 @@ fn what_cannot_be_drawn_is_refused() {
     let cache = Cache::new((Dtype::F16, Layout::Hnd), (1, 32), |_, _, _, _| 1.0);
     let to_output = HeatArguments { heat: Some("-".into()), ..HeatArguments::default() };
     assert!(matches!(cache.picture(to_output), Err(Failure::Usage(_))));
-    let device = HeatArguments { heat: Some("/dev/null".into()), force: true, part: None };
-    let refused = cache.picture(device).unwrap_err();
-    assert!(refused.line().contains("is no regular file"), "{refused:?}");
+    for force in [false, true] {
+        let device = HeatArguments { heat: Some("/dev/null".into()), force, part: None };
+        let refused = cache.picture(device).unwrap_err();
+        assert!(refused.line().contains("is no regular file"), "{refused:?}");
+    }
     let draw = |path: &Path| {
         let arguments =
             InspectArguments { json: false, heat: cache.asked("b.png"), path: path.to_owned() };
