@@ -60,8 +60,8 @@ impl Unmounted {
         &self, parent: InodeId, name: &str, (mode, uid): (u16, u32),
     ) -> InodeId {
         let caller = Caller { uid, gid: uid };
-        let made = self.fs.make(&place(parent, name), &NewNode::Directory, mode, caller).unwrap();
-        made.attributes.inode
+        let found = self.fs.make(&place(parent, name), &NewNode::Directory, mode, caller).unwrap();
+        found.attributes.inode
     }
 
     /// A file of this user that was written and closed.

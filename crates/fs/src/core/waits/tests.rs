@@ -89,9 +89,9 @@ fn who_needs_a_page_waits_for_its_writer_or_its_sealing() {
     let (layer, page, id, handle) = with_page(&unmounted);
     let (fs, waits) = (&unmounted.fs, unmounted.fs.core.waits());
     let tail = place(layer, "0000000.tail");
-    let sequence = match fs.core.state().inode(layer).unwrap().kind {
-        kvfs_storage::store::record::Kind::Directory { parent, .. } => parent,
-        _ => panic!("a layer is a directory"),
+    let kind = fs.core.state().inode(layer).unwrap().kind;
+    let kvfs_storage::store::record::Kind::Directory { parent: sequence, .. } = kind else {
+        panic!("a layer is a directory");
     };
     let above = place(sequence, "000");
     let all = || {

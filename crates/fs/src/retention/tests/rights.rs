@@ -97,7 +97,7 @@ fn sticky_directories_keep_the_sequences_of_others() {
     let (fs, model) = (&unmounted.fs, unmounted.make_model(1));
     let give = |id, uid, mode| {
         let (uid, mode) = (Some(uid), Some(mode));
-        fs.set_attributes(id, &SetAttributes { uid, mode, ..Default::default() }).unwrap();
+        fs.set_attributes(id, &SetAttributes { mode, uid, ..Default::default() }).unwrap();
     };
     give(model.directory, OWNER, 0o755);
     give(model.sequences, OTHER, 0o1777);
@@ -179,9 +179,9 @@ fn a_sequence_with_a_limit_of_its_own_goes_if_its_owner_could_remove_it() {
     check(0o555, false);
     // Who cannot come to it cannot remove it.
     let (sequences, sequence) = sequence(&unmounted, (0o755, OWNER), &[OWNER]);
-    let model = match unmounted.fs.core.state().inode(sequences).unwrap().kind {
-        Kind::Directory { parent, .. } => parent,
-        _ => panic!("sequences lie in a directory"),
+    let kind = unmounted.fs.core.state().inode(sequences).unwrap().kind;
+    let Kind::Directory { parent: model, .. } = kind else {
+        panic!("sequences lie in a directory");
     };
     unmounted.set_mode(model, 0o700);
     unmounted.empty(sequence);
