@@ -6,7 +6,7 @@ use std::process::Command;
 
 use crate::common::disk::SmallDisk;
 use crate::common::mount::{files_below, scratch_directory};
-use crate::common::sys::{getxattr, write_and_close};
+use crate::common::sys::{getxattr, rename, write_and_close};
 use crate::common::{Mode, Mount, eventually, fill, forks};
 use crate::place::{kvfs, printed};
 
@@ -14,6 +14,8 @@ in_both_modes!(
     lost_parts_of_the_names_are_sent_again,
     lost_parts_of_the_names_are_sent_again_after_a_mount,
     what_an_older_state_of_the_remote_lacks_is_sent_again,
+    another_directory_in_the_place_of_the_remote_is_noticed,
+    names_of_an_older_publication_are_told,
     a_copy_of_a_store_publishes_nothing,
     a_remote_that_takes_nothing_is_told,
 );
@@ -168,6 +170,51 @@ fn what_an_older_state_of_the_remote_lacks_is_sent_again(mode: Mode) {
         assert!(mount.unmount().success());
         shared.assert_rebuilt(mode, &files);
     }
+}
+
+fn another_directory_in_the_place_of_the_remote_is_noticed(mode: Mode) {
+    let shared = Shared::new(false);
+    let mut mount = shared.mount(mode);
+    let mut files = put(&mount, "one", 3);
+    sync_remote(&mount);
+    let older = shared.copy_remote();
+    files.extend(put(&mount, "second", 3));
+    sync_remote(&mount);
+    let away = shared.directory.path().join("away");
+    rename(&shared.remote, &away).unwrap();
+    let asked = kvfs(&["sync", "--remote", "--timeout", "1s"], &[mount.path()]);
+    assert_eq!(asked.status.code(), Some(1));
+    assert!(mount.status("remote_state").starts_with("down"), "{}", mount.status("remote_state"));
+    assert!(mount.log().contains("was it moved away"));
+
+    rename(&older, &shared.remote).unwrap();
+    files.extend(put(&mount, "third one", 3));
+    sync_remote(&mount);
+    let paths: Vec<PathBuf> = files.iter().map(|(name, _)| mount.files(name)).collect();
+    let paths: Vec<&Path> = paths.iter().map(PathBuf::as_path).collect();
+    printed(&kvfs(&["evict"], &paths));
+    std::fs::remove_dir_all(&away).unwrap();
+    for (name, bytes) in &files {
+        assert!(std::fs::read(mount.files(name)).unwrap() == *bytes, "{}", name.display());
+    }
+    assert!(mount.unmount().success());
+    shared.assert_rebuilt(mode, &files);
+}
+
+fn names_of_an_older_publication_are_told(mode: Mode) {
+    let shared = Shared::new(false);
+    let mut mount = shared.mount(mode);
+    put(&mount, "one", 3);
+    sync_remote(&mount);
+    put(&mount, "second", 3);
+    sync_remote(&mount);
+    assert!(mount.unmount().success());
+    let newest = files_below(&shared.remote.join("names")).pop().unwrap();
+    std::fs::write(newest, b"damaged").unwrap();
+    let rebuilt = shared.mount(mode);
+    assert!(rebuilt.files("one/0").exists() && !rebuilt.files("second/0").exists());
+    let told = rebuilt.errors();
+    assert!(told.iter().any(|line| line.contains("those of an older publication")), "{told:?}");
 }
 
 fn a_copy_of_a_store_publishes_nothing(mode: Mode) {

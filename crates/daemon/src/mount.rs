@@ -225,11 +225,11 @@ pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountEr
     if !options.read_only {
         store.check_writable()?;
     }
-    remote::prepare(options, &store, &numbers)?;
+    let observer = Arc::new(Observer::new());
+    remote::prepare(options, &store, &numbers, &observer)?;
     let counters = Counters::default();
     store.ram = memory_tier(options, &store, &counters)?;
     store.packs.set_packed_bytes_max(options.packed_bytes_max);
-    let observer = Arc::new(Observer::new());
     observer.describe(&options.mountpoint);
     let (sender, invalidations) = bounded(INVALIDATIONS_MAX);
     let (mut file_system, recovered) = FileSystem::open(store, observer, sender)?;

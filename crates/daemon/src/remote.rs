@@ -9,6 +9,7 @@ use std::time::Duration;
 use super::mount::{MountError, MountOptions, RemoteOptions};
 use kvfs_fs::rebuild::{self, RebuildError, RebuildFrom, Rebuilt};
 use kvfs_fs::{FileSystem, FsError, Mover, Tiers};
+use kvfs_observe::Observer;
 use kvfs_storage::store::Store;
 use kvfs_storage::store::record::OnlyRemote;
 use kvfs_storage::store::standing::{self, Standing};
@@ -82,7 +83,7 @@ impl std::error::Error for NeedError {}
 /// Refuses a remote that is not the one the store needs; a new store takes over the names that the
 /// remote has for it.
 pub(super) fn prepare(
-    options: &MountOptions, store: &Store, numbers: &Arc<Numbers>,
+    options: &MountOptions, store: &Store, numbers: &Arc<Numbers>, observer: &Observer,
 ) -> Result<(), MountError> {
     let standing = standing::read(store.metadata()?)?;
     let given = options.remote.as_ref();
@@ -93,7 +94,7 @@ pub(super) fn prepare(
         })?;
     }
     match given {
-        Some(wanted) => rebuild_if_new(options, wanted, (store, &standing), numbers),
+        Some(wanted) => rebuild_if_new(options, wanted, (store, &standing), numbers, observer),
         None => Ok(()),
     }
 }
@@ -129,7 +130,7 @@ fn check_need(
 /// A new store takes over the names that the remote has for it.
 fn rebuild_if_new(
     options: &MountOptions, wanted: &RemoteOptions, (store, standing): (&Store, &Standing),
-    numbers: &Arc<Numbers>,
+    numbers: &Arc<Numbers>, observer: &Observer,
 ) -> Result<(), MountError> {
     if options.read_only || wanted.rebuild_from == RebuildFrom::Nothing {
         return Ok(());
@@ -146,10 +147,18 @@ fn rebuild_if_new(
     let remote = Remote::open(&wanted.place, wanted.options(None, numbers));
     let remote = remote.map_err(MountError::Thread)?;
     let outcome = rebuild::rebuild(store, &Arc::new(remote), wanted.rebuild_from);
-    if let Rebuilt::From { store, files, left_out } = outcome.map_err(MountError::Rebuild)? {
+    let outcome = outcome.map_err(MountError::Rebuild)?;
+    if let Rebuilt::From { store, files, left_out, passed_over } = outcome {
         log::info!("rebuilt from the names of store {store}: {files} files");
+        for why in passed_over {
+            observer.failed(&format!(
+                "the files are those of an older publication, since a newer one is damaged: {why}"
+            ));
+        }
         if left_out > 0 {
-            log::warn!("{left_out} files were left out: the remote does not have their bytes");
+            observer.failed(&format!(
+                "{left_out} files were left out: the remote does not have their bytes"
+            ));
         }
     }
     Ok(())

@@ -99,8 +99,6 @@ mod sweep;
 mod synchronous;
 mod tiers;
 mod transfer;
-#[cfg(test)]
-mod unmounted;
 mod upload;
 mod verify;
 mod views;
@@ -351,3 +349,6 @@ fn make_roots(metadata: &mut Metadata) -> Result<(), StoreError> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod unmounted;

@@ -55,6 +55,8 @@ pub enum Rebuilt {
         files: u64,
         /// Files that the remote does not have.
         left_out: u64,
+        /// Why newer manifests of its names were not used.
+        passed_over: Vec<String>,
     },
 }
 
@@ -159,9 +161,6 @@ pub fn rebuild(
     let Some(names) = names::read_latest(&blobs, id)? else {
         return Err(RebuildError::Unknown(id));
     };
-    for damaged in &names.damaged {
-        log::warn!("a newer manifest of names is passed over: {}", damaged.error);
-    }
     if names.layout() != format::VERSION {
         return Err(RebuildError::Version(names.layout()));
     }
@@ -172,7 +171,8 @@ pub fn rebuild(
         put(&keys::rebuilt_from(), &encode(&id.0))?;
         plan.write(&names, put)
     })?;
-    Ok(Rebuilt::From { store: id, files, left_out: plan.left_out.len() as u64 })
+    let passed_over = names.damaged.iter().map(|damaged| damaged.error.to_string()).collect();
+    Ok(Rebuilt::From { store: id, files, left_out: plan.left_out.len() as u64, passed_over })
 }
 
 /// What the remote has.

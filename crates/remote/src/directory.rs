@@ -52,6 +52,7 @@ const DIRECTORY: OFlag = OFlag::O_RDONLY.union(OFlag::O_DIRECTORY);
 #[derive(Debug)]
 pub struct Directory {
     root: OwnedFd,
+    path: PathBuf,
     place: String,
     mode_of_files: Mode,
     mode_of_directories: Mode,
@@ -70,14 +71,33 @@ impl Directory {
         };
         let root = nix::fcntl::open(path, DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())
             .map_err(|errno| failed(errno.into()))?;
+        let path = path.to_owned();
         let mode = nix::sys::stat::fstat(&root).map_err(|errno| failed(errno.into()))?.st_mode;
         let mode_of_files = Mode::from_bits_truncate(mode & 0o666);
         let mode_of_directories = Mode::from_bits_truncate(mode & 0o2777);
-        Ok(Directory { root, place, mode_of_files, mode_of_directories })
+        Ok(Directory { root, path, place, mode_of_files, mode_of_directories })
     }
 
     fn failed(&self, what: &str, name: impl std::fmt::Display, error: &io::Error) -> RemoteError {
         RemoteError::from_errno(&format!("{what} {name}"), &self.place, error)
+    }
+
+    /// Whether the path still leads to the directory that was opened: it may have been renamed, or something mounted
+    /// over it, and what is put there from then on nobody else would find.
+    fn check_path(&self) -> Result<()> {
+        let failed = |errno: Errno| self.failed("look at", ".", &errno.into());
+        let opened = nix::sys::stat::fstat(&self.root).map_err(failed)?;
+        match nix::sys::stat::stat(&self.path) {
+            Ok(found) if (found.st_dev, found.st_ino) == (opened.st_dev, opened.st_ino) => Ok(()),
+            Ok(_) | Err(Errno::ENOENT | Errno::ENOTDIR) => {
+                let place = &self.place;
+                Err(RemoteError::Foreign(format!(
+                    "remote {place}: is not the directory any more that it was: was it moved away, or is \
+                     something else mounted there?"
+                )))
+            }
+            Err(errno) => Err(failed(errno)),
+        }
     }
 
     fn corrupt(&self, name: RemoteName, why: &str) -> RemoteError {
@@ -300,6 +320,9 @@ impl BlobStore for Directory {
     }
 
     fn head(&self, name: RemoteName) -> Result<Option<Stat>> {
+        if name == RemoteName::Marker {
+            self.check_path()?;
+        }
         let open = match self.parent(name) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             other => other.map_err(|error| self.failed("stat", name, &error))?,

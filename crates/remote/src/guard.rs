@@ -134,9 +134,15 @@ impl Remote {
     /// Looks whether the place still is this remote. One that was emptied, or has something else in its place, is down
     /// from then on, until it is what it was.
     pub fn check_place(&self) -> Result<()> {
-        let there = match self.head(RemoteName::Marker)? {
-            Some(_) => Some(marker::read_id(self)?),
-            None => None,
+        let there = match self.head(RemoteName::Marker) {
+            Ok(Some(_)) => Some(marker::read_id(self)?),
+            Ok(None) => None,
+            Err(error @ RemoteError::Foreign(_)) => {
+                let error = RemoteError::Unreachable(error.text().into_owned());
+                self.inner.health.lose(error.clone());
+                return Err(error);
+            }
+            Err(error) => return Err(error),
         };
         if there.is_some() && there == self.inner.id.get().copied() {
             return Ok(());

@@ -5,7 +5,7 @@
 //! answer is the same, and only the time is another.
 //!
 //! The file is opened anew for each call. Whoever forks has no question of the other process in his answer then, and
-//! with less than [`NAMES_LEAST`] names nobody opens it.
+//! with less than `NAMES_LEAST` names nobody opens it.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};

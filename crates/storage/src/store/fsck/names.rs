@@ -39,6 +39,9 @@ pub(super) fn new_directory(class: DirectoryClass, parent: InodeId, name: &[u8])
 }
 
 fn check_fixed(image: &mut Image<'_>) {
+    if image.inodes.contains_key(&InodeId(0)) {
+        image.find("inode 0: nothing that has this number can be shown", false);
+    }
     for (id, class, name) in FIXED {
         let expected = new_directory(class, InodeId::ROOT, name.as_bytes());
         let found = image.inodes.get(&id).map(|inode| &inode.kind);

@@ -59,7 +59,8 @@ impl Salvaged {
     }
 
     fn add(&mut self, key: &[u8], value: &[u8]) {
-        let number = keys::number(key);
+        // A record whose key was cut off ends in zeros, and nothing has this number: no mount could show it.
+        let number = keys::number(key).filter(|number| *number != 0);
         match (key.first(), number) {
             (Some(b'C'), _) => {
                 let last: Option<(u32, bool)> = decode(value).ok();
@@ -80,6 +81,7 @@ impl Salvaged {
                     (InodeId(parent), keys::split_entry(key).map(|(_, name)| name));
                 let entry = decode::<Entry>(value).ok();
                 if let Some((name, entry)) = name.zip(entry)
+                    && entry.inode.0 != 0
                     && keys::entry(parent, name) == key
                 {
                     self.places.entry(entry.inode).or_default().push((parent, name.to_vec()));
@@ -143,4 +145,28 @@ fn new_identity(key: &[u8], value: &[u8]) -> Option<RawRecord> {
     let name = [b"rebuilt from ".as_slice(), &old.store.to_be_bytes()].concat();
     let identity = RemoteIdentity { store: XxHash3_128::oneshot(&name), ..old };
     Some((key.to_vec(), encode(&identity)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::record::DirectoryClass;
+
+    /// A lost sector may begin in the middle of a key: the rest of it reads as zeros.
+    #[test]
+    fn a_record_whose_key_or_value_was_cut_off_is_none() {
+        let mut salvaged = Salvaged::default();
+        let directory = new_directory(DirectoryClass::Plain, InodeId(3), b"d");
+        let entry = |id| Entry { inode: InodeId(id), file_type: libc::S_IFREG };
+        let whole = (keys::inode(InodeId(1 << 32)), encode(&directory));
+        let cut = (keys::inode(InodeId(0)), encode(&directory));
+        let name = (keys::entry(InodeId(3), b"a"), encode(&entry(7)));
+        let cut_name = (keys::entry(InodeId(3), b"b"), encode(&entry(0)));
+        for (key, value) in [&whole, &cut, &name, &cut_name] {
+            salvaged.add(key, value);
+        }
+        assert_eq!(salvaged.inodes.keys().copied().collect::<Vec<_>>(), [InodeId(1 << 32)]);
+        let expected = HashMap::from([(InodeId(7), vec![(InodeId(3), b"a".to_vec())])]);
+        assert_eq!(salvaged.places, expected);
+    }
 }
