@@ -107,6 +107,8 @@ fn what_others_put_between_the_directories_is_left_out() {
         std::fs::write(place.files.join(stray), b"stray").unwrap();
     }
     let list = |prefix| place.store.list(prefix, None);
+    // Nor is a directory an object.
+    std::fs::create_dir_all(place.file(named(b"in the way"))).unwrap();
     let listed = list(RemotePrefix::Blobs).unwrap().objects;
     assert_eq!(listed.iter().map(|it| it.name).collect::<Vec<_>>(), [name]);
     assert!(list(RemotePrefix::Manifests).unwrap().objects.is_empty());

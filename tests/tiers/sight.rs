@@ -14,6 +14,7 @@ in_both_modes!(
     lost_parts_of_the_names_are_sent_again,
     lost_parts_of_the_names_are_sent_again_after_a_mount,
     what_an_older_state_of_the_remote_lacks_is_sent_again,
+    lost_copies_are_sent_again_while_the_names_stay,
     another_directory_in_the_place_of_the_remote_is_noticed,
     names_of_an_older_publication_are_told,
     a_copy_of_a_store_publishes_nothing,
@@ -170,6 +171,31 @@ fn what_an_older_state_of_the_remote_lacks_is_sent_again(mode: Mode) {
         assert!(mount.unmount().success());
         shared.assert_rebuilt(mode, &files);
     }
+}
+
+fn lost_copies_are_sent_again_while_the_names_stay(mode: Mode) {
+    let shared = Shared::new(false);
+    let mut mount = shared.mount(mode);
+    let files = put(&mount, "one", 40);
+    let gone = put(&mount, "gone", 1);
+    sync_remote(&mount);
+    let gone = mount.files(&gone[0].0);
+    printed(&kvfs(&["evict"], &[&gone]));
+    let blobs = shared.remote.join("blobs");
+    for directory in blobs.read_dir().unwrap() {
+        std::fs::remove_dir_all(directory.unwrap().path()).unwrap();
+    }
+    sync_remote(&mount);
+    assert!(mount.errors().iter().any(|line| line.contains("its copy in the remote is gone")));
+    assert!(mount.status("state_reason").contains("1 files are damaged"));
+    // What is lost is not looked for again and again.
+    let errors = mount.status("errors");
+    sync_remote(&mount);
+    assert_eq!(mount.status("errors"), errors);
+    std::fs::remove_file(&gone).unwrap();
+    sync_remote(&mount);
+    assert!(mount.unmount().success());
+    shared.assert_rebuilt(mode, &files);
 }
 
 fn another_directory_in_the_place_of_the_remote_is_noticed(mode: Mode) {

@@ -3,10 +3,11 @@
 //! Whoever keeps a remote may empty it, lose parts of it, or put back an older state of all of it,
 //! while a mount relies on what it sent there. So the mover looks now and then, and as often as
 //! somebody who waits for the remote (`kvfs sync --remote`) reads the status: whether the place is
-//! the remote, and whether the store's last manifest of names and its parts are there. Where any of
-//! those is lost, the copies of files may be as well: then each is asked for, and what the disk
-//! still has goes there again.
+//! the remote, whether the store's last manifest of names and its parts are there, and by turns for
+//! copies of files. Where any of those is lost, others may be as well: then each copy is asked for, and
+//! what the disk still has goes there again.
 
+use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use super::demotion::Mover;
@@ -30,9 +31,12 @@ const LOOK_EVERY_MIN: Duration = Duration::from_millis(250);
 /// How often it is looked for the names while nobody asks: what is lost may be sent again only as long as
 /// the disk lives.
 const NAMES_EVERY: Duration = Duration::from_secs(3600);
-/// Looking for the names takes at most one of so many parts of the time: a million files have thousands
+/// Looking for names and copies takes at most one of so many parts of the time: a million files have thousands
 /// of parts, each of which is a request.
 const NAMES_APART: u32 = 20;
+/// Copies of files that are asked for by turns when the names are there: all of them being gone is noticed at once, a
+/// single one in time.
+const COPIES_SAMPLED: usize = 32;
 /// Copies of files that are asked for between two looks at everything else.
 const COPIES_BATCH: usize = 512;
 /// Of them, those that are asked for at a time; opens find most of the remote's calls free.
@@ -48,10 +52,12 @@ pub(super) struct Sight {
     names_are_lost: bool,
     /// Why it could not be seen whether the names are there.
     trouble: Option<String>,
-    /// Files whose copies have to be asked for, since names were lost.
+    /// Files whose copies have to be asked for, since something was lost.
     suspects: Vec<(InodeId, ObjectId)>,
-    /// Of those that were asked for, files of which no copy was left.
-    lost_files: usize,
+    /// Objects of which no copy is left.
+    lost: HashSet<ObjectId>,
+    /// The copy that is asked for next.
+    turn: u64,
 }
 
 impl Sight {
@@ -96,7 +102,7 @@ pub(super) fn look(
         exchange.remote().check_place().map_err(FsError::Remote)?;
         mover.sight.place = Some(Instant::now());
         if !mover.sight.names_are_lost && mover.sight.are_names_due(is_asked) {
-            look_for_names(fs, tiers, mover)?;
+            look_for_names(fs, tiers, exchange, mover)?;
         } else if is_asked {
             // What was asked for is still owed.
             tiers.look_asked.store(true, Ordering::Release);
@@ -105,7 +111,9 @@ pub(super) fn look(
     ask_for_copies(fs, tiers, exchange, mover)
 }
 
-fn look_for_names(fs: &FileSystem, tiers: &Tiers, mover: &mut Mover) -> Result<(), FsError> {
+fn look_for_names(
+    fs: &FileSystem, tiers: &Tiers, exchange: &Exchange, mover: &mut Mover,
+) -> Result<(), FsError> {
     let Some(publisher) = &mut mover.publisher else { return Ok(()) };
     let begin = Instant::now();
     let outcome = publisher.look();
@@ -118,27 +126,59 @@ fn look_for_names(fs: &FileSystem, tiers: &Tiers, mover: &mut Mover) -> Result<(
         Err(_) => return Ok(()),
         Ok(found) => found,
     };
-    match found {
-        Found::All if mover.sight.suspects.is_empty() => {
-            tiers.looks.fetch_add(1, Ordering::AcqRel);
-        }
-        Found::All => {}
+    if mover.sight.is_asking() && found == Found::All {
+        return Ok(());
+    }
+    let why = match found {
         Found::Less(why) => {
-            fs.core.observer.failed(&format!("{why}: all that this store has there is looked for"));
-            mover.distrust(&fs.core, tiers)?;
-            mover.sight.suspects = files_with_copies(&fs.core)?;
-            mover.sight.lost_files = 0;
             mover.sight.names_are_lost = true;
             // Whoever waits for the names waits until they are there again.
             tiers.names_published.store(0, Ordering::Release);
+            why
+        }
+        Found::All => {
+            let Some(object) = ask_for_some(fs, tiers, exchange, &mut mover.sight)? else {
+                mover.sight.names = Some((Instant::now(), begin.elapsed()));
+                tiers.looks.fetch_add(1, Ordering::AcqRel);
+                return Ok(());
+            };
+            format!("object {object}: its copy in the remote is gone, or not as long as it was")
+        }
+    };
+    fs.core.observer.failed(&format!("{why}: all that this store has there is looked for"));
+    mover.distrust(&fs.core, tiers)?;
+    mover.sight.suspects = files_with_copies(&fs.core)?;
+    Ok(())
+}
+
+/// Asks for the next copies of all; one that the remote does not have.
+fn ask_for_some(
+    fs: &FileSystem, tiers: &Tiers, exchange: &Exchange, sight: &mut Sight,
+) -> Result<Option<ObjectId>, FsError> {
+    let objects = tiers.copies.disk().some_in_remote(ObjectId(sight.turn), COPIES_SAMPLED);
+    sight.turn = objects.last().map_or(0, |last| last.0 + 1);
+    let mut copies = Vec::new();
+    for object in objects.into_iter().filter(|object| !sight.lost.contains(object)) {
+        let copy = fs.core.state().metadata.remote_copy(object)?;
+        copies.extend(copy.map(|copy| (object, copy)));
+    }
+    let outcomes = in_background(ASKED_AT_ONCE, &copies, |(_, copy)| exchange.has(copy));
+    for ((object, copy), outcome) in copies.into_iter().zip(outcomes) {
+        match outcome {
+            Err(error) if error.is_outage() => return Err(FsError::Remote(error)),
+            // What changed meanwhile has no copy there any more.
+            Ok(false) if fs.core.state().metadata.remote_copy(object)? == Some(copy) => {
+                return Ok(Some(object));
+            }
+            Ok(_) | Err(_) => {}
         }
     }
-    Ok(())
+    Ok(None)
 }
 
 fn files_with_copies(core: &Core) -> Result<Vec<(InodeId, ObjectId)>, FsError> {
     let snapshot = core.state().metadata.snapshot()?;
-    let mut objects = std::collections::HashSet::new();
+    let mut objects = HashSet::new();
     snapshot.for_each::<RemoteCopy>(b'R', |object, _| {
         objects.insert(ObjectId(object));
     })?;
@@ -169,7 +209,11 @@ fn ask_for_copies(
     for ((file, copy), outcome) in copies.into_iter().zip(outcomes) {
         match outcome {
             Ok(true) => {}
-            Ok(false) => mover.sight.lost_files += usize::from(lose_copy(fs, tiers, file, &copy)?),
+            Ok(false) => {
+                if lose_copy(fs, tiers, file, &copy)? {
+                    mover.sight.lost.insert(file.1);
+                }
+            }
             Err(error) if error.is_outage() => {
                 mover.sight.suspects.extend(batch);
                 return Err(FsError::Remote(error));
@@ -178,11 +222,9 @@ fn ask_for_copies(
             Err(error) => log::warn!("object {}: {error}", file.1),
         }
     }
-    if mover.sight.suspects.is_empty() && mover.sight.lost_files > 0 {
-        fs.core.observer.failed(&format!(
-            "the remote has lost the only copy of {} files",
-            mover.sight.lost_files
-        ));
+    let lost = mover.sight.lost.len();
+    if mover.sight.suspects.is_empty() && lost > 0 {
+        fs.core.observer.failed(&format!("the remote has lost the only copy of {lost} files"));
     }
     Ok(())
 }

@@ -271,10 +271,19 @@ impl Directory {
         for leaf in heap.into_sorted_vec() {
             let name = path.join(&leaf).to_str().and_then(|text| text.parse().ok());
             // Whoever vanished meanwhile needs no mention.
-            let stat = stat(&directory, &leaf).map_err(|error| match error.raw_os_error() {
-                None => io::Error::other(format!("{leaf}: {error}")),
-                Some(_) => error,
-            })?;
+            let stat = match (name, stat(&directory, &leaf)) {
+                // It is no object, and whoever needs that one finds that out. A manifest may name what others rely on.
+                (Some(RemoteName::Blob(_) | RemoteName::Chunk(_)), Err(error))
+                    if error.raw_os_error().is_none() =>
+                {
+                    log::warn!("remote {}: {}/{leaf}: {error}", self.place, path.display());
+                    continue;
+                }
+                (_, Err(error)) if error.raw_os_error().is_none() => {
+                    return Err(io::Error::other(format!("{leaf}: {error}")));
+                }
+                (_, outcome) => outcome?,
+            };
             if let (Some(name), Some(stat)) = (name, stat) {
                 listed.push(Listed { name, stat });
             }

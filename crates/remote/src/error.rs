@@ -48,6 +48,8 @@ impl RemoteError {
             Some(libc::ENOSPC | libc::EDQUOT) => RemoteError::Full(text),
             Some(libc::EACCES | libc::EPERM | libc::EROFS) => RemoteError::Denied(text),
             Some(libc::ETIMEDOUT) => RemoteError::Timeout(text),
+            // A link, or a socket, where an object should be.
+            Some(libc::ELOOP | libc::ENXIO) => RemoteError::Corrupt(text),
             Some(code) if AWAY.contains(&code) => RemoteError::Unreachable(text),
             _ => RemoteError::Other(text),
         }

@@ -95,6 +95,14 @@ impl SsdTier {
         }
     }
 
+    /// Some of the objects that the remote has a copy of: the next ones from a number on, and behind the last one
+    /// the first.
+    pub fn some_in_remote(&self, from: ObjectId, most: usize) -> Vec<ObjectId> {
+        let held = self.held();
+        let (behind, before) = (held.stored.range(from..), held.stored.range(..from));
+        behind.chain(before).take(most).map(|(object, _)| *object).collect()
+    }
+
     /// The remote has a verified copy of an object, which may leave if `named` is true.
     pub(super) fn record_remote_copy(&self, object: ObjectId, copy: &RemoteCopy) {
         let mut held = self.held();
@@ -196,6 +204,21 @@ mod tests {
     use super::*;
     use crate::store::record::RemoteState;
     use crate::tier::encoding::Encoding;
+
+    #[test]
+    fn all_that_the_remote_has_takes_its_turn() {
+        let tier = SsdTier::new(None);
+        let state = RemoteState::Named;
+        let copy = RemoteCopy { content: [0; 32], encoding: Encoding::Raw, stored_bytes: 9, state };
+        for number in [1, 5, 7] {
+            tier.record_remote_copy(ObjectId(number), &copy);
+        }
+        let some = |from, most| {
+            let found = tier.some_in_remote(ObjectId(from), most);
+            found.into_iter().map(|object| object.0).collect::<Vec<_>>()
+        };
+        assert_eq!((some(0, 2), some(6, 2), some(5, 9)), (vec![1, 5], vec![7, 1], vec![5, 7, 1]));
+    }
 
     #[test]
     fn a_budget_may_change() {
