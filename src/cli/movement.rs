@@ -41,8 +41,10 @@ pub(crate) fn promote(arguments: &PromoteArguments) -> Outcome {
     let todo = Todo::find(&arguments.paths)?;
     let bar = progress::bar("promoting");
     let word: &[u8] = if todo.has("ram_tier") { b"ram" } else { b"ssd" };
-    let done = ask_each(&todo, &bar, |file| {
-        let before = Spot::of(file)?;
+    // Before the first is opened: those behind it are fetched ahead then, and would count as there already.
+    let before: Vec<io::Result<Spot>> = todo.files.iter().map(|file| Spot::of(file)).collect();
+    let done = ask_each(&todo, &bar, |index, file| {
+        let was_in = |to: &[u8]| before[index].as_ref().is_ok_and(|spot| spot.is_raw_in(to));
         fetch(file)?;
         let to: &[u8] = match set_patiently(file, word) {
             // Memory is full of what is in use or pinned: the disk is next.
@@ -53,7 +55,7 @@ pub(crate) fn promote(arguments: &PromoteArguments) -> Outcome {
             outcome => outcome.map(|()| word)?,
         };
         // It may have left again by now, which is no reason to say that it never came.
-        Ok(!before.is_raw_in(to))
+        Ok(!was_in(to))
     });
     bar.finish_and_clear();
     if done.moved == 0 && done.failed.is_empty() && todo.has_one_tier() {
@@ -79,7 +81,7 @@ pub(crate) fn evict(arguments: &EvictArguments) -> Outcome {
                     .to_owned(),
             ));
         }
-        EvictTo::Ssd => ask_each(&todo, &bar, |file| {
+        EvictTo::Ssd => ask_each(&todo, &bar, |_, file| {
             let is_in_memory = Spot::of(file)?.tier == b"ram";
             if is_in_memory {
                 set_patiently(file, b"ssd")?;
@@ -93,7 +95,7 @@ pub(crate) fn evict(arguments: &EvictArguments) -> Outcome {
         }
         EvictTo::Remote => {
             let waiting = Mutex::new(Vec::new());
-            let mut done = ask_each(&todo, &ProgressBar::hidden(), |file| {
+            let mut done = ask_each(&todo, &ProgressBar::hidden(), |_, file| {
                 let was_there = Spot::of(file)?.tier == b"remote";
                 set_patiently(file, b"remote")?;
                 if !was_there && let Ok(mut waiting) = waiting.lock() {
@@ -204,9 +206,9 @@ fn can_move(path: &Path) -> bool {
     !is_tail && name != TOKENS.as_bytes()
 }
 
-/// Calls `ask`, which says whether a file moved, for each file, on some threads.
+/// Calls `ask`, which says whether a file moved, with the number of each file and the file, on some threads.
 fn ask_each(
-    todo: &Todo, bar: &ProgressBar, ask: impl Fn(&Path) -> io::Result<bool> + Sync,
+    todo: &Todo, bar: &ProgressBar, ask: impl Fn(usize, &Path) -> io::Result<bool> + Sync,
 ) -> Done {
     let files = &todo.files;
     bar.set_length(files.len() as u64);
@@ -214,8 +216,10 @@ fn ask_each(
     std::thread::scope(|scope| {
         for _ in 0..THREADS.min(files.len()) {
             scope.spawn(|| {
-                while let Some(file) = files.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let outcome = ask(file);
+                loop {
+                    let index = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(file) = files.get(index) else { break };
+                    let outcome = ask(index, file);
                     if let Ok(mut done) = done.lock() {
                         match outcome {
                             Ok(true) => done.moved += 1,
