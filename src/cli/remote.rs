@@ -3,6 +3,8 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
 
 use clap::Subcommand;
 
@@ -11,7 +13,7 @@ use super::remote_key::{self, KeySource};
 use crate::tier::remote::counters::Counters;
 use crate::tier::remote::names::published;
 use crate::tier::remote::seal::{KeyRing, Numbers, Seal, Sealed};
-use crate::tier::remote::{BlobStore, Connector, RemoteSpec, identify};
+use crate::tier::remote::{BlobStore, Connector, RemoteError, RemoteSpec, identify};
 
 /// `kvfs remote`.
 #[derive(Debug, Subcommand)]
@@ -59,11 +61,43 @@ pub(super) fn connector(place: &str) -> Result<(RemoteSpec, Arc<dyn Connector>),
     Ok((place, connector))
 }
 
+/// How long somebody in front of a terminal waits for a remote that does not answer. A mount gives a call as long.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Asks a remote something in a thread of its own, which is left behind if the remote hangs: this process ends.
+pub(super) fn ask<T: Send + 'static>(
+    spec: &RemoteSpec, question: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Failure> {
+    ask_within(PATIENCE, spec, question)
+}
+
+fn ask_within<T: Send + 'static>(
+    patience: Duration, spec: &RemoteSpec, question: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Failure> {
+    let (sender, receiver) = channel();
+    let started = std::thread::Builder::new().spawn(move || {
+        // Nobody listens any more if that took too long.
+        let _ = sender.send(question());
+    });
+    started.map_err(Failure::failed)?;
+    receiver.recv_timeout(patience).map_err(|error| match error {
+        RecvTimeoutError::Timeout => {
+            let seconds = patience.as_secs();
+            Failure::Failed(format!("remote {spec} does not answer within {seconds} s"))
+        }
+        RecvTimeoutError::Disconnected => Failure::Failed(format!("remote {spec}: gave no answer")),
+    })
+}
+
 /// Looks, and changes nothing.
 fn list(place: &str, keys: Option<KeyRing>, json: bool) -> Outcome {
-    let (_, connector) = connector(place)?;
-    let remote = connector.connect(&Counters::default()).map_err(Failure::failed)?;
-    let id = identify(remote.as_ref(), keys.as_ref()).map_err(Failure::failed)?;
+    let (spec, connector) = connector(place)?;
+    let (remote, id, keys) = ask(&spec, move || {
+        let remote = connector.connect(&Counters::default())?;
+        let id = identify(remote.as_ref(), keys.as_ref())?;
+        Ok::<_, RemoteError>((remote, id, keys))
+    })?
+    .map_err(Failure::failed)?;
     let remote: Arc<dyn BlobStore> = match keys {
         Some(keys) => {
             let seal = Seal { keys: Arc::new(keys), numbers: Arc::new(Numbers::default()) };
@@ -77,4 +111,18 @@ fn list(place: &str, keys: Option<KeyRing>, json: bool) -> Outcome {
     } else {
         Report::text(published::table(&stores))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_remote_that_hangs_is_left() {
+        let spec: RemoteSpec = "/shared/kv".parse().unwrap();
+        let (_never, silence) = channel::<()>();
+        let failure = ask_within(Duration::ZERO, &spec, move || silence.recv()).unwrap_err();
+        assert_eq!(failure.line(), "remote /shared/kv does not answer within 0 s");
+        assert_eq!(ask(&spec, || 7).unwrap(), 7);
+    }
 }

@@ -9,6 +9,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use kvfs::page::batch::{Ask, Status};
+use kvfs::sequence::Sequences;
 
 use crate::asking::ask as ask_many;
 use crate::common::s3_server::{SECRET, Server};
@@ -17,7 +18,11 @@ use crate::common::{Mode, Model, Mount, eventually, fill, within};
 use crate::faults::Resumed;
 use crate::place::tier;
 
-in_both_modes!(positions_that_left_hold_up_nothing, opens_that_hang_hold_up_no_question,);
+in_both_modes!(
+    positions_that_left_hold_up_nothing,
+    opens_that_hang_hold_up_no_question,
+    dividing_a_page_that_left_holds_up_no_other,
+);
 
 const ROWS: u32 = 10;
 /// Opens that hang at a time: more than there are threads for them.
@@ -195,6 +200,41 @@ fn opens_that_hang_hold_up_no_question(mode: Mode) {
         assert!(ended < files.len() / 2, "{ended} opens did not wait");
         drop(resumed);
     });
+    assert!(mount.unmount().success());
+    drop(outer);
+}
+
+/// Operations on the sequences of a model take turns; nobody has the turn who waits for a remote.
+fn dividing_a_page_that_left_holds_up_no_other(mode: Mode) {
+    let Nested { mut mount, model, outer } = Nested::new(mode);
+    let pages = [0, 1].map(|layer| {
+        let path = model.page_path(&mount, "away", layer, 0);
+        write_and_close(&path, &model.page(layer, 0, 2)).unwrap();
+        path
+    });
+    wait_until_uploaded(&mount);
+    for path in &pages {
+        setxattr(path, "user.kvfs.tier", b"remote").unwrap();
+    }
+    eventually("the pages to leave", || (mount.status("remote_only_objects") == "2").then_some(()));
+    let sequences = Sequences::open(&model.directory(&mount)).unwrap();
+    let resumed = Resumed::after_stopping(&outer);
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| sequences.seq_cp("away", "copy", ..10));
+        std::thread::sleep(Duration::from_millis(500));
+        assert!(!waiting.is_finished(), "the copy did not wait for the remote");
+        let begin = Instant::now();
+        sequences.seq_cp("local", "other", ..).unwrap();
+        sequences.clear("other").unwrap();
+        assert!(begin.elapsed() < LONGEST_MAX, "{:?}", begin.elapsed());
+        drop(resumed);
+        waiting.join().unwrap().unwrap();
+    });
+    let [whole, rows] = [32, 10].map(|count| model.rows(2, count));
+    let (_, count) = sequences.positions("copy").unwrap();
+    assert_eq!(count, 10);
+    let tail = std::fs::read(model.tail_path(&mount, "copy", 1, 0)).unwrap();
+    assert!(tail == rows && whole.starts_with(&tail), "{} bytes", tail.len());
     assert!(mount.unmount().success());
     drop(outer);
 }

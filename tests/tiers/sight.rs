@@ -19,6 +19,7 @@ in_both_modes!(
     names_of_an_older_publication_are_told,
     a_copy_of_a_store_publishes_nothing,
     a_remote_that_takes_nothing_is_told,
+    what_was_refused_is_tried_again_when_the_remote_is_back,
 );
 
 /// A remote that is sealed or not, and stores that use it.
@@ -306,4 +307,33 @@ fn a_remote_that_takes_nothing_is_told(mode: Mode) {
     remount("rw");
     sync_remote(&mount);
     assert_eq!(mount.status("state"), "ok");
+}
+
+/// Something lies in the remote where its objects would, until somebody tidies up.
+fn what_was_refused_is_tried_again_when_the_remote_is_back(mode: Mode) {
+    let shared = Shared::new(false);
+    let mut mount = shared.mount(mode);
+    sync_remote(&mount);
+    let blobs = shared.remote.join("blobs");
+    drop(std::fs::remove_dir_all(&blobs));
+    std::fs::write(&blobs, b"not a directory").unwrap();
+    let files = put(&mount, "refused", 3);
+    eventually("the files to be refused", || {
+        (mount.status("remote_given_up_files") == "3").then_some(())
+    });
+    let reason = mount.status("state_reason");
+    assert!(reason.contains("3 files cannot be brought into the remote"), "{reason}");
+    std::fs::remove_file(&blobs).unwrap();
+    let elsewhere = shared.remote.with_extension("elsewhere");
+    rename(&shared.remote, &elsewhere).unwrap();
+    eventually("the remote to be away", || {
+        mount.status("remote_state").starts_with("down: ").then_some(())
+    });
+    rename(&elsewhere, &shared.remote).unwrap();
+    eventually("the files to be taken", || {
+        (mount.status("remote_given_up_files") == "0").then_some(())
+    });
+    sync_remote(&mount);
+    assert!(mount.unmount().success());
+    shared.assert_rebuilt(mode, &files);
 }

@@ -120,6 +120,6 @@ fn add_remote(fs: &FileSystem, tiers: &Tiers, gauges: &mut Gauges) {
     );
     add("kvfs_remote_waiting_bytes", "Their bytes", lacking.bytes);
     add("kvfs_remote_waiting_seconds", "Since when the oldest of them waits", lacking.seconds);
-    add("kvfs_remote_given_up_files", "Files that the remote refuses for good", given_up_files);
+    add("kvfs_remote_given_up_files", "Files that the remote refuses", given_up_files);
     add("kvfs_remote_given_up_bytes", "Their bytes", given_up_bytes);
 }

@@ -31,6 +31,8 @@ const LOOK_EVERY_MIN: Duration = Duration::from_millis(250);
 /// How often it is looked for the names while nobody asks: what is lost may be sent again only as long as
 /// the disk lives.
 const NAMES_EVERY: Duration = Duration::from_secs(3600);
+/// How often files that the remote refused are tried again; whoever repairs what refused them need not mount anew.
+const REFUSED_EVERY: Duration = Duration::from_secs(3600);
 /// Looking for names and copies takes at most one of so many parts of the time: a million files have thousands
 /// of parts, each of which is a request.
 const NAMES_APART: u32 = 20;
@@ -58,6 +60,8 @@ pub(super) struct Sight {
     lost: HashSet<ObjectId>,
     /// The copy that is asked for next.
     turn: u64,
+    /// When files that were refused were last tried again.
+    refused: Option<Instant>,
 }
 
 impl Sight {
@@ -101,6 +105,10 @@ pub(super) fn look(
     if is_asked || since >= LOOK_EVERY {
         exchange.remote().check_place().map_err(FsError::Remote)?;
         mover.sight.place = Some(Instant::now());
+        if mover.sight.refused.is_none_or(|when| when.elapsed() >= REFUSED_EVERY) {
+            mover.sight.refused = Some(Instant::now());
+            fs.core.state().metadata.arrivals.try_again();
+        }
         if !mover.sight.names_are_lost && mover.sight.are_names_due(is_asked) {
             look_for_names(fs, tiers, exchange, mover)?;
         } else if is_asked {

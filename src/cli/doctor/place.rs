@@ -6,7 +6,6 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use kvfs_os::set_extended_attribute;
@@ -14,7 +13,7 @@ use nix::sys::statfs::{FsType, OVERLAYFS_SUPER_MAGIC, TMPFS_MAGIC, statfs};
 
 use super::Findings;
 use crate::cli::output::{Failure, bytes};
-use crate::cli::remote::connector;
+use crate::cli::remote::{ask, connector};
 use crate::cli::remote_key::KeySource;
 use crate::tier::content::ContentHash;
 use crate::tier::remote::counters::Counters;
@@ -32,8 +31,6 @@ const SYNC_SLOW: Duration = Duration::from_millis(20);
 const ROOM_ENOUGH_BYTES: u64 = 1 << 30;
 /// Bytes that are written, and put, to see whether that works.
 const TRIED_BYTES: usize = 4096;
-/// How long a remote may take. A mount gives a call as long.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Looks at a directory that holds a store, or is to.
 pub(super) fn look_at_store(findings: &mut Findings, store: &Path) {
@@ -130,14 +127,7 @@ pub(super) fn look_at_remote(
     let (spec, connector) = connector(place)?;
     let keys = key.map(|path| KeySource::File(path.to_owned()).load());
     let keys = keys.transpose().map_err(Failure::Failed)?;
-    let (sender, receiver) = channel();
-    // It is left behind if the remote hangs: this process ends.
-    let started = std::thread::Builder::new().spawn(move || {
-        // Nobody listens any more if that took too long.
-        let _ = sender.send(try_remote(connector.as_ref(), keys.as_ref()));
-    });
-    started.map_err(Failure::failed)?;
-    match receiver.recv_timeout(PATIENCE) {
+    match ask(&spec, move || try_remote(connector.as_ref(), keys.as_ref())) {
         Ok(Ok(Remote::Empty)) => {
             findings.good(&format!("remote {spec} is empty: the first mount makes it a remote"));
         }
@@ -148,9 +138,8 @@ pub(super) fn look_at_remote(
             ));
         }
         Ok(Err(error)) => findings.bad(&error.to_string(), ""),
-        Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
-            let what = format!("remote {spec} does not answer within {} s", PATIENCE.as_secs());
-            findings.bad(&what, "check the network and the server");
+        Err(silence) => {
+            findings.bad(silence.line(), "check the network and the server");
         }
     }
     Ok(())

@@ -36,17 +36,19 @@
 //! new `positions.json`, or changes its name with that of another directory (`RENAME_EXCHANGE`) that
 //! was made beside it as `NAME~`. What a crash leaves under that name goes with the next operation.
 //! When an operation returns, it is durable. Operations on the sequences of a model take turns
-//! (`flock`); whoever appends to a sequence must wait meanwhile, and open its tails anew afterwards.
+//! (`flock`); whoever appends to a sequence must wait meanwhile, and open its tails anew afterwards. A page
+//! that an operation divides is opened before its turn: no other waits until a remote has brought it.
 //!
 //! It works on a mount and on a copy of one.
 
 mod archive;
 mod error;
 mod files;
+mod range;
 mod rebuild;
 
 use std::fs;
-use std::ops::{Bound, Range, RangeBounds};
+use std::ops::{Range, RangeBounds};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::thread::{Builder, JoinHandle};
@@ -58,6 +60,7 @@ use crate::reader::layer_scan::Rules;
 use crate::reader::listing::{self, Listing, layer_directory};
 use crate::reader::page::Home;
 use files::Turn;
+use range::{bounds, outside};
 use rebuild::Rebuild;
 
 /// The sequences of a model.
@@ -150,6 +153,7 @@ impl Sequences {
     pub fn seq_rm(
         &self, name: &str, positions: impl RangeBounds<u64>,
     ) -> Result<(), SequenceError> {
+        let positions = bounds(&positions);
         self.change(name, |stands, rows| {
             stands.remove(rows, positions);
             Ok(())
@@ -164,6 +168,7 @@ impl Sequences {
     pub fn seq_add(
         &self, name: &str, positions: impl RangeBounds<u64>, delta: i64,
     ) -> Result<(), SequenceError> {
+        let positions = bounds(&positions);
         self.change(name, |stands, rows| stands.add(rows, positions, delta))
     }
 
@@ -177,6 +182,7 @@ impl Sequences {
     pub fn seq_div(
         &self, name: &str, positions: impl RangeBounds<u64>, divisor: u64,
     ) -> Result<(), SequenceError> {
+        let positions = bounds(&positions);
         self.change(name, |stands, rows| stands.divide(rows, positions, divisor))
     }
 
@@ -190,17 +196,22 @@ impl Sequences {
         if from == to {
             return self.list(from).map(drop);
         }
+        let (before, behind) = outside(&positions);
+        let select = |listed: &Listed| {
+            let mut stands = listed.listing.positions.clone();
+            for gone in [before, behind].into_iter().flatten() {
+                stands.remove(listed.rows, gone);
+            }
+            let end = stands.end_row(listed.rows);
+            if end < listed.rows {
+                stands.truncate(end);
+            }
+            Ok((stands, end))
+        };
+        self.fetch(from, select);
         let _turn = self.begin(to)?;
         let listed = self.list(from)?;
-        let mut stands = listed.listing.positions.clone();
-        let (before, behind) = outside(&positions);
-        for gone in [before, behind].into_iter().flatten() {
-            stands.remove(listed.rows, gone);
-        }
-        let end = stands.end_row(listed.rows);
-        if end < listed.rows {
-            stands.truncate(end);
-        }
+        let (stands, end) = select(&listed)?;
         let is_there = self.path(to).try_exists().map_err(SequenceError::io(&self.path(to)))?;
         if is_there && self.list(to)?.rows > 0 {
             return Err(SequenceError::Exists(to.to_owned()));
@@ -350,17 +361,22 @@ impl Sequences {
     }
 
     fn change(
-        &self, name: &str, edit: impl FnOnce(&mut Positions, u64) -> Result<(), PageError>,
+        &self, name: &str, edit: impl Fn(&mut Positions, u64) -> Result<(), PageError>,
     ) -> Result<(), SequenceError> {
+        let edited = |listed: &Listed| {
+            let mut new = listed.listing.positions.clone();
+            edit(&mut new, listed.rows).map_err(SequenceError::Positions)?;
+            let end = new.end_row(listed.rows);
+            Ok((new, end))
+        };
+        self.fetch(name, edited);
         let _turn = self.begin(name)?;
         let listed = self.list(name)?;
         let old = &listed.listing.positions;
-        let mut new = old.clone();
-        edit(&mut new, listed.rows).map_err(SequenceError::Positions)?;
+        let (mut new, end) = edited(&listed)?;
         if new.within(0..listed.rows).eq(old.within(0..listed.rows)) {
             return Ok(());
         }
-        let end = new.end_row(listed.rows);
         if end == listed.rows {
             return self.edit_in_place(&listed, &new);
         }
@@ -426,6 +442,16 @@ impl Sequences {
         files::remove_tree(&work)
     }
 
+    /// Brings back the pages that an operation will divide, so that none has to come from a remote during its
+    /// turn. What fails here is told when it is read.
+    fn fetch(
+        &self, name: &str, edited: impl FnOnce(&Listed) -> Result<(Positions, u64), SequenceError>,
+    ) {
+        let Ok(listed) = self.list(name) else { return };
+        let Ok((positions, end)) = edited(&listed) else { return };
+        Rebuild { from: &listed, positions: &positions, end, keeps_layers: true }.fetch(self);
+    }
+
     /// Waits for other operations, and removes what an interrupted one left.
     fn begin(&self, name: &str) -> Result<Turn, SequenceError> {
         check_name(name)?;
@@ -457,22 +483,4 @@ fn check_name(name: &str) -> Result<(), SequenceError> {
         || name.ends_with(names::WORK_SUFFIX)
         || names::is_staging(name.as_bytes());
     if is_odd { Err(SequenceError::Name(name.to_owned())) } else { Ok(()) }
-}
-
-/// A range of positions.
-type Bounds = (Bound<u64>, Bound<u64>);
-
-/// What lies before and behind some positions, where there may be anything.
-fn outside(positions: &impl RangeBounds<u64>) -> (Option<Bounds>, Option<Bounds>) {
-    let before = match positions.start_bound() {
-        Bound::Unbounded | Bound::Included(0) => None,
-        Bound::Included(start) => Some(Bound::Excluded(*start)),
-        Bound::Excluded(before) => Some(Bound::Included(*before)),
-    };
-    let behind = match positions.end_bound() {
-        Bound::Unbounded => None,
-        Bound::Included(last) => Some(Bound::Excluded(*last)),
-        Bound::Excluded(end) => Some(Bound::Included(*end)),
-    };
-    (before.map(|end| (Bound::Unbounded, end)), behind.map(|start| (start, Bound::Unbounded)))
 }

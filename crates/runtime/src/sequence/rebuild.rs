@@ -65,6 +65,23 @@ impl Rebuild<'_> {
         files::sync(to)
     }
 
+    /// Opens the pages that [`run`](Self::run) divides: all else that it reads never leaves the disk.
+    pub(super) fn fetch(&self, sequences: &Sequences) {
+        let page_tokens = u64::from(sequences.manifest.geometry().page_tokens());
+        for (layer, listed) in (0..).map(Layer).zip(&self.from.listing.layers) {
+            let rows = |start: u64| start..start + page_tokens;
+            let divided = listed
+                .pages
+                .iter()
+                .find(|page| page.start.0 < self.end && rows(page.start.0).contains(&self.end));
+            if let Some(page) = divided {
+                let directory = layer_directory(&self.from.path, layer);
+                // An open brings a page back as a whole; an error is told by the one that reads.
+                drop(File::open(directory.join(names::format_page(page.start))));
+            }
+        }
+    }
+
     /// The ids of the tokens that stay, if the sequence tells them.
     fn token_ids(&self) -> Result<Option<Vec<u8>>, SequenceError> {
         let path = self.from.path.join(names::TOKENS);

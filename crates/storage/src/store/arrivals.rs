@@ -36,7 +36,7 @@ pub struct Arrivals {
     given_up: GivenUp,
 }
 
-/// Files that the remote will not get as they are: trying again does not help.
+/// Files that the remote does not get as they are: trying again at once does not help.
 #[derive(Debug, Default)]
 pub struct GivenUp {
     files: BTreeMap<InodeId, (ObjectId, u64)>,
@@ -149,6 +149,13 @@ impl Arrivals {
         self.given_up.insert((id, object), taken.bytes, why);
     }
 
+    /// Those that were given up wait again: what refused them may have passed.
+    pub fn try_again(&mut self) {
+        for (id, (_, bytes)) in std::mem::take(&mut self.given_up).files {
+            self.insert(id, bytes);
+        }
+    }
+
     /// Those that were given up.
     pub fn given_up(&self) -> &GivenUp {
         &self.given_up
@@ -203,6 +210,12 @@ mod tests {
         // Its permissions changed, and then its bytes.
         arrivals.note_at_rest(InodeId(7), object, 100);
         assert_eq!((arrivals.len(), arrivals.given_up().len()), (0, 1));
+        // Later it may be taken.
+        arrivals.try_again();
+        assert_eq!((arrivals.len(), arrivals.bytes()), (1, 100));
+        assert_eq!((arrivals.given_up().len(), arrivals.given_up().bytes()), (0, 0));
+        arrivals.take();
+        arrivals.give_up(InodeId(7), object, "refused".to_owned());
         arrivals.note_writing(InodeId(7));
         arrivals.note_at_rest(InodeId(7), object, 50);
         assert_eq!((arrivals.len(), arrivals.bytes()), (1, 50));
