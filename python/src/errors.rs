@@ -162,7 +162,7 @@ impl From<SequenceError> for Failure {
             SequenceError::Read(error) => error.into(),
             SequenceError::NoSuchSequence(_) => Self::missing(text),
             SequenceError::Exists(_) => Self { kind: Kind::Busy, errno: libc::EEXIST, text },
-            SequenceError::State(_) => Self::refused(text),
+            SequenceError::State(_) | SequenceError::Manifest(_) => Self::refused(text),
             SequenceError::Name(_)
             | SequenceError::NoSnapshot { .. }
             | SequenceError::Positions(_) => Self::argument(text),

@@ -18,6 +18,7 @@ use super::history::LogArguments;
 use super::inspect::HeatArguments;
 use super::manual::{CompletionsArguments, ManArguments};
 use super::map::MapArguments;
+use super::model::ModelCommand;
 use super::mount_arguments::MountArguments;
 use super::probe::ProbeArguments;
 use super::quota::QuotaArguments;
@@ -86,6 +87,9 @@ pub(crate) enum Command {
     Slots(SlotsCommand),
     /// Remove, copy, move or save tokens of a sequence, as llama.cpp does with its cache
     Seq(SeqArguments),
+    /// Change what a model is
+    #[command(subcommand)]
+    Model(ModelCommand),
     /// Limit what a directory may hold, and for how long
     Quota(QuotaArguments),
     /// Delete what nobody refers to from the remote and from the store

@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum};
 use serde_json::json;
 
 use super::output::{Failure, Outcome, Report, bytes};
-use crate::page::names::{MANIFEST, SEQUENCES, is_staging};
+use crate::page::names::{MANIFEST, SEQUENCES, WORK_SUFFIX, is_staging};
 use crate::page::{Dtype, Geometry, KvRotation, LayerKind, Layout, Manifest, ManifestFields, Rope};
 use kvfs_formats::model_file::ModelFile;
 
@@ -155,6 +155,9 @@ fn model_name(path: &Path) -> Result<String, Failure> {
     let name = name.to_str().ok_or_else(|| usage("is not UTF-8"))?;
     if is_staging(name.as_bytes()) {
         return Err(usage("begins with a dot or ends in .tmp, which means unfinished"));
+    }
+    if name.ends_with(WORK_SUFFIX) {
+        return Err(usage("ends in ~, as what an operation on a model works on"));
     }
     Ok(name.to_owned())
 }

@@ -36,6 +36,7 @@ mod manual;
 mod map;
 mod markup;
 mod metrics;
+mod model;
 mod mount;
 mod mount_arguments;
 mod movement;
@@ -116,6 +117,7 @@ fn dispatch(command: Command) -> Outcome {
         Command::Export(arguments) => convert::export(&arguments),
         Command::Slots(command) => slots::run(&command),
         Command::Seq(arguments) => seq::run(&arguments),
+        Command::Model(command) => model::run(&command),
         Command::Quota(arguments) => quota::run(&arguments),
         Command::Gc(arguments) => gc::run(&arguments),
         Command::Remote(command) => remote::run(&command),

@@ -196,7 +196,7 @@ fn clear(model: &ModelArgument, seq: Option<&str>, consent: Consent) -> Outcome 
 }
 
 /// Removes sequences, or their tokens, after it was said how much that is.
-fn with_consent(
+pub(super) fn with_consent(
     all: &Sequences, names: &[String], consent: Consent,
     remove: impl FnOnce() -> Result<(), SequenceError>,
 ) -> Outcome {

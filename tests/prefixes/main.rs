@@ -15,6 +15,7 @@ mod machines;
 mod open_slots;
 mod private;
 mod random;
+mod revision;
 mod saved;
 mod shared;
 mod sizes;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::attributes::Place;
 use super::insert::{Origin, Verified};
-use super::opened::{Caching, Opened, OpenedBy};
+use super::opened::Opened;
 use super::transfer::{WriteMode, WriteOutcome};
 use super::{FileSystem, FsError, descriptors};
 use crate::core::handle::{Handle, Served};
@@ -43,13 +43,7 @@ impl FileSystem {
             self.core.publish_rows(record);
             self.core.note_tokens(id, TokensChange::Truncated);
         }
-        Ok(Opened {
-            handle,
-            by: OpenedBy::Daemon,
-            is_sealed: false,
-            caching: Caching::Never,
-            closes_quietly: !writes,
-        })
+        Ok(Opened::uncached(handle, !writes))
     }
 
     /// Appends to a tail or token file: a descriptor without `O_APPEND` must name the end.

@@ -19,6 +19,14 @@ pub struct Opened {
     pub closes_quietly: bool,
 }
 
+impl Opened {
+    /// One of which the kernel keeps nothing: each read and write comes to the daemon.
+    pub(super) fn uncached(handle: u64, closes_quietly: bool) -> Opened {
+        let (by, caching) = (OpenedBy::Daemon, Caching::Never);
+        Opened { handle, by, is_sealed: false, caching, closes_quietly }
+    }
+}
+
 /// What the kernel may keep of the bytes that the daemon serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Caching {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::attributes::{Attributes, Caller, Place};
 use super::health::Refusal;
 use super::list::Listed;
-use super::opened::{Caching, Opened, OpenedBy};
+use super::opened::Opened;
 use super::{FileSystem, FsError, IoMode, Transport};
 use super::{batch, dialogue, hottest};
 use crate::core::handle::{Handle, Served};
@@ -130,13 +130,7 @@ impl FileSystem {
             Served::Text(Arc::from(self.render(id).into_bytes()))
         };
         let handle = self.core.state().add_handle(Handle::new(id, converses, served));
-        Ok(Opened {
-            handle,
-            by: OpenedBy::Daemon,
-            is_sealed: false,
-            caching: Caching::Never,
-            closes_quietly: true,
-        })
+        Ok(Opened::uncached(handle, true))
     }
 
     fn render(&self, id: InodeId) -> String {

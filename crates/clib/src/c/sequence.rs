@@ -56,7 +56,9 @@ impl From<SequenceError> for Failure {
             SequenceError::Name(_) | SequenceError::Positions(_) => Status::Argument,
             SequenceError::NoSuchSequence(_) | SequenceError::NoSnapshot { .. } => Status::Missing,
             SequenceError::Exists(_) => Status::Exists,
-            SequenceError::Read(ReadError::Manifest { .. }) => Status::Manifest,
+            SequenceError::Read(ReadError::Manifest { .. }) | SequenceError::Manifest(_) => {
+                Status::Manifest
+            }
             SequenceError::State(_) => Status::Page,
             SequenceError::Read(_) | SequenceError::Io { .. } => Status::File,
         };

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use crate::attributes::Caller;
 use crate::core::handle::{Handle, Served};
-use crate::opened::{Caching, Opened, OpenedBy};
+use crate::opened::Opened;
 use crate::prefixes::{Share, Shares};
 use crate::transfer::copy_text;
 use crate::{FileSystem, FsError};
@@ -98,13 +98,7 @@ pub(crate) fn open(
     let bytes = Arc::clone(&fs.batches.bytes);
     let batch = Arc::new(Batch { caller, turn: Mutex::default(), bytes, _open: open });
     let handle = fs.core.state().add_handle(Handle::new(id, true, Served::Batch(batch)));
-    Ok(Opened {
-        handle,
-        by: OpenedBy::Daemon,
-        is_sealed: false,
-        caching: Caching::Never,
-        closes_quietly: true,
-    })
+    Ok(Opened::uncached(handle, true))
 }
 
 impl Batch {

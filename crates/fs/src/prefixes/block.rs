@@ -16,7 +16,7 @@ use crate::attributes::{Attributes, Caller, Found, Place};
 use crate::core::handle::{Handle, Served};
 use crate::core::rights::User;
 use crate::create::Created;
-use crate::opened::{Caching, Opened, OpenedBy};
+use crate::opened::Opened;
 use crate::{FileSystem, FsError};
 use kvfs_page::block_map::{BUFFERS_MAX, BlockMap, format_block, parse_block};
 use kvfs_page::{Layer, PageError, PrefixHash};
@@ -282,13 +282,7 @@ impl FileSystem {
 
     fn add_block_handle(&self, handle: Handle) -> Opened {
         let closes_quietly = !handle.writes;
-        Opened {
-            handle: self.core.state().add_handle(handle),
-            by: OpenedBy::Daemon,
-            is_sealed: false,
-            caching: Caching::Never,
-            closes_quietly,
-        }
+        Opened::uncached(self.core.state().add_handle(handle), closes_quietly)
     }
 
     /// `close()` of a description registers it.

@@ -15,7 +15,7 @@ use crate::attributes::{Caller, Found, Place};
 use crate::core::handle::{Handle, Served};
 use crate::core::stale::{mark_stale, tell_stale_at_once};
 use crate::create::{Created, NewNode};
-use crate::opened::{Caching, Opened, OpenedBy};
+use crate::opened::Opened;
 use crate::retention::InUse;
 use crate::{FileSystem, FsError, classify, descriptors};
 use kvfs_formats::slot::Slot;
@@ -163,13 +163,8 @@ impl FileSystem {
             _open: open,
         };
         let served = Served::SlotDraft(Arc::new(draft));
-        Ok(Opened {
-            handle: self.core.state().add_handle(Handle::new(id, true, served)),
-            by: OpenedBy::Daemon,
-            is_sealed: false,
-            caching: Caching::Never,
-            closes_quietly: false,
-        })
+        let handle = self.core.state().add_handle(Handle::new(id, true, served));
+        Ok(Opened::uncached(handle, false))
     }
 
     /// Whether a user may make a sequence of that name, or put another in its place, as by mkdir(2), rename(2)

@@ -13,7 +13,7 @@ use crate::attributes::{Attributes, Caller, Found, Place};
 use crate::core::handle::{Handle, Served};
 use crate::list::{Listed, Listing};
 use crate::lookup::Lookup;
-use crate::opened::{Caching, Opened, OpenedBy};
+use crate::opened::{Opened, OpenedBy};
 use crate::reply::Reply;
 use crate::{FileSystem, FsError, batch, views};
 use kvfs_page::{PrefixHash, names};
@@ -352,13 +352,8 @@ impl FileSystem {
             _ => None,
         };
         let handle = self.core.state().add_handle(Handle::new(id, writes, served));
-        Ok(Opened {
-            handle,
-            by: by.unwrap_or(OpenedBy::Daemon),
-            is_sealed: false,
-            caching: Caching::Never,
-            closes_quietly: true,
-        })
+        let opened = Opened::uncached(handle, true);
+        Ok(Opened { by: by.unwrap_or(OpenedBy::Daemon), ..opened })
     }
 
     /// Answers a question with one line of JSON, of which `buffer` gets what lies at `offset`.

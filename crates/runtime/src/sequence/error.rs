@@ -27,6 +27,8 @@ pub enum SequenceError {
     },
     /// No token can stand where the operation would move some.
     Positions(PageError),
+    /// A manifest cannot say so.
+    Manifest(PageError),
     /// A stream that is no state of a sequence of this model.
     State(String),
     /// The sequence cannot be read.
@@ -65,7 +67,7 @@ impl fmt::Display for SequenceError {
                 "layer {layer} is recurrent and has no snapshot after {tokens} tokens: \
                  it can only go back to where one was taken"
             ),
-            Self::Positions(error) => error.fmt(f),
+            Self::Positions(error) | Self::Manifest(error) => error.fmt(f),
             Self::State(why) => write!(f, "state of a sequence: {why}"),
             Self::Read(error) => error.fmt(f),
             Self::Io { path, error } => write!(f, "{}: {error}", path.display()),
@@ -76,7 +78,7 @@ impl fmt::Display for SequenceError {
 impl std::error::Error for SequenceError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::Positions(error) => Some(error),
+            Self::Positions(error) | Self::Manifest(error) => Some(error),
             Self::Read(error) => Some(error),
             Self::Io { error, .. } => Some(error),
             _ => None,

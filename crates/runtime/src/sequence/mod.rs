@@ -46,6 +46,7 @@ mod error;
 mod files;
 mod range;
 mod rebuild;
+mod revision;
 
 use std::fs;
 use std::ops::{Range, RangeBounds};
@@ -54,6 +55,7 @@ use std::path::{Path, PathBuf};
 use std::thread::{Builder, JoinHandle};
 
 pub use error::SequenceError;
+pub use revision::begin_revision;
 
 use crate::page::{Layer, LayerKind, Manifest, PageError, Positions, names};
 use crate::reader::layer_scan::Rules;
