@@ -256,3 +256,79 @@ impl Answer {
 fn another() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "the answer is not one to this question")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_go_into_questions_in_their_order() {
+        let long = vec![b'x'; NAME_BYTES_AT_ONCE + 1];
+        let mut names: Vec<Vec<u8>> =
+            (0..3 * NAMES_AT_ONCE).map(|number| number.to_string().into_bytes()).collect();
+        names.splice(5..5, [long.clone(), long]);
+        let told: Vec<&[Vec<u8>]> = pieces(&names).collect();
+        assert!(told.concat() == names);
+        // One that is too long for any question has one for itself: ordinary system calls refuse it.
+        assert_eq!(told.iter().map(|piece| piece.len()).take(3).collect::<Vec<_>>(), [5, 1, 1]);
+        assert!(told.iter().all(|piece| !piece.is_empty() && piece.len() <= NAMES_AT_ONCE));
+        assert_eq!(pieces(&Vec::<Vec<u8>>::new()).count(), 0);
+    }
+
+    #[test]
+    fn what_leads_elsewhere_is_no_name() {
+        let directory = tempfile::tempdir().unwrap();
+        for name in ["", ".", "..", "a/b", "../a", "a\0b"] {
+            let error = have_many(directory.path(), &["good", name]).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{name:?}");
+            assert!(read_many(directory.path(), &[name]).is_err(), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn a_directory_in_no_mount_is_asked_by_system_calls() {
+        let directory = tempfile::tempdir().unwrap();
+        let names: Vec<String> = (0..2 * NAMES_LEAST).map(|number| number.to_string()).collect();
+        fs::write(directory.path().join("3"), b"three").unwrap();
+        fs::create_dir(directory.path().join("5")).unwrap();
+        let sizes = have_many(directory.path(), &names).unwrap();
+        assert_eq!(sizes.iter().filter(|size| size.is_some()).count(), 2);
+        assert_eq!(sizes[3], Some(5));
+        let values = read_many(directory.path(), &names).unwrap();
+        assert_eq!(values[3].as_ref().unwrap().as_deref(), Some(&b"three"[..]));
+        assert_eq!(values[5].as_ref().unwrap_err().kind(), io::ErrorKind::IsADirectory);
+        assert!(values.iter().enumerate().all(|(at, value)| match value {
+            Ok(None) => at != 3 && at != 5,
+            _ => at == 3 || at == 5,
+        }));
+    }
+
+    /// A file that holds an answer.
+    fn answer(head: AnswerHead, records: &[Record], contents: &[u8]) -> File {
+        let records = records.iter().flat_map(|record| record.to_bytes());
+        let bytes: Vec<u8> = head.to_bytes().into_iter().chain(records).collect();
+        let file = tempfile::tempfile().unwrap();
+        file.write_all_at(&[&bytes, contents].concat(), 0).unwrap();
+        file
+    }
+
+    #[test]
+    fn what_is_no_answer_to_the_question_is_not_believed() {
+        let record = |status, size| Record { status, size };
+        let here = [record(Status::Here, 3), record(Status::Again, 0)];
+        let again = [record(Status::Again, 0), record(Status::Here, 3)];
+        let head = AnswerHead { id: 0, names: 2, bytes: 3 };
+        let read = Answer::read(&answer(head, &here, b"abc"), 2).unwrap();
+        assert_eq!((read.told(), read.contents.as_slice()), (1, &b"abc"[..]));
+        let large = CONTENT_BYTES_MAX + 1;
+        for (head, records, contents) in [
+            (AnswerHead { id: 1, ..head }, &here, &b"abc"[..]),
+            (AnswerHead { names: 3, ..head }, &here, b"abc"),
+            (AnswerHead { bytes: large, ..head }, &here, b"abc"),
+            (head, &here, b"ab"),
+            (head, &again, b"abc"),
+        ] {
+            assert!(Answer::read(&answer(head, records, contents), 2).is_err(), "{head:?}");
+        }
+    }
+}
