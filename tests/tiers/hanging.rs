@@ -32,6 +32,9 @@ const USUAL_MAX: Duration = Duration::from_millis(100);
 /// No single operation takes a noticeable part of the 30 s that the remote has.
 const LONGEST_MAX: Duration = Duration::from_secs(1);
 
+/// A request that takes longer has a line in the log.
+const LATE: Duration = Duration::from_millis(1200);
+
 /// Two mounts: the second has its remote in the first.
 struct Nested {
     mount: Mount,
@@ -221,7 +224,7 @@ fn dividing_a_page_that_left_holds_up_no_other(mode: Mode) {
     let resumed = Resumed::after_stopping(&outer);
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| sequences.seq_cp("away", "copy", ..10));
-        std::thread::sleep(Duration::from_millis(500));
+        std::thread::sleep(LATE);
         assert!(!waiting.is_finished(), "the copy did not wait for the remote");
         let begin = Instant::now();
         sequences.seq_cp("local", "other", ..).unwrap();
@@ -235,6 +238,11 @@ fn dividing_a_page_that_left_holds_up_no_other(mode: Mode) {
     assert_eq!(count, 10);
     let tail = std::fs::read(model.tail_path(&mount, "copy", 1, 0)).unwrap();
     assert!(tail == rows && whole.starts_with(&tail), "{} bytes", tail.len());
+    // Who looks for the reason finds it.
+    let told = "open of models/small/sequences/away/000/0000000.safetensors took ";
+    let log = mount.log();
+    let line = log.lines().find(|line| line.contains(told)).unwrap_or_else(|| panic!("{log}"));
+    assert!(line.ends_with(", among those that wait for the remote"), "{line}");
     assert!(mount.unmount().success());
     drop(outer);
 }

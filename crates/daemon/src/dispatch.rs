@@ -7,6 +7,7 @@ use crossbeam_channel::Sender;
 use fuser::Errno;
 
 use super::answer::Reply;
+use super::late::queued;
 use super::pace::Paced;
 use super::shared::Shared;
 use super::slow::Job;
@@ -96,7 +97,7 @@ impl Operations {
             Pace::AfterCommit => return self.later(job),
         };
         let shared = Arc::clone(&self.shared);
-        self.paced.run_after(delay, Box::new(move || job(&shared)));
+        self.paced.run_after(delay, queued(move || job(&shared)));
     }
 
     /// Runs what may wait for the remote: such operations keep each other waiting, and nobody else.
@@ -167,7 +168,7 @@ impl Operations {
 
 /// Gives a job to other threads, and never waits for them.
 fn hand_over(to: &Sender<Job>, job: impl FnOnce() + Send + 'static) {
-    if to.send(Box::new(job)).is_err() {
+    if to.send(queued(job)).is_err() {
         // Nobody is left to run it. A request that is dropped is answered with EIO.
         log::error!("a request came when the mount had ended");
     }

@@ -11,6 +11,7 @@ mod device;
 mod dispatch;
 mod held;
 mod hosts;
+mod late;
 mod linger;
 mod metrics_address;
 mod metrics_connections;

@@ -13,6 +13,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::background::start;
+use super::late;
 use super::mount::MountError;
 use super::slow::{Job, run_one};
 
@@ -59,7 +60,7 @@ impl Paced {
         let paced = Paced(Arc::clone(&shared));
         let start_one = |number| {
             let shared = Arc::clone(&shared);
-            start(&format!("kvfs-pace-{number}"), move || {
+            start(&format!("{}-{number}", late::PACE.name), move || {
                 while let Some(job) = shared.next() {
                     run_one(job);
                 }

@@ -9,10 +9,11 @@ use fuser::{Errno, FopenFlags, Notifier};
 
 use super::convert::errno;
 use super::held::Held;
+use super::late::{Late, take_queued};
 use super::linger::Linger;
 use super::mount::{MountOptions, Passthrough};
 use super::passthrough::{Backing, Backings, trial};
-use kvfs_fs::{Caching, FileSystem, FsError, IoMode, Opened};
+use kvfs_fs::{Caching, FileSystem, FsError, IoMode, Opened, Subject};
 use kvfs_observe::Operation;
 use kvfs_storage::store::disk::DiskFile;
 use kvfs_storage::store::record::InodeId;
@@ -29,6 +30,7 @@ pub(super) struct Shared {
     /// Set before the first request.
     pub(super) notifier: OnceLock<Notifier>,
     pub(super) linger: Linger,
+    late: Late,
 }
 
 impl Shared {
@@ -36,7 +38,8 @@ impl Shared {
         let (passthrough, is_read_only) = (options.passthrough, options.read_only);
         let (backings, linger) = (Backings::default(), Linger::new(Arc::clone(&fs)));
         let (device, notifier) = (OnceLock::new(), OnceLock::new());
-        Shared { fs, backings, passthrough, is_read_only, device, notifier, linger }
+        let late = Late::default();
+        Shared { fs, backings, passthrough, is_read_only, device, notifier, linger, late }
     }
 
     /// Takes the connection to the kernel.
@@ -48,11 +51,14 @@ impl Shared {
 
     /// Runs an operation, counts it, and logs what the caller cannot mend.
     pub(super) fn call<T>(
-        &self, operation: Operation, act: impl FnOnce(&FileSystem) -> Result<T, FsError>,
+        &self, operation: Operation, subject: Subject<'_>,
+        act: impl FnOnce(&FileSystem) -> Result<T, FsError>,
     ) -> Result<T, Errno> {
-        let start = Instant::now();
+        let (queued, start) = (take_queued(), Instant::now());
         let outcome = act(&self.fs);
-        self.fs.observer().request(operation, outcome.is_ok(), start.elapsed());
+        let served = start.elapsed();
+        self.fs.observer().request(operation, outcome.is_ok(), queued + served);
+        self.late.note(&self.fs, operation, subject, (queued, served));
         outcome.map_err(|error| {
             if error.is_internal() {
                 log::error!("{operation:?}: {error}");

@@ -8,6 +8,7 @@ use crossbeam_channel::{Receiver, unbounded};
 
 use super::background::start;
 use super::dispatch::Pools;
+use super::late::{self, Pool};
 use super::mount::MountError;
 use super::pace::Paced;
 
@@ -71,24 +72,24 @@ pub(super) fn queues(paced: Paced) -> (Pools, Queues) {
 impl Queues {
     /// Starts their threads. Those that may hang in a remote are not among the ones to be waited for.
     pub(super) fn start(self, has_tiers: bool) -> Result<Vec<JoinHandle<()>>, MountError> {
-        let mut threads = start_workers("kvfs-slow", THREADS, &self.slow)?;
-        threads.extend(start_workers("kvfs-ask", ASK_THREADS, &self.asks)?);
-        threads.extend(start_workers("kvfs-batch", BATCH_THREADS, &self.batches)?);
-        threads.extend(start_workers("kvfs-bulk", BULK_THREADS, &self.bulk)?);
-        threads.extend(start_workers("kvfs-save", SAVE_THREADS, &self.saves)?);
+        let mut threads = start_workers(&late::SLOW, THREADS, &self.slow)?;
+        threads.extend(start_workers(&late::ASK, ASK_THREADS, &self.asks)?);
+        threads.extend(start_workers(&late::BATCH, BATCH_THREADS, &self.batches)?);
+        threads.extend(start_workers(&late::BULK, BULK_THREADS, &self.bulk)?);
+        threads.extend(start_workers(&late::SAVE, SAVE_THREADS, &self.saves)?);
         if has_tiers {
-            start_workers("kvfs-fetch", FETCH_THREADS, &self.fetches)?;
+            start_workers(&late::FETCH, FETCH_THREADS, &self.fetches)?;
         }
         Ok(threads)
     }
 }
 
 fn start_workers(
-    name: &str, count: usize, jobs: &Receiver<Job>,
+    pool: &Pool, count: usize, jobs: &Receiver<Job>,
 ) -> Result<Vec<JoinHandle<()>>, MountError> {
     let start_one = |number| {
         let jobs = jobs.clone();
-        start(&format!("{name}-{number}"), move || run(&jobs))
+        start(&format!("{}-{number}", pool.name), move || run(&jobs))
     };
     (0..count).map(start_one).collect()
 }

@@ -16,7 +16,7 @@ use kvfs_page::calendar::date_of;
 use kvfs_page::{TokenStart, names};
 use kvfs_storage::store::event::Event;
 use kvfs_storage::store::events::EventCursor;
-use kvfs_storage::store::record::{Role, Time};
+use kvfs_storage::store::record::{InodeId, Role, Time};
 
 /// Events that one read makes lines of, with the state held: some 20 us each where they are on the disk.
 pub(super) const EVENTS_AT_ONCE: usize = 32;
@@ -85,7 +85,7 @@ fn next_lines(core: &Core, from: &mut EventCursor) -> Result<String, FsError> {
         let event = if event.path.is_some() {
             event
         } else {
-            let path = path_now(&state, &event);
+            let path = event.inode.and_then(|id| path_now(&state, id, event.directory));
             event.at(path)
         };
         // Writing to a String cannot fail.
@@ -111,10 +111,9 @@ fn line(event: &Event) -> serde_json::Value {
 }
 
 /// The path that a file has now, if its role and the directory in which it was last found tell its name.
-fn path_now(state: &State, event: &Event) -> Option<String> {
-    let id = event.inode?;
+pub(crate) fn path_now(state: &State, id: InodeId, directory: Option<InodeId>) -> Option<String> {
     let found_in = || state.nodes.get(&id).and_then(|node| node.found_in);
-    let directory = event.directory.or_else(found_in)?;
+    let directory = directory.or_else(found_in)?;
     let inode = state.metadata.inode(id).ok().flatten()?;
     let name = match inode.file()?.role {
         Role::Page(page) if page.is_state() => names::format_state(TokenStart(page.start)),

@@ -35,6 +35,7 @@
 //! | `backlog` | changes that wait for a commit, and their pace |
 //! | `whereabouts`, `placement` | where the bytes of an object are, and of all pages of a layer |
 //! | `health` | how well the mount is, and why |
+//! | `subject` | what a request is about, for the log |
 //! | `views`, `metrics`, `history`, `hottest` | `.kvfs/`, what happened, what is used |
 //! | `batch` | many names of a directory in one question |
 //! | `prefixes` | finding pages by the tokens that they are about |
@@ -95,6 +96,7 @@ mod retention;
 mod scrub;
 mod setattr;
 mod sight;
+mod subject;
 mod sweep;
 mod synchronous;
 mod tiers;
@@ -127,6 +129,7 @@ pub use retention::Retainer;
 pub use scrub::ScrubRequest;
 pub use setattr::{NewTime, SetAttributes};
 pub use sight::own_manifests;
+pub use subject::{Subject, shown};
 pub use sweep::check_records;
 pub use synchronous::is_synchronous;
 pub use tiers::Tiers;

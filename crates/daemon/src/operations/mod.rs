@@ -1,0 +1,215 @@
+//! What each request does: one call into [`kvfs_fs`], on this thread or beside it if it may wait.
+
+mod files;
+
+use fuser::{Errno, INodeNo};
+
+use super::answer::{Entry, ExtendedAttribute, Reply, ReplyListing, Shown};
+use super::dispatch::Operations;
+use super::shared::Shared;
+pub(super) use files::CopyRange;
+use kvfs_fs::{Caller, Listing, NewNode, Place, SetAttributes, Subject, extended_attribute_for};
+use kvfs_observe::Operation;
+use kvfs_storage::store::disk::Space;
+use kvfs_storage::store::record::InodeId;
+
+/// Names.
+impl Operations {
+    /// The answer to opendir. A listing needs no handle: its offsets are hashes of names. ENOSYS makes the
+    /// kernel skip opendir and releasedir from now on, and cache listings until they change.
+    pub(super) const NO_HANDLE_OF_DIRECTORIES: Errno = Errno::ENOSYS;
+    /// The answer to ioctl: Python asks each file that it opens whether it is a terminal.
+    pub(super) const NO_COMMANDS: Errno = Errno::ENOTTY;
+
+    pub(super) fn lookup(&self, place: Place, caller: Caller, reply: impl Reply<Entry>) {
+        let _held = self.held(Operation::Lookup);
+        let awaited = self.fs.look_up_waits(place.parent).or_else(|| self.waits().lookup(&place));
+        self.once(awaited, move |shared: &Shared| {
+            let outcome = shared
+                .call(Operation::Lookup, Subject::Name(&place), |fs| fs.lookup_for(&place, caller));
+            reply.send(outcome.and_then(Entry::of_lookup));
+        });
+    }
+
+    pub(super) fn forget(&self, inode: InodeId, count: u64) {
+        let _held = self.held(Operation::Forget);
+        self.backings.let_go(inode);
+        self.fs.forget(inode, count);
+    }
+
+    pub(super) fn make(
+        &self, place: Place, node: NewNode, mode: u16, caller: Caller, reply: impl Reply<Entry>,
+    ) {
+        let _held = self.held(Operation::Make);
+        let Some(reply) = self.to_change(reply) else { return };
+        let is_file = matches!(node, NewNode::Special { file_type: libc::S_IFREG, .. });
+        let waits = is_file && self.waits().creating(&place);
+        self.change_in_turn(waits, move |shared| {
+            let found = shared.call(Operation::Make, Subject::Name(&place), |fs| {
+                fs.make(&place, &node, mode, caller)
+            });
+            reply.send(found.map(Entry::from));
+        });
+    }
+
+    pub(super) fn unlink(&self, place: Place, reply: impl Reply<()>) {
+        let _held = self.held(Operation::Unlink);
+        let Some(reply) = self.to_change(reply) else { return };
+        self.change(move |shared| {
+            reply.send(
+                shared.call(Operation::Unlink, Subject::Name(&place), |fs| fs.unlink(&place)),
+            );
+        });
+    }
+
+    pub(super) fn remove_directory(&self, place: Place, reply: impl Reply<()>) {
+        let _held = self.held(Operation::Rmdir);
+        let Some(reply) = self.to_change(reply) else { return };
+        let awaited = self.waits().replacing(&place);
+        let answer =
+            move |shared: &Shared| {
+                reply.send(shared.call(Operation::Rmdir, Subject::Name(&place), |fs| {
+                    fs.remove_directory(&place)
+                }));
+            };
+        self.change_once(awaited, answer);
+    }
+
+    pub(super) fn rename(&self, from: Place, to: Place, flags: u32, reply: impl Reply<()>) {
+        let _held = self.held(Operation::Rename);
+        let Some(reply) = self.to_change(reply) else { return };
+        let reads = || self.waits().rename_reads(&from, &to);
+        let awaited = self.fs.rename_waits(&from, &to).or_else(reads);
+        let answer = move |shared: &Shared| {
+            let outcome = shared
+                .call(Operation::Rename, Subject::Name(&from), |fs| fs.rename(&from, &to, flags));
+            if let (Ok(Some(old)), Some(notifier)) = (&outcome, shared.notifier.get()) {
+                // A negative offset spares the cached bytes, and with them every lock that the
+                // kernel holds while it waits for this answer. An inode that it has forgotten is
+                // no error.
+                let _ = notifier.inval_inode(INodeNo(old.0), -1, 0);
+            }
+            reply.send(outcome.map(drop));
+        };
+        self.change_once(awaited, answer);
+    }
+
+    pub(super) fn link(&self, inode: InodeId, place: Place, reply: impl Reply<Entry>) {
+        let _held = self.held(Operation::Link);
+        let Some(reply) = self.to_change(reply) else { return };
+        let awaited = self.waits().link(inode).or_else(|| self.waits().making(&place));
+        let answer = move |shared: &Shared| {
+            let linked =
+                shared.call(Operation::Link, Subject::Name(&place), |fs| fs.link(inode, &place));
+            reply.send(linked.map(Entry::from));
+        };
+        self.change_once(awaited, answer);
+    }
+
+    pub(super) fn read_link(&self, inode: InodeId) -> Result<Vec<u8>, Errno> {
+        let _held = self.held(Operation::ReadLink);
+        self.call(Operation::ReadLink, Subject::Inode(inode), |fs| fs.read_link(inode))
+    }
+
+    pub(super) fn list(
+        &self, inode: InodeId, offset: u64, listing: Listing, mut reply: impl ReplyListing,
+    ) {
+        let _held = self.held(Operation::List);
+        let awaited = self.fs.look_up_waits(inode).or_else(|| self.waits().listing(inode));
+        self.once(awaited, move |shared: &Shared| {
+            let outcome = shared.call(Operation::List, Subject::Inode(inode), |fs| {
+                fs.list(inode, offset, listing, |line| reply.add(line))
+            });
+            reply.send(outcome);
+        });
+    }
+}
+
+/// Attributes.
+impl Operations {
+    pub(super) fn attributes(&self, inode: InodeId) -> Result<Shown, Errno> {
+        let _held = self.held(Operation::GetAttr);
+        self.call(Operation::GetAttr, Subject::Inode(inode), |fs| fs.attributes(inode))
+            .map(Shown::from)
+    }
+
+    pub(super) fn set_attributes(
+        &self, inode: InodeId, set: SetAttributes, reply: impl Reply<Shown>,
+    ) {
+        let _held = self.held(Operation::SetAttr);
+        let Some(reply) = self.to_change(reply) else { return };
+        let answer = move |shared: &Shared| {
+            let outcome = shared.call(Operation::SetAttr, Subject::Inode(inode), |fs| {
+                fs.set_attributes(inode, &set)
+            });
+            reply.send(outcome.map(Shown::from));
+        };
+        match set.size {
+            Some(_) if self.fs.waits_for_remote(inode) => self.fetch(answer),
+            Some(_) => self.later(answer),
+            None => self.change(answer),
+        }
+    }
+
+    pub(super) fn space(&self, inode: InodeId) -> Result<Space, Errno> {
+        let _held = self.held(Operation::StatFs);
+        self.call(Operation::StatFs, Subject::Inode(inode), |fs| fs.space_at(inode))
+    }
+
+    pub(super) fn set_extended_attribute(
+        &self, (inode, caller): (InodeId, Caller), name: Vec<u8>, value: Vec<u8>, flags: i32,
+        reply: impl Reply<()>,
+    ) {
+        let _held = self.held(Operation::SetXattr);
+        let Some(reply) = self.to_change(reply) else { return };
+        match self.call(Operation::SetXattr, Subject::Inode(inode), |fs| {
+            fs.check_limit(inode, &name, caller)?;
+            let dry_run = fs.asks_for_collection(inode, &name, &value)?;
+            dry_run.map(|dry_run| fs.begin_collection().map(|()| dry_run)).transpose()
+        }) {
+            Ok(None) => {}
+            Ok(Some(dry_run)) => {
+                reply.send(Ok(()));
+                return self.aside(move |shared| shared.fs.collect_garbage(dry_run));
+            }
+            Err(error) => return reply.send(Err(error)),
+        }
+        let waits = self.fs.attribute_waits(inode, &name, &value);
+        let answer = move |shared: &Shared| {
+            reply.send(shared.call(Operation::SetXattr, Subject::Inode(inode), |fs| {
+                fs.set_extended_attribute(inode, &name, &value, flags)
+            }));
+        };
+        self.change_once(waits, answer);
+    }
+
+    pub(super) fn extended_attribute(
+        &self, (inode, caller): (InodeId, Caller), name: &[u8], buffer_bytes: u32,
+    ) -> Result<ExtendedAttribute, Errno> {
+        let _held = self.held(Operation::GetXattr);
+        self.call(Operation::GetXattr, Subject::Inode(inode), |fs| {
+            extended_attribute_for(fs, inode, name, caller)
+        })
+        .and_then(|value| ExtendedAttribute::new(value, buffer_bytes))
+    }
+
+    pub(super) fn list_extended_attributes(
+        &self, inode: InodeId, buffer_bytes: u32,
+    ) -> Result<ExtendedAttribute, Errno> {
+        let _held = self.held(Operation::ListXattr);
+        self.call(Operation::ListXattr, Subject::Inode(inode), |fs| {
+            fs.list_extended_attributes(inode)
+        })
+        .and_then(|names| ExtendedAttribute::new(names, buffer_bytes))
+    }
+
+    pub(super) fn remove_extended_attribute(
+        &self, (inode, caller): (InodeId, Caller), name: &[u8],
+    ) -> Result<(), Errno> {
+        let _held = self.held(Operation::RemoveXattr);
+        self.call(Operation::RemoveXattr, Subject::Inode(inode), |fs| {
+            fs.check_limit(inode, name, caller)?;
+            fs.remove_extended_attribute(inode, name)
+        })
+    }
+}
