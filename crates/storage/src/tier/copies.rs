@@ -53,6 +53,13 @@ impl Copies {
         self.encoded.used(object, bytes);
     }
 
+    /// Nobody will go on with the object, as somebody has said: it leaves, and is encoded, before others until it is
+    /// used. With `is_finished` false that is taken back.
+    pub fn finish(&self, object: ObjectId, is_finished: bool) {
+        self.disk.finish(object, is_finished);
+        self.encoded.finish(object, is_finished);
+    }
+
     /// The object belongs to another file from now on.
     pub fn set_owner(&self, object: ObjectId, owner: InodeId) {
         self.disk.set_owner(object, owner);
@@ -246,6 +253,26 @@ mod tests {
         assert_eq!(first(&copies), goes(objects[1]), "the end of what came in a row");
         copies.note_use(objects[1], BYTES);
         assert_eq!(first(&copies), goes(objects[0]));
+    }
+
+    #[test]
+    fn what_is_finished_goes_first_until_it_is_used() {
+        let copies = copies();
+        let objects = [ObjectId(1), ObjectId(2)];
+        for object in objects {
+            copies.note_remote_copy(object, &remote_copy());
+            copies.allow_leaving(object, OWNER, BYTES);
+        }
+        let goes = |object| [vec![(object, OWNER)], vec![(object, OWNER)]];
+        copies.finish(objects[0], true);
+        assert!(copies.disk().is_finished(objects[0]) && copies.encoded().is_finished(objects[0]));
+        assert_eq!(first(&copies), goes(objects[0]));
+        copies.finish(objects[0], false);
+        assert_eq!(first(&copies), goes(objects[1]));
+        copies.finish(objects[0], true);
+        copies.note_use(objects[1], BYTES);
+        copies.note_use(objects[0], BYTES);
+        assert_eq!(first(&copies), goes(objects[1]), "both were used since");
     }
 
     #[test]

@@ -200,6 +200,16 @@ impl EncodedCopies {
         }
     }
 
+    /// Whether the object is to be encoded before others, until it is used.
+    pub(super) fn finish(&self, object: ObjectId, is_finished: bool) {
+        self.held().raw.finish(object, is_finished);
+    }
+
+    /// Whether it is.
+    pub fn is_finished(&self, object: ObjectId) -> bool {
+        self.held().raw.is_finished(object)
+    }
+
     /// Whether the disk has an object only encoded.
     pub fn is_only(&self, object: ObjectId) -> bool {
         let held = self.held();

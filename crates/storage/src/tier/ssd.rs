@@ -164,6 +164,16 @@ impl SsdTier {
         }
     }
 
+    /// Whether the object is to leave before others, until it is used.
+    pub(super) fn finish(&self, object: ObjectId, is_finished: bool) {
+        self.held().may_leave.finish(object, is_finished);
+    }
+
+    /// Whether it is.
+    pub fn is_finished(&self, object: ObjectId) -> bool {
+        self.held().may_leave.is_finished(object)
+    }
+
     /// Whether `bytes` more fit into the budget.
     pub fn has_room(&self, used_bytes: u64, bytes: u64) -> bool {
         self.budget_bytes().is_none_or(|budget| used_bytes.saturating_add(bytes) <= budget)

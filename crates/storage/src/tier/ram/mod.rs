@@ -295,6 +295,16 @@ impl RamTier {
         }
     }
 
+    /// Whether a copy is to leave before others when room is needed, until it is used.
+    pub fn finish(&self, object: ObjectId, is_finished: bool) {
+        self.held().replacement.finish(object, is_finished);
+    }
+
+    /// Whether it is.
+    pub fn is_finished(&self, object: ObjectId) -> bool {
+        self.held().replacement.is_finished(object)
+    }
+
     /// Lets a clean copy go that nobody has open or mapped. Whether there is none any more.
     pub fn let_leave(&self, object: ObjectId) -> bool {
         let mut held = self.held();

@@ -3,6 +3,8 @@
 //! The tier itself keeps both orders up to date, so that it can follow another rule at any time; a
 //! shadow keeps the one of its rule.
 
+use std::collections::BTreeSet;
+
 use super::frequency::{Cursor, Frequency};
 use super::lirs::Lirs;
 use super::list::List;
@@ -252,18 +254,20 @@ impl Cache {
         self.bound_absent();
     }
 
-    /// The objects that should leave so that `bytes` more fit into the budget.
-    pub(super) fn victims(
-        &mut self, rule: Rule, bytes: u64, mut is_pinned: impl FnMut(ObjectId) -> bool,
-    ) -> Vec<Victim> {
-        let wanted = self.resident_bytes.saturating_add(bytes).saturating_sub(self.budget_bytes);
-        self.first_to_leave(rule, (wanted, usize::MAX), |object| Some(is_pinned(object)))
+    /// Bytes that must leave for `bytes` more to fit into the budget.
+    pub(super) fn excess_bytes(&self, bytes: u64) -> u64 {
+        self.resident_bytes.saturating_add(bytes).saturating_sub(self.budget_bytes)
     }
 
-    /// The objects that should leave first, `wanted` bytes together, and so many at most. Where `is_pinned` does not say,
-    /// the search ends.
+    /// What the leaving of an object frees.
+    pub(super) fn bytes_of(&self, object: ObjectId) -> u64 {
+        self.names.find(object).map_or(0, |index| self.names[index].bytes)
+    }
+
+    /// The objects that should leave first, `wanted` bytes together, and so many at most, without those that were
+    /// looked at before. Where `is_pinned` does not say, the search ends.
     pub(super) fn first_to_leave(
-        &mut self, rule: Rule, (wanted, most): (u64, usize),
+        &mut self, rule: Rule, (wanted, most): (u64, usize), looked_at: &BTreeSet<ObjectId>,
         mut is_pinned: impl FnMut(ObjectId) -> Option<bool>,
     ) -> Vec<Victim> {
         let (mut victims, mut freed) = (Vec::new(), 0);
@@ -276,6 +280,9 @@ impl Cache {
                 && let Some(index) = self.next(&mut search)
             {
                 let Node { object, bytes, .. } = self.names[index];
+                if looked_at.contains(&object) {
+                    continue;
+                }
                 match is_pinned(object) {
                     Some(true) => pinned.push(index),
                     Some(false) => {

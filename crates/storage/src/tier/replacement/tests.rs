@@ -2,6 +2,7 @@
 
 mod adapting;
 mod distance;
+mod finished;
 mod hit_rates;
 mod parts;
 mod sequences;
@@ -91,6 +92,7 @@ enum Step {
     Remove(u64),
     Evict(u64),
     Victims(u64, u64),
+    Finish(u64, bool),
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -100,12 +102,14 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => (0..40_u64).prop_map(Step::Remove),
         1 => (0..40_u64).prop_map(Step::Evict),
         1 => (0..120_u64, 0..40_u64).prop_map(|(bytes, pinned)| Step::Victims(bytes, pinned)),
+        1 => (0..40_u64, any::<bool>()).prop_map(|(object, is_so)| Step::Finish(object, is_so)),
     ];
     proptest::collection::vec(step, 0..300)
 }
 
 fn check_invariants(tier: &Replacement, resident: &HashMap<u64, u64>) {
     let Cache { names, absent, absent_max, .. } = &tier.cache;
+    assert!(tier.finished.iter().all(|object| resident.contains_key(&object.0)));
     let lirs = tier.cache.lirs.as_ref().unwrap();
     let frequency = tier.cache.frequency.as_ref().unwrap();
     assert_eq!(tier.resident_bytes(), resident.values().sum::<u64>());
@@ -174,6 +178,13 @@ proptest! {
                         .map(|(_, bytes)| *bytes).sum();
                     let over = (tier.resident_bytes() + bytes).saturating_sub(100);
                     prop_assert!(freed >= over.min(evictable));
+                    let different: HashSet<u64> = victims.iter().map(|victim| victim.object.0).collect();
+                    prop_assert_eq!(different.len(), victims.len(), "one leaves once");
+                }
+                Step::Finish(object, is_so) => {
+                    tier.finish(ObjectId(object), is_so);
+                    let expected = is_so && resident.contains_key(&object);
+                    prop_assert_eq!(tier.is_finished(ObjectId(object)), expected);
                 }
             }
             check_invariants(&tier, &resident);

@@ -1,6 +1,7 @@
 //! The rules of LIRS, of a tier that follows nothing else.
 
-use super::NEVER;
+use std::collections::BTreeSet;
+
 use crate::store::record::ObjectId;
 use crate::tier::replacement::Access;
 use crate::tier::replacement::cache::{Cache, Rule, Use};
@@ -32,7 +33,12 @@ impl Tier {
     }
 
     fn victims(&mut self, bytes: u64) -> Vec<u64> {
-        let victims = self.cache.victims(Rule::Distance, bytes, NEVER);
+        let victims = self.cache.first_to_leave(
+            Rule::Distance,
+            (self.cache.excess_bytes(bytes), usize::MAX),
+            &BTreeSet::new(),
+            |_| Some(false),
+        );
         victims.iter().map(|victim| victim.object.0).collect()
     }
 }
