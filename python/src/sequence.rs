@@ -366,7 +366,9 @@ impl Sequence {
     fn ttl(&self, py: Python<'_>) -> PyResult<Option<u64>> {
         let value = py.detach(|| extended_attribute(&self.path, c"user.kvfs.ttl"));
         let value = value.map_err(Failure::io(&self.path))?;
-        Ok(value.and_then(|value| String::from_utf8(value).ok()?.parse().ok()))
+        // Behind the number may stand that each use begins it anew.
+        let seconds = |value| String::from_utf8(value).ok()?.split(' ').next()?.parse().ok();
+        Ok(value.and_then(seconds))
     }
 
     #[setter]

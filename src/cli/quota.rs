@@ -20,6 +20,8 @@ use crate::sys;
 const QUOTA: &CStr = c"user.kvfs.quota";
 const AGE: &CStr = c"user.kvfs.age";
 const TTL: &CStr = c"user.kvfs.ttl";
+/// Behind the seconds of a time to live that uses begin anew.
+const RENEWED: &str = " renewed";
 const USED: &CStr = c"user.kvfs.used_bytes";
 
 /// What the status begins the lines of limited directories with.
@@ -46,6 +48,9 @@ pub(crate) struct QuotaArguments {
     /// have none of their own
     #[arg(long, value_name = "TIME|none", value_parser = Limit::parse::<Seconds>)]
     pub ttl: Option<Limit>,
+    /// With --ttl: each use begins the time anew
+    #[arg(long, requires = "ttl")]
+    pub renew: bool,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -72,26 +77,32 @@ impl Limit {
 /// Sets limits, or shows them.
 pub(crate) fn run(arguments: &QuotaArguments) -> Outcome {
     let (mount, path) = mountinfo::kvfs_above(&arguments.path).map_err(Failure::Failed)?;
-    set(&path, QUOTA, arguments.size)?;
-    set(&path, AGE, arguments.age)?;
-    set(&path, TTL, arguments.ttl)?;
+    if arguments.renew && arguments.ttl == Some(Limit(None)) {
+        return Err(Failure::Usage("--renew is for a --ttl that is not none".to_owned()));
+    }
+    set(&path, QUOTA, arguments.size, "")?;
+    set(&path, AGE, arguments.age, "")?;
+    set(&path, TTL, arguments.ttl, if arguments.renew { RENEWED } else { "" })?;
     if path == mount.mountpoint {
         return all(&path, arguments.json);
     }
     let read = |name| attribute(&path, name);
     let (size, age, ttl) = (read(QUOTA)?, read(AGE)?, read(TTL)?);
+    let is_renewed = text(&path, TTL)?.is_some_and(|ttl| ttl.ends_with(RENEWED));
     let used = read(USED)?;
     if arguments.json {
         let path = path.display().to_string();
         return Ok(Report::json(&json!({
             "path": path, "size_bytes": size, "age_seconds": age, "ttl_seconds": ttl,
+            "ttl_renewed": ttl.map(|_| is_renewed),
             "used_bytes": used,
         })));
     }
     let mut summary = Summary::new(&path);
     summary.add("size", size.map_or("no limit".to_owned(), bytes));
     summary.add("age", age.map_or("no limit".to_owned(), duration));
-    summary.add("ttl", ttl.map_or("no limit".to_owned(), duration));
+    let renewed = if is_renewed { ", renewed by each use" } else { "" };
+    summary.add("ttl", ttl.map_or("no limit".to_owned(), |ttl| duration(ttl) + renewed));
     if let Some(used) = used {
         summary.add("used", bytes(used));
     }
@@ -132,7 +143,8 @@ fn parse(fields: &str) -> Map<String, Value> {
 
 fn describe(path: &str, fields: &Map<String, Value>) -> String {
     let number = |key: &str| fields.get(key).and_then(Value::as_u64);
-    let limits = each_in_words(number("size"), number("age"), number("ttl"));
+    let ttl = number("ttl").map(|ttl| (ttl, number("ttl_renewed").is_some()));
+    let limits = each_in_words(number("size"), number("age"), ttl);
     let count = |key: &str| number(key).unwrap_or(0);
     format!(
         "{path}: {}; holds {} in {} files, removed {} in {} files\n",
@@ -147,7 +159,8 @@ fn describe(path: &str, fields: &Map<String, Value>) -> String {
 /// The limits of a path, if it has any.
 pub(super) fn in_words(path: &Path) -> Result<Option<String>, Failure> {
     let read = |name| attribute(path, name);
-    let limits = each_in_words(read(QUOTA)?, read(AGE)?, read(TTL)?);
+    let is_renewed = text(path, TTL)?.is_some_and(|ttl| ttl.ends_with(RENEWED));
+    let limits = each_in_words(read(QUOTA)?, read(AGE)?, read(TTL)?.map(|ttl| (ttl, is_renewed)));
     Ok((!limits.is_empty()).then(|| limits.join(", ")))
 }
 
@@ -156,19 +169,23 @@ pub(super) fn deletes_by_use(path: &Path) -> Result<bool, Failure> {
     Ok(attribute(path, QUOTA)?.is_some() || attribute(path, AGE)?.is_some())
 }
 
-fn each_in_words(size: Option<u64>, age: Option<u64>, ttl: Option<u64>) -> Vec<String> {
+/// A time to live stands with whether uses begin it anew.
+fn each_in_words(size: Option<u64>, age: Option<u64>, ttl: Option<(u64, bool)>) -> Vec<String> {
     let mut limits = Vec::new();
     limits.extend(size.map(|size| format!("at most {}", bytes(size))));
     limits.extend(age.map(|age| format!("used within {}", duration(age))));
-    limits.extend(ttl.map(|ttl| format!("written within {}", duration(ttl))));
+    limits.extend(ttl.map(|(ttl, is_renewed)| {
+        let what = if is_renewed { "written or used" } else { "written" };
+        format!("{what} within {}", duration(ttl))
+    }));
     limits
 }
 
-fn set(path: &Path, name: &CStr, limit: Option<Limit>) -> Result<(), Failure> {
+fn set(path: &Path, name: &CStr, limit: Option<Limit>, behind: &str) -> Result<(), Failure> {
     let outcome = match limit {
         None => return Ok(()),
         Some(Limit(Some(number))) => {
-            sys::set_extended_attribute(path, name, number.to_string().as_bytes())
+            sys::set_extended_attribute(path, name, format!("{number}{behind}").as_bytes())
         }
         Some(Limit(None)) => match sys::remove_extended_attribute(path, name) {
             Err(error) if error.raw_os_error() == Some(libc::ENODATA) => Ok(()),
@@ -191,9 +208,14 @@ fn explain(error: &io::Error) -> String {
 }
 
 fn attribute(path: &Path, name: &CStr) -> Result<Option<u64>, Failure> {
+    let value = text(path, name)?;
+    Ok(value.and_then(|value| value.split(' ').next()?.parse().ok()))
+}
+
+fn text(path: &Path, name: &CStr) -> Result<Option<String>, Failure> {
     let value = sys::extended_attribute(path, name)
         .map_err(|error| Failure::Failed(format!("{}: {error}", path.display())))?;
-    Ok(value.and_then(|value| String::from_utf8(value).ok()?.parse().ok()))
+    Ok(value.and_then(|value| String::from_utf8(value).ok()))
 }
 
 #[cfg(test)]
@@ -208,5 +230,8 @@ mod tests {
         let expected = "files/a: at most 1.0 GiB, used within 7 days; holds 4.0 KiB in 1 files, \
                         removed 0 bytes in 2 files\n";
         assert_eq!(describe("files/a", &fields), expected);
+        let fields =
+            parse("ttl=120 ttl_renewed=1 used_bytes=0 files=0 removed_bytes=0 removed_files=0");
+        assert!(describe("files/a", &fields).contains("written or used within 2 minutes;"));
     }
 }

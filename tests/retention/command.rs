@@ -41,6 +41,15 @@ fn limits_are_set_and_shown(mode: Mode) {
     assert!(printed(&quota(&[root])).contains("at most 100.0 KiB, used within 7 days"));
     printed(&quota(&["--size", "none", "--age", "none", path]));
     assert_eq!(printed(&quota(&[root])), "no directory has a limit\n");
+    printed(&quota(&["--ttl", "1h", "--renew", path]));
+    let shown: serde_json::Value =
+        serde_json::from_str(&printed(&quota(&["--json", path]))).unwrap();
+    assert_eq!((&shown["ttl_seconds"], &shown["ttl_renewed"]), (&3600.into(), &true.into()));
+    assert!(printed(&quota(&[path])).contains("1 hour, renewed by each use"));
+    eventually("the status to tell it", || {
+        printed(&quota(&[root])).contains("written or used within 1 hour").then_some(())
+    });
+    assert_eq!(quota(&["--ttl", "none", "--renew", path]).status.code(), Some(2));
     let refused = quota(&["--size", "0", path]);
     assert_eq!(refused.status.code(), Some(2));
     let refused = quota(&["--size", "1G", root]);

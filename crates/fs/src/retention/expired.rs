@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use super::remove::Removal;
 use super::rights::Right;
-use super::uses::after;
 use super::{LOOK_INTERVAL, Reason, TTL, WALKS_APART, policy};
 use crate::attributes::Place;
 use crate::core::state::State;
@@ -57,7 +56,11 @@ impl FileSystem {
         let now = Time::now();
         let mut expired = BTreeSet::new();
         for id in files {
-            let state = self.core.state();
+            let mut state = self.core.state();
+            // No walk puts its uses on record, of which only some are remembered.
+            if let Some(mut inode) = state.metadata.inode(id)?.filter(|inode| inode.links > 0) {
+                self.retention.last_use(&mut state, (id, &mut inode))?;
+            }
             let time = self.own_time(&state, id)?;
             let is_limited = state.metadata.attribute(id, TTL)?.is_some();
             drop(state);
@@ -77,13 +80,14 @@ impl FileSystem {
     /// When a file will have lived for its own time; nothing for what has none, or is no plain file.
     pub(super) fn own_time(&self, state: &State, id: InodeId) -> Result<Option<Time>, FsError> {
         let value = state.metadata.attribute(id, TTL)?;
-        let ttl = value.and_then(|value| policy::parse(TTL, &value));
+        let ttl = value.and_then(|value| policy::parse(TTL, &value)).map(policy::Limit::ttl);
         let inode = state.metadata.inode(id)?;
         let is_plain = |inode: &Inode| inode.file().is_some_and(|file| file.role == Role::Plain);
         let (Some(inode), Some(ttl)) = (inode.filter(is_plain), ttl) else { return Ok(None) };
         let shown = state.attributes_of(&self.core.store, id, &inode);
         let changed = shown.map_or(inode.mtime, |shown| shown.mtime);
-        Ok(Some(after(changed, Duration::from_secs(ttl))))
+        let used = self.retention.uses().of(id).unwrap_or_default().max(inode.atime);
+        Ok(Some(ttl.end(changed, used)))
     }
 
     /// The names of some files, as of the last commit.

@@ -31,8 +31,9 @@ use super::{FileSystem, FsError};
 use crate::core::state::State;
 use clock::Clock;
 use kvfs_observe::RetentionCounters;
+use kvfs_storage::store::StoreError;
 use kvfs_storage::store::disk::Space;
-use kvfs_storage::store::record::{DEPTH_MAX, InodeId, Kind, Time};
+use kvfs_storage::store::record::{DEPTH_MAX, Inode, InodeId, Kind, Time};
 use pass::Pass;
 use policy::{Policies, Policy};
 use rights::Root;
@@ -120,6 +121,21 @@ impl Retention {
     /// What the last uses were of, in no order.
     pub(super) fn latest_uses(&self) -> Vec<InodeId> {
         self.uses().latest().to_vec()
+    }
+
+    /// When a file was opened for the last time; that goes on record where what is there lags behind.
+    fn last_use(
+        &self, state: &mut State, (id, inode): (InodeId, &mut Inode),
+    ) -> Result<Time, StoreError> {
+        let mut uses = self.uses();
+        if let Some(atime) = uses.overdue(id, inode.atime) {
+            inode.atime = atime;
+            if let Some(mut stored) = state.metadata.inode(id)? {
+                stored.atime = atime;
+                state.put_inode(id, &stored);
+            }
+        }
+        Ok(inode.atime.max(uses.of(id).unwrap_or_default()))
     }
 
     fn clock(&self) -> MutexGuard<'_, Clock> {

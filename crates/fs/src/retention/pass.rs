@@ -4,8 +4,9 @@
 //! walk is for the next one. Only the files that were used longest ago are remembered.
 
 use std::collections::{BTreeMap, BinaryHeap, HashSet, VecDeque};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use super::policy::Ttl;
 use super::remove::{Kept, Removal};
 use super::rights::Root;
 use super::uses::after;
@@ -48,7 +49,7 @@ pub(super) enum What {
 struct Frame {
     directory: InodeId,
     offset: u64,
-    ttl: Option<Duration>,
+    ttl: Option<Ttl>,
     /// It is a sequence, or lies in one.
     in_sequence: bool,
     /// Only what belongs to the owner of the limit may go from here.
@@ -218,7 +219,7 @@ impl Pass {
     }
 
     /// A file was found.
-    fn see(&mut self, frame: (bool, Option<Duration>), seen: Seen) {
+    fn see(&mut self, frame: (bool, Option<Ttl>), seen: Seen) {
         let (in_sequence, ttl) = frame;
         let is_shared = seen.inode.links > 1;
         if !is_shared || self.shared.insert(seen.id) {
@@ -276,10 +277,10 @@ impl Pass {
     }
 
     /// Decides whether something is too old, or could go for room.
-    fn judge(&mut self, unit: Unit, changed: Time, ttl: Option<Duration>) {
+    fn judge(&mut self, unit: Unit, changed: Time, ttl: Option<Ttl>) {
         let ends = [
             (self.limited.policy.age.map(|age| after(unit.used, age)), Reason::Age),
-            (ttl.map(|ttl| after(changed, ttl)), Reason::Ttl),
+            (ttl.map(|ttl| ttl.end(changed, unit.used)), Reason::Ttl),
         ];
         for (end, reason) in ends {
             let Some(end) = end else { continue };
@@ -394,18 +395,7 @@ impl FileSystem {
         let shown = state.attributes_of(&self.core.store, id, &inode);
         let bytes = shown.as_ref().map_or(0, |shown| shown.size);
         inode.mtime = shown.map_or(inode.mtime, |shown| shown.mtime);
-        let last = {
-            let mut uses = self.retention.uses();
-            if let Some(atime) = uses.overdue(id, inode.atime) {
-                inode.atime = atime;
-                if let Some(mut stored) = state.metadata.inode(id)? {
-                    stored.atime = atime;
-                    state.put_inode(id, &stored);
-                }
-            }
-            uses.of(id)
-        };
-        let used = inode.atime.max(inode.mtime).max(last.unwrap_or_default());
+        let used = self.retention.last_use(state, (id, &mut inode))?.max(inode.mtime);
         let has_own_ttl = self.retention.policies().files.contains(&id);
         Ok(Some(Seen { place, id, inode, bytes, used, has_own_ttl }))
     }

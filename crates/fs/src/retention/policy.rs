@@ -6,11 +6,15 @@
 //! | `user.kvfs.quota` | directories | beyond so many bytes, what was used longest ago |
 //! | `user.kvfs.age` | directories | what was not used for so many seconds |
 //! | `user.kvfs.ttl` | directories, files | what was written so many seconds ago; a file's own counts |
+//!
+//! With `renewed` behind the number a time to live begins anew with each use, as an age does. Nothing more is written for that at
+//! an open: uses are noted in memory anyway.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use super::uses::after;
 use crate::core::state::State;
 use crate::{Caller, FileSystem, FsError};
 use kvfs_storage::store::StoreError;
@@ -21,6 +25,8 @@ pub(crate) const QUOTA: &[u8] = b"user.kvfs.quota";
 pub(crate) const AGE: &[u8] = b"user.kvfs.age";
 pub(crate) const TTL: &[u8] = b"user.kvfs.ttl";
 
+/// Behind the number of a time to live: uses begin it anew.
+const RENEWED: &str = "renewed";
 /// Of a directory with a limit: what the last walk found below it.
 const USED_BYTES: &[u8] = b"user.kvfs.used_bytes";
 
@@ -34,15 +40,54 @@ pub(super) struct Policy {
     /// Since the last use.
     pub(super) age: Option<Duration>,
     /// Since the last change.
-    pub(super) ttl: Option<Duration>,
+    pub(super) ttl: Option<Ttl>,
+}
+
+/// A time to live.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Ttl {
+    lasts: Duration,
+    /// A use begins it anew.
+    pub(super) is_renewed: bool,
+}
+
+impl Ttl {
+    /// When it is over for what was changed and used for the last time then.
+    pub(super) fn end(self, changed: Time, used: Time) -> Time {
+        after(if self.is_renewed { changed.max(used) } else { changed }, self.lasts)
+    }
+}
+
+/// A limit as it is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Limit {
+    number: u64,
+    is_renewed: bool,
+}
+
+impl Limit {
+    fn duration(self) -> Duration {
+        Duration::from_secs(self.number)
+    }
+
+    pub(super) fn ttl(self) -> Ttl {
+        Ttl { lasts: self.duration(), is_renewed: self.is_renewed }
+    }
+}
+
+impl std::fmt::Display for Limit {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "{}", self.number)?;
+        if self.is_renewed { write!(formatter, " {RENEWED}") } else { Ok(()) }
+    }
 }
 
 impl Policy {
-    fn set(&mut self, name: &[u8], value: Option<u64>) {
+    fn set(&mut self, name: &[u8], value: Option<Limit>) {
         match name {
-            QUOTA => self.bytes = value,
-            AGE => self.age = value.map(Duration::from_secs),
-            _ => self.ttl = value.map(Duration::from_secs),
+            QUOTA => self.bytes = value.map(|limit| limit.number),
+            AGE => self.age = value.map(Limit::duration),
+            _ => self.ttl = value.map(Limit::ttl),
         }
     }
 }
@@ -50,7 +95,14 @@ impl Policy {
 impl std::fmt::Display for Policy {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let seconds = |duration: Option<Duration>| duration.map(|duration| duration.as_secs());
-        let limits = [("size", self.bytes), ("age", seconds(self.age)), ("ttl", seconds(self.ttl))];
+        let ttl = self.ttl.map(|ttl| ttl.lasts);
+        let renewed = self.ttl.filter(|ttl| ttl.is_renewed).map(|_| 1);
+        let limits = [
+            ("size", self.bytes),
+            ("age", seconds(self.age)),
+            ("ttl", seconds(ttl)),
+            ("ttl_renewed", renewed),
+        ];
         let given: Vec<String> = limits
             .into_iter()
             .filter_map(|(name, limit)| limit.map(|limit| format!("{name}={limit}")))
@@ -68,7 +120,7 @@ pub(super) struct Policies {
 }
 
 impl Policies {
-    fn note(&mut self, id: InodeId, is_directory: bool, name: &[u8], value: Option<u64>) {
+    fn note(&mut self, id: InodeId, is_directory: bool, name: &[u8], value: Option<Limit>) {
         if !is_directory {
             match value {
                 Some(_) => self.files.insert(id),
@@ -98,7 +150,14 @@ impl FileSystem {
     /// Whether somebody may set or remove an attribute, where the kernel does not know enough: a limit
     /// deletes what others have written, and belongs to the owner of a directory, as a quota does.
     pub fn check_limit(&self, id: InodeId, name: &[u8], caller: Caller) -> Result<(), FsError> {
-        if is_limit(name) { self.check_owner(id, caller) } else { Ok(()) }
+        if !is_limit(name) {
+            return Ok(());
+        }
+        // A prefix is in sequences of several owners, and none of them goes alone.
+        if crate::is_virtual(id) {
+            return Err(FsError::Unsupported);
+        }
+        self.check_owner(id, caller)
     }
 
     /// Whether somebody may read an attribute: how much there is below a directory is not for those
@@ -112,17 +171,17 @@ impl FileSystem {
         if [0, owner].contains(&caller.uid) { Ok(()) } else { Err(FsError::NotPermitted) }
     }
 
-    /// Sets a limit: a decimal number of bytes or seconds.
+    /// Sets a limit: a decimal number of bytes or seconds, and behind it whether a use begins them anew.
     pub(crate) fn set_limit(&self, id: InodeId, name: &[u8], value: &[u8]) -> Result<(), FsError> {
-        let number = parse(name, value).ok_or(FsError::Invalid)?;
+        let limit = parse(name, value).ok_or(FsError::Invalid)?;
         let mut state = self.core.state_to_change()?;
         let mut inode = state.inode(id)?;
         check_place(&inode, name)?;
         let life = state.metadata.life(id);
-        state.metadata.put_attribute(life, id, name, number.to_string().as_bytes());
+        state.metadata.put_attribute(life, id, name, limit.to_string().as_bytes());
         inode.ctime = Time::now();
         state.put_inode(id, &inode);
-        self.note_limit(id, inode.is_directory(), name, Some(number));
+        self.note_limit(id, inode.is_directory(), name, Some(limit));
         Ok(())
     }
 
@@ -170,10 +229,10 @@ impl FileSystem {
         for (id, name) in found {
             let state = self.core.state();
             let value = state.metadata.attribute(id, &name)?;
-            let number = value.and_then(|value| parse(&name, &value));
+            let limit = value.and_then(|value| parse(&name, &value));
             let inode = state.metadata.inode(id)?;
-            if let (Some(number), Some(inode)) = (number, inode) {
-                self.note_limit(id, inode.is_directory(), &name, Some(number));
+            if let (Some(limit), Some(inode)) = (limit, inode) {
+                self.note_limit(id, inode.is_directory(), &name, Some(limit));
             }
         }
         Ok(())
@@ -182,11 +241,12 @@ impl FileSystem {
     /// A file has taken over these attributes.
     pub(crate) fn note_limits_of(&self, id: InodeId, attributes: &[Attribute]) {
         if attributes.iter().any(|(name, _)| name == TTL) {
-            self.note_limit(id, false, TTL, Some(0));
+            // That it has one is all that is remembered of a file's.
+            self.note_limit(id, false, TTL, Some(Limit { number: 1, is_renewed: false }));
         }
     }
 
-    fn note_limit(&self, id: InodeId, is_directory: bool, name: &[u8], value: Option<u64>) {
+    fn note_limit(&self, id: InodeId, is_directory: bool, name: &[u8], value: Option<Limit>) {
         let mut policies = self.retention.policies();
         policies.note(id, is_directory, name, value);
         let is_active = !policies.directories.is_empty() || !policies.files.is_empty();
@@ -195,12 +255,17 @@ impl FileSystem {
 }
 
 /// A limit as it is stored. Nothing and forever are no limits.
-pub(super) fn parse(name: &[u8], value: &[u8]) -> Option<u64> {
+pub(super) fn parse(name: &[u8], value: &[u8]) -> Option<Limit> {
     let text = std::str::from_utf8(value).ok()?;
+    let (text, is_renewed) = match text.split_once(' ') {
+        Some((number, RENEWED)) if name == TTL => (number, true),
+        Some(_) => return None,
+        None => (text, false),
+    };
     let is_decimal = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let number: u64 = text.parse().ok().filter(|_| is_decimal)?;
     let most = if name == QUOTA { i64::MAX.cast_unsigned() } else { SECONDS_MAX };
-    (1..=most).contains(&number).then_some(number)
+    (1..=most).contains(&number).then_some(Limit { number, is_renewed })
 }
 
 /// Where a limit means something: not in a layer, of which nothing goes alone, and on files only
@@ -223,6 +288,7 @@ mod tests {
     #[test]
     fn a_limit_is_a_positive_number() {
         fn check(name: &[u8], value: &str, expected: Option<u64>) {
+            let expected = expected.map(|number| Limit { number, is_renewed: false });
             assert_eq!(parse(name, value.as_bytes()), expected, "{value}");
         }
         check(QUOTA, "1", Some(1));
@@ -236,16 +302,24 @@ mod tests {
         check(AGE, "99999999999", None);
         check(AGE, "31622400000", Some(SECONDS_MAX));
         check(AGE, "31622400001", None);
+        for wrong in ["3600 renew", "3600  renewed", "3600 renewed ", " renewed", "3600renewed"] {
+            check(TTL, wrong, None);
+        }
+        check(AGE, "3600 renewed", None);
+        check(QUOTA, "3600 renewed", None);
+        let renewed = parse(TTL, b"3600 renewed").unwrap();
+        assert_eq!(renewed, Limit { number: 3600, is_renewed: true });
+        assert_eq!(renewed.to_string(), "3600 renewed");
     }
 
     #[test]
     fn a_directory_without_limits_is_forgotten() {
         let (mut policies, id) = (Policies::default(), InodeId(5));
-        policies.note(id, true, QUOTA, Some(1));
-        policies.note(id, true, TTL, Some(2));
-        assert_eq!(policies.directories[&id].to_string(), "size=1 ttl=2");
+        policies.note(id, true, QUOTA, parse(QUOTA, b"1"));
+        policies.note(id, true, TTL, parse(TTL, b"2 renewed"));
+        assert_eq!(policies.directories[&id].to_string(), "size=1 ttl=2 ttl_renewed=1");
         policies.note(id, true, QUOTA, None);
-        assert_eq!(policies.directories[&id].to_string(), "ttl=2");
+        assert_eq!(policies.directories[&id].to_string(), "ttl=2 ttl_renewed=1");
         policies.note(id, true, TTL, None);
         assert!(policies.directories.is_empty());
     }

@@ -292,3 +292,60 @@ fn uses_are_kept_when_the_mount_ends() {
     fs.record_uses().unwrap();
     assert_eq!(atime(read), later);
 }
+
+/// Who opens it at all is a user, whether or not a walk has come by.
+#[test]
+fn a_time_to_live_may_begin_anew_with_each_use() {
+    let unmounted = Unmounted::new();
+    let fs = &unmounted.fs;
+    let directory = unmounted.make_directory(FILES, "d", (0o755, 0));
+    let write = |directory, name: &str| {
+        let id = unmounted.write(directory, name, b"bytes");
+        unmounted.date(id, ago(6 * DAY));
+        id
+    };
+    let read = write(directory, "read");
+    write(directory, "old");
+    // No walk comes by there.
+    let [own, own_old] = ["own", "own-old"].map(|name| write(FILES, name));
+    unmounted.limit(directory, TTL, &format!("{} renewed", 5 * DAY));
+    for id in [own, own_old] {
+        unmounted.limit(id, TTL, &format!("{} renewed", 5 * DAY));
+    }
+    for id in [read, own] {
+        fs.note_use(id, libc::O_RDONLY);
+    }
+    run(fs, &mut Retainer::default());
+    fs.commit().unwrap();
+    run(fs, &mut Retainer::default());
+    assert_eq!(unmounted.names(directory), ["read"]);
+    assert_eq!(unmounted.names(FILES), ["d", "own"]);
+    // What they live for is on record by then, however many others are opened.
+    let atime = |id| fs.core.state().inode(id).unwrap().atime;
+    assert!(atime(own) > ago(60) && atime(read) > ago(60));
+    // Without the word the last change counts again.
+    unmounted.limit(directory, TTL, &(5 * DAY).to_string());
+    run(fs, &mut Retainer::default());
+    assert_eq!(unmounted.names(directory), [""; 0]);
+    assert!(unmounted.status().contains("ttl=432000 "), "{}", unmounted.status());
+}
+
+#[test]
+fn a_sequence_that_is_read_again_and_again_lives_on() {
+    let unmounted = Unmounted::new();
+    let model = unmounted.make_model(1);
+    let [used, unused] = ["used", "unused"].map(|name| model.make_sequence(name, &[0], 2));
+    for sequence in [used, unused] {
+        let layer = unmounted.id_of(sequence, "000").unwrap();
+        let pages = unmounted.names(layer).into_iter().map(|name| unmounted.id_of(layer, &name));
+        let tokens = unmounted.id_of(sequence, "tokens");
+        for id in pages.chain([tokens]).flatten() {
+            unmounted.date(id, ago(6 * DAY));
+        }
+    }
+    unmounted.fs.note_use(unmounted.id_of(used, "tokens").unwrap(), libc::O_RDONLY);
+    unmounted.limit(model.sequences, TTL, &format!("{} renewed", 5 * DAY));
+    unmounted.fs.commit().unwrap();
+    run(&unmounted.fs, &mut Retainer::default());
+    assert_eq!(unmounted.names(model.sequences), ["used"]);
+}
