@@ -34,7 +34,7 @@ pub use kvfs_observe as observe;
 pub use kvfs_page as page;
 
 #[doc(inline)]
-pub use kvfs_runtime::{attention, batch, cuda, reader, sequence};
+pub use kvfs_runtime::{attention, batch, cuda, hint, reader, sequence};
 
 #[doc(inline)]
 pub use kvfs_storage::{ingest, store, tier};

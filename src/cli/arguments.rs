@@ -14,6 +14,7 @@ use super::doctor::DoctorArguments;
 use super::duration::Seconds;
 use super::explain::ExplainArguments;
 use super::fsck::FsckArguments;
+use super::hint::HintArguments;
 use super::history::LogArguments;
 use super::inspect::HeatArguments;
 use super::manual::{CompletionsArguments, ManArguments};
@@ -69,6 +70,8 @@ pub(crate) enum Command {
     Promote(PromoteArguments),
     /// Move files away: to the remote, or out of memory
     Evict(EvictArguments),
+    /// Say that nobody will go on with a sequence, so that its pages leave memory first, or that somebody will
+    Hint(HintArguments),
     /// Explain a page, manifest, tail, tokens file, or the directory of a sequence or model
     Inspect(InspectArguments),
     /// Compare two pages, tails, sequences or models: exits with 0 if they are equal, 1 if not, 2 if that cannot be told

@@ -27,6 +27,7 @@ mod explain;
 mod fsck;
 mod gc;
 mod helper;
+mod hint;
 mod history;
 mod inspect;
 mod interrupt;
@@ -109,6 +110,7 @@ fn dispatch(command: Command) -> Outcome {
         Command::Sync(arguments) => sync::run(&arguments),
         Command::Promote(arguments) => movement::promote(&arguments),
         Command::Evict(arguments) => movement::evict(&arguments),
+        Command::Hint(arguments) => hint::run(&arguments),
         Command::Inspect(arguments) => inspect::run(&arguments),
         Command::Diff(arguments) => diff::run(&arguments),
         Command::Match(arguments) => prefix::run(&arguments),

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 /// In the order in which a reader of C needs them.
-const SOURCES: [&str; 14] = [
+const SOURCES: [&str; 15] = [
     "status",
     "attention",
     "block",
@@ -18,6 +18,7 @@ const SOURCES: [&str; 14] = [
     "summaries",
     "write_back",
     "batch",
+    "hint",
 ];
 
 fn generate() -> String {

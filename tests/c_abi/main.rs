@@ -12,6 +12,7 @@ mod cuda;
 mod example;
 mod header;
 mod held;
+mod hint;
 #[allow(dead_code, reason = "the tests of the kernels use the rest")]
 #[path = "../kernels/library.rs"]
 mod library;

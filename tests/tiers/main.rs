@@ -20,6 +20,7 @@ mod forged;
 mod forgotten;
 mod fsck;
 mod hanging;
+mod hints;
 mod history;
 mod in_place;
 mod kills;

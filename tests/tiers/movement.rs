@@ -151,9 +151,10 @@ fn what_cannot_move_is_refused(mode: Mode) {
     }
     let directory = path.parent().unwrap();
     assert_errno(setxattr(&path, TIER, b"ram"), libc::EOPNOTSUPP);
-    assert_errno(setxattr(directory, TIER, b"remote"), libc::EOPNOTSUPP);
+    assert_errno(setxattr(directory, TIER, b"disk"), libc::EINVAL);
+    assert_errno(setxattr(directory, TIER, b"ram"), libc::EOPNOTSUPP);
     assert_errno(setxattr(&path, "user.kvfs.encoding", b"raw"), libc::EOPNOTSUPP);
-    assert_errno(setxattr(directory, PIN, b"1"), libc::EOPNOTSUPP);
+    assert_errno(setxattr(directory, PIN, b"yes"), libc::EINVAL);
     assert_errno(setxattr(&path, PIN, b"yes"), libc::EINVAL);
     let model = Model::small();
     model.install(&place.mount);

@@ -8,4 +8,4 @@ pub mod ggml;
 
 use kvfs_os as sys;
 use kvfs_page as page;
-use kvfs_runtime::{attention, batch, cuda, reader, sequence};
+use kvfs_runtime::{attention, batch, cuda, hint, reader, sequence};

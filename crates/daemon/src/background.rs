@@ -34,6 +34,9 @@ const COMPACT_EVERY: Duration = Duration::from_secs(1);
 /// Between two packs, for whoever else uses the disk: copying one takes about as long.
 const COMPACT_PAUSE: Duration = Duration::from_millis(100);
 
+/// Between two steps of what was asked of a directory.
+const ERRAND_PAUSE: Duration = Duration::from_millis(1);
+
 /// After a failure of the disk.
 const COMPACT_RETRY_PAUSE: Duration = Duration::from_secs(10);
 
@@ -187,6 +190,12 @@ fn start_changing(
             file_system.scrub_through(wanted);
             move || scrub(&file_system, &requests, &stopped)
         })?,
+        start("kvfs-errands", {
+            let (file_system, stopped) = (Arc::clone(file_system), stopped.clone());
+            let (wanted, requests) = bounded(1);
+            file_system.errands.wake_through(wanted);
+            move || run_errands(&file_system, &requests, &stopped)
+        })?,
         start("kvfs-compact", {
             let (file_system, stopped) = (Arc::clone(file_system), stopped.clone());
             move || compact(&file_system, &stopped)
@@ -265,6 +274,22 @@ fn scrub(file_system: &FileSystem, requests: &Receiver<ScrubRequest>, stopped: &
                 Ok(request) => file_system.scrub(&request, &is_over),
                 Err(_) => return,
             },
+        }
+    }
+}
+
+/// Does what was asked of everything below directories.
+fn run_errands(file_system: &FileSystem, requests: &Receiver<()>, stopped: &Receiver<()>) {
+    loop {
+        crossbeam_channel::select! {
+            recv(stopped) -> _ => return,
+            recv(requests) -> request => if request.is_err() { return },
+        }
+        while file_system.errands.step(file_system) {
+            // Whoever else needs the state comes between two steps.
+            if stopped.recv_timeout(ERRAND_PAUSE) != Err(RecvTimeoutError::Timeout) {
+                return;
+            }
         }
     }
 }

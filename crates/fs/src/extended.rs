@@ -6,7 +6,7 @@ use super::attributes::Caller;
 use super::foreign::ORIGIN;
 use super::prefixes::SLOT_KEY;
 use super::retention::{self, AGE, QUOTA, TTL};
-use super::{FileSystem, FsError, placement};
+use super::{FileSystem, FsError, errands, placement};
 use crate::core::state::State;
 use kvfs_page::Checksum;
 use kvfs_page::reader_report::{self, Counts};
@@ -15,9 +15,11 @@ use kvfs_storage::store::record::{Inode, InodeId, Role, Time};
 /// What the daemon answers itself.
 const OWN_PREFIX: &[u8] = b"user.kvfs.";
 /// Where a file is; setting it asks for a move.
-pub(super) const TIER: &[u8] = b"user.kvfs.tier";
+pub(crate) const TIER: &[u8] = b"user.kvfs.tier";
+/// What a file that shall move waits for.
+const MOVING: &[u8] = b"user.kvfs.moving";
 /// A file that stays. Stored.
-pub(super) const PIN: &[u8] = b"user.kvfs.pin";
+pub(crate) const PIN: &[u8] = b"user.kvfs.pin";
 /// What a page's values were rounded to, if they were. Stored, and set by the daemon alone.
 pub(super) const LOSSY: &[u8] = b"user.kvfs.lossy";
 /// Of the root: setting it starts a collection of garbage.
@@ -41,11 +43,27 @@ pub fn extended_attribute_for(
     fs.extended_attribute(id, name)
 }
 
+/// Sets an attribute for somebody: of everything below a directory, if it is one that can be.
+pub fn set_extended_attribute_for(
+    fs: &FileSystem, id: InodeId, (name, value, flags): (&[u8], &[u8], i32), caller: Caller,
+) -> Result<(), FsError> {
+    if errands::ask_below(fs, id, (name, value), caller)? {
+        return Ok(());
+    }
+    fs.set_extended_attribute(id, name, value, flags)
+}
+
 impl FileSystem {
     /// One attribute.
     pub fn extended_attribute(&self, id: InodeId, name: &[u8]) -> Result<Vec<u8>, FsError> {
+        if name == MOVING && self.errands.are_under_way(id) {
+            return Ok(b"walking".to_vec());
+        }
         if super::is_virtual(id) {
             return Err(FsError::NoAttribute);
+        }
+        if name == errands::HINT {
+            return errands::hint_of(self, id);
         }
         if let Some(own) = name.strip_prefix(OWN_PREFIX) {
             return self.own_attribute(id, own);

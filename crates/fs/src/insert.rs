@@ -1,7 +1,7 @@
 //! Verified bytes get a name: as a new inode, or as one name more of a page that has them already.
 
 use super::attributes::Place;
-use super::{FileSystem, FsError};
+use super::{FileSystem, FsError, errands};
 use crate::core::state::State;
 use kvfs_page::names;
 use kvfs_storage::store::metadata::{Attribute, Life, TokensChange};
@@ -55,6 +55,9 @@ impl FileSystem {
             Some(twin) if state.share(twin, origin, verified)? => {
                 state.drop_object(object)?;
                 self.core.invalidate(super::Invalidation::Inode(twin));
+                if let Some(shared) = state.metadata.inode(twin)? {
+                    errands::note_shared(self, state, twin, &shared);
+                }
                 twin
             }
             _ => self.add_sealed(state, &inode, attributes, (object, verified))?,

@@ -27,6 +27,7 @@
 //! | `scrub` | comparing everything before somebody needs it |
 //! | `prefetch` | bringing nearer what will be opened next |
 //! | `movement`, `pin` | moving and keeping a file on request |
+//! | `errands` | the same, and hints, for everything below a directory |
 //! | `demotion`, `upload`, `leave`, `manifest_of_names` | moving towards the remote |
 //! | `growing` | copies of tails and token files for that manifest |
 //! | `rebuild` | a new store takes over the names that another published |
@@ -58,6 +59,7 @@ mod demotion;
 mod descriptors;
 mod dialogue;
 mod encoded;
+mod errands;
 mod error;
 mod extended;
 mod flights;
@@ -116,8 +118,9 @@ pub use attributes::{Attributes, Caller, Found, Place};
 pub use backlog::Pace;
 pub use create::{Created, NewNode};
 pub use demotion::Mover;
+pub use errands::Errands;
 pub use error::FsError;
-pub use extended::extended_attribute_for;
+pub use extended::{extended_attribute_for, set_extended_attribute_for};
 pub use list::{Listed, Listing};
 pub use live::{Changes, Choices, Steering};
 pub use lookup::Lookup;
@@ -211,6 +214,8 @@ pub struct FileSystem {
     /// What opens do with the bytes that they find.
     pub choices: Choices,
     steering: OnceLock<Arc<dyn Steering>>,
+    /// What was asked of everything below directories.
+    pub errands: Errands,
     scrub: scrub::Scrub,
 }
 
@@ -259,6 +264,7 @@ impl FileSystem {
             retention: retention::Retention::default(),
             choices: Choices::default(),
             steering: OnceLock::new(),
+            errands: Errands::default(),
             scrub: scrub::Scrub::default(),
         };
         file_system.retention.begin(believed);

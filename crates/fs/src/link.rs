@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::attributes::{Found, Place};
 use super::classify::FileClass;
-use super::{FileSystem, FsError, check_new};
+use super::{FileSystem, FsError, check_new, errands};
 use crate::core::share::LINKS_MAX;
 use kvfs_storage::ingest::seal;
 use kvfs_storage::store::metadata::Life;
@@ -50,6 +50,7 @@ impl FileSystem {
         inode.links += 1;
         inode.ctime = Time::now();
         state.put_inode(id, &inode);
+        errands::note_shared(self, &state, id, &inode);
         let entry = Entry { inode: id, file_type: inode.file_type() };
         state.metadata.put_entry(Life::Durable, place.parent, &place.name, entry);
         state.touch_directory(place.parent, 0)?;

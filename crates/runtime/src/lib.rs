@@ -7,6 +7,7 @@
 pub mod attention;
 pub mod batch;
 pub mod cuda;
+pub mod hint;
 pub mod reader;
 pub mod sequence;
 

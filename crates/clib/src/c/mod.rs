@@ -18,6 +18,7 @@
 //! | `manifest`, `page` | attend to the files of a mount |
 //! | `sequence` | remove, copy and move tokens of a mount |
 //! | `batch` | many names of a directory at once |
+//! | `hint` | what will not be needed any more |
 //!
 //! Cargo builds the library for Rust alone; `mount-scripts/build-c-library.sh` builds `libkvfs.so`
 //! and `libkvfs.a`. As a crate type of every build the shared library would cost a second
@@ -33,6 +34,7 @@ mod attention;
 mod batch;
 mod block;
 mod cuda;
+mod hint;
 mod manifest;
 mod memory;
 mod options;
@@ -55,6 +57,7 @@ pub use attention::{
 pub use batch::{Named, kvfs_have_many, kvfs_read_many};
 pub use block::{Block, DataType, Tensor, Values};
 pub use cuda::{Cuda, CudaCall, CudaConfig, kvfs_cuda_create, kvfs_cuda_free, kvfs_cuda_run};
+pub use hint::{Hint, kvfs_give_hint};
 pub use manifest::{
     Geometry, Layer, LayerKind, Layout, Manifest, kvfs_manifest_create, kvfs_manifest_free,
     kvfs_manifest_geometry, kvfs_manifest_layer,

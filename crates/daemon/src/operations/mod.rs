@@ -8,7 +8,10 @@ use super::answer::{Entry, ExtendedAttribute, Reply, ReplyListing, Shown};
 use super::dispatch::Operations;
 use super::shared::Shared;
 pub(super) use files::CopyRange;
-use kvfs_fs::{Caller, Listing, NewNode, Place, SetAttributes, Subject, extended_attribute_for};
+use kvfs_fs::{
+    Caller, Listing, NewNode, Place, SetAttributes, Subject, extended_attribute_for,
+    set_extended_attribute_for,
+};
 use kvfs_observe::Operation;
 use kvfs_storage::store::disk::Space;
 use kvfs_storage::store::record::InodeId;
@@ -177,7 +180,7 @@ impl Operations {
         let waits = self.fs.attribute_waits(inode, &name, &value);
         let answer = move |shared: &Shared| {
             reply.send(shared.call(Operation::SetXattr, Subject::Inode(inode), |fs| {
-                fs.set_extended_attribute(inode, &name, &value, flags)
+                set_extended_attribute_for(fs, inode, (&name, &value, flags), caller)
             }));
         };
         self.change_once(waits, answer);

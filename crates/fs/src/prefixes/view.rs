@@ -255,6 +255,8 @@ impl FileSystem {
                 // Who may change what is in the model's directory may, but for what a sticky bit keeps.
                 Virtual::Block(_) if is_sticky => 0o600 | model.mode & 0o044,
                 Virtual::Block(_) | Virtual::NewSlot(..) => model.mode & 0o666,
+                // Or the kernel would let nobody ask anything of it; who may is for the daemon to say.
+                Virtual::Prefix(..) => model.mode & 0o555 | readable >> 1,
                 Virtual::Blocks(_) => model.mode & 0o1777,
                 Virtual::Slots(_) => model.mode & 0o777,
                 _ => model.mode & 0o555,
