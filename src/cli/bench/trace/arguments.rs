@@ -16,6 +16,9 @@ pub struct TraceArguments {
     /// With `trace`: room for so many bytes
     #[arg(long, value_name = "SIZE", conflicts_with = "budget_share")]
     pub(crate) budget: Option<Size>,
+    /// With `trace`: what hints are worth to the policy of the tiers (see `kvfs hint`)
+    #[arg(long, conflicts_with = "plot")]
+    pub(crate) hints: bool,
     /// With `trace`: draw the hits against the room
     #[arg(long, value_name = "FILE.svg")]
     pub(crate) plot: Option<PathBuf>,

@@ -7,6 +7,7 @@
 
 mod arguments;
 mod chain;
+mod hints;
 mod plot;
 mod policies;
 mod read;
@@ -18,6 +19,7 @@ use std::io::Write;
 pub use arguments::TraceArguments;
 
 use super::{BenchArguments, machine, note, print};
+use hints::Hints;
 use read::Trace;
 use replay::{Outcome, replay};
 
@@ -27,6 +29,17 @@ struct Room {
     share: f64,
     blocks: usize,
     outcomes: Vec<Outcome>,
+}
+
+/// What each policy makes of a trace, or what hints make of that of the tiers.
+fn outcomes(trace: &Trace, room: usize, with_hints: bool) -> Vec<Outcome> {
+    if !with_hints {
+        let none = Hints::none();
+        let all = policies::all(trace, room).into_iter();
+        return all.map(|policy| replay(trace, policy, &none)).collect();
+    }
+    let hinted = policies::hinted(trace, room).into_iter();
+    hinted.map(|(policy, hints)| replay(trace, policy, &hints)).collect()
 }
 
 /// Replays, and prints. The error is one line.
@@ -43,9 +56,7 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<(), String> {
         let mut found = Vec::new();
         for (share, blocks) in rooms {
             note(&format!("{}, room for {blocks} of {} blocks", trace.name, trace.distinct));
-            let policies = policies::all(&trace, blocks);
-            let outcomes =
-                policies.into_iter().map(|policy| replay(&trace, policy)).collect::<Vec<_>>();
+            let outcomes = outcomes(&trace, blocks, options.hints);
             found.push(Room { share, blocks, outcomes });
         }
         replayed.push((trace, found));

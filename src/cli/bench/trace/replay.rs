@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::arguments::BLOCK_TOKENS;
+use super::hints::Hints;
 use super::policies::{Policy, Use};
 use super::read::Trace;
 
@@ -31,7 +32,7 @@ pub(super) struct Outcome {
 
 /// Replays a trace.
 pub(super) fn replay(
-    trace: &Trace, (name, mut policy): (&'static str, Box<dyn Policy>),
+    trace: &Trace, (name, mut policy): (&'static str, Box<dyn Policy>), hints: &Hints,
 ) -> Outcome {
     let mut outcome = Outcome { policy: name, ..Outcome::default() };
     let mut seen = vec![false; trace.distinct];
@@ -50,6 +51,9 @@ pub(super) fn replay(
             outcome.found += u64::from(is_found);
             outcome.written += u64::from(is_new && is_here);
             outcome.promoted += u64::from(!is_new && !was_here && is_here);
+        }
+        for hint in hints.behind(number) {
+            policy.hear(hint);
         }
         outcome.found_unbroken += unbroken;
         outcome.tokens += request.tokens;
@@ -71,7 +75,7 @@ mod tests {
     fn what_is_found_is_counted() {
         let trace = trace_of(&[&[1, 2, 3], &[1, 2, 3], &[4, 2], &[1, 9, 3]]);
         for policy in all(&trace, 10) {
-            let outcome = replay(&trace, policy);
+            let outcome = replay(&trace, policy, &Hints::none());
             assert_eq!((outcome.repeated, outcome.found, outcome.found_unbroken), (6, 6, 4));
             assert_eq!((outcome.tokens, outcome.tokens_found), (11 * 512, 4 * 512));
             let moved = (outcome.written, outcome.promoted, outcome.demoted);
@@ -83,7 +87,7 @@ mod tests {
     fn what_leaves_is_counted() {
         let trace = trace_of(&[&[1, 2, 3, 4], &[1, 2, 3, 4], &[1, 2, 3, 4]]);
         for policy in all(&trace, 2) {
-            let outcome = replay(&trace, policy);
+            let outcome = replay(&trace, policy, &Hints::none());
             let resident = outcome.written + outcome.promoted - outcome.demoted;
             assert!(resident <= 2, "{outcome:?}");
             assert!(outcome.found <= 4, "{outcome:?}");

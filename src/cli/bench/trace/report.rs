@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use super::Room;
 use super::arguments::TraceArguments;
-use super::policies::{KVFS, OPTIMUM};
+use super::policies::{HINTED, KVFS, OPTIMUM};
 use super::read::Trace;
 use super::replay::Outcome;
 use crate::cli::bench::figure::{Better, Figure, Target};
@@ -17,14 +17,19 @@ type Kind = (&'static str, fn(&Outcome) -> f64);
 const KINDS: [Kind; 2] = [("blocks", found), ("prefix", found_unbroken)];
 
 /// Shares of the repeated uses: of blocks that were found, and of those that were found in an unbroken
-/// beginning of their request. The baseline is the best of the fixed policies.
+/// beginning of their request. The baseline is the best of the fixed policies; of hints, it is going without them.
 pub(super) fn figures(trace: &Trace, rooms: &[Room]) -> Vec<Figure> {
     let mut figures = Vec::new();
     for Room { share, outcomes, .. } in rooms {
         for (kind, value) in KINDS {
+            let of = |name| outcomes.iter().find(|outcome| outcome.policy == name).map(value);
             let is_fixed = |outcome: &&Outcome| outcome.policy != KVFS && outcome.policy != OPTIMUM;
-            let best = outcomes.iter().filter(is_fixed).map(value).fold(0.0, f64::max);
-            let own = outcomes.iter().find(|outcome| outcome.policy == KVFS).map_or(0.0, value);
+            let best = || outcomes.iter().filter(is_fixed).map(value).fold(0.0, f64::max);
+            let without = of(KVFS).unwrap_or_default();
+            let (own, best) = match of(HINTED) {
+                Some(hinted) => (hinted, without),
+                None => (without, best()),
+            };
             let name = format!("{}_{}_{kind}", trace.name, two_digits(*share));
             figures.push(Figure {
                 // Names are made once in the life of the program.

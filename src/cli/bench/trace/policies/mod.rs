@@ -8,6 +8,7 @@ mod recency;
 mod s3_fifo;
 mod tiny_lfu;
 
+use super::hints::{Hint, Hints};
 use super::read::Trace;
 
 /// A use of a block.
@@ -28,10 +29,15 @@ pub(super) trait Policy {
 
     /// A block is used: what it may push out, and whether it stays, is the policy's.
     fn note(&mut self, used: Use);
+
+    /// A client says something about what it will do.
+    fn hear(&mut self, _hint: &Hint) {}
 }
 
 /// The name of the policy of the tiers.
 pub(super) const KVFS: &str = "kvfs";
+/// The name of that policy with hints as clients can give them.
+pub(super) const HINTED: &str = "finished";
 /// The name of the one that knows the future.
 pub(super) const OPTIMUM: &str = "Belady";
 
@@ -48,6 +54,26 @@ pub(super) fn all(trace: &Trace, room: usize) -> Vec<(&'static str, Box<dyn Poli
         ("S3-FIFO", Box::new(s3_fifo::S3Fifo::new(blocks, room))),
         ("W-TinyLFU", Box::new(tiny_lfu::TinyLfu::new(blocks, room))),
         (OPTIMUM, Box::new(ranked::Belady::new(trace.blocks(), blocks, room))),
+    ]
+}
+
+/// A policy with its name, and what it hears.
+type Hinted = ((&'static str, Box<dyn Policy>), Hints);
+
+/// The policy of the tiers without hints and with them, and the optimum last.
+pub(super) fn hinted(trace: &Trace, room: usize) -> Vec<Hinted> {
+    let tier = |name, hints| {
+        let policy: Box<dyn Policy> = Box::new(adapting::Adapting::new(room));
+        ((name, policy), hints)
+    };
+    let optimum = ranked::Belady::new(trace.blocks(), trace.distinct, room);
+    vec![
+        tier(KVFS, Hints::none()),
+        tier(HINTED, Hints::of_sessions(trace, true, false)),
+        tier("waiting", Hints::of_sessions(trace, false, true)),
+        tier("both", Hints::of_sessions(trace, true, true)),
+        tier("never again", Hints::of_the_future(trace)),
+        ((OPTIMUM, Box::new(optimum)), Hints::none()),
     ]
 }
 

@@ -1,5 +1,6 @@
 //! The rules of each policy, on uses that are easy to follow.
 
+use super::super::hints::Hints;
 use super::super::read::trace_of;
 use super::super::replay::replay;
 use super::all;
@@ -7,7 +8,8 @@ use super::all;
 /// Blocks that each policy finds, by its name.
 fn found(requests: &[&[u64]], room: usize) -> Vec<(&'static str, u64)> {
     let trace = trace_of(requests);
-    let outcomes = all(&trace, room).into_iter().map(|policy| replay(&trace, policy));
+    let none = Hints::none();
+    let outcomes = all(&trace, room).into_iter().map(|policy| replay(&trace, policy, &none));
     outcomes.map(|outcome| (outcome.policy, outcome.found)).collect()
 }
 
