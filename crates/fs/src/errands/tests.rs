@@ -28,18 +28,18 @@ impl Unmounted {
         self.fs.core.state().is_pinned(id).unwrap()
     }
 
-    fn give(&self, id: InodeId, uid: u32) {
+    fn hand(&self, id: InodeId, uid: u32) {
         let set = SetAttributes { uid: Some(uid), ..SetAttributes::default() };
         self.fs.set_attributes(id, &set).unwrap();
     }
 
     /// A sequence and all that is in it become a user's.
-    fn give_all(&self, directory: InodeId, uid: u32) {
-        self.give(directory, uid);
+    fn hand_all(&self, directory: InodeId, uid: u32) {
+        self.hand(directory, uid);
         for name in self.names(directory) {
             let id = self.id_of(directory, &name).unwrap();
             let is_directory = self.fs.core.state().inode(id).unwrap().is_directory();
-            if is_directory { self.give_all(id, uid) } else { self.give(id, uid) }
+            if is_directory { self.hand_all(id, uid) } else { self.hand(id, uid) }
         }
     }
 
@@ -190,8 +190,8 @@ fn a_prefix_is_the_pages_up_to_its_end_in_the_sequences_of_who_asks() {
     let model = unmounted.make_model(2);
     let hers = model.make_sequence_like("hers", &[0, 1], 3, 1);
     let his = model.make_sequence_like("his", &[0, 1], 3, 2);
-    unmounted.give_all(hers, ALICE.uid);
-    unmounted.give_all(his, BOB.uid);
+    unmounted.hand_all(hers, ALICE.uid);
+    unmounted.hand_all(his, BOB.uid);
     let prefix = model.prefix(&unmounted, 2);
     let somebody = Caller { uid: 9, gid: 9 };
     assert_refused(unmounted.ask(prefix, PIN, b"1", somebody), libc::EPERM);

@@ -1,5 +1,8 @@
 use super::*;
-use crate::retention::policy::Policy;
+use std::time::Duration;
+
+use crate::retention::TTL;
+use crate::retention::policy::{self, Policy};
 use crate::unmounted::{FILES, Unmounted, at, place};
 
 const NOW: i64 = 1_000_000;
@@ -7,6 +10,10 @@ const NOW: i64 = 1_000_000;
 fn pass(policy: Policy) -> Pass {
     let root = Root { id: FILES, class: DirectoryClass::Plain, policy, owner: 0 };
     Pass { now: at(NOW), ..Pass::new(root, 1, true) }
+}
+
+fn lives(value: &str) -> Option<Ttl> {
+    policy::parse(TTL, value.as_bytes()).map(policy::Limit::ttl)
 }
 
 fn sized(bytes: u64) -> Pass {
@@ -49,7 +56,7 @@ fn what_was_used_longest_ago_goes_first_and_only_if_there_is_too_much() {
 fn what_is_too_old_goes_before_anything_goes_for_room() {
     let limits = Policy { bytes: Some(1000), age: Some(Duration::from_secs(10)), ttl: None };
     let mut pass = pass(limits);
-    let ttl = Some(Duration::from_secs(100));
+    let ttl = lives("100");
     pass.judge(unit(NOW - 9), at(NOW - 99), ttl);
     pass.judge(unit(NOW - 10), at(NOW), None);
     pass.judge(unit(NOW - 1), at(NOW - 100), ttl);
@@ -61,6 +68,19 @@ fn what_is_too_old_goes_before_anything_goes_for_room() {
     assert_eq!(pass.next_to_go(2000), Some((unit(NOW - 1), Reason::Ttl)));
     assert_eq!(pass.next_to_go(2000), Some((unit(NOW - 9), Reason::Size)));
     assert_eq!(pass.next_to_go(2000), None);
+}
+
+#[test]
+fn a_renewed_time_to_live_begins_with_the_last_use_or_change() {
+    let mut pass = sized(1000);
+    let ttl = lives("100 renewed");
+    for (used, changed) in [(NOW - 99, NOW - 500), (NOW - 500, NOW - 99)] {
+        pass.judge(unit(used), at(changed), ttl);
+    }
+    assert!(pass.expired.is_empty());
+    assert_eq!(pass.next_expiry, Some(at(NOW + 1)));
+    pass.judge(unit(NOW - 100), at(NOW - 101), ttl);
+    assert_eq!(pass.expired, [(unit(NOW - 100), Reason::Ttl)]);
 }
 
 #[test]
@@ -87,10 +107,10 @@ fn a_walk_remembers_so_many_and_says_if_there_are_more() {
 
 #[test]
 fn of_what_is_too_old_so_many_go_after_one_walk() {
-    let mut pass = pass(Policy { ttl: Some(Duration::from_secs(1)), ..Policy::default() });
+    let mut pass = pass(Policy { ttl: lives("1"), ..Policy::default() });
     for used in 0..=i64::try_from(UNITS_MAX).unwrap() {
         assert!(!pass.is_unfinished);
-        pass.judge(unit(used), at(used), Some(Duration::from_secs(1)));
+        pass.judge(unit(used), at(used), lives("1"));
     }
     assert_eq!(pass.expired.len(), UNITS_MAX);
     assert!(pass.is_unfinished);
