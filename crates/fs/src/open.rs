@@ -185,6 +185,9 @@ impl FileSystem {
         let outcome = self.open_verified((id, inode), (object, settled), verified, depth);
         if let Ok((_, stat)) = &outcome {
             self.core.observer.opened(stat.length);
+            if let Some(ram) = &self.core.store.ram {
+                ram.finish(object, false);
+            }
             if let Some(tiers) = &self.tiers {
                 tiers.copies.note_use(object, stat.length);
             }

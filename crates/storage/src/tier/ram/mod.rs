@@ -211,8 +211,14 @@ impl RamTier {
         &self, object: ObjectId, access: Access,
     ) -> Option<io::Result<Box<dyn DiskFile>>> {
         let mut held = self.held();
-        let bytes = held.visible(object)?.bytes;
+        let copy = held.visible(object)?;
+        let (bytes, is_dirty) = (copy.bytes, copy.state == CopyState::Dirty);
+        // The next commit reads what only memory has, which says nothing of its clients: they take it back themselves.
+        let is_finished = is_dirty && held.replacement.is_finished(object);
         held.replacement.access(object, bytes);
+        if is_finished {
+            held.replacement.finish(object, true);
+        }
         Some(self.disk.open(&DiskPath::Ram(object), access))
     }
 

@@ -296,3 +296,29 @@ fn a_larger_budget_has_room_for_as_much() {
     tier.set_budget(bytes).unwrap();
     assert!(tier.receive(OBJECT, bytes).unwrap().is_some());
 }
+
+/// Or a hint that is given right after the last page was written would be over a moment later.
+#[test]
+fn a_commit_that_reads_a_copy_does_not_go_on_with_it() {
+    let (tier, _) = tier();
+    drop(tier.create(OBJECT, 4096, Access::ReadWrite).unwrap().unwrap());
+    tier.finish(OBJECT, true);
+    drop(tier.open_copy(OBJECT, Access::Read).unwrap().unwrap());
+    assert!(tier.is_finished(OBJECT));
+    let version = tier.dirty_version(OBJECT).unwrap();
+    tier.make_clean(OBJECT, version);
+    drop(tier.open_copy(OBJECT, Access::Read).unwrap().unwrap());
+    assert!(!tier.is_finished(OBJECT));
+}
+
+#[test]
+fn what_is_finished_leaves_before_what_is_older() {
+    let (tier, _) = tier();
+    let objects = [1, 2, 3, 4].map(ObjectId);
+    for object in objects {
+        bring(&tier, object, 256 << 10);
+    }
+    tier.finish(objects[1], true);
+    assert!(tier.receive(ObjectId(9), 4096).unwrap().is_some());
+    assert_eq!(objects.map(|object| tier.holds(object)), [true, false, true, true]);
+}
