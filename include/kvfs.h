@@ -9,7 +9,7 @@
  * whole program. An engine that computes on an NVIDIA GPU calls kvfs_cuda_run instead, with a stream
  * and device memory of its own, or kvfs_cuda_scan_begin, which brings the pages of a sequence layer by
  * layer. kvfs_seq_rm and its like change the sequences of a model in a mount; kvfs_have_many and
- * kvfs_read_many ask for many of its files at once.
+ * kvfs_read_many ask for many of its files at once; kvfs_give_hint says what will not be needed any more.
  *
  * Linking: -lkvfs, or libkvfs.a with -lpthread -ldl -lm (mount-scripts/build-c-library.sh builds
  * both).
@@ -255,6 +255,20 @@ typedef enum kvfs_layer_kind {
      */
     KVFS_LAYER_KIND_CROSS = 3,
 } kvfs_layer_kind;
+
+/**
+ * What will become of a file, a sequence, a directory or a prefix.
+ */
+typedef enum kvfs_hint {
+    /**
+     * Its user waits for something else, such as a tool, and will go on.
+     */
+    KVFS_HINT_WAITING = 0,
+    /**
+     * Nobody will go on with it: what only it has leaves memory before everything else.
+     */
+    KVFS_HINT_FINISHED = 1,
+} kvfs_hint;
 
 /**
  * Attention for one shape, with its threads. Several threads may use one at the same time; with
@@ -1392,6 +1406,16 @@ kvfs_status kvfs_have_many(const char *directory,
 kvfs_status kvfs_read_many(const char *directory,
                            struct kvfs_named *names,
                            size_t count);
+
+/**
+ * Tells the mount of `path` what will become of it: `hint` is one of `kvfs_hint`. It is about the pages that are there
+ * now, and an open takes it back. Nothing is deleted.
+ *
+ * `KVFS_STATUS_MISSING` if there is no such path, `KVFS_STATUS_UNSUPPORTED` where hints are not known,
+ * `KVFS_STATUS_FILE` if it is somebody else's, or too many hints are being carried out: try that again in a moment.
+ */
+kvfs_status kvfs_give_hint(const char *path,
+                           uint32_t hint);
 
 #ifdef __cplusplus
 }  // extern "C"
