@@ -19,7 +19,7 @@ pub(super) struct Task {
     /// What the attribute was set of.
     pub(super) asked: InodeId,
     pub(super) errand: Errand,
-    asker: Caller,
+    caller: Caller,
     frames: Vec<Frame>,
     _share: Share,
 }
@@ -52,8 +52,8 @@ impl End {
 }
 
 impl Task {
-    pub(super) fn new((asked, errand): (InodeId, Errand), asker: Caller, share: Share) -> Task {
-        Task { asked, errand, asker, frames: Vec::new(), _share: share }
+    pub(super) fn new((asked, errand): (InodeId, Errand), caller: Caller, share: Share) -> Task {
+        Task { asked, errand, caller, frames: Vec::new(), _share: share }
     }
 
     /// Everything below a directory is to be met.
@@ -119,7 +119,7 @@ impl Task {
             }
             return Ok(());
         }
-        let is_own = [0, inode.uid].contains(&self.asker.uid);
+        let is_own = [0, inode.uid].contains(&self.caller.uid);
         let is_meant = frame.end.is_none_or(|end| end.reaches(name));
         if inode.file().is_none() || !is_own || !is_meant {
             return Ok(());
@@ -145,7 +145,7 @@ impl Task {
     }
 
     fn user(&self) -> User {
-        User::from(self.asker)
+        User::from(self.caller)
     }
 }
 
