@@ -29,6 +29,7 @@ use super::seq::SeqArguments;
 use super::slots::SlotsCommand;
 use super::status::StatusArguments;
 use super::top::{SampleArguments, TopArguments};
+use super::what_if::WhatIfArguments;
 
 /// A filesystem whose files are the KV cache of language models.
 #[derive(Debug, Parser)]
@@ -61,6 +62,8 @@ pub(crate) enum Command {
     Log(LogArguments),
     /// Say where a file or directory is and why, or why it is gone
     Explain(ExplainArguments),
+    /// Say what memory or the disk would have found with another budget, from the uses that a mount has seen
+    WhatIf(WhatIfArguments),
     /// Show the settings of a mount and change them, check a configuration file, print one
     #[command(subcommand)]
     Config(ConfigCommand),

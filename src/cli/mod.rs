@@ -74,6 +74,7 @@ mod sync;
 mod top;
 mod umount;
 mod unmount;
+mod what_if;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -106,6 +107,7 @@ fn dispatch(command: Command) -> Outcome {
         Command::Map(arguments) => map::run(&arguments),
         Command::Log(arguments) => history::run(&arguments),
         Command::Explain(arguments) => explain::run(&arguments),
+        Command::WhatIf(arguments) => what_if::run(&arguments),
         Command::Config(command) => config_command::run(&command),
         Command::Sync(arguments) => sync::run(&arguments),
         Command::Promote(arguments) => movement::promote(&arguments),

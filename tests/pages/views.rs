@@ -14,7 +14,7 @@ fn views_are_read_only_text(mode: Mode) {
     assert_eq!(mount.status("store"), mount.store().display().to_string());
     assert_eq!(mount.status("mountpoint"), mount.path().display().to_string());
     assert_eq!(mount.status("pages"), "0");
-    for view in ["status", "metrics", "config", "errors", "events", "hottest", "page"] {
+    for view in ["status", "metrics", "config", "errors", "events", "hottest", "page", "uses"] {
         let path = mount.join(".kvfs").join(view);
         let stat = std::fs::metadata(&path).unwrap();
         assert!(stat.is_file());

@@ -312,7 +312,7 @@ input()""#;
 
 fn counters_are_for_who_mounted(mode: Mode) {
     let (mount, model, _) = with_sequence(mode);
-    for view in ["status", "metrics", "config", "errors", "events", "hottest", "page"] {
+    for view in ["status", "metrics", "config", "errors", "events", "hottest", "page", "uses"] {
         assert_denied(&mount, NOBODY, &format!("cat .kvfs/{view}"));
         assert!(std::fs::read(mount.join(".kvfs").join(view)).is_ok());
     }

@@ -39,3 +39,4 @@ mod sight;
 mod statements;
 mod states;
 mod steps;
+mod what_if;

@@ -259,8 +259,9 @@ fn set_attribute(doors: &mut Doors, user: &User, sequence: usize) {
 }
 
 fn read_views(doors: &mut Doors, user: &User) {
-    let view =
-        *doors.random.pick(&["status", "metrics", "config", "errors", "events", "hottest", "page"]);
+    let view = *doors
+        .random
+        .pick(&["status", "metrics", "config", "errors", "events", "hottest", "page", "uses"]);
     doors.history.note(&format!("{} reads {view}", user.name));
     let is_read = doors.reads(user, &format!(".kvfs/{view}")).is_some();
     doors.count("view", is_read);

@@ -15,6 +15,7 @@ use crate::core::happened;
 use crate::core::state::{CommitFailure, State};
 use kvfs_storage::store::StoreError;
 use kvfs_storage::store::commit::may_pass;
+use kvfs_storage::tier::what_if::Happened;
 
 impl FileSystem {
     /// Makes every change so far durable.
@@ -125,6 +126,7 @@ impl FileSystem {
                 if let Some(tiers) = &self.tiers {
                     tiers.copies.forget(object);
                 }
+                self.core.sample.note(object, Happened::Gone, 0);
             }
             if let Err(error) = self.core.store.packs.write_dead() {
                 log::debug!("the packs do not say yet what is not valid: {error}");

@@ -91,6 +91,7 @@ impl FileSystem {
             ObjectRecord { kind: stored_kind(verified.role), length, checksum, references: 1 };
         state.metadata.put_object(object, &stored);
         state.metadata.publish(object);
+        self.core.sample.came_to_be(object, verified.role, length);
         let id = state.metadata.new_inode();
         if matches!(verified.role, Role::Page(_)) {
             state.metadata.note_page(&verified.checksum, id);

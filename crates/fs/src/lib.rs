@@ -37,7 +37,7 @@
 //! | `whereabouts`, `placement` | where the bytes of an object are, and of all pages of a layer |
 //! | `health` | how well the mount is, and why |
 //! | `subject` | what a request is about, for the log |
-//! | `views`, `metrics`, `history`, `hottest` | `.kvfs/`, what happened, what is used |
+//! | `views`, `metrics`, `history`, `hottest`, `seen` | `.kvfs/`, what happened, what is used |
 //! | `batch` | many names of a directory in one question |
 //! | `prefixes` | finding pages by the tokens that they are about |
 //! | `foreign` | the same in other stores of the remote |
@@ -96,6 +96,7 @@ mod reply;
 mod residency;
 mod retention;
 mod scrub;
+mod seen;
 mod setattr;
 mod sight;
 mod subject;

@@ -22,6 +22,7 @@ use kvfs_storage::store::record::{FileRecord, InodeId, ObjectId, RemoteState, Ro
 use kvfs_storage::tier::counters::Tier;
 use kvfs_storage::tier::ram::RamTier;
 use kvfs_storage::tier::remote::State as RemoteHealth;
+use kvfs_storage::tier::what_if::Happened;
 
 /// Wishes that may wait: with pages of 4 MiB half a terabyte, in memory some 10 MiB.
 const WISHES_MAX: usize = 1 << 17;
@@ -234,6 +235,7 @@ impl FileSystem {
         match outcome {
             Ok(()) => {
                 ram.count_promotion(length);
+                self.core.sample.note(object, Happened::Promoted, length);
                 happened::note_move(&self.core, id, What::Promoted, "somebody asked for it");
             }
             Err(_) => ram.give_up(object),

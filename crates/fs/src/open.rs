@@ -7,7 +7,9 @@ use super::attributes::Caller;
 use super::extended::LOSSY;
 use super::opened::{Caching, Opened, OpenedBy};
 use super::verify::{Depth, Verify};
-use super::{FileSystem, FsError, Invalidation, batch, descriptors, dialogue, prefixes, views};
+use super::{
+    FileSystem, FsError, Invalidation, batch, descriptors, dialogue, prefixes, seen, views,
+};
 use crate::core::guard::StateGuard;
 use crate::core::handle::{Handle, Served};
 use crate::core::node::Node;
@@ -148,13 +150,14 @@ impl FileSystem {
             return Ok(None);
         }
         self.core.observer.opened(known.length);
+        seen::note_held_use(self, object, known.length);
         let handle = Handle::new(id, false, Served::Passthrough);
         Ok(Some(self.core.state().add_handle(handle)))
     }
 
     /// Whether opening a file for reading will read much of it first, to check or to decode it.
     pub fn must_read_to_open(&self, id: InodeId) -> bool {
-        if self.comes_from(id).is_some() || self.is_slot(id) {
+        if self.comes_from(id).is_some() || self.is_slot(id) || views::takes_long(id) {
             return true;
         }
         let state = self.core.state();
@@ -188,6 +191,7 @@ impl FileSystem {
             if let Some(ram) = &self.core.store.ram {
                 ram.finish(object, false);
             }
+            seen::note_use(&self.core, object, file.role, stat.length);
             if let Some(tiers) = &self.tiers {
                 tiers.copies.note_use(object, stat.length);
             }

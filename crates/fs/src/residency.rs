@@ -22,6 +22,7 @@ use kvfs_storage::tier::counters::Tier;
 use kvfs_storage::tier::encoding::Subject;
 use kvfs_storage::tier::exchange::{Exchange, Item};
 use kvfs_storage::tier::remote::RemoteError;
+use kvfs_storage::tier::what_if::Happened;
 
 /// Times that somebody else may have been doing something with the object.
 const ATTEMPTS_MAX: usize = 3;
@@ -185,6 +186,7 @@ impl FileSystem {
         };
         match &landed {
             Ok(Some(_)) => {
+                self.core.sample.note(object, Happened::Fetched, item.length);
                 happened::note_move(&self.core, id, What::Fetched, "only the remote had it");
             }
             Ok(None) => {}
@@ -211,6 +213,8 @@ impl FileSystem {
                 let landed = ram.arrived(object, id);
                 if !matches!(landed, Ok(Some(_))) {
                     ram.give_up(object);
+                } else {
+                    self.core.sample.note(object, Happened::Landed, length);
                 }
                 Ok(landed?.map(Arc::from))
             }
@@ -249,6 +253,7 @@ impl FileSystem {
         match &outcome {
             Ok(_) => {
                 tiers.counters.moved(Tier::Remote, Tier::Ssd, item.length);
+                self.core.sample.note(object, Happened::Fetched, item.length);
                 happened::note_move(
                     &self.core,
                     id,

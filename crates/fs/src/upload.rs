@@ -15,6 +15,7 @@ use kvfs_storage::store::record::{FileRecord, InodeId, ObjectId, RemoteCopy, Rem
 use kvfs_storage::tier::counters::Tier;
 use kvfs_storage::tier::exchange::{Exchange, Item, Uploaded};
 use kvfs_storage::tier::remote::RemoteError;
+use kvfs_storage::tier::ssd::LEAVING_BYTES_MAX;
 
 /// Files uploaded between two looks at everything else: with pages of 4 MiB 256 MiB.
 const BATCH: usize = 64;
@@ -25,7 +26,7 @@ const VERIFIED_AT_ONCE: usize = 8;
 /// Uploads at a time; of the remote's eight calls, opens find at least half free.
 const UPLOADS: usize = 3;
 /// Larger files never move: a fetch of gigabytes at open would look like a hang.
-pub(super) const MOVING_BYTES_MAX: u64 = 4 << 30;
+pub(super) const MOVING_BYTES_MAX: u64 = LEAVING_BYTES_MAX;
 
 impl FileSystem {
     /// Puts a batch of objects into the remote; how many.

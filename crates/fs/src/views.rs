@@ -20,7 +20,7 @@ use kvfs_storage::store::record::{InodeId, Time};
 
 /// Numbers below 2^32 are never given to stored inodes, except the three roots.
 const DIRECTORY: InodeId = InodeId(16);
-const VIEWS: [(InodeId, &str); 8] = [
+const VIEWS: [(InodeId, &str); 9] = [
     (InodeId(17), "status"),
     (InodeId(18), "metrics"),
     (InodeId(19), "config"),
@@ -29,6 +29,7 @@ const VIEWS: [(InodeId, &str); 8] = [
     (SETTINGS, "settings"),
     (HOTTEST, "hottest"),
     (InodeId(24), "page"),
+    (USES, "uses"),
 ];
 /// Made while it is read, so its size is told as 0.
 const EVENTS: InodeId = InodeId(21);
@@ -37,6 +38,9 @@ const SETTINGS: InodeId = InodeId(22);
 
 /// Tells the last opens. Its size is told as 0, since it costs more to make than others.
 const HOTTEST: InodeId = InodeId(23);
+
+/// Tells the uses of a sample of all files, up to 5 MiB. Its size is told as 0.
+const USES: InodeId = InodeId(25);
 
 /// Whether an inode is virtual.
 pub(super) fn is_view(id: InodeId) -> bool {
@@ -58,6 +62,11 @@ pub(super) fn name_is_stable(id: InodeId) -> bool {
 /// Whether it tells the settings, and changes them.
 pub(super) fn is_settings(id: InodeId) -> bool {
     id == SETTINGS
+}
+
+/// Whether making its text takes milliseconds.
+pub(super) fn takes_long(id: InodeId) -> bool {
+    id == USES
 }
 
 impl FileSystem {
@@ -126,6 +135,8 @@ impl FileSystem {
             Served::History(Arc::default())
         } else if id == HOTTEST {
             Served::Text(Arc::from(hottest::text(self).into_bytes()))
+        } else if id == USES {
+            Served::Text(Arc::from(self.core.sample.to_bytes()))
         } else {
             Served::Text(Arc::from(self.render(id).into_bytes()))
         };

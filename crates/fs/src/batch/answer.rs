@@ -10,6 +10,7 @@ use crate::core::rights::{Grant, User};
 use crate::core::stale::let_go_if_stale;
 use crate::core::state::State;
 use crate::prefixes::Share;
+use crate::seen;
 use crate::verify::{Depth, Verify};
 use crate::{FileSystem, FsError, Invalidation};
 use kvfs_page::batch::{
@@ -210,6 +211,7 @@ impl Making<'_> {
                 let bytes = (self.bytes.len() - begun) as u64;
                 fs.note_use(reading.named.id, libc::O_RDONLY);
                 fs.core.observer.opened(bytes);
+                seen::note_use(&fs.core, object, reading.named.file.role, bytes);
                 if let Some(tiers) = &fs.tiers {
                     tiers.copies.note_use(object, bytes);
                 }

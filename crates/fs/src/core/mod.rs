@@ -40,6 +40,7 @@ use kvfs_observe::Observer;
 use kvfs_storage::ingest::seal;
 use kvfs_storage::store::Store;
 use kvfs_storage::store::record::ObjectId;
+use kvfs_storage::tier::what_if::Sample;
 
 /// The parts of [`super::FileSystem`] stand on this one.
 #[derive(Debug)]
@@ -52,6 +53,8 @@ pub struct Core {
     pub releases: Releases,
     pub(crate) sealing_turns: SealingTurns,
     pub(crate) spares: Spares,
+    /// What was used, for questions about other budgets.
+    pub(crate) sample: Sample,
     pub(crate) observer: Arc<Observer>,
     pub(crate) io_mode: OnceLock<IoMode>,
     pub(crate) invalidations: crossbeam_channel::Sender<Invalidation>,
@@ -71,6 +74,7 @@ impl Core {
             releases: Releases::default(),
             sealing_turns: SealingTurns::new(),
             spares: Spares::default(),
+            sample: Sample::default(),
             observer,
             io_mode: OnceLock::new(),
             invalidations,

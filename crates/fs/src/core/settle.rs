@@ -9,7 +9,7 @@ use crate::core::node::{ComingRelease, Node};
 use crate::core::state::State;
 use kvfs_storage::ingest::seal;
 use kvfs_storage::store::disk::{Access, FileStat};
-use kvfs_storage::store::record::{DirectoryClass, InodeId, ObjectId, ObjectKind, Time};
+use kvfs_storage::store::record::{DirectoryClass, InodeId, ObjectId, ObjectKind, Role, Time};
 
 /// `close()` returns before the daemon hears of it. A writer whose descriptors have all been
 /// closed is waited for this long; it takes some 20 us unless the machine is overloaded.
@@ -150,6 +150,7 @@ impl Core {
         state.put_inode(id, &inode);
         state.make_durable(id)?;
         state.publish(object, ObjectKind::File, stat.length)?;
+        self.sample.came_to_be(object, Role::Plain, stat.length);
         if let Some(old) = old {
             state.drop_object(old)?;
         }

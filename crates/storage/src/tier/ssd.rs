@@ -17,9 +17,17 @@ const LOW_PERCENT: u64 = 90;
 
 /// Smaller objects stay: leaving would free little and cost a round trip at the next open.
 pub const LEAVING_BYTES_MIN: u64 = 64 << 10;
+/// Larger objects stay as well: the remote does not get them.
+pub const LEAVING_BYTES_MAX: u64 = 4 << 30;
 
 /// The budget of a disk that has none.
 const NO_LIMIT: u64 = u64::MAX;
+
+/// Bytes that should leave a disk of this budget when it holds `used_bytes`.
+pub(super) fn excess_bytes(budget_bytes: u64, used_bytes: u64) -> u64 {
+    let share = |percent: u64| budget_bytes / 100 * percent;
+    if used_bytes <= share(HIGH_PERCENT) { 0 } else { used_bytes - share(LOW_PERCENT) }
+}
 
 /// What the remote has of a store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -181,11 +189,7 @@ impl SsdTier {
 
     /// Bytes that should leave when the disk holds `used_bytes`.
     pub fn excess_bytes(&self, used_bytes: u64) -> u64 {
-        let Some(budget) = self.budget_bytes() else {
-            return 0;
-        };
-        let share = |percent: u64| budget / 100 * percent;
-        if used_bytes <= share(HIGH_PERCENT) { 0 } else { used_bytes - share(LOW_PERCENT) }
+        self.budget_bytes().map_or(0, |budget| excess_bytes(budget, used_bytes))
     }
 
     /// Objects of `bytes` together, but `most` at a time, that should leave first, and their files, without

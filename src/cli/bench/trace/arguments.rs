@@ -22,6 +22,9 @@ pub struct TraceArguments {
     /// With `trace`: draw the hits against the room
     #[arg(long, value_name = "FILE.svg")]
     pub(crate) plot: Option<PathBuf>,
+    /// With `trace`: how exact `kvfs what-if` would have been, instead of other policies
+    #[arg(long, conflicts_with = "plot")]
+    pub(crate) what_if: bool,
     /// With `trace`: bytes that the cache of a token takes
     #[arg(long, value_name = "SIZE", default_value = "128K")]
     pub(crate) token_size: Size,

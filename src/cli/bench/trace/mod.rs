@@ -13,6 +13,7 @@ mod policies;
 mod read;
 mod replay;
 mod report;
+mod what_if;
 
 use std::io::Write;
 
@@ -48,11 +49,15 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<(), String> {
     if options.files.is_empty() {
         return Err("`kvfs bench trace` needs a file with a trace".to_owned());
     }
-    let mut replayed = Vec::new();
+    let (mut replayed, mut told) = (Vec::new(), String::new());
     for path in &options.files {
         note(&format!("reading {}", path.display()));
         let trace = Trace::read(path)?;
         let rooms = options.rooms(trace.distinct)?;
+        if options.what_if {
+            told += &what_if::table(&trace, &rooms);
+            continue;
+        }
         let mut found = Vec::new();
         for (share, blocks) in rooms {
             note(&format!("{}, room for {blocks} of {} blocks", trace.name, trace.distinct));
@@ -60,6 +65,9 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<(), String> {
             found.push(Room { share, blocks, outcomes });
         }
         replayed.push((trace, found));
+    }
+    if options.what_if {
+        return write(&told);
     }
     if let Some(path) = &options.plot {
         let image = plot::draw(&replayed);
@@ -73,6 +81,10 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<(), String> {
     }
     let text: String =
         replayed.iter().map(|(trace, rooms)| report::table(trace, rooms, options)).collect();
+    write(&text)
+}
+
+fn write(text: &str) -> Result<(), String> {
     let mut output = std::io::stdout().lock();
     match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {

@@ -222,6 +222,14 @@ impl RamTier {
         Some(self.disk.open(&DiskPath::Ram(object), access))
     }
 
+    /// The copy of an object, if there is one, is used by somebody who has its file from an earlier time. Whether there is.
+    pub fn note_use(&self, object: ObjectId) -> bool {
+        let mut held = self.held();
+        let Some(bytes) = held.visible(object).map(|copy| copy.bytes) else { return false };
+        held.replacement.access(object, bytes);
+        true
+    }
+
     /// `fstat` of the copy of an object, if there is one.
     pub fn stat(&self, object: ObjectId) -> Option<io::Result<FileStat>> {
         let held = self.held();
