@@ -35,7 +35,7 @@ fn work(mount: &Mount) -> (u64, u64) {
     for page in 0..PAGES {
         let temporary = path(page).with_extension("tmp");
         write_and_close(&temporary, &model.page(0, page * 128, page)).unwrap();
-        rename(&temporary, &path(page)).unwrap();
+        rename(&temporary, path(page)).unwrap();
         sync_directory(mount.path()).unwrap();
         for _ in 0..12 {
             let draw = draws.next().unwrap();

@@ -211,10 +211,10 @@ impl FileSystem {
                     return Ok(None);
                 };
                 let landed = ram.arrived(object, id);
-                if !matches!(landed, Ok(Some(_))) {
-                    ram.give_up(object);
-                } else {
+                if matches!(landed, Ok(Some(_))) {
                     self.core.sample.note(object, Happened::Landed, length);
+                } else {
+                    ram.give_up(object);
                 }
                 Ok(landed?.map(Arc::from))
             }

@@ -3,7 +3,8 @@
 //! Each tier does here what it does in a mount. **Memory** takes new pages and what is asked to come, and what is not
 //! there stays where it is. **The disk** takes everything that is used; where it is filled to 95 per cent, objects leave
 //! for the remote until it is filled to 90, but very small and very large ones do not. What is read for the first time since the mount began
-//! and was there before comes from where it came from, whatever the budget.
+//! and was there before comes from where it came from, whatever the budget; so does what is used for the first time since
+//! uses were forgotten.
 
 use super::record::Happened;
 use super::seen::{Object, Seen, Step};
@@ -125,7 +126,7 @@ trait Player {
     fn note(&mut self, object: usize, id: ObjectId, step: Step);
 
     /// An object is used; whether it is found.
-    fn find(&mut self, object: usize, id: ObjectId, bytes: u64) -> bool;
+    fn find(&mut self, object: usize, id: ObjectId, step: Step) -> bool;
 }
 
 fn play(seen: &Seen, player: &mut impl Player, sums: &mut Sums) {
@@ -135,12 +136,12 @@ fn play(seen: &Seen, player: &mut impl Player, sums: &mut Sums) {
         let id = ObjectId(object.number);
         match step.what {
             Happened::Used | Happened::UsedInMemory => {
-                sums.add(object, *step, player.find(at, id, step.bytes));
+                sums.add(object, *step, player.find(at, id, *step));
             }
             Happened::UsedAgain => {
                 let mut is_found = false;
                 for _ in 0..step.times.min(AGAIN_MAX) {
-                    is_found = player.find(at, id, step.bytes);
+                    is_found = player.find(at, id, *step);
                 }
                 sums.add(object, *step, is_found);
             }
@@ -176,13 +177,16 @@ struct Memory {
     budget_bytes: u64,
     /// What came in just to be read was not here.
     has_landed: Vec<bool>,
+    /// It was seen before.
+    is_seen: Vec<bool>,
 }
 
 impl Memory {
     fn new(seen: &Seen, budget_bytes: u64) -> Memory {
         let budget_bytes = budget_bytes >> seen.sampling_bits;
-        let has_landed = vec![false; seen.objects.len()];
-        Memory { replacement: Replacement::new(budget_bytes), budget_bytes, has_landed }
+        let [has_landed, is_seen] = [(); 2].map(|()| vec![false; seen.objects.len()]);
+        let replacement = Replacement::new(budget_bytes);
+        Memory { replacement, budget_bytes, has_landed, is_seen }
     }
 
     fn take_in(&mut self, id: ObjectId, bytes: u64) {
@@ -201,6 +205,7 @@ impl Memory {
 impl Player for Memory {
     fn note(&mut self, object: usize, id: ObjectId, step: Step) {
         let is_here = self.replacement.is_resident(id);
+        self.is_seen[object] = true;
         match step.what {
             Happened::NewPage => {
                 self.replacement.remove(id);
@@ -216,10 +221,16 @@ impl Player for Memory {
         }
     }
 
-    fn find(&mut self, object: usize, id: ObjectId, bytes: u64) -> bool {
+    fn find(&mut self, object: usize, id: ObjectId, step: Step) -> bool {
+        let was_seen = std::mem::replace(&mut self.is_seen[object], true);
+        if !was_seen && step.what == Happened::UsedInMemory {
+            // How it came in is forgotten.
+            self.take_in(id, step.bytes);
+            return true;
+        }
         let is_here = self.replacement.is_resident(id);
         if is_here {
-            self.replacement.access(id, bytes);
+            self.replacement.access(id, step.bytes);
         }
         is_here && !std::mem::take(&mut self.has_landed[object])
     }
@@ -287,16 +298,16 @@ impl Player for Disk {
         }
     }
 
-    fn find(&mut self, object: usize, id: ObjectId, bytes: u64) -> bool {
+    fn find(&mut self, object: usize, id: ObjectId, step: Step) -> bool {
         let known = &mut self.known[object];
         let was_fetched = std::mem::take(&mut known.is_fetched);
         let was_seen = std::mem::replace(&mut known.is_seen, true);
         let is_here = known.staying_bytes.is_some() || self.replacement.is_resident(id);
         if !is_here {
-            self.take_in(object, id, bytes);
+            self.take_in(object, id, step.bytes);
         }
         if self.replacement.is_resident(id) {
-            self.replacement.access(id, bytes);
+            self.replacement.access(id, step.bytes);
         }
         is_here || !was_seen && !was_fetched
     }

@@ -22,7 +22,7 @@ const PART: usize = 4096;
 /// Parts, of 64 KiB each: 5 MiB together. Who asks needs as much again, and twice for a moment.
 const PARTS_MAX: usize = 80;
 /// With fewer objects than about so many the older half goes, not half of the objects.
-const OBJECTS_MIN: usize = 28_000;
+const OBJECTS_MIN: usize = 8000;
 /// Bits of the set that tells how many objects there are.
 const SEEN_BITS: usize = 1 << 17;
 /// Records that one use moves at most.

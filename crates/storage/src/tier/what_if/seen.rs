@@ -68,14 +68,14 @@ impl Seen {
                 || value.parse::<u64>().map_err(|_| format!("{key}: {value:?} is no number"));
             match key {
                 "sampling_bits" => {
-                    seen.sampling_bits = u32::try_from(number()?).unwrap_or(0).min(47)
+                    seen.sampling_bits = u32::try_from(number()?).unwrap_or(0).min(47);
                 }
                 "uses" => seen.uses = number()?,
                 "used_bytes" => seen.used_bytes = number()?,
                 "seconds" => seen.seconds = number()?,
                 "is_whole" => seen.is_whole = value == "true",
                 "layers" => {
-                    layers = value.split(' ').filter_map(|text| text.parse().ok()).collect()
+                    layers = value.split(' ').filter_map(|text| text.parse().ok()).collect();
                 }
                 _ => {}
             }

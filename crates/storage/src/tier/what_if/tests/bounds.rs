@@ -65,6 +65,17 @@ fn of_few_files_the_last_uses_are_remembered() {
     assert_eq!((told.sampling_bits, told.is_whole, told.objects()), (0, false, 100));
     assert!(told.uses >= 7000 && told.uses <= 8 * 4096, "{}", told.uses);
     assert!(close(Play::Disk(u64::MAX).on(&told).found, told.uses));
+    // What they found in memory before is not forgotten with how it came there.
+    let sample = Sample::with_room(8, 1000);
+    note(&sample, &rounds_of(100, 1), |_| PAGE_BYTES);
+    for object in rounds_of(100, 1000) {
+        sample.used(ObjectId(object), Some(page(object)), PAGE_BYTES, true);
+    }
+    let told = seen(&sample);
+    assert!(!told.is_whole);
+    for play in [Play::Memory(100 * PAGE_BYTES), Play::Counted(Tier::Ram)] {
+        assert!(close(play.on(&told).found, told.uses), "{play:?}");
+    }
 }
 
 #[test]
@@ -94,7 +105,7 @@ fn a_budget_below_what_a_sample_tells_is_called_rough() {
     });
     let told = seen(&sample);
     let largest = told.objects.iter().map(|object| object.bytes).max().unwrap();
-    let enough = largest * 64 << told.sampling_bits;
+    let enough = (largest * 64) << told.sampling_bits;
     assert!(!Play::Disk(enough).on(&told).is_rough);
     assert!(Play::Disk(enough - (1 << told.sampling_bits)).on(&told).is_rough);
     assert!(Play::Memory(PAGE_BYTES).on(&told).is_rough);
