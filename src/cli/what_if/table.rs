@@ -216,7 +216,10 @@ mod tests {
     }
 
     fn seen(uses: u64, sampling_bits: u32) -> Seen {
-        Seen { uses, sampling_bits, seconds: 7200, is_whole: true, ..Seen::default() }
+        let head = format!(
+            "kvfs uses 1\nsampling_bits: {sampling_bits}\nuses: {uses}\nseconds: 7200\nis_whole: true\n\n"
+        );
+        Seen::parse(head.as_bytes()).unwrap()
     }
 
     #[test]
@@ -257,7 +260,8 @@ Disk, 2.0 GiB now: 0.510 of the opens found their file there, 0.500 if the budge
             "{text}"
         );
         assert!(text.contains("\nDisk: the mount has no remote"), "{text}");
-        let cut = Seen { is_whole: false, ..seen(5000, 0) };
+        let mut cut = seen(5000, 0);
+        cut.is_whole = false;
         let text = to_text(Path::new("/mnt"), &cut, &[]);
         assert!(text.starts_with("/mnt: the last ones: 5 000 opens"), "{text}");
     }
