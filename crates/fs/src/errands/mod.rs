@@ -119,12 +119,14 @@ impl Errands {
         let Some(mut task) = self.held().waiting.pop_front() else { return false };
         let outcome = task.advance(fs);
         let mut held = self.held();
-        if let Err(error) = &outcome {
-            log::error!("{:?} below a directory ended early: {error}", task.errand);
-        }
         if matches!(outcome, Ok(true)) {
             held.waiting.push_back(task);
-        } else if let Some(at) = held.under_way.iter().position(|id| *id == task.asked) {
+            return true;
+        }
+        if let Err(error) = outcome {
+            log::error!("{:?} below a directory ended early: {error}", task.errand);
+        }
+        if let Some(at) = held.under_way.iter().position(|id| *id == task.asked) {
             held.under_way.swap_remove(at);
         }
         !held.waiting.is_empty()

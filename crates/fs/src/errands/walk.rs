@@ -19,6 +19,7 @@ pub(super) struct Task {
     /// What the attribute was set of.
     pub(super) asked: InodeId,
     pub(super) errand: Errand,
+    /// Who asks.
     caller: Caller,
     frames: Vec<Frame>,
     _share: Share,
