@@ -150,7 +150,8 @@ impl FileSystem {
             return Ok(None);
         }
         self.core.observer.opened(known.length);
-        seen::note_held_use(self, object, known.length);
+        seen::note_use_of_tiers(self, object, known.length);
+        seen::note_use(&self.core, object, None, known.length);
         let handle = Handle::new(id, false, Served::Passthrough);
         Ok(Some(self.core.state().add_handle(handle)))
     }
@@ -185,16 +186,12 @@ impl FileSystem {
         let settled = !file.unsettled && !state.unsettled.contains_key(id);
         let depth = self.depth_at_open();
         drop(state);
+        // Before it is fetched: coming in is told of as a use already.
+        seen::note_use_of_tiers(self, object, file.size);
         let outcome = self.open_verified((id, inode), (object, settled), verified, depth);
         if let Ok((_, stat)) = &outcome {
             self.core.observer.opened(stat.length);
-            if let Some(ram) = &self.core.store.ram {
-                ram.finish(object, false);
-            }
-            seen::note_use(&self.core, object, file.role, stat.length);
-            if let Some(tiers) = &self.tiers {
-                tiers.copies.note_use(object, stat.length);
-            }
+            seen::note_use(&self.core, object, Some(file.role), stat.length);
         }
         let mut state = self.core.state();
         if let Some(node) = state.nodes.get_mut(&id) {
@@ -275,7 +272,9 @@ impl FileSystem {
             let object = state.current_object(id, file).ok_or(FsError::Stale)?;
             let access = self.access_of(&state, id, object);
             let opened = self.core.store.open_object(object, access)?;
-            self.core.observer.opened(opened.stat()?.length);
+            let bytes = opened.stat()?.length;
+            self.core.observer.opened(bytes);
+            seen::note_use_of_tiers(self, object, bytes);
             (self.add_opened(&mut state, id, Arc::from(opened), true, false), wait)
         };
         if wait && let Err(error) = self.commit() {
@@ -470,3 +469,6 @@ fn is_outdated(state: &State, id: InodeId, opened: &Arc<dyn DiskFile>) -> bool {
         && state.nodes.get(&id).is_some_and(is_open)
         && state.handles.values().any(is_passed_through)
 }
+
+#[cfg(test)]
+mod tests;

@@ -7,17 +7,19 @@ use super::FileSystem;
 use crate::core::Core;
 use kvfs_storage::store::record::{ObjectId, Role};
 
-/// A file was opened that has these bytes. The tiers have heard of it.
-pub(crate) fn note_use(core: &Core, object: ObjectId, role: Role, bytes: u64) {
-    let in_memory = core.store.ram.as_ref().is_some_and(|ram| ram.holds(object));
-    core.sample.used(object, Some(role), bytes, in_memory);
-}
-
-/// The same where the kernel had the file still: nobody opened it, so the tiers hear of it here.
-pub(crate) fn note_held_use(fs: &FileSystem, object: ObjectId, bytes: u64) {
-    let in_memory = fs.core.store.ram.as_ref().is_some_and(|ram| ram.note_use(object));
-    fs.core.sample.used(object, None, bytes, in_memory);
+/// A client opens an object, or gets its bytes without: what decides which copies stay counts that once, whether
+/// or not the kernel still has its file.
+pub(crate) fn note_use_of_tiers(fs: &FileSystem, object: ObjectId, bytes: u64) {
+    if let Some(ram) = &fs.core.store.ram {
+        ram.used(object);
+    }
     if let Some(tiers) = &fs.tiers {
         tiers.copies.note_use(object, bytes);
     }
+}
+
+/// A file was opened that has these bytes, of a known role unless the kernel had it still.
+pub(crate) fn note_use(core: &Core, object: ObjectId, role: Option<Role>, bytes: u64) {
+    let in_memory = core.store.ram.as_ref().is_some_and(|ram| ram.holds(object));
+    core.sample.used(object, role, bytes, in_memory);
 }

@@ -115,7 +115,7 @@ impl Pages {
 }
 
 /// Bytes without structure, so that nothing below can compress or share them.
-fn noise(length: u64, seed: u64) -> Vec<u8> {
+pub(super) fn noise(length: u64, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let words = std::iter::repeat_with(|| {
         state ^= state << 13;

@@ -120,7 +120,7 @@ impl Daemon {
 
     /// The sum of a metric's values with a label; `None` if it is not told.
     pub(super) fn metric(&self, name: &str, label: (&str, &str)) -> Result<Option<u64>, String> {
-        let sum = Metrics::parse(&self.view("metrics")?).sum(name, &[label]);
+        let sum = self.metrics()?.sum(name, &[label]);
         Ok(sum.map(whole))
     }
 
@@ -170,6 +170,24 @@ impl Daemon {
         }
         self.wait()?;
         unmount(&self.mountpoint, true)
+    }
+
+    /// The same while clients use the mount, whose requests end with errors. The connection goes first: a
+    /// thread of the daemon that waits in the kernel for one of them would keep it from ending.
+    pub(super) fn kill_in_use(&mut self) -> Result<(), String> {
+        if let Some(child) = &mut self.child {
+            child.kill().map_err(|error| error.to_string())?;
+        }
+        let flags = nix::mount::MntFlags::MNT_FORCE | nix::mount::MntFlags::MNT_DETACH;
+        if nix::mount::umount2(&self.mountpoint, flags).is_err() {
+            unmount(&self.mountpoint, true)?;
+        }
+        self.wait()
+    }
+
+    /// All metrics as of now.
+    pub(super) fn metrics(&self) -> Result<Metrics, String> {
+        Ok(Metrics::parse(&self.view("metrics")?))
     }
 
     fn wait(&mut self) -> Result<(), String> {

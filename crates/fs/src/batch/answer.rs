@@ -211,10 +211,8 @@ impl Making<'_> {
                 let bytes = (self.bytes.len() - begun) as u64;
                 fs.note_use(reading.named.id, libc::O_RDONLY);
                 fs.core.observer.opened(bytes);
-                seen::note_use(&fs.core, object, reading.named.file.role, bytes);
-                if let Some(tiers) = &fs.tiers {
-                    tiers.copies.note_use(object, bytes);
-                }
+                seen::note_use_of_tiers(fs, object, bytes);
+                seen::note_use(&fs.core, object, Some(reading.named.file.role), bytes);
                 Ok(Status::Here)
             }
             Ok(Err(status)) => Ok(status),

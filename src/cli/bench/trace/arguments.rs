@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use super::real::RealArguments;
 use crate::cli::size::Size;
 
 /// Arguments of `kvfs bench trace`.
@@ -34,6 +35,9 @@ pub struct TraceArguments {
     /// With `trace`: tokens of a prompt that are computed in a second
     #[arg(long, value_name = "TOKENS", default_value_t = 5000.0)]
     pub(crate) compute_rate: f64,
+    /// A replay with real bytes.
+    #[command(flatten)]
+    pub(crate) real: RealArguments,
 }
 
 /// Tokens of a block.

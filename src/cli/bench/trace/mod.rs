@@ -4,6 +4,7 @@
 //! (the public Mooncake format). It goes through the policy of the tiers, with bytes that exist in its
 //! books only, and through others that are known. Each plays one tier of a given room: a block that
 //! is seen for the first time was just written and comes in; any later use finds it or does not.
+//! With `--real` it goes through a mount instead (`real`).
 
 mod arguments;
 mod chain;
@@ -11,6 +12,7 @@ mod hints;
 mod plot;
 mod policies;
 mod read;
+mod real;
 mod replay;
 mod report;
 mod what_if;
@@ -49,10 +51,13 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<(), String> {
     if options.files.is_empty() {
         return Err("`kvfs bench trace` needs a file with a trace".to_owned());
     }
+    if options.real.real {
+        return real::run(arguments);
+    }
     let (mut replayed, mut told) = (Vec::new(), String::new());
     for path in &options.files {
         note(&format!("reading {}", path.display()));
-        let trace = Trace::read(path)?;
+        let trace = Trace::read(path, usize::MAX)?;
         let rooms = options.rooms(trace.distinct)?;
         if options.what_if {
             told += &what_if::table(&trace, &rooms);

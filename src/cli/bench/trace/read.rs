@@ -31,6 +31,7 @@ pub(super) struct Trace {
 pub(super) struct Request {
     first: usize,
     last: usize,
+    pub(super) milliseconds: f64,
     pub(super) tokens: u64,
 }
 
@@ -43,24 +44,30 @@ struct Line {
 }
 
 impl Trace {
-    /// Reads a file. The error says in which line it is wrong.
-    pub(super) fn read(path: &Path) -> Result<Trace, String> {
+    /// Reads a file, as many requests as are wanted. The error says in which line it is wrong.
+    pub(super) fn read(path: &Path, requests_max: usize) -> Result<Trace, String> {
         let file = File::open(path).map_err(|error| format!("{}: {error}", path.display()))?;
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let name = name.split('.').next().unwrap_or_default().to_owned();
         let outcome = if path.extension().is_some_and(|extension| extension == "gz") {
-            Trace::parse(name, BufReader::new(MultiGzDecoder::new(BufReader::new(file))))
+            let input = BufReader::new(MultiGzDecoder::new(BufReader::new(file)));
+            Trace::parse(name, input, requests_max)
         } else {
-            Trace::parse(name, BufReader::new(file))
+            Trace::parse(name, BufReader::new(file), requests_max)
         };
         outcome.map_err(|(line, wrong)| format!("{}, line {line}: {wrong}", path.display()))
     }
 
     /// The error is a line's number, from 1, and what is wrong there.
-    fn parse(name: String, mut input: impl BufRead) -> Result<Trace, (u64, String)> {
+    fn parse(
+        name: String, mut input: impl BufRead, requests_max: usize,
+    ) -> Result<Trace, (u64, String)> {
         let mut trace = Trace { name, distinct: 0, requests: Vec::new(), blocks: Vec::new() };
         let (mut numbers, mut text, mut before) = (HashMap::new(), Vec::new(), 0.0);
         for line in 1.. {
+            if trace.requests.len() == requests_max {
+                break;
+            }
             text.clear();
             let taken = input.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut text);
             match taken {
@@ -103,7 +110,8 @@ impl Trace {
             self.blocks.push(*numbers.entry(*id).or_insert(next));
         }
         let last = self.blocks.len();
-        self.requests.push(Request { first, last, tokens: line.input_length });
+        let (milliseconds, tokens) = (line.timestamp, line.input_length);
+        self.requests.push(Request { first, last, milliseconds, tokens });
     }
 
     /// All uses, in order.
@@ -136,7 +144,15 @@ pub(super) fn trace_of(requests: &[&[u64]]) -> Trace {
             format!("{{\"timestamp\": 0, \"input_length\": {tokens}, \"hash_ids\": {ids:?}}}")
         })
         .collect();
-    Trace::parse("test".to_owned(), lines.join("\n").as_bytes()).expect("it is right")
+    Trace::parse("test".to_owned(), lines.join("\n").as_bytes(), usize::MAX).expect("it is right")
+}
+
+/// One block at each of these times, in milliseconds.
+#[cfg(test)]
+pub(super) fn timed_trace(times: &[u64]) -> Trace {
+    let line = |at| format!("{{\"timestamp\": {at}, \"input_length\": 9, \"hash_ids\": [{at}]}}\n");
+    let text: String = times.iter().map(line).collect();
+    Trace::parse("test".to_owned(), text.as_bytes(), usize::MAX).expect("it is right")
 }
 
 #[cfg(test)]
@@ -144,7 +160,7 @@ mod tests {
     use super::*;
 
     fn check(text: &str, expected: (u64, &str)) {
-        let (line, wrong) = Trace::parse(String::new(), text.as_bytes()).unwrap_err();
+        let (line, wrong) = Trace::parse(String::new(), text.as_bytes(), usize::MAX).unwrap_err();
         assert_eq!(line, expected.0, "{wrong}");
         assert!(wrong.contains(expected.1), "{wrong}");
     }

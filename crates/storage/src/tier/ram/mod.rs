@@ -206,28 +206,23 @@ impl RamTier {
         if access == Access::ReadWrite { Ok(file) } else { self.disk.open(&path, access) }
     }
 
-    /// Opens the copy of an object, if there is one.
+    /// Opens the copy of an object, if there is one. That is no [use](Self::used): what is sealed, flushed,
+    /// uploaded or compared is opened as well.
     pub fn open_copy(
         &self, object: ObjectId, access: Access,
     ) -> Option<io::Result<Box<dyn DiskFile>>> {
-        let mut held = self.held();
-        let copy = held.visible(object)?;
-        let (bytes, is_dirty) = (copy.bytes, copy.state == CopyState::Dirty);
-        // The next commit reads what only memory has, which says nothing of its clients: they take it back themselves.
-        let is_finished = is_dirty && held.replacement.is_finished(object);
-        held.replacement.access(object, bytes);
-        if is_finished {
-            held.replacement.finish(object, true);
-        }
+        let held = self.held();
+        held.visible(object)?;
         Some(self.disk.open(&DiskPath::Ram(object), access))
     }
 
-    /// The copy of an object, if there is one, is used by somebody who has its file from an earlier time. Whether there is.
-    pub fn note_use(&self, object: ObjectId) -> bool {
+    /// A client opens the object, which matters here if there is a copy. One that comes in because of that is
+    /// told of by its coming.
+    pub fn used(&self, object: ObjectId) {
         let mut held = self.held();
-        let Some(bytes) = held.visible(object).map(|copy| copy.bytes) else { return false };
-        held.replacement.access(object, bytes);
-        true
+        if let Some(bytes) = held.visible(object).map(|copy| copy.bytes) {
+            held.replacement.access(object, bytes);
+        }
     }
 
     /// `fstat` of the copy of an object, if there is one.

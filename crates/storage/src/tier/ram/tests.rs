@@ -112,7 +112,7 @@ fn what_is_in_use_does_not_hide_what_is_not() {
     }
     // The others were used more often, so that the search begins with these however often they are passed over.
     for object in (IN_USE..256).cycle().take(1000) {
-        drop(tier.open_copy(ObjectId(object), Access::Read).unwrap().unwrap());
+        tier.used(ObjectId(object));
     }
     tier.set_budget((IN_USE + 10) * (4 << 10)).unwrap();
     let steps = (0..100).take_while(|_| tier.shrink() != Shrunk::Fits).count();
@@ -121,6 +121,25 @@ fn what_is_in_use_does_not_hide_what_is_not() {
     // New ones take the places of the others, although some are told that there is none.
     let has_room = |object| tier.receive(ObjectId(object), 4 << 10).unwrap().is_some();
     assert_eq!((300..350).filter(|object| has_room(*object)).count(), 10);
+}
+
+#[test]
+fn what_is_opened_to_be_flushed_or_uploaded_is_not_used() {
+    let (tier, _) = tier();
+    let part = 256 << 10;
+    for object in 0..4 {
+        bring(&tier, ObjectId(object), part);
+    }
+    for _ in 0..10 {
+        drop(tier.open_copy(ObjectId(0), Access::Read).unwrap().unwrap());
+    }
+    tier.used(ObjectId(1));
+    tier.used(ObjectId(100));
+    for object in 4..6 {
+        bring(&tier, ObjectId(object), part);
+    }
+    let held = [0, 1, 2, 3].map(|object| tier.holds(ObjectId(object)));
+    assert_eq!(held, [false, true, false, true]);
 }
 
 #[test]

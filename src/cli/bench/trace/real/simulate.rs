@@ -1,0 +1,321 @@
+//! The same uses in the same order, through the same policy, with bytes that exist in its books only.
+//!
+//! What clients found, what they made, and when the daemon died is written down as it happens. The simulated
+//! tiers are told of all that and of nothing else but how many pages the remote did not have yet, and how many had
+//! left the disk by then: uploading takes its time, and when it has come so far is no affair of the policy. Which
+//! pages leave is.
+
+use std::collections::{BTreeSet, HashSet, VecDeque};
+
+use crate::store::record::ObjectId;
+use crate::tier::replacement::Replacement;
+
+/// Where a page is when a request comes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Tier {
+    Ram,
+    Ssd,
+    Remote,
+}
+
+/// All of them, in the order of counts.
+pub(super) const TIERS: [(Tier, &str); 3] =
+    [(Tier::Ram, "ram"), (Tier::Ssd, "ssd"), (Tier::Remote, "remote")];
+
+/// What happened.
+#[derive(Clone, Debug)]
+pub(super) enum Event {
+    /// A request found pages where they were, and loads them.
+    Found(Vec<(u32, Tier)>),
+    /// New pages are durable.
+    Made(Vec<u32>),
+    /// So many pages wait for the remote, and the others may leave the disk; so many left since the last time.
+    Moved { waiting: usize, left: u64 },
+    /// The daemon was killed, and another one came: memory is empty, and what was used is forgotten.
+    Killed,
+}
+
+/// What decides when pages leave the simulated disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Leaving {
+    /// As many may and do leave as of the real one, when they do.
+    AsObserved,
+    /// What is made may leave, and does as soon as the budget asks for it, as if moving took no time.
+    AtOnce,
+}
+
+/// Budgets, and the size of every page.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sizes {
+    pub(super) ram: u64,
+    pub(super) ssd: u64,
+    pub(super) page: u64,
+}
+
+/// Uses by the tier that served them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Comparison {
+    pub(super) observed: [u64; 3],
+    pub(super) simulated: [u64; 3],
+    /// Uses for which both say the same.
+    pub(super) same: u64,
+}
+
+impl Comparison {
+    /// Shares of all uses, of a tier, observed and simulated.
+    #[expect(clippy::cast_precision_loss, reason = "counts are far below 2^53")]
+    pub(super) fn shares(&self, tier: Tier) -> (f64, f64) {
+        let all = self.observed.iter().sum::<u64>().max(1) as f64;
+        let at = tier as usize;
+        (self.observed[at] as f64 / all, self.simulated[at] as f64 / all)
+    }
+
+    /// The largest difference of these shares.
+    pub(super) fn disagreement(&self) -> f64 {
+        let differences = TIERS.iter().map(|(tier, _)| {
+            let (observed, simulated) = self.shares(*tier);
+            (observed - simulated).abs()
+        });
+        differences.fold(0.0, f64::max)
+    }
+}
+
+/// Demotion begins above this share of the budget of the disk, in per cent, and goes on down to that one.
+const HIGH_PERCENT: u64 = 95;
+const LOW_PERCENT: u64 = 90;
+
+/// The tiers in the books.
+struct Tiers {
+    sizes: Sizes,
+    ram: Replacement,
+    ssd: Replacement,
+    known: HashSet<u32>,
+    /// Pages are made in the order of their numbers, more or less.
+    on_disk: BTreeSet<u32>,
+    /// Of them, those that the remote does not have: the policy of the disk does not know them yet.
+    waiting: VecDeque<u32>,
+    leaving: Leaving,
+}
+
+/// What the simulated tiers make of what happened.
+pub(super) fn simulate(events: &[Event], sizes: Sizes, leaving: Leaving) -> Comparison {
+    let mut tiers = Tiers::new(sizes, leaving);
+    let mut comparison = Comparison::default();
+    for event in events {
+        match event {
+            Event::Found(pages) => tiers.find(pages, &mut comparison),
+            Event::Made(pages) => pages.iter().for_each(|page| tiers.make(*page)),
+            Event::Moved { waiting, left } if leaving == Leaving::AsObserved => {
+                tiers.upload(*waiting);
+                tiers.leave(*left);
+            }
+            Event::Moved { .. } => {}
+            Event::Killed => tiers.die(),
+        }
+        if leaving == Leaving::AtOnce {
+            tiers.make_room();
+        }
+    }
+    comparison
+}
+
+fn object(page: u32) -> ObjectId {
+    ObjectId(page.into())
+}
+
+fn page(object: ObjectId) -> u32 {
+    u32::try_from(object.0).expect("it was made of a page's number")
+}
+
+impl Tiers {
+    fn new(sizes: Sizes, leaving: Leaving) -> Tiers {
+        let (ram, ssd) = (Replacement::new(sizes.ram), Replacement::new(sizes.ssd));
+        let (known, on_disk, waiting) = (HashSet::new(), BTreeSet::new(), VecDeque::new());
+        Tiers { sizes, ram, ssd, known, on_disk, waiting, leaving }
+    }
+
+    fn find(&mut self, pages: &[(u32, Tier)], comparison: &mut Comparison) {
+        let found: Vec<Option<Tier>> = pages.iter().map(|(page, _)| self.tier(*page)).collect();
+        for ((page, observed), simulated) in pages.iter().zip(found) {
+            let Some(simulated) = simulated else {
+                // Nobody was told that it is durable, and a kill left it all the same.
+                self.known.insert(*page);
+                self.come_new(*page);
+                continue;
+            };
+            comparison.observed[*observed as usize] += 1;
+            comparison.simulated[simulated as usize] += 1;
+            comparison.same += u64::from(*observed == simulated);
+            self.load(*page);
+        }
+    }
+
+    fn tier(&self, page: u32) -> Option<Tier> {
+        if !self.known.contains(&page) {
+            None
+        } else if self.ram.is_resident(object(page)) {
+            Some(Tier::Ram)
+        } else if self.on_disk.contains(&page) {
+            Some(Tier::Ssd)
+        } else {
+            Some(Tier::Remote)
+        }
+    }
+
+    fn load(&mut self, page: u32) {
+        let is_in_memory = self.ram.is_resident(object(page));
+        if is_in_memory {
+            self.ram.access(object(page), self.sizes.page);
+        }
+        if self.on_disk.contains(&page) {
+            if self.ssd.is_resident(object(page)) {
+                self.ssd.access(object(page), self.sizes.page);
+            }
+        } else if !is_in_memory {
+            let has_room = self.disk_bytes() + self.sizes.page <= self.sizes.ssd;
+            if has_room || !self.come_to_memory(page) {
+                self.come_to_disk(page);
+            }
+        }
+    }
+
+    fn make(&mut self, page: u32) {
+        // Two may compute the same: it is stored once.
+        if self.known.insert(page) {
+            self.come_to_memory(page);
+            self.come_new(page);
+        }
+    }
+
+    /// Nothing else has it yet.
+    fn come_new(&mut self, page: u32) {
+        self.on_disk.insert(page);
+        self.waiting.push_back(page);
+        if self.leaving == Leaving::AtOnce {
+            self.upload(0);
+        }
+    }
+
+    fn upload(&mut self, waiting: usize) {
+        while self.waiting.len() > waiting
+            && let Some(page) = self.waiting.pop_front()
+        {
+            self.come_to_disk(page);
+        }
+    }
+
+    fn come_to_memory(&mut self, page: u32) -> bool {
+        let bytes = self.sizes.page;
+        if bytes > self.sizes.ram {
+            return false;
+        }
+        for victim in self.ram.victims(bytes, |_| false) {
+            self.ram.evicted(victim.object);
+        }
+        self.ram.insert(object(page), bytes);
+        true
+    }
+
+    fn come_to_disk(&mut self, page: u32) {
+        self.on_disk.insert(page);
+        self.ssd.insert(object(page), self.sizes.page);
+    }
+
+    fn disk_bytes(&self) -> u64 {
+        self.on_disk.len() as u64 * self.sizes.page
+    }
+
+    fn leave(&mut self, count: u64) {
+        let most = usize::try_from(count).unwrap_or(usize::MAX);
+        for victim in self.ssd.first_to_leave(count * self.sizes.page, most, |_| false) {
+            self.ssd.evicted(victim.object);
+            self.on_disk.remove(&page(victim.object));
+        }
+    }
+
+    fn make_room(&mut self) {
+        let share = |percent| self.sizes.ssd / 100 * percent;
+        if self.disk_bytes() > share(HIGH_PERCENT) {
+            let excess = self.disk_bytes() - share(LOW_PERCENT);
+            self.leave(excess.div_ceil(self.sizes.page));
+        }
+    }
+
+    fn die(&mut self) {
+        self.ram = Replacement::new(self.sizes.ram);
+        self.ssd = Replacement::new(self.sizes.ssd);
+        let waiting: HashSet<u32> = self.waiting.iter().copied().collect();
+        for page in self.on_disk.iter().filter(|page| !waiting.contains(page)) {
+            self.ssd.insert(object(*page), self.sizes.page);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SIZES: Sizes = Sizes { ram: 2, ssd: 4, page: 1 };
+
+    fn check(events: &[Event], leaving: Leaving, expected: [u64; 3]) {
+        let comparison = simulate(events, SIZES, leaving);
+        assert_eq!(comparison.simulated, expected, "{events:?}");
+    }
+
+    fn found(pages: &[u32]) -> Event {
+        Event::Found(pages.iter().map(|page| (*page, Tier::Ram)).collect())
+    }
+
+    fn left(left: u64) -> Event {
+        Event::Moved { waiting: 0, left }
+    }
+
+    #[test]
+    fn pages_are_where_the_policy_leaves_them() {
+        let made = || Event::Made(vec![0, 1, 2, 3]);
+        check(&[made(), found(&[0, 1, 2, 3])], Leaving::AsObserved, [2, 2, 0]);
+        check(&[made(), Event::Killed, found(&[0, 1, 2, 3])], Leaving::AsObserved, [0, 4, 0]);
+        let events = [made(), Event::Killed, left(3), found(&[0, 1, 2, 3])];
+        check(&events, Leaving::AsObserved, [0, 1, 3]);
+        check(&events, Leaving::AtOnce, [0, 3, 1]);
+        // What the remote served is here afterwards.
+        let events = [made(), Event::Killed, left(3), found(&[0, 1, 2]), found(&[0, 1, 2])];
+        check(&events, Leaving::AsObserved, [0, 4, 2]);
+    }
+
+    #[test]
+    fn the_disk_is_full_and_memory_takes_what_comes() {
+        let events = [
+            Event::Made((0..5).collect()),
+            Event::Killed,
+            left(1),
+            found(&[4, 0, 1, 2, 3]),
+            found(&[4, 0, 1, 2, 3]),
+        ];
+        let comparison = simulate(&events, SIZES, Leaving::AsObserved);
+        assert_eq!(comparison.simulated, [1, 8, 1]);
+        assert_eq!(comparison.observed, [10, 0, 0]);
+    }
+
+    #[test]
+    fn what_the_remote_does_not_have_cannot_leave() {
+        let made = Event::Made(vec![0, 1, 2, 3]);
+        let moved = Event::Moved { waiting: 3, left: 3 };
+        let events = [made, Event::Killed, moved, found(&[3, 2, 1, 0])];
+        check(&events, Leaving::AsObserved, [0, 3, 1]);
+    }
+
+    #[test]
+    fn what_was_not_known_to_be_durable_is_not_compared() {
+        let events = [Event::Killed, found(&[7]), found(&[7])];
+        check(&events, Leaving::AsObserved, [0, 1, 0]);
+    }
+
+    #[test]
+    fn shares_are_of_all_uses() {
+        let comparison = Comparison { observed: [50, 30, 20], simulated: [48, 33, 19], same: 90 };
+        assert_eq!(comparison.shares(Tier::Ssd), (0.3, 0.33));
+        assert!((comparison.disagreement() - 0.03).abs() < 1e-9);
+        assert!(Comparison::default().disagreement().abs() < 1e-9);
+    }
+}
