@@ -23,12 +23,12 @@ fn place() -> Option<tempfile::TempDir> {
     skips::is_there("fuse", missing).then(|| tempfile::tempdir_in("/var/tmp").unwrap())
 }
 
-/// Conversations that share a beginning and go on by turns: 3800 uses of 408 blocks.
+/// Conversations that share a beginning and go on by turns: 4900 uses of 608 blocks.
 fn conversations(directory: &Path) -> PathBuf {
     let mut text = String::new();
     for round in 1..=10_u64 {
         for conversation in 0..20_u64 {
-            let own = (0..2 * round).map(|page| 1000 * conversation + 100 + page);
+            let own = (0..3 * round).map(|page| 1000 * conversation + 100 + page);
             let ids: Vec<u64> = (0..8).chain(own).collect();
             let (at, tokens) = (round * 1000 + conversation, 512 * ids.len());
             text += &format!(
@@ -64,7 +64,7 @@ fn a_trace_with_real_bytes_and_kills() {
     let Some(place) = place() else { return };
     let traces = tempfile::tempdir().unwrap();
     let trace = conversations(traces.path());
-    let options = ["--ram", "5M", "--ssd", "10M", "--span", "2", "--kills", "2", "--json"];
+    let options = ["--ram", "5M", "--ssd", "16M", "--span", "2", "--kills", "2", "--json"];
     let output = command(&trace, place.path(), &options).output().unwrap();
     assert!(output.status.success(), "{}", said(&output));
     let document: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -103,7 +103,7 @@ fn ctrl_c_leaves_nothing() {
     let Some(place) = place() else { return };
     let traces = tempfile::tempdir().unwrap();
     let trace = conversations(traces.path());
-    let options = ["--ram", "5M", "--ssd", "10M", "--span", "60", "--kills", "0"];
+    let options = ["--ram", "5M", "--ssd", "16M", "--span", "60", "--kills", "0"];
     let mut child = command(&trace, place.path(), &options).stderr(Stdio::piped()).spawn().unwrap();
     let lines = BufReader::new(child.stderr.take().unwrap()).lines();
     // It goes on with the requests then.
@@ -120,10 +120,11 @@ fn what_cannot_be_is_one_line() {
     let Some(place) = place() else { return };
     let traces = tempfile::tempdir().unwrap();
     let trace = conversations(traces.path());
-    let refused: [(&[&str], &str); 5] = [
+    let refused: [(&[&str], &str); 6] = [
         (&["--requests", "0"], "--requests and --clients are more than 0"),
         (&["--kills", "60", "--requests", "100"], "--kills 60"),
-        (&["--ram", "1M"], "--ram and --ssd are"),
+        (&["--ram", "1M"], "--ram is 0"),
+        (&["--ssd", "1M"], "--ssd is 16777216"),
         (&["--ssd", "100T"], "bytes are free"),
         (&["--budget", "1G"], "cannot be used with"),
     ];

@@ -20,7 +20,7 @@ pub(crate) struct RealArguments {
     #[arg(long, value_name = "SIZE", default_value = "32M", requires = "real")]
     pub(crate) ram: Size,
     /// With `trace --real`: of the mount
-    #[arg(long, value_name = "SIZE", default_value = "96M", requires = "real")]
+    #[arg(long, value_name = "SIZE", default_value = "64M", requires = "real")]
     pub(crate) ssd: Size,
     /// With `trace --real`: the daemon is killed so often
     #[arg(long, value_name = "N", default_value_t = 2, requires = "real")]

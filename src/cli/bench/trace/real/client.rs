@@ -145,9 +145,8 @@ impl Shared {
         self.gate.wait_for_room(generation)?;
         let pages = self.pages.of(request);
         let outcome = self.find(pages, generation, served).and_then(|found| {
-            self.note(Event::Found(found.clone()));
-            self.load(&found, served)?;
-            self.make(&format!("{request}-{attempt}"), (pages, found.len()), generation, served)
+            self.load(&pages[..found], served)?;
+            self.make(&format!("{request}-{attempt}"), (pages, found), generation, served)
         });
         match outcome {
             Err(Trouble::Failed(_)) if self.gate.was_killed(generation) => {
@@ -157,34 +156,35 @@ impl Shared {
         }
     }
 
-    /// The pages that are there, up to the first that is not, and where.
-    fn find(
-        &self, pages: &[u32], generation: u32, served: &mut Served,
-    ) -> Result<Vec<(u32, Tier)>, Trouble> {
-        let mut found = Vec::new();
-        for page in pages {
-            match tier(&self.pages.path(*page))? {
-                Some(tier) => found.push((*page, tier)),
-                // Without a mount everything is absent.
-                None if self.gate.was_killed(generation) => return Err(Stopped::Killed.into()),
-                None => {
-                    served.lost += u64::from(self.durable[*page as usize].load(Ordering::Acquire));
-                    break;
-                }
+    /// How many pages are there, up to the first that is not.
+    fn find(&self, pages: &[u32], generation: u32, served: &mut Served) -> Result<usize, Trouble> {
+        for (found, page) in pages.iter().enumerate() {
+            let path = self.pages.path(*page);
+            if path.try_exists().map_err(at(&path))? {
+                continue;
             }
+            // Without a mount everything is absent.
+            if self.gate.was_killed(generation) {
+                return Err(Stopped::Killed.into());
+            }
+            served.lost += u64::from(self.durable[*page as usize].load(Ordering::Acquire));
+            return Ok(found);
         }
-        Ok(found)
+        Ok(pages.len())
     }
 
-    fn load(&self, found: &[(u32, Tier)], served: &mut Served) -> Result<(), Trouble> {
+    fn load(&self, found: &[u32], served: &mut Served) -> Result<(), Trouble> {
         let (mut spent, mut bytes) = (Duration::ZERO, Vec::new());
-        for (page, tier) in found {
+        for page in found {
             let path = self.pages.path(*page);
+            let tier = tier(&path)?;
+            // Written down before the next client does the same: what the policy hears has an order.
+            self.note(Event::Found(*page, tier));
             let begun = Instant::now();
             read(&path, &mut bytes)?;
             spent += begun.elapsed();
             served.wrong_bytes += self.pages.wrong_bytes(*page, &bytes)?;
-            served.loaded[*tier as usize] += 1;
+            served.loaded[tier as usize] += 1;
         }
         if !found.is_empty() {
             served.loads.push(spent.as_secs_f64() * 1e3);
@@ -210,15 +210,16 @@ impl Shared {
         for new in pages[found..].chunks(SYNCED_PAGES) {
             self.gate.wait_for_room(generation)?;
             for page in new {
-                let page = (self.pages.name(*page), self.pages.bytes(*page)?);
-                write_pages(&layer, &[page], |_| Ok(()))?;
+                let named = (self.pages.name(*page), self.pages.bytes(*page)?);
+                write_pages(&layer, &[named], |_| Ok(()))?;
+                self.note(Event::Made(*page));
                 served.made += 1;
             }
             File::open(&layer).and_then(|directory| directory.sync_all()).map_err(at(&layer))?;
             for page in new {
                 self.durable[*page as usize].store(true, Ordering::Release);
             }
-            self.note(Event::Made(new.to_vec()));
+            self.note(Event::Durable(new.to_vec()));
         }
         Ok(())
     }
@@ -230,7 +231,7 @@ impl Shared {
         let mut bytes = Vec::new();
         for (number, page) in durable.iter().enumerate() {
             let path = self.pages.path(*page);
-            if tier(&path)?.is_none() {
+            if !path.try_exists().map_err(at(&path))? {
                 served.lost += 1;
             } else if number % every == 0 {
                 read(&path, &mut bytes)?;
@@ -260,15 +261,13 @@ fn read(path: &Path, bytes: &mut Vec<u8>) -> Result<(), String> {
     File::open(path).and_then(|mut file| file.read_to_end(bytes)).map(drop).map_err(at(path))
 }
 
-/// Where a page is; `None` if it is absent.
-fn tier(path: &Path) -> Result<Option<Tier>, String> {
-    let value = match crate::sys::extended_attribute(path, c"user.kvfs.tier") {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        outcome => outcome.map_err(at(path))?.unwrap_or_default(),
-    };
+/// Where a page is.
+fn tier(path: &Path) -> Result<Tier, String> {
+    let value = crate::sys::extended_attribute(path, c"user.kvfs.tier").map_err(at(path))?;
+    let value = value.unwrap_or_default();
     let tier = TIERS.iter().find(|(_, name)| name.as_bytes() == value);
     let told = || format!("{}: is in tier {:?}", path.display(), String::from_utf8_lossy(&value));
-    tier.map(|(tier, _)| Some(*tier)).ok_or_else(told)
+    tier.map(|(tier, _)| *tier).ok_or_else(told)
 }
 
 fn at(path: &Path) -> impl Fn(std::io::Error) -> String + '_ {

@@ -32,6 +32,8 @@ use supervise::Supervisor;
 
 /// Durable pages that are read once more at the end.
 const READ_BACK: usize = 256;
+/// What a mount takes for a budget of its disk.
+const SSD_BYTES_MIN: u64 = 16 << 20;
 /// What a store, its books and its log take beside pages.
 const OTHER_BYTES: u64 = 128 << 20;
 
@@ -156,8 +158,11 @@ fn make_model(pages: &Pages) -> Result<(), String> {
 fn check_sizes(sizes: Sizes) -> Result<(), String> {
     // Below that, what is being written does not fit.
     let least = 64 * sizes.page;
-    if sizes.ssd < least || (sizes.ram > 0 && sizes.ram < least) {
-        return Err(format!("--ram and --ssd are {least} bytes or more, or --ram 0"));
+    if sizes.ram > 0 && sizes.ram < least {
+        return Err(format!("--ram is 0, or {least} bytes or more"));
+    }
+    if sizes.ssd < SSD_BYTES_MIN {
+        return Err(format!("--ssd is {SSD_BYTES_MIN} bytes or more, as of every mount"));
     }
     Ok(())
 }
@@ -195,7 +200,7 @@ mod tests {
     #[test]
     fn tiers_hold_some_pages() {
         let check = |ram, ssd| check_sizes(Sizes { ram, ssd, page: 1 }).is_ok();
-        assert!(check(64, 64) && check(0, 64));
-        assert!(!check(63, 64) && !check(64, 63));
+        assert!(check(64, 16 << 20) && check(0, 16 << 20));
+        assert!(!check(63, 16 << 20) && !check(64, (16 << 20) - 1));
     }
 }

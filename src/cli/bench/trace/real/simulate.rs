@@ -25,10 +25,12 @@ pub(super) const TIERS: [(Tier, &str); 3] =
 /// What happened.
 #[derive(Clone, Debug)]
 pub(super) enum Event {
-    /// A request found pages where they were, and loads them.
-    Found(Vec<(u32, Tier)>),
-    /// New pages are durable.
-    Made(Vec<u32>),
+    /// A client loads a page, and this is where it was.
+    Found(u32, Tier),
+    /// A client has made a page.
+    Made(u32),
+    /// Pages that were made are durable.
+    Durable(Vec<u32>),
     /// So many pages wait for the remote, and the others may leave the disk; so many left since the last time.
     Moved { waiting: usize, left: u64 },
     /// The daemon was killed, and another one came: memory is empty, and what was used is forgotten.
@@ -94,6 +96,8 @@ struct Tiers {
     on_disk: BTreeSet<u32>,
     /// Of them, those that the remote does not have: the policy of the disk does not know them yet.
     waiting: VecDeque<u32>,
+    /// Pages that are not durable: they cannot leave memory, and a kill takes them away.
+    fresh: HashSet<u32>,
     leaving: Leaving,
 }
 
@@ -103,8 +107,11 @@ pub(super) fn simulate(events: &[Event], sizes: Sizes, leaving: Leaving) -> Comp
     let mut comparison = Comparison::default();
     for event in events {
         match event {
-            Event::Found(pages) => tiers.find(pages, &mut comparison),
-            Event::Made(pages) => pages.iter().for_each(|page| tiers.make(*page)),
+            Event::Found(page, tier) => tiers.find(*page, *tier, &mut comparison),
+            Event::Made(page) => tiers.make(*page),
+            Event::Durable(pages) => pages.iter().for_each(|page| {
+                tiers.fresh.remove(page);
+            }),
             Event::Moved { waiting, left } if leaving == Leaving::AsObserved => {
                 tiers.upload(*waiting);
                 tiers.leave(*left);
@@ -123,7 +130,7 @@ fn object(page: u32) -> ObjectId {
     ObjectId(page.into())
 }
 
-fn page(object: ObjectId) -> u32 {
+fn page_of(object: ObjectId) -> u32 {
     u32::try_from(object.0).expect("it was made of a page's number")
 }
 
@@ -131,23 +138,19 @@ impl Tiers {
     fn new(sizes: Sizes, leaving: Leaving) -> Tiers {
         let (ram, ssd) = (Replacement::new(sizes.ram), Replacement::new(sizes.ssd));
         let (known, on_disk, waiting) = (HashSet::new(), BTreeSet::new(), VecDeque::new());
-        Tiers { sizes, ram, ssd, known, on_disk, waiting, leaving }
+        Tiers { sizes, ram, ssd, known, on_disk, waiting, fresh: HashSet::new(), leaving }
     }
 
-    fn find(&mut self, pages: &[(u32, Tier)], comparison: &mut Comparison) {
-        let found: Vec<Option<Tier>> = pages.iter().map(|(page, _)| self.tier(*page)).collect();
-        for ((page, observed), simulated) in pages.iter().zip(found) {
-            let Some(simulated) = simulated else {
-                // Nobody was told that it is durable, and a kill left it all the same.
-                self.known.insert(*page);
-                self.come_new(*page);
-                continue;
-            };
-            comparison.observed[*observed as usize] += 1;
-            comparison.simulated[simulated as usize] += 1;
-            comparison.same += u64::from(*observed == simulated);
-            self.load(*page);
-        }
+    fn find(&mut self, page: u32, observed: Tier, comparison: &mut Comparison) {
+        let Some(simulated) = self.tier(page) else {
+            // Nobody was told that it is durable, and a kill left it all the same.
+            self.known.insert(page);
+            return self.come_new(page);
+        };
+        comparison.observed[observed as usize] += 1;
+        comparison.simulated[simulated as usize] += 1;
+        comparison.same += u64::from(observed == simulated);
+        self.load(page);
     }
 
     fn tier(&self, page: u32) -> Option<Tier> {
@@ -182,6 +185,7 @@ impl Tiers {
     fn make(&mut self, page: u32) {
         // Two may compute the same: it is stored once.
         if self.known.insert(page) {
+            self.fresh.insert(page);
             self.come_to_memory(page);
             self.come_new(page);
         }
@@ -206,11 +210,12 @@ impl Tiers {
 
     fn come_to_memory(&mut self, page: u32) -> bool {
         let bytes = self.sizes.page;
-        if bytes > self.sizes.ram {
-            return false;
-        }
-        for victim in self.ram.victims(bytes, |_| false) {
+        let fresh = &self.fresh;
+        for victim in self.ram.victims(bytes, |object| fresh.contains(&page_of(object))) {
             self.ram.evicted(victim.object);
+        }
+        if self.ram.resident_bytes() + bytes > self.sizes.ram {
+            return false;
         }
         self.ram.insert(object(page), bytes);
         true
@@ -229,7 +234,7 @@ impl Tiers {
         let most = usize::try_from(count).unwrap_or(usize::MAX);
         for victim in self.ssd.first_to_leave(count * self.sizes.page, most, |_| false) {
             self.ssd.evicted(victim.object);
-            self.on_disk.remove(&page(victim.object));
+            self.on_disk.remove(&page_of(victim.object));
         }
     }
 
@@ -244,6 +249,12 @@ impl Tiers {
     fn die(&mut self) {
         self.ram = Replacement::new(self.sizes.ram);
         self.ssd = Replacement::new(self.sizes.ssd);
+        for page in std::mem::take(&mut self.fresh) {
+            self.known.remove(&page);
+            self.on_disk.remove(&page);
+        }
+        let on_disk = &self.on_disk;
+        self.waiting.retain(|page| on_disk.contains(page));
         let waiting: HashSet<u32> = self.waiting.iter().copied().collect();
         for page in self.on_disk.iter().filter(|page| !waiting.contains(page)) {
             self.ssd.insert(object(*page), self.sizes.page);
@@ -257,58 +268,58 @@ mod tests {
 
     const SIZES: Sizes = Sizes { ram: 2, ssd: 4, page: 1 };
 
-    fn check(events: &[Event], leaving: Leaving, expected: [u64; 3]) {
-        let comparison = simulate(events, SIZES, leaving);
+    fn check(events: &[Vec<Event>], leaving: Leaving, expected: [u64; 3]) {
+        let comparison = simulate(&events.concat(), SIZES, leaving);
         assert_eq!(comparison.simulated, expected, "{events:?}");
     }
 
-    fn found(pages: &[u32]) -> Event {
-        Event::Found(pages.iter().map(|page| (*page, Tier::Ram)).collect())
+    fn found(pages: &[u32]) -> Vec<Event> {
+        pages.iter().map(|page| Event::Found(*page, Tier::Ram)).collect()
     }
 
-    fn left(left: u64) -> Event {
-        Event::Moved { waiting: 0, left }
+    fn made(count: u32) -> Vec<Event> {
+        (0..count).flat_map(|page| [Event::Made(page), Event::Durable(vec![page])]).collect()
+    }
+
+    fn moved(waiting: usize, left: u64) -> Vec<Event> {
+        vec![Event::Moved { waiting, left }]
+    }
+
+    fn killed() -> Vec<Event> {
+        vec![Event::Killed]
     }
 
     #[test]
     fn pages_are_where_the_policy_leaves_them() {
-        let made = || Event::Made(vec![0, 1, 2, 3]);
-        check(&[made(), found(&[0, 1, 2, 3])], Leaving::AsObserved, [2, 2, 0]);
-        check(&[made(), Event::Killed, found(&[0, 1, 2, 3])], Leaving::AsObserved, [0, 4, 0]);
-        let events = [made(), Event::Killed, left(3), found(&[0, 1, 2, 3])];
-        check(&events, Leaving::AsObserved, [0, 1, 3]);
-        check(&events, Leaving::AtOnce, [0, 3, 1]);
+        check(&[made(4), found(&[0, 1, 2, 3])], Leaving::AsObserved, [2, 2, 0]);
+        check(&[made(4), killed(), found(&[0, 1, 2, 3])], Leaving::AsObserved, [0, 4, 0]);
         // What the remote served is here afterwards.
-        let events = [made(), Event::Killed, left(3), found(&[0, 1, 2]), found(&[0, 1, 2])];
-        check(&events, Leaving::AsObserved, [0, 4, 2]);
+        let events = [made(4), killed(), moved(0, 3), found(&[0, 1, 2, 3, 0, 1, 2, 3])];
+        check(&events, Leaving::AsObserved, [0, 5, 3]);
+        check(&events[..2], Leaving::AtOnce, [0; 3]);
     }
 
     #[test]
     fn the_disk_is_full_and_memory_takes_what_comes() {
-        let events = [
-            Event::Made((0..5).collect()),
-            Event::Killed,
-            left(1),
-            found(&[4, 0, 1, 2, 3]),
-            found(&[4, 0, 1, 2, 3]),
-        ];
-        let comparison = simulate(&events, SIZES, Leaving::AsObserved);
+        let events = [made(5), killed(), moved(0, 1), found(&[4, 0, 1, 2, 3, 4, 0, 1, 2, 3])];
+        let comparison = simulate(&events.concat(), SIZES, Leaving::AsObserved);
         assert_eq!(comparison.simulated, [1, 8, 1]);
         assert_eq!(comparison.observed, [10, 0, 0]);
     }
 
     #[test]
     fn what_the_remote_does_not_have_cannot_leave() {
-        let made = Event::Made(vec![0, 1, 2, 3]);
-        let moved = Event::Moved { waiting: 3, left: 3 };
-        let events = [made, Event::Killed, moved, found(&[3, 2, 1, 0])];
+        let events = [made(4), killed(), moved(3, 3), found(&[3, 2, 1, 0])];
         check(&events, Leaving::AsObserved, [0, 3, 1]);
     }
 
     #[test]
-    fn what_was_not_known_to_be_durable_is_not_compared() {
-        let events = [Event::Killed, found(&[7]), found(&[7])];
+    fn what_was_not_durable_is_gone_and_what_is_there_all_the_same_is_not_compared() {
+        let events = [vec![Event::Made(7)], killed(), found(&[7, 7])];
         check(&events, Leaving::AsObserved, [0, 1, 0]);
+        // It is in the way of what comes to memory, too.
+        let fresh = vec![Event::Made(7), Event::Made(8), Event::Made(9)];
+        check(&[fresh, found(&[7, 8, 9])], Leaving::AsObserved, [2, 1, 0]);
     }
 
     #[test]
