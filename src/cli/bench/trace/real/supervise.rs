@@ -38,8 +38,6 @@ pub(super) struct Supervisor<'a> {
     pub(super) spent: Spent,
     /// Pages that this daemon let leave the disk.
     left: u64,
-    /// Pages that the remote did not have at the last look.
-    waiting: usize,
     page_bytes: u64,
     /// What clients had written themselves when time began.
     own_written: u64,
@@ -65,7 +63,6 @@ impl<'a> Supervisor<'a> {
             daemon,
             spent: Spent::default(),
             left: 0,
-            waiting: 0,
             page_bytes,
             own_written: written("self")?,
             plan: plan(options.requests, options.kills, options.seed),
@@ -111,12 +108,10 @@ impl<'a> Supervisor<'a> {
         // Other files are small.
         let waiting = metrics.number("kvfs_remote_waiting_bytes", &[]).unwrap_or(0);
         let waiting = usize::try_from(waiting / self.page_bytes).unwrap_or(usize::MAX);
-        if left > self.left || waiting != self.waiting {
-            shared.note(Event::Moved { waiting, left: left - self.left });
-            (self.left, self.waiting) = (left, waiting);
-        }
         let used = metrics.number("kvfs_tier_used_bytes", &disk);
         let used = used.ok_or("the metrics do not tell what the disk holds")?;
+        shared.note(Event::Moved { waiting, left: left.saturating_sub(self.left), used });
+        self.left = left;
         shared.gate.pause(used > self.budget);
         Ok(())
     }
@@ -127,9 +122,11 @@ impl<'a> Supervisor<'a> {
         shared.gate.close();
         self.count()?;
         self.daemon.kill_in_use()?;
-        shared.note(Event::Killed);
         self.daemon = start(self.workplace, &self.options)?;
         self.left = 0;
+        let used = self.daemon.metric("kvfs_tier_used_bytes", ("tier", "ssd"))?;
+        // Nobody has anything to note before the gate opens.
+        shared.note(Event::Killed { used: used.unwrap_or(u64::MAX) });
         shared.gate.open();
         Ok(())
     }
