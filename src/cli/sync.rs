@@ -31,6 +31,13 @@ pub(crate) fn run(arguments: &SyncArguments) -> Outcome {
 
 /// Waits until the remote has what came to rest before, and the names of now.
 fn wait_for_remote(mountpoint: &Path, timeout: Option<Duration>) -> Outcome {
+    let configuration = std::fs::read_to_string(mountpoint.join(".kvfs/config"));
+    if configuration.is_ok_and(|text| text.lines().any(|line| line == "read_only = true")) {
+        let place = mountpoint.display();
+        return Err(Failure::Failed(format!(
+            "{place} is mounted read-only: it sends nothing to its remote, and cannot tell what that lacks"
+        )));
+    }
     let begin = Instant::now();
     let mut wanted = None;
     loop {

@@ -24,6 +24,7 @@ in_served_mode!(
     an_engine_that_watches_the_free_space_removes_its_oldest_files_and_no_more,
     a_directory_below_counts_for_both,
     a_file_with_two_names_counts_once,
+    names_elsewhere_let_no_more_files_go,
 );
 
 fn what_was_used_longest_ago_goes_first(mode: Mode) {
@@ -296,4 +297,24 @@ fn a_file_with_two_names_counts_once(mode: Mode) {
     wait_until_gone(&directory.join("link"));
     settle();
     assert!(files[1].exists());
+}
+
+/// As with a snapshot of hard links beside a directory with a limit.
+fn names_elsewhere_let_no_more_files_go(mode: Mode) {
+    let mount = Mount::new(mode);
+    let (directory, beside) = (mount.files("cache"), mount.files("snapshot"));
+    fs::create_dir(&directory).unwrap();
+    fs::create_dir(&beside).unwrap();
+    let files = write_files(&mount, &directory, 10);
+    for path in &files {
+        fs::hard_link(path, beside.join(path.file_name().unwrap())).unwrap();
+    }
+    limit(&directory, "quota", 5 * FILE_BYTES as u64);
+    wait_until_gone(&files[5]);
+    settle();
+    let left: Vec<bool> = files.iter().map(|path| path.exists()).collect();
+    assert_eq!(left, [false, false, false, false, false, false, true, true, true, true]);
+    assert_eq!(fs::read_dir(beside).unwrap().count(), 10);
+    let used = getxattr(&directory, "user.kvfs.used_bytes").unwrap();
+    assert_eq!(used, (4 * FILE_BYTES).to_string());
 }

@@ -1,6 +1,7 @@
 //! Sequences lose their last pages first, in all layers, and the tokens with them.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use kvfs::page::{
@@ -20,6 +21,7 @@ in_served_mode!(
     a_sequence_that_is_too_old_goes_whole,
     a_copy_that_is_being_made_stays,
     shared_pages_free_nothing_until_the_last_sequence_goes,
+    pages_that_another_model_shares_let_no_more_sequences_go,
     a_sequence_whose_tokens_were_moved_goes_whole,
     limits_are_for_directories_that_hold_whole_things,
 );
@@ -326,4 +328,26 @@ fn a_copy_that_is_being_made_stays(mode: Mode) {
         let (tokens, pages) = shape(&mount, &model, &name).unwrap();
         assert_eq!((tokens, pages[0].len(), pages[1].len()), (3200, 100, 100), "{name}");
     }
+}
+
+/// A directory for each user of the same model: equal pages are stored once.
+fn pages_that_another_model_shares_let_no_more_sequences_go(mode: Mode) {
+    let mount = Mount::with_own_files(mode, &[]);
+    let models = ["one", "two"].map(|name| Model::small().named(name));
+    for model in &models {
+        model.install(&mount);
+        for number in 0..6 {
+            sequence(&mount, model, &number.to_string(), number * 1000, 64);
+        }
+    }
+    let links = fs::metadata(models[0].page_path(&mount, "0", 0, 0)).unwrap().nlink();
+    assert_eq!(links, 2, "they share their pages");
+    // Four pages each, and their tokens.
+    let each = 4 * PAGE_BYTES + 256;
+    limit(&models[0].directory(&mount), "quota", 4 * each);
+    wait_until_gone(&models[0].sequence(&mount, "1"));
+    settle();
+    let sequences =
+        |model: &Model| fs::read_dir(model.directory(&mount).join("sequences")).unwrap().count();
+    assert_eq!((sequences(&models[0]), sequences(&models[1])), (4, 6));
 }

@@ -301,6 +301,8 @@ fn a_mount_for_reading_fetches_and_uploads_nothing(mode: Mode) {
     }
     assert_errno(open(mount.files("new"), libc::O_WRONLY | libc::O_CREAT), libc::EROFS);
     assert_eq!(mount.status("errors"), "0");
+    let said = complaint(&kvfs(&["sync", "--remote"], &[mount.path()]));
+    assert!(said.contains("is mounted read-only: it sends nothing to its remote"), "{said}");
     drop(mount);
     assert_eq!(files_below(&place.remote), before, "it publishes nothing");
     place.mount.mount();

@@ -27,8 +27,8 @@ impl FileSystem {
         if place.name == names::MANIFEST.as_bytes() {
             state.models.remove(&place.parent);
         }
-        let bytes = self.remove_name(&mut state, entry.inode, &mut inode, place)?;
-        self.note_removed(&state, place.parent, bytes)
+        let size = self.remove_name(&mut state, entry.inode, &mut inode, place)?;
+        self.note_removed(&state, place.parent, if inode.links == 0 { size } else { 0 })
     }
 
     /// Removes an empty directory.

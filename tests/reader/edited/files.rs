@@ -105,6 +105,26 @@ fn an_interrupted_operation_leaves_nothing_that_counts() {
     assert!(matches!(all.seq_add("a", .., i64::MAX), Err(SequenceError::Positions(_))));
 }
 
+/// It had written where the tokens stand, and not yet removed what is about none.
+#[test]
+fn a_removal_that_was_interrupted_is_completed_by_the_same_one() {
+    let mut engine = Engine::new();
+    engine.append("a", 50);
+    let all = engine.sequences();
+    let page = engine.path("a").join("000").join(SECOND);
+    let bytes = fs::read(&page).unwrap();
+    all.seq_rm("a", 16..32).unwrap();
+    assert!(!page.exists());
+    sys::write_and_close(page.with_extension("tmp"), &bytes).unwrap();
+    sys::rename(page.with_extension("tmp"), &page).unwrap();
+    all.seq_rm("a", 16..32).unwrap();
+    assert!(!page.exists());
+    // What was removed is gone, also after a crash.
+    engine.mount.kill();
+    engine.mount.mount();
+    assert!(!page.exists());
+}
+
 #[test]
 fn what_a_writer_left_in_some_layers_is_taken_out() {
     let mut engine = Engine::new();

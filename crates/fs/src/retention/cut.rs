@@ -35,7 +35,7 @@ const TOKEN_BYTES: u64 = 4;
 /// Files of a directory whose sizes are asked for at once, with the state held.
 const SIZES_AT_ONCE: usize = 256;
 
-/// A page, tail or state, and its bytes if they are its own.
+/// A page, tail or state, and its bytes if there is room for them when it goes.
 #[derive(Clone, Debug)]
 struct Piece {
     id: InodeId,
@@ -83,7 +83,7 @@ impl FileSystem {
             return Ok(Removal { kept: Some(Kept::Changed), ..Removal::default() });
         }
         let event = Event { used: right.used(), ..Event::new(What::Deleted, why).of(sequence) };
-        let mut listed = self.list_sequence(sequence)?;
+        let mut listed = self.list_sequence(sequence, right)?;
         let thinned = self.thin((right, &event), sequence, &mut listed, bytes_max)?;
         if thinned.kept.is_some() || thinned.bytes >= bytes_max {
             return Ok(thinned);
@@ -146,7 +146,7 @@ impl FileSystem {
         Ok(thinned)
     }
 
-    fn list_sequence(&self, sequence: InodeId) -> Result<Listed, FsError> {
+    fn list_sequence(&self, sequence: InodeId, right: Right<'_>) -> Result<Listed, FsError> {
         let mut listed = Listed::default();
         let mut state = self.core.state();
         let mut page_tokens = None;
@@ -186,7 +186,7 @@ impl FileSystem {
                 true
             })?;
             drop(state);
-            for (start, piece) in self.sized(found) {
+            for (start, piece) in self.sized(found, right) {
                 listed.pieces.entry(start).or_default().push(piece);
             }
         }
@@ -194,12 +194,12 @@ impl FileSystem {
     }
 
     /// Pieces with their bytes; a layer may keep thousands of states.
-    fn sized(&self, mut found: Vec<(u64, Piece)>) -> Vec<(u64, Piece)> {
+    fn sized(&self, mut found: Vec<(u64, Piece)>, right: Right<'_>) -> Vec<(u64, Piece)> {
         for some in found.chunks_mut(SIZES_AT_ONCE) {
             let state = self.core.state();
             for (_, piece) in some {
                 let shown = state.attributes(&self.core.store, piece.id).ok();
-                let own = shown.filter(|shown| shown.links <= 1);
+                let own = shown.filter(|shown| right.would_free(piece.id, shown.links));
                 piece.bytes = own.map_or(0, |shown| shown.size);
             }
         }
@@ -243,8 +243,10 @@ impl FileSystem {
         for (_, pieces) in &going {
             for piece in *pieces {
                 let mut inode = state.inode(piece.id)?;
-                removal.bytes +=
-                    self.remove_name(&mut state, piece.id, &mut inode, &piece.place)?;
+                let size = self.remove_name(&mut state, piece.id, &mut inode, &piece.place)?;
+                if right.has_freed(piece.id, inode.links) {
+                    removal.bytes += size;
+                }
                 mark_stale_without_names(&mut state, piece.id)?;
                 removal.files += 1;
             }

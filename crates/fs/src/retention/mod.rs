@@ -9,6 +9,7 @@
 //! (`remove`). What a directory holds is known from the last walk, less what was removed since, so a
 //! limit may be exceeded for as long as it takes until the next.
 
+mod below;
 mod clock;
 mod cut;
 mod expired;

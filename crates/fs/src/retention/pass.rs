@@ -3,9 +3,10 @@
 //! A step looks at so many names that nobody waits for the state noticeably; what changes behind the
 //! walk is for the next one. Only the files that were used longest ago are remembered.
 
-use std::collections::{BTreeMap, BinaryHeap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::time::Instant;
 
+use super::below::NamesBelow;
 use super::policy::Ttl;
 use super::remove::{Kept, Removal};
 use super::rights::Root;
@@ -82,8 +83,8 @@ pub(super) struct Pass {
     sequence: Option<SeenSequence>,
     bytes: u64,
     files: u64,
-    /// Files with several names, which count once.
-    shared: HashSet<InodeId>,
+    /// Of files with several names, which count once.
+    names: NamesBelow,
     next_expiry: Option<Time>,
     expired: VecDeque<(Unit, Reason)>,
     /// The newest of the oldest on top.
@@ -151,7 +152,7 @@ impl Pass {
             sequence: None,
             bytes: 0,
             files: 0,
-            shared: HashSet::new(),
+            names: NamesBelow::default(),
             next_expiry: None,
             expired: VecDeque::new(),
             oldest: BinaryHeap::new(),
@@ -222,7 +223,7 @@ impl Pass {
     fn see(&mut self, frame: (bool, Option<Ttl>), seen: Seen) {
         let (in_sequence, ttl) = frame;
         let is_shared = seen.inode.links > 1;
-        if !is_shared || self.shared.insert(seen.id) {
+        if !is_shared || self.names.see(seen.id) {
             self.bytes = self.bytes.saturating_add(seen.bytes);
             self.files += 1;
         }
@@ -405,7 +406,6 @@ impl FileSystem {
         let report = reports.entry(pass.root).or_default();
         (report.bytes, report.files) = (pass.bytes, pass.files);
         pass.phase = Phase::Removing;
-        pass.shared = HashSet::new();
     }
 
     /// Removes some of what shall go; whether there is more.
@@ -430,7 +430,7 @@ impl FileSystem {
                 Reason::Age | Reason::Ttl => u64::MAX,
             };
             let why = reason.explain(path, pass.limited.policy);
-            let removal = self.remove_unit(&pass.limited, &unit, bytes_max, &why)?;
+            let removal = self.remove_unit((&pass.limited, &pass.names), &unit, bytes_max, &why)?;
             gone.add(reason, &removal);
             let is_committing = removal.kept == Some(Kept::Committing);
             if !is_committing || removal.files > 0 {

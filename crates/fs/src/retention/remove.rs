@@ -1,5 +1,6 @@
 //! Removing one file or sequence, unless somebody wants it after all.
 
+use super::below::NamesBelow;
 use super::pass::{Unit, What};
 use super::rights::{Right, Root};
 use crate::attributes::Place;
@@ -14,7 +15,7 @@ use kvfs_storage::store::record::{Inode, InodeId, ObjectId, Role, Time};
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Removal {
     pub(super) files: u64,
-    /// Of files that have no other name.
+    /// Of files that have no other name: below the directory if it is a limit's.
     pub(super) bytes: u64,
     /// Something stayed, and why.
     pub(super) kept: Option<Kept>,
@@ -48,9 +49,9 @@ impl Kept {
 impl FileSystem {
     /// Removes a file, or so many bytes of a sequence from its end.
     pub(super) fn remove_unit(
-        &self, root: &Root, unit: &Unit, bytes_max: u64, why: &str,
+        &self, (root, names): (&Root, &NamesBelow), unit: &Unit, bytes_max: u64, why: &str,
     ) -> Result<Removal, FsError> {
-        let right = Right::Limit(root, unit);
+        let right = Right::Limit(root, unit, names);
         match &unit.what {
             What::File(id, place) => self.remove_file(*id, place, right, Some(why)),
             What::Sequence(directory) => self.cut_from_end(*directory, bytes_max, (right, why)),
@@ -75,7 +76,8 @@ impl FileSystem {
         if let Some(kept) = self.keeps(&state, id, &inode)? {
             return Ok(Removal { kept: Some(kept), ..Removal::default() });
         }
-        let bytes = self.remove_name(&mut state, id, &mut inode, place)?;
+        let size = self.remove_name(&mut state, id, &mut inode, place)?;
+        let bytes = if right.has_freed(id, inode.links) { size } else { 0 };
         mark_stale_without_names(&mut state, id)?;
         if let Some(why) = why {
             let event = Event::new(event::What::Deleted, why).of(id).with_bytes(bytes);
@@ -121,7 +123,7 @@ impl FileSystem {
         files.filter_map(Result::ok).all(|file| file.is_unused().unwrap_or(false))
     }
 
-    /// Removes a name; how many bytes go with it.
+    /// Removes a name of a file; how many bytes it has.
     pub(crate) fn remove_name(
         &self, state: &mut State, id: InodeId, inode: &mut Inode, place: &Place,
     ) -> Result<u64, FsError> {
@@ -129,7 +131,7 @@ impl FileSystem {
         state.remove_name(place, id);
         state.touch_directory(place.parent, 0)?;
         state.drop_link(id, inode)?;
-        Ok(if inode.links == 0 { size } else { 0 })
+        Ok(size)
     }
 }
 
@@ -190,7 +192,8 @@ mod tests {
         /// What becomes of the file, which a walk has seen as it was used last at that time.
         fn remove(&self, used: Time) -> Removal {
             let unit = Unit { used, what: What::File(self.id, self.place.clone()) };
-            self.fs.remove_unit(&self.root, &unit, u64::MAX, "quota").unwrap()
+            let names = NamesBelow::default();
+            self.fs.remove_unit((&self.root, &names), &unit, u64::MAX, "quota").unwrap()
         }
 
         fn give(&self, id: InodeId, uid: u32) {

@@ -1,6 +1,7 @@
 //! What a limit may delete: no more than the owner of the limited directory could. A walk asks when it finds
 //! something and the removal asks again with the state held, since limits, owners and modes may have changed in between.
 
+use super::below::NamesBelow;
 use super::pass::{Unit, What};
 use super::policy::Policy;
 use crate::attributes::Place;
@@ -12,8 +13,8 @@ use kvfs_storage::store::record::{DEPTH_MAX, DirectoryClass, Inode, InodeId, Kin
 /// Why something goes that nobody removes by its path.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Right<'a> {
-    /// A limit of a directory.
-    Limit(&'a Root, &'a Unit),
+    /// A limit of a directory, and the names below it.
+    Limit(&'a Root, &'a Unit, &'a NamesBelow),
     /// A time to live of a file's own, for one of its names.
     OwnTime(InodeId, &'a Place),
     /// The rest of the directory that it is in has gone.
@@ -24,15 +25,31 @@ impl Right<'_> {
     /// When what goes was used last; what is used later stays.
     pub(super) fn used(self) -> Option<Time> {
         match self {
-            Right::Limit(_, unit) => Some(unit.used),
+            Right::Limit(_, unit, _) => Some(unit.used),
             Right::OwnTime(..) | Right::Directory => None,
+        }
+    }
+
+    /// Whether there is room for the bytes of a file when a name goes of so many: below the limit's directory, or at all.
+    pub(super) fn would_free(self, id: InodeId, links: u32) -> bool {
+        match self {
+            Right::Limit(_, _, names) => names.is_last(id),
+            Right::OwnTime(..) | Right::Directory => links <= 1,
+        }
+    }
+
+    /// A name went, and so many are left. Whether that has made room for its bytes.
+    pub(super) fn has_freed(self, id: InodeId, links: u32) -> bool {
+        match self {
+            Right::Limit(_, _, names) => names.remove(id),
+            Right::OwnTime(..) | Right::Directory => links == 0,
         }
     }
 
     /// Whether what it is about may still go.
     pub(super) fn holds(self, fs: &FileSystem, state: &State) -> Result<bool, FsError> {
         match self {
-            Right::Limit(root, unit) => {
+            Right::Limit(root, unit, _) => {
                 let policy = fs.retention.policies().directories.get(&root.id).copied();
                 Ok(policy == Some(root.policy) && state.may_still_go(root, unit)?)
             }

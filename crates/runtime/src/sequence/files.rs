@@ -3,11 +3,12 @@
 use std::fs::{self, DirEntry, File};
 use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, chown};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 
 use super::SequenceError;
+use crate::reader::page::Home;
 use crate::sys;
 
 /// The turn of one operation; ends when it is dropped.
@@ -74,6 +75,18 @@ pub(super) fn rename(from: &Path, to: &Path) -> Result<(), SequenceError> {
 pub(super) fn exchange(one: &Path, other: &Path) -> Result<(), SequenceError> {
     renameat2(AT_FDCWD, one, AT_FDCWD, other, RenameFlags::RENAME_EXCHANGE)
         .map_err(|errno| SequenceError::io(other)(errno.into()))
+}
+
+/// Removes files; they are gone after a crash, too.
+pub(super) fn remove_all(paths: &[PathBuf], home: Home) -> Result<(), SequenceError> {
+    for path in paths {
+        fs::remove_file(path).map_err(SequenceError::io(path))?;
+    }
+    let mut directories: Vec<_> = paths.iter().filter_map(|path| path.parent()).collect();
+    directories.dedup();
+    // In a mount one sync is enough.
+    let enough = if home == Home::Directory { directories.len() } else { 1 };
+    directories.into_iter().take(enough).try_for_each(sync)
 }
 
 /// Removes a directory with all that is in it, if it is there.

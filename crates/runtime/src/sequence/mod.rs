@@ -48,7 +48,6 @@ mod range;
 mod rebuild;
 mod revision;
 
-use std::fs;
 use std::ops::{Range, RangeBounds};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -316,7 +315,7 @@ impl Sequences {
         let _turn = self.begin(name)?;
         let listed = self.list(name)?;
         let page_tokens = u64::from(self.manifest.geometry().page_tokens());
-        let mut dropped = 0;
+        let mut dropped = Vec::new();
         for (layer, pages) in self.sliding_layers(&listed) {
             let rules = Rules::new(layer, &self.manifest, &listed.listing.positions, listed.rows);
             let directory = layer_directory(&listed.path, layer);
@@ -324,13 +323,12 @@ impl Sequences {
                 // The last one may be short, and tells how long the layer is.
                 let rows = page.start.0..page.start.0 + page_tokens;
                 if rows.end <= listed.rows && rules.has_passed(rows) {
-                    let path = directory.join(names::format_page(page.start));
-                    fs::remove_file(&path).map_err(SequenceError::io(&path))?;
-                    dropped += 1;
+                    dropped.push(directory.join(names::format_page(page.start)));
                 }
             }
         }
-        Ok(dropped)
+        files::remove_all(&dropped, self.home)?;
+        Ok(dropped.len() as u64)
     }
 
     /// The last snapshot of a recurrent layer: the tokens that it has seen, and the file. An engine
@@ -377,7 +375,8 @@ impl Sequences {
         let old = &listed.listing.positions;
         let (mut new, end) = edited(&listed)?;
         if new.within(0..listed.rows).eq(old.within(0..listed.rows)) {
-            return Ok(());
+            // An operation that was ended between its two steps may have left some.
+            return self.remove_pages_without_tokens(&listed, old);
         }
         if end == listed.rows {
             return self.edit_in_place(&listed, &new);
@@ -391,6 +390,13 @@ impl Sequences {
     fn edit_in_place(&self, listed: &Listed, positions: &Positions) -> Result<(), SequenceError> {
         let json = positions.to_json().unwrap_or_default();
         files::publish(&listed.path, names::POSITIONS, json.as_bytes())?;
+        self.remove_pages_without_tokens(listed, positions)
+    }
+
+    fn remove_pages_without_tokens(
+        &self, listed: &Listed, positions: &Positions,
+    ) -> Result<(), SequenceError> {
+        let mut removed = Vec::new();
         let page_tokens = u64::from(self.manifest.geometry().page_tokens());
         for (index, layer) in (0..).zip(&listed.listing.layers) {
             if listing::is_cross(&self.manifest, Layer(index)) {
@@ -399,12 +405,11 @@ impl Sequences {
             let directory = layer_directory(&listed.path, Layer(index));
             for page in &layer.pages {
                 if !positions.has_any(page.start.0..page.start.0 + page_tokens) {
-                    let path = directory.join(names::format_page(page.start));
-                    fs::remove_file(&path).map_err(SequenceError::io(&path))?;
+                    removed.push(directory.join(names::format_page(page.start)));
                 }
             }
         }
-        Ok(())
+        files::remove_all(&removed, self.home)
     }
 
     /// Makes a directory beside the sequence, gives it the name, and removes what had it.

@@ -259,7 +259,7 @@ fn a_sequence_that_somebody_writes_to_stays() {
     let (fs, model) = (&unmounted.fs, unmounted.make_model(1));
     let sequence = model.make_sequence("s", &[0], 2);
     let layer = layer_of(&unmounted, sequence, 0);
-    let listed = fs.list_sequence(sequence).unwrap();
+    let listed = fs.list_sequence(sequence, Right::Directory).unwrap();
     let followed = || fs.is_followed(&mut fs.core.state(), (sequence, &listed), 16).unwrap();
     assert!(!followed());
     let tail = names::format_tail(kvfs_page::TokenStart(32));
@@ -283,7 +283,7 @@ fn tokens_that_grew_behind_the_look_are_not_cut() {
     let unmounted = Unmounted::new();
     let (fs, model) = (&unmounted.fs, unmounted.make_model(1));
     let sequence = model.make_sequence("s", &[0], 2);
-    let listed = fs.list_sequence(sequence).unwrap();
+    let listed = fs.list_sequence(sequence, Right::Directory).unwrap();
     assert!(fs.copy_tokens(listed.tokens, 32).unwrap().is_none(), "nothing is cut off");
     assert!(fs.copy_tokens(None, 0).unwrap().is_none());
     let copied = fs.copy_tokens(listed.tokens, 16).unwrap();
@@ -299,7 +299,7 @@ fn tokens_that_grew_behind_the_look_are_not_cut() {
     let copied = fs.copy_tokens(listed.tokens, 16).unwrap();
     unmounted.write(sequence, ".new", &[1; 132]);
     fs.rename(&place(sequence, ".new"), &place(sequence, names::TOKENS), 0).unwrap();
-    let listed = fs.list_sequence(sequence).unwrap();
+    let listed = fs.list_sequence(sequence, Right::Directory).unwrap();
     let is_same = fs.is_same(&fs.core.state(), (&listed, None), copied.as_ref()).unwrap();
     assert!(!is_same, "it is another file");
 }
@@ -309,7 +309,7 @@ fn what_was_used_since_the_walk_stays_unless_others_share_it() {
     let unmounted = Unmounted::new();
     let (fs, model) = (&unmounted.fs, unmounted.make_model(1));
     let sequence = model.make_sequence("s", &[0], 2);
-    let listed = fs.list_sequence(sequence).unwrap();
+    let listed = fs.list_sequence(sequence, Right::Directory).unwrap();
     let pieces = &listed.pieces[&16];
     let keeps = |used| fs.keeps_any(&fs.core.state(), pieces, Some(used)).unwrap();
     assert_eq!(keeps(ago(-100)), None);

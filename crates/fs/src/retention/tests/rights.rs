@@ -1,6 +1,7 @@
 //! A limit deletes what the owner of its directory could, and nothing else.
 
 use super::*;
+use crate::retention::below::NamesBelow;
 use crate::retention::pass::{Unit, What};
 use crate::retention::rights::Right;
 use crate::unmounted::MODELS;
@@ -137,7 +138,8 @@ fn what_changed_since_the_walk_is_asked_again() {
         let root = Root { id: sequences, class, policy, owner: owned.uid };
         change(&unmounted, sequences, sequence);
         let unit = Unit { used: ago(-100), what: What::Sequence(sequence) };
-        let removal = fs.remove_unit(&root, &unit, u64::MAX, "quota").unwrap();
+        let removal =
+            fs.remove_unit((&root, &NamesBelow::default()), &unit, u64::MAX, "quota").unwrap();
         assert_eq!(removal.kept.is_none(), goes);
         assert_eq!(unmounted.names(sequences).is_empty(), goes);
     };
