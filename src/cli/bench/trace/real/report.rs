@@ -172,7 +172,7 @@ mod tests {
 
     #[test]
     fn what_is_wrong_is_told() {
-        let good = outcome(Served::default(), [58, 31, 11]);
+        let good = outcome(Served::default(), [59, 31, 10]);
         assert_eq!(complaints(&good), Vec::<String>::new());
         let bad = Served { wrong_bytes: 1, lost: 2, ..Served::default() };
         let said = complaints(&outcome(bad, [55, 35, 10]));

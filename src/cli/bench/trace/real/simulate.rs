@@ -255,8 +255,6 @@ impl Tiers {
     }
 
     fn die(&mut self, used: u64) {
-        self.ram = Replacement::new(self.sizes.ram);
-        self.ssd = Replacement::new(self.sizes.ssd);
         for page in std::mem::take(&mut self.fresh) {
             self.known.remove(&page);
             self.on_disk.remove(&page);
@@ -265,6 +263,8 @@ impl Tiers {
             // They left between the last look and the kill.
             self.leave(self.page_bytes().saturating_sub(used) / self.sizes.page);
         }
+        self.ram = Replacement::new(self.sizes.ram);
+        self.ssd = Replacement::new(self.sizes.ssd);
         let on_disk = &self.on_disk;
         self.waiting.retain(|page| on_disk.contains(page));
         let waiting: HashSet<u32> = self.waiting.iter().copied().collect();
