@@ -261,6 +261,24 @@ fn a_context_shift_keeps_what_it_drops_to_be_found() {
     engine.check("again", &cells);
 }
 
+/// Its first step was done, and then it was ended.
+#[test]
+fn a_context_shift_that_was_interrupted_is_completed_by_the_same_one() {
+    let mut engine = Engine::new();
+    engine.append("a", 50);
+    engine.append("other", 50);
+    let all = engine.sequences();
+    all.seq_cp("a", "full", ..).unwrap();
+    all.context_shift("a", 4..20, "full").unwrap();
+    assert_eq!(all.seq_pos("a").unwrap(), Some((0, 33)));
+    assert_eq!(all.seq_pos("full").unwrap(), Some((0, 49)));
+    // What is no copy of the sequence as it is stays, and is an error.
+    let taken = |outcome| matches!(outcome, Err(SequenceError::Exists(name)) if name == "full");
+    assert!(taken(all.context_shift("other", 4..20, "full")));
+    assert!(taken(all.context_shift("a", 4..20, "full")));
+    assert_eq!(all.seq_pos("other").unwrap(), Some((0, 49)));
+}
+
 #[test]
 fn pages_of_an_encoder_are_not_about_tokens() {
     let mount = Mount::new(Mode::Passthrough);

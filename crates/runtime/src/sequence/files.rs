@@ -77,6 +77,31 @@ pub(super) fn exchange(one: &Path, other: &Path) -> Result<(), SequenceError> {
         .map_err(|errno| SequenceError::io(other)(errno.into()))
 }
 
+/// Whether two directories have the same names, and behind each the same file or one of the same bytes.
+pub(super) fn are_shared(one: &Path, other: &Path) -> Result<bool, SequenceError> {
+    let (ours, theirs) = (entries(one)?, entries(other)?);
+    if ours.len() != theirs.len() {
+        return Ok(false);
+    }
+    for entry in ours {
+        let (path, twin) = (entry.path(), other.join(entry.file_name()));
+        let found = fs::metadata(&path).map_err(SequenceError::io(&path))?;
+        let Ok(twin_found) = fs::metadata(&twin) else { return Ok(false) };
+        let is_same = if found.is_dir() {
+            twin_found.is_dir() && are_shared(&path, &twin)?
+        } else {
+            (found.dev(), found.ino()) == (twin_found.dev(), twin_found.ino())
+                || found.len() == twin_found.len()
+                    && fs::read(&path).map_err(SequenceError::io(&path))?
+                        == fs::read(&twin).map_err(SequenceError::io(&twin))?
+        };
+        if !is_same {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
 /// Removes files; they are gone after a crash, too.
 pub(super) fn remove_all(paths: &[PathBuf], home: Home) -> Result<(), SequenceError> {
     for path in paths {

@@ -231,7 +231,11 @@ impl Sequences {
     pub fn context_shift(
         &self, name: &str, dropped: Range<u64>, snapshot: &str,
     ) -> Result<(), SequenceError> {
-        self.seq_cp(name, snapshot, ..)?;
+        match self.seq_cp(name, snapshot, ..) {
+            // One that was interrupted has made it already.
+            Err(SequenceError::Exists(_)) if self.is_copy(snapshot, name)? => {}
+            outcome => outcome?,
+        }
         self.change(name, |stands, rows| {
             let count = dropped.end.saturating_sub(dropped.start).cast_signed();
             stands.remove(rows, dropped.clone());

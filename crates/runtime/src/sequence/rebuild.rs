@@ -201,6 +201,15 @@ impl Rebuild<'_> {
     }
 }
 
+impl Sequences {
+    /// Whether two sequences have the same tokens in the same places, and share their pages.
+    pub(super) fn is_copy(&self, copy: &str, of: &str) -> Result<bool, SequenceError> {
+        let (one, other) = (self.list(copy)?, self.list(of)?);
+        let is_alike = one.rows == other.rows && one.listing.positions == other.listing.positions;
+        Ok(is_alike && files::are_shared(&one.path, &other.path)?)
+    }
+}
+
 fn first_rows(mut rows: Vec<u8>, count: u64, geometry: &Geometry) -> Vec<u8> {
     rows.truncate(usize::try_from(count * geometry.row_bytes()).unwrap_or(usize::MAX));
     rows
