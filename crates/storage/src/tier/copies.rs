@@ -241,14 +241,18 @@ mod tests {
         [copies.disk().next_to_leave(1, 1, &none), copies.encoded().next(1, 1, &none)]
     }
 
-    #[test]
-    fn what_was_opened_last_goes_last() {
-        let copies = copies();
-        let objects = [ObjectId(1), ObjectId(2)];
+    fn two_that_may_leave() -> (Copies, [ObjectId; 2]) {
+        let (copies, objects) = (copies(), [ObjectId(1), ObjectId(2)]);
         for object in objects {
             copies.note_remote_copy(object, &remote_copy());
             copies.allow_leaving(object, OWNER, BYTES);
         }
+        (copies, objects)
+    }
+
+    #[test]
+    fn what_was_opened_last_goes_last() {
+        let (copies, objects) = two_that_may_leave();
         let goes = |object| [vec![(object, OWNER)], vec![(object, OWNER)]];
         assert_eq!(first(&copies), goes(objects[1]), "the end of what came in a row");
         copies.note_use(objects[1], BYTES);
@@ -257,12 +261,7 @@ mod tests {
 
     #[test]
     fn what_is_finished_goes_first_until_it_is_used() {
-        let copies = copies();
-        let objects = [ObjectId(1), ObjectId(2)];
-        for object in objects {
-            copies.note_remote_copy(object, &remote_copy());
-            copies.allow_leaving(object, OWNER, BYTES);
-        }
+        let (copies, objects) = two_that_may_leave();
         let goes = |object| [vec![(object, OWNER)], vec![(object, OWNER)]];
         copies.finish(objects[0], true);
         assert!(copies.disk().is_finished(objects[0]) && copies.encoded().is_finished(objects[0]));

@@ -24,7 +24,7 @@ pub const LEAVING_BYTES_MAX: u64 = 4 << 30;
 const NO_LIMIT: u64 = u64::MAX;
 
 /// Bytes that should leave a disk of this budget when it holds `used_bytes`.
-pub(super) fn excess_bytes(budget_bytes: u64, used_bytes: u64) -> u64 {
+pub fn excess_bytes(budget_bytes: u64, used_bytes: u64) -> u64 {
     let share = |percent: u64| budget_bytes / 100 * percent;
     if used_bytes <= share(HIGH_PERCENT) { 0 } else { used_bytes - share(LOW_PERCENT) }
 }

@@ -9,6 +9,7 @@ use std::collections::{BTreeSet, HashSet, VecDeque};
 
 use crate::store::record::ObjectId;
 use crate::tier::replacement::Replacement;
+use crate::tier::ssd::excess_bytes;
 
 /// Where a page is when a request comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,10 +84,6 @@ impl Comparison {
         differences.fold(0.0, f64::max)
     }
 }
-
-/// Demotion begins above this share of the budget of the disk, in per cent, and goes on down to that one.
-const HIGH_PERCENT: u64 = 95;
-const LOW_PERCENT: u64 = 90;
 
 /// The tiers in the books.
 struct Tiers {
@@ -247,11 +244,8 @@ impl Tiers {
     }
 
     fn make_room(&mut self) {
-        let share = |percent| self.sizes.ssd / 100 * percent;
-        if self.page_bytes() > share(HIGH_PERCENT) {
-            let excess = self.page_bytes() - share(LOW_PERCENT);
-            self.leave(excess.div_ceil(self.sizes.page));
-        }
+        let excess = excess_bytes(self.sizes.ssd, self.page_bytes());
+        self.leave(excess.div_ceil(self.sizes.page));
     }
 
     fn die(&mut self, used: u64) {
