@@ -84,6 +84,12 @@ impl Mover {
         let uploaded = self.uploaded.iter().map(|(id, _)| *id);
         uploaded.chain(self.unnamed.iter().map(|(id, _)| *id)).collect()
     }
+
+    /// What is not under way any more is in the remote, or waits to go there again.
+    fn note_arrived(&self, core: &Core) {
+        let under_way = self.under_way();
+        core.state().metadata.arrivals.keep_taken(|id| under_way.contains(&id));
+    }
 }
 
 impl Mover {
@@ -124,8 +130,7 @@ impl FileSystem {
         tiers.moving.store(true, Ordering::Relaxed);
         let outcome = self.round(tiers, mover);
         tiers.moving.store(false, Ordering::Relaxed);
-        let under_way = mover.under_way();
-        self.core.state().metadata.arrivals.keep_taken(|id| under_way.contains(&id));
+        mover.note_arrived(&self.core);
         if tiers.is_closing() {
             return Duration::MAX;
         }
@@ -180,6 +185,8 @@ impl FileSystem {
                 tiers.publication.answer(outcome.is_ok());
             }
             outcome?;
+            // Making room may take seconds, in which nobody is to be told that the remote lacks what it has.
+            mover.note_arrived(&self.core);
         }
         let granted = self.grant_wishes(tiers)?;
         let mut made_room = self.encode_cold(tiers, &mut mover.lossy_models)?;

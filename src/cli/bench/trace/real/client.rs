@@ -183,6 +183,9 @@ impl Shared {
             let begun = Instant::now();
             read(&path, &mut bytes)?;
             spent += begun.elapsed();
+            if tier == Tier::Remote {
+                self.note(Event::Landed(*page, self::tier(&path)?));
+            }
             served.wrong_bytes += self.pages.wrong_bytes(*page, &bytes)?;
             served.loaded[tier as usize] += 1;
         }
@@ -222,6 +225,22 @@ impl Shared {
             self.note(Event::Durable(new.to_vec()));
         }
         Ok(())
+    }
+
+    /// What a daemon that was killed has left to the next.
+    pub(super) fn what_is_left(&self) -> Result<Event, String> {
+        let (mut on_disk, mut in_remote) = (Vec::new(), Vec::new());
+        for page in (0..).take(self.pages.count()) {
+            let path = self.pages.path(page);
+            if !path.try_exists().map_err(at(&path))? {
+                continue;
+            }
+            match tier(&path)? {
+                Tier::Remote => in_remote.push(page),
+                Tier::Ram | Tier::Ssd => on_disk.push(page),
+            }
+        }
+        Ok(Event::Killed { on_disk, in_remote })
     }
 
     /// After the end: which of the durable pages are absent, and the bytes of some of the others.

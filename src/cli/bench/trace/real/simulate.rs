@@ -1,9 +1,9 @@
 //! The same uses in the same order, through the same policy, with bytes that exist in its books only.
 //!
 //! What clients found, what they made, and when the daemon died is written down as it happens. The simulated
-//! tiers are told of all that and of nothing else but how many pages the remote did not have yet, and how many had
-//! left the disk by then: uploading takes its time, and when it has come so far is no affair of the policy. Which
-//! pages leave is.
+//! tiers are told of all that and of nothing else but how many pages the remote did not have yet, how many had left the disk
+//! by then, whether the disk had room for a page when it came from the remote, and what there was when a daemon began: moving
+//! takes its time, and when it has come so far is no affair of the policy. Which pages leave is.
 
 use std::collections::{BTreeSet, HashSet, VecDeque};
 
@@ -28,16 +28,18 @@ pub(super) const TIERS: [(Tier, &str); 3] =
 pub(super) enum Event {
     /// A client loads a page, and this is where it was.
     Found(u32, Tier),
+    /// A page that the remote had was loaded, and this is where it came to.
+    Landed(u32, Tier),
     /// A client has made a page.
     Made(u32),
     /// Pages that were made are durable.
     Durable(Vec<u32>),
     /// So many pages wait for the remote, and the others may leave the disk; so many left since the last time, and
-    /// so many bytes are there. What the disk has no room for comes to memory.
+    /// so many bytes are there.
     Moved { waiting: usize, left: u64, used: u64 },
-    /// The daemon was killed, and another one came, with so many bytes on the disk: memory is empty, and what was
-    /// used is forgotten.
-    Killed { used: u64 },
+    /// The daemon was killed, and another one came, with these pages on the disk and in the remote alone: memory is
+    /// empty, and what was used is forgotten.
+    Killed { on_disk: Vec<u32>, in_remote: Vec<u32> },
 }
 
 /// What decides when pages leave the simulated disk.
@@ -97,8 +99,8 @@ struct Tiers {
     waiting: VecDeque<u32>,
     /// Pages that are not durable: they cannot leave memory, and a kill takes them away.
     fresh: HashSet<u32>,
-    /// What the disk holds beside those pages.
-    other_bytes: u64,
+    /// Pages that left before that was counted.
+    left_ahead: u64,
     leaving: Leaving,
 }
 
@@ -109,17 +111,17 @@ pub(super) fn simulate(events: &[Event], sizes: Sizes, leaving: Leaving) -> Comp
     for event in events {
         match event {
             Event::Found(page, tier) => tiers.find(*page, *tier, &mut comparison),
+            Event::Landed(page, tier) => tiers.land(*page, *tier),
             Event::Made(page) => tiers.make(*page),
             Event::Durable(pages) => pages.iter().for_each(|page| {
                 tiers.fresh.remove(page);
             }),
             Event::Moved { waiting, left, used } if leaving == Leaving::AsObserved => {
                 tiers.upload(*waiting);
-                tiers.leave(*left);
-                tiers.other_bytes = used.saturating_sub(tiers.page_bytes());
+                tiers.leave_as_observed(*left, *used);
             }
             Event::Moved { .. } => {}
-            Event::Killed { used } => tiers.die(*used),
+            Event::Killed { on_disk, in_remote } => tiers.begin_anew(on_disk, in_remote),
         }
         if leaving == Leaving::AtOnce {
             tiers.make_room();
@@ -140,8 +142,8 @@ impl Tiers {
     fn new(sizes: Sizes, leaving: Leaving) -> Tiers {
         let (ram, ssd) = (Replacement::new(sizes.ram), Replacement::new(sizes.ssd));
         let (known, on_disk, waiting) = (HashSet::new(), BTreeSet::new(), VecDeque::new());
-        let (fresh, other_bytes) = (HashSet::new(), 0);
-        Tiers { sizes, ram, ssd, known, on_disk, waiting, fresh, other_bytes, leaving }
+        let fresh = HashSet::new();
+        Tiers { sizes, ram, ssd, known, on_disk, waiting, fresh, left_ahead: 0, leaving }
     }
 
     fn find(&mut self, page: u32, observed: Tier, comparison: &mut Comparison) {
@@ -153,7 +155,14 @@ impl Tiers {
         comparison.observed[observed as usize] += 1;
         comparison.simulated[simulated as usize] += 1;
         comparison.same += u64::from(observed == simulated);
-        self.load(page);
+        match (simulated, self.leaving) {
+            (Tier::Remote, Leaving::AsObserved) => self.come_to(page, observed),
+            (Tier::Remote, Leaving::AtOnce) => {
+                let has_room = self.page_bytes() + self.sizes.page <= self.sizes.ssd;
+                self.come_to(page, if has_room { Tier::Ssd } else { Tier::Ram });
+            }
+            (Tier::Ram | Tier::Ssd, _) => self.use_here(page),
+        }
     }
 
     fn tier(&self, page: u32) -> Option<Tier> {
@@ -168,31 +177,40 @@ impl Tiers {
         }
     }
 
-    fn load(&mut self, page: u32) {
-        let is_in_memory = self.ram.is_resident(object(page));
-        if is_in_memory {
+    fn use_here(&mut self, page: u32) {
+        if self.ram.is_resident(object(page)) {
             self.ram.access(object(page), self.sizes.page);
         }
-        if self.on_disk.contains(&page) {
-            if self.ssd.is_resident(object(page)) {
-                self.ssd.access(object(page), self.sizes.page);
-            }
-        } else if !is_in_memory {
-            let used = self.page_bytes() + self.other_bytes;
-            let has_room = used + self.sizes.page <= self.sizes.ssd;
-            if has_room || !self.come_to_memory(page) {
-                self.come_to_disk(page);
-            }
+        if self.ssd.is_resident(object(page)) {
+            self.ssd.access(object(page), self.sizes.page);
+        }
+    }
+
+    /// What comes from the remote is kept where it is in the mount: the disk takes it while it has room, then memory.
+    fn come_to(&mut self, page: u32, tier: Tier) {
+        match tier {
+            // Where it comes to will be told.
+            Tier::Remote => {}
+            Tier::Ram if self.come_to_memory(page) => {}
+            Tier::Ram | Tier::Ssd => self.come_to_disk(page),
+        }
+    }
+
+    fn land(&mut self, page: u32, tier: Tier) {
+        if self.leaving == Leaving::AsObserved && self.tier(page) == Some(Tier::Remote) {
+            self.come_to(page, tier);
         }
     }
 
     fn make(&mut self, page: u32) {
-        // Two may compute the same: it is stored once.
-        if self.known.insert(page) {
-            self.fresh.insert(page);
-            self.come_to_memory(page);
-            self.come_new(page);
+        // Two may compute the same: it is stored once, and memory has made room for both.
+        if !self.known.insert(page) {
+            self.make_room_in_memory();
+            return;
         }
+        self.fresh.insert(page);
+        self.come_to_memory(page);
+        self.come_new(page);
     }
 
     /// Nothing else has it yet.
@@ -213,16 +231,20 @@ impl Tiers {
     }
 
     fn come_to_memory(&mut self, page: u32) -> bool {
+        let has_room = self.make_room_in_memory();
+        if has_room {
+            self.ram.insert(object(page), self.sizes.page);
+        }
+        has_room
+    }
+
+    fn make_room_in_memory(&mut self) -> bool {
         let bytes = self.sizes.page;
         let fresh = &self.fresh;
         for victim in self.ram.victims(bytes, |object| fresh.contains(&page_of(object))) {
             self.ram.evicted(victim.object);
         }
-        if self.ram.resident_bytes() + bytes > self.sizes.ram {
-            return false;
-        }
-        self.ram.insert(object(page), bytes);
-        true
+        self.ram.resident_bytes() + bytes <= self.sizes.ram
     }
 
     fn come_to_disk(&mut self, page: u32) {
@@ -243,22 +265,29 @@ impl Tiers {
         }
     }
 
+    /// Bytes are gone a moment before their leaving is counted.
+    fn leave_as_observed(&mut self, left: u64, used: u64) {
+        let counted = left.saturating_sub(self.left_ahead);
+        let fresh = self.fresh.len() as u64 * self.sizes.page;
+        let excess = self.page_bytes().saturating_sub(used + fresh) / self.sizes.page;
+        let leaving = counted.max(excess);
+        self.left_ahead = (self.left_ahead + leaving).saturating_sub(left);
+        self.leave(leaving);
+    }
+
     fn make_room(&mut self) {
         let excess = excess_bytes(self.sizes.ssd, self.page_bytes());
         self.leave(excess.div_ceil(self.sizes.page));
     }
 
-    fn die(&mut self, used: u64) {
-        for page in std::mem::take(&mut self.fresh) {
-            self.known.remove(&page);
-            self.on_disk.remove(&page);
-        }
-        if self.leaving == Leaving::AsObserved {
-            // They left between the last look and the kill.
-            self.leave(self.page_bytes().saturating_sub(used) / self.sizes.page);
-        }
+    /// Each daemon begins with what the one before it left, so a difference ends with the one that made it.
+    fn begin_anew(&mut self, on_disk: &[u32], in_remote: &[u32]) {
         self.ram = Replacement::new(self.sizes.ram);
         self.ssd = Replacement::new(self.sizes.ssd);
+        self.fresh.clear();
+        self.left_ahead = 0;
+        self.known = on_disk.iter().chain(in_remote).copied().collect();
+        self.on_disk = on_disk.iter().copied().collect();
         let on_disk = &self.on_disk;
         self.waiting.retain(|page| on_disk.contains(page));
         let waiting: HashSet<u32> = self.waiting.iter().copied().collect();
@@ -287,45 +316,72 @@ mod tests {
         (0..count).flat_map(|page| [Event::Made(page), Event::Durable(vec![page])]).collect()
     }
 
-    fn moved(waiting: usize, left: u64) -> Vec<Event> {
-        vec![Event::Moved { waiting, left, used: 0 }]
+    fn moved(waiting: usize, left: u64, used: u64) -> Vec<Event> {
+        vec![Event::Moved { waiting, left, used }]
     }
 
-    fn killed() -> Vec<Event> {
-        vec![Event::Killed { used: u64::MAX }]
+    fn killed(on_disk: &[u32], in_remote: &[u32]) -> Vec<Event> {
+        vec![Event::Killed { on_disk: on_disk.to_vec(), in_remote: in_remote.to_vec() }]
     }
 
     #[test]
     fn pages_are_where_the_policy_leaves_them() {
         check(&[made(4), found(&[0, 1, 2, 3])], Leaving::AsObserved, [2, 2, 0]);
-        check(&[made(4), killed(), found(&[0, 1, 2, 3])], Leaving::AsObserved, [0, 4, 0]);
+        let all = killed(&[0, 1, 2, 3], &[]);
+        let events = [made(4), all.clone(), found(&[0, 1, 2, 3])];
+        check(&events, Leaving::AsObserved, [0, 4, 0]);
         // What the remote served is here afterwards.
-        let events = [made(4), killed(), moved(0, 3), found(&[0, 1, 2, 3, 0, 1, 2, 3])];
+        let loads = (0..3)
+            .flat_map(|page| [Event::Found(page, Tier::Remote), Event::Landed(page, Tier::Ssd)]);
+        let events = [made(4), all, moved(0, 3, 1), loads.collect(), found(&[3, 0, 1, 2, 3])];
         check(&events, Leaving::AsObserved, [0, 5, 3]);
         check(&events[..2], Leaving::AtOnce, [0; 3]);
-        // Three had left before anybody saw that.
-        let unseen = vec![Event::Killed { used: 1 }];
-        let events = [made(4), moved(0, 0), unseen, found(&[0, 1, 2, 3])];
+        // A daemon begins with what the one before left.
+        let events = [made(4), killed(&[3], &[0, 1, 2]), found(&[0, 1, 2, 3])];
         check(&events, Leaving::AsObserved, [0, 1, 3]);
     }
 
     #[test]
     fn the_disk_is_full_and_memory_takes_what_comes() {
-        let events = [made(5), killed(), moved(0, 1), found(&[4, 0, 1, 2, 3, 4, 0, 1, 2, 3])];
+        let all = killed(&[0, 1, 2, 3, 4], &[]);
+        let events = [made(5), all, moved(0, 1, 4), found(&[4, 0, 1, 2, 3, 4, 0, 1, 2, 3])];
         let comparison = simulate(&events.concat(), SIZES, Leaving::AsObserved);
         assert_eq!(comparison.simulated, [1, 8, 1]);
         assert_eq!(comparison.observed, [10, 0, 0]);
     }
 
     #[test]
+    fn what_the_disk_has_no_bytes_for_has_left_before_that_is_counted() {
+        let all = killed(&[0, 1, 2, 3], &[]);
+        let events = [all, moved(0, 0, 2), moved(0, 2, 2), moved(0, 1, 2), found(&[0, 1, 2, 3])];
+        check(&events, Leaving::AsObserved, [0, 1, 3]);
+    }
+
+    #[test]
+    fn what_comes_from_the_remote_is_where_it_came_to() {
+        let before = [made(4), killed(&[2, 3], &[0, 1]), moved(0, 0, 2)].concat();
+        let loads = |page, tier| vec![Event::Found(page, Tier::Remote), Event::Landed(page, tier)];
+        for (tier, expected) in [(Tier::Ram, [2, 0, 2]), (Tier::Ssd, [0, 2, 2])] {
+            let events = [before.clone(), loads(0, tier), loads(1, tier), found(&[0, 1])];
+            check(&events, Leaving::AsObserved, expected);
+        }
+        // One that had never left here stays where it is; another is where it was found.
+        let events = [before.clone(), loads(3, Tier::Ram), found(&[3, 0, 0])];
+        check(&events, Leaving::AsObserved, [1, 2, 1]);
+        // One that two wait for comes once.
+        let twice = vec![Event::Landed(0, Tier::Ssd)];
+        check(&[before, loads(0, Tier::Ram), twice, found(&[0])], Leaving::AsObserved, [1, 0, 1]);
+    }
+
+    #[test]
     fn what_the_remote_does_not_have_cannot_leave() {
-        let events = [made(4), killed(), moved(3, 3), found(&[3, 2, 1, 0])];
+        let events = [made(4), killed(&[0, 1, 2, 3], &[]), moved(3, 3, 4), found(&[3, 2, 1, 0])];
         check(&events, Leaving::AsObserved, [0, 3, 1]);
     }
 
     #[test]
     fn what_was_not_durable_is_gone_and_what_is_there_all_the_same_is_not_compared() {
-        let events = [vec![Event::Made(7)], killed(), found(&[7, 7])];
+        let events = [vec![Event::Made(7)], killed(&[], &[]), found(&[7, 7])];
         check(&events, Leaving::AsObserved, [0, 1, 0]);
         // It is in the way of what comes to memory, too.
         let fresh = vec![Event::Made(7), Event::Made(8), Event::Made(9)];

@@ -124,9 +124,8 @@ impl<'a> Supervisor<'a> {
         self.daemon.kill_in_use()?;
         self.daemon = start(self.workplace, &self.options)?;
         self.left = 0;
-        let used = self.daemon.metric("kvfs_tier_used_bytes", ("tier", "ssd"))?;
         // Nobody has anything to note before the gate opens.
-        shared.note(Event::Killed { used: used.unwrap_or(u64::MAX) });
+        shared.note(shared.what_is_left()?);
         shared.gate.open();
         Ok(())
     }
