@@ -39,4 +39,5 @@ mod sight;
 mod statements;
 mod states;
 mod steps;
+mod use_told;
 mod what_if;

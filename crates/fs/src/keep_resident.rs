@@ -49,7 +49,8 @@ impl FileSystem {
             let verified = state.nodes.get(&id).and_then(|node| node.verified);
             (inode, object, verified.filter(|_| self.choices.verify() != Verify::Never))
         };
-        let (file, _) = self.open_verified((id, &inode), (object, true), verified, Depth::Bytes)?;
+        let (file, ..) =
+            self.open_verified((id, &inode), (object, true), verified, Depth::Bytes)?;
         self.write_to_disk(tiers, (id, object), file.as_ref())?;
         drop(file);
         if let Some(ram) = &self.core.store.ram {

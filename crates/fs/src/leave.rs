@@ -3,7 +3,7 @@
 //! The last step of [`super::demotion`]: the record says that the disk's copy does not count any
 //! more, that becomes durable, and only then the file goes, unless somebody came to use it.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::io;
 
 use super::tiers::Tiers;
@@ -45,11 +45,14 @@ impl FileSystem {
             if next.is_empty() {
                 break;
             }
+            let stay = |object: &ObjectId| tiers.copies.disk().stay(*object);
+            let stays: HashMap<_, _> =
+                next.iter().filter_map(|(object, _)| Some((*object, stay(object)?))).collect();
             let gone = self.leave_disk(tiers, &next)?;
             happened::note_left(&self.core, &next, &gone, "the disk needed room");
             left += gone.len();
-            for _ in &gone {
-                tiers.counters.evicted(Tier::Ssd, "room");
+            for stay in gone.iter().filter_map(|object| stays.get(object)) {
+                tiers.counters.evicted_for_room(Tier::Ssd, stay);
             }
             passed_over.extend(next.iter().map(|(object, _)| *object));
             for object in gone {

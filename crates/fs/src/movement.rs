@@ -218,7 +218,7 @@ impl FileSystem {
         }
         let found = self.whereabouts(&self.core.state(), object)?;
         self.check_reachable(found)?;
-        let source = self.open_resident((id, role), object)?;
+        let (source, _) = self.open_resident((id, role), object)?;
         if ram.holds(object) {
             return Ok(());
         }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::attributes::Caller;
 use super::extended::LOSSY;
 use super::opened::{Caching, Opened, OpenedBy};
+use super::residency::tier_here;
 use super::verify::{Depth, Verify};
 use super::{
     FileSystem, FsError, Invalidation, batch, descriptors, dialogue, prefixes, seen, views,
@@ -19,6 +20,7 @@ use kvfs_storage::ingest::seal;
 use kvfs_storage::store::disk::{Access, DiskFile, FileStat};
 use kvfs_storage::store::metadata::Life;
 use kvfs_storage::store::record::{FileRecord, Inode, InodeId, ObjectId, Role, Time};
+use kvfs_storage::tier::counters::Tier;
 
 /// Flag of an open by execve(2) (`__FMODE_EXEC`). The kernel protects a running program from
 /// writers, but learns only after an open with `O_RDONLY | O_TRUNC` that it should have refused.
@@ -138,8 +140,12 @@ impl FileSystem {
         if self.choices.verify() == Verify::Always {
             return Ok(None);
         }
-        let verified = self.core.state().nodes.get(&id).and_then(|node| node.verified);
-        let Some((object, known)) = verified else {
+        let known = {
+            let state = self.core.state();
+            let node = state.nodes.get(&id);
+            node.and_then(|node| Some((node.verified?, node.page_tokens)))
+        };
+        let Some(((object, known), tokens)) = known else {
             return Ok(None);
         };
         match self.core.store.stat_object(object) {
@@ -149,7 +155,7 @@ impl FileSystem {
         if self.core.store.packs.holds(object) {
             return Ok(None);
         }
-        self.core.observer.opened(known.length);
+        seen::note_open(&self.core, tier_here(&self.core, object), (known.length, tokens));
         seen::note_use_of_tiers(self, object, known.length);
         seen::note_use(&self.core, object, None, known.length);
         let handle = Handle::new(id, false, Served::Passthrough);
@@ -189,8 +195,9 @@ impl FileSystem {
         // Before it is fetched: coming in is told of as a use already.
         seen::note_use_of_tiers(self, object, file.size);
         let outcome = self.open_verified((id, inode), (object, settled), verified, depth);
-        if let Ok((_, stat)) = &outcome {
-            self.core.observer.opened(stat.length);
+        let tokens = if let Role::Page(page) = &file.role { page.tokens } else { 0 };
+        if let Ok((_, stat, tier)) = &outcome {
+            seen::note_open(&self.core, *tier, (stat.length, tokens));
             seen::note_use(&self.core, object, Some(file.role), stat.length);
         }
         let mut state = self.core.state();
@@ -198,13 +205,13 @@ impl FileSystem {
             node.readers -= 1;
         }
         match outcome {
-            Ok((opened, _)) if self.core.is_passthrough() && is_outdated(&state, id, &opened) => {
+            Ok((opened, ..)) if self.core.is_passthrough() && is_outdated(&state, id, &opened) => {
                 drop(opened);
                 let inode = state.inode(id)?;
                 let file = inode.file().ok_or(FsError::Invalid)?;
                 self.open_reader(state, id, &inode, file)
             }
-            Ok((opened, stat)) => {
+            Ok((opened, stat, _)) => {
                 if settled && depth == Depth::Bytes {
                     state.known_damage.remove(&id);
                 }
@@ -213,6 +220,7 @@ impl FileSystem {
                     let is_known =
                         settled && (depth == Depth::Bytes || self.depth_at_open() == depth);
                     node.verified = is_known.then_some((object, stat));
+                    node.page_tokens = tokens;
                 }
                 let sealed = file.role.is_sealed();
                 let is_packed = self.core.is_passthrough() && opened.descriptor().is_none();
@@ -232,20 +240,20 @@ impl FileSystem {
         }
     }
 
-    /// Opens an object and, the first time, checks that its bytes are those that were sealed.
+    /// Opens an object and, the first time, checks that its bytes are those that were sealed. Which tier had it.
     pub(super) fn open_verified(
         &self, (id, inode): (InodeId, &Inode), (object, settled): (ObjectId, bool),
         verified: Option<(ObjectId, FileStat)>, depth: Depth,
-    ) -> Result<(Arc<dyn DiskFile>, FileStat), FsError> {
+    ) -> Result<(Arc<dyn DiskFile>, FileStat, Tier), FsError> {
         let role = inode.file().ok_or(FsError::Invalid)?.role;
-        let opened = self.open_resident((id, role), object)?;
+        let (opened, tier) = self.open_resident((id, role), object)?;
         let stat = opened.stat()?;
         let known = verified.is_some_and(|(_, known)| known.is_same_content(&stat));
         if !settled || known {
-            return Ok((opened, stat));
+            return Ok((opened, stat, tier));
         }
         let Err(damage) = self.verify_file((id, inode), object, opened.as_ref(), depth) else {
-            return Ok((opened, stat));
+            return Ok((opened, stat, tier));
         };
         drop(opened);
         let is_damaged = matches!(damage, FsError::Corrupt);
@@ -255,10 +263,10 @@ impl FileSystem {
             }
             return Err(damage);
         }
-        let opened = self.open_resident((id, role), object)?;
+        let (opened, tier) = self.open_resident((id, role), object)?;
         self.verify_file((id, inode), object, opened.as_ref(), depth)?;
         let stat = opened.stat()?;
-        Ok((opened, stat))
+        Ok((opened, stat, tier))
     }
 
     /// Opens for writing in place. What a commit may already have promised about the bytes is

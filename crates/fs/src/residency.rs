@@ -12,6 +12,7 @@ use super::foreign::Provenance;
 use super::tiers::Tiers;
 use super::whereabouts::Whereabouts;
 use super::{FileSystem, FsError};
+use crate::core::Core;
 use crate::core::happened;
 use crate::core::state::State;
 use kvfs_page::{Checksum, PageIdentity};
@@ -49,18 +50,22 @@ pub(super) enum Target {
 }
 
 impl FileSystem {
-    /// Opens an object's file for reading, fetching it first if only the remote has it.
+    /// Opens an object's file for reading, fetching it first if only the remote has it. Which tier had it.
     pub(super) fn open_resident(
         &self, (id, role): (InodeId, Role), object: ObjectId,
-    ) -> Result<Arc<dyn DiskFile>, FsError> {
+    ) -> Result<(Arc<dyn DiskFile>, Tier), FsError> {
+        let mut came_from = None;
         for _ in 0..ATTEMPTS_MAX {
             if let Some(file) = self.open_if_here(object)? {
-                return Ok(file);
+                return Ok((file, came_from.unwrap_or_else(|| tier_here(&self.core, object))));
             }
+            let is_encoded = self.core.state().metadata.encoded_copy(object)?.is_some();
+            let from = if is_encoded { Tier::Ssd } else { Tier::Remote };
+            let from = *came_from.get_or_insert(from);
             match self.fetch((id, role), object)? {
-                Fetched::Here(file) => return Ok(file),
+                Fetched::Here(file) => return Ok((file, from)),
                 Fetched::LookAgain => {}
-                Fetched::NoCopy => return self.open_last_copy(id, object),
+                Fetched::NoCopy => return Ok((self.open_last_copy(id, object)?, from)),
             }
         }
         // It came and went each time; nothing is wrong with it.
@@ -363,6 +368,12 @@ impl From<Landed> for Fetched {
     fn from(landed: Landed) -> Fetched {
         landed.map_or(Fetched::LookAgain, Fetched::Here)
     }
+}
+
+/// Which tier of this machine an object is opened from.
+pub(super) fn tier_here(core: &Core, object: ObjectId) -> Tier {
+    let is_in_memory = core.store.ram.as_ref().is_some_and(|ram| ram.holds(object));
+    if is_in_memory { Tier::Ram } else { Tier::Ssd }
 }
 
 /// What an object's bytes are known by; `None` as long as it has no checksum.

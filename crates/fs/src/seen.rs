@@ -6,6 +6,15 @@
 use super::FileSystem;
 use crate::core::Core;
 use kvfs_storage::store::record::{ObjectId, Role};
+use kvfs_storage::tier::counters::Tier;
+
+/// A file of so many bytes, and tokens if it is a page, was opened, which this tier had.
+pub(crate) fn note_open(core: &Core, tier: Tier, (bytes, tokens): (u64, u32)) {
+    core.observer.opened(bytes);
+    if tokens > 0 {
+        core.observer.opened_page(tier, tokens);
+    }
+}
 
 /// A client opens an object, or gets its bytes without: what decides which copies stay counts that once, whether
 /// or not the kernel still has its file.
@@ -14,7 +23,9 @@ pub(crate) fn note_use_of_tiers(fs: &FileSystem, object: ObjectId, bytes: u64) {
         ram.used(object);
     }
     if let Some(tiers) = &fs.tiers {
-        tiers.copies.note_use(object, bytes);
+        if tiers.copies.note_use(object, bytes) {
+            tiers.counters.opened_after_leaving(Tier::Ssd);
+        }
     }
 }
 

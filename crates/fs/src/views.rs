@@ -13,10 +13,12 @@ use super::opened::Opened;
 use super::{FileSystem, FsError, IoMode, Transport};
 use super::{batch, dialogue, hottest};
 use crate::core::handle::{Handle, Served};
+use kvfs_observe::Observer;
 use kvfs_storage::store::Store;
 use kvfs_storage::store::packs::Packed;
 use kvfs_storage::store::quarantine;
 use kvfs_storage::store::record::{InodeId, Time};
+use kvfs_storage::tier::counters::Tier;
 
 /// Numbers below 2^32 are never given to stored inodes, except the three roots.
 const DIRECTORY: InodeId = InodeId(16);
@@ -214,6 +216,7 @@ impl FileSystem {
             line("ram_objects", &usage.objects);
         }
         pack_status(&self.core.store, &mut text);
+        use_status(&self.core.observer, &mut text);
         self.tier_status(&mut text);
         self.retention_status(&mut text);
         self.scrub_status(&mut text);
@@ -228,6 +231,16 @@ impl FileSystem {
         line("quarantined_objects", &quarantine::count(&self.core.store).unwrap_or(0));
         line("errors", &self.core.observer.error_count());
         text
+    }
+}
+
+/// What was found since the mount began, in tokens.
+fn use_status(observer: &Observer, text: &mut String) {
+    let (asked, answered) = observer.matched_tokens();
+    add_line(text, "asked_tokens", &asked);
+    add_line(text, "answered_tokens", &answered);
+    for tier in [Tier::Ram, Tier::Ssd, Tier::Remote] {
+        add_line(text, &format!("opened_tokens_{tier}"), &observer.opened_tokens(tier));
     }
 }
 

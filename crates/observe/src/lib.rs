@@ -114,6 +114,21 @@ impl Observer {
         self.metrics.opened(bytes);
     }
 
+    /// A page of so many tokens was opened, which this tier had.
+    pub fn opened_page(&self, tier: Tier, tokens: u32) {
+        self.metrics.opened_page(tier, tokens);
+    }
+
+    /// Tokens of opened pages that this tier had.
+    pub fn opened_tokens(&self, tier: Tier) -> u64 {
+        self.metrics.opened_tokens(tier)
+    }
+
+    /// Tokens of prompts that were asked, and of the sequences in the answers.
+    pub fn matched_tokens(&self) -> (u64, u64) {
+        self.metrics.matched_tokens()
+    }
+
     /// A page or manifest of this size was sealed.
     pub fn sealed(&self, bytes: u64) {
         self.metrics.sealed(bytes);

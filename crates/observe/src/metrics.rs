@@ -4,6 +4,8 @@
 use std::path::Path;
 use std::time::Duration;
 
+use prometheus::core::Collector;
+use prometheus::proto::MetricFamily;
 use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
 
 use super::gauges::{self, Gauges};
@@ -16,6 +18,8 @@ pub(super) struct Metrics {
     pub(super) requests: Requests,
     opens: IntCounter,
     opened_bytes: IntCounter,
+    opened_pages: IntCounterVec,
+    opened_tokens: IntCounterVec,
     sealed: IntCounter,
     sealed_bytes: IntCounter,
     refused: IntCounterVec,
@@ -40,6 +44,18 @@ impl Metrics {
             requests: Requests::new(&registry),
             opens: counter(&registry, "kvfs_opens_total", "Files opened"),
             opened_bytes: counter(&registry, "kvfs_opened_bytes_total", "Bytes of opened files"),
+            opened_pages: counter_vec(
+                &registry,
+                "kvfs_opened_pages_total",
+                "Pages opened, by the tier that had them",
+                "tier",
+            ),
+            opened_tokens: counter_vec(
+                &registry,
+                "kvfs_opened_tokens_total",
+                "Tokens of opened pages, by the tier that had them",
+                "tier",
+            ),
             sealed: counter(&registry, "kvfs_sealed_total", "Pages and manifests sealed"),
             sealed_bytes: counter(&registry, "kvfs_sealed_bytes_total", "Bytes sealed"),
             refused: counter_vec(
@@ -93,6 +109,27 @@ impl Metrics {
         self.opened_bytes.inc_by(bytes);
     }
 
+    pub(super) fn opened_page(&self, tier: Tier, tokens: u32) {
+        self.opened_pages.with_label_values(&[tier.name()]).inc();
+        self.opened_tokens.with_label_values(&[tier.name()]).inc_by(tokens.into());
+    }
+
+    pub(super) fn opened_tokens(&self, tier: Tier) -> u64 {
+        // Asking for a label makes its series.
+        let of_tier = |metric: &prometheus::proto::Metric| {
+            metric.get_label().iter().any(|label| label.value() == tier.name())
+        };
+        let families = self.opened_tokens.collect();
+        let metrics = families.iter().flat_map(MetricFamily::get_metric);
+        metrics.filter(|metric| of_tier(metric)).map(whole).sum()
+    }
+
+    pub(super) fn matched_tokens(&self) -> (u64, u64) {
+        let families = self.answered_tokens.collect();
+        let answered = families.iter().flat_map(MetricFamily::get_metric).map(whole).sum();
+        (self.asked_tokens.get(), answered)
+    }
+
     pub(super) fn sealed(&self, bytes: u64) {
         self.sealed.inc();
         self.sealed_bytes.inc_by(bytes);
@@ -142,6 +179,15 @@ impl std::fmt::Debug for Metrics {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter.debug_struct("Metrics").finish_non_exhaustive()
     }
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "counters of tokens are whole"
+)]
+fn whole(metric: &prometheus::proto::Metric) -> u64 {
+    metric.get_counter().get_value() as u64
 }
 
 fn counter(registry: &Registry, name: &str, help: &str) -> IntCounter {

@@ -30,7 +30,7 @@ enum Kind {
 type Row = (&'static str, &'static str, Kind);
 
 /// In the order in which they are shown. A section of which no line is there is not.
-const SECTIONS: [(&str, &[Row]); 7] = [
+const SECTIONS: [(&str, &[Row]); 8] = [
     (
         "Mount",
         &[
@@ -56,6 +56,16 @@ const SECTIONS: [(&str, &[Row]); 7] = [
             ("damaged_files", "damaged files", Kind::Count),
             ("quarantined_objects", "in quarantine", Kind::Count),
             ("errors", "errors since mount", Kind::Count),
+        ],
+    ),
+    (
+        "Use",
+        &[
+            ("asked_tokens", "tokens of prompts", Kind::Count),
+            ("answered_tokens", "of them, found", Kind::Count),
+            ("opened_tokens_ram", "opened in memory", Kind::Count),
+            ("opened_tokens_ssd", "opened on disk", Kind::Count),
+            ("opened_tokens_remote", "opened, remote", Kind::Count),
         ],
     ),
     (

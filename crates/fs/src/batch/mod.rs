@@ -78,6 +78,8 @@ pub(crate) struct Batch {
 #[derive(Debug, Default)]
 struct Turn {
     question: Vec<u8>,
+    /// Bytes that are counted for it: as long as it will be, once it says so.
+    held_bytes: usize,
     /// As long as it says.
     is_whole: bool,
     /// Its answer or its refusal was told: what is written next is another question.
@@ -138,16 +140,19 @@ impl Batch {
             turn.held = self.bytes.take(self.caller.uid, 0);
         }
         let held = turn.held.as_mut().ok_or(FsError::NoRoom)?;
-        if !held.grow(bytes.len() as u64) {
+        turn.question.extend_from_slice(bytes);
+        let whole = question_bytes(&turn.question)?;
+        if whole.is_some_and(|whole| length > whole) {
+            return Err(FsError::Invalid);
+        }
+        // The kernel divides a long write: there must be room for the rest as soon as its length is known, or whoever
+        // writes is told of the first part alone.
+        let wanted = whole.unwrap_or(length);
+        if !held.grow(wanted.saturating_sub(turn.held_bytes) as u64) {
             return Err(FsError::NoRoom);
         }
-        turn.question.extend_from_slice(bytes);
-        if let Some(whole) = question_bytes(&turn.question)? {
-            if length > whole {
-                return Err(FsError::Invalid);
-            }
-            turn.is_whole = length == whole;
-        }
+        turn.held_bytes = wanted;
+        turn.is_whole = whole == Some(length);
         Ok(())
     }
 

@@ -47,6 +47,8 @@ pub(crate) struct Node {
     pub(crate) refusal: Option<String>,
     /// The object that was last verified, and what its file was then.
     pub(crate) verified: Option<(ObjectId, FileStat)>,
+    /// Tokens of a page that was opened.
+    pub(crate) page_tokens: u32,
     /// The directory of a layer or a sequence in which it was last found.
     pub(crate) found_in: Option<InodeId>,
     /// Somebody set its mtime, as programs do that copy times.

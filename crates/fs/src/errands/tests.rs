@@ -110,6 +110,13 @@ fn only_the_owner_asks_and_only_his_own_files_are_met() {
     assert_refused(unmounted.ask(directory, HINT, FINISHED, BOB), libc::EPERM);
     assert_refused(unmounted.ask(directory, TIER, b"ssd", BOB), libc::EPERM);
     assert_refused(unmounted.ask(hers, HINT, FINISHED, BOB), libc::EPERM);
+    // Nor is one file moved or pinned by who may only write to it, which is all that the kernel asks for.
+    for name in [PIN, TIER] {
+        assert_refused(unmounted.fs.check_limit(hers, name, BOB).map(|()| true), libc::EPERM);
+        for caller in [ALICE, ROOT] {
+            unmounted.fs.check_limit(hers, name, caller).unwrap();
+        }
+    }
     unmounted.ask(directory, PIN, b"1", ALICE).unwrap();
     unmounted.do_all();
     assert_eq!([hers, his, inside].map(|id| unmounted.is_pinned(id)), [true, false, false]);

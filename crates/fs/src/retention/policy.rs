@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use super::uses::after;
 use crate::core::state::State;
+use crate::extended::{PIN, TIER};
 use crate::{Caller, FileSystem, FsError};
 use kvfs_storage::store::StoreError;
 use kvfs_storage::store::metadata::Attribute;
@@ -148,8 +149,12 @@ pub(crate) fn is_limit(name: &[u8]) -> bool {
 
 impl FileSystem {
     /// Whether somebody may set or remove an attribute, where the kernel does not know enough: a limit
-    /// deletes what others have written, and belongs to the owner of a directory, as a quota does.
+    /// deletes what others have written, and belongs to the owner of a directory, as a quota does; who may write to a file
+    /// of somebody else's does not decide where it lies.
     pub fn check_limit(&self, id: InodeId, name: &[u8], caller: Caller) -> Result<(), FsError> {
+        if [PIN, TIER].contains(&name) && !crate::is_virtual(id) {
+            return self.check_owner(id, caller);
+        }
         if !is_limit(name) {
             return Ok(());
         }

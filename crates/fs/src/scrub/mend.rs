@@ -218,7 +218,7 @@ impl FileSystem {
         if !has_raw {
             // Memory, or the remote; the copy is given up on the way.
             return match self.open_resident((id, role), object) {
-                Ok(file) if subject.has_checksum(file.as_ref()) => {
+                Ok((file, _)) if subject.has_checksum(file.as_ref()) => {
                     self.write_to_disk(tiers, (id, object), file.as_ref())?;
                     self.mend_encoded(subject, true, why)
                 }

@@ -47,10 +47,10 @@ impl Copies {
         self.encoded.reconsider();
     }
 
-    /// Somebody opened the object.
-    pub fn note_use(&self, object: ObjectId, bytes: u64) {
-        self.disk.used(object, bytes);
+    /// Somebody opened the object. Whether it had left the disk.
+    pub fn note_use(&self, object: ObjectId, bytes: u64) -> bool {
         self.encoded.used(object, bytes);
+        self.disk.used(object, bytes)
     }
 
     /// Nobody will go on with the object, as somebody has said: it leaves, and is encoded, before others until it is

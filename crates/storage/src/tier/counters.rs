@@ -1,8 +1,9 @@
 //! What moved between the tiers, and what did not: metrics that the tiers share.
 
-use prometheus::{IntCounterVec, Opts, Registry};
+use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, Opts, Registry};
 
 use super::encoding::{Encoding, Quantisation};
+use super::stay::Stay;
 
 /// Where bytes are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +37,10 @@ impl std::fmt::Display for Tier {
 #[derive(Clone, Debug)]
 pub struct Counters {
     evictions: IntCounterVec,
+    evicted_unused: IntCounterVec,
+    evicted_age: HistogramVec,
+    evicted_idle: HistogramVec,
+    evicted_opens: IntCounterVec,
     skipped: IntCounterVec,
     moves: IntCounterVec,
     moved_bytes: IntCounterVec,
@@ -45,6 +50,9 @@ pub struct Counters {
     rounded: IntCounterVec,
 }
 
+/// Seconds that copies stay: doubled from one second to twelve days.
+const STAY_BUCKETS: usize = 21;
+
 const VALID: &str = "names and labels are constants";
 
 impl Default for Counters {
@@ -52,12 +60,35 @@ impl Default for Counters {
         let counters = |name: &str, help: &str, labels: &[&str]| {
             IntCounterVec::new(Opts::new(name, help), labels).expect(VALID)
         };
+        let stays = |name: &str, help: &str| {
+            let buckets = prometheus::exponential_buckets(1.0, 2.0, STAY_BUCKETS).expect(VALID);
+            let options = HistogramOpts::new(name, help).buckets(buckets);
+            HistogramVec::new(options, &["tier"]).expect(VALID)
+        };
         let from_to = &["from", "to"];
         Counters {
             evictions: counters(
                 "kvfs_evictions_total",
                 "Copies that left to make room",
                 &["tier", "reason"],
+            ),
+            evicted_unused: counters(
+                "kvfs_evicted_unused_total",
+                "Of the copies that left for room, those that nobody had opened since they came",
+                &["tier"],
+            ),
+            evicted_age: stays(
+                "kvfs_evicted_age_seconds",
+                "Of the copies that left for room, the time since they came",
+            ),
+            evicted_idle: stays(
+                "kvfs_evicted_idle_seconds",
+                "Of the copies that left for room, the time since they were last opened, or came",
+            ),
+            evicted_opens: counters(
+                "kvfs_evicted_opens_total",
+                "Opens of files whose copy had left the tier",
+                &["tier"],
             ),
             skipped: counters(
                 "kvfs_eviction_skipped_total",
@@ -95,20 +126,27 @@ impl Counters {
     pub fn register(&self, registry: &Registry) -> prometheus::Result<()> {
         let Counters { evictions, skipped, moves, moved_bytes, failures, .. } = self;
         let Counters { prefetched, read_ahead, rounded, .. } = self;
+        let Counters { evicted_unused, evicted_opens, evicted_age, evicted_idle, .. } = self;
         let moving = [evictions, skipped, moves, moved_bytes, failures];
-        for counters in moving.into_iter().chain([prefetched, read_ahead, rounded]) {
+        let left = [evicted_unused, evicted_opens];
+        for counters in moving.into_iter().chain([prefetched, read_ahead, rounded]).chain(left) {
             registry.register(Box::new(counters.clone()))?;
+        }
+        for histograms in [evicted_age, evicted_idle] {
+            registry.register(Box::new(histograms.clone()))?;
         }
         Ok(())
     }
 
-    /// What is shown of those that are not zero, a line for each.
+    /// What is shown of those that are not zero, a line for each; of times only how many there are.
     #[cfg(test)]
     pub(super) fn told(&self) -> Vec<String> {
         let registry = Registry::new();
         self.register(&registry).unwrap();
         let text = prometheus::TextEncoder::new().encode_to_string(&registry.gather()).unwrap();
-        text.lines().filter(|line| !line.starts_with('#')).map(str::to_owned).collect()
+        let is_told =
+            |line: &&str| !["#", "_bucket{", "_sum{"].iter().any(|part| line.contains(part));
+        text.lines().filter(is_told).map(str::to_owned).collect()
     }
 
     /// An object was copied.
@@ -146,6 +184,22 @@ impl Counters {
         encodings.map(|encoding| counter(encoding).get()).iter().sum()
     }
 
+    /// A copy left so that others have room.
+    pub fn evicted_for_room(&self, tier: Tier, stay: &Stay) {
+        let labels = &[tier.name()];
+        self.evicted(tier, "room");
+        self.evicted_age.with_label_values(labels).observe(stay.age().as_secs_f64());
+        self.evicted_idle.with_label_values(labels).observe(stay.idle().as_secs_f64());
+        if !stay.is_used() {
+            self.evicted_unused.with_label_values(labels).inc();
+        }
+    }
+
+    /// A file is opened whose copy had left.
+    pub fn opened_after_leaving(&self, tier: Tier) {
+        self.evicted_opens.with_label_values(&[tier.name()]).inc();
+    }
+
     /// A copy left.
     pub fn evicted(&self, tier: Tier, reason: &str) {
         self.evictions.with_label_values(&[tier.name(), reason]).inc();
@@ -172,11 +226,19 @@ mod tests {
         counters.read_ahead("used");
         counters.rounded(Quantisation::Q4_0.encoding().extension());
         counters.rounded(Quantisation::Q8_0.encoding().extension());
-        counters.evicted(Tier::Ram, "room");
+        counters.evicted_for_room(Tier::Ram, &Stay::begin());
+        let mut used = Stay::begin();
+        used.note_use();
+        counters.evicted_for_room(Tier::Ram, &used);
+        counters.opened_after_leaving(Tier::Ssd);
         counters.skipped(Tier::Ram, "kept");
         let expected = [
+            r#"kvfs_evicted_age_seconds_count{tier="ram"} 2"#,
+            r#"kvfs_evicted_idle_seconds_count{tier="ram"} 2"#,
+            r#"kvfs_evicted_opens_total{tier="ssd"} 1"#,
+            r#"kvfs_evicted_unused_total{tier="ram"} 1"#,
             r#"kvfs_eviction_skipped_total{reason="kept",tier="ram"} 1"#,
-            r#"kvfs_evictions_total{reason="room",tier="ram"} 1"#,
+            r#"kvfs_evictions_total{reason="room",tier="ram"} 2"#,
             r#"kvfs_lossy_demotions_total{encoding="q4_0"} 1"#,
             r#"kvfs_lossy_demotions_total{encoding="q8_0"} 1"#,
             r#"kvfs_move_bytes_total{from="ram",to="ssd"} 77"#,

@@ -9,6 +9,7 @@ pub mod rate;
 pub mod replacement;
 pub mod scan;
 pub mod ssd;
+pub mod stay;
 pub mod what_if;
 
 #[doc(inline)]

@@ -108,6 +108,12 @@ impl Replacement {
         self.cache.is_resident(object)
     }
 
+    /// Whether an object was resident, as far as that is remembered, and is not any more.
+    pub fn has_left(&self, object: ObjectId) -> bool {
+        let names = &self.cache.names;
+        names.find(object).is_some_and(|index| !names[index].state.is_resident())
+    }
+
     /// An object of `bytes` is used.
     ///
     /// The answer [`Access::Admit`] reserves nothing; a caller that cannot follow it may ignore it.

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::replacement::Replacement;
+use super::stay::Stay;
 use crate::store::record::{InodeId, ObjectId, RemoteCopy};
 
 /// Demotion begins when the objects take this share of the budget, in per cent, ...
@@ -53,11 +54,19 @@ pub struct SsdTier {
 #[derive(Debug)]
 struct Held {
     may_leave: Replacement,
-    owners: BTreeMap<ObjectId, InodeId>,
+    here: BTreeMap<ObjectId, Here>,
     only: BTreeMap<ObjectId, u64>,
     stored: BTreeMap<ObjectId, u64>,
     stored_bytes: u64,
     only_bytes: u64,
+}
+
+/// An object that may leave.
+#[derive(Clone, Copy, Debug)]
+struct Here {
+    owner: InodeId,
+    /// Since it may leave: since it came to the remote, came back from there, or the mount began.
+    stay: Stay,
 }
 
 impl SsdTier {
@@ -66,7 +75,7 @@ impl SsdTier {
         let budget_bytes = budget_bytes.unwrap_or(NO_LIMIT);
         let held = Held {
             may_leave: Replacement::new(budget_bytes),
-            owners: BTreeMap::new(),
+            here: BTreeMap::new(),
             only: BTreeMap::new(),
             stored: BTreeMap::new(),
             stored_bytes: 0,
@@ -125,14 +134,14 @@ impl SsdTier {
         if bytes < LEAVING_BYTES_MIN {
             return;
         }
-        held.owners.insert(object, owner);
+        held.here.insert(object, Here { owner, stay: Stay::begin() });
         held.may_leave.insert(object, bytes);
     }
 
     /// The object belongs to another file from now on.
     pub(super) fn set_owner(&self, object: ObjectId, owner: InodeId) {
-        if let Some(known) = self.held().owners.get_mut(&object) {
-            *known = owner;
+        if let Some(known) = self.held().here.get_mut(&object) {
+            known.owner = owner;
         }
     }
 
@@ -140,14 +149,14 @@ impl SsdTier {
     pub(super) fn forbid_leaving(&self, object: ObjectId) {
         let mut held = self.held();
         held.may_leave.remove(object);
-        held.owners.remove(&object);
+        held.here.remove(&object);
     }
 
     /// The disk does not have the object any more, the remote does.
     pub(super) fn record_leaving(&self, object: ObjectId, bytes: u64) {
         let mut held = self.held();
         held.may_leave.evicted(object);
-        held.owners.remove(&object);
+        held.here.remove(&object);
         if held.only.insert(object, bytes).is_none() {
             held.only_bytes += bytes;
         }
@@ -158,18 +167,26 @@ impl SsdTier {
         let mut held = self.held();
         held.come_back(object);
         held.may_leave.remove(object);
-        held.owners.remove(&object);
+        held.here.remove(&object);
         if let Some(bytes) = held.stored.remove(&object) {
             held.stored_bytes -= bytes;
         }
     }
 
-    /// Somebody opened the object.
-    pub(super) fn used(&self, object: ObjectId, bytes: u64) {
+    /// Somebody opened the object. Whether it had left.
+    pub(super) fn used(&self, object: ObjectId, bytes: u64) -> bool {
         let mut held = self.held();
-        if held.owners.contains_key(&object) {
-            held.may_leave.access(object, bytes);
-        }
+        let Some(here) = held.here.get_mut(&object) else {
+            return held.only.contains_key(&object) && held.may_leave.has_left(object);
+        };
+        here.stay.note_use();
+        held.may_leave.access(object, bytes);
+        false
+    }
+
+    /// How long an object was here that may leave.
+    pub fn stay(&self, object: ObjectId) -> Option<Stay> {
+        self.held().here.get(&object).map(|here| here.stay)
     }
 
     /// Whether the object is to leave before others, until it is used.
@@ -198,9 +215,9 @@ impl SsdTier {
         &self, bytes: u64, most: usize, passed_over: &HashSet<ObjectId>,
     ) -> Vec<(ObjectId, InodeId)> {
         let mut held = self.held();
-        let Held { may_leave, owners, .. } = &mut *held;
+        let Held { may_leave, here, .. } = &mut *held;
         let victims = may_leave.first_to_leave(bytes, most, |object| passed_over.contains(&object));
-        let owner = |object| owners.get(&object).map(|owner| (object, *owner));
+        let owner = |object| here.get(&object).map(|here| (object, here.owner));
         victims.into_iter().filter_map(|victim| owner(victim.object)).collect()
     }
 }

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
 
-use super::RamUse;
+use super::{RamUse, Stay};
 use crate::store::record::{InodeId, ObjectId};
 
 /// One copy. Its bytes count from before its file is made until after it is gone.
@@ -19,6 +19,7 @@ pub(super) struct Copy {
     /// The file that it belongs to, once it has a name.
     pub(super) inode: Option<InodeId>,
     pub(super) pinned: bool,
+    pub(super) stay: Stay,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +32,13 @@ pub(super) enum CopyState {
     Clean,
     /// Nobody refers to them any more, but somebody still had the file when that came to be.
     Doomed,
+}
+
+impl Copy {
+    /// Whether it may be opened.
+    pub(super) fn is_visible(&self) -> bool {
+        matches!(self.state, CopyState::Dirty | CopyState::Clean)
+    }
 }
 
 /// All of them.
@@ -126,7 +134,14 @@ mod tests {
 
     #[test]
     fn sums_follow_every_change() {
-        let copy = |bytes, state| Copy { bytes, state, version: 0, inode: None, pinned: false };
+        let copy = |bytes, state| Copy {
+            bytes,
+            state,
+            version: 0,
+            inode: None,
+            pinned: false,
+            stay: Stay::begin(),
+        };
         let [one, two] = [ObjectId(1), ObjectId(2)];
         let mut copies = Copies::default();
         copies.insert(one, copy(10, CopyState::Dirty));

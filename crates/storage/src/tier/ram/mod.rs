@@ -21,6 +21,7 @@ pub use resize::Shrunk;
 
 use super::counters::{Counters, Tier};
 use super::replacement::Replacement;
+use super::stay::Stay;
 use crate::store::disk::{Access, Allocation, Disk, DiskFile, DiskPath, FileStat};
 use crate::store::event::{Event, What};
 use crate::store::events::Events;
@@ -216,12 +217,16 @@ impl RamTier {
         Some(self.disk.open(&DiskPath::Ram(object), access))
     }
 
-    /// A client opens the object, which matters here if there is a copy. One that comes in because of that is
-    /// told of by its coming.
+    /// A client opens the object, which matters here if there is a copy, or was one. One that comes in because of that
+    /// is told of by its coming.
     pub fn used(&self, object: ObjectId) {
         let mut held = self.held();
-        if let Some(bytes) = held.visible(object).map(|copy| copy.bytes) {
-            held.replacement.access(object, bytes);
+        let Held { copies, replacement, .. } = &mut *held;
+        if let Some(mut copy) = copies.change(object).filter(|copy| copy.is_visible()) {
+            copy.stay.note_use();
+            replacement.access(object, copy.bytes);
+        } else if replacement.has_left(object) {
+            self.counters.opened_after_leaving(Tier::Ram);
         }
     }
 
@@ -382,7 +387,8 @@ impl RamTier {
             return false;
         }
         held.replacement.insert(object, bytes);
-        let copy = Copy { bytes, state, version: 0, inode: None, pinned: false };
+        let stay = Stay::begin();
+        let copy = Copy { bytes, state, version: 0, inode: None, pinned: false, stay };
         held.copies.insert(object, copy);
         true
     }
@@ -422,8 +428,10 @@ impl RamTier {
         for victim in &victims {
             held.replacement.evicted(victim.object);
             self.tell_evicted(held, victim.object, "memory needed room");
+            if let Some(copy) = held.copies.get(&victim.object) {
+                self.counters.evicted_for_room(Tier::Ram, &copy.stay);
+            }
             self.drop_file(held, victim.object);
-            self.counters.evicted(Tier::Ram, "room");
         }
         victims.len()
     }
@@ -472,8 +480,7 @@ impl RamTier {
 impl Held {
     /// A copy that may be opened.
     fn visible(&self, object: ObjectId) -> Option<&Copy> {
-        let copy = self.copies.get(&object)?;
-        matches!(copy.state, CopyState::Dirty | CopyState::Clean).then_some(copy)
+        self.copies.get(&object).filter(|copy| copy.is_visible())
     }
 
     fn used_bytes(&self) -> u64 {

@@ -276,7 +276,14 @@ fn who_watches_is_told_which_copy_left_to_make_room() {
     assert_eq!((*inode, *bytes), (Some(InodeId(OBJECT.0)), Some(1 << 20)));
     tier.count_flush(70);
     tier.count_promotion(7);
+    for object in [OBJECT, OBJECT, ObjectId(8), ObjectId(9)] {
+        tier.used(object);
+    }
     let expected = [
+        r#"kvfs_evicted_age_seconds_count{tier="ram"} 1"#,
+        r#"kvfs_evicted_idle_seconds_count{tier="ram"} 1"#,
+        r#"kvfs_evicted_opens_total{tier="ram"} 2"#,
+        r#"kvfs_evicted_unused_total{tier="ram"} 1"#,
         r#"kvfs_evictions_total{reason="room",tier="ram"} 1"#,
         r#"kvfs_move_bytes_total{from="ram",to="ssd"} 70"#,
         r#"kvfs_move_bytes_total{from="ssd",to="ram"} 7"#,

@@ -1,0 +1,53 @@
+//! How long a copy was in a tier, and whether anybody used it there. Whether a budget is worth its bytes shows when
+//! copies leave: those that nobody used again took the room of others, and those that leave soon after a use were missed.
+
+use std::time::{Duration, Instant};
+
+/// Since when a copy is in a tier, and when it was last used there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stay {
+    came: Instant,
+    used: Option<Instant>,
+}
+
+impl Stay {
+    /// It comes now. The use because of which it comes is none of its own.
+    pub fn begin() -> Stay {
+        Stay { came: Instant::now(), used: None }
+    }
+
+    /// Somebody uses it.
+    pub fn note_use(&mut self) {
+        self.used = Some(Instant::now());
+    }
+
+    /// Whether anybody has used it since it came.
+    pub fn is_used(&self) -> bool {
+        self.used.is_some()
+    }
+
+    /// Since it came.
+    pub fn age(&self) -> Duration {
+        self.came.elapsed()
+    }
+
+    /// Since it was last used, or came.
+    pub fn idle(&self) -> Duration {
+        self.used.unwrap_or(self.came).elapsed()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_use_ends_idleness_and_not_age() {
+        let mut stay = Stay::begin();
+        std::thread::sleep(Duration::from_millis(30));
+        assert!(!stay.is_used() && stay.idle() >= Duration::from_millis(30));
+        stay.note_use();
+        let (idle, age) = (stay.idle(), stay.age());
+        assert!(stay.is_used() && age >= idle + Duration::from_millis(30), "{idle:?} {age:?}");
+    }
+}
