@@ -10,6 +10,7 @@ use kvfs::page::batch::Status;
 use kvfs::page::reader_report::Counts;
 use kvfs::reader::longest_prefix;
 use kvfs::tier::counters::{Counters, Tier};
+use kvfs::tier::stay::Stay;
 
 use crate::common::{Mode, Model, sys::write_and_close};
 use crate::exported::{self, Family};
@@ -51,7 +52,10 @@ fn all() -> BTreeMap<String, Family> {
     observer.corrupt(Tier::Ssd, "for the test");
     observer.attended(&Counts::default());
     observer.batched([Status::Here].into_iter());
+    observer.opened_page(Tier::Ram, 128);
     counters.failed(Tier::Ssd, Tier::Remote, "full");
+    counters.evicted_for_room(Tier::Ram, &Stay::begin());
+    counters.opened_after_leaving(Tier::Ram);
     counters.skipped(Tier::Ram, "in_use");
     counters.prefetched("used");
     counters.read_ahead("used");

@@ -13,7 +13,7 @@ use crate::common::forks::{output, succeed};
 use crate::common::mount::scratch_directory;
 use crate::common::sys::{assert_errno, open, sync_directory, write_and_close};
 use crate::common::{Mode, Mount, eventually, fill};
-use crate::place::{BUDGET, FILE_BYTES, Place, assert_same, kvfs, tier};
+use crate::place::{BUDGET, BUDGET_BYTES, FILE_BYTES, Place, assert_same, kvfs, tier};
 
 in_both_modes!(
     a_remote_that_is_not_there_yet_is_waited_for,
@@ -337,7 +337,9 @@ fn a_remote_that_hangs_delays_nobody_but_who_needs_it() {
     let files = write_files(&mount, "f", 8);
     eventually("everything to be there", || all_named(&mount));
     eventually("the disk to have room", || {
-        (mount.status_number("remote_only_objects") > 2).then_some(())
+        let used = mount.status_number("ssd_used_bytes");
+        (used <= BUDGET_BYTES / 100 * 95 && mount.status_number("remote_only_objects") > 2)
+            .then_some(())
     });
     let resumed = Resumed::after_stopping(&outer);
     let (gone, here): (Vec<_>, Vec<_>) =
