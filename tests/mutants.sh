@@ -27,6 +27,19 @@ OWN=(
             quarantine record records recovery standing)"
     "kvfs-storage tier::copies,tier::counters,tier::encoded,tier::ram,tier::rate,tier::scan,tier::ssd $(
         printf 'crates/storage/src/tier/%s.rs ' copies counters encoded ram/{copies,mod,resize} rate scan ssd)"
+    "kvfs-storage store::fsck $(
+        printf 'crates/storage/src/store/%s.rs ' fsck fsck/{encoded,image,links,names,objects,places})"
+    "kvfs-storage store::fsck $(printf 'crates/storage/src/store/fsck/%s.rs ' rebuild rest salvage tree)"
+    "kvfs-storage store::arrivals,store::buffer,store::packs $(
+        printf 'crates/storage/src/store/%s.rs ' arrivals buffer/{file,mod})"
+    "kvfs-storage store::metadata,store::reserve $(
+        printf 'crates/storage/src/store/%s.rs ' last_mount metadata/{opening,prefixes} reserve)"
+    "kvfs-storage store::keys,store::layer,store::metadata,store::overlay,store::records $(
+        printf 'crates/storage/src/store/%s.rs ' keys layer overlay)"
+    "kvfs-storage store::buffer,store::disk,store::local_disk,store::read_only_disk $(
+        printf 'crates/storage/src/store/%s.rs ' disk read_only_disk)"
+    "kvfs-storage ingest::,tier::encoded,tier::exchange $(
+        printf 'crates/storage/src/%s.rs ' ingest/{model,seal} tier/encoded/files tier/exchange tier/exchange/bytes)"
     "kvfs-fs retention:: $(printf 'crates/fs/src/retention/%s.rs ' cut mod pass)"
     "kvfs-fs retention:: $(printf 'crates/fs/src/retention/%s.rs ' clock expired policy remove rights tree uses)"
     "kvfs-fs core::,backlog::,error:: $(printf 'crates/fs/src/%s.rs ' backlog error \

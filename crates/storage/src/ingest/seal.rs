@@ -207,3 +207,6 @@ pub fn page_checksum(file: &dyn DiskFile, page: &PageRecord) -> io::Result<[u8; 
     let identity = PageIdentity::from(page);
     Ok(hasher.finish(&identity).object.0)
 }
+
+#[cfg(test)]
+mod tests;

@@ -267,4 +267,47 @@ mod tests {
         assert!(arrivals.remove(InodeId(8)).is_some() && arrivals.remove(InodeId(8)).is_none());
         assert_eq!((arrivals.len(), arrivals.bytes(), arrivals.oldest()), (0, 0, None));
     }
+
+    #[test]
+    fn what_was_given_up_is_known_by_its_object() {
+        let mut arrivals = Arrivals::default();
+        let [first, second] = [InodeId(7), InodeId(8)];
+        for (id, bytes) in [(first, 100), (second, 20)] {
+            arrivals.insert(id, bytes);
+            arrivals.take();
+            arrivals.give_up(id, ObjectId(id.0), format!("refused {}", id.0));
+        }
+        let given_up = arrivals.given_up();
+        assert_eq!((given_up.len(), given_up.bytes(), given_up.why()), (2, 120, Some("refused 8")));
+        assert!(given_up.has(first, ObjectId(7)) && !given_up.has(first, ObjectId(8)));
+        assert_eq!((arrivals.len(), arrivals.bytes(), arrivals.oldest()), (0, 0, None));
+        // It is removed altogether, and so is one that only waits.
+        assert_eq!(arrivals.remove(first), None);
+        assert_eq!((arrivals.given_up().len(), arrivals.given_up().bytes()), (1, 20));
+    }
+
+    #[test]
+    fn what_changed_while_it_was_under_way_is_looked_at_again() {
+        let since = SystemTime::UNIX_EPOCH + Duration::from_secs(5);
+        let [done, recorded, written, under_way] = [1, 2, 3, 4].map(InodeId);
+        let mut arrivals = Arrivals::default();
+        for id in [done, recorded, written, under_way] {
+            arrivals.insert_since(id, 10, since);
+            assert_eq!(arrivals.take(), Some(id));
+        }
+        arrivals.note_at_rest(recorded, ObjectId(2), 10);
+        arrivals.note_writing(written);
+        arrivals.note_at_rest(written, ObjectId(3), 10);
+        arrivals.keep_taken(|id| id == under_way);
+        assert_eq!((arrivals.len(), arrivals.bytes(), arrivals.oldest()), (3, 30, Some(since)));
+        assert_eq!([(); 3].map(|()| arrivals.take()), [Some(recorded), Some(written), None]);
+        // What happened before it was taken again does not count any more.
+        arrivals.keep_taken(|id| id == under_way);
+        assert_eq!((arrivals.len(), arrivals.take()), (1, None));
+        arrivals.put_back(under_way);
+        assert_eq!(arrivals.take(), Some(under_way));
+        assert_eq!(arrivals.remove(under_way), Some(since));
+        arrivals.put_back(under_way);
+        assert_eq!((arrivals.len(), arrivals.take()), (0, None));
+    }
 }

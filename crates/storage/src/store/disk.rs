@@ -386,3 +386,6 @@ fn copy_by_hand(from: &dyn DiskFile, to: &dyn DiskFile, length: u64) -> io::Resu
     }
     Ok(copied)
 }
+
+#[cfg(test)]
+mod tests;

@@ -25,6 +25,13 @@ impl std::fmt::Debug for Meanwhile {
     }
 }
 
+/// What is asked of one file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Call {
+    Read,
+    Stat,
+}
+
 /// What happens on the disk, and what is to happen.
 #[derive(Debug)]
 pub(super) struct Events {
@@ -34,6 +41,10 @@ pub(super) struct Events {
     pub(super) written_bytes: Mutex<Vec<usize>>,
     /// What cannot be made durable.
     unsyncable: Mutex<Option<String>>,
+    /// A call that fails, and with what.
+    pub(super) failing_call: Mutex<Option<(Call, DiskPath, i32)>>,
+    /// With what each write to a file in `staging/`, and each allocation, fails.
+    pub(super) failing_with: Mutex<Option<i32>>,
     /// Happens while a file is synced the next time.
     pub(super) meanwhile: Mutex<Option<Meanwhile>>,
     /// As many writes to packs find room.
@@ -50,6 +61,8 @@ impl Default for Events {
             steps: Mutex::default(),
             written_bytes: Mutex::default(),
             unsyncable: Mutex::default(),
+            failing_call: Mutex::default(),
+            failing_with: Mutex::default(),
             meanwhile: Mutex::default(),
             writes_left: AtomicU64::new(u64::MAX),
             unreadable: Mutex::new(0..0),
@@ -71,6 +84,20 @@ impl Events {
     /// Fails to make this durable from now on, for want of room.
     pub(super) fn fail_to_sync(&self, what: Option<&str>) {
         *self.unsyncable.lock().unwrap() = what.map(str::to_owned);
+    }
+
+    fn check_call(&self, call: Call, path: &DiskPath) -> io::Result<()> {
+        match &*self.failing_call.lock().unwrap() {
+            Some((failing, of, code)) if (failing, of) == (&call, path) => {
+                Err(io::Error::from_raw_os_error(*code))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn check(&self) -> io::Result<()> {
+        let failing_with = *self.failing_with.lock().unwrap();
+        failing_with.map_or(Ok(()), |code| Err(io::Error::from_raw_os_error(code)))
     }
 
     fn sync(&self, what: &Path, below: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
@@ -132,6 +159,7 @@ impl Disk for FaultyDisk {
     }
 
     fn stat(&self, path: &DiskPath) -> io::Result<FileStat> {
+        self.events.check_call(Call::Stat, path)?;
         self.below.stat(path)
     }
 
@@ -179,6 +207,7 @@ impl DiskFile for FaultyFile {
         if is_pack && offset < unreadable.end && unreadable.start < end {
             return Err(io::Error::from_raw_os_error(libc::EIO));
         }
+        self.events.check_call(Call::Read, &self.path)?;
         self.below.read_at(buffer, offset)
     }
 
@@ -190,6 +219,9 @@ impl DiskFile for FaultyFile {
             }
             self.events.writes_left.store(left - 1, Ordering::Relaxed);
             self.events.written_bytes.lock().unwrap().push(bytes.len());
+        }
+        if matches!(self.path, DiskPath::Staging(_)) {
+            self.events.check()?;
         }
         self.below.write_all_at(bytes, offset)
     }
@@ -203,6 +235,7 @@ impl DiskFile for FaultyFile {
     }
 
     fn allocate(&self, allocation: Allocation) -> io::Result<()> {
+        self.events.check()?;
         self.below.allocate(allocation)
     }
 

@@ -200,3 +200,6 @@ fn repair(image: &Image<'_>, records: &Records) -> Result<(), StoreError> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

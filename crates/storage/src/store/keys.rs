@@ -240,4 +240,64 @@ mod tests {
         assert!(entries_from(InodeId(9), offset + 1) > key);
         assert!(i64::try_from(offset).is_ok());
     }
+
+    #[test]
+    fn keys_are_those_that_stores_have() {
+        let number = 0x0102_0304_0506_0708_u64;
+        let digits = [1, 2, 3, 4, 5, 6, 7, 8];
+        let with = |tag: u8, rest: &[u8]| [&[tag][..], &digits, rest].concat();
+        let (inode_id, object_id) = (InodeId(number), ObjectId(number));
+        let hash = [9; 32];
+        for (found, expected) in [
+            (inode(inode_id), with(b'I', b"")),
+            (object(object_id), with(b'O', b"")),
+            (unsettled(inode_id), with(b'U', b"")),
+            (remote_copy(object_id), with(b'R', b"")),
+            (encoded_copy(object_id), with(b'Z', b"")),
+            (single::<super::super::record::RemoteIdentity>(), b"N".to_vec()),
+            (single::<super::super::record::RemotePlace>(), b"P".to_vec()),
+            (single::<super::super::record::Publications>(), b"A".to_vec()),
+            (only_remote(), b"M".to_vec()),
+            (rebuilt_from(), b"B".to_vec()),
+            (clock(), b"K".to_vec()),
+            (event_heads(), b"Y".to_vec()),
+            (epoch(), b"C".to_vec()),
+            (totals(), b"T".to_vec()),
+            (table(b'I'), b"I".to_vec()),
+            (manifest_seen(5), [&b"V"[..], &5_u128.to_be_bytes()].concat()),
+            (checksum(&[7; 16]), [&b"D"[..], &[7; 16]].concat()),
+            (holders(inode_id, &hash), with(b'H', &hash)),
+            (
+                continuations(inode_id, &hash, b"tokens"),
+                with(b'L', &[&hash[..], b"tokens"].concat()),
+            ),
+            (of_sequence(b"key".to_vec(), inode_id), [&b"key"[..], &digits].concat()),
+            (indexed(inode_id), with(b'Q', b"")),
+            (indexed_page(inode_id, 3), with(b'Q', &[0, 0, 0, 3])),
+            (event(Ring::Moves, 258), b"Y\x02\0\0\x01\x02".to_vec()),
+            (entries(inode_id), with(b'E', b"")),
+            (entries_from(inode_id, 3), with(b'E', &[0, 0, 0, 0, 0, 0, 0, 3])),
+            (attribute(inode_id, b"user.x"), with(b'X', b"user.x")),
+            (attributes(inode_id), with(b'X', b"")),
+        ] {
+            assert_eq!(found, expected);
+        }
+        let hashed = (twox_hash::XxHash3_64::oneshot(b"name") >> 2).to_be_bytes();
+        assert_eq!(entry(inode_id, b"name"), with(b'E', &[&hashed[..], b"name"].concat()));
+    }
+
+    #[test]
+    fn what_is_in_a_key_comes_out_again_and_nothing_else_does() {
+        let (model, own) = (InodeId(7), InodeId(8));
+        let holder = of_sequence(holders(model, &[9; 32]), own);
+        assert_eq!(split_holder(&holder), Some((model, [9; 32], own)));
+        assert_eq!(split_holder(&holder[1..]), None);
+        assert_eq!(split_holder(&holder[..holder.len() - 1]), None);
+        assert_eq!(split_holder(&of_sequence(holder.clone(), own)), None);
+        assert_eq!((sequence(&holder), sequence(b"short")), (Some(own), None));
+        assert_eq!(store_seen(&manifest_seen(5)), Some(5));
+        assert_eq!((store_seen(b"V1234"), store_seen(&totals())), (None, None));
+        assert_eq!((number(&inode(own)), number(b"I1234567")), (Some(8), None));
+        assert_eq!(split_entry(&inode(own)), None);
+    }
 }

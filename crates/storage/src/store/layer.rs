@@ -119,4 +119,24 @@ mod tests {
         folded.absorb_older(old);
         assert_eq!(merged(&[folded]), "a=new c=old ");
     }
+
+    #[test]
+    fn what_is_absorbed_counts_as_well() {
+        let (mut new, mut old) = (Layer::default(), Layer::default());
+        assert!(new.is_empty());
+        new.put(b"key".to_vec(), b"value".to_vec());
+        old.put(b"other".to_vec(), b"value".to_vec());
+        old.publish.insert(ObjectId(1));
+        old.removals.insert(ObjectId(2));
+        new.absorb_older(old);
+        assert_eq!(new.bytes, 18);
+        assert!(new.publish.contains(&ObjectId(1)) && new.removals.contains(&ObjectId(2)));
+        for empty_but in [
+            Layer { publish: [ObjectId(1)].into(), ..Layer::default() },
+            Layer { removals: [ObjectId(1)].into(), ..Layer::default() },
+            layer(&[("a", None)]),
+        ] {
+            assert!(!empty_but.is_empty());
+        }
+    }
 }

@@ -355,33 +355,4 @@ fn signed(value: u64) -> io::Result<i64> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::store::record::ObjectId;
-
-    #[test]
-    fn a_planted_symbolic_link_leads_nowhere() {
-        let directory = tempfile::tempdir().unwrap();
-        let disk = LocalDisk::open(directory.path()).unwrap();
-        disk.create_directory(DiskDirectory::Staging).unwrap();
-        let path = DiskPath::Staging(ObjectId(7));
-        std::os::unix::fs::symlink("/etc/passwd", directory.path().join(path.relative())).unwrap();
-        let error = disk.open(&path, Access::Read).unwrap_err();
-        assert_eq!(error.raw_os_error(), Some(libc::ELOOP));
-    }
-
-    #[test]
-    fn all_files_are_synced_at_once_where_the_filesystem_does_it_itself() {
-        let memory = tempfile::tempdir_in("/dev/shm").unwrap();
-        let in_memory = LocalDisk::open(memory.path()).unwrap();
-        assert!(!in_memory.sync_all_files(SYNCED_TOGETHER_MIN).unwrap(), "tmpfs keeps nothing");
-        let directory = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
-        let disk = LocalDisk::open(directory.path()).unwrap();
-        assert!(!disk.sync_all_files(SYNCED_TOGETHER_MIN - 1).unwrap(), "few files");
-        // Others may have more to write than what is waited for.
-        if disk.syncs_as_a_whole().unwrap() && waiting_bytes() < Some(SYNCED_TOGETHER_BYTES_MAX / 4)
-        {
-            assert!(disk.sync_all_files(SYNCED_TOGETHER_MIN).unwrap());
-        }
-    }
-}
+mod tests;

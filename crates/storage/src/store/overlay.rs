@@ -153,4 +153,71 @@ mod tests {
         assert_eq!(seen[10..], [0; 30]);
         assert_eq!(overlay.len().unwrap(), 9000);
     }
+
+    /// Counts up, so that no two bytes within reach are the same.
+    fn pattern(length: usize) -> Vec<u8> {
+        (0..=250).cycle().take(length).collect()
+    }
+
+    #[test]
+    fn any_range_is_read_and_written_as_in_a_file() {
+        let whole = pattern(3 * BLOCK + 100);
+        let ranges = [
+            (0, 10),
+            (BLOCK - 5, 10),
+            (BLOCK, BLOCK),
+            (BLOCK - 1, 2 * BLOCK + 2),
+            (3 * BLOCK, 100),
+        ];
+        for (start, length) in ranges {
+            let below = InMemoryBackend::new();
+            below.set_len(whole.len() as u64).unwrap();
+            below.write(0, &whole).unwrap();
+            let overlay = Overlay::new(Box::new(below)).unwrap();
+            let mut expected = whole.clone();
+            let read_all = |overlay: &Overlay, length: usize| {
+                let mut found = vec![0; length];
+                overlay.read(0, &mut found).unwrap();
+                found
+            };
+            assert!(read_all(&overlay, whole.len()) == whole);
+            overlay.write(start as u64, &vec![255; length]).unwrap();
+            expected[start..start + length].fill(255);
+            assert!(read_all(&overlay, whole.len()) == expected, "{start} {length}");
+            let mut part = vec![0; length];
+            overlay.read(start as u64, &mut part).unwrap();
+            assert!(part == vec![255; length]);
+            // Behind the end it grows.
+            overlay.write(whole.len() as u64 + 50, &[9; 7]).unwrap();
+            expected.resize(whole.len() + 50, 0);
+            expected.extend([9; 7]);
+            assert_eq!(overlay.len().unwrap(), expected.len() as u64);
+            assert!(read_all(&overlay, expected.len()) == expected, "{start} {length}");
+        }
+    }
+
+    #[test]
+    fn what_was_cut_off_is_gone() {
+        for cut in [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK] {
+            for is_written in [false, true] {
+                let below = InMemoryBackend::new();
+                let whole = pattern(2 * BLOCK);
+                below.set_len(whole.len() as u64).unwrap();
+                below.write(0, &whole).unwrap();
+                let overlay = Overlay::new(Box::new(below)).unwrap();
+                if is_written {
+                    overlay.write(0, &whole).unwrap();
+                }
+                overlay.set_len(cut as u64).unwrap();
+                assert_eq!(overlay.len().unwrap(), cut as u64);
+                overlay.set_len(3 * BLOCK as u64).unwrap();
+                let mut expected = whole[..cut].to_vec();
+                expected.resize(3 * BLOCK, 0);
+                let mut found = vec![1; 3 * BLOCK];
+                overlay.read(0, &mut found).unwrap();
+                assert!(found == expected, "{cut} {is_written}");
+                overlay.sync_data().unwrap();
+            }
+        }
+    }
 }

@@ -118,3 +118,71 @@ impl StorageBackend for Below {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::record::ObjectId;
+
+    #[test]
+    fn all_can_be_read_and_nothing_changes() {
+        let directory = tempfile::tempdir().unwrap();
+        let below = LocalDisk::open(directory.path()).unwrap();
+        below.create_directory(DiskDirectory::Staging).unwrap();
+        let path = DiskPath::Staging(ObjectId(7));
+        below.create(&path).unwrap().write_all_at(b"bytes", 0).unwrap();
+        below.set_note(&path, b"note").unwrap();
+        let (stat, space) = (below.stat(&path).unwrap(), below.space().unwrap());
+        let disk = ReadOnlyDisk::new(below);
+        assert!(disk.is_read_only());
+        let file = disk.open(&path, Access::Read).unwrap();
+        assert_eq!(crate::store::disk::read_all(file.as_ref(), 5).unwrap(), b"bytes");
+        assert_eq!(disk.stat(&path).unwrap(), stat);
+        assert_eq!(disk.note(&path).unwrap().as_deref(), Some(&b"note"[..]));
+        assert_eq!(disk.list(DiskDirectory::Staging).unwrap(), [ObjectId(7).to_string()]);
+        assert_eq!(disk.space().unwrap().total_bytes, space.total_bytes);
+        assert_eq!(
+            disk.stack_depth().unwrap(),
+            LocalDisk::open(directory.path()).unwrap().stack_depth().unwrap()
+        );
+        assert!(disk.syncs_at_once() == 1 && !disk.sync_all_files(1_000_000).unwrap());
+        let other = DiskPath::Staging(ObjectId(8));
+        for refused in [
+            disk.create(&other).map(drop),
+            disk.open(&path, Access::ReadWrite).map(drop),
+            disk.rename(&path, &other),
+            disk.remove(&path),
+            disk.create_directory(DiskDirectory::Objects),
+            disk.sync_directory(DiskDirectory::Staging),
+            disk.set_note(&path, b"other"),
+        ] {
+            assert_eq!(refused.unwrap_err().raw_os_error(), Some(libc::EROFS));
+        }
+        assert_eq!(disk.stat(&path).unwrap(), stat);
+    }
+
+    #[test]
+    fn what_a_database_writes_stays_in_memory() {
+        let directory = tempfile::tempdir().unwrap();
+        let place = directory.path().join("meta.redb");
+        std::fs::write(&place, [7; 100]).unwrap();
+        let below = LocalDisk::open(directory.path()).unwrap();
+        let below = Below(below.open(&DiskPath::Metadata, Access::Read).unwrap());
+        assert_eq!(below.len().unwrap(), 100);
+        let mut bytes = [0; 10];
+        below.read(90, &mut bytes).unwrap();
+        assert_eq!(bytes, [7; 10]);
+        let short = below.read(91, &mut bytes).unwrap_err();
+        assert_eq!(short.kind(), io::ErrorKind::UnexpectedEof);
+        for refused in [below.set_len(1), below.sync_data(), below.write(0, b"x")] {
+            assert_eq!(refused.unwrap_err().raw_os_error(), Some(libc::EROFS));
+        }
+        below.close().unwrap();
+        let disk = ReadOnlyDisk::new(LocalDisk::open(directory.path()).unwrap());
+        let database = disk.database(&DiskPath::Metadata).unwrap();
+        database.write(0, &[8; 10]).unwrap();
+        database.read(5, &mut bytes).unwrap();
+        assert_eq!(bytes, [8, 8, 8, 8, 8, 7, 7, 7, 7, 7]);
+        assert_eq!(std::fs::read(&place).unwrap(), [7; 100]);
+    }
+}

@@ -107,6 +107,7 @@ fn is_unsupported(error: &io::Error) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::disk::{DiskDirectory, FileStat, Space};
     use crate::store::local_disk::LocalDisk;
     use std::cell::Cell;
 
@@ -148,6 +149,97 @@ mod tests {
             let error = reserve.lend(&disk, always).unwrap_err();
             assert_eq!(error.raw_os_error(), Some(code));
             assert_eq!(length(&disk) == 0, code == libc::ENOSPC);
+        }
+    }
+
+    /// A disk of so many bytes in all, of which files take none.
+    #[derive(Debug)]
+    struct Sized(LocalDisk, u64);
+
+    impl Disk for Sized {
+        fn create(&self, path: &DiskPath) -> io::Result<Box<dyn DiskFile>> {
+            self.0.create(path)
+        }
+        fn open(&self, path: &DiskPath, access: Access) -> io::Result<Box<dyn DiskFile>> {
+            self.0.open(path, access)
+        }
+        fn stat(&self, path: &DiskPath) -> io::Result<FileStat> {
+            self.0.stat(path)
+        }
+        fn rename(&self, from: &DiskPath, to: &DiskPath) -> io::Result<()> {
+            self.0.rename(from, to)
+        }
+        fn remove(&self, path: &DiskPath) -> io::Result<()> {
+            self.0.remove(path)
+        }
+        fn create_directory(&self, directory: DiskDirectory) -> io::Result<()> {
+            self.0.create_directory(directory)
+        }
+        fn sync_directory(&self, directory: DiskDirectory) -> io::Result<()> {
+            self.0.sync_directory(directory)
+        }
+        fn list(&self, directory: DiskDirectory) -> io::Result<Vec<String>> {
+            self.0.list(directory)
+        }
+        fn space(&self) -> io::Result<Space> {
+            Ok(Space { total_bytes: self.1, ..self.0.space()? })
+        }
+        fn stack_depth(&self) -> io::Result<u32> {
+            self.0.stack_depth()
+        }
+        fn database(&self, path: &DiskPath) -> io::Result<Box<dyn redb::StorageBackend>> {
+            self.0.database(path)
+        }
+    }
+
+    #[test]
+    fn it_is_a_share_of_a_small_disk_and_no_more_than_is_needed_of_a_large_one() {
+        for (total_bytes, expected) in [
+            (16 * STEP_BYTES - 1, None),
+            (16 * STEP_BYTES, Some(STEP_BYTES)),
+            (16 * (2 * STEP_BYTES + 7), Some(2 * STEP_BYTES)),
+            (1 << 40, Some(16 << 20)),
+        ] {
+            let directory = tempfile::tempdir().unwrap();
+            let disk = Sized(LocalDisk::open(directory.path()).unwrap(), total_bytes);
+            let reserve = Reserve::default();
+            for _ in 0..2 {
+                reserve.fill(&disk).unwrap();
+                let found = disk.stat(&DiskPath::Reserve).ok().map(|stat| stat.length);
+                assert_eq!(found, expected, "{total_bytes}");
+            }
+        }
+        assert_eq!(STEP_BYTES, 1 << 19);
+    }
+
+    #[test]
+    fn what_is_not_full_is_told_as_it_is() {
+        let error = io::Error::from_raw_os_error;
+        assert!(is_full(&error(libc::ENOSPC)) && is_full(&error(libc::EDQUOT)));
+        assert!(!is_full(&error(libc::EIO)) && !is_full(&error(libc::EOPNOTSUPP)));
+        assert!(is_unsupported(&error(libc::EOPNOTSUPP)) && is_unsupported(&error(libc::ENOSYS)));
+        assert!(!is_unsupported(&error(libc::ENOSPC)));
+        // Nothing was ever kept.
+        let directory = tempfile::tempdir().unwrap();
+        let disk = LocalDisk::open(directory.path()).unwrap();
+        let full = || io::Result::<()>::Err(error(libc::ENOSPC));
+        assert!(Reserve::default().lend(&disk, full).is_err());
+        // What is in its place is no room, and cannot be looked at.
+        std::os::unix::fs::symlink("meta.reserve", directory.path().join("meta.reserve")).unwrap();
+        assert!(open_or_create(&disk).is_err());
+    }
+
+    #[test]
+    fn a_disk_that_cannot_keep_room_keeps_none_and_a_full_one_is_told() {
+        let directory = tempfile::tempdir().unwrap();
+        let disk = crate::store::faulty_disk::FaultyDisk::open(directory.path());
+        for (code, is_told) in
+            [(libc::EOPNOTSUPP, false), (libc::ENOSYS, false), (libc::ENOSPC, true)]
+        {
+            *disk.events.failing_with.lock().unwrap() = Some(code);
+            let outcome = Reserve::default().fill(&disk);
+            assert_eq!(outcome.is_err(), is_told, "{outcome:?}");
+            assert_eq!(disk.stat(&DiskPath::Reserve).unwrap().length, 0);
         }
     }
 }

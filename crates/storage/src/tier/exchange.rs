@@ -301,3 +301,6 @@ fn local(error: EncodingError) -> RemoteError {
         error => io::Error::new(io::ErrorKind::InvalidData, error.to_string()),
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,3 +1,8 @@
+//! Files in memory are like those of a disk, until they are on one.
+
+mod layer;
+mod room;
+
 use super::*;
 use crate::store::disk::{Seek, read_all};
 use crate::store::local_disk::LocalDisk;
@@ -161,4 +166,106 @@ fn ends_of_holes_and_copies_are_told_as_a_disk_does() {
     // Into itself.
     assert_eq!(file.copy_to(6, file.as_ref(), 1, 100).unwrap(), 4);
     assert_eq!(fixture.bytes(), b"0678956789");
+}
+
+#[test]
+fn what_is_read_changed_and_told_in_memory_is_what_a_disk_does() {
+    let fixture = Fixture::new();
+    let file = fixture.create();
+    file.write_all_at(b"0123456789", 0).unwrap();
+    file.write_all_at(b"ab", 2).unwrap();
+    let mut bytes = [b'-'; 4];
+    assert_eq!((file.read_at(&mut bytes, 1).unwrap(), &bytes), (4, b"1ab4"));
+    assert_eq!((file.read_at(&mut bytes, 8).unwrap(), &bytes), (2, b"89b4"));
+    assert_eq!(
+        (file.read_at(&mut bytes, 10).unwrap(), file.read_at(&mut bytes, 99).unwrap()),
+        (0, 0)
+    );
+    assert_eq!(file.seek(9, Seek::Data).unwrap(), 9);
+    let before = file.stat().unwrap();
+    assert_eq!((before.length, before.blocks, before.inode), (10, 1, 3 << 62 | 7));
+    file.set_modified(Time::default()).unwrap();
+    assert_eq!(file.stat().unwrap().mtime, Time::default());
+    file.write_all_at(&[1], 512).unwrap();
+    let after = file.stat().unwrap();
+    assert_eq!((after.length, after.blocks), (513, 2));
+    assert!(after.mtime > Time::default());
+    file.set_modified(Time::default()).unwrap();
+    file.set_length(3).unwrap();
+    assert!(file.stat().unwrap().mtime > Time::default());
+    file.set_length(5).unwrap();
+    assert_eq!(fixture.bytes(), b"01a\0\0");
+    assert_eq!(fixture.buffer.used_bytes(), 5);
+    assert!(file.map_at_rest().is_none() && file.descriptor().is_none());
+    assert!(!file.bypass_cache(), "whoever writes need not align anything");
+    file.populate(0, 100).unwrap();
+    let target = fixture.buffer.create(&DiskPath::Object(OBJECT)).unwrap();
+    assert_eq!(file.copy_to(1, target.as_ref(), 2, 2).unwrap(), 2);
+    assert_eq!(file.copy_to(9, target.as_ref(), 0, 2).unwrap(), 0);
+    assert_eq!(read_all(target.as_ref(), u64::MAX).unwrap(), b"\0\x001a");
+    let beyond = file.write_all_at(b"x", u64::MAX).unwrap_err();
+    assert_eq!(beyond.raw_os_error(), Some(libc::EFBIG));
+    assert!(!fixture.is_on_disk());
+}
+
+#[test]
+fn on_the_disk_all_of_it_is_asked_of_the_disk() {
+    let fixture = Fixture::new();
+    let file = fixture.create();
+    file.write_all_at(b"0123456789", 0).unwrap();
+    let [reader, writer] = [Access::Read, Access::ReadWrite].map(|access| fixture.open(access));
+    writer.allocate(crate::store::disk::Allocation { mode: 0, offset: 0, length: 20 }).unwrap();
+    assert!(fixture.is_on_disk() && !fixture.buffer.holds(OBJECT));
+    assert_eq!(reader.stat().unwrap().length, 20);
+    assert!(reader.stat().unwrap().inode != 3 << 62 | 7);
+    writer.set_length(12).unwrap();
+    writer.set_modified(Time::default()).unwrap();
+    assert_eq!((file.stat().unwrap().length, file.stat().unwrap().mtime), (12, Time::default()));
+    let mut bytes = [b'-'; 4];
+    assert_eq!((reader.read_at(&mut bytes, 8).unwrap(), &bytes), (4, b"89\0\0"));
+    assert_eq!(reader.seek(3, Seek::Hole).unwrap(), 12);
+    reader.populate(0, 100).unwrap();
+    let target = fixture.buffer.create(&DiskPath::Object(OBJECT)).unwrap();
+    assert_eq!(reader.copy_to(1, target.as_ref(), 0, 3).unwrap(), 3);
+    assert_eq!(read_all(target.as_ref(), u64::MAX).unwrap(), b"123");
+    assert_eq!(reader.map_at_rest().unwrap()[..3], *b"012");
+    for refused in [reader.set_length(1), reader.write_all_at(b"x", 0)] {
+        assert_eq!(refused.unwrap_err().raw_os_error(), Some(libc::EBADF));
+    }
+    let allocation = crate::store::disk::Allocation { mode: 0, offset: 0, length: 30 };
+    assert_eq!(reader.allocate(allocation).unwrap_err().raw_os_error(), Some(libc::EBADF));
+    assert_eq!(reader.stat().unwrap().length, 12);
+}
+
+#[test]
+fn who_has_it_open_is_counted_wherever_it_lies() {
+    for is_on_disk in [false, true] {
+        let fixture = Fixture::new();
+        let writer = fixture.create();
+        writer.write_all_at(b"bytes", 0).unwrap();
+        let reader = fixture.open(Access::Read);
+        let second = fixture.open(Access::ReadWrite);
+        let third = fixture.open(Access::Read);
+        if is_on_disk {
+            fixture.buffer.put_on_disk(OBJECT).unwrap();
+        }
+        let is_so = |at_rest, unused| {
+            let found = (reader.is_at_rest().unwrap(), reader.is_unused().unwrap());
+            assert_eq!(found, (at_rest, unused), "{is_on_disk}");
+        };
+        is_so(false, false);
+        drop(writer);
+        is_so(false, false);
+        drop(second);
+        is_so(true, false);
+        drop(third);
+        is_so(true, true);
+        assert_eq!(fixture.is_on_disk(), is_on_disk);
+        if is_on_disk {
+            let outsider = fixture.buffer.below.open(&PATH, Access::Read).unwrap();
+            is_so(true, false);
+            drop(outsider);
+            is_so(true, true);
+        }
+    }
 }

@@ -169,4 +169,20 @@ mod tests {
         let expected = HashMap::from([(InodeId(7), vec![(InodeId(3), b"a".to_vec())])]);
         assert_eq!(salvaged.places, expected);
     }
+
+    #[test]
+    fn what_is_known_of_the_remote_is_kept_if_it_can_be_read() {
+        let place = RemotePlace { place: "/remote".to_owned(), since_seconds: 5 };
+        let records = [
+            (b"P".to_vec(), encode(&place)),
+            (b"K".to_vec(), encode(&Time::now())),
+            (keys::manifest_seen(7 << 64), encode(&3_u64)),
+        ];
+        let mut salvaged = Salvaged::default();
+        for (key, value) in &records {
+            salvaged.add(key, &[0xff; 3]);
+            salvaged.add(key, value);
+        }
+        assert_eq!(salvaged.others, records);
+    }
 }

@@ -1,5 +1,7 @@
 //! What a mount sees of its changes, and what is left of them after a crash.
 
+mod index;
+mod opening;
 mod tables;
 
 use std::path::Path;

@@ -160,3 +160,6 @@ fn as_io(error: EncodingError) -> io::Error {
         error => io::Error::new(io::ErrorKind::InvalidData, error.to_string()),
     }
 }
+
+#[cfg(test)]
+mod tests;
