@@ -22,10 +22,10 @@ pub(crate) fn note_use_of_tiers(fs: &FileSystem, object: ObjectId, bytes: u64) {
     if let Some(ram) = &fs.core.store.ram {
         ram.used(object);
     }
-    if let Some(tiers) = &fs.tiers {
-        if tiers.copies.note_use(object, bytes) {
-            tiers.counters.opened_after_leaving(Tier::Ssd);
-        }
+    if let Some(tiers) = &fs.tiers
+        && tiers.copies.note_use(object, bytes)
+    {
+        tiers.counters.opened_after_leaving(Tier::Ssd);
     }
 }
 

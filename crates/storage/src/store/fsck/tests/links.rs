@@ -39,8 +39,8 @@ fn a_file_without_a_name_comes_to_lost_and_found() {
         },
     );
     let make = |records: &mut Records| {
-        let made = directory(DirectoryClass::Plain, FILES, b"lost+found", 2);
-        records.put(keys::inode(InodeId(number(0x50))), &made);
+        let found = directory(DirectoryClass::Plain, FILES, b"lost+found", 2);
+        records.put(keys::inode(InodeId(number(0x50))), &found);
         records.name(FILES, b"lost+found", InodeId(number(0x50)));
         records.inode(FILES, |inode| inode.links = 4);
     };
@@ -72,8 +72,8 @@ fn a_file_without_a_name_comes_to_lost_and_found() {
         |records| {
             take(records);
             let id = InodeId(2 << 32 | 1);
-            let made = directory(DirectoryClass::Plain, FILES, b"lost+found+", 2);
-            records.put(keys::inode(id), &made);
+            let found = directory(DirectoryClass::Plain, FILES, b"lost+found+", 2);
+            records.put(keys::inode(id), &found);
             records.name(FILES, b"lost+found+", id);
             records.inode(FILES, |files| files.links = 4);
             records.put(keys::epoch(), &(2_u32, true));

@@ -171,7 +171,7 @@ fn what_stands_nowhere_is_lost_and_found() {
         let id = InodeId(number(counter));
         assert!(!tree.add(id, file(role), &[], &[]));
         tree.lose(id, ObjectId(counter));
-        let name = format!("files/lost+found/#{:016x}", counter);
+        let name = format!("files/lost+found/#{counter:016x}");
         assert_eq!(path(&tree, &name), Some(id));
         assert_eq!(tree.inodes[&id].file().unwrap().role, expected);
     }
