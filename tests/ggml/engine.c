@@ -20,10 +20,10 @@
 static struct {
     const char *model, *backends, *prompt, *logits, *flash, *type, *save, *load, *follow, *rpc, *server;
     int prompt_tokens, predict, context, ubatch, threads, sequences, unified, layers, poll;
-    int remove_from, remove_to, shift, copy, session;
+    int remove_from, remove_to, shift, copy, session, swa_full;
 } options = {
     .flash = "off", .type = "f16", .prompt_tokens = 64, .predict = 16, .context = 512,
-    .ubatch = 512, .threads = 2, .sequences = 1, .poll = -1,
+    .ubatch = 512, .threads = 2, .sequences = 1, .poll = -1, .swa_full = 1,
 };
 
 static void fail(const char *what) {
@@ -44,7 +44,7 @@ static void parse(int count, char **words) {
         {"--poll", NULL, &options.poll},             {"--save", &options.save, NULL},
         {"--load", &options.load, NULL},             {"--follow", &options.follow, NULL},
         {"--rpc", &options.rpc, NULL},               {"--server", &options.server, NULL},
-        {"--session", NULL, &options.session},
+        {"--session", NULL, &options.session},       {"--swa-full", NULL, &options.swa_full},
     };
     if (count < 2 || count % 2 != 0) fail("usage: engine MODEL [OPTION VALUE]...");
     options.model = words[1];
@@ -78,6 +78,7 @@ static struct llama_context *create(struct llama_model *model) {
     params.type_k = type_of(options.type);
     params.type_v = params.flash_attn_type == LLAMA_FLASH_ATTN_TYPE_DISABLED ? GGML_TYPE_F16 : params.type_k;
     params.kv_unified = options.unified != 0;
+    params.swa_full = options.swa_full != 0;
     struct llama_context *context = llama_init_from_model(model, params);
     if (!context) fail("no context");
     return context;

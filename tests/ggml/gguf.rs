@@ -13,11 +13,17 @@ const VERSION: u32 = 3;
 const ALIGNMENT: usize = 32;
 const TYPE_F32: u32 = 0;
 const TYPE_F16: u32 = 1;
+/// Of a recurrent layer: tokens that its convolution sees, elements of its state for each of those that come in, and
+/// those of which the time step is made.
+const CONVOLVED: usize = 4;
+const STATE: usize = 16;
+const TIME_STEP_RANK: usize = 16;
 
 /// The shape of a model, in ggml's words.
 #[derive(Clone, Debug)]
 pub(crate) struct Model {
-    /// `llama` or `gemma2`
+    /// `llama`, `gemma2` or `gemma3`, whose layers see 48 tokens, but for each second or sixth, or `jamba`, of whose
+    /// layers each third attends and the others are recurrent
     pub(crate) architecture: &'static str,
     pub(crate) vocabulary: usize,
     pub(crate) layers: usize,
@@ -31,6 +37,7 @@ pub(crate) struct Model {
 
 enum Value {
     Number(u32),
+    Numbers(Vec<u32>),
     Float(f32),
     Text(&'static str),
 }
@@ -56,6 +63,12 @@ impl Gguf {
         Self::text(&mut self.fields, key);
         let (kind, bytes): (u32, _) = match value {
             Value::Number(number) => (4, number.to_le_bytes().to_vec()),
+            Value::Numbers(numbers) => {
+                let head =
+                    [4_u32.to_le_bytes().to_vec(), (numbers.len() as u64).to_le_bytes().to_vec()];
+                let numbers = numbers.iter().flat_map(|number| number.to_le_bytes());
+                (9, head.concat().into_iter().chain(numbers).collect())
+            }
             Value::Float(number) => (6, number.to_le_bytes().to_vec()),
             Value::Text(text) => {
                 let mut bytes = Vec::new();
@@ -67,7 +80,7 @@ impl Gguf {
         self.fields.extend(bytes);
     }
 
-    /// `shape` in C order; a vector is f32, as llama.cpp has norms, a matrix f16.
+    /// `shape` in C order; a vector is f32, as llama.cpp has norms, a matrix f16, unless it is no factor of a product.
     fn tensor(&mut self, name: &str, shape: &[usize], values: &[f32]) {
         self.tensor_count += 1;
         Self::text(&mut self.tensors, name);
@@ -75,7 +88,8 @@ impl Gguf {
         for length in shape.iter().rev() {
             self.tensors.extend((*length as u64).to_le_bytes());
         }
-        let kind = if shape.len() == 1 { TYPE_F32 } else { TYPE_F16 };
+        let is_factor = shape.len() > 1 && !name.contains("ssm_conv1d") && !name.contains("ssm_a");
+        let kind = if is_factor { TYPE_F16 } else { TYPE_F32 };
         self.tensors.extend(kind.to_le_bytes());
         self.data.resize(self.data.len().next_multiple_of(ALIGNMENT), 0);
         self.tensors.extend((self.data.len() as u64).to_le_bytes());
@@ -128,7 +142,7 @@ impl Model {
             ("block_count", number(self.layers)),
             ("feed_forward_length", number(self.feed_forward)),
             ("attention.head_count", number(self.heads)),
-            ("attention.head_count_kv", number(self.kv_heads)),
+            ("attention.head_count_kv", Value::Numbers(self.kv_heads_of_layers())),
             ("attention.key_length", number(self.head_dim)),
             ("attention.value_length", number(self.head_dim)),
             ("rope.dimension_count", number(self.head_dim)),
@@ -137,6 +151,19 @@ impl Model {
         ];
         for (key, value) in &fields {
             gguf.field(&format!("{}.{key}", self.architecture), value);
+        }
+        if self.architecture == "gemma3" {
+            gguf.field("gemma3.attention.sliding_window", &Value::Number(48));
+        }
+        if self.architecture == "jamba" {
+            for (key, value) in [
+                ("conv_kernel", CONVOLVED),
+                ("inner_size", 2 * self.hidden),
+                ("state_size", STATE),
+                ("time_step_rank", TIME_STEP_RANK),
+            ] {
+                gguf.field(&format!("jamba.ssm.{key}"), &number(value));
+            }
         }
         if self.architecture == "gemma2" {
             gguf.field("gemma2.attention.sliding_window", &Value::Number(48));
@@ -148,6 +175,35 @@ impl Model {
         gguf
     }
 
+    fn is_recurrent(&self, layer: usize) -> bool {
+        self.architecture == "jamba" && layer % 3 != 2
+    }
+
+    fn kv_heads_of_layers(&self) -> Vec<u32> {
+        let heads = u32::try_from(self.kv_heads).unwrap();
+        (0..self.layers).map(|layer| if self.is_recurrent(layer) { 0 } else { heads }).collect()
+    }
+
+    /// Those of a layer of Mamba.
+    fn recurrent_tensors(&self, layer: usize) -> Vec<(String, Vec<usize>)> {
+        let inner = 2 * self.hidden;
+        let all: [(&str, &[usize]); 12] = [
+            ("ssm_in.weight", &[2 * inner, self.hidden]),
+            ("ssm_conv1d.weight", &[inner, CONVOLVED]),
+            ("ssm_conv1d.bias", &[inner]),
+            ("ssm_x.weight", &[TIME_STEP_RANK + 2 * STATE, inner]),
+            ("ssm_dt_norm.weight", &[TIME_STEP_RANK]),
+            ("ssm_dt.weight", &[inner, TIME_STEP_RANK]),
+            ("ssm_dt.bias", &[inner]),
+            ("ssm_b_norm.weight", &[STATE]),
+            ("ssm_c_norm.weight", &[STATE]),
+            ("ssm_a", &[inner, STATE]),
+            ("ssm_d", &[inner]),
+            ("ssm_out.weight", &[self.hidden, inner]),
+        ];
+        all.map(|(name, shape)| (format!("blk.{layer}.{name}"), shape.to_vec())).into()
+    }
+
     /// Names and shapes of the tensors, in C order.
     fn tensors(&self) -> Vec<(String, Vec<usize>)> {
         let (q, kv) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
@@ -155,7 +211,7 @@ impl Model {
             ("token_embd.weight".to_owned(), vec![self.vocabulary, self.hidden]),
             ("output_norm.weight".to_owned(), vec![self.hidden]),
         ];
-        let gemma = self.architecture == "gemma2";
+        let gemma = self.architecture.starts_with("gemma");
         if !gemma {
             all.push(("output.weight".to_owned(), vec![self.vocabulary, self.hidden]));
         }
@@ -164,11 +220,24 @@ impl Model {
             for norm in norms.clone().chain(&["attn_norm", "ffn_norm"]) {
                 all.push((format!("blk.{layer}.{norm}.weight"), vec![self.hidden]));
             }
+            if self.architecture == "gemma3" {
+                for norm in ["attn_q_norm", "attn_k_norm"] {
+                    all.push((format!("blk.{layer}.{norm}.weight"), vec![self.head_dim]));
+                }
+            }
+            if self.is_recurrent(layer) {
+                all.extend(self.recurrent_tensors(layer));
+            } else {
+                for (name, shape) in [
+                    ("attn_q", [q, self.hidden]),
+                    ("attn_k", [kv, self.hidden]),
+                    ("attn_v", [kv, self.hidden]),
+                    ("attn_output", [self.hidden, q]),
+                ] {
+                    all.push((format!("blk.{layer}.{name}.weight"), shape.to_vec()));
+                }
+            }
             for (name, shape) in [
-                ("attn_q", [q, self.hidden]),
-                ("attn_k", [kv, self.hidden]),
-                ("attn_v", [kv, self.hidden]),
-                ("attn_output", [self.hidden, q]),
                 ("ffn_gate", [self.feed_forward, self.hidden]),
                 ("ffn_up", [self.feed_forward, self.hidden]),
                 ("ffn_down", [self.hidden, self.feed_forward]),
@@ -192,6 +261,8 @@ impl Model {
             let scale = sharp / 74.0 / (shape[shape.len() - 1] as f32).sqrt();
             let values: Vec<f32> = match shape.len() {
                 1 => vec![1.0; count],
+                // So much of the state is kept that one of many tokens before matters.
+                _ if name.ends_with("ssm_a") => vec![-0.05; count],
                 _ => noise.iter().map(|byte| f32::from(byte.cast_signed()) * scale).collect(),
             };
             gguf.tensor(&name, &shape, &values);

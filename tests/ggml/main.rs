@@ -23,6 +23,7 @@ mod failures;
 mod forms;
 mod gguf;
 mod killed;
+mod kinds;
 mod larger_than_memory;
 mod models;
 mod other_device;

@@ -21,31 +21,43 @@
 //! pictures behind them, and reads them without that as well. It has as many tokens as cells, others
 //! may have one more: the one that comes next.
 //!
+//! So it is where all layers see all tokens. [`caches`] tells what a model has instead: behind the cache of those layers
+//! stands one of the layers with a window, of the same form, and [`recurrent`] has the form of states. A server may add
+//! [`checkpoints`].
+//!
 //! Cells of a cache with one sequence stand in the order of their positions. Where several share it, one takes
 //! the cells that others left, in any order; positions say which row is which. The order of tokens
 //! and heads is that of pages with `layout: nhd`, so their tensors are slices of such a file.
 
 use std::fs::File;
 use std::io::{self, Seek};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use crate::Rows;
 use kvfs_page::limits::index;
 use kvfs_page::{Layer, Manifest};
 
+mod caches;
+mod checkpoints;
 mod format;
 mod read;
+mod recurrent;
 pub mod reference;
 mod tensor;
 #[cfg(test)]
 mod tests;
 mod write;
 
+pub use caches::{Caches, RowsCache};
+pub use checkpoints::check_checkpoints;
 pub use format::Format;
-pub use write::{Head, Layout, Part, write_tensor_head, write_transposed_head};
+pub use write::{Head, Layout, Part, write_state_head, write_tensor_head, write_transposed_head};
 
+use checkpoints::Checkpoints;
 use format::ToldRotation;
 use read::{Fault, Reader};
+use recurrent::Recurrent;
 use tensor::{Order, Tensor};
 
 /// `LLAMA_STATE_SEQ_MAGIC`, "ggsq" as a number.
@@ -107,12 +119,25 @@ pub struct Slot {
     version: Option<Version>,
     is_session: bool,
     tokens: Vec<u32>,
+    /// Those that the manifest says there are.
+    caches: Caches,
+    /// Those of them that have rows, as far as they were found.
+    parts: Vec<RowsPart>,
+    /// Unless there are none.
+    states: Option<Recurrent>,
+    /// What a server wrote behind them.
+    checkpoints: Option<Checkpoints>,
+}
+
+/// A cache that has rows, in the file.
+#[derive(Debug, Default)]
+struct RowsPart {
     streams: u32,
+    /// The position of the first row.
+    first: u32,
     cells: u32,
     /// The cell of each position, unless they stand in that order.
     cells_of_positions: Vec<u32>,
-    /// Unless it has no cells.
-    layers: Option<u32>,
     /// Unless it has no cells.
     rotation: Option<ToldRotation>,
     k: Vec<Tensor>,
@@ -120,20 +145,20 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// Finds the parts of a file.
+    /// Finds the parts of a file that a model's manifest says there are.
     ///
     /// # Errors
     /// The end of a line that says what it is instead of a slot file.
-    pub fn open(path: &Path) -> Result<Self, String> {
-        Self::of(File::open(path).map_err(|error| error.to_string())?)
+    pub fn open(path: &Path, manifest: &Manifest) -> Result<Self, String> {
+        Self::of(File::open(path).map_err(|error| error.to_string())?, manifest)
     }
 
     /// The same of an open file.
     ///
     /// # Errors
     /// As [`Slot::open`].
-    pub fn of(file: File) -> Result<Self, String> {
-        let (slot, outcome) = Self::find(file)?;
+    pub fn of(file: File, manifest: &Manifest) -> Result<Self, String> {
+        let (slot, outcome) = Self::find(file, manifest)?;
         outcome.map_err(Fault::into_line)?;
         Ok(slot)
     }
@@ -145,7 +170,7 @@ impl Slot {
     pub fn check_beginning(
         file: File, version: Version, manifest: &Manifest,
     ) -> Result<(), String> {
-        let (slot, outcome) = Self::find(file)?;
+        let (slot, outcome) = Self::find(file, manifest)?;
         match outcome {
             Err(Fault::Other(line)) => return Err(line),
             Err(Fault::Ends(_)) | Ok(()) => {}
@@ -155,7 +180,7 @@ impl Slot {
     }
 
     /// What was found until something was wrong.
-    fn find(file: File) -> Result<(Self, Result<(), Fault>), String> {
+    fn find(file: File, manifest: &Manifest) -> Result<(Self, Result<(), Fault>), String> {
         let length = file.metadata().map_err(|error| error.to_string())?.len();
         let mut copy = file.try_clone().map_err(|error| error.to_string())?;
         copy.rewind().map_err(|error| error.to_string())?;
@@ -165,13 +190,10 @@ impl Slot {
             version: None,
             is_session: false,
             tokens: Vec::new(),
-            streams: 1,
-            cells: 0,
-            cells_of_positions: Vec::new(),
-            layers: None,
-            rotation: None,
-            k: Vec::new(),
-            v: Vec::new(),
+            caches: Caches::of(manifest)?,
+            parts: Vec::new(),
+            states: None,
+            checkpoints: None,
         };
         let outcome = slot.read(&mut reader);
         Ok((slot, outcome))
@@ -179,7 +201,7 @@ impl Slot {
 
     /// Streams of the cache that it was saved from: an engine restores only what has as many as its own.
     pub fn streams(&self) -> u32 {
-        self.streams
+        self.parts.first().map_or(1, |part| part.streams)
     }
 
     /// Refuses what would not come back in this form as a slot of this version.
@@ -192,7 +214,8 @@ impl Slot {
                 "is a session, not a slot: save one of a sequence, or kvfs import it".into()
             );
         }
-        if self.v.iter().any(|v| matches!(v.order, Order::Columns { .. })) {
+        let mut v = self.parts.iter().flat_map(|part| &part.v);
+        if v.any(|v| matches!(v.order, Order::Columns { .. })) {
             return Err(
                 "has V transposed: save it with flash attention on, or kvfs import it".into()
             );
@@ -213,7 +236,7 @@ impl Slot {
     /// # Errors
     /// The end of a line that says what does not fit.
     pub fn check(&self, manifest: &Manifest) -> Result<(), String> {
-        if self.layers.is_none() {
+        if self.num_tokens() == 0 {
             return Err("has no tokens".to_owned());
         }
         self.check_found(manifest)
@@ -221,20 +244,30 @@ impl Slot {
 
     fn check_found(&self, manifest: &Manifest) -> Result<(), String> {
         let format = Format::new(manifest)?;
-        let layers = format.layers;
-        if let Some(found) = self.layers.filter(|found| *found != layers) {
-            return Err(format!("has {found} layers, the manifest {layers}"));
+        for (part, cache) in self.parts.iter().zip(&self.caches.rows) {
+            if let Some(told) = part.rotation {
+                format.check_rotation(told)?;
+            }
+            for (name, number, tensors) in [("K", 0, &part.k), ("V", 1, &part.v)] {
+                for (tensor, layer) in tensors.iter().zip(&cache.layers) {
+                    check_tensor(tensor, &format, number)
+                        .map_err(|why| format!("layer {layer} has {name} {why}"))?;
+                }
+            }
         }
-        if let Some(told) = self.rotation {
-            format.check_rotation(told)?;
+        let Some(states) = &self.states else { return Ok(()) };
+        if self.tokens.len() < states.tokens as usize {
+            let (tokens, ids) = (states.tokens, self.tokens.len());
+            return Err(format!("has states after {tokens} tokens, and {ids} ids of them"));
         }
-        for (layer, tensor) in self.k.iter().enumerate() {
-            check_tensor(tensor, &format, 0).map_err(|why| format!("layer {layer} has K {why}"))?;
-        }
-        for (layer, tensor) in self.v.iter().enumerate() {
-            check_tensor(tensor, &format, 1).map_err(|why| format!("layer {layer} has V {why}"))?;
-        }
-        Ok(())
+        states.check(&self.caches, manifest.geometry().num_layers())
+    }
+
+    /// The cache that has a layer's rows, and which of its layers that is.
+    fn part_of(&self, layer: Layer) -> Option<(&RowsPart, usize)> {
+        self.caches.rows.iter().zip(&self.parts).find_map(|(cache, part)| {
+            Some((part, cache.layers.iter().position(|found| *found == layer)?))
+        })
     }
 }
 
@@ -244,14 +277,20 @@ impl Rows for Slot {
     }
 
     fn num_tokens(&self) -> u32 {
-        self.cells
+        let states = self.states.as_ref().map_or(0, |states| states.tokens);
+        self.parts.first().map_or(states, |part| part.cells)
+    }
+
+    fn first_row(&self, layer: Layer) -> u32 {
+        self.part_of(layer).map_or(0, |(part, _)| part.first)
     }
 
     fn read_rows(&self, layer: Layer, first: u32, count: u32) -> io::Result<Vec<u8>> {
-        let (k, v) = (&self.k[layer.0 as usize], &self.v[layer.0 as usize]);
-        let runs = self.runs(first, count);
+        let (part, number) = self.part_of(layer).expect("the layer has rows");
+        let (k, v) = (&part.k[number], &part.v[number]);
+        let runs = part.runs(first - part.first, count);
         let read = |tensor: &Tensor| {
-            let rows = |(first, count)| tensor.rows(&self.file, self.cells, first, count);
+            let rows = |(first, count)| tensor.rows(&self.file, part.cells, first, count);
             match runs[..] {
                 [run] => rows(run),
                 _ => runs
@@ -266,10 +305,25 @@ impl Rows for Slot {
         let pairs = pairs.zip(v_rows.chunks_exact(index(v.row_bytes())));
         Ok(pairs.flat_map(|(k, v)| [k, v]).flatten().copied().collect())
     }
+
+    fn read_state(&self, layer: Layer) -> io::Result<Option<Vec<u8>>> {
+        let number = recurrent::number_of(&self.caches, layer);
+        let (Some(states), Some(number)) = (&self.states, number) else { return Ok(None) };
+        states.state(&self.file, number).map(Some)
+    }
+
+    fn checkpoints_bytes(&self) -> u64 {
+        self.checkpoints.map_or(0, |checkpoints| checkpoints.bytes)
+    }
+
+    fn read_checkpoints(&self, offset: u64, to: &mut [u8]) -> io::Result<()> {
+        let begin = self.checkpoints.map_or(0, |checkpoints| checkpoints.offset);
+        self.file.read_exact_at(to, begin + offset)
+    }
 }
 
-impl Slot {
-    /// The cells of some positions: the first of each run of cells that stand side by side, and how many.
+impl RowsPart {
+    /// The cells of some rows: the first of each run of cells that stand side by side, and how many.
     fn runs(&self, first: u32, count: u32) -> Vec<(u32, u32)> {
         if self.cells_of_positions.is_empty() {
             return vec![(first, count)];

@@ -38,6 +38,8 @@ pub const SAVING_SUFFIX: &str = "~~";
 const PAGE_SUFFIX: &str = ".safetensors";
 const TAIL_SUFFIX: &str = ".tail";
 const STATE_PREFIX: &str = "state-";
+const WINDOW_PREFIX: &str = "window-";
+const ROWS_SUFFIX: &str = ".rows";
 const STAGING_SUFFIX: &[u8] = b".tmp";
 
 /// `ab/HASH/007.safetensors` below [`PREFIXES`].
@@ -131,6 +133,26 @@ pub fn format_state(tokens: TokenStart) -> String {
     format!("{STATE_PREFIX}{:0TOKEN_DIGITS$}{PAGE_SUFFIX}", tokens.0)
 }
 
+/// The file name of the rows of a layer with a window that begin at a token and fill no page, since the window has
+/// passed those before them: `window-0000173.rows`. An ordinary file: rows as in a tail, up to the end of their page or
+/// of the sequence.
+pub fn format_window_rows(first: TokenStart) -> String {
+    format!("{WINDOW_PREFIX}{:0TOKEN_DIGITS$}{ROWS_SUFFIX}", first.0)
+}
+
+/// The first token of such a name.
+pub fn parse_window_rows(name: &[u8]) -> Option<TokenStart> {
+    let rest = name.strip_prefix(WINDOW_PREFIX.as_bytes())?;
+    let digits = rest.strip_suffix(ROWS_SUFFIX.as_bytes())?;
+    parse_number(digits, TOKEN_DIGITS).map(TokenStart)
+}
+
+/// The file, in a sequence's directory, of what an engine keeps to go back from a row to earlier ones:
+/// `checkpoints-0000307.llama`. An ordinary file.
+pub fn format_checkpoints(tokens: TokenStart) -> String {
+    format!("checkpoints-{:0TOKEN_DIGITS$}.llama", tokens.0)
+}
+
 /// A number of at least `width` decimal digits, with leading zeros only up to that width.
 fn parse_number(digits: &[u8], width: usize) -> Option<u64> {
     let padded = digits.len() > width && digits.starts_with(b"0");
@@ -202,6 +224,7 @@ mod tests {
         check(b"0002048.tail.safetensors", Other);
         check(b"state-0004096.safetensors", State(TokenStart(4096)));
         check(b"state-4096.safetensors", Other);
+        check(b"window-0000173.rows", Other);
         check(b"state-.safetensors", Other);
         check(b"0001024.safetensors.tmp", Staging);
         check(b".0001024.safetensors", Staging);
@@ -223,6 +246,7 @@ mod tests {
             prop_assert_eq!(layer_entry(format_page(start).as_bytes()), LayerEntry::Page(start));
             prop_assert_eq!(layer_entry(format_tail(start).as_bytes()), LayerEntry::Tail(start));
             prop_assert_eq!(layer_entry(format_state(start).as_bytes()), LayerEntry::State(start));
+            prop_assert_eq!(parse_window_rows(format_window_rows(start).as_bytes()), Some(start));
             prop_assert_eq!(parse_layer(format_layer(Layer(layer)).as_bytes()), Some(Layer(layer)));
         }
 

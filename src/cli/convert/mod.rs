@@ -1,5 +1,6 @@
 //! `kvfs import` and `kvfs export`: sequences of pages, and the files in which other programs keep them.
 
+mod parts;
 mod slot;
 mod tensors;
 
@@ -8,17 +9,17 @@ use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::Path;
 
-use kvfs_formats::slot::Slot;
+use kvfs_formats::slot::{Caches, Slot};
 use kvfs_formats::tensors::{Selection, Tensors, is_safetensors};
-use kvfs_formats::{Rows, SequenceFile, sequence_files};
+use kvfs_formats::{Rows, SequenceFile, copy_checkpoints, sequence_files};
 
 use super::arguments::{ExportArguments, ImportArguments};
 use super::create::publish;
 use super::new_file::{NewFile, directory_of};
 use super::output::{Failure, Outcome, Report, bytes};
 use super::prefix::read_tokens;
-use crate::page::names::{SEQUENCES, TOKENS, format_layer};
-use crate::page::{Layer, LayerKind, Manifest};
+use crate::page::names::{SEQUENCES, TOKENS, format_checkpoints, format_layer};
+use crate::page::{Layer, LayerKind, Manifest, TokenStart};
 use crate::reader::Sequence;
 use crate::sequence::{SequenceError, Sequences};
 
@@ -36,7 +37,9 @@ enum Foreign {
 }
 
 impl Foreign {
-    fn open(arguments: &ImportArguments, token_ids: Option<Vec<u32>>) -> Result<Self, String> {
+    fn open(
+        arguments: &ImportArguments, token_ids: Option<Vec<u32>>, manifest: &Manifest,
+    ) -> Result<Self, String> {
         let file = File::open(&arguments.file).map_err(|error| error.to_string())?;
         if is_safetensors(&file) {
             let selection =
@@ -47,7 +50,7 @@ impl Foreign {
             let why = "is no safetensors file, for which --tokens, --num-tokens and --row are";
             return Err(why.to_owned());
         }
-        Slot::of(file).map(Self::Slot)
+        Slot::of(file, manifest).map(Self::Slot)
     }
 
     fn check(&self, manifest: &Manifest) -> Result<(), String> {
@@ -75,9 +78,9 @@ pub(super) fn import_to_text(arguments: &ImportArguments) -> Result<String, Fail
     let (from, to) = (&arguments.file, &arguments.sequence);
     let refuse = |why: String| Failure::Failed(format!("{}: {why}", from.display()));
     let token_ids = arguments.tokens.as_deref().map(read_tokens).transpose()?;
-    let foreign = Foreign::open(arguments, token_ids).map_err(refuse)?;
     let (sequences, name) = sequences_above(to)?;
     let manifest = sequences.manifest();
+    let foreign = Foreign::open(arguments, token_ids, manifest).map_err(refuse)?;
     foreign.check(manifest).map_err(refuse)?;
     let mut written = 0;
     let made = sequences.make(&name, |directory| {
@@ -112,9 +115,9 @@ fn fill(sequence: &Path, manifest: &Manifest, rows: &dyn Rows) -> io::Result<u64
         DirBuilder::new().create(sequence.join(format_layer(layer)))?;
     }
     for file in sequence_files(rows, manifest) {
-        let SequenceFile { layer, name, is_page, bytes } = file?;
+        let SequenceFile { layer, name, is_sealed, bytes } = file?;
         let directory = sequence.join(format_layer(layer));
-        if is_page {
+        if is_sealed {
             let staging = directory.join(format!("{name}.tmp"));
             std::fs::write(&staging, bytes)?;
             publish(&staging, &directory.join(name))?;
@@ -122,8 +125,17 @@ fn fill(sequence: &Path, manifest: &Manifest, rows: &dyn Rows) -> io::Result<u64
             append(&directory.join(name), &bytes)?;
         }
     }
-    let layers = u64::from(geometry.num_layers());
-    let written = layers * u64::from(rows.num_tokens()) * geometry.row_bytes();
+    if rows.checkpoints_bytes() > 0 {
+        let name = format_checkpoints(TokenStart(rows.num_tokens().into()));
+        let mut file = File::create_new(sequence.join(name))?;
+        copy_checkpoints(rows, |_, bytes| file.write_all(bytes))?;
+    }
+    let layers = (0..geometry.num_layers()).map(Layer);
+    let written = layers.map(|layer| match manifest.state_shape(layer) {
+        Some(shape) => shape.payload_bytes(),
+        None => u64::from(rows.num_tokens() - rows.first_row(layer)) * geometry.row_bytes(),
+    });
+    let written = written.sum::<u64>() + rows.checkpoints_bytes();
     let tokens: Vec<u8> = rows.token_ids().iter().flat_map(|id| id.to_le_bytes()).collect();
     append(&sequence.join(TOKENS), &tokens)?;
     File::open(sequence)?.sync_all()?;
@@ -148,13 +160,22 @@ pub(crate) fn export(arguments: &ExportArguments) -> Outcome {
         return Err(refuse("its tokens were removed or moved, which such a file cannot say"));
     }
     let manifest = sequence.manifest();
-    let mut layers = (0..manifest.geometry().num_layers()).map(Layer);
-    if !layers.all(|layer| manifest.layer_kind(layer) == Some(LayerKind::Attention)) {
-        return Err(refuse("not all of its layers keep all tokens, as such a file has them"));
-    }
-    let tokens = sequence.valid_tokens().map_err(Failure::failed)?;
     let mut ids = sequence.token_ids().map_err(Failure::failed)?;
     let known = ids.len() as u64;
+    let mut layers = (0..manifest.geometry().num_layers()).map(Layer);
+    let is_plain = layers.all(|layer| manifest.layer_kind(layer) == Some(LayerKind::Attention));
+    let tokens = if is_plain {
+        sequence.valid_tokens().map_err(Failure::failed)?
+    } else if is_of_tensors {
+        return Err(refuse("not all of its layers keep all tokens, as such a file has them"));
+    } else {
+        let caches = Caches::of(manifest);
+        let caches = caches.map_err(|why| refuse(&format!("a slot file of llama.cpp {why}")))?;
+        parts::tokens((&sequence, from), &caches, known).map_err(|why| refuse(&why))?
+    };
+    if !is_plain && tokens == 0 {
+        return Err(refuse("has no tokens after which its layers have what a slot needs"));
+    }
     let version = arguments.slot_version();
     let count = if is_of_tensors { known.min(tokens) } else { version.ids(known, tokens) };
     ids.truncate(usize::try_from(count).map_err(Failure::failed)?);

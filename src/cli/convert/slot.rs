@@ -4,11 +4,14 @@ use std::fs::File;
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileExt;
 
-use kvfs_formats::slot::{Format, Head, write_tensor_head, write_transposed_head};
+use kvfs_formats::slot::{
+    Format, Head, RowsCache, Version, write_state_head, write_tensor_head, write_transposed_head,
+};
 
+use super::parts::Parts;
 use crate::attention::{KvBlock, Tensor, Values};
 use crate::cli::arguments::ExportArguments;
-use crate::page::Geometry;
+use crate::page::{Geometry, Layer};
 use crate::reader::{Sequence, Stream};
 
 /// Writes `tokens` tokens of a sequence to an empty file.
@@ -25,20 +28,42 @@ pub(super) fn write(
     if is_transposed && format.element_bytes.is_none() {
         return Err(refuse("with V transposed has no quantised values".to_owned()));
     }
+    if arguments.session().is_some() && !format.is_plain() {
+        return Err("a session of a model with a window or with states is not known".to_owned());
+    }
     let cells = u32::try_from(tokens).map_err(|error| error.to_string())?;
     let head = Head { version, tokens: ids, cells, is_transposed, session: arguments.session() };
-    let mut file = BufWriter::new(file);
-    head.write(&mut file, &format).map_err(|error| error.to_string())?;
-    let mut rows = Rows { file, format, geometry: *manifest.geometry(), cells };
-    for is_v in [false, true] {
-        let mut stream = sequence.stream(0..tokens).map_err(|error| error.to_string())?;
-        while stream.layer().is_some() {
-            match format.element_bytes.filter(|_| is_v && is_transposed) {
-                Some(element_bytes) => rows.write_transposed(&mut stream, element_bytes),
-                None => rows.write(&mut stream, is_v),
+    let mut rows = Rows {
+        file: BufWriter::new(file),
+        geometry: *manifest.geometry(),
+        turned: format.element_bytes.filter(|_| is_transposed),
+        format: &format,
+        cells,
+    };
+    let caches = format.caches();
+    let parts = Parts::new(&arguments.sequence, manifest, ids);
+    for (number, cache) in caches.rows.iter().enumerate() {
+        rows.write_head(&head, number)?;
+        for is_v in [false, true] {
+            match cache.window {
+                None => rows.write_streamed(sequence, &cache.layers, is_v)?,
+                Some(_) => rows.write_window(&parts, cache, is_v)?,
             }
-            .map_err(|error| error.to_string())?;
         }
+    }
+    if !caches.states.is_empty() {
+        rows.write_head(&head, caches.rows.len())?;
+        for tensor in [0, 1] {
+            for (layer, shape) in &caches.states {
+                let bytes = parts.state(*layer, cells, tensor)?;
+                write_state_head(&mut rows.file, shape, tensor)
+                    .and_then(|()| rows.file.write_all(&bytes))
+                    .map_err(|error| error.to_string())?;
+            }
+        }
+    }
+    if version == Version::Four && !format.is_plain() {
+        parts.write_checkpoints(cells, &mut rows.file)?;
     }
     rows.file.flush().map_err(|error| error.to_string())
 }
@@ -46,15 +71,62 @@ pub(super) fn write(
 /// What is written behind the head.
 struct Rows<'f> {
     file: BufWriter<&'f File>,
-    format: Format,
+    format: &'f Format,
     geometry: Geometry,
+    /// Bytes of an element, where V stands as columns.
+    turned: Option<u32>,
     cells: u32,
 }
 
 impl Rows<'_> {
+    fn write_head(&mut self, head: &Head<'_>, number: usize) -> Result<(), String> {
+        let written = head.write_number(&mut self.file, self.format, number);
+        written.map_err(|error| error.to_string())
+    }
+
+    /// K, or V, of layers that have all tokens.
+    fn write_streamed(
+        &mut self, sequence: &Sequence, layers: &[Layer], is_v: bool,
+    ) -> Result<(), String> {
+        let stream = sequence.stream_layers(layers, 0..u64::from(self.cells));
+        let mut stream = stream.map_err(|error| error.to_string())?;
+        while stream.layer().is_some() {
+            match self.turned.filter(|_| is_v) {
+                Some(element_bytes) => self.write_transposed(&mut stream, element_bytes),
+                None => self.write(&mut stream, is_v),
+            }
+            .map_err(|error| error.to_string())?;
+        }
+        Ok(())
+    }
+
+    /// K, or V, of layers with a window.
+    fn write_window(
+        &mut self, parts: &Parts<'_>, cache: &RowsCache, is_v: bool,
+    ) -> Result<(), String> {
+        let wanted = cache.first(self.cells)..self.cells;
+        for layer in &cache.layers {
+            let rows = parts.rows(*layer, wanted.clone(), is_v)?;
+            match self.turned.filter(|_| is_v) {
+                Some(element_bytes) => {
+                    let row_bytes = rows.len() / wanted.len();
+                    write_transposed_head(&mut self.file, self.format, element_bytes).and_then(
+                        |()| {
+                            self.file.write_all(&columns(&rows, row_bytes, element_bytes as usize))
+                        },
+                    )
+                }
+                None => write_tensor_head(&mut self.file, self.format, is_v)
+                    .and_then(|()| self.file.write_all(&rows)),
+            }
+            .map_err(|error| error.to_string())?;
+        }
+        Ok(())
+    }
+
     /// K, or V, of a layer, in order of tokens, then heads.
     fn write(&mut self, stream: &mut Stream<'_>, is_v: bool) -> io::Result<()> {
-        write_tensor_head(&mut self.file, &self.format, is_v)?;
+        write_tensor_head(&mut self.file, self.format, is_v)?;
         while let Some(run) = stream.next_run().map_err(io::Error::other)? {
             for block in run.blocks() {
                 self.write_block(&block, is_v)?;
@@ -81,7 +153,7 @@ impl Rows<'_> {
 
     /// V of a layer, element after element, of which each page has a piece.
     fn write_transposed(&mut self, stream: &mut Stream<'_>, element_bytes: u32) -> io::Result<()> {
-        write_transposed_head(&mut self.file, &self.format, element_bytes)?;
+        write_transposed_head(&mut self.file, self.format, element_bytes)?;
         self.file.flush()?;
         let start = self.file.stream_position()?;
         let mut first = 0;
@@ -117,4 +189,12 @@ impl Rows<'_> {
         }
         Ok(())
     }
+}
+
+/// Rows as columns: the same element of each row, element after element.
+fn columns(rows: &[u8], row_bytes: usize, element_bytes: usize) -> Vec<u8> {
+    let elements = (0..row_bytes).step_by(element_bytes);
+    let of_rows =
+        |at: usize| rows.chunks_exact(row_bytes).map(move |row| &row[at..][..element_bytes]);
+    elements.flat_map(of_rows).flatten().copied().collect()
 }

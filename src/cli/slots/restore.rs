@@ -99,7 +99,7 @@ impl<'a> Source<'a> {
 
     /// What a server means that refuses a slot: it has the same words for everything.
     fn explain(&self, slot: u64, sequence: &Path) -> Option<Failure> {
-        if is_apart(self.server, slot).ok()? {
+        if is_apart(self.server, slot, self.model).ok()? {
             return Some(Failure::Failed(NOT_UNIFIED.to_owned()));
         }
         let tokens = Sequence::open(sequence).and_then(|sequence| sequence.valid_tokens()).ok()?;
@@ -123,8 +123,8 @@ fn no_room(tokens: u64, room: u64, used: u64) -> Option<String> {
 }
 
 /// Whether the server keeps each slot in a stream of its own, as what it saves tells.
-pub(super) fn is_apart(server: &Server, slot: u64) -> Result<bool, Failure> {
-    let (_file, saved) = server.saved(slot)?;
+pub(super) fn is_apart(server: &Server, slot: u64, model: &Path) -> Result<bool, Failure> {
+    let (_file, saved) = server.saved(slot, model)?;
     Ok(saved.streams() > 1)
 }
 

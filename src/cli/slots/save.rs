@@ -51,7 +51,7 @@ impl Saver<'_> {
     /// and have nothing but its beginning.
     pub(super) fn save(&self, slot: u64) -> Result<Saved, Failure> {
         let begin = Instant::now();
-        let (file, found) = self.server.saved(slot)?;
+        let (file, found) = self.server.saved(slot, self.model)?;
         let stopped = begin.elapsed();
         let (tokens, count) = (found.token_ids(), found.num_tokens());
         if count == 0 {

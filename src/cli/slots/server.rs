@@ -5,7 +5,7 @@
 
 use std::fs::File;
 use std::io::Read;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use kvfs_formats::slot::Slot;
@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 use super::ServerArguments;
 use super::state::SlotState;
 use crate::cli::output::Failure;
+use crate::sequence::Sequences;
 
 /// The server answers once it has a slot's turn, and has written or read it.
 const SLOT_ANSWER_MAX: Duration = Duration::from_secs(600);
@@ -132,11 +133,13 @@ impl Server {
     }
 
     /// What a slot has, in a file that lasts as long as what is returned.
-    pub(super) fn saved(&self, slot: u64) -> Result<(Exchanged<'_>, Slot), Failure> {
+    /// The model is the one whose sequence it would become.
+    pub(super) fn saved(&self, slot: u64, model: &Path) -> Result<(Exchanged<'_>, Slot), Failure> {
+        let sequences = Sequences::open(model).map_err(Failure::failed)?;
         let file = Exchanged::new(self);
         self.ask(slot, "save", &file)?;
         let opened = File::open(&file.path).map_err(|error| file.explain(&error))?;
-        let found = Slot::of(opened).map_err(|why| {
+        let found = Slot::of(opened, sequences.manifest()).map_err(|why| {
             let path = file.path.display();
             Failure::Failed(format!("{path}: the server's slot {slot} {why}"))
         })?;

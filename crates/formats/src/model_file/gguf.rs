@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::io::{Read, Seek, SeekFrom};
 
 use kvfs_page::limits::MAX_LAYERS;
-use kvfs_page::{Dtype, LayerKind, Layout};
+use kvfs_page::{Dtype, LayerKind, Layout, StateShape, StateTensor};
 
 use super::{ModelFile, every, narrow, rope};
 
@@ -157,17 +157,48 @@ impl Metadata {
         }
     }
 
+    /// What a recurrent layer keeps: what its convolution has seen and its state, in f32, as
+    /// `llama_hparams::n_embd_r` and `n_embd_s` of llama.cpp tell; of models that have neither field it is not told.
+    fn recurrent(&self) -> Result<LayerKind, String> {
+        let too_many = || "its states have more elements than a file may".to_owned();
+        let (conv, ssm) = if let Some(length) = self.count("shortconv.l_cache")? {
+            let width = self.needed("embedding_length")?;
+            (length.saturating_sub(1).checked_mul(width), Some(0))
+        } else if let (Some(inner), Some(state), Some(kernel)) = (
+            self.count("ssm.inner_size")?,
+            self.count("ssm.state_size")?,
+            self.count("ssm.conv_kernel")?,
+        ) {
+            let groups = self.count("ssm.group_count")?.unwrap_or(0);
+            let width = groups.checked_mul(state).and_then(|width| width.checked_mul(2));
+            let width = width.and_then(|width| width.checked_add(inner));
+            let conv = width.and_then(|width| width.checked_mul(kernel.saturating_sub(1)));
+            (conv, inner.checked_mul(state))
+        } else {
+            return Ok(LayerKind::Recurrent);
+        };
+        let mut tensors = Vec::new();
+        for (name, elements) in [("conv", conv), ("ssm", ssm)] {
+            let elements = narrow(elements.ok_or_else(too_many)?, name)?;
+            if elements > 0 {
+                let shape = vec![elements];
+                tensors.push(StateTensor { name: name.to_owned(), dtype: Dtype::F32, shape });
+            }
+        }
+        Ok(LayerKind::State(StateShape { state: tensors }))
+    }
+
     fn layers(&self, count: u64, kv_heads: &[u64]) -> Result<Vec<LayerKind>, String> {
         if kv_heads.contains(&0) {
+            let recurrent = self.recurrent()?;
             let kind =
-                |heads: &u64| if *heads == 0 { LayerKind::Recurrent } else { LayerKind::Attention };
+                |heads: &u64| if *heads == 0 { recurrent.clone() } else { LayerKind::Attention };
             return Ok(kv_heads.iter().map(kind).collect());
         }
         let usual = HYBRIDS.contains(&self.architecture.as_str()).then_some(4);
         if let Some(interval) = self.count("full_attention_interval")?.or(usual) {
-            return Ok((0..count)
-                .map(|layer| every(interval, layer, LayerKind::Recurrent))
-                .collect());
+            let recurrent = self.recurrent()?;
+            return Ok((0..count).map(|layer| every(interval, layer, recurrent.clone())).collect());
         }
         if self.fields.keys().any(|name| name.starts_with(&format!("{}.ssm.", self.architecture))) {
             return Err("layers keep a state, and no field says which attend: give --layers and the rest by hand".to_owned());

@@ -1,17 +1,21 @@
 //! What a slot file must say of its rows for them to be those of a model's pages.
 
 use super::Version;
+use super::caches::Caches;
 use crate::types;
-use kvfs_page::{Dtype, Geometry, KvRotation, Manifest};
+use kvfs_page::{Geometry, KvRotation, Manifest};
 
 /// The engine multiplies K and V of quantised caches with a Hadamard matrix of so many elements, where
 /// heads are a multiple of it; of K with the largest power of two that divides them.
 const ROTATION_MIN: u32 = 64;
 
 /// The rows of a model in slot files.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Format {
+    /// All that the model has.
     pub(super) layers: u32,
+    /// Which of them stand where.
+    pub(super) caches: Caches,
     /// The number of the dtype in ggml.
     pub(super) kind: i32,
     /// Bytes of K and of V of one token of a layer.
@@ -38,22 +42,18 @@ impl Format {
     /// The end of a line about a slot file that says why there can be none.
     pub fn new(manifest: &Manifest) -> Result<Self, String> {
         let geometry = manifest.geometry();
-        if geometry.v_head_dim() == 0 {
+        let caches = Caches::of(manifest)?;
+        if geometry.v_head_dim() == 0 && !caches.rows.is_empty() {
             return Err("has V, the manifest's model has none".to_owned());
         }
         let dtype = geometry.dtype();
-        let kind = match dtype {
-            Dtype::F32 => types::F32,
-            Dtype::F16 => types::F16,
-            Dtype::Bf16 => types::BF16,
-            Dtype::Q8_0 => types::Q8_0,
-            Dtype::Q4_0 => types::Q4_0,
-            Dtype::F8E4m3 => return Err(format!("cannot be pages of {dtype}")),
-        };
+        let kind = types::of_dtype(dtype);
+        let kind = kind.ok_or_else(|| format!("cannot be pages of {dtype}"))?;
         let heads = u64::from(geometry.num_kv_heads());
         let told = manifest.fields().kv_rotation.as_ref();
         Ok(Self {
             layers: geometry.num_layers(),
+            caches,
             kind,
             row_bytes: [geometry.k_row_bytes(), geometry.v_row_bytes()].map(|bytes| heads * bytes),
             element_bytes: (dtype.block_elements() == 1).then(|| dtype.block_bytes()),
@@ -73,6 +73,16 @@ impl Format {
             Version::Four => ToldRotation::Elements(format.rotation),
         };
         format.check_rotation(told).map(|()| format)
+    }
+
+    /// Whether there is nothing but rows of all tokens in all layers.
+    pub fn is_plain(&self) -> bool {
+        self.caches.is_plain()
+    }
+
+    /// The caches that a file has.
+    pub fn caches(&self) -> &Caches {
+        &self.caches
     }
 
     /// Compares the rotation with what a file says.
@@ -130,7 +140,7 @@ fn rotation(geometry: &Geometry, told: Option<&KvRotation>) -> Result<[u32; 2], 
 mod tests {
     use super::ToldRotation::{Elements, Untold};
     use super::*;
-    use kvfs_page::ManifestFields;
+    use kvfs_page::{Dtype, ManifestFields};
 
     fn format(dtype: Dtype, head_dim: u32, told: Option<KvRotation>) -> Result<Format, String> {
         let fields = ManifestFields::new("m", dtype, 2, 2, head_dim);

@@ -3,9 +3,13 @@
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
 
+use super::caches::RowsCache;
+use super::checkpoints::Checkpoints;
 use super::format::ToldRotation;
+use super::recurrent::Recurrent;
 use super::tensor::{Order, Tensor};
-use super::{CELL_BYTES, MAGIC, SESSION_MAGIC, Slot, Version};
+use super::{CELL_BYTES, MAGIC, RowsPart, SESSION_MAGIC, Slot, Version};
+use crate::Rows;
 
 /// No token (`LLAMA_TOKEN_NULL`): what the server kept of a prompt follows, in a form of its own.
 pub(super) const PROMPT: u32 = u32::MAX;
@@ -13,8 +17,6 @@ pub(super) const PROMPT: u32 = u32::MAX;
 const PROMPT_VERSION: u32 = 1;
 /// `LLAMA_MAX_SEQ`
 const STREAMS_MAX: u32 = 256;
-/// No model has more layers; what says so is no slot file.
-const LAYERS_MAX: u32 = 1 << 16;
 
 type IsSession = bool;
 
@@ -41,6 +43,8 @@ impl From<String> for Fault {
 /// Cells of a sequence.
 #[derive(Default)]
 struct Cells {
+    /// The position of the first.
+    first: u32,
     count: u32,
     /// The cell of each position, unless they stand in that order.
     of_positions: Vec<u32>,
@@ -81,12 +85,30 @@ impl Reader {
         Fault::Ends(format!("ends at byte {}", self.length))
     }
 
-    fn u32(&mut self) -> Result<u32, Fault> {
+    pub(super) fn u32(&mut self) -> Result<u32, Fault> {
         self.bytes().map(u32::from_le_bytes)
     }
 
-    fn i32(&mut self) -> Result<i32, Fault> {
+    pub(super) fn i32(&mut self) -> Result<i32, Fault> {
         self.bytes().map(i32::from_le_bytes)
+    }
+
+    pub(super) fn u64(&mut self) -> Result<u64, Fault> {
+        self.bytes().map(u64::from_le_bytes)
+    }
+
+    pub(super) fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    pub(super) fn is_at_end(&self) -> bool {
+        self.offset == self.length
+    }
+
+    /// Goes behind bytes that are there.
+    pub(super) fn skip(&mut self, bytes: u64) -> Result<(), Fault> {
+        let end = self.offset.checked_add(bytes).filter(|end| *end <= self.length);
+        self.skip_to(end.ok_or_else(|| self.ends())?)
     }
 
     /// Refuses counts that the file is too short for, before anything is as large as they say.
@@ -107,14 +129,12 @@ impl Reader {
         let order = if is_transposed {
             Order::Columns { element_bytes: self.u32()?, elements: self.u32()? }
         } else {
-            Order::Rows { bytes: self.bytes().map(u64::from_le_bytes)? }
+            Order::Rows { bytes: self.u64()? }
         };
         let tensor = Tensor { kind, order, offset: self.offset };
         to.push(tensor);
         let bytes = u64::from(cells).checked_mul(tensor.row_bytes());
-        let end = bytes.and_then(|bytes| tensor.offset.checked_add(bytes));
-        let end = end.filter(|end| *end <= self.length);
-        self.skip_to(end.ok_or_else(|| self.ends())?)
+        self.skip(bytes.ok_or_else(|| self.ends())?)
     }
 
     fn skip_to(&mut self, offset: u64) -> Result<(), Fault> {
@@ -159,13 +179,13 @@ impl Reader {
         Ok(words)
     }
 
-    fn streams(&mut self) -> Result<Streams, Fault> {
+    fn streams(&mut self, has_window: bool) -> Result<Streams, Fault> {
         let count = self.u32()?;
         if !(1..=STREAMS_MAX).contains(&count) {
             return Err(format!("says that it has {count} streams").into());
         }
         for behind in (0..count).rev() {
-            let cells = self.cells()?;
+            let cells = self.cells(has_window)?;
             if cells.count > 0 {
                 return Ok(Streams { count, cells, behind });
             }
@@ -173,8 +193,9 @@ impl Reader {
         Ok(Streams { count, cells: Cells::default(), behind: 0 })
     }
 
-    /// Cells that have the positions 0, 1, 2, ..., each once and of one sequence.
-    fn cells(&mut self) -> Result<Cells, Fault> {
+    /// Cells that have the positions 0, 1, 2, ..., each once and of one sequence; of a cache with a window those
+    /// from some position on.
+    fn cells(&mut self, has_window: bool) -> Result<Cells, Fault> {
         let count = self.count("cells", CELL_BYTES)?;
         let refuse = |cell: usize, position: i64| {
             format!(
@@ -182,30 +203,69 @@ impl Reader {
                  positions of several dimensions, is no sequence of pages"
             )
         };
-        let mut first = None;
+        let mut of_sequence = None;
         let mut positions = Vec::new();
         for cell in 0..count as usize {
             let (position, sequences, sequence) = (self.i32()?, self.u32()?, self.i32()?);
-            if *first.get_or_insert(sequence) != sequence {
+            if *of_sequence.get_or_insert(sequence) != sequence {
                 return Err("has cells of several sequences".to_owned().into());
             }
             match u32::try_from(position) {
-                Ok(position) if position < count && sequences == 1 => positions.push(position),
+                Ok(found) if sequences == 1 && (has_window || found < count) => {
+                    positions.push(found);
+                }
                 _ => return Err(refuse(cell, position.into()).into()),
             }
         }
-        if positions.iter().copied().eq(0..count) {
-            return Ok(Cells { count, of_positions: Vec::new() });
+        let first = if has_window { positions.iter().min().copied().unwrap_or(0) } else { 0 };
+        if positions.iter().map(|position| position - first).eq(0..count) {
+            return Ok(Cells { first, count, of_positions: Vec::new() });
         }
         let mut of_positions = vec![u32::MAX; positions.len()];
         for (cell, position) in (0..count).zip(positions) {
-            let place = &mut of_positions[position as usize];
-            if *place != u32::MAX {
-                return Err(refuse(cell as usize, position.into()).into());
+            match of_positions.get_mut((position - first) as usize) {
+                Some(place) if *place == u32::MAX => *place = cell,
+                _ => return Err(refuse(cell as usize, position.into()).into()),
             }
-            *place = cell;
         }
-        Ok(Cells { count, of_positions })
+        Ok(Cells { first, count, of_positions })
+    }
+}
+
+impl RowsPart {
+    /// Reads a cache that has rows, and notes it part by part.
+    fn read(
+        &mut self, reader: &mut Reader, cache: &RowsCache, version: Version,
+    ) -> Result<(), Fault> {
+        let Streams { count, cells, behind } = reader.streams(cache.window.is_some())?;
+        self.streams = count;
+        if cells.count == 0 {
+            return Ok(());
+        }
+        (self.first, self.cells, self.cells_of_positions) =
+            (cells.first, cells.count, cells.of_positions);
+        let (is_transposed, layers) = (reader.u32()?, reader.u32()?);
+        if is_transposed > 1 {
+            return Err("has V in another order than those that are known".to_owned().into());
+        }
+        let expected = cache.layers.len();
+        if layers as usize != expected {
+            let which = if cache.window.is_some() { " with a window" } else { "" };
+            return Err(format!("has {layers} layers{which}, the manifest {expected}").into());
+        }
+        self.rotation = Some(match version {
+            Version::Three => ToldRotation::Untold,
+            Version::Four => ToldRotation::Elements([reader.u32()?, reader.u32()?]),
+        });
+        let cells = cells.count;
+        (0..layers).try_for_each(|_| reader.tensor(cells, false, &mut self.k))?;
+        (0..layers).try_for_each(|_| reader.tensor(cells, is_transposed != 0, &mut self.v))?;
+        for _ in 0..behind {
+            if reader.u32()? != 0 {
+                return Err("has cells in several streams, not one sequence".to_owned().into());
+            }
+        }
+        Ok(())
     }
 }
 
@@ -217,36 +277,56 @@ impl Slot {
         self.tokens = reader.tokens()?;
         self.is_session = is_session;
         if is_session {
+            if !self.caches.is_plain() {
+                return Err("is a session of a model with a window or with states: save a slot"
+                    .to_owned()
+                    .into());
+            }
             reader.skip_name()?;
         }
-        let Streams { count, cells: Cells { count: cells, of_positions }, behind } =
-            reader.streams()?;
-        self.streams = count;
-        if cells == 0 {
-            return Ok(());
+        for cache in &self.caches.rows {
+            let mut part = RowsPart::default();
+            let outcome = part.read(reader, cache, version);
+            // What was found of it is looked at, whatever follows.
+            self.parts.push(part);
+            outcome?;
         }
-        (self.cells, self.cells_of_positions) = (cells, of_positions);
-        let (is_transposed, layers) = (reader.u32()?, reader.u32()?);
-        if is_transposed > 1 {
-            return Err("has V in another order than those that are known".to_owned().into());
-        }
-        if layers > LAYERS_MAX {
-            return Err(format!("says that it has {layers} layers").into());
-        }
-        self.layers = Some(layers);
-        self.rotation = Some(match version {
-            Version::Three => ToldRotation::Untold,
-            Version::Four => ToldRotation::Elements([reader.u32()?, reader.u32()?]),
-        });
-        (0..layers).try_for_each(|_| reader.tensor(cells, false, &mut self.k))?;
-        (0..layers).try_for_each(|_| reader.tensor(cells, is_transposed != 0, &mut self.v))?;
-        for _ in 0..behind {
-            if reader.u32()? != 0 {
-                return Err("has cells in several streams, not one sequence".to_owned().into());
+        self.check_window()?;
+        if !self.caches.states.is_empty() {
+            let found = Recurrent::read_cell(reader)?;
+            let seen = found.tokens;
+            if let [rows, ..] = &self.parts[..]
+                && rows.cells != seen
+            {
+                let rows = rows.cells;
+                return Err(format!("has rows of {rows} tokens, and states after {seen}").into());
             }
+            let layers = self.caches.states.len();
+            self.states.insert(found).read_tensors(reader, layers)?;
         }
-        if reader.offset != reader.length {
-            return Err("has more than the cache of one kind of layer".to_owned().into());
+        if version == Version::Four && !self.caches.is_plain() {
+            self.checkpoints = Checkpoints::read(reader, self.num_tokens())?;
+        }
+        if !reader.is_at_end() {
+            return Err("has more than the caches of the manifest's layers".to_owned().into());
+        }
+        Ok(())
+    }
+
+    /// What a cache with a window has must be what the window of the last token covers.
+    fn check_window(&self) -> Result<(), Fault> {
+        let ([whole, windowed], Some(cache)) = (&self.parts[..], self.caches.rows.get(1)) else {
+            return Ok(());
+        };
+        let (tokens, first) = (whole.cells, cache.first(whole.cells));
+        let end = u64::from(windowed.first) + u64::from(windowed.cells);
+        if windowed.first != first && tokens > 0 || end != u64::from(tokens) {
+            let found = windowed.first;
+            return Err(format!(
+                "has rows of positions {found} to {end} of layers with a window, and by the \
+                 manifest they are {first} to {tokens}"
+            )
+            .into());
         }
         Ok(())
     }

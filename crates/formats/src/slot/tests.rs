@@ -9,6 +9,8 @@ use super::read::PROMPT;
 use super::*;
 use kvfs_page::{Dtype, ManifestFields};
 
+mod kinds;
+
 const TOKENS: [u32; 4] = [7, 8, 9, 10];
 
 /// Two layers of two heads of 4 in f16: 16 bytes of K and of V for each of three tokens.
@@ -43,9 +45,13 @@ fn file(version: Version) -> Vec<u8> {
 }
 
 fn open(bytes: &[u8]) -> Result<Slot, String> {
+    open_for(&manifest(), bytes)
+}
+
+pub(super) fn open_for(manifest: &Manifest, bytes: &[u8]) -> Result<Slot, String> {
     let file = tempfile::NamedTempFile::new().unwrap();
     file.as_file().write_all_at(bytes, 0).unwrap();
-    Slot::open(file.path())
+    Slot::open(file.path(), manifest)
 }
 
 #[test]
@@ -212,12 +218,13 @@ fn every_byte_of_a_version_has_a_part(version: Version) {
     for (offset, byte) in (0_u64..).zip(&file) {
         let (part, rest) = layout.part(offset).unwrap();
         let expected = match part {
-            Part::Head { at } => heads[at as usize],
+            Part::Head { number: 0, at } => heads[at as usize],
             Part::TensorHead { at, .. } => tensor_head[at as usize],
-            Part::Rows { layer, is_v, at } => {
-                let tensor = layer as usize + 2 * usize::from(is_v);
+            Part::Rows { layer, is_v, first: 0, at } => {
+                let tensor = layer.0 as usize + 2 * usize::from(is_v);
                 (tensor * 50) as u8 + at as u8
             }
+            other => panic!("{other:?}"),
         };
         assert_eq!(*byte, expected, "{offset}: {part:?}");
         assert!(rest > 0 && layout.part(offset + rest).is_none_or(|(next, _)| next != part));
@@ -248,7 +255,7 @@ fn numbers_out_of_range_are_refused() {
         (36, "cell 0 is at position"),
         (40, "cell 0 is at position"),
         (72, "V in another order"),
-        (76, "layers"),
+        (76, "layers, the manifest 2"),
     ] {
         let mut file = file(Version::Three);
         file[offset..offset + 4].copy_from_slice(&0x7fff_ffff_u32.to_le_bytes());
@@ -263,10 +270,12 @@ fn numbers_out_of_range_are_refused() {
 
 #[test]
 fn another_shape_is_refused() {
-    let slot = open(&file(Version::Three)).unwrap();
+    let file = file(Version::Three);
     let fields = || ManifestFields::new("m", Dtype::F16, 2, 2, 4);
     let check = |fields: ManifestFields, line: &str| {
-        let error = slot.check(&Manifest::new(fields).unwrap()).unwrap_err();
+        let manifest = Manifest::new(fields).unwrap();
+        let slot = open_for(&manifest, &file);
+        let error = slot.and_then(|slot| slot.check(&manifest)).unwrap_err();
         assert!(error.contains(line), "{error}");
     };
     check(ManifestFields { num_layers: 3, ..fields() }, "has 2 layers, the manifest 3");

@@ -1,6 +1,8 @@
 //! How far what a sequence keeps is there, so that an engine can go on after it: each kind of layer has
 //! its rule ([`Needed`]).
 
+use std::ops::Range;
+
 use super::find::Question;
 use crate::core::state::State;
 use crate::{FileSystem, FsError};
@@ -75,10 +77,33 @@ impl Presence<'_> {
     fn windows_end(&self, windows: &[(Layer, u64)], mut tokens: u64) -> Result<u64, FsError> {
         let page_tokens = u64::from(self.geometry().page_tokens());
         for &(layer, window) in windows {
-            let first = tokens.saturating_sub(window) / page_tokens * page_tokens;
+            let begin = tokens.saturating_sub(window);
+            let mut first = begin / page_tokens * page_tokens;
+            if begin > first {
+                let end = tokens.min(first + page_tokens);
+                if self.has_window_rows(layer, begin..end)? {
+                    first = end;
+                }
+            }
             tokens = self.layer_end(layer, first..tokens)?;
         }
         Ok(tokens)
+    }
+
+    /// Whether a layer has these rows of a page in a file of their own.
+    fn has_window_rows(&self, layer: Layer, rows: Range<u64>) -> Result<bool, FsError> {
+        let state = self.fs.core.state();
+        let Some(directory) = state.entry(self.sequence, names::format_layer(layer).as_bytes())?
+        else {
+            return Ok(false);
+        };
+        let name = names::format_window_rows(TokenStart(rows.start));
+        let Some(found) = state.entry(directory.inode, name.as_bytes())? else {
+            return Ok(false);
+        };
+        let bytes = (rows.end - rows.start) * self.geometry().row_bytes();
+        let size = state.attributes(&self.fs.core.store, found.inode)?.size;
+        Ok(size == bytes && self.fs.can_be_had(&state, found.inode)?)
     }
 
     /// Rows up to `tokens` after which the first of these layers has a state, the last first.
@@ -121,7 +146,7 @@ impl Presence<'_> {
     }
 
     /// Where the pages of a layer that cover `wanted` from its beginning on, without a hole, end.
-    fn layer_end(&self, layer: Layer, wanted: std::ops::Range<u64>) -> Result<u64, FsError> {
+    fn layer_end(&self, layer: Layer, wanted: Range<u64>) -> Result<u64, FsError> {
         let geometry = self.geometry();
         let state = self.fs.core.state();
         let Some(directory) = state.entry(self.sequence, names::format_layer(layer).as_bytes())?

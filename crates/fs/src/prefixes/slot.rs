@@ -5,11 +5,12 @@
 //!
 //! Nothing is kept: the head is made when the file is opened, rows are gathered page by page. The
 //! bytes are those that `kvfs export` writes, so an engine restores a conversation from pages without
-//! knowing of them. Only what slots can say has a file: attention in every
-//! layer, and no token moved.
+//! knowing of them. Only what slots can say has a file: layers that see everything, layers with one window, states that
+//! the manifest describes, and no token moved. References are for the first of these alone.
 //!
 //! Here is which slot a name means, and what is known of it once it is open; `read` reads it.
 
+mod marks;
 mod read;
 
 use std::sync::{Arc, Mutex};
@@ -22,13 +23,14 @@ use super::slot_file::SlotFile;
 use crate::core::state::State;
 use crate::{FileSystem, FsError};
 use kvfs_page::names::{REFERENCES_4_SUFFIX, REFERENCES_SUFFIX, SLOT_4_SUFFIX, SLOT_SUFFIX};
-use kvfs_page::{Geometry, Layer, LayerKind, Layout as PageLayout, Manifest, PrefixHash, names};
+use kvfs_page::{Geometry, Layer, Layout as PageLayout, PrefixHash, TokenStart, names};
 use kvfs_storage::ingest::model::Model;
 use kvfs_storage::store::metadata::watches::Watch;
 use kvfs_storage::store::record::{InodeId, Time};
 
 use kvfs_formats::slot::reference::{Key, REFERENCE_BYTES};
 use kvfs_formats::slot::{Format, Head, Layout, Version};
+use marks::Marks;
 use read::Page;
 pub(super) use read::Stretch;
 
@@ -72,6 +74,8 @@ pub(super) struct SlotKey {
     pub(super) kind: Kind,
     ids: u32,
     cells: u32,
+    /// Bytes of what a server keeps to go back to earlier tokens.
+    checkpoints: u64,
     /// When its ids were written: `(seconds, nanoseconds)`.
     written: (i64, u32),
 }
@@ -87,9 +91,12 @@ pub(crate) struct OpenSlot {
     watch: Watch,
     /// Who could open it.
     readers: Readers,
-    format: Format,
     layout: Layout,
-    head: Vec<u8>,
+    /// What stands before the tensors of each cache.
+    heads: Vec<Vec<u8>>,
+    /// What must stay what it was, beside pages and tails.
+    marks: Marks,
+    cells: u32,
     references: Option<References>,
     /// The page that was read last: readers go on where they were.
     page: Mutex<Option<Page>>,
@@ -169,7 +176,8 @@ impl FileSystem {
             self.core.model_of(&mut self.core.state(), key.model).map_err(|_| FsError::Stale)?;
         let format = Format::of_version(&rules.manifest, key.kind.version);
         let format = format.map_err(|_| FsError::Stale)?;
-        let layout = Layout::new(&format, key.kind.version, key.ids, key.cells);
+        let layout = Layout::new(&format, key.kind.version, key.ids, key.cells)
+            .with_checkpoints(key.checkpoints);
         Ok(SlotShape { rules, key, format, layout })
     }
 
@@ -181,28 +189,42 @@ impl FileSystem {
         let geometry = *rules.manifest.geometry();
         let stands = self.positions_of(sequence)?;
         let is_plain = stands.is_some_and(|positions| positions.is_plain());
-        if !is_plain || !is_of_slots(&rules.manifest) {
+        let Ok(format) = Format::of_version(&rules.manifest, kind.version) else {
             return Ok(None);
-        }
-        if kind.has_references && !has_contiguous_rows(&geometry) {
+        };
+        if !is_plain
+            || kind.has_references && !(format.is_plain() && has_contiguous_rows(&geometry))
+        {
             return Ok(None);
         }
         let (bytes, written) = self.size_and_time(sequence, names::TOKENS)?;
         let known = bytes / TOKEN_BYTES as u64;
-        let question = Question::new(model, Arc::clone(&rules), &[]);
+        // Of which tokens a state is can be told by these alone.
+        let prompt = match rules.manifest.describes_states() {
+            true => {
+                self.whole_file((sequence, names::TOKENS), Readers::NOBODY)?.unwrap_or_default()
+            }
+            false => Vec::new(),
+        };
+        let question = Question::new(model, Arc::clone(&rules), &prompt);
         let cells = self.present_tokens(&question, sequence, known)?;
         let ids = kind.version.ids(known, cells);
         let (Ok(ids), Ok(cells)) = (u32::try_from(ids), u32::try_from(cells)) else {
             return Ok(None);
         };
         let written = (written.seconds, written.nanoseconds);
-        let key = SlotKey { model, sequence, kind, ids, cells, written };
-        let Some(format) =
-            Format::of_version(&rules.manifest, kind.version).ok().filter(|_| ids > 0)
-        else {
+        if ids == 0 || cells == 0 && !format.is_plain() {
             return Ok(None);
+        }
+        let checkpoints = match (kind.version, format.is_plain()) {
+            (Version::Four, false) => {
+                let name = names::format_checkpoints(TokenStart(cells.into()));
+                self.size_and_time(sequence, &name)?.0
+            }
+            _ => 0,
         };
-        let layout = Layout::new(&format, kind.version, ids, cells);
+        let key = SlotKey { model, sequence, kind, ids, cells, checkpoints, written };
+        let layout = Layout::new(&format, kind.version, ids, cells).with_checkpoints(checkpoints);
         Ok(Some(SlotShape { rules, key, format, layout }))
     }
 
@@ -225,6 +247,7 @@ impl FileSystem {
         let rules = self.slot_shape(key)?.rules;
         let geometry = rules.manifest.geometry();
         let (layers, watch) = self.core.state().watch_layers(key.sequence, geometry, key.cells)?;
+        let marks = Marks::of(self, &rules.manifest, (key.sequence, &layers), key.cells)?;
         let now = self.slot_now(key.model, key.sequence, key.kind)?;
         // The kernel looks the name up again.
         let shape = now.filter(|shape| shape.key == key).ok_or(FsError::Stale)?;
@@ -251,19 +274,23 @@ impl FileSystem {
         let ids = ids.chunks_exact(TOKEN_BYTES).take(key.ids as usize);
         let ids: Vec<u32> =
             ids.map(|id| u32::from_le_bytes([id[0], id[1], id[2], id[3]])).collect();
-        let mut head = Vec::new();
         let (version, cells) = (key.kind.version, key.cells);
-        Head { version, tokens: &ids, cells, is_transposed: false, session: None }
-            .write(&mut head, &shape.format)?;
+        let head = Head { version, tokens: &ids, cells, is_transposed: false, session: None };
+        let heads = (0..shape.format.caches().count()).map(|number| {
+            let mut bytes = Vec::new();
+            head.write_number(&mut bytes, &shape.format, number).map(|()| bytes)
+        });
+        let heads = heads.collect::<Result<_, _>>()?;
         let mut slot = OpenSlot {
             rules: shape.rules,
             sequence,
             layers,
             watch,
             readers,
-            format: shape.format,
             layout: shape.layout,
-            head,
+            heads,
+            marks,
+            cells,
             references,
             page: Mutex::default(),
             file: None,
@@ -282,7 +309,7 @@ impl FileSystem {
         let rules = self.slot_shape(key)?.rules;
         let geometry = rules.manifest.geometry();
         let start = u64::from(key.cells - key.cells % geometry.page_tokens());
-        for layer in 0..geometry.num_layers() {
+        for layer in (0..geometry.num_layers()).map(Layer) {
             if self.page_is_away(key.sequence, layer, start)? {
                 return Ok(true);
             }
@@ -296,13 +323,6 @@ impl FileSystem {
     ) -> Result<Readers, FsError> {
         self.core.state().readers_of_layers(sequence, shape.rules.manifest.geometry())
     }
-}
-
-/// Whether slots have all that sequences of the model keep.
-pub(super) fn is_of_slots(manifest: &Manifest) -> bool {
-    let kind = |layer| manifest.layer_kind(Layer(layer));
-    let layers = 0..manifest.geometry().num_layers();
-    layers.map(kind).all(|kind| matches!(kind, Some(LayerKind::Attention)))
 }
 
 /// Whether rows of a page lie in it as an engine has them, with room for a reference.

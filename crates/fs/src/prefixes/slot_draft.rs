@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use super::Virtual;
 use super::shares::Share;
-use super::slot::{Kind, SlotKey, is_of_slots};
+use super::slot::{Kind, SlotKey};
 use crate::attributes::{Caller, Found, Place};
 use crate::core::handle::{Handle, Served};
 use crate::core::stale::{mark_stale, tell_stale_at_once};
@@ -18,9 +18,9 @@ use crate::create::{Created, NewNode};
 use crate::opened::Opened;
 use crate::retention::InUse;
 use crate::{FileSystem, FsError, classify, descriptors};
-use kvfs_formats::slot::Slot;
-use kvfs_formats::{Rows, SequenceFile, sequence_files};
-use kvfs_page::{Manifest, PageError, names};
+use kvfs_formats::slot::{Caches, Slot};
+use kvfs_formats::{Rows, SequenceFile, copy_checkpoints, sequence_files};
+use kvfs_page::{Manifest, PageError, TokenStart, names};
 use kvfs_storage::ingest::seal::SealError;
 use kvfs_storage::store::disk::DiskFile;
 use kvfs_storage::store::record::{self, DirectoryClass, InodeId};
@@ -143,7 +143,7 @@ impl FileSystem {
         let rules =
             self.core.model_of(&mut self.core.state(), model).map_err(|_| FsError::NotPermitted)?;
         let is_work = sequence.ends_with(names::WORK_SUFFIX.as_bytes());
-        if !is_sequence || is_work || !is_of_slots(&rules.manifest) {
+        if !is_sequence || is_work || Caches::of(&rules.manifest).is_err() {
             return Err(FsError::NotPermitted);
         }
         self.check_may_save(caller, model, &sequence)?;
@@ -220,7 +220,7 @@ impl FileSystem {
         let rules =
             self.core.model_of(&mut self.core.state(), draft.model).map_err(|_| FsError::Stale)?;
         let refuse = |why: String| self.refuse_slot(draft, &why);
-        let slot = draft.file().and_then(Slot::of).map_err(refuse)?;
+        let slot = draft.file().and_then(|file| Slot::of(file, &rules.manifest)).map_err(refuse)?;
         slot.check_form(draft.kind.version).map_err(refuse)?;
         slot.check(&rules.manifest).map_err(refuse)?;
 
@@ -314,11 +314,11 @@ impl FileSystem {
     ) -> Result<(), FsError> {
         let sequence = self.directory_of_slot(draft, place.parent, &place.name)?;
         for file in sequence_files(slot, manifest) {
-            let SequenceFile { layer, name, is_page, bytes } = file?;
+            let SequenceFile { layer, name, is_sealed, bytes } = file?;
             let layer = names::format_layer(layer);
             let parent = self.directory_of_slot(draft, sequence, layer.as_bytes())?;
             let place = Place { parent, name: name.into_bytes() };
-            if is_page {
+            if is_sealed {
                 let staging = [&place.name[..], b".tmp"].concat();
                 let staging = Place { parent, name: staging };
                 self.write_new(draft, &staging, &bytes)?;
@@ -326,6 +326,11 @@ impl FileSystem {
             } else {
                 self.write_new(draft, &place, &bytes)?;
             }
+        }
+        if slot.checkpoints_bytes() > 0 {
+            let name = names::format_checkpoints(TokenStart(slot.num_tokens().into()));
+            let place = Place { parent: sequence, name: name.into_bytes() };
+            write_pieces(self, draft, &place, |write| copy_checkpoints(slot, write))?;
         }
         let ids: Vec<u8> = slot.token_ids().iter().flat_map(|id| id.to_le_bytes()).collect();
         let tokens = Place { parent: sequence, name: names::TOKENS.as_bytes().to_vec() };
@@ -348,18 +353,30 @@ impl FileSystem {
     }
 
     fn write_new(&self, draft: &SlotDraft, place: &Place, bytes: &[u8]) -> Result<(), FsError> {
-        let made = self.create(place, draft.mode, draft.owner, true)?;
-        let (handle, inode) = (made.opened.handle, made.found.attributes.inode);
-        // The daemon's own descriptor is no writer that the file waits for.
-        drop(made);
-        let written = self.write(handle, 0, bytes, true).and_then(|()| self.flush(handle));
-        let released = self.release(handle);
-        self.forget(inode, 1);
-        written.and(released)
+        write_pieces(self, draft, place, |write| write(0, bytes))
     }
 
     fn remove_unfinished(&self, place: &Place) -> Result<(), FsError> {
         let entry = self.core.state().entry(place.parent, &place.name)?;
         entry.map_or(Ok(()), |entry| self.remove_tree(place, entry, InUse::Goes).map(drop))
     }
+}
+
+/// What takes bytes of a file that is made, and where they begin.
+type Write<'a> = &'a mut dyn FnMut(u64, &[u8]) -> Result<(), FsError>;
+
+/// Makes a file of pieces.
+fn write_pieces(
+    fs: &FileSystem, draft: &SlotDraft, place: &Place,
+    make: impl FnOnce(Write<'_>) -> Result<(), FsError>,
+) -> Result<(), FsError> {
+    let made = fs.create(place, draft.mode, draft.owner, true)?;
+    let (handle, inode) = (made.opened.handle, made.found.attributes.inode);
+    // The daemon's own descriptor is no writer that the file waits for.
+    drop(made);
+    let written = make(&mut |at, bytes| fs.write(handle, at, bytes, true));
+    let written = written.and_then(|()| fs.flush(handle));
+    let released = fs.release(handle);
+    fs.forget(inode, 1);
+    written.and(released)
 }

@@ -168,10 +168,14 @@ fn list_layer(
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(ListedLayer::default()),
         outcome => outcome.map_err(&failed)?,
     };
-    let (mut pages, mut tails) = (Vec::new(), Vec::new());
+    let has_window = matches!(manifest.layer_kind(layer), Some(LayerKind::Sliding { .. }));
+    let (mut pages, mut tails, mut window_rows) = (Vec::new(), Vec::new(), None);
     for entry in entries {
         let entry = entry.map_err(&failed)?;
         let name = entry.file_name();
+        if has_window && let Some(first) = names::parse_window_rows(name.as_bytes()) {
+            window_rows = window_rows.max(Some((first, entry.path())));
+        }
         let kind = names::layer_entry(name.as_bytes());
         // Where no page may start, a name that looks like one is something else.
         let (LayerEntry::Page(start) | LayerEntry::Tail(start)) = kind else { continue };
@@ -189,7 +193,14 @@ fn list_layer(
     let after = |tail: &TokenStart| pages.last().is_none_or(|page| page.start < *tail);
     let tail = tails.into_iter().max().filter(after);
     let mut listed = ListedLayer { pages, tail, end: 0 };
-    listed.end = listed.find_end(directory, layer, manifest)?;
+    listed.end = match window_rows {
+        // All that a short window covers lies in one page, and not from its beginning on.
+        Some((first, path)) if listed.pages.is_empty() && listed.tail.is_none() => {
+            let bytes = fs::metadata(&path).map_err(ReadError::io(&path))?.len();
+            first.0 + bytes / manifest.geometry().row_bytes()
+        }
+        _ => listed.find_end(directory, layer, manifest)?,
+    };
     Ok(listed)
 }
 

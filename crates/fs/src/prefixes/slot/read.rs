@@ -2,13 +2,15 @@
 
 use std::sync::{Arc, PoisonError};
 
+use kvfs_formats::slot::Part;
 use kvfs_formats::slot::reference::Reference;
-use kvfs_formats::slot::{Part, write_tensor_head};
 
+use super::marks::{read_marked, window_rows};
 use super::{OpenSlot, References};
 use crate::transfer::copy_text;
 use crate::{FileSystem, FsError};
-use kvfs_page::{Geometry, Layer, PageView, TokenStart, names};
+use kvfs_page::limits::PAYLOAD_OFFSET;
+use kvfs_page::{Geometry, Layer, PageView, StateTensor, TokenStart, names};
 use kvfs_storage::store::disk::DiskFile;
 use kvfs_storage::store::record::{Entry, InodeId};
 
@@ -19,17 +21,28 @@ pub(in crate::prefixes) enum Stretch {
     AtHand(u64),
     /// Zeros in the place of rows that are referred to.
     Zeros(u64),
-    /// Rows that are read from pages.
+    /// Rows that are read from pages, and states.
     Rows(u64),
 }
 
-/// A page, or the rows of a tail.
+/// A page, or what stands in its place.
 #[derive(Debug)]
 pub(super) struct Page {
-    layer: u32,
-    start: u64,
-    bytes: Vec<u8>,
-    is_tail: bool,
+    pub(super) layer: Layer,
+    /// Where the page begins.
+    pub(super) start: u64,
+    /// Where the rows begin that are there.
+    pub(super) first: u64,
+    pub(super) bytes: Vec<u8>,
+    pub(super) kind: PageKind,
+}
+
+/// What a [`Page`] is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PageKind {
+    Sealed,
+    /// Each K, then V.
+    Rows,
 }
 
 impl OpenSlot {
@@ -72,7 +85,11 @@ impl OpenSlot {
 
     fn stretch(&self, offset: u64) -> Option<Stretch> {
         let (part, rest) = self.layout.part(offset)?;
-        let Part::Rows { is_v, at, .. } = part else { return Some(Stretch::AtHand(rest)) };
+        let (is_v, at) = match part {
+            Part::Rows { is_v, at, .. } => (is_v, at),
+            Part::State { .. } | Part::Checkpoints { .. } => return Some(Stretch::Rows(rest)),
+            Part::Head { .. } | Part::TensorHead { .. } => return Some(Stretch::AtHand(rest)),
+        };
         let pages = self.references.as_ref().map_or(0, |references| references.prefixes.len());
         let row_bytes = self.layout.row_bytes(is_v);
         let page_bytes = u64::from(self.rules.manifest.geometry().page_tokens()) * row_bytes;
@@ -89,12 +106,12 @@ impl OpenSlot {
     /// Fills `to` with what stands for a page's rows, from byte `at` on; returns how much. Nothing, if
     /// its rows are to be read.
     fn read_reference(
-        &self, (layer, is_v): (u32, bool), start: u64, at: u64, to: &mut [u8],
+        &self, (layer, is_v): (Layer, bool), start: u64, at: u64, to: &mut [u8],
     ) -> Option<usize> {
         let References { key, prefixes } = self.references.as_ref()?;
         let tokens = self.rules.manifest.geometry().page_tokens();
         let page = usize::try_from(start / u64::from(tokens)).ok()?;
-        let reference = Reference { prefix: *prefixes.get(page)?, layer, is_v, tokens };
+        let reference = Reference { prefix: *prefixes.get(page)?, layer: layer.0, is_v, tokens };
         let row_bytes = self.layout.row_bytes(is_v);
         let rest = u64::from(tokens) * row_bytes - at;
         let count = usize::try_from(rest).unwrap_or(usize::MAX).min(to.len());
@@ -115,13 +132,16 @@ impl FileSystem {
             let count = rest.min(buffer.len() - filled);
             let to = &mut buffer[filled..filled + count];
             let read = match part {
-                Part::Head { at } => copy_text(&slot.head, at, to),
-                Part::TensorHead { is_v, at } => {
-                    let mut head = Vec::new();
-                    write_tensor_head(&mut head, &slot.format, is_v)?;
-                    copy_text(&head, at, to)
+                Part::Head { number, at } => copy_text(&slot.heads[number], at, to),
+                Part::TensorHead { bytes, at } => copy_text(&bytes, at, to),
+                Part::Rows { layer, is_v, first, at } => {
+                    self.read_rows(slot, (layer, is_v), (first, at), to)?
                 }
-                Part::Rows { layer, is_v, at } => self.read_rows(slot, (layer, is_v), at, to)?,
+                Part::State { layer, tensor, at } => {
+                    let at = state_offset(slot, layer, tensor)? + at;
+                    read_marked(self, slot, Some(layer), at, to)?
+                }
+                Part::Checkpoints { at } => read_marked(self, slot, None, at, to)?,
             };
             if read == 0 {
                 return Err(FsError::Stale);
@@ -133,14 +153,18 @@ impl FileSystem {
 
     /// Copies rows of K or V of one page, from byte `at` of those of the layer on.
     fn read_rows(
-        &self, slot: &OpenSlot, (layer, is_v): (u32, bool), at: u64, to: &mut [u8],
+        &self, slot: &OpenSlot, (layer, is_v): (Layer, bool), (first, at): (u32, u64),
+        to: &mut [u8],
     ) -> Result<usize, FsError> {
         let geometry = slot.rules.manifest.geometry();
         let row_bytes = slot.layout.row_bytes(is_v);
-        let token = at / row_bytes;
+        let token = u64::from(first) + at / row_bytes;
         let start = token - token % u64::from(geometry.page_tokens());
         let place = (layer, is_v);
-        if let Some(count) = slot.read_reference(place, start, at - start * row_bytes, to) {
+        // There are references only where the first row is that of the first token.
+        if let Some(count) =
+            slot.read_reference(place, start, at.wrapping_sub(start * row_bytes), to)
+        {
             return Ok(count);
         }
         // Not held while a page is read: who reads one that is far away keeps nobody waiting.
@@ -158,7 +182,8 @@ impl FileSystem {
                 break;
             }
             row.clear();
-            rows.push(token - start, is_v, &mut row)?;
+            let token = token.checked_sub(page.first).ok_or(FsError::Stale)?;
+            rows.push(token, is_v, &mut row)?;
             let skip = (at + filled as u64) % row_bytes;
             filled += copy_text(&row, skip, &mut to[filled..]);
         }
@@ -175,14 +200,22 @@ impl FileSystem {
         while at < end {
             let Some((part, rest)) = slot.layout.part(at) else { break };
             at += match part {
-                Part::Rows { layer, is_v, at } => {
-                    let page_bytes = page_tokens * slot.layout.row_bytes(is_v);
-                    let start = at / page_bytes * page_tokens;
-                    if self.page_is_away(slot.sequence, layer, start)? {
+                Part::Rows { layer, is_v, first, at } => {
+                    let row_bytes = slot.layout.row_bytes(is_v);
+                    let token = u64::from(first) + at / row_bytes;
+                    let start = token / page_tokens * page_tokens;
+                    if self.page_is_away(slot.sequence, layer, start)?
+                        || slot.marks.is_away(self, Some(layer))
+                    {
                         return Ok(true);
                     }
-                    rest.min(page_bytes - at % page_bytes)
+                    let end = (start + page_tokens - u64::from(first)) * row_bytes;
+                    rest.min(end - at)
                 }
+                Part::State { layer, .. } if slot.marks.is_away(self, Some(layer)) => {
+                    return Ok(true);
+                }
+                Part::Checkpoints { .. } if slot.marks.is_away(self, None) => return Ok(true),
                 _ => rest,
             };
         }
@@ -191,11 +224,11 @@ impl FileSystem {
 
     /// Whether only the remote has a page of a sequence.
     pub(super) fn page_is_away(
-        &self, sequence: InodeId, layer: u32, start: u64,
+        &self, sequence: InodeId, layer: Layer, start: u64,
     ) -> Result<bool, FsError> {
         let page = {
             let state = self.core.state();
-            let layer = names::format_layer(Layer(layer));
+            let layer = names::format_layer(layer);
             let Some(directory) = state.entry(sequence, layer.as_bytes())? else {
                 return Ok(false);
             };
@@ -204,22 +237,29 @@ impl FileSystem {
         Ok(page.is_some_and(|page| self.waits_for_remote(page.inode)))
     }
 
-    fn slot_page(&self, slot: &OpenSlot, layer: u32, start: u64) -> Result<Page, FsError> {
-        let directory = slot.layers.get(layer as usize).copied().flatten().ok_or(FsError::Stale)?;
+    fn slot_page(&self, slot: &OpenSlot, layer: Layer, start: u64) -> Result<Page, FsError> {
+        let directory =
+            slot.layers.get(layer.0 as usize).copied().flatten().ok_or(FsError::Stale)?;
         let start_token = TokenStart(start);
         let name = names::format_page(start_token);
         let page = || self.whole_file((directory, &name), slot.readers);
         let tail = || self.whole_file((directory, &names::format_tail(start_token)), slot.readers);
-        let (bytes, is_tail) = match page()? {
-            Some(page) => (page, false),
+        let (bytes, kind) = match page()? {
+            Some(page) => (page, PageKind::Sealed),
             None => match tail()? {
-                Some(tail) => (tail, true),
-                // It became a page between the two.
-                None => (page()?.ok_or(FsError::Stale)?, false),
+                Some(tail) => (tail, PageKind::Rows),
+                // It became a page between the two, or begins in the middle of one.
+                None => match page()? {
+                    Some(page) => (page, PageKind::Sealed),
+                    None => return window_rows(self, slot, layer, start),
+                },
             },
         };
         let state = self.core.state();
-        let entry = if is_tail { None } else { state.entry(directory, name.as_bytes())? };
+        let entry = match kind {
+            PageKind::Sealed => state.entry(directory, name.as_bytes())?,
+            PageKind::Rows => None,
+        };
         let is_other =
             |entry: Entry| state.metadata.watches.has_other_content(entry.inode, &slot.watch);
         // What was read may be of a file that came later: it was written for those whom the sequence lets in now.
@@ -227,8 +267,15 @@ impl FileSystem {
             return Err(FsError::Stale);
         }
         drop(state);
-        Ok(Page { layer, start, bytes, is_tail })
+        Ok(Page { layer, start, first: start, bytes, kind })
     }
+}
+
+/// Where a tensor of a state begins in its file.
+fn state_offset(slot: &OpenSlot, layer: Layer, tensor: usize) -> Result<u64, FsError> {
+    let shape = slot.rules.manifest.state_shape(layer).ok_or(FsError::Stale)?;
+    let bytes = |tensor: &StateTensor| tensor.bytes().unwrap_or(0);
+    Ok(PAYLOAD_OFFSET + shape.state.iter().take(tensor).map(bytes).sum::<u64>())
 }
 
 /// The rows of a page.
@@ -242,7 +289,7 @@ impl Page {
     /// Its header is read once, not for each row.
     fn rows(&self, geometry: &Geometry) -> Result<Rows<'_>, FsError> {
         let heads = geometry.num_kv_heads();
-        if self.is_tail {
+        if self.kind == PageKind::Rows {
             let k_bytes = usize::try_from(u64::from(heads) * geometry.k_row_bytes());
             let row_bytes = usize::try_from(geometry.row_bytes());
             let (Ok(k_bytes), Ok(row_bytes)) = (k_bytes, row_bytes) else {

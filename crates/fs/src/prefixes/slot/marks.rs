@@ -1,0 +1,116 @@
+//! What an open slot has beside pages and tails: rows that begin in the middle of a page, states, and checkpoints.
+//!
+//! Their names are none that a watch hears of, so what they led to is noted when the slot is opened, and compared
+//! with each time that something of it was read.
+
+use super::OpenSlot;
+use super::read::{Page, PageKind};
+use crate::{FileSystem, FsError};
+use kvfs_page::{Layer, LayerKind, Manifest, TokenStart, names};
+use kvfs_storage::store::record::{InodeId, Time};
+
+/// A file of a layer, or of the sequence, as it was.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Mark {
+    /// Of the sequence, if of none.
+    layer: Option<Layer>,
+    directory: InodeId,
+    name: String,
+    inode: InodeId,
+    bytes: u64,
+    written: Time,
+}
+
+/// Those of a slot.
+#[derive(Debug, Default)]
+pub(super) struct Marks(Vec<Mark>);
+
+impl Marks {
+    /// Those of a slot with so many tokens, as far as they are there.
+    pub(super) fn of(
+        fs: &FileSystem, manifest: &Manifest, (sequence, layers): (InodeId, &[Option<InodeId>]),
+        tokens: u32,
+    ) -> Result<Self, FsError> {
+        let page_tokens = u64::from(manifest.geometry().page_tokens());
+        let tokens = u64::from(tokens);
+        let name = names::format_checkpoints(TokenStart(tokens));
+        let mut marks: Vec<Mark> = Mark::of(fs, None, sequence, name)?.into_iter().collect();
+        for (layer, directory) in (0..).map(Layer).zip(layers) {
+            let name = match manifest.layer_kind(layer) {
+                Some(LayerKind::Sliding { window }) => {
+                    let first = tokens.saturating_sub(u64::from(window));
+                    if first.is_multiple_of(page_tokens) {
+                        continue;
+                    }
+                    names::format_window_rows(TokenStart(first))
+                }
+                Some(LayerKind::State(_)) => names::format_state(TokenStart(tokens)),
+                _ => continue,
+            };
+            if let Some(directory) = directory {
+                marks.extend(Mark::of(fs, Some(layer), *directory, name)?);
+            }
+        }
+        Ok(Self(marks))
+    }
+
+    /// What a slot has of a layer, or of the sequence, beside pages and tails.
+    fn find(&self, layer: Option<Layer>) -> Option<&Mark> {
+        self.0.iter().find(|mark| mark.layer == layer)
+    }
+
+    /// Whether only the remote has that.
+    pub(super) fn is_away(&self, fs: &FileSystem, layer: Option<Layer>) -> bool {
+        self.find(layer).is_some_and(|mark| fs.waits_for_remote(mark.inode))
+    }
+}
+
+impl Mark {
+    fn of(
+        fs: &FileSystem, layer: Option<Layer>, directory: InodeId, name: String,
+    ) -> Result<Option<Self>, FsError> {
+        let state = fs.core.state();
+        let Some(entry) = state.entry(directory, name.as_bytes())? else { return Ok(None) };
+        let found = state.attributes(&fs.core.store, entry.inode)?;
+        let (bytes, written) = (found.size, found.mtime);
+        Ok(Some(Self { layer, directory, name, inode: entry.inode, bytes, written }))
+    }
+
+    /// Fills `to` from a place in the file on.
+    fn read(
+        &self, fs: &FileSystem, slot: &OpenSlot, offset: u64, to: &mut [u8],
+    ) -> Result<usize, FsError> {
+        if !slot.readers.may_read(&fs.core.state().inode(self.inode)?) {
+            return Err(FsError::NotPermitted);
+        }
+        let opened = fs.open_file(self.inode, libc::O_RDONLY).map_err(FsError::after_lookup)?;
+        let outcome = fs.read(opened.handle, offset, to);
+        fs.release(opened.handle)?;
+        let filled = outcome.map_err(FsError::after_lookup)?;
+        // Before a read nobody looks: what came between was read, and is found out here.
+        let now = Self::of(fs, self.layer, self.directory, self.name.clone())?;
+        if now.as_ref() == Some(self) { Ok(filled) } else { Err(FsError::Stale) }
+    }
+}
+
+/// Fills `to` from a place in the file on that a slot has beside pages and tails.
+pub(super) fn read_marked(
+    fs: &FileSystem, slot: &OpenSlot, layer: Option<Layer>, offset: u64, to: &mut [u8],
+) -> Result<usize, FsError> {
+    slot.marks.find(layer).ok_or(FsError::Stale)?.read(fs, slot, offset, to)
+}
+
+/// The rows of a slot in the page at `start` that begin in the middle of it.
+pub(super) fn window_rows(
+    fs: &FileSystem, slot: &OpenSlot, layer: Layer, start: u64,
+) -> Result<Page, FsError> {
+    let kind = slot.rules.manifest.layer_kind(layer);
+    let Some(LayerKind::Sliding { window }) = kind else { return Err(FsError::Stale) };
+    let first = u64::from(slot.cells.saturating_sub(window)).max(start);
+    let mark = slot.marks.find(Some(layer)).ok_or(FsError::Stale)?;
+    let mut bytes = vec![0; usize::try_from(mark.bytes).map_err(|_| FsError::TooLarge)?];
+    if mark.read(fs, slot, 0, &mut bytes)? < bytes.len() {
+        return Err(FsError::Stale);
+    }
+    Ok(Page { layer, start, first, bytes, kind: PageKind::Rows })
+}
