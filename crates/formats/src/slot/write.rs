@@ -31,7 +31,8 @@ enum Piece {
     Checkpoints,
 }
 
-const TENSOR_HEAD_BYTES: usize = tensor::HEAD_BYTES as usize;
+/// [`tensor::HEAD_BYTES`].
+const TENSOR_HEAD_BYTES: usize = 4 + 8;
 
 /// What is at a place of a slot file, and how far into it that place is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

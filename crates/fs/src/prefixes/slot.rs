@@ -200,11 +200,10 @@ impl FileSystem {
         let (bytes, written) = self.size_and_time(sequence, names::TOKENS)?;
         let known = bytes / TOKEN_BYTES as u64;
         // Of which tokens a state is can be told by these alone.
-        let prompt = match rules.manifest.describes_states() {
-            true => {
-                self.whole_file((sequence, names::TOKENS), Readers::NOBODY)?.unwrap_or_default()
-            }
-            false => Vec::new(),
+        let prompt = if rules.manifest.describes_states() {
+            self.whole_file((sequence, names::TOKENS), Readers::NOBODY)?.unwrap_or_default()
+        } else {
+            Vec::new()
         };
         let question = Question::new(model, Arc::clone(&rules), &prompt);
         let cells = self.present_tokens(&question, sequence, known)?;

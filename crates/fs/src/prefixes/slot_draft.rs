@@ -368,13 +368,13 @@ type Write<'a> = &'a mut dyn FnMut(u64, &[u8]) -> Result<(), FsError>;
 /// Makes a file of pieces.
 fn write_pieces(
     fs: &FileSystem, draft: &SlotDraft, place: &Place,
-    make: impl FnOnce(Write<'_>) -> Result<(), FsError>,
+    fill: impl FnOnce(Write<'_>) -> Result<(), FsError>,
 ) -> Result<(), FsError> {
     let made = fs.create(place, draft.mode, draft.owner, true)?;
     let (handle, inode) = (made.opened.handle, made.found.attributes.inode);
     // The daemon's own descriptor is no writer that the file waits for.
     drop(made);
-    let written = make(&mut |at, bytes| fs.write(handle, at, bytes, true));
+    let written = fill(&mut |at, bytes| fs.write(handle, at, bytes, true));
     let written = written.and_then(|()| fs.flush(handle));
     let released = fs.release(handle);
     fs.forget(inode, 1);
