@@ -256,12 +256,141 @@ fn a_mount_that_cannot_be_says_why() {
     check("mount other other/inside", 1, "is inside the store");
     check("mount full/store full", 1, "is inside the mountpoint");
     check("mount other other", 1, "both store and mountpoint");
+    let (mountpoint, store) = (place.mountpoint.display(), base.join("store"));
+    let inside = |option: &str, path: &str, expected: &str| {
+        let output = place.command("kvfs");
+        refused_in(output, (option, Path::new(path)), [&store, &place.mountpoint], expected);
+    };
+    let hidden = "is inside the mountpoint";
+    inside("--remote", &format!("{mountpoint}"), hidden);
+    inside("--remote", &format!("{mountpoint}/files/r"), hidden);
+    inside("--log", &format!("{mountpoint}/log"), hidden);
+    inside("--remote", &format!("{}/r", store.display()), "is inside the store");
+    inside("--remote", base.to_str().unwrap(), "is inside the remote");
+    std::os::unix::fs::symlink(place.mountpoint.join("files"), base.join("link")).unwrap();
+    inside("--remote", base.join("link/r").to_str().unwrap(), hidden);
+    assert_eq!(place.mountpoint.read_dir().unwrap().count(), 0);
+    assert!(!store.exists() && !base.join("KVFS-REMOTE").exists());
     check("mount --config absent.toml STORE MNT", 1, "absent.toml");
     check("mount --commit-interval 0 STORE MNT", 2, "must be from");
     check("mount --nvme 1G STORE MNT", 2, "unexpected argument");
     check("mount --ssd 1G STORE MNT", 2, "ssd is set, but neither remote nor cold");
     check("mount --remote gs://bucket STORE MNT", 2, "remote: ");
     check("mount --ram 1X STORE MNT", 2, "is no size");
+    check("mount --ram 100T STORE MNT", 2, "of memory, give less");
     check("umount /proc", 1, "is a mount of type proc, not of kvfs");
     assert!(!place.is_mounted());
+}
+
+/// A mount with one option more, which says why it is not made. A relative path is where the test's directory is.
+fn refused_in(
+    mut command: Command, (option, path): (&str, &Path), places: [&Path; 2], expected: &str,
+) {
+    command.env_remove("KVFS_LOG_FILE");
+    let output = command.arg("mount").arg(option).arg(path).args(places).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{option} {}: {said}", path.display());
+    assert!(said.contains(expected), "{option} {}: {said}", path.display());
+}
+
+#[test]
+fn a_remote_that_appears_in_its_own_mount_never_answers() {
+    let Some(place) = Place::new() else { return };
+    let link = place.base.path().join("link");
+    let mut command = place.command("kvfs");
+    command.args(["mount", "--rebuild-from", "none", "--ssd", "16M", "--remote"]);
+    let output = command.arg(&link).arg(place.base.path().join("store")).arg(&place.mountpoint);
+    let output = output.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let remote = place.mountpoint.join("files/r");
+    std::fs::create_dir(&remote).unwrap();
+    std::os::unix::fs::symlink(&remote, &link).unwrap();
+    std::fs::write(place.mountpoint.join("files/x"), vec![7; 1 << 20]).unwrap();
+    let status = || std::fs::read_to_string(place.mountpoint.join(".kvfs/status")).unwrap();
+    let end = Instant::now() + Duration::from_secs(60);
+    while !status().contains("lies in the mount of the store whose bytes it is to keep") {
+        assert!(Instant::now() < end && !status().contains("remote_state: up"), "{}", status());
+        sleep(Duration::from_millis(50));
+    }
+    assert_eq!(remote.read_dir().unwrap().count(), 0);
+    place.check("kvfs", "umount MNT", 0, "");
+}
+
+#[test]
+fn what_is_no_file_is_not_waited_for() {
+    let Some(place) = Place::new() else { return };
+    place.check("kvfs", "mount STORE MNT", 0, "");
+    let base = place.base.path();
+    let made = Command::new("mkfifo").arg(base.join("fifo")).status().unwrap();
+    assert!(made.success());
+    let model = place.mountpoint.join("models/toy").display().to_string();
+    let model = model.replace(' ', "\u{1}");
+    let check = |line: &str| {
+        let mut command = place.command("kvfs");
+        command.args(line.split(' ').map(|word| word.replace('\u{1}', " ")));
+        let output = command.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains("fifo: is no regular file"), "{line}: {said}");
+    };
+    check(&format!("create --from fifo {model}"));
+    place.check("kvfs", "umount MNT", 0, "");
+}
+
+#[test]
+fn nothing_is_left_of_a_file_that_a_signal_kept_from_its_name() {
+    let Some(place) = Place::new() else { return };
+    place.check("kvfs", "mount STORE MNT", 0, "");
+    let model = place.mountpoint.join("models/toy");
+    let shape = ["--layers", "2", "--kv-heads", "64", "--head-dim", "128", "--layout", "nhd"];
+    let created = place.command("kvfs").arg("create").args(shape).arg(&model).output().unwrap();
+    assert!(created.status.success(), "{}", String::from_utf8_lossy(&created.stderr));
+    let sequence = model.join("sequences/a");
+    let tokens = 1000_u32;
+    for layer in ["000", "001"] {
+        std::fs::create_dir_all(sequence.join(layer)).unwrap();
+        // K and V of f16.
+        let rows = vec![1; 2 * 2 * 64 * 128 * tokens as usize];
+        let tail = sequence.join(layer).join("0000000.tail");
+        let tail = OpenOptions::new().append(true).create(true).open(tail);
+        std::io::Write::write_all(&mut tail.unwrap(), &rows).unwrap();
+    }
+    let ids: Vec<u8> = (0..tokens).flat_map(u32::to_le_bytes).collect();
+    std::fs::write(sequence.join("tokens"), ids).unwrap();
+    // A FUSE filesystem has no files without a name, a local disk has them.
+    for directory in [place.base.path().join("out"), place.mountpoint.join("files/out")] {
+        std::fs::create_dir(&directory).unwrap();
+        for signal in ["INT", "TERM"] {
+            stop_while_it_writes(&place, [&sequence, &directory], signal);
+            let left: Vec<_> = directory.read_dir().unwrap().collect();
+            assert!(left.is_empty(), "{signal}: {left:?}");
+        }
+    }
+    place.check("kvfs", "umount MNT", 0, "");
+}
+
+/// Exports a sequence into a directory, and sends a signal as soon as a file there is open.
+fn stop_while_it_writes(place: &Place, [sequence, directory]: [&Path; 2], signal: &str) {
+    for _ in 0..20 {
+        let mut command = place.command("kvfs");
+        command.arg("export").arg(sequence).arg(directory.join("a.bin"));
+        let mut child = command.stdout(Stdio::null()).spawn().unwrap();
+        let files = PathBuf::from(format!("/proc/{}/fd", child.id()));
+        let writes = || {
+            let open = files.read_dir().into_iter().flatten().flatten();
+            open.filter_map(|file| file.path().read_link().ok()).any(|to| to.starts_with(directory))
+        };
+        while child.try_wait().unwrap().is_none() {
+            if writes() {
+                let id = child.id().to_string();
+                Command::new("kill").args(["-s", signal, &id]).status().unwrap();
+                break;
+            }
+        }
+        if !child.wait().unwrap().success() {
+            return;
+        }
+        // It was faster.
+        std::fs::remove_file(directory.join("a.bin")).unwrap();
+    }
+    panic!("it was always faster than SIG{signal}");
 }

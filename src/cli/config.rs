@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::options::{self, is_effective, kernel_flag, push_kernel_flag, refusal};
-use super::output::Failure;
+use super::output::{Failure, bytes};
 use super::remote_key::KeySource;
 use super::settings::{self, Layer, Origin, Sources, Value};
 use super::size::Size;
@@ -206,6 +206,21 @@ fn metrics_hosts(first: &Sources, has_address: bool) -> Result<Vec<String>, Stri
         return Err("metrics_host is set, but no metrics_addr (127.0.0.1:PORT)".to_owned());
     }
     Ok(names)
+}
+
+/// Memory that is not there is promised to nobody.
+pub(super) fn check_memory(ram_bytes: u64) -> Result<(), String> {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let total = text.lines().find_map(|line| line.strip_prefix("MemTotal:"));
+    let kib = total.and_then(|rest| rest.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    match kib.map(|kib| kib.saturating_mul(1024)) {
+        Some(there) if ram_bytes > there => Err(format!(
+            "ram is {}: this machine has {} of memory, give less",
+            Size(ram_bytes),
+            bytes(there)
+        )),
+        _ => Ok(()),
+    }
 }
 
 fn packed_bytes_max(first: &Sources) -> Result<u64, String> {

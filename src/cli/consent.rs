@@ -43,15 +43,43 @@ pub(crate) fn size_below(directory: &Path) -> io::Result<(u64, u64)> {
     let (mut files, mut bytes) = (0, 0);
     let mut directories = vec![directory.to_owned()];
     while let Some(directory) = directories.pop() {
-        for entry in directory.read_dir()? {
-            let entry = entry?;
-            if entry.file_type()?.is_dir() {
-                directories.push(entry.path());
-            } else {
+        let Some(entries) = there(&directory, directory.read_dir())? else { continue };
+        for entry in entries {
+            let Some(entry) = there(&directory, entry)? else { continue };
+            let path = entry.path();
+            if there(&path, entry.file_type())?.is_some_and(|kind| kind.is_dir()) {
+                directories.push(path);
+            } else if let Some(metadata) = there(&path, entry.metadata())? {
                 files += 1;
-                bytes += entry.metadata()?.len();
+                bytes += metadata.len();
             }
         }
     }
     Ok((files, bytes))
+}
+
+/// What was found of a file, unless somebody has removed it meanwhile; any other error tells of which.
+fn there<T>(path: &Path, found: io::Result<T>) -> io::Result<Option<T>> {
+    match found {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESTALE)) => Ok(None),
+        Err(error) => Err(io::Error::new(error.kind(), format!("{}: {error}", path.display()))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_somebody_removes_meanwhile_counts_for_nothing() {
+        let base = tempfile::tempdir().unwrap();
+        assert_eq!(size_below(&base.path().join("gone")).unwrap(), (0, 0));
+        std::fs::create_dir(base.path().join("below")).unwrap();
+        std::fs::write(base.path().join("below/file"), "four").unwrap();
+        assert_eq!(size_below(base.path()).unwrap(), (1, 4));
+        let file = base.path().join("below/file");
+        let failed = size_below(&file).unwrap_err().to_string();
+        assert!(failed.starts_with(&format!("{}: ", file.display())), "{failed}");
+    }
 }

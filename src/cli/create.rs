@@ -123,7 +123,12 @@ pub(crate) fn run(arguments: &CreateArguments) -> Outcome {
     let name = model_name(path)?;
     let from =
         arguments.from.as_deref().map(ModelFile::read).transpose().map_err(Failure::Usage)?;
-    let manifest = manifest(arguments, &name, from.as_ref())
+    let dtype = match (arguments.dtype, &from) {
+        (Some(dtype), _) => dtype,
+        (None, Some(from)) => from.dtype.clone().map_err(Failure::Usage)?,
+        (None, None) => Dtype::F16,
+    };
+    let manifest = manifest(arguments, (&name, dtype), from.as_ref())
         .map_err(|error| Failure::Usage(format!("{}: {error}", path.display())))?;
     DirBuilder::new().create(path).map_err(|error| explain(path, &error))?;
     if let Err(error) = fill(path, &manifest) {
@@ -174,7 +179,7 @@ fn explain(path: &Path, error: &io::Error) -> Failure {
 }
 
 fn manifest(
-    arguments: &CreateArguments, name: &str, from: Option<&ModelFile>,
+    arguments: &CreateArguments, (name, dtype): (&str, Dtype), from: Option<&ModelFile>,
 ) -> Result<Manifest, crate::page::PageError> {
     // The parser takes care that each is given where there is no file.
     let or_file = |given: Option<u32>, of_file: fn(&ModelFile) -> u32| {
@@ -183,7 +188,6 @@ fn manifest(
     let layers = arguments.layers.unwrap_or_else(|| count(from.map_or(&[], |from| &from.layers)));
     let kv_heads = or_file(arguments.kv_heads, |from| from.kv_heads);
     let head_dim = or_file(arguments.head_dim, |from| from.head_dim);
-    let dtype = arguments.dtype.or(from.map(|from| from.dtype)).unwrap_or(Dtype::F16);
     let v_head_dim = from.map(|from| from.v_head_dim).filter(|v_head_dim| *v_head_dim != head_dim);
     let model_id = arguments.model_id.as_deref().unwrap_or(name);
     let layout = arguments.layout.map(Layout::from);

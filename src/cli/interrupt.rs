@@ -1,12 +1,14 @@
 //! Waiting in a command that goes on until somebody ends it: a signal ends the wait, not the program, so
-//! that what is on the screen is left in order.
+//! that what is on the screen is left in order. Or it does something before it ends the program.
 
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::thread::Builder;
 use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signal::{SigSet, Signal, raise};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 /// What ends a command.
@@ -19,6 +21,38 @@ pub(super) enum Ended {
     Waited,
     /// Somebody wants the command to end, or nobody reads any more what it prints.
     Stopped,
+}
+
+/// Does something before a signal ends the program, which it then does as if nobody had looked. What the program
+/// begins to do later, in whichever thread, goes on until then.
+pub(super) fn before_end(work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    let mut ending = SigSet::empty();
+    for signal in ENDING {
+        // As under nohup: it shall end nothing.
+        if !is_ignored(signal)? {
+            ending.add(signal);
+        }
+    }
+    ending.thread_block()?;
+    let waiting = Builder::new().name("kvfs-end".to_owned()).spawn(move || {
+        let Ok(signal) = ending.wait() else { return };
+        work();
+        let mut only = SigSet::empty();
+        only.add(signal);
+        let _ = only.thread_unblock();
+        let _ = raise(signal);
+    });
+    waiting.map(drop).or_else(|error| {
+        ending.thread_unblock()?;
+        Err(error)
+    })
+}
+
+fn is_ignored(signal: Signal) -> io::Result<bool> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    Ok(ignored.is_some_and(|mask| mask >> (signal as u32 - 1) & 1 == 1))
 }
 
 /// Signals that end a command, held back from their usual effect.

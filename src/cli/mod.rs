@@ -41,6 +41,7 @@ mod model;
 mod mount;
 mod mount_arguments;
 mod movement;
+mod nesting;
 mod new_file;
 mod options;
 mod order;

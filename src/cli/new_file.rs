@@ -1,22 +1,98 @@
 //! Files that commands make for other programs: they appear whole, under their name, or not at all.
 
-use std::fs::{self, File, Permissions};
+use std::fs::{self, File, OpenOptions, Permissions};
 use std::io;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
+use nix::fcntl::{AT_FDCWD, AtFlags};
+use nix::unistd::linkat;
 use tempfile::{Builder, NamedTempFile};
 
 use super::history::shown;
+use super::interrupt;
 use super::output::Failure;
 
 /// A file without its name yet. Dropped, it goes.
 #[derive(Debug)]
 pub(super) struct NewFile {
-    written: NamedTempFile,
+    written: Written,
     name: PathBuf,
     /// Whether what has the name is replaced.
     replaces: bool,
+}
+
+/// Where the bytes are meanwhile.
+#[derive(Debug)]
+enum Written {
+    /// In a file that has no name in its directory, of which nothing is left however the program ends.
+    Nameless(File),
+    /// In one beside, where the filesystem has no such files. A signal that can be held takes it away.
+    Beside(NamedTempFile),
+}
+
+impl Written {
+    fn begin(directory: &Path) -> io::Result<Written> {
+        let nameless = OpenOptions::new()
+            .write(true)
+            .mode(0o666)
+            .custom_flags(libc::O_TMPFILE)
+            .open(directory);
+        match nameless {
+            // Without /proc it could get no name.
+            Ok(file) if by_descriptor(&file).exists() => Ok(Written::Nameless(file)),
+            _ => Written::beside(directory),
+        }
+    }
+
+    /// On a mount such a name is staging.
+    fn beside(directory: &Path) -> io::Result<Written> {
+        // A signal that comes while the file is made waits for its name.
+        let made = Arc::new(Mutex::new(None::<PathBuf>));
+        let mut path = made.lock().unwrap_or_else(PoisonError::into_inner);
+        let to_remove = Arc::clone(&made);
+        interrupt::before_end(move || {
+            let path = to_remove.lock().unwrap_or_else(PoisonError::into_inner);
+            path.iter().for_each(|path| drop(fs::remove_file(path)));
+        })?;
+        let file = staging().tempfile_in(directory)?;
+        *path = Some(file.path().to_owned());
+        drop(path);
+        Ok(Written::Beside(file))
+    }
+
+    /// Gives it its name.
+    fn publish(self, name: &Path, replaces: bool) -> io::Result<()> {
+        let beside = match (self, replaces) {
+            (Written::Nameless(file), false) => return link(&file, name),
+            // A link takes no other's place, a rename does.
+            (Written::Nameless(file), true) => {
+                let linked = staging().make_in(directory_of(name), |path| link(&file, path));
+                linked?.into_temp_path()
+            }
+            (Written::Beside(file), _) => file.into_temp_path(),
+        };
+        let published =
+            if replaces { beside.persist(name) } else { beside.persist_noclobber(name) };
+        published.map_err(|error| error.error)
+    }
+}
+
+fn staging() -> Builder<'static, 'static> {
+    let mut names = Builder::new();
+    names.prefix(".kvfs-").suffix(".tmp").permissions(Permissions::from_mode(0o666));
+    names
+}
+
+fn by_descriptor(file: &File) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
+}
+
+fn link(file: &File, name: &Path) -> io::Result<()> {
+    let (from, follow) = (by_descriptor(file), AtFlags::AT_SYMLINK_FOLLOW);
+    Ok(linkat(AT_FDCWD, &from, AT_FDCWD, name, follow)?)
 }
 
 /// Begins a file that somebody asked for, who must say so where it is to replace one.
@@ -76,28 +152,20 @@ impl NewFile {
             let why = format!("{} is no directory", directory.display());
             return Err(io::Error::new(io::ErrorKind::NotFound, why));
         }
-        // On a mount such a name is staging. What a signal leaves is in nobody's way.
-        let written = Builder::new()
-            .prefix(".kvfs-")
-            .suffix(".tmp")
-            .permissions(Permissions::from_mode(0o666))
-            .tempfile_in(directory)?;
-        Ok(NewFile { written, name, replaces })
+        Ok(NewFile { written: Written::begin(directory)?, name, replaces })
     }
 
     pub(super) fn file(&self) -> &File {
-        self.written.as_file()
+        match &self.written {
+            Written::Nameless(file) => file,
+            Written::Beside(file) => file.as_file(),
+        }
     }
 
     /// Makes it durable and gives it its name.
     pub(super) fn publish(self) -> io::Result<()> {
         self.file().sync_all()?;
-        let published = if self.replaces {
-            self.written.persist(&self.name)
-        } else {
-            self.written.persist_noclobber(&self.name)
-        };
-        published.map_err(|error| error.error)?;
+        self.written.publish(&self.name, self.replaces)?;
         File::open(directory_of(&self.name))?.sync_all()
     }
 }
@@ -137,6 +205,26 @@ mod tests {
         fs::write(&second, b"another's").unwrap();
         make(begun, b"new").unwrap_err();
         assert_eq!(fs::read(&second).unwrap(), b"another's");
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn a_file_in_the_making_has_no_name() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        let begun = NewFile::absent(&path).unwrap();
+        begun.file().write_all(b"some").unwrap();
+        assert!(matches!(begun.written, Written::Nameless(_)), "{begun:?}");
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+        begun.publish().unwrap();
+        let mode = fs::metadata(&path).unwrap().permissions().mode() & 0o777;
+        fs::write(directory.path().join("plain"), "").unwrap();
+        let plain = fs::metadata(directory.path().join("plain")).unwrap().permissions();
+        assert_eq!(mode, plain.mode() & 0o777);
+        // Not every filesystem has such files.
+        let beside = Written::beside(directory.path()).unwrap();
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 3);
+        beside.publish(&path, true).unwrap();
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 2);
     }
 

@@ -7,13 +7,15 @@ use std::fs::OpenOptions;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use kvfs_os::mountinfo;
+use kvfs_os::mountinfo::{self, Mount};
 use nix::unistd::geteuid;
 
-use super::config::MountConfig;
+use super::config::{self, MountConfig};
+use super::nesting::{self, Places};
 use super::output::Failure;
 use super::stale;
 use super::unmount::fusermount;
+use crate::tier::remote::RemoteSpec;
 
 const FUSE_DEVICE: &str = "/dev/fuse";
 const FUSE_CONFIG: &str = "/etc/fuse.conf";
@@ -21,6 +23,7 @@ const FUSE_CONFIG: &str = "/etc/fuse.conf";
 /// Checks a mount, clears a stale one, and gives back the configuration with both paths as the
 /// kernel spells them.
 pub(crate) fn check(config: &MountConfig) -> Result<MountConfig, Failure> {
+    config::check_memory(config.options.ram_bytes).map_err(Failure::Usage)?;
     let checked = check_paths(config)?;
     device().map_err(Failure::Failed)?;
     privileges(config.options.allow_other).map_err(Failure::Failed)?;
@@ -33,8 +36,12 @@ pub(crate) fn check(config: &MountConfig) -> Result<MountConfig, Failure> {
 /// The part of [`check`] that changes nothing.
 pub(crate) fn check_paths(config: &MountConfig) -> Result<MountConfig, Failure> {
     let store = canonical_store(&config.options.store).map_err(Failure::Failed)?;
-    let mountpoint = find_mountpoint(&config.options.mountpoint).map_err(Failure::Failed)?;
-    nesting(&store, &mountpoint).map_err(Failure::Failed)?;
+    let mounts = mountinfo::read()
+        .map_err(|error| Failure::Failed(format!("/proc/self/mountinfo: {error}")))?;
+    let mountpoint =
+        find_mountpoint(&config.options.mountpoint, &mounts).map_err(Failure::Failed)?;
+    let places = Places { store: &store, mountpoint: &mountpoint, mounts: &mounts };
+    check_places(places, config).map_err(Failure::Failed)?;
     let mut checked = config.clone();
     checked.options.store = store;
     checked.options.mountpoint = mountpoint;
@@ -60,31 +67,26 @@ fn canonical_store(path: &Path) -> Result<PathBuf, String> {
     }
 }
 
-fn find_mountpoint(path: &Path) -> Result<PathBuf, String> {
-    let mounts = mountinfo::read().map_err(|error| format!("/proc/self/mountinfo: {error}"))?;
-    mountinfo::canonical(path, &mounts).map_err(|error| match error.kind() {
+/// What the daemon needs is neither hidden by its mount nor served by it.
+fn check_places(places: Places<'_>, config: &MountConfig) -> Result<(), String> {
+    places.check()?;
+    let remote = config.options.remote.as_ref().map(|remote| &remote.place);
+    if let Some(RemoteSpec::Directory(path)) = remote {
+        places.check_remote(path)?;
+    }
+    match &config.log_file {
+        Some(path) => places.check_visible("log", &nesting::resolve(path, places.mounts)),
+        None => Ok(()),
+    }
+}
+
+fn find_mountpoint(path: &Path, mounts: &[Mount]) -> Result<PathBuf, String> {
+    mountinfo::canonical(path, mounts).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => {
             format!("mountpoint {} does not exist: make the directory first", path.display())
         }
         _ => format!("mountpoint {}: {error}", path.display()),
     })
-}
-
-/// A daemon that reads its store through its own mount waits for itself.
-fn nesting(store: &Path, mountpoint: &Path) -> Result<(), String> {
-    let (store_text, mountpoint_text) = (store.display(), mountpoint.display());
-    if store == mountpoint {
-        Err(format!("{store_text} cannot be both store and mountpoint"))
-    } else if mountpoint.starts_with(store) {
-        Err(format!("mountpoint {mountpoint_text} is inside the store {store_text}: move it out"))
-    } else if store.starts_with(mountpoint) {
-        Err(format!(
-            "store {store_text} is inside the mountpoint {mountpoint_text}, which would hide it: \
-             move it out"
-        ))
-    } else {
-        Ok(())
-    }
 }
 
 /// Whether anybody can mount here.
@@ -153,20 +155,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nested_paths_are_refused() {
-        fn check(store: &str, mountpoint: &str, good: bool) {
-            let outcome = nesting(Path::new(store), Path::new(mountpoint));
-            assert_eq!(outcome.is_ok(), good, "{store} {mountpoint}");
-        }
-        check("/srv/kv", "/mnt/kv", true);
-        check("/srv/kv", "/srv/kv2", true);
-        check("/srv/kv", "/srv/kv", false);
-        check("/srv/kv", "/srv/kv/mnt", false);
-        check("/mnt/kv/store", "/mnt/kv", false);
-        check("/srv/kv", "/", false);
-    }
-
-    #[test]
     fn user_allow_other() {
         fn check(config: &str, expected: bool) {
             assert_eq!(allows_other(config), expected, "{config}");
@@ -188,7 +176,7 @@ mod tests {
         std::fs::write(base.path().join("file"), "").unwrap();
         check(false, "is not empty");
         check(true, "");
-        let missing = find_mountpoint(&base.path().join("absent")).unwrap_err();
+        let missing = find_mountpoint(&base.path().join("absent"), &[]).unwrap_err();
         assert!(missing.ends_with("does not exist: make the directory first"), "{missing}");
         let file = directory(&base.path().join("file"), false).unwrap_err();
         assert!(file.ends_with("is not a directory"), "{file}");

@@ -5,12 +5,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
+use indicatif::ProgressBar;
 use kvfs_os::mountinfo;
 
-use super::output::{EXIT_FSCK_ERRORS, EXIT_OK, Failure, Outcome, Report, bytes};
+use super::output::{EXIT_FSCK_ERRORS, EXIT_OK, Failure, Outcome, Report, bytes, complain};
 use super::probe::status_value;
-use super::progress;
 use super::size::Size;
+use super::{interrupt, progress};
 use crate::sys;
 
 const SCRUB: &CStr = c"user.kvfs.scrub";
@@ -50,7 +51,14 @@ pub(crate) fn run(arguments: &ScrubArguments) -> Outcome {
     if arguments.stop || arguments.background {
         return Ok(Report::default());
     }
-    let found = wait(&mount.mountpoint).map_err(failed)?;
+    let bar = progress::bar("comparing");
+    let (shown, line) = (bar.clone(), goes_on(&place.to_string()));
+    let told = interrupt::before_end(move || {
+        shown.finish_and_clear();
+        complain("kvfs", &line);
+    });
+    told.map_err(failed)?;
+    let found = wait(&mount.mountpoint, &bar).map_err(failed)?;
     let count = |key| status_value(&found, key).and_then(|text| text.parse::<u64>().ok());
     let state = status_value(&found, "scrub").unwrap_or_default();
     if state != "done" {
@@ -61,8 +69,14 @@ pub(crate) fn run(arguments: &ScrubArguments) -> Outcome {
     Ok(Report { text: describe(&found), exit })
 }
 
-fn wait(mountpoint: &Path) -> std::io::Result<String> {
-    let bar = progress::bar("comparing");
+/// What somebody should know who does not wait for the end.
+fn goes_on(place: &str) -> String {
+    format!(
+        "the scrub goes on: kvfs status {place} tells how far it is, kvfs scrub --stop {place} ends it"
+    )
+}
+
+fn wait(mountpoint: &Path, bar: &ProgressBar) -> std::io::Result<String> {
     loop {
         let report = sys::extended_attribute(mountpoint, SCRUB)?.unwrap_or_default();
         let report = String::from_utf8_lossy(&report).into_owned();

@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output};
 use std::thread::Builder;
 use std::time::Duration;
 
@@ -134,6 +134,13 @@ impl Place {
         Place { mount, slots }
     }
 
+    /// Runs `kvfs slots` once.
+    fn slots(&self, what: &str, address: &str) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kvfs"));
+        command.args(["slots", what, "--server", address, "--directory"]).arg(&self.slots);
+        forks::output(command.arg(self.mount.join("models/tiny")))
+    }
+
     fn watch(&self, address: &str) -> Watch {
         Watch::start(address, &self.slots, &self.mount.join("models/tiny"))
     }
@@ -226,5 +233,41 @@ fn the_mount_hangs() {
     watch.end();
     assert_eq!(files(&place.slots), Vec::<PathBuf>::new());
     send(nix::sys::signal::Signal::SIGCONT);
+    place.assert_nothing_is_left();
+}
+
+#[test]
+fn a_restore_of_nothing_says_so() {
+    require!(fuse);
+    let place = Place::new();
+    let unused = serve(|_, _, stream| say(stream, r#"[{"id": 0}]"#));
+    let used = serve(|_, _, stream| say(stream, r#"[{"id": 0, "id_task": 4}]"#));
+    for (address, why) in [(unused, "has no sequence with tokens"), (used, "every slot is used")] {
+        let restored = place.slots("restore", &address);
+        let complained = String::from_utf8_lossy(&restored.stderr);
+        assert!(restored.status.success() && restored.stdout.is_empty(), "{complained}");
+        assert!(complained.starts_with("kvfs: nothing is restored: "), "{complained}");
+        assert!(complained.contains(why) && complained.lines().count() == 1, "{complained}");
+    }
+}
+
+#[test]
+fn a_saved_slot_that_is_no_file_is_not_waited_for() {
+    require!(fuse);
+    let place = Place::new();
+    let slots = place.slots.clone();
+    let address = serve(move |path, body, stream| match path {
+        "/slots" => say(stream, r#"[{"id": 0, "id_task": 4}]"#),
+        path if path.contains("action=save") => {
+            let name = slots.join(body["filename"].as_str().unwrap());
+            nix::unistd::mkfifo(&name, nix::sys::stat::Mode::S_IRWXU).unwrap();
+            say(stream, "{}");
+        }
+        _ => say(stream, "{}"),
+    });
+    let saved = place.slots("save", &address);
+    let complained = String::from_utf8_lossy(&saved.stderr);
+    assert_eq!(saved.status.code(), Some(1), "{complained}");
+    assert!(complained.contains("is no regular file"), "{complained}");
     place.assert_nothing_is_left();
 }

@@ -15,6 +15,7 @@ in_both_modes!(
     rows_are_appended,
     an_append_across_the_border_writes_nothing,
     filling_seals,
+    rows_that_were_removed_do_not_grow,
     a_page_is_listed_at_once,
     every_geometry_seals,
     a_tail_stands_where_a_page_could,
@@ -110,6 +111,26 @@ fn an_append_across_the_border_writes_nothing(mode: Mode) {
     write(&tail, &rows[30 * row..32 * row]).unwrap();
     assert_errno(std::fs::metadata(&path), libc::ENOENT);
     assert!(model.page_path(&mount, "chat", 0, 0).exists());
+}
+
+fn rows_that_were_removed_do_not_grow(mode: Mode) {
+    let model = Model::small();
+    let mount = prepared(mode, &model);
+    let path = model.tail_path(&mount, "chat", 0, 0);
+    let rows = model.rows(1, 32);
+    let some = &rows[..5 * model.row_bytes()];
+    let tokens = open(model.tokens_path(&mount, "chat"), APPEND).unwrap();
+    write(&tokens, &[1; 4]).unwrap();
+    let tail = open(&path, APPEND).unwrap();
+    write(&tail, some).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    assert_errno(write(&tail, some), libc::ESTALE);
+    // Another one has the name now.
+    let tail = open(&path, APPEND).unwrap();
+    write(&tail, some).unwrap();
+    std::fs::remove_dir_all(path.parent().unwrap().parent().unwrap()).unwrap();
+    assert_errno(write(&tail, some), libc::ESTALE);
+    assert_errno(write(&tokens, &[1; 4]), libc::ESTALE);
 }
 
 fn filling_seals(mode: Mode) {

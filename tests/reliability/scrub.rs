@@ -2,12 +2,13 @@
 //! another copy.
 
 use std::os::unix::fs::FileExt;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::common::forks::output;
-use crate::common::sys::{assert_errno, open, sync_directory, write_and_close};
+use crate::common::sys::{assert_errno, getxattr, open, sync_directory, write_and_close};
 use crate::common::{Mode, Model, Mount, eventually, fill};
 
 const BYTES: usize = 1 << 20;
@@ -18,6 +19,7 @@ in_both_modes!(
     the_remote_mends_what_it_has,
     memory_mends_the_disk,
     a_path_and_a_rate,
+    whoever_does_not_wait_is_told_that_it_goes_on,
 );
 
 fn scrub(words: &[&str], path: &Path) -> Output {
@@ -180,4 +182,32 @@ fn a_path_and_a_rate(mode: Mode) {
     assert!(String::from_utf8_lossy(&refused.stderr).contains("running already"));
     assert!(scrub(&["--stop"], mount.path()).status.success());
     eventually("the scrub to stop", || (mount.status("scrub") == "stopped").then_some(()));
+}
+
+fn whoever_does_not_wait_is_told_that_it_goes_on(mode: Mode) {
+    let mount = Mount::with_own_files(mode, &[]);
+    write(&mount, 4);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvfs"));
+    command.args(["scrub", "--rate", "64K"]).arg(mount.path());
+    let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let state = || getxattr(mount.path(), "user.kvfs.scrub").unwrap();
+    eventually("the scrub", || state().starts_with("scrub: running").then_some(()));
+    // It looks at the signal from the moment on that it waits for the end.
+    eventually("the command to wait", || {
+        let held = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
+        let holds = |line: &str| line.starts_with("SigBlk:") && line.ends_with("4003");
+        held.lines().any(holds).then_some(())
+    });
+    let id = child.id().to_string();
+    Command::new("kill").args(["-s", "INT", &id]).status().unwrap();
+    let ended = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert_eq!(ended.status.signal(), Some(libc::SIGINT), "{said}");
+    let place = mount.path().display();
+    assert!(
+        said.contains("the scrub goes on") && said.contains(&format!("--stop {place}")),
+        "{said}"
+    );
+    assert!(state().starts_with("scrub: running"), "{}", state());
+    assert!(scrub(&["--stop"], mount.path()).status.success());
 }

@@ -318,7 +318,7 @@ fn a_slow_transfer_that_moves_is_no_silence() {
     let spec = place.files.to_str().unwrap().parse().unwrap();
     let quick = Limits { quiet_max: Duration::from_millis(500), ..Limits::default() };
     let rate = std::num::NonZeroU64::new(1 << 20);
-    let options = Options { limits: quick, bandwidth: rate, expected: None, seal: None };
+    let options = Options { limits: quick, bandwidth: rate, expected: None, ..Options::default() };
     let remote = Remote::open(&spec, options).unwrap();
     assert!(matches!(remote.wait_for_answer(Duration::from_secs(20)), State::Up { .. }));
     let content = bytes(3, 2 << 20);

@@ -152,11 +152,12 @@ pub struct RemoteOptions {
 
 impl RemoteOptions {
     pub(super) fn options(
-        &self, expected: Option<RemoteId>, numbers: &Arc<Numbers>,
+        &self, store: &Path, expected: Option<RemoteId>, numbers: &Arc<Numbers>,
     ) -> far::Options {
         let seal = |keys| Seal { keys: Arc::clone(keys), numbers: Arc::clone(numbers) };
         let (bandwidth, seal) = (self.bandwidth, self.keys.as_ref().map(seal));
-        far::Options { bandwidth, expected, seal, ..far::Options::default() }
+        let store = Some(store.to_owned());
+        far::Options { bandwidth, expected, seal, store, ..far::Options::default() }
     }
 }
 

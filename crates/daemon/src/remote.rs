@@ -88,7 +88,7 @@ pub(super) fn prepare(
     let standing = standing::read(store.metadata()?)?;
     let given = options.remote.as_ref();
     if !options.offline && standing.only_remote.objects > 0 {
-        check_need(given, &standing, numbers).map_err(|error| match error {
+        check_need(options, &standing, numbers).map_err(|error| match error {
             Problem::Need(error) => MountError::Need(error),
             Problem::Thread(error) => MountError::Thread(error),
         })?;
@@ -105,11 +105,11 @@ enum Problem {
 }
 
 fn check_need(
-    given: Option<&RemoteOptions>, standing: &Standing, numbers: &Arc<Numbers>,
+    options: &MountOptions, standing: &Standing, numbers: &Arc<Numbers>,
 ) -> Result<(), Problem> {
     let only_remote = standing.only_remote;
     let place = standing.place.as_ref().map(|known| known.place.clone());
-    let Some(given) = given else {
+    let Some(given) = options.remote.as_ref() else {
         return Err(Problem::Need(NeedError::Missing { only_remote, place }));
     };
     // What does not answer there is waited for in the background; an older kvfs noted no place.
@@ -117,7 +117,7 @@ fn check_need(
         return Ok(());
     };
     let expected = standing.identity.and_then(|identity| identity.remote).map(RemoteId);
-    let remote = Remote::open(&given.place, given.options(expected, numbers));
+    let remote = Remote::open(&given.place, given.options(&options.store, expected, numbers));
     let remote = remote.map_err(Problem::Thread)?;
     let why = match remote.wait_for_answer(ANSWER_MAX) {
         State::Up { .. } => return Ok(()),
@@ -144,7 +144,7 @@ fn rebuild_if_new(
             _ => Ok(()),
         };
     }
-    let remote = Remote::open(&wanted.place, wanted.options(None, numbers));
+    let remote = Remote::open(&wanted.place, wanted.options(&options.store, None, numbers));
     let remote = remote.map_err(MountError::Thread)?;
     let outcome = rebuild::rebuild(store, &Arc::new(remote), wanted.rebuild_from);
     let outcome = outcome.map_err(MountError::Rebuild)?;
@@ -176,7 +176,7 @@ pub(super) fn attach_tiers(
         return Ok(None);
     }
     let remote = options.remote.as_ref();
-    let remote = remote.map(|wanted| connect(wanted, options.cold, file_system, numbers));
+    let remote = remote.map(|wanted| connect(wanted, options, file_system, numbers));
     let remote = remote.transpose()?;
     let (exchange, publisher) = remote.unzip();
     let ssd = SsdTier::new(options.ssd_bytes);
@@ -187,7 +187,8 @@ pub(super) fn attach_tiers(
 
 /// Connects to the remote, in the background.
 fn connect(
-    wanted: &RemoteOptions, cold: ColdEncoding, file_system: &FileSystem, numbers: &Arc<Numbers>,
+    wanted: &RemoteOptions, options: &MountOptions, file_system: &FileSystem,
+    numbers: &Arc<Numbers>,
 ) -> Result<(Exchange, Publisher), MountError> {
     let (id, expected) = file_system.remote_identity().map_err(MountError::Flush)?;
     let seen = file_system.manifests_seen().map_err(MountError::Flush)?;
@@ -200,7 +201,7 @@ fn connect(
         ))));
     }
     numbers.know(seen);
-    let remote = Remote::open(&wanted.place, wanted.options(expected, numbers));
+    let remote = Remote::open(&wanted.place, wanted.options(&options.store, expected, numbers));
     let remote = Arc::new(remote.map_err(MountError::Thread)?);
     if (expected.is_none() || wanted.keys.is_some())
         && let State::Down { error: error @ RemoteError::Key(_), .. } =
@@ -217,5 +218,5 @@ fn connect(
     let publisher = publisher.map_err(|error| MountError::Flush(FsError::Remote(error)))?;
     let own = kvfs_fs::own_manifests(file_system).map_err(MountError::Flush)?;
     let publisher = own.into_iter().fold(publisher, Publisher::knowing);
-    Ok((Exchange::new(remote, grace, cold), publisher))
+    Ok((Exchange::new(remote, grace, options.cold), publisher))
 }

@@ -11,6 +11,7 @@ use super::insert::{Origin, Verified};
 use super::opened::Opened;
 use super::transfer::{WriteMode, WriteOutcome};
 use super::{FileSystem, FsError, descriptors};
+use crate::core::Core;
 use crate::core::handle::{Handle, Served};
 use crate::core::rows::{append_turn, rows_bytes};
 use crate::core::waits::sealing_takes_long;
@@ -67,7 +68,7 @@ impl FileSystem {
             return Err(FsError::NotPermitted);
         }
         let border = match record.role {
-            _ if inode.links == 0 => return Err(FsError::CrossesPage),
+            role if inode.links == 0 => return Err(why_ended(&self.core, role, size)),
             Role::Tail { start, directory } => Some(self.core.tail_place(directory, start)?),
             _ => None,
         };
@@ -195,5 +196,17 @@ impl FileSystem {
             self.seal_full_tails();
         }
         Ok(())
+    }
+}
+
+/// Why nothing is added to rows without a name: they are a full page by now, or were removed, and nobody would find
+/// what is added.
+fn why_ended(core: &Core, role: Role, size: u64) -> FsError {
+    let Role::Tail { start, directory } = role else { return FsError::Stale };
+    let is_there = core.state().inode(directory).is_ok_and(|directory| directory.links > 0);
+    let page = is_there.then(|| core.tail_place(directory, start));
+    match page {
+        Some(Ok((_, page))) if size >= rows_bytes(&page) => FsError::CrossesPage,
+        _ => FsError::Stale,
     }
 }

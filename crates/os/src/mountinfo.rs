@@ -16,6 +16,8 @@ pub const KIND: &str = "fuse.kvfs";
 pub struct Mount {
     /// Device number, `major:minor`; all mounts of one session share it.
     pub device: String,
+    /// The directory of the filesystem that is mounted: not its root where a directory is bound elsewhere.
+    pub root: PathBuf,
     /// Where it is mounted.
     pub mountpoint: PathBuf,
     /// Filesystem type.
@@ -39,6 +41,16 @@ pub fn read() -> io::Result<Vec<Mount>> {
 /// The mount that a path leads to: of several at one mountpoint, the last hides the others.
 pub fn top_at<'a>(mounts: &'a [Mount], mountpoint: &Path) -> Option<&'a Mount> {
     mounts.iter().rev().find(|mount| mount.mountpoint == mountpoint)
+}
+
+/// Whether files with this device number in `stat(2)` are those of a kvfs that has this store, wherever it is mounted.
+pub fn is_mount_of(mounts: &[Mount], device: u64, store: &Path) -> bool {
+    let number = |mount: &Mount| {
+        let (major, minor) = mount.device.split_once(':')?;
+        Some(nix::sys::stat::makedev(major.parse().ok()?, minor.parse().ok()?))
+    };
+    let mut own = mounts.iter().filter(|mount| mount.is_kvfs() && mount.source == store);
+    own.any(|mount| number(mount) == Some(device))
 }
 
 /// `path` as mountinfo spells it: absolute, without symbolic links. A mountpoint itself is not
@@ -99,6 +111,7 @@ fn parse_line(line: &[u8]) -> Option<Mount> {
     let dash = fields.iter().skip(6).position(|field| *field == b"-")? + 6;
     Some(Mount {
         device: String::from_utf8_lossy(fields[2]).into_owned(),
+        root: unescape(fields[3]),
         mountpoint: unescape(fields[4]),
         kind: unescape(fields.get(dash + 1)?).to_string_lossy().into_owned(),
         source: unescape(fields.get(dash + 2)?),
@@ -154,10 +167,14 @@ mod tests {
         let mounts = parse(text.as_bytes());
         assert_eq!(mounts.len(), 3);
         assert_eq!(mounts[1].source, Path::new("/srv/my store"));
-        assert_eq!(mounts[1].device, "0:41");
+        assert_eq!((mounts[1].device.as_str(), mounts[1].root.as_path()), ("0:41", Path::new("/")));
         assert!(mounts[1].is_kvfs() && !mounts[0].is_kvfs());
         assert_eq!(top_at(&mounts, Path::new("/mnt/kv")).unwrap().kind, "tmpfs");
         assert_eq!(top_at(&mounts, Path::new("/mnt")), None);
+        let device = nix::sys::stat::makedev(0, 41);
+        assert!(is_mount_of(&mounts, device, Path::new("/srv/my store")));
+        assert!(!is_mount_of(&mounts, device, Path::new("/srv/other")));
+        assert!(!is_mount_of(&mounts, device + 1, Path::new("/srv/my store")));
     }
 
     #[test]

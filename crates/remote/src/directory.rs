@@ -22,6 +22,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use kvfs_os::mountinfo;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::sys::stat::{Mode, UtimensatFlags};
@@ -98,6 +99,20 @@ impl Directory {
             }
             Err(errno) => Err(failed(errno)),
         }
+    }
+
+    /// Refuses a directory in a mount of the store whose bytes it is to keep: they would be kept in themselves.
+    pub(super) fn check_outside(&self, store: &Path) -> Result<()> {
+        let failed = |error: io::Error| self.failed("look at", "/proc/self/mountinfo", &error);
+        let device = nix::sys::stat::fstat(&self.root).map_err(|errno| failed(errno.into()))?;
+        let mounts = mountinfo::read().map_err(failed)?;
+        if !mountinfo::is_mount_of(&mounts, device.st_dev, store) {
+            return Ok(());
+        }
+        Err(RemoteError::Foreign(format!(
+            "remote {}: lies in the mount of the store whose bytes it is to keep: mount with one that is elsewhere",
+            self.place
+        )))
     }
 
     fn corrupt(&self, name: RemoteName, why: &str) -> RemoteError {

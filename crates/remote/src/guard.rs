@@ -7,6 +7,7 @@
 use std::ffi::OsString;
 use std::io;
 use std::num::NonZeroU64;
+use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
@@ -21,7 +22,7 @@ use super::name::{RemoteName, RemotePrefix, Sequence, StoreId};
 use super::object::SETTLING;
 use super::pool::{Abandoned, Bounds, Pool, Watch};
 use super::seal::{Seal, Sealed};
-use super::spec::RemoteSpec;
+use super::spec::{self, RemoteSpec};
 use super::throttle::{Bucket, Throttled};
 use super::transfer::{Extent, ReadAt, Sink, Source, WriteAt};
 use super::{BlobStore, Listing, Put, PutMode, Stat};
@@ -69,6 +70,8 @@ pub struct Options {
     pub expected: Option<RemoteId>,
     /// The keys of a remote that is sealed.
     pub seal: Option<Seal>,
+    /// The store that the remote is for: a directory in a mount of it is refused, whenever it appears there.
+    pub store: Option<PathBuf>,
 }
 
 /// A remote behind deadlines, a breaker and counters.
@@ -98,7 +101,11 @@ impl Remote {
             Some((name.into_string().ok()?, value.into_string().ok()?))
         };
         let environment = std::env::vars_os().filter_map(text);
-        Remote::with_connector(spec.connector(environment), options)
+        let connector = match (spec, &options.store) {
+            (RemoteSpec::Directory(path), Some(store)) => spec::directory_for(path, store),
+            _ => spec.connector(environment),
+        };
+        Remote::with_connector(connector, options)
     }
 
     /// The same, to wherever a connector leads.

@@ -77,7 +77,9 @@ impl RemoteSpec {
         &self, environment: impl IntoIterator<Item = (String, String)>,
     ) -> Arc<dyn Connector> {
         match self {
-            RemoteSpec::Directory(path) => Arc::new(DirectoryConnector(path.clone())),
+            RemoteSpec::Directory(path) => {
+                Arc::new(DirectoryConnector { path: path.clone(), store: None })
+            }
             RemoteSpec::Object { bucket, prefix } => {
                 let aws = environment.into_iter().filter(|(name, _)| name.starts_with("AWS_"));
                 let settings = aws.collect();
@@ -88,15 +90,27 @@ impl RemoteSpec {
     }
 }
 
-struct DirectoryConnector(PathBuf);
+/// What connects to a directory that a store keeps bytes in.
+pub(super) fn directory_for(path: &Path, store: &Path) -> Arc<dyn Connector> {
+    Arc::new(DirectoryConnector { path: path.to_owned(), store: Some(store.to_owned()) })
+}
+
+struct DirectoryConnector {
+    path: PathBuf,
+    store: Option<PathBuf>,
+}
 
 impl Connector for DirectoryConnector {
     fn place(&self) -> String {
-        self.0.display().to_string()
+        self.path.display().to_string()
     }
 
     fn connect(&self, _: &Counters) -> Result<Arc<dyn BlobStore>> {
-        Ok(Arc::new(Directory::open(&self.0)?))
+        let directory = Directory::open(&self.path)?;
+        if let Some(store) = &self.store {
+            directory.check_outside(store)?;
+        }
+        Ok(Arc::new(directory))
     }
 }
 

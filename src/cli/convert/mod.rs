@@ -18,6 +18,7 @@ use super::create::publish;
 use super::new_file::{NewFile, directory_of};
 use super::output::{Failure, Outcome, Report, bytes};
 use super::prefix::read_tokens;
+use super::settings::open_regular;
 use crate::page::names::{SEQUENCES, TOKENS, format_checkpoints, format_layer};
 use crate::page::{Layer, LayerKind, Manifest, TokenStart};
 use crate::reader::Sequence;
@@ -40,7 +41,7 @@ impl Foreign {
     fn open(
         arguments: &ImportArguments, token_ids: Option<Vec<u32>>, manifest: &Manifest,
     ) -> Result<Self, String> {
-        let file = File::open(&arguments.file).map_err(|error| error.to_string())?;
+        let file = open_regular(&arguments.file)?;
         if is_safetensors(&file) {
             let selection =
                 Selection { batch_row: arguments.row, token_ids, num_tokens: arguments.num_tokens };

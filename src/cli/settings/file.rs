@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
@@ -26,13 +26,19 @@ pub(crate) struct Found {
 /// All settings with comments are a few kilobytes.
 const TEXT_BYTES_MAX: u64 = 1 << 20;
 
-/// The text of a file, without waiting for the writer of a FIFO or reading something else to its end.
-pub(crate) fn text_of(path: &Path) -> Result<String, String> {
+/// A file, opened without waiting for the writer of a FIFO; nothing that has no end, or no bytes of its own.
+pub(crate) fn open_regular(path: &Path) -> Result<File, String> {
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
     let file = file.map_err(|error| error.to_string())?;
     if !file.metadata().map_err(|error| error.to_string())?.is_file() {
         return Err("is no regular file".to_owned());
     }
+    Ok(file)
+}
+
+/// The text of a file, without waiting for the writer of a FIFO or reading something else to its end.
+pub(crate) fn text_of(path: &Path) -> Result<String, String> {
+    let file = open_regular(path)?;
     let mut text = String::new();
     match file.take(TEXT_BYTES_MAX + 1).read_to_string(&mut text) {
         Ok(count) if count as u64 > TEXT_BYTES_MAX => {

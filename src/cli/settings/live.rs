@@ -12,8 +12,6 @@ use super::{Layer, Origin, Setting, Sources, Value, find, live_names, of_a_file,
 use crate::cli::config::{self, MountConfig, Place};
 use crate::cli::logging;
 use crate::cli::options::is_effective;
-use crate::cli::output::bytes;
-use crate::cli::size::Size;
 use crate::fs::{Changes, FileSystem, Steering};
 use crate::page::printable;
 
@@ -88,7 +86,9 @@ impl Steering for Steerer {
         let sources = now.sources.under(Origin::Live, &live);
         let config = config::validate(&sources, now.place())?;
         let changes = changes(&now.config, &config);
-        check_memory(changes.ram_bytes)?;
+        if let Some(bytes) = changes.ram_bytes {
+            config::check_memory(bytes)?;
+        }
         changes.apply(file_system)?;
         if now.config.log_level != config.log_level {
             logging::set_filter(config.log_level.as_deref());
@@ -216,20 +216,5 @@ fn changes(from: &MountConfig, to: &MountConfig) -> Changes {
         bandwidth: (rate(from) != rate(to)).then(|| rate(to)),
         verify: (from.verify != to.verify).then_some(to.verify),
         on_corrupt: (from.on_corrupt != to.on_corrupt).then_some(to.on_corrupt),
-    }
-}
-
-/// Memory that is not there is promised to nobody.
-fn check_memory(ram_bytes: Option<u64>) -> Result<(), String> {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let total = text.lines().find_map(|line| line.strip_prefix("MemTotal:"));
-    let kib = total.and_then(|rest| rest.trim().strip_suffix(" kB")?.parse::<u64>().ok());
-    match (ram_bytes, kib.map(|kib| kib.saturating_mul(1024))) {
-        (Some(wanted), Some(there)) if wanted > there => Err(format!(
-            "ram is {}: this machine has {} of memory, give less",
-            Size(wanted),
-            bytes(there)
-        )),
-        _ => Ok(()),
     }
 }

@@ -10,7 +10,7 @@ mod live;
 mod template;
 mod value;
 
-pub(crate) use file::{Found, read as read_file, text_of};
+pub(crate) use file::{Found, open_regular, read as read_file, text_of};
 pub(crate) use layer::{Layer, Origin, Sources, from_environment};
 pub(crate) use live::Steerer;
 pub(crate) use template::template;

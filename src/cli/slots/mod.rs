@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Subcommand};
 use serde_json::Value;
 
-use super::output::{Failure, Outcome, Report};
+use super::output::{Failure, Outcome, Report, complain};
 use super::prefix::{read, read_tokens};
 use crate::reader::longest_prefix;
 use name::Naming;
@@ -123,7 +123,13 @@ fn restore(arguments: &RestoreSlotArguments) -> Outcome {
     let prompt = match (&arguments.tokens, &arguments.prompt) {
         (Some(tokens), _) => read_tokens(tokens)?,
         (None, Some(prompt)) => prompt_tokens(&server, &read(prompt)?)?,
-        (None, None) => return report(source.restore_latest(&BTreeSet::new())?),
+        (None, None) => {
+            let restored = source.restore_latest(&BTreeSet::new())?;
+            if restored.is_empty() {
+                complain("kvfs", &format!("nothing is restored: {}", source.why_none()?));
+            }
+            return report(restored);
+        }
     };
     let found = longest_prefix(&model, &prompt).map_err(Failure::failed)?;
     let Some(sequence) = found.sequence else {

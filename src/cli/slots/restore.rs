@@ -76,6 +76,16 @@ impl<'a> Source<'a> {
         Ok(restored)
     }
 
+    /// Why no slot was given a conversation, where none was refused.
+    pub(super) fn why_none(&self) -> Result<String, Failure> {
+        let slots = self.server.numbers(SlotState::is_unused)?;
+        Ok(if slots.is_empty() {
+            "every slot is used: --slot names one".to_owned()
+        } else {
+            format!("{} has no sequence with tokens", self.model.display())
+        })
+    }
+
     /// A line without its end that says what was restored.
     pub(super) fn restore_slot(&self, slot: u64, sequence: &Path) -> Result<String, Failure> {
         let name = sequence.file_name().unwrap_or_default();

@@ -3,7 +3,6 @@
 //! Every question has a limit of time and every answer one of size: the server may hang, be busy with a
 //! long prompt, or be some other program that listens there.
 
-use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -16,6 +15,7 @@ use serde_json::{Value, json};
 use super::ServerArguments;
 use super::state::SlotState;
 use crate::cli::output::Failure;
+use crate::cli::settings::open_regular;
 use crate::sequence::Sequences;
 
 /// The server answers once it has a slot's turn, and has written or read it.
@@ -138,7 +138,8 @@ impl Server {
         let sequences = Sequences::open(model).map_err(Failure::failed)?;
         let file = Exchanged::new(self);
         self.ask(slot, "save", &file)?;
-        let opened = File::open(&file.path).map_err(|error| file.explain(&error))?;
+        // Whoever may write there may have put something else in its place.
+        let opened = open_regular(&file.path).map_err(|why| file.explain(&why))?;
         let found = Slot::of(opened, sequences.manifest()).map_err(|why| {
             let path = file.path.display();
             Failure::Failed(format!("{path}: the server's slot {slot} {why}"))

@@ -53,8 +53,6 @@ pub(super) fn describe(text: &[u8]) -> Result<ModelFile, String> {
     let count = needed(fields, &LAYERS)?;
     let layers = layers(fields, &architecture, count)?;
     let rows = rows(fields)?;
-    let dtype = text_of(fields, "dtype").or_else(|| text_of(fields, "torch_dtype"));
-    let dtype = dtype.or_else(|| text_of(whole, "dtype")).or_else(|| text_of(whole, "torch_dtype"));
     Ok(ModelFile {
         rope: position_encoding(fields, &architecture, &rows)?,
         architecture,
@@ -62,13 +60,23 @@ pub(super) fn describe(text: &[u8]) -> Result<ModelFile, String> {
         kv_heads: rows.kv_heads,
         head_dim: rows.head_dim,
         v_head_dim: rows.v_head_dim,
-        dtype: match dtype {
-            Some("bfloat16") => Dtype::Bf16,
-            Some("float32") => Dtype::F32,
-            _ => Dtype::F16,
-        },
+        dtype: element_type([fields, whole]),
         layout: Layout::Hnd,
     })
+}
+
+/// What engines keep the cache in by themselves: the type in which the model computes.
+fn element_type(places: [&Fields; 2]) -> Result<Dtype, String> {
+    let named = places.iter().find_map(|fields| {
+        ["dtype", "torch_dtype"].into_iter().find_map(|name| Some((name, said(fields, name)?)))
+    });
+    let Some((name, value)) = named else { return Ok(Dtype::F16) };
+    match value.as_str().map(|text| text.strip_prefix("torch.").unwrap_or(text)) {
+        Some("bfloat16") => Ok(Dtype::Bf16),
+        Some("float32") => Ok(Dtype::F32),
+        Some("float16") => Ok(Dtype::F16),
+        _ => Err(format!("{name} is {value}: say with --dtype what the engine keeps K and V in")),
+    }
 }
 
 const LAYERS: [&str; 4] = ["num_hidden_layers", "n_layer", "n_layers", "num_layers"];
@@ -227,9 +235,18 @@ fn position_encoding(
     fields: &Fields, architecture: &str, rows: &RowShape,
 ) -> Result<Option<Rope>, String> {
     let parameters = fields.get("rope_parameters").and_then(Value::as_object);
-    let of = |name: &str| fields.get(name).or_else(|| parameters?.get(name));
-    let Some(theta) = of("rope_theta").and_then(Value::as_f64) else { return Ok(None) };
-    let factor = of("partial_rotary_factor").and_then(Value::as_f64);
+    let of = |name: &str| said(fields, name).or_else(|| said(parameters?, name));
+    let scaling = said(fields, "rope_scaling");
+    scaling.map_or(Ok(()), |scaling| check_scaling("rope_scaling", scaling))?;
+    let kind = parameters.and_then(|all| all.get("rope_type")?.as_str());
+    let parameters = parameters.filter(|_| kind.is_some_and(|kind| kind != "default"));
+    let parameters = parameters.map(|all| Value::Object(all.clone()));
+    parameters.as_ref().map_or(Ok(()), |all| check_scaling("rope_parameters", all))?;
+    let positive = |name| of(name).map(|value| number_above_0(name, value)).transpose();
+    positive("rope_local_base_freq")?;
+    let Some(theta) = positive("rope_theta")? else { return Ok(None) };
+    let factor = of("partial_rotary_factor");
+    let factor = factor.map(|value| number("partial_rotary_factor", value)).transpose()?;
     let dims = factor.map(|factor| f64::from(rows.rotated) * factor);
     let dims = match dims {
         Some(dims) if dims.fract() != 0.0 || dims < 0.0 || dims > f64::from(rows.rotated) => {
@@ -245,14 +262,71 @@ fn position_encoding(
     };
     let dims = dims.filter(|dims| *dims != rows.head_dim);
     let mut found = rope(theta, dims, HALVES.contains(&architecture).then_some("halves"));
-    let scaling = fields.get("rope_scaling").filter(|value| !value.is_null());
-    let kind = parameters.and_then(|all| all.get("rope_type")?.as_str());
-    let parameters = parameters.filter(|_| kind.is_some_and(|kind| kind != "default"));
-    found.scaling = scaling.cloned().or_else(|| Some(Value::Object(parameters?.clone())));
-    if let Some(local) = fields.get("rope_local_base_freq").filter(|value| !value.is_null()) {
+    found.scaling = scaling.cloned().or(parameters);
+    if let Some(local) = said(fields, "rope_local_base_freq") {
         found.other.insert("local_theta".to_owned(), local.clone());
     }
     Ok(Some(found))
+}
+
+/// Kinds of scaling that mean nothing without a factor.
+const SCALED_BY_FACTOR: [&str; 4] = ["linear", "dynamic", "yarn", "llama3"];
+
+/// What the scaling of positions consists of, of which each kind has some.
+const SCALING_NUMBERS: [&str; 9] = [
+    "factor",
+    "original_max_position_embeddings",
+    "low_freq_factor",
+    "high_freq_factor",
+    "attention_factor",
+    "beta_fast",
+    "beta_slow",
+    "mscale",
+    "mscale_all_dim",
+];
+
+/// It becomes part of what K means, so that what nobody can compute positions with is refused.
+fn check_scaling(place: &str, scaling: &Value) -> Result<(), String> {
+    let fields =
+        scaling.as_object().ok_or_else(|| format!("{place} is {scaling}, and no object"))?;
+    let kind = said(fields, "rope_type").or_else(|| said(fields, "type"));
+    let kind = kind.ok_or_else(|| format!("{place} has no rope_type"))?;
+    let kind = kind.as_str().ok_or_else(|| format!("{place} has the rope_type {kind}"))?;
+    let in_place = |why: String| format!("{place}: {why}");
+    for name in SCALING_NUMBERS {
+        let Some(value) = said(fields, name) else { continue };
+        if name == "factor" {
+            number_above_0(name, value).map_err(in_place)?;
+        } else {
+            number(name, value).map_err(in_place)?;
+        }
+    }
+    for name in ["short_factor", "long_factor"] {
+        let Some(value) = said(fields, name) else { continue };
+        let is_of_numbers =
+            value.as_array().is_some_and(|all| all.iter().all(|one| number(name, one).is_ok()));
+        if !is_of_numbers {
+            return Err(in_place(format!("{name} is no list of numbers")));
+        }
+    }
+    if SCALED_BY_FACTOR.contains(&kind) && said(fields, "factor").is_none() {
+        return Err(format!("{place} has no factor, which {kind} needs"));
+    }
+    Ok(())
+}
+
+/// A field; `null` is absent.
+fn said<'a>(fields: &'a Fields, name: &str) -> Option<&'a Value> {
+    fields.get(name).filter(|value| !value.is_null())
+}
+
+fn number(name: &str, value: &Value) -> Result<f64, String> {
+    value.as_f64().ok_or_else(|| format!("{name} is {value}, and no number"))
+}
+
+fn number_above_0(name: &str, value: &Value) -> Result<f64, String> {
+    let number = number(name, value)?;
+    if number > 0.0 { Ok(number) } else { Err(format!("{name} is {value}, and no number above 0")) }
 }
 
 fn text_of<'a>(fields: &'a Fields, name: &str) -> Option<&'a str> {

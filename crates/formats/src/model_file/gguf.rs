@@ -93,7 +93,7 @@ pub(super) fn describe(reader: impl Read + Seek, length: u64) -> Result<ModelFil
         kv_heads: if is_latent { 1 } else { narrow(kv_heads, "head_count_kv")? },
         head_dim,
         v_head_dim: if is_latent { 0 } else { narrow(v_head_dim, "value_length")? },
-        dtype: Dtype::F16,
+        dtype: Ok(Dtype::F16),
         layout: Layout::Nhd,
         rope: theta.map(|theta| rope(theta, rotated, pairing.map(|(_, name)| *name))),
         architecture: fields.architecture,

@@ -31,7 +31,8 @@ pub struct ModelFile {
     /// Elements of a V row; 0 where V is part of K.
     pub v_head_dim: u32,
     /// The element type that engines of this kind of file keep unless they are told otherwise.
-    pub dtype: Dtype,
+    /// Where the file names one that no manifest has, that is why, and somebody must say it.
+    pub dtype: Result<Dtype, String>,
     /// The order of heads and tokens in their caches.
     pub layout: Layout,
     /// The position encoding in K, where the file tells.
@@ -46,6 +47,11 @@ impl ModelFile {
     pub fn read(path: &Path) -> Result<Self, String> {
         let path = if path.is_dir() { &path.join("config.json") } else { path };
         let told = |error: String| format!("{}: {error}", path.display());
+        // Nobody waits for the writer of a FIFO.
+        let is_regular = path.metadata().map_err(|error| told(error.to_string()))?.is_file();
+        if !is_regular {
+            return Err(told("is no regular file".to_owned()));
+        }
         let mut file = File::open(path).map_err(|error| told(error.to_string()))?;
         let mut magic = Vec::new();
         file.by_ref().take(4).read_to_end(&mut magic).map_err(|error| told(error.to_string()))?;
@@ -63,7 +69,9 @@ impl ModelFile {
             }
             config::describe(&text)
         };
-        found.and_then(Self::checked).map_err(told)
+        let mut found = found.and_then(Self::checked).map_err(told)?;
+        found.dtype = found.dtype.map_err(told);
+        Ok(found)
     }
 
     /// Refuses what no manifest can say.

@@ -30,7 +30,7 @@ fn llama() {
             kv_heads: 8,
             head_dim: 128,
             v_head_dim: 128,
-            dtype: Dtype::Bf16,
+            dtype: Ok(Dtype::Bf16),
             layout: Layout::Hnd,
             rope: Some(expected),
         }
@@ -102,7 +102,7 @@ fn the_language_model_of_one_that_sees() {
             "rope_local_base_freq": 10000.0},
     }))
     .unwrap();
-    assert_eq!((found.layers, found.dtype), (vec![sliding(1024); 2], Dtype::Bf16));
+    assert_eq!((found.layers, found.dtype), (vec![sliding(1024); 2], Ok(Dtype::Bf16)));
     // The layers with a window are rotated otherwise, which is part of what K means.
     assert_eq!(found.rope.unwrap().other.get("local_theta"), Some(&json!(10000.0)));
 }
@@ -116,8 +116,32 @@ fn position_encodings_of_transformers_5() {
     let found = described(&config).unwrap().rope.unwrap();
     assert_eq!((found.theta, found.dims, found.scaling), (10000.0, Some(32), None));
     config["rope_parameters"]["rope_type"] = "yarn".into();
+    assert!(described(&config).unwrap_err().contains("rope_parameters has no factor"));
+    config["rope_parameters"]["factor"] = 4.into();
     let found = described(&config).unwrap().rope.unwrap();
     assert_eq!(found.scaling.as_ref(), config.get("rope_parameters"));
+}
+
+#[test]
+fn element_types() {
+    fn check(fields: Value, expected: Result<Dtype, &str>) {
+        let mut config =
+            json!({"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64});
+        let Value::Object(fields) = fields else { panic!("{fields}") };
+        config.as_object_mut().unwrap().extend(fields);
+        match (described(&config).unwrap().dtype, expected) {
+            (Err(why), Err(expected)) => assert!(why.contains(expected), "{config}: {why}"),
+            (found, expected) => {
+                assert_eq!(found.as_ref().ok(), expected.as_ref().ok(), "{config}");
+            }
+        }
+    }
+    check(json!({}), Ok(Dtype::F16));
+    check(json!({"torch_dtype": null}), Ok(Dtype::F16));
+    check(json!({"dtype": "float32", "torch_dtype": "float16"}), Ok(Dtype::F32));
+    check(json!({"torch_dtype": "torch.bfloat16"}), Ok(Dtype::Bf16));
+    check(json!({"torch_dtype": "int8"}), Err("torch_dtype is \"int8\": say with --dtype"));
+    check(json!({"dtype": {}}), Err("dtype is {}"));
 }
 
 #[test]
@@ -147,6 +171,19 @@ fn refused() {
     check(json!({"is_encoder_decoder": true}), "is_encoder_decoder");
     check(json!({"global_head_dim": 512}), "rows of different shapes");
     check(json!({"rope_theta": 1.0, "partial_rotary_factor": 0.3}), "4.8 of 16 elements");
+    check(json!({"rope_theta": "x"}), "rope_theta is \"x\", and no number");
+    check(json!({"rope_theta": 0}), "rope_theta is 0, and no number above 0");
+    check(json!({"rope_parameters": {"rope_theta": []}}), "rope_theta is [], and no number");
+    check(json!({"rope_theta": 1, "partial_rotary_factor": "x"}), "partial_rotary_factor is");
+    check(json!({"rope_theta": 1, "rope_local_base_freq": -1}), "rope_local_base_freq is -1");
+    check(json!({"rope_scaling": []}), "rope_scaling is [], and no object");
+    check(json!({"rope_scaling": {"factor": 2}}), "rope_scaling has no rope_type");
+    check(json!({"rope_scaling": {"type": 7}}), "rope_scaling has the rope_type 7");
+    let scaled = |kind, factor: Value| json!({"rope_scaling": {"type": kind, "factor": factor}});
+    check(scaled("yarn", json!("x")), "factor is \"x\", and no number");
+    check(scaled("linear", json!(0)), "factor is 0, and no number above 0");
+    check(json!({"rope_scaling": {"rope_type": "llama3"}}), "rope_scaling has no factor");
+    check(json!({"rope_scaling": {"type": "longrope", "long_factor": [1, "x"]}}), "long_factor");
     assert!(describe(b"\x7fELF").unwrap_err().contains("neither a GGUF nor a config.json"));
     assert_eq!(describe(b"[]").unwrap_err(), "no JSON object");
 }

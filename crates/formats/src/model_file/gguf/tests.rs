@@ -81,7 +81,7 @@ fn llama() {
         kv_heads: 8,
         head_dim: 128,
         v_head_dim: 128,
-        dtype: Dtype::F16,
+        dtype: Ok(Dtype::F16),
         layout: Layout::Nhd,
         rope: Some(rope(500_000.0, None, Some("interleaved"))),
     };
