@@ -82,6 +82,7 @@ use std::process::ExitCode;
 
 use arguments::{Arguments, Command};
 use clap::Parser;
+use new_file::whole_or_nothing;
 use output::{Failure, Outcome, Report};
 use role::Role;
 
@@ -105,7 +106,7 @@ fn dispatch(command: Command) -> Outcome {
         Command::Create(arguments) => create::run(&arguments),
         Command::Status(arguments) => status::run(&arguments),
         Command::Top(arguments) => top::run(&arguments),
-        Command::Map(arguments) => map::run(&arguments),
+        Command::Map(arguments) => whole_or_nothing(|| map::run(&arguments)),
         Command::Log(arguments) => history::run(&arguments),
         Command::Explain(arguments) => explain::run(&arguments),
         Command::WhatIf(arguments) => what_if::run(&arguments),
@@ -119,9 +120,9 @@ fn dispatch(command: Command) -> Outcome {
         Command::Match(arguments) => prefix::run(&arguments),
         Command::Block(arguments) => block::run(&arguments),
         Command::Import(arguments) => convert::import(&arguments),
-        Command::Export(arguments) => convert::export(&arguments),
+        Command::Export(arguments) => whole_or_nothing(|| convert::export(&arguments)),
         Command::Slots(command) => slots::run(&command),
-        Command::Seq(arguments) => seq::run(&arguments),
+        Command::Seq(arguments) => whole_or_nothing(|| seq::run(&arguments)),
         Command::Model(command) => model::run(&command),
         Command::Quota(arguments) => quota::run(&arguments),
         Command::Gc(arguments) => gc::run(&arguments),

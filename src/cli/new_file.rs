@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use nix::fcntl::{AT_FDCWD, AtFlags};
 use nix::unistd::linkat;
@@ -13,7 +13,7 @@ use tempfile::{Builder, NamedTempFile};
 
 use super::history::shown;
 use super::interrupt;
-use super::output::Failure;
+use super::output::{Failure, Outcome};
 
 /// A file without its name yet. Dropped, it goes.
 #[derive(Debug)]
@@ -50,16 +50,9 @@ impl Written {
     /// On a mount such a name is staging.
     fn beside(directory: &Path) -> io::Result<Written> {
         // A signal that comes while the file is made waits for its name.
-        let made = Arc::new(Mutex::new(None::<PathBuf>));
-        let mut path = made.lock().unwrap_or_else(PoisonError::into_inner);
-        let to_remove = Arc::clone(&made);
-        interrupt::before_end(move || {
-            let path = to_remove.lock().unwrap_or_else(PoisonError::into_inner);
-            path.iter().for_each(|path| drop(fs::remove_file(path)));
-        })?;
+        let mut unfinished = unfinished();
         let file = staging().tempfile_in(directory)?;
-        *path = Some(file.path().to_owned());
-        drop(path);
+        unfinished.push(file.path().to_owned());
         Ok(Written::Beside(file))
     }
 
@@ -93,6 +86,21 @@ fn by_descriptor(file: &File) -> PathBuf {
 fn link(file: &File, name: &Path) -> io::Result<()> {
     let (from, follow) = (by_descriptor(file), AtFlags::AT_SYMLINK_FOLLOW);
     Ok(linkat(AT_FDCWD, &from, AT_FDCWD, name, follow)?)
+}
+
+/// Names of files in the making.
+static UNFINISHED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+fn unfinished() -> MutexGuard<'static, Vec<PathBuf>> {
+    UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Runs a command that makes files, of which a signal leaves nothing. It must have no threads yet: the signal would
+/// come to one of them.
+pub(super) fn whole_or_nothing(command: impl FnOnce() -> Outcome) -> Outcome {
+    let remove = || unfinished().iter().for_each(|path| drop(fs::remove_file(path)));
+    interrupt::before_end(remove).map_err(Failure::failed)?;
+    command()
 }
 
 /// Begins a file that somebody asked for, who must say so where it is to replace one.
