@@ -161,10 +161,12 @@ impl From<SequenceError> for Failure {
             SequenceError::Io { path, error } => Self::io(&path)(error),
             SequenceError::Read(error) => error.into(),
             SequenceError::NoSuchSequence(_) => Self::missing(text),
+            SequenceError::Changed { .. } => Self::changed(text),
             SequenceError::Exists(_) => Self { kind: Kind::Busy, errno: libc::EEXIST, text },
             SequenceError::State(_) | SequenceError::Manifest(_) => Self::refused(text),
             SequenceError::Name(_)
             | SequenceError::NoSnapshot { .. }
+            | SequenceError::NoWindow { .. }
             | SequenceError::Positions(_) => Self::argument(text),
         }
     }

@@ -219,7 +219,7 @@ fn save(of: &SequenceArguments, path: &Path) -> Outcome {
     }
     let explain = |error: io::Error| Failure::Failed(format!("{}: {error}", path.display()));
     let made = NewFile::absent(path).map_err(explain)?;
-    let report = of.on(|all, seq| all.state_write(seq, io::BufWriter::new(made.file())))?;
+    let report = of.on(|all, seq| all.state_write_file(seq, made.file()))?;
     made.publish().map_err(explain)?;
     Ok(report)
 }

@@ -21,9 +21,9 @@
 //! pictures behind them, and reads them without that as well. It has as many tokens as cells, others
 //! may have one more: the one that comes next.
 //!
-//! So it is where all layers see all tokens. [`caches`] tells what a model has instead: behind the cache of those layers
-//! stands one of the layers with a window, of the same form, and [`recurrent`] has the form of states. A server may add
-//! [`checkpoints`].
+//! So it is where all layers see all tokens. `caches` tells what a model has instead: behind the cache of those layers
+//! stands one of the layers with a window, of the same form, and `recurrent` has the form of states. A server may add
+//! `checkpoints`.
 //!
 //! Cells of a cache with one sequence stand in the order of their positions. Where several share it, one takes
 //! the cells that others left, in any order; positions say which row is which. The order of tokens

@@ -241,6 +241,11 @@ impl Positions {
         self.edited_at
     }
 
+    /// Rows that the runs are about; those behind stand where they are appended.
+    pub fn closed_rows(&self) -> u64 {
+        self.next.0
+    }
+
     /// Closed rows from the first that stand where they were written.
     fn starts_plain(&self) -> u64 {
         self.runs.first().filter(|run| run.row == 0 && run.is_plain()).map_or(0, |run| run.tokens)

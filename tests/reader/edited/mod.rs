@@ -2,6 +2,8 @@
 
 mod cache;
 mod files;
+mod meanwhile;
+mod states;
 
 use std::fs::File;
 use std::io::Write;

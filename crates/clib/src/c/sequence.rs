@@ -54,13 +54,17 @@ impl From<SequenceError> for Failure {
     fn from(error: SequenceError) -> Self {
         let status = match &error {
             SequenceError::Name(_) | SequenceError::Positions(_) => Status::Argument,
-            SequenceError::NoSuchSequence(_) | SequenceError::NoSnapshot { .. } => Status::Missing,
+            SequenceError::NoSuchSequence(_)
+            | SequenceError::NoSnapshot { .. }
+            | SequenceError::NoWindow { .. } => Status::Missing,
             SequenceError::Exists(_) => Status::Exists,
             SequenceError::Read(ReadError::Manifest { .. }) | SequenceError::Manifest(_) => {
                 Status::Manifest
             }
             SequenceError::State(_) => Status::Page,
-            SequenceError::Read(_) | SequenceError::Io { .. } => Status::File,
+            SequenceError::Read(_) | SequenceError::Changed { .. } | SequenceError::Io { .. } => {
+                Status::File
+            }
         };
         Failure::new(status, error.to_string())
     }

@@ -39,7 +39,7 @@ impl<'a> Rules<'a> {
 
 /// What a stream reads of one layer.
 #[derive(Debug)]
-pub(super) struct LayerScan {
+pub(crate) struct LayerScan {
     layer: Layer,
     pages: Vec<ListedPage>,
     passed: Vec<TokenStart>,
@@ -50,7 +50,7 @@ pub(super) struct LayerScan {
 impl LayerScan {
     /// The pages with `tokens` that have a row. All of them must be there, but those that only
     /// a window has passed.
-    pub(super) fn new(
+    pub(crate) fn new(
         layer: Layer, listed: &ListedLayer, tokens: &Range<u64>, rules: &Rules<'_>,
     ) -> Result<Self, ReadError> {
         let page_tokens = rules.page_tokens;

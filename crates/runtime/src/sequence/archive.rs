@@ -4,14 +4,17 @@
 //! complete. Shared pages are in it as a whole. Any tar reads it, and one that tar has made of the same
 //! files in that order is read here.
 
+use std::ffi::OsString;
 use std::fs::{self, File};
-use std::io::{self, Read, Write};
+use std::io::{self, BufWriter, Read, Seek as _, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
 use tar::{Archive, Builder, EntryType, Header};
 
-use super::{SequenceError, Sequences, files};
+use super::rebuild::{Rebuild, is_recurrent};
+use super::source::attempt;
+use super::{SequenceError, Sequences, files, whole};
 use crate::page::names::{self, LayerEntry};
 use crate::page::{Layer, Manifest};
 use crate::reader::listing::layer_directory;
@@ -21,32 +24,81 @@ use crate::reader::page::Home;
 const MANIFEST_BYTES_MAX: u64 = crate::page::limits::MAX_MANIFEST_BYTES as u64;
 
 impl Sequences {
-    /// Writes the state of a sequence that nobody changes meanwhile.
+    /// Writes the state of a sequence. Rows that are appended meanwhile are not in it; where it is changed in another
+    /// way, the stream ends before `tokens`.
     ///
     /// # Errors
     /// [`SequenceError::NoSuchSequence`], [`SequenceError::Read`], [`SequenceError::State`] for a
-    /// sequence without `tokens`, and [`SequenceError::Io`] of the sequence or of the stream.
+    /// sequence without `tokens`, [`SequenceError::Changed`], and [`SequenceError::Io`] of the sequence or of the stream.
     pub fn state_write(&self, name: &str, to: impl Write) -> Result<(), SequenceError> {
         let _turn = self.begin(name)?;
+        self.write_once(name, to)
+    }
+
+    /// The same into a file, which is written anew where the sequence was changed.
+    ///
+    /// # Errors
+    /// As [`state_write`](Self::state_write); what is in the file is nothing then.
+    pub fn state_write_file(&self, name: &str, mut to: &File) -> Result<(), SequenceError> {
+        let _turn = self.begin(name)?;
+        let path = self.path(name);
+        let failed = SequenceError::io(&path);
+        attempt(name, || {
+            to.set_len(0).and_then(|()| to.rewind()).map_err(&failed)?;
+            self.write_once(name, BufWriter::new(to))
+        })
+    }
+
+    fn write_once(&self, name: &str, to: impl Write) -> Result<(), SequenceError> {
         let listed = self.list(name)?;
         if !listed.path.join(names::TOKENS).is_file() {
             let why = format!("{} has no {}", listed.path.display(), names::TOKENS);
             return Err(SequenceError::State(why));
         }
-        let failed = SequenceError::io(&listed.path);
+        let (positions, end) = (&listed.listing.positions, listed.rows);
+        let from = Rebuild { from: &listed, positions, end, keeps_layers: true };
         let mut archive = Builder::new(to);
-        let manifest = self.manifest.to_json();
-        let mut header = Header::new_gnu();
-        header.set_size(manifest.len() as u64);
-        header.set_mode(0o644);
-        header.set_entry_type(EntryType::Regular);
-        archive.append_data(&mut header, names::MANIFEST, manifest.as_bytes()).map_err(&failed)?;
-        for path in self.state_files(&listed.path)? {
-            let full = listed.path.join(&path);
-            let mut file = File::open(&full).map_err(SequenceError::io(&full))?;
-            archive.append_file(&path, &mut file).map_err(SequenceError::io(&full))?;
-        }
+        let written = self.write_layers(&from, &mut archive);
+        // Before `tokens`, which say that all is there.
+        listed.check_grown(&self.manifest, end)?;
+        written?;
+        let ids = from.token_ids()?.ok_or_else(|| listed.changed("its tokens were removed"))?;
+        let failed = SequenceError::io(&listed.path);
+        append(&mut archive, Path::new(names::TOKENS), &ids).map_err(&failed)?;
         archive.into_inner().and_then(|mut to| to.flush()).map_err(&failed)
+    }
+
+    /// All but `tokens`, in the order in which it is read.
+    fn write_layers(
+        &self, from: &Rebuild<'_>, archive: &mut Builder<impl Write>,
+    ) -> Result<(), SequenceError> {
+        let failed = SequenceError::io(&from.from.path);
+        let manifest = self.manifest.to_json();
+        append(archive, Path::new(names::MANIFEST), manifest.as_bytes()).map_err(&failed)?;
+        if let Some(json) = from.positions.to_json() {
+            append(archive, Path::new(names::POSITIONS), json.as_bytes()).map_err(&failed)?;
+        }
+        for layer in (0..self.manifest.geometry().num_layers()).map(Layer) {
+            let directory = layer_directory(&from.from.held(), layer);
+            let inside = PathBuf::from(names::format_layer(layer));
+            let mut append_file = |name: OsString| {
+                let path = directory.join(&name);
+                let failed = SequenceError::io(&path);
+                let mut file = File::open(&path).map_err(&failed)?;
+                archive.append_file(inside.join(name), &mut file).map_err(&failed)
+            };
+            if is_recurrent(&self.manifest, layer) {
+                states(&directory, from.end)?.into_iter().try_for_each(append_file)?;
+                continue;
+            }
+            let (pages, tail) = from.rows(&self.manifest, layer)?;
+            pages.into_iter().try_for_each(|page| append_file(names::format_page(page).into()))?;
+            if let Some((start, rows)) = tail {
+                let path = inside.join(names::format_tail(start));
+                append(archive, &path, &rows).map_err(&failed)?;
+            }
+        }
+        Ok(())
     }
 
     /// Makes a sequence of a state, or fills an empty one.
@@ -58,6 +110,7 @@ impl Sequences {
     pub fn state_read(&self, name: &str, from: impl Read) -> Result<(), SequenceError> {
         self.make(name, |work| {
             self.unpack(from, work)?;
+            whole::check(work, &self.manifest)?;
             files::sync(work)
         })
     }
@@ -86,25 +139,6 @@ impl Sequences {
             fill(&work)
         };
         self.take_over(make(), name, is_there)
-    }
-
-    /// Of a sequence, relative to its directory, in the order in which they are written.
-    fn state_files(&self, sequence: &Path) -> Result<Vec<PathBuf>, SequenceError> {
-        let mut paths = vec![PathBuf::from(names::POSITIONS)];
-        for layer in (0..self.manifest.geometry().num_layers()).map(Layer) {
-            let mut inside = Vec::new();
-            for entry in files::entries(&layer_directory(sequence, layer))? {
-                let name = entry.file_name();
-                if is_state(names::layer_entry(name.as_bytes())) {
-                    inside.push(Path::new(&names::format_layer(layer)).join(name));
-                }
-            }
-            inside.sort_unstable();
-            paths.extend(inside);
-        }
-        paths.push(PathBuf::from(names::TOKENS));
-        paths.retain(|path| sequence.join(path).is_file());
-        Ok(paths)
     }
 
     fn unpack(&self, from: impl Read, to: &Path) -> Result<(), SequenceError> {
@@ -148,11 +182,8 @@ impl Sequences {
         if manifest.same_cache(&self.manifest) {
             return Ok(());
         }
-        Err(SequenceError::State(format!(
-            "is of another cache: model {}, here it is {}",
-            manifest.fields().model_id,
-            self.manifest.fields().model_id
-        )))
+        let differs = whole::differences(&manifest, &self.manifest);
+        Err(SequenceError::State(format!("is of another cache: {differs}")))
     }
 
     /// What is written under a name of its own appears when it is complete and checked. Returns how
@@ -192,6 +223,23 @@ impl Sequences {
             _ => false,
         }
     }
+}
+
+fn append(archive: &mut Builder<impl Write>, path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut header = Header::new_gnu();
+    header.set_size(bytes.len() as u64);
+    header.set_mode(0o644);
+    header.set_entry_type(EntryType::Regular);
+    archive.append_data(&mut header, path, bytes)
+}
+
+/// What a recurrent layer was after rows up to `end`, in order.
+fn states(directory: &Path, end: u64) -> Result<Vec<OsString>, SequenceError> {
+    let names = files::entries(directory)?.into_iter().map(|entry| entry.file_name());
+    let is_wanted = |name: &OsString| matches!(names::layer_entry(name.as_bytes()), LayerEntry::State(tokens) if tokens.0 <= end);
+    let mut names: Vec<_> = names.filter(is_wanted).collect();
+    names.sort_unstable();
+    Ok(names)
 }
 
 fn is_state(entry: LayerEntry) -> bool {

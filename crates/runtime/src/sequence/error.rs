@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use crate::page::{Layer, PageError};
@@ -24,6 +25,26 @@ pub enum SequenceError {
         layer: Layer,
         /// Tokens that would stay.
         tokens: u64,
+    },
+    /// Layers with a window have forgotten what the new end looks at.
+    NoWindow {
+        /// The first of them.
+        layer: Layer,
+        /// Rows that are gone, from the first to behind the last.
+        rows: Range<u64>,
+        /// Tokens that would stay.
+        tokens: u64,
+        /// The fewest, beside none, that can stay.
+        least: u64,
+    },
+    /// Others changed the sequence each time that it was read: nothing was done. Wait for them, or let them hold the lock.
+    Changed {
+        /// Its name.
+        name: String,
+        /// How often it was read.
+        attempts: u32,
+        /// What happened the last time.
+        what: String,
     },
     /// No token can stand where the operation would move some.
     Positions(PageError),
@@ -67,6 +88,22 @@ impl fmt::Display for SequenceError {
                 "layer {layer} is recurrent and has no snapshot after {tokens} tokens: \
                  it can only go back to where one was taken"
             ),
+            Self::NoWindow { layer, rows, tokens, least } => write!(
+                f,
+                "layer {layer} has a window, and its rows {} to {} are gone, which an end after {tokens} \
+                 tokens looks at: it can end after {least} tokens or more, or be cleared",
+                rows.start,
+                rows.end - 1
+            ),
+            Self::Changed { name, attempts: 1, what } => {
+                write!(f, "sequence {name} changed while it was read: {what}")
+            }
+            Self::Changed { name, attempts, what } => {
+                write!(
+                    f,
+                    "sequence {name} changed each of {attempts} times that it was read: {what}"
+                )
+            }
             Self::Positions(error) | Self::Manifest(error) => error.fmt(f),
             Self::State(why) => write!(f, "state of a sequence: {why}"),
             Self::Read(error) => error.fmt(f),

@@ -53,15 +53,39 @@ pub(super) fn write(path: &Path, bytes: &[u8], durable: bool) -> Result<(), Sequ
 /// Puts a file into a directory, in the place of an older one; without bytes, removes it. It is
 /// durable then.
 pub(super) fn publish(directory: &Path, name: &str, bytes: &[u8]) -> Result<(), SequenceError> {
-    let path = directory.join(name);
+    let staged = stage(directory, name, bytes, true)?;
+    put(directory, name, staged)
+}
+
+/// The first step of that: writes what shall have the name, if there are bytes.
+pub(super) fn stage(
+    directory: &Path, name: &str, bytes: &[u8], durable: bool,
+) -> Result<Option<PathBuf>, SequenceError> {
     if bytes.is_empty() {
-        fs::remove_file(&path).map_err(SequenceError::io(&path))?;
-        return sync(directory);
+        return Ok(None);
     }
     let staging = directory.join(format!(".{name}.tmp"));
     let _ = fs::remove_file(&staging);
-    write(&staging, bytes, true)?;
-    rename(&staging, &path)?;
+    write(&staging, bytes, durable)?;
+    Ok(Some(staging))
+}
+
+/// Instead of the second.
+pub(super) fn discard(staged: Option<PathBuf>) {
+    if let Some(staging) = staged {
+        let _ = fs::remove_file(staging);
+    }
+}
+
+/// The second step.
+pub(super) fn put(
+    directory: &Path, name: &str, staged: Option<PathBuf>,
+) -> Result<(), SequenceError> {
+    let path = directory.join(name);
+    match staged {
+        None => fs::remove_file(&path).map_err(SequenceError::io(&path))?,
+        Some(staging) => rename(&staging, &path)?,
+    }
     sync(directory)
 }
 
@@ -69,6 +93,11 @@ pub(super) fn publish(directory: &Path, name: &str, bytes: &[u8]) -> Result<(), 
 #[expect(clippy::disallowed_methods, reason = "these are files of a mount, not of a store")]
 pub(super) fn rename(from: &Path, to: &Path) -> Result<(), SequenceError> {
     fs::rename(from, to).map_err(SequenceError::io(to))
+}
+
+/// Device and inode of what has a name.
+pub(super) fn identity(path: &Path) -> Option<(u64, u64)> {
+    fs::metadata(path).ok().map(|found| (found.dev(), found.ino()))
 }
 
 /// Two directories change names.
@@ -102,10 +131,13 @@ pub(super) fn are_shared(one: &Path, other: &Path) -> Result<bool, SequenceError
     Ok(true)
 }
 
-/// Removes files; they are gone after a crash, too.
+/// Removes files; they are gone after a crash, too. One that somebody else has removed is no error.
 pub(super) fn remove_all(paths: &[PathBuf], home: Home) -> Result<(), SequenceError> {
     for path in paths {
-        fs::remove_file(path).map_err(SequenceError::io(path))?;
+        match fs::remove_file(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            outcome => outcome.map_err(SequenceError::io(path))?,
+        }
     }
     let mut directories: Vec<_> = paths.iter().filter_map(|path| path.parent()).collect();
     directories.dedup();

@@ -36,17 +36,21 @@
 //! new `positions.json`, or changes its name with that of another directory (`RENAME_EXCHANGE`) that
 //! was made beside it as `NAME~`. What a crash leaves under that name goes with the next operation.
 //! When an operation returns, it is durable. Operations on the sequences of a model take turns
-//! (`flock`); whoever appends to a sequence must wait meanwhile, and open its tails anew afterwards. A page
+//! (`flock`); whoever appends to a sequence must wait meanwhile, and open its tails anew afterwards. Where it does not, most
+//! of what it does is noticed, and the operation begins again, five times at most ([`SequenceError::Changed`]). A page
 //! that an operation divides is opened before its turn: no other waits until a remote has brought it.
 //!
 //! It works on a mount and on a copy of one.
 
 mod archive;
+mod change;
 mod error;
 mod files;
 mod range;
 mod rebuild;
 mod revision;
+mod source;
+mod whole;
 
 use std::ops::{Range, RangeBounds};
 use std::os::unix::ffi::OsStrExt;
@@ -56,13 +60,13 @@ use std::thread::{Builder, JoinHandle};
 pub use error::SequenceError;
 pub use revision::begin_revision;
 
-use crate::page::{Layer, LayerKind, Manifest, PageError, Positions, names};
+use crate::page::{Layer, LayerKind, Manifest, Positions, names};
 use crate::reader::layer_scan::Rules;
-use crate::reader::listing::{self, Listing, layer_directory};
+use crate::reader::listing::{self, layer_directory};
 use crate::reader::page::Home;
-use files::Turn;
 use range::{bounds, outside};
 use rebuild::Rebuild;
+use source::{Listed, attempt};
 
 /// The sequences of a model.
 #[derive(Debug, Clone)]
@@ -70,15 +74,6 @@ pub struct Sequences {
     directory: PathBuf,
     manifest: Manifest,
     home: Home,
-}
-
-/// A sequence as it was listed.
-#[derive(Debug)]
-pub(crate) struct Listed {
-    path: PathBuf,
-    listing: Listing,
-    /// Tokens whose rows and ids are there.
-    rows: u64,
 }
 
 impl Sequences {
@@ -211,14 +206,16 @@ impl Sequences {
         };
         self.fetch(from, select);
         let _turn = self.begin(to)?;
-        let listed = self.list(from)?;
-        let (stands, end) = select(&listed)?;
-        let is_there = self.path(to).try_exists().map_err(SequenceError::io(&self.path(to)))?;
-        if is_there && self.list(to)?.rows > 0 {
-            return Err(SequenceError::Exists(to.to_owned()));
-        }
-        let rebuild = Rebuild { from: &listed, positions: &stands, end, keeps_layers: true };
-        self.rebuild(&rebuild, to, is_there)
+        attempt(from, || {
+            let listed = self.list(from)?;
+            let (stands, end) = select(&listed)?;
+            let is_there = self.path(to).try_exists().map_err(SequenceError::io(&self.path(to)))?;
+            if is_there && self.list(to)?.rows > 0 {
+                return Err(SequenceError::Exists(to.to_owned()));
+            }
+            let rebuild = Rebuild { from: &listed, positions: &stands, end, keeps_layers: true };
+            self.copy(&rebuild, to, is_there)
+        })
     }
 
     /// Removes the tokens at some positions and moves those behind them up, in one step: what an
@@ -274,10 +271,11 @@ impl Sequences {
     /// [`SequenceError::NoSuchSequence`], [`SequenceError::Read`], [`SequenceError::Io`].
     pub fn clear(&self, name: &str) -> Result<(), SequenceError> {
         let _turn = self.begin(name)?;
-        let listed = self.list(name)?;
-        let positions = Positions::default();
-        let rebuild = Rebuild { from: &listed, positions: &positions, end: 0, keeps_layers: false };
-        self.rebuild(&rebuild, name, true)
+        attempt(name, || {
+            let (from, positions) = (&self.list_settled(name)?, &Positions::default());
+            let rebuild = Rebuild { from, positions, end: 0, keeps_layers: false };
+            self.replace(&rebuild, name, |_| Ok((Positions::default(), 0)))
+        })
     }
 
     /// Takes out rows and ids that not every layer has: what a writer left that did not come to its end. Returns
@@ -287,19 +285,16 @@ impl Sequences {
     /// As [`clear`](Self::clear).
     pub fn trim(&self, name: &str) -> Result<bool, SequenceError> {
         let _turn = self.begin(name)?;
-        let listed = self.list(name)?;
-        let keeps = |layer: u32| listing::keeps_pages(&self.manifest, Layer(layer));
-        let mut layers = (0..).zip(&listed.listing.layers).filter(|(layer, _)| keeps(*layer));
-        let ids = listing::token_ids(&listed.path)?;
-        if layers.all(|(_, layer)| layer.end == listed.rows)
-            && ids.is_none_or(|ids| ids == listed.rows)
-        {
-            return Ok(false);
-        }
-        let (positions, end) = (&listed.listing.positions, listed.rows);
-        let rebuild = Rebuild { from: &listed, positions, end, keeps_layers: true };
-        self.rebuild(&rebuild, name, true)?;
-        Ok(true)
+        attempt(name, || {
+            let listed = self.list_settled(name)?;
+            if listed.is_whole(&self.manifest)? {
+                return Ok(false);
+            }
+            let (positions, end) = (&listed.listing.positions, listed.rows);
+            let rebuild = Rebuild { from: &listed, positions, end, keeps_layers: true };
+            self.replace(&rebuild, name, |now| Ok((now.listing.positions.clone(), now.rows)))?;
+            Ok(true)
+        })
     }
 
     /// Removes all sequences.
@@ -322,7 +317,7 @@ impl Sequences {
         let mut dropped = Vec::new();
         for (layer, pages) in self.sliding_layers(&listed) {
             let rules = Rules::new(layer, &self.manifest, &listed.listing.positions, listed.rows);
-            let directory = layer_directory(&listed.path, layer);
+            let directory = layer_directory(&listed.held(), layer);
             for page in &pages.pages {
                 // The last one may be short, and tells how long the layer is.
                 let rows = page.start.0..page.start.0 + page_tokens;
@@ -331,7 +326,7 @@ impl Sequences {
                 }
             }
         }
-        files::remove_all(&dropped, self.home)?;
+        files::remove_all(&dropped, self.home).map_err(|error| listed.named(error))?;
         Ok(dropped.len() as u64)
     }
 
@@ -362,128 +357,6 @@ impl Sequences {
         all.filter(|(layer, _)| {
             matches!(self.manifest.layer_kind(*layer), Some(LayerKind::Sliding { .. }))
         })
-    }
-
-    fn change(
-        &self, name: &str, edit: impl Fn(&mut Positions, u64) -> Result<(), PageError>,
-    ) -> Result<(), SequenceError> {
-        let edited = |listed: &Listed| {
-            let mut new = listed.listing.positions.clone();
-            edit(&mut new, listed.rows).map_err(SequenceError::Positions)?;
-            let end = new.end_row(listed.rows);
-            Ok((new, end))
-        };
-        self.fetch(name, edited);
-        let _turn = self.begin(name)?;
-        let listed = self.list(name)?;
-        let old = &listed.listing.positions;
-        let (mut new, end) = edited(&listed)?;
-        if new.within(0..listed.rows).eq(old.within(0..listed.rows)) {
-            // An operation that was ended between its two steps may have left some.
-            return self.remove_pages_without_tokens(&listed, old);
-        }
-        if end == listed.rows {
-            return self.edit_in_place(&listed, &new);
-        }
-        new.truncate(end);
-        let rebuild = Rebuild { from: &listed, positions: &new, end, keeps_layers: true };
-        self.rebuild(&rebuild, name, true)
-    }
-
-    /// The rows stay where they are, but pages without any go.
-    fn edit_in_place(&self, listed: &Listed, positions: &Positions) -> Result<(), SequenceError> {
-        let json = positions.to_json().unwrap_or_default();
-        files::publish(&listed.path, names::POSITIONS, json.as_bytes())?;
-        self.remove_pages_without_tokens(listed, positions)
-    }
-
-    fn remove_pages_without_tokens(
-        &self, listed: &Listed, positions: &Positions,
-    ) -> Result<(), SequenceError> {
-        let mut removed = Vec::new();
-        let page_tokens = u64::from(self.manifest.geometry().page_tokens());
-        for (index, layer) in (0..).zip(&listed.listing.layers) {
-            if listing::is_cross(&self.manifest, Layer(index)) {
-                continue;
-            }
-            let directory = layer_directory(&listed.path, Layer(index));
-            for page in &layer.pages {
-                if !positions.has_any(page.start.0..page.start.0 + page_tokens) {
-                    removed.push(directory.join(names::format_page(page.start)));
-                }
-            }
-        }
-        files::remove_all(&removed, self.home)
-    }
-
-    /// Makes a directory beside the sequence, gives it the name, and removes what had it.
-    fn rebuild(
-        &self, rebuild: &Rebuild<'_>, name: &str, is_there: bool,
-    ) -> Result<(), SequenceError> {
-        let made = rebuild.run(self, &self.work_path(name));
-        self.take_over(made, name, is_there)
-    }
-
-    /// Gives what an operation has made the name of the sequence, and removes what is left over.
-    fn take_over(
-        &self, made: Result<(), SequenceError>, name: &str, is_there: bool,
-    ) -> Result<(), SequenceError> {
-        let work = self.work_path(name);
-        let outcome = made.and_then(|()| self.give_name(&work, name, is_there));
-        let removed = files::remove_tree(&work);
-        outcome.and(removed)
-    }
-
-    fn give_name(&self, work: &Path, name: &str, is_there: bool) -> Result<(), SequenceError> {
-        let path = self.path(name);
-        if is_there {
-            files::exchange(work, &path)?;
-        } else {
-            files::rename(work, &path)?;
-        }
-        files::sync(&self.directory)
-    }
-
-    /// Removes a sequence: at once, then its files.
-    fn delete(&self, name: &str) -> Result<(), SequenceError> {
-        let _turn = self.begin(name)?;
-        let work = self.work_path(name);
-        files::rename(&self.path(name), &work)?;
-        files::sync(&self.directory)?;
-        files::remove_tree(&work)
-    }
-
-    /// Brings back the pages that an operation will divide, so that none has to come from a remote during its
-    /// turn. What fails here is told when it is read.
-    fn fetch(
-        &self, name: &str, edited: impl FnOnce(&Listed) -> Result<(Positions, u64), SequenceError>,
-    ) {
-        let Ok(listed) = self.list(name) else { return };
-        let Ok((positions, end)) = edited(&listed) else { return };
-        Rebuild { from: &listed, positions: &positions, end, keeps_layers: true }.fetch(self);
-    }
-
-    /// Waits for other operations, and removes what an interrupted one left.
-    fn begin(&self, name: &str) -> Result<Turn, SequenceError> {
-        check_name(name)?;
-        let turn = Turn::wait(&self.directory)?;
-        files::remove_tree(&self.work_path(name))?;
-        Ok(turn)
-    }
-
-    fn work_path(&self, name: &str) -> PathBuf {
-        self.directory.join(format!("{name}{}", names::WORK_SUFFIX))
-    }
-
-    fn list(&self, name: &str) -> Result<Listed, SequenceError> {
-        check_name(name)?;
-        let path = self.path(name);
-        if !path.is_dir() {
-            return Err(SequenceError::NoSuchSequence(path));
-        }
-        let listing = listing::list(&path, &self.manifest)?;
-        let rows = listing.valid_tokens(&path, &self.manifest)?;
-        Ok(Listed { path, listing, rows })
     }
 }
 

@@ -2,18 +2,20 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read as _};
+use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use super::{Listed, SequenceError, Sequences, files};
+use super::source::Listed;
+use super::{SequenceError, Sequences, files};
 use crate::page::names::{self, LayerEntry};
 use crate::page::{
     Geometry, Layer, LayerKind, Manifest, PageView, Positions, PrefixHash, StatePlace, TokenStart,
     unpack_rows,
 };
 use crate::reader::ReadError;
+use crate::reader::layer_scan::Rules;
 use crate::reader::listing::{ListedLayer, layer_directory};
-use crate::reader::page::Home;
 
 /// Bytes of a state's header.
 const HEADER_BYTES: u64 = 4096;
@@ -35,11 +37,11 @@ pub(super) struct Rebuild<'a> {
 impl Rebuild<'_> {
     /// Makes directory `to`; it is durable then.
     pub(super) fn run(&self, sequences: &Sequences, to: &Path) -> Result<(), SequenceError> {
-        // In a mount one sync at the end is enough.
-        let durable = sequences.home == Home::Directory;
-        let from = &self.from.path;
+        let durable = sequences.durable();
+        let from = &self.from.held();
         if self.keeps_layers && self.end > 0 && self.end < self.from.rows {
             self.check_states(&sequences.manifest)?;
+            self.check_windows(&sequences.manifest)?;
         }
         files::make_like(from, to)?;
         // Before `tokens`, or somebody might find by its prefix what does not follow from it.
@@ -75,7 +77,7 @@ impl Rebuild<'_> {
                 .iter()
                 .find(|page| page.start.0 < self.end && rows(page.start.0).contains(&self.end));
             if let Some(page) = divided {
-                let directory = layer_directory(&self.from.path, layer);
+                let directory = layer_directory(&self.from.held(), layer);
                 // An open brings a page back as a whole; an error is told by the one that reads.
                 drop(File::open(directory.join(names::format_page(page.start))));
             }
@@ -83,13 +85,17 @@ impl Rebuild<'_> {
     }
 
     /// The ids of the tokens that stay, if the sequence tells them.
-    fn token_ids(&self) -> Result<Option<Vec<u8>>, SequenceError> {
-        let path = self.from.path.join(names::TOKENS);
+    pub(super) fn token_ids(&self) -> Result<Option<Vec<u8>>, SequenceError> {
+        let path = self.from.held().join(names::TOKENS);
         let mut ids = match fs::read(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             outcome => outcome.map_err(SequenceError::io(&path))?,
         };
-        ids.truncate(usize::try_from(self.end * ID_BYTES).unwrap_or(usize::MAX));
+        let bytes = usize::try_from(self.end * ID_BYTES).unwrap_or(usize::MAX);
+        if ids.len() < bytes {
+            return Err(self.from.changed("its tokens became fewer"));
+        }
+        ids.truncate(bytes);
         Ok(Some(ids))
     }
 
@@ -107,6 +113,27 @@ impl Rebuild<'_> {
         Ok(())
     }
 
+    /// Layers with a window have what the last token that stays looks at.
+    fn check_windows(&self, manifest: &Manifest) -> Result<(), SequenceError> {
+        let missing = |end: u64| {
+            let mut stands = self.positions.clone();
+            if end > self.end {
+                // As the sequence is, cut there.
+                stands = self.from.listing.positions.clone();
+                stands.truncate(end);
+            }
+            missing_in_windows(manifest, &self.from.listing.layers, &stands, end)
+        };
+        let Some((layer, rows)) = missing(self.end) else { return Ok(()) };
+        // What a longer one looks at came later.
+        let (mut gone, mut least) = (self.end, self.from.rows);
+        while least - gone > 1 {
+            let middle = gone.midpoint(least);
+            if missing(middle).is_some() { gone = middle } else { least = middle }
+        }
+        Err(SequenceError::NoWindow { layer, rows, tokens: self.end, least })
+    }
+
     /// The hash of the tokens that stay, where those tell what a state has seen.
     fn prefix(&self, manifest: &Manifest) -> Result<Option<PrefixHash>, SequenceError> {
         if self.from.listing.positions.prefix_rows() < self.end {
@@ -120,7 +147,7 @@ impl Rebuild<'_> {
         &self, manifest: &Manifest, layer: Layer, prefix: Option<PrefixHash>,
     ) -> Result<bool, SequenceError> {
         let row = TokenStart(self.end);
-        let path = layer_directory(&self.from.path, layer).join(names::format_state(row));
+        let path = layer_directory(&self.from.held(), layer).join(names::format_state(row));
         let failed = SequenceError::io(&path);
         let file = match File::open(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
@@ -140,11 +167,10 @@ impl Rebuild<'_> {
     fn layer(
         &self, sequences: &Sequences, to: &Path, layer: Layer, durable: bool,
     ) -> Result<(), SequenceError> {
-        let from = layer_directory(&self.from.path, layer);
+        let from = layer_directory(&self.from.held(), layer);
         let to = layer_directory(to, layer);
         files::make_like(&from, &to)?;
-        let kind = sequences.manifest.layer_kind(layer);
-        let is_recurrent = kind.as_ref().is_some_and(LayerKind::is_recurrent);
+        let is_recurrent = is_recurrent(&sequences.manifest, layer);
         for entry in files::entries(&from)? {
             match names::layer_entry(entry.file_name().as_bytes()) {
                 LayerEntry::Page(_) | LayerEntry::Tail(_) => {}
@@ -155,50 +181,110 @@ impl Rebuild<'_> {
         if is_recurrent {
             return Ok(());
         }
-        let listed = &self.from.listing.layers[layer.0 as usize];
-        let geometry = sequences.manifest.geometry();
-        let rows = if kind == Some(LayerKind::Cross) {
-            // No operation on tokens is about what the encoder made.
-            let all = Rebuild { positions: &Positions::default(), end: listed.end, ..*self };
-            all.pages(geometry, listed, (&from, &to))?
-        } else {
-            self.pages(geometry, listed, (&from, &to))?
-        };
-        if let Some((start, rows)) = rows {
+        let (pages, tail) = self.rows(&sequences.manifest, layer)?;
+        for page in pages {
+            let name = names::format_page(page);
+            let path = from.join(&name);
+            fs::hard_link(&path, to.join(&name)).map_err(SequenceError::io(&path))?;
+        }
+        if let Some((start, rows)) = tail {
             files::write(&to.join(names::format_tail(start)), &rows, durable)?;
         }
         if durable { files::sync(&to) } else { Ok(()) }
     }
 
-    /// Links the pages that stay as they are; returns the rows of one that becomes a tail.
+    /// Pages of a layer that stay as they are, and the rows behind them.
+    pub(super) fn rows(&self, manifest: &Manifest, layer: Layer) -> Result<Rows, SequenceError> {
+        let listed = &self.from.listing.layers[layer.0 as usize];
+        let directory = layer_directory(&self.from.held(), layer);
+        if manifest.layer_kind(layer) == Some(LayerKind::Cross) {
+            // No operation on tokens is about what the encoder made.
+            let all = Rebuild { positions: &Positions::default(), end: listed.end, ..*self };
+            return all.pages(manifest.geometry(), listed, &directory);
+        }
+        self.pages(manifest.geometry(), listed, &directory)
+    }
+
     fn pages(
-        &self, geometry: &Geometry, listed: &ListedLayer, (from, to): (&Path, &Path),
-    ) -> Result<Option<(TokenStart, Vec<u8>)>, SequenceError> {
+        &self, geometry: &Geometry, listed: &ListedLayer, from: &Path,
+    ) -> Result<Rows, SequenceError> {
         let page_tokens = u64::from(geometry.page_tokens());
+        let mut stay = Vec::new();
         for page in listed.pages.iter().take_while(|page| page.start.0 < self.end) {
             let rows = page.start.0..self.end.min(page.start.0 + page_tokens);
             if !self.positions.has_any(rows.clone()) {
                 continue;
             }
-            let name = names::format_page(page.start);
-            let path = from.join(&name);
             if rows.end < page.start.0 + page_tokens {
-                let bytes = fs::read(&path).map_err(SequenceError::io(&path))?;
-                let view = PageView::parse(&bytes, geometry);
-                let view =
-                    view.map_err(|error| ReadError::Refused { path: path.clone(), error })?;
-                if u64::from(view.tokens()) > rows.end - rows.start {
-                    let rows = first_rows(unpack_rows(&view), rows.end - rows.start, geometry);
-                    return Ok(Some((page.start, rows)));
+                let path = from.join(names::format_page(page.start));
+                let (first, tokens) = rows_of_page(&path, geometry)?;
+                if tokens > rows.end - rows.start {
+                    let first = first_rows(first, rows.end - rows.start, geometry);
+                    return Ok((stay, Some((page.start, first))));
                 }
             }
-            fs::hard_link(&path, to.join(&name)).map_err(SequenceError::io(&path))?;
+            stay.push(page.start);
         }
-        let Some(start) = listed.tail.filter(|start| start.0 < self.end) else { return Ok(None) };
+        let Some(start) = listed.tail.filter(|start| start.0 < self.end) else {
+            return Ok((stay, None));
+        };
         let path = from.join(names::format_tail(start));
-        let rows = fs::read(&path).map_err(SequenceError::io(&path))?;
-        Ok(Some((start, first_rows(rows, self.end - start.0, geometry))))
+        let rows = match fs::read(&path) {
+            // It became a page since it was listed.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                rows_of_page(&from.join(names::format_page(start)), geometry)?.0
+            }
+            outcome => outcome.map_err(SequenceError::io(&path))?,
+        };
+        let count = self.end - start.0;
+        if (rows.len() as u64) < count * geometry.row_bytes() {
+            return Err(self.from.changed("a tail of it was emptied"));
+        }
+        Ok((stay, Some((start, first_rows(rows, count, geometry)))))
     }
+}
+
+/// Pages that stay as they are, and a tail: where it starts, and its rows.
+type Rows = (Vec<TokenStart>, Option<(TokenStart, Vec<u8>)>);
+
+/// Whether a layer keeps states.
+pub(super) fn is_recurrent(manifest: &Manifest, layer: Layer) -> bool {
+    manifest.layer_kind(layer).as_ref().is_some_and(LayerKind::is_recurrent)
+}
+
+/// The rows of a page as a tail has them, and how many there are.
+fn rows_of_page(path: &Path, geometry: &Geometry) -> Result<(Vec<u8>, u64), SequenceError> {
+    let bytes = fs::read(path).map_err(SequenceError::io(path))?;
+    let view = PageView::parse(&bytes, geometry)
+        .map_err(|error| ReadError::Refused { path: path.to_owned(), error })?;
+    Ok((unpack_rows(&view), u64::from(view.tokens())))
+}
+
+/// Rows that the last of `end` tokens looks at, and that are gone: of the first such layer with a window.
+fn missing_in_windows(
+    manifest: &Manifest, layers: &[ListedLayer], positions: &Positions, end: u64,
+) -> Option<(Layer, Range<u64>)> {
+    let page_tokens = u64::from(manifest.geometry().page_tokens());
+    for (layer, listed) in (0..).map(Layer).zip(layers) {
+        if !matches!(manifest.layer_kind(layer), Some(LayerKind::Sliding { .. })) {
+            continue;
+        }
+        let rules = Rules::new(layer, manifest, positions, end);
+        let is_gone = |start: u64| {
+            let rows = start..end.min(start + page_tokens);
+            positions.has_any(rows.clone())
+                && !rules.has_passed(rows)
+                && listed.tail != Some(TokenStart(start))
+                && listed.pages.binary_search_by_key(&start, |page| page.start.0).is_err()
+        };
+        let pages = (0..end.div_ceil(page_tokens)).map(|page| page * page_tokens);
+        let mut gone = pages.filter(|start| is_gone(*start)).peekable();
+        if let Some(first) = gone.peek().copied() {
+            let last = gone.last().unwrap_or(first);
+            return Some((layer, first..end.min(last + page_tokens)));
+        }
+    }
+    None
 }
 
 impl Sequences {

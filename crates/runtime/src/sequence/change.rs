@@ -1,0 +1,200 @@
+//! How an operation changes a sequence: in one step, and only the sequence that it has read.
+
+use std::path::{Path, PathBuf};
+
+use super::files::{self, Turn};
+use super::rebuild::Rebuild;
+use super::source::{Listed, attempt};
+use super::{SequenceError, Sequences, check_name};
+use crate::page::{Layer, PageError, Positions, names};
+use crate::reader::listing::{self, layer_directory};
+use crate::reader::page::Home;
+
+/// Positions of the new sequence, and how many rows stay.
+type Edited = (Positions, u64);
+
+impl Sequences {
+    pub(super) fn change(
+        &self, name: &str, edit: impl Fn(&mut Positions, u64) -> Result<(), PageError>,
+    ) -> Result<(), SequenceError> {
+        let edited = |listed: &Listed| {
+            let mut new = listed.listing.positions.clone();
+            edit(&mut new, listed.rows).map_err(SequenceError::Positions)?;
+            let end = new.end_row(listed.rows);
+            Ok((new, end))
+        };
+        self.fetch(name, edited);
+        let _turn = self.begin(name)?;
+        attempt(name, || {
+            let listed = self.list_settled(name)?;
+            let old = &listed.listing.positions;
+            let (mut new, end) = edited(&listed)?;
+            if new.within(0..listed.rows).eq(old.within(0..listed.rows)) {
+                // An operation that was ended between its two steps may have left some.
+                let removed = self.remove_pages_without_tokens(&listed, old);
+                return removed.map_err(|error| listed.named(error));
+            }
+            if end == listed.rows {
+                let edited = self.edit_in_place(&listed, &new);
+                return edited.map_err(|error| listed.named(error));
+            }
+            new.truncate(end);
+            let rebuild = Rebuild { from: &listed, positions: &new, end, keeps_layers: true };
+            self.replace(&rebuild, name, |now| {
+                let (mut new, end) = edited(now)?;
+                new.truncate(end);
+                Ok((new, end))
+            })
+        })
+    }
+
+    /// The rows stay where they are, but pages without any go.
+    fn edit_in_place(&self, listed: &Listed, positions: &Positions) -> Result<(), SequenceError> {
+        let json = positions.to_json().unwrap_or_default();
+        let directory = listed.held();
+        let staged = files::stage(&directory, names::POSITIONS, json.as_bytes(), self.durable())?;
+        // The last step before the rename: what somebody appended by now was rotated for where it stood before.
+        if let Err(changed) = listed.check_same(&listed.path, &self.manifest) {
+            files::discard(staged);
+            return Err(changed);
+        }
+        files::put(&directory, names::POSITIONS, staged)?;
+        if let Err(changed) = listed.check_rows(&self.manifest) {
+            // These rows, too, were there before.
+            let json = listed.listing.positions.to_json().unwrap_or_default();
+            files::publish(&directory, names::POSITIONS, json.as_bytes())?;
+            return Err(changed);
+        }
+        self.remove_pages_without_tokens(listed, positions)
+    }
+
+    fn remove_pages_without_tokens(
+        &self, listed: &Listed, positions: &Positions,
+    ) -> Result<(), SequenceError> {
+        let mut removed = Vec::new();
+        let page_tokens = u64::from(self.manifest.geometry().page_tokens());
+        for (index, layer) in (0..).zip(&listed.listing.layers) {
+            if listing::is_cross(&self.manifest, Layer(index)) {
+                continue;
+            }
+            let directory = layer_directory(&listed.held(), Layer(index));
+            for page in &layer.pages {
+                if !positions.has_any(page.start.0..page.start.0 + page_tokens) {
+                    removed.push(directory.join(names::format_page(page.start)));
+                }
+            }
+        }
+        files::remove_all(&removed, self.home)
+    }
+
+    /// Puts what is made of a sequence in its place. What was appended meanwhile is taken for appended before, where
+    /// `edited` says that the same comes of it; else the operation must begin again.
+    pub(super) fn replace(
+        &self, rebuild: &Rebuild<'_>, name: &str,
+        edited: impl Fn(&Listed) -> Result<Edited, SequenceError>,
+    ) -> Result<(), SequenceError> {
+        let work = self.work_path(name);
+        let made = rebuild.run(self, &work);
+        // What went wrong may have come of two states of it.
+        let same = rebuild.from.check_grown(&self.manifest, rebuild.end);
+        let outcome = same.and(made).and_then(|()| {
+            let now = self.list_settled(name)?;
+            if let Err(changed) = rebuild.from.check_equal(&now) {
+                let grown = rebuild.from.check_grown(&self.manifest, rebuild.end)?;
+                let (positions, end) = edited(&grown)?;
+                if end != rebuild.end || positions != *rebuild.positions {
+                    return Err(changed);
+                }
+            }
+            self.exchange_checked(&now, &work, name)
+        });
+        let removed = files::remove_tree(&work);
+        outcome.and(removed)
+    }
+
+    /// Two directories change names; they do so again if somebody wrote to the old one meanwhile.
+    fn exchange_checked(&self, old: &Listed, work: &Path, name: &str) -> Result<(), SequenceError> {
+        let path = self.path(name);
+        let made = files::identity(work);
+        old.check_same(&path, &self.manifest)?;
+        files::exchange(work, &path)?;
+        let check = || old.check_same(work, &self.manifest);
+        let outcome = check().and_then(|()| {
+            files::sync(&self.directory)?;
+            // Who had a file of it open has written by now.
+            check()
+        });
+        // Nobody else gave the name to another one since.
+        if outcome.is_err() && made.is_some() && files::identity(&path) == made {
+            files::exchange(work, &path)?;
+            files::sync(&self.directory)?;
+        }
+        outcome
+    }
+
+    /// Makes a directory beside another sequence, gives it the name, and removes what had it. Of the source more rows
+    /// may have come meanwhile.
+    pub(super) fn copy(
+        &self, rebuild: &Rebuild<'_>, name: &str, is_there: bool,
+    ) -> Result<(), SequenceError> {
+        let made = rebuild.run(self, &self.work_path(name));
+        let same = rebuild.from.check_grown(&self.manifest, rebuild.end);
+        self.take_over(same.and(made), name, is_there)
+    }
+
+    /// Gives what an operation has made the name of the sequence, and removes what is left over.
+    pub(super) fn take_over(
+        &self, made: Result<(), SequenceError>, name: &str, is_there: bool,
+    ) -> Result<(), SequenceError> {
+        let work = self.work_path(name);
+        let outcome = made.and_then(|()| self.give_name(&work, name, is_there));
+        let removed = files::remove_tree(&work);
+        outcome.and(removed)
+    }
+
+    fn give_name(&self, work: &Path, name: &str, is_there: bool) -> Result<(), SequenceError> {
+        let path = self.path(name);
+        if is_there {
+            files::exchange(work, &path)?;
+        } else {
+            files::rename(work, &path)?;
+        }
+        files::sync(&self.directory)
+    }
+
+    /// Removes a sequence: at once, then its files.
+    pub(super) fn delete(&self, name: &str) -> Result<(), SequenceError> {
+        let _turn = self.begin(name)?;
+        let work = self.work_path(name);
+        files::rename(&self.path(name), &work)?;
+        files::sync(&self.directory)?;
+        files::remove_tree(&work)
+    }
+
+    /// Brings back the pages that an operation will divide, so that none has to come from a remote during its
+    /// turn. What fails here is told when it is read.
+    pub(super) fn fetch(
+        &self, name: &str, edited: impl FnOnce(&Listed) -> Result<Edited, SequenceError>,
+    ) {
+        let Ok(listed) = self.list(name) else { return };
+        let Ok((positions, end)) = edited(&listed) else { return };
+        Rebuild { from: &listed, positions: &positions, end, keeps_layers: true }.fetch(self);
+    }
+
+    /// Waits for other operations, and removes what an interrupted one left.
+    pub(super) fn begin(&self, name: &str) -> Result<Turn, SequenceError> {
+        check_name(name)?;
+        let turn = Turn::wait(&self.directory)?;
+        files::remove_tree(&self.work_path(name))?;
+        Ok(turn)
+    }
+
+    pub(super) fn work_path(&self, name: &str) -> PathBuf {
+        self.directory.join(format!("{name}{}", names::WORK_SUFFIX))
+    }
+
+    /// Whether each file must be made durable: in a mount one sync at the end is enough.
+    pub(super) fn durable(&self) -> bool {
+        self.home == Home::Directory
+    }
+}

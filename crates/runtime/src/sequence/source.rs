@@ -1,0 +1,258 @@
+//! A sequence as it was listed, and whether it still is that one.
+//!
+//! Others may write meanwhile: an engine appends without waiting for anybody, and a slot that is saved takes the place of a
+//! sequence. So whoever has read looks again at the end. The directory stays open until then, so that no other
+//! can have its inode number.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
+
+use super::{SequenceError, Sequences, check_name};
+use crate::page::{Layer, Manifest, TokenStart, names};
+use crate::reader::ReadError;
+use crate::reader::listing::{self, ListedLayer, Listing, layer_directory};
+
+/// Times that an operation begins, at most, on a sequence that others change.
+pub(super) const ATTEMPTS: u32 = 5;
+
+/// Between two of them, so that an append can come to its end.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// An append that has not come to its end after so long is one that was interrupted.
+const APPEND: Duration = Duration::from_millis(50);
+
+/// A sequence as it was listed.
+#[derive(Debug)]
+pub(crate) struct Listed {
+    pub(super) path: PathBuf,
+    pub(super) listing: Listing,
+    /// Tokens whose rows and ids are there.
+    pub(super) rows: u64,
+    directory: File,
+    marks: Marks,
+}
+
+/// What tells one state of a sequence from another, beside its listing.
+#[derive(Debug, PartialEq, Eq)]
+struct Marks {
+    /// Device and inode.
+    directory: (u64, u64),
+    /// Inode and length.
+    tokens: Option<(u64, u64)>,
+    layers: Vec<LayerMarks>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct LayerMarks {
+    directory: Option<u64>,
+    /// Inode and length.
+    tail: Option<(u64, u64)>,
+}
+
+impl Listed {
+    fn look(path: &Path, manifest: &Manifest) -> Result<Self, SequenceError> {
+        let directory = match File::open(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(SequenceError::NoSuchSequence(path.to_owned()));
+            }
+            outcome => outcome.map_err(SequenceError::io(path))?,
+        };
+        let found = directory.metadata().map_err(SequenceError::io(path))?;
+        if !found.is_dir() {
+            return Err(SequenceError::NoSuchSequence(path.to_owned()));
+        }
+        // Of this directory, also where another one takes its name meanwhile.
+        let held = held(&directory);
+        let listing = listing::list(&held, manifest)?;
+        let rows = listing.valid_tokens(&held, manifest)?;
+        let layers = (0..).map(Layer).zip(&listing.layers);
+        let layers = layers.map(|(layer, listed)| LayerMarks::of(&held, layer, listed));
+        let marks = Marks {
+            directory: (found.dev(), found.ino()),
+            tokens: mark(&held.join(names::TOKENS))?,
+            layers: layers.collect::<Result<_, _>>()?,
+        };
+        Ok(Self { path: path.to_owned(), listing, rows, directory, marks })
+    }
+
+    /// A path that leads into this directory, whatever has its name by now.
+    pub(super) fn held(&self) -> PathBuf {
+        held(&self.directory)
+    }
+
+    /// The error of a step in there, with the path that people know.
+    pub(super) fn named(&self, error: SequenceError) -> SequenceError {
+        match error {
+            SequenceError::Io { path, error } => {
+                let rest = path.strip_prefix(self.held()).map(|rest| self.path.join(rest));
+                SequenceError::Io { path: rest.unwrap_or(path), error }
+            }
+            other => other,
+        }
+    }
+
+    /// Fails unless what is at `path` by now is this sequence, and nothing in it has changed.
+    pub(super) fn check_same(&self, path: &Path, manifest: &Manifest) -> Result<(), SequenceError> {
+        let now = self.look_again(path, manifest)?;
+        self.check_equal(&now)
+    }
+
+    /// Fails if rows or files of them are others in another look at it.
+    pub(super) fn check_equal(&self, now: &Self) -> Result<(), SequenceError> {
+        if self.listing.layers == now.listing.layers && self.marks == now.marks {
+            return Ok(());
+        }
+        Err(self.changed("somebody appended to it"))
+    }
+
+    /// Fails unless its first `end` rows are still there as they were listed: more may have come.
+    pub(super) fn check_grown(
+        &self, manifest: &Manifest, end: u64,
+    ) -> Result<Listed, SequenceError> {
+        let now = self.look_again(&self.path, manifest)?;
+        let tokens = match (self.marks.tokens, now.marks.tokens) {
+            (Some(old), Some(new)) => old.0 == new.0 && old.1 <= new.1,
+            (old, new) => old.is_none() && new.is_none(),
+        };
+        let layers = self.listing.layers.iter().zip(&self.marks.layers);
+        let mut pairs = layers.zip(now.listing.layers.iter().zip(&now.marks.layers));
+        if tokens && pairs.all(|(old, new)| has_grown(old, new, end)) {
+            return Ok(now);
+        }
+        Err(self.changed("files of it were replaced or removed"))
+    }
+
+    /// As [`check_same`](Self::check_same), whatever its positions are by now.
+    pub(super) fn check_rows(&self, manifest: &Manifest) -> Result<(), SequenceError> {
+        self.check_equal(&Self::look(&self.path, manifest)?)
+    }
+
+    fn look_again(&self, path: &Path, manifest: &Manifest) -> Result<Self, SequenceError> {
+        let now = match Self::look(path, manifest) {
+            Err(SequenceError::NoSuchSequence(_)) => return Err(self.changed("it was removed")),
+            outcome => outcome?,
+        };
+        if now.marks.directory != self.marks.directory {
+            return Err(self.changed("another sequence took its place"));
+        }
+        if now.listing.positions != self.listing.positions {
+            return Err(self.changed("its positions were edited"));
+        }
+        Ok(now)
+    }
+
+    /// Whether every layer has the same rows, and `tokens` the ids of all of them: nobody is in the middle of an append.
+    pub(super) fn is_whole(&self, manifest: &Manifest) -> Result<bool, SequenceError> {
+        let keeps = |layer: u32| listing::keeps_pages(manifest, Layer(layer));
+        let mut layers = (0..).zip(&self.listing.layers).filter(|(layer, _)| keeps(*layer));
+        let ids = listing::token_ids(&self.held())?;
+        Ok(layers.all(|(_, layer)| layer.end == self.rows)
+            && ids.is_none_or(|ids| ids == self.rows))
+    }
+
+    pub(super) fn changed(&self, what: &str) -> SequenceError {
+        let name = self.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        SequenceError::Changed { name, attempts: 1, what: what.to_owned() }
+    }
+}
+
+fn held(directory: &File) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", directory.as_raw_fd()))
+}
+
+impl LayerMarks {
+    fn of(sequence: &Path, layer: Layer, listed: &ListedLayer) -> Result<Self, SequenceError> {
+        let path = layer_directory(sequence, layer);
+        let tail = match listed.tail {
+            None => None,
+            Some(start) => mark(&path.join(names::format_tail(start)))?,
+        };
+        Ok(Self { directory: mark(&path)?.map(|mark| mark.0), tail })
+    }
+}
+
+/// Inode and length, if it is there.
+fn mark(path: &Path) -> Result<Option<(u64, u64)>, SequenceError> {
+    match fs::metadata(path) {
+        Ok(found) => Ok(Some((found.ino(), found.len()))),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(SequenceError::io(path)(error)),
+    }
+}
+
+/// Whether a layer has the same first `end` rows, in the same files but for a tail that became a page.
+fn has_grown(
+    (old, old_marks): (&ListedLayer, &LayerMarks), (new, new_marks): (&ListedLayer, &LayerMarks),
+    end: u64,
+) -> bool {
+    let page_at = |start: TokenStart| {
+        let found = new.pages.binary_search_by_key(&start, |page| page.start);
+        found.ok().map(|index| new.pages[index].inode)
+    };
+    let tail = match old.tail.filter(|start| start.0 < end) {
+        None => true,
+        Some(start) if new.tail == Some(start) => match (old_marks.tail, new_marks.tail) {
+            (Some(old), Some(new)) => old.0 == new.0 && old.1 <= new.1,
+            _ => false,
+        },
+        Some(start) => page_at(start).is_some(),
+    };
+    let mut pages = old.pages.iter().filter(|page| page.start.0 < end);
+    let directory = old_marks.directory.is_none() || old_marks.directory == new_marks.directory;
+    directory && tail && pages.all(|page| page_at(page.start) == Some(page.inode))
+}
+
+impl Sequences {
+    pub(super) fn list(&self, name: &str) -> Result<Listed, SequenceError> {
+        check_name(name)?;
+        let path = self.path(name);
+        attempt(name, || Listed::look(&path, &self.manifest))
+    }
+
+    /// The same, but not in the middle of an append, unless that was interrupted.
+    pub(super) fn list_settled(&self, name: &str) -> Result<Listed, SequenceError> {
+        let listed = self.list(name)?;
+        if !listed.is_whole(&self.manifest)? {
+            thread::sleep(APPEND);
+            listed.check_same(&listed.path, &self.manifest)?;
+        }
+        Ok(listed)
+    }
+}
+
+/// Begins again where somebody changed the sequence, but not for ever.
+pub(super) fn attempt<T>(
+    name: &str, mut once: impl FnMut() -> Result<T, SequenceError>,
+) -> Result<T, SequenceError> {
+    let mut last = String::new();
+    for attempt in 0..ATTEMPTS {
+        thread::sleep(PAUSE * attempt);
+        match once() {
+            Err(error) if is_change(&error) => {
+                last = match error {
+                    SequenceError::Changed { what, .. } => what,
+                    other => other.to_string(),
+                }
+            }
+            outcome => return outcome,
+        }
+    }
+    Err(SequenceError::Changed { name: name.to_owned(), attempts: ATTEMPTS, what: last })
+}
+
+/// Whether somebody has changed what was being read.
+fn is_change(error: &SequenceError) -> bool {
+    match error {
+        SequenceError::Changed { attempts, .. } => *attempts < ATTEMPTS,
+        SequenceError::Io { error, .. } | SequenceError::Read(ReadError::Io { error, .. }) => {
+            error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESTALE)
+        }
+        SequenceError::Read(ReadError::Changed(_)) => true,
+        _ => false,
+    }
+}
