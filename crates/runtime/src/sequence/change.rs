@@ -1,6 +1,8 @@
 //! How an operation changes a sequence: in one step, and only the sequence that it has read.
 
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
 
 use super::files::{self, Turn};
 use super::rebuild::Rebuild;
@@ -9,6 +11,9 @@ use super::{SequenceError, Sequences, check_name};
 use crate::page::{Layer, PageError, Positions, names};
 use crate::reader::listing::{self, layer_directory};
 use crate::reader::page::Home;
+
+/// Nobody has written to a sequence for so long when it changes its directory.
+const QUIET: Duration = Duration::from_millis(20);
 
 /// Positions of the new sequence, and how many rows stay.
 type Edited = (Positions, u64);
@@ -116,6 +121,8 @@ impl Sequences {
     fn exchange_checked(&self, old: &Listed, work: &Path, name: &str) -> Result<(), SequenceError> {
         let path = self.path(name);
         let made = files::identity(work);
+        // Who appends without rest is found before anything is touched: an append between two exchanges would be torn.
+        thread::sleep(QUIET);
         old.check_same(&path, &self.manifest)?;
         files::exchange(work, &path)?;
         let check = || old.check_same(work, &self.manifest);
