@@ -219,25 +219,33 @@ fn windows_and_recurrent_layers() {
     [40, 64, 100].into_iter().for_each(snapshot);
     let all = Sequences::open(&model.directory(&mount)).unwrap();
     assert_eq!(all.seq_pos("a").unwrap(), Some((0, 99)));
-    // The last token, 99, sees from 80 on.
-    assert_eq!(all.drop_outside_window("a").unwrap(), 5);
-    assert_eq!(all.drop_outside_window("a").unwrap(), 0);
-    assert_eq!(all.seq_pos("a").unwrap(), Some((80, 99)));
-    let sequence = Sequence::open(&model.sequence(&mount, "a")).unwrap();
-    let mut stream = sequence.stream(0..100).unwrap();
-    assert_eq!(stream.next_run().unwrap().unwrap().tokens(), 20);
     // Recurrent layers go back to where a snapshot was taken, and nowhere else.
     let error = all.seq_rm("a", 90..).unwrap_err();
     assert!(matches!(error, SequenceError::NoSnapshot { tokens: 90, .. }), "{error}");
-    assert_eq!(all.seq_pos("a").unwrap(), Some((80, 99)));
+    assert_eq!(all.seq_pos("a").unwrap(), Some((0, 99)));
     snapshot(90);
     all.seq_rm("a", 90..).unwrap();
-    assert_eq!(all.seq_pos("a").unwrap(), Some((80, 89)));
+    assert_eq!(all.seq_pos("a").unwrap(), Some((0, 89)));
     let states = fs::read_dir(model.layer(&mount, "a", 1)).unwrap().count();
     assert_eq!(states, 3);
     let latest = all.latest_snapshot("a", Layer(1)).unwrap();
     let (tokens, path) = latest.unwrap();
     assert_eq!((tokens, fs::read(path).unwrap()), (90, 90_u32.to_le_bytes().to_vec()));
+    // The last token, 89, sees from 70 on.
+    assert_eq!(all.drop_outside_window("a").unwrap(), 4);
+    assert_eq!(all.drop_outside_window("a").unwrap(), 0);
+    assert_eq!(all.seq_pos("a").unwrap(), Some((64, 89)));
+    let sequence = Sequence::open(&model.sequence(&mount, "a")).unwrap();
+    let mut stream = sequence.stream(0..90).unwrap();
+    assert_eq!(stream.next_run().unwrap().unwrap().tokens(), 26);
+    // Layers with a window go back to where it is whole.
+    snapshot(75);
+    let error = all.seq_rm("a", 75..).unwrap_err();
+    assert!(matches!(error, SequenceError::NoWindow { tokens: 75, .. }), "{error}");
+    assert_eq!(all.seq_pos("a").unwrap(), Some((64, 89)));
+    snapshot(84);
+    all.seq_rm("a", 84..).unwrap();
+    assert_eq!(all.seq_pos("a").unwrap(), Some((64, 83)));
 }
 
 #[test]

@@ -165,10 +165,15 @@ impl Sequences {
                 return Err(SequenceError::State(why));
             }
             let length = entry.size();
+            is_complete = path == Path::new(names::TOKENS);
+            if is_complete {
+                // A mount would refuse others, and not say why.
+                whole::ids(length)?;
+            }
             if self.unpack_file(&mut entry, &to.join(&path))? < length {
+                is_complete = false;
                 break;
             }
-            is_complete = path == Path::new(names::TOKENS);
         }
         if is_complete { Ok(()) } else { Err(SequenceError::State("is not complete".to_owned())) }
     }

@@ -39,21 +39,18 @@ const ID_BYTES: u64 = size_of::<u32>() as u64;
 
 /// Fails unless all rows are there that `tokens` names.
 pub(super) fn check(sequence: &Path, manifest: &Manifest) -> Result<(), SequenceError> {
-    let not_whole = |why: String| Err(SequenceError::State(format!("is not whole: {why}")));
     let listing = match listing::list(sequence, manifest) {
-        Err(ReadError::Refused { error, .. }) => return not_whole(error.to_string()),
+        Err(ReadError::Refused { error, .. }) => return not_whole(&error.to_string()),
         outcome => outcome?,
     };
     let path = sequence.join(names::TOKENS);
-    let bytes = fs::metadata(&path).map_err(SequenceError::io(&path))?.len();
-    if !bytes.is_multiple_of(ID_BYTES) {
-        return not_whole(format!("tokens has {bytes} bytes, which are no ids"));
-    }
-    let tokens = bytes / ID_BYTES;
+    let tokens = ids(fs::metadata(&path).map_err(SequenceError::io(&path))?.len())?;
     let positions = &listing.positions;
     if positions.closed_rows() > tokens {
         let rows = positions.closed_rows();
-        return not_whole(format!("positions.json is about {rows} tokens, and there are {tokens}"));
+        return not_whole(&format!(
+            "positions.json is about {rows} tokens, and there are {tokens}"
+        ));
     }
     for (layer, listed) in (0..).map(Layer).zip(&listing.layers) {
         if !listing::keeps_pages(manifest, layer) {
@@ -62,18 +59,30 @@ pub(super) fn check(sequence: &Path, manifest: &Manifest) -> Result<(), Sequence
         let rules = Rules::new(layer, manifest, positions, tokens);
         match LayerScan::new(layer, listed, &(0..tokens), &rules) {
             Err(ReadError::Missing { start, .. }) => {
-                return not_whole(format!("layer {layer} lacks the rows from token {start} on"));
+                return not_whole(&format!("layer {layer} lacks the rows from token {start} on"));
             }
             outcome => drop(outcome?),
         }
         if listed.end < tokens {
-            return not_whole(format!(
+            return not_whole(&format!(
                 "layer {layer} has rows of {} of {tokens} tokens",
                 listed.end
             ));
         }
     }
     Ok(())
+}
+
+/// How many ids `tokens` has with so many bytes.
+pub(super) fn ids(bytes: u64) -> Result<u64, SequenceError> {
+    if bytes.is_multiple_of(ID_BYTES) {
+        return Ok(bytes / ID_BYTES);
+    }
+    not_whole(&format!("tokens has {bytes} bytes, which are no ids"))
+}
+
+fn not_whole<T>(why: &str) -> Result<T, SequenceError> {
+    Err(SequenceError::State(format!("is not whole: {why}")))
 }
 
 /// What tells one manifest's cache from another's, for people.
