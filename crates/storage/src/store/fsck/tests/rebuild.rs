@@ -83,7 +83,7 @@ fn without_records_notes_tell_all_of_a_file() {
         assert_eq!((old.mode, old.uid, old.links), (new.mode, new.uid, new.links), "{path}");
         let [old, new] = [&old, &new].map(|inode| inode.file().unwrap().clone());
         assert_eq!((old.object, old.unsettled), (new.object, new.unsettled), "{path}");
-        assert_eq!((old.size, old.blocks), (new.size, new.blocks), "{path}");
+        assert_eq!(old.size, new.size, "{path}");
         let key = keys::object(old.object.unwrap());
         assert_eq!(found.0[&key], patient.records.0[&key], "{path}");
         assert_eq!(
@@ -217,6 +217,8 @@ fn what_can_be_read_of_old_records_counts() {
         // Their notes do not tell when they were read.
         for records in [&mut found, &mut expected] {
             records.inode(id, |inode| (inode.atime, inode.mtime, inode.ctime) = (THEN, THEN, THEN));
+            // A note that does not fit into its inode takes a block, on one filesystem and not on another.
+            records.file(id, |file| file.blocks = 0);
         }
     }
     assert_same(&found, &expected, "after it was rebuilt");
