@@ -43,7 +43,7 @@ impl Sequences {
         let _turn = self.begin(name)?;
         let path = self.path(name);
         let failed = SequenceError::io(&path);
-        attempt(name, || {
+        attempt(&path, || {
             to.set_len(0).and_then(|()| to.rewind()).map_err(&failed)?;
             self.write_once(name, BufWriter::new(to))
         })

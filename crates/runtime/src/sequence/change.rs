@@ -30,18 +30,16 @@ impl Sequences {
         };
         self.fetch(name, edited);
         let _turn = self.begin(name)?;
-        attempt(name, || {
+        attempt(&self.path(name), || {
             let listed = self.list_settled(name)?;
             let old = &listed.listing.positions;
             let (mut new, end) = edited(&listed)?;
             if new.within(0..listed.rows).eq(old.within(0..listed.rows)) {
                 // An operation that was ended between its two steps may have left some.
-                let removed = self.remove_pages_without_tokens(&listed, old);
-                return removed.map_err(|error| listed.named(error));
+                return self.remove_pages_without_tokens(&listed, old);
             }
             if end == listed.rows {
-                let edited = self.edit_in_place(&listed, &new);
-                return edited.map_err(|error| listed.named(error));
+                return self.edit_in_place(&listed, &new);
             }
             new.truncate(end);
             let rebuild = Rebuild { from: &listed, positions: &new, end, keeps_layers: true };

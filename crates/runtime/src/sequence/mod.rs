@@ -66,7 +66,7 @@ use crate::reader::listing::{self, layer_directory};
 use crate::reader::page::Home;
 use range::{bounds, outside};
 use rebuild::Rebuild;
-use source::{Listed, attempt};
+use source::{Listed, attempt, named};
 
 /// The sequences of a model.
 #[derive(Debug, Clone)]
@@ -206,7 +206,7 @@ impl Sequences {
         };
         self.fetch(from, select);
         let _turn = self.begin(to)?;
-        attempt(from, || {
+        attempt(&self.path(from), || {
             let listed = self.list(from)?;
             let (stands, end) = select(&listed)?;
             let is_there = self.path(to).try_exists().map_err(SequenceError::io(&self.path(to)))?;
@@ -271,7 +271,7 @@ impl Sequences {
     /// [`SequenceError::NoSuchSequence`], [`SequenceError::Read`], [`SequenceError::Io`].
     pub fn clear(&self, name: &str) -> Result<(), SequenceError> {
         let _turn = self.begin(name)?;
-        attempt(name, || {
+        attempt(&self.path(name), || {
             let (from, positions) = (&self.list_settled(name)?, &Positions::default());
             let rebuild = Rebuild { from, positions, end: 0, keeps_layers: false };
             self.replace(&rebuild, name, |_| Ok((Positions::default(), 0)))
@@ -285,7 +285,7 @@ impl Sequences {
     /// As [`clear`](Self::clear).
     pub fn trim(&self, name: &str) -> Result<bool, SequenceError> {
         let _turn = self.begin(name)?;
-        attempt(name, || {
+        attempt(&self.path(name), || {
             let listed = self.list_settled(name)?;
             if listed.is_whole(&self.manifest)? {
                 return Ok(false);
@@ -326,7 +326,7 @@ impl Sequences {
                 }
             }
         }
-        files::remove_all(&dropped, self.home).map_err(|error| listed.named(error))?;
+        files::remove_all(&dropped, self.home).map_err(|error| named(error, &listed.path))?;
         Ok(dropped.len() as u64)
     }
 

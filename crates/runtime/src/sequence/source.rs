@@ -26,6 +26,9 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// An append that has not come to its end after so long is one that was interrupted.
 const APPEND: Duration = Duration::from_millis(50);
 
+/// Where the kernel shows what this program has open.
+const HELD: &str = "/proc/self/fd";
+
 /// A sequence as it was listed.
 #[derive(Debug)]
 pub(crate) struct Listed {
@@ -83,17 +86,6 @@ impl Listed {
     /// A path that leads into this directory, whatever has its name by now.
     pub(super) fn held(&self) -> PathBuf {
         held(&self.directory)
-    }
-
-    /// The error of a step in there, with the path that people know.
-    pub(super) fn named(&self, error: SequenceError) -> SequenceError {
-        match error {
-            SequenceError::Io { path, error } => {
-                let rest = path.strip_prefix(self.held()).map(|rest| self.path.join(rest));
-                SequenceError::Io { path: rest.unwrap_or(path), error }
-            }
-            other => other,
-        }
     }
 
     /// Fails unless what is at `path` by now is this sequence, and nothing in it has changed.
@@ -162,7 +154,7 @@ impl Listed {
 }
 
 fn held(directory: &File) -> PathBuf {
-    PathBuf::from(format!("/proc/self/fd/{}", directory.as_raw_fd()))
+    Path::new(HELD).join(directory.as_raw_fd().to_string())
 }
 
 impl LayerMarks {
@@ -211,7 +203,7 @@ impl Sequences {
     pub(super) fn list(&self, name: &str) -> Result<Listed, SequenceError> {
         check_name(name)?;
         let path = self.path(name);
-        attempt(name, || Listed::look(&path, &self.manifest))
+        attempt(&path, || Listed::look(&path, &self.manifest))
     }
 
     /// The same, but not in the middle of an append, unless that was interrupted.
@@ -225,14 +217,14 @@ impl Sequences {
     }
 }
 
-/// Begins again where somebody changed the sequence, but not for ever.
+/// Begins again where somebody changed the sequence at `path`, but not for ever.
 pub(super) fn attempt<T>(
-    name: &str, mut once: impl FnMut() -> Result<T, SequenceError>,
+    path: &Path, mut once: impl FnMut() -> Result<T, SequenceError>,
 ) -> Result<T, SequenceError> {
     let mut last = String::new();
     for attempt in 0..ATTEMPTS {
         thread::sleep(PAUSE * attempt);
-        match once() {
+        match once().map_err(|error| named(error, path)) {
             Err(error) if is_change(&error) => {
                 last = match error {
                     SequenceError::Changed { what, .. } => what,
@@ -242,7 +234,33 @@ pub(super) fn attempt<T>(
             outcome => return outcome,
         }
     }
-    Err(SequenceError::Changed { name: name.to_owned(), attempts: ATTEMPTS, what: last })
+    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    Err(SequenceError::Changed { name, attempts: ATTEMPTS, what: last })
+}
+
+/// An error with the path that people know of what was found in the directory of a sequence, which was
+/// [held](Listed::held) open.
+pub(super) fn named(error: SequenceError, sequence: &Path) -> SequenceError {
+    let known = |path: PathBuf| match path.strip_prefix(HELD) {
+        Ok(inside) => sequence.join(inside.components().skip(1).collect::<PathBuf>()),
+        Err(_) => path,
+    };
+    match error {
+        SequenceError::Io { path, error } => SequenceError::Io { path: known(path), error },
+        SequenceError::Read(ReadError::Io { path, error }) => {
+            SequenceError::Read(ReadError::Io { path: known(path), error })
+        }
+        SequenceError::Read(ReadError::Refused { path, error }) => {
+            SequenceError::Read(ReadError::Refused { path: known(path), error })
+        }
+        SequenceError::Read(ReadError::Changed(path)) => {
+            SequenceError::Read(ReadError::Changed(known(path)))
+        }
+        SequenceError::Read(ReadError::Disconnected(path)) => {
+            SequenceError::Read(ReadError::Disconnected(known(path)))
+        }
+        other => other,
+    }
 }
 
 /// Whether somebody has changed what was being read.
@@ -254,5 +272,30 @@ fn is_change(error: &SequenceError) -> bool {
         }
         SequenceError::Read(ReadError::Changed(_)) => true,
         _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_name_files_as_people_know_them() {
+        let sequence = Path::new("/mnt/models/m/sequences/chat");
+        for (found, told) in [
+            ("/proc/self/fd/17/000/0000000.tail", "/mnt/models/m/sequences/chat/000/0000000.tail"),
+            ("/mnt/models/m/manifest.json", "/mnt/models/m/manifest.json"),
+        ] {
+            let error = || io::Error::from_raw_os_error(libc::EIO);
+            let errors = [
+                SequenceError::Io { path: found.into(), error: error() },
+                SequenceError::Read(ReadError::Io { path: found.into(), error: error() }),
+                SequenceError::Read(ReadError::Disconnected(found.into())),
+            ];
+            for error in errors {
+                let text = named(error, sequence).to_string();
+                assert!(text.contains(told) && !text.contains(HELD), "{text}");
+            }
+        }
     }
 }
