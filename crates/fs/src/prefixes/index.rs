@@ -82,9 +82,14 @@ impl FileSystem {
         if self.must_adopt_to_list(directory) {
             return Some(Awaited::Remote);
         }
-        if matches!(self.virtual_inode(directory), Ok(Virtual::Slots(_))) {
-            // What a slot has is told by files of its sequence.
-            return Some(Awaited::Reading);
+        if let Ok(Virtual::Slots(model)) = self.virtual_inode(directory) {
+            // What a slot has is told by files of its sequence: of which tokens its states are by all of `tokens`, which
+            // only the remote may have.
+            let model = self.core.model_of(&mut self.core.state(), model);
+            let has_states = model.is_ok_and(|model| model.manifest.describes_states());
+            let is_remote =
+                has_states && self.tiers.as_ref().is_some_and(|tiers| tiers.exchange.is_some());
+            return Some(if is_remote { Awaited::Remote } else { Awaited::Reading });
         }
         let (is_behind, is_pending) = {
             let state = self.core.state();

@@ -108,6 +108,12 @@ pub(super) fn window_rows(
     let Some(LayerKind::Sliding { window }) = kind else { return Err(FsError::Stale) };
     let first = u64::from(slot.cells.saturating_sub(window)).max(start);
     let mark = slot.marks.find(Some(layer)).ok_or(FsError::Stale)?;
+    let geometry = slot.rules.manifest.geometry();
+    let end = (start + u64::from(geometry.page_tokens())).min(slot.cells.into());
+    // Whoever may write there may have made it as large as he likes before somebody looked.
+    if mark.bytes != end.saturating_sub(first) * geometry.row_bytes() {
+        return Err(FsError::Stale);
+    }
     let mut bytes = vec![0; usize::try_from(mark.bytes).map_err(|_| FsError::TooLarge)?];
     if mark.read(fs, slot, 0, &mut bytes)? < bytes.len() {
         return Err(FsError::Stale);
