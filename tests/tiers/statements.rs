@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::Value;
 
+use crate::common::disk::SmallDisk;
 use crate::common::sys::{assert_errno, getxattr, open, rename, write_and_close};
 use crate::common::{Mode, Model, Mount, eventually, fill, forks};
 use crate::place::{Place, complaint, kvfs, printed, tier};
@@ -174,8 +175,11 @@ fn damage_is_told_until_it_is_gone(mode: Mode) {
 }
 
 fn memory_that_is_not_used_says_why(mode: Mode) {
-    // More than half of what any disk of a test machine has free.
-    let mount = Mount::with_options(mode, &["--ram", "40T"]);
+    crate::require!(fuse, root, loop);
+    // More than half of what is free there, and less than any machine has of memory.
+    let disk = SmallDisk::new();
+    let store = disk.mountpoint.join("store");
+    let mount = Mount::of_store_with(mode, &["--ram", "64M"], &store);
     assert_eq!(mount.status("state"), "degraded");
     let why = mount.status("state_reason");
     assert!(why.contains("the RAM tier is idle: the disk has"), "{why}");
