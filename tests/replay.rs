@@ -76,7 +76,7 @@ fn figure(document: &serde_json::Value, name: &str) -> serde_json::Value {
 fn replayed(place: &Path, kills: &str) -> (bool, String, serde_json::Value) {
     let traces = tempfile::tempdir().unwrap();
     let trace = conversations(traces.path());
-    let options = ["--ram", "8M", "--ssd", "24M", "--span", "2", "--kills", kills, "--json"];
+    let options = ["--ram", "8M", "--ssd", "32M", "--span", "2", "--kills", kills, "--json"];
     let output = command(&trace, place, &options).output().unwrap();
     let error = said(&output);
     assert!(output.status.success() || error.contains("disagree"), "{error}");
@@ -89,9 +89,8 @@ fn real_hits_agree_with_the_simulation() {
     let Some(place) = place() else { return };
     let (agrees, error, document) = replayed(place.path(), "0");
     let value = |name: &str| figure(&document, name).as_f64().unwrap();
-    // Where two thirds of the disk wait for the remote, what leaves is whatever may: one page that the simulation lets go
-    // instead of another is found twice elsewhere. The command's own limit is for larger tiers.
-    assert!(value("disagreement") <= 0.10, "{error}");
+    // In tiers of a few hundred pages a batch that leaves is several per cent: the command's own limit is for larger ones.
+    assert!(value("disagreement") <= 0.05, "{error}");
     assert_eq!(agrees, value("disagreement") <= 0.02, "{error}");
     let tiers = ["from_ram", "from_ssd", "from_remote"].map(value);
     assert!((tiers.iter().sum::<f64>() - 1.0).abs() < 0.01, "{tiers:?}");
