@@ -46,7 +46,7 @@ pub(crate) enum Command {
     /// Show on a temporary mount what kvfs is good for; it takes seconds and leaves nothing behind
     Demo,
     /// Mount a store, which is made if the directory is missing or empty
-    Mount(MountArguments),
+    Mount(Box<MountArguments>),
     /// Make everything durable and unmount
     #[command(alias = "unmount")]
     Umount(UmountArguments),

@@ -25,6 +25,8 @@ use crate::tier::encoding::ColdEncoding;
 const THREADS_MAX: usize = 64;
 /// A budget below a few pages would make every open fetch what the last one pushed out.
 const SSD_BYTES_MIN: u64 = 16 << 20;
+/// Less a day would be used up by the first page.
+const SSD_WRITES_BYTES_MIN: u64 = 1 << 20;
 /// What a crash may lose by default.
 const DEFAULT_COMMIT_INTERVAL: Duration = Duration::from_secs(1);
 /// A durable commit takes about a millisecond; more often than this the disk does nothing else.
@@ -171,6 +173,7 @@ pub(crate) fn validate(first: &Sources, place: Place) -> Result<MountConfig, Str
             ram_bytes: first.bytes("ram").unwrap_or(0),
             packed_bytes_max: packed_bytes_max(first)?,
             ssd_bytes: ssd_bytes(first, has_a_way_out)?,
+            ssd_writes_day_bytes: ssd_writes(first, offline || remote.is_some())?,
             cold,
             remote,
             offline,
@@ -325,6 +328,30 @@ fn ssd_bytes(first: &Sources, has_a_way_out: bool) -> Result<Option<u64>, String
     }
     if bytes < SSD_BYTES_MIN {
         return Err(format!("ssd is {bytes}: must be at least {SSD_BYTES_MIN} bytes"));
+    }
+    Ok(Some(bytes))
+}
+
+/// What may be written to the disk in a day. What it is spared must be somewhere else.
+fn ssd_writes(first: &Sources, has_remote: bool) -> Result<Option<u64>, String> {
+    let Some(text) = first.text("ssd_writes").filter(|text| *text != "none") else {
+        return Ok(None);
+    };
+    let size = text.strip_suffix("/day").unwrap_or(text).parse::<Size>();
+    let Ok(Size(bytes)) = size else {
+        return Err(format!("ssd_writes: {text:?} is no size for a day: write 200G/day, or none"));
+    };
+    if bytes < SSD_WRITES_BYTES_MIN {
+        return Err(format!(
+            "ssd_writes is {text}: must be at least {SSD_WRITES_BYTES_MIN} bytes a day"
+        ));
+    }
+    if !has_remote || first.bytes("ram").unwrap_or(0) == 0 {
+        return Err(
+            "ssd_writes is set, but not both of ram and remote, which keep what the disk is spared \
+             (ram=..., remote=...)"
+                .to_owned(),
+        );
     }
     Ok(Some(bytes))
 }

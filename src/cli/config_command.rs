@@ -57,7 +57,7 @@ much leaves in the background. What is set lasts until the mount ends: write it 
 to keep it. mount -o remount,KEY=VALUE MOUNTPOINT does the same.";
 
 const SETTINGS_HELP: &str = "\
-ram=SIZE, pack=SIZE, ssd=SIZE|none, cold=none|zstd|zstd:LEVEL, remote_bandwidth=SIZE|none,
+ram=SIZE, pack=SIZE, ssd=SIZE|none, ssd_writes=SIZE/day|none, cold=none|zstd|zstd:LEVEL, remote_bandwidth=SIZE|none,
 verify=first|always|never, on_corrupt=eio|miss, log_level=LEVEL";
 
 /// `kvfs config set`.
@@ -218,6 +218,7 @@ fn contradictions(path: &Path, mut layer: Layer) -> Vec<String> {
         let dependent: &[&str] = match name.as_str() {
             "remote" => &[
                 "ssd",
+                "ssd_writes",
                 "remote_key",
                 "remote_key_command",
                 "remote_bandwidth",
@@ -225,6 +226,7 @@ fn contradictions(path: &Path, mut layer: Layer) -> Vec<String> {
                 "remote_index",
             ],
             "cold" => &["ssd"],
+            "ram" => &["ssd_writes"],
             _ => &[],
         };
         for name in dependent {

@@ -30,6 +30,7 @@ Settings come from, in this order: arguments, -o, variables, the file named by -
   --remote-key         remote_key          KVFS_REMOTE_KEY        none (not sealed)
   --remote-key-command remote_key_command  KVFS_REMOTE_KEY_COMMAND
   --ssd                ssd                 KVFS_SSD               no limit
+  --ssd-writes         ssd_writes          KVFS_SSD_WRITES        no limit (SIZE/day)
   --remote-bandwidth   remote_bandwidth    KVFS_REMOTE_BANDWIDTH  no limit (bytes per second)
   --remote-index       remote_index        KVFS_REMOTE_INDEX      10 (seconds, 0 for never)
   --cold               cold                KVFS_COLD              none
@@ -50,8 +51,8 @@ is meant for mount(8) and systemd (x-*, _netdev, nofail, noauto, user, defaults)
 (nosuid, nodev).
 Anything else is an error. A comma in a value is written \\, or \\054, or the value in double quotes.
 
-What can change while the mount is used (kvfs config set, mount -o remount): ram, pack, ssd, cold,
-remote_bandwidth, verify, on_corrupt, log_level.
+What can change while the mount is used (kvfs config set, mount -o remount): ram, pack, ssd, ssd_writes,
+cold, remote_bandwidth, verify, on_corrupt, log_level.
 
 The daemon appends to its log: --log, otherwise /var/log/kvfs/NAME-HASH.log (of the store's path) for
 root and $XDG_STATE_HOME/kvfs/NAME-HASH.log (~/.local/state) for others. It does not rotate the log
@@ -114,6 +115,10 @@ pub(crate) struct MountArguments {
     /// Disk space for objects: beyond it, they are encoded and leave [default: no limit]
     #[arg(long, value_name = "SIZE|none", value_parser = of("ssd"))]
     ssd: Option<Value>,
+    /// Bytes that may be written to the disk in a day: beyond them, pages that nobody asked for twice stay in
+    /// memory and in the remote; needs --ram and --remote [default: no limit]
+    #[arg(long, value_name = "SIZE/day|none")]
+    ssd_writes: Option<String>,
     /// Bytes per second to and from the remote [default: no limit]
     #[arg(long, value_name = "SIZE|none", value_parser = of("remote_bandwidth"))]
     remote_bandwidth: Option<Value>,
@@ -176,6 +181,7 @@ impl MountArguments {
             .with("ram", self.ram)
             .with("pack", self.pack)
             .with("ssd", self.ssd)
+            .with("ssd_writes", text(self.ssd_writes))
             .with("remote", text(self.remote.map(absolute).transpose()?))
             .with("remote_key", remote_key.map(Value::Path))
             .with("remote_key_command", text(self.remote_key_command))

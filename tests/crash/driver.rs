@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kvfs::fs::{FsError, NewNode};
+use kvfs::fs::{FsError, NewNode, make_all_durable};
 
 use crate::cut::Image;
 use crate::disk::SimulatedDisk;
@@ -325,8 +325,8 @@ impl<'a> Driver<'a> {
 
     /// Everything so far is durable.
     pub(crate) fn commit(&mut self) {
-        let outcome =
-            self.mounted.as_ref().map_or(Err(FsError::ReadOnly), |mounted| mounted.fs.commit());
+        let commit = |mounted: &Mounted| make_all_durable(&mounted.fs);
+        let outcome = self.mounted.as_ref().map_or(Err(FsError::ReadOnly), commit);
         match outcome {
             Ok(()) => self.disk.note(Step::Acknowledge(self.history.newest())),
             Err(error) => assert!(self.has_failed(), "commit: {error}"),
@@ -387,6 +387,22 @@ impl<'a> Driver<'a> {
         let files = || names().filter(|name| matches!(name, Name::File(_))).collect::<Vec<_>>();
         assert!(fits || self.has_failed(), "it does not fit: {:?}", files());
         self.note_new_versions(rounded);
+    }
+
+    /// Lets objects go to the remote, until it has all of them and their names, as far as nobody asked for anything
+    /// to be durable.
+    pub(crate) fn move_to_remote(&mut self) {
+        let tree = self.history.tree().clone();
+        self.history.begin(tree);
+        self.disk.note(Step::Begin(self.history.newest()));
+        let mut idle_rounds = 0;
+        // What is not durable before a round moves in the next.
+        while idle_rounds < 2 {
+            let Some(mounted) = &mut self.mounted else { return };
+            idle_rounds = if mounted.move_objects() { idle_rounds + 1 } else { 0 };
+            let outcome = mounted.fs.commit();
+            assert!(outcome.is_ok() || self.has_failed(), "commit: {outcome:?}");
+        }
     }
 
     /// Notes pages that became others by going cold, and since which version of the tree.

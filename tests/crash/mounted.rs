@@ -37,6 +37,8 @@ pub(crate) struct Setup {
     /// Beyond that, objects leave the disk.
     pub(crate) budget_bytes: Option<u64>,
     pub(crate) ram_bytes: Option<u64>,
+    /// Nothing may be written to the disk that need not be.
+    pub(crate) spares_disk: bool,
     /// Files of up to so many bytes are put into packs.
     pub(crate) packed_bytes_max: u64,
     /// Room that the disk says it has.
@@ -49,6 +51,7 @@ impl Setup {
         cold: ColdEncoding::None,
         budget_bytes: None,
         ram_bytes: None,
+        spares_disk: false,
         packed_bytes_max: 0,
         available_bytes: DISK_BYTES,
     };
@@ -116,7 +119,12 @@ impl Mounted {
             }
             let encoded = EncodedCopies::new(setup.cold, setup.budget_bytes);
             let ssd = SsdTier::new(setup.budget_bytes);
-            fs.attach(Tiers::new(exchange, ssd, encoded, Counters::default()));
+            let tiers = Tiers::new(exchange, ssd, encoded, Counters::default());
+            if setup.spares_disk {
+                tiers.writes.set_day_bytes(Some(1));
+            }
+            fs.attach(tiers);
+            fs.tiers().inspect(|tiers| tiers.writes.note(1));
         }
         Ok(Mounted { fs, mover: Mover::new(publisher), remote })
     }
@@ -126,10 +134,11 @@ impl Mounted {
         self.remote.as_ref().map(MemoryRemote::blobs).unwrap_or_default()
     }
 
-    /// One round of moving.
-    pub(crate) fn move_objects(&mut self) {
-        self.fs.move_objects(&mut self.mover);
+    /// One round of moving. Whether there was nothing to do.
+    pub(crate) fn move_objects(&mut self) -> bool {
+        let pause = self.fs.move_objects(&mut self.mover);
         self.compact();
+        pause > Duration::ZERO
     }
 
     /// Takes room back from packs. A disk that fails may fail here.

@@ -29,13 +29,17 @@ pub(crate) struct Workload {
 const ENCODING: Setup = Setup { cold: ZSTD, budget_bytes: Some(BUDGET_BYTES), ..Setup::PLAIN };
 const LEAVING: Setup = Setup { has_remote: true, budget_bytes: Some(BUDGET_BYTES), ..Setup::PLAIN };
 
+/// New pages go to the remote in place of the disk.
+const SPARING: Setup =
+    Setup { has_remote: true, ram_bytes: Some(1 << 20), spares_disk: true, ..Setup::PLAIN };
+
 const PACKING: Setup = Setup { packed_bytes_max: 8 << 10, ..Setup::PLAIN };
 
 /// Little enough for room to be given back where it is, and enough for what is valid to be copied.
 const NEARLY_FULL: Setup =
     Setup { packed_bytes_max: 64 << 10, available_bytes: 100 << 20, ..Setup::PLAIN };
 
-pub(crate) const ALL: [Workload; 14] = [
+pub(crate) const ALL: [Workload; 16] = [
     Workload { name: "files", setup: Setup::PLAIN, run: files },
     Workload { name: "pages", setup: Setup::PLAIN, run: pages },
     Workload {
@@ -43,6 +47,8 @@ pub(crate) const ALL: [Workload; 14] = [
         setup: Setup { ram_bytes: Some(1 << 20), ..Setup::PLAIN },
         run: pages,
     },
+    Workload { name: "pages-spared", setup: SPARING, run: pages },
+    Workload { name: "spared", setup: SPARING, run: spared },
     Workload { name: "states", setup: Setup::PLAIN, run: states },
     Workload { name: "rows", setup: Setup::PLAIN, run: rows },
     Workload { name: "files-packed", setup: PACKING, run: files },
@@ -191,6 +197,40 @@ fn pages(driver: &mut Driver<'_>) {
     driver.remount();
     driver.unlink(&page_path("copy", 0, 0));
     driver.seal_in_place(&page_path("chat", 1, 32), &model.short_page(1, 32, 6, 7));
+    driver.commit();
+}
+
+/// Pages that only memory and the remote have, one after the other: what comes later never is there without what came
+/// before.
+fn spared(driver: &mut Driver<'_>) {
+    let model = Model::small();
+    install(driver, &model);
+    add_sequence(driver, "chat");
+    driver.commit();
+    let before = driver.disk.used_bytes();
+    for (number, start) in [0, 32, 64].into_iter().enumerate() {
+        driver.seal(&page_path("chat", 0, start), &model.page(0, start, number as u64));
+        driver.move_to_remote();
+    }
+    driver.commit();
+    assert!(driver.disk.used_bytes() == before || driver.has_failed(), "the disk has them");
+    // On its way there when somebody asks for it to be durable, and when it goes.
+    driver.seal_in_place(&page_path("chat", 1, 0), &model.page(1, 0, 10));
+    driver.commit();
+    driver.seal(&page_path("chat", 1, 32), &model.page(1, 32, 11));
+    driver.unlink(&page_path("chat", 1, 32));
+    driver.seal(&page_path("chat", 1, 32), &model.page(1, 32, 12));
+    driver.link(&page_path("chat", 1, 32), "files/l");
+    driver.commit();
+    driver.seal(&page_path("chat", 0, 0), &model.page(0, 0, 13));
+    driver.unlink(&page_path("chat", 0, 64));
+    driver.move_to_remote();
+    driver.commit();
+    driver.remount();
+    driver.read(&page_path("chat", 0, 32));
+    driver.seal(&page_path("chat", 1, 64), &model.page(1, 64, 14));
+    driver.move_to_remote();
+    driver.rename(&page_path("chat", 1, 64), "files/moved");
     driver.commit();
 }
 

@@ -26,7 +26,10 @@ fn read(path: &str) -> String {
 
 /// A mount with all tiers where much has happened, and what happens rarely, counted as the daemon does.
 fn all() -> BTreeMap<String, Family> {
-    let place = Place::with_budget(Mode::Served, &["--ram", "8M", "--cold", "zstd"]);
+    let place = Place::with_budget(
+        Mode::Served,
+        &["--ram", "8M", "--cold", "zstd", "--ssd-writes", "1T/day"],
+    );
     let (mount, model) = (&place.mount, Model::small());
     model.install(mount);
     let mut sequence = Sequence::new(&model, "chat");

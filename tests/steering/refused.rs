@@ -44,7 +44,11 @@ fn values_that_make_no_sense(mode: Mode) {
         &["verify=always", "commit_interval=17", "ram=8M"],
         "commit_interval cannot change while the mount is used",
     );
-    check(&["threads=64"], "What can change: ram, pack, ssd, cold, remote_bandwidth, verify");
+    let live = "What can change: ram, pack, ssd, ssd_writes, cold, remote_bandwidth, verify";
+    check(&["threads=64"], live);
+    check(&["ssd_writes=1G/day"], "ssd_writes is set, but not both of ram and remote");
+    check(&["ssd_writes=1G/hour"], "ssd_writes: \"1G/hour\" is no size for a day");
+    check(&["ssd_writes=1K"], "ssd_writes is 1K: must be at least 1048576 bytes a day");
     check(&["cold=none"], "ssd is set, but neither remote nor cold");
     assert_eq!(mount.status_number("ram_budget_bytes"), 64 << 20);
     assert_eq!(mount.status_number("ssd_budget_bytes"), 1 << 30);

@@ -36,6 +36,7 @@ mod rounding;
 mod s3;
 mod sealed;
 mod sight;
+mod spared;
 mod statements;
 mod states;
 mod steps;

@@ -149,7 +149,7 @@ fn start_shrinking(
                 Shrunk::Fits => None,
                 Shrunk::Freed => Some(SHRINK_STEP_PAUSE),
                 Shrunk::Held => {
-                    if may_commit && let Err(error) = file_system.commit() {
+                    if may_commit && let Err(error) = kvfs_fs::make_all_durable(&file_system) {
                         log::debug!("the RAM tier stays too large: {error}");
                     }
                     Some(SHRINK_RETRY_PAUSE)

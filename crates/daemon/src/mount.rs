@@ -84,6 +84,8 @@ pub struct MountOptions {
     pub packed_bytes_max: u64,
     /// Bytes of objects that the store's disk should hold at most; `None` for no limit.
     pub ssd_bytes: Option<u64>,
+    /// Bytes that may be written to the disk in a day.
+    pub ssd_writes_day_bytes: Option<u64>,
     /// How cold objects are encoded, on the disk and in the remote.
     pub cold: ColdEncoding,
     /// Where objects go that the disk should not hold.
@@ -121,6 +123,7 @@ impl MountOptions {
             ram_bytes: 0,
             packed_bytes_max: DEFAULT_PACKED_BYTES_MAX,
             ssd_bytes: None,
+            ssd_writes_day_bytes: None,
             cold: ColdEncoding::None,
             remote: None,
             offline: false,

@@ -181,7 +181,9 @@ pub(super) fn attach_tiers(
     let (exchange, publisher) = remote.unzip();
     let ssd = SsdTier::new(options.ssd_bytes);
     let encoded = EncodedCopies::new(options.cold, options.ssd_bytes);
-    file_system.attach(Tiers::new(exchange, ssd, encoded, counters.clone()));
+    let tiers = Tiers::new(exchange, ssd, encoded, counters.clone());
+    tiers.writes.set_day_bytes(options.ssd_writes_day_bytes);
+    file_system.attach(tiers);
     Ok((!options.read_only).then(|| Mover::new(publisher)))
 }
 

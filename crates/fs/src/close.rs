@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::attributes::Place;
 use super::classify::FileClass;
-use super::{FileSystem, FsError, Invalidation};
+use super::{FileSystem, FsError, Invalidation, held_back};
 use crate::core::handle::Served;
 use crate::core::node::{ComingRelease, Node};
 use crate::core::settle::awaits_rename;
@@ -149,6 +149,6 @@ impl FileSystem {
                 }
             }
         }
-        self.commit()
+        held_back::make_all_durable(self)
     }
 }

@@ -10,7 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::PoisonError;
 
 use super::health::Refusal;
-use super::{FileSystem, FsError};
+use super::{FileSystem, FsError, held_back};
 use crate::core::happened;
 use crate::core::state::{CommitFailure, State};
 use kvfs_storage::store::StoreError;
@@ -26,6 +26,7 @@ impl FileSystem {
         }
         self.publish_all_pending(None);
         self.seal_full_tails();
+        held_back::let_overdue_go(self)?;
         let has_changes = self.core.state().metadata.uncommitted() > 0;
         if !has_changes {
             // A mapping may have gone away unnoticed: that alone is worth a commit.
@@ -48,6 +49,7 @@ impl FileSystem {
                 if let Some(now) = self.retention.believed_time() {
                     state.metadata.put_clock(now);
                 }
+                held_back::record_left(self, &mut state);
                 self.core.store.events.write_to(&mut state.metadata);
             }
             let Some(frozen) = state.metadata.freeze() else {
@@ -64,7 +66,9 @@ impl FileSystem {
         let has_begun = Cell::new(false);
         let write = AssertUnwindSafe(|| {
             room?;
+            let bytes = held_back::bytes_to_write(self, &frozen);
             let checksums = self.core.persist(&frozen)?;
+            held_back::note_written(self, bytes);
             // The last reference outside of the state: amending does not copy the layer.
             drop(frozen);
             self.core.amend(&checksums).map_or(Ok(()), |layer| {
@@ -91,7 +95,7 @@ impl FileSystem {
         self.core.let_go()?;
         self.index_prefixes()?;
         happened::take_events(&self.core);
-        self.commit()?;
+        held_back::make_all_durable(self)?;
         if let Some(tiers) = &self.tiers {
             self.remove_encoded_garbage(tiers)?;
         }

@@ -22,7 +22,7 @@ use super::growing::Growing;
 use super::lossy::LossyModels;
 use super::sight::{self, Sight, note_publications};
 use super::tiers::Tiers;
-use super::{FileSystem, FsError};
+use super::{FileSystem, FsError, held_back};
 use crate::core::Core;
 use crate::core::state::State;
 use kvfs_storage::store::format;
@@ -114,6 +114,10 @@ impl Tiers {
     pub(super) fn forget_upload(
         &self, state: &mut State, (id, object): (InodeId, ObjectId),
     ) -> Result<(), FsError> {
+        if state.metadata.is_only_remote(object)? {
+            // It was held back, and memory has it still: the disk gets it.
+            state.metadata.publish(object);
+        }
         state.metadata.forget_remote_copy(object)?;
         self.copies.forget_remote_copy(object);
         state.metadata.note_arrival(id)?;
@@ -255,6 +259,7 @@ impl FileSystem {
                 continue;
             }
             if copy.state != RemoteState::Held {
+                held_back::note_named(&self.core, object);
                 continue;
             }
             state.metadata.set_remote_state(object, copy, RemoteState::Named);

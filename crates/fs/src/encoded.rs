@@ -21,7 +21,7 @@ use std::io;
 use super::lossy::LossyModels;
 use super::residency::item;
 use super::tiers::Tiers;
-use super::{FileSystem, FsError};
+use super::{FileSystem, FsError, held_back};
 use crate::core::happened;
 use crate::core::state::State;
 use kvfs_os::in_background;
@@ -46,6 +46,10 @@ impl FileSystem {
         &self, tiers: &Tiers, models: &mut LossyModels,
     ) -> Result<usize, FsError> {
         self.remove_encoded_garbage(tiers)?;
+        if held_back::is_disk_spared(tiers) {
+            // It is the turn of the remote, which costs no write.
+            return Ok(0);
+        }
         let mut passed_over = HashSet::new();
         let mut replaced = 0;
         for _ in 0..SEARCHES_MAX {
@@ -142,6 +146,7 @@ impl FileSystem {
         // A commit may have noted another name since the copy was begun.
         self.core.store.carry_note(&DiskPath::Object(object), &DiskPath::Encoded(object));
         tiers.copies.note_encoded(object, item.length, copy, false);
+        tiers.writes.note(copy.stored_bytes);
         tiers.counters.moved(Tier::Ssd, Tier::Ssd, item.length);
         Ok(())
     }

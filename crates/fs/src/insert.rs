@@ -1,9 +1,10 @@
 //! Verified bytes get a name: as a new inode, or as one name more of a page that has them already.
 
 use super::attributes::Place;
-use super::{FileSystem, FsError, errands};
+use super::{FileSystem, FsError, errands, held_back};
 use crate::core::state::State;
 use kvfs_page::names;
+use kvfs_storage::store::metadata::held_back::hold_back;
 use kvfs_storage::store::metadata::{Attribute, Life, TokensChange};
 use kvfs_storage::store::record::{
     Entry, FileRecord, Inode, InodeId, Kind, ObjectId, ObjectKind, ObjectRecord, Role, Time,
@@ -37,7 +38,12 @@ impl FileSystem {
     ) -> Result<(), FsError> {
         let attributes = &origin.attributes;
         let inode = Inode { links: 1, ctime: Time::now(), ..origin.inode.clone() };
-        if let Some(entry) = state.entry(to.parent, &to.name)? {
+        let known = state.entry(to.parent, &to.name)?;
+        // A crash that forgot the new page would have taken the old one.
+        let may_hold_back =
+            known.is_none() && held_back::may_hold_back(self, state, object, verified);
+        if let Some(entry) = known {
+            state.make_durable(entry.inode)?;
             let mut old = state.inode(entry.inode)?;
             let is_same = verified.same == Some(entry.inode)
                 && state.has_content(&old, verified.role, verified.checksum)?;
@@ -51,19 +57,23 @@ impl FileSystem {
             }
             state.drop_link(entry.inode, &mut old)?;
         }
-        let id = match verified.twin {
+        match verified.twin {
             Some(twin) if state.share(twin, origin, verified)? => {
                 state.drop_object(object)?;
                 self.core.invalidate(super::Invalidation::Inode(twin));
                 if let Some(shared) = state.metadata.inode(twin)? {
                     errands::note_shared(self, state, twin, &shared);
                 }
-                twin
+                let entry = Entry { inode: twin, file_type: libc::S_IFREG };
+                state.metadata.put_entry(Life::Durable, to.parent, &to.name, entry);
             }
-            _ => self.add_sealed(state, &inode, attributes, (object, verified))?,
-        };
-        let entry = Entry { inode: id, file_type: libc::S_IFREG };
-        state.metadata.put_entry(Life::Durable, to.parent, &to.name, entry);
+            _ => {
+                let added = (object, verified, may_hold_back);
+                let id = self.add_sealed(state, &inode, to, added);
+                state.replace_attributes(id, attributes)?;
+                self.note_attributes(id, attributes);
+            }
+        }
         state.touch_directory(to.parent, 0)?;
         if verified.role == Role::Manifest {
             state.models.remove(&to.parent);
@@ -73,11 +83,11 @@ impl FileSystem {
         Ok(())
     }
 
-    /// A new inode for verified bytes.
+    /// A new inode for verified bytes, and its name.
     fn add_sealed(
-        &self, state: &mut State, inode: &Inode, attributes: &[Attribute],
-        (object, verified): (ObjectId, &Verified),
-    ) -> Result<InodeId, FsError> {
+        &self, state: &mut State, inode: &Inode, to: &Place,
+        (object, verified, is_held_back): (ObjectId, &Verified, bool),
+    ) -> InodeId {
         let record = FileRecord {
             role: verified.role,
             object: Some(object),
@@ -89,12 +99,22 @@ impl FileSystem {
         let length = verified.length;
         let stored =
             ObjectRecord { kind: stored_kind(verified.role), length, checksum, references: 1 };
-        state.metadata.put_object(object, &stored);
-        state.metadata.publish(object);
         self.core.sample.came_to_be(object, verified.role, length);
         let id = state.metadata.new_inode();
-        if matches!(verified.role, Role::Page(_)) {
-            state.metadata.note_page(&verified.checksum, id);
+        let inode = Inode { kind: Kind::File(record), ..inode.clone() };
+        if is_held_back {
+            let place = (to.parent, to.name.as_slice());
+            hold_back(&mut state.metadata, place, (id, &inode), (object, &stored));
+            state.fresh.insert(id, to.clone());
+        } else {
+            state.metadata.put_object(object, &stored);
+            state.metadata.publish(object);
+            if matches!(verified.role, Role::Page(_)) {
+                state.metadata.note_page(&verified.checksum, id);
+            }
+            state.metadata.put_inode(Life::Durable, id, &inode);
+            let entry = Entry { inode: id, file_type: libc::S_IFREG };
+            state.metadata.put_entry(Life::Durable, to.parent, &to.name, entry);
         }
         if let Some(ram) = &self.core.store.ram {
             ram.note_at_rest(object);
@@ -103,11 +123,7 @@ impl FileSystem {
         if let Some(tiers) = &self.tiers {
             tiers.copies.set_owner(object, id);
         }
-        let inode = Inode { kind: Kind::File(record), ..inode.clone() };
-        state.metadata.put_inode(Life::Durable, id, &inode);
-        state.replace_attributes(id, attributes)?;
-        self.note_attributes(id, attributes);
-        Ok(id)
+        id
     }
 }
 

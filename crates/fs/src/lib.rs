@@ -18,6 +18,7 @@
 //! | `retention` | limits of directories, and what goes beyond them |
 //! | `list` | readdir |
 //! | `commit`, `synchronous` | the group commit, `O_SYNC` |
+//! | `held_back` | new pages that memory and the remote keep, to spare the disk |
 //! | `encoded`, `decode` | cold objects in fewer bytes on the disk, and back |
 //! | `lossy` | cold pages in fewer bits, as new versions |
 //! | `residency`, `flights` | fetching what only the remote has, once for all who ask |
@@ -68,6 +69,7 @@ mod full_tails;
 pub mod glance;
 mod growing;
 mod health;
+mod held_back;
 mod history;
 mod hottest;
 mod insert;
@@ -122,6 +124,7 @@ pub use demotion::Mover;
 pub use errands::Errands;
 pub use error::FsError;
 pub use extended::{extended_attribute_for, set_extended_attribute_for};
+pub use held_back::make_all_durable;
 pub use list::{Listed, Listing};
 pub use live::{Changes, Choices, Steering};
 pub use lookup::Lookup;

@@ -68,6 +68,8 @@ pub struct Changes {
     pub packed_bytes_max: Option<u64>,
     /// Budget of the disk, or none.
     pub ssd_bytes: Option<Option<u64>>,
+    /// Bytes that may be written to the disk in a day, or no limit.
+    pub ssd_writes: Option<Option<u64>>,
     /// How cold objects are encoded from now on.
     pub cold: Option<ColdEncoding>,
     /// Bytes per second to and from the remote, or no limit.
@@ -90,6 +92,14 @@ impl Changes {
         if self.bandwidth.is_some() && exchange.is_none() {
             return Err("remote_bandwidth: this mount has no remote".to_owned());
         }
+        let has_memory = file_system.core.store.ram.is_some();
+        if matches!(self.ssd_writes, Some(Some(_))) && (exchange.is_none() || !has_memory) {
+            return Err(
+                "ssd_writes: this mount has no memory tier or no remote, which keep what the disk is spared: mount it \
+                 again with both"
+                    .to_owned(),
+            );
+        }
         if let (Some(bytes), Some(ram)) = (self.ram_bytes, &file_system.core.store.ram) {
             ram.set_budget(bytes).map_err(|error| format!("ram: {error}"))?;
         }
@@ -100,6 +110,9 @@ impl Changes {
         if let Some(tiers) = file_system.tiers() {
             if let Some(bytes) = self.ssd_bytes {
                 tiers.copies.set_budget(bytes);
+            }
+            if let Some(day_bytes) = self.ssd_writes {
+                tiers.writes.set_day_bytes(day_bytes);
             }
             if let Some(cold) = self.cold {
                 tiers.copies.set_cold(cold);

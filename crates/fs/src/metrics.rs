@@ -99,6 +99,24 @@ fn add_remote(fs: &FileSystem, tiers: &Tiers, gauges: &mut Gauges) {
     let encoded = tiers.copies.encoded().usage();
     gauges.add("kvfs_encoded_objects", "Objects that the disk has encoded", encoded.objects);
     gauges.add("kvfs_encoded_bytes", "Bytes of those on the disk", encoded.stored_bytes);
+    if let Some(day_bytes) = tiers.writes.day_bytes() {
+        let (files, bytes) = super::held_back::held(fs);
+        let left = tiers.writes.left_bytes();
+        let written = tiers.writes.written_bytes();
+        gauges.add(
+            "kvfs_ssd_writes_day_bytes",
+            "Bytes a day that the disk may be written",
+            day_bytes,
+        );
+        gauges.add("kvfs_ssd_writes_left_bytes", "Bytes of those that are left now", left);
+        gauges.add("kvfs_ssd_written_bytes", "Bytes written to the disk since the mount", written);
+        gauges.add(
+            "kvfs_ssd_spared_files",
+            "Pages that wait for the remote in memory",
+            files as u64,
+        );
+        gauges.add("kvfs_ssd_spared_bytes", "Their bytes", bytes);
+    }
     let Some(remote) = tiers.exchange.as_ref().map(Exchange::remote) else { return };
     let usage = tiers.copies.disk().remote_use();
     let lacking = fs.lacking_in_remote();

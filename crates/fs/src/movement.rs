@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::tiers::Tiers;
 use super::upload::MOVING_BYTES_MAX;
 use super::whereabouts::Whereabouts;
-use super::{FileSystem, FsError};
+use super::{FileSystem, FsError, held_back};
 use crate::core::happened;
 use crate::core::persist::is_read_by_commits;
 use crate::core::state::State;
@@ -189,10 +189,12 @@ impl FileSystem {
         let in_memory = self.core.store.ram.as_ref().filter(|ram| ram.holds(object));
         if let Some(ram) = in_memory {
             if ram.dirty_version(object).is_some() {
-                self.commit()?;
+                held_back::make_all_durable(self)?;
             }
             if !ram.let_leave(object) {
-                return Err(FsError::InUse);
+                // The remote has it, and will have its name in a moment.
+                let is_named = ram.dirty_version(object).is_none();
+                return Err(if is_named { FsError::InUse } else { FsError::TryAgain });
             }
         }
         let found = self.whereabouts(&self.core.state(), object)?;

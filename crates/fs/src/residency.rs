@@ -279,7 +279,10 @@ impl FileSystem {
     /// from which others leave then.
     fn target(&self, tiers: &Tiers, item: &Item) -> io::Result<Target> {
         let used_bytes = self.ssd_used_bytes();
+        // What nobody has asked for before is not worth a write where writes are counted.
+        let is_spared = tiers.writes.is_used_up() && !tiers.writes.note_asked(item.object);
         let has_room = !self.core.store.is_read_only()
+            && !is_spared
             && tiers.copies.disk().has_room(used_bytes, item.length);
         if !has_room
             && let Some(ram) = &self.core.store.ram
@@ -316,6 +319,7 @@ impl FileSystem {
         }
         let path = DiskPath::Object(object);
         self.core.store.disk.rename(&incoming, &path)?;
+        tiers.writes.note(length);
         let file = Arc::from(self.core.store.disk.open(&path, Access::Read)?);
         if encoded.is_some() {
             tiers.copies.note_raw_back(object, id);

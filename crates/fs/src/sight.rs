@@ -247,7 +247,10 @@ fn lose_copy(
     if now.as_ref() != Some(copy) {
         return Ok(false);
     }
-    if copy.state != RemoteState::Only {
+    // Memory still has what was held back until it had its name there.
+    let ram = fs.core.store.ram.as_ref();
+    if copy.state != RemoteState::Only || ram.is_some_and(|ram| ram.dirty_version(object).is_some())
+    {
         tiers.forget_upload(&mut state, (id, object))?;
         return Ok(false);
     }

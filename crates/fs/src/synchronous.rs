@@ -2,7 +2,7 @@
 //! nobody. So the name is durable, as that of a file that is being written in place, before such an
 //! open answers, and recovery finds the length that the bytes have.
 
-use super::{FileSystem, FsError};
+use super::{FileSystem, FsError, held_back};
 use kvfs_storage::store::record::InodeId;
 
 /// Whether each write through an open with these flags is durable when it returns.
@@ -21,7 +21,7 @@ impl FileSystem {
         };
         let Some(object) = object.filter(|object| ram.holds(*object)) else { return Ok(()) };
         // The disk has it then, unless somebody goes on writing.
-        self.commit()?;
+        held_back::make_all_durable(self)?;
         ram.drop_clean(object);
         if ram.holds(object) { Err(FsError::InUse) } else { Ok(()) }
     }

@@ -9,7 +9,7 @@ use super::collection::Publication;
 use super::flights::Flights;
 use super::movement::Wishes;
 use super::residency::Landed;
-use super::{FileSystem, FsError};
+use super::{FileSystem, FsError, held_back};
 use kvfs_page::names;
 use kvfs_storage::store::database::Snapshot;
 use kvfs_storage::store::record::{
@@ -26,6 +26,7 @@ use kvfs_storage::tier::remote::{
     Remote, RemoteError, RemoteId, Sequence, State as RemoteHealth, StoreId,
 };
 use kvfs_storage::tier::ssd::SsdTier;
+use kvfs_storage::tier::writes::WriteBudget;
 
 /// What the remote does not have yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -44,6 +45,8 @@ pub struct Tiers {
     /// `None` without a remote.
     pub(super) exchange: Option<Exchange>,
     pub(super) copies: Copies,
+    /// What may still be written to the disk.
+    pub writes: WriteBudget,
     pub(super) counters: Counters,
     flights: Flights<ObjectId, Result<Landed, RemoteError>>,
     pub(super) wishes: Wishes,
@@ -75,6 +78,7 @@ impl Tiers {
     ) -> Tiers {
         Tiers {
             exchange,
+            writes: WriteBudget::new(None),
             copies: Copies::new(ssd, encoded),
             counters,
             flights: Flights::default(),
@@ -168,7 +172,10 @@ impl FileSystem {
 
     /// Attaches the tiers below. Only before the mount answers.
     pub fn attach(&mut self, tiers: Tiers) {
-        self.core.state().metadata.has_tiers = true;
+        let mut state = self.core.state();
+        state.metadata.has_tiers = true;
+        held_back::resume(&tiers, &state);
+        drop(state);
         self.tiers = Some(tiers);
     }
 
@@ -336,6 +343,14 @@ impl FileSystem {
             line("ssd_budget_bytes", &budget);
         }
         line("ssd_used_bytes", &self.ssd_used_bytes());
+        if let Some(day_bytes) = tiers.writes.day_bytes() {
+            let (files, bytes) = held_back::held(self);
+            line("ssd_writes_day_bytes", &day_bytes);
+            line("ssd_writes_left_bytes", &tiers.writes.left_bytes());
+            line("ssd_written_bytes", &tiers.writes.written_bytes());
+            line("ssd_spared_files", &files);
+            line("ssd_spared_bytes", &bytes);
+        }
         line("ssd_encoded_objects", &encoded.objects);
         line("ssd_encoded_bytes", &encoded.stored_bytes);
         line("ssd_only_encoded_objects", &encoded.only_objects);

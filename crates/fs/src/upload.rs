@@ -7,7 +7,7 @@ use std::io;
 use super::demotion::Mover;
 use super::residency::item;
 use super::tiers::Tiers;
-use super::{FileSystem, FsError};
+use super::{FileSystem, FsError, held_back};
 use crate::core::persist::is_read_by_commits;
 use crate::core::state::State;
 use kvfs_os::in_background;
@@ -169,10 +169,12 @@ impl FileSystem {
             stored_bytes: uploaded.stored_bytes,
             state: RemoteState::Held,
         };
-        state.metadata.put_remote_copy(object, &copy);
-        drop(state);
-        tiers.copies.note_remote_copy(object, &copy);
-        tiers.counters.moved(Tier::Ssd, Tier::Remote, uploaded.item.length);
+        if !held_back::keep_in_remote(tiers, &mut state, (id, object), &copy)? {
+            state.metadata.put_remote_copy(object, &copy);
+            drop(state);
+            tiers.copies.note_remote_copy(object, &copy);
+            tiers.counters.moved(Tier::Ssd, Tier::Remote, uploaded.item.length);
+        }
         mover.unnamed.insert((id, object));
         let since = uploaded.held.since;
         mover.oldest = Some(mover.oldest.map_or(since, |oldest| oldest.or_earlier(since)));

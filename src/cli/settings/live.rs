@@ -212,6 +212,8 @@ fn changes(from: &MountConfig, to: &MountConfig) -> Changes {
         packed_bytes_max: (from.packed_bytes_max != to.packed_bytes_max)
             .then_some(to.packed_bytes_max),
         ssd_bytes: (from.ssd_bytes != to.ssd_bytes).then_some(to.ssd_bytes),
+        ssd_writes: (from.ssd_writes_day_bytes != to.ssd_writes_day_bytes)
+            .then_some(to.ssd_writes_day_bytes),
         cold: (from.cold != to.cold).then_some(to.cold),
         bandwidth: (rate(from) != rate(to)).then(|| rate(to)),
         verify: (from.verify != to.verify).then_some(to.verify),

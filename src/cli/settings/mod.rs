@@ -53,7 +53,7 @@ impl Setting {
 }
 
 /// All settings, in the order in which they are shown.
-pub(crate) static SETTINGS: [Setting; 26] = [
+pub(crate) static SETTINGS: [Setting; 27] = [
     setting(
         "ram", &["KVFS_RAM"], Kind::Size, Some("0"),
         "Memory for pages: new ones are written there first, then to the store.",
@@ -68,6 +68,13 @@ pub(crate) static SETTINGS: [Setting; 26] = [
         "ssd", &["KVFS_SSD"], Kind::Limit, Some("none"),
         "Disk space for objects: beyond it, they are encoded and leave. Needs remote or cold.",
     )
+    .live(),
+    setting(
+        "ssd_writes", &["KVFS_SSD_WRITES"], Kind::Text, Some("none"),
+        "Bytes that may be written to the disk in a day (SIZE/day): beyond them, pages that nobody asked for twice stay \
+         in memory and in the remote. Needs ram and remote.",
+    )
+    .such_as("200G/day")
     .live(),
     setting(
         "cold", &["KVFS_COLD"], Kind::Text, Some("none"),

@@ -83,6 +83,10 @@ const SECTIONS: [(&str, &[Row]); 8] = [
         &[
             ("ssd_used_bytes", "used", Kind::BytesOf("ssd_budget_bytes")),
             ("free_bytes", "free", Kind::Bytes),
+            ("ssd_writes_left_bytes", "may be written now", Kind::BytesOf("ssd_writes_day_bytes")),
+            ("ssd_written_bytes", "written", Kind::Bytes),
+            ("ssd_spared_files", "pages spared", Kind::Count),
+            ("ssd_spared_bytes", "pages spared, size", Kind::Bytes),
             ("ssd_encoded_objects", "compressed objects", Kind::Count),
             ("ssd_encoded_bytes", "compressed size", Kind::Bytes),
             ("ssd_only_encoded_objects", "only compressed", Kind::Count),
@@ -135,13 +139,14 @@ const SECTIONS: [(&str, &[Row]); 8] = [
 ];
 
 /// Lines that are shown elsewhere, in other words, or that only commands look at.
-const ELSEWHERE: [&str; 15] = [
+const ELSEWHERE: [&str; 16] = [
     "last_event",
     "mountpoint",
     "state",
     "state_reason",
     "ram_budget_bytes",
     "ssd_budget_bytes",
+    "ssd_writes_day_bytes",
     "remote_waiting_files",
     "remote_waiting_bytes",
     "remote_waiting_seconds",

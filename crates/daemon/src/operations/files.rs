@@ -201,7 +201,7 @@ impl Operations {
     pub(crate) fn sync_directory(&self, reply: impl Reply<()>) {
         let _held = self.held(Operation::Fsync);
         self.later(move |shared| {
-            reply.send(shared.call(Operation::Fsync, Subject::Mount, FileSystem::commit));
+            reply.send(shared.call(Operation::Fsync, Subject::Mount, kvfs_fs::make_all_durable));
         });
     }
 

@@ -195,7 +195,12 @@ impl State {
         let Some(place) = self.fresh.remove(&id) else {
             return Ok(());
         };
+        let is_page = self.metadata.held_back.contains(id);
         self.metadata.make_durable(id, Some((place.parent, &place.name)));
+        if is_page {
+            // Its records say all of it.
+            return Ok(());
+        }
         let mut inode = self.inode(id)?;
         if let Some(file) = inode.file_mut() {
             file.unsettled = self.unsettled.contains_key(id);

@@ -73,6 +73,7 @@ impl FileSystem {
             }
             self.core.store.disk.rename(&incoming, &path)?;
         }
+        tiers.writes.note(file.stat()?.length);
         let landed = Arc::from(self.core.store.disk.open(&path, Access::Read)?);
         self.core.store.disk.sync_directory(DiskDirectory::ObjectShard(shard(object)))?;
         let mut state = self.core.state();

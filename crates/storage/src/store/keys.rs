@@ -14,6 +14,7 @@
 //! | `M` | [`OnlyRemote`](super::record::OnlyRemote) |
 //! | `B` | `u128`: the store whose names a new store took over |
 //! | `A` | [`Publications`](super::record::Publications) |
+//! | `W` | [`WritesLeft`](super::record::WritesLeft) |
 //! | `V` store(16) | `u64`: the highest number that a manifest of its names was seen to have |
 //! | `U` inode(8) | empty: the inode is unsettled, recovery looks at it |
 //! | `D` checksum(16) | `InodeId`: a page with this checksum, if it still has it |
@@ -257,6 +258,7 @@ mod tests {
             (single::<super::super::record::RemoteIdentity>(), b"N".to_vec()),
             (single::<super::super::record::RemotePlace>(), b"P".to_vec()),
             (single::<super::super::record::Publications>(), b"A".to_vec()),
+            (single::<super::super::record::WritesLeft>(), b"W".to_vec()),
             (only_remote(), b"M".to_vec()),
             (rebuilt_from(), b"B".to_vec()),
             (clock(), b"K".to_vec()),

@@ -16,6 +16,7 @@ mod attributes;
 mod clock;
 mod encoded;
 pub(super) mod events;
+pub mod held_back;
 mod opening;
 mod prefixes;
 mod remote;
@@ -35,6 +36,7 @@ pub use prefixes::{LEAD_TOKENS_MAX, TokensChange};
 use super::StoreError;
 use super::arrivals::Arrivals;
 use super::database::{Backend, RECORDS, Snapshot, Writer, decode, encode, guarded};
+use super::held_back::HeldBack;
 use super::keys;
 use super::layer::Layer;
 use super::record::{
@@ -77,6 +79,8 @@ pub struct Metadata {
     /// Files that came to rest and that nobody has looked at since, to copy or to encode them.
     /// Some 16 bytes each, so a million that wait for a remote that is down are 16 MB.
     pub arrivals: Arrivals,
+    /// Pages that wait there for the remote in place of the disk.
+    pub held_back: HeldBack,
     /// Sequences whose token files the prefix index has not seen as they are. Some 32 bytes each,
     /// until the next round of indexing.
     pub unindexed: BTreeMap<InodeId, TokensChange>,
@@ -132,6 +136,7 @@ impl Metadata {
             has_remote_copies,
             on_disk: OnDisk::Base,
             arrivals: Arrivals::default(),
+            held_back: HeldBack::default(),
             unindexed: BTreeMap::new(),
             positions: BTreeSet::new(),
             was_clean,
@@ -231,8 +236,9 @@ impl Metadata {
     pub fn put_inode(&mut self, life: Life, inode: InodeId, record: &Inode) {
         self.put(life, keys::inode(inode), record);
         if let Some(file) = record.file().filter(|_| self.has_tiers) {
+            let is_kept = life == Life::Durable || self.held_back.contains(inode);
             match file.object {
-                Some(object) if life == Life::Durable && file.is_settled() => {
+                Some(object) if is_kept && file.is_settled() => {
                     if !self.is_named(file) {
                         self.arrivals.note_at_rest(inode, object, file.size);
                     }
@@ -254,6 +260,7 @@ impl Metadata {
     /// Forgets an inode and its extended attributes.
     pub fn remove_inode(&mut self, life: Life, inode: InodeId) -> Result<(), StoreError> {
         self.arrivals.remove(inode);
+        self.held_back.remove(inode);
         for name in self.attribute_names(inode)? {
             self.remove(life, keys::attribute(inode, &name));
         }
@@ -340,9 +347,11 @@ impl Metadata {
     /// Forgets an object whose file is still in use. Should nobody remove it, because of a crash,
     /// recovery will: it is in `staging/`, or in `objects/` without a record.
     pub fn disown_object(&mut self, object: ObjectId) {
-        let old = self.object(object).ok().flatten();
-        self.count(old.as_ref(), None);
-        self.remove(Life::Durable, keys::object(object));
+        if !held_back::forget_object(self, object) {
+            let old = self.object(object).ok().flatten();
+            self.count(old.as_ref(), None);
+            self.remove(Life::Durable, keys::object(object));
+        }
         // What cannot be read is for fsck to find.
         let _ = self.forget_remote_copy(object);
         let _ = self.forget_encoded_copy(object);
@@ -375,6 +384,9 @@ impl Metadata {
                 self.note_change(Life::Durable, &key);
                 self.active.records.insert(key, value);
             }
+        }
+        if let Some(object) = held_back::let_go(self, inode) {
+            self.publish(object);
         }
     }
 

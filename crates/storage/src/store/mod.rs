@@ -27,6 +27,7 @@ pub mod events;
 mod flush;
 pub mod format;
 pub mod fsck;
+pub mod held_back;
 
 pub mod keys;
 mod last_mount;

@@ -383,6 +383,19 @@ pub struct RemotePlace {
     pub since_seconds: u64,
 }
 
+/// How much of a [budget for writes](crate::tier::writes) was left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WritesLeft {
+    /// Bytes; below zero: owed.
+    pub left_bytes: i64,
+    /// When, in seconds since 1970.
+    pub at_seconds: i64,
+}
+
+impl Single for WritesLeft {
+    const TAG: u8 = b'W';
+}
+
 /// How much only the remote has, so that a mount can tell without reading a million records.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OnlyRemote {

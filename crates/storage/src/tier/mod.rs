@@ -11,6 +11,7 @@ pub mod scan;
 pub mod ssd;
 pub mod stay;
 pub mod what_if;
+pub mod writes;
 
 #[doc(inline)]
 pub use kvfs_encoding as encoding;

@@ -1,5 +1,6 @@
 //! What a mount sees of its changes, and what is left of them after a crash.
 
+mod held_back;
 mod index;
 mod opening;
 mod tables;
