@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
 # Builds the Python package, with the program in it, and prints where the wheel is.
 #
-#   mount-scripts/build-wheel.sh [--dev]
+#   mount-scripts/build-wheel.sh [--dev [PROGRAM]]
 #
-# With --dev the profile is that of the tests, whose build of the program is used then. Needs Python 3.10 or later
+# With --dev the profile is that of the tests, and PROGRAM a build of it that is there already. Needs Python 3.10 or later
 # with venv, and fetches maturin into target/test-tools.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 MATURIN=1.16.0
 
-profile=release directory=release
-case ${1-} in
-    "") ;;
-    --dev) profile=dev directory=debug ;;
-    *) echo "usage: mount-scripts/build-wheel.sh [--dev]" >&2; exit 2 ;;
+profile=release directory=release program=
+case ${1-}:$# in
+    :0) ;;
+    --dev:1 | --dev:2) profile=dev directory=debug program=${2-} ;;
+    *) echo "usage: mount-scripts/build-wheel.sh [--dev [PROGRAM]]" >&2; exit 2 ;;
 esac
 
 fail() {
@@ -29,11 +29,14 @@ if ! "$tools/bin/maturin" --version 2>/dev/null | grep -qxF "maturin $MATURIN"; 
     "$tools/bin/python" -m pip install --quiet --disable-pip-version-check "maturin==$MATURIN"
 fi
 
-cargo build --locked --profile "$profile" --bin kvfs >&2
+if [ -z "$program" ]; then
+    cargo build --locked --profile "$profile" --bin kvfs >&2
+    program=$built/$directory/kvfs
+fi
 # pip puts what lies there where programs are.
 scripts=python/kvfs.data/scripts
 mkdir -p "$scripts"
-strip -o "$scripts/kvfs" "$built/$directory/kvfs"
+strip -o "$scripts/kvfs" "$program"
 
 # The oldest C library that the program runs with. maturin compares the library in the wheel with it, and says so
 # if that needs a newer one.

@@ -34,10 +34,18 @@ if ! "$KVFS_TEST_PYTHON" -c 'import safetensors, numpy, xxhash, gguf, xllamacpp'
     "$KVFS_TEST_PYTHON" -m pip install --quiet --disable-pip-version-check "${PYTHON_PACKAGES[@]}"
 fi
 
+# The program as the tests build it: with what they add to its libraries, cargo would build all of those twice.
+if cargo nextest --version >/dev/null 2>&1; then
+    cargo nextest run --locked --no-run "$@"
+else
+    cargo test --locked --no-run "$@"
+fi
+program=${CARGO_TARGET_DIR:-$PWD/target}/debug/kvfs
+
 # The Python package of this tree, in an environment that has nothing else of it.
 install_wheel() {
     local wheel
-    wheel=$(mount-scripts/build-wheel.sh --dev) || return
+    wheel=$(mount-scripts/build-wheel.sh --dev "$program") || return
     if ! "$KVFS_TEST_WHEEL" -c 'import numpy, pytest' 2>/dev/null; then
         python3 -m venv "$tools/wheel" &&
             "$KVFS_TEST_WHEEL" -m pip install --quiet --disable-pip-version-check "${WHEEL_PACKAGES[@]}" || return
