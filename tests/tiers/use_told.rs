@@ -71,4 +71,9 @@ fn opens_are_told_by_tier_and_what_left_by_its_use(mode: Mode) {
     file.read_to_end(&mut Vec::new()).unwrap();
     let prompts = ["asked_tokens", "answered_tokens"].map(|key| mount.status_number(key));
     assert_eq!(prompts, [64, 0]);
+    // Which model that was for.
+    let line = format!("model models/{}", model.name);
+    assert_eq!(mount.status(&line), "questions=1 asked_tokens=64 answered_tokens=0");
+    let told = printed(&kvfs(&["status"], &[mount.path()]));
+    assert!(told.contains("1 prompt asked, 0 of 64 tokens found (0 %)"), "{told}");
 }

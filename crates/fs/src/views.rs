@@ -217,6 +217,7 @@ impl FileSystem {
         }
         pack_status(&self.core.store, &mut text);
         use_status(&self.core.observer, &mut text);
+        super::prefixes::add_models(self, &mut text);
         self.tier_status(&mut text);
         self.retention_status(&mut text);
         self.scrub_status(&mut text);

@@ -158,6 +158,10 @@ const ELSEWHERE: [&str; 16] = [
     "remote_names_published",
 ];
 
+/// What lines of a limited directory, and of a model, begin with.
+const QUOTA: &str = "quota ";
+const MODEL: &str = "model ";
+
 /// The lines of a status.
 struct Lines<'a>(Vec<(&'a str, &'a str)>);
 
@@ -194,14 +198,32 @@ pub(super) fn describe(status: &str, style: Style) -> String {
     let known = |key: &str| {
         ELSEWHERE.contains(&key) || SECTIONS.iter().any(|(_, rows)| rows.iter().any(|r| r.0 == key))
     };
-    let quotas =
-        lines.0.iter().filter_map(|(key, value)| Some((key.strip_prefix("quota ")?, value)));
-    let quotas: Vec<_> = quotas.map(|(path, value)| (path, (*value).to_owned())).collect();
+    let of = |prefix: &'static str| {
+        lines.0.iter().filter_map(move |(key, value)| Some((key.strip_prefix(prefix)?, *value)))
+    };
+    let models: Vec<_> = of(MODEL).map(|(path, value)| (path, asked(value))).collect();
+    add_section("Models", &models, style, &mut text);
+    let quotas: Vec<_> = of(QUOTA).map(|(path, value)| (path, value.to_owned())).collect();
     add_section("Limited directories", &quotas, style, &mut text);
-    let others = lines.0.iter().filter(|(key, _)| !known(key) && !key.starts_with("quota "));
+    let is_of_path = |key: &str| key.starts_with(QUOTA) || key.starts_with(MODEL);
+    let others = lines.0.iter().filter(|(key, _)| !known(key) && !is_of_path(key));
     let others: Vec<_> = others.map(|(key, value)| (*key, (*value).to_owned())).collect();
     add_section("Other", &others, style, &mut text);
     text
+}
+
+/// What was asked of a model, in words.
+fn asked(value: &str) -> String {
+    let field = |name: &str| {
+        let mut fields = value.split(' ').filter_map(|field| field.split_once('='));
+        fields.find(|(known, _)| *known == name).and_then(|(_, number)| number.parse::<u64>().ok())
+    };
+    let fields = (field("questions"), field("asked_tokens"), field("answered_tokens"));
+    let (Some(questions), Some(asked), Some(answered)) = fields else { return value.to_owned() };
+    let percent = u128::from(answered) * 100 / u128::from(asked.max(1));
+    let (answered, asked) = (grouped(answered), grouped(asked));
+    let prompts = if questions == 1 { "prompt" } else { "prompts" };
+    format!("{questions} {prompts} asked, {answered} of {asked} tokens found ({percent} %)")
 }
 
 /// The first line of what is said of a mount.

@@ -15,6 +15,7 @@
 //! not listed, as `.kvfs/` is not (`view`).
 
 mod access;
+mod asked;
 mod block;
 mod edited;
 mod find;
@@ -35,6 +36,7 @@ use std::sync::{Arc, Mutex};
 use kvfs_page::PrefixHash;
 use kvfs_storage::store::record::InodeId;
 
+pub(super) use asked::add_models;
 pub(super) use block::{Blocks, Draft};
 pub(super) use find::Match;
 pub(super) use index::TOKEN_BYTES;
@@ -144,6 +146,7 @@ pub(super) struct Prefixes {
     turn: Mutex<bool>,
     /// Sequences whose `positions.json` must be fetched from the remote.
     away: Mutex<BTreeSet<InodeId>>,
+    asked: asked::Asked,
     /// Open questions and slots.
     queries: Arc<Shares>,
     /// Bytes of prompts that were asked.
@@ -161,6 +164,7 @@ impl Default for Prefixes {
             numbers: Mutex::default(),
             turn: Mutex::default(),
             away: Mutex::default(),
+            asked: asked::Asked::default(),
             queries: Shares::new(QUERIES_OF_EACH, QUERIES_OF_ALL),
             prompt_bytes: Shares::new(PROMPT_BYTES_OF_EACH, PROMPT_BYTES_OF_ALL),
             slot_files: slot_file::SlotFiles::default(),

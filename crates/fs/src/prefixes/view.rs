@@ -375,6 +375,7 @@ impl FileSystem {
             let asked = dialogue.prompt.len() / TOKEN_BYTES;
             let answered = found.as_ref().map_or(0, |found| found.tokens);
             self.core.observer.matched(asked as u64, answered, is_own);
+            self.prefixes.asked.note(query.model, asked as u64, answered);
             dialogue.reply.give(to_json(found.as_ref()), offset);
         }
         Ok(dialogue.reply.copy(offset, buffer))
