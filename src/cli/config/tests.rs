@@ -50,7 +50,7 @@ fn defaults() {
     let config = resolved(Layer::default(), "", &[], "").unwrap();
     let threads = crate::fuse::default_threads(crate::fuse::Passthrough::Auto);
     let expected = format!(
-        "# store = \"/store\"\n# mountpoint = \"/mnt\"\nram = 0\npack = 65536\nssd = \"none\"\ncold = \"none\"\n\
+        "# store = \"/store\"\n# mountpoint = \"/mnt\"\nram = 0\npack = 65536\nssd = \"none\"\nssd_writes = \"none\"\ncold = \"none\"\n\
          offline = false\nverify = \"first\"\n\
          on_corrupt = \"eio\"\ncommit_interval = 1.0\nread_only = false\nallow_other = false\n\
          nonempty = false\npassthrough = true\nio_uring = true\nthreads = {threads}\noptions = []\n\
@@ -148,6 +148,17 @@ fn a_mount_that_is_offline_leaves_its_remote_alone() {
 }
 
 #[test]
+fn a_budget_for_writes_is_of_a_day() {
+    let budget = |options: &str| {
+        let config = resolved(Layer::default(), options, &[], "").unwrap();
+        config.options.ssd_writes_day_bytes
+    };
+    assert_eq!(budget("ssd_writes=2G/day,ram=1G,remote=/r"), Some(2 << 30));
+    assert_eq!(budget("ssd_writes=2G,ram=1G,remote=/r"), Some(2 << 30));
+    assert_eq!(budget("ssd_writes=none"), None);
+}
+
+#[test]
 fn flags_are_collected_and_opposites_replaced() {
     let config = resolved(Layer::default(), "exec", &[], "options = [\"noexec\", \"noatime\"]");
     assert_eq!(config.unwrap().options.kernel_options, ["noatime"]);
@@ -178,6 +189,11 @@ fn refused() {
         "ssd is set, but neither remote nor cold: objects could neither leave",
     );
     check("ssd=1G,cold=none", &[], "", "ssd is set, but neither remote nor cold");
+    let needs = "ssd_writes is set, but not both of ram and remote";
+    check("ssd_writes=1G/day,ram=1G", &[], "", needs);
+    check("ssd_writes=1G/day,remote=/r", &[], "", needs);
+    check("ssd_writes=1G/week", &[], "", "\"1G/week\" is no size for a day: write 200G/day");
+    check("ssd_writes=5,ram=1G,remote=/r", &[], "", "ssd_writes is 5: must be at least 1048576");
     check("ssd=1M,cold=zstd", &[], "", "ssd is 1048576: must be at least 16777216 bytes");
     check("cold=q8_0", &[], "", "lossy encodings are a model's choice");
     check("rebuild_from=none", &[], "", "rebuild_from is set, but no remote");
