@@ -182,7 +182,8 @@ fn slots_that_are_written_leave_descriptors(mode: Mode) {
     let (opened, refused): (Vec<_>, Vec<_>) = outcomes.partition(Result::is_ok);
     // All that there are at a time.
     assert_eq!(opened.len(), 64, "{:?}", refused.first());
-    assert!(refused.iter().all(|outcome| errno(outcome) == libc::EAGAIN));
+    let others: Vec<_> = refused.iter().filter(|outcome| errno(outcome) != libc::EAGAIN).collect();
+    assert!(others.is_empty(), "{others:?}");
     std::fs::create_dir(mount.files("directory")).unwrap();
     sync_directory(mount.path()).unwrap();
     drop(opened);
