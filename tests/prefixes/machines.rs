@@ -5,6 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
+use std::time::Duration;
 
 use kvfs::reader::longest_prefix;
 use kvfs::tier::remote::hold::Grace;
@@ -22,6 +23,7 @@ in_both_modes!(
     a_page_of_another_machine_is_found_by_its_hash,
     a_prompt_finds_the_sequence_of_another_machine_to_the_token,
     pages_that_are_gone_or_damaged_count_as_absent,
+    an_edited_sequence_goes_on_only_as_far_as_its_tokens_say,
     an_index_that_lies_is_believed_by_nobody,
     other_salts_find_nothing,
     what_is_closed_to_others_stays_where_it_is,
@@ -283,6 +285,49 @@ fn pages_that_are_gone_or_damaged_count_as_absent(mode: Mode) {
     let mut fsck = Command::new(env!("CARGO_BIN_EXE_kvfs"));
     let checked = forks::output(fsck.arg("fsck").arg(second.store()));
     assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stdout));
+}
+
+/// What an engine computed after tokens had been removed does not follow from the tokens before it alone.
+fn an_edited_sequence_goes_on_only_as_far_as_its_tokens_say(mode: Mode) {
+    let machines = Machines::new();
+    let (first, second) = (machines.mount(mode), machines.mount(mode));
+    let model = Model::small();
+    model.install(&first);
+    model.install(&second);
+    let mut sequence = Sequence::new(&model, "chat");
+    sequence.append(&first, &model, &(0..70).collect::<Vec<_>>());
+    let edit = |words: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kvfs"));
+        command.arg("seq").arg(words[0]).arg(model.directory(&first)).args(&words[1..]);
+        let ended = forks::output(&mut command);
+        assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+    };
+    edit(&["rm", "chat", "8..24"]);
+    sequence.append(&first, &model, &(500..600).collect::<Vec<_>>());
+    let mut sync = Command::new(env!("CARGO_BIN_EXE_kvfs"));
+    sync.args(["sync", "--remote"]).arg(first.path());
+    assert!(forks::output(&mut sync).status.success());
+    let prompt = sequence.tokens.clone();
+    assert_eq!((prompt.len(), matching(&first, &model, &prompt).0), (170, 8));
+    let hashes = chain(&model, &prompt);
+    within(SETTLED_WITHIN, "the other machine to know the prefix", || {
+        directory(&second, &model, hashes[1]).exists().then_some(())
+    });
+    // Pages of 32 tokens, of which the first 70 came before.
+    for _ in 0..5 {
+        let (tokens, found) = matching(&second, &model, &prompt);
+        assert_eq!(tokens, 64);
+        assert_eq!(std::fs::read(found.unwrap().join("tokens")).unwrap().len(), 64 * 4);
+        let is_there = |hash: &_| directory(&second, &model, *hash).exists();
+        assert_eq!(hashes.iter().filter(|hash| is_there(hash)).count(), 2);
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    // The machine that edited it does not get it back from there.
+    let mut sync = Command::new(env!("CARGO_BIN_EXE_kvfs"));
+    sync.args(["sync", "--remote"]).arg(second.path());
+    assert!(forks::output(&mut sync).status.success());
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(matching(&first, &model, &prompt).0 <= 64);
 }
 
 fn machines_that_share_a_key_find_each_other_in_a_sealed_remote(mode: Mode) {

@@ -11,6 +11,7 @@ use super::opened::Opened;
 use super::{FileSystem, FsError, Invalidation};
 use crate::core::happened;
 use crate::core::state::State;
+use kvfs_page::names;
 use kvfs_storage::store::quarantine::Take;
 use kvfs_storage::store::record::{InodeId, ObjectId};
 use kvfs_storage::tier::remote::RemoteError;
@@ -62,6 +63,11 @@ impl FileSystem {
     }
 
     fn as_miss(&self, id: InodeId, error: FsError) -> Result<Opened, FsError> {
+        // Without its `positions.json`, tokens that were removed from a sequence would count again, and rows that mean
+        // nothing.
+        if self.core.state().metadata.positions.contains(&id) {
+            return Err(error);
+        }
         match &error {
             FsError::Corrupt if self.has_untried_copy(id)? => Err(FsError::NotFound),
             // Its name cannot go.
@@ -120,6 +126,13 @@ impl State {
         };
         let mut inode = self.inode(id)?;
         if inode.file().and_then(|file| file.object) != Some(object) {
+            self.damaged.remove(&id);
+            return Ok(false);
+        }
+        let name = place.name.as_slice();
+        if name == names::POSITIONS.as_bytes()
+            && self.metadata.note_positions(place.parent, name, id)
+        {
             self.damaged.remove(&id);
             return Ok(false);
         }
@@ -205,6 +218,28 @@ mod tests {
         assert!(drop_name("again", id));
         assert!(core.state().damaged.contains_key(&id), "the kernel knows it still");
         assert_eq!(unmounted.names(FILES), ["other"]);
+    }
+
+    #[test]
+    fn where_rows_stand_is_never_a_miss() {
+        let unmounted = Unmounted::new();
+        let sequence = unmounted.make_model(1).make_sequence("s", &[0], 1);
+        let id = unmounted.write(sequence, names::POSITIONS, b"{}");
+        unmounted.fs.choices.set(crate::Verify::First, OnCorrupt::Miss);
+        let stays = || {
+            assert!(matches!(miss(&unmounted, id, FsError::Corrupt), FsError::Corrupt));
+            let gone = FsError::Remote(RemoteError::Missing("it".into()));
+            assert!(matches!(miss(&unmounted, id, gone), FsError::Remote(_)));
+            assert!(unmounted.fs.core.state().damaged.is_empty());
+        };
+        stays();
+        // A mount that has not seen its name yet learns what it is when the name is looked up again.
+        unmounted.fs.core.state().metadata.positions.clear();
+        assert!(matches!(miss(&unmounted, id, FsError::Corrupt), FsError::Stale));
+        let name = place(sequence, names::POSITIONS);
+        assert!(!unmounted.fs.core.state().drop_damaged(&name, id).unwrap());
+        stays();
+        assert_eq!(unmounted.id_of(sequence, names::POSITIONS), Some(id));
     }
 
     #[test]

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::NAME_BYTES_MAX;
+use kvfs_page::names as page_names;
 use kvfs_storage::store::database::{self, Put, decode, encode};
 use kvfs_storage::store::disk::{DiskDirectory, DiskFile, DiskPath, shard};
 use kvfs_storage::store::record::{
@@ -214,6 +215,8 @@ struct Plan {
     kept: HashSet<ObjectId>,
     /// Files without bytes.
     left_out: HashSet<InodeId>,
+    /// Those that say where rows stand.
+    positions: HashSet<InodeId>,
     owners: HashMap<ObjectId, InodeId>,
 }
 
@@ -231,6 +234,7 @@ impl Plan {
             };
             let is_present = row.blob.map(|blob| present.has(blob)).transpose()?;
             match row.key.first() {
+                Some(b'E') => plan.note_entry(&row.key, &decode(&row.value)?),
                 Some(b'I') => plan.note_inode(InodeId(number), &decode(&row.value)?, &mut times),
                 Some(b'O') => {
                     let record: ObjectRecord = decode(&row.value)?;
@@ -257,14 +261,29 @@ impl Plan {
         Ok(plan)
     }
 
+    /// Without its `positions.json` tokens that were removed from a sequence would count again: it stays, with bytes
+    /// or without.
+    fn note_entry(&mut self, key: &[u8], entry: &Entry) {
+        if keys::split_entry(key).is_some_and(|(_, name)| name == page_names::POSITIONS.as_bytes())
+        {
+            self.positions.insert(entry.inode);
+        }
+    }
+
     /// A file is left out until its bytes are found.
     fn note_inode(&mut self, id: InodeId, inode: &Inode, times: &mut HashMap<InodeId, Time>) {
         let Some(file) = inode.file() else {
             return;
         };
-        self.left_out.insert(id);
+        let stays = self.positions.contains(&id);
+        if !stays {
+            self.left_out.insert(id);
+        }
         if let Some(object) = file.object {
             self.owners.insert(object, id);
+            if stays {
+                self.kept.insert(object);
+            }
             if file.role.is_append_only() || file.role.is_sealed() {
                 times.insert(id, inode.mtime);
             }

@@ -9,7 +9,8 @@ use serde::de::DeserializeOwned;
 use super::super::prefixes::TOKEN_BYTES;
 use super::openness::{Records, grants_all, is_open_to_all, may_all_enter};
 use kvfs_page::{
-    Layer, LayerKind, Manifest, ModelIdentity, PageIdentity, PrefixHash, TokenStart, names,
+    Layer, LayerKind, MAX_POSITIONS_BYTES, Manifest, ModelIdentity, PageIdentity, Positions,
+    PrefixHash, TokenStart, names,
 };
 use kvfs_storage::ingest::model::{MANIFEST_BYTES_MAX, Model};
 use kvfs_storage::store::database::decode;
@@ -93,6 +94,9 @@ impl Source<'_> {
         let Kind::Directory { name, .. } = directory.kind else { return Ok(None) };
         let tokens = self.bytes(sequence, names::TOKENS, TOKENS_BYTES_MAX)?;
         let Some(mut tokens) = tokens else { return Ok(None) };
+        let Some(rows) = self.rows_of_tokens(sequence)? else { return Ok(None) };
+        let known = usize::try_from(rows).unwrap_or(usize::MAX).saturating_mul(TOKEN_BYTES);
+        tokens.truncate(known);
         let page_bytes = rules.manifest.geometry().page_tokens() as usize * TOKEN_BYTES;
         let end = match wanted {
             Wanted::Prompt(prompt) => {
@@ -121,6 +125,17 @@ impl Source<'_> {
             layers.push((layer, pages));
         }
         Ok((end > 0).then_some(ForeignSequence { name, tokens, layers }))
+    }
+
+    /// Rows from the first that are what the tokens make them: those behind were computed after tokens before them had
+    /// been removed or moved. None if that cannot be told.
+    fn rows_of_tokens(&self, sequence: InodeId) -> Result<Option<u64>> {
+        if self.entry(sequence, names::POSITIONS)?.is_none() {
+            return Ok(Some(u64::MAX));
+        }
+        let json = self.bytes(sequence, names::POSITIONS, MAX_POSITIONS_BYTES as u64)?;
+        let positions = json.and_then(|json| Positions::parse(&json).ok());
+        Ok(positions.map(|positions| positions.edited_at()))
     }
 
     /// Those of the first `count` pages of a layer that the remote has; none at all of a layer of which

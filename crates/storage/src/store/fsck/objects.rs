@@ -6,10 +6,13 @@ use std::io;
 use super::encoded;
 use super::image::Image;
 use crate::ingest::seal;
+use crate::page::names;
 use crate::store::StoreError;
 use crate::store::disk::{Access, DiskPath, FileStat};
 use crate::store::quarantine::Take;
-use crate::store::record::{FileRecord, Inode, InodeId, ObjectId, ObjectKind, ObjectRecord, Role};
+use crate::store::record::{
+    DirectoryClass, FileRecord, Inode, InodeId, ObjectId, ObjectKind, ObjectRecord, Role,
+};
 
 pub(super) fn check(image: &mut Image<'_>, progress: &dyn Fn(u64, u64)) -> Result<(), StoreError> {
     let files: BTreeMap<ObjectId, InodeId> =
@@ -185,15 +188,24 @@ fn make_record(
 /// A lost file is a miss from now on: its names go, its bytes are kept aside.
 fn drop_lost(image: &mut Image<'_>) {
     let lost = std::mem::take(&mut image.lost);
-    let mut names: BTreeMap<InodeId, Vec<usize>> = BTreeMap::new();
+    let mut places: BTreeMap<InodeId, Vec<usize>> = BTreeMap::new();
     for (index, name) in image.names.iter().enumerate() {
         if name.kept && lost.contains_key(&name.inode) {
-            names.entry(name.inode).or_default().push(index);
+            places.entry(name.inode).or_default().push(index);
         }
     }
     let mut dropped = HashSet::new();
     for (id, why) in &lost {
-        let indexes = names.remove(id).unwrap_or_default();
+        let indexes = places.remove(id).unwrap_or_default();
+        let of_sequence = indexes.iter().find(|index| says_where_rows_stand(image, **index));
+        if let Some(index) = of_sequence {
+            let path = image.path_of(*index);
+            // As a miss it would make tokens count again that were removed, and rows that mean nothing.
+            let what =
+                format!("{path}: {why}; it stays, and its sequence cannot be used: remove that");
+            image.find(&what, false);
+            continue;
+        }
         let paths: BTreeSet<String> = indexes.iter().map(|index| image.path_of(*index)).collect();
         let paths = Vec::from_iter(paths).join(", ");
         let what = if paths.is_empty() {
@@ -218,6 +230,13 @@ fn drop_lost(image: &mut Image<'_>) {
             image.quarantine.extend(kept.map(|take| (object, take, what)));
         }
     }
+}
+
+/// Whether a name is that of the `positions.json` of a sequence.
+fn says_where_rows_stand(image: &Image<'_>, index: usize) -> bool {
+    let name = &image.names[index];
+    name.name == names::POSITIONS.as_bytes()
+        && image.class(name.parent) == Some(DirectoryClass::Sequence)
 }
 
 /// Which bytes of a lost object can be kept aside.

@@ -430,3 +430,24 @@ fn bytes_that_the_disk_cannot_read_are_lost_and_other_failures_end_the_check() {
         assert!(matches!(outcome, Err(StoreError::Io(_))), "{outcome:?}");
     }
 }
+
+/// Tokens that were removed would count again, and rows that mean nothing.
+#[test]
+fn what_says_where_rows_stand_is_never_a_miss() {
+    let rename = |records: &mut Records| {
+        records.unname(D, b"b");
+        records.name(SEQUENCE, b"positions.json", B);
+    };
+    let mut patient = Patient::new();
+    rename(&mut patient.records);
+    patient.remove_raw(B);
+    patient.write();
+    for _ in 0..2 {
+        let findings = patient.fsck(true).findings;
+        let [finding] = &findings[..] else { panic!("{findings:?}") };
+        assert!(!finding.repaired);
+        assert!(finding.what.contains("sequences/") && finding.what.contains("positions.json"));
+        assert!(finding.what.ends_with("it stays, and its sequence cannot be used: remove that"));
+    }
+    assert_same(&patient.read(), &patient.records, "repaired");
+}
