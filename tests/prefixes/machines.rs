@@ -24,6 +24,7 @@ in_both_modes!(
     a_prompt_finds_the_sequence_of_another_machine_to_the_token,
     pages_that_are_gone_or_damaged_count_as_absent,
     an_edited_sequence_goes_on_only_as_far_as_its_tokens_say,
+    a_conversation_whose_end_was_made_anew_is_found_as_well,
     an_index_that_lies_is_believed_by_nobody,
     other_salts_find_nothing,
     what_is_closed_to_others_stays_where_it_is,
@@ -328,6 +329,30 @@ fn an_edited_sequence_goes_on_only_as_far_as_its_tokens_say(mode: Mode) {
     assert!(forks::output(&mut sync).status.success());
     std::thread::sleep(Duration::from_millis(500));
     assert!(matching(&first, &model, &prompt).0 <= 64);
+}
+
+fn a_conversation_whose_end_was_made_anew_is_found_as_well(mode: Mode) {
+    let machines = Machines::new();
+    let (first, second, model, sequence) = machines.two(mode, 100);
+    let (tokens, before) = matching(&second, &model, &sequence.tokens);
+    assert_eq!(tokens, 96);
+    // The same name has another conversation there.
+    std::fs::remove_dir_all(model.sequence(&first, "chat")).unwrap();
+    let mut other = Sequence::new(&model, "chat");
+    let prompt: Vec<u32> = (0..40).chain(900..960).collect();
+    other.append(&first, &model, &prompt);
+    wait_until_known(&second, &model, &other);
+    let (tokens, after) = matching(&second, &model, &prompt);
+    assert_eq!(tokens, 96);
+    let (before, after) = (before.unwrap(), after.unwrap());
+    assert_eq!(after.to_str().unwrap(), format!("{}.2", before.to_str().unwrap()));
+    let last = *chain(&model, &prompt).last().unwrap();
+    let page = directory(&second, &model, last).join("000.safetensors");
+    let there = other.page(&first, &model, 0, 2);
+    assert!(std::fs::read(page).unwrap() == std::fs::read(there).unwrap());
+    // What was taken over before is still what it was.
+    assert_eq!(matching(&second, &model, &sequence.tokens), (96, Some(before)));
+    assert_eq!(second.status("errors"), "0");
 }
 
 fn machines_that_share_a_key_find_each_other_in_a_sealed_remote(mode: Mode) {

@@ -28,6 +28,25 @@ use kvfs_storage::tier::remote::StoreId;
 /// Pages that appear at once: some milliseconds.
 const PAGES_AT_ONCE: usize = 256;
 
+/// Names that a sequence of another store may have here: its user may change its end, so that what was taken over is
+/// another conversation.
+const NAMES_MAX: usize = 8;
+
+/// What a sequence of another store is called here, as the so many-th of that name: `NAME@STORE`, `NAME@STORE.2`. Of a
+/// name that is too long for that its beginning.
+fn name_here(name: &[u8], store: StoreId, number: usize) -> Vec<u8> {
+    let number = if number == 1 { String::new() } else { format!(".{number}") };
+    let end = format!("@{:.8}{number}", store.to_string());
+    let mut here = name[..name.len().min(crate::NAME_BYTES_MAX - end.len())].to_vec();
+    if here.len() < name.len() {
+        // Not within a character.
+        let whole = std::str::from_utf8(&here).map_or_else(|error| error.valid_up_to(), str::len);
+        here.truncate(whole.max(here.len().saturating_sub(3)));
+    }
+    here.extend_from_slice(end.as_bytes());
+    here
+}
+
 /// Where pages come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Provenance {
@@ -134,6 +153,10 @@ impl FileSystem {
         };
         let from = Provenance { store: store.id(), sequence, model };
         match self.install_sequence(&found, from) {
+            Ok(None) => {
+                store.refute(sequence);
+                Ok(None)
+            }
             Ok(directory) => {
                 self.index_prefixes()?;
                 Ok(directory)
@@ -149,16 +172,9 @@ impl FileSystem {
         &self, found: &ForeignSequence, from: Provenance,
     ) -> Result<Option<InodeId>, FsError> {
         let sequences = self.directory_in(from.model, names::SEQUENCES.as_bytes())?;
-        let mut name = found.name.clone();
-        name.extend_from_slice(format!("@{:.8}", from.store.to_string()).as_bytes());
-        if name.len() > crate::NAME_BYTES_MAX {
+        let Some((directory, known)) = self.directory_for(sequences, found, from.store)? else {
             return Ok(None);
-        }
-        let directory = self.directory_in(sequences, &name)?;
-        let known = self.tokens_in(directory)?;
-        if !found.tokens.starts_with(&known) && !known.starts_with(&found.tokens) {
-            return Ok(None);
-        }
+        };
         for (layer, pages) in &found.layers {
             let layer = self.directory_in(directory, names::format_layer(*layer).as_bytes())?;
             for pages in pages.chunks(PAGES_AT_ONCE) {
@@ -175,6 +191,30 @@ impl FileSystem {
             self.put_tokens(directory, &found.tokens)?;
         }
         Ok(Some(directory))
+    }
+
+    /// The directory of a sequence here, and the tokens that it has: one that goes on with them or ends within them,
+    /// or a new one. None if all names lead to other conversations.
+    fn directory_for(
+        &self, sequences: InodeId, found: &ForeignSequence, store: StoreId,
+    ) -> Result<Option<(InodeId, Vec<u8>)>, FsError> {
+        for number in 1..=NAMES_MAX {
+            let name = name_here(&found.name, store, number);
+            let is_file = {
+                let state = self.core.state();
+                let entry = state.entry(sequences, &name)?;
+                entry.is_some_and(|entry| entry.file_type != libc::S_IFDIR)
+            };
+            if is_file {
+                continue;
+            }
+            let directory = self.directory_in(sequences, &name)?;
+            let known = self.tokens_in(directory)?;
+            if found.tokens.starts_with(&known) || known.starts_with(&found.tokens) {
+                return Ok(Some((directory, known)));
+            }
+        }
+        Ok(None)
     }
 
     /// A directory of a model's tree, which is made if it is missing; the owner is that of the
@@ -324,5 +364,25 @@ mod tests {
         assert_eq!(Provenance::parse(from.to_string().as_bytes()), Some(from));
         assert_eq!(Provenance::parse(b"7 8"), None);
         assert_eq!(Provenance::parse(b""), None);
+    }
+
+    #[test]
+    fn names_of_other_stores_fit_and_differ() {
+        let store = StoreId(0xabcd_1234 << 96);
+        let check = |name: &str, number, expected: &str| {
+            assert_eq!(
+                String::from_utf8_lossy(&name_here(name.as_bytes(), store, number)),
+                expected
+            );
+        };
+        check("chat", 1, "chat@abcd1234");
+        check("chat", 2, "chat@abcd1234.2");
+        let long = "x".repeat(255);
+        check(&long, 1, &format!("{}@abcd1234", &long[..246]));
+        check(&long, 8, &format!("{}@abcd1234.8", &long[..244]));
+        let wide = "\u{1f600}".repeat(63);
+        check(&wide, 1, &format!("{}@abcd1234", "\u{1f600}".repeat(61)));
+        let bytes = name_here(&[0xff; 255], store, 1);
+        assert!((252..=255).contains(&bytes.len()));
     }
 }
