@@ -1,10 +1,13 @@
 //! A budget for what is written to the disk: what becomes of new pages when it is used up.
 
-use std::fs;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::common::sys::{getxattr, open, rename, setxattr, sync_directory, write_and_close};
+use crate::common::sys::{
+    close, getxattr, open, rename, setxattr, sync_directory, write_and_close,
+};
 use crate::common::{Mode, Model, eventually, fill, forks};
 use crate::kills::random;
 use crate::place::{Place, kvfs, printed, tier};
@@ -16,6 +19,7 @@ in_both_modes!(
     without_the_remote_the_disk_takes_everything,
     pages_that_wait_can_be_changed_like_others,
     pages_that_were_synced_survive_kills,
+    what_is_asked_to_be_on_the_disk_is_there,
     what_is_left_outlives_the_mount,
 );
 
@@ -253,6 +257,47 @@ fn pages_that_were_synced_survive_kills(mode: Mode) {
     place.mount.mount();
 }
 
+/// By a sync before it had its name, by a pin, by its tier, by a name among ordinary files.
+fn what_is_asked_to_be_on_the_disk_is_there(mode: Mode) {
+    let (mut place, model) = spent(mode, &["--remote-bandwidth", "1K"]);
+    let synced = model.page_path(&place.mount, "chat", 0, 0);
+    let file = File::create(&synced).unwrap();
+    file.write_all_at(&model.page(0, 0, 7), 0).unwrap();
+    file.sync_all().unwrap();
+    close(file).unwrap();
+    assert!(fs::read(&synced).unwrap() == model.page(0, 0, 7));
+    let pages: Vec<Page> = (1..5).map(|number| write_page(&place, &model, number)).collect();
+    assert_there(&pages);
+    assert_eq!(place.mount.status_number("ssd_spared_files"), 4);
+    assert!(place.mount.status_number("pages") >= 5);
+    setxattr(&pages[0].0, "user.kvfs.pin", b"1").unwrap();
+    let moved = place.mount.files("moved");
+    rename(&pages[1].0, &moved).unwrap();
+    assert_eq!(place.mount.status_number("ssd_spared_files"), 2, "the others were not asked for");
+    eventually("those two to be durable", || {
+        (place.mount.status_number("uncommitted_changes") == 2).then_some(())
+    });
+    place.mount.crash();
+    assert!(fs::read(&synced).unwrap() == model.page(0, 0, 7));
+    assert!(fs::read(&pages[0].0).unwrap() == pages[0].1);
+    assert!(fs::read(&moved).unwrap() == pages[1].1);
+    assert!(!pages[2].0.exists() && !pages[3].0.exists());
+
+    // What memory and the remote have.
+    let (mut place, model) = spent(mode, &[]);
+    let pages = write_pages(&place, &model);
+    wait_until_named(&place);
+    setxattr(&pages[0].0, "user.kvfs.pin", b"1").unwrap();
+    setxattr(&pages[1].0, "user.kvfs.tier", b"ssd").unwrap();
+    assert_eq!(tier(&pages[1].0), "ssd");
+    sync_directory(place.mount.path()).unwrap();
+    let hidden = place.remote.with_extension("hidden");
+    rename(&place.remote, &hidden).unwrap();
+    place.mount.crash();
+    assert_there(&pages[..2]);
+    assert!(open(&pages[2].0, libc::O_RDONLY).is_err());
+}
+
 fn what_is_left_outlives_the_mount(mode: Mode) {
     let (mut place, model) = spent(mode, &[]);
     place.mount.remount();
@@ -266,6 +311,15 @@ fn what_is_left_outlives_the_mount(mode: Mode) {
     write_pages(&place, &model);
     sync_directory(place.mount.path()).unwrap();
     assert_eq!(place.mount.status_number("ssd_spared_files"), 0);
+    // Taking the limit away for a moment brings nothing in.
+    write_and_close(place.mount.files("more"), &fill(2, 8 << 20)).unwrap();
+    sync_directory(place.mount.path()).unwrap();
+    let left = place.mount.status_number("ssd_writes_left_bytes");
+    for value in ["ssd_writes=none", "ssd_writes=1G/day"] {
+        printed(&kvfs(&["config", "set", value], &[&mountpoint]));
+    }
+    let now = place.mount.status_number("ssd_writes_left_bytes");
+    assert!((left..left + (1 << 20)).contains(&now), "{left} {now}");
     let status = printed(&kvfs(&["status"], &[&mountpoint]));
     assert!(status.contains("may be written now") && status.contains("of 1.0 GiB"), "{status}");
     printed(&kvfs(&["config", "set", "ssd_writes=none"], &[&mountpoint]));

@@ -140,6 +140,9 @@ impl FileSystem {
                 // Its bytes are those of a page by now, which the commit makes durable.
                 None => {}
                 Some(object) if nameless => {
+                    if let Some(node) = state.nodes.get_mut(&id) {
+                        node.is_synced = true;
+                    }
                     drop(state);
                     self.core.store.open_object(object, Access::Read)?.sync()?;
                 }

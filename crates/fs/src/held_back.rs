@@ -20,7 +20,7 @@ use crate::insert::Verified;
 use kvfs_storage::store::layer::Layer;
 use kvfs_storage::store::metadata::held_back;
 use kvfs_storage::store::record::{
-    InodeId, ObjectId, ObjectRecord, RemoteCopy, Role, Time, WritesLeft,
+    InodeId, ObjectId, ObjectRecord, RemoteCopy, Role, Time, Totals, WritesLeft,
 };
 use kvfs_storage::store::{database, keys};
 use kvfs_storage::tier::counters::Tier;
@@ -132,6 +132,31 @@ pub(super) fn bytes_to_write(fs: &FileSystem, frozen: &Layer) -> u64 {
         bytes += length.saturating_sub(known.map_or(0, |known| known.length));
     }
     bytes
+}
+
+/// What the store holds, pages that are held back included.
+pub(super) fn totals(state: &State) -> Totals {
+    let held_back = &state.metadata.held_back;
+    let (pages, bytes) = (held_back.len() as u64, held_back.bytes());
+    let Totals { objects, pages: sealed, bytes: stored } = state.metadata.totals;
+    Totals { objects: objects + pages, pages: sealed + pages, bytes: stored + bytes }
+}
+
+/// A file that is to stay on the disk: the next commit writes it there, if memory has it and the disk does not. It goes to the
+/// remote, or is found there, once more.
+pub(super) fn write_to_disk(
+    fs: &FileSystem, state: &mut State, id: InodeId,
+) -> Result<(), FsError> {
+    state.make_durable(id)?;
+    let object = state.inode(id)?.file().and_then(|file| file.object);
+    let (Some(object), Some(tiers), Some(ram)) = (object, &fs.tiers, &fs.core.store.ram) else {
+        return Ok(());
+    };
+    if ram.holds(object) && state.metadata.is_only_remote(object)? {
+        ram.make_dirty(object);
+        tiers.forget_upload(state, (id, object))?;
+    }
+    Ok(())
 }
 
 /// How many pages are held back, and their bytes.

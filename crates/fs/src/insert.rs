@@ -3,6 +3,7 @@
 use super::attributes::Place;
 use super::{FileSystem, FsError, errands, held_back};
 use crate::core::state::State;
+use crate::extended::PIN;
 use kvfs_page::names;
 use kvfs_storage::store::metadata::held_back::hold_back;
 use kvfs_storage::store::metadata::{Attribute, Life, TokensChange};
@@ -27,6 +28,8 @@ pub(super) struct Origin {
     pub(super) attributes: Vec<Attribute>,
     /// Somebody set its mtime and wants to see it again.
     pub(super) is_dated: bool,
+    /// Somebody synced it.
+    pub(super) is_synced: bool,
 }
 
 impl FileSystem {
@@ -40,8 +43,10 @@ impl FileSystem {
         let inode = Inode { links: 1, ctime: Time::now(), ..origin.inode.clone() };
         let known = state.entry(to.parent, &to.name)?;
         // A crash that forgot the new page would have taken the old one.
-        let may_hold_back =
-            known.is_none() && held_back::may_hold_back(self, state, object, verified);
+        let may_hold_back = known.is_none()
+            && !origin.is_synced
+            && !attributes.iter().any(|(name, _)| name == PIN)
+            && held_back::may_hold_back(self, state, object, verified);
         if let Some(entry) = known {
             state.make_durable(entry.inode)?;
             let mut old = state.inode(entry.inode)?;
@@ -132,7 +137,8 @@ impl State {
     pub(super) fn origin(&self, id: InodeId, inode: Inode) -> Result<Origin, FsError> {
         let attributes = self.metadata.attributes(id)?;
         let is_dated = self.nodes.get(&id).is_some_and(|node| node.is_dated);
-        Ok(Origin { inode, attributes, is_dated })
+        let is_synced = self.nodes.get(&id).is_some_and(|node| node.is_synced);
+        Ok(Origin { inode, attributes, is_dated, is_synced })
     }
 }
 

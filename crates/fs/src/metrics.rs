@@ -42,7 +42,7 @@ fn add_mount(fs: &FileSystem, gauges: &mut Gauges) {
     let health = fs.health();
     let (totals, handles) = {
         let state = fs.core.state();
-        (state.metadata.totals, state.handles.len())
+        (super::held_back::totals(&state), state.handles.len())
     };
     let quarantined = quarantine::count(&fs.core.store).unwrap_or(0);
     gauges.add("kvfs_degraded", "The state in .kvfs/status is not ok", u64::from(!health.is_ok()));

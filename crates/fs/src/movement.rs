@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::tiers::Tiers;
 use super::upload::MOVING_BYTES_MAX;
 use super::whereabouts::Whereabouts;
-use super::{FileSystem, FsError, held_back};
+use super::{FileSystem, FsError};
 use crate::core::happened;
 use crate::core::persist::is_read_by_commits;
 use crate::core::state::State;
@@ -189,7 +189,8 @@ impl FileSystem {
         let in_memory = self.core.store.ram.as_ref().filter(|ram| ram.holds(object));
         if let Some(ram) = in_memory {
             if ram.dirty_version(object).is_some() {
-                held_back::make_all_durable(self)?;
+                self.core.state_to_change()?.make_durable(id)?;
+                self.commit()?;
             }
             if !ram.let_leave(object) {
                 // The remote has it, and will have its name in a moment.
@@ -206,6 +207,10 @@ impl FileSystem {
             Whereabouts::Remote(_) | Whereabouts::Nowhere => {}
         }
         self.check_reachable(found)?;
+        if let Some(tiers) = &self.tiers {
+            // Whoever asks for this is not spared a write.
+            tiers.writes.note_asked(object);
+        }
         self.open_resident((id, role), object)?;
         // With the disk full, memory took it.
         let found = self.whereabouts(&self.core.state(), object)?;

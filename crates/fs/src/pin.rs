@@ -6,7 +6,7 @@
 //! for records, is told of each.
 
 use super::extended::PIN;
-use super::{FileSystem, FsError};
+use super::{FileSystem, FsError, held_back};
 use crate::core::state::State;
 use kvfs_storage::store::StoreError;
 use kvfs_storage::store::metadata::Attribute;
@@ -35,6 +35,7 @@ impl FileSystem {
         if inode.file().is_none() {
             return Err(FsError::Unsupported);
         }
+        held_back::write_to_disk(self, &mut state, id)?;
         let life = state.metadata.life(id);
         state.metadata.put_attribute(life, id, PIN, PINNED);
         inode.ctime = Time::now();

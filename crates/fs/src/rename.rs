@@ -123,6 +123,11 @@ impl FileSystem {
     ) -> Result<(), FsError> {
         let id = entry.inode;
         self.check_role_fits(&mut state, &inode, to, class)?;
+        if state.metadata.held_back.contains(id) {
+            // Under another name it is a file like others.
+            state.make_durable(id)?;
+            inode = state.inode(id)?;
+        }
         if inode.file().is_some_and(|file| file.role == Role::Plain) {
             state = self.core.wait_for_release(state, id);
             self.core.settle_if_at_rest(&mut state, id)?;

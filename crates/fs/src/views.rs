@@ -166,9 +166,13 @@ impl FileSystem {
             // On read-only media only what recovery found out, which is true again at the next mount.
             let uncommitted = match state.refusal {
                 Some(Refusal::ReadOnlyMedia) => 0,
-                _ => state.metadata.not_durable() + state.unsettled.len(),
+                _ => {
+                    let held_back = state.metadata.held_back.len();
+                    state.metadata.not_durable() + state.unsettled.len() + held_back
+                }
             };
-            (state.metadata.totals, state.nodes.len(), state.handles.len(), uncommitted)
+            let totals = super::held_back::totals(&state);
+            (totals, state.nodes.len(), state.handles.len(), uncommitted)
         };
         let held = held + self.virtual_numbers().held();
         let passthrough = match self.core.io_mode.get() {

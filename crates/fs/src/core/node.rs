@@ -53,6 +53,8 @@ pub(crate) struct Node {
     pub(crate) found_in: Option<InodeId>,
     /// Somebody set its mtime, as programs do that copy times.
     pub(crate) is_dated: bool,
+    /// Somebody synced it before it had a name: what it becomes is to be on the disk.
+    pub(crate) is_synced: bool,
     /// Of a directory: the file in it that came to rest last was small enough for a pack. Most likely the next one
     /// will be, too.
     pub(crate) has_small_files: bool,

@@ -295,8 +295,12 @@ impl FileSystem {
         let (checksum, length) = (page.checksum, page.length);
         let verified = Verified { role, checksum, length, twin: None, same: None };
         let id = if let Some(twin) = state.page_like(page)?
-            && let origin =
-                (Origin { inode: inode.clone(), attributes: Vec::new(), is_dated: false })
+            && let origin = (Origin {
+                inode: inode.clone(),
+                attributes: Vec::new(),
+                is_dated: false,
+                is_synced: false,
+            })
             && state.share(twin, &origin, &verified)?
         {
             twin

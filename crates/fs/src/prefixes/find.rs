@@ -13,7 +13,7 @@ use crate::{FileSystem, FsError};
 use kvfs_page::{Layer, LayerKind, PrefixHash, names};
 use kvfs_storage::ingest::model::Model;
 use kvfs_storage::store::disk::Access;
-use kvfs_storage::store::metadata::LEAD_TOKENS_MAX;
+use kvfs_storage::store::metadata::{LEAD_TOKENS_MAX, TokensChange};
 use kvfs_storage::store::record::{Entry, InodeId, Kind};
 
 /// Sequences that are looked at for one answer. More than one is needed only where pages of some
@@ -192,23 +192,34 @@ impl FileSystem {
             if search.seen.len() >= CANDIDATES_MAX || !search.seen.insert(*sequence) {
                 continue;
             }
-            let geometry = question.rules.manifest.geometry();
-            if !self.core.state().is_open_to_askers(question.model, *sequence, geometry)? {
-                continue;
-            }
-            let mut same = self.same_tokens(*sequence, question.prompt)?;
-            if same > search.tokens() {
-                let positions = self.positions_of(*sequence)?;
-                same = same.min(positions.map_or(0, |positions| positions.prefix_rows()));
-            }
-            if same > search.tokens() {
-                let tokens = self.present_tokens(question, *sequence, same)?;
-                if tokens > search.tokens() {
-                    search.best = Some((tokens, *sequence));
+            match self.tokens_of(question, *sequence, search.tokens()) {
+                Ok(tokens) if tokens > search.tokens() => search.best = Some((tokens, *sequence)),
+                Ok(_) => {}
+                // A crash took the sequence, and left it in the index: it is not for this one to fail.
+                Err(error) if error.errno() == libc::ENOENT => {
+                    let metadata = &mut self.core.state().metadata;
+                    metadata.tokens_changed(*sequence, TokensChange::Truncated);
                 }
+                Err(error) => return Err(error),
             }
         }
         Ok(())
+    }
+
+    /// How much a sequence has of a prompt, if that is more than so many tokens.
+    fn tokens_of(
+        &self, question: &Question<'_>, sequence: InodeId, found: u64,
+    ) -> Result<u64, FsError> {
+        let geometry = question.rules.manifest.geometry();
+        if !self.core.state().is_open_to_askers(question.model, sequence, geometry)? {
+            return Ok(0);
+        }
+        let mut same = self.same_tokens(sequence, question.prompt)?;
+        if same > found {
+            let positions = self.positions_of(sequence)?;
+            same = same.min(positions.map_or(0, |positions| positions.prefix_rows()));
+        }
+        if same > found { self.present_tokens(question, sequence, same) } else { Ok(0) }
     }
 
     /// Tokens from the first that a sequence's token file has in common with a prompt.
@@ -307,4 +318,31 @@ fn pages_at(
         pages.push((layer, entry));
     }
     Ok(Some(pages))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::unmounted::{PAGE_TOKENS, Unmounted};
+    use kvfs_storage::store::metadata::Life;
+
+    #[test]
+    fn a_sequence_that_only_the_index_knows_fails_no_question() {
+        let unmounted = Unmounted::new();
+        let (fs, model) = (&unmounted.fs, unmounted.make_model(1));
+        let lost = model.make_sequence("lost", &[0], 1);
+        let kept = model.make_sequence("kept", &[0], 1);
+        let prompt: Vec<u8> = (0..PAGE_TOKENS).flat_map(u32::to_le_bytes).collect();
+        fs.index_prefixes().unwrap();
+        let hash = model.manifest.prefix_of(&prompt).unwrap();
+        let holders =
+            |count| fs.core.state().metadata.prefix_holders(model.directory, &hash.0, count);
+        assert_eq!(holders(9).unwrap().len(), 2);
+        fs.core.state().metadata.remove_inode(Life::Durable, lost).unwrap();
+        let found = fs.longest_match(model.directory, &prompt).unwrap().unwrap();
+        assert_eq!(found, Match { tokens: PAGE_TOKENS.into(), sequence: b"kept".to_vec() });
+        // It is taken out of the index.
+        fs.index_prefixes().unwrap();
+        assert_eq!(holders(9).unwrap(), [(kept, 0)]);
+    }
 }

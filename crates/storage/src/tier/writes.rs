@@ -27,9 +27,11 @@ pub struct WriteBudget {
     asked: Mutex<[HashSet<ObjectId>; 2]>,
 }
 
-/// What is left, as of a moment; below zero: what is owed.
+/// What is left, as of a moment; below zero: what is owed. It goes on while there is no limit, for there may be one again.
 #[derive(Clone, Copy, Debug)]
 struct Account {
+    /// The last limit that there was.
+    day_bytes: u64,
     left_bytes: i64,
     at: Instant,
 }
@@ -37,7 +39,8 @@ struct Account {
 impl Account {
     /// What came in since is there. The moment moves on only by the time that whole bytes took, so that looking
     /// often takes nothing away.
-    fn fill(&mut self, day_bytes: u64, now: Instant) {
+    fn fill(&mut self, now: Instant) {
+        let day_bytes = self.day_bytes;
         let since = now.saturating_duration_since(self.at).min(DAY);
         let came = u128::from(day_bytes) * since.as_nanos() / DAY.as_nanos();
         let took = came * DAY.as_nanos() / u128::from(day_bytes.max(1));
@@ -56,7 +59,7 @@ impl WriteBudget {
     /// So many bytes a day, or no limit; a whole day's are left.
     pub fn new(day_bytes: Option<u64>) -> WriteBudget {
         let day_bytes = day_bytes.unwrap_or(NO_LIMIT);
-        let account = Account { left_bytes: clamped(day_bytes), at: Instant::now() };
+        let account = Account { day_bytes, left_bytes: clamped(day_bytes), at: Instant::now() };
         WriteBudget {
             day_bytes: AtomicU64::new(day_bytes),
             written_bytes: AtomicU64::new(0),
@@ -73,12 +76,12 @@ impl WriteBudget {
     /// Changes the budget: what was written today counts for the new one as well.
     pub fn set_day_bytes(&self, day_bytes: Option<u64>) {
         let mut account = self.filled();
-        let before = self.day_bytes.load(Ordering::Relaxed);
-        let now = day_bytes.unwrap_or(NO_LIMIT);
-        let spent = clamped(before).saturating_sub(account.left_bytes);
-        account.left_bytes =
-            if before == NO_LIMIT { clamped(now) } else { clamped(now).saturating_sub(spent) };
-        self.day_bytes.store(now, Ordering::Relaxed);
+        if let Some(now) = day_bytes {
+            let spent = clamped(account.day_bytes).saturating_sub(account.left_bytes);
+            account.left_bytes = clamped(now).saturating_sub(spent).max(-clamped(now));
+            account.day_bytes = now;
+        }
+        self.day_bytes.store(day_bytes.unwrap_or(NO_LIMIT), Ordering::Relaxed);
     }
 
     /// So much was left when the store was mounted last. A clock that went back brings nothing in.
@@ -106,11 +109,9 @@ impl WriteBudget {
             return;
         }
         self.written_bytes.fetch_add(bytes, Ordering::Relaxed);
-        if let Some(day_bytes) = self.day_bytes() {
-            let mut account = self.filled();
-            let left = account.left_bytes.saturating_sub(clamped(bytes));
-            account.left_bytes = left.max(-clamped(day_bytes));
-        }
+        let mut account = self.filled();
+        let left = account.left_bytes.saturating_sub(clamped(bytes));
+        account.left_bytes = left.max(-clamped(account.day_bytes));
     }
 
     /// Bytes written since the mount began.
@@ -148,9 +149,7 @@ impl WriteBudget {
 
     fn filled(&self) -> MutexGuard<'_, Account> {
         let mut account = self.account();
-        if let Some(day_bytes) = self.day_bytes() {
-            account.fill(day_bytes, Instant::now());
-        }
+        account.fill(Instant::now());
         account
     }
 }
@@ -166,21 +165,21 @@ mod tests {
     #[test]
     fn bytes_come_in_evenly_and_a_day_of_them_at_most() {
         let begin = Instant::now();
-        let mut account = Account { left_bytes: 0, at: begin };
+        let mut account = Account { day_bytes: 86_400_000, left_bytes: 0, at: begin };
         let after = |seconds| begin + Duration::from_secs(seconds);
-        account.fill(86_400_000, after(60));
+        account.fill(after(60));
         assert_eq!(account.left_bytes, 60_000);
-        account.fill(86_400_000, after(24 * 3600 * 9));
+        account.fill(after(24 * 3600 * 9));
         assert_eq!(account.left_bytes, 86_400_000);
         // Who looks all the time gets no less.
-        let mut account = Account { left_bytes: -500, at: begin };
+        let mut account = Account { day_bytes: 86_400, left_bytes: -500, at: begin };
         for look in 0..1000 {
-            account.fill(86_400, begin + Duration::from_millis(look));
+            account.fill(begin + Duration::from_millis(look));
         }
-        account.fill(86_400, after(1000));
+        account.fill(after(1000));
         assert_eq!(account.left_bytes, 500);
         // Nor does a clock that stands still or goes back.
-        account.fill(86_400, begin);
+        account.fill(begin);
         assert_eq!(account.left_bytes, 500);
     }
 
@@ -199,9 +198,15 @@ mod tests {
         // More a day, and what was spent of the old one counts.
         budget.set_day_bytes(Some(3000));
         assert_eq!(budget.left_bytes(), 1000);
+        // Without a limit for a moment, too.
         budget.set_day_bytes(None);
-        budget.note(1 << 40);
+        budget.note(400);
         assert!(!budget.is_used_up() && budget.left_at(5).is_none());
+        budget.set_day_bytes(Some(3000));
+        assert_eq!(budget.left_bytes(), 600);
+        let budget = WriteBudget::new(None);
+        budget.note(1 << 40);
+        assert!(!budget.is_used_up());
     }
 
     #[test]
