@@ -141,7 +141,7 @@ impl FileSystem {
                 None => {}
                 Some(object) if nameless => {
                     if let Some(node) = state.nodes.get_mut(&id) {
-                        node.is_synced = true;
+                        node.wanted.is_synced = true;
                     }
                     drop(state);
                     self.core.store.open_object(object, Access::Read)?.sync()?;

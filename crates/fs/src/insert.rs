@@ -136,8 +136,8 @@ impl State {
     /// What a page or manifest takes from the file whose bytes it gets.
     pub(super) fn origin(&self, id: InodeId, inode: Inode) -> Result<Origin, FsError> {
         let attributes = self.metadata.attributes(id)?;
-        let is_dated = self.nodes.get(&id).is_some_and(|node| node.is_dated);
-        let is_synced = self.nodes.get(&id).is_some_and(|node| node.is_synced);
+        let is_dated = self.nodes.get(&id).is_some_and(|node| node.wanted.is_dated);
+        let is_synced = self.nodes.get(&id).is_some_and(|node| node.wanted.is_synced);
         Ok(Origin { inode, attributes, is_dated, is_synced })
     }
 }

@@ -70,7 +70,7 @@ impl FileSystem {
         if let Some(mtime) = set.mtime.map(NewTime::resolve) {
             inode.mtime = mtime;
             if let Some(node) = state.nodes.get_mut(&id) {
-                node.is_dated = true;
+                node.wanted.is_dated = true;
             }
             let changing = state.unsettled.get(id).copied();
             let object = inode.file().filter(|file| file.unsettled).and_then(|file| file.object);

@@ -13,6 +13,7 @@ use super::opened::Opened;
 use super::{FileSystem, FsError, IoMode, Transport};
 use super::{batch, dialogue, hottest};
 use crate::core::handle::{Handle, Served};
+use crate::core::state::State;
 use kvfs_observe::Observer;
 use kvfs_storage::store::Store;
 use kvfs_storage::store::packs::Packed;
@@ -163,14 +164,7 @@ impl FileSystem {
     pub(super) fn status(&self) -> String {
         let (totals, held, handles, uncommitted) = {
             let state = self.core.state();
-            // On read-only media only what recovery found out, which is true again at the next mount.
-            let uncommitted = match state.refusal {
-                Some(Refusal::ReadOnlyMedia) => 0,
-                _ => {
-                    let held_back = state.metadata.held_back.len();
-                    state.metadata.not_durable() + state.unsettled.len() + held_back
-                }
-            };
+            let uncommitted = uncommitted(&state);
             let totals = super::held_back::totals(&state);
             (totals, state.nodes.len(), state.handles.len(), uncommitted)
         };
@@ -237,6 +231,15 @@ impl FileSystem {
         line("errors", &self.core.observer.error_count());
         text
     }
+}
+
+/// Changes that a crash would lose.
+fn uncommitted(state: &State) -> usize {
+    if state.refusal == Some(Refusal::ReadOnlyMedia) {
+        // Only what recovery found out, which is true again at the next mount.
+        return 0;
+    }
+    state.metadata.not_durable() + state.unsettled.len() + state.metadata.held_back.len()
 }
 
 /// What was found since the mount began, in tokens.

@@ -19,6 +19,15 @@ pub(crate) enum ComingRelease {
     BehindWriteBack,
 }
 
+/// What somebody did to a file that becomes another under its last name.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Wanted {
+    /// Somebody set its mtime, as programs do that copy times.
+    pub(crate) is_dated: bool,
+    /// Somebody synced it before it had a name: what it becomes is to be on the disk.
+    pub(crate) is_synced: bool,
+}
+
 /// An inode that the kernel or an open handle holds.
 #[derive(Debug, Default)]
 pub(crate) struct Node {
@@ -51,10 +60,8 @@ pub(crate) struct Node {
     pub(crate) page_tokens: u32,
     /// The directory of a layer or a sequence in which it was last found.
     pub(crate) found_in: Option<InodeId>,
-    /// Somebody set its mtime, as programs do that copy times.
-    pub(crate) is_dated: bool,
-    /// Somebody synced it before it had a name: what it becomes is to be on the disk.
-    pub(crate) is_synced: bool,
+    /// What its user did that holds for what it becomes as well.
+    pub(crate) wanted: Wanted,
     /// Of a directory: the file in it that came to rest last was small enough for a pack. Most likely the next one
     /// will be, too.
     pub(crate) has_small_files: bool,
