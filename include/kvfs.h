@@ -21,7 +21,7 @@
  *
  * Shapes are in C order, the last dimension is contiguous. Choices such as dtype are uint32_t with
  * the values of an enum. Nothing is retained: what a caller passes belongs to the caller, and only
- * a kvfs_block points into other memory of it. Handles are created and freed by the library.
+ * a kvfs_block or kvfs_side points into other memory of it. Handles are created and freed by the library.
  *
  * Errors: a function that can fail returns a kvfs_status, one value for each thing that a caller
  * can do about it; kvfs_last_error() is the reason in words. NULL, misaligned pointers, sizes that
@@ -715,11 +715,11 @@ typedef struct kvfs_geometry {
      */
     uint32_t has_rope;
     /**
-     * Bytes of a full page's file.
+     * Bytes of a full page's file; the most of any layer, where some keep side rows (`kvfs_layer`).
      */
     uint64_t page_file_bytes;
     /**
-     * Bytes of a token in a tail.
+     * Bytes of a token in a tail; the most of any layer as well.
      */
     uint64_t tail_row_bytes;
 } kvfs_geometry;
@@ -740,7 +740,49 @@ typedef struct kvfs_layer {
      * For `kvfs_options.window`, in tokens; 0 where there is none.
      */
     uint32_t window;
+    /**
+     * Bytes of a full page's file; 0 where the layer keeps no pages.
+     */
+    uint64_t page_file_bytes;
+    /**
+     * Bytes of a token in a tail, side row included; 0 where the layer keeps no pages.
+     */
+    uint64_t tail_row_bytes;
+    /**
+     * Bytes of a token beside K and V, behind them in a tail; 0 where the layer keeps none.
+     */
+    uint64_t side_row_bytes;
 } kvfs_layer;
+
+/**
+ * Side rows of consecutive tokens of one layer: that of a token starts at byte `token * stride`. It owns nothing.
+ */
+typedef struct kvfs_side {
+    /**
+     * `sizeof(kvfs_side)`, set before the call.
+     */
+    size_t size;
+    /**
+     * How many; 0 is fine.
+     */
+    uint64_t tokens;
+    /**
+     * The first row. Of any alignment; it is only read.
+     */
+    const void *data;
+    /**
+     * Bytes that may be read from `data` on.
+     */
+    size_t bytes;
+    /**
+     * Bytes of a row.
+     */
+    size_t row_bytes;
+    /**
+     * From a row to the next, in bytes: `row_bytes` in a page.
+     */
+    size_t stride;
+} kvfs_side;
 
 /**
  * Where a sequence begins and ends.
@@ -1088,10 +1130,50 @@ kvfs_status kvfs_page_verify(const struct kvfs_manifest *manifest,
                              size_t file_bytes);
 
 /**
- * Fills `*block`, whose `size` the caller has set, with K and V of a tail: `rows_bytes` bytes of
- * rows, of each token `K[num_kv_heads, head_dim]`, then `V[num_kv_heads, v_head_dim]`, the first
- * of them at position `start`. A last row that is not whole is left out. The block points into
- * `rows`; what is appended to the file afterwards does not change it.
+ * Fills `*side`, whose `size` the caller has set, with the side rows of the page that `kvfs_page_block` of the same
+ * arguments gives K and V of. It points into `file`.
+ *
+ * `KVFS_STATUS_ARGUMENT` if the layer keeps none, otherwise as `kvfs_page_block`.
+ */
+kvfs_status kvfs_page_side(const struct kvfs_manifest *manifest,
+                           uint32_t layer,
+                           uint64_t start,
+                           const void *file,
+                           size_t file_bytes,
+                           struct kvfs_side *side);
+
+/**
+ * Fills `*block`, whose `size` the caller has set, with K and V of a tail of layer `layer`: `rows_bytes` bytes of
+ * rows, of each token `K[num_kv_heads, head_dim]`, then `V[num_kv_heads, v_head_dim]`, then its side row, where
+ * the layer keeps such, the first of them at position `start`. A last row that is not whole is left out; where
+ * there are side rows, all of them are then. The block points into `rows`; what is appended to the file
+ * afterwards does not change it.
+ *
+ * `KVFS_STATUS_ARGUMENT` if the layer has no tails.
+ */
+kvfs_status kvfs_layer_tail_block(const struct kvfs_manifest *manifest,
+                                  uint32_t layer,
+                                  uint64_t start,
+                                  const void *rows,
+                                  size_t rows_bytes,
+                                  struct kvfs_block *block);
+
+/**
+ * Fills `*side`, whose `size` the caller has set, with the side rows of the tail that `kvfs_layer_tail_block` of
+ * the same arguments gives K and V of. It points into `rows`.
+ *
+ * `KVFS_STATUS_ARGUMENT` if the layer keeps none.
+ */
+kvfs_status kvfs_tail_side(const struct kvfs_manifest *manifest,
+                           uint32_t layer,
+                           const void *rows,
+                           size_t rows_bytes,
+                           struct kvfs_side *side);
+
+/**
+ * `kvfs_layer_tail_block` of a model of which all layers have the same rows.
+ *
+ * `KVFS_STATUS_ARGUMENT` if some keep side rows: nobody can tell then where a row ends.
  */
 kvfs_status kvfs_tail_block(const struct kvfs_manifest *manifest,
                             uint64_t start,
@@ -1349,7 +1431,7 @@ void kvfs_write_back_free(struct kvfs_write_back *write_back);
 
 /**
  * Takes the next rows of a layer, `bytes` bytes at `rows` in device memory: of each token K of all heads,
- * then V. They are copied when everything that is in `stream` now has been done, and nobody waits; until
+ * then V, then its side row, where the layer keeps such (`kvfs_layer.tail_row_bytes`). They are copied when everything that is in `stream` now has been done, and nobody waits; until
  * then nobody may free or change them (`kvfs_write_back_hold`).
  *
  * `KVFS_STATUS_FILE` also for bytes that are no whole rows and for no layer of the manifest.

@@ -77,8 +77,9 @@ impl Appender {
                 self.layers.len()
             )));
         }
-        for rows in layers {
-            let tokens = [Some(rows.k.tokens), rows.v.map(|v| v.tokens)];
+        for (open, rows) in self.layers.iter().zip(layers) {
+            rows.check_side(open.layer, &self.manifest)?;
+            let tokens = [Some(rows.k.tokens), rows.v.map(|v| v.tokens), rows.side_tokens()];
             if let Some(found) = tokens.into_iter().flatten().find(|tokens| *tokens != ids.len()) {
                 return Err(Failure::argument(format!("{} token ids and {found} rows", ids.len())));
             }
@@ -108,7 +109,7 @@ impl OpenLayer {
         &mut self, sequence: &Path, manifest: &Manifest, begin: u64, rows: &Rows<'_>,
     ) -> Result<(), Failure> {
         let page_tokens = u64::from(manifest.geometry().page_tokens());
-        let row_bytes = manifest.geometry().row_bytes();
+        let row_bytes = manifest.layer_geometry(self.layer).row_bytes();
         let directory = sequence.join(names::format_layer(self.layer));
         let end = begin + rows.k.tokens as u64;
         let index = |row: u64| usize::try_from(row - begin).unwrap_or(usize::MAX);
@@ -194,8 +195,9 @@ pub(crate) fn write_page(
             "{tokens} tokens: a page here has 1 to {page_tokens}"
         )));
     }
-    if rows.v.is_some_and(|v| v.tokens != rows.k.tokens) {
-        return Err(Failure::argument("K and V have not as many tokens"));
+    let others = [rows.v.map(|v| v.tokens), rows.side_tokens()];
+    if others.into_iter().flatten().any(|tokens| tokens != rows.k.tokens) {
+        return Err(Failure::argument("K, V and side rows have not as many tokens"));
     }
     let bytes = pack_page(place, &rows.gather(first, end), tokens)?;
     let name = path.file_name().unwrap_or_default().to_string_lossy();

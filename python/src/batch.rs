@@ -17,21 +17,24 @@ struct Job<'a> {
     page: &'a Page,
     k: &'a mut [u8],
     v: Option<&'a mut [u8]>,
+    side: Option<&'a mut [u8]>,
 }
 
-/// Reads pages, each into its place of `k` and `v`: arrays `[pages, ...]` whose other dimensions are those of a page,
-/// contiguous and writable (NumPy, torch on the processor). All pages must have as many tokens as the arrays.
-/// What the arrays hold after an exception is undefined.
+/// Reads pages, each into its place of `k`, `v` and `side`: arrays `[pages, ...]` whose other dimensions are those of
+/// a page, contiguous and writable (NumPy, torch on the processor). All pages must have as many tokens as the arrays,
+/// and be of layers that keep the same. What the arrays hold after an exception is undefined.
 #[pyfunction]
-#[pyo3(signature = (pages, k, v = None))]
+#[pyo3(signature = (pages, k, v = None, side = None))]
 pub(crate) fn read_pages(
-    py: Python<'_>, pages: Vec<Bound<'_, Page>>, k: &Bound<'_, PyAny>, v: Option<&Bound<'_, PyAny>>,
+    py: Python<'_>, pages: Vec<Bound<'_, Page>>, k: &Bound<'_, PyAny>,
+    v: Option<&Bound<'_, PyAny>>, side: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<()> {
     let pages: Vec<&Page> = pages.iter().map(Bound::get).collect();
     let Some(first) = pages.first() else { return Ok(()) };
     let geometry = *first.place().geometry();
     if pages.iter().any(|page| *page.place().geometry() != geometry) {
-        return Err(Failure::argument("the pages are of different models").into());
+        let why = "the pages are of different models, or of layers that keep different rows";
+        return Err(Failure::argument(why).into());
     }
     let mut k = Tensor::take(k, "k")?;
     let mut v = v.map(|v| Tensor::take(v, "v")).transpose()?;
@@ -44,14 +47,59 @@ pub(crate) fn read_pages(
     if v.is_some() != (geometry.v_head_dim() > 0) {
         return Err(Failure::argument("v is needed if and only if the model keeps V").into());
     }
+    let mut side = side.map(|side| Tensor::take(side, "side")).transpose()?;
+    check_side(side.as_ref(), &geometry, (pages.len(), tokens))?;
+    let side_bytes = usize::try_from(geometry.side_bytes(tokens)).unwrap_or(usize::MAX);
     let k_bytes = usize::try_from(geometry.k_bytes(tokens)).unwrap_or(usize::MAX);
     let v_bytes = usize::try_from(geometry.v_bytes(tokens)).unwrap_or(usize::MAX);
     let k = k.bytes_mut()?.chunks_exact_mut(k_bytes);
     let mut v = v.as_mut().map(Tensor::bytes_mut).transpose()?.map(|v| v.chunks_exact_mut(v_bytes));
-    let jobs = pages.into_iter().zip(k);
-    let jobs: Vec<Job<'_>> =
-        jobs.map(|(page, k)| Job { page, k, v: v.as_mut().and_then(Iterator::next) }).collect();
+    let side = side.as_mut().map(Tensor::bytes_mut).transpose()?;
+    let mut side = side.map(|side| side.chunks_exact_mut(side_bytes));
+    let jobs = pages.into_iter().zip(k).map(|(page, k)| Job {
+        page,
+        k,
+        v: v.as_mut().and_then(Iterator::next),
+        side: side.as_mut().and_then(Iterator::next),
+    });
+    let jobs: Vec<Job<'_>> = jobs.collect();
     Ok(py.detach(|| read_all(jobs, tokens))?)
+}
+
+/// Side rows are asked for if and only if the pages have any: whoever forgets them would go on without.
+fn check_side(
+    side: Option<&Tensor>, geometry: &Geometry, (pages, tokens): (usize, u32),
+) -> Result<(), Failure> {
+    let row_bytes = geometry.side_row_bytes();
+    let Some(side) = side else {
+        if row_bytes == 0 {
+            return Ok(());
+        }
+        return Err(Failure::argument(format!(
+            "side is missing: these pages have {row_bytes} bytes beside K and V of each token"
+        )));
+    };
+    if row_bytes == 0 {
+        return Err(Failure::argument(
+            "side is given, and these pages have nothing beside K and V",
+        ));
+    }
+    let fits = match side.shape[..] {
+        [found, rows, elements] => {
+            let bytes = elements as u64 * side.element.bytes() as u64;
+            (found, rows as u64, bytes) == (pages, u64::from(tokens), row_bytes)
+        }
+        _ => false,
+    };
+    if !fits || !side.is_contiguous_from(0) {
+        return Err(Failure::argument(format!(
+            "side has shape {:?} of {}: contiguous [{pages}, {tokens}, elements] with {row_bytes} bytes in a row \
+             is needed",
+            side.shape,
+            side.element.name()
+        )));
+    }
+    Ok(())
 }
 
 /// How many tokens the arrays have room for in each page.
@@ -109,8 +157,11 @@ impl Job<'_> {
                 path.display()
             )));
         }
-        let behind = PAYLOAD_BYTE as u64 + self.k.len() as u64;
-        file.read_exact_at(self.k, PAYLOAD_BYTE as u64).map_err(&failed)?;
-        self.v.map_or(Ok(()), |v| file.read_exact_at(v, behind)).map_err(&failed)
+        let mut at = PAYLOAD_BYTE as u64;
+        for tensor in [Some(self.k), self.v, self.side].into_iter().flatten() {
+            file.read_exact_at(tensor, at).map_err(&failed)?;
+            at += tensor.len() as u64;
+        }
+        Ok(())
     }
 }

@@ -16,6 +16,7 @@ const BFLOAT: u8 = 4;
 const FLOAT8_E4M3FN: u8 = 10;
 
 impl Element {
+    pub(crate) const U8: Self = Self { code: UINT, bits: 8 };
     pub(crate) const F32: Self = Self { code: FLOAT, bits: 32 };
     pub(crate) const F16: Self = Self { code: FLOAT, bits: 16 };
     pub(crate) const BF16: Self = Self { code: BFLOAT, bits: 16 };

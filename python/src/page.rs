@@ -1,4 +1,4 @@
-//! One page: K and V of some tokens of one layer.
+//! One page: K and V of some tokens of one layer, and what the layer keeps beside them.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -128,9 +128,16 @@ impl Page {
         } else {
             (0, geometry.k_shape(loaded.tokens))
         };
+        loaded.array(offset, Element::of(geometry.dtype()), &shape)
+    }
+}
+
+impl Loaded {
+    /// A tensor that begins at a byte of the payload.
+    fn array(&self, offset: u64, element: Element, shape: &[u64]) -> Array {
         let offset = PAYLOAD_BYTE + usize::try_from(offset).unwrap_or(0);
         let shape = shape.iter().map(|length| i64::try_from(*length).unwrap_or(0)).collect();
-        Array::new(Arc::clone(&loaded.memory), offset, Element::of(geometry.dtype()), shape)
+        Array::new(Arc::clone(&self.memory), offset, element, shape)
     }
 }
 
@@ -148,6 +155,19 @@ impl Page {
     fn v(&self, py: Python<'_>) -> PyResult<Option<Array>> {
         let loaded = self.loaded(py)?;
         Ok((self.place.geometry().v_head_dim() > 0).then(|| self.array(loaded, true)))
+    }
+
+    /// What the layer keeps of each token beside K and V, bytes `[tokens, row_bytes]`; `None` for a layer that keeps
+    /// nothing.
+    #[getter]
+    fn side(&self, py: Python<'_>) -> PyResult<Option<Array>> {
+        let loaded = self.loaded(py)?;
+        let (geometry, tokens) = (self.place.geometry(), loaded.tokens);
+        if geometry.side_row_bytes() == 0 {
+            return Ok(None);
+        }
+        let offset = geometry.k_bytes(tokens) + geometry.v_bytes(tokens);
+        Ok(Some(loaded.array(offset, Element::U8, &geometry.side_shape(tokens))))
     }
 
     /// Tokens in it; the last page of a sequence may be short.

@@ -1,6 +1,6 @@
-//! K and V of some tokens in arrays of an engine, and as the rows of a tail.
+//! K, V and side rows of some tokens in arrays of an engine, and as the rows of a tail.
 
-use kvfs_page::{Geometry, Layout};
+use kvfs_page::{Geometry, Layer, Layout, Manifest};
 
 use crate::element::Element;
 use crate::errors::Failure;
@@ -17,11 +17,21 @@ pub(crate) struct Plane<'a> {
     pub(crate) tokens: usize,
 }
 
-/// K, and V where the model keeps any.
+/// Side rows of one layer, where an engine has them.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SidePlane<'a> {
+    bytes: &'a [u8],
+    stride: usize,
+    row_bytes: usize,
+    tokens: usize,
+}
+
+/// K, V where the model keeps any, and side rows where the layer does.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rows<'a> {
     pub(crate) k: Plane<'a>,
     pub(crate) v: Option<Plane<'a>>,
+    pub(crate) side: Option<SidePlane<'a>>,
 }
 
 /// The order of dimensions in an engine's arrays.
@@ -103,16 +113,80 @@ impl<'a> Plane<'a> {
     }
 }
 
+impl<'a> SidePlane<'a> {
+    /// The planes of one array: itself if it is `[tokens, ...]`, else one for each of the first dimension. Elements
+    /// may be of any type, since nobody here knows what a row consists of.
+    pub(crate) fn all_of(tensor: &'a Tensor) -> Result<Vec<Self>, Failure> {
+        let (what, shape) = (&tensor.what, &tensor.shape);
+        let first = match shape.len() {
+            2 => 0,
+            3 => 1,
+            _ => {
+                return Err(Failure::argument(format!(
+                    "{what} has shape {shape:?}: [tokens, elements of a row] is needed, or one such array for each \
+                     layer that keeps side rows"
+                )));
+            }
+        };
+        if !tensor.is_contiguous_from(first + 1) {
+            return Err(Failure::argument(format!(
+                "{what} has rows that are not contiguous: .contiguous() in torch, numpy.ascontiguousarray"
+            )));
+        }
+        let count = if first == 1 { shape[0] } else { 1 };
+        let between = if first == 1 { tensor.strides[0] } else { 0 };
+        let plane = |index: usize| Self {
+            bytes: tensor.bytes().get(index * between..).unwrap_or_default(),
+            stride: tensor.strides[first],
+            row_bytes: shape[first + 1] * tensor.element.bytes(),
+            tokens: shape[first],
+        };
+        Ok((0..count).map(plane).collect())
+    }
+}
+
 impl Rows<'_> {
-    /// Rows of tokens `first` to `end`, each K and then V.
+    pub(crate) fn side_tokens(&self) -> Option<usize> {
+        self.side.map(|side| side.tokens)
+    }
+
+    /// Refuses rows that lack what the layer keeps beside K and V, or have something else there.
+    pub(crate) fn check_side(&self, layer: Layer, manifest: &Manifest) -> Result<(), Failure> {
+        let wanted = manifest.side_rows(layer);
+        let line = match (wanted, self.side) {
+            (None, None) => return Ok(()),
+            (Some(wanted), Some(side)) if side.row_bytes == wanted.row_bytes as usize => {
+                return Ok(());
+            }
+            (Some(wanted), None) => format!(
+                "layer {layer} keeps {} of {} bytes beside K and V of each token: give them as side",
+                wanted.name, wanted.row_bytes
+            ),
+            (Some(wanted), Some(side)) => format!(
+                "side has rows of {} bytes, layer {layer} keeps {} of {}",
+                side.row_bytes, wanted.name, wanted.row_bytes
+            ),
+            (None, Some(_)) => {
+                format!("layer {layer} keeps nothing beside K and V: give no side rows for it")
+            }
+        };
+        Err(Failure::argument(line))
+    }
+
+    /// Rows of tokens `first` to `end`, each K, then V, then the side row.
     pub(crate) fn gather(&self, first: usize, end: usize) -> Vec<u8> {
         let v_bytes = self.v.map_or(0, |v| v.row_bytes * v.heads);
-        let row_bytes = self.k.row_bytes * self.k.heads + v_bytes;
+        let side_bytes = self.side.map_or(0, |side| side.row_bytes);
+        let row_bytes = self.k.row_bytes * self.k.heads + v_bytes + side_bytes;
         let mut rows = Vec::with_capacity((end - first) * row_bytes);
         for token in first..end {
             self.k.append_row(token, &mut rows);
             if let Some(v) = &self.v {
                 v.append_row(token, &mut rows);
+            }
+            if let Some(side) = &self.side {
+                let at = token * side.stride;
+                rows.extend_from_slice(&side.bytes[at..at + side.row_bytes]);
             }
         }
         rows

@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use kvfs_os::{extended_attribute, remove_extended_attribute, set_extended_attribute};
-use kvfs_page::{Layer, names};
+use kvfs_page::{Layer, LayerKind, names};
 use kvfs_runtime::attention::InstructionSet;
 use kvfs_runtime::reader::{self, Backend, Rates};
 use pyo3::prelude::*;
@@ -19,7 +19,7 @@ use crate::errors::{Failure, Kind};
 use crate::fork::{OfProcess, Process, settings};
 use crate::model::{Model, program};
 use crate::page::Page;
-use crate::rows::{Plane, Rows, layout};
+use crate::rows::{Plane, Rows, SidePlane, layout};
 use crate::tensor::Tensor;
 use crate::tokens::token_ids;
 
@@ -187,11 +187,13 @@ fn tensors(object: &Bound<'_, PyAny>, what: &str) -> PyResult<Vec<Tensor>> {
 }
 
 impl Sequence {
-    /// K and V of layers, from arrays that were taken.
+    /// K and V of layers, and side rows of those that keep some, from arrays that were taken.
     fn planes<'a>(
-        &self, k: &'a [Tensor], v: &'a [Tensor], order: Option<&str>,
+        &self, layers: &[Layer], arrays: &'a Arrays, order: Option<&str>,
     ) -> Result<Vec<Rows<'a>>, Failure> {
-        let geometry = self.model().manifest.geometry();
+        let Arrays { k, v, side } = arrays;
+        let manifest = &self.model().manifest;
+        let geometry = manifest.geometry();
         let order = layout(order, geometry)?;
         let planes = |tensors: &'a [Tensor], is_v| -> Result<Vec<Plane<'a>>, Failure> {
             let all = tensors.iter().map(|tensor| Plane::all_of(tensor, geometry, is_v, order));
@@ -206,8 +208,39 @@ impl Sequence {
                 v.len()
             )));
         }
-        let mut v = v.into_iter();
-        Ok(k.into_iter().map(|k| Rows { k, v: v.next() }).collect())
+        let side = side.iter().map(SidePlane::all_of).collect::<Result<Vec<_>, _>>()?.concat();
+        let keeps = |layer: &Layer| manifest.side_rows(*layer).is_some();
+        let wanted = layers.iter().filter(|layer| keeps(layer)).count();
+        if side.len() != wanted && !side.is_empty() {
+            let found = side.len();
+            return Err(Failure::argument(format!(
+                "side rows of {found} layers: {wanted} of these keep any"
+            )));
+        }
+        let (mut v, mut side) = (v.into_iter(), side.into_iter());
+        let rows = k.into_iter().enumerate().map(|(index, k)| Rows {
+            k,
+            v: v.next(),
+            side: layers.get(index).filter(|layer| keeps(layer)).and_then(|_| side.next()),
+        });
+        Ok(rows.collect())
+    }
+}
+
+/// What an engine has of some tokens.
+struct Arrays {
+    k: Vec<Tensor>,
+    v: Vec<Tensor>,
+    side: Vec<Tensor>,
+}
+
+impl Arrays {
+    fn take(
+        k: Vec<Tensor>, v: Option<&Bound<'_, PyAny>>, side: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
+        let v = v.map(|v| tensors(v, "v")).transpose()?.unwrap_or_default();
+        let side = side.map(|side| tensors(side, "side")).transpose()?.unwrap_or_default();
+        Ok(Self { k, v, side })
     }
 }
 
@@ -254,36 +287,42 @@ impl Sequence {
     ///
     /// `k` and `v` are lists with an array for each of `layers()`, or one array with a dimension for layers
     /// before the three of `layout` (`hnd`: [heads, tokens, dim], `nhd`: [tokens, heads, dim]; that of the
-    /// model where it is not given). Readers see the tokens when all of them are there, or nothing.
-    #[pyo3(signature = (tokens, k, v = None, *, layout = None))]
+    /// model where it is not given). `side` has one for each of the layers that keep something beside K and V, or a
+    /// dimension for these layers before [tokens, elements of a row]; of any element type, since only the engine
+    /// knows what is in it. Readers see the tokens when all of them are there, or nothing.
+    #[pyo3(signature = (tokens, k, v = None, *, side = None, layout = None))]
     fn append(
         &self, tokens: &Bound<'_, PyAny>, k: &Bound<'_, PyAny>, v: Option<&Bound<'_, PyAny>>,
-        layout: Option<&str>,
+        side: Option<&Bound<'_, PyAny>>, layout: Option<&str>,
     ) -> PyResult<u64> {
         let py = k.py();
         let ids = token_ids(tokens)?;
-        let k = tensors(k, "k")?;
-        let v = v.map(|v| tensors(v, "v")).transpose()?.unwrap_or_default();
-        let layers = self.planes(&k, &v, layout)?;
-        Ok(py.detach(|| self.append_rows(&ids, &layers))?)
+        let arrays = Arrays::take(tensors(k, "k")?, v, side)?;
+        let manifest = &self.model().manifest;
+        let layers = (0..manifest.geometry().num_layers()).map(Layer).filter(|layer| {
+            manifest.layer_kind(*layer).as_ref().is_some_and(LayerKind::has_rows_of_tokens)
+        });
+        let rows = self.planes(&layers.collect::<Vec<_>>(), &arrays, layout)?;
+        Ok(py.detach(|| self.append_rows(&ids, &rows))?)
     }
 
     /// Writes one page, with its checksum. Token ids come with `append_tokens`, when the pages of all layers are
     /// there; only the last page of a sequence may be short.
-    #[pyo3(signature = (layer, start, k, v = None, *, layout = None))]
+    #[pyo3(signature = (layer, start, k, v = None, *, side = None, layout = None))]
+    #[expect(clippy::too_many_arguments, reason = "all but two of them have names in Python")]
     fn write_page(
         &self, layer: u32, start: u64, k: &Bound<'_, PyAny>, v: Option<&Bound<'_, PyAny>>,
-        layout: Option<&str>,
+        side: Option<&Bound<'_, PyAny>>, layout: Option<&str>,
     ) -> PyResult<Page> {
         let py = k.py();
         self.process.check("this sequence")?;
         let page = self.page_at(layer, start)?;
-        let k = [Tensor::take(k, "k")?];
-        let v = v.map(|v| tensors(v, "v")).transpose()?.unwrap_or_default();
-        let rows = self.planes(&k, &v, layout)?;
+        let arrays = Arrays::take(vec![Tensor::take(k, "k")?], v, side)?;
+        let rows = self.planes(&[Layer(layer)], &arrays, layout)?;
         let [rows] = rows[..] else {
             return Err(Failure::argument("k has several layers: write one page at a time").into());
         };
+        rows.check_side(Layer(layer), &self.model().manifest)?;
         py.detach(|| {
             crate::append::write_page(page.file(), page.place(), &rows, 0, rows.k.tokens)
         })?;

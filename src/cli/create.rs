@@ -9,8 +9,12 @@ use clap::{Args, ValueEnum};
 use serde_json::json;
 
 use super::output::{Failure, Outcome, Report, bytes};
+use crate::page::limits::MAX_LAYERS;
 use crate::page::names::{MANIFEST, SEQUENCES, WORK_SUFFIX, is_staging};
-use crate::page::{Dtype, Geometry, KvRotation, LayerKind, Layout, Manifest, ManifestFields, Rope};
+use crate::page::{
+    Dtype, KvRotation, Layer, LayerKind, Layout, Manifest, ManifestFields, PageError, Rope,
+    SideRows,
+};
 use kvfs_formats::model_file::ModelFile;
 
 /// Where the manifest is written before it gets its name.
@@ -37,6 +41,11 @@ pub(crate) struct CreateArguments {
     /// Elements of one V row, 0 if the model keeps no V [default: head-dim]
     #[arg(long, value_name = "D")]
     pub v_head_dim: Option<u32>,
+    /// What is kept of each token beside K and V, such as index keys, and how many bytes of it [default: nothing;
+    /// with --from of a model with index keys these, as the model computes them]. A layer that attends to all tokens
+    /// keeps it, with --from of such a model one that has index keys of its own
+    #[arg(long, value_name = "NAME:BYTES", value_parser = side_rows)]
+    pub side: Option<SideRows>,
     /// Tokens of a full page [default: 1024; with --from as many as make a page of 2 to 4 MiB]
     #[arg(long, value_name = "T")]
     pub page_tokens: Option<u32>,
@@ -90,6 +99,12 @@ fn dtypes() -> impl TypedValueParser<Value = Dtype> {
     PossibleValuesParser::new(Dtype::ALL.map(Dtype::name)).try_map(|name| name.parse::<Dtype>())
 }
 
+fn side_rows(text: &str) -> Result<SideRows, String> {
+    let bytes = text.rsplit_once(':').and_then(|(name, bytes)| Some((name, bytes.parse().ok()?)));
+    let (name, row_bytes) = bytes.ok_or("a name, a colon and the bytes of a token: index_k:256")?;
+    Ok(SideRows { name: name.to_owned(), row_bytes })
+}
+
 fn kv_rotation(text: &str) -> Result<KvRotation, String> {
     match text {
         "" => Err("true, false or a name".to_owned()),
@@ -141,7 +156,7 @@ pub(crate) fn run(arguments: &CreateArguments) -> Outcome {
     Ok(if arguments.json {
         Report::json(&to_json(path, &manifest))
     } else {
-        Report::text(describe(path, from.as_ref(), manifest.geometry()))
+        Report::text(describe(path, from.as_ref(), &manifest))
     })
 }
 
@@ -180,7 +195,7 @@ fn explain(path: &Path, error: &io::Error) -> Failure {
 
 fn manifest(
     arguments: &CreateArguments, (name, dtype): (&str, Dtype), from: Option<&ModelFile>,
-) -> Result<Manifest, crate::page::PageError> {
+) -> Result<Manifest, PageError> {
     // The parser takes care that each is given where there is no file.
     let or_file = |given: Option<u32>, of_file: fn(&ModelFile) -> u32| {
         given.or(from.map(of_file)).unwrap_or_default()
@@ -194,7 +209,8 @@ fn manifest(
     let mut fields = ManifestFields {
         v_head_dim: arguments.v_head_dim.or(v_head_dim),
         layout: layout.or(from.map(|from| from.layout)).unwrap_or_default(),
-        layers: from.map(|from| from.layers.clone()).filter(|layers| !is_plain(layers)),
+        layers: Some(kinds(arguments.side.as_ref(), layers, dtype, from)?)
+            .filter(|layers| !is_plain(layers)),
         model_revision: arguments.model_revision.clone(),
         engine: arguments.engine.clone(),
         rope: rope(arguments).or_else(|| from?.rope.clone()),
@@ -208,10 +224,36 @@ fn manifest(
     if let Some(tokens) = arguments.page_tokens {
         fields.page_tokens = tokens;
     } else if from.is_some() {
-        let row_bytes = Manifest::new(fields.clone())?.geometry().row_bytes();
+        let row_bytes = Manifest::new(fields.clone())?.largest_geometry().row_bytes();
         fields.page_tokens = page_tokens(row_bytes);
     }
     Manifest::new(fields)
+}
+
+/// What each layer keeps.
+fn kinds(
+    side: Option<&SideRows>, layers: u32, dtype: Dtype, from: Option<&ModelFile>,
+) -> Result<Vec<LayerKind>, PageError> {
+    let keys = from.and_then(|from| from.index_keys.as_ref());
+    let side = match (side, keys) {
+        (Some(side), _) => Some(side.clone()),
+        (None, Some(keys)) => Some(keys.rows(dtype).map_err(PageError::Manifest)?),
+        (None, None) => None,
+    };
+    let kinds = match (from, &side) {
+        (Some(from), Some(side)) => from.layers_with(side),
+        (Some(from), None) => from.layers.clone(),
+        // More than a manifest may have are refused with it.
+        (None, side) => {
+            let kind = side.clone().map_or(LayerKind::Attention, LayerKind::WithSide);
+            vec![kind; layers.min(MAX_LAYERS + 1) as usize]
+        }
+    };
+    if side.is_some() && !kinds.iter().any(|kind| matches!(kind, LayerKind::WithSide(_))) {
+        let why = "no layer attends to all tokens, so none keeps side rows: leave out --side";
+        return Err(PageError::Manifest(why.to_owned()));
+    }
+    Ok(kinds)
 }
 
 fn count(layers: &[LayerKind]) -> u32 {
@@ -267,14 +309,14 @@ pub(super) fn publish(from: &Path, to: &Path) -> io::Result<()> {
     std::fs::rename(from, to)
 }
 
-fn describe(path: &Path, from: Option<&ModelFile>, geometry: &Geometry) -> String {
+fn describe(path: &Path, from: Option<&ModelFile>, manifest: &Manifest) -> String {
     let from = from.map(|from| {
         let number =
             |is: fn(&LayerKind) -> bool| from.layers.iter().filter(|kind| is(kind)).count();
         let rows =
             format!("{} KV heads of {} and {}", from.kv_heads, from.head_dim, from.v_head_dim);
         let kinds = [
-            (number(|kind| matches!(kind, LayerKind::Attention)), "attention"),
+            (number(|kind| *kind == LayerKind::Attention), "attention"),
             (number(|kind| matches!(kind, LayerKind::Sliding { .. })), "sliding window"),
             (number(LayerKind::is_recurrent), "recurrent"),
         ];
@@ -283,11 +325,16 @@ fn describe(path: &Path, from: Option<&ModelFile>, geometry: &Geometry) -> Strin
         format!("{}: layers: {}; {rows}\n", from.architecture, kinds.join(", "))
     });
     let from = from.unwrap_or_default();
+    let geometry = manifest.largest_geometry();
     let tokens = geometry.page_tokens();
     let page = geometry.file_bytes(tokens);
-    let token = token_bytes(geometry);
+    let token = token_bytes(manifest);
+    let side = side_of(manifest).map(|(layers, side)| {
+        format!("side rows: {} of {} bytes in {layers} layers\n", side.name, side.row_bytes)
+    });
+    let side = side.unwrap_or_default();
     format!(
-        "{}\n{from}page: {tokens} tokens of one layer, {page} bytes ({})\ntoken: {token} bytes over {} \
+        "{}\n{from}{side}page: {tokens} tokens of one layer, {page} bytes ({})\ntoken: {token} bytes over {} \
          layers ({})\n",
         path.display(),
         bytes(page),
@@ -296,150 +343,30 @@ fn describe(path: &Path, from: Option<&ModelFile>, geometry: &Geometry) -> Strin
     )
 }
 
+/// How many layers keep something beside K and V, and what.
+fn side_of(manifest: &Manifest) -> Option<(usize, &SideRows)> {
+    let layers = (0..manifest.geometry().num_layers()).map(Layer);
+    let mut rows = layers.filter_map(|layer| manifest.side_rows(layer));
+    let first = rows.next()?;
+    Some((1 + rows.count(), first))
+}
+
 /// Bytes of one token over all layers, without what fills pages up.
-fn token_bytes(geometry: &Geometry) -> u64 {
-    geometry.row_bytes() * u64::from(geometry.num_layers())
+fn token_bytes(manifest: &Manifest) -> u64 {
+    let layers = (0..manifest.geometry().num_layers()).map(Layer);
+    layers.map(|layer| manifest.layer_geometry(layer).row_bytes()).sum()
 }
 
 fn to_json(path: &Path, manifest: &Manifest) -> serde_json::Value {
-    let geometry = manifest.geometry();
+    let geometry = manifest.largest_geometry();
     json!({
         "path": path.display().to_string(),
         "identity": manifest.identity().to_string(),
         "page_tokens": geometry.page_tokens(),
         "page_bytes": geometry.file_bytes(geometry.page_tokens()),
-        "token_bytes": token_bytes(geometry),
+        "token_bytes": token_bytes(manifest),
     })
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::arguments::{Arguments, Command};
-    use super::*;
-    use clap::Parser;
-
-    fn create(path: &Path, options: &str) -> Outcome {
-        let mut line = vec!["kvfs", "create", path.to_str().unwrap()];
-        line.extend(options.split(' ').filter(|word| !word.is_empty()));
-        match Arguments::try_parse_from(line).unwrap().command {
-            Command::Create(arguments) => run(&arguments),
-            other => panic!("{other:?}"),
-        }
-    }
-
-    const LLAMA: &str = "--layers 32 --kv-heads 8 --head-dim 128";
-
-    #[test]
-    fn a_model_is_made_once() {
-        let base = tempfile::tempdir().unwrap();
-        let path = base.path().join("models/llama");
-        let missing = create(&path, LLAMA).unwrap_err();
-        assert!(missing.line().ends_with("models does not exist: is the cache mounted?"));
-        std::fs::create_dir(base.path().join("models")).unwrap();
-        let report = create(&path, LLAMA).unwrap();
-        let expected = format!(
-            "{}\npage: 1024 tokens of one layer, 4198400 bytes (4.0 MiB)\n\
-             token: 131072 bytes over 32 layers (128.0 KiB)\n",
-            path.display()
-        );
-        assert_eq!(report.text, expected);
-        let again = create(&path, LLAMA).unwrap_err();
-        assert!(again.line().ends_with("llama exists already"), "{}", again.line());
-        let manifest = Manifest::parse(&std::fs::read(path.join(MANIFEST)).unwrap()).unwrap();
-        assert_eq!(manifest.fields().model_id, "llama");
-        let mut names: Vec<_> =
-            path.read_dir().unwrap().map(|entry| entry.unwrap().file_name()).collect();
-        names.sort();
-        assert_eq!(names, [MANIFEST, SEQUENCES]);
-    }
-
-    #[test]
-    fn every_option_reaches_the_manifest() {
-        let base = tempfile::tempdir().unwrap();
-        std::fs::create_dir(base.path().join("models")).unwrap();
-        let path = base.path().join("models/m");
-        let options = "--layers 2 --kv-heads 1 --head-dim 64 --v-head-dim 0 --page-tokens 16 \
-            --dtype bf16 --layout nhd --model-id org/m --model-revision r1 --engine e \
-            --rope-theta 10000 --rope-dims 32 --rope-pairing interleaved --tenant t --salt s --lora l";
-        create(&path, options).unwrap();
-        let manifest = Manifest::parse(&std::fs::read(path.join(MANIFEST)).unwrap()).unwrap();
-        let json = serde_json::to_value(manifest.fields()).unwrap();
-        let expected = json!({
-            "schema_version": 1, "num_layers": 2, "num_kv_heads": 1, "head_dim": 64,
-            "v_head_dim": 0, "page_tokens": 16, "dtype": "bf16", "layout": "nhd",
-            "model_id": "org/m", "model_revision": "r1", "engine": "e",
-            "rope": { "theta": 10000.0, "dims": 32, "pairing": "interleaved" }, "tenant": "t", "salt": "s", "lora": "l",
-        });
-        assert_eq!(json, expected);
-    }
-
-    #[test]
-    fn what_a_file_of_the_model_says() {
-        let base = tempfile::tempdir().unwrap();
-        std::fs::create_dir(base.path().join("models")).unwrap();
-        let fixture = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tiny-llama");
-        let path = base.path().join("models/tiny");
-        let report = create(&path, &format!("--from {fixture}")).unwrap();
-        let expected = format!(
-            "{}\nllama: layers: 4 attention; 2 KV heads of 64 and 64\n\
-             page: 4096 tokens of one layer, 2101248 bytes (2.0 MiB)\n\
-             token: 2048 bytes over 4 layers (2.0 KiB)\n",
-            path.display()
-        );
-        assert_eq!(report.text, expected);
-        let read = |path: &Path| {
-            let manifest = Manifest::parse(&std::fs::read(path.join(MANIFEST)).unwrap()).unwrap();
-            serde_json::to_value(manifest.fields()).unwrap()
-        };
-        let expected = json!({
-            "schema_version": 1, "model_id": "tiny", "dtype": "f16", "num_layers": 4, "num_kv_heads": 2,
-            "head_dim": 64, "page_tokens": 4096, "layout": "hnd",
-            "rope": { "theta": 10000.0, "pairing": "halves" },
-        });
-        assert_eq!(read(&path), expected);
-
-        // What is said on the line counts.
-        let path = base.path().join("models/other");
-        let options = "--dtype f32 --page-tokens 16 --layout nhd --kv-heads 1 --rope-theta 5";
-        create(&path, &format!("--from {fixture}/config.json {options}")).unwrap();
-        let found = read(&path);
-        for (name, expected) in [
-            ("dtype", json!("f32")),
-            ("page_tokens", json!(16)),
-            ("layout", json!("nhd")),
-            ("num_kv_heads", json!(1)),
-            ("rope", json!({ "theta": 5.0 })),
-        ] {
-            assert_eq!(found[name], expected, "{name}");
-        }
-
-        // Nothing is made of a file that does not tell.
-        let path = base.path().join("models/none");
-        let failure = create(&path, &format!("--from {fixture}/README.md")).unwrap_err();
-        assert!(failure.line().contains("README.md: neither a GGUF nor a config.json"));
-        assert!(matches!(failure, Failure::Usage(_)) && !path.exists());
-    }
-
-    #[test]
-    fn pages_of_some_mebibytes() {
-        // 8 KV heads of 128 in f16, the latent rows of DeepSeek V3, and what is out of the ordinary.
-        for (row_bytes, expected) in [(4096, 1024), (1152, 2048), (64, 4096), (1 << 20, 16)] {
-            assert_eq!(page_tokens(row_bytes), expected, "{row_bytes}");
-        }
-    }
-
-    #[test]
-    fn refused() {
-        fn check(path: &str, options: &str, expected: &str) {
-            let failure = create(Path::new(path), options).unwrap_err();
-            assert!(matches!(failure, Failure::Usage(_)));
-            assert!(failure.line().contains(expected), "{}", failure.line());
-        }
-        check("/mnt/kv/llama", LLAMA, "is not in a directory called models");
-        check("/mnt/kv/models/.a", LLAMA, "which means unfinished");
-        check("/mnt/kv/models/a.tmp", LLAMA, "which means unfinished");
-        check("/m/models/a", "--layers 0 --kv-heads 8 --head-dim 128", "num_layers is 0");
-        let rope = "--layers 1 --kv-heads 8 --head-dim 128 --rope-theta 1 --rope-dims 3";
-        check("/m/models/a", rope, "rope.dims is 3");
-    }
-}
+mod tests;

@@ -129,10 +129,11 @@ fn describe_manifest(manifest: &Manifest, summary: &mut Summary) {
     let geometry = manifest.geometry();
     describe_geometry(geometry, summary);
     let kinds = fields.layers.iter().flatten();
-    let (mut sliding, mut recurrent, mut cross) = (0, 0, 0);
+    let (mut sliding, mut recurrent, mut cross, mut with_side) = (0, 0, 0, 0);
     for kind in kinds {
         match kind {
             LayerKind::Attention => {}
+            LayerKind::WithSide(_) => with_side += 1,
             LayerKind::Sliding { .. } => sliding += 1,
             LayerKind::Recurrent | LayerKind::State(_) => recurrent += 1,
             LayerKind::Cross => cross += 1,
@@ -145,14 +146,22 @@ fn describe_manifest(manifest: &Manifest, summary: &mut Summary) {
     if cross > 0 {
         summary.add("cross_layers", cross);
     }
+    let layers = (0..geometry.num_layers()).map(Layer);
+    if let Some(side) = layers.clone().find_map(|layer| manifest.side_rows(layer)) {
+        summary.add("side_layers", with_side);
+        summary.add("side_name", side.name.clone());
+        summary.add("side_row_bytes", side.row_bytes);
+    }
     if manifest.describes_states() {
-        let shapes = (0..geometry.num_layers()).map(Layer);
-        let shapes = shapes.filter_map(|layer| manifest.state_shape(layer));
+        let shapes = layers.clone().filter_map(|layer| manifest.state_shape(layer));
         summary.add_bytes("state_bytes", shapes.map(StateShape::payload_bytes).sum());
     }
-    summary.add_bytes("page_bytes", geometry.file_bytes(geometry.page_tokens()));
-    let attending = u64::from(geometry.num_layers()) - recurrent - cross;
-    summary.add_bytes("token_bytes", geometry.row_bytes() * attending);
+    summary.add_bytes("page_bytes", manifest.largest_geometry().file_bytes(geometry.page_tokens()));
+    let attending = layers.filter(|layer| {
+        manifest.layer_kind(*layer).as_ref().is_some_and(LayerKind::has_rows_of_tokens)
+    });
+    let row_bytes = attending.map(|layer| manifest.layer_geometry(layer).row_bytes());
+    summary.add_bytes("token_bytes", row_bytes.sum());
 }
 
 fn describe_geometry(geometry: &Geometry, summary: &mut Summary) {
@@ -170,9 +179,20 @@ fn tail(path: &Path, file_bytes: u64, summary: &mut Summary) {
         summary.add("note", "no manifest.json above: the rows cannot be counted");
         return;
     };
-    let row_bytes = manifest.geometry().row_bytes();
-    summary.add("rows", file_bytes / row_bytes);
+    let geometry = match layer_of(path) {
+        Some(layer) => manifest.layer_geometry(layer),
+        None if manifest.has_side_rows() => {
+            summary.add("note", "not in the directory of a layer: the rows cannot be counted");
+            return;
+        }
+        None => *manifest.geometry(),
+    };
+    let row_bytes = geometry.row_bytes();
+    summary.add("rows", geometry.rows_in(file_bytes));
     summary.add("row_bytes", row_bytes);
+    if geometry.side_row_bytes() > 0 {
+        summary.add("side_row_bytes", geometry.side_row_bytes());
+    }
     if !file_bytes.is_multiple_of(row_bytes) {
         summary.add("unfinished_row_bytes", file_bytes % row_bytes);
     }

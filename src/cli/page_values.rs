@@ -78,14 +78,27 @@ impl PageValues {
             return Err(refuse(&"is larger than any page"));
         }
         let bytes = std::fs::read(&absolute).map_err(|error| refuse(&error))?;
-        let geometry = *manifest.geometry();
         let layer = layer_of(&absolute);
+        let of_layer = layer.map(|layer| manifest.layer_geometry(layer));
         if let LayerEntry::Tail(start) = entry {
+            let geometry = match of_layer {
+                None if manifest.has_side_rows() => {
+                    let why = "is not in the directory of a layer, and not all layers of the model have the same rows";
+                    return Err(refuse(&why));
+                }
+                geometry => geometry.unwrap_or(*manifest.geometry()),
+            };
             let (tokens, file) = page_of_tail(&geometry, &bytes).map_err(|why| refuse(&why))?;
             return Ok(PageValues { geometry, tokens, layer, start: Some(start), file });
         }
-        let header = PageHeader::parse(&bytes, bytes.len() as u64, &geometry)
-            .map_err(|error| refuse(&error))?;
+        let length = bytes.len() as u64;
+        let parsed = match of_layer {
+            Some(geometry) => {
+                PageHeader::parse(&bytes, length, &geometry).map(|header| (geometry, header))
+            }
+            None => PageHeader::parse_of_any_layer(&bytes, length, &manifest),
+        };
+        let (geometry, header) = parsed.map_err(|error| refuse(&error))?;
         let start = if let LayerEntry::Page(start) = entry { Some(start) } else { None };
         Ok(PageValues {
             geometry,
@@ -99,6 +112,11 @@ impl PageValues {
     fn view(&self) -> PageView<'_> {
         PageView::new(&self.file, &self.geometry, self.tokens)
             .expect("the file was compared with this geometry when it was read")
+    }
+
+    /// What is kept beside K and V; bytes that only the engine can read.
+    pub(super) fn side_rows(&self) -> &[u8] {
+        self.view().side()
     }
 
     /// Values of a row.
@@ -161,7 +179,14 @@ impl PageValues {
 
 /// Tokens of a tail, and its whole rows as a page.
 fn page_of_tail(geometry: &Geometry, bytes: &[u8]) -> Result<(u32, Vec<u8>), String> {
-    let tokens = bytes.len() as u64 / geometry.row_bytes();
+    let tokens = geometry.rows_in(bytes.len() as u64);
+    if tokens == 0 && bytes.len() as u64 > geometry.row_bytes() {
+        let row_bytes = geometry.row_bytes();
+        return Err(format!(
+            "is a tail of {} bytes, no whole rows of {row_bytes}: side rows are missing, or a write is under way",
+            bytes.len()
+        ));
+    }
     if tokens == 0 {
         return Err("is a tail without rows".to_owned());
     }

@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use kvfs::page::{
-    Dtype, Layer, Manifest, ManifestFields, PageHasher, PagePlace, TokenStart, names, pack_page,
+    Dtype, Layer, LayerKind, Manifest, ManifestFields, PageHasher, PagePlace, SideRows, TokenStart,
+    names, pack_page,
 };
 
 use super::{Mount, sys};
@@ -36,6 +37,14 @@ impl Model {
     /// Two layers of pages of 32 tokens: 2 KV heads x 16 in f16, a page file is 8192 bytes.
     pub(crate) fn small() -> Model {
         Model::with(|_| {})
+    }
+
+    /// [`Model::small`] with so many bytes beside K and V of each token in the second layer.
+    pub(crate) fn with_side_rows(row_bytes: u32) -> Model {
+        let side = SideRows { name: "index_k".to_owned(), row_bytes };
+        Model::with(|fields| {
+            fields.layers = Some(vec![LayerKind::Attention, LayerKind::WithSide(side)]);
+        })
     }
 
     /// [`Model::small`] with other fields.
@@ -72,6 +81,12 @@ impl Model {
         fill(seed, self.row_bytes() * tokens as usize)
     }
 
+    /// The same of a layer, whose rows may have a part beside K and V.
+    pub(crate) fn layer_rows(&self, layer: u32, seed: u64, tokens: u32) -> Vec<u8> {
+        let row_bytes = self.manifest.layer_geometry(Layer(layer)).row_bytes();
+        fill(seed, usize::try_from(row_bytes).unwrap() * tokens as usize)
+    }
+
     /// A full page file with the rows of `seed`.
     pub(crate) fn page(&self, layer: u32, start: u64, seed: u64) -> Vec<u8> {
         self.short_page(layer, start, seed, self.page_tokens())
@@ -80,7 +95,7 @@ impl Model {
     /// A page file of that many tokens.
     pub(crate) fn short_page(&self, layer: u32, start: u64, seed: u64, tokens: u32) -> Vec<u8> {
         let place = self.place(layer, start);
-        pack_page(&place, &self.rows(seed, tokens), tokens).unwrap()
+        pack_page(&place, &self.layer_rows(layer, seed, tokens), tokens).unwrap()
     }
 
     /// The public checksum of a page file at its place, as `user.kvfs.checksum` shows it.

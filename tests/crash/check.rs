@@ -14,6 +14,7 @@ use crate::driver::Recording;
 use crate::model::What;
 use crate::mounted::{Berth, Mounted};
 use crate::remote::Blobs;
+use crate::workloads::SIDE_ROW_BYTES;
 
 /// One in so many states is cut again while it is being recovered.
 const CUT_AGAIN: usize = 16;
@@ -66,9 +67,14 @@ fn rows_go_on(
     }
     let setup = crate::mounted::Setup { ram_bytes: None, ..recording.setup };
     let mounted = Mounted::open(berth, disk, blobs, setup).map_err(|error| error.to_string())?;
-    let row_bytes = Model::small().row_bytes();
     for (path, named) in mounted.walk()?.iter().filter(|(path, _)| is_tail(path)) {
         let What::File(rows) = &named.what else { continue };
+        // Only the workload with side rows has tails in the second layer.
+        let row_bytes = if path.contains("/001/") {
+            Model::with_side_rows(SIDE_ROW_BYTES).layer_rows(1, 0, 1).len()
+        } else {
+            Model::small().row_bytes()
+        };
         // To the end of the row that a cut may have left in part.
         let rest = vec![1; row_bytes - rows.len() % row_bytes];
         mounted

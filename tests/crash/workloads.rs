@@ -18,6 +18,9 @@ const COLD_FILES: u64 = 4;
 /// Two of those fit.
 const BUDGET_BYTES: u64 = 2 * (COLD_BYTES as u64) + (32 << 10);
 
+/// So that a row crosses the borders of sectors.
+pub(crate) const SIDE_ROW_BYTES: u32 = 300;
+
 /// A named sequence of operations.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Workload {
@@ -39,7 +42,7 @@ const PACKING: Setup = Setup { packed_bytes_max: 8 << 10, ..Setup::PLAIN };
 const NEARLY_FULL: Setup =
     Setup { packed_bytes_max: 64 << 10, available_bytes: 100 << 20, ..Setup::PLAIN };
 
-pub(crate) const ALL: [Workload; 16] = [
+pub(crate) const ALL: [Workload; 17] = [
     Workload { name: "files", setup: Setup::PLAIN, run: files },
     Workload { name: "pages", setup: Setup::PLAIN, run: pages },
     Workload {
@@ -51,6 +54,7 @@ pub(crate) const ALL: [Workload; 16] = [
     Workload { name: "spared", setup: SPARING, run: spared },
     Workload { name: "states", setup: Setup::PLAIN, run: states },
     Workload { name: "rows", setup: Setup::PLAIN, run: rows },
+    Workload { name: "side-rows", setup: Setup::PLAIN, run: side_rows },
     Workload { name: "files-packed", setup: PACKING, run: files },
     Workload {
         name: "pages-packed-from-memory",
@@ -305,6 +309,33 @@ fn rows(driver: &mut Driver<'_>) {
     driver.append(&tail(32), &model.rows(5, 3), None);
     driver.remount();
     driver.append(&tail(32), &model.rows(6, 3), None);
+    driver.commit();
+}
+
+/// Pages and rows of a layer that keeps something beside K and V.
+fn side_rows(driver: &mut Driver<'_>) {
+    let model = Model::with_side_rows(SIDE_ROW_BYTES);
+    install(driver, &model);
+    add_sequence(driver, "chat");
+    let (rows, above) = (model.layer_rows(1, 1, 32), "models/small/sequences/chat");
+    let row = rows.len() / 32;
+    let tail = |start| format!("{above}/001/{}", names::format_tail(TokenStart(start)));
+    let tokens = format!("{above}/tokens");
+    driver.seal(&page_path("chat", 1, 64), &model.page(1, 64, 9));
+    driver.append(&tail(0), &rows[..10 * row], None);
+    driver.append(&tokens, &fill(2, 4 * 10), None);
+    driver.commit();
+    driver.append(&tail(0), &rows[10 * row..31 * row], None);
+    driver.append(&tokens, &fill(3, 4 * 21), None);
+    let mut committed = rows[..10 * row].to_vec();
+    committed.resize(rows.len(), 0);
+    let page =
+        [committed, rows.clone()].map(|rows| pack_page(&model.place(1, 0), &rows, 32).unwrap());
+    driver.append(&tail(0), &rows[31 * row..], Some((&page_path("chat", 1, 0), page, &tail(32))));
+    driver.commit();
+    driver.append(&tail(32), &model.layer_rows(1, 5, 3), None);
+    driver.remount();
+    driver.append(&tail(32), &model.layer_rows(1, 6, 3), None);
     driver.commit();
 }
 

@@ -4,8 +4,8 @@
 //! `docs/contract.md` defines.
 
 use kvfs::page::{
-    Dtype, Geometry, Layer, Layout, Manifest, ManifestFields, Metadata, PagePlace, PageView,
-    TokenStart, VerifiedPage, pack_page, pack_rows, unpack_rows,
+    Dtype, Geometry, Layer, LayerKind, Layout, Manifest, ManifestFields, Metadata, PagePlace,
+    PageView, SideRows, TokenStart, VerifiedPage, pack_page, pack_rows, unpack_rows,
 };
 use twox_hash::XxHash3_128;
 
@@ -27,6 +27,11 @@ fn places() -> Vec<PagePlace> {
         place(Dtype::F32, 3, 20, |fields| fields.layout = Layout::Nhd),
         place(Dtype::Bf16, 1, 72, |fields| fields.v_head_dim = Some(0)),
         place(Dtype::Q8_0, 2, 64, |fields| fields.v_head_dim = Some(32)),
+        place(Dtype::Bf16, 1, 72, |fields| {
+            fields.v_head_dim = Some(0);
+            let side = SideRows { name: "index_k".to_owned(), row_bytes: 37 };
+            fields.layers = Some(vec![LayerKind::Attention, LayerKind::WithSide(side)]);
+        }),
     ]
 }
 
@@ -62,6 +67,7 @@ pub(crate) fn target() -> Target {
         words: &[
             b"\"k\"",
             b"\"v\"",
+            b"\"side\"",
             b"\"_pad\"",
             b"\"__metadata__\"",
             b"\"dtype\":\"F16\"",
@@ -131,5 +137,5 @@ fn check_rows(file: &[u8], geometry: &Geometry, tokens: u32) {
     let view = PageView::parse(file, geometry).unwrap();
     let packed = pack_rows(geometry, &unpack_rows(&view), tokens, &Metadata::new()).unwrap();
     let again = PageView::parse(&packed, geometry).unwrap();
-    assert!(again.k() == view.k() && again.v() == view.v());
+    assert!(again.k() == view.k() && again.v() == view.v() && again.side() == view.side());
 }

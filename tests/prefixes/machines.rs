@@ -26,6 +26,7 @@ in_both_modes!(
     an_edited_sequence_goes_on_only_as_far_as_its_tokens_say,
     a_conversation_whose_end_was_made_anew_is_found_as_well,
     an_index_that_lies_is_believed_by_nobody,
+    side_rows_come_with_their_page,
     other_salts_find_nothing,
     what_is_closed_to_others_stays_where_it_is,
     machines_that_share_a_key_find_each_other_in_a_sealed_remote,
@@ -45,7 +46,10 @@ fn options(remote: &str) -> Vec<&str> {
 
 /// A sequence of that many tokens, which another machine with the same model knows of.
 fn known(first: &Mount, second: &Mount, tokens: u32) -> (Model, Sequence) {
-    let model = Model::small();
+    known_of(Model::small(), first, second, tokens)
+}
+
+fn known_of(model: Model, first: &Mount, second: &Mount, tokens: u32) -> (Model, Sequence) {
     model.install(first);
     model.install(second);
     let mut sequence = Sequence::new(&model, "chat");
@@ -89,6 +93,32 @@ fn an_object_store_tells_of_the_prefixes_of_other_machines() {
     assert_errno(open(found.join("000/0000032.safetensors"), libc::O_RDONLY), libc::ENOENT);
     assert_eq!(std::fs::read(found.join("001/0000032.safetensors")).unwrap().len(), 8192);
     assert_eq!(matching(&second, &model, &prompt).0, 40);
+}
+
+fn side_rows_come_with_their_page(mode: Mode) {
+    let machines = Machines::new();
+    let (first, second) = (machines.mount(mode), machines.mount(mode));
+    let (model, sequence) = known_of(Model::with_side_rows(300), &first, &second, 70);
+    let prompt: Vec<u32> = (0..64).collect();
+    let found = within(SETTLED_WITHIN, "the prompt to be found", || {
+        let (tokens, found) = matching(&second, &model, &prompt);
+        found.filter(|_| tokens == 64)
+    });
+    for layer in 0..2 {
+        for (number, start) in [(0, 0), (1, 32)] {
+            let there = std::fs::read(sequence.page(&first, &model, layer, number)).unwrap();
+            let name = names_of_page(layer, start);
+            assert!(std::fs::read(found.join(&name)).unwrap() == there, "{name}");
+        }
+    }
+    // 2 KV heads x 16, K and V, in f16, and 300 bytes beside them.
+    let length = std::fs::metadata(found.join(names_of_page(1, 32))).unwrap().len();
+    assert_eq!(length, 4096 + (32 * (128 + 300_u64)).next_multiple_of(4096));
+}
+
+fn names_of_page(layer: u32, start: u64) -> String {
+    use kvfs::page::{Layer, TokenStart, names};
+    format!("{}/{}", names::format_layer(Layer(layer)), names::format_page(TokenStart(start)))
 }
 
 impl Machines {

@@ -57,7 +57,7 @@ impl Sequence {
             let mut rows = Vec::new();
             for token in at..until {
                 let known = usize::try_from(token).unwrap() + 1;
-                rows.extend(model.rows(hash(&self.tokens[..known], number), 1));
+                rows.extend(model.layer_rows(number, hash(&self.tokens[..known], number), 1));
             }
             let path = model.tail_path(mount, &self.name, number, start);
             write(&open(path, APPEND).unwrap(), &rows).unwrap();

@@ -35,6 +35,7 @@ mod remote;
 mod rounding;
 mod s3;
 mod sealed;
+mod side_rows;
 mod sight;
 mod spared;
 mod statements;

@@ -1,7 +1,7 @@
 //! Tails and token files: the daemon serves them and lets them only grow.
 //!
-//! A tail holds token rows, `K[num_kv_heads, head_dim]` then `V[num_kv_heads, v_head_dim]`. The
-//! append that fills the page seals it, transposed to the manifest's layout, and opens the next
+//! A tail holds token rows, `K[num_kv_heads, head_dim]` then `V[num_kv_heads, v_head_dim]`, then the side row of a
+//! layer that has some. The append that fills the page seals it, transposed to the manifest's layout, and opens the next
 //! tail; where that fails, the row is taken back. After a crash between the two, recovery seals.
 
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::core::Core;
 use crate::core::handle::{Handle, Served};
 use crate::core::rows::{append_turn, rows_bytes};
 use crate::core::waits::sealing_takes_long;
-use kvfs_page::{PagePlace, names, pack_page};
+use kvfs_page::{PageError, PagePlace, names, pack_page};
 use kvfs_storage::ingest::seal::{self, SealError};
 use kvfs_storage::store::disk::{Access, DiskFile, read_all};
 use kvfs_storage::store::metadata::TokensChange;
@@ -75,6 +75,9 @@ impl FileSystem {
         let end = size + bytes.len() as u64;
         if border.as_ref().is_some_and(|(_, page)| end > rows_bytes(page)) {
             return Err(FsError::CrossesPage);
+        }
+        if let Some((place, page)) = &border {
+            check_side_rows(&self.core, (place, page), end, bytes.len())?;
         }
         let full = border.filter(|(_, page)| end == rows_bytes(page));
         if !mode.may_wait && full.as_ref().is_some_and(|(_, page)| sealing_takes_long(page)) {
@@ -197,6 +200,26 @@ impl FileSystem {
         }
         Ok(())
     }
+}
+
+/// Bytes of a write that may end within a row: a copy is written in pieces, those of `cp` are 128 KiB and more, and
+/// the kernel cuts what is longer than a request, of 128 KiB less one OS page at least.
+const PIECE_BYTES_MIN: usize = 64 << 10;
+
+/// Refuses rows that lack their part beside K and V: all that follow would be read as something else. A piece of a
+/// longer write may end anywhere; until the rest has come the tail counts as one without rows.
+fn check_side_rows(
+    core: &Core, (place, page): (&Place, &PagePlace), end: u64, length: usize,
+) -> Result<(), FsError> {
+    let geometry = page.geometry();
+    let (row, side) = (geometry.row_bytes(), geometry.side_row_bytes());
+    if side == 0 || length >= PIECE_BYTES_MIN || end.is_multiple_of(row) {
+        return Ok(());
+    }
+    let why = format!(
+        "the tail would be {end} bytes, no whole rows of {row}: each has {side} bytes of side rows behind K and V"
+    );
+    Err(core.report(place, SealError::Refused(PageError::Rows(why))))
 }
 
 /// Why nothing is added to rows without a name: they are a full page by now, or were removed, and nobody would find

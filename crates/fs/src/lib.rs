@@ -9,7 +9,7 @@
 //! | `create` | create, mkdir, mknod, symlink |
 //! | `open` | open, and the check that bytes are what was sealed |
 //! | `transfer` | read, write, fallocate, seek, copy for handles that the daemon serves |
-//! | `append`, `full_tails` | rows of tails and token files |
+//! | `append`, `full_tails`, `torn_rows` | rows of tails and token files |
 //! | `core` | names, inodes, objects and handles; what all others stand on |
 //! | `close` | flush, release, fsync |
 //! | `publish`, `insert` | pages and manifests appear |
@@ -105,6 +105,7 @@ mod subject;
 mod sweep;
 mod synchronous;
 mod tiers;
+mod torn_rows;
 mod transfer;
 mod upload;
 mod verify;
@@ -273,6 +274,7 @@ impl FileSystem {
         };
         file_system.retention.begin(believed);
         if !file_system.core.store.is_read_only() {
+            torn_rows::cut_after_crash(&file_system.core);
             file_system.seal_after_crash();
         }
         Ok((file_system, recovered))

@@ -87,6 +87,12 @@ impl BlockMap {
             if !kind.as_ref().is_some_and(LayerKind::has_rows_of_tokens) {
                 return Err(PageError::Place(format!("layer {layer} keeps no pages")));
             }
+            // An answer with K and V alone would be taken for the whole page.
+            if manifest.side_rows(layer).is_some() {
+                return Err(PageError::Place(format!(
+                    "layer {layer} keeps side rows, for which a block has no buffers: write pages"
+                )));
+            }
         }
         let geometry = manifest.geometry();
         let tokens = geometry.page_tokens();
@@ -194,6 +200,16 @@ mod tests {
         check(|block| block.sizes = [1024, 1023], false);
         check(|block| block.sizes = [u64::MAX; 2], false);
         check(|block| block.offsets[0] = u64::MAX - 5, false);
+    }
+
+    #[test]
+    fn a_layer_with_side_rows_has_no_blocks() {
+        let mut fields = manifest().fields().clone();
+        let side = crate::SideRows { name: "index_k".to_owned(), row_bytes: 8 };
+        fields.layers.as_mut().unwrap()[0] = LayerKind::WithSide(side);
+        let error = block().check(&Manifest::new(fields).unwrap()).unwrap_err();
+        assert_eq!(error.reason(), "place");
+        assert!(error.to_string().starts_with("layer 0 keeps side rows"), "{error}");
     }
 
     #[test]

@@ -54,9 +54,14 @@ impl PagePlace {
     /// # Errors
     /// [`PageError::Place`] if the cache has no such page.
     pub fn new(manifest: &Manifest, layer: Layer, start: TokenStart) -> Result<Self, PageError> {
-        let geometry = *manifest.geometry();
+        let geometry = manifest.layer_geometry(layer);
         match manifest.layer_kind(layer) {
-            Some(LayerKind::Attention | LayerKind::Sliding { .. } | LayerKind::Cross) => {}
+            Some(
+                LayerKind::Attention
+                | LayerKind::WithSide(_)
+                | LayerKind::Sliding { .. }
+                | LayerKind::Cross,
+            ) => {}
             Some(LayerKind::Recurrent | LayerKind::State(_)) => {
                 return Err(PageError::Place(format!(
                     "layer {layer} is recurrent: it keeps state snapshots, not pages"

@@ -50,9 +50,15 @@ pub struct GeometrySpec {
 }
 
 /// The validated shape of a model's pages. All sizes are bytes and cannot overflow.
+///
+/// Layers differ in what they keep beside K and V: that of one is [`Manifest::layer_geometry`].
+///
+/// [`Manifest::layer_geometry`]: super::Manifest::layer_geometry
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Geometry {
     spec: GeometrySpec,
+    /// Bytes that a token has beside K and V.
+    side_row_bytes: u32,
 }
 
 impl Geometry {
@@ -84,16 +90,27 @@ impl Geometry {
                 )));
             }
         }
-        let geometry = Self { spec };
-        let file_bytes = geometry.file_bytes(spec.page_tokens);
+        Self { spec, side_row_bytes: 0 }.checked()
+    }
+
+    /// The same with so many bytes of each token beside K and V.
+    ///
+    /// # Errors
+    /// [`PageError::Manifest`] if a page would be too large.
+    pub(super) fn with_side_rows(self, row_bytes: u32) -> Result<Self, PageError> {
+        Self { side_row_bytes: row_bytes, ..self }.checked()
+    }
+
+    fn checked(self) -> Result<Self, PageError> {
+        let page_tokens = self.page_tokens();
+        let file_bytes = self.file_bytes(page_tokens);
         if file_bytes > MAX_FILE_BYTES {
             return Err(PageError::Manifest(format!(
                 "a full page would be {file_bytes} bytes, the limit is {MAX_FILE_BYTES}: lower \
-                 page_tokens ({})",
-                spec.page_tokens
+                 page_tokens ({page_tokens})"
             )));
         }
-        Ok(geometry)
+        Ok(self)
     }
 
     /// How elements are stored.
@@ -141,10 +158,31 @@ impl Geometry {
         self.dtype().row_bytes(self.v_head_dim())
     }
 
-    /// Bytes of one token in the tail: `K[num_kv_heads, head_dim]`, then
-    /// `V[num_kv_heads, v_head_dim]`.
-    pub fn row_bytes(&self) -> u64 {
+    /// Bytes of one token beside K and V; 0 where there is no `side`.
+    pub fn side_row_bytes(&self) -> u64 {
+        u64::from(self.side_row_bytes)
+    }
+
+    /// Byte of a row at which its part beside K and V begins.
+    pub fn side_row_offset(&self) -> u64 {
         u64::from(self.num_kv_heads()) * (self.k_row_bytes() + self.v_row_bytes())
+    }
+
+    /// Bytes of one token in the tail: `K[num_kv_heads, head_dim]`, then
+    /// `V[num_kv_heads, v_head_dim]`, then what is kept beside them.
+    pub fn row_bytes(&self) -> u64 {
+        self.side_row_offset() + self.side_row_bytes()
+    }
+
+    /// Rows in a tail of so many bytes. A last one that is not whole is none; where rows have a part
+    /// beside K and V there are none at all then: whoever leaves that part out shifts all that follow, and
+    /// they would be read as something else.
+    pub fn rows_in(&self, tail_bytes: u64) -> u64 {
+        let row_bytes = self.row_bytes();
+        if self.side_row_bytes > 0 && !tail_bytes.is_multiple_of(row_bytes) {
+            return 0;
+        }
+        tail_bytes / row_bytes
     }
 
     /// Bytes of tensor `k` with `tokens` tokens.
@@ -157,16 +195,24 @@ impl Geometry {
         u64::from(tokens) * u64::from(self.num_kv_heads()) * self.v_row_bytes()
     }
 
+    /// Bytes of tensor `side` with `tokens` tokens; 0 where there is none.
+    pub fn side_bytes(&self, tokens: u32) -> u64 {
+        u64::from(tokens) * self.side_row_bytes()
+    }
+
     /// Bytes of tensor `_pad`, which fills the file to a multiple of 4096; 0 where there is none.
     pub fn pad_bytes(&self, tokens: u32) -> u64 {
-        let data_bytes = self.k_bytes(tokens) + self.v_bytes(tokens);
+        let data_bytes = self.data_bytes(tokens);
         data_bytes.next_multiple_of(FILE_ALIGNMENT) - data_bytes
     }
 
-    /// Bytes of a page file with `tokens` tokens: header, `k`, `v`, `_pad`.
+    /// Bytes of a page file with `tokens` tokens: header, `k`, `v`, `side`, `_pad`.
     pub fn file_bytes(&self, tokens: u32) -> u64 {
-        let data_bytes = self.k_bytes(tokens) + self.v_bytes(tokens);
-        PAYLOAD_OFFSET + data_bytes.next_multiple_of(FILE_ALIGNMENT)
+        PAYLOAD_OFFSET + self.data_bytes(tokens).next_multiple_of(FILE_ALIGNMENT)
+    }
+
+    fn data_bytes(&self, tokens: u32) -> u64 {
+        u64::from(tokens) * self.row_bytes()
     }
 
     /// Shape of tensor `k` with `tokens` tokens.
@@ -177,6 +223,11 @@ impl Geometry {
     /// Shape of tensor `v` with `tokens` tokens.
     pub fn v_shape(&self, tokens: u32) -> [u64; 3] {
         self.shape(tokens, self.v_head_dim())
+    }
+
+    /// Shape of tensor `side` with `tokens` tokens.
+    pub fn side_shape(&self, tokens: u32) -> [u64; 2] {
+        [u64::from(tokens), self.side_row_bytes()]
     }
 
     fn shape(&self, tokens: u32, dim: u32) -> [u64; 3] {
@@ -226,6 +277,37 @@ mod tests {
         check(latent, 3, (1152, 3456, 0, 640, 8192));
         let quantised = GeometrySpec { dtype: Dtype::Q8_0, ..LLAMA };
         check(quantised, 1, (2176, 1088, 1088, 1920, 8192));
+    }
+
+    #[test]
+    fn side_rows() {
+        let latent = GeometrySpec { num_kv_heads: 1, head_dim: 576, v_head_dim: 0, ..LLAMA };
+        let plain = Geometry::new(latent).unwrap();
+        let side = plain.with_side_rows(132).unwrap();
+        assert_eq!((side.row_bytes(), side.k_row_bytes()), (1152 + 132, 1152));
+        assert_eq!((side.side_bytes(3), side.side_shape(3)), (396, [3, 132]));
+        assert_eq!((side.pad_bytes(3), side.file_bytes(3)), (4096 - 3 * 1284, 8192));
+        // One row fewer than it has bytes for in a plain layer: those are the index keys.
+        assert_eq!(side.file_bytes(1024), 4096 + 1024 * 1284);
+        assert!(plain.with_side_rows(0).unwrap() == plain && side != plain);
+        let large = Geometry::new(GeometrySpec { page_tokens: 1 << 16, ..latent }).unwrap();
+        let error = large.with_side_rows(1 << 16).unwrap_err().to_string();
+        assert!(error.starts_with("a full page would be 4370"), "{error}");
+    }
+
+    #[test]
+    fn a_tail_that_lacks_side_rows_has_no_rows() {
+        let plain = Geometry::new(LLAMA).unwrap();
+        let row = plain.row_bytes();
+        assert_eq!([row - 1, row, 2 * row + 5].map(|bytes| plain.rows_in(bytes)), [0, 1, 2]);
+        let side = plain.with_side_rows(128).unwrap();
+        let row = side.row_bytes();
+        assert_eq!(
+            [0, row - 1, row, 2 * row, 2 * row + 5].map(|bytes| side.rows_in(bytes)),
+            [0, 0, 1, 2, 0]
+        );
+        // K and V alone of some tokens are never rows of fewer tokens.
+        assert_eq!(side.rows_in(31 * plain.row_bytes()), 0);
     }
 
     #[test]

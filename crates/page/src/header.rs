@@ -6,16 +6,20 @@ mod state;
 use serde_json::json;
 
 use self::json::{Header, Value};
+use super::Layer;
 use super::error::{PageError, quoted};
 use super::geometry::{Geometry, Layout};
 use super::limits::{HEADER_JSON_BYTES, LENGTH_PREFIX_BYTES, PAYLOAD_OFFSET, index};
+use super::manifest::Manifest;
 use super::metadata::{Declared, Metadata};
 
 pub(super) use self::state::{build_state_header, parse_state_header};
 
 const METADATA: &str = "__metadata__";
+const SIDE: &str = "side";
 const PAD: &str = "_pad";
-const PAD_DTYPE: &str = "U8";
+/// Of what is not made of elements, as far as anybody here knows.
+const BYTES_DTYPE: &str = "U8";
 
 /// What the header of an accepted page says beyond the geometry it was compared with.
 ///
@@ -25,6 +29,7 @@ const PAD_DTYPE: &str = "U8";
 ///            "__metadata__"  optional, strings by name
 ///            "k"             {"dtype", "shape", "data_offsets": [0, k_bytes]}
 ///            "v"             right behind k; absent where v_head_dim is 0
+///            "side"          U8 [tokens, bytes of a side row], right behind; only where the layer has some
 ///            "_pad"          U8, right behind; absent where nothing is to be filled
 /// byte 4096  the payload; offsets count from here
 /// ```
@@ -59,6 +64,26 @@ impl PageHeader {
         let tokens = check_tensors(header, geometry)?;
         check_file_bytes(file_bytes, geometry.file_bytes(tokens))?;
         Ok(Self { tokens, declared, metadata })
+    }
+
+    /// Reads the header of a page of which nobody tells the layer, as that of one that keeps what the page has.
+    ///
+    /// # Errors
+    /// As [`parse`](Self::parse), of the first layer.
+    pub fn parse_of_any_layer(
+        first_bytes: &[u8], file_bytes: u64, manifest: &Manifest,
+    ) -> Result<(Geometry, Self), PageError> {
+        let layers = (0..manifest.geometry().num_layers()).map(Layer);
+        let mut geometries: Vec<_> = layers.map(|layer| manifest.layer_geometry(layer)).collect();
+        geometries.dedup();
+        let mut refused = None;
+        for geometry in geometries {
+            match Self::parse(first_bytes, file_bytes, &geometry) {
+                Ok(header) => return Ok((geometry, header)),
+                Err(error) => refused.get_or_insert(error),
+            };
+        }
+        Err(refused.unwrap_or_else(|| PageError::Manifest("no layers".to_owned())))
     }
 }
 
@@ -132,6 +157,7 @@ fn expected_tensors(geometry: &Geometry, tokens: u32) -> Vec<Tensor<'static>> {
     let pad_bytes = geometry.pad_bytes(tokens);
     let k_end = geometry.k_bytes(tokens);
     let v_end = k_end + geometry.v_bytes(tokens);
+    let side_end = v_end + geometry.side_bytes(tokens);
     let mut tensors = vec![Tensor {
         name: "k",
         dtype,
@@ -146,12 +172,20 @@ fn expected_tensors(geometry: &Geometry, tokens: u32) -> Vec<Tensor<'static>> {
             offsets: [k_end, v_end],
         });
     }
+    if geometry.side_row_bytes() > 0 {
+        tensors.push(Tensor {
+            name: SIDE,
+            dtype: BYTES_DTYPE,
+            shape: geometry.side_shape(tokens).to_vec(),
+            offsets: [v_end, side_end],
+        });
+    }
     if pad_bytes > 0 {
         tensors.push(Tensor {
             name: PAD,
-            dtype: PAD_DTYPE,
+            dtype: BYTES_DTYPE,
             shape: vec![pad_bytes],
-            offsets: [v_end, v_end + pad_bytes],
+            offsets: [side_end, side_end + pad_bytes],
         });
     }
     tensors
@@ -213,6 +247,12 @@ fn take_metadata(header: &mut Header) -> Result<Metadata, PageError> {
 /// Compares the tensors with those of the geometry and gives the number of tokens.
 fn check_tensors(mut header: Header, geometry: &Geometry) -> Result<u32, PageError> {
     let found_tokens = check_tokens(token_dimension(&header, geometry)?, geometry)?;
+    if geometry.side_row_bytes() == 0 && header.contains_key(SIDE) {
+        return Err(PageError::Shape(
+            "tensor side is present, the manifest says of no side rows in this layer: leave it out"
+                .to_owned(),
+        ));
+    }
     for expected in expected_tensors(geometry, found_tokens) {
         let Some(entry) = header.remove(expected.name) else {
             return Err(PageError::Shape(format!(
@@ -228,10 +268,10 @@ fn check_tensors(mut header: Header, geometry: &Geometry) -> Result<u32, PageErr
             "tensor v is present, the manifest says v_head_dim 0: leave it out".to_owned(),
         )),
         Some(PAD) => Err(PageError::Shape(
-            "tensor _pad is present, k and v already fill the file: leave it out".to_owned(),
+            "tensor _pad is present, the others already fill the file: leave it out".to_owned(),
         )),
         Some(name) => Err(PageError::Shape(format!(
-            "tensor {} is unknown: a page holds k, v and _pad",
+            "tensor {} is unknown: a page holds k, v, side and _pad",
             quoted(name)
         ))),
     }
@@ -303,7 +343,7 @@ fn check_tensor(
     }
     if offsets != expected.offsets {
         return Err(PageError::Offsets(format!(
-            "tensor {name} has data_offsets {}, must have {:?}: k, v and _pad follow each other \
+            "tensor {name} has data_offsets {}, must have {:?}: k, v, side and _pad follow each other \
              without holes",
             dimensions(&offsets),
             expected.offsets

@@ -165,6 +165,11 @@ impl Encoder {
                     value.push(b't');
                     push_state(&mut value, shape);
                 }
+                LayerKind::WithSide(side) => {
+                    value.push(b'b');
+                    push_bytes(&mut value, side.name.as_bytes());
+                    value.extend(side.row_bytes.to_le_bytes());
+                }
             }
         }
         self.field("layers", &value);
@@ -305,6 +310,14 @@ mod tests {
             check(&one, &state(other));
         }
         check(&one, r#"{"layers":["attention","recurrent"]}"#);
+        let side = |name: &str, bytes: u32| {
+            format!(
+                r#"{{"layers":["attention",{{"attention":{{"side":{{"name":"{name}","row_bytes":{bytes}}}}}}}]}}"#
+            )
+        };
+        check(&side("index_k", 132), &side("index_k", 256));
+        check(&side("index_k", 132), &side("index_k_fp8", 132));
+        check(&side("index_k", 132), "{}");
         check(r#"{"shard":{"rank":0,"size":2}}"#, r#"{"shard":{"rank":1,"size":2}}"#);
         check(r#"{"rope":{"theta":10000}}"#, r#"{"rope":{"theta":10000,"dims":32}}"#);
         check(r#"{"rope":{"theta":10000,"type":"a"}}"#, r#"{"rope":{"theta":10000,"type":"b"}}"#);
@@ -326,6 +339,10 @@ mod tests {
         check(
             r#"{"layers":["cross",{"recurrent":{"state":[{"name":"s","dtype":"f32","shape":[2,3]}]}}]}"#,
             "a5f968168149ced98deb47d80a652b3c",
+        );
+        check(
+            r#"{"layers":["attention",{"attention":{"side":{"name":"index_k","row_bytes":132}}}]}"#,
+            "3ea1f52fd6f6e26b5bc5e9cc87e5b083",
         );
     }
 }

@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use super::dtype::Dtype;
 use super::limits::{
-    FILE_ALIGNMENT, MAX_FILE_BYTES, MAX_STATE_DIMS, MAX_STATE_NAME_BYTES, MAX_STATE_TENSORS,
-    PAYLOAD_OFFSET,
+    FILE_ALIGNMENT, MAX_FILE_BYTES, MAX_SIDE_ROW_BYTES, MAX_STATE_DIMS, MAX_STATE_NAME_BYTES,
+    MAX_STATE_TENSORS, PAYLOAD_OFFSET,
 };
 
 /// What one layer keeps.
@@ -18,6 +18,9 @@ use super::limits::{
 pub enum LayerKind {
     /// `"attention"`: K and V of every token.
     Attention,
+    /// `{"attention": {"side": {...}}}`: the same, and of every token a row beside them that an engine
+    /// must find again with it, such as the index key of sparse attention.
+    WithSide(SideRows),
     /// `{"sliding": {"window": N}}`: only the last `window` tokens are looked at.
     Sliding {
         /// In tokens, at least 1.
@@ -53,7 +56,7 @@ impl LayerKind {
     /// What of such a layer must be there so that a prefix can be continued.
     pub fn needed(&self) -> Needed {
         match self {
-            Self::Attention => Needed::All,
+            Self::Attention | Self::WithSide(_) => Needed::All,
             Self::Sliding { window } => Needed::End { window: *window },
             Self::State(_) => Needed::State,
             Self::Recurrent | Self::Cross => Needed::Untold,
@@ -67,7 +70,7 @@ impl LayerKind {
 
     /// Whether it keeps pages with a row for each token of the sequence.
     pub fn has_rows_of_tokens(&self) -> bool {
-        matches!(self, Self::Attention | Self::Sliding { .. })
+        matches!(self, Self::Attention | Self::WithSide(_) | Self::Sliding { .. })
     }
 
     /// Why no layer can be so, if none can.
@@ -75,9 +78,47 @@ impl LayerKind {
         match self {
             Self::Sliding { window: 0 } => Some("has a window of 0 tokens: at least 1".to_owned()),
             Self::State(shape) => shape.contradiction(),
+            Self::WithSide(rows) => rows.contradiction(),
             _ => None,
         }
     }
+}
+
+/// What a layer keeps of each token beside K and V, in the same pages and tails.
+///
+/// ```json
+/// {"attention": {"side": {"name": "index_k", "row_bytes": 256}}}
+/// ```
+///
+/// What is in a row only the engine knows. The name says it: whoever puts the same number of bytes in another
+/// order takes another name, and shares nothing with this one.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SideRows {
+    /// Letters, digits, `_`, `.` and `-`.
+    pub name: String,
+    /// Of one token.
+    pub row_bytes: u32,
+}
+
+impl SideRows {
+    fn contradiction(&self) -> Option<String> {
+        if !is_plain_name(&self.name) {
+            return Some(format!(
+                "has side rows that are called {}: 1 to {MAX_STATE_NAME_BYTES} letters, digits, '_', '.' and \
+                 '-'",
+                super::error::quoted(&self.name)
+            ));
+        }
+        let bytes = self.row_bytes;
+        (bytes == 0 || bytes > MAX_SIDE_ROW_BYTES)
+            .then(|| format!("has side rows of {bytes} bytes: 1 to {MAX_SIDE_ROW_BYTES}"))
+    }
+}
+
+fn is_plain_name(name: &str) -> bool {
+    let is_known = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
+    !name.is_empty() && name.len() <= MAX_STATE_NAME_BYTES && name.bytes().all(is_known)
 }
 
 /// What the state of a recurrent layer consists of, in the order of the file.
@@ -117,8 +158,7 @@ impl StateTensor {
 
     fn contradiction(&self) -> Option<String> {
         let name = self.name.as_str();
-        let is_known = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
-        if name.is_empty() || name.len() > MAX_STATE_NAME_BYTES || !name.bytes().all(is_known) {
+        if !is_plain_name(name) {
             return Some(format!(
                 "has a state tensor that is called {}: 1 to {MAX_STATE_NAME_BYTES} letters, \
                  digits, '_', '.' and '-'",
@@ -186,16 +226,24 @@ enum Word {
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", deny_unknown_fields)]
 enum Described {
-    Attention,
+    Attention(Option<Beside>),
     Sliding { window: u32 },
     Recurrent(Option<StateShape>),
     Cross,
 }
 
+/// What an attention layer keeps beside K and V.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Beside {
+    side: SideRows,
+}
+
 impl From<Described> for LayerKind {
     fn from(described: Described) -> Self {
         match described {
-            Described::Attention => Self::Attention,
+            Described::Attention(None) => Self::Attention,
+            Described::Attention(Some(beside)) => Self::WithSide(beside.side),
             Described::Sliding { window } => Self::Sliding { window },
             Described::Recurrent(None) => Self::Recurrent,
             Described::Recurrent(Some(shape)) => Self::State(shape),
@@ -214,6 +262,9 @@ impl Serialize for LayerKind {
                 Described::Sliding { window: *window }.serialize(serializer)
             }
             Self::State(shape) => Described::Recurrent(Some(shape.clone())).serialize(serializer),
+            Self::WithSide(rows) => {
+                Described::Attention(Some(Beside { side: rows.clone() })).serialize(serializer)
+            }
         }
     }
 }

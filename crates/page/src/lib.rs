@@ -59,7 +59,7 @@ pub use error::{escaped, escaped_bytes, printable};
 pub use geometry::{Geometry, GeometrySpec, Layout};
 pub use header::{PageHeader, build_header};
 pub use identity::ModelIdentity;
-pub use layer_kind::{LayerKind, Needed, StateShape, StateTensor};
+pub use layer_kind::{LayerKind, Needed, SideRows, StateShape, StateTensor};
 pub use manifest::{KvRotation, Manifest, ManifestFields, Rope, Shard};
 pub use metadata::{Declared, Metadata};
 pub use positions::{MAX_POSITIONS_BYTES, Positions, Run};

@@ -46,6 +46,9 @@ pub const MAX_STATE_DIMS: usize = 6;
 /// See above.
 pub const MAX_STATE_NAME_BYTES: usize = 64;
 
+/// Largest side row of a token. Index keys of sparse attention take 68 to 256 bytes.
+pub const MAX_SIDE_ROW_BYTES: u32 = 1 << 16;
+
 /// Most shards of one model.
 pub const MAX_SHARDS: u32 = 1 << 16;
 
@@ -57,9 +60,11 @@ pub const MAX_MANIFEST_BYTES: usize = 1 << 20;
 pub const DEFAULT_PAGE_TOKENS: u32 = 1024;
 
 // Sizes are computed in u64 without checks: the largest product of allowed numbers (4 bytes per
-// element, K and V, any u32 of tokens) cannot overflow.
+// element, K and V, a side row, any u32 of tokens) cannot overflow.
 const _: () = assert!(
-    (MAX_KV_HEADS as u64 * MAX_HEAD_DIM as u64 * 4 * 2).checked_mul(u32::MAX as u64).is_some()
+    (MAX_KV_HEADS as u64 * MAX_HEAD_DIM as u64 * 4 * 2 + MAX_SIDE_ROW_BYTES as u64)
+        .checked_mul(u32::MAX as u64)
+        .is_some()
 );
 const _: () = assert!(MAX_FILE_BYTES.is_multiple_of(FILE_ALIGNMENT));
 const _: () = assert!(MAX_FILE_BYTES <= i32::MAX as u64);

@@ -10,7 +10,7 @@ use super::dtype::Dtype;
 use super::error::{PageError, one_line};
 use super::geometry::{Geometry, GeometrySpec, Layout};
 use super::identity::{ModelIdentity, canonical_bytes, isolation_bytes};
-use super::layer_kind::{LayerKind, StateShape};
+use super::layer_kind::{LayerKind, SideRows, StateShape};
 use super::limits::{DEFAULT_PAGE_TOKENS, MAX_MANIFEST_BYTES, MAX_SHARDS};
 use super::{Layer, PrefixHash, checksum::content_checksum};
 
@@ -213,6 +213,11 @@ impl Manifest {
         if let Some(contradiction) = contradiction(&fields) {
             return Err(PageError::Manifest(contradiction));
         }
+        for kind in fields.layers.iter().flatten() {
+            if let LayerKind::WithSide(side) = kind {
+                geometry.with_side_rows(side.row_bytes)?;
+            }
+        }
         let identity = ModelIdentity(content_checksum(&canonical_bytes(&fields, &geometry)).0);
         let manifest = Self { fields, geometry, identity };
         // A rewrite adds white space: what is accepted must stay readable after it.
@@ -233,9 +238,37 @@ impl Manifest {
         &self.fields
     }
 
-    /// The shape of this cache's pages.
+    /// What the pages of all layers have in common: K and V. Where layers keep side rows, rows and files
+    /// are as long as [`layer_geometry`](Self::layer_geometry) says.
     pub fn geometry(&self) -> &Geometry {
         &self.geometry
+    }
+
+    /// The shape of a layer's pages.
+    pub fn layer_geometry(&self, layer: Layer) -> Geometry {
+        let row_bytes = self.side_rows(layer).map_or(0, |side| side.row_bytes);
+        self.geometry.with_side_rows(row_bytes).expect("each was looked at when it was made")
+    }
+
+    /// The shape of the largest pages that a layer has.
+    pub fn largest_geometry(&self) -> Geometry {
+        let layers = (0..self.geometry.num_layers()).map(Layer);
+        let largest =
+            layers.map(|layer| self.layer_geometry(layer)).max_by_key(Geometry::row_bytes);
+        largest.unwrap_or(self.geometry)
+    }
+
+    /// What a layer keeps beside K and V.
+    pub fn side_rows(&self, layer: Layer) -> Option<&SideRows> {
+        match self.fields.layers.as_ref()?.get(layer.0 as usize)? {
+            LayerKind::WithSide(side) => Some(side),
+            _ => None,
+        }
+    }
+
+    /// Whether any layer keeps something beside K and V.
+    pub fn has_side_rows(&self) -> bool {
+        self.fields.layers.iter().flatten().any(|kind| matches!(kind, LayerKind::WithSide(_)))
     }
 
     /// What decides whether bytes of two caches are interchangeable, as one value.

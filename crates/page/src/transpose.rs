@@ -1,7 +1,7 @@
 //! Rows in the order in which tokens arrive, to and from pages in the order of the manifest.
 //!
 //! Rows are what the tail holds: per token `K[num_kv_heads, head_dim]`, then
-//! `V[num_kv_heads, v_head_dim]`.
+//! `V[num_kv_heads, v_head_dim]`, then the side row, if the layer has any.
 
 use super::check::PagePlace;
 use super::checksum::PageHasher;
@@ -38,12 +38,11 @@ pub fn pack_rows(
     let (header_part, payload) = file.split_at_mut(index(PAYLOAD_OFFSET));
     header_part.copy_from_slice(&header);
     let (k, rest) = payload.split_at_mut(index(geometry.k_bytes(tokens)));
-    let v = &mut rest[..index(geometry.v_bytes(tokens))];
-    let tensors = Tensors::new(geometry, tokens);
-    tensors.for_each_piece(|piece| {
-        let tensor = if piece.is_v { &mut *v } else { &mut *k };
+    let (v, rest) = rest.split_at_mut(index(geometry.v_bytes(tokens)));
+    let mut tensors = [k, v, rest];
+    Pieces::new(geometry, tokens).for_each(|piece| {
         let (in_tensor, in_rows) = (piece.in_tensor, piece.in_rows);
-        tensor[in_tensor..in_tensor + piece.bytes]
+        tensors[piece.tensor][in_tensor..in_tensor + piece.bytes]
             .copy_from_slice(&rows[in_rows..in_rows + piece.bytes]);
     });
     Ok(file)
@@ -70,34 +69,34 @@ pub fn pack_page(place: &PagePlace, rows: &[u8], tokens: u32) -> Result<Vec<u8>,
 
 /// The rows of a page: the inverse of [`pack_rows`], `[tokens, row_bytes]`.
 pub fn unpack_rows(view: &PageView<'_>) -> Vec<u8> {
-    let (k, v) = (view.k(), view.v());
-    let mut rows = vec![0; k.len() + v.len()];
-    Tensors::new(view.geometry(), view.tokens()).for_each_piece(|piece| {
-        let tensor = if piece.is_v { v } else { k };
+    let tensors = [view.k(), view.v(), view.side()];
+    let mut rows = vec![0; tensors.iter().map(|tensor| tensor.len()).sum()];
+    Pieces::new(view.geometry(), view.tokens()).for_each(|piece| {
         let (in_tensor, in_rows) = (piece.in_tensor, piece.in_rows);
         rows[in_rows..in_rows + piece.bytes]
-            .copy_from_slice(&tensor[in_tensor..in_tensor + piece.bytes]);
+            .copy_from_slice(&tensors[piece.tensor][in_tensor..in_tensor + piece.bytes]);
     });
     rows
 }
 
 /// Bytes that are contiguous both in a tensor and in the rows.
 struct Piece {
-    is_v: bool,
+    /// 0 for `k`, 1 for `v`, 2 for `side`.
+    tensor: usize,
     in_tensor: usize,
     in_rows: usize,
     bytes: usize,
 }
 
 /// Where the pieces of a page's tensors lie.
-struct Tensors {
+struct Pieces {
     tokens: usize,
     row_bytes: usize,
     /// Per tensor: contiguous pieces of one token, bytes of each, offset within a row.
-    parts: [(usize, usize, usize); 2],
+    parts: [(usize, usize, usize); 3],
 }
 
-impl Tensors {
+impl Pieces {
     fn new(geometry: &Geometry, tokens: u32) -> Self {
         let heads = geometry.num_kv_heads() as usize;
         let (k, v) = (index(geometry.k_row_bytes()), index(geometry.v_row_bytes()));
@@ -106,24 +105,32 @@ impl Tensors {
             Layout::Hnd => (heads, 1),
             Layout::Nhd => (1, heads),
         };
+        let side = index(geometry.side_row_bytes());
         Self {
             tokens: tokens as usize,
             row_bytes: index(geometry.row_bytes()),
-            parts: [(pieces, k * heads_per_piece, 0), (pieces, v * heads_per_piece, k * heads)],
+            parts: [
+                (pieces, k * heads_per_piece, 0),
+                (pieces, v * heads_per_piece, k * heads),
+                (1, side, (k + v) * heads),
+            ],
         }
     }
 
     /// Visits every piece, block by block of tokens.
-    fn for_each_piece(&self, mut visit: impl FnMut(Piece)) {
+    fn for_each(&self, mut visit: impl FnMut(Piece)) {
         let block_tokens = (BLOCK_BYTES / self.row_bytes).max(1);
         for block in (0..self.tokens).step_by(block_tokens) {
             let block_end = (block + block_tokens).min(self.tokens);
-            for (is_v, (pieces, bytes, in_row)) in [false, true].into_iter().zip(self.parts) {
+            for (tensor, (pieces, bytes, in_row)) in self.parts.into_iter().enumerate() {
+                if bytes == 0 {
+                    continue;
+                }
                 for (piece, token) in
                     (0..pieces).flat_map(|p| (block..block_end).map(move |t| (p, t)))
                 {
                     visit(Piece {
-                        is_v,
+                        tensor,
                         in_tensor: (piece * self.tokens + token) * bytes,
                         in_rows: token * self.row_bytes + in_row + piece * bytes,
                         bytes,

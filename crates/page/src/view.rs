@@ -22,6 +22,7 @@ pub struct PageView<'a> {
     tokens: u32,
     k: &'a [u8],
     v: &'a [u8],
+    side: &'a [u8],
 }
 
 impl<'a> PageView<'a> {
@@ -48,7 +49,9 @@ impl<'a> PageView<'a> {
         }
         let payload = &file[index(PAYLOAD_OFFSET)..];
         let (k, rest) = payload.split_at(index(geometry.k_bytes(tokens)));
-        Ok(Self { geometry: *geometry, tokens, k, v: &rest[..index(geometry.v_bytes(tokens))] })
+        let (v, rest) = rest.split_at(index(geometry.v_bytes(tokens)));
+        let side = &rest[..index(geometry.side_bytes(tokens))];
+        Ok(Self { geometry: *geometry, tokens, k, v, side })
     }
 
     /// The shape that the page was checked against.
@@ -74,6 +77,11 @@ impl<'a> PageView<'a> {
     /// Tensor `v`, same order; empty where `v_head_dim` is 0.
     pub fn v(&self) -> &'a [u8] {
         self.v
+    }
+
+    /// Tensor `side`, `[tokens, side_row_bytes]`; empty where the layer keeps nothing beside K and V.
+    pub fn side(&self) -> &'a [u8] {
+        self.side
     }
 
     /// Distances between the rows of `k`.

@@ -161,6 +161,11 @@ pub(crate) fn export(arguments: &ExportArguments) -> Outcome {
         return Err(refuse("its tokens were removed or moved, which such a file cannot say"));
     }
     let manifest = sequence.manifest();
+    if manifest.has_side_rows() {
+        return Err(refuse(
+            "layers keep side rows beside K and V, for which such a file has no place",
+        ));
+    }
     let mut ids = sequence.token_ids().map_err(Failure::failed)?;
     let known = ids.len() as u64;
     let mut layers = (0..manifest.geometry().num_layers()).map(Layer);

@@ -15,8 +15,8 @@ use crate::cli::output::Failure;
 use crate::cli::page_values::Away;
 use crate::cli::subject::if_there;
 use crate::cli::summary::Summary;
-use crate::page::Manifest;
 use crate::page::names::{MANIFEST, SEQUENCES, is_staging};
+use crate::page::{Layer, Manifest};
 
 type OfManifest = fn(&Manifest) -> Value;
 
@@ -41,6 +41,9 @@ pub(super) fn compare(a: &Path, b: &Path, away: Away) -> Result<Found, Failure> 
         let (of_a, of_b) = (of(&manifest_a), of(&manifest_b));
         verdict = verdict.max(Verdict::of(of_a == of_b));
         add_both(&mut summary, name, [of_a, of_b]);
+    }
+    if manifest_a.has_side_rows() || manifest_b.has_side_rows() {
+        add_both(&mut summary, "side_rows", [side_rows(&manifest_a), side_rows(&manifest_b)]);
     }
     let (of_a, of_b) = (sequences(a)?, sequences(b)?);
     let [only_a, only_b] = [of_a.difference(&of_b), of_b.difference(&of_a)]
@@ -78,6 +81,16 @@ pub(super) fn compare(a: &Path, b: &Path, away: Away) -> Result<Found, Failure> 
         }
     }
     Ok(Found { verdict, summary, table })
+}
+
+/// What layers keep beside K and V, and which do.
+fn side_rows(manifest: &Manifest) -> Value {
+    let layers = (0..manifest.geometry().num_layers()).map(Layer);
+    let each = layers.filter_map(|layer| {
+        let side = manifest.side_rows(layer)?;
+        Some(json!([layer.0, side.name, side.row_bytes]))
+    });
+    each.collect()
 }
 
 fn manifest(model: &Path) -> Result<Manifest, Failure> {

@@ -16,8 +16,10 @@ use crate::tier::encoding::Quantisation;
 /// How a page relates to another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Relation {
-    /// K and V have the same bits.
+    /// K and V have the same bits, and so has what is beside them.
     Identical,
+    /// K and V have the same bits, and what is beside them has not.
+    OtherSide,
     /// The second is what the first becomes as a lossy cold copy.
     Rounded(Quantisation),
     /// The first is what the second becomes.
@@ -31,8 +33,13 @@ impl Relation {
         {
             return Relation::Different;
         }
+        let has_same_side = a.side_rows() == b.side_rows();
         if first_difference(a, b).is_none() {
-            return Relation::Identical;
+            return if has_same_side { Relation::Identical } else { Relation::OtherSide };
+        }
+        // No cold copy changes side rows.
+        if !has_same_side {
+            return Relation::Different;
         }
         for quantisation in [Quantisation::Q8_0, Quantisation::Q4_0] {
             if is_rounded(a, b, quantisation) {
@@ -52,6 +59,7 @@ impl Relation {
         };
         match self {
             Relation::Identical => "K and V have the same bits".to_owned(),
+            Relation::OtherSide => "K and V have the same bits, the side rows differ".to_owned(),
             Relation::Rounded(quantisation) => rounded("b", "a", quantisation),
             Relation::RoundedFirst(quantisation) => rounded("a", "b", quantisation),
             Relation::Different => "K or V differ".to_owned(),
@@ -131,6 +139,12 @@ pub(super) fn compare(a: &Path, b: &Path, away: Away) -> Result<Found, Failure> 
     summary.add("values", relation.in_words());
     for (name, of) in FACTS {
         add_both(&mut summary, name, [of(&a), of(&b)]);
+    }
+    let side = [&a, &b].map(|page| page.geometry.side_row_bytes());
+    if side != [0; 2] {
+        add_both(&mut summary, "side_row_bytes", side.map(|bytes| json!(bytes)));
+        let is_same = a.side_rows() == b.side_rows();
+        summary.add("side_rows", if is_same { "the same bytes" } else { "differ" });
     }
     let mut table = String::new();
     if have_one_shape(&a, &b) {

@@ -260,7 +260,7 @@ impl Pair {
             return Ok(match Relation::of(&a, &b) {
                 Relation::Identical => Likeness::Identical,
                 Relation::Rounded(_) | Relation::RoundedFirst(_) => Likeness::Rounded,
-                Relation::Different => Likeness::Different,
+                Relation::OtherSide | Relation::Different => Likeness::Different,
             });
         }
         let is_same = content(&self.a)? == content(&self.b)?;

@@ -1,6 +1,7 @@
 //! Pages, sequences and models that differ in a known way.
 
 use half::f16;
+use serde_json::json;
 
 use super::*;
 use crate::page::names::{SEQUENCES, format_page, format_tail};
@@ -257,4 +258,61 @@ fn what_is_not_compared() {
     check(&page, &base.path().join("absent"), "No such file");
     check(base.path(), base.path(), "is neither a page");
     check(&page, &model.path.join(MANIFEST), "manifest.json: ");
+}
+
+#[test]
+fn side_rows_that_differ() {
+    let base = tempfile::tempdir().unwrap();
+    let with_side = |name: &str| {
+        Model::new(base.path(), name, |fields| {
+            let side = crate::page::SideRows { name: "index_k".to_owned(), row_bytes: 3 };
+            fields.layers = Some(vec![
+                crate::page::LayerKind::WithSide(side),
+                crate::page::LayerKind::Attention,
+            ]);
+        })
+    };
+    let [a, b] = ["a", "b"].map(with_side);
+    let row_bytes = 2 * usize::try_from(2 * HEADS * CHANNELS).unwrap();
+    let page = |model: &Model, key: u8| {
+        model.sequence("chat", &[]);
+        let kv = rows(PAGE_TOKENS, same);
+        let rows = kv.chunks(row_bytes).flat_map(|row| [row, &[key, 1, 2]].concat());
+        let file = pack_page(&model.place(0), &rows.collect::<Vec<_>>(), 16).unwrap();
+        let path = model.path.join(SEQUENCES).join("chat/000").join(format_page(TokenStart(0)));
+        std::fs::write(&path, file).unwrap();
+        path
+    };
+    let (exit, found) = diff(&page(&a, 7), &page(&b, 7));
+    assert_eq!((exit, &found["values"]), (0, &json!("K and V have the same bits")));
+    assert_eq!(
+        (&found["side_rows"], &found["side_row_bytes"]),
+        (&json!("the same bytes"), &json!([3, 3]))
+    );
+    let (exit, found) = diff(&page(&a, 7), &page(&b, 8));
+    assert_eq!(exit, 1);
+    assert_eq!(found["values"], "K and V have the same bits, the side rows differ");
+    assert_eq!(
+        (&found["first_different_token"], &found["side_rows"]),
+        (&Value::Null, &json!("differ"))
+    );
+
+    // Models that keep something else, and a page that nobody tells the layer of.
+    let plain = Model::new(base.path(), "plain", |_| {});
+    let (exit, found) = diff(&a.path, &plain.path);
+    assert_eq!((exit, &found["side_rows"]), (1, &json!([[[0, "index_k", 3]], []])));
+    let copy = a.path.join("copy");
+    std::fs::copy(page(&a, 7), &copy).unwrap();
+    let (exit, found) = diff(&copy, &page(&a, 7));
+    assert_eq!((exit, &found["side_rows"]), (0, &json!("the same bytes")));
+    // K and V alone in a tail: nobody takes them for rows.
+    let tail = a.path.join(SEQUENCES).join("chat/000").join(format_tail(TokenStart(16)));
+    std::fs::write(&tail, rows(4, same)).unwrap();
+    let arguments = DiffArguments { json: false, fetch: false, a: tail.clone(), b: tail };
+    let failure = run(&arguments).unwrap_err();
+    assert!(
+        failure.line().contains("no whole rows of 259: side rows are missing"),
+        "{}",
+        failure.line()
+    );
 }

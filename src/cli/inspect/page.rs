@@ -75,7 +75,7 @@ fn describe_header(
     if let Some(Value::Object(k)) = header.get("k") {
         summary.add("dtype", k.get("dtype").cloned().unwrap_or_default());
     }
-    for (name, fact) in [("k", "k_shape"), ("v", "v_shape")] {
+    for (name, fact) in [("k", "k_shape"), ("v", "v_shape"), ("side", "side_shape")] {
         if let Some(shape) = header.get(name).and_then(|tensor| tensor.get("shape")) {
             summary.add(fact, shape.clone());
         }
@@ -115,8 +115,8 @@ fn verify_where_it_says(
     let mut read = file.try_clone()?;
     io::Seek::rewind(&mut read)?;
     read.take(LENGTH_PREFIX_BYTES + HEADER_JSON_BYTES).read_to_end(&mut head)?;
-    let header = match PageHeader::parse(&head, file_bytes, manifest.geometry()) {
-        Ok(header) => header,
+    let header = match PageHeader::parse_of_any_layer(&head, file_bytes, manifest) {
+        Ok((_, header)) => header,
         Err(error) => {
             summary.add("refused", error.to_string());
             return Ok(());

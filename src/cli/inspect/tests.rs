@@ -141,3 +141,37 @@ fn what_is_wrong_is_said() {
     let absent = asked(false, base.join("absent"));
     assert!(matches!(run(&absent), Err(Failure::Failed(_))));
 }
+
+#[test]
+fn side_rows_of_a_page_a_tail_and_a_model() {
+    let mut tree = Tree::new();
+    let mut fields = tree.manifest.fields().clone();
+    (fields.num_layers, fields.model_id) = (2, "sparse".to_owned());
+    let side = crate::page::SideRows { name: "index_k".to_owned(), row_bytes: 5 };
+    fields.layers = Some(vec![LayerKind::Attention, LayerKind::WithSide(side)]);
+    tree.manifest = Manifest::new(fields).unwrap();
+    let layer = tree.base.path().join("m/sequences/chat/001");
+    std::fs::create_dir_all(&layer).unwrap();
+    std::fs::write(tree.base.path().join("m").join(MANIFEST), tree.manifest.to_json()).unwrap();
+    let place = PagePlace::new(&tree.manifest, Layer(1), TokenStart(0)).unwrap();
+    let page = pack_page(&place, &[7; 16 * 37], 16).unwrap();
+    std::fs::write(layer.join("0000000.safetensors"), &page).unwrap();
+    std::fs::write(tree.base.path().join("m/copy"), &page).unwrap();
+    std::fs::write(layer.join("0000016.tail"), [7; 3 * 37]).unwrap();
+    let told = serde_json::json!({
+        "kind": "page", "layer": 1, "side_shape": [16, 5], "verified": "declared checksum matches"
+    });
+    tree.check("m/sequences/chat/001/0000000.safetensors", &told);
+    // Out of its directory the page itself says where it belongs.
+    tree.check("m/copy", &told);
+    let tail = "m/sequences/chat/001/0000016.tail";
+    tree.check(tail, &serde_json::json!({"rows": 3, "row_bytes": 37, "side_row_bytes": 5}));
+    std::fs::write(tree.base.path().join(tail), [7; 3 * 32]).unwrap();
+    tree.check(tail, &serde_json::json!({"rows": 0, "unfinished_row_bytes": 22}));
+    tree.check(
+        "m",
+        &serde_json::json!({
+            "side_layers": 1, "side_name": "index_k", "side_row_bytes": 5, "token_bytes": 32 + 37,
+        }),
+    );
+}

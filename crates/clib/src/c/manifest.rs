@@ -58,9 +58,9 @@ pub struct Geometry {
     pub page_tokens: u32,
     /// Whether there is a `rope` for `kvfs_rotation_from_manifest`: 0 or 1.
     pub has_rope: u32,
-    /// Bytes of a full page's file.
+    /// Bytes of a full page's file; the most of any layer, where some keep side rows (`kvfs_layer`).
     pub page_file_bytes: u64,
-    /// Bytes of a token in a tail.
+    /// Bytes of a token in a tail; the most of any layer as well.
     pub tail_row_bytes: u64,
 }
 
@@ -80,6 +80,12 @@ pub struct Layer {
     pub kind: u32,
     /// For `kvfs_options.window`, in tokens; 0 where there is none.
     pub window: u32,
+    /// Bytes of a full page's file; 0 where the layer keeps no pages.
+    pub page_file_bytes: u64,
+    /// Bytes of a token in a tail, side row included; 0 where the layer keeps no pages.
+    pub tail_row_bytes: u64,
+    /// Bytes of a token beside K and V, behind them in a tail; 0 where the layer keeps none.
+    pub side_row_bytes: u64,
 }
 
 // SAFETY: numbers without gaps.
@@ -94,7 +100,7 @@ impl Manifest {
     }
 
     fn geometry(&self) -> Geometry {
-        let geometry = self.0.geometry();
+        let geometry = self.0.largest_geometry();
         Geometry {
             size: size_of::<Geometry>(),
             dtype: DataType::number(geometry.dtype()),
@@ -119,12 +125,21 @@ impl Manifest {
             Failure::argument(format!("layer {layer} of {layers}: they count from 0"))
         })?;
         let (kind, window) = match kind {
-            page::LayerKind::Attention => (LayerKind::Attention, 0),
+            page::LayerKind::Attention | page::LayerKind::WithSide(_) => (LayerKind::Attention, 0),
             page::LayerKind::Sliding { window } => (LayerKind::Sliding, window),
             page::LayerKind::Recurrent | page::LayerKind::State(_) => (LayerKind::Recurrent, 0),
             page::LayerKind::Cross => (LayerKind::Cross, 0),
         };
-        Ok(Layer { size: size_of::<Layer>(), kind: kind as u32, window })
+        let geometry = self.0.layer_geometry(page::Layer(layer));
+        let of_pages = |bytes: u64| if kind == LayerKind::Recurrent { 0 } else { bytes };
+        Ok(Layer {
+            size: size_of::<Layer>(),
+            kind: kind as u32,
+            window,
+            page_file_bytes: of_pages(geometry.file_bytes(geometry.page_tokens())),
+            tail_row_bytes: of_pages(geometry.row_bytes()),
+            side_row_bytes: geometry.side_row_bytes(),
+        })
     }
 }
 

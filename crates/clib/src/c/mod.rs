@@ -63,7 +63,10 @@ pub use manifest::{
     kvfs_manifest_geometry, kvfs_manifest_layer,
 };
 pub use options::{Causality, Options, Queries, TokenRange};
-pub use page::{kvfs_page_block, kvfs_page_verify, kvfs_tail_block};
+pub use page::{
+    Side, kvfs_layer_tail_block, kvfs_page_block, kvfs_page_side, kvfs_page_verify,
+    kvfs_tail_block, kvfs_tail_side,
+};
 pub use partials::{Partials, kvfs_partials_clear, kvfs_partials_finish, kvfs_partials_merge};
 pub use rotation::{
     Pairing, Rotation, kvfs_rotation_free, kvfs_rotation_from_json, kvfs_rotation_from_manifest,

@@ -2,6 +2,7 @@
 
 mod numbers;
 mod pages;
+mod side;
 
 use std::ffi::CStr;
 use std::ptr;
@@ -42,7 +43,7 @@ fn sizes_of_structures() {
         check::<Options>(88, 8);
         check::<Partials>(64, 48);
         check::<Geometry>(56, 8);
-        check::<Layer>(16, 8);
+        check::<Layer>(40, 8);
     }
 }
 

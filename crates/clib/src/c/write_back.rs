@@ -79,7 +79,7 @@ pub unsafe extern "C" fn kvfs_write_back_free(write_back: *mut WriteBack) {
 }
 
 /// Takes the next rows of a layer, `bytes` bytes at `rows` in device memory: of each token K of all heads,
-/// then V. They are copied when everything that is in `stream` now has been done, and nobody waits; until
+/// then V, then its side row, where the layer keeps such (`kvfs_layer.tail_row_bytes`). They are copied when everything that is in `stream` now has been done, and nobody waits; until
 /// then nobody may free or change them (`kvfs_write_back_hold`).
 ///
 /// `KVFS_STATUS_FILE` also for bytes that are no whole rows and for no layer of the manifest.

@@ -100,7 +100,8 @@ impl Model {
         let explain = |error: io::Error| format!("{}: {error}", path.display());
         let file = opened.open(reference.prefix, &path).map_err(explain)?;
         let length = file.metadata().map_err(explain)?.len();
-        if length != self.manifest.geometry().file_bytes(reference.tokens) {
+        let geometry = self.manifest.layer_geometry(Layer(reference.layer));
+        if length != geometry.file_bytes(reference.tokens) {
             return Err(format!("{}: no page of {} tokens", path.display(), reference.tokens));
         }
         Ok(file)

@@ -10,8 +10,8 @@ use crate::{
     round_rows,
 };
 use kvfs_page::{
-    Dtype, Layer, Layout, Manifest, ManifestFields, PageHasher, PagePlace, PageView, TokenStart,
-    build_header, pack_page, row_f32,
+    Dtype, Layer, LayerKind, Layout, Manifest, ManifestFields, PageHasher, PagePlace, PageView,
+    SideRows, TokenStart, build_header, pack_page, row_f32,
 };
 
 const BOTH: [Quantisation; 2] = [Quantisation::Q8_0, Quantisation::Q4_0];
@@ -82,6 +82,32 @@ fn reference(quantisation: Quantisation, dtype: Dtype, values: &[f32]) -> Vec<f3
     let stored = f16::from_f32(d).to_f32();
     let quants = values.iter().map(|x| (x * inverse).round_ties_even().clamp(least, most));
     quants.flat_map(|q| to_values(dtype, &to_bytes(dtype, q * stored))).collect()
+}
+
+#[test]
+fn side_rows_are_kept_bit_for_bit() {
+    let mut fields = ManifestFields::new("tiny", Dtype::F16, 1, 1, 64);
+    let side = SideRows { name: "index_k".to_owned(), row_bytes: 66 };
+    (fields.v_head_dim, fields.layers) = (Some(0), Some(vec![LayerKind::WithSide(side)]));
+    let place = PagePlace::new(&Manifest::new(fields).unwrap(), Layer(0), TokenStart(0)).unwrap();
+    let mut next = random(3);
+    // Bytes that would be NaN, were they values.
+    let mut row = || {
+        let k: Vec<u8> = (0..64).flat_map(|_| to_bytes(Dtype::F16, next())).collect();
+        [&k[..], &[0xff; 66]].concat()
+    };
+    let rows: Vec<u8> = (0..9).flat_map(|_| row()).collect();
+    let file = pack_page(&place, &rows, 9).unwrap();
+    for quantisation in BOTH {
+        let version = version(&file, &place, quantisation);
+        let [old, new] =
+            [&file, &version.page].map(|file| PageView::parse(file, place.geometry()).unwrap());
+        assert!(version.is_changed && old.k() != new.k() && old.side() == new.side());
+        assert_eq!(place.verify_bytes(&version.page).unwrap().digest, version.digest);
+        let (blob, length) = (&version.blob, version.page.len() as u64);
+        let back = decoded(blob, quantisation.encoding(), length, &Subject::File).unwrap();
+        assert!(back.0 == version.page);
+    }
 }
 
 #[test]

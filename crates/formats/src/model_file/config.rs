@@ -5,9 +5,10 @@
 use kvfs_page::{Dtype, LayerKind, Layout, Rope};
 use serde_json::{Map, Value};
 
+use super::index_keys::IndexKeys;
 use super::{ModelFile, every, narrow, rope};
 
-type Fields = Map<String, Value>;
+pub(super) type Fields = Map<String, Value>;
 
 /// Families of which it is known that elements `i` and `i + dims / 2` turn together.
 const HALVES: [&str; 14] = [
@@ -54,6 +55,7 @@ pub(super) fn describe(text: &[u8]) -> Result<ModelFile, String> {
     let layers = layers(fields, &architecture, count)?;
     let rows = rows(fields)?;
     Ok(ModelFile {
+        index_keys: IndexKeys::of(fields, &architecture, count)?,
         rope: position_encoding(fields, &architecture, &rows)?,
         architecture,
         layers,
@@ -92,7 +94,7 @@ fn refuse_other_rows(whole: &Fields, fields: &Fields) -> Result<(), String> {
     };
     for (names, keeps) in [
         (["is_encoder_decoder", "cross_attention_layers", ""], "rows of two kinds"),
-        (["index_head_dim", "index_topk", "index_n_heads"], "index keys beside K and V"),
+        (["compress_ratios", "compress_ratio", ""], "rows that stand for several tokens"),
         (
             ["global_head_dim", "swa_head_dim", "swa_num_key_value_heads"],
             "rows of different shapes",
@@ -201,7 +203,7 @@ fn layers(fields: &Fields, architecture: &str, count: u64) -> Result<Vec<LayerKi
 }
 
 /// One more than a manifest can have, which is refused later.
-const MAX: u64 = kvfs_page::limits::MAX_LAYERS as u64 + 1;
+pub(super) const MAX: u64 = kvfs_page::limits::MAX_LAYERS as u64 + 1;
 
 fn same(kind: &LayerKind, count: u64) -> Vec<LayerKind> {
     (0..count.min(MAX)).map(|_| kind.clone()).collect()
@@ -316,7 +318,7 @@ fn check_scaling(place: &str, scaling: &Value) -> Result<(), String> {
 }
 
 /// A field; `null` is absent.
-fn said<'a>(fields: &'a Fields, name: &str) -> Option<&'a Value> {
+pub(super) fn said<'a>(fields: &'a Fields, name: &str) -> Option<&'a Value> {
     fields.get(name).filter(|value| !value.is_null())
 }
 
@@ -334,7 +336,7 @@ fn text_of<'a>(fields: &'a Fields, name: &str) -> Option<&'a str> {
 }
 
 /// The first of these fields that is there; `null` is absent.
-fn count_of(fields: &Fields, names: &[&str]) -> Result<Option<u64>, String> {
+pub(super) fn count_of(fields: &Fields, names: &[&str]) -> Result<Option<u64>, String> {
     for name in names {
         match fields.get(*name) {
             None | Some(Value::Null) => {}
@@ -347,7 +349,7 @@ fn count_of(fields: &Fields, names: &[&str]) -> Result<Option<u64>, String> {
     Ok(None)
 }
 
-fn needed(fields: &Fields, names: &[&str]) -> Result<u64, String> {
+pub(super) fn needed(fields: &Fields, names: &[&str]) -> Result<u64, String> {
     count_of(fields, names)?.ok_or_else(|| format!("{} is missing", names[0]))
 }
 

@@ -62,6 +62,11 @@ pub(super) fn describe(reader: impl Read + Seek, length: u64) -> Result<ModelFil
                 .to_owned(),
         );
     }
+    if fields.field("attention.indexer.key_length").is_some() {
+        return Err("attention.indexer: its layers keep index keys beside K and V, which no file says how: write \
+                    manifest.json by hand"
+            .to_owned());
+    }
     let heads = fields.needed("attention.head_count")?;
     let per_layer = fields.per_layer("attention.head_count_kv", count)?;
     let kv_heads = *per_layer.iter().max().unwrap_or(&heads);
@@ -90,6 +95,7 @@ pub(super) fn describe(reader: impl Read + Seek, length: u64) -> Result<ModelFil
     let theta = fields.number("rope.freq_base");
     Ok(ModelFile {
         layers,
+        index_keys: None,
         kv_heads: if is_latent { 1 } else { narrow(kv_heads, "head_count_kv")? },
         head_dim,
         v_head_dim: if is_latent { 0 } else { narrow(v_head_dim, "value_length")? },

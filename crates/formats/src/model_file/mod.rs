@@ -6,13 +6,16 @@
 
 mod config;
 mod gguf;
+mod index_keys;
 
 use std::fs::File;
 use std::io::{BufReader, Read, Seek};
 use std::path::Path;
 
 use kvfs_page::limits::MAX_LAYERS;
-use kvfs_page::{Dtype, LayerKind, Layout, Rope};
+use kvfs_page::{Dtype, LayerKind, Layout, Rope, SideRows};
+
+pub use self::index_keys::IndexKeys;
 
 /// Bytes of a `config.json`. Those of this year's largest models have 10 KiB.
 const CONFIG_BYTES_MAX: u64 = 4 << 20;
@@ -24,6 +27,8 @@ pub struct ModelFile {
     pub architecture: String,
     /// What each layer keeps.
     pub layers: Vec<LayerKind>,
+    /// What of them also keeps index keys.
+    pub index_keys: Option<IndexKeys>,
     /// KV heads per layer.
     pub kv_heads: u32,
     /// Elements of a K row.
@@ -72,6 +77,19 @@ impl ModelFile {
         let mut found = found.and_then(Self::checked).map_err(told)?;
         found.dtype = found.dtype.map_err(told);
         Ok(found)
+    }
+
+    /// What each layer keeps if those with index keys, or where the file tells of none all that see everything, have
+    /// such rows beside K and V.
+    pub fn layers_with(&self, side: &SideRows) -> Vec<LayerKind> {
+        let has_keys = |layer: usize| {
+            self.index_keys.as_ref().is_none_or(|keys| keys.layers.get(layer) == Some(&true))
+        };
+        let layers = self.layers.iter().enumerate().map(|(layer, kind)| match kind {
+            LayerKind::Attention if has_keys(layer) => LayerKind::WithSide(side.clone()),
+            kind => kind.clone(),
+        });
+        layers.collect()
     }
 
     /// Refuses what no manifest can say.

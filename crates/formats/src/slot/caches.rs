@@ -60,6 +60,12 @@ impl Caches {
                                 what they consist of"
                         .to_owned());
                 }
+                Some(LayerKind::WithSide(side)) => {
+                    return Err(format!(
+                        "has no rows beside K and V, and the manifest has {}",
+                        side.name
+                    ));
+                }
                 Some(LayerKind::Cross) => {
                     return Err("has no layers of kind cross, as the manifest has".to_owned());
                 }

@@ -117,6 +117,12 @@ impl Tensors {
             if !kind.as_ref().is_some_and(LayerKind::has_rows_of_tokens) {
                 return Err(format!("cannot have layer {layer}, which keeps no K and V of tokens"));
             }
+            if let Some(side) = manifest.side_rows(layer) {
+                return Err(format!(
+                    "has K and V alone, and layer {layer} keeps {} beside them",
+                    side.name
+                ));
+            }
             check_tensor(k, geometry, geometry.head_dim())
                 .map_err(|why| format!("layer {layer} has K {why}"))?;
             match (v, geometry.v_head_dim()) {

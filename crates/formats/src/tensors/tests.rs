@@ -87,6 +87,16 @@ fn bytes(values: &[u16]) -> Vec<u8> {
 }
 
 #[test]
+fn a_layer_with_side_rows_has_no_such_file() {
+    let mut fields = manifest().fields().clone();
+    let side = kvfs_page::SideRows { name: "index_k".to_owned(), row_bytes: 4 };
+    fields.layers =
+        Some(vec![kvfs_page::LayerKind::Attention, kvfs_page::LayerKind::WithSide(side)]);
+    let why = open(&samples(), Some(1)).unwrap().check(&Manifest::new(fields).unwrap());
+    assert_eq!(why.unwrap_err(), "has K and V alone, and layer 1 keeps index_k beside them");
+}
+
+#[test]
 fn rows_are_those_of_the_sequence_that_was_selected() {
     let second = open(&samples(), Some(1)).unwrap();
     second.check(&manifest()).unwrap();

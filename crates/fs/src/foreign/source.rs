@@ -165,7 +165,7 @@ impl Source<'_> {
     fn page(
         &self, file: &File, (layer, start): (Layer, TokenStart), rules: &Model,
     ) -> Result<Option<ForeignPage>> {
-        let geometry = rules.manifest.geometry();
+        let geometry = rules.manifest.layer_geometry(layer);
         let Role::Page(record) = file.role else { return Ok(None) };
         let expected = PageIdentity {
             model: rules.identity,

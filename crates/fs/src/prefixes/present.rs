@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::find::Question;
 use crate::core::state::State;
 use crate::{FileSystem, FsError};
-use kvfs_page::{Geometry, Layer, LayerKind, Needed, PrefixHash, TokenStart, names};
+use kvfs_page::{Geometry, Layer, LayerKind, Manifest, Needed, PrefixHash, TokenStart, names};
 use kvfs_storage::store::record::{Entry, InodeId, Role};
 
 /// Names of a recurrent layer that are looked at for one answer, with the lock held: some milliseconds.
@@ -38,15 +38,15 @@ struct Presence<'a> {
 }
 
 impl Presence<'_> {
-    fn geometry(&self) -> &Geometry {
-        self.question.rules.manifest.geometry()
+    fn manifest(&self) -> &Manifest {
+        &self.question.rules.manifest
     }
 
     fn tokens(&self, wanted: u64) -> Result<u64, FsError> {
-        let manifest = &self.question.rules.manifest;
+        let manifest = self.manifest();
         let mut tokens = wanted;
         let (mut windows, mut recurrent) = (Vec::new(), Vec::new());
-        for layer in (0..self.geometry().num_layers()).map(Layer) {
+        for layer in (0..manifest.geometry().num_layers()).map(Layer) {
             match manifest.layer_kind(layer).as_ref().map(LayerKind::needed) {
                 Some(Needed::All) => {
                     tokens = self.layer_end(layer, 0..tokens)?;
@@ -75,7 +75,7 @@ impl Presence<'_> {
 
     /// How far the pages reach that cover the windows at the end of some tokens.
     fn windows_end(&self, windows: &[(Layer, u64)], mut tokens: u64) -> Result<u64, FsError> {
-        let page_tokens = u64::from(self.geometry().page_tokens());
+        let page_tokens = u64::from(self.manifest().geometry().page_tokens());
         for &(layer, window) in windows {
             let begin = tokens.saturating_sub(window);
             let mut first = begin / page_tokens * page_tokens;
@@ -101,7 +101,7 @@ impl Presence<'_> {
         let Some(found) = state.entry(directory.inode, name.as_bytes())? else {
             return Ok(false);
         };
-        let bytes = (rows.end - rows.start) * self.geometry().row_bytes();
+        let bytes = (rows.end - rows.start) * self.manifest().layer_geometry(layer).row_bytes();
         let size = state.attributes(&self.fs.core.store, found.inode)?.size;
         Ok(size == bytes && self.fs.can_be_had(&state, found.inode)?)
     }
@@ -147,7 +147,7 @@ impl Presence<'_> {
 
     /// Where the pages of a layer that cover `wanted` from its beginning on, without a hole, end.
     fn layer_end(&self, layer: Layer, wanted: Range<u64>) -> Result<u64, FsError> {
-        let geometry = self.geometry();
+        let geometry = self.manifest().layer_geometry(layer);
         let state = self.fs.core.state();
         let Some(directory) = state.entry(self.sequence, names::format_layer(layer).as_bytes())?
         else {
@@ -172,13 +172,13 @@ impl Presence<'_> {
             return Ok((page.start + u64::from(page.tokens)).min(wanted.end));
         }
         if at < wanted.end {
-            at += self.tail_rows(&state, directory.inode, at)? / geometry.row_bytes();
+            at += geometry.rows_in(self.tail_bytes(&state, directory.inode, at)?);
         }
         Ok(at.min(wanted.end))
     }
 
     /// Bytes of the tail that begins at a token; 0 without one.
-    fn tail_rows(&self, state: &State, layer: InodeId, at: u64) -> Result<u64, FsError> {
+    fn tail_bytes(&self, state: &State, layer: InodeId, at: u64) -> Result<u64, FsError> {
         let name = names::format_tail(TokenStart(at));
         match state.entry(layer, name.as_bytes())? {
             Some(tail) => Ok(state.attributes(&self.fs.core.store, tail.inode)?.size),

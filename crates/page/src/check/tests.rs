@@ -116,6 +116,43 @@ fn refused() {
 }
 
 #[test]
+fn side_rows_are_bound_to_their_page() {
+    let with_side = |row_bytes| {
+        let mut fields = manifest().fields().clone();
+        let side = crate::SideRows { name: "index_k".to_owned(), row_bytes };
+        fields.layers.as_mut().unwrap()[0] = LayerKind::WithSide(side);
+        Manifest::new(fields).unwrap()
+    };
+    let at = |manifest: &Manifest| PagePlace::new(manifest, Layer(0), TokenStart(512)).unwrap();
+    let (known, other) = (with_side(132), with_side(133));
+    let here = at(&known);
+    let file = page(&here, 3);
+    let verified = verify(&here, &file, usize::MAX).unwrap();
+    assert_eq!(verified.header.tokens, 3);
+    let reason = |place: &PagePlace, file: &[u8]| match verify(place, file, usize::MAX) {
+        Err(VerifyError::Page(error)) => error.reason(),
+        found => panic!("{found:?}"),
+    };
+    // Each byte of the side rows is part of what the page declares.
+    let first = 4096 + 3 * 512;
+    for at in [first, first + 3 * 132 - 1] {
+        let mut damaged = file.clone();
+        damaged[at] ^= 1;
+        assert_eq!(reason(&here, &damaged), "checksum");
+    }
+    // Cut, without them, and of a model that has others.
+    assert_eq!(reason(&here, &file[..file.len() - 4096]), "size");
+    assert_eq!(reason(&here, &page(&place(0, 512), 3)), "shape");
+    assert_eq!(reason(&place(0, 512), &file), "shape");
+    assert_eq!(reason(&at(&other), &file), "shape");
+    assert_ne!(known.identity(), other.identity());
+    // A layer of the same model that keeps none has pages as before.
+    let plain = PagePlace::new(&known, Layer(1), TokenStart(0)).unwrap();
+    assert_eq!(plain.geometry(), manifest().geometry());
+    assert_eq!(page(&plain, 512).len(), 4096 + 512 * 512);
+}
+
+#[test]
 fn reading_fails() {
     fn check(mut read_at: impl FnMut(u64, &mut [u8]) -> io::Result<usize>, expected: &str) {
         let error = place(0, 0).verify(&mut read_at, 8192).unwrap_err();

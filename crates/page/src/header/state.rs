@@ -1,7 +1,7 @@
 //! The header of a state: that of a page, with the tensors that the manifest lists.
 
 use super::{
-    METADATA, PAD, PAD_DTYPE, Tensor, check_tensor, header_text, json_text, take_metadata,
+    BYTES_DTYPE, METADATA, PAD, Tensor, check_tensor, header_text, json_text, take_metadata,
 };
 use crate::error::{PageError, quoted};
 use crate::layer_kind::StateShape;
@@ -67,7 +67,7 @@ fn tensors(shape: &StateShape) -> Vec<Tensor<'_>> {
     if pad_bytes > 0 {
         tensors.push(Tensor {
             name: PAD,
-            dtype: PAD_DTYPE,
+            dtype: BYTES_DTYPE,
             shape: vec![pad_bytes],
             offsets: [at, at + pad_bytes],
         });

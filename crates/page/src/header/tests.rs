@@ -56,6 +56,47 @@ fn accepted_however_it_is_written() {
 }
 
 #[test]
+fn side_rows() {
+    const S: &str = r#""side":{"dtype":"U8","shape":[4,100],"data_offsets":[1536,1936]}"#;
+    const P: &str = r#""_pad":{"dtype":"U8","shape":[2160],"data_offsets":[1936,4096]}"#;
+    let geometry = geometry(Layout::Hnd, 32).with_side_rows(100).unwrap();
+    let parse = |json: &str| PageHeader::parse(&padded(json), 8192, &geometry);
+    assert_eq!(parse(&format!("{{{K},{V},{S},{P}}}")).unwrap().tokens, 4);
+    let refused = |json: &str, reason: &str, expected: &str| {
+        let error = parse(json).unwrap_err();
+        assert_eq!((error.reason(), error.to_string().as_str()), (reason, expected), "{json}");
+    };
+    // A page of a writer that knows of no side rows.
+    refused(
+        &format!("{{{K},{V},{}}}", super::tests::P),
+        "shape",
+        "tensor side is missing: 4 tokens need one of shape [4, 100]",
+    );
+    for (from, to, reason, expected) in [
+        ("[4,100]", "[4,99]", "shape", "tensor side has shape [4, 99], this cache has [4, 100]"),
+        ("[4,100]", "[3,100]", "shape", "tensor side has shape [3, 100], this cache has [4, 100]"),
+        ("U8", "F16", "dtype", "tensor side has dtype \"F16\", this cache has U8"),
+        (
+            "[1536,1936]",
+            "[1536,1935]",
+            "offsets",
+            "tensor side has data_offsets [1536, 1935], must have [1536, 1936]: k, v, side and _pad follow \
+             each other without holes",
+        ),
+    ] {
+        refused(&format!("{{{K},{V},{},{P}}}", S.replace(from, to)), reason, expected);
+    }
+    let file = padded(&format!("{{{K},{V},{S},{P}}}"));
+    let plain = PageHeader::parse(&file, 8192, &super::tests::geometry(Layout::Hnd, 32));
+    assert_eq!(
+        plain.unwrap_err().to_string(),
+        "tensor side is present, the manifest says of no side rows in this layer: leave it out"
+    );
+    let cut = PageHeader::parse(&file, 8191, &geometry).unwrap_err();
+    assert_eq!(cut.reason(), "size");
+}
+
+#[test]
 fn metadata() {
     let json = format!(
         "{{\"__metadata__\":{{\"kvfs.layer\":\"7\",\"kvfs.start\":\"1024\",\"kvfs.new\":\"x\",\
@@ -197,7 +238,7 @@ fn wrong_tensors_and_shapes() {
     check(&format!("{{{K},{V}}}"), "tensor _pad is missing: 4 tokens need one of shape [2560]");
     check(
         &format!("{{{K},{V},{P},\"q\\n\":{{}}}}"),
-        "tensor \"q\\n\" is unknown: a page holds k, v and _pad",
+        "tensor \"q\\n\" is unknown: a page holds k, v, side and _pad",
     );
     check(&k_tokens("0"), &tokens(0));
     check(&k_tokens("17"), &tokens(17));
@@ -206,7 +247,7 @@ fn wrong_tensors_and_shapes() {
     refused(
         &k_tokens("5"),
         "offsets",
-        "tensor k has data_offsets [0, 1024], must have [0, 1280]: k, v and _pad follow each \
+        "tensor k has data_offsets [0, 1024], must have [0, 1280]: k, v, side and _pad follow each \
          other without holes",
     );
 }
@@ -249,7 +290,8 @@ fn wrong_offsets() {
         let start = tensor.rfind('[').unwrap();
         let wrong = format!("{}{offsets}}}", &tensor[..start]);
         let json = format!("{{{K},{V},{P}}}").replace(tensor, &wrong);
-        let text = format!("tensor {expected}: k, v and _pad follow each other without holes");
+        let text =
+            format!("tensor {expected}: k, v, side and _pad follow each other without holes");
         refused(&json, "offsets", &text);
     }
     // A hole, an overlap, the wrong order, overflow, nonsense.
@@ -321,7 +363,7 @@ fn v_and_pad_where_there_must_be_none() {
             "{{{full},\"_pad\":{{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[4096,4096]}}}}"
         ),
         8192,
-        "tensor _pad is present, k and v already fill the file: leave it out",
+        "tensor _pad is present, the others already fill the file: leave it out",
     );
     let nhd = geometry(Layout::Nhd, 0);
     check(

@@ -224,10 +224,47 @@ fn kinds_that_are_words_may_be_objects() {
 }
 
 #[test]
+fn side_rows_of_some_layers() {
+    let side = r#"{"attention":{"side":{"name":"index_k","row_bytes":132}}}"#;
+    let text = with("layers", &format!(r#"[{side},{{"attention":null}}]"#));
+    let manifest = Manifest::parse(text.as_bytes()).unwrap();
+    assert_eq!(Manifest::parse(manifest.to_json().as_bytes()), Ok(manifest.clone()));
+    let rows = manifest.side_rows(Layer(0)).unwrap();
+    assert_eq!((rows.name.as_str(), rows.row_bytes), ("index_k", 132));
+    assert!(manifest.has_side_rows() && manifest.side_rows(Layer(1)).is_none());
+    let bytes = [0, 1].map(|layer| manifest.layer_geometry(Layer(layer)).row_bytes());
+    assert_eq!(bytes[0], bytes[1] + 132);
+    assert_eq!(manifest.largest_geometry().row_bytes(), bytes[0]);
+    assert_eq!(manifest.geometry().row_bytes(), bytes[1]);
+    let plain = Manifest::parse(with("layers", r#"["attention","attention"]"#).as_bytes()).unwrap();
+    assert!(!plain.has_side_rows() && !plain.same_cache(&manifest));
+}
+
+#[test]
+fn side_rows_that_nothing_can_be_made_of() {
+    fn check(beside: &str, expected: &str) {
+        let text = with("layers", &format!(r#"["attention",{{"attention":{beside}}}]"#));
+        let error = Manifest::parse(text.as_bytes()).unwrap_err();
+        assert_eq!(error.reason(), "manifest");
+        assert!(error.to_string().contains(expected), "{error}");
+    }
+    let of = |bytes: u64| format!(r#"{{"side":{{"name":"index_k","row_bytes":{bytes}}}}}"#);
+    check(&of(0), "layers[1] has side rows of 0 bytes: 1 to 65536");
+    check(&of(65537), "layers[1] has side rows of 65537 bytes");
+    check(&of(1 << 32), "manifest cannot be read");
+    check(r#"{"side":{"name":"","row_bytes":1}}"#, "layers[1] has side rows that are called \"\"");
+    check(r#"{"side":{"name":"a b","row_bytes":1}}"#, "layers[1] has side rows that are called");
+    check(r#"{"side":{"name":"a","row_bytes":1,"dtype":"u8"}}"#, "manifest cannot be read");
+    check(r#"{"side":[]}"#, "manifest cannot be read");
+    check("{}", "manifest cannot be read");
+}
+
+#[test]
 fn what_of_a_layer_must_be_there() {
     use crate::{Needed, StateShape};
     let kinds = [
         (LayerKind::Attention, Needed::All),
+        (LayerKind::WithSide(crate::SideRows { name: "s".to_owned(), row_bytes: 1 }), Needed::All),
         (LayerKind::Sliding { window: 7 }, Needed::End { window: 7 }),
         (LayerKind::State(StateShape { state: Vec::new() }), Needed::State),
         (LayerKind::Recurrent, Needed::Untold),

@@ -33,12 +33,18 @@ fn rows_come_back_and_lie_where_they_belong() {
         for (token, row) in (0..tokens).zip(rows.chunks(index(geometry.row_bytes()))) {
             let k = (0..heads).flat_map(|head| view.k_row(head, token));
             let v = (0..heads).flat_map(|head| view.v_row(head, token));
-            assert!(k.chain(v).eq(row), "token {token}");
+            let side_row = index(geometry.side_row_bytes());
+            let side = &view.side()[token as usize * side_row..][..side_row];
+            assert!(k.chain(v).chain(side).eq(row), "token {token}");
         }
         let oracle = safetensors::SafeTensors::deserialize(&file).unwrap();
         assert_eq!(oracle.tensor("k").unwrap().data(), view.k());
         if geometry.v_head_dim() > 0 {
             assert_eq!(oracle.tensor("v").unwrap().data(), view.v());
+        }
+        if geometry.side_row_bytes() > 0 {
+            assert_eq!(oracle.tensor("side").unwrap().data(), view.side());
+            assert_eq!(oracle.tensor("side").unwrap().shape()[0], tokens as usize);
         }
     }
     for dtype in Dtype::ALL {
@@ -46,11 +52,21 @@ fn rows_come_back_and_lie_where_they_belong() {
             for v_head_dim in [64, 32, 0] {
                 // One token, a short page, and a full one of more than one block.
                 for tokens in [1, 5, 700] {
-                    check(&geometry(dtype, layout, v_head_dim), tokens);
+                    let geometry = geometry(dtype, layout, v_head_dim);
+                    check(&geometry, tokens);
+                    check(&geometry.with_side_rows(13).unwrap(), tokens);
                 }
             }
         }
     }
+}
+
+#[test]
+fn a_page_without_side_rows_is_byte_for_byte_what_it_was() {
+    let geometry = geometry(Dtype::F16, Layout::Hnd, 32);
+    let file = pack_rows(&geometry, &rows(&geometry, 9), 9, &Metadata::new()).unwrap();
+    // Of the version before there were side rows.
+    assert_eq!(crate::content_checksum(&file).to_string(), "ab123c84108701f723b071fca9b6da5c");
 }
 
 #[test]

@@ -80,7 +80,7 @@ impl CudaAttention {
             let why = "a sequence whose tokens were removed or moved: attend on the CPU";
             return Err(CudaError::Unsupported(why.to_owned()));
         }
-        let geometry = sequence.manifest().geometry();
+        let geometry = &sequence.manifest().largest_geometry();
         let layers = sequence.layers().len();
         self.prepare_scan(geometry, layers)?;
         self.registry.begin(stream.sequence_number());

@@ -79,7 +79,7 @@ impl ListedLayer {
     fn find_next(
         &mut self, directory: &Path, layer: Layer, manifest: &Manifest,
     ) -> Result<bool, ReadError> {
-        let geometry = manifest.geometry();
+        let geometry = manifest.layer_geometry(layer);
         let page_tokens = u64::from(geometry.page_tokens());
         let start = TokenStart(self.pages.last().map_or(0, |last| last.start.0 + page_tokens));
         if let Some(page) = ListedLayer::page_at(directory, start)? {
@@ -94,7 +94,7 @@ impl ListedLayer {
         match fs::metadata(&path) {
             Ok(metadata) => {
                 self.tail = Some(start);
-                self.end = start.0 + metadata.len() / geometry.row_bytes();
+                self.end = start.0 + geometry.rows_in(metadata.len());
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(ReadError::io(&path)(error)),

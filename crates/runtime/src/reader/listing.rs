@@ -197,7 +197,7 @@ fn list_layer(
         // All that a short window covers lies in one page, and not from its beginning on.
         Some((first, path)) if listed.pages.is_empty() && listed.tail.is_none() => {
             let bytes = fs::metadata(&path).map_err(ReadError::io(&path))?.len();
-            first.0 + bytes / manifest.geometry().row_bytes()
+            first.0 + manifest.layer_geometry(layer).rows_in(bytes)
         }
         _ => listed.find_end(directory, layer, manifest)?,
     };
@@ -231,7 +231,7 @@ impl ListedLayer {
                 }
                 Err(error) => return Err(ReadError::io(&path)(error)),
             };
-            return Ok(tail.0 + bytes / manifest.geometry().row_bytes());
+            return Ok(tail.0 + manifest.layer_geometry(layer).rows_in(bytes));
         }
         let Some(last) = self.pages.last() else { return Ok(0) };
         let path = directory.join(names::format_page(last.start));

@@ -55,6 +55,7 @@ mod prefix;
 mod residents;
 mod run;
 mod sequence;
+mod side;
 mod stream;
 mod tail;
 
@@ -72,4 +73,5 @@ pub use prefix::{PrefixMatch, longest_prefix};
 pub use residents::{Limits, Residents};
 pub use run::Run;
 pub use sequence::{Sequence, Settings};
+pub use side::SideBlock;
 pub use stream::Stream;

@@ -191,8 +191,13 @@ impl LoadedPage {
 
     /// Its K and V, where they lie.
     pub(super) fn block(&self) -> KvBlock<'_> {
+        KvBlock::page(&self.view(), self.start())
+    }
+
+    /// Its tensors.
+    pub(super) fn view(&self) -> PageView<'_> {
         let view = PageView::new(self.bytes.as_slice(), self.place.geometry(), self.tokens);
-        KvBlock::page(&view.expect("the length was compared with the header's"), self.start())
+        view.expect("the length was compared with the header's")
     }
 }
 

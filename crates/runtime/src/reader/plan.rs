@@ -100,11 +100,11 @@ impl Sequence {
         &self, tokens: Range<u64>, backend: Backend, rates: &Rates,
     ) -> Result<Plan, ReadError> {
         let stream = self.stream(tokens.clone())?;
-        let geometry = self.manifest().geometry();
         let mut planner = Planner::new(self);
         let (mut layers, mut tail_bytes) = (0, 0);
         for scan in stream.scans() {
             layers += 1;
+            let geometry = self.manifest().layer_geometry(scan.layer());
             tail_bytes += scan.tail_tokens() * geometry.row_bytes();
             let end = self.layers[scan.layer().0 as usize].end;
             for page in scan.pages() {

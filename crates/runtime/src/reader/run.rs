@@ -23,7 +23,7 @@ pub struct Run {
 
 impl Run {
     pub(super) fn new(layer: Layer, sequence: &Sequence, tokens: &Range<u64>) -> Self {
-        let geometry = *sequence.manifest().geometry();
+        let geometry = sequence.manifest().layer_geometry(layer);
         let positions = Arc::clone(sequence.positions_of(layer));
         Self { layer, geometry, end: tokens.end, positions, pages: Vec::new(), tail: None }
     }
@@ -98,6 +98,23 @@ impl Run {
 
     pub(super) fn add_tail(&mut self, rows: TailRows) {
         self.tail = Some(rows);
+    }
+
+    pub(super) fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    pub(super) fn positions(&self) -> &Positions {
+        &self.positions
+    }
+
+    pub(super) fn tail(&self) -> Option<&TailRows> {
+        self.tail.as_ref()
+    }
+
+    /// The pages, and how many tokens of each count.
+    pub(super) fn loaded(&self) -> impl Iterator<Item = (&LoadedPage, u64)> {
+        self.pages.iter().map(|page| (page.as_ref(), self.tokens_of(page)))
     }
 
     fn tokens_of(&self, page: &LoadedPage) -> u64 {

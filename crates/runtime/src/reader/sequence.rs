@@ -74,7 +74,7 @@ impl Sequence {
     pub fn open_with(path: &Path, settings: Settings) -> Result<Self, ReadError> {
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
         let (manifest, home) = listing::manifest(path)?;
-        let geometry = manifest.geometry();
+        let geometry = manifest.largest_geometry();
         let page_bytes = geometry.file_bytes(geometry.page_tokens());
         let page_bytes = usize::try_from(page_bytes).unwrap_or(usize::MAX);
         let Listing { layers, positions } = listing::list(path, &manifest)?;

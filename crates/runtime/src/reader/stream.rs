@@ -77,7 +77,7 @@ pub struct Stream<'s> {
 impl<'s> Stream<'s> {
     pub(super) fn new(sequence: &'s Sequence, scans: Vec<LayerScan>, tokens: Range<u64>) -> Self {
         sequence.source.residents.begin_scan();
-        let geometry = sequence.manifest().geometry();
+        let geometry = sequence.manifest().largest_geometry();
         let page_bytes = geometry.file_bytes(geometry.page_tokens());
         // A run has up to half as many as are on their way.
         let window = (sequence.stream_bytes / page_bytes * 2 / 3).clamp(2, WINDOW_PAGES_MAX);
@@ -378,7 +378,8 @@ impl<'s> Stream<'s> {
         let path = layer_directory(&source.path, scan.layer()).join(names::format_tail(start));
         let tail = &self.sequence.tails[scan.layer().0 as usize];
         let place = (scan.layer(), start);
-        run.add_tail(tail.read(&path, place, tokens, source.manifest.geometry())?);
+        let geometry = source.manifest.layer_geometry(scan.layer());
+        run.add_tail(tail.read(&path, place, tokens, &geometry)?);
         Ok(())
     }
 }

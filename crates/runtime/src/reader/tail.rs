@@ -43,8 +43,9 @@ impl Tail {
         };
         let metadata = file.metadata().map_err(ReadError::io(path))?;
         let wanted = tokens.min(u64::from(geometry.page_tokens())) * geometry.row_bytes();
-        if metadata.len() < wanted {
-            let start = TokenStart(start.0 + metadata.len() / geometry.row_bytes());
+        let rows = geometry.rows_in(metadata.len());
+        if rows * geometry.row_bytes() < wanted {
+            let start = TokenStart(start.0 + rows);
             return Err(ReadError::Missing { layer, start });
         }
         if known.inode != metadata.ino() {
@@ -69,6 +70,15 @@ impl Tail {
 impl TailRows {
     pub(super) fn tokens(&self) -> u64 {
         self.tokens
+    }
+
+    pub(super) fn start(&self) -> u64 {
+        self.start.0
+    }
+
+    /// At least those of its tokens.
+    pub(super) fn rows(&self) -> &[u8] {
+        &self.rows
     }
 
     pub(super) fn bytes(&self, geometry: &Geometry) -> u64 {

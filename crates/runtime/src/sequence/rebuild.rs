@@ -200,9 +200,9 @@ impl Rebuild<'_> {
         if manifest.layer_kind(layer) == Some(LayerKind::Cross) {
             // No operation on tokens is about what the encoder made.
             let all = Rebuild { positions: &Positions::default(), end: listed.end, ..*self };
-            return all.pages(manifest.geometry(), listed, &directory);
+            return all.pages(&manifest.layer_geometry(layer), listed, &directory);
         }
-        self.pages(manifest.geometry(), listed, &directory)
+        self.pages(&manifest.layer_geometry(layer), listed, &directory)
     }
 
     fn pages(

@@ -45,7 +45,7 @@ impl Model {
 
     /// Length of the longest page or state of a layer.
     pub fn file_bytes_max(&self, layer: u32) -> u64 {
-        let geometry = self.manifest.geometry();
+        let geometry = self.manifest.layer_geometry(Layer(layer));
         let state = self.manifest.state_shape(Layer(layer));
         state.map_or(geometry.file_bytes(geometry.page_tokens()), StateShape::file_bytes)
     }

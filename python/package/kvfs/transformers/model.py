@@ -75,7 +75,7 @@ def check(model: PreTrainedModel, store: Model) -> None:
         raise refused(f"the model is on {model.device}: a KvfsCache takes rows on the CPU: model.to('cpu')")
     kinds = _other_layers(config) or [kind for kind in store.manifest.get("layers", ()) if kind != "attention"]
     if kinds:
-        raise refused(f"layers of the kind {kinds[0]!r} do not keep every token: give generate() no KvfsCache")
+        raise refused(f"layers of the kind {kinds[0]!r} keep something else than K and V of every token: give generate() no KvfsCache")
     if store.v_head_dim != store.head_dim:
         raise refused(f"{store.path}: rows of K and V differ ({store.head_dim} and {store.v_head_dim} elements)")
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads

@@ -13,10 +13,10 @@ use crate::page::{
 };
 
 /// The handle, freed at the end.
-struct Handle(*mut Manifest);
+pub(super) struct Handle(pub(super) *mut Manifest);
 
 impl Handle {
-    fn new(manifest: &page::Manifest) -> Self {
+    pub(super) fn new(manifest: &page::Manifest) -> Self {
         let (json, mut handle) = (manifest.to_json(), ptr::null_mut());
         // SAFETY: both are alive.
         let status =
@@ -25,7 +25,7 @@ impl Handle {
         Self(handle)
     }
 
-    fn block(&self, layer: u32, start: u64, file: &[u8]) -> (Status, Block) {
+    pub(super) fn block(&self, layer: u32, start: u64, file: &[u8]) -> (Status, Block) {
         let (data, mut block) = (file.as_ptr().cast::<c_void>(), empty_block());
         let out = &raw mut block;
         // SAFETY: everything is alive and as long as it says.

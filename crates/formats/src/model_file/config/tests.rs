@@ -27,6 +27,7 @@ fn llama() {
         ModelFile {
             architecture: "llama".to_owned(),
             layers: vec![ATTENTION; 32],
+            index_keys: None,
             kv_heads: 8,
             head_dim: 128,
             v_head_dim: 128,
@@ -91,6 +92,61 @@ fn rows_of_other_shapes() {
         json!({"num_attention_heads": 32, "num_key_value_heads": null, "hidden_size": 64}),
         (32, 2, 2),
     );
+}
+
+/// The beginning of that of GLM-5.3, and what differs.
+fn sparse(fields: Value) -> Value {
+    let mut config = json!({
+        "model_type": "glm_moe_dsa", "num_hidden_layers": 8, "num_attention_heads": 64, "num_key_value_heads": 64,
+        "hidden_size": 6144, "head_dim": 192, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 192,
+        "v_head_dim": 256, "index_head_dim": 128, "index_n_heads": 32, "index_topk": 2048, "dtype": "bfloat16",
+        "index_topk_pattern": null,
+    });
+    let Value::Object(fields) = fields else { panic!("{fields}") };
+    config.as_object_mut().unwrap().extend(fields);
+    config
+}
+
+#[test]
+fn index_keys_of_sparse_attention() {
+    fn check(fields: Value, expected: &str) {
+        let found = described(&sparse(fields)).unwrap();
+        let keys = found.index_keys.clone().unwrap();
+        let letters: String = keys.layers.iter().map(|has| if *has { 'F' } else { 'S' }).collect();
+        assert_eq!((letters.as_str(), keys.head_dim), (expected, 128));
+        assert_eq!((found.kv_heads, found.head_dim, found.v_head_dim), (1, 576, 0));
+        let side = keys.rows(found.dtype.clone().unwrap()).unwrap();
+        assert_eq!((side.name.as_str(), side.row_bytes), ("index_k", 256));
+        let has = |kind: &LayerKind| *kind == LayerKind::WithSide(side.clone());
+        assert!(found.layers_with(&side).iter().map(has).eq(keys.layers));
+    }
+    // DeepSeek V3.2 and GLM-5: every layer.
+    check(json!({"model_type": "deepseek_v32"}), "FFFFFFFF");
+    check(json!({"index_topk_freq": 1}), "FFFFFFFF");
+    // GLM-5.3, in the three ways of saying so.
+    check(json!({"index_topk_freq": 4, "index_skip_topk_offset": 3}), "FFFSSSFS");
+    check(json!({"index_topk_freq": 4, "index_topk_pattern": "FSSFSSSF"}), "FSSFSSSF");
+    let types = ["full", "full", "full", "shared", "shared", "shared", "full", "shared"];
+    check(json!({"index_topk_freq": 4, "indexer_types": types}), "FFFSSSFS");
+}
+
+#[test]
+fn index_keys_that_no_file_tells() {
+    fn check(fields: Value, expected: &str) {
+        let error = described(&sparse(fields)).unwrap_err();
+        assert!(error.contains(expected), "{error}");
+    }
+    check(json!({"model_type": "deepseek_v4"}), "of \"deepseek_v4\" it is not known");
+    check(json!({"index_head_dim": null}), "index_head_dim is missing");
+    check(json!({"index_topk_freq": 4}), "index_skip_topk_offset is missing");
+    check(json!({"indexer_types": ["full"]}), "indexer_types has 1 of 8 layers");
+    check(json!({"indexer_types": vec!["full"; 7]}), "indexer_types has 7 of 8 layers");
+    check(json!({"indexer_types": [3, 3, 3, 3, 3, 3, 3, 3]}), "full and shared are known");
+    check(json!({"index_topk_pattern": "FFFFFFFX"}), "F and S are known");
+    check(json!({"index_topk_pattern": "FS"}), "index_topk_pattern has 2 of 8 layers");
+    let keys = described(&sparse(json!({}))).unwrap().index_keys.unwrap();
+    let why = keys.rows(Dtype::F8E4m3).unwrap_err();
+    assert!(why.contains("say with --side NAME:BYTES"), "{why}");
 }
 
 #[test]
@@ -167,7 +223,8 @@ fn refused() {
     check(json!({"mamba_d_state": 16}), "which layers attend");
     check(json!({"linear_attn_config": {"kda_layers": [1]}}), "which layers attend");
     check(json!({"num_kv_shared_layers": 10}), "rows for one another");
-    check(json!({"index_head_dim": 128}), "index keys");
+    check(json!({"index_head_dim": 128}), "index keys, and of \"unknown\" it is not known");
+    check(json!({"compress_ratios": [4, 128]}), "rows that stand for several tokens");
     check(json!({"is_encoder_decoder": true}), "is_encoder_decoder");
     check(json!({"global_head_dim": 512}), "rows of different shapes");
     check(json!({"rope_theta": 1.0, "partial_rotary_factor": 0.3}), "4.8 of 16 elements");

@@ -78,6 +78,7 @@ fn llama() {
     let expected = ModelFile {
         architecture: "llama".to_owned(),
         layers: vec![ATTENTION; 32],
+        index_keys: None,
         kv_heads: 8,
         head_dim: 128,
         v_head_dim: 128,
@@ -148,6 +149,7 @@ fn refused() {
     check(&small("m").array(name, 4, 1, &uneven[..4]), "has 1 of 2 layers");
     check(&small("m").text(name, "eight"), "is no count");
     check(&small("m").counts(&[("m.attention.shared_kv_layers", 10)]), "rows for one another");
+    check(&small("m").counts(&[("m.attention.indexer.key_length", 128)]), "index keys beside K");
     check(&small("m").counts(&[("m.attention.key_length_swa", 32)]), "rows of different shapes");
     check(&small("m").field("x", 99, &[]), "a field of kind 99");
     check(&small("m").array("x", 99, 1, &[0]), "an array of kind 99");

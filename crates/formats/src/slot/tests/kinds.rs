@@ -318,6 +318,8 @@ fn models_that_have_no_slots() {
     check(&[LayerKind::Attention, SLIDING, other], "the manifest of several");
     check(&[LayerKind::Recurrent], "does not say what they consist of");
     check(&[LayerKind::Cross], "kind cross");
+    let side = kvfs_page::SideRows { name: "index_k".to_owned(), row_bytes: 4 };
+    check(&[LayerKind::Attention, LayerKind::WithSide(side)], "the manifest has index_k");
 }
 
 /// A context that nobody has used.

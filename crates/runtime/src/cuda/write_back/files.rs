@@ -19,7 +19,8 @@ struct Tail {
 pub(super) struct Files {
     sequence: PathBuf,
     page_tokens: u64,
-    row_bytes: u64,
+    /// Of each layer, bytes of a row.
+    row_bytes: Vec<u64>,
     /// Of each layer, as far as rows came.
     tails: Vec<Option<Tail>>,
     /// Files that were filled since the last sync: pages now.
@@ -35,7 +36,7 @@ impl Files {
         Self {
             sequence: sequence.to_owned(),
             page_tokens: u64::from(geometry.page_tokens()),
-            row_bytes: geometry.row_bytes(),
+            row_bytes: row_bytes(manifest).collect(),
             tails: (0..geometry.num_layers()).map(|_| None).collect(),
             filled: Vec::new(),
             tokens: None,
@@ -54,14 +55,15 @@ impl Files {
         &mut self, layer: Layer, mut token: u64, mut rows: &[u8],
     ) -> Result<(), Failure> {
         while !rows.is_empty() {
+            let row_bytes = self.row_bytes[layer.0 as usize];
             let in_page = token % self.page_tokens;
-            let room = (self.page_tokens - in_page) * self.row_bytes;
+            let room = (self.page_tokens - in_page) * row_bytes;
             let room = usize::try_from(room).unwrap_or(usize::MAX).min(rows.len());
             let (of_page, rest) = rows.split_at(room);
-            let tail = self.open(layer, token - in_page, in_page * self.row_bytes)?;
+            let tail = self.open(layer, token - in_page, in_page * row_bytes)?;
             // In one piece: what a crash or a full disk leaves of it, `tokens` does not count.
             (&tail.file).write_all(of_page).map_err(about(&tail.path))?;
-            token += room as u64 / self.row_bytes;
+            token += room as u64 / row_bytes;
             rows = rest;
             if token.is_multiple_of(self.page_tokens)
                 && let Some(tail) = self.tails[layer.0 as usize].take()
@@ -123,6 +125,12 @@ impl Files {
         }
         Ok(())
     }
+}
+
+/// Bytes of a row of each layer.
+pub(super) fn row_bytes(manifest: &Manifest) -> impl Iterator<Item = u64> + '_ {
+    let layers = (0..manifest.geometry().num_layers()).map(Layer);
+    layers.map(|layer| manifest.layer_geometry(layer).row_bytes())
 }
 
 fn open(path: &Path) -> Result<File, Failure> {

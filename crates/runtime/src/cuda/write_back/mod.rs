@@ -84,7 +84,8 @@ pub struct WriteBack {
     made: Event,
     /// The last rows that were given have been copied.
     copied: Event,
-    row_bytes: usize,
+    /// Of each layer, bytes of a row.
+    row_bytes: Vec<usize>,
     buffer_bytes: usize,
     /// Of each layer, the token that comes next.
     next: Vec<u64>,
@@ -105,8 +106,11 @@ impl WriteBack {
     ) -> Result<Self, CudaError> {
         let context = cuda.context.clone();
         let geometry = manifest.geometry();
-        let row_bytes = usize::try_from(geometry.row_bytes()).unwrap_or(usize::MAX);
-        let buffer_bytes = BUFFER_BYTES.next_multiple_of(row_bytes);
+        let row_bytes: Vec<usize> = files::row_bytes(manifest)
+            .map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX))
+            .collect();
+        let whole = row_bytes.iter().map(|row_bytes| BUFFER_BYTES.next_multiple_of(*row_bytes));
+        let buffer_bytes = whole.max().unwrap_or(BUFFER_BYTES);
         let (give_back, free) = bounded(BUFFERS);
         for _ in 0..BUFFERS {
             let buffer = Pinned::new(&context, "rows on their way to the mount", buffer_bytes)?;
@@ -151,7 +155,7 @@ impl WriteBack {
     /// of no layer.
     pub fn append(&mut self, layer: Layer, rows: &[u8]) -> Result<(), CudaError> {
         self.check(layer, rows.len())?;
-        for part in rows.chunks(self.buffer_bytes) {
+        for part in rows.chunks(self.piece_bytes(layer)) {
             self.queue(layer, part.len(), Rows::Bytes(part.to_vec()))?;
         }
         Ok(())
@@ -190,7 +194,7 @@ impl WriteBack {
         self.copies.wait(&self.made)?;
         let mut at = 0;
         while at < rows.bytes {
-            let bytes = self.buffer_bytes.min(rows.bytes - at);
+            let bytes = self.piece_bytes(layer).min(rows.bytes - at);
             let Ok(mut buffer) = self.free.recv() else { return Err(self.stopped()) };
             // SAFETY: the caller's promise.
             let copied = unsafe {
@@ -263,17 +267,24 @@ impl WriteBack {
         if self.next(layer).is_none() {
             return Err(refuse("no such layer".to_owned()).into());
         }
-        if !bytes.is_multiple_of(self.row_bytes) {
-            let why = format!("{bytes} bytes are no rows of {}", self.row_bytes);
+        let row_bytes = self.row_bytes[layer.0 as usize];
+        if !bytes.is_multiple_of(row_bytes) {
+            let why = format!("{bytes} bytes are no rows of {row_bytes}");
             return Err(refuse(why).into());
         }
         Ok(())
     }
 
+    /// Bytes of the whole rows that a buffer holds.
+    fn piece_bytes(&self, layer: Layer) -> usize {
+        let row_bytes = self.row_bytes[layer.0 as usize];
+        self.buffer_bytes / row_bytes * row_bytes
+    }
+
     fn queue(&mut self, layer: Layer, bytes: usize, rows: Rows) -> Result<(), CudaError> {
         let next = &mut self.next[layer.0 as usize];
         let token = *next;
-        *next += (bytes / self.row_bytes) as u64;
+        *next += (bytes / self.row_bytes[layer.0 as usize]) as u64;
         self.send(Job::Rows { layer, token, rows })
     }
 

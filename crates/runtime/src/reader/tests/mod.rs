@@ -3,6 +3,7 @@
 
 mod scans;
 mod seen;
+mod side;
 
 use std::fs;
 use std::path::{Path, PathBuf};
