@@ -17,9 +17,10 @@
 //! What the next mount does by itself (files left in `staging/`, sizes of files that were being
 //! written, objects of a mount that ended in a crash) is counted and is no finding.
 //!
-//! A repair plans first: bytes that are not what was sealed go to `quarantine/`, then one durable
-//! write changes all records, then files that nothing refers to go. Ended at any moment, it can
-//! be run again. Without `repair` not a bit of the store changes.
+//! A repair puts bytes that are not what was sealed into `quarantine/` as it finds them, then one
+//! durable write changes all records, then files that nothing refers to go. Ended at any moment, it
+//! can be run again. What cannot be moved or removed is told, and keeps its records; everything else
+//! is repaired. Without `repair` not a bit of the store changes.
 
 mod encoded;
 mod image;
@@ -35,7 +36,6 @@ mod tree;
 use super::directories;
 use super::disk::{DiskDirectory, DiskPath};
 use super::overlay::Overlay;
-use super::quarantine;
 use super::records::Records;
 use super::{Store, StoreError};
 use image::Image;
@@ -129,7 +129,7 @@ pub fn run(
     }
     rest::check(&mut image)?;
     if options.repair {
-        repair(&image, &records)?;
+        repair(&mut image, &records)?;
         store.packs.end()?;
     }
     Ok(image.report)
@@ -187,19 +187,23 @@ fn unreadable(error: &StoreError) -> Report {
     Report { findings: vec![finding], ..Report::default() }
 }
 
-/// Bytes first, so that they are never lost between two steps; then all records; then garbage.
-fn repair(image: &Image<'_>, records: &Records) -> Result<(), StoreError> {
-    for (object, take, reason) in &image.quarantine {
-        quarantine::put(image.store, *object, *take, reason)?;
-    }
+/// All records, once the bytes are where they are kept, so that these are never lost between two steps; then garbage.
+fn repair(image: &mut Image<'_>, records: &Records) -> Result<(), StoreError> {
     if !image.changes.is_empty() {
         records.write(&image.changes)?;
     }
-    for path in &image.garbage {
-        image.store.disk.remove(path)?;
+    for path in std::mem::take(&mut image.garbage) {
+        if let Err(error) = image.store.disk.remove(&path) {
+            let path = path.relative();
+            let what = format!("{}: cannot be removed ({error}), {AGAIN}", path.display());
+            image.find(&what, false);
+        }
     }
     Ok(())
 }
+
+/// What to do about a file that a repair could not move or remove.
+const AGAIN: &str = "see to that and run kvfs fsck --repair again";
 
 #[cfg(test)]
 mod tests;

@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use super::{Finding, FsckOptions, Report};
+use super::{AGAIN, Finding, FsckOptions, Report};
 use crate::store::database::{decode, encode};
 use crate::store::disk::DiskPath;
-use crate::store::quarantine::Take;
+use crate::store::quarantine::{self, Take};
 use crate::store::record::{
     DEPTH_MAX, DirectoryClass, EncodedCopy, Entry, Inode, InodeId, Kind, ObjectId, ObjectRecord,
     RemoteCopy, RemoteState, Totals,
@@ -50,8 +50,8 @@ pub(super) struct Image<'a> {
     pub(super) was_clean: bool,
     /// What a repair writes.
     pub(super) changes: Changes,
-    /// What a repair moves to quarantine, and why.
-    pub(super) quarantine: Vec<(ObjectId, Take, String)>,
+    /// What a repair has moved to quarantine, or would.
+    pub(super) quarantine: Vec<(ObjectId, Take)>,
     /// What a repair removes last.
     pub(super) garbage: Vec<DiskPath>,
     /// Files that cannot be kept, and why.
@@ -200,6 +200,21 @@ impl<'a> Image<'a> {
         self.report
             .findings
             .push(Finding { what: what.to_owned(), repaired: mendable && self.options.repair });
+    }
+
+    /// Puts the bytes of an object into quarantine, if this is a repair. The error says what was in the way, and what to
+    /// do: nothing about that object may be changed then.
+    pub(super) fn set_aside(
+        &mut self, object: ObjectId, take: Take, reason: &str,
+    ) -> Result<(), String> {
+        if self.options.repair
+            && let Err(error) = quarantine::put(self.store, object, take, reason)
+        {
+            let path = DiskPath::Quarantine(object.to_string()).relative();
+            return Err(format!("cannot be moved to {} ({error}), {AGAIN}", path.display()));
+        }
+        self.quarantine.push((object, take));
+        Ok(())
     }
 
     /// A number that nothing has.

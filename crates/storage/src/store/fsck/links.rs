@@ -157,8 +157,11 @@ fn drop_unreferenced(image: &mut Image<'_>, id: ObjectId) {
         let what = format!("object {id}: no file refers to it");
         let kept = image.store.disk.stat(&DiskPath::Object(id)).is_ok();
         let end = if kept { "its bytes are kept in quarantine" } else { "its record is removed" };
+        if kept && let Err(hindrance) = image.set_aside(id, Take::Move, &what) {
+            image.find(&format!("{what}; {hindrance}"), false);
+            return;
+        }
         image.find(&format!("{what}; {end}"), true);
-        image.quarantine.extend(kept.then_some((id, Take::Move, what)));
     }
     image.remove_object(id);
 }

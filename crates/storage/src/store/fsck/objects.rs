@@ -1,6 +1,6 @@
 //! The bytes behind every file: there, as long as they should be, and those that were written.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 
 use super::encoded;
@@ -38,18 +38,15 @@ pub(super) fn check(image: &mut Image<'_>, progress: &dyn Fn(u64, u64)) -> Resul
         };
         let is_there = image.store.disk.stat(&DiskPath::Object(*object)).is_ok();
         if has_encoded && is_there {
-            let what = format!("object {object}: {why}; its encoded copy takes its place");
-            image.find(&what, true);
-            image.quarantine.push((*object, Take::Move, what));
+            replace(image, *object, &why, "its encoded copy");
         } else if has_encoded {
             // As it should be.
         } else if !image.is_in_remote(*object) {
             image.lost.insert(*id, why);
         } else if is_there {
-            let what = format!("object {object}: {why}; the remote's copy takes its place");
-            image.find(&what, true);
-            image.quarantine.push((*object, Take::Move, what));
-            image.leave_to_remote(*object);
+            if replace(image, *object, &why, "the remote's copy") {
+                image.leave_to_remote(*object);
+            }
         } else {
             image.report.only_remote += 1;
             image.leave_to_remote(*object);
@@ -67,6 +64,21 @@ pub(super) fn check(image: &mut Image<'_>, progress: &dyn Fn(u64, u64)) -> Resul
     }
     drop_lost(image);
     Ok(())
+}
+
+/// The disk's raw copy of an object makes room for another one. Whether it did.
+fn replace(image: &mut Image<'_>, object: ObjectId, why: &str, by: &str) -> bool {
+    let what = format!("object {object}: {why}; {by} takes its place");
+    match image.set_aside(object, Take::Move, &what) {
+        Ok(()) => {
+            image.find(&what, true);
+            true
+        }
+        Err(hindrance) => {
+            image.find(&format!("object {object}: {why}; {hindrance}"), false);
+            false
+        }
+    }
 }
 
 /// Nothing is wrong with an object that has left. If its file is still there, a crash came before
@@ -93,7 +105,7 @@ fn check_file(
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             return Ok(Err(format!("the bytes of object {object} are missing")));
         }
-        Err(error) => return Err(error.into()),
+        Err(error) => return Err(at(object, &error)),
     };
     let record = match image.objects.get(&object) {
         Some(record) => *record,
@@ -121,7 +133,8 @@ fn check_file(
     if !image.options.reads(object.0) {
         return Ok(Ok(()));
     }
-    let opened = image.store.open_object(object, Access::Read)?;
+    let opened = image.store.open_object(object, Access::Read);
+    let opened = opened.map_err(|error| at(object, &error))?;
     image.report.bytes_read += stat.length;
     let actual = match file.role {
         Role::Page(page) => seal::page_checksum(opened.as_ref(), &page),
@@ -135,8 +148,14 @@ fn check_file(
         Err(error) if error.raw_os_error() == Some(libc::EIO) => {
             Ok(Err(format!("the bytes of object {object} cannot be read: {error}")))
         }
-        Err(error) => Err(error.into()),
+        Err(error) => Err(at(object, &error)),
     }
+}
+
+/// The disk failed in another way than at bytes that are lost: which file it was.
+fn at(object: ObjectId, error: &io::Error) -> StoreError {
+    let path = DiskPath::Object(object).relative();
+    io::Error::new(error.kind(), format!("{}: {error}", path.display())).into()
 }
 
 /// A file that was being written: its bytes tell size and time, as after a crash.
@@ -194,7 +213,8 @@ fn drop_lost(image: &mut Image<'_>) {
             places.entry(name.inode).or_default().push(index);
         }
     }
-    let mut dropped = HashSet::new();
+    // What became of the bytes: several files may have them.
+    let mut aside: HashMap<ObjectId, Result<&str, String>> = HashMap::new();
     for (id, why) in &lost {
         let indexes = places.remove(id).unwrap_or_default();
         let of_sequence = indexes.iter().find(|index| says_where_rows_stand(image, **index));
@@ -214,20 +234,26 @@ fn drop_lost(image: &mut Image<'_>) {
             format!("{paths}: {why}")
         };
         let object = image.inodes.get(id).and_then(Inode::file).and_then(|file| file.object);
-        let kept = object.and_then(|object| kept(image, object));
-        let end = if kept.is_some() {
-            "a miss after repair, its bytes are kept in quarantine"
-        } else {
-            "a miss after repair"
+        let end = match object {
+            Some(object) => {
+                aside.entry(object).or_insert_with(|| keep(image, object, &what)).clone()
+            }
+            None => Ok(MISS),
+        };
+        let end = match end {
+            Ok(end) => end,
+            Err(hindrance) => {
+                image.find(&format!("{what}; {hindrance}"), false);
+                continue;
+            }
         };
         image.find(&format!("{what}; {end}"), true);
         for index in indexes {
             image.remove_name(index);
         }
         image.remove_inode(*id);
-        if let Some(object) = object.filter(|object| dropped.insert(*object)) {
+        if let Some(object) = object {
             image.remove_object(object);
-            image.quarantine.extend(kept.map(|take| (object, take, what)));
         }
     }
 }
@@ -237,6 +263,16 @@ fn says_where_rows_stand(image: &Image<'_>, index: usize) -> bool {
     let name = &image.names[index];
     name.name == names::POSITIONS.as_bytes()
         && image.class(name.parent) == Some(DirectoryClass::Sequence)
+}
+
+/// What becomes of a lost file of which nothing is left.
+const MISS: &str = "a miss after repair";
+
+/// Keeps the bytes of a lost object aside. What becomes of its files, or why nothing may.
+fn keep(image: &mut Image<'_>, object: ObjectId, what: &str) -> Result<&'static str, String> {
+    let Some(take) = kept(image, object) else { return Ok(MISS) };
+    image.set_aside(object, take, what)?;
+    Ok("a miss after repair, its bytes are kept in quarantine")
 }
 
 /// Which bytes of a lost object can be kept aside.

@@ -143,11 +143,8 @@ fn check_staging(image: &mut Image<'_>) -> Result<(), StoreError> {
 }
 
 fn check_unknown_files(image: &mut Image<'_>) -> Result<(), StoreError> {
-    let aside: HashSet<(ObjectId, bool)> = image
-        .quarantine
-        .iter()
-        .map(|(object, take, _)| (*object, *take == Take::Encoded))
-        .collect();
+    let aside: HashSet<(ObjectId, bool)> =
+        image.quarantine.iter().map(|(object, take)| (*object, *take == Take::Encoded)).collect();
     for shard in 0..=u8::MAX {
         let directory = DiskDirectory::ObjectShard(shard);
         for name in image.store.disk.list(directory)? {

@@ -9,6 +9,7 @@ mod rebuild;
 mod rest;
 mod tree;
 mod undecodable;
+mod unmovable;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

@@ -72,6 +72,11 @@ impl Disk for PackedDisk {
     fn rename(&self, from: &DiskPath, to: &DiskPath) -> io::Result<()> {
         if let Some(object) = self.packed(from) {
             let source = self.open(from, Access::Read)?;
+            // A rename takes the place of what is there.
+            match self.below.remove(to) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
             let target = self.below.create(to)?;
             copy_all(source.as_ref(), target.as_ref())?;
             target.set_modified(source.stat()?.mtime)?;

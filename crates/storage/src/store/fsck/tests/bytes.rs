@@ -7,7 +7,7 @@ use crate::store::faulty_disk::{Call, FaultyDisk};
 
 const KEPT: &str = "a miss after repair, its bytes are kept in quarantine";
 
-fn forget_b(records: &mut Records) {
+pub(super) fn forget_b(records: &mut Records) {
     records.unname(D, b"b");
     records.lose(B);
 }

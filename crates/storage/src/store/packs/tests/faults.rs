@@ -131,6 +131,24 @@ fn a_file_in_staging_that_cannot_be_removed_is_tried_again() {
 }
 
 #[test]
+fn a_packed_object_takes_the_place_of_what_has_the_name() {
+    let directory = store();
+    let mount = Mount::new(directory.path());
+    mount.pack(1, b"packed");
+    let [object, target] = [DiskPath::Object(ObjectId(1)), DiskPath::Quarantine("it".to_owned())];
+    // A directory is no file of anybody's: the bytes stay.
+    let place = directory.path().join(target.relative());
+    std::fs::create_dir(&place).unwrap();
+    assert!(mount.disk.rename(&object, &target).is_err());
+    assert_eq!(mount.read(1).unwrap(), b"packed");
+    std::fs::remove_dir(&place).unwrap();
+    std::fs::write(&place, b"a longer one that was there").unwrap();
+    mount.disk.rename(&object, &target).unwrap();
+    assert_eq!(std::fs::read(place).unwrap(), b"packed");
+    assert!(mount.read(1).is_none());
+}
+
+#[test]
 fn a_packed_object_can_be_read_and_nothing_else() {
     let directory = store();
     let mount = Mount::new(directory.path());
