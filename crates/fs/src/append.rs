@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use super::attributes::Place;
+use super::damage::is_lost;
 use super::insert::{Origin, Verified};
 use super::opened::Opened;
 use super::transfer::{WriteMode, WriteOutcome};
@@ -30,7 +31,13 @@ impl FileSystem {
         let inode = state.inode(id)?;
         let object = inode.file().and_then(|file| file.object).ok_or(FsError::Stale)?;
         let access = if writes || truncates { Access::ReadWrite } else { Access::Read };
-        let file: Arc<dyn DiskFile> = Arc::from(self.core.store.open_object(object, access)?);
+        let file: Arc<dyn DiskFile> = match self.core.store.open_object(object, access) {
+            Err(error) if is_lost(&inode, &error) => {
+                drop(state);
+                return Err(self.rows_are_lost(id, object));
+            }
+            outcome => Arc::from(outcome?),
+        };
         let handle = state.add_handle(Handle::new(id, writes, Served::Append(Arc::clone(&file))));
         let turn = append_turn(&mut state, id);
         drop(state);

@@ -1,12 +1,14 @@
 //! Copies that are not what was written: telling of them, and what becomes of a raw one while there is
 //! another that may be good.
 
+use super::attributes::Attributes;
 use super::{FileSystem, FsError};
-use crate::core::happened;
+use crate::core::state::State;
+use crate::core::{Core, happened};
 use kvfs_storage::store::disk::FileStat;
 use kvfs_storage::store::event::{Event, What};
 use kvfs_storage::store::quarantine::Take;
-use kvfs_storage::store::record::{InodeId, ObjectId, RemoteState, Role};
+use kvfs_storage::store::record::{Inode, InodeId, ObjectId, RemoteState, Role};
 use kvfs_storage::tier::counters::Tier;
 use kvfs_storage::tier::remote::RemoteError;
 
@@ -16,7 +18,40 @@ pub(super) fn tier_here(fs: &FileSystem, object: ObjectId) -> Tier {
     if is_in_memory { Tier::Ram } else { Tier::Ssd }
 }
 
+/// Whether a file that has a name has lost its bytes, as the answer of the disk says: it is on record, and nowhere.
+pub(super) fn is_lost(inode: &Inode, error: &std::io::Error) -> bool {
+    inode.links > 0 && error.kind() == std::io::ErrorKind::NotFound
+}
+
+/// What `stat` shows of a file whose bytes are lost: what is on record. Its name can be opened, which fails and is
+/// told of, and removed.
+pub(super) fn shown_if_lost(
+    state: &State, id: InodeId, error: FsError,
+) -> Result<Attributes, FsError> {
+    let inode = state.inode(id)?;
+    match &error {
+        FsError::Io(cause) if is_lost(&inode, cause) => {
+            Ok(Attributes { is_at_rest: false, ..Attributes::of_record(id, &inode) })
+        }
+        _ => Err(error),
+    }
+}
+
+/// Whether an inode is a tail or token file whose file is not in the store. Nothing else has a copy of those.
+pub(super) fn has_lost_rows(core: &Core, inode: &Inode) -> bool {
+    let rows = inode.file().filter(|file| file.role.is_append_only());
+    let object = rows.and_then(|file| file.object);
+    let found = object.map(|object| core.store.stat_object(object));
+    found.is_some_and(|found| found.is_err_and(|error| is_lost(inode, &error)))
+}
+
 impl FileSystem {
+    /// Tells that the file of a tail, or of token ids, is not in the store.
+    pub(super) fn rows_are_lost(&self, id: InodeId, object: ObjectId) -> FsError {
+        self.note_damage(id, object, true);
+        self.corrupt(id, object, Tier::Ssd, "its file in the store is missing: run kvfs fsck")
+    }
+
     /// Tells that the bytes that a tier stored are not what they should be.
     pub(super) fn corrupt(&self, id: InodeId, object: ObjectId, tier: Tier, why: &str) -> FsError {
         let path = self.core.state().any_path(id);
@@ -85,3 +120,6 @@ impl FileSystem {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,6 +1,7 @@
 //! Finding an inode by name, and how long the kernel may hold what it found.
 
 use super::attributes::{Attributes, Found, Place};
+use super::damage::shown_if_lost;
 use super::{FileSystem, FsError, classify, prefixes, views};
 use crate::core::happened;
 use kvfs_storage::store::event::{Event, What};
@@ -60,7 +61,8 @@ impl FileSystem {
                 return Ok(Lookup::Absent { stable: false });
             }
         }
-        let attributes = state.attributes(&self.core.store, entry.inode)?;
+        let shown = state.attributes(&self.core.store, entry.inode);
+        let attributes = shown.or_else(|error| shown_if_lost(&state, entry.inode, error))?;
         let node = state.nodes.entry(entry.inode).or_default();
         node.lookups += 1;
         if matches!(class, DirectoryClass::Layer(_) | DirectoryClass::Sequence) {
@@ -95,7 +97,8 @@ impl FileSystem {
         }
         let state = self.core.state();
         state.check_current(inode)?;
-        let mut attributes = state.attributes(&self.core.store, inode)?;
+        let shown = state.attributes(&self.core.store, inode);
+        let mut attributes = shown.or_else(|error| shown_if_lost(&state, inode, error))?;
         attributes.is_at_rest &= attributes.links > 0;
         Ok(attributes)
     }

@@ -1,19 +1,21 @@
 //! Which files are below a path.
 
 use super::super::{FileSystem, FsError};
+use crate::core::Core;
+use crate::damage::has_lost_rows;
 use kvfs_storage::store::record::{FileRecord, Inode, InodeId, ObjectId};
 
 /// Names that are read from a directory at a time: the state is held meanwhile.
 const NAMES_MAX: usize = 1024;
 
 impl FileSystem {
-    /// Settled files and their objects, in the order in which these were made; 16 bytes for each.
+    /// Settled files and their objects, and rows that are lost, in the order in which these were made; 16 bytes for each.
     pub(super) fn files_below(&self, below: InodeId) -> Result<Vec<(ObjectId, InodeId)>, FsError> {
         let mut found = Vec::new();
         if below == InodeId::ROOT {
             let snapshot = self.core.state().metadata.snapshot()?;
             snapshot.for_each::<Inode>(b'I', |id, inode| {
-                found.extend(object_of(&inode).map(|object| (object, InodeId(id))));
+                found.extend(object_of(&self.core, &inode).map(|object| (object, InodeId(id))));
             })?;
         } else {
             let mut waiting = vec![below];
@@ -21,7 +23,9 @@ impl FileSystem {
                 let inode = self.core.state().metadata.inode(id)?;
                 match inode {
                     Some(inode) if inode.is_directory() => self.add_names(id, &mut waiting)?,
-                    Some(inode) => found.extend(object_of(&inode).map(|object| (object, id))),
+                    Some(inode) => {
+                        found.extend(object_of(&self.core, &inode).map(|object| (object, id)));
+                    }
                     None => {}
                 }
             }
@@ -53,6 +57,7 @@ impl FileSystem {
     }
 }
 
-fn object_of(inode: &Inode) -> Option<ObjectId> {
-    inode.file().filter(|file| FileRecord::is_settled(file)).and_then(|file| file.object)
+fn object_of(core: &Core, inode: &Inode) -> Option<ObjectId> {
+    let is_wanted = |file: &&FileRecord| file.is_settled() || has_lost_rows(core, inode);
+    inode.file().filter(is_wanted).and_then(|file| file.object)
 }

@@ -8,6 +8,7 @@ use super::super::{FileSystem, FsError};
 use super::Found;
 use super::read::Reader;
 use crate::core::happened;
+use crate::damage::has_lost_rows;
 use crate::verify::changed_since;
 use kvfs_storage::store::disk::{Access, DiskFile, DiskPath, FileStat};
 use kvfs_storage::store::quarantine::Take;
@@ -54,6 +55,16 @@ impl FileSystem {
     pub(super) fn scrub_file(
         &self, id: InodeId, object: ObjectId, reader: &mut Reader<'_>,
     ) -> Result<Found, FsError> {
+        let is_lost = {
+            // Held, so that nobody takes the file away because its rows are a page by now.
+            let state = self.core.state();
+            let inode = state.metadata.inode(id)?;
+            inode.is_some_and(|inode| has_lost_rows(&self.core, &inode))
+        };
+        if is_lost {
+            self.rows_are_lost(id, object);
+            return Ok(Found::Damaged);
+        }
         let Some(subject) = self.subject(id, object)? else {
             return Ok(Found::Skipped);
         };
