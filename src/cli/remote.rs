@@ -89,6 +89,10 @@ fn ask_within<T: Send + 'static>(
     })
 }
 
+fn failed(error: &RemoteError) -> Failure {
+    Failure::Failed(error.told_once())
+}
+
 /// Looks, and changes nothing.
 fn list(place: &str, keys: Option<KeyRing>, json: bool) -> Outcome {
     let (spec, connector) = connector(place)?;
@@ -97,7 +101,7 @@ fn list(place: &str, keys: Option<KeyRing>, json: bool) -> Outcome {
         let id = identify(remote.as_ref(), keys.as_ref())?;
         Ok::<_, RemoteError>((remote, id, keys))
     })?
-    .map_err(Failure::failed)?;
+    .map_err(|error| failed(&error))?;
     let remote: Arc<dyn BlobStore> = match keys {
         Some(keys) => {
             let seal = Seal { keys: Arc::new(keys), numbers: Arc::new(Numbers::default()) };
@@ -105,7 +109,7 @@ fn list(place: &str, keys: Option<KeyRing>, json: bool) -> Outcome {
         }
         None => remote,
     };
-    let stores = published::stores(remote.as_ref()).map_err(Failure::failed)?;
+    let stores = published::stores(remote.as_ref()).map_err(|error| failed(&error))?;
     Ok(if json {
         Report::json(&published::to_json(&stores))
     } else {
@@ -116,6 +120,15 @@ fn list(place: &str, keys: Option<KeyRing>, json: bool) -> Outcome {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_place_that_is_not_there_is_not_said_to_be_tried_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let place = directory.path().join("nope");
+        let failure = list(place.to_str().unwrap(), None, false).unwrap_err();
+        let line = failure.line();
+        assert!(line.contains("nope") && !line.contains("again by itself"), "{line}");
+    }
 
     #[test]
     fn a_remote_that_hangs_is_left() {

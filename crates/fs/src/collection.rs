@@ -18,13 +18,13 @@ use kvfs_storage::store::disk::{DiskDirectory, DiskPath};
 use kvfs_storage::store::record::{EncodedCopy, InodeId, ObjectId, ObjectRecord};
 use kvfs_storage::tier::exchange::Exchange;
 use kvfs_storage::tier::remote::gc::{Collected, collect};
-use kvfs_storage::tier::remote::{BlobStore, RemoteError, State as RemoteHealth};
+use kvfs_storage::tier::remote::{RemoteError, State as RemoteHealth};
 
 /// How long the manifest of names may take. The mover publishes it between two batches.
 const PUBLISHED_WITHIN: Duration = Duration::from_secs(300);
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
-/// Longest text of an error: the attribute stays small.
-const ERROR_CHARACTERS_MAX: usize = 160;
+/// Longest text of an error: the attribute stays small, and the reason and what to do about it are told whole.
+const ERROR_CHARACTERS_MAX: usize = 1000;
 
 /// The collection that is running, or what the last one found.
 #[derive(Debug, Default)]
@@ -49,6 +49,8 @@ impl Collection {
 pub(super) struct Publication {
     asked: AtomicBool,
     done: AtomicU64,
+    /// Why there is none, as of the last round of moving.
+    hindrance: Mutex<Option<RemoteError>>,
 }
 
 impl Publication {
@@ -65,6 +67,50 @@ impl Publication {
             self.asked.store(true, Ordering::Release);
         }
     }
+
+    /// A round of moving has ended so. What it was refused with stays as it is until somebody does something about
+    /// that; an outage, a full remote or a busy disk may pass.
+    pub(super) fn note_round(&self, failure: Option<&FsError>) {
+        let lasting = failure.and_then(|failure| match failure {
+            FsError::Remote(
+                error @ (RemoteError::Foreign(_)
+                | RemoteError::Denied(_)
+                | RemoteError::Key(_)
+                | RemoteError::Other(_)),
+            ) => Some(error.clone()),
+            _ => None,
+        });
+        *self.hindrance.lock().unwrap_or_else(PoisonError::into_inner) = lasting;
+    }
+
+    fn hindrance(&self) -> Option<RemoteError> {
+        self.hindrance.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Waits for a manifest that is younger than this call, as long as nothing is in the way of one.
+    fn wait(
+        &self, within: Duration, is_in_the_way: impl Fn() -> Option<RemoteError>,
+    ) -> Result<(), RemoteError> {
+        let before = self.done.load(Ordering::Acquire);
+        self.asked.store(true, Ordering::Release);
+        let start = Instant::now();
+        while self.done.load(Ordering::Acquire) == before {
+            if let Some(error) = self.hindrance().or_else(&is_in_the_way) {
+                return Err(error);
+            }
+            if start.elapsed() > within {
+                return Err(not_published(&format!("within {} s", within.as_secs())));
+            }
+            std::thread::sleep(LOOK_INTERVAL);
+        }
+        Ok(())
+    }
+}
+
+fn not_published(when: &str) -> RemoteError {
+    RemoteError::Other(format!(
+        "the names of this store were not published {when}: see kvfs status, and run kvfs gc again"
+    ))
 }
 
 impl FileSystem {
@@ -96,7 +142,11 @@ impl FileSystem {
             Ok(report) => report,
             Err(error) => {
                 self.core.observer.failed(&format!("garbage was not collected: {error}"));
-                let text: String = error.to_string().chars().take(ERROR_CHARACTERS_MAX).collect();
+                let text = match &error {
+                    FsError::Remote(error) => error.told_once(),
+                    other => other.to_string(),
+                };
+                let text: String = text.chars().take(ERROR_CHARACTERS_MAX).collect();
                 format!("error: {text}")
             }
         };
@@ -201,20 +251,57 @@ impl FileSystem {
 
 /// Waits for a manifest of names that is younger than this call.
 fn publish_anew(tiers: &Tiers, exchange: &Exchange) -> Result<(), FsError> {
-    let publication = &tiers.publication;
-    let before = publication.done.load(Ordering::Acquire);
-    publication.asked.store(true, Ordering::Release);
-    let start = Instant::now();
-    while publication.done.load(Ordering::Acquire) == before {
-        if let RemoteHealth::Down { error, .. } = exchange.remote().state() {
-            return Err(FsError::Remote(error));
+    let is_in_the_way = || match exchange.remote().state() {
+        RemoteHealth::Down { error, .. } => Some(error),
+        _ if tiers.is_closing() => Some(not_published("before the mount ended")),
+        _ => None,
+    };
+    tiers.publication.wait(PUBLISHED_WITHIN, is_in_the_way).map_err(FsError::Remote)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_waits_for_names_that_may_not_be_published() {
+        let publication = Publication::default();
+        let wait = |within| publication.wait(Duration::from_secs(within), || None);
+        let foreign = || FsError::Remote(RemoteError::Foreign("somebody else".to_owned()));
+        publication.note_round(Some(&foreign()));
+        let start = Instant::now();
+        assert!(matches!(wait(300), Err(RemoteError::Foreign(_))));
+        assert!(start.elapsed() < Duration::from_secs(100));
+        // What may pass is waited for, and so is what nobody has tried yet.
+        for passing in [None, Some(FsError::Remote(RemoteError::Full("no room".to_owned())))] {
+            publication.note_round(passing.as_ref());
+            assert!(matches!(wait(0), Err(RemoteError::Other(_))));
         }
-        if tiers.is_closing() || start.elapsed() > PUBLISHED_WITHIN {
-            let place = exchange.remote().place();
-            let what = format!("remote {place}: the names of this store were not published");
-            return Err(FsError::Remote(RemoteError::Unreachable(what)));
-        }
-        std::thread::sleep(LOOK_INTERVAL);
+        let down = || Some(RemoteError::Unreachable("away".to_owned()));
+        let outage = publication.wait(Duration::from_secs(300), down);
+        assert!(matches!(outage, Err(RemoteError::Unreachable(_))));
     }
-    Ok(())
+
+    #[test]
+    fn the_reason_is_told_as_soon_as_there_is_one() {
+        let publication = Publication::default();
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| publication.wait(Duration::from_secs(300), || None));
+            while !publication.take_request() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let denied = FsError::Remote(RemoteError::Denied("no".to_owned()));
+            publication.note_round(Some(&denied));
+            publication.answer(false);
+            assert!(matches!(waits.join().unwrap(), Err(RemoteError::Denied(_))));
+            publication.note_round(None);
+            let waits = scope.spawn(|| publication.wait(Duration::from_secs(300), || None));
+            // The request that nobody answered is still there: the second one may be the same.
+            while !waits.is_finished() {
+                publication.answer(true);
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            waits.join().unwrap().unwrap();
+        });
+    }
 }

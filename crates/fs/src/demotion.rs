@@ -138,6 +138,7 @@ impl FileSystem {
         if tiers.is_closing() {
             return Duration::MAX;
         }
+        tiers.publication.note_round(outcome.as_ref().err());
         let trouble = outcome.as_ref().err().map(ToString::to_string);
         let trouble = trouble.or_else(|| mover.sight.trouble().map(str::to_owned));
         tiers.note_trouble(trouble);

@@ -71,6 +71,20 @@ impl RemoteError {
         }
     }
 
+    /// The same for whoever asked once: nobody tries again in their place.
+    pub fn told_once(&self) -> String {
+        let text = self.text();
+        match self {
+            RemoteError::Unreachable(_) => {
+                format!("{text} (see that it is there and answers, and run this again)")
+            }
+            RemoteError::Timeout(_) => {
+                format!("{text} (check the network and the server, and run this again)")
+            }
+            _ => self.to_string(),
+        }
+    }
+
     /// Whether the remote itself failed, rather than said no.
     pub fn is_outage(&self) -> bool {
         matches!(self, RemoteError::Unreachable(_) | RemoteError::Timeout(_))
@@ -146,6 +160,17 @@ impl std::error::Error for RemoteError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn whoever_asked_once_is_not_told_that_it_is_tried_again() {
+        for error in [RemoteError::Unreachable("it".into()), RemoteError::Timeout("it".into())] {
+            assert!(error.to_string().contains("tried again by itself"));
+            let told = error.told_once();
+            assert!(told.starts_with("it (") && told.ends_with("and run this again)"), "{told}");
+        }
+        let full = RemoteError::Full("it".into());
+        assert_eq!(full.told_once(), full.to_string());
+    }
 
     #[test]
     fn each_errno_leads_to_its_decision() {

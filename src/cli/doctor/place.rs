@@ -137,7 +137,7 @@ pub(super) fn look_at_remote(
                 "remote {spec} answers: 4 KiB put, read back and deleted in {time:.1} ms"
             ));
         }
-        Ok(Err(error)) => findings.bad(&error.to_string(), ""),
+        Ok(Err(error)) => findings.bad(&error.told_once(), ""),
         Err(silence) => {
             findings.bad(silence.line(), "check the network and the server");
         }
