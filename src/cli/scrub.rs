@@ -36,6 +36,11 @@ pub(crate) struct ScrubArguments {
 
 /// Starts a scrub and waits for its end. Interrupted, the daemon goes on.
 pub(crate) fn run(arguments: &ScrubArguments) -> Outcome {
+    if arguments.rate.is_some_and(|rate| rate.0 == 0) {
+        let why =
+            "--rate 0: nothing would ever be read; give bytes per second such as 50M, or --stop";
+        return Err(Failure::Usage(why.to_owned()));
+    }
     let (mount, path) = mountinfo::kvfs_above(&arguments.path).map_err(Failure::Failed)?;
     let place = path.display();
     let failed = |error: std::io::Error| match error.raw_os_error() {
@@ -114,6 +119,15 @@ fn describe(found: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_bytes_per_second_are_refused_in_words() {
+        let (rate, path) = (Some(Size(0)), PathBuf::from("/nowhere"));
+        let arguments = ScrubArguments { rate, background: false, stop: false, path };
+        let failure = run(&arguments).unwrap_err();
+        assert!(matches!(failure, Failure::Usage(_)));
+        assert!(failure.line().starts_with("--rate 0: "), "{}", failure.line());
+    }
 
     #[test]
     fn a_report_in_words() {

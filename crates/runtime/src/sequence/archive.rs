@@ -142,15 +142,14 @@ impl Sequences {
     }
 
     fn unpack(&self, from: impl Read, to: &Path) -> Result<(), SequenceError> {
-        let broken = |error: io::Error| SequenceError::State(error.to_string());
         let mut archive = Archive::new(from);
         let (mut is_known, mut is_complete) = (false, false);
-        for entry in archive.entries().map_err(broken)? {
-            let mut entry = entry.map_err(broken)?;
+        for entry in archive.entries().map_err(|error| broken(&error, is_known))? {
+            let mut entry = entry.map_err(|error| broken(&error, is_known))?;
             if entry.header().entry_type().is_dir() {
                 continue;
             }
-            let path = entry.path().map_err(broken)?.into_owned();
+            let path = entry.path().map_err(|error| broken(&error, is_known))?.into_owned();
             if path == Path::new(names::MANIFEST) {
                 self.check_manifest(entry)?;
                 is_known = true;
@@ -230,6 +229,17 @@ impl Sequences {
     }
 }
 
+/// Where the stream is no archive, or is damaged. What the archive's reader says of a header has its bytes in it, whatever
+/// they are: those are nobody's to see. What the file below says is told as it is.
+fn broken(error: &io::Error, is_known: bool) -> SequenceError {
+    let why = match (error.raw_os_error(), is_known) {
+        (Some(_), _) => error.to_string(),
+        (None, false) => "it is no archive of a sequence (kvfs seq save writes those)".to_owned(),
+        (None, true) => "the archive is damaged, or cut off".to_owned(),
+    };
+    SequenceError::State(why)
+}
+
 fn append(archive: &mut Builder<impl Write>, path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut header = Header::new_gnu();
     header.set_size(bytes.len() as u64);
@@ -249,4 +259,26 @@ fn states(directory: &Path, end: u64) -> Result<Vec<OsString>, SequenceError> {
 
 fn is_state(entry: LayerEntry) -> bool {
     matches!(entry, LayerEntry::Page(_) | LayerEntry::Tail(_) | LayerEntry::State(_))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_archive_is_told_without_what_is_in_it() {
+        let other = b"root:x:0:0:root:/root:\x1b[31m/bin/sh\n".repeat(40);
+        let mut entries = Archive::new(&other[..]);
+        let error = entries.entries().unwrap().next().unwrap().err().unwrap();
+        assert!(error.to_string().contains("root"), "{error}");
+        let told = broken(&error, false).to_string();
+        assert_eq!(
+            told,
+            "state of a sequence: it is no archive of a sequence (kvfs seq save writes those)"
+        );
+        let told = broken(&error, true).to_string();
+        assert_eq!(told, "state of a sequence: the archive is damaged, or cut off");
+        let disk = io::Error::from_raw_os_error(libc::EIO);
+        assert!(broken(&disk, false).to_string().ends_with(&disk.to_string()));
+    }
 }

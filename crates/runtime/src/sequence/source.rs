@@ -221,15 +221,22 @@ impl Sequences {
 pub(super) fn attempt<T>(
     path: &Path, mut once: impl FnMut() -> Result<T, SequenceError>,
 ) -> Result<T, SequenceError> {
-    let mut last = String::new();
+    let (mut last, mut absent) = (String::new(), 0);
     for attempt in 0..ATTEMPTS {
         thread::sleep(PAUSE * attempt);
         match once().map_err(|error| named(error, path)) {
             Err(error) if is_change(&error) => {
-                last = match error {
-                    SequenceError::Changed { what, .. } => what,
+                let what = match &error {
+                    SequenceError::Changed { what, .. } => what.clone(),
                     other => other.to_string(),
+                };
+                let is_same = is_absent(&error) && (attempt == 0 || what == last);
+                absent += u32::from(is_same);
+                if absent == ATTEMPTS {
+                    // Nobody changes anything: that file has a name, and cannot be opened.
+                    return Err(error);
                 }
+                last = what;
             }
             outcome => return outcome,
         }
@@ -263,6 +270,16 @@ pub(super) fn named(error: SequenceError, sequence: &Path) -> SequenceError {
     }
 }
 
+/// Whether a file that was listed is not there.
+fn is_absent(error: &SequenceError) -> bool {
+    match error {
+        SequenceError::Io { error, .. } | SequenceError::Read(ReadError::Io { error, .. }) => {
+            error.kind() == io::ErrorKind::NotFound
+        }
+        _ => false,
+    }
+}
+
 /// Whether somebody has changed what was being read.
 fn is_change(error: &SequenceError) -> bool {
     match error {
@@ -278,6 +295,20 @@ fn is_change(error: &SequenceError) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_that_cannot_be_opened_is_no_change() {
+        let sequence = Path::new("/mnt/models/m/sequences/chat");
+        let absent = |name: &str| SequenceError::Io {
+            path: sequence.join(name),
+            error: io::Error::from_raw_os_error(libc::ENOENT),
+        };
+        let told = attempt(sequence, || Err::<(), _>(absent("tokens"))).unwrap_err().to_string();
+        assert!(told.starts_with("/mnt/models/m/sequences/chat/tokens: "), "{told}");
+        let mut names = ["a", "b"].iter().cycle();
+        let others = attempt(sequence, || Err::<(), _>(absent(names.next().unwrap())));
+        assert!(matches!(others, Err(SequenceError::Changed { attempts: ATTEMPTS, .. })));
+    }
 
     #[test]
     fn errors_name_files_as_people_know_them() {
