@@ -24,6 +24,13 @@ const TTL: &CStr = c"user.kvfs.ttl";
 const RENEWED: &str = " renewed";
 const USED: &CStr = c"user.kvfs.used_bytes";
 
+/// Of the mount itself: no directory of the store.
+const OWN_DIRECTORY: &str = ".kvfs";
+
+const PLACES: &str = "only directories in files/ and models/ (but no layer) have limits, and files in files/ a time to live";
+const TOO_LARGE: &str =
+    "the largest limits are 1000 years, and one byte less than 8 EiB: write none for no limit";
+
 /// What the status begins the lines of limited directories with.
 const STATUS_KEY: &str = "quota ";
 
@@ -77,6 +84,9 @@ impl Limit {
 /// Sets limits, or shows them.
 pub(crate) fn run(arguments: &QuotaArguments) -> Outcome {
     let (mount, path) = mountinfo::kvfs_above(&arguments.path).map_err(Failure::Failed)?;
+    if path.starts_with(mount.mountpoint.join(OWN_DIRECTORY)) {
+        return Err(Failure::Failed(format!("{}: {PLACES}", path.display())));
+    }
     if arguments.renew && arguments.ttl == Some(Limit(None)) {
         return Err(Failure::Usage("--renew is for a --ttl that is not none".to_owned()));
     }
@@ -197,12 +207,9 @@ fn set(path: &Path, name: &CStr, limit: Option<Limit>, behind: &str) -> Result<(
 
 fn explain(error: &io::Error) -> String {
     match error.raw_os_error() {
-        Some(libc::EOPNOTSUPP) => {
-            "only directories in files/ and models/ (but no layer) have limits, and files in \
-             files/ a time to live"
-                .to_owned()
-        }
-        Some(libc::EINVAL) => "0 is no limit: use none to take a limit away".to_owned(),
+        Some(libc::EOPNOTSUPP) => PLACES.to_owned(),
+        // 0 was refused before.
+        Some(libc::EINVAL) => TOO_LARGE.to_owned(),
         _ => error.to_string(),
     }
 }

@@ -52,6 +52,17 @@ fn limits_are_set_and_shown(mode: Mode) {
     assert_eq!(quota(&["--ttl", "none", "--renew", path]).status.code(), Some(2));
     let refused = quota(&["--size", "0", path]);
     assert_eq!(refused.status.code(), Some(2));
+    let too_long = quota(&["--age", "1000000000000w", path]);
+    let told = String::from_utf8_lossy(&too_long.stderr).into_owned();
+    assert_eq!((too_long.status.code(), told.lines().count()), (Some(1), 1), "{told}");
+    assert!(told.contains("the largest limits are 1000 years"), "{told}");
+    for arguments in [&["--age", "1d"][..], &[]] {
+        let own = format!("{root}/.kvfs");
+        let refused = quota(&[arguments, &[own.as_str()]].concat());
+        let told = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert_eq!((refused.status.code(), told.lines().count()), (Some(1), 1), "{told}");
+        assert!(told.contains("only directories in files/"), "{told}");
+    }
     let refused = quota(&["--size", "1G", root]);
     assert_eq!(refused.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&refused.stderr).contains("only directories in files/"));

@@ -17,6 +17,7 @@ in_both_modes!(
 );
 in_served_mode!(
     what_is_too_old_goes,
+    what_was_just_copied_with_its_times_stays,
     a_file_has_a_time_to_live_of_its_own,
     a_name_that_went_can_be_made_again,
     limits_survive_a_crash,
@@ -118,7 +119,6 @@ fn what_is_too_old_goes(mode: Mode) {
     for name in ["idle", "written", "written/longer"] {
         fs::create_dir(mount.files(name)).unwrap();
     }
-    limit(&mount.files("idle"), "age", 3600);
     limit(&mount.files("written"), "ttl", 3600);
     limit(&mount.files("written/longer"), "ttl", 4 * 3600);
     let mut files = Vec::new();
@@ -129,8 +129,14 @@ fn what_is_too_old_goes(mode: Mode) {
         age_file(path, 2 * HOUR);
     }
     // Used, but not written.
-    drop(open(&files[1], libc::O_RDONLY).unwrap());
     drop(open(&files[3], libc::O_RDONLY).unwrap());
+    // Times that are set are no uses, and undo none: this one has to wait.
+    limit(&mount.files("idle"), "age", 5);
+    crate::common::eventually("a file to go", || {
+        drop(open(&files[1], libc::O_RDONLY).unwrap());
+        (!files[0].exists()).then_some(())
+    });
+    limit(&mount.files("idle"), "age", 3600);
     for gone in [0, 2, 3] {
         wait_until_gone(&files[gone]);
     }
@@ -139,6 +145,41 @@ fn what_is_too_old_goes(mode: Mode) {
     assert_eq!(left, [false, true, false, false, true, true]);
     assert_eq!((removed(&mount, "age"), removed(&mount, "ttl")), (1, 2));
     assert_eq!(mount.status("quota files/idle").split(' ').next(), Some("age=3600"));
+}
+
+/// As `cp -a` and `mv` make it, from another file system.
+fn what_was_just_copied_with_its_times_stays(mode: Mode) {
+    let mut mount = Mount::new(mode);
+    let [age, renewed, size] = ["age", "renewed", "size"].map(|name| mount.files(name));
+    for directory in [&age, &renewed, &size] {
+        fs::create_dir(directory).unwrap();
+    }
+    limit(&age, "age", 30 * 86_400);
+    setxattr(&renewed, "user.kvfs.ttl", b"2592000 renewed").unwrap();
+    let before = write_files(&mount, &size, 3);
+    let copies = [&age, &renewed, &size].map(|directory| directory.join("copy"));
+    for path in &copies {
+        fs::write(path, fill(9, FILE_BYTES)).unwrap();
+        age_file(path, 2400 * HOUR);
+    }
+    limit(&size, "quota", 2 * FILE_BYTES as u64 + FILE_BYTES as u64 / 2);
+    wait_until_gone(&before[1]);
+    for _ in 0..2 {
+        settle();
+        for path in &copies {
+            let shown = fs::metadata(path).unwrap();
+            for time in [shown.accessed().unwrap(), shown.modified().unwrap()] {
+                let old = time.elapsed().unwrap();
+                assert!(old > 2399 * HOUR && old < 2401 * HOUR, "{old:?}");
+            }
+            assert_eq!(listxattr(path).unwrap(), [""; 0]);
+        }
+        assert!(before[2].exists());
+        mount.remount();
+    }
+    mount.crash();
+    settle();
+    assert!(copies.iter().all(|path| fs::read(path).unwrap() == fill(9, FILE_BYTES)));
 }
 
 fn a_file_has_a_time_to_live_of_its_own(mode: Mode) {

@@ -19,6 +19,7 @@ in_served_mode!(
     states_go_with_the_pages_that_they_come_after,
     the_end_of_the_oldest_sequence_goes_first,
     a_sequence_that_is_too_old_goes_whole,
+    a_conversation_that_is_read_as_a_slot_stays,
     a_copy_that_is_being_made_stays,
     shared_pages_free_nothing_until_the_last_sequence_goes,
     pages_that_another_model_shares_let_no_more_sequences_go,
@@ -298,6 +299,25 @@ fn many_states_go_before_the_page_that_they_come_after(mode: Mode) {
     assert_eq!(found().tokens, left);
     drop(reader);
     wait_until_gone(&directory);
+}
+
+fn a_conversation_that_is_read_as_a_slot_stays(mode: Mode) {
+    let mount = Mount::new(mode);
+    let model = Model::small();
+    model.install(&mount);
+    for (first, name) in [(0, "read"), (500, "opened"), (1000, "idle")] {
+        sequence(&mount, &model, name, first, 70);
+    }
+    let slots = model.directory(&mount).join(names::SLOTS);
+    limit(&model.directory(&mount), "age", 5);
+    eventually("a sequence to go", || {
+        assert!(fs::read(slots.join("read.bin")).unwrap().len() > 70 * 128);
+        drop(open(slots.join("opened.bin"), libc::O_RDONLY).unwrap());
+        (!model.sequence(&mount, "idle").exists()).then_some(())
+    });
+    for name in ["read", "opened"] {
+        assert_eq!(shape(&mount, &model, name).unwrap().0, 70, "{name}");
+    }
 }
 
 /// Pages were written long before their limit, the tokens just now: the sequence stays, and so do copies of it while

@@ -5,7 +5,7 @@
 use super::attributes::Caller;
 use super::foreign::ORIGIN;
 use super::prefixes::SLOT_KEY;
-use super::retention::{self, AGE, QUOTA, TTL};
+use super::retention::{self, AGE, QUOTA, TTL, USED};
 use super::{FileSystem, FsError, errands, placement};
 use crate::core::state::State;
 use kvfs_page::Checksum;
@@ -146,6 +146,7 @@ impl FileSystem {
                 || name == LOSSY
                 || name == SLOT_KEY
                 || name == ORIGIN
+                || name == USED
                 || retention::is_limit(&name)
             {
                 continue;
@@ -217,7 +218,7 @@ impl FileSystem {
             TIER => return self.withdraw_wish(id),
             PIN => return self.unpin(id),
             QUOTA | AGE | TTL => return self.remove_limit(id, name),
-            LOSSY | ORIGIN => return Err(FsError::Unsupported),
+            LOSSY | ORIGIN | USED => return Err(FsError::Unsupported),
             _ => {}
         }
         let mut state = self.core.state_to_change()?;

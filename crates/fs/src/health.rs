@@ -9,6 +9,8 @@ use kvfs_storage::tier::remote::State as RemoteHealth;
 
 /// A disk with less than that left is called full: not even a page of a small model fits.
 const FULL_BYTES: u64 = 1 << 20;
+/// The same of inodes: files are made ahead, and a commit may take some.
+const FULL_INODES: u64 = 16;
 
 /// Why a store takes no changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,10 +109,7 @@ impl FileSystem {
     }
 
     fn lack_of_space(&self, space: &Space) -> Vec<String> {
-        let mut reasons = Vec::new();
-        if space.available_bytes < FULL_BYTES {
-            reasons.push(format!("the disk is full: {} bytes are free", space.available_bytes));
-        }
+        let mut reasons = what_is_used_up(space);
         if let Some(ram) = &self.core.store.ram
             && !space.can_take(ram.budget_bytes())
         {
@@ -121,5 +120,37 @@ impl FileSystem {
             ));
         }
         reasons
+    }
+}
+
+/// Of what a disk has none left. One that counts no inodes tells of none at all.
+fn what_is_used_up(space: &Space) -> Vec<String> {
+    let mut reasons = Vec::new();
+    if space.available_bytes < FULL_BYTES {
+        reasons.push(format!("the disk is full: {} bytes are free", space.available_bytes));
+    }
+    if space.inodes_total > 0 && space.inodes_free < FULL_INODES {
+        reasons.push(format!("the disk is full: {} inodes are free", space.inodes_free));
+    }
+    reasons
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_is_full_without_room_or_without_inodes() {
+        let told = |available_bytes, inodes_total, inodes_free| {
+            let space = Space { available_bytes, inodes_total, inodes_free, ..Space::default() };
+            what_is_used_up(&space)
+        };
+        assert_eq!(told(FULL_BYTES, 700, FULL_INODES), [""; 0]);
+        assert_eq!(told(5, 700, FULL_INODES), ["the disk is full: 5 bytes are free"]);
+        assert_eq!(told(1 << 30, 700, 0), ["the disk is full: 0 inodes are free"]);
+        assert_eq!(told(1 << 30, 700, FULL_INODES - 1).len(), 1);
+        assert_eq!(told(5, 700, 0).len(), 2);
+        // btrfs, and tmpfs with nr_inodes=0.
+        assert_eq!(told(1 << 30, 0, 0), [""; 0]);
     }
 }

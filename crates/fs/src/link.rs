@@ -82,7 +82,8 @@ impl FileSystem {
             (Role::Tail { start, .. }, _) => Role::Tail { start, directory: place.parent },
             (role, _) => role,
         };
-        let copy = Inode { links: 1, ctime: Time::now(), ..inode.clone() };
+        let now = Time::now();
+        let copy = Inode { links: 1, ctime: now, atime: now, ..inode.clone() };
         self.core.insert_append(&mut state, place, &copy, (object, role))?;
         let entry = state.entry(place.parent, &place.name)?.ok_or(FsError::NotFound)?;
         match role {

@@ -8,6 +8,7 @@ use std::fmt::Write;
 
 use super::attributes::Caller;
 use super::extended::{LOSSY, PIN};
+use super::retention::kept_use;
 use super::whereabouts::Whereabouts;
 use super::{FileSystem, FsError};
 use crate::core::rights::User;
@@ -113,7 +114,8 @@ fn describe(
         // As for the attributes of the file itself.
         ("hidden", "hidden", "-".to_owned())
     };
-    let (bytes, last_use, links) = (shown.size, shown.atime.seconds, shown.links);
+    let last_use = shown.atime.max(kept_use(state, id)?.unwrap_or_default()).seconds;
+    let (bytes, links) = (shown.size, shown.links);
     Ok(Some(format!("{tier} {encoding} {bytes} {last_use} {links} {flags}")))
 }
 

@@ -59,6 +59,9 @@ impl FileSystem {
         }
         let mut state = self.core.state_to_change()?;
         let mut inode = state.inode(id)?;
+        let dates = (set.atime.is_some() || set.mtime.is_some()) && inode.file().is_some();
+        let until_now = || self.retention.use_until_now((&state, &self.core.store), id, &inode);
+        let used = dates.then(until_now).transpose()?;
         inode.mode = set.mode.map_or(inode.mode, |mode| mode & 0o7777);
         if let Some(owner) = set.uid {
             self.end_limits(&mut state, (id, &inode), owner)?;
@@ -87,6 +90,9 @@ impl FileSystem {
             }
         }
         state.put_inode(id, &inode);
+        if let Some(used) = used {
+            self.retention.keep_use(&mut state, (id, &inode), used);
+        }
         state.attributes_of(&self.core.store, id, &inode)
     }
 

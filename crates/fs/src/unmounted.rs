@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::retention::USED;
 use crate::{Caller, FileSystem, Invalidation, NewNode, NewTime, Place, SetAttributes};
 use crossbeam_channel::Receiver;
 use kvfs_observe::Observer;
@@ -79,11 +80,17 @@ impl Unmounted {
         self.write_as(0, parent, name, bytes)
     }
 
-    /// A file was written and read for the last time then.
+    /// A file was made, written and read for the last time then.
     pub(crate) fn date(&self, id: InodeId, time: Time) {
         let time = Some(NewTime::At(time));
         let set = SetAttributes { mtime: time, atime: time, ..SetAttributes::default() };
         self.fs.set_attributes(id, &set).unwrap();
+        let mut state = self.fs.core.state();
+        let mut inode = state.inode(id).unwrap();
+        inode.ctime = inode.mtime;
+        state.put_inode(id, &inode);
+        let life = state.metadata.life(id);
+        state.metadata.remove_attribute(life, id, USED);
     }
 
     pub(crate) fn id_of(&self, parent: InodeId, name: &str) -> Option<InodeId> {

@@ -13,6 +13,7 @@ use crate::attributes::Place;
 use crate::core::Core;
 use crate::core::state::State;
 use crate::insert::{Origin, Verified};
+use crate::retention::USED;
 use kvfs_storage::ingest::seal;
 use kvfs_storage::store::Store;
 use kvfs_storage::store::disk::Access;
@@ -111,8 +112,8 @@ impl State {
             && rights(&inode) == rights(&wanted.inode)
             && (!wanted.is_dated || inode.mtime == wanted.inode.mtime)
             && (1..LINKS_MAX).contains(&inode.links)
-            && wanted.attributes.is_empty()
-            && self.metadata.attribute_names(id)?.is_empty();
+            && wanted.attributes.iter().all(|(name, _)| name == USED)
+            && self.metadata.attribute_names(id)?.iter().all(|name| name == USED);
         if is_alike {
             inode.links += 1;
             inode.ctime = Time::now();

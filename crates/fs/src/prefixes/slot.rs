@@ -91,6 +91,8 @@ pub(crate) struct OpenSlot {
     watch: Watch,
     /// Who could open it.
     readers: Readers,
+    /// Flags of open(2): whether what is read of it was used.
+    flags: i32,
     layout: Layout,
     /// What stands before the tensors of each cache.
     heads: Vec<Vec<u8>>,
@@ -241,7 +243,7 @@ impl FileSystem {
 
     /// Opens the slot of a virtual inode.
     pub(super) fn open_slot(
-        &self, id: InodeId, key: SlotKey, open: Share,
+        &self, id: InodeId, (key, flags): (SlotKey, i32), open: Share,
     ) -> Result<OpenSlot, FsError> {
         let rules = self.slot_shape(key)?.rules;
         let geometry = rules.manifest.geometry();
@@ -264,6 +266,7 @@ impl FileSystem {
         if ids.len() / TOKEN_BYTES < key.ids as usize {
             return Err(FsError::Stale);
         }
+        self.note_use_of_sequence(sequence, flags)?;
         let references = if key.kind.has_references {
             let prefixes = whole_pages(&shape, &ids);
             Some(References { key: self.slot_key(key.model)?, prefixes })
@@ -286,6 +289,7 @@ impl FileSystem {
             layers,
             watch,
             readers,
+            flags,
             layout: shape.layout,
             heads,
             marks,
@@ -297,6 +301,16 @@ impl FileSystem {
         };
         slot.file = self.slot_file(id, &slot)?;
         Ok(slot)
+    }
+
+    /// Whoever opens a slot uses its sequence: what it is told by is the one file that no other sequence has. Pages, tails
+    /// and states are used when they are read, one by one.
+    fn note_use_of_sequence(&self, sequence: InodeId, flags: i32) -> Result<(), FsError> {
+        let tokens = self.core.state().entry(sequence, names::TOKENS.as_bytes())?;
+        if let Some(entry) = tokens {
+            self.note_use(entry.inode, flags);
+        }
+        Ok(())
     }
 
     /// Whether the rows of a slot behind its references lie in pages that only the remote has: those are

@@ -344,7 +344,7 @@ impl FileSystem {
             }
             Virtual::Slot(..) if writes => return Err(FsError::NotPermitted),
             Virtual::Slot(key) => {
-                let slot = self.open_slot(id, key, open).map_err(FsError::after_lookup)?;
+                let slot = self.open_slot(id, (key, flags), open).map_err(FsError::after_lookup)?;
                 Served::Slot(Arc::new(slot))
             }
             _ => return Err(FsError::IsDirectory),

@@ -86,7 +86,7 @@ impl FileSystem {
         let (Some(inode), Some(ttl)) = (inode.filter(is_plain), ttl) else { return Ok(None) };
         let shown = state.attributes_of(&self.core.store, id, &inode);
         let changed = shown.map_or(inode.mtime, |shown| shown.mtime);
-        let used = self.retention.uses().of(id).unwrap_or_default().max(inode.atime);
+        let used = self.retention.use_until_now((state, &self.core.store), id, &inode)?;
         Ok(Some(ttl.end(changed, used)))
     }
 

@@ -12,6 +12,7 @@
 mod below;
 mod clock;
 mod cut;
+mod dated;
 mod expired;
 mod pass;
 mod policy;
@@ -32,7 +33,6 @@ use super::{FileSystem, FsError};
 use crate::core::state::State;
 use clock::Clock;
 use kvfs_observe::RetentionCounters;
-use kvfs_storage::store::StoreError;
 use kvfs_storage::store::disk::Space;
 use kvfs_storage::store::record::{DEPTH_MAX, Inode, InodeId, Kind, Time};
 use pass::Pass;
@@ -40,6 +40,7 @@ use policy::{Policies, Policy};
 use rights::Root;
 use uses::Uses;
 
+pub(super) use dated::{USED, kept_use};
 pub(super) use policy::{AGE, QUOTA, TTL, is_limit};
 pub(super) use tree::InUse;
 
@@ -124,10 +125,11 @@ impl Retention {
         self.uses().latest().to_vec()
     }
 
-    /// When a file was opened for the last time; that goes on record where what is there lags behind.
+    /// When a file was used for the last time; an open goes on record where what is there lags behind. The mtime is
+    /// that which `stat` shows.
     fn last_use(
         &self, state: &mut State, (id, inode): (InodeId, &mut Inode),
-    ) -> Result<Time, StoreError> {
+    ) -> Result<Time, FsError> {
         let mut uses = self.uses();
         if let Some(atime) = uses.overdue(id, inode.atime) {
             inode.atime = atime;
@@ -136,7 +138,9 @@ impl Retention {
                 state.put_inode(id, &stored);
             }
         }
-        Ok(inode.atime.max(uses.of(id).unwrap_or_default()))
+        let used = uses.of(id).unwrap_or_default();
+        drop(uses);
+        Ok(used.max(dated::recorded_use(state, id, inode)?))
     }
 
     fn clock(&self) -> MutexGuard<'_, Clock> {

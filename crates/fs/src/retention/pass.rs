@@ -396,7 +396,7 @@ impl FileSystem {
         let shown = state.attributes_of(&self.core.store, id, &inode);
         let bytes = shown.as_ref().map_or(0, |shown| shown.size);
         inode.mtime = shown.map_or(inode.mtime, |shown| shown.mtime);
-        let used = self.retention.last_use(state, (id, &mut inode))?.max(inode.mtime);
+        let used = self.retention.last_use(state, (id, &mut inode))?;
         let has_own_ttl = self.retention.policies().files.contains(&id);
         Ok(Some(Seen { place, id, inode, bytes, used, has_own_ttl }))
     }

@@ -168,7 +168,12 @@ impl FileSystem {
     /// Whether somebody may read an attribute: how much there is below a directory is not for those
     /// who cannot look.
     pub fn check_reader(&self, id: InodeId, name: &[u8], caller: Caller) -> Result<(), FsError> {
-        if name == USED_BYTES { self.check_owner(id, caller) } else { Ok(()) }
+        // What is no directory of the store holds nothing, and belongs to nobody.
+        if name == USED_BYTES && !crate::is_virtual(id) {
+            self.check_owner(id, caller)
+        } else {
+            Ok(())
+        }
     }
 
     fn check_owner(&self, id: InodeId, caller: Caller) -> Result<(), FsError> {

@@ -1,6 +1,7 @@
 //! Removing one file or sequence, unless somebody wants it after all.
 
 use super::below::NamesBelow;
+use super::dated::kept_use;
 use super::pass::{Unit, What};
 use super::rights::{Right, Root};
 use crate::attributes::Place;
@@ -142,7 +143,8 @@ pub(super) fn is_used_since(
     let Some(used) = used else { return false };
     let shown = state.attributes_of(&fs.core.store, id, inode);
     let modified = shown.map_or(inode.mtime, |shown| shown.mtime);
-    modified > used || fs.retention.uses().of(id).is_some_and(|last| last > used)
+    let kept = kept_use(state, id).ok().flatten();
+    modified > used || kept.max(fs.retention.uses().of(id)).is_some_and(|last| last > used)
 }
 
 #[cfg(test)]

@@ -1,7 +1,9 @@
 //! Limits over files and sequences without a mount: what goes, what stays, and what is told of it.
 
+mod dated;
 mod limits;
 mod rights;
+mod slots;
 mod walk;
 
 use super::*;

@@ -51,13 +51,18 @@ impl Uses {
         self.recent.get(&id).or_else(|| self.older.get(&id)).copied()
     }
 
+    /// What is known of a file is on record.
+    pub(super) fn forget(&mut self, id: InodeId) {
+        self.recent.remove(&id);
+        self.older.remove(&id);
+    }
+
     /// The time to put on record, if what is there lags behind.
     pub(super) fn overdue(&mut self, id: InodeId, recorded: Time) -> Option<Time> {
         let last = self.of(id)?;
         let lags = last.seconds.saturating_sub(recorded.seconds) >= LAG_SECONDS;
         if lags {
-            self.recent.remove(&id);
-            self.older.remove(&id);
+            self.forget(id);
         }
         lags.then_some(last)
     }

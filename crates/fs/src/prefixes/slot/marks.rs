@@ -89,7 +89,11 @@ impl Mark {
         let filled = outcome.map_err(FsError::after_lookup)?;
         // Before a read nobody looks: what came between was read, and is found out here.
         let now = Self::of(fs, self.layer, self.directory, self.name.clone())?;
-        if now.as_ref() == Some(self) { Ok(filled) } else { Err(FsError::Stale) }
+        if now.as_ref() != Some(self) {
+            return Err(FsError::Stale);
+        }
+        fs.note_use(self.inode, slot.flags);
+        Ok(filled)
     }
 }
 

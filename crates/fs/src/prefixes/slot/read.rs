@@ -256,17 +256,20 @@ impl FileSystem {
             },
         };
         let state = self.core.state();
-        let entry = match kind {
-            PageKind::Sealed => state.entry(directory, name.as_bytes())?,
-            PageKind::Rows => None,
+        let name = if kind == PageKind::Sealed { name } else { names::format_tail(start_token) };
+        let entry = state.entry(directory, name.as_bytes())?;
+        let is_other = |entry: Entry| {
+            kind == PageKind::Sealed
+                && state.metadata.watches.has_other_content(entry.inode, &slot.watch)
         };
-        let is_other =
-            |entry: Entry| state.metadata.watches.has_other_content(entry.inode, &slot.watch);
         // What was read may be of a file that came later: it was written for those whom the sequence lets in now.
         if slot.watch.has_changed() || entry.is_some_and(is_other) {
             return Err(FsError::Stale);
         }
         drop(state);
+        if let Some(entry) = entry {
+            self.note_use(entry.inode, slot.flags);
+        }
         Ok(Page { layer, start, first: start, bytes, kind })
     }
 }
