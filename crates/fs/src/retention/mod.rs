@@ -138,9 +138,9 @@ impl Retention {
                 state.put_inode(id, &stored);
             }
         }
-        let used = uses.of(id).unwrap_or_default();
+        let noted = uses.of(id).unwrap_or_default();
         drop(uses);
-        Ok(used.max(dated::recorded_use(state, id, inode)?))
+        Ok(noted.max(dated::recorded_use(state, id, inode)?))
     }
 
     fn clock(&self) -> MutexGuard<'_, Clock> {
