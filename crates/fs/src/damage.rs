@@ -45,13 +45,13 @@ pub(super) fn has_lost_rows(core: &Core, inode: &Inode) -> bool {
     found.is_some_and(|found| found.is_err_and(|error| is_lost(inode, &error)))
 }
 
-impl FileSystem {
-    /// Tells that the file of a tail, or of token ids, is not in the store.
-    pub(super) fn rows_are_lost(&self, id: InodeId, object: ObjectId) -> FsError {
-        self.note_damage(id, object, true);
-        self.corrupt(id, object, Tier::Ssd, "its file in the store is missing: run kvfs fsck")
-    }
+/// Tells that the file of a tail, or of token ids, is not in the store.
+pub(super) fn tell_of_lost_rows(fs: &FileSystem, id: InodeId, object: ObjectId) -> FsError {
+    fs.note_damage(id, object, true);
+    fs.corrupt(id, object, Tier::Ssd, "its file in the store is missing: run kvfs fsck")
+}
 
+impl FileSystem {
     /// Tells that the bytes that a tier stored are not what they should be.
     pub(super) fn corrupt(&self, id: InodeId, object: ObjectId, tier: Tier, why: &str) -> FsError {
         let path = self.core.state().any_path(id);

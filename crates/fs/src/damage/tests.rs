@@ -19,7 +19,8 @@ fn with_lost_rows() -> (Unmounted, [(InodeId, &'static str); 2]) {
     let sequence = of(sequences, "s");
     let places = [(of(sequence, "000"), "0000016.tail"), (sequence, names::TOKENS)];
     for (parent, name) in places {
-        let inode = unmounted.fs.core.state().inode(of(parent, name)).unwrap();
+        let id = of(parent, name);
+        let inode = unmounted.fs.core.state().inode(id).unwrap();
         let object = inode.file().unwrap().object.unwrap();
         unmounted.fs.core.store.remove_raw(object).unwrap();
     }

@@ -47,6 +47,30 @@ fn name_here(name: &[u8], store: StoreId, number: usize) -> Vec<u8> {
     here
 }
 
+/// The directory of a sequence here, and the tokens that it has: one that goes on with them or ends within them,
+/// or a new one. None if all names lead to other conversations.
+fn directory_for(
+    fs: &FileSystem, sequences: InodeId, found: &ForeignSequence, store: StoreId,
+) -> Result<Option<(InodeId, Vec<u8>)>, FsError> {
+    for number in 1..=NAMES_MAX {
+        let name = name_here(&found.name, store, number);
+        let is_file = {
+            let state = fs.core.state();
+            let entry = state.entry(sequences, &name)?;
+            entry.is_some_and(|entry| entry.file_type != libc::S_IFDIR)
+        };
+        if is_file {
+            continue;
+        }
+        let directory = fs.directory_in(sequences, &name)?;
+        let known = fs.tokens_in(directory)?;
+        if found.tokens.starts_with(&known) || known.starts_with(&found.tokens) {
+            return Ok(Some((directory, known)));
+        }
+    }
+    Ok(None)
+}
+
 /// Where pages come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Provenance {
@@ -172,7 +196,7 @@ impl FileSystem {
         &self, found: &ForeignSequence, from: Provenance,
     ) -> Result<Option<InodeId>, FsError> {
         let sequences = self.directory_in(from.model, names::SEQUENCES.as_bytes())?;
-        let Some((directory, known)) = self.directory_for(sequences, found, from.store)? else {
+        let Some((directory, known)) = directory_for(self, sequences, found, from.store)? else {
             return Ok(None);
         };
         for (layer, pages) in &found.layers {
@@ -191,30 +215,6 @@ impl FileSystem {
             self.put_tokens(directory, &found.tokens)?;
         }
         Ok(Some(directory))
-    }
-
-    /// The directory of a sequence here, and the tokens that it has: one that goes on with them or ends within them,
-    /// or a new one. None if all names lead to other conversations.
-    fn directory_for(
-        &self, sequences: InodeId, found: &ForeignSequence, store: StoreId,
-    ) -> Result<Option<(InodeId, Vec<u8>)>, FsError> {
-        for number in 1..=NAMES_MAX {
-            let name = name_here(&found.name, store, number);
-            let is_file = {
-                let state = self.core.state();
-                let entry = state.entry(sequences, &name)?;
-                entry.is_some_and(|entry| entry.file_type != libc::S_IFDIR)
-            };
-            if is_file {
-                continue;
-            }
-            let directory = self.directory_in(sequences, &name)?;
-            let known = self.tokens_in(directory)?;
-            if found.tokens.starts_with(&known) || known.starts_with(&found.tokens) {
-                return Ok(Some((directory, known)));
-            }
-        }
-        Ok(None)
     }
 
     /// A directory of a model's tree, which is made if it is missing; the owner is that of the

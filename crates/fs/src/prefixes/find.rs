@@ -192,7 +192,7 @@ impl FileSystem {
             if search.seen.len() >= CANDIDATES_MAX || !search.seen.insert(*sequence) {
                 continue;
             }
-            match self.tokens_of(question, *sequence, search.tokens()) {
+            match tokens_of(self, question, *sequence, search.tokens()) {
                 Ok(tokens) if tokens > search.tokens() => search.best = Some((tokens, *sequence)),
                 Ok(_) => {}
                 // A crash took the sequence, and left it in the index: it is not for this one to fail.
@@ -204,22 +204,6 @@ impl FileSystem {
             }
         }
         Ok(())
-    }
-
-    /// How much a sequence has of a prompt, if that is more than so many tokens.
-    fn tokens_of(
-        &self, question: &Question<'_>, sequence: InodeId, found: u64,
-    ) -> Result<u64, FsError> {
-        let geometry = question.rules.manifest.geometry();
-        if !self.core.state().is_open_to_askers(question.model, sequence, geometry)? {
-            return Ok(0);
-        }
-        let mut same = self.same_tokens(sequence, question.prompt)?;
-        if same > found {
-            let positions = self.positions_of(sequence)?;
-            same = same.min(positions.map_or(0, |positions| positions.prefix_rows()));
-        }
-        if same > found { self.present_tokens(question, sequence, same) } else { Ok(0) }
     }
 
     /// Tokens from the first that a sequence's token file has in common with a prompt.
@@ -287,6 +271,22 @@ impl FileSystem {
         }
         Ok(None)
     }
+}
+
+/// How much a sequence has of a prompt, if that is more than so many tokens.
+fn tokens_of(
+    fs: &FileSystem, question: &Question<'_>, sequence: InodeId, found: u64,
+) -> Result<u64, FsError> {
+    let geometry = question.rules.manifest.geometry();
+    if !fs.core.state().is_open_to_askers(question.model, sequence, geometry)? {
+        return Ok(0);
+    }
+    let mut same = fs.same_tokens(sequence, question.prompt)?;
+    if same > found {
+        let positions = fs.positions_of(sequence)?;
+        same = same.min(positions.map_or(0, |positions| positions.prefix_rows()));
+    }
+    if same > found { fs.present_tokens(question, sequence, same) } else { Ok(0) }
 }
 
 /// A full page of every layer of a sequence that keeps pages, and of a recurrent layer the state after it;

@@ -266,7 +266,7 @@ impl FileSystem {
         if ids.len() / TOKEN_BYTES < key.ids as usize {
             return Err(FsError::Stale);
         }
-        self.note_use_of_sequence(sequence, flags)?;
+        note_use_of_sequence(self, sequence, flags)?;
         let references = if key.kind.has_references {
             let prefixes = whole_pages(&shape, &ids);
             Some(References { key: self.slot_key(key.model)?, prefixes })
@@ -301,16 +301,6 @@ impl FileSystem {
         };
         slot.file = self.slot_file(id, &slot)?;
         Ok(slot)
-    }
-
-    /// Whoever opens a slot uses its sequence: what it is told by is the one file that no other sequence has. Pages, tails
-    /// and states are used when they are read, one by one.
-    fn note_use_of_sequence(&self, sequence: InodeId, flags: i32) -> Result<(), FsError> {
-        let tokens = self.core.state().entry(sequence, names::TOKENS.as_bytes())?;
-        if let Some(entry) = tokens {
-            self.note_use(entry.inode, flags);
-        }
-        Ok(())
     }
 
     /// Whether the rows of a slot behind its references lie in pages that only the remote has: those are
@@ -352,4 +342,14 @@ fn whole_pages(shape: &SlotShape, ids: &[u8]) -> Vec<PrefixHash> {
     let mut last = shape.rules.manifest.prefix_root();
     let hashes = pages.map(|page| *last.insert(PrefixHash::next(last, page)));
     hashes.take((shape.key.cells / page_tokens) as usize).collect()
+}
+
+/// Whoever opens a slot uses its sequence: what it is told by is the one file that no other sequence has. Pages, tails
+/// and states are used when they are read, one by one.
+fn note_use_of_sequence(fs: &FileSystem, sequence: InodeId, flags: i32) -> Result<(), FsError> {
+    let tokens = fs.core.state().entry(sequence, names::TOKENS.as_bytes())?;
+    if let Some(entry) = tokens {
+        fs.note_use(entry.inode, flags);
+    }
+    Ok(())
 }

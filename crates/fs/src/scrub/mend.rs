@@ -8,7 +8,7 @@ use super::super::{FileSystem, FsError};
 use super::Found;
 use super::read::Reader;
 use crate::core::happened;
-use crate::damage::has_lost_rows;
+use crate::damage::{has_lost_rows, tell_of_lost_rows};
 use crate::verify::changed_since;
 use kvfs_storage::store::disk::{Access, DiskFile, DiskPath, FileStat};
 use kvfs_storage::store::quarantine::Take;
@@ -62,7 +62,7 @@ impl FileSystem {
             inode.is_some_and(|inode| has_lost_rows(&self.core, &inode))
         };
         if is_lost {
-            self.rows_are_lost(id, object);
+            tell_of_lost_rows(self, id, object);
             return Ok(Found::Damaged);
         }
         let Some(subject) = self.subject(id, object)? else {
