@@ -48,7 +48,7 @@ pub(crate) fn run(arguments: &GcArguments) -> Outcome {
 
 fn wait(mountpoint: &Path) -> std::io::Result<String> {
     loop {
-        let report = sys::extended_attribute(mountpoint, GC)?.unwrap_or_default();
+        let report = sys::long_extended_attribute(mountpoint, GC)?.unwrap_or_default();
         if report != b"running" {
             return Ok(String::from_utf8_lossy(&report).into_owned());
         }

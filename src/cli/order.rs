@@ -1,4 +1,5 @@
-//! What a limit would delete before something: what was used longer ago, by the times on record.
+//! What a limit would delete before something: what was used longer ago, by the times that `stat` shows. Limits know later uses
+//! of files whose times somebody has set.
 //!
 //! A file goes alone, a sequence from its end; it was used when the last of its files was. What is pinned or in
 //! use stays, which nobody can tell for all of them from outside.
@@ -85,7 +86,7 @@ impl Order {
             }
         };
         format!(
-            "last used {ago} ago, by the times on record; below {} {before}",
+            "last used {ago} ago, by the times that stat shows; below {} {before}",
             shown(&self.limited)
         )
     }
@@ -179,7 +180,7 @@ mod tests {
         let told = |ago: &str, files: u64, bytes: &str, behind: &str| {
             let below = directory.path().display();
             Some(format!(
-                "last used {ago} ago, by the times on record; below {below} {files} files, {bytes} were used \
+                "last used {ago} ago, by the times that stat shows; below {below} {files} files, {bytes} were used \
                  longer ago and go first{behind}"
             ))
         };
