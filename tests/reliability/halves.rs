@@ -38,8 +38,9 @@ const FAULTS: [&str; 3] = ["signal=KILL", "error=EIO", "error=ENOSPC"];
 const KILLS: u64 = 3;
 /// The same for what fails, which the daemon tries again after seconds.
 const FAILURES: u64 = 1;
-/// How long the daemon's work in the background is waited for: it tries again after five seconds.
-const PATIENCE: Duration = Duration::from_secs(8);
+/// How long the daemon's work in the background is waited for: it tries again after five seconds, and a fault is met
+/// by each of its threads.
+const PATIENCE: Duration = Duration::from_secs(18);
 const READ_ONLY: &str = "read-only after a disk error";
 
 /// A mount on which an operation is tried again and again.
