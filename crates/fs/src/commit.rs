@@ -7,7 +7,7 @@
 use std::cell::Cell;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 
 use super::health::Refusal;
 use super::{FileSystem, FsError, held_back};
@@ -15,6 +15,8 @@ use crate::core::happened;
 use crate::core::state::{CommitFailure, State};
 use kvfs_storage::store::StoreError;
 use kvfs_storage::store::commit::may_pass;
+use kvfs_storage::store::database::Writer;
+use kvfs_storage::store::layer::Layer;
 use kvfs_storage::tier::what_if::Happened;
 
 impl FileSystem {
@@ -43,20 +45,7 @@ impl FileSystem {
         if has_changes {
             self.core.settle_idle()?;
         }
-        let (frozen, writer, generation) = {
-            let mut state = self.core.state_to_change()?;
-            if state.metadata.uncommitted() > 0 {
-                if let Some(now) = self.retention.believed_time() {
-                    state.metadata.put_clock(now);
-                }
-                held_back::record_left(self, &mut state);
-                self.core.store.events.write_to(&mut state.metadata);
-            }
-            let Some(frozen) = state.metadata.freeze() else {
-                return is_concluded(&mut state);
-            };
-            (frozen, state.metadata.writer(), state.metadata.generation - 1)
-        };
+        let Some((frozen, writer, generation)) = freeze(self)? else { return Ok(()) };
         let room = match self.core.store.fill_reserve() {
             // What removes files makes room, and is what the reserve is for.
             Err(_) if !frozen.removals.is_empty() => Ok(()),
@@ -156,6 +145,28 @@ impl FileSystem {
         // After its first failure the database refuses everything; who met that one was told of it.
         Err(if error.is_after_a_failure() { FsError::ReadOnly } else { error.into() })
     }
+}
+
+/// What a commit is to write, and the generation that is durable then; nothing if nothing is to be written.
+fn freeze(fs: &FileSystem) -> Result<Option<(Arc<Layer>, Writer, u64)>, FsError> {
+    let mut state = fs.core.state_to_change()?;
+    if state.metadata.uncommitted() > 0 {
+        if let Some(now) = fs.retention.believed_time() {
+            state.metadata.put_clock(now);
+        }
+        held_back::record_left(fs, &mut state);
+        fs.core.store.events.write_to(&mut state.metadata);
+    }
+    let Some(frozen) = state.metadata.freeze() else {
+        return is_concluded(&mut state).map(|()| None);
+    };
+    let (writer, generation) = (state.metadata.writer(), state.metadata.generation - 1);
+    let orphans = std::mem::take(&mut state.orphans);
+    drop(state);
+    for orphan in orphans {
+        fs.lets_go(orphan);
+    }
+    Ok(Some((frozen, writer, generation)))
 }
 
 /// There is nothing to freeze. If that is because a commit before never came to its end, nothing more becomes

@@ -113,3 +113,53 @@ pub(super) fn check_empty(state: &State, directory: InodeId) -> Result<(), FsErr
     })?;
     if empty { Ok(()) } else { Err(FsError::NotEmpty) }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+    use crate::attributes::Caller;
+    use crate::unmounted::{Unmounted, place};
+    use kvfs_storage::tier::ram::LetGo;
+
+    const FILES: InodeId = InodeId(3);
+    const NAME: &str = "file";
+
+    #[test]
+    fn bytes_go_with_the_commit_unless_somebody_uses_them() {
+        let unmounted = Unmounted::new();
+        let fs = &unmounted.fs;
+        let told: Arc<Mutex<Vec<InodeId>>> = Arc::default();
+        let tell = Arc::clone(&told);
+        fs.on_leaving(LetGo(Arc::new(move |id| {
+            tell.lock().unwrap().push(id);
+            true
+        })));
+        for is_open in [false, true] {
+            let id = unmounted.write(FILES, NAME, b"bytes");
+            fs.lookup_for(&place(FILES, NAME), Caller::DAEMON).unwrap();
+            fs.commit().unwrap();
+            let object = fs.core.state().inode(id).unwrap().file().unwrap().object.unwrap();
+            let has_bytes = || fs.core.store.stat_object(object).is_ok();
+            let opened = is_open.then(|| fs.open_for(id, libc::O_RDONLY, Caller::DAEMON).unwrap());
+            fs.unlink(&place(FILES, NAME)).unwrap();
+            assert!(has_bytes(), "the name is not durably gone");
+            fs.commit().unwrap();
+            assert_eq!(has_bytes(), is_open);
+            let attributes = fs.attributes(id).unwrap();
+            assert_eq!((attributes.links, attributes.size), (0, 5));
+            if let Some(opened) = opened {
+                fs.release(opened.handle).unwrap();
+                assert!(told.lock().unwrap().is_empty());
+            } else {
+                let again = fs.open_for(id, libc::O_RDWR, Caller::DAEMON);
+                assert!(matches!(again, Err(FsError::Stale)), "{again:?}");
+                assert_eq!(std::mem::take(&mut *told.lock().unwrap()), [id]);
+            }
+            fs.forget(id, u64::MAX);
+            fs.commit().unwrap();
+            assert!(!has_bytes() && fs.attributes(id).is_err());
+        }
+    }
+}

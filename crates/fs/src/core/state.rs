@@ -45,6 +45,8 @@ pub(crate) struct State {
     pub(crate) fresh: BTreeMap<InodeId, Place>,
     /// Pages and manifests being written in place, by where they will appear.
     pub(crate) pending: BTreeMap<Place, Vec<InodeId>>,
+    /// Inodes whose bytes go with the next commit, though the kernel knows them: it is to close what it has of them.
+    pub(crate) orphans: Vec<InodeId>,
     /// Files that somebody may have written to since they were last at rest, and where.
     pub(crate) unsettled: Unsettled,
     /// Files whose bytes are being sealed under another name: no new writers.
@@ -81,6 +83,7 @@ impl State {
             models: BTreeMap::new(),
             fresh: BTreeMap::new(),
             pending: BTreeMap::new(),
+            orphans: Vec::new(),
             unsettled: Unsettled::default(),
             sealing: BTreeSet::new(),
             full_tails: BTreeSet::new(),
@@ -301,16 +304,34 @@ impl State {
         self.fresh.remove(&id);
         self.unsettled.remove(id);
         if self.nodes.contains_key(&id) {
-            if let Some(file) = inode.file_mut() {
-                file.unsettled = true;
-                if let Some(object) = file.object {
-                    self.disown(object)?;
-                }
-            }
+            self.orphan(id, inode)?;
             self.metadata.put_inode(Life::Volatile, id, inode);
             return Ok(());
         }
         self.drop_orphan(id, inode)
+    }
+
+    /// A file lost its last name, and somebody knows its inode. Whoever uses its bytes keeps them. If nobody does, they
+    /// go with the next commit: the kernel may forget the inode long after it, and a client that removes files, syncs
+    /// and writes others has to find room.
+    fn orphan(&mut self, id: InodeId, inode: &mut Inode) -> Result<(), FsError> {
+        let is_changing = self.sealing.contains(&id);
+        let uses = |node: &Node| node.is_in_use() || node.replacement.is_some();
+        let is_used = is_changing || self.nodes.get(&id).is_some_and(uses);
+        let Some(file) = inode.file_mut() else { return Ok(()) };
+        file.unsettled = true;
+        match file.object {
+            Some(object) if is_used => self.disown(object),
+            Some(object) => {
+                file.object = None;
+                self.orphans.push(id);
+                if let Some(node) = self.nodes.get_mut(&id) {
+                    node.verified = None;
+                }
+                self.drop_object(object)
+            }
+            None => Ok(()),
+        }
     }
 
     /// Makes the version that a truncating writer made the file's own. Returns the old one.

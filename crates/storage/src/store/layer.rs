@@ -27,6 +27,11 @@ impl Layer {
         self.records.is_empty() && self.publish.is_empty() && self.removals.is_empty()
     }
 
+    /// Changes that a crash loses unless they are written; a file that it leaves behind is found and removed.
+    pub(crate) fn changes(&self) -> usize {
+        self.records.len() + self.publish.len()
+    }
+
     /// Changes a record.
     pub(crate) fn put(&mut self, key: Vec<u8>, value: Vec<u8>) {
         self.bytes += key.len() + value.len();

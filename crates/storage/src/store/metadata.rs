@@ -390,9 +390,9 @@ impl Metadata {
         }
     }
 
-    /// Changes that wait for a commit.
+    /// Changes that wait for a commit, files that are to be removed after it included.
     pub fn uncommitted(&self) -> usize {
-        self.active.records.len() + self.active.publish.len()
+        self.active.changes() + self.active.removals.len()
     }
 
     /// Bytes of keys and values of these changes.
@@ -400,10 +400,10 @@ impl Metadata {
         self.active.bytes
     }
 
-    /// Changes that a crash would lose: those and what a running commit has not written yet.
+    /// Changes that a crash would lose: records, and bytes that they tell of, that no commit has written yet.
     pub fn not_durable(&self) -> usize {
         let committing = self.committing.as_ref();
-        self.uncommitted() + committing.map_or(0, |layer| layer.records.len() + layer.publish.len())
+        self.active.changes() + committing.map_or(0, |layer| layer.changes())
     }
 
     /// Freezes the active layer, if there is anything in it and none is being written.

@@ -91,6 +91,10 @@ fn what_is_removed_before_is_nowhere() {
     metadata.remove_object(OBJECT);
     assert!(!is_there(&metadata) && metadata.held_back.is_empty());
     assert_eq!((metadata.totals, metadata.arrivals.len()), (Totals::default(), 0));
+    metadata.freeze().unwrap();
+    metadata.thaw_committed().unwrap();
+    metadata.remove_object(OBJECT);
+    assert!(metadata.uncommitted() > 0, "its bytes go with a commit");
     commit(&mut metadata);
     drop(metadata);
     assert_eq!(open(directory.path()).totals, Totals::default());
