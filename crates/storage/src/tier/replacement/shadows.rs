@@ -26,14 +26,13 @@ pub(super) const RESIDENT_MAX: usize = 768;
 /// Absent objects that a shadow remembers.
 const ABSENT_MAX: usize = 8 * RESIDENT_MAX;
 
-/// Uses that count, as a multiple of what is resident: as many as show what a rule keeps ...
-const WINDOW_ROUNDS: f64 = 8.0;
-/// ... and enough that a handful of misses decides nothing.
-const WINDOW_MIN: f64 = 1000.0;
+/// Sampled uses that count, about. One request of an agent uses hundreds of pages: with a tenth of them, chance decides, and what is lost
+/// by going from rule to rule is more than the best of them wins (docs/policy.md).
+const WINDOW: f64 = 8000.0;
 
 /// What another rule may miss of what the present one does: changing has a price as well, since what
 /// is resident was chosen by the other.
-const ADVANTAGE: f64 = 0.985;
+const ADVANTAGE: f64 = 0.995;
 
 /// The rules on trial.
 #[derive(Debug)]
@@ -89,14 +88,11 @@ impl Shadows {
         if !is_sampled(used.object, self.sampling_bits) {
             return;
         }
-        let resident = self.resident_max();
-        if resident > RESIDENT_MAX {
+        if self.resident_max() > RESIDENT_MAX {
             self.sample(self.sampling_bits + 1);
         }
-        #[expect(clippy::cast_precision_loss, reason = "as many as a shadow holds")]
-        let window = (resident as f64 * WINDOW_ROUNDS).max(WINDOW_MIN);
         for shadow in &mut self.candidates {
-            shadow.note(used, is_new, window);
+            shadow.note(used, is_new);
         }
         self.choose();
     }
@@ -147,7 +143,7 @@ impl Shadows {
 
 impl Shadow {
     #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
-    fn note(&mut self, used: Use, is_new: bool, window: f64) {
+    fn note(&mut self, used: Use, is_new: bool) {
         let Shadow { rule, cache, missed_bytes } = self;
         let mut answer = Access::Admit;
         if !is_new || cache.is_resident(used.object) {
@@ -155,7 +151,7 @@ impl Shadow {
         }
         // What is new had to come in under any rule.
         if !is_new || used.uses > 1 {
-            *missed_bytes *= 1.0 - 1.0 / window;
+            *missed_bytes *= 1.0 - 1.0 / WINDOW;
             if answer != Access::Hit {
                 *missed_bytes += used.bytes as f64;
             }

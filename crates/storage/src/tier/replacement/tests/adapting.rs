@@ -12,7 +12,7 @@ use crate::tier::replacement::{Access, Replacement};
 const BUDGET: u64 = 1000;
 
 /// Hits that choosing may cost, as a share of all uses.
-const PRICE_MAX: f64 = 0.02;
+const PRICE_MAX: f64 = 0.01;
 
 /// Hits of a tier that follows one rule.
 fn hits_under(rule: Rule, uses: &[u64]) -> usize {
