@@ -10,6 +10,7 @@ use crate::FsError;
 use crate::attributes::{Attributes, Place};
 use crate::core::handle::Handle;
 use crate::core::node::Node;
+use crate::core::orphan;
 use crate::core::unsettled::Unsettled;
 use crate::extended::LOSSY;
 use crate::health::Refusal;
@@ -240,15 +241,6 @@ impl State {
         Ok(())
     }
 
-    /// Takes an object whose file somebody still has open off the record, unless it is shared.
-    fn disown(&mut self, object: ObjectId) -> Result<(), FsError> {
-        let record = self.metadata.object(object)?;
-        if record.is_none_or(|record| record.references <= 1) {
-            self.metadata.disown_object(object);
-        }
-        Ok(())
-    }
-
     /// Whether a sealed file is the same, byte for byte.
     pub(crate) fn has_content(
         &self, inode: &Inode, role: Role, checksum: [u8; 16],
@@ -304,34 +296,11 @@ impl State {
         self.fresh.remove(&id);
         self.unsettled.remove(id);
         if self.nodes.contains_key(&id) {
-            self.orphan(id, inode)?;
+            orphan::keep_for_users(self, id, inode)?;
             self.metadata.put_inode(Life::Volatile, id, inode);
             return Ok(());
         }
         self.drop_orphan(id, inode)
-    }
-
-    /// A file lost its last name, and somebody knows its inode. Whoever uses its bytes keeps them. If nobody does, they
-    /// go with the next commit: the kernel may forget the inode long after it, and a client that removes files, syncs
-    /// and writes others has to find room.
-    fn orphan(&mut self, id: InodeId, inode: &mut Inode) -> Result<(), FsError> {
-        let is_changing = self.sealing.contains(&id);
-        let uses = |node: &Node| node.is_in_use() || node.replacement.is_some();
-        let is_used = is_changing || self.nodes.get(&id).is_some_and(uses);
-        let Some(file) = inode.file_mut() else { return Ok(()) };
-        file.unsettled = true;
-        match file.object {
-            Some(object) if is_used => self.disown(object),
-            Some(object) => {
-                file.object = None;
-                self.orphans.push(id);
-                if let Some(node) = self.nodes.get_mut(&id) {
-                    node.verified = None;
-                }
-                self.drop_object(object)
-            }
-            None => Ok(()),
-        }
     }
 
     /// Makes the version that a truncating writer made the file's own. Returns the old one.
