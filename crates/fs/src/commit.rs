@@ -12,6 +12,7 @@ use std::sync::{Arc, PoisonError};
 use super::health::Refusal;
 use super::{FileSystem, FsError, held_back};
 use crate::core::happened;
+use crate::core::orphan::let_unused_go;
 use crate::core::state::{CommitFailure, State};
 use kvfs_storage::store::StoreError;
 use kvfs_storage::store::commit::may_pass;
@@ -29,6 +30,7 @@ impl FileSystem {
         self.publish_all_pending(None);
         self.seal_full_tails();
         held_back::let_overdue_go(self)?;
+        let_unused_go(&self.core, |id| _ = self.lets_go(id))?;
         let has_changes = self.core.state().metadata.uncommitted() > 0;
         if !has_changes {
             // A mapping may have gone away unnoticed: that alone is worth a commit.
@@ -161,11 +163,6 @@ fn freeze(fs: &FileSystem) -> Result<Option<(Arc<Layer>, Writer, u64)>, FsError>
         return is_concluded(&mut state).map(|()| None);
     };
     let (writer, generation) = (state.metadata.writer(), state.metadata.generation - 1);
-    let orphans = std::mem::take(&mut state.orphans);
-    drop(state);
-    for orphan in orphans {
-        fs.lets_go(orphan);
-    }
     Ok(Some((frozen, writer, generation)))
 }
 

@@ -9,7 +9,7 @@ pub(crate) mod handle;
 pub(crate) mod happened;
 pub(crate) mod models;
 pub(crate) mod node;
-mod orphan;
+pub(crate) mod orphan;
 pub(crate) mod pack;
 pub(crate) mod persist;
 pub(crate) mod refuse;

@@ -1,30 +1,30 @@
-//! A file that lost its last name while somebody knows its inode: who uses its bytes keeps them.
+//! Files that lost their last name while somebody knows their inodes: who uses their bytes keeps them.
 //!
 //! If nobody does, they go with the next commit and not when the kernel forgets the inode, which it may do long after:
-//! a client that removes files, syncs and writes others has to find room.
+//! a client that removes files, syncs and writes others has to find room. Not earlier: an open that found the name a
+//! moment before may still be on its way. If it comes after that commit it hears that the inode is stale, and the kernel
+//! looks the name up again; it does so once, so names that are replaced without pause must not all be stale.
 
 use crate::FsError;
+use crate::core::Core;
 use crate::core::node::Node;
 use crate::core::state::State;
+use kvfs_storage::store::metadata::Life;
 use kvfs_storage::store::record::{Inode, InodeId, ObjectId};
 
-/// Takes the bytes off the record, and away from the inode if nobody uses them.
-pub(super) fn keep_for_users(
+/// Inodes that are looked at before others may have the state.
+const AT_A_TIME: usize = 256;
+
+/// Takes the bytes of a file without names off the record.
+pub(super) fn disown_bytes(
     state: &mut State, id: InodeId, inode: &mut Inode,
 ) -> Result<(), FsError> {
-    let uses = |node: &Node| node.is_in_use() || node.replacement.is_some();
-    let is_used = state.sealing.contains(&id) || state.nodes.get(&id).is_some_and(uses);
     let Some(file) = inode.file_mut() else { return Ok(()) };
     file.unsettled = true;
     match file.object {
-        Some(object) if is_used => disown(state, object),
         Some(object) => {
-            file.object = None;
             state.orphans.push(id);
-            if let Some(node) = state.nodes.get_mut(&id) {
-                node.verified = None;
-            }
-            state.drop_object(object)
+            disown(state, object)
         }
         None => Ok(()),
     }
@@ -37,4 +37,43 @@ fn disown(state: &mut State, object: ObjectId) -> Result<(), FsError> {
         state.metadata.disown_object(object);
     }
     Ok(())
+}
+
+/// The next commit removes the bytes that nobody uses of the files that lost their last name before this. `let_go` has the kernel
+/// close what it keeps of such a file.
+pub(crate) fn let_unused_go(core: &Core, let_go: impl Fn(InodeId)) -> Result<(), FsError> {
+    let orphans = std::mem::take(&mut core.state().orphans);
+    for some in orphans.chunks(AT_A_TIME) {
+        let mut state = core.state();
+        let mut gone = Vec::new();
+        for id in some {
+            if let_bytes_go(&mut state, *id)? {
+                gone.push(*id);
+            }
+        }
+        drop(state);
+        gone.into_iter().for_each(&let_go);
+    }
+    Ok(())
+}
+
+/// Whether they go. Those that are in use go with the last handle, or when the kernel forgets the inode.
+fn let_bytes_go(state: &mut State, id: InodeId) -> Result<bool, FsError> {
+    let uses = |node: &Node| node.is_in_use() || node.replacement.is_some();
+    let is_unused = state.nodes.get(&id).is_some_and(|node| !uses(node));
+    if !is_unused || state.sealing.contains(&id) || state.unsettled.contains_key(id) {
+        return Ok(false);
+    }
+    let Some(mut inode) = state.metadata.inode(id)?.filter(|inode| inode.links == 0) else {
+        return Ok(false);
+    };
+    let Some(object) = inode.file_mut().and_then(|file| file.object.take()) else {
+        return Ok(false);
+    };
+    if let Some(node) = state.nodes.get_mut(&id) {
+        node.verified = None;
+    }
+    state.metadata.put_inode(Life::Volatile, id, &inode);
+    state.drop_object(object)?;
+    Ok(true)
 }

@@ -46,7 +46,7 @@ pub(crate) struct State {
     pub(crate) fresh: BTreeMap<InodeId, Place>,
     /// Pages and manifests being written in place, by where they will appear.
     pub(crate) pending: BTreeMap<Place, Vec<InodeId>>,
-    /// Inodes whose bytes go with the next commit, though the kernel knows them: it is to close what it has of them.
+    /// Files that lost their last name since the last commit, while somebody knew their inodes.
     pub(crate) orphans: Vec<InodeId>,
     /// Files that somebody may have written to since they were last at rest, and where.
     pub(crate) unsettled: Unsettled,
@@ -296,7 +296,7 @@ impl State {
         self.fresh.remove(&id);
         self.unsettled.remove(id);
         if self.nodes.contains_key(&id) {
-            orphan::keep_for_users(self, id, inode)?;
+            orphan::disown_bytes(self, id, inode)?;
             self.metadata.put_inode(Life::Volatile, id, inode);
             return Ok(());
         }
