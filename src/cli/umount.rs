@@ -18,6 +18,8 @@ use super::{stale, sync};
 const FLUSH_DEADLINE: Duration = Duration::from_secs(11 * 60);
 /// Time for the daemon to end afterwards: there is little left to write.
 const EXIT_DEADLINE: Duration = Duration::from_secs(60);
+/// After so much of it somebody may keep the daemon: that is looked into.
+const SOON: Duration = Duration::from_secs(1);
 /// The same after detaching, which waits for nobody.
 const DETACHED_EXIT_DEADLINE: Duration = Duration::from_secs(1);
 
@@ -87,7 +89,17 @@ fn alive(mount: &Mount, mounts: &[Mount], status: &str, arguments: &UmountArgume
         if !process.wait_for_exit(DETACHED_EXIT_DEADLINE) {
             note(&format!("kvfs: the daemon (pid {pid}) goes on until the last user ends"));
         }
-    } else if !process.wait_for_exit(EXIT_DEADLINE) {
+    } else if !process.wait_for_exit(SOON) {
+        if let Some(other) = mountinfo::other_namespace_with(&mount.device) {
+            let line = format!(
+                "is unmounted here, but another mount namespace has it still (process {other}): \
+                 the daemon (pid {pid}) goes on until that one ends"
+            );
+            return Err(failed(mount, &line));
+        }
+        if process.wait_for_exit(EXIT_DEADLINE) {
+            return Ok(Report::default());
+        }
         let line = format!(
             "is unmounted, but its daemon (pid {pid}) is still working after {} seconds: do not \
              switch off before it has ended",

@@ -20,6 +20,7 @@ mod errors;
 mod full;
 mod halves;
 mod import;
+mod index_room;
 mod injection;
 mod kills;
 mod ledger;

@@ -49,8 +49,8 @@ impl FileSystem {
         }
         let Some((frozen, writer, generation)) = freeze(self)? else { return Ok(()) };
         let room = match self.core.store.fill_reserve() {
-            // What removes files makes room, and is what the reserve is for.
-            Err(_) if !frozen.removals.is_empty() => Ok(()),
+            // That is what the reserve is for.
+            Err(_) if frozen.makes_room() => Ok(()),
             outcome => outcome,
         };
         let lacks_room = room.is_err();

@@ -3,6 +3,7 @@
 //! It answers "is a kvfs mounted there?" without touching the mount, which matters when the
 //! daemon behind it is dead or stuck.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::ffi::OsStringExt;
@@ -36,6 +37,21 @@ impl Mount {
 /// All mounts of this mount namespace, in the order in which they were made.
 pub fn read() -> io::Result<Vec<Mount>> {
     Ok(parse(&std::fs::read("/proc/self/mountinfo")?))
+}
+
+/// A process of another mount namespace that has mounts of this device, if there is one: a container gets a copy of all mounts
+/// that there are when it starts.
+pub fn other_namespace_with(device: &str) -> Option<u32> {
+    let namespace = |process: &Path| std::fs::read_link(process.join("ns/mnt")).ok();
+    let mut known = BTreeSet::from([namespace(Path::new("/proc/self"))?]);
+    std::fs::read_dir("/proc").ok()?.flatten().find_map(|entry| {
+        let pid = entry.file_name().to_str()?.parse().ok()?;
+        if !known.insert(namespace(&entry.path())?) {
+            return None;
+        }
+        let mounts = parse(&std::fs::read(entry.path().join("mountinfo")).ok()?);
+        mounts.iter().any(|mount| mount.device == device).then_some(pid)
+    })
 }
 
 /// The mount that a path leads to: of several at one mountpoint, the last hides the others.

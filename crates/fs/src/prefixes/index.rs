@@ -6,6 +6,7 @@
 
 use std::sync::{Arc, PoisonError};
 
+use super::room::Room;
 use super::{Virtual, is_virtual};
 use crate::core::guard::StateGuard;
 use crate::core::models::model_directory;
@@ -25,8 +26,8 @@ pub(crate) const TOKEN_BYTES: usize = 4;
 /// Pages that are put into the index, or taken out of it, with the state held: some 0.2 ms.
 const PAGES_AT_ONCE: usize = 16;
 
-/// Pages between two commits: their records, up to 8 KiB each, are 8 MiB of memory.
-const PAGES_PER_COMMIT: usize = 1024;
+/// The token file of a sequence of which the index has some pages only, since they are being taken out.
+const NO_TOKENS: InodeId = InodeId(0);
 
 /// The token file of a sequence.
 struct Source {
@@ -66,7 +67,7 @@ impl FileSystem {
                     return Err(error);
                 }
             }
-            if pages >= PAGES_PER_COMMIT {
+            if pages >= Room::of(self)?.pages_per_commit() {
                 self.commit()?;
                 pages = 0;
             }
@@ -142,6 +143,10 @@ impl FileSystem {
             None => {}
         }
         match (source, file) {
+            (Some(_), Some(_)) if from < length && !Room::of(self)?.is_enough() => {
+                self.core.state().metadata.tokens_changed(sequence, change);
+                Ok(pages)
+            }
             (Some(source), Some(file)) if from < length => {
                 Ok(pages + self.add_to_index(sequence, &source, file.as_ref(), from..length)?)
             }
@@ -170,7 +175,10 @@ impl FileSystem {
     }
 
     fn remove_from_index(&self, sequence: InodeId, model: InodeId) -> Result<usize, FsError> {
-        let (mut removed, mut first) = (0, 0);
+        // Should this end in the middle, whoever goes on must not take what is left for whole.
+        let unfinished = IndexedTokens { model, tokens: NO_TOKENS, length: 0 };
+        self.core.state_to_change()?.metadata.put_indexed(sequence, &unfinished);
+        let (mut removed, mut first, mut uncommitted) = (0, 0, 0);
         loop {
             let mut state = self.core.state_to_change()?;
             let pages = state.metadata.some_indexed_pages(sequence, first, PAGES_AT_ONCE)?;
@@ -182,6 +190,12 @@ impl FileSystem {
             if pages.len() < PAGES_AT_ONCE {
                 state.metadata.remove_indexed(sequence);
                 return Ok(removed);
+            }
+            drop(state);
+            uncommitted += pages.len();
+            if uncommitted >= Room::of(self)?.pages_per_commit() {
+                self.commit()?;
+                uncommitted = 0;
             }
         }
     }
@@ -202,7 +216,7 @@ impl FileSystem {
             }
         };
         let mut at = u64::from(number) * page_bytes;
-        let mut count = 0;
+        let (mut count, mut uncommitted) = (0, 0);
         while at < bytes.end {
             let mut pages = Vec::new();
             while at < bytes.end && pages.len() < PAGES_AT_ONCE {
@@ -222,8 +236,17 @@ impl FileSystem {
                 at = end;
             }
             count += pages.len();
+            uncommitted += pages.len();
             // A sequence may be as long as somebody likes.
-            self.throttle()?;
+            let room = Room::of(self)?;
+            if uncommitted >= room.pages_per_commit() {
+                self.commit()?;
+                uncommitted = 0;
+            }
+            if !room.is_enough() {
+                self.core.state().metadata.tokens_changed(sequence, TokensChange::Grown);
+                return Ok(count);
+            }
             let state = self.core.state_to_change()?;
             if state.entry(sequence, names::TOKENS.as_bytes())?.map(|entry| entry.inode)
                 != Some(source.tokens)
@@ -250,7 +273,8 @@ fn note_left_behind(fs: &FileSystem, is_noted: &mut bool) -> Result<(), FsError>
         }
         state.metadata.snapshot()?
     };
-    let mut sequences = Vec::new();
+    // Of those that are gone a crash may have left pages in the index.
+    let mut sequences = snapshot.indexed_sequences()?;
     snapshot.for_each_named(b'E', |parent, offset_and_name| {
         if offset_and_name.get(8..) == Some(names::TOKENS.as_bytes()) {
             sequences.push(InodeId(parent));

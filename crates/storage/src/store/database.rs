@@ -13,6 +13,7 @@ use super::StoreError;
 use super::disk::Disk;
 use super::format;
 use super::layer::Layer;
+use super::record::InodeId;
 use super::reserve::Reserve;
 pub(super) use digest::{Changer, check};
 
@@ -96,6 +97,21 @@ impl Snapshot {
             let Some(value) = self.table.get(key)? else { return Ok(None) };
             decode(value.value()).map(Some)
         })
+    }
+
+    /// Sequences of which the index of prefixes has anything.
+    pub fn indexed_sequences(&self) -> Result<Vec<InodeId>, StoreError> {
+        let (mut found, mut from) = (Vec::new(), super::keys::table(b'Q'));
+        while let Some(record) = self.records(&from)?.next() {
+            let (key, _) = record?;
+            let is_one = key.first() == Some(&b'Q');
+            let Some(number) = super::keys::number(&key).filter(|_| is_one) else { break };
+            found.push(InodeId(number));
+            // Behind all of its pages.
+            let Some(next) = number.checked_add(1) else { break };
+            from = super::keys::indexed(InodeId(next));
+        }
+        Ok(found)
     }
 
     /// Calls `visit` with number and name in the key of each record of one table.

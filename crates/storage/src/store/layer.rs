@@ -32,6 +32,12 @@ impl Layer {
         self.records.len() + self.publish.len()
     }
 
+    /// Whether it leaves more room than there was, on the disk or in the database, once it is written.
+    pub fn makes_room(&self) -> bool {
+        let gone = self.records.values().filter(|record| record.is_none()).count();
+        !self.removals.is_empty() || 2 * gone > self.records.len()
+    }
+
     /// Changes a record.
     pub(crate) fn put(&mut self, key: Vec<u8>, value: Vec<u8>) {
         self.bytes += key.len() + value.len();
