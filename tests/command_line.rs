@@ -146,6 +146,32 @@ fn a_used_mount_stays_and_its_users_are_named() {
 }
 
 #[test]
+fn a_copy_of_the_mount_in_another_namespace_is_told_of() {
+    let Some(place) = Place::new() else { return };
+    let made = Command::new("unshare").args(["-m", "true"]).output();
+    let can_unshare = made.is_ok_and(|output| output.status.success());
+    if !skips::is_there("unshare", (!can_unshare).then(|| "unshare -m fails".to_owned())) {
+        return;
+    }
+    place.check("kvfs", "mount STORE MNT", 0, "");
+    let script = "echo; exec sleep 60";
+    let mut container = Command::new("unshare")
+        .args(["-m", "--propagation", "private", "sh", "-c", script])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = [0; 1];
+    std::io::Read::read_exact(container.stdout.as_mut().unwrap(), &mut line).unwrap();
+    let told = format!("another mount namespace has it still (process {})", container.id());
+    let begun = Instant::now();
+    place.check("kvfs", "umount MNT", 1, &told);
+    assert!(begun.elapsed() < Duration::from_secs(30) && !place.is_mounted());
+    container.kill().unwrap();
+    container.wait().unwrap();
+    place.wait_for_log("everything is durable");
+}
+
+#[test]
 fn a_dead_daemon_is_cleared_by_mount_and_by_umount() {
     let Some(place) = Place::new() else { return };
     place.check("kvfs", "mount STORE MNT", 0, "");

@@ -143,7 +143,12 @@ impl FileSystem {
             None => {}
         }
         match (source, file) {
-            (Some(_), Some(_)) if from < length && !Room::of(self)?.is_enough() => {
+            // Few pages take no more than what else is written with them.
+            (Some(source), Some(_))
+                if from < length
+                    && length - from > PAGES_AT_ONCE as u64 * source.page_bytes()
+                    && !Room::of(self)?.is_enough() =>
+            {
                 self.core.state().metadata.tokens_changed(sequence, change);
                 Ok(pages)
             }
@@ -243,7 +248,7 @@ impl FileSystem {
                 self.commit()?;
                 uncommitted = 0;
             }
-            if !room.is_enough() {
+            if count > PAGES_AT_ONCE && !room.is_enough() {
                 self.core.state().metadata.tokens_changed(sequence, TokensChange::Grown);
                 return Ok(count);
             }
