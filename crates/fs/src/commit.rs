@@ -12,7 +12,7 @@ use std::sync::{Arc, PoisonError};
 use super::health::Refusal;
 use super::{FileSystem, FsError, held_back};
 use crate::core::happened;
-use crate::core::orphan::let_unused_go;
+use crate::core::orphan::make_room;
 use crate::core::state::{CommitFailure, State};
 use kvfs_storage::store::StoreError;
 use kvfs_storage::store::commit::may_pass;
@@ -30,7 +30,7 @@ impl FileSystem {
         self.publish_all_pending(None);
         self.seal_full_tails();
         held_back::let_overdue_go(self)?;
-        let_unused_go(&self.core, |id| _ = self.lets_go(id))?;
+        make_room(&self.core, |id| _ = self.lets_go(id))?;
         let has_changes = self.core.state().metadata.uncommitted() > 0;
         if !has_changes {
             // A mapping may have gone away unnoticed: that alone is worth a commit.

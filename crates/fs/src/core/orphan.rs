@@ -1,17 +1,23 @@
-//! Files that lost their last name while somebody knows their inodes: who uses their bytes keeps them.
+//! Files that lost their last name while somebody knows their inodes: who uses their bytes keeps them, until the last handle is
+//! closed and the kernel forgets the inode.
 //!
-//! If nobody does, they go with the next commit and not when the kernel forgets the inode, which it may do long after:
-//! a client that removes files, syncs and writes others has to find room. Not earlier: an open that found the name a
-//! moment before may still be on its way. If it comes after that commit it hears that the inode is stale, and the kernel
-//! looks the name up again; it does so once, so names that are replaced without pause must not all be stale.
+//! The kernel may do so long after the last close, and a FORGET comes behind a sync that was sent later. On a disk that is nearly full that
+//! is too late: a client that removes files, syncs and writes others has to find room. There bytes that nobody uses go with
+//! the next commit. An open that found the name a moment before hears that the inode is stale, and the kernel looks the name up again;
+//! it does so once only, which is why this is not done where there is room.
 
 use crate::FsError;
 use crate::core::Core;
 use crate::core::node::Node;
+use crate::core::stale::mark_stale;
 use crate::core::state::State;
-use kvfs_storage::store::metadata::Life;
+use kvfs_storage::store::StoreError;
 use kvfs_storage::store::record::{Inode, InodeId, ObjectId};
 
+/// A disk that has less is nearly full ...
+const SHORT_BYTES: u64 = 64 << 20;
+/// ... or a small one that has less than one part of so many.
+const SHORT_SHARE: u64 = 8;
 /// Inodes that are looked at before others may have the state.
 const AT_A_TIME: usize = 256;
 
@@ -39,7 +45,20 @@ fn disown(state: &mut State, object: ObjectId) -> Result<(), FsError> {
     Ok(())
 }
 
-/// The next commit removes the bytes that nobody uses of the files that lost their last name before this. `let_go` has the kernel
+/// Where the disk is nearly full, [`let_unused_go`]; elsewhere the kernel forgets in time.
+pub(crate) fn make_room(core: &Core, let_go: impl Fn(InodeId)) -> Result<(), FsError> {
+    if core.state().orphans.is_empty() {
+        return Ok(());
+    }
+    let space = core.store.disk.space().map_err(StoreError::Io)?;
+    if space.available_bytes < SHORT_BYTES.min(space.total_bytes / SHORT_SHARE) {
+        return let_unused_go(core, let_go);
+    }
+    core.state().orphans.clear();
+    Ok(())
+}
+
+/// The next commit removes the bytes that nobody uses of the files that lost their last name since the last one. `let_go` has the kernel
 /// close what it keeps of such a file.
 pub(crate) fn let_unused_go(core: &Core, let_go: impl Fn(InodeId)) -> Result<(), FsError> {
     let orphans = std::mem::take(&mut core.state().orphans);
@@ -57,23 +76,17 @@ pub(crate) fn let_unused_go(core: &Core, let_go: impl Fn(InodeId)) -> Result<(),
     Ok(())
 }
 
-/// Whether they go. Those that are in use go with the last handle, or when the kernel forgets the inode.
+/// Whether they go. Those that are in use go when the kernel forgets the inode.
 fn let_bytes_go(state: &mut State, id: InodeId) -> Result<bool, FsError> {
     let uses = |node: &Node| node.is_in_use() || node.replacement.is_some();
     let is_unused = state.nodes.get(&id).is_some_and(|node| !uses(node));
     if !is_unused || state.sealing.contains(&id) || state.unsettled.contains_key(id) {
         return Ok(false);
     }
-    let Some(mut inode) = state.metadata.inode(id)?.filter(|inode| inode.links == 0) else {
+    let Some(inode) = state.metadata.inode(id)?.filter(|inode| inode.links == 0) else {
         return Ok(false);
     };
-    let Some(object) = inode.file_mut().and_then(|file| file.object.take()) else {
-        return Ok(false);
-    };
-    if let Some(node) = state.nodes.get_mut(&id) {
-        node.verified = None;
-    }
-    state.metadata.put_inode(Life::Volatile, id, &inode);
-    state.drop_object(object)?;
+    mark_stale(state, id);
+    state.drop_orphan(id, &inode)?;
     Ok(true)
 }
