@@ -1,7 +1,7 @@
 //! The kernel's side: decodes FUSE requests, makes one call into [`kvfs_fs`], replies.
 //!
-//! Requests come through the device or through rings; `protocol` takes them apart and writes answers for both, and
-//! `operations` does not know which. fuser mounts and shakes hands; it is pinned and stays behind this module.
+//! Requests come through the device or through rings; `operations` does not know which.
+//! fuser is pinned and stays behind this module.
 
 mod answer;
 mod background;
@@ -23,7 +23,6 @@ mod operations;
 mod pace;
 mod page;
 mod passthrough;
-mod protocol;
 mod remote;
 mod ring;
 mod shared;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::bounded;
+use fuser::INodeNo;
 
 use super::background::{join, start_indexing, start_moving, start_prefetching, start_threads};
 use super::connection::Connection;
@@ -264,20 +265,21 @@ pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountEr
     let teller = notifier.clone();
     file_system.core.on_new_names(AskAnew(Box::new(move |directory| {
         // A directory that the kernel does not hold needs no telling.
-        let _ = teller.forget_attributes(directory);
+        let _ = teller.inval_inode(INodeNo(directory.0), -1, 0);
     })));
-    let threads = start_threads(options, &file_system, (notifier, invalidations), &stopped)?;
+    let kernel = (notifier, connection.device());
+    let threads = start_threads(options, &file_system, (kernel, invalidations), &stopped)?;
     let slow_threads = queues.start(file_system.tiers().is_some())?;
     start_prefetching(&file_system, counters, &stopped)?;
     start_indexing(options, &file_system, &stopped)?;
     let moving = mover.map(|mover| start_moving(&file_system, mover, &stopped)).transpose()?;
     let endpoint =
         listener.map(|socket| MetricsEndpoint::start(socket, &file_system, options)).transpose()?;
-    let requests = connection.begin()?;
+    let rings = connection.begin()?;
     ready();
     join(slow_threads);
     join(paced_threads);
-    join(requests);
+    join(rings);
     file_system.stop_moving();
     drop((stop, endpoint));
     join(threads);

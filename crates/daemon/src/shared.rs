@@ -5,14 +5,13 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use fuser::{Errno, FopenFlags};
+use fuser::{Errno, FopenFlags, Notifier};
 
 use super::convert::errno;
 use super::held::Held;
 use super::late::{Late, take_queued};
 use super::linger::Linger;
 use super::mount::{MountOptions, Passthrough};
-use super::notify::Notifier;
 use super::passthrough::{Backing, Backings, trial};
 use kvfs_fs::{Caching, FileSystem, FsError, IoMode, Opened, Subject};
 use kvfs_observe::Operation;
@@ -44,9 +43,9 @@ impl Shared {
     }
 
     /// Takes the connection to the kernel.
-    pub(super) fn connect(&self, device: &Arc<OwnedFd>) {
+    pub(super) fn connect(&self, device: &Arc<OwnedFd>, notifier: Notifier) {
         let _ = self.device.set(Arc::clone(device));
-        let _ = self.notifier.set(Notifier::new(Arc::clone(device)));
+        let _ = self.notifier.set(notifier);
         self.linger.watch(Arc::clone(device));
     }
 

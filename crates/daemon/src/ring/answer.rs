@@ -1,10 +1,13 @@
 //! Answers in the kernel's structures.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use fuser::{Errno, FopenFlags};
-use zerocopy::IntoBytes;
+use zerocopy::{Immutable, IntoBytes};
 
+use super::outbox::Outbox;
+use super::slot::Slot;
 use super::wire::{
     Attr, AttrOut, CreateOut, Dirent, EntryOut, GetXattrOut, LseekOut, OpenOut, StatfsOut, WriteOut,
 };
@@ -19,70 +22,61 @@ use kvfs_storage::store::disk::Space;
 /// Entries of a listing begin at multiples of this.
 const ENTRY_ALIGNMENT: usize = 8;
 
-/// The way back of one request.
-pub(crate) trait Way: Send + 'static {
-    /// Memory for an answer of at most `length` bytes, less where the kernel has less.
-    fn room(&mut self, length: usize) -> &mut [u8];
-
-    /// Ends the answer: so many bytes of the room, or an error number.
-    fn finish(self, outcome: Result<usize, i32>);
-
-    /// Answers with these bytes.
-    fn send(self, bytes: &[u8]);
-}
-
-/// A request that is to be answered. One that is dropped is answered with EIO.
-pub(crate) struct Ticket<W: Way> {
+/// A request and the way of its answer.
+pub(super) struct Ticket {
     /// There until it is answered.
-    way: Option<W>,
+    slot: Option<Slot>,
+    unique: u64,
+    outbox: Arc<Outbox>,
 }
 
-impl<W: Way> Ticket<W> {
-    pub(crate) fn new(way: W) -> Ticket<W> {
-        Ticket { way: Some(way) }
+impl Ticket {
+    pub(super) fn new(slot: Slot, outbox: Arc<Outbox>) -> Ticket {
+        Ticket { unique: slot.header().unique, slot: Some(slot), outbox }
     }
 
-    /// The way back; nothing once it is answered.
-    pub(crate) fn way(&self) -> Option<&W> {
-        self.way.as_ref()
+    /// The request; nothing once it is answered.
+    pub(super) fn request(&self) -> Option<&Slot> {
+        self.slot.as_ref()
     }
 
-    fn finish(mut self, write: impl FnOnce(&mut W) -> Result<usize, Errno>) {
-        if let Some(mut way) = self.way.take() {
-            let outcome = write(&mut way).map_err(Errno::code);
-            way.finish(outcome);
+    fn finish(mut self, write: impl FnOnce(&mut [u8]) -> Result<usize, Errno>) {
+        if let Some(mut slot) = self.slot.take() {
+            let outcome = write(slot.answer()).map_err(Errno::code);
+            slot.finish(self.unique, outcome);
+            self.outbox.put(slot);
         }
     }
 }
 
-impl<W: Way> Drop for Ticket<W> {
+impl Drop for Ticket {
     /// A request that nobody answered.
     fn drop(&mut self) {
-        if let Some(way) = self.way.take() {
-            way.finish(Err(libc::EIO));
+        if let Some(mut slot) = self.slot.take() {
+            slot.finish(self.unique, Err(libc::EIO));
+            self.outbox.put(slot);
         }
     }
 }
 
-impl<Answer: Encode, W: Way> Reply<Answer> for Ticket<W> {
-    fn send(mut self, outcome: Result<Answer, Errno>) {
-        let Some(way) = self.way.take() else { return };
-        match outcome {
-            Ok(answer) => answer.encode(|bytes| way.send(bytes)),
-            Err(error) => way.finish(Err(error.code())),
-        }
+impl<Answer: Encode> Reply<Answer> for Ticket {
+    fn send(self, outcome: Result<Answer, Errno>) {
+        self.finish(|buffer| outcome.map(|answer| answer.encode(buffer)));
     }
 }
 
-impl<W: Way> ReplyBytes for Ticket<W> {
+impl ReplyBytes for Ticket {
     fn fill(self, length: usize, read: impl FnOnce(&mut [u8]) -> Result<usize, Errno>) {
-        self.finish(|way| read(way.room(length)));
+        self.finish(|buffer| {
+            let length = length.min(buffer.len());
+            read(&mut buffer[..length])
+        });
     }
 }
 
 /// An answer that is being written.
-pub(super) struct Lines<W: Way> {
-    ticket: Ticket<W>,
+pub(super) struct Lines {
+    ticket: Ticket,
     listing: Listing,
     /// Bytes that the reader has room for.
     room: usize,
@@ -90,16 +84,18 @@ pub(super) struct Lines<W: Way> {
     used: usize,
 }
 
-impl<W: Way> Lines<W> {
-    pub(super) fn new(ticket: Ticket<W>, listing: Listing, room: u32) -> Lines<W> {
+impl Lines {
+    pub(super) fn new(ticket: Ticket, listing: Listing, room: u32) -> Lines {
         Lines { ticket, listing, room: room as usize, used: 0 }
     }
 }
 
-impl<W: Way> ReplyListing for Lines<W> {
+impl ReplyListing for Lines {
     fn add(&mut self, line: &Listed<'_>) -> bool {
-        let Some(way) = &mut self.ticket.way else { return false };
-        let Some(buffer) = way.room(self.room).get_mut(self.used..) else { return false };
+        let Some(slot) = &mut self.ticket.slot else { return false };
+        let buffer = slot.answer();
+        let room = self.room.min(buffer.len());
+        let Some(buffer) = buffer.get_mut(self.used..room) else { return false };
         let written = write_line(buffer, line, self.listing);
         self.used += written.unwrap_or(0);
         written.is_some()
@@ -154,74 +150,82 @@ fn entry_of_line(line: &Listed<'_>) -> EntryOut {
     }
 }
 
-/// An answer in the kernel's structures.
-pub(crate) trait Encode: Sized {
-    /// Hands the bytes over.
-    fn encode(self, send: impl FnOnce(&[u8]));
+/// Writes an answer at the beginning of a buffer that has room for any; returns its length.
+pub(super) trait Encode: Sized {
+    fn encode(self, buffer: &mut [u8]) -> usize;
+}
+
+fn put(buffer: &mut [u8], structure: &(impl IntoBytes + Immutable)) -> usize {
+    put_bytes(buffer, structure.as_bytes())
+}
+
+fn put_bytes(buffer: &mut [u8], bytes: &[u8]) -> usize {
+    buffer[..bytes.len()].copy_from_slice(bytes);
+    bytes.len()
 }
 
 impl Encode for () {
-    fn encode(self, send: impl FnOnce(&[u8])) {
-        send(&[]);
+    fn encode(self, _buffer: &mut [u8]) -> usize {
+        0
     }
 }
 
 impl Encode for Vec<u8> {
-    fn encode(self, send: impl FnOnce(&[u8])) {
-        send(&self);
+    fn encode(self, buffer: &mut [u8]) -> usize {
+        put_bytes(buffer, &self)
     }
 }
 
 impl Encode for Shown {
-    fn encode(self, send: impl FnOnce(&[u8])) {
+    fn encode(self, buffer: &mut [u8]) -> usize {
         let (attr_valid, attr_valid_nsec) = split(self.holds);
         let attr = Attr::from(&self.attributes);
-        send(AttrOut { attr_valid, attr_valid_nsec, dummy: 0, attr }.as_bytes());
+        put(buffer, &AttrOut { attr_valid, attr_valid_nsec, dummy: 0, attr })
     }
 }
 
 impl Encode for Entry {
-    fn encode(self, send: impl FnOnce(&[u8])) {
-        send(encode_entry(&self).as_bytes());
+    fn encode(self, buffer: &mut [u8]) -> usize {
+        put(buffer, &encode_entry(&self))
     }
 }
 
 impl Encode for Handle {
-    fn encode(self, send: impl FnOnce(&[u8])) {
-        send(encode_handle(&self).as_bytes());
+    fn encode(self, buffer: &mut [u8]) -> usize {
+        put(buffer, &encode_handle(&self))
     }
 }
 
 impl Encode for Made {
-    fn encode(self, send: impl FnOnce(&[u8])) {
+    fn encode(self, buffer: &mut [u8]) -> usize {
         let (entry, open) = (encode_entry(&self.entry), encode_handle(&self.handle));
-        send(CreateOut { entry, open }.as_bytes());
+        put(buffer, &CreateOut { entry, open })
     }
 }
 
 impl Encode for Written {
-    fn encode(self, send: impl FnOnce(&[u8])) {
-        send(WriteOut { size: self.0, padding: 0 }.as_bytes());
+    fn encode(self, buffer: &mut [u8]) -> usize {
+        put(buffer, &WriteOut { size: self.0, padding: 0 })
     }
 }
 
 impl Encode for Position {
-    fn encode(self, send: impl FnOnce(&[u8])) {
-        send(LseekOut { offset: self.0 }.as_bytes());
+    fn encode(self, buffer: &mut [u8]) -> usize {
+        put(buffer, &LseekOut { offset: self.0 })
     }
 }
 
 impl Encode for ExtendedAttribute {
-    fn encode(self, send: impl FnOnce(&[u8])) {
+    fn encode(self, buffer: &mut [u8]) -> usize {
         match self {
-            ExtendedAttribute::Length(size) => send(GetXattrOut { size, padding: 0 }.as_bytes()),
-            ExtendedAttribute::Value(value) => send(&value),
+            ExtendedAttribute::Length(size) => put(buffer, &GetXattrOut { size, padding: 0 }),
+            ExtendedAttribute::Value(value) => value.encode(buffer),
         }
     }
 }
 
 impl Encode for Space {
-    fn encode(self, send: impl FnOnce(&[u8])) {
+    fn encode(self, buffer: &mut [u8]) -> usize {
         let out = StatfsOut {
             blocks: self.total_bytes / BLOCK_BYTES,
             bfree: self.free_bytes / BLOCK_BYTES,
@@ -233,7 +237,7 @@ impl Encode for Space {
             frsize: 4096,
             ..StatfsOut::default()
         };
-        send(out.as_bytes());
+        put(buffer, &out)
     }
 }
 
