@@ -3,7 +3,6 @@
 //! Everything here is looked up when somebody asks, so that a reason goes when its cause does.
 
 use super::FileSystem;
-use crate::prefixes::room::Room;
 use kvfs_storage::store::disk::Space;
 use kvfs_storage::tier::exchange::Exchange;
 use kvfs_storage::tier::remote::State as RemoteHealth;
@@ -111,13 +110,12 @@ impl FileSystem {
 
     fn lack_of_space(&self, space: &Space) -> Vec<String> {
         let mut reasons = what_is_used_up(space);
-        let room = Room::on(space);
         let waiting = self.core.state().metadata.unindexed.len();
-        if waiting > 0 && !room.is_enough() {
+        if waiting > 0 && space.is_nearly_full() {
             reasons.push(format!(
                 "the disk has {} bytes free, and the index of prefixes leaves {} to others: {waiting} sequences are not in it as they are",
                 space.available_bytes,
-                room.left_bytes()
+                space.nearly_full_bytes()
             ));
         }
         if let Some(ram) = &self.core.store.ram

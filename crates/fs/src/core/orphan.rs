@@ -11,13 +11,8 @@ use crate::core::Core;
 use crate::core::node::Node;
 use crate::core::stale::mark_stale;
 use crate::core::state::State;
-use kvfs_storage::store::StoreError;
 use kvfs_storage::store::record::{Inode, InodeId, ObjectId};
 
-/// A disk that has less is nearly full ...
-const SHORT_BYTES: u64 = 64 << 20;
-/// ... or a small one that has less than one part of so many.
-const SHORT_SHARE: u64 = 8;
 /// Inodes that are looked at before others may have the state.
 const AT_A_TIME: usize = 256;
 
@@ -50,8 +45,8 @@ pub(crate) fn make_room(core: &Core, let_go: impl Fn(InodeId)) -> Result<(), FsE
     if core.state().orphans.is_empty() {
         return Ok(());
     }
-    let space = core.store.disk.space().map_err(StoreError::Io)?;
-    if space.available_bytes < SHORT_BYTES.min(space.total_bytes / SHORT_SHARE) {
+    // A disk that does not tell keeps no commit from being made.
+    if core.store.disk.space().is_ok_and(|space| space.is_nearly_full()) {
         return let_unused_go(core, let_go);
     }
     core.state().orphans.clear();

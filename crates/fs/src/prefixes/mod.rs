@@ -23,7 +23,7 @@ mod index;
 mod key;
 mod owned;
 mod present;
-pub(crate) mod room;
+mod room;
 mod shares;
 mod slot;
 mod slot_draft;

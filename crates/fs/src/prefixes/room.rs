@@ -6,10 +6,6 @@
 use crate::{FileSystem, FsError};
 use kvfs_storage::store::disk::Space;
 
-/// Bytes that the index leaves free.
-const LEFT_BYTES: u64 = 64 << 20;
-/// On a small disk one part of so many.
-const LEFT_SHARE: u64 = 8;
 /// Pages between two commits: their records, up to 8 KiB each, are 8 MiB of memory.
 const PAGES_PER_COMMIT: usize = 1024;
 /// The same where there is little room: three records of each change, most of them in a block of the database of their own,
@@ -18,37 +14,23 @@ const PAGES_PER_COMMIT_SHORT: usize = 64;
 
 /// What the disk has for the index.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Room {
-    available_bytes: u64,
-    left_bytes: u64,
-}
+pub(super) struct Room(Space);
 
 impl Room {
     /// As it is now.
     pub(super) fn of(fs: &FileSystem) -> Result<Room, FsError> {
-        Ok(Room::on(&fs.core.store.disk.space()?))
-    }
-
-    /// On a disk.
-    pub(crate) fn on(space: &Space) -> Room {
-        let left_bytes = LEFT_BYTES.min(space.total_bytes / LEFT_SHARE);
-        Room { available_bytes: space.available_bytes, left_bytes }
+        Ok(Room(fs.core.store.disk.space()?))
     }
 
     /// Whether the index may grow.
-    pub(crate) fn is_enough(self) -> bool {
-        self.available_bytes >= self.left_bytes
-    }
-
-    /// Bytes that must be free for that.
-    pub(crate) fn left_bytes(self) -> u64 {
-        self.left_bytes
+    pub(super) fn is_enough(self) -> bool {
+        !self.0.is_nearly_full()
     }
 
     /// Pages that are put in, or taken out, between two commits.
     pub(super) fn pages_per_commit(self) -> usize {
         // What one commit of many takes is there twice.
-        if self.available_bytes >= 2 * self.left_bytes {
+        if self.0.available_bytes >= 2 * self.0.nearly_full_bytes() {
             PAGES_PER_COMMIT
         } else {
             PAGES_PER_COMMIT_SHORT
@@ -63,7 +45,7 @@ mod tests {
     #[test]
     fn a_disk_that_is_nearly_full_takes_less_at_a_time_and_then_nothing() {
         let on = |total_bytes, available_bytes| {
-            let room = Room::on(&Space { total_bytes, available_bytes, ..Space::default() });
+            let room = Room(Space { total_bytes, available_bytes, ..Space::default() });
             (room.is_enough(), room.pages_per_commit())
         };
         assert_eq!(on(1 << 40, 128 << 20), (true, PAGES_PER_COMMIT));

@@ -188,7 +188,22 @@ pub struct Space {
     pub inodes_free: u64,
 }
 
+/// A disk that has fewer bytes available is nearly full ...
+const NEARLY_FULL_BYTES: u64 = 64 << 20;
+/// ... or a small one that has less than one part of so many.
+const NEARLY_FULL_SHARE: u64 = 8;
+
 impl Space {
+    /// Whether what can wait should leave the rest to others, and what can go should go at once.
+    pub fn is_nearly_full(&self) -> bool {
+        self.available_bytes < self.nearly_full_bytes()
+    }
+
+    /// Available bytes below which it is.
+    pub fn nearly_full_bytes(&self) -> u64 {
+        NEARLY_FULL_BYTES.min(self.total_bytes / NEARLY_FULL_SHARE)
+    }
+
     /// Whether new files may be made in a memory of that size. What is taken there must fit on the
     /// disk, whatever others write to it until the next commit: on a disk that is nearly full, writers
     /// hear of it at once.
