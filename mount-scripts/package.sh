@@ -34,6 +34,8 @@ done
 mkdir -p -- "$to"
 to=$(cd -- "$to" && pwd)
 if [ -z "${BINARY:-}" ]; then
+    # A newcomer's build has no line tables; whoever looks into a crash of an installed program wants them.
+    export CARGO_PROFILE_RELEASE_DEBUG=line-tables-only
     (cd -- "$here" && cargo build --release --locked --package kvfs --bin kvfs &&
         mount-scripts/build-c-library.sh --release) >&2
     BINARY=$built/release/kvfs

@@ -227,8 +227,8 @@ impl Shared {
         Ok(())
     }
 
-    /// What a daemon that was killed has left to the next.
-    pub(super) fn what_is_left(&self) -> Result<Event, String> {
+    /// What a daemon that was killed has left to the next, for which so many pages wait for the remote.
+    pub(super) fn what_is_left(&self, waiting: usize) -> Result<Event, String> {
         let (mut on_disk, mut in_remote) = (Vec::new(), Vec::new());
         for page in (0..).take(self.pages.count()) {
             let path = self.pages.path(page);
@@ -240,7 +240,7 @@ impl Shared {
                 Tier::Ram | Tier::Ssd => on_disk.push(page),
             }
         }
-        Ok(Event::Killed { on_disk, in_remote })
+        Ok(Event::Killed { on_disk, waiting, in_remote })
     }
 
     /// After the end: which of the durable pages are absent, and the bytes of some of the others.

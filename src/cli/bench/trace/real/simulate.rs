@@ -37,9 +37,9 @@ pub(super) enum Event {
     /// So many pages wait for the remote, and the others may leave the disk; so many left since the last time, and
     /// so many bytes are there.
     Moved { waiting: usize, left: u64, used: u64 },
-    /// The daemon was killed, and another one came, with these pages on the disk and in the remote alone: memory is
-    /// empty, and what was used is forgotten.
-    Killed { on_disk: Vec<u32>, in_remote: Vec<u32> },
+    /// The daemon was killed, and another one came, with these pages on the disk, so many of which wait for the remote, and
+    /// in the remote alone: memory is empty, and what was used is forgotten.
+    Killed { on_disk: Vec<u32>, waiting: usize, in_remote: Vec<u32> },
 }
 
 /// What decides when pages leave the simulated disk.
@@ -97,6 +97,9 @@ struct Tiers {
     on_disk: BTreeSet<u32>,
     /// Of them, those that the remote does not have: the policy of the disk does not know them yet.
     waiting: VecDeque<u32>,
+    /// Pages that waited, in the order in which they came to the remote. A kill takes back the last ones: that they are
+    /// there was not durable.
+    uploaded: Vec<u32>,
     /// Pages that are not durable: they cannot leave memory, and a kill takes them away.
     fresh: HashSet<u32>,
     /// Pages that left before that was counted.
@@ -121,7 +124,9 @@ pub(super) fn simulate(events: &[Event], sizes: Sizes, leaving: Leaving) -> Comp
                 tiers.leave_as_observed(*left, *used);
             }
             Event::Moved { .. } => {}
-            Event::Killed { on_disk, in_remote } => tiers.begin_anew(on_disk, in_remote),
+            Event::Killed { on_disk, waiting, in_remote } => {
+                tiers.begin_anew(on_disk, *waiting, in_remote);
+            }
         }
         if leaving == Leaving::AtOnce {
             tiers.make_room();
@@ -142,8 +147,8 @@ impl Tiers {
     fn new(sizes: Sizes, leaving: Leaving) -> Tiers {
         let (ram, ssd) = (Replacement::new(sizes.ram), Replacement::new(sizes.ssd));
         let (known, on_disk, waiting) = (HashSet::new(), BTreeSet::new(), VecDeque::new());
-        let fresh = HashSet::new();
-        Tiers { sizes, ram, ssd, known, on_disk, waiting, fresh, left_ahead: 0, leaving }
+        let (uploaded, fresh) = (Vec::new(), HashSet::new());
+        Tiers { sizes, ram, ssd, known, on_disk, waiting, uploaded, fresh, left_ahead: 0, leaving }
     }
 
     fn find(&mut self, page: u32, observed: Tier, comparison: &mut Comparison) {
@@ -226,6 +231,7 @@ impl Tiers {
         while self.waiting.len() > waiting
             && let Some(page) = self.waiting.pop_front()
         {
+            self.uploaded.push(page);
             self.come_to_disk(page);
         }
     }
@@ -281,7 +287,7 @@ impl Tiers {
     }
 
     /// Each daemon begins with what the one before it left, so a difference ends with the one that made it.
-    fn begin_anew(&mut self, on_disk: &[u32], in_remote: &[u32]) {
+    fn begin_anew(&mut self, on_disk: &[u32], waiting: usize, in_remote: &[u32]) {
         self.ram = Replacement::new(self.sizes.ram);
         self.ssd = Replacement::new(self.sizes.ssd);
         self.fresh.clear();
@@ -290,6 +296,15 @@ impl Tiers {
         self.on_disk = on_disk.iter().copied().collect();
         let on_disk = &self.on_disk;
         self.waiting.retain(|page| on_disk.contains(page));
+        while self.leaving == Leaving::AsObserved
+            && self.waiting.len() < waiting
+            && let Some(page) = self.uploaded.pop()
+        {
+            if on_disk.contains(&page) {
+                self.waiting.push_front(page);
+            }
+        }
+        self.uploaded.clear();
         let waiting: HashSet<u32> = self.waiting.iter().copied().collect();
         for page in self.on_disk.iter().filter(|page| !waiting.contains(page)) {
             self.ssd.insert(object(*page), self.sizes.page);
@@ -320,14 +335,15 @@ mod tests {
         vec![Event::Moved { waiting, left, used }]
     }
 
-    fn killed(on_disk: &[u32], in_remote: &[u32]) -> Vec<Event> {
-        vec![Event::Killed { on_disk: on_disk.to_vec(), in_remote: in_remote.to_vec() }]
+    fn killed(on_disk: &[u32], waiting: usize, in_remote: &[u32]) -> Vec<Event> {
+        let (on_disk, in_remote) = (on_disk.to_vec(), in_remote.to_vec());
+        vec![Event::Killed { on_disk, waiting, in_remote }]
     }
 
     #[test]
     fn pages_are_where_the_policy_leaves_them() {
         check(&[made(4), found(&[0, 1, 2, 3])], Leaving::AsObserved, [2, 2, 0]);
-        let all = killed(&[0, 1, 2, 3], &[]);
+        let all = killed(&[0, 1, 2, 3], 4, &[]);
         let events = [made(4), all.clone(), found(&[0, 1, 2, 3])];
         check(&events, Leaving::AsObserved, [0, 4, 0]);
         // What the remote served is here afterwards.
@@ -337,13 +353,13 @@ mod tests {
         check(&events, Leaving::AsObserved, [0, 5, 3]);
         check(&events[..2], Leaving::AtOnce, [0; 3]);
         // A daemon begins with what the one before left.
-        let events = [made(4), killed(&[3], &[0, 1, 2]), found(&[0, 1, 2, 3])];
+        let events = [made(4), killed(&[3], 1, &[0, 1, 2]), found(&[0, 1, 2, 3])];
         check(&events, Leaving::AsObserved, [0, 1, 3]);
     }
 
     #[test]
     fn the_disk_is_full_and_memory_takes_what_comes() {
-        let all = killed(&[0, 1, 2, 3, 4], &[]);
+        let all = killed(&[0, 1, 2, 3, 4], 5, &[]);
         let events = [made(5), all, moved(0, 1, 4), found(&[4, 0, 1, 2, 3, 4, 0, 1, 2, 3])];
         let comparison = simulate(&events.concat(), SIZES, Leaving::AsObserved);
         assert_eq!(comparison.simulated, [1, 8, 1]);
@@ -352,14 +368,14 @@ mod tests {
 
     #[test]
     fn what_the_disk_has_no_bytes_for_has_left_before_that_is_counted() {
-        let all = killed(&[0, 1, 2, 3], &[]);
+        let all = killed(&[0, 1, 2, 3], 0, &[]);
         let events = [all, moved(0, 0, 2), moved(0, 2, 2), moved(0, 1, 2), found(&[0, 1, 2, 3])];
         check(&events, Leaving::AsObserved, [0, 1, 3]);
     }
 
     #[test]
     fn what_comes_from_the_remote_is_where_it_came_to() {
-        let before = [made(4), killed(&[2, 3], &[0, 1]), moved(0, 0, 2)].concat();
+        let before = [made(4), killed(&[2, 3], 2, &[0, 1]), moved(0, 0, 2)].concat();
         let loads = |page, tier| vec![Event::Found(page, Tier::Remote), Event::Landed(page, tier)];
         for (tier, expected) in [(Tier::Ram, [2, 0, 2]), (Tier::Ssd, [0, 2, 2])] {
             let events = [before.clone(), loads(0, tier), loads(1, tier), found(&[0, 1])];
@@ -375,13 +391,22 @@ mod tests {
 
     #[test]
     fn what_the_remote_does_not_have_cannot_leave() {
-        let events = [made(4), killed(&[0, 1, 2, 3], &[]), moved(3, 3, 4), found(&[3, 2, 1, 0])];
+        let events = [made(4), killed(&[0, 1, 2, 3], 4, &[]), moved(3, 3, 4), found(&[3, 2, 1, 0])];
         check(&events, Leaving::AsObserved, [0, 3, 1]);
     }
 
     #[test]
+    fn what_came_to_the_remote_and_was_not_durable_there_waits_again() {
+        // Of four pages on the disk two were in the remote; afterwards it is the older one alone, and that one leaves.
+        let before = [made(4), moved(2, 0, 4), killed(&[0, 1, 2, 3], 3, &[])].concat();
+        let events = [before.clone(), moved(3, 4, 0), found(&[0, 1, 2, 3])];
+        check(&events, Leaving::AsObserved, [0, 3, 1]);
+        check(&[before, moved(3, 4, 0), found(&[0])], Leaving::AsObserved, [0, 0, 1]);
+    }
+
+    #[test]
     fn what_was_not_durable_is_gone_and_what_is_there_all_the_same_is_not_compared() {
-        let events = [vec![Event::Made(7)], killed(&[], &[]), found(&[7, 7])];
+        let events = [vec![Event::Made(7)], killed(&[], 0, &[]), found(&[7, 7])];
         check(&events, Leaving::AsObserved, [0, 1, 0]);
         // It is in the way of what comes to memory, too.
         let fresh = vec![Event::Made(7), Event::Made(8), Event::Made(9)];

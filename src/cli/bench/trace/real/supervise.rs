@@ -12,7 +12,7 @@ use super::simulate::Event;
 use crate::cli::bench::daemon::Daemon;
 use crate::cli::bench::workplace::Workplace;
 use crate::cli::bench::{machine, note};
-use crate::cli::series::whole;
+use crate::cli::series::{Metrics, whole};
 
 /// Between two looks at the metrics.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
@@ -105,15 +105,20 @@ impl<'a> Supervisor<'a> {
         let metrics = self.daemon.metrics()?;
         let disk = [("tier", "ssd")];
         let left = metrics.sum("kvfs_evictions_total", &disk).map_or(0, whole);
-        // Other files are small.
-        let waiting = metrics.number("kvfs_remote_waiting_bytes", &[]).unwrap_or(0);
-        let waiting = usize::try_from(waiting / self.page_bytes).unwrap_or(usize::MAX);
+        let waiting = self.waiting(&metrics);
         let used = metrics.number("kvfs_tier_used_bytes", &disk);
         let used = used.ok_or("the metrics do not tell what the disk holds")?;
         shared.note(Event::Moved { waiting, left: left.saturating_sub(self.left), used });
         self.left = left;
         shared.gate.pause(used > self.budget);
         Ok(())
+    }
+
+    /// Pages that the remote does not have.
+    fn waiting(&self, metrics: &Metrics) -> usize {
+        // Other files are small.
+        let bytes = metrics.number("kvfs_remote_waiting_bytes", &[]).unwrap_or(0);
+        usize::try_from(bytes / self.page_bytes).unwrap_or(usize::MAX)
     }
 
     /// Kills the daemon, whatever it is doing, and starts another one.
@@ -125,7 +130,8 @@ impl<'a> Supervisor<'a> {
         self.daemon = start(self.workplace, &self.options)?;
         self.left = 0;
         // Nobody has anything to note before the gate opens.
-        shared.note(shared.what_is_left()?);
+        let waiting = self.waiting(&self.daemon.metrics()?);
+        shared.note(shared.what_is_left(waiting)?);
         shared.gate.open();
         Ok(())
     }
