@@ -1,10 +1,12 @@
 //! An object store behind a mount: a real S3 server on loopback.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use crate::common::s3_server::{SECRET, SETTLED_WITHIN, Server};
-use crate::common::sys::{assert_errno, open, write_and_close};
+use crate::common::sys::{assert_errno, open, setxattr, write_and_close};
 use crate::common::{Mode, Mount, eventually, fill, within};
+use crate::faults::files_below;
 use crate::place::{BUDGET, BUDGET_BYTES, FILE_BYTES, assert_same, tier};
 
 const OPTIONS: [&str; 8] = [
@@ -17,6 +19,8 @@ const OPTIONS: [&str; 8] = [
     "--rebuild-from",
     "none",
 ];
+
+const BETWEEN_UPLOADS: Duration = Duration::from_secs(3);
 
 fn write_files(mount: &Mount) -> Vec<(PathBuf, Vec<u8>)> {
     let write = |number| {
@@ -34,6 +38,20 @@ fn wait_until_it_fits(mount: &Mount) {
     });
 }
 
+/// Asks while all are in the remote and not yet read back there: it was uploaded again, and what came of that took the
+/// first one's place when only the remote had it.
+fn ask_one_to_leave(path: &Path, server: &Server) {
+    let is_object =
+        |file: &PathBuf| file.metadata().is_ok_and(|about| about.len() >= FILE_BYTES as u64);
+    eventually("everything to be uploaded", || {
+        (files_below(&server.files()).iter().filter(|file| is_object(file)).count() >= 8)
+            .then_some(())
+    });
+    std::thread::sleep(BETWEEN_UPLOADS);
+    setxattr(path, "user.kvfs.tier", b"remote").unwrap();
+    assert_eq!(tier(path), "ssd");
+}
+
 #[test]
 fn what_does_not_fit_leaves_and_comes_back() {
     crate::require!(fuse, root, s3);
@@ -41,9 +59,14 @@ fn what_does_not_fit_leaves_and_comes_back() {
     let mut mount =
         Mount::with_environment(Mode::Passthrough, &OPTIONS, server.environment(SECRET));
     let files = write_files(&mount);
+    ask_one_to_leave(&files[0].0, &server);
     wait_until_it_fits(&mount);
+    // An upload that began later would be read back by now.
+    std::thread::sleep(BETWEEN_UPLOADS * 2);
     let gone: Vec<_> = files.iter().filter(|(path, _)| tier(path) == "remote").collect();
     assert!((3..=6).contains(&gone.len()), "{} of 8 files left", gone.len());
+    assert!(gone.iter().any(|(path, _)| *path == files[0].0));
+    assert_eq!(mount.status_number("remote_only_objects"), gone.len() as u64);
     server.stop();
     assert_errno(open(&gone[0].0, libc::O_RDONLY), libc::EIO);
     server.restart();

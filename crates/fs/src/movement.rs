@@ -175,7 +175,9 @@ impl FileSystem {
         if !tiers.wishes.add(id, object) {
             return Err(FsError::TryAgain);
         }
-        if state.metadata.remote_copy(object)?.is_none() {
+        let has_arrived = state.metadata.remote_copy(object)?.is_some();
+        // One that is on its way would be uploaded twice.
+        if !has_arrived && !state.metadata.arrivals.has(id) {
             state.metadata.note_arrival(id)?;
         }
         Ok(())

@@ -160,7 +160,10 @@ impl FileSystem {
         let record = state.metadata.object(object)?;
         // What somebody changed or deleted meanwhile is garbage in the remote.
         let is_same = record.and_then(|record| record.checksum) == Some(uploaded.item.checksum.0);
-        if tiers.is_closing() || !is_same {
+        // A copy that is relied on is not to count for less because it was uploaded once more: it may be the only one.
+        let known = state.metadata.remote_copy(object)?;
+        let is_relied_on = known.is_some_and(|copy| copy.state != RemoteState::Held);
+        if tiers.is_closing() || !is_same || is_relied_on {
             return Ok(());
         }
         let copy = RemoteCopy {

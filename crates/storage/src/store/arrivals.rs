@@ -161,6 +161,11 @@ impl Arrivals {
         &self.given_up
     }
 
+    /// Whether a file waits to be looked at, or is under way.
+    pub fn has(&self, id: InodeId) -> bool {
+        self.waiting.contains_key(&id) || self.taken.contains_key(&id)
+    }
+
     /// Of those under way only these still are.
     pub fn keep_taken(&mut self, is_under_way: impl Fn(InodeId) -> bool) {
         let mut done: Vec<_> = self.taken.iter().map(|(id, taken)| (*id, *taken)).collect();
@@ -202,8 +207,11 @@ mod tests {
         let object = ObjectId(1);
         arrivals.give_up(InodeId(7), object, "nobody tried".to_owned());
         assert_eq!((arrivals.len(), arrivals.given_up().len()), (1, 0));
+        assert!(arrivals.has(InodeId(7)) && !arrivals.has(InodeId(8)));
         arrivals.take();
+        assert!(arrivals.has(InodeId(7)));
         arrivals.give_up(InodeId(7), object, "refused".to_owned());
+        assert!(!arrivals.has(InodeId(7)));
         let given_up = arrivals.given_up();
         assert_eq!((arrivals.len(), given_up.len(), given_up.bytes()), (0, 1, 100));
         assert_eq!(given_up.why(), Some("refused"));
