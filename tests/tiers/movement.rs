@@ -1,10 +1,11 @@
 //! Files move when somebody asks, and stay when they are pinned.
 
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
 use crate::common::sys::{
-    assert_errno, getxattr, listxattr, map, open, removexattr, rename, setxattr, write_and_close,
+    assert_errno, getxattr, listxattr, map, open, removexattr, rename, setxattr, sync_directory,
+    write_and_close,
 };
 use crate::common::{Mode, Model, Mount, eventually};
 use crate::faults::files_below;
@@ -19,6 +20,7 @@ in_both_modes!(
     memory_takes_what_is_promoted,
     a_pinned_file_stays_where_it_is,
     pins_outlive_the_mount,
+    a_pin_stays_where_the_same_page_comes_again,
     a_page_that_is_away_is_renamed_without_its_bytes,
     what_is_not_permitted_is_not_called_pinned,
     a_mount_for_reading_fetches_and_uploads_nothing,
@@ -246,6 +248,34 @@ fn pins_outlive_the_mount(mode: Mode) {
     removexattr(&pinned, PIN).unwrap();
     ask(&pinned, "remote");
     eventually("the file to leave", || (tier(&pinned) == "remote").then_some(()));
+}
+
+fn a_pin_stays_where_the_same_page_comes_again(mode: Mode) {
+    let mut place = Place::new(mode, &["--ram", "12M"]);
+    let model = Model::small();
+    model.install(&place.mount);
+    let page = model.page(0, 0, 1);
+    let path = model.page_path(&place.mount, "a", 0, 0);
+    let again = path.with_file_name(".again");
+    write_and_close(&path, &page).unwrap();
+    let write_again = |path: &Path, pin: bool| {
+        write_and_close(&again, &page).unwrap();
+        if pin {
+            setxattr(&again, PIN, b"1").unwrap();
+        }
+        let inode = std::fs::metadata(path).unwrap().ino();
+        rename(&again, path).unwrap();
+        assert_eq!(std::fs::metadata(path).unwrap().ino(), inode, "the page that was there stays");
+    };
+    setxattr(&path, PIN, b"1").unwrap();
+    write_again(&path, false);
+    assert_eq!(getxattr(&path, PIN).unwrap(), "1");
+    removexattr(&path, PIN).unwrap();
+    write_again(&path, true);
+    assert_eq!(getxattr(&path, PIN).unwrap(), "1");
+    sync_directory(place.mount.path()).unwrap();
+    place.mount.crash();
+    assert_eq!(getxattr(&path, PIN).unwrap(), "1");
 }
 
 /// Without its bytes: they are in no remote at that time.

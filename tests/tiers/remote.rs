@@ -4,11 +4,12 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use crate::common::sys::{assert_errno, map, open, rename, sync_directory, write_and_close};
-use crate::common::{Mode, eventually};
+use crate::common::{Mode, Model, eventually};
 use crate::place::{Place, assert_same, complaint, kvfs, printed, tier};
 
 in_both_modes!(
     what_does_not_fit_leaves_and_comes_back,
+    small_pages_leave_like_large_ones,
     without_the_remote_an_open_fails_and_the_rest_goes_on,
     without_the_remote_an_open_may_count_as_a_miss,
     a_changed_file_is_not_what_the_remote_has,
@@ -36,6 +37,29 @@ fn what_does_not_fit_leaves_and_comes_back(mode: Mode) {
     assert_same(&files);
     place.mount.crash();
     assert_same(&files);
+    assert_eq!(place.mount.status("errors"), "0");
+}
+
+/// Pages of 36 KiB: what two KV heads need for 32 tokens. They lie in packs.
+fn small_pages_leave_like_large_ones(mode: Mode) {
+    let mut place = Place::with_budget(mode, &["--ram", "8M"]);
+    let model = Model::with(|fields| (fields.page_tokens, fields.head_dim) = (32, 128));
+    model.install(&place.mount);
+    let write = |number: u64| {
+        let start = number * u64::from(model.page_tokens());
+        let (path, bytes) =
+            (model.page_path(&place.mount, "chat", 0, start), model.page(0, start, number));
+        write_and_close(&path, &bytes).unwrap();
+        (path, bytes)
+    };
+    let pages: Vec<_> = (0..800).map(write).collect();
+    assert!((32 << 10..64 << 10).contains(&pages[0].1.len()), "{} bytes", pages[0].1.len());
+    sync_directory(place.mount.path()).unwrap();
+    place.wait_until_it_fits();
+    assert!(place.mount.status_number("remote_only_objects") >= 200);
+    place.mount.remount();
+    place.wait_until_it_fits();
+    assert_same(&pages);
     assert_eq!(place.mount.status("errors"), "0");
 }
 

@@ -57,6 +57,7 @@ impl FileSystem {
                 (old.atime, old.mtime, old.ctime) = (inode.atime, inode.mtime, inode.ctime);
                 state.put_inode(entry.inode, &old);
                 state.replace_attributes(entry.inode, attributes)?;
+                self.note_attributes(entry.inode, attributes);
                 self.core.invalidate(super::Invalidation::Inode(entry.inode));
                 return state.drop_object(object);
             }

@@ -130,6 +130,10 @@ impl FileSystem {
             _ if is_down => Ok("remote_down"),
             Progress::MayLeave => Ok("in_use"),
             Progress::Uploading if is_given_up => Ok("not_uploaded"),
+            // It answers, and is full, or refuses all that is sent.
+            Progress::Uploading | Progress::Naming if tiers.trouble().is_some() => {
+                Ok("not_uploaded")
+            }
             Progress::Uploading => Ok("uploading"),
             Progress::Naming => Ok("naming"),
         }

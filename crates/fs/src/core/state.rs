@@ -12,7 +12,7 @@ use crate::core::handle::Handle;
 use crate::core::node::Node;
 use crate::core::orphan;
 use crate::core::unsettled::Unsettled;
-use crate::extended::LOSSY;
+use crate::extended::{LOSSY, PIN};
 use crate::health::Refusal;
 use crate::on_corrupt::Damaged;
 use kvfs_storage::ingest::model::Model;
@@ -260,7 +260,8 @@ impl State {
     ) -> Result<(), FsError> {
         let life = self.metadata.life(id);
         for name in self.metadata.attribute_names(id)? {
-            if name != LOSSY {
+            // A pin is the inode's, which stays.
+            if name != LOSSY && name != PIN {
                 self.metadata.remove_attribute(life, id, &name);
             }
         }

@@ -18,8 +18,9 @@ const DOUBT: Duration = Duration::from_secs(3600);
 /// What is known of the clock.
 #[derive(Debug, Default)]
 pub(super) struct Clock {
-    /// The time that was last seen, and when.
-    last: Option<(Time, Instant)>,
+    /// A time that was right, and when that was. It stays while the clock goes ahead of it by less than is doubted, so that
+    /// small steps add up.
+    right: Option<(Time, Instant)>,
     doubted_until: Option<Instant>,
 }
 
@@ -28,26 +29,33 @@ impl Clock {
     /// mounts is not: a clock that was wrong when the last one ended is not believed now either.
     pub(super) fn begin(&mut self, believed: Option<Time>) {
         let now = Instant::now();
-        self.last = believed.map(|believed| (believed, now));
+        self.right = believed.map(|believed| (believed, now));
         self.look(Time::now(), now);
     }
 
     /// Looks at the clock. Returns whether it may be believed.
     pub(super) fn look(&mut self, wall: Time, now: Instant) -> bool {
-        if let Some((last, at)) = self.last {
-            let passed = i64::try_from(now.duration_since(at).as_secs()).unwrap_or(i64::MAX);
-            let ahead = wall.seconds.saturating_sub(last.seconds).saturating_sub(passed);
-            if ahead > AHEAD_SECONDS_MAX {
-                log::warn!(
-                    "the clock is {ahead} s ahead of what was expected: nothing is deleted for its age \
-                     in the next {} minutes",
-                    DOUBT.as_secs() / 60
-                );
-                self.doubted_until = Some(now + DOUBT);
-            }
+        let ahead =
+            self.expected(now).map(|expected| wall.seconds.saturating_sub(expected.seconds));
+        if let Some(ahead) = ahead.filter(|ahead| *ahead > AHEAD_SECONDS_MAX) {
+            log::warn!(
+                "the clock is {ahead} s ahead of what was expected: nothing is deleted for its age \
+                 in the next {} minutes",
+                DOUBT.as_secs() / 60
+            );
+            self.doubted_until = Some(now + DOUBT);
         }
-        self.last = Some((wall, now));
+        if !ahead.is_some_and(|ahead| (1..=AHEAD_SECONDS_MAX).contains(&ahead)) {
+            self.right = Some((wall, now));
+        }
         self.doubt(now).is_none()
+    }
+
+    /// What it should say by the last time that was right.
+    pub(super) fn expected(&self, now: Instant) -> Option<Time> {
+        let (right, at) = self.right?;
+        let passed = i64::try_from(now.duration_since(at).as_secs()).unwrap_or(i64::MAX);
+        Some(Time { seconds: right.seconds.saturating_add(passed), ..right })
     }
 
     /// How long it will not be believed.
@@ -71,7 +79,7 @@ mod tests {
     fn a_clock_that_jumps_ahead_is_doubted_for_an_hour() {
         let begun = Instant::now();
         let later = |seconds: i64| begun + Duration::from_secs(seconds.unsigned_abs());
-        let mut clock = Clock { last: Some((at(0), begun)), doubted_until: None };
+        let mut clock = Clock { right: Some((at(0), begun)), doubted_until: None };
         assert!(clock.look(at(5), later(5)));
         // Not more than an hour.
         assert!(clock.look(at(5 + HOUR), later(5)));
@@ -83,6 +91,24 @@ mod tests {
         assert!(clock.look(at(60 * 24 * HOUR + HOUR), later(3 * HOUR + 1)));
         // It is set right, which deletes nothing.
         assert!(clock.look(at(3 * HOUR), later(3 * HOUR + 2)));
+    }
+
+    #[test]
+    fn a_clock_that_goes_ahead_in_steps_is_doubted_as_well() {
+        let begun = Instant::now();
+        let later = |seconds: i64| begun + Duration::from_secs(seconds.unsigned_abs());
+        let step = HOUR * 2 / 3;
+        let mut clock = Clock { right: Some((at(0), begun)), doubted_until: None };
+        assert!(clock.look(at(step), later(5)));
+        // What a mount puts on record is not what the clock says: the next one begins with it.
+        assert_eq!(clock.expected(later(5)), Some(at(5)));
+        assert!(clock.look(at(step + 5), later(10)));
+        assert!(!clock.look(at(2 * step), later(15)));
+        // Set back, it is right from then on.
+        let mut clock = Clock { right: Some((at(0), begun)), doubted_until: None };
+        assert!(clock.look(at(step), later(5)) && clock.look(at(-step), later(10)));
+        assert_eq!(clock.expected(later(12)), Some(at(2 - step)));
+        assert!(!clock.look(at(step), later(20)));
     }
 
     #[test]

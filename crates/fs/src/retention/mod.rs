@@ -152,10 +152,11 @@ impl Retention {
         self.clock().begin(believed);
     }
 
-    /// The time to put on record, unless the clock is doubted: a wrong one that is mounted again stays so.
+    /// The time to put on record, unless the clock is doubted: a wrong one that is mounted again stays so, and one that went
+    /// ahead by less than is doubted is not taken for right by the next mount.
     pub(super) fn believed_time(&self) -> Option<Time> {
-        let now = Time::now();
-        self.clock().look(now, Instant::now()).then_some(now)
+        let (mut clock, now) = (self.clock(), Instant::now());
+        if clock.look(Time::now(), now) { clock.expected(now) } else { None }
     }
 
     fn reports(&self) -> MutexGuard<'_, BTreeMap<InodeId, Report>> {

@@ -13,8 +13,10 @@ pub use files::{checksum_of_copy, pack, pack_blob, recognise, unpack, verify};
 
 use super::encoding::{ColdEncoding, Lossless, ZstdLevel};
 use super::replacement::Replacement;
-use super::ssd::LEAVING_BYTES_MIN;
 use crate::store::record::{EncodedCopy, InodeId, ObjectId};
+
+/// Smaller objects stay raw: encoding frees little of them, and costs a file beside them or a decoding at the next open.
+const ENCODING_BYTES_MIN: u64 = 64 << 10;
 
 /// What the disk has encoded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -101,7 +103,7 @@ impl EncodedCopies {
     /// The disk has an object raw that may be encoded instead. Whether it is, its turn decides: a
     /// model may ask for it whatever the mount was told.
     pub(super) fn record_raw(&self, object: ObjectId, owner: InodeId, bytes: u64) {
-        if bytes < LEAVING_BYTES_MIN {
+        if bytes < ENCODING_BYTES_MIN {
             return;
         }
         let mut held = self.held();
@@ -274,7 +276,7 @@ mod tests {
         let next = || copies.next(1, 1, &HashSet::new());
         copies.record_raw(object, owner, bytes);
         copies.record_copy(ObjectId(2), bytes, &copy, false);
-        copies.record_raw(ObjectId(2), owner, LEAVING_BYTES_MIN - 1);
+        copies.record_raw(ObjectId(2), owner, ENCODING_BYTES_MIN - 1);
         assert_eq!(next(), [(object, owner)]);
         copies.record_copy(object, bytes, &copy, false);
         check(0, (2, 2000));
@@ -321,9 +323,9 @@ mod tests {
     #[test]
     fn a_budget_may_change() {
         let copies = EncodedCopies::new(ColdEncoding::None, None);
-        copies.record_raw(ObjectId(1), InodeId(7), LEAVING_BYTES_MIN);
+        copies.record_raw(ObjectId(1), InodeId(7), ENCODING_BYTES_MIN);
         let too_much = || copies.held().raw.victims(0, |_| false).len();
-        for (budget_bytes, expected) in [(None, 0), (Some(LEAVING_BYTES_MIN - 1), 1), (None, 0)] {
+        for (budget_bytes, expected) in [(None, 0), (Some(ENCODING_BYTES_MIN - 1), 1), (None, 0)] {
             copies.set_budget(budget_bytes);
             assert_eq!(too_much(), expected);
         }

@@ -16,8 +16,9 @@ const HIGH_PERCENT: u64 = 95;
 /// ... and goes on down to this one, so that it comes in batches.
 const LOW_PERCENT: u64 = 90;
 
-/// Smaller objects stay: leaving would free little and cost a round trip at the next open.
-pub const LEAVING_BYTES_MIN: u64 = 64 << 10;
+/// Smaller objects stay: they take no block of their own. Everything else has to leave, for pages of short runs of tokens
+/// have some ten KiB, and a disk is filled by them as by others.
+pub const LEAVING_BYTES_MIN: u64 = 4 << 10;
 /// Larger objects stay as well: the remote does not get them.
 pub const LEAVING_BYTES_MAX: u64 = 4 << 30;
 

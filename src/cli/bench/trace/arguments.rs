@@ -18,13 +18,13 @@ pub struct TraceArguments {
     #[arg(long, value_name = "SIZE", conflicts_with = "budget_share")]
     pub(crate) budget: Option<Size>,
     /// With `trace`: what hints are worth to the policy of the tiers (see `kvfs hint`)
-    #[arg(long, conflicts_with = "plot")]
+    #[arg(long, conflicts_with_all = ["plot", "json", "markdown"])]
     pub(crate) hints: bool,
     /// With `trace`: draw the hits against the room
     #[arg(long, value_name = "FILE.svg")]
     pub(crate) plot: Option<PathBuf>,
     /// With `trace`: how exact `kvfs what-if` would have been, instead of other policies
-    #[arg(long, conflicts_with = "plot")]
+    #[arg(long, conflicts_with_all = ["plot", "hints", "json", "markdown"])]
     pub(crate) what_if: bool,
     /// With `trace`: bytes that the cache of a token takes
     #[arg(long, value_name = "SIZE", default_value = "128K")]
@@ -57,7 +57,8 @@ impl TraceArguments {
         reason = "shares of a number of blocks, checked to be positive"
     )]
     pub(super) fn rooms(&self, distinct: usize) -> Result<Vec<(f64, usize)>, String> {
-        if self.token_size.0 == 0 || self.load_rate.0 == 0 || self.compute_rate <= 0.0 {
+        let is_rate = self.compute_rate > 0.0 && self.compute_rate.is_finite();
+        if self.token_size.0 == 0 || self.load_rate.0 == 0 || !is_rate {
             return Err("--token-size, --load-rate and --compute-rate are more than 0".to_owned());
         }
         if let Some(Size(bytes)) = self.budget {

@@ -21,7 +21,7 @@ use std::io::Write;
 
 pub use arguments::TraceArguments;
 
-use super::{BenchArguments, machine, note, print};
+use super::{BenchArguments, figure, machine, note, print};
 use hints::Hints;
 use read::Trace;
 use replay::{Outcome, replay};
@@ -80,9 +80,13 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<(), String> {
     }
     let figures: Vec<_> =
         replayed.iter().flat_map(|(trace, rooms)| report::figures(trace, rooms)).collect();
+    let machine = || machine::describe(&std::env::current_dir().unwrap_or_default(), "");
+    if let Some(path) = &arguments.markdown {
+        let table = figure::markdown(&machine(), &figures);
+        std::fs::write(path, table).map_err(super::measure::at(path))?;
+    }
     if arguments.json {
-        let directory = std::env::current_dir().unwrap_or_default();
-        return print(true, &machine::describe(&directory, ""), &figures);
+        return print(true, &machine(), &figures);
     }
     let text: String =
         replayed.iter().map(|(trace, rooms)| report::table(trace, rooms, options)).collect();
