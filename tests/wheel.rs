@@ -37,6 +37,11 @@ fn sequences() {
 }
 
 #[test]
+fn tails() {
+    pytest("test_tail.py");
+}
+
+#[test]
 fn arrays() {
     pytest("test_arrays.py");
 }

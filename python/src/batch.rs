@@ -36,6 +36,11 @@ pub(crate) fn read_pages(
         let why = "the pages are of different models, or of layers that keep different rows";
         return Err(Failure::argument(why).into());
     }
+    if let Some(tail) = pages.iter().find(|page| page.is_tail()) {
+        let path = tail.file().display();
+        let why = format!("{path}: is a tail, whose rows are in memory already: take its k and v");
+        return Err(Failure::argument(why).into());
+    }
     let mut k = Tensor::take(k, "k")?;
     let mut v = v.map(|v| Tensor::take(v, "v")).transpose()?;
     let tokens = tokens_of(&k, &geometry, pages.len(), false)?;

@@ -2,8 +2,8 @@
 //!
 //! | file | question it answers |
 //! |---|---|
-//! | `model`, `sequence`, `page` | what is in a mount |
-//! | `append`, `rows` | how do an engine's arrays become pages and tails |
+//! | `model`, `sequence`, `page`, `tail` | what is in a mount |
+//! | `layers`, `append`, `rows` | how do an engine's arrays become pages and tails |
 //! | `attend` | attention over pages where they lie |
 //! | `batch`, `workers` | many pages at once |
 //! | `files`, `many` | many values in `files/` at once |
@@ -27,12 +27,14 @@ mod element;
 mod errors;
 mod files;
 mod fork;
+mod layers;
 mod many;
 mod memory;
 mod model;
 mod page;
 mod rows;
 mod sequence;
+mod tail;
 mod tensor;
 mod tokens;
 mod workers;

@@ -9,7 +9,8 @@ use std::sync::{Arc, OnceLock};
 
 use kvfs_os::{extended_attribute, map_private};
 use kvfs_page::limits::PAYLOAD_OFFSET;
-use kvfs_page::{Layer, Manifest, PagePlace, TokenStart, names};
+use kvfs_page::{Layer, Manifest, Metadata, PagePlace, TokenStart, names, pack_rows};
+use kvfs_runtime::reader::TailRows;
 use pyo3::prelude::*;
 
 use crate::array::Array;
@@ -49,8 +50,28 @@ impl Page {
         Ok(Self { path, place, is_passed_through, loaded: OnceLock::new() })
     }
 
+    /// Rows of a tail, in the order of a page.
+    pub(crate) fn of_tail(
+        sequence: &Path, manifest: &Manifest, layer: Layer, rows: &TailRows,
+    ) -> Result<Self, Failure> {
+        let start = TokenStart(rows.start());
+        let mut page = Self::new(sequence, manifest, false, layer.0, start.0)?;
+        page.path.set_file_name(names::format_tail(start));
+        let tokens = u32::try_from(rows.tokens()).unwrap_or(u32::MAX);
+        let bytes = pack_rows(page.place.geometry(), rows.rows(), tokens, &Metadata::default())?;
+        page.loaded = Loaded { memory: Arc::new(Memory::Bytes(bytes)), tokens }.into();
+        Ok(page)
+    }
+
     pub(crate) fn file(&self) -> &Path {
         &self.path
+    }
+
+    /// Whether it is rows of a tail, and no file that has the form of a page.
+    pub(crate) fn is_tail(&self) -> bool {
+        self.path
+            .file_name()
+            .is_some_and(|name| names::parse_tail(name.as_encoded_bytes()).is_some())
     }
 
     pub(crate) fn place(&self) -> &PagePlace {

@@ -10,16 +10,18 @@ use std::time::{Duration, Instant};
 use kvfs_os::{extended_attribute, remove_extended_attribute, set_extended_attribute};
 use kvfs_page::{Layer, LayerKind, names};
 use kvfs_runtime::attention::InstructionSet;
-use kvfs_runtime::reader::{self, Backend, Rates};
+use kvfs_runtime::reader::{self, Backend, Rates, TailRows};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::append::Appender;
 use crate::errors::{Failure, Kind};
 use crate::fork::{OfProcess, Process, settings};
+use crate::layers::{Arrays, tensors};
 use crate::model::{Model, program};
 use crate::page::Page;
-use crate::rows::{Plane, Rows, SidePlane, layout};
+use crate::rows::Rows;
+use crate::tail;
 use crate::tensor::Tensor;
 use crate::tokens::token_ids;
 
@@ -175,75 +177,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The arrays of each layer: one with a dimension for layers, or a list.
-fn tensors(object: &Bound<'_, PyAny>, what: &str) -> PyResult<Vec<Tensor>> {
-    let is_list = object.is_instance_of::<pyo3::types::PyList>()
-        || object.is_instance_of::<pyo3::types::PyTuple>();
-    if !is_list {
-        return Ok(vec![Tensor::take(object, what)?]);
-    }
-    let items = object.try_iter()?.enumerate();
-    items.map(|(index, item)| Tensor::take(&item?, &format!("{what}[{index}]"))).collect()
-}
-
-impl Sequence {
-    /// K and V of layers, and side rows of those that keep some, from arrays that were taken.
-    fn planes<'a>(
-        &self, layers: &[Layer], arrays: &'a Arrays, order: Option<&str>,
-    ) -> Result<Vec<Rows<'a>>, Failure> {
-        let Arrays { k, v, side } = arrays;
-        let manifest = &self.model().manifest;
-        let geometry = manifest.geometry();
-        let order = layout(order, geometry)?;
-        let planes = |tensors: &'a [Tensor], is_v| -> Result<Vec<Plane<'a>>, Failure> {
-            let all = tensors.iter().map(|tensor| Plane::all_of(tensor, geometry, is_v, order));
-            Ok(all.collect::<Result<Vec<_>, _>>()?.concat())
-        };
-        let (k, v) = (planes(k, false)?, planes(v, true)?);
-        let wanted = if geometry.v_head_dim() > 0 { k.len() } else { 0 };
-        if v.len() != wanted {
-            return Err(Failure::argument(format!(
-                "{} layers of K and {} of V: {wanted} of V are needed",
-                k.len(),
-                v.len()
-            )));
-        }
-        let side = side.iter().map(SidePlane::all_of).collect::<Result<Vec<_>, _>>()?.concat();
-        let keeps = |layer: &Layer| manifest.side_rows(*layer).is_some();
-        let wanted = layers.iter().filter(|layer| keeps(layer)).count();
-        if side.len() != wanted && !side.is_empty() {
-            let found = side.len();
-            return Err(Failure::argument(format!(
-                "side rows of {found} layers: {wanted} of these keep any"
-            )));
-        }
-        let (mut v, mut side) = (v.into_iter(), side.into_iter());
-        let rows = k.into_iter().enumerate().map(|(index, k)| Rows {
-            k,
-            v: v.next(),
-            side: layers.get(index).filter(|layer| keeps(layer)).and_then(|_| side.next()),
-        });
-        Ok(rows.collect())
-    }
-}
-
-/// What an engine has of some tokens.
-struct Arrays {
-    k: Vec<Tensor>,
-    v: Vec<Tensor>,
-    side: Vec<Tensor>,
-}
-
-impl Arrays {
-    fn take(
-        k: Vec<Tensor>, v: Option<&Bound<'_, PyAny>>, side: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<Self> {
-        let v = v.map(|v| tensors(v, "v")).transpose()?.unwrap_or_default();
-        let side = side.map(|side| tensors(side, "side")).transpose()?.unwrap_or_default();
-        Ok(Self { k, v, side })
-    }
-}
-
 #[pymethods]
 impl Sequence {
     /// Token ids, of all rows that every layer has.
@@ -283,6 +216,22 @@ impl Sequence {
         Ok(self.page_at(layer, start)?)
     }
 
+    /// The rows of a layer that are in no page yet, up to token `end`, as a page of their own; `None` where all are in
+    /// pages. Without `end` those that have ids; a writer may have come further in this layer.
+    ///
+    /// The arrays are a copy: the tail grows, and whoever edits the sequence may cut it.
+    #[pyo3(signature = (layer, end = None))]
+    fn tail(&self, py: Python<'_>, layer: u32, end: Option<u64>) -> PyResult<Option<Page>> {
+        let layer = Layer(layer);
+        let read = |sequence: &mut reader::Sequence| {
+            let end = tail::end_of(sequence, layer, end)?;
+            Ok(sequence.tail(layer, end)?)
+        };
+        let rows = py.detach(|| self.read(read))?;
+        let page = |rows: TailRows| Page::of_tail(&self.path, &self.model().manifest, layer, &rows);
+        Ok(py.detach(|| rows.map(page).transpose())?)
+    }
+
     /// Adds tokens with their rows to every layer, and returns how many tokens there are then.
     ///
     /// `k` and `v` are lists with an array for each of `layers()`, or one array with a dimension for layers
@@ -302,7 +251,7 @@ impl Sequence {
         let layers = (0..manifest.geometry().num_layers()).map(Layer).filter(|layer| {
             manifest.layer_kind(*layer).as_ref().is_some_and(LayerKind::has_rows_of_tokens)
         });
-        let rows = self.planes(&layers.collect::<Vec<_>>(), &arrays, layout)?;
+        let rows = arrays.rows(manifest, &layers.collect::<Vec<_>>(), layout)?;
         Ok(py.detach(|| self.append_rows(&ids, &rows))?)
     }
 
@@ -318,7 +267,7 @@ impl Sequence {
         self.process.check("this sequence")?;
         let page = self.page_at(layer, start)?;
         let arrays = Arrays::take(vec![Tensor::take(k, "k")?], v, side)?;
-        let rows = self.planes(&[Layer(layer)], &arrays, layout)?;
+        let rows = arrays.rows(&self.model().manifest, &[Layer(layer)], layout)?;
         let [rows] = rows[..] else {
             return Err(Failure::argument("k has several layers: write one page at a time").into());
         };

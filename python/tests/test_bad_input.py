@@ -149,6 +149,7 @@ def test_a_mount_that_is_gone_and_comes_back(place, mount, model):
         lambda: sequence.append([1], k[:, :, :1], v[:, :, :1]),
         lambda: model.match([1]),
         lambda: sequence.page(1, 0).k,
+        lambda: sequence.tail(0),
         lambda: kvfs.attend(numpy.zeros((4, DIM), numpy.float32), sequence, 0),
         lambda: mount.status(),
         lambda: mount.sync(),
@@ -188,7 +189,12 @@ rows = [numpy.zeros((3, 2, 1, 16), numpy.float32)] * 2
 sequence.append([1], *rows)
 child = os.fork()
 if child == 0:
-    for call in (lambda: sequence.tokens, lambda: sequence.append([1], *rows), lambda: kvfs.attend(q, sequence, 0)):
+    for call in (
+        lambda: sequence.tokens,
+        lambda: sequence.tail(0),
+        lambda: sequence.append([1], *rows),
+        lambda: kvfs.attend(q, sequence, 0),
+    ):
         try:
             call()
             os._exit(1)
@@ -196,7 +202,7 @@ if child == 0:
             assert "fork" in str(error), error
     assert page.shape == (2, 8, 16) and float(page.sum()) == float(sys.argv[2])
     again = kvfs.Model(sys.argv[1]).sequence("chat")
-    assert len(again) == 9
+    assert len(again) == 9 and again.tail(0).tokens == 1
     kvfs.attend(q, again, 0, threads=2)
     try:
         again.append([1], *rows)

@@ -75,3 +75,4 @@ pub use run::Run;
 pub use sequence::{Sequence, Settings};
 pub use side::SideBlock;
 pub use stream::Stream;
+pub use tail::TailRows;

@@ -41,7 +41,7 @@ impl Run {
 
     /// Bytes of its files.
     pub fn bytes(&self) -> u64 {
-        let tail = self.tail.as_ref().map_or(0, |tail| tail.bytes(&self.geometry));
+        let tail = self.tail.as_ref().map_or(0, TailRows::bytes);
         self.pages.iter().map(|page| page.bytes()).sum::<u64>() + tail
     }
 

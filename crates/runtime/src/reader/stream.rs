@@ -10,13 +10,12 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 
 use super::attend::length;
 use super::layer_scan::LayerScan;
-use super::listing::layer_directory;
 use super::loader::{Answer, Done, Job};
 use super::page::LoadedPage;
 use super::run::Run;
 use super::{Counts, ReadError, Sequence};
 use crate::attention::KvBlock;
-use crate::page::{Layer, Positions, TokenStart, names};
+use crate::page::{Layer, Positions, TokenStart};
 
 /// Pages that a stream holds ready, resident ones included: a million tokens of a layer in pages of
 /// 1024.
@@ -374,12 +373,7 @@ impl<'s> Stream<'s> {
         let scan = &self.scans[index];
         let wanted = scan.tail().filter(|(start, _)| self.is_seen(*start));
         let Some((start, tokens)) = wanted else { return Ok(()) };
-        let source = &self.sequence.source;
-        let path = layer_directory(&source.path, scan.layer()).join(names::format_tail(start));
-        let tail = &self.sequence.tails[scan.layer().0 as usize];
-        let place = (scan.layer(), start);
-        let geometry = source.manifest.layer_geometry(scan.layer());
-        run.add_tail(tail.read(&path, place, tokens, &geometry)?);
+        run.add_tail(self.sequence.tail_rows(scan.layer(), start, tokens)?);
         Ok(())
     }
 }

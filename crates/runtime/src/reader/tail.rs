@@ -6,9 +6,10 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::ReadError;
+use super::listing::layer_directory;
+use super::{ReadError, Sequence};
 use crate::attention::KvBlock;
-use crate::page::{Geometry, Layer, TokenStart};
+use crate::page::{Geometry, Layer, TokenStart, names};
 
 /// Rows of one layer's tail.
 #[derive(Debug, Default)]
@@ -20,12 +21,46 @@ struct Known {
     rows: Arc<Vec<u8>>,
 }
 
-/// Some rows, as they were when they were read.
+/// Some rows of a tail, as they were when they were read.
 #[derive(Debug, Clone)]
-pub(super) struct TailRows {
+pub struct TailRows {
+    /// At least these.
     rows: Arc<Vec<u8>>,
+    bytes: usize,
     start: TokenStart,
     tokens: u64,
+}
+
+impl Sequence {
+    /// The rows before token `end` that a layer has in its tail; `None` where all of them are in pages.
+    ///
+    /// # Errors
+    /// [`ReadError::Missing`] if the layer does not have them, [`ReadError::Changed`] if the tail was sealed since
+    /// the sequence was listed, and as [`layer_tokens`](Self::layer_tokens).
+    pub fn tail(&self, layer: Layer, end: u64) -> Result<Option<TailRows>, ReadError> {
+        self.layer_tokens(layer)?;
+        let listed = &self.layers[layer.0 as usize];
+        let page_tokens = u64::from(self.manifest().geometry().page_tokens());
+        match listed.tail {
+            Some(start) if end > start.0 + page_tokens => {
+                Err(ReadError::Missing { layer, start: TokenStart(start.0 + page_tokens) })
+            }
+            Some(start) if end > start.0 => self.tail_rows(layer, start, end - start.0).map(Some),
+            None if end > listed.end => {
+                Err(ReadError::Missing { layer, start: TokenStart(listed.end) })
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// The first rows of the tail that starts at a token.
+    pub(super) fn tail_rows(
+        &self, layer: Layer, start: TokenStart, tokens: u64,
+    ) -> Result<TailRows, ReadError> {
+        let path = layer_directory(&self.source.path, layer).join(names::format_tail(start));
+        let geometry = self.manifest().layer_geometry(layer);
+        self.tails[layer.0 as usize].read(&path, (layer, start), tokens, &geometry)
+    }
 }
 
 impl Tail {
@@ -63,31 +98,31 @@ impl Tail {
                 return Err(ReadError::io(path)(error));
             }
         }
-        Ok(TailRows { rows: Arc::clone(&known.rows), start, tokens })
+        Ok(TailRows { rows: Arc::clone(&known.rows), bytes: wanted, start, tokens })
     }
 }
 
 impl TailRows {
-    pub(super) fn tokens(&self) -> u64 {
+    /// How many.
+    pub fn tokens(&self) -> u64 {
         self.tokens
     }
 
-    pub(super) fn start(&self) -> u64 {
+    /// The first token.
+    pub fn start(&self) -> u64 {
         self.start.0
     }
 
-    /// At least those of its tokens.
-    pub(super) fn rows(&self) -> &[u8] {
-        &self.rows
+    /// The rows, `[tokens, row_bytes]`: K of all heads, then V, then what the layer keeps beside them.
+    pub fn rows(&self) -> &[u8] {
+        &self.rows[..self.bytes]
     }
 
-    pub(super) fn bytes(&self, geometry: &Geometry) -> u64 {
-        self.tokens * geometry.row_bytes()
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes as u64
     }
 
     pub(super) fn block(&self, geometry: &Geometry) -> KvBlock<'_> {
-        let mut block = KvBlock::tail(&self.rows, geometry, self.start.0);
-        block.tokens = block.tokens.min(usize::try_from(self.tokens).unwrap_or(usize::MAX));
-        block
+        KvBlock::tail(self.rows(), geometry, self.start.0)
     }
 }

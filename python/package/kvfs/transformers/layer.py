@@ -7,8 +7,7 @@ import errno
 import torch
 from transformers.cache_utils import CacheLayerMixin
 
-from .._kvfs import Missing, Model, Page, Sequence, read_pages
-from ..tail import read_tail
+from .._kvfs import Changed, Missing, Model, Page, Sequence, read_pages
 from .model import DTYPES, refused
 
 # Room for so many more tokens than there are, at least.
@@ -49,8 +48,10 @@ class KvfsLayer(CacheLayerMixin):
             self._copy(pages.pop(), sequence.model.layout)
         self._read(pages, sequence.model.layout)
         if at < tokens:
-            rows = read_tail(sequence, layer, at, tokens - at, self.dtype)
-            self.k[at:tokens], self.v[at:tokens] = rows[:, 0], rows[:, 1]
+            tail = sequence.tail(layer, tokens)
+            if tail is None or tail.start != at:
+                raise Changed(errno.ESTALE, f"{sequence.path}: layer {layer} was sealed meanwhile: load it again")
+            self._copy(tail, sequence.model.layout)
         self.length = tokens
 
     def update(

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 import torch
 
 from .._kvfs import Changed, Missing, Model, Sequence, read_pages
-from ..tail import read_tail
 from .plan import Part, Trouble
 from .rows import Rows
 
@@ -132,9 +131,10 @@ def _read_last(sequence: Sequence, layer: int, start: int, end: int, k: torch.Te
         k[:, :tokens], v[:, :tokens] = (torch.from_dlpack(part)[:, :tokens] for part in (page.k, page.v))
         at += tokens
     if at < end:
-        rows = read_tail(sequence, layer, at, end - at, k.dtype)
-        for part, of in ((k, 0), (v, 1)):
-            part[:, at - start : end - start] = rows[:, of].transpose(0, 1)
+        tail = sequence.tail(layer, end)
+        if tail is None or tail.start != at:
+            raise Changed(errno.ESTALE, f"{sequence.path}: layer {layer} was sealed meanwhile: load it again")
+        k[:, : tail.tokens], v[:, : tail.tokens] = (torch.from_dlpack(part) for part in (tail.k, tail.v))
 
 
 class Saves:

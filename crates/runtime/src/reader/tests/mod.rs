@@ -4,6 +4,7 @@
 mod scans;
 mod seen;
 mod side;
+mod tail;
 
 use std::fs;
 use std::path::{Path, PathBuf};
