@@ -42,6 +42,11 @@ fn tails() {
 }
 
 #[test]
+fn streams() {
+    pytest("test_stream.py");
+}
+
+#[test]
 fn arrays() {
     pytest("test_arrays.py");
 }

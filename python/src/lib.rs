@@ -6,6 +6,7 @@
 //! | `layers`, `append`, `rows` | how do an engine's arrays become pages and tails |
 //! | `attend` | attention over pages where they lie |
 //! | `batch`, `workers` | many pages at once |
+//! | `stream` | one layer after the other, the next one read ahead |
 //! | `files`, `many` | many values in `files/` at once |
 //! | `tensor`, `tokens` | what does Python hand over |
 //! | `array`, `memory`, `element`, `dlpack` | what does it get, without a copy |
@@ -34,6 +35,7 @@ mod model;
 mod page;
 mod rows;
 mod sequence;
+mod stream;
 mod tail;
 mod tensor;
 mod tokens;
@@ -54,6 +56,8 @@ fn _kvfs(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<model::Model>()?;
     module.add_class::<page::Page>()?;
     module.add_class::<sequence::Sequence>()?;
+    module.add_class::<stream::Part>()?;
+    module.add_class::<stream::Stream>()?;
     module.add_function(wrap_pyfunction!(attend::attend, module)?)?;
     module.add_function(wrap_pyfunction!(batch::read_pages, module)?)?;
     module.add_function(wrap_pyfunction!(many::have_many, module)?)?;

@@ -10,7 +10,7 @@ use std::sync::{Arc, OnceLock};
 use kvfs_os::{extended_attribute, map_private};
 use kvfs_page::limits::PAYLOAD_OFFSET;
 use kvfs_page::{Layer, Manifest, Metadata, PagePlace, TokenStart, names, pack_rows};
-use kvfs_runtime::reader::TailRows;
+use kvfs_runtime::reader::{LoadedPage, TailRows};
 use pyo3::prelude::*;
 
 use crate::array::Array;
@@ -48,6 +48,16 @@ impl Page {
         let directory = sequence.join(names::format_layer(Layer(layer)));
         let path = directory.join(names::format_page(TokenStart(start)));
         Ok(Self { path, place, is_passed_through, loaded: OnceLock::new() })
+    }
+
+    /// A page that a stream has loaded.
+    pub(crate) fn of_loaded(
+        sequence: &Path, manifest: &Manifest, layer: Layer, page: &Arc<LoadedPage>,
+    ) -> Result<Self, Failure> {
+        let mut own = Self::new(sequence, manifest, page.is_mapped(), layer.0, page.start())?;
+        let memory = Arc::new(Memory::Loaded(Arc::clone(page)));
+        own.loaded = Loaded { memory, tokens: page.tokens() }.into();
+        Ok(own)
     }
 
     /// Rows of a tail, in the order of a page.

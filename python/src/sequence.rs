@@ -21,12 +21,13 @@ use crate::layers::{Arrays, tensors};
 use crate::model::{Model, program};
 use crate::page::Page;
 use crate::rows::Rows;
+use crate::stream::{self, Stream};
 use crate::tail;
 use crate::tensor::Tensor;
 use crate::tokens::token_ids;
 
 /// How long a call waits before it looks whether the user wants to stop.
-const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
+pub(crate) const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Times that a sequence is listed while others seal its pages.
 const ATTEMPTS: usize = 8;
@@ -230,6 +231,23 @@ impl Sequence {
         let rows = py.detach(|| self.read(read))?;
         let page = |rows: TailRows| Page::of_tail(&self.path, &self.model().manifest, layer, &rows);
         Ok(py.detach(|| rows.map(page).transpose())?)
+    }
+
+    /// Goes through layers in order, and reads ahead while the caller works: gives a `Part` after the other, each of
+    /// one layer. A layer has several where its pages have to be read and take more memory than half of
+    /// `ahead_bytes`, which is about what is held for parts that the caller has not got yet.
+    ///
+    /// Without `end` the tokens that have ids, without `layers` all of `layers()`. What is there now is read: rows that are
+    /// added later are not, and where pages are replaced meanwhile the stream ends with `Changed`.
+    #[pyo3(signature = (start = 0, end = None, *, layers = None, ahead_bytes = stream::AHEAD_BYTES))]
+    fn stream(
+        &self, py: Python<'_>, start: u64, end: Option<u64>, layers: Option<Vec<u32>>,
+        ahead_bytes: u64,
+    ) -> PyResult<Stream> {
+        self.process.check("this sequence")?;
+        let layers = layers.map(|layers| layers.into_iter().map(Layer).collect());
+        let wanted = stream::Wanted { layers, start, end, ahead_bytes };
+        Ok(py.detach(|| Stream::begin(&self.path, wanted))?)
     }
 
     /// Adds tokens with their rows to every layer, and returns how many tokens there are then.

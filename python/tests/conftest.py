@@ -1,5 +1,6 @@
 """A mount for each test, and models in it. Stores lie below `$KVFS_TEST_DIR`, which must be on a disk."""
 
+import ctypes
 import os
 import subprocess
 import tempfile
@@ -86,3 +87,8 @@ def filled(model, name, tokens, seed=0):
     sequence = model.create_sequence(name)
     assert sequence.append(list(range(tokens)), k, v) == tokens
     return sequence, k, v
+
+
+def scribble(array):
+    """Writes to an array as a library does that knows no read-only ones."""
+    ctypes.memset(array.bits().numpy().ctypes.data, 0, array.nbytes)

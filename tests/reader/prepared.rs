@@ -99,7 +99,11 @@ impl Prepared {
     /// Opens the sequence; its pages stay in memory within the limits.
     pub(crate) fn open(&self, limits: Limits, stream_bytes: u64) -> Sequence {
         let residents = Arc::new(Residents::new(limits));
-        Sequence::open_with(&self.sequence(), Settings { residents, stream_bytes }).unwrap()
+        Sequence::open_with(
+            &self.sequence(),
+            Settings { residents, stream_bytes, ..Settings::default() },
+        )
+        .unwrap()
     }
 
     fn shape(&self) -> Shape {

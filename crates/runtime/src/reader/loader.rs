@@ -18,7 +18,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use super::ReadError;
 use super::buffer::Buffers;
 use super::listing::{ListedPage, layer_directory};
-use super::page::{Home, LoadedPage, Means, Tier};
+use super::page::{Home, LoadedPage, Mapping, Means, Tier};
 use super::residents::{Key, Residents};
 use crate::page::{Layer, Manifest, PagePlace, names};
 
@@ -36,6 +36,7 @@ pub(super) struct Source {
     pub(super) number: u64,
     pub(super) residents: Arc<Residents>,
     pub(super) buffers: Arc<Buffers>,
+    pub(super) mapping: Mapping,
 }
 
 impl Source {
@@ -52,7 +53,7 @@ impl Source {
         let place = PagePlace::new(&self.manifest, layer, page.start)
             .map_err(|error| ReadError::Refused { path: path.clone(), error })?;
         let loaded = if self.is_mappable(&path)? {
-            LoadedPage::map(&path, place)?
+            LoadedPage::map(&path, place, self.mapping)?
         } else {
             let means = if page.is_fresh { Means::PageCache } else { Means::Direct };
             LoadedPage::read(&path, place, &self.buffers, means)?

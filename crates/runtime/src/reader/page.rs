@@ -36,7 +36,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 
-use memmap2::Mmap;
+use memmap2::{Mmap, MmapMut};
 
 use super::ReadError;
 use super::buffer::{Buffer, Buffers};
@@ -105,16 +105,28 @@ pub(super) enum Means {
     PageCache,
 }
 
+/// Whose the memory of mapped pages is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Mapping {
+    /// The mount's: whoever writes to it ends the process.
+    #[default]
+    Shared,
+    /// The mount's until somebody writes there, who gets a copy then: for pages that are handed to programs that
+    /// know no read-only memory.
+    Private,
+}
+
 #[derive(Debug)]
 enum Bytes {
     Mapped(Mmap),
+    MappedPrivately(MmapMut),
     Read(Buffer),
 }
 
 /// A page whose bytes are in memory and whose header was checked; the mount has verified the rest
 /// when it opened the file.
 #[derive(Debug)]
-pub(crate) struct LoadedPage {
+pub struct LoadedPage {
     bytes: Bytes,
     place: PagePlace,
     tokens: u32,
@@ -124,11 +136,17 @@ pub(crate) struct LoadedPage {
 
 impl LoadedPage {
     /// Maps a page that is in the RAM tier.
-    pub(super) fn map(path: &Path, place: PagePlace) -> Result<Self, ReadError> {
+    pub(super) fn map(path: &Path, place: PagePlace, mapping: Mapping) -> Result<Self, ReadError> {
         let file = File::open(path).map_err(|error| absent_or(path, place, error))?;
-        let inode = file.metadata().map_err(ReadError::io(path))?.ino();
-        let map = sys::map_populated(&file).map_err(ReadError::io(path))?;
-        Self::checked(Bytes::Mapped(map), path, place, inode)
+        let metadata = file.metadata().map_err(ReadError::io(path))?;
+        let bytes = match mapping {
+            Mapping::Shared => sys::map_populated(&file).map(Bytes::Mapped),
+            Mapping::Private => {
+                let length = usize::try_from(metadata.len()).unwrap_or(usize::MAX);
+                sys::map_private(&file, length).map(Bytes::MappedPrivately)
+            }
+        };
+        Self::checked(bytes.map_err(ReadError::io(path))?, path, place, metadata.ino())
     }
 
     /// Reads a page into memory of ours.
@@ -165,12 +183,12 @@ impl LoadedPage {
     }
 
     /// How many tokens it has; the last page of a sequence may be short.
-    pub(super) fn tokens(&self) -> u32 {
+    pub fn tokens(&self) -> u32 {
         self.tokens
     }
 
     /// Position of its first token.
-    pub(super) fn start(&self) -> u64 {
+    pub fn start(&self) -> u64 {
         self.place.start().0
     }
 
@@ -180,8 +198,8 @@ impl LoadedPage {
     }
 
     /// Whether it lies in the mount's memory and not in ours.
-    pub(crate) fn is_mapped(&self) -> bool {
-        matches!(self.bytes, Bytes::Mapped(_))
+    pub fn is_mapped(&self) -> bool {
+        matches!(self.bytes, Bytes::Mapped(_) | Bytes::MappedPrivately(_))
     }
 
     /// Number of the file that was loaded.
@@ -212,6 +230,7 @@ impl Bytes {
     fn as_slice(&self) -> &[u8] {
         match self {
             Self::Mapped(map) => map,
+            Self::MappedPrivately(map) => map,
             Self::Read(buffer) => buffer,
         }
     }

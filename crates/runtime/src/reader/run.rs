@@ -64,6 +64,11 @@ impl Run {
         stored.flat_map(|block| block.placed(&self.positions))
     }
 
+    /// The pages as files, whole: the last one may go on behind the end of the stream.
+    pub fn files(&self) -> &[Arc<LoadedPage>] {
+        &self.pages
+    }
+
     /// Pages, without the tail.
     pub(crate) fn pages(&self) -> usize {
         self.pages.len()
@@ -108,7 +113,8 @@ impl Run {
         &self.positions
     }
 
-    pub(super) fn tail(&self) -> Option<&TailRows> {
+    /// The rows behind the pages; only the last run of a layer has any.
+    pub fn tail(&self) -> Option<&TailRows> {
         self.tail.as_ref()
     }
 

@@ -13,7 +13,7 @@ use super::counters::Counters;
 use super::layer_scan::{LayerScan, Rules};
 use super::listing::{self, ListedLayer, Listing};
 use super::loader::{Loader, Source};
-use super::page::Home;
+use super::page::{Home, Mapping};
 use super::residents::Residents;
 use super::stream::Stream;
 use super::tail::Tail;
@@ -32,13 +32,16 @@ pub struct Settings {
     pub residents: Arc<Residents>,
     /// Most memory of one stream for pages that do not stay; at least three pages.
     pub stream_bytes: u64,
+    /// How pages are mapped.
+    pub mapping: Mapping,
 }
 
 impl Default for Settings {
     /// The residents of the process, and 64 MiB: ten pages of 4 MiB on their way, which is what a
     /// disk of 7 GB/s reads while 6 ms pass.
     fn default() -> Self {
-        Self { residents: Residents::of_process(), stream_bytes: 64 << 20 }
+        let residents = Residents::of_process();
+        Self { residents, stream_bytes: 64 << 20, mapping: Mapping::Shared }
     }
 }
 
@@ -85,6 +88,7 @@ impl Sequence {
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
             residents: settings.residents,
             buffers: Arc::new(Buffers::new(page_bytes)),
+            mapping: settings.mapping,
         });
         Ok(Self {
             loader: Loader::start(&source).map_err(ReadError::io(path))?,

@@ -115,6 +115,7 @@ impl Fixture {
         let settings = Settings {
             residents: Arc::new(Residents::new(limits)),
             stream_bytes: streamed * Self::PAGE_BYTES,
+            ..Settings::default()
         };
         Sequence::open_with(&self.sequence(), settings)
     }
