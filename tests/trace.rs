@@ -74,14 +74,18 @@ fn figures_of_a_trace() {
 }
 
 #[test]
-fn a_table_and_a_plot() {
+fn tables_and_a_plot() {
     let directory = tempfile::tempdir().unwrap();
     let trace = write(directory.path(), "chat.jsonl", &conversations());
     let plot = directory.path().join("hits.svg");
-    let options = ["--budget", "8G", "--token-size", "128K", "--plot", plot.to_str().unwrap()];
+    let table = directory.path().join("hits.md");
+    let files = ["--plot", plot.to_str().unwrap(), "--markdown", table.to_str().unwrap()];
+    let options = [&["--budget", "8G", "--token-size", "128K"][..], &files].concat();
     let output = bench(&[&trace], &options);
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(text.contains("570 requests") && text.contains(", 128\n"), "{text}");
+    let table = std::fs::read_to_string(&table).unwrap();
+    assert!(table.contains("| `chat_22.07_blocks` |"), "{table}");
     let image = std::fs::read_to_string(&plot).unwrap();
     for policy in ["kvfs", "LIRS", "LRU", "decayed", "ARC", "S3-FIFO", "W-TinyLFU", "Belady"] {
         assert!(text.contains(&format!("\n{policy} ")), "{policy}: {text}");
@@ -116,11 +120,30 @@ fn what_is_wrong_is_one_line_with_its_number() {
 }
 
 #[test]
+fn a_file_s_name_cannot_write_to_the_terminal() {
+    let directory = tempfile::tempdir().unwrap();
+    let trace = write(directory.path(), "a\u{1b}]0;b.jsonl", &line(0, &[1]));
+    let wrong = write(directory.path(), "c\u{1b}]0;d", "words\n");
+    for files in [[&*trace], [&*wrong]] {
+        let output = bench(&files, &["--budget-share", "100"]);
+        let said = [output.stdout, output.stderr].concat();
+        assert!(!said.contains(&0x1b), "{}", String::from_utf8_lossy(&said));
+    }
+}
+
+#[test]
 fn options_that_make_no_sense() {
     let directory = tempfile::tempdir().unwrap();
     let trace = write(directory.path(), "chat.jsonl", &line(0, &[1]));
-    let refused: [(&[&Path], &[&str], &str); 5] = [
+    let (plot, table) = (directory.path().join("p.svg"), directory.path().join("t.md"));
+    let (plot, table) = (plot.to_str().unwrap(), table.to_str().unwrap());
+    let refused: [(&[&Path], &[&str], &str); 10] = [
         (&[], &[], "needs a file"),
+        (&[&trace], &["--compute-rate", "inf"], "more than 0"),
+        (&[&trace], &["--hints", "--json"], "cannot be used with"),
+        (&[&trace], &["--hints", "--markdown", table], "cannot be used with"),
+        (&[&trace], &["--what-if", "--plot", plot], "cannot be used with"),
+        (&[&trace], &["--what-if", "--markdown", table], "cannot be used with"),
         (&[Path::new("/nowhere.jsonl")], &[], "/nowhere.jsonl"),
         (&[&trace], &["--budget-share", "0"], "more than 0"),
         (&[&trace], &["--budget", "1M"], "no block"),

@@ -11,9 +11,9 @@ use nix::unistd::Pid;
 use crate::common::disk::SmallDisk;
 use crate::common::forks::{output, succeed};
 use crate::common::mount::scratch_directory;
-use crate::common::sys::{assert_errno, open, sync_directory, write_and_close};
+use crate::common::sys::{assert_errno, open, setxattr, sync_directory, write_and_close};
 use crate::common::{Mode, Mount, eventually, fill};
-use crate::place::{BUDGET, BUDGET_BYTES, FILE_BYTES, Place, assert_same, kvfs, tier};
+use crate::place::{BUDGET, BUDGET_BYTES, FILE_BYTES, Place, assert_same, complaint, kvfs, tier};
 
 in_both_modes!(
     a_remote_that_is_not_there_yet_is_waited_for,
@@ -271,6 +271,12 @@ fn a_full_remote_takes_what_it_can_and_goes_on_when_there_is_room() {
     assert_same(&files);
     let held = mount.status_number("remote_objects");
     assert!(held <= 3, "{held} of 4 MiB in 14 MiB");
+    let (stays, _) = files.iter().rfind(|(path, _)| tier(path) == "ssd").unwrap();
+    let begun = Instant::now();
+    let refusal = complaint(&kvfs(&["evict"], &[stays]));
+    assert!(refusal.contains("cannot be brought into the remote"), "{refusal}");
+    assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
+    setxattr(stays, "user.kvfs.tier", b"ssd").unwrap();
     assert_local_files_work(&mount, "local");
     remount(&remote, "size=64M");
     eventually("everything to be there", || all_named(&mount));

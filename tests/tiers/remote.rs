@@ -10,6 +10,7 @@ use crate::place::{Place, assert_same, complaint, kvfs, printed, tier};
 in_both_modes!(
     what_does_not_fit_leaves_and_comes_back,
     small_pages_leave_like_large_ones,
+    what_was_used_last_stays_after_a_mount,
     without_the_remote_an_open_fails_and_the_rest_goes_on,
     without_the_remote_an_open_may_count_as_a_miss,
     a_changed_file_is_not_what_the_remote_has,
@@ -61,6 +62,19 @@ fn small_pages_leave_like_large_ones(mode: Mode) {
     place.wait_until_it_fits();
     assert_same(&pages);
     assert_eq!(place.mount.status("errors"), "0");
+}
+
+fn what_was_used_last_stays_after_a_mount(mode: Mode) {
+    let mut place = Place::with_budget(mode, &[]);
+    let mut files = place.write("f", 4);
+    place.wait_until_uploaded();
+    assert_same(&files[..1]);
+    place.mount.remount();
+    files.extend(place.write("further", 1));
+    place.wait_until_uploaded();
+    place.wait_until_it_fits();
+    let tiers: Vec<String> = files.iter().map(|(path, _)| tier(path)).collect();
+    assert_eq!((&*tiers[0], &*tiers[1]), ("ssd", "remote"), "the first was used last: {tiers:?}");
 }
 
 fn without_the_remote_an_open_fails_and_the_rest_goes_on(mode: Mode) {

@@ -214,7 +214,9 @@ impl FileSystem {
                     .map(|object| (InodeId(id), object)),
             );
             match object {
-                Some(object) if copies.contains(&object) => known.push((InodeId(id), object)),
+                Some(object) if copies.contains(&object) => {
+                    known.push((inode.atime.max(inode.mtime), InodeId(id), object));
+                }
                 Some(_) => {
                     let bytes = file.map_or(0, |file| file.size);
                     arrivals.push((InodeId(id), bytes, inode.ctime));
@@ -236,7 +238,9 @@ impl FileSystem {
             state.metadata.arrivals.insert_since(id, bytes, since.into());
         }
         drop(state);
-        for (id, object) in known {
+        // The policy takes what it is told of last for what was used last.
+        known.sort_unstable();
+        for (_, id, object) in known {
             self.note_copy(tiers, (id, object))?;
         }
         tiers.is_surveyed.store(true, Ordering::Release);

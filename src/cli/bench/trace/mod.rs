@@ -26,6 +26,8 @@ use hints::Hints;
 use read::Trace;
 use replay::{Outcome, replay};
 
+use crate::cli::history::shown;
+
 /// What every policy made of a trace in one room.
 struct Room {
     /// Of the different blocks, in per cent.
@@ -56,7 +58,7 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<(), String> {
     }
     let (mut replayed, mut told) = (Vec::new(), String::new());
     for path in &options.files {
-        note(&format!("reading {}", path.display()));
+        note(&format!("reading {}", shown(path)));
         let trace = Trace::read(path, usize::MAX)?;
         let rooms = options.rooms(trace.distinct)?;
         if options.what_if {

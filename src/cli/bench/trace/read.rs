@@ -8,6 +8,9 @@ use std::path::Path;
 use flate2::read::MultiGzDecoder;
 use serde::Deserialize;
 
+use crate::cli::history::shown;
+use crate::page::printable;
+
 /// A line with a million ids has 10 MB.
 const LINE_BYTES_MAX: u64 = 64 << 20;
 
@@ -46,16 +49,16 @@ struct Line {
 impl Trace {
     /// Reads a file, as many requests as are wanted. The error says in which line it is wrong.
     pub(super) fn read(path: &Path, requests_max: usize) -> Result<Trace, String> {
-        let file = File::open(path).map_err(|error| format!("{}: {error}", path.display()))?;
+        let file = File::open(path).map_err(|error| format!("{}: {error}", shown(path)))?;
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let name = name.split('.').next().unwrap_or_default().to_owned();
+        let name = printable(name.split('.').next().unwrap_or_default().chars());
         let outcome = if path.extension().is_some_and(|extension| extension == "gz") {
             let input = BufReader::new(MultiGzDecoder::new(BufReader::new(file)));
             Trace::parse(name, input, requests_max)
         } else {
             Trace::parse(name, BufReader::new(file), requests_max)
         };
-        outcome.map_err(|(line, wrong)| format!("{}, line {line}: {wrong}", path.display()))
+        outcome.map_err(|(line, wrong)| format!("{}, line {line}: {wrong}", shown(path)))
     }
 
     /// The error is a line's number, from 1, and what is wrong there.
