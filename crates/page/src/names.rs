@@ -39,6 +39,8 @@ const PAGE_SUFFIX: &str = ".safetensors";
 const TAIL_SUFFIX: &str = ".tail";
 const STATE_PREFIX: &str = "state-";
 const WINDOW_PREFIX: &str = "window-";
+const CHECKPOINTS_PREFIX: &str = "checkpoints-";
+const CHECKPOINTS_SUFFIX: &str = ".llama";
 const ROWS_SUFFIX: &str = ".rows";
 const STAGING_SUFFIX: &[u8] = b".tmp";
 
@@ -150,7 +152,14 @@ pub fn parse_window_rows(name: &[u8]) -> Option<TokenStart> {
 /// The file, in a sequence's directory, of what an engine keeps to go back from a row to earlier ones:
 /// `checkpoints-0000307.llama`. An ordinary file.
 pub fn format_checkpoints(tokens: TokenStart) -> String {
-    format!("checkpoints-{:0TOKEN_DIGITS$}.llama", tokens.0)
+    format!("{CHECKPOINTS_PREFIX}{:0TOKEN_DIGITS$}{CHECKPOINTS_SUFFIX}", tokens.0)
+}
+
+/// The number of tokens of such a name.
+pub fn parse_checkpoints(name: &[u8]) -> Option<TokenStart> {
+    let rest = name.strip_prefix(CHECKPOINTS_PREFIX.as_bytes())?;
+    let digits = rest.strip_suffix(CHECKPOINTS_SUFFIX.as_bytes())?;
+    parse_number(digits, TOKEN_DIGITS).map(TokenStart)
 }
 
 /// A number of at least `width` decimal digits, with leading zeros only up to that width.
@@ -247,6 +256,7 @@ mod tests {
             prop_assert_eq!(layer_entry(format_tail(start).as_bytes()), LayerEntry::Tail(start));
             prop_assert_eq!(layer_entry(format_state(start).as_bytes()), LayerEntry::State(start));
             prop_assert_eq!(parse_window_rows(format_window_rows(start).as_bytes()), Some(start));
+            prop_assert_eq!(parse_checkpoints(format_checkpoints(start).as_bytes()), Some(start));
             prop_assert_eq!(parse_layer(format_layer(Layer(layer)).as_bytes()), Some(Layer(layer)));
         }
 

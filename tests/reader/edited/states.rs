@@ -126,3 +126,95 @@ fn an_end_that_looks_at_rows_that_are_gone_is_refused() {
     all.seq_rm("a", ..).unwrap();
     assert_eq!(all.seq_pos("a").unwrap(), None);
 }
+
+/// A model with a window that begins in the middle of a page, and a sequence of 102 tokens as a slot leaves it.
+fn with_window_rows(mount: &Mount) -> (Model, Sequences) {
+    let model = Model::with(|fields| {
+        fields.layers = Some(vec![LayerKind::Attention, LayerKind::Sliding { window: 20 }]);
+        fields.page_tokens = 16;
+    });
+    model.install(mount);
+    let (rows, bytes) = (model.rows(9, 102), model.row_bytes());
+    for (index, rows) in rows.chunks(16 * bytes).enumerate() {
+        append(model.tail_path(mount, "a", 0, 16 * index as u64), rows);
+    }
+    append(model.layer(mount, "a", 1).join("window-0000082.rows"), &rows[82 * bytes..96 * bytes]);
+    append(model.tail_path(mount, "a", 1, 96), &rows[96 * bytes..]);
+    for tokens in [20, 102] {
+        let path = model.sequence(mount, "a").join(format!("checkpoints-{tokens:07}.llama"));
+        append(path, format!("after {tokens}").as_bytes());
+    }
+    append(model.tokens_path(mount, "a"), &[1; 4 * 102]);
+    let all = Sequences::open(&model.directory(mount)).unwrap();
+    (model, all)
+}
+
+#[test]
+fn rows_of_a_window_and_checkpoints_come_along() {
+    let mount = Mount::new(Mode::Passthrough);
+    let (model, all) = with_window_rows(&mount);
+    let beside = |name: &str| {
+        let sequence = model.sequence(&mount, name);
+        let names =
+            ["001/window-0000082.rows", "checkpoints-0000020.llama", "checkpoints-0000102.llama"];
+        names.map(|name| fs::read(sequence.join(name)).ok())
+    };
+    let expected = beside("a");
+    assert!(expected.iter().all(Option::is_some));
+    all.seq_cp("a", "b", ..).unwrap();
+    assert_eq!(beside("b"), expected);
+    let mut state = Vec::new();
+    all.state_write("a", &mut state).unwrap();
+    all.state_read("c", &state[..]).unwrap();
+    assert_eq!(beside("c"), expected);
+    assert_eq!(all.positions("c").unwrap().1, 102);
+    let whole = files(&state);
+    let refused = |change: Change<'_>| {
+        let mut changed = whole.clone();
+        change(&mut changed);
+        let error = all.state_read("d", &archive(&changed)[..]).unwrap_err().to_string();
+        assert!(error.contains("is not whole") && error.contains("layer 1"), "{error}");
+    };
+    refused(&|files| files.retain(|(path, _)| !path.contains("window")));
+    refused(&|files| {
+        let (_, rows) = files.iter_mut().find(|(path, _)| path.contains("window")).unwrap();
+        rows.truncate(rows.len() - model.row_bytes());
+    });
+}
+
+#[test]
+fn what_is_about_tokens_that_go_goes_with_them() {
+    let mount = Mount::new(Mode::Passthrough);
+    let (model, all) = with_window_rows(&mount);
+    let beside = |name: &str| {
+        let layers = [model.sequence(&mount, name), model.layer(&mount, name, 1)];
+        let names = layers.iter().flat_map(|directory| fs::read_dir(directory).unwrap());
+        let names = names.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut names: Vec<_> =
+            names.filter(|name| name.contains("window") || name.contains("checkpoints")).collect();
+        names.sort_unstable();
+        names
+    };
+    all.seq_cp("a", "b", ..).unwrap();
+    all.seq_rm("b", ..).unwrap();
+    assert_eq!(beside("b"), [""; 0], "all tokens went");
+    all.seq_cp("a", "c", ..).unwrap();
+    all.clear("c").unwrap();
+    assert_eq!(beside("c"), [""; 0]);
+
+    let model = Model::small().named("plain");
+    model.install(&mount);
+    for layer in 0..model.manifest.geometry().num_layers() {
+        append(model.tail_path(&mount, "a", layer, 0), &model.rows(3, 10));
+    }
+    append(model.tokens_path(&mount, "a"), &[1; 40]);
+    for name in ["checkpoints-0000004.llama", "checkpoints-0000010.llama", "notes"] {
+        append(model.sequence(&mount, "a").join(name), b"beside");
+    }
+    let all = Sequences::open(&model.directory(&mount)).unwrap();
+    all.seq_rm("a", 6..).unwrap();
+    let directory = model.sequence(&mount, "a");
+    let is_there = |name: &str| directory.join(name).exists();
+    assert!(is_there("notes") && is_there("checkpoints-0000004.llama"));
+    assert!(!is_there("checkpoints-0000010.llama"), "others may come to be ten again");
+}

@@ -35,7 +35,7 @@ const TOKEN_BYTES: u64 = 4;
 /// Files of a directory whose sizes are asked for at once, with the state held.
 const SIZES_AT_ONCE: usize = 256;
 
-/// A page, tail or state, and its bytes if there is room for them when it goes.
+/// A page, tail or state, rows of a window or checkpoints, and its bytes if there is room for them when it goes.
 #[derive(Clone, Debug)]
 struct Piece {
     id: InodeId,
@@ -156,7 +156,7 @@ impl FileSystem {
             let kinds = model.manifest.fields().layers.as_deref().unwrap_or_default();
             listed.is_whole = kinds.contains(&LayerKind::Cross);
         }
-        let mut directories = Vec::new();
+        let (mut directories, mut checkpoints) = (Vec::new(), Vec::new());
         state.metadata.entries(sequence, 0, |_, name, entry| {
             if name == names::TOKENS.as_bytes() {
                 listed.tokens = Some(entry.inode);
@@ -164,10 +164,16 @@ impl FileSystem {
                 listed.is_whole = true;
             } else if entry.file_type == libc::S_IFDIR {
                 directories.push(entry.inode);
+            } else if let Some(start) = checkpoints_range(name, page_tokens) {
+                let place = Place { parent: sequence, name: name.to_vec() };
+                checkpoints.push((start, Piece { id: entry.inode, place, bytes: 0, row: None }));
             }
             true
         })?;
         drop(state);
+        for (start, piece) in self.sized(checkpoints, right) {
+            listed.pieces.entry(start).or_default().push(piece);
+        }
         for directory in directories {
             let state = self.core.state();
             let class = state.directory(directory).map(|(_, class)| class);
@@ -399,14 +405,26 @@ impl FileSystem {
 }
 
 /// The first token of the range that a name in a layer's directory goes with; a state goes with the page in
-/// which its last row is.
+/// which its last row is, rows of a window with the page that they are a part of.
 fn range_of(name: &[u8], page_tokens: Option<u64>) -> Option<u64> {
     let page = names::parse_page(name).or_else(|| names::parse_tail(name));
-    let state = || {
-        let last = names::parse_state(name)?.0.saturating_sub(1);
-        page_tokens.map(|page_tokens| last - last % page_tokens)
-    };
-    page.map(|start| start.0).or_else(state)
+    let window_rows = || range_with(names::parse_window_rows(name)?.0, page_tokens);
+    let state = || range_after(names::parse_state(name)?, page_tokens);
+    page.map(|start| start.0).or_else(window_rows).or_else(state)
+}
+
+/// The same of a name in the sequence's directory.
+fn checkpoints_range(name: &[u8], page_tokens: Option<u64>) -> Option<u64> {
+    range_after(names::parse_checkpoints(name)?, page_tokens)
+}
+
+/// The range with the last of so many tokens.
+fn range_after(tokens: TokenStart, page_tokens: Option<u64>) -> Option<u64> {
+    range_with(tokens.0.saturating_sub(1), page_tokens)
+}
+
+fn range_with(token: u64, page_tokens: Option<u64>) -> Option<u64> {
+    page_tokens.map(|page_tokens| token - token % page_tokens)
 }
 
 /// What is told of a cut: one event for all layers, since whoever asks after a page finds it by its sequence and

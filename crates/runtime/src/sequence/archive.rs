@@ -14,7 +14,7 @@ use tar::{Archive, Builder, EntryType, Header};
 
 use super::rebuild::{Rebuild, is_recurrent};
 use super::source::attempt;
-use super::{SequenceError, Sequences, files, whole};
+use super::{SequenceError, Sequences, beside, files, whole};
 use crate::page::names::{self, LayerEntry};
 use crate::page::{Layer, Manifest};
 use crate::reader::listing::layer_directory;
@@ -83,20 +83,24 @@ impl Sequences {
             let inside = PathBuf::from(names::format_layer(layer));
             let mut append_file = |name: OsString| {
                 let path = directory.join(&name);
-                let failed = SequenceError::io(&path);
-                let mut file = File::open(&path).map_err(&failed)?;
-                archive.append_file(inside.join(name), &mut file).map_err(&failed)
+                append_file(archive, &inside.join(name), &path)
             };
             if is_recurrent(&self.manifest, layer) {
-                states(&directory, from.end)?.into_iter().try_for_each(append_file)?;
+                states(&directory, from.end)?.into_iter().try_for_each(&mut append_file)?;
                 continue;
             }
+            let rows = beside::window_rows(&from.from.held(), &self.manifest, layer, from.end)?;
+            rows.into_iter().try_for_each(&mut append_file)?;
             let (pages, tail) = from.rows(&self.manifest, layer)?;
             pages.into_iter().try_for_each(|page| append_file(names::format_page(page).into()))?;
             if let Some((start, rows)) = tail {
                 let path = inside.join(names::format_tail(start));
                 append(archive, &path, &rows).map_err(&failed)?;
             }
+        }
+        for name in beside::checkpoints(&from.from.held(), from.end)? {
+            let path = from.from.held().join(&name);
+            append_file(archive, Path::new(&name), &path)?;
         }
         Ok(())
     }
@@ -218,11 +222,16 @@ impl Sequences {
             })
             .collect();
         match parts[..] {
-            [name] => name == names::TOKENS.as_bytes() || name == names::POSITIONS.as_bytes(),
+            [name] => {
+                name == names::TOKENS.as_bytes()
+                    || name == names::POSITIONS.as_bytes()
+                    || names::parse_checkpoints(name).is_some()
+            }
             [layer, name] => {
                 let layers = self.manifest.geometry().num_layers();
                 names::parse_layer(layer).is_some_and(|layer| layer.0 < layers)
-                    && is_state(names::layer_entry(name))
+                    && (is_state(names::layer_entry(name))
+                        || names::parse_window_rows(name).is_some())
             }
             _ => false,
         }
@@ -248,13 +257,31 @@ fn append(archive: &mut Builder<impl Write>, path: &Path, bytes: &[u8]) -> io::R
     archive.append_data(&mut header, path, bytes)
 }
 
+/// A file as long as it is now: what is no page may grow meanwhile.
+fn append_file(
+    archive: &mut Builder<impl Write>, inside: &Path, path: &Path,
+) -> Result<(), SequenceError> {
+    let failed = SequenceError::io(path);
+    let file = File::open(path).map_err(&failed)?;
+    let found = file.metadata().map_err(&failed)?;
+    let mut header = Header::new_gnu();
+    header.set_metadata(&found);
+    let mut bytes = file.take(found.len());
+    archive.append_data(&mut header, inside, &mut bytes).map_err(&failed)?;
+    if bytes.limit() == 0 {
+        return Ok(());
+    }
+    // The stream is none any more, whatever follows.
+    let shorter = io::Error::new(io::ErrorKind::UnexpectedEof, "became shorter while it was read");
+    Err(failed(shorter))
+}
+
 /// What a recurrent layer was after rows up to `end`, in order.
 fn states(directory: &Path, end: u64) -> Result<Vec<OsString>, SequenceError> {
-    let names = files::entries(directory)?.into_iter().map(|entry| entry.file_name());
-    let is_wanted = |name: &OsString| matches!(names::layer_entry(name.as_bytes()), LayerEntry::State(tokens) if tokens.0 <= end);
-    let mut names: Vec<_> = names.filter(is_wanted).collect();
-    names.sort_unstable();
-    Ok(names)
+    beside::wanted(
+        directory,
+        |name| matches!(names::layer_entry(name), LayerEntry::State(tokens) if tokens.0 <= end),
+    )
 }
 
 fn is_state(entry: LayerEntry) -> bool {

@@ -43,6 +43,7 @@
 //! It works on a mount and on a copy of one.
 
 mod archive;
+mod beside;
 mod change;
 mod error;
 mod files;

@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use super::beside::Staying;
 use super::source::Listed;
 use super::{SequenceError, Sequences, files};
 use crate::page::names::{self, LayerEntry};
@@ -60,7 +61,10 @@ impl Rebuild<'_> {
                 if self.keeps_layers {
                     self.layer(sequences, to, layer, durable)?;
                 }
-            } else if name != names::TOKENS && name != names::POSITIONS {
+            } else if name != names::TOKENS
+                && name != names::POSITIONS
+                && self.staying().keeps(name.as_bytes())
+            {
                 files::link(&entry, to)?;
             }
         }
@@ -82,6 +86,10 @@ impl Rebuild<'_> {
                 drop(File::open(directory.join(names::format_page(page.start))));
             }
         }
+    }
+
+    fn staying(&self) -> Staying {
+        Staying { end: self.end, rows: self.from.rows }
     }
 
     /// The ids of the tokens that stay, if the sequence tells them.
@@ -170,11 +178,15 @@ impl Rebuild<'_> {
         let from = layer_directory(&self.from.held(), layer);
         let to = layer_directory(to, layer);
         files::make_like(&from, &to)?;
-        let is_recurrent = is_recurrent(&sequences.manifest, layer);
+        let (manifest, is_recurrent) =
+            (&sequences.manifest, is_recurrent(&sequences.manifest, layer));
         for entry in files::entries(&from)? {
-            match names::layer_entry(entry.file_name().as_bytes()) {
+            let name = entry.file_name();
+            match names::layer_entry(name.as_bytes()) {
                 LayerEntry::Page(_) | LayerEntry::Tail(_) => {}
                 LayerEntry::State(tokens) if is_recurrent && tokens.0 > self.end => {}
+                LayerEntry::Other
+                    if !self.staying().keeps_in_layer(name.as_bytes(), manifest, layer) => {}
                 _ => files::link(&entry, &to)?,
             }
         }

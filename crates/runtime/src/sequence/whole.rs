@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::SequenceError;
+use super::{SequenceError, beside};
 use crate::page::{Layer, Manifest, names};
 use crate::reader::ReadError;
 use crate::reader::layer_scan::{LayerScan, Rules};
@@ -57,7 +57,8 @@ pub(super) fn check(sequence: &Path, manifest: &Manifest) -> Result<(), Sequence
             continue;
         }
         let rules = Rules::new(layer, manifest, positions, tokens);
-        match LayerScan::new(layer, listed, &(0..tokens), &rules) {
+        let first = beside::first_in_pages(sequence, manifest, layer, tokens)?;
+        match LayerScan::new(layer, listed, &(first..tokens), &rules) {
             Err(ReadError::Missing { start, .. }) => {
                 return not_whole(&format!("layer {layer} lacks the rows from token {start} on"));
             }

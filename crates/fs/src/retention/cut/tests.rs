@@ -346,3 +346,30 @@ fn a_limit_cuts_what_was_used_longest_ago_until_enough_is_free() {
     assert!(told.used.is_some_and(|used| used < ago(9 * 86_400) && used > ago(11 * 86_400)));
     assert_eq!(told.reason, format!("models/m/sequences may hold {limit} bytes"));
 }
+
+#[test]
+fn rows_of_a_window_and_checkpoints_go_with_the_tokens_that_they_are_about() {
+    let unmounted = Unmounted::new();
+    let (fs, model) = (&unmounted.fs, unmounted.make_model(1));
+    let sequence = model.make_sequence("s", &[0], 4);
+    let layer = layer_of(&unmounted, sequence, 0);
+    let first_of_last = 3 * u64::from(PAGE_TOKENS);
+    for row in [first_of_last - 1, first_of_last, first_of_last + 1] {
+        let name = names::format_window_rows(kvfs_page::TokenStart(row));
+        unmounted.write(layer, &name, &[1; 10]);
+        let name = names::format_checkpoints(kvfs_page::TokenStart(row));
+        unmounted.write(sequence, &name, &[1; 10]);
+    }
+    fs.core.settle_idle().unwrap();
+    let removal = cut(fs, sequence, 1);
+    assert_eq!((removal.files, removal.kept), (4, None), "a page, two, and one that is after it");
+    let left = |directory: InodeId, beginning: &str| {
+        let names = unmounted.names(directory);
+        names.into_iter().filter(|name| name.starts_with(beginning)).collect::<Vec<_>>()
+    };
+    let token = kvfs_page::TokenStart;
+    assert_eq!(left(layer, "window"), [names::format_window_rows(token(first_of_last - 1))]);
+    let before =
+        [first_of_last - 1, first_of_last].map(|row| names::format_checkpoints(token(row)));
+    assert_eq!(left(sequence, "checkpoints"), before);
+}
