@@ -32,6 +32,8 @@ const ALIGNMENT: usize = 4096;
 pub struct Setting {
     /// The heads of a layer.
     pub shape: Shape,
+    /// There are rows of K alone, and V is their beginning (multi-head latent attention).
+    pub is_latent: bool,
     /// Tokens of the sequence.
     pub tokens: usize,
     /// Threads that read or attend.
@@ -148,12 +150,14 @@ struct Cache {
     /// K and V of a whole page.
     page_bytes: [usize; 2],
     shape: Shape,
+    is_latent: bool,
 }
 
 impl Cache {
     fn new(setting: &Setting, dtype: Dtype) -> io::Result<Self> {
         let shape = setting.shape;
-        let page_bytes = [shape.head_dim(), shape.v_head_dim()]
+        let v_dim = if setting.is_latent { 0 } else { shape.v_head_dim() };
+        let page_bytes = [shape.head_dim(), v_dim]
             .map(|dim| shape.num_kv_heads() * PAGE_TOKENS * row_bytes(dtype, dim));
         let pages = setting.tokens.div_ceil(PAGE_TOKENS);
         let page_stride: usize = page_bytes.iter().sum::<usize>().next_multiple_of(ALIGNMENT);
@@ -162,7 +166,8 @@ impl Cache {
         let mut memory = MmapMut::map_anon(layers * layer_bytes)?;
         memory.advise(Advice::HugePage)?;
         fill(dtype, &mut memory);
-        Ok(Self { dtype, memory, layers, tokens: setting.tokens, layer_bytes, page_bytes, shape })
+        let (tokens, is_latent) = (setting.tokens, setting.is_latent);
+        Ok(Self { dtype, memory, layers, tokens, layer_bytes, page_bytes, shape, is_latent })
     }
 
     /// Seconds for as many bytes as a layer has.
@@ -220,12 +225,10 @@ impl Cache {
         let pages = layer.chunks_exact(page_stride).enumerate();
         let blocks = pages.map(|(index, page)| {
             let (k, v) = page.split_at(k_bytes);
+            let v = Tensor { bytes: &v[..v_bytes], strides: strides(self.shape.v_head_dim()) };
             KvBlock {
                 k: Tensor { bytes: k, strides: strides(self.shape.head_dim()) },
-                v: Values::Rows(Tensor {
-                    bytes: &v[..v_bytes],
-                    strides: strides(self.shape.v_head_dim()),
-                }),
+                v: if self.is_latent { Values::Latent } else { Values::Rows(v) },
                 dtype: self.dtype,
                 tokens: PAGE_TOKENS.min(tokens - index * PAGE_TOKENS),
                 first_position: (index * PAGE_TOKENS) as u64,

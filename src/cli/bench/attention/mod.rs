@@ -75,6 +75,7 @@ pub(super) fn run(workplace: &Workplace, quick: bool) -> Result<(Vec<Figure>, St
         note(&format!("the mount has no passthrough ({passthrough}): pages cannot be mapped"));
     }
     drop(f16);
+    figures.extend(throughput::latent(&sizes)?);
     figures.extend(accuracy::accuracy(workplace)?);
     // Without flushing what was only needed here.
     daemon.kill()?;

@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use super::mounted::{Mounted, PAGE_TOKENS, attend};
 use super::{COMPARED, Sizes, failed, shape};
-use crate::attention::bench::{PrivateMemory, Setting, query};
-use crate::attention::{Attention, Options, Queries};
+use crate::attention::bench::{PrivateMemory, Setting, measure, query};
+use crate::attention::{Attention, Options, Queries, Shape};
 use crate::cli::bench::figure::{Better, Figure, Target};
 use crate::cli::bench::note;
 use crate::cli::bench::workplace::Workplace;
@@ -51,6 +51,7 @@ fn against_memory_with(
     note(names[0]);
     let setting = Setting {
         shape: shape()?,
+        is_latent: false,
         tokens: pages * PAGE_TOKENS as usize,
         threads,
         dtypes: vec![Dtype::F16],
@@ -86,6 +87,45 @@ fn against_memory_with(
         baselines,
     };
     Ok([figure(names[0], target, stream), figure(names[1], 0.97, same)])
+}
+
+/// Contexts of a model that keeps one latent row of 576 elements for each token, of which the first 512 are V: GB/s
+/// against reading memory, and against the same arithmetic on rows that stay in the second-level caches, which is
+/// what bounds it: with 16 heads it multiplies six times as often for each byte as with 40 on 8 KV heads.
+pub(super) fn latent(sizes: &Sizes) -> Result<Vec<Figure>, String> {
+    let mut figures = Vec::new();
+    for (tokens, names) in [
+        (16 << 10, ["latent_16k", "latent_16k_arithmetic"]),
+        (64 << 10, ["latent_64k", "latent_64k_arithmetic"]),
+    ] {
+        note(names[0]);
+        let setting = Setting {
+            shape: Shape::new(16, 1, 576, 512).map_err(failed)?,
+            is_latent: true,
+            tokens,
+            threads: 2,
+            dtypes: vec![Dtype::F16],
+            rounds: sizes.rounds,
+            memory_bytes: sizes.memory_bytes / 2,
+        };
+        for found in measure(&setting).map_err(failed)? {
+            let rates = |seconds: &[f64]| {
+                seconds.iter().map(|s| gigabytes(found.layer_bytes as u64) / s).collect::<Vec<_>>()
+            };
+            let [stream, cached] = [&found.stream_seconds, &found.cached_seconds].map(|s| rates(s));
+            let figure = |name, target, baselines| Figure {
+                name,
+                unit: "GB/s",
+                better: Better::Higher,
+                target,
+                values: rates(&found.layer_seconds),
+                baselines,
+            };
+            figures.push(figure(names[0], Target::None, stream));
+            figures.push(figure(names[1], Target::TimesBaseline(0.9), cached));
+        }
+    }
+    Ok(figures)
 }
 
 /// Tokens per second of the other dtypes, against f16.
