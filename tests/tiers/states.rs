@@ -148,6 +148,7 @@ fn what_is_uploaded_and_not_named_is_told_as_it_is(mode: Mode) {
     let model = model();
     model.install(&place.mount);
     place.wait_until_uploaded();
+    let named = place.mount.status_number("remote_objects");
     // Something lies where the manifests of names go.
     let names = place.remote.join("names");
     let aside = place.remote.with_file_name("aside");
@@ -158,7 +159,10 @@ fn what_is_uploaded_and_not_named_is_told_as_it_is(mode: Mode) {
     ask(&path, "remote");
     let wait_until_held = |mount: &Mount| {
         eventually("the page to be verified", || {
-            (getxattr(&path, "user.kvfs.moving").ok()? == "naming").then_some(())
+            let moving = getxattr(&path, "user.kvfs.moving").ok()?;
+            // Once a manifest could not be written.
+            let waits = moving == "naming" || moving == "not_uploaded";
+            (waits && mount.status_number("remote_objects") == named + 1).then_some(())
         });
         assert_eq!(mount.status("remote_waiting_files"), "1");
     };

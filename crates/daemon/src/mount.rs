@@ -222,6 +222,7 @@ impl From<StoreError> for MountError {
 
 /// Opens the store, mounts it, calls `ready`, serves until it is unmounted, and flushes.
 pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountError> {
+    kvfs_os::refuse_large_files();
     let listener = options.metrics_address.as_ref().map(Listener::bind).transpose()?;
     let mut store = Store::open_or_create(&options.store)?;
     // What a rebuild sees of manifests is remembered by the store that it makes.

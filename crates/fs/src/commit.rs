@@ -27,54 +27,20 @@ impl FileSystem {
             // What recovery found out about files is true again at the next mount.
             return Ok(());
         }
-        self.publish_all_pending(None);
-        self.seal_full_tails();
-        held_back::let_overdue_go(self)?;
-        make_room(&self.core, |id| _ = self.lets_go(id))?;
-        let has_changes = self.core.state().metadata.uncommitted() > 0;
-        if !has_changes {
-            // A mapping may have gone away unnoticed: that alone is worth a commit.
-            self.core.settle_idle()?;
+        let outcome = commit_changes(self);
+        let mut state = self.core.state();
+        match &outcome {
+            // Others may have failed with what came after this.
+            Ok(()) if state.metadata.uncommitted() == 0 => state.commit_failure = None,
+            // It failed before there was anything to conclude.
+            Err(error) if state.commit_failure.is_none() => {
+                let failure = CommitFailure { why: error.to_string(), lacks_room: false };
+                state.commit_failure = Some(failure);
+            }
+            _ => {}
         }
-        let wanted = {
-            let state = self.core.state();
-            state.metadata.generation - u64::from(state.metadata.uncommitted() == 0)
-        };
-        let mut durable = self.durable_generation.lock().unwrap_or_else(PoisonError::into_inner);
-        if *durable >= wanted {
-            return Ok(());
-        }
-        if has_changes {
-            self.core.settle_idle()?;
-        }
-        let Some((frozen, writer, generation)) = freeze(self)? else { return Ok(()) };
-        let room = match self.core.store.fill_reserve() {
-            // That is what the reserve is for.
-            Err(_) if frozen.makes_room() => Ok(()),
-            outcome => outcome,
-        };
-        let lacks_room = room.is_err();
-        let has_begun = Cell::new(false);
-        let write = AssertUnwindSafe(|| {
-            room?;
-            let bytes = held_back::bytes_to_write(self, &frozen);
-            let checksums = self.core.persist(&frozen)?;
-            held_back::note_written(self, bytes);
-            // The last reference outside of the state: amending does not copy the layer.
-            drop(frozen);
-            self.core.amend(&checksums).map_or(Ok(()), |layer| {
-                self.core.describe(&layer);
-                has_begun.set(true);
-                writer.write(&layer)
-            })
-        });
-        // A commit that ended in the middle would leave its layer frozen, and none could come after it.
-        let panicked =
-            |_| Err(StoreError::Io(io::Error::other("a fault of kvfs ended the commit")));
-        let outcome = catch_unwind(write).unwrap_or_else(panicked);
-        self.conclude(outcome, lacks_room, has_begun.get())?;
-        *durable = generation;
-        Ok(())
+        drop(state);
+        outcome
     }
 
     /// The last commit of a mount.
@@ -147,6 +113,57 @@ impl FileSystem {
         // After its first failure the database refuses everything; who met that one was told of it.
         Err(if error.is_after_a_failure() { FsError::ReadOnly } else { error.into() })
     }
+}
+
+/// Makes every change so far durable, where anything can be.
+fn commit_changes(fs: &FileSystem) -> Result<(), FsError> {
+    fs.publish_all_pending(None);
+    fs.seal_full_tails();
+    held_back::let_overdue_go(fs)?;
+    make_room(&fs.core, |id| _ = fs.lets_go(id))?;
+    let has_changes = fs.core.state().metadata.uncommitted() > 0;
+    if !has_changes {
+        // A mapping may have gone away unnoticed: that alone is worth a commit.
+        fs.core.settle_idle()?;
+    }
+    let wanted = {
+        let state = fs.core.state();
+        state.metadata.generation - u64::from(state.metadata.uncommitted() == 0)
+    };
+    let mut durable = fs.durable_generation.lock().unwrap_or_else(PoisonError::into_inner);
+    if *durable >= wanted {
+        return Ok(());
+    }
+    if has_changes {
+        fs.core.settle_idle()?;
+    }
+    let Some((frozen, writer, generation)) = freeze(fs)? else { return Ok(()) };
+    let room = match fs.core.store.fill_reserve() {
+        // That is what the reserve is for.
+        Err(_) if frozen.makes_room() => Ok(()),
+        outcome => outcome,
+    };
+    let lacks_room = room.is_err();
+    let has_begun = Cell::new(false);
+    let write = AssertUnwindSafe(|| {
+        room?;
+        let bytes = held_back::bytes_to_write(fs, &frozen);
+        let checksums = fs.core.persist(&frozen)?;
+        held_back::note_written(fs, bytes);
+        // The last reference outside of the state: amending does not copy the layer.
+        drop(frozen);
+        fs.core.amend(&checksums).map_or(Ok(()), |layer| {
+            fs.core.describe(&layer);
+            has_begun.set(true);
+            writer.write(&layer)
+        })
+    });
+    // A commit that ended in the middle would leave its layer frozen, and none could come after it.
+    let panicked = |_| Err(StoreError::Io(io::Error::other("a fault of kvfs ended the commit")));
+    let outcome = catch_unwind(write).unwrap_or_else(panicked);
+    fs.conclude(outcome, lacks_room, has_begun.get())?;
+    *durable = generation;
+    Ok(())
 }
 
 /// What a commit is to write, and the generation that is durable then; nothing if nothing is to be written.

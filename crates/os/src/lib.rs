@@ -22,5 +22,5 @@ pub use lease::{is_at_rest, is_unused};
 pub use mapping::{map_populated, map_private, populate};
 pub use memory::memory_bytes;
 pub use open::open_beneath;
-pub use process::{be_idle, fork};
+pub use process::{be_idle, fork, refuse_large_files};
 pub use side_by_side::{in_background, side_by_side, side_by_side_with};

@@ -29,3 +29,24 @@ pub fn be_idle() {
     // SAFETY: the same. A kernel without it leaves the disk's order as it is.
     unsafe { libc::syscall(libc::SYS_ioprio_set, WHO_THREAD, 0, CLASS_IDLE) };
 }
+
+/// Has a write beyond `RLIMIT_FSIZE` answered with EFBIG. Else the kernel sends SIGXFSZ as well, whose default action ends
+/// the process, and all that others do with it: see setrlimit(2).
+pub fn refuse_large_files() {
+    // SAFETY: ignoring a signal installs no handler that could run.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_of_sizes_ends_no_process() {
+        refuse_large_files();
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();
+        let ignored = u64::from_str_radix(ignored.trim(), 16).unwrap();
+        assert!(ignored >> (libc::SIGXFSZ - 1) & 1 == 1, "{ignored:x}");
+    }
+}

@@ -172,6 +172,11 @@ fn read_manifests(
     store: &dyn BlobStore, manifests: &BTreeMap<StoreId, Vec<Sequence>>,
 ) -> Result<Option<References>> {
     let mut references = References::default();
+    for id in store.seen_stores().into_iter().filter(|id| !manifests.contains_key(id)) {
+        // A listing that lacks it is short, or whoever keeps the remote has removed its names: what it relies on would go.
+        versions(store, id)?;
+        return Ok(None);
+    }
     for (id, sequences) in manifests {
         references.stores += 1;
         let newest = sequences.iter().max();

@@ -375,6 +375,11 @@ impl BlobStore for Remote {
         seal.and_then(|seal| seal.numbers.highest(store))
     }
 
+    fn seen_stores(&self) -> Vec<StoreId> {
+        let seal = self.inner.options.seal.as_ref();
+        seal.map(|seal| seal.numbers.stores()).unwrap_or_default()
+    }
+
     fn sweep(&self, older_than: SystemTime) -> Result<u64> {
         let watch = self.inner.watch();
         self.inner.run(Operation::Sweep, &watch, move |store| store.sweep(older_than))

@@ -98,6 +98,11 @@ pub trait BlobStore: Debug + Send + Sync + 'static {
         None
     }
 
+    /// The stores of which a manifest was ever seen, where that can be relied upon.
+    fn seen_stores(&self) -> Vec<StoreId> {
+        Vec::new()
+    }
+
     /// Removes what puts that were cut off left behind before `older_than`; how many.
     fn sweep(&self, older_than: SystemTime) -> Result<u64>;
 

@@ -1,8 +1,8 @@
 //! What operations leave of the files.
 
 use std::fs;
-use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::path::{Path, PathBuf};
 
 use kvfs::page::{Layer, LayerKind, Manifest, names};
 use kvfs::reader::{Sequence, longest_prefix};
@@ -269,6 +269,45 @@ fn a_context_shift_keeps_what_it_drops_to_be_found() {
     engine.check("again", &cells);
 }
 
+/// Files below a directory.
+fn files_below(directory: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+    entries.flat_map(|path| if path.is_dir() { files_below(&path) } else { vec![path] }).collect()
+}
+
+#[test]
+fn what_an_operation_writes_may_be_read_by_those_who_could_read_the_sequence() {
+    crate::require!(fuse, root);
+    let mut engine = Engine::new();
+    engine.append("a", 60);
+    let all = engine.sequences();
+    let check = |name: &str| {
+        for path in files_below(&engine.path(name)) {
+            let found = fs::metadata(&path).unwrap();
+            let mode = found.mode() & 0o777;
+            assert_eq!((found.uid(), found.gid(), mode & 0o077), (1001, 1002, 0), "{path:?}");
+            assert!(
+                path.extension().is_none_or(|kind| kind != "tail") || mode == 0o600,
+                "{path:?}"
+            );
+        }
+    };
+    for path in files_below(&engine.path("a")) {
+        chown(&path, Some(1001), Some(1002)).unwrap();
+        let mode =
+            if path.extension().is_some_and(|kind| kind == "safetensors") { 0o400 } else { 0o600 };
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+    }
+    // In the middle of a page.
+    all.seq_rm("a", 40..).unwrap();
+    check("a");
+    all.seq_rm("a", 20..22).unwrap();
+    check("a");
+    all.context_shift("a", 4..20, "b").unwrap();
+    all.seq_cp("b", "c", ..30).unwrap();
+    ["a", "b", "c"].into_iter().for_each(check);
+}
+
 /// Its first step was done, and then it was ended.
 #[test]
 fn a_context_shift_that_was_interrupted_is_completed_by_the_same_one() {
@@ -277,7 +316,10 @@ fn a_context_shift_that_was_interrupted_is_completed_by_the_same_one() {
     engine.append("other", 50);
     let all = engine.sequences();
     all.seq_cp("a", "full", ..).unwrap();
+    // Its second step had begun.
+    fs::write(engine.path("a").join(".positions.json.tmp"), b"{").unwrap();
     all.context_shift("a", 4..20, "full").unwrap();
+    assert!(!engine.path("a").join(".positions.json.tmp").exists());
     assert_eq!(all.seq_pos("a").unwrap(), Some((0, 33)));
     assert_eq!(all.seq_pos("full").unwrap(), Some((0, 49)));
     // What is no copy of the sequence as it is stays, and is an error.

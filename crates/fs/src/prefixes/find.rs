@@ -273,13 +273,22 @@ impl FileSystem {
     }
 }
 
+/// Whether an answer can have the name: JSON has no other bytes than those of UTF-8, and another name is another sequence.
+fn can_be_told(kind: &Kind) -> bool {
+    matches!(kind, Kind::Directory { name, .. } if std::str::from_utf8(name).is_ok())
+}
+
 /// How much a sequence has of a prompt, if that is more than so many tokens.
 fn tokens_of(
     fs: &FileSystem, question: &Question<'_>, sequence: InodeId, found: u64,
 ) -> Result<u64, FsError> {
     let geometry = question.rules.manifest.geometry();
-    if !fs.core.state().is_open_to_askers(question.model, sequence, geometry)? {
-        return Ok(0);
+    {
+        let state = fs.core.state();
+        let is_open = state.is_open_to_askers(question.model, sequence, geometry)?;
+        if !is_open || !can_be_told(&state.inode(sequence)?.kind) {
+            return Ok(0);
+        }
     }
     let mut same = fs.same_tokens(sequence, question.prompt)?;
     if same > found {
@@ -344,5 +353,23 @@ mod tests {
         // It is taken out of the index.
         fs.index_prefixes().unwrap();
         assert_eq!(holders(9).unwrap(), [(kept, 0)]);
+    }
+
+    #[test]
+    fn a_name_that_no_answer_can_have_is_not_told_as_another() {
+        let unmounted = Unmounted::new();
+        let (fs, model) = (&unmounted.fs, unmounted.make_model(1));
+        let sequence = model.make_sequence("caf", &[0], 1);
+        let prompt: Vec<u8> = (0..PAGE_TOKENS).flat_map(u32::to_le_bytes).collect();
+        fs.index_prefixes().unwrap();
+        assert!(fs.longest_match(model.directory, &prompt).unwrap().is_some());
+        {
+            let mut state = fs.core.state();
+            let mut inode = state.inode(sequence).unwrap();
+            let Kind::Directory { name, .. } = &mut inode.kind else { panic!() };
+            name.push(0xe9);
+            state.put_inode(sequence, &inode);
+        }
+        assert_eq!(fs.longest_match(model.directory, &prompt).unwrap(), None);
     }
 }

@@ -60,9 +60,9 @@ pub fn versions(store: &dyn BlobStore, id: StoreId) -> Result<Vec<Sequence>> {
     match seen {
         Some(seen) if versions.last().is_none_or(|newest| *newest < seen) => {
             Err(RemoteError::Corrupt(format!(
-                "remote {}: names/{id}: manifest {seen} was there before, and now there are only \
-                 older ones",
-                store.place()
+                "remote {}: names/{id}: manifest {seen} was there before, and now there {}",
+                store.place(),
+                if versions.is_empty() { "is none" } else { "are only older ones" }
             )))
         }
         _ => Ok(versions),

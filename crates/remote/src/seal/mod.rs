@@ -209,6 +209,10 @@ impl BlobStore for Sealed {
         self.numbers.highest(store)
     }
 
+    fn seen_stores(&self) -> Vec<StoreId> {
+        self.numbers.stores()
+    }
+
     fn sweep(&self, older_than: SystemTime) -> Result<u64> {
         self.store.sweep(older_than)
     }

@@ -40,6 +40,11 @@ impl Numbers {
         self.lock().highest.get(&store).copied()
     }
 
+    /// The stores of which a manifest was seen.
+    pub(crate) fn stores(&self) -> Vec<StoreId> {
+        self.lock().highest.keys().copied().collect()
+    }
+
     /// A manifest was read and is genuine, or was published.
     pub(super) fn note(&self, store: StoreId, sequence: Sequence) {
         let mut seen = self.lock();

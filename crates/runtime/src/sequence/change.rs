@@ -55,17 +55,20 @@ impl Sequences {
     fn edit_in_place(&self, listed: &Listed, positions: &Positions) -> Result<(), SequenceError> {
         let json = positions.to_json().unwrap_or_default();
         let directory = listed.held();
-        let staged = files::stage(&directory, names::POSITIONS, json.as_bytes(), self.durable())?;
+        let models = files::models_of_positions(&directory);
+        let models = [&*models[0], &models[1], &models[2]];
+        let (name, durable) = (names::POSITIONS, self.durable());
+        let staged = files::stage(&directory, name, &models, json.as_bytes(), durable)?;
         // The last step before the rename: what somebody appended by now was rotated for where it stood before.
         if let Err(changed) = listed.check_same(&listed.path, &self.manifest) {
             files::discard(staged);
             return Err(changed);
         }
-        files::put(&directory, names::POSITIONS, staged)?;
+        files::put(&directory, name, staged)?;
         if let Err(changed) = listed.check_rows(&self.manifest) {
             // These rows, too, were there before.
             let json = listed.listing.positions.to_json().unwrap_or_default();
-            files::publish(&directory, names::POSITIONS, json.as_bytes())?;
+            files::publish(&directory, name, &models, json.as_bytes())?;
             return Err(changed);
         }
         self.remove_pages_without_tokens(listed, positions)

@@ -1,13 +1,15 @@
 //! Steps on directories that are there as a whole or not at all.
 
-use std::fs::{self, DirEntry, File};
+use std::fs::{self, DirEntry, File, Metadata, Permissions};
 use std::io::{self, Write};
-use std::os::unix::fs::{MetadataExt, chown};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, chown, fchown};
 use std::path::{Path, PathBuf};
 
 use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 
 use super::SequenceError;
+use crate::page::names;
 use crate::reader::page::Home;
 use crate::sys;
 
@@ -40,34 +42,66 @@ pub(super) fn sync(path: &Path) -> Result<(), SequenceError> {
     File::open(path).and_then(|file| file.sync_all()).map_err(SequenceError::io(path))
 }
 
-/// Writes a new file.
-pub(super) fn write(path: &Path, bytes: &[u8], durable: bool) -> Result<(), SequenceError> {
+/// Writes a new file, with the owner and permissions of the first of some that is there: whoever may not read these may
+/// not read what is made of them, whatever the mask of the caller says.
+pub(super) fn write_like(
+    models: &[&Path], path: &Path, bytes: &[u8], durable: bool,
+) -> Result<(), SequenceError> {
+    let like = models.iter().find_map(|model| fs::metadata(model).ok());
     let write = || -> io::Result<()> {
-        let mut file = File::create_new(path)?;
+        let mut file = File::options().write(true).create_new(true).mode(0o600).open(path)?;
+        if let Some(like) = like {
+            belong_like(&file, &like)?;
+        }
         file.write_all(bytes)?;
         if durable { file.sync_all() } else { Ok(()) }
     };
     write().map_err(SequenceError::io(path))
 }
 
-/// Puts a file into a directory, in the place of an older one; without bytes, removes it. It is
-/// durable then.
-pub(super) fn publish(directory: &Path, name: &str, bytes: &[u8]) -> Result<(), SequenceError> {
-    let staged = stage(directory, name, bytes, true)?;
+/// Gives a new file the owner and permissions of another one, or of a directory what a file can have of them. Pages may
+/// not be written, and a tail that is made of one is.
+fn belong_like(file: &File, like: &Metadata) -> io::Result<()> {
+    let mut mode = like.mode() & if like.is_dir() { 0o666 } else { 0o777 } | 0o200;
+    let made = file.metadata()?;
+    let is_alike = (made.uid(), made.gid()) == (like.uid(), like.gid());
+    if !is_alike && let Err(error) = fchown(file, Some(like.uid()), Some(like.gid())) {
+        if error.raw_os_error() != Some(libc::EPERM) {
+            return Err(error);
+        }
+        // It stays with the caller, who could read the other one. His group need not be one that could.
+        if made.gid() != like.gid() && fchown(file, None, Some(like.gid())).is_err() {
+            mode &= !0o070;
+        }
+    }
+    file.set_permissions(Permissions::from_mode(mode))
+}
+
+/// Puts a file into a directory, in the place of an older one and like one of `models`; without bytes, removes it. It
+/// is durable then.
+pub(super) fn publish(
+    directory: &Path, name: &str, models: &[&Path], bytes: &[u8],
+) -> Result<(), SequenceError> {
+    let staged = stage(directory, name, models, bytes, true)?;
     put(directory, name, staged)
 }
 
 /// The first step of that: writes what shall have the name, if there are bytes.
 pub(super) fn stage(
-    directory: &Path, name: &str, bytes: &[u8], durable: bool,
+    directory: &Path, name: &str, models: &[&Path], bytes: &[u8], durable: bool,
 ) -> Result<Option<PathBuf>, SequenceError> {
     if bytes.is_empty() {
         return Ok(None);
     }
     let staging = directory.join(format!(".{name}.tmp"));
     let _ = fs::remove_file(&staging);
-    write(&staging, bytes, durable)?;
+    write_like(models, &staging, bytes, durable)?;
     Ok(Some(staging))
+}
+
+/// What the `positions.json` of a sequence is like: the one that is there, or `tokens`, about which it is.
+pub(super) fn models_of_positions(sequence: &Path) -> [PathBuf; 3] {
+    [sequence.join(names::POSITIONS), sequence.join(names::TOKENS), sequence.to_owned()]
 }
 
 /// Instead of the second.
@@ -108,7 +142,12 @@ pub(super) fn exchange(one: &Path, other: &Path) -> Result<(), SequenceError> {
 
 /// Whether two directories have the same names, and behind each the same file or one of the same bytes.
 pub(super) fn are_shared(one: &Path, other: &Path) -> Result<bool, SequenceError> {
-    let (ours, theirs) = (entries(one)?, entries(other)?);
+    // What an operation that was interrupted has left is no part of either.
+    let named = |directory: &Path| -> Result<Vec<DirEntry>, SequenceError> {
+        let is_named = |entry: &DirEntry| !names::is_staging(entry.file_name().as_bytes());
+        Ok(entries(directory)?.into_iter().filter(is_named).collect())
+    };
+    let (ours, theirs) = (named(one)?, named(other)?);
     if ours.len() != theirs.len() {
         return Ok(false);
     }

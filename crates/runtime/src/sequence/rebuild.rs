@@ -47,11 +47,14 @@ impl Rebuild<'_> {
         files::make_like(from, to)?;
         // Before `tokens`, or somebody might find by its prefix what does not follow from it.
         if let Some(json) = self.positions.to_json() {
-            files::write(&to.join(names::POSITIONS), json.as_bytes(), durable)?;
+            let models = files::models_of_positions(from);
+            let models = [&*models[0], &models[1], &models[2]];
+            files::write_like(&models, &to.join(names::POSITIONS), json.as_bytes(), durable)?;
         }
         // Before the layers: a limit goes by the newest file of a sequence, and pages are as old as they were.
         if let Some(ids) = self.token_ids()? {
-            files::write(&to.join(names::TOKENS), &ids, durable)?;
+            let model = from.join(names::TOKENS);
+            files::write_like(&[&model, from], &to.join(names::TOKENS), &ids, durable)?;
         }
         let layers = sequences.manifest.geometry().num_layers();
         for entry in files::entries(from)? {
@@ -200,7 +203,9 @@ impl Rebuild<'_> {
             fs::hard_link(&path, to.join(&name)).map_err(SequenceError::io(&path))?;
         }
         if let Some((start, rows)) = tail {
-            files::write(&to.join(names::format_tail(start)), &rows, durable)?;
+            let name = names::format_tail(start);
+            let (tail, page) = (from.join(&name), from.join(names::format_page(start)));
+            files::write_like(&[&tail, &page, &from], &to.join(&name), &rows, durable)?;
         }
         if durable { files::sync(&to) } else { Ok(()) }
     }
