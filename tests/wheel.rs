@@ -42,6 +42,11 @@ fn tails() {
 }
 
 #[test]
+fn prefixes() {
+    pytest("test_prefix.py");
+}
+
+#[test]
 fn streams() {
     pytest("test_stream.py");
 }

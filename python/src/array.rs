@@ -37,6 +37,15 @@ impl Array {
         Self { memory, offset, element, shape, strides }
     }
 
+    /// Several of such arrays, each so many bytes behind the one before.
+    pub(crate) fn of_equals(self, count: usize, each_bytes: usize) -> Self {
+        let whole = |bytes: usize| i64::try_from(bytes).unwrap_or(i64::MAX);
+        let stride = whole(each_bytes / self.element.bytes());
+        let shape = [&[whole(count)], &self.shape[..]].concat();
+        let strides = [&[stride], &self.strides[..]].concat();
+        Self { shape, strides, ..self }
+    }
+
     /// What was computed.
     pub(crate) fn of_floats(values: Vec<f32>, shape: &[usize]) -> Self {
         let shape = shape.iter().map(|length| i64::try_from(*length).unwrap_or(i64::MAX)).collect();

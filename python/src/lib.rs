@@ -2,7 +2,7 @@
 //!
 //! | file | question it answers |
 //! |---|---|
-//! | `model`, `sequence`, `page`, `tail` | what is in a mount |
+//! | `model`, `sequence`, `page`, `prefix`, `tail` | what is in a mount |
 //! | `layers`, `append`, `rows` | how do an engine's arrays become pages and tails |
 //! | `attend` | attention over pages where they lie |
 //! | `batch`, `workers` | many pages at once |
@@ -33,6 +33,7 @@ mod many;
 mod memory;
 mod model;
 mod page;
+mod prefix;
 mod rows;
 mod sequence;
 mod stream;
@@ -55,6 +56,7 @@ fn _kvfs(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<model::Match>()?;
     module.add_class::<model::Model>()?;
     module.add_class::<page::Page>()?;
+    module.add_class::<prefix::Prefix>()?;
     module.add_class::<sequence::Sequence>()?;
     module.add_class::<stream::Part>()?;
     module.add_class::<stream::Stream>()?;

@@ -9,8 +9,10 @@ use std::sync::{Arc, OnceLock};
 
 use kvfs_os::{extended_attribute, map_private};
 use kvfs_page::limits::PAYLOAD_OFFSET;
-use kvfs_page::{Layer, Manifest, Metadata, PagePlace, TokenStart, names, pack_rows};
+use kvfs_page::{Geometry, Layer, Manifest, Metadata, PagePlace, TokenStart, names, pack_rows};
 use kvfs_runtime::reader::{LoadedPage, TailRows};
+use nix::fcntl::{OFlag, openat};
+use nix::sys::stat::Mode;
 use pyo3::prelude::*;
 
 use crate::array::Array;
@@ -33,10 +35,11 @@ pub(crate) struct Page {
     loaded: OnceLock<Loaded>,
 }
 
+/// What begins with a page.
 #[derive(Debug)]
-struct Loaded {
-    memory: Arc<Memory>,
-    tokens: u32,
+pub(crate) struct Loaded {
+    pub(crate) memory: Arc<Memory>,
+    pub(crate) tokens: u32,
 }
 
 impl Page {
@@ -109,6 +112,24 @@ impl Page {
         Ok(self.loaded.get_or_init(|| loaded))
     }
 
+    /// Opens the file of a page that is there with all tokens that a page may have, in a directory that is held open:
+    /// whatever has its name by now, the file is that directory's.
+    pub(crate) fn open_full(&self, directory: &File) -> Result<File, Failure> {
+        let failed = Failure::io(&self.path);
+        let name = self.path.file_name().unwrap_or_default();
+        let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC;
+        let file = openat(directory, name, flags, Mode::empty());
+        let file = File::from(file.map_err(|error| failed(error.into()))?);
+        let full = self.place.geometry().page_tokens();
+        match self.measure(&file)? {
+            (tokens, _) if tokens == full => Ok(file),
+            (tokens, _) => Err(Failure::missing(format!(
+                "{}: has {tokens} tokens, and more were to follow: compute them again",
+                self.path.display()
+            ))),
+        }
+    }
+
     fn read(&self, file: &File) -> Result<Vec<u8>, Failure> {
         let failed = Failure::io(&self.path);
         let length = file.metadata().map_err(&failed)?.len();
@@ -151,19 +172,28 @@ impl Page {
             None => Ok(py.detach(|| self.load())?),
         }
     }
-
-    fn array(&self, loaded: &Loaded, is_v: bool) -> Array {
-        let geometry = self.place.geometry();
-        let (offset, shape) = if is_v {
-            (geometry.k_bytes(loaded.tokens), geometry.v_shape(loaded.tokens))
-        } else {
-            (0, geometry.k_shape(loaded.tokens))
-        };
-        loaded.array(offset, Element::of(geometry.dtype()), &shape)
-    }
 }
 
 impl Loaded {
+    /// The tensors of a page in memory.
+    pub(crate) fn k(&self, geometry: &Geometry) -> Array {
+        self.array(0, Element::of(geometry.dtype()), &geometry.k_shape(self.tokens))
+    }
+
+    /// `None` where the model keeps none.
+    pub(crate) fn v(&self, geometry: &Geometry) -> Option<Array> {
+        let (offset, shape) = (geometry.k_bytes(self.tokens), geometry.v_shape(self.tokens));
+        let array = || self.array(offset, Element::of(geometry.dtype()), &shape);
+        (geometry.v_head_dim() > 0).then(array)
+    }
+
+    /// `None` where the layer keeps none.
+    pub(crate) fn side(&self, geometry: &Geometry) -> Option<Array> {
+        let offset = geometry.k_bytes(self.tokens) + geometry.v_bytes(self.tokens);
+        let array = || self.array(offset, Element::U8, &geometry.side_shape(self.tokens));
+        (geometry.side_row_bytes() > 0).then(array)
+    }
+
     /// A tensor that begins at a byte of the payload.
     fn array(&self, offset: u64, element: Element, shape: &[u64]) -> Array {
         let offset = PAYLOAD_BYTE + usize::try_from(offset).unwrap_or(0);
@@ -178,27 +208,20 @@ impl Page {
     /// kernel serves the mount (`mapped`).
     #[getter]
     fn k(&self, py: Python<'_>) -> PyResult<Array> {
-        Ok(self.array(self.loaded(py)?, false))
+        Ok(self.loaded(py)?.k(self.place.geometry()))
     }
 
     /// V in the same order; `None` for a model that keeps none.
     #[getter]
     fn v(&self, py: Python<'_>) -> PyResult<Option<Array>> {
-        let loaded = self.loaded(py)?;
-        Ok((self.place.geometry().v_head_dim() > 0).then(|| self.array(loaded, true)))
+        Ok(self.loaded(py)?.v(self.place.geometry()))
     }
 
     /// What the layer keeps of each token beside K and V, bytes `[tokens, row_bytes]`; `None` for a layer that keeps
     /// nothing.
     #[getter]
     fn side(&self, py: Python<'_>) -> PyResult<Option<Array>> {
-        let loaded = self.loaded(py)?;
-        let (geometry, tokens) = (self.place.geometry(), loaded.tokens);
-        if geometry.side_row_bytes() == 0 {
-            return Ok(None);
-        }
-        let offset = geometry.k_bytes(tokens) + geometry.v_bytes(tokens);
-        Ok(Some(loaded.array(offset, Element::U8, &geometry.side_shape(tokens))))
+        Ok(self.loaded(py)?.side(self.place.geometry()))
     }
 
     /// Tokens in it; the last page of a sequence may be short.

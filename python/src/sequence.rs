@@ -20,6 +20,7 @@ use crate::fork::{OfProcess, Process, settings};
 use crate::layers::{Arrays, tensors};
 use crate::model::{Model, program};
 use crate::page::Page;
+use crate::prefix::Prefix;
 use crate::rows::Rows;
 use crate::stream::{self, Stream};
 use crate::tail;
@@ -136,6 +137,28 @@ impl Sequence {
         Ok(starts)
     }
 
+    fn open_prefix(&self, layer: u32, asked: Option<u64>) -> Result<Option<Prefix>, Failure> {
+        let page_tokens = u64::from(self.model().manifest.geometry().page_tokens());
+        let open = || {
+            let end = self.read(|sequence| tail::end_of(sequence, Layer(layer), asked))?;
+            let starts = (0..end / page_tokens).map(|index| index * page_tokens);
+            let pages = starts.map(|start| self.page_at(layer, start));
+            let pages = pages.collect::<Result<Vec<_>, _>>()?;
+            let is_passed_through = self.model().is_passed_through;
+            (!pages.is_empty()).then(|| Prefix::open(&pages, is_passed_through)).transpose()
+        };
+        for _ in 0..ATTEMPTS {
+            let before = Version::of(&self.path)?.directory;
+            let outcome = open();
+            // Or the pages are of after an operation on the whole, and as many as there were before.
+            if Version::of(&self.path)?.directory == before {
+                return outcome;
+            }
+        }
+        let path = self.path.display();
+        Err(Failure::changed(format!("{path}: is edited again and again: ask for it later")))
+    }
+
     fn page_at(&self, layer: u32, start: u64) -> Result<Page, Failure> {
         let model = self.model();
         Page::new(&self.path, &model.manifest, model.is_passed_through, layer, start)
@@ -215,6 +238,16 @@ impl Sequence {
     /// One page by its first token, which is opened when its arrays are asked for.
     fn page(&self, layer: u32, start: u64) -> PyResult<Page> {
         Ok(self.page_at(layer, start)?)
+    }
+
+    /// The full pages of a layer before token `end` as one array of each sort; `None` where there is none. Without
+    /// `end` those whose tokens have ids. What follows is in a page that is not full, or in the tail.
+    ///
+    /// Operations on the whole sequence meanwhile: all pages are of before or all of after, or it raises `Changed` (or
+    /// `Missing`, where the sequence goes).
+    #[pyo3(signature = (layer, end = None))]
+    fn prefix(&self, py: Python<'_>, layer: u32, end: Option<u64>) -> PyResult<Option<Prefix>> {
+        Ok(py.detach(|| self.open_prefix(layer, end))?)
     }
 
     /// The rows of a layer that are in no page yet, up to token `end`, as a page of their own; `None` where all are in

@@ -6,6 +6,7 @@
 mod extended_attribute;
 mod fuse;
 mod lease;
+mod mapped_files;
 mod mapping;
 mod memory;
 pub mod mountinfo;
@@ -19,6 +20,7 @@ pub use extended_attribute::{
 };
 pub use fuse::{close_backing, is_daemon_gone};
 pub use lease::{is_at_rest, is_unused};
+pub use mapped_files::MappedFiles;
 pub use mapping::{map_populated, map_private, populate};
 pub use memory::memory_bytes;
 pub use open::open_beneath;

@@ -27,7 +27,7 @@ pub fn map_private(file: &File, length: usize) -> io::Result<MmapMut> {
     // SAFETY: the caller says that nobody writes to the file, and nothing truncates such files.
     let map = unsafe { MmapOptions::new().len(length).map_copy(file) }?;
     let _ = map.advise(Advice::HugePage);
-    if !is_in_memory(&map)? {
+    if !is_in_memory(map.as_ptr(), map.len())? {
         map.advise(Advice::PopulateRead)?;
     }
     Ok(map)
@@ -39,11 +39,11 @@ const LOOK_BYTES: usize = 1 << 20;
 
 /// Whether a mapping can be touched without reading from the disk (mincore(2)), as far as a look here and there
 /// tells.
-fn is_in_memory(map: &MmapMut) -> io::Result<bool> {
-    for offset in (0..map.len()).step_by(LOOK_BYTES) {
+pub(super) fn is_in_memory(start: *const u8, length: usize) -> io::Result<bool> {
+    for offset in (0..length).step_by(LOOK_BYTES) {
         let mut found = 0_u8;
-        let start = map.as_ptr().wrapping_add(offset).cast_mut().cast();
-        // SAFETY: the mapping lives and has a page there, for which there is room in the answer.
+        let start = start.wrapping_add(offset).cast_mut().cast();
+        // SAFETY: the kernel looks at its own table, and there is room for the answer of one page.
         if unsafe { libc::mincore(start, 1, &raw mut found) } != 0 {
             return Err(io::Error::last_os_error());
         }
