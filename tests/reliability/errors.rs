@@ -3,8 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::common::sys::{rename, sync_directory, write_and_close};
-use crate::common::{Mode, Model, Mount, eventually};
+use crate::common::{Mode, Model, Mount};
 use crate::injection::Injection;
 use crate::kills::assert_sound;
 use crate::ledger::Ledger;
@@ -150,27 +149,4 @@ fn a_file_that_cannot_be_looked_at_is_not_forgotten() {
     for path in [new, replaced] {
         assert_eq!(std::fs::read(&path).unwrap(), b"next", "{}", path.display());
     }
-}
-
-/// What a commit needs before it writes is not there.
-#[test]
-fn a_commit_that_cannot_begin_is_told() {
-    crate::require!(fuse, root);
-    let mount = Mount::with_options(Mode::Served, &["--commit-interval", "0.05"]);
-    write_and_close(mount.files("before"), b"before").unwrap();
-    sync_directory(mount.path()).unwrap();
-    let (objects, aside) = (mount.store().join("objects"), mount.store().join("aside"));
-    rename(&objects, &aside).unwrap();
-    // Some are made ahead.
-    let mut numbers = 0..;
-    eventually("the failure to be told", || {
-        let name = format!("later{}", numbers.next()?);
-        let _ = write_and_close(mount.files(name), &[7; 30_000]);
-        (mount.status("state") == "degraded").then_some(())
-    });
-    let reason = mount.status("state_reason");
-    assert!(reason.contains("the last commit failed: "), "{reason}");
-    rename(&aside, &objects).unwrap();
-    eventually("the commit to succeed", || (mount.status("state") == "ok").then_some(()));
-    assert_eq!(mount.status("uncommitted_changes"), "0");
 }

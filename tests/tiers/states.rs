@@ -148,7 +148,7 @@ fn what_is_uploaded_and_not_named_is_told_as_it_is(mode: Mode) {
     let model = model();
     model.install(&place.mount);
     place.wait_until_uploaded();
-    let named = place.mount.status_number("remote_objects");
+    let before = place.mount.status_number("remote_objects");
     // Something lies where the manifests of names go.
     let names = place.remote.join("names");
     let aside = place.remote.with_file_name("aside");
@@ -162,7 +162,7 @@ fn what_is_uploaded_and_not_named_is_told_as_it_is(mode: Mode) {
             let moving = getxattr(&path, "user.kvfs.moving").ok()?;
             // Once a manifest could not be written.
             let waits = moving == "naming" || moving == "not_uploaded";
-            (waits && mount.status_number("remote_objects") == named + 1).then_some(())
+            (waits && mount.status_number("remote_objects") == before + 1).then_some(())
         });
         assert_eq!(mount.status("remote_waiting_files"), "1");
     };

@@ -172,8 +172,9 @@ fn read_manifests(
     store: &dyn BlobStore, manifests: &BTreeMap<StoreId, Vec<Sequence>>,
 ) -> Result<Option<References>> {
     let mut references = References::default();
-    for id in store.seen_stores().into_iter().filter(|id| !manifests.contains_key(id)) {
-        // A listing that lacks it is short, or whoever keeps the remote has removed its names: what it relies on would go.
+    let seen = store.seen_stores();
+    if let Some(id) = seen.into_iter().find(|id| !manifests.contains_key(id)) {
+        // The listing is short, or whoever keeps the remote has removed the names: what the store relies on would go.
         versions(store, id)?;
         return Ok(None);
     }

@@ -63,14 +63,14 @@ pub(super) fn write_like(
 /// not be written, and a tail that is made of one is.
 fn belong_like(file: &File, like: &Metadata) -> io::Result<()> {
     let mut mode = like.mode() & if like.is_dir() { 0o666 } else { 0o777 } | 0o200;
-    let made = file.metadata()?;
-    let is_alike = (made.uid(), made.gid()) == (like.uid(), like.gid());
+    let own = file.metadata()?;
+    let is_alike = (own.uid(), own.gid()) == (like.uid(), like.gid());
     if !is_alike && let Err(error) = fchown(file, Some(like.uid()), Some(like.gid())) {
         if error.raw_os_error() != Some(libc::EPERM) {
             return Err(error);
         }
         // It stays with the caller, who could read the other one. His group need not be one that could.
-        if made.gid() != like.gid() && fchown(file, None, Some(like.gid())).is_err() {
+        if own.gid() != like.gid() && fchown(file, None, Some(like.gid())).is_err() {
             mode &= !0o070;
         }
     }
