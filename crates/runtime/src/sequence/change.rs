@@ -56,7 +56,6 @@ impl Sequences {
         let json = positions.to_json().unwrap_or_default();
         let directory = listed.held();
         let models = files::models_of_positions(&directory);
-        let models = [&*models[0], &models[1], &models[2]];
         let (name, durable) = (names::POSITIONS, self.durable());
         let staged = files::stage(&directory, name, &models, json.as_bytes(), durable)?;
         // The last step before the rename: what somebody appended by now was rotated for where it stood before.

@@ -45,7 +45,7 @@ pub(super) fn sync(path: &Path) -> Result<(), SequenceError> {
 /// Writes a new file, with the owner and permissions of the first of some that is there: whoever may not read these may
 /// not read what is made of them, whatever the mask of the caller says.
 pub(super) fn write_like(
-    models: &[&Path], path: &Path, bytes: &[u8], durable: bool,
+    models: &[PathBuf], path: &Path, bytes: &[u8], durable: bool,
 ) -> Result<(), SequenceError> {
     let like = models.iter().find_map(|model| fs::metadata(model).ok());
     let write = || -> io::Result<()> {
@@ -80,7 +80,7 @@ fn belong_like(file: &File, like: &Metadata) -> io::Result<()> {
 /// Puts a file into a directory, in the place of an older one and like one of `models`; without bytes, removes it. It
 /// is durable then.
 pub(super) fn publish(
-    directory: &Path, name: &str, models: &[&Path], bytes: &[u8],
+    directory: &Path, name: &str, models: &[PathBuf], bytes: &[u8],
 ) -> Result<(), SequenceError> {
     let staged = stage(directory, name, models, bytes, true)?;
     put(directory, name, staged)
@@ -88,7 +88,7 @@ pub(super) fn publish(
 
 /// The first step of that: writes what shall have the name, if there are bytes.
 pub(super) fn stage(
-    directory: &Path, name: &str, models: &[&Path], bytes: &[u8], durable: bool,
+    directory: &Path, name: &str, models: &[PathBuf], bytes: &[u8], durable: bool,
 ) -> Result<Option<PathBuf>, SequenceError> {
     if bytes.is_empty() {
         return Ok(None);

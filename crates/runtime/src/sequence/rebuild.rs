@@ -48,13 +48,12 @@ impl Rebuild<'_> {
         // Before `tokens`, or somebody might find by its prefix what does not follow from it.
         if let Some(json) = self.positions.to_json() {
             let models = files::models_of_positions(from);
-            let models = [&*models[0], &models[1], &models[2]];
             files::write_like(&models, &to.join(names::POSITIONS), json.as_bytes(), durable)?;
         }
         // Before the layers: a limit goes by the newest file of a sequence, and pages are as old as they were.
         if let Some(ids) = self.token_ids()? {
-            let model = from.join(names::TOKENS);
-            files::write_like(&[&model, from], &to.join(names::TOKENS), &ids, durable)?;
+            let models = [from.join(names::TOKENS), from.clone()];
+            files::write_like(&models, &to.join(names::TOKENS), &ids, durable)?;
         }
         let layers = sequences.manifest.geometry().num_layers();
         for entry in files::entries(from)? {
@@ -204,8 +203,8 @@ impl Rebuild<'_> {
         }
         if let Some((start, rows)) = tail {
             let name = names::format_tail(start);
-            let (tail, page) = (from.join(&name), from.join(names::format_page(start)));
-            files::write_like(&[&tail, &page, &from], &to.join(&name), &rows, durable)?;
+            let page = from.join(names::format_page(start));
+            files::write_like(&[from.join(&name), page, from], &to.join(&name), &rows, durable)?;
         }
         if durable { files::sync(&to) } else { Ok(()) }
     }

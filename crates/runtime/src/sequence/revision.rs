@@ -72,8 +72,8 @@ fn remove_left(left: &Path, manifest: &Manifest) -> Result<(), SequenceError> {
 
 fn make(like: &Path, to: &Path, manifest: &Manifest) -> Result<(), SequenceError> {
     files::make_like(like, to)?;
-    let model = like.join(names::MANIFEST);
-    files::publish(to, names::MANIFEST, &[&model, like], manifest.to_json().as_bytes())?;
+    let models = [like.join(names::MANIFEST), like.to_owned()];
+    files::publish(to, names::MANIFEST, &models, manifest.to_json().as_bytes())?;
     files::make_like(&like.join(names::SEQUENCES), &to.join(names::SEQUENCES))?;
     files::sync(to)
 }
