@@ -173,8 +173,8 @@ impl Todo {
     }
 }
 
-/// Adds a file, or the files below a directory that can move: links are not followed, and tails,
-/// token files and manifests stay on the disk.
+/// Adds a file, or the files below a directory that can move: links are not followed, and tails, token files, positions
+/// and manifests stay on the disk.
 fn collect(path: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {
     if !path.symlink_metadata()?.is_dir() {
         files.push(path.to_owned());
@@ -198,12 +198,12 @@ fn collect(path: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {
 
 /// Rows are appended where they are. An attribute that cannot be read shows itself when it is set.
 fn can_move(path: &Path) -> bool {
-    use crate::page::names::{LayerEntry, TOKENS, layer_entry, parse_layer};
+    use crate::page::names::{LayerEntry, POSITIONS, TOKENS, layer_entry, parse_layer};
     use std::os::unix::ffi::OsStrExt;
     let name = path.file_name().map_or(&b""[..], OsStrExt::as_bytes);
     let parent = path.parent().and_then(Path::file_name).map_or(&b""[..], OsStrExt::as_bytes);
     let is_tail = matches!(layer_entry(name), LayerEntry::Tail(_)) && parse_layer(parent).is_some();
-    !is_tail && name != TOKENS.as_bytes()
+    !is_tail && ![TOKENS, POSITIONS].map(str::as_bytes).contains(&name)
 }
 
 /// Calls `ask`, which says whether a file moved, with the number of each file and the file, on some threads.

@@ -12,6 +12,7 @@ use serde_json::json;
 use super::consent::{Consent, size_below};
 use super::new_file::NewFile;
 use super::output::{Failure, Outcome, Report, bytes};
+use crate::page::printable;
 use crate::sequence::{SequenceError, Sequences};
 
 /// `kvfs seq`.
@@ -252,6 +253,7 @@ fn show(model: &Path, seq: Option<&str>, is_json: bool) -> Outcome {
             "prefix_rows": prefix, "runs": runs,
         }));
         let ends = ends.map_or("none".to_owned(), |(first, last)| format!("{first} to {last}"));
+        let name = printable(name.chars());
         let _ = writeln!(text, "{name}: {tokens} tokens in {rows} rows, positions {ends}");
         // Whoever asks for one wants to know; a divided one has many.
         if seq.is_some() && !stands.is_plain() {

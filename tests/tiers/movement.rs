@@ -73,6 +73,7 @@ fn directories_move_whole_and_rows_stay(mode: Mode) {
     write_and_close(&tail, &model.rows(7, 3)).unwrap();
     write_and_close(model.tokens_path(&place.mount, "a"), &[0; 8]).unwrap();
     let sequence = model.sequence(&place.mount, "a");
+    write_and_close(sequence.join("positions.json"), b"{}").unwrap();
 
     assert_eq!(printed(&kvfs(&["evict"], &[&sequence])), "evicted 4 files\n");
     assert!(pages.iter().all(|(path, _)| tier(path) == "remote"));

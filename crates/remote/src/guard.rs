@@ -142,7 +142,10 @@ impl Remote {
     /// from then on, until it is what it was.
     pub fn check_place(&self) -> Result<()> {
         let there = match self.head(RemoteName::Marker) {
-            Ok(Some(_)) => Some(marker::read_id(self)?),
+            Ok(Some(_)) => {
+                let seal = self.inner.options.seal.as_ref();
+                Some(marker::check_id(self, seal.map(|seal| seal.keys.as_ref()))?)
+            }
             Ok(None) => None,
             Err(error @ RemoteError::Foreign(_)) => {
                 let error = RemoteError::Unreachable(error.text().into_owned());

@@ -99,15 +99,28 @@ pub fn attach_sealed(
     }
     check_keys(place, &marker, ring)?;
     check_exclusive(store, &marker)?;
+    list_key(store, &mut marker, ring)?;
+    Ok(marker.id)
+}
+
+/// Which remote a place is that has a marker, where that lists the key that writes here: another machine may have listed
+/// its own at the same time, in the place of this one.
+pub(super) fn check_id(store: &dyn BlobStore, ring: Option<&KeyRing>) -> Result<RemoteId> {
+    let mut marker = read(store)?;
+    list_key(store, &mut marker, ring)?;
+    Ok(marker.id)
+}
+
+/// From now on, whoever lacks the key that writes must not take what it wrote for garbage.
+fn list_key(store: &dyn BlobStore, marker: &mut Marker, ring: Option<&KeyRing>) -> Result<()> {
     if let (Some(keys), Some(ring)) = (&mut marker.keys, ring)
         && let Some(first) = first_key(ring, marker.id)
         && !keys.contains(&first)
     {
-        // From now on, whoever lacks it must not take what it wrote for garbage.
         keys.push(first);
         store.put(RemoteName::Marker, Source::of(marker.text()), PutMode::Replace)?;
     }
-    Ok(marker.id)
+    Ok(())
 }
 
 /// The key that writes, as the marker has it.
@@ -189,11 +202,6 @@ impl Marker {
         let keys: Vec<_> = lines.map(key).collect::<Option<_>>()?;
         (!keys.is_empty()).then_some(Marker { id, keys: Some(keys) })
     }
-}
-
-/// Which remote a place is that has a marker.
-pub(super) fn read_id(store: &dyn BlobStore) -> Result<RemoteId> {
-    read(store).map(|marker| marker.id)
 }
 
 fn read(store: &dyn BlobStore) -> Result<Marker> {

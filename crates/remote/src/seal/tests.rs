@@ -176,6 +176,24 @@ fn the_first_key_writes_all_read_and_whoever_lacks_one_is_refused() {
 }
 
 #[test]
+fn a_key_that_another_machine_has_overwritten_is_listed_again() {
+    let place = tempfile::tempdir().unwrap();
+    let (old, new) = (key(), key());
+    drop(machine(place.path(), ring(&[&old])).unwrap());
+    let marker = place.path().join("KVFS-REMOTE");
+    let without = std::fs::read(&marker).unwrap();
+    let keys = ring(&[&new, &old]);
+    let both = machine(place.path(), ring(&[&new, &old])).unwrap();
+    let with = std::fs::read(&marker).unwrap();
+    assert_ne!(with, without);
+    // It had read the list before, and wrote it afterwards.
+    std::fs::write(&marker, &without).unwrap();
+    crate::marker::check_id(both.as_ref(), Some(&keys)).unwrap();
+    assert_eq!(std::fs::read(&marker).unwrap(), with);
+    assert!(refusal(machine(place.path(), ring(&[&old]))).contains("does not hold"));
+}
+
+#[test]
 fn swapped_and_damaged_objects_are_damage() {
     let (place, key) = (tempfile::tempdir().unwrap(), key());
     let store = machine(place.path(), ring(&[&key])).unwrap();

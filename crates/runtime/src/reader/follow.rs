@@ -26,6 +26,7 @@
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -85,7 +86,7 @@ impl ListedLayer {
         if let Some(page) = ListedLayer::page_at(directory, start)? {
             let mut grown = self.clone();
             grown.pages.push(page);
-            grown.tail = None;
+            (grown.tail, grown.tail_inode) = (None, 0);
             grown.end = grown.find_end(directory, layer, manifest)?;
             *self = grown;
             return Ok(true);
@@ -93,7 +94,7 @@ impl ListedLayer {
         let path = directory.join(names::format_tail(start));
         match fs::metadata(&path) {
             Ok(metadata) => {
-                self.tail = Some(start);
+                (self.tail, self.tail_inode) = (Some(start), metadata.ino());
                 self.end = start.0 + geometry.rows_in(metadata.len());
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}

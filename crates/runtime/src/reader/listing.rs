@@ -30,6 +30,8 @@ pub(crate) struct ListedLayer {
     pub(crate) pages: Vec<ListedPage>,
     /// Where the tail starts.
     pub(crate) tail: Option<TokenStart>,
+    /// Of the tail; 0 without one. Another one is another file, which may be of another sequence.
+    pub(crate) tail_inode: u64,
     /// Tokens from the first to the last one that has rows; there may be holes.
     pub(crate) end: u64,
 }
@@ -185,14 +187,15 @@ fn list_layer(
         if matches!(kind, LayerEntry::Page(_)) {
             pages.push(ListedPage { start, inode: entry.ino(), is_fresh: false });
         } else {
-            tails.push(start);
+            tails.push((start, entry.ino()));
         }
     }
     pages.sort_unstable_by_key(|page| page.start);
     // A tail that is not behind all pages means nothing.
-    let after = |tail: &TokenStart| pages.last().is_none_or(|page| page.start < *tail);
-    let tail = tails.into_iter().max().filter(after);
-    let mut listed = ListedLayer { pages, tail, end: 0 };
+    let after = |tail: &(TokenStart, u64)| pages.last().is_none_or(|page| page.start < tail.0);
+    let (tail, tail_inode) = tails.into_iter().max().filter(after).unzip();
+    let tail_inode = tail_inode.unwrap_or(0);
+    let mut listed = ListedLayer { pages, tail, tail_inode, end: 0 };
     listed.end = match window_rows {
         // All that a short window covers lies in one page, and not from its beginning on.
         Some((first, path)) if listed.pages.is_empty() && listed.tail.is_none() => {

@@ -35,8 +35,8 @@ impl Sequence {
     /// The rows before token `end` that a layer has in its tail; `None` where all of them are in pages.
     ///
     /// # Errors
-    /// [`ReadError::Missing`] if the layer does not have them, [`ReadError::Changed`] if the tail was sealed since
-    /// the sequence was listed, and as [`layer_tokens`](Self::layer_tokens).
+    /// [`ReadError::Missing`] if the layer does not have them, [`ReadError::Changed`] if the tail was sealed, or
+    /// is another file, since the sequence was listed, and as [`layer_tokens`](Self::layer_tokens).
     pub fn tail(&self, layer: Layer, end: u64) -> Result<Option<TailRows>, ReadError> {
         self.layer_tokens(layer)?;
         let listed = &self.layers[layer.0 as usize];
@@ -59,14 +59,17 @@ impl Sequence {
     ) -> Result<TailRows, ReadError> {
         let path = layer_directory(&self.source.path, layer).join(names::format_tail(start));
         let geometry = self.manifest().layer_geometry(layer);
-        self.tails[layer.0 as usize].read(&path, (layer, start), tokens, &geometry)
+        let index = layer.0 as usize;
+        let inode = self.layers[index].tail_inode;
+        self.tails[index].read((&path, inode), (layer, start), tokens, &geometry)
     }
 }
 
 impl Tail {
-    /// The first `tokens` rows of the tail at `path`.
-    pub(super) fn read(
-        &self, path: &Path, (layer, start): (Layer, TokenStart), tokens: u64, geometry: &Geometry,
+    /// The first `tokens` rows of the tail at `path`, which was listed with that inode.
+    fn read(
+        &self, (path, inode): (&Path, u64), (layer, start): (Layer, TokenStart), tokens: u64,
+        geometry: &Geometry,
     ) -> Result<TailRows, ReadError> {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let file = match File::open(path) {
@@ -77,14 +80,18 @@ impl Tail {
             outcome => outcome.map_err(ReadError::io(path))?,
         };
         let metadata = file.metadata().map_err(ReadError::io(path))?;
+        if metadata.ino() != inode {
+            // Another sequence may have taken the name of this one meanwhile.
+            return Err(ReadError::Changed(path.to_owned()));
+        }
         let wanted = tokens.min(u64::from(geometry.page_tokens())) * geometry.row_bytes();
         let rows = geometry.rows_in(metadata.len());
         if rows * geometry.row_bytes() < wanted {
             let start = TokenStart(start.0 + rows);
             return Err(ReadError::Missing { layer, start });
         }
-        if known.inode != metadata.ino() {
-            *known = Known { inode: metadata.ino(), rows: Arc::default() };
+        if known.inode != inode {
+            *known = Known { inode, rows: Arc::default() };
         }
         let wanted = usize::try_from(wanted).unwrap_or(usize::MAX);
         let held = known.rows.len();

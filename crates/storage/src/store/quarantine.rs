@@ -33,8 +33,24 @@ pub enum Take {
     Encoded,
 }
 
-/// Puts an object's bytes and the reason into quarantine.
+/// Puts an object's bytes and the reason into quarantine. The reason comes first: whoever is killed between the two
+/// leaves no bytes that nobody can explain.
 pub fn put(store: &Store, object: ObjectId, take: Take, reason: &str) -> io::Result<()> {
+    let note = format!("{object}.reason");
+    discard(store, &note)?;
+    let path = DiskPath::Quarantine(note.clone());
+    store.disk.create(&path)?.write_all_at(format!("{reason}\n").as_bytes(), 0)?;
+    if let Err(error) = put_bytes(store, object, take) {
+        // Bytes that an interrupted attempt has brought there keep it.
+        if store.disk.stat(&DiskPath::Quarantine(object.to_string())).is_err() {
+            discard(store, &note)?;
+        }
+        return Err(error);
+    }
+    trim(store)
+}
+
+fn put_bytes(store: &Store, object: ObjectId, take: Take) -> io::Result<()> {
     let disk = store.disk.as_ref();
     let target = DiskPath::Quarantine(object.to_string());
     match take {
@@ -59,10 +75,7 @@ pub fn put(store: &Store, object: ObjectId, take: Take, reason: &str) -> io::Res
         }
         Take::Encoded => disk.rename(&DiskPath::Encoded(object), &target)?,
     }
-    let note = format!("{object}.reason");
-    discard(store, &note)?;
-    disk.create(&DiskPath::Quarantine(note))?.write_all_at(format!("{reason}\n").as_bytes(), 0)?;
-    trim(store)
+    Ok(())
 }
 
 fn copy(source: &dyn DiskFile, store: &Store, target: &DiskPath) -> io::Result<()> {

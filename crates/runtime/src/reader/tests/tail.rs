@@ -52,3 +52,18 @@ fn rows_stay_what_they_were() {
     assert!(sequence.tail(Layer(0), 32).unwrap().is_none());
     assert_eq!(missing(sequence.tail(Layer(0), 33)), 32);
 }
+
+/// What an operation on a sequence does, and a slot that is saved: two directories change names.
+#[test]
+fn rows_of_another_tail_are_not_taken_for_those_that_were_listed() {
+    let fixture = Fixture::new(1, 1, 3);
+    let mut sequence = fixture.open().unwrap();
+    let path = fixture.tail_path(Layer(0), 16);
+    let aside = path.with_extension("aside");
+    fs::write(&aside, vec![7; fs::read(&path).unwrap().len()]).unwrap();
+    #[expect(clippy::disallowed_methods, reason = "of a mount, not of a store")]
+    fs::rename(&aside, &path).unwrap();
+    assert!(matches!(sequence.tail(Layer(0), 19), Err(ReadError::Changed(_))));
+    sequence.refresh().unwrap();
+    assert_eq!(sequence.tail(Layer(0), 19).unwrap().unwrap().rows()[0], 7);
+}
