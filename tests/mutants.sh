@@ -33,7 +33,7 @@ OWN=(
     "kvfs-storage store::arrivals,store::buffer,store::packs $(
         printf 'crates/storage/src/store/%s.rs ' arrivals buffer/{file,mod})"
     "kvfs-storage store::metadata,store::reserve $(
-        printf 'crates/storage/src/store/%s.rs ' last_mount metadata/{opening,prefixes} reserve)"
+        printf 'crates/storage/src/store/%s.rs ' last_mount metadata/{opening,prefixes,reopening} reserve)"
     "kvfs-storage store::keys,store::layer,store::metadata,store::overlay,store::records $(
         printf 'crates/storage/src/store/%s.rs ' keys layer overlay)"
     "kvfs-storage store::buffer,store::disk,store::local_disk,store::read_only_disk $(

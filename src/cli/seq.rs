@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::consent::{Consent, size_below};
 use super::new_file::NewFile;
-use super::output::{Failure, Outcome, Report, bytes};
+use super::output::{EXIT_FAILED, EXIT_OK, Failure, Outcome, Report, bytes, complain};
 use crate::page::printable;
 use crate::sequence::{SequenceError, Sequences};
 
@@ -240,10 +240,22 @@ fn show(model: &Path, seq: Option<&str>, is_json: bool) -> Outcome {
         Some(seq) => vec![seq.to_owned()],
         None => sequences.names().map_err(Failure::failed)?,
     };
-    let (mut text, mut shown) = (String::new(), Vec::new());
+    let (mut text, mut shown, mut exit) = (String::new(), Vec::new(), EXIT_OK);
     for name in names {
-        let (stands, rows) = sequences.positions(&name).map_err(Failure::failed)?;
-        let ends = sequences.seq_pos(&name).map_err(Failure::failed)?;
+        let found = sequences.positions(&name).and_then(|found| {
+            let ends = sequences.seq_pos(&name)?;
+            Ok((found, ends))
+        });
+        let ((stands, rows), ends) = match found {
+            Ok(found) => found,
+            // Those of somebody else are no reason to show none.
+            Err(error) if seq.is_none() => {
+                complain("kvfs seq show", &error.to_string());
+                exit = EXIT_FAILED;
+                continue;
+            }
+            Err(error) => return Err(Failure::failed(error)),
+        };
         let runs: Vec<_> = stands.within(0..rows).collect();
         let tokens: u64 = runs.iter().map(|run| run.tokens).sum();
         let prefix = stands.prefix_rows().min(rows);
@@ -264,7 +276,8 @@ fn show(model: &Path, seq: Option<&str>, is_json: bool) -> Outcome {
             }
         }
     }
-    if is_json { Ok(Report::json(&json!(shown))) } else { Ok(Report::text(text)) }
+    let report = if is_json { Report::json(&json!(shown)) } else { Report::text(text) };
+    Ok(Report { exit, ..report })
 }
 
 /// Positions as Rust writes them: `4..1024`, `1024..`, `..4`, `..`.

@@ -301,7 +301,7 @@ impl Mounted {
             _ => What::File(self.read_inode(&found)?),
         };
         let mut attributes = BTreeMap::new();
-        let names = self.fs.list_extended_attributes(inode)?;
+        let names = self.fs.list_extended_attributes(inode, CALLER)?;
         for name in names.split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
             attributes.insert(name.to_vec(), self.fs.extended_attribute(inode, name)?);
         }

@@ -122,7 +122,7 @@ fn read(fs: &FileSystem, inode: InodeId, name: &[u8]) {
 
 fn touch_attributes(fs: &FileSystem, inode: InodeId) {
     let _ = fs.attributes(inode);
-    let names = fs.list_extended_attributes(inode).unwrap_or_default();
+    let names = fs.list_extended_attributes(inode, CALLER).unwrap_or_default();
     let kvfs: [&[u8]; 4] =
         [b"user.kvfs.tier", b"user.kvfs.checksum", b"user.kvfs.stored_bytes", b"user.kvfs.quota"];
     for name in names.split(|byte| *byte == 0).filter(|name| !name.is_empty()).chain(kvfs) {

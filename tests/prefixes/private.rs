@@ -162,6 +162,11 @@ fn a_slot_takes_the_place_of_nobody_elses_sequence(mode: Mode) {
     write_and_close(sequences.join("mine/kept/file"), b"of root").unwrap();
     assert!(!try_to_save("mine").0);
     assert!(sequences.join("mine/kept/file").exists());
+    // What is filled for it would take the place of what somebody else has there.
+    let others = sequences.join("next~~");
+    std::fs::create_dir(&others).unwrap();
+    assert!(!try_to_save("next").0);
+    assert!(others.exists());
     // No place for names of others is one for slots either.
     chmod(&sequences, 0o755);
     assert!(!try_to_save("other").0);

@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 use kvfs::page::{TokenStart, names};
 
 use crate::common::disk::SmallDisk;
-use crate::common::sys::{errno, open, rename, setxattr, sync_directory, write, write_and_close};
+use crate::common::sys::{
+    errno, getxattr, open, rename, setxattr, sync_directory, write, write_and_close,
+};
 use crate::common::{Mode, Model, Mount, fill};
 
 const LARGE: usize = 300_000;
@@ -237,6 +239,88 @@ fn a_disk_that_is_full_of_what_nobody_finished() {
     sync_directory(mount.path()).unwrap();
     assert!(mount.unmount().success());
     crate::kills::assert_sound(&store);
+}
+
+/// Somebody took what the store keeps for the database, and the disk is full. Thousands of names can be removed all the
+/// same: few of them wait for one commit.
+#[test]
+fn much_is_removed_where_nothing_is_kept_for_it() {
+    crate::require!(fuse, root, r#loop);
+    let disk = SmallDisk::new();
+    let store = disk.mountpoint.join("store");
+    let mut mount = Mount::of_store_with(Mode::Passthrough, &["--commit-interval", "0.05"], &store);
+    write_and_close(mount.files("kept"), &fill(1, LARGE)).unwrap();
+    let made = 16_000;
+    let name = |number: usize| {
+        mount.files(format!("{:040}", number % 50)).join(format!("{:0200}", number * 7919 % made))
+    };
+    for number in 0..made {
+        std::fs::create_dir_all(name(number)).unwrap();
+    }
+    sync_directory(mount.path()).unwrap();
+    let others = fill_without_reserve(&disk);
+    for number in 0..made {
+        std::fs::remove_dir(name(number)).unwrap();
+    }
+    sync_directory(mount.path()).unwrap();
+    std::fs::remove_file(others).unwrap();
+    mount.kill();
+    mount.mount();
+    assert!(std::fs::read(mount.files("kept")).unwrap() == fill(1, LARGE));
+    assert_eq!(std::fs::read_dir(mount.files("")).unwrap().count(), 51);
+    assert_eq!(std::fs::read_dir(mount.files(format!("{:040}", 7))).unwrap().count(), 0);
+    assert!(mount.unmount().success());
+    crate::kills::assert_sound(&store);
+}
+
+/// The database finds no room in the middle of a commit. It goes on as soon as there is some, and files can be read
+/// until then.
+#[test]
+fn a_commit_that_finds_no_room_is_no_end() {
+    crate::require!(fuse, root, r#loop);
+    let disk = SmallDisk::new();
+    let store = disk.mountpoint.join("store");
+    let mut mount = Mount::of_store_with(Mode::Passthrough, &["--commit-interval", "60"], &store);
+    for name in ["kept", "large", "unseen"] {
+        write_and_close(mount.files(name), &fill(1, LARGE)).unwrap();
+    }
+    assert!(mount.unmount().success());
+    mount.mount();
+    write_and_close(mount.files("removed"), &fill(2, LARGE)).unwrap();
+    sync_directory(mount.path()).unwrap();
+    let others = fill_without_reserve(&disk);
+    let values = ["a", "b", "c"].map(|letter| letter.repeat(60_000));
+    for (number, value) in values.iter().enumerate() {
+        setxattr(mount.files("kept"), &format!("user.large{number}"), value.as_bytes()).unwrap();
+    }
+    std::fs::remove_file(mount.files("removed")).unwrap();
+    for _ in 0..3 {
+        assert_eq!(errno(&sync_directory(mount.path())), libc::ENOSPC);
+        assert_eq!(mount.status("state"), "degraded", "{}", mount.status("state_reason"));
+    }
+    assert_eq!(errno(&std::fs::create_dir(mount.files("more"))), libc::ENOSPC);
+    assert!(std::fs::read(mount.files("unseen")).unwrap() == fill(1, LARGE));
+    std::fs::remove_file(others).unwrap();
+    sync_directory(mount.path()).unwrap();
+    assert_eq!(mount.status("state"), "ok", "{}", mount.status("state_reason"));
+    write_and_close(mount.files("new"), &fill(3, LARGE)).unwrap();
+    sync_directory(mount.path()).unwrap();
+    mount.kill();
+    mount.mount();
+    assert!(std::fs::read(mount.files("new")).unwrap() == fill(3, LARGE));
+    for (number, value) in values.iter().enumerate() {
+        assert!(getxattr(mount.files("kept"), &format!("user.large{number}")).unwrap() == *value);
+    }
+    assert!(!mount.files("removed").exists());
+    assert!(mount.unmount().success());
+    crate::kills::assert_sound(&store);
+}
+
+/// Takes all room of the disk, and what the store keeps of it for the database.
+fn fill_without_reserve(disk: &SmallDisk) -> std::path::PathBuf {
+    let reserve = disk.mountpoint.join("store/meta.reserve");
+    std::fs::OpenOptions::new().write(true).open(reserve).unwrap().set_len(0).unwrap();
+    disk.fill_up()
 }
 
 /// The database needs room while the disk is full, again and again: what is removed then makes room.

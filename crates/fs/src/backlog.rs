@@ -4,12 +4,13 @@
 //! many a commit is asked for; when they still become more, each new one waits a little, so that nobody ever
 //! waits for a whole commit.
 
-use std::sync::OnceLock;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use super::{FileSystem, FsError};
 use crate::core::state::State;
 use crossbeam_channel::Sender;
+use kvfs_storage::store::Store;
 
 /// Uncommitted records that may wait in memory, some 250 bytes each: 12 MiB, and as much again
 /// while they are being written out.
@@ -17,6 +18,14 @@ const CHANGES_MAX: usize = 50_000;
 /// Their bytes, for those that are larger: an attribute may have 64 KiB. As much again while they are
 /// being written out.
 const BYTES_MAX: usize = 32 << 20;
+/// Room on the disk for each of them. It may copy a page of the database, and the next commit another one before the
+/// first is free again; and a commit that adds may use up what the one that removes needs.
+const ROOM_PER_CHANGE_BYTES: u64 = 16 << 10;
+/// The same for the bytes of their records: pages that are half full, in two commits.
+const ROOM_PER_BYTE: u64 = 4;
+/// As many may wait however full the disk is: a commit for each would be slower than any disk.
+const CHANGES_MIN: usize = 256;
+const BYTES_MIN: usize = 256 << 10;
 /// Changes that may still come between a look at what waits and the change itself.
 const CHANGES_MARGIN: usize = 2048;
 const BYTES_MARGIN: usize = 4 << 20;
@@ -47,6 +56,64 @@ pub enum Pace {
 #[derive(Debug, Default)]
 pub(super) struct Backlog {
     wanted: OnceLock<Sender<()>>,
+    limits: Mutex<Limits>,
+}
+
+/// What may wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Limits {
+    changes: usize,
+    bytes: usize,
+}
+
+impl Limits {
+    /// No more than the disk can take of it once it is full otherwise: what removes files could not be committed, and
+    /// would keep it full.
+    fn of_room(room_bytes: u64) -> Limits {
+        let fit = |part: u64| usize::try_from(room_bytes / part).unwrap_or(usize::MAX);
+        Limits {
+            changes: fit(ROOM_PER_CHANGE_BYTES).clamp(CHANGES_MIN, CHANGES_MAX),
+            bytes: fit(ROOM_PER_BYTE).clamp(BYTES_MIN, BYTES_MAX),
+        }
+    }
+
+    /// Whether there is no room for one more.
+    fn are_reached(self, state: &State) -> bool {
+        let waiting = &state.metadata;
+        waiting.uncommitted() >= self.changes || waiting.uncommitted_bytes() >= self.bytes
+    }
+
+    /// How much of what may wait does, in thousandths, as seen by those who are about to change something.
+    fn fill_thousandths(self, state: &State) -> usize {
+        let changes = self.changes - CHANGES_MARGIN.min(self.changes / 4);
+        let bytes = self.bytes - BYTES_MARGIN.min(self.bytes / 4);
+        let waiting = &state.metadata;
+        (waiting.uncommitted() * 1000 / changes).max(waiting.uncommitted_bytes() * 1000 / bytes)
+    }
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits { changes: CHANGES_MAX, bytes: BYTES_MAX }
+    }
+}
+
+impl Backlog {
+    /// Looks how much room the disk has for what waits.
+    pub(super) fn look_for_room(&self, store: &Store) {
+        match store.room_for_changes_bytes() {
+            Ok(bytes) => *self.locked() = Limits::of_room(bytes),
+            Err(error) => log::debug!("the disk does not tell its room: {error}"),
+        }
+    }
+
+    fn locked(&self) -> MutexGuard<'_, Limits> {
+        self.limits.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn limits(&self) -> Limits {
+        *self.locked()
+    }
 }
 
 impl FileSystem {
@@ -59,7 +126,8 @@ impl FileSystem {
     pub fn pace(&self) -> Pace {
         let (fill, fails, lacks_room) = {
             let state = self.core.state();
-            (fill_thousandths(&state), state.commit_failure.is_some(), lacks_room(&state))
+            let fill = self.backlog.limits().fill_thousandths(&state);
+            (fill, state.commit_failure.is_some(), lacks_room(&state))
         };
         if lacks_room {
             return Pace::AfterCommit;
@@ -82,7 +150,7 @@ impl FileSystem {
     /// Whether another change may be made, or a commit has failed, which its client will be told.
     pub fn has_room(&self) -> bool {
         let state = self.core.state();
-        fill_thousandths(&state) < 1000 || state.commit_failure.is_some()
+        self.backlog.limits().fill_thousandths(&state) < 1000 || state.commit_failure.is_some()
     }
 
     /// Commits before changing more when there is no room, in memory or on the disk: both stay bounded whoever
@@ -90,9 +158,7 @@ impl FileSystem {
     pub(super) fn throttle(&self) -> Result<(), FsError> {
         let is_full = {
             let state = self.core.state();
-            let (changes, bytes) =
-                (state.metadata.uncommitted(), state.metadata.uncommitted_bytes());
-            changes >= CHANGES_MAX || bytes >= BYTES_MAX || lacks_room(&state)
+            self.backlog.limits().are_reached(&state) || lacks_room(&state)
         };
         if is_full { self.commit() } else { Ok(()) }
     }
@@ -107,12 +173,6 @@ impl FileSystem {
 /// Whether the disk had no room for the last commit.
 fn lacks_room(state: &State) -> bool {
     state.commit_failure.as_ref().is_some_and(|failure| failure.lacks_room)
-}
-
-/// How much of what may wait does, in thousandths.
-fn fill_thousandths(state: &State) -> usize {
-    let (changes, bytes) = (state.metadata.uncommitted(), state.metadata.uncommitted_bytes());
-    (changes * 1000 / (CHANGES_MAX - CHANGES_MARGIN)).max(bytes * 1000 / (BYTES_MAX - BYTES_MARGIN))
 }
 
 /// How long a change waits; `None` if it need not. It grows with the square of what is above the bound, so that
@@ -172,6 +232,26 @@ mod tests {
     }
 
     #[test]
+    fn the_less_room_the_disk_has_the_less_may_wait() {
+        let limits = |room_bytes| Limits::of_room(room_bytes);
+        assert_eq!(limits(1 << 40), Limits::default());
+        assert_eq!(limits(0), Limits { changes: CHANGES_MIN, bytes: BYTES_MIN });
+        assert_eq!(limits(16 << 20), Limits { changes: 1024, bytes: 4 << 20 });
+        let unmounted = Unmounted::new();
+        let fs = &unmounted.fs;
+        fs.commit().unwrap();
+        *fs.backlog.locked() = Limits::of_room(16 << 20);
+        add(fs, 0, 768, 0);
+        assert!(fill(fs) == 1000 && !fs.has_room());
+        fs.throttle().unwrap();
+        assert_eq!(fill(fs), 1000, "there is a margin for those that are under way");
+        add(fs, 1000, 256, 0);
+        fs.throttle().unwrap();
+        assert_eq!(fill(fs), 0);
+        assert!(fs.backlog.limits() != Limits::of_room(16 << 20), "each commit looks again");
+    }
+
+    #[test]
     fn a_change_waits_the_longer_the_more_there_are() {
         assert_eq!(delay(0), None);
         assert_eq!(delay(DELAY_FROM - 1), None);
@@ -199,7 +279,7 @@ mod tests {
     }
 
     fn fill(fs: &FileSystem) -> usize {
-        fill_thousandths(&fs.core.state())
+        fs.backlog.limits().fill_thousandths(&fs.core.state())
     }
 
     #[test]

@@ -11,13 +11,14 @@ use std::sync::{Arc, PoisonError};
 
 use super::health::Refusal;
 use super::{FileSystem, FsError, held_back};
-use crate::core::happened;
 use crate::core::orphan::make_room;
 use crate::core::state::{CommitFailure, State};
+use crate::core::{Core, happened};
 use kvfs_storage::store::StoreError;
-use kvfs_storage::store::commit::may_pass;
+use kvfs_storage::store::commit::{is_full, may_pass};
 use kvfs_storage::store::database::Writer;
 use kvfs_storage::store::layer::Layer;
+use kvfs_storage::store::metadata::reopening::{go_on_with, reopen};
 use kvfs_storage::tier::what_if::Happened;
 
 impl FileSystem {
@@ -70,49 +71,81 @@ impl FileSystem {
     }
 
     /// After the attempt: the layer is the base now, or goes back to be tried again.
-    fn conclude(
-        &self, outcome: Result<(), StoreError>, lacks_room: bool, has_begun: bool,
-    ) -> Result<(), FsError> {
+    fn conclude(&self, outcome: Result<(), StoreError>, reached: Reached) -> Result<(), FsError> {
+        if let Err(error) = outcome {
+            return Err(conclude_failure(&self.core, error, reached));
+        }
         let mut state = self.core.state();
-        let Err(error) = outcome else {
-            // Freeing a layer of many records takes as long as many requests.
-            let layer = state.metadata.frozen();
-            state.metadata.thaw_committed()?;
-            state.commit_failure = None;
-            drop(state);
-            for &object in layer.iter().flat_map(|layer| &layer.removals) {
-                if let Err(error) = self.core.store.remove_object(object) {
-                    log::warn!("object {object} could not be removed: {error}");
-                }
-                if let Some(tiers) = &self.tiers {
-                    tiers.copies.forget(object);
-                }
-                self.core.sample.note(object, Happened::Gone, 0);
-            }
-            if let Err(error) = self.core.store.packs.write_dead() {
-                log::debug!("the packs do not say yet what is not valid: {error}");
-            }
-            return Ok(());
-        };
-        let unknown = state.metadata.thaw_failed(has_begun);
-        if !error.is_after_a_failure() || state.commit_failure.is_none() {
-            state.commit_failure = Some(CommitFailure { why: error.to_string(), lacks_room });
-        }
-        if !matches!(&error, StoreError::Io(error) if may_pass(error)) {
-            // After a failed fsync nobody knows what the disk holds: no further promises.
-            state.refusal = Some(Refusal::DiskFailed);
-            self.core.observer.failed(&format!("the store is read-only from now on: {error}"));
-        }
+        // Freeing a layer of many records takes as long as many requests.
+        let layer = state.metadata.frozen();
+        state.metadata.thaw_committed()?;
+        state.commit_failure = None;
         drop(state);
-        // Otherwise a disk that is full of what was removed before its commit would stay full.
-        for object in unknown {
+        for &object in layer.iter().flat_map(|layer| &layer.removals) {
             if let Err(error) = self.core.store.remove_object(object) {
                 log::warn!("object {object} could not be removed: {error}");
             }
+            if let Some(tiers) = &self.tiers {
+                tiers.copies.forget(object);
+            }
+            self.core.sample.note(object, Happened::Gone, 0);
         }
-        // After its first failure the database refuses everything; who met that one was told of it.
-        Err(if error.is_after_a_failure() { FsError::ReadOnly } else { error.into() })
+        if let Err(error) = self.core.store.packs.write_dead() {
+            log::debug!("the packs do not say yet what is not valid: {error}");
+        }
+        Ok(())
     }
+}
+
+/// How far a commit got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reached {
+    /// Nothing was begun: room on the disk is looked for.
+    Room,
+    /// Bytes of files are made durable.
+    Files,
+    /// The database writes.
+    Database,
+}
+
+/// The layer goes back to be tried again, unless the disk failed in a way after which nothing can be promised.
+/// Returns what whoever asked for the commit is told.
+fn conclude_failure(core: &Core, error: StoreError, reached: Reached) -> FsError {
+    let found_no_room =
+        core.state().commit_failure.as_ref().is_some_and(|failure| failure.lacks_room);
+    // It refuses everything since it found no room, and could not be opened anew then.
+    let error = if error.is_after_a_failure() && found_no_room { no_room() } else { error };
+    let is_full = matches!(&error, StoreError::Io(error) if is_full(error));
+    let replacement = (reached == Reached::Database && is_full).then(|| reopen(&core.store));
+    let mut state = core.state();
+    let replacement = replacement.transpose().unwrap_or_else(|error| {
+        log::error!("meta.redb cannot be opened anew after it found no room: {error}");
+        None
+    });
+    let replaced = replacement.map(|new| go_on_with(&mut state.metadata, new));
+    let unknown = state.metadata.thaw_failed(reached == Reached::Database && replaced.is_none());
+    if !error.is_after_a_failure() || state.commit_failure.is_none() {
+        let lacks_room = is_full && reached != Reached::Files;
+        state.commit_failure = Some(CommitFailure { why: error.to_string(), lacks_room });
+    }
+    if !matches!(&error, StoreError::Io(error) if may_pass(error)) {
+        // After a failed fsync nobody knows what the disk holds: no further promises.
+        state.refusal = Some(Refusal::DiskFailed);
+        core.observer.failed(&format!("the store is read-only from now on: {error}"));
+    }
+    drop(state);
+    // Otherwise a disk that is full of what was removed before its commit would stay full.
+    for object in unknown {
+        if let Err(error) = core.store.remove_object(object) {
+            log::warn!("object {object} could not be removed: {error}");
+        }
+    }
+    // After its first failure the database refuses everything; who met that one was told of it.
+    if error.is_after_a_failure() { FsError::ReadOnly } else { error.into() }
+}
+
+fn no_room() -> StoreError {
+    StoreError::Io(io::Error::from_raw_os_error(libc::ENOSPC))
 }
 
 /// Makes every change so far durable, where anything can be.
@@ -143,10 +176,11 @@ fn commit_changes(fs: &FileSystem) -> Result<(), FsError> {
         Err(_) if frozen.makes_room() => Ok(()),
         outcome => outcome,
     };
-    let lacks_room = room.is_err();
-    let has_begun = Cell::new(false);
+    fs.backlog.look_for_room(&fs.core.store);
+    let reached = Cell::new(Reached::Room);
     let write = AssertUnwindSafe(|| {
         room?;
+        reached.set(Reached::Files);
         let bytes = held_back::bytes_to_write(fs, &frozen);
         let checksums = fs.core.persist(&frozen)?;
         held_back::note_written(fs, bytes);
@@ -154,14 +188,14 @@ fn commit_changes(fs: &FileSystem) -> Result<(), FsError> {
         drop(frozen);
         fs.core.amend(&checksums).map_or(Ok(()), |layer| {
             fs.core.describe(&layer);
-            has_begun.set(true);
+            reached.set(Reached::Database);
             writer.write(&layer)
         })
     });
     // A commit that ended in the middle would leave its layer frozen, and none could come after it.
     let panicked = |_| Err(StoreError::Io(io::Error::other("a fault of kvfs ended the commit")));
     let outcome = catch_unwind(write).unwrap_or_else(panicked);
-    fs.conclude(outcome, lacks_room, has_begun.get())?;
+    fs.conclude(outcome, reached.get())?;
     *durable = generation;
     Ok(())
 }

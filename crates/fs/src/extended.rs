@@ -16,6 +16,8 @@ use kvfs_storage::store::record::{Inode, InodeId, Role, Time};
 const OWN_PREFIX: &[u8] = b"user.kvfs.";
 /// Where a file is; setting it asks for a move.
 pub(crate) const TIER: &[u8] = b"user.kvfs.tier";
+/// Attributes for those who run the machine: the kernel lets others neither read nor set them (xattr(7)).
+const TRUSTED_PREFIX: &[u8] = b"trusted.";
 /// What a file that shall move waits for.
 const MOVING: &[u8] = b"user.kvfs.moving";
 /// A file that stays. Stored.
@@ -135,8 +137,10 @@ impl FileSystem {
         Ok(text.into_bytes())
     }
 
-    /// Names of the user's attributes, each followed by a zero byte.
-    pub fn list_extended_attributes(&self, id: InodeId) -> Result<Vec<u8>, FsError> {
+    /// Names of a file's attributes that a caller may ask for, each followed by a zero byte.
+    pub fn list_extended_attributes(
+        &self, id: InodeId, caller: Caller,
+    ) -> Result<Vec<u8>, FsError> {
         if super::is_virtual(id) {
             return Ok(Vec::new());
         }
@@ -148,6 +152,7 @@ impl FileSystem {
                 || name == ORIGIN
                 || name == USED
                 || retention::is_limit(&name)
+                || caller.uid != 0 && name.starts_with(TRUSTED_PREFIX)
             {
                 continue;
             }
@@ -247,6 +252,27 @@ impl State {
 /// Only `user.*` and `trusted.*` are kept. A plain "unsupported" for the others lets `ls -l` stop
 /// asking for ACLs and labels after the first file of a directory.
 fn check_namespace(name: &[u8]) -> Result<(), FsError> {
-    let kept = name.starts_with(b"user.") || name.starts_with(b"trusted.");
+    let kept = name.starts_with(b"user.") || name.starts_with(TRUSTED_PREFIX);
     if kept { Ok(()) } else { Err(FsError::Unsupported) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::unmounted::{FILES, Unmounted};
+
+    #[test]
+    fn names_of_the_administrator_are_listed_to_him_only() {
+        let unmounted = Unmounted::new();
+        let id = unmounted.write(FILES, "file", b"bytes");
+        for name in [b"trusted.secret".as_slice(), b"user.note"] {
+            unmounted.fs.set_extended_attribute(id, name, b"value", 0).unwrap();
+        }
+        let listed = |uid| {
+            let names = unmounted.fs.list_extended_attributes(id, Caller { uid, gid: uid });
+            String::from_utf8(names.unwrap()).unwrap()
+        };
+        assert_eq!(listed(0), "trusted.secret\0user.note\0");
+        assert_eq!(listed(1000), "user.note\0");
+    }
 }

@@ -252,10 +252,12 @@ impl FileSystem {
         let mut state = State::new(metadata);
         state.unsettled.extend(recovered.still_changing.iter().copied());
         state.full_tails.extend(recovered.tails.iter().copied());
+        let backlog = backlog::Backlog::default();
+        backlog.look_for_room(&store);
         let file_system = FileSystem {
             core: Core::new(store, state, observer, invalidations),
             durable_generation: Mutex::new(0),
-            backlog: backlog::Backlog::default(),
+            backlog,
             left_by_crash,
             transport: OnceLock::new(),
             tiers: None,

@@ -13,6 +13,7 @@ pub mod mountinfo;
 mod open;
 mod process;
 mod side_by_side;
+mod writeback;
 
 pub use extended_attribute::{
     copy_extended_attributes, extended_attribute, long_extended_attribute,
@@ -26,3 +27,4 @@ pub use memory::memory_bytes;
 pub use open::open_beneath;
 pub use process::{be_idle, fork, refuse_large_files};
 pub use side_by_side::{in_background, side_by_side, side_by_side_with};
+pub use writeback::begin_writeback;

@@ -29,8 +29,8 @@ use nix::sys::stat::{Mode, UtimensatFlags};
 use nix::sys::time::TimeSpec;
 
 use self::entry::{
-    CONDEMNED, Open, delete_if_older, drop_cached, give_back, publish, read_ahead, remove, stat,
-    sync_directory,
+    CONDEMNED, Open, begin_writeback, delete_if_older, drop_cached, give_back, publish, read_ahead,
+    remove, stat, sync_directory,
 };
 use super::error::{RemoteError, Result};
 use super::name::{RemoteName, RemotePrefix, StoreId, random};
@@ -182,6 +182,10 @@ impl Directory {
             source.read_exact_at(part, offset).map_err(RemoteError::local)?;
             file.write_all_at(part, offset).map_err(failed)?;
             offset += part.len() as u64;
+            if offset < source.length() {
+                // The disk writes it while the source reads, encodes or seals what follows.
+                begin_writeback(file, offset - part.len() as u64, part.len() as u64);
+            }
             if offset - synced >= SYNC_BYTES {
                 file.sync_data().map_err(failed)?;
                 synced = offset;

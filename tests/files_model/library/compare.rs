@@ -91,7 +91,7 @@ impl Driver {
                 What::Bytes(bytes)
             }
         };
-        let names = fs.list_extended_attributes(shown.inode).unwrap();
+        let names = fs.list_extended_attributes(shown.inode, Self::caller()).unwrap();
         let names = names.split(|byte| *byte == 0).filter(|name| !name.is_empty());
         let attributes = names.map(|name| {
             let value = fs.extended_attribute(shown.inode, name).unwrap();

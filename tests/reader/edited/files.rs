@@ -426,6 +426,13 @@ fn the_command_says_what_it_does() {
     assert_eq!(shown, expected);
     let (_, shown) = run(&["show"]);
     assert!(shown.contains("kept: 40 tokens in 40 rows, positions 0 to 39\n"), "{shown}");
+    // One that cannot be read is told beside the others.
+    fs::create_dir_all(model.join("sequences/odd/positions.json")).unwrap();
+    let (code, shown) = run(&["show"]);
+    assert_eq!(code, Some(1));
+    assert!(shown.contains("kept: 40 tokens") && shown.contains("odd/positions.json"), "{shown}");
+    assert_eq!(run(&["show", "odd"]).0, Some(1));
+    fs::remove_dir_all(model.join("sequences/odd")).unwrap();
     let state = engine.mount.beside("state.tar");
     let state = state.to_str().unwrap();
     done(&["save", "chat", state]);

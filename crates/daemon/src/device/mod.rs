@@ -267,8 +267,9 @@ impl Filesystem for Callbacks {
         reply.send(self.extended_attribute(target, name.as_bytes(), size));
     }
 
-    fn listxattr(&self, _request: &Request, number: INodeNo, size: u32, reply: ReplyXattr) {
-        reply.send(self.list_extended_attributes(inode(number), size));
+    fn listxattr(&self, request: &Request, number: INodeNo, size: u32, reply: ReplyXattr) {
+        let target = (inode(number), caller(request));
+        reply.send(self.list_extended_attributes(target, size));
     }
 
     fn removexattr(&self, request: &Request, number: INodeNo, name: &OsStr, reply: ReplyEmpty) {

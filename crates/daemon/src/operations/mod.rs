@@ -197,11 +197,11 @@ impl Operations {
     }
 
     pub(super) fn list_extended_attributes(
-        &self, inode: InodeId, buffer_bytes: u32,
+        &self, (inode, caller): (InodeId, Caller), buffer_bytes: u32,
     ) -> Result<ExtendedAttribute, Errno> {
         let _held = self.held(Operation::ListXattr);
         self.call(Operation::ListXattr, Subject::Inode(inode), |fs| {
-            fs.list_extended_attributes(inode)
+            fs.list_extended_attributes(inode, caller)
         })
         .and_then(|names| ExtendedAttribute::new(names, buffer_bytes))
     }

@@ -64,7 +64,8 @@ pub(super) fn serve(operations: &Operations, ticket: Ticket) {
         opcode::FSYNCDIR => operations.sync_directory(ticket),
         opcode::LISTXATTR => {
             let size = slot.operation::<GetXattrIn>().size;
-            ticket.send(operations.list_extended_attributes(inode, size));
+            let caller = Caller { uid: header.uid, gid: header.gid };
+            ticket.send(operations.list_extended_attributes((inode, caller), size));
         }
         opcode::FALLOCATE => {
             let input: FallocateIn = slot.operation();

@@ -174,7 +174,11 @@ impl FileSystem {
     ) -> Result<(), FsError> {
         let state = self.core.state();
         let may = match state.entry(model, names::SEQUENCES.as_bytes())? {
-            Some(sequences) => state.may_replace(caller, sequences.inode, sequence)?,
+            // What has the name under which the sequence is filled goes as well.
+            Some(sequences) => {
+                state.may_replace(caller, sequences.inode, sequence)?
+                    && state.may_replace(caller, sequences.inode, &unfinished_name(sequence))?
+            }
             None => state.may_replace(caller, model, names::SEQUENCES.as_bytes())?,
         };
         if may { Ok(()) } else { Err(FsError::NotPermitted) }
@@ -229,8 +233,7 @@ impl FileSystem {
         // Since it was opened, somebody may have made a sequence that is not this user's to remove.
         self.check_may_save(draft.caller, draft.model, &draft.sequence)?;
         let sequences = self.directory_of_slot(draft, draft.model, names::SEQUENCES.as_bytes())?;
-        let unfinished = [&draft.sequence[..], names::SAVING_SUFFIX.as_bytes()].concat();
-        let unfinished = Place { parent: sequences, name: unfinished };
+        let unfinished = Place { parent: sequences, name: unfinished_name(&draft.sequence) };
         self.remove_unfinished(&unfinished)?;
         let outcome = self.fill_sequence(draft, &unfinished, &rules.manifest, &slot);
         let outcome = outcome.and_then(|()| {
@@ -360,6 +363,11 @@ impl FileSystem {
         let entry = self.core.state().entry(place.parent, &place.name)?;
         entry.map_or(Ok(()), |entry| self.remove_tree(place, entry, InUse::Goes).map(drop))
     }
+}
+
+/// Of a sequence while it is filled, and of the one that it takes the place of afterwards.
+fn unfinished_name(sequence: &[u8]) -> Vec<u8> {
+    [sequence, names::SAVING_SUFFIX.as_bytes()].concat()
 }
 
 /// What takes bytes of a file that is made, and where they begin.

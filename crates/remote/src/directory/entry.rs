@@ -120,6 +120,11 @@ pub(super) fn drop_cached(file: &File) {
     let _ = posix_fadvise(file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED);
 }
 
+/// Has a part of a file written meanwhile. A sync follows, which knows what failed.
+pub(super) fn begin_writeback(file: &File, offset: u64, bytes: u64) {
+    let _ = kvfs_os::begin_writeback(file.as_fd(), offset, bytes);
+}
+
 /// Has a part of a file read meanwhile. Only advice, too.
 pub(super) fn read_ahead(file: &File, offset: u64, bytes: usize) {
     let (Ok(offset), Ok(bytes)) = (i64::try_from(offset), i64::try_from(bytes)) else { return };

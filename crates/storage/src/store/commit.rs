@@ -11,6 +11,7 @@ use super::Store;
 use super::disk::{Access, DiskDirectory, DiskPath, shard};
 use super::flush::write_out;
 use super::record::ObjectId;
+pub use super::reserve::is_full;
 use crate::sys::side_by_side;
 
 /// A copy in memory whose bytes the disk has now.

@@ -10,6 +10,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::StoreError;
+use super::commit::lost;
 use super::disk::Disk;
 use super::format;
 use super::layer::Layer;
@@ -256,7 +257,7 @@ impl redb::StorageBackend for Backend {
         self.reserve.lend(self.disk.as_ref(), || self.storage.set_len(length))
     }
     fn sync_data(&self) -> std::io::Result<()> {
-        self.storage.sync_data()
+        self.storage.sync_data().map_err(|error| lost(&error))
     }
     fn write(&self, offset: u64, data: &[u8]) -> std::io::Result<()> {
         self.reserve.lend(self.disk.as_ref(), || self.storage.write(offset, data))

@@ -30,6 +30,8 @@ impl std::fmt::Debug for Meanwhile {
 pub(super) enum Call {
     Read,
     Stat,
+    Write,
+    Sync,
 }
 
 /// What happens on the disk, and what is to happen.
@@ -195,7 +197,38 @@ impl Disk for FaultyDisk {
     }
 
     fn database(&self, path: &DiskPath) -> io::Result<Box<dyn redb::StorageBackend>> {
-        self.below.database(path)
+        let (below, path) = (self.below.database(path)?, path.clone());
+        Ok(Box::new(FaultyDatabase { below, path, events: Arc::clone(&self.events) }))
+    }
+}
+
+#[derive(Debug)]
+struct FaultyDatabase {
+    below: Box<dyn redb::StorageBackend>,
+    path: DiskPath,
+    events: Arc<Events>,
+}
+
+impl redb::StorageBackend for FaultyDatabase {
+    fn len(&self) -> io::Result<u64> {
+        self.below.len()
+    }
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        self.below.read(offset, out)
+    }
+    fn set_len(&self, length: u64) -> io::Result<()> {
+        self.below.set_len(length)
+    }
+    fn sync_data(&self) -> io::Result<()> {
+        self.events.check_call(Call::Sync, &self.path)?;
+        self.below.sync_data()
+    }
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.events.check_call(Call::Write, &self.path)?;
+        self.below.write(offset, data)
+    }
+    fn close(&self) -> io::Result<()> {
+        self.below.close()
     }
 }
 

@@ -20,6 +20,7 @@ pub mod held_back;
 mod opening;
 mod prefixes;
 mod remote;
+pub mod reopening;
 mod scan;
 pub mod watches;
 

@@ -60,6 +60,10 @@ use packs::{PackedDisk, Packs};
 use record::ObjectId;
 use reserve::Reserve;
 
+/// Of what is free, changes that wait for their commit may count on one part of so many: a client that writes past the
+/// daemon may take the rest before it.
+const SHARE_FOR_CHANGES: u64 = 4;
+
 /// Why a store cannot be used, by what the user has to do.
 #[derive(Debug)]
 pub enum StoreError {
@@ -260,6 +264,13 @@ impl Store {
     /// ENOSPC or EDQUOT: the disk is full, and what is added now might keep it so.
     pub fn fill_reserve(&self) -> io::Result<()> {
         if self.is_read_only() { Ok(()) } else { self.reserve.fill(self.disk.as_ref()) }
+    }
+
+    /// Bytes that changes can count on when they are written out: what is kept for them, and a part of what is free,
+    /// which others may take meanwhile.
+    pub fn room_for_changes_bytes(&self) -> io::Result<u64> {
+        let kept_bytes = self.reserve.held_bytes(self.disk.as_ref())?;
+        Ok(kept_bytes + self.disk.space()?.available_bytes / SHARE_FOR_CHANGES)
     }
 
     /// The store's database. Where there is none, one is made under another name first: what a

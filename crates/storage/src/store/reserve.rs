@@ -45,6 +45,11 @@ impl Reserve {
         Ok(())
     }
 
+    /// How much there is of it.
+    pub(super) fn held_bytes(&self, disk: &dyn Disk) -> io::Result<u64> {
+        known(&mut self.held(), disk)
+    }
+
     /// Gives some of it back to the disk; whether there was any.
     fn release(&self, disk: &dyn Disk) -> bool {
         let mut held = self.held();
@@ -96,7 +101,7 @@ fn open_or_create(disk: &dyn Disk) -> io::Result<Box<dyn DiskFile>> {
 }
 
 /// There is no room on the disk, or none left for this user.
-pub(super) fn is_full(error: &io::Error) -> bool {
+pub fn is_full(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT))
 }
 
@@ -134,6 +139,7 @@ mod tests {
         });
         assert_eq!(lent.unwrap(), 7);
         assert_eq!(length(&disk), whole - 2 * STEP_BYTES);
+        assert_eq!(reserve.held_bytes(&disk).unwrap(), length(&disk));
         reserve.fill(&disk).unwrap();
         assert_eq!(length(&disk), whole);
     }

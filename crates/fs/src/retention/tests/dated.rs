@@ -45,7 +45,10 @@ fn what_was_just_copied_with_its_times_stays() {
         unmounted.walk();
         for id in [here, there, own] {
             assert_eq!(unmounted.times(id), (old, old), "what stat shows is what was set");
-            assert_eq!(unmounted.fs.list_extended_attributes(id).unwrap().len(), 0);
+            assert_eq!(
+                unmounted.fs.list_extended_attributes(id, crate::Caller::DAEMON).unwrap().len(),
+                0
+            );
         }
         assert_eq!((unmounted.names(idle).len(), unmounted.names(renewed).len()), (1, 1));
         assert!(unmounted.names(FILES).contains(&"own".to_owned()));

@@ -3,6 +3,7 @@
 mod held_back;
 mod index;
 mod opening;
+mod reopening;
 mod tables;
 
 use std::path::Path;
