@@ -30,6 +30,7 @@ use super::slots::SlotsCommand;
 use super::status::StatusArguments;
 use super::top::{SampleArguments, TopArguments};
 use super::what_if::WhatIfArguments;
+use crate::tier::remote::StoreId;
 
 /// A filesystem whose files are the KV cache of language models.
 #[derive(Debug, Parser)]
@@ -321,8 +322,16 @@ fn slot_version(text: &str) -> Result<Version, String> {
 pub(crate) struct GcArguments {
     #[command(flatten)]
     pub consent: Consent,
+    /// A store that is gone for good, and whose names were removed from the remote: what only they named is deleted
+    #[arg(long, value_name = "ID", value_parser = store_id)]
+    pub forget_store: Vec<String>,
     /// Where the cache is mounted
     pub mountpoint: PathBuf,
+}
+
+fn store_id(text: &str) -> Result<String, String> {
+    let id: Result<StoreId, _> = text.parse();
+    id.map(|id| id.to_string()).map_err(|_| "an id has 32 hexadecimal digits".to_owned())
 }
 
 #[cfg(test)]

@@ -26,8 +26,10 @@ pub(crate) fn run(arguments: &GcArguments) -> Outcome {
         Some(libc::EBUSY) => Failure::Failed(format!("{place}: a collection is running already")),
         _ => Failure::Failed(format!("{place}: {error}")),
     };
-    let collect = |word: &[u8]| {
-        sys::set_extended_attribute(&mount.mountpoint, GC, word).map_err(failed)?;
+    let collect = |word: &str| {
+        let words = [&[word.to_owned()], arguments.forget_store.as_slice()].concat().join(" ");
+        let started = sys::set_extended_attribute(&mount.mountpoint, GC, words.as_bytes());
+        started.map_err(failed)?;
         let bar = progress::spinner("collecting garbage");
         let found = wait(&mount.mountpoint).map_err(failed);
         bar.finish_and_clear();
@@ -38,12 +40,12 @@ pub(crate) fn run(arguments: &GcArguments) -> Outcome {
         }
     };
     if !arguments.consent.yes {
-        let text = describe(&collect(b"dry-run")?, true);
+        let text = describe(&collect("dry-run")?, true);
         if !arguments.consent.is_given(text.trim_end())? {
             return Ok(Report::text(text));
         }
     }
-    Ok(Report::text(describe(&collect(b"collect")?, false)))
+    Ok(Report::text(describe(&collect("collect")?, false)))
 }
 
 fn wait(mountpoint: &Path) -> std::io::Result<String> {

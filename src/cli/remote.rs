@@ -9,11 +9,12 @@ use std::time::Duration;
 use clap::Subcommand;
 
 use super::output::{Failure, Outcome, Report};
+use super::progress;
 use super::remote_key::{self, KeySource};
 use crate::tier::remote::counters::Counters;
 use crate::tier::remote::names::published;
-use crate::tier::remote::seal::{KeyRing, Numbers, Seal, Sealed};
-use crate::tier::remote::{BlobStore, Connector, RemoteError, RemoteSpec, identify};
+use crate::tier::remote::seal::{KeyRing, Seal, Sealed};
+use crate::tier::remote::{BlobStore, Connector, Numbers, RemoteError, RemoteSpec, identify};
 
 /// `kvfs remote`.
 #[derive(Debug, Subcommand)]
@@ -64,6 +65,9 @@ pub(super) fn connector(place: &str) -> Result<(RemoteSpec, Arc<dyn Connector>),
 /// How long somebody in front of a terminal waits for a remote that does not answer. A mount gives a call as long.
 const PATIENCE: Duration = Duration::from_secs(30);
 
+/// How long it may take to list the stores there, of which each costs a request or two: some thousands.
+const LISTING_PATIENCE: Duration = Duration::from_secs(300);
+
 /// Asks a remote something in a thread of its own, which is left behind if the remote hangs: this process ends.
 pub(super) fn ask<T: Send + 'static>(
     spec: &RemoteSpec, question: impl FnOnce() -> T + Send + 'static,
@@ -74,19 +78,29 @@ pub(super) fn ask<T: Send + 'static>(
 fn ask_within<T: Send + 'static>(
     patience: Duration, spec: &RemoteSpec, question: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Failure> {
+    wait_for(patience, spec, question)?.ok_or_else(|| {
+        let seconds = patience.as_secs();
+        Failure::Failed(format!("remote {spec} does not answer within {seconds} s"))
+    })
+}
+
+/// The answer, if it comes in time.
+fn wait_for<T: Send + 'static>(
+    patience: Duration, spec: &RemoteSpec, question: impl FnOnce() -> T + Send + 'static,
+) -> Result<Option<T>, Failure> {
     let (sender, receiver) = channel();
     let started = std::thread::Builder::new().spawn(move || {
         // Nobody listens any more if that took too long.
         let _ = sender.send(question());
     });
     started.map_err(Failure::failed)?;
-    receiver.recv_timeout(patience).map_err(|error| match error {
-        RecvTimeoutError::Timeout => {
-            let seconds = patience.as_secs();
-            Failure::Failed(format!("remote {spec} does not answer within {seconds} s"))
+    match receiver.recv_timeout(patience) {
+        Ok(answer) => Ok(Some(answer)),
+        Err(RecvTimeoutError::Timeout) => Ok(None),
+        Err(RecvTimeoutError::Disconnected) => {
+            Err(Failure::Failed(format!("remote {spec}: gave no answer")))
         }
-        RecvTimeoutError::Disconnected => Failure::Failed(format!("remote {spec}: gave no answer")),
-    })
+    }
 }
 
 fn failed(error: &RemoteError) -> Failure {
@@ -109,7 +123,17 @@ fn list(place: &str, keys: Option<KeyRing>, json: bool) -> Outcome {
         }
         None => remote,
     };
-    let stores = published::stores(remote.as_ref()).map_err(|error| failed(&error))?;
+    let wheel = progress::spinner("listing the stores there");
+    let stores = wait_for(LISTING_PATIENCE, &spec, move || published::stores(remote.as_ref()));
+    wheel.finish_and_clear();
+    let late = || {
+        let seconds = LISTING_PATIENCE.as_secs();
+        format!(
+            "remote {spec} answers, but has not told of all its stores within {seconds} s: check \
+             the network and the server"
+        )
+    };
+    let stores = stores?.ok_or_else(|| Failure::Failed(late()))?.map_err(|error| failed(&error))?;
     Ok(if json {
         Report::json(&published::to_json(&stores))
     } else {

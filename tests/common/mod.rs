@@ -18,6 +18,7 @@ pub(crate) mod nfs;
 pub(crate) mod random;
 pub(crate) mod require;
 pub(crate) mod s3_server;
+pub(crate) mod s3_stub;
 pub(crate) mod skips;
 pub(crate) mod sys;
 

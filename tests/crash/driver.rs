@@ -448,7 +448,12 @@ impl<'a> Driver<'a> {
     pub(crate) fn collect_garbage(&mut self) {
         let Some(mounted) = &self.mounted else { return };
         mounted.fs.begin_collection().unwrap();
-        mounted.fs.collect_garbage(false);
+        let asked = mounted.fs.asks_for_collection(
+            kvfs::store::record::InodeId::ROOT,
+            b"user.kvfs.gc",
+            b"collect",
+        );
+        mounted.fs.collect_garbage(&asked.unwrap().expect("this starts one"));
     }
 }
 

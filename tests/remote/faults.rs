@@ -157,7 +157,7 @@ fn fixture(limits: Limits) -> Fixture {
 }
 
 fn limits() -> Limits {
-    Limits { quiet_max: QUIET_MAX, threads_max: 2, stuck_max: 2 }
+    Limits { quiet_max: QUIET_MAX, threads_max: 2, stuck_max: 2, total_max: None }
 }
 
 fn wait_until_up(remote: &Remote) {

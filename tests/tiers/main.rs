@@ -25,6 +25,7 @@ mod history;
 mod in_place;
 mod kills;
 mod lossy;
+mod lying;
 mod movement;
 mod place;
 mod plan;

@@ -27,8 +27,8 @@ use kvfs_storage::store::{Store, StoreError};
 use kvfs_storage::tier::counters::Counters;
 use kvfs_storage::tier::encoding::ColdEncoding;
 use kvfs_storage::tier::ram::{LetGo, RamTier};
-use kvfs_storage::tier::remote::seal::{KeyRing, Numbers, Seal};
-use kvfs_storage::tier::remote::{self as far, RemoteError, RemoteId, RemoteSpec};
+use kvfs_storage::tier::remote::seal::{KeyRing, Seal};
+use kvfs_storage::tier::remote::{self as far, Numbers, RemoteError, RemoteId, RemoteSpec};
 
 /// How long an unmount waits for a round of moving to end.
 const MOVER_PATIENCE: Duration = Duration::from_secs(2);
@@ -160,7 +160,8 @@ impl RemoteOptions {
         let seal = |keys| Seal { keys: Arc::clone(keys), numbers: Arc::clone(numbers) };
         let (bandwidth, seal) = (self.bandwidth, self.keys.as_ref().map(seal));
         let store = Some(store.to_owned());
-        far::Options { bandwidth, expected, seal, store, ..far::Options::default() }
+        let numbers = Arc::clone(numbers);
+        far::Options { bandwidth, expected, seal, numbers, store, ..far::Options::default() }
     }
 }
 

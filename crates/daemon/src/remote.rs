@@ -19,8 +19,9 @@ use kvfs_storage::tier::encoding::ColdEncoding;
 use kvfs_storage::tier::exchange::Exchange;
 use kvfs_storage::tier::remote::hold::Grace;
 use kvfs_storage::tier::remote::names::Publisher;
-use kvfs_storage::tier::remote::seal::Numbers;
-use kvfs_storage::tier::remote::{BlobStore, Remote, RemoteError, RemoteId, State};
+use kvfs_storage::tier::remote::{
+    BlobStore, Numbers, Options as RemoteReached, Remote, RemoteError, RemoteId, State,
+};
 use kvfs_storage::tier::ssd::SsdTier;
 
 /// How long a mount waits for a remote that is not where the store's was, to hear which one it is.
@@ -144,8 +145,9 @@ fn rebuild_if_new(
             _ => Ok(()),
         };
     }
-    let remote = Remote::open(&wanted.place, wanted.options(&options.store, None, numbers));
-    let remote = remote.map_err(MountError::Thread)?;
+    let limits = rebuild::limits(wanted.rebuild_from);
+    let reached = RemoteReached { limits, ..wanted.options(&options.store, None, numbers) };
+    let remote = Remote::open(&wanted.place, reached).map_err(MountError::Thread)?;
     let outcome = rebuild::rebuild(store, &Arc::new(remote), wanted.rebuild_from);
     let outcome = outcome.map_err(MountError::Rebuild)?;
     if let Rebuilt::From { store, files, left_out, passed_over } = outcome {
@@ -193,8 +195,8 @@ fn connect(
     numbers: &Arc<Numbers>,
 ) -> Result<(Exchange, Publisher), MountError> {
     let (id, expected) = file_system.remote_identity().map_err(MountError::Flush)?;
-    let seen = file_system.manifests_seen().map_err(MountError::Flush)?;
-    if wanted.keys.is_none() && !seen.is_empty() {
+    let seen = |sealed| file_system.manifests_seen(sealed).map_err(MountError::Flush);
+    if wanted.keys.is_none() && !seen(true)?.is_empty() {
         // Whatever its marker says by now: nothing goes there in clear.
         return Err(MountError::Key(RemoteError::Key(format!(
             "remote {}: this store seals what it keeps there: give the file with the key \
@@ -202,7 +204,7 @@ fn connect(
             wanted.place
         ))));
     }
-    numbers.know(seen);
+    numbers.know(seen(wanted.keys.is_some())?);
     let remote = Remote::open(&wanted.place, wanted.options(&options.store, expected, numbers));
     let remote = Arc::new(remote.map_err(MountError::Thread)?);
     if (expected.is_none() || wanted.keys.is_some())

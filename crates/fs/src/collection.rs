@@ -1,5 +1,5 @@
 //! Garbage collection on request: whoever sets `user.kvfs.gc` of the root to `collect` or `dry-run`
-//! starts one, and reads there what it found and did.
+//! starts one, and reads there what it found and did. Ids of stores behind the word are those that are gone for good.
 //!
 //! In the remote, what no manifest of names needs is deleted ([`kvfs_storage::tier::remote::gc`]). Our own
 //! manifest is published anew before, so that what was deleted since the last one is not kept by
@@ -17,8 +17,8 @@ use super::{FileSystem, FsError};
 use kvfs_storage::store::disk::{DiskDirectory, DiskPath};
 use kvfs_storage::store::record::{EncodedCopy, InodeId, ObjectId, ObjectRecord};
 use kvfs_storage::tier::exchange::Exchange;
-use kvfs_storage::tier::remote::gc::{Collected, collect};
-use kvfs_storage::tier::remote::{RemoteError, State as RemoteHealth};
+use kvfs_storage::tier::remote::gc::{Collected, collect_without};
+use kvfs_storage::tier::remote::{Remote, RemoteError, State as RemoteHealth, StoreId};
 
 /// How long the manifest of names may take. The mover publishes it between two batches.
 const PUBLISHED_WITHIN: Duration = Duration::from_secs(300);
@@ -41,6 +41,30 @@ enum Progress {
 impl Collection {
     fn progress(&self) -> MutexGuard<'_, Progress> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What somebody wants collected.
+#[derive(Debug, PartialEq, Eq)]
+pub struct CollectionRequest {
+    /// Only to be looked for.
+    dry_run: bool,
+    /// Stores whose names are not expected in the remote any more.
+    gone: Vec<StoreId>,
+}
+
+impl CollectionRequest {
+    fn parse(text: &[u8]) -> Option<CollectionRequest> {
+        let mut words = str::from_utf8(text).ok()?.split(' ');
+        let dry_run = match words.next()? {
+            "collect" => false,
+            "dry-run" => true,
+            _ => return None,
+        };
+        Some(CollectionRequest {
+            dry_run,
+            gone: words.map(|id| id.parse().ok()).collect::<Option<_>>()?,
+        })
     }
 }
 
@@ -114,15 +138,14 @@ fn not_published(when: &str) -> RemoteError {
 }
 
 impl FileSystem {
-    /// Whether setting an attribute starts a collection, and whether that shall only look.
+    /// Whether setting an attribute starts a collection, and which.
     pub fn asks_for_collection(
         &self, id: InodeId, name: &[u8], value: &[u8],
-    ) -> Result<Option<bool>, FsError> {
-        match (id == InodeId::ROOT && name == super::extended::GC, value) {
-            (false, _) => Ok(None),
-            (true, b"collect") => Ok(Some(false)),
-            (true, b"dry-run") => Ok(Some(true)),
-            (true, _) => Err(FsError::Invalid),
+    ) -> Result<Option<CollectionRequest>, FsError> {
+        if id == InodeId::ROOT && name == super::extended::GC {
+            CollectionRequest::parse(value).map(Some).ok_or(FsError::Invalid)
+        } else {
+            Ok(None)
         }
     }
 
@@ -137,8 +160,8 @@ impl FileSystem {
     }
 
     /// Collects, after [`FileSystem::begin_collection`].
-    pub fn collect_garbage(&self, dry_run: bool) {
-        let report = match self.collected(dry_run) {
+    pub fn collect_garbage(&self, request: &CollectionRequest) {
+        let report = match self.collected(request) {
             Ok(report) => report,
             Err(error) => {
                 self.core.observer.failed(&format!("garbage was not collected: {error}"));
@@ -162,17 +185,27 @@ impl FileSystem {
         }
     }
 
-    fn collected(&self, dry_run: bool) -> Result<String, FsError> {
+    fn collected(&self, request: &CollectionRequest) -> Result<String, FsError> {
+        let dry_run = request.dry_run;
         let mut text = String::new();
         let mut line = |key: &str, value: u64| {
             let _ = writeln!(text, "{key}: {value}");
         };
         let exchange =
             self.tiers.as_ref().and_then(|tiers| Some((tiers, tiers.exchange.as_ref()?)));
+        if exchange.is_none() && !request.gone.is_empty() {
+            let why = "the mount has no remote: of no store anything is expected there";
+            return Err(FsError::Remote(RemoteError::Other(why.to_owned())));
+        }
         if let Some((tiers, exchange)) = exchange {
             publish_anew(tiers, exchange)?;
             let (remote, grace) = (exchange.remote().as_ref(), exchange.grace());
-            let found: Collected = collect(remote, grace, dry_run).map_err(FsError::Remote)?;
+            let found = collect_without(remote, grace, dry_run, &request.gone);
+            let found: Collected = found.map_err(FsError::Remote)?;
+            if !dry_run {
+                self.note_manifests_seen(remote)?;
+                forget_stores(self, remote, &request.gone)?;
+            }
             line("stores", found.stores);
             line("referenced", found.referenced);
             line("young", found.young);
@@ -249,6 +282,16 @@ impl FileSystem {
     }
 }
 
+/// Nothing of these stores is expected in the remote any more, by this mount and those after it.
+fn forget_stores(fs: &FileSystem, remote: &Remote, gone: &[StoreId]) -> Result<(), FsError> {
+    let mut state = fs.core.state_to_change()?;
+    for store in gone {
+        remote.forget_store(*store);
+        state.metadata.set_manifest_seen(store.0, None, remote.is_sealed());
+    }
+    Ok(())
+}
+
 /// Waits for a manifest of names that is younger than this call.
 fn publish_anew(tiers: &Tiers, exchange: &Exchange) -> Result<(), FsError> {
     let is_in_the_way = || match exchange.remote().state() {
@@ -262,6 +305,18 @@ fn publish_anew(tiers: &Tiers, exchange: &Exchange) -> Result<(), FsError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_request_names_stores_that_are_gone_or_none() {
+        let request = |text: &str| CollectionRequest::parse(text.as_bytes());
+        let id = StoreId(7);
+        assert_eq!(request("collect"), Some(CollectionRequest { dry_run: false, gone: vec![] }));
+        let expected = Some(CollectionRequest { dry_run: true, gone: vec![id, id] });
+        assert_eq!(request(&format!("dry-run {id} {id}")), expected);
+        for other in ["", "all", "collect 7", "collect ", " collect", "collect  7"] {
+            assert_eq!(request(other), None, "{other}");
+        }
+    }
 
     #[test]
     fn nobody_waits_for_names_that_may_not_be_published() {

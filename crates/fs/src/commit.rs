@@ -118,6 +118,9 @@ fn conclude_failure(core: &Core, error: StoreError, reached: Reached) -> FsError
     let is_full = matches!(&error, StoreError::Io(error) if is_full(error));
     let replacement = (reached == Reached::Database && is_full).then(|| reopen(&core.store));
     let mut state = core.state();
+    if let Some(Ok(_)) = &replacement {
+        log::warn!("meta.redb found no room and was opened anew: the commit is tried again");
+    }
     let replacement = replacement.transpose().unwrap_or_else(|error| {
         log::error!("meta.redb cannot be opened anew after it found no room: {error}");
         None

@@ -104,7 +104,7 @@ impl FsError {
             FsError::NoSuchOffset => libc::ENXIO,
             FsError::Io(error) | FsError::Store(StoreError::Io(error)) => errno_of_disk(error),
             FsError::Remote(RemoteError::Local(error)) => errno_of_disk(error),
-            FsError::Remote(RemoteError::Timeout(_)) => libc::ETIMEDOUT,
+            FsError::Remote(RemoteError::Timeout(_) | RemoteError::Slow(_)) => libc::ETIMEDOUT,
             FsError::Corrupt | FsError::Remote(_) | FsError::Store(_) => libc::EIO,
         }
     }

@@ -96,10 +96,13 @@ impl FileSystem {
 
     fn remote_trouble(&self) -> Option<String> {
         let tiers = self.tiers.as_ref()?;
-        match tiers.exchange.as_ref().map(Exchange::remote)?.state() {
+        let remote = tiers.exchange.as_ref().map(Exchange::remote)?;
+        match remote.state() {
             RemoteHealth::Connecting => None,
             RemoteHealth::Up { .. } => {
-                tiers.trouble().map(|why| format!("objects do not reach the remote: {why}"))
+                let trouble = tiers.trouble();
+                let trouble = trouble.map(|why| format!("objects do not reach the remote: {why}"));
+                trouble.or_else(|| Some(format!("the remote is slow: {}", remote.slow()?)))
             }
             RemoteHealth::Down { since, error } => {
                 let seconds = since.elapsed().unwrap_or_default().as_secs();

@@ -120,6 +120,7 @@ pub use self::core::releases::{Release, Releases};
 pub use self::core::waits::{Awaited, Waits};
 pub use attributes::{Attributes, Caller, Found, Place};
 pub use backlog::Pace;
+pub use collection::CollectionRequest;
 pub use create::{Created, NewNode};
 pub use demotion::Mover;
 pub use errands::Errands;

@@ -25,11 +25,19 @@ use kvfs_storage::tier::remote::hold::Grace;
 use kvfs_storage::tier::remote::names::published::{self, PublishedStore};
 use kvfs_storage::tier::remote::names::{self, Names};
 use kvfs_storage::tier::remote::{
-    BlobName, BlobStore, Remote, RemoteError, RemoteName, RemotePrefix, State, StoreId, for_each,
+    BlobName, BlobStore, Limits, Remote, RemoteError, RemoteName, RemotePrefix, State, StoreId,
+    for_each,
 };
 
-/// How long a mount of a new store waits for its remote.
+/// How long a mount of a new store waits for its remote: for the first answer, and where nobody has said whose names
+/// it is to have, for everything. Whoever named a store waits as long as they come.
 const ANSWER_MAX: Duration = Duration::from_secs(30);
+
+/// Bounds of the remote that [`rebuild`] is given.
+pub fn limits(from: RebuildFrom) -> Limits {
+    let is_asked_for = matches!(from, RebuildFrom::Store(_));
+    Limits { total_max: (!is_asked_for).then_some(ANSWER_MAX), ..Limits::default() }
+}
 
 /// Whose names a new store takes over.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -66,6 +74,13 @@ pub enum Rebuilt {
 pub enum RebuildError {
     /// The remote does not answer, or not with what was published.
     Remote(RemoteError),
+    /// The remote answers, but the names did not come in time, and nobody has asked to wait for them.
+    Slow {
+        /// Where it is.
+        place: String,
+        /// Whose names those are, if that was told.
+        store: Option<StoreId>,
+    },
     /// Its manifest is of another version of the store.
     Version(u32),
     /// The chosen store has not published there.
@@ -84,8 +99,24 @@ impl std::fmt::Display for RebuildError {
             RebuildError::Remote(error @ RemoteError::Key(_)) => write!(formatter, "{error}"),
             RebuildError::Remote(error) => write!(
                 formatter,
-                "the store is new, and whether its remote has names for it cannot be told: {error} \
-                 (rebuild_from=none starts empty)"
+                "the store is new, and whether its remote has names for it cannot be told: {} \
+                 (rebuild_from=none starts empty)",
+                error.told_once()
+            ),
+            RebuildError::Slow { place, store: None } => write!(
+                formatter,
+                "the store is new, and its remote {place} did not tell within {} s which stores have \
+                 names there: check the network and the server, or choose a store with \
+                 --rebuild-from ID (kvfs remote ls {place}), which waits longer, or start empty with \
+                 --rebuild-from none",
+                ANSWER_MAX.as_secs()
+            ),
+            RebuildError::Slow { place, store: Some(store) } => write!(
+                formatter,
+                "the store is new, and the names of store {store} in its remote {place} did not come \
+                 within {} s: check the network and the server, or wait for them with \
+                 --rebuild-from {store}, or start empty with --rebuild-from none",
+                ANSWER_MAX.as_secs()
             ),
             RebuildError::Version(version) => write!(
                 formatter,
@@ -132,7 +163,7 @@ impl From<io::Error> for RebuildError {
     }
 }
 
-/// Rebuilds a store that has neither names nor a remote yet.
+/// Rebuilds a store that has neither names nor a remote yet. The remote has the bounds of [`limits`].
 pub fn rebuild(
     store: &Store, remote: &Arc<Remote>, from: RebuildFrom,
 ) -> Result<Rebuilt, RebuildError> {
@@ -147,17 +178,32 @@ pub fn rebuild(
             return Err(RemoteError::Timeout(what).into());
         }
     }
-    let published = names::stores(remote.as_ref())?;
-    let id = match (from, published.as_slice()) {
-        (RebuildFrom::Store(id), _) if published.contains(&id) => id,
-        (RebuildFrom::Store(id), _) => return Err(RebuildError::Unknown(id)),
-        (_, []) => return Ok(Rebuilt::NotNeeded),
-        (_, [id]) => *id,
-        (_, _) => {
-            let stores = published::stores(remote.as_ref())?;
-            return Err(RebuildError::Several(stores));
+    let slow = |error, store| match error {
+        RebuildError::Remote(_) if remote.is_late() => {
+            let place = BlobStore::place(remote.as_ref()).to_owned();
+            RebuildError::Slow { place, store }
         }
+        error => error,
     };
+    match choose(remote, from).map_err(|error| slow(error, None))? {
+        Some(id) => take_over(store, remote, id).map_err(|error| slow(error, Some(id))),
+        None => Ok(Rebuilt::NotNeeded),
+    }
+}
+
+/// Whose names are taken over.
+fn choose(remote: &Remote, from: RebuildFrom) -> Result<Option<StoreId>, RebuildError> {
+    let published = names::stores(remote)?;
+    match (from, published.as_slice()) {
+        (RebuildFrom::Store(id), _) if published.contains(&id) => Ok(Some(id)),
+        (RebuildFrom::Store(id), _) => Err(RebuildError::Unknown(id)),
+        (_, []) => Ok(None),
+        (_, [id]) => Ok(Some(*id)),
+        (_, _) => Err(RebuildError::Several(published::stores(remote)?)),
+    }
+}
+
+fn take_over(store: &Store, remote: &Arc<Remote>, id: StoreId) -> Result<Rebuilt, RebuildError> {
     let blobs: Arc<dyn BlobStore> = Arc::clone(remote) as Arc<dyn BlobStore>;
     let Some(names) = names::read_latest(&blobs, id)? else {
         return Err(RebuildError::Unknown(id));
@@ -166,7 +212,7 @@ pub fn rebuild(
         return Err(RebuildError::Version(names.layout()));
     }
     let exchange = Exchange::new(Arc::clone(remote), Grace::default(), ColdEncoding::None);
-    let mut plan = Plan::new(&names, &Present::list(remote)?)?;
+    let mut plan = Plan::new(&names, remote)?;
     plan.fetch_local(store, &exchange)?;
     let files = database::fill(store.metadata()?, |put| {
         put(&keys::rebuilt_from(), &encode(&id.0))?;
@@ -176,25 +222,39 @@ pub fn rebuild(
     Ok(Rebuilt::From { store: id, files, left_out: plan.left_out.len() as u64, passed_over })
 }
 
-/// What the remote has.
+/// A copy on record, whose object may be missing in the remote.
+struct CopyOnRecord {
+    object: ObjectId,
+    blob: BlobName,
+    /// The record, where the bytes must be on this machine.
+    local: Option<RemoteCopy>,
+}
+
+/// Which of the objects that are named the remote has. What else a listing has is not remembered: it may be anything.
 struct Present<'a> {
     remote: &'a Remote,
-    listed: HashSet<RemoteName>,
+    wanted: HashMap<RemoteName, bool>,
 }
 
 impl Present<'_> {
-    fn list(remote: &Remote) -> Result<Present<'_>, RemoteError> {
-        let mut listed = HashSet::new();
+    fn of<'a>(remote: &'a Remote, copies: &[CopyOnRecord]) -> Result<Present<'a>, RemoteError> {
+        let mut wanted = HashMap::new();
+        for copy in copies {
+            let names = remote.listed_names(RemoteName::Blob(copy.blob))?;
+            wanted.extend(names.into_iter().map(|name| (name, false)));
+        }
         for_each(remote, RemotePrefix::Blobs, |found| {
-            listed.insert(found.name);
+            if let Some(is_there) = wanted.get_mut(&found.name) {
+                *is_there = true;
+            }
             Ok(())
         })?;
-        Ok(Present { remote, listed })
+        Ok(Present { remote, wanted })
     }
 
     fn has(&self, blob: BlobName) -> Result<bool, RemoteError> {
         let names = self.remote.listed_names(RemoteName::Blob(blob))?;
-        Ok(names.iter().any(|name| self.listed.contains(name)))
+        Ok(names.iter().any(|name| self.wanted.get(name) == Some(&true)))
     }
 }
 
@@ -221,44 +281,63 @@ struct Plan {
 }
 
 impl Plan {
-    /// Looks at all rows. Those of inodes come before those of objects, and these before those of
-    /// copies.
-    fn new(names: &Names, present: &Present<'_>) -> Result<Plan, RebuildError> {
+    /// Looks at all rows, and which of their objects the remote has.
+    fn new(names: &Names, remote: &Remote) -> Result<Plan, RebuildError> {
         let mut plan = Plan::default();
         let mut local_records: HashMap<ObjectId, ObjectRecord> = HashMap::new();
         let mut times: HashMap<InodeId, Time> = HashMap::new();
+        let copies = plan.read(names, &mut local_records, &mut times)?;
+        let present = Present::of(remote, &copies)?;
+        for CopyOnRecord { object, blob, local } in copies {
+            let Some(owner) = plan.owners.get(&object) else { continue };
+            if !present.has(blob)? {
+                continue;
+            }
+            plan.left_out.remove(owner);
+            plan.kept.insert(object);
+            if let (Some(copy), Some(&ObjectRecord { kind, length, .. })) =
+                (local, local_records.get(&object))
+            {
+                let mtime = times.get(owner).copied().unwrap_or_default();
+                plan.local.insert(object, Local { kind, length, mtime, copy });
+            }
+        }
+        Ok(plan)
+    }
+
+    /// Those of inodes come before those of objects, and these before those of copies, which are returned.
+    fn read(
+        &mut self, names: &Names, local_records: &mut HashMap<ObjectId, ObjectRecord>,
+        times: &mut HashMap<InodeId, Time>,
+    ) -> Result<Vec<CopyOnRecord>, RebuildError> {
+        let mut copies = Vec::new();
         for row in names.rows() {
             let row = row?;
             let Some(number) = keys::number(&row.key) else {
                 continue;
             };
-            let is_present = row.blob.map(|blob| present.has(blob)).transpose()?;
             match row.key.first() {
-                Some(b'E') => plan.note_entry(&row.key, &decode(&row.value)?),
-                Some(b'I') => plan.note_inode(InodeId(number), &decode(&row.value)?, &mut times),
+                Some(b'E') => self.note_entry(&row.key, &decode(&row.value)?),
+                Some(b'I') => self.note_inode(InodeId(number), &decode(&row.value)?, times),
                 Some(b'O') => {
                     let record: ObjectRecord = decode(&row.value)?;
                     if matches!(record.kind, ObjectKind::Rows | ObjectKind::Manifest) {
                         local_records.insert(ObjectId(number), record);
                     }
                 }
-                Some(b'R') if is_present == Some(true) => {
+                Some(b'R') => {
                     let object = ObjectId(number);
-                    let Some(owner) = plan.owners.get(&object) else {
+                    let (Some(blob), true) = (row.blob, self.owners.contains_key(&object)) else {
                         continue;
                     };
-                    plan.left_out.remove(owner);
-                    plan.kept.insert(object);
-                    if let Some(&ObjectRecord { kind, length, .. }) = local_records.get(&object) {
-                        let mtime = times.get(owner).copied().unwrap_or_default();
-                        let copy = decode(&row.value)?;
-                        plan.local.insert(object, Local { kind, length, mtime, copy });
-                    }
+                    let is_local = local_records.contains_key(&object);
+                    let local = is_local.then(|| decode(&row.value)).transpose()?;
+                    copies.push(CopyOnRecord { object, blob, local });
                 }
                 _ => {}
             }
         }
-        Ok(plan)
+        Ok(copies)
     }
 
     /// Without its `positions.json` tokens that were removed from a sequence would count again: it stays, with bytes

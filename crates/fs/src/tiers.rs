@@ -152,20 +152,18 @@ impl FileSystem {
         Ok(())
     }
 
-    /// What was seen of the manifests in a sealed remote, by this mount and those before it.
-    pub fn manifests_seen(&self) -> Result<Vec<(StoreId, Sequence)>, FsError> {
-        let seen = self.core.state().metadata.manifests_seen()?;
+    /// What was seen of the manifests in a remote that is sealed, or in one that is not, by this mount and those before
+    /// it.
+    pub fn manifests_seen(&self, sealed: bool) -> Result<Vec<(StoreId, Sequence)>, FsError> {
+        let seen = self.core.state().metadata.manifests_seen(sealed)?;
         Ok(seen.into_iter().map(|(store, number)| (StoreId(store), Sequence(number))).collect())
     }
 
     /// Notes what was seen since the last time, as part of the next commit.
     pub(super) fn note_manifests_seen(&self, remote: &Remote) -> Result<(), FsError> {
-        if !remote.is_sealed() {
-            return Ok(());
-        }
         let mut state = self.core.state_to_change()?;
         for (store, sequence) in remote.take_numbers() {
-            state.metadata.put_manifest_seen(store.0, sequence.0);
+            state.metadata.set_manifest_seen(store.0, Some(sequence.0), remote.is_sealed());
         }
         Ok(())
     }
@@ -367,13 +365,7 @@ impl FileSystem {
         };
         line("remote", &kvfs_storage::tier::remote::BlobStore::place(remote.as_ref()));
         line("remote_sealed", &if remote.is_sealed() { "yes" } else { "no" });
-        match remote.state() {
-            RemoteHealth::Connecting => line("remote_state", &"connecting"),
-            RemoteHealth::Up { .. } => line("remote_state", &"up"),
-            RemoteHealth::Down { error, .. } => {
-                line("remote_state", &format!("down: {error}"));
-            }
-        }
+        tell_health(remote, &mut line);
         tiers.look_asked.store(true, Ordering::Release);
         line("remote_looks", &tiers.looks.load(Ordering::Acquire));
         line("remote_objects", &usage.objects);
@@ -404,5 +396,17 @@ impl FileSystem {
         // 0 as long as hardly anything was fetched.
         let rate = tiers.fetching.bytes_per_second();
         line("remote_bytes_per_second", &rate.unwrap_or(0));
+    }
+}
+
+/// Whether the remote answers, and gives bytes at a rate.
+fn tell_health(remote: &Remote, line: &mut dyn FnMut(&str, &dyn std::fmt::Display)) {
+    match remote.state() {
+        RemoteHealth::Connecting => line("remote_state", &"connecting"),
+        RemoteHealth::Up { .. } => line("remote_state", &"up"),
+        RemoteHealth::Down { error, .. } => line("remote_state", &format!("down: {error}")),
+    }
+    if let Some(slow) = remote.slow() {
+        line("remote_slow", &slow);
     }
 }

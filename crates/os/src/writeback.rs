@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Has dirty bytes of a file written while the caller goes on (sync_file_range(2) with
+/// Has dirty bytes of a file written while the caller goes on (`sync_file_range(2)` with
 /// `SYNC_FILE_RANGE_WRITE`). A promise of nothing: a sync has to follow, which tells of errors, too.
 ///
 /// # Errors

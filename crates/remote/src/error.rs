@@ -17,6 +17,8 @@ pub enum RemoteError {
     Unreachable(String),
     /// No byte moved for the time allowed; whether the operation takes place is unknown.
     Timeout(String),
+    /// Bytes came, but too slowly (see `pace`): try again later. The remote answers, so it is not down.
+    Slow(String),
     /// No space or quota: stop demoting.
     Full(String),
     /// Credentials or permissions: somebody must change them.
@@ -61,6 +63,7 @@ impl RemoteError {
             RemoteError::Missing(text)
             | RemoteError::Unreachable(text)
             | RemoteError::Timeout(text)
+            | RemoteError::Slow(text)
             | RemoteError::Full(text)
             | RemoteError::Denied(text)
             | RemoteError::Corrupt(text)
@@ -78,7 +81,7 @@ impl RemoteError {
             RemoteError::Unreachable(_) => {
                 format!("{text} (see that it is there and answers, and run this again)")
             }
-            RemoteError::Timeout(_) => {
+            RemoteError::Timeout(_) | RemoteError::Slow(_) => {
                 format!("{text} (check the network and the server, and run this again)")
             }
             _ => self.to_string(),
@@ -87,7 +90,8 @@ impl RemoteError {
 
     /// Whether the remote itself failed, rather than said no.
     pub fn is_outage(&self) -> bool {
-        matches!(self, RemoteError::Unreachable(_) | RemoteError::Timeout(_))
+        use RemoteError::{Slow, Timeout, Unreachable};
+        matches!(self, Unreachable(_) | Timeout(_) | Slow(_))
     }
 
     /// The word for it in metrics.
@@ -96,6 +100,7 @@ impl RemoteError {
             RemoteError::Missing(_) => "missing",
             RemoteError::Unreachable(_) => "unreachable",
             RemoteError::Timeout(_) => "timeout",
+            RemoteError::Slow(_) => "slow",
             RemoteError::Full(_) => "full",
             RemoteError::Denied(_) => "denied",
             RemoteError::Corrupt(_) => "corrupt",
@@ -135,7 +140,7 @@ impl fmt::Display for RemoteError {
             RemoteError::Unreachable(_) => {
                 "local files are unaffected, it is tried again by itself"
             }
-            RemoteError::Timeout(_) => {
+            RemoteError::Timeout(_) | RemoteError::Slow(_) => {
                 "check the network and the server, it is tried again by itself"
             }
             RemoteError::Full(_) => "make room there, or collect garbage with kvfs gc",

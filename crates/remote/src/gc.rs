@@ -28,7 +28,9 @@
 //! object, at most so late as a request may take with its repetitions. That is the time of
 //! [`super::BlobStore::settling`]: an object that is still there after it stays.
 //!
-//! A manifest that cannot be read or verified may name anything: then nothing is deleted at all.
+//! A manifest that cannot be read or verified may name anything: then nothing is deleted at all. Nor where a listing
+//! lacks a manifest that was seen before, or newer ones of that store: it is short, or whoever keeps the remote has
+//! removed them. Only somebody can know that a store is gone for good, and says so ([`collect_without`]).
 
 use std::collections::{BTreeMap, HashSet};
 use std::time::{Duration, SystemTime};
@@ -36,7 +38,7 @@ use std::time::{Duration, SystemTime};
 use super::error::{RemoteError, Result};
 use super::hold::{Grace, Stamp, remote_now};
 use super::name::{BlobName, RemoteName, RemotePrefix, Sequence, StoreId};
-use super::names::{read_chunk, read_root, versions};
+use super::names::{read_chunk, read_root};
 use super::{BlobStore, for_each};
 use kvfs_encoding::content::ContentHash;
 
@@ -65,9 +67,19 @@ pub struct Collected {
 /// Deletes garbage of all stores. [`RemoteError::Corrupt`] if a manifest is damaged: then nothing
 /// was deleted.
 pub fn collect(store: &dyn BlobStore, grace: Grace, dry_run: bool) -> Result<Collected> {
+    collect_without(store, grace, dry_run, &[])
+}
+
+/// The same where some stores are gone for good, and their names were removed.
+///
+/// # Errors
+/// [`RemoteError::Other`] if one of them has names there, or was never seen.
+pub fn collect_without(
+    store: &dyn BlobStore, grace: Grace, dry_run: bool, gone: &[StoreId],
+) -> Result<Collected> {
     let start = Stamp::now();
     let now = remote_now(store)?;
-    let references = find_references(store)?;
+    let references = find_references(store, gone)?;
     let mut run = Run {
         store,
         grace,
@@ -148,18 +160,29 @@ impl References {
     }
 }
 
-fn find_references(store: &dyn BlobStore) -> Result<References> {
+/// The manifests that a listing has.
+type Manifests = BTreeMap<StoreId, Vec<Sequence>>;
+
+fn find_references(store: &dyn BlobStore, gone: &[StoreId]) -> Result<References> {
+    let mut lacking = None;
     for _ in 0..LISTINGS_MAX {
-        let mut manifests: BTreeMap<StoreId, Vec<Sequence>> = BTreeMap::new();
+        let mut manifests = Manifests::new();
         for_each(store, RemotePrefix::Manifests, |listed| {
             if let RemoteName::Manifest(id, sequence) = listed.name {
                 manifests.entry(id).or_default().push(sequence);
             }
             Ok(())
         })?;
-        if let Some(references) = read_manifests(store, &manifests)? {
+        check_gone(store, &manifests, gone)?;
+        lacking = what_is_lacking(store, &manifests, gone);
+        if lacking.is_none()
+            && let Some(references) = read_manifests(store, &manifests)?
+        {
             return Ok(references);
         }
+    }
+    if let Some(what) = lacking {
+        return Err(RemoteError::Other(format!("remote {}: {what}", store.place())));
     }
     Err(RemoteError::Unreachable(format!(
         "remote {}: manifests change faster than they can be read; nothing was deleted",
@@ -167,32 +190,61 @@ fn find_references(store: &dyn BlobStore) -> Result<References> {
     )))
 }
 
-/// None if the newest manifest of a store vanished.
-fn read_manifests(
-    store: &dyn BlobStore, manifests: &BTreeMap<StoreId, Vec<Sequence>>,
-) -> Result<Option<References>> {
-    let mut references = References::default();
-    let seen = store.seen_stores();
-    if let Some(id) = seen.into_iter().find(|id| !manifests.contains_key(id)) {
-        // The listing is short, or whoever keeps the remote has removed the names: what the store relies on would go.
-        versions(store, id)?;
-        return Ok(None);
+/// Refuses to take stores for gone that are not, or that are not meant.
+fn check_gone(store: &dyn BlobStore, manifests: &Manifests, gone: &[StoreId]) -> Result<()> {
+    let seen = store.manifests_seen();
+    let refused = |why| Err(RemoteError::Other(format!("remote {}: {why}", store.place())));
+    for id in gone {
+        if manifests.contains_key(id) {
+            return refused(format!(
+                "nothing was deleted, since store {id} has names there: remove names/{id} first, if \
+                 that store is gone for good"
+            ));
+        }
+        if !seen.iter().any(|(known, _)| known == id) {
+            return refused(format!(
+                "nothing was deleted, since no names of a store {id} were seen"
+            ));
+        }
     }
+    Ok(())
+}
+
+/// What the listing does not have that was seen before: it is short, or whoever keeps the remote has removed names, or
+/// they were published since. What that store relies on would go.
+fn what_is_lacking(
+    store: &dyn BlobStore, manifests: &Manifests, gone: &[StoreId],
+) -> Option<String> {
+    let is_expected = |(id, _): &(StoreId, Sequence)| !gone.contains(id);
+    store.manifests_seen().into_iter().filter(is_expected).find_map(|(id, seen)| {
+        let newest = manifests.get(&id).and_then(|found| found.iter().max());
+        let what = match newest {
+            Some(newest) if *newest >= seen => return None,
+            Some(_) => "only older ones",
+            None => "none",
+        };
+        Some(format!(
+            "nothing was deleted: names/{id}: manifest {seen} was there before, and now {what} are \
+             listed: see what answers there, or have that store publish (mount it); if it is gone \
+             for good, remove names/{id} and run kvfs gc --forget-store {id}"
+        ))
+    })
+}
+
+/// None if the newest manifest of a store vanished.
+fn read_manifests(store: &dyn BlobStore, manifests: &Manifests) -> Result<Option<References>> {
+    let mut references = References::default();
     for (id, sequences) in manifests {
         references.stores += 1;
         let newest = sequences.iter().max();
-        if store.newest_seen(*id) > newest.copied() {
-            // Published since they were listed, or it is an error.
-            versions(store, *id)?;
-            return Ok(None);
-        }
         for sequence in sequences {
             match read_manifest(store, *id, *sequence, &mut references) {
                 Ok(false) if Some(sequence) == newest => return Ok(None),
                 Ok(_) => {}
                 Err(error @ (RemoteError::Corrupt(_) | RemoteError::Foreign(_))) => {
                     return Err(RemoteError::Corrupt(format!(
-                        "nothing was deleted, since the names of store {id} cannot be read: {error}"
+                        "nothing was deleted, since the names of store {id} cannot be read: {}",
+                        error.text()
                     )));
                 }
                 Err(error) => return Err(error),

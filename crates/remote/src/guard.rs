@@ -19,6 +19,7 @@ use super::error::{RemoteError, Result};
 use super::health::{Health, State};
 use super::marker::{self, RemoteId, attach_sealed};
 use super::name::{RemoteName, RemotePrefix, Sequence, StoreId};
+use super::numbers::Numbers;
 use super::object::SETTLING;
 use super::pool::{Abandoned, Bounds, Pool, Watch};
 use super::seal::{Seal, Sealed};
@@ -51,11 +52,14 @@ pub struct Limits {
     pub threads_max: usize,
     /// Threads that may hang beside them.
     pub stuck_max: usize,
+    /// Longest time for all calls together, from the opening on: for who waits for several in a row.
+    pub total_max: Option<Duration>,
 }
 
 impl Default for Limits {
     fn default() -> Limits {
-        Limits { quiet_max: Duration::from_secs(30), threads_max: 8, stuck_max: 8 }
+        let quiet_max = Duration::from_secs(30);
+        Limits { quiet_max, threads_max: 8, stuck_max: 8, total_max: None }
     }
 }
 
@@ -70,6 +74,8 @@ pub struct Options {
     pub expected: Option<RemoteId>,
     /// The keys of a remote that is sealed.
     pub seal: Option<Seal>,
+    /// What was seen of the manifests there, if it is not sealed.
+    pub numbers: Arc<Numbers>,
     /// The store that the remote is for: a directory in a mount of it is refused, whenever it appears there.
     pub store: Option<PathBuf>,
 }
@@ -85,6 +91,8 @@ struct Inner {
     place: String,
     connector: Arc<dyn Connector>,
     options: Options,
+    /// The end of [`Limits::total_max`].
+    until: Option<Instant>,
     bucket: Arc<Bucket>,
     pool: Pool,
     health: Health,
@@ -110,7 +118,7 @@ impl Remote {
 
     /// The same, to wherever a connector leads.
     pub fn with_connector(connector: Arc<dyn Connector>, options: Options) -> io::Result<Remote> {
-        let Limits { threads_max, stuck_max, .. } = options.limits;
+        let Limits { threads_max, stuck_max, total_max, .. } = options.limits;
         let inner = Arc::new(Inner {
             place: connector.place(),
             connector,
@@ -119,6 +127,7 @@ impl Remote {
             health: Health::new(),
             counters: Counters::default(),
             id: options.expected.map(OnceLock::from).unwrap_or_default(),
+            until: total_max.map(|longest| Instant::now() + longest),
             options,
         });
         let shared = Arc::clone(&inner);
@@ -130,6 +139,16 @@ impl Remote {
     /// Whether it answers.
     pub fn state(&self) -> State {
         self.inner.health.state()
+    }
+
+    /// Whether the time for all calls ([`Limits::total_max`]) is over.
+    pub fn is_late(&self) -> bool {
+        self.inner.until.is_some_and(|until| until <= Instant::now())
+    }
+
+    /// Why the last transfer was given up as too slow, if it was. The remote may be up all the same.
+    pub fn slow(&self) -> Option<RemoteError> {
+        self.inner.health.slow()
     }
 
     /// Waits for the first answer or failure, for a start-up check; a timeout leaves it
@@ -173,8 +192,12 @@ impl Remote {
 
     /// What was seen of manifests there since the last time that somebody asked.
     pub fn take_numbers(&self) -> Vec<(StoreId, Sequence)> {
-        let seal = self.inner.options.seal.as_ref();
-        seal.map(|seal| seal.numbers.take_fresh()).unwrap_or_default()
+        self.inner.numbers().take_fresh()
+    }
+
+    /// A store is gone for good: nothing of it is expected there any more.
+    pub fn forget_store(&self, store: StoreId) {
+        self.inner.numbers().forget(store);
     }
 
     /// The limit on what goes there and comes from there, which may change.
@@ -244,8 +267,12 @@ impl Inner {
         Ok((store, id))
     }
 
+    fn numbers(&self) -> &Numbers {
+        self.options.seal.as_ref().map_or(&self.options.numbers, |seal| &seal.numbers)
+    }
+
     fn watch(&self) -> Arc<Watch> {
-        Watch::new(self.options.limits.quiet_max)
+        Watch::new(self.options.limits.quiet_max, self.until)
     }
 
     fn explain(&self, abandoned: Abandoned) -> RemoteError {
@@ -255,8 +282,13 @@ impl Inner {
                 "remote {place}: nothing happened for {} s",
                 self.options.limits.quiet_max.as_secs_f32()
             )),
+            Abandoned::Late => RemoteError::Timeout(format!(
+                "remote {place}: not done within {} s",
+                self.options.limits.total_max.unwrap_or_default().as_secs_f32()
+            )),
             Abandoned::NoThread => RemoteError::Unreachable(format!(
-                "remote {place}: no thread was free for the call, {} hang",
+                "remote {place}: no thread was free for the call: {} others were under way, {} more hang",
+                self.pool.busy(),
                 self.pool.stuck()
             )),
             Abandoned::Ended => RemoteError::Unreachable(format!("remote {place}: call ended")),
@@ -273,7 +305,8 @@ impl Inner {
             let store = Arc::clone(&connection.store);
             let answer = self.pool.call(watch, move || work(store.as_ref()));
             // Only what the remote was asked tells something about it.
-            let was_asked = !matches!(answer, Err(Abandoned::NoThread | Abandoned::Ended));
+            let was_asked =
+                !matches!(answer, Err(Abandoned::NoThread | Abandoned::Ended | Abandoned::Late));
             let outcome = answer.unwrap_or_else(|abandoned| Err(self.explain(abandoned)));
             if was_asked {
                 self.health.record(&connection, &outcome);
@@ -330,6 +363,7 @@ impl BlobStore for Remote {
         let sink = Arc::new(sink);
         let outcome =
             self.inner.run(Operation::Get, &watch, move |store| store.get(name, extent, sink));
+        self.inner.health.record_transfer(&outcome);
         // A place that was emptied has nothing, which says nothing about what the remote has.
         if matches!(outcome, Err(RemoteError::Missing(_))) && name != RemoteName::Marker {
             self.check_place()?;
@@ -374,13 +408,16 @@ impl BlobStore for Remote {
     }
 
     fn newest_seen(&self, store: StoreId) -> Option<Sequence> {
-        let seal = self.inner.options.seal.as_ref();
-        seal.and_then(|seal| seal.numbers.highest(store))
+        // Where nothing is sealed, anybody can have made up a manifest of any number.
+        self.is_sealed().then(|| self.inner.numbers().highest(store))?
     }
 
-    fn seen_stores(&self) -> Vec<StoreId> {
-        let seal = self.inner.options.seal.as_ref();
-        seal.map(|seal| seal.numbers.stores()).unwrap_or_default()
+    fn manifests_seen(&self) -> Vec<(StoreId, Sequence)> {
+        self.inner.numbers().all()
+    }
+
+    fn note_manifest(&self, store: StoreId, sequence: Sequence) {
+        self.inner.numbers().note(store, sequence);
     }
 
     fn sweep(&self, older_than: SystemTime) -> Result<u64> {

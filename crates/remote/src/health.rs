@@ -5,7 +5,7 @@
 //! connects anew, less and less often, until the remote is back.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use super::BlobStore;
 use super::error::{RemoteError, Result};
@@ -13,6 +13,9 @@ use super::marker::RemoteId;
 
 /// Failures in a row that open the breaker: one may be a packet, three are an outage.
 const FAILURES_MAX: u32 = 3;
+
+/// How long a transfer that was too slow is told of, unless one that was not ends before.
+const SLOW_TOLD: Duration = Duration::from_secs(600);
 
 /// Whether a remote answers.
 #[derive(Clone, Debug)]
@@ -49,6 +52,8 @@ struct Inner {
     state: State,
     connection: Option<Connection>,
     failures: u32,
+    /// The last transfer, if it was too slow.
+    slow: Option<(Instant, RemoteError)>,
     generation: u64,
     closing: bool,
 }
@@ -66,6 +71,7 @@ impl Health {
             state: State::Connecting,
             connection: None,
             failures: 0,
+            slow: None,
             generation: 0,
             closing: false,
         };
@@ -103,6 +109,8 @@ impl Health {
             return;
         }
         match outcome {
+            // It answers, and what else is asked of it may be quick.
+            Err(RemoteError::Slow(_)) => {}
             Err(error) if error.is_outage() => {
                 inner.failures += 1;
                 let is_silent = matches!(error, RemoteError::Timeout(_));
@@ -114,6 +122,23 @@ impl Health {
             Err(RemoteError::Local(_)) => {}
             _ => inner.failures = 0,
         }
+    }
+
+    /// Takes note of how a transfer ended.
+    pub(super) fn record_transfer<T>(&self, outcome: &Result<T>) {
+        let slow = match outcome {
+            Err(error @ RemoteError::Slow(_)) => Some((Instant::now(), error.clone())),
+            Ok(_) => None,
+            Err(_) => return,
+        };
+        self.lock().slow = slow;
+    }
+
+    /// Why the last transfer was too slow, if it was.
+    pub(super) fn slow(&self) -> Option<RemoteError> {
+        let inner = self.lock();
+        let (at, error) = inner.slow.as_ref()?;
+        (at.elapsed() < SLOW_TOLD).then(|| error.clone())
     }
 
     /// The place is not what it was: it is connected to anew.

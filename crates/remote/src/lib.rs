@@ -25,10 +25,13 @@ pub mod gc;
 mod guard;
 mod health;
 pub mod hold;
+pub mod listing;
 mod marker;
 mod name;
 pub mod names;
+mod numbers;
 pub mod object;
+mod pace;
 mod pool;
 pub mod seal;
 mod spec;
@@ -41,8 +44,10 @@ use std::time::{Duration, SystemTime};
 pub use error::{RemoteError, Result};
 pub use guard::{Connector, Limits, Options, Remote};
 pub use health::State;
+pub use listing::{LISTING_MAX, Listed, Listing, for_each};
 pub use marker::{RemoteId, attach, attach_sealed, identify};
 pub use name::{BlobName, RemoteName, RemotePrefix, Sequence, StoreId};
+pub use numbers::Numbers;
 pub use spec::RemoteSpec;
 pub use transfer::{Extent, MemorySink, ReadAt, Sink, Source, WriteAt};
 
@@ -98,10 +103,14 @@ pub trait BlobStore: Debug + Send + Sync + 'static {
         None
     }
 
-    /// The stores of which a manifest was ever seen, where that can be relied upon.
-    fn seen_stores(&self) -> Vec<StoreId> {
+    /// The stores of which a manifest was ever seen, with the highest number: a listing that has lower ones, or none,
+    /// is no reason to delete anything.
+    fn manifests_seen(&self) -> Vec<(StoreId, Sequence)> {
         Vec::new()
     }
+
+    /// A manifest was read or published.
+    fn note_manifest(&self, _: StoreId, _: Sequence) {}
 
     /// Removes what puts that were cut off left behind before `older_than`; how many.
     fn sweep(&self, older_than: SystemTime) -> Result<u64>;
@@ -135,43 +144,4 @@ pub struct Stat {
     pub bytes: u64,
     /// When it was put or refreshed, by the remote's clock.
     pub modified: SystemTime,
-}
-
-/// One object of a listing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Listed {
-    /// Its name.
-    pub name: RemoteName,
-    /// Size and age.
-    pub stat: Stat,
-}
-
-/// A part of a listing.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Listing {
-    /// At most [`LISTING_MAX`], in the order of names.
-    pub objects: Vec<Listed>,
-    /// Nothing follows.
-    pub is_last: bool,
-}
-
-/// Objects in one [`Listing`]: a quarter of a megabyte, and on a directory so many `stat`s, which
-/// must fit one deadline at some 3 ms each.
-pub const LISTING_MAX: usize = 4096;
-
-/// Visits every object of a prefix, a [`Listing`] at a time.
-pub fn for_each(
-    store: &dyn BlobStore, prefix: RemotePrefix, mut visit: impl FnMut(Listed) -> Result<()>,
-) -> Result<()> {
-    let mut after = None;
-    loop {
-        let listing = store.list(prefix, after)?;
-        after = listing.objects.last().map(|listed| listed.name).or(after);
-        for listed in listing.objects {
-            visit(listed)?;
-        }
-        if listing.is_last {
-            return Ok(());
-        }
-    }
 }

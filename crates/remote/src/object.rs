@@ -13,9 +13,9 @@
 mod attempts;
 mod classify;
 
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
-use futures_util::{StreamExt, TryStreamExt};
+use futures_util::{Stream, StreamExt, TryStreamExt};
 use object_store::aws::{AmazonS3, AmazonS3Builder};
 use object_store::path::Path;
 use object_store::{
@@ -29,6 +29,7 @@ use self::classify::classify;
 use super::counters::Counters;
 use super::error::{RemoteError, Result};
 use super::name::{RemoteName, RemotePrefix};
+use super::pace::Pace;
 use super::transfer::{Extent, Sink, Source};
 use super::{BlobStore, LISTING_MAX, Listed, Listing, Put, PutMode, Stat};
 
@@ -45,8 +46,12 @@ const RETRIES_MAX: usize = 3;
 const RETRIES_WITHIN: Duration = Duration::from_secs(15);
 /// For one TCP and TLS handshake.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
-/// Between two packets of an answer.
-const READ_MAX: Duration = Duration::from_secs(15);
+/// For a request to be taken, its body with it, and between two packets of an answer.
+pub(super) const READ_MAX: Duration = Duration::from_secs(15);
+/// For a part of a listing, with its repetitions. It comes in pages, of which a server may give one after the other
+/// without a name in them, or each byte by byte; shorter than [`super::Limits::quiet_max`], so that the call ends
+/// by itself, and its thread with it.
+const LIST_MAX: Duration = Duration::from_secs(25);
 /// A look and a deletion: each with its repetitions, the last of which may wait for its answer.
 pub const SETTLING: Duration = RETRIES_WITHIN.saturating_add(READ_MAX).saturating_mul(2);
 /// Threads that do network I/O: one core moves more than 1 GB/s without TLS, half with.
@@ -185,9 +190,9 @@ impl Objects {
 
     async fn copy_out(result: GetResult, sink: &Sink) -> Step<u64> {
         let expected = result.range.end - result.range.start;
-        let mut stream = result.into_stream();
+        let mut arrival = Arrival::new(result.into_stream());
         let mut done = 0;
-        while let Some(bytes) = stream.try_next().await? {
+        while let Some(bytes) = arrival.next().await? {
             sink.write_all_at(&bytes, done).map_err(Failure::Local)?;
             done += bytes.len() as u64;
         }
@@ -199,19 +204,26 @@ impl Objects {
     async fn rewrite(&self, key: &Path) -> Step<()> {
         let result = self.store.get(key).await?;
         let size = result.meta.size;
+        let mut arrival = Arrival::new(result.into_stream());
         if size <= PART_BYTES {
-            let bytes = result.bytes().await?;
+            let mut bytes = Vec::new();
+            while let Some(part) = arrival.next().await? {
+                bytes.extend_from_slice(&part);
+            }
+            let done = bytes.len() as u64;
+            if done != size {
+                return Err(Failure::Short(done, size));
+            }
             self.store.put(key, bytes.into()).await?;
             return Ok(());
         }
-        let mut stream = result.into_stream();
         let upload = self.store.put_multipart(key).await?;
         let part_bytes = PART_BYTES.max(size / PARTS_MAX);
         let part_bytes = usize::try_from(part_bytes).map_err(too_long)?;
         let mut writer = WriteMultipart::new_with_chunk_size(upload, part_bytes);
         let mut done = 0;
-        let copied: object_store::Result<()> = async {
-            while let Some(bytes) = stream.try_next().await? {
+        let copied: Step<()> = async {
+            while let Some(bytes) = arrival.next().await? {
                 done += bytes.len() as u64;
                 writer.wait_for_capacity(PARTS_IN_FLIGHT).await?;
                 writer.put(bytes);
@@ -241,10 +253,26 @@ impl Objects {
         Some(Listed { name: path.parse().ok()?, stat: stat(meta) })
     }
 
+    /// Lists, and gives up a listing that comes too slowly.
+    fn list_in_time<T>(
+        &self, what: impl std::fmt::Display, listing: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        let outcome = self.io.wait(async { tokio::time::timeout(LIST_MAX, listing).await });
+        outcome.unwrap_or_else(|_| {
+            let (place, seconds) = (&self.place, LIST_MAX.as_secs());
+            Err(RemoteError::Timeout(format!(
+                "remote {place}: list {what}: no part of it came whole within {seconds} s"
+            )))
+        })
+    }
+
     fn settle<T>(&self, what: &str, name: RemoteName, outcome: Step<T>) -> Result<T> {
         outcome.map_err(|failure| match failure {
             Failure::Store(error) => self.failed(what, name)(error),
             Failure::Local(error) => RemoteError::local(error),
+            Failure::Slow(why) => {
+                RemoteError::Slow(format!("remote {}: {what} {name} {why}", self.place))
+            }
             Failure::Short(found, expected) => RemoteError::Corrupt(format!(
                 "remote {}: {name} gave {found} bytes instead of {expected}",
                 self.place
@@ -258,12 +286,36 @@ enum Failure {
     Store(object_store::Error),
     Local(std::io::Error),
     Short(u64, u64),
+    Slow(String),
 }
 type Step<T> = std::result::Result<T, Failure>;
 
 impl From<object_store::Error> for Failure {
     fn from(error: object_store::Error) -> Failure {
         Failure::Store(error)
+    }
+}
+
+/// An object's bytes on their way, given up when they come too slowly. Who waits for the next ones is a future, which
+/// ends then, and frees its thread.
+struct Arrival<Bytes> {
+    stream: Bytes,
+    pace: Pace,
+}
+
+impl<Part: AsRef<[u8]>, Bytes: Stream<Item = object_store::Result<Part>> + Unpin> Arrival<Bytes> {
+    fn new(stream: Bytes) -> Arrival<Bytes> {
+        Arrival { stream, pace: Pace::new(READ_MAX) }
+    }
+
+    async fn next(&mut self) -> Step<Option<Part>> {
+        let start = Instant::now();
+        let bytes = self.stream.try_next().await?;
+        if let Some(bytes) = &bytes {
+            let count = bytes.as_ref().len() as u64;
+            self.pace.step(count, start.elapsed()).map_err(Failure::Slow)?;
+        }
+        Ok(bytes)
     }
 }
 
@@ -368,7 +420,7 @@ impl BlobStore for Objects {
             None => self.store.list(Some(&path)),
         };
         let mut objects = Vec::new();
-        self.io.wait(async {
+        self.list_in_time(prefix, async {
             while objects.len() < LISTING_MAX {
                 match stream.try_next().await.map_err(self.failed("list", prefix))? {
                     Some(meta) => objects.extend(self.listed(&meta)),
@@ -385,11 +437,10 @@ impl BlobStore for Objects {
 
     fn is_vacant(&self) -> Result<bool> {
         let prefix = Some(&self.prefix).filter(|prefix| !prefix.as_ref().is_empty());
-        let first = self.io.wait(self.store.list(prefix).next());
-        match first {
-            None => Ok(true),
-            Some(Ok(_)) => Ok(false),
-            Some(Err(error)) => Err(self.failed("list", "the bucket")(error)),
-        }
+        let what = "the bucket";
+        self.list_in_time(what, async {
+            let first = self.store.list(prefix).next().await.transpose();
+            first.map(|first| first.is_none()).map_err(self.failed("list", what))
+        })
     }
 }

@@ -25,6 +25,8 @@ const CLOSING_MAX: Duration = Duration::from_secs(2);
 pub(super) enum Abandoned {
     /// No progress for the time allowed; the call may still take place.
     Silent,
+    /// The time for all calls together is over; the call may still take place.
+    Late,
     /// No thread was free in time; the call did not begin.
     NoThread,
     /// The call panicked, or the pool closed.
@@ -38,12 +40,14 @@ pub(super) struct Watch {
     /// Milliseconds after the start.
     progress: AtomicU64,
     quiet_max: Duration,
+    /// Whatever moves, the call is given up then.
+    until: Option<Instant>,
 }
 
 impl Watch {
     /// Begins now.
-    pub(super) fn new(quiet_max: Duration) -> Arc<Watch> {
-        Arc::new(Watch { start: Instant::now(), progress: AtomicU64::new(0), quiet_max })
+    pub(super) fn new(quiet_max: Duration, until: Option<Instant>) -> Arc<Watch> {
+        Arc::new(Watch { start: Instant::now(), progress: AtomicU64::new(0), quiet_max, until })
     }
 
     /// A byte moved.
@@ -55,7 +59,14 @@ impl Watch {
     /// Until the call is given up, if nothing moves.
     fn remaining(&self) -> Duration {
         let progress = Duration::from_millis(self.progress.load(Ordering::Relaxed));
-        (progress + self.quiet_max).saturating_sub(self.start.elapsed())
+        let quiet = (progress + self.quiet_max).saturating_sub(self.start.elapsed());
+        let left = self.until.map(|until| until.saturating_duration_since(Instant::now()));
+        left.map_or(quiet, |left| left.min(quiet))
+    }
+
+    /// Whether the time for all calls together is over.
+    fn is_late(&self) -> bool {
+        self.until.is_some_and(|until| until <= Instant::now())
     }
 }
 
@@ -131,6 +142,12 @@ impl Pool {
         self.shared.lock().stuck
     }
 
+    /// Threads in calls that somebody waits for.
+    pub(super) fn busy(&self) -> usize {
+        let threads = self.shared.lock();
+        threads.alive - threads.idle
+    }
+
     /// Lets callers go; their calls count as ended.
     pub(super) fn close(&self) {
         self.shared.closing.store(true, Ordering::Release);
@@ -140,6 +157,9 @@ impl Pool {
     pub(super) fn call<T: Send + 'static>(
         &self, watch: &Watch, work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Abandoned> {
+        if watch.is_late() {
+            return Err(Abandoned::Late);
+        }
         let phase = Arc::new(Phase(AtomicU8::new(QUEUED)));
         let (answer, answered) = bounded(1);
         let (shared, inner) = (Arc::clone(&self.shared), Arc::clone(&phase));
@@ -162,6 +182,7 @@ impl Pool {
                 let had_begun = self.shared.leave(&phase);
                 let gave_up = match (is_closing, had_begun) {
                     (true, _) => Abandoned::Ended,
+                    _ if watch.is_late() => Abandoned::Late,
                     (false, true) => Abandoned::Silent,
                     (false, false) => Abandoned::NoThread,
                 };
@@ -276,7 +297,7 @@ mod tests {
 
     fn hang(pool: &Pool) -> Sender<()> {
         let (release, held) = bounded::<()>(0);
-        let outcome = pool.call(&Watch::new(QUIET_MAX), move || held.recv().is_err());
+        let outcome = pool.call(&Watch::new(QUIET_MAX, None), move || held.recv().is_err());
         assert_eq!(outcome, Err(Abandoned::Silent));
         release
     }
@@ -284,7 +305,7 @@ mod tests {
     #[test]
     fn hung_calls_are_left_behind_up_to_a_bound_and_their_threads_return() {
         let pool = Pool::new(Bounds { threads_max: 2, stuck_max: 1 });
-        let call = || pool.call(&Watch::new(QUIET_MAX), || 7);
+        let call = || pool.call(&Watch::new(QUIET_MAX, None), || 7);
         assert_eq!(call(), Ok(7));
         let first = hang(&pool);
         let second = hang(&pool);
@@ -305,7 +326,7 @@ mod tests {
     #[test]
     fn a_slow_call_that_makes_progress_is_waited_for() {
         let pool = Pool::new(Bounds { threads_max: 1, stuck_max: 0 });
-        let watch = Watch::new(QUIET_MAX * 4);
+        let watch = Watch::new(QUIET_MAX * 4, None);
         let inner = Arc::clone(&watch);
         let outcome = pool.call(&watch, move || {
             for _ in 0..12 {
@@ -317,28 +338,44 @@ mod tests {
     }
 
     #[test]
+    fn the_end_of_all_calls_is_theirs_whatever_moves() {
+        let pool = Pool::new(Bounds { threads_max: 1, stuck_max: 0 });
+        let watch = Watch::new(Duration::from_secs(60), Some(Instant::now() + QUIET_MAX * 4));
+        let inner = Arc::clone(&watch);
+        let (release, held) = bounded::<()>(0);
+        let outcome = pool.call(&watch, move || {
+            while held.recv_timeout(QUIET_MAX) == Err(RecvTimeoutError::Timeout) {
+                inner.tick();
+            }
+        });
+        assert_eq!(outcome, Err(Abandoned::Late));
+        assert_eq!(pool.call(&watch, || 7), Err(Abandoned::Late));
+        drop(release);
+    }
+
+    #[test]
     fn a_call_that_found_no_thread_is_not_silent() {
         let pool = Pool::new(Bounds { threads_max: 1, stuck_max: 0 });
         let (release, held) = bounded::<()>(0);
         std::thread::scope(|scope| {
-            let busy = Watch::new(Duration::from_secs(60));
+            let busy = Watch::new(Duration::from_secs(60), None);
             let pool = &pool;
             let long = scope.spawn(move || pool.call(&busy, move || held.recv().is_err()));
             while pool.shared.lock().idle > 0 || pool.shared.lock().started == 0 {
                 std::thread::yield_now();
             }
-            let waiting = pool.call(&Watch::new(QUIET_MAX), || 7);
+            let waiting = pool.call(&Watch::new(QUIET_MAX, None), || 7);
             assert_eq!((waiting, pool.stuck()), (Err(Abandoned::NoThread), 0));
             drop(release);
             assert_eq!(long.join().unwrap(), Ok(true));
         });
-        assert_eq!(pool.call(&Watch::new(Duration::from_secs(10)), || 7), Ok(7));
+        assert_eq!(pool.call(&Watch::new(Duration::from_secs(10), None), || 7), Ok(7));
     }
 
     #[test]
     fn a_panic_ends_the_call_and_not_the_thread() {
         let pool = Pool::new(Bounds { threads_max: 1, stuck_max: 0 });
-        let watch = Watch::new(Duration::from_secs(10));
+        let watch = Watch::new(Duration::from_secs(10), None);
         assert_eq!(pool.call(&watch, || panic!("expected")), Err::<(), _>(Abandoned::Ended));
         assert_eq!(pool.call(&watch, || 7), Ok(7));
     }

@@ -101,6 +101,7 @@ const SECTIONS: [(&str, &[Row]); 8] = [
             ("remote", "place", Kind::Text),
             ("remote_missing", "place", Kind::Text),
             ("remote_state", "state", Kind::Text),
+            ("remote_slow", "slow", Kind::Text),
             ("remote_sealed", "sealed", Kind::Text),
             ("remote_names", "names", Kind::Text),
             ("remote_objects", "objects", Kind::Count),

@@ -167,13 +167,13 @@ impl Operations {
         let Some(reply) = self.to_change(reply) else { return };
         match self.call(Operation::SetXattr, Subject::Inode(inode), |fs| {
             fs.check_limit(inode, &name, caller)?;
-            let dry_run = fs.asks_for_collection(inode, &name, &value)?;
-            dry_run.map(|dry_run| fs.begin_collection().map(|()| dry_run)).transpose()
+            let request = fs.asks_for_collection(inode, &name, &value)?;
+            request.map(|request| fs.begin_collection().map(|()| request)).transpose()
         }) {
             Ok(None) => {}
-            Ok(Some(dry_run)) => {
+            Ok(Some(request)) => {
                 reply.send(Ok(()));
-                return self.aside(move |shared| shared.fs.collect_garbage(dry_run));
+                return self.aside(move |shared| shared.fs.collect_garbage(&request));
             }
             Err(error) => return reply.send(Err(error)),
         }

@@ -165,6 +165,7 @@ pub(super) fn read_root(store: &dyn BlobStore, id: StoreId, sequence: Sequence) 
     let bytes = fetch(store, name, format::ROOT_BYTES_MAX)?;
     let root = format::decode_root(&bytes).map_err(|problem| problem.at(store, name))?;
     if (root.store, root.sequence) == (id, sequence) {
+        store.note_manifest(id, sequence);
         Ok(root)
     } else {
         Err(RemoteError::Corrupt(format!("remote {}: {name} is another manifest", store.place())))

@@ -333,6 +333,7 @@ impl Publisher {
                 },
             };
             if is_ours {
+                self.store.note_manifest(self.id, root.sequence);
                 return Ok((root.sequence, bytes.len() as u64));
             }
             match read_root(self.store.as_ref(), self.id, root.sequence) {

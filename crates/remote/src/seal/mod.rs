@@ -15,20 +15,19 @@
 
 pub mod frames;
 pub mod keys;
-mod numbers;
 
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 pub use keys::{KeyId, KeyRing};
-pub use numbers::Numbers;
 
 use self::frames::{Failure, SealedSource, Unsealer, plain_length, sealed_length};
 use self::keys::Subkeys;
 use super::error::{RemoteError, Result};
 use super::marker::RemoteId;
 use super::name::{BlobName, RemoteName, RemotePrefix, Sequence, StoreId};
+use super::numbers::Numbers;
 use super::transfer::{Extent, Sink, Source, WriteAt};
 use super::{BlobStore, Listing, Put, PutMode, Stat};
 use kvfs_encoding::content::ContentHash;
@@ -209,8 +208,8 @@ impl BlobStore for Sealed {
         self.numbers.highest(store)
     }
 
-    fn seen_stores(&self) -> Vec<StoreId> {
-        self.numbers.stores()
+    fn manifests_seen(&self) -> Vec<(StoreId, Sequence)> {
+        self.numbers.all()
     }
 
     fn sweep(&self, older_than: SystemTime) -> Result<u64> {

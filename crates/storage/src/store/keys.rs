@@ -15,7 +15,8 @@
 //! | `B` | `u128`: the store whose names a new store took over |
 //! | `A` | [`Publications`](super::record::Publications) |
 //! | `W` | [`WritesLeft`](super::record::WritesLeft) |
-//! | `V` store(16) | `u64`: the highest number that a manifest of its names was seen to have |
+//! | `V` store(16) | `u64`: the highest number that a manifest of its names was seen to have, in a sealed remote |
+//! | `S` store(16) | the same, in a remote that is not sealed |
 //! | `U` inode(8) | empty: the inode is unsettled, recovery looks at it |
 //! | `D` checksum(16) | `InodeId`: a page with this checksum, if it still has it |
 //! | `H` model(8) hash(32) sequence(8) | `u32`: the page that ends the prefix there |
@@ -79,14 +80,21 @@ pub fn rebuilt_from() -> Vec<u8> {
     vec![b'B']
 }
 
-/// Key of what was seen of a store's manifests in a sealed remote.
-pub(crate) fn manifest_seen(store: u128) -> Vec<u8> {
-    [b"V".as_slice(), &store.to_be_bytes()].concat()
+/// What was seen of manifests in a sealed remote, or in another one.
+pub(crate) fn manifests_seen(sealed: bool) -> &'static [u8] {
+    if sealed { b"V" } else { b"S" }
+}
+
+/// Key of what was seen of a store's manifests there.
+pub(crate) fn manifest_seen(store: u128, sealed: bool) -> Vec<u8> {
+    [manifests_seen(sealed), &store.to_be_bytes()].concat()
 }
 
 /// The store in such a key.
 pub(crate) fn store_seen(key: &[u8]) -> Option<u128> {
-    Some(u128::from_be_bytes(key.strip_prefix(b"V")?.try_into().ok()?))
+    let (tag, store) = key.split_first_chunk::<1>()?;
+    [true, false].map(manifests_seen).contains(&&tag[..]).then_some(())?;
+    Some(u128::from_be_bytes(store.try_into().ok()?))
 }
 
 /// Key of a page by its checksum.
@@ -266,7 +274,8 @@ mod tests {
             (epoch(), b"C".to_vec()),
             (totals(), b"T".to_vec()),
             (table(b'I'), b"I".to_vec()),
-            (manifest_seen(5), [&b"V"[..], &5_u128.to_be_bytes()].concat()),
+            (manifest_seen(5, true), [&b"V"[..], &5_u128.to_be_bytes()].concat()),
+            (manifest_seen(5, false), [&b"S"[..], &5_u128.to_be_bytes()].concat()),
             (checksum(&[7; 16]), [&b"D"[..], &[7; 16]].concat()),
             (holders(inode_id, &hash), with(b'H', &hash)),
             (
@@ -297,7 +306,8 @@ mod tests {
         assert_eq!(split_holder(&holder[..holder.len() - 1]), None);
         assert_eq!(split_holder(&of_sequence(holder.clone(), own)), None);
         assert_eq!((sequence(&holder), sequence(b"short")), (Some(own), None));
-        assert_eq!(store_seen(&manifest_seen(5)), Some(5));
+        let seen = |sealed| store_seen(&manifest_seen(5, sealed));
+        assert_eq!((seen(true), seen(false)), (Some(5), Some(5)));
         assert_eq!((store_seen(b"V1234"), store_seen(&totals())), (None, None));
         assert_eq!((number(&inode(own)), number(b"I1234567")), (Some(8), None));
         assert_eq!(split_entry(&inode(own)), None);

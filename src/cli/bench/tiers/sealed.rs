@@ -20,10 +20,10 @@ use crate::tier::encoding::Encoding;
 use crate::tier::remote::directory::Directory;
 use crate::tier::remote::seal::frames::{SealedSource, Unsealer, sealed_length};
 use crate::tier::remote::seal::keys::Subkeys;
-use crate::tier::remote::seal::{KeyRing, Numbers, Seal, Sealed};
+use crate::tier::remote::seal::{KeyRing, Seal, Sealed};
 use crate::tier::remote::{
-    BlobName, BlobStore, Extent, PutMode, RemoteError, RemoteId, RemoteName, Source, WriteAt,
-    attach_sealed,
+    BlobName, BlobStore, Extent, Numbers, PutMode, RemoteError, RemoteId, RemoteName, Source,
+    WriteAt, attach_sealed,
 };
 
 /// An object as large as a page of the large model.

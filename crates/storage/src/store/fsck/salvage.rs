@@ -90,7 +90,7 @@ impl Salvaged {
             (Some(b'N'), None) => self.others.extend(new_identity(key, value)),
             (Some(b'P'), None) if decode::<RemotePlace>(value).is_ok() => self.keep(key, value),
             (Some(b'K'), None) if decode::<Time>(value).is_ok() => self.keep(key, value),
-            (Some(b'V'), Some(_)) if decode::<u64>(value).is_ok() => self.keep(key, value),
+            (Some(b'V' | b'S'), Some(_)) if decode::<u64>(value).is_ok() => self.keep(key, value),
             _ => {}
         }
     }
@@ -176,7 +176,7 @@ mod tests {
         let records = [
             (b"P".to_vec(), encode(&place)),
             (b"K".to_vec(), encode(&Time::now())),
-            (keys::manifest_seen(7 << 64), encode(&3_u64)),
+            (keys::manifest_seen(7 << 64, true), encode(&3_u64)),
         ];
         let mut salvaged = Salvaged::default();
         for (key, value) in &records {

@@ -73,11 +73,11 @@ impl Metadata {
         self.put(Life::Durable, keys::single::<T>(), record);
     }
 
-    /// The highest numbers that manifests of stores were seen to have, as of the last commit; there
-    /// are none as long as no sealed remote was used.
-    pub fn manifests_seen(&self) -> Result<Vec<(u128, u64)>, StoreError> {
+    /// The highest numbers that manifests of stores were seen to have, as of the last commit: in a remote that is sealed,
+    /// or in one that is not. A store has one of these.
+    pub fn manifests_seen(&self, sealed: bool) -> Result<Vec<(u128, u64)>, StoreError> {
         let mut seen = Vec::new();
-        for record in self.snapshot()?.records(b"V")? {
+        for record in self.snapshot()?.records(keys::manifests_seen(sealed))? {
             let (key, value) = record?;
             let Some(store) = keys::store_seen(&key) else { break };
             seen.push((store, decode(&value)?));
@@ -85,8 +85,12 @@ impl Metadata {
         Ok(seen)
     }
 
-    /// Notes such a number.
-    pub fn put_manifest_seen(&mut self, store: u128, number: u64) {
-        self.put(Life::Durable, keys::manifest_seen(store), &number);
+    /// Notes such a number; none, if the store is gone for good.
+    pub fn set_manifest_seen(&mut self, store: u128, number: Option<u64>, sealed: bool) {
+        let key = keys::manifest_seen(store, sealed);
+        match number {
+            Some(number) => self.put(Life::Durable, key, &number),
+            None => self.remove(Life::Durable, key),
+        }
     }
 }

@@ -189,7 +189,7 @@ fn what_can_be_read_of_old_records_counts() {
     let place = RemotePlace { place: "/remote".to_owned(), since_seconds: 5 };
     others.put(keys::single::<RemotePlace>(), &place);
     others.put(keys::clock(), &THEN);
-    others.put(keys::manifest_seen(3 << 64), &4_u64);
+    others.put(keys::manifest_seen(3 << 64, true), &4_u64);
     others.inode(D, |inode| inode.mode = 0o711);
     others.inode(FILES, |inode| inode.mode = 0o711);
     patient.copy_to_remote(A, RemoteState::Only);

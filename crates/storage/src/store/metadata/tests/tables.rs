@@ -143,10 +143,15 @@ fn a_store_tells_how_it_may_be_mounted() {
     let place = RemotePlace { place: "/remote".to_owned(), since_seconds: 9 };
     metadata.put_single(&place);
     metadata.put_remote_copy(OBJECT, &remote_copy(RemoteState::Only));
-    metadata.put_manifest_seen(3, 30);
-    metadata.put_manifest_seen(4, 40);
+    metadata.set_manifest_seen(3, Some(30), true);
+    metadata.set_manifest_seen(4, Some(40), true);
+    metadata.set_manifest_seen(5, Some(50), false);
+    metadata.set_manifest_seen(6, Some(60), false);
     commit(&mut metadata);
-    assert_eq!(metadata.manifests_seen().unwrap(), [(3, 30), (4, 40)]);
+    metadata.set_manifest_seen(6, None, false);
+    commit(&mut metadata);
+    assert_eq!(metadata.manifests_seen(true).unwrap(), [(3, 30), (4, 40)]);
+    assert_eq!(metadata.manifests_seen(false).unwrap(), [(5, 50)]);
     assert_eq!(metadata.single().unwrap(), Some(place.clone()));
     // As by a kvfs that did not count what only the remote has.
     metadata.put(Life::Durable, keys::only_remote(), &OnlyRemote::default());

@@ -1,14 +1,14 @@
 //! The highest number of a manifest that was seen of each store.
 //!
-//! Whoever can write to a remote can put an old manifest back, which is genuine. It has an old
-//! number: a reader that has seen a higher one knows.
+//! Whoever can write to a remote can put an old manifest back, which in a sealed one is genuine. It has an old
+//! number: a reader that has seen a higher one knows. And whoever collects garbage by a listing knows what it lacks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::name::{Sequence, StoreId};
 
-/// What was seen, some 24 bytes for each store; only stores that have the key get in.
+/// What was seen, some 24 bytes for each store; in a sealed remote, only stores that have the key get in.
 #[derive(Debug, Default)]
 pub struct Numbers(Mutex<Seen>);
 
@@ -40,12 +40,19 @@ impl Numbers {
         self.lock().highest.get(&store).copied()
     }
 
-    /// The stores of which a manifest was seen.
-    pub(crate) fn stores(&self) -> Vec<StoreId> {
-        self.lock().highest.keys().copied().collect()
+    /// The highest of all stores.
+    pub(crate) fn all(&self) -> Vec<(StoreId, Sequence)> {
+        self.lock().highest.iter().map(|(store, sequence)| (*store, *sequence)).collect()
     }
 
-    /// A manifest was read and is genuine, or was published.
+    /// A store is gone for good.
+    pub fn forget(&self, store: StoreId) {
+        let mut seen = self.lock();
+        seen.highest.remove(&store);
+        seen.fresh.remove(&store);
+    }
+
+    /// A manifest was read and is what its name says, or was published.
     pub(super) fn note(&self, store: StoreId, sequence: Sequence) {
         let mut seen = self.lock();
         let highest = seen.highest.entry(store).or_default();
@@ -74,5 +81,9 @@ mod tests {
         numbers.know([(store, Sequence(2))]);
         assert_eq!(numbers.take_fresh(), [(store, Sequence(6))]);
         assert_eq!((numbers.take_fresh(), numbers.highest(StoreId(2))), (vec![], None));
+        assert_eq!(numbers.all(), [(store, Sequence(6))]);
+        numbers.note(store, Sequence(7));
+        numbers.forget(store);
+        assert_eq!((numbers.take_fresh(), numbers.all()), (vec![], vec![]));
     }
 }
