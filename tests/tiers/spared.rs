@@ -145,7 +145,8 @@ fn whoever_syncs_has_it_on_the_disk(mode: Mode) {
     place.mount.crash();
     assert_there(&pages);
     assert!(pages.iter().all(|(path, _)| tier(path) == "ssd"));
-    // So does whoever unmounts.
+    // So does whoever unmounts. A remote that has not answered yet is not relied upon.
+    eventually("the remote", || (place.mount.status("remote_state") == "up").then_some(()));
     let another = write_page(&place, &model, PAGES);
     assert_eq!(place.mount.status_number("ssd_spared_files"), 1);
     place.mount.remount();

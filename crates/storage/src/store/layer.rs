@@ -107,6 +107,18 @@ mod tests {
         }
     }
 
+    #[test]
+    fn what_takes_more_away_than_it_adds_makes_room() {
+        let (added, gone) = (("a", Some("1")), [("b", None), ("c", None)]);
+        assert!(!layer(&[]).makes_room() && !layer(&[added]).makes_room());
+        assert!(!layer(&[added, gone[0]]).makes_room(), "as much comes as goes");
+        assert!(layer(&[added, gone[0], gone[1]]).makes_room());
+        assert!(layer(&gone).makes_room());
+        let with_a_file =
+            Layer { removals: [ObjectId(7)].into_iter().collect(), ..layer(&[added]) };
+        assert!(with_a_file.makes_room());
+    }
+
     fn merged(layers: &[Layer]) -> String {
         let mut sources: Vec<Box<dyn Iterator<Item = Record<'_>>>> = Vec::new();
         for layer in layers {
