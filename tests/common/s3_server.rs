@@ -14,6 +14,20 @@ pub(crate) const SECRET: &str = "test-secret";
 /// names rely on it.
 pub(crate) const SETTLED_WITHIN: Duration = Duration::from_secs(150);
 
+/// The variables that lead to a server.
+pub(crate) fn environment(address: SocketAddr, secret: &str) -> Vec<(String, String)> {
+    let endpoint = format!("http://{address}");
+    [
+        ("AWS_ENDPOINT_URL", endpoint.as_str()),
+        ("AWS_ALLOW_HTTP", "true"),
+        ("AWS_REGION", "us-east-1"),
+        ("AWS_ACCESS_KEY_ID", KEY),
+        ("AWS_SECRET_ACCESS_KEY", secret),
+    ]
+    .map(|(name, value)| (name.to_owned(), value.to_owned()))
+    .to_vec()
+}
+
 /// A running server with one bucket.
 pub(crate) struct Server {
     process: Child,
@@ -56,16 +70,7 @@ impl Server {
     }
 
     pub(crate) fn environment(&self, secret: &str) -> Vec<(String, String)> {
-        let endpoint = format!("http://{}", self.address);
-        [
-            ("AWS_ENDPOINT_URL", endpoint.as_str()),
-            ("AWS_ALLOW_HTTP", "true"),
-            ("AWS_REGION", "us-east-1"),
-            ("AWS_ACCESS_KEY_ID", KEY),
-            ("AWS_SECRET_ACCESS_KEY", secret),
-        ]
-        .map(|(name, value)| (name.to_owned(), value.to_owned()))
-        .to_vec()
+        environment(self.address, secret)
     }
 
     pub(crate) fn files(&self) -> PathBuf {

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
-use super::s3_server::{KEY, SECRET};
+use super::s3_server::{SECRET, environment};
 
 const PAGE_KEYS: usize = 1000;
 const XML: &str = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>";
@@ -36,6 +36,11 @@ impl Request {
     pub(crate) fn gets(&self, below: &str) -> bool {
         self.method == "GET" && self.key.contains(below)
     }
+
+    /// Whether it writes one there.
+    pub(crate) fn puts(&self, below: &str) -> bool {
+        self.method == "PUT" && self.key.contains(below)
+    }
 }
 
 /// How it is answered.
@@ -43,6 +48,8 @@ pub(crate) enum Answer {
     Honest,
     /// After so long.
     After(Duration),
+    /// The connection is reset before the request is read.
+    Reset,
     /// A byte of the body each time.
     Drip(Duration),
     /// So many bytes per second.
@@ -121,16 +128,7 @@ impl Stub {
     }
 
     pub(crate) fn environment(&self) -> Vec<(String, String)> {
-        let endpoint = format!("http://{}", self.address);
-        [
-            ("AWS_ENDPOINT_URL", endpoint.as_str()),
-            ("AWS_ALLOW_HTTP", "true"),
-            ("AWS_REGION", "us-east-1"),
-            ("AWS_ACCESS_KEY_ID", KEY),
-            ("AWS_SECRET_ACCESS_KEY", SECRET),
-        ]
-        .map(|(name, value)| (name.to_owned(), value.to_owned()))
-        .to_vec()
+        environment(self.address, SECRET)
     }
 }
 
@@ -156,9 +154,14 @@ fn refusal(status: &'static str, code: &str) -> Reply {
 
 fn serve(client: &TcpStream, shared: &Shared) -> std::io::Result<()> {
     let mut reader = BufReader::new(client);
-    while let Some(request) = read(&mut reader)? {
+    while let Some(mut request) = read_head(&mut reader)? {
         let rule = Arc::clone(&shared.rule.lock().unwrap());
         let answer = rule(&request);
+        if matches!(answer, Answer::Reset) {
+            // What has come and is not read makes a reset of the end.
+            return Ok(());
+        }
+        reader.read_exact(&mut request.body)?;
         if let Answer::After(pause) = answer {
             std::thread::sleep(pause);
         }
@@ -194,7 +197,8 @@ fn serve(client: &TcpStream, shared: &Shared) -> std::io::Result<()> {
     Ok(())
 }
 
-fn read(reader: &mut impl BufRead) -> std::io::Result<Option<Request>> {
+/// The request, with space for its body.
+fn read_head(reader: &mut impl BufRead) -> std::io::Result<Option<Request>> {
     let mut line = String::new();
     if reader.read_line(&mut line)? == 0 {
         return Ok(None);
@@ -216,8 +220,7 @@ fn read(reader: &mut impl BufRead) -> std::io::Result<Option<Request>> {
         headers.insert(name.to_ascii_lowercase(), value.trim().to_owned());
     }
     let length = headers.get("content-length").and_then(|text| text.parse().ok());
-    let mut body = vec![0; length.unwrap_or(0)];
-    reader.read_exact(&mut body)?;
+    let body = vec![0; length.unwrap_or(0)];
     Ok(Some(Request { method, key, query, headers, body }))
 }
 

@@ -297,7 +297,7 @@ impl Inner {
 
     /// One counted call on the connection.
     fn run<T: Send + 'static>(
-        &self, operation: Operation, watch: &Watch,
+        &self, operation: Operation, watch: &Arc<Watch>,
         work: impl FnOnce(&dyn BlobStore) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let start = Instant::now();

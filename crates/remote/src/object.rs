@@ -12,10 +12,11 @@
 
 mod attempts;
 mod classify;
+mod patience;
 
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
-use futures_util::{Stream, StreamExt, TryStreamExt};
+use futures_util::{StreamExt, TryStreamExt};
 use object_store::aws::{AmazonS3, AmazonS3Builder};
 use object_store::path::Path;
 use object_store::{
@@ -25,11 +26,11 @@ use object_store::{
 use tokio::runtime::Runtime;
 
 use self::attempts::CountingConnector;
-use self::classify::classify;
+use self::classify::{classify, has_lost_connection};
 use super::counters::Counters;
 use super::error::{RemoteError, Result};
 use super::name::{RemoteName, RemotePrefix};
-use super::pace::Pace;
+use super::pool;
 use super::transfer::{Extent, Sink, Source};
 use super::{BlobStore, LISTING_MAX, Listed, Listing, Put, PutMode, Stat};
 
@@ -46,7 +47,7 @@ const RETRIES_MAX: usize = 3;
 const RETRIES_WITHIN: Duration = Duration::from_secs(15);
 /// For one TCP and TLS handshake.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
-/// For a request to be taken, its body with it, and between two packets of an answer.
+/// Longest silence of the server, beside the time that the bytes of a request take on a slow link.
 pub(super) const READ_MAX: Duration = Duration::from_secs(15);
 /// For a part of a listing, with its repetitions. It comes in pages, of which a server may give one after the other
 /// without a name in them, or each byte by byte; shorter than [`super::Limits::quiet_max`], so that the call ends
@@ -54,6 +55,8 @@ pub(super) const READ_MAX: Duration = Duration::from_secs(15);
 const LIST_MAX: Duration = Duration::from_secs(25);
 /// A look and a deletion: each with its repetitions, the last of which may wait for its answer.
 pub const SETTLING: Duration = RETRIES_WITHIN.saturating_add(READ_MAX).saturating_mul(2);
+/// How often a call that waits for the network says that it does.
+const SIGN_EVERY: Duration = Duration::from_secs(1);
 /// Threads that do network I/O: one core moves more than 1 GB/s without TLS, half with.
 const IO_THREADS: usize = 2;
 
@@ -95,8 +98,18 @@ impl Io {
         builder.build().map(|runtime| Io(Some(runtime)))
     }
 
+    /// Each request in it ends by itself ([`patience`]), so the call makes progress as long as it is in here.
     fn wait<T>(&self, future: impl Future<Output = T>) -> T {
-        self.0.as_ref().expect("there until dropped").block_on(future)
+        let runtime = self.0.as_ref().expect("there until dropped");
+        runtime.block_on(async {
+            let mut future = std::pin::pin!(future);
+            loop {
+                match tokio::time::timeout(SIGN_EVERY, future.as_mut()).await {
+                    Ok(outcome) => return outcome,
+                    Err(_) => pool::show_progress(),
+                }
+            }
+        })
     }
 }
 
@@ -118,11 +131,8 @@ impl Objects {
         let backoff = BackoffConfig { max_backoff: Duration::from_secs(2), ..Default::default() };
         let retries =
             RetryConfig { backoff, max_retries: RETRIES_MAX, retry_timeout: RETRIES_WITHIN };
-        // The whole of a transfer may take long, so only silence has a limit.
-        let client = ClientOptions::new()
-            .with_timeout_disabled()
-            .with_connect_timeout(CONNECT_MAX)
-            .with_read_timeout(READ_MAX);
+        // The whole of a transfer may take long; its parts have their limits in `patience`.
+        let client = ClientOptions::new().with_timeout_disabled().with_connect_timeout(CONNECT_MAX);
         let mut builder = AmazonS3Builder::new().with_client_options(client);
         for (name, value) in &bucket.settings {
             // Many variables are for other tools.
@@ -190,9 +200,9 @@ impl Objects {
 
     async fn copy_out(result: GetResult, sink: &Sink) -> Step<u64> {
         let expected = result.range.end - result.range.start;
-        let mut arrival = Arrival::new(result.into_stream());
+        let mut arrival = result.into_stream();
         let mut done = 0;
-        while let Some(bytes) = arrival.next().await? {
+        while let Some(bytes) = arrival.try_next().await? {
             sink.write_all_at(&bytes, done).map_err(Failure::Local)?;
             done += bytes.len() as u64;
         }
@@ -204,10 +214,10 @@ impl Objects {
     async fn rewrite(&self, key: &Path) -> Step<()> {
         let result = self.store.get(key).await?;
         let size = result.meta.size;
-        let mut arrival = Arrival::new(result.into_stream());
+        let mut arrival = result.into_stream();
         if size <= PART_BYTES {
             let mut bytes = Vec::new();
-            while let Some(part) = arrival.next().await? {
+            while let Some(part) = arrival.try_next().await? {
                 bytes.extend_from_slice(&part);
             }
             let done = bytes.len() as u64;
@@ -223,7 +233,7 @@ impl Objects {
         let mut writer = WriteMultipart::new_with_chunk_size(upload, part_bytes);
         let mut done = 0;
         let copied: Step<()> = async {
-            while let Some(bytes) = arrival.next().await? {
+            while let Some(bytes) = arrival.try_next().await? {
                 done += bytes.len() as u64;
                 writer.wait_for_capacity(PARTS_IN_FLIGHT).await?;
                 writer.put(bytes);
@@ -270,9 +280,6 @@ impl Objects {
         outcome.map_err(|failure| match failure {
             Failure::Store(error) => self.failed(what, name)(error),
             Failure::Local(error) => RemoteError::local(error),
-            Failure::Slow(why) => {
-                RemoteError::Slow(format!("remote {}: {what} {name} {why}", self.place))
-            }
             Failure::Short(found, expected) => RemoteError::Corrupt(format!(
                 "remote {}: {name} gave {found} bytes instead of {expected}",
                 self.place
@@ -286,36 +293,18 @@ enum Failure {
     Store(object_store::Error),
     Local(std::io::Error),
     Short(u64, u64),
-    Slow(String),
 }
 type Step<T> = std::result::Result<T, Failure>;
+
+impl Failure {
+    fn is_of_connection(&self) -> bool {
+        matches!(self, Failure::Store(error) if has_lost_connection(error))
+    }
+}
 
 impl From<object_store::Error> for Failure {
     fn from(error: object_store::Error) -> Failure {
         Failure::Store(error)
-    }
-}
-
-/// An object's bytes on their way, given up when they come too slowly. Who waits for the next ones is a future, which
-/// ends then, and frees its thread.
-struct Arrival<Bytes> {
-    stream: Bytes,
-    pace: Pace,
-}
-
-impl<Part: AsRef<[u8]>, Bytes: Stream<Item = object_store::Result<Part>> + Unpin> Arrival<Bytes> {
-    fn new(stream: Bytes) -> Arrival<Bytes> {
-        Arrival { stream, pace: Pace::new(READ_MAX) }
-    }
-
-    async fn next(&mut self) -> Step<Option<Part>> {
-        let start = Instant::now();
-        let bytes = self.stream.try_next().await?;
-        if let Some(bytes) = &bytes {
-            let count = bytes.as_ref().len() as u64;
-            self.pace.step(count, start.elapsed()).map_err(Failure::Slow)?;
-        }
-        Ok(bytes)
     }
 }
 
@@ -349,7 +338,12 @@ impl BlobStore for Objects {
         let key = self.key(name);
         let is_exclusive = matches!(name, RemoteName::Marker | RemoteName::Manifest(..));
         if is_exclusive || source.length() <= PART_BYTES {
-            let outcome = self.io.wait(self.put_whole(&key, &source, mode));
+            let mut outcome = self.io.wait(self.put_whole(&key, &source, mode));
+            // The client repeats only what it knows not to have been carried out, or to change nothing then; that a
+            // name tells its content it does not know.
+            if !is_exclusive && outcome.as_ref().is_err_and(Failure::is_of_connection) {
+                outcome = self.io.wait(self.put_whole(&key, &source, mode));
+            }
             return self.settle("put", name, outcome);
         }
         if mode == PutMode::IfAbsent && self.head(name)?.is_some() {

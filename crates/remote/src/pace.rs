@@ -7,8 +7,7 @@
 //! time that the remote was waited for  <=  grace + bytes that came / [`RATE_MIN`]
 //!
 //! Only waiting for the remote counts: not for a thread, not for `--remote-bandwidth`, not for the disk that takes the
-//! bytes. What goes to an object store needs no such rule: a part of at most 8 MiB has to be taken within
-//! [`super::object::READ_MAX`].
+//! bytes. What goes to an object store has a time of its own, of the same rate (`super::object::patience`).
 
 use std::time::Duration;
 

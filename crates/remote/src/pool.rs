@@ -5,6 +5,7 @@
 //! behind. The thread is *stuck* until the call returns by itself; others take its place, up to a
 //! bound, beyond which calls fail at once.
 
+use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -68,6 +69,16 @@ impl Watch {
     fn is_late(&self) -> bool {
         self.until.is_some_and(|until| until <= Instant::now())
     }
+}
+
+thread_local! {
+    /// The watch of the call that this thread is in.
+    static WATCH: RefCell<Option<Arc<Watch>>> = const { RefCell::new(None) };
+}
+
+/// The call that this thread is in is known to go on, though no byte has been seen to move. Says nothing on other threads.
+pub(super) fn show_progress() {
+    WATCH.with_borrow(|watch| watch.iter().for_each(|watch| watch.tick()));
 }
 
 /// Bounds of a pool.
@@ -155,7 +166,7 @@ impl Pool {
 
     /// Runs a call and waits for it while it makes progress.
     pub(super) fn call<T: Send + 'static>(
-        &self, watch: &Watch, work: impl FnOnce() -> T + Send + 'static,
+        &self, watch: &Arc<Watch>, work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Abandoned> {
         if watch.is_late() {
             return Err(Abandoned::Late);
@@ -163,11 +174,14 @@ impl Pool {
         let phase = Arc::new(Phase(AtomicU8::new(QUEUED)));
         let (answer, answered) = bounded(1);
         let (shared, inner) = (Arc::clone(&self.shared), Arc::clone(&phase));
+        let watched = Arc::clone(watch);
         self.submit(Box::new(move || {
             if inner.change(QUEUED, RUNNING) {
+                WATCH.set(Some(watched));
                 if let Ok(value) = catch_unwind(AssertUnwindSafe(work)) {
                     let _ = answer.send(value);
                 }
+                WATCH.set(None);
                 shared.returned(&inner);
             }
         }))?;
@@ -335,6 +349,19 @@ mod tests {
             }
         });
         assert_eq!(outcome, Ok(()));
+    }
+
+    #[test]
+    fn a_call_that_says_that_it_goes_on_is_waited_for() {
+        let pool = Pool::new(Bounds { threads_max: 1, stuck_max: 0 });
+        let outcome = pool.call(&Watch::new(QUIET_MAX * 4, None), || {
+            for _ in 0..12 {
+                std::thread::sleep(QUIET_MAX);
+                show_progress();
+            }
+        });
+        assert_eq!(outcome, Ok(()));
+        show_progress();
     }
 
     #[test]

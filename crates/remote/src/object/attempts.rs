@@ -29,7 +29,7 @@ struct Counting {
 
 impl HttpConnector for CountingConnector {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
-        let client = ReqwestConnector::default().connect(options)?;
+        let client = super::patience::limit(ReqwestConnector::default().connect(options)?);
         let retries = self.0.clone();
         Ok(HttpClient::new(Counting { client, retries, failed: Mutex::default() }))
     }

@@ -3,8 +3,9 @@
 use std::error::Error as _;
 
 use object_store::Error;
-use object_store::client::HttpError;
+use object_store::client::{HttpError, HttpErrorKind};
 
+use super::patience::TooSlow;
 use crate::error::RemoteError;
 
 /// Longest text of a cause: servers answer with pages of XML.
@@ -14,6 +15,9 @@ const CAUSE_CHARS_MAX: usize = 300;
 pub(super) fn classify(what: &str, error: &Error) -> RemoteError {
     let cause = one_line(&error.to_string());
     let text = format!("{what}: {cause}");
+    if let Some(TooSlow(why)) = causes(error).find_map(|cause| cause.downcast_ref()) {
+        return RemoteError::Slow(format!("{what} {why}"));
+    }
     if cause.contains("NoSuchBucket") {
         return RemoteError::Other(format!("{what}: there is no such bucket, create it"));
     }
@@ -41,14 +45,18 @@ fn status(cause: &str) -> Option<u16> {
 
 /// Whether the failure is one of the connection.
 fn has_no_answer(error: &Error) -> bool {
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        if error.is::<HttpError>() {
-            return true;
-        }
-        cause = error.source();
-    }
-    false
+    causes(error).any(<dyn std::error::Error>::is::<HttpError>)
+}
+
+/// Whether the connection broke under a request, which may have been carried out all the same: a server that closes
+/// one that nobody used for a while does so at any moment.
+pub(super) fn has_lost_connection(error: &Error) -> bool {
+    let mut causes = causes(error).filter_map(|cause| cause.downcast_ref::<HttpError>());
+    causes.any(|cause| cause.kind() == HttpErrorKind::Interrupted)
+}
+
+fn causes(error: &Error) -> impl Iterator<Item = &(dyn std::error::Error + 'static)> {
+    std::iter::successors(error.source(), |&cause| cause.source())
 }
 
 fn one_line(text: &str) -> String {
