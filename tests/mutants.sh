@@ -118,6 +118,8 @@ export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$PWD/target}
 # With a profile of its own, so that nothing takes a program with a mutant in it for its own: for cargo the same files
 # in another place are the same.
 export CARGO_PROFILE_DEV_DEBUG=0
+# As many as an incremental build has in any case, and another build does not.
+export CARGO_PROFILE_DEV_CODEGEN_UNITS=256
 # After a change of one line a third of the time.
 export CARGO_INCREMENTAL=1
 # Trying again finds what fails now and then, and no mutant does.

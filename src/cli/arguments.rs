@@ -28,7 +28,9 @@ use super::scrub::ScrubArguments;
 use super::seq::SeqArguments;
 use super::slots::SlotsCommand;
 use super::status::StatusArguments;
+use super::take_over::TakeOverArguments;
 use super::top::{SampleArguments, TopArguments};
+use super::upgrade::UpgradeArguments;
 use super::what_if::WhatIfArguments;
 use crate::tier::remote::StoreId;
 
@@ -70,6 +72,8 @@ pub(crate) enum Command {
     Config(ConfigCommand),
     /// Make everything in a mount durable
     Sync(SyncArguments),
+    /// Exchange the daemon of a mount for another kvfs while the mount is used
+    Upgrade(UpgradeArguments),
     /// Bring files nearer: into memory where there is a RAM tier, else to the disk
     Promote(PromoteArguments),
     /// Move files away: to the remote, or out of memory
@@ -124,6 +128,9 @@ pub(crate) enum Command {
     /// Ask a mount again and again what it says of itself (used by `kvfs top`)
     #[command(hide = true)]
     Sample(SampleArguments),
+    /// Go on with a mount that another daemon leaves (used by `kvfs upgrade`)
+    #[command(hide = true)]
+    TakeOver(TakeOverArguments),
 }
 
 /// `kvfs umount`.

@@ -21,7 +21,7 @@ use crate::store::packs::{DEFAULT_PACKED_BYTES_MAX, PACKED_BYTES_MAX};
 use crate::tier::encoding::ColdEncoding;
 
 /// Threads that answer the kernel: with passthrough they only open and close files.
-/// More than this never helped, and each has a buffer of 16 MiB.
+/// More than this never helped, and each has a buffer of 1 MiB.
 const THREADS_MAX: usize = 64;
 /// A budget below a few pages would make every open fetch what the last one pushed out.
 const SSD_BYTES_MIN: u64 = 16 << 20;
@@ -184,6 +184,8 @@ pub(crate) fn validate(first: &Sources, place: Place) -> Result<MountConfig, Str
             metrics_hosts,
             page: None,
             steering: None,
+            launch: None,
+            ending: Arc::default(),
         },
         remote_key,
         foreground: place.foreground,

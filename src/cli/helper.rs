@@ -9,11 +9,11 @@
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use super::arguments::UmountArguments;
-use super::config::{self, Named};
+use super::config::{self, MountConfig, Named};
 use super::output::{Failure, complain};
 use super::{config_command, mount, options, preflight, settings, umount};
 
@@ -62,12 +62,33 @@ fn mount_call(call: &Call) -> Result<(), Failure> {
             config_command::remount(mountpoint, &dash_o.layer)
         };
     }
-    let named = Named { store: store.clone(), mountpoint: mountpoint.clone(), ..Named::default() };
-    let config = config::resolve(named, dash_o, &|name| std::env::var_os(name))?;
+    let config = resolve((store, mountpoint), dash_o)?;
     if call.has('f') {
         return preflight::check_paths(&config).map(|_| ());
     }
     mount::run(&config).map(|_| ())
+}
+
+fn resolve(
+    (store, mountpoint): (&Path, &Path), dash_o: options::Parsed,
+) -> Result<MountConfig, Failure> {
+    let named =
+        Named { store: store.to_owned(), mountpoint: mountpoint.to_owned(), ..Named::default() };
+    config::resolve(named, dash_o, &|name| std::env::var_os(name))
+}
+
+/// The mount that the arguments after the program's name make.
+pub(crate) fn mount_config(arguments: &[OsString]) -> Result<MountConfig, Failure> {
+    let call = parse(arguments, "mount")?;
+    let [store, mountpoint] = call.paths.as_slice() else {
+        return Err(Failure::Usage("a store and a mountpoint are missing".to_owned()));
+    };
+    let dash_o = options::parse(&call.options, options::Writer::MountProgram);
+    let mut dash_o = dash_o.map_err(Failure::Usage)?;
+    if call.has('s') {
+        dash_o.unknown = None;
+    }
+    resolve((store, mountpoint), dash_o)
 }
 
 fn umount_call(call: &Call) -> Result<(), Failure> {

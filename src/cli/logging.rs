@@ -15,9 +15,8 @@ use nix::unistd::{User, geteuid};
 use super::output::complain;
 use super::service;
 
-/// What is worth keeping for months; fuser warns of requests that are meant to be unsupported, and tells of
-/// each answer to an interrupt of a request that came through a ring: the kernel looks for that elsewhere.
-pub(crate) const DEFAULT_FILTER: &str = "info,fuser=error,fuser::reply=off";
+/// What is worth keeping for months: of fuser, which mounts and shakes hands, errors alone.
+pub(crate) const DEFAULT_FILTER: &str = "info,fuser=error";
 
 /// Digits of the path's hash in the name of a log: two stores of a machine do not share 32 bits.
 const HASH_DIGITS: usize = 8;

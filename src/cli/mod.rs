@@ -72,9 +72,11 @@ mod style;
 mod subject;
 mod summary;
 mod sync;
+mod take_over;
 mod top;
 mod umount;
 mod unmount;
+mod upgrade;
 mod what_if;
 
 use std::ffi::OsString;
@@ -112,6 +114,7 @@ fn dispatch(command: Command) -> Outcome {
         Command::WhatIf(arguments) => what_if::run(&arguments),
         Command::Config(command) => config_command::run(&command),
         Command::Sync(arguments) => sync::run(&arguments),
+        Command::Upgrade(arguments) => upgrade::run(&arguments),
         Command::Promote(arguments) => movement::promote(&arguments),
         Command::Evict(arguments) => movement::evict(&arguments),
         Command::Hint(arguments) => hint::run(&arguments),
@@ -139,5 +142,6 @@ fn dispatch(command: Command) -> Outcome {
         Command::Version => Ok(Report::text(format!("kvfs {}\n", env!("CARGO_PKG_VERSION")))),
         Command::Probe(arguments) => probe::answer(&arguments),
         Command::Sample(arguments) => top::answer(&arguments),
+        Command::TakeOver(arguments) => take_over::run(&arguments),
     }
 }

@@ -1,5 +1,6 @@
 //! `kvfs mount`: checks, becomes a daemon unless told to stay, serves.
 
+use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use super::probe::{ANSWER_DEADLINE, Answer, Question, ask, daemon as daemon_of};
 use super::settings::Steerer;
 use super::stop::StopSignals;
 use super::{logging, metrics, preflight, service};
+use crate::fs::takeover::{Handover, Launch};
 use crate::fuse;
 
 /// Every open file of a client is one here too; the default of 1024 is less than one sequence.
@@ -33,19 +35,73 @@ pub(crate) fn run(config: &MountConfig) -> Outcome {
         }
         named => named.clone(),
     };
-    config.options.page = Some(Arc::new(Browser::default()));
-    config.options.steering = Some(Arc::new(Steerer::new(&config, log_file.clone())));
+    equip(&mut config, log_file.clone());
+    config.options.launch = Some(Arc::new(launch(&config)));
     match log_file {
         Some(path) if !config.foreground => start(&config, &path),
         log_file => stay(&config, log_file),
     }
 }
 
+fn equip(config: &mut MountConfig, log_file: Option<PathBuf>) {
+    config.options.page = Some(Arc::new(Browser::default()));
+    config.options.steering = Some(Arc::new(Steerer::new(config, log_file)));
+}
+
+/// How this program was called, for the one that goes on with the mount.
+fn launch(config: &MountConfig) -> Launch {
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    let named = arguments.first().map(Path::new).filter(|name| name.components().count() > 1);
+    // A name without a directory was found on the path.
+    let program = named.and_then(|name| std::path::absolute(name).ok());
+    let program = program.filter(|program| program.is_file());
+    Launch {
+        program: program.or_else(|| std::env::current_exe().ok()).unwrap_or_default(),
+        arguments,
+        directory: std::env::current_dir().unwrap_or_else(|_| PathBuf::from("/")),
+        store: config.options.store.clone(),
+        mountpoint: config.options.mountpoint.clone(),
+        ..Launch::default()
+    }
+}
+
+/// Goes on with a mount that another daemon has left in this process.
+pub(crate) fn go_on(mut config: MountConfig, left: Handover) -> Result<(), Failure> {
+    // Older kernels call a program that was given to them open by the number of the descriptor.
+    let _ = nix::sys::prctl::set_name(c"kvfs");
+    let log_file = match &config.log_file {
+        None if !config.foreground => {
+            Some(logging::default_path(&config.options.store).map_err(Failure::Failed)?)
+        }
+        named => named.clone(),
+    };
+    let target = match &log_file {
+        // Standard error is it already.
+        Some(path) if !config.foreground => Target::StandardIn(path.clone()),
+        Some(path) => Target::file(path.clone()).map_err(Failure::Failed)?,
+        None => Target::Standard,
+    };
+    logging::start(config.log_level.as_deref(), target);
+    equip(&mut config, log_file);
+    let launch = Launch { settings: String::new(), ..left.launch.clone() };
+    config.options.launch = Some(Arc::new(launch));
+    let status = format!("STATUS={} is ready", config.options.mountpoint.display());
+    let ready = move || service::notify(&["READY=1", &status]);
+    serve(&config, Some(left), ready).map_err(|line| {
+        log::error!("{line}");
+        log::error!(
+            "the mount ends here if it did not go on: what was open is lost, what was made durable is in the store; \
+             mount it again"
+        );
+        Failure::Failed(line)
+    })
+}
+
 fn stay(config: &MountConfig, log_file: Option<PathBuf>) -> Outcome {
     let target = log_file.map_or(Ok(Target::Standard), Target::file);
     logging::start(config.log_level.as_deref(), target.map_err(Failure::Failed)?);
     let status = format!("STATUS={} is ready", config.options.mountpoint.display());
-    serve(config, move || service::notify(&["READY=1", &status])).map_err(Failure::Failed)?;
+    serve(config, None, move || service::notify(&["READY=1", &status])).map_err(Failure::Failed)?;
     Ok(Report::default())
 }
 
@@ -82,7 +138,7 @@ fn run_daemon(
             }
         }
     };
-    match detached.and_then(|()| serve(config, ready)) {
+    match detached.and_then(|()| serve(config, None, ready)) {
         Ok(()) => EXIT_OK,
         Err(line) => {
             log::error!("{line}");
@@ -93,30 +149,37 @@ fn run_daemon(
 }
 
 /// Serves until unmounted or stopped.
-fn serve(config: &MountConfig, announce: impl FnOnce() + Send + 'static) -> Result<(), String> {
+fn serve(
+    config: &MountConfig, left: Option<Handover>, announce: impl FnOnce() + Send + 'static,
+) -> Result<(), String> {
     let options = &config.options;
     let started = || -> io::Result<_> {
         raise_open_files();
-        let ready = Arc::new(AtomicBool::new(false));
+        // One that goes on was ready before.
+        let ready = Arc::new(AtomicBool::new(left.is_some()));
         let signals = StopSignals::hold()?;
-        let watch =
-            signals.watch(options.store.clone(), options.mountpoint.clone(), ready.clone())?;
+        let watch = signals.watch(options, ready.clone())?;
         Ok((ready, watch))
     };
     let (ready, watch) = started().map_err(|error| format!("signals: {error}"))?;
     log::info!(
-        "kvfs {} (pid {}): mounting {} at {}",
+        "kvfs {} (pid {}): {} {} at {}",
         env!("CARGO_PKG_VERSION"),
         std::process::id(),
+        if left.is_some() { "going on with" } else { "mounting" },
         options.store.display(),
         options.mountpoint.display()
     );
     let mountpoint = options.mountpoint.clone();
-    let outcome = fuse::serve(options, move || {
+    let ready = move || {
         ready.store(true, Ordering::Release);
         log::info!("{} is ready", mountpoint.display());
         announce();
-    });
+    };
+    let outcome = match left {
+        Some(left) => fuse::go_on(options, left, ready),
+        None => fuse::serve(options, ready),
+    };
     watch.finish();
     match outcome {
         Ok(()) => {

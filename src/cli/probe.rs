@@ -94,7 +94,7 @@ pub(crate) fn ask(mountpoint: &Path, question: Question, deadline: Duration) -> 
 }
 
 /// The child's exit code, or None at the deadline.
-fn wait(child: &mut Child, deadline: Instant) -> io::Result<Option<i32>> {
+pub(crate) fn wait(child: &mut Child, deadline: Instant) -> io::Result<Option<i32>> {
     loop {
         if let Some(status) = child.try_wait()? {
             return Ok(Some(status.code().unwrap_or(libc::EINTR)));

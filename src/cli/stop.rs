@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::fuse::{Ending, MountOptions};
 use kvfs_os::mountinfo;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
@@ -52,6 +53,7 @@ struct Watched {
     store: PathBuf,
     mountpoint: PathBuf,
     ready: Arc<AtomicBool>,
+    ending: Arc<Ending>,
 }
 
 /// What ended the waiting.
@@ -86,11 +88,16 @@ impl StopSignals {
     }
 
     /// Starts the thread. `ready` says whether the mount has been announced.
-    pub(crate) fn watch(
-        self, store: PathBuf, mountpoint: PathBuf, ready: Arc<AtomicBool>,
-    ) -> io::Result<Watch> {
+    pub(crate) fn watch(self, options: &MountOptions, ready: Arc<AtomicBool>) -> io::Result<Watch> {
         let (read_end, write_end) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
-        let watched = Watched { signals: self.signals, served: read_end, store, mountpoint, ready };
+        let watched = Watched {
+            signals: self.signals,
+            served: read_end,
+            store: options.store.clone(),
+            mountpoint: options.mountpoint.clone(),
+            ready,
+            ending: Arc::clone(&options.ending),
+        };
         let thread = std::thread::Builder::new()
             .name("kvfs-signals".to_owned())
             .spawn(move || watched.run())?;
@@ -114,7 +121,9 @@ impl Watched {
             match self.wait(None) {
                 Event::Signal => {
                     log::info!("stopping: unmounting {}", self.mountpoint.display());
-                    self.stop();
+                    if !self.stop() {
+                        *self.ending.hold() = false;
+                    }
                 }
                 Event::Reopened => {}
                 Event::Served | Event::Timeout => return,
@@ -122,7 +131,8 @@ impl Watched {
         }
     }
 
-    fn stop(&self) {
+    /// Whether the mount has ended.
+    fn stop(&self) -> bool {
         if !self.is_ours() {
             if !self.ready.load(Ordering::Acquire) {
                 log::info!("stopped before the mount was ready");
@@ -130,7 +140,7 @@ impl Watched {
                 std::process::exit(i32::from(EXIT_FAILED));
             }
             log::info!("already unmounted");
-            return;
+            return true;
         }
         let deadline = Instant::now() + GRACE;
         let mut told = false;
@@ -140,21 +150,21 @@ impl Watched {
             match unmount(&self.mountpoint, how) {
                 Ok(()) if how == How::Abort => {
                     log::warn!("programs that still used the mount were cut off");
-                    return;
+                    return true;
                 }
-                Ok(()) | Err(UnmountError::NotMounted) => return,
+                Ok(()) | Err(UnmountError::NotMounted) => return true,
                 Err(UnmountError::Busy) if how == How::Unused => {}
                 Err(UnmountError::NotPermitted) => {
                     log::error!("not unmounted: it was mounted by another user");
-                    return;
+                    return false;
                 }
                 Err(UnmountError::Other(line)) => {
                     log::error!("not cleanly unmounted: {line}");
-                    return;
+                    return false;
                 }
                 Err(UnmountError::Busy) => {
                     log::error!("still {}", busy::describe(&self.mountpoint));
-                    return;
+                    return false;
                 }
             }
             if !told {
@@ -164,7 +174,7 @@ impl Watched {
             }
             match self.wait(Some(RETRY_INTERVAL)) {
                 Event::Signal => insist = true,
-                Event::Served => return,
+                Event::Served => return true,
                 Event::Timeout | Event::Reopened => {}
             }
         }
@@ -196,12 +206,16 @@ impl Watched {
         if descriptors[0].any().unwrap_or(true) {
             return Event::Served;
         }
+        let mut is_ending = self.ending.hold();
         match self.signals.read_signal() {
             Ok(Some(signal)) if is_hangup(&signal) && logging::is_file() => {
                 logging::reopen();
                 Event::Reopened
             }
-            Ok(_) => Event::Signal,
+            Ok(_) => {
+                *is_ending = true;
+                Event::Signal
+            }
             Err(error) => {
                 log::error!("signals can no longer be read: {error}");
                 Event::Served

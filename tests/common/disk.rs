@@ -71,6 +71,12 @@ impl SmallDisk {
         super::sys::shut_down(&self.mountpoint).unwrap();
     }
 
+    /// Whoever writes to the disk waits, where no signal reaches it, until what this gives is dropped.
+    pub(crate) fn freeze(&self) -> Frozen<'_> {
+        succeed(Command::new("fsfreeze").arg("--freeze").arg(&self.mountpoint));
+        Frozen(self)
+    }
+
     /// The disk comes back with what it had when its power was cut.
     pub(crate) fn restore_power(&self) {
         eventually("the disk not to be busy", || {
@@ -115,5 +121,14 @@ impl Drop for SmallDisk {
         if !output(Command::new("umount").arg(&self.mountpoint)).status.success() {
             output(Command::new("umount").arg("-l").arg(&self.mountpoint));
         }
+    }
+}
+
+/// A disk that answers nobody who writes to it.
+pub(crate) struct Frozen<'a>(&'a SmallDisk);
+
+impl Drop for Frozen<'_> {
+    fn drop(&mut self) {
+        succeed(Command::new("fsfreeze").arg("--unfreeze").arg(&self.0.mountpoint));
     }
 }

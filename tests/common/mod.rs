@@ -11,6 +11,7 @@
 pub(crate) mod disk;
 pub(crate) mod forks;
 pub(crate) mod ganesha;
+pub(crate) mod injection;
 pub(crate) mod memory_group;
 pub(crate) mod model;
 pub(crate) mod mount;

@@ -306,8 +306,15 @@ impl Mount {
             assert!(ended.status.success() || text.contains("busy"), "{text}");
             ended.status.success().then_some(())
         });
-        let mut daemon = self.daemon.take().unwrap();
-        eventually("the daemon to end", || daemon.try_wait().unwrap())
+        self.wait_until_it_ends()
+    }
+
+    /// Waits until the daemon has ended by itself, and returns how.
+    pub(crate) fn wait_until_it_ends(&mut self) -> ExitStatus {
+        let daemon = self.daemon.as_mut().unwrap();
+        let ended = eventually("the daemon to end", || daemon.try_wait().unwrap());
+        self.daemon = None;
+        ended
     }
 
     /// Mounts again, after [`Mount::kill`] or [`Mount::unmount`].

@@ -11,7 +11,7 @@ const PAUSE: Duration = Duration::from_micros(500);
 /// What one read asks for.
 pub(crate) const READ_BYTES: usize = 64 << 10;
 /// What the daemon's threads that take requests are called, with rings and without.
-const TAKES_REQUESTS: [&str; 2] = ["kvfs-ring-", "fuser-"];
+const TAKES_REQUESTS: [&str; 2] = ["kvfs-ring-", "kvfs-device-"];
 
 /// One open and read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

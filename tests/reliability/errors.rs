@@ -3,8 +3,8 @@
 
 use std::time::{Duration, Instant};
 
+use crate::common::injection::Injection;
 use crate::common::{Mode, Model, Mount};
-use crate::injection::Injection;
 use crate::kills::assert_sound;
 use crate::ledger::Ledger;
 use crate::writers::{is_written_once, prepare, write_during};

@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 
 use kvfs::page::{Layer, TokenStart, names};
 
+use crate::common::injection::Injection;
 use crate::common::mount::{files_below, scratch_directory};
 use crate::common::sys::{getxattr, open, rename, sync_directory, write_and_close};
 use crate::common::{Mode, Model, Mount, eventually, fill, forks};
-use crate::injection::Injection;
 use crate::kills::assert_sound;
 use crate::rounding::{eight_bits, is_rounded, page};
 use crate::setting;

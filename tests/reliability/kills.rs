@@ -5,9 +5,9 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use crate::common::injection::Injection;
 use crate::common::random::Random;
 use crate::common::{Mode, Model, Mount, forks};
-use crate::injection::Injection;
 use crate::ledger::Ledger;
 use crate::setting;
 use crate::writers::{is_written_once, prepare, rows_go_on, write_during};

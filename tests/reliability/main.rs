@@ -21,7 +21,6 @@ mod full;
 mod halves;
 mod import;
 mod index_room;
-mod injection;
 mod kills;
 mod ledger;
 mod peers;

@@ -5,10 +5,10 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::common::injection::Injection;
 use crate::common::mount::scratch_directory;
 use crate::common::sys::{assert_errno, errno, open, setxattr, sync_directory, write_and_close};
 use crate::common::{Mode, Mount, eventually, forks};
-use crate::injection::Injection;
 
 /// From the daemon's end until the mount answers again.
 const BACK_WITHIN: Duration = Duration::from_secs(2);

@@ -1,16 +1,14 @@
 //! Threads of a mount that run beside the requests, until the mount ends.
 
-use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded};
-use fuser::Notifier;
 
 use super::mount::{MountError, MountOptions};
-use super::notify::notify;
+use super::notify::{Notifier, notify};
 use kvfs_fs::{
     Ahead, FileSystem, Invalidation, Mover, PREFETCH_QUEUE_MAX, PREFETCH_THREADS, Retainer,
     ScrubRequest, check_records,
@@ -110,12 +108,11 @@ pub(super) fn start_indexing(
 /// What runs beside the requests, until `stopped` is closed.
 pub(super) fn start_threads(
     options: &MountOptions, file_system: &Arc<FileSystem>,
-    (kernel, invalidations): ((Notifier, Arc<OwnedFd>), Receiver<Invalidation>),
-    stopped: &Receiver<()>,
+    (notifier, invalidations): (Notifier, Receiver<Invalidation>), stopped: &Receiver<()>,
 ) -> Result<Vec<JoinHandle<()>>, MountError> {
     let mut threads = vec![start("kvfs-notify", {
         let stopped = stopped.clone();
-        move || notify((&kernel.0, &kernel.1), &invalidations, &stopped)
+        move || notify(&notifier, &invalidations, &stopped)
     })?];
     threads.extend(start_shrinking(options, file_system, stopped)?);
     if !file_system.store().is_read_only() {

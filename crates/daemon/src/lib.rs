@@ -1,7 +1,7 @@
 //! The kernel's side: decodes FUSE requests, makes one call into [`kvfs_fs`], replies.
 //!
-//! Requests come through the device or through rings; `operations` does not know which.
-//! fuser is pinned and stays behind this module.
+//! Requests come through the device or through rings; `protocol` takes them apart and writes answers for both, and
+//! `operations` does not know which. fuser mounts and shakes hands; it is pinned and stays behind this module.
 
 mod answer;
 mod background;
@@ -9,6 +9,8 @@ mod connection;
 mod convert;
 mod device;
 mod dispatch;
+mod exchange;
+mod gate;
 mod held;
 mod hosts;
 mod late;
@@ -23,14 +25,18 @@ mod operations;
 mod pace;
 mod page;
 mod passthrough;
+mod protocol;
 mod remote;
 mod ring;
 mod shared;
 mod slow;
 mod token;
 
+pub use exchange::Ending;
 pub use metrics_address::MetricsAddress;
-pub use mount::{MountError, MountOptions, Passthrough, RemoteOptions, default_threads, serve};
+pub use mount::{
+    MountError, MountOptions, Passthrough, RemoteOptions, default_threads, go_on, serve,
+};
 pub use page::{Access, Look, Page};
 pub use remote::NeedError;
 pub use ring::is_enabled as rings_are_enabled;

@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crossbeam_channel::bounded;
-use fuser::INodeNo;
+use crossbeam_channel::{Sender, bounded};
 
 use super::background::{join, start_indexing, start_moving, start_prefetching, start_threads};
 use super::connection::Connection;
 use super::dispatch::Operations;
+use super::exchange::{self, Ending, Left};
 use super::metrics_address::{Listener, MetricsAddress};
 use super::metrics_endpoint::MetricsEndpoint;
 use super::pace::Paced;
@@ -20,7 +20,8 @@ use super::remote::{self, NeedError};
 use super::shared::Shared;
 use super::slow;
 use kvfs_fs::rebuild::{RebuildError, RebuildFrom};
-use kvfs_fs::{AskAnew, FileSystem, FsError, OnCorrupt, Steering, Verify};
+use kvfs_fs::takeover::{Handover, Launch};
+use kvfs_fs::{AskAnew, FileSystem, FsError, Invalidation, Mover, OnCorrupt, Steering, Verify};
 use kvfs_observe::Observer;
 use kvfs_storage::store::packs::DEFAULT_PACKED_BYTES_MAX;
 use kvfs_storage::store::{Store, StoreError};
@@ -106,6 +107,10 @@ pub struct MountOptions {
     pub page: Option<Arc<dyn Page>>,
     /// Who knows these settings by name, and changes them while the mount is used.
     pub steering: Option<Arc<dyn Steering>>,
+    /// How the program was called that makes the mount; without it, no other takes the mount over.
+    pub launch: Option<Arc<Launch>>,
+    /// Whether somebody has asked the mount to end.
+    pub ending: Arc<Ending>,
 }
 
 impl MountOptions {
@@ -134,6 +139,8 @@ impl MountOptions {
             metrics_hosts: Vec::new(),
             page: None,
             steering: None,
+            launch: None,
+            ending: Arc::default(),
         }
     }
 }
@@ -186,6 +193,8 @@ pub enum MountError {
     Rebuild(RebuildError),
     /// The remote is sealed with other keys than are given.
     Key(RemoteError),
+    /// What another daemon has left cannot be gone on with.
+    Left(&'static str),
     /// The last changes could not be made durable.
     Flush(FsError),
 }
@@ -206,6 +215,7 @@ impl std::fmt::Display for MountError {
             MountError::Need(error) => write!(formatter, "{error}"),
             MountError::Rebuild(error) => write!(formatter, "{error}"),
             MountError::Key(error) => write!(formatter, "{error}"),
+            MountError::Left(what) => write!(formatter, "the daemon before left no {what}"),
             MountError::Flush(error) => {
                 write!(formatter, "the last changes could not be written: {error}")
             }
@@ -223,28 +233,25 @@ impl From<StoreError> for MountError {
 
 /// Opens the store, mounts it, calls `ready`, serves until it is unmounted, and flushes.
 pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountError> {
+    serve_or_go_on(options, None, ready)
+}
+
+/// The same for a mount that another daemon has left: opens the store and goes on.
+pub fn go_on(
+    options: &MountOptions, left: Handover, ready: impl FnOnce(),
+) -> Result<(), MountError> {
+    serve_or_go_on(options, Some(left), ready)
+}
+
+fn serve_or_go_on(
+    options: &MountOptions, left: Option<Handover>, ready: impl FnOnce(),
+) -> Result<(), MountError> {
     kvfs_os::refuse_large_files();
-    let listener = options.metrics_address.as_ref().map(Listener::bind).transpose()?;
-    let mut store = Store::open_or_create(&options.store)?;
-    // What a rebuild sees of manifests is remembered by the store that it makes.
-    let numbers = Arc::new(Numbers::default());
-    if !options.read_only {
-        store.check_writable()?;
-    }
-    let observer = Arc::new(Observer::new());
-    remote::prepare(options, &store, &numbers, &observer)?;
+    let listener = listen(options, left.is_some())?;
+    let mut left = left.map(Left::new).transpose()?;
     let counters = Counters::default();
-    store.ram = memory_tier(options, &store, &counters)?;
-    store.packs.set_packed_bytes_max(options.packed_bytes_max);
-    observer.describe(&options.mountpoint);
     let (sender, invalidations) = bounded(INVALIDATIONS_MAX);
-    let (mut file_system, recovered) = FileSystem::open(store, observer, sender)?;
-    log::info!("opened the store {}: {recovered:?}", options.store.display());
-    file_system.choices.set(options.verify, options.on_corrupt);
-    file_system.steer_by(options.steering.as_ref());
-    let mover = remote::attach_tiers(options, &mut file_system, &counters, &numbers)?;
-    show_metrics(&file_system, &counters);
-    let file_system = Arc::new(file_system);
+    let (file_system, mover) = open_file_system(options, &mut left, &counters, sender)?;
     let shared = Arc::new(Shared::new(Arc::clone(&file_system), options));
     let let_go = {
         let shared = Arc::downgrade(&shared);
@@ -260,28 +267,35 @@ pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountEr
     let (paced, paced_threads) = Paced::start(Box::new(move || room_in.has_room()))?;
     let (pools, queues) = slow::queues(paced);
     let operations = Operations::new(Arc::clone(&shared), pools);
-    let connection = Connection::open(options, &shared, operations)?;
+    let connection = match &left {
+        Some(left) => left.connect(options, &shared, operations)?,
+        None => Connection::open(options, &shared, operations)?,
+    };
 
     let (stop, stopped) = bounded::<()>(0);
     let notifier = connection.notifier();
-    let teller = notifier.clone();
+    let (teller, silenced) = (notifier.clone(), notifier.clone());
     file_system.core.on_new_names(AskAnew(Box::new(move |directory| {
         // A directory that the kernel does not hold needs no telling.
-        let _ = teller.inval_inode(INodeNo(directory.0), -1, 0);
+        let _ = teller.forget_attributes(directory);
     })));
-    let kernel = (notifier, connection.device());
-    let threads = start_threads(options, &file_system, (kernel, invalidations), &stopped)?;
+    let threads = start_threads(options, &file_system, (notifier, invalidations), &stopped)?;
     let slow_threads = queues.start(file_system.tiers().is_some())?;
     start_prefetching(&file_system, counters, &stopped)?;
     start_indexing(options, &file_system, &stopped)?;
     let moving = mover.map(|mover| start_moving(&file_system, mover, &stopped)).transpose()?;
     let endpoint =
         listener.map(|socket| MetricsEndpoint::start(socket, &file_system, options)).transpose()?;
-    let rings = connection.begin()?;
+    let exchanges = left.as_ref().map_or(0, Left::exchanges);
+    let source = connection.exchangeable();
+    exchange::start(options, &shared, source, silenced, exchanges, &stopped)?;
+    let requests = connection.begin()?;
+    exchange::note_served();
+    left.iter().for_each(Left::tell);
     ready();
     join(slow_threads);
     join(paced_threads);
-    join(rings);
+    join(requests);
     file_system.stop_moving();
     drop((stop, endpoint));
     join(threads);
@@ -296,6 +310,53 @@ pub fn serve(options: &MountOptions, ready: impl FnOnce()) -> Result<(), MountEr
     log::info!("unmounted {}", options.mountpoint.display());
     tell_longest_held(&file_system);
     Ok(())
+}
+
+/// The store of a mount, with what moves objects, if anything does.
+fn open_file_system(
+    options: &MountOptions, left: &mut Option<Left>, counters: &Counters,
+    sender: Sender<Invalidation>,
+) -> Result<(Arc<FileSystem>, Option<Mover>), MountError> {
+    let mut store = match left.as_mut() {
+        Some(left) => left.open_store(&options.store)?,
+        None => Store::open_or_create(&options.store)?,
+    };
+    // What a rebuild sees of manifests is remembered by the store that it makes.
+    let numbers = Arc::new(Numbers::default());
+    if !options.read_only {
+        store.check_writable()?;
+    }
+    let observer = Arc::new(Observer::new());
+    if left.is_none() {
+        remote::prepare(options, &store, &numbers, &observer)?;
+    }
+    store.ram = memory_tier(options, &store, counters)?;
+    store.packs.set_packed_bytes_max(options.packed_bytes_max);
+    observer.describe(&options.mountpoint);
+    let mut file_system = if let Some(left) = left.as_mut() {
+        left.open(store, observer, sender)?
+    } else {
+        let (file_system, recovered) = FileSystem::open(store, observer, sender)?;
+        log::info!("opened the store {}: {recovered:?}", options.store.display());
+        file_system
+    };
+    file_system.choices.set(options.verify, options.on_corrupt);
+    file_system.steer_by(options.steering.as_ref());
+    let mover =
+        remote::attach_tiers(options, &mut file_system, counters, &numbers, left.is_some())?;
+    show_metrics(&file_system, counters);
+    Ok((Arc::new(file_system), mover))
+}
+
+/// Where metrics are asked for. A mount that goes on does so without them as well.
+fn listen(options: &MountOptions, goes_on: bool) -> Result<Option<Listener>, MountError> {
+    match options.metrics_address.as_ref().map(Listener::bind).transpose() {
+        Err(error) if goes_on => {
+            log::error!("no metrics are served from now on: {error}");
+            Ok(None)
+        }
+        outcome => outcome,
+    }
 }
 
 fn memory_tier(

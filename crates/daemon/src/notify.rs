@@ -5,72 +5,121 @@
 //! that is killed meanwhile would never end.
 
 use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crossbeam_channel::{Receiver, select};
-use fuser::{INodeNo, Notifier};
+use crossbeam_channel::{Receiver, Select, TryRecvError};
 use nix::errno::Errno;
 use zerocopy::{Immutable, IntoBytes};
 
 use kvfs_fs::Invalidation;
 use kvfs_storage::store::record::InodeId;
 
-/// `FUSE_NOTIFY_PRUNE` of include/uapi/linux/fuse.h.
+/// Kinds of notifications, of include/uapi/linux/fuse.h.
+const INVALIDATE_INODE: u32 = 2;
 const PRUNE: u32 = 9;
 
-/// `struct fuse_out_header`, with the kind of a notification in place of an error; `struct fuse_notify_prune_out`;
-/// the numbers of as many inodes as that says.
+/// `struct fuse_out_header`, with the kind of a notification in place of an error.
 #[derive(IntoBytes, Immutable)]
 #[repr(C)]
-struct PruneOne {
+struct Header {
     length: u32,
     kind: u32,
     request: u64,
+}
+
+/// `struct fuse_notify_inval_inode_out`.
+#[derive(IntoBytes, Immutable)]
+#[repr(C)]
+struct InvalidateInode {
+    header: Header,
+    inode: u64,
+    offset: i64,
+    length: i64,
+}
+
+/// `struct fuse_notify_prune_out`, and the numbers of as many inodes as that says.
+#[derive(IntoBytes, Immutable)]
+#[repr(C)]
+struct PruneOne {
+    header: Header,
     count: u32,
     padding: u32,
     spare: u64,
     inode: u64,
 }
 
-impl PruneOne {
-    const BYTES: u32 = 40;
-}
-
-const _: () = assert!(size_of::<PruneOne>() == PruneOne::BYTES as usize);
-
-/// Tells the kernel, until `stopped` is closed.
-pub(super) fn notify(
-    (notifier, device): (&Notifier, &OwnedFd), invalidations: &Receiver<Invalidation>,
-    stopped: &Receiver<()>,
-) {
-    let mut can_prune = true;
-    loop {
-        let what = select! {
-            recv(stopped) -> _ => return,
-            recv(invalidations) -> what => what,
-        };
-        let Ok(what) = what else { return };
-        let (Invalidation::Inode(inode) | Invalidation::Names(inode)) = what;
-        // Attributes, and not cached bytes (offset -1).
-        if let Err(error) = notifier.inval_inode(INodeNo(inode.0), -1, 0) {
-            log::debug!("the kernel did not take an invalidation: {error}");
-        }
-        if can_prune && matches!(what, Invalidation::Names(_)) {
-            can_prune = prune(device, inode) != Err(Errno::EINVAL);
-        }
+impl Header {
+    /// The header of a message of type `T`.
+    fn new<T>(kind: u32) -> Header {
+        Header { length: u32::try_from(size_of::<T>()).unwrap_or(u32::MAX), kind, request: 0 }
     }
 }
 
-/// Has the kernel drop the names of an inode that nobody uses at the moment, and with them the inode. Linux knows
-/// that since 6.18 (EINVAL before), and it takes no lock of an inode.
-fn prune(device: &OwnedFd, inode: InodeId) -> nix::Result<()> {
-    let message = PruneOne {
-        length: PruneOne::BYTES,
-        kind: PRUNE,
-        request: 0,
-        count: 1,
-        padding: 0,
-        spare: 0,
-        inode: inode.0,
-    };
-    nix::unistd::write(device, message.as_bytes()).map(drop)
+const _: () = assert!(size_of::<InvalidateInode>() == 40 && size_of::<PruneOne>() == 40);
+
+/// Tells the kernel of a mount what to forget.
+#[derive(Clone, Debug)]
+pub(super) struct Notifier {
+    device: Arc<OwnedFd>,
+    /// Held from the moment at which something is taken that the kernel is to forget until it is told.
+    telling: Arc<Mutex<()>>,
+}
+
+impl Notifier {
+    /// Of the mount that `device` is the connection of.
+    pub(super) fn new(device: Arc<OwnedFd>) -> Notifier {
+        Notifier { device, telling: Arc::default() }
+    }
+
+    /// What waits to be told waits until this is dropped.
+    pub(super) fn hold(&self) -> MutexGuard<'_, ()> {
+        self.telling.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has the kernel ask for the attributes of an inode anew. Its cached bytes stay (the negative offset), and so no
+    /// lock is taken that the kernel holds while it waits for an answer. ENOENT: it does not know the inode.
+    pub(super) fn forget_attributes(&self, inode: InodeId) -> nix::Result<()> {
+        let header = Header::new::<InvalidateInode>(INVALIDATE_INODE);
+        self.tell(&InvalidateInode { header, inode: inode.0, offset: -1, length: 0 })
+    }
+
+    /// Has the kernel drop the names of an inode that nobody uses at the moment, and with them the inode. Linux knows
+    /// that since 6.18 (EINVAL before), and it takes no lock of an inode.
+    fn prune(&self, inode: InodeId) -> nix::Result<()> {
+        let header = Header::new::<PruneOne>(PRUNE);
+        self.tell(&PruneOne { header, count: 1, padding: 0, spare: 0, inode: inode.0 })
+    }
+
+    fn tell(&self, message: &(impl IntoBytes + Immutable)) -> nix::Result<()> {
+        nix::unistd::write(&self.device, message.as_bytes()).map(drop)
+    }
+}
+
+/// Tells the kernel, until `stopped` is closed.
+pub(super) fn notify(
+    notifier: &Notifier, invalidations: &Receiver<Invalidation>, stopped: &Receiver<()>,
+) {
+    let mut can_prune = true;
+    let mut either = Select::new();
+    let end = either.recv(stopped);
+    either.recv(invalidations);
+    loop {
+        if either.ready() == end {
+            return;
+        }
+        let _telling = notifier.hold();
+        let what = match invalidations.try_recv() {
+            Ok(what) => what,
+            Err(TryRecvError::Empty) => continue,
+            Err(TryRecvError::Disconnected) => return,
+        };
+        let (Invalidation::Inode(inode) | Invalidation::Names(inode)) = what;
+        match notifier.forget_attributes(inode) {
+            Ok(()) | Err(Errno::ENOENT) => {}
+            Err(error) => log::debug!("the kernel did not take an invalidation: {error}"),
+        }
+        if can_prune && matches!(what, Invalidation::Names(_)) {
+            can_prune = notifier.prune(inode) != Err(Errno::EINVAL);
+        }
+    }
 }

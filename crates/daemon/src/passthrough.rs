@@ -9,6 +9,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kvfs_fs::IoMode;
+use kvfs_fs::takeover::LiveBacking;
 use kvfs_storage::store::Store;
 use kvfs_storage::store::disk::{Access, DiskFile, DiskPath};
 use kvfs_storage::store::record::InodeId;
@@ -79,6 +80,24 @@ impl Backings {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Nothing is registered or let go until this is dropped.
+    pub(super) fn freeze(&self) -> Frozen<'_> {
+        Frozen(self.registered())
+    }
+
+    /// Goes on with what another daemon has registered. A second id for one of these inodes would be refused.
+    pub(super) fn take_over(&self, device: &Arc<OwnedFd>, live: &[LiveBacking]) {
+        let mut registered = self.registered();
+        for LiveBacking { inode, id, count, is_sealed, idle_since } in live.iter().copied() {
+            let id = Arc::new(Backing { id, device: Arc::clone(device) });
+            registered.by_inode.insert(inode, Opens { id, count, is_sealed, idle_since });
+            if let Some(since) = idle_since {
+                registered.idle.insert(since, inode);
+                registered.closes = registered.closes.max(since);
+            }
+        }
+    }
+
     /// The id for one more open of an inode; `register` makes one if this is the first.
     pub(super) fn attach(
         &self, inode: InodeId, is_sealed: bool, register: impl FnOnce() -> io::Result<Backing>,
@@ -119,6 +138,23 @@ impl Backings {
         drop(registered);
         drop(dropped);
         gone
+    }
+}
+
+/// See [`Backings::freeze`].
+pub(super) struct Frozen<'a>(MutexGuard<'a, Registered<Arc<Backing>>>);
+
+impl Frozen<'_> {
+    /// What is registered, for the daemon that goes on with it.
+    pub(super) fn live(&self) -> Vec<LiveBacking> {
+        let live = |(inode, opens): (&InodeId, &Opens<Arc<Backing>>)| LiveBacking {
+            inode: *inode,
+            id: opens.id.id,
+            count: opens.count,
+            is_sealed: opens.is_sealed,
+            idle_since: opens.idle_since,
+        };
+        self.0.by_inode.iter().map(live).collect()
     }
 }
 

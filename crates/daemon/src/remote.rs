@@ -171,14 +171,14 @@ fn rebuild_if_new(
 /// record.
 pub(super) fn attach_tiers(
     options: &MountOptions, file_system: &mut FileSystem, counters: &Counters,
-    numbers: &Arc<Numbers>,
+    numbers: &Arc<Numbers>, goes_on: bool,
 ) -> Result<Option<Mover>, MountError> {
     let has_copies = file_system.has_other_copies().map_err(MountError::Flush)?;
     if options.remote.is_none() && options.cold == ColdEncoding::None && !has_copies {
         return Ok(None);
     }
     let remote = options.remote.as_ref();
-    let remote = remote.map(|wanted| connect(wanted, options, file_system, numbers));
+    let remote = remote.map(|wanted| connect(wanted, options, file_system, numbers, goes_on));
     let remote = remote.transpose()?;
     let (exchange, publisher) = remote.unzip();
     let ssd = SsdTier::new(options.ssd_bytes);
@@ -189,10 +189,11 @@ pub(super) fn attach_tiers(
     Ok((!options.read_only).then(|| Mover::new(publisher)))
 }
 
-/// Connects to the remote, in the background.
+/// Connects to the remote, in the background. Whether keys fit is waited for, but not while programs wait for a mount that
+/// goes on with what it had.
 fn connect(
     wanted: &RemoteOptions, options: &MountOptions, file_system: &FileSystem,
-    numbers: &Arc<Numbers>,
+    numbers: &Arc<Numbers>, goes_on: bool,
 ) -> Result<(Exchange, Publisher), MountError> {
     let (id, expected) = file_system.remote_identity().map_err(MountError::Flush)?;
     let seen = |sealed| file_system.manifests_seen(sealed).map_err(MountError::Flush);
@@ -207,7 +208,8 @@ fn connect(
     numbers.know(seen(wanted.keys.is_some())?);
     let remote = Remote::open(&wanted.place, wanted.options(&options.store, expected, numbers));
     let remote = Arc::new(remote.map_err(MountError::Thread)?);
-    if (expected.is_none() || wanted.keys.is_some())
+    if !goes_on
+        && (expected.is_none() || wanted.keys.is_some())
         && let State::Down { error: error @ RemoteError::Key(_), .. } =
             remote.wait_for_answer(KEY_PATIENCE)
     {

@@ -5,13 +5,14 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use fuser::{Errno, FopenFlags, Notifier};
+use fuser::{Errno, FopenFlags};
 
 use super::convert::errno;
 use super::held::Held;
 use super::late::{Late, take_queued};
 use super::linger::Linger;
 use super::mount::{MountOptions, Passthrough};
+use super::notify::Notifier;
 use super::passthrough::{Backing, Backings, trial};
 use kvfs_fs::{Caching, FileSystem, FsError, IoMode, Opened, Subject};
 use kvfs_observe::Operation;
@@ -43,9 +44,9 @@ impl Shared {
     }
 
     /// Takes the connection to the kernel.
-    pub(super) fn connect(&self, device: &Arc<OwnedFd>, notifier: Notifier) {
+    pub(super) fn connect(&self, device: &Arc<OwnedFd>) {
         let _ = self.device.set(Arc::clone(device));
-        let _ = self.notifier.set(notifier);
+        let _ = self.notifier.set(Notifier::new(Arc::clone(device)));
         self.linger.watch(Arc::clone(device));
     }
 

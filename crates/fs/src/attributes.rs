@@ -1,9 +1,11 @@
 //! What `stat` shows of an inode, without any type of the FUSE library.
 
+use serde::{Deserialize, Serialize};
+
 use kvfs_storage::store::record::{Inode, InodeId, Kind, Time};
 
 /// A name in a directory.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Place {
     /// The directory.
     pub parent: InodeId,

@@ -42,6 +42,10 @@ impl Collection {
     fn progress(&self) -> MutexGuard<'_, Progress> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    pub(super) fn is_running(&self) -> bool {
+        matches!(*self.progress(), Progress::Running)
+    }
 }
 
 /// What somebody wants collected.

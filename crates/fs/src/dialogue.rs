@@ -5,6 +5,8 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
+use serde::{Deserialize, Serialize};
+
 use super::attributes::Caller;
 use super::reply::Reply;
 use super::{FileSystem, FsError};
@@ -19,8 +21,11 @@ const DONE: &str = "ok\n";
 #[derive(Debug, Default)]
 pub(crate) struct Dialogue(Mutex<Turn>);
 
-#[derive(Debug, Default)]
-struct Turn {
+/// What was asked and answered so far.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Turn {
+    /// Who opened it could run by itself what the daemon may be asked to run.
+    may_exchange: bool,
     request: Vec<u8>,
     reply: Reply,
 }
@@ -32,6 +37,21 @@ pub(super) fn check_caller(caller: Caller) -> Result<(), FsError> {
 }
 
 impl Dialogue {
+    /// How far it has come; `None` while somebody carries a request out.
+    pub(crate) fn so_far(&self) -> Option<Turn> {
+        self.try_turn().map(|turn| turn.clone())
+    }
+
+    /// Who asks may have the daemon exchanged, too.
+    pub(crate) fn allow_exchange(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).may_exchange = true;
+    }
+
+    /// Goes on where another daemon was.
+    pub(crate) fn from(turn: Turn) -> Dialogue {
+        Dialogue(Mutex::new(turn))
+    }
+
     /// The turn, unless somebody carries the request out.
     fn try_turn(&self) -> Option<MutexGuard<'_, Turn>> {
         match self.0.try_lock() {
@@ -64,7 +84,7 @@ impl Dialogue {
     pub(crate) fn answer(&self, fs: &FileSystem, offset: u64, buffer: &mut [u8]) -> usize {
         let mut turn = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if !turn.reply.is_given() {
-            let text = carry_out(fs, &turn.request);
+            let text = carry_out(fs, &turn);
             turn.reply.give(text, offset);
         }
         turn.reply.copy(offset, buffer)
@@ -72,7 +92,10 @@ impl Dialogue {
 }
 
 /// Does what is requested, and tells what became of it.
-fn carry_out(fs: &FileSystem, request: &[u8]) -> String {
+fn carry_out(fs: &FileSystem, Turn { request, may_exchange, .. }: &Turn) -> String {
+    if let Some(answer) = fs.upgrades.answer(request, *may_exchange) {
+        return answer;
+    }
     let Some(steering) = fs.steering.get() else {
         return "error: nobody knows the settings of this mount\n".to_owned();
     };

@@ -37,6 +37,7 @@
 //! | `backlog` | changes that wait for a commit, and their pace |
 //! | `whereabouts`, `placement` | where the bytes of an object are, and of all pages of a layer |
 //! | `health` | how well the mount is, and why |
+//! | `takeover` | the mount goes on with another daemon |
 //! | `subject` | what a request is about, for the log |
 //! | `views`, `metrics`, `history`, `hottest`, `seen` | `.kvfs/`, what happened, what is used |
 //! | `batch` | many names of a directory in one question |
@@ -104,6 +105,7 @@ mod sight;
 mod subject;
 mod sweep;
 mod synchronous;
+pub mod takeover;
 mod tiers;
 mod torn_rows;
 mod transfer;
@@ -128,7 +130,7 @@ pub use error::FsError;
 pub use extended::{extended_attribute_for, set_extended_attribute_for};
 pub use held_back::make_all_durable;
 pub use list::{Listed, Listing};
-pub use live::{Changes, Choices, Steering};
+pub use live::{Changes, Choices, Steering, configuration, settings_changed};
 pub use lookup::Lookup;
 pub use on_corrupt::OnCorrupt;
 pub use opened::{Caching, Opened, OpenedBy};
@@ -223,6 +225,8 @@ pub struct FileSystem {
     /// What was asked of everything below directories.
     pub errands: Errands,
     scrub: scrub::Scrub,
+    /// Exchanges of the daemon.
+    pub upgrades: takeover::Upgrades,
 }
 
 impl FileSystem {
@@ -253,28 +257,7 @@ impl FileSystem {
         let mut state = State::new(metadata);
         state.unsettled.extend(recovered.still_changing.iter().copied());
         state.full_tails.extend(recovered.tails.iter().copied());
-        let backlog = backlog::Backlog::default();
-        backlog.look_for_room(&store);
-        let file_system = FileSystem {
-            core: Core::new(store, state, observer, invalidations),
-            durable_generation: Mutex::new(0),
-            backlog,
-            left_by_crash,
-            transport: OnceLock::new(),
-            tiers: None,
-            let_go: OnceLock::new(),
-            prefetch: prefetch::Prefetch::default(),
-            collection: collection::Collection::default(),
-            prefixes: prefixes::Prefixes::default(),
-            blocks: prefixes::Blocks::default(),
-            batches: batch::Batches::default(),
-            foreign: foreign::Foreign::default(),
-            retention: retention::Retention::default(),
-            choices: Choices::default(),
-            steering: OnceLock::new(),
-            errands: Errands::default(),
-            scrub: scrub::Scrub::default(),
-        };
+        let file_system = assemble(store, state, (observer, invalidations), left_by_crash);
         file_system.retention.begin(believed);
         if !file_system.core.store.is_read_only() {
             torn_rows::cut_after_crash(&file_system.core);
@@ -316,6 +299,37 @@ impl FileSystem {
     /// Counters and recent errors.
     pub fn observer(&self) -> &Observer {
         &self.core.observer
+    }
+}
+
+/// A file system of a state, as it is before anybody uses it.
+fn assemble(
+    store: Store, state: State,
+    (observer, invalidations): (Arc<Observer>, crossbeam_channel::Sender<Invalidation>),
+    left_by_crash: LeftByCrash,
+) -> FileSystem {
+    let backlog = backlog::Backlog::default();
+    backlog.look_for_room(&store);
+    FileSystem {
+        core: Core::new(store, state, observer, invalidations),
+        durable_generation: Mutex::new(0),
+        backlog,
+        left_by_crash,
+        transport: OnceLock::new(),
+        tiers: None,
+        let_go: OnceLock::new(),
+        prefetch: prefetch::Prefetch::default(),
+        collection: collection::Collection::default(),
+        prefixes: prefixes::Prefixes::default(),
+        blocks: prefixes::Blocks::default(),
+        batches: batch::Batches::default(),
+        foreign: foreign::Foreign::default(),
+        retention: retention::Retention::default(),
+        choices: Choices::default(),
+        steering: OnceLock::new(),
+        errands: Errands::default(),
+        scrub: scrub::Scrub::default(),
+        upgrades: takeover::Upgrades::default(),
     }
 }
 

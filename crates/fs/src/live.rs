@@ -20,11 +20,24 @@ pub trait Steering: std::fmt::Debug + Send + Sync {
     /// Each setting, its value and where that comes from, as JSON.
     fn settings(&self) -> String;
 
+    /// What was changed since the mount was made, `KEY=VALUE` on a line each.
+    fn changed(&self) -> String;
+
     /// Changes settings, `KEY=VALUE` on a line each: all of them, or none.
     ///
     /// # Errors
     /// A line that says what is wrong and what to do.
     fn change(&self, file_system: &FileSystem, request: &str) -> Result<(), String>;
+}
+
+/// What of the settings was changed since the mount was made, `KEY=VALUE` on a line each.
+pub fn settings_changed(file_system: &FileSystem) -> String {
+    file_system.steering.get().map(|steering| steering.changed()).unwrap_or_default()
+}
+
+/// All settings of the mount, as `.kvfs/config` tells them.
+pub fn configuration(file_system: &FileSystem) -> String {
+    file_system.steering.get().map(|steering| steering.configuration()).unwrap_or_default()
 }
 
 /// What opens do with the bytes that they find.

@@ -4,21 +4,21 @@
 //! A descriptor has one position for both, so the next question begins behind the answer that was read, and its
 //! length says nothing about where it ends.
 
-use std::sync::Arc;
+use serde::{Deserialize, Serialize};
 
 use super::transfer::copy_text;
 
 /// The answer to what was written to a descriptor, once it was asked for.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Reply {
     /// Where the last write ended, as the descriptor counts.
     end: u64,
     given: Option<Given>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct Given {
-    text: Arc<[u8]>,
+    text: Vec<u8>,
     /// Where it begins.
     offset: u64,
 }
@@ -41,7 +41,7 @@ impl Reply {
     /// Answers somebody who reads from `offset` on.
     pub(crate) fn give(&mut self, text: String, offset: u64) {
         let offset = if offset == self.end { offset } else { 0 };
-        self.given = Some(Given { text: Arc::from(text.into_bytes()), offset });
+        self.given = Some(Given { text: text.into_bytes(), offset });
     }
 
     /// Copies what lies at `offset`, as the descriptor counts. Returns how much.

@@ -89,6 +89,10 @@ enum Found {
 }
 
 impl Scrub {
+    pub(super) fn is_running(&self) -> bool {
+        self.progress().phase == Phase::Running
+    }
+
     fn progress(&self) -> MutexGuard<'_, Progress> {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }

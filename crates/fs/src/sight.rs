@@ -33,9 +33,12 @@ const LOOK_EVERY_MIN: Duration = Duration::from_millis(250);
 const NAMES_EVERY: Duration = Duration::from_secs(3600);
 /// How often files that the remote refused are tried again; whoever repairs what refused them need not mount anew.
 const REFUSED_EVERY: Duration = Duration::from_secs(3600);
-/// Looking for names and copies takes at most one of so many parts of the time: a million files have thousands
-/// of parts, each of which is a request.
+/// Looking for names and copies while somebody reads the status takes one of so many parts of the time: a million files
+/// have thousands of parts, each of which is a request.
 const NAMES_APART: u32 = 20;
+/// Who waits for the remote waits no longer than this between two looks, or than one of them takes: a machine that stood
+/// still for a second during a look would hold that up for twenty.
+const NAMES_APART_MAX: Duration = Duration::from_secs(5);
 /// Copies of files that are asked for by turns when the names are there: all of them being gone is noticed at once, a
 /// single one in time.
 const COPIES_SAMPLED: usize = 32;
@@ -88,9 +91,16 @@ impl Sight {
 
     fn are_names_due(&self, is_asked: bool) -> bool {
         let Some((when, took)) = self.names else { return true };
-        let apart = if is_asked { took * NAMES_APART } else { NAMES_EVERY };
-        when.elapsed() >= apart
+        when.elapsed() >= names_apart(took, is_asked)
     }
+}
+
+/// From the end of a look for names that took this long to the next one.
+fn names_apart(took: Duration, is_asked: bool) -> Duration {
+    if !is_asked {
+        return NAMES_EVERY;
+    }
+    (took * NAMES_APART).min(NAMES_APART_MAX.max(took))
 }
 
 /// Looks, if it is time.
@@ -281,4 +291,18 @@ pub fn own_manifests(fs: &FileSystem) -> Result<Option<OwnManifests>, FsError> {
         highest: Sequence(highest),
         authors,
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_waits_for_the_remote_is_not_held_up_by_one_slow_look() {
+        let ms = Duration::from_millis;
+        assert_eq!(names_apart(ms(10), true), ms(200));
+        assert_eq!(names_apart(ms(1000), true), ms(5000));
+        assert_eq!(names_apart(ms(60_000), true), ms(60_000));
+        assert_eq!(names_apart(ms(60_000), false), NAMES_EVERY);
+    }
 }

@@ -29,6 +29,11 @@ impl LeftByCrash {
         ))
     }
 
+    /// Of a mount that goes on with another daemon: whatever the one before has not swept is for the next mount.
+    pub(super) fn of_mount_before(is_swept: bool) -> LeftByCrash {
+        LeftByCrash(Mutex::new(if is_swept { Progress::Done } else { Progress::NotAllSwept }))
+    }
+
     /// Whether nothing is left, so this mount can end in good order.
     pub(super) fn is_swept(&self) -> bool {
         matches!(*self.progress(), Progress::Done)

@@ -11,7 +11,7 @@ use super::health::Refusal;
 use super::list::Listed;
 use super::opened::Opened;
 use super::{FileSystem, FsError, IoMode, Transport};
-use super::{batch, dialogue, hottest};
+use super::{batch, dialogue, hottest, live};
 use crate::core::handle::{Handle, Served};
 use crate::core::state::State;
 use kvfs_observe::Observer;
@@ -152,7 +152,7 @@ impl FileSystem {
         match VIEWS.iter().find(|(view, _)| *view == id).map(|(_, name)| *name) {
             Some("status") => self.status(),
             Some("metrics") => self.metrics(),
-            Some("config") => steering.map(|steering| steering.configuration()).unwrap_or_default(),
+            Some("config") => live::configuration(self),
             Some("settings") => steering.map(|steering| steering.settings()).unwrap_or_default(),
             Some("errors") => self.core.observer.errors(),
             Some("page") => self.core.observer.page_address().to_owned(),

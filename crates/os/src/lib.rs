@@ -5,14 +5,17 @@
 
 mod extended_attribute;
 mod fuse;
+mod inherit;
 mod lease;
 mod mapped_files;
 mod mapping;
 mod memory;
 pub mod mountinfo;
 mod open;
+mod privilege;
 mod process;
 mod side_by_side;
+mod wake;
 mod writeback;
 
 pub use extended_attribute::{
@@ -20,11 +23,14 @@ pub use extended_attribute::{
     remove_extended_attribute, set_extended_attribute,
 };
 pub use fuse::{close_backing, is_daemon_gone};
+pub use inherit::{inherited, to_be_inherited};
 pub use lease::{is_at_rest, is_unused};
 pub use mapped_files::MappedFiles;
 pub use mapping::{map_populated, map_private, populate};
 pub use memory::memory_bytes;
 pub use open::open_beneath;
+pub use privilege::{effective_capabilities, is_as_privileged, own_capabilities};
 pub use process::{be_idle, fork, refuse_large_files};
 pub use side_by_side::{in_background, side_by_side, side_by_side_with};
+pub use wake::Wakeable;
 pub use writeback::begin_writeback;

@@ -100,9 +100,7 @@ fn look_at_rights(findings: &mut Findings) {
 
 /// Whether a process has the right to mount, by its `/proc/PID/status`.
 fn has_sys_admin(status: &str) -> bool {
-    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    let bits = effective.and_then(|text| u64::from_str_radix(text.trim(), 16).ok());
-    bits.is_some_and(|bits| bits & (1 << SYS_ADMIN) != 0)
+    kvfs_os::effective_capabilities(status).is_some_and(|bits| bits & (1 << SYS_ADMIN) != 0)
 }
 
 fn look_at_rings(findings: &mut Findings) {

@@ -73,6 +73,16 @@ impl Steering for Steerer {
         format!("{:#}\n", serde_json::Value::from(shown))
     }
 
+    fn changed(&self) -> String {
+        let now = self.now();
+        let all = now.all();
+        // Also what was changed before another daemon went on with the mount.
+        let live = of_a_file().filter(|setting| all.origin(setting.name) == Origin::Live);
+        let lines = live
+            .filter_map(|setting| Some(format!("{}={}\n", setting.name, all.get(setting.name)?)));
+        lines.collect()
+    }
+
     fn change(&self, file_system: &FileSystem, request: &str) -> Result<(), String> {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let now = self.now().clone();

@@ -9,6 +9,7 @@ use crate::answer::{Entry, Handle, Made, Position, Reply, ReplyBytes, Written};
 use crate::dispatch::Operations;
 use crate::passthrough::Backing;
 use crate::shared::{Shared, is_reader, quiet};
+use kvfs_fs::takeover;
 use kvfs_fs::{
     Answers, Awaited, Caller, FileSystem, OpenedBy, Pace, Place, Subject, WriteOutcome,
     is_synchronous,
@@ -68,7 +69,8 @@ impl Operations {
     }
 
     pub(crate) fn open(
-        &self, inode: InodeId, flags: i32, caller: Caller, reply: impl Reply<Handle>,
+        &self, inode: InodeId, flags: i32, (caller, process): (Caller, u32),
+        reply: impl Reply<Handle>,
     ) {
         let _held = self.held(Operation::Open);
         self.decide_io_mode();
@@ -88,7 +90,14 @@ impl Operations {
             let flags = FopenFlags::FOPEN_NOFLUSH;
             return reply.send(Ok(Handle { number, flags, backing: Some(backing) }));
         }
-        let answer = move |shared: &Shared| reply.send(shared.open(inode, flags, caller));
+        let answer = move |shared: &Shared| {
+            let opened = shared.open(inode, flags, caller);
+            if let Ok(opened) = &opened {
+                let is_trusted = || kvfs_os::is_as_privileged(process);
+                takeover::allow(&shared.fs, (inode, opened.number), is_trusted);
+            }
+            reply.send(opened);
+        };
         if self.fs.waits_for_remote(inode) {
             self.fetch(answer);
         } else if self.fs.is_slot(inode) {

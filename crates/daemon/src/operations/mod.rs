@@ -2,12 +2,12 @@
 
 mod files;
 
-use fuser::{Errno, INodeNo};
+use fuser::Errno;
 
 use super::answer::{Entry, ExtendedAttribute, Reply, ReplyListing, Shown};
 use super::dispatch::Operations;
 use super::shared::Shared;
-pub(super) use files::CopyRange;
+pub(super) use files::{CopyRange, Writing};
 use kvfs_fs::{
     Caller, Listing, NewNode, Place, SetAttributes, Subject, extended_attribute_for,
     set_extended_attribute_for,
@@ -87,10 +87,8 @@ impl Operations {
             let outcome = shared
                 .call(Operation::Rename, Subject::Name(&from), |fs| fs.rename(&from, &to, flags));
             if let (Ok(Some(old)), Some(notifier)) = (&outcome, shared.notifier.get()) {
-                // A negative offset spares the cached bytes, and with them every lock that the
-                // kernel holds while it waits for this answer. An inode that it has forgotten is
-                // no error.
-                let _ = notifier.inval_inode(INodeNo(old.0), -1, 0);
+                // An inode that the kernel has forgotten is no error.
+                let _ = notifier.forget_attributes(*old);
             }
             reply.send(outcome.map(drop));
         };

@@ -5,17 +5,14 @@
 //! written into a slot of the thread, its answer into the same slot, and one system call gives the answer
 //! and waits for the next request: nobody on another processor is woken (Documentation/filesystems/
 //! fuse/fuse-io-uring.rst in the kernel's sources; libfuse's `lib/fuse_uring.c` does the same).
-//! The way of a slot: kernel, [`worker`], [`turns`], [`request`], an operation, [`answer`], [`outbox`], worker, kernel.
+//! The way of a slot: kernel, [`worker`], [`turns`], [`super::protocol`], an operation, [`outbox`], worker, kernel.
 //!
 //! The device stays: what the kernel wants to be forgotten comes through it, and what it shall forget goes.
 
-mod answer;
 mod outbox;
 mod parameter;
-mod request;
 mod slot;
 mod turns;
-mod wire;
 mod worker;
 
 use std::io;

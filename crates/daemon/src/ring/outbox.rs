@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::ThreadId;
 
@@ -9,6 +10,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::slot::Slot;
+use crate::protocol::Way;
 
 /// Answers on their way. As many fit as there are slots, so that nobody ever waits here.
 pub(super) struct Outbox {
@@ -60,5 +62,40 @@ impl Outbox {
     fn ring_bell(&self) {
         // It fails only where it has been rung 2^64 times.
         let _ = self.bell.write(1);
+    }
+}
+
+/// A request in a slot, into which its answer goes.
+pub(super) struct InSlot {
+    slot: Slot,
+    unique: u64,
+    outbox: Arc<Outbox>,
+}
+
+impl InSlot {
+    pub(super) fn new(slot: Slot, outbox: Arc<Outbox>) -> InSlot {
+        InSlot { unique: slot.header().unique, slot, outbox }
+    }
+
+    pub(super) fn slot(&self) -> &Slot {
+        &self.slot
+    }
+}
+
+impl Way for InSlot {
+    fn room(&mut self, length: usize) -> &mut [u8] {
+        let room = self.slot.answer();
+        let length = length.min(room.len());
+        &mut room[..length]
+    }
+
+    fn finish(mut self, outcome: Result<usize, i32>) {
+        self.slot.finish(self.unique, outcome);
+        self.outbox.put(self.slot);
+    }
+
+    fn send(mut self, bytes: &[u8]) {
+        self.slot.answer()[..bytes.len()].copy_from_slice(bytes);
+        self.finish(Ok(bytes.len()));
     }
 }

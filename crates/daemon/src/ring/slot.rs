@@ -5,10 +5,11 @@ use std::io;
 use memmap2::MmapMut;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use super::wire::{
+use crate::device::WRITE_BYTES_MAX;
+use crate::protocol::Request;
+use crate::protocol::wire::{
     HEADER_BYTES, IN_OUT_OFFSET, InHeader, OPERATION_OFFSET, OutHeader, RING_OFFSET, RingInOut,
 };
-use crate::device::WRITE_BYTES_MAX;
 
 /// What follows the header begins on an OS page of its own.
 const PAYLOAD_OFFSET: usize = 4096;
@@ -60,9 +61,10 @@ impl Slot {
         self.structure(IN_OUT_OFFSET)
     }
 
-    /// The structure of the operation.
-    pub(super) fn operation<T: FromBytes>(&self) -> T {
-        self.structure(OPERATION_OFFSET)
+    /// The request in it.
+    pub(super) fn request(&self) -> Request<'_> {
+        let structure = &self.memory[OPERATION_OFFSET..RING_OFFSET];
+        Request { header: self.header(), structure, payload: self.payload() }
     }
 
     /// The kernel's number for this request, which the answer gives back.
@@ -71,7 +73,7 @@ impl Slot {
     }
 
     /// What follows the structure: names, or bytes that are written.
-    pub(super) fn payload(&self) -> &[u8] {
+    fn payload(&self) -> &[u8] {
         let length = self.structure::<RingInOut>(RING_OFFSET).payload_sz as usize;
         &self.memory[PAYLOAD_OFFSET..PAYLOAD_OFFSET + length.min(PAYLOAD_BYTES)]
     }

@@ -12,13 +12,12 @@ use io_uring::squeue::Entry128;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use zerocopy::IntoBytes;
 
-use super::answer::Ticket;
-use super::outbox::Outbox;
-use super::request::serve;
+use super::outbox::{InSlot, Outbox};
 use super::slot::Slot;
 use super::turns::{Turns, User};
-use super::wire::{COMMIT_AND_FETCH, REGISTER, RingCommand};
 use crate::dispatch::Operations;
+use crate::protocol::wire::{COMMIT_AND_FETCH, REGISTER, RingCommand};
+use crate::protocol::{Ticket, answer, take};
 
 /// Submissions that wait for the kernel to look at them. It looks whenever the worker waits.
 const SUBMISSIONS: u32 = 64;
@@ -128,9 +127,14 @@ impl Worker {
     }
 
     fn serve(&self, slot: Slot, operations: &Operations) {
-        let ticket = Ticket::new(slot, Arc::clone(&self.outbox));
+        let ticket = Ticket::new(InSlot::new(slot, Arc::clone(&self.outbox)));
         // A fault of ours in one request must not stop all of a processor. Who sent it gets EIO.
-        if catch_unwind(AssertUnwindSafe(|| serve(operations, ticket))).is_err() {
+        let served = catch_unwind(AssertUnwindSafe(|| {
+            let Some(slot) = ticket.way().map(InSlot::slot) else { return };
+            let (header, call) = (slot.header(), take(operations, &slot.request()));
+            answer(operations, &header, call, ticket);
+        }));
+        if served.is_err() {
             log::error!("a request was not answered: an operation panicked");
         }
     }

@@ -2,12 +2,14 @@
 
 use std::sync::{Arc, Mutex};
 
+use serde::{Deserialize, Serialize};
+
 use crate::attributes::Place;
 use kvfs_storage::store::disk::FileStat;
 use kvfs_storage::store::record::{InodeId, ObjectId};
 
 /// How soon a release is to be expected.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum ComingRelease {
     /// At once.
     #[default]
@@ -20,7 +22,7 @@ pub(crate) enum ComingRelease {
 }
 
 /// What somebody did to a file that becomes another under its last name.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Wanted {
     /// Somebody set its mtime, as programs do that copy times.
     pub(crate) is_dated: bool,
@@ -29,7 +31,7 @@ pub(crate) struct Wanted {
 }
 
 /// An inode that the kernel or an open handle holds.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Node {
     /// References that the kernel holds (lookup count).
     pub(crate) lookups: u64,
@@ -66,8 +68,10 @@ pub(crate) struct Node {
     /// will be, too.
     pub(crate) has_small_files: bool,
     /// Serialises appends.
+    #[serde(skip)]
     pub(crate) append: Option<Arc<Mutex<()>>>,
     /// Operations that rely on its bytes staying on this machine.
+    #[serde(skip)]
     pub(crate) pins: u32,
 }
 

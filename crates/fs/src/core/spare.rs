@@ -5,7 +5,7 @@
 //! beside the threads that take requests ([`Spares::has_one`]): the local filesystem may wait for its journal.
 
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 
 use crate::core::Core;
 use crossbeam_channel::Sender;
@@ -36,10 +36,24 @@ struct Spare {
     modified: Time,
 }
 
+/// Discards the spares, whose files nobody else would know. None is made as long as what this gives is held; `None` if
+/// some are being made.
+pub(crate) fn do_without(core: &Core) -> Option<MutexGuard<'_, ()>> {
+    let making = match core.spares.making.try_lock() {
+        Ok(making) => making,
+        Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+        Err(TryLockError::WouldBlock) => return None,
+    };
+    core.drop_spares();
+    Some(making)
+}
+
 /// The files that are ready.
 #[derive(Debug, Default)]
 pub(crate) struct Spares {
     ready: Mutex<Vec<Spare>>,
+    /// Held while some are made.
+    making: Mutex<()>,
     /// Wakes the thread that makes more.
     wanted: OnceLock<Sender<()>>,
 }
@@ -53,6 +67,7 @@ impl Core {
     /// Makes as many files as are kept. On a full disk there are none, and who makes a file hears
     /// of it.
     pub fn make_spares(&self) {
+        let _making = self.spares.making.lock().unwrap_or_else(PoisonError::into_inner);
         // The first open of a mount decides who serves files.
         for spare in self.spares.take_all_but(self.writer_access()) {
             discard(self, spare.object);
@@ -154,6 +169,21 @@ mod tests {
 
     fn objects(core: &Core) -> Vec<ObjectId> {
         core.spares.ready().iter().map(|spare| spare.object).collect()
+    }
+
+    #[test]
+    fn whoever_does_without_leaves_no_files() {
+        let unmounted = Unmounted::new();
+        let core = &unmounted.fs.core;
+        core.make_spares();
+        let made = objects(core);
+        let without = do_without(core);
+        assert!(without.is_some() && do_without(core).is_none() && !core.spares.has_one());
+        assert!(made.len() == SPARES_MAX);
+        assert!(made.iter().all(|object| core.store.stat_object(*object).is_err()));
+        drop(without);
+        core.make_spares();
+        assert!(core.spares.has_one());
     }
 
     #[test]

@@ -39,7 +39,7 @@ pub(crate) struct State {
     pub(crate) waiting_for_release: u32,
     /// Open handles.
     pub(crate) handles: BTreeMap<u64, Handle>,
-    next_handle: u64,
+    pub(crate) next_handle: u64,
     /// Manifests in use, by model directory.
     pub(crate) models: BTreeMap<InodeId, Arc<Model>>,
     /// Files written for the first time: where their volatile name stands.

@@ -6,10 +6,12 @@
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
+use serde::{Deserialize, Serialize};
+
 use kvfs_storage::store::record::{InodeId, ObjectId, Time};
 
 /// The object that each of them changes.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Unsettled {
     objects: BTreeMap<InodeId, ObjectId>,
     /// How many files change an object.

@@ -114,6 +114,11 @@ impl Errands {
         self.held().under_way.contains(&id)
     }
 
+    /// Whether nothing is left to do.
+    pub(crate) fn are_done(&self) -> bool {
+        self.held().under_way.is_empty()
+    }
+
     /// Carries out a part of the next errand; whether there is more to do.
     pub fn step(&self, fs: &FileSystem) -> bool {
         let Some(mut task) = self.held().waiting.pop_front() else { return false };

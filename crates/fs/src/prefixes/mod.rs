@@ -104,6 +104,16 @@ pub(crate) struct Numbers {
 }
 
 impl Numbers {
+    /// The last number that was given.
+    pub(crate) fn last(&self) -> u64 {
+        self.next
+    }
+
+    /// Gives no number again that another daemon of the mount gave: the kernel may still know what it meant there.
+    pub(crate) fn begin_behind(&mut self, last: u64) {
+        self.next = last;
+    }
+
     /// How many virtual inodes the kernel holds.
     pub(crate) fn held(&self) -> usize {
         self.by_number.len()

@@ -9,6 +9,7 @@ use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 
 use memmap2::Mmap;
+use serde::{Deserialize, Serialize};
 
 use super::record::{ObjectId, Time};
 
@@ -161,7 +162,7 @@ pub enum Access {
 }
 
 /// What `fstat` tells of a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileStat {
     /// Length in bytes.
     pub length: u64,

@@ -3,7 +3,8 @@
 
 use std::fs::{DirBuilder, File};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use nix::fcntl::{Flock, FlockArg};
@@ -24,7 +25,20 @@ const FORMAT_BYTES_MAX: u64 = 256;
 /// Held as long as the store is in use; the kernel drops it when the process dies.
 #[derive(Debug)]
 pub struct Lock {
-    _file: Flock<File>,
+    file: Flock<File>,
+}
+
+impl Lock {
+    /// Whoever has this descriptor, or a copy of it, has the lock.
+    pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// Whether the store that it locks is the one at `path`.
+    pub(super) fn is_of(&self, path: &Path) -> io::Result<bool> {
+        let (found, held) = (std::fs::metadata(lock_file(path))?, self.file.metadata()?);
+        Ok((found.dev(), found.ino()) == (held.dev(), held.ino()))
+    }
 }
 
 /// Makes a store of a missing or empty directory; leaves an existing store alone.
@@ -78,15 +92,26 @@ pub fn lock_file(path: &Path) -> PathBuf {
 /// Takes the store's lock. Where nothing can be written, everybody may read at the same time; a network
 /// filesystem would not give a lock of the other kind for a file that is open for reading.
 pub fn lock(path: &Path, is_read_only: bool) -> Result<Lock, StoreError> {
-    let kind =
-        if is_read_only { FlockArg::LockSharedNonblock } else { FlockArg::LockExclusiveNonblock };
     let file = match File::open(lock_file(path)) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(not_a_store(path)),
         Err(error) => return Err(error.into()),
     };
+    lock_by(path, file, is_read_only)
+}
+
+/// Keeps the lock that a descriptor has; takes it if it has none.
+pub(super) fn keep_lock(
+    path: &Path, descriptor: OwnedFd, is_read_only: bool,
+) -> Result<Lock, StoreError> {
+    lock_by(path, File::from(descriptor), is_read_only)
+}
+
+fn lock_by(path: &Path, file: File, is_read_only: bool) -> Result<Lock, StoreError> {
+    let kind =
+        if is_read_only { FlockArg::LockSharedNonblock } else { FlockArg::LockExclusiveNonblock };
     match Flock::lock(file, kind) {
-        Ok(file) => Ok(Lock { _file: file }),
+        Ok(file) => Ok(Lock { file }),
         Err((_, nix::errno::Errno::EAGAIN)) => Err(StoreError::Locked(path.to_owned())),
         Err((_, error)) => Err(io::Error::from(error).into()),
     }

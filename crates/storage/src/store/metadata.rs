@@ -17,6 +17,7 @@ mod clock;
 mod encoded;
 pub(super) mod events;
 pub mod held_back;
+pub mod live;
 mod opening;
 mod prefixes;
 mod remote;

@@ -47,6 +47,7 @@ mod unlinked;
 
 use std::collections::BTreeSet;
 use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -213,9 +214,33 @@ impl Store {
 
     /// Opens an existing store and locks it.
     pub fn open(path: &Path) -> Result<Store, StoreError> {
+        Store::open_by(path, |is_read_only| format::lock(path, is_read_only))
+    }
+
+    /// Opens a store that is locked already, through the descriptor that has the lock.
+    pub fn open_locked(path: &Path, lock: OwnedFd) -> Result<Store, StoreError> {
+        Store::open_by(path, |is_read_only| format::keep_lock(path, lock, is_read_only))
+    }
+
+    /// The descriptor that has the store's lock.
+    pub fn lock_descriptor(&self) -> BorrowedFd<'_> {
+        self.lock.descriptor()
+    }
+
+    /// Whether this store is the one at `path`. It may have been moved since it was opened, which it needs no path for.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn is_at(&self, path: &Path) -> io::Result<bool> {
+        self.lock.is_of(path)
+    }
+
+    fn open_by(
+        path: &Path, lock: impl FnOnce(bool) -> Result<format::Lock, StoreError>,
+    ) -> Result<Store, StoreError> {
         let local = local_disk::LocalDisk::open(path)?;
         let is_read_only = local.is_on_read_only_media()?;
-        let lock = format::lock(path, is_read_only)?;
+        let lock = lock(is_read_only)?;
         let disk: Arc<dyn Disk> = if is_read_only {
             Arc::new(read_only_disk::ReadOnlyDisk::new(local))
         } else {

@@ -94,6 +94,15 @@ impl WriteBuffer {
         file.map_or(Ok(()), |file| self.write_out(&file, &file.turn()))
     }
 
+    /// Puts all files on the disk that are in memory.
+    ///
+    /// # Errors
+    /// The disk fails, or has no room.
+    pub fn put_all_on_disk(&self) -> io::Result<()> {
+        let objects: Vec<ObjectId> = self.files().keys().copied().collect();
+        objects.into_iter().try_for_each(|object| self.put_on_disk(object))
+    }
+
     /// Puts a file on the disk, unless it is there already: without a name, if somebody has removed that.
     ///
     /// Whoever reads goes on meanwhile; whoever changes waits.

@@ -1,7 +1,7 @@
 //! Room is taken back: what is valid is copied out of a pack that mostly holds what is not, and the pack goes.
 
 use std::io;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, PoisonError, TryLockError};
 
 use super::index::Dead;
 use super::pack::Pack;
@@ -12,6 +12,20 @@ use crate::store::disk::{DiskDirectory, DiskPath};
 
 /// So many packs of less than a quarter of what one may hold are put together: each mount begins a new one.
 const SHORT_PACKS_MAX: usize = 16;
+
+/// [`Packs::end`] while the store is in use; false, and nothing done, while packs are rewritten. No commit may run: the
+/// end declares invalid what was appended and that nobody has been told to have yet.
+///
+/// # Errors
+/// The disk fails, or has no room.
+pub fn end_quietly(packs: &Packs) -> io::Result<bool> {
+    let _turn = match packs.compacting.try_lock() {
+        Err(TryLockError::WouldBlock) => return Ok(false),
+        Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+        Ok(turn) => turn,
+    };
+    packs.end().map(|()| true)
+}
 
 impl Packs {
     /// Copies what is valid out of one pack, if there is one that is worth it, and removes it. Whether there was.

@@ -32,6 +32,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+pub use compaction::end_quietly;
 pub use disk::PackedDisk;
 use file::PackedFile;
 use holes::Opened;

@@ -1,13 +1,10 @@
 //! Answers in the kernel's structures.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use fuser::{Errno, FopenFlags};
-use zerocopy::{Immutable, IntoBytes};
+use zerocopy::IntoBytes;
 
-use super::outbox::Outbox;
-use super::slot::Slot;
 use super::wire::{
     Attr, AttrOut, CreateOut, Dirent, EntryOut, GetXattrOut, LseekOut, OpenOut, StatfsOut, WriteOut,
 };
@@ -22,61 +19,70 @@ use kvfs_storage::store::disk::Space;
 /// Entries of a listing begin at multiples of this.
 const ENTRY_ALIGNMENT: usize = 8;
 
-/// A request and the way of its answer.
-pub(super) struct Ticket {
-    /// There until it is answered.
-    slot: Option<Slot>,
-    unique: u64,
-    outbox: Arc<Outbox>,
+/// The way back of one request.
+pub(crate) trait Way: Send + 'static {
+    /// Memory for an answer of at most `length` bytes, less where the kernel has less.
+    fn room(&mut self, length: usize) -> &mut [u8];
+
+    /// Ends the answer: so many bytes of the room, or an error number.
+    fn finish(self, outcome: Result<usize, i32>);
+
+    /// Answers with these bytes.
+    fn send(self, bytes: &[u8]);
 }
 
-impl Ticket {
-    pub(super) fn new(slot: Slot, outbox: Arc<Outbox>) -> Ticket {
-        Ticket { unique: slot.header().unique, slot: Some(slot), outbox }
+/// A request that is to be answered. One that is dropped is answered with EIO.
+pub(crate) struct Ticket<W: Way> {
+    /// There until it is answered.
+    way: Option<W>,
+}
+
+impl<W: Way> Ticket<W> {
+    pub(crate) fn new(way: W) -> Ticket<W> {
+        Ticket { way: Some(way) }
     }
 
-    /// The request; nothing once it is answered.
-    pub(super) fn request(&self) -> Option<&Slot> {
-        self.slot.as_ref()
+    /// The way back; nothing once it is answered.
+    pub(crate) fn way(&self) -> Option<&W> {
+        self.way.as_ref()
     }
 
-    fn finish(mut self, write: impl FnOnce(&mut [u8]) -> Result<usize, Errno>) {
-        if let Some(mut slot) = self.slot.take() {
-            let outcome = write(slot.answer()).map_err(Errno::code);
-            slot.finish(self.unique, outcome);
-            self.outbox.put(slot);
+    fn finish(mut self, write: impl FnOnce(&mut W) -> Result<usize, Errno>) {
+        if let Some(mut way) = self.way.take() {
+            let outcome = write(&mut way).map_err(Errno::code);
+            way.finish(outcome);
         }
     }
 }
 
-impl Drop for Ticket {
+impl<W: Way> Drop for Ticket<W> {
     /// A request that nobody answered.
     fn drop(&mut self) {
-        if let Some(mut slot) = self.slot.take() {
-            slot.finish(self.unique, Err(libc::EIO));
-            self.outbox.put(slot);
+        if let Some(way) = self.way.take() {
+            way.finish(Err(libc::EIO));
         }
     }
 }
 
-impl<Answer: Encode> Reply<Answer> for Ticket {
-    fn send(self, outcome: Result<Answer, Errno>) {
-        self.finish(|buffer| outcome.map(|answer| answer.encode(buffer)));
+impl<Answer: Encode, W: Way> Reply<Answer> for Ticket<W> {
+    fn send(mut self, outcome: Result<Answer, Errno>) {
+        let Some(way) = self.way.take() else { return };
+        match outcome {
+            Ok(answer) => answer.encode(|bytes| way.send(bytes)),
+            Err(error) => way.finish(Err(error.code())),
+        }
     }
 }
 
-impl ReplyBytes for Ticket {
+impl<W: Way> ReplyBytes for Ticket<W> {
     fn fill(self, length: usize, read: impl FnOnce(&mut [u8]) -> Result<usize, Errno>) {
-        self.finish(|buffer| {
-            let length = length.min(buffer.len());
-            read(&mut buffer[..length])
-        });
+        self.finish(|way| read(way.room(length)));
     }
 }
 
 /// An answer that is being written.
-pub(super) struct Lines {
-    ticket: Ticket,
+pub(super) struct Lines<W: Way> {
+    ticket: Ticket<W>,
     listing: Listing,
     /// Bytes that the reader has room for.
     room: usize,
@@ -84,18 +90,16 @@ pub(super) struct Lines {
     used: usize,
 }
 
-impl Lines {
-    pub(super) fn new(ticket: Ticket, listing: Listing, room: u32) -> Lines {
+impl<W: Way> Lines<W> {
+    pub(super) fn new(ticket: Ticket<W>, listing: Listing, room: u32) -> Lines<W> {
         Lines { ticket, listing, room: room as usize, used: 0 }
     }
 }
 
-impl ReplyListing for Lines {
+impl<W: Way> ReplyListing for Lines<W> {
     fn add(&mut self, line: &Listed<'_>) -> bool {
-        let Some(slot) = &mut self.ticket.slot else { return false };
-        let buffer = slot.answer();
-        let room = self.room.min(buffer.len());
-        let Some(buffer) = buffer.get_mut(self.used..room) else { return false };
+        let Some(way) = &mut self.ticket.way else { return false };
+        let Some(buffer) = way.room(self.room).get_mut(self.used..) else { return false };
         let written = write_line(buffer, line, self.listing);
         self.used += written.unwrap_or(0);
         written.is_some()
@@ -150,82 +154,74 @@ fn entry_of_line(line: &Listed<'_>) -> EntryOut {
     }
 }
 
-/// Writes an answer at the beginning of a buffer that has room for any; returns its length.
-pub(super) trait Encode: Sized {
-    fn encode(self, buffer: &mut [u8]) -> usize;
-}
-
-fn put(buffer: &mut [u8], structure: &(impl IntoBytes + Immutable)) -> usize {
-    put_bytes(buffer, structure.as_bytes())
-}
-
-fn put_bytes(buffer: &mut [u8], bytes: &[u8]) -> usize {
-    buffer[..bytes.len()].copy_from_slice(bytes);
-    bytes.len()
+/// An answer in the kernel's structures.
+pub(crate) trait Encode: Sized {
+    /// Hands the bytes over.
+    fn encode(self, send: impl FnOnce(&[u8]));
 }
 
 impl Encode for () {
-    fn encode(self, _buffer: &mut [u8]) -> usize {
-        0
+    fn encode(self, send: impl FnOnce(&[u8])) {
+        send(&[]);
     }
 }
 
 impl Encode for Vec<u8> {
-    fn encode(self, buffer: &mut [u8]) -> usize {
-        put_bytes(buffer, &self)
+    fn encode(self, send: impl FnOnce(&[u8])) {
+        send(&self);
     }
 }
 
 impl Encode for Shown {
-    fn encode(self, buffer: &mut [u8]) -> usize {
+    fn encode(self, send: impl FnOnce(&[u8])) {
         let (attr_valid, attr_valid_nsec) = split(self.holds);
         let attr = Attr::from(&self.attributes);
-        put(buffer, &AttrOut { attr_valid, attr_valid_nsec, dummy: 0, attr })
+        send(AttrOut { attr_valid, attr_valid_nsec, dummy: 0, attr }.as_bytes());
     }
 }
 
 impl Encode for Entry {
-    fn encode(self, buffer: &mut [u8]) -> usize {
-        put(buffer, &encode_entry(&self))
+    fn encode(self, send: impl FnOnce(&[u8])) {
+        send(encode_entry(&self).as_bytes());
     }
 }
 
 impl Encode for Handle {
-    fn encode(self, buffer: &mut [u8]) -> usize {
-        put(buffer, &encode_handle(&self))
+    fn encode(self, send: impl FnOnce(&[u8])) {
+        send(encode_handle(&self).as_bytes());
     }
 }
 
 impl Encode for Made {
-    fn encode(self, buffer: &mut [u8]) -> usize {
+    fn encode(self, send: impl FnOnce(&[u8])) {
         let (entry, open) = (encode_entry(&self.entry), encode_handle(&self.handle));
-        put(buffer, &CreateOut { entry, open })
+        send(CreateOut { entry, open }.as_bytes());
     }
 }
 
 impl Encode for Written {
-    fn encode(self, buffer: &mut [u8]) -> usize {
-        put(buffer, &WriteOut { size: self.0, padding: 0 })
+    fn encode(self, send: impl FnOnce(&[u8])) {
+        send(WriteOut { size: self.0, padding: 0 }.as_bytes());
     }
 }
 
 impl Encode for Position {
-    fn encode(self, buffer: &mut [u8]) -> usize {
-        put(buffer, &LseekOut { offset: self.0 })
+    fn encode(self, send: impl FnOnce(&[u8])) {
+        send(LseekOut { offset: self.0 }.as_bytes());
     }
 }
 
 impl Encode for ExtendedAttribute {
-    fn encode(self, buffer: &mut [u8]) -> usize {
+    fn encode(self, send: impl FnOnce(&[u8])) {
         match self {
-            ExtendedAttribute::Length(size) => put(buffer, &GetXattrOut { size, padding: 0 }),
-            ExtendedAttribute::Value(value) => value.encode(buffer),
+            ExtendedAttribute::Length(size) => send(GetXattrOut { size, padding: 0 }.as_bytes()),
+            ExtendedAttribute::Value(value) => send(&value),
         }
     }
 }
 
 impl Encode for Space {
-    fn encode(self, buffer: &mut [u8]) -> usize {
+    fn encode(self, send: impl FnOnce(&[u8])) {
         let out = StatfsOut {
             blocks: self.total_bytes / BLOCK_BYTES,
             bfree: self.free_bytes / BLOCK_BYTES,
@@ -237,7 +233,7 @@ impl Encode for Space {
             frsize: 4096,
             ..StatfsOut::default()
         };
-        put(buffer, &out)
+        send(out.as_bytes());
     }
 }
 

@@ -1,29 +1,29 @@
-//! The structures of `include/uapi/linux/fuse.h`, FUSE 7.42 and later, as far as requests through a ring
-//! need them. Each has the name and the fields of the header; unused ones are padding.
+//! The structures of `include/uapi/linux/fuse.h`, FUSE 7.42 and later, as far as they are needed here. Each has the
+//! name and the fields of the header; unused ones are padding.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use kvfs_fs::Attributes;
 
 /// Commands of a ring.
-pub(super) const REGISTER: u32 = 1;
-pub(super) const COMMIT_AND_FETCH: u32 = 2;
+pub(crate) const REGISTER: u32 = 1;
+pub(crate) const COMMIT_AND_FETCH: u32 = 2;
 
 /// `FUSE_WRITE_CACHE`, of the flags of a write: it comes from the page cache.
-pub(super) const WRITE_CACHE: u32 = 1;
+pub(crate) const WRITE_CACHE: u32 = 1;
 
 /// Where the parts of `fuse_uring_req_header` begin, in bytes, and how long it is.
-pub(super) const IN_OUT_OFFSET: usize = 0;
-pub(super) const OPERATION_OFFSET: usize = 128;
-pub(super) const RING_OFFSET: usize = 256;
-pub(super) const HEADER_BYTES: usize = RING_OFFSET + size_of::<RingInOut>();
+pub(crate) const IN_OUT_OFFSET: usize = 0;
+pub(crate) const OPERATION_OFFSET: usize = 128;
+pub(crate) const RING_OFFSET: usize = 256;
+pub(crate) const HEADER_BYTES: usize = RING_OFFSET + size_of::<RingInOut>();
 
 macro_rules! structures {
     ($($(#[$attribute:meta])* $name:ident { $($field:ident: $type:ty),* $(,)? })*) => { $(
         $(#[$attribute])*
         #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
         #[repr(C)]
-        pub(super) struct $name { $(pub(super) $field: $type),* }
+        pub(crate) struct $name { $(pub(crate) $field: $type),* }
     )* };
 }
 
@@ -48,6 +48,10 @@ structures! {
     RenameIn { newdir: u64 }
     Rename2In { newdir: u64, flags: u32, padding: u32 }
     LinkIn { oldnodeid: u64 }
+    ForgetIn { nlookup: u64 }
+    /// Before as many of the next.
+    BatchForgetIn { count: u32, dummy: u32 }
+    ForgetOne { nodeid: u64, nlookup: u64 }
     OpenIn { flags: u32, open_flags: u32 }
     CreateIn { flags: u32, mode: u32, umask: u32, open_flags: u32 }
     /// `fuse_read_in` and `fuse_write_in`.
@@ -90,30 +94,30 @@ structures! {
 }
 
 /// `FATTR_*`.
-pub(super) mod set {
-    pub(in crate::ring) const MODE: u32 = 1 << 0;
-    pub(in crate::ring) const UID: u32 = 1 << 1;
-    pub(in crate::ring) const GID: u32 = 1 << 2;
-    pub(in crate::ring) const SIZE: u32 = 1 << 3;
-    pub(in crate::ring) const ATIME: u32 = 1 << 4;
-    pub(in crate::ring) const MTIME: u32 = 1 << 5;
-    pub(in crate::ring) const ATIME_NOW: u32 = 1 << 7;
-    pub(in crate::ring) const MTIME_NOW: u32 = 1 << 8;
+pub(crate) mod set {
+    pub(crate) const MODE: u32 = 1 << 0;
+    pub(crate) const UID: u32 = 1 << 1;
+    pub(crate) const GID: u32 = 1 << 2;
+    pub(crate) const SIZE: u32 = 1 << 3;
+    pub(crate) const ATIME: u32 = 1 << 4;
+    pub(crate) const MTIME: u32 = 1 << 5;
+    pub(crate) const ATIME_NOW: u32 = 1 << 7;
+    pub(crate) const MTIME_NOW: u32 = 1 << 8;
 }
 
 /// `enum fuse_opcode`.
-pub(super) mod opcode {
+pub(crate) mod opcode {
     macro_rules! opcodes {
         ($($name:ident = $value:literal),* $(,)?) => {
-            $(pub(in crate::ring) const $name: u32 = $value;)*
+            $(pub(crate) const $name: u32 = $value;)*
         };
     }
     opcodes! {
-        LOOKUP = 1, GETATTR = 3, SETATTR = 4, READLINK = 5, SYMLINK = 6, MKNOD = 8, MKDIR = 9,
+        LOOKUP = 1, FORGET = 2, GETATTR = 3, SETATTR = 4, READLINK = 5, SYMLINK = 6, MKNOD = 8, MKDIR = 9,
         UNLINK = 10, RMDIR = 11, RENAME = 12, LINK = 13, OPEN = 14, READ = 15, WRITE = 16,
         STATFS = 17, RELEASE = 18, FSYNC = 20, SETXATTR = 21, GETXATTR = 22, LISTXATTR = 23,
         REMOVEXATTR = 24, FLUSH = 25, OPENDIR = 27, READDIR = 28, FSYNCDIR = 30, CREATE = 35,
-        DESTROY = 38, IOCTL = 39, FALLOCATE = 43, READDIRPLUS = 44, RENAME2 = 45, LSEEK = 46,
+        DESTROY = 38, IOCTL = 39, BATCH_FORGET = 42, FALLOCATE = 43, READDIRPLUS = 44, RENAME2 = 45, LSEEK = 46,
         COPY_FILE_RANGE = 47,
     }
 }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use crate::common::{Mount, eventually, forks};
+use super::{Mount, eventually, forks};
 
 /// strace, attached to a daemon.
 pub(crate) struct Injection {
