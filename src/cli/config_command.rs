@@ -109,7 +109,7 @@ fn set(mountpoint: &Path, lines: &[String]) -> Result<(), Failure> {
 }
 
 /// Asks the mount, and hears what came of it.
-fn converse(mountpoint: &Path, request: &str) -> io::Result<String> {
+pub(super) fn converse(mountpoint: &Path, request: &str) -> io::Result<String> {
     let path = mountpoint.join(".kvfs/settings");
     let mut file = File::options().read(true).write(true).open(path)?;
     file.write_all(request.as_bytes())?;

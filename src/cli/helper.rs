@@ -47,11 +47,7 @@ fn mount_call(call: &Call) -> Result<(), Failure> {
     let [store, mountpoint] = call.paths.as_slice() else {
         return Err(Failure::Usage("usage: mount.kvfs STORE MOUNTPOINT [-o OPTIONS]".to_owned()));
     };
-    let dash_o = options::parse(&call.options, options::Writer::MountProgram);
-    let mut dash_o = dash_o.map_err(Failure::Usage)?;
-    if call.has('s') {
-        dash_o.unknown = None;
-    }
+    let dash_o = parse_options(call)?;
     if dash_o.is_remount {
         if let Some(unknown) = dash_o.unknown {
             return Err(Failure::Usage(settings::unknown(&unknown)));
@@ -69,6 +65,16 @@ fn mount_call(call: &Call) -> Result<(), Failure> {
     mount::run(&config).map(|_| ())
 }
 
+/// What follows `-o`.
+fn parse_options(call: &Call) -> Result<options::Parsed, Failure> {
+    let dash_o = options::parse(&call.options, options::Writer::MountProgram);
+    let mut dash_o = dash_o.map_err(Failure::Usage)?;
+    if call.has('s') {
+        dash_o.unknown = None;
+    }
+    Ok(dash_o)
+}
+
 fn resolve(
     (store, mountpoint): (&Path, &Path), dash_o: options::Parsed,
 ) -> Result<MountConfig, Failure> {
@@ -83,11 +89,7 @@ pub(crate) fn mount_config(arguments: &[OsString]) -> Result<MountConfig, Failur
     let [store, mountpoint] = call.paths.as_slice() else {
         return Err(Failure::Usage("a store and a mountpoint are missing".to_owned()));
     };
-    let dash_o = options::parse(&call.options, options::Writer::MountProgram);
-    let mut dash_o = dash_o.map_err(Failure::Usage)?;
-    if call.has('s') {
-        dash_o.unknown = None;
-    }
+    let dash_o = parse_options(&call)?;
     resolve((store, mountpoint), dash_o)
 }
 

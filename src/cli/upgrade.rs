@@ -1,8 +1,6 @@
 //! `kvfs upgrade`: the daemon of a mount is exchanged for another program while the mount is used.
 
-use std::fs::File;
-use std::io::{self, Write as _};
-use std::os::unix::fs::FileExt;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -10,6 +8,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use kvfs_os::mountinfo;
 
+use super::config_command::converse;
 use super::output::{EXIT_FAILED, Failure, Outcome, Report};
 use super::probe::{ANSWER_DEADLINE, Answer, Question, ask, wait};
 
@@ -17,8 +16,6 @@ use super::probe::{ANSWER_DEADLINE, Answer, Question, ask, wait};
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 /// The daemon gives up earlier.
 const DEADLINE: Duration = Duration::from_secs(90);
-/// An answer is a line.
-const ANSWER_BYTES_MAX: usize = 8 << 10;
 
 const UPGRADE_HELP: &str = "\
 Programs that use the mount notice nothing but a pause of some tenths of a second: files stay open and mapped, and
@@ -135,14 +132,4 @@ fn told(mountpoint: &Path, error: &io::Error) -> Failure {
         }
         _ => format!("{place}: {error}"),
     })
-}
-
-fn converse(mountpoint: &Path, request: &str) -> io::Result<String> {
-    let path = mountpoint.join(".kvfs/settings");
-    let mut file = File::options().read(true).write(true).open(path)?;
-    file.write_all(request.as_bytes())?;
-    let mut answer = vec![0; ANSWER_BYTES_MAX];
-    let length = file.read_at(&mut answer, 0)?;
-    answer.truncate(length);
-    Ok(String::from_utf8_lossy(&answer).into_owned())
 }
