@@ -130,6 +130,9 @@ fn told(mountpoint: &Path, error: &io::Error) -> Failure {
         Some(libc::EACCES | libc::EPERM) => {
             format!("{place}: only root and the user of its daemon may exchange it")
         }
+        Some(libc::ENOENT) => format!(
+            "{place}: .kvfs/settings is not there: the mount has ended, or only a part of it lies here"
+        ),
         _ => format!("{place}: {error}"),
     })
 }

@@ -64,6 +64,20 @@ pub(crate) fn write_by_rename(directory: &Path, bytes: usize, over: &AtomicBool)
     done
 }
 
+/// Writes a few files anew, again and again.
+pub(crate) fn rewrite(directory: &Path, bytes: usize, over: &AtomicBool) -> Done {
+    std::fs::create_dir_all(directory).unwrap();
+    let (mut done, content) = (Done::default(), vec![7; bytes]);
+    for round in 0_u64.. {
+        if is_over(over) {
+            break;
+        }
+        let path = directory.join((round % 40).to_string());
+        done.timed(|| std::fs::write(path, &content)).unwrap();
+    }
+    done
+}
+
 /// Appends token ids, and compares all of them.
 pub(crate) fn append_tokens(mount: &Mount, model: &Model, over: &AtomicBool) -> Done {
     let path = model.tokens_path(mount, "appended");

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crate::clients::{Done, append_tokens, change_in_place, list, map, write_by_rename};
+use crate::clients::{Done, append_tokens, change_in_place, list, map, rewrite, write_by_rename};
 use crate::common::model::Model;
 use crate::common::sys::write_and_close;
 use crate::common::{Mode, Mount, forks};
@@ -77,4 +77,30 @@ fn no_call_fails_and_none_takes_long_where_the_kernel_reads_files() {
 fn no_call_fails_and_none_takes_long_where_the_daemon_reads_files() {
     crate::require!(fuse);
     run(Mode::Served);
+}
+
+/// A commit takes seconds where nobody slows them down.
+#[test]
+fn files_that_are_rewritten_as_fast_as_possible_keep_no_daemon() {
+    crate::require!(fuse, root);
+    let mut mount = mounted(Mode::Passthrough, &[]);
+    mount.may_be_slow("clients use both cores");
+    let over = AtomicBool::new(false);
+    let done = std::thread::scope(|scope| {
+        let clients = ["one", "other"].map(|name| {
+            let (directory, over) = (mount.files(name), &over);
+            scope.spawn(move || rewrite(&directory, 100_000, over))
+        });
+        let exchanged = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            for _ in 0..3 {
+                std::thread::sleep(Duration::from_secs(2));
+                upgrade(&mount);
+            }
+        }));
+        over.store(true, Ordering::Relaxed);
+        let done = clients.map(|client| client.join().unwrap());
+        exchanged.unwrap();
+        done.into_iter().fold(Done::default(), Done::and)
+    });
+    assert!(done.longest <= PAUSE_MAX, "{:?}", done.longest);
 }

@@ -100,6 +100,14 @@ impl Operations {
         self.paced.run_after(delay, queued(move || job(&shared)));
     }
 
+    /// The same for a change that may wait for other requests, and on the store's disk.
+    pub(super) fn change_later(&self, job: impl FnOnce(&Shared) + Send + 'static) {
+        let Pace::After(delay) = self.fs.pace() else { return self.later(job) };
+        let (shared, slow) = (Arc::clone(&self.shared), self.slow.clone());
+        let job = move || hand_over(&slow, move || job(&shared));
+        self.paced.run_after(delay, queued(job));
+    }
+
     /// Runs what may wait for the remote: such operations keep each other waiting, and nobody else.
     pub(super) fn fetch(&self, job: impl FnOnce(&Shared) + Send + 'static) {
         let shared = Arc::clone(&self.shared);

@@ -4,6 +4,7 @@
 //! many a commit is asked for; when they still become more, each new one waits a little, so that nobody ever
 //! waits for a whole commit.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -57,6 +58,18 @@ pub enum Pace {
 pub(super) struct Backlog {
     wanted: OnceLock<Sender<()>>,
     limits: Mutex<Limits>,
+    /// Changes wait as if hardly any might: see [`Backlog::keep_low`].
+    is_kept_low: AtomicBool,
+}
+
+/// Keeps a backlog low until it is dropped.
+#[derive(Debug)]
+pub struct KeptLow<'a>(&'a Backlog);
+
+impl Drop for KeptLow<'_> {
+    fn drop(&mut self) {
+        self.0.is_kept_low.store(false, Ordering::Relaxed);
+    }
 }
 
 /// What may wait.
@@ -107,6 +120,22 @@ impl Backlog {
         }
     }
 
+    /// Slows changes down until commits have little to write: the next one is short then, for whoever is about to
+    /// wait for it while others wait for him. What waits already holds nobody up for longer than [`DELAY_MAX`].
+    pub(crate) fn keep_low(&self) -> KeptLow<'_> {
+        self.is_kept_low.store(true, Ordering::Relaxed);
+        KeptLow(self)
+    }
+
+    /// How full it is for the next change: at most full where it is only to be kept low.
+    fn fill_thousandths(&self, state: &State) -> usize {
+        let fill = self.limits().fill_thousandths(state);
+        if !self.is_kept_low.load(Ordering::Relaxed) {
+            return fill;
+        }
+        fill.max(Limits::of_room(0).fill_thousandths(state).min(1000))
+    }
+
     fn locked(&self) -> MutexGuard<'_, Limits> {
         self.limits.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -126,7 +155,7 @@ impl FileSystem {
     pub fn pace(&self) -> Pace {
         let (fill, fails, lacks_room) = {
             let state = self.core.state();
-            let fill = self.backlog.limits().fill_thousandths(&state);
+            let fill = self.backlog.fill_thousandths(&state);
             (fill, state.commit_failure.is_some(), lacks_room(&state))
         };
         if lacks_room {
@@ -262,6 +291,43 @@ mod tests {
         assert!(delays.is_sorted());
         let half = delay(750).unwrap();
         assert!(half < DELAY_MAX / 3 && half > DELAY_MAX / 5, "{half:?}");
+    }
+
+    #[test]
+    fn files_that_are_opened_to_be_rewritten_count_as_changes() {
+        let unmounted = Unmounted::new();
+        let fs = &unmounted.fs;
+        let written = unmounted.write(FILES, "written", b"before");
+        fs.commit().unwrap();
+        for _ in 0..2 * CHANGES_MIN {
+            // Each commit looks anew how much may wait.
+            *fs.backlog.locked() = Limits::of_room(0);
+            let opened = fs.open_file(written, libc::O_WRONLY | libc::O_TRUNC).unwrap();
+            fs.write(opened.handle, 0, b"after", false).unwrap();
+            fs.flush(opened.handle).unwrap();
+            fs.release(opened.handle).unwrap();
+            let waiting = fs.core.state().metadata.uncommitted();
+            assert!(waiting < CHANGES_MIN + 8, "{waiting}");
+        }
+    }
+
+    #[test]
+    fn what_is_kept_low_slows_changes_down_and_refuses_none() {
+        let unmounted = Unmounted::new();
+        let fs = &unmounted.fs;
+        fs.commit().unwrap();
+        add(fs, 0, CHANGES_MIN as u64 / 2, 0);
+        assert_eq!(fs.pace(), Pace::AtOnce);
+        let kept_low = fs.backlog.keep_low();
+        assert!(matches!(fs.pace(), Pace::After(delay) if delay < DELAY_MAX), "{:?}", fs.pace());
+        add(fs, 1000, 2 * CHANGES_MIN as u64, 0);
+        assert_eq!(fs.pace(), Pace::After(DELAY_MAX));
+        assert!(fs.has_room());
+        let waiting = fs.core.state().metadata.uncommitted();
+        fs.throttle().unwrap();
+        assert_eq!(fs.core.state().metadata.uncommitted(), waiting, "nobody commits for it");
+        drop(kept_low);
+        assert_eq!(fs.pace(), Pace::AtOnce);
     }
 
     /// Adds so many attributes of so many bytes to what waits.

@@ -1,13 +1,12 @@
 //! The group commit: everything that happened so far becomes durable at once.
 //!
-//! Whoever needs durability commits. Callers queue on one mutex; the first of a queue commits for
-//! all that came before it took the mutex, so a burst of fsyncs costs few disk flushes. A timer
-//! commits for those who never ask.
+//! Whoever needs durability commits. Callers wait for their turn (`durable`); the one that gets it commits for
+//! all that came before, so a burst of fsyncs costs few disk flushes. A timer commits for those who never ask.
 
 use std::cell::Cell;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use super::health::Refusal;
 use super::{FileSystem, FsError, held_back};
@@ -166,10 +165,7 @@ fn commit_changes(fs: &FileSystem) -> Result<(), FsError> {
         let state = fs.core.state();
         state.metadata.generation - u64::from(state.metadata.uncommitted() == 0)
     };
-    let mut durable = fs.durable_generation.lock().unwrap_or_else(PoisonError::into_inner);
-    if *durable >= wanted {
-        return Ok(());
-    }
+    let Some(turn) = fs.durable.begin(wanted) else { return Ok(()) };
     if has_changes {
         fs.core.settle_idle()?;
     }
@@ -199,7 +195,7 @@ fn commit_changes(fs: &FileSystem) -> Result<(), FsError> {
     let panicked = |_| Err(StoreError::Io(io::Error::other("a fault of kvfs ended the commit")));
     let outcome = catch_unwind(write).unwrap_or_else(panicked);
     fs.conclude(outcome, reached.get())?;
-    *durable = generation;
+    turn.reach(generation);
     Ok(())
 }
 

@@ -17,7 +17,7 @@
 //! | `setattr`, `extended` | attributes |
 //! | `retention` | limits of directories, and what goes beyond them |
 //! | `list` | readdir |
-//! | `commit`, `synchronous` | the group commit, `O_SYNC` |
+//! | `commit`, `durable`, `synchronous` | the group commit, whose turn it is, `O_SYNC` |
 //! | `held_back` | new pages that memory and the remote keep, to spare the disk |
 //! | `encoded`, `decode` | cold objects in fewer bytes on the disk, and back |
 //! | `lossy` | cold pages in fewer bits, as new versions |
@@ -60,6 +60,7 @@ mod decode;
 mod demotion;
 mod descriptors;
 mod dialogue;
+mod durable;
 mod encoded;
 mod errands;
 mod error;
@@ -114,14 +115,14 @@ mod verify;
 mod views;
 mod whereabouts;
 
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 pub use self::core::Core;
 pub use self::core::happened::take_waiting_events;
 pub use self::core::releases::{Release, Releases};
 pub use self::core::waits::{Awaited, Waits};
 pub use attributes::{Attributes, Caller, Found, Place};
-pub use backlog::Pace;
+pub use backlog::{KeptLow, Pace};
 pub use collection::CollectionRequest;
 pub use create::{Created, NewNode};
 pub use demotion::Mover;
@@ -203,8 +204,7 @@ impl std::fmt::Debug for AskAnew {
 pub struct FileSystem {
     /// Names, inodes, objects and handles.
     pub core: Core,
-    /// Held while committing; counts the freezes that are durable.
-    durable_generation: Mutex<u64>,
+    durable: durable::Durable,
     backlog: backlog::Backlog,
     left_by_crash: LeftByCrash,
     transport: OnceLock<Transport>,
@@ -312,7 +312,7 @@ fn assemble(
     backlog.look_for_room(&store);
     FileSystem {
         core: Core::new(store, state, observer, invalidations),
-        durable_generation: Mutex::new(0),
+        durable: durable::Durable::default(),
         backlog,
         left_by_crash,
         transport: OnceLock::new(),

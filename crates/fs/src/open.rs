@@ -118,6 +118,8 @@ impl FileSystem {
             self.leave_memory(id)?;
         }
         if truncates {
+            // It may be what makes room on the disk.
+            self.throttle_removal();
             let resident = self.tiers.is_none();
             // Bytes that are to be thrown away need not come here first.
             if let Some(opened) = self.open_truncated(id, writes, resident)? {

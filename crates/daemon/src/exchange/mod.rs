@@ -38,7 +38,8 @@ use super::shared::Shared;
 use candidate::Candidate;
 pub use ending::Ending;
 use kvfs_fs::takeover::{
-    Descriptors, Handover, Launch, Live, Progress, Unable, hand_over, obstacle, prepare, time_sync,
+    Descriptors, Handover, Launch, Live, Progress, Unable, hand_over, obstacle, prepare,
+    slow_changes_down, time_sync,
 };
 pub(super) use left::Left;
 use threads::wait_until_interruptible;
@@ -147,6 +148,7 @@ impl Exchanger {
         let program = candidate.program.display();
         log::info!("{program} is to go on with this mount");
         // So that little is left to be written while requests wait.
+        let _slowed_down = slow_changes_down(&self.shared.fs);
         self.shared.fs.record_uses().map_err(|error| error.to_string())?;
         prepare(&self.shared.fs)?;
         let end = Instant::now() + ATTEMPTS_MAX;

@@ -104,6 +104,8 @@ impl Operations {
             self.ask(move |shared| shared.fs.open_waits_for_remote(inode), answer);
         } else if self.fs.is_question(inode) || reads_only && !self.fs.must_read_to_open(inode) {
             answer(self);
+        } else if flags & libc::O_TRUNC != 0 {
+            self.change_later(answer);
         } else {
             self.later(answer);
         }

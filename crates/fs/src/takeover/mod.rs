@@ -11,7 +11,7 @@ mod upgrades;
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -21,6 +21,7 @@ pub use launch::{Descriptors, Launch, LiveBacking};
 pub use upgrades::{Progress, Upgrades};
 
 use crate::attributes::Place;
+use crate::backlog::KeptLow;
 use crate::core::handle::{Handle, Served};
 use crate::core::happened;
 use crate::core::node::Node;
@@ -129,6 +130,11 @@ pub fn allow(fs: &FileSystem, (id, handle): (InodeId, u64), is_trusted: impl FnO
     }
 }
 
+/// Slows down those who make changes until this is dropped, so that a commit is short however much is written.
+pub fn slow_changes_down(fs: &FileSystem) -> KeptLow<'_> {
+    fs.backlog.keep_low()
+}
+
 /// Makes durable what is to be, so that little is left for [`hand_over`]. Called before as well as while requests wait.
 ///
 /// # Errors
@@ -162,7 +168,7 @@ pub fn time_sync(fs: &FileSystem) -> io::Result<Duration> {
 /// Something that another daemon could not go on with.
 pub fn hand_over<T>(fs: &FileSystem, go: impl FnOnce(&Live) -> T) -> Result<T, Unable> {
     // No commit runs meanwhile.
-    let _durable = fs.durable_generation.lock().unwrap_or_else(PoisonError::into_inner);
+    let _durable = fs.durable.hold();
     // Whoever opens the store next looks through the directories of objects otherwise.
     match end_quietly(&fs.core.store.packs) {
         Ok(true) => {}
