@@ -100,7 +100,7 @@ impl Operations {
         self.paced.run_after(delay, queued(move || job(&shared)));
     }
 
-    /// The same for a change that may wait for other requests, and on the store's disk.
+    /// The same for a change that may wait for the disk or other requests: delayed as others are, it runs [`Self::later`].
     pub(super) fn change_later(&self, job: impl FnOnce(&Shared) + Send + 'static) {
         let Pace::After(delay) = self.fs.pace() else { return self.later(job) };
         let (shared, slow) = (Arc::clone(&self.shared), self.slow.clone());

@@ -3,8 +3,8 @@
 //!
 //! The threads that take requests go on meanwhile, and so do those that sync and close files; but the kernel keeps the
 //! directory of a change locked, and through rings the request's slot is taken. A change runs here when its time has
-//! come. If there is no room for it then, it waits until a commit has made some, for a second at most: then it runs, and
-//! commits itself or hears why that fails.
+//! come (an open that truncates only waits here, and runs where opens do). If there is no room for it then, it waits
+//! until a commit has made some, for a second at most: then it runs, and commits itself or hears why that fails.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

@@ -15,7 +15,7 @@ use super::pace::Paced;
 /// An operation and its reply.
 pub(super) type Job = Box<dyn FnOnce() + Send>;
 
-/// Threads that run them. Commits run one after the other anyway: more would only wait there.
+/// Threads that run them. Commits run one after the other: more threads would only wait for their turn.
 const THREADS: usize = 4;
 
 /// Threads for opens that wait for the remote: twice the calls that it takes at a time, since one

@@ -120,20 +120,21 @@ impl Backlog {
         }
     }
 
-    /// Slows changes down until commits have little to write: the next one is short then, for whoever is about to
-    /// wait for it while others wait for him. What waits already holds nobody up for longer than [`DELAY_MAX`].
+    /// Slows changes down so that the next commit has few of them, for whoever is about to wait for it while others wait
+    /// for him. There is as much room as before, so none waits longer than [`DELAY_MAX`] for this. One at a time keeps
+    /// it low.
     pub(crate) fn keep_low(&self) -> KeptLow<'_> {
         self.is_kept_low.store(true, Ordering::Relaxed);
         KeptLow(self)
     }
 
-    /// How full it is for the next change: at most full where it is only to be kept low.
+    /// How full it is for the next change.
     fn fill_thousandths(&self, state: &State) -> usize {
         let fill = self.limits().fill_thousandths(state);
         if !self.is_kept_low.load(Ordering::Relaxed) {
             return fill;
         }
-        fill.max(Limits::of_room(0).fill_thousandths(state).min(1000))
+        fill.max(Limits::of_room(0).fill_thousandths(state))
     }
 
     fn locked(&self) -> MutexGuard<'_, Limits> {
@@ -199,6 +200,15 @@ impl FileSystem {
     }
 }
 
+/// The same before a file is rewritten, which may be what makes room on the disk: it fails only where as many changes
+/// wait as may.
+pub(super) fn throttle_rewriting(fs: &FileSystem) -> Result<(), FsError> {
+    match fs.throttle() {
+        Err(error) if fs.backlog.limits().are_reached(&fs.core.state()) => Err(error),
+        _ => Ok(()),
+    }
+}
+
 /// Whether the disk had no room for the last commit.
 fn lacks_room(state: &State) -> bool {
     state.commit_failure.as_ref().is_some_and(|failure| failure.lacks_room)
@@ -219,6 +229,7 @@ mod tests {
 
     use super::*;
     use crate::core::state::CommitFailure;
+    use crate::health::Refusal;
     use crate::unmounted::Unmounted;
     use crate::{Caller, NewNode, Place};
     use kvfs_observe::Observer;
@@ -309,6 +320,20 @@ mod tests {
             let waiting = fs.core.state().metadata.uncommitted();
             assert!(waiting < CHANGES_MIN + 8, "{waiting}");
         }
+    }
+
+    #[test]
+    fn where_commits_fail_a_file_is_rewritten_as_long_as_its_change_may_wait() {
+        let unmounted = Unmounted::new();
+        let fs = &unmounted.fs;
+        fs.commit().unwrap();
+        *fs.backlog.locked() = Limits::of_room(0);
+        fs.core.state().refusal = Some(Refusal::DiskFailed);
+        add(fs, 0, CHANGES_MIN as u64 - 1, 0);
+        fail(fs, true);
+        throttle_rewriting(fs).unwrap();
+        add(fs, 1000, 1, 0);
+        assert!(matches!(throttle_rewriting(fs), Err(FsError::ReadOnly)));
     }
 
     #[test]

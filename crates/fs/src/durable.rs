@@ -1,8 +1,8 @@
 //! Up to which change everything is durable, and whose turn it is to commit.
 //!
 //! One commit runs at a time. Who waits for one and finds its changes durable goes on at once: it does not wait for
-//! the commit after that one, which others may have begun before it woke up. So nobody waits for more than two commits,
-//! however many are asked for.
+//! the commit after that one, which others may have begun before it woke up. So as long as commits succeed nobody waits
+//! for more than two of them, however many are asked for. After one that failed each tries for itself, to hear why.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use super::attributes::Caller;
+use super::backlog::throttle_rewriting;
 use super::extended::LOSSY;
 use super::opened::{Caching, Opened, OpenedBy};
 use super::residency::tier_here;
@@ -81,6 +82,9 @@ impl FileSystem {
         }
         let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
         let truncates = flags & libc::O_TRUNC != 0;
+        if truncates {
+            throttle_rewriting(self)?;
+        }
         let state = self.core.state();
         if state.nodes.get(&id).is_some_and(|node| node.stale) {
             return Err(FsError::Stale);
@@ -118,8 +122,6 @@ impl FileSystem {
             self.leave_memory(id)?;
         }
         if truncates {
-            // It may be what makes room on the disk.
-            self.throttle_removal();
             let resident = self.tiers.is_none();
             // Bytes that are to be thrown away need not come here first.
             if let Some(opened) = self.open_truncated(id, writes, resident)? {

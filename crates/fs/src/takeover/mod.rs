@@ -130,7 +130,7 @@ pub fn allow(fs: &FileSystem, (id, handle): (InodeId, u64), is_trusted: impl FnO
     }
 }
 
-/// Slows down those who make changes until this is dropped, so that a commit is short however much is written.
+/// Slows down those who make changes until this is dropped, so that a commit has few of them.
 pub fn slow_changes_down(fs: &FileSystem) -> KeptLow<'_> {
     fs.backlog.keep_low()
 }
@@ -168,7 +168,7 @@ pub fn time_sync(fs: &FileSystem) -> io::Result<Duration> {
 /// Something that another daemon could not go on with.
 pub fn hand_over<T>(fs: &FileSystem, go: impl FnOnce(&Live) -> T) -> Result<T, Unable> {
     // No commit runs meanwhile.
-    let _durable = fs.durable.hold();
+    let _turn = fs.durable.hold();
     // Whoever opens the store next looks through the directories of objects otherwise.
     match end_quietly(&fs.core.store.packs) {
         Ok(true) => {}
