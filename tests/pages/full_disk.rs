@@ -36,6 +36,7 @@ macro_rules! on_a_small_disk {
 
 on_a_small_disk!(
     nothing_by_halves,
+    room_comes_back_in_portions,
     synced_data_survives,
     appends_are_whole,
     the_row_that_fills_a_page_comes_with_it,
@@ -113,6 +114,31 @@ fn nothing_by_halves(_disk: &SmallDisk, mount: &mut Mount) {
     for (number, path) in paths.iter().enumerate() {
         assert!(std::fs::read(path).unwrap() == page(number as u64));
     }
+}
+
+/// The first of them make so much room that the disk is not nearly full any more.
+fn room_comes_back_in_portions(_disk: &SmallDisk, mount: &mut Mount) {
+    let model = large_model();
+    model.install(mount);
+    let path = |number: u64| model.page_path(mount, "chat", 0, number * 256);
+    let page = |number: u64| model.page(0, number * 256, number);
+    let mut stored = 0;
+    while !write_or_enospc(&path(stored), &page(stored)) {
+        stored += 1;
+    }
+    sync_directory(mount.path()).unwrap();
+    let remembered: Vec<_> =
+        (0..stored).map(|number| open(path(number), libc::O_PATH).unwrap()).collect();
+    for portion in [0..stored / 4, stored / 4..stored] {
+        for number in portion {
+            std::fs::remove_file(path(number)).unwrap();
+        }
+        sync_directory(mount.path()).unwrap();
+    }
+    for number in 0..stored {
+        write_and_close(path(number), &page(number)).unwrap();
+    }
+    drop(remembered);
 }
 
 fn synced_data_survives(disk: &SmallDisk, mount: &mut Mount) {

@@ -146,10 +146,12 @@ mod tests {
             let opened = is_open.then(|| fs.open_for(id, libc::O_RDONLY, Caller::DAEMON).unwrap());
             fs.unlink(&place(FILES, NAME)).unwrap();
             assert!(has_bytes(), "the name is not durably gone");
+            assert_eq!(fs.core.state().orphans, [(id, 5)].into());
             // As a commit does on a disk that is nearly full.
             let_unused_go(&fs.core, |id| _ = fs.lets_go(id)).unwrap();
             fs.commit().unwrap();
             assert_eq!(has_bytes(), is_open);
+            assert_eq!(fs.core.state().orphans.contains_key(&id), is_open, "it is asked again");
             assert_eq!(fs.attributes(id).is_ok(), is_open);
             if let Some(opened) = opened {
                 fs.release(opened.handle).unwrap();
@@ -162,6 +164,7 @@ mod tests {
             fs.forget(id, u64::MAX);
             fs.commit().unwrap();
             assert!(!has_bytes() && fs.attributes(id).is_err());
+            assert!(fs.core.state().orphans.is_empty());
         }
     }
 }

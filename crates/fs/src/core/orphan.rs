@@ -1,10 +1,12 @@
 //! Files that lost their last name while somebody knows their inodes: who uses their bytes keeps them, until the last handle is
 //! closed and the kernel forgets the inode.
 //!
-//! The kernel may do so long after the last close, and a FORGET comes behind a sync that was sent later. On a disk that is nearly full that
-//! is too late: a client that removes files, syncs and writes others has to find room. There bytes that nobody uses go with
-//! the next commit. An open that found the name a moment before hears that the inode is stale, and the kernel looks the name up again;
+//! The kernel may do so long after the last close, and a FORGET comes behind a sync that was sent later. On a disk that is nearly full, or
+//! has less room than they take, that is too late: a client that removes files, syncs and writes others has to find room. There bytes that
+//! nobody uses go with the next commit. An open that found the name a moment before hears that the inode is stale, and the kernel looks the name up again;
 //! it does so once only, which is why this is not done where there is room.
+
+use std::time::{Duration, Instant};
 
 use crate::FsError;
 use crate::core::Core;
@@ -12,6 +14,9 @@ use crate::core::node::Node;
 use crate::core::stale::mark_stale;
 use crate::core::state::State;
 use kvfs_storage::store::record::{Inode, InodeId, ObjectId};
+
+/// For so long after the disk had too little room somebody may still be making room, in portions.
+const SHORT_FOR: Duration = Duration::from_secs(60);
 
 /// Inodes that are looked at before others may have the state.
 const AT_A_TIME: usize = 256;
@@ -24,39 +29,47 @@ pub(super) fn disown_bytes(
     file.unsettled = true;
     match file.object {
         Some(object) => {
-            state.orphans.push(id);
-            disown(state, object)
+            let bytes = disown(state, object)?;
+            state.orphans.insert(id, bytes);
+            Ok(())
         }
         None => Ok(()),
     }
 }
 
-/// Takes an object whose file somebody still has open off the record, unless it is shared.
-fn disown(state: &mut State, object: ObjectId) -> Result<(), FsError> {
+/// Takes an object whose file somebody still has open off the record, unless it is shared. Returns how many bytes go with it, as far
+/// as its record tells.
+fn disown(state: &mut State, object: ObjectId) -> Result<u64, FsError> {
     let record = state.metadata.object(object)?;
-    if record.is_none_or(|record| record.references <= 1) {
-        state.metadata.disown_object(object);
+    if record.as_ref().is_some_and(|record| record.references > 1) {
+        return Ok(0);
     }
-    Ok(())
+    state.metadata.disown_object(object);
+    Ok(record.map_or(0, |record| record.length))
 }
 
-/// Where the disk is nearly full, [`let_unused_go`]; elsewhere the kernel forgets in time.
+/// Where the disk has little room beside what they take, or had a moment ago, [`let_unused_go`]; elsewhere the kernel forgets in time.
 pub(crate) fn make_room(core: &Core, let_go: impl Fn(InodeId)) -> Result<(), FsError> {
     if core.state().orphans.is_empty() {
         return Ok(());
     }
     // A disk that does not tell keeps no commit from being made.
-    if core.store.disk.space().is_ok_and(|space| space.is_nearly_full()) {
-        return let_unused_go(core, let_go);
-    }
-    core.state().orphans.clear();
-    Ok(())
+    let Ok(space) = core.store.disk.space() else { return Ok(()) };
+    let is_short = {
+        let mut state = core.state();
+        let held_bytes: u64 = state.orphans.values().sum();
+        if space.is_nearly_full() || space.available_bytes < held_bytes {
+            state.short_since = Some(Instant::now());
+        }
+        state.short_since.is_some_and(|since| since.elapsed() < SHORT_FOR)
+    };
+    if is_short { let_unused_go(core, let_go) } else { Ok(()) }
 }
 
-/// The next commit removes the bytes that nobody uses of the files that lost their last name since the last one. `let_go` has the kernel
-/// close what it keeps of such a file.
+/// The next commit removes the bytes of all files without a name that nobody uses. `let_go` has the kernel close what it keeps of such a
+/// file.
 pub(crate) fn let_unused_go(core: &Core, let_go: impl Fn(InodeId)) -> Result<(), FsError> {
-    let orphans = std::mem::take(&mut core.state().orphans);
+    let orphans: Vec<InodeId> = core.state().orphans.keys().copied().collect();
     for some in orphans.chunks(AT_A_TIME) {
         let mut state = core.state();
         let mut gone = Vec::new();

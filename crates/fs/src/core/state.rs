@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Instant;
 
 use crate::FsError;
 use crate::attributes::{Attributes, Place};
@@ -46,8 +47,10 @@ pub(crate) struct State {
     pub(crate) fresh: BTreeMap<InodeId, Place>,
     /// Pages and manifests being written in place, by where they will appear.
     pub(crate) pending: BTreeMap<Place, Vec<InodeId>>,
-    /// Files that lost their last name since the last commit, while somebody knew their inodes.
-    pub(crate) orphans: Vec<InodeId>,
+    /// Files that lost their last name while somebody knew their inodes, as long as he does, and the bytes that go with them.
+    pub(crate) orphans: BTreeMap<InodeId, u64>,
+    /// When the disk had too little room beside those, last.
+    pub(crate) short_since: Option<Instant>,
     /// Files that somebody may have written to since they were last at rest, and where.
     pub(crate) unsettled: Unsettled,
     /// Files whose bytes are being sealed under another name: no new writers.
@@ -84,7 +87,8 @@ impl State {
             models: BTreeMap::new(),
             fresh: BTreeMap::new(),
             pending: BTreeMap::new(),
-            orphans: Vec::new(),
+            orphans: BTreeMap::new(),
+            short_since: None,
             unsettled: Unsettled::default(),
             sealing: BTreeSet::new(),
             full_tails: BTreeSet::new(),
@@ -367,6 +371,7 @@ impl State {
 
     /// The end of an inode without names that nobody holds.
     pub(crate) fn drop_orphan(&mut self, id: InodeId, inode: &Inode) -> Result<(), FsError> {
+        self.orphans.remove(&id);
         self.metadata.remove_inode(Life::Volatile, id)?;
         // Whoever truncated it after the last name went made it change again.
         self.unsettled.remove(id);

@@ -198,7 +198,7 @@ pub fn hand_over<T>(fs: &FileSystem, go: impl FnOnce(&Live) -> T) -> Result<T, U
         next_handle: state.next_handle,
         fresh: state.fresh.clone(),
         pending: pending.iter().map(|(place, ids)| (place.clone(), ids.clone())).collect(),
-        orphans: state.orphans.clone(),
+        orphans: state.orphans.keys().copied().collect(),
         unsettled: state.unsettled.clone(),
         full_tails: state.full_tails.iter().copied().collect(),
         damaged: pairs(&state.damaged),
@@ -339,7 +339,8 @@ pub fn open(
     state.nodes = live.nodes;
     state.fresh = live.fresh;
     state.pending = live.pending.into_iter().collect();
-    state.orphans = live.orphans;
+    // Their records are gone, which told of their bytes.
+    state.orphans = live.orphans.into_iter().map(|id| (id, 0)).collect();
     state.unsettled = live.unsettled;
     state.full_tails = live.full_tails.into_iter().collect();
     state.damaged = live.damaged.into_iter().collect();
