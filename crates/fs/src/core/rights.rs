@@ -65,7 +65,7 @@ impl User {
     /// The same, and whether it is known.
     fn granted(self, rights: u16, inode: &Inode) -> Grant {
         let may_be_in_group =
-            self.uid.is_none_or(|uid| uid != 0 && uid != inode.uid) && self.gid != Some(inode.gid);
+            self.uid.is_none_or(|uid| uid != inode.uid) && self.gid != Some(inode.gid);
         let has_either = [inode.mode >> 3, inode.mode].iter().any(|bits| bits & rights == rights);
         if self.has(rights, inode) {
             Grant::Yes
@@ -172,6 +172,7 @@ mod tests {
         check((0, 0), 0, Grant::Yes);
         check((1, 1), 0o700, Grant::Yes);
         check((1, 8), 0o077, Grant::No);
+        check((1, 1), 0o077, Grant::No);
         check((7, 8), 0o070, Grant::Yes);
         check((7, 8), 0o707, Grant::No);
         check((7, 9), 0o055, Grant::Yes);
