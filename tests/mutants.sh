@@ -23,7 +23,7 @@ OWN=(
     "kvfs-storage store:: $(printf 'crates/storage/src/store/%s.rs ' commit packs/{compaction,index,record,writer})"
     "kvfs-storage store::packs $(printf 'crates/storage/src/store/packs/%s.rs ' disk file holes mod pack)"
     "kvfs-storage store::events,store::metadata,store::quarantine,store::recovery,store::record $(
-        printf 'crates/storage/src/store/%s.rs ' metadata metadata/{attributes,clock,encoded,events,remote,scan,watches} \
+        printf 'crates/storage/src/store/%s.rs ' metadata metadata/{attributes,clock,discarded,encoded,events,remote,scan,watches} \
             quarantine record records recovery standing)"
     "kvfs-storage tier::copies,tier::counters,tier::encoded,tier::ram,tier::rate,tier::scan,tier::ssd $(
         printf 'crates/storage/src/tier/%s.rs ' copies counters encoded ram/{copies,mod,resize} rate scan ssd)"
@@ -42,7 +42,7 @@ OWN=(
         printf 'crates/storage/src/%s.rs ' ingest/{model,seal} tier/encoded/files tier/exchange tier/exchange/bytes)"
     "kvfs-fs retention:: $(printf 'crates/fs/src/retention/%s.rs ' cut mod pass)"
     "kvfs-fs retention:: $(printf 'crates/fs/src/retention/%s.rs ' clock expired policy remove rights tree uses)"
-    "kvfs-fs core::,backlog::,error:: $(printf 'crates/fs/src/%s.rs ' backlog error \
+    "kvfs-fs core::,backlog::,discarded::,error:: $(printf 'crates/fs/src/%s.rs ' backlog discarded error \
         core/{node,refuse,releases,rights,spare,stale,turns,unsettled,waits})"
     "kvfs-fs on_corrupt::,placement::,prefixes::,retention::cut,verify:: $(
         printf 'crates/fs/src/%s.rs ' on_corrupt placement prefixes/{access,edited,key,shares} verify)"

@@ -17,6 +17,7 @@ in_both_modes!(
     attributes_of_many_files_do_not_wait_in_memory,
     changes_of_many_names_do_not_wait_in_memory,
     who_makes_files_waits_for_no_commit,
+    a_file_that_is_rewritten_again_and_again_leaves_little,
     many_handles_cost_little,
     a_daemon_without_descriptors_goes_on,
     slots_that_are_written_leave_descriptors,
@@ -70,6 +71,22 @@ fn attributes_of_many_files_do_not_wait_in_memory(mode: Mode) {
     let grown = kilobytes(&mount, "VmHWM") - before;
     assert!(grown < 140 << 10, "{grown} kB");
     assert_eq!(getxattr(mount.files("77"), "user.x3").unwrap(), value);
+}
+
+/// Without any commit: nothing on the disk has ever named the versions before the last one.
+fn a_file_that_is_rewritten_again_and_again_leaves_little(mode: Mode) {
+    let mount = Mount::with_options(mode, &["--commit-interval", "600"]);
+    // Too large for a pack.
+    let bytes = vec![7; 100_000];
+    let mut most = 0;
+    for _ in 0..2000 {
+        std::fs::write(mount.files("file"), &bytes).unwrap();
+        most = most.max(std::fs::read_dir(mount.store().join("staging")).unwrap().count());
+    }
+    // Those that are made ahead, and as many as slow their writer down.
+    assert!(most < 300, "{most} files");
+    sync_directory(mount.path()).unwrap();
+    assert_eq!(std::fs::read(mount.files("file")).unwrap(), bytes);
 }
 
 /// One process may have 20,000 here; what a handle costs is the same for a million.

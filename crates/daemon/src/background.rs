@@ -173,7 +173,13 @@ fn start_changing(
             let (file_system, stopped) = (Arc::clone(file_system), stopped.clone());
             let (wanted, requests) = bounded(1);
             file_system.core.keep_spares(wanted);
-            move || make_spares(&file_system, &requests, &stopped)
+            move || while_asked(&requests, &stopped, || file_system.core.make_spares())
+        })?,
+        start("kvfs-remove", {
+            let (file_system, stopped) = (Arc::clone(file_system), stopped.clone());
+            let (wanted, requests) = bounded(1);
+            kvfs_fs::remove_through(&file_system, wanted);
+            move || while_asked(&requests, &stopped, || kvfs_fs::remove_discarded(&file_system))
         })?,
         start("kvfs-retain", {
             let (file_system, stopped) = (Arc::clone(file_system), stopped.clone());
@@ -250,12 +256,13 @@ fn commit_regularly(
     }
 }
 
-fn make_spares(file_system: &FileSystem, requests: &Receiver<()>, stopped: &Receiver<()>) {
+/// Runs something whenever it is asked for.
+fn while_asked(requests: &Receiver<()>, stopped: &Receiver<()>, run: impl Fn()) {
     loop {
         crossbeam_channel::select! {
             recv(stopped) -> _ => return,
             recv(requests) -> request => match request {
-                Ok(()) => file_system.core.make_spares(),
+                Ok(()) => run(),
                 Err(_) => return,
             },
         }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use super::{FileSystem, FsError};
+use super::{FileSystem, FsError, discarded};
 use crate::core::state::State;
 use crossbeam_channel::Sender;
 use kvfs_storage::store::Store;
@@ -154,10 +154,12 @@ impl FileSystem {
 
     /// When the next change may be made.
     pub fn pace(&self) -> Pace {
-        let (fill, fails, lacks_room) = {
+        let (fill, left, fails, lacks_room) = {
             let state = self.core.state();
             let fill = self.backlog.fill_thousandths(&state);
-            (fill, state.commit_failure.is_some(), lacks_room(&state))
+            let left = discarded::fill_thousandths(&state.metadata.discarded);
+            self.remover.wake_for(&state.metadata.discarded);
+            (fill, left, state.commit_failure.is_some(), lacks_room(&state))
         };
         if lacks_room {
             return Pace::AfterCommit;
@@ -170,8 +172,8 @@ impl FileSystem {
             // If one is asked for already, it takes these changes as well.
             let _ = wanted.try_send(());
         }
-        match delay(fill) {
-            Some(_) if fails => Pace::AfterCommit,
+        match delay(fill.max(left)) {
+            Some(_) if fails && fill >= DELAY_FROM => Pace::AfterCommit,
             Some(delay) if delay >= DELAY_MIN => Pace::After(delay),
             _ => Pace::AtOnce,
         }

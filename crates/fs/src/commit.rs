@@ -8,6 +8,7 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+use super::discarded::{remove_file, remove_present};
 use super::health::Refusal;
 use super::{FileSystem, FsError, held_back};
 use crate::core::orphan::make_room;
@@ -18,7 +19,6 @@ use kvfs_storage::store::commit::{is_full, may_pass};
 use kvfs_storage::store::database::Writer;
 use kvfs_storage::store::layer::Layer;
 use kvfs_storage::store::metadata::reopening::{go_on_with, reopen};
-use kvfs_storage::tier::what_if::Happened;
 
 impl FileSystem {
     /// Makes every change so far durable.
@@ -56,6 +56,7 @@ impl FileSystem {
         if let Some(tiers) = &self.tiers {
             self.remove_encoded_garbage(tiers)?;
         }
+        remove_present(self);
         self.core.store.sync_removals()?;
         self.core.store.packs.end()?;
         if self.left_by_crash.is_swept() {
@@ -72,7 +73,10 @@ impl FileSystem {
     /// After the attempt: the layer is the base now, or goes back to be tried again.
     fn conclude(&self, outcome: Result<(), StoreError>, reached: Reached) -> Result<(), FsError> {
         if let Err(error) = outcome {
-            return Err(conclude_failure(&self.core, error, reached));
+            let error = conclude_failure(&self.core, error, reached);
+            // Otherwise a disk that is full of what was removed before its commit would stay full.
+            remove_present(self);
+            return Err(error);
         }
         let mut state = self.core.state();
         // Freeing a layer of many records takes as long as many requests.
@@ -81,13 +85,7 @@ impl FileSystem {
         state.commit_failure = None;
         drop(state);
         for &object in layer.iter().flat_map(|layer| &layer.removals) {
-            if let Err(error) = self.core.store.remove_object(object) {
-                log::warn!("object {object} could not be removed: {error}");
-            }
-            if let Some(tiers) = &self.tiers {
-                tiers.copies.forget(object);
-            }
-            self.core.sample.note(object, Happened::Gone, 0);
+            remove_file(self, object);
         }
         if let Err(error) = self.core.store.packs.write_dead() {
             log::debug!("the packs do not say yet what is not valid: {error}");
@@ -125,7 +123,7 @@ fn conclude_failure(core: &Core, error: StoreError, reached: Reached) -> FsError
         None
     });
     let replaced = replacement.map(|new| go_on_with(&mut state.metadata, new));
-    let unknown = state.metadata.thaw_failed(reached == Reached::Database && replaced.is_none());
+    state.metadata.thaw_failed(reached == Reached::Database && replaced.is_none());
     if !error.is_after_a_failure() || state.commit_failure.is_none() {
         let lacks_room = is_full && reached != Reached::Files;
         state.commit_failure = Some(CommitFailure { why: error.to_string(), lacks_room });
@@ -136,12 +134,6 @@ fn conclude_failure(core: &Core, error: StoreError, reached: Reached) -> FsError
         core.observer.failed(&format!("the store is read-only from now on: {error}"));
     }
     drop(state);
-    // Otherwise a disk that is full of what was removed before its commit would stay full.
-    for object in unknown {
-        if let Err(error) = core.store.remove_object(object) {
-            log::warn!("object {object} could not be removed: {error}");
-        }
-    }
     // After its first failure the database refuses everything; who met that one was told of it.
     if error.is_after_a_failure() { FsError::ReadOnly } else { error.into() }
 }
@@ -156,6 +148,7 @@ fn commit_changes(fs: &FileSystem) -> Result<(), FsError> {
     fs.seal_full_tails();
     held_back::let_overdue_go(fs)?;
     make_room(&fs.core, |id| _ = fs.lets_go(id))?;
+    remove_present(fs);
     let has_changes = fs.core.state().metadata.uncommitted() > 0;
     if !has_changes {
         // A mapping may have gone away unnoticed: that alone is worth a commit.
@@ -168,6 +161,8 @@ fn commit_changes(fs: &FileSystem) -> Result<(), FsError> {
     let Some(turn) = fs.durable.begin(wanted) else { return Ok(()) };
     if has_changes {
         fs.core.settle_idle()?;
+        // More have come while others committed. The disk would write their bytes, too.
+        remove_present(fs);
     }
     let Some((frozen, writer, generation)) = freeze(fs)? else { return Ok(()) };
     let room = match fs.core.store.fill_reserve() {

@@ -60,6 +60,7 @@ mod decode;
 mod demotion;
 mod descriptors;
 mod dialogue;
+mod discarded;
 mod durable;
 mod encoded;
 mod errands;
@@ -126,6 +127,7 @@ pub use backlog::{KeptLow, Pace};
 pub use collection::CollectionRequest;
 pub use create::{Created, NewNode};
 pub use demotion::Mover;
+pub use discarded::{remove_discarded, remove_through};
 pub use errands::Errands;
 pub use error::FsError;
 pub use extended::{extended_attribute_for, set_extended_attribute_for};
@@ -206,6 +208,7 @@ pub struct FileSystem {
     pub core: Core,
     durable: durable::Durable,
     backlog: backlog::Backlog,
+    remover: discarded::Remover,
     left_by_crash: LeftByCrash,
     transport: OnceLock<Transport>,
     /// The tiers below the raw files, and what moves between them.
@@ -314,6 +317,7 @@ fn assemble(
         core: Core::new(store, state, observer, invalidations),
         durable: durable::Durable::default(),
         backlog,
+        remover: discarded::Remover::default(),
         left_by_crash,
         transport: OnceLock::new(),
         tiers: None,

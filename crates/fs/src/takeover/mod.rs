@@ -29,6 +29,7 @@ use crate::core::spare;
 use crate::core::state::State;
 use crate::core::unsettled::Unsettled;
 use crate::dialogue::{Dialogue, Turn};
+use crate::discarded::remove_present;
 use crate::on_corrupt::Damaged;
 use crate::sweep::LeftByCrash;
 use crate::{FileSystem, Invalidation, IoMode, assemble, views};
@@ -142,7 +143,9 @@ pub fn slow_changes_down(fs: &FileSystem) -> KeptLow<'_> {
 pub fn prepare(fs: &FileSystem) -> Result<(), String> {
     fs.core.drop_spares();
     happened::take_events(&fs.core);
-    fs.commit().map_err(|error| format!("the last commit failed: {error}"))
+    fs.commit().map_err(|error| format!("the last commit failed: {error}"))?;
+    remove_present(fs);
+    Ok(())
 }
 
 /// How long the store's disk takes to make a new file durable, as busy as it is.
@@ -169,6 +172,8 @@ pub fn time_sync(fs: &FileSystem) -> io::Result<Duration> {
 pub fn hand_over<T>(fs: &FileSystem, go: impl FnOnce(&Live) -> T) -> Result<T, Unable> {
     // No commit runs meanwhile.
     let _turn = fs.durable.hold();
+    // Nor is a file removed, which another daemon would not know of.
+    let _none_is_removed = fs.remover.hold();
     // Whoever opens the store next looks through the directories of objects otherwise.
     match end_quietly(&fs.core.store.packs) {
         Ok(true) => {}

@@ -14,6 +14,7 @@
 
 mod attributes;
 mod clock;
+pub mod discarded;
 mod encoded;
 pub(super) mod events;
 pub mod held_back;
@@ -22,7 +23,7 @@ mod opening;
 mod prefixes;
 mod remote;
 pub mod reopening;
-mod scan;
+pub(super) mod scan;
 pub mod watches;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -45,6 +46,7 @@ use super::record::{
     Entry, Inode, InodeId, ObjectId, ObjectKind, ObjectRecord, OnlyRemote, Totals,
 };
 use crate::page::names;
+use discarded::Discarded;
 pub use opening::Integrity;
 use opening::Opened;
 use watches::Watches;
@@ -69,6 +71,9 @@ pub struct Metadata {
     database: Arc<Database>,
     /// Objects whose file still lies in `staging/`.
     pub staged: BTreeSet<ObjectId>,
+    /// Objects whose files may go at once.
+    pub discarded: Discarded,
+    /// The last one that was given.
     next_number: u64,
     /// What the store holds, uncommitted changes included.
     pub totals: Totals,
@@ -133,6 +138,7 @@ impl Metadata {
             base,
             database,
             staged: BTreeSet::new(),
+            discarded: Discarded::after(u64::from(epoch) << 32),
             next_number: u64::from(epoch) << 32,
             has_tiers: false,
             has_remote_copies,
@@ -360,11 +366,17 @@ impl Metadata {
         self.active.publish.remove(&object);
     }
 
-    /// Forgets an object; its file goes after the commit.
+    /// Forgets an object; its file goes after the commit, or at once if no commit has seen it.
     pub fn remove_object(&mut self, object: ObjectId) {
         self.disown_object(object);
         self.staged.remove(&object);
-        self.active.removals.insert(object);
+        if self.discarded.take_in(object) {
+            // Nothing that the next commit would have to remove.
+            self.active.records.remove(&keys::object(object));
+            self.active.lets_go = true;
+        } else {
+            self.active.removals.insert(object);
+        }
     }
 
     /// The object's bytes must be durable before the changes made since the last freeze are.
@@ -420,6 +432,7 @@ impl Metadata {
         self.put(Life::Durable, keys::only_remote(), &only_remote);
         let frozen = Arc::new(std::mem::take(&mut self.active));
         self.committing = Some(Arc::clone(&frozen));
+        self.discarded.note_freeze(self.next_number);
         self.generation += 1;
         Some(frozen)
     }
@@ -444,10 +457,10 @@ impl Metadata {
         Ok(())
     }
 
-    /// The frozen layer could not be written: it goes back below the active one. Returns removed objects that the
-    /// database does not know: their files may go at once, and must where the disk is full of them. Once the database
-    /// has begun to write something and failed, nobody can tell what it knows on the disk.
-    pub fn thaw_failed(&mut self, has_begun: bool) -> Vec<ObjectId> {
+    /// The frozen layer could not be written: it goes back below the active one. Files of removed objects that the
+    /// database does not know may go at once, and must where the disk is full of them. Once the database has begun to
+    /// write something and failed, nobody can tell what it knows on the disk.
+    pub fn thaw_failed(&mut self, has_begun: bool) {
         if has_begun {
             self.on_disk = OnDisk::Unknown;
         }
@@ -455,19 +468,19 @@ impl Metadata {
             self.active.absorb_older(Arc::unwrap_or_clone(layer));
         }
         if self.on_disk == OnDisk::Unknown {
-            return Vec::new();
+            return;
         }
-        let Metadata { active: Layer { publish, removals, .. }, base, .. } = self;
+        let Metadata { active: Layer { publish, removals, lets_go, .. }, base, discarded, .. } =
+            self;
         publish.retain(|object| !removals.contains(object));
         let is_unknown = |object: &ObjectId| {
             let found = guarded(|| Ok(base.get(keys::object(*object).as_slice())?.is_some()));
             found.is_ok_and(|is_known| !is_known)
         };
         let unknown: Vec<ObjectId> = removals.iter().copied().filter(is_unknown).collect();
-        for object in &unknown {
-            removals.remove(object);
-        }
-        unknown
+        removals.retain(|object| unknown.binary_search(object).is_err());
+        *lets_go |= !unknown.is_empty();
+        discarded.take_in_failed(unknown);
     }
 }
 
@@ -479,18 +492,6 @@ impl std::fmt::Debug for Metadata {
             .field("staged", &self.staged.len())
             .finish_non_exhaustive()
     }
-}
-
-/// Whether some layer has a record, also where a newer one removes it: until that is durable, a crash may bring
-/// it back.
-pub(super) fn has_any_record(metadata: &Metadata, key: &[u8]) -> Result<bool, StoreError> {
-    let Metadata { volatile, active, committing, base, .. } = metadata;
-    let layers = [Some(volatile), Some(active), committing.as_deref()];
-    let is_put = |layer: &Layer| layer.records.get(key).is_some_and(Option::is_some);
-    if layers.into_iter().flatten().any(is_put) {
-        return Ok(true);
-    }
-    guarded(|| Ok(base.get(key)?.is_some()))
 }
 
 #[cfg(test)]

@@ -10,7 +10,8 @@ use std::collections::HashSet;
 
 use super::database::Snapshot;
 use super::disk::{Access, DiskDirectory, DiskPath};
-use super::metadata::{Life, Metadata, has_any_record};
+use super::metadata::scan::has_any_record;
+use super::metadata::{Life, Metadata};
 use super::record::{EncodedCopy, FileRecord, Inode, InodeId, ObjectId, ObjectRecord, Role, Time};
 use super::{Store, StoreError, keys};
 

@@ -17,10 +17,10 @@ pub struct Unwritten {
     staged: Vec<ObjectId>,
 }
 
-/// What is in memory only; `None` while changes wait for a commit, or pages for the remote.
+/// What is in memory only; `None` while changes wait for a commit, pages for the remote, or files to be removed.
 pub fn unwritten(metadata: &Metadata) -> Option<Unwritten> {
     let is_written = metadata.active.is_empty() && metadata.committing.is_none();
-    if !is_written || !metadata.held_back.is_empty() {
+    if !is_written || !metadata.held_back.is_empty() || !metadata.discarded.is_empty() {
         return None;
     }
     let records = &metadata.volatile.records;

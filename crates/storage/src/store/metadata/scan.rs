@@ -6,7 +6,7 @@ use serde::de::DeserializeOwned;
 
 use super::Metadata;
 use crate::store::database::{decode, guarded};
-use crate::store::layer::{Record, merge};
+use crate::store::layer::{Layer, Record, merge};
 use crate::store::record::{Entry, InodeId};
 use crate::store::{StoreError, keys};
 
@@ -91,4 +91,18 @@ impl Metadata {
         drop(sources);
         failure.map_or(Ok(()), Err)
     }
+}
+
+/// Whether some layer has a record, also where a newer one removes it: until that is durable, a crash may bring
+/// it back.
+pub(in crate::store) fn has_any_record(
+    metadata: &Metadata, key: &[u8],
+) -> Result<bool, StoreError> {
+    let Metadata { volatile, active, committing, base, .. } = metadata;
+    let layers = [Some(volatile), Some(active), committing.as_deref()];
+    let is_put = |layer: &Layer| layer.records.get(key).is_some_and(Option::is_some);
+    if layers.into_iter().flatten().any(is_put) {
+        return Ok(true);
+    }
+    guarded(|| Ok(base.get(key)?.is_some()))
 }

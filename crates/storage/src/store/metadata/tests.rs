@@ -181,14 +181,53 @@ fn of_a_failed_commit_only_what_the_database_cannot_know_is_freed_at_once() {
     metadata.freeze().unwrap();
     metadata.remove_object(known);
     metadata.remove_object(unknown);
-    assert_eq!(metadata.thaw_failed(false), [unknown]);
+    metadata.thaw_failed(false);
+    assert_eq!(metadata.discarded.take(9), [unknown]);
     assert_eq!([unknown, kept].map(|object| metadata.publishes(object)), [false, true]);
     assert!(metadata.active.removals.contains(&known), "it goes with the next commit");
     metadata.remove_object(kept);
     metadata.freeze().unwrap();
-    assert_eq!(metadata.thaw_failed(true), [], "nobody can tell what the disk has");
+    metadata.thaw_failed(true);
+    assert!(metadata.discarded.is_empty(), "nobody can tell what the disk has");
     metadata.freeze().unwrap();
-    assert_eq!(metadata.thaw_failed(false), []);
+    metadata.thaw_failed(false);
+    assert!(metadata.discarded.is_empty());
+}
+
+#[test]
+fn files_that_no_commit_has_seen_wait_for_none() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut metadata = open(directory.path());
+    let add = |metadata: &mut Metadata| {
+        let object = metadata.new_object();
+        metadata.put_object(object, &record(ObjectKind::File, 5));
+        metadata.publish(object);
+        object
+    };
+    let [known, failed] = [(); 2].map(|()| add(&mut metadata));
+    metadata.freeze().unwrap();
+    let [made, kept] = [(); 2].map(|()| add(&mut metadata));
+    let (before, totals) = (metadata.uncommitted(), metadata.totals);
+    // The commit that runs may have told the database of the first one.
+    metadata.remove_object(known);
+    metadata.remove_object(made);
+    assert_eq!(metadata.discarded.take(9), [made]);
+    assert_eq!(metadata.active.removals, [known].into());
+    assert_eq!(metadata.totals.bytes, totals.bytes - 10);
+    // A removal and its record, and neither of those of what was made.
+    assert_eq!(metadata.uncommitted(), before);
+    assert_eq!(metadata.object(made).unwrap(), None);
+    assert!(!metadata.publishes(made) && !metadata.staged.contains(&made));
+    metadata.thaw_committed().unwrap();
+    metadata.freeze().unwrap();
+    metadata.thaw_failed(true);
+    // Nobody can tell what the disk has of a commit that failed.
+    metadata.remove_object(kept);
+    metadata.remove_object(failed);
+    let again = add(&mut metadata);
+    metadata.remove_object(again);
+    assert_eq!(metadata.discarded.take(9), [again]);
+    assert_eq!(metadata.active.removals, [known, failed, kept].into());
 }
 
 #[test]
