@@ -66,7 +66,8 @@ fn rows_go_on(
         return Ok(());
     }
     let setup = crate::mounted::Setup { ram_bytes: None, ..recording.setup };
-    let mounted = Mounted::open(berth, disk, blobs, setup).map_err(|error| error.to_string())?;
+    let mut mounted =
+        Mounted::open(berth, disk, blobs, setup).map_err(|error| error.to_string())?;
     for (path, named) in mounted.walk()?.iter().filter(|(path, _)| is_tail(path)) {
         let What::File(rows) = &named.what else { continue };
         // Only the workload with side rows has tails in the second layer.
@@ -81,7 +82,7 @@ fn rows_go_on(
             .append(path, &rest)
             .map_err(|error| format!("{path}, {} bytes: {error}", rows.len()))?;
     }
-    mounted.fs.commit_and_close().map_err(|error| format!("unmounting: {error}"))?;
+    mounted.commit_and_close().map_err(|error| format!("unmounting: {error}"))?;
     drop(mounted);
     check_fsck(berth, disk, "after rows were appended")
 }
@@ -92,7 +93,8 @@ fn check_mount(
 ) -> Result<Arc<Blobs>, String> {
     check_fsck(berth, disk, "before the mount")?;
     let setup = crate::mounted::Setup { ram_bytes: None, ..recording.setup };
-    let mounted = Mounted::open(berth, disk, blobs, setup).map_err(|error| error.to_string())?;
+    let mut mounted =
+        Mounted::open(berth, disk, blobs, setup).map_err(|error| error.to_string())?;
     let left = disk.list(DiskDirectory::Staging).map_err(|error| error.to_string())?;
     if !left.is_empty() {
         return Err(format!("what was being made is still there: {left:?}"));
@@ -110,7 +112,7 @@ fn check_mount(
     mounted.fs.sweep_after_crash().map_err(|error| format!("sweep: {error}"))?;
     mounted.write("files/afterwards", b"works").map_err(|error| format!("a write: {error}"))?;
     mounted.unlink("files/afterwards").map_err(|error| format!("a removal: {error}"))?;
-    mounted.fs.commit_and_close().map_err(|error| format!("unmounting: {error}"))?;
+    mounted.commit_and_close().map_err(|error| format!("unmounting: {error}"))?;
     let blobs = mounted.blobs();
     drop(mounted);
     check_fsck(berth, disk, "after the mount")?;

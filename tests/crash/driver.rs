@@ -323,14 +323,19 @@ impl<'a> Driver<'a> {
         }
     }
 
-    /// Everything so far is durable.
-    pub(crate) fn commit(&mut self) {
+    /// Everything so far is durable, and nothing else is done.
+    pub(crate) fn commit_alone(&mut self) {
         let commit = |mounted: &Mounted| make_all_durable(&mounted.fs);
         let outcome = self.mounted.as_ref().map_or(Err(FsError::ReadOnly), commit);
         match outcome {
             Ok(()) => self.disk.note(Step::Acknowledge(self.history.newest())),
             Err(error) => assert!(self.has_failed(), "commit: {error}"),
         }
+    }
+
+    /// Everything so far is durable.
+    pub(crate) fn commit(&mut self) {
+        self.commit_alone();
         if let Some(mounted) = &self.mounted {
             mounted.compact();
         }
@@ -350,8 +355,8 @@ impl<'a> Driver<'a> {
 
     /// Whether it ended in good order. If not, what was not durable is gone, and nothing goes on.
     pub(crate) fn unmount(&mut self) -> bool {
-        let Some(mounted) = self.mounted.take() else { return false };
-        let outcome = mounted.fs.commit_and_close();
+        let Some(mut mounted) = self.mounted.take() else { return false };
+        let outcome = mounted.commit_and_close();
         self.blobs = mounted.blobs();
         drop(mounted);
         if let Err(error) = &outcome {

@@ -5,8 +5,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crossbeam_channel::Receiver;
 use kvfs::fs::{
     Attributes, Caller, FileSystem, FsError, IoMode, Listing, Lookup, Mover, NewNode, Place, Tiers,
+    remove_discarded, remove_through,
 };
 use kvfs::observe::Observer;
 use kvfs::store::Store;
@@ -88,6 +90,8 @@ pub(crate) struct Mounted {
     pub(crate) fs: FileSystem,
     mover: Mover,
     remote: Option<MemoryRemote>,
+    /// Files may be removed after their commit, until the mount ends.
+    removals: Option<Receiver<()>>,
 }
 
 impl Mounted {
@@ -103,6 +107,8 @@ impl Mounted {
         let opened = FileSystem::open(store, Arc::new(Observer::new()), invalidations);
         let (mut fs, _) = opened.map_err(FsError::Store)?;
         fs.io_mode(|| IoMode::Served("no kernel".to_owned()));
+        let (wanted, removals) = crossbeam_channel::bounded(1);
+        remove_through(&fs, wanted);
         let remote = setup.has_remote.then(|| MemoryRemote::holding(blobs, disk));
         let mut publisher = None;
         if setup.has_tiers() {
@@ -126,7 +132,7 @@ impl Mounted {
             fs.attach(tiers);
             fs.tiers().inspect(|tiers| tiers.writes.note(1));
         }
-        Ok(Mounted { fs, mover: Mover::new(publisher), remote })
+        Ok(Mounted { fs, mover: Mover::new(publisher), remote, removals: Some(removals) })
     }
 
     /// What the remote holds now.
@@ -141,8 +147,15 @@ impl Mounted {
         pause > Duration::ZERO
     }
 
-    /// Takes room back from packs. A disk that fails may fail here.
+    /// The mount ends in good order.
+    pub(crate) fn commit_and_close(&mut self) -> Result<(), FsError> {
+        self.removals = None;
+        self.fs.commit_and_close()
+    }
+
+    /// What a daemon does after a commit: it removes files, and takes room back from packs. A disk that fails may fail here.
     pub(crate) fn compact(&self) {
+        remove_discarded(&self.fs);
         while self.fs.store().packs.compact().unwrap_or(false) {}
     }
 

@@ -42,8 +42,9 @@ const PACKING: Setup = Setup { packed_bytes_max: 8 << 10, ..Setup::PLAIN };
 const NEARLY_FULL: Setup =
     Setup { packed_bytes_max: 64 << 10, available_bytes: 100 << 20, ..Setup::PLAIN };
 
-pub(crate) const ALL: [Workload; 17] = [
+pub(crate) const ALL: [Workload; 18] = [
     Workload { name: "files", setup: Setup::PLAIN, run: files },
+    Workload { name: "removals", setup: Setup::PLAIN, run: removals },
     Workload { name: "pages", setup: Setup::PLAIN, run: pages },
     Workload {
         name: "pages-in-memory",
@@ -112,6 +113,36 @@ fn files(driver: &mut Driver<'_>) {
     driver.unlink("files/e/l");
     driver.remove_directory("files/e");
     driver.write("files/held", &fill(9, 100));
+    driver.commit();
+}
+
+/// So many at once that their files go after the commit.
+fn removals(driver: &mut Driver<'_>) {
+    let files = |first: u64| (first..first + 20).map(|number| (number, format!("files/{number}")));
+    for (number, path) in files(0).chain(files(100)) {
+        driver.write(&path, &fill(number, 1500));
+    }
+    driver.commit();
+    for (_, path) in files(0) {
+        driver.unlink(&path);
+    }
+    driver.write("files/between", &fill(50, 3000));
+    // A commit more, while they wait.
+    driver.commit_alone();
+    driver.write("files/meanwhile", &fill(52, 3000));
+    driver.commit_alone();
+    for (number, path) in files(100) {
+        driver.write(&path, &fill(number + 1000, 1200));
+    }
+    driver.commit();
+    driver.remount();
+    for (_, path) in files(100) {
+        driver.unlink(&path);
+    }
+    driver.commit_alone();
+    // The mount ends while they wait.
+    driver.remount();
+    driver.write("files/after", &fill(51, 3000));
     driver.commit();
 }
 

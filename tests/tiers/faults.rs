@@ -12,7 +12,7 @@ use crate::common::disk::SmallDisk;
 use crate::common::forks::{output, succeed};
 use crate::common::mount::scratch_directory;
 use crate::common::sys::{assert_errno, open, setxattr, sync_directory, write_and_close};
-use crate::common::{Mode, Mount, eventually, fill};
+use crate::common::{Mode, Model, Mount, eventually, fill};
 use crate::place::{BUDGET, BUDGET_BYTES, FILE_BYTES, Place, assert_same, complaint, kvfs, tier};
 
 in_both_modes!(
@@ -329,6 +329,36 @@ fn a_full_disk_refuses_what_would_come_back_and_shows_nothing_of_it() {
     assert_eq!(mount.staging(), Vec::<PathBuf>::new());
     std::fs::remove_file(ballast).unwrap();
     assert_same(&files);
+}
+
+/// Token files and tails go with the names of all files.
+#[test]
+fn a_token_file_that_cannot_be_read_keeps_no_names_of_others_from_the_remote() {
+    crate::require!(fuse, root);
+    let remote = scratch_directory();
+    let mut mount = Mount::with_options(Mode::Passthrough, &options(remote.path(), &[]));
+    let model = Model::small();
+    model.install(&mount);
+    std::fs::create_dir(model.sequence(&mount, "damaged")).unwrap();
+    let tokens = fill(7, 400);
+    write_and_close(model.tokens_path(&mount, "damaged"), &tokens).unwrap();
+    eventually("the names to be there", || all_published(&mount));
+    let is_it = |path: &PathBuf| std::fs::read(path).is_ok_and(|bytes| bytes == tokens);
+    let file = files_below(mount.store()).into_iter().find(is_it).unwrap();
+    // It can be opened, and a read of it fails.
+    std::fs::remove_file(&file).unwrap();
+    std::fs::create_dir(&file).unwrap();
+    for name in ["one", "two"] {
+        write_and_close(mount.files(name), name.as_bytes()).unwrap();
+        eventually("names of others to be there", || all_published(&mount));
+    }
+    assert!(mount.unmount().success());
+}
+
+fn all_published(mount: &Mount) -> Option<()> {
+    let is_published =
+        mount.status("remote_names_changes") == mount.status("remote_names_published");
+    (is_published && all_named(mount).is_some()).then_some(())
 }
 
 /// The remote lies in another mount, whose daemon is stopped: every call on it hangs.

@@ -4,7 +4,7 @@
 //! many a commit is asked for; when they still become more, each new one waits a little, so that nobody ever
 //! waits for a whole commit.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use kvfs_storage::store::Store;
 
 /// Uncommitted records that may wait in memory, some 250 bytes each: 12 MiB, and as much again
 /// while they are being written out.
-const CHANGES_MAX: usize = 50_000;
+pub(super) const CHANGES_MAX: usize = 50_000;
 /// Their bytes, for those that are larger: an attribute may have 64 KiB. As much again while they are
 /// being written out.
 const BYTES_MAX: usize = 32 << 20;
@@ -58,6 +58,8 @@ pub enum Pace {
 pub(super) struct Backlog {
     wanted: OnceLock<Sender<()>>,
     limits: Mutex<Limits>,
+    /// At so many changes the room of the disk is looked at again.
+    next_look: AtomicUsize,
     /// Changes wait as if hardly any might: see [`Backlog::keep_low`].
     is_kept_low: AtomicBool,
 }
@@ -92,16 +94,15 @@ impl Limits {
 
     /// Whether there is no room for one more.
     fn are_reached(self, state: &State) -> bool {
-        let waiting = &state.metadata;
-        waiting.uncommitted() >= self.changes || waiting.uncommitted_bytes() >= self.bytes
+        changes(state) >= self.changes || state.metadata.uncommitted_bytes() >= self.bytes
     }
 
     /// How much of what may wait does, in thousandths, as seen by those who are about to change something.
     fn fill_thousandths(self, state: &State) -> usize {
         let changes = self.changes - CHANGES_MARGIN.min(self.changes / 4);
         let bytes = self.bytes - BYTES_MARGIN.min(self.bytes / 4);
-        let waiting = &state.metadata;
-        (waiting.uncommitted() * 1000 / changes).max(waiting.uncommitted_bytes() * 1000 / bytes)
+        let waiting_bytes = state.metadata.uncommitted_bytes();
+        (self::changes(state) * 1000 / changes).max(waiting_bytes * 1000 / bytes)
     }
 }
 
@@ -114,10 +115,22 @@ impl Default for Limits {
 impl Backlog {
     /// Looks how much room the disk has for what waits.
     pub(super) fn look_for_room(&self, store: &Store) {
+        self.next_look.store(CHANGES_MIN, Ordering::Relaxed);
         match store.room_for_changes_bytes() {
             Ok(bytes) => *self.locked() = Limits::of_room(bytes),
             Err(error) => log::debug!("the disk does not tell its room: {error}"),
         }
+    }
+
+    /// The same when so many changes have come since the last look that they might not fit any more: others fill the disk,
+    /// too.
+    fn look_again(&self, changes: usize, store: &Store) -> bool {
+        let is_due = changes >= self.next_look.load(Ordering::Relaxed);
+        if is_due {
+            self.look_for_room(store);
+            self.next_look.store(changes + CHANGES_MIN, Ordering::Relaxed);
+        }
+        is_due
     }
 
     /// Slows changes down so that the next commit has few of them, for whoever is about to wait for it while others wait
@@ -128,10 +141,15 @@ impl Backlog {
         KeptLow(self)
     }
 
+    /// Whether changes wait as if hardly any might.
+    pub(super) fn is_kept_low(&self) -> bool {
+        self.is_kept_low.load(Ordering::Relaxed)
+    }
+
     /// How full it is for the next change.
     fn fill_thousandths(&self, state: &State) -> usize {
         let fill = self.limits().fill_thousandths(state);
-        if !self.is_kept_low.load(Ordering::Relaxed) {
+        if !self.is_kept_low() {
             return fill;
         }
         fill.max(Limits::of_room(0).fill_thousandths(state))
@@ -158,6 +176,7 @@ impl FileSystem {
             let state = self.core.state();
             let fill = self.backlog.fill_thousandths(&state);
             let left = discarded::fill_thousandths(&state.metadata.discarded);
+            let left = left.max(self.postponed.fill_thousandths());
             self.remover.wake_for(&state.metadata.discarded);
             (fill, left, state.commit_failure.is_some(), lacks_room(&state))
         };
@@ -188,10 +207,16 @@ impl FileSystem {
     /// Commits before changing more when there is no room, in memory or on the disk: both stay bounded whoever
     /// makes changes.
     pub(super) fn throttle(&self) -> Result<(), FsError> {
-        let is_full = {
+        let look = || {
             let state = self.core.state();
-            self.backlog.limits().are_reached(&state) || lacks_room(&state)
+            let is_full = self.backlog.limits().are_reached(&state) || lacks_room(&state);
+            (changes(&state), is_full)
         };
+        let (changes, mut is_full) = look();
+        // The disk may be slow to tell: the state is not held meanwhile.
+        if !is_full && self.backlog.look_again(changes, &self.core.store) {
+            (_, is_full) = look();
+        }
         if is_full { self.commit() } else { Ok(()) }
     }
 
@@ -211,6 +236,11 @@ pub(super) fn throttle_rewriting(fs: &FileSystem) -> Result<(), FsError> {
     }
 }
 
+/// Changes that wait for a commit, and files that it would have to remove.
+fn changes(state: &State) -> usize {
+    state.metadata.uncommitted() + state.metadata.discarded.len()
+}
+
 /// Whether the disk had no room for the last commit.
 fn lacks_room(state: &State) -> bool {
     state.commit_failure.as_ref().is_some_and(|failure| failure.lacks_room)
@@ -227,26 +257,26 @@ fn delay(fill: usize) -> Option<Duration> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
     use crate::core::state::CommitFailure;
     use crate::health::Refusal;
     use crate::unmounted::Unmounted;
     use crate::{Caller, NewNode, Place};
-    use kvfs_observe::Observer;
-    use kvfs_storage::store::Store;
     use kvfs_storage::store::metadata::Life;
     use kvfs_storage::store::record::InodeId;
 
     const FILES: InodeId = InodeId(3);
 
+    /// Until the next commit looks.
+    fn limit(fs: &FileSystem, limits: Limits) {
+        *fs.backlog.locked() = limits;
+        fs.backlog.next_look.store(usize::MAX, Ordering::Relaxed);
+    }
+
     #[test]
     fn a_commit_is_asked_for_before_anybody_waits_and_makes_room() {
-        let directory = tempfile::tempdir().unwrap();
-        let store = Store::open_or_create(&directory.path().join("store")).unwrap();
-        let (sender, _invalidations) = crossbeam_channel::bounded(1);
-        let (fs, _) = FileSystem::open(store, Arc::new(Observer::new()), sender).unwrap();
+        let unmounted = Unmounted::new();
+        let fs = &unmounted.fs;
         let (wanted, requests) = crossbeam_channel::bounded(1);
         fs.commit_through(wanted);
         let caller = Caller::DAEMON;
@@ -282,7 +312,7 @@ mod tests {
         let unmounted = Unmounted::new();
         let fs = &unmounted.fs;
         fs.commit().unwrap();
-        *fs.backlog.locked() = Limits::of_room(16 << 20);
+        limit(fs, Limits::of_room(16 << 20));
         add(fs, 0, 768, 0);
         assert!(fill(fs) == 1000 && !fs.has_room());
         fs.throttle().unwrap();
@@ -291,6 +321,27 @@ mod tests {
         fs.throttle().unwrap();
         assert_eq!(fill(fs), 0);
         assert!(fs.backlog.limits() != Limits::of_room(16 << 20), "each commit looks again");
+    }
+
+    #[test]
+    fn the_room_is_looked_at_again_before_many_changes_wait() {
+        let unmounted = Unmounted::new();
+        let fs = &unmounted.fs;
+        fs.commit().unwrap();
+        let stale = Limits::of_room(100 << 20);
+        *fs.backlog.locked() = stale;
+        let mut seen = Vec::new();
+        for number in 0..3 * CHANGES_MIN {
+            fs.throttle().unwrap();
+            if fs.backlog.limits() != stale {
+                seen.push(number);
+                *fs.backlog.locked() = stale;
+            }
+            add(fs, number as u64, 1, 0);
+        }
+        assert_eq!(seen, [CHANGES_MIN, 2 * CHANGES_MIN]);
+        fs.commit().unwrap();
+        assert_eq!(fs.backlog.next_look.load(Ordering::Relaxed), CHANGES_MIN);
     }
 
     #[test]
@@ -314,7 +365,7 @@ mod tests {
         fs.commit().unwrap();
         for _ in 0..2 * CHANGES_MIN {
             // Each commit looks anew how much may wait.
-            *fs.backlog.locked() = Limits::of_room(0);
+            limit(fs, Limits::of_room(0));
             let opened = fs.open_file(written, libc::O_WRONLY | libc::O_TRUNC).unwrap();
             fs.write(opened.handle, 0, b"after", false).unwrap();
             fs.flush(opened.handle).unwrap();
@@ -329,7 +380,7 @@ mod tests {
         let unmounted = Unmounted::new();
         let fs = &unmounted.fs;
         fs.commit().unwrap();
-        *fs.backlog.locked() = Limits::of_room(0);
+        limit(fs, Limits::of_room(0));
         fs.core.state().refusal = Some(Refusal::DiskFailed);
         add(fs, 0, CHANGES_MIN as u64 - 1, 0);
         fail(fs, true);

@@ -8,10 +8,11 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use super::discarded::{remove_file, remove_present};
+use super::discarded::{remove_discarded, remove_present};
 use super::health::Refusal;
+use super::postponed::{keep_room, remove_all, remove_files_of, with_room};
 use super::{FileSystem, FsError, held_back};
-use crate::core::orphan::make_room;
+use crate::core::orphan::{make_room, note_short};
 use crate::core::state::{CommitFailure, State};
 use crate::core::{Core, happened};
 use kvfs_storage::store::StoreError;
@@ -27,7 +28,15 @@ impl FileSystem {
             // What recovery found out about files is true again at the next mount.
             return Ok(());
         }
-        let outcome = commit_changes(self);
+        let had_any = self.postponed.amount().files > 0;
+        let mut outcome = commit_changes(self);
+        if matches!(&outcome, Err(FsError::Store(StoreError::Io(error))) if is_full(error)) {
+            note_short(&mut self.core.state());
+            if had_any {
+                remove_all(self);
+                outcome = commit_changes(self);
+            }
+        }
         let mut state = self.core.state();
         match &outcome {
             // Others may have failed with what came after this.
@@ -56,7 +65,7 @@ impl FileSystem {
         if let Some(tiers) = &self.tiers {
             self.remove_encoded_garbage(tiers)?;
         }
-        remove_present(self);
+        remove_discarded(self);
         self.core.store.sync_removals()?;
         self.core.store.packs.end()?;
         if self.left_by_crash.is_swept() {
@@ -84,9 +93,10 @@ impl FileSystem {
         state.metadata.thaw_committed()?;
         state.commit_failure = None;
         drop(state);
-        for &object in layer.iter().flat_map(|layer| &layer.removals) {
-            remove_file(self, object);
+        if let Some(layer) = layer {
+            remove_files_of(self, &layer);
         }
+        keep_room(self);
         if let Err(error) = self.core.store.packs.write_dead() {
             log::debug!("the packs do not say yet what is not valid: {error}");
         }
@@ -148,11 +158,14 @@ fn commit_changes(fs: &FileSystem) -> Result<(), FsError> {
     fs.seal_full_tails();
     held_back::let_overdue_go(fs)?;
     make_room(&fs.core, |id| _ = fs.lets_go(id))?;
-    remove_present(fs);
     let has_changes = fs.core.state().metadata.uncommitted() > 0;
     if !has_changes {
         // A mapping may have gone away unnoticed: that alone is worth a commit.
         fs.core.settle_idle()?;
+        remove_present(fs);
+        keep_room(fs);
+        // The next changes are to know of a disk that others have filled.
+        fs.backlog.look_for_room(&fs.core.store);
     }
     let wanted = {
         let state = fs.core.state();
@@ -165,7 +178,15 @@ fn commit_changes(fs: &FileSystem) -> Result<(), FsError> {
         remove_present(fs);
     }
     let Some((frozen, writer, generation)) = freeze(fs)? else { return Ok(()) };
-    let room = match fs.core.store.fill_reserve() {
+    keep_room(fs);
+    let fill_reserve = || {
+        fs.core.store.fill_reserve().inspect_err(|error| {
+            if is_full(error) {
+                note_short(&mut fs.core.state());
+            }
+        })
+    };
+    let room = match with_room(fs, fill_reserve) {
         // That is what the reserve is for.
         Err(_) if frozen.makes_room() => Ok(()),
         outcome => outcome,

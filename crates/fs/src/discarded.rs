@@ -2,18 +2,20 @@
 //! [`kvfs_storage::store::metadata::discarded`].
 //!
 //! A thread of its own does so while there are many, for the local filesystem may take half a millisecond for each; a commit
-//! removes the rest. Whoever leaves more of them than that thread removes is slowed down.
+//! removes the rest. Whoever leaves more of them than that thread removes is slowed down. The same thread removes files that
+//! commits have [postponed](super::postponed).
 
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::OnceLock;
 
-use crossbeam_channel::Sender;
+use crossbeam_channel::{Sender, TrySendError};
+use parking_lot::{Mutex, MutexGuard};
 
-use super::FileSystem;
+use super::{FileSystem, postponed};
 use kvfs_storage::store::metadata::discarded::Discarded;
 use kvfs_storage::store::record::ObjectId;
 use kvfs_storage::tier::what_if::Happened;
 
-/// At so many each change waits as long as any does: a commit removes them in some 100 ms before it begins.
+/// At so many each change waits as long as any does: a commit removes them in some 100 ms before it syncs.
 const SLOWEST_FROM: usize = 256;
 /// The thread is not woken for less.
 const WORTH_WAKING: usize = 16;
@@ -25,24 +27,29 @@ const AT_A_TIME: usize = 16;
 pub(super) struct Remover {
     /// Wakes the thread.
     wanted: OnceLock<Sender<()>>,
-    /// Held while some are removed: they are in no list any more.
+    /// Held while some are removed: they are in no list any more. Given to who waits, or the thread would have it again
+    /// before a commit wakes up.
     removing: Mutex<()>,
 }
 
 impl Remover {
     /// Wakes the thread if that is worth it.
     pub(super) fn wake_for(&self, discarded: &Discarded) {
-        if discarded.len() >= WORTH_WAKING
-            && let Some(wanted) = self.wanted.get()
-        {
-            // A full queue means that the thread is told already.
-            let _ = wanted.try_send(());
+        if discarded.len() >= WORTH_WAKING {
+            self.wake();
         }
     }
 
-    /// As long as this is held no file is being removed.
+    /// Wakes the thread. Whether there is one.
+    pub(super) fn wake(&self) -> bool {
+        // A full queue means that it is told already.
+        let outcome = self.wanted.get().map(|wanted| wanted.try_send(()));
+        matches!(outcome, Some(Ok(()) | Err(TrySendError::Full(()))))
+    }
+
+    /// As long as this is held no file of a discarded object is being removed.
     pub(super) fn hold(&self) -> MutexGuard<'_, ()> {
-        self.removing.lock().unwrap_or_else(PoisonError::into_inner)
+        self.removing.lock()
     }
 }
 
@@ -56,12 +63,13 @@ pub fn remove_through(fs: &FileSystem, wanted: Sender<()>) {
     let _ = fs.remover.wanted.set(wanted);
 }
 
-/// Removes files of discarded objects until there are none.
+/// Removes files of discarded objects, and those that were postponed, until there are none.
 pub fn remove_discarded(fs: &FileSystem) {
-    while remove_some(fs, AT_A_TIME) > 0 {}
+    while remove_some(fs, AT_A_TIME) + postponed::remove_some(fs, AT_A_TIME) > 0 {}
 }
 
-/// Removes all that there are now. What comes meanwhile stays: others may leave it as fast as it is removed.
+/// Removes all discarded ones that there are now, or waits until others have. What comes meanwhile may stay: it may come as
+/// fast as it is removed.
 pub(super) fn remove_present(fs: &FileSystem) {
     let mut present = fs.core.state().metadata.discarded.len();
     // Whoever has taken some before may still be removing them.
@@ -77,19 +85,30 @@ pub(super) fn remove_present(fs: &FileSystem) {
 
 /// Removes some; how many there were.
 fn remove_some(fs: &FileSystem, most: usize) -> usize {
-    let _removing = fs.remover.hold();
+    let removing = fs.remover.hold();
     let some = fs.core.state().metadata.discarded.take(most);
     for object in &some {
         remove_file(fs, *object);
     }
+    MutexGuard::unlock_fair(removing);
     some.len()
 }
 
 /// Removes the file of an object that nothing names any more.
 pub(super) fn remove_file(fs: &FileSystem, object: ObjectId) {
+    remove_bytes(fs, object);
+    forget(fs, object);
+}
+
+/// The same once it is [forgotten](forget).
+pub(super) fn remove_bytes(fs: &FileSystem, object: ObjectId) {
     if let Err(error) = fs.core.store.remove_object(object) {
         log::warn!("object {object} could not be removed: {error}");
     }
+}
+
+/// What counts objects counts this one no more.
+pub(super) fn forget(fs: &FileSystem, object: ObjectId) {
     if let Some(tiers) = &fs.tiers {
         tiers.copies.forget(object);
     }
@@ -194,8 +213,6 @@ mod tests {
         let (told, heard) = crossbeam_channel::bounded(1);
         std::thread::scope(|scope| {
             let removing = fs.remover.hold();
-            // Taken, as far as the list tells.
-            fs.core.state().metadata.discarded.take(1);
             scope.spawn(move || {
                 remove_present(fs);
                 told.send(()).unwrap();

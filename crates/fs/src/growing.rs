@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::{FileSystem, FsError};
+use crate::core::latest::is_of_file;
 use kvfs_storage::store::database::Snapshot;
 use kvfs_storage::store::disk::{Access, FileStat, read_all};
 use kvfs_storage::store::record::{InodeId, ObjectId, RemoteCopy, RemoteState, Role, Time};
@@ -48,7 +49,7 @@ impl FileSystem {
         })
     }
 
-    /// Sends what has changed since the last time. What was removed meanwhile is left out.
+    /// Sends what has changed since the last time. What was removed meanwhile, or cannot be read, is left out.
     pub(super) fn copy_growing(
         &self, exchange: &Exchange, growing: &mut Growing, snapshot: &Snapshot,
     ) -> Result<BTreeMap<ObjectId, GrowingCopy>, FsError> {
@@ -58,12 +59,16 @@ impl FileSystem {
             let Ok(file) = self.core.store.open_object(object, Access::Read) else {
                 continue;
             };
-            let stat = file.stat()?;
+            let Ok(stat) = file.stat() else { continue };
             let made = match growing.0.get(&object) {
                 Some((known, made)) if known.is_same_content(&stat) => *made,
                 _ if stat.length > GROWING_BYTES_MAX => continue,
                 _ => {
-                    let bytes = read_all(file.as_ref(), GROWING_BYTES_MAX)?;
+                    let bytes = match read_all(file.as_ref(), GROWING_BYTES_MAX) {
+                        // It keeps no names of others from the remote.
+                        Err(error) if is_of_file(&error) => continue,
+                        outcome => outcome?,
+                    };
                     let length = bytes.len() as u64;
                     let (blob, held) = exchange.hold_bytes(bytes).map_err(FsError::Remote)?;
                     let copy = RemoteCopy {

@@ -91,6 +91,7 @@ mod open;
 mod opened;
 mod pin;
 mod placement;
+mod postponed;
 mod prefetch;
 mod prefixes;
 mod publish;
@@ -209,6 +210,7 @@ pub struct FileSystem {
     durable: durable::Durable,
     backlog: backlog::Backlog,
     remover: discarded::Remover,
+    postponed: postponed::Postponed,
     left_by_crash: LeftByCrash,
     transport: OnceLock<Transport>,
     /// The tiers below the raw files, and what moves between them.
@@ -318,6 +320,7 @@ fn assemble(
         durable: durable::Durable::default(),
         backlog,
         remover: discarded::Remover::default(),
+        postponed: postponed::Postponed::default(),
         left_by_crash,
         transport: OnceLock::new(),
         tiers: None,

@@ -1,6 +1,7 @@
 //! Bytes that pass through the daemon: everything without passthrough, and always what the kernel
 //! does not pass through (fallocate, holes, copies between files, rows, views).
 
+use super::postponed::with_room;
 use super::{FileSystem, FsError};
 use crate::core::handle::Served;
 use kvfs_storage::store::disk::{Access, Allocation, Seek};
@@ -100,7 +101,8 @@ impl FileSystem {
             // Bytes go, or others come in their place.
             self.blocks.forget_file(id);
         }
-        Ok(self.core.open_current(id, Access::ReadWrite)?.allocate(allocation)?)
+        let file = self.core.open_current(id, Access::ReadWrite)?;
+        Ok(with_room(self, || file.allocate(allocation))?)
     }
 
     /// `SEEK_DATA` and `SEEK_HOLE`

@@ -7,6 +7,7 @@ pub(crate) mod describe;
 pub(crate) mod guard;
 pub(crate) mod handle;
 pub(crate) mod happened;
+pub(crate) mod latest;
 pub(crate) mod models;
 pub(crate) mod node;
 pub(crate) mod orphan;

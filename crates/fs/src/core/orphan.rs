@@ -55,15 +55,25 @@ pub(crate) fn make_room(core: &Core, let_go: impl Fn(InodeId)) -> Result<(), FsE
     }
     // A disk that does not tell keeps no commit from being made.
     let Ok(space) = core.store.disk.space() else { return Ok(()) };
-    let is_short = {
+    let was_short = {
         let mut state = core.state();
         let held_bytes: u64 = state.orphans.values().sum();
         if space.is_nearly_full() || space.available_bytes < held_bytes {
-            state.short_since = Some(Instant::now());
+            note_short(&mut state);
         }
-        state.short_since.is_some_and(|since| since.elapsed() < SHORT_FOR)
+        was_room_short(&state)
     };
-    if is_short { let_unused_go(core, let_go) } else { Ok(()) }
+    if was_short { let_unused_go(core, let_go) } else { Ok(()) }
+}
+
+/// The disk has too little room, or refuses more.
+pub(crate) fn note_short(state: &mut State) {
+    state.short_since = Some(Instant::now());
+}
+
+/// Whether the disk has too little room for files that are to go, or had a moment ago.
+pub(crate) fn was_room_short(state: &State) -> bool {
+    state.short_since.is_some_and(|since| since.elapsed() < SHORT_FOR)
 }
 
 /// The next commit removes the bytes of all files without a name that nobody uses. `let_go` has the kernel close what it keeps of such a

@@ -11,6 +11,7 @@ use super::index::ForeignStore;
 use super::source::{ForeignPage, ForeignSequence, Source, Wanted};
 use super::{FsError, ORIGIN};
 use crate::attributes::{Caller, Place};
+use crate::core::latest::open_tokens;
 use crate::core::state::State;
 use crate::create::{NewNode, new_inode};
 use crate::insert::{Origin, Verified};
@@ -18,7 +19,7 @@ use crate::prefixes::{Match, TOKEN_BYTES};
 use crate::{FileSystem, Invalidation};
 use kvfs_page::{PrefixHash, TokenStart, names};
 use kvfs_storage::ingest::model::Model;
-use kvfs_storage::store::disk::{Access, read_all};
+use kvfs_storage::store::disk::read_all;
 use kvfs_storage::store::metadata::Life;
 use kvfs_storage::store::record::{
     Entry, FileRecord, InodeId, Kind, ObjectKind, ObjectRecord, Role,
@@ -239,15 +240,8 @@ impl FileSystem {
 
     /// What the token file of a sequence has.
     fn tokens_in(&self, sequence: InodeId) -> Result<Vec<u8>, FsError> {
-        let object = {
-            let state = self.core.state();
-            match state.entry(sequence, names::TOKENS.as_bytes())? {
-                Some(entry) => state.inode(entry.inode)?.file().and_then(|file| file.object),
-                None => None,
-            }
-        };
-        let Some(object) = object else { return Ok(Vec::new()) };
-        Ok(read_all(self.core.store.open_object(object, Access::Read)?.as_ref(), u64::MAX)?)
+        let Some(file) = open_tokens(&self.core, sequence)? else { return Ok(Vec::new()) };
+        Ok(read_all(file.as_ref(), u64::MAX)?)
     }
 
     fn put_tokens(&self, sequence: InodeId, tokens: &[u8]) -> Result<(), FsError> {

@@ -8,11 +8,11 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::index::TOKEN_BYTES;
+use crate::core::latest::{is_of_file, open_tokens};
 use crate::core::state::State;
 use crate::{FileSystem, FsError};
 use kvfs_page::{Layer, LayerKind, PrefixHash, names};
 use kvfs_storage::ingest::model::Model;
-use kvfs_storage::store::disk::Access;
 use kvfs_storage::store::metadata::{LEAD_TOKENS_MAX, TokensChange};
 use kvfs_storage::store::record::{Entry, InodeId, Kind};
 
@@ -206,18 +206,21 @@ impl FileSystem {
         Ok(())
     }
 
-    /// Tokens from the first that a sequence's token file has in common with a prompt.
+    /// Tokens from the first that a sequence's token file has in common with a prompt. Others may have as many, so one that
+    /// cannot be read fails no question.
     fn same_tokens(&self, sequence: InodeId, prompt: &[u8]) -> Result<u64, FsError> {
-        let object = {
-            let state = self.core.state();
-            let Some(entry) = state.entry(sequence, names::TOKENS.as_bytes())? else {
-                return Ok(0);
-            };
-            state.inode(entry.inode)?.file().and_then(|file| file.object)
-        };
-        let Some(object) = object else { return Ok(0) };
         let mut tokens = vec![0; prompt.len()];
-        let count = self.core.store.open_object(object, Access::Read)?.read_at(&mut tokens, 0)?;
+        let read = open_tokens(&self.core, sequence).and_then(|file| match file {
+            Some(file) => Ok(file.read_at(&mut tokens, 0)?),
+            None => Ok(0),
+        });
+        let count = match read {
+            Err(FsError::Io(error)) if is_of_file(&error) => {
+                log::debug!("the tokens of sequence {} cannot be read: {error}", sequence.0);
+                return Ok(0);
+            }
+            outcome => outcome?,
+        };
         let same = tokens[..count].iter().zip(prompt).take_while(|(a, b)| a == b).count();
         Ok((same / TOKEN_BYTES) as u64)
     }
@@ -332,7 +335,7 @@ fn pages_at(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::unmounted::{PAGE_TOKENS, Unmounted};
+    use crate::unmounted::{FILES, PAGE_TOKENS, Unmounted};
     use kvfs_storage::store::metadata::Life;
 
     #[test]
@@ -353,6 +356,39 @@ mod tests {
         // It is taken out of the index.
         fs.index_prefixes().unwrap();
         assert_eq!(holders(9).unwrap(), [(kept, 0)]);
+    }
+
+    #[test]
+    fn tokens_that_cannot_be_read_fail_no_question_about_others_and_no_unmount() {
+        let unmounted = Unmounted::new();
+        let (fs, model) = (&unmounted.fs, unmounted.make_model(1));
+        let [lost, kept] = ["lost", "kept"].map(|name| model.make_sequence(name, &[0], 1));
+        let prompt: Vec<u8> = (0..PAGE_TOKENS).flat_map(u32::to_le_bytes).collect();
+        fs.index_prefixes().unwrap();
+        fs.commit().unwrap();
+        let object = {
+            let state = fs.core.state();
+            let entry = state.entry(lost, names::TOKENS.as_bytes()).unwrap().unwrap();
+            state.inode(entry.inode).unwrap().file().unwrap().object.unwrap()
+        };
+        let hash = model.manifest.prefix_of(&prompt).unwrap();
+        let holders =
+            || fs.core.state().metadata.prefix_holders(model.directory, &hash.0, 9).unwrap();
+        assert_eq!(holders().len(), 2);
+        // The index still has it.
+        fs.core.store.remove_object(object).unwrap();
+        let ask = || fs.longest_match(model.directory, &prompt).unwrap().unwrap();
+        let found = Match { tokens: PAGE_TOKENS.into(), sequence: b"kept".to_vec() };
+        assert_eq!(ask(), found);
+        let note = || fs.core.state().metadata.tokens_changed(lost, TokensChange::Grown);
+        note();
+        fs.index_prefixes().unwrap();
+        assert_eq!(holders(), [(kept, 0)]);
+        assert_eq!(ask(), found);
+        assert!(fs.core.state().metadata.unindexed.is_empty(), "nobody waits for it");
+        unmounted.write(FILES, "unsynced", b"bytes");
+        fs.commit_and_close().unwrap();
+        assert_eq!(fs.core.state().metadata.uncommitted(), 0);
     }
 
     #[test]

@@ -4,17 +4,22 @@
 //! each question, read what was added. A crash loses notes, so after one every sequence whose token
 //! file is not as long as the index knows it is noted again, before anything is answered.
 
+use std::collections::BTreeMap;
+use std::io;
 use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
 
 use super::room::Room;
 use super::{Virtual, is_virtual};
 use crate::core::guard::StateGuard;
+use crate::core::latest::{is_of_file, open_latest};
 use crate::core::models::model_directory;
 use crate::core::state::State;
 use crate::{Awaited, FileSystem, FsError};
 use kvfs_page::{PrefixHash, names};
 use kvfs_storage::ingest::model::Model;
-use kvfs_storage::store::disk::{Access, DiskFile};
+use kvfs_storage::store::StoreError;
+use kvfs_storage::store::disk::DiskFile;
 use kvfs_storage::store::metadata::{LEAD_TOKENS_MAX, TokensChange};
 use kvfs_storage::store::record::{
     DirectoryClass, IndexedPage, IndexedTokens, InodeId, Kind, ObjectId,
@@ -26,8 +31,50 @@ pub(crate) const TOKEN_BYTES: usize = 4;
 /// Pages that are put into the index, or taken out of it, with the state held: some 0.2 ms.
 const PAGES_AT_ONCE: usize = 16;
 
+/// Tokens that cannot be read are tried again, for a twentieth of the time at most: a disk may take seconds for each.
+const TRIED_EVERY: Duration = Duration::from_secs(60);
+const ROUNDS_APART: u32 = 20;
+
 /// The token file of a sequence of which the index has some pages only, since they are being taken out.
 const NO_TOKENS: InodeId = InodeId(0);
+
+/// How far the index is.
+#[derive(Debug, Default)]
+pub(super) struct Turn {
+    /// What an earlier mount left behind is noted.
+    is_noted: bool,
+    /// Sequences whose tokens could not be read, and when that is tried again.
+    unreadable: BTreeMap<InodeId, TokensChange>,
+    next_try: Option<Instant>,
+}
+
+/// Why a sequence could not be brought up to date.
+enum Failure {
+    /// Its token file cannot be read, as it lies on the disk.
+    Unreadable(io::Error),
+    Other(FsError),
+}
+
+impl From<FsError> for Failure {
+    fn from(error: FsError) -> Failure {
+        Failure::Other(error)
+    }
+}
+
+impl From<StoreError> for Failure {
+    fn from(error: StoreError) -> Failure {
+        Failure::Other(error.into())
+    }
+}
+
+impl Failure {
+    fn of_file(error: FsError) -> Failure {
+        match error {
+            FsError::Io(error) if is_of_file(&error) => Failure::Unreadable(error),
+            error => Failure::Other(error),
+        }
+    }
+}
 
 /// The token file of a sequence.
 struct Source {
@@ -46,31 +93,43 @@ impl Source {
 impl FileSystem {
     /// Brings the index of prefixes up to date.
     pub fn index_prefixes(&self) -> Result<(), FsError> {
-        let mut is_noted = self.prefixes.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut turn = self.prefixes.turn.lock().unwrap_or_else(PoisonError::into_inner);
         if self.core.state().refusal.is_some() {
             return Ok(());
         }
-        note_left_behind(self, &mut is_noted)?;
+        note_left_behind(self, &mut turn.is_noted)?;
+        let begin = Instant::now();
+        let tries_again = turn.next_try.is_none_or(|time| time <= begin);
+        if tries_again {
+            note_again(self, turn.unreadable.clone());
+        }
         // What arrives meanwhile is for the next round: somebody who always writes must not keep
         // this one going.
         let noted = std::mem::take(&mut self.core.state().metadata.unindexed);
         let mut noted = noted.into_iter();
         let mut pages = 0;
         while let Some((sequence, change)) = noted.next() {
-            match self.index_sequence(sequence, change) {
-                Ok(count) => pages += count,
-                Err(error) => {
-                    let mut state = self.core.state();
-                    for (sequence, change) in noted.chain([(sequence, change)]) {
-                        state.metadata.tokens_changed(sequence, change);
-                    }
-                    return Err(error);
+            let outcome = match self.index_sequence(sequence, change) {
+                Ok(count) => {
+                    turn.unreadable.remove(&sequence);
+                    Ok(count)
                 }
+                Err(Failure::Unreadable(why)) => {
+                    if turn.unreadable.insert(sequence, change).is_none() {
+                        tell_of_unreadable(self, sequence, &why);
+                    }
+                    take_out_of_index(self, sequence)
+                }
+                Err(Failure::Other(error)) => Err(error),
+            };
+            let goes_on = outcome.and_then(|count| commit_at(self, (&mut pages, count)));
+            if let Err(error) = goes_on {
+                note_again(self, noted.chain([(sequence, change)]));
+                return Err(error);
             }
-            if pages >= Room::of(self)?.pages_per_commit() {
-                self.commit()?;
-                pages = 0;
-            }
+        }
+        if tries_again {
+            turn.next_try = Some(Instant::now() + TRIED_EVERY.max(begin.elapsed() * ROUNDS_APART));
         }
         Ok(())
     }
@@ -96,20 +155,20 @@ impl FileSystem {
             let state = self.core.state();
             (!state.metadata.unindexed.is_empty(), !state.pending.is_empty())
         };
-        let is_up_to_date = || self.prefixes.turn.try_lock().is_ok_and(|is_noted| *is_noted);
+        let is_up_to_date = || self.prefixes.turn.try_lock().is_ok_and(|turn| turn.is_noted);
         let waits = is_behind || is_pending || !is_up_to_date();
         waits.then_some(Awaited::Local)
     }
 
     /// Notes the sequences that an interrupted mount, or one that knew no index, has left behind.
     pub fn note_unindexed(&self) -> Result<(), FsError> {
-        let mut is_noted = self.prefixes.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        note_left_behind(self, &mut is_noted)
+        let mut turn = self.prefixes.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        note_left_behind(self, &mut turn.is_noted)
     }
 
     /// Brings one sequence up to date. Returns how many pages that took.
-    fn index_sequence(&self, sequence: InodeId, change: TokensChange) -> Result<usize, FsError> {
-        let (source, known) = {
+    fn index_sequence(&self, sequence: InodeId, change: TokensChange) -> Result<usize, Failure> {
+        let (mut source, known) = {
             let mut state = self.core.state_to_change()?;
             (self.source_of(&mut state, sequence)?, state.metadata.indexed(sequence)?)
         };
@@ -117,11 +176,16 @@ impl FileSystem {
         if source.is_some() && self.note_away(sequence)? {
             return Ok(0);
         }
-        let file = match &source {
-            Some(source) => Some(self.core.store.open_object(source.object, Access::Read)?),
+        let file = match source {
+            Some(_) => open_latest(&self.core, |state| {
+                source = self.source_of(state, sequence)?;
+                Ok(source.as_ref().map(|source| source.object))
+            })
+            .map_err(Failure::of_file)?,
             None => None,
         };
-        let length = file.as_ref().map_or(Ok(0), |file| file.stat().map(|stat| stat.length))?;
+        let length = file.as_ref().map_or(Ok(0), |file| file.stat().map(|stat| stat.length));
+        let length = length.map_err(|error| Failure::of_file(error.into()))?;
         // Tokens that came after an edit do not follow from those before them alone.
         let known_rows = match source {
             Some(_) => self.positions_of(sequence)?.map_or(0, |positions| positions.edited_at()),
@@ -208,7 +272,7 @@ impl FileSystem {
     /// Adds the pages of `bytes` of a token file; all before is in the index already.
     fn add_to_index(
         &self, sequence: InodeId, source: &Source, file: &dyn DiskFile, bytes: std::ops::Range<u64>,
-    ) -> Result<usize, FsError> {
+    ) -> Result<usize, Failure> {
         let page_bytes = source.page_bytes();
         // A page that was not full is read again.
         let mut number = u32::try_from(bytes.start / page_bytes).map_err(|_| FsError::TooLarge)?;
@@ -227,7 +291,8 @@ impl FileSystem {
             while at < bytes.end && pages.len() < PAGES_AT_ONCE {
                 let end = bytes.end.min(at + page_bytes);
                 let mut tokens = vec![0; usize::try_from(end - at).unwrap_or(usize::MAX)];
-                if file.read_at(&mut tokens, at)? < tokens.len() {
+                let read = file.read_at(&mut tokens, at);
+                if read.map_err(|error| Failure::of_file(error.into()))? < tokens.len() {
                     // It was truncated meanwhile, which has noted the sequence again.
                     return Ok(count);
                 }
@@ -290,6 +355,39 @@ fn note_left_behind(fs: &FileSystem, is_noted: &mut bool) -> Result<(), FsError>
     }
     *is_noted = true;
     Ok(())
+}
+
+/// So many pages more were indexed: commits where they are enough for one.
+fn commit_at(fs: &FileSystem, (pages, more): (&mut usize, usize)) -> Result<(), FsError> {
+    *pages += more;
+    if *pages >= Room::of(fs)?.pages_per_commit() {
+        fs.commit()?;
+        *pages = 0;
+    }
+    Ok(())
+}
+
+/// The next round looks at these.
+fn note_again(fs: &FileSystem, sequences: impl IntoIterator<Item = (InodeId, TokensChange)>) {
+    let mut state = fs.core.state();
+    for (sequence, change) in sequences {
+        state.metadata.tokens_changed(sequence, change);
+    }
+}
+
+/// Says which sequence is found by no prefix, and why.
+fn tell_of_unreadable(fs: &FileSystem, sequence: InodeId, why: &io::Error) {
+    let name = match fs.core.state().inode(sequence).map(|inode| inode.kind) {
+        Ok(Kind::Directory { name, .. }) => String::from_utf8_lossy(&name).into_owned(),
+        _ => String::new(),
+    };
+    log::warn!("the sequence {name:?} is found by no prefix: its tokens cannot be read: {why}");
+}
+
+/// A sequence whose tokens nobody can read has no prefixes.
+fn take_out_of_index(fs: &FileSystem, sequence: InodeId) -> Result<usize, FsError> {
+    let known = fs.core.state().metadata.indexed(sequence)?;
+    known.map_or(Ok(0), |known| fs.remove_from_index(sequence, known.model))
 }
 
 fn put_pages(

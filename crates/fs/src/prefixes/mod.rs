@@ -153,8 +153,8 @@ const PROMPT_BYTES_OF_ALL: u64 = 256 << 20;
 #[derive(Debug)]
 pub(super) struct Prefixes {
     numbers: Mutex<Numbers>,
-    /// Held while the index is brought up to date. Whether what an earlier mount left behind is noted.
-    turn: Mutex<bool>,
+    /// Held while the index is brought up to date.
+    turn: Mutex<index::Turn>,
     /// Sequences whose `positions.json` must be fetched from the remote.
     away: Mutex<BTreeSet<InodeId>>,
     asked: asked::Asked,

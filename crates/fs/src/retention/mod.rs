@@ -311,9 +311,11 @@ impl FileSystem {
                 || self.core.state().metadata.names_changed != walked.names_changed)
     }
 
-    /// What `statfs` tells in a directory: not more than what the limits above it leave.
+    /// What `statfs` tells in a directory: not more than what the limits above it leave. Files that are off the record and
+    /// about to be removed are free: whoever removes and syncs until there is room would remove too much.
     pub fn space_at(&self, id: InodeId) -> Result<Space, FsError> {
-        let mut space = self.core.store.disk.space()?;
+        let space = self.core.store.disk.space()?;
+        let mut space = self.postponed.waiting().added_to(space);
         if !self.retention.is_active.load(Ordering::Acquire) || super::is_virtual(id) {
             return Ok(space);
         }

@@ -31,6 +31,7 @@ use crate::core::unsettled::Unsettled;
 use crate::dialogue::{Dialogue, Turn};
 use crate::discarded::remove_present;
 use crate::on_corrupt::Damaged;
+use crate::postponed::remove_all;
 use crate::sweep::LeftByCrash;
 use crate::{FileSystem, Invalidation, IoMode, assemble, views};
 use kvfs_observe::Observer;
@@ -145,6 +146,7 @@ pub fn prepare(fs: &FileSystem) -> Result<(), String> {
     happened::take_events(&fs.core);
     fs.commit().map_err(|error| format!("the last commit failed: {error}"))?;
     remove_present(fs);
+    remove_all(fs);
     Ok(())
 }
 
@@ -173,7 +175,10 @@ pub fn hand_over<T>(fs: &FileSystem, go: impl FnOnce(&Live) -> T) -> Result<T, U
     // No commit runs meanwhile.
     let _turn = fs.durable.hold();
     // Nor is a file removed, which another daemon would not know of.
-    let _none_is_removed = fs.remover.hold();
+    let (_none_is_removed, _nor_later) = (fs.remover.hold(), fs.postponed.hold());
+    if fs.postponed.amount().files > 0 {
+        return Err(Unable::Yet("files are being removed".to_owned()));
+    }
     // Whoever opens the store next looks through the directories of objects otherwise.
     match end_quietly(&fs.core.store.packs) {
         Ok(true) => {}
@@ -376,4 +381,34 @@ fn open_again(store: &Store, handle: LiveHandle) -> Result<Handle, StoreError> {
     };
     let LiveHandle { inode, writes, flushed, executes, .. } = handle;
     Ok(Handle { inode, writes, flushed, executes, served })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::discarded::remove_discarded;
+    use crate::unmounted::{FILES, Unmounted};
+
+    #[test]
+    fn nothing_is_handed_over_while_a_file_is_removed_or_is_to_be() {
+        let unmounted = Unmounted::new();
+        let fs = &unmounted.fs;
+        unmounted.write(FILES, "file", b"bytes");
+        prepare(fs).unwrap();
+        {
+            let mut state = fs.core.state();
+            let object = state.metadata.new_object();
+            state.metadata.remove_object(object);
+        }
+        assert!(matches!(hand_over(fs, |_| ()), Err(Unable::Yet(_))));
+        remove_discarded(fs);
+        let (told, heard) = crossbeam_channel::bounded(1);
+        std::thread::scope(|scope| {
+            let removing = fs.remover.hold();
+            scope.spawn(move || told.send(hand_over(fs, |_| ()).is_ok()).unwrap());
+            assert!(heard.recv_timeout(Duration::from_millis(50)).is_err());
+            drop(removing);
+            assert_eq!(heard.recv_timeout(Duration::from_secs(20)), Ok(true));
+        });
+    }
 }

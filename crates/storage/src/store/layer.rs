@@ -18,7 +18,7 @@ pub struct Layer {
     /// Objects whose files go once the records are durable.
     pub removals: BTreeSet<ObjectId>,
     /// Nothing names some objects any more that no commit has seen: their files need not wait for one.
-    pub(crate) lets_go: bool,
+    pub(crate) has_let_go: bool,
     /// Bytes of what was put, what was replaced since included.
     pub(crate) bytes: usize,
 }
@@ -37,7 +37,7 @@ impl Layer {
     /// Whether it leaves more room than there was, on the disk or in the database, once it is written.
     pub fn makes_room(&self) -> bool {
         let gone = self.records.values().filter(|record| record.is_none()).count();
-        self.lets_go || !self.removals.is_empty() || 2 * gone > self.records.len()
+        self.has_let_go || !self.removals.is_empty() || 2 * gone > self.records.len()
     }
 
     /// Changes a record.
@@ -63,7 +63,7 @@ impl Layer {
         }
         self.publish.extend(older.publish);
         self.removals.extend(older.removals);
-        self.lets_go |= older.lets_go;
+        self.has_let_go |= older.has_let_go;
         self.bytes += older.bytes;
     }
 }
@@ -120,7 +120,7 @@ mod tests {
         let with_a_file =
             Layer { removals: [ObjectId(7)].into_iter().collect(), ..layer(&[added]) };
         assert!(with_a_file.makes_room());
-        assert!(Layer { lets_go: true, ..layer(&[added]) }.makes_room());
+        assert!(Layer { has_let_go: true, ..layer(&[added]) }.makes_room());
     }
 
     fn merged(layers: &[Layer]) -> String {
@@ -155,9 +155,9 @@ mod tests {
         old.put(b"other".to_vec(), b"value".to_vec());
         old.publish.insert(ObjectId(1));
         old.removals.insert(ObjectId(2));
-        old.lets_go = true;
+        old.has_let_go = true;
         new.absorb_older(old);
-        assert!(new.bytes == 18 && new.lets_go);
+        assert!(new.bytes == 18 && new.has_let_go);
         assert!(new.publish.contains(&ObjectId(1)) && new.removals.contains(&ObjectId(2)));
         for empty_but in [
             Layer { publish: [ObjectId(1)].into(), ..Layer::default() },

@@ -373,7 +373,7 @@ impl Metadata {
         if self.discarded.take_in(object) {
             // Nothing that the next commit would have to remove.
             self.active.records.remove(&keys::object(object));
-            self.active.lets_go = true;
+            self.active.has_let_go = true;
         } else {
             self.active.removals.insert(object);
         }
@@ -470,8 +470,9 @@ impl Metadata {
         if self.on_disk == OnDisk::Unknown {
             return;
         }
-        let Metadata { active: Layer { publish, removals, lets_go, .. }, base, discarded, .. } =
-            self;
+        let Metadata {
+            active: Layer { publish, removals, has_let_go, .. }, base, discarded, ..
+        } = self;
         publish.retain(|object| !removals.contains(object));
         let is_unknown = |object: &ObjectId| {
             let found = guarded(|| Ok(base.get(keys::object(*object).as_slice())?.is_some()));
@@ -479,7 +480,7 @@ impl Metadata {
         };
         let unknown: Vec<ObjectId> = removals.iter().copied().filter(is_unknown).collect();
         removals.retain(|object| unknown.binary_search(object).is_err());
-        *lets_go |= !unknown.is_empty();
+        *has_let_go |= !unknown.is_empty();
         discarded.take_in_failed(unknown);
     }
 }

@@ -434,6 +434,17 @@ impl Store {
         self.find(object, |path| self.disk.stat(path))
     }
 
+    /// What the files of an object take of the disk; `None` if it has none of its own there.
+    pub fn file_bytes(&self, object: ObjectId) -> Option<u64> {
+        if self.packs.holds(object) || self.buffer.holds(object) {
+            return None;
+        }
+        let raw = self.find(object, |path| self.disk.stat(path));
+        let files = [raw, self.disk.stat(&DiskPath::Encoded(object))];
+        let blocks = files.into_iter().flatten().map(|stat| stat.blocks);
+        blocks.reduce(|sum, blocks| sum + blocks).map(|blocks| blocks.saturating_mul(512))
+    }
+
     /// Removes an object's files; one that is already gone is fine.
     pub fn remove_object(&self, object: ObjectId) -> io::Result<()> {
         self.remove_raw(object)?;

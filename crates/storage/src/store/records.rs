@@ -136,6 +136,7 @@ fn read_all(
 mod tests {
     use super::*;
     use crate::store::Store;
+    use crate::store::disk::DiskPath;
     use crate::store::metadata::Metadata;
 
     #[test]
@@ -160,5 +161,57 @@ mod tests {
         records.write(&Changes::from([(key("E1"), None), (key("E3"), Some(vec![8]))])).unwrap();
         drop(records);
         assert_eq!(scan(&open().0), [(key("E2"), vec![7]), (key("E3"), vec![8])]);
+    }
+
+    #[test]
+    fn an_empty_file_is_a_new_database_and_one_without_its_table_has_lost_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::open_or_create(directory.path()).unwrap();
+        let backend = || store.database(store.disk.database(&DiskPath::MetadataStaging).unwrap());
+        drop(Records::open_unread(backend()).unwrap());
+        // It is not empty any more.
+        let lost = Records::open_unread(backend()).unwrap_err();
+        assert!(matches!(&lost, StoreError::Corrupt(why) if why.contains("is missing")), "{lost}");
+        drop(Records::open_unread(store.metadata().unwrap()).unwrap());
+    }
+
+    /// Reads end at a broken page from either side.
+    #[test]
+    fn of_a_damaged_database_both_ends_are_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::open_or_create(directory.path()).unwrap();
+        let record = |number: u32| {
+            let text = format!("E{number:08}");
+            (text.clone().into_bytes(), Some(format!("value of {text}").into_bytes()))
+        };
+        let count = 5000;
+        let written: Changes = (0..count).map(record).collect();
+        let (records, _) = Records::open(store.metadata().unwrap()).unwrap();
+        records.write(&written).unwrap();
+        drop(records);
+        let (middle, value) = record(count / 2);
+        let path = directory.path().join("meta.redb");
+        let mut bytes = std::fs::read(&path).unwrap();
+        let value = value.unwrap();
+        let windows = bytes.windows(value.len()).enumerate();
+        let places: Vec<usize> =
+            windows.filter(|(_, found)| *found == value).map(|(at, _)| at - at % 4096).collect();
+        assert!(!places.is_empty());
+        for place in places {
+            bytes[place..place + 4096].fill(0xff);
+        }
+        std::fs::write(&path, bytes).unwrap();
+        assert!(Records::open(store.metadata().unwrap()).is_err());
+        let found = Records::read_damaged(store.metadata().unwrap());
+        assert!(!found.contains_key(&middle));
+        for number in [0, count - 1] {
+            let (key, value) = record(number);
+            assert_eq!(found.get(&key), value.as_ref(), "{number}");
+        }
+        assert!(
+            found.iter().all(|(key, value)| written.get(key) == Some(&Some(value.clone()))
+                || !key.starts_with(b"E"))
+        );
+        assert!(found.len() > count as usize / 2, "{}", found.len());
     }
 }

@@ -4,6 +4,8 @@
 //! should not: the disk would write their bytes first, and while they are removed more of them come, so that each commit
 //! would take longer than the one before.
 
+use std::collections::VecDeque;
+
 use crate::store::record::ObjectId;
 
 /// See the module.
@@ -11,13 +13,14 @@ use crate::store::record::ObjectId;
 pub struct Discarded {
     /// The first number that nothing had when the last layer was frozen: no commit has seen it, nor any after it.
     first_unseen: u64,
-    objects: Vec<ObjectId>,
+    /// The oldest first.
+    objects: VecDeque<ObjectId>,
 }
 
 impl Discarded {
     /// None yet; no commit has seen any number after `last_number`.
     pub(super) fn after(last_number: u64) -> Discarded {
-        Discarded { first_unseen: last_number + 1, objects: Vec::new() }
+        Discarded { first_unseen: last_number + 1, objects: VecDeque::new() }
     }
 
     /// A layer is frozen: its commit sees all numbers up to the last one.
@@ -29,7 +32,7 @@ impl Discarded {
     pub(super) fn take_in(&mut self, object: ObjectId) -> bool {
         let is_unseen = object.0 >= self.first_unseen;
         if is_unseen {
-            self.objects.push(object);
+            self.objects.push_back(object);
         }
         is_unseen
     }
@@ -39,9 +42,11 @@ impl Discarded {
         self.objects.extend(objects);
     }
 
-    /// Some of them; the caller removes their files. The disk has written least of the last ones.
+    /// The oldest of them; the caller removes their files. So whoever has as many removed as there are has all of those
+    /// removed, whatever comes meanwhile.
     pub fn take(&mut self, most: usize) -> Vec<ObjectId> {
-        self.objects.split_off(self.objects.len().saturating_sub(most))
+        let most = most.min(self.objects.len());
+        self.objects.drain(..most).collect()
     }
 
     /// How many there are.
@@ -69,8 +74,8 @@ mod tests {
         assert!(discarded.take_in(ObjectId(13)));
         discarded.take_in_failed([ObjectId(3)]);
         assert_eq!((discarded.len(), discarded.is_empty()), (5, false));
-        assert_eq!(discarded.take(2), [ObjectId(13), ObjectId(3)]);
-        assert_eq!(discarded.take(9), [ObjectId(8), ObjectId(12), ObjectId(10)]);
+        assert_eq!(discarded.take(2), [ObjectId(8), ObjectId(12)]);
+        assert_eq!(discarded.take(9), [ObjectId(10), ObjectId(13), ObjectId(3)]);
         assert_eq!(discarded.take(9), []);
     }
 }
