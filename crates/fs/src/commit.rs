@@ -10,9 +10,9 @@ use std::sync::Arc;
 
 use super::discarded::{remove_discarded, remove_present};
 use super::health::Refusal;
-use super::postponed::{keep_room, remove_all, remove_files_of, with_room};
+use super::postponed::{keep_room, remove_files_of, with_room_noted};
 use super::{FileSystem, FsError, held_back};
-use crate::core::orphan::{make_room, note_short};
+use crate::core::orphan::make_room;
 use crate::core::state::{CommitFailure, State};
 use crate::core::{Core, happened};
 use kvfs_storage::store::StoreError;
@@ -28,15 +28,7 @@ impl FileSystem {
             // What recovery found out about files is true again at the next mount.
             return Ok(());
         }
-        let had_any = self.postponed.amount().files > 0;
-        let mut outcome = commit_changes(self);
-        if matches!(&outcome, Err(FsError::Store(StoreError::Io(error))) if is_full(error)) {
-            note_short(&mut self.core.state());
-            if had_any {
-                remove_all(self);
-                outcome = commit_changes(self);
-            }
-        }
+        let outcome = with_room_noted(self, found_no_room, || commit_changes(self));
         let mut state = self.core.state();
         match &outcome {
             // Others may have failed with what came after this.
@@ -118,10 +110,10 @@ enum Reached {
 /// The layer goes back to be tried again, unless the disk failed in a way after which nothing can be promised.
 /// Returns what whoever asked for the commit is told.
 fn conclude_failure(core: &Core, error: StoreError, reached: Reached) -> FsError {
-    let found_no_room =
+    let had_no_room =
         core.state().commit_failure.as_ref().is_some_and(|failure| failure.lacks_room);
     // It refuses everything since it found no room, and could not be opened anew then.
-    let error = if error.is_after_a_failure() && found_no_room { no_room() } else { error };
+    let error = if error.is_after_a_failure() && had_no_room { no_room() } else { error };
     let is_full = matches!(&error, StoreError::Io(error) if is_full(error));
     let replacement = (reached == Reached::Database && is_full).then(|| reopen(&core.store));
     let mut state = core.state();
@@ -146,6 +138,11 @@ fn conclude_failure(core: &Core, error: StoreError, reached: Reached) -> FsError
     drop(state);
     // After its first failure the database refuses everything; who met that one was told of it.
     if error.is_after_a_failure() { FsError::ReadOnly } else { error.into() }
+}
+
+/// Whether a commit met a disk without room.
+fn found_no_room(error: &FsError) -> bool {
+    matches!(error, FsError::Store(StoreError::Io(error)) if is_full(error))
 }
 
 fn no_room() -> StoreError {
@@ -179,14 +176,7 @@ fn commit_changes(fs: &FileSystem) -> Result<(), FsError> {
     }
     let Some((frozen, writer, generation)) = freeze(fs)? else { return Ok(()) };
     keep_room(fs);
-    let fill_reserve = || {
-        fs.core.store.fill_reserve().inspect_err(|error| {
-            if is_full(error) {
-                note_short(&mut fs.core.state());
-            }
-        })
-    };
-    let room = match with_room(fs, fill_reserve) {
+    let room = match with_room_noted(fs, is_full, || fs.core.store.fill_reserve()) {
         // That is what the reserve is for.
         Err(_) if frozen.makes_room() => Ok(()),
         outcome => outcome,

@@ -3,7 +3,8 @@
 //! They grow as long as they live, so no copy of them is ever relied upon by this machine. A
 //! manifest of names takes along what they hold when it is made, for whoever rebuilds the store.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::io;
 
 use super::{FileSystem, FsError};
 use crate::core::latest::is_of_file;
@@ -28,15 +29,19 @@ pub(super) struct GrowingCopy {
 
 /// What was last sent of each, and what its file was then.
 #[derive(Debug, Default)]
-pub(super) struct Growing(HashMap<ObjectId, (FileStat, GrowingCopy)>);
+pub(super) struct Growing {
+    sent: HashMap<ObjectId, (FileStat, GrowingCopy)>,
+    /// Objects that could not be read the last time.
+    unreadable: HashSet<ObjectId>,
+}
 
 impl Growing {
     /// A manifest names what was sent. If that came too late, it may be collected: it is sent again.
     pub(super) fn note_published(&mut self, is_reliable: bool) {
         if is_reliable {
-            self.0.values_mut().for_each(|(_, made)| made.since = None);
+            self.sent.values_mut().for_each(|(_, made)| made.since = None);
         } else {
-            self.0.clear();
+            self.sent.clear();
         }
     }
 }
@@ -44,7 +49,7 @@ impl Growing {
 impl FileSystem {
     /// Whether a file has grown since it was last sent. New ones are changes of names.
     pub(super) fn has_grown(&self, growing: &Growing) -> bool {
-        growing.0.iter().any(|(object, (known, _))| {
+        growing.sent.iter().any(|(object, (known, _))| {
             self.core.store.stat_object(*object).is_ok_and(|stat| !stat.is_same_content(known))
         })
     }
@@ -55,18 +60,33 @@ impl FileSystem {
     ) -> Result<BTreeMap<ObjectId, GrowingCopy>, FsError> {
         let mut found = BTreeMap::new();
         let mut sent = HashMap::new();
+        let told = std::mem::take(&mut growing.unreadable);
         for object in self.growing_objects(snapshot)? {
-            let Ok(file) = self.core.store.open_object(object, Access::Read) else {
-                continue;
+            let mut leave_out = |why: &io::Error| {
+                if !told.contains(&object) {
+                    tell_of_unreadable(object, why);
+                }
+                growing.unreadable.insert(object);
             };
-            let Ok(stat) = file.stat() else { continue };
-            let made = match growing.0.get(&object) {
+            let file = self.core.store.open_object(object, Access::Read);
+            let (file, stat) = match file.and_then(|file| file.stat().map(|stat| (file, stat))) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                Err(error) => {
+                    leave_out(&error);
+                    continue;
+                }
+                Ok(found) => found,
+            };
+            let made = match growing.sent.get(&object) {
                 Some((known, made)) if known.is_same_content(&stat) => *made,
                 _ if stat.length > GROWING_BYTES_MAX => continue,
                 _ => {
                     let bytes = match read_all(file.as_ref(), GROWING_BYTES_MAX) {
                         // It keeps no names of others from the remote.
-                        Err(error) if is_of_file(&error) => continue,
+                        Err(error) if is_of_file(&error) => {
+                            leave_out(&error);
+                            continue;
+                        }
                         outcome => outcome?,
                     };
                     let length = bytes.len() as u64;
@@ -83,7 +103,7 @@ impl FileSystem {
             sent.insert(object, (stat, made));
             found.insert(object, made);
         }
-        growing.0 = sent;
+        growing.sent = sent;
         Ok(found)
     }
 
@@ -108,6 +128,12 @@ impl FileSystem {
     }
 }
 
+fn tell_of_unreadable(object: ObjectId, why: &io::Error) {
+    log::warn!(
+        "rows or tokens are left out of the names that the remote gets: object {object} cannot be read: {why}"
+    );
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -124,10 +150,11 @@ mod tests {
         let made =
             GrowingCopy { copy, length: 4, mtime: Time::default(), since: Some(Stamp::now()) };
         let stat = FileStat { length: 4, blocks: 8, mtime: Time::default(), inode: 1 };
-        let mut growing = Growing(HashMap::from([(ObjectId(1), (stat, made))]));
+        let sent = HashMap::from([(ObjectId(1), (stat, made))]);
+        let mut growing = Growing { sent, ..Growing::default() };
         growing.note_published(true);
-        assert!(growing.0.values().all(|(_, made)| made.since.is_none()));
+        assert!(growing.sent.values().all(|(_, made)| made.since.is_none()));
         growing.note_published(false);
-        assert!(growing.0.is_empty());
+        assert!(growing.sent.is_empty());
     }
 }

@@ -5,14 +5,12 @@
 //! others may write in the time that their removal takes, and every commit looks whether that is still so.
 
 use std::collections::VecDeque;
-use std::io;
 
 use parking_lot::{Mutex, MutexGuard};
 
 use super::FileSystem;
 use super::discarded::{forget, remove_bytes, remove_file};
 use crate::core::orphan::{note_short, was_room_short};
-use kvfs_storage::store::commit::is_full;
 use kvfs_storage::store::disk::Space;
 use kvfs_storage::store::layer::Layer;
 use kvfs_storage::store::record::ObjectId;
@@ -211,14 +209,17 @@ fn room_to_postpone(fs: &FileSystem) -> Option<Space> {
     room_to_wait(fs)
 }
 
-/// Does what needs room, once more where there is more after what was postponed has gone.
+/// Does what needs room, once more where there is more after what was postponed has gone. `lacks_room` tells whether an error is
+/// that there is none.
 ///
 /// # Errors
 /// Those of `act`.
-pub(super) fn with_room<T>(fs: &FileSystem, act: impl Fn() -> io::Result<T>) -> io::Result<T> {
+pub(super) fn with_room<T, E>(
+    fs: &FileSystem, lacks_room: impl Fn(&E) -> bool, act: impl Fn() -> Result<T, E>,
+) -> Result<T, E> {
     let had_any = fs.postponed.amount().files > 0;
     match act() {
-        Err(error) if had_any && is_full(&error) => {
+        Err(error) if had_any && lacks_room(&error) => {
             remove_all(fs);
             act()
         }
@@ -226,9 +227,26 @@ pub(super) fn with_room<T>(fs: &FileSystem, act: impl Fn() -> io::Result<T>) -> 
     }
 }
 
+/// The same for what the daemon itself needs: where there is none, none is postponed for a while. (A client can ask for more room
+/// than any disk has.)
+///
+/// # Errors
+/// Those of `act`.
+pub(super) fn with_room_noted<T, E>(
+    fs: &FileSystem, lacks_room: impl Fn(&E) -> bool, act: impl Fn() -> Result<T, E>,
+) -> Result<T, E> {
+    let noted = |error: &E| {
+        if lacks_room(error) {
+            note_short(&mut fs.core.state());
+        }
+    };
+    with_room(fs, &lacks_room, || act().inspect_err(noted))
+}
+
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
+    use std::io;
     use std::time::{Duration, Instant};
 
     use super::*;
@@ -237,6 +255,7 @@ mod tests {
     use crate::takeover::{Unable, hand_over, prepare};
     use crate::unmounted::{FILES, Unmounted, place};
     use crossbeam_channel::Receiver;
+    use kvfs_storage::store::commit::is_full;
 
     /// Larger than what is put into packs.
     static BYTES: [u8; 70_000] = [7; 70_000];
@@ -377,15 +396,20 @@ mod tests {
             tries.set(tries.get() + 1);
             if tries.get() == 1 { Err(full()) } else { Ok(tries.get()) }
         };
-        assert!(is_full(&with_room(fs, act).unwrap_err()), "nothing was postponed");
+        assert!(is_full(&with_room(fs, is_full, act).unwrap_err()), "nothing was postponed");
         let many = write_and_remove(&unmounted, FEW + 1);
         fs.commit().unwrap();
         assert!(are_there(fs, &many));
-        let failed = with_room(fs, || Err::<(), _>(io::Error::from_raw_os_error(libc::EIO)));
+        let act_in_vain = || Err::<(), _>(io::Error::from_raw_os_error(libc::EIO));
+        let failed = with_room_noted(fs, is_full, act_in_vain);
         assert!(!is_full(&failed.unwrap_err()) && are_there(fs, &many));
         tries.set(0);
-        assert_eq!(with_room(fs, act).unwrap(), 2);
+        assert_eq!(with_room(fs, is_full, act).unwrap(), 2);
         assert!(!are_there(fs, &many));
+        assert!(fs.core.state().short_since.is_none(), "a client may ask for too much");
+        tries.set(0);
+        assert!(is_full(&with_room_noted(fs, is_full, act).unwrap_err()));
+        assert!(fs.core.state().short_since.is_some());
     }
 
     #[test]

@@ -4,6 +4,7 @@
 use super::postponed::with_room;
 use super::{FileSystem, FsError};
 use crate::core::handle::Served;
+use kvfs_storage::store::commit::is_full;
 use kvfs_storage::store::disk::{Access, Allocation, Seek};
 
 /// Where and how bytes are written.
@@ -102,7 +103,7 @@ impl FileSystem {
             self.blocks.forget_file(id);
         }
         let file = self.core.open_current(id, Access::ReadWrite)?;
-        Ok(with_room(self, || file.allocate(allocation))?)
+        Ok(with_room(self, is_full, || file.allocate(allocation))?)
     }
 
     /// `SEEK_DATA` and `SEEK_HOLE`

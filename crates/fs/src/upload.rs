@@ -101,8 +101,12 @@ impl FileSystem {
             // Somebody changed or removed the file meanwhile; it will arrive again.
             RemoteError::Local(cause) if cause.kind() == io::ErrorKind::NotFound => None,
             RemoteError::Local(cause) if cause.kind() == io::ErrorKind::InvalidData => {
-                log::warn!("object {} was not uploaded: {error}", item.object);
-                self.core.state().metadata.arrivals.give_up(id, item.object, error.to_string());
+                let mut state = self.core.state();
+                // What is rewritten in place while it is read has other bytes, and no damage.
+                if is_still(&state, id, item) {
+                    log::warn!("object {} was not uploaded: {error}", item.object);
+                }
+                state.metadata.arrivals.give_up(id, item.object, error.to_string());
                 None
             }
             RemoteError::Corrupt(_) | RemoteError::Other(_) => {
@@ -185,6 +189,12 @@ impl FileSystem {
     }
 }
 
+/// Whether a file that was to be uploaded is what it was then, as far as anybody knows.
+fn is_still(state: &State, id: InodeId, item: &Item) -> bool {
+    let is_same = |now: &Item| (now.object, now.checksum) == (item.object, item.checksum);
+    candidate(state, id).is_ok_and(|now| matches!(now, Candidate::Ready(now) if is_same(&now)))
+}
+
 /// Whether a file is to be uploaded.
 enum Candidate {
     Ready(Item),
@@ -219,4 +229,32 @@ fn candidate(state: &State, id: InodeId) -> Result<Candidate, FsError> {
         None if !is_read_by_commits(file.size, file.blocks) => Candidate::Unhashed(object),
         None => Candidate::Never,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::unmounted::{FILES, Unmounted};
+
+    /// Larger than what is put into packs.
+    static BYTES: [u8; 70_000] = [7; 70_000];
+
+    #[test]
+    fn what_is_rewritten_meanwhile_is_not_told_to_be_damaged() {
+        let unmounted = Unmounted::new();
+        let fs = &unmounted.fs;
+        let id = unmounted.write(FILES, "file", &BYTES);
+        fs.commit().unwrap();
+        let Candidate::Ready(item) = candidate(&fs.core.state(), id).unwrap() else { panic!() };
+        let is_same = || is_still(&fs.core.state(), id, &item);
+        assert!(is_same());
+        let opened = fs.open_file(id, libc::O_WRONLY).unwrap();
+        fs.write(opened.handle, 0, b"bytes", false).unwrap();
+        assert!(!is_same());
+        fs.flush(opened.handle).unwrap();
+        fs.release(opened.handle).unwrap();
+        assert!(!is_same());
+        fs.commit().unwrap();
+        assert!(!is_same());
+    }
 }

@@ -405,3 +405,48 @@ fn put_pages(
     state.metadata.put_indexed(sequence, &indexed);
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::unmounted::Unmounted;
+    use kvfs_storage::store::disk::{Access, read_all};
+
+    #[test]
+    fn tokens_that_could_not_be_read_are_tried_again_later() {
+        let unmounted = Unmounted::new();
+        let (fs, model) = (&unmounted.fs, unmounted.make_model(1));
+        let sequence = model.make_sequence("sequence", &[0], 1);
+        fs.index_prefixes().unwrap();
+        fs.commit().unwrap();
+        let object = fs.source_of(&mut fs.core.state(), sequence).unwrap().unwrap().object;
+        let file = fs.core.store.open_object(object, Access::Read).unwrap();
+        let bytes = read_all(file.as_ref(), 1 << 20).unwrap();
+        fs.core.store.remove_object(object).unwrap();
+        fs.core.state().metadata.tokens_changed(sequence, TokensChange::Grown);
+        let is_indexed = || {
+            fs.index_prefixes().unwrap();
+            fs.core.state().metadata.indexed(sequence).unwrap().is_some()
+        };
+        assert!(!is_indexed());
+        let file = fs.core.store.create_object(object).unwrap();
+        file.write_all_at(&bytes, 0).unwrap();
+        let next_try = |time| fs.prefixes.turn.lock().unwrap().next_try = Some(time);
+        next_try(Instant::now() + TRIED_EVERY);
+        assert!(!is_indexed(), "each try may take seconds");
+        next_try(Instant::now());
+        assert!(is_indexed());
+        let turn = fs.prefixes.turn.lock().unwrap();
+        assert!(turn.unreadable.is_empty() && turn.next_try > Some(Instant::now()));
+    }
+
+    #[test]
+    fn a_daemon_without_descriptors_takes_no_sequence_out_of_the_index() {
+        let of_file = |code| {
+            let error = io::Error::from_raw_os_error(code);
+            matches!(Failure::of_file(FsError::Io(error)), Failure::Unreadable(_))
+        };
+        assert!([libc::EIO, libc::ENOENT, libc::EACCES].into_iter().all(of_file));
+        assert!(![libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::EINTR].into_iter().any(of_file));
+    }
+}
