@@ -100,9 +100,6 @@ command -v cargo >/dev/null 2>&1 ||
     fail "cargo is missing: install Rust 1.90 or later (https://rustup.rs)"
 
 if [ "$tests" = yes ]; then
-    # Below target/, so that `cargo clean` takes it away.
-    tools=$(dirname "$0")/../target/test-tools
-    [ -x "$tools/bin/cargo-mutants" ] ||
-        cargo install --quiet --locked --root "$tools" cargo-mutants --version 27.1.0
+    "$(dirname "$0")/install-program.sh" cargo-mutants 27.1.0
 fi
 echo "setup.sh: everything is there"

@@ -20,19 +20,36 @@ mount-scripts/setup.sh --tests
 
 # Everything else goes below target/, so that `cargo clean` takes it away.
 tools=$PWD/target/test-tools
-[ -x "$tools/bin/pjdfstest" ] ||
-    cargo install --quiet --locked --root "$tools" pjdfstest --version 0.2.2
-[ -x "$tools/bin/fsx" ] || cargo install --quiet --locked --root "$tools" fsx --version 0.3.2
-# An S3 server on loopback, for the remote tier.
-[ -x "$tools/bin/s3s-fs" ] ||
-    cargo install --quiet --locked --root "$tools" s3s-fs --version 0.14.1 --features binary
+mkdir -p "$tools"
 export PATH=$tools/bin:$PATH
-
 export KVFS_TEST_PYTHON=$tools/python/bin/python
-if ! "$KVFS_TEST_PYTHON" -c 'import safetensors, numpy, xxhash, gguf, xllamacpp' 2>/dev/null; then
-    python3 -m venv "$tools/python"
-    "$KVFS_TEST_PYTHON" -m pip install --quiet --disable-pip-version-check "${PYTHON_PACKAGES[@]}"
-fi
+export KVFS_TEST_LLAMA=$tools/llama.cpp-0.5.0
+
+# What is only fetched; it comes while the compiler works.
+fetch() {
+    if ! "$KVFS_TEST_PYTHON" -c 'import safetensors, numpy, xxhash, gguf, xllamacpp' 2>/dev/null; then
+        python3 -m venv "$tools/python" &&
+            "$KVFS_TEST_PYTHON" -m pip install --quiet --disable-pip-version-check "${PYTHON_PACKAGES[@]}" || return
+    fi
+    # An unmodified llama.cpp, for the ggml backend.
+    mount-scripts/fetch-llama.sh "$KVFS_TEST_LLAMA" ||
+        echo "test.sh: tests with llama.cpp are skipped" >&2
+    mount-scripts/fetch-llama.sh --releases ||
+        echo "test.sh: tests with releases of llama.cpp are skipped" >&2
+    # A server and a kernel for the remote on NFS.
+    mount-scripts/fetch-nfs.sh "$tools/nfs" || echo "test.sh: tests with NFS are skipped" >&2
+    # What makes the PTX of kernels/ and looks at what an assembler makes of it.
+    kernels/install-tools.sh
+}
+fetch >"$tools/fetched.log" 2>&1 &
+fetched=$!
+# Nothing of this goes on when this has ended.
+trap 'kill "$fetched" 2>/dev/null || true' EXIT
+
+mount-scripts/install-program.sh pjdfstest 0.2.2
+mount-scripts/install-program.sh fsx 0.3.2
+# An S3 server on loopback, for the remote tier.
+mount-scripts/install-program.sh s3s-fs 0.14.1 --features binary
 
 # The program as the tests build it: with what they add to its libraries, cargo would build all of those twice.
 if cargo nextest --version >/dev/null 2>&1; then
@@ -59,18 +76,11 @@ if ! install_wheel; then
     echo "test.sh: tests of the Python package are skipped" >&2
 fi
 
-# An unmodified llama.cpp, for the ggml backend.
-export KVFS_TEST_LLAMA=$tools/llama.cpp-0.5.0
-mount-scripts/fetch-llama.sh "$KVFS_TEST_LLAMA" ||
-    echo "test.sh: tests with llama.cpp are skipped" >&2
-mount-scripts/fetch-llama.sh --releases ||
-    echo "test.sh: tests with releases of llama.cpp are skipped" >&2
-
-# A server and a kernel for the remote on NFS.
-mount-scripts/fetch-nfs.sh "$tools/nfs" || echo "test.sh: tests with NFS are skipped" >&2
-
-# What makes the PTX of kernels/ and looks at what an assembler makes of it.
-kernels/install-tools.sh
+outcome=0
+wait "$fetched" || outcome=$?
+trap - EXIT
+cat "$tools/fetched.log" >&2
+[ "$outcome" -eq 0 ] || { echo "test.sh: what tests call could not be fetched, see above" >&2; exit "$outcome"; }
 
 export KVFS_SKIPS=$PWD/target/test-skips
 rm -f "$KVFS_SKIPS"

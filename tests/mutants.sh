@@ -138,6 +138,8 @@ git ls-files -z --cached --others --exclude-standard >"$temporary/files"
 find "$tree" -mindepth 1 -delete
 rsync -a --from0 --files-from="$temporary/files" ./ "$tree/"
 cd "$tree"
+# What was built there last may have a mutant in it, and is newer than any of these files.
+touch crates/*/src/lib.rs
 
 # Tries mutants until this second with these tests of the same crate, with commas between: try UNTIL TESTS ARGUMENTS
 try() {

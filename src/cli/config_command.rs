@@ -198,7 +198,7 @@ fn check(path: &Path) -> Outcome {
         .iter()
         .map(|(line, error)| printable(format!("{place} line {line}: {error}").chars()) + "\n");
     let exit = if errors.is_empty() { 0 } else { EXIT_FAILED };
-    Ok(Report { text: told.collect(), exit })
+    Ok(Report::ending(told.collect(), exit))
 }
 
 /// What is wrong with values that are written correctly: of each setting the first thing.

@@ -68,7 +68,7 @@ pub(crate) fn run(arguments: &FsckArguments) -> Outcome {
         rebuilt.as_ref().map_or_else(String::new, told) + &to_text(&found)
     };
     let exit = if found.findings.is_empty() { EXIT_OK } else { EXIT_FSCK_ERRORS };
-    Ok(Report { text, exit })
+    Ok(Report::ending(text, exit))
 }
 
 /// The database panics at some damage. That is caught and reported as damage, in one line; what the

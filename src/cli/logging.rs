@@ -14,6 +14,7 @@ use nix::unistd::{User, geteuid};
 
 use super::output::complain;
 use super::service;
+use crate::page::printable;
 
 /// What is worth keeping for months: of fuser, which mounts and shakes hands, errors alone.
 pub(crate) const DEFAULT_FILTER: &str = "info,fuser=error";
@@ -105,8 +106,15 @@ impl log::Log for Log {
         self.logger().enabled(metadata)
     }
 
+    /// One line, whatever names of files and words of others are in it.
     fn log(&self, record: &log::Record<'_>) {
-        self.logger().log(record);
+        let logger = self.logger();
+        if logger.matches(record) {
+            let line = printable(record.args().to_string().chars());
+            let mut same = log::Record::builder();
+            same.metadata(record.metadata().clone()).module_path(record.module_path());
+            logger.log(&same.args(format_args!("{line}")).build());
+        }
     }
 
     fn flush(&self) {
@@ -260,6 +268,24 @@ mod tests {
         check("info/a/b", false);
         check("info//", false);
         check("info,kvfs=", false);
+    }
+
+    #[test]
+    fn what_is_logged_is_one_line() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("log");
+        let target = Target::File(path.clone(), open(&path).unwrap());
+        let setup = Setup { filter: "info".to_owned(), target };
+        let log = Log { logger: RwLock::new(setup.logger()), setup: Mutex::new(setup) };
+        let say = |level, line: &str| {
+            let mut record = log::Record::builder();
+            log::Log::log(&log, &record.level(level).args(format_args!("{line}")).build());
+        };
+        say(log::Level::Info, "a file named \"a\\b\nERROR: all is lost\u{1b}[2J\" was removed");
+        say(log::Level::Debug, "nobody asked for this");
+        let written = std::fs::read_to_string(&path).unwrap();
+        let told = "a file named \"a\\b\\nERROR: all is lost\\u{1b}[2J\" was removed\n";
+        assert!(written.ends_with(told) && written.lines().count() == 1, "{written}");
     }
 
     #[test]

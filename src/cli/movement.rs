@@ -359,5 +359,5 @@ fn report(word: &str, done: &Done) -> Report {
     let stay = counted(done.failed.len(), "did not move");
     let text = format!("{word} {} {files}{there}{stay}\n", done.moved);
     let exit = if done.failed.is_empty() { EXIT_OK } else { EXIT_FAILED };
-    Report { text, exit }
+    Report::ending(text, exit)
 }

@@ -19,18 +19,31 @@ pub(crate) const EXIT_USAGE: u8 = 2;
 pub(crate) const EXIT_FSCK_ERRORS: u8 = 3;
 
 /// What a command that did its work prints, and its exit code.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Report {
     /// For standard output, ending in a line feed where it is not empty.
     pub text: String,
     /// The exit code.
     pub exit: u8,
+    /// The exit code if standard output takes nothing.
+    pub unwritten: u8,
+}
+
+impl Default for Report {
+    fn default() -> Report {
+        Report { text: String::new(), exit: EXIT_OK, unwritten: EXIT_FAILED }
+    }
 }
 
 impl Report {
     /// A report of success.
     pub(crate) fn text(text: String) -> Report {
-        Report { text, exit: EXIT_OK }
+        Report { text, ..Report::default() }
+    }
+
+    /// A report of work that ended like this.
+    pub(crate) fn ending(text: String, exit: u8) -> Report {
+        Report { text, exit, ..Report::default() }
     }
 
     /// A report of success as one JSON document.
@@ -92,7 +105,7 @@ fn print(report: &Report) -> u8 {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => report.exit,
         Err(error) => {
             complain("kvfs", &format!("standard output cannot be written: {error}"));
-            EXIT_FAILED
+            report.unwritten
         }
     }
 }

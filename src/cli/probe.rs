@@ -118,7 +118,7 @@ pub(crate) fn answer(arguments: &ProbeArguments) -> Outcome {
         Ok(text) => Report::text(text),
         Err(error) => {
             let errno = error.raw_os_error().and_then(|errno| u8::try_from(errno).ok());
-            Report { text: String::new(), exit: errno.unwrap_or(EXIT_FAILED) }
+            Report::ending(String::new(), errno.unwrap_or(EXIT_FAILED))
         }
     })
 }

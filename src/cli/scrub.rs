@@ -71,7 +71,7 @@ pub(crate) fn run(arguments: &ScrubArguments) -> Outcome {
     }
     let (damaged, repaired) = (count("scrub_damaged_files"), count("scrub_repaired_files"));
     let exit = if damaged == repaired { EXIT_OK } else { EXIT_FSCK_ERRORS };
-    Ok(Report { text: describe(&found), exit })
+    Ok(Report::ending(describe(&found), exit))
 }
 
 /// What somebody should know who does not wait for the end.

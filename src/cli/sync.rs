@@ -56,7 +56,7 @@ fn wait_for_remote(mountpoint: &Path, timeout: Option<Duration>) -> Outcome {
         if lacking.is_none() && !lacks_names && is_up {
             return Ok(given_up(&status).map_or_else(Report::default, |what| {
                 let text = format!("the remote will not have: {what}\n");
-                Report { text, exit: EXIT_FAILED }
+                Report::ending(text, EXIT_FAILED)
             }));
         }
         if timeout.is_some_and(|timeout| begin.elapsed() >= timeout) {
@@ -67,7 +67,7 @@ fn wait_for_remote(mountpoint: &Path, timeout: Option<Duration>) -> Outcome {
             };
             let state = status_value(&status, "remote_state").unwrap_or("unknown");
             let text = format!("the remote ({state}) {what}\n");
-            return Ok(Report { text, exit: EXIT_FAILED });
+            return Ok(Report::ending(text, EXIT_FAILED));
         }
         std::thread::sleep(LOOK_INTERVAL);
     }

@@ -59,7 +59,7 @@ pub(crate) fn run(arguments: &UpgradeArguments) -> Outcome {
     let mut child = child.arg("--").arg(&arguments.mountpoint).spawn().map_err(failed)?;
     if let Some(code) = wait(&mut child, Instant::now() + DEADLINE).map_err(failed)? {
         let exit = u8::try_from(code).unwrap_or(EXIT_FAILED);
-        return Ok(Report { text: String::new(), exit });
+        return Ok(Report::ending(String::new(), exit));
     }
     // It may be past killing; then it ends when the daemon does.
     let _ = child.kill();

@@ -1,12 +1,14 @@
 //! `kvfs diff` and `kvfs inspect --heat` where pages are elsewhere: what is said without their bytes, and that
 //! nothing comes here unless it is asked for.
 
+use std::fs::File;
 use std::path::Path;
+use std::process::Command;
 
 use serde_json::{Value, json};
 
 use crate::common::sys::write_and_close;
-use crate::common::{Mode, Model};
+use crate::common::{Mode, Model, forks};
 use crate::place::{Place, complaint, kvfs, printed, tier};
 use crate::statements::write_sequence;
 
@@ -56,6 +58,11 @@ fn nothing_comes_here_to_be_compared(mode: Mode) {
     let (code, found) = diff(&["--fetch"], [&a, &other]);
     assert_eq!((code, &found["pages"]["identical"]), (Some(0), &json!(2)), "{found:#}");
     assert!(pages.iter().chain(&others).all(|page| tier(page) == "ssd"));
+    // Equal, which nobody can be told.
+    let full = File::options().write(true).open("/dev/full").unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvfs"));
+    let mut child = forks::spawn(command.arg("diff").args([&a, &a]).stdout(full)).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(2));
 }
 
 fn a_picture_brings_nothing_here(mode: Mode) {

@@ -71,11 +71,11 @@ impl FileSystem {
             let file = self.core.store.open_object(object, Access::Read);
             let (file, stat) = match file.and_then(|file| file.stat().map(|stat| (file, stat))) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                Err(error) => {
+                Err(error) if is_of_file(&error) => {
                     leave_out(&error);
                     continue;
                 }
-                Ok(found) => found,
+                found => found?,
             };
             let made = match growing.sent.get(&object) {
                 Some((known, made)) if known.is_same_content(&stat) => *made,
@@ -137,7 +137,15 @@ fn tell_of_unreadable(object: ObjectId, why: &io::Error) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kvfs_storage::tier::encoding::Encoding;
+    use std::os::unix::fs::symlink;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use crate::unmounted::Unmounted;
+    use kvfs_storage::store::disk::DiskPath;
+    use kvfs_storage::tier::encoding::{ColdEncoding, Encoding};
+    use kvfs_storage::tier::remote::hold::Grace;
+    use kvfs_storage::tier::remote::{Options, Remote, RemoteSpec};
 
     #[test]
     fn what_a_reliable_manifest_names_waits_for_no_other_and_anything_else_is_sent_again() {
@@ -156,5 +164,44 @@ mod tests {
         assert!(growing.sent.values().all(|(_, made)| made.since.is_none()));
         growing.note_published(false);
         assert!(growing.sent.is_empty());
+    }
+
+    #[test]
+    fn a_manifest_leaves_out_what_cannot_be_read_and_takes_it_along_when_it_can() {
+        let unmounted = Unmounted::new();
+        let (fs, model) = (&unmounted.fs, unmounted.make_model(1));
+        for name in ["damaged", "whole"] {
+            model.make_sequence(name, &[], 1);
+        }
+        fs.commit().unwrap();
+        let place = tempfile::tempdir().unwrap();
+        let spec = RemoteSpec::Directory(place.path().to_owned());
+        let remote = Remote::open(&spec, Options::default()).unwrap();
+        remote.wait_for_answer(Duration::from_secs(30));
+        let exchange = Exchange::new(Arc::new(remote), Grace::default(), ColdEncoding::None);
+        let mut growing = Growing::default();
+        let mut copies = || {
+            let snapshot = fs.core.state().metadata.snapshot().unwrap();
+            let found = fs.copy_growing(&exchange, &mut growing, &snapshot).unwrap();
+            let unreadable: Vec<ObjectId> = growing.unreadable.iter().copied().collect();
+            (found.into_keys().collect::<Vec<ObjectId>>(), unreadable)
+        };
+        let (all, unreadable) = copies();
+        assert_eq!((all.len(), unreadable), (2, Vec::new()));
+        let (damaged, whole) = (all[0], all[1]);
+        let path = fs.core.store.path().join(DiskPath::Object(damaged).relative());
+        let bytes = std::fs::read(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        symlink(&path, &path).unwrap();
+        for _ in 0..2 {
+            assert_eq!(copies(), (vec![whole], vec![damaged]));
+        }
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(copies(), (vec![whole], Vec::new()), "a removed one");
+        std::fs::create_dir(&path).unwrap();
+        assert_eq!(copies(), (vec![whole], vec![damaged]), "opened, but not read");
+        std::fs::remove_dir(&path).unwrap();
+        std::fs::write(&path, bytes).unwrap();
+        assert_eq!(copies(), (all, Vec::new()));
     }
 }

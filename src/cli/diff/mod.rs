@@ -130,6 +130,7 @@ pub(crate) fn run(arguments: &DiffArguments) -> Outcome {
         Report::text(found.summary.to_text() + &found.table)
     };
     report.exit = found.verdict.exit();
+    report.unwritten = EXIT_UNKNOWN;
     Ok(report)
 }
 

@@ -73,7 +73,7 @@ pub(super) fn look(style: Style) -> Outcome {
         }
     });
     let text = texts.collect::<Vec<_>>().join("\n");
-    Ok(Report { text, exit: exit(&told) })
+    Ok(Report::ending(text, exit(&told)))
 }
 
 /// The same for programs: the fields of each, or why there are none.

@@ -126,7 +126,7 @@ fn variables() -> Vec<CString> {
     std::env::vars_os().filter_map(joined).collect()
 }
 
-/// What the program says, or the last line of what it complains of.
+/// What the program says, or the line in which it complains.
 fn ask(program: &File, asked: &Handover) -> io::Result<Result<String, String>> {
     let mut question = File::from(memfd_create(c"kvfs-question", MFdFlags::MFD_CLOEXEC)?);
     question.write_all(&asked.to_bytes())?;
@@ -152,6 +152,33 @@ fn ask(program: &File, asked: &Handover) -> io::Result<Result<String, String>> {
     if is_well {
         return Ok(Ok(text));
     }
-    let last = text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default();
-    Ok(Err(last.trim().to_owned()))
+    Ok(Err(complaint(&text).to_owned()))
+}
+
+/// The line that says why, which may have a log before it and advice behind it.
+fn complaint(text: &str) -> &str {
+    let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    let is_error = |line: &&str| ["error: ", "kvfs: "].iter().any(|by| line.starts_with(by));
+    lines.clone().find(is_error).or_else(|| lines.next_back()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_what_a_program_complains_the_line_that_says_why_is_told() {
+        for (text, told) in [
+            ("", ""),
+            ("\n \n", ""),
+            ("not this\n  it has no room \n\n", "it has no room"),
+            ("[WARN] slow\nkvfs: the format is newer\n", "kvfs: the format is newer"),
+            (
+                "error: unrecognized subcommand 'take-over'\n\nUsage: kvfs\n\nFor more, try '--help'.\n",
+                "error: unrecognized subcommand 'take-over'",
+            ),
+        ] {
+            assert_eq!(complaint(text), told);
+        }
+    }
 }
