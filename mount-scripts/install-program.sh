@@ -4,7 +4,7 @@
 #   mount-scripts/install-program.sh NAME VERSION [ARGUMENTS OF cargo install]
 #
 # Below target/, so that `cargo clean` takes it away. Programs of tests run for minutes: they are compiled with few
-# optimisations, in two thirds of the time.
+# optimisations, in three quarters of the time.
 set -euo pipefail
 
 [ $# -ge 2 ] || { echo "usage: mount-scripts/install-program.sh NAME VERSION [ARGUMENTS OF cargo install]" >&2; exit 2; }

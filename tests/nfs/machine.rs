@@ -17,7 +17,7 @@ use crate::setting;
 /// For the store; it is not written at once.
 const DISK_BYTES: u64 = 512 << 20;
 /// Booting, the outages of each kind, and the end; on a machine that has more to do.
-const TAKES_MAX: Duration = Duration::from_secs(400);
+const TAKES_MAX: Duration = Duration::from_secs(540);
 /// A further outage: its length, and what it takes until everything moves again.
 const OUTAGE_MAX: Duration = Duration::from_secs(180);
 const ENDED: &str = "the program ended with";

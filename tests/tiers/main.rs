@@ -36,6 +36,7 @@ mod remote;
 mod rounding;
 mod s3;
 mod sealed;
+mod share;
 mod side_rows;
 mod sight;
 mod spared;

@@ -182,6 +182,9 @@ impl FileSystem {
         self.note_manifests_seen(exchange.remote())?;
         let uploaded = self.upload_batch(tiers, exchange, mover)?;
         self.verify_due(tiers, exchange, mover)?;
+        if tiers.is_closing() {
+            return Ok(false);
+        }
         let is_idle = uploaded == 0 && mover.uploaded.is_empty();
         let is_asked = tiers.publication.take_request();
         if is_asked || self.is_publication_due(tiers, mover, is_idle) {

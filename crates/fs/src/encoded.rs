@@ -21,7 +21,7 @@ use std::io;
 use super::lossy::LossyModels;
 use super::residency::item;
 use super::tiers::Tiers;
-use super::{FileSystem, FsError, held_back};
+use super::{FileSystem, FsError, held_back, share};
 use crate::core::happened;
 use crate::core::state::State;
 use kvfs_os::in_background;
@@ -35,7 +35,7 @@ use kvfs_storage::tier::exchange::Item;
 
 /// Files encoded between two commits: with pages of 4 MiB 128 MiB.
 const BATCH: usize = 32;
-/// Files encoded at a time, at idle priority.
+/// Files encoded at a time.
 const THREADS: usize = 2;
 /// Searches for raw files to replace, each of which passes over what is in use.
 const SEARCHES_MAX: usize = 8;
@@ -103,7 +103,7 @@ impl FileSystem {
             return Ok(());
         }
         let lossless = tiers.copies.encoded().encoding().unwrap_or(Lossless::Raw);
-        let packed = aside(tiers, &items, |item| pack(&self.core.store, item, lossless));
+        let packed = aside(self, tiers, &items, |item| pack(&self.core.store, item, lossless));
         for (item, outcome) in packed {
             match outcome {
                 Ok(Some(copy)) => self.note_encoded(tiers, item, &copy)?,
@@ -238,11 +238,13 @@ impl FileSystem {
     }
 }
 
-/// Works on all of these at idle priority, a few at a time; ends early if the mount does.
+/// Works on all of these beside others, a few at a time; ends early if the mount does.
 pub(super) fn aside<'a, T: Sync, R: Send>(
-    tiers: &Tiers, all: &'a [T], work: impl Fn(&T) -> R + Sync,
+    fs: &FileSystem, tiers: &Tiers, all: &'a [T], work: impl Fn(&T) -> R + Sync,
 ) -> Vec<(&'a T, R)> {
-    let outcomes = in_background(THREADS, all, |item| (!tiers.is_closing()).then(|| work(item)));
+    let share = share::of_moving(fs, tiers);
+    let work = |item: &T| (!tiers.is_closing()).then(|| work(item));
+    let outcomes = in_background(THREADS, share, all, work);
     all.iter().zip(outcomes).filter_map(|(item, outcome)| Some((item, outcome?))).collect()
 }
 

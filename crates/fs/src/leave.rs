@@ -11,7 +11,7 @@ use super::{FileSystem, FsError};
 use crate::core::Core;
 use crate::core::happened;
 use crate::core::state::State;
-use kvfs_os::in_background;
+use kvfs_os::{Share, in_background};
 use kvfs_storage::store::disk::{Access, DiskPath};
 use kvfs_storage::store::record::{EncodedCopy, InodeId, ObjectId, RemoteState, Role};
 use kvfs_storage::tier::counters::Tier;
@@ -201,7 +201,8 @@ fn confirm_remote(
         let copy = core.state().metadata.remote_copy(object)?;
         copies.extend(copy.map(|copy| ((object, id), copy)));
     }
-    let outcomes = in_background(CONFIRMED_AT_ONCE, &copies, |(_, copy)| exchange.has(copy));
+    let outcomes =
+        in_background(CONFIRMED_AT_ONCE, Share::Quarter, &copies, |(_, copy)| exchange.has(copy));
     let mut there = Vec::new();
     for (((object, id), _), outcome) in copies.into_iter().zip(outcomes) {
         let why = match outcome {

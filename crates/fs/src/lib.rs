@@ -104,6 +104,7 @@ mod retention;
 mod scrub;
 mod seen;
 mod setattr;
+mod share;
 mod sight;
 mod subject;
 mod sweep;

@@ -105,7 +105,7 @@ impl FileSystem {
             candidates.into_iter().partition(|page| has_other_names.contains(&page.id));
         others.extend(elsewhere.iter().map(|page| (page.item.object, page.id)));
         let (mut made, mut shards, mut failure) = (Vec::new(), BTreeSet::new(), None);
-        for (page, outcome) in aside(tiers, &candidates, |page| self.quantise(page)) {
+        for (page, outcome) in aside(self, tiers, &candidates, |page| self.quantise(page)) {
             match outcome {
                 Ok(Outcome::Made { item, page: record, copy }) => {
                     if self.place_version(tiers, &item, &copy)? {

@@ -218,7 +218,7 @@ impl FileSystem {
         let bucket = rate.map(Bucket::new);
         let is_stopped = || is_over() || self.scrub.is_stopped.load(Ordering::Acquire);
         let work = || {
-            kvfs_os::be_idle();
+            kvfs_os::Share::Leftovers.take();
             let mut reader = Reader::new(bucket.as_ref(), &is_stopped)?;
             while let Some(&(object, id)) = next(&todo).filter(|_| !is_stopped()) {
                 let found = match self.scrub_file(id, object, &mut reader)? {

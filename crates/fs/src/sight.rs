@@ -14,7 +14,7 @@ use super::demotion::Mover;
 use super::tiers::Tiers;
 use super::{FileSystem, FsError};
 use crate::core::Core;
-use kvfs_os::in_background;
+use kvfs_os::{Share, in_background};
 use kvfs_storage::store::record::{
     FileRecord, Inode, InodeId, ObjectId, Publications, RemoteCopy, RemoteState,
 };
@@ -180,7 +180,8 @@ fn ask_for_some(
         let copy = fs.core.state().metadata.remote_copy(object)?;
         copies.extend(copy.map(|copy| (object, copy)));
     }
-    let outcomes = in_background(ASKED_AT_ONCE, &copies, |(_, copy)| exchange.has(copy));
+    let outcomes =
+        in_background(ASKED_AT_ONCE, Share::Quarter, &copies, |(_, copy)| exchange.has(copy));
     for ((object, copy), outcome) in copies.into_iter().zip(outcomes) {
         match outcome {
             Err(error) if error.is_outage() => return Err(FsError::Remote(error)),
@@ -223,7 +224,8 @@ fn ask_for_copies(
         let copy = fs.core.state().metadata.remote_copy(object)?;
         copies.extend(copy.map(|copy| ((id, object), copy)));
     }
-    let outcomes = in_background(ASKED_AT_ONCE, &copies, |(_, copy)| exchange.has(copy));
+    let outcomes =
+        in_background(ASKED_AT_ONCE, Share::Quarter, &copies, |(_, copy)| exchange.has(copy));
     for ((file, copy), outcome) in copies.into_iter().zip(outcomes) {
         match outcome {
             Ok(true) => {}

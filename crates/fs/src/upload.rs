@@ -3,11 +3,12 @@
 //! The first two steps of [`super::demotion`]: an object that both have taken is `Held`.
 
 use std::io;
+use std::time::{Duration, Instant};
 
 use super::demotion::Mover;
 use super::residency::item;
 use super::tiers::Tiers;
-use super::{FileSystem, FsError, held_back};
+use super::{FileSystem, FsError, held_back, share};
 use crate::core::persist::is_read_by_commits;
 use crate::core::state::State;
 use kvfs_os::in_background;
@@ -19,6 +20,9 @@ use kvfs_storage::tier::ssd::LEAVING_BYTES_MAX;
 
 /// Files uploaded between two looks at everything else: with pages of 4 MiB 256 MiB.
 const BATCH: usize = 64;
+/// Uploads of a batch begin within so long: what a slow remote has got is verified and named, and leaves a full disk, before
+/// it gets the rest.
+const BATCH_BEGINS_WITHIN: Duration = Duration::from_secs(5);
 /// Files that a commit will make durable in a moment, looked at while holding the state.
 const PASSED_OVER_MAX: usize = 1024;
 /// Uploads that are read back before the place is looked at once more.
@@ -37,16 +41,19 @@ impl FileSystem {
         if batch.is_empty() {
             return Ok(0);
         }
-        let outcomes = in_background(UPLOADS, &batch, |(_, item)| {
-            if tiers.is_closing() {
-                Err(RemoteError::Unreachable("the mount ends".to_owned()))
-            } else {
-                exchange.upload(&self.core.store, item)
-            }
-        });
+        let begin = Instant::now();
+        let outcomes =
+            in_background(UPLOADS, share::of_moving(self, tiers), &batch, |(_, item)| {
+                let is_begun = !tiers.is_closing() && begin.elapsed() < BATCH_BEGINS_WITHIN;
+                is_begun.then(|| exchange.upload(&self.core.store, item))
+            });
         let mut failure = None;
         let count = batch.len();
         for ((id, item), outcome) in batch.into_iter().zip(outcomes) {
+            let Some(outcome) = outcome else {
+                self.core.state().metadata.arrivals.put_back(id);
+                continue;
+            };
             match outcome {
                 Ok(uploaded) => mover.uploaded.push_back((id, uploaded)),
                 Err(error) => {

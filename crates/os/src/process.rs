@@ -15,9 +15,38 @@ pub fn fork() -> io::Result<ForkResult> {
     Ok(result?)
 }
 
-/// Lets everybody else have the processor and the disk before this thread: for work that nobody
-/// waits for. It must hold no lock that others need.
-pub fn be_idle() {
+/// What of a busy processor a thread gets whose work goes on beside everybody else's: this beside one thread that wants
+/// all of it, less beside more. It is for good: a thread without privileges cannot ask for more again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Share {
+    /// What nobody else wants, and the disk after everybody else: a three hundredth beside engines that spin while they
+    /// wait. For work that nobody ever waits for, by a thread that holds no lock that others need.
+    Leftovers,
+    /// For work that somebody may wait for before it ends.
+    Tenth,
+    /// Somebody waits for the work to end.
+    Quarter,
+}
+
+impl Share {
+    /// The calling thread has this share from now on.
+    pub fn take(self) {
+        // The kernel gives a thread of nice 0 a weight of 1024, one of nice 5 335 and one of nice 10 110.
+        match self {
+            Share::Leftovers => be_idle(),
+            Share::Tenth => be_nice(10),
+            Share::Quarter => be_nice(5),
+        }
+    }
+}
+
+/// Relative to what the whole daemon was given.
+fn be_nice(increment: libc::c_int) {
+    // SAFETY: it takes a number. Of a thread, although POSIX says of a process: see `nice(2)`.
+    unsafe { libc::nice(increment) };
+}
+
+fn be_idle() {
     /// `ioprio_set(2)`: of one thread, here the calling one.
     const WHO_THREAD: libc::c_long = 1;
     /// The class that is served when nobody else asks.
@@ -40,6 +69,30 @@ pub fn refuse_large_files() {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Nice value and scheduling policy of the calling thread: see `proc_pid_stat(5)`.
+    fn scheduling() -> (i32, i32) {
+        let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
+        let fields: Vec<&str> = stat.rsplit_once(") ").unwrap().1.split(' ').collect();
+        (fields[16].parse().unwrap(), fields[38].parse().unwrap())
+    }
+
+    #[test]
+    fn a_share_is_one_threads() {
+        let here = scheduling();
+        let with = |share: Share| {
+            let shared = || {
+                share.take();
+                scheduling()
+            };
+            std::thread::scope(|scope| scope.spawn(shared).join().unwrap())
+        };
+        assert_eq!(with(Share::Leftovers).1, libc::SCHED_IDLE);
+        for (share, increment) in [(Share::Tenth, 10), (Share::Quarter, 5)] {
+            assert_eq!(with(share), ((here.0 + increment).min(19), here.1));
+        }
+        assert_eq!(scheduling(), here);
+    }
 
     #[test]
     fn a_limit_of_sizes_ends_no_process() {

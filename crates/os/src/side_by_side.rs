@@ -4,6 +4,8 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
+use crate::Share;
+
 /// Works on all items with at most so many threads, the calling one among them; what came of each, in
 /// their order. Where no thread can be started, fewer do it. A panic of one is the caller's.
 pub fn side_by_side<T: Sync, R: Send>(
@@ -28,20 +30,20 @@ pub fn side_by_side_with<S, T: Sync, R: Send>(
     }))
 }
 
-/// The same on threads that get only what processors others leave. The calling thread waits, or does it if there
+/// The same on threads that get this share of the processors. The calling thread waits, or does it if there
 /// is none.
 pub fn in_background<T: Sync, R: Send>(
-    threads: usize, items: &[T], work: impl Fn(&T) -> R + Sync,
+    threads: usize, share: Share, items: &[T], work: impl Fn(&T) -> R + Sync,
 ) -> Vec<R> {
     let next = AtomicUsize::new(0);
     let take = || take_all(&next, items, (), &|(), item| work(item));
-    let take_idly = || {
-        crate::be_idle();
+    let take_with_share = || {
+        share.take();
         take()
     };
     in_order(thread::scope(|scope| {
         let wanted = 0..threads.min(items.len());
-        let all: Vec<_> = wanted.map_while(|_| spawn(scope, take_idly)).collect();
+        let all: Vec<_> = wanted.map_while(|_| spawn(scope, take_with_share)).collect();
         let mut done = if all.is_empty() { take() } else { Vec::new() };
         done.extend(all.into_iter().flat_map(joined));
         done
@@ -96,7 +98,10 @@ mod tests {
         let both = Barrier::new(2);
         assert_eq!(side_by_side(8, &[1, 2], |_| both.wait().is_leader()).len(), 2);
         assert_eq!(side_by_side(8, &[] as &[u8], |_| ()), []);
-        assert_eq!(in_background(3, &items, |item| item + 1), (1..=1000).collect::<Vec<_>>());
+        let next: Vec<usize> = (1..=1000).collect();
+        for share in [Share::Leftovers, Share::Tenth, Share::Quarter] {
+            assert_eq!(in_background(3, share, &items, |item| item + 1), next);
+        }
     }
 
     #[test]

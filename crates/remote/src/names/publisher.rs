@@ -16,7 +16,7 @@ use crate::name::{RemoteName, Sequence, StoreId, random};
 use crate::transfer::Source;
 use crate::{BlobStore, Put, PutMode};
 use kvfs_encoding::content::ContentHash;
-use kvfs_os::in_background;
+use kvfs_os::{Share, in_background};
 
 /// Numbers that are tried when others are taken, as after a publication whose answer was lost.
 const NUMBERS_TRIED: u64 = 16;
@@ -208,7 +208,8 @@ impl Publisher {
             missing.push(format!("manifest {} of this store's names", last.sequence));
         }
         let parts: Vec<Part> = last.chunks.values().cloned().collect();
-        let outcomes = in_background(ASKED_AT_ONCE, &parts, |part| self.stored_bytes(part));
+        let outcomes =
+            in_background(ASKED_AT_ONCE, Share::Quarter, &parts, |part| self.stored_bytes(part));
         let (count, mut lost_parts) = (parts.len(), 0);
         for (part, outcome) in parts.into_iter().zip(outcomes) {
             let hash = part.entry.hash();
