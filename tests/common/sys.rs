@@ -152,6 +152,32 @@ pub(crate) fn be_idle() {
     unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const parameters) };
 }
 
+/// A thread of another process: see `proc_pid_stat(5)`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Thread {
+    pub(crate) name: String,
+    pub(crate) nice: i32,
+    pub(crate) policy: i32,
+}
+
+/// The threads of a process, those that have begun first of all.
+pub(crate) fn threads_of(pid: u32) -> Vec<Thread> {
+    let mut tasks: Vec<u32> = std::fs::read_dir(format!("/proc/{pid}/task"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().to_str().unwrap().parse().unwrap())
+        .collect();
+    tasks.sort_unstable();
+    let thread = |task| {
+        // It may have ended meanwhile.
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/task/{task}/stat")).ok()?;
+        let (name, fields) = stat.split_once('(')?.1.rsplit_once(") ")?;
+        let fields: Vec<&str> = fields.split(' ').collect();
+        let (nice, policy) = (fields[16].parse().unwrap(), fields[38].parse().unwrap());
+        Some(Thread { name: name.to_owned(), nice, policy })
+    };
+    tasks.into_iter().filter_map(thread).collect()
+}
+
 /// fsync(2) of a directory.
 pub(crate) fn sync_directory(path: impl AsRef<Path>) -> io::Result<()> {
     File::open(path)?.sync_all()

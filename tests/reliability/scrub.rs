@@ -8,7 +8,9 @@ use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::common::forks::output;
-use crate::common::sys::{assert_errno, getxattr, open, sync_directory, write_and_close};
+use crate::common::sys::{
+    Thread, assert_errno, getxattr, open, sync_directory, threads_of, write_and_close,
+};
 use crate::common::{Mode, Model, Mount, eventually, fill};
 
 const BYTES: usize = 1 << 20;
@@ -20,6 +22,7 @@ in_both_modes!(
     memory_mends_the_disk,
     a_path_and_a_rate,
     whoever_does_not_wait_is_told_that_it_goes_on,
+    only_what_reads_makes_way_for_everybody,
 );
 
 fn scrub(words: &[&str], path: &Path) -> Output {
@@ -159,6 +162,22 @@ fn memory_mends_the_disk(mode: Mode) {
     assert!(std::fs::read(&page).unwrap() == model.page(0, 0, 5));
     mount.crash();
     assert!(std::fs::read(&path).unwrap() == model.page(0, 0, 5));
+}
+
+/// Beside an engine that keeps all processors busy a thread at idle priority may not run for seconds: with the state
+/// locked, nobody would open a file meanwhile.
+fn only_what_reads_makes_way_for_everybody(mode: Mode) {
+    let mount = Mount::new(mode);
+    write(&mount, 4);
+    let begun = scrub(&["--background", "--rate", "64K"], mount.path());
+    assert!(begun.status.success(), "{begun:?}");
+    eventually("threads that read", || {
+        let mut threads = threads_of(mount.pid());
+        threads.retain(|thread| thread.policy == libc::SCHED_IDLE);
+        let reads = |thread: &Thread| thread.name == "kvfs-scrub-read";
+        assert!(threads.iter().all(reads), "{threads:?}");
+        (!threads.is_empty()).then_some(())
+    });
 }
 
 fn a_path_and_a_rate(mode: Mode) {

@@ -9,12 +9,14 @@
 //! |---|---|
 //! | `files` | which files are below a path |
 //! | `read` | a file past the page cache, and its checksum |
+//! | `aside` | a thread for that, with what others leave of the processor |
 //! | `mend` | one file: what is compared, and where good bytes come from |
 //!
-//! Files are read in the order in which they were made, several at a time, at idle priority. Reading
-//! goes past the page cache: the cache may hold good bytes of a file that the disk has lost. Copies in
+//! Files are read in the order in which they were made, several at a time; what reads and hashes
+//! them runs at idle priority, what takes locks does not. Reading goes past the page cache: the cache may hold good bytes of a file that the disk has lost. Copies in
 //! the remote are not read: it compares what it sends.
 
+mod aside;
 mod files;
 mod mend;
 mod read;
@@ -23,11 +25,13 @@ use std::fmt::Write as _;
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::Builder;
 use std::time::Instant;
 
 use crossbeam_channel::Sender;
 
 use super::{FileSystem, FsError};
+use aside::Aside;
 use kvfs_observe::Gauges;
 use kvfs_storage::store::record::{InodeId, ObjectId};
 use kvfs_storage::tier::remote::throttle::Bucket;
@@ -214,30 +218,20 @@ impl FileSystem {
         &self, files: &[(ObjectId, InodeId)], rate: Option<NonZeroU64>,
         is_over: &(dyn Fn() -> bool + Sync),
     ) -> Result<(), FsError> {
-        let todo = Mutex::new(files.iter());
+        let todo = &Mutex::new(files.iter());
         let bucket = rate.map(Bucket::new);
-        let is_stopped = || is_over() || self.scrub.is_stopped.load(Ordering::Acquire);
-        let work = || {
-            kvfs_os::Share::Leftovers.take();
-            let mut reader = Reader::new(bucket.as_ref(), &is_stopped)?;
-            while let Some(&(object, id)) = next(&todo).filter(|_| !is_stopped()) {
-                let found = match self.scrub_file(id, object, &mut reader)? {
-                    // Nothing was read, but somebody who opened it found out.
-                    Found::Skipped if self.core.state().is_known_damaged(id) => Found::Damaged,
-                    found => found,
-                };
-                if found != Found::Skipped {
-                    self.note_damage(id, object, found == Found::Damaged);
-                }
-                if is_stopped() {
-                    break;
-                }
-                self.scrub.progress().count(found, reader.take_count());
-            }
-            Ok(())
-        };
+        let is_stopped: &(dyn Fn() -> bool + Sync) =
+            &|| is_over() || self.scrub.is_stopped.load(Ordering::Acquire);
         std::thread::scope(|scope| {
-            let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(work)).collect();
+            let start = || {
+                let reader = Aside::start(scope, Reader::new(bucket.as_ref(), is_stopped)?)?;
+                let work = move || scrub_some(self, todo, reader, is_stopped);
+                Builder::new().spawn_scoped(scope, work)
+            };
+            // Where there are no more threads or memory, fewer do it.
+            let first = start()?;
+            let others = (1..THREADS).map_while(|_| start().ok());
+            let threads: Vec<_> = std::iter::once(first).chain(others).collect();
             let ended = threads.into_iter().map(|thread| {
                 let panicked = |_| Err(std::io::Error::other("a scrub panicked").into());
                 thread.join().unwrap_or_else(panicked)
@@ -246,6 +240,28 @@ impl FileSystem {
             ended.fold(Ok(()), Result::and)
         })
     }
+}
+
+/// Compares files until there are no more.
+fn scrub_some<'a>(
+    fs: &'a FileSystem, todo: &Mutex<std::slice::Iter<'_, (ObjectId, InodeId)>>,
+    mut reader: Aside<'a>, is_stopped: &(dyn Fn() -> bool + Sync),
+) -> Result<(), FsError> {
+    while let Some(&(object, id)) = next(todo).filter(|_| !is_stopped()) {
+        let found = match fs.scrub_file(id, object, &mut reader)? {
+            // Nothing was read, but somebody who opened it found out.
+            Found::Skipped if fs.core.state().is_known_damaged(id) => Found::Damaged,
+            found => found,
+        };
+        if found != Found::Skipped {
+            fs.note_damage(id, object, found == Found::Damaged);
+        }
+        if is_stopped() {
+            break;
+        }
+        fs.scrub.progress().count(found, reader.take_count());
+    }
+    Ok(())
 }
 
 fn next<'a>(

@@ -6,6 +6,7 @@ use std::io;
 use super::super::residency::item;
 use super::super::{FileSystem, FsError};
 use super::Found;
+use super::aside::Aside;
 use super::read::Reader;
 use crate::core::happened;
 use crate::damage::{has_lost_rows, tell_of_lost_rows};
@@ -52,8 +53,8 @@ impl Subject {
 
 impl FileSystem {
     /// Compares a file's copies on the disk with its checksum.
-    pub(super) fn scrub_file(
-        &self, id: InodeId, object: ObjectId, reader: &mut Reader<'_>,
+    pub(super) fn scrub_file<'a>(
+        &'a self, id: InodeId, object: ObjectId, reader: &mut Aside<'a>,
     ) -> Result<Found, FsError> {
         let is_lost = {
             // Held, so that nobody takes the file away because its rows are a page by now.
@@ -112,7 +113,7 @@ impl FileSystem {
         }
     }
 
-    fn check_raw(&self, subject: &Subject, reader: &mut Reader<'_>) -> Result<Copy, FsError> {
+    fn check_raw(&self, subject: &Subject, reader: &mut Aside<'_>) -> Result<Copy, FsError> {
         let file = match self.core.store.disk.open(&DiskPath::Object(subject.object), Access::Read)
         {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -129,7 +130,8 @@ impl FileSystem {
             let why = format!("its file has {found} bytes instead of {expected}");
             return Ok(Copy::Damaged(Some(stat), why));
         }
-        Ok(match reader.checksum(file.as_ref(), subject.role) {
+        let role = subject.role;
+        Ok(match reader.read(move |reader| reader.checksum(file.as_ref(), role)) {
             Ok(checksum) if checksum == subject.item.checksum.0 => Copy::Sound,
             Ok(_) => Copy::Damaged(
                 Some(stat),
@@ -148,18 +150,24 @@ impl FileSystem {
         Ok(is_on_record && self.core.store.stat_object(subject.object).is_err())
     }
 
-    fn check_encoded(&self, subject: &Subject, reader: &mut Reader<'_>) -> Result<Copy, FsError> {
-        let Some(copy) = &subject.encoded else {
+    fn check_encoded<'a>(
+        &'a self, subject: &Subject, reader: &mut Aside<'a>,
+    ) -> Result<Copy, FsError> {
+        let Some(copy) = subject.encoded else {
             return Ok(Copy::Absent);
         };
-        let outcome = verify(&self.core.store, &subject.item, copy);
-        reader.pay(copy.stored_bytes);
+        let (store, item) = (&self.core.store, subject.item);
+        let outcome = reader.read(move |reader| {
+            let outcome = verify(store, &item, &copy);
+            reader.pay(copy.stored_bytes);
+            outcome.map(|()| item.checksum.0)
+        });
         match outcome {
-            Ok(()) => Ok(Copy::Sound),
+            Ok(_) => Ok(Copy::Sound),
             Err(error) => {
                 // It may have been given up meanwhile.
                 let current = self.core.state().metadata.encoded_copy(subject.object)?;
-                let is_current = current.is_some_and(|current| current == *copy);
+                let is_current = current == Some(copy);
                 let why = format!("its encoded copy: {error}");
                 Ok(if is_current { Copy::Damaged(None, why) } else { Copy::Absent })
             }

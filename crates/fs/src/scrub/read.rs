@@ -16,13 +16,13 @@ const READ_BYTES: usize = 4 << 20;
 pub(super) struct Reader<'a> {
     memory: MmapMut,
     bucket: Option<&'a Bucket>,
-    is_stopped: &'a dyn Fn() -> bool,
+    is_stopped: &'a (dyn Fn() -> bool + Sync),
     count: u64,
 }
 
 impl<'a> Reader<'a> {
     pub(super) fn new(
-        bucket: Option<&'a Bucket>, is_stopped: &'a dyn Fn() -> bool,
+        bucket: Option<&'a Bucket>, is_stopped: &'a (dyn Fn() -> bool + Sync),
     ) -> io::Result<Reader<'a>> {
         let memory = MmapMut::map_anon(READ_BYTES)?;
         // A kernel without huge pages refuses; then the memory has small ones.
