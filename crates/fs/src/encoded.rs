@@ -20,11 +20,11 @@ use std::io;
 
 use super::lossy::LossyModels;
 use super::residency::item;
+use super::share::on_each;
 use super::tiers::Tiers;
-use super::{FileSystem, FsError, held_back, share};
+use super::{FileSystem, FsError, held_back};
 use crate::core::happened;
 use crate::core::state::State;
-use kvfs_os::in_background;
 use kvfs_storage::store::disk::{DiskDirectory, DiskPath, shard};
 use kvfs_storage::store::event::What;
 use kvfs_storage::store::record::{EncodedCopy, Inode, InodeId, ObjectId, Role};
@@ -35,8 +35,6 @@ use kvfs_storage::tier::exchange::Item;
 
 /// Files encoded between two commits: with pages of 4 MiB 128 MiB.
 const BATCH: usize = 32;
-/// Files encoded at a time.
-const THREADS: usize = 2;
 /// Searches for raw files to replace, each of which passes over what is in use.
 const SEARCHES_MAX: usize = 8;
 
@@ -103,7 +101,7 @@ impl FileSystem {
             return Ok(());
         }
         let lossless = tiers.copies.encoded().encoding().unwrap_or(Lossless::Raw);
-        let packed = aside(self, tiers, &items, |item| pack(&self.core.store, item, lossless));
+        let packed = on_each(self, tiers, &items, |item| pack(&self.core.store, item, lossless));
         for (item, outcome) in packed {
             match outcome {
                 Ok(Some(copy)) => self.note_encoded(tiers, item, &copy)?,
@@ -236,16 +234,6 @@ impl FileSystem {
         let metadata = &self.core.state().metadata;
         Ok(metadata.has_encoded_copies()? || metadata.has_remote_copies()?)
     }
-}
-
-/// Works on all of these beside others, a few at a time; ends early if the mount does.
-pub(super) fn aside<'a, T: Sync, R: Send>(
-    fs: &FileSystem, tiers: &Tiers, all: &'a [T], work: impl Fn(&T) -> R + Sync,
-) -> Vec<(&'a T, R)> {
-    let share = share::of_moving(fs, tiers);
-    let work = |item: &T| (!tiers.is_closing()).then(|| work(item));
-    let outcomes = in_background(THREADS, share, all, work);
-    all.iter().zip(outcomes).filter_map(|(item, outcome)| Some((item, outcome?))).collect()
 }
 
 /// Whether an object is a file's that nobody is changing, which may be stored as one likes.

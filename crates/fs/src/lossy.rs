@@ -19,9 +19,9 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
 use std::sync::Arc;
 
-use super::encoded::aside;
 use super::extended::LOSSY;
 use super::residency::item;
+use super::share::on_each;
 use super::tiers::Tiers;
 use super::{FileSystem, FsError};
 use crate::core::happened;
@@ -104,8 +104,10 @@ impl FileSystem {
         let (elsewhere, candidates): (Vec<_>, Vec<_>) =
             candidates.into_iter().partition(|page| has_other_names.contains(&page.id));
         others.extend(elsewhere.iter().map(|page| (page.item.object, page.id)));
+        let candidates = numbered(&mut self.core.state(), candidates);
         let (mut made, mut shards, mut failure) = (Vec::new(), BTreeSet::new(), None);
-        for (page, outcome) in aside(self, tiers, &candidates, |page| self.quantise(page)) {
+        let quantise = |(page, version): &(Candidate, ObjectId)| self.quantise(page, *version);
+        for ((page, _), outcome) in on_each(self, tiers, &candidates, quantise) {
             match outcome {
                 Ok(Outcome::Made { item, page: record, copy }) => {
                     if self.place_version(tiers, &item, &copy)? {
@@ -205,7 +207,8 @@ impl FileSystem {
         Ok(elsewhere)
     }
 
-    fn quantise(&self, candidate: &Candidate) -> io::Result<Outcome> {
+    /// Makes a new version of a page, which has this number if it has other bytes.
+    fn quantise(&self, candidate: &Candidate, object: ObjectId) -> io::Result<Outcome> {
         let Candidate { page, item: old, model, quantisation, .. } = candidate;
         let damaged = |what: &str| {
             let what = format!("object {}: {what}", old.object);
@@ -232,13 +235,6 @@ impl FileSystem {
             let copy = pack_blob(&self.core.store, old, quantisation.encoding(), &blob)?;
             return Ok(Outcome::Same(copy));
         }
-        let object = {
-            let mut state = self.core.state();
-            let object = state.metadata.new_object();
-            // It never has a file of its own in `staging/`.
-            state.metadata.staged.remove(&object);
-            object
-        };
         let page = PageRecord { checksum: digest.page.0, ..*page };
         let subject = Subject::Page(PageIdentity::from(&page));
         let item = Item { object, checksum: digest.object, subject, ..*old };
@@ -332,6 +328,17 @@ impl FileSystem {
         self.core.invalidate(super::Invalidation::Inode(id));
         Ok(true)
     }
+}
+
+/// Pages, and the numbers of their new versions. Whoever makes those has little of the processor, and takes no lock.
+fn numbered(state: &mut State, candidates: Vec<Candidate>) -> Vec<(Candidate, ObjectId)> {
+    let number = |candidate| {
+        let object = state.metadata.new_object();
+        // It never has a file of its own in `staging/`.
+        state.metadata.staged.remove(&object);
+        (candidate, object)
+    };
+    candidates.into_iter().map(number).collect()
 }
 
 /// What a model's manifest asks for.
