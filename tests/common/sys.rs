@@ -156,6 +156,8 @@ pub(crate) fn be_idle() {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Thread {
     pub(crate) name: String,
+    /// As proc(5) has it: `D` waits for a disk.
+    pub(crate) state: char,
     pub(crate) nice: i32,
     pub(crate) policy: i32,
 }
@@ -172,8 +174,9 @@ pub(crate) fn threads_of(pid: u32) -> Vec<Thread> {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/task/{task}/stat")).ok()?;
         let (name, fields) = stat.split_once('(')?.1.rsplit_once(") ")?;
         let fields: Vec<&str> = fields.split(' ').collect();
+        let state = fields[0].parse().unwrap();
         let (nice, policy) = (fields[16].parse().unwrap(), fields[38].parse().unwrap());
-        Some(Thread { name: name.to_owned(), nice, policy })
+        Some(Thread { name: name.to_owned(), state, nice, policy })
     };
     tasks.into_iter().filter_map(thread).collect()
 }

@@ -6,8 +6,9 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::common::sys::{assert_errno, open, rename, write};
-use crate::common::{Mode, Model, Mount, fill};
+use crate::common::disk::SmallDisk;
+use crate::common::sys::{assert_errno, open, rename, threads_of, write};
+use crate::common::{Mode, Model, Mount, eventually, fill};
 
 in_both_modes!(
     a_long_copy_holds_up_nobody,
@@ -176,4 +177,58 @@ fn a_tail_that_is_linked_holds_up_nobody(mode: Mode) {
     let longest = longest_stat(&absent, || std::fs::hard_link(&tail, &copy).unwrap());
     assert!(longest < STAT_MAX, "{longest:?}");
     assert_eq!(copy.metadata().unwrap().len(), tail.metadata().unwrap().len());
+}
+
+/// Through the device: a ring has one thread. As many write to the disk as there are threads that take requests, and one more.
+#[test]
+fn a_disk_that_stands_still_holds_up_nobody_who_does_not_write_to_it() {
+    const PIECE: usize = 1 << 20;
+    // More than is kept in memory until a commit.
+    const BYTES: usize = 8 * PIECE;
+    require!(fuse, root, loop);
+    let disk = SmallDisk::of(256 << 20);
+    let store = disk.mountpoint.join("store");
+    let mut mount = Mount::of_store_with(Mode::Served, &["--no-io-uring"], &store);
+    mount.may_be_slow("its disk stands still");
+    let known = mount.files("known");
+    std::fs::write(&known, b"what was read before").unwrap();
+    let is_taking = |name: &str| name.starts_with("kvfs-device-");
+    let device_threads = || threads_of(mount.pid()).into_iter().filter(|one| is_taking(&one.name));
+    // Served, there is a thread for each core, between two and four (`default_threads`).
+    let writers = std::thread::available_parallelism().unwrap().get().clamp(2, 4) + 1;
+    let files: Vec<File> = (0..writers)
+        .map(|number| {
+            let path = mount.files(format!("written {number}"));
+            std::fs::write(&path, fill(number as u64, BYTES)).unwrap();
+            File::options().write(true).open(path).unwrap()
+        })
+        .collect();
+    assert!(std::fs::read(&known).is_ok());
+    std::thread::scope(|scope| {
+        // Thawed before the writers are waited for, whatever fails.
+        let frozen = disk.freeze();
+        for file in &files {
+            scope.spawn(|| file.write_all_at(&fill(99, PIECE), 0).unwrap());
+        }
+        eventually("every write to wait for the disk", || {
+            (device_threads().filter(|one| one.state == 'D').count() == writers).then_some(())
+        });
+        // Longer than a thread that rests looks for requests where there are none.
+        std::thread::sleep(Duration::from_secs(3));
+        let longest = longest_stat(&mount.files("absent"), || {
+            for _ in 0..20 {
+                assert!(std::fs::read(&known).unwrap() == b"what was read before");
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        });
+        drop(frozen);
+        assert!(longest < STAT_MAX, "{longest:?}");
+    });
+    for (number, file) in files.into_iter().enumerate() {
+        drop(file);
+        let mut whole = fill(number as u64, BYTES);
+        whole[..PIECE].copy_from_slice(&fill(99, PIECE));
+        assert!(std::fs::read(mount.files(format!("written {number}"))).unwrap() == whole);
+    }
+    assert_eq!(mount.status("state"), "ok");
 }

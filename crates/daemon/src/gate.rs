@@ -38,6 +38,10 @@ pub(super) struct Reader {
 }
 
 impl Reader {
+    pub(super) fn thread(&self) -> Wakeable {
+        self.thread
+    }
+
     /// Calls `read`, which may be ended with EINTR.
     pub(super) fn read<T>(&self, read: impl FnOnce() -> T) -> T {
         self.is_reading.store(true, Ordering::SeqCst);
@@ -74,15 +78,19 @@ impl Gate {
         self.changed.notify_all();
     }
 
+    pub(super) fn is_shut(&self) -> bool {
+        self.is_shut.load(Ordering::SeqCst)
+    }
+
     /// Waits as long as the gate is shut; to be called before each read.
     pub(super) fn pass(&self, reader: &Reader) {
-        if !self.is_shut.load(Ordering::SeqCst) {
+        if !self.is_shut() {
             return;
         }
         let mut threads = self.threads();
         threads.at_rest.push(reader.thread);
         self.changed.notify_all();
-        while self.is_shut.load(Ordering::SeqCst) {
+        while self.is_shut() {
             threads = self.changed.wait(threads).unwrap_or_else(PoisonError::into_inner);
         }
         threads.at_rest.retain(|other| *other != reader.thread);

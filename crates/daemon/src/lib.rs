@@ -31,6 +31,7 @@ mod ring;
 mod shared;
 mod slow;
 mod token;
+mod turns;
 
 pub use exchange::Ending;
 pub use metrics_address::MetricsAddress;

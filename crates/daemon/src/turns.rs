@@ -10,9 +10,12 @@ use std::time::Duration;
 
 use crate::protocol::wire::InHeader;
 
+/// What a request that is being served counts for until it is known: longer than nearly all take.
+const SERVICE: Duration = Duration::from_millis(1);
+
 /// Whom a request is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum User {
+pub(crate) enum User {
     /// Of a process.
     Id(u32),
     /// What the kernel asks for by itself, as closing files: nobody waits for the answer.
@@ -20,14 +23,14 @@ pub(super) enum User {
 }
 
 impl User {
-    pub(super) fn of(header: &InHeader) -> User {
+    pub(crate) fn of(header: &InHeader) -> User {
         if header.pid == 0 { User::Kernel } else { User::Id(header.uid) }
     }
 }
 
-/// Requests that wait for their thread. The kernel bounds them: it has so many slots.
+/// Requests that wait for their thread. Whoever takes them in bounds them.
 #[derive(Debug)]
-pub(super) struct Turns<Request> {
+pub(crate) struct Turns<Request> {
     /// Those who wait, and those who have had more than the one in service; none if nobody waits.
     users: Vec<Share<Request>>,
     /// What the user in service had had before.
@@ -37,9 +40,18 @@ pub(super) struct Turns<Request> {
 #[derive(Debug)]
 struct Share<Request> {
     user: User,
-    /// Time of the thread, counted from where the user came.
+    /// Time of the threads, counted from where the user came.
     had: Duration,
+    /// Requests that threads are serving.
+    in_service: u32,
     waiting: VecDeque<Request>,
+}
+
+impl<Request> Share<Request> {
+    /// With what is being served: whoever holds threads has them.
+    fn will_have_had(&self) -> Duration {
+        self.had + SERVICE * self.in_service
+    }
 }
 
 impl<Request> Default for Turns<Request> {
@@ -49,37 +61,44 @@ impl<Request> Default for Turns<Request> {
 }
 
 impl<Request> Turns<Request> {
-    pub(super) fn put(&mut self, user: User, request: Request) {
+    pub(crate) fn put(&mut self, user: User, request: Request) {
         if let Some(share) = self.users.iter_mut().find(|share| share.user == user) {
             return share.waiting.push_back(request);
         }
         let waiting = VecDeque::from([request]);
-        self.users.push(Share { user, had: self.now, waiting });
+        self.users.push(Share { user, had: self.now, in_service: 0, waiting });
     }
 
     /// The next request, and whose it is.
-    pub(super) fn take(&mut self) -> Option<(User, Request)> {
+    pub(crate) fn take(&mut self) -> Option<(User, Request)> {
         let waits = self.users.iter_mut().filter(|share| !share.waiting.is_empty());
-        let Some(next) = waits.min_by_key(|share| share.had) else {
-            self.users.clear();
+        let Some(next) = waits.min_by_key(|share| share.will_have_had()) else {
+            self.users.retain(|share| share.in_service > 0);
             return None;
         };
         let (user, now) = (next.user, next.had);
         let request = next.waiting.pop_front()?;
+        next.in_service += 1;
         self.now = now;
-        self.users
-            .retain(|share| share.had > now || share.user == user || !share.waiting.is_empty());
+        let is_of_use = |share: &Share<Request>| {
+            share.had > now || share.in_service > 0 || !share.waiting.is_empty()
+        };
+        self.users.retain(is_of_use);
         Some((user, request))
     }
 
     /// Counts the time that a request took which [`Turns::take`] has given.
-    pub(super) fn charge(&mut self, user: User, time: Duration) {
+    pub(crate) fn charge(&mut self, user: User, time: Duration) {
+        // It works for all of them.
+        let users = u32::try_from(self.users.len()).unwrap_or(u32::MAX);
+        let parts = if user == User::Kernel { users.max(1) } else { 1 };
         if let Some(share) = self.users.iter_mut().find(|share| share.user == user) {
-            share.had += time;
+            share.had += time / parts;
+            share.in_service = share.in_service.saturating_sub(1);
         }
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.users.iter().all(|share| share.waiting.is_empty())
     }
 }
@@ -165,6 +184,34 @@ mod tests {
         assert_eq!(serve(&mut turns, 50), Some(100));
         assert_eq!(serve(&mut turns, 50), Some(101));
         assert_eq!(serve(&mut turns, 50), Some(2));
+    }
+
+    #[test]
+    fn who_holds_threads_does_not_get_the_next_one() {
+        let mut turns = turns(&[(MANY, 1), (MANY, 2), (MANY, 3), (FEW, 100)]);
+        assert_eq!(turns.take(), Some((MANY, 1)));
+        assert_eq!(turns.take(), Some((FEW, 100)));
+        assert_eq!(turns.take(), Some((MANY, 2)));
+        turns.put(FEW, 101);
+        turns.charge(FEW, Duration::from_micros(100));
+        assert_eq!(turns.take(), Some((FEW, 101)));
+    }
+
+    #[test]
+    fn what_the_kernel_asks_for_all_has_a_share_of_all() {
+        let mut turns = Turns::default();
+        let mut of_kernel = 0;
+        for number in 0..10 {
+            turns.put(User::Id(number), 0);
+        }
+        turns.put(User::Kernel, 1);
+        for _ in 0..1000 {
+            let (user, _) = turns.take().unwrap();
+            of_kernel += u32::from(user == User::Kernel);
+            turns.put(user, 0);
+            turns.charge(user, Duration::from_micros(100));
+        }
+        assert!((450..550).contains(&of_kernel), "{of_kernel}");
     }
 
     #[test]

@@ -1,25 +1,35 @@
 //! Requests that come through `/dev/fuse`.
 //!
 //! All threads read from one descriptor, of which there is no clone (`FUSE_DEV_IOC_CLONE`): what was read through
-//! a clone ends with it.
+//! a clone ends with it. A request that comes while no other waits is served from where it was read; the others wait in
+//! a [line]. Where the threads that serve them are held up, [others](understudies) do.
+
+mod line;
+mod understudies;
 
 use std::io::{self, IoSlice};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use memmap2::{MmapMut, MmapOptions};
 use nix::errno::Errno;
-use zerocopy::IntoBytes;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use zerocopy::{FromBytes, IntoBytes};
 
 use super::background::start;
 use super::dispatch::Operations;
 use super::gate::{Gate, InHand, Reader};
 use super::mount::MountError;
-use super::protocol::wire::{OutHeader, opcode};
+use super::protocol::wire::{InHeader, OutHeader, opcode};
 use super::protocol::{Request, Ticket, Way, answer, forget, take};
 use super::ring::Running;
+use super::turns::User;
+use kvfs_storage::store::record::InodeId;
+use line::{Line, Taken};
+use understudies::Understudies;
 
 /// Largest request without passthrough: beyond 1 MiB copying costs more than round trips.
 pub(super) const WRITE_BYTES_MAX: u32 = 1 << 20;
@@ -30,10 +40,22 @@ const HEADER_BYTES_MAX: usize = 4096;
 /// Name of the threads, before their number.
 const NAME: &str = "kvfs-device";
 
+/// When several waited, a thread looks for more behind each of the next so many requests, and later behind every so many
+/// only: a look behind each takes a fifth of the time of writes of 4 KiB.
+const LOOK_EVERY: u32 = 16;
+
+/// Requests that wait at a time where several clients ask. One client has two: what it asks for, and a file that it closed.
+const CROWD: usize = 3;
+
+/// Threads beyond those that serve requests: so many may be held up besides before anybody waits behind one of them.
+const UNDERSTUDIES: usize = 2;
+
 /// What the threads share. When the last of them ends, the kernel has let the mount go: rings and whatever else
 /// uses the operations end then.
 struct Served {
     operations: Arc<Operations>,
+    line: Line,
+    understudies: Understudies,
     /// Rings, if there are any.
     _rings: Option<Running>,
 }
@@ -51,18 +73,28 @@ pub(super) struct Device {
 pub(super) fn serve(
     from: &Device, operations: Arc<Operations>, rings: Option<Running>,
 ) -> Result<Vec<JoinHandle<()>>, MountError> {
-    let served = Arc::new(Served { operations, _rings: rings });
+    // Nobody waits for what comes through the device beside rings.
+    let understudies = if rings.is_some() { 0 } else { UNDERSTUDIES };
+    let served = Served {
+        operations,
+        line: Line::default(),
+        understudies: Understudies::default(),
+        _rings: rings,
+    };
+    let served = Arc::new(served);
+    let threads = from.threads;
     let start_one = |number| {
         let (device, gate) = (Arc::clone(&from.descriptor), Arc::clone(&from.gate));
         let served = Arc::clone(&served);
         let mut buffer = buffer(from.request_bytes_max).map_err(MountError::Thread)?;
         start(&format!("{NAME}-{number}"), move || {
-            if let Err(error) = run(&device, &gate, &served.operations, &mut buffer) {
+            let taker = Taker { device: &device, gate: &gate, served: &served, threads };
+            if let Err(error) = taker.run(number >= threads, &mut buffer) {
                 log::error!("requests cannot be read any more: {error}");
             }
         })
     };
-    (0..from.threads).map(start_one).collect()
+    (0..threads + understudies).map(start_one).collect()
 }
 
 /// Memory that requests are read into. The kernel answers EIO where it finds no OS page for one, which is also what a
@@ -76,49 +108,170 @@ fn buffer(request_bytes_max: u32) -> io::Result<MmapMut> {
     Ok(buffer)
 }
 
-fn run(
-    device: &Arc<OwnedFd>, gate: &Gate, operations: &Operations, buffer: &mut [u8],
-) -> io::Result<()> {
-    let reader = gate.enter()?;
-    let outcome = read_all(device, (gate, &reader), operations, buffer);
-    gate.leave(&reader);
-    Ok(outcome?)
+/// What a thread takes requests from and serves them with.
+struct Taker<'a> {
+    device: &'a Arc<OwnedFd>,
+    gate: &'a Gate,
+    served: &'a Served,
+    /// How many serve requests.
+    threads: usize,
 }
 
-fn read_all(
-    device: &Arc<OwnedFd>, (gate, reader): (&Gate, &Reader), operations: &Operations,
-    buffer: &mut [u8],
-) -> nix::Result<()> {
-    loop {
-        gate.pass(reader);
-        let length = match reader.read(|| nix::unistd::read(device, &mut *buffer)) {
-            Ok(length) => length,
-            // The request was taken back, or there is none.
-            Err(Errno::ENOENT | Errno::EINTR | Errno::EAGAIN) => continue,
-            // The mount has ended.
-            Err(Errno::ENODEV) => return Ok(()),
-            Err(error) => return Err(error),
-        };
-        serve_one((device, gate), operations, &buffer[..length]);
+/// How often a thread looks whether requests wait behind the one that it has read.
+struct Looks {
+    /// So many were read since several waited.
+    since_crowd: u32,
+}
+
+impl Looks {
+    fn is_next_due(&mut self) -> bool {
+        let is_due = self.since_crowd < LOOK_EVERY || self.since_crowd.is_multiple_of(LOOK_EVERY);
+        self.since_crowd = self.since_crowd.wrapping_add(1);
+        is_due
+    }
+
+    fn note_crowd(&mut self) {
+        self.since_crowd = 0;
     }
 }
 
-fn serve_one((device, gate): (&Arc<OwnedFd>, &Gate), operations: &Operations, message: &[u8]) {
-    let Some(request) = Request::of_message(message) else {
-        return log::error!("a request of {} bytes is not whole", message.len());
-    };
-    let header = request.header;
-    let _awake = is_of_train(header.opcode).then(|| operations.linger.after_reply(header.pid));
-    // A fault of ours in one request must not end the thread. Who sent it gets EIO.
-    let served = catch_unwind(AssertUnwindSafe(|| {
+/// Why a thread takes no requests any more.
+enum Leaves {
+    /// Others do, and there is nothing for it to do.
+    Surplus,
+    /// None can be read.
+    Ended(Errno),
+}
+
+impl Taker<'_> {
+    /// Serves requests until the mount ends.
+    fn run(&self, mut rests: bool, buffer: &mut [u8]) -> io::Result<()> {
+        let understudies = &self.served.understudies;
+        loop {
+            if rests && !understudies.rest(|| self.do_requests_wait()) {
+                return Ok(());
+            }
+            let reader = self.gate.enter()?;
+            if rests {
+                // Whose turn it is may still be in the kernel.
+                self.take_in(&reader, buffer);
+            }
+            let leaves = self.serve_all(&reader, buffer);
+            self.gate.leave(&reader);
+            match leaves {
+                Leaves::Surplus => rests = true,
+                Leaves::Ended(Errno::ENODEV) => {
+                    understudies.end();
+                    return Ok(());
+                }
+                Leaves::Ended(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Serves requests as long as this thread is to.
+    fn serve_all(&self, reader: &Reader, buffer: &mut [u8]) -> Leaves {
+        let (line, understudies) = (&self.served.line, &self.served.understudies);
+        let mut looks = Looks { since_crowd: LOOK_EVERY };
+        loop {
+            let mut is_replaced = false;
+            if let Some((user, Taken { message, in_hand, release })) = line.take() {
+                let begun = Instant::now();
+                is_replaced = self.serve(&message, in_hand);
+                drop(release);
+                line.charge(user, begun.elapsed());
+                if self.take_in(reader, buffer) >= CROWD {
+                    looks.note_crowd();
+                    understudies.note_crowd();
+                }
+            } else {
+                self.gate.pass(reader);
+                if line.has_idle(self.threads) && understudies.give_up_surplus() {
+                    return Leaves::Surplus;
+                }
+                let read = || reader.read(|| nix::unistd::read(self.device, &mut *buffer));
+                match line.wait(reader.thread(), read) {
+                    Some(Ok(length)) if looks.is_next_due() && self.has_more() => {
+                        self.put(&buffer[..length]);
+                        if self.take_in(reader, buffer) >= CROWD {
+                            looks.note_crowd();
+                            understudies.note_crowd();
+                        }
+                    }
+                    Some(Ok(length)) => {
+                        is_replaced = self.serve(&buffer[..length], self.gate.take());
+                    }
+                    // The request was taken back, others have called, or the gate is shut.
+                    None | Some(Err(Errno::ENOENT | Errno::EINTR | Errno::EAGAIN)) => {}
+                    Some(Err(error)) => return Leaves::Ended(error),
+                }
+            }
+            if is_replaced && understudies.give_up_surplus() {
+                line.call_others(0);
+                return Leaves::Surplus;
+            }
+        }
+    }
+
+    fn do_requests_wait(&self) -> bool {
+        self.served.line.len() > 0 || !self.gate.is_shut() && self.has_more()
+    }
+
+    fn has_more(&self) -> bool {
+        let mut watched = [PollFd::new(self.device.as_fd(), PollFlags::POLLIN)];
+        poll(&mut watched, PollTimeout::ZERO) == Ok(1)
+    }
+
+    /// Takes in what the kernel has, and calls other threads for it; how many wait here then. Where a request is taken back
+    /// between the look and the read, this waits for the next one, and what it has taken in is another thread's. What fails
+    /// here fails again later.
+    fn take_in(&self, reader: &Reader, buffer: &mut [u8]) -> usize {
+        // A gate that is shut lets what was taken come to its end.
+        while !self.gate.is_shut() && self.served.line.has_room() && self.has_more() {
+            match reader.read(|| nix::unistd::read(self.device, &mut *buffer)) {
+                Ok(length) => self.put(&buffer[..length]),
+                Err(_) => break,
+            }
+        }
+        self.served.line.call_others(1)
+    }
+
+    fn put(&self, message: &[u8]) {
+        let header = InHeader::read_from_prefix(message).ok().map(|(header, _)| header);
+        let user = header.as_ref().map_or(User::Kernel, User::of);
+        let releases = &self.served.operations.fs.core.releases;
+        let release = header.filter(|header| header.opcode == opcode::RELEASE);
+        let release = release.map(|header| releases.begin(InodeId(header.nodeid)));
+        let (message, in_hand) = (message.to_vec(), self.gate.take());
+        self.served.line.put(user, Taken { message, in_hand, release });
+        self.served.understudies.note_waiting();
+    }
+
+    /// Serves a request; whether another thread has taken the place of this one meanwhile.
+    fn serve(&self, message: &[u8], in_hand: InHand) -> bool {
+        let takeovers = self.served.understudies.note_begun();
+        // A fault of ours in one request must not end the thread. Who sent it gets EIO.
+        let served = catch_unwind(AssertUnwindSafe(|| self.answer(message, in_hand)));
+        if served.is_err() {
+            log::error!("a request was not answered: an operation panicked");
+        }
+        self.served.understudies.note_ended(takeovers)
+    }
+
+    fn answer(&self, message: &[u8], in_hand: InHand) {
+        let operations = &self.served.operations;
+        let Some(request) = Request::of_message(message) else {
+            return log::error!("a request of {} bytes is not whole", message.len());
+        };
+        let header = request.header;
+        // Where others wait already, none has to be waited for.
+        let lingers = is_of_train(header.opcode) && self.served.line.len() == 0;
+        let _awake = lingers.then(|| operations.linger.after_reply(header.pid));
         if forget(operations, &request) {
             return;
         }
-        let ticket = Ticket::new(Message::new(header.unique, device, gate.take()));
+        let ticket = Ticket::new(Message::new(header.unique, self.device, in_hand));
         answer(operations, &header, take(operations, &request), ticket);
-    }));
-    if served.is_err() {
-        log::error!("a request was not answered: an operation panicked");
     }
 }
 

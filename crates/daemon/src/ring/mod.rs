@@ -5,14 +5,13 @@
 //! written into a slot of the thread, its answer into the same slot, and one system call gives the answer
 //! and waits for the next request: nobody on another processor is woken (Documentation/filesystems/
 //! fuse/fuse-io-uring.rst in the kernel's sources; libfuse's `lib/fuse_uring.c` does the same).
-//! The way of a slot: kernel, [`worker`], [`turns`], [`super::protocol`], an operation, [`outbox`], worker, kernel.
+//! The way of a slot: kernel, [`worker`], [`crate::turns`], [`super::protocol`], an operation, [`outbox`], worker, kernel.
 //!
 //! The device stays: what the kernel wants to be forgotten comes through it, and what it shall forget goes.
 
 mod outbox;
 mod parameter;
 mod slot;
-mod turns;
 mod worker;
 
 use std::io;

@@ -14,10 +14,10 @@ use zerocopy::IntoBytes;
 
 use super::outbox::{InSlot, Outbox};
 use super::slot::Slot;
-use super::turns::{Turns, User};
 use crate::dispatch::Operations;
 use crate::protocol::wire::{COMMIT_AND_FETCH, REGISTER, RingCommand};
 use crate::protocol::{Ticket, answer, take};
+use crate::turns::{Turns, User};
 
 /// Submissions that wait for the kernel to look at them. It looks whenever the worker waits.
 const SUBMISSIONS: u32 = 64;
