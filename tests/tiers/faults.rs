@@ -1,6 +1,7 @@
 //! Remotes that are away, full, foreign, damaged or silent: files on the disk do not notice, and
 //! what the remote alone has is either right or an error.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -408,10 +409,24 @@ fn a_remote_that_hangs_delays_nobody_but_who_needs_it() {
 pub(crate) struct Resumed(Pid);
 
 impl Resumed {
-    /// Stops the daemon of a mount.
+    /// Stops the daemon of a mount, at a moment at which it has taken no request: who waits for one that was taken cannot be
+    /// killed.
     pub(crate) fn after_stopping(mount: &Mount) -> Resumed {
         let daemon = Pid::from_raw(i32::try_from(mount.pid()).unwrap());
-        kill(daemon, Signal::SIGSTOP).unwrap();
+        let device = std::fs::metadata(mount.path()).unwrap().dev();
+        let control = mount.beside("connections");
+        std::fs::create_dir_all(&control).unwrap();
+        succeed(Command::new("mount").args(["-t", "fusectl", "fusectl"]).arg(&control));
+        let waiting = control.join(nix::sys::stat::minor(device).to_string()).join("waiting");
+        eventually("no request to be under way", || {
+            kill(daemon, Signal::SIGSTOP).unwrap();
+            let is_quiet = std::fs::read_to_string(&waiting).unwrap().trim() == "0";
+            if !is_quiet {
+                kill(daemon, Signal::SIGCONT).unwrap();
+            }
+            is_quiet.then_some(())
+        });
+        succeed(Command::new("umount").arg(&control));
         Resumed(daemon)
     }
 }

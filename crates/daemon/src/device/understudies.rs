@@ -228,30 +228,33 @@ mod tests {
     #[test]
     fn one_takes_over_where_requests_wait_and_none_is_begun() {
         for is_crowd in [true, false] {
-            let understudies = Arc::new(Understudies::default());
-            let do_wait = Arc::new(AtomicBool::new(true));
-            let (heard, thread) = resting(&understudies, &do_wait);
-            let begun = Instant::now();
-            while begun.elapsed() < SHORT {
-                serve(&understudies);
-                if is_crowd {
-                    understudies.note_crowd();
+            let understudies = Understudies::default();
+            let (told, heard) = unbounded();
+            // Between two looks one is begun, and others wait.
+            let are_served = AtomicBool::new(true);
+            let do_wait = || {
+                if are_served.load(Ordering::SeqCst) {
+                    serve(&understudies);
                 }
-                std::thread::yield_now();
+                true
+            };
+            if is_crowd {
+                understudies.note_crowd();
             }
-            do_wait.store(false, Ordering::SeqCst);
-            assert!(heard.recv_timeout(SHORT).is_err(), "requests were begun, and none wait");
-            assert!(!understudies.give_up_surplus());
-            // This one holds its thread.
-            let held = understudies.note_begun();
-            do_wait.store(true, Ordering::SeqCst);
-            assert_eq!(heard.recv_timeout(LONG), Ok(true));
-            thread.join().unwrap();
-            let another = understudies.note_begun();
-            assert!(!understudies.note_ended(another), "it took over itself");
-            assert!(understudies.note_ended(held));
-            assert!(understudies.give_up_surplus());
-            assert!(!understudies.give_up_surplus(), "there was one");
+            std::thread::scope(|scope| {
+                scope.spawn(|| told.send(understudies.rest(do_wait)).unwrap());
+                assert!(heard.recv_timeout(SHORT * 3).is_err(), "requests are served");
+                assert!(!understudies.give_up_surplus());
+                // This one holds its thread.
+                let held = understudies.note_begun();
+                are_served.store(false, Ordering::SeqCst);
+                assert_eq!(heard.recv_timeout(LONG), Ok(true));
+                let another = understudies.note_begun();
+                assert!(!understudies.note_ended(another), "it took over itself");
+                assert!(understudies.note_ended(held));
+                assert!(understudies.give_up_surplus());
+                assert!(!understudies.give_up_surplus(), "there was one");
+            });
         }
     }
 
