@@ -41,7 +41,8 @@ OWN=(
     "kvfs-storage ingest::,tier::encoded,tier::exchange $(
         printf 'crates/storage/src/%s.rs ' ingest/{model,seal} tier/encoded/files tier/exchange tier/exchange/bytes)"
     "kvfs-fs retention:: $(printf 'crates/fs/src/retention/%s.rs ' cut mod pass)"
-    "kvfs-fs retention:: $(printf 'crates/fs/src/retention/%s.rs ' clock expired policy remove rights tree uses)"
+    "kvfs-fs core::idle,retention:: crates/fs/src/core/idle.rs $(
+        printf 'crates/fs/src/retention/%s.rs ' clock expired policy remove rights steps tree uses)"
     "kvfs-fs core::,backlog::,discarded::,error::,postponed::,takeover:: $(printf 'crates/fs/src/%s.rs ' backlog discarded error \
         postponed core/{latest,node,refuse,releases,rights,spare,stale,turns,unsettled,waits})"
     "kvfs-fs on_corrupt::,placement::,prefixes::,retention::cut,verify:: $(

@@ -320,7 +320,7 @@ fn retain(file_system: &FileSystem, stopped: &Receiver<()>, read_only: bool) {
     if read_only {
         return;
     }
-    if let Err(error) = file_system.find_limits() {
+    if let Err(error) = file_system.retention.find_limits(&file_system.core) {
         log::error!("looking for limits of directories: {error}");
     }
     let mut retainer = Retainer::default();

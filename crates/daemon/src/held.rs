@@ -41,6 +41,8 @@ struct Times {
     read: Option<Instant>,
     /// Nothing where the kernel does not count.
     spent: Spent,
+    /// How long requests have held it since that was asked for.
+    held: Duration,
 }
 
 impl Times {
@@ -70,6 +72,12 @@ fn spent() -> Option<Spent> {
     Some(Spent { working: next()?, without_core: next()? })
 }
 
+/// How long requests have held the calling thread since this was called last: whose turn is next depends on that. To
+/// measure it once more would take as long as some requests do.
+pub(super) fn take_held() -> Duration {
+    TIMES.with_borrow_mut(|times| std::mem::take(&mut times.held))
+}
+
 /// A thread that serves a request, until this is dropped.
 pub(super) struct Held<'a> {
     observer: &'a Observer,
@@ -85,11 +93,16 @@ impl<'a> Held<'a> {
         let spent = TIMES.with_borrow_mut(|times| times.read_seldom(begun));
         Held { observer, operation, begun, spent }
     }
+
+    pub(super) fn begun(&self) -> Instant {
+        self.begun
+    }
 }
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
         let elapsed = self.begun.elapsed();
+        TIMES.with_borrow_mut(|times| times.held += elapsed);
         if elapsed < NOTED {
             return self.observer.held(self.operation, elapsed);
         }
@@ -124,6 +137,18 @@ mod tests {
         let (operation, held) = observer.longest_held().unwrap();
         assert_eq!(operation, Operation::Open);
         assert!(held + READ_EVERY >= NOTED * 2, "{held:?}");
+    }
+
+    #[test]
+    fn what_held_the_thread_is_told_once() {
+        let observer = Observer::new();
+        take_held();
+        for operation in [Operation::Write, Operation::Read] {
+            let _held = Held::begin(&observer, operation);
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        assert!(take_held() >= Duration::from_millis(4));
+        assert_eq!(take_held(), Duration::ZERO);
     }
 
     #[test]

@@ -385,7 +385,7 @@ fn tell_longest_held(file_system: &FileSystem) {
 
 fn show_metrics(file_system: &FileSystem, counters: &Counters) {
     let registry = file_system.observer().registry();
-    if let Err(error) = file_system.retention_counters().register(registry) {
+    if let Err(error) = file_system.retention.counters().register(registry) {
         log::error!("metrics of retention: {error}");
     }
     if let Err(error) = counters.register(registry) {

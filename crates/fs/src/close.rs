@@ -105,7 +105,7 @@ impl FileSystem {
         let is_plain = inode.file().is_some_and(|file| file.role == Role::Plain);
         let becomes_another = || !matches!(self.core.class_of(to), Ok((FileClass::Plain, _)));
         drop(state);
-        match self.comes_from(entry.inode).filter(|_| is_plain && becomes_another()) {
+        match self.residency().comes_from(entry.inode).filter(|_| is_plain && becomes_another()) {
             Some(Tier::Remote) => return Some(Awaited::Remote),
             Some(_) => return Some(Awaited::Local),
             None => {}

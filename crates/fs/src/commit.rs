@@ -11,6 +11,7 @@ use std::sync::Arc;
 use super::discarded::{remove_discarded, remove_present};
 use super::health::Refusal;
 use super::postponed::{keep_room, remove_files_of, with_room_noted};
+use super::tiers::lacking_in_remote;
 use super::{FileSystem, FsError, held_back};
 use crate::core::orphan::make_room;
 use crate::core::state::{CommitFailure, State};
@@ -55,7 +56,7 @@ impl FileSystem {
         happened::take_events(&self.core);
         held_back::make_all_durable(self)?;
         if let Some(tiers) = &self.tiers {
-            self.remove_encoded_garbage(tiers)?;
+            self.demotion(tiers).remove_encoded_garbage()?;
         }
         remove_discarded(self);
         self.core.store.sync_removals()?;
@@ -64,7 +65,7 @@ impl FileSystem {
             self.core.state().metadata.put_epoch(true);
             self.commit()?;
         }
-        let lacking = self.lacking_in_remote();
+        let lacking = lacking_in_remote(&self.core, self.tiers.as_ref());
         if lacking.files > 0 {
             log::warn!("the remote does not have {} files, {} bytes", lacking.files, lacking.bytes);
         }
@@ -154,7 +155,7 @@ fn commit_changes(fs: &FileSystem) -> Result<(), FsError> {
     fs.publish_all_pending(None);
     fs.seal_full_tails();
     held_back::let_overdue_go(fs)?;
-    make_room(&fs.core, |id| _ = fs.lets_go(id))?;
+    make_room(&fs.core)?;
     let has_changes = fs.core.state().metadata.uncommitted() > 0;
     if !has_changes {
         // A mapping may have gone away unnoticed: that alone is worth a commit.

@@ -2,6 +2,7 @@
 //! another that may be good.
 
 use super::attributes::Attributes;
+use super::residency::Residency;
 use super::{FileSystem, FsError};
 use crate::core::state::State;
 use crate::core::{Core, happened};
@@ -11,12 +12,6 @@ use kvfs_storage::store::quarantine::Take;
 use kvfs_storage::store::record::{Inode, InodeId, ObjectId, RemoteState, Role};
 use kvfs_storage::tier::counters::Tier;
 use kvfs_storage::tier::remote::RemoteError;
-
-/// Where the copy is that whoever opens an object on this machine gets.
-pub(super) fn tier_here(fs: &FileSystem, object: ObjectId) -> Tier {
-    let is_in_memory = fs.core.store.ram.as_ref().is_some_and(|ram| ram.holds(object));
-    if is_in_memory { Tier::Ram } else { Tier::Ssd }
-}
 
 /// Whether a file that has a name has lost its bytes, as the answer of the disk says: it is on record, and nowhere.
 pub(super) fn is_lost(inode: &Inode, error: &std::io::Error) -> bool {
@@ -47,11 +42,11 @@ pub(super) fn has_lost_rows(core: &Core, inode: &Inode) -> bool {
 
 /// Tells that the file of a tail, or of token ids, is not in the store.
 pub(super) fn tell_of_lost_rows(fs: &FileSystem, id: InodeId, object: ObjectId) -> FsError {
-    fs.note_damage(id, object, true);
-    fs.corrupt(id, object, Tier::Ssd, "its file in the store is missing: run kvfs fsck")
+    fs.residency().note_damage(id, object, true);
+    fs.residency().corrupt(id, object, Tier::Ssd, "its file in the store is missing: run kvfs fsck")
 }
 
-impl FileSystem {
+impl Residency<'_> {
     /// Tells that the bytes that a tier stored are not what they should be.
     pub(super) fn corrupt(&self, id: InodeId, object: ObjectId, tier: Tier, why: &str) -> FsError {
         let path = self.core.state().any_path(id);
@@ -66,7 +61,7 @@ impl FileSystem {
     pub(super) fn replace_damaged(
         &self, (id, role): (InodeId, Role), object: ObjectId, damaged: &FileStat,
     ) -> Result<bool, FsError> {
-        let Some(tiers) = &self.tiers else {
+        let Some(tiers) = self.tiers else {
             return Ok(false);
         };
         if self.core.store.is_read_only() || !self.has_other_copy(object)? {
@@ -96,12 +91,12 @@ impl FileSystem {
         }
         let why = format!("object {object}: the local copy is damaged");
         log::warn!("{why}");
-        happened::keep_damaged(&self.core, id, object, Take::Copy, &why);
+        happened::keep_damaged(self.core, id, object, Take::Copy, &why);
         let mut state = self.core.state_to_change()?;
         let remote = state.metadata.remote_copy(object)?;
         let is_encoded = state.metadata.encoded_copy(object)?.is_some();
         let has_other = is_encoded || remote.is_some();
-        let Some(tiers) = self.tiers.as_ref().filter(|_| has_other) else {
+        let Some(tiers) = self.tiers.filter(|_| has_other) else {
             return Ok(());
         };
         if state.unsettled.contains_key(id) {

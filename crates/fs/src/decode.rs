@@ -6,9 +6,9 @@
 use std::io;
 use std::sync::Arc;
 
-use super::residency::{Fetched, Landed, Target, item};
+use super::FsError;
+use super::residency::{Fetched, Landed, Residency, Target, item};
 use super::tiers::Tiers;
-use super::{FileSystem, FsError};
 use crate::core::happened;
 use kvfs_storage::store::event::What;
 use kvfs_storage::store::quarantine::Take;
@@ -18,7 +18,7 @@ use kvfs_storage::tier::encoded::unpack;
 use kvfs_storage::tier::exchange::Item;
 use kvfs_storage::tier::remote::RemoteError;
 
-impl FileSystem {
+impl Residency<'_> {
     /// Brings back an object that the disk has encoded. There is [no copy](Fetched::NoCopy) also where
     /// it is damaged while the remote has another.
     pub(super) fn unpack(
@@ -68,7 +68,7 @@ impl FileSystem {
             self.note_damage(id, object, true);
             return Err(self.corrupt(id, object, Tier::Ssd, &why));
         };
-        happened::keep_damaged(&self.core, id, object, Take::Encoded, &why);
+        happened::keep_damaged(self.core, id, object, Take::Encoded, &why);
         state.metadata.forget_encoded_copy(object)?;
         state.metadata.set_remote_state(object, remote, RemoteState::Only);
         let length = state.metadata.object(object)?.map_or(0, |record| record.length);
@@ -94,7 +94,7 @@ impl FileSystem {
         let landed = self.land(tiers, (id, object, item.length), target)?;
         tiers.counters.moved(Tier::Ssd, tier, item.length);
         if landed.is_some() {
-            happened::note_move(&self.core, id, What::Promoted, "decoded: the disk had it encoded");
+            happened::note_move(self.core, id, What::Promoted, "decoded: the disk had it encoded");
         }
         Ok(landed)
     }

@@ -38,6 +38,27 @@ use kvfs_storage::tier::remote::{BlobStore, State as RemoteHealth};
 const PUBLISH_EVERY: Duration = Duration::from_secs(10);
 /// Passes over all records take at most one of so many parts of the time.
 const PASSES_APART: u32 = 20;
+
+/// What makes changes durable.
+pub(super) trait Commits: std::fmt::Debug {
+    /// Makes every change so far durable.
+    fn commit(&self) -> Result<(), FsError>;
+}
+
+impl Commits for FileSystem {
+    fn commit(&self) -> Result<(), FsError> {
+        FileSystem::commit(self)
+    }
+}
+
+/// What moves objects down the tiers: it encodes, uploads and lets leave.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Demotion<'a> {
+    pub(super) core: &'a Core,
+    pub(super) tiers: &'a Tiers,
+    pub(super) commits: &'a dyn Commits,
+}
+
 /// What the thread that moves objects remembers between two rounds.
 #[derive(Debug)]
 pub struct Mover {
@@ -126,6 +147,10 @@ impl Tiers {
 }
 
 impl FileSystem {
+    pub(super) fn demotion<'a>(&'a self, tiers: &'a Tiers) -> Demotion<'a> {
+        Demotion { core: &self.core, tiers, commits: self }
+    }
+
     /// One round of moving; says how long to wait before the next.
     pub fn move_objects(&self, mover: &mut Mover) -> Duration {
         let Some(tiers) = &self.tiers else {
@@ -161,10 +186,11 @@ impl FileSystem {
 
     /// Whether there is more to do at once.
     fn round(&self, tiers: &Tiers, mover: &mut Mover) -> Result<bool, FsError> {
+        let demotion = self.demotion(tiers);
         // Before anything that waits for the remote.
-        let encoded = self.encode_cold(tiers, &mut mover.lossy_models)?;
+        let encoded = demotion.encode_cold(&mut mover.lossy_models)?;
         let Some(exchange) = &tiers.exchange else {
-            return Ok(self.note_raw(tiers)? || encoded > 0);
+            return Ok(demotion.note_raw()? || encoded > 0);
         };
         match exchange.remote().state() {
             RemoteHealth::Up { id, connection, .. } => {
@@ -180,8 +206,8 @@ impl FileSystem {
         sight::look(self, tiers, exchange, mover)?;
         self.fetch_positions()?;
         self.note_manifests_seen(exchange.remote())?;
-        let uploaded = self.upload_batch(tiers, exchange, mover)?;
-        self.verify_due(tiers, exchange, mover)?;
+        let uploaded = demotion.upload_batch(exchange, mover)?;
+        demotion.verify_due(exchange, mover)?;
         if tiers.is_closing() {
             return Ok(false);
         }
@@ -197,9 +223,9 @@ impl FileSystem {
             mover.note_arrived(&self.core);
         }
         let granted = self.grant_wishes(tiers)?;
-        let mut made_room = self.encode_cold(tiers, &mut mover.lossy_models)?;
+        let mut made_room = demotion.encode_cold(&mut mover.lossy_models)?;
         if made_room == 0 {
-            made_room = self.make_room_on_disk(tiers)?;
+            made_room = demotion.make_room_on_disk()?;
         }
         let is_asking = mover.sight.is_asking();
         Ok(uploaded > 0 || granted > 0 || encoded > 0 || made_room > 0 || is_asking)

@@ -18,12 +18,13 @@
 use std::collections::{BTreeSet, HashSet};
 use std::io;
 
+use super::demotion::Demotion;
 use super::lossy::LossyModels;
-use super::residency::item;
+use super::residency::{item, ssd_used_bytes};
 use super::share::on_each;
-use super::tiers::Tiers;
 use super::{FileSystem, FsError, held_back};
 use crate::core::happened;
+use crate::core::idle::{is_idle, lets_go};
 use crate::core::state::State;
 use kvfs_storage::store::disk::{DiskDirectory, DiskPath, shard};
 use kvfs_storage::store::event::What;
@@ -38,32 +39,31 @@ const BATCH: usize = 32;
 /// Searches for raw files to replace, each of which passes over what is in use.
 const SEARCHES_MAX: usize = 8;
 
-impl FileSystem {
+impl Demotion<'_> {
     /// Replaces raw files by encoded ones while the disk holds more than it should; how many.
-    pub(super) fn encode_cold(
-        &self, tiers: &Tiers, models: &mut LossyModels,
-    ) -> Result<usize, FsError> {
-        self.remove_encoded_garbage(tiers)?;
-        if held_back::is_disk_spared(tiers) {
+    pub(super) fn encode_cold(&self, models: &mut LossyModels) -> Result<usize, FsError> {
+        self.remove_encoded_garbage()?;
+        if held_back::is_disk_spared(self.tiers) {
             // It is the turn of the remote, which costs no write.
             return Ok(0);
         }
         let mut passed_over = HashSet::new();
         let mut replaced = 0;
         for _ in 0..SEARCHES_MAX {
-            let excess = tiers.copies.disk().excess_bytes(self.ssd_used_bytes());
-            if excess == 0 || tiers.is_closing() {
+            let excess =
+                self.tiers.copies.disk().excess_bytes(ssd_used_bytes(self.core, Some(self.tiers)));
+            if excess == 0 || self.tiers.is_closing() {
                 break;
             }
-            let next = tiers.copies.encoded().next(excess, BATCH, &passed_over);
+            let next = self.tiers.copies.encoded().next(excess, BATCH, &passed_over);
             if next.is_empty() {
                 break;
             }
-            let (rounded, others) = self.make_lossy(tiers, models, &next)?;
+            let (rounded, others) = self.make_lossy(models, &next)?;
             replaced += rounded;
-            self.encode_batch(tiers, &others)?;
+            self.encode_batch(&others)?;
             for &(object, id) in &next {
-                if self.drop_raw(tiers, id, object)? {
+                if self.drop_raw(id, object)? {
                     replaced += 1;
                 } else {
                     passed_over.insert(object);
@@ -74,14 +74,16 @@ impl FileSystem {
     }
 
     /// Makes encoded copies of those of these objects that have none, durably.
-    fn encode_batch(&self, tiers: &Tiers, objects: &[(ObjectId, InodeId)]) -> Result<(), FsError> {
+    fn encode_batch(&self, objects: &[(ObjectId, InodeId)]) -> Result<(), FsError> {
         let (mut items, mut shards) = (Vec::new(), BTreeSet::new());
         for &(object, id) in objects {
             {
                 let state = self.core.state();
                 let is_new = state.metadata.encoded_copy(object)?.is_none();
-                if state.is_pinned(id)? || (is_new && tiers.copies.encoded().encoding().is_none()) {
-                    tiers.copies.forbid_encoding(object);
+                if state.is_pinned(id)?
+                    || (is_new && self.tiers.copies.encoded().encoding().is_none())
+                {
+                    self.tiers.copies.forbid_encoding(object);
                     continue;
                 }
                 // Older copies too: an attempt that failed may have left them unsynced.
@@ -90,27 +92,27 @@ impl FileSystem {
                     continue;
                 }
             }
-            let let_go = self.lets_go(id);
+            let let_go = lets_go(self.core, id);
             let state = self.core.state();
             // What is in use would stay as it is, and the copy would take space.
-            if let_go && self.is_idle(&state, id, object) {
+            if let_go && is_idle(self.core, &state, id, object) {
                 items.extend(to_encode(&state, id, object)?);
             }
         }
         if shards.is_empty() {
             return Ok(());
         }
-        let lossless = tiers.copies.encoded().encoding().unwrap_or(Lossless::Raw);
-        let packed = on_each(self, tiers, &items, |item| pack(&self.core.store, item, lossless));
+        let lossless = self.tiers.copies.encoded().encoding().unwrap_or(Lossless::Raw);
+        let packed = on_each(self, &items, |item| pack(&self.core.store, item, lossless));
         for (item, outcome) in packed {
             match outcome {
-                Ok(Some(copy)) => self.note_encoded(tiers, item, &copy)?,
-                Ok(None) => tiers.copies.forbid_encoding(item.object),
+                Ok(Some(copy)) => self.note_encoded(item, &copy)?,
+                Ok(None) => self.tiers.copies.forbid_encoding(item.object),
                 // Somebody changed or removed the file meanwhile, or memory alone has it.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) if error.kind() == io::ErrorKind::InvalidData => {
                     self.core.observer.failed(&format!("{error}: it was not encoded"));
-                    tiers.copies.forbid_encoding(item.object);
+                    self.tiers.copies.forbid_encoding(item.object);
                 }
                 Err(error) => return Err(error.into()),
             }
@@ -118,18 +120,16 @@ impl FileSystem {
         for directory in shards.into_iter().map(DiskDirectory::ObjectShard) {
             self.core.store.disk.sync_directory(directory)?;
         }
-        self.commit()
+        self.commits.commit()
     }
 
     /// Gives an encoded copy its place and its record, if the object is still the same.
-    pub(super) fn note_encoded(
-        &self, tiers: &Tiers, item: &Item, copy: &EncodedCopy,
-    ) -> Result<(), FsError> {
+    pub(super) fn note_encoded(&self, item: &Item, copy: &EncodedCopy) -> Result<(), FsError> {
         let object = item.object;
         let mut state = self.core.state_to_change()?;
         let record = state.metadata.object(object)?;
         let is_same = record.and_then(|record| record.checksum) == Some(item.checksum.0);
-        if tiers.is_closing() || !is_same {
+        if self.tiers.is_closing() || !is_same {
             self.core.store.disk.remove(&DiskPath::Encoding(object))?;
             return Ok(());
         }
@@ -143,48 +143,48 @@ impl FileSystem {
         }
         // A commit may have noted another name since the copy was begun.
         self.core.store.carry_note(&DiskPath::Object(object), &DiskPath::Encoded(object));
-        tiers.copies.note_encoded(object, item.length, copy, false);
-        tiers.writes.note(copy.stored_bytes);
-        tiers.counters.moved(Tier::Ssd, Tier::Ssd, item.length);
+        self.tiers.copies.note_encoded(object, item.length, copy, false);
+        self.tiers.writes.note(copy.stored_bytes);
+        self.tiers.counters.moved(Tier::Ssd, Tier::Ssd, item.length);
         Ok(())
     }
 
     /// Removes the raw file of an object whose encoded copy is durable, if nobody uses it.
-    fn drop_raw(&self, tiers: &Tiers, id: InodeId, object: ObjectId) -> Result<bool, FsError> {
+    fn drop_raw(&self, id: InodeId, object: ObjectId) -> Result<bool, FsError> {
         if self.core.state().metadata.encoded_copy(object)?.is_none() {
             return Ok(false);
         }
-        let let_go = self.lets_go(id);
+        let let_go = lets_go(self.core, id);
         let state = self.core.state();
         let Some(copy) = state.metadata.encoded_copy(object)? else {
             return Ok(false);
         };
         let stat = self.core.store.disk.stat(&DiskPath::Encoded(object));
         let is_there = stat.is_ok_and(|stat| stat.length == copy.stored_bytes);
-        if tiers.is_closing() || !is_there || state.is_pinned(id)? {
+        if self.tiers.is_closing() || !is_there || state.is_pinned(id)? {
             return Ok(false);
         }
-        if !let_go || !is_at_rest(&state, id, object)? || !self.is_idle(&state, id, object) {
-            tiers.counters.skipped(Tier::Ssd, "in_use");
+        if !let_go || !is_at_rest(&state, id, object)? || !is_idle(self.core, &state, id, object) {
+            self.tiers.counters.skipped(Tier::Ssd, "in_use");
             return Ok(false);
         }
         let unlinked = self.core.store.unlink_object(object)?;
-        tiers.copies.note_raw_gone(object, id);
+        self.tiers.copies.note_raw_gone(object, id);
         drop(state);
         unlinked.free();
-        tiers.counters.evicted(Tier::Ssd, "encoded");
-        happened::note_move(&self.core, id, What::Encoded, "the disk needed room");
+        self.tiers.counters.evicted(Tier::Ssd, "encoded");
+        happened::note_move(self.core, id, What::Encoded, "the disk needed room");
         Ok(true)
     }
 
     /// Removes encoded copies of objects that changed: what is not on record any more.
-    pub(super) fn remove_encoded_garbage(&self, tiers: &Tiers) -> Result<(), FsError> {
-        let garbage = tiers.copies.take_garbage();
+    pub(super) fn remove_encoded_garbage(&self) -> Result<(), FsError> {
+        let garbage = self.tiers.copies.take_garbage();
         if garbage.is_empty() {
             return Ok(());
         }
         // Until then a crash would bring their records back.
-        self.commit()?;
+        self.commits.commit()?;
         for object in garbage {
             let state = self.core.state();
             if state.metadata.encoded_copy(object)?.is_none() {
@@ -195,9 +195,7 @@ impl FileSystem {
     }
 
     /// Notes what a mount finds of an encoded copy: whether it is there, and the raw file too.
-    pub(super) fn survey_encoded(
-        &self, tiers: &Tiers, (id, object): (InodeId, ObjectId),
-    ) -> Result<(), FsError> {
+    pub(super) fn survey_encoded(&self, (id, object): (InodeId, ObjectId)) -> Result<(), FsError> {
         let mut state = self.core.state();
         let copy = state.metadata.encoded_copy(object)?;
         let record = state.metadata.object(object)?;
@@ -206,9 +204,9 @@ impl FileSystem {
         };
         let has_raw = self.core.store.disk.stat(&DiskPath::Object(object)).is_ok();
         if self.core.store.disk.stat(&DiskPath::Encoded(object)).is_ok() {
-            tiers.copies.note_encoded(object, record.length, &copy, !has_raw);
+            self.tiers.copies.note_encoded(object, record.length, &copy, !has_raw);
             if has_raw {
-                tiers.copies.note_raw(object, id, record.length);
+                self.tiers.copies.note_raw(object, id, record.length);
             }
         } else if has_raw {
             // A crash came before the file had its place.
@@ -218,16 +216,18 @@ impl FileSystem {
     }
 
     /// An encoded copy of no file: a crash came before the version that it holds took its place.
-    pub(super) fn forget_lone_copy(&self, tiers: &Tiers, object: ObjectId) -> Result<(), FsError> {
+    pub(super) fn forget_lone_copy(&self, object: ObjectId) -> Result<(), FsError> {
         let mut state = self.core.state();
         if state.metadata.object(object)?.is_none()
             && state.metadata.forget_encoded_copy(object)?.is_some()
         {
-            tiers.copies.discard_encoded(object);
+            self.tiers.copies.discard_encoded(object);
         }
         Ok(())
     }
+}
 
+impl FileSystem {
     /// Whether objects of the store have copies beside their raw files. Encoded ones are read whatever
     /// the mount was told, and what changes is not what the remote has.
     pub fn has_other_copies(&self) -> Result<bool, FsError> {

@@ -41,7 +41,7 @@ pub fn extended_attribute_for(
     if placement::is_asked(name) {
         return placement::tell(fs, id, name, caller);
     }
-    fs.check_reader(id, name, caller)?;
+    retention::check_reader(&fs.core, id, name, caller)?;
     fs.extended_attribute(id, name)
 }
 
@@ -97,7 +97,7 @@ impl FileSystem {
             return self.core.state().metadata.attribute(id, limit)?.ok_or(FsError::NoAttribute);
         }
         if name == b"used_bytes" {
-            let bytes = self.limited_bytes(id).ok_or(FsError::NoAttribute)?;
+            let bytes = self.retention.limited_bytes(id).ok_or(FsError::NoAttribute)?;
             return Ok(bytes.to_string().into_bytes());
         }
         let state = self.core.state();
@@ -106,11 +106,11 @@ impl FileSystem {
         let text = match name {
             b"tier" => {
                 let object = state.current_object(id, file).ok_or(FsError::NoAttribute)?;
-                self.whereabouts(&state, object)?.word().to_owned()
+                self.residency().whereabouts(&state, object)?.word().to_owned()
             }
             b"encoding" | b"stored_bytes" => {
                 let object = state.current_object(id, file).ok_or(FsError::NoAttribute)?;
-                match (name, self.whereabouts(&state, object)?.stored()) {
+                match (name, self.residency().whereabouts(&state, object)?.stored()) {
                     (b"encoding", Some((encoding, _))) => encoding.to_owned(),
                     (b"encoding", None) => "raw".to_owned(),
                     (_, Some((_, stored_bytes))) => stored_bytes.to_string(),
@@ -178,7 +178,7 @@ impl FileSystem {
                 TIER => self.set_tier(id, value),
                 PIN => self.set_pin(id, value),
                 SCRUB => self.ask_for_scrub(id, value),
-                QUOTA | AGE | TTL => self.set_limit(id, name, value),
+                QUOTA | AGE | TTL => self.retention.set_limit(&self.core, id, name, value),
                 _ => Err(FsError::Unsupported),
             };
         }
@@ -222,7 +222,7 @@ impl FileSystem {
         match name {
             TIER => return self.withdraw_wish(id),
             PIN => return self.unpin(id),
-            QUOTA | AGE | TTL => return self.remove_limit(id, name),
+            QUOTA | AGE | TTL => return self.retention.remove_limit(&self.core, id, name),
             LOSSY | ORIGIN | USED => return Err(FsError::Unsupported),
             _ => {}
         }

@@ -58,7 +58,7 @@ impl FileSystem {
         let (refusal, commit_failure, damaged_files, lacks_remote, given_up) = {
             let mut state = self.core.state();
             let damaged_files = state.count_known_damage();
-            let lacks_remote = self.lacks_remote(&state);
+            let lacks_remote = self.residency().lacks_remote(&state);
             let given_up = state.metadata.arrivals.given_up();
             let given_up = given_up.why().map(|why| (given_up.len(), why.to_owned()));
             let commit_failure = state.commit_failure.clone();

@@ -8,7 +8,7 @@
 
 use std::io;
 
-use super::residency::Landed;
+use super::residency::{Landed, Residency};
 use super::tiers::Tiers;
 use super::verify::{Depth, Verify};
 use super::{FileSystem, FsError};
@@ -51,7 +51,7 @@ impl FileSystem {
         };
         let (file, ..) =
             self.open_verified((id, &inode), (object, true), verified, Depth::Bytes)?;
-        self.write_to_disk(tiers, (id, object), file.as_ref())?;
+        self.residency().write_to_disk(tiers, (id, object), file.as_ref())?;
         drop(file);
         if let Some(ram) = &self.core.store.ram {
             // Changes are made on the disk, where the writer hears that it is full.
@@ -59,7 +59,9 @@ impl FileSystem {
         }
         Ok(Some(self.core.store.open_object(object, Access::Read)?))
     }
+}
 
+impl Residency<'_> {
     /// Makes sure that the disk has an object, durably.
     pub(super) fn write_to_disk(
         &self, tiers: &Tiers, (id, object): (InodeId, ObjectId), file: &dyn DiskFile,

@@ -4,15 +4,16 @@
 //! more, that becomes durable, and only then the file goes, unless somebody came to use it.
 
 use std::collections::{HashMap, HashSet};
-use std::io;
 
+use super::FsError;
+use super::demotion::Demotion;
+use super::residency::ssd_used_bytes;
 use super::tiers::Tiers;
-use super::{FileSystem, FsError};
 use crate::core::Core;
 use crate::core::happened;
-use crate::core::state::State;
+use crate::core::idle::{is_idle, lets_go};
 use kvfs_os::{Share, in_background};
-use kvfs_storage::store::disk::{Access, DiskPath};
+use kvfs_storage::store::disk::DiskPath;
 use kvfs_storage::store::record::{EncodedCopy, InodeId, ObjectId, RemoteState, Role};
 use kvfs_storage::tier::counters::Tier;
 
@@ -31,28 +32,29 @@ struct Leaving {
     encoded: Option<EncodedCopy>,
 }
 
-impl FileSystem {
+impl Demotion<'_> {
     /// Lets objects leave the disk while it holds more than it should; how many left.
-    pub(super) fn make_room_on_disk(&self, tiers: &Tiers) -> Result<usize, FsError> {
+    pub(super) fn make_room_on_disk(&self) -> Result<usize, FsError> {
         let mut passed_over = HashSet::new();
         let mut left = 0;
         for _ in 0..SEARCHES_MAX {
-            let excess = tiers.copies.disk().excess_bytes(self.ssd_used_bytes());
-            if excess == 0 || tiers.is_closing() {
+            let excess =
+                self.tiers.copies.disk().excess_bytes(ssd_used_bytes(self.core, Some(self.tiers)));
+            if excess == 0 || self.tiers.is_closing() {
                 break;
             }
-            let next = tiers.copies.disk().next_to_leave(excess, LEAVING_BATCH, &passed_over);
+            let next = self.tiers.copies.disk().next_to_leave(excess, LEAVING_BATCH, &passed_over);
             if next.is_empty() {
                 break;
             }
-            let stay = |object: &ObjectId| tiers.copies.disk().stay(*object);
+            let stay = |object: &ObjectId| self.tiers.copies.disk().stay(*object);
             let stays: HashMap<_, _> =
                 next.iter().filter_map(|(object, _)| Some((*object, stay(object)?))).collect();
-            let gone = self.leave_disk(tiers, &next)?;
-            happened::note_left(&self.core, &next, &gone, "the disk needed room");
+            let gone = self.leave_disk(&next)?;
+            happened::note_left(self.core, &next, &gone, "the disk needed room");
             left += gone.len();
             for stay in gone.iter().filter_map(|object| stays.get(object)) {
-                tiers.counters.evicted_for_room(Tier::Ssd, stay);
+                self.tiers.counters.evicted_for_room(Tier::Ssd, stay);
             }
             passed_over.extend(next.iter().map(|(object, _)| *object));
             for object in gone {
@@ -64,24 +66,24 @@ impl FileSystem {
 
     /// Removes the disk's copies of those of these objects that may go; which went.
     pub(super) fn leave_disk(
-        &self, tiers: &Tiers, objects: &[(ObjectId, InodeId)],
+        &self, objects: &[(ObjectId, InodeId)],
     ) -> Result<Vec<ObjectId>, FsError> {
         if objects.is_empty() {
             return Ok(Vec::new());
         }
         // What was verified there once is worth nothing if the place was emptied since.
-        if let Some(exchange) = &tiers.exchange {
+        if let Some(exchange) = &self.tiers.exchange {
             exchange.remote().check_place().map_err(FsError::Remote)?;
         }
-        let objects = confirm_remote(&self.core, tiers, objects)?;
+        let objects = confirm_remote(self.core, self.tiers, objects)?;
         let mut marked = Vec::new();
         for (object, id) in objects {
-            marked.extend(self.mark_leaving(tiers, id, object)?);
+            marked.extend(self.mark_leaving(id, object)?);
         }
         if marked.is_empty() {
             return Ok(Vec::new());
         }
-        if let Err(error) = self.commit() {
+        if let Err(error) = self.commits.commit() {
             let mut state = self.core.state();
             for Leaving { object, encoded, .. } in marked {
                 let copy = state.metadata.remote_copy(object)?;
@@ -96,7 +98,7 @@ impl FileSystem {
         }
         let mut gone = Vec::new();
         for Leaving { id, object, bytes, .. } in marked {
-            if self.remove_left(tiers, (id, object), bytes)? {
+            if self.remove_left((id, object), bytes)? {
                 gone.push(object);
             }
         }
@@ -106,7 +108,7 @@ impl FileSystem {
     /// Removes the disk's copies of an object, which by now are known not to count. If somebody came
     /// to use the raw file meanwhile, that one counts again. Whether it went.
     pub(super) fn remove_left(
-        &self, tiers: &Tiers, (id, object): (InodeId, ObjectId), bytes: u64,
+        &self, (id, object): (InodeId, ObjectId), bytes: u64,
     ) -> Result<bool, FsError> {
         let mut state = self.core.state();
         // Somebody may be changing the file by now: then its bytes are the only ones.
@@ -115,19 +117,19 @@ impl FileSystem {
             return Ok(false);
         };
         self.core.store.remove_encoded(object)?;
-        tiers.copies.note_encoded_gone(object);
+        self.tiers.copies.note_encoded_gone(object);
         let has_raw = self.core.store.disk.stat(&DiskPath::Object(object)).is_ok();
-        if has_raw && !self.is_idle(&state, id, object) {
+        if has_raw && !is_idle(self.core, &state, id, object) {
             state.metadata.set_remote_state(object, copy, RemoteState::Named);
-            tiers.copies.allow_leaving(object, id, bytes);
-            tiers.counters.skipped(Tier::Ssd, "in_use");
+            self.tiers.copies.allow_leaving(object, id, bytes);
+            self.tiers.counters.skipped(Tier::Ssd, "in_use");
             return Ok(false);
         }
         let unlinked = self.core.store.unlink_object(object)?;
-        tiers.copies.note_left(object, bytes);
+        self.tiers.copies.note_left(object, bytes);
         // Here and not later: a scan may bring it back at once, and would see it leave again.
         if self.core.store.ram.as_ref().is_none_or(|ram| !ram.holds(object)) {
-            tiers.wishes.withdraw(id);
+            self.tiers.wishes.withdraw(id);
         }
         drop(state);
         unlinked.free();
@@ -135,30 +137,9 @@ impl FileSystem {
         Ok(true)
     }
 
-    /// Whether nobody uses the disk's copy of a file's object, nor relies on it.
-    pub(super) fn is_idle(&self, state: &State, id: InodeId, object: ObjectId) -> bool {
-        let is_idle = state.nodes.get(&id).is_none_or(|node| !node.is_in_use())
-            && !state.unsettled.contains_key(id)
-            && !state.sealing.contains(&id);
-        let is_unused = || match self.core.store.disk.open(&DiskPath::Object(object), Access::Read)
-        {
-            Ok(file) => file.is_unused().unwrap_or(false),
-            Err(error) => error.kind() == io::ErrorKind::NotFound,
-        };
-        is_idle && is_unused()
-    }
-
-    /// Makes the kernel close what it keeps open for the next reader, which would keep the space;
-    /// whether it did.
-    pub(super) fn lets_go(&self, id: InodeId) -> bool {
-        self.let_go.get().is_none_or(|let_go| let_go.0(id))
-    }
-
     /// Records that the disk's copies do not count, if nobody uses them.
-    fn mark_leaving(
-        &self, tiers: &Tiers, id: InodeId, object: ObjectId,
-    ) -> Result<Option<Leaving>, FsError> {
-        let let_go = self.lets_go(id);
+    fn mark_leaving(&self, id: InodeId, object: ObjectId) -> Result<Option<Leaving>, FsError> {
+        let let_go = lets_go(self.core, id);
         let mut state = self.core.state_to_change()?;
         let Some(copy) = state.metadata.remote_copy(object)? else {
             return Ok(None);
@@ -167,7 +148,7 @@ impl FileSystem {
             return Ok(None);
         };
         if state.is_pinned(id)? || state.metadata.positions.contains(&id) {
-            tiers.copies.forbid_leaving(object);
+            self.tiers.copies.forbid_leaving(object);
             return Ok(None);
         }
         let file = inode.file().filter(|file| {
@@ -179,8 +160,8 @@ impl FileSystem {
         if copy.state != RemoteState::Named {
             return Ok(None);
         }
-        if !let_go || !self.is_idle(&state, id, object) {
-            tiers.counters.skipped(Tier::Ssd, "in_use");
+        if !let_go || !is_idle(self.core, &state, id, object) {
+            self.tiers.counters.skipped(Tier::Ssd, "in_use");
             return Ok(None);
         }
         state.metadata.set_remote_state(object, copy, RemoteState::Only);

@@ -141,7 +141,7 @@ pub use on_corrupt::OnCorrupt;
 pub use opened::{Caching, Opened, OpenedBy};
 pub use prefetch::{Ahead, QUEUE_MAX as PREFETCH_QUEUE_MAX, THREADS as PREFETCH_THREADS};
 pub use prefixes::Answers;
-pub use retention::Retainer;
+pub use retention::{Retainer, Retention, check_limit};
 pub use scrub::ScrubRequest;
 pub use setattr::{NewTime, SetAttributes};
 pub use sight::own_manifests;
@@ -158,7 +158,6 @@ use kvfs_storage::store::directories;
 use kvfs_storage::store::record::{DirectoryClass, Entry, Inode, InodeId, Kind, Time};
 use kvfs_storage::store::recovery::{self, Recovered, Unswept};
 use kvfs_storage::store::{Store, StoreError, metadata::Life, metadata::Metadata};
-use kvfs_storage::tier::ram::LetGo;
 // `flights` is compiled once more, with other locks under this name, by `tests/models`.
 use crate::core::state::State;
 use kvfs_storage::sync;
@@ -216,15 +215,14 @@ pub struct FileSystem {
     transport: OnceLock<Transport>,
     /// The tiers below the raw files, and what moves between them.
     tiers: Option<Tiers>,
-    /// Makes the kernel forget a backing file that it keeps for the next open.
-    let_go: OnceLock<LetGo>,
     prefetch: prefetch::Prefetch,
     collection: collection::Collection,
     prefixes: prefixes::Prefixes,
     blocks: prefixes::Blocks,
     batches: batch::Batches,
     foreign: foreign::Foreign,
-    retention: retention::Retention,
+    /// What directories may hold.
+    pub retention: Retention,
     /// What opens do with the bytes that they find.
     pub choices: Choices,
     steering: OnceLock<Arc<dyn Steering>>,
@@ -325,14 +323,13 @@ fn assemble(
         left_by_crash,
         transport: OnceLock::new(),
         tiers: None,
-        let_go: OnceLock::new(),
         prefetch: prefetch::Prefetch::default(),
         collection: collection::Collection::default(),
         prefixes: prefixes::Prefixes::default(),
         blocks: prefixes::Blocks::default(),
         batches: batch::Batches::default(),
         foreign: foreign::Foreign::default(),
-        retention: retention::Retention::default(),
+        retention: Retention::default(),
         choices: Choices::default(),
         steering: OnceLock::new(),
         errands: Errands::default(),

@@ -19,15 +19,17 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
 use std::sync::Arc;
 
+use super::FsError;
+use super::demotion::Demotion;
 use super::extended::LOSSY;
 use super::residency::item;
 use super::share::on_each;
-use super::tiers::Tiers;
-use super::{FileSystem, FsError};
 use crate::core::happened;
+use crate::core::idle::{is_idle, lets_go};
 use crate::core::state::State;
 use kvfs_page::{Dtype, PageHasher, PageIdentity};
 use kvfs_storage::ingest::model::Model;
+use kvfs_storage::store::Store;
 use kvfs_storage::store::disk::{Access, DiskDirectory, DiskPath, read_all, shard};
 use kvfs_storage::store::event::What;
 use kvfs_storage::store::metadata::Life;
@@ -77,13 +79,13 @@ enum Outcome {
     Unsuitable,
 }
 
-impl FileSystem {
+impl Demotion<'_> {
     /// Makes new versions of those of these pages whose model allows it, durably; how many. Those that
     /// are to be encoded without loss are returned.
     pub(super) fn make_lossy(
-        &self, tiers: &Tiers, models: &mut LossyModels, objects: &[(ObjectId, InodeId)],
+        &self, models: &mut LossyModels, objects: &[(ObjectId, InodeId)],
     ) -> Result<(usize, Vec<(ObjectId, InodeId)>), FsError> {
-        self.look_at_models(tiers, models)?;
+        self.look_at_models(models)?;
         if models.allowed.is_empty() {
             return Ok((0, objects.to_vec()));
         }
@@ -93,11 +95,11 @@ impl FileSystem {
                 others.push((object, id));
                 continue;
             };
-            if self.lets_go(id) && self.is_idle(&self.core.state(), id, object) {
+            if lets_go(self.core, id) && is_idle(self.core, &self.core.state(), id, object) {
                 candidates.push(candidate);
             } else {
                 // Its turn comes when nobody uses it.
-                tiers.counters.skipped(Tier::Ssd, "in_use");
+                self.tiers.counters.skipped(Tier::Ssd, "in_use");
             }
         }
         let has_other_names = self.with_names_elsewhere(&candidates)?;
@@ -106,25 +108,26 @@ impl FileSystem {
         others.extend(elsewhere.iter().map(|page| (page.item.object, page.id)));
         let candidates = numbered(&mut self.core.state(), candidates);
         let (mut made, mut shards, mut failure) = (Vec::new(), BTreeSet::new(), None);
-        let quantise = |(page, version): &(Candidate, ObjectId)| self.quantise(page, *version);
-        for ((page, _), outcome) in on_each(self, tiers, &candidates, quantise) {
+        let store = &self.core.store;
+        let quantise = |(page, version): &(Candidate, ObjectId)| quantise(store, page, *version);
+        for ((page, _), outcome) in on_each(self, &candidates, quantise) {
             match outcome {
                 Ok(Outcome::Made { item, page: record, copy }) => {
-                    if self.place_version(tiers, &item, &copy)? {
+                    if self.place_version(&item, &copy)? {
                         shards.insert(shard(item.object));
                         made.push((page, item, record, copy));
                     }
                 }
                 Ok(Outcome::Same(copy)) => {
                     shards.insert(shard(page.item.object));
-                    self.note_encoded(tiers, &page.item, &copy)?;
+                    self.note_encoded(&page.item, &copy)?;
                 }
                 Ok(Outcome::Unsuitable) => others.push((page.item.object, page.id)),
                 // Somebody changed or removed the file meanwhile, or memory alone has it.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) if error.kind() == io::ErrorKind::InvalidData => {
                     self.core.observer.failed(&format!("{error}: it was not encoded"));
-                    tiers.copies.forbid_encoding(page.item.object);
+                    self.tiers.copies.forbid_encoding(page.item.object);
                 }
                 Err(error) => failure = Some(error),
             }
@@ -133,15 +136,15 @@ impl FileSystem {
         for directory in shards.iter().copied().map(DiskDirectory::ObjectShard) {
             self.core.store.disk.sync_directory(directory)?;
         }
-        let count = self.swap_all(tiers, &made)?;
+        let count = self.swap_all(&made)?;
         if !shards.is_empty() {
-            self.commit()?;
+            self.commits.commit()?;
         }
         failure.map_or(Ok((count, others)), |error| Err(error.into()))
     }
 
     /// Reads the manifests again if any may have changed.
-    fn look_at_models(&self, tiers: &Tiers, models: &mut LossyModels) -> Result<(), FsError> {
+    fn look_at_models(&self, models: &mut LossyModels) -> Result<(), FsError> {
         let mut state = self.core.state();
         if state.metadata.names_changed == models.as_of {
             return Ok(());
@@ -173,7 +176,7 @@ impl FileSystem {
             models.iter().map(|(model, (_, wish))| (*model, *wish)).collect::<BTreeSet<_>>()
         };
         if what(&allowed) != what(&models.allowed) {
-            tiers.copies.reconsider_encoding();
+            self.tiers.copies.reconsider_encoding();
         }
         models.allowed = allowed;
         Ok(())
@@ -186,7 +189,7 @@ impl FileSystem {
             return Ok(HashSet::new());
         }
         // Names that change after the candidates were looked at change their inodes.
-        self.commit()?;
+        self.commits.commit()?;
         let mut parents: HashMap<InodeId, Vec<InodeId>> =
             candidates.iter().map(|page| (page.id, Vec::new())).collect();
         let snapshot = self.core.state().metadata.snapshot()?;
@@ -207,50 +210,13 @@ impl FileSystem {
         Ok(elsewhere)
     }
 
-    /// Makes a new version of a page, which has this number if it has other bytes.
-    fn quantise(&self, candidate: &Candidate, object: ObjectId) -> io::Result<Outcome> {
-        let Candidate { page, item: old, model, quantisation, .. } = candidate;
-        let damaged = |what: &str| {
-            let what = format!("object {}: {what}", old.object);
-            io::Error::new(io::ErrorKind::InvalidData, what)
-        };
-        let file = self.core.store.disk.open(&DiskPath::Object(old.object), Access::Read)?;
-        let bytes = read_all(file.as_ref(), LOSSY_BYTES_MAX)?;
-        drop(file);
-        let mut hasher = PageHasher::new();
-        hasher.update(&bytes);
-        if hasher.finish(&PageIdentity::from(page)).object != old.checksum {
-            return Err(damaged("the bytes are not those on record"));
-        }
-        let quantised = model
-            .place(page.layer, page.start)
-            .and_then(|place| quantise_page(&bytes, &place, *quantisation));
-        let version = match quantised.map_err(|error| damaged(&error.to_string()))? {
-            Quantised::Unsuitable(_) => return Ok(Outcome::Unsuitable),
-            Quantised::Version(version) => version,
-        };
-        let Version { is_changed, digest, blob, .. } = version;
-        drop(bytes);
-        if !is_changed {
-            let copy = pack_blob(&self.core.store, old, quantisation.encoding(), &blob)?;
-            return Ok(Outcome::Same(copy));
-        }
-        let page = PageRecord { checksum: digest.page.0, ..*page };
-        let subject = Subject::Page(PageIdentity::from(&page));
-        let item = Item { object, checksum: digest.object, subject, ..*old };
-        let copy = pack_blob(&self.core.store, &item, quantisation.encoding(), &blob)?;
-        Ok(Outcome::Made { item, page, copy })
-    }
-
     /// Gives the encoded copy of a new version its place and its record; no file has it yet. False
     /// if the mount ends.
-    fn place_version(
-        &self, tiers: &Tiers, item: &Item, copy: &EncodedCopy,
-    ) -> Result<bool, FsError> {
+    fn place_version(&self, item: &Item, copy: &EncodedCopy) -> Result<bool, FsError> {
         let object = item.object;
         let (from, to) = (DiskPath::Encoding(object), DiskPath::Encoded(object));
         let mut state = self.core.state_to_change()?;
-        if tiers.is_closing() {
+        if self.tiers.is_closing() {
             self.core.store.disk.remove(&from)?;
             return Ok(false);
         }
@@ -264,15 +230,15 @@ impl FileSystem {
     }
 
     fn swap_all(
-        &self, tiers: &Tiers, made: &[(&Candidate, Item, PageRecord, EncodedCopy)],
+        &self, made: &[(&Candidate, Item, PageRecord, EncodedCopy)],
     ) -> Result<usize, FsError> {
         let mut count = 0;
         for (candidate, item, page, copy) in made {
-            if self.swap(tiers, candidate, (item, *page, copy))? {
+            if self.swap(candidate, (item, *page, copy))? {
                 count += 1;
             } else {
                 self.core.state().metadata.forget_encoded_copy(item.object)?;
-                tiers.copies.discard_encoded(item.object);
+                self.tiers.copies.discard_encoded(item.object);
             }
         }
         Ok(count)
@@ -280,21 +246,20 @@ impl FileSystem {
 
     /// The new version is the page from now on, unless somebody uses the old one or changed the file.
     fn swap(
-        &self, tiers: &Tiers, candidate: &Candidate,
-        (item, page, copy): (&Item, PageRecord, &EncodedCopy),
+        &self, candidate: &Candidate, (item, page, copy): (&Item, PageRecord, &EncodedCopy),
     ) -> Result<bool, FsError> {
         let (id, old) = (candidate.id, candidate.item.object);
-        let let_go = self.lets_go(id);
+        let let_go = lets_go(self.core, id);
         let mut state = self.core.state_to_change()?;
         let mut inode = match state.metadata.inode(id)? {
             Some(inode) if inode == candidate.inode => inode,
             _ => return Ok(false),
         };
-        if tiers.is_closing() || state.is_pinned(id)? {
+        if self.tiers.is_closing() || state.is_pinned(id)? {
             return Ok(false);
         }
-        if !let_go || !self.is_idle(&state, id, old) {
-            tiers.counters.skipped(Tier::Ssd, "in_use");
+        if !let_go || !is_idle(self.core, &state, id, old) {
+            self.tiers.counters.skipped(Tier::Ssd, "in_use");
             return Ok(false);
         }
         let now = Time::now();
@@ -318,16 +283,51 @@ impl FileSystem {
         if let Some(node) = state.nodes.get_mut(&id) {
             node.verified = None;
         }
-        tiers.copies.forget(old);
-        tiers.copies.note_encoded(item.object, item.length, copy, true);
-        tiers.counters.moved(Tier::Ssd, Tier::Ssd, item.length);
-        tiers.counters.rounded(encoding);
+        self.tiers.copies.forget(old);
+        self.tiers.copies.note_encoded(item.object, item.length, copy, true);
+        self.tiers.counters.moved(Tier::Ssd, Tier::Ssd, item.length);
+        self.tiers.counters.rounded(encoding);
         drop(state);
         let reason = format!("rounded to {encoding}: the disk needed room");
-        happened::note_move(&self.core, id, What::Encoded, &reason);
+        happened::note_move(self.core, id, What::Encoded, &reason);
         self.core.invalidate(super::Invalidation::Inode(id));
         Ok(true)
     }
+}
+
+/// Makes a new version of a page, which has this number if it has other bytes.
+fn quantise(store: &Store, candidate: &Candidate, object: ObjectId) -> io::Result<Outcome> {
+    let Candidate { page, item: old, model, quantisation, .. } = candidate;
+    let damaged = |what: &str| {
+        let what = format!("object {}: {what}", old.object);
+        io::Error::new(io::ErrorKind::InvalidData, what)
+    };
+    let file = store.disk.open(&DiskPath::Object(old.object), Access::Read)?;
+    let bytes = read_all(file.as_ref(), LOSSY_BYTES_MAX)?;
+    drop(file);
+    let mut hasher = PageHasher::new();
+    hasher.update(&bytes);
+    if hasher.finish(&PageIdentity::from(page)).object != old.checksum {
+        return Err(damaged("the bytes are not those on record"));
+    }
+    let quantised = model
+        .place(page.layer, page.start)
+        .and_then(|place| quantise_page(&bytes, &place, *quantisation));
+    let version = match quantised.map_err(|error| damaged(&error.to_string()))? {
+        Quantised::Unsuitable(_) => return Ok(Outcome::Unsuitable),
+        Quantised::Version(version) => version,
+    };
+    let Version { is_changed, digest, blob, .. } = version;
+    drop(bytes);
+    if !is_changed {
+        let copy = pack_blob(store, old, quantisation.encoding(), &blob)?;
+        return Ok(Outcome::Same(copy));
+    }
+    let page = PageRecord { checksum: digest.page.0, ..*page };
+    let subject = Subject::Page(PageIdentity::from(&page));
+    let item = Item { object, checksum: digest.object, subject, ..*old };
+    let copy = pack_blob(store, &item, quantisation.encoding(), &blob)?;
+    Ok(Outcome::Made { item, page, copy })
 }
 
 /// Pages, and the numbers of their new versions. Whoever makes those has little of the processor, and takes no lock.

@@ -11,8 +11,9 @@ use kvfs_storage::tier::remote::State as RemoteHealth;
 use kvfs_storage::tier::ssd::SsdTier;
 
 use super::FileSystem;
+use super::residency::ssd_used_bytes;
 use super::scrub::add_scrub;
-use super::tiers::Tiers;
+use super::tiers::{Tiers, lacking_in_remote};
 
 /// Names that more than one tier has, with their help.
 const USED: (&str, &str) =
@@ -77,7 +78,7 @@ fn add_memory(fs: &FileSystem, gauges: &mut Gauges) {
 
 fn add_disk(fs: &FileSystem, gauges: &mut Gauges) {
     let space = fs.core.store.disk.space().unwrap_or_default();
-    let used = fs.ssd_used_bytes();
+    let used = ssd_used_bytes(&fs.core, fs.tiers.as_ref());
     let disk = fs.tiers.as_ref().map(|tiers| tiers.copies.disk());
     let budget = disk.and_then(SsdTier::budget_bytes);
     let away = disk.map_or(0, |disk| disk.remote_use().only_objects);
@@ -119,7 +120,7 @@ fn add_remote(fs: &FileSystem, tiers: &Tiers, gauges: &mut Gauges) {
     }
     let Some(remote) = tiers.exchange.as_ref().map(Exchange::remote) else { return };
     let usage = tiers.copies.disk().remote_use();
-    let lacking = fs.lacking_in_remote();
+    let lacking = lacking_in_remote(&fs.core, fs.tiers.as_ref());
     let (given_up_files, given_up_bytes) = {
         let state = fs.core.state();
         let given_up = state.metadata.arrivals.given_up();

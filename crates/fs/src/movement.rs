@@ -118,7 +118,11 @@ impl FileSystem {
         let (progress, found, is_given_up) = {
             let state = self.core.state();
             let is_given_up = state.metadata.arrivals.given_up().has(id, object);
-            (progress(&state, id, object)?, self.whereabouts(&state, object)?, is_given_up)
+            (
+                progress(&state, id, object)?,
+                self.residency().whereabouts(&state, object)?,
+                is_given_up,
+            )
         };
         let health = tiers.exchange.as_ref().map(|exchange| exchange.remote().state());
         let is_down = matches!(health, Some(RemoteHealth::Down { .. }));
@@ -166,7 +170,7 @@ impl FileSystem {
         if file.object != Some(object) || !file.is_settled() || state.unsettled.contains_key(id) {
             return Err(FsError::InUse);
         }
-        if self.whereabouts(&state, object)?.is_remote() {
+        if self.residency().whereabouts(&state, object)?.is_remote() {
             return Ok(());
         }
         let is_durable = !state.metadata.publishes(object) && !state.metadata.is_committing(object);
@@ -204,7 +208,7 @@ impl FileSystem {
                 return Err(if is_named { FsError::InUse } else { FsError::TryAgain });
             }
         }
-        let found = self.whereabouts(&self.core.state(), object)?;
+        let found = self.residency().whereabouts(&self.core.state(), object)?;
         match found {
             Whereabouts::Memory | Whereabouts::Disk => return Ok(()),
             // Encoded is good enough for what was asked out of memory.
@@ -212,14 +216,14 @@ impl FileSystem {
             Whereabouts::Encoded(_) => return self.with_resident(id, || Ok(())),
             Whereabouts::Remote(_) | Whereabouts::Nowhere => {}
         }
-        self.check_reachable(found)?;
+        self.residency().check_reachable(found)?;
         if let Some(tiers) = &self.tiers {
             // Whoever asks for this is not spared a write.
             tiers.writes.note_asked(object);
         }
-        self.open_resident((id, role), object)?;
+        self.residency().open_resident((id, role), object)?;
         // With the disk full, memory took it.
-        let found = self.whereabouts(&self.core.state(), object)?;
+        let found = self.residency().whereabouts(&self.core.state(), object)?;
         if found == Whereabouts::Memory { Err(FsError::NoRoom) } else { Ok(()) }
     }
 
@@ -229,9 +233,9 @@ impl FileSystem {
         if let Some(tiers) = &self.tiers {
             tiers.wishes.withdraw(id);
         }
-        let found = self.whereabouts(&self.core.state(), object)?;
-        self.check_reachable(found)?;
-        let (source, _) = self.open_resident((id, role), object)?;
+        let found = self.residency().whereabouts(&self.core.state(), object)?;
+        self.residency().check_reachable(found)?;
+        let (source, _) = self.residency().open_resident((id, role), object)?;
         if ram.holds(object) {
             return Ok(());
         }
@@ -289,7 +293,7 @@ impl FileSystem {
                     Progress::Uploading | Progress::Naming => {}
                 }
             }
-            let gone = self.leave_disk(tiers, &ready)?;
+            let gone = self.demotion(tiers).leave_disk(&ready)?;
             happened::note_left(&self.core, &ready, &gone, "somebody asked for it");
             for _ in gone {
                 tiers.counters.evicted(Tier::Ssd, "asked");

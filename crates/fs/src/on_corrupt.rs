@@ -53,7 +53,7 @@ impl FileSystem {
         if self.choices.on_corrupt() == OnCorrupt::Eio {
             // What another store was said to have is a cache's hit, or none.
             return self.open_present(id, flags).or_else(|error| {
-                if self.is_foreign(id) { self.as_miss(id, error) } else { Err(error) }
+                if self.residency().is_foreign(id) { self.as_miss(id, error) } else { Err(error) }
             });
         }
         if self.core.state().damaged.contains_key(&id) {
@@ -91,7 +91,7 @@ impl FileSystem {
     /// was asked, its answer says what is wrong with its copy.
     fn has_untried_copy(&self, id: InodeId) -> Result<bool, FsError> {
         let object = self.core.state().inode(id)?.file().and_then(|file| file.object);
-        object.map_or(Ok(false), |object| self.has_other_copy(object))
+        object.map_or(Ok(false), |object| self.residency().has_other_copy(object))
     }
 
     /// A file has no good copy left: its names go as they are looked up.

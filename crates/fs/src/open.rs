@@ -168,7 +168,7 @@ impl FileSystem {
 
     /// Whether opening a file for reading will read much of it first, to check or to decode it.
     pub fn must_read_to_open(&self, id: InodeId) -> bool {
-        if self.comes_from(id).is_some() || self.is_slot(id) || views::takes_long(id) {
+        if self.residency().comes_from(id).is_some() || self.is_slot(id) || views::takes_long(id) {
             return true;
         }
         let state = self.core.state();
@@ -250,7 +250,7 @@ impl FileSystem {
         verified: Option<(ObjectId, FileStat)>, depth: Depth,
     ) -> Result<(Arc<dyn DiskFile>, FileStat, Tier), FsError> {
         let role = inode.file().ok_or(FsError::Invalid)?.role;
-        let (opened, tier) = self.open_resident((id, role), object)?;
+        let (opened, tier) = self.residency().open_resident((id, role), object)?;
         let stat = opened.stat()?;
         let known = verified.is_some_and(|(_, known)| known.is_same_content(&stat));
         if !settled || known {
@@ -261,13 +261,13 @@ impl FileSystem {
         };
         drop(opened);
         let is_damaged = matches!(damage, FsError::Corrupt);
-        if !is_damaged || !self.replace_damaged((id, role), object, &stat)? {
+        if !is_damaged || !self.residency().replace_damaged((id, role), object, &stat)? {
             if is_damaged {
-                self.note_damage(id, object, true);
+                self.residency().note_damage(id, object, true);
             }
             return Err(damage);
         }
-        let (opened, tier) = self.open_resident((id, role), object)?;
+        let (opened, tier) = self.residency().open_resident((id, role), object)?;
         self.verify_file((id, inode), object, opened.as_ref(), depth)?;
         let stat = opened.stat()?;
         Ok((opened, stat, tier))

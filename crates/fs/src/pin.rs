@@ -89,7 +89,7 @@ impl FileSystem {
 
     /// A file has taken over these attributes.
     pub(super) fn note_attributes(&self, id: InodeId, attributes: &[Attribute]) {
-        self.note_limits_of(id, attributes);
+        self.retention.note_limits_of(id, attributes);
         if attributes.iter().any(|(name, _)| name == PIN) {
             self.keep_in_memory(id, true);
         }

@@ -107,7 +107,7 @@ fn describe(
     }
     let object = state.current_object(id, file);
     let (tier, encoding, flags) = if user.may_read(&inode) {
-        let found = object.map(|object| fs.whereabouts(state, object)).transpose()?;
+        let found = object.map(|object| fs.residency().whereabouts(state, object)).transpose()?;
         let encoding = found.and_then(Whereabouts::stored).map_or("raw", |(name, _)| name);
         (found.map_or("none", |found| found.word()), encoding, flags(state, id)?)
     } else {

@@ -287,7 +287,7 @@ mod tests {
         for number in 0..count {
             fs.unlink(&place(FILES, &format!("file{number}"))).unwrap();
         }
-        crate::core::orphan::let_unused_go(&fs.core, |_| ()).unwrap();
+        crate::core::orphan::let_unused_go(&fs.core).unwrap();
         objects
     }
 

@@ -177,9 +177,10 @@ impl FileSystem {
             known.pages.insert(object, (means, Fate::Fetching));
         }
         let outcome = match means {
-            Means::Fetch => {
-                self.fetch((ahead.id, ahead.role), object).map(|fetched| fetched.has_other())
-            }
+            Means::Fetch => self
+                .residency()
+                .fetch((ahead.id, ahead.role), object)
+                .map(|fetched| fetched.has_other()),
             Means::ReadAhead | Means::None => self.read_ahead(object),
         };
         let mut known = self.prefetch.known();
@@ -233,7 +234,7 @@ impl FileSystem {
         let Some((role, object)) = file.and_then(|file| Some((file.role, file.object?))) else {
             return Ok(None);
         };
-        let means = match self.whereabouts(state, object)? {
+        let means = match self.residency().whereabouts(state, object)? {
             Whereabouts::Memory | Whereabouts::Nowhere => Means::None,
             Whereabouts::Disk => Means::ReadAhead,
             Whereabouts::Encoded(_) | Whereabouts::Remote(_) => Means::Fetch,

@@ -2,6 +2,7 @@
 
 use super::attributes::Place;
 use super::{FileSystem, FsError};
+use crate::core::orphan::remove_name;
 use crate::core::stale::mark_stale;
 use crate::core::state::State;
 use kvfs_page::names;
@@ -27,8 +28,9 @@ impl FileSystem {
         if place.name == names::MANIFEST.as_bytes() {
             state.models.remove(&place.parent);
         }
-        let size = self.remove_name(&mut state, entry.inode, &mut inode, place)?;
-        self.note_removed(&state, place.parent, if inode.links == 0 { size } else { 0 })
+        let size = remove_name(&self.core, &mut state, (entry.inode, &mut inode), place)?;
+        let freed = if inode.links == 0 { size } else { 0 };
+        self.retention.note_removed(&state, place.parent, freed)
     }
 
     /// Removes an empty directory.
@@ -148,7 +150,7 @@ mod tests {
             assert!(has_bytes(), "the name is not durably gone");
             assert_eq!(fs.core.state().orphans, [(id, 5)].into());
             // As a commit does on a disk that is nearly full.
-            let_unused_go(&fs.core, |id| _ = fs.lets_go(id)).unwrap();
+            let_unused_go(&fs.core).unwrap();
             fs.commit().unwrap();
             assert_eq!(has_bytes(), is_open);
             assert_eq!(fs.core.state().orphans.contains_key(&id), is_open, "it is asked again");

@@ -8,7 +8,7 @@
 use std::io;
 use std::sync::Arc;
 
-use super::foreign::Provenance;
+use super::foreign::{Foreign, Provenance};
 use super::tiers::Tiers;
 use super::whereabouts::Whereabouts;
 use super::{FileSystem, FsError};
@@ -49,7 +49,26 @@ pub(super) enum Target {
     Memory(Arc<dyn DiskFile>),
 }
 
+/// What brings bytes here, and knows where they are.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Residency<'a> {
+    pub(super) core: &'a Core,
+    pub(super) tiers: Option<&'a Tiers>,
+    pub(super) foreign: &'a Foreign,
+}
+
 impl FileSystem {
+    pub(crate) fn residency(&self) -> Residency<'_> {
+        Residency { core: &self.core, tiers: self.tiers.as_ref(), foreign: &self.foreign }
+    }
+
+    /// Whether opening a file will wait for the remote.
+    pub fn waits_for_remote(&self, id: InodeId) -> bool {
+        self.residency().comes_from(id) == Some(Tier::Remote)
+    }
+}
+
+impl Residency<'_> {
     /// Opens an object's file for reading, fetching it first if only the remote has it. Which tier had it.
     pub(super) fn open_resident(
         &self, (id, role): (InodeId, Role), object: ObjectId,
@@ -57,7 +76,7 @@ impl FileSystem {
         let mut came_from = None;
         for _ in 0..ATTEMPTS_MAX {
             if let Some(file) = self.open_if_here(object)? {
-                return Ok((file, came_from.unwrap_or_else(|| tier_here(&self.core, object))));
+                return Ok((file, came_from.unwrap_or_else(|| tier_here(self.core, object))));
             }
             let is_encoded = self.core.state().metadata.encoded_copy(object)?.is_some();
             let from = if is_encoded { Tier::Ssd } else { Tier::Remote };
@@ -96,15 +115,10 @@ impl FileSystem {
         }
     }
 
-    /// Whether opening a file will wait for the remote.
-    pub fn waits_for_remote(&self, id: InodeId) -> bool {
-        self.comes_from(id) == Some(Tier::Remote)
-    }
-
     /// The tier that a file's bytes must come back from before it can be opened: the remote, or the
     /// disk that has them encoded.
     pub(super) fn comes_from(&self, id: InodeId) -> Option<Tier> {
-        self.tiers.as_ref()?;
+        self.tiers?;
         let (object, tier) = {
             let state = self.core.state();
             let inode = state.metadata.inode(id).ok().flatten()?;
@@ -122,7 +136,7 @@ impl FileSystem {
     pub(super) fn fetch(
         &self, (id, role): (InodeId, Role), object: ObjectId,
     ) -> Result<Fetched, FsError> {
-        let Some(tiers) = &self.tiers else {
+        let Some(tiers) = self.tiers else {
             return Ok(Fetched::NoCopy);
         };
         if let fetched @ (Fetched::Here(_) | Fetched::LookAgain) =
@@ -192,7 +206,7 @@ impl FileSystem {
         match &landed {
             Ok(Some(_)) => {
                 self.core.sample.note(object, Happened::Fetched, item.length);
-                happened::note_move(&self.core, id, What::Fetched, "only the remote had it");
+                happened::note_move(self.core, id, What::Fetched, "only the remote had it");
             }
             Ok(None) => {}
             Err(error) => tiers.counters.failed(Tier::Remote, tier, error.label()),
@@ -259,12 +273,7 @@ impl FileSystem {
             Ok(_) => {
                 tiers.counters.moved(Tier::Remote, Tier::Ssd, item.length);
                 self.core.sample.note(object, Happened::Fetched, item.length);
-                happened::note_move(
-                    &self.core,
-                    id,
-                    What::Fetched,
-                    "another machine had written it",
-                );
+                happened::note_move(self.core, id, What::Fetched, "another machine had written it");
                 self.core.invalidate(super::Invalidation::Inode(id));
             }
             Err(error) => {
@@ -278,7 +287,7 @@ impl FileSystem {
     /// The disk while it has room, since its copy outlives a restart; else memory; else the disk,
     /// from which others leave then.
     fn target(&self, tiers: &Tiers, item: &Item) -> io::Result<Target> {
-        let used_bytes = self.ssd_used_bytes();
+        let used_bytes = ssd_used_bytes(self.core, Some(tiers));
         // What nobody has asked for before is not worth a write where writes are counted.
         let is_spared = tiers.writes.is_used_up() && !tiers.writes.note_asked(item.object);
         let has_room = !self.core.store.is_read_only()
@@ -332,17 +341,15 @@ impl FileSystem {
         }
         Ok(Some(file))
     }
+}
 
-    /// Bytes of objects on the disk.
-    pub(super) fn ssd_used_bytes(&self) -> u64 {
-        let stored = self.core.state().metadata.totals.bytes;
-        let Some(tiers) = &self.tiers else {
-            return stored;
-        };
-        let encoded = tiers.copies.encoded().usage();
-        let left = tiers.copies.disk().remote_use().only_bytes + encoded.only_bytes;
-        stored.saturating_sub(left) + encoded.stored_bytes
-    }
+/// Bytes of objects on the disk.
+pub(super) fn ssd_used_bytes(core: &Core, tiers: Option<&Tiers>) -> u64 {
+    let stored = core.state().metadata.totals.bytes;
+    let Some(tiers) = tiers else { return stored };
+    let encoded = tiers.copies.encoded().usage();
+    let left = tiers.copies.disk().remote_use().only_bytes + encoded.only_bytes;
+    stored.saturating_sub(left) + encoded.stored_bytes
 }
 
 impl Target {

@@ -254,7 +254,7 @@ fn scrub_some<'a>(
             found => found,
         };
         if found != Found::Skipped {
-            fs.note_damage(id, object, found == Found::Damaged);
+            fs.residency().note_damage(id, object, found == Found::Damaged);
         }
         if is_stopped() {
             break;

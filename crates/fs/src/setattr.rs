@@ -64,7 +64,7 @@ impl FileSystem {
         let used = dates.then(until_now).transpose()?;
         inode.mode = set.mode.map_or(inode.mode, |mode| mode & 0o7777);
         if let Some(owner) = set.uid {
-            self.end_limits(&mut state, (id, &inode), owner)?;
+            self.retention.end_limits(&mut state, (id, &inode), owner)?;
             inode.uid = owner;
         }
         inode.gid = set.gid.unwrap_or(inode.gid);

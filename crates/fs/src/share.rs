@@ -3,8 +3,9 @@
 
 use kvfs_os::{Share, in_background};
 
-use super::FileSystem;
-use super::tiers::Tiers;
+use super::demotion::Demotion;
+use super::residency::ssd_used_bytes;
+use super::tiers::lacking_in_remote;
 
 /// A file that waits longer for the remote has waited for the processor: names are published every ten seconds.
 const WAITS_LONG_SECONDS: u64 = 30;
@@ -14,10 +15,12 @@ const ENCODINGS_AT_ONCE: usize = 2;
 
 /// The share of what uploads and encodes next. Not what others leave, even where nobody waits yet: of processors that an
 /// engine keeps spinning that is nothing, and whoever began so would be no further when the disk is full.
-pub(super) fn of_moving(fs: &FileSystem, tiers: &Tiers) -> Share {
+pub(super) fn of_moving(demotion: &Demotion<'_>) -> Share {
+    let &Demotion { core, tiers, .. } = demotion;
     let budget_bytes = tiers.copies.disk().budget_bytes();
-    let is_behind = budget_bytes.is_some_and(|budget| fs.ssd_used_bytes() > budget);
-    if is_behind || fs.lacking_in_remote().seconds >= WAITS_LONG_SECONDS {
+    let used_bytes = || ssd_used_bytes(core, Some(tiers));
+    let is_behind = budget_bytes.is_some_and(|budget| used_bytes() > budget);
+    if is_behind || lacking_in_remote(core, Some(tiers)).seconds >= WAITS_LONG_SECONDS {
         Share::Quarter
     } else {
         Share::Tenth
@@ -26,9 +29,9 @@ pub(super) fn of_moving(fs: &FileSystem, tiers: &Tiers) -> Share {
 
 /// Encodes each of these beside what others do, a few at a time; those that were left when the mount ended are left out.
 pub(super) fn on_each<'a, T: Sync, R: Send>(
-    fs: &FileSystem, tiers: &Tiers, all: &'a [T], encode: impl Fn(&T) -> R + Sync,
+    demotion: &Demotion<'_>, all: &'a [T], encode: impl Fn(&T) -> R + Sync,
 ) -> Vec<(&'a T, R)> {
-    let encode = |item: &T| (!tiers.is_closing()).then(|| encode(item));
-    let outcomes = in_background(ENCODINGS_AT_ONCE, of_moving(fs, tiers), all, encode);
+    let encode = |item: &T| (!demotion.tiers.is_closing()).then(|| encode(item));
+    let outcomes = in_background(ENCODINGS_AT_ONCE, of_moving(demotion), all, encode);
     all.iter().zip(outcomes).filter_map(|(item, outcome)| Some((item, outcome?))).collect()
 }

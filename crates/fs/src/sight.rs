@@ -267,8 +267,8 @@ fn lose_copy(
         return Ok(false);
     }
     drop(state);
-    fs.corrupt(id, object, Tier::Remote, "the remote does not have it any more");
-    fs.note_damage(id, object, true);
+    fs.residency().corrupt(id, object, Tier::Remote, "the remote does not have it any more");
+    fs.residency().note_damage(id, object, true);
     Ok(true)
 }
 

@@ -8,8 +8,9 @@ use std::time::SystemTime;
 use super::collection::Publication;
 use super::flights::Flights;
 use super::movement::Wishes;
-use super::residency::Landed;
+use super::residency::{Landed, ssd_used_bytes};
 use super::{FileSystem, FsError, held_back};
+use crate::core::Core;
 use kvfs_page::names;
 use kvfs_storage::store::database::Snapshot;
 use kvfs_storage::store::record::{
@@ -179,7 +180,7 @@ impl FileSystem {
 
     /// How the kernel is made to forget a backing file.
     pub fn on_leaving(&self, let_go: LetGo) {
-        let _ = self.let_go.set(let_go);
+        let _ = self.core.let_go.set(let_go);
     }
 
     /// The tiers below.
@@ -225,11 +226,11 @@ impl FileSystem {
         self.survey_positions(&snapshot)?;
         drop(snapshot);
         for (id, object) in encoded {
-            self.survey_encoded(tiers, (id, object))?;
+            self.demotion(tiers).survey_encoded((id, object))?;
             encoded_copies.remove(&object);
         }
         for object in encoded_copies {
-            self.forget_lone_copy(tiers, object)?;
+            self.demotion(tiers).forget_lone_copy(object)?;
         }
         let mut state = self.core.state();
         for (id, bytes, since) in arrivals {
@@ -292,7 +293,7 @@ impl FileSystem {
                 tiers.copies.note_remote_copy(object, &copy);
                 drop(state);
                 // A crash may have left its file.
-                self.remove_left(tiers, (id, object), record.length)?;
+                self.demotion(tiers).remove_left((id, object), record.length)?;
             }
         }
         Ok(())
@@ -314,27 +315,12 @@ impl FileSystem {
         let _ = writeln!(text, "remote_only_stored_bytes: {}", only_remote.stored_bytes);
     }
 
-    /// What is at rest and not yet in the remote, verified and named; nothing without a remote.
-    pub(super) fn lacking_in_remote(&self) -> Lacking {
-        if self.tiers.as_ref().is_none_or(|tiers| tiers.exchange.is_none()) {
-            return Lacking::default();
-        }
-        let state = self.core.state();
-        let arrivals = &state.metadata.arrivals;
-        let seconds = arrivals.oldest().and_then(|since| since.elapsed().ok());
-        Lacking {
-            files: arrivals.len(),
-            bytes: arrivals.bytes(),
-            seconds: seconds.map_or(0, |age| age.as_secs()),
-        }
-    }
-
     /// Lines of `.kvfs/status` about the tiers below.
     pub(super) fn tier_status(&self, text: &mut String) {
         let Some(tiers) = &self.tiers else {
             return;
         };
-        let waiting = self.lacking_in_remote();
+        let waiting = lacking_in_remote(&self.core, Some(tiers));
         let names_changed = self.core.state().metadata.names_changed;
         let encoded = tiers.copies.encoded().usage();
         let usage = tiers.copies.disk().remote_use();
@@ -344,7 +330,7 @@ impl FileSystem {
         if let Some(budget) = tiers.copies.disk().budget_bytes() {
             line("ssd_budget_bytes", &budget);
         }
-        line("ssd_used_bytes", &self.ssd_used_bytes());
+        line("ssd_used_bytes", &ssd_used_bytes(&self.core, Some(tiers)));
         if let Some(day_bytes) = tiers.writes.day_bytes() {
             let (files, bytes) = held_back::held(self);
             line("ssd_writes_day_bytes", &day_bytes);
@@ -396,6 +382,21 @@ impl FileSystem {
         // 0 as long as hardly anything was fetched.
         let rate = tiers.fetching.bytes_per_second();
         line("remote_bytes_per_second", &rate.unwrap_or(0));
+    }
+}
+
+/// What is at rest and not yet in the remote, verified and named; nothing without a remote.
+pub(super) fn lacking_in_remote(core: &Core, tiers: Option<&Tiers>) -> Lacking {
+    if tiers.is_none_or(|tiers| tiers.exchange.is_none()) {
+        return Lacking::default();
+    }
+    let state = core.state();
+    let arrivals = &state.metadata.arrivals;
+    let seconds = arrivals.oldest().and_then(|since| since.elapsed().ok());
+    Lacking {
+        files: arrivals.len(),
+        bytes: arrivals.bytes(),
+        seconds: seconds.map_or(0, |age| age.as_secs()),
     }
 }
 

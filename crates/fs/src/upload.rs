@@ -5,10 +5,9 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use super::demotion::Mover;
+use super::demotion::{Demotion, Mover};
 use super::residency::item;
-use super::tiers::Tiers;
-use super::{FileSystem, FsError, held_back, share};
+use super::{FsError, held_back, share};
 use crate::core::persist::is_read_by_commits;
 use crate::core::state::State;
 use kvfs_os::in_background;
@@ -32,21 +31,20 @@ const UPLOADS: usize = 3;
 /// Larger files never move: a fetch of gigabytes at open would look like a hang.
 pub(super) const MOVING_BYTES_MAX: u64 = LEAVING_BYTES_MAX;
 
-impl FileSystem {
+impl Demotion<'_> {
     /// Puts a batch of objects into the remote; how many.
     pub(super) fn upload_batch(
-        &self, tiers: &Tiers, exchange: &Exchange, mover: &mut Mover,
+        &self, exchange: &Exchange, mover: &mut Mover,
     ) -> Result<usize, FsError> {
-        let batch = self.take_arrivals(tiers)?;
+        let batch = self.take_arrivals()?;
         if batch.is_empty() {
             return Ok(0);
         }
         let begin = Instant::now();
-        let outcomes =
-            in_background(UPLOADS, share::of_moving(self, tiers), &batch, |(_, item)| {
-                let is_begun = !tiers.is_closing() && begin.elapsed() < BATCH_BEGINS_WITHIN;
-                is_begun.then(|| exchange.upload(&self.core.store, item))
-            });
+        let outcomes = in_background(UPLOADS, share::of_moving(self), &batch, |(_, item)| {
+            let is_begun = !self.tiers.is_closing() && begin.elapsed() < BATCH_BEGINS_WITHIN;
+            is_begun.then(|| exchange.upload(&self.core.store, item))
+        });
         let mut failure = None;
         let count = batch.len();
         for ((id, item), outcome) in batch.into_iter().zip(outcomes) {
@@ -57,7 +55,7 @@ impl FileSystem {
             match outcome {
                 Ok(uploaded) => mover.uploaded.push_back((id, uploaded)),
                 Err(error) => {
-                    tiers.counters.failed(Tier::Ssd, Tier::Remote, error.label());
+                    self.tiers.counters.failed(Tier::Ssd, Tier::Remote, error.label());
                     failure = self.not_uploaded(id, &item, error).or(failure);
                 }
             }
@@ -66,16 +64,16 @@ impl FileSystem {
     }
 
     /// Without a remote, what came to rest may be encoded. Whether there is more.
-    pub(super) fn note_raw(&self, tiers: &Tiers) -> Result<bool, FsError> {
-        let batch = self.take_arrivals(tiers)?;
+    pub(super) fn note_raw(&self) -> Result<bool, FsError> {
+        let batch = self.take_arrivals()?;
         for (id, item) in &batch {
-            tiers.copies.note_raw(item.object, *id, item.length);
+            self.tiers.copies.note_raw(item.object, *id, item.length);
         }
         Ok(batch.len() == BATCH)
     }
 
     /// Files that came to rest, whose bytes are durable, and which the remote does not have.
-    fn take_arrivals(&self, tiers: &Tiers) -> Result<Vec<(InodeId, Item)>, FsError> {
+    fn take_arrivals(&self) -> Result<Vec<(InodeId, Item)>, FsError> {
         let mut state = self.core.state();
         let (mut batch, mut later, mut unhashed) = (Vec::new(), Vec::new(), Vec::new());
         while batch.len() < BATCH
@@ -94,7 +92,7 @@ impl FileSystem {
         }
         drop(state);
         for (id, object) in unhashed {
-            if !tiers.is_closing() && self.core.checksum_large(object, MOVING_BYTES_MAX)? {
+            if !self.tiers.is_closing() && self.core.checksum_large(object, MOVING_BYTES_MAX)? {
                 self.core.state().metadata.note_arrival(id)?;
             }
         }
@@ -133,11 +131,9 @@ impl FileSystem {
     }
 
     /// Reads back what was uploaded long enough ago, and notes what is right.
-    pub(super) fn verify_due(
-        &self, tiers: &Tiers, exchange: &Exchange, mover: &mut Mover,
-    ) -> Result<(), FsError> {
+    pub(super) fn verify_due(&self, exchange: &Exchange, mover: &mut Mover) -> Result<(), FsError> {
         let is_due = |(_, uploaded): &(InodeId, Uploaded)| uploaded.due_in().is_zero();
-        while mover.uploaded.front().is_some_and(is_due) && !tiers.is_closing() {
+        while mover.uploaded.front().is_some_and(is_due) && !self.tiers.is_closing() {
             let count =
                 mover.uploaded.iter().take(VERIFIED_AT_ONCE).take_while(|due| is_due(due)).count();
             let due: Vec<(InodeId, Uploaded)> = mover.uploaded.drain(..count).collect();
@@ -149,9 +145,9 @@ impl FileSystem {
             let mut failure = None;
             for ((id, uploaded), outcome) in due.into_iter().zip(outcomes) {
                 match outcome.and_then(|()| is_there.clone()) {
-                    Ok(()) => self.note_verified(tiers, mover, id, &uploaded)?,
+                    Ok(()) => self.note_verified(mover, id, &uploaded)?,
                     Err(error) => {
-                        tiers.counters.failed(Tier::Ssd, Tier::Remote, error.label());
+                        self.tiers.counters.failed(Tier::Ssd, Tier::Remote, error.label());
                         failure = self.not_uploaded(id, &uploaded.item, error).or(failure);
                     }
                 }
@@ -164,7 +160,7 @@ impl FileSystem {
     }
 
     fn note_verified(
-        &self, tiers: &Tiers, mover: &mut Mover, id: InodeId, uploaded: &Uploaded,
+        &self, mover: &mut Mover, id: InodeId, uploaded: &Uploaded,
     ) -> Result<(), FsError> {
         let object = uploaded.item.object;
         let mut state = self.core.state_to_change()?;
@@ -174,7 +170,7 @@ impl FileSystem {
         // A copy that is relied on is not to count for less because it was uploaded once more: it may be the only one.
         let known = state.metadata.remote_copy(object)?;
         let is_relied_on = known.is_some_and(|copy| copy.state != RemoteState::Held);
-        if tiers.is_closing() || !is_same || is_relied_on {
+        if self.tiers.is_closing() || !is_same || is_relied_on {
             return Ok(());
         }
         let copy = RemoteCopy {
@@ -183,11 +179,11 @@ impl FileSystem {
             stored_bytes: uploaded.stored_bytes,
             state: RemoteState::Held,
         };
-        if !held_back::keep_in_remote(tiers, &mut state, (id, object), &copy)? {
+        if !held_back::keep_in_remote(self.tiers, &mut state, (id, object), &copy)? {
             state.metadata.put_remote_copy(object, &copy);
             drop(state);
-            tiers.copies.note_remote_copy(object, &copy);
-            tiers.counters.moved(Tier::Ssd, Tier::Remote, uploaded.item.length);
+            self.tiers.copies.note_remote_copy(object, &copy);
+            self.tiers.counters.moved(Tier::Ssd, Tier::Remote, uploaded.item.length);
         }
         mover.unnamed.insert((id, object));
         let since = uploaded.held.since;

@@ -2,7 +2,7 @@
 //! from an encoded copy or from the remote is compared in any case, and so is what a change in place
 //! makes the only copy.
 
-use super::damage::tier_here;
+use super::residency::tier_here;
 use super::{FileSystem, FsError};
 use crate::core::Core;
 use kvfs_storage::ingest::seal;
@@ -74,7 +74,7 @@ impl FileSystem {
             }
             let size = file.size;
             let why = format!("its file has {length} bytes instead of {size}");
-            return Err(self.corrupt(id, object, tier_here(self, object), &why));
+            return Err(self.residency().corrupt(id, object, tier_here(&self.core, object), &why));
         }
         let Some(expected) = expected.filter(|_| depth == Depth::Bytes) else {
             return Ok(());
@@ -87,7 +87,7 @@ impl FileSystem {
             return Ok(());
         }
         let why = "the stored bytes are not those that were written (checksum mismatch)";
-        Err(self.corrupt(id, object, tier_here(self, object), why))
+        Err(self.residency().corrupt(id, object, tier_here(&self.core, object), why))
     }
 
     /// Compares a file's bytes with their checksum before somebody changes them, unless that was done since the

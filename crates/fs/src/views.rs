@@ -217,7 +217,7 @@ impl FileSystem {
         use_status(&self.core.observer, &mut text);
         super::prefixes::add_models(self, &mut text);
         self.tier_status(&mut text);
-        self.retention_status(&mut text);
+        self.retention.status(&self.core, &mut text);
         self.scrub_status(&mut text);
         let mut line = |key: &str, value: &dyn std::fmt::Display| {
             add_line(&mut text, key, value);

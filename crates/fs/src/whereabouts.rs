@@ -3,11 +3,12 @@
 //!
 //! It comes from the files and the records alone, in the order in which an open looks at them. A file
 //! that is there counts whatever the records say; where it is missing, a copy on record takes its place.
-//! Whether the mount can reach a remote copy is another question ([`FileSystem::lacks_remote`]).
+//! Whether the mount can reach a remote copy is another question ([`Residency::lacks_remote`]).
 
 use std::io;
 
-use super::{FileSystem, FsError};
+use super::FsError;
+use super::residency::Residency;
 use crate::core::state::State;
 use kvfs_storage::store::disk::DiskPath;
 use kvfs_storage::store::record::{EncodedCopy, InodeId, ObjectId, RemoteCopy};
@@ -58,7 +59,7 @@ impl Whereabouts {
     }
 }
 
-impl FileSystem {
+impl Residency<'_> {
     /// Where an object's bytes are.
     pub(super) fn whereabouts(
         &self, state: &State, object: ObjectId,
@@ -80,7 +81,7 @@ impl FileSystem {
 
     /// Whether some objects of the store have copies in a remote, and the mount has no remote.
     pub(super) fn lacks_remote(&self, state: &State) -> bool {
-        let exchange = self.tiers.as_ref().and_then(|tiers| tiers.exchange.as_ref());
+        let exchange = self.tiers.and_then(|tiers| tiers.exchange.as_ref());
         exchange.is_none() && state.metadata.has_remote_copies
     }
 

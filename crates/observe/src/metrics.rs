@@ -2,6 +2,7 @@
 //! all of them.
 
 use std::path::Path;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use prometheus::core::Collector;
@@ -18,8 +19,7 @@ pub(super) struct Metrics {
     pub(super) requests: Requests,
     opens: IntCounter,
     opened_bytes: IntCounter,
-    opened_pages: IntCounterVec,
-    opened_tokens: IntCounterVec,
+    opened_pages: OpenedPages,
     sealed: IntCounter,
     sealed_bytes: IntCounter,
     refused: IntCounterVec,
@@ -44,18 +44,7 @@ impl Metrics {
             requests: Requests::new(&registry),
             opens: counter(&registry, "kvfs_opens_total", "Files opened"),
             opened_bytes: counter(&registry, "kvfs_opened_bytes_total", "Bytes of opened files"),
-            opened_pages: counter_vec(
-                &registry,
-                "kvfs_opened_pages_total",
-                "Pages opened, by the tier that had them",
-                "tier",
-            ),
-            opened_tokens: counter_vec(
-                &registry,
-                "kvfs_opened_tokens_total",
-                "Tokens of opened pages, by the tier that had them",
-                "tier",
-            ),
+            opened_pages: OpenedPages::new(&registry),
             sealed: counter(&registry, "kvfs_sealed_total", "Pages and manifests sealed"),
             sealed_bytes: counter(&registry, "kvfs_sealed_bytes_total", "Bytes sealed"),
             refused: counter_vec(
@@ -110,18 +99,11 @@ impl Metrics {
     }
 
     pub(super) fn opened_page(&self, tier: Tier, tokens: u32) {
-        self.opened_pages.with_label_values(&[tier.name()]).inc();
-        self.opened_tokens.with_label_values(&[tier.name()]).inc_by(tokens.into());
+        self.opened_pages.add(tier, tokens);
     }
 
     pub(super) fn opened_tokens(&self, tier: Tier) -> u64 {
-        // Asking for a label makes its series.
-        let of_tier = |metric: &prometheus::proto::Metric| {
-            metric.get_label().iter().any(|label| label.value() == tier.name())
-        };
-        let families = self.opened_tokens.collect();
-        let metrics = families.iter().flat_map(MetricFamily::get_metric);
-        metrics.filter(|metric| of_tier(metric)).map(whole).sum()
+        self.opened_pages.tokens(tier)
     }
 
     pub(super) fn matched_tokens(&self) -> (u64, u64) {
@@ -194,6 +176,40 @@ fn counter(registry: &Registry, name: &str, help: &str) -> IntCounter {
     let counter = IntCounter::new(name, help).expect(VALID);
     registry.register(Box::new(counter.clone())).expect(VALID);
     counter
+}
+
+/// Opened pages and their tokens, by the tier that had them; a tier has series from its first page on.
+struct OpenedPages {
+    pages: IntCounterVec,
+    tokens: IntCounterVec,
+    /// By [`Tier`]: looking a label up takes longer than counting, at each open.
+    known: [OnceLock<[IntCounter; 2]>; 3],
+}
+
+impl OpenedPages {
+    fn new(registry: &Registry) -> OpenedPages {
+        let by_tier = |name: &str, help: &str| counter_vec(registry, name, help, "tier");
+        OpenedPages {
+            pages: by_tier("kvfs_opened_pages_total", "Pages opened, by the tier that had them"),
+            tokens: by_tier(
+                "kvfs_opened_tokens_total",
+                "Tokens of opened pages, by the tier that had them",
+            ),
+            known: Default::default(),
+        }
+    }
+
+    fn add(&self, tier: Tier, count: u32) {
+        let [pages, tokens] = self.known[tier as usize].get_or_init(|| {
+            [&self.pages, &self.tokens].map(|all| all.with_label_values(&[tier.name()]))
+        });
+        pages.inc();
+        tokens.inc_by(count.into());
+    }
+
+    fn tokens(&self, tier: Tier) -> u64 {
+        self.known[tier as usize].get().map_or(0, |[_, tokens]| tokens.get())
+    }
 }
 
 fn counter_vec(registry: &Registry, name: &str, help: &str, label: &str) -> IntCounterVec {

@@ -37,7 +37,6 @@ pub(super) struct Line(Mutex<Waiting>);
 #[derive(Default)]
 struct Waiting {
     turns: Turns<Taken>,
-    count: usize,
     bytes: usize,
     /// Threads that wait in the kernel for requests, and do nothing else before they take this lock.
     asleep: Vec<Wakeable>,
@@ -51,12 +50,12 @@ impl Line {
     /// Whether another request may wait here.
     pub(super) fn has_room(&self) -> bool {
         let waiting = self.waiting();
-        waiting.count < COUNT_MAX && waiting.bytes < BYTES_MAX
+        waiting.turns.len() < COUNT_MAX && waiting.bytes < BYTES_MAX
     }
 
     /// How many wait here.
     pub(super) fn len(&self) -> usize {
-        self.waiting().count
+        self.waiting().turns.len()
     }
 
     /// Whether so many threads wait for requests.
@@ -66,7 +65,6 @@ impl Line {
 
     pub(super) fn put(&self, user: User, taken: Taken) {
         let mut waiting = self.waiting();
-        waiting.count += 1;
         waiting.bytes += taken.message.len();
         waiting.turns.put(user, taken);
     }
@@ -75,7 +73,6 @@ impl Line {
     pub(super) fn take(&self) -> Option<(User, Taken)> {
         let mut waiting = self.waiting();
         let (user, taken) = waiting.turns.take()?;
-        waiting.count -= 1;
         waiting.bytes -= taken.message.len();
         Some((user, taken))
     }
@@ -88,16 +85,17 @@ impl Line {
     /// Wakes as many threads as have something to do beside the calling one, which takes so many requests; how many wait here.
     pub(super) fn call_others(&self, takes: usize) -> usize {
         let waiting = self.waiting();
-        let wanted = waiting.count.saturating_sub(takes);
+        let count = waiting.turns.len();
+        let wanted = count.saturating_sub(takes);
         waiting.asleep.iter().take(wanted).for_each(|thread| thread.wake());
-        waiting.count
+        count
     }
 
     /// Calls `read`, in which the calling thread waits for a request or until it is called; `None` if one waits here.
     pub(super) fn wait<T>(&self, thread: Wakeable, read: impl FnOnce() -> T) -> Option<T> {
         {
             let mut waiting = self.waiting();
-            if waiting.count > 0 {
+            if !waiting.turns.is_empty() {
                 return None;
             }
             waiting.asleep.push(thread);

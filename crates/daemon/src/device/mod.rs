@@ -12,7 +12,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Instant;
 
 use memmap2::{MmapMut, MmapOptions};
 use nix::errno::Errno;
@@ -22,6 +21,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::background::start;
 use super::dispatch::Operations;
 use super::gate::{Gate, InHand, Reader};
+use super::held::take_held;
 use super::mount::MountError;
 use super::protocol::wire::{InHeader, OutHeader, opcode};
 use super::protocol::{Request, Ticket, Way, answer, forget, take};
@@ -152,11 +152,12 @@ impl Taker<'_> {
                 return Ok(());
             }
             let reader = self.gate.enter()?;
+            let mut looks = Looks { since_crowd: LOOK_EVERY };
             if rests {
                 // Whose turn it is may still be in the kernel.
-                self.take_in(&reader, buffer);
+                self.take_in(&reader, buffer, &mut looks);
             }
-            let leaves = self.serve_all(&reader, buffer);
+            let leaves = self.serve_all(&reader, buffer, &mut looks);
             self.gate.leave(&reader);
             match leaves {
                 Leaves::Surplus => rests = true,
@@ -170,33 +171,27 @@ impl Taker<'_> {
     }
 
     /// Serves requests as long as this thread is to.
-    fn serve_all(&self, reader: &Reader, buffer: &mut [u8]) -> Leaves {
+    fn serve_all(&self, reader: &Reader, buffer: &mut [u8], looks: &mut Looks) -> Leaves {
         let (line, understudies) = (&self.served.line, &self.served.understudies);
-        let mut looks = Looks { since_crowd: LOOK_EVERY };
         loop {
             let mut is_replaced = false;
             if let Some((user, Taken { message, in_hand, release })) = line.take() {
-                let begun = Instant::now();
+                take_held();
                 is_replaced = self.serve(&message, in_hand);
                 drop(release);
-                line.charge(user, begun.elapsed());
-                if self.take_in(reader, buffer) >= CROWD {
-                    looks.note_crowd();
-                    understudies.note_crowd();
-                }
+                line.charge(user, take_held());
+                self.take_in(reader, buffer, looks);
             } else {
                 self.gate.pass(reader);
-                if line.has_idle(self.threads) && understudies.give_up_surplus() {
+                let is_surplus = understudies.has_surplus() && line.has_idle(self.threads);
+                if is_surplus && understudies.give_up_surplus() {
                     return Leaves::Surplus;
                 }
                 let read = || reader.read(|| nix::unistd::read(self.device, &mut *buffer));
                 match line.wait(reader.thread(), read) {
                     Some(Ok(length)) if looks.is_next_due() && self.has_more() => {
                         self.put(&buffer[..length]);
-                        if self.take_in(reader, buffer) >= CROWD {
-                            looks.note_crowd();
-                            understudies.note_crowd();
-                        }
+                        self.take_in(reader, buffer, looks);
                     }
                     Some(Ok(length)) => {
                         is_replaced = self.serve(&buffer[..length], self.gate.take());
@@ -222,10 +217,9 @@ impl Taker<'_> {
         poll(&mut watched, PollTimeout::ZERO) == Ok(1)
     }
 
-    /// Takes in what the kernel has, and calls other threads for it; how many wait here then. Where a request is taken back
-    /// between the look and the read, this waits for the next one, and what it has taken in is another thread's. What fails
-    /// here fails again later.
-    fn take_in(&self, reader: &Reader, buffer: &mut [u8]) -> usize {
+    /// Takes in what the kernel has, and calls other threads for it. Where a request is taken back between the look and the
+    /// read, this waits for the next one, and what it has taken in is another thread's. What fails here fails again later.
+    fn take_in(&self, reader: &Reader, buffer: &mut [u8], looks: &mut Looks) {
         // A gate that is shut lets what was taken come to its end.
         while !self.gate.is_shut() && self.served.line.has_room() && self.has_more() {
             match reader.read(|| nix::unistd::read(self.device, &mut *buffer)) {
@@ -233,7 +227,10 @@ impl Taker<'_> {
                 Err(_) => break,
             }
         }
-        self.served.line.call_others(1)
+        if self.served.line.call_others(1) >= CROWD {
+            looks.note_crowd();
+            self.served.understudies.note_crowd();
+        }
     }
 
     fn put(&self, message: &[u8]) {
@@ -244,7 +241,7 @@ impl Taker<'_> {
         let release = release.map(|header| releases.begin(InodeId(header.nodeid)));
         let (message, in_hand) = (message.to_vec(), self.gate.take());
         self.served.line.put(user, Taken { message, in_hand, release });
-        self.served.understudies.note_waiting();
+        self.served.understudies.wake();
     }
 
     /// Serves a request; whether another thread has taken the place of this one meanwhile.

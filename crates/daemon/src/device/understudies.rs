@@ -66,11 +66,6 @@ impl Understudies {
         self.takeovers.load(Ordering::SeqCst) != takeovers
     }
 
-    /// A request was taken from the kernel, and nobody serves it yet.
-    pub(super) fn note_waiting(&self) {
-        self.wake();
-    }
-
     /// Several requests wait until a thread is free.
     pub(super) fn note_crowd(&self) {
         if !self.is_crowded.swap(true, Ordering::SeqCst) {
@@ -78,7 +73,8 @@ impl Understudies {
         }
     }
 
-    fn wake(&self) {
+    /// There is a request: the one that looks does not sleep any longer.
+    pub(super) fn wake(&self) {
         if self.is_asleep.load(Ordering::SeqCst) && self.is_asleep.swap(false, Ordering::SeqCst) {
             self.stir();
         }
@@ -88,6 +84,11 @@ impl Understudies {
         // Not between its last look and its sleep.
         drop(self.watch());
         self.stirred.notify_one();
+    }
+
+    /// Whether more threads take requests than should.
+    pub(super) fn has_surplus(&self) -> bool {
+        self.surplus.load(Ordering::SeqCst) > 0
     }
 
     /// Whether the calling thread, which has nothing to do or was replaced, is to rest.
@@ -220,7 +221,7 @@ mod tests {
         }
         // Whoever took it waits for another one.
         do_wait.store(true, Ordering::SeqCst);
-        understudies.note_waiting();
+        understudies.wake();
         assert_eq!(heard.recv_timeout(LONG), Ok(true));
         thread.join().unwrap();
     }

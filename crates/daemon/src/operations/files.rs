@@ -72,7 +72,7 @@ impl Operations {
         &self, inode: InodeId, flags: i32, (caller, process): (Caller, u32),
         reply: impl Reply<Handle>,
     ) {
-        let _held = self.held(Operation::Open);
+        let held = self.held(Operation::Open);
         self.decide_io_mode();
         let reads_only = is_reader(flags);
         if self.is_read_only && !reads_only && !self.fs.is_question(inode) {
@@ -85,7 +85,7 @@ impl Operations {
         self.fs.expect_more(inode, is_held);
         if reads_only
             && is_held
-            && let Some((number, backing)) = self.open_held(inode)
+            && let Some((number, backing)) = self.open_held(inode, held.begun())
         {
             let flags = FopenFlags::FOPEN_NOFLUSH;
             return reply.send(Ok(Handle { number, flags, backing: Some(backing) }));
@@ -249,8 +249,7 @@ impl Operations {
     }
 
     /// Opens a page whose backing file is still registered.
-    fn open_held(&self, inode: InodeId) -> Option<(u64, Arc<Backing>)> {
-        let start = Instant::now();
+    fn open_held(&self, inode: InodeId, begun: Instant) -> Option<(u64, Arc<Backing>)> {
         let Ok(Some(handle)) = self.fs.open_held(inode) else {
             self.backings.let_go(inode);
             return None;
@@ -261,7 +260,7 @@ impl Operations {
             }
             return None;
         };
-        self.fs.observer().request(Operation::Open, true, start.elapsed());
+        self.fs.observer().request(Operation::Open, true, begun.elapsed());
         Some((handle, backing))
     }
 }

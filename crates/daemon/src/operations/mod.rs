@@ -9,7 +9,7 @@ use super::dispatch::Operations;
 use super::shared::Shared;
 pub(super) use files::{CopyRange, Writing};
 use kvfs_fs::{
-    Caller, Listing, NewNode, Place, SetAttributes, Subject, extended_attribute_for,
+    Caller, Listing, NewNode, Place, SetAttributes, Subject, check_limit, extended_attribute_for,
     set_extended_attribute_for,
 };
 use kvfs_observe::Operation;
@@ -164,7 +164,7 @@ impl Operations {
         let _held = self.held(Operation::SetXattr);
         let Some(reply) = self.to_change(reply) else { return };
         match self.call(Operation::SetXattr, Subject::Inode(inode), |fs| {
-            fs.check_limit(inode, &name, caller)?;
+            check_limit(&fs.core, inode, &name, caller)?;
             let request = fs.asks_for_collection(inode, &name, &value)?;
             request.map(|request| fs.begin_collection().map(|()| request)).transpose()
         }) {
@@ -209,7 +209,7 @@ impl Operations {
     ) -> Result<(), Errno> {
         let _held = self.held(Operation::RemoveXattr);
         self.call(Operation::RemoveXattr, Subject::Inode(inode), |fs| {
-            fs.check_limit(inode, name, caller)?;
+            check_limit(&fs.core, inode, name, caller)?;
             fs.remove_extended_attribute(inode, name)
         })
     }

@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crossbeam_channel::Receiver;
 use io_uring::squeue::Entry128;
@@ -15,6 +15,7 @@ use zerocopy::IntoBytes;
 use super::outbox::{InSlot, Outbox};
 use super::slot::Slot;
 use crate::dispatch::Operations;
+use crate::held::take_held;
 use crate::protocol::wire::{COMMIT_AND_FETCH, REGISTER, RingCommand};
 use crate::protocol::{Ticket, answer, take};
 use crate::turns::{Turns, User};
@@ -90,9 +91,8 @@ impl Worker {
         loop {
             self.sort_completed()?;
             if let Some((user, slot)) = self.turns.take() {
-                let begun = Instant::now();
                 self.serve(slot, operations);
-                self.turns.charge(user, begun.elapsed());
+                self.turns.charge(user, take_held());
             }
             self.give_back()?;
             let is_idle = self.turns.is_empty();

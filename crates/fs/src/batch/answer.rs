@@ -223,7 +223,7 @@ impl Making<'_> {
 
     /// The bytes themselves, compared with their checksum as an open compares them.
     fn take_in(&mut self, reading: &Reading) -> Result<Result<FileStat, Status>, FsError> {
-        let Some(opened) = self.fs.open_if_here(reading.object)? else {
+        let Some(opened) = self.fs.residency().open_if_here(reading.object)? else {
             return Ok(Err(Status::Away));
         };
         let stat = opened.stat()?;

@@ -7,6 +7,7 @@ pub(crate) mod describe;
 pub(crate) mod guard;
 pub(crate) mod handle;
 pub(crate) mod happened;
+pub(crate) mod idle;
 pub(crate) mod latest;
 pub(crate) mod models;
 pub(crate) mod node;
@@ -42,6 +43,7 @@ use kvfs_observe::Observer;
 use kvfs_storage::ingest::seal;
 use kvfs_storage::store::Store;
 use kvfs_storage::store::record::ObjectId;
+use kvfs_storage::tier::ram::LetGo;
 use kvfs_storage::tier::what_if::Sample;
 
 /// The parts of [`super::FileSystem`] stand on this one.
@@ -61,6 +63,8 @@ pub struct Core {
     pub(crate) io_mode: OnceLock<IoMode>,
     pub(crate) invalidations: crossbeam_channel::Sender<Invalidation>,
     pub(crate) ask_anew: OnceLock<AskAnew>,
+    /// Makes the kernel forget a backing file that it keeps for the next open.
+    pub(crate) let_go: OnceLock<LetGo>,
 }
 
 impl Core {
@@ -81,6 +85,7 @@ impl Core {
             io_mode: OnceLock::new(),
             invalidations,
             ask_anew: OnceLock::new(),
+            let_go: OnceLock::new(),
         }
     }
 

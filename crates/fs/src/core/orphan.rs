@@ -9,7 +9,9 @@
 use std::time::{Duration, Instant};
 
 use crate::FsError;
+use crate::attributes::Place;
 use crate::core::Core;
+use crate::core::idle::lets_go;
 use crate::core::node::Node;
 use crate::core::stale::mark_stale;
 use crate::core::state::State;
@@ -20,6 +22,17 @@ const SHORT_FOR: Duration = Duration::from_secs(60);
 
 /// Inodes that are looked at before others may have the state.
 const AT_A_TIME: usize = 256;
+
+/// Removes a name of a file; how many bytes it has. With the last one the file goes, as soon as nobody holds it.
+pub(crate) fn remove_name(
+    core: &Core, state: &mut State, (id, inode): (InodeId, &mut Inode), place: &Place,
+) -> Result<u64, FsError> {
+    let size = state.attributes_of(&core.store, id, inode).map_or(0, |shown| shown.size);
+    state.remove_name(place, id);
+    state.touch_directory(place.parent, 0)?;
+    state.drop_link(id, inode)?;
+    Ok(size)
+}
 
 /// Takes the bytes of a file without names off the record.
 pub(super) fn disown_bytes(
@@ -49,7 +62,7 @@ fn disown(state: &mut State, object: ObjectId) -> Result<u64, FsError> {
 }
 
 /// Where the disk has little room beside what they take, or had a moment ago, [`let_unused_go`]; elsewhere the kernel forgets in time.
-pub(crate) fn make_room(core: &Core, let_go: impl Fn(InodeId)) -> Result<(), FsError> {
+pub(crate) fn make_room(core: &Core) -> Result<(), FsError> {
     if core.state().orphans.is_empty() {
         return Ok(());
     }
@@ -63,7 +76,7 @@ pub(crate) fn make_room(core: &Core, let_go: impl Fn(InodeId)) -> Result<(), FsE
         }
         was_room_short(&state)
     };
-    if was_short { let_unused_go(core, let_go) } else { Ok(()) }
+    if was_short { let_unused_go(core) } else { Ok(()) }
 }
 
 /// The disk has too little room, or refuses more.
@@ -76,9 +89,9 @@ pub(crate) fn was_room_short(state: &State) -> bool {
     state.short_since.is_some_and(|since| since.elapsed() < SHORT_FOR)
 }
 
-/// The next commit removes the bytes of all files without a name that nobody uses. `let_go` has the kernel close what it keeps of such a
+/// The next commit removes the bytes of all files without a name that nobody uses. The kernel closes what it keeps of such a
 /// file.
-pub(crate) fn let_unused_go(core: &Core, let_go: impl Fn(InodeId)) -> Result<(), FsError> {
+pub(crate) fn let_unused_go(core: &Core) -> Result<(), FsError> {
     let orphans: Vec<InodeId> = core.state().orphans.keys().copied().collect();
     for some in orphans.chunks(AT_A_TIME) {
         let mut state = core.state();
@@ -89,7 +102,9 @@ pub(crate) fn let_unused_go(core: &Core, let_go: impl Fn(InodeId)) -> Result<(),
             }
         }
         drop(state);
-        gone.into_iter().for_each(&let_go);
+        for id in gone {
+            lets_go(core, id);
+        }
     }
     Ok(())
 }

@@ -83,6 +83,7 @@ mod tests {
     use std::sync::{Arc, Mutex};
 
     use super::*;
+    use crate::core::orphan::remove_name;
     use crate::unmounted::{FILES, Unmounted, place};
 
     /// A file whose only name the daemon takes away.
@@ -90,7 +91,7 @@ mod tests {
         let id = unmounted.write(FILES, name, b"bytes");
         let mut state = unmounted.fs.core.state();
         let mut inode = state.inode(id).unwrap();
-        unmounted.fs.remove_name(&mut state, id, &mut inode, &place(FILES, name)).unwrap();
+        remove_name(&unmounted.fs.core, &mut state, (id, &mut inode), &place(FILES, name)).unwrap();
         id
     }
 
@@ -114,7 +115,7 @@ mod tests {
         let opened = unmounted.fs.open_file(id, libc::O_RDONLY).unwrap();
         let mut inode = core.state().inode(id).unwrap();
         let removed = place(FILES, "open");
-        unmounted.fs.remove_name(&mut core.state(), id, &mut inode, &removed).unwrap();
+        remove_name(core, &mut core.state(), (id, &mut inode), &removed).unwrap();
         mark_stale_without_names(&mut core.state(), id).unwrap();
         assert!(is_stale(&unmounted, id) && core.state().metadata.inode(id).unwrap().is_some());
         assert!(!let_go_if_stale(&mut core.state(), id).unwrap(), "it is in use");

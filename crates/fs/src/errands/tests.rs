@@ -1,9 +1,9 @@
 //! What is asked of directories, sequences and prefixes, without a mount.
 
 use super::*;
-use crate::SetAttributes;
 use crate::lookup::Lookup;
 use crate::unmounted::{FILES, Model, PAGE_TOKENS, Unmounted};
+use crate::{SetAttributes, check_limit};
 use kvfs_page::names;
 
 const ALICE: Caller = Caller { uid: 7, gid: 7 };
@@ -112,9 +112,12 @@ fn only_the_owner_asks_and_only_his_own_files_are_met() {
     assert_refused(unmounted.ask(hers, HINT, FINISHED, BOB), libc::EPERM);
     // Nor is one file moved or pinned by who may only write to it, which is all that the kernel asks for.
     for name in [PIN, TIER] {
-        assert_refused(unmounted.fs.check_limit(hers, name, BOB).map(|()| true), libc::EPERM);
+        assert_refused(
+            check_limit(&unmounted.fs.core, hers, name, BOB).map(|()| true),
+            libc::EPERM,
+        );
         for caller in [ALICE, ROOT] {
-            unmounted.fs.check_limit(hers, name, caller).unwrap();
+            check_limit(&unmounted.fs.core, hers, name, caller).unwrap();
         }
     }
     unmounted.ask(directory, PIN, b"1", ALICE).unwrap();
@@ -217,7 +220,7 @@ fn a_prefix_is_the_pages_up_to_its_end_in_the_sequences_of_who_asks() {
     assert_eq!(unmounted.pinned_pages(his, "001"), expected);
     // Nothing of it can be deleted alone.
     for name in [&b"user.kvfs.ttl"[..], b"user.kvfs.age", b"user.kvfs.quota"] {
-        let outcome = unmounted.fs.check_limit(prefix, name, ROOT).map(|()| true);
+        let outcome = check_limit(&unmounted.fs.core, prefix, name, ROOT).map(|()| true);
         assert_refused(outcome, libc::EOPNOTSUPP);
     }
 }

@@ -9,9 +9,8 @@ use std::sync::Arc;
 
 use super::adopt::Provenance;
 use super::{FsError, ORIGIN};
-use crate::FileSystem;
 use crate::core::state::State;
-use crate::residency::Landed;
+use crate::residency::{Landed, Residency};
 use crate::tiers::Tiers;
 use kvfs_storage::ingest::seal::{self, SealError};
 use kvfs_storage::store::disk::{Access, DiskDirectory, DiskFile, DiskPath, shard};
@@ -29,7 +28,7 @@ impl State {
     }
 }
 
-impl FileSystem {
+impl Residency<'_> {
     /// Whether the bytes of a page are still those of another store.
     pub(crate) fn is_foreign(&self, id: InodeId) -> bool {
         matches!(self.core.state().origin_of(id), Ok(Some(_)))

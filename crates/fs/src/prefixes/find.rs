@@ -262,7 +262,7 @@ impl FileSystem {
         for found in state.metadata.prefix_holders(model, &hash.0, CANDIDATES_MAX)? {
             let Some(pages) = pages_at(&state, &rules, found, hash)? else { continue };
             let can_be_had = |entry: &Entry| -> Result<bool, FsError> {
-                Ok(self.can_be_had(&state, entry.inode)?
+                Ok(self.residency().can_be_had(&state, entry.inode)?
                     && state.lets_askers_read(model, found.0, entry.inode)?)
             };
             let mut all = pages.iter().map(|(_, entry)| can_be_had(entry));

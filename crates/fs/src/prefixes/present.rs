@@ -103,7 +103,7 @@ impl Presence<'_> {
         };
         let bytes = (rows.end - rows.start) * self.manifest().layer_geometry(layer).row_bytes();
         let size = state.attributes(&self.fs.core.store, found.inode)?.size;
-        Ok(size == bytes && self.fs.can_be_had(&state, found.inode)?)
+        Ok(size == bytes && self.fs.residency().can_be_had(&state, found.inode)?)
     }
 
     /// Rows up to `tokens` after which the first of these layers has a state, the last first.
@@ -136,7 +136,7 @@ impl Presence<'_> {
             let Some(kept) = kept else { return Ok(false) };
             let model = self.question.model;
             // An engine may keep its states for itself, where it shows its pages to all.
-            if !self.fs.can_be_had(&state, kept.inode)?
+            if !self.fs.residency().can_be_had(&state, kept.inode)?
                 || !state.lets_askers_read(model, self.sequence, kept.inode)?
             {
                 return Ok(false);
@@ -158,7 +158,7 @@ impl Presence<'_> {
         while at < wanted.end {
             let page = names::format_page(TokenStart(at));
             let Some(page) = state.entry(directory.inode, page.as_bytes())? else { break };
-            if !self.fs.can_be_had(&state, page.inode)? {
+            if !self.fs.residency().can_be_had(&state, page.inode)? {
                 break;
             }
             last = Some(page);

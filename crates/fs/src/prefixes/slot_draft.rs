@@ -361,7 +361,9 @@ impl FileSystem {
 
     fn remove_unfinished(&self, place: &Place) -> Result<(), FsError> {
         let entry = self.core.state().entry(place.parent, &place.name)?;
-        entry.map_or(Ok(()), |entry| self.remove_tree(place, entry, InUse::Goes).map(drop))
+        entry.map_or(Ok(()), |entry| {
+            self.enforcer().remove_tree(place, entry, InUse::Goes).map(drop)
+        })
     }
 }
 

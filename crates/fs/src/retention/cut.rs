@@ -10,13 +10,16 @@
 use std::collections::BTreeMap;
 
 use super::InUse;
-use super::remove::{Kept, Removal, is_used_since};
+use super::enforcer::Enforcer;
+use super::remove::{Kept, Removal};
 use super::rights::Right;
+use crate::FsError;
 use crate::attributes::Place;
 use crate::core::happened;
+use crate::core::idle::lets_go;
+use crate::core::orphan::remove_name;
 use crate::core::stale::{mark_stale_without_names, tell_stale};
 use crate::core::state::State;
-use crate::{FileSystem, FsError};
 use kvfs_page::{LayerKind, TokenStart, names};
 use kvfs_storage::ingest::seal;
 use kvfs_storage::store::disk::Access;
@@ -74,7 +77,7 @@ struct NewTokens {
     new: ObjectId,
 }
 
-impl FileSystem {
+impl Enforcer<'_> {
     /// Removes pages from the end of a sequence until so many bytes are gone, or all of it.
     pub(super) fn cut_from_end(
         &self, sequence: InodeId, bytes_max: u64, (right, why): (Right<'_>, &str),
@@ -222,7 +225,7 @@ impl FileSystem {
         };
         let tokens = if beside.is_some() { None } else { self.copy_tokens(listed.tokens, *first)? };
         for piece in chosen.iter().flat_map(|(_, pieces)| pieces) {
-            self.lets_go(piece.id);
+            lets_go(self.core, piece.id);
         }
         let mut state = self.core.state_to_change()?;
         let used = right.used();
@@ -249,7 +252,8 @@ impl FileSystem {
         for (_, pieces) in &going {
             for piece in *pieces {
                 let mut inode = state.inode(piece.id)?;
-                let size = self.remove_name(&mut state, piece.id, &mut inode, &piece.place)?;
+                let size =
+                    remove_name(self.core, &mut state, (piece.id, &mut inode), &piece.place)?;
                 if right.has_freed(piece.id, inode.links) {
                     removal.bytes += size;
                 }
@@ -275,7 +279,7 @@ impl FileSystem {
         }
         drop(state);
         for piece in going.iter().flat_map(|(_, pieces)| *pieces) {
-            tell_stale(&self.core, piece.place.parent, piece.id);
+            tell_stale(self.core, piece.place.parent, piece.id);
         }
         Ok(removal)
     }
@@ -291,7 +295,9 @@ impl FileSystem {
                 return Ok(Some(Kept::Changed));
             };
             // What it shares, others use.
-            if inode.links == 1 && is_used_since(self, state, (piece.id, &inode), used) {
+            if inode.links == 1
+                && self.retention.is_used_since((state, &self.core.store), (piece.id, &inode), used)
+            {
                 return Ok(Some(Kept::Changed));
             }
             if let Some(kept) = self.keeps(state, piece.id, &inode)? {
@@ -335,7 +341,9 @@ impl FileSystem {
             return Ok(false);
         }
         let inode = state.metadata.inode(id)?;
-        if inode.as_ref().is_none_or(|inode| is_used_since(self, state, (id, inode), used)) {
+        if inode.as_ref().is_none_or(|inode| {
+            self.retention.is_used_since((state, &self.core.store), (id, inode), used)
+        }) {
             return Ok(false);
         }
         let Some(tokens) = tokens else {
@@ -379,7 +387,7 @@ impl FileSystem {
         if removal.kept.is_none() {
             let Removal { files, bytes, .. } = removal;
             let event = Event { files, ..event.with_bytes(bytes) };
-            happened::note_at(&self.core, &self.core.state(), &place, event);
+            happened::note_at(self.core, &self.core.state(), &place, event);
         }
         Ok(removal)
     }

@@ -4,19 +4,21 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
+use super::enforcer::Enforcer;
 use super::remove::Removal;
 use super::rights::Right;
-use super::{LOOK_INTERVAL, Reason, TTL, WALKS_APART, policy};
+use super::steps::{LOOK_INTERVAL, WALKS_APART};
+use super::{Reason, TTL, policy};
+use crate::FsError;
 use crate::attributes::Place;
 use crate::core::state::State;
-use crate::{FileSystem, FsError};
 use kvfs_storage::store::keys;
 use kvfs_storage::store::record::{Inode, InodeId, Role, Time};
 
 /// Files removed in one step.
 const FILES_PER_STEP: usize = 1024;
 
-impl FileSystem {
+impl Enforcer<'_> {
     /// Removes files whose own time has come.
     pub(super) fn remove_expired_files(
         &self, last: &mut Option<(Instant, Duration)>,

@@ -5,19 +5,21 @@
 //! sequences the last pages, never something out of the middle (`cut`). What is pinned, open,
 //! mapped or being written stays.
 //!
-//! A thread walks what is below each limit (`pass`), some names at a time, and then removes
-//! (`remove`). What a directory holds is known from the last walk, less what was removed since, so a
-//! limit may be exceeded for as long as it takes until the next.
+//! [`Retention`] has the limits and the uses. A thread (`steps`) walks what is below each limit (`pass`), some names at a
+//! time, and then removes (`remove`) through the operations on names (`enforcer`). What a directory holds is known from the
+//! last walk, less what was removed since, so a limit may be exceeded for as long as it takes until the next.
 
 mod below;
 mod clock;
 mod cut;
 mod dated;
+mod enforcer;
 mod expired;
 mod pass;
 mod policy;
 mod remove;
 mod rights;
+mod steps;
 #[cfg(test)]
 mod tests;
 mod tree;
@@ -27,29 +29,25 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use super::{FileSystem, FsError};
+use super::FsError;
+use crate::core::Core;
 use crate::core::state::State;
 use clock::Clock;
 use kvfs_observe::RetentionCounters;
+use kvfs_storage::store::Store;
 use kvfs_storage::store::disk::Space;
 use kvfs_storage::store::record::{DEPTH_MAX, Inode, InodeId, Kind, Time};
-use pass::Pass;
 use policy::{Policies, Policy};
-use rights::Root;
 use uses::Uses;
 
 pub(super) use dated::{USED, kept_use};
-pub(super) use policy::{AGE, QUOTA, TTL, is_limit};
+pub use policy::check_limit;
+pub(super) use policy::{AGE, QUOTA, TTL, check_reader, is_limit};
+pub use steps::Retainer;
 pub(super) use tree::InUse;
 
-/// Between two looks for something to do.
-const LOOK_INTERVAL: Duration = Duration::from_secs(1);
-/// Walks over one directory take at most one of so many parts of the time.
-const WALKS_APART: u32 = 20;
-/// A step takes some milliseconds; the thread rests three times as long, and not less than this.
-const REST_MIN: Duration = Duration::from_millis(5);
 /// Uses put on record in one commit.
 const RECORDED_AT_ONCE: usize = 1 << 14;
 /// Directories of which `.kvfs/status` tells.
@@ -99,9 +97,9 @@ struct Report {
     removed_files: u64,
 }
 
-/// What a mount knows for its retention.
+/// What a mount knows of its limits and of uses.
 #[derive(Debug, Default)]
-pub(super) struct Retention {
+pub struct Retention {
     /// There is some limit.
     is_active: AtomicBool,
     policies: Mutex<Policies>,
@@ -162,47 +160,22 @@ impl Retention {
     fn reports(&self) -> MutexGuard<'_, BTreeMap<InodeId, Report>> {
         self.reports.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// What the thread that removes remembers between two steps.
-#[derive(Debug, Default)]
-pub struct Retainer {
-    pass: Option<Pass>,
-    walked: BTreeMap<InodeId, Walked>,
-    /// When files with a time to live of their own were last looked at, and how long that took.
-    expired: Option<(Instant, Duration)>,
-    reported: bool,
-}
-
-/// How a walk over a directory ended.
-#[derive(Debug)]
-struct Walked {
-    policy: Policy,
-    at: Instant,
-    took: Duration,
-    /// [`names_changed`](kvfs_storage::store::metadata::Metadata::names_changed) when it began.
-    names_changed: u64,
-    /// When the next file is too old.
-    next_expiry: Option<Time>,
-    /// It left something to do.
-    is_unfinished: bool,
-}
-
-impl FileSystem {
     /// A file is opened for reading with these flags of open(2). Whoever says so leaves no trace.
     /// It is noted without any limit, too: the first one does not delete what was just read.
-    pub fn note_use(&self, id: InodeId, flags: i32) {
+    pub(super) fn note_use(&self, store: &Store, id: InodeId, flags: i32) {
         let is_stored = !super::is_virtual(id);
-        if flags & libc::O_NOATIME == 0 && is_stored && !self.core.store.is_read_only() {
-            self.retention.uses().note(id, Time::now());
+        if flags & libc::O_NOATIME == 0 && is_stored && !store.is_read_only() {
+            self.uses().note(id, Time::now());
         }
     }
 
     /// Puts all uses on record, when a mount that may change something ends.
-    pub fn record_uses(&self) -> Result<(), FsError> {
-        let uses = self.retention.uses().take();
+    pub(super) fn record_uses(
+        &self, core: &Core, commit: impl Fn() -> Result<(), FsError>,
+    ) -> Result<(), FsError> {
+        let uses = self.uses().take();
         for batch in uses.chunks(RECORDED_AT_ONCE) {
-            let mut state = self.core.state();
+            let mut state = core.state();
             if state.refusal.is_some() {
                 return Ok(());
             }
@@ -214,114 +187,29 @@ impl FileSystem {
                 }
             }
             drop(state);
-            self.commit()?;
+            commit()?;
         }
         Ok(())
     }
 
     /// Counters of what retention removes.
-    pub fn retention_counters(&self) -> &RetentionCounters {
-        &self.retention.counters
+    pub fn counters(&self) -> &RetentionCounters {
+        &self.counters
     }
 
-    /// One step of retention; says how long to wait before the next.
-    pub fn retain(&self, retainer: &mut Retainer) -> Duration {
-        let is_clock_good = self.retention.clock().look(Time::now(), Instant::now());
-        if self.core.state().refusal.is_some() || !self.retention.is_active.load(Ordering::Acquire)
-        {
-            retainer.pass = None;
-            return LOOK_INTERVAL;
-        }
-        let begun = Instant::now();
-        match self.retention_step(retainer, is_clock_good) {
-            Ok(true) => {
-                retainer.reported = false;
-                (begun.elapsed() * 3).clamp(REST_MIN, LOOK_INTERVAL)
-            }
-            Ok(false) => LOOK_INTERVAL,
-            Err(error) => {
-                if !std::mem::replace(&mut retainer.reported, true) {
-                    log::error!("what directories may hold is not enforced: {error}");
-                }
-                retainer.pass = None;
-                LOOK_INTERVAL
-            }
-        }
+    fn is_active(&self) -> bool {
+        self.is_active.load(Ordering::Acquire)
     }
 
-    /// Whether there is more to do.
-    fn retention_step(
-        &self, retainer: &mut Retainer, is_clock_good: bool,
-    ) -> Result<bool, FsError> {
-        if retainer.pass.is_none() {
-            retainer.pass = self.next_pass(retainer, is_clock_good)?;
-        }
-        let Some(pass) = &mut retainer.pass else {
-            if is_clock_good {
-                self.remove_expired_files(&mut retainer.expired)?;
-            }
-            return Ok(false);
-        };
-        if self.advance(pass)? {
-            return Ok(true);
-        }
-        if let Some(pass) = retainer.pass.take() {
-            retainer.walked.insert(pass.root, pass.walked());
-        }
-        Ok(true)
-    }
-
-    /// A walk that is due.
-    fn next_pass(
-        &self, retainer: &mut Retainer, is_clock_good: bool,
-    ) -> Result<Option<Pass>, FsError> {
-        let directories = self.retention.policies().directories.clone();
-        retainer.walked.retain(|id, _| directories.contains_key(id));
-        self.retention.reports().retain(|id, _| directories.contains_key(id));
-        let walked = &retainer.walked;
-        let due = directories.into_iter().filter(|(id, policy)| {
-            walked.get(id).is_none_or(|walked| self.is_walk_due(walked, *policy))
-        });
-        // Those never walked come first.
-        let due = due.min_by_key(|(id, _)| walked.get(id).map(|walked| walked.at));
-        let Some((id, policy)) = due else {
-            return Ok(None);
-        };
-        // What was closed a moment ago is not in use.
-        self.core.settle_idle()?;
-        let state = self.core.state_to_change()?;
-        let Ok((directory, class)) = state.directory(id) else {
-            drop(state);
-            self.retention.policies().forget(id);
-            return Ok(None);
-        };
-        let root = Root { id, class, policy, owner: directory.uid };
-        Ok(Some(Pass::new(root, state.metadata.names_changed, is_clock_good)))
-    }
-
-    fn is_walk_due(&self, walked: &Walked, policy: Policy) -> bool {
-        if walked.policy != policy {
-            return true;
-        }
-        let is_old = walked.next_expiry.is_some_and(|time| time <= Time::now());
-        let is_time = walked.at.elapsed() >= LOOK_INTERVAL.max(walked.took * WALKS_APART);
-        is_time
-            && (is_old
-                || walked.is_unfinished
-                || self.core.state().metadata.names_changed != walked.names_changed)
-    }
-
-    /// What `statfs` tells in a directory: not more than what the limits above it leave. Files that are off the record and
-    /// about to be removed are free: whoever removes and syncs until there is room would remove too much.
-    pub fn space_at(&self, id: InodeId) -> Result<Space, FsError> {
-        let space = self.core.store.disk.space()?;
-        let mut space = self.postponed.waiting().added_to(space);
-        if !self.retention.is_active.load(Ordering::Acquire) || super::is_virtual(id) {
+    /// What is left of a space for a directory: not more than what the limits above it leave.
+    pub(super) fn limit_space(
+        &self, core: &Core, id: InodeId, mut space: Space,
+    ) -> Result<Space, FsError> {
+        if !self.is_active() || super::is_virtual(id) {
             return Ok(space);
         }
-        let state = self.core.state();
-        let limits = self.limits_above(&state, id)?;
-        let reports = self.retention.reports();
+        let limits = self.limits_above(&core.state(), id)?;
+        let reports = self.reports();
         for (directory, limit) in limits {
             let used = reports.get(&directory).map_or(0, |report| report.bytes);
             let left = limit.saturating_sub(used);
@@ -337,11 +225,11 @@ impl FileSystem {
     pub(super) fn note_removed(
         &self, state: &State, directory: InodeId, bytes: u64,
     ) -> Result<(), FsError> {
-        if !self.retention.is_active.load(Ordering::Acquire) {
+        if !self.is_active() {
             return Ok(());
         }
         let limits = self.limits_above(state, directory)?;
-        let mut reports = self.retention.reports();
+        let mut reports = self.reports();
         for (directory, _) in limits {
             if let Some(report) = reports.get_mut(&directory) {
                 report.bytes = report.bytes.saturating_sub(bytes);
@@ -352,7 +240,7 @@ impl FileSystem {
 
     /// Directories from this one up that have a limit, and how many bytes they may hold.
     fn limits_above(&self, state: &State, id: InodeId) -> Result<Vec<(InodeId, u64)>, FsError> {
-        let policies = self.retention.policies();
+        let policies = self.policies();
         let mut limits = Vec::new();
         let mut at = id;
         for _ in 0..DEPTH_MAX {
@@ -370,17 +258,17 @@ impl FileSystem {
     }
 
     /// Lines of `.kvfs/status`.
-    pub(super) fn retention_status(&self, text: &mut String) {
-        if !self.retention.is_active.load(Ordering::Acquire) {
+    pub(super) fn status(&self, core: &Core, text: &mut String) {
+        if !self.is_active() {
             return;
         }
-        let directories = self.retention.policies().directories.clone();
-        let totals = &self.retention.counters;
+        let directories = self.policies().directories.clone();
+        let totals = &self.counters;
         // Writing to a String cannot fail.
         let _ = writeln!(text, "retention_directories: {}", directories.len());
         let _ = writeln!(text, "retention_removed_files: {}", totals.removed_files());
         let _ = writeln!(text, "retention_removed_bytes: {}", totals.removed_bytes());
-        if let Some(doubt) = self.retention.clock().doubt(Instant::now()) {
+        if let Some(doubt) = self.clock().doubt(Instant::now()) {
             let seconds = doubt.as_secs();
             let _ = writeln!(
                 text,
@@ -388,8 +276,8 @@ impl FileSystem {
             );
         }
         for (id, policy) in directories.into_iter().take(TOLD_MAX) {
-            let Some(path) = self.core.state().directory_path(id) else { continue };
-            let report = self.retention.reports().get(&id).copied().unwrap_or_default();
+            let Some(path) = core.state().directory_path(id) else { continue };
+            let report = self.reports().get(&id).copied().unwrap_or_default();
             let Report { bytes, files, removed_bytes, removed_files } = report;
             let _ = writeln!(
                 text,

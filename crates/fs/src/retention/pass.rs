@@ -6,15 +6,17 @@
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::time::Instant;
 
+use super::Reason;
 use super::below::NamesBelow;
+use super::enforcer::Enforcer;
 use super::policy::Ttl;
 use super::remove::{Kept, Removal};
 use super::rights::Root;
+use super::steps::Walked;
 use super::uses::after;
-use super::{Reason, Walked};
+use crate::FsError;
 use crate::attributes::Place;
 use crate::core::state::State;
-use crate::{FileSystem, FsError};
 use kvfs_storage::store::record::{DirectoryClass, Inode, InodeId, Kind, Role, Time};
 
 /// Names looked at with the state held: a request may have to wait for them.
@@ -309,7 +311,7 @@ impl Pass {
     }
 }
 
-impl FileSystem {
+impl Enforcer<'_> {
     /// One step of a walk; whether there is more to do.
     pub(super) fn advance(&self, pass: &mut Pass) -> Result<bool, FsError> {
         if pass.phase != Phase::Walking {

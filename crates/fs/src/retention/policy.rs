@@ -14,10 +14,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use super::Retention;
 use super::uses::after;
+use crate::core::Core;
 use crate::core::state::State;
 use crate::extended::{PIN, TIER};
-use crate::{Caller, FileSystem, FsError};
+use crate::{Caller, FsError};
 use kvfs_storage::store::StoreError;
 use kvfs_storage::store::metadata::Attribute;
 use kvfs_storage::store::record::{DirectoryClass, Inode, InodeId, Kind, Role, Time};
@@ -147,44 +149,13 @@ pub(crate) fn is_limit(name: &[u8]) -> bool {
     matches!(name, QUOTA | AGE | TTL)
 }
 
-impl FileSystem {
-    /// Whether somebody may set or remove an attribute, where the kernel does not know enough: a limit
-    /// deletes what others have written, and belongs to the owner of a directory, as a quota does; who may write to a file
-    /// of somebody else's does not decide where it lies.
-    pub fn check_limit(&self, id: InodeId, name: &[u8], caller: Caller) -> Result<(), FsError> {
-        if [PIN, TIER].contains(&name) && !crate::is_virtual(id) {
-            return self.check_owner(id, caller);
-        }
-        if !is_limit(name) {
-            return Ok(());
-        }
-        // A prefix is in sequences of several owners, and none of them goes alone.
-        if crate::is_virtual(id) {
-            return Err(FsError::Unsupported);
-        }
-        self.check_owner(id, caller)
-    }
-
-    /// Whether somebody may read an attribute: how much there is below a directory is not for those
-    /// who cannot look.
-    pub fn check_reader(&self, id: InodeId, name: &[u8], caller: Caller) -> Result<(), FsError> {
-        // What is no directory of the store holds nothing, and belongs to nobody.
-        if name == USED_BYTES && !crate::is_virtual(id) {
-            self.check_owner(id, caller)
-        } else {
-            Ok(())
-        }
-    }
-
-    fn check_owner(&self, id: InodeId, caller: Caller) -> Result<(), FsError> {
-        let owner = self.core.state().inode(id)?.uid;
-        if [0, owner].contains(&caller.uid) { Ok(()) } else { Err(FsError::NotPermitted) }
-    }
-
+impl Retention {
     /// Sets a limit: a decimal number of bytes or seconds, and behind it whether a use begins them anew.
-    pub(crate) fn set_limit(&self, id: InodeId, name: &[u8], value: &[u8]) -> Result<(), FsError> {
+    pub(crate) fn set_limit(
+        &self, core: &Core, id: InodeId, name: &[u8], value: &[u8],
+    ) -> Result<(), FsError> {
         let limit = parse(name, value).ok_or(FsError::Invalid)?;
-        let mut state = self.core.state_to_change()?;
+        let mut state = core.state_to_change()?;
         let mut inode = state.inode(id)?;
         check_place(&inode, name)?;
         let life = state.metadata.life(id);
@@ -196,8 +167,10 @@ impl FileSystem {
     }
 
     /// Takes a limit away.
-    pub(crate) fn remove_limit(&self, id: InodeId, name: &[u8]) -> Result<(), FsError> {
-        let mut state = self.core.state_to_change()?;
+    pub(crate) fn remove_limit(
+        &self, core: &Core, id: InodeId, name: &[u8],
+    ) -> Result<(), FsError> {
+        let mut state = core.state_to_change()?;
         let inode = state.remove_attribute(id, name)?;
         self.note_limit(id, inode.is_directory(), name, None);
         Ok(())
@@ -223,12 +196,12 @@ impl FileSystem {
 
     /// Bytes that the last walk found below a directory with a limit.
     pub(crate) fn limited_bytes(&self, id: InodeId) -> Option<u64> {
-        self.retention.reports().get(&id).map(|report| report.bytes)
+        self.reports().get(&id).map(|report| report.bytes)
     }
 
     /// Looks for limits, beside the mount.
-    pub fn find_limits(&self) -> Result<(), StoreError> {
-        let snapshot = self.core.state().metadata.snapshot()?;
+    pub fn find_limits(&self, core: &Core) -> Result<(), StoreError> {
+        let snapshot = core.state().metadata.snapshot()?;
         let mut found = Vec::new();
         snapshot.for_each_named(b'X', |inode, name| {
             if is_limit(name) {
@@ -237,7 +210,7 @@ impl FileSystem {
         })?;
         drop(snapshot);
         for (id, name) in found {
-            let state = self.core.state();
+            let state = core.state();
             let value = state.metadata.attribute(id, &name)?;
             let limit = value.and_then(|value| parse(&name, &value));
             let inode = state.metadata.inode(id)?;
@@ -257,11 +230,46 @@ impl FileSystem {
     }
 
     fn note_limit(&self, id: InodeId, is_directory: bool, name: &[u8], value: Option<Limit>) {
-        let mut policies = self.retention.policies();
+        let mut policies = self.policies();
         policies.note(id, is_directory, name, value);
         let is_active = !policies.directories.is_empty() || !policies.files.is_empty();
-        self.retention.is_active.store(is_active, Ordering::Release);
+        self.is_active.store(is_active, Ordering::Release);
     }
+}
+
+/// Whether somebody may set or remove an attribute, where the kernel does not know enough: a limit
+/// deletes what others have written, and belongs to the owner of a directory, as a quota does; who may write to a file
+/// of somebody else's does not decide where it lies.
+pub fn check_limit(core: &Core, id: InodeId, name: &[u8], caller: Caller) -> Result<(), FsError> {
+    if [PIN, TIER].contains(&name) && !crate::is_virtual(id) {
+        return check_owner(core, id, caller);
+    }
+    if !is_limit(name) {
+        return Ok(());
+    }
+    // A prefix is in sequences of several owners, and none of them goes alone.
+    if crate::is_virtual(id) {
+        return Err(FsError::Unsupported);
+    }
+    check_owner(core, id, caller)
+}
+
+/// Whether somebody may read an attribute: how much there is below a directory is not for those
+/// who cannot look.
+pub(crate) fn check_reader(
+    core: &Core, id: InodeId, name: &[u8], caller: Caller,
+) -> Result<(), FsError> {
+    // What is no directory of the store holds nothing, and belongs to nobody.
+    if name == USED_BYTES && !crate::is_virtual(id) {
+        check_owner(core, id, caller)
+    } else {
+        Ok(())
+    }
+}
+
+fn check_owner(core: &Core, id: InodeId, caller: Caller) -> Result<(), FsError> {
+    let owner = core.state().inode(id)?.uid;
+    if [0, owner].contains(&caller.uid) { Ok(()) } else { Err(FsError::NotPermitted) }
 }
 
 /// A limit as it is stored. Nothing and forever are no limits.

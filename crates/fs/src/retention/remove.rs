@@ -1,17 +1,22 @@
 //! Removing one file or sequence, unless somebody wants it after all.
 
+use super::Retention;
 use super::below::NamesBelow;
 use super::dated::kept_use;
+use super::enforcer::Enforcer;
 use super::pass::{Unit, What};
 use super::rights::{Right, Root};
+use crate::FsError;
 use crate::attributes::Place;
 use crate::core::happened;
+use crate::core::idle::{is_idle, is_unmapped, lets_go};
+use crate::core::orphan::remove_name;
 use crate::core::stale::{mark_stale_without_names, tell_stale};
 use crate::core::state::State;
-use crate::{FileSystem, FsError};
-use kvfs_storage::store::disk::{Access, DiskPath};
+use kvfs_storage::store::Store;
 use kvfs_storage::store::event::{self, Event};
-use kvfs_storage::store::record::{Inode, InodeId, ObjectId, Role, Time};
+use kvfs_storage::store::record::{Inode, InodeId, Role, Time};
+
 /// What a removal did.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Removal {
@@ -47,7 +52,7 @@ impl Kept {
     }
 }
 
-impl FileSystem {
+impl Enforcer<'_> {
     /// Removes a file, or so many bytes of a sequence from its end.
     pub(super) fn remove_unit(
         &self, (root, names): (&Root, &NamesBelow), unit: &Unit, bytes_max: u64, why: &str,
@@ -64,28 +69,30 @@ impl FileSystem {
         &self, id: InodeId, place: &Place, right: Right<'_>, why: Option<&str>,
     ) -> Result<Removal, FsError> {
         // Or the kernel itself has it open for the next reader.
-        self.lets_go(id);
+        lets_go(self.core, id);
         let mut state = self.core.state_to_change()?;
         let entry = state.entry(place.parent, &place.name)?;
         let inode = state.metadata.inode(id)?;
         let used = right.used();
         let may_go = entry.is_some_and(|entry| entry.inode == id) && right.holds(self, &state)?;
-        let goes = |inode: &Inode| may_go && !is_used_since(self, &state, (id, inode), used);
+        let goes = |inode: &Inode| {
+            may_go && !self.retention.is_used_since((&state, &self.core.store), (id, inode), used)
+        };
         let Some(mut inode) = inode.filter(goes) else {
             return Ok(Removal { kept: Some(Kept::Changed), ..Removal::default() });
         };
         if let Some(kept) = self.keeps(&state, id, &inode)? {
             return Ok(Removal { kept: Some(kept), ..Removal::default() });
         }
-        let size = self.remove_name(&mut state, id, &mut inode, place)?;
+        let size = remove_name(self.core, &mut state, (id, &mut inode), place)?;
         let bytes = if right.has_freed(id, inode.links) { size } else { 0 };
         mark_stale_without_names(&mut state, id)?;
         if let Some(why) = why {
             let event = Event::new(event::What::Deleted, why).of(id).with_bytes(bytes);
-            happened::note_at(&self.core, &state, place, Event { used, ..event });
+            happened::note_at(self.core, &state, place, Event { used, ..event });
         }
         drop(state);
-        tell_stale(&self.core, place.parent, id);
+        tell_stale(self.core, place.parent, id);
         Ok(Removal { files: 1, bytes, ..Removal::default() })
     }
 
@@ -107,44 +114,25 @@ impl FileSystem {
             Some(_) if file.role.is_append_only() => {
                 state.nodes.get(&id).is_none_or(|node| !node.is_in_use())
             }
-            Some(object) => self.is_idle(state, id, object) && self.is_unmapped(object),
+            Some(object) => is_idle(self.core, state, id, object) && is_unmapped(self.core, object),
             None => false,
         };
         let is_committing = file.object.is_some_and(|object| state.metadata.is_committing(object));
         Ok((!is_free).then_some(if is_committing { Kept::Committing } else { Kept::InUse }))
     }
-
-    /// Whether nobody has the copies open that [`FileSystem::is_idle`] does not look at: the one in
-    /// memory, and one that was not committed yet.
-    fn is_unmapped(&self, object: ObjectId) -> bool {
-        let in_memory =
-            self.core.store.ram.as_ref().and_then(|ram| ram.open_copy(object, Access::Read));
-        let staged = self.core.store.disk.open(&DiskPath::Staging(object), Access::Read);
-        let files = [in_memory, Some(staged)].into_iter().flatten();
-        files.filter_map(Result::ok).all(|file| file.is_unused().unwrap_or(false))
-    }
-
-    /// Removes a name of a file; how many bytes it has.
-    pub(crate) fn remove_name(
-        &self, state: &mut State, id: InodeId, inode: &mut Inode, place: &Place,
-    ) -> Result<u64, FsError> {
-        let size = state.attributes_of(&self.core.store, id, inode).map_or(0, |shown| shown.size);
-        state.remove_name(place, id);
-        state.touch_directory(place.parent, 0)?;
-        state.drop_link(id, inode)?;
-        Ok(size)
-    }
 }
 
-/// Whether a file was read or written after the time at which it was used last as a walk has seen it.
-pub(super) fn is_used_since(
-    fs: &FileSystem, state: &State, (id, inode): (InodeId, &Inode), used: Option<Time>,
-) -> bool {
-    let Some(used) = used else { return false };
-    let shown = state.attributes_of(&fs.core.store, id, inode);
-    let modified = shown.map_or(inode.mtime, |shown| shown.mtime);
-    let kept = kept_use(state, id).ok().flatten();
-    modified > used || kept.max(fs.retention.uses().of(id)).is_some_and(|last| last > used)
+impl Retention {
+    /// Whether a file was read or written after the time at which it was used last as a walk has seen it.
+    pub(super) fn is_used_since(
+        &self, (state, store): (&State, &Store), (id, inode): (InodeId, &Inode), used: Option<Time>,
+    ) -> bool {
+        let Some(used) = used else { return false };
+        let shown = state.attributes_of(store, id, inode);
+        let modified = shown.map_or(inode.mtime, |shown| shown.mtime);
+        let kept = kept_use(state, id).ok().flatten();
+        modified > used || kept.max(self.uses().of(id)).is_some_and(|last| last > used)
+    }
 }
 
 #[cfg(test)]
@@ -153,9 +141,9 @@ mod tests {
 
     use super::*;
     use crate::retention::{QUOTA, TTL};
-    use crate::{Caller, NewTime, SetAttributes};
+    use crate::{Caller, FileSystem, NewTime, SetAttributes};
     use kvfs_observe::Observer;
-    use kvfs_storage::store::Store;
+    use kvfs_storage::store::disk::Access;
 
     const FILES: InodeId = InodeId(3);
 
@@ -174,7 +162,7 @@ mod tests {
         // Room for all that the kernel is told: a removal waits while there is none.
         let (sender, _invalidations) = crossbeam_channel::bounded(64);
         let (fs, _) = FileSystem::open(store, Arc::new(Observer::new()), sender).unwrap();
-        fs.set_limit(FILES, QUOTA, b"1").unwrap();
+        fs.retention.set_limit(&fs.core, FILES, QUOTA, b"1").unwrap();
         let policy = fs.retention.policies().directories[&FILES];
         let (owned, class) = fs.core.state().directory(FILES).unwrap();
         let root = Root { id: FILES, class, policy, owner: owned.uid };
@@ -195,7 +183,7 @@ mod tests {
         fn remove(&self, used: Time) -> Removal {
             let unit = Unit { used, what: What::File(self.id, self.place.clone()) };
             let names = NamesBelow::default();
-            self.fs.remove_unit((&self.root, &names), &unit, u64::MAX, "quota").unwrap()
+            self.fs.enforcer().remove_unit((&self.root, &names), &unit, u64::MAX, "quota").unwrap()
         }
 
         fn give(&self, id: InodeId, uid: u32) {
@@ -207,7 +195,7 @@ mod tests {
     impl Limited {
         /// The file has a time to live, which is over.
         fn live_for_a_second(&self) {
-            self.fs.set_limit(self.id, TTL, b"1").unwrap();
+            self.fs.retention.set_limit(&self.fs.core, self.id, TTL, b"1").unwrap();
             let old = NewTime::At(Time { seconds: 1, nanoseconds: 0 });
             let set = SetAttributes { mtime: Some(old), ..SetAttributes::default() };
             self.fs.set_attributes(self.id, &set).unwrap();
@@ -258,11 +246,11 @@ mod tests {
     #[test]
     fn a_limit_that_was_taken_away_removes_nothing() {
         let limited = limited();
-        limited.fs.remove_limit(FILES, QUOTA).unwrap();
+        limited.fs.retention.remove_limit(&limited.fs.core, FILES, QUOTA).unwrap();
         assert_eq!(limited.remove(limited.modified()).kept, Some(Kept::Changed));
-        limited.fs.set_limit(FILES, QUOTA, b"2").unwrap();
+        limited.fs.retention.set_limit(&limited.fs.core, FILES, QUOTA, b"2").unwrap();
         assert_eq!(limited.remove(limited.modified()).kept, Some(Kept::Changed));
-        limited.fs.set_limit(FILES, QUOTA, b"1").unwrap();
+        limited.fs.retention.set_limit(&limited.fs.core, FILES, QUOTA, b"1").unwrap();
         assert_eq!(limited.remove(limited.modified()).files, 1);
     }
 
@@ -280,13 +268,13 @@ mod tests {
         let (fs, id) = (&limited.fs, limited.id);
         limited.live_for_a_second();
         let right = Right::OwnTime(id, &limited.place);
-        let outcome = fs.remove_file(id, &limited.place, right, None).unwrap();
+        let outcome = fs.enforcer().remove_file(id, &limited.place, right, None).unwrap();
         assert_eq!(outcome.kept, Some(Kept::Changed), "the directory is not its owner's");
         limited.give(FILES, 1001);
         limited.give(id, 1001);
-        let outcome = fs.remove_file(id, &limited.place, right, None).unwrap();
+        let outcome = fs.enforcer().remove_file(id, &limited.place, right, None).unwrap();
         assert_eq!(outcome.kept, Some(Kept::Changed), "the limit was of another owner");
         limited.live_for_a_second();
-        assert_eq!(fs.remove_file(id, &limited.place, right, None).unwrap().files, 1);
+        assert_eq!(fs.enforcer().remove_file(id, &limited.place, right, None).unwrap().files, 1);
     }
 }

@@ -2,12 +2,13 @@
 //! something and the removal asks again with the state held, since limits, owners and modes may have changed in between.
 
 use super::below::NamesBelow;
+use super::enforcer::Enforcer;
 use super::pass::{Unit, What};
 use super::policy::Policy;
+use crate::FsError;
 use crate::attributes::Place;
 use crate::core::rights::User;
 use crate::core::state::State;
-use crate::{FileSystem, FsError};
 use kvfs_storage::store::record::{DEPTH_MAX, DirectoryClass, Inode, InodeId, Kind, Time};
 
 /// Why something goes that nobody removes by its path.
@@ -47,14 +48,14 @@ impl Right<'_> {
     }
 
     /// Whether what it is about may still go.
-    pub(super) fn holds(self, fs: &FileSystem, state: &State) -> Result<bool, FsError> {
+    pub(super) fn holds(self, enforcer: &Enforcer<'_>, state: &State) -> Result<bool, FsError> {
         match self {
             Right::Limit(root, unit, _) => {
-                let policy = fs.retention.policies().directories.get(&root.id).copied();
+                let policy = enforcer.retention.policies().directories.get(&root.id).copied();
                 Ok(policy == Some(root.policy) && state.may_still_go(root, unit)?)
             }
             Right::OwnTime(id, place) => {
-                let time = fs.own_time(state, id)?;
+                let time = enforcer.own_time(state, id)?;
                 Ok(time.is_some_and(|time| time <= Time::now())
                     && state.owner_may_remove(id, place)?)
             }

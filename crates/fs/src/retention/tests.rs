@@ -6,7 +6,11 @@ mod rights;
 mod slots;
 mod walk;
 
+use std::time::Duration;
+
+use super::steps::{LOOK_INTERVAL, REST_MIN, Walked};
 use super::*;
+use crate::FileSystem;
 use crate::unmounted::{FILES, Unmounted, at, place};
 use kvfs_storage::store::event::{self, Event};
 
@@ -16,7 +20,7 @@ pub(super) fn run(fs: &FileSystem, retainer: &mut Retainer) {
 }
 
 pub(super) fn run_by(fs: &FileSystem, retainer: &mut Retainer, is_clock_good: bool) {
-    while fs.retention_step(retainer, is_clock_good).unwrap() {}
+    while fs.enforcer().step(retainer, is_clock_good).unwrap() {}
 }
 
 /// Now, less so many seconds.
@@ -27,7 +31,7 @@ pub(super) fn ago(seconds: i64) -> Time {
 
 impl Unmounted {
     pub(super) fn limit(&self, id: InodeId, name: &[u8], value: &str) {
-        self.fs.set_limit(id, name, value.as_bytes()).unwrap();
+        self.fs.retention.set_limit(&self.fs.core, id, name, value.as_bytes()).unwrap();
     }
 
     pub(super) fn report(&self, id: InodeId) -> Report {
@@ -40,7 +44,7 @@ impl Unmounted {
 
     pub(super) fn status(&self) -> String {
         let mut text = String::new();
-        self.fs.retention_status(&mut text);
+        self.fs.retention.status(&self.fs.core, &mut text);
         text
     }
 }

@@ -1,10 +1,11 @@
 //! Removing a directory with all that is in it.
 
+use super::enforcer::Enforcer;
 use super::remove::{Kept, Removal};
 use super::rights::Right;
+use crate::FsError;
 use crate::attributes::Place;
 use crate::core::stale::{mark_stale_without_names, tell_stale, told};
-use crate::{FileSystem, FsError};
 use kvfs_storage::store::record::{Entry, InodeId};
 
 /// What becomes of a file that somebody uses, or that is pinned.
@@ -24,7 +25,7 @@ struct Emptied {
     inside: Vec<(Place, Entry)>,
 }
 
-impl FileSystem {
+impl Enforcer<'_> {
     /// Removes a name, if it is that of a directory with all that is in it. Clients choose how deep that
     /// is, so the directories on the way are kept on the heap.
     pub(crate) fn remove_tree(
@@ -49,7 +50,7 @@ impl FileSystem {
                     let Some(Emptied { place, inode, .. }) = open.pop() else {
                         return Ok(removal);
                     };
-                    match self.remove_directory(&place) {
+                    match self.names.remove_directory(&place) {
                         Ok(()) => self.tell_gone((place.parent, inode), in_use)?,
                         Err(FsError::NotEmpty) if in_use == InUse::Stays => {
                             removal.kept = Some(Kept::InUse);
@@ -70,7 +71,7 @@ impl FileSystem {
         if entry.file_type == libc::S_IFREG && in_use == InUse::Stays {
             return self.remove_file(entry.inode, place, Right::Directory, None);
         }
-        self.unlink(place)?;
+        self.names.unlink(place)?;
         self.tell_gone((place.parent, entry.inode), in_use)?;
         Ok(Removal::default())
     }
@@ -98,7 +99,7 @@ impl FileSystem {
                     self.core.invalidate(what);
                 }
             }
-            InUse::Stays => tell_stale(&self.core, directory, id),
+            InUse::Stays => tell_stale(self.core, directory, id),
         }
         Ok(())
     }

@@ -182,10 +182,10 @@ impl FileSystem {
         if self.core.store.ram.as_ref().is_some_and(|ram| ram.holds(object)) {
             return self.mend_from_memory(subject, why);
         }
-        self.corrupt(id, object, Tier::Ssd, why);
+        self.residency().corrupt(id, object, Tier::Ssd, why);
         let replaced = match stat {
-            Some(stat) => self.replace_damaged((id, role), object, stat),
-            None => self.fetch((id, role), object).map(|fetched| fetched.has_other()),
+            Some(stat) => self.residency().replace_damaged((id, role), object, stat),
+            None => self.residency().fetch((id, role), object).map(|fetched| fetched.has_other()),
         };
         match replaced {
             Ok(true) if self.is_sound_now(subject) => return Ok(subject.tell_mended()),
@@ -209,7 +209,7 @@ impl FileSystem {
     /// Memory has the bytes: the next commit writes them to the disk once more.
     fn mend_from_memory(&self, subject: &Subject, why: &str) -> Result<Found, FsError> {
         let Subject { id, object, .. } = *subject;
-        self.corrupt(id, object, Tier::Ssd, why);
+        self.residency().corrupt(id, object, Tier::Ssd, why);
         let Some(ram) = self.core.store.ram.as_ref().filter(|_| self.is_sound_now(subject)) else {
             return Ok(Found::Damaged);
         };
@@ -231,14 +231,14 @@ impl FileSystem {
     fn mend_encoded(&self, subject: &Subject, has_raw: bool, why: &str) -> Result<Found, FsError> {
         let Subject { id, object, role, .. } = *subject;
         let Some(tiers) = &self.tiers else {
-            self.corrupt(id, object, Tier::Ssd, why);
+            self.residency().corrupt(id, object, Tier::Ssd, why);
             return Ok(Found::Damaged);
         };
         if !has_raw {
             // Memory, or the remote; the copy is given up on the way.
-            return match self.open_resident((id, role), object) {
+            return match self.residency().open_resident((id, role), object) {
                 Ok((file, _)) if subject.has_checksum(file.as_ref()) => {
-                    self.write_to_disk(tiers, (id, object), file.as_ref())?;
+                    self.residency().write_to_disk(tiers, (id, object), file.as_ref())?;
                     self.mend_encoded(subject, true, why)
                 }
                 Ok(_) | Err(FsError::Corrupt | FsError::Remote(_)) => {
@@ -254,7 +254,7 @@ impl FileSystem {
             tiers.copies.discard_encoded(object);
             tiers.copies.note_raw(object, id, subject.item.length);
             drop(state);
-            self.corrupt(id, object, Tier::Ssd, why);
+            self.residency().corrupt(id, object, Tier::Ssd, why);
         }
         Ok(subject.tell_mended())
     }

@@ -1,6 +1,7 @@
 //! What a cut takes off the end of a sequence, and what it leaves.
 
 use super::*;
+use crate::FileSystem;
 use crate::retention::tests::{ago, run};
 use crate::retention::{QUOTA, Retainer};
 use crate::unmounted::{Model, PAGE_TOKENS, Unmounted, at, place};
@@ -9,7 +10,7 @@ use crate::unmounted::{Model, PAGE_TOKENS, Unmounted, at, place};
 const TOKENS_OF_PAGE: u64 = 4 * PAGE_TOKENS as u64;
 
 fn cut(fs: &FileSystem, sequence: InodeId, bytes_max: u64) -> Removal {
-    fs.cut_from_end(sequence, bytes_max, (Right::Directory, "test")).unwrap()
+    fs.enforcer().cut_from_end(sequence, bytes_max, (Right::Directory, "test")).unwrap()
 }
 
 fn bytes_of_page(model: &Model<'_>) -> u64 {
@@ -232,7 +233,7 @@ fn a_sequence_of_many_pages_goes_in_one_walk() {
     let unmounted = Unmounted::new();
     let (fs, model) = (&unmounted.fs, unmounted.make_model(33));
     model.make_sequence("s", &(0..33).collect::<Vec<_>>(), 3);
-    fs.set_limit(model.sequences, QUOTA, b"1").unwrap();
+    fs.retention.set_limit(&fs.core, model.sequences, QUOTA, b"1").unwrap();
     run(fs, &mut Retainer::default());
     assert_eq!(unmounted.names(model.sequences), [""; 0]);
 }
@@ -259,8 +260,9 @@ fn a_sequence_that_somebody_writes_to_stays() {
     let (fs, model) = (&unmounted.fs, unmounted.make_model(1));
     let sequence = model.make_sequence("s", &[0], 2);
     let layer = layer_of(&unmounted, sequence, 0);
-    let listed = fs.list_sequence(sequence, Right::Directory).unwrap();
-    let followed = || fs.is_followed(&mut fs.core.state(), (sequence, &listed), 16).unwrap();
+    let listed = fs.enforcer().list_sequence(sequence, Right::Directory).unwrap();
+    let followed =
+        || fs.enforcer().is_followed(&mut fs.core.state(), (sequence, &listed), 16).unwrap();
     assert!(!followed());
     let tail = names::format_tail(kvfs_page::TokenStart(32));
     unmounted.write(layer, &tail, b"");
@@ -273,7 +275,7 @@ fn a_sequence_that_somebody_writes_to_stays() {
     let ranges = [(16, listed.pieces[&16].clone())];
     let going = Going { right: Right::Directory, ranges: &ranges, beside: None };
     let event = Event::new(What::Deleted, "test");
-    let removal = fs.cut(&event, sequence, &listed, &going).unwrap();
+    let removal = fs.enforcer().cut(&event, sequence, &listed, &going).unwrap();
     assert_eq!((removal.files, removal.kept), (0, Some(Kept::InUse)));
     assert_eq!(tokens_of(&unmounted, sequence).0, 3 * TOKENS_OF_PAGE - TOKENS_OF_PAGE);
 }
@@ -283,12 +285,13 @@ fn tokens_that_grew_behind_the_look_are_not_cut() {
     let unmounted = Unmounted::new();
     let (fs, model) = (&unmounted.fs, unmounted.make_model(1));
     let sequence = model.make_sequence("s", &[0], 2);
-    let listed = fs.list_sequence(sequence, Right::Directory).unwrap();
-    assert!(fs.copy_tokens(listed.tokens, 32).unwrap().is_none(), "nothing is cut off");
-    assert!(fs.copy_tokens(None, 0).unwrap().is_none());
-    let copied = fs.copy_tokens(listed.tokens, 16).unwrap();
+    let listed = fs.enforcer().list_sequence(sequence, Right::Directory).unwrap();
+    assert!(fs.enforcer().copy_tokens(listed.tokens, 32).unwrap().is_none(), "nothing is cut off");
+    assert!(fs.enforcer().copy_tokens(None, 0).unwrap().is_none());
+    let copied = fs.enforcer().copy_tokens(listed.tokens, 16).unwrap();
     assert!(copied.is_some());
-    let is_same = |used| fs.is_same(&fs.core.state(), (&listed, used), copied.as_ref()).unwrap();
+    let is_same =
+        |used| fs.enforcer().is_same(&fs.core.state(), (&listed, used), copied.as_ref()).unwrap();
     assert!(is_same(None));
     assert!(!is_same(Some(at(1))), "they were written later");
     let opened = fs.open_file(listed.tokens.unwrap(), libc::O_WRONLY).unwrap();
@@ -296,11 +299,12 @@ fn tokens_that_grew_behind_the_look_are_not_cut() {
     fs.write(opened.handle, 2 * TOKENS_OF_PAGE, &[1; 4], true).unwrap();
     fs.release(opened.handle).unwrap();
     assert!(!is_same(None), "there are more");
-    let copied = fs.copy_tokens(listed.tokens, 16).unwrap();
+    let copied = fs.enforcer().copy_tokens(listed.tokens, 16).unwrap();
     unmounted.write(sequence, ".new", &[1; 132]);
     fs.rename(&place(sequence, ".new"), &place(sequence, names::TOKENS), 0).unwrap();
-    let listed = fs.list_sequence(sequence, Right::Directory).unwrap();
-    let is_same = fs.is_same(&fs.core.state(), (&listed, None), copied.as_ref()).unwrap();
+    let listed = fs.enforcer().list_sequence(sequence, Right::Directory).unwrap();
+    let is_same =
+        fs.enforcer().is_same(&fs.core.state(), (&listed, None), copied.as_ref()).unwrap();
     assert!(!is_same, "it is another file");
 }
 
@@ -309,9 +313,9 @@ fn what_was_used_since_the_walk_stays_unless_others_share_it() {
     let unmounted = Unmounted::new();
     let (fs, model) = (&unmounted.fs, unmounted.make_model(1));
     let sequence = model.make_sequence("s", &[0], 2);
-    let listed = fs.list_sequence(sequence, Right::Directory).unwrap();
+    let listed = fs.enforcer().list_sequence(sequence, Right::Directory).unwrap();
     let pieces = &listed.pieces[&16];
-    let keeps = |used| fs.keeps_any(&fs.core.state(), pieces, Some(used)).unwrap();
+    let keeps = |used| fs.enforcer().keeps_any(&fs.core.state(), pieces, Some(used)).unwrap();
     assert_eq!(keeps(ago(-100)), None);
     assert_eq!(keeps(at(1)), Some(Kept::Changed));
     let other = model.make_sequence("t", &[], 0);

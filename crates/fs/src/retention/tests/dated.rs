@@ -53,7 +53,7 @@ fn what_was_just_copied_with_its_times_stays() {
         assert_eq!((unmounted.names(idle).len(), unmounted.names(renewed).len()), (1, 1));
         assert!(unmounted.names(FILES).contains(&"own".to_owned()));
         unmounted = unmounted.again();
-        unmounted.fs.find_limits().unwrap();
+        unmounted.fs.retention.find_limits(&unmounted.fs.core).unwrap();
     }
     assert!(unmounted.deleted().is_empty());
     // Another ttl is about the last change, which is what somebody says that it is.

@@ -16,8 +16,10 @@ fn only_owners_and_root_set_limits_and_see_how_much_there_is() {
     let directory = unmounted.make_directory(FILES, "d", (0o755, 7));
     let may = |name, uid| {
         let caller = Caller { uid, gid: 7 };
-        let allowed =
-            [fs.check_limit(directory, name, caller), fs.check_reader(directory, name, caller)];
+        let allowed = [
+            check_limit(&fs.core, directory, name, caller),
+            check_reader(&fs.core, directory, name, caller),
+        ];
         allowed.map(|allowed| match allowed {
             Ok(()) => true,
             Err(FsError::NotPermitted) => false,
@@ -43,7 +45,7 @@ fn limits_stand_on_directories_and_times_to_live_on_plain_files() {
     let page = unmounted.id_of(layer, &unmounted.names(layer)[0]).unwrap();
     let tokens = unmounted.id_of(sequence, names::TOKENS).unwrap();
     let file = unmounted.write(FILES, "file", b"bytes");
-    let takes = |id, name| match fs.set_limit(id, name, b"100") {
+    let takes = |id, name| match fs.retention.set_limit(&fs.core, id, name, b"100") {
         Ok(()) => true,
         Err(FsError::Unsupported) => false,
         Err(error) => panic!("{error}"),
@@ -55,7 +57,7 @@ fn limits_stand_on_directories_and_times_to_live_on_plain_files() {
         assert_eq!(ids.map(|id| takes(id, name)), [false; 4]);
         assert_eq!(takes(file, name), name == TTL);
     }
-    assert!(matches!(fs.set_limit(FILES, QUOTA, b"0"), Err(FsError::Invalid)));
+    assert!(matches!(fs.retention.set_limit(&fs.core, FILES, QUOTA, b"0"), Err(FsError::Invalid)));
 }
 
 #[test]
@@ -68,14 +70,14 @@ fn limits_are_found_when_a_store_is_mounted_again() {
     let unmounted = unmounted.again();
     let fs = &unmounted.fs;
     assert!(fs.retention.policies().directories.is_empty());
-    fs.find_limits().unwrap();
+    fs.retention.find_limits(&fs.core).unwrap();
     assert!(fs.retention.is_active.load(Ordering::Acquire));
     assert_eq!(fs.retention.policies().directories[&FILES].to_string(), "size=1000 age=2000");
     assert!(fs.retention.policies().files.contains(&file));
     // They count until the last one is gone.
     let is_active = || fs.retention.is_active.load(Ordering::Acquire);
     for (id, name, expected) in [(FILES, QUOTA, true), (FILES, AGE, true), (file, TTL, false)] {
-        fs.remove_limit(id, name).unwrap();
+        fs.retention.remove_limit(&fs.core, id, name).unwrap();
         assert_eq!(is_active(), expected);
     }
     unmounted.limit(FILES, QUOTA, "1000");
@@ -87,8 +89,8 @@ fn a_file_that_takes_over_a_time_to_live_is_looked_at() {
     let unmounted = Unmounted::new();
     let fs = &unmounted.fs;
     let attribute = |name: &[u8]| (name.to_vec(), b"5".to_vec());
-    fs.note_limits_of(InodeId(50), &[attribute(b"user.note"), attribute(QUOTA)]);
-    fs.note_limits_of(InodeId(51), &[attribute(b"user.note"), attribute(TTL)]);
+    fs.retention.note_limits_of(InodeId(50), &[attribute(b"user.note"), attribute(QUOTA)]);
+    fs.retention.note_limits_of(InodeId(51), &[attribute(b"user.note"), attribute(TTL)]);
     assert_eq!(fs.retention.policies().files.iter().collect::<Vec<_>>(), [&InodeId(51)]);
     fs.retention.policies().forget(InodeId(51));
     assert!(fs.retention.policies().files.is_empty());
@@ -164,7 +166,7 @@ fn the_thread_rests_between_its_steps() {
     while fs.retain(&mut retainer) < LOOK_INTERVAL {}
     assert!(retainer.walked.contains_key(&FILES));
     // A limit that was taken away ends what was begun for it.
-    fs.remove_limit(FILES, QUOTA).unwrap();
+    fs.retention.remove_limit(&fs.core, FILES, QUOTA).unwrap();
     assert_eq!(fs.retain(&mut retainer), LOOK_INTERVAL);
     assert!(retainer.pass.is_none());
 }
@@ -206,28 +208,28 @@ fn files_go_when_their_own_time_is_over() {
         unmounted.limit(id, TTL, "500");
     }
     unmounted.limit(new, TTL, "2000");
-    fs.remove_limit(again, TTL).unwrap();
+    fs.retention.remove_limit(&fs.core, again, TTL).unwrap();
     fs.set_extended_attribute(kept, b"user.kvfs.pin", b"1", 0).unwrap();
     fs.commit().unwrap();
     let mut last = None;
-    fs.remove_expired_files(&mut last).unwrap();
+    fs.enforcer().remove_expired_files(&mut last).unwrap();
     assert_eq!(unmounted.names(FILES), ["again", "kept", "new"]);
     let deleted = unmounted.deleted();
     assert_eq!(deleted.len(), 2);
     assert!(deleted.iter().all(|event| event.reason == "its own time to live was over"));
     assert_eq!(deleted.iter().filter_map(|event| event.bytes).sum::<u64>(), 10);
-    let counters = fs.retention_counters();
+    let counters = fs.retention.counters();
     assert_eq!((counters.removed_files(), counters.removed_bytes()), (2, 10));
     // It is not looked again at once, and after a long look for longer.
     unmounted.limit(new, TTL, "1");
-    fs.remove_expired_files(&mut last).unwrap();
+    fs.enforcer().remove_expired_files(&mut last).unwrap();
     let now = Instant::now();
     let long_ago = |seconds| now.checked_sub(Duration::from_secs(seconds)).unwrap();
     last = Some((long_ago(10), Duration::from_secs(1)));
-    fs.remove_expired_files(&mut last).unwrap();
+    fs.enforcer().remove_expired_files(&mut last).unwrap();
     assert!(unmounted.id_of(FILES, "new").is_some());
     last = Some((long_ago(30), Duration::from_secs(1)));
-    fs.remove_expired_files(&mut last).unwrap();
+    fs.enforcer().remove_expired_files(&mut last).unwrap();
     assert!(unmounted.id_of(FILES, "new").is_none());
     assert!(last.is_some_and(
         |(at, took)| at.elapsed() < Duration::from_secs(5) && took < Duration::from_secs(5)
@@ -247,14 +249,14 @@ fn tree(unmounted: &Unmounted) -> (Place, Entry) {
 fn a_directory_goes_with_all_that_is_in_it() {
     let unmounted = Unmounted::new();
     let (at, entry) = tree(&unmounted);
-    let removal = unmounted.fs.remove_tree(&at, entry, InUse::Stays).unwrap();
+    let removal = unmounted.fs.enforcer().remove_tree(&at, entry, InUse::Stays).unwrap();
     assert_eq!((removal.files, removal.bytes, removal.kept), (3, 60, None));
     assert_eq!(unmounted.names(FILES), [""; 0]);
     let (at, entry) = tree(&unmounted);
     let file = unmounted.id_of(entry.inode, "a").unwrap();
     let opened = unmounted.fs.open_file(file, libc::O_RDONLY).unwrap();
     unmounted.told.try_iter().for_each(drop);
-    unmounted.fs.remove_tree(&at, entry, InUse::Goes).unwrap();
+    unmounted.fs.enforcer().remove_tree(&at, entry, InUse::Goes).unwrap();
     assert_eq!(unmounted.names(FILES), [""; 0]);
     let told: Vec<_> = unmounted.told.try_iter().collect();
     for what in
@@ -273,12 +275,12 @@ fn what_is_in_use_keeps_the_directories_above_it() {
     let inner = unmounted.id_of(entry.inode, "inner").unwrap();
     let file = unmounted.id_of(inner, "b").unwrap();
     let opened = unmounted.fs.open_file(file, libc::O_RDONLY).unwrap();
-    let removal = unmounted.fs.remove_tree(&at, entry, InUse::Stays).unwrap();
+    let removal = unmounted.fs.enforcer().remove_tree(&at, entry, InUse::Stays).unwrap();
     assert_eq!(removal.kept, Some(super::super::remove::Kept::InUse));
     assert!(unmounted.names(inner).contains(&"b".to_string()));
     // Directories go first: what stands beside them stays as long as they do.
     assert_eq!(unmounted.names(entry.inode), ["a", "inner"]);
     unmounted.fs.release(opened.handle).unwrap();
-    assert!(unmounted.fs.remove_tree(&at, entry, InUse::Stays).unwrap().kept.is_none());
+    assert!(unmounted.fs.enforcer().remove_tree(&at, entry, InUse::Stays).unwrap().kept.is_none());
     assert_eq!(unmounted.names(FILES), [""; 0]);
 }

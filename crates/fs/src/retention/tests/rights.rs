@@ -3,7 +3,7 @@
 use super::*;
 use crate::retention::below::NamesBelow;
 use crate::retention::pass::{Unit, What};
-use crate::retention::rights::Right;
+use crate::retention::rights::{Right, Root};
 use crate::unmounted::MODELS;
 use crate::{NewTime, SetAttributes};
 
@@ -138,8 +138,10 @@ fn what_changed_since_the_walk_is_asked_again() {
         let root = Root { id: sequences, class, policy, owner: owned.uid };
         change(&unmounted, sequences, sequence);
         let unit = Unit { used: ago(-100), what: What::Sequence(sequence) };
-        let removal =
-            fs.remove_unit((&root, &NamesBelow::default()), &unit, u64::MAX, "quota").unwrap();
+        let removal = fs
+            .enforcer()
+            .remove_unit((&root, &NamesBelow::default()), &unit, u64::MAX, "quota")
+            .unwrap();
         assert_eq!(removal.kept.is_none(), goes);
         assert_eq!(unmounted.names(sequences).is_empty(), goes);
     };
@@ -204,7 +206,8 @@ fn a_time_to_live_takes_the_names_that_its_owner_could_remove() {
         let old = Some(NewTime::At(at(1)));
         let set = SetAttributes { mtime: old, ..SetAttributes::default() };
         fs.set_attributes(file, &set).unwrap();
-        let right = Right::OwnTime(file, &place(inner, "file")).holds(fs, &fs.core.state());
+        let right =
+            Right::OwnTime(file, &place(inner, "file")).holds(&fs.enforcer(), &fs.core.state());
         assert_eq!(right.unwrap(), goes, "{name}");
     };
     check([0o755, 0o755], [OTHER, OWNER], true);

@@ -34,9 +34,9 @@ fn what_was_used_longest_ago_goes_until_a_twentieth_is_free() {
     assert_eq!(unmounted.names(directory), expected);
     let Report { bytes, files, removed_bytes, removed_files } = unmounted.report(directory);
     assert_eq!((bytes, files, removed_bytes, removed_files), (900, 9, 300, 3));
-    assert_eq!(fs.limited_bytes(directory), Some(900));
-    assert_eq!(fs.limited_bytes(FILES), None);
-    let counters = fs.retention_counters();
+    assert_eq!(fs.retention.limited_bytes(directory), Some(900));
+    assert_eq!(fs.retention.limited_bytes(FILES), None);
+    let counters = fs.retention.counters();
     assert_eq!((counters.removed_files(), counters.removed_bytes()), (3, 300));
     let deleted = unmounted.deleted();
     assert_eq!(deleted.len(), 3);
@@ -247,7 +247,7 @@ fn a_directory_is_walked_again_when_something_changed_but_not_at_once() {
         next_expiry: None,
         is_unfinished: false,
     };
-    let is_due = |walked: &Walked| fs.is_walk_due(walked, policy);
+    let is_due = |walked: &Walked| fs.enforcer().is_walk_due(walked, policy);
     assert!(!is_due(&walked(long_ago)), "nothing happened");
     let changed = |at| Walked { names_changed: names_changed - 1, ..walked(at) };
     assert!(is_due(&changed(long_ago)));
@@ -260,7 +260,7 @@ fn a_directory_is_walked_again_when_something_changed_but_not_at_once() {
     assert!(!is_due(&Walked { next_expiry: Some(ago(-100)), ..walked(long_ago) }));
     assert!(!is_due(&Walked { next_expiry: Some(ago(1)), ..walked(now) }));
     let other = Policy { bytes: Some(1), ..policy };
-    assert!(fs.is_walk_due(&walked(now), other), "the limit is another one");
+    assert!(fs.enforcer().is_walk_due(&walked(now), other), "the limit is another one");
 }
 
 #[test]
