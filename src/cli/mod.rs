@@ -15,6 +15,7 @@ mod browser;
 mod busy;
 mod config;
 mod config_command;
+mod connection;
 mod consent;
 mod convert;
 mod create;

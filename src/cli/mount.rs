@@ -153,6 +153,12 @@ fn serve(
     config: &MountConfig, left: Option<Handover>, announce: impl FnOnce() + Send + 'static,
 ) -> Result<(), String> {
     let options = &config.options;
+    match raise_file_size() {
+        // What was mounted before goes on.
+        Err(line) if left.is_some() => log::warn!("{line}"),
+        Err(line) if !options.read_only => return Err(line),
+        _ => {}
+    }
     let started = || -> io::Result<_> {
         raise_open_files();
         // One that goes on was ready before.
@@ -195,6 +201,28 @@ fn serve(
         Err(error) => return Err(error.to_string().trim_end().to_owned()),
     }
     Ok(())
+}
+
+/// A store's own files become as long: packs and the reserve are shorter, its database has some 2 GiB for a million pages.
+const OWN_FILE_BYTES_MIN: u64 = 1 << 30;
+
+/// Clients may write long files, whatever limit of files whoever mounts has (`ulimit -f`).
+fn raise_file_size() -> Result<(), String> {
+    let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_FSIZE) else { return Ok(()) };
+    let unlimited = nix::sys::resource::RLIM_INFINITY;
+    let is_lifted = || setrlimit(Resource::RLIMIT_FSIZE, unlimited, unlimited).is_ok();
+    // Only root may raise the hard limit; everybody may use all of it.
+    if soft == unlimited || is_lifted() {
+        return Ok(());
+    }
+    if hard < OWN_FILE_BYTES_MIN {
+        return Err(format!(
+            "a file may have {hard} bytes at most here (ulimit -f), and a store's own become longer: allow \
+             {OWN_FILE_BYTES_MIN} at least"
+        ));
+    }
+    let raised = setrlimit(Resource::RLIMIT_FSIZE, hard, hard);
+    raised.map_err(|error| format!("the limit of a file's length cannot be raised: {error}"))
 }
 
 fn raise_open_files() {

@@ -5,6 +5,21 @@ use std::time::{Duration, Instant};
 /// How often the process is looked at.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
+/// See [`Process::work`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Work {
+    written_bytes: u64,
+    /// Hundredths of a second.
+    processor_ticks: u64,
+}
+
+impl Work {
+    /// Whether a process that has done so much by now has got on since.
+    pub(crate) fn is_less_than(self, now: Work) -> bool {
+        now.written_bytes > self.written_bytes || now.processor_ticks > self.processor_ticks + 100
+    }
+}
+
 /// A running process. The start time tells it from a later one with the same number.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Process {
@@ -24,6 +39,29 @@ impl Process {
     /// Its number.
     pub(crate) fn pid(&self) -> i32 {
         self.pid
+    }
+
+    /// Whether one of its threads is left: one that waits in the kernel outlives the others.
+    pub(crate) fn has_threads(&self) -> bool {
+        let threads = std::fs::read_dir(format!("/proc/{}/task", self.pid));
+        threads.into_iter().flatten().flatten().any(|thread| {
+            let stat = std::fs::read_to_string(thread.path().join("stat"));
+            stat.is_ok_and(|stat| {
+                parse_stat(&stat).is_some_and(|(state, _)| !matches!(state, 'Z' | 'X'))
+            })
+        })
+    }
+
+    /// What it has done since it began, if that can be seen.
+    pub(crate) fn work(&self) -> Option<Work> {
+        let told = std::fs::read_to_string(format!("/proc/{}/io", self.pid)).ok()?;
+        let written = told.lines().find_map(|line| line.strip_prefix("write_bytes: "))?;
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid)).ok()?;
+        let mut fields = stat.rsplit_once(") ")?.1.split(' ');
+        // Fields 14 and 15 of proc(5), of which the first here is field 3.
+        let (user, system) =
+            (fields.nth(11)?.parse::<u64>().ok()?, fields.next()?.parse::<u64>().ok()?);
+        Some(Work { written_bytes: written.parse().ok()?, processor_ticks: user + system })
     }
 
     /// Waits until it has exited; false if it has not by the deadline.
@@ -71,5 +109,11 @@ mod tests {
         child.wait().unwrap();
         let own = Process::find(i32::try_from(std::process::id()).unwrap()).unwrap();
         assert!(!own.wait_for_exit(Duration::ZERO));
+        assert!(own.has_threads());
+        let work = own.work().unwrap();
+        assert!(!work.is_less_than(work));
+        let more = Work { written_bytes: work.written_bytes + 1, ..work };
+        let longer = Work { processor_ticks: work.processor_ticks + 101, ..work };
+        assert!(work.is_less_than(more) && work.is_less_than(longer) && !more.is_less_than(work));
     }
 }

@@ -16,8 +16,7 @@ use super::output::{Failure, note};
 use super::probe::{ANSWER_DEADLINE, Answer, Question, ask, daemon};
 use super::process::Process;
 use super::unmount::{How, UnmountError, unmount};
-use crate::store::format::lock_file;
-use crate::store::{Store, StoreError};
+use crate::store::format::{is_locked_for_writing, lock_file};
 
 /// A mountpoint may carry several dead mounts; this many are cleared before giving up.
 const LAYERS_MAX: usize = 16;
@@ -133,5 +132,5 @@ fn is_released(store: &Path) -> bool {
 
 /// Whether a daemon still holds the store. A store that is no longer there has none.
 pub(crate) fn is_locked(store: &Path) -> bool {
-    matches!(Store::open(store), Err(StoreError::Locked(_)))
+    is_locked_for_writing(store)
 }

@@ -5,6 +5,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use kvfs_os::mountinfo::{self, Mount};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use super::arguments::UmountArguments;
 use super::busy;
@@ -12,7 +14,7 @@ use super::output::{Failure, Outcome, Report, note};
 use super::probe::{ANSWER_DEADLINE, Answer, Question, ask, daemon};
 use super::process::Process;
 use super::unmount::{How, UnmountError, unmount};
-use super::{stale, sync};
+use super::{connection, stale, sync};
 
 /// Time for the flush before unmounting: 128 GiB at 200 MB/s.
 const FLUSH_DEADLINE: Duration = Duration::from_secs(11 * 60);
@@ -22,6 +24,11 @@ const EXIT_DEADLINE: Duration = Duration::from_secs(60);
 const SOON: Duration = Duration::from_secs(1);
 /// The same after detaching, which waits for nobody.
 const DETACHED_EXIT_DEADLINE: Duration = Duration::from_secs(1);
+
+/// Time for a daemon that was cut off: it may still be writing what it has.
+const CUT_OFF_EXIT_DEADLINE: Duration = Duration::from_secs(30);
+/// The same for one that was killed.
+const KILLED_EXIT_DEADLINE: Duration = Duration::from_secs(10);
 
 /// How often the lock of a store is looked at.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
@@ -39,12 +46,7 @@ pub(crate) fn run(arguments: &UmountArguments) -> Outcome {
             note(&format!("kvfs: the daemon of {place} was already gone: unmounted"));
             Ok(Report::default())
         }
-        Answer::Stuck if arguments.force => {
-            take_away(&mount, How::Abort)?;
-            let place = mount.mountpoint.display();
-            note(&format!("kvfs: {place} did not answer: cut off without a flush"));
-            Ok(Report::default())
-        }
+        Answer::Stuck if arguments.force => cut_off(&mount),
         Answer::Stuck => Err(failed(
             &mount,
             &format!(
@@ -59,6 +61,47 @@ pub(crate) fn run(arguments: &UmountArguments) -> Outcome {
             wait_for_store(&mount, arguments.lazy)
         }
     }
+}
+
+/// Takes a mount away that does not answer. Its daemon ends by itself then, once it has written what it has, unless one of its
+/// threads hangs: then it is killed, or the store could not be mounted again.
+fn cut_off(mount: &Mount) -> Outcome {
+    let daemon = connection::server(&mount.device);
+    take_away(mount, How::Abort)?;
+    let place = mount.mountpoint.display();
+    let cut_off = "did not answer: cut off without a flush";
+    let before = daemon.as_ref().and_then(Process::work);
+    let Some(daemon) = daemon.filter(|daemon| !daemon.wait_for_exit(CUT_OFF_EXIT_DEADLINE)) else {
+        note(&format!("kvfs: {place} {cut_off}"));
+        return Ok(Report::default());
+    };
+    let pid = daemon.pid();
+    if before.zip(daemon.work()).is_some_and(|(before, now)| before.is_less_than(now)) {
+        note(&format!("kvfs: {place} {cut_off}; its daemon (pid {pid}) still writes what it has"));
+        return Ok(Report::default());
+    }
+    let killed = kill(Pid::from_raw(pid), Signal::SIGKILL);
+    let end = Instant::now() + KILLED_EXIT_DEADLINE;
+    while daemon.has_threads() && Instant::now() < end {
+        std::thread::sleep(POLL_INTERVAL);
+    }
+    if !daemon.has_threads() {
+        note(&format!("kvfs: {place} {cut_off}, and its daemon, which hung, ended"));
+        return Ok(Report::default());
+    }
+    let store = mount.source.display();
+    Err(failed(
+        mount,
+        &match killed {
+            Err(error) => {
+                format!("is cut off, but its daemon (pid {pid}) hangs and cannot be ended: {error}")
+            }
+            Ok(()) => format!(
+                "is cut off, but its daemon (pid {pid}) cannot be ended: it waits for a disk or a server, and keeps its \
+             store {store} until that answers"
+            ),
+        },
+    ))
 }
 
 fn how(arguments: &UmountArguments) -> How {

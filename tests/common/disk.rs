@@ -1,8 +1,9 @@
 //! A disk that is easily full, and that loses its power.
 
 use std::os::unix::fs::FileExt;
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 
 use super::eventually;
 use super::forks::{output, succeed};
@@ -71,10 +72,18 @@ impl SmallDisk {
         super::sys::shut_down(&self.mountpoint).unwrap();
     }
 
-    /// Whoever writes to the disk waits, where no signal reaches it, until what this gives is dropped.
-    pub(crate) fn freeze(&self) -> Frozen<'_> {
+    /// Whoever writes to the disk waits, where no signal reaches it, until what this gives is dropped. After a minute the
+    /// disk thaws by itself, even if the test was killed: whoever looks at a process that waits for it, as `ps` does,
+    /// would wait as well.
+    pub(crate) fn freeze(&self) -> Frozen {
+        const THAW: &str = r#"timeout 60 cat; ended=$?; fsfreeze --unfreeze "$1" && exit "$ended""#;
+        let mut thaw = Command::new("sh");
+        thaw.args(["-c", THAW, "thaw"]).arg(&self.mountpoint);
+        // Signals for the test's group do not end it.
+        thaw.process_group(0).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        let thaw = thaw.spawn().unwrap();
         succeed(Command::new("fsfreeze").arg("--freeze").arg(&self.mountpoint));
-        Frozen(self)
+        Frozen(thaw)
     }
 
     /// The disk comes back with what it had when its power was cut.
@@ -125,10 +134,15 @@ impl Drop for SmallDisk {
 }
 
 /// A disk that answers nobody who writes to it.
-pub(crate) struct Frozen<'a>(&'a SmallDisk);
+pub(crate) struct Frozen(Child);
 
-impl Drop for Frozen<'_> {
+impl Drop for Frozen {
     fn drop(&mut self) {
-        succeed(Command::new("fsfreeze").arg("--unfreeze").arg(&self.0.mountpoint));
+        drop(self.0.stdin.take());
+        let ended = self.0.wait().unwrap();
+        assert!(
+            std::thread::panicking() || ended.success(),
+            "the disk has thawed by itself: {ended}"
+        );
     }
 }

@@ -23,6 +23,7 @@ mod import;
 mod index_room;
 mod kills;
 mod ledger;
+mod misplaced;
 mod peers;
 mod read_only;
 #[path = "../tiers/rounding.rs"]

@@ -137,6 +137,25 @@ fn every_other_change(mount: &Mount, model: &Model, sequence: &Sequence) {
     assert_eq!(kept.metadata().unwrap().mode() & 0o777, 0o644);
 }
 
+/// Ext4 that has given up after an error says so in none of the flags of its mount.
+#[test]
+fn a_disk_that_has_given_up_can_be_read_and_checked() {
+    crate::require!(fuse, root, r#loop);
+    let disk = SmallDisk::new();
+    let store = disk.mountpoint.join("store");
+    let mut mount = Mount::of_store(Mode::Served, &store);
+    let (model, sequence) = fill_store(&mount);
+    assert!(mount.unmount().success());
+    disk.make_read_only();
+    let log = mount.beside("log");
+    let words = ["mount", "--foreground", "--log", log.to_str().unwrap()];
+    assert_refused(&kvfs(&words, &[&store, mount.path()]));
+    assert_refused(&kvfs(&["fsck", "--repair"], &[&store]));
+    assert_checked(&store);
+    let mount = Mount::of_store_with(Mode::Served, READ_ONLY, &store);
+    assert_readable(&mount, &model, &sequence);
+}
+
 fn everything_can_be_read_and_nothing_changed(mode: Mode) {
     let disk = SmallDisk::new();
     let store = disk.mountpoint.join("store");

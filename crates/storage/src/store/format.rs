@@ -4,7 +4,7 @@
 use std::fs::{DirBuilder, File};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use nix::fcntl::{Flock, FlockArg};
@@ -32,6 +32,11 @@ impl Lock {
     /// Whoever has this descriptor, or a copy of it, has the lock.
     pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
+    }
+
+    /// Lets others read the store at the same time.
+    pub(super) fn share(&self) -> io::Result<()> {
+        Ok(self.file.relock(FlockArg::LockSharedNonblock)?)
     }
 
     /// Whether the store that it locks is the one at `path`.
@@ -89,6 +94,14 @@ pub fn lock_file(path: &Path) -> PathBuf {
     path.join("FORMAT")
 }
 
+/// Whether somebody has a store who may write to it. This waits for nobody, also where the filesystem stands still.
+pub fn is_locked_for_writing(path: &Path) -> bool {
+    let flags = nix::fcntl::OFlag::O_NONBLOCK.bits();
+    let file = File::options().read(true).custom_flags(flags).open(lock_file(path));
+    let taken = file.map(|file| Flock::lock(file, FlockArg::LockSharedNonblock));
+    matches!(taken, Ok(Err((_, nix::errno::Errno::EAGAIN))))
+}
+
 /// Takes the store's lock. Where nothing can be written, everybody may read at the same time; a network
 /// filesystem would not give a lock of the other kind for a file that is open for reading.
 pub fn lock(path: &Path, is_read_only: bool) -> Result<Lock, StoreError> {
@@ -143,7 +156,7 @@ pub fn check(disk: &dyn Disk, path: &Path) -> Result<(), StoreError> {
 }
 
 /// `FORMAT` is missing, or says nothing. Where everything else is there it is the only thing that is damaged.
-fn not_a_store(path: &Path) -> StoreError {
+pub(super) fn not_a_store(path: &Path) -> StoreError {
     if !["meta.redb", "objects"].iter().all(|name| path.join(name).exists()) {
         return StoreError::NotAStore(path.to_owned());
     }
@@ -167,6 +180,9 @@ mod tests {
         let store = Store::open_or_create(&path).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o700);
         assert!(matches!(Store::open(&path), Err(StoreError::Locked(_))));
+        assert!(is_locked_for_writing(&path));
+        store.lock.share().unwrap();
+        assert!(!is_locked_for_writing(&path));
         drop(store);
         std::fs::write(path.join("FORMAT"), "kvfs store 99\n").unwrap();
         assert!(matches!(Store::open(&path), Err(StoreError::Version(_))));

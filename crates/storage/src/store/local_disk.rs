@@ -70,12 +70,37 @@ impl LocalDisk {
         Ok(stat.flags().contains(nix::sys::statvfs::FsFlags::ST_RDONLY))
     }
 
+    /// Whether the filesystem refuses every change although it is mounted for writing: it has given up after an error, which
+    /// ext4 shows in none of its flags (`emergency_ro`).
+    pub(super) fn has_given_up(&self) -> bool {
+        // A file without a name. Whatever else keeps it from being made is found by whoever has something to write.
+        let made = self.openat(Path::new("."), OFlag::O_TMPFILE | OFlag::O_WRONLY, FILE_MODE);
+        made.is_err_and(|error| error.kind() == io::ErrorKind::ReadOnlyFilesystem)
+    }
+
     /// Whether `syncfs(2)` does for each file what `fsync(2)` does. Where it only asks somebody else (FUSE, network
     /// filesystems, overlays), nothing is known of what that does.
     fn syncs_as_a_whole(&self) -> io::Result<bool> {
         use nix::sys::statfs::{BTRFS_SUPER_MAGIC, EXT4_SUPER_MAGIC, XFS_SUPER_MAGIC};
         let kind = nix::sys::statfs::fstatfs(&self.root)?.filesystem_type();
         Ok([EXT4_SUPER_MAGIC, XFS_SUPER_MAGIC, BTRFS_SUPER_MAGIC].contains(&kind))
+    }
+
+    /// Opens what is a regular file. A FIFO in its place would keep whoever opens it waiting for its other end, and with them
+    /// all that wait for that thread.
+    fn open_regular(&self, path: &Path, flags: OFlag) -> io::Result<File> {
+        let file = match self.openat(path, flags | OFlag::O_NONBLOCK, Mode::empty()) {
+            // Somebody looks whether it is in use, by a lease, which only regular files have.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                self.openat(path, flags, Mode::empty())?
+            }
+            outcome => outcome?,
+        };
+        // A FIFO is as long as an empty file, and so is a directory on many filesystems.
+        if !file.metadata()?.is_file() {
+            return Err(io::Error::other("it is no regular file"));
+        }
+        Ok(file)
     }
 
     fn openat(&self, path: &Path, flags: OFlag, mode: Mode) -> io::Result<File> {
@@ -129,20 +154,11 @@ impl Disk for LocalDisk {
     }
 
     fn open(&self, path: &DiskPath, access: Access) -> io::Result<Box<dyn DiskFile>> {
-        let mut flags = match access {
+        let flags = match access {
             Access::Read => OFlag::O_RDONLY,
             Access::ReadWrite => OFlag::O_RDWR,
         };
-        // Packs are opened by whatever names there are: a FIFO among them would keep a mount waiting. Nobody holds a
-        // lease on one, which this flag would be about as well.
-        let is_pack = matches!(path, DiskPath::Pack(_));
-        flags.set(OFlag::O_NONBLOCK, is_pack);
-        let file = self.openat(&path.relative(), flags, Mode::empty())?;
-        // A FIFO is as long as an empty pack, and so is a directory on many filesystems.
-        if is_pack && !file.metadata()?.is_file() {
-            return Err(io::Error::other("it is no regular file"));
-        }
-        Ok(Box::new(LocalFile(file)))
+        Ok(Box::new(LocalFile(self.open_regular(&path.relative(), flags)?)))
     }
 
     fn stat(&self, path: &DiskPath) -> io::Result<FileStat> {

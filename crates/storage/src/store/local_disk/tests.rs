@@ -88,7 +88,8 @@ fn what_is_ours_may_be_missing_and_what_is_not_may_not() {
     assert_eq!(space.inodes_total, stat.files());
     assert!(space.available_bytes <= space.free_bytes && space.free_bytes <= space.total_bytes);
     assert!(space.available_bytes > block && space.inodes_free <= space.inodes_total);
-    assert!(!disk.is_on_read_only_media().unwrap() && !disk.is_read_only());
+    assert!(!disk.is_on_read_only_media().unwrap() && !disk.has_given_up());
+    assert!(!disk.is_read_only());
     assert_eq!(disk.syncs_at_once(), SYNCS_AT_ONCE);
 }
 
@@ -133,20 +134,45 @@ fn who_has_a_file_open_is_seen() {
 }
 
 #[test]
-fn a_pack_is_a_regular_file() {
+fn what_is_opened_is_a_regular_file() {
     let directory = tempfile::tempdir().unwrap();
     let disk = LocalDisk::open(directory.path()).unwrap();
-    disk.create_directory(DiskDirectory::Packs).unwrap();
-    let path = DiskPath::Pack(7);
-    let place = directory.path().join(path.relative());
-    nix::unistd::mkfifo(&place, Mode::S_IRWXU).unwrap();
-    assert!(disk.open(&path, Access::Read).is_err());
-    std::fs::remove_file(&place).unwrap();
-    std::fs::create_dir(&place).unwrap();
-    assert!(disk.open(&path, Access::Read).is_err());
-    std::fs::remove_dir(&place).unwrap();
-    disk.create(&path).unwrap();
-    disk.open(&path, Access::Read).unwrap();
+    let object = DiskPath::Object(ObjectId(0x700));
+    for path in [DiskPath::Pack(7), DiskPath::Staging(ObjectId(7)), object, DiskPath::Format] {
+        let place = directory.path().join(path.relative());
+        std::fs::create_dir_all(place.parent().unwrap()).unwrap();
+        for access in [Access::Read, Access::ReadWrite] {
+            nix::unistd::mkfifo(&place, Mode::S_IRWXU).unwrap();
+            assert!(disk.open(&path, access).is_err());
+            std::fs::remove_file(&place).unwrap();
+            std::fs::create_dir(&place).unwrap();
+            assert!(disk.open(&path, access).is_err());
+            std::fs::remove_dir(&place).unwrap();
+        }
+        disk.create(&path).unwrap();
+        disk.open(&path, Access::Read).unwrap();
+    }
+}
+
+#[test]
+fn who_looks_whether_a_file_is_in_use_keeps_nobody_from_opening_it() {
+    let directory = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+    let disk = LocalDisk::open(directory.path()).unwrap();
+    disk.create_directory(DiskDirectory::Staging).unwrap();
+    let path = DiskPath::Staging(ObjectId(7));
+    drop(disk.create(&path).unwrap());
+    let looked_at = disk.open(&path, Access::Read).unwrap();
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                looked_at.is_unused().unwrap();
+            }
+        });
+        let outcome = (0..20_000).try_for_each(|_| disk.open(&path, Access::ReadWrite).map(drop));
+        is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+        outcome.unwrap();
+    });
 }
 
 #[test]
