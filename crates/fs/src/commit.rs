@@ -157,9 +157,10 @@ fn commit_changes(fs: &FileSystem) -> Result<(), FsError> {
     held_back::let_overdue_go(fs)?;
     make_room(&fs.core)?;
     let has_changes = fs.core.state().metadata.uncommitted() > 0;
+    // What was closed before now is in no generation before it has settled: whoever waits for the commit of others, which has
+    // looked for such files already, would be told that it is durable. A mapping may have gone away unnoticed as well.
+    fs.core.settle_idle()?;
     if !has_changes {
-        // A mapping may have gone away unnoticed: that alone is worth a commit.
-        fs.core.settle_idle()?;
         remove_present(fs);
         keep_room(fs);
         // The next changes are to know of a disk that others have filled.
@@ -231,4 +232,52 @@ fn is_concluded(state: &mut State) -> Result<(), FsError> {
     }
     state.refusal = Some(Refusal::DiskFailed);
     Err(FsError::ReadOnly)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::Caller;
+    use crate::unmounted::{FILES, Unmounted, place};
+    use kvfs_storage::store::disk::Access;
+
+    #[test]
+    fn who_waits_for_the_commit_of_others_finds_durable_what_was_closed_before() {
+        let unmounted = Unmounted::new();
+        let fs = &unmounted.fs;
+        // A file that was closed and mapped still; its mapping ends unnoticed.
+        let created = fs.create(&place(FILES, "closed"), 0o644, Caller::DAEMON, true).unwrap();
+        let (id, handle) = (created.found.attributes.inode, created.opened.handle);
+        fs.write(handle, 0, b"bytes", false).unwrap();
+        let object = fs.core.state().unsettled.get(id).copied().unwrap();
+        let mapping = fs.core.store.open_object(object, Access::ReadWrite).unwrap();
+        fs.flush(handle).unwrap();
+        fs.release(handle).unwrap();
+        let is_settled = || !fs.core.state().unsettled.contains_key(id);
+        assert!(!is_settled());
+        unmounted.write(FILES, "another", b"bytes");
+        // Another commit has begun, and has looked for files at rest.
+        let turn = fs.durable.hold();
+        drop(mapping);
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| fs.commit());
+            let end = Instant::now() + Duration::from_secs(2);
+            while !is_settled() && Instant::now() < end {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let (frozen, writer, generation) = freeze(fs).unwrap().unwrap();
+            let checksums = fs.core.persist(&frozen).unwrap();
+            drop(frozen);
+            let layer = fs.core.amend(&checksums).unwrap();
+            writer.write(&layer).unwrap();
+            drop(layer);
+            fs.conclude(Ok(()), Reached::Database).unwrap();
+            turn.reach(generation);
+            waiting.join().unwrap().unwrap();
+        });
+        assert!(is_settled(), "it is in no commit");
+        assert_eq!(fs.core.state().metadata.uncommitted(), 0);
+    }
 }
