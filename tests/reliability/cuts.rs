@@ -99,6 +99,17 @@ fn many_files_of_one_commit(format: Format, bytes: u64) {
     crate::kills::assert_sound(&store);
 }
 
+/// Machines that have too much to do hear of a `close()` late, and each of these commits while others close.
+#[test]
+fn many_files_of_one_commit_on_a_busy_machine() {
+    crate::require!(fuse, root, r#loop);
+    std::thread::scope(|scope| {
+        for _ in 0..6 {
+            scope.spawn(|| many_files_of_one_commit(Format::Ext4, 96 << 20));
+        }
+    });
+}
+
 #[test]
 fn many_files_of_one_commit_on_ext4() {
     crate::require!(fuse, root, r#loop);

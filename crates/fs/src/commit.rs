@@ -172,7 +172,6 @@ fn commit_changes(fs: &FileSystem) -> Result<(), FsError> {
     };
     let Some(turn) = fs.durable.begin(wanted) else { return Ok(()) };
     if has_changes {
-        fs.core.settle_idle()?;
         // More have come while others committed. The disk would write their bytes, too.
         remove_present(fs);
     }
@@ -239,8 +238,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::*;
-    use crate::Caller;
-    use crate::unmounted::{FILES, Unmounted, place};
+    use crate::unmounted::{FILES, Unmounted};
     use kvfs_storage::store::disk::Access;
 
     #[test]
@@ -248,8 +246,7 @@ mod tests {
         let unmounted = Unmounted::new();
         let fs = &unmounted.fs;
         // A file that was closed and mapped still; its mapping ends unnoticed.
-        let created = fs.create(&place(FILES, "closed"), 0o644, Caller::DAEMON, true).unwrap();
-        let (id, handle) = (created.found.attributes.inode, created.opened.handle);
+        let (id, handle) = unmounted.open_new("closed");
         fs.write(handle, 0, b"bytes", false).unwrap();
         let object = fs.core.state().unsettled.get(id).copied().unwrap();
         let mapping = fs.core.store.open_object(object, Access::ReadWrite).unwrap();

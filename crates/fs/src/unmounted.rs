@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::lookup::Lookup;
 use crate::retention::USED;
 use crate::{Caller, FileSystem, Invalidation, NewNode, NewTime, Place, SetAttributes};
 use crossbeam_channel::Receiver;
@@ -50,6 +51,13 @@ impl Unmounted {
         Self::over(directory)
     }
 
+    /// The same store, mounted once more after its daemon was killed.
+    pub(crate) fn after_crash(self) -> Self {
+        let Self { fs, directory, .. } = self;
+        drop(fs);
+        Self::over(directory)
+    }
+
     fn over(directory: tempfile::TempDir) -> Self {
         let store = Store::open_or_create(&directory.path().join("store")).unwrap();
         let (sender, told) = crossbeam_channel::unbounded();
@@ -63,6 +71,20 @@ impl Unmounted {
         let caller = Caller { uid, gid: uid };
         let found = self.fs.make(&place(parent, name), &NewNode::Directory, mode, caller).unwrap();
         found.attributes.inode
+    }
+
+    /// A new file in `files/` that its writer has open, and the handle.
+    pub(crate) fn open_new(&self, name: &str) -> (InodeId, u64) {
+        let created = self.fs.create(&place(FILES, name), 0o644, Caller::DAEMON, true).unwrap();
+        (created.found.attributes.inode, created.opened.handle)
+    }
+
+    /// The length of a file in `files/`, if it is there.
+    pub(crate) fn size_of(&self, name: &str) -> Option<u64> {
+        match self.fs.lookup(FILES, name.as_bytes()).unwrap() {
+            Lookup::Found(found) => Some(found.attributes.size),
+            Lookup::Absent { .. } => None,
+        }
     }
 
     /// A file of this user that was written and closed.

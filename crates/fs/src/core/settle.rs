@@ -14,6 +14,9 @@ use kvfs_storage::store::record::{DirectoryClass, InodeId, ObjectId, ObjectKind,
 /// `close()` returns before the daemon hears of it. A writer whose descriptors have all been
 /// closed is waited for this long; it takes some 20 us unless the machine is overloaded.
 const RELEASE_WAIT_MAX: Duration = Duration::from_millis(50);
+/// A commit has the bytes of what was closed also without its release: everybody who syncs would wait for those who
+/// close what dup and fork made.
+const RELEASE_BEFORE_COMMIT_WAIT_MAX: Duration = Duration::from_millis(10);
 /// The release behind a write-back leaves the kernel with the answer to that: it is waited for so long where
 /// the file may as well be mapped still, and everybody's commit waits too.
 const RELEASE_BEHIND_WRITE_WAIT_MAX: Duration = Duration::from_millis(10);
@@ -53,16 +56,22 @@ impl Core {
     pub(crate) fn wait_for_release<'a>(
         &'a self, state: StateGuard<'a>, id: InodeId,
     ) -> StateGuard<'a> {
+        self.wait_so_long_for_release(state, id, RELEASE_WAIT_MAX)
+    }
+
+    fn wait_so_long_for_release<'a>(
+        &'a self, state: StateGuard<'a>, id: InodeId, longest: Duration,
+    ) -> StateGuard<'a> {
         if self.is_passthrough() && !state.nodes.get(&id).is_some_and(Node::is_served) {
             let closes_quietly = awaits_rename(&state, id) && self.has_writers(&state, id);
             let object = state.unsettled.get(id).filter(|_| closes_quietly);
             if object.is_some_and(|object| seal::is_at_rest(&self.store, *object).unwrap_or(false))
             {
-                return self.wait_while(state, id, RELEASE_WAIT_MAX, |node| !node.all_released());
+                return self.wait_while(state, id, longest, |node| !node.all_released());
             }
             return state;
         }
-        let mut state = self.wait_while(state, id, RELEASE_WAIT_MAX, Node::is_being_released);
+        let mut state = self.wait_while(state, id, longest, Node::is_being_released);
         state = self.wait_while(state, id, RELEASE_BEHIND_WRITE_WAIT_MAX, Node::may_be_released);
         state = self.wait_while(state, id, RELEASE_IN_HAND_WAIT_MAX, |node| {
             self.releases.is_last_in_hand(node, id)
@@ -167,19 +176,7 @@ impl Core {
             for some in candidates.chunks(SETTLED_AT_A_TIME) {
                 let mut state = self.state();
                 for &id in some {
-                    // Its writer has closed it, and relies on this commit.
-                    let waited = begun.elapsed();
-                    // What is to be sealed is not settled here.
-                    let is_awaited = |node: &Node| {
-                        node.pending.is_none()
-                            && (waited < RELEASE_WAIT_MAX && self.releases.is_awaited(node, id)
-                                || waited < RELEASE_IN_HAND_WAIT_MAX
-                                    && self.releases.is_last_in_hand(node, id))
-                    };
-                    if state.nodes.get(&id).is_some_and(is_awaited) {
-                        state = self.wait_for_release(state, id);
-                    }
-                    self.settle_if_at_rest(&mut state, id)?;
+                    state = self.settle_closed(state, id, begun.elapsed())?;
                     state.drop_node_if_idle(id)?;
                 }
             }
@@ -188,6 +185,29 @@ impl Core {
             }
             last = looked_at;
         }
+    }
+
+    /// Settles a file whose writer has closed it and relies on this commit, which has waited so long for others. What
+    /// is to be sealed is not settled here.
+    fn settle_closed<'a>(
+        &'a self, mut state: StateGuard<'a>, id: InodeId, waited: Duration,
+    ) -> Result<StateGuard<'a>, FsError> {
+        let was_closed = was_closed(&state, id);
+        if let Some(node) = state.nodes.get(&id).filter(|node| node.pending.is_none()) {
+            let is_version = node.replacement.is_some();
+            let longest =
+                if is_version { RELEASE_WAIT_MAX } else { RELEASE_BEFORE_COMMIT_WAIT_MAX };
+            let is_on_its_way = waited < longest && self.releases.is_awaited(node, id);
+            let is_in_hand =
+                waited < RELEASE_IN_HAND_WAIT_MAX && self.releases.is_last_in_hand(node, id);
+            if is_on_its_way || is_in_hand {
+                state = self.wait_so_long_for_release(state, id, longest);
+            }
+        }
+        if !self.settle_if_at_rest(&mut state, id)? && was_closed {
+            expose_closed(&mut state, id)?;
+        }
+        Ok(state)
     }
 
     /// The next unsettled files behind one that no writer is known to have open, and the last one looked
@@ -204,10 +224,98 @@ impl Core {
     }
 }
 
+/// Whether each writer of a file has closed a descriptor, and no commit has what was written before.
+fn was_closed(state: &State, id: InodeId) -> bool {
+    match state.nodes.get(&id) {
+        Some(node) if !node.all_released() => node.is_being_released(),
+        _ => state.fresh.contains_key(&id),
+    }
+}
+
+/// A file was closed that is not at rest: its release is on its way, a mapping is left, or another descriptor, as while
+/// a program starts others. What is written is in the next commit, as if somebody had synced it, and nobody waits
+/// for the release any more. A page, or what replaces an older version, is none before its writer is gone.
+fn expose_closed(state: &mut State, id: InodeId) -> Result<(), FsError> {
+    if let Some(node) = state.nodes.get_mut(&id) {
+        node.release = ComingRelease::Overdue;
+        if node.pending.is_some() || node.replacement.is_some() {
+            return Ok(());
+        }
+    }
+    let mut inode = state.inode(id)?;
+    if let Some(&object) = state.unsettled.get(id).filter(|_| inode.links > 0) {
+        state.expose(id, &mut inode)?;
+        state.metadata.publish(object);
+    }
+    Ok(())
+}
+
 /// A file under a temporary name beside pages will most likely be one within microseconds. Settling
 /// it would only keep the rename waiting for the lock; if it is not renamed, the next commit does.
 pub(crate) fn awaits_rename(state: &State, id: InodeId) -> bool {
     let layer = |class| matches!(class, DirectoryClass::Layer(_));
     let place = state.fresh.get(&id);
     place.is_some_and(|place| state.directory(place.parent).is_ok_and(|(_, class)| layer(class)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Caller;
+    use crate::unmounted::{FILES, Unmounted};
+
+    #[test]
+    fn a_commit_has_what_was_closed_though_its_release_is_late() {
+        let unmounted = Unmounted::new();
+        let fs = &unmounted.fs;
+        let (id, handle) = unmounted.open_new("closed");
+        fs.write(handle, 0, b"bytes", false).unwrap();
+        fs.flush(handle).unwrap();
+        fs.commit().unwrap();
+        let state = fs.core.state();
+        assert!(!state.fresh.contains_key(&id) && state.unsettled.contains_key(id));
+        assert_eq!(
+            state.nodes[&id].release,
+            ComingRelease::Overdue,
+            "it would be waited for again"
+        );
+        drop(state);
+        let unmounted = unmounted.after_crash();
+        assert_eq!(unmounted.size_of("closed"), Some(5));
+    }
+
+    #[test]
+    fn a_commit_has_once_what_was_closed_and_is_mapped_still() {
+        let unmounted = Unmounted::new();
+        let fs = &unmounted.fs;
+        let (id, handle) = unmounted.open_new("mapped");
+        fs.write(handle, 0, b"bytes", false).unwrap();
+        let object = fs.core.state().unsettled.get(id).copied().unwrap();
+        let mapping = fs.core.store.open_object(object, Access::ReadWrite).unwrap();
+        fs.flush(handle).unwrap();
+        fs.release(handle).unwrap();
+        fs.commit().unwrap();
+        let state = fs.core.state();
+        assert!(!state.fresh.contains_key(&id) && state.unsettled.contains_key(id));
+        drop(state);
+        fs.core.settle_idle().unwrap();
+        assert_eq!(fs.core.state().metadata.uncommitted(), 0, "every commit would write it");
+        drop(mapping);
+    }
+
+    #[test]
+    fn an_older_version_stays_until_the_writer_of_the_new_one_is_gone() {
+        let unmounted = Unmounted::new();
+        let fs = &unmounted.fs;
+        let id = unmounted.write(FILES, "file", b"old version");
+        fs.commit().unwrap();
+        let flags = libc::O_WRONLY | libc::O_TRUNC;
+        let handle = fs.open_for(id, flags, Caller::DAEMON).unwrap().handle;
+        fs.write(handle, 0, b"new", false).unwrap();
+        fs.flush(handle).unwrap();
+        fs.commit().unwrap();
+        assert!(fs.core.state().nodes[&id].replacement.is_some());
+        let unmounted = unmounted.after_crash();
+        assert_eq!(unmounted.size_of("file"), Some(11));
+    }
 }
