@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use super::attributes::Place;
-use super::damage::{is_lost, tell_of_lost_rows};
+use super::damage::is_lost;
 use super::insert::{Origin, Verified};
 use super::opened::Opened;
 use super::transfer::{WriteMode, WriteOutcome};
@@ -34,7 +34,7 @@ impl FileSystem {
         let file: Arc<dyn DiskFile> = match self.core.store.open_object(object, access) {
             Err(error) if is_lost(&inode, &error) => {
                 drop(state);
-                return Err(tell_of_lost_rows(self, id, object));
+                return Err(self.residency().tell_of_lost_rows(id, object));
             }
             outcome => Arc::from(outcome?),
         };

@@ -1,9 +1,9 @@
 //! Copies that are not what was written: telling of them, and what becomes of a raw one while there is
 //! another that may be good.
 
+use super::FsError;
 use super::attributes::Attributes;
 use super::residency::Residency;
-use super::{FileSystem, FsError};
 use crate::core::state::State;
 use crate::core::{Core, happened};
 use kvfs_storage::store::disk::FileStat;
@@ -40,13 +40,13 @@ pub(super) fn has_lost_rows(core: &Core, inode: &Inode) -> bool {
     found.is_some_and(|found| found.is_err_and(|error| is_lost(inode, &error)))
 }
 
-/// Tells that the file of a tail, or of token ids, is not in the store.
-pub(super) fn tell_of_lost_rows(fs: &FileSystem, id: InodeId, object: ObjectId) -> FsError {
-    fs.residency().note_damage(id, object, true);
-    fs.residency().corrupt(id, object, Tier::Ssd, "its file in the store is missing: run kvfs fsck")
-}
-
 impl Residency<'_> {
+    /// Tells that the file of a tail, or of token ids, is not in the store.
+    pub(super) fn tell_of_lost_rows(&self, id: InodeId, object: ObjectId) -> FsError {
+        self.note_damage(id, object, true);
+        self.corrupt(id, object, Tier::Ssd, "its file in the store is missing: run kvfs fsck")
+    }
+
     /// Tells that the bytes that a tier stored are not what they should be.
     pub(super) fn corrupt(&self, id: InodeId, object: ObjectId, tier: Tier, why: &str) -> FsError {
         let path = self.core.state().any_path(id);

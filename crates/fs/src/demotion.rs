@@ -222,7 +222,7 @@ impl FileSystem {
             // Making room may take seconds, in which nobody is to be told that the remote lacks what it has.
             mover.note_arrived(&self.core);
         }
-        let granted = self.grant_wishes(tiers)?;
+        let granted = self.movement().grant_wishes(tiers)?;
         let mut made_room = demotion.encode_cold(&mut mover.lossy_models)?;
         if made_room == 0 {
             made_room = demotion.make_room_on_disk()?;

@@ -4,7 +4,7 @@
 
 use super::attributes::Caller;
 use super::foreign::ORIGIN;
-use super::prefixes::SLOT_KEY;
+use super::prefixes::{SLOT_KEY, key_bytes};
 use super::retention::{self, AGE, QUOTA, TTL, USED};
 use super::{FileSystem, FsError, errands, placement};
 use crate::core::state::State;
@@ -82,10 +82,10 @@ impl FileSystem {
             return Ok(self.scrub_report().into_bytes());
         }
         if name == b"slot_key" {
-            return self.slot_key_bytes(id);
+            return key_bytes(&self.core, id);
         }
         if name == b"moving" {
-            return Ok(self.waits_for(id)?.as_bytes().to_vec());
+            return Ok(self.movement().waits_for(id)?.as_bytes().to_vec());
         }
         let stored = match name {
             b"quota" => Some(QUOTA),
@@ -175,7 +175,7 @@ impl FileSystem {
         }
         if name.starts_with(OWN_PREFIX) {
             return match name {
-                TIER => self.set_tier(id, value),
+                TIER => self.movement().set_tier(id, value),
                 PIN => self.set_pin(id, value),
                 SCRUB => self.ask_for_scrub(id, value),
                 QUOTA | AGE | TTL => self.retention.set_limit(&self.core, id, name, value),
@@ -220,7 +220,7 @@ impl FileSystem {
     pub fn remove_extended_attribute(&self, id: InodeId, name: &[u8]) -> Result<(), FsError> {
         check_namespace(name)?;
         match name {
-            TIER => return self.withdraw_wish(id),
+            TIER => return self.movement().withdraw_wish(id),
             PIN => return self.unpin(id),
             QUOTA | AGE | TTL => return self.retention.remove_limit(&self.core, id, name),
             LOSSY | ORIGIN | USED => return Err(FsError::Unsupported),

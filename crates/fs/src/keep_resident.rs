@@ -25,12 +25,21 @@ impl FileSystem {
     pub(super) fn with_resident<T>(
         &self, id: InodeId, act: impl FnOnce() -> Result<T, FsError>,
     ) -> Result<T, FsError> {
-        let Some(tiers) = &self.tiers else {
+        self.residency().with_resident(self.choices.verify(), id, act)
+    }
+}
+
+impl Residency<'_> {
+    /// Runs an operation on a file whose bytes are here, and cannot leave until it has ended.
+    pub(super) fn with_resident<T>(
+        &self, verify: Verify, id: InodeId, act: impl FnOnce() -> Result<T, FsError>,
+    ) -> Result<T, FsError> {
+        let Some(tiers) = self.tiers else {
             return act();
         };
         self.core.state().nodes.entry(id).or_default().pins += 1;
         // The open file keeps a copy in memory from leaving, which knows nothing of pins.
-        let outcome = self.bring(tiers, id).and_then(|_file| act());
+        let outcome = self.bring(tiers, verify, id).and_then(|_file| act());
         let mut state = self.core.state();
         if let Some(node) = state.nodes.get_mut(&id) {
             node.pins -= 1;
@@ -39,7 +48,9 @@ impl FileSystem {
         outcome
     }
 
-    fn bring(&self, tiers: &Tiers, id: InodeId) -> Result<Option<Box<dyn DiskFile>>, FsError> {
+    fn bring(
+        &self, tiers: &Tiers, verify: Verify, id: InodeId,
+    ) -> Result<Option<Box<dyn DiskFile>>, FsError> {
         let (inode, object, verified) = {
             let state = self.core.state();
             let Some((inode, object)) = copied_object(&state, id)? else {
@@ -47,11 +58,11 @@ impl FileSystem {
             };
             // What was opened without a look at its bytes is not known to be right.
             let verified = state.nodes.get(&id).and_then(|node| node.verified);
-            (inode, object, verified.filter(|_| self.choices.verify() != Verify::Never))
+            (inode, object, verified.filter(|_| verify != Verify::Never))
         };
         let (file, ..) =
             self.open_verified((id, &inode), (object, true), verified, Depth::Bytes)?;
-        self.residency().write_to_disk(tiers, (id, object), file.as_ref())?;
+        self.write_to_disk(tiers, (id, object), file.as_ref())?;
         drop(file);
         if let Some(ram) = &self.core.store.ram {
             // Changes are made on the disk, where the writer hears that it is full.
@@ -59,9 +70,7 @@ impl FileSystem {
         }
         Ok(Some(self.core.store.open_object(object, Access::Read)?))
     }
-}
 
-impl Residency<'_> {
     /// Makes sure that the disk has an object, durably.
     pub(super) fn write_to_disk(
         &self, tiers: &Tiers, (id, object): (InodeId, ObjectId), file: &dyn DiskFile,

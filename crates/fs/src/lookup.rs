@@ -76,7 +76,7 @@ impl FileSystem {
     /// The kernel drops `count` references to an inode.
     pub fn forget(&self, inode: InodeId, count: u64) {
         if prefixes::is_virtual(inode) {
-            return self.forget_prefix(inode, count);
+            return self.prefixes.numbers().forget(inode, count);
         }
         let mut state = self.core.state();
         if let Some(node) = state.nodes.get_mut(&inode) {

@@ -8,14 +8,17 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::demotion::{Commits, Demotion};
+use super::residency::Residency;
 use super::tiers::Tiers;
 use super::upload::MOVING_BYTES_MAX;
+use super::verify::Verify;
 use super::whereabouts::Whereabouts;
 use super::{FileSystem, FsError};
-use crate::core::happened;
 use crate::core::persist::is_read_by_commits;
 use crate::core::state::State;
 use crate::core::waits::Awaited;
+use crate::core::{Core, happened};
 use kvfs_storage::store::disk::copy_all;
 use kvfs_storage::store::event::What;
 use kvfs_storage::store::record::{FileRecord, InodeId, ObjectId, RemoteState, Role};
@@ -100,6 +103,22 @@ impl FileSystem {
         Some(if comes_back { Awaited::Remote } else { Awaited::Local })
     }
 
+    pub(super) fn movement(&self) -> Movement<'_> {
+        let verify = self.choices.verify();
+        Movement { core: &self.core, residency: self.residency(), commits: self, verify }
+    }
+}
+
+/// What moves a file to the tier that somebody asks for.
+#[derive(Clone, Copy)]
+pub(super) struct Movement<'a> {
+    core: &'a Core,
+    residency: Residency<'a>,
+    commits: &'a dyn Commits,
+    verify: Verify,
+}
+
+impl Movement<'_> {
     /// Moves a file to the tier that `word` names, or notes that it shall move there.
     pub(super) fn set_tier(&self, id: InodeId, word: &[u8]) -> Result<(), FsError> {
         let tiers = [Tier::Ram, Tier::Ssd, Tier::Remote];
@@ -113,14 +132,14 @@ impl FileSystem {
 
     /// What a file that shall leave waits for.
     pub(super) fn waits_for(&self, id: InodeId) -> Result<&'static str, FsError> {
-        let tiers = self.tiers.as_ref().ok_or(FsError::NoAttribute)?;
+        let tiers = self.residency.tiers.ok_or(FsError::NoAttribute)?;
         let object = tiers.wishes.held().get(&id).copied().ok_or(FsError::NoAttribute)?;
         let (progress, found, is_given_up) = {
             let state = self.core.state();
             let is_given_up = state.metadata.arrivals.given_up().has(id, object);
             (
                 progress(&state, id, object)?,
-                self.residency().whereabouts(&state, object)?,
+                self.residency.whereabouts(&state, object)?,
                 is_given_up,
             )
         };
@@ -155,7 +174,7 @@ impl FileSystem {
     }
 
     fn wish_away(&self, id: InodeId) -> Result<(), FsError> {
-        let tiers = self.tiers.as_ref().filter(|tiers| tiers.exchange.is_some());
+        let tiers = self.residency.tiers.filter(|tiers| tiers.exchange.is_some());
         let tiers = tiers.ok_or(FsError::Unsupported)?;
         let Movable { role, object, .. } = self.movable(id)?;
         let mut state = self.core.state_to_change()?;
@@ -170,7 +189,7 @@ impl FileSystem {
         if file.object != Some(object) || !file.is_settled() || state.unsettled.contains_key(id) {
             return Err(FsError::InUse);
         }
-        if self.residency().whereabouts(&state, object)?.is_remote() {
+        if self.residency.whereabouts(&state, object)?.is_remote() {
             return Ok(());
         }
         let is_durable = !state.metadata.publishes(object) && !state.metadata.is_committing(object);
@@ -193,14 +212,14 @@ impl FileSystem {
 
     fn bring_to_disk(&self, file: Movable) -> Result<(), FsError> {
         let Movable { id, role, object } = file;
-        if let Some(tiers) = &self.tiers {
+        if let Some(tiers) = self.residency.tiers {
             tiers.wishes.withdraw(id);
         }
         let in_memory = self.core.store.ram.as_ref().filter(|ram| ram.holds(object));
         if let Some(ram) = in_memory {
             if ram.dirty_version(object).is_some() {
                 self.core.state_to_change()?.make_durable(id)?;
-                self.commit()?;
+                self.commits.commit()?;
             }
             if !ram.let_leave(object) {
                 // The remote has it, and will have its name in a moment.
@@ -208,34 +227,36 @@ impl FileSystem {
                 return Err(if is_named { FsError::InUse } else { FsError::TryAgain });
             }
         }
-        let found = self.residency().whereabouts(&self.core.state(), object)?;
+        let found = self.residency.whereabouts(&self.core.state(), object)?;
         match found {
             Whereabouts::Memory | Whereabouts::Disk => return Ok(()),
             // Encoded is good enough for what was asked out of memory.
             Whereabouts::Encoded(_) if in_memory.is_some() => return Ok(()),
-            Whereabouts::Encoded(_) => return self.with_resident(id, || Ok(())),
+            Whereabouts::Encoded(_) => {
+                return self.residency.with_resident(self.verify, id, || Ok(()));
+            }
             Whereabouts::Remote(_) | Whereabouts::Nowhere => {}
         }
-        self.residency().check_reachable(found)?;
-        if let Some(tiers) = &self.tiers {
+        self.residency.check_reachable(found)?;
+        if let Some(tiers) = self.residency.tiers {
             // Whoever asks for this is not spared a write.
             tiers.writes.note_asked(object);
         }
-        self.residency().open_resident((id, role), object)?;
+        self.residency.open_resident((id, role), object)?;
         // With the disk full, memory took it.
-        let found = self.residency().whereabouts(&self.core.state(), object)?;
+        let found = self.residency.whereabouts(&self.core.state(), object)?;
         if found == Whereabouts::Memory { Err(FsError::NoRoom) } else { Ok(()) }
     }
 
     fn bring_to_memory(&self, file: Movable) -> Result<(), FsError> {
         let Movable { id, role, object } = file;
         let ram = self.core.store.ram.as_ref().ok_or(FsError::Unsupported)?;
-        if let Some(tiers) = &self.tiers {
+        if let Some(tiers) = self.residency.tiers {
             tiers.wishes.withdraw(id);
         }
-        let found = self.residency().whereabouts(&self.core.state(), object)?;
-        self.residency().check_reachable(found)?;
-        let (source, _) = self.residency().open_resident((id, role), object)?;
+        let found = self.residency.whereabouts(&self.core.state(), object)?;
+        self.residency.check_reachable(found)?;
+        let (source, _) = self.residency.open_resident((id, role), object)?;
         if ram.holds(object) {
             return Ok(());
         }
@@ -253,7 +274,7 @@ impl FileSystem {
             Ok(()) => {
                 ram.count_promotion(length);
                 self.core.sample.note(object, Happened::Promoted, length);
-                happened::note_move(&self.core, id, What::Promoted, "somebody asked for it");
+                happened::note_move(self.core, id, What::Promoted, "somebody asked for it");
             }
             Err(_) => ram.give_up(object),
         }
@@ -293,8 +314,9 @@ impl FileSystem {
                     Progress::Uploading | Progress::Naming => {}
                 }
             }
-            let gone = self.demotion(tiers).leave_disk(&ready)?;
-            happened::note_left(&self.core, &ready, &gone, "somebody asked for it");
+            let gone =
+                Demotion { core: self.core, tiers, commits: self.commits }.leave_disk(&ready)?;
+            happened::note_left(self.core, &ready, &gone, "somebody asked for it");
             for _ in gone {
                 tiers.counters.evicted(Tier::Ssd, "asked");
                 granted += 1;
@@ -315,7 +337,7 @@ impl FileSystem {
 
     /// Whether a file that shall leave is among those that wait.
     pub(super) fn withdraw_wish(&self, id: InodeId) -> Result<(), FsError> {
-        let tiers = self.tiers.as_ref().filter(|tiers| tiers.wishes.is_waiting(id));
+        let tiers = self.residency.tiers.filter(|tiers| tiers.wishes.is_waiting(id));
         let tiers = tiers.ok_or(FsError::NoAttribute)?;
         tiers.wishes.withdraw(id);
         Ok(())

@@ -18,10 +18,9 @@ use crate::core::node::Node;
 use crate::core::state::State;
 use crate::core::waits::READ_AT_ONCE_BYTES;
 use kvfs_storage::ingest::seal;
-use kvfs_storage::store::disk::{Access, DiskFile, FileStat};
+use kvfs_storage::store::disk::{Access, DiskFile};
 use kvfs_storage::store::metadata::Life;
 use kvfs_storage::store::record::{FileRecord, Inode, InodeId, ObjectId, Role, Time};
-use kvfs_storage::tier::counters::Tier;
 
 /// Flag of an open by execve(2) (`__FMODE_EXEC`). The kernel protects a running program from
 /// writers, but learns only after an open with `O_RDONLY | O_TRUNC` that it should have refused.
@@ -198,7 +197,8 @@ impl FileSystem {
         drop(state);
         // Before it is fetched: coming in is told of as a use already.
         seen::note_use_of_tiers(self, object, file.size);
-        let outcome = self.open_verified((id, inode), (object, settled), verified, depth);
+        let outcome =
+            self.residency().open_verified((id, inode), (object, settled), verified, depth);
         let tokens = if let Role::Page(page) = &file.role { page.tokens } else { 0 };
         if let Ok((_, stat, tier)) = &outcome {
             seen::note_open(&self.core, *tier, (stat.length, tokens));
@@ -242,35 +242,6 @@ impl FileSystem {
                 Err(error)
             }
         }
-    }
-
-    /// Opens an object and, the first time, checks that its bytes are those that were sealed. Which tier had it.
-    pub(super) fn open_verified(
-        &self, (id, inode): (InodeId, &Inode), (object, settled): (ObjectId, bool),
-        verified: Option<(ObjectId, FileStat)>, depth: Depth,
-    ) -> Result<(Arc<dyn DiskFile>, FileStat, Tier), FsError> {
-        let role = inode.file().ok_or(FsError::Invalid)?.role;
-        let (opened, tier) = self.residency().open_resident((id, role), object)?;
-        let stat = opened.stat()?;
-        let known = verified.is_some_and(|(_, known)| known.is_same_content(&stat));
-        if !settled || known {
-            return Ok((opened, stat, tier));
-        }
-        let Err(damage) = self.verify_file((id, inode), object, opened.as_ref(), depth) else {
-            return Ok((opened, stat, tier));
-        };
-        drop(opened);
-        let is_damaged = matches!(damage, FsError::Corrupt);
-        if !is_damaged || !self.residency().replace_damaged((id, role), object, &stat)? {
-            if is_damaged {
-                self.residency().note_damage(id, object, true);
-            }
-            return Err(damage);
-        }
-        let (opened, tier) = self.residency().open_resident((id, role), object)?;
-        self.verify_file((id, inode), object, opened.as_ref(), depth)?;
-        let stat = opened.stat()?;
-        Ok((opened, stat, tier))
     }
 
     /// Opens for writing in place. What a commit may already have promised about the bytes is

@@ -248,7 +248,7 @@ fn scrub_some<'a>(
     mut reader: Aside<'a>, is_stopped: &(dyn Fn() -> bool + Sync),
 ) -> Result<(), FsError> {
     while let Some(&(object, id)) = next(todo).filter(|_| !is_stopped()) {
-        let found = match fs.scrub_file(id, object, &mut reader)? {
+        let found = match fs.mender().scrub_file(id, object, &mut reader)? {
             // Nothing was read, but somebody who opened it found out.
             Found::Skipped if fs.core.state().is_known_damaged(id) => Found::Damaged,
             found => found,

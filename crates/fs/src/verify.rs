@@ -2,12 +2,15 @@
 //! from an encoded copy or from the remote is compared in any case, and so is what a change in place
 //! makes the only copy.
 
-use super::residency::tier_here;
+use super::residency::{Residency, tier_here};
 use super::{FileSystem, FsError};
 use crate::core::Core;
+use std::sync::Arc;
+
 use kvfs_storage::ingest::seal;
-use kvfs_storage::store::disk::DiskFile;
+use kvfs_storage::store::disk::{DiskFile, FileStat};
 use kvfs_storage::store::record::{Inode, InodeId, ObjectId, Role};
+use kvfs_storage::tier::counters::Tier;
 
 /// When an open reads the whole file and compares it with its checksum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,37 +62,6 @@ impl FileSystem {
         if self.choices.verify() == Verify::Never { Depth::Length } else { Depth::Bytes }
     }
 
-    /// Compares what was opened with what is on record of a file.
-    pub(super) fn verify_file(
-        &self, (id, inode): (InodeId, &Inode), object: ObjectId, opened: &dyn DiskFile,
-        depth: Depth,
-    ) -> Result<(), FsError> {
-        let file = inode.file().ok_or(FsError::Invalid)?;
-        let length = opened.stat()?.length;
-        let expected =
-            self.core.state().metadata.object(object)?.and_then(|record| record.checksum);
-        if length != file.size {
-            if changed_since(&self.core, (id, inode), expected) {
-                return Ok(());
-            }
-            let size = file.size;
-            let why = format!("its file has {length} bytes instead of {size}");
-            return Err(self.residency().corrupt(id, object, tier_here(&self.core, object), &why));
-        }
-        let Some(expected) = expected.filter(|_| depth == Depth::Bytes) else {
-            return Ok(());
-        };
-        let actual = match file.role {
-            Role::Page(page) => seal::page_checksum(opened, &page)?,
-            _ => seal::content_checksum(opened)?,
-        };
-        if actual == expected || changed_since(&self.core, (id, inode), Some(expected)) {
-            return Ok(());
-        }
-        let why = "the stored bytes are not those that were written (checksum mismatch)";
-        Err(self.residency().corrupt(id, object, tier_here(&self.core, object), why))
-    }
-
     /// Compares a file's bytes with their checksum before somebody changes them, unless that was done since the
     /// mount: nobody could afterwards.
     pub(super) fn check_bytes(&self, id: InodeId) -> Result<(), FsError> {
@@ -103,6 +75,68 @@ impl FileSystem {
         }
         let opened = self.open_reader(state, id, &inode, file)?;
         self.release(opened.handle)
+    }
+}
+
+impl Residency<'_> {
+    /// Opens an object and, the first time, checks that its bytes are those that were sealed. Which tier had it.
+    pub(super) fn open_verified(
+        &self, (id, inode): (InodeId, &Inode), (object, settled): (ObjectId, bool),
+        verified: Option<(ObjectId, FileStat)>, depth: Depth,
+    ) -> Result<(Arc<dyn DiskFile>, FileStat, Tier), FsError> {
+        let role = inode.file().ok_or(FsError::Invalid)?.role;
+        let (opened, tier) = self.open_resident((id, role), object)?;
+        let stat = opened.stat()?;
+        let known = verified.is_some_and(|(_, known)| known.is_same_content(&stat));
+        if !settled || known {
+            return Ok((opened, stat, tier));
+        }
+        let Err(damage) = self.verify_file((id, inode), object, opened.as_ref(), depth) else {
+            return Ok((opened, stat, tier));
+        };
+        drop(opened);
+        let is_damaged = matches!(damage, FsError::Corrupt);
+        if !is_damaged || !self.replace_damaged((id, role), object, &stat)? {
+            if is_damaged {
+                self.note_damage(id, object, true);
+            }
+            return Err(damage);
+        }
+        let (opened, tier) = self.open_resident((id, role), object)?;
+        self.verify_file((id, inode), object, opened.as_ref(), depth)?;
+        let stat = opened.stat()?;
+        Ok((opened, stat, tier))
+    }
+
+    /// Compares what was opened with what is on record of a file.
+    fn verify_file(
+        &self, (id, inode): (InodeId, &Inode), object: ObjectId, opened: &dyn DiskFile,
+        depth: Depth,
+    ) -> Result<(), FsError> {
+        let file = inode.file().ok_or(FsError::Invalid)?;
+        let length = opened.stat()?.length;
+        let expected =
+            self.core.state().metadata.object(object)?.and_then(|record| record.checksum);
+        if length != file.size {
+            if changed_since(self.core, (id, inode), expected) {
+                return Ok(());
+            }
+            let size = file.size;
+            let why = format!("its file has {length} bytes instead of {size}");
+            return Err(self.corrupt(id, object, tier_here(self.core, object), &why));
+        }
+        let Some(expected) = expected.filter(|_| depth == Depth::Bytes) else {
+            return Ok(());
+        };
+        let actual = match file.role {
+            Role::Page(page) => seal::page_checksum(opened, &page)?,
+            _ => seal::content_checksum(opened)?,
+        };
+        if actual == expected || changed_since(self.core, (id, inode), Some(expected)) {
+            return Ok(());
+        }
+        let why = "the stored bytes are not those that were written (checksum mismatch)";
+        Err(self.corrupt(id, object, tier_here(self.core, object), why))
     }
 }
 
@@ -164,11 +198,12 @@ mod tests {
         let unmounted = with_file();
         let (fs, (id, inode, object)) = (&unmounted.fs, written(&unmounted));
         let file = fs.core.store.open_object(object, Access::ReadWrite).unwrap();
-        let verify = |depth| match fs.verify_file((id, &inode), object, file.as_ref(), depth) {
-            Ok(()) => true,
-            Err(FsError::Corrupt) => false,
-            Err(error) => panic!("{error}"),
-        };
+        let verify =
+            |depth| match fs.residency().verify_file((id, &inode), object, file.as_ref(), depth) {
+                Ok(()) => true,
+                Err(FsError::Corrupt) => false,
+                Err(error) => panic!("{error}"),
+            };
         assert!(verify(Depth::Bytes) && verify(Depth::Length));
         file.write_all_at(b"other", 0).unwrap();
         assert!(!verify(Depth::Bytes) && verify(Depth::Length));

@@ -168,7 +168,7 @@ impl FileSystem {
             let totals = super::held_back::totals(&state);
             (totals, state.nodes.len(), state.handles.len(), uncommitted)
         };
-        let held = held + self.virtual_numbers().held();
+        let held = held + self.prefixes.numbers().held();
         let passthrough = match self.core.io_mode.get() {
             Some(IoMode::Passthrough) => "yes".to_owned(),
             Some(IoMode::Served(reason)) => format!("no: {reason}"),

@@ -172,11 +172,11 @@ impl Core {
         let begun = Instant::now();
         let mut last = None;
         loop {
-            let (looked_at, candidates) = self.idle_behind(last);
+            let (looked_at, candidates) = idle_behind(self, last);
             for some in candidates.chunks(SETTLED_AT_A_TIME) {
                 let mut state = self.state();
                 for &id in some {
-                    state = self.settle_closed(state, id, begun.elapsed())?;
+                    state = settle_closed(self, state, id, begun.elapsed())?;
                     state.drop_node_if_idle(id)?;
                 }
             }
@@ -186,42 +186,41 @@ impl Core {
             last = looked_at;
         }
     }
+}
 
-    /// Settles a file whose writer has closed it and relies on this commit, which has waited so long for others. What
-    /// is to be sealed is not settled here.
-    fn settle_closed<'a>(
-        &'a self, mut state: StateGuard<'a>, id: InodeId, waited: Duration,
-    ) -> Result<StateGuard<'a>, FsError> {
-        let was_closed = was_closed(&state, id);
-        if let Some(node) = state.nodes.get(&id).filter(|node| node.pending.is_none()) {
-            let is_version = node.replacement.is_some();
-            let longest =
-                if is_version { RELEASE_WAIT_MAX } else { RELEASE_BEFORE_COMMIT_WAIT_MAX };
-            let is_on_its_way = waited < longest && self.releases.is_awaited(node, id);
-            let is_in_hand =
-                waited < RELEASE_IN_HAND_WAIT_MAX && self.releases.is_last_in_hand(node, id);
-            if is_on_its_way || is_in_hand {
-                state = self.wait_so_long_for_release(state, id, longest);
-            }
+/// Settles a file whose writer has closed it and relies on this commit, which has waited so long for others. What
+/// is to be sealed is not settled here.
+fn settle_closed<'a>(
+    core: &'a Core, mut state: StateGuard<'a>, id: InodeId, waited: Duration,
+) -> Result<StateGuard<'a>, FsError> {
+    let was_closed = was_closed(&state, id);
+    if let Some(node) = state.nodes.get(&id).filter(|node| node.pending.is_none()) {
+        let is_version = node.replacement.is_some();
+        let longest = if is_version { RELEASE_WAIT_MAX } else { RELEASE_BEFORE_COMMIT_WAIT_MAX };
+        let is_on_its_way = waited < longest && core.releases.is_awaited(node, id);
+        let is_in_hand =
+            waited < RELEASE_IN_HAND_WAIT_MAX && core.releases.is_last_in_hand(node, id);
+        if is_on_its_way || is_in_hand {
+            state = core.wait_so_long_for_release(state, id, longest);
         }
-        if !self.settle_if_at_rest(&mut state, id)? && was_closed {
-            expose_closed(&mut state, id)?;
-        }
-        Ok(state)
     }
+    if !core.settle_if_at_rest(&mut state, id)? && was_closed {
+        expose_closed(&mut state, id)?;
+    }
+    Ok(state)
+}
 
-    /// The next unsettled files behind one that no writer is known to have open, and the last one looked
-    /// at, if there may be more: a client may have as many open as it has descriptors.
-    fn idle_behind(&self, last: Option<InodeId>) -> (Option<InodeId>, Vec<InodeId>) {
-        let state = self.state();
-        let some: Vec<InodeId> = state.unsettled.behind(last).take(LOOKED_AT_AT_A_TIME).collect();
-        let looked_at = some.last().copied().filter(|_| some.len() == LOOKED_AT_AT_A_TIME);
-        let is_idle = |id: &InodeId| {
-            !self.has_writers(&state, *id)
-                || state.nodes.get(id).is_some_and(|node| self.releases.is_awaited(node, *id))
-        };
-        (looked_at, some.into_iter().filter(is_idle).collect())
-    }
+/// The next unsettled files behind one that no writer is known to have open, and the last one looked
+/// at, if there may be more: a client may have as many open as it has descriptors.
+fn idle_behind(core: &Core, last: Option<InodeId>) -> (Option<InodeId>, Vec<InodeId>) {
+    let state = core.state();
+    let some: Vec<InodeId> = state.unsettled.behind(last).take(LOOKED_AT_AT_A_TIME).collect();
+    let looked_at = some.last().copied().filter(|_| some.len() == LOOKED_AT_AT_A_TIME);
+    let is_idle = |id: &InodeId| {
+        !core.has_writers(&state, *id)
+            || state.nodes.get(id).is_some_and(|node| core.releases.is_awaited(node, *id))
+    };
+    (looked_at, some.into_iter().filter(is_idle).collect())
 }
 
 /// Whether each writer of a file has closed a descriptor, and no commit has what was written before.

@@ -1,4 +1,5 @@
 use super::*;
+use crate::FileSystem;
 use crate::unmounted::{Unmounted, place};
 use crate::{Lookup, OnCorrupt, Verify};
 use kvfs_page::names;

@@ -136,7 +136,7 @@ impl Task {
             Errand::Pin(is_pinned) if is_pinned == fs.core.state().is_pinned(id)? => Ok(()),
             Errand::Pin(true) => fs.set_pin(id, b"1"),
             Errand::Pin(false) => fs.set_pin(id, b"0"),
-            Errand::Move(tier) => fs.set_tier(id, tier.name().as_bytes()),
+            Errand::Move(tier) => fs.movement().set_tier(id, tier.name().as_bytes()),
         };
         match outcome {
             Err(error) if concerns_all(&error) => Err(error),

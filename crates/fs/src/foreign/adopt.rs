@@ -106,7 +106,7 @@ impl FileSystem {
                 let Some(adopted) = self.adopt(model, &rules, (&store, sequence), wanted)? else {
                     continue;
                 };
-                let found = self.match_in(model, adopted, prompt)?;
+                let found = self.finder().match_in(model, adopted, prompt)?;
                 let found = found.filter(|found| found.tokens > tokens);
                 best = best.into_iter().chain(found).max_by_key(|found| found.tokens);
             }

@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::Virtual;
 use super::shares::{Share, Shares};
 use crate::attributes::{Attributes, Caller, Found, Place};
+use crate::core::Core;
 use crate::core::handle::{Handle, Served};
 use crate::core::rights::User;
 use crate::create::Created;
@@ -84,6 +85,11 @@ impl Blocks {
     /// How many there are.
     pub(crate) fn count(&self) -> usize {
         self.registered().by_key.len()
+    }
+
+    /// Who has registered a block, if it is there.
+    pub(super) fn owner_of(&self, key: BlockKey) -> Option<u32> {
+        self.registered().by_key.get(&key).map(|block| block.owner)
     }
 
     /// Forgets the blocks in a file: their bytes are gone, or may be.
@@ -177,11 +183,57 @@ impl Draft {
     }
 }
 
+/// The blocks of a mount, beside what it knows of their files.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BlockDirectory<'a> {
+    blocks: &'a Blocks,
+    core: &'a Core,
+}
+
 impl FileSystem {
+    pub(crate) fn block_directory(&self) -> BlockDirectory<'_> {
+        BlockDirectory { blocks: &self.blocks, core: &self.core }
+    }
+
+    /// `close()` of a description registers it.
+    pub(crate) fn register_block(&self, draft: &Draft) -> Result<(), FsError> {
+        let publish = || self.publish_manifest_above(draft.key.model);
+        self.block_directory().register(draft, publish)
+    }
+
+    /// Makes a description in `blocks/`; none if the place is another one.
+    pub(crate) fn create_block(
+        &self, place: &Place, caller: Caller, writes: bool,
+    ) -> Result<Option<Created>, FsError> {
+        let Some(model) = self.prefixes.model_of_blocks(place.parent) else { return Ok(None) };
+        let name = std::str::from_utf8(&place.name).unwrap_or_default();
+        let (hash, layer) = parse_block(name).ok_or(FsError::NotPermitted)?;
+        let key = BlockKey { model, hash, layer };
+        let id = self.prefixes.numbers().hold(Virtual::Block(key));
+        let attributes: Attributes = self.prefix_attributes(id)?;
+        let directory = self.block_directory();
+        let opened = if writes {
+            directory.open_draft(id, key, caller)?
+        } else {
+            directory.open(id, key)?
+        };
+        let found = Found { attributes, name_is_stable: false };
+        Ok(Some(Created { found, opened }))
+    }
+
+    /// Withdraws a block; none if the place is another one.
+    pub(crate) fn unlink_block(&self, place: &Place) -> Option<Result<(), FsError>> {
+        let model = self.prefixes.model_of_blocks(place.parent)?;
+        let name = std::str::from_utf8(&place.name).unwrap_or_default();
+        let key = parse_block(name).map(|(hash, layer)| BlockKey { model, hash, layer });
+        let withdrawn = key.is_some_and(|key| self.blocks.registered().withdraw(key));
+        Some(if withdrawn { Ok(()) } else { Err(FsError::NotFound) })
+    }
+}
+
+impl BlockDirectory<'_> {
     /// The block of that name, if it is registered and its bytes are there.
-    pub(super) fn block_named(
-        &self, model: InodeId, name: &str,
-    ) -> Result<Option<BlockKey>, FsError> {
+    pub(super) fn named(&self, model: InodeId, name: &str) -> Result<Option<BlockKey>, FsError> {
         let Some((hash, layer)) = parse_block(name) else { return Ok(None) };
         let key = BlockKey { model, hash, layer };
         Ok(self.block(key)?.map(|_| key))
@@ -209,20 +261,15 @@ impl FileSystem {
     }
 
     /// What reading a block gives; empty while it is being described.
-    pub(super) fn block_text(&self, key: BlockKey) -> Result<String, FsError> {
+    pub(super) fn text(&self, key: BlockKey) -> Result<String, FsError> {
         let block = self.block(key)?;
         let text =
             block.map(|block| serde_json::to_string(block.map.as_ref()).map(|text| text + "\n"));
         Ok(text.transpose().map_err(|_| FsError::Invalid)?.unwrap_or_default())
     }
 
-    /// Who has registered a block, if it is there.
-    pub(super) fn owner_of_block(&self, key: BlockKey) -> Option<u32> {
-        self.blocks.registered().by_key.get(&key).map(|block| block.owner)
-    }
-
     /// Whether a user may know of a block: who has registered it, and who may read what it is in.
-    pub(super) fn shows_block(&self, key: BlockKey, caller: Caller) -> Result<bool, FsError> {
+    pub(super) fn shows(&self, key: BlockKey, caller: Caller) -> Result<bool, FsError> {
         let known = self.blocks.registered().by_key.get(&key).cloned();
         let Some(block) = known else { return Ok(false) };
         if [0, block.owner].contains(&caller.uid) {
@@ -232,41 +279,9 @@ impl FileSystem {
         Ok(found == Some(block.file))
     }
 
-    /// Makes a description in `blocks/`; none if the place is another one.
-    pub(crate) fn create_block(
-        &self, place: &Place, caller: Caller, writes: bool,
-    ) -> Result<Option<Created>, FsError> {
-        let Some(model) = self.model_of_blocks(place.parent) else { return Ok(None) };
-        let name = std::str::from_utf8(&place.name).unwrap_or_default();
-        let (hash, layer) = parse_block(name).ok_or(FsError::NotPermitted)?;
-        let key = BlockKey { model, hash, layer };
-        let id = self.virtual_numbers().hold(Virtual::Block(key));
-        let attributes: Attributes = self.prefix_attributes(id)?;
-        let opened =
-            if writes { self.open_draft(id, key, caller)? } else { self.open_block(id, key)? };
-        let found = Found { attributes, name_is_stable: false };
-        Ok(Some(Created { found, opened }))
-    }
-
-    /// Withdraws a block; none if the place is another one.
-    pub(crate) fn unlink_block(&self, place: &Place) -> Option<Result<(), FsError>> {
-        let model = self.model_of_blocks(place.parent)?;
-        let name = std::str::from_utf8(&place.name).unwrap_or_default();
-        let key = parse_block(name).map(|(hash, layer)| BlockKey { model, hash, layer });
-        let withdrawn = key.is_some_and(|key| self.blocks.registered().withdraw(key));
-        Some(if withdrawn { Ok(()) } else { Err(FsError::NotFound) })
-    }
-
-    fn model_of_blocks(&self, id: InodeId) -> Option<InodeId> {
-        match super::is_virtual(id).then(|| self.virtual_inode(id)) {
-            Some(Ok(Virtual::Blocks(model))) => Some(model),
-            _ => None,
-        }
-    }
-
-    pub(super) fn open_block(&self, id: InodeId, key: BlockKey) -> Result<Opened, FsError> {
-        let text: Arc<[u8]> = Arc::from(self.block_text(key)?.into_bytes());
-        Ok(self.add_block_handle(Handle::new(id, false, Served::Text(text))))
+    pub(super) fn open(&self, id: InodeId, key: BlockKey) -> Result<Opened, FsError> {
+        let text: Arc<[u8]> = Arc::from(self.text(key)?.into_bytes());
+        Ok(self.add_handle(Handle::new(id, false, Served::Text(text))))
     }
 
     pub(super) fn open_draft(
@@ -277,16 +292,18 @@ impl FileSystem {
         let text =
             Mutex::new(Text { bytes: Vec::new(), held, is_registered: false, refused_bytes: None });
         let served = Served::Draft(Arc::new(Draft { key, caller, text }));
-        Ok(self.add_block_handle(Handle::new(id, true, served)))
+        Ok(self.add_handle(Handle::new(id, true, served)))
     }
 
-    fn add_block_handle(&self, handle: Handle) -> Opened {
+    fn add_handle(&self, handle: Handle) -> Opened {
         let closes_quietly = !handle.writes;
         Opened::uncached(self.core.state().add_handle(handle), closes_quietly)
     }
 
-    /// `close()` of a description registers it.
-    pub(crate) fn register_block(&self, draft: &Draft) -> Result<(), FsError> {
+    /// Registers what a description says, once the model's manifest is published.
+    fn register(
+        &self, draft: &Draft, publish: impl FnOnce() -> Result<(), FsError>,
+    ) -> Result<(), FsError> {
         let mut text = draft.text();
         if text.bytes.is_empty() || text.is_registered {
             return Ok(());
@@ -294,7 +311,7 @@ impl FileSystem {
         if text.refused_bytes == Some(text.bytes.len()) {
             return Err(FsError::Refused);
         }
-        let outcome = self.register_described(draft, &text.bytes);
+        let outcome = publish().and_then(|()| self.register_described(draft, &text.bytes));
         match &outcome {
             Ok(()) => (text.bytes, text.is_registered) = (Vec::new(), true),
             Err(_) => text.refused_bytes = Some(text.bytes.len()),
@@ -311,7 +328,6 @@ impl FileSystem {
         };
         let block: BlockMap =
             serde_json::from_slice(text).map_err(|error| refused(error.to_string()))?;
-        self.publish_manifest_above(key.model)?;
         let rules = self.core.model_of(&mut self.core.state(), key.model);
         let rules = rules.map_err(|_| refused("the model has no manifest.json".to_owned()))?;
         block.check(&rules.manifest).map_err(|error| refused(error.to_string()))?;

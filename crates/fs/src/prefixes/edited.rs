@@ -7,16 +7,16 @@
 use std::sync::PoisonError;
 
 use super::access::Readers;
+use super::find::Positioned;
+use super::slot::size_and_time;
 use crate::{FileSystem, FsError};
 use kvfs_page::{MAX_POSITIONS_BYTES, Positions, names};
 use kvfs_storage::store::metadata::TokensChange;
 use kvfs_storage::store::record::InodeId;
 
-impl FileSystem {
-    /// Where the rows of a sequence stand; `None` if its `positions.json` cannot be used, and
-    /// nothing of it can be told.
-    pub(super) fn positions_of(&self, sequence: InodeId) -> Result<Option<Positions>, FsError> {
-        if self.size_and_time(sequence, names::POSITIONS)?.0 > MAX_POSITIONS_BYTES as u64
+impl Positioned for FileSystem {
+    fn positions_of(&self, sequence: InodeId) -> Result<Option<Positions>, FsError> {
+        if size_and_time(&self.core, sequence, names::POSITIONS)?.0 > MAX_POSITIONS_BYTES as u64
             || self.note_away(sequence)?
         {
             return Ok(None);
@@ -30,7 +30,9 @@ impl FileSystem {
             }
         }
     }
+}
 
+impl FileSystem {
     /// Notes that the `positions.json` of a sequence must be fetched, if only the remote has it.
     /// Whether it must.
     pub(crate) fn note_away(&self, sequence: InodeId) -> Result<bool, FsError> {

@@ -8,10 +8,12 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::index::TOKEN_BYTES;
+use crate::core::Core;
 use crate::core::latest::{is_of_file, open_tokens};
 use crate::core::state::State;
+use crate::residency::Residency;
 use crate::{FileSystem, FsError};
-use kvfs_page::{Layer, LayerKind, PrefixHash, names};
+use kvfs_page::{Layer, LayerKind, Positions, PrefixHash, names};
 use kvfs_storage::ingest::model::Model;
 use kvfs_storage::store::metadata::{LEAD_TOKENS_MAX, TokensChange};
 use kvfs_storage::store::record::{Entry, InodeId, Kind};
@@ -89,13 +91,58 @@ impl Search {
     }
 }
 
+/// Where the rows of sequences stand.
+pub(super) trait Positioned {
+    /// Where the rows of a sequence stand; `None` if its `positions.json` cannot be used, and nothing of it can be told.
+    fn positions_of(&self, sequence: InodeId) -> Result<Option<Positions>, FsError>;
+}
+
+/// What finds the pages for a prefix, among names that are there and bytes that can be had.
+#[derive(Clone, Copy)]
+pub(crate) struct Finder<'a> {
+    pub(super) residency: Residency<'a>,
+    positions: &'a dyn Positioned,
+}
+
 impl FileSystem {
+    pub(crate) fn finder(&self) -> Finder<'_> {
+        Finder { residency: self.residency(), positions: self }
+    }
+
+    /// Brings up to date what answers rely on: pages that were written in place and whose writers
+    /// are done, and the index.
+    pub(super) fn prepare_to_find(&self) -> Result<(), FsError> {
+        if !self.core.state().pending.is_empty() {
+            self.publish_all_pending(None);
+        }
+        self.index_prefixes()
+    }
+
+    /// [`Finder::pages_of_prefix`], of another store if there are none here.
+    pub(super) fn pages_of_prefix_anywhere(
+        &self, model: InodeId, hash: PrefixHash,
+    ) -> Result<Vec<(Layer, Entry)>, FsError> {
+        if let Some(pages) = self.finder().pages_of_prefix(model, hash)? {
+            return Ok(pages);
+        }
+        if !self.adopt_prefix(model, hash)? {
+            return Ok(Vec::new());
+        }
+        Ok(self.finder().pages_of_prefix(model, hash)?.unwrap_or_default())
+    }
+}
+
+impl Finder<'_> {
+    pub(super) fn core(&self) -> &Core {
+        self.residency.core
+    }
+
     /// The sequence of a model that shares the longest prefix with a prompt, to the token.
     pub(super) fn longest_match(
         &self, model: InodeId, prompt: &[u8],
     ) -> Result<Option<Match>, FsError> {
         let rules =
-            self.core.model_of(&mut self.core.state(), model).map_err(|_| FsError::NotFound)?;
+            self.core().model_of(&mut self.core().state(), model).map_err(|_| FsError::NotFound)?;
         let question = Question::new(model, rules, prompt);
         let mut hashes = self.known_prefixes(&question)?;
         let mut search = Search::default();
@@ -105,7 +152,7 @@ impl FileSystem {
             let reached = hashes.len() as u64 * (question.page_bytes() / TOKEN_BYTES) as u64;
             if search.tokens() < reached {
                 let holders =
-                    self.core.state().metadata.prefix_holders(model, &last.0, CANDIDATES_MAX)?;
+                    self.core().state().metadata.prefix_holders(model, &last.0, CANDIDATES_MAX)?;
                 self.try_sequences(&question, &holders, &mut search)?;
             }
             if search.tokens() >= reached || search.seen.len() >= CANDIDATES_MAX {
@@ -114,7 +161,7 @@ impl FileSystem {
             hashes.pop();
         }
         match search.best {
-            Some((tokens, sequence)) => self.to_match(sequence, tokens),
+            Some((tokens, sequence)) => self.match_of(sequence, tokens),
             None => Ok(None),
         }
     }
@@ -124,14 +171,14 @@ impl FileSystem {
         &self, model: InodeId, sequence: InodeId, prompt: &[u8],
     ) -> Result<Option<Match>, FsError> {
         let rules =
-            self.core.model_of(&mut self.core.state(), model).map_err(|_| FsError::NotFound)?;
+            self.core().model_of(&mut self.core().state(), model).map_err(|_| FsError::NotFound)?;
         let question = Question::new(model, rules, prompt);
         let same = self.same_tokens(sequence, question.prompt)?;
-        self.to_match(sequence, self.present_tokens(&question, sequence, same)?)
+        self.match_of(sequence, self.present_tokens(&question, sequence, same)?)
     }
 
-    fn to_match(&self, sequence: InodeId, tokens: u64) -> Result<Option<Match>, FsError> {
-        match self.core.state().inode(sequence)?.kind {
+    fn match_of(&self, sequence: InodeId, tokens: u64) -> Result<Option<Match>, FsError> {
+        match self.core().state().inode(sequence)?.kind {
             Kind::Directory { name, .. } if tokens > 0 => {
                 Ok(Some(Match { tokens, sequence: name }))
             }
@@ -145,7 +192,7 @@ impl FileSystem {
         for page in question.prompt.chunks_exact(question.page_bytes()) {
             let parent = hashes.last().copied().or_else(|| question.rules.manifest.prefix_root());
             let hash = PrefixHash::next(parent, page);
-            if self.core.state().metadata.prefix_holders(question.model, &hash.0, 1)?.is_empty() {
+            if self.core().state().metadata.prefix_holders(question.model, &hash.0, 1)?.is_empty() {
                 break;
             }
             hashes.push(hash);
@@ -162,7 +209,12 @@ impl FileSystem {
         let parent = question.parent(hashes);
         let find = |tokens: usize, count| {
             let tokens = &lead[..tokens * TOKEN_BYTES];
-            self.core.state().metadata.prefix_continuations(question.model, &parent, tokens, count)
+            self.core().state().metadata.prefix_continuations(
+                question.model,
+                &parent,
+                tokens,
+                count,
+            )
         };
         // Whoever begins with n tokens begins with fewer, too: halving finds the most.
         let (mut some, mut none) = (0, lead.len() / TOKEN_BYTES + 1);
@@ -192,12 +244,12 @@ impl FileSystem {
             if search.seen.len() >= CANDIDATES_MAX || !search.seen.insert(*sequence) {
                 continue;
             }
-            match tokens_of(self, question, *sequence, search.tokens()) {
+            match self.tokens_of(question, *sequence, search.tokens()) {
                 Ok(tokens) if tokens > search.tokens() => search.best = Some((tokens, *sequence)),
                 Ok(_) => {}
                 // A crash took the sequence, and left it in the index: it is not for this one to fail.
                 Err(error) if error.errno() == libc::ENOENT => {
-                    let metadata = &mut self.core.state().metadata;
+                    let metadata = &mut self.core().state().metadata;
                     metadata.tokens_changed(*sequence, TokensChange::Truncated);
                 }
                 Err(error) => return Err(error),
@@ -210,7 +262,7 @@ impl FileSystem {
     /// cannot be read fails no question.
     fn same_tokens(&self, sequence: InodeId, prompt: &[u8]) -> Result<u64, FsError> {
         let mut tokens = vec![0; prompt.len()];
-        let read = open_tokens(&self.core, sequence).and_then(|file| match file {
+        let read = open_tokens(self.core(), sequence).and_then(|file| match file {
             Some(file) => Ok(file.read_at(&mut tokens, 0)?),
             None => Ok(0),
         });
@@ -225,44 +277,22 @@ impl FileSystem {
         Ok((same / TOKEN_BYTES) as u64)
     }
 
-    /// Brings up to date what answers rely on: pages that were written in place and whose writers
-    /// are done, and the index.
-    pub(super) fn prepare_to_find(&self) -> Result<(), FsError> {
-        if !self.core.state().pending.is_empty() {
-            self.publish_all_pending(None);
-        }
-        self.index_prefixes()
-    }
-
     /// Whether another store of the remote claims to have a prefix.
     pub(super) fn is_elsewhere(&self, model: InodeId, hash: PrefixHash) -> bool {
-        let rules = self.core.model_of(&mut self.core.state(), model);
-        rules.is_ok_and(|rules| self.foreign.has(&rules.manifest, &hash))
-    }
-
-    /// [`FileSystem::pages_of_prefix`], of another store if there are none here.
-    pub(super) fn pages_of_prefix_anywhere(
-        &self, model: InodeId, hash: PrefixHash,
-    ) -> Result<Vec<(Layer, Entry)>, FsError> {
-        if let Some(pages) = self.pages_of_prefix(model, hash)? {
-            return Ok(pages);
-        }
-        if !self.adopt_prefix(model, hash)? {
-            return Ok(Vec::new());
-        }
-        Ok(self.pages_of_prefix(model, hash)?.unwrap_or_default())
+        let rules = self.core().model_of(&mut self.core().state(), model);
+        rules.is_ok_and(|rules| self.residency.foreign.has(&rules.manifest, &hash))
     }
 
     /// The page that ends a prefix, by layer, of a sequence that has it in every layer.
     pub(super) fn pages_of_prefix(
         &self, model: InodeId, hash: PrefixHash,
     ) -> Result<Option<Vec<(Layer, Entry)>>, FsError> {
-        let mut state = self.core.state();
-        let Ok(rules) = self.core.model_of(&mut state, model) else { return Ok(None) };
+        let mut state = self.core().state();
+        let Ok(rules) = self.core().model_of(&mut state, model) else { return Ok(None) };
         for found in state.metadata.prefix_holders(model, &hash.0, CANDIDATES_MAX)? {
             let Some(pages) = pages_at(&state, &rules, found, hash)? else { continue };
             let can_be_had = |entry: &Entry| -> Result<bool, FsError> {
-                Ok(self.residency().can_be_had(&state, entry.inode)?
+                Ok(self.residency.can_be_had(&state, entry.inode)?
                     && state.lets_askers_read(model, found.0, entry.inode)?)
             };
             let mut all = pages.iter().map(|(_, entry)| can_be_had(entry));
@@ -274,31 +304,31 @@ impl FileSystem {
         }
         Ok(None)
     }
+
+    /// How much a sequence has of a prompt, if that is more than so many tokens.
+    fn tokens_of(
+        &self, question: &Question<'_>, sequence: InodeId, found: u64,
+    ) -> Result<u64, FsError> {
+        let geometry = question.rules.manifest.geometry();
+        {
+            let state = self.core().state();
+            let is_open = state.is_open_to_askers(question.model, sequence, geometry)?;
+            if !is_open || !can_be_told(&state.inode(sequence)?.kind) {
+                return Ok(0);
+            }
+        }
+        let mut same = self.same_tokens(sequence, question.prompt)?;
+        if same > found {
+            let positions = self.positions.positions_of(sequence)?;
+            same = same.min(positions.map_or(0, |positions| positions.prefix_rows()));
+        }
+        if same > found { self.present_tokens(question, sequence, same) } else { Ok(0) }
+    }
 }
 
 /// Whether an answer can have the name: JSON has no other bytes than those of UTF-8, and another name is another sequence.
 fn can_be_told(kind: &Kind) -> bool {
     matches!(kind, Kind::Directory { name, .. } if std::str::from_utf8(name).is_ok())
-}
-
-/// How much a sequence has of a prompt, if that is more than so many tokens.
-fn tokens_of(
-    fs: &FileSystem, question: &Question<'_>, sequence: InodeId, found: u64,
-) -> Result<u64, FsError> {
-    let geometry = question.rules.manifest.geometry();
-    {
-        let state = fs.core.state();
-        let is_open = state.is_open_to_askers(question.model, sequence, geometry)?;
-        if !is_open || !can_be_told(&state.inode(sequence)?.kind) {
-            return Ok(0);
-        }
-    }
-    let mut same = fs.same_tokens(sequence, question.prompt)?;
-    if same > found {
-        let positions = fs.positions_of(sequence)?;
-        same = same.min(positions.map_or(0, |positions| positions.prefix_rows()));
-    }
-    if same > found { fs.present_tokens(question, sequence, same) } else { Ok(0) }
 }
 
 /// A full page of every layer of a sequence that keeps pages, and of a recurrent layer the state after it;
@@ -351,7 +381,7 @@ mod tests {
             |count| fs.core.state().metadata.prefix_holders(model.directory, &hash.0, count);
         assert_eq!(holders(9).unwrap().len(), 2);
         fs.core.state().metadata.remove_inode(Life::Durable, lost).unwrap();
-        let found = fs.longest_match(model.directory, &prompt).unwrap().unwrap();
+        let found = fs.finder().longest_match(model.directory, &prompt).unwrap().unwrap();
         assert_eq!(found, Match { tokens: PAGE_TOKENS.into(), sequence: b"kept".to_vec() });
         // It is taken out of the index.
         fs.index_prefixes().unwrap();
@@ -377,7 +407,7 @@ mod tests {
         assert_eq!(holders().len(), 2);
         // The index still has it.
         fs.core.store.remove_object(object).unwrap();
-        let ask = || fs.longest_match(model.directory, &prompt).unwrap().unwrap();
+        let ask = || fs.finder().longest_match(model.directory, &prompt).unwrap().unwrap();
         let found = Match { tokens: PAGE_TOKENS.into(), sequence: b"kept".to_vec() };
         assert_eq!(ask(), found);
         let note = || fs.core.state().metadata.tokens_changed(lost, TokensChange::Grown);
@@ -398,7 +428,7 @@ mod tests {
         let sequence = model.make_sequence("caf", &[0], 1);
         let prompt: Vec<u8> = (0..PAGE_TOKENS).flat_map(u32::to_le_bytes).collect();
         fs.index_prefixes().unwrap();
-        assert!(fs.longest_match(model.directory, &prompt).unwrap().is_some());
+        assert!(fs.finder().longest_match(model.directory, &prompt).unwrap().is_some());
         {
             let mut state = fs.core.state();
             let mut inode = state.inode(sequence).unwrap();
@@ -406,6 +436,6 @@ mod tests {
             name.push(0xe9);
             state.put_inode(sequence, &inode);
         }
-        assert_eq!(fs.longest_match(model.directory, &prompt).unwrap(), None);
+        assert_eq!(fs.finder().longest_match(model.directory, &prompt).unwrap(), None);
     }
 }

@@ -9,8 +9,10 @@ use std::io;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::find::Positioned;
 use super::room::Room;
 use super::{Virtual, is_virtual};
+use crate::core::Core;
 use crate::core::guard::StateGuard;
 use crate::core::latest::{is_of_file, open_latest};
 use crate::core::models::model_directory;
@@ -142,7 +144,7 @@ impl FileSystem {
         if self.must_adopt_to_list(directory) {
             return Some(Awaited::Remote);
         }
-        if let Ok(Virtual::Slots(model)) = self.virtual_inode(directory) {
+        if let Ok(Virtual::Slots(model)) = self.prefixes.meaning_of(directory) {
             // What a slot has is told by files of its sequence: of which tokens its states are by all of `tokens`, which
             // only the remote may have.
             let model = self.core.model_of(&mut self.core.state(), model);
@@ -170,7 +172,7 @@ impl FileSystem {
     fn index_sequence(&self, sequence: InodeId, change: TokensChange) -> Result<usize, Failure> {
         let (mut source, known) = {
             let mut state = self.core.state_to_change()?;
-            (self.source_of(&mut state, sequence)?, state.metadata.indexed(sequence)?)
+            (source_of(&self.core, &mut state, sequence)?, state.metadata.indexed(sequence)?)
         };
         // As long as it is not known where the rows stand, the index stays as it is.
         if source.is_some() && self.note_away(sequence)? {
@@ -178,7 +180,7 @@ impl FileSystem {
         }
         let file = match source {
             Some(_) => open_latest(&self.core, |state| {
-                source = self.source_of(state, sequence)?;
+                source = source_of(&self.core, state, sequence)?;
                 Ok(source.as_ref().map(|source| source.object))
             })
             .map_err(Failure::of_file)?,
@@ -221,26 +223,6 @@ impl FileSystem {
             }
             _ => Ok(pages),
         }
-    }
-
-    /// The token file of a sequence, if both are there and the model has a manifest.
-    fn source_of(&self, state: &mut State, sequence: InodeId) -> Result<Option<Source>, FsError> {
-        let Some(directory) = state.metadata.inode(sequence)? else {
-            return Ok(None);
-        };
-        let Kind::Directory { class: DirectoryClass::Sequence, .. } = directory.kind else {
-            return Ok(None);
-        };
-        let Some(entry) = state.entry(sequence, names::TOKENS.as_bytes())? else {
-            return Ok(None);
-        };
-        let model = model_directory(state, sequence)?;
-        let Ok(rules) = self.core.model_of(state, sequence) else {
-            return Ok(None);
-        };
-        let inode = state.inode(entry.inode)?;
-        let object = inode.file().and_then(|file| file.object);
-        Ok(object.map(|object| Source { model, rules, tokens: entry.inode, object }))
     }
 
     fn remove_from_index(&self, sequence: InodeId, model: InodeId) -> Result<usize, FsError> {
@@ -328,6 +310,26 @@ impl FileSystem {
         }
         Ok(count)
     }
+}
+
+/// The token file of a sequence, if both are there and the model has a manifest.
+fn source_of(core: &Core, state: &mut State, sequence: InodeId) -> Result<Option<Source>, FsError> {
+    let Some(directory) = state.metadata.inode(sequence)? else {
+        return Ok(None);
+    };
+    let Kind::Directory { class: DirectoryClass::Sequence, .. } = directory.kind else {
+        return Ok(None);
+    };
+    let Some(entry) = state.entry(sequence, names::TOKENS.as_bytes())? else {
+        return Ok(None);
+    };
+    let model = model_directory(state, sequence)?;
+    let Ok(rules) = core.model_of(state, sequence) else {
+        return Ok(None);
+    };
+    let inode = state.inode(entry.inode)?;
+    let object = inode.file().and_then(|file| file.object);
+    Ok(object.map(|object| Source { model, rules, tokens: entry.inode, object }))
 }
 
 /// Notes once what an earlier mount has left behind: whoever asks before would hear that it is not there.
@@ -419,7 +421,7 @@ mod tests {
         let sequence = model.make_sequence("sequence", &[0], 1);
         fs.index_prefixes().unwrap();
         fs.commit().unwrap();
-        let object = fs.source_of(&mut fs.core.state(), sequence).unwrap().unwrap().object;
+        let object = source_of(&fs.core, &mut fs.core.state(), sequence).unwrap().unwrap().object;
         let file = fs.core.store.open_object(object, Access::Read).unwrap();
         let bytes = read_all(file.as_ref(), 1 << 20).unwrap();
         fs.core.store.remove_object(object).unwrap();

@@ -32,8 +32,9 @@ mod view;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::FsError;
 use kvfs_page::PrefixHash;
 use kvfs_storage::store::record::InodeId;
 
@@ -41,7 +42,7 @@ pub(super) use asked::add_models;
 pub(super) use block::{Blocks, Draft};
 pub(super) use find::Match;
 pub(super) use index::TOKEN_BYTES;
-pub(super) use key::SLOT_KEY;
+pub(super) use key::{SLOT_KEY, key_bytes};
 pub(super) use owned::prefix_owned_by;
 pub(super) use shares::{Share, Shares};
 pub(super) use slot::OpenSlot;
@@ -130,7 +131,8 @@ impl Numbers {
         id
     }
 
-    fn forget(&mut self, id: InodeId, count: u64) {
+    /// The kernel drops references to a virtual inode.
+    pub(crate) fn forget(&mut self, id: InodeId, count: u64) {
         let Some((meaning, held)) = self.by_number.get_mut(&id) else {
             return;
         };
@@ -181,6 +183,27 @@ impl Default for Prefixes {
             slot_files: slot_file::SlotFiles::default(),
             next_slot: AtomicU64::default(),
             importing: Mutex::default(),
+        }
+    }
+}
+
+impl Prefixes {
+    /// The virtual inodes that the kernel holds.
+    pub(crate) fn numbers(&self) -> MutexGuard<'_, Numbers> {
+        self.numbers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What a virtual inode is.
+    fn meaning_of(&self, id: InodeId) -> Result<Virtual, FsError> {
+        let numbers = self.numbers();
+        numbers.by_number.get(&id).map(|(meaning, _)| *meaning).ok_or(FsError::Stale)
+    }
+
+    /// The model whose `blocks/` an inode is.
+    fn model_of_blocks(&self, id: InodeId) -> Option<InodeId> {
+        match is_virtual(id).then(|| self.meaning_of(id)) {
+            Some(Ok(Virtual::Blocks(model))) => Some(model),
+            _ => None,
         }
     }
 }

@@ -13,7 +13,7 @@ const HOLDERS_MAX: usize = 256;
 pub(crate) fn prefix_owned_by(
     fs: &FileSystem, id: InodeId, caller: Caller,
 ) -> Result<Vec<(InodeId, End)>, FsError> {
-    let Ok(Virtual::Prefix(model, hash)) = fs.virtual_inode(id) else {
+    let Ok(Virtual::Prefix(model, hash)) = fs.prefixes.meaning_of(id) else {
         return Err(FsError::Unsupported);
     };
     fs.prepare_to_find()?;
@@ -35,6 +35,6 @@ pub(crate) fn prefix_owned_by(
         return Ok(own);
     }
     // What the caller would not be shown is not told, either.
-    let is_shown = fs.pages_of_prefix(model, hash)?.is_some();
+    let is_shown = fs.finder().pages_of_prefix(model, hash)?.is_some();
     Err(if is_shown { FsError::NotPermitted } else { FsError::NotFound })
 }

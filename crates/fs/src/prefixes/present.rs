@@ -3,9 +3,9 @@
 
 use std::ops::Range;
 
-use super::find::Question;
+use super::find::{Finder, Question};
+use crate::FsError;
 use crate::core::state::State;
-use crate::{FileSystem, FsError};
 use kvfs_page::{Geometry, Layer, LayerKind, Manifest, Needed, PrefixHash, TokenStart, names};
 use kvfs_storage::store::record::{Entry, InodeId, Role};
 
@@ -17,7 +17,7 @@ const NAMES_MAX: usize = 8192;
 /// where other layers lack theirs.
 const ROWS_MAX: usize = 1024;
 
-impl FileSystem {
+impl Finder<'_> {
     /// After how many of the first `wanted` tokens of a sequence an engine can go on.
     ///
     /// Layers with a window need what the window at the end covers, recurrent layers all a state after
@@ -26,13 +26,13 @@ impl FileSystem {
     pub(super) fn present_tokens(
         &self, question: &Question<'_>, sequence: InodeId, wanted: u64,
     ) -> Result<u64, FsError> {
-        Presence { fs: self, question, sequence }.tokens(wanted)
+        Presence { finder: self, question, sequence }.tokens(wanted)
     }
 }
 
 /// What is there of one sequence, for one question.
 struct Presence<'a> {
-    fs: &'a FileSystem,
+    finder: &'a Finder<'a>,
     question: &'a Question<'a>,
     sequence: InodeId,
 }
@@ -92,7 +92,7 @@ impl Presence<'_> {
 
     /// Whether a layer has these rows of a page in a file of their own.
     fn has_window_rows(&self, layer: Layer, rows: Range<u64>) -> Result<bool, FsError> {
-        let state = self.fs.core.state();
+        let state = self.finder.core().state();
         let Some(directory) = state.entry(self.sequence, names::format_layer(layer).as_bytes())?
         else {
             return Ok(false);
@@ -102,13 +102,13 @@ impl Presence<'_> {
             return Ok(false);
         };
         let bytes = (rows.end - rows.start) * self.manifest().layer_geometry(layer).row_bytes();
-        let size = state.attributes(&self.fs.core.store, found.inode)?.size;
-        Ok(size == bytes && self.fs.residency().can_be_had(&state, found.inode)?)
+        let size = state.attributes(&self.finder.core().store, found.inode)?.size;
+        Ok(size == bytes && self.finder.residency.can_be_had(&state, found.inode)?)
     }
 
     /// Rows up to `tokens` after which the first of these layers has a state, the last first.
     fn state_rows(&self, recurrent: &[Layer], tokens: u64) -> Result<Vec<u64>, FsError> {
-        let state = self.fs.core.state();
+        let state = self.finder.core().state();
         let Some(first) = recurrent.first() else { return Ok(Vec::new()) };
         let Some(layer) = state.entry(self.sequence, names::format_layer(*first).as_bytes())?
         else {
@@ -128,7 +128,7 @@ impl Presence<'_> {
     /// Whether each of these layers has a state after so many tokens of the prompt, and of them.
     fn has_states(&self, recurrent: &[Layer], row: u64) -> Result<bool, FsError> {
         let Some(prefix) = self.question.prefix(row) else { return Ok(false) };
-        let state = self.fs.core.state();
+        let state = self.finder.core().state();
         for layer in recurrent {
             let directory = state.entry(self.sequence, names::format_layer(*layer).as_bytes())?;
             let Some(directory) = directory else { return Ok(false) };
@@ -136,7 +136,7 @@ impl Presence<'_> {
             let Some(kept) = kept else { return Ok(false) };
             let model = self.question.model;
             // An engine may keep its states for itself, where it shows its pages to all.
-            if !self.fs.residency().can_be_had(&state, kept.inode)?
+            if !self.finder.residency.can_be_had(&state, kept.inode)?
                 || !state.lets_askers_read(model, self.sequence, kept.inode)?
             {
                 return Ok(false);
@@ -148,7 +148,7 @@ impl Presence<'_> {
     /// Where the pages of a layer that cover `wanted` from its beginning on, without a hole, end.
     fn layer_end(&self, layer: Layer, wanted: Range<u64>) -> Result<u64, FsError> {
         let geometry = self.manifest().layer_geometry(layer);
-        let state = self.fs.core.state();
+        let state = self.finder.core().state();
         let Some(directory) = state.entry(self.sequence, names::format_layer(layer).as_bytes())?
         else {
             return Ok(wanted.start);
@@ -158,7 +158,7 @@ impl Presence<'_> {
         while at < wanted.end {
             let page = names::format_page(TokenStart(at));
             let Some(page) = state.entry(directory.inode, page.as_bytes())? else { break };
-            if !self.fs.residency().can_be_had(&state, page.inode)? {
+            if !self.finder.residency.can_be_had(&state, page.inode)? {
                 break;
             }
             last = Some(page);
@@ -181,7 +181,7 @@ impl Presence<'_> {
     fn tail_bytes(&self, state: &State, layer: InodeId, at: u64) -> Result<u64, FsError> {
         let name = names::format_tail(TokenStart(at));
         match state.entry(layer, name.as_bytes())? {
-            Some(tail) => Ok(state.attributes(&self.fs.core.store, tail.inode)?.size),
+            Some(tail) => Ok(state.attributes(&self.finder.core().store, tail.inode)?.size),
             None => Ok(0),
         }
     }

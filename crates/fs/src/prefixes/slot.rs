@@ -16,10 +16,12 @@ mod read;
 use std::sync::{Arc, Mutex};
 
 use super::access::Readers;
-use super::find::Question;
+use super::find::{Positioned, Question};
 use super::index::TOKEN_BYTES;
+use super::key::key_of;
 use super::shares::Share;
 use super::slot_file::SlotFile;
+use crate::core::Core;
 use crate::core::state::State;
 use crate::{FileSystem, FsError};
 use kvfs_page::names::{REFERENCES_4_SUFFIX, REFERENCES_SUFFIX, SLOT_4_SUFFIX, SLOT_SUFFIX};
@@ -125,6 +127,21 @@ pub(super) struct SlotShape {
 }
 
 impl SlotShape {
+    /// What a slot is made of, also when there is another one by now.
+    pub(super) fn of(core: &Core, key: SlotKey) -> Result<SlotShape, FsError> {
+        let rules = core.model_of(&mut core.state(), key.model).map_err(|_| FsError::Stale)?;
+        let format = Format::of_version(&rules.manifest, key.kind.version);
+        let format = format.map_err(|_| FsError::Stale)?;
+        let layout = Layout::new(&format, key.kind.version, key.ids, key.cells)
+            .with_checkpoints(key.checkpoints);
+        Ok(SlotShape { rules, key, format, layout })
+    }
+
+    /// Whom the slot lets in.
+    pub(super) fn readers(&self, core: &Core) -> Result<Readers, FsError> {
+        core.state().readers_of_layers(self.key.sequence, self.rules.manifest.geometry())
+    }
+
     pub(super) fn length(&self) -> u64 {
         self.layout.length()
     }
@@ -172,17 +189,6 @@ impl FileSystem {
         Ok(None)
     }
 
-    /// What a slot is made of, also when there is another one by now.
-    pub(super) fn slot_shape(&self, key: SlotKey) -> Result<SlotShape, FsError> {
-        let rules =
-            self.core.model_of(&mut self.core.state(), key.model).map_err(|_| FsError::Stale)?;
-        let format = Format::of_version(&rules.manifest, key.kind.version);
-        let format = format.map_err(|_| FsError::Stale)?;
-        let layout = Layout::new(&format, key.kind.version, key.ids, key.cells)
-            .with_checkpoints(key.checkpoints);
-        Ok(SlotShape { rules, key, format, layout })
-    }
-
     /// What the slot of a sequence has now; nothing, if it cannot be one.
     fn slot_now(
         &self, model: InodeId, sequence: InodeId, kind: Kind,
@@ -199,7 +205,7 @@ impl FileSystem {
         {
             return Ok(None);
         }
-        let (bytes, written) = self.size_and_time(sequence, names::TOKENS)?;
+        let (bytes, written) = size_and_time(&self.core, sequence, names::TOKENS)?;
         let known = bytes / TOKEN_BYTES as u64;
         // Of which tokens a state is can be told by these alone.
         let prompt = if rules.manifest.describes_states() {
@@ -208,7 +214,7 @@ impl FileSystem {
             Vec::new()
         };
         let question = Question::new(model, Arc::clone(&rules), &prompt);
-        let cells = self.present_tokens(&question, sequence, known)?;
+        let cells = self.finder().present_tokens(&question, sequence, known)?;
         let ids = kind.version.ids(known, cells);
         let (Ok(ids), Ok(cells)) = (u32::try_from(ids), u32::try_from(cells)) else {
             return Ok(None);
@@ -220,7 +226,7 @@ impl FileSystem {
         let checkpoints = match (kind.version, format.is_plain()) {
             (Version::Four, false) => {
                 let name = names::format_checkpoints(TokenStart(cells.into()));
-                self.size_and_time(sequence, &name)?.0
+                size_and_time(&self.core, sequence, &name)?.0
             }
             _ => 0,
         };
@@ -229,23 +235,11 @@ impl FileSystem {
         Ok(Some(SlotShape { rules, key, format, layout }))
     }
 
-    /// Length of a file in a directory, and when it was changed; 0 without one.
-    pub(super) fn size_and_time(
-        &self, directory: InodeId, name: &str,
-    ) -> Result<(u64, Time), FsError> {
-        let state = self.core.state();
-        let Some(entry) = state.entry(directory, name.as_bytes())? else {
-            return Ok((0, Time::default()));
-        };
-        let attributes = state.attributes(&self.core.store, entry.inode)?;
-        Ok((attributes.size, attributes.mtime))
-    }
-
     /// Opens the slot of a virtual inode.
     pub(super) fn open_slot(
         &self, id: InodeId, (key, flags): (SlotKey, i32), open: Share,
     ) -> Result<OpenSlot, FsError> {
-        let rules = self.slot_shape(key)?.rules;
+        let rules = SlotShape::of(&self.core, key)?.rules;
         let geometry = rules.manifest.geometry();
         let (layers, watch) = self.core.state().watch_layers(key.sequence, geometry, key.cells)?;
         let marks = Marks::of(self, &rules.manifest, (key.sequence, &layers), key.cells)?;
@@ -258,10 +252,10 @@ impl FileSystem {
         let sequence = key.sequence;
         let (seconds, nanoseconds) = key.written;
         let written = Time { seconds, nanoseconds };
-        let readers = self.slot_readers(&shape, sequence)?;
+        let readers = shape.readers(&self.core)?;
         let tokens = self.whole_file((sequence, names::TOKENS), readers)?;
         // What was written since `slot_now` looked is of another slot.
-        let is_same = self.size_and_time(sequence, names::TOKENS)?.1 == written;
+        let is_same = size_and_time(&self.core, sequence, names::TOKENS)?.1 == written;
         let ids = tokens.filter(|_| is_same).ok_or(FsError::Stale)?;
         if ids.len() / TOKEN_BYTES < key.ids as usize {
             return Err(FsError::Stale);
@@ -269,7 +263,7 @@ impl FileSystem {
         note_use_of_sequence(self, sequence, flags)?;
         let references = if key.kind.has_references {
             let prefixes = whole_pages(&shape, &ids);
-            Some(References { key: self.slot_key(key.model)?, prefixes })
+            Some(References { key: key_of(&self.core, key.model)?, prefixes })
         } else {
             None
         };
@@ -309,7 +303,7 @@ impl FileSystem {
         if !key.kind.has_references {
             return Ok(false);
         }
-        let rules = self.slot_shape(key)?.rules;
+        let rules = SlotShape::of(&self.core, key)?.rules;
         let geometry = rules.manifest.geometry();
         let start = u64::from(key.cells - key.cells % geometry.page_tokens());
         for layer in (0..geometry.num_layers()).map(Layer) {
@@ -319,13 +313,18 @@ impl FileSystem {
         }
         Ok(false)
     }
+}
 
-    /// Whom the slot of a sequence lets in.
-    pub(super) fn slot_readers(
-        &self, shape: &SlotShape, sequence: InodeId,
-    ) -> Result<Readers, FsError> {
-        self.core.state().readers_of_layers(sequence, shape.rules.manifest.geometry())
-    }
+/// Length of a file in a directory, and when it was changed; 0 without one.
+pub(super) fn size_and_time(
+    core: &Core, directory: InodeId, name: &str,
+) -> Result<(u64, Time), FsError> {
+    let state = core.state();
+    let Some(entry) = state.entry(directory, name.as_bytes())? else {
+        return Ok((0, Time::default()));
+    };
+    let attributes = state.attributes(&core.store, entry.inode)?;
+    Ok((attributes.size, attributes.mtime))
 }
 
 /// Whether rows of a page lie in it as an engine has them, with room for a reference.

@@ -12,6 +12,7 @@ use super::Virtual;
 use super::shares::Share;
 use super::slot::{Kind, SlotKey};
 use crate::attributes::{Caller, Found, Place};
+use crate::core::Core;
 use crate::core::handle::{Handle, Served};
 use crate::core::stale::{mark_stale, tell_stale_at_once};
 use crate::create::{Created, NewNode};
@@ -100,16 +101,17 @@ impl FileSystem {
     pub(crate) fn create_slot(
         &self, place: &Place, mode: u16, caller: Caller, writes: bool,
     ) -> Result<Option<Created>, FsError> {
-        let parent = super::is_virtual(place.parent).then(|| self.virtual_inode(place.parent));
+        let parent =
+            super::is_virtual(place.parent).then(|| self.prefixes.meaning_of(place.parent));
         let Some(Ok(Virtual::Slots(model))) = parent else { return Ok(None) };
         if !writes {
             return Err(FsError::NotPermitted);
         }
         let name = std::str::from_utf8(&place.name).map_err(|_| FsError::NotPermitted)?;
         let number = self.prefixes.next_slot.fetch_add(1, Ordering::Relaxed);
-        let id = self.virtual_numbers().hold(Virtual::NewSlot(model, number));
+        let id = self.prefixes.numbers().hold(Virtual::NewSlot(model, number));
         let opened = self.open_slot_draft(id, (model, name), mode, (caller, caller));
-        let opened = opened.inspect_err(|_| self.forget_prefix(id, 1))?;
+        let opened = opened.inspect_err(|_| self.prefixes.numbers().forget(id, 1))?;
         let attributes = self.prefix_attributes(id)?;
         Ok(Some(Created { found: Found { attributes, name_is_stable: false }, opened }))
     }
@@ -146,7 +148,7 @@ impl FileSystem {
         if !is_sequence || is_work || Caches::of(&rules.manifest).is_err() {
             return Err(FsError::NotPermitted);
         }
-        self.check_may_save(caller, model, &sequence)?;
+        check_may_save(&self.core, caller, model, &sequence)?;
         let open = self.prefixes.queries.take(caller.uid, 1).ok_or(FsError::TryAgain)?;
         self.throttle()?;
         descriptors::check()?;
@@ -165,23 +167,6 @@ impl FileSystem {
         let served = Served::SlotDraft(Arc::new(draft));
         let handle = self.core.state().add_handle(Handle::new(id, true, served));
         Ok(Opened::uncached(handle, false))
-    }
-
-    /// Whether a user may make a sequence of that name, or put another in its place, as by mkdir(2), rename(2)
-    /// and unlink(2).
-    fn check_may_save(
-        &self, caller: Caller, model: InodeId, sequence: &[u8],
-    ) -> Result<(), FsError> {
-        let state = self.core.state();
-        let may = match state.entry(model, names::SEQUENCES.as_bytes())? {
-            // What has the name under which the sequence is filled goes as well.
-            Some(sequences) => {
-                state.may_replace(caller, sequences.inode, sequence)?
-                    && state.may_replace(caller, sequences.inode, &unfinished_name(sequence))?
-            }
-            None => state.may_replace(caller, model, names::SEQUENCES.as_bytes())?,
-        };
-        if may { Ok(()) } else { Err(FsError::NotPermitted) }
     }
 
     /// Whether so much of a slot was written that it is time to look at its beginning.
@@ -209,7 +194,7 @@ impl FileSystem {
         if outcome.is_err() {
             draft.progress().is_refused = true;
         }
-        outcome.map_err(|why| self.refuse_slot(&draft, &why))
+        outcome.map_err(|why| refuse(&self.core, &draft, &why))
     }
 
     /// `close()` of a slot makes the sequence.
@@ -223,7 +208,7 @@ impl FileSystem {
         }
         let rules =
             self.core.model_of(&mut self.core.state(), draft.model).map_err(|_| FsError::Stale)?;
-        let refuse = |why: String| self.refuse_slot(draft, &why);
+        let refuse = |why: String| refuse(&self.core, draft, &why);
         let slot = draft.file().and_then(|file| Slot::of(file, &rules.manifest)).map_err(refuse)?;
         slot.check_form(draft.kind.version).map_err(refuse)?;
         slot.check(&rules.manifest).map_err(refuse)?;
@@ -231,7 +216,7 @@ impl FileSystem {
         let turn = &self.prefixes.importing;
         let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
         // Since it was opened, somebody may have made a sequence that is not this user's to remove.
-        self.check_may_save(draft.caller, draft.model, &draft.sequence)?;
+        check_may_save(&self.core, draft.caller, draft.model, &draft.sequence)?;
         let sequences = self.directory_of_slot(draft, draft.model, names::SEQUENCES.as_bytes())?;
         let unfinished = Place { parent: sequences, name: unfinished_name(&draft.sequence) };
         self.remove_unfinished(&unfinished)?;
@@ -283,32 +268,13 @@ impl FileSystem {
         loop {
             match self.rename(from, to, libc::RENAME_EXCHANGE) {
                 Err(FsError::NotFound) => {}
-                outcome => return outcome.and_then(|_| self.mark_replaced(from)),
+                outcome => return outcome.and_then(|_| mark_replaced(&self.core, from)),
             }
             match self.rename(from, to, libc::RENAME_NOREPLACE) {
                 Err(FsError::Exists) => {}
                 outcome => return outcome.map(drop),
             }
         }
-    }
-
-    /// The kernel knows the sequence that was replaced by the name that is another's now. A client that renamed that
-    /// name meanwhile moved the new one, and the kernel the old one.
-    fn mark_replaced(&self, place: &Place) -> Result<(), FsError> {
-        let mut state = self.core.state();
-        let Some(replaced) = state.entry(place.parent, &place.name)? else {
-            return Ok(());
-        };
-        mark_stale(&mut state, replaced.inode);
-        drop(state);
-        tell_stale_at_once(&self.core, place.parent, replaced.inode);
-        Ok(())
-    }
-
-    fn refuse_slot(&self, draft: &SlotDraft, why: &str) -> FsError {
-        let name = format!("{}/{}", names::SLOTS, draft.name).into_bytes();
-        let place = Place { parent: draft.model, name };
-        self.core.report(&place, SealError::Refused(PageError::Place(why.to_owned())))
     }
 
     /// Pages first: the ids say that they are there.
@@ -324,10 +290,10 @@ impl FileSystem {
             if is_sealed {
                 let staging = [&place.name[..], b".tmp"].concat();
                 let staging = Place { parent, name: staging };
-                self.write_new(draft, &staging, &bytes)?;
+                write_new(self, draft, &staging, &bytes)?;
                 self.rename(&staging, &place, 0)?;
             } else {
-                self.write_new(draft, &place, &bytes)?;
+                write_new(self, draft, &place, &bytes)?;
             }
         }
         if slot.checkpoints_bytes() > 0 {
@@ -337,7 +303,7 @@ impl FileSystem {
         }
         let ids: Vec<u8> = slot.token_ids().iter().flat_map(|id| id.to_le_bytes()).collect();
         let tokens = Place { parent: sequence, name: names::TOKENS.as_bytes().to_vec() };
-        self.write_new(draft, &tokens, &ids)
+        write_new(self, draft, &tokens, &ids)
     }
 
     /// A directory of whoever writes the slot, who may enter what may be read.
@@ -355,16 +321,48 @@ impl FileSystem {
         Ok(found.attributes.inode)
     }
 
-    fn write_new(&self, draft: &SlotDraft, place: &Place, bytes: &[u8]) -> Result<(), FsError> {
-        write_pieces(self, draft, place, |write| write(0, bytes))
-    }
-
     fn remove_unfinished(&self, place: &Place) -> Result<(), FsError> {
         let entry = self.core.state().entry(place.parent, &place.name)?;
         entry.map_or(Ok(()), |entry| {
             self.enforcer().remove_tree(place, entry, InUse::Goes).map(drop)
         })
     }
+}
+
+/// Whether a user may make a sequence of that name, or put another in its place, as by mkdir(2), rename(2)
+/// and unlink(2).
+fn check_may_save(
+    core: &Core, caller: Caller, model: InodeId, sequence: &[u8],
+) -> Result<(), FsError> {
+    let state = core.state();
+    let may = match state.entry(model, names::SEQUENCES.as_bytes())? {
+        // What has the name under which the sequence is filled goes as well.
+        Some(sequences) => {
+            state.may_replace(caller, sequences.inode, sequence)?
+                && state.may_replace(caller, sequences.inode, &unfinished_name(sequence))?
+        }
+        None => state.may_replace(caller, model, names::SEQUENCES.as_bytes())?,
+    };
+    if may { Ok(()) } else { Err(FsError::NotPermitted) }
+}
+
+/// The kernel knows the sequence that was replaced by the name that is another's now. A client that renamed that
+/// name meanwhile moved the new one, and the kernel the old one.
+fn mark_replaced(core: &Core, place: &Place) -> Result<(), FsError> {
+    let mut state = core.state();
+    let Some(replaced) = state.entry(place.parent, &place.name)? else {
+        return Ok(());
+    };
+    mark_stale(&mut state, replaced.inode);
+    drop(state);
+    tell_stale_at_once(core, place.parent, replaced.inode);
+    Ok(())
+}
+
+fn refuse(core: &Core, draft: &SlotDraft, why: &str) -> FsError {
+    let name = format!("{}/{}", names::SLOTS, draft.name).into_bytes();
+    let place = Place { parent: draft.model, name };
+    core.report(&place, SealError::Refused(PageError::Place(why.to_owned())))
 }
 
 /// Of a sequence while it is filled, and of the one that it takes the place of afterwards.
@@ -389,4 +387,10 @@ fn write_pieces(
     let released = fs.release(handle);
     fs.forget(inode, 1);
     written.and(released)
+}
+
+fn write_new(
+    fs: &FileSystem, draft: &SlotDraft, place: &Place, bytes: &[u8],
+) -> Result<(), FsError> {
+    write_pieces(fs, draft, place, |write| write(0, bytes))
 }

@@ -9,6 +9,7 @@ use super::Virtual;
 use super::find::Match;
 use super::index::TOKEN_BYTES;
 use super::shares::Share;
+use super::slot::SlotShape;
 use crate::attributes::{Attributes, Caller, Found, Place};
 use crate::core::handle::{Handle, Served};
 use crate::list::{Listed, Listing};
@@ -114,7 +115,7 @@ impl FileSystem {
         let absent = Ok(Some(Lookup::Absent { stable: false }));
         let text = std::str::from_utf8(name).unwrap_or_default();
         let found = if super::is_virtual(parent) {
-            match self.virtual_inode(parent)? {
+            match self.prefixes.meaning_of(parent)? {
                 Virtual::Root(model) if name == b"match" => Virtual::Match(model),
                 Virtual::Root(model) => match shard(text) {
                     Some(shard) => Virtual::Shard(model, shard),
@@ -124,8 +125,8 @@ impl FileSystem {
                 Virtual::Shard(model, shard) => match text.parse::<PrefixHash>() {
                     Ok(hash)
                         if hash.0[0] == shard
-                            && (self.pages_of_prefix(model, hash)?.is_some()
-                                || self.is_elsewhere(model, hash)) =>
+                            && (self.finder().pages_of_prefix(model, hash)?.is_some()
+                                || self.finder().is_elsewhere(model, hash)) =>
                     {
                         Virtual::Prefix(model, hash)
                     }
@@ -136,7 +137,7 @@ impl FileSystem {
                     Some(key) => Virtual::Slot(key),
                     None => return absent,
                 },
-                Virtual::Blocks(model) => match self.block_named(model, text)? {
+                Virtual::Blocks(model) => match self.block_directory().named(model, text)? {
                     Some(key) => Virtual::Block(key),
                     None => return absent,
                 },
@@ -154,8 +155,9 @@ impl FileSystem {
                 None => return Ok(None),
             }
         };
-        let id = self.virtual_numbers().hold(found);
-        let attributes = self.prefix_attributes(id).inspect_err(|_| self.forget_prefix(id, 1))?;
+        let id = self.prefixes.numbers().hold(found);
+        let attributes =
+            self.prefix_attributes(id).inspect_err(|_| self.prefixes.numbers().forget(id, 1))?;
         Ok(Some(Lookup::Found(Found { attributes, name_is_stable: false })))
     }
 
@@ -173,27 +175,27 @@ impl FileSystem {
         if caller.uid == 0 || !super::is_virtual(id) {
             return Ok(found);
         }
-        let is_shown = match self.virtual_inode(id)? {
+        let is_shown = match self.prefixes.meaning_of(id)? {
             Virtual::Slot(_) => {
                 let is_shared = attributes.mode & 0o044 != 0;
                 is_shared || attributes.uid == caller.uid && attributes.mode & 0o400 != 0
             }
-            Virtual::Block(key) => self.shows_block(key, caller)?,
+            Virtual::Block(key) => self.block_directory().shows(key, caller)?,
             _ => true,
         };
         if is_shown {
             return Ok(found);
         }
-        self.forget_prefix(id, 1);
+        self.prefixes.numbers().forget(id, 1);
         Ok(Lookup::Absent { stable: false })
     }
 
     /// Whether the pages of a virtual directory must come from another store first.
     pub(super) fn must_adopt_to_list(&self, id: InodeId) -> bool {
-        match self.virtual_inode(id) {
+        match self.prefixes.meaning_of(id) {
             Ok(Virtual::Prefix(model, hash)) => {
-                matches!(self.pages_of_prefix(model, hash), Ok(None))
-                    && self.is_elsewhere(model, hash)
+                matches!(self.finder().pages_of_prefix(model, hash), Ok(None))
+                    && self.finder().is_elsewhere(model, hash)
             }
             _ => false,
         }
@@ -214,14 +216,9 @@ impl FileSystem {
         Ok(Some(Lookup::Found(Found { attributes, name_is_stable: false })))
     }
 
-    /// The kernel drops references to a virtual inode.
-    pub(crate) fn forget_prefix(&self, id: InodeId, count: u64) {
-        self.virtual_numbers().forget(id, count);
-    }
-
     /// What `stat` shows.
     pub(crate) fn prefix_attributes(&self, id: InodeId) -> Result<Attributes, FsError> {
-        let meaning = self.virtual_inode(id)?;
+        let meaning = self.prefixes.meaning_of(id)?;
         let model = self.core.state().inode(meaning.model())?;
         let readable = model.mode & 0o444;
         let is_file = matches!(
@@ -231,17 +228,17 @@ impl FileSystem {
         let (mut uid, mut gid, mut size) = (model.uid, model.gid, 0);
         let mut slot_readers = 0;
         if let Virtual::Slot(key) = meaning {
-            let shape = self.slot_shape(key)?;
-            let readers = self.slot_readers(&shape, key.sequence);
+            let shape = SlotShape::of(&self.core, key)?;
+            let readers = shape.readers(&self.core);
             let readers = readers.map_err(FsError::after_lookup)?;
             (uid, gid, slot_readers) = (readers.uid, readers.gid, readers.bits);
             size = shape.length();
         }
         let is_sticky = model.mode & 0o1000 != 0;
         if let Virtual::Block(key) = meaning {
-            size = self.block_text(key)?.len() as u64;
+            size = self.block_directory().text(key)?.len() as u64;
             if is_sticky {
-                uid = self.owner_of_block(key).unwrap_or(uid);
+                uid = self.blocks.owner_of(key).unwrap_or(uid);
             }
         }
         Ok(Attributes {
@@ -276,7 +273,7 @@ impl FileSystem {
         &self, id: InodeId, offset: u64, listing: Listing,
         mut emit: impl FnMut(&Listed<'_>) -> bool,
     ) -> Result<(), FsError> {
-        let pages = match self.virtual_inode(id)? {
+        let pages = match self.prefixes.meaning_of(id)? {
             Virtual::Prefix(model, hash) => self.pages_of_prefix_anywhere(model, hash)?,
             Virtual::Match(_) | Virtual::Slot(..) | Virtual::NewSlot(..) | Virtual::Block(_) => {
                 return Err(FsError::NotDirectory);
@@ -320,12 +317,12 @@ impl FileSystem {
         &self, id: InodeId, flags: i32, caller: Caller,
     ) -> Result<Opened, FsError> {
         let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
-        let meaning = self.virtual_inode(id)?;
+        let meaning = self.prefixes.meaning_of(id)?;
         if let Virtual::Block(key) = meaning {
             return if writes {
-                self.open_draft(id, key, caller)
+                self.block_directory().open_draft(id, key, caller)
             } else {
-                self.open_block(id, key)
+                self.block_directory().open(id, key)
             };
         }
         if let Virtual::Slot(key) = meaning
@@ -383,7 +380,7 @@ impl FileSystem {
 
     fn local_match(&self, model: InodeId, prompt: &[u8]) -> Result<Option<Match>, FsError> {
         self.prepare_to_find()?;
-        self.longest_match(model, prompt)
+        self.finder().longest_match(model, prompt)
     }
 
     /// Whether a question has an answer that another store must be asked for. Notes what this machine
@@ -417,7 +414,7 @@ impl FileSystem {
 
     /// Whether opening a slot waits for the remote: for the rows that stand behind its references.
     pub fn open_waits_for_remote(&self, id: InodeId) -> bool {
-        match self.virtual_inode(id) {
+        match self.prefixes.meaning_of(id) {
             Ok(Virtual::Slot(key)) => self.last_rows_are_away(key).unwrap_or(false),
             _ => false,
         }
@@ -438,23 +435,15 @@ impl FileSystem {
 
     /// Whether opening it reads pages.
     pub fn is_slot(&self, id: InodeId) -> bool {
-        super::is_virtual(id) && matches!(self.virtual_inode(id), Ok(Virtual::Slot(_)))
+        super::is_virtual(id) && matches!(self.prefixes.meaning_of(id), Ok(Virtual::Slot(_)))
     }
 
     /// Whether what is written to it changes nothing in the store: a prompt, settings of the mount, or names.
     pub fn is_question(&self, id: InodeId) -> bool {
         views::is_settings(id)
             || batch::is_batch(id)
-            || super::is_virtual(id) && matches!(self.virtual_inode(id), Ok(Virtual::Match(_)))
-    }
-
-    pub(super) fn virtual_inode(&self, id: InodeId) -> Result<Virtual, FsError> {
-        let numbers = self.virtual_numbers();
-        numbers.by_number.get(&id).map(|(meaning, _)| *meaning).ok_or(FsError::Stale)
-    }
-
-    pub(crate) fn virtual_numbers(&self) -> MutexGuard<'_, super::Numbers> {
-        self.prefixes.numbers.lock().unwrap_or_else(PoisonError::into_inner)
+            || super::is_virtual(id)
+                && matches!(self.prefixes.meaning_of(id), Ok(Virtual::Match(_)))
     }
 }
 

@@ -3,13 +3,14 @@
 
 use std::io;
 
-use super::super::residency::item;
+use super::super::residency::{Residency, item};
 use super::super::{FileSystem, FsError};
 use super::Found;
 use super::aside::Aside;
 use super::read::Reader;
-use crate::core::happened;
-use crate::damage::{has_lost_rows, tell_of_lost_rows};
+use crate::core::{Core, happened};
+use crate::damage::has_lost_rows;
+use crate::demotion::Commits;
 use crate::verify::changed_since;
 use kvfs_storage::store::disk::{Access, DiskFile, DiskPath, FileStat};
 use kvfs_storage::store::quarantine::Take;
@@ -51,19 +52,33 @@ impl Subject {
     }
 }
 
+/// What compares files with their checksums, and mends them.
+#[derive(Clone, Copy)]
+pub(super) struct Mender<'a> {
+    core: &'a Core,
+    residency: Residency<'a>,
+    commits: &'a dyn Commits,
+}
+
 impl FileSystem {
+    pub(super) fn mender(&self) -> Mender<'_> {
+        Mender { core: &self.core, residency: self.residency(), commits: self }
+    }
+}
+
+impl<'a> Mender<'a> {
     /// Compares a file's copies on the disk with its checksum.
-    pub(super) fn scrub_file<'a>(
-        &'a self, id: InodeId, object: ObjectId, reader: &mut Aside<'a>,
+    pub(super) fn scrub_file(
+        self, id: InodeId, object: ObjectId, reader: &mut Aside<'a>,
     ) -> Result<Found, FsError> {
         let is_lost = {
             // Held, so that nobody takes the file away because its rows are a page by now.
             let state = self.core.state();
             let inode = state.metadata.inode(id)?;
-            inode.is_some_and(|inode| has_lost_rows(&self.core, &inode))
+            inode.is_some_and(|inode| has_lost_rows(self.core, &inode))
         };
         if is_lost {
-            tell_of_lost_rows(self, id, object);
+            self.residency.tell_of_lost_rows(id, object);
             return Ok(Found::Damaged);
         }
         let Some(subject) = self.subject(id, object)? else {
@@ -72,7 +87,7 @@ impl FileSystem {
         let raw = self.check_raw(&subject, reader)?;
         let encoded = self.check_encoded(&subject, reader)?;
         let expected = Some(subject.item.checksum.0);
-        if changed_since(&self.core, (id, &subject.inode), expected) {
+        if changed_since(self.core, (id, &subject.inode), expected) {
             return Ok(Found::Skipped);
         }
         match (raw, encoded) {
@@ -150,9 +165,7 @@ impl FileSystem {
         Ok(is_on_record && self.core.store.stat_object(subject.object).is_err())
     }
 
-    fn check_encoded<'a>(
-        &'a self, subject: &Subject, reader: &mut Aside<'a>,
-    ) -> Result<Copy, FsError> {
+    fn check_encoded(self, subject: &Subject, reader: &mut Aside<'a>) -> Result<Copy, FsError> {
         let Some(copy) = subject.encoded else {
             return Ok(Copy::Absent);
         };
@@ -182,10 +195,10 @@ impl FileSystem {
         if self.core.store.ram.as_ref().is_some_and(|ram| ram.holds(object)) {
             return self.mend_from_memory(subject, why);
         }
-        self.residency().corrupt(id, object, Tier::Ssd, why);
+        self.residency.corrupt(id, object, Tier::Ssd, why);
         let replaced = match stat {
-            Some(stat) => self.residency().replace_damaged((id, role), object, stat),
-            None => self.residency().fetch((id, role), object).map(|fetched| fetched.has_other()),
+            Some(stat) => self.residency.replace_damaged((id, role), object, stat),
+            None => self.residency.fetch((id, role), object).map(|fetched| fetched.has_other()),
         };
         match replaced {
             Ok(true) if self.is_sound_now(subject) => return Ok(subject.tell_mended()),
@@ -194,7 +207,7 @@ impl FileSystem {
         }
         if stat.is_some() && !matches!(replaced, Ok(true)) {
             let why = format!("object {object}: {why}");
-            happened::keep_damaged(&self.core, id, object, Take::CopyOfDisk, &why);
+            happened::keep_damaged(self.core, id, object, Take::CopyOfDisk, &why);
         }
         // Whoever opens it next hears of it.
         self.forget_verified(id);
@@ -209,12 +222,12 @@ impl FileSystem {
     /// Memory has the bytes: the next commit writes them to the disk once more.
     fn mend_from_memory(&self, subject: &Subject, why: &str) -> Result<Found, FsError> {
         let Subject { id, object, .. } = *subject;
-        self.residency().corrupt(id, object, Tier::Ssd, why);
+        self.residency.corrupt(id, object, Tier::Ssd, why);
         let Some(ram) = self.core.store.ram.as_ref().filter(|_| self.is_sound_now(subject)) else {
             return Ok(Found::Damaged);
         };
         let why = format!("object {object}: {why}; the copy in memory takes its place");
-        happened::keep_damaged(&self.core, id, object, Take::CopyOfDisk, &why);
+        happened::keep_damaged(self.core, id, object, Take::CopyOfDisk, &why);
         {
             let mut state = self.core.state_to_change()?;
             if state.metadata.object(object)?.is_none() {
@@ -223,22 +236,22 @@ impl FileSystem {
             ram.make_dirty(object);
             state.metadata.publish(object);
         }
-        self.commit()?;
+        self.commits.commit()?;
         Ok(subject.tell_mended())
     }
 
     /// The encoded copy is damaged: it goes, once the disk has the raw file.
     fn mend_encoded(&self, subject: &Subject, has_raw: bool, why: &str) -> Result<Found, FsError> {
         let Subject { id, object, role, .. } = *subject;
-        let Some(tiers) = &self.tiers else {
-            self.residency().corrupt(id, object, Tier::Ssd, why);
+        let Some(tiers) = self.residency.tiers else {
+            self.residency.corrupt(id, object, Tier::Ssd, why);
             return Ok(Found::Damaged);
         };
         if !has_raw {
             // Memory, or the remote; the copy is given up on the way.
-            return match self.residency().open_resident((id, role), object) {
+            return match self.residency.open_resident((id, role), object) {
                 Ok((file, _)) if subject.has_checksum(file.as_ref()) => {
-                    self.residency().write_to_disk(tiers, (id, object), file.as_ref())?;
+                    self.residency.write_to_disk(tiers, (id, object), file.as_ref())?;
                     self.mend_encoded(subject, true, why)
                 }
                 Ok(_) | Err(FsError::Corrupt | FsError::Remote(_)) => {
@@ -250,11 +263,11 @@ impl FileSystem {
         }
         let mut state = self.core.state_to_change()?;
         if state.metadata.forget_encoded_copy(object)?.is_some() {
-            happened::keep_damaged(&self.core, id, object, Take::Encoded, why);
+            happened::keep_damaged(self.core, id, object, Take::Encoded, why);
             tiers.copies.discard_encoded(object);
             tiers.copies.note_raw(object, id, subject.item.length);
             drop(state);
-            self.residency().corrupt(id, object, Tier::Ssd, why);
+            self.residency.corrupt(id, object, Tier::Ssd, why);
         }
         Ok(subject.tell_mended())
     }

@@ -213,7 +213,7 @@ pub fn hand_over<T>(fs: &FileSystem, go: impl FnOnce(&Live) -> T) -> Result<T, U
         full_tails: state.full_tails.iter().copied().collect(),
         damaged: pairs(&state.damaged),
         known_damage: pairs(&state.known_damage),
-        last_virtual: fs.virtual_numbers().last(),
+        last_virtual: fs.prefixes.numbers().last(),
         serving,
         is_swept: fs.left_by_crash.is_swept() && fs.tiers.is_none(),
         nodes: BTreeMap::new(),
@@ -358,7 +358,7 @@ pub fn open(
     let left_by_crash = LeftByCrash::of_mount_before(live.is_swept);
     let fs = assemble(store, state, (observer, invalidations), left_by_crash);
     fs.retention.begin(believed);
-    fs.virtual_numbers().begin_behind(live.last_virtual);
+    fs.prefixes.numbers().begin_behind(live.last_virtual);
     match live.serving {
         Serving::Undecided => {}
         Serving::Kernel => _ = fs.io_mode(|| IoMode::Passthrough),
