@@ -213,18 +213,21 @@ fn metrics_hosts(first: &Sources, has_address: bool) -> Result<Vec<String>, Stri
     Ok(names)
 }
 
-/// Memory that is not there is promised to nobody.
+/// Memory that is not there is promised to nobody: the kernel would end the daemon without a word of its own.
 pub(super) fn check_memory(ram_bytes: u64) -> Result<(), String> {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let total = text.lines().find_map(|line| line.strip_prefix("MemTotal:"));
-    let kib = total.and_then(|rest| rest.trim().strip_suffix(" kB")?.parse::<u64>().ok());
-    match kib.map(|kib| kib.saturating_mul(1024)) {
-        Some(there) if ram_bytes > there => Err(format!(
-            "ram is {}: this machine has {} of memory, give less",
-            Size(ram_bytes),
+    let ram = Size(ram_bytes);
+    let is_less = |there: &u64| *there < ram_bytes;
+    if let Some(there) = kvfs_os::memory_bytes("MemTotal").filter(is_less) {
+        let there = bytes(there);
+        return Err(format!("ram is {ram}: this machine has {there} of memory, give less"));
+    }
+    match kvfs_os::group_memory_bytes().filter(is_less) {
+        Some(there) => Err(format!(
+            "ram is {ram}: the control group of this process may have {} of memory, give less or \
+             raise its limit",
             bytes(there)
         )),
-        _ => Ok(()),
+        None => Ok(()),
     }
 }
 

@@ -214,7 +214,10 @@ pub(crate) fn open(path: &Path) -> Result<File, String> {
     if let Some(directory) = path.parent() {
         DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(explain)?;
     }
-    OpenOptions::new().append(true).create(true).mode(0o600).open(path).map_err(explain)
+    // A FIFO that nobody reads is refused, and one that nobody reads fast enough loses lines.
+    let mut options = OpenOptions::new();
+    options.append(true).create(true).mode(0o600).custom_flags(libc::O_NONBLOCK);
+    options.open(path).map_err(explain)
 }
 
 /// The log file of a store's daemon where none was named.

@@ -2,6 +2,7 @@
 //! and syncfs(2) cannot do it, because the kernel does not pass them on to the daemon.
 
 use std::fs::File;
+use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -9,28 +10,43 @@ use kvfs_os::mountinfo;
 
 use super::arguments::SyncArguments;
 use super::output::{EXIT_FAILED, Failure, Outcome, Report, bytes};
-use super::probe::status_value;
+use super::probe::{self, Answer, Question, status_value};
 use super::status;
 
 /// How often the mount is asked what its remote lacks.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Asks without a deadline: like sync(1), it takes as long as it takes.
+/// Asks without a deadline unless there is a timeout: like sync(1), it takes as long as it takes.
 pub(crate) fn run(arguments: &SyncArguments) -> Outcome {
     let (mount, _) = mountinfo::kvfs_at(&arguments.mountpoint).map_err(Failure::Failed)?;
-    let synced = File::open(&mount.mountpoint).and_then(|root| root.sync_all());
+    let begin = Instant::now();
+    let timeout = arguments.timeout.map(|seconds| Duration::from_secs(seconds.0));
+    let synced = match timeout {
+        Some(timeout) => sync_within(&mount.mountpoint, timeout),
+        None => File::open(&mount.mountpoint).and_then(|root| root.sync_all()),
+    };
     match synced {
-        Ok(()) if arguments.remote => {
-            let timeout = arguments.timeout.map(|seconds| Duration::from_secs(seconds.0));
-            wait_for_remote(&mount.mountpoint, timeout)
-        }
+        Ok(()) if arguments.remote => wait_for_remote(&mount.mountpoint, (begin, timeout)),
         Ok(()) => Ok(Report::default()),
         Err(error) => Err(Failure::Failed(format!("{}: {error}", mount.mountpoint.display()))),
     }
 }
 
+/// Makes everything durable on the disk; a child asks, which is left behind if the mount does not answer.
+fn sync_within(mountpoint: &Path, timeout: Duration) -> io::Result<()> {
+    match probe::ask(mountpoint, Question::Sync, timeout)? {
+        Answer::Alive(_) => Ok(()),
+        Answer::Dead => Err(io::Error::from_raw_os_error(libc::ENOTCONN)),
+        Answer::Stuck => {
+            let seconds = timeout.as_secs();
+            Err(io::Error::other(format!("the mount has not answered within {seconds} s")))
+        }
+        Answer::Refused(error) => Err(error),
+    }
+}
+
 /// Waits until the remote has what came to rest before, and the names of now.
-fn wait_for_remote(mountpoint: &Path, timeout: Option<Duration>) -> Outcome {
+fn wait_for_remote(mountpoint: &Path, (begin, timeout): (Instant, Option<Duration>)) -> Outcome {
     let configuration = std::fs::read_to_string(mountpoint.join(".kvfs/config"));
     if configuration.is_ok_and(|text| text.lines().any(|line| line == "read_only = true")) {
         let place = mountpoint.display();
@@ -38,7 +54,6 @@ fn wait_for_remote(mountpoint: &Path, timeout: Option<Duration>) -> Outcome {
             "{place} is mounted read-only: it sends nothing to its remote, and cannot tell what that lacks"
         )));
     }
-    let begin = Instant::now();
     let mut wanted = None;
     loop {
         let status = status::read(mountpoint)?;

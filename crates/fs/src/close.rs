@@ -39,6 +39,7 @@ impl FileSystem {
             if open.writes {
                 node.writers_flushed += u32::from(!open.flushed);
                 node.release = ComingRelease::Soon;
+                node.is_closed_anew = true;
                 open.flushed = true;
             }
             match (node.pending.clone(), unsettled.get(open.inode)) {
@@ -68,6 +69,7 @@ impl FileSystem {
             node.writers -= 1;
             node.writers_flushed -= u32::from(closed.flushed);
             node.release = ComingRelease::Soon;
+            node.is_closed_anew = true;
             if is_awaited {
                 self.core.released.notify_all();
             }

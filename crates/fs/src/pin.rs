@@ -31,11 +31,14 @@ impl FileSystem {
 
     fn pin(&self, id: InodeId) -> Result<(), FsError> {
         let mut state = self.core.state_to_change()?;
-        let mut inode = state.inode(id)?;
-        if inode.file().is_none() {
+        if state.inode(id)?.file().is_none() {
             return Err(FsError::Unsupported);
         }
-        held_back::write_to_disk(self, &mut state, id)?;
+        // What somebody still writes is on the disk as soon as it is anywhere.
+        if !state.unsettled.contains_key(id) {
+            held_back::write_to_disk(self, &mut state, id)?;
+        }
+        let mut inode = state.inode(id)?;
         let life = state.metadata.life(id);
         state.metadata.put_attribute(life, id, PIN, PINNED);
         inode.ctime = Time::now();
@@ -106,5 +109,35 @@ impl State {
     /// Whether a file stays where it is when room is needed.
     pub(crate) fn is_pinned(&self, id: InodeId) -> Result<bool, StoreError> {
         Ok(self.metadata.attribute(id, PIN)?.is_some())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::unmounted::Unmounted;
+
+    #[test]
+    fn a_file_that_is_pinned_while_it_is_written_has_its_bytes_and_its_pin_after_a_crash() {
+        for is_pinned_first in [true, false] {
+            let unmounted = Unmounted::new();
+            let fs = &unmounted.fs;
+            let (id, handle) = unmounted.open_new("file");
+            let pin = || fs.set_pin(id, PINNED).unwrap();
+            let write = || fs.write(handle, 0, b"bytes", false).unwrap();
+            if is_pinned_first {
+                pin();
+                write();
+            } else {
+                write();
+                pin();
+            }
+            fs.sync_file(handle).unwrap();
+            let unmounted = unmounted.after_crash();
+            assert_eq!(unmounted.size_of("file"), Some(5));
+            let state = unmounted.fs.core.state();
+            assert!(!state.inode(id).unwrap().file().unwrap().unsettled);
+            assert!(state.is_pinned(id).unwrap());
+        }
     }
 }

@@ -6,9 +6,13 @@
 //! A renamed file whose writer is still there is sealed from a copy. The sealed file is a new
 //! inode, so nothing that a client still holds of the old one can reach its bytes.
 
+use std::time::{Duration, Instant};
+
 use super::attributes::Place;
 use super::classify::FileClass;
 use super::{FileSystem, FsError};
+use crate::core::Core;
+use crate::core::settle::RELEASE_WAIT_MAX;
 use crate::core::state::State;
 use kvfs_page::names;
 use kvfs_storage::ingest::seal::{self, SealError};
@@ -63,8 +67,11 @@ impl FileSystem {
             let here = |place: &&Place| directory.is_none_or(|parent| place.parent == parent);
             state.pending.keys().filter(here).cloned().collect()
         };
+        // Descriptors of theirs may be left in another program: they are waited for together.
+        let begun = Instant::now();
         for place in places {
-            if let Err(error) = self.publish_pending(&place) {
+            let longest = RELEASE_WAIT_MAX.saturating_sub(begun.elapsed());
+            if let Err(error) = self.publish_pending_within(&place, longest) {
                 log::warn!("{}: {error}", self.core.state().path(place.parent, &place.name));
             }
         }
@@ -73,6 +80,11 @@ impl FileSystem {
     /// Seals what was written under this name, if its writers are done. Returns whether the name
     /// may be there now.
     pub(super) fn publish_pending(&self, place: &Place) -> Result<bool, FsError> {
+        self.publish_pending_within(place, RELEASE_WAIT_MAX)
+    }
+
+    /// The same, waiting so long for writers that have closed a descriptor each.
+    fn publish_pending_within(&self, place: &Place, longest: Duration) -> Result<bool, FsError> {
         if !self.core.class_of(place).is_ok_and(|(class, _)| class.is_sealed()) {
             return Ok(false);
         }
@@ -83,7 +95,7 @@ impl FileSystem {
         let _turn = self.core.sealing_turns.take(place);
         let waiting = self.core.state().pending.get(place).cloned().unwrap_or_default();
         for id in waiting {
-            let Some(object) = self.claim_pending(id)? else {
+            let Some(object) = claim_pending(&self.core, id, longest)? else {
                 continue;
             };
             let outcome = self.seal_pending(place, id, object);
@@ -97,28 +109,7 @@ impl FileSystem {
         Ok(true)
     }
 
-    /// Takes a pending file over for sealing if its bytes are at rest.
-    fn claim_pending(&self, id: InodeId) -> Result<Option<ObjectId>, FsError> {
-        let mut state = self.core.wait_for_release(self.core.state(), id);
-        let Some(&object) = state.unsettled.get(id) else {
-            return Ok(None);
-        };
-        if self.core.has_writers(&state, id) || !seal::is_at_rest(&self.core.store, object)? {
-            return Ok(None);
-        }
-        state.unsettled.remove(id);
-        // A descriptor for reading leads to the file as well, and could be opened for writing.
-        state.sealing.insert(id);
-        if let Some(ram) = &self.core.store.ram {
-            ram.note_at_rest(object);
-        }
-        if let Some(node) = state.nodes.get_mut(&id) {
-            node.pending = None;
-        }
-        Ok(Some(object))
-    }
-
-    /// Seals or refuses a file that [`FileSystem::claim_pending`] took over. If the disk fails, it
+    /// Seals or refuses a file that [`claim_pending`] took over. If the disk fails, it
     /// waits for the next attempt.
     fn seal_pending(&self, place: &Place, id: InodeId, object: ObjectId) -> Result<(), FsError> {
         let outcome = self.core.verify_as(object, place);
@@ -251,6 +242,27 @@ impl FileSystem {
     }
 }
 
+/// Takes a pending file over for sealing if its bytes are at rest.
+fn claim_pending(core: &Core, id: InodeId, longest: Duration) -> Result<Option<ObjectId>, FsError> {
+    let mut state = core.wait_so_long_for_release(core.state(), id, longest);
+    let Some(&object) = state.unsettled.get(id) else {
+        return Ok(None);
+    };
+    if core.has_writers(&state, id) || !seal::is_at_rest(&core.store, object)? {
+        return Ok(None);
+    }
+    state.unsettled.remove(id);
+    // A descriptor for reading leads to the file as well, and could be opened for writing.
+    state.sealing.insert(id);
+    if let Some(ram) = &core.store.ram {
+        ram.note_at_rest(object);
+    }
+    if let Some(node) = state.nodes.get_mut(&id) {
+        node.pending = None;
+    }
+    Ok(Some(object))
+}
+
 /// The page that begins where a tail of this name does, if it is the name of one.
 pub(super) fn page_beside_tail(place: &Place) -> Option<Place> {
     let start = names::parse_tail(&place.name)?;
@@ -273,5 +285,33 @@ impl State {
             }
         }
         was_there
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Caller;
+    use crate::unmounted::{PAGE_TOKENS, Unmounted, place};
+    use kvfs_page::TokenStart;
+
+    #[test]
+    fn pages_whose_descriptors_another_program_has_are_waited_for_together() {
+        const PAGES: u32 = 100;
+        let unmounted = Unmounted::new();
+        let (fs, model) = (&unmounted.fs, unmounted.make_model(1));
+        let layer = model.make_layer(model.make_sequence("s", &[], 1), 0);
+        for page in 0..PAGES {
+            let name = names::format_page(TokenStart(u64::from(page * PAGE_TOKENS)));
+            let created = fs.create(&place(layer, &name), 0o644, Caller::DAEMON, true).unwrap();
+            fs.write(created.opened.handle, 0, b"a beginning", false).unwrap();
+            fs.flush(created.opened.handle).unwrap_err();
+        }
+        assert_eq!(fs.core.state().pending.len(), PAGES as usize);
+        let begun = Instant::now();
+        fs.publish_all_pending(None);
+        // A third of what it took when each was waited for alone.
+        assert!(begun.elapsed() < RELEASE_WAIT_MAX * PAGES / 3);
+        assert_eq!(fs.core.state().pending.len(), PAGES as usize);
     }
 }

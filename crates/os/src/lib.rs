@@ -27,7 +27,7 @@ pub use inherit::{inherited, to_be_inherited};
 pub use lease::{is_at_rest, is_unused};
 pub use mapped_files::MappedFiles;
 pub use mapping::{map_populated, map_private, populate};
-pub use memory::memory_bytes;
+pub use memory::{group_memory_bytes, memory_bytes};
 pub use open::open_beneath;
 pub use privilege::{effective_capabilities, is_as_privileged, own_capabilities};
 pub use process::{Share, fork, refuse_large_files};

@@ -57,10 +57,10 @@ fn to_pid(pid: u32) -> Pid {
     Pid::from_raw(i32::try_from(pid).unwrap_or(i32::MAX))
 }
 
-/// Starts the thread that waits for SIGINT and SIGTERM. To be called before any other is started,
+/// Starts the thread that waits for SIGINT, SIGTERM and SIGHUP. To be called before any other is started,
 /// since they inherit that the signals are held back.
 pub(super) fn watch() -> Result<(), String> {
-    let signals: SigSet = [Signal::SIGINT, Signal::SIGTERM].into_iter().collect();
+    let signals: SigSet = super::super::interrupt::ENDING.into_iter().collect();
     signals.thread_block().map_err(|error| format!("signals: {error}"))?;
     let wait = move || {
         if let Ok(signal) = signals.wait() {

@@ -47,6 +47,10 @@ pub(crate) struct Node {
     pub(crate) writers_flushed: u32,
     /// Of the writers that closed all descriptors that are known.
     pub(crate) release: ComingRelease,
+    /// A writer's descriptor was closed, and no commit has what was written before. It may be so after an exchange of
+    /// the daemon.
+    #[serde(skip, default = "is_assumed")]
+    pub(crate) is_closed_anew: bool,
     /// The new version that a writer that truncated is making; the old one stays until it is done.
     pub(crate) replacement: Option<ObjectId>,
     /// A page or manifest being written in place: where it will appear.
@@ -73,6 +77,10 @@ pub(crate) struct Node {
     /// Operations that rely on its bytes staying on this machine.
     #[serde(skip)]
     pub(crate) pins: u32,
+}
+
+fn is_assumed() -> bool {
+    true
 }
 
 impl Node {

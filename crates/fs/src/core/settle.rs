@@ -13,7 +13,7 @@ use kvfs_storage::store::record::{DirectoryClass, InodeId, ObjectId, ObjectKind,
 
 /// `close()` returns before the daemon hears of it. A writer whose descriptors have all been
 /// closed is waited for this long; it takes some 20 us unless the machine is overloaded.
-const RELEASE_WAIT_MAX: Duration = Duration::from_millis(50);
+pub(crate) const RELEASE_WAIT_MAX: Duration = Duration::from_millis(50);
 /// A commit has the bytes of what was closed also without its release: everybody who syncs would wait for those who
 /// close what dup and fork made.
 const RELEASE_BEFORE_COMMIT_WAIT_MAX: Duration = Duration::from_millis(10);
@@ -59,7 +59,8 @@ impl Core {
         self.wait_so_long_for_release(state, id, RELEASE_WAIT_MAX)
     }
 
-    fn wait_so_long_for_release<'a>(
+    /// The same, for so long unless the release is in hand.
+    pub(crate) fn wait_so_long_for_release<'a>(
         &'a self, state: StateGuard<'a>, id: InodeId, longest: Duration,
     ) -> StateGuard<'a> {
         if self.is_passthrough() && !state.nodes.get(&id).is_some_and(Node::is_served) {
@@ -72,7 +73,12 @@ impl Core {
             return state;
         }
         let mut state = self.wait_while(state, id, longest, Node::is_being_released);
-        state = self.wait_while(state, id, RELEASE_BEHIND_WRITE_WAIT_MAX, Node::may_be_released);
+        state = self.wait_while(
+            state,
+            id,
+            RELEASE_BEHIND_WRITE_WAIT_MAX.min(longest),
+            Node::may_be_released,
+        );
         state = self.wait_while(state, id, RELEASE_IN_HAND_WAIT_MAX, |node| {
             self.releases.is_last_in_hand(node, id)
         });
@@ -133,6 +139,9 @@ impl Core {
         let mut inode = state.inode(id)?;
         let modified = state.unsettled.modified(object, stat.mtime);
         state.unsettled.remove(id);
+        if let Some(node) = state.nodes.get_mut(&id) {
+            node.is_closed_anew = false;
+        }
         if inode.links == 0 {
             return Ok(());
         }
@@ -172,7 +181,7 @@ impl Core {
         let begun = Instant::now();
         let mut last = None;
         loop {
-            let (looked_at, candidates) = idle_behind(self, last);
+            let (looked_at, candidates) = closed_behind(self, last);
             for some in candidates.chunks(SETTLED_AT_A_TIME) {
                 let mut state = self.state();
                 for &id in some {
@@ -193,7 +202,7 @@ impl Core {
 fn settle_closed<'a>(
     core: &'a Core, mut state: StateGuard<'a>, id: InodeId, waited: Duration,
 ) -> Result<StateGuard<'a>, FsError> {
-    let was_closed = was_closed(&state, id);
+    let is_closed_anew = is_closed_anew(&state, id);
     if let Some(node) = state.nodes.get(&id).filter(|node| node.pending.is_none()) {
         let is_version = node.replacement.is_some();
         let longest = if is_version { RELEASE_WAIT_MAX } else { RELEASE_BEFORE_COMMIT_WAIT_MAX };
@@ -204,39 +213,37 @@ fn settle_closed<'a>(
             state = core.wait_so_long_for_release(state, id, longest);
         }
     }
-    if !core.settle_if_at_rest(&mut state, id)? && was_closed {
+    if !core.settle_if_at_rest(&mut state, id)? && is_closed_anew {
         expose_closed(&mut state, id)?;
     }
     Ok(state)
 }
 
-/// The next unsettled files behind one that no writer is known to have open, and the last one looked
+/// The next unsettled files behind one that no writer is known to have open, or that one has closed, and the last one looked
 /// at, if there may be more: a client may have as many open as it has descriptors.
-fn idle_behind(core: &Core, last: Option<InodeId>) -> (Option<InodeId>, Vec<InodeId>) {
+fn closed_behind(core: &Core, last: Option<InodeId>) -> (Option<InodeId>, Vec<InodeId>) {
     let state = core.state();
     let some: Vec<InodeId> = state.unsettled.behind(last).take(LOOKED_AT_AT_A_TIME).collect();
     let looked_at = some.last().copied().filter(|_| some.len() == LOOKED_AT_AT_A_TIME);
-    let is_idle = |id: &InodeId| {
-        !core.has_writers(&state, *id)
-            || state.nodes.get(id).is_some_and(|node| core.releases.is_awaited(node, *id))
+    let relies_on_commit = |id: &InodeId| {
+        let is_awaited = |node: &Node| node.is_closed_anew || core.releases.is_awaited(node, *id);
+        !core.has_writers(&state, *id) || state.nodes.get(id).is_some_and(is_awaited)
     };
-    (looked_at, some.into_iter().filter(is_idle).collect())
+    (looked_at, some.into_iter().filter(relies_on_commit).collect())
 }
 
-/// Whether each writer of a file has closed a descriptor, and no commit has what was written before.
-fn was_closed(state: &State, id: InodeId) -> bool {
-    match state.nodes.get(&id) {
-        Some(node) if !node.all_released() => node.is_being_released(),
-        _ => state.fresh.contains_key(&id),
-    }
+/// Whether a writer of a file has closed a descriptor, and no commit has what was written before.
+fn is_closed_anew(state: &State, id: InodeId) -> bool {
+    state.nodes.get(&id).map_or_else(|| state.fresh.contains_key(&id), |node| node.is_closed_anew)
 }
 
-/// A file was closed that is not at rest: its release is on its way, a mapping is left, or another descriptor, as while
-/// a program starts others. What is written is in the next commit, as if somebody had synced it, and nobody waits
-/// for the release any more. A page, or what replaces an older version, is none before its writer is gone.
+/// A file was closed that is not at rest: its release is on its way, a mapping is left, or another descriptor: of another
+/// program, or as while a program starts others. What is written is in the next commit, as if somebody had synced it, and
+/// nobody waits for the release any more. A page, or what replaces an older version, is none before its writer is gone.
 fn expose_closed(state: &mut State, id: InodeId) -> Result<(), FsError> {
     if let Some(node) = state.nodes.get_mut(&id) {
         node.release = ComingRelease::Overdue;
+        node.is_closed_anew = false;
         if node.pending.is_some() || node.replacement.is_some() {
             return Ok(());
         }
@@ -261,7 +268,7 @@ pub(crate) fn awaits_rename(state: &State, id: InodeId) -> bool {
 mod tests {
     use super::*;
     use crate::Caller;
-    use crate::unmounted::{FILES, Unmounted};
+    use crate::unmounted::{FILES, Unmounted, place};
 
     #[test]
     fn a_commit_has_what_was_closed_though_its_release_is_late() {
@@ -316,5 +323,35 @@ mod tests {
         assert!(fs.core.state().nodes[&id].replacement.is_some());
         let unmounted = unmounted.after_crash();
         assert_eq!(unmounted.size_of("file"), Some(11));
+    }
+    #[test]
+    fn a_file_that_was_closed_is_there_under_its_new_name_while_another_descriptor_is_left() {
+        let unmounted = Unmounted::new();
+        let fs = &unmounted.fs;
+        let (_, handle) = unmounted.open_new("old");
+        fs.write(handle, 0, b"bytes", false).unwrap();
+        fs.flush(handle).unwrap();
+        // It waits for the release, which does not come.
+        fs.rename(&place(FILES, "old"), &place(FILES, "new"), 0).unwrap();
+        fs.commit().unwrap();
+        assert_eq!(unmounted.after_crash().size_of("new"), Some(5));
+    }
+
+    #[test]
+    fn a_commit_has_what_one_writer_closed_while_another_goes_on() {
+        let unmounted = Unmounted::new();
+        let fs = &unmounted.fs;
+        let (id, handle) = unmounted.open_new("log");
+        let other = fs.open_for(id, libc::O_WRONLY, Caller::DAEMON).unwrap().handle;
+        fs.write(handle, 0, b"bytes", false).unwrap();
+        fs.commit().unwrap();
+        assert!(fs.core.state().fresh.contains_key(&id), "nobody has closed it");
+        fs.flush(handle).unwrap();
+        fs.release(handle).unwrap();
+        fs.commit().unwrap();
+        fs.core.settle_idle().unwrap();
+        assert_eq!(fs.core.state().metadata.uncommitted(), 0, "every commit would write it");
+        fs.write(other, 5, b" and more", false).unwrap();
+        assert!(unmounted.after_crash().size_of("log").is_some());
     }
 }

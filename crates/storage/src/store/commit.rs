@@ -102,6 +102,10 @@ fn all_synced(outcomes: Vec<io::Result<Option<ObjectId>>>) -> io::Result<Vec<Obj
 /// What a failed sync was about may be lost, whatever the reason: network filesystems and quotas say ENOSPC and
 /// EDQUOT there, too. The kernel tells once, and the next sync succeeds.
 pub(super) fn lost(error: &io::Error) -> io::Error {
+    if let Some(code @ (libc::EMFILE | libc::ENFILE)) = error.raw_os_error() {
+        // What was to be synced could not be opened: no sync says so.
+        return io::Error::from_raw_os_error(code);
+    }
     io::Error::other(format!("a sync failed, and what was written may be lost: {error}"))
 }
 

@@ -41,8 +41,8 @@ pub(super) struct Events {
     steps: Mutex<Vec<String>>,
     /// The bytes of each write to a pack.
     pub(super) written_bytes: Mutex<Vec<usize>>,
-    /// What cannot be made durable.
-    unsyncable: Mutex<Option<String>>,
+    /// What cannot be made durable, and why.
+    unsyncable: Mutex<Option<(String, i32)>>,
     /// A call that fails, and with what.
     pub(super) failing_call: Mutex<Option<(Call, DiskPath, i32)>>,
     /// With what each write to a file in `staging/`, and each allocation, fails.
@@ -85,7 +85,12 @@ impl Events {
 
     /// Fails to make this durable from now on, for want of room.
     pub(super) fn fail_to_sync(&self, what: Option<&str>) {
-        *self.unsyncable.lock().unwrap() = what.map(str::to_owned);
+        *self.unsyncable.lock().unwrap() = what.map(|what| (what.to_owned(), libc::ENOSPC));
+    }
+
+    /// Finds no descriptor to open this with that is to be made durable.
+    pub(super) fn fail_to_open_for_sync(&self, what: &str) {
+        *self.unsyncable.lock().unwrap() = Some((what.to_owned(), libc::EMFILE));
     }
 
     fn check_call(&self, call: Call, path: &DiskPath) -> io::Result<()> {
@@ -104,8 +109,11 @@ impl Events {
 
     fn sync(&self, what: &Path, below: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
         let what = what.to_str().unwrap().to_owned();
-        if self.unsyncable.lock().unwrap().as_ref() == Some(&what) {
-            return Err(io::Error::from_raw_os_error(libc::ENOSPC));
+        match &*self.unsyncable.lock().unwrap() {
+            Some((unsyncable, code)) if *unsyncable == what => {
+                return Err(io::Error::from_raw_os_error(*code));
+            }
+            _ => {}
         }
         self.note(what);
         below()

@@ -117,7 +117,13 @@ impl Writer {
         let number = self.next;
         self.next += 1;
         let file = self.disk.create(&DiskPath::Pack(number))?;
-        self.judged(self.disk.sync_directory(DiskDirectory::Packs).map_err(|error| lost(&error)))?;
+        let synced = self.disk.sync_directory(DiskDirectory::Packs);
+        self.judged(synced.map_err(|error| lost(&error))).inspect_err(|_| {
+            // Each attempt would leave one.
+            if let Err(error) = self.disk.remove(&DiskPath::Pack(number)) {
+                log::debug!("pack {number}, which has nothing in it, stays: {error}");
+            }
+        })?;
         let pack = Arc::new(Pack { number, file });
         self.write_index().add_pack(Arc::clone(&pack));
         Ok(Open { pack, contents: Contents::default() })

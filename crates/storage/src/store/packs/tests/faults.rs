@@ -63,6 +63,28 @@ fn after_a_sync_that_failed_nothing_is_promised() {
 }
 
 #[test]
+fn a_lack_of_descriptors_passes_and_leaves_no_empty_packs() {
+    let directory = store();
+    let (mount, events) = faulty(directory.path());
+    mount.pack(1, b"one");
+    events.fail_to_open_for_sync("packs");
+    for _ in 0..3 {
+        let failure = mount.packs.writer().turn().unwrap_err();
+        assert_eq!(failure.raw_os_error(), Some(libc::EMFILE));
+    }
+    mount.packs.check().unwrap();
+    let packs = || std::fs::read_dir(directory.path().join("packs")).unwrap().count();
+    assert_eq!(packs(), 1);
+    events.fail_to_sync(None);
+    mount.packs.writer().turn().unwrap();
+    mount.pack(2, b"two");
+    mount.packs.end().unwrap();
+    drop(mount);
+    let mount = Mount::new(directory.path());
+    assert_eq!((mount.read(1).unwrap(), mount.read(2).unwrap()), (b"one".into(), b"two".into()));
+}
+
+#[test]
 fn a_full_disk_passes_and_nothing_is_left_of_what_found_no_room() {
     let directory = store();
     let (mount, events) = faulty(directory.path());
