@@ -146,6 +146,38 @@ fn a_used_mount_stays_and_its_users_are_named() {
 }
 
 #[test]
+fn a_mount_is_found_behind_a_link_and_by_a_store_that_was_moved() {
+    let Some(place) = Place::new() else { return };
+    place.check("kvfs", "mount STORE MNT", 0, "");
+    let [store, moved, second, link] =
+        ["store", "moved", "second", "link"].map(|name| place.base.path().join(name));
+    std::fs::create_dir(second).unwrap();
+    nix::fcntl::renameat(nix::fcntl::AT_FDCWD, &store, nix::fcntl::AT_FDCWD, &moved).unwrap();
+    let told = format!("is already mounted at {}", place.mountpoint.display());
+    place.check("kvfs", "mount moved second", 1, &told);
+    nix::fcntl::renameat(nix::fcntl::AT_FDCWD, &moved, nix::fcntl::AT_FDCWD, &store).unwrap();
+    std::os::unix::fs::symlink(&place.mountpoint, link).unwrap();
+    place.check("kvfs", "log link", 0, "");
+    place.check("kvfs", "log second", 1, "is not in a mount of kvfs");
+    place.check("kvfs", "umount MNT", 0, "");
+}
+
+#[test]
+fn a_mount_inside_another_is_named() {
+    let Some(place) = Place::new() else { return };
+    place.check("kvfs", "mount STORE MNT", 0, "");
+    let inside = place.mountpoint.join("files/inside");
+    std::fs::create_dir(&inside).unwrap();
+    let mut mount = place.command("kvfs");
+    mount.args(["mount", "other"]).arg(&inside);
+    assert!(mount.status().unwrap().success());
+    let told = format!("another mount lies in it, at {}", inside.display());
+    place.check("kvfs", "umount MNT", 1, &told);
+    assert!(place.command("kvfs").arg("umount").arg(&inside).status().unwrap().success());
+    place.check("kvfs", "umount MNT", 0, "");
+}
+
+#[test]
 fn a_copy_of_the_mount_in_another_namespace_is_told_of() {
     let Some(place) = Place::new() else { return };
     let made = Command::new("unshare").args(["-m", "true"]).output();

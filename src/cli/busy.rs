@@ -3,18 +3,37 @@
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
+use kvfs_os::mountinfo;
+
 /// More names than this help nobody.
 const USERS_MAX: usize = 5;
 
 /// One line that names programs using a mount, or says that none was found.
 pub(crate) fn describe(mountpoint: &Path) -> String {
     let found = users(mountpoint);
+    if found.is_empty()
+        && let Some(inside) = mount_inside(mountpoint)
+    {
+        return format!("in use: another mount lies in it, at {}", inside.display());
+    }
     let list = found.iter().take(USERS_MAX).cloned().collect::<Vec<_>>().join(", ");
     match found.len() {
         0 => "in use by a process that cannot be seen from here".to_owned(),
         count if count > USERS_MAX => format!("in use by {list} and others"),
         _ => format!("in use by {list}"),
     }
+}
+
+/// Whether somebody can be seen that uses a mount. Whoever cannot be may be gone in a moment: the kernel closes what a
+/// program had open behind its end.
+pub(crate) fn is_used(mountpoint: &Path) -> bool {
+    !users(mountpoint).is_empty() || mount_inside(mountpoint).is_some()
+}
+
+fn mount_inside(mountpoint: &Path) -> Option<PathBuf> {
+    let mounts = mountinfo::read().unwrap_or_default();
+    let inside = |place: &PathBuf| place.starts_with(mountpoint) && place != mountpoint;
+    mounts.into_iter().map(|mount| mount.mountpoint).find(inside)
 }
 
 /// Up to one more than [`USERS_MAX`], so that "and others" can be said.

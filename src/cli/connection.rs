@@ -16,6 +16,12 @@ pub(crate) fn server(device: &str) -> Option<Process> {
     pids.filter(serves).find_map(Process::find)
 }
 
+/// Whether a process serves the mount of a device, if the kernel tells.
+pub(crate) fn is_served_by(device: &str, pid: i32) -> bool {
+    let process = Path::new("/proc").join(pid.to_string());
+    device.split_once(':').is_some_and(|(_, connection)| serves(&process, connection))
+}
+
 fn serves(process: &Path, connection: &str) -> bool {
     let Ok(descriptors) = fs::read_dir(process.join("fd")) else { return false };
     descriptors.flatten().any(|descriptor| {
@@ -46,5 +52,6 @@ mod tests {
     fn nobody_serves_what_is_not_there() {
         assert_eq!(server("0:99999999"), None);
         assert_eq!(server("none"), None);
+        assert!(!is_served_by("0:99999999", 1) && !is_served_by("none", 1));
     }
 }

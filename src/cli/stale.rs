@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 
 use kvfs_os::mountinfo::{self, Mount};
 
-use super::locks;
 use super::output::{Failure, note};
 use super::probe::{ANSWER_DEADLINE, Answer, Question, ask, daemon};
 use super::process::Process;
 use super::unmount::{How, UnmountError, unmount};
+use super::{connection, locks};
 use crate::store::format::{is_locked_for_writing, lock_file};
 
 /// A mountpoint may carry several dead mounts; this many are cleared before giving up.
@@ -95,8 +95,14 @@ fn clear_dead(mount: &Mount, how: How) -> Result<(), String> {
 /// `fusermount3 -u`, or after umount(8) where this program is not installed as its helper.
 pub(crate) fn wait_for_flush(store: &Path) -> Result<(), Failure> {
     let mounts = mountinfo::read().unwrap_or_default();
-    let mounted = mounts.iter().find(|mount| mount.is_kvfs() && mount.source == store);
-    match mounted {
+    let has_its_name = |mount: &&Mount| mount.source == store;
+    let mut of_kvfs = mounts.iter().filter(|mount| mount.is_kvfs());
+    let mounted = of_kvfs.clone().find(has_its_name);
+    // Under another name: it was moved since, or a bind mount leads to it, too.
+    let holder = locks::holder(&lock_file(store)).ok().flatten();
+    let is_of_holder =
+        |mount: &&Mount| holder.is_some_and(|pid| connection::is_served_by(&mount.device, pid));
+    match mounted.or_else(|| of_kvfs.find(is_of_holder)) {
         // On read-only media nobody keeps it from others.
         Some(mount) if is_locked(store) => Err(Failure::failed(format!(
             "the store {} is already mounted at {}: unmount it first",

@@ -30,7 +30,9 @@ const CUT_OFF_EXIT_DEADLINE: Duration = Duration::from_secs(30);
 /// The same for one that was killed.
 const KILLED_EXIT_DEADLINE: Duration = Duration::from_secs(10);
 
-/// How often the lock of a store is looked at.
+/// Who uses a mount and cannot be seen is waited for so long: a program that has just ended, most likely.
+const UNSEEN_USER_WAIT: Duration = Duration::from_secs(2);
+/// How often the lock of a store is looked at, and whether a mount is used.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Unmounts.
@@ -197,7 +199,16 @@ fn flush(mount: &Mount, force: bool) -> Result<(), Failure> {
 }
 
 fn take_away(mount: &Mount, how: How) -> Result<(), Failure> {
-    match unmount(&mount.mountpoint, how) {
+    let end = Instant::now() + UNSEEN_USER_WAIT;
+    let mut outcome = unmount(&mount.mountpoint, how);
+    while matches!(outcome, Err(UnmountError::Busy))
+        && !busy::is_used(&mount.mountpoint)
+        && Instant::now() < end
+    {
+        std::thread::sleep(POLL_INTERVAL);
+        outcome = unmount(&mount.mountpoint, how);
+    }
+    match outcome {
         Ok(()) => Ok(()),
         Err(UnmountError::Busy) => {
             let users = busy::describe(&mount.mountpoint);

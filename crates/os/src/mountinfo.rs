@@ -109,9 +109,17 @@ pub fn kvfs_above(path: &Path) -> Result<(Mount, PathBuf), String> {
         (Some(parent), Some(name)) => parent.canonicalize().map_err(explain)?.join(name),
         _ => absolute,
     };
-    let above = resolved.ancestors().find_map(|ancestor| top_at(&mounts, ancestor));
-    match above.filter(|mount| mount.is_kvfs()) {
-        Some(mount) => Ok((mount.clone(), resolved)),
+    let above = |path: &Path| {
+        let mount = path.ancestors().find_map(|ancestor| top_at(&mounts, ancestor));
+        mount.filter(|mount| mount.is_kvfs()).cloned()
+    };
+    if let Some(mount) = above(&resolved) {
+        return Ok((mount, resolved));
+    }
+    // A link that leads there.
+    let led_to = resolved.canonicalize().unwrap_or(resolved);
+    match above(&led_to) {
+        Some(mount) => Ok((mount, led_to)),
         None => Err(format!("{} is not in a mount of kvfs", path.display())),
     }
 }
