@@ -20,7 +20,7 @@ pub(crate) struct File {
     pub(crate) object: Id,
     /// The version that a writer that truncated is making.
     pub(crate) replacement: Option<Id>,
-    /// Written for the first time: a crash forgets its one name.
+    /// Written for the first time, and no writer has closed it: a crash forgets its one name.
     pub(crate) fresh: bool,
     pub(crate) readers: u32,
     pub(crate) writers: u32,
@@ -171,6 +171,12 @@ impl Tree {
             file.object = new;
         }
         file.fresh = false;
+    }
+
+    /// One writer of several has closed. What replaces an older version is none before the last.
+    pub(crate) fn note_closed(&mut self, id: Id) {
+        let file = self.file(id);
+        file.fresh &= file.replacement.is_some();
     }
 
     /// Takes one name away.

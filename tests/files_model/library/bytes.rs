@@ -127,6 +127,8 @@ impl Driver {
         let (writers, open) = (file.writers, file.readers + file.writers);
         if writers == 0 {
             self.tree.settle(handle.node);
+        } else if handle.writes {
+            self.tree.note_closed(handle.node);
         }
         if open == 0 && self.tree.node(handle.node).links == 0 {
             self.tree.nodes.remove(&handle.node);

@@ -41,6 +41,7 @@ use pack::Pack;
 use record::{Header, Kind, Place};
 use writer::{Open, Writer};
 
+use super::commit::{lost, may_pass};
 use super::disk::{Access, Disk, DiskDirectory, DiskPath, read_all};
 use super::record::{ObjectId, Time};
 
@@ -303,7 +304,7 @@ impl Packs {
     }
 
     fn noting_failure(&self, synced: io::Result<()>) -> io::Result<()> {
-        if synced.is_err() {
+        if synced.as_ref().is_err_and(|error| !may_pass(&lost(error))) {
             self.writer().note_failed_sync();
         }
         synced

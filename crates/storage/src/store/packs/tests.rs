@@ -448,3 +448,19 @@ fn what_cannot_be_read_keeps_nobody_from_the_rest() {
         assert_eq!(std::fs::read(packs.join(name)).unwrap(), b"junk", "{name}");
     }
 }
+
+#[test]
+fn a_packed_object_that_gets_another_name_is_a_file_there() {
+    let directory = store();
+    let mount = Mount::new(directory.path());
+    let [free, taken] = [7, 8].map(|number| DiskPath::Staging(ObjectId(number)));
+    mount.disk.create(&taken).unwrap().write_all_at(b"what was there before", 0).unwrap();
+    for (number, to) in [(1, free), (2, taken)] {
+        mount.pack(number, b"bytes");
+        mount.disk.rename(&DiskPath::Object(ObjectId(number)), &to).unwrap();
+        let file = mount.disk.open(&to, Access::Read).unwrap();
+        assert_eq!(read_all(file.as_ref(), 100).unwrap(), b"bytes");
+        assert!(mount.read(number).is_none());
+    }
+    assert!(mount.objects().is_empty());
+}

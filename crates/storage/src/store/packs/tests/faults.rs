@@ -73,6 +73,10 @@ fn a_lack_of_descriptors_passes_and_leaves_no_empty_packs() {
         assert_eq!(failure.raw_os_error(), Some(libc::EMFILE));
     }
     mount.packs.check().unwrap();
+    // The same where a pack goes.
+    let failure = mount.packs.noting_failure(mount.packs.disk.sync_directory(DiskDirectory::Packs));
+    assert_eq!(failure.unwrap_err().raw_os_error(), Some(libc::EMFILE));
+    mount.packs.check().unwrap();
     let packs = || std::fs::read_dir(directory.path().join("packs")).unwrap().count();
     assert_eq!(packs(), 1);
     events.fail_to_sync(None);
