@@ -4,5 +4,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    kvfs::cli::run(std::env::args_os().collect())
+    kvfs::cli::run(&std::env::args_os().collect::<Vec<_>>())
 }

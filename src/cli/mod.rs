@@ -8,6 +8,7 @@
 //! Whatever may hang (a mount whose daemon is stuck) is asked in a child process with a deadline
 //! (`probe`); nothing is ever concluded from silence.
 
+mod answering;
 mod arguments;
 pub mod bench;
 mod block;
@@ -32,6 +33,7 @@ mod hint;
 mod history;
 mod inspect;
 mod interrupt;
+mod limits;
 mod locks;
 mod logging;
 mod manual;
@@ -84,21 +86,29 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use arguments::{Arguments, Command};
-use clap::Parser;
+use clap::{ArgMatches, CommandFactory, FromArgMatches};
 use new_file::whole_or_nothing;
 use output::{Failure, Outcome, Report};
 use role::Role;
 
 /// Runs the program with its arguments, the program's name first.
-pub fn run(arguments: Vec<OsString>) -> ExitCode {
-    match role::of(&arguments) {
+pub fn run(arguments: &[OsString]) -> ExitCode {
+    match role::of(arguments) {
         Role::MountHelper(rest) => helper::mount(&rest),
         Role::UmountHelper(rest) => helper::umount(&rest),
-        Role::Command => match Arguments::try_parse_from(arguments) {
-            Ok(parsed) => output::finish("kvfs", dispatch(parsed.command)),
+        Role::Command => match parse(arguments) {
+            Ok((Arguments { command }, found)) => {
+                let is_answered = answering::check(&command, &found);
+                output::finish("kvfs", is_answered.and_then(|()| dispatch(command)))
+            }
             Err(error) => output::usage(&error),
         },
     }
+}
+
+fn parse(arguments: &[OsString]) -> Result<(Arguments, ArgMatches), clap::Error> {
+    let found = Arguments::command().try_get_matches_from(arguments)?;
+    Ok((Arguments::from_arg_matches(&found)?, found))
 }
 
 fn dispatch(command: Command) -> Outcome {

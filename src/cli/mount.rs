@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::Signal;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 
@@ -18,12 +17,9 @@ use super::output::{EXIT_FAILED, EXIT_OK, Failure, Outcome, Report};
 use super::probe::{ANSWER_DEADLINE, Answer, Question, ask, daemon as daemon_of};
 use super::settings::Steerer;
 use super::stop::StopSignals;
-use super::{logging, metrics, preflight, service};
+use super::{limits, logging, metrics, preflight, service};
 use crate::fs::takeover::{Handover, Launch};
 use crate::fuse;
-
-/// Every open file of a client is one here too; the default of 1024 is less than one sequence.
-const OPEN_FILES: u64 = 1 << 20;
 
 /// Mounts as configured.
 pub(crate) fn run(config: &MountConfig) -> Outcome {
@@ -153,14 +149,12 @@ fn serve(
     config: &MountConfig, left: Option<Handover>, announce: impl FnOnce() + Send + 'static,
 ) -> Result<(), String> {
     let options = &config.options;
-    match raise_file_size() {
+    match limits::raise(options.read_only) {
         // What was mounted before goes on.
         Err(line) if left.is_some() => log::warn!("{line}"),
-        Err(line) if !options.read_only => return Err(line),
-        _ => {}
+        raised => raised?,
     }
     let started = || -> io::Result<_> {
-        raise_open_files();
         // One that goes on was ready before.
         let ready = Arc::new(AtomicBool::new(left.is_some()));
         let signals = StopSignals::hold()?;
@@ -201,41 +195,6 @@ fn serve(
         Err(error) => return Err(error.to_string().trim_end().to_owned()),
     }
     Ok(())
-}
-
-/// A store's own files become as long: packs and the reserve are shorter, its database has some 2 GiB for a million pages.
-const OWN_FILE_BYTES_MIN: u64 = 1 << 30;
-
-/// Clients may write long files, whatever limit of files whoever mounts has (`ulimit -f`).
-fn raise_file_size() -> Result<(), String> {
-    let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_FSIZE) else { return Ok(()) };
-    let unlimited = nix::sys::resource::RLIM_INFINITY;
-    let is_lifted = || setrlimit(Resource::RLIMIT_FSIZE, unlimited, unlimited).is_ok();
-    // Only root may raise the hard limit; everybody may use all of it.
-    if soft == unlimited || is_lifted() {
-        return Ok(());
-    }
-    if hard < OWN_FILE_BYTES_MIN {
-        return Err(format!(
-            "a file may have {hard} bytes at most here (ulimit -f), and a store's own become longer: allow \
-             {OWN_FILE_BYTES_MIN} at least"
-        ));
-    }
-    let raised = setrlimit(Resource::RLIMIT_FSIZE, hard, hard);
-    raised.map_err(|error| format!("the limit of a file's length cannot be raised: {error}"))
-}
-
-fn raise_open_files() {
-    let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else {
-        return;
-    };
-    // Only root may raise the hard limit; everybody may use all of it.
-    let more = hard.max(OPEN_FILES);
-    if setrlimit(Resource::RLIMIT_NOFILE, more, more).is_err()
-        && let Err(error) = setrlimit(Resource::RLIMIT_NOFILE, hard, hard)
-    {
-        log::warn!("the limit of open files stays as it is: {error}");
-    }
 }
 
 /// Waits until the daemon says that it serves, and then asks the mount itself.

@@ -16,7 +16,7 @@ use super::status;
 /// How often the mount is asked what its remote lacks.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Asks without a deadline unless there is a timeout: like sync(1), it takes as long as it takes.
+/// Syncs without a deadline unless there is a timeout: like sync(1), it takes as long as it takes, once the mount answers.
 pub(crate) fn run(arguments: &SyncArguments) -> Outcome {
     let (mount, _) = mountinfo::kvfs_at(&arguments.mountpoint).map_err(Failure::Failed)?;
     let begin = Instant::now();

@@ -33,6 +33,8 @@ pub(crate) struct Mount {
     mode: Mode,
     options: Vec<String>,
     environment: Vec<(String, String)>,
+    /// How many files the daemon may have open.
+    open_files_max: Option<u32>,
     /// Why requests may hold their thread for long.
     slow_because: Option<&'static str>,
     daemon: Option<Child>,
@@ -53,6 +55,15 @@ fn daemon_command(mode: Mode, options: &[String], store: &Path, mountpoint: &Pat
     }
     command.args(options).arg(store).arg(mountpoint);
     command
+}
+
+/// The same command, which may have so many files open and cannot give itself more.
+fn limited(command: &Command, open_files_max: u32) -> Command {
+    let mut limited = Command::new("setpriv");
+    limited.args(["--bounding-set", "-sys_resource", "prlimit"]);
+    limited.arg(format!("--nofile={open_files_max}:{open_files_max}"));
+    limited.arg(command.get_program()).args(command.get_args());
+    limited
 }
 
 /// An empty directory on a real disk filesystem.
@@ -136,6 +147,7 @@ impl Mount {
             mode,
             options: options.iter().map(|&option| option.to_owned()).collect(),
             environment: Vec::new(),
+            open_files_max: None,
             slow_because: None,
             daemon: None,
             store,
@@ -149,6 +161,9 @@ impl Mount {
         let log = self.directory.path().join("daemon.log");
         let log = File::options().create(true).append(true).open(log).unwrap();
         let mut command = daemon_command(self.mode, &self.options, &self.store, &self.mountpoint);
+        if let Some(max) = self.open_files_max {
+            command = limited(&command, max);
+        }
         command.stdin(Stdio::null()).stderr(log);
         command.stdout(Stdio::null());
         command.envs(self.environment.iter().cloned());
@@ -322,6 +337,11 @@ impl Mount {
         assert!(self.daemon.is_none(), "it is mounted");
         detach(&self.mountpoint);
         self.start();
+    }
+
+    /// The next daemon may have so many files open.
+    pub(crate) fn set_open_files_max(&mut self, max: u32) {
+        self.open_files_max = Some(max);
     }
 
     /// Changes a variable of the next daemon's environment.

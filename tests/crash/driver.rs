@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kvfs::fs::{FsError, NewNode, make_all_durable};
+use kvfs::fs::{CollectionRequest, FsError, NewNode, make_all_durable};
 
 use crate::cut::Image;
 use crate::disk::SimulatedDisk;
@@ -452,8 +452,8 @@ impl<'a> Driver<'a> {
 
     pub(crate) fn collect_garbage(&mut self) {
         let Some(mounted) = &self.mounted else { return };
-        mounted.fs.begin_collection().unwrap();
-        let asked = mounted.fs.asks_for_collection(
+        mounted.fs.collection.begin().unwrap();
+        let asked = CollectionRequest::of_attribute(
             kvfs::store::record::InodeId::ROOT,
             b"user.kvfs.gc",
             b"collect",

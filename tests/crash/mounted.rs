@@ -114,7 +114,7 @@ impl Mounted {
         if setup.has_tiers() {
             let mut exchange = None;
             if let Some(remote) = &remote {
-                let (id, expected) = fs.remote_identity()?;
+                let (id, expected) = fs.remote_memory().identity()?;
                 let options = remote::Options { expected, ..remote::Options::default() };
                 let connected = Remote::with_connector(Arc::new(remote.clone()), options);
                 let connected = Arc::new(connected.unwrap());

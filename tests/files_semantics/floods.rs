@@ -20,6 +20,7 @@ in_both_modes!(
     a_file_that_is_rewritten_again_and_again_leaves_little,
     many_handles_cost_little,
     a_daemon_without_descriptors_goes_on,
+    files_that_grow_leave_descriptors,
     slots_that_are_written_leave_descriptors,
     a_crowd_is_answered,
 );
@@ -186,6 +187,51 @@ fn a_daemon_without_descriptors_goes_on(mode: Mode) {
     assert_eq!(std::fs::read_to_string(mount.files("f0")).unwrap(), "some bytes and more");
     assert_eq!(std::fs::read_to_string(mount.files("new")).unwrap(), "x");
     assert_eq!(mount.status("errors"), "0");
+}
+
+/// Small new files are in memory, where the daemon needs no descriptor for them, until they grow longer or are synced.
+fn files_that_grow_leave_descriptors(mode: Mode) {
+    const FILES: usize = 600;
+    let mut mount = Mount::new(mode);
+    std::fs::write(mount.files("before"), "some bytes").unwrap();
+    sync_directory(mount.path()).unwrap();
+    let pid = mount.pid().to_string();
+    succeed(Command::new("prlimit").args(["--pid", &pid, "--nofile=400:400"]));
+    let names = (0..FILES).map(|number| mount.files(format!("f{number}")));
+    let opened: Vec<_> = names.map(File::create).collect();
+    let (opened, refused): (Vec<_>, Vec<_>) = opened.into_iter().partition(Result::is_ok);
+    match mode {
+        Mode::Passthrough => assert_eq!(opened.len(), FILES),
+        Mode::Served => assert!(opened.len() >= 100, "{}", opened.len()),
+    }
+    assert!(refused.iter().all(|outcome| errno(outcome) == libc::ENFILE));
+    let opened: Vec<File> = opened.into_iter().map(Result::unwrap).collect();
+    let large = vec![7; 100_000];
+    let half = opened.len() / 2;
+    // Another program for a moment has all of them, and closes them.
+    succeed(&mut Command::new("true"));
+    sync_directory(mount.path()).unwrap();
+    for file in &opened[..half] {
+        write(file, &large).unwrap();
+        file.sync_all().unwrap();
+    }
+    // The daemon itself goes on.
+    sync_directory(mount.path()).unwrap();
+    if mode == Mode::Passthrough {
+        assert_eq!(std::fs::read_to_string(mount.files("before")).unwrap(), "some bytes");
+    }
+    std::fs::create_dir(mount.files("directory")).unwrap();
+    sync_directory(mount.path()).unwrap();
+    assert_eq!((mount.status("state"), mount.status("errors")), ("ok".to_owned(), "0".to_owned()));
+    let opened_count = opened.len();
+    drop(opened);
+    eventually("descriptors to be free again", || std::fs::write(mount.files("new"), &large).ok());
+    mount.remount();
+    assert_eq!(std::fs::read(mount.files("new")).unwrap(), large);
+    for number in 0..opened_count {
+        let length = std::fs::metadata(mount.files(format!("f{number}"))).unwrap().len();
+        assert_eq!(length, if number < half { 100_000 } else { 0 });
+    }
 }
 
 /// What is written to `slots/` is a descriptor of the daemon's in either mode.

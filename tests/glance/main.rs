@@ -8,6 +8,7 @@ mod common;
 
 mod map;
 mod status;
+mod stopped;
 mod terminal;
 mod top;
 

@@ -6,12 +6,14 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use crate::common;
 use crate::common::sys::{assert_errno, open};
 use crate::common::{Mode, Mount, fill};
 use crate::{check, commit, fsck, make, packing};
 
 in_both_modes!(
     lost_bytes_can_be_written_anew,
+    packs_that_are_lost_under_a_mount_are_told_of,
     a_packed_file_without_a_name_has_its_times_set,
     a_file_that_was_cut_and_synced_is_as_old_after_a_crash,
     a_file_that_was_written_to_and_synced_is_as_old_after_a_crash,
@@ -46,6 +48,77 @@ fn lost_bytes_can_be_written_anew(mode: Mode) {
     check(&files);
     assert!(mount.unmount().success());
     fsck(mount.store(), false);
+}
+
+/// One was removed, one was cut, and one has another in its place: none of their bytes, no others, and no name less.
+fn packs_that_are_lost_under_a_mount_are_told_of(mode: Mode) {
+    let mut mount = packing(mode);
+    let mut files = Vec::new();
+    for number in 0..12 {
+        for name in ["read", "written"] {
+            let (path, bytes) = (mount.files(format!("{name}{number}")), fill(number, 5000));
+            fs::write(&path, &bytes).unwrap();
+            files.push((path, bytes));
+        }
+        commit(&mount);
+        mount.remount();
+    }
+    assert!(mount.unmount().success());
+    // So few that only the last packs stay open.
+    mount.set_open_files_max(64);
+    mount.mount();
+    check(&files);
+    let packs: Vec<_> =
+        (1..=4).map(|number| mount.store().join(format!("packs/{number:08x}"))).collect();
+    fs::remove_file(&packs[0]).unwrap();
+    File::options().write(true).open(&packs[1]).unwrap().set_len(300).unwrap();
+    let other = mount.store().join("packs/other");
+    fs::copy(&packs[3], &other).unwrap();
+    common::sys::rename(&other, &packs[2]).unwrap();
+    let kept = files.split_off(6);
+    for pair in files.chunks(2) {
+        drop_from_cache(&pair[0].0);
+        assert_errno(fs::read(&pair[0].0), libc::EIO);
+        assert_errno(File::options().append(true).open(&pair[1].0), libc::EIO);
+        let cut = File::options().write(true).open(&pair[1].0);
+        assert_errno(cut.and_then(|file| file.set_len(10)), libc::EIO);
+    }
+    check(&kept);
+    assert_eq!(mount.status("state"), "degraded");
+    let scrub = |exit: i32| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_kvfs"));
+        let ended = common::forks::output(command.arg("scrub").arg(mount.path()));
+        let said = String::from_utf8(ended.stdout).unwrap();
+        assert_eq!(ended.status.code(), Some(exit), "{said}");
+    };
+    scrub(3);
+    assert!(mount.status_number("damaged_files") >= 6, "{}", mount.status("damaged_files"));
+    // Others can be rewritten, and room be taken back.
+    for (path, _) in &kept[..8] {
+        fs::remove_file(path).unwrap();
+    }
+    crate::common::eventually("room to be taken back", || {
+        commit(&mount);
+        (!packs[3].exists()).then_some(())
+    });
+    check(&kept[8..]);
+    for (path, _) in &files {
+        fs::write(path, b"anew").unwrap();
+    }
+    commit(&mount);
+    scrub(0);
+    assert_eq!(mount.status("state"), "ok");
+    mount.remount();
+    check(&kept[8..]);
+}
+
+/// What the kernel has of a file's bytes goes.
+fn drop_from_cache(path: &Path) {
+    let file = File::open(path);
+    if let Ok(file) = file {
+        let advice = nix::fcntl::PosixFadviseAdvice::POSIX_FADV_DONTNEED;
+        nix::fcntl::posix_fadvise(&file, 0, 0, advice).unwrap();
+    }
 }
 
 /// Whoever has it open, if only to read, may set them, as on a local disk.

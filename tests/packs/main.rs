@@ -7,6 +7,7 @@
 mod common;
 
 mod changes;
+mod descriptors;
 mod lost;
 mod memory;
 mod room;

@@ -185,7 +185,7 @@ impl Case {
     /// Reads everything until the life is over; then moving goes on as always.
     fn read_all(self, directory: &Path, files: &[(Place, Vec<u8>)], life: &Arc<Life>) {
         let Some(mut fs) = open(directory, Some(life)) else { return };
-        if fs.remote_identity().is_err() && life.is_over() {
+        if fs.remote_memory().identity().is_err() && life.is_over() {
             return;
         }
         let _mover = self.attach(&mut fs, directory);
@@ -212,7 +212,7 @@ impl Case {
     }
 
     fn connect(self, fs: &FileSystem, directory: &Path) -> (Exchange, Publisher) {
-        let (id, expected) = fs.remote_identity().unwrap();
+        let (id, expected) = fs.remote_memory().identity().unwrap();
         let options = remote::Options { expected, ..remote::Options::default() };
         let place = RemoteSpec::Directory(directory.join("remote"));
         let remote = Arc::new(Remote::open(&place, options).unwrap());
@@ -225,7 +225,7 @@ impl Case {
     fn move_until_it_fits(self, directory: &Path, life: Option<&Arc<Life>>) {
         let is_over = || life.is_some_and(|life| life.is_over());
         let Some(mut fs) = open(directory, life) else { return };
-        if fs.remote_identity().is_err() && is_over() {
+        if fs.remote_memory().identity().is_err() && is_over() {
             return;
         }
         let mut mover = self.attach(&mut fs, directory);

@@ -63,7 +63,7 @@ pub(super) fn start_prefetching(
     file_system: &Arc<FileSystem>, counters: Counters, stopped: &Receiver<()>,
 ) -> Result<(), MountError> {
     let (queue, pages) = bounded(PREFETCH_QUEUE_MAX);
-    file_system.prefetch_through(queue, counters);
+    file_system.prefetch.through(queue, counters);
     for number in 0..PREFETCH_THREADS {
         let (file_system, stopped, pages) =
             (Arc::clone(file_system), stopped.clone(), pages.clone());
@@ -77,10 +77,10 @@ fn prefetch(file_system: &FileSystem, pages: &Receiver<Ahead>, stopped: &Receive
         crossbeam_channel::select! {
             recv(stopped) -> _ => return,
             recv(pages) -> page => match page {
-                Ok(page) => file_system.fetch_ahead(page),
+                Ok(page) => file_system.prefetcher().fetch(page),
                 Err(_) => return,
             },
-            default(PREFETCH_TIDY) => file_system.forget_unused(),
+            default(PREFETCH_TIDY) => file_system.prefetch.forget_unused(),
         }
     }
 }
@@ -190,7 +190,7 @@ fn start_changing(
             let (file_system, stopped) = (Arc::clone(file_system), stopped.clone());
             // One scrub runs at a time, so there is never more than one request.
             let (wanted, requests) = bounded(1);
-            file_system.scrub_through(wanted);
+            file_system.scrubs.through(wanted);
             move || scrub(&file_system, &requests, &stopped)
         })?,
         start("kvfs-errands", {
@@ -344,7 +344,7 @@ fn sweep(file_system: &FileSystem, read_only: bool) {
     if !read_only && let Err(error) = file_system.remove_unfinished_saves() {
         log::error!("removing what a crash left of slots that were being saved: {error}");
     }
-    if let Err(error) = file_system.find_pinned() {
+    if let Err(error) = file_system.pins().find() {
         log::error!("looking for pinned files: {error}");
     }
     match file_system.sweep_after_crash() {

@@ -195,8 +195,9 @@ fn connect(
     wanted: &RemoteOptions, options: &MountOptions, file_system: &FileSystem,
     numbers: &Arc<Numbers>, goes_on: bool,
 ) -> Result<(Exchange, Publisher), MountError> {
-    let (id, expected) = file_system.remote_identity().map_err(MountError::Flush)?;
-    let seen = |sealed| file_system.manifests_seen(sealed).map_err(MountError::Flush);
+    let (id, expected) = file_system.remote_memory().identity().map_err(MountError::Flush)?;
+    let seen =
+        |sealed| file_system.remote_memory().manifests_seen(sealed).map_err(MountError::Flush);
     if wanted.keys.is_none() && !seen(true)?.is_empty() {
         // Whatever its marker says by now: nothing goes there in clear.
         return Err(MountError::Key(RemoteError::Key(format!(

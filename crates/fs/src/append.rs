@@ -26,7 +26,7 @@ impl FileSystem {
     pub(super) fn open_append(
         &self, id: InodeId, writes: bool, truncates: bool,
     ) -> Result<Opened, FsError> {
-        descriptors::check()?;
+        descriptors::check(&self.core)?;
         let mut state = if writes { self.core.state_to_change()? } else { self.core.state() };
         let inode = state.inode(id)?;
         let object = inode.file().and_then(|file| file.object).ok_or(FsError::Stale)?;

@@ -28,7 +28,7 @@ const ERROR_CHARACTERS_MAX: usize = 1000;
 
 /// The collection that is running, or what the last one found.
 #[derive(Debug, Default)]
-pub(super) struct Collection(Mutex<Progress>);
+pub struct Collection(Mutex<Progress>);
 
 #[derive(Debug, Default)]
 enum Progress {
@@ -46,6 +46,25 @@ impl Collection {
     pub(super) fn is_running(&self) -> bool {
         matches!(*self.progress(), Progress::Running)
     }
+
+    /// Takes the place of the one collection that runs at a time.
+    pub fn begin(&self) -> Result<(), FsError> {
+        let mut progress = self.progress();
+        if matches!(*progress, Progress::Running) {
+            return Err(FsError::InUse);
+        }
+        *progress = Progress::Running;
+        Ok(())
+    }
+
+    /// `running`, or lines `key: value` of what the last collection found.
+    pub(super) fn report(&self) -> Result<String, FsError> {
+        match &*self.progress() {
+            Progress::Never => Err(FsError::NoAttribute),
+            Progress::Running => Ok("running".to_owned()),
+            Progress::Done(report) => Ok(report.clone()),
+        }
+    }
 }
 
 /// What somebody wants collected.
@@ -58,6 +77,17 @@ pub struct CollectionRequest {
 }
 
 impl CollectionRequest {
+    /// What setting an attribute asks for, if that is a collection.
+    pub fn of_attribute(
+        id: InodeId, name: &[u8], value: &[u8],
+    ) -> Result<Option<CollectionRequest>, FsError> {
+        if id == InodeId::ROOT && name == super::extended::GC {
+            CollectionRequest::parse(value).map(Some).ok_or(FsError::Invalid)
+        } else {
+            Ok(None)
+        }
+    }
+
     fn parse(text: &[u8]) -> Option<CollectionRequest> {
         let mut words = str::from_utf8(text).ok()?.split(' ');
         let dry_run = match words.next()? {
@@ -142,28 +172,7 @@ fn not_published(when: &str) -> RemoteError {
 }
 
 impl FileSystem {
-    /// Whether setting an attribute starts a collection, and which.
-    pub fn asks_for_collection(
-        &self, id: InodeId, name: &[u8], value: &[u8],
-    ) -> Result<Option<CollectionRequest>, FsError> {
-        if id == InodeId::ROOT && name == super::extended::GC {
-            CollectionRequest::parse(value).map(Some).ok_or(FsError::Invalid)
-        } else {
-            Ok(None)
-        }
-    }
-
-    /// Takes the place of the one collection that runs at a time.
-    pub fn begin_collection(&self) -> Result<(), FsError> {
-        let mut progress = self.collection.progress();
-        if matches!(*progress, Progress::Running) {
-            return Err(FsError::InUse);
-        }
-        *progress = Progress::Running;
-        Ok(())
-    }
-
-    /// Collects, after [`FileSystem::begin_collection`].
+    /// Collects, after the place of the one collection was taken (`collection.begin`).
     pub fn collect_garbage(&self, request: &CollectionRequest) {
         let report = match self.collected(request) {
             Ok(report) => report,
@@ -178,15 +187,6 @@ impl FileSystem {
             }
         };
         *self.collection.progress() = Progress::Done(report);
-    }
-
-    /// `running`, or lines `key: value` of what the last collection found.
-    pub(super) fn collection_report(&self) -> Result<String, FsError> {
-        match &*self.collection.progress() {
-            Progress::Never => Err(FsError::NoAttribute),
-            Progress::Running => Ok("running".to_owned()),
-            Progress::Done(report) => Ok(report.clone()),
-        }
     }
 
     fn collected(&self, request: &CollectionRequest) -> Result<String, FsError> {
@@ -207,7 +207,7 @@ impl FileSystem {
             let found = collect_without(remote, grace, dry_run, &request.gone);
             let found: Collected = found.map_err(FsError::Remote)?;
             if !dry_run {
-                self.note_manifests_seen(remote)?;
+                self.remote_memory().note_manifests_seen(remote)?;
                 forget_stores(self, remote, &request.gone)?;
             }
             line("stores", found.stores);

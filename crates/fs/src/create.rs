@@ -6,6 +6,7 @@ use super::attributes::{Attributes, Caller, Found, Place};
 use super::classify::{self, FileClass};
 use super::opened::{Caching, Opened, OpenedBy};
 use super::{FileSystem, FsError, check_new, descriptors};
+use crate::core::Core;
 use crate::core::handle::{Handle, Served};
 use crate::core::pack::gets_small_files;
 use crate::core::settle::awaits_rename;
@@ -102,20 +103,20 @@ impl FileSystem {
         }
         check_new(place)?;
         if !self.core.is_passthrough() {
-            descriptors::check()?;
+            descriptors::check(&self.core)?;
         }
         self.throttle()?;
         self.publish_before(place)?;
-        let (id, mut inode, class) = self.reserve(place, mode, caller)?;
+        let (id, mut inode, class) = reserve(&self.core, place, mode, caller)?;
         let append = inode.file().is_some_and(|file| file.role.is_append_only());
         if append && self.core.is_passthrough() {
-            descriptors::check()?;
+            descriptors::check(&self.core)?;
         }
         let access = if append { Access::ReadWrite } else { self.core.writer_access() };
         let in_memory = !is_synchronous && !append;
         let directory = in_memory.then_some(place.parent);
         let NewFile { object, file, made, made_ahead } =
-            self.new_file(directory, access, append)?;
+            new_file(&self.core, directory, access, append)?;
         // The times that whoever asks later is told, too.
         (inode.mtime, inode.ctime) = (made, inode.ctime.max(made));
         if let Some(file) = inode.file_mut() {
@@ -163,81 +164,82 @@ impl FileSystem {
             },
         })
     }
+}
 
-    /// The file of a new object: in memory if it may be there first, in a directory that tells how large it most
-    /// likely becomes, and there is room; else on the disk. Rows are appended to a file that has its date from the
-    /// disk from the beginning.
-    fn new_file(
-        &self, directory: Option<InodeId>, access: Access, append: bool,
-    ) -> std::io::Result<NewFile> {
-        if let Some(directory) = directory {
-            let object = self.core.state().metadata.new_object();
-            if let Some(file) = self.new_file_in_memory(directory, object, access)? {
-                let made = file.stat()?.mtime;
-                return Ok(NewFile { object, file: Arc::from(file), made, made_ahead: None });
-            }
-            self.core.state().metadata.staged.remove(&object);
+/// The file of a new object: in memory if it may be there first, in a directory that tells how large it most
+/// likely becomes, and there is room; else on the disk. Rows are appended to a file that has its date from the
+/// disk from the beginning.
+fn new_file(
+    core: &Core, directory: Option<InodeId>, access: Access, append: bool,
+) -> std::io::Result<NewFile> {
+    if let Some(directory) = directory {
+        let object = core.state().metadata.new_object();
+        if let Some(file) = new_file_in_memory(core, directory, object, access)? {
+            let made = file.stat()?.mtime;
+            return Ok(NewFile { object, file: Arc::from(file), made, made_ahead: None });
         }
-        if !append && let Some(spare) = self.core.spares.take(access) {
-            return Ok(spare);
-        }
-        let object = self.core.state().metadata.new_object();
-        self.core.make_file(object, access).inspect_err(|_| {
-            self.core.state().metadata.staged.remove(&object);
-        })
+        core.state().metadata.staged.remove(&object);
     }
+    if !append && let Some(spare) = core.spares.take(access) {
+        return Ok(spare);
+    }
+    let object = core.state().metadata.new_object();
+    core.make_file(object, access).inspect_err(|_| {
+        core.state().metadata.staged.remove(&object);
+    })
+}
 
-    fn new_file_in_memory(
-        &self, directory: InodeId, object: ObjectId, access: Access,
-    ) -> std::io::Result<Option<Box<dyn DiskFile>>> {
-        let store = &self.core.store;
-        if let Some(bytes) = self.page_bytes(directory)
-            && let Some(file) = store.create_in_ram(object, bytes, access)?
-        {
-            return Ok(Some(file));
-        }
-        if !gets_small_files(&self.core, directory) {
-            return Ok(None);
-        }
-        // The daemon serves it: the descriptor is that of its writer.
-        store.create_small(object, Access::ReadWrite)
+fn new_file_in_memory(
+    core: &Core, directory: InodeId, object: ObjectId, access: Access,
+) -> std::io::Result<Option<Box<dyn DiskFile>>> {
+    let store = &core.store;
+    if let Some(bytes) = page_bytes(core, directory)
+        && let Some(file) = store.create_in_ram(object, bytes, access)?
+    {
+        return Ok(Some(file));
     }
+    // One on the disk is the kernel's, where that serves files.
+    if !gets_small_files(core, directory) || !descriptors::leaves_some(core)? {
+        return Ok(None);
+    }
+    // The daemon serves it: the descriptor is that of its writer.
+    store.create_small(object, Access::ReadWrite)
+}
 
-    /// Length of a full page of a layer's directory, or of its states, if they are written to memory first.
-    fn page_bytes(&self, directory: InodeId) -> Option<u64> {
-        self.core.store.ram.as_ref()?;
-        let mut state = self.core.state();
-        let DirectoryClass::Layer(layer) = state.directory(directory).ok()?.1 else {
-            return None;
-        };
-        let model = self.core.model_of(&mut state, directory).ok()?;
-        Some(model.file_bytes_max(layer))
-    }
+/// Length of a full page of a layer's directory, or of its states, if they are written to memory first.
+fn page_bytes(core: &Core, directory: InodeId) -> Option<u64> {
+    core.store.ram.as_ref()?;
+    let mut state = core.state();
+    let DirectoryClass::Layer(layer) = state.directory(directory).ok()?.1 else {
+        return None;
+    };
+    let model = core.model_of(&mut state, directory).ok()?;
+    Some(model.file_bytes_max(layer))
+}
 
-    /// Number and record of a file to be made, still without an object.
-    fn reserve(
-        &self, place: &Place, mode: u16, caller: Caller,
-    ) -> Result<(InodeId, Inode, FileClass), FsError> {
-        let mut state = self.core.state_to_change()?;
-        check_free(&state, place)?;
-        let (parent, parent_class) = state.directory(place.parent)?;
-        let class = self.core.class_in(&mut state, parent_class, place);
-        let role = match class {
-            FileClass::Reserved => return Err(FsError::NotPermitted),
-            FileClass::Plain | FileClass::Page(_) | FileClass::State(_) | FileClass::Manifest => {
-                Role::Plain
-            }
-            FileClass::Tail(start) => {
-                self.core.check_tail(&mut state, place, start)?;
-                Role::Tail { start, directory: place.parent }
-            }
-            FileClass::Tokens => Role::Tokens,
-        };
-        let record =
-            FileRecord { role, object: None, size: 0, blocks: 0, unsettled: role.is_append_only() };
-        let inode = new_inode(&parent, Kind::File(record), mode, caller);
-        Ok((state.metadata.new_inode(), inode, class))
-    }
+/// Number and record of a file to be made, still without an object.
+fn reserve(
+    core: &Core, place: &Place, mode: u16, caller: Caller,
+) -> Result<(InodeId, Inode, FileClass), FsError> {
+    let mut state = core.state_to_change()?;
+    check_free(&state, place)?;
+    let (parent, parent_class) = state.directory(place.parent)?;
+    let class = core.class_in(&mut state, parent_class, place);
+    let role = match class {
+        FileClass::Reserved => return Err(FsError::NotPermitted),
+        FileClass::Plain | FileClass::Page(_) | FileClass::State(_) | FileClass::Manifest => {
+            Role::Plain
+        }
+        FileClass::Tail(start) => {
+            core.check_tail(&mut state, place, start)?;
+            Role::Tail { start, directory: place.parent }
+        }
+        FileClass::Tokens => Role::Tokens,
+    };
+    let record =
+        FileRecord { role, object: None, size: 0, blocks: 0, unsettled: role.is_append_only() };
+    let inode = new_inode(&parent, Kind::File(record), mode, caller);
+    Ok((state.metadata.new_inode(), inode, class))
 }
 
 /// Whether a directory is there, and has no such name.

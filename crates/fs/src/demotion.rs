@@ -194,7 +194,7 @@ impl FileSystem {
         };
         match exchange.remote().state() {
             RemoteHealth::Up { id, connection, .. } => {
-                self.remember_remote(id, BlobStore::place(exchange.remote().as_ref()))?;
+                self.remote_memory().remember(id, BlobStore::place(exchange.remote().as_ref()))?;
                 if std::mem::replace(&mut mover.connection, connection) != connection {
                     mover.distrust(&self.core, tiers)?;
                     mover.sight = Sight::default();
@@ -205,7 +205,7 @@ impl FileSystem {
         }
         sight::look(self, tiers, exchange, mover)?;
         self.fetch_positions()?;
-        self.note_manifests_seen(exchange.remote())?;
+        self.remote_memory().note_manifests_seen(exchange.remote())?;
         let uploaded = demotion.upload_batch(exchange, mover)?;
         demotion.verify_due(exchange, mover)?;
         if tiers.is_closing() {
@@ -240,7 +240,8 @@ impl FileSystem {
         }
         let named = tiers.names_published.load(Ordering::Acquire);
         is_time
-            && (self.core.state().metadata.names_changed != named || self.has_grown(&mover.growing))
+            && (self.core.state().metadata.names_changed != named
+                || mover.growing.has_grown(&self.core))
     }
 
     /// Publishes all names, upon which the remote keeps what they name.
@@ -261,12 +262,12 @@ impl FileSystem {
             (metadata.snapshot()?, metadata.totals)
         };
         names.describe(About::here(totals.objects, totals.bytes));
-        let growing = self.copy_growing(exchange, &mut mover.growing, &snapshot)?;
+        let growing = mover.growing.send(&self.core, exchange, &snapshot)?;
         let oldest = growing.values().filter_map(|made| made.since).chain(mover.oldest);
         let oldest = oldest.reduce(Stamp::or_earlier);
         let rows = super::manifest_of_names::rows(&snapshot, &growing)?;
         let published = names.publish(format::VERSION, rows, oldest).map_err(FsError::Remote)?;
-        self.note_manifests_seen(exchange.remote())?;
+        self.remote_memory().note_manifests_seen(exchange.remote())?;
         note_publications(&self.core, names)?;
         mover.sight.note_published();
         tiers.note_trouble(None);

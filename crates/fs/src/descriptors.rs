@@ -10,28 +10,34 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
-use nix::sys::resource::{Resource, getrlimit};
-
 use super::FsError;
+use crate::core::Core;
 
 /// Kept for commits, moves between tiers and lookups: each opens a few files at a time, and there
 /// are some thirty threads.
 const KEPT: u64 = 256;
 
+/// Where a new small file that is in memory, and open, grows or is synced, its file on the disk is opened to read and to
+/// write: a commit that finds many of them open must not be the first to find out that nothing is left.
+const OF_A_FILE_IN_MEMORY: u64 = 2;
+
 /// Refuses a file to a client while only those are left.
-pub(crate) fn check() -> Result<(), FsError> {
-    let (limit, _) = getrlimit(Resource::RLIMIT_NOFILE).map_err(io::Error::from)?;
+pub(crate) fn check(core: &Core) -> Result<(), FsError> {
+    if leaves_some(core)? { Ok(()) } else { Err(FsError::TooManyOpen) }
+}
+
+/// Whether one more file leaves those that are kept.
+pub(crate) fn leaves_some(core: &Core) -> io::Result<bool> {
+    let limit = kvfs_os::open_files_max()?;
+    let promised = core.store.buffer.open_files() as u64 * OF_A_FILE_IN_MEMORY;
     // The kernel gives out the lowest number that is free.
     match io::stderr().as_fd().try_clone_to_owned() {
         Ok(next) => {
-            let taken = u64::try_from(next.as_raw_fd()).unwrap_or(0);
-            if taken < limit.saturating_sub(KEPT.min(limit / 4)) {
-                return Ok(());
-            }
-            Err(FsError::TooManyOpen)
+            let taken = u64::try_from(next.as_raw_fd()).unwrap_or(0) + promised;
+            Ok(taken < limit.saturating_sub(KEPT.min(limit / 4)))
         }
-        Err(error) if error.raw_os_error() == Some(libc::EMFILE) => Err(FsError::TooManyOpen),
+        Err(error) if error.raw_os_error() == Some(libc::EMFILE) => Ok(false),
         // Whoever started the daemon closed it.
-        Err(_) => Ok(()),
+        Err(_) => Ok(true),
     }
 }

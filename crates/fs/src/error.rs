@@ -127,7 +127,13 @@ impl FsError {
 /// What the caller hears of an error below. ENOSYS is no answer: the kernel takes it for a daemon that does not do
 /// such a thing, tells the caller of an fsync that it succeeded, and never asks again.
 fn errno_of_disk(error: &io::Error) -> i32 {
-    error.raw_os_error().filter(|code| *code != libc::ENOSYS).unwrap_or(libc::EIO)
+    match error.raw_os_error() {
+        // The daemon has them, not whoever asked.
+        Some(libc::EMFILE) => libc::ENFILE,
+        // Somebody has put a link in the place of a part of the store.
+        Some(libc::ENOSYS | libc::ELOOP) | None => libc::EIO,
+        Some(code) => code,
+    }
 }
 
 impl std::fmt::Display for FsError {

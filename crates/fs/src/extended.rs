@@ -76,10 +76,10 @@ impl FileSystem {
 
     fn own_attribute(&self, id: InodeId, name: &[u8]) -> Result<Vec<u8>, FsError> {
         if name == b"gc" && id == InodeId::ROOT {
-            return Ok(self.collection_report()?.into_bytes());
+            return Ok(self.collection.report()?.into_bytes());
         }
         if name == b"scrub" && id == InodeId::ROOT {
-            return Ok(self.scrub_report().into_bytes());
+            return Ok(self.scrubs.report().into_bytes());
         }
         if name == b"slot_key" {
             return key_bytes(&self.core, id);
@@ -176,8 +176,8 @@ impl FileSystem {
         if name.starts_with(OWN_PREFIX) {
             return match name {
                 TIER => self.movement().set_tier(id, value),
-                PIN => self.set_pin(id, value),
-                SCRUB => self.ask_for_scrub(id, value),
+                PIN => self.pins().set(id, value),
+                SCRUB => self.scrubs.ask(id, value),
                 QUOTA | AGE | TTL => self.retention.set_limit(&self.core, id, name, value),
                 _ => Err(FsError::Unsupported),
             };
@@ -221,7 +221,7 @@ impl FileSystem {
         check_namespace(name)?;
         match name {
             TIER => return self.movement().withdraw_wish(id),
-            PIN => return self.unpin(id),
+            PIN => return self.pins().remove(id),
             QUOTA | AGE | TTL => return self.retention.remove_limit(&self.core, id, name),
             LOSSY | ORIGIN | USED => return Err(FsError::Unsupported),
             _ => {}

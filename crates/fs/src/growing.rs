@@ -6,10 +6,10 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 
-use super::{FileSystem, FsError};
-use crate::core::latest::is_of_file;
+use super::FsError;
+use crate::core::Core;
 use kvfs_storage::store::database::Snapshot;
-use kvfs_storage::store::disk::{Access, FileStat, read_all};
+use kvfs_storage::store::disk::{Access, FileStat, is_of_file, read_all};
 use kvfs_storage::store::record::{InodeId, ObjectId, RemoteCopy, RemoteState, Role, Time};
 use kvfs_storage::tier::exchange::Exchange;
 use kvfs_storage::tier::remote::hold::Stamp;
@@ -44,31 +44,29 @@ impl Growing {
             self.sent.clear();
         }
     }
-}
 
-impl FileSystem {
     /// Whether a file has grown since it was last sent. New ones are changes of names.
-    pub(super) fn has_grown(&self, growing: &Growing) -> bool {
-        growing.sent.iter().any(|(object, (known, _))| {
-            self.core.store.stat_object(*object).is_ok_and(|stat| !stat.is_same_content(known))
+    pub(super) fn has_grown(&self, core: &Core) -> bool {
+        self.sent.iter().any(|(object, (known, _))| {
+            core.store.stat_object(*object).is_ok_and(|stat| !stat.is_same_content(known))
         })
     }
 
     /// Sends what has changed since the last time. What was removed meanwhile, or cannot be read, is left out.
-    pub(super) fn copy_growing(
-        &self, exchange: &Exchange, growing: &mut Growing, snapshot: &Snapshot,
+    pub(super) fn send(
+        &mut self, core: &Core, exchange: &Exchange, snapshot: &Snapshot,
     ) -> Result<BTreeMap<ObjectId, GrowingCopy>, FsError> {
         let mut found = BTreeMap::new();
         let mut sent = HashMap::new();
-        let told = std::mem::take(&mut growing.unreadable);
-        for object in self.growing_objects(snapshot)? {
+        let told = std::mem::take(&mut self.unreadable);
+        for object in growing_objects(core, snapshot)? {
             let mut leave_out = |why: &io::Error| {
                 if !told.contains(&object) {
                     tell_of_unreadable(object, why);
                 }
-                growing.unreadable.insert(object);
+                self.unreadable.insert(object);
             };
-            let file = self.core.store.open_object(object, Access::Read);
+            let file = core.store.open_object(object, Access::Read);
             let (file, stat) = match file.and_then(|file| file.stat().map(|stat| (file, stat))) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 Err(error) if is_of_file(&error) => {
@@ -77,7 +75,7 @@ impl FileSystem {
                 }
                 found => found?,
             };
-            let made = match growing.sent.get(&object) {
+            let made = match self.sent.get(&object) {
                 Some((known, made)) if known.is_same_content(&stat) => *made,
                 _ if stat.length > GROWING_BYTES_MAX => continue,
                 _ => {
@@ -103,29 +101,28 @@ impl FileSystem {
             sent.insert(object, (stat, made));
             found.insert(object, made);
         }
-        growing.sent = sent;
+        self.sent = sent;
         Ok(found)
     }
+}
 
-    /// Token files first: rows are written before the tokens that count them, so what is read later
-    /// holds at least the rows that were counted.
-    fn growing_objects(&self, snapshot: &Snapshot) -> Result<Vec<ObjectId>, FsError> {
-        let mut ids = Vec::new();
-        snapshot.for_each::<()>(b'U', |id, ()| ids.push(InodeId(id)))?;
-        let (mut tokens, mut tails) = (Vec::new(), Vec::new());
-        let state = self.core.state();
-        for id in ids {
-            let inode = state.metadata.inode(id)?;
-            match inode.as_ref().and_then(|inode| inode.file()).map(|file| (file.role, file.object))
-            {
-                Some((Role::Tokens, object)) => tokens.extend(object),
-                Some((Role::Tail { .. }, object)) => tails.extend(object),
-                _ => {}
-            }
+/// Token files first: rows are written before the tokens that count them, so what is read later
+/// holds at least the rows that were counted.
+fn growing_objects(core: &Core, snapshot: &Snapshot) -> Result<Vec<ObjectId>, FsError> {
+    let mut ids = Vec::new();
+    snapshot.for_each::<()>(b'U', |id, ()| ids.push(InodeId(id)))?;
+    let (mut tokens, mut tails) = (Vec::new(), Vec::new());
+    let state = core.state();
+    for id in ids {
+        let inode = state.metadata.inode(id)?;
+        match inode.as_ref().and_then(|inode| inode.file()).map(|file| (file.role, file.object)) {
+            Some((Role::Tokens, object)) => tokens.extend(object),
+            Some((Role::Tail { .. }, object)) => tails.extend(object),
+            _ => {}
         }
-        tokens.extend(tails);
-        Ok(tokens)
     }
+    tokens.extend(tails);
+    Ok(tokens)
 }
 
 fn tell_of_unreadable(object: ObjectId, why: &io::Error) {
@@ -182,7 +179,7 @@ mod tests {
         let mut growing = Growing::default();
         let mut copies = || {
             let snapshot = fs.core.state().metadata.snapshot().unwrap();
-            let found = fs.copy_growing(&exchange, &mut growing, &snapshot).unwrap();
+            let found = growing.send(&fs.core, &exchange, &snapshot).unwrap();
             let unreadable: Vec<ObjectId> = growing.unreadable.iter().copied().collect();
             (found.into_keys().collect::<Vec<ObjectId>>(), unreadable)
         };

@@ -3,6 +3,8 @@
 //! Everything here is looked up when somebody asks, so that a reason goes when its cause does.
 
 use super::FileSystem;
+use super::tiers::Tiers;
+use crate::core::Core;
 use kvfs_storage::store::disk::Space;
 use kvfs_storage::tier::exchange::Exchange;
 use kvfs_storage::tier::remote::State as RemoteHealth;
@@ -75,7 +77,7 @@ impl FileSystem {
         if damaged_files > 0 {
             reasons.push(format!("{damaged_files} files are damaged: see .kvfs/errors"));
         }
-        reasons.extend(self.remote_trouble());
+        reasons.extend(self.tiers.as_ref().and_then(remote_trouble));
         reasons.extend(
             given_up.map(|(count, why)| {
                 format!("{count} files cannot be brought into the remote: {why}")
@@ -88,50 +90,49 @@ impl FileSystem {
         }
         match self.core.store.disk.space() {
             Ok(_) if self.core.store.is_read_only() => {}
-            Ok(space) => reasons.extend(self.lack_of_space(&space)),
+            Ok(space) => reasons.extend(lack_of_space(&self.core, &space)),
             Err(error) => reasons.push(format!("the disk does not tell its free space: {error}")),
         }
         Health { refusal, reasons, damaged_files }
     }
+}
 
-    fn remote_trouble(&self) -> Option<String> {
-        let tiers = self.tiers.as_ref()?;
-        let remote = tiers.exchange.as_ref().map(Exchange::remote)?;
-        match remote.state() {
-            RemoteHealth::Connecting => None,
-            RemoteHealth::Up { .. } => {
-                let trouble = tiers.trouble();
-                let trouble = trouble.map(|why| format!("objects do not reach the remote: {why}"));
-                trouble.or_else(|| Some(format!("the remote is slow: {}", remote.slow()?)))
-            }
-            RemoteHealth::Down { since, error } => {
-                let seconds = since.elapsed().unwrap_or_default().as_secs();
-                Some(format!("the remote is down for {seconds} s: {error}"))
-            }
+fn remote_trouble(tiers: &Tiers) -> Option<String> {
+    let remote = tiers.exchange.as_ref().map(Exchange::remote)?;
+    match remote.state() {
+        RemoteHealth::Connecting => None,
+        RemoteHealth::Up { .. } => {
+            let trouble = tiers.trouble();
+            let trouble = trouble.map(|why| format!("objects do not reach the remote: {why}"));
+            trouble.or_else(|| Some(format!("the remote is slow: {}", remote.slow()?)))
+        }
+        RemoteHealth::Down { since, error } => {
+            let seconds = since.elapsed().unwrap_or_default().as_secs();
+            Some(format!("the remote is down for {seconds} s: {error}"))
         }
     }
+}
 
-    fn lack_of_space(&self, space: &Space) -> Vec<String> {
-        let mut reasons = what_is_used_up(space);
-        let waiting = self.core.state().metadata.unindexed.len();
-        if waiting > 0 && space.is_nearly_full() {
-            reasons.push(format!(
-                "the disk has {} bytes free, and the index of prefixes leaves {} to others: {waiting} sequences are not in it as they are",
-                space.available_bytes,
-                space.nearly_full_bytes()
-            ));
-        }
-        if let Some(ram) = &self.core.store.ram
-            && !space.can_take(ram.budget_bytes())
-        {
-            reasons.push(format!(
-                "the RAM tier is idle: the disk has {} bytes free, less than twice its budget of {}",
-                space.available_bytes,
-                ram.budget_bytes()
-            ));
-        }
-        reasons
+fn lack_of_space(core: &Core, space: &Space) -> Vec<String> {
+    let mut reasons = what_is_used_up(space);
+    let waiting = core.state().metadata.unindexed.len();
+    if waiting > 0 && space.is_nearly_full() {
+        reasons.push(format!(
+            "the disk has {} bytes free, and the index of prefixes leaves {} to others: {waiting} sequences are not in it as they are",
+            space.available_bytes,
+            space.nearly_full_bytes()
+        ));
     }
+    if let Some(ram) = &core.store.ram
+        && !space.can_take(ram.budget_bytes())
+    {
+        reasons.push(format!(
+            "the RAM tier is idle: the disk has {} bytes free, less than twice its budget of {}",
+            space.available_bytes,
+            ram.budget_bytes()
+        ));
+    }
+    reasons
 }
 
 /// Of what a disk has none left. One that counts no inodes tells of none at all.

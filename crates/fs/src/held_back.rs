@@ -145,11 +145,11 @@ pub(super) fn totals(state: &State) -> Totals {
 /// A file that is to stay on the disk: the next commit writes it there, if memory has it and the disk does not. It goes to the
 /// remote, or is found there, once more.
 pub(super) fn write_to_disk(
-    fs: &FileSystem, state: &mut State, id: InodeId,
+    core: &Core, tiers: Option<&Tiers>, state: &mut State, id: InodeId,
 ) -> Result<(), FsError> {
     state.make_durable(id)?;
     let object = state.inode(id)?.file().and_then(|file| file.object);
-    let (Some(object), Some(tiers), Some(ram)) = (object, &fs.tiers, &fs.core.store.ram) else {
+    let (Some(object), Some(tiers), Some(ram)) = (object, tiers, &core.store.ram) else {
         return Ok(());
     };
     if ram.holds(object) && state.metadata.is_only_remote(object)? {

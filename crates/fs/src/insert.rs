@@ -57,7 +57,8 @@ impl FileSystem {
                 (old.atime, old.mtime, old.ctime) = (inode.atime, inode.mtime, inode.ctime);
                 state.put_inode(entry.inode, &old);
                 state.replace_attributes(entry.inode, attributes)?;
-                self.note_attributes(entry.inode, attributes);
+                self.retention.note_limits_of(entry.inode, attributes);
+                self.pins().note_attributes(entry.inode, attributes);
                 self.core.invalidate(super::Invalidation::Inode(entry.inode));
                 return state.drop_object(object);
             }
@@ -77,7 +78,8 @@ impl FileSystem {
                 let added = (object, verified, may_hold_back);
                 let id = self.add_sealed(state, &inode, to, added);
                 state.replace_attributes(id, attributes)?;
-                self.note_attributes(id, attributes);
+                self.retention.note_limits_of(id, attributes);
+                self.pins().note_attributes(id, attributes);
             }
         }
         state.touch_directory(to.parent, 0)?;

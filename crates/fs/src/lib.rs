@@ -96,6 +96,7 @@ mod prefetch;
 mod prefixes;
 mod publish;
 pub mod rebuild;
+mod remote_memory;
 mod remove;
 mod rename;
 mod reply;
@@ -215,8 +216,10 @@ pub struct FileSystem {
     transport: OnceLock<Transport>,
     /// The tiers below the raw files, and what moves between them.
     tiers: Option<Tiers>,
-    prefetch: prefetch::Prefetch,
-    collection: collection::Collection,
+    /// Pages that are brought nearer before they are opened.
+    pub prefetch: prefetch::Prefetch,
+    /// The collection of garbage.
+    pub collection: collection::Collection,
     prefixes: prefixes::Prefixes,
     blocks: prefixes::Blocks,
     batches: batch::Batches,
@@ -228,7 +231,8 @@ pub struct FileSystem {
     steering: OnceLock<Arc<dyn Steering>>,
     /// What was asked of everything below directories.
     pub errands: Errands,
-    scrub: scrub::Scrub,
+    /// The scrub.
+    pub scrubs: scrub::Scrub,
     /// Exchanges of the daemon.
     pub upgrades: takeover::Upgrades,
 }
@@ -333,7 +337,7 @@ fn assemble(
         choices: Choices::default(),
         steering: OnceLock::new(),
         errands: Errands::default(),
-        scrub: scrub::Scrub::default(),
+        scrubs: scrub::Scrub::default(),
         upgrades: takeover::Upgrades::default(),
     }
 }

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use super::attributes::{Found, Place};
 use super::classify::FileClass;
+use super::rename::check_role_fits;
 use super::{FileSystem, FsError, check_new, errands};
+use crate::core::Core;
 use crate::core::share::LINKS_MAX;
 use kvfs_storage::ingest::seal;
 use kvfs_storage::store::metadata::Life;
@@ -40,11 +42,11 @@ impl FileSystem {
             return Err(FsError::Exists);
         }
         let class = self.core.class_in(&mut state, directory, place);
-        self.check_role_fits(&mut state, &inode, place, class)?;
+        check_role_fits(&self.core, &mut state, &inode, place, class)?;
         if let Some(role) = inode.file().map(|file| file.role).filter(|role| role.is_append_only())
         {
             drop(state);
-            return self.link_by_copy(id, &inode, place, (role, class));
+            return link_by_copy(&self.core, id, &inode, place, (role, class));
         }
         state.expose(id, &mut inode)?;
         inode.links += 1;
@@ -60,42 +62,39 @@ impl FileSystem {
         let name_is_stable = super::lookup::name_is_stable(directory, &attributes, &place.name);
         Ok(Found { attributes, name_is_stable })
     }
+}
 
-    /// A new file with the rows that the old one has now.
-    fn link_by_copy(
-        &self, id: InodeId, inode: &Inode, place: &Place, (role, class): (Role, FileClass),
-    ) -> Result<Found, FsError> {
-        let turn = Arc::clone(
-            self.core.state().nodes.entry(id).or_default().append.get_or_insert_default(),
-        );
-        let _turn = turn.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let old = inode.file().and_then(|file| file.object).ok_or(FsError::Stale)?;
-        let object = self.core.state().metadata.new_object();
-        seal::copy(&self.core.store, old, object)?;
-        let stat = self.core.store.stat_object(old)?;
-        let file =
-            self.core.store.open_object(object, kvfs_storage::store::disk::Access::ReadWrite)?;
-        file.set_modified(stat.mtime)?;
-        let mut state = self.core.state_to_change()?;
-        let role = match (role, class) {
-            (_, FileClass::Plain) => Role::Plain,
-            (Role::Tail { start, .. }, _) => Role::Tail { start, directory: place.parent },
-            (role, _) => role,
-        };
-        let now = Time::now();
-        let copy = Inode { links: 1, ctime: now, atime: now, ..inode.clone() };
-        self.core.insert_append(&mut state, place, &copy, (object, role))?;
-        let entry = state.entry(place.parent, &place.name)?.ok_or(FsError::NotFound)?;
-        match role {
-            Role::Plain => drop(state.unsettled.insert(entry.inode, object)),
-            // Or soon will be: the next commit looks whether it is full.
-            Role::Tail { .. } => drop(state.full_tails.insert(entry.inode)),
-            _ => {}
-        }
-        let attributes = state.attributes(&self.core.store, entry.inode)?;
-        let node = state.nodes.entry(entry.inode).or_default();
-        node.lookups += 1;
-        node.found_in = (role == Role::Tokens).then_some(place.parent);
-        Ok(Found { attributes, name_is_stable: false })
+/// A new file with the rows that the old one has now.
+fn link_by_copy(
+    core: &Core, id: InodeId, inode: &Inode, place: &Place, (role, class): (Role, FileClass),
+) -> Result<Found, FsError> {
+    let turn = Arc::clone(core.state().nodes.entry(id).or_default().append.get_or_insert_default());
+    let _turn = turn.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let old = inode.file().and_then(|file| file.object).ok_or(FsError::Stale)?;
+    let object = core.state().metadata.new_object();
+    seal::copy(&core.store, old, object)?;
+    let stat = core.store.stat_object(old)?;
+    let file = core.store.open_object(object, kvfs_storage::store::disk::Access::ReadWrite)?;
+    file.set_modified(stat.mtime)?;
+    let mut state = core.state_to_change()?;
+    let role = match (role, class) {
+        (_, FileClass::Plain) => Role::Plain,
+        (Role::Tail { start, .. }, _) => Role::Tail { start, directory: place.parent },
+        (role, _) => role,
+    };
+    let now = Time::now();
+    let copy = Inode { links: 1, ctime: now, atime: now, ..inode.clone() };
+    core.insert_append(&mut state, place, &copy, (object, role))?;
+    let entry = state.entry(place.parent, &place.name)?.ok_or(FsError::NotFound)?;
+    match role {
+        Role::Plain => drop(state.unsettled.insert(entry.inode, object)),
+        // Or soon will be: the next commit looks whether it is full.
+        Role::Tail { .. } => drop(state.full_tails.insert(entry.inode)),
+        _ => {}
     }
+    let attributes = state.attributes(&core.store, entry.inode)?;
+    let node = state.nodes.entry(entry.inode).or_default();
+    node.lookups += 1;
+    node.found_in = (role == Role::Tokens).then_some(place.parent);
+    Ok(Found { attributes, name_is_stable: false })
 }

@@ -3,6 +3,7 @@
 use super::attributes::{Attributes, Found, Place};
 use super::damage::shown_if_lost;
 use super::{FileSystem, FsError, classify, prefixes, views};
+use crate::core::Core;
 use crate::core::happened;
 use kvfs_storage::store::event::{Event, What};
 use kvfs_storage::store::record::{DirectoryClass, InodeId};
@@ -35,42 +36,11 @@ impl FileSystem {
         if self.core.state().is_pending(parent, name) {
             self.publish_pending(&place)?;
         }
-        let first = self.lookup_stored(parent, name)?;
+        let first = lookup_stored(&self.core, parent, name)?;
         if matches!(first, Lookup::Absent { stable: false }) && self.publish_pending(&place)? {
-            return self.lookup_stored(parent, name);
+            return lookup_stored(&self.core, parent, name);
         }
         Ok(first)
-    }
-
-    fn lookup_stored(&self, parent: InodeId, name: &[u8]) -> Result<Lookup, FsError> {
-        let mut state = self.core.state();
-        let (_, class) = state.directory(parent)?;
-        let Some(entry) = state.entry(parent, name)? else {
-            // There the daemon makes names without being asked to.
-            let unstable = matches!(
-                class,
-                DirectoryClass::Layer(_) | DirectoryClass::Model | DirectoryClass::Sequences
-            );
-            return Ok(Lookup::Absent { stable: !unstable });
-        };
-        if state.damaged.contains_key(&entry.inode) {
-            let place = Place { parent, name: name.to_vec() };
-            if state.drop_damaged(&place, entry.inode)? {
-                let event = Event::new(What::Deleted, "no copy of it was what was written");
-                happened::note_at(&self.core, &state, &place, event.of(entry.inode));
-                return Ok(Lookup::Absent { stable: false });
-            }
-        }
-        let shown = state.attributes(&self.core.store, entry.inode);
-        let attributes = shown.or_else(|error| shown_if_lost(&state, entry.inode, error))?;
-        let node = state.nodes.entry(entry.inode).or_default();
-        node.lookups += 1;
-        if matches!(class, DirectoryClass::Layer(_) | DirectoryClass::Sequence) {
-            node.found_in = Some(parent);
-        }
-        let name_is_stable =
-            name_is_stable(class, &attributes, name) && !state.is_pending(parent, name);
-        Ok(Lookup::Found(Found { attributes, name_is_stable }))
     }
 
     /// The kernel drops `count` references to an inode.
@@ -110,6 +80,37 @@ impl FileSystem {
             _ => Err(FsError::Invalid),
         }
     }
+}
+
+fn lookup_stored(core: &Core, parent: InodeId, name: &[u8]) -> Result<Lookup, FsError> {
+    let mut state = core.state();
+    let (_, class) = state.directory(parent)?;
+    let Some(entry) = state.entry(parent, name)? else {
+        // There the daemon makes names without being asked to.
+        let unstable = matches!(
+            class,
+            DirectoryClass::Layer(_) | DirectoryClass::Model | DirectoryClass::Sequences
+        );
+        return Ok(Lookup::Absent { stable: !unstable });
+    };
+    if state.damaged.contains_key(&entry.inode) {
+        let place = Place { parent, name: name.to_vec() };
+        if state.drop_damaged(&place, entry.inode)? {
+            let event = Event::new(What::Deleted, "no copy of it was what was written");
+            happened::note_at(core, &state, &place, event.of(entry.inode));
+            return Ok(Lookup::Absent { stable: false });
+        }
+    }
+    let shown = state.attributes(&core.store, entry.inode);
+    let attributes = shown.or_else(|error| shown_if_lost(&state, entry.inode, error))?;
+    let node = state.nodes.entry(entry.inode).or_default();
+    node.lookups += 1;
+    if matches!(class, DirectoryClass::Layer(_) | DirectoryClass::Sequence) {
+        node.found_in = Some(parent);
+    }
+    let name_is_stable =
+        name_is_stable(class, &attributes, name) && !state.is_pending(parent, name);
+    Ok(Lookup::Found(Found { attributes, name_is_stable }))
 }
 
 /// A name may be cached unless the file behind it can be replaced by publishing: in a model's

@@ -12,6 +12,7 @@ use super::verify::{Depth, Verify};
 use super::{
     FileSystem, FsError, Invalidation, batch, descriptors, dialogue, prefixes, seen, views,
 };
+use crate::core::Core;
 use crate::core::guard::StateGuard;
 use crate::core::handle::{Handle, Served};
 use crate::core::node::Node;
@@ -42,29 +43,12 @@ impl FileSystem {
         let opened = self.open_file(id, flags)?;
         if flags & libc::O_TRUNC != 0
             && caller.uid != 0
-            && let Err(error) = self.drop_privileges(id, caller)
+            && let Err(error) = drop_privileges(&self.core, id, caller)
         {
             self.release(opened.handle)?;
             return Err(error);
         }
         Ok(opened)
-    }
-
-    /// Takes the bits away with which a program runs as its owner or group: it is another one now. The kernel
-    /// does so at writes, and leaves it to the daemon where opening a file cuts it.
-    fn drop_privileges(&self, id: InodeId, caller: Caller) -> Result<(), FsError> {
-        let mut state = self.core.state_to_change()?;
-        let mut inode = state.inode(id)?;
-        // Without execution by the group that bit means something else, to those who are in it.
-        let keeps_group = inode.mode & 0o010 == 0 && caller.gid == inode.gid;
-        let dropped = if keeps_group { 0o4000 } else { 0o6000 };
-        if inode.mode & dropped != 0 {
-            inode.mode &= !dropped;
-            inode.ctime = Time::now();
-            state.put_inode(id, &inode);
-            self.core.invalidate(Invalidation::Inode(id));
-        }
-        Ok(())
     }
 
     /// Opens a file whose bytes can be had.
@@ -77,7 +61,7 @@ impl FileSystem {
             return self.open_prefix(id, flags, Caller::DAEMON);
         }
         if !self.core.is_passthrough() {
-            descriptors::check()?;
+            descriptors::check(&self.core)?;
         }
         let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
         let truncates = flags & libc::O_TRUNC != 0;
@@ -228,7 +212,7 @@ impl FileSystem {
                 }
                 let sealed = file.role.is_sealed();
                 let is_packed = self.core.is_passthrough() && opened.descriptor().is_none();
-                let mut opened = self.add_opened(&mut state, id, opened, false, sealed);
+                let mut opened = add_opened(&self.core, &mut state, id, opened, false, sealed);
                 let is_known = verified
                     .is_some_and(|(last, known)| last == object && known.is_same_content(&stat));
                 if is_packed && !sealed && !is_known {
@@ -253,12 +237,12 @@ impl FileSystem {
             let inode = state.inode(id)?;
             let file = inode.file().ok_or(FsError::Invalid)?;
             let object = state.current_object(id, file).ok_or(FsError::Stale)?;
-            let access = self.access_of(&state, id, object);
+            let access = access_of(&self.core, &state, id, object);
             let opened = self.core.store.open_object(object, access)?;
             let bytes = opened.stat()?.length;
             self.core.observer.opened(bytes);
             seen::note_use_of_tiers(self, object, bytes);
-            (self.add_opened(&mut state, id, Arc::from(opened), true, false), wait)
+            (add_opened(&self.core, &mut state, id, Arc::from(opened), true, false), wait)
         };
         if wait && let Err(error) = self.commit() {
             self.release(opened.handle)?;
@@ -340,7 +324,7 @@ impl FileSystem {
         let held = state.nodes.get(&id).is_some_and(|node| node.handles() > 0);
         let changing = state.unsettled.contains_key(id) || state.sealing.contains(&id);
         let must_stay = held || changing || inode.links == 0;
-        if must_stay || !self.is_away_or_at_rest(old)? {
+        if must_stay || !is_away_or_at_rest(&self.core, old)? {
             if !resident {
                 return Ok(None);
             }
@@ -358,15 +342,7 @@ impl FileSystem {
         let node = state.nodes.entry(id).or_default();
         node.replacement = Some(new.object);
         node.verified = None;
-        Ok(Some(self.add_opened(&mut state, id, new.file, writes, false)))
-    }
-
-    /// Nobody can write to an object that is not here, be it away or lost.
-    fn is_away_or_at_rest(&self, object: ObjectId) -> Result<bool, FsError> {
-        match seal::is_at_rest(&self.core.store, object) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(true),
-            outcome => Ok(outcome?),
-        }
+        Ok(Some(add_opened(&self.core, &mut state, id, new.file, writes, false)))
     }
 
     fn truncate_in_place(
@@ -376,9 +352,10 @@ impl FileSystem {
         let inode = state.inode(id)?;
         let file = inode.file().ok_or(FsError::Invalid)?;
         let object = state.current_object(id, file).ok_or(FsError::Stale)?;
-        let opened = self.core.store.open_object(object, self.access_of(&state, id, object))?;
+        let opened =
+            self.core.store.open_object(object, access_of(&self.core, &state, id, object))?;
         self.core.observer.opened(0);
-        Ok(self.add_opened(&mut state, id, Arc::from(opened), writes, false))
+        Ok(add_opened(&self.core, &mut state, id, Arc::from(opened), writes, false))
     }
 
     /// Cuts or extends a file in place. Meanwhile it counts as having one more writer: the commit
@@ -410,36 +387,61 @@ impl FileSystem {
         }
         Ok(state)
     }
+}
 
-    /// The descriptor that the daemon keeps of a file that somebody may have open: the kernel serves all of its
-    /// handles, or none.
-    fn access_of(&self, state: &State, id: InodeId, object: ObjectId) -> Access {
-        let is_served = state.nodes.get(&id).is_some_and(Node::is_served);
-        if is_served || self.core.store.buffer.holds(object) {
-            Access::ReadWrite
-        } else {
-            self.core.writer_access()
-        }
+/// Takes the bits away with which a program runs as its owner or group: it is another one now. The kernel
+/// does so at writes, and leaves it to the daemon where opening a file cuts it.
+fn drop_privileges(core: &Core, id: InodeId, caller: Caller) -> Result<(), FsError> {
+    let mut state = core.state_to_change()?;
+    let mut inode = state.inode(id)?;
+    // Without execution by the group that bit means something else, to those who are in it.
+    let keeps_group = inode.mode & 0o010 == 0 && caller.gid == inode.gid;
+    let dropped = if keeps_group { 0o4000 } else { 0o6000 };
+    if inode.mode & dropped != 0 {
+        inode.mode &= !dropped;
+        inode.ctime = Time::now();
+        state.put_inode(id, &inode);
+        core.invalidate(Invalidation::Inode(id));
     }
+    Ok(())
+}
 
-    fn add_opened(
-        &self, state: &mut State, inode: InodeId, file: Arc<dyn DiskFile>, writes: bool,
-        is_sealed: bool,
-    ) -> Opened {
-        let is_backed = self.core.is_passthrough()
-            && !state.nodes.get(&inode).is_some_and(Node::is_served)
-            && file.descriptor().is_some();
-        let (served, by) = if is_backed {
-            (Served::Passthrough, OpenedBy::Kernel { file })
-        } else {
-            (Served::File(file), OpenedBy::Daemon)
-        };
-        let handle = state.add_handle(Handle::new(inode, writes, served));
-        // Such a page was another version once.
-        let is_lossy = || state.metadata.attribute(inode, LOSSY).ok().flatten().is_some();
-        let caching = if is_sealed && is_lossy() { Caching::Anew } else { Caching::Kept };
-        Opened { handle, by, is_sealed, caching, closes_quietly: !writes }
+/// Nobody can write to an object that is not here, be it away or lost.
+fn is_away_or_at_rest(core: &Core, object: ObjectId) -> Result<bool, FsError> {
+    match seal::is_at_rest(&core.store, object) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(true),
+        outcome => Ok(outcome?),
     }
+}
+
+/// The descriptor that the daemon keeps of a file that somebody may have open: the kernel serves all of its
+/// handles, or none.
+fn access_of(core: &Core, state: &State, id: InodeId, object: ObjectId) -> Access {
+    let is_served = state.nodes.get(&id).is_some_and(Node::is_served);
+    if is_served || core.store.buffer.holds(object) {
+        Access::ReadWrite
+    } else {
+        core.writer_access()
+    }
+}
+
+fn add_opened(
+    core: &Core, state: &mut State, inode: InodeId, file: Arc<dyn DiskFile>, writes: bool,
+    is_sealed: bool,
+) -> Opened {
+    let is_backed = core.is_passthrough()
+        && !state.nodes.get(&inode).is_some_and(Node::is_served)
+        && file.descriptor().is_some();
+    let (served, by) = if is_backed {
+        (Served::Passthrough, OpenedBy::Kernel { file })
+    } else {
+        (Served::File(file), OpenedBy::Daemon)
+    };
+    let handle = state.add_handle(Handle::new(inode, writes, served));
+    // Such a page was another version once.
+    let is_lossy = || state.metadata.attribute(inode, LOSSY).ok().flatten().is_some();
+    let caching = if is_sealed && is_lossy() { Caching::Anew } else { Caching::Kept };
+    Opened { handle, by, is_sealed, caching, closes_quietly: !writes }
 }
 
 /// Whether a file that is in a pack or in memory was put into a file of its own since it was opened, and somebody has that

@@ -6,7 +6,9 @@
 //! for records, is told of each.
 
 use super::extended::PIN;
+use super::tiers::Tiers;
 use super::{FileSystem, FsError, held_back};
+use crate::core::Core;
 use crate::core::state::State;
 use kvfs_storage::store::StoreError;
 use kvfs_storage::store::metadata::Attribute;
@@ -16,12 +18,26 @@ use kvfs_storage::store::record::{InodeId, RemoteState, Time};
 const PINNED: &[u8] = b"1";
 const NOT_PINNED: &[u8] = b"0";
 
+/// Pins of files.
+#[derive(Debug)]
+pub struct Pins<'a> {
+    core: &'a Core,
+    tiers: Option<&'a Tiers>,
+}
+
 impl FileSystem {
+    /// Pins of files.
+    pub fn pins(&self) -> Pins<'_> {
+        Pins { core: &self.core, tiers: self.tiers.as_ref() }
+    }
+}
+
+impl Pins<'_> {
     /// Pins a file ("1") or takes its pin away ("0").
-    pub(super) fn set_pin(&self, id: InodeId, value: &[u8]) -> Result<(), FsError> {
+    pub(super) fn set(&self, id: InodeId, value: &[u8]) -> Result<(), FsError> {
         match value {
-            PINNED => self.pin(id),
-            NOT_PINNED => match self.unpin(id) {
+            PINNED => self.add(id),
+            NOT_PINNED => match self.remove(id) {
                 Err(FsError::NoAttribute) => Ok(()),
                 outcome => outcome,
             },
@@ -29,21 +45,21 @@ impl FileSystem {
         }
     }
 
-    fn pin(&self, id: InodeId) -> Result<(), FsError> {
+    fn add(&self, id: InodeId) -> Result<(), FsError> {
         let mut state = self.core.state_to_change()?;
         if state.inode(id)?.file().is_none() {
             return Err(FsError::Unsupported);
         }
         // What somebody still writes is on the disk as soon as it is anywhere.
         if !state.unsettled.contains_key(id) {
-            held_back::write_to_disk(self, &mut state, id)?;
+            held_back::write_to_disk(self.core, self.tiers, &mut state, id)?;
         }
         let mut inode = state.inode(id)?;
         let life = state.metadata.life(id);
         state.metadata.put_attribute(life, id, PIN, PINNED);
         inode.ctime = Time::now();
         state.put_inode(id, &inode);
-        if let Some(tiers) = &self.tiers {
+        if let Some(tiers) = self.tiers {
             tiers.wishes.withdraw(id);
         }
         self.keep_in_memory(id, true);
@@ -51,7 +67,7 @@ impl FileSystem {
     }
 
     /// Takes a pin away.
-    pub(super) fn unpin(&self, id: InodeId) -> Result<(), FsError> {
+    pub(super) fn remove(&self, id: InodeId) -> Result<(), FsError> {
         let mut state = self.core.state_to_change()?;
         if !state.is_pinned(id)? {
             return Err(FsError::NoAttribute);
@@ -62,7 +78,7 @@ impl FileSystem {
         inode.ctime = Time::now();
         state.put_inode(id, &inode);
         self.keep_in_memory(id, false);
-        if let (Some(tiers), Some(file)) = (&self.tiers, inode.file())
+        if let (Some(tiers), Some(file)) = (self.tiers, inode.file())
             && let Some(object) = file.object
             && file.is_settled()
         {
@@ -78,7 +94,7 @@ impl FileSystem {
     }
 
     /// Looks for pinned files, beside the mount: memory is empty when it begins.
-    pub fn find_pinned(&self) -> Result<(), StoreError> {
+    pub fn find(&self) -> Result<(), StoreError> {
         if self.core.store.ram.is_none() {
             return Ok(());
         }
@@ -92,7 +108,6 @@ impl FileSystem {
 
     /// A file has taken over these attributes.
     pub(super) fn note_attributes(&self, id: InodeId, attributes: &[Attribute]) {
-        self.retention.note_limits_of(id, attributes);
         if attributes.iter().any(|(name, _)| name == PIN) {
             self.keep_in_memory(id, true);
         }
@@ -123,7 +138,7 @@ mod tests {
             let unmounted = Unmounted::new();
             let fs = &unmounted.fs;
             let (id, handle) = unmounted.open_new("file");
-            let pin = || fs.set_pin(id, PINNED).unwrap();
+            let pin = || fs.pins().set(id, PINNED).unwrap();
             let write = || fs.write(handle, 0, b"bytes", false).unwrap();
             if is_pinned_first {
                 pin();

@@ -17,6 +17,7 @@ use std::io;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::residency::Residency;
 use super::tiers::Tiers;
 use super::whereabouts::Whereabouts;
 use super::{FileSystem, FsError};
@@ -62,7 +63,7 @@ enum Means {
 
 /// What is known of the scans, and of the pages that were brought nearer for them.
 #[derive(Debug, Default)]
-pub(super) struct Prefetch {
+pub struct Prefetch {
     known: Mutex<Known>,
     way: OnceLock<Way>,
 }
@@ -92,18 +93,45 @@ enum Fate {
 }
 
 impl Prefetch {
+    /// Where pages go that shall be nearer when they are opened; [`Prefetcher::fetch`] takes them out.
+    pub fn through(&self, queue: Sender<Ahead>, counters: Counters) {
+        let _ = self.way.set(Way { queue, counters });
+    }
+
+    /// Counts pages that nobody opened, from time to time.
+    pub fn forget_unused(&self) {
+        let Some(Way { counters, .. }) = self.way.get() else {
+            return;
+        };
+        self.known().pages.retain(|_, (means, fate)| {
+            let is_unused = matches!(fate, Fate::Here(since) if since.elapsed() > UNUSED_AFTER);
+            if is_unused {
+                means.count(counters, "unused");
+            }
+            !is_unused
+        });
+    }
+
     fn known(&self) -> MutexGuard<'_, Known> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl FileSystem {
-    /// Where pages go that shall be nearer when they are opened; [`FileSystem::fetch_ahead`] takes
-    /// them out.
-    pub fn prefetch_through(&self, queue: Sender<Ahead>, counters: Counters) {
-        let _ = self.prefetch.way.set(Way { queue, counters });
-    }
+/// What makes pages ready that are most likely opened next.
+#[derive(Clone, Copy, Debug)]
+pub struct Prefetcher<'a> {
+    prefetch: &'a Prefetch,
+    residency: Residency<'a>,
+}
 
+impl FileSystem {
+    /// What makes pages ready that are most likely opened next.
+    pub fn prefetcher(&self) -> Prefetcher<'_> {
+        Prefetcher { prefetch: &self.prefetch, residency: self.residency() }
+    }
+}
+
+impl Prefetcher<'_> {
     /// A file is about to be opened: if it is a page, the ones that follow it are made ready.
     /// `is_held` says that it was opened a moment ago, so it is most likely in memory.
     pub fn expect_more(&self, id: InodeId, is_held: bool) {
@@ -112,7 +140,7 @@ impl FileSystem {
         };
         // As long as everything is here, opening a page again costs nothing more: the page was read
         // a moment ago, and so were most likely those after it.
-        let all_here = self.tiers.as_ref().is_none_or(|tiers| {
+        let all_here = self.residency.tiers.is_none_or(|tiers| {
             tiers.copies.disk().remote_use().only_objects == 0
                 && tiers.copies.encoded().usage().only_objects == 0
         });
@@ -125,7 +153,7 @@ impl FileSystem {
     }
 
     fn queue_next(&self, way: &Way, id: InodeId, is_held: bool) -> Result<(), FsError> {
-        let state = self.core.state();
+        let state = self.residency.core.state();
         let Some((sequence, object, page)) = page_of(&state, id)? else {
             return Ok(());
         };
@@ -157,7 +185,7 @@ impl FileSystem {
     }
 
     /// Brings a page nearer, if somebody still expects it.
-    pub fn fetch_ahead(&self, ahead: Ahead) {
+    pub fn fetch(&self, ahead: Ahead) {
         let Some(Way { counters, .. }) = self.prefetch.way.get() else {
             return;
         };
@@ -168,7 +196,7 @@ impl FileSystem {
             if known.pages.get(&object) != Some(&(means, Fate::Queued)) {
                 return;
             }
-            let is_closing = self.tiers.as_ref().is_some_and(Tiers::is_closing);
+            let is_closing = self.residency.tiers.is_some_and(Tiers::is_closing);
             if is_closing || !known.scans.expects(ahead.sequence, ahead.at) {
                 known.pages.remove(&object);
                 means.count(counters, "dropped");
@@ -178,7 +206,7 @@ impl FileSystem {
         }
         let outcome = match means {
             Means::Fetch => self
-                .residency()
+                .residency
                 .fetch((ahead.id, ahead.role), object)
                 .map(|fetched| fetched.has_other()),
             Means::ReadAhead | Means::None => self.read_ahead(object),
@@ -197,24 +225,10 @@ impl FileSystem {
 
     /// Reads an object into the kernel's cache. False if the disk does not have it any more.
     fn read_ahead(&self, object: ObjectId) -> Result<bool, FsError> {
-        match self.core.store.open_object(object, Access::Read) {
+        match self.residency.core.store.open_object(object, Access::Read) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
             file => Ok(file?.populate(0, u64::MAX).map(|()| true)?),
         }
-    }
-
-    /// Counts pages that nobody opened, from time to time.
-    pub fn forget_unused(&self) {
-        let Some(Way { counters, .. }) = self.prefetch.way.get() else {
-            return;
-        };
-        self.prefetch.known().pages.retain(|_, (means, fate)| {
-            let is_unused = matches!(fate, Fate::Here(since) if since.elapsed() > UNUSED_AFTER);
-            if is_unused {
-                means.count(counters, "unused");
-            }
-            !is_unused
-        });
     }
 
     /// The page at a position of a sequence.
@@ -234,7 +248,7 @@ impl FileSystem {
         let Some((role, object)) = file.and_then(|file| Some((file.role, file.object?))) else {
             return Ok(None);
         };
-        let means = match self.residency().whereabouts(state, object)? {
+        let means = match self.residency.whereabouts(state, object)? {
             Whereabouts::Memory | Whereabouts::Nowhere => Means::None,
             Whereabouts::Disk => Means::ReadAhead,
             Whereabouts::Encoded(_) | Whereabouts::Remote(_) => Means::Fetch,

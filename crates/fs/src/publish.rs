@@ -160,7 +160,7 @@ impl FileSystem {
         &self, id: InodeId, from: &Place, to: &Place,
     ) -> Result<(), FsError> {
         let _turn = self.core.sealing_turns.take(to);
-        self.check_length(id, to)?;
+        check_length(&self.core, id, to)?;
         let (source, object, taken) = self.take_over(id)?;
         let outcome = self.core.verify_as(object, to);
         let mut state = self.core.state_to_change()?;
@@ -185,61 +185,60 @@ impl FileSystem {
         self.insert_sealed(&mut state, &origin, to, (object, &verified))
     }
 
-    /// Refuses a file that is longer than what a name stands for before any of it is copied or hashed.
-    fn check_length(&self, id: InodeId, to: &Place) -> Result<(), FsError> {
-        let object = {
-            let state = self.core.state();
-            let inode = state.inode(id)?;
-            let size = state.attributes_of(&self.core.store, id, &inode)?.size;
-            let object = inode.file().and_then(|file| state.current_object(id, file));
-            (size > self.core.kept_bytes_of(state, to)).then_some(object).flatten()
-        };
-        let Some(object) = object else { return Ok(()) };
-        let outcome = match self.core.class_of(to)? {
-            (class @ (FileClass::Page(_) | FileClass::State(_)), layer) => self
-                .core
-                .sealed_place(to.parent, layer, class)
-                .and_then(|stands| seal::check_header(&self.core.store, object, &stands)),
-            _ => self.core.read_manifest(object).map(drop),
-        };
-        match outcome {
-            Ok(()) => Ok(()),
-            // The remote has it.
-            Err(SealError::Io(error)) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
-            Err(error) => {
-                self.core.quarantine(to, object, Take::Beginning(self.core.kept_bytes(to)), &error);
-                Err(self.core.report(to, error))
-            }
-        }
-    }
-
     /// The bytes of a file for another inode: the object itself if nobody else can reach it, else
     /// a copy. Returns the file's record, the object, and whether it was taken from the file.
     pub(super) fn take_over(&self, id: InodeId) -> Result<(Inode, ObjectId, bool), FsError> {
-        self.with_resident(id, || self.take_over_resident(id))
+        self.with_resident(id, || take_over_resident(&self.core, id))
     }
+}
 
-    fn take_over_resident(&self, id: InodeId) -> Result<(Inode, ObjectId, bool), FsError> {
-        let mut state = self.core.wait_for_release(self.core.state_to_change()?, id);
-        let mut source = state.inode(id)?;
-        let replaced = state.adopt(id, &mut source)?;
-        if let Some(old) = replaced {
-            state.put_inode(id, &source);
-            state.drop_object(old)?;
+/// Refuses a file that is longer than what a name stands for before any of it is copied or hashed.
+fn check_length(core: &Core, id: InodeId, to: &Place) -> Result<(), FsError> {
+    let object = {
+        let state = core.state();
+        let inode = state.inode(id)?;
+        let size = state.attributes_of(&core.store, id, &inode)?.size;
+        let object = inode.file().and_then(|file| state.current_object(id, file));
+        (size > core.kept_bytes_of(state, to)).then_some(object).flatten()
+    };
+    let Some(object) = object else { return Ok(()) };
+    let outcome = match core.class_of(to)? {
+        (class @ (FileClass::Page(_) | FileClass::State(_)), layer) => core
+            .sealed_place(to.parent, layer, class)
+            .and_then(|stands| seal::check_header(&core.store, object, &stands)),
+        _ => core.read_manifest(object).map(drop),
+    };
+    match outcome {
+        Ok(()) => Ok(()),
+        // The remote has it.
+        Err(SealError::Io(error)) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        Err(error) => {
+            core.quarantine(to, object, Take::Beginning(core.kept_bytes(to)), &error);
+            Err(core.report(to, error))
         }
-        let object = source.file().and_then(|file| file.object).ok_or(FsError::Stale)?;
-        let file = self.core.store.open_object(object, Access::Read)?;
-        if state.unsettled.contains_key(id) {
-            source.mtime = file.stat()?.mtime;
-        }
-        let alone = source.links == 1 && !self.core.has_writers(&state, id);
-        if alone && file.is_at_rest()? {
-            state.sealing.insert(id);
-            return Ok((source, object, true));
-        }
-        drop(state);
-        Ok((source, self.core.copy_object(object)?, false))
     }
+}
+
+fn take_over_resident(core: &Core, id: InodeId) -> Result<(Inode, ObjectId, bool), FsError> {
+    let mut state = core.wait_for_release(core.state_to_change()?, id);
+    let mut source = state.inode(id)?;
+    let replaced = state.adopt(id, &mut source)?;
+    if let Some(old) = replaced {
+        state.put_inode(id, &source);
+        state.drop_object(old)?;
+    }
+    let object = source.file().and_then(|file| file.object).ok_or(FsError::Stale)?;
+    let file = core.store.open_object(object, Access::Read)?;
+    if state.unsettled.contains_key(id) {
+        source.mtime = file.stat()?.mtime;
+    }
+    let alone = source.links == 1 && !core.has_writers(&state, id);
+    if alone && file.is_at_rest()? {
+        state.sealing.insert(id);
+        return Ok((source, object, true));
+    }
+    drop(state);
+    Ok((source, core.copy_object(object)?, false))
 }
 
 /// Takes a pending file over for sealing if its bytes are at rest.

@@ -3,6 +3,7 @@
 use super::attributes::Place;
 use super::classify::{self, FileClass};
 use super::{FileSystem, FsError, Invalidation, check_new};
+use crate::core::Core;
 use crate::core::guard::StateGuard;
 use crate::core::state::State;
 use kvfs_storage::store::metadata::Life;
@@ -18,7 +19,7 @@ impl FileSystem {
             return Err(FsError::NotPermitted);
         }
         if flags == libc::RENAME_EXCHANGE {
-            self.exchange(from, to)?;
+            exchange(&self.core, from, to)?;
             return Ok(None);
         }
         if flags & !libc::RENAME_NOREPLACE != 0 {
@@ -79,123 +80,122 @@ impl FileSystem {
                 self.replace_append(entry.inode, (from, to), Role::Tokens)?;
             }
             _ => {
-                self.move_file(state, (from, to), (entry, inode), class)?;
+                move_file(&self.core, state, (from, to), (entry, inode), class)?;
                 return Ok(None);
             }
         }
         Ok(Some(entry.inode))
     }
+}
 
-    /// Two directories change names (`RENAME_EXCHANGE`): a sequence is replaced as a whole by another
-    /// one that was made beside it. Nothing below them may mean something else afterwards.
-    fn exchange(&self, from: &Place, to: &Place) -> Result<(), FsError> {
-        let mut state = self.core.state_to_change()?;
-        let mut found = Vec::new();
-        for place in [from, to] {
-            let entry = state.entry(place.parent, &place.name)?.ok_or(FsError::NotFound)?;
-            found.push((entry, state.inode(entry.inode)?));
-        }
-        let classes = found.iter().map(|(_, inode)| match &inode.kind {
-            Kind::Directory { class, .. } => Some(*class),
-            _ => None,
-        });
-        let classes: Vec<_> = classes.collect();
-        let is_same_kind = classes[0].is_some() && classes[0] == classes[1];
-        if !is_same_kind || from.parent != to.parent || from.parent == InodeId::ROOT {
-            return Err(FsError::Invalid);
-        }
-        for ((entry, mut inode), place) in found.into_iter().zip([to, from]) {
-            if let Kind::Directory { name, .. } = &mut inode.kind {
-                name.clone_from(&place.name);
-            }
-            inode.ctime = Time::now();
-            state.metadata.put_entry(Life::Durable, place.parent, &place.name, entry);
-            state.put_inode(entry.inode, &inode);
-        }
-        state.models.clear();
-        state.touch_directory(from.parent, 0)
+/// Two directories change names (`RENAME_EXCHANGE`): a sequence is replaced as a whole by another
+/// one that was made beside it. Nothing below them may mean something else afterwards.
+fn exchange(core: &Core, from: &Place, to: &Place) -> Result<(), FsError> {
+    let mut state = core.state_to_change()?;
+    let mut found = Vec::new();
+    for place in [from, to] {
+        let entry = state.entry(place.parent, &place.name)?.ok_or(FsError::NotFound)?;
+        found.push((entry, state.inode(entry.inode)?));
     }
-
-    /// Moves a name whose file stays what it is.
-    fn move_file<'a>(
-        &'a self, mut state: StateGuard<'a>, (from, to): (&Place, &Place),
-        (entry, mut inode): (Entry, Inode), class: FileClass,
-    ) -> Result<(), FsError> {
-        let id = entry.inode;
-        self.check_role_fits(&mut state, &inode, to, class)?;
-        if state.metadata.held_back.contains(id) {
-            // Under another name it is a file like others.
-            state.make_durable(id)?;
-            inode = state.inode(id)?;
+    let classes = found.iter().map(|(_, inode)| match &inode.kind {
+        Kind::Directory { class, .. } => Some(*class),
+        _ => None,
+    });
+    let classes: Vec<_> = classes.collect();
+    let is_same_kind = classes[0].is_some() && classes[0] == classes[1];
+    if !is_same_kind || from.parent != to.parent || from.parent == InodeId::ROOT {
+        return Err(FsError::Invalid);
+    }
+    for ((entry, mut inode), place) in found.into_iter().zip([to, from]) {
+        if let Kind::Directory { name, .. } = &mut inode.kind {
+            name.clone_from(&place.name);
         }
-        if inode.file().is_some_and(|file| file.role == Role::Plain) {
-            state = self.core.wait_for_release(state, id);
-            self.core.settle_if_at_rest(&mut state, id)?;
-            inode = state.inode(id)?;
-        }
-        let target = state.entry(to.parent, &to.name)?;
-        if let Some(target) = target {
-            // The old file must not be lost to a crash before the new one is durable.
-            state.expose(id, &mut inode)?;
-            let mut replaced = state.inode(target.inode)?;
-            state.remove_name(to, target.inode);
-            state.drop_link(target.inode, &mut replaced)?;
-        }
-        state.remove_name(from, id);
-        let fresh = state.fresh.contains_key(&id);
-        let life = if fresh { Life::Volatile } else { Life::Durable };
-        if fresh {
-            state.fresh.insert(id, to.clone());
-        }
-        state.metadata.put_entry(life, to.parent, &to.name, entry);
         inode.ctime = Time::now();
-        if let Some(file) = inode.file_mut() {
-            match (&mut file.role, class) {
-                (Role::Tail { directory, .. }, FileClass::Tail(_)) => *directory = to.parent,
-                (Role::Tokens, FileClass::Tokens) => {
-                    if let Some(node) = state.nodes.get_mut(&id) {
-                        node.found_in = Some(to.parent);
-                    }
-                }
-                (role, FileClass::Plain) if role.is_append_only() => *role = Role::Plain,
-                _ => {}
-            }
-        }
-        state.put_inode(id, &inode);
-        state.models.remove(&from.parent);
-        state.models.remove(&to.parent);
-        state.touch_directory(from.parent, 0)?;
-        if to.parent != from.parent {
-            state.touch_directory(to.parent, 0)?;
-        }
-        Ok(())
+        state.metadata.put_entry(Life::Durable, place.parent, &place.name, entry);
+        state.put_inode(entry.inode, &inode);
     }
+    state.models.clear();
+    state.touch_directory(from.parent, 0)
+}
 
-    /// A sealed or append-only file may only stand where it means the same; under an ordinary
-    /// name it is an ordinary file, immutable if it was sealed.
-    pub(super) fn check_role_fits(
-        &self, state: &mut State, inode: &Inode, to: &Place, class: FileClass,
-    ) -> Result<(), FsError> {
-        let role = inode.file().map(|file| file.role);
-        let fits = match (role, class) {
-            (_, FileClass::Plain)
-            | (Some(Role::Manifest), FileClass::Manifest)
-            | (Some(Role::Tokens), FileClass::Tokens) => true,
-            (Some(Role::Tail { start, .. }), FileClass::Tail(there)) => start == there,
-            (Some(Role::Page(page)), FileClass::Page(start) | FileClass::State(start)) => {
-                let is_state = matches!(class, FileClass::State(_));
-                let (_, directory) = state.directory(to.parent)?;
-                let model =
-                    self.core.model_of(state, to.parent).map_err(|_| FsError::NotPermitted)?;
-                page.start == start
-                    && page.is_state() == is_state
-                    && directory == DirectoryClass::Layer(page.layer)
-                    && model.identity.0 == page.model
-            }
-            _ => false,
-        };
-        if fits { Ok(()) } else { Err(FsError::NotPermitted) }
+/// Moves a name whose file stays what it is.
+fn move_file<'a>(
+    core: &'a Core, mut state: StateGuard<'a>, (from, to): (&Place, &Place),
+    (entry, mut inode): (Entry, Inode), class: FileClass,
+) -> Result<(), FsError> {
+    let id = entry.inode;
+    check_role_fits(core, &mut state, &inode, to, class)?;
+    if state.metadata.held_back.contains(id) {
+        // Under another name it is a file like others.
+        state.make_durable(id)?;
+        inode = state.inode(id)?;
     }
+    if inode.file().is_some_and(|file| file.role == Role::Plain) {
+        state = core.wait_for_release(state, id);
+        core.settle_if_at_rest(&mut state, id)?;
+        inode = state.inode(id)?;
+    }
+    let target = state.entry(to.parent, &to.name)?;
+    if let Some(target) = target {
+        // The old file must not be lost to a crash before the new one is durable.
+        state.expose(id, &mut inode)?;
+        let mut replaced = state.inode(target.inode)?;
+        state.remove_name(to, target.inode);
+        state.drop_link(target.inode, &mut replaced)?;
+    }
+    state.remove_name(from, id);
+    let fresh = state.fresh.contains_key(&id);
+    let life = if fresh { Life::Volatile } else { Life::Durable };
+    if fresh {
+        state.fresh.insert(id, to.clone());
+    }
+    state.metadata.put_entry(life, to.parent, &to.name, entry);
+    inode.ctime = Time::now();
+    if let Some(file) = inode.file_mut() {
+        match (&mut file.role, class) {
+            (Role::Tail { directory, .. }, FileClass::Tail(_)) => *directory = to.parent,
+            (Role::Tokens, FileClass::Tokens) => {
+                if let Some(node) = state.nodes.get_mut(&id) {
+                    node.found_in = Some(to.parent);
+                }
+            }
+            (role, FileClass::Plain) if role.is_append_only() => *role = Role::Plain,
+            _ => {}
+        }
+    }
+    state.put_inode(id, &inode);
+    state.models.remove(&from.parent);
+    state.models.remove(&to.parent);
+    state.touch_directory(from.parent, 0)?;
+    if to.parent != from.parent {
+        state.touch_directory(to.parent, 0)?;
+    }
+    Ok(())
+}
+
+/// A sealed or append-only file may only stand where it means the same; under an ordinary
+/// name it is an ordinary file, immutable if it was sealed.
+pub(super) fn check_role_fits(
+    core: &Core, state: &mut State, inode: &Inode, to: &Place, class: FileClass,
+) -> Result<(), FsError> {
+    let role = inode.file().map(|file| file.role);
+    let fits = match (role, class) {
+        (_, FileClass::Plain)
+        | (Some(Role::Manifest), FileClass::Manifest)
+        | (Some(Role::Tokens), FileClass::Tokens) => true,
+        (Some(Role::Tail { start, .. }), FileClass::Tail(there)) => start == there,
+        (Some(Role::Page(page)), FileClass::Page(start) | FileClass::State(start)) => {
+            let is_state = matches!(class, FileClass::State(_));
+            let (_, directory) = state.directory(to.parent)?;
+            let model = core.model_of(state, to.parent).map_err(|_| FsError::NotPermitted)?;
+            page.start == start
+                && page.is_state() == is_state
+                && directory == DirectoryClass::Layer(page.layer)
+                && model.identity.0 == page.model
+        }
+        _ => false,
+    };
+    if fits { Ok(()) } else { Err(FsError::NotPermitted) }
 }
 
 fn check_replaceable(state: &State, inode: &Inode, target: Option<Entry>) -> Result<(), FsError> {

@@ -32,6 +32,7 @@ use crossbeam_channel::Sender;
 
 use super::{FileSystem, FsError};
 use aside::Aside;
+use files::files_below;
 use kvfs_observe::Gauges;
 use kvfs_storage::store::record::{InodeId, ObjectId};
 use kvfs_storage::tier::remote::throttle::Bucket;
@@ -51,7 +52,7 @@ pub struct ScrubRequest {
 
 /// The scrub that is running, or what the last one found.
 #[derive(Debug, Default)]
-pub(super) struct Scrub {
+pub struct Scrub {
     progress: Mutex<Progress>,
     is_stopped: AtomicBool,
     way: OnceLock<Sender<ScrubRequest>>,
@@ -95,6 +96,44 @@ enum Found {
 impl Scrub {
     pub(super) fn is_running(&self) -> bool {
         self.progress().phase == Phase::Running
+    }
+
+    /// Where requests go; [`FileSystem::scrub`] takes them.
+    pub fn through(&self, way: Sender<ScrubRequest>) {
+        let _ = self.way.set(way);
+    }
+
+    /// Starts or ends a scrub, as the value of the attribute says.
+    pub(super) fn ask(&self, below: InodeId, value: &[u8]) -> Result<(), FsError> {
+        if value == b"stop" {
+            self.is_stopped.store(true, Ordering::Release);
+            return Ok(());
+        }
+        let request = parse(below, value).ok_or(FsError::Invalid)?;
+        let way = self.way.get().ok_or(FsError::Unsupported)?;
+        {
+            let mut progress = self.progress();
+            if progress.phase == Phase::Running {
+                return Err(FsError::InUse);
+            }
+            let started = Some(Instant::now());
+            *progress = Progress { phase: Phase::Running, started, ..Progress::default() };
+        }
+        self.is_stopped.store(false, Ordering::Release);
+        way.try_send(request).map_err(|_| FsError::InUse)
+    }
+
+    /// How far it is, as lines `key: value`.
+    pub(super) fn report(&self) -> String {
+        self.progress().report()
+    }
+
+    /// Lines of `.kvfs/status`; none as long as nobody has asked for a scrub.
+    pub(super) fn tell(&self, text: &mut String) {
+        let progress = self.progress();
+        if progress.phase != Phase::Never {
+            text.push_str(&progress.report());
+        }
     }
 
     fn progress(&self) -> MutexGuard<'_, Progress> {
@@ -142,7 +181,7 @@ impl Progress {
 
 /// Values of the scrub that is running, or of the last one; none as long as nobody has asked for one.
 pub(super) fn add_scrub(fs: &FileSystem, gauges: &mut Gauges) {
-    let progress = fs.scrub.progress().clone();
+    let progress = fs.scrubs.progress().clone();
     let Some(started) = progress.started else { return };
     let is_running = progress.phase == Phase::Running;
     let since_end = started.elapsed().as_secs().saturating_sub(progress.seconds);
@@ -158,51 +197,13 @@ pub(super) fn add_scrub(fs: &FileSystem, gauges: &mut Gauges) {
 }
 
 impl FileSystem {
-    /// Where requests go; [`FileSystem::scrub`] takes them.
-    pub fn scrub_through(&self, way: Sender<ScrubRequest>) {
-        let _ = self.scrub.way.set(way);
-    }
-
-    /// Starts or ends a scrub, as the value of the attribute says.
-    pub(super) fn ask_for_scrub(&self, below: InodeId, value: &[u8]) -> Result<(), FsError> {
-        if value == b"stop" {
-            self.scrub.is_stopped.store(true, Ordering::Release);
-            return Ok(());
-        }
-        let request = parse(below, value).ok_or(FsError::Invalid)?;
-        let way = self.scrub.way.get().ok_or(FsError::Unsupported)?;
-        {
-            let mut progress = self.scrub.progress();
-            if progress.phase == Phase::Running {
-                return Err(FsError::InUse);
-            }
-            let started = Some(Instant::now());
-            *progress = Progress { phase: Phase::Running, started, ..Progress::default() };
-        }
-        self.scrub.is_stopped.store(false, Ordering::Release);
-        way.try_send(request).map_err(|_| FsError::InUse)
-    }
-
-    /// How far it is, as lines `key: value`.
-    pub(super) fn scrub_report(&self) -> String {
-        self.scrub.progress().report()
-    }
-
-    /// Lines of `.kvfs/status`; none as long as nobody has asked for a scrub.
-    pub(super) fn scrub_status(&self, text: &mut String) {
-        let progress = self.scrub.progress();
-        if progress.phase != Phase::Never {
-            text.push_str(&progress.report());
-        }
-    }
-
     /// Reads what was asked for, until the end, until somebody stops it, or until the mount is over.
     pub fn scrub(&self, request: &ScrubRequest, is_over: &(dyn Fn() -> bool + Sync)) {
-        let outcome = self.files_below(request.below).and_then(|files| {
-            self.scrub.progress().files = files.len() as u64;
+        let outcome = files_below(&self.core, request.below).and_then(|files| {
+            self.scrubs.progress().files = files.len() as u64;
             self.scrub_files(&files, request.rate, is_over)
         });
-        let mut progress = self.scrub.progress();
+        let mut progress = self.scrubs.progress();
         progress.seconds = progress.started.map_or(0, |started| started.elapsed().as_secs());
         progress.phase = match outcome {
             Ok(()) if progress.done == progress.files => Phase::Done,
@@ -221,7 +222,7 @@ impl FileSystem {
         let todo = &Mutex::new(files.iter());
         let bucket = rate.map(Bucket::new);
         let is_stopped: &(dyn Fn() -> bool + Sync) =
-            &|| is_over() || self.scrub.is_stopped.load(Ordering::Acquire);
+            &|| is_over() || self.scrubs.is_stopped.load(Ordering::Acquire);
         std::thread::scope(|scope| {
             let start = || {
                 let reader = Aside::start(scope, Reader::new(bucket.as_ref(), is_stopped)?)?;
@@ -259,7 +260,7 @@ fn scrub_some<'a>(
         if is_stopped() {
             break;
         }
-        fs.scrub.progress().count(found, reader.take_count());
+        fs.scrubs.progress().count(found, reader.take_count());
     }
     Ok(())
 }

@@ -1,9 +1,7 @@
 //! The tiers below the raw files of a mount: what they share, and what is told of them.
 
-use std::fmt::Write;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::time::SystemTime;
 
 use super::collection::Publication;
 use super::flights::Flights;
@@ -14,8 +12,7 @@ use crate::core::Core;
 use kvfs_page::names;
 use kvfs_storage::store::database::Snapshot;
 use kvfs_storage::store::record::{
-    EncodedCopy, FileRecord, Inode, InodeId, ObjectId, ObjectKind, RemoteCopy, RemoteIdentity,
-    RemotePlace, RemoteState,
+    EncodedCopy, FileRecord, Inode, InodeId, ObjectId, ObjectKind, RemoteCopy, RemoteState,
 };
 use kvfs_storage::tier::copies::Copies;
 use kvfs_storage::tier::counters::Counters;
@@ -23,9 +20,7 @@ use kvfs_storage::tier::encoded::EncodedCopies;
 use kvfs_storage::tier::exchange::Exchange;
 use kvfs_storage::tier::ram::LetGo;
 use kvfs_storage::tier::rate::Rate;
-use kvfs_storage::tier::remote::{
-    Remote, RemoteError, RemoteId, Sequence, State as RemoteHealth, StoreId,
-};
+use kvfs_storage::tier::remote::{Remote, RemoteError, State as RemoteHealth};
 use kvfs_storage::tier::ssd::SsdTier;
 use kvfs_storage::tier::writes::WriteBudget;
 
@@ -121,54 +116,6 @@ impl Tiers {
 }
 
 impl FileSystem {
-    /// What the store and its remote know each other by; the store's name is made the first time. On
-    /// read-only media it is this mount's alone. Only before the mount answers.
-    pub fn remote_identity(&self) -> Result<(StoreId, Option<RemoteId>), FsError> {
-        let mut state = self.core.state();
-        let identity = if let Some(identity) = state.metadata.single::<RemoteIdentity>()? {
-            identity
-        } else {
-            let identity = RemoteIdentity { store: StoreId::random()?.0, remote: None };
-            state.metadata.put_single(&identity);
-            identity
-        };
-        Ok((StoreId(identity.store), identity.remote.map(RemoteId)))
-    }
-
-    /// Remembers which remote the store uses, and where: another one in its place is refused from now
-    /// on, and a mount without it knows what is missing.
-    pub(super) fn remember_remote(&self, remote: RemoteId, place: &str) -> Result<(), FsError> {
-        let mut state = self.core.state_to_change()?;
-        if state.metadata.single::<RemotePlace>()?.is_none_or(|known| known.place != place) {
-            let since_seconds = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_secs();
-            let place = RemotePlace { place: place.to_owned(), since_seconds };
-            state.metadata.put_single(&place);
-        }
-        if let Some(identity) = state.metadata.single::<RemoteIdentity>()?
-            && identity.remote.is_none()
-        {
-            let known = RemoteIdentity { remote: Some(remote.0), ..identity };
-            state.metadata.put_single(&known);
-        }
-        Ok(())
-    }
-
-    /// What was seen of the manifests in a remote that is sealed, or in one that is not, by this mount and those before
-    /// it.
-    pub fn manifests_seen(&self, sealed: bool) -> Result<Vec<(StoreId, Sequence)>, FsError> {
-        let seen = self.core.state().metadata.manifests_seen(sealed)?;
-        Ok(seen.into_iter().map(|(store, number)| (StoreId(store), Sequence(number))).collect())
-    }
-
-    /// Notes what was seen since the last time, as part of the next commit.
-    pub(super) fn note_manifests_seen(&self, remote: &Remote) -> Result<(), FsError> {
-        let mut state = self.core.state_to_change()?;
-        for (store, sequence) in remote.take_numbers() {
-            state.metadata.set_manifest_seen(store.0, Some(sequence.0), remote.is_sealed());
-        }
-        Ok(())
-    }
-
     /// Attaches the tiers below. Only before the mount answers.
     pub fn attach(&mut self, tiers: Tiers) {
         let mut state = self.core.state();
@@ -299,22 +246,6 @@ impl FileSystem {
         Ok(())
     }
 
-    /// Lines of `.kvfs/status` about what cannot be had without the remote.
-    fn offline_status(&self, text: &mut String) {
-        let (only_remote, place) = {
-            let metadata = &self.core.state().metadata;
-            (metadata.only_remote, metadata.single::<RemotePlace>().ok().flatten())
-        };
-        if only_remote.objects == 0 && place.is_none() {
-            return;
-        }
-        let place = place.map_or_else(|| "unknown".to_owned(), |place| place.place);
-        let _ = writeln!(text, "remote_missing: {place}");
-        let _ = writeln!(text, "remote_state: offline");
-        let _ = writeln!(text, "remote_only_objects: {}", only_remote.objects);
-        let _ = writeln!(text, "remote_only_stored_bytes: {}", only_remote.stored_bytes);
-    }
-
     /// Lines of `.kvfs/status` about the tiers below.
     pub(super) fn tier_status(&self, text: &mut String) {
         let Some(tiers) = &self.tiers else {
@@ -347,7 +278,7 @@ impl FileSystem {
         // 0 as long as hardly anything was decoded.
         line("decoding_bytes_per_second", &tiers.decoding.bytes_per_second().unwrap_or(0));
         let Some(remote) = tiers.exchange.as_ref().map(Exchange::remote) else {
-            return self.offline_status(text);
+            return self.remote_memory().tell_offline(text);
         };
         line("remote", &kvfs_storage::tier::remote::BlobStore::place(remote.as_ref()));
         line("remote_sealed", &if remote.is_sealed() { "yes" } else { "no" });

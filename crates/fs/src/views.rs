@@ -10,6 +10,7 @@ use super::attributes::{Attributes, Caller, Place};
 use super::health::Refusal;
 use super::list::Listed;
 use super::opened::Opened;
+use super::prefixes::is_prefix_name;
 use super::{FileSystem, FsError, IoMode, Transport};
 use super::{batch, dialogue, hottest, live};
 use crate::core::handle::{Handle, Served};
@@ -93,7 +94,7 @@ impl FileSystem {
     /// Whether a name is virtual: it cannot be removed or moved.
     pub(super) fn is_virtual_name(&self, place: &Place) -> Result<bool, FsError> {
         let is_view = self.lookup_view(place.parent, &place.name)?.is_some();
-        Ok(is_view || self.is_prefix_name(place))
+        Ok(is_view || is_prefix_name(&self.core, place))
     }
 
     /// What `stat` shows of a virtual inode.
@@ -218,7 +219,7 @@ impl FileSystem {
         super::prefixes::add_models(self, &mut text);
         self.tier_status(&mut text);
         self.retention.status(&self.core, &mut text);
-        self.scrub_status(&mut text);
+        self.scrubs.tell(&mut text);
         let mut line = |key: &str, value: &dyn std::fmt::Display| {
             add_line(&mut text, key, value);
         };

@@ -30,7 +30,7 @@ pub use mapping::{map_populated, map_private, populate};
 pub use memory::{group_memory_bytes, memory_bytes};
 pub use open::open_beneath;
 pub use privilege::{effective_capabilities, is_as_privileged, own_capabilities};
-pub use process::{Share, fork, refuse_large_files};
+pub use process::{Share, fork, open_files_max, refuse_large_files};
 pub use side_by_side::{in_background, side_by_side, side_by_side_with};
 pub use wake::Wakeable;
 pub use writeback::begin_writeback;

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::ffi::OsStringExt;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 /// The filesystem type that the kernel shows for our mounts.
 pub const KIND: &str = "fuse.kvfs";
@@ -124,6 +124,49 @@ pub fn kvfs_above(path: &Path) -> Result<(Mount, PathBuf), String> {
     }
 }
 
+/// As the kernel does, a path leads through so many symbolic links at most.
+const LINKS_MAX: u32 = 40;
+
+/// The kvfs that a path leads to or through, found without asking it anything: its daemon may not answer. Whatever lies
+/// before it is looked at.
+pub fn kvfs_on_the_way<'a>(path: &Path, mounts: &'a [Mount]) -> Option<&'a Mount> {
+    let mut path = std::path::absolute(path).ok()?;
+    for _ in 0..=LINKS_MAX {
+        match walk(&path, mounts)? {
+            Step::Reached(mount) => return Some(mount),
+            Step::Link(target) => path = target,
+        }
+    }
+    None
+}
+
+enum Step<'a> {
+    Reached(&'a Mount),
+    /// Where the path leads behind its first link.
+    Link(PathBuf),
+}
+
+fn walk<'a>(path: &Path, mounts: &'a [Mount]) -> Option<Step<'a>> {
+    let mut at = PathBuf::from("/");
+    let mut components = path.components();
+    while let Some(component) = components.next() {
+        match component {
+            Component::Normal(name) => at.push(name),
+            Component::ParentDir => drop(at.pop()),
+            Component::RootDir | Component::CurDir | Component::Prefix(_) => continue,
+        }
+        if let Some(mount) = top_at(mounts, &at).filter(|mount| mount.is_kvfs()) {
+            return Some(Step::Reached(mount));
+        }
+        if at.symlink_metadata().ok()?.is_symlink() {
+            let target = at.read_link().ok()?;
+            at.pop();
+            return Some(Step::Link(at.join(target).join(components.as_path())));
+        }
+    }
+    None
+}
+
 fn parse(bytes: &[u8]) -> Vec<Mount> {
     bytes.split(|byte| *byte == b'\n').filter_map(parse_line).collect()
 }
@@ -199,6 +242,38 @@ mod tests {
         assert!(is_mount_of(&mounts, device, Path::new("/srv/my store")));
         assert!(!is_mount_of(&mounts, device, Path::new("/srv/other")));
         assert!(!is_mount_of(&mounts, device + 1, Path::new("/srv/my store")));
+    }
+
+    #[test]
+    fn a_kvfs_on_the_way_is_found_without_going_there() {
+        let directory = tempfile::tempdir().unwrap();
+        let base = directory.path().canonicalize().unwrap();
+        let told = |place: &str, kind: &str| {
+            format!("40 22 0:41 / {} rw - {kind} /srv/store rw\n", base.join(place).display())
+        };
+        // Neither is a mount, and nothing is in them: they are only told to be.
+        let text = told("kv", KIND) + &told("other", KIND) + &told("other", "tmpfs");
+        let mounts = parse(text.as_bytes());
+        for made in ["kv", "other", "beside/deep"] {
+            std::fs::create_dir_all(base.join(made)).unwrap();
+        }
+        let link = |target: &str, name: &str| {
+            std::os::unix::fs::symlink(target, base.join(name)).unwrap();
+        };
+        link("../kv/files", "beside/link");
+        link(base.join("beside").to_str().unwrap(), "absolute");
+        link("turning", "turning");
+        let is_found = |path: &str| {
+            let found = kvfs_on_the_way(&base.join(path), &mounts);
+            found.is_some_and(|mount| mount.mountpoint == base.join("kv"))
+        };
+        for path in ["kv", "kv/a/b", "beside/../kv", "beside/link", "absolute/link/x", "./kv/.."] {
+            assert!(is_found(path), "{path}");
+        }
+        for path in ["", "beside", "missing/../kv", "turning", "other/x", "absolute/deep", "kv2"] {
+            assert!(!is_found(path), "{path}");
+        }
+        assert_eq!(kvfs_on_the_way(Path::new(""), &mounts), None);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::io;
 
+use nix::sys::resource::{Resource, getrlimit};
 use nix::unistd::ForkResult;
 
 /// Makes a copy of this process, which must have one thread: in the copy of another, locks would
@@ -13,6 +14,11 @@ pub fn fork() -> io::Result<ForkResult> {
     // SAFETY: there is no other thread, so the child may do whatever this one may.
     let result = unsafe { nix::unistd::fork() };
     Ok(result?)
+}
+
+/// How many files this process may have open at a time.
+pub fn open_files_max() -> io::Result<u64> {
+    Ok(getrlimit(Resource::RLIMIT_NOFILE)?.0)
 }
 
 /// What of a busy processor a thread gets whose work goes on beside everybody else's: this beside one thread that wants

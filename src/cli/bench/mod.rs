@@ -192,6 +192,10 @@ fn require_passthrough(
     Ok(passthrough)
 }
 
+/// Whoever asks all mounts of the machine for their status reads in this one meanwhile, with a request or two each time.
+/// A file of the benchmark that is not passed through takes some thirty for each pass over it.
+const TRANSFERS_OF_OTHERS_MAX: u64 = 100;
+
 /// Figures of files; returns whether the mount had passthrough.
 fn files(arguments: &BenchArguments, figures: &mut Vec<Figure>) -> Result<String, String> {
     let sizes = if arguments.quick { QUICK } else { FULL };
@@ -206,7 +210,7 @@ fn files(arguments: &BenchArguments, figures: &mut Vec<Figure>) -> Result<String
     figures.extend(transfer::reading(&workplace, &sizes)?);
     figures.extend(transfer::publishing(&workplace, &sizes)?);
     let transfers = watch.transfers(&daemon)?;
-    if passthrough == "yes" && transfers > 0 {
+    if passthrough == "yes" && transfers > TRANSFERS_OF_OTHERS_MAX {
         return Err(format!(
             "{transfers} reads and writes reached the daemon: the kernel was to pass them through"
         ));

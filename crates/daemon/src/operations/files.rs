@@ -82,7 +82,7 @@ impl Operations {
             self.fs.note_use(inode, flags);
         }
         let is_held = self.backings.is_held(inode);
-        self.fs.expect_more(inode, is_held);
+        self.fs.prefetcher().expect_more(inode, is_held);
         if reads_only
             && is_held
             && let Some((number, backing)) = self.open_held(inode, held.begun())

@@ -9,8 +9,8 @@ use super::dispatch::Operations;
 use super::shared::Shared;
 pub(super) use files::{CopyRange, Writing};
 use kvfs_fs::{
-    Caller, Listing, NewNode, Place, SetAttributes, Subject, check_limit, extended_attribute_for,
-    set_extended_attribute_for,
+    Caller, CollectionRequest, Listing, NewNode, Place, SetAttributes, Subject, check_limit,
+    extended_attribute_for, set_extended_attribute_for,
 };
 use kvfs_observe::Operation;
 use kvfs_storage::store::disk::Space;
@@ -165,8 +165,8 @@ impl Operations {
         let Some(reply) = self.to_change(reply) else { return };
         match self.call(Operation::SetXattr, Subject::Inode(inode), |fs| {
             check_limit(&fs.core, inode, &name, caller)?;
-            let request = fs.asks_for_collection(inode, &name, &value)?;
-            request.map(|request| fs.begin_collection().map(|()| request)).transpose()
+            let request = CollectionRequest::of_attribute(inode, &name, &value)?;
+            request.map(|request| fs.collection.begin().map(|()| request)).transpose()
         }) {
             Ok(None) => {}
             Ok(Some(request)) => {

@@ -65,11 +65,25 @@ impl Drop for Running {
     }
 }
 
+/// A ring, and what wakes it.
+const OPEN_FILES_OF_A_RING: u64 = 4;
+
+/// What a mount needs besides.
+const OPEN_FILES_BESIDE: u64 = 64;
+
 impl Rings {
     /// Makes the rings. It must be known before the handshake whether that is possible: a kernel that was
     /// promised rings waits for them with every request.
     pub(super) fn prepare() -> io::Result<Rings> {
-        let workers = plan()?.into_iter().map(|(processor, queues)| prepare(processor, queues));
+        let plan = plan()?;
+        let open_files_max = kvfs_os::open_files_max()?;
+        if open_files_max < OPEN_FILES_BESIDE + OPEN_FILES_OF_A_RING * plan.len() as u64 {
+            return Err(io::Error::other(format!(
+                "a process may have {open_files_max} files open (ulimit -n), too few for {} rings",
+                plan.len()
+            )));
+        }
+        let workers = plan.into_iter().map(|(processor, queues)| prepare(processor, queues));
         Ok(Rings { workers: workers.collect::<io::Result<_>>()? })
     }
 

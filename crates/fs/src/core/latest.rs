@@ -1,7 +1,7 @@
 //! Bytes of a file that others may rewrite meanwhile. The state tells its object and is not held while that is opened; the
 //! object of a version that no commit has seen may be gone by then.
 
-use std::io::{self, ErrorKind};
+use std::io::ErrorKind;
 
 use crate::FsError;
 use crate::core::Core;
@@ -44,12 +44,6 @@ pub(crate) fn open_tokens(
     })
 }
 
-/// Whether an error tells of the file, as it lies on the disk, and not of a daemon that has too little of something.
-pub(crate) fn is_of_file(error: &io::Error) -> bool {
-    let of_daemon = [libc::EINTR, libc::EMFILE, libc::ENFILE, libc::ENOMEM];
-    !error.raw_os_error().is_some_and(|code| of_daemon.contains(&code))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -79,8 +73,6 @@ mod tests {
         assert_eq!(length(open(&[Some(there)]).unwrap()), found);
         assert_eq!(length(open(&[Some(before), Some(after), Some(there)]).unwrap()), found);
         assert_eq!(length(open(&[Some(before), None]).unwrap()), None);
-        assert!(is_of_file(&io::Error::from_raw_os_error(libc::EIO)));
-        assert!(!is_of_file(&io::Error::from_raw_os_error(libc::EMFILE)));
         let lost = open(&[Some(before), Some(before)]).unwrap_err();
         assert!(matches!(lost, FsError::Io(error) if error.kind() == ErrorKind::NotFound));
     }

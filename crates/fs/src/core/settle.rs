@@ -324,6 +324,7 @@ mod tests {
         let unmounted = unmounted.after_crash();
         assert_eq!(unmounted.size_of("file"), Some(11));
     }
+
     #[test]
     fn a_file_that_was_closed_is_there_under_its_new_name_while_another_descriptor_is_left() {
         let unmounted = Unmounted::new();

@@ -15,6 +15,9 @@ use kvfs_storage::store::record::{ObjectId, Time};
 /// Enough for the files that are made while one more spare is.
 const SPARES_MAX: usize = 8;
 
+/// Of the files that this process may have open, spares are one in so many.
+const DESCRIPTORS_SHARE: u64 = 32;
+
 /// The file of a new object.
 #[derive(Debug)]
 pub(crate) struct NewFile {
@@ -72,7 +75,9 @@ impl Core {
         for spare in self.spares.take_all_but(self.writer_access()) {
             discard(self, spare.object);
         }
-        while self.spares.ready().len() < SPARES_MAX {
+        let wanted = kvfs_os::open_files_max().unwrap_or(0) / DESCRIPTORS_SHARE;
+        let wanted = usize::try_from(wanted).unwrap_or(usize::MAX).clamp(1, SPARES_MAX);
+        while self.spares.ready().len() < wanted {
             let (object, access) = (self.state().metadata.new_object(), self.writer_access());
             let made = self.make_object_file(object, access).and_then(|file| {
                 let modified = file.stat()?.mtime;

@@ -30,10 +30,10 @@ fn with_lost_rows() -> (Unmounted, [(InodeId, &'static str); 2]) {
 
 fn scrub(fs: &FileSystem) -> String {
     let (way, asked) = crossbeam_channel::bounded(1);
-    fs.scrub_through(way);
-    fs.ask_for_scrub(InodeId::ROOT, b"start").unwrap();
+    fs.scrubs.through(way);
+    fs.scrubs.ask(InodeId::ROOT, b"start").unwrap();
     fs.scrub(&asked.recv().unwrap(), &|| false);
-    fs.scrub_report()
+    fs.scrubs.report()
 }
 
 #[test]

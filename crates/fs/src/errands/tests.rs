@@ -125,7 +125,7 @@ fn only_the_owner_asks_and_only_his_own_files_are_met() {
     assert_eq!([hers, his, inside].map(|id| unmounted.is_pinned(id)), [true, false, false]);
     // Nor does she take away what somebody else has pinned.
     for id in [his, inside] {
-        unmounted.fs.set_pin(id, b"1").unwrap();
+        unmounted.fs.pins().set(id, b"1").unwrap();
     }
     unmounted.ask(directory, PIN, b"0", ALICE).unwrap();
     unmounted.do_all();
@@ -259,7 +259,7 @@ fn what_is_pinned_already_is_not_changed() {
     let unmounted = Unmounted::new();
     let directory = unmounted.make_directory(FILES, "d", (0o755, 0));
     let id = unmounted.write(directory, "file", b"x");
-    unmounted.fs.set_pin(id, b"1").unwrap();
+    unmounted.fs.pins().set(id, b"1").unwrap();
     let changed = || unmounted.fs.core.state().inode(id).unwrap().ctime;
     let before = changed();
     unmounted.ask(directory, PIN, b"1", ROOT).unwrap();

@@ -134,8 +134,8 @@ impl Task {
                 Ok(())
             }
             Errand::Pin(is_pinned) if is_pinned == fs.core.state().is_pinned(id)? => Ok(()),
-            Errand::Pin(true) => fs.set_pin(id, b"1"),
-            Errand::Pin(false) => fs.set_pin(id, b"0"),
+            Errand::Pin(true) => fs.pins().set(id, b"1"),
+            Errand::Pin(false) => fs.pins().set(id, b"0"),
             Errand::Move(tier) => fs.movement().set_tier(id, tier.name().as_bytes()),
         };
         match outcome {

@@ -11,6 +11,7 @@ use super::index::ForeignStore;
 use super::source::{ForeignPage, ForeignSequence, Source, Wanted};
 use super::{FsError, ORIGIN};
 use crate::attributes::{Caller, Place};
+use crate::core::Core;
 use crate::core::latest::open_tokens;
 use crate::core::state::State;
 use crate::create::{NewNode, new_inode};
@@ -64,7 +65,7 @@ fn directory_for(
             continue;
         }
         let directory = fs.directory_in(sequences, &name)?;
-        let known = fs.tokens_in(directory)?;
+        let known = tokens_in(&fs.core, directory)?;
         if found.tokens.starts_with(&known) || known.starts_with(&found.tokens) {
             return Ok(Some((directory, known)));
         }
@@ -213,7 +214,7 @@ impl FileSystem {
             }
         }
         if known.len() < found.tokens.len() {
-            self.put_tokens(directory, &found.tokens)?;
+            put_tokens(&self.core, directory, &found.tokens)?;
         }
         Ok(Some(directory))
     }
@@ -236,34 +237,6 @@ impl FileSystem {
         self.forget(made.attributes.inode, 1);
         self.core.announce(&place);
         Ok(made.attributes.inode)
-    }
-
-    /// What the token file of a sequence has.
-    fn tokens_in(&self, sequence: InodeId) -> Result<Vec<u8>, FsError> {
-        let Some(file) = open_tokens(&self.core, sequence)? else { return Ok(Vec::new()) };
-        Ok(read_all(file.as_ref(), u64::MAX)?)
-    }
-
-    fn put_tokens(&self, sequence: InodeId, tokens: &[u8]) -> Result<(), FsError> {
-        let object = self.core.state().metadata.new_object();
-        let written =
-            self.core.store.create_object(object).and_then(|file| file.write_all_at(tokens, 0));
-        if let Err(error) = written {
-            self.core.state().metadata.remove_object(object);
-            return Err(error.into());
-        }
-        let place = Place { parent: sequence, name: names::TOKENS.as_bytes().to_vec() };
-        let mut state = self.core.state_to_change()?;
-        if let Some(entry) = state.entry(place.parent, &place.name)? {
-            let mut old = state.inode(entry.inode)?;
-            state.drop_link(entry.inode, &mut old)?;
-        }
-        let above = state.inode(sequence)?;
-        let caller = Caller { uid: above.uid, gid: above.gid };
-        // The file gets its role when it is inserted.
-        let kind = Kind::Symlink { target: Vec::new() };
-        let inode = new_inode(&above, kind, above.mode & 0o666, caller);
-        self.core.insert_append(&mut state, &place, &inode, (object, Role::Tokens))
     }
 
     /// A name for a page whose bytes are in the remote, or here already.
@@ -322,6 +295,33 @@ impl FileSystem {
         state.metadata.put_entry(Life::Durable, directory, &name, entry);
         state.touch_directory(directory, 0)
     }
+}
+
+/// What the token file of a sequence has.
+fn tokens_in(core: &Core, sequence: InodeId) -> Result<Vec<u8>, FsError> {
+    let Some(file) = open_tokens(core, sequence)? else { return Ok(Vec::new()) };
+    Ok(read_all(file.as_ref(), u64::MAX)?)
+}
+
+fn put_tokens(core: &Core, sequence: InodeId, tokens: &[u8]) -> Result<(), FsError> {
+    let object = core.state().metadata.new_object();
+    let written = core.store.create_object(object).and_then(|file| file.write_all_at(tokens, 0));
+    if let Err(error) = written {
+        core.state().metadata.remove_object(object);
+        return Err(error.into());
+    }
+    let place = Place { parent: sequence, name: names::TOKENS.as_bytes().to_vec() };
+    let mut state = core.state_to_change()?;
+    if let Some(entry) = state.entry(place.parent, &place.name)? {
+        let mut old = state.inode(entry.inode)?;
+        state.drop_link(entry.inode, &mut old)?;
+    }
+    let above = state.inode(sequence)?;
+    let caller = Caller { uid: above.uid, gid: above.gid };
+    // The file gets its role when it is inserted.
+    let kind = Kind::Symlink { target: Vec::new() };
+    let inode = new_inode(&above, kind, above.mode & 0o666, caller);
+    core.insert_append(&mut state, &place, &inode, (object, Role::Tokens))
 }
 
 impl State {

@@ -109,7 +109,7 @@ impl FileSystem {
     pub fn refresh_foreign(&self) -> Result<(), FsError> {
         let Some((tiers, exchange)) = self.with_remote() else { return Ok(()) };
         let RemoteHealth::Up { .. } = exchange.remote().state() else { return Ok(()) };
-        let (own, _) = self.remote_identity()?;
+        let (own, _) = self.remote_memory().identity()?;
         let remote = Arc::clone(exchange.remote()) as Arc<dyn BlobStore>;
         let published = names::stores(remote.as_ref()).map_err(FsError::Remote)?;
         let known = self.foreign.stores().clone();
@@ -125,7 +125,7 @@ impl FileSystem {
             stores.push(store);
         }
         *self.foreign.stores() = stores;
-        self.note_manifests_seen(exchange.remote())
+        self.remote_memory().note_manifests_seen(exchange.remote())
     }
 
     /// What a store has by now. One that cannot be read stays as it was known.

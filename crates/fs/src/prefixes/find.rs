@@ -9,12 +9,13 @@ use std::sync::Arc;
 
 use super::index::TOKEN_BYTES;
 use crate::core::Core;
-use crate::core::latest::{is_of_file, open_tokens};
+use crate::core::latest::open_tokens;
 use crate::core::state::State;
 use crate::residency::Residency;
 use crate::{FileSystem, FsError};
 use kvfs_page::{Layer, LayerKind, Positions, PrefixHash, names};
 use kvfs_storage::ingest::model::Model;
+use kvfs_storage::store::disk::is_of_file;
 use kvfs_storage::store::metadata::{LEAD_TOKENS_MAX, TokensChange};
 use kvfs_storage::store::record::{Entry, InodeId, Kind};
 

@@ -14,14 +14,14 @@ use super::room::Room;
 use super::{Virtual, is_virtual};
 use crate::core::Core;
 use crate::core::guard::StateGuard;
-use crate::core::latest::{is_of_file, open_latest};
+use crate::core::latest::open_latest;
 use crate::core::models::model_directory;
 use crate::core::state::State;
 use crate::{Awaited, FileSystem, FsError};
 use kvfs_page::{PrefixHash, names};
 use kvfs_storage::ingest::model::Model;
 use kvfs_storage::store::StoreError;
-use kvfs_storage::store::disk::DiskFile;
+use kvfs_storage::store::disk::{DiskFile, is_of_file};
 use kvfs_storage::store::metadata::{LEAD_TOKENS_MAX, TokensChange};
 use kvfs_storage::store::record::{
     DirectoryClass, IndexedPage, IndexedTokens, InodeId, Kind, ObjectId,

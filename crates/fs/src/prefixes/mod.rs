@@ -49,6 +49,7 @@ pub(super) use slot::OpenSlot;
 pub(super) use slot_draft::SlotDraft;
 pub use view::Answers;
 pub(super) use view::Query;
+pub(crate) use view::is_prefix_name;
 
 /// Numbers of virtual inodes begin here; those of stored ones end long before.
 const FIRST_NUMBER: u64 = 1 << 63;

@@ -151,7 +151,7 @@ impl FileSystem {
         check_may_save(&self.core, caller, model, &sequence)?;
         let open = self.prefixes.queries.take(caller.uid, 1).ok_or(FsError::TryAgain)?;
         self.throttle()?;
-        descriptors::check()?;
+        descriptors::check(&self.core)?;
         let draft = SlotDraft {
             model,
             name: name.to_owned(),

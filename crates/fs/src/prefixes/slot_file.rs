@@ -92,7 +92,7 @@ impl FileSystem {
             return Ok(found);
         }
         let Some(room) = files.take_room(memory_bytes(slot)) else { return Ok(files.find(id)) };
-        descriptors::check()?;
+        descriptors::check(&self.core)?;
         let file = anonymous_file(c"kvfs slot")?;
         self.write_slot(slot, file.as_ref())?;
         Ok(Some(files.put(id, SlotFile { file, _room: room })))

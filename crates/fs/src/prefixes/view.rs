@@ -11,6 +11,7 @@ use super::index::TOKEN_BYTES;
 use super::shares::Share;
 use super::slot::SlotShape;
 use crate::attributes::{Attributes, Caller, Found, Place};
+use crate::core::Core;
 use crate::core::handle::{Handle, Served};
 use crate::list::{Listed, Listing};
 use crate::lookup::Lookup;
@@ -87,16 +88,6 @@ impl Query {
 const LOOKS_MAX: usize = 16;
 
 impl FileSystem {
-    /// Whether a name stands in such a directory, or is one itself.
-    pub(crate) fn is_prefix_name(&self, place: &Place) -> bool {
-        super::is_virtual(place.parent)
-            || root(InodeId::ROOT, &place.name).is_some()
-                && matches!(
-                    self.core.state().directory(place.parent),
-                    Ok((_, DirectoryClass::Model))
-                )
-    }
-
     /// Finds a name in a model's directory that is virtual, or in a virtual directory.
     pub(crate) fn lookup_prefix(
         &self, parent: InodeId, name: &[u8],
@@ -149,7 +140,7 @@ impl FileSystem {
                 }
             }
         } else {
-            let is_root = self.is_prefix_name(&Place { parent, name: name.to_vec() });
+            let is_root = is_prefix_name(&self.core, &Place { parent, name: name.to_vec() });
             match root(parent, name).filter(|_| is_root) {
                 Some(found) => found,
                 None => return Ok(None),
@@ -445,6 +436,13 @@ impl FileSystem {
             || super::is_virtual(id)
                 && matches!(self.prefixes.meaning_of(id), Ok(Virtual::Match(_)))
     }
+}
+
+/// Whether a name stands in such a directory, or is one itself.
+pub(crate) fn is_prefix_name(core: &Core, place: &Place) -> bool {
+    super::is_virtual(place.parent)
+        || root(InodeId::ROOT, &place.name).is_some()
+            && matches!(core.state().directory(place.parent), Ok((_, DirectoryClass::Model)))
 }
 
 /// The directory of that name in a model's.

@@ -273,7 +273,7 @@ fn check(fs: &FileSystem, state: &State) -> Result<(), Unable> {
 
 /// What somebody has asked for that only this daemon would finish.
 fn at_work(fs: &FileSystem) -> Option<&'static str> {
-    if fs.scrub.is_running() {
+    if fs.scrubs.is_running() {
         return Some("a scrub is running");
     }
     if fs.collection.is_running() {

@@ -187,7 +187,7 @@ fn read_through(file: &dyn DiskFile, mut each: impl FnMut(&[u8])) -> io::Result<
 
 /// Whether an object's bytes are at rest.
 pub fn is_at_rest(store: &Store, object: ObjectId) -> io::Result<bool> {
-    store.open_object(object, Access::Read)?.is_at_rest()
+    Ok(store.packs.holds(object) || store.open_object(object, Access::Read)?.is_at_rest()?)
 }
 
 /// Copies an object whose writer still has it, so that the copy can be sealed.

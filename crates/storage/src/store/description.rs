@@ -13,7 +13,7 @@ use std::io;
 use serde::{Deserialize, Serialize};
 
 use super::Store;
-use super::disk::{Access, DiskPath};
+use super::disk::{Access, DiskPath, is_of_file};
 use super::record::{Inode, Kind, ObjectId, ObjectRecord, Time};
 
 /// Names that are noted of one file, the newest: an attribute has 4 KiB on ext4.
@@ -56,12 +56,17 @@ impl Store {
         for path in [DiskPath::Object(object), DiskPath::Encoded(object)] {
             match self.disk.note(&path) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) if !is_of_file(&error) => return Err(error),
                 Ok(Some(old)) if old == text => {}
                 old => {
                     self.disk.set_note(&path, &text)?;
                     if description.object.checksum.is_none() && had_checksum(old.ok().flatten()) {
                         // The bytes may change from now on: what they were must not outlive that.
-                        self.disk.open(&path, Access::Read)?.sync()?;
+                        if self.packs.holds(object) {
+                            self.packs.sync()?;
+                        } else {
+                            self.disk.open(&path, Access::Read)?.sync()?;
+                        }
                     }
                 }
             }

@@ -307,6 +307,12 @@ pub(super) fn seek_without_holes(offset: i64, seek: Seek, length: u64) -> io::Re
     })
 }
 
+/// Whether an error tells of the file, as it lies on the disk, and not of a process that has too little of something.
+pub fn is_of_file(error: &io::Error) -> bool {
+    let of_process = [libc::EINTR, libc::EMFILE, libc::ENFILE, libc::ENOMEM];
+    !error.raw_os_error().is_some_and(|code| of_process.contains(&code))
+}
+
 /// An open file of a store.
 pub trait DiskFile: Debug + Send + Sync {
     /// Reads at an offset; short only at the end of the file.

@@ -28,6 +28,7 @@ impl std::fmt::Debug for Meanwhile {
 /// What is asked of one file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Call {
+    Open,
     Read,
     Stat,
     Write,
@@ -165,6 +166,7 @@ impl Disk for FaultyDisk {
     }
 
     fn open(&self, path: &DiskPath, access: Access) -> io::Result<Box<dyn DiskFile>> {
+        self.events.check_call(Call::Open, path)?;
         Ok(self.file(path, self.below.open(path, access)?))
     }
 

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use memmap2::Mmap;
@@ -24,6 +24,9 @@ pub(super) struct Buffered {
     writers: AtomicUsize,
     /// Of all files of the buffer.
     used_bytes: Arc<AtomicU64>,
+    /// Files of the buffer that are open and in memory, and whether this is one of them.
+    open_files: Arc<AtomicUsize>,
+    is_counted: AtomicBool,
 }
 
 /// The right to change a file.
@@ -49,7 +52,9 @@ pub(super) enum Contents {
 
 impl Buffered {
     /// An empty file that nobody has open.
-    pub(super) fn new(object: ObjectId, bytes_max: u64, used_bytes: Arc<AtomicU64>) -> Buffered {
+    pub(super) fn new(
+        object: ObjectId, bytes_max: u64, used_bytes: Arc<AtomicU64>, open_files: Arc<AtomicUsize>,
+    ) -> Buffered {
         let contents =
             Contents::Memory { bytes: Vec::new(), modified: Time::now(), has_name: true };
         Buffered {
@@ -60,6 +65,20 @@ impl Buffered {
             handles: AtomicUsize::new(0),
             writers: AtomicUsize::new(0),
             used_bytes,
+            open_files,
+            is_counted: AtomicBool::new(false),
+        }
+    }
+
+    /// Counts it among those that are open and in memory, or does not any more.
+    pub(super) fn count_open(&self, is_open: bool) {
+        if self.is_counted.swap(is_open, Ordering::AcqRel) == is_open {
+            return;
+        }
+        if is_open {
+            self.open_files.fetch_add(1, Ordering::Relaxed);
+        } else {
+            self.open_files.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
@@ -134,6 +153,7 @@ impl Buffered {
 
 impl Drop for Buffered {
     fn drop(&mut self) {
+        self.count_open(false);
         if let Contents::Memory { bytes, .. } = &*self.contents() {
             self.give_back(bytes.len());
         }
@@ -156,6 +176,9 @@ pub(super) struct Open {
 impl Open {
     pub(super) fn new(file: Arc<Buffered>, buffer: WriteBuffer, access: Access) -> Open {
         file.handles.fetch_add(1, Ordering::AcqRel);
+        if matches!(&*file.contents(), Contents::Memory { .. }) {
+            file.count_open(true);
+        }
         if access == Access::ReadWrite {
             file.writers.fetch_add(1, Ordering::AcqRel);
         }
@@ -188,7 +211,9 @@ impl Drop for Open {
         {
             self.file.let_go_of_writer(&self.file.turn());
         }
-        self.file.handles.fetch_sub(1, Ordering::AcqRel);
+        if self.file.handles.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.file.count_open(false);
+        }
     }
 }
 

@@ -14,7 +14,7 @@ mod tests;
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use file::{Buffered, Contents, Open, Turn};
@@ -34,12 +34,18 @@ pub struct WriteBuffer {
     below: Arc<dyn Disk>,
     files: Arc<Mutex<HashMap<ObjectId, Arc<Buffered>>>>,
     used_bytes: Arc<AtomicU64>,
+    open_files: Arc<AtomicUsize>,
 }
 
 impl WriteBuffer {
     /// An empty buffer in front of a disk.
     pub fn new(below: Arc<dyn Disk>) -> WriteBuffer {
-        WriteBuffer { below, files: Arc::default(), used_bytes: Arc::default() }
+        WriteBuffer {
+            below,
+            files: Arc::default(),
+            used_bytes: Arc::default(),
+            open_files: Arc::default(),
+        }
     }
 
     /// Makes the file of a new object in memory, for as long as it has at most `bytes_max`. `None` if there is no
@@ -60,7 +66,8 @@ impl WriteBuffer {
             return Ok(None);
         }
         let used_bytes = Arc::clone(&self.used_bytes);
-        let file = Arc::new(Buffered::new(object, bytes_max, used_bytes));
+        let open_files = Arc::clone(&self.open_files);
+        let file = Arc::new(Buffered::new(object, bytes_max, used_bytes, open_files));
         files.insert(object, Arc::clone(&file));
         Ok(Some(Box::new(Open::new(file, self.clone(), access))))
     }
@@ -73,6 +80,11 @@ impl WriteBuffer {
     /// Bytes that are in memory only.
     pub fn used_bytes(&self) -> u64 {
         self.used_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Files in memory that somebody has open: where one is put on the disk, it takes descriptors as long as that is so.
+    pub fn open_files(&self) -> usize {
+        self.open_files.load(Ordering::Relaxed)
     }
 
     fn files(&self) -> MutexGuard<'_, HashMap<ObjectId, Arc<Buffered>>> {
@@ -130,6 +142,7 @@ impl WriteBuffer {
         };
         *file.contents_mut(turn) = Contents::Disk { reader, writer: Some(writer) };
         file.give_back(bytes);
+        file.count_open(false);
         // From now on nobody opens the file in memory any more: whoever did so is counted.
         self.files().remove(&file.object);
         file.let_go_of_writer(turn);

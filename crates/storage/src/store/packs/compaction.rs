@@ -4,11 +4,11 @@ use std::io;
 use std::sync::{Arc, PoisonError, TryLockError};
 
 use super::index::Dead;
-use super::pack::Pack;
+use super::pack::PackFile;
 use super::record::{Header, Kind, Place};
 use super::writer::PACK_BYTES;
 use super::{APPENDED_BYTES_MAX, Packs};
-use crate::store::disk::{DiskDirectory, DiskPath};
+use crate::store::disk::{DiskDirectory, DiskPath, is_of_file};
 
 /// So many packs of less than a quarter of what one may hold are put together: each mount begins a new one.
 const SHORT_PACKS_MAX: usize = 16;
@@ -27,6 +27,37 @@ pub fn end_quietly(packs: &Packs) -> io::Result<bool> {
     packs.end().map(|()| true)
 }
 
+/// Why a pack was not rewritten.
+#[derive(Debug)]
+pub(super) enum CompactionError {
+    /// It cannot be read.
+    Unreadable(io::Error),
+    /// The copies cannot be written, or something is used up.
+    Failed(io::Error),
+}
+
+fn of_reading(error: io::Error) -> CompactionError {
+    if is_of_file(&error) {
+        CompactionError::Unreadable(error)
+    } else {
+        CompactionError::Failed(error)
+    }
+}
+
+impl From<io::Error> for CompactionError {
+    fn from(error: io::Error) -> CompactionError {
+        CompactionError::Failed(error)
+    }
+}
+
+impl From<CompactionError> for io::Error {
+    fn from(error: CompactionError) -> io::Error {
+        match error {
+            CompactionError::Unreadable(error) | CompactionError::Failed(error) => error,
+        }
+    }
+}
+
 impl Packs {
     /// Copies what is valid out of one pack, if there is one that is worth it, and removes it. Whether there was.
     ///
@@ -36,7 +67,14 @@ impl Packs {
         let _turn = self.compacting.lock().unwrap_or_else(PoisonError::into_inner);
         self.try_to_make_holes();
         if let Some(number) = self.worth_compacting() {
-            return self.compact_one(number);
+            return match self.compact_one(number) {
+                Err(CompactionError::Unreadable(error)) => {
+                    log::error!("packs/{number:08x} keeps room for nothing: {error}");
+                    self.set_aside(number);
+                    Ok(true)
+                }
+                outcome => Ok(outcome.map(|()| true)?),
+            };
         }
         if self.is_current_wasteful() {
             self.writer().turn()?;
@@ -48,7 +86,7 @@ impl Packs {
     /// Takes all room back, from every pack that holds anything invalid. Returns how many bytes.
     ///
     /// # Errors
-    /// As [`Packs::compact`].
+    /// As [`Packs::compact`]; or a pack cannot be read whole, which stays as it is. The others are rewritten.
     pub fn compact_all(&self) -> io::Result<u64> {
         let _turn = self.compacting.lock().unwrap_or_else(PoisonError::into_inner);
         let without_holes = self.packed().bytes;
@@ -66,12 +104,24 @@ impl Packs {
         };
         let awaited = self.writer().awaited();
         let wasteful = wasteful.into_iter().filter(|number| !awaited.contains(number));
+        let mut unreadable = None;
         for number in wasteful {
             match self.compact_one(number) {
                 // What could be given back where it is was.
-                Err(error) if error.kind() == io::ErrorKind::StorageFull => break,
+                Err(CompactionError::Failed(error))
+                    if error.kind() == io::ErrorKind::StorageFull =>
+                {
+                    break;
+                }
+                Err(CompactionError::Unreadable(error)) => {
+                    let told = format!("packs/{number:08x} cannot be read: {error}");
+                    unreadable.get_or_insert_with(|| io::Error::other(told));
+                }
                 outcome => outcome?,
-            };
+            }
+        }
+        if let Some(error) = unreadable {
+            return Err(error);
         }
         Ok(hole_bytes + before.saturating_sub(self.packed().bytes))
     }
@@ -83,22 +133,24 @@ impl Packs {
         }
     }
 
-    fn compact_one(&self, number: u32) -> io::Result<bool> {
+    fn compact_one(&self, number: u32) -> Result<(), CompactionError> {
         let (pack, live_bytes) = match self.index().packs.get(&number) {
             Some(known) => (Arc::clone(&known.pack), known.live_bytes),
-            None => return Ok(false),
+            None => return Ok(()),
         };
         if self.disk.space()?.available_bytes < 2 * live_bytes {
             // Others need the last of it more.
-            return Err(io::Error::from_raw_os_error(libc::ENOSPC));
+            return Err(io::Error::from_raw_os_error(libc::ENOSPC).into());
         }
-        let contents = pack.read()?;
+        let file = pack.open().map_err(of_reading)?;
+        let contents = file.read().map_err(of_reading)?;
         if !contents.is_complete {
-            return Err(io::ErrorKind::InvalidData.into());
+            let why = io::Error::other("its index is not there any more");
+            return Err(CompactionError::Unreadable(why));
         }
         let mut moved = Vec::new();
-        let copied = self.copy_valid(&pack, contents.records, &mut moved);
-        let copied = copied.and_then(|()| self.sync());
+        let copied = self.copy_valid(&file, contents.records, &mut moved);
+        let copied = copied.and_then(|()| Ok(self.sync()?));
         let dead = if copied.is_ok() {
             self.point_at(&moved)
         } else {
@@ -115,14 +167,22 @@ impl Packs {
         }
         copied?;
         self.index_mut().packs.remove(&number);
+        pack.leave(&file);
         self.disk.remove(&DiskPath::Pack(number))?;
-        self.noting_failure(self.disk.sync_directory(DiskDirectory::Packs))?;
-        Ok(true)
+        Ok(self.noting_failure(self.disk.sync_directory(DiskDirectory::Packs))?)
+    }
+
+    /// A pack stays as it is, and keeps nobody from the others.
+    fn set_aside(&self, number: u32) {
+        if let Some(known) = self.index_mut().packs.get_mut(&number) {
+            known.is_set_aside = true;
+        }
     }
 
     fn copy_valid(
-        &self, pack: &Pack, records: Vec<(Place, Header)>, moved: &mut Vec<(Place, Place, Header)>,
-    ) -> io::Result<()> {
+        &self, pack: &PackFile, records: Vec<(Place, Header)>,
+        moved: &mut Vec<(Place, Place, Header)>,
+    ) -> Result<(), CompactionError> {
         let (mut some, mut bytes) = (Vec::new(), 0);
         for (place, header) in records {
             if !self.is_valid(place, &header) {
@@ -163,10 +223,9 @@ impl Packs {
             (writer.current(), others)
         };
         let index = self.index();
-        let complete = index
-            .packs
-            .iter()
-            .filter(|(number, _)| current != Some(**number) && !others.contains(number));
+        let complete = index.packs.iter().filter(|(number, known)| {
+            current != Some(**number) && !others.contains(number) && !known.is_set_aside
+        });
         let mut short = Vec::new();
         for (number, known) in complete {
             if known.live_bytes * 2 <= known.bytes {
@@ -195,12 +254,14 @@ impl Packs {
 
     /// Adds records to the last pack as they are, damage included: their checksums go with them.
     pub(super) fn copy(
-        &self, pack: &Pack, records: &[(Place, Header)], moved: &mut Vec<(Place, Place, Header)>,
-    ) -> io::Result<()> {
+        &self, pack: &PackFile, records: &[(Place, Header)],
+        moved: &mut Vec<(Place, Place, Header)>,
+    ) -> Result<(), CompactionError> {
         let payloads: Vec<Vec<u8>> = records
             .iter()
             .map(|(place, header)| pack.bytes(u64::from(place.offset), header.length))
-            .collect::<io::Result<_>>()?;
+            .collect::<io::Result<_>>()
+            .map_err(of_reading)?;
         let copies: Vec<(Header, &[u8])> = records
             .iter()
             .zip(&payloads)

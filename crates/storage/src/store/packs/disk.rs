@@ -51,13 +51,14 @@ impl Disk for PackedDisk {
     }
 
     fn open(&self, path: &DiskPath, access: Access) -> io::Result<Box<dyn DiskFile>> {
-        if let Some(file) = self.packed(path).and_then(|object| self.packs.file(object)) {
-            return match access {
-                Access::Read => Ok(Box::new(file)),
-                Access::ReadWrite => Err(io::Error::from_raw_os_error(libc::EROFS)),
-            };
+        let Some(object) = self.packed(path) else { return self.below.open(path, access) };
+        if access == Access::ReadWrite {
+            return Err(io::Error::from_raw_os_error(libc::EROFS));
         }
-        self.below.open(path, access)
+        match self.packs.file(object)? {
+            Some(file) => Ok(Box::new(file)),
+            None => self.below.open(path, access),
+        }
     }
 
     fn stat(&self, path: &DiskPath) -> io::Result<FileStat> {

@@ -8,7 +8,8 @@ use memmap2::Mmap;
 
 use super::holes::HeldOpen;
 use super::index::{Entry, Index};
-use super::pack::Pack;
+use super::opening::Pack;
+use super::pack::PackFile;
 use super::record::{HEADER_BYTES, Place, record_bytes};
 use crate::store::disk::{
     Access, Allocation, Disk, DiskFile, DiskPath, FileStat, Seek, seek_without_holes,
@@ -47,14 +48,30 @@ fn refused<T>() -> io::Result<T> {
 
 impl PackedFile {
     /// The file of its own that the object has by now, if it has one.
-    fn own_file(&self) -> Option<Box<dyn DiskFile>> {
+    ///
+    /// # Errors
+    /// There is one, and it cannot be opened: what is in the pack is not what the object has any more.
+    fn own_file(&self) -> io::Result<Option<Box<dyn DiskFile>>> {
         let index = self.index.read().unwrap_or_else(PoisonError::into_inner);
         if index.visible(self.object).is_some() {
-            return None;
+            return Ok(None);
         }
         drop(index);
-        let paths = [DiskPath::Staging(self.object), DiskPath::Object(self.object)];
-        paths.iter().find_map(|path| self.disk.open(path, Access::Read).ok())
+        for path in [DiskPath::Staging(self.object), DiskPath::Object(self.object)] {
+            match self.disk.open(&path, Access::Read) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                opened => return opened.map(Some),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Its pack, which was there when this was opened.
+    fn pack(&self) -> io::Result<PackFile> {
+        self.pack.open().map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => io::Error::from_raw_os_error(libc::EIO),
+            _ => error,
+        })
     }
 
     /// Where in the pack a byte is, and how many there are from there.
@@ -66,12 +83,16 @@ impl PackedFile {
 
 impl DiskFile for PackedFile {
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
-        if let Some(file) = self.own_file() {
+        if let Some(file) = self.own_file()? {
             return file.read_at(buffer, offset);
         }
         let (at, rest) = self.within(offset);
         let count = buffer.len().min(usize::try_from(rest).unwrap_or(usize::MAX));
-        self.pack.file.read_at(&mut buffer[..count], at)
+        match self.pack()?.file.read_at(&mut buffer[..count], at)? {
+            read if read == count => Ok(read),
+            // Somebody has cut the pack.
+            _ => Err(io::Error::from_raw_os_error(libc::EIO)),
+        }
     }
 
     fn write_all_at(&self, _bytes: &[u8], _offset: u64) -> io::Result<()> {
@@ -97,27 +118,33 @@ impl DiskFile for PackedFile {
     fn copy_to(
         &self, offset: u64, target: &dyn DiskFile, target_offset: u64, length: u64,
     ) -> io::Result<u64> {
-        if let Some(file) = self.own_file() {
+        if let Some(file) = self.own_file()? {
             return file.copy_to(offset, target, target_offset, length);
         }
         let (at, rest) = self.within(offset);
-        self.pack.file.copy_to(at, target, target_offset, length.min(rest))
+        let wanted = length.min(rest);
+        match self.pack()?.file.copy_to(at, target, target_offset, wanted)? {
+            0 if wanted > 0 => Err(io::Error::from_raw_os_error(libc::EIO)),
+            copied => Ok(copied),
+        }
     }
 
     fn populate(&self, offset: u64, length: u64) -> io::Result<()> {
         let (at, rest) = self.within(offset);
-        self.pack.file.populate(at, length.min(rest))
+        self.pack()?.file.populate(at, length.min(rest))
     }
 
     fn sync(&self) -> io::Result<()> {
-        match self.own_file() {
+        match self.own_file()? {
             Some(file) => file.sync(),
-            None => self.pack.file.sync(),
+            // What is in a pack is durable before an object has it. Whoever adds to the pack must hear of what became
+            // of that himself: an error is told once.
+            None => Ok(()),
         }
     }
 
     fn stat(&self) -> io::Result<FileStat> {
-        match self.own_file() {
+        match self.own_file()? {
             Some(file) => file.stat(),
             None => Ok(stat_of(&self.entry)),
         }
@@ -128,7 +155,7 @@ impl DiskFile for PackedFile {
     }
 
     fn is_at_rest(&self) -> io::Result<bool> {
-        match self.own_file() {
+        match self.own_file()? {
             Some(file) => file.is_at_rest(),
             None => Ok(true),
         }

@@ -10,7 +10,7 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::Packs;
-use super::pack::Pack;
+use super::opening::Pack;
 use super::record::{Header, Kind, Place};
 use super::writer::PACK_BYTES;
 use crate::store::disk::{Access, Allocation, DiskPath};
@@ -132,7 +132,7 @@ impl Packs {
             return Ok(Records { all: open.contents.records.clone(), awaited });
         }
         drop(writer);
-        Ok(Records { all: pack.read()?.records, awaited })
+        Ok(Records { all: pack.open()?.read()?.records, awaited })
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use super::holes::Hollow;
-use super::pack::Pack;
+use super::opening::Pack;
 use super::record::{Header, Kind, Place, record_bytes};
 use crate::store::disk::shard;
 use crate::store::record::{ObjectId, Time};
@@ -32,6 +32,8 @@ pub(super) struct Known {
     pub(super) live_bytes: u64,
     /// The holes in it.
     pub(super) hollow: Hollow,
+    /// It could not be read whole: it stays as it is, and keeps nobody from the others.
+    pub(super) is_set_aside: bool,
 }
 
 /// All objects in packs. They are kept by the directory that would hold their files.
@@ -188,11 +190,30 @@ impl Index {
         }
     }
 
-    pub(super) fn add_pack(&mut self, pack: Arc<Pack>) {
+    pub(super) fn add_pack(&mut self, pack: Pack) {
         self.packs.insert(
             pack.number,
-            Known { pack, bytes: 0, live_bytes: 0, hollow: Hollow::default() },
+            Known {
+                pack: Arc::new(pack),
+                bytes: 0,
+                live_bytes: 0,
+                hollow: Hollow::default(),
+                is_set_aside: false,
+            },
         );
+    }
+
+    /// A pack is gone, and what was in it: so many objects. `None` if that is known.
+    pub(super) fn forget(&mut self, pack: u32) -> Option<usize> {
+        self.packs.remove(&pack)?;
+        let before = self.len();
+        for shard in &mut self.shards {
+            shard.retain(|_, entry| entry.place.pack != pack);
+            for entry in shard.values_mut() {
+                entry.note = entry.note.filter(|(note, _)| note.pack != pack);
+            }
+        }
+        Some(before - self.len())
     }
 
     /// A pack has become longer.

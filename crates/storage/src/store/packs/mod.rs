@@ -21,7 +21,9 @@ mod disk;
 mod file;
 mod holes;
 mod index;
+mod opening;
 mod pack;
+mod reading;
 mod record;
 #[cfg(test)]
 mod tests;
@@ -34,15 +36,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Rw
 
 pub use compaction::end_quietly;
 pub use disk::PackedDisk;
-use file::PackedFile;
 use holes::Opened;
 use index::{Dead, Index, Replay};
-use pack::Pack;
+use opening::{Opener, Pack};
+use pack::PackFile;
 use record::{Header, Kind, Place};
 use writer::{Open, Writer};
 
 use super::commit::{lost, may_pass};
-use super::disk::{Access, Disk, DiskDirectory, DiskPath, read_all};
+use super::disk::{Access, Disk, DiskDirectory, DiskPath, is_of_file};
 use super::record::{ObjectId, Time};
 
 /// Larger objects are never put into packs: a pack holds sixteen of them at least.
@@ -127,8 +129,8 @@ impl Packs {
     /// Finds out what is in the packs of a store; changes nothing.
     ///
     /// # Errors
-    /// The directory of the packs cannot be listed. A pack that cannot be read is left alone, and its objects are
-    /// missing.
+    /// The directory of the packs cannot be listed, or there are too few descriptors. A pack that cannot be read is left
+    /// alone, and its objects are missing.
     pub fn open(disk: Arc<dyn Disk>) -> io::Result<Packs> {
         let names = match disk.list(DiskDirectory::Packs) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
@@ -138,18 +140,18 @@ impl Packs {
         numbers.sort_unstable();
         let next = numbers.last().map_or(1, |last| last + 1);
         let index = Arc::new(RwLock::new(Index::new()));
-        let mut writer = Writer::new(Arc::clone(&disk), Arc::clone(&index), next);
+        let opener = Arc::new(Opener::new(Arc::clone(&disk)));
+        let mut writer =
+            Writer::new(Arc::clone(&disk), Arc::clone(&index), Arc::clone(&opener), next);
         let (mut dead, mut replay) = (Vec::new(), Replay::default());
         {
             let mut index = index.write().unwrap_or_else(PoisonError::into_inner);
             for number in numbers {
-                let opened = disk.open(&DiskPath::Pack(number), Access::Read);
-                let read = opened.and_then(|file| {
-                    let pack = Pack { number, file };
-                    pack.read().map(|contents| (pack, contents))
-                });
-                let (pack, contents) = match read {
-                    Ok((pack, contents)) => (Arc::new(pack), contents),
+                let pack = Pack::new(number, &opener);
+                let read = |file: PackFile| file.read().map(|contents| (file, contents));
+                let (file, contents) = match pack.open().and_then(read) {
+                    Ok(read) => read,
+                    Err(error) if !is_of_file(&error) => return Err(error),
                     Err(error) => {
                         // What is in it cannot be opened; everything else can.
                         log::error!("packs/{number:08x} cannot be read: {error}");
@@ -157,13 +159,13 @@ impl Packs {
                         continue;
                     }
                 };
-                index.add_pack(Arc::clone(&pack));
+                index.add_pack(pack);
                 index.grow(number, contents.end);
                 for (place, header) in &contents.records {
                     index.replay(*place, header, &mut replay);
                 }
                 if !contents.is_complete {
-                    writer.incomplete.push(Open { pack, contents });
+                    writer.incomplete.push(Open { pack: file, contents });
                 }
             }
             dead.extend(replay.into_dead());
@@ -201,8 +203,7 @@ impl Packs {
                 continue;
             }
             let file = self.disk.open(&DiskPath::Pack(number), Access::ReadWrite)?;
-            // Readers go on with the file that they have.
-            writable.push(Open { pack: Arc::new(Pack { number, file }), ..open });
+            writable.push(Open { pack: PackFile { number, file: Arc::from(file) }, ..open });
         }
         self.writer().incomplete = writable;
         self.end()?;
@@ -252,15 +253,6 @@ impl Packs {
             live_bytes: sum.live_bytes + known.live_bytes,
             ..sum
         })
-    }
-
-    fn file(&self, object: ObjectId) -> Option<PackedFile> {
-        let index = self.index();
-        let entry = *index.visible(object)?;
-        let pack = index.pack(entry.place.pack)?;
-        let held = self.opened.hold(entry.place);
-        let (disk, index) = (Arc::clone(&self.disk), Arc::clone(&self.index));
-        Some(PackedFile { object, entry, pack, index, disk, _held: held })
     }
 
     /// Adds the bytes of objects to a pack. They are durable after [`Packs::sync`], and count after
@@ -358,20 +350,23 @@ impl Packs {
     /// Copies the bytes of a packed object to a file in `staging/`, to be changed there. Until that is
     /// published, a crash brings the bytes in the pack back. Whether it was packed.
     pub fn unpack(&self, object: ObjectId) -> io::Result<bool> {
-        let Some(file) = self.file(object) else { return Ok(false) };
+        let note = match self.note(object) {
+            Err(error) if !is_of_file(&error) => return Err(error),
+            note => note.ok().flatten(),
+        };
+        // What is damaged must not become what somebody has changed.
+        let Some((entry, bytes)) = self.read(object)? else { return Ok(false) };
         self.begin_to_change()?;
-        let bytes = read_all(&file, PACKED_BYTES_MAX)?;
         self.remove_staged(object)?;
         let path = DiskPath::Staging(object);
         let copy = self.disk.create(&path)?;
-        let written =
-            copy.write_all_at(&bytes, 0).and_then(|()| copy.set_modified(file.entry.mtime));
+        let written = copy.write_all_at(&bytes, 0).and_then(|()| copy.set_modified(entry.mtime));
         if let Err(error) = written {
             self.disk.remove(&path)?;
             return Err(error);
         }
         // Where no note can be kept, or none was, the file has none.
-        if let Ok(Some(note)) = self.note(object)
+        if let Some(note) = note
             && let Err(error) = self.disk.set_note(&path, &note)
         {
             log::debug!("object {object} does not say where it belongs: {error}");
@@ -419,18 +414,6 @@ impl Packs {
             index.note(place, header);
         }
         Ok(())
-    }
-
-    fn note(&self, object: ObjectId) -> io::Result<Option<Vec<u8>>> {
-        let (pack, place, length) = {
-            let index = self.index();
-            let Some((place, length)) = index.visible(object).and_then(|entry| entry.note) else {
-                return Ok(None);
-            };
-            let Some(pack) = index.pack(place.pack) else { return Ok(None) };
-            (pack, place, length)
-        };
-        Ok(Some(pack.bytes(u64::from(place.offset), u64::from(length))?))
     }
 
     /// Writes down which records are not valid any more. What cannot be written is kept for the next time.

@@ -1,6 +1,7 @@
 //! A pack: records one behind the other, and once it is complete an index of them at its end.
 
 use std::io;
+use std::sync::Arc;
 
 use super::record::{HEADER_BYTES, Header, Kind, Place, RawHeader, record_bytes};
 use crate::store::disk::DiskFile;
@@ -15,11 +16,11 @@ const BLOCK_BYTES: usize = 4096;
 /// Bytes of an index for one record: its offset and its header.
 const ENTRY_BYTES: usize = 8 + 64;
 
-/// The file of a pack.
-#[derive(Debug)]
-pub(super) struct Pack {
+/// The file of a pack, open.
+#[derive(Clone, Debug)]
+pub(super) struct PackFile {
     pub(super) number: u32,
-    pub(super) file: Box<dyn DiskFile>,
+    pub(super) file: Arc<dyn DiskFile>,
 }
 
 /// What is in a pack.
@@ -35,7 +36,7 @@ pub(super) struct Contents {
     pub(super) is_unreadable: bool,
 }
 
-impl Pack {
+impl PackFile {
     fn place(&self, offset: u64) -> Option<Place> {
         Some(Place { pack: self.number, offset: u32::try_from(offset).ok()? })
     }
@@ -52,7 +53,7 @@ impl Pack {
         }
     }
 
-    fn header(&self, offset: u64) -> io::Result<Option<Header>> {
+    pub(super) fn header(&self, offset: u64) -> io::Result<Option<Header>> {
         let mut raw: RawHeader = [0; 64];
         let Some(place) = self.place(offset) else { return Ok(None) };
         if self.file.read_at(&mut raw, offset)? < raw.len() {

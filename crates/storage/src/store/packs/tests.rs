@@ -2,6 +2,7 @@
 
 mod faults;
 mod holes;
+mod missing;
 mod room;
 
 use std::collections::{BTreeMap, HashMap};
@@ -66,6 +67,11 @@ impl Mount {
             let file = self.disk.create(&DiskPath::Staging(id)).unwrap();
             file.write_all_at(bytes, 0).unwrap();
         }
+    }
+
+    fn open_pack(&self, number: u32) -> PackFile {
+        let pack = self.packs.index().pack(number).unwrap();
+        pack.open().unwrap()
     }
 
     fn read(&self, object: u64) -> Option<Vec<u8>> {
@@ -359,7 +365,7 @@ fn a_compaction_that_ends_halfway_leaves_no_copy_that_would_win() {
     let mount = Mount::new(directory.path());
     mount.pack(300, b"old");
     mount.packs.end().unwrap();
-    let pack = mount.packs.index().pack(1).unwrap();
+    let pack = mount.open_pack(1);
     let records = pack.read().unwrap().records;
     mount.packs.copy(&pack, &records, &mut Vec::new()).unwrap();
     mount.packs.end().unwrap();
@@ -367,7 +373,7 @@ fn a_compaction_that_ends_halfway_leaves_no_copy_that_would_win() {
     // The bytes that were to be moved count where they were.
     let mount = Mount::new(directory.path());
     assert_eq!(mount.read(300).unwrap(), b"old");
-    let pack = mount.packs.index().pack(1).unwrap();
+    let pack = mount.open_pack(1);
     mount.packs.copy(&pack, &records, &mut Vec::new()).unwrap();
     mount.change(300, b"new");
     mount.packs.end().unwrap();

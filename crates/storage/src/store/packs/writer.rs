@@ -8,7 +8,8 @@ use std::io;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use super::index::{Dead, Index};
-use super::pack::{Contents, Pack};
+use super::opening::{Opener, Pack};
+use super::pack::{Contents, PackFile};
 use super::record::{HEADER_BYTES, Header, Kind, Place};
 use crate::store::commit::{lost, may_pass};
 use crate::store::disk::{Disk, DiskDirectory, DiskPath};
@@ -22,7 +23,7 @@ pub(super) const PACK_BYTES: u64 = 64 << 20;
 /// A pack without an index, and what is in it.
 #[derive(Debug)]
 pub(super) struct Open {
-    pub(super) pack: Arc<Pack>,
+    pub(super) pack: PackFile,
     pub(super) contents: Contents,
 }
 
@@ -31,12 +32,13 @@ pub(super) struct Open {
 pub(super) struct Writer {
     disk: Arc<dyn Disk>,
     index: Arc<RwLock<Index>>,
+    opener: Arc<Opener>,
     /// What records are added to.
     current: Option<Open>,
     /// Packs without an index that get no records any more: a write to them failed, or the mount before crashed.
     pub(super) incomplete: Vec<Open>,
     /// Packs whose last records may not be durable.
-    unsynced: Vec<Arc<Pack>>,
+    unsynced: Vec<PackFile>,
     /// Records that no object has been told to count yet.
     pub(super) unadopted: HashMap<Place, ObjectId>,
     /// A pack could not be read: nobody knows what is in it.
@@ -47,10 +49,13 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    pub(super) fn new(disk: Arc<dyn Disk>, index: Arc<RwLock<Index>>, next: u32) -> Writer {
+    pub(super) fn new(
+        disk: Arc<dyn Disk>, index: Arc<RwLock<Index>>, opener: Arc<Opener>, next: u32,
+    ) -> Writer {
         Writer {
             disk,
             index,
+            opener,
             current: None,
             incomplete: Vec::new(),
             unsynced: Vec::new(),
@@ -116,7 +121,7 @@ impl Writer {
         }
         let number = self.next;
         self.next += 1;
-        let file = self.disk.create(&DiskPath::Pack(number))?;
+        let file = Arc::from(self.disk.create(&DiskPath::Pack(number))?);
         let synced = self.disk.sync_directory(DiskDirectory::Packs);
         self.judged(synced.map_err(|error| lost(&error))).inspect_err(|_| {
             // Each attempt would leave one.
@@ -124,8 +129,8 @@ impl Writer {
                 log::debug!("pack {number}, which has nothing in it, stays: {error}");
             }
         })?;
-        let pack = Arc::new(Pack { number, file });
-        self.write_index().add_pack(Arc::clone(&pack));
+        let pack = PackFile { number, file };
+        self.write_index().add_pack(Pack::of(&pack, &self.opener));
         Ok(Open { pack, contents: Contents::default() })
     }
 
@@ -141,7 +146,7 @@ impl Writer {
         let bytes: u64 = records.iter().map(|(header, _)| header.record_bytes()).sum();
         self.make_room(bytes)?;
         let Some(open) = &mut self.current else { return Err(io::ErrorKind::NotFound.into()) };
-        let (pack, begin) = (Arc::clone(&open.pack), open.contents.end);
+        let (pack, begin) = (open.pack.clone(), open.contents.end);
         let mut buffer = Vec::with_capacity(usize::try_from(bytes).map_err(io::Error::other)?);
         let mut places = Vec::with_capacity(records.len());
         for (header, payload) in records {
@@ -219,7 +224,7 @@ impl Writer {
     }
 
     /// The packs that are to be synced for all records to be durable. They count as synced now.
-    pub(super) fn take_unsynced(&mut self) -> Vec<Arc<Pack>> {
+    pub(super) fn take_unsynced(&mut self) -> Vec<PackFile> {
         std::mem::take(&mut self.unsynced)
     }
 
@@ -235,7 +240,9 @@ impl Writer {
                 self.incomplete.push(open);
                 continue;
             } else if is_empty {
-                self.write_index().packs.remove(&number);
+                if let Some(known) = self.write_index().packs.remove(&number) {
+                    known.pack.leave(&open.pack);
+                }
                 self.disk.remove(&DiskPath::Pack(number))
             } else {
                 open.pack.write_index(&open.contents).and_then(|()| synced(&open.pack))
@@ -250,7 +257,7 @@ impl Writer {
 }
 
 /// Makes a pack durable. An error of that does not pass.
-fn synced(pack: &Pack) -> io::Result<()> {
+fn synced(pack: &PackFile) -> io::Result<()> {
     pack.file.sync().map_err(|error| lost(&error))
 }
 

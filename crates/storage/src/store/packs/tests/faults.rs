@@ -27,7 +27,7 @@ fn what_is_said_to_be_durable_was_synced_once() {
     mount.packs.note_adopted(&two);
     let file = mount.disk.open(&DiskPath::Object(ObjectId(1)), Access::Read).unwrap();
     file.sync().unwrap();
-    assert_eq!(events.take_steps(), ["packs/00000001"]);
+    assert!(events.take_steps().is_empty(), "it was durable before the object had it");
     // The pack gets its index, and is as durable as that.
     drop(mount.append(3, b"three"));
     mount.packs.writer().turn().unwrap();
@@ -99,12 +99,12 @@ fn a_full_disk_passes_and_nothing_is_left_of_what_found_no_room() {
     assert_eq!(full.raw_os_error(), Some(libc::ENOSPC));
     mount.packs.writer().turn().unwrap();
     mount.packs.check().unwrap();
-    assert!(!mount.packs.index().pack(1).unwrap().read().unwrap().is_complete);
+    assert!(!mount.open_pack(1).read().unwrap().is_complete);
     events.writes_left.store(u64::MAX, Ordering::Relaxed);
     mount.pack(3, b"three");
     mount.packs.end().unwrap();
     for number in [1, 2] {
-        assert!(mount.packs.index().pack(number).unwrap().read().unwrap().is_complete);
+        assert!(mount.open_pack(number).read().unwrap().is_complete);
     }
     drop(mount);
     let mount = Mount::new(directory.path());

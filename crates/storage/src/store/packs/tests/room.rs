@@ -202,7 +202,7 @@ fn a_pack_is_filled_to_the_last_byte_and_has_its_index_at_once() {
     assert_eq!(mount.packs.packed().bytes, PACK_BYTES);
     mount.pack(64, b"next");
     assert_eq!(numbers(&mount), [1, 2]);
-    let contents = mount.packs.index().pack(1).unwrap().read().unwrap();
+    let contents = mount.open_pack(1).read().unwrap();
     assert!(contents.is_complete);
     assert_eq!(contents.end, PACK_BYTES);
     let found: Vec<u64> = contents.records.iter().map(|(_, header)| header.object.0).collect();
@@ -230,12 +230,13 @@ fn what_is_missing_of_a_pack_is_not_copied_as_something_else() {
     let mount = Mount::new(directory.path());
     mount.pack(1, &[7; 100]);
     mount.pack(2, &[8; 100]);
-    let pack = mount.packs.index().pack(1).unwrap();
+    let pack = mount.open_pack(1);
     let records = pack.read().unwrap().records;
     pack.file.set_length(300).unwrap();
     assert!(mount.packs.copy(&pack, &records[..1], &mut Vec::new()).is_ok());
     pack.file.set_length(200).unwrap();
     let missing = mount.packs.copy(&pack, &records[1..], &mut Vec::new()).unwrap_err();
+    let missing = io::Error::from(missing);
     assert_eq!(missing.kind(), io::ErrorKind::UnexpectedEof);
 }
 

@@ -1,0 +1,181 @@
+//! Packs that cannot be opened when somebody reads in them: removed below the mount, or for want of descriptors.
+
+use super::faults::faulty;
+use super::*;
+use crate::store::faulty_disk::Call;
+
+const NO_DESCRIPTOR: i32 = libc::EMFILE;
+
+fn path(object: u64) -> DiskPath {
+    DiskPath::Object(ObjectId(object))
+}
+
+fn code<T>(outcome: io::Result<T>) -> Option<i32> {
+    outcome.map(drop).unwrap_err().raw_os_error()
+}
+
+#[test]
+fn what_was_in_a_removed_pack_is_missing_as_it_is_after_the_next_mount() {
+    let directory = store();
+    let mount = Mount::new(directory.path());
+    for object in 1..=3 {
+        mount.pack(object, &[7; 100]);
+    }
+    mount.packs.end().unwrap();
+    mount.pack(4, &[8; 100]);
+    mount.disk.set_note(&path(4), b"note").unwrap();
+    let pack = mount.packs.index().pack(1).unwrap();
+    let held = mount.disk.open(&path(1), Access::Read).unwrap();
+    std::fs::remove_file(directory.path().join("packs/00000001")).unwrap();
+    let mut buffer = [0; 100];
+    assert_eq!(held.read_at(&mut buffer, 0).unwrap(), 100, "somebody has it open");
+    pack.close_all();
+    assert_eq!(code(held.read_at(&mut buffer, 0)), Some(libc::EIO), "and its name is there");
+    for object in 1..=3 {
+        let opened = mount.disk.open(&path(object), Access::Read).unwrap_err();
+        let known = mount.disk.stat(&path(object)).unwrap_err();
+        assert_eq!((opened.kind(), known.kind()), [io::ErrorKind::NotFound; 2].into());
+        assert!(!mount.packs.holds(ObjectId(object)));
+    }
+    assert_eq!((mount.objects(), mount.read(4).unwrap()), (vec![4], vec![8; 100]));
+    assert_eq!(mount.packs.packed().packs, 1);
+    mount.pack(1, b"anew");
+    assert_eq!(mount.read(1).unwrap(), b"anew");
+    mount.packs.end().unwrap();
+    let mount = Mount::new(directory.path());
+    assert_eq!((mount.objects(), mount.read(1).unwrap()), (vec![1, 4], b"anew".to_vec()));
+}
+
+#[test]
+fn another_file_in_the_place_of_a_pack_is_not_read() {
+    let directory = store();
+    let mount = Mount::new(directory.path());
+    mount.pack(1, &[7; 100]);
+    mount.packs.end().unwrap();
+    let mount = Mount::new(directory.path());
+    let held = mount.disk.open(&path(1), Access::Read).unwrap();
+    let name = directory.path().join("packs/00000001");
+    std::fs::copy(&name, directory.path().join("copy")).unwrap();
+    std::fs::remove_file(&name).unwrap();
+    std::fs::copy(directory.path().join("copy"), &name).unwrap();
+    mount.packs.index().pack(1).unwrap().close_all();
+    assert_eq!(code(held.read_at(&mut [0; 100], 0)), Some(libc::EIO));
+    assert_eq!(mount.read(1), None);
+    // Whoever looks at it anew finds out what it holds.
+    let mount = Mount::new(directory.path());
+    assert_eq!(mount.read(1).unwrap(), [7; 100]);
+}
+
+#[test]
+fn packs_that_are_away_for_a_while_come_back() {
+    let directory = store();
+    let mount = Mount::new(directory.path());
+    mount.pack(1, &[7; 100]);
+    mount.packs.end().unwrap();
+    let pack = mount.packs.index().pack(1).unwrap();
+    let places = ["packs", "elsewhere"].map(|name| directory.path().join(name));
+    let rename = |from: &Path, to: &Path| {
+        pack.close_all();
+        nix::fcntl::renameat(nix::fcntl::AT_FDCWD, from, nix::fcntl::AT_FDCWD, to).unwrap();
+    };
+    rename(&places[0], &places[1]);
+    assert_eq!(code(mount.disk.open(&path(1), Access::Read)), Some(libc::EIO));
+    rename(&places[1], &places[0]);
+    assert_eq!(mount.read(1).unwrap(), [7; 100]);
+}
+
+#[test]
+fn a_pack_that_was_cut_or_changed_gives_no_other_bytes() {
+    let directory = store();
+    let mount = Mount::new(directory.path());
+    for object in 1..=3 {
+        mount.pack(object, &[u8::try_from(object).unwrap(); 1000]);
+    }
+    let held = mount.disk.open(&path(3), Access::Read).unwrap();
+    let name = directory.path().join("packs/00000001");
+    let file = std::fs::File::options().write(true).open(name).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, b"damage", 500).unwrap();
+    file.set_len(2 * 1088 + 100).unwrap();
+    assert_eq!(code(held.read_at(&mut [0; 1000], 0)), Some(libc::EIO));
+    // What is changed must not become what somebody has written.
+    assert_eq!(code(mount.packs.unpack(ObjectId(1))), Some(libc::EIO));
+    assert!(mount.packs.unpack(ObjectId(2)).unwrap());
+    assert!(!directory.path().join("staging/0000000000000001").exists());
+}
+
+#[test]
+fn a_pack_that_cannot_be_rewritten_keeps_nobody_from_the_others() {
+    let directory = store();
+    let mount = Mount::new(directory.path());
+    for object in 0..6 {
+        mount.pack(object, &[7; 1000]);
+        if object % 2 == 1 {
+            mount.packs.end().unwrap();
+        }
+    }
+    for object in [0, 2, 4] {
+        mount.disk.remove(&path(object)).unwrap();
+    }
+    mount.packs.write_dead().unwrap();
+    let name = |number: u32| directory.path().join(format!("packs/{number:08x}"));
+    let file = std::fs::File::options().write(true).open(name(1)).unwrap();
+    file.set_len(500).unwrap();
+    std::fs::remove_file(name(2)).unwrap();
+    mount.packs.index().pack(2).unwrap().close_all();
+    let told = mount.packs.compact_all().unwrap_err().to_string();
+    assert!(told.starts_with("packs/00000001 cannot be read: "), "{told}");
+    assert!(name(1).exists() && !name(3).exists());
+    let mut times = 0;
+    while mount.packs.compact().unwrap() {
+        times += 1;
+        assert!(times <= 2, "each is tried once");
+    }
+    assert_eq!((mount.read(3), mount.read(5).unwrap()), (None, vec![7; 1000]));
+}
+
+#[test]
+fn a_lack_of_descriptors_hides_nothing() {
+    let directory = store();
+    let (mount, events) = faulty(directory.path());
+    mount.pack(1, &[7; 100]);
+    mount.disk.set_note(&path(1), b"note").unwrap();
+    mount.packs.end().unwrap();
+    let pack = mount.packs.index().pack(1).unwrap();
+    let held = mount.disk.open(&path(1), Access::Read).unwrap();
+    let fail = |failing: Option<&DiskPath>| {
+        pack.close_all();
+        let failing = failing.map(|path| (Call::Open, path.clone(), NO_DESCRIPTOR));
+        *events.failing_call.lock().unwrap() = failing;
+    };
+    fail(Some(&DiskPath::Pack(1)));
+    let mut buffer = [0; 100];
+    assert_eq!(code(held.read_at(&mut buffer, 0)), Some(NO_DESCRIPTOR));
+    assert_eq!(code(mount.disk.open(&path(1), Access::Read)), Some(NO_DESCRIPTOR));
+    assert_eq!(code(mount.disk.note(&path(1))), Some(NO_DESCRIPTOR));
+    assert_eq!(code(mount.packs.unpack(ObjectId(1))), Some(NO_DESCRIPTOR));
+    assert_eq!(code(Packs::open(Arc::clone(&mount.packs.disk))), Some(NO_DESCRIPTOR));
+    assert!(mount.packs.holds(ObjectId(1)));
+    fail(None);
+    assert_eq!(mount.read(1).unwrap(), [7; 100]);
+    // What somebody changes meanwhile is not what is in the pack.
+    mount.write(1, b"changed");
+    fail(Some(&DiskPath::Staging(ObjectId(1))));
+    assert_eq!(code(held.read_at(&mut buffer, 0)), Some(NO_DESCRIPTOR));
+    assert_eq!(code(held.stat()), Some(NO_DESCRIPTOR));
+    fail(None);
+    assert_eq!(held.read_at(&mut buffer, 0).unwrap(), 7);
+}
+
+#[test]
+fn who_syncs_a_packed_object_takes_no_error_from_whoever_added_to_its_pack() {
+    let directory = store();
+    let (mount, events) = faulty(directory.path());
+    mount.pack(1, &[7; 100]);
+    let held = mount.disk.open(&path(1), Access::Read).unwrap();
+    events.take_steps();
+    mount.append(2, &[8; 100]);
+    events.fail_to_sync(Some("packs/00000001"));
+    held.sync().unwrap();
+    assert!(mount.packs.sync().is_err());
+    assert!(events.take_steps().is_empty());
+}
