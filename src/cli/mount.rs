@@ -17,6 +17,7 @@ use super::output::{EXIT_FAILED, EXIT_OK, Failure, Outcome, Report};
 use super::probe::{ANSWER_DEADLINE, Answer, Question, ask, daemon as daemon_of};
 use super::settings::Steerer;
 use super::stop::StopSignals;
+use super::unmount::{How, UnmountError, unmount};
 use super::{limits, logging, metrics, preflight, service};
 use crate::fs::takeover::{Handover, Launch};
 use crate::fuse;
@@ -197,6 +198,13 @@ fn serve(
     Ok(())
 }
 
+fn how_it_ended(status: nix::Result<WaitStatus>) -> String {
+    match status {
+        Ok(WaitStatus::Signaled(_, signal, _)) => format!("was killed by {signal}"),
+        _ => "ended".to_owned(),
+    }
+}
+
 /// Waits until the daemon says that it serves, and then asks the mount itself.
 fn confirm(child: Child, config: &MountConfig, log: &Path) -> Result<(), String> {
     let pid = child.pid;
@@ -205,11 +213,8 @@ fn confirm(child: Child, config: &MountConfig, log: &Path) -> Result<(), String>
         Ok(()) => {}
         Err(Some(line)) => return Err(line),
         Err(None) => {
-            let end = match waitpid(pid, None) {
-                Ok(WaitStatus::Signaled(_, signal, _)) => format!("was killed by {signal}"),
-                _ => "ended".to_owned(),
-            };
-            return Err(format!("the daemon {end} before the mount was ready: {see}"));
+            let ended = how_it_ended(waitpid(pid, None));
+            return Err(format!("the daemon {ended} before the mount was ready: {see}"));
         }
     }
     let place = config.options.mountpoint.display();
@@ -220,8 +225,13 @@ fn confirm(child: Child, config: &MountConfig, log: &Path) -> Result<(), String>
         Answer::Refused(error) => Err(format!("{place} is mounted but answers {error}: {see}")),
         Answer::Dead => {
             // Collected, so that its end is not mistaken for a running daemon.
-            let _ = waitpid(pid, Some(WaitPidFlag::WNOHANG));
-            Err(format!("the daemon ended right after mounting {place}: {see}"))
+            let ended = how_it_ended(waitpid(pid, Some(WaitPidFlag::WNOHANG)));
+            // Nobody serves it: whoever mounts again would find it in the way.
+            let left = match unmount(&config.options.mountpoint, How::Detach) {
+                Ok(()) | Err(UnmountError::NotMounted) => "",
+                Err(_) => ", and its mount is left",
+            };
+            Err(format!("the daemon {ended} right after mounting {place}{left}: {see}"))
         }
         Answer::Stuck => Err(format!(
             "{place} is mounted but does not answer within {} seconds: {see}, or unmount it with \

@@ -14,7 +14,7 @@ use crate::status::Stopped;
 in_both_modes!(commands_do_not_wait_for_a_mount_that_stands_still);
 
 /// Ten seconds are waited for an answer, beside all the others.
-const LONGEST: Duration = Duration::from_secs(25);
+const LONGEST: Duration = Duration::from_secs(50);
 
 fn begin(directory: &Path, words: &[&str]) -> Child {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kvfs"));

@@ -194,6 +194,7 @@ pub(crate) fn is_expected(error: &io::Error) -> bool {
         libc::ENOSPC,
         libc::EDQUOT,
         libc::EMFILE,
+        libc::ENFILE,
         libc::EINTR,
     ];
     error.raw_os_error().is_some_and(|code| expected.contains(&code))

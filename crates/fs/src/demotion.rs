@@ -106,6 +106,28 @@ impl Mover {
         uploaded.chain(self.unnamed.iter().map(|(id, _)| *id)).collect()
     }
 
+    /// What waits to leave is named at once if nothing more is coming. A change of names alone can
+    /// wait: a publication is a pass over all records.
+    fn is_publication_due(&self, core: &Core, tiers: &Tiers, is_idle: bool) -> bool {
+        let is_time = self.published.elapsed() >= PUBLISH_EVERY.max(self.took * PASSES_APART);
+        if !self.unnamed.is_empty() || self.sight.is_name_lost() {
+            return is_idle || is_time;
+        }
+        let named = tiers.names_published.load(Ordering::Acquire);
+        is_time && (core.state().metadata.names_changed != named || self.growing.has_grown(core))
+    }
+
+    fn report_outage(&mut self, core: &Core, error: &FsError) {
+        let label = match error {
+            FsError::Remote(error) => error.label(),
+            _ => "local",
+        };
+        // The same cause, told every few seconds, would push everything else out of the errors.
+        if self.reported.replace(label) != Some(label) {
+            core.observer.failed(&format!("objects do not reach the remote: {error}"));
+        }
+    }
+
     /// What is not under way any more is in the remote, or waits to go there again.
     fn note_arrived(&self, core: &Core) {
         let under_way = self.under_way();
@@ -168,7 +190,7 @@ impl FileSystem {
         let trouble = trouble.or_else(|| mover.sight.trouble().map(str::to_owned));
         tiers.note_trouble(trouble);
         if let Err(error) = &outcome {
-            self.report_outage(mover, error);
+            mover.report_outage(&self.core, error);
         } else if mover.reported.take().is_some() {
             log::info!("moving objects to the remote goes on");
         }
@@ -213,7 +235,7 @@ impl FileSystem {
         }
         let is_idle = uploaded == 0 && mover.uploaded.is_empty();
         let is_asked = tiers.publication.take_request();
-        if is_asked || self.is_publication_due(tiers, mover, is_idle) {
+        if is_asked || mover.is_publication_due(&self.core, tiers, is_idle) {
             let outcome = self.publish_names(tiers, exchange, mover);
             if is_asked {
                 tiers.publication.answer(outcome.is_ok());
@@ -229,19 +251,6 @@ impl FileSystem {
         }
         let is_asking = mover.sight.is_asking();
         Ok(uploaded > 0 || granted > 0 || encoded > 0 || made_room > 0 || is_asking)
-    }
-
-    /// What waits to leave is named at once if nothing more is coming. A change of names alone can
-    /// wait: a publication is a pass over all records.
-    fn is_publication_due(&self, tiers: &Tiers, mover: &Mover, is_idle: bool) -> bool {
-        let is_time = mover.published.elapsed() >= PUBLISH_EVERY.max(mover.took * PASSES_APART);
-        if !mover.unnamed.is_empty() || mover.sight.is_name_lost() {
-            return is_idle || is_time;
-        }
-        let named = tiers.names_published.load(Ordering::Acquire);
-        is_time
-            && (self.core.state().metadata.names_changed != named
-                || mover.growing.has_grown(&self.core))
     }
 
     /// Publishes all names, upon which the remote keeps what they name.
@@ -308,17 +317,6 @@ impl FileSystem {
             published.chunks
         );
         Ok(())
-    }
-
-    fn report_outage(&self, mover: &mut Mover, error: &FsError) {
-        let label = match error {
-            FsError::Remote(error) => error.label(),
-            _ => "local",
-        };
-        // The same cause, told every few seconds, would push everything else out of the errors.
-        if mover.reported.replace(label) != Some(label) {
-            self.core.observer.failed(&format!("objects do not reach the remote: {error}"));
-        }
     }
 
     /// The mount ends: what is under way in the background changes nothing any more.

@@ -29,11 +29,12 @@ pub(crate) fn check(core: &Core) -> Result<(), FsError> {
 /// Whether one more file leaves those that are kept.
 pub(crate) fn leaves_some(core: &Core) -> io::Result<bool> {
     let limit = kvfs_os::open_files_max()?;
-    let promised = core.store.buffer.open_files() as u64 * OF_A_FILE_IN_MEMORY;
+    let in_memory = core.store.buffer.open_files() as u64;
+    let promised = in_memory.saturating_mul(OF_A_FILE_IN_MEMORY);
     // The kernel gives out the lowest number that is free.
     match io::stderr().as_fd().try_clone_to_owned() {
         Ok(next) => {
-            let taken = u64::try_from(next.as_raw_fd()).unwrap_or(0) + promised;
+            let taken = u64::try_from(next.as_raw_fd()).unwrap_or(0).saturating_add(promised);
             Ok(taken < limit.saturating_sub(KEPT.min(limit / 4)))
         }
         Err(error) if error.raw_os_error() == Some(libc::EMFILE) => Ok(false),

@@ -1,7 +1,9 @@
 //! Verified bytes get a name: as a new inode, or as one name more of a page that has them already.
 
 use super::attributes::Place;
+use super::tiers::Tiers;
 use super::{FileSystem, FsError, errands, held_back};
+use crate::core::Core;
 use crate::core::state::State;
 use crate::extended::PIN;
 use kvfs_page::names;
@@ -76,7 +78,7 @@ impl FileSystem {
             }
             _ => {
                 let added = (object, verified, may_hold_back);
-                let id = self.add_sealed(state, &inode, to, added);
+                let id = add_sealed(&self.core, self.tiers.as_ref(), state, &inode, to, added);
                 state.replace_attributes(id, attributes)?;
                 self.retention.note_limits_of(id, attributes);
                 self.pins().note_attributes(id, attributes);
@@ -90,49 +92,48 @@ impl FileSystem {
         self.core.observer.sealed(verified.length);
         Ok(())
     }
+}
 
-    /// A new inode for verified bytes, and its name.
-    fn add_sealed(
-        &self, state: &mut State, inode: &Inode, to: &Place,
-        (object, verified, is_held_back): (ObjectId, &Verified, bool),
-    ) -> InodeId {
-        let record = FileRecord {
-            role: verified.role,
-            object: Some(object),
-            size: verified.length,
-            blocks: verified.length.div_ceil(512),
-            unsettled: false,
-        };
-        let checksum = Some(verified.checksum);
-        let length = verified.length;
-        let stored =
-            ObjectRecord { kind: stored_kind(verified.role), length, checksum, references: 1 };
-        self.core.sample.came_to_be(object, verified.role, length);
-        let id = state.metadata.new_inode();
-        let inode = Inode { kind: Kind::File(record), ..inode.clone() };
-        if is_held_back {
-            let place = (to.parent, to.name.as_slice());
-            hold_back(&mut state.metadata, place, (id, &inode), (object, &stored));
-            state.fresh.insert(id, to.clone());
-        } else {
-            state.metadata.put_object(object, &stored);
-            state.metadata.publish(object);
-            if matches!(verified.role, Role::Page(_)) {
-                state.metadata.note_page(&verified.checksum, id);
-            }
-            state.metadata.put_inode(Life::Durable, id, &inode);
-            let entry = Entry { inode: id, file_type: libc::S_IFREG };
-            state.metadata.put_entry(Life::Durable, to.parent, &to.name, entry);
+/// A new inode for verified bytes, and its name.
+fn add_sealed(
+    core: &Core, tiers: Option<&Tiers>, state: &mut State, inode: &Inode, to: &Place,
+    (object, verified, is_held_back): (ObjectId, &Verified, bool),
+) -> InodeId {
+    let record = FileRecord {
+        role: verified.role,
+        object: Some(object),
+        size: verified.length,
+        blocks: verified.length.div_ceil(512),
+        unsettled: false,
+    };
+    let checksum = Some(verified.checksum);
+    let length = verified.length;
+    let stored = ObjectRecord { kind: stored_kind(verified.role), length, checksum, references: 1 };
+    core.sample.came_to_be(object, verified.role, length);
+    let id = state.metadata.new_inode();
+    let inode = Inode { kind: Kind::File(record), ..inode.clone() };
+    if is_held_back {
+        let place = (to.parent, to.name.as_slice());
+        hold_back(&mut state.metadata, place, (id, &inode), (object, &stored));
+        state.fresh.insert(id, to.clone());
+    } else {
+        state.metadata.put_object(object, &stored);
+        state.metadata.publish(object);
+        if matches!(verified.role, Role::Page(_)) {
+            state.metadata.note_page(&verified.checksum, id);
         }
-        if let Some(ram) = &self.core.store.ram {
-            ram.note_at_rest(object);
-            ram.set_owner(object, id);
-        }
-        if let Some(tiers) = &self.tiers {
-            tiers.copies.set_owner(object, id);
-        }
-        id
+        state.metadata.put_inode(Life::Durable, id, &inode);
+        let entry = Entry { inode: id, file_type: libc::S_IFREG };
+        state.metadata.put_entry(Life::Durable, to.parent, &to.name, entry);
     }
+    if let Some(ram) = &core.store.ram {
+        ram.note_at_rest(object);
+        ram.set_owner(object, id);
+    }
+    if let Some(tiers) = tiers {
+        tiers.copies.set_owner(object, id);
+    }
+    id
 }
 
 impl State {

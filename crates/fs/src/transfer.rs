@@ -41,7 +41,7 @@ impl FileSystem {
             Served::Query(query) => self.answer(&query, offset, buffer),
             Served::Settings(dialogue) => Ok(dialogue.answer(self, offset, buffer)),
             Served::Batch(batch) => batch.answer(self, offset, buffer),
-            Served::Slot(slot) => self.read_slot(&slot, offset, buffer),
+            Served::Slot(slot) => self.slots().read(&slot, offset, buffer),
             Served::Draft(_) | Served::SlotDraft(_) => Err(FsError::BadHandle),
         }
     }

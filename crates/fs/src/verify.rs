@@ -8,7 +8,7 @@ use crate::core::Core;
 use std::sync::Arc;
 
 use kvfs_storage::ingest::seal;
-use kvfs_storage::store::disk::{DiskFile, FileStat};
+use kvfs_storage::store::disk::{DiskFile, FileStat, is_of_file};
 use kvfs_storage::store::record::{Inode, InodeId, ObjectId, Role};
 use kvfs_storage::tier::counters::Tier;
 
@@ -129,8 +129,15 @@ impl Residency<'_> {
             return Ok(());
         };
         let actual = match file.role {
-            Role::Page(page) => seal::page_checksum(opened, &page)?,
-            _ => seal::content_checksum(opened)?,
+            Role::Page(page) => seal::page_checksum(opened, &page),
+            _ => seal::content_checksum(opened),
+        };
+        let actual = match actual {
+            Err(error) if is_of_file(&error) => {
+                let why = format!("its file cannot be read: {error}");
+                return Err(self.corrupt(id, object, tier_here(self.core, object), &why));
+            }
+            actual => actual?,
         };
         if actual == expected || changed_since(self.core, (id, inode), Some(expected)) {
             return Ok(());

@@ -116,10 +116,23 @@ fn includes_askers(state: &State, model: InodeId, readers: Readers) -> Result<bo
     Ok(askers & !readers.bits == 0)
 }
 
-impl FileSystem {
+/// Opens the files of sequences for what shows them in another form.
+pub(super) trait Files {
     /// The bytes of a file that all readers of a sequence may read, from whichever tier, checked as
     /// for everybody.
-    pub(super) fn whole_file(
+    fn whole_file(
+        &self, place: (InodeId, &str), readers: Readers,
+    ) -> Result<Option<Vec<u8>>, FsError>;
+
+    /// Fills `to` with what a file has from a place on; returns how much.
+    fn read_file(&self, id: InodeId, offset: u64, to: &mut [u8]) -> Result<usize, FsError>;
+
+    /// A file was read for whoever has opened something with these flags of open(2).
+    fn note_use_of(&self, id: InodeId, flags: i32);
+}
+
+impl Files for FileSystem {
+    fn whole_file(
         &self, (directory, name): (InodeId, &str), readers: Readers,
     ) -> Result<Option<Vec<u8>>, FsError> {
         let (inode, size) = {
@@ -137,6 +150,17 @@ impl FileSystem {
         self.release(handle)?;
         bytes.truncate(outcome.map_err(FsError::after_lookup)?);
         Ok(Some(bytes))
+    }
+
+    fn read_file(&self, id: InodeId, offset: u64, to: &mut [u8]) -> Result<usize, FsError> {
+        let opened = self.open_file(id, libc::O_RDONLY).map_err(FsError::after_lookup)?;
+        let outcome = self.read(opened.handle, offset, to);
+        self.release(opened.handle)?;
+        outcome.map_err(FsError::after_lookup)
+    }
+
+    fn note_use_of(&self, id: InodeId, flags: i32) {
+        self.note_use(id, flags);
     }
 }
 

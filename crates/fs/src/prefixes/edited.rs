@@ -6,7 +6,7 @@
 
 use std::sync::PoisonError;
 
-use super::access::Readers;
+use super::access::{Files, Readers};
 use super::find::Positioned;
 use super::slot::size_and_time;
 use crate::{FileSystem, FsError};

@@ -18,6 +18,7 @@ use kvfs_storage::ingest::model::Model;
 use kvfs_storage::store::disk::is_of_file;
 use kvfs_storage::store::metadata::{LEAD_TOKENS_MAX, TokensChange};
 use kvfs_storage::store::record::{Entry, InodeId, Kind};
+use kvfs_storage::tier::counters::Tier;
 
 /// Sequences that are looked at for one answer. More than one is needed only where pages of some
 /// were removed; then the answer may be shorter than what could be found.
@@ -103,6 +104,18 @@ pub(super) trait Positioned {
 pub(crate) struct Finder<'a> {
     pub(super) residency: Residency<'a>,
     positions: &'a dyn Positioned,
+}
+
+impl Finder<'_> {
+    /// Where the rows of a sequence stand ([`Positioned::positions_of`]).
+    pub(super) fn positions_of(&self, sequence: InodeId) -> Result<Option<Positions>, FsError> {
+        self.positions.positions_of(sequence)
+    }
+
+    /// Whether opening a file will wait for the remote.
+    pub(super) fn waits_for_remote(&self, id: InodeId) -> bool {
+        self.residency.comes_from(id) == Some(Tier::Remote)
+    }
 }
 
 impl FileSystem {

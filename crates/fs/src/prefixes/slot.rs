@@ -15,12 +15,12 @@ mod read;
 
 use std::sync::{Arc, Mutex};
 
-use super::access::Readers;
-use super::find::{Positioned, Question};
+use super::access::{Files, Readers};
+use super::find::{Finder, Question};
 use super::index::TOKEN_BYTES;
 use super::key::key_of;
 use super::shares::Share;
-use super::slot_file::SlotFile;
+use super::slot_file::{SlotFile, SlotFiles};
 use crate::core::Core;
 use crate::core::state::State;
 use crate::{FileSystem, FsError};
@@ -172,11 +172,25 @@ impl State {
     }
 }
 
+/// What finds slots, opens and reads them.
+#[derive(Clone, Copy)]
+pub(crate) struct Slots<'a> {
+    pub(super) core: &'a Core,
+    pub(super) slot_files: &'a SlotFiles,
+    finder: Finder<'a>,
+    files: &'a dyn Files,
+}
+
 impl FileSystem {
+    pub(crate) fn slots(&self) -> Slots<'_> {
+        let slot_files = &self.prefixes.slot_files;
+        Slots { core: &self.core, slot_files, finder: self.finder(), files: self }
+    }
+}
+
+impl Slots<'_> {
     /// The slot that a name in `slots/` means, if there can be one.
-    pub(super) fn slot_named(
-        &self, model: InodeId, name: &str,
-    ) -> Result<Option<SlotKey>, FsError> {
+    pub(super) fn named(&self, model: InodeId, name: &str) -> Result<Option<SlotKey>, FsError> {
         let Some((name, kind)) = Kind::of_name(name) else { return Ok(None) };
         let mut sequence = self.core.state().sequence_named(model, name)?;
         while let Some(found) = sequence {
@@ -195,7 +209,7 @@ impl FileSystem {
     ) -> Result<Option<SlotShape>, FsError> {
         let Ok(rules) = self.core.model_of(&mut self.core.state(), model) else { return Ok(None) };
         let geometry = *rules.manifest.geometry();
-        let stands = self.positions_of(sequence)?;
+        let stands = self.finder.positions_of(sequence)?;
         let is_plain = stands.is_some_and(|positions| positions.is_plain());
         let Ok(format) = Format::of_version(&rules.manifest, kind.version) else {
             return Ok(None);
@@ -205,16 +219,16 @@ impl FileSystem {
         {
             return Ok(None);
         }
-        let (bytes, written) = size_and_time(&self.core, sequence, names::TOKENS)?;
+        let (bytes, written) = size_and_time(self.core, sequence, names::TOKENS)?;
         let known = bytes / TOKEN_BYTES as u64;
         // Of which tokens a state is can be told by these alone.
         let prompt = if rules.manifest.describes_states() {
-            self.whole_file((sequence, names::TOKENS), Readers::NOBODY)?.unwrap_or_default()
+            self.files.whole_file((sequence, names::TOKENS), Readers::NOBODY)?.unwrap_or_default()
         } else {
             Vec::new()
         };
         let question = Question::new(model, Arc::clone(&rules), &prompt);
-        let cells = self.finder().present_tokens(&question, sequence, known)?;
+        let cells = self.finder.present_tokens(&question, sequence, known)?;
         let ids = kind.version.ids(known, cells);
         let (Ok(ids), Ok(cells)) = (u32::try_from(ids), u32::try_from(cells)) else {
             return Ok(None);
@@ -226,7 +240,7 @@ impl FileSystem {
         let checkpoints = match (kind.version, format.is_plain()) {
             (Version::Four, false) => {
                 let name = names::format_checkpoints(TokenStart(cells.into()));
-                size_and_time(&self.core, sequence, &name)?.0
+                size_and_time(self.core, sequence, &name)?.0
             }
             _ => 0,
         };
@@ -236,13 +250,13 @@ impl FileSystem {
     }
 
     /// Opens the slot of a virtual inode.
-    pub(super) fn open_slot(
+    pub(super) fn open(
         &self, id: InodeId, (key, flags): (SlotKey, i32), open: Share,
     ) -> Result<OpenSlot, FsError> {
-        let rules = SlotShape::of(&self.core, key)?.rules;
+        let rules = SlotShape::of(self.core, key)?.rules;
         let geometry = rules.manifest.geometry();
         let (layers, watch) = self.core.state().watch_layers(key.sequence, geometry, key.cells)?;
-        let marks = Marks::of(self, &rules.manifest, (key.sequence, &layers), key.cells)?;
+        let marks = Marks::of(self.core, &rules.manifest, (key.sequence, &layers), key.cells)?;
         let now = self.slot_now(key.model, key.sequence, key.kind)?;
         // The kernel looks the name up again.
         let shape = now.filter(|shape| shape.key == key).ok_or(FsError::Stale)?;
@@ -252,18 +266,18 @@ impl FileSystem {
         let sequence = key.sequence;
         let (seconds, nanoseconds) = key.written;
         let written = Time { seconds, nanoseconds };
-        let readers = shape.readers(&self.core)?;
-        let tokens = self.whole_file((sequence, names::TOKENS), readers)?;
+        let readers = shape.readers(self.core)?;
+        let tokens = self.files.whole_file((sequence, names::TOKENS), readers)?;
         // What was written since `slot_now` looked is of another slot.
-        let is_same = size_and_time(&self.core, sequence, names::TOKENS)?.1 == written;
+        let is_same = size_and_time(self.core, sequence, names::TOKENS)?.1 == written;
         let ids = tokens.filter(|_| is_same).ok_or(FsError::Stale)?;
         if ids.len() / TOKEN_BYTES < key.ids as usize {
             return Err(FsError::Stale);
         }
-        note_use_of_sequence(self, sequence, flags)?;
+        self.note_use_of_sequence(sequence, flags)?;
         let references = if key.kind.has_references {
             let prefixes = whole_pages(&shape, &ids);
-            Some(References { key: key_of(&self.core, key.model)?, prefixes })
+            Some(References { key: key_of(self.core, key.model)?, prefixes })
         } else {
             None
         };
@@ -293,7 +307,7 @@ impl FileSystem {
             file: None,
             _open: open,
         };
-        slot.file = self.slot_file(id, &slot)?;
+        slot.file = self.in_memory(id, &slot)?;
         Ok(slot)
     }
 
@@ -303,7 +317,7 @@ impl FileSystem {
         if !key.kind.has_references {
             return Ok(false);
         }
-        let rules = SlotShape::of(&self.core, key)?.rules;
+        let rules = SlotShape::of(self.core, key)?.rules;
         let geometry = rules.manifest.geometry();
         let start = u64::from(key.cells - key.cells % geometry.page_tokens());
         for layer in (0..geometry.num_layers()).map(Layer) {
@@ -312,6 +326,16 @@ impl FileSystem {
             }
         }
         Ok(false)
+    }
+
+    /// Whoever opens a slot uses its sequence: what it is told by is the one file that no other sequence has. Pages, tails
+    /// and states are used when they are read, one by one.
+    fn note_use_of_sequence(&self, sequence: InodeId, flags: i32) -> Result<(), FsError> {
+        let tokens = self.core.state().entry(sequence, names::TOKENS.as_bytes())?;
+        if let Some(entry) = tokens {
+            self.files.note_use_of(entry.inode, flags);
+        }
+        Ok(())
     }
 }
 
@@ -341,14 +365,4 @@ fn whole_pages(shape: &SlotShape, ids: &[u8]) -> Vec<PrefixHash> {
     let mut last = shape.rules.manifest.prefix_root();
     let hashes = pages.map(|page| *last.insert(PrefixHash::next(last, page)));
     hashes.take((shape.key.cells / page_tokens) as usize).collect()
-}
-
-/// Whoever opens a slot uses its sequence: what it is told by is the one file that no other sequence has. Pages, tails
-/// and states are used when they are read, one by one.
-fn note_use_of_sequence(fs: &FileSystem, sequence: InodeId, flags: i32) -> Result<(), FsError> {
-    let tokens = fs.core.state().entry(sequence, names::TOKENS.as_bytes())?;
-    if let Some(entry) = tokens {
-        fs.note_use(entry.inode, flags);
-    }
-    Ok(())
 }

@@ -10,8 +10,8 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use super::slot::{OpenSlot, Stretch};
-use crate::{FileSystem, FsError, descriptors};
+use super::slot::{OpenSlot, Slots, Stretch};
+use crate::{FsError, descriptors};
 use kvfs_storage::store::disk::DiskFile;
 use kvfs_storage::store::local_disk::anonymous_file;
 use kvfs_storage::store::record::InodeId;
@@ -78,27 +78,27 @@ impl SlotFiles {
     }
 }
 
-impl FileSystem {
+impl Slots<'_> {
     /// A slot of references for the kernel to read; nothing where the daemon has to serve it.
-    pub(super) fn slot_file(
+    pub(super) fn in_memory(
         &self, id: InodeId, slot: &OpenSlot,
     ) -> Result<Option<Arc<SlotFile>>, FsError> {
         if !self.core.is_passthrough() || !slot.is_of_references() {
             return Ok(None);
         }
-        let files = &self.prefixes.slot_files;
+        let files = self.slot_files;
         let found = files.find(id);
         if found.is_some() {
             return Ok(found);
         }
         let Some(room) = files.take_room(memory_bytes(slot)) else { return Ok(files.find(id)) };
-        descriptors::check(&self.core)?;
+        descriptors::check(self.core)?;
         let file = anonymous_file(c"kvfs slot")?;
-        self.write_slot(slot, file.as_ref())?;
+        self.write_out(slot, file.as_ref())?;
         Ok(Some(files.put(id, SlotFile { file, _room: room })))
     }
 
-    fn write_slot(&self, slot: &OpenSlot, to: &dyn DiskFile) -> Result<(), FsError> {
+    fn write_out(&self, slot: &OpenSlot, to: &dyn DiskFile) -> Result<(), FsError> {
         to.set_length(slot.length())?;
         let mut buffer = Vec::new();
         for (at, stretch) in slot.stretches(0) {
@@ -108,7 +108,7 @@ impl FileSystem {
             while at < end {
                 let count = usize::try_from(end - at).unwrap_or(PIECE_BYTES).min(PIECE_BYTES);
                 buffer.resize(count, 0);
-                if self.read_slot(slot, at, &mut buffer)? < count {
+                if self.read(slot, at, &mut buffer)? < count {
                     return Err(FsError::Stale);
                 }
                 to.write_all_at(&buffer, at)?;

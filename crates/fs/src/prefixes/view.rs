@@ -124,7 +124,7 @@ impl FileSystem {
                     _ => return absent,
                 },
                 Virtual::Prefix(model, hash) => return self.lookup_page(model, hash, name),
-                Virtual::Slots(model) => match self.slot_named(model, text)? {
+                Virtual::Slots(model) => match self.slots().named(model, text)? {
                     Some(key) => Virtual::Slot(key),
                     None => return absent,
                 },
@@ -332,7 +332,8 @@ impl FileSystem {
             }
             Virtual::Slot(..) if writes => return Err(FsError::NotPermitted),
             Virtual::Slot(key) => {
-                let slot = self.open_slot(id, (key, flags), open).map_err(FsError::after_lookup)?;
+                let slot =
+                    self.slots().open(id, (key, flags), open).map_err(FsError::after_lookup)?;
                 Served::Slot(Arc::new(slot))
             }
             _ => return Err(FsError::IsDirectory),
@@ -396,7 +397,9 @@ impl FileSystem {
         let served = self.core.state().handles.get(&handle).map(|handle| handle.served.clone());
         let waits = match served {
             Some(Served::Query(query)) => self.answer_waits_for_remote(&query),
-            Some(Served::Slot(slot)) => self.slot_waits_for_remote(&slot, offset, length),
+            Some(Served::Slot(slot)) => {
+                self.slots().reading_waits_for_remote(&slot, offset, length)
+            }
             _ => Ok(false),
         };
         // What fails here fails again where it is answered.
@@ -406,7 +409,7 @@ impl FileSystem {
     /// Whether opening a slot waits for the remote: for the rows that stand behind its references.
     pub fn open_waits_for_remote(&self, id: InodeId) -> bool {
         match self.prefixes.meaning_of(id) {
-            Ok(Virtual::Slot(key)) => self.last_rows_are_away(key).unwrap_or(false),
+            Ok(Virtual::Slot(key)) => self.slots().last_rows_are_away(key).unwrap_or(false),
             _ => false,
         }
     }

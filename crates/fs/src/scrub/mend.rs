@@ -12,7 +12,7 @@ use crate::core::{Core, happened};
 use crate::damage::has_lost_rows;
 use crate::demotion::Commits;
 use crate::verify::changed_since;
-use kvfs_storage::store::disk::{Access, DiskFile, DiskPath, FileStat};
+use kvfs_storage::store::disk::{Access, DiskFile, DiskPath, FileStat, is_of_file};
 use kvfs_storage::store::quarantine::Take;
 use kvfs_storage::store::record::{EncodedCopy, Inode, InodeId, ObjectId, Role};
 use kvfs_storage::tier::counters::Tier;
@@ -137,6 +137,10 @@ impl<'a> Mender<'a> {
                 }
                 return Ok(Copy::Damaged(None, "its file is missing from the store".to_owned()));
             }
+            Err(error) if is_of_file(&error) => {
+                let stat = self.core.store.stat_object(subject.object).ok();
+                return Ok(Copy::Damaged(stat, format!("its file cannot be opened: {error}")));
+            }
             outcome => outcome?,
         };
         let stat = file.stat()?;
@@ -152,6 +156,7 @@ impl<'a> Mender<'a> {
                 Some(stat),
                 "the stored bytes are not those that were written (checksum mismatch)".to_owned(),
             ),
+            Err(error) if !is_of_file(&error) => return Err(error.into()),
             Err(error) => Copy::Damaged(Some(stat), format!("its file cannot be read: {error}")),
         })
     }

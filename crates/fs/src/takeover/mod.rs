@@ -296,7 +296,8 @@ fn live_served(fs: &FileSystem, state: &State, handle: &Handle) -> Result<LiveSe
         let inode = state.inode(handle.inode).ok();
         let file = inode.as_ref().and_then(Inode::file);
         let object = file.and_then(|file| state.current_object(handle.inode, file));
-        let object = object.filter(|object| fs.core.store.stat_object(*object).is_ok());
+        let object =
+            object.filter(|object| fs.core.store.open_object(*object, Access::Read).is_ok());
         let lost = || format!("the bytes of open inode {} cannot be found", handle.inode.0);
         object.ok_or_else(|| Unable::AsItIs(lost()))
     };

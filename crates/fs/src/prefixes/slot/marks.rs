@@ -3,9 +3,10 @@
 //! Their names are none that a watch hears of, so what they led to is noted when the slot is opened, and compared
 //! with each time that something of it was read.
 
-use super::OpenSlot;
 use super::read::{Page, PageKind};
-use crate::{FileSystem, FsError};
+use super::{Finder, OpenSlot, Slots};
+use crate::FsError;
+use crate::core::Core;
 use kvfs_page::{Layer, LayerKind, Manifest, TokenStart, names};
 use kvfs_storage::store::record::{InodeId, Time};
 
@@ -28,13 +29,13 @@ pub(super) struct Marks(Vec<Mark>);
 impl Marks {
     /// Those of a slot with so many tokens, as far as they are there.
     pub(super) fn of(
-        fs: &FileSystem, manifest: &Manifest, (sequence, layers): (InodeId, &[Option<InodeId>]),
+        core: &Core, manifest: &Manifest, (sequence, layers): (InodeId, &[Option<InodeId>]),
         tokens: u32,
     ) -> Result<Self, FsError> {
         let page_tokens = u64::from(manifest.geometry().page_tokens());
         let tokens = u64::from(tokens);
         let name = names::format_checkpoints(TokenStart(tokens));
-        let mut marks: Vec<Mark> = Mark::of(fs, None, sequence, name)?.into_iter().collect();
+        let mut marks: Vec<Mark> = Mark::of(core, None, sequence, name)?.into_iter().collect();
         for (layer, directory) in (0..).map(Layer).zip(layers) {
             let name = match manifest.layer_kind(layer) {
                 Some(LayerKind::Sliding { window }) => {
@@ -48,7 +49,7 @@ impl Marks {
                 _ => continue,
             };
             if let Some(directory) = directory {
-                marks.extend(Mark::of(fs, Some(layer), *directory, name)?);
+                marks.extend(Mark::of(core, Some(layer), *directory, name)?);
             }
         }
         Ok(Self(marks))
@@ -60,53 +61,50 @@ impl Marks {
     }
 
     /// Whether only the remote has that.
-    pub(super) fn is_away(&self, fs: &FileSystem, layer: Option<Layer>) -> bool {
-        self.find(layer).is_some_and(|mark| fs.waits_for_remote(mark.inode))
+    pub(super) fn is_away(&self, finder: Finder<'_>, layer: Option<Layer>) -> bool {
+        self.find(layer).is_some_and(|mark| finder.waits_for_remote(mark.inode))
     }
 }
 
 impl Mark {
     fn of(
-        fs: &FileSystem, layer: Option<Layer>, directory: InodeId, name: String,
+        core: &Core, layer: Option<Layer>, directory: InodeId, name: String,
     ) -> Result<Option<Self>, FsError> {
-        let state = fs.core.state();
+        let state = core.state();
         let Some(entry) = state.entry(directory, name.as_bytes())? else { return Ok(None) };
-        let found = state.attributes(&fs.core.store, entry.inode)?;
+        let found = state.attributes(&core.store, entry.inode)?;
         let (bytes, written) = (found.size, found.mtime);
         Ok(Some(Self { layer, directory, name, inode: entry.inode, bytes, written }))
     }
 
     /// Fills `to` from a place in the file on.
     fn read(
-        &self, fs: &FileSystem, slot: &OpenSlot, offset: u64, to: &mut [u8],
+        &self, slots: &Slots<'_>, slot: &OpenSlot, offset: u64, to: &mut [u8],
     ) -> Result<usize, FsError> {
-        if !slot.readers.may_read(&fs.core.state().inode(self.inode)?) {
+        if !slot.readers.may_read(&slots.core.state().inode(self.inode)?) {
             return Err(FsError::NotPermitted);
         }
-        let opened = fs.open_file(self.inode, libc::O_RDONLY).map_err(FsError::after_lookup)?;
-        let outcome = fs.read(opened.handle, offset, to);
-        fs.release(opened.handle)?;
-        let filled = outcome.map_err(FsError::after_lookup)?;
+        let filled = slots.files.read_file(self.inode, offset, to)?;
         // Before a read nobody looks: what came between was read, and is found out here.
-        let now = Self::of(fs, self.layer, self.directory, self.name.clone())?;
+        let now = Self::of(slots.core, self.layer, self.directory, self.name.clone())?;
         if now.as_ref() != Some(self) {
             return Err(FsError::Stale);
         }
-        fs.note_use(self.inode, slot.flags);
+        slots.files.note_use_of(self.inode, slot.flags);
         Ok(filled)
     }
 }
 
 /// Fills `to` from a place in the file on that a slot has beside pages and tails.
 pub(super) fn read_marked(
-    fs: &FileSystem, slot: &OpenSlot, layer: Option<Layer>, offset: u64, to: &mut [u8],
+    slots: &Slots<'_>, slot: &OpenSlot, layer: Option<Layer>, offset: u64, to: &mut [u8],
 ) -> Result<usize, FsError> {
-    slot.marks.find(layer).ok_or(FsError::Stale)?.read(fs, slot, offset, to)
+    slot.marks.find(layer).ok_or(FsError::Stale)?.read(slots, slot, offset, to)
 }
 
 /// The rows of a slot in the page at `start` that begin in the middle of it.
 pub(super) fn window_rows(
-    fs: &FileSystem, slot: &OpenSlot, layer: Layer, start: u64,
+    slots: &Slots<'_>, slot: &OpenSlot, layer: Layer, start: u64,
 ) -> Result<Page, FsError> {
     let kind = slot.rules.manifest.layer_kind(layer);
     let Some(LayerKind::Sliding { window }) = kind else { return Err(FsError::Stale) };
@@ -119,7 +117,7 @@ pub(super) fn window_rows(
         return Err(FsError::Stale);
     }
     let mut bytes = vec![0; usize::try_from(mark.bytes).map_err(|_| FsError::TooLarge)?];
-    if mark.read(fs, slot, 0, &mut bytes)? < bytes.len() {
+    if mark.read(slots, slot, 0, &mut bytes)? < bytes.len() {
         return Err(FsError::Stale);
     }
     Ok(Page { layer, start, first, bytes, kind: PageKind::Rows })

@@ -6,9 +6,9 @@ use kvfs_formats::slot::Part;
 use kvfs_formats::slot::reference::Reference;
 
 use super::marks::{read_marked, window_rows};
-use super::{OpenSlot, References};
+use super::{OpenSlot, References, Slots};
+use crate::FsError;
 use crate::transfer::copy_text;
-use crate::{FileSystem, FsError};
 use kvfs_page::limits::PAYLOAD_OFFSET;
 use kvfs_page::{Geometry, Layer, PageView, StateTensor, TokenStart, names};
 use kvfs_storage::store::disk::DiskFile;
@@ -120,9 +120,9 @@ impl OpenSlot {
     }
 }
 
-impl FileSystem {
+impl Slots<'_> {
     /// Fills `buffer` with what a slot has at `offset`; returns how much.
-    pub(crate) fn read_slot(
+    pub(crate) fn read(
         &self, slot: &OpenSlot, offset: u64, buffer: &mut [u8],
     ) -> Result<usize, FsError> {
         let mut filled = 0;
@@ -192,7 +192,7 @@ impl FileSystem {
     }
 
     /// Whether what a slot has there is made of a page that only the remote has.
-    pub(in crate::prefixes) fn slot_waits_for_remote(
+    pub(in crate::prefixes) fn reading_waits_for_remote(
         &self, slot: &OpenSlot, offset: u64, length: u32,
     ) -> Result<bool, FsError> {
         let page_tokens = u64::from(slot.rules.manifest.geometry().page_tokens());
@@ -205,17 +205,19 @@ impl FileSystem {
                     let token = u64::from(first) + at / row_bytes;
                     let start = token / page_tokens * page_tokens;
                     if self.page_is_away(slot.sequence, layer, start)?
-                        || slot.marks.is_away(self, Some(layer))
+                        || slot.marks.is_away(self.finder, Some(layer))
                     {
                         return Ok(true);
                     }
                     let end = (start + page_tokens - u64::from(first)) * row_bytes;
                     rest.min(end - at)
                 }
-                Part::State { layer, .. } if slot.marks.is_away(self, Some(layer)) => {
+                Part::State { layer, .. } if slot.marks.is_away(self.finder, Some(layer)) => {
                     return Ok(true);
                 }
-                Part::Checkpoints { .. } if slot.marks.is_away(self, None) => return Ok(true),
+                Part::Checkpoints { .. } if slot.marks.is_away(self.finder, None) => {
+                    return Ok(true);
+                }
                 _ => rest,
             };
         }
@@ -234,7 +236,7 @@ impl FileSystem {
             };
             state.entry(directory.inode, names::format_page(TokenStart(start)).as_bytes())?
         };
-        Ok(page.is_some_and(|page| self.waits_for_remote(page.inode)))
+        Ok(page.is_some_and(|page| self.finder.waits_for_remote(page.inode)))
     }
 
     fn slot_page(&self, slot: &OpenSlot, layer: Layer, start: u64) -> Result<Page, FsError> {
@@ -242,8 +244,9 @@ impl FileSystem {
             slot.layers.get(layer.0 as usize).copied().flatten().ok_or(FsError::Stale)?;
         let start_token = TokenStart(start);
         let name = names::format_page(start_token);
-        let page = || self.whole_file((directory, &name), slot.readers);
-        let tail = || self.whole_file((directory, &names::format_tail(start_token)), slot.readers);
+        let page = || self.files.whole_file((directory, &name), slot.readers);
+        let tail =
+            || self.files.whole_file((directory, &names::format_tail(start_token)), slot.readers);
         let (bytes, kind) = match page()? {
             Some(page) => (page, PageKind::Sealed),
             None => match tail()? {
@@ -268,7 +271,7 @@ impl FileSystem {
         }
         drop(state);
         if let Some(entry) = entry {
-            self.note_use(entry.inode, slot.flags);
+            self.files.note_use_of(entry.inode, slot.flags);
         }
         Ok(Page { layer, start, first: start, bytes, kind })
     }

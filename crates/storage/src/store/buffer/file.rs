@@ -24,7 +24,8 @@ pub(super) struct Buffered {
     writers: AtomicUsize,
     /// Of all files of the buffer.
     used_bytes: Arc<AtomicU64>,
-    /// Files of the buffer that are open and in memory, and whether this is one of them.
+    /// Files of the buffer that are open and in memory, and whether this is one of them. Both change while the buffer's
+    /// files are locked.
     open_files: Arc<AtomicUsize>,
     is_counted: AtomicBool,
 }
@@ -70,7 +71,7 @@ impl Buffered {
         }
     }
 
-    /// Counts it among those that are open and in memory, or does not any more.
+    /// Counts it among those that are open and in memory, or does not any more. The buffer's files are locked.
     pub(super) fn count_open(&self, is_open: bool) {
         if self.is_counted.swap(is_open, Ordering::AcqRel) == is_open {
             return;
@@ -153,7 +154,6 @@ impl Buffered {
 
 impl Drop for Buffered {
     fn drop(&mut self) {
-        self.count_open(false);
         if let Contents::Memory { bytes, .. } = &*self.contents() {
             self.give_back(bytes.len());
         }
@@ -174,11 +174,10 @@ pub(super) struct Open {
 }
 
 impl Open {
+    /// Opens a file that was found among those of the buffer, which are locked.
     pub(super) fn new(file: Arc<Buffered>, buffer: WriteBuffer, access: Access) -> Open {
         file.handles.fetch_add(1, Ordering::AcqRel);
-        if matches!(&*file.contents(), Contents::Memory { .. }) {
-            file.count_open(true);
-        }
+        file.count_open(true);
         if access == Access::ReadWrite {
             file.writers.fetch_add(1, Ordering::AcqRel);
         }
@@ -211,6 +210,7 @@ impl Drop for Open {
         {
             self.file.let_go_of_writer(&self.file.turn());
         }
+        let _files = self.buffer.files();
         if self.file.handles.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.file.count_open(false);
         }

@@ -87,6 +87,7 @@ impl WriteBuffer {
         self.open_files.load(Ordering::Relaxed)
     }
 
+    /// Whoever has them waits for nothing.
     fn files(&self) -> MutexGuard<'_, HashMap<ObjectId, Arc<Buffered>>> {
         self.files.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -142,9 +143,12 @@ impl WriteBuffer {
         };
         *file.contents_mut(turn) = Contents::Disk { reader, writer: Some(writer) };
         file.give_back(bytes);
-        file.count_open(false);
         // From now on nobody opens the file in memory any more: whoever did so is counted.
-        self.files().remove(&file.object);
+        {
+            let mut files = self.files();
+            files.remove(&file.object);
+            file.count_open(false);
+        }
         file.let_go_of_writer(turn);
         Ok(())
     }

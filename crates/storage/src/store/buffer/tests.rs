@@ -46,6 +46,58 @@ impl Fixture {
 }
 
 #[test]
+fn open_files_in_memory_are_counted_once_each() {
+    let fixture = Fixture::new();
+    let open_files = || fixture.buffer.open_files();
+    let file = fixture.create();
+    assert_eq!(open_files(), 1);
+    drop((fixture.open(Access::Read), fixture.open(Access::ReadWrite)));
+    assert_eq!(open_files(), 1);
+    drop(file);
+    assert_eq!(open_files(), 0);
+    let reader = fixture.open(Access::Read);
+    assert_eq!(open_files(), 1);
+    fixture.buffer.remove(&PATH).unwrap();
+    assert_eq!(open_files(), 1, "it has no name");
+    drop(reader);
+    assert_eq!(open_files(), 0);
+    let file = fixture.create();
+    fixture.buffer.put_on_disk(OBJECT).unwrap();
+    assert_eq!(open_files(), 0, "it has its descriptors");
+    drop((fixture.open(Access::Read), file));
+    assert_eq!(open_files(), 0);
+}
+
+/// Whoever opens a file and whoever removes it wait for each other in one order.
+#[test]
+fn files_are_opened_while_they_are_removed_written_out_and_closed() {
+    let fixture = Fixture::new();
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    let (fixture, is_over) = (&fixture, &is_over);
+    std::thread::scope(|scope| {
+        for access in [Access::Read, Access::ReadWrite] {
+            scope.spawn(move || {
+                while !is_over.load(Ordering::Relaxed) {
+                    drop(fixture.buffer.open(&PATH, access));
+                    let _ = fixture.buffer.stat(&PATH);
+                }
+            });
+        }
+        for turn in 0..3000 {
+            let file = fixture.create();
+            file.write_all_at(b"bytes", 0).unwrap();
+            if turn % 8 == 0 {
+                fixture.buffer.put_on_disk(OBJECT).unwrap();
+            }
+            drop(file);
+            fixture.buffer.remove(&PATH).unwrap();
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+    assert_eq!((fixture.buffer.open_files(), fixture.buffer.used_bytes()), (0, 0));
+}
+
+#[test]
 fn a_small_file_never_touches_the_disk() {
     let fixture = Fixture::new();
     let file = fixture.create();

@@ -99,11 +99,17 @@ impl Packs {
         let wasteful: Vec<u32> = {
             let index = self.index();
             let packs = index.packs.iter().filter(|(number, _)| current != Some(**number));
-            let wasteful = packs.filter(|(_, known)| known.live_bytes < known.bytes);
+            let wasteful =
+                packs.filter(|(_, known)| known.live_bytes < known.bytes && !known.is_lost);
             wasteful.map(|(number, _)| *number).collect()
         };
-        let awaited = self.writer().awaited();
-        let wasteful = wasteful.into_iter().filter(|number| !awaited.contains(number));
+        let others = {
+            let writer = self.writer();
+            let mut others = writer.awaited();
+            others.extend(writer.incomplete.iter().map(|open| open.pack.number));
+            others
+        };
+        let wasteful = wasteful.into_iter().filter(|number| !others.contains(number));
         let mut unreadable = None;
         for number in wasteful {
             match self.compact_one(number) {
@@ -142,7 +148,7 @@ impl Packs {
             // Others need the last of it more.
             return Err(io::Error::from_raw_os_error(libc::ENOSPC).into());
         }
-        let file = pack.open().map_err(of_reading)?;
+        let file = pack.open_unseen().map_err(of_reading)?;
         let contents = file.read().map_err(of_reading)?;
         if !contents.is_complete {
             let why = io::Error::other("its index is not there any more");

@@ -68,7 +68,9 @@ impl PackedFile {
 
     /// Its pack, which was there when this was opened.
     fn pack(&self) -> io::Result<PackFile> {
-        self.pack.open().map_err(|error| match error.kind() {
+        let opened =
+            self.pack.open(self.entry.place.offset, |header| self.entry.is_of(self.object, header));
+        opened.map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => io::Error::from_raw_os_error(libc::EIO),
             _ => error,
         })

@@ -11,9 +11,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::Packs;
 use super::opening::Pack;
+use super::pack::PackFile;
 use super::record::{Header, Kind, Place};
 use super::writer::PACK_BYTES;
-use crate::store::disk::{Access, Allocation, DiskPath};
+use crate::store::disk::{Access, Allocation, DiskPath, is_of_file};
 
 /// With less room than that, what is valid may not fit beside the pack that it is copied out of.
 const NEARLY_FULL_BYTES: u64 = 2 * PACK_BYTES;
@@ -90,12 +91,20 @@ impl Packs {
             let packs = index.packs.values();
             let invalid = packs.map(|known| (known, known.bytes.saturating_sub(known.live_bytes)));
             let wasteful = invalid.filter(|(known, invalid_bytes)| {
-                *invalid_bytes >= known.hollow.invalid_bytes + INVALID_BYTES_MIN
+                !known.is_set_aside
+                    && *invalid_bytes >= known.hollow.invalid_bytes + INVALID_BYTES_MIN
             });
             wasteful.map(|(known, invalid)| (Arc::clone(&known.pack), invalid)).collect()
         };
         for (pack, invalid_bytes) in wasteful {
-            let hole_bytes = self.make_holes(&pack)?;
+            let hole_bytes = match self.make_holes(&pack) {
+                // It keeps nobody from the others.
+                Err(error) if is_of_file(&error) => {
+                    log::debug!("packs/{:08x} keeps room for nothing: {error}", pack.number);
+                    continue;
+                }
+                made => made?,
+            };
             if let Some(known) = self.index_mut().packs.get_mut(&pack.number) {
                 known.hollow = Hollow { invalid_bytes, hole_bytes };
             }
@@ -104,7 +113,14 @@ impl Packs {
     }
 
     fn make_holes(&self, pack: &Pack) -> io::Result<u64> {
-        let records = self.records_of(pack)?;
+        // What somebody has put in its place is not touched.
+        let disk_file = self.disk.open(&DiskPath::Pack(pack.number), Access::ReadWrite)?;
+        let file = PackFile { number: pack.number, file: Arc::from(disk_file) };
+        let known = pack.open_unseen()?;
+        if known.file.stat()?.inode != file.file.stat()?.inode {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        let records = self.records_of(pack, &known)?;
         let is_needed = |place: Place, header: &Header| match header.kind {
             Kind::Bytes => {
                 records.awaited.contains(&place)
@@ -115,24 +131,23 @@ impl Packs {
             // Headers of what they are about may be in the index of the pack, and outlive it.
             Kind::Gone(_) | Kind::Index | Kind::End(_) => true,
         };
-        let file = self.disk.open(&DiskPath::Pack(pack.number), Access::ReadWrite)?;
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         let mut hole_bytes = 0;
         for (offset, length) in holes(&records.all, is_needed) {
-            file.allocate(Allocation { mode, offset, length })?;
+            file.file.allocate(Allocation { mode, offset, length })?;
             hole_bytes += length;
         }
         Ok(hole_bytes)
     }
 
-    fn records_of(&self, pack: &Pack) -> io::Result<Records> {
+    fn records_of(&self, pack: &Pack, file: &PackFile) -> io::Result<Records> {
         let writer = self.writer();
         let awaited = writer.unadopted.keys().copied().collect();
         if let Some(open) = writer.without_index(pack.number) {
             return Ok(Records { all: open.contents.records.clone(), awaited });
         }
         drop(writer);
-        Ok(Records { all: pack.open()?.read()?.records, awaited })
+        Ok(Records { all: file.read()?.records, awaited })
     }
 }
 

@@ -22,6 +22,15 @@ pub(super) struct Entry {
     pub(super) is_hidden: bool,
 }
 
+impl Entry {
+    /// Whether a header at its place is that of an object's bytes.
+    pub(super) fn is_of(&self, object: ObjectId, header: &Header) -> bool {
+        header.kind == Kind::Bytes
+            && header.object == object
+            && header.length == u64::from(self.length)
+    }
+}
+
 /// A pack, and how much of it is worth keeping.
 #[derive(Debug)]
 pub(super) struct Known {
@@ -34,6 +43,8 @@ pub(super) struct Known {
     pub(super) hollow: Hollow,
     /// It could not be read whole: it stays as it is, and keeps nobody from the others.
     pub(super) is_set_aside: bool,
+    /// Somebody has removed it below the mount.
+    pub(super) is_lost: bool,
 }
 
 /// All objects in packs. They are kept by the directory that would hold their files.
@@ -199,21 +210,27 @@ impl Index {
                 live_bytes: 0,
                 hollow: Hollow::default(),
                 is_set_aside: false,
+                is_lost: false,
             },
         );
     }
 
-    /// A pack is gone, and what was in it: so many objects. `None` if that is known.
-    pub(super) fn forget(&mut self, pack: u32) -> Option<usize> {
-        self.packs.remove(&pack)?;
-        let before = self.len();
-        for shard in &mut self.shards {
-            shard.retain(|_, entry| entry.place.pack != pack);
-            for entry in shard.values_mut() {
-                entry.note = entry.note.filter(|(note, _)| note.pack != pack);
+    /// A pack is gone, and what was in it: so many objects. `None` if that is known. What its records say is said again by a
+    /// pack that comes back, so whatever comes in their place is noted as if it were there.
+    pub(super) fn lose(&mut self, pack: u32) -> Option<usize> {
+        let known = self.packs.get_mut(&pack).filter(|known| !known.is_lost)?;
+        (known.is_lost, known.is_set_aside) = (true, true);
+        let mut objects = 0;
+        for entry in self.shards.iter_mut().flat_map(HashMap::values_mut) {
+            if entry.place.pack == pack && !entry.is_hidden {
+                entry.is_hidden = true;
+                objects += 1;
+            }
+            if entry.note.is_some_and(|(note, _)| note.pack == pack) {
+                entry.note = None;
             }
         }
-        Some(before - self.len())
+        Some(objects)
     }
 
     /// A pack has become longer.

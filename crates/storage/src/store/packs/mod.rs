@@ -149,7 +149,7 @@ impl Packs {
             for number in numbers {
                 let pack = Pack::new(number, &opener);
                 let read = |file: PackFile| file.read().map(|contents| (file, contents));
-                let (file, contents) = match pack.open().and_then(read) {
+                let (file, contents) = match pack.open_unseen().and_then(read) {
                     Ok(read) => read,
                     Err(error) if !is_of_file(&error) => return Err(error),
                     Err(error) => {
@@ -159,6 +159,7 @@ impl Packs {
                         continue;
                     }
                 };
+                pack.note_seen(&file);
                 index.add_pack(pack);
                 index.grow(number, contents.end);
                 for (place, header) in &contents.records {
@@ -246,7 +247,7 @@ impl Packs {
     /// How much there is.
     pub fn packed(&self) -> Packed {
         let index = self.index();
-        let packs = index.packs.values();
+        let packs = index.packs.values().filter(|known| !known.is_lost);
         packs.fold(Packed { objects: index.len(), ..Packed::default() }, |sum, known| Packed {
             packs: sum.packs + 1,
             bytes: sum.bytes + known.bytes.saturating_sub(known.hollow.hole_bytes),

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::pack::PackFile;
+use super::record::Header;
 use crate::store::disk::{Access, Disk, DiskFile, DiskPath};
 
 /// Of the descriptors that the process may have, packs that nobody reads in just now take one in so many.
@@ -29,8 +30,6 @@ pub(super) struct Pack {
 struct Opened {
     /// The file, as long as somebody has it.
     file: Option<Weak<dyn DiskFile>>,
-    /// The number of the file that the index is about.
-    inode: Option<u64>,
     /// Somebody has read in it since the opener looked.
     is_used: Arc<AtomicBool>,
     /// The file of a pack that is removed, for those who have files of it open: they cannot open it any more.
@@ -59,39 +58,62 @@ impl Pack {
 
     /// A pack that somebody has open: others read in the same file as long as that is so.
     pub(super) fn of(pack: &PackFile, opener: &Arc<Opener>) -> Pack {
-        let inode = pack.file.stat().ok().map(|stat| stat.inode);
-        let file = Some(Arc::downgrade(&pack.file));
-        let known = Mutex::new(Opened { file, inode, ..Opened::default() });
-        Pack { opened: known, ..Pack::new(pack.number, opener) }
+        let known = Opened { file: Some(Arc::downgrade(&pack.file)), ..Opened::default() };
+        Pack { opened: Mutex::new(known), ..Pack::new(pack.number, opener) }
     }
 
     fn opened(&self) -> MutexGuard<'_, Opened> {
         self.opened.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Its file, to be read.
+    /// Its file, for whoever reads a record in it that the index knows.
     ///
     /// # Errors
-    /// Those of opening it. `NotFound` if somebody removed it below the mount, or put another file in its place.
-    pub(super) fn open(&self) -> io::Result<PackFile> {
+    /// Those of opening it: `NotFound` if somebody removed it below the mount. EIO if there is no such record: it is damaged,
+    /// or somebody has put another file in the place of the pack.
+    pub(super) fn open(
+        &self, offset: u32, is_known: impl FnOnce(&Header) -> bool,
+    ) -> io::Result<PackFile> {
         let mut opened = self.opened();
-        if let Some(file) = opened.file.as_ref().and_then(Weak::upgrade) {
-            opened.is_used.store(true, Ordering::Relaxed);
-            return Ok(PackFile { number: self.number, file });
+        if let Some(file) = self.file_of(&opened) {
+            return Ok(file);
         }
-        let pack = self.opener.open(self.number)?;
-        let inode = pack.file.stat()?.inode;
-        // Another one that has the name now may hold anything.
-        if *opened.inode.get_or_insert(inode) != inode {
-            return Err(io::ErrorKind::NotFound.into());
+        let file = self.opener.open(self.number)?;
+        if !file.header(u64::from(offset))?.is_some_and(|header| is_known(&header)) {
+            return Err(io::Error::from_raw_os_error(libc::EIO));
         }
-        opened.file = Some(Arc::downgrade(&pack.file));
-        let is_used = Arc::clone(&opened.is_used);
-        let oldest = self.opener.keep(StaysOpen { pack: pack.clone(), is_used });
+        let oldest = self.keep(&mut opened, &file);
         drop(opened);
         // Closed, unless somebody reads in it, where nobody waits for that.
         drop(oldest);
-        Ok(pack)
+        Ok(file)
+    }
+
+    /// Its file, for whoever finds out himself whether it is what the index is about.
+    pub(super) fn open_unseen(&self) -> io::Result<PackFile> {
+        let opened = self.opened();
+        match self.file_of(&opened) {
+            Some(file) => Ok(file),
+            None => self.opener.open(self.number),
+        }
+    }
+
+    /// The file is what the index is about: others read in it, too.
+    pub(super) fn note_seen(&self, file: &PackFile) {
+        let oldest = self.keep(&mut self.opened(), file);
+        drop(oldest);
+    }
+
+    fn file_of(&self, opened: &Opened) -> Option<PackFile> {
+        let file = opened.file.as_ref().and_then(Weak::upgrade)?;
+        opened.is_used.store(true, Ordering::Relaxed);
+        Some(PackFile { number: self.number, file })
+    }
+
+    fn keep(&self, opened: &mut Opened, file: &PackFile) -> Option<StaysOpen> {
+        opened.file = Some(Arc::downgrade(&file.file));
+        let is_used = Arc::clone(&opened.is_used);
+        self.opener.keep(StaysOpen { pack: file.clone(), is_used })
     }
 
     /// The pack is about to be removed: its file stays open only for those who have files of it open, or it would keep
@@ -124,21 +146,23 @@ impl Opener {
     /// Keeps a file open; returns one that need not stay so.
     fn keep(&self, open: StaysOpen) -> Option<StaysOpen> {
         let mut stay_open = self.stay_open();
+        let oldest = if stay_open.len() < self.max { None } else { make_place(&mut stay_open) };
         stay_open.push_back(open);
-        if stay_open.len() <= self.max {
-            return None;
-        }
-        // Those that were read since they were looked at last get another turn.
-        for _ in 0..self.max {
-            match stay_open.pop_front() {
-                Some(oldest) if oldest.is_used.swap(false, Ordering::Relaxed) => {
-                    stay_open.push_back(oldest);
-                }
-                oldest => return oldest,
-            }
-        }
-        stay_open.pop_front()
+        oldest
     }
+}
+
+/// Takes one out. Those that were read since they were looked at last get another turn.
+fn make_place(stay_open: &mut VecDeque<StaysOpen>) -> Option<StaysOpen> {
+    for _ in 0..stay_open.len() {
+        match stay_open.pop_front() {
+            Some(oldest) if oldest.is_used.swap(false, Ordering::Relaxed) => {
+                stay_open.push_back(oldest);
+            }
+            oldest => return oldest,
+        }
+    }
+    stay_open.pop_front()
 }
 
 #[cfg(test)]
@@ -151,11 +175,17 @@ impl Pack {
 
 #[cfg(test)]
 mod tests {
+    use super::super::record::{Kind, Place};
     use super::*;
     use crate::store::disk::DiskDirectory;
     use crate::store::local_disk::LocalDisk;
+    use crate::store::record::{ObjectId, Time};
 
-    /// A store of so many packs, which hold their numbers.
+    fn open(pack: &Pack) -> io::Result<PackFile> {
+        pack.open(0, |header| header.object == ObjectId(pack.number.into()))
+    }
+
+    /// A store of so many packs, each with a record of the object of its number.
     struct Stage {
         opener: Arc<Opener>,
         packs: Vec<Pack>,
@@ -172,17 +202,16 @@ mod tests {
             let packs: Vec<Pack> = (1..=count).map(|number| Pack::new(number, &opener)).collect();
             for pack in &packs {
                 let file = opener.disk.create(&DiskPath::Pack(pack.number)).unwrap();
-                file.write_all_at(&pack.number.to_le_bytes(), 0).unwrap();
+                let place = Place { pack: pack.number, offset: 0 };
+                let object = ObjectId(pack.number.into());
+                let header = Header::of(Kind::Bytes, object, Time::default(), b"");
+                file.write_all_at(&header.encode(place), 0).unwrap();
             }
             Stage { opener, packs, _directory: directory }
         }
 
         fn read(&self, index: usize) -> PackFile {
-            let opened = self.packs[index].open().unwrap();
-            let mut bytes = [0; 4];
-            opened.file.read_at(&mut bytes, 0).unwrap();
-            assert_eq!(u32::from_le_bytes(bytes), self.packs[index].number);
-            opened
+            open(&self.packs[index]).unwrap()
         }
 
         fn is_open(&self, index: usize) -> bool {
@@ -215,30 +244,30 @@ mod tests {
             drop(stage.read(index));
         }
         assert_eq!(stage.are_open(), [true, false, false, false, true]);
-        // All were: one has to go.
+        // All were: the one that was opened first has to go.
         for index in [0, 4, 1] {
             drop(stage.read(index));
         }
-        assert_eq!(stage.are_open().iter().filter(|is_open| **is_open).count(), 2);
+        assert_eq!(stage.are_open(), [false, true, false, false, true]);
     }
 
     #[test]
     fn a_removed_pack_is_open_for_those_who_have_it_and_for_nobody_else() {
         let mut stage = Stage::new(2, 2);
         let pack = stage.packs.remove(1);
-        let file = pack.open().unwrap();
+        let file = open(&pack).unwrap();
         let kept = Arc::downgrade(&file.file);
         pack.leave(&file);
         stage.opener.disk.remove(&DiskPath::Pack(2)).unwrap();
         drop(file);
         assert!(stage.opener.stay_open().is_empty());
-        let mut bytes = [0; 4];
-        pack.open().unwrap().file.read_at(&mut bytes, 0).unwrap();
-        assert_eq!(u32::from_le_bytes(bytes), 2);
+        let again = open(&pack).unwrap();
+        assert!(again.header(0).unwrap().is_some_and(|header| header.object == ObjectId(2)));
+        drop(again);
         assert!(stage.opener.stay_open().is_empty(), "it would keep its room");
         drop(pack);
         assert_eq!(kept.strong_count(), 0);
-        let missing = Pack::new(2, &stage.opener).open().unwrap_err();
+        let missing = open(&Pack::new(2, &stage.opener)).unwrap_err();
         assert_eq!(missing.kind(), io::ErrorKind::NotFound);
     }
 
@@ -246,13 +275,16 @@ mod tests {
     fn who_makes_a_pack_shares_its_file() {
         let stage = Stage::new(1, 1);
         let disk = &stage.opener.disk;
-        let file = Arc::from(disk.create(&DiskPath::Pack(9)).unwrap());
-        let made = PackFile { number: 9, file };
+        let made = disk.create(&DiskPath::Pack(9)).unwrap();
+        let made = PackFile { number: 9, file: Arc::from(made) };
         let pack = Pack::of(&made, &stage.opener);
-        assert!(Arc::ptr_eq(&made.file, &pack.open().unwrap().file));
+        assert!(Arc::ptr_eq(&made.file, &open(&pack).unwrap().file));
         assert!(stage.opener.stay_open().is_empty());
         drop(made);
-        drop(pack.open().unwrap());
+        // There is no record in it.
+        assert_eq!(open(&pack).unwrap_err().raw_os_error(), Some(libc::EIO));
+        assert!(stage.opener.stay_open().is_empty());
+        pack.note_seen(&pack.open_unseen().unwrap());
         assert_eq!(stage.opener.stay_open().len(), 1);
     }
 }

@@ -52,18 +52,64 @@ fn another_file_in_the_place_of_a_pack_is_not_read() {
     let mount = Mount::new(directory.path());
     mount.pack(1, &[7; 100]);
     mount.packs.end().unwrap();
-    let mount = Mount::new(directory.path());
+    mount.pack(2, &[8; 100]);
+    mount.packs.end().unwrap();
     let held = mount.disk.open(&path(1), Access::Read).unwrap();
-    let name = directory.path().join("packs/00000001");
-    std::fs::copy(&name, directory.path().join("copy")).unwrap();
-    std::fs::remove_file(&name).unwrap();
-    std::fs::copy(directory.path().join("copy"), &name).unwrap();
-    mount.packs.index().pack(1).unwrap().close_all();
-    assert_eq!(code(held.read_at(&mut [0; 100], 0)), Some(libc::EIO));
-    assert_eq!(mount.read(1), None);
-    // Whoever looks at it anew finds out what it holds.
+    let name = |number: u32| directory.path().join(format!("packs/{number:08x}"));
+    let own = std::fs::read(name(1)).unwrap();
+    let replace = |bytes: &[u8]| {
+        mount.packs.index().pack(1).unwrap().close_all();
+        std::fs::remove_file(name(1)).unwrap();
+        std::fs::write(name(1), bytes).unwrap();
+    };
+    replace(&std::fs::read(name(2)).unwrap());
+    for _ in 0..2 {
+        assert_eq!(code(held.read_at(&mut [0; 100], 0)), Some(libc::EIO));
+        assert_eq!(code(mount.disk.open(&path(1), Access::Read)), Some(libc::EIO));
+        assert_eq!(code(mount.packs.unpack(ObjectId(1))), Some(libc::EIO));
+    }
+    // From a backup.
+    replace(&own);
+    let mut found = [0; 100];
+    assert_eq!(held.read_at(&mut found, 0).unwrap(), 100);
+    assert_eq!((found, mount.read(1).unwrap()), ([7; 100], vec![7; 100]));
+}
+
+/// What came in the place of its objects meanwhile counts.
+#[test]
+fn a_lost_pack_that_comes_back_brings_nothing_old_back() {
+    let directory = store();
     let mount = Mount::new(directory.path());
-    assert_eq!(mount.read(1).unwrap(), [7; 100]);
+    for object in 1..=4 {
+        mount.pack(object, b"old");
+    }
+    mount.packs.end().unwrap();
+    mount.write(1, b"being changed");
+    let pack = mount.packs.index().pack(1).unwrap();
+    let places = ["packs/00000001", "away"].map(|name| directory.path().join(name));
+    let rename = |from: &Path, to: &Path| {
+        pack.close_all();
+        nix::fcntl::renameat(nix::fcntl::AT_FDCWD, from, nix::fcntl::AT_FDCWD, to).unwrap();
+    };
+    rename(&places[0], &places[1]);
+    assert_eq!(mount.read(2), None);
+    // Published, packed anew, fetched from elsewhere, and removed.
+    mount.disk.rename(&DiskPath::Staging(ObjectId(1)), &path(1)).unwrap();
+    mount.pack(2, b"new");
+    let fetched = mount.disk.create(&DiskPath::Staging(ObjectId(3))).unwrap();
+    fetched.write_all_at(b"fetched", 0).unwrap();
+    mount.disk.rename(&DiskPath::Staging(ObjectId(3)), &path(3)).unwrap();
+    assert!(mount.disk.remove(&path(4)).is_err(), "it has no file");
+    mount.packs.compact_all().unwrap();
+    mount.packs.end().unwrap();
+    rename(&places[1], &places[0]);
+    let mount = Mount::new(directory.path());
+    let read = |object| mount.read(object);
+    assert_eq!(read(1).unwrap(), b"being changed");
+    assert_eq!(
+        (read(2).unwrap(), read(3).unwrap(), read(4)),
+        (b"new".to_vec(), b"fetched".to_vec(), None)
+    );
 }
 
 #[test]
