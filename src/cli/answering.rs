@@ -13,6 +13,7 @@ use kvfs_os::mountinfo::{self, Mount};
 use super::arguments::Command;
 use super::output::Failure;
 use super::probe::{ANSWER_DEADLINE, Answer, Question, ask};
+use super::slots::SlotsCommand;
 
 /// Refuses a command that would wait for a mount that does not answer. Any other answer is for the command.
 pub(super) fn check(command: &Command, arguments: &ArgMatches) -> Result<(), Failure> {
@@ -48,7 +49,9 @@ fn has_own_deadline(command: &Command) -> bool {
         | Command::Upgrade(_)
         | Command::Probe(_)
         | Command::Sample(_)
-        | Command::TakeOver(_) => true,
+        | Command::TakeOver(_)
+        // It complains, and goes on once the mount answers.
+        | Command::Slots(SlotsCommand::Watch(_)) => true,
         _ => false,
     }
 }

@@ -23,7 +23,8 @@ fn begin(directory: &Path, words: &[&str]) -> Child {
 }
 
 fn commands_do_not_wait_for_a_mount_that_stands_still(mode: Mode) {
-    let mount = Mount::with_options(mode, &["--ram", "64M"]);
+    let mut mount = Mount::with_options(mode, &["--ram", "64M"]);
+    mount.may_be_slow("its daemon is stopped");
     let model = Model::small();
     model.install(&mount);
     let page = model.page_path(&mount, "a", 0, 0);

@@ -77,7 +77,11 @@ fn files_are_opened_while_they_are_removed_written_out_and_closed() {
     std::thread::scope(|scope| {
         for access in [Access::Read, Access::ReadWrite] {
             scope.spawn(move || {
-                while !is_over.load(Ordering::Relaxed) {
+                // Not for ever, should the other thread fail.
+                for _ in 0..1_000_000 {
+                    if is_over.load(Ordering::Relaxed) {
+                        break;
+                    }
                     drop(fixture.buffer.open(&PATH, access));
                     let _ = fixture.buffer.stat(&PATH);
                 }

@@ -126,3 +126,13 @@ fn a_file_is_read_and_copied_as_a_whole_or_from_its_beginning() {
     let short = copy_by_hand(source.as_ref(), by_hand.as_ref(), length + 1).unwrap_err();
     assert_eq!(short.kind(), io::ErrorKind::UnexpectedEof);
 }
+
+#[test]
+fn what_a_process_lacks_tells_nothing_of_a_file() {
+    let is_told = |code| is_of_file(&io::Error::from_raw_os_error(code));
+    assert!(is_told(libc::EIO) && is_told(libc::ENOENT) && is_told(libc::EBADMSG));
+    for code in [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::EINTR] {
+        assert!(!is_told(code), "{code}");
+    }
+    assert!(is_of_file(&io::ErrorKind::UnexpectedEof.into()));
+}
