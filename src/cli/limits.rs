@@ -1,6 +1,7 @@
 //! What a daemon may have of a machine: whatever limits whoever mounts has, it takes all that it may, and says so if that
 //! is too little.
 
+use kvfs_daemon::OPEN_FILES_MIN;
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit, setrlimit};
 
 /// A store's own files become as long: packs and the reserve are shorter, its database has some 2 GiB for a million pages.
@@ -8,9 +9,6 @@ const OWN_FILE_BYTES_MIN: u64 = 1 << 30;
 
 /// Every open file of a client may be one here too; the default of 1024 is less than one sequence.
 const OPEN_FILES: u64 = 1 << 20;
-
-/// A mount that nobody uses has some twenty files open, with a remote and those who ask for metrics twice as many.
-const OPEN_FILES_MIN: u64 = 64;
 
 /// Raises the limits of this process for a mount.
 ///

@@ -58,7 +58,7 @@ fn daemon_command(mode: Mode, options: &[String], store: &Path, mountpoint: &Pat
 }
 
 /// The same command, which may have so many files open and cannot give itself more.
-fn limited(command: &Command, open_files_max: u32) -> Command {
+pub(crate) fn limited(command: &Command, open_files_max: u32) -> Command {
     let mut limited = Command::new("setpriv");
     limited.args(["--bounding-set", "-sys_resource", "prlimit"]);
     limited.arg(format!("--nofile={open_files_max}:{open_files_max}"));

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::path::PathBuf;
 use std::process::Command;
 
-use crate::common::mount::files_below;
+use crate::common::mount::{files_below, limited};
 use crate::common::{Mode, Mount, fill};
 use crate::{check, commit, packed, packing};
 
@@ -65,11 +65,9 @@ fn too_few_descriptors_are_told_of(mode: Mode) {
     let mut mount = packing(mode);
     assert!(mount.unmount().success());
     for max in [10, 36, OPEN_FILES_MAX - 1] {
-        let mut command = Command::new("setpriv");
-        command.args(["--bounding-set", "-sys_resource", "prlimit"]);
-        command.arg(format!("--nofile={max}:{max}")).arg(env!("CARGO_BIN_EXE_kvfs"));
-        let ended =
-            crate::common::forks::output(command.arg("mount").arg(mount.store()).arg(mount.path()));
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kvfs"));
+        command.arg("mount").arg(mount.store()).arg(mount.path());
+        let ended = crate::common::forks::output(&mut limited(&command, max));
         let said = String::from_utf8(ended.stderr).unwrap();
         let expected = format!("a process may have {max} files open here (ulimit -Hn)");
         assert!(!ended.status.success() && said.contains(&expected), "{said}");

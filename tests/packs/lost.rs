@@ -1,6 +1,7 @@
 //! Names whose bytes are gone, and bytes whose names are: what can still be done with them.
 
 use std::fs::{self, File, FileTimes};
+use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -14,6 +15,7 @@ use crate::{check, commit, fsck, make, packing};
 in_both_modes!(
     lost_bytes_can_be_written_anew,
     packs_that_are_lost_under_a_mount_are_told_of,
+    what_a_remote_has_takes_the_place_of_lost_packs,
     a_packed_file_without_a_name_has_its_times_set,
     a_file_that_was_cut_and_synced_is_as_old_after_a_crash,
     a_file_that_was_written_to_and_synced_is_as_old_after_a_crash,
@@ -68,13 +70,7 @@ fn packs_that_are_lost_under_a_mount_are_told_of(mode: Mode) {
     mount.set_open_files_max(64);
     mount.mount();
     check(&files);
-    let packs: Vec<_> =
-        (1..=4).map(|number| mount.store().join(format!("packs/{number:08x}"))).collect();
-    fs::remove_file(&packs[0]).unwrap();
-    File::options().write(true).open(&packs[1]).unwrap().set_len(300).unwrap();
-    let other = mount.store().join("packs/other");
-    fs::copy(&packs[3], &other).unwrap();
-    common::sys::rename(&other, &packs[2]).unwrap();
+    let packs = lose_three(&mount);
     let kept = files.split_off(6);
     for pair in files.chunks(2) {
         drop_from_cache(&pair[0].0);
@@ -85,6 +81,7 @@ fn packs_that_are_lost_under_a_mount_are_told_of(mode: Mode) {
     }
     check(&kept);
     assert_eq!(mount.status("state"), "degraded");
+    assert!(mount.status_number("damaged_files") >= 3, "{}", mount.status("damaged_files"));
     let scrub = |exit: i32| {
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_kvfs"));
         let ended = common::forks::output(command.arg("scrub").arg(mount.path()));
@@ -110,6 +107,54 @@ fn packs_that_are_lost_under_a_mount_are_told_of(mode: Mode) {
     assert_eq!(mount.status("state"), "ok");
     mount.remount();
     check(&kept[8..]);
+}
+
+/// Removes the first pack, cuts the second and puts the fourth in the place of the third. Returns all four.
+fn lose_three(mount: &Mount) -> Vec<PathBuf> {
+    let packs: Vec<_> =
+        (1..=4).map(|number| mount.store().join(format!("packs/{number:08x}"))).collect();
+    fs::remove_file(&packs[0]).unwrap();
+    File::options().write(true).open(&packs[1]).unwrap().set_len(300).unwrap();
+    let other = mount.store().join("packs/other");
+    fs::copy(&packs[3], &other).unwrap();
+    common::sys::rename(&other, &packs[2]).unwrap();
+    packs
+}
+
+fn what_a_remote_has_takes_the_place_of_lost_packs(mode: Mode) {
+    let remote = tempfile::tempdir().unwrap();
+    let place = remote.path().to_str().unwrap();
+    let mut mount = Mount::with_options(mode, &["--pack", "64K", "--remote", place]);
+    let mut files = Vec::new();
+    for number in 0..12 {
+        for name in ["read", "written"] {
+            let (path, bytes) = (mount.files(format!("{name}{number}")), fill(number, 5000));
+            fs::write(&path, &bytes).unwrap();
+            files.push((path, bytes));
+        }
+        commit(&mount);
+        mount.remount();
+    }
+    let mut sync = std::process::Command::new(env!("CARGO_BIN_EXE_kvfs"));
+    let synced = common::forks::output(sync.args(["sync", "--remote"]).arg(mount.path()));
+    assert!(synced.status.success(), "{synced:?}");
+    assert!(mount.unmount().success());
+    mount.set_open_files_max(64);
+    mount.mount();
+    check(&files);
+    lose_three(&mount);
+    for pair in files.chunks_mut(2) {
+        drop_from_cache(&pair[0].0);
+        check(&pair[..1]);
+        fs::OpenOptions::new().append(true).open(&pair[1].0).unwrap().write_all(b"more").unwrap();
+        pair[1].1.extend(b"more");
+    }
+    check(&files);
+    assert_eq!(mount.status("damaged_files"), "0");
+    mount.remount();
+    check(&files);
+    assert!(mount.unmount().success());
+    fsck(mount.store(), false);
 }
 
 /// What the kernel has of a file's bytes goes.

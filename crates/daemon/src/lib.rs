@@ -40,4 +40,4 @@ pub use mount::{
 };
 pub use page::{Access, Look, Page};
 pub use remote::NeedError;
-pub use ring::is_enabled as rings_are_enabled;
+pub use ring::{OPEN_FILES_MIN, is_enabled as rings_are_enabled};

@@ -43,6 +43,10 @@ impl FileSystem {
     ) -> Result<(), FsError> {
         let attributes = &origin.attributes;
         let inode = Inode { links: 1, ctime: Time::now(), ..origin.inode.clone() };
+        let note_attributes = |id| {
+            self.retention.note_limits_of(id, attributes);
+            self.pins().note_attributes(id, attributes);
+        };
         let known = state.entry(to.parent, &to.name)?;
         // A crash that forgot the new page would have taken the old one.
         let may_hold_back = known.is_none()
@@ -59,8 +63,7 @@ impl FileSystem {
                 (old.atime, old.mtime, old.ctime) = (inode.atime, inode.mtime, inode.ctime);
                 state.put_inode(entry.inode, &old);
                 state.replace_attributes(entry.inode, attributes)?;
-                self.retention.note_limits_of(entry.inode, attributes);
-                self.pins().note_attributes(entry.inode, attributes);
+                note_attributes(entry.inode);
                 self.core.invalidate(super::Invalidation::Inode(entry.inode));
                 return state.drop_object(object);
             }
@@ -80,8 +83,7 @@ impl FileSystem {
                 let added = (object, verified, may_hold_back);
                 let id = add_sealed(&self.core, self.tiers.as_ref(), state, &inode, to, added);
                 state.replace_attributes(id, attributes)?;
-                self.retention.note_limits_of(id, attributes);
-                self.pins().note_attributes(id, attributes);
+                note_attributes(id);
             }
         }
         state.touch_directory(to.parent, 0)?;

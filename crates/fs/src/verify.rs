@@ -5,6 +5,7 @@
 use super::residency::{Residency, tier_here};
 use super::{FileSystem, FsError};
 use crate::core::Core;
+use std::io;
 use std::sync::Arc;
 
 use kvfs_storage::ingest::seal;
@@ -85,7 +86,12 @@ impl Residency<'_> {
         verified: Option<(ObjectId, FileStat)>, depth: Depth,
     ) -> Result<(Arc<dyn DiskFile>, FileStat, Tier), FsError> {
         let role = inode.file().ok_or(FsError::Invalid)?.role;
-        let (opened, tier) = self.open_resident((id, role), object)?;
+        let (opened, tier) = match self.open_resident((id, role), object) {
+            Err(FsError::Io(error)) if settled && self.is_unreadable(object) => {
+                self.open_in_its_place((id, role), object, &error)?
+            }
+            found => found?,
+        };
         let stat = opened.stat()?;
         let known = verified.is_some_and(|(_, known)| known.is_same_content(&stat));
         if !settled || known {
@@ -106,6 +112,27 @@ impl Residency<'_> {
         self.verify_file((id, inode), object, opened.as_ref(), depth)?;
         let stat = opened.stat()?;
         Ok((opened, stat, tier))
+    }
+
+    /// Whether the disk has a file of an object that cannot be opened because it is damaged. All that could be wrong with
+    /// the directory that it is in, or with who may open it, is no damage of that.
+    fn is_unreadable(&self, object: ObjectId) -> bool {
+        let of_damage = [libc::EIO, libc::EUCLEAN, libc::EBADMSG].map(Some);
+        self.open_if_here(object).is_err_and(|error| of_damage.contains(&error.raw_os_error()))
+    }
+
+    /// Opens another copy of a file whose own cannot be opened.
+    fn open_in_its_place(
+        &self, (id, role): (InodeId, Role), object: ObjectId, error: &io::Error,
+    ) -> Result<(Arc<dyn DiskFile>, Tier), FsError> {
+        let why = format!("its file cannot be opened: {error}");
+        let damage = self.corrupt(id, object, tier_here(self.core, object), &why);
+        let stat = self.core.store.stat_object(object)?;
+        if self.replace_damaged((id, role), object, &stat)? {
+            return self.open_resident((id, role), object);
+        }
+        self.note_damage(id, object, true);
+        Err(damage)
     }
 
     /// Compares what was opened with what is on record of a file.

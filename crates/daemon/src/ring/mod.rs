@@ -68,8 +68,8 @@ impl Drop for Running {
 /// A ring, and what wakes it.
 const OPEN_FILES_OF_A_RING: u64 = 4;
 
-/// What a mount needs besides.
-const OPEN_FILES_BESIDE: u64 = 64;
+/// A mount that nobody uses has some twenty files open, with a remote and those who ask for metrics twice as many.
+pub const OPEN_FILES_MIN: u64 = 64;
 
 impl Rings {
     /// Makes the rings. It must be known before the handshake whether that is possible: a kernel that was
@@ -77,7 +77,7 @@ impl Rings {
     pub(super) fn prepare() -> io::Result<Rings> {
         let plan = plan()?;
         let open_files_max = kvfs_os::open_files_max()?;
-        if open_files_max < OPEN_FILES_BESIDE + OPEN_FILES_OF_A_RING * plan.len() as u64 {
+        if open_files_max < OPEN_FILES_MIN + OPEN_FILES_OF_A_RING * plan.len() as u64 {
             return Err(io::Error::other(format!(
                 "a process may have {open_files_max} files open (ulimit -n), too few for {} rings",
                 plan.len()

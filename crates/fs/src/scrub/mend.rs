@@ -182,6 +182,7 @@ impl<'a> Mender<'a> {
         });
         match outcome {
             Ok(_) => Ok(Copy::Sound),
+            Err(error) if !is_of_file(&error) => Err(error.into()),
             Err(error) => {
                 // It may have been given up meanwhile.
                 let current = self.core.state().metadata.encoded_copy(subject.object)?;

@@ -35,7 +35,7 @@ use crate::postponed::remove_all;
 use crate::sweep::LeftByCrash;
 use crate::{FileSystem, Invalidation, IoMode, assemble, views};
 use kvfs_observe::Observer;
-use kvfs_storage::store::disk::{Access, DiskFile};
+use kvfs_storage::store::disk::{Access, DiskFile, is_of_file};
 use kvfs_storage::store::metadata::Metadata;
 use kvfs_storage::store::metadata::live::{self, Unwritten};
 use kvfs_storage::store::packs::end_quietly;
@@ -296,10 +296,14 @@ fn live_served(fs: &FileSystem, state: &State, handle: &Handle) -> Result<LiveSe
         let inode = state.inode(handle.inode).ok();
         let file = inode.as_ref().and_then(Inode::file);
         let object = file.and_then(|file| state.current_object(handle.inode, file));
-        let object =
-            object.filter(|object| fs.core.store.open_object(*object, Access::Read).is_ok());
-        let lost = || format!("the bytes of open inode {} cannot be found", handle.inode.0);
-        object.ok_or_else(|| Unable::AsItIs(lost()))
+        let told = || format!("the bytes of open inode {} cannot be found", handle.inode.0);
+        let lost = || Unable::AsItIs(told());
+        let object = object.ok_or_else(lost)?;
+        match fs.core.store.open_object(object, Access::Read) {
+            Err(error) if is_of_file(&error) => Err(lost()),
+            Err(error) => Err(Unable::Yet(format!("{}: {error}", told()))),
+            Ok(_) => Ok(object),
+        }
     };
     // Most of these are open for a moment only.
     let is_open = |what: &str| Unable::Yet(what.to_owned());

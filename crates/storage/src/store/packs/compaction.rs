@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::{Arc, PoisonError, TryLockError};
 
-use super::index::Dead;
+use super::index::{Condition, Dead};
 use super::pack::PackFile;
 use super::record::{Header, Kind, Place};
 use super::writer::PACK_BYTES;
@@ -100,7 +100,7 @@ impl Packs {
             let index = self.index();
             let packs = index.packs.iter().filter(|(number, _)| current != Some(**number));
             let wasteful =
-                packs.filter(|(_, known)| known.live_bytes < known.bytes && !known.is_lost);
+                packs.filter(|(_, known)| known.live_bytes < known.bytes && !known.is_lost());
             wasteful.map(|(number, _)| *number).collect()
         };
         let others = {
@@ -148,12 +148,9 @@ impl Packs {
             // Others need the last of it more.
             return Err(io::Error::from_raw_os_error(libc::ENOSPC).into());
         }
-        let file = pack.open_unseen().map_err(of_reading)?;
-        let contents = file.read().map_err(of_reading)?;
-        if !contents.is_complete {
-            let why = io::Error::other("its index is not there any more");
-            return Err(CompactionError::Unreadable(why));
-        }
+        let see = |file: &PackFile| self.contents(file).map(drop);
+        let file = pack.open(see).map_err(of_reading)?;
+        let contents = self.contents(&file).map_err(of_reading)?;
         let mut moved = Vec::new();
         let copied = self.copy_valid(&file, contents.records, &mut moved);
         let copied = copied.and_then(|()| Ok(self.sync()?));
@@ -181,7 +178,7 @@ impl Packs {
     /// A pack stays as it is, and keeps nobody from the others.
     fn set_aside(&self, number: u32) {
         if let Some(known) = self.index_mut().packs.get_mut(&number) {
-            known.is_set_aside = true;
+            known.condition = Condition::SetAside;
         }
     }
 
@@ -191,7 +188,7 @@ impl Packs {
     ) -> Result<(), CompactionError> {
         let (mut some, mut bytes) = (Vec::new(), 0);
         for (place, header) in records {
-            if !self.is_valid(place, &header) {
+            if !self.index().is_valid(place, &header) {
                 continue;
             }
             bytes += usize::try_from(header.record_bytes()).unwrap_or(usize::MAX);
@@ -230,7 +227,9 @@ impl Packs {
         };
         let index = self.index();
         let complete = index.packs.iter().filter(|(number, known)| {
-            current != Some(**number) && !others.contains(number) && !known.is_set_aside
+            current != Some(**number)
+                && !others.contains(number)
+                && known.condition == Condition::Sound
         });
         let mut short = Vec::new();
         for (number, known) in complete {
@@ -242,20 +241,6 @@ impl Packs {
             }
         }
         short.first().copied().filter(|_| short.len() >= SHORT_PACKS_MAX)
-    }
-
-    pub(super) fn is_valid(&self, place: Place, header: &Header) -> bool {
-        let index = self.index();
-        match header.kind {
-            Kind::Bytes => index.get(header.object).is_some_and(|entry| entry.place == place),
-            Kind::Note => index
-                .get(header.object)
-                .and_then(|entry| entry.note)
-                .is_some_and(|(note, _)| note == place),
-            // As long as there is what it is about.
-            Kind::Gone(of) => of.pack != place.pack && index.packs.contains_key(&of.pack),
-            Kind::Index | Kind::End(_) => false,
-        }
     }
 
     /// Adds records to the last pack as they are, damage included: their checksums go with them.

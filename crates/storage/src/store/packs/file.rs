@@ -10,7 +10,7 @@ use super::holes::HeldOpen;
 use super::index::{Entry, Index};
 use super::opening::Pack;
 use super::pack::PackFile;
-use super::record::{HEADER_BYTES, Place, record_bytes};
+use super::record::{HEADER_BYTES, Header, Place, record_bytes};
 use crate::store::disk::{
     Access, Allocation, Disk, DiskFile, DiskPath, FileStat, Seek, seek_without_holes,
 };
@@ -68,8 +68,8 @@ impl PackedFile {
 
     /// Its pack, which was there when this was opened.
     fn pack(&self) -> io::Result<PackFile> {
-        let opened =
-            self.pack.open(self.entry.place.offset, |header| self.entry.is_of(self.object, header));
+        let is_known = |header: &Header| self.entry.is_of(self.object, header);
+        let opened = self.pack.open(|file| file.check(self.entry.place.offset, is_known));
         opened.map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => io::Error::from_raw_os_error(libc::EIO),
             _ => error,

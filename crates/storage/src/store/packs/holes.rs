@@ -10,6 +10,7 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::Packs;
+use super::index::Condition;
 use super::opening::Pack;
 use super::pack::PackFile;
 use super::record::{Header, Kind, Place};
@@ -91,7 +92,7 @@ impl Packs {
             let packs = index.packs.values();
             let invalid = packs.map(|known| (known, known.bytes.saturating_sub(known.live_bytes)));
             let wasteful = invalid.filter(|(known, invalid_bytes)| {
-                !known.is_set_aside
+                known.condition == Condition::Sound
                     && *invalid_bytes >= known.hollow.invalid_bytes + INVALID_BYTES_MIN
             });
             wasteful.map(|(known, invalid)| (Arc::clone(&known.pack), invalid)).collect()
@@ -99,7 +100,9 @@ impl Packs {
         for (pack, invalid_bytes) in wasteful {
             let hole_bytes = match self.make_holes(&pack) {
                 // It keeps nobody from the others.
-                Err(error) if is_of_file(&error) => {
+                Err(error)
+                    if is_of_file(&error) && error.raw_os_error() != Some(libc::EOPNOTSUPP) =>
+                {
                     log::debug!("packs/{:08x} keeps room for nothing: {error}", pack.number);
                     continue;
                 }
@@ -113,21 +116,16 @@ impl Packs {
     }
 
     fn make_holes(&self, pack: &Pack) -> io::Result<u64> {
-        // What somebody has put in its place is not touched.
         let disk_file = self.disk.open(&DiskPath::Pack(pack.number), Access::ReadWrite)?;
         let file = PackFile { number: pack.number, file: Arc::from(disk_file) };
-        let known = pack.open_unseen()?;
-        if known.file.stat()?.inode != file.file.stat()?.inode {
-            return Err(io::ErrorKind::NotFound.into());
-        }
-        let records = self.records_of(pack, &known)?;
+        let records = self.records_of(&file)?;
         let is_needed = |place: Place, header: &Header| match header.kind {
             Kind::Bytes => {
                 records.awaited.contains(&place)
-                    || self.is_valid(place, header)
+                    || self.index().is_valid(place, header)
                     || self.opened.has(place)
             }
-            Kind::Note => self.is_valid(place, header),
+            Kind::Note => self.index().is_valid(place, header),
             // Headers of what they are about may be in the index of the pack, and outlive it.
             Kind::Gone(_) | Kind::Index | Kind::End(_) => true,
         };
@@ -140,14 +138,20 @@ impl Packs {
         Ok(hole_bytes)
     }
 
-    fn records_of(&self, pack: &Pack, file: &PackFile) -> io::Result<Records> {
+    /// # Errors
+    /// The file is another one, which somebody has put in the place of the pack.
+    fn records_of(&self, file: &PackFile) -> io::Result<Records> {
         let writer = self.writer();
         let awaited = writer.unadopted.keys().copied().collect();
-        if let Some(open) = writer.without_index(pack.number) {
-            return Ok(Records { all: open.contents.records.clone(), awaited });
+        if let Some(open) = writer.without_index(file.number) {
+            let all = open.contents.records.clone();
+            let [own, found] = [&open.pack, file].map(|pack| pack.file.stat());
+            let is_own = own?.inode == found?.inode;
+            let other = || io::Error::from(io::ErrorKind::NotFound);
+            return is_own.then_some(Records { all, awaited }).ok_or_else(other);
         }
         drop(writer);
-        Ok(Records { all: file.read()?.records, awaited })
+        Ok(Records { all: self.contents(file)?.records, awaited })
     }
 }
 

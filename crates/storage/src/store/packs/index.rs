@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::holes::Hollow;
 use super::opening::Pack;
+use super::pack::Contents;
 use super::record::{Header, Kind, Place, record_bytes};
 use crate::store::disk::shard;
 use crate::store::record::{ObjectId, Time};
@@ -41,16 +42,32 @@ pub(super) struct Known {
     pub(super) live_bytes: u64,
     /// The holes in it.
     pub(super) hollow: Hollow,
+    pub(super) condition: Condition,
+}
+
+/// What became of a pack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Condition {
+    /// Nothing is known to be wrong with it.
+    Sound,
     /// It could not be read whole: it stays as it is, and keeps nobody from the others.
-    pub(super) is_set_aside: bool,
+    SetAside,
     /// Somebody has removed it below the mount.
-    pub(super) is_lost: bool,
+    Lost,
+}
+
+impl Known {
+    pub(super) fn is_lost(&self) -> bool {
+        self.condition == Condition::Lost
+    }
 }
 
 /// All objects in packs. They are kept by the directory that would hold their files.
 #[derive(Debug)]
 pub(super) struct Index {
     shards: Vec<HashMap<ObjectId, Entry>>,
+    /// Entries that are hidden.
+    hidden: usize,
     pub(super) packs: BTreeMap<u32, Known>,
 }
 
@@ -80,7 +97,7 @@ impl Replay {
 impl Index {
     pub(super) fn new() -> Index {
         let shards = (0..=u8::MAX).map(|_| HashMap::new()).collect();
-        Index { shards, packs: BTreeMap::new() }
+        Index { shards, hidden: 0, packs: BTreeMap::new() }
     }
 
     fn of(&self, object: ObjectId) -> &HashMap<ObjectId, Entry> {
@@ -106,8 +123,9 @@ impl Index {
         visible.map(|(object, _)| *object)
     }
 
+    /// Objects whose bytes are in packs, and in no file of their own.
     pub(super) fn len(&self) -> usize {
-        self.shards.iter().map(HashMap::len).sum()
+        self.shards.iter().map(HashMap::len).sum::<usize>() - self.hidden
     }
 
     /// What a record of a pack says, in the order in which they were written.
@@ -140,8 +158,14 @@ impl Index {
         }
     }
 
+    fn set(&mut self, object: ObjectId, entry: Entry) {
+        self.hidden += usize::from(entry.is_hidden);
+        let old = self.of_mut(object).insert(object, entry);
+        self.hidden -= usize::from(old.is_some_and(|old| old.is_hidden));
+    }
+
     fn restore(&mut self, object: ObjectId, entry: Entry) {
-        self.of_mut(object).insert(object, entry);
+        self.set(object, entry);
         self.count(entry.place, record_bytes(u64::from(entry.length)), true);
         if let Some((note, length)) = entry.note {
             self.count(note, record_bytes(u64::from(length)), true);
@@ -153,8 +177,8 @@ impl Index {
         let Ok(length) = u32::try_from(header.length) else { return None };
         let old = self.get(header.object).copied();
         let note = old.and_then(|old| old.note);
-        let entry = Entry { place, length, mtime: header.mtime, note, is_hidden: false };
-        self.of_mut(header.object).insert(header.object, entry);
+        let is_hidden = self.packs.get(&place.pack).is_some_and(Known::is_lost);
+        self.set(header.object, Entry { place, length, mtime: header.mtime, note, is_hidden });
         self.count(place, record_bytes(header.length), true);
         let old = old?;
         self.count(old.place, record_bytes(u64::from(old.length)), false);
@@ -188,6 +212,7 @@ impl Index {
     /// An object is in no pack any more.
     pub(super) fn remove(&mut self, object: ObjectId) -> Option<Entry> {
         let entry = self.of_mut(object).remove(&object)?;
+        self.hidden -= usize::from(entry.is_hidden);
         self.count(entry.place, record_bytes(u64::from(entry.length)), false);
         if let Some((note, length)) = entry.note {
             self.count(note, record_bytes(u64::from(length)), false);
@@ -196,8 +221,8 @@ impl Index {
     }
 
     pub(super) fn hide(&mut self, object: ObjectId) {
-        if let Some(entry) = self.of_mut(object).get_mut(&object) {
-            entry.is_hidden = true;
+        if let Some(entry) = self.get(object) {
+            self.set(object, Entry { is_hidden: true, ..*entry });
         }
     }
 
@@ -209,8 +234,7 @@ impl Index {
                 bytes: 0,
                 live_bytes: 0,
                 hollow: Hollow::default(),
-                is_set_aside: false,
-                is_lost: false,
+                condition: Condition::Sound,
             },
         );
     }
@@ -218,8 +242,7 @@ impl Index {
     /// A pack is gone, and what was in it: so many objects. `None` if that is known. What its records say is said again by a
     /// pack that comes back, so whatever comes in their place is noted as if it were there.
     pub(super) fn lose(&mut self, pack: u32) -> Option<usize> {
-        let known = self.packs.get_mut(&pack).filter(|known| !known.is_lost)?;
-        (known.is_lost, known.is_set_aside) = (true, true);
+        self.packs.get_mut(&pack).filter(|known| !known.is_lost())?.condition = Condition::Lost;
         let mut objects = 0;
         for entry in self.shards.iter_mut().flat_map(HashMap::values_mut) {
             if entry.place.pack == pack && !entry.is_hidden {
@@ -230,6 +253,7 @@ impl Index {
                 entry.note = None;
             }
         }
+        self.hidden += objects;
         Some(objects)
     }
 
@@ -240,8 +264,34 @@ impl Index {
         }
     }
 
+    /// A pack, if it is there.
     pub(super) fn pack(&self, number: u32) -> Option<Arc<Pack>> {
-        self.packs.get(&number).map(|known| Arc::clone(&known.pack))
+        let known = self.packs.get(&number).filter(|known| !known.is_lost());
+        known.map(|known| Arc::clone(&known.pack))
+    }
+
+    /// Whether a record of a pack is worth keeping.
+    pub(super) fn is_valid(&self, place: Place, header: &Header) -> bool {
+        match header.kind {
+            Kind::Bytes => self.get(header.object).is_some_and(|entry| entry.place == place),
+            Kind::Note => self
+                .get(header.object)
+                .and_then(|entry| entry.note)
+                .is_some_and(|(note, _)| note == place),
+            // As long as there is what it is about.
+            Kind::Gone(of) => of.pack != place.pack && self.packs.contains_key(&of.pack),
+            Kind::Index | Kind::End(_) => false,
+        }
+    }
+
+    /// Whether these are the records of a complete pack: whatever of its bytes counts is among them.
+    pub(super) fn is_of(&self, pack: u32, contents: &Contents) -> bool {
+        let counting = contents.records.iter().filter(|(place, header)| {
+            !matches!(header.kind, Kind::Gone(_)) && self.is_valid(*place, header)
+        });
+        let live_bytes: u64 = counting.map(|(_, header)| header.record_bytes()).sum();
+        let known = self.packs.get(&pack);
+        known.is_some_and(|known| (known.bytes, known.live_bytes) == (contents.end, live_bytes))
     }
 
     fn count(&mut self, place: Place, bytes: u64, is_live: bool) {

@@ -39,7 +39,7 @@ pub use disk::PackedDisk;
 use holes::Opened;
 use index::{Dead, Index, Replay};
 use opening::{Opener, Pack};
-use pack::PackFile;
+use pack::{Contents, PackFile};
 use record::{Header, Kind, Place};
 use writer::{Open, Writer};
 
@@ -148,9 +148,13 @@ impl Packs {
             let mut index = index.write().unwrap_or_else(PoisonError::into_inner);
             for number in numbers {
                 let pack = Pack::new(number, &opener);
-                let read = |file: PackFile| file.read().map(|contents| (file, contents));
-                let (file, contents) = match pack.open_unseen().and_then(read) {
-                    Ok(read) => read,
+                let mut contents = Contents::default();
+                let see = |file: &PackFile| {
+                    contents = file.read()?;
+                    Ok(())
+                };
+                let file = match pack.open(see) {
+                    Ok(file) => file,
                     Err(error) if !is_of_file(&error) => return Err(error),
                     Err(error) => {
                         // What is in it cannot be opened; everything else can.
@@ -159,7 +163,6 @@ impl Packs {
                         continue;
                     }
                 };
-                pack.note_seen(&file);
                 index.add_pack(pack);
                 index.grow(number, contents.end);
                 for (place, header) in &contents.records {
@@ -247,7 +250,7 @@ impl Packs {
     /// How much there is.
     pub fn packed(&self) -> Packed {
         let index = self.index();
-        let packs = index.packs.values().filter(|known| !known.is_lost);
+        let packs = index.packs.values().filter(|known| !known.is_lost());
         packs.fold(Packed { objects: index.len(), ..Packed::default() }, |sum, known| Packed {
             packs: sum.packs + 1,
             bytes: sum.bytes + known.bytes.saturating_sub(known.hollow.hole_bytes),

@@ -9,7 +9,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::pack::PackFile;
-use super::record::Header;
 use crate::store::disk::{Access, Disk, DiskFile, DiskPath};
 
 /// Of the descriptors that the process may have, packs that nobody reads in just now take one in so many.
@@ -66,54 +65,33 @@ impl Pack {
         self.opened.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Its file, for whoever reads a record in it that the index knows.
+    /// Its file. Unless it is open already, `see` finds out whether it is what the index is about: somebody may have cut it,
+    /// or put another file in its place.
     ///
     /// # Errors
-    /// Those of opening it: `NotFound` if somebody removed it below the mount. EIO if there is no such record: it is damaged,
-    /// or somebody has put another file in the place of the pack.
+    /// Those of `see`, and of opening it: `NotFound` if somebody removed it below the mount.
     pub(super) fn open(
-        &self, offset: u32, is_known: impl FnOnce(&Header) -> bool,
+        &self, see: impl FnOnce(&PackFile) -> io::Result<()>,
     ) -> io::Result<PackFile> {
         let mut opened = self.opened();
         if let Some(file) = self.file_of(&opened) {
             return Ok(file);
         }
         let file = self.opener.open(self.number)?;
-        if !file.header(u64::from(offset))?.is_some_and(|header| is_known(&header)) {
-            return Err(io::Error::from_raw_os_error(libc::EIO));
-        }
-        let oldest = self.keep(&mut opened, &file);
+        see(&file)?;
+        opened.file = Some(Arc::downgrade(&file.file));
+        let is_used = Arc::clone(&opened.is_used);
+        let oldest = self.opener.keep(StaysOpen { pack: file.clone(), is_used });
         drop(opened);
         // Closed, unless somebody reads in it, where nobody waits for that.
         drop(oldest);
         Ok(file)
     }
 
-    /// Its file, for whoever finds out himself whether it is what the index is about.
-    pub(super) fn open_unseen(&self) -> io::Result<PackFile> {
-        let opened = self.opened();
-        match self.file_of(&opened) {
-            Some(file) => Ok(file),
-            None => self.opener.open(self.number),
-        }
-    }
-
-    /// The file is what the index is about: others read in it, too.
-    pub(super) fn note_seen(&self, file: &PackFile) {
-        let oldest = self.keep(&mut self.opened(), file);
-        drop(oldest);
-    }
-
     fn file_of(&self, opened: &Opened) -> Option<PackFile> {
         let file = opened.file.as_ref().and_then(Weak::upgrade)?;
         opened.is_used.store(true, Ordering::Relaxed);
         Some(PackFile { number: self.number, file })
-    }
-
-    fn keep(&self, opened: &mut Opened, file: &PackFile) -> Option<StaysOpen> {
-        opened.file = Some(Arc::downgrade(&file.file));
-        let is_used = Arc::clone(&opened.is_used);
-        self.opener.keep(StaysOpen { pack: file.clone(), is_used })
     }
 
     /// The pack is about to be removed: its file stays open only for those who have files of it open, or it would keep
@@ -175,14 +153,14 @@ impl Pack {
 
 #[cfg(test)]
 mod tests {
-    use super::super::record::{Kind, Place};
+    use super::super::record::{Header, Kind, Place};
     use super::*;
     use crate::store::disk::DiskDirectory;
     use crate::store::local_disk::LocalDisk;
     use crate::store::record::{ObjectId, Time};
 
     fn open(pack: &Pack) -> io::Result<PackFile> {
-        pack.open(0, |header| header.object == ObjectId(pack.number.into()))
+        pack.open(|file| file.check(0, |header| header.object == ObjectId(pack.number.into())))
     }
 
     /// A store of so many packs, each with a record of the object of its number.
@@ -284,7 +262,7 @@ mod tests {
         // There is no record in it.
         assert_eq!(open(&pack).unwrap_err().raw_os_error(), Some(libc::EIO));
         assert!(stage.opener.stay_open().is_empty());
-        pack.note_seen(&pack.open_unseen().unwrap());
+        pack.open(|_| Ok(())).unwrap();
         assert_eq!(stage.opener.stay_open().len(), 1);
     }
 }

@@ -62,7 +62,34 @@ impl PackFile {
         Ok(Header::decode(&raw, place))
     }
 
-    fn read_index(&self) -> io::Result<Option<Contents>> {
+    /// The header of a record that was there once. Where it cannot be made out any more, the index of the pack has it, too.
+    pub(super) fn known_header(&self, offset: u64) -> io::Result<Option<Header>> {
+        let header = self.header(offset)?;
+        if header.is_some() {
+            return Ok(header);
+        }
+        let records = self.read_index()?.map_or_else(Vec::new, |contents| contents.records);
+        let mut records = records.into_iter();
+        let found = records.find(|(place, _)| u64::from(place.offset) == offset);
+        Ok(found.map(|(_, header)| header))
+    }
+
+    /// Sees to it that a record that is known is there, as far as that is seen without reading all of it.
+    ///
+    /// # Errors
+    /// EIO if it is not: the pack was cut, is damaged, or is another file.
+    pub(super) fn check(
+        &self, offset: u32, is_known: impl FnOnce(&Header) -> bool,
+    ) -> io::Result<()> {
+        let header = self.known_header(u64::from(offset))?;
+        let length = self.file.stat()?.length;
+        let is_whole = |header: &Header| u64::from(offset) + HEADER_BYTES + header.length <= length;
+        let found = header.filter(|header| is_whole(header) && is_known(header));
+        found.map(drop).ok_or_else(|| io::Error::from_raw_os_error(libc::EIO))
+    }
+
+    /// What the index of a complete pack says.
+    pub(super) fn read_index(&self) -> io::Result<Option<Contents>> {
         let length = self.file.stat()?.length;
         let Some(last) = length.checked_sub(HEADER_BYTES) else { return Ok(None) };
         let Some(Header { kind: Kind::End(at), .. }) = self.header(last)? else {

@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use super::Packs;
 use super::file::PackedFile;
+use super::holes::HeldOpen;
 use super::index::{Entry, Index};
 use super::opening::Pack;
-use super::pack::PackFile;
+use super::pack::{Contents, PackFile};
 use super::record::Place;
 use crate::store::disk::DiskDirectory;
 use crate::store::record::ObjectId;
@@ -15,10 +16,7 @@ use crate::store::record::ObjectId;
 impl Packs {
     /// Its bytes, if an object is in a pack.
     pub(super) fn file(&self, object: ObjectId) -> io::Result<Option<PackedFile>> {
-        let found = self.find_and_open(object, |index| {
-            let entry = *index.visible(object)?;
-            Some((entry.place, (entry, self.opened.hold(entry.place))))
-        })?;
+        let found = self.find_and_open(object, |index| self.hold(index, object))?;
         Ok(found.map(|((entry, held), pack, _)| {
             let (disk, index) = (Arc::clone(&self.disk), Arc::clone(&self.index));
             PackedFile { object, entry, pack, index, disk, _held: held }
@@ -27,19 +25,22 @@ impl Packs {
 
     /// All bytes of an object, compared with what was written; `None` if it is in no pack.
     pub(super) fn read(&self, object: ObjectId) -> io::Result<Option<(Entry, Vec<u8>)>> {
-        let found = self.find_and_open(object, |index| {
-            let entry = *index.visible(object)?;
-            Some((entry.place, (entry, self.opened.hold(entry.place))))
-        })?;
+        let found = self.find_and_open(object, |index| self.hold(index, object))?;
         let Some(((entry, _held), _, file)) = found else { return Ok(None) };
         let offset = u64::from(entry.place.offset);
-        let header = file.header(offset)?;
+        let header = file.known_header(offset)?;
         let bytes = match header.filter(|header| entry.is_of(object, header)) {
             Some(header) => file.payload(offset, &header)?,
             None => None,
         };
         let bytes = bytes.ok_or_else(|| io::Error::from_raw_os_error(libc::EIO))?;
         Ok(Some((entry, bytes)))
+    }
+
+    /// Where an object's bytes are; they stay there as long as this is held.
+    fn hold(&self, index: &Index, object: ObjectId) -> Option<(Place, (Entry, HeldOpen))> {
+        let entry = *index.visible(object)?;
+        Some((entry.place, (entry, self.opened.hold(entry.place))))
     }
 
     /// What was noted of an object.
@@ -63,11 +64,26 @@ impl Packs {
                 let Some(pack) = index.pack(place.pack) else { return Ok(None) };
                 (place, found, pack)
             };
-            match pack.open(place.offset, |header| header.object == object) {
+            match pack.open(|file| file.check(place.offset, |header| header.object == object)) {
                 // A pack that was rewritten stays open for those who had found it.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => self.lose(&pack)?,
                 opened => return opened.map(|file| Some((found, pack, file))),
             }
+        }
+    }
+
+    /// What is in a pack that is complete, and not open to be written to.
+    ///
+    /// # Errors
+    /// It is not complete any more, or another file: not all is in it that is known to be.
+    pub(super) fn contents(&self, file: &PackFile) -> io::Result<Contents> {
+        let Some(contents) = file.read_index()? else {
+            return Err(io::Error::other("its index is not there any more"));
+        };
+        if self.index().is_of(file.number, &contents) {
+            Ok(contents)
+        } else {
+            Err(io::Error::other("it is not the one that was there"))
         }
     }
 

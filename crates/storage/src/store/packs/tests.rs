@@ -71,7 +71,7 @@ impl Mount {
 
     fn open_pack(&self, number: u32) -> PackFile {
         let pack = self.packs.index().pack(number).unwrap();
-        pack.open_unseen().unwrap()
+        pack.open(|_| Ok(())).unwrap()
     }
 
     fn read(&self, object: u64) -> Option<Vec<u8>> {

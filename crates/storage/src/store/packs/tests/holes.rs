@@ -109,6 +109,21 @@ fn on_a_full_disk_all_room_that_can_be_is_taken_back() {
 }
 
 #[test]
+fn a_disk_that_makes_no_holes_is_not_asked_again_for_each_pack() {
+    let directory = store();
+    let (mount, events) = faulty(directory.path());
+    (0..20).for_each(|object| mount.pack(object, &bytes(object)));
+    (0..20).for_each(|object| remove(&mount, object));
+    events.available_bytes.store(0, Ordering::Relaxed);
+    let fail_with = |code| {
+        *events.failing_with.lock().unwrap() = Some(code);
+        mount.packs.make_holes_if_full()
+    };
+    assert_eq!(fail_with(libc::EOPNOTSUPP).unwrap_err().raw_os_error(), Some(libc::EOPNOTSUPP));
+    fail_with(libc::EIO).unwrap();
+}
+
+#[test]
 fn a_pack_that_is_written_to_is_complete_once_it_is_worth_copying() {
     let directory = store();
     let mount = Mount::new(directory.path());

@@ -14,6 +14,12 @@ fn code<T>(outcome: io::Result<T>) -> Option<i32> {
     outcome.map(drop).unwrap_err().raw_os_error()
 }
 
+/// Moves a pack, or the directory of it, while nobody has it open.
+fn rename(pack: &Pack, from: &Path, to: &Path) {
+    pack.close_all();
+    nix::fcntl::renameat(nix::fcntl::AT_FDCWD, from, nix::fcntl::AT_FDCWD, to).unwrap();
+}
+
 #[test]
 fn what_was_in_a_removed_pack_is_missing_as_it_is_after_the_next_mount() {
     let directory = store();
@@ -75,6 +81,78 @@ fn another_file_in_the_place_of_a_pack_is_not_read() {
     assert_eq!((found, mount.read(1).unwrap()), ([7; 100], vec![7; 100]));
 }
 
+/// It has the number of the pack, and is as long and as complete.
+#[test]
+fn a_pack_of_another_store_is_not_taken_for_one_with_nothing_valid_in_it() {
+    let [directory, other] = [store(), store()];
+    let bytes = vec![7; 40_000];
+    for (place, first) in [(&directory, 1), (&other, 11)] {
+        let mount = Mount::new(place.path());
+        for object in first..first + 4 {
+            mount.pack(object, &bytes);
+        }
+        mount.packs.end().unwrap();
+    }
+    let [name, theirs] = [&directory, &other].map(|place| place.path().join("packs/00000001"));
+    let [own, theirs] = [&name, &theirs].map(|name| std::fs::read(name).unwrap());
+    let (mount, events) = faulty(directory.path());
+    for object in [1, 2, 3] {
+        mount.disk.remove(&path(object)).unwrap();
+    }
+    let replace = |bytes: &[u8]| {
+        mount.packs.index().pack(1).unwrap().close_all();
+        std::fs::write(&name, bytes).unwrap();
+    };
+    replace(&theirs);
+    let told = mount.packs.compact_all().unwrap_err().to_string();
+    assert_eq!(told, "packs/00000001 cannot be read: it is not the one that was there");
+    events.available_bytes.store(0, Ordering::Relaxed);
+    mount.packs.make_holes_if_full().unwrap();
+    events.available_bytes.store(u64::MAX, Ordering::Relaxed);
+    assert!(std::fs::read(&name).unwrap() == theirs, "nothing was cut out of it");
+    replace(&own);
+    assert_eq!(mount.read(4).unwrap(), bytes);
+    mount.packs.compact_all().unwrap();
+    assert!(!name.exists());
+    assert_eq!(mount.read(4).unwrap(), bytes);
+}
+
+#[test]
+fn what_is_adopted_in_a_pack_that_is_lost_by_then_is_missing() {
+    let directory = store();
+    let mount = Mount::new(directory.path());
+    mount.pack(1, b"adopted");
+    let appended = mount.append(2, b"not yet");
+    mount.packs.sync().unwrap();
+    mount.packs.writer().turn().unwrap();
+    mount.packs.index().pack(1).unwrap().close_all();
+    std::fs::remove_file(directory.path().join("packs/00000001")).unwrap();
+    assert_eq!(mount.read(1), None);
+    mount.packs.adopt(&appended);
+    mount.packs.note_adopted(&appended);
+    assert_eq!((mount.read(2), mount.packs.holds(ObjectId(2))), (None, false));
+    assert_eq!(mount.packs.packed().objects, 0);
+}
+
+#[test]
+fn the_index_of_a_pack_vouches_for_a_record_whose_header_is_damaged() {
+    let directory = store();
+    let mount = Mount::new(directory.path());
+    for object in 1..=2 {
+        mount.pack(object, &[7; 100]);
+    }
+    mount.packs.end().unwrap();
+    mount.packs.index().pack(1).unwrap().close_all();
+    let name = directory.path().join("packs/00000001");
+    let file = std::fs::File::options().write(true).open(name).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, b"damage", 30).unwrap();
+    assert_eq!(mount.read(1).unwrap(), [7; 100]);
+    assert!(mount.packs.unpack(ObjectId(1)).unwrap());
+    assert_eq!(mount.packs.packed().objects, 1);
+    mount.packs.compact_all().unwrap();
+    assert_eq!(mount.read(2).unwrap(), [7; 100]);
+}
+
 /// What came in the place of its objects meanwhile counts.
 #[test]
 fn a_lost_pack_that_comes_back_brings_nothing_old_back() {
@@ -87,10 +165,7 @@ fn a_lost_pack_that_comes_back_brings_nothing_old_back() {
     mount.write(1, b"being changed");
     let pack = mount.packs.index().pack(1).unwrap();
     let places = ["packs/00000001", "away"].map(|name| directory.path().join(name));
-    let rename = |from: &Path, to: &Path| {
-        pack.close_all();
-        nix::fcntl::renameat(nix::fcntl::AT_FDCWD, from, nix::fcntl::AT_FDCWD, to).unwrap();
-    };
+    let rename = |from: &Path, to: &Path| rename(&pack, from, to);
     rename(&places[0], &places[1]);
     assert_eq!(mount.read(2), None);
     // Published, packed anew, fetched from elsewhere, and removed.
@@ -120,10 +195,7 @@ fn packs_that_are_away_for_a_while_come_back() {
     mount.packs.end().unwrap();
     let pack = mount.packs.index().pack(1).unwrap();
     let places = ["packs", "elsewhere"].map(|name| directory.path().join(name));
-    let rename = |from: &Path, to: &Path| {
-        pack.close_all();
-        nix::fcntl::renameat(nix::fcntl::AT_FDCWD, from, nix::fcntl::AT_FDCWD, to).unwrap();
-    };
+    let rename = |from: &Path, to: &Path| rename(&pack, from, to);
     rename(&places[0], &places[1]);
     assert_eq!(code(mount.disk.open(&path(1), Access::Read)), Some(libc::EIO));
     rename(&places[1], &places[0]);
