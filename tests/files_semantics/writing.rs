@@ -13,6 +13,7 @@ use crate::common::{Mode, Mount, fill};
 in_both_modes!(
     two_appenders_share_the_end,
     holes_are_found_and_cost_nothing,
+    what_is_written_to_a_mapping_is_no_hole,
     space_is_allocated_punched_and_zeroed,
     direct_io_reads_and_writes_whole_blocks,
     copies_between_files_stay_in_the_kernel,
@@ -43,19 +44,47 @@ fn holes_are_found_and_cost_nothing(mode: Mode) {
     let file = open(mount.files("sparse"), CREATE).unwrap();
     file.set_len(1 << 40).unwrap();
     file.write_all_at(&[1; 4096], 1 << 30).unwrap();
+    let blocks = file.metadata().unwrap().blocks();
+    assert!((8..1000).contains(&blocks), "{blocks} blocks");
+    if mode == Mode::Served {
+        // What is written to a mapping of it is the kernel's alone.
+        assert_eq!(lseek(&file, 0, Whence::SeekData), Ok(0));
+        assert_eq!(lseek(&file, 0, Whence::SeekHole), Ok(1 << 40));
+        assert_eq!(lseek(&file, 1 << 40, Whence::SeekData), Err(nix::errno::Errno::ENXIO));
+        close(file).unwrap();
+    }
+    let file = open(mount.files("sparse"), libc::O_RDONLY).unwrap();
     let seek = |offset, whence| lseek(&file, offset, whence);
     assert_eq!(seek(0, Whence::SeekData).unwrap(), 1 << 30);
     assert_eq!(seek(1 << 30, Whence::SeekHole).unwrap(), (1 << 30) + 4096);
     assert_eq!(seek(0, Whence::SeekHole).unwrap(), 0);
     let past_end = seek(1 << 40, Whence::SeekData);
     assert_eq!(past_end, Err(nix::errno::Errno::ENXIO));
-    let blocks = file.metadata().unwrap().blocks();
-    assert!((8..1000).contains(&blocks), "{blocks} blocks");
-    close(file).unwrap();
+    drop(file);
 
     let empty = open(mount.files("hole"), CREATE).unwrap();
     empty.set_len(10 << 20).unwrap();
     assert!(empty.metadata().unwrap().blocks() >= 1, "tar -S would drop it");
+}
+
+/// Also where it began as a small file in memory.
+fn what_is_written_to_a_mapping_is_no_hole(mode: Mode) {
+    let mount = Mount::new(mode);
+    for middle in [10_000, 82_768, 35_000, 150_000] {
+        let length = 2 * middle;
+        for _ in 0..20 {
+            let path = mount.files("mapped");
+            let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+            file.set_len(length as u64).unwrap();
+            let mut mapping = crate::common::sys::map_mut(&file);
+            mapping[middle] = 7;
+            let found = lseek(&file, 0, Whence::SeekData);
+            let found = found.unwrap_or_else(|error| panic!("{length}: {error}"));
+            assert!(usize::try_from(found).unwrap() <= middle, "{length}: {found}");
+            drop((mapping, file));
+            fs::remove_file(path).unwrap();
+        }
+    }
 }
 
 fn space_is_allocated_punched_and_zeroed(mode: Mode) {

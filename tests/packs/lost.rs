@@ -16,6 +16,8 @@ in_both_modes!(
     lost_bytes_can_be_written_anew,
     packs_that_are_lost_under_a_mount_are_told_of,
     what_a_remote_has_takes_the_place_of_lost_packs,
+    packs_that_are_away_for_a_while_are_no_damage,
+    a_store_whose_packs_are_away_is_not_mounted,
     a_packed_file_without_a_name_has_its_times_set,
     a_file_that_was_cut_and_synced_is_as_old_after_a_crash,
     a_file_that_was_written_to_and_synced_is_as_old_after_a_crash,
@@ -55,21 +57,7 @@ fn lost_bytes_can_be_written_anew(mode: Mode) {
 /// One was removed, one was cut, and one has another in its place: none of their bytes, no others, and no name less.
 fn packs_that_are_lost_under_a_mount_are_told_of(mode: Mode) {
     let mut mount = packing(mode);
-    let mut files = Vec::new();
-    for number in 0..12 {
-        for name in ["read", "written"] {
-            let (path, bytes) = (mount.files(format!("{name}{number}")), fill(number, 5000));
-            fs::write(&path, &bytes).unwrap();
-            files.push((path, bytes));
-        }
-        commit(&mount);
-        mount.remount();
-    }
-    assert!(mount.unmount().success());
-    // So few that only the last packs stay open.
-    mount.set_open_files_max(64);
-    mount.mount();
-    check(&files);
+    let mut files = make_twelve_packs(&mut mount);
     let packs = lose_three(&mount);
     let kept = files.split_off(6);
     for pair in files.chunks(2) {
@@ -109,6 +97,25 @@ fn packs_that_are_lost_under_a_mount_are_told_of(mode: Mode) {
     check(&kept[8..]);
 }
 
+/// Two files in each of them, and a mount that has so few descriptors that only the last packs stay open.
+fn make_twelve_packs(mount: &mut Mount) -> Vec<(PathBuf, Vec<u8>)> {
+    let mut files = Vec::new();
+    for number in 0..12 {
+        for name in ["read", "written"] {
+            let (path, bytes) = (mount.files(format!("{name}{number}")), fill(number, 5000));
+            fs::write(&path, &bytes).unwrap();
+            files.push((path, bytes));
+        }
+        commit(mount);
+        mount.remount();
+    }
+    assert!(mount.unmount().success());
+    mount.set_open_files_max(64);
+    mount.mount();
+    check(&files);
+    files
+}
+
 /// Removes the first pack, cuts the second and puts the fourth in the place of the third. Returns all four.
 fn lose_three(mount: &Mount) -> Vec<PathBuf> {
     let packs: Vec<_> =
@@ -125,23 +132,10 @@ fn what_a_remote_has_takes_the_place_of_lost_packs(mode: Mode) {
     let remote = tempfile::tempdir().unwrap();
     let place = remote.path().to_str().unwrap();
     let mut mount = Mount::with_options(mode, &["--pack", "64K", "--remote", place]);
-    let mut files = Vec::new();
-    for number in 0..12 {
-        for name in ["read", "written"] {
-            let (path, bytes) = (mount.files(format!("{name}{number}")), fill(number, 5000));
-            fs::write(&path, &bytes).unwrap();
-            files.push((path, bytes));
-        }
-        commit(&mount);
-        mount.remount();
-    }
+    let mut files = make_twelve_packs(&mut mount);
     let mut sync = std::process::Command::new(env!("CARGO_BIN_EXE_kvfs"));
     let synced = common::forks::output(sync.args(["sync", "--remote"]).arg(mount.path()));
     assert!(synced.status.success(), "{synced:?}");
-    assert!(mount.unmount().success());
-    mount.set_open_files_max(64);
-    mount.mount();
-    check(&files);
     lose_three(&mount);
     for pair in files.chunks_mut(2) {
         drop_from_cache(&pair[0].0);
@@ -155,6 +149,50 @@ fn what_a_remote_has_takes_the_place_of_lost_packs(mode: Mode) {
     check(&files);
     assert!(mount.unmount().success());
     fsck(mount.store(), false);
+}
+
+/// Names that would go with damaged bytes stay, and so do copies.
+fn packs_that_are_away_for_a_while_are_no_damage(mode: Mode) {
+    let remote = tempfile::tempdir().unwrap();
+    let place = remote.path().to_str().unwrap();
+    let options = ["--pack", "64K", "--on-corrupt", "miss", "--verify", "always"];
+    for options in [&options[..], &[&options[..], &["--remote", place]].concat()] {
+        let mut mount = Mount::with_options(mode, options);
+        let files = make_twelve_packs(&mut mount);
+        let packs = ["packs", "away"].map(|name| mount.store().join(name));
+        common::sys::rename(&packs[0], &packs[1]).unwrap();
+        for (path, _) in &files {
+            drop_from_cache(path);
+        }
+        let read = files.iter().filter(|(path, _)| fs::read(path).is_ok()).count();
+        assert!(read < files.len(), "{read}");
+        common::sys::rename(&packs[1], &packs[0]).unwrap();
+        check(&files);
+        assert_eq!(mount.status("damaged_files"), "0");
+        mount.remount();
+        check(&files);
+    }
+}
+
+/// A mount without it would forget what is in it, and give its packs' numbers to others.
+fn a_store_whose_packs_are_away_is_not_mounted(mode: Mode) {
+    let mut mount = packing(mode);
+    let files = make(&mount, 12);
+    commit(&mount);
+    assert!(mount.unmount().success());
+    let packs = ["packs", "away"].map(|name| mount.store().join(name));
+    common::sys::rename(&packs[0], &packs[1]).unwrap();
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_kvfs"));
+    let refused = common::forks::output(command.arg("mount").arg(mount.store()).arg(mount.path()));
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert!(
+        !refused.status.success() && said.contains("packs is missing, and the store has"),
+        "{said}"
+    );
+    assert!(!packs[0].exists());
+    common::sys::rename(&packs[1], &packs[0]).unwrap();
+    mount.mount();
+    check(&files);
 }
 
 /// What the kernel has of a file's bytes goes.

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded};
 
+use super::complaint::Complaint;
 use super::mount::{MountError, MountOptions};
 use super::notify::{Notifier, notify};
 use kvfs_fs::{
@@ -236,6 +237,7 @@ fn commit_regularly(
     file_system: &FileSystem, interval: Duration,
     (requests, stopped): (&Receiver<()>, &Receiver<()>),
 ) {
+    let [mut indexing, mut committing] = <[Complaint; 2]>::default();
     loop {
         let is_asked_for = crossbeam_channel::select! {
             recv(stopped) -> _ => return,
@@ -243,12 +245,12 @@ fn commit_regularly(
             default(interval) => false,
         };
         // Who asks waits for room, which indexing only takes.
-        if !is_asked_for && let Err(error) = file_system.index_prefixes() {
-            log::error!("the index of prefixes falls behind: {error}");
+        if !is_asked_for && let Some(why) = indexing.of(&file_system.index_prefixes()) {
+            log::error!("the index of prefixes falls behind: {why}");
         }
         kvfs_fs::take_waiting_events(&file_system.core);
-        if let Err(error) = file_system.commit() {
-            log::error!("changes could not be made durable: {error}");
+        if let Some(why) = committing.of(&file_system.commit()) {
+            log::error!("changes could not be made durable: {why}");
         }
         if let Some(ram) = &file_system.store().ram {
             ram.tidy();

@@ -5,6 +5,7 @@
 
 mod answer;
 mod background;
+mod complaint;
 mod connection;
 mod convert;
 mod device;

@@ -65,6 +65,8 @@ pub enum FsError {
     ReadOnly,
     /// The offset is past the end (`SEEK_HOLE`).
     NoSuchOffset,
+    /// The disk cannot read the bytes of a file, which may be what was written, and no other copy could be had.
+    Unreadable(io::Error),
     /// The disk failed.
     Io(io::Error),
     /// The remote did not give what only it has.
@@ -105,7 +107,9 @@ impl FsError {
             FsError::Io(error) | FsError::Store(StoreError::Io(error)) => errno_of_disk(error),
             FsError::Remote(RemoteError::Local(error)) => errno_of_disk(error),
             FsError::Remote(RemoteError::Timeout(_) | RemoteError::Slow(_)) => libc::ETIMEDOUT,
-            FsError::Corrupt | FsError::Remote(_) | FsError::Store(_) => libc::EIO,
+            FsError::Corrupt | FsError::Unreadable(_) | FsError::Remote(_) | FsError::Store(_) => {
+                libc::EIO
+            }
         }
     }
 
@@ -120,7 +124,14 @@ impl FsError {
 
     /// Whether the daemon's log should have it: the caller did nothing wrong.
     pub fn is_internal(&self) -> bool {
-        matches!(self, FsError::Corrupt | FsError::Io(_) | FsError::Store(_) | FsError::Remote(_))
+        matches!(
+            self,
+            FsError::Corrupt
+                | FsError::Unreadable(_)
+                | FsError::Io(_)
+                | FsError::Store(_)
+                | FsError::Remote(_)
+        )
     }
 }
 
@@ -139,7 +150,7 @@ fn errno_of_disk(error: &io::Error) -> i32 {
 impl std::fmt::Display for FsError {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            FsError::Io(error) => write!(formatter, "{error}"),
+            FsError::Io(error) | FsError::Unreadable(error) => write!(formatter, "{error}"),
             FsError::Store(error) => write!(formatter, "{error}"),
             FsError::Remote(error) => write!(formatter, "{error}"),
             other => write!(formatter, "{}", io::Error::from_raw_os_error(other.errno())),

@@ -3,7 +3,7 @@
 //! To an engine that keeps a cache, a file that fails is worse than one that is not there: it
 //! computes what it misses. So a mount may be told to treat such files as misses. One whose bytes
 //! are damaged everywhere goes for good, its bytes into quarantine. The kernel is answered ESTALE,
-//! upon which it looks the name up again, and then finds none. One whose remote does not answer, or
+//! upon which it looks the name up again, and then finds none. One that the disk cannot read, whose remote does not answer, or
 //! that has another copy on record which nobody could look at, stays, since it may come back.
 
 use super::attributes::Place;
@@ -76,6 +76,11 @@ impl FileSystem {
             | FsError::Remote(RemoteError::Corrupt(_) | RemoteError::Missing(_)) => {
                 self.give_up(id)?;
                 Err(FsError::Stale)
+            }
+            // Its bytes may be what was written, so its name stays.
+            FsError::Unreadable(failure) => {
+                log::warn!("inode {} counts as a miss: {failure}", id.0);
+                Err(FsError::NotFound)
             }
             // The disk failed, not the remote.
             FsError::Remote(RemoteError::Local(_)) => Err(error),

@@ -199,7 +199,9 @@ pub(super) fn add_scrub(fs: &FileSystem, gauges: &mut Gauges) {
 impl FileSystem {
     /// Reads what was asked for, until the end, until somebody stops it, or until the mount is over.
     pub fn scrub(&self, request: &ScrubRequest, is_over: &(dyn Fn() -> bool + Sync)) {
-        let outcome = files_below(&self.core, request.below).and_then(|files| {
+        let looked = self.core.store.packs.look_for_lost().map_err(FsError::from);
+        let found = looked.and_then(|()| files_below(&self.core, request.below));
+        let outcome = found.and_then(|files| {
             self.scrubs.progress().files = files.len() as u64;
             self.scrub_files(&files, request.rate, is_over)
         });

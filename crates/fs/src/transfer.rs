@@ -3,9 +3,11 @@
 
 use super::postponed::with_room;
 use super::{FileSystem, FsError};
+use crate::core::Core;
 use crate::core::handle::Served;
 use kvfs_storage::store::commit::is_full;
-use kvfs_storage::store::disk::{Access, Allocation, Seek};
+use kvfs_storage::store::disk::{Access, Allocation, Seek, seek_without_holes};
+use kvfs_storage::store::record::InodeId;
 
 /// Where and how bytes are written.
 #[derive(Clone, Copy, Debug)]
@@ -118,7 +120,11 @@ impl FileSystem {
             | Served::Slot(_)
             | Served::Draft(_)
             | Served::SlotDraft(_) => Err(FsError::Invalid),
-            Served::File(file) | Served::Append(file) => Ok(file.seek(offset, seek)?),
+            Served::File(file) | Served::Append(file) => Ok(if has_unseen_writes(&self.core, id) {
+                seek_without_holes(offset, seek, file.stat()?.length)?
+            } else {
+                file.seek(offset, seek)?
+            }),
             Served::Passthrough => {
                 Ok(self.core.open_current(id, Access::Read)?.seek(offset, seek)?)
             }
@@ -145,6 +151,12 @@ impl FileSystem {
         let source = self.core.open_current(source, Access::Read)?;
         Ok(source.copy_to(from_offset, target.as_ref(), to_offset, length)?)
     }
+}
+
+/// Whether the kernel may keep bytes of a file that somebody has written to a mapping, and the daemon not know of them:
+/// there may be no hole where it sees one.
+fn has_unseen_writes(core: &Core, id: InodeId) -> bool {
+    core.state().nodes.get(&id).is_some_and(|node| node.writers > 0)
 }
 
 /// Copies what a text has from an offset on; returns how much.

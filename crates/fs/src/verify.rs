@@ -9,7 +9,7 @@ use std::io;
 use std::sync::Arc;
 
 use kvfs_storage::ingest::seal;
-use kvfs_storage::store::disk::{DiskFile, FileStat, is_of_file};
+use kvfs_storage::store::disk::{DiskFile, FileStat, is_damage, is_unreadable};
 use kvfs_storage::store::record::{Inode, InodeId, ObjectId, Role};
 use kvfs_storage::tier::counters::Tier;
 
@@ -87,8 +87,8 @@ impl Residency<'_> {
     ) -> Result<(Arc<dyn DiskFile>, FileStat, Tier), FsError> {
         let role = inode.file().ok_or(FsError::Invalid)?.role;
         let (opened, tier) = match self.open_resident((id, role), object) {
-            Err(FsError::Io(error)) if settled && self.is_unreadable(object) => {
-                self.open_in_its_place((id, role), object, &error)?
+            Err(FsError::Io(error)) if settled && is_bad(&error) => {
+                self.open_in_its_place((id, inode), object, error)?
             }
             found => found?,
         };
@@ -101,7 +101,7 @@ impl Residency<'_> {
             return Ok((opened, stat, tier));
         };
         drop(opened);
-        let is_damaged = matches!(damage, FsError::Corrupt);
+        let is_damaged = matches!(damage, FsError::Corrupt | FsError::Unreadable(_));
         if !is_damaged || !self.replace_damaged((id, role), object, &stat)? {
             if is_damaged {
                 self.note_damage(id, object, true);
@@ -114,25 +114,46 @@ impl Residency<'_> {
         Ok((opened, stat, tier))
     }
 
-    /// Whether the disk has a file of an object that cannot be opened because it is damaged. All that could be wrong with
-    /// the directory that it is in, or with who may open it, is no damage of that.
-    fn is_unreadable(&self, object: ObjectId) -> bool {
-        let of_damage = [libc::EIO, libc::EUCLEAN, libc::EBADMSG].map(Some);
-        self.open_if_here(object).is_err_and(|error| of_damage.contains(&error.raw_os_error()))
-    }
-
-    /// Opens another copy of a file whose own cannot be opened.
+    /// Opens another copy of a settled file whose own cannot be opened, for this reason.
     fn open_in_its_place(
-        &self, (id, role): (InodeId, Role), object: ObjectId, error: &io::Error,
+        &self, (id, inode): (InodeId, &Inode), object: ObjectId, error: io::Error,
     ) -> Result<(Arc<dyn DiskFile>, Tier), FsError> {
-        let why = format!("its file cannot be opened: {error}");
-        let damage = self.corrupt(id, object, tier_here(self.core, object), &why);
-        let stat = self.core.store.stat_object(object)?;
-        if self.replace_damaged((id, role), object, &stat)? {
+        let role = inode.file().ok_or(FsError::Invalid)?.role;
+        let expected =
+            self.core.state().metadata.object(object)?.and_then(|record| record.checksum);
+        // Of what cannot be opened, and not of what somebody has put in its place by now.
+        let stat = self.core.store.stat_object(object).ok();
+        match self.open_if_here(object) {
+            Err(again) if is_bad(&again) => {}
+            Ok(Some(_)) => return self.open_resident((id, role), object),
+            // It passed, or is no damage of this file.
+            _ => return Err(error.into()),
+        }
+        if changed_since(self.core, (id, inode), expected) {
             return self.open_resident((id, role), object);
         }
-        self.note_damage(id, object, true);
+        let why = format!("its file cannot be opened: {error}");
+        let damage = self.unreadable(id, object, &why, error);
+        let replaced = match stat {
+            Some(stat) => self.replace_damaged((id, role), object, &stat),
+            None => self.fetch((id, role), object).map(|fetched| fetched.has_other()),
+        };
+        match replaced {
+            Ok(true) => return self.open_resident((id, role), object),
+            // It may have a good one.
+            Err(FsError::Remote(error)) if error.is_outage() => {
+                return Err(FsError::Remote(error));
+            }
+            _ if changed_since(self.core, (id, inode), expected) => {}
+            _ => self.note_damage(id, object, true),
+        }
         Err(damage)
+    }
+
+    /// Tells that a file's own copy is not to be had. Where that says nothing of its bytes, the error stays what it is.
+    fn unreadable(&self, id: InodeId, object: ObjectId, why: &str, error: io::Error) -> FsError {
+        let damage = self.corrupt(id, object, tier_here(self.core, object), why);
+        if is_damage(&error) { damage } else { FsError::Unreadable(error) }
     }
 
     /// Compares what was opened with what is on record of a file.
@@ -160,9 +181,9 @@ impl Residency<'_> {
             _ => seal::content_checksum(opened),
         };
         let actual = match actual {
-            Err(error) if is_of_file(&error) => {
+            Err(error) if is_bad(&error) => {
                 let why = format!("its file cannot be read: {error}");
-                return Err(self.corrupt(id, object, tier_here(self.core, object), &why));
+                return Err(self.unreadable(id, object, &why, error));
             }
             actual => actual?,
         };
@@ -172,6 +193,11 @@ impl Residency<'_> {
         let why = "the stored bytes are not those that were written (checksum mismatch)";
         Err(self.corrupt(id, object, tier_here(self.core, object), why))
     }
+}
+
+/// Whether a file's own copy cannot be used, by the error of opening or reading it.
+pub(super) fn is_bad(error: &io::Error) -> bool {
+    is_damage(error) || is_unreadable(error)
 }
 
 /// Whether somebody began to write to a file while it was being compared with its checksum: what was known of its

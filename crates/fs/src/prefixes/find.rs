@@ -15,7 +15,7 @@ use crate::residency::Residency;
 use crate::{FileSystem, FsError};
 use kvfs_page::{Layer, LayerKind, Positions, PrefixHash, names};
 use kvfs_storage::ingest::model::Model;
-use kvfs_storage::store::disk::is_of_file;
+use kvfs_storage::store::disk::{is_of_file, is_unavailable};
 use kvfs_storage::store::metadata::{LEAD_TOKENS_MAX, TokensChange};
 use kvfs_storage::store::record::{Entry, InodeId, Kind};
 use kvfs_storage::tier::counters::Tier;
@@ -281,7 +281,7 @@ impl Finder<'_> {
             None => Ok(0),
         });
         let count = match read {
-            Err(FsError::Io(error)) if is_of_file(&error) => {
+            Err(FsError::Io(error)) if is_of_file(&error) || is_unavailable(&error) => {
                 log::debug!("the tokens of sequence {} cannot be read: {error}", sequence.0);
                 return Ok(0);
             }

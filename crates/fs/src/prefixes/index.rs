@@ -21,7 +21,7 @@ use crate::{Awaited, FileSystem, FsError};
 use kvfs_page::{PrefixHash, names};
 use kvfs_storage::ingest::model::Model;
 use kvfs_storage::store::StoreError;
-use kvfs_storage::store::disk::{DiskFile, is_of_file};
+use kvfs_storage::store::disk::{DiskFile, is_of_file, is_unavailable};
 use kvfs_storage::store::metadata::{LEAD_TOKENS_MAX, TokensChange};
 use kvfs_storage::store::record::{
     DirectoryClass, IndexedPage, IndexedTokens, InodeId, Kind, ObjectId,
@@ -72,7 +72,9 @@ impl From<StoreError> for Failure {
 impl Failure {
     fn of_file(error: FsError) -> Failure {
         match error {
-            FsError::Io(error) if is_of_file(&error) => Failure::Unreadable(error),
+            FsError::Io(error) if is_of_file(&error) || is_unavailable(&error) => {
+                Failure::Unreadable(error)
+            }
             error => Failure::Other(error),
         }
     }

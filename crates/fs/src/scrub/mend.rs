@@ -11,7 +11,7 @@ use super::read::Reader;
 use crate::core::{Core, happened};
 use crate::damage::has_lost_rows;
 use crate::demotion::Commits;
-use crate::verify::changed_since;
+use crate::verify::{changed_since, is_bad};
 use kvfs_storage::store::disk::{Access, DiskFile, DiskPath, FileStat, is_of_file};
 use kvfs_storage::store::quarantine::Take;
 use kvfs_storage::store::record::{EncodedCopy, Inode, InodeId, ObjectId, Role};
@@ -58,6 +58,15 @@ pub(super) struct Mender<'a> {
     core: &'a Core,
     residency: Residency<'a>,
     commits: &'a dyn Commits,
+}
+
+/// What is wrong is not the file, but who may look at it, or where it is.
+fn passed_over(subject: &Subject, error: io::Error) -> Result<Copy, FsError> {
+    if !is_of_file(&error) {
+        return Err(error.into());
+    }
+    log::warn!("object {} is not compared: {error}", subject.object);
+    Ok(Copy::Absent)
 }
 
 impl FileSystem {
@@ -137,11 +146,12 @@ impl<'a> Mender<'a> {
                 }
                 return Ok(Copy::Damaged(None, "its file is missing from the store".to_owned()));
             }
-            Err(error) if is_of_file(&error) => {
+            Err(error) if is_bad(&error) => {
                 let stat = self.core.store.stat_object(subject.object).ok();
                 return Ok(Copy::Damaged(stat, format!("its file cannot be opened: {error}")));
             }
-            outcome => outcome?,
+            Err(error) => return passed_over(subject, error),
+            Ok(file) => file,
         };
         let stat = file.stat()?;
         if stat.length != subject.item.length {
@@ -156,7 +166,7 @@ impl<'a> Mender<'a> {
                 Some(stat),
                 "the stored bytes are not those that were written (checksum mismatch)".to_owned(),
             ),
-            Err(error) if !is_of_file(&error) => return Err(error.into()),
+            Err(error) if !is_bad(&error) => return passed_over(subject, error),
             Err(error) => Copy::Damaged(Some(stat), format!("its file cannot be read: {error}")),
         })
     }

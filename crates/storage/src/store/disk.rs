@@ -297,7 +297,10 @@ pub enum Seek {
 }
 
 /// `lseek(2)` in a file of this length whose holes, if it has any, are told as data.
-pub(super) fn seek_without_holes(offset: i64, seek: Seek, length: u64) -> io::Result<u64> {
+///
+/// # Errors
+/// ENXIO at the end of the file, and behind it.
+pub fn seek_without_holes(offset: i64, seek: Seek, length: u64) -> io::Result<u64> {
     let beyond = || io::Error::from_raw_os_error(libc::ENXIO);
     let offset = u64::try_from(offset).ok().filter(|offset| *offset < length);
     let offset = offset.ok_or_else(beyond)?;
@@ -307,10 +310,36 @@ pub(super) fn seek_without_holes(offset: i64, seek: Seek, length: u64) -> io::Re
     })
 }
 
-/// Whether an error tells of the file, as it lies on the disk, and not of a process that has too little of something.
+/// Whether an error tells of the file, as it lies on the disk, and not of a process that has too little of something, or
+/// of a part of the store that is [away for a while](is_unavailable).
 pub fn is_of_file(error: &io::Error) -> bool {
     let of_process = [libc::EINTR, libc::EMFILE, libc::ENFILE, libc::ENOMEM];
-    !error.raw_os_error().is_some_and(|code| of_process.contains(&code))
+    !is_unavailable(error) && !error.raw_os_error().is_some_and(|code| of_process.contains(&code))
+}
+
+/// Whether an error says that a file is not what was written: it was cut, or is no file.
+pub fn is_damage(error: &io::Error) -> bool {
+    [io::ErrorKind::InvalidData, io::ErrorKind::UnexpectedEof].contains(&error.kind())
+}
+
+/// Whether the disk cannot read a file, by an error that says nothing of its bytes: they may be read again some day. What
+/// may be wrong with who reads it, or with the directory that it is in, is neither.
+pub fn is_unreadable(error: &io::Error) -> bool {
+    let elsewhere =
+        [libc::EACCES, libc::EPERM, libc::ENOENT, libc::ENOTDIR, libc::ELOOP, libc::ESTALE];
+    is_of_file(error)
+        && !is_damage(error)
+        && !error.raw_os_error().is_some_and(|code| elsewhere.contains(&code))
+}
+
+/// Whether a part of the store is away for a while.
+pub fn is_unavailable(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::ResourceBusy
+}
+
+/// An error of a part of the store that may come back.
+pub(super) fn unavailable(why: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::ResourceBusy, why)
 }
 
 /// An open file of a store.

@@ -138,13 +138,22 @@ pub(super) fn note_packs(disk: &dyn Disk) -> io::Result<()> {
     file.sync()
 }
 
+fn version(text: &[u8]) -> Option<u32> {
+    let text = std::str::from_utf8(text).ok()?.trim_end();
+    text.strip_prefix(MAGIC)?.parse().ok()
+}
+
+/// Whether a store has had packs.
+pub(super) fn has_packs(disk: &dyn Disk) -> io::Result<bool> {
+    let file = disk.open(&DiskPath::Format, Access::Read)?;
+    Ok(version(&read_all(file.as_ref(), FORMAT_BYTES_MAX)?) == Some(VERSION_WITH_PACKS))
+}
+
 /// Refuses a store of another version.
 pub fn check(disk: &dyn Disk, path: &Path) -> Result<(), StoreError> {
     let file: Box<dyn DiskFile> = disk.open(&DiskPath::Format, Access::Read)?;
     let bytes = read_all(file.as_ref(), FORMAT_BYTES_MAX).map_err(|_| not_a_store(path))?;
-    let text = String::from_utf8_lossy(&bytes);
-    let version = text.trim_end().strip_prefix(MAGIC).and_then(|rest| rest.parse::<u32>().ok());
-    match version {
+    match version(&bytes) {
         Some(VERSION | VERSION_WITH_PACKS) => Ok(()),
         Some(version) => Err(StoreError::Version(format!(
             "the store {} has format {version}, this kvfs reads formats {VERSION} and {VERSION_WITH_PACKS}: use \

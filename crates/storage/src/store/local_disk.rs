@@ -14,6 +14,7 @@ use std::sync::Arc;
 use nix::fcntl::OFlag;
 use nix::sys::memfd::MFdFlags;
 use nix::sys::stat::Mode;
+use nix::unistd::UnlinkatFlags;
 
 use super::disk::{
     Access, Allocation, Disk, DiskDirectory, DiskFile, DiskPath, FileStat, Seek, Space,
@@ -94,11 +95,22 @@ impl LocalDisk {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 self.openat(path, flags, Mode::empty())?
             }
+            // What is found there all the same is a link, a directory, a socket, or a FIFO that nobody reads.
+            Err(error)
+                if error.kind() != io::ErrorKind::NotFound
+                    && self
+                        .openat(path, OFlag::O_PATH | OFlag::O_NOFOLLOW, Mode::empty())
+                        .is_ok_and(|found| {
+                            found.metadata().is_ok_and(|found| !found.is_file())
+                        }) =>
+            {
+                return Err(no_regular_file());
+            }
             outcome => outcome?,
         };
         // A FIFO is as long as an empty file, and so is a directory on many filesystems.
         if !file.metadata()?.is_file() {
-            return Err(io::Error::other("it is no regular file"));
+            return Err(no_regular_file());
         }
         Ok(file)
     }
@@ -106,6 +118,10 @@ impl LocalDisk {
     fn openat(&self, path: &Path, flags: OFlag, mode: Mode) -> io::Result<File> {
         crate::sys::open_beneath(&self.root, path, flags, mode)
     }
+}
+
+fn no_regular_file() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "it is no regular file")
 }
 
 impl AsFd for LocalDisk {
@@ -181,9 +197,14 @@ impl Disk for LocalDisk {
     }
 
     fn remove(&self, path: &DiskPath) -> io::Result<()> {
-        let flags = nix::unistd::UnlinkatFlags::NoRemoveDir;
-        nix::unistd::unlinkat(&self.root, &path.relative(), flags)?;
-        Ok(())
+        let remove = |flags| nix::unistd::unlinkat(&self.root, &path.relative(), flags);
+        match remove(UnlinkatFlags::NoRemoveDir) {
+            // Somebody has put it in the place of an object; with something in it it stays.
+            Err(nix::errno::Errno::EISDIR) if matches!(path, DiskPath::Object(_)) => {
+                Ok(remove(UnlinkatFlags::RemoveDir)?)
+            }
+            outcome => Ok(outcome?),
+        }
     }
 
     fn create_directory(&self, directory: DiskDirectory) -> io::Result<()> {

@@ -79,7 +79,12 @@ fn put_bytes(store: &Store, object: ObjectId, take: Take) -> io::Result<()> {
 }
 
 fn copy(source: &dyn DiskFile, store: &Store, target: &DiskPath) -> io::Result<()> {
-    copy_all(source, create_anew(store, target)?.as_ref()).map(drop)
+    copy_all(source, create_anew(store, target)?.as_ref()).map(drop).inspect_err(|_| {
+        // Some of it is no copy.
+        if let Err(error) = store.disk.remove(target) {
+            log::debug!("a part of a damaged file stays in quarantine: {error}");
+        }
+    })
 }
 
 fn create_anew(store: &Store, target: &DiskPath) -> io::Result<Box<dyn DiskFile>> {

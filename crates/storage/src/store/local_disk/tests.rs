@@ -1,6 +1,7 @@
 //! Files of a real filesystem.
 
 use super::*;
+use crate::store::disk::is_damage;
 use crate::store::record::ObjectId;
 
 #[test]
@@ -10,8 +11,15 @@ fn a_planted_symbolic_link_leads_nowhere() {
     disk.create_directory(DiskDirectory::Staging).unwrap();
     let path = DiskPath::Staging(ObjectId(7));
     std::os::unix::fs::symlink("/etc/passwd", directory.path().join(path.relative())).unwrap();
-    let error = disk.open(&path, Access::Read).unwrap_err();
-    assert_eq!(error.raw_os_error(), Some(libc::ELOOP));
+    for access in [Access::Read, Access::ReadWrite] {
+        assert!(is_damage(&disk.open(&path, access).unwrap_err()), "it is no regular file");
+    }
+    // Nor does a directory that is one.
+    let path = DiskPath::Quarantine("7".to_owned());
+    std::fs::create_dir(directory.path().join("aside")).unwrap();
+    std::fs::write(directory.path().join("aside/7"), b"").unwrap();
+    std::os::unix::fs::symlink("aside", directory.path().join("quarantine")).unwrap();
+    assert_eq!(disk.open(&path, Access::Read).unwrap_err().raw_os_error(), Some(libc::ELOOP));
 }
 
 #[test]

@@ -1,12 +1,13 @@
 //! Room is taken back: what is valid is copied out of a pack that mostly holds what is not, and the pack goes.
 
+use std::collections::HashSet;
 use std::io;
 use std::sync::{Arc, PoisonError, TryLockError};
 
 use super::index::{Condition, Dead};
 use super::pack::PackFile;
 use super::record::{Header, Kind, Place};
-use super::writer::PACK_BYTES;
+use super::writer::{PACK_BYTES, Writer};
 use super::{APPENDED_BYTES_MAX, Packs};
 use crate::store::disk::{DiskDirectory, DiskPath, is_of_file};
 
@@ -95,21 +96,15 @@ impl Packs {
         self.write_dead()?;
         self.writer().turn()?;
         let before = self.packed().bytes;
-        let current = self.writer().current();
         let wasteful: Vec<u32> = {
+            let writer = self.writer();
+            let others = not_to_be_copied(&writer);
             let index = self.index();
-            let packs = index.packs.iter().filter(|(number, _)| current != Some(**number));
+            let packs = index.packs.iter().filter(|(number, _)| !others.contains(number));
             let wasteful =
                 packs.filter(|(_, known)| known.live_bytes < known.bytes && !known.is_lost());
             wasteful.map(|(number, _)| *number).collect()
         };
-        let others = {
-            let writer = self.writer();
-            let mut others = writer.awaited();
-            others.extend(writer.incomplete.iter().map(|open| open.pack.number));
-            others
-        };
-        let wasteful = wasteful.into_iter().filter(|number| !others.contains(number));
         let mut unreadable = None;
         for number in wasteful {
             match self.compact_one(number) {
@@ -148,8 +143,10 @@ impl Packs {
             // Others need the last of it more.
             return Err(io::Error::from_raw_os_error(libc::ENOSPC).into());
         }
-        let see = |file: &PackFile| self.contents(file).map(drop);
-        let file = pack.open(see).map_err(of_reading)?;
+        let file = match pack.open_apart() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(self.lose(&pack)?),
+            opened => opened.map_err(of_reading)?,
+        };
         let contents = self.contents(&file).map_err(of_reading)?;
         let mut moved = Vec::new();
         let copied = self.copy_valid(&file, contents.records, &mut moved);
@@ -177,7 +174,9 @@ impl Packs {
 
     /// A pack stays as it is, and keeps nobody from the others.
     fn set_aside(&self, number: u32) {
-        if let Some(known) = self.index_mut().packs.get_mut(&number) {
+        if let Some(known) = self.index_mut().packs.get_mut(&number)
+            && known.condition == Condition::Sound
+        {
             known.condition = Condition::SetAside;
         }
     }
@@ -219,17 +218,11 @@ impl Packs {
     /// The oldest complete pack that is half invalid; or of those that are short, if there are many. A pack with
     /// records that objects may be told to have in a moment is neither.
     fn worth_compacting(&self) -> Option<u32> {
-        let (current, others) = {
-            let writer = self.writer();
-            let mut others = writer.awaited();
-            others.extend(writer.incomplete.iter().map(|open| open.pack.number));
-            (writer.current(), others)
-        };
+        let writer = self.writer();
+        let others = not_to_be_copied(&writer);
         let index = self.index();
         let complete = index.packs.iter().filter(|(number, known)| {
-            current != Some(**number)
-                && !others.contains(number)
-                && known.condition == Condition::Sound
+            !others.contains(number) && known.condition == Condition::Sound
         });
         let mut short = Vec::new();
         for (number, known) in complete {
@@ -253,21 +246,28 @@ impl Packs {
             .map(|(place, header)| pack.bytes(u64::from(place.offset), header.length))
             .collect::<io::Result<_>>()
             .map_err(of_reading)?;
-        let copies: Vec<(Header, &[u8])> = records
-            .iter()
-            .zip(&payloads)
-            .map(|((_, header), payload)| (*header, payload.as_slice()))
-            .collect();
         let mut writer = self.writer();
         self.open_writer(&mut writer)?;
+        let read = records.iter().zip(&payloads);
+        // The last note of an object counts, so none may come behind one that was written since.
+        let current: Vec<((Place, Header), &[u8])> = {
+            let index = self.index();
+            let is_last = |(place, header): &(Place, Header)| {
+                header.kind != Kind::Note || index.is_valid(*place, header)
+            };
+            let kept = read.filter(|(record, _)| is_last(record));
+            kept.map(|(record, payload)| (*record, payload.as_slice())).collect()
+        };
+        let copies: Vec<(Header, &[u8])> =
+            current.iter().map(|((_, header), payload)| (*header, *payload)).collect();
         let places = writer.write(&copies)?;
         // Until objects count on them: whatever fails before that must leave none that would win.
         let bytes =
-            places.iter().zip(records).filter(|(_, (_, header))| header.kind == Kind::Bytes);
-        let unadopted: Vec<_> = bytes.map(|(place, (_, header))| (*place, header.object)).collect();
+            places.iter().zip(&copies).filter(|(_, (header, _))| header.kind == Kind::Bytes);
+        let unadopted: Vec<_> = bytes.map(|(place, (header, _))| (*place, header.object)).collect();
         writer.unadopted.extend(unadopted);
-        let both = records.iter().zip(places);
-        moved.extend(both.map(|((from, header), to)| (*from, to, *header)));
+        let both = current.iter().zip(places);
+        moved.extend(both.map(|(((from, header), _), to)| (*from, to, *header)));
         Ok(())
     }
 
@@ -285,6 +285,14 @@ impl Packs {
         }
         dead
     }
+}
+
+/// Packs that are written to, have no index, or have records that no object has been told to count yet.
+fn not_to_be_copied(writer: &Writer) -> HashSet<u32> {
+    let mut others = writer.awaited();
+    others.extend(writer.current());
+    others.extend(writer.incomplete.iter().map(|open| open.pack.number));
+    others
 }
 
 /// Objects that are pointed elsewhere before others may look into the index: some 0.1 us each.

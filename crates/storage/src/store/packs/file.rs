@@ -93,7 +93,7 @@ impl DiskFile for PackedFile {
         match self.pack()?.file.read_at(&mut buffer[..count], at)? {
             read if read == count => Ok(read),
             // Somebody has cut the pack.
-            _ => Err(io::Error::from_raw_os_error(libc::EIO)),
+            _ => Err(io::ErrorKind::UnexpectedEof.into()),
         }
     }
 
@@ -126,7 +126,7 @@ impl DiskFile for PackedFile {
         let (at, rest) = self.within(offset);
         let wanted = length.min(rest);
         match self.pack()?.file.copy_to(at, target, target_offset, wanted)? {
-            0 if wanted > 0 => Err(io::Error::from_raw_os_error(libc::EIO)),
+            0 if wanted > 0 => Err(io::ErrorKind::UnexpectedEof.into()),
             copied => Ok(copied),
         }
     }

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use super::holes::Hollow;
 use super::opening::Pack;
-use super::pack::Contents;
 use super::record::{Header, Kind, Place, record_bytes};
 use crate::store::disk::shard;
 use crate::store::record::{ObjectId, Time};
@@ -29,6 +28,7 @@ impl Entry {
         header.kind == Kind::Bytes
             && header.object == object
             && header.length == u64::from(self.length)
+            && header.mtime == self.mtime
     }
 }
 
@@ -38,6 +38,8 @@ pub(super) struct Known {
     pub(super) pack: Arc<Pack>,
     /// Bytes of its records.
     pub(super) bytes: u64,
+    /// Sum of their headers' checksums.
+    sum: u64,
     /// Bytes of those that are valid.
     pub(super) live_bytes: u64,
     /// The holes in it.
@@ -60,6 +62,17 @@ impl Known {
     pub(super) fn is_lost(&self) -> bool {
         self.condition == Condition::Lost
     }
+
+    /// Whether a complete pack has the records that are known of it, and no others.
+    pub(super) fn is_of(&self, end: u64, sum: u64) -> bool {
+        (self.bytes, self.sum) == (end, sum)
+    }
+}
+
+/// What tells some records from all others, and is added to that of others.
+pub(super) fn sum_of(records: &[(Place, Header)]) -> u64 {
+    let sums = records.iter().map(|(place, header)| header.own_checksum(*place));
+    sums.fold(0, u64::wrapping_add)
 }
 
 /// All objects in packs. They are kept by the directory that would hold their files.
@@ -177,7 +190,7 @@ impl Index {
         let Ok(length) = u32::try_from(header.length) else { return None };
         let old = self.get(header.object).copied();
         let note = old.and_then(|old| old.note);
-        let is_hidden = self.packs.get(&place.pack).is_some_and(Known::is_lost);
+        let is_hidden = self.is_lost(place.pack);
         self.set(header.object, Entry { place, length, mtime: header.mtime, note, is_hidden });
         self.count(place, record_bytes(header.length), true);
         let old = old?;
@@ -198,12 +211,16 @@ impl Index {
 
     /// A record has been copied. Whether an object still counted on it: it counts on the copy now.
     pub(super) fn relocate(&mut self, from: Place, to: Place, header: &Header) -> bool {
-        let Some(entry) = self.of_mut(header.object).get_mut(&header.object) else { return false };
+        let Some(mut entry) = self.get(header.object).copied() else { return false };
         match (header.kind, &mut entry.note) {
-            (Kind::Bytes, _) if entry.place == from => entry.place = to,
+            (Kind::Bytes, _) if entry.place == from => {
+                entry.place = to;
+                entry.is_hidden |= self.is_lost(to.pack);
+            }
             (Kind::Note, Some((note, _))) if *note == from => *note = to,
             _ => return false,
         }
+        self.set(header.object, entry);
         self.count(from, header.record_bytes(), false);
         self.count(to, header.record_bytes(), true);
         true
@@ -232,6 +249,7 @@ impl Index {
             Known {
                 pack: Arc::new(pack),
                 bytes: 0,
+                sum: 0,
                 live_bytes: 0,
                 hollow: Hollow::default(),
                 condition: Condition::Sound,
@@ -257,11 +275,16 @@ impl Index {
         Some(objects)
     }
 
-    /// A pack has become longer.
-    pub(super) fn grow(&mut self, pack: u32, bytes: u64) {
+    /// A pack has become longer, by so many bytes of records of this sum.
+    pub(super) fn grow(&mut self, pack: u32, bytes: u64, sum: u64) {
         if let Some(known) = self.packs.get_mut(&pack) {
             known.bytes += bytes;
+            known.sum = known.sum.wrapping_add(sum);
         }
+    }
+
+    fn is_lost(&self, pack: u32) -> bool {
+        self.packs.get(&pack).is_some_and(Known::is_lost)
     }
 
     /// A pack, if it is there.
@@ -273,7 +296,9 @@ impl Index {
     /// Whether a record of a pack is worth keeping.
     pub(super) fn is_valid(&self, place: Place, header: &Header) -> bool {
         match header.kind {
-            Kind::Bytes => self.get(header.object).is_some_and(|entry| entry.place == place),
+            Kind::Bytes => self
+                .get(header.object)
+                .is_some_and(|entry| entry.place == place && entry.is_of(header.object, header)),
             Kind::Note => self
                 .get(header.object)
                 .and_then(|entry| entry.note)
@@ -282,16 +307,6 @@ impl Index {
             Kind::Gone(of) => of.pack != place.pack && self.packs.contains_key(&of.pack),
             Kind::Index | Kind::End(_) => false,
         }
-    }
-
-    /// Whether these are the records of a complete pack: whatever of its bytes counts is among them.
-    pub(super) fn is_of(&self, pack: u32, contents: &Contents) -> bool {
-        let counting = contents.records.iter().filter(|(place, header)| {
-            !matches!(header.kind, Kind::Gone(_)) && self.is_valid(*place, header)
-        });
-        let live_bytes: u64 = counting.map(|(_, header)| header.record_bytes()).sum();
-        let known = self.packs.get(&pack);
-        known.is_some_and(|known| (known.bytes, known.live_bytes) == (contents.end, live_bytes))
     }
 
     fn count(&mut self, place: Place, bytes: u64, is_live: bool) {

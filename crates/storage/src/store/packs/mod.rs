@@ -37,14 +37,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Rw
 pub use compaction::end_quietly;
 pub use disk::PackedDisk;
 use holes::Opened;
-use index::{Dead, Index, Replay};
+use index::{Dead, Index, Replay, sum_of};
 use opening::{Opener, Pack};
 use pack::{Contents, PackFile};
 use record::{Header, Kind, Place};
 use writer::{Open, Writer};
 
 use super::commit::{lost, may_pass};
-use super::disk::{Access, Disk, DiskDirectory, DiskPath, is_of_file};
+use super::disk::{Access, Disk, DiskDirectory, DiskPath, is_damage, is_of_file, is_unreadable};
 use super::record::{ObjectId, Time};
 
 /// Larger objects are never put into packs: a pack holds sixteen of them at least.
@@ -129,12 +129,13 @@ impl Packs {
     /// Finds out what is in the packs of a store; changes nothing.
     ///
     /// # Errors
-    /// The directory of the packs cannot be listed, or there are too few descriptors. A pack that cannot be read is left
-    /// alone, and its objects are missing.
+    /// The directory of the packs cannot be listed, or a pack not be opened for another reason than that it is damaged.
+    /// One that the disk cannot read is left alone, and its objects are missing.
     pub fn open(disk: Arc<dyn Disk>) -> io::Result<Packs> {
         let names = match disk.list(DiskDirectory::Packs) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
-            names => names?,
+            Err(error) => return Err(io::Error::new(error.kind(), format!("packs: {error}"))),
+            Ok(names) => names,
         };
         let mut numbers: Vec<u32> = names.iter().filter_map(|name| number_of(name)).collect();
         numbers.sort_unstable();
@@ -155,7 +156,10 @@ impl Packs {
                 };
                 let file = match pack.open(see) {
                     Ok(file) => file,
-                    Err(error) if !is_of_file(&error) => return Err(error),
+                    Err(error) if !is_damage(&error) && !is_unreadable(&error) => {
+                        let told = format!("packs/{number:08x}: {error}");
+                        return Err(io::Error::new(error.kind(), told));
+                    }
                     Err(error) => {
                         // What is in it cannot be opened; everything else can.
                         log::error!("packs/{number:08x} cannot be read: {error}");
@@ -164,7 +168,7 @@ impl Packs {
                     }
                 };
                 index.add_pack(pack);
-                index.grow(number, contents.end);
+                index.grow(number, contents.end, sum_of(&contents.records));
                 for (place, header) in &contents.records {
                     index.replay(*place, header, &mut replay);
                 }

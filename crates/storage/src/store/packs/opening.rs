@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::pack::PackFile;
-use crate::store::disk::{Access, Disk, DiskFile, DiskPath};
+use crate::store::disk::{Access, Disk, DiskFile, DiskPath, FileStat};
 
 /// Of the descriptors that the process may have, packs that nobody reads in just now take one in so many.
 const SHARE: u64 = 16;
@@ -86,6 +86,22 @@ impl Pack {
         // Closed, unless somebody reads in it, where nobody waits for that.
         drop(oldest);
         Ok(file)
+    }
+
+    /// What has its name now, for one who reads all of it and finds out himself whether it is what the index is about.
+    pub(super) fn open_apart(&self) -> io::Result<PackFile> {
+        self.opener.open(self.number)
+    }
+
+    /// Has whoever reads in it next look whether it is still what has its name, if `found` is another file.
+    pub(super) fn note_name(&self, found: &FileStat) -> io::Result<()> {
+        let mut opened = self.opened();
+        let Some(file) = self.file_of(&opened) else { return Ok(()) };
+        if file.file.stat()?.inode != found.inode {
+            opened.file = None;
+            self.opener.stay_open().retain(|open| open.pack.number != self.number);
+        }
+        Ok(())
     }
 
     fn file_of(&self, opened: &Opened) -> Option<PackFile> {
@@ -260,7 +276,7 @@ mod tests {
         assert!(stage.opener.stay_open().is_empty());
         drop(made);
         // There is no record in it.
-        assert_eq!(open(&pack).unwrap_err().raw_os_error(), Some(libc::EIO));
+        assert_eq!(open(&pack).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
         assert!(stage.opener.stay_open().is_empty());
         pack.open(|_| Ok(())).unwrap();
         assert_eq!(stage.opener.stay_open().len(), 1);

@@ -1,5 +1,6 @@
 //! A pack: records one behind the other, and once it is complete an index of them at its end.
 
+use std::cmp::Ordering;
 use std::io;
 use std::sync::Arc;
 
@@ -64,52 +65,80 @@ impl PackFile {
 
     /// The header of a record that was there once. Where it cannot be made out any more, the index of the pack has it, too.
     pub(super) fn known_header(&self, offset: u64) -> io::Result<Option<Header>> {
-        let header = self.header(offset)?;
-        if header.is_some() {
-            return Ok(header);
+        match self.header(offset)? {
+            Some(header) => Ok(Some(header)),
+            None => self.header_in_index(offset),
         }
-        let records = self.read_index()?.map_or_else(Vec::new, |contents| contents.records);
-        let mut records = records.into_iter();
-        let found = records.find(|(place, _)| u64::from(place.offset) == offset);
-        Ok(found.map(|(_, header)| header))
+    }
+
+    /// Looks for a record in the index alone, of which only some is read: others wait for the pack meanwhile.
+    fn header_in_index(&self, offset: u64) -> io::Result<Option<Header>> {
+        let Some((at, index)) = self.find_index()? else { return Ok(None) };
+        let (mut begin, mut end) = (0, index.length / ENTRY_BYTES as u64);
+        while begin < end {
+            let middle = begin.midpoint(end);
+            let entry = self.bytes(at + middle * ENTRY_BYTES as u64, ENTRY_BYTES as u64)?;
+            let Some((place, header)) =
+                entry.first_chunk().and_then(|entry| self.decode_entry(entry))
+            else {
+                return Ok(None);
+            };
+            match u64::from(place.offset).cmp(&offset) {
+                Ordering::Less => begin = middle + 1,
+                Ordering::Equal => return Ok(Some(header)),
+                Ordering::Greater => end = middle,
+            }
+        }
+        Ok(None)
     }
 
     /// Sees to it that a record that is known is there, as far as that is seen without reading all of it.
     ///
     /// # Errors
-    /// EIO if it is not: the pack was cut, is damaged, or is another file.
+    /// `UnexpectedEof` if the pack was cut, EIO if it is damaged or another file, in whose place it may come back.
     pub(super) fn check(
         &self, offset: u32, is_known: impl FnOnce(&Header) -> bool,
     ) -> io::Result<()> {
         let header = self.known_header(u64::from(offset))?;
         let length = self.file.stat()?.length;
-        let is_whole = |header: &Header| u64::from(offset) + HEADER_BYTES + header.length <= length;
-        let found = header.filter(|header| is_whole(header) && is_known(header));
-        found.map(drop).ok_or_else(|| io::Error::from_raw_os_error(libc::EIO))
+        let begin = u64::from(offset) + HEADER_BYTES;
+        match header.filter(is_known) {
+            Some(header) if begin + header.length <= length => Ok(()),
+            None if begin <= length => Err(io::Error::from_raw_os_error(libc::EIO)),
+            _ => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
     }
 
     /// What the index of a complete pack says.
     pub(super) fn read_index(&self) -> io::Result<Option<Contents>> {
+        let Some((at, index)) = self.find_index()? else { return Ok(None) };
+        let Some(payload) = self.payload(at, &index)? else { return Ok(None) };
+        let entries = payload.as_chunks::<ENTRY_BYTES>().0.iter();
+        let records: Option<Vec<_>> = entries.map(|entry| self.decode_entry(entry)).collect();
+        Ok(records.map(|records| Contents {
+            records,
+            end: at,
+            is_complete: true,
+            is_unreadable: false,
+        }))
+    }
+
+    /// Where the index of a complete pack begins, and its header.
+    fn find_index(&self) -> io::Result<Option<(u64, Header)>> {
         let length = self.file.stat()?.length;
         let Some(last) = length.checked_sub(HEADER_BYTES) else { return Ok(None) };
         let Some(Header { kind: Kind::End(at), .. }) = self.header(last)? else {
             return Ok(None);
         };
         let index = self.header(at)?.filter(|index| index.kind == Kind::Index);
-        let Some(index) = index.filter(|index| at + index.record_bytes() == last) else {
-            return Ok(None);
-        };
-        let Some(payload) = self.payload(at, &index)? else { return Ok(None) };
-        let mut records = Vec::with_capacity(payload.len() / ENTRY_BYTES);
-        for entry in payload.as_chunks::<ENTRY_BYTES>().0 {
-            let (offset, raw) = entry.split_at(8);
-            let offset = u64::from_le_bytes(offset.try_into().map_err(io::Error::other)?);
-            let raw: &RawHeader = raw.try_into().map_err(io::Error::other)?;
-            let Some(place) = self.place(offset) else { return Ok(None) };
-            let Some(header) = Header::decode(raw, place) else { return Ok(None) };
-            records.push((place, header));
-        }
-        Ok(Some(Contents { records, end: at, is_complete: true, is_unreadable: false }))
+        let index = index.filter(|index| at + index.record_bytes() == last);
+        Ok(index.map(|index| (at, index)))
+    }
+
+    fn decode_entry(&self, entry: &[u8; ENTRY_BYTES]) -> Option<(Place, Header)> {
+        let (offset, raw) = entry.split_first_chunk()?;
+        let place = self.place(u64::from_le_bytes(*offset))?;
+        Some((place, Header::decode(raw.try_into().ok()?, place)?))
     }
 
     /// Looks for records at every place where one can begin: what a crash has torn, or a disk has lost, hides

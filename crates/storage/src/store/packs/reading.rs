@@ -6,11 +6,11 @@ use std::sync::Arc;
 use super::Packs;
 use super::file::PackedFile;
 use super::holes::HeldOpen;
-use super::index::{Entry, Index};
+use super::index::{Entry, Index, Known, sum_of};
 use super::opening::Pack;
 use super::pack::{Contents, PackFile};
 use super::record::Place;
-use crate::store::disk::DiskDirectory;
+use crate::store::disk::{DiskDirectory, DiskPath, is_of_file, unavailable};
 use crate::store::record::ObjectId;
 
 impl Packs {
@@ -72,6 +72,30 @@ impl Packs {
         }
     }
 
+    /// Looks whether packs that stay open still have their names: what was in those that do not is missing.
+    ///
+    /// # Errors
+    /// `packs/` cannot be listed, or a name in it not be looked up.
+    pub fn look_for_lost(&self) -> io::Result<()> {
+        let packs: Vec<Arc<Pack>> = {
+            let (writer, index) = (self.writer(), self.index());
+            let known = index.packs.values().filter(|known| !known.is_lost());
+            let complete = known.filter(|known| writer.without_index(known.pack.number).is_none());
+            complete.map(|known| Arc::clone(&known.pack)).collect()
+        };
+        for pack in packs {
+            match self.disk.stat(&DiskPath::Pack(pack.number)) {
+                // Unless it was rewritten meanwhile.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => self.lose(&pack)?,
+                Err(error) if !is_of_file(&error) => return Err(error),
+                // Whoever reads in it hears of it.
+                Err(error) => log::error!("packs/{:08x}: {error}", pack.number),
+                Ok(found) => pack.note_name(&found)?,
+            }
+        }
+        Ok(())
+    }
+
     /// What is in a pack that is complete, and not open to be written to.
     ///
     /// # Errors
@@ -80,7 +104,9 @@ impl Packs {
         let Some(contents) = file.read_index()? else {
             return Err(io::Error::other("its index is not there any more"));
         };
-        if self.index().is_of(file.number, &contents) {
+        let sum = sum_of(&contents.records);
+        let is_known = |known: &Known| known.is_of(contents.end, sum);
+        if self.index().packs.get(&file.number).is_some_and(is_known) {
             Ok(contents)
         } else {
             Err(io::Error::other("it is not the one that was there"))
@@ -88,11 +114,10 @@ impl Packs {
     }
 
     /// Somebody has removed a pack below the mount: what was in it is missing.
-    fn lose(&self, pack: &Pack) -> io::Result<()> {
+    pub(super) fn lose(&self, pack: &Pack) -> io::Result<()> {
         if let Err(error) = self.disk.list(DiskDirectory::Packs) {
-            // All of them may come back.
-            log::debug!("packs/ cannot be listed: {error}");
-            return Err(io::Error::from_raw_os_error(libc::EIO));
+            // All of them may come back: no file of the store is damaged.
+            return Err(unavailable(&format!("packs/ cannot be listed: {error}")));
         }
         if let Some(objects) = self.index_mut().lose(pack.number) {
             log::error!("packs/{:08x} is gone, with the bytes of {objects} files", pack.number);

@@ -103,6 +103,11 @@ impl Header {
         raw
     }
 
+    /// What tells it from all others, at any place.
+    pub(super) fn own_checksum(&self, at: Place) -> u64 {
+        own_checksum(&self.encode(at), at)
+    }
+
     /// The header at a place, if there is one.
     pub(super) fn decode(raw: &RawHeader, at: Place) -> Option<Header> {
         let number = |range: std::ops::Range<usize>| {

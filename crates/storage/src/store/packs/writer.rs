@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 use std::io;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use super::index::{Dead, Index};
+use super::index::{Dead, Index, sum_of};
 use super::opening::{Opener, Pack};
 use super::pack::{Contents, PackFile};
 use super::record::{HEADER_BYTES, Header, Kind, Place};
@@ -112,12 +112,13 @@ impl Writer {
 
     fn create(&mut self) -> io::Result<Open> {
         if self.next == 1 {
-            // Whoever does not know of packs would take their objects for lost.
-            format::note_packs(self.disk.as_ref())?;
+            // Whoever does not know of packs would take their objects for lost; and who finds that there are some, and not
+            // their directory, knows that somebody has taken it away.
             self.disk.create_directory(DiskDirectory::Packs)?;
             self.judged(
                 self.disk.sync_directory(DiskDirectory::Store).map_err(|error| lost(&error)),
             )?;
+            format::note_packs(self.disk.as_ref())?;
         }
         let number = self.next;
         self.next += 1;
@@ -169,8 +170,10 @@ impl Writer {
         }
         open.contents.end = begin + buffer.len() as u64;
         let written = places.iter().copied().zip(records.iter().map(|(header, _)| *header));
+        let before = open.contents.records.len();
         open.contents.records.extend(written);
-        self.write_index().grow(pack.number, bytes);
+        let sum = sum_of(&open.contents.records[before..]);
+        self.write_index().grow(pack.number, bytes, sum);
         if !self.unsynced.iter().any(|other| other.number == pack.number) {
             self.unsynced.push(pack);
         }
@@ -240,7 +243,8 @@ impl Writer {
                 self.incomplete.push(open);
                 continue;
             } else if is_empty {
-                if let Some(known) = self.write_index().packs.remove(&number) {
+                let known = self.write_index().packs.remove(&number);
+                if let Some(known) = known {
                     known.pack.leave(&open.pack);
                 }
                 self.disk.remove(&DiskPath::Pack(number))

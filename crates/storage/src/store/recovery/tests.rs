@@ -128,11 +128,11 @@ fn what_cannot_be_removed_keeps_nothing_else() {
         [(); 2].map(|()| make(&store, &mut metadata))
     };
     let (store, mut metadata) = open(directory.path());
-    // A directory in the place of a file is no file that can be removed.
+    // A directory in the place of a file, with something in it, is no file that can be removed.
     let place =
         |object: ObjectId| directory.path().join("store").join(DiskPath::Object(object).relative());
     std::fs::remove_file(place(stuck)).unwrap();
-    std::fs::create_dir(place(stuck)).unwrap();
+    std::fs::create_dir_all(place(stuck).join("something")).unwrap();
     let unswept = Unswept::find(&store, &mut metadata).unwrap().expect("there was no unmount");
     assert!(unswept.sweep(&store, |look| look(&metadata)).is_err());
     assert!(!place(garbage).exists());

@@ -81,40 +81,41 @@ fn another_file_in_the_place_of_a_pack_is_not_read() {
     assert_eq!((found, mount.read(1).unwrap()), ([7; 100], vec![7; 100]));
 }
 
-/// It has the number of the pack, and is as long and as complete.
+/// It has the number of the pack, is as long and as complete, and may have the same objects.
 #[test]
-fn a_pack_of_another_store_is_not_taken_for_one_with_nothing_valid_in_it() {
-    let [directory, other] = [store(), store()];
-    let bytes = vec![7; 40_000];
-    for (place, first) in [(&directory, 1), (&other, 11)] {
-        let mount = Mount::new(place.path());
-        for object in first..first + 4 {
-            mount.pack(object, &bytes);
+fn a_pack_of_another_store_is_neither_copied_nor_removed() {
+    for (removed, first) in [(3, 11), (4, 11), (3, 1)] {
+        let [directory, other] = [store(), store()];
+        for (place, first, byte) in [(&directory, 1, 7), (&other, first, 8)] {
+            let mount = Mount::new(place.path());
+            for object in first..first + 4 {
+                mount.pack(object, &vec![byte; 40_000]);
+            }
+            mount.packs.end().unwrap();
         }
-        mount.packs.end().unwrap();
+        let [name, theirs] = [&directory, &other].map(|place| place.path().join("packs/00000001"));
+        let [own, theirs] = [&name, &theirs].map(|name| std::fs::read(name).unwrap());
+        let (mount, events) = faulty(directory.path());
+        for object in 1..=removed {
+            mount.disk.remove(&path(object)).unwrap();
+        }
+        let replace = |bytes: &[u8]| {
+            mount.packs.index().pack(1).unwrap().close_all();
+            std::fs::write(&name, bytes).unwrap();
+        };
+        replace(&theirs);
+        let told = mount.packs.compact_all().unwrap_err().to_string();
+        assert_eq!(told, "packs/00000001 cannot be read: it is not the one that was there");
+        events.available_bytes.store(0, Ordering::Relaxed);
+        mount.packs.make_holes_if_full().unwrap();
+        events.available_bytes.store(u64::MAX, Ordering::Relaxed);
+        assert!(std::fs::read(&name).unwrap() == theirs, "nothing was cut out of it");
+        replace(&own);
+        mount.packs.compact_all().unwrap();
+        assert!(!name.exists());
+        let left = (removed < 4).then(|| vec![7; 40_000]);
+        assert_eq!(mount.read(4), left);
     }
-    let [name, theirs] = [&directory, &other].map(|place| place.path().join("packs/00000001"));
-    let [own, theirs] = [&name, &theirs].map(|name| std::fs::read(name).unwrap());
-    let (mount, events) = faulty(directory.path());
-    for object in [1, 2, 3] {
-        mount.disk.remove(&path(object)).unwrap();
-    }
-    let replace = |bytes: &[u8]| {
-        mount.packs.index().pack(1).unwrap().close_all();
-        std::fs::write(&name, bytes).unwrap();
-    };
-    replace(&theirs);
-    let told = mount.packs.compact_all().unwrap_err().to_string();
-    assert_eq!(told, "packs/00000001 cannot be read: it is not the one that was there");
-    events.available_bytes.store(0, Ordering::Relaxed);
-    mount.packs.make_holes_if_full().unwrap();
-    events.available_bytes.store(u64::MAX, Ordering::Relaxed);
-    assert!(std::fs::read(&name).unwrap() == theirs, "nothing was cut out of it");
-    replace(&own);
-    assert_eq!(mount.read(4).unwrap(), bytes);
-    mount.packs.compact_all().unwrap();
-    assert!(!name.exists());
-    assert_eq!(mount.read(4).unwrap(), bytes);
 }
 
 #[test]
@@ -196,10 +197,78 @@ fn packs_that_are_away_for_a_while_come_back() {
     let pack = mount.packs.index().pack(1).unwrap();
     let places = ["packs", "elsewhere"].map(|name| directory.path().join(name));
     let rename = |from: &Path, to: &Path| rename(&pack, from, to);
+    mount.pack(2, &[8; 100]);
+    mount.disk.remove(&path(2)).unwrap();
+    mount.packs.end().unwrap();
     rename(&places[0], &places[1]);
-    assert_eq!(code(mount.disk.open(&path(1), Access::Read)), Some(libc::EIO));
+    let failed = mount.disk.open(&path(1), Access::Read).unwrap_err();
+    assert!(!is_of_file(&failed) && failed.to_string().starts_with("packs/ cannot be listed: "));
+    assert!(mount.packs.compact().is_err());
     rename(&places[1], &places[0]);
     assert_eq!(mount.read(1).unwrap(), [7; 100]);
+    assert_eq!(mount.packs.packed().packs, 2);
+    assert!(mount.packs.compact().unwrap());
+}
+
+/// They are open, and so everything in them could be read.
+#[test]
+fn packs_that_lost_their_names_while_they_were_open_are_found() {
+    let directory = store();
+    let mount = Mount::new(directory.path());
+    for object in 1..=3 {
+        mount.pack(object, &[u8::try_from(object).unwrap(); 100]);
+        mount.packs.end().unwrap();
+    }
+    let mount = Mount::new(directory.path());
+    let names = [1, 2, 3].map(|number| directory.path().join(format!("packs/{number:08x}")));
+    mount.packs.look_for_lost().unwrap();
+    assert_eq!([1, 2, 3].map(|object| mount.read(object).unwrap()[0]), [1, 2, 3]);
+    std::fs::remove_file(&names[0]).unwrap();
+    let away = directory.path().join("away");
+    for (from, to) in [(&names[1], &away), (&names[2], &names[1]), (&away, &names[2])] {
+        nix::fcntl::renameat(nix::fcntl::AT_FDCWD, from, nix::fcntl::AT_FDCWD, to).unwrap();
+    }
+    assert_eq!([1, 2, 3].map(|object| mount.read(object).unwrap()[0]), [1, 2, 3]);
+    mount.packs.look_for_lost().unwrap();
+    assert_eq!(
+        mount.disk.open(&path(1), Access::Read).unwrap_err().kind(),
+        io::ErrorKind::NotFound
+    );
+    for object in [2, 3] {
+        assert_eq!(code(mount.disk.open(&path(object), Access::Read)), Some(libc::EIO));
+    }
+}
+
+/// What is copied out of a pack is gone from its name, and not from another's that lies there.
+#[test]
+fn packs_that_changed_places_while_they_were_open_are_not_rewritten() {
+    let directory = store();
+    let mount = Mount::new(directory.path());
+    for object in 0..4 {
+        mount.pack(object, &[7; 1000]);
+        if object % 2 == 1 {
+            mount.packs.end().unwrap();
+        }
+    }
+    let mount = Mount::new(directory.path());
+    mount.disk.remove(&path(0)).unwrap();
+    let names = [1, 2].map(|number| directory.path().join(format!("packs/{number:08x}")));
+    let exchange = || {
+        nix::fcntl::renameat2(
+            nix::fcntl::AT_FDCWD,
+            &names[0],
+            nix::fcntl::AT_FDCWD,
+            &names[1],
+            nix::fcntl::RenameFlags::RENAME_EXCHANGE,
+        )
+        .unwrap();
+    };
+    exchange();
+    assert!(mount.packs.compact_all().is_err());
+    exchange();
+    assert_eq!([1, 2, 3].map(|object| mount.read(object).unwrap().len()), [1000; 3]);
+    mount.packs.compact_all().unwrap();
+    assert_eq!([1, 2, 3].map(|object| mount.read(object).unwrap().len()), [1000; 3]);
 }
 
 #[test]
@@ -214,7 +283,8 @@ fn a_pack_that_was_cut_or_changed_gives_no_other_bytes() {
     let file = std::fs::File::options().write(true).open(name).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&file, b"damage", 500).unwrap();
     file.set_len(2 * 1088 + 100).unwrap();
-    assert_eq!(code(held.read_at(&mut [0; 1000], 0)), Some(libc::EIO));
+    let cut = held.read_at(&mut [0; 1000], 0).unwrap_err();
+    assert_eq!(cut.kind(), io::ErrorKind::UnexpectedEof);
     // What is changed must not become what somebody has written.
     assert_eq!(code(mount.packs.unpack(ObjectId(1))), Some(libc::EIO));
     assert!(mount.packs.unpack(ObjectId(2)).unwrap());
@@ -271,7 +341,8 @@ fn a_lack_of_descriptors_hides_nothing() {
     assert_eq!(code(mount.disk.open(&path(1), Access::Read)), Some(NO_DESCRIPTOR));
     assert_eq!(code(mount.disk.note(&path(1))), Some(NO_DESCRIPTOR));
     assert_eq!(code(mount.packs.unpack(ObjectId(1))), Some(NO_DESCRIPTOR));
-    assert_eq!(code(Packs::open(Arc::clone(&mount.packs.disk))), Some(NO_DESCRIPTOR));
+    let refused = Packs::open(Arc::clone(&mount.packs.disk)).unwrap_err().to_string();
+    assert!(refused.starts_with("packs/00000001: Too many open files"), "{refused}");
     assert!(mount.packs.holds(ObjectId(1)));
     fail(None);
     assert_eq!(mount.read(1).unwrap(), [7; 100]);

@@ -252,3 +252,23 @@ fn larger_objects_than_a_pack_takes_are_never_asked_for() {
     mount.packs.set_packed_bytes_max(u64::MAX);
     assert_eq!(mount.packs.packed_bytes_max(), 1 << 20);
 }
+
+/// The last note of an object counts, also where packs are read.
+#[test]
+fn a_note_that_was_replaced_while_it_is_copied_does_not_come_back() {
+    let directory = store();
+    let mount = Mount::new(directory.path());
+    let path = DiskPath::Object(ObjectId(1));
+    mount.pack(1, b"bytes");
+    mount.disk.set_note(&path, b"first").unwrap();
+    mount.packs.writer().turn().unwrap();
+    let pack = mount.open_pack(1);
+    let records = pack.read().unwrap().records;
+    mount.disk.set_note(&path, b"second").unwrap();
+    let mut moved = Vec::new();
+    mount.packs.copy(&pack, &records, &mut moved).unwrap();
+    assert_eq!(moved.len(), 1, "the bytes alone");
+    mount.packs.end().unwrap();
+    let mount = Mount::new(directory.path());
+    assert_eq!(mount.disk.note(&path).unwrap().unwrap(), b"second");
+}
